@@ -14,15 +14,10 @@ import contextlib
 import os
 import sys
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import workdir_lock
-from anp_jax.config import command_line
-from anp_jax.config import exits
-from anp_jax.config import urls
-from anp_jax.system import compute_dtype
-from anp_jax.system import mirror
-from anp_jax.system import xla_flags
+from anp_jax.config import command_line, exits, strategy as strategy_lib, urls
+from anp_jax.system import compute_dtype, mirror, xla_flags
 
 _EVALUATION = """Evaluates an image classifier.
 
@@ -47,26 +42,20 @@ def main(argv: list[str], mode: str = '') -> int:
     flags = command_line.main_flags(rest, description, mode)
     if flags.workdir:
       flags.workdir = mirror.fetch(flags.workdir)
-    place = cluster.detect(
-      flags.coordinator, flags.num_processes, flags.process_id
-    )
+    place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
     print(exits.error_line(e), file=sys.stderr)
     return 2
 
-  interrupts.set_line(
-    'interrupted; run the same command to resume in ' + urls.original(workdir)
-  )
+  interrupts.set_line('interrupted; run the same command to resume in ' + urls.original(workdir))
   xla_flags.enable_for(config)
   config = compute_dtype.decide(config, workdir)
   names = 'mode', 'checkpoint', 'change'
   command = {f'--{name}': getattr(flags, name) for name in names}
   try:
     with contextlib.ExitStack() as stack:
-      processes = stack.enter_context(
-        cluster.start(config, place, command, workdir)
-      )
+      processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':
         stack.enter_context(workdir_lock.held(workdir, place))
       # Heavy: only once the input is known to be good.
@@ -75,11 +64,12 @@ def main(argv: list[str], mode: str = '') -> int:
       from anp_jax.tools import trials
 
       if flags.change:
-        stack.enter_context(
-          run_dir.change(workdir, config, flags.change, processes)
-        )
-      how = flags.mode, flags.checkpoint, processes, flags.output
-      train.run(config, workdir, *how, loop=trials.loop(flags.mode))
+        stack.enter_context(run_dir.change(workdir, config, flags.change, processes))
+      if flags.mode in strategy_lib.TRIALS:
+        trials.run(config, workdir, flags.mode, processes)
+      else:
+        how = flags.mode, flags.checkpoint, processes, flags.output
+        train.run(config, workdir, *how)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(urls.named(f'error: {text}'), file=sys.stderr)

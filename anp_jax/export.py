@@ -22,11 +22,7 @@ import sys
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import exits
-from anp_jax.config import outputs
-from anp_jax.config import trust
-from anp_jax.config import urls
+from anp_jax.config import argument_parser, exits, outputs, trust, urls
 
 # Those that have a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
@@ -38,9 +34,7 @@ def main(argv: list[str]) -> int:
   flags = _parse(argv[1:])
   # Nothing is computed here, and no accelerator needed.
   jax.config.update('jax_platforms', 'cpu')
-  for line in export(
-    flags.checkpoint, flags.output, flags.which, flags.platforms
-  ):
+  for line in export(flags.checkpoint, flags.output, flags.which, flags.platforms):
     print(line, flush=True)
 
 
@@ -61,9 +55,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   """
   # Heavy: only once the input is known to be good.
   from anp_jax.checkpoint import trained as trained_lib
-  from anp_jax.checkpoint.weights import huggingface
-  from anp_jax.checkpoint.weights import program
-  from anp_jax.checkpoint.weights import timm_folder
+  from anp_jax.checkpoint.weights import huggingface, program, timm_folder
   from anp_jax.data import vocabulary
 
   trained = trained_lib.load(checkpoint, which)
@@ -76,8 +68,9 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   if refusal:
     missing = timm_folder.refusal(trained.config)
     written = () if missing else timm_folder.FILES
-    stale = [f for f in huggingface.FILES if f not in written and
-      os.path.exists(os.path.join(folder, f))]  # fmt: skip
+    stale = [
+      f for f in huggingface.FILES if f not in written and os.path.exists(os.path.join(folder, f))
+    ]
     if stale:
       raise config_lib.ConfigError(
         f'--output={folder!r} holds {stale[0]} of another network, and this '
@@ -126,21 +119,22 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.export',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.export', description=__doc__)
   add = parser.add_argument
   add('--checkpoint', metavar='DIR', help='a workdir, or a checkpoint in one')
   add(
-    '--which', default='newest', metavar='NAME',
+    '--which',
+    default='newest',
+    metavar='NAME',
     help='of a workdir: newest, best or a step (default: %(default)s)',
-  )  # fmt: skip
+  )
   add('--output', metavar='DIR', help='where the files go; made if missing')
   add(
-    '--platforms', default=_PLATFORMS, metavar='LIST',
+    '--platforms',
+    default=_PLATFORMS,
+    metavar='LIST',
     help='that the program is for (default: %(default)s)',
-  )  # fmt: skip
+  )
   trust.add_flag(parser)
   return parser
 

@@ -9,34 +9,24 @@ import os
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager
-from anp_jax.checkpoint import run_dir
+from anp_jax.checkpoint import manager, run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.cluster import preemption
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement
-from anp_jax.data.sources import balance
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.reporting import delayed_metrics
-from anp_jax.reporting import run_page
-from anp_jax.reporting import summary
-from anp_jax.reporting import telemetry as telemetry_lib
+from anp_jax.data.sources import agreement, balance
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.reporting import delayed_metrics, run_page, summary, telemetry as telemetry_lib
 from anp_jax.reporting.analysis import run as analysis
-from anp_jax.system import compile_cache
-from anp_jax.system import device_peaks
-from anp_jax.system import flops
-from anp_jax.system import mirror
-from anp_jax.system import profiling
-from anp_jax.system import startup
-from anp_jax.training import build
-from anp_jax.training import eval_loop
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
-from anp_jax.training import step as step_lib
+from anp_jax.system import compile_cache, device_peaks, flops, mirror, profiling, startup
+from anp_jax.training import (
+  build,
+  eval_loop,
+  objective as objective_lib,
+  run_spec,
+  step as step_lib,
+)
 
 
 class Run:
@@ -64,9 +54,7 @@ class Run:
     self._processes.check_shared(job.workdir)
     compile_cache.enable(job.config)
     mesh = mesh_lib.create(job.config, job.devices, job.processes.hosts)
-    config = run_dir.with_batch_size(
-      job.config, job.workdir, mesh_lib.batch_devices(mesh)
-    )
+    config = run_dir.with_batch_size(job.config, job.workdir, mesh_lib.batch_devices(mesh))
     self._config, self._mesh = config, mesh
     division.check(config, config.batch_size, mesh)
     self._timer.end_phase('devices')
@@ -81,9 +69,7 @@ class Run:
     self.owes_evaluation = (
       self.start_step > 0
       and self.evaluates_at(self.start_step)
-      and not self._processes.gather(
-        summary.is_scored(self._workdir, self.start_step)
-      )[0]
+      and not self._processes.gather(summary.is_scored(self._workdir, self.start_step))[0]
     )
 
   @property
@@ -116,16 +102,16 @@ class Run:
   def opened(self) -> Iterator[None]:
     """The context of the loop, which hears signals and closes the run."""
     if self.start_step:
-      self._telemetry.note(
-        f'continuing from step {self.start_step} of {self.total_steps}'
-      )
+      self._telemetry.note(f'continuing from step {self.start_step} of {self.total_steps}')
     self.profile = profiling.Profile(
-      self._config, self._workdir, self.start_step, self.total_steps,
-      self._telemetry.note, jax.process_index() == 0,
-    )  # fmt: skip
-    with self._processes.handling_signals(
-      self._checkpoints.expected_save_seconds
-    ):
+      self._config,
+      self._workdir,
+      self.start_step,
+      self.total_steps,
+      self._telemetry.note,
+      jax.process_index() == 0,
+    )
+    with self._processes.handling_signals(self._checkpoints.expected_save_seconds):
       try:
         yield
       finally:
@@ -152,18 +138,18 @@ class Run:
     self._timer.end_phase('first batch')
     self._telemetry.set_flops(self._flops(state, first))
     self._batch_shapes = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-      first,
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), first
     )
     compiled = self._compile(state, first)
     spec, source = self._spec, self._train_source
     self.log = delayed_metrics.TrainingLog(
-      step_lib.metric_names(spec.objective), self._telemetry,
-      delayed_metrics.DamageCounter(
-        self._config, source.name, spec.batch_size
-      ),
-      spec.steps(self._config.log.every), self.total_steps, self._feed,
-    )  # fmt: skip
+      step_lib.metric_names(spec.objective),
+      self._telemetry,
+      delayed_metrics.DamageCounter(self._config, source.name, spec.batch_size),
+      spec.steps(self._config.log.every),
+      self.total_steps,
+      self._feed,
+    )
     return compiled, self._batches(first)
 
   def replan(self, step: int, train_step, state):
@@ -234,13 +220,8 @@ class Run:
     if step == self.total_steps:
       self._report()
       return
-    run_dir.mark_stopped(
-      self._workdir, step, self.total_steps, preemption.REASONS[vote]
-    )
-    print(
-      f'stopped at step {step} of {self.total_steps}; run the same '
-      'command to resume'
-    )
+    run_dir.mark_stopped(self._workdir, step, self.total_steps, preemption.REASONS[vote])
+    print(f'stopped at step {step} of {self.total_steps}; run the same command to resume')
 
   def _compile(self, state, batch):
     compiled = self._program.train_step.lower(state, batch).compile()
@@ -271,18 +252,15 @@ class Run:
     run_dir.open_or_refuse(self._workdir, config, source.vocabulary)
     run_dir.record_class_sizes(self._workdir, source)
     return run_spec.RunSpec(
-      config, self._mesh, objective, config.batch_size, len(source),
-      job.offload_devices,
-    )  # fmt: skip
+      config, self._mesh, objective, config.batch_size, len(source), job.offload_devices
+    )
 
   def _build(self, job):
     """Builds the steps, after a calibration where the strategy has one."""
     folder = os.path.join(self._workdir, manager.NEWEST)
     saved = self._processes.gather(manager.saved_steps(folder))[0]
     strategy = strategy_lib.find(self._config)
-    config, messages = strategy.calibrate(
-      self._spec, job, self.total_steps > max(saved, default=0)
-    )
+    config, messages = strategy.calibrate(self._spec, job, self.total_steps > max(saved, default=0))
     self._timer.end_phase('plan')
     spec = dataclasses.replace(self._spec, config=config)
     self._program = build.create(spec)
@@ -308,19 +286,18 @@ class Run:
     state, step = restored or (None, 0)
     if restored:
       state = program.saved_form.to_run(state)
-    weights, messages = ({}, []) if restored else initial.load(
-      self._config, program, self._train_source.vocabulary, self._workdir,
-      self._processes.gather,
-    )  # fmt: skip
+    weights, messages = (
+      ({}, [])
+      if restored
+      else initial.load(
+        self._config, program, self._train_source.vocabulary, self._workdir, self._processes.gather
+      )
+    )
     self._timer.end_phase('model, checkpoint')
     sharding = mesh_lib.batch_sharding(self._mesh)
-    self._stream = stream_lib.Stream(
-      self._config, sharding, self._processes.vote
-    )
+    self._stream = stream_lib.Stream(self._config, sharding, self._processes.vote)
     if step < self.total_steps:  # begun now: it reads ahead
-      self._feed = self._stream.train(
-        self._train_source, self._spec.batch_size, step
-      )
+      self._feed = self._stream.train(self._train_source, self._spec.batch_size, step)
     if not restored:
       state = state_lib.create(program.init_fn, program.abstract_state, weights)
     self._timer.end_phase('state')
@@ -329,18 +306,22 @@ class Run:
   def _open_telemetry(self, messages):
     """Opens the run's records, and says what the run is."""
     self._telemetry = summary.telemetry(
-      self._config, self._workdir, self._mesh,
+      self._config,
+      self._workdir,
+      self._mesh,
       telemetry_lib.RunLength(
-        self.total_steps, self._spec.batch_size, self._spec.examples,
-        self.start_step,
+        self.total_steps, self._spec.batch_size, self._spec.examples, self.start_step
       ),
-    )  # fmt: skip
+    )
     self._telemetry.note(f'workdir  {self._workdir}')
     summary.log_run_info(
-      self._telemetry, self._config, self._mesh,
-      self._program.abstract_single, (self._train_source, self._eval_source),
+      self._telemetry,
+      self._config,
+      self._mesh,
+      self._program.abstract_single,
+      (self._train_source, self._eval_source),
       run_dir.class_sizes(self._workdir, len(self._train_source.vocabulary)),
-    )  # fmt: skip
+    )
     clock = strategy_lib.find(self._config).simulated_clock(self._spec)
     if clock:
       self._telemetry.simulate(clock.seconds)
@@ -370,9 +351,7 @@ class Run:
       scores = eval_loop.run(self._program.eval_step, state, batches)
       eval_loop.check_damage(self._config, self._eval_source, scores)
       return scores
-    subject = analysis.Subject(
-      self._config, self._workdir, self._program, self._eval_source, step
-    )
+    subject = analysis.Subject(self._config, self._workdir, self._program, self._eval_source, step)
     return analysis.of_training(subject, state, batches)
 
   @contextlib.contextmanager
@@ -389,12 +368,8 @@ class Run:
       return 0.0
     # Shapes, and so the count, are those of one device. Of a split layer, each
     # device takes another branch: a batch costs all branches together.
-    count = flops.count_call(
-      self._program.train_step, state, batch, branches=sum
-    )
+    count = flops.count_call(self._program.train_step, state, batch, branches=sum)
     return float(count * mesh_lib.batch_devices(self._mesh))
 
   def _report(self):
-    summary.report(
-      self._config, self._workdir, self._mesh, self._program.abstract_single
-    )
+    summary.report(self._config, self._workdir, self._mesh, self._program.abstract_single)

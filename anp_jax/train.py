@@ -2,40 +2,37 @@
 
 from collections.abc import Callable
 import contextlib
+import dataclasses
 
 from absl import logging
 import jax
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import run as run_lib
+from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
-from anp_jax.config import emulation_keys
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import trust
+from anp_jax.config import emulation_keys, strategy as strategy_lib, trust
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import run as analysis
-from anp_jax.system import compute_dtype
-from anp_jax.system import emulation
-from anp_jax.system import mirror
+from anp_jax.system import compute_dtype, emulation, mirror
 
 
 def run(
-  config, workdir: str, mode: str = 'train', checkpoint: str = 'newest',
-  processes: cluster.Processes | None = None, output: str = '', *,
-  loop: Callable[[strategy_lib.Job], dict] | None = None,
-) -> dict:  # fmt: skip
+  config,
+  workdir: str,
+  mode: str = 'train',
+  checkpoint: str = 'newest',
+  processes: cluster.Processes | None = None,
+  output: str = '',
+) -> dict:
   """Trains, or resumes, the run of a workdir, or scores it.
 
   Args:
     config: resolved and valid.
     workdir: folder of the run, or its address in a store, see
       `system.mirror`; made if it is missing.
-    mode: 'train', 'evaluate' or one of `config.strategy.TRIALS`.
+    mode: 'train' or 'evaluate'.
     checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
     processes: of the run, from `cluster.start`; None: this one.
     output: folder for what mode 'evaluate' writes; '': one in the workdir.
-    loop: replaces training; see `tools.trials`.
 
   Returns:
     The validation metrics of the last evaluation, {} if there was none.
@@ -45,17 +42,31 @@ def run(
     NotFinite: if a step gave a number that is not finite.
     eval_loop.Damaged: if too many examples cannot be read.
   """
-  # What a run's files name was checked where they were read.
-  trust.allow(config_lib.flat(config))
-  workdir = mirror.fetch(workdir)
-  if mode == 'train':
-    weights_and_biases.check(config)
-  config = compute_dtype.decide(config, workdir)
-  processes = processes or cluster.Processes(config)
-  _emulate(config, mode, processes)
   job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
+  return start(job, _train_or_score)
+
+
+def start(job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
+  """Prepares this process for a job, and has its strategy run it.
+
+  Args:
+    job: without processes it is that of this process alone.
+    loop: what a strategy calls that has none of its own.
+
+  Returns:
+    What the loop returns.
+  """
+  # What a run's files name was checked where they were read.
+  trust.allow(config_lib.flat(job.config))
+  workdir = mirror.fetch(job.workdir)
+  if job.mode == 'train':
+    weights_and_biases.check(job.config)
+  config = compute_dtype.decide(job.config, workdir)
+  processes = job.processes or cluster.Processes(config)
+  _emulate(config, job.mode, processes)
+  job = dataclasses.replace(job, config=config, workdir=workdir, processes=processes)
   with _uploading(workdir):
-    return strategy_lib.find(config).run(job, loop or _train_or_score)
+    return strategy_lib.find(config).run(job, loop)
 
 
 @contextlib.contextmanager
@@ -87,17 +98,13 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
       f"config.emulate.bandwidth={bandwidth!r}: expected '' here: only Linux "
       'paces the connections of collectives'
     )
-  emulation.begin(
-    processes.index, emulation_keys.bytes_per_second(bandwidth), paces_sockets
-  )
+  emulation.begin(processes.index, emulation_keys.bytes_per_second(bandwidth), paces_sockets)
 
 
 def _train_or_score(job: strategy_lib.Job) -> dict:
   """The job of one model, trained in step over the mesh of all processes."""
   if job.mode == 'evaluate':
-    return analysis.run(
-      job.config, job.workdir, job.checkpoint, job.processes, job.output
-    )
+    return analysis.run(job.config, job.workdir, job.checkpoint, job.processes, job.output)
   run = run_lib.Run(job)
   return run.finish_again() if run.is_finished else _train(run)
 

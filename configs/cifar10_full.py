@@ -31,7 +31,7 @@ VARIANTS = {
     'eval.every': '1000 steps',
     'checkpoint.every': '10000 steps',
     'log.every': '200 steps',
-  },
+  }
 }
 
 

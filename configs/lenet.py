@@ -27,7 +27,7 @@ VARIANTS = {
     'eval.every': '500 steps',
     'checkpoint.every': '5000 steps',
     'log.every': '100 steps',
-  },
+  }
 }
 
 

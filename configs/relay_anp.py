@@ -23,8 +23,7 @@ VARIANTS = {
   'search': {
     'duration': '8 epochs',
     'strategy.models': tuple(
-      f'optimizer.learning_rate={rate}; optimizer.weight_decay={decay}; '
-      f'label_smoothing={smoothing}'
+      f'optimizer.learning_rate={rate}; optimizer.weight_decay={decay}; label_smoothing={smoothing}'
       for rate in (0.1, 0.3, 0.03, 0.01)
       for decay in (5e-4, 5e-5)
       for smoothing in (0.0, 0.1)

@@ -38,11 +38,7 @@ us. Neither recipe has been run on its photographs here.
 
 from anp_jax import config as config_lib
 
-_DEMO = {
-  'model.name': 'resnet18',
-  'duration': '5 epochs',
-  'optimizer.learning_rate': 0.1,
-}
+_DEMO = {'model.name': 'resnet18', 'duration': '5 epochs', 'optimizer.learning_rate': 0.1}
 
 # Torres et al., CCGrid 2017: 32 images an accelerator, RMSProp, rate 0.1
 # times 0.9 every 10 epochs, averaged weights.
@@ -92,14 +88,12 @@ VARIANTS = {
   'anp553': {
     **_PAPER,
     'data.source': 'folder',
-    'data.lists': 'mtvso553_anplabels.txt,mtvso553_adjlabels.txt,'
-    'mtvso553_nounlabels.txt',
+    'data.lists': 'mtvso553_anplabels.txt,mtvso553_adjlabels.txt,mtvso553_nounlabels.txt',
   },
   'anp1200': {
     **_PAPER,
     'data.source': 'folder',
-    'data.lists': 'mvso1200_anp_list.txt,mvso1200_adj_list.txt,'
-    'mvso1200_noun_list.txt',
+    'data.lists': 'mvso1200_anp_list.txt,mvso1200_adj_list.txt,mvso1200_noun_list.txt',
   },
   'modern': {
     'batch_size': 1024,

@@ -7,7 +7,7 @@
 The first form prints a table of the files named, a row each; the second prints
 the places that break the rules of docs/architecture.md (Language and size), and
 ends with status 1 if there are any; the third prints the lines of code of each
-part of the project beside its budget, and ends with status 1 if one is over it.
+part of the project and its budget, and ends with status 1 if one is over it.
 Lines of code are those with code: no docstrings, comments or blanks.
 """
 
@@ -32,9 +32,15 @@ _PHRASES = re.compile(
 )
 _DOCSTRING = re.compile(r'(Of|See|As|Makes it)\b')
 _BRANCHES = (
-  ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.BoolOp,
-  ast.comprehension, ast.Match,
-)  # fmt: skip
+  ast.If,
+  ast.IfExp,
+  ast.For,
+  ast.While,
+  ast.ExceptHandler,
+  ast.BoolOp,
+  ast.comprehension,
+  ast.Match,
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -71,11 +71,7 @@ def choose(gpus, has_tpu: bool) -> tuple[str, str]:
   driver = gpus[0].driver
   # A card too old for any wheel, say one that only drives a display, does not
   # take its newer neighbour down with it.
-  served = [
-    gpu
-    for gpu in gpus
-    if gpu.capability is None or gpu.capability >= CUDA12_CAPABILITY
-  ]
+  served = [gpu for gpu in gpus if gpu.capability is None or gpu.capability >= CUDA12_CAPABILITY]
   if not served:
     return 'cpu', (
       f'{_describe(gpus[0])}: JAX needs compute capability '
@@ -89,10 +85,7 @@ def choose(gpus, has_tpu: bool) -> tuple[str, str]:
   # The oldest card decides: an unknown one counts as the oldest.
   oldest = min(served, key=lambda gpu: gpu.capability or ())
   if driver < CUDA13_DRIVER:
-    return 'cuda12', (
-      f'{_describe(oldest)}: CUDA 13 needs driver {dotted(CUDA13_DRIVER)} or '
-      'newer'
-    )
+    return 'cuda12', (f'{_describe(oldest)}: CUDA 13 needs driver {dotted(CUDA13_DRIVER)} or newer')
   if oldest.capability is None or oldest.capability < CUDA13_CAPABILITY:
     return 'cuda12', f'{_describe(oldest)}: {LEFT_BY_CUDA13}'
   return 'cuda13', _describe(oldest)
@@ -108,15 +101,9 @@ def _find_gpus() -> list[Gpu]:
     return []
   # Drivers before 510 do not know compute_cap and answer with an error.
   for fields in ('driver_version,compute_cap,name', 'driver_version,name'):
-    query = [
-      'nvidia-smi',
-      f'--query-gpu={fields}',
-      '--format=csv,noheader',
-    ]
+    query = ['nvidia-smi', f'--query-gpu={fields}', '--format=csv,noheader']
     try:
-      answer = subprocess.run(
-        query, capture_output=True, text=True, timeout=60, check=False
-      )
+      answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
       return []
     gpus = parse_gpus(answer.stdout) if answer.returncode == 0 else []
@@ -144,6 +131,4 @@ def _find_tpu() -> bool:
 
 def _describe(gpu: Gpu) -> str:
   capability = 'unknown' if gpu.capability is None else dotted(gpu.capability)
-  return (
-    f'{gpu.name}, driver {dotted(gpu.driver)}, compute capability {capability}'
-  )
+  return f'{gpu.name}, driver {dotted(gpu.driver)}, compute capability {capability}'

@@ -35,9 +35,7 @@ def objective(trial: optuna.Trial, folder: str, flags: list[str]) -> float:
   command = [sys.executable, 'main.py', f'--workdir={workdir}', *flags]
   with open(f'{workdir}.log', 'w') as log:
     # In a session of its own: Ctrl-C is this script's to pass on, once.
-    run = subprocess.Popen(
-      command, stdout=log, stderr=log, start_new_session=True
-    )
+    run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
   count = 0
   try:
     while run.poll() is None:
@@ -61,9 +59,8 @@ def objective(trial: optuna.Trial, folder: str, flags: list[str]) -> float:
 def main(argv: list[str]) -> int:
   """Prints the best trial as a line of JSON; 1 if none came to its end."""
   parser = argparse.ArgumentParser(
-    description=__doc__, allow_abbrev=False,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )  # fmt: skip
+    description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--trials', type=int, default=20)
   arguments, flags = parser.parse_known_args(argv[1:])
@@ -71,12 +68,12 @@ def main(argv: list[str]) -> int:
   os.makedirs(folder, exist_ok=True)
   study = optuna.create_study(
     storage=f'sqlite:///{os.path.join(folder, "study.db")}',
-    study_name='search', load_if_exists=True, direction='maximize',
+    study_name='search',
+    load_if_exists=True,
+    direction='maximize',
     pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
-  )  # fmt: skip
-  study.optimize(
-    lambda trial: objective(trial, folder, flags), arguments.trials
   )
+  study.optimize(lambda trial: objective(trial, folder, flags), arguments.trials)
   if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
     print(f'error: no trial came to its end, see {folder}', file=sys.stderr)
     return 1

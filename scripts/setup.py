@@ -100,9 +100,7 @@ def resolve_accelerator(
   return detect()
 
 
-def must_recreate(
-  python_version, named, recorded: str | None, expected: str
-) -> bool:
+def must_recreate(python_version, named, recorded: str | None, expected: str) -> bool:
   """Whether an existing `.venv` has to be made again.
 
   Args:
@@ -160,9 +158,7 @@ def optional(accelerator: str) -> list[str]:
   """Requirements without which a set-up is whole, but slower."""
   project = _project()
   extras = OPTIONAL.get(accelerator, ())
-  return [
-    line for extra in extras for line in project['optional-dependencies'][extra]
-  ]
+  return [line for extra in extras for line in project['optional-dependencies'][extra]]
 
 
 def _project() -> dict:
@@ -275,9 +271,7 @@ def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
 
 def pack(accelerator: str, dev: bool) -> None:
   """Fills `./wheelhouse` with all wheels of a set-up."""
-  accelerator, reason = resolve_accelerator(
-    accelerator, None, None, hardware.detect
-  )
+  accelerator, reason = resolve_accelerator(accelerator, None, None, hardware.detect)
   _say(f'packing wheels for {accelerator} ({reason})')
   target = ROOT / 'wheelhouse'
   fresh = ROOT / 'wheelhouse.new'
@@ -311,10 +305,7 @@ def _venv_python(venv: pathlib.Path):
   probe = 'import sys, pip; print(*sys.version_info[:2])'
   try:
     answer = subprocess.run(
-      [venv / 'bin' / 'python', '-I', '-c', probe],
-      capture_output=True,
-      text=True,
-      check=True,
+      [venv / 'bin' / 'python', '-I', '-c', probe], capture_output=True, text=True, check=True
     )
   except (OSError, subprocess.CalledProcessError):
     return None
@@ -379,20 +370,14 @@ def _say(text: str) -> None:
 def main(arguments: list[str]) -> int:
   """Reads the flags, does the work, returns the exit status."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument(
-    '--accelerator', default='auto', choices=('auto', *EXTRAS)
-  )
-  parser.add_argument(
-    '--no-dev', action='store_true', help='without the tools for testing'
-  )
+  parser.add_argument('--accelerator', default='auto', choices=('auto', *EXTRAS))
+  parser.add_argument('--no-dev', action='store_true', help='without the tools for testing')
   parser.add_argument(
     '--pin-python',
     action='store_true',
     help='make .venv again if it has another Python than the one running this',
   )
-  parser.add_argument(
-    '--wheelhouse', action='store_true', help='pack wheels, set nothing up'
-  )
+  parser.add_argument('--wheelhouse', action='store_true', help='pack wheels, set nothing up')
   parser.add_argument(
     '--check-python',
     action='store_true',
@@ -410,8 +395,7 @@ def main(arguments: list[str]) -> int:
       import venv  # noqa: F401
     except ImportError as error:
       raise SetupError(
-        f'{sys.executable} has no {error.name}; on Debian and Ubuntu: '
-        'apt install python3-venv'
+        f'{sys.executable} has no {error.name}; on Debian and Ubuntu: apt install python3-venv'
       ) from error
     if flags.check_python:
       return 0

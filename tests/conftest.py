@@ -15,27 +15,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before jax is imported by any test. Child processes inherit them too, except
 # that a command as a person types it sees one device.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ.setdefault(
-  'JAX_COMPILATION_CACHE_DIR', str(_ROOT / '.pytest_cache' / 'xla')
-)
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_ROOT / '.pytest_cache' / 'xla'))
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from xdist import scheduler  # noqa: E402
 
 from anp_jax.config import data_keys  # noqa: E402
-from tests import builders  # noqa: E402
-from tests import gcs_server  # noqa: E402
+from tests import builders, gcs_server  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 # Minutes each: begun last, they would leave all other processes idle.
-_LONGEST = (
-  'test_shipped_demo_learns',
-  'test_killed_again_and_again_ends_with_the_same_bits',
-)
+_LONGEST = ('test_shipped_demo_learns', 'test_killed_again_and_again_ends_with_the_same_bits')
 
 
 def pytest_collection_modifyitems(items):

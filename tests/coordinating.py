@@ -11,10 +11,7 @@ import time
 import types
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import coordinator
-from anp_jax.cluster import termination
+from anp_jax.cluster import client, cluster_env, coordinator, termination
 from tests import launching
 
 SOON = 10  # seconds: until a test fails that waits for nothing
@@ -68,10 +65,7 @@ class Run:
 
   secret = SECRET
 
-  def __init__(
-    self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None,
-    ports=(),
-  ):  # fmt: skip
+  def __init__(self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None, ports=()):
     self.count = count
     self.clock = clock
     self.lines = []
@@ -172,12 +166,25 @@ class Run:
 def info(index, count, values):
   """What `process_info.collect` gives for a rank, with some other values."""
   return {
-    'index': index, 'count': count, 'token': 'job', 'host': f'node{index}',
-    'local_index': 0, 'platform': 'cpu', 'problem': '', 'gpus': [],
-    'loopback': '', 'mixes_platforms': False, 'optional': [], 'cpu_library': '',
-    'versions': {'jax': '1'}, 'code': '', 'config': {},
-    'modules': {}, 'command': {}, **values,
-  }  # fmt: skip
+    'index': index,
+    'count': count,
+    'token': 'job',
+    'host': f'node{index}',
+    'local_index': 0,
+    'platform': 'cpu',
+    'problem': '',
+    'gpus': [],
+    'loopback': '',
+    'mixes_platforms': False,
+    'optional': [],
+    'cpu_library': '',
+    'versions': {'jax': '1'},
+    'code': '',
+    'config': {},
+    'modules': {},
+    'command': {},
+    **values,
+  }
 
 
 def proof(side, challenge, answer, secret=SECRET):

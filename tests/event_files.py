@@ -14,10 +14,7 @@ def read(folder):
       data = f.read()
     while data:
       size, check = struct.unpack('<QI', data[:12])
-      body, (end,) = (
-        data[12 : 12 + size],
-        struct.unpack_from('<I', data, 12 + size),
-      )
+      body, (end,) = (data[12 : 12 + size], struct.unpack_from('<I', data, 12 + size))
       assert (_crc32c(data[:8]), _crc32c(body)) == (check, end)
       events.append(event_pb2.Event.FromString(body))
       data = data[16 + size :]

@@ -20,18 +20,14 @@ PAIRS = vocabulary_lib.Vocabulary(
 def trained(name='resnet18', words=PAIRS, width=4, **keys):
   """A network with weights and statistics that no initialisation gives."""
   config = command_line.load('configs/resnet_anp.py:tiny', {})
-  settings = {
-    'model__name': name, 'data__image_size': SIDE, 'data__resize': 40,
-  }  # fmt: skip
+  settings = {'model__name': name, 'data__image_size': SIDE, 'data__resize': 40}
   if name.startswith('resnet'):
     settings['model__width'] = width
   changes = {k.replace('__', '.'): v for k, v in {**settings, **keys}.items()}
   config = builders.editable(config_lib.replaced(config, changes))
   objective = objective_lib.create(words, config)
   network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
-  shapes = jax.eval_shape(
-    lambda: state_lib.variables(network.model('cpu'), config)
-  )
+  shapes = jax.eval_shape(lambda: state_lib.variables(network.model('cpu'), config))
   assert objective.outputs == shapes['params']['head']['bias'].size
   random = np.random.default_rng(0)
 
@@ -40,9 +36,7 @@ def trained(name='resnet18', words=PAIRS, width=4, **keys):
     if kind in ('scale', 'var'):
       value = random.uniform(0.3, 0.6, struct.shape)
     elif kind == 'kernel':
-      value = (
-        random.normal(size=struct.shape) * np.prod(struct.shape[:-1]) ** -0.5
-      )
+      value = random.normal(size=struct.shape) * np.prod(struct.shape[:-1]) ** -0.5
       value *= 1.3
     else:
       value = random.uniform(-0.5, 0.5, struct.shape)
@@ -68,6 +62,4 @@ def logits(trained, images):
   """By the network itself, as evaluation applies it."""
   variables = {'params': trained.params, **trained.stats}
   pixels = normalised(trained.config, images)
-  return jax.jit(lambda v, x: trained.model('cpu').apply(v, x, False))(
-    variables, pixels
-  )
+  return jax.jit(lambda v, x: trained.model('cpu').apply(v, x, False))(variables, pixels)

@@ -7,8 +7,7 @@ from unittest import mock
 from matplotlib.backends import backend_agg
 import matplotlib.figure
 import matplotlib.text
-from PIL import Image
-from PIL import ImageDraw
+from PIL import Image, ImageDraw
 
 _TOUCH = 1.0  # pixels by which boxes of text may meet: letters have bearings
 _APART = 2.0  # pixels that text keeps from a bar that it does not lie in
@@ -62,9 +61,10 @@ def repeated_ticks(figure) -> list[str]:
     for axis in (axes.xaxis, axes.yaxis):
       low, high = sorted(axis.get_view_interval())
       labels = [
-        tick.label1.get_text() for tick in axis.get_major_ticks()
+        tick.label1.get_text()
+        for tick in axis.get_major_ticks()
         if low <= tick.get_loc() <= high and tick.label1.get_text()
-      ]  # fmt: skip
+      ]
       if len(set(labels)) < len(labels):
         lines.append(f'repeated: {labels}')
   return lines
@@ -105,9 +105,7 @@ def pillow_sheets():
     yield sheets
 
 
-def faults(
-  size: tuple[float, float], texts: list[tuple[str, tuple]], bars=()
-) -> list[str]:
+def faults(size: tuple[float, float], texts: list[tuple[str, tuple]], bars=()) -> list[str]:
   """What a reader would stumble over, a line each.
 
   Args:
@@ -119,18 +117,14 @@ def faults(
   for text, (left, low, right, high) in texts:
     if any(mark in text for mark in _MARKUP):
       lines.append(f'markup: {text!r}')
-    if min(left, low) < -_TOUCH or right > size[0] + _TOUCH or (
-      high > size[1] + _TOUCH
-    ):  # fmt: skip
+    if min(left, low) < -_TOUCH or right > size[0] + _TOUCH or (high > size[1] + _TOUCH):
       lines.append(f'cut off: {text!r}')
   for (first, a), (second, b) in itertools.combinations(texts, 2):
     if min(_shared(a, b)) > _TOUCH:
       lines.append(f'overlap: {first!r} and {second!r}')
   for text, box in texts:
     close = [bar for bar in bars if min(_shared(box, bar)) > -_APART]
-    if close and not any(
-      bar[0] - _TOUCH <= box[0] and box[2] <= bar[2] + _TOUCH for bar in close
-    ):
+    if close and not any(bar[0] - _TOUCH <= box[0] and box[2] <= bar[2] + _TOUCH for bar in close):
       lines.append(f'over the edge of a bar: {text!r}')
   return lines
 

@@ -82,13 +82,18 @@ class Server:
     content, generation = self.objects[name], str(self.generations[name])
     digest = hashlib.md5(content).digest()
     return {
-      'kind': 'storage#object', 'bucket': BUCKET, 'name': name,
-      'id': f'{BUCKET}/{name}/{generation}', 'size': str(len(content)),
-      'generation': generation, 'metageneration': '1', 'etag': generation,
+      'kind': 'storage#object',
+      'bucket': BUCKET,
+      'name': name,
+      'id': f'{BUCKET}/{name}/{generation}',
+      'size': str(len(content)),
+      'generation': generation,
+      'metageneration': '1',
+      'etag': generation,
       'md5Hash': base64.b64encode(digest).decode(),
       'timeCreated': '2026-01-01T00:00:00.000Z',
       'updated': '2026-01-01T00:00:00.000Z',
-    }  # fmt: skip
+    }
 
 
 class _Http(server.ThreadingHTTPServer):
@@ -142,14 +147,17 @@ class _Handler(server.BaseHTTPRequestHandler):
   def _answer(self, method, path, query):
     """The status, and an object of JSON or bytes."""
     store = self.store
-    match = re.fullmatch(
-      r'(?:/download)?/storage/v1/b/([^/]+)(/o)?(/.*)?', path
-    )
+    match = re.fullmatch(r'(?:/download)?/storage/v1/b/([^/]+)(/o)?(/.*)?', path)
     if not match or match[1] != BUCKET:
       return 404, {'error': {'code': 404, 'message': f'no bucket: {path}'}}
     if not match[2]:
-      return 200, {'kind': 'storage#bucket', 'name': BUCKET, 'id': BUCKET,
-                   'location': 'US', 'storageClass': 'STANDARD'}  # fmt: skip
+      return 200, {
+        'kind': 'storage#bucket',
+        'name': BUCKET,
+        'id': BUCKET,
+        'location': 'US',
+        'storageClass': 'STANDARD',
+      }
     if not match[3]:
       return 200, self._list(query)
     name, how, target = re.fullmatch(
@@ -165,9 +173,12 @@ class _Handler(server.BaseHTTPRequestHandler):
         store.remove(name)
         return 200, store.resource(target)
       size = str(len(store.objects[name]))
-      return 200, {'done': True, 'objectSize': size,
-                   'totalBytesRewritten': size,
-                   'resource': store.resource(target)}  # fmt: skip
+      return 200, {
+        'done': True,
+        'objectSize': size,
+        'totalBytesRewritten': size,
+        'resource': store.resource(target),
+      }
     if method == 'DELETE':
       store.remove(name)
       return 204, b''
@@ -189,20 +200,14 @@ class _Handler(server.BaseHTTPRequestHandler):
         prefixes.add(prefix + head + delimiter)
       else:
         items.append(self.store.resource(name))
-    return {'kind': 'storage#objects', 'items': items,
-            'prefixes': sorted(prefixes)}  # fmt: skip
+    return {'kind': 'storage#objects', 'items': items, 'prefixes': sorted(prefixes)}
 
   def _upload(self, query, body):
     kind = query.get('uploadType')
     if kind == 'multipart':
-      boundary = re.search('boundary="?([^";]+)', self.headers['Content-Type'])[
-        1
-      ]
+      boundary = re.search('boundary="?([^";]+)', self.headers['Content-Type'])[1]
       parts = body.split(b'--' + boundary.encode())[1:3]
-      meta, content = (
-        p.split(b'\r\n\r\n' if b'\r\n\r\n' in p else b'\n\n', 1)[1]
-        for p in parts
-      )
+      meta, content = (p.split(b'\r\n\r\n' if b'\r\n\r\n' in p else b'\n\n', 1)[1] for p in parts)
       name = json.loads(meta)['name']
       end = b'\r\n' if content.endswith(b'\r\n') else b'\n'
       return self._store(query, name, content.removesuffix(end))
@@ -239,9 +244,11 @@ class _Handler(server.BaseHTTPRequestHandler):
         f'--batch\r\nContent-Type: application/http\r\nContent-ID: '
         f'<response-{number}>\r\n\r\nHTTP/1.1 {status} x\r\n\r\n\r\n'
       )
-    self._send(200, (''.join(answers) + '--batch--').encode(), {
-      'Content-Type': 'multipart/mixed; boundary=batch'
-    })  # fmt: skip
+    self._send(
+      200,
+      (''.join(answers) + '--batch--').encode(),
+      {'Content-Type': 'multipart/mixed; boundary=batch'},
+    )
 
   def _send(self, status, content, headers=()):
     headers = dict(headers)

@@ -44,9 +44,7 @@ def arguments(workdir, *more, **texts) -> list[str]:
 class Ranks:
   """Processes of one run; their output goes to files, rank by rank."""
 
-  def __init__(
-    self, folder, count, main_arguments, devices=1, environment=None, port=None
-  ):
+  def __init__(self, folder, count, main_arguments, devices=1, environment=None, port=None):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
@@ -54,10 +52,7 @@ class Ranks:
     self.outputs = [folder / f'rank{i}.log' for i in range(count)]
     for output in self.outputs:
       output.unlink(missing_ok=True)
-    self._flags = [
-      f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}',
-      *main_arguments,
-    ]  # fmt: skip
+    self._flags = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}', *main_arguments]
     self._devices = devices
     self._environment = environment or {}
     self.processes = [self._start(i) for i in range(count)]
@@ -70,17 +65,12 @@ class Ranks:
   def _start(self, rank):
     with open(self.outputs[rank], 'a') as f:
       return subprocess.Popen(
-        [sys.executable, 'tests/phased.py', 'main.py', f'--process_id={rank}',
-         *self._flags],
+        [sys.executable, 'tests/phased.py', 'main.py', f'--process_id={rank}', *self._flags],
         cwd=ROOT,
-        env={
-          **os.environ,
-          'JAX_NUM_CPU_DEVICES': str(self._devices[rank]),
-          **self._environment,
-        },
+        env={**os.environ, 'JAX_NUM_CPU_DEVICES': str(self._devices[rank]), **self._environment},
         stdout=f,
         stderr=subprocess.STDOUT,
-      )  # fmt: skip
+      )
 
   def wait(self, timeout=120) -> list[int]:
     """Exit status of each."""
@@ -113,14 +103,11 @@ def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
 def weights(workdir) -> dict[str, np.ndarray]:
   """Returns every leaf of the newest checkpoint, read by Orbax alone."""
   folder = pathlib.Path(workdir) / 'checkpoints'
-  newest = max((p for p in folder.iterdir() if p.name.isdigit()),
-               key=lambda p: int(p.name))  # fmt: skip
+  newest = max((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
   reader = ocp.PyTreeCheckpointer()
   saved = reader.metadata(newest / 'state').item_metadata.tree
   # As NumPy arrays: the devices that wrote them are not here.
-  kinds = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved
-  )
+  kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
   tree = reader.restore(newest / 'state', restore_args=kinds)['state']
   return {
     '/'.join((newest.name, *(str(getattr(k, 'key', k)) for k in path))): leaf

@@ -18,12 +18,14 @@ def mutated(data, draw, tokens):
     at = draw.randrange(len(data) + 1)
     end = min(len(data), at + draw.choice((1, 1, 1, 3, 8)))
     lines = data.split(b'\n')
-    data = draw.choice((
-      data[:at] + bytes([draw.randrange(256)]) + data[end:],
-      data[:at] + draw.choice(tokens) + data[at:],
-      data[:at] + data[end:],
-      data[:at],
-      b'\n'.join(draw.sample(lines, len(lines))),
-      b'\n'.join(lines + [draw.choice(lines)]),
-    ))  # fmt: skip
+    data = draw.choice(
+      (
+        data[:at] + bytes([draw.randrange(256)]) + data[end:],
+        data[:at] + draw.choice(tokens) + data[at:],
+        data[:at] + data[end:],
+        data[:at],
+        b'\n'.join(draw.sample(lines, len(lines))),
+        b'\n'.join(lines + [draw.choice(lines)]),
+      )
+    )
   return data

@@ -47,9 +47,7 @@ def files_of_every_kind() -> dict[str, bytes]:
     'train/old_dog/named.png': photo(4),
     'train/old_dog/new.jpg': photo(5, 'WEBP'),
     'train/old_dog/short.jpg': photo(6)[:-20],
-    'train/old_dog/tiny.png': builders.encode_image(
-      builders.random_pixels(4, 9)
-    ),
+    'train/old_dog/tiny.png': builders.encode_image(builders.random_pixels(4, 9)),
     'train/red_car/one.jpg': photo(8),
     'validation/big_cat/v.jpg': photo(100),
     'validation/old_dog/w.jpg': photo(101),
@@ -82,9 +80,7 @@ def error(capsys, *arguments) -> str:
 
 def start(*arguments, **environment) -> subprocess.Popen:
   """Starts the command as a person types it."""
-  inherited = {
-    k: v for k, v in os.environ.items() if not k.startswith('SLURM_')
-  }
+  inherited = {k: v for k, v in os.environ.items() if not k.startswith('SLURM_')}
   return subprocess.Popen(
     [sys.executable, '-m', 'anp_jax.data.prepare', *map(str, arguments)],
     cwd=_ROOT,
@@ -117,8 +113,7 @@ def damaged(folder: pathlib.Path) -> dict[tuple[str, str], dict]:
 def digests(folder: pathlib.Path) -> dict[str, str]:
   """Returns {file name: SHA-256} of a set."""
   return {
-    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-    for path in sorted(folder.iterdir())
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
   }
 
 
@@ -130,7 +125,4 @@ def examples(data_dir, name: str, split: str) -> list[tuple[str, bytes, int]]:
     split=split,
     decoders={'image': tfds.decode.SkipDecoding()},
   )
-  return [
-    (os.fsdecode(e['file_name']), bytes(e['image']), int(e['label']))
-    for e in data
-  ]
+  return [(os.fsdecode(e['file_name']), bytes(e['image']), int(e['label'])) for e in data]

@@ -14,12 +14,7 @@ def read(path, split='train'):
   images, labels = source.read(np.arange(len(source)))
   assert source.kind == 'pixels' and labels.dtype == np.int32
   assert all(i.dtype == np.uint8 and i.flags.c_contiguous for i in images)
-  return (
-    [i.tobytes() for i in images],
-    images[0].shape,
-    labels.tolist(),
-    source.vocabulary.names,
-  )
+  return ([i.tobytes() for i in images], images[0].shape, labels.tolist(), source.vocabulary.names)
 
 
 DIGITS = tuple('0123456789')
@@ -57,18 +52,7 @@ def mnist(root, form='', **changes):
 
 
 BATCHES = [f'data_batch_{i}' for i in range(1, 6)]
-KINDS = (
-  'airplane',
-  'automobile',
-  'bird',
-  'cat',
-  'deer',
-  'dog',
-  'frog',
-  'horse',
-  'ship',
-  'truck',
-)
+KINDS = ('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck')
 
 
 def planes(seed):
@@ -79,9 +63,7 @@ def planes(seed):
 def pixels(planes):
   """The same image with the three channels of a pixel side by side."""
   return b''.join(
-    planes[i : i + 1]
-    + planes[1024 + i : 1025 + i]
-    + planes[2048 + i : 2049 + i]
+    planes[i : i + 1] + planes[1024 + i : 1025 + i] + planes[2048 + i : 2049 + i]
     for i in range(1024)
   )
 
@@ -109,16 +91,20 @@ def list_of(items):
 
 
 def number(value):
-  return (
-    b'K' + bytes([value]) if value < 256 else b'M' + struct.pack('<H', value)
-  )
+  return b'K' + bytes([value]) if value < 256 else b'M' + struct.pack('<H', value)
 
 
 # dtype('u1', 0, 1), whose state is (3, '|', None x 3, -1, -1, 0).
 UINT8 = (
-  b'cnumpy\ndtype\n' + string(b'u1') + b'K\0K\x01\x87R'
-  + b'(K\x03' + string(b'|') + b'NNN' + 2 * b'J\xff\xff\xff\xff' + b'K\0tb'
-)  # fmt: skip
+  b'cnumpy\ndtype\n'
+  + string(b'u1')
+  + b'K\0K\x01\x87R'
+  + b'(K\x03'
+  + string(b'|')
+  + b'NNN'
+  + 2 * b'J\xff\xff\xff\xff'
+  + b'K\0tb'
+)
 
 
 def python2_array(data, *shape):
@@ -126,11 +112,14 @@ def python2_array(data, *shape):
   return (
     b'cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n'
     + (number(0) + b'\x85' + string(b'b') + b'\x87R')
-    + b'(' + number(1)
+    + b'('
+    + number(1)
     + (b'(' + b''.join(number(n) for n in shape) + b't')
     + UINT8
-    + b'\x89' + string(data) + b'tb'
-  )  # fmt: skip
+    + b'\x89'
+    + string(data)
+    + b'tb'
+  )
 
 
 def python2_dict(**entries):

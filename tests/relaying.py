@@ -8,17 +8,15 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import leaderboard as leaderboard_lib
-from anp_jax.runtimes.relay import ring as ring_lib
-from anp_jax.runtimes.relay import schedule as schedule_lib
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
-from tests import builders
-from tests import launching
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.runtimes.relay import (
+  candidates as candidates_lib,
+  leaderboard as leaderboard_lib,
+  ring as ring_lib,
+  schedule as schedule_lib,
+)
+from anp_jax.training import build, objective as objective_lib, run_spec
+from tests import builders, launching
 
 EXAMPLES, BATCH, LAPS = 70, 4, 3
 MODELS = (
@@ -57,10 +55,11 @@ def config(models=MODELS, **overrides):
 def leaderboard(workdir, config, laps):
   """Returns the leaderboard of a workdir, with a score after every lap."""
   return leaderboard_lib.Leaderboard(
-    str(workdir), candidates_lib.create(config, 1),
+    str(workdir),
+    candidates_lib.create(config, 1),
     ring_lib.Rungs(laps, 1, config.strategy.halving),
     config.checkpoint.best_metric,
-  )  # fmt: skip
+  )
 
 
 def alone(config, index, sizes, laps=3, devices=1):
@@ -74,15 +73,11 @@ def alone(config, index, sizes, laps=3, devices=1):
   shards = schedule_lib.data_shards(source, sizes)
   assert [len(shard) for shard in shards] == list(sizes)
   total = sum(math.ceil(laps * n / model_config.batch_size) for n in sizes)
-  build_config = config_lib.replaced(
-    model_config, {'duration': f'{total} steps'}
-  )
+  build_config = config_lib.replaced(model_config, {'duration': f'{total} steps'})
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(source.vocabulary, model_config)
   program = build.create(
-    run_spec.RunSpec(
-      build_config, mesh, objective, model_config.batch_size, len(source)
-    )
+    run_spec.RunSpec(build_config, mesh, objective, model_config.batch_size, len(source))
   )
   state = state_lib.create(program.init_fn, program.abstract_state)
   feeds = []

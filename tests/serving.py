@@ -7,16 +7,10 @@ import time
 import jax
 import numpy as np
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import process_info
-from anp_jax.cluster import secret
+from anp_jax import cluster, config as config_lib
+from anp_jax.cluster import cluster_env, process_info, secret
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import replay
-from anp_jax.runtimes.server import run as server_run
+from anp_jax.runtimes.server import log as log_lib, rendezvous, replay, run as server_run
 from tests import builders
 
 TINY = {
@@ -90,10 +84,7 @@ def run(config, workdir, count=1, changes=None):
     except BaseException as e:  # noqa: BLE001 - raised below
       errors.append(e)
 
-  threads = [
-    threading.Thread(target=run_thread, args=(i,), daemon=True)
-    for i in range(1, count)
-  ]
+  threads = [threading.Thread(target=run_thread, args=(i,), daemon=True) for i in range(1, count)]
   for thread in threads:
     thread.start()
   scores = run_process(0)

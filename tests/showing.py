@@ -11,9 +11,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = f'--config={_ROOT / "configs" / "resnet_anp.py"}:tiny'
 CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
 # Images of a class of the tree, in training and in evaluation.
-PAIRS = {
-  'big_cat': (2, 1), 'big_dog': (3, 0), 'old_car': (1, 3), 'old_dog': (3, 2),
-}  # fmt: skip
+PAIRS = {'big_cat': (2, 1), 'big_dog': (3, 0), 'old_car': (1, 3), 'old_dog': (3, 2)}
 
 
 def color(split, name, i):
@@ -24,9 +22,7 @@ def color(split, name, i):
 def tree_flags(root: pathlib.Path) -> list[str]:
   """Writes the tree of one-coloured PNG files; returns the flags to show it."""
   _write_tree(root)
-  return [
-    CONFIG, '--config.data.source=folder', f'--config.data.path={root}'
-  ]  # fmt: skip
+  return [CONFIG, '--config.data.source=folder', f'--config.data.path={root}']
 
 
 def save_arrays(path, train, evaluation=(0,), names=None, side=32):
@@ -37,9 +33,7 @@ def save_arrays(path, train, evaluation=(0,), names=None, side=32):
   arrays = {}
   for split, labels in (('train', train), ('validation', evaluation)):
     values = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
-    arrays[f'{split}_images'] = np.broadcast_to(
-      values, (len(labels), side, side, 3)
-    )
+    arrays[f'{split}_images'] = np.broadcast_to(values, (len(labels), side, side, 3))
     arrays[f'{split}_labels'] = np.array(labels)
   classes = max(*train, *evaluation) + 1
   arrays['class_names'] = np.array(names or [f'n{i}' for i in range(classes)])
@@ -92,6 +86,4 @@ def _write_tree(root):
       folder = root / ('train', 'validation')[split] / name
       folder.mkdir(parents=True, exist_ok=True)
       for i in range(count):
-        Image.new('RGB', (40, 30), color(split, name, i)).save(
-          folder / f'{i}.png'
-        )
+        Image.new('RGB', (40, 30), color(split, name, i)).save(folder / f'{i}.png')

@@ -27,8 +27,6 @@ class SignSgd(sync.Sync):
         signs = jax.tree.map(jnp.sign, gradients)
         votes, extras = super().reduce(signs, extras)
         examples = extras[1]  # the update divides by it
-        return jax.tree.map(
-          lambda v: jnp.sign(v) * examples.astype(v.dtype), votes
-        ), extras
+        return jax.tree.map(lambda v: jnp.sign(v) * examples.astype(v.dtype), votes), extras
 
     return SignStep(config, specs, order)

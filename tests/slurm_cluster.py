@@ -15,8 +15,7 @@ from tests import launching
 
 _LOCAL = launching.ROOT.parent / 'shared/bin/slurm_local.sh'
 # States of a job that is not at its end.
-_PASSING = ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED', 'NODE_FAIL',
-            'CONFIGURING', 'PREEMPTED')  # fmt: skip
+_PASSING = ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED', 'NODE_FAIL', 'CONFIGURING', 'PREEMPTED')
 
 
 class Cluster:
@@ -30,18 +29,18 @@ class Cluster:
     """Breaks or mends a node: 'node-kill node2', 'net-cut node2' ..."""
     if not self._local:
       pytest.skip('breaks nodes, which only a cluster of its own may suffer')
-    subprocess.run([_LOCAL, *command], check=True, timeout=timeout,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run([_LOCAL, *command], check=True, timeout=timeout, stdout=subprocess.DEVNULL)
 
   def submit(self, script, options, arguments, output, **environment) -> str:
     """Submits a script as it stands; returns the job's number."""
     done = subprocess.run(
-      ['sbatch', '--parsable', f'--output={output}', *options, script,
-       *arguments],
+      ['sbatch', '--parsable', f'--output={output}', *options, script, *arguments],
       cwd=launching.ROOT,
       env={**os.environ, 'PYTHON': sys.executable, **environment},
-      capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip().split(';')[0]
     self._jobs.append(job)
@@ -50,9 +49,8 @@ class Cluster:
   def field(self, job, name) -> str:
     """Returns a field of `scontrol show job`: JobState, Restarts, ExitCode."""
     text = subprocess.run(
-      ['scontrol', 'show', 'job', job], capture_output=True, text=True,
-      timeout=60,
-    ).stdout  # fmt: skip
+      ['scontrol', 'show', 'job', job], capture_output=True, text=True, timeout=60
+    ).stdout
     match = re.search(rf'\b{name}=(\S+)', text)
     return match[1] if match else ''
 
@@ -86,9 +84,10 @@ class Cluster:
 @contextlib.contextmanager
 def open_cluster(nodes=2):
   """The cluster that `sinfo` finds, else one started here, else a skip."""
-  if shutil.which('sinfo') and subprocess.run(
-    ['sinfo'], capture_output=True, timeout=60
-  ).returncode == 0:  # fmt: skip
+  if (
+    shutil.which('sinfo')
+    and subprocess.run(['sinfo'], capture_output=True, timeout=60).returncode == 0
+  ):
     count = len(set(os.popen('sinfo -h -N -o %N').read().split()))
     if count < nodes:
       pytest.skip(f'{nodes} nodes are needed, and this cluster has {count}')
@@ -98,14 +97,15 @@ def open_cluster(nodes=2):
     pytest.skip('no Slurm cluster here, and only root can start one')
   if not _LOCAL.exists():
     pytest.skip('no Slurm cluster here, and no script that starts one')
-  if not shutil.which('slurmctld') and not os.path.exists(
-    '/usr/sbin/slurmctld'
-  ):
+  if not shutil.which('slurmctld') and not os.path.exists('/usr/sbin/slurmctld'):
     pytest.skip('Slurm is not installed')
   started = subprocess.run(
-    [_LOCAL, 'start'], env={**os.environ, 'SLURM_LOCAL_NODES': str(nodes)},
-    capture_output=True, text=True, timeout=120,
-  )  # fmt: skip
+    [_LOCAL, 'start'],
+    env={**os.environ, 'SLURM_LOCAL_NODES': str(nodes)},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
   if started.returncode:
     pytest.skip(f'no Slurm cluster: {started.stderr.strip()[-200:]}')
   text = subprocess.run([_LOCAL, 'env'], capture_output=True, text=True).stdout

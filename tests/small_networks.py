@@ -10,14 +10,9 @@ from collections.abc import Sequence
 from flax import linen as nn
 import jax.numpy as jnp
 
-from anp_jax.models import convnext
-from anp_jax.models import efficientnet
-from anp_jax.models import resnet
+from anp_jax.models import convnext, efficientnet, resnet
 
-NAMES = tuple(
-  f'tests.small_networks:{name}'
-  for name in ('ConvNeXt', 'EfficientNet', 'SEResNeXt')
-)
+NAMES = tuple(f'tests.small_networks:{name}' for name in ('ConvNeXt', 'EfficientNet', 'SEResNeXt'))
 
 
 class ConvNeXt(convnext.ConvNeXt):
@@ -60,7 +55,5 @@ class Biases(nn.Module):
 
   @nn.compact
   def __call__(self, images, train: bool):
-    biases = self.param(
-      'bias', lambda *_: jnp.arange(self.num_classes, dtype=self.param_dtype)
-    )
+    biases = self.param('bias', lambda *_: jnp.arange(self.num_classes, dtype=self.param_dtype))
     return jnp.broadcast_to(biases, (len(images), self.num_classes))

@@ -7,19 +7,12 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.calibration import calibrate
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import workloads
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, workloads
 from anp_jax.system import stopwatch
 from anp_jax.tools.portability import collectives
-from anp_jax.training import build as build_lib
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
-from tests import builders
-from tests import launching
+from anp_jax.training import build as build_lib, objective as objective_lib, run_spec
+from tests import builders, launching
 
 BATCH, SIDE = 16, 8
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
@@ -45,9 +38,8 @@ def spec(config, mesh, examples=80, offload_devices=()):
   """The run of a config with 12 classes."""
   objective = objective_lib.create(vocabulary_lib.Vocabulary(CLASSES), config)
   return run_spec.RunSpec(
-    config, mesh, objective, config.batch_size, examples,
-    tuple(offload_devices),
-  )  # fmt: skip
+    config, mesh, objective, config.batch_size, examples, tuple(offload_devices)
+  )
 
 
 def build(name, data, model, offload_devices=(), **overrides):
@@ -112,9 +104,7 @@ def sent_by_150x800(**settings):
   Args:
     **settings: of config.strategy.
   """
-  config = builders.load(
-    'configs/channel_split_cifar10.py:150x800', {'batch_size': '8'}
-  )
+  config = builders.load('configs/channel_split_cifar10.py:150x800', {'batch_size': '8'})
   config.strategy.update(settings)
   devices = mesh(1, 2)
   program = build_lib.create(spec(config, devices, 80))
@@ -129,9 +119,8 @@ def assert_same(trees, expected, tolerance=TIGHT):
   leaves = jax.tree_util.tree_leaves_with_path(expected)
   for (path, b), a in zip(leaves, jax.tree.leaves(trees), strict=True):
     np.testing.assert_allclose(
-      np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance,
-      err_msg=mesh_lib.path_name(path),
-    )  # fmt: skip
+      np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance, err_msg=mesh_lib.path_name(path)
+    )
 
 
 def assert_trains_as_unsplit(program, mesh, **overrides):
@@ -165,9 +154,7 @@ def assert_same_weights(workdir, expected_workdir, key):
   for name, value in expected.items():
     # Sums in another order.
     scale = max(np.abs(value).max(initial=0), 1e-3)
-    np.testing.assert_allclose(
-      weights[name], value, 0, 1e-11 * scale, err_msg=name
-    )
+    np.testing.assert_allclose(weights[name], value, 0, 1e-11 * scale, err_msg=name)
 
 
 @functools.cache
@@ -187,10 +174,14 @@ def two_convolutions(**overrides):
   return builders.load(
     'configs/channel_split_cifar10.py',
     {
-      'model.kernels': '(8, 16)', 'batch_size': '8', 'data.image_size': '12',
-      'data.resize': '12', 'duration': '9 epochs', **overrides,
+      'model.kernels': '(8, 16)',
+      'batch_size': '8',
+      'data.image_size': '12',
+      'data.resize': '12',
+      'duration': '9 epochs',
+      **overrides,
     },
-  )  # fmt: skip
+  )
 
 
 def layer(*rates, features=24, **sizes):
@@ -216,9 +207,7 @@ def costs(layers, rest=1.0, **fields):
   devices = range(len(next(iter(layers.values())).alone))
   return costs_lib.Costs(
     names=tuple(f'device {d}' for d in devices),
-    unsplit=tuple(
-      rest + sum(layer.alone[d] for layer in layers.values()) for d in devices
-    ),
+    unsplit=tuple(rest + sum(layer.alone[d] for layer in layers.values()) for d in devices),
     layers=layers,
     **{'other_bytes': 0, 'link': costs_lib.NO_COLLECTIVES, **fields},
   )
@@ -232,9 +221,7 @@ def pretend_times(monkeypatch, **builders):
     **builders: in place of those of `calibration.workloads`.
   """
   monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
-  monkeypatch.setattr(
-    stopwatch, 'timed', lambda run: getattr(run, 'seconds', 0.0)
-  )
+  monkeypatch.setattr(stopwatch, 'timed', lambda run: getattr(run, 'seconds', 0.0))
   for name, builder in builders.items():
     monkeypatch.setattr(workloads, name, builder)
 

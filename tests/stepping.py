@@ -8,14 +8,13 @@ import numpy as np
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer as optimizer_lib
-from anp_jax.training import step as step_lib
-from tests import builders
-from tests import user_network
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.training import (
+  objective as objective_lib,
+  optimizer as optimizer_lib,
+  step as step_lib,
+)
+from tests import builders, user_network
 
 BATCH = 16
 SIDE = 16
@@ -109,9 +108,7 @@ class Run:
     values = weights_of(self.like)
     if change:
       values = change(values)
-    return jax.tree.map(
-      lambda x, s: jax.device_put(x, s.sharding), values, self.like
-    )
+    return jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), values, self.like)
 
   def put(self, batch):
     return jax.device_put(batch, mesh_lib.batch_sharding(self.mesh))
@@ -144,17 +141,13 @@ def weights_of(template):
       value = np.zeros(leaf.shape)
     return value.astype(leaf.dtype)
 
-  params, stats = jax.tree_util.tree_map_with_path(
-    one, (template.params, template.stats)
-  )
+  params, stats = jax.tree_util.tree_map_with_path(one, (template.params, template.stats))
   average = {'params': params, 'stats': stats} if template.average else {}
   return state_lib.TrainState(
     step=np.zeros((), np.int32),
     params=params,
     stats=stats,
-    opt_state=jax.tree.map(
-      lambda s: np.zeros(s.shape, s.dtype), template.opt_state
-    ),
+    opt_state=jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), template.opt_state),
     average=average,
   )
 
@@ -206,6 +199,4 @@ def assert_close(got, want, tolerance):
 
 def same_curve(got, want, tolerance):
   for name in want[1][0]:
-    np.testing.assert_allclose(
-      column(got[1], name), column(want[1], name), tolerance, err_msg=name
-    )
+    np.testing.assert_allclose(column(got[1], name), column(want[1], name), tolerance, err_msg=name)

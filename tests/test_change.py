@@ -8,15 +8,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import run as run_lib
-from anp_jax import train
+from anp_jax import cluster, config as config_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
 from anp_jax.reporting import telemetry
-from tests import builders
-from tests import launching
-from tests import serving
+from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 
@@ -31,36 +26,53 @@ _OF_STRATEGY = {
   'channel_split': {},
   # Its threads have no float64.
   'server': {
-    'model.dtype': 'float32', 'model.param_dtype': 'float32',
+    'model.dtype': 'float32',
+    'model.param_dtype': 'float32',
     'strategy.reduce_dtype': 'float32',
   },
-}  # fmt: skip
+}
 
 
 def _config(config, strategy='sync', **keys):
   """A run of gradients in closed form: labels that are smoothed to nothing."""
   changes = {
     'strategy.name': strategy,
-    'model.name': 'tests.small_networks:Biases', 'model.dtype': 'float64',
-    'model.param_dtype': 'float64', 'strategy.reduce_dtype': 'float64',
+    'model.name': 'tests.small_networks:Biases',
+    'model.dtype': 'float64',
+    'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64',
     'data.synthetic_classes': _CLASSES,
-    'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,
+    'model.norm_group': 2,
+    'data.image_size': 8,
+    'data.resize': 8,
     'label_smoothing': 1.0,
-    'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.5,
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
-    'duration': '6 steps', 'checkpoint.every': '3 steps',
-    'checkpoint.keep': 9, 'log.every': '1 steps', 'log.tensorboard': False,
-  }  # fmt: skip
+    'optimizer.name': 'sgd',
+    'optimizer.learning_rate': 0.5,
+    'schedule.name': 'constant',
+    'schedule.warmup': '0 steps',
+    'duration': '6 steps',
+    'checkpoint.every': '3 steps',
+    'checkpoint.keep': 9,
+    'log.every': '1 steps',
+    'log.tensorboard': False,
+  }
   changes |= _OF_STRATEGY[strategy] | keys
   return builders.editable(config_lib.replaced(config, changes))
 
 
 def _changed(before):
   """The same run with twice the steps, and another rate that decays."""
-  return builders.editable(config_lib.replaced(before, {
-    'duration': '12 steps', 'optimizer.learning_rate': 0.2,
-    'schedule.name': 'polynomial', 'schedule.end': 0.25,
-  }))  # fmt: skip
+  return builders.editable(
+    config_lib.replaced(
+      before,
+      {
+        'duration': '12 steps',
+        'optimizer.learning_rate': 0.2,
+        'schedule.name': 'polynomial',
+        'schedule.end': 0.25,
+      },
+    )
+  )
 
 
 def _rates():
@@ -96,9 +108,7 @@ def _resume(config, workdir, change=''):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('strategy', list(_OF_STRATEGY))
-def test_weights_are_those_of_both_schedules(
-  tmp_path, config, x64, monkeypatch, strategy
-):
+def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch, strategy):
   if strategy == 'server':
     serving.on_devices(monkeypatch, 1)
   before = _config(config, strategy)
@@ -106,9 +116,7 @@ def test_weights_are_those_of_both_schedules(
   first = _saved(tmp_path, 6)
   # Rounding of some operations a step.
   rounding = 1e-5 if before.model.dtype == 'float32' else 1e-12
-  np.testing.assert_allclose(
-    first, [_descended(_rates()[:6])] * len(first), rtol=rounding
-  )
+  np.testing.assert_allclose(first, [_descended(_rates()[:6])] * len(first), rtol=rounding)
   after = _changed(before)
   with pytest.raises(config_lib.ConfigError, match='--change=optimizer.learn'):
     _resume(after, tmp_path)
@@ -119,10 +127,14 @@ def test_weights_are_those_of_both_schedules(
   )
   duration, *keys = telemetry.changes(str(tmp_path))
   assert duration == {
-    'kind': 'change', 'step': 6, 'key': 'duration', 'old': '6 steps',
-    'new': '12 steps', 'old_rate': 0.5,
+    'kind': 'change',
+    'step': 6,
+    'key': 'duration',
+    'old': '6 steps',
+    'new': '12 steps',
+    'old_rate': 0.5,
     'new_rate': pytest.approx(_rates()[6]),
-  }  # fmt: skip
+  }
   assert keys == [
     {'kind': 'change', 'step': 6, 'key': key, 'old': old, 'new': new}
     for key, old, new in (
@@ -133,9 +145,7 @@ def test_weights_are_those_of_both_schedules(
     )
   ]
   if strategy == 'server':
-    serving.same_bits(
-      launching.weights(tmp_path), serving.replayed(after, tmp_path, 12)
-    )
+    serving.same_bits(launching.weights(tmp_path), serving.replayed(after, tmp_path, 12))
 
 
 @pytest.mark.slow
@@ -148,9 +158,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
     capsys.readouterr()
     _run_that_dies(other, tmp_path, change)
     text = capsys.readouterr().out
-    assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in (
-      text
-    )
+    assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in (text)
     assert len(telemetry.changes(str(tmp_path))) == 5
   with pytest.raises(config_lib.ConfigError, match='rate is 0.5, but the run'):
     _resume(before, tmp_path)
@@ -158,9 +166,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
   _run_that_dies(before, tmp_path, _KEYS, '12 steps')
   assert telemetry.changes(str(tmp_path)) == []
   _resume(other, tmp_path, _KEYS)
-  np.testing.assert_allclose(
-    _saved(tmp_path, 12), [_descended(_rates())], rtol=1e-12
-  )
+  np.testing.assert_allclose(_saved(tmp_path, 12), [_descended(_rates())], rtol=1e-12)
   for name in ('report.md', 'index.html'):
     page = (tmp_path / 'report' / name).read_text()
     assert 'from step 6' in page and '=polynomial, constant before' in page
@@ -177,9 +183,7 @@ def test_a_change_of_a_finished_run_keeps_its_result(tmp_path, config, x64):
   _resume(before, tmp_path)
   result = telemetry.result(str(tmp_path))
   assert result['step'] == 6
-  other = builders.editable(
-    config_lib.replaced(before, {'optimizer.learning_rate': 0.2})
-  )
+  other = builders.editable(config_lib.replaced(before, {'optimizer.learning_rate': 0.2}))
   _resume(other, tmp_path, 'optimizer.learning_rate')
   assert telemetry.result(str(tmp_path)) == result
 
@@ -199,9 +203,7 @@ def test_a_change_that_is_refused_later_is_taken_back(tmp_path, config, x64):
   assert len(telemetry.changes(str(tmp_path))) == 5
 
 
-def test_a_change_that_cannot_be_written_is_one_line(
-  tmp_path, config, x64, monkeypatch
-):
+def test_a_change_that_cannot_be_written_is_one_line(tmp_path, config, x64, monkeypatch):
   before = _config(config)
   _resume(before, tmp_path)
   full = OSError(errno.ENOSPC, 'No space left on device')

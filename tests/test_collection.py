@@ -25,7 +25,6 @@ sys.exit(pytest.main(arguments))
 @pytest.mark.slow
 def test_tests_are_collected_without_peers():
   done = subprocess.run(
-    [sys.executable, '-c', _COLLECT], cwd=_ROOT, capture_output=True,
-    text=True, timeout=240,
-  )  # fmt: skip
+    [sys.executable, '-c', _COLLECT], cwd=_ROOT, capture_output=True, text=True, timeout=240
+  )
   assert done.returncode == 0, done.stdout[-3000:]

@@ -9,8 +9,7 @@ import types
 import pytest
 
 import anp_jax
-from anp_jax import __main__ as train_command
-from anp_jax import commands
+from anp_jax import __main__ as train_command, commands
 from anp_jax.config import argument_parser
 from anp_jax.system import interrupts
 
@@ -29,17 +28,17 @@ _CALLS = {  # the module of each command, and what its function is given
 }
 # Their main functions take what follows the command's name.
 _WITHOUT_NAME = (
-  'anp_jax.tools.study.__main__', 'anp_jax.tools.plan.__main__',
-  'anp_jax.tools.portability.__main__', 'anp_jax.runtimes.server.replay',
-)  # fmt: skip
+  'anp_jax.tools.study.__main__',
+  'anp_jax.tools.plan.__main__',
+  'anp_jax.tools.portability.__main__',
+  'anp_jax.runtimes.server.replay',
+)
 # Studies save what runs, and a planner ends by itself.
 _WITHOUT = 'study', 'plan'
 
 
 def test_the_commands_are_those_of_the_project():
-  assert _PROJECT['scripts'] == {
-    f'anp-{name}': f'anp_jax.commands:{name}' for name in _CALLS
-  }
+  assert _PROJECT['scripts'] == {f'anp-{name}': f'anp_jax.commands:{name}' for name in _CALLS}
 
 
 @pytest.mark.parametrize('name', _CALLS)
@@ -67,18 +66,20 @@ def test_each_module_has_the_command(name):
 @pytest.mark.parametrize(
   'typed, lines',
   [
-    ('/x/bin/anp-show',
-     ['usage: anp-show a', 'anp-show --stats', 'anp_jax.showy']),
-    ('/x/show.py', ['usage: python -m anp_jax.show a',
-                    'python -m anp_jax.show --stats', 'anp_jax.showy']),
+    ('/x/bin/anp-show', ['usage: anp-show a', 'anp-show --stats', 'anp_jax.showy']),
+    (
+      '/x/show.py',
+      ['usage: python -m anp_jax.show a', 'python -m anp_jax.show --stats', 'anp_jax.showy'],
+    ),
   ],
-)  # fmt: skip
+)
 def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
   monkeypatch.setattr(sys, 'argv', [typed])
   parser = argument_parser.Parser(
-    prog='python -m anp_jax.show a', add_help=False,
+    prog='python -m anp_jax.show a',
+    add_help=False,
     description='python -m anp_jax.show --stats\npython -m anp_jax.showy',
-  )  # fmt: skip
+  )
   text = parser.format_help()
   for line in lines:
     assert line in text
@@ -87,9 +88,13 @@ def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
 
 
 @pytest.mark.parametrize(
-  'module', [*sorted({m for m, _ in _CALLS.values()}),
-             'anp_jax.tools.portability.__main__', 'anp_jax.runtimes.server.replay']
-)  # fmt: skip
+  'module',
+  [
+    *sorted({m for m, _ in _CALLS.values()}),
+    'anp_jax.tools.portability.__main__',
+    'anp_jax.runtimes.server.replay',
+  ],
+)
 @pytest.mark.parametrize('before', [[], ['--config=configs/lenet.py']])
 def test_each_command_tells_its_version(module, before, capsys):
   main = importlib.import_module(module).main

@@ -10,17 +10,29 @@ from scripts import code_metrics
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up: each imports only from those before it.
 _LAYERS = (
-  'config', 'system', 'models', 'cluster', 'data', 'parallel', 'training',
-  'checkpoint', 'reporting', 'runtimes', 'predict', 'run', 'train', 'export',
-  'tools', '__main__', 'commands',
-)  # fmt: skip
+  'config',
+  'system',
+  'models',
+  'cluster',
+  'data',
+  'parallel',
+  'training',
+  'checkpoint',
+  'reporting',
+  'runtimes',
+  'predict',
+  'run',
+  'train',
+  'export',
+  'tools',
+  '__main__',
+  'commands',
+)
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
 
 
 def _files(folder):
-  return [
-    path.relative_to(_ROOT) for path in sorted((_ROOT / folder).rglob('*.py'))
-  ]
+  return [path.relative_to(_ROOT) for path in sorted((_ROOT / folder).rglob('*.py'))]
 
 
 def _imports(path):
@@ -28,9 +40,7 @@ def _imports(path):
   for node in ast.walk(ast.parse((_ROOT / path).read_text())):
     if isinstance(node, ast.ImportFrom) and node.module == 'anp_jax':
       yield from (f'anp_jax.{alias.name}' for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module.startswith(
-      'anp_jax.'
-    ):
+    elif isinstance(node, ast.ImportFrom) and node.module.startswith('anp_jax.'):
       yield node.module
 
 
@@ -41,11 +51,7 @@ def test_every_folder_imports_only_from_those_below_it():
     if layer == '__init__':
       continue
     below = _LAYERS[: _LAYERS.index(layer) + 1]
-    wrong += [
-      f'{path}: {name}'
-      for name in _imports(path)
-      if name.split('.')[1] not in below
-    ]
+    wrong += [f'{path}: {name}' for name in _imports(path) if name.split('.')[1] not in below]
   assert not wrong
 
 
@@ -75,20 +81,13 @@ def test_no_two_modules_import_each_other():
 
 @pytest.mark.parametrize('folder', ['anp_jax', 'scripts', 'tests'])
 def test_words_arguments_and_lengths(folder):
-  places = [
-    place
-    for path in _files(folder)
-    for place in code_metrics.breaches(str(path))
-  ]
+  places = [place for path in _files(folder) for place in code_metrics.breaches(str(path))]
   assert not places
 
 
 @pytest.mark.parametrize('folder, most', _MOST_LINES.items())
 def test_no_file_is_longer_than_a_reader_bears(folder, most):
-  lengths = {
-    str(path): len((_ROOT / path).read_text().splitlines())
-    for path in _files(folder)
-  }
+  lengths = {str(path): len((_ROOT / path).read_text().splitlines()) for path in _files(folder)}
   assert {path: n for path, n in lengths.items() if n > most} == {}
 
 

@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 
 from anp_jax import train
-from anp_jax.reporting import delayed_metrics
-from anp_jax.reporting import telemetry
-from tests import builders
-from tests import launching
-from tests import showing
-from tests import timm_peer
+from anp_jax.reporting import delayed_metrics, telemetry
+from tests import builders, launching, showing, timm_peer
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles', 'on_one_device'),
   pytest.mark.skipif(
-    not showing.CLOTHING.is_dir(),
-    reason='the photographs of clothing are not here',
+    not showing.CLOTHING.is_dir(), reason='the photographs of clothing are not here'
   ),
 ]
 
@@ -74,9 +69,7 @@ def _terminate_at(monkeypatch, step):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('name', NETWORKS)
-def test_interrupted_fine_tuning_ends_with_the_same_bits(
-  tmp_path, monkeypatch, capsys, name
-):
+def test_interrupted_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, capsys, name):
   arguments = {name: {'model_name': name, 'num_classes': 7}}
   peer = timm_peer.compute(tmp_path, arguments, side=32)[name]
   config = _config(name, peer.path)

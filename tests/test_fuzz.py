@@ -15,17 +15,12 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
-from anp_jax import __main__ as main
-from anp_jax import config as config_lib
+from anp_jax import __main__ as main, config as config_lib
 from anp_jax.checkpoint import run_dir
-from anp_jax.checkpoint.weights import processors
-from anp_jax.checkpoint.weights import published
-from anp_jax.config import command_line
-from anp_jax.config import exits
-from anp_jax.tools.compare import __main__ as compare
-from anp_jax.tools.compare import curves
-from tests import builders
-from tests import mutations
+from anp_jax.checkpoint.weights import processors, published
+from anp_jax.config import command_line, exits
+from anp_jax.tools.compare import __main__ as compare, curves
+from tests import builders, mutations
 
 _TINY = 'configs/resnet_anp.py:tiny'
 _EXAMPLES = int(os.environ.get('ANP_FUZZ', 0))
@@ -87,22 +82,102 @@ def _typed(*arguments):
 
 _KEYS = sorted(config_lib.known_keys())
 _NASTY = (
-  '', ' ', ':', '::', 'a:', ':b', 'os:', 'os:getcwd', 'a..b:C', '.', '..',
-  '9' * 400, '-' + '9' * 400, '9' * 5000, '0x' + 'f' * 5000, '1e400', '1e30',
-  'nan', '-inf', 'None', 'True', '()', '[]', '{}', '{[]: 1}', '{1, 2}',
-  '(' * 90, '(' * 5000, '[' * 100_000, '(' * 80 + ')' * 80, '-' * 9000 + '1',
-  '~', '~nobody/x', '$HOME', '\0', '\x1b[2J', 'a\nb', '\r', '\u2028', '\ud800',
-  "(('(' , 0),)", "(('a{99999999999}', 0),)", "(('" + '(' * 999 + "', 0),)",
-  f"(('a', {'9' * 400}),)", "(('a', 1e400),)", f'({"9" * 400}, 1)',
-  '9' * 400 + ' steps', '1e308 epochs', '5e-324 epochs', '0.1 steps',
-  '1 steps, ' * 500, '1,8@' + '9' * 18 + ' steps', '1:' + '9' * 18,
-  's3://', 'gs://a', 'http://x', '/dev/null', '/', 'a' * 5000,
-  'list:/dev/null', 'tar:', 'hf:', 'tfds:../../x', 'model.name=x;y', '=', '==',
-)  # fmt: skip
+  '',
+  ' ',
+  ':',
+  '::',
+  'a:',
+  ':b',
+  'os:',
+  'os:getcwd',
+  'a..b:C',
+  '.',
+  '..',
+  '9' * 400,
+  '-' + '9' * 400,
+  '9' * 5000,
+  '0x' + 'f' * 5000,
+  '1e400',
+  '1e30',
+  'nan',
+  '-inf',
+  'None',
+  'True',
+  '()',
+  '[]',
+  '{}',
+  '{[]: 1}',
+  '{1, 2}',
+  '(' * 90,
+  '(' * 5000,
+  '[' * 100_000,
+  '(' * 80 + ')' * 80,
+  '-' * 9000 + '1',
+  '~',
+  '~nobody/x',
+  '$HOME',
+  '\0',
+  '\x1b[2J',
+  'a\nb',
+  '\r',
+  '\u2028',
+  '\ud800',
+  "(('(' , 0),)",
+  "(('a{99999999999}', 0),)",
+  "(('" + '(' * 999 + "', 0),)",
+  f"(('a', {'9' * 400}),)",
+  "(('a', 1e400),)",
+  f'({"9" * 400}, 1)',
+  '9' * 400 + ' steps',
+  '1e308 epochs',
+  '5e-324 epochs',
+  '0.1 steps',
+  '1 steps, ' * 500,
+  '1,8@' + '9' * 18 + ' steps',
+  '1:' + '9' * 18,
+  's3://',
+  'gs://a',
+  'http://x',
+  '/dev/null',
+  '/',
+  'a' * 5000,
+  'list:/dev/null',
+  'tar:',
+  'hf:',
+  'tfds:../../x',
+  'model.name=x;y',
+  '=',
+  '==',
+)
 _PIECES = st.sampled_from(
-  ['(', ')', ',', "'", '"', ':', '.', '-', ' ', '1', '9' * 30, 'e9', 'steps',
-   'epochs', 'lenet', 'sync', 'None', '\\', '*', '[', '{', '~', '=', ';', '@']
-)  # fmt: skip
+  [
+    '(',
+    ')',
+    ',',
+    "'",
+    '"',
+    ':',
+    '.',
+    '-',
+    ' ',
+    '1',
+    '9' * 30,
+    'e9',
+    'steps',
+    'epochs',
+    'lenet',
+    'sync',
+    'None',
+    '\\',
+    '*',
+    '[',
+    '{',
+    '~',
+    '=',
+    ';',
+    '@',
+  ]
+)
 _VALUES = st.one_of(
   st.sampled_from(_NASTY),
   st.text(max_size=20),
@@ -112,10 +187,7 @@ _VALUES = st.one_of(
 )
 
 
-@fuzzed(
-  200,
-  st.lists(st.tuples(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=2),
-)
+@fuzzed(200, st.lists(st.tuples(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=2))
 def test_any_value_of_any_key(typed):
   _typed(f'--config={_TINY}', *(f'--config.{k}={v}' for k, v in typed))
 
@@ -132,16 +204,29 @@ def test_each_nasty_value_of_every_kind_of_key(value):
 
 
 _FLAGS = st.sampled_from(
-  ['--config', '--workdir', '--mode', '--checkpoint', '--output', '--change',
-   '--coordinator', '--num_processes', '--process_id', '--config.', '--',
-   '-', '--config.seed', '--trust', '--nonsense', '-x', '--config.data']
-)  # fmt: skip
-
-
-@fuzzed(
-  100,
-  st.lists(st.tuples(_FLAGS, st.booleans(), _VALUES), min_size=1, max_size=4),
+  [
+    '--config',
+    '--workdir',
+    '--mode',
+    '--checkpoint',
+    '--output',
+    '--change',
+    '--coordinator',
+    '--num_processes',
+    '--process_id',
+    '--config.',
+    '--',
+    '-',
+    '--config.seed',
+    '--trust',
+    '--nonsense',
+    '-x',
+    '--config.data',
+  ]
 )
+
+
+@fuzzed(100, st.lists(st.tuples(_FLAGS, st.booleans(), _VALUES), min_size=1, max_size=4))
 def test_any_flags(typed):
   arguments = []
   for flag, is_joined, value in typed:
@@ -152,24 +237,57 @@ def test_any_flags(typed):
 # What lies in a run's files.
 
 _TOKENS = (
-  b'[' * 100_000, b'{"a":' * 50_000, b'9' * 400, b'9' * 5000, b'1e999', b'NaN',
-  b'null', b'true', b'-1', b'""', b'[]', b'{}', b'\\ud800', b'\xff', b'\0',
-  b'"step"', b'"kind"', b'"epoch"', b'"loss"', b'"result"', b'"change"',
-  b'"time"', b'"0"', b'"id2label"', b'"a:b"', b'2.5',
-)  # fmt: skip
+  b'[' * 100_000,
+  b'{"a":' * 50_000,
+  b'9' * 400,
+  b'9' * 5000,
+  b'1e999',
+  b'NaN',
+  b'null',
+  b'true',
+  b'-1',
+  b'""',
+  b'[]',
+  b'{}',
+  b'\\ud800',
+  b'\xff',
+  b'\0',
+  b'"step"',
+  b'"kind"',
+  b'"epoch"',
+  b'"loss"',
+  b'"result"',
+  b'"change"',
+  b'"time"',
+  b'"0"',
+  b'"id2label"',
+  b'"a:b"',
+  b'2.5',
+)
 
 
 def _lines(count):
   for step in range(1, count):
     yield {
-      'kind': 'train', 'step': step, 'time': 1.0, 'epoch': step / 2,
-      'loss': 1.5, 'anp_top1': 0.5, 'images_per_second': 9.0, 'seconds': 2.0,
-      'input_wait': 0.1, 'learning_rate': 0.1,
-    }  # fmt: skip
+      'kind': 'train',
+      'step': step,
+      'time': 1.0,
+      'epoch': step / 2,
+      'loss': 1.5,
+      'anp_top1': 0.5,
+      'images_per_second': 9.0,
+      'seconds': 2.0,
+      'input_wait': 0.1,
+      'learning_rate': 0.1,
+    }
     yield {
-      'kind': 'validation', 'step': step, 'time': 1.0, 'epoch': step / 2,
-      'loss': 1.5, 'anp_top1': 0.5,
-    }  # fmt: skip
+      'kind': 'validation',
+      'step': step,
+      'time': 1.0,
+      'epoch': step / 2,
+      'loss': 1.5,
+      'anp_top1': 0.5,
+    }
   yield {'kind': 'time', 'step': 1, 'what': 'start', 'seconds': 1.0}
   yield {'kind': 'change', 'step': 1, 'key': 'seed', 'old': 1, 'new': 2}
   yield {'kind': 'result', 'step': count, 'epoch': 1.0, 'best': {'loss': 1.5}}
@@ -202,9 +320,7 @@ def _compare(workdir, draws=True):
     return _check(lambda: compare.main(command))
 
 
-@pytest.mark.parametrize(
-  'name', ['config.json', 'metrics.jsonl', 'labels.json']
-)
+@pytest.mark.parametrize('name', ['config.json', 'metrics.jsonl', 'labels.json'])
 def test_damaged_files_of_a_run(name, whole_run):
   workdir, files = whole_run
   assert _compare(workdir)[0] == 0
@@ -226,9 +342,28 @@ def test_damaged_files_of_a_run(name, whole_run):
 
 
 _VALUES_OF_JSON = (
-  None, True, -1, 0, 0.5, 10**400, 2**60, math.inf, math.nan, '', 'x', 'a:b',
-  '[', [], [[]], [1, 2], ['a', 'b'], {}, {'a': 1}, '0 steps', '9e99 epochs',
-)  # fmt: skip
+  None,
+  True,
+  -1,
+  0,
+  0.5,
+  10**400,
+  2**60,
+  math.inf,
+  math.nan,
+  '',
+  'x',
+  'a:b',
+  '[',
+  [],
+  [[]],
+  [1, 2],
+  ['a', 'b'],
+  {},
+  {'a': 1},
+  '0 steps',
+  '9e99 epochs',
+)
 
 
 def _replaced(data, draw):
@@ -245,9 +380,7 @@ def _replaced(data, draw):
   return b'\n'.join(lines)
 
 
-@pytest.mark.parametrize(
-  'name', ['config.json', 'metrics.jsonl', 'labels.json']
-)
+@pytest.mark.parametrize('name', ['config.json', 'metrics.jsonl', 'labels.json'])
 def test_values_of_other_kinds_in_files_of_a_run(name, whole_run):
   workdir, files = whole_run
   data = files[name]
@@ -276,15 +409,22 @@ def _vocabulary(arguments):
 
 
 _SAVED = {
-  'architectures': ['ResNetForImageClassification'], 'num_labels': 2,
-  'id2label': {'0': 'old car', '1': 'red dog'}, 'label_names': ['a', 'b'],
-  'label_descriptions': {'a': 'c'}, 'hidden_act': 'relu',
-}  # fmt: skip
+  'architectures': ['ResNetForImageClassification'],
+  'num_labels': 2,
+  'id2label': {'0': 'old car', '1': 'red dog'},
+  'label_names': ['a', 'b'],
+  'label_descriptions': {'a': 'c'},
+  'hidden_act': 'relu',
+}
 _PROCESSOR = {
-  'crop_pct': 0.875, 'do_resize': True, 'size': {'shortest_edge': 224},
-  'image_mean': [0.5, 0.5, 0.5], 'image_std': [0.5, 0.5, 0.5], 'resample': 3,
+  'crop_pct': 0.875,
+  'do_resize': True,
+  'size': {'shortest_edge': 224},
+  'image_mean': [0.5, 0.5, 0.5],
+  'image_std': [0.5, 0.5, 0.5],
+  'resample': 3,
   'image_processor_type': 'ConvNextImageProcessor',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('name', ['config.json', 'preprocessor_config.json'])

@@ -5,13 +5,10 @@ import math
 
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.reporting import telemetry
-from anp_jax.training import run_spec
-from anp_jax.training import schedule_change
-from tests import builders
-from tests import serving
+from anp_jax.training import run_spec, schedule_change
+from tests import builders, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 
@@ -20,15 +17,29 @@ _BATCH, _EXAMPLES = 8, 48
 
 
 def _config(config, schedule, duration, strategy='sync', **keys):
-  return builders.editable(config_lib.replaced(config, {
-    'strategy.name': strategy,
-    'model.name': 'tests.small_networks:Biases', 'data.synthetic_classes': 5,
-    'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,
-    'optimizer.name': 'sgd', 'optimizer.learning_rate': _PEAK,
-    'schedule.name': schedule, 'schedule.warmup': f'{_WARMUP} steps',
-    'duration': duration, 'log.every': '1 steps', 'log.tensorboard': False,
-    'eval.every': '50 steps', 'eval.examples': False,
-  } | keys))  # fmt: skip
+  return builders.editable(
+    config_lib.replaced(
+      config,
+      {
+        'strategy.name': strategy,
+        'model.name': 'tests.small_networks:Biases',
+        'data.synthetic_classes': 5,
+        'model.norm_group': 2,
+        'data.image_size': 8,
+        'data.resize': 8,
+        'optimizer.name': 'sgd',
+        'optimizer.learning_rate': _PEAK,
+        'schedule.name': schedule,
+        'schedule.warmup': f'{_WARMUP} steps',
+        'duration': duration,
+        'log.every': '1 steps',
+        'log.tensorboard': False,
+        'eval.every': '50 steps',
+        'eval.examples': False,
+      }
+      | keys,
+    )
+  )
 
 
 def _rate(schedule, step, total):
@@ -40,10 +51,10 @@ def _rate(schedule, step, total):
   return rise * _PEAK * (1 - done)
 
 
-@pytest.mark.parametrize('schedule, strategy', [
-  ('cosine', 'sync'),
-  pytest.param('polynomial', 'server', marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'schedule, strategy',
+  [('cosine', 'sync'), pytest.param('polynomial', 'server', marks=pytest.mark.slow)],
+)
 def test_both_rates_are_told_at_the_step_of_resume(
   tmp_path, config, capsys, monkeypatch, schedule, strategy
 ):
@@ -59,19 +70,21 @@ def test_both_rates_are_told_at_the_step_of_resume(
     'change   config.duration=9 steps from step 5 on, 5 steps before: '
     f'learning rate {new:.6g}, not 0\n' in capsys.readouterr().out
   )
-  assert telemetry.changes(workdir) == [{
-    'kind': 'change', 'step': 5, 'key': 'duration', 'old': '5 steps',
-    'new': '9 steps', 'old_rate': pytest.approx(0, abs=1e-12),
-    'new_rate': pytest.approx(new),
-  }]  # fmt: skip
+  assert telemetry.changes(workdir) == [
+    {
+      'kind': 'change',
+      'step': 5,
+      'key': 'duration',
+      'old': '5 steps',
+      'new': '9 steps',
+      'old_rate': pytest.approx(0, abs=1e-12),
+      'new_rate': pytest.approx(new),
+    }
+  ]
   page = (tmp_path / 'report' / 'report.md').read_text()
   assert f'duration=9 steps, 5 steps before: learning rate {new:.6g}' in page
   lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-  rates = {
-    r['step']: r['learning_rate']
-    for r in map(json.loads, lines)
-    if 'learning_rate' in r
-  }
+  rates = {r['step']: r['learning_rate'] for r in map(json.loads, lines) if 'learning_rate' in r}
   assert rates[6] == pytest.approx(new)  # of the sixth step, made after five
 
 
@@ -88,12 +101,8 @@ def test_rates_of_both_schedules(config, schedule, old, new, step):
 def test_the_old_rate_is_by_all_of_the_old_config(config):
   before = _config(config, 'polynomial', '9 steps')
   saved = json.loads(config_lib.to_json(before))
-  _, spec = _runs(
-    config, 'constant', '1 steps', '12 steps', **{'optimizer.learning_rate': 1}
-  )
-  assert schedule_change.rates(saved, spec, 5) == pytest.approx(
-    (_rate('polynomial', 5, 9), 1.0)
-  )
+  _, spec = _runs(config, 'constant', '1 steps', '12 steps', **{'optimizer.learning_rate': 1})
+  assert schedule_change.rates(saved, spec, 5) == pytest.approx((_rate('polynomial', 5, 9), 1.0))
 
 
 def test_the_rates_to_come_decide(config):
@@ -102,12 +111,15 @@ def test_the_rates_to_come_decide(config):
   assert schedule_change.rates(saved, spec, 2) == (_PEAK, _PEAK)
 
 
-@pytest.mark.parametrize('schedule, old, new', [
-  ('constant', '4 steps', '8 steps'),
-  ('cosine', '8 steps', '8 steps'),
-  ('cosine', '8 steps', f'{8 * _BATCH} examples'),  # the same in other words
-  ('step', '4 steps', '8 steps'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'schedule, old, new',
+  [
+    ('constant', '4 steps', '8 steps'),
+    ('cosine', '8 steps', '8 steps'),
+    ('cosine', '8 steps', f'{8 * _BATCH} examples'),  # the same in other words
+    ('step', '4 steps', '8 steps'),
+  ],
+)
 def test_a_schedule_that_stays_is_no_change(config, schedule, old, new):
   saved, spec = _runs(config, schedule, old, new)
   assert schedule_change.rates(saved, spec, 4) == ()

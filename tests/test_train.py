@@ -13,14 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import run as run_lib
-from anp_jax import train
+from anp_jax import cluster, config as config_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
-from anp_jax.reporting import delayed_metrics
-from anp_jax.reporting import run_page
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import delayed_metrics, run_page, telemetry
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 
@@ -34,8 +29,7 @@ def _state(workdir, step, kind='checkpoints'):
   with ocp.StandardCheckpointer() as raw:
     tree = raw.restore(path)['state']
   return {
-    jax.tree_util.keystr(p): np.asarray(x)
-    for p, x in jax.tree_util.tree_leaves_with_path(tree)
+    jax.tree_util.keystr(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)
   }
 
 
@@ -57,12 +51,19 @@ def test_run_leaves_what_a_person_expects(tmp_path, tiny_config, capsys):
   assert _steps(tmp_path, 'train') == [2, 4, 6, 8, 10, 12]
   assert _steps(tmp_path, 'validation') == [6, 12]
   assert {p.name for p in tmp_path.iterdir()} >= {
-    'checkpoints', 'best', 'config.json', 'metrics.jsonl', 'report',
+    'checkpoints',
+    'best',
+    'config.json',
+    'metrics.jsonl',
+    'report',
     'tensorboard',
-  }  # fmt: skip
+  }
   assert {p.name for p in (tmp_path / 'report').iterdir()} == {
-    'curves.png', 'index.html', 'report.md', 'run.json',
-  }  # fmt: skip
+    'curves.png',
+    'index.html',
+    'report.md',
+    'run.json',
+  }
   saved_steps = {p.name for p in (tmp_path / 'checkpoints').iterdir()}
   assert {'8', '12'} == {k for k in saved_steps if k.isdigit()}
   text = capsys.readouterr().out
@@ -72,9 +73,7 @@ def test_run_leaves_what_a_person_expects(tmp_path, tiny_config, capsys):
   assert saved['optimizer.name'] == 'nesterov'
 
 
-def test_finished_run_says_so_and_changes_nothing(
-  tmp_path, tiny_config, capsys
-):
+def test_finished_run_says_so_and_changes_nothing(tmp_path, tiny_config, capsys):
   first = train.run(tiny_config, str(tmp_path))
   lines = (tmp_path / 'metrics.jsonl').read_text()
   capsys.readouterr()
@@ -118,15 +117,9 @@ def _interrupt_after(monkeypatch, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name',
-  [
-    'tests.user_network:SmallNet',
-    pytest.param('resnet18', marks=pytest.mark.soak),
-  ],
+  'name', ['tests.user_network:SmallNet', pytest.param('resnet18', marks=pytest.mark.soak)]
 )
-def test_interrupted_run_goes_on_bit_for_bit(
-  tmp_path, tiny_config, monkeypatch, capsys, name
-):  # fmt: skip
+def test_interrupted_run_goes_on_bit_for_bit(tmp_path, tiny_config, monkeypatch, capsys, name):
   tiny_config.model.name = name
   tiny_config.ema = 0.9
   straight, broken = tmp_path / 'straight', tmp_path / 'broken'
@@ -146,9 +139,7 @@ def test_interrupted_run_goes_on_bit_for_bit(
     assert line['loss'] == expected[line['kind'], line['step']]['loss']
 
 
-def test_wait_for_the_first_batch_is_in_no_rate(
-  tmp_path, tiny_config, monkeypatch
-):
+def test_wait_for_the_first_batch_is_in_no_rate(tmp_path, tiny_config, monkeypatch):
   real = run_lib.stream_lib.Stream.train
 
   def slow(self, *arguments):
@@ -162,9 +153,7 @@ def test_wait_for_the_first_batch_is_in_no_rate(
   assert all(r['input_wait'] < 1 for r in lines)
 
 
-def test_processes_are_all_compiled_before_the_first_step(
-  tmp_path, tiny_config, monkeypatch
-):
+def test_processes_are_all_compiled_before_the_first_step(tmp_path, tiny_config, monkeypatch):
   """Else a slow one would be late for the first sum, and end the run."""
   events = []
   gather, push = cluster.Processes.gather, delayed_metrics.TrainingLog.push
@@ -188,22 +177,14 @@ def test_processes_are_all_compiled_before_the_first_step(
 def test_handlers_are_given_back(tmp_path, tiny_config):
   before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
   train.run(tiny_config, str(tmp_path))
-  assert before == (
-    signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM),
-  )  # fmt: skip
+  assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
 
 
-def test_not_finite_stops_with_the_step_and_keeps_the_past(
-  tmp_path, tiny_config
-):
+def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, tiny_config):
   tiny_config.optimizer.name = 'sgd'
-  tiny_config.optimizer.learning_rate = (
-    1e30  # from step 2 on: the warm-up begins at 0
-  )
+  tiny_config.optimizer.learning_rate = 1e30  # from step 2 on: the warm-up begins at 0
   tiny_config.checkpoint.every = '1 steps'
-  not_finite = pytest.raises(
-    delayed_metrics.NotFinite, match=r'step \d+ is not finite'
-  )
+  not_finite = pytest.raises(delayed_metrics.NotFinite, match=r'step \d+ is not finite')
   with not_finite as e:
     train.run(tiny_config, str(tmp_path))
   bad = int(str(e.value).split()[1])
@@ -235,9 +216,7 @@ def test_another_runs_workdir_is_refused_and_kept(tmp_path, tiny_config):
   tiny_config.seed = 5
   with pytest.raises(config_lib.ConfigError, match='config.seed is 5'):
     train.run(tiny_config, str(tmp_path))
-  assert before == sorted(
-    p for p in tmp_path.rglob('*') if 'tensorboard' not in str(p)
-  )
+  assert before == sorted(p for p in tmp_path.rglob('*') if 'tensorboard' not in str(p))
 
 
 def test_foreign_checkpoints_are_refused(tmp_path, tiny_config):
@@ -265,9 +244,7 @@ def test_arrays_learn_and_report_counts_agree(tmp_path, tiny_config):
   """A set that a linear rule solves: bright or dark, from an .npz file."""
   rng = np.random.default_rng(0)
   labels = rng.integers(0, 2, 96)
-  images = (
-    rng.integers(0, 100, (96, 32, 32, 3)) + 100 * labels[:, None, None, None]
-  )
+  images = rng.integers(0, 100, (96, 32, 32, 3)) + 100 * labels[:, None, None, None]
   arrays = {}
   for split, part in (('train', slice(0, 64)), ('validation', slice(64, 96))):
     arrays[f'{split}_images'] = images[part].astype(np.uint8)
@@ -309,23 +286,18 @@ _SMALL = '--config.model.name=tests.user_network:SmallNet'
 
 
 def _command(workdir, *more):
-  return [
-    sys.executable, 'main.py', f'--config={_TINY}', f'--workdir={workdir}',
-    *more,
-  ]  # fmt: skip
+  return [sys.executable, 'main.py', f'--config={_TINY}', f'--workdir={workdir}', *more]
 
 
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(tmp_path):
   """What a person does: a process, SIGINT, the same words again."""
   command = _command(
-    tmp_path, _SMALL, '--config.duration=1000000 steps',
-    '--config.log.every=1 steps',
-  )  # fmt: skip
+    tmp_path, _SMALL, '--config.duration=1000000 steps', '--config.log.every=1 steps'
+  )
   process = subprocess.Popen(
-    command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    text=True,
-  )  # fmt: skip
+    command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
   for line in process.stdout:
     if line.startswith('5/'):
       process.send_signal(signal.SIGINT)
@@ -344,8 +316,10 @@ def test_ctrl_c_and_the_same_command_again(tmp_path):
 def test_not_finite_exits_with_one_line(tmp_path):
   done = subprocess.run(
     _command(tmp_path, _SMALL, '--config.optimizer.learning_rate=1e30'),
-    cwd=_ROOT, capture_output=True, text=True,
-  )  # fmt: skip
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == 1
   assert 'is not finite' in done.stderr.splitlines()[-1]
   assert 'Traceback' not in done.stderr
@@ -361,14 +335,20 @@ def test_tensorflow_is_never_imported(tmp_path, source):
     images = np.zeros((32, 32, 32, 3), np.uint8)
     labels = np.arange(32) % 12
     np.savez(
-      tmp_path / 'set.npz', train_images=images, train_labels=labels,
-      validation_images=images, validation_labels=labels,
-    )  # fmt: skip
+      tmp_path / 'set.npz',
+      train_images=images,
+      train_labels=labels,
+      validation_images=images,
+      validation_labels=labels,
+    )
     more.append(f'--config.data.path={tmp_path}/set.npz')
   done = subprocess.run(
-    _command(tmp_path / 'run', *more), cwd=_ROOT, capture_output=True,
-    text=True, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-  )  # fmt: skip
+    _command(tmp_path / 'run', *more),
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+  )
   assert done.returncode == 0, done.stderr
   assert (tmp_path / 'run' / 'report' / 'curves.png').exists()
 
@@ -382,21 +362,26 @@ def test_killed_again_and_again_ends_with_the_same_bits(tmp_path):
   """kill -9 at random moments, also inside a save, changes no bit."""
   steps = max(120, 15 * _KILLS)
   more = [
-    f'--config.duration={steps} steps', '--config.checkpoint.every=1 steps',
-    '--config.log.every=1 steps', '--config.eval.every=40 steps',
-    '--config.ema=0.9', '--config.log.tensorboard=False', _SMALL,
-  ]  # fmt: skip
+    f'--config.duration={steps} steps',
+    '--config.checkpoint.every=1 steps',
+    '--config.log.every=1 steps',
+    '--config.eval.every=40 steps',
+    '--config.ema=0.9',
+    '--config.log.tensorboard=False',
+    _SMALL,
+  ]
   straight, broken = tmp_path / 'straight', tmp_path / 'broken'
-  subprocess.run(
-    _command(straight, *more), cwd=_ROOT, check=True, capture_output=True
-  )
+  subprocess.run(_command(straight, *more), cwd=_ROOT, check=True, capture_output=True)
   rng = np.random.default_rng(0)
   kills = inside_a_save = 0
   while kills < _KILLS:
     process = subprocess.Popen(
-      _command(broken, *more), cwd=_ROOT, stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+      _command(broken, *more),
+      cwd=_ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
     if kills % 4 == 3:  # some while it starts, before its first step
       time.sleep(rng.uniform(0, 4))
     else:
@@ -409,19 +394,13 @@ def test_killed_again_and_again_ends_with_the_same_bits(tmp_path):
     kills += 1
     inside_a_save += any((broken / 'checkpoints').glob('*tmp*'))
   assert inside_a_save > 0
-  subprocess.run(
-    _command(broken, *more), cwd=_ROOT, check=True, capture_output=True
-  )
+  subprocess.run(_command(broken, *more), cwd=_ROOT, check=True, capture_output=True)
   _same_bits(_state(straight, steps), _state(broken, steps))
   left = [p.name for p in (broken / 'checkpoints').iterdir()]
-  assert sorted(p for p in left if p.isdigit()) == [
-    str(steps - 1),
-    str(steps),
-  ], left
+  assert sorted(p for p in left if p.isdigit()) == [str(steps - 1), str(steps)], left
   for kind in ('train', 'validation'):
     assert _steps(broken, kind) == _steps(straight, kind)
-  losses = [[r['loss'] for r in telemetry.read(str(w))]
-            for w in (straight, broken)]  # fmt: skip
+  losses = [[r['loss'] for r in telemetry.read(str(w))] for w in (straight, broken)]
   assert losses[0] == losses[1]
 
 
@@ -431,12 +410,17 @@ def test_shipped_demo_learns(tmp_path):
   # As a command, which tells XLA what a test's own process does not.
   subprocess.run(
     [
-      sys.executable, 'main.py', '--config=configs/resnet_anp.py:demo',
-      f'--workdir={tmp_path}', '--config.duration=2 epochs',
+      sys.executable,
+      'main.py',
+      '--config=configs/resnet_anp.py:demo',
+      f'--workdir={tmp_path}',
+      '--config.duration=2 epochs',
       '--config.log.tensorboard=False',
     ],
-    cwd=_ROOT, check=True, stdout=subprocess.DEVNULL,
-  )  # fmt: skip
+    cwd=_ROOT,
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
   scores = telemetry.read(str(tmp_path))[-1]
   assert scores['kind'] == 'validation'
   assert scores['anp_top1'] > 0.25  # chance is under 0.02
@@ -445,9 +429,7 @@ def test_shipped_demo_learns(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [pytest.param(6, marks=pytest.mark.soak), 12])
-def test_an_evaluation_that_was_cut_off_is_made_up_for(
-  tmp_path, tiny_config, monkeypatch, at
-):
+def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path, tiny_config, monkeypatch, at):
   """Nothing that was trained is lost, and no score: also those of the end."""
   real = run_lib.eval_loop.run
 
@@ -471,9 +453,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(
 
 
 @pytest.mark.slow
-def test_operations_of_a_step_do_not_depend_on_micro_batches(
-  tmp_path, tiny_config, monkeypatch
-):
+def test_operations_of_a_step_do_not_depend_on_micro_batches(tmp_path, tiny_config, monkeypatch):
   """What the MFU rests on, also where JAX itself does not count: on GPUs."""
   monkeypatch.setattr(run_lib.device_peaks, 'peak_flops', lambda *_: 1e12)
   counts = []

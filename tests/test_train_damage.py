@@ -46,14 +46,12 @@ def test_a_run_goes_on_without_a_broken_file(tmp_path, photographs, caplog):
   scores = train.run(photographs, str(tmp_path / 'run'))
   # 12 steps of 16 images: four epochs of 40 and most of a fifth.
   (last,) = [
-    r for r in telemetry.read(str(tmp_path / 'run'))
-    if r['kind'] == 'train' and r['step'] == 12
-  ]  # fmt: skip
+    r for r in telemetry.read(str(tmp_path / 'run')) if r['kind'] == 'train' and r['step'] == 12
+  ]
   assert last['damaged'] in (4, 5)
   assert np.isfinite(last['loss'])
   assert scores['examples'] == 6
-  lines = [r.getMessage() for r in caplog.records if 'cannot be used' in
-           r.getMessage()]  # fmt: skip
+  lines = [r.getMessage() for r in caplog.records if 'cannot be used' in r.getMessage()]
   # Each once, however often it comes round.
   assert len(lines) == 3
   for name in ('train/class_b/003.png', 'class_a/002.png', 'class_b/005.png'):
@@ -79,9 +77,7 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
 def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   photographs.data.max_damaged = 0.0
   _broken(photographs, 'validation', [3])
-  with pytest.raises(
-    eval_loop.Damaged, match='1 of 8 examples of .*validation'
-  ):
+  with pytest.raises(eval_loop.Damaged, match='1 of 8 examples of .*validation'):
     train.run(photographs, str(tmp_path / 'run'))
   # What was trained until then is kept, for when the file is back.
   assert '6' in os.listdir(tmp_path / 'run' / 'checkpoints')
@@ -94,13 +90,18 @@ def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
     train.run(photographs, str(tmp_path / 'run'))
 
 
-@pytest.mark.parametrize('damaged, examples, good', [
-  (10, 64, True), (11, 64, False), (10, 1000, True), (11, 1000, False),
-  (100, 10000, True), (101, 10000, False),
-])  # fmt: skip
-def test_rate_is_of_a_thousand_examples_at_least(
-  tiny_config, damaged, examples, good
-):
+@pytest.mark.parametrize(
+  'damaged, examples, good',
+  [
+    (10, 64, True),
+    (11, 64, False),
+    (10, 1000, True),
+    (11, 1000, False),
+    (100, 10000, True),
+    (101, 10000, False),
+  ],
+)
+def test_rate_is_of_a_thousand_examples_at_least(tiny_config, damaged, examples, good):
   tiny_config.data.max_damaged = 0.01
   if good:
     eval_loop.check_excess(tiny_config, damaged, examples, 'set')

@@ -7,12 +7,9 @@ import signal
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
-from anp_jax.reporting import delayed_metrics
-from anp_jax.reporting import telemetry
-from tests import builders
-from tests import listed_sets
+from anp_jax import config as config_lib, train
+from anp_jax.reporting import delayed_metrics, telemetry
+from tests import builders, listed_sets
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 
@@ -27,9 +24,7 @@ def _write(folder, split, count, damaged=()):
 
 
 def _losses(folder):
-  return {
-    (r['kind'], r['step']): r['loss'] for r in telemetry.read(str(folder))
-  }
+  return {(r['kind'], r['step']): r['loss'] for r in telemetry.read(str(folder))}
 
 
 def _interrupt_after(monkeypatch, steps):
@@ -56,9 +51,10 @@ def test_a_run_on_tar_shards_resumes_with_the_same_numbers(
   scores = train.run(tiny_config, str(tmp_path / 'straight'))
   assert scores['examples'] == 8
   (last,) = [
-    r for r in telemetry.read(str(tmp_path / 'straight'))
+    r
+    for r in telemetry.read(str(tmp_path / 'straight'))
     if r['kind'] == 'train' and r['step'] == 12
-  ]  # fmt: skip
+  ]
   # 12 steps of 16 images: four epochs of 40 and most of a fifth.
   assert last['damaged'] in (4, 5) and np.isfinite(last['loss'])
   with monkeypatch.context() as patch:

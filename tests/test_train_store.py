@@ -10,15 +10,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import cluster
-from anp_jax import train
+from anp_jax import cluster, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import urls
-from anp_jax.reporting import delayed_metrics
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import delayed_metrics, telemetry
 from anp_jax.system import mirror
-from tests import builders
-from tests import gcs_server
+from tests import builders, gcs_server
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 
@@ -106,18 +103,14 @@ def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
     _forget()
     remote = trained.load(_address('stopped'), which)
     expected = trained.load(str(local), which)
-    assert (remote.step, remote.vocabulary) == (
-      expected.step, expected.vocabulary
-    )  # fmt: skip
+    assert (remote.step, remote.vocabulary) == (expected.step, expected.vocabulary)
     jax.tree.map(np.testing.assert_array_equal, remote.params, expected.params)
   step = trained.load(f'{_address("stopped")}/checkpoints/12/')
   assert step.step == 12
 
 
 @pytest.mark.slow
-def test_torn_and_damaged_checkpoints_are_passed_over(
-  gcs, tiny_config, unbroken, tmp_path, caplog
-):
+def test_torn_and_damaged_checkpoints_are_passed_over(gcs, tiny_config, unbroken, tmp_path, caplog):
   local = unbroken(tiny_config)
   tiny_config.checkpoint.every = '2 steps'
   tiny_config.checkpoint.keep = 6
@@ -137,9 +130,7 @@ def test_torn_and_damaged_checkpoints_are_passed_over(
   assert _state(folder, 12) == _state(local, 12)
 
 
-@pytest.mark.parametrize(
-  'body, failure', [(False, cluster.Failed), (True, ZeroDivisionError)]
-)
+@pytest.mark.parametrize('body, failure', [(False, cluster.Failed), (True, ZeroDivisionError)])
 def test_the_first_error_is_the_one_that_ends_a_run(monkeypatch, body, failure):
   def fail(_):
     raise mirror.NotUploaded(errno.EIO, 'the store is gone')

@@ -4,11 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
-from anp_jax.config import command_line
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.tools.study import __main__ as study
 
@@ -55,18 +53,21 @@ def test_it_trains_resumes_and_is_evaluated(tmp_path):
 def test_it_is_studied(tmp_path, capsys):
   status = study.main(
     [
-      'strategies', '--config=configs/resnet_anp.py:tiny', '--nodes=2',
-      f'--strategies=sync,{_NAME}', f'--workdir={tmp_path}',
+      'strategies',
+      '--config=configs/resnet_anp.py:tiny',
+      '--nodes=2',
+      f'--strategies=sync,{_NAME}',
+      f'--workdir={tmp_path}',
       '--config.model.name=tests.user_network:SmallNet',
-      '--config.duration=8 steps', '--config.log.every=2 steps',
+      '--config.duration=8 steps',
+      '--config.log.every=2 steps',
     ]
-  )  # fmt: skip
+  )
   assert status == 0, capsys.readouterr().out
   rows = (tmp_path / 'study.md').read_text().splitlines()
   # One in the table of speed and one in that of scores.
   own_columns, sync_columns = (
-    [row.count('|') for row in rows if row.startswith(f'| {name} ')]
-    for name in (_NAME, 'sync')
+    [row.count('|') for row in rows if row.startswith(f'| {name} ')] for name in (_NAME, 'sync')
   )
   assert len(own_columns) == 2 and own_columns == sync_columns
 

@@ -60,8 +60,10 @@ def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
   np.save(os.path.join(folder, 'images.npy'), images)
   subprocess.run(
     [sys.executable, '-m', 'tests.timm_peer', folder, json.dumps(networks)],
-    cwd=_ROOT, check=True, timeout=300,
-  )  # fmt: skip
+    cwd=_ROOT,
+    check=True,
+    timeout=300,
+  )
   return {name: _result(folder, name, images) for name in networks}
 
 

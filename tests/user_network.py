@@ -23,9 +23,7 @@ class SmallNet(nn.Module):
     types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     x = nn.Conv(6, (3, 3), 2, name='conv1', **types)(images)
     if self.norm:
-      x = nn.BatchNorm(
-        not train, momentum=0.9, axis_name=self.axis_name, name='norm', **types
-      )(x)
+      x = nn.BatchNorm(not train, momentum=0.9, axis_name=self.axis_name, name='norm', **types)(x)
     x = nn.relu(x)
     x = nn.relu(nn.Conv(8, (3, 3), 2, name='conv2', **types)(x))
     x = nn.Dropout(self.drop, deterministic=not train)(x.mean((1, 2)))

@@ -9,15 +9,24 @@ CLASSES = 3
 # https://pytorch.org/vision/stable/models.html, times 255.
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 CONVNEXT = {
-  'crop_pct': 0.875, 'do_normalize': True, 'do_resize': True, 'size': 224,
-  'feature_extractor_type': 'ConvNextFeatureExtractor', 'resample': 3,
-  'image_mean': [0.485, 0.456, 0.406], 'image_std': [0.229, 0.224, 0.225],
-}  # fmt: skip
+  'crop_pct': 0.875,
+  'do_normalize': True,
+  'do_resize': True,
+  'size': 224,
+  'feature_extractor_type': 'ConvNextFeatureExtractor',
+  'resample': 3,
+  'image_mean': [0.485, 0.456, 0.406],
+  'image_std': [0.229, 0.224, 0.225],
+}
 BIT = {
-  'image_processor_type': 'BitImageProcessor', 'do_center_crop': True,
-  'size': {'shortest_edge': 72}, 'crop_size': {'height': 64, 'width': 64},
-  'resample': 2, 'image_mean': [0.5, 0.25, 0.75], 'image_std': [0.5, 0.2, 1],
-}  # fmt: skip
+  'image_processor_type': 'BitImageProcessor',
+  'do_center_crop': True,
+  'size': {'shortest_edge': 72},
+  'crop_size': {'height': 64, 'width': 64},
+  'resample': 2,
+  'image_mean': [0.5, 0.25, 0.75],
+  'image_std': [0.5, 0.2, 1],
+}
 
 
 def file(directory, stages=(2, 2, 2, 2), layers=2, classifier=True):

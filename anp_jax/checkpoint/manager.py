@@ -18,11 +18,8 @@ from absl import logging
 import jax
 import orbax.checkpoint as ocp
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.checkpoint import checksums
-from anp_jax.checkpoint import ranking
-from anp_jax.checkpoint import reader
+from anp_jax import cluster, config as config_lib
+from anp_jax.checkpoint import checksums, ranking, reader
 from anp_jax.config import urls
 from anp_jax.system import remote
 from anp_jax.training import metric_labels
@@ -41,9 +38,14 @@ class Checkpoints:
   """The checkpoints of one workdir."""
 
   def __init__(
-    self, workdir: str, config, fingerprint: dict | None, abstract_state,
-    gather=lambda value: [value], kinds=(NEWEST, BEST),
-  ):  # fmt: skip
+    self,
+    workdir: str,
+    config,
+    fingerprint: dict | None,
+    abstract_state,
+    gather=lambda value: [value],
+    kinds=(NEWEST, BEST),
+  ):
     """Opens the folders; they are made, and cleared of torn saves, for a run.
 
     Args:
@@ -63,15 +65,11 @@ class Checkpoints:
     self._read_only = fingerprint is None
     self._abstract_state = abstract_state
     self._gather = gather
-    self._reader = reader.Reader(
-      self._workdir, config, fingerprint, abstract_state, gather
-    )
+    self._reader = reader.Reader(self._workdir, config, fingerprint, abstract_state, gather)
     self._metric = metric_labels.key(config.checkpoint.best_metric)
     self._managers = {}
     if NEWEST in kinds:
-      self._managers[NEWEST] = self._manager(
-        NEWEST, max_to_keep=config.checkpoint.keep
-      )
+      self._managers[NEWEST] = self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     self._save_starts = {}  # of the last save of each kind
     self._longest_save = 0.0  # seconds from a save's start until it is on disk
     self._missing_reason = ''  # why the newest step has no checkpoint
@@ -123,9 +121,7 @@ class Checkpoints:
       return
     # Orbax would write first and delete after; what cannot stay is not written.
     value = metrics[self._metric]
-    if self._best.accepts(value) and self._save(
-      BEST, step, state, {self._metric: value}
-    ):
+    if self._best.accepts(value) and self._save(BEST, step, state, {self._metric: value}):
       self._best.add(step, value)
 
   def restore(self, which: str = 'newest'):
@@ -230,15 +226,10 @@ class Checkpoints:
         cleanup_tmp_directories=may_change,
         max_to_keep=max_to_keep if may_change else None,
         # Two managers save at once: their barriers must not be taken for one.
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-          barrier_sync_key_prefix=folder
-        ),
+        multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder),
         **options,
       ),
-      item_handlers={
-        'state': ocp.StandardCheckpointHandler(),
-        'meta': ocp.JsonCheckpointHandler(),
-      },
+      item_handlers={'state': ocp.StandardCheckpointHandler(), 'meta': ocp.JsonCheckpointHandler()},
     )
 
   def _await_previous_save(self, kind):
@@ -275,9 +266,7 @@ class Checkpoints:
       self._managers[kind].save(
         step,
         args=ocp.args.Composite(
-          state=ocp.args.StandardSave(
-            {'state': state, 'sums': checksums.of_tree(state)}
-          ),
+          state=ocp.args.StandardSave({'state': state, 'sums': checksums.of_tree(state)}),
           meta=ocp.args.JsonSave(meta),
         ),
         metrics=metrics,
@@ -317,9 +306,7 @@ class Checkpoints:
   def _restore_named(self, which):
     if which == 'best':
       kind = BEST
-      step = (
-        self._managers[BEST].best_step() if BEST in self._managers else None
-      )
+      step = self._managers[BEST].best_step() if BEST in self._managers else None
       if step is None:
         raise config_lib.ConfigError(f'{self._workdir} has no best checkpoint')
     else:
@@ -335,9 +322,7 @@ class Checkpoints:
       folder = self._managers[kind].directory / str(step)
       return self._reader.read(folder), step
     except reader.Damaged as e:
-      raise config_lib.ConfigError(
-        f'{self._workdir}/{kind}/{step} is damaged: {e}'
-      ) from e
+      raise config_lib.ConfigError(f'{self._workdir}/{kind}/{step} is damaged: {e}') from e
 
   def _quarantine(self, step):
     """Moves a damaged checkpoint away, if it is the run's own; what to log."""

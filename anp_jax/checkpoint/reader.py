@@ -28,9 +28,7 @@ class Reader:
     saved_config: flat, of the checkpoint that was read; {} before.
   """
 
-  def __init__(
-    self, workdir: str, config, fingerprint: dict | None, abstract_state, gather
-  ):
+  def __init__(self, workdir: str, config, fingerprint: dict | None, abstract_state, gather):
     """Makes a reader; for the arguments see `manager.Checkpoints`."""
     self._workdir = workdir
     self._config = config
@@ -83,15 +81,11 @@ class Reader:
   def _arrays(self, handler, folder):
     leaves = jax.tree.leaves(self._abstract_state)
     sums = jax.ShapeDtypeStruct(
-      (len(leaves),),
-      jnp.uint32,
-      sharding=mesh_lib.replicated(leaves[0].sharding.mesh),
+      (len(leaves),), jnp.uint32, sharding=mesh_lib.replicated(leaves[0].sharding.mesh)
     )
     target = {'state': self._abstract_state, 'sums': sums}
     try:
-      return handler.restore(
-        folder / 'state', args=ocp.args.StandardRestore(target)
-      )
+      return handler.restore(folder / 'state', args=ocp.args.StandardRestore(target))
     except Exception as e:  # noqa: BLE001
       raise Damaged(describe(e)) from e
 
@@ -99,9 +93,7 @@ class Reader:
     free = () if self._fingerprint else ('data',)
     # Those are the run's since --change, whose word is the run's config file.
     changeable = config_lib.changeable(self._config)
-    difference = config_lib.difference(
-      saved['config'], self._config, (*free, *changeable)
-    )
+    difference = config_lib.difference(saved['config'], self._config, (*free, *changeable))
     if difference:
       resumable = (*free, *config_lib.resumable(self._config))
       raise config_lib.ConfigError(
@@ -135,11 +127,7 @@ def meta(config, fingerprint: dict | None, versions: dict) -> dict:
     fingerprint: of the training data.
     versions: of the packages that compute, by name.
   """
-  values = {
-    'config': config_lib.flat(config),
-    'data': fingerprint,
-    'packages': versions,
-  }
+  values = {'config': config_lib.flat(config), 'data': fingerprint, 'packages': versions}
   values = json.loads(json.dumps(values))  # lists in place of tuples
   return {**values, _CHECKSUM: checksums.of_json(values)}
 
@@ -159,9 +147,7 @@ def check_whole(saved: dict) -> None:
   if keys == _META:
     return
   values = {key: saved[key] for key in keys & _META}
-  if keys != _META | {_CHECKSUM} or (
-    saved[_CHECKSUM] != checksums.of_json(values)
-  ):
+  if keys != _META | {_CHECKSUM} or (saved[_CHECKSUM] != checksums.of_json(values)):
     raise Damaged('the bytes of its metadata are not those that were saved')
 
 
@@ -179,8 +165,7 @@ def _check_sums(restored):
     first = int(np.argmax(saved != computed))
     paths = jax.tree_util.tree_leaves_with_path(restored['state'])
     raise Damaged(
-      f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those '
-      'that were saved'
+      f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those that were saved'
     )
 
 

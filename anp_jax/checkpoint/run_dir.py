@@ -11,8 +11,7 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
 from anp_jax.config import urls
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.system import files
-from anp_jax.system import mirror
+from anp_jax.system import files, mirror
 
 CONFIG_FILE = 'config.json'
 LABELS_FILE = 'labels.json'
@@ -56,14 +55,10 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
     with open(path, encoding='utf-8') as f:
       return vocabulary_lib.from_json(files.loads(f.read()))
   except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
-    raise config_lib.ConfigError(
-      f'cannot read the names of the classes from {path}: {e}'
-    ) from e
+    raise config_lib.ConfigError(f'cannot read the names of the classes from {path}: {e}') from e
 
 
-def has_checkpoints(
-  workdir: str, kinds: tuple[str, ...] = (manager.NEWEST, manager.BEST)
-) -> bool:  # fmt: skip
+def has_checkpoints(workdir: str, kinds: tuple[str, ...] = (manager.NEWEST, manager.BEST)) -> bool:
   """Returns whether any step of a run was saved there."""
   return any(manager.saved_steps(os.path.join(workdir, kind)) for kind in kinds)
 
@@ -105,9 +100,7 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
     return
   try:
     os.makedirs(workdir, exist_ok=True)
-    files.write_atomic(
-      os.path.join(workdir, CONFIG_FILE), config_lib.to_json(config)
-    )
+    files.write_atomic(os.path.join(workdir, CONFIG_FILE), config_lib.to_json(config))
     files.write_json(os.path.join(workdir, LABELS_FILE), vocabulary.to_json())
     outdated = [MARKER]  # the run goes on, or has ended
     if not has_saved:  # what a run has left that came to no checkpoint
@@ -142,8 +135,7 @@ def change(workdir: str, config, text: str, processes):
   difference = config_lib.difference(changed, config, free)
   if difference:
     raise config_lib.ConfigError(
-      f'{workdir} belongs to another run: {difference}, which --change={text} '
-      'does not name'
+      f'{workdir} belongs to another run: {difference}, which --change={text} does not name'
     )
   processes.gather('read')
   writes = processes.index == 0 and changed != saved
@@ -162,9 +154,7 @@ def change(workdir: str, config, text: str, processes):
 
 def _write_config(workdir, values):
   try:
-    files.write_atomic(
-      os.path.join(workdir, CONFIG_FILE), json.dumps(values, indent=1)
-    )
+    files.write_atomic(os.path.join(workdir, CONFIG_FILE), json.dumps(values, indent=1))
     mirror.upload(workdir)
   except OSError as e:
     raise _unwritable(workdir, e) from e
@@ -187,9 +177,7 @@ def _check_same_run(workdir, config, vocabulary):
   """Refuses a config, or names of classes, that a saved run does not have."""
   saved = saved_config(workdir)
   text = (
-    config_lib.difference(saved, config)
-    if saved
-    else f'it holds checkpoints, but no {CONFIG_FILE}'
+    config_lib.difference(saved, config) if saved else f'it holds checkpoints, but no {CONFIG_FILE}'
   )
   if text:
     raise config_lib.ConfigError(

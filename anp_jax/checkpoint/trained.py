@@ -16,22 +16,12 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 
-from anp_jax import config as config_lib
-from anp_jax import models
-from anp_jax.checkpoint import checksums
-from anp_jax.checkpoint import manager
-from anp_jax.checkpoint import ranking
-from anp_jax.checkpoint import reader
-from anp_jax.checkpoint import run_dir
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import trust
-from anp_jax.config import urls
+from anp_jax import config as config_lib, models
+from anp_jax.checkpoint import checksums, manager, ranking, reader, run_dir
+from anp_jax.config import strategy as strategy_lib, trust, urls
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.system import errors
-from anp_jax.system import mirror
-from anp_jax.system import remote
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.system import errors, mirror, remote
 from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
@@ -88,31 +78,24 @@ def load(path: str, which: str = 'newest') -> Trained:
       meta = _read_meta(folder)
       state = _read_state(folder)
   except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
-    raise config_lib.ConfigError(
-      f'{folder} cannot be read whole: {errors.typed_line(e)}'
-    ) from e
+    raise config_lib.ConfigError(f'{folder} cannot be read whole: {errors.typed_line(e)}') from e
   config = config_lib.from_flat(trust.from_file(meta['config'], folder))
   source = state['average'] or state
   trees = {'params': source['params'], 'stats': source['stats']}
   if strategy_lib.find(config).has_group_weights:
     trees = jax.tree.map(_mean_of_groups, trees)
-  return Trained(
-    folder, config, vocabulary(folder), int(state['step'].max()), **trees
-  )
+  return Trained(folder, config, vocabulary(folder), int(state['step'].max()), **trees)
 
 
 def find(path: str, which: str = 'newest') -> str:
   """Returns the folder of a checkpoint; arguments and errors: see `load`."""
   if which not in ('newest', 'best') and not which.isdecimal():
     raise config_lib.ConfigError(
-      f'{which!r}: expected newest, best or a step'
-      f'{config_lib.nearest(which, ("newest", "best"))}'
+      f'{which!r}: expected newest, best or a step{config_lib.nearest(which, ("newest", "best"))}'
     )
   path = urls.normal(mirror.fetch_checkpoint(path))
   if not os.path.isdir(path):
-    raise config_lib.ConfigError(
-      f'{path}: expected the workdir of a run or one of its checkpoints'
-    )
+    raise config_lib.ConfigError(f'{path}: expected the workdir of a run or one of its checkpoints')
   if os.path.isdir(os.path.join(path, _STATE)):
     return path
   steps = {
@@ -169,10 +152,7 @@ def _folders(path, which):
     return [] if which == 'best' else [path]
   if _is_best(path):
     return [path]
-  newest, best = (
-    os.path.join(path, manager.NEWEST),
-    os.path.join(path, manager.BEST),
-  )
+  newest, best = (os.path.join(path, manager.NEWEST), os.path.join(path, manager.BEST))
   # A step of both is read from the first kind, which comes last.
   return {'newest': [newest], 'best': [best]}.get(which, [best, newest])
 
@@ -206,9 +186,7 @@ def _check_sums(restored, tree):
   for field in dataclasses.fields(state_lib.TrainState):
     count = len(jax.tree.leaves(tree[field.name]))
     field_sums = list(itertools.islice(sums, count))
-    leaves = jax.tree_util.tree_leaves_with_path(
-      restored['state'].get(field.name, {})
-    )
+    leaves = jax.tree_util.tree_leaves_with_path(restored['state'].get(field.name, {}))
     for (path, leaf), saved in zip(leaves, field_sums):
       if checksums.of_array(leaf) != saved:
         name = f'{field.name}/{mesh_lib.path_name(path)}'

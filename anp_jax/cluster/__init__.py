@@ -10,22 +10,22 @@ import sys
 import traceback
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client as client_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import coordinator
-from anp_jax.cluster import jax_processes
-from anp_jax.cluster import log_prefix
-from anp_jax.cluster import preemption
-from anp_jax.cluster import process_info
-from anp_jax.cluster import proxies
-from anp_jax.cluster import secret as secret_lib
-from anp_jax.cluster import shared_folder
-from anp_jax.cluster import termination
-from anp_jax.cluster import watchdog as watchdog_lib
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import urls
-from anp_jax.system import descriptors
-from anp_jax.system import interrupts
+from anp_jax.cluster import (
+  client as client_lib,
+  cluster_env,
+  coordinator,
+  jax_processes,
+  log_prefix,
+  preemption,
+  process_info,
+  proxies,
+  secret as secret_lib,
+  shared_folder,
+  termination,
+  watchdog as watchdog_lib,
+)
+from anp_jax.config import strategy as strategy_lib, urls
+from anp_jax.system import descriptors, interrupts
 
 Lost = termination.Lost
 Failed = termination.Failed
@@ -46,9 +46,7 @@ class Processes:
       process.
   """
 
-  def __init__(
-    self, config, env: cluster_env.ClusterEnv = cluster_env.ALONE, client=None
-  ):
+  def __init__(self, config, env: cluster_env.ClusterEnv = cluster_env.ALONE, client=None):
     """Makes the processes without connecting them; `start` connects them.
 
     Args:
@@ -178,9 +176,7 @@ class Processes:
       shared_folder.check(workdir, self)
 
   def _expected_stop_seconds(self):
-    return (
-      self._watchdog.expected_stop_seconds() + self._expected_save_seconds()
-    )
+    return self._watchdog.expected_stop_seconds() + self._expected_save_seconds()
 
   def _stalled(self, state):
     text = f'{_phase(state)} has lasted {state["seconds"]:.0f} s'
@@ -205,10 +201,7 @@ class Processes:
 
 
 def start(
-  config,
-  env: cluster_env.ClusterEnv,
-  command: dict | None = None,
-  workdir: str = '',
+  config, env: cluster_env.ClusterEnv, command: dict | None = None, workdir: str = ''
 ) -> Processes:
   """Brings all processes of a run together, and JAX up in each.
 

@@ -15,9 +15,7 @@ class AwakeClock:
   could not have heard of the other.
   """
 
-  def __init__(
-    self, period: float, clock: Callable[[], float] = time.monotonic
-  ):
+  def __init__(self, period: float, clock: Callable[[], float] = time.monotonic):
     """Makes a clock that counts every second until the first tick.
 
     Args:

@@ -8,13 +8,15 @@ import threading
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import awake_clock
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import coordinator
-from anp_jax.cluster import handshake
-from anp_jax.cluster import process_info
-from anp_jax.cluster import secret as secret_lib
-from anp_jax.cluster import termination
+from anp_jax.cluster import (
+  awake_clock,
+  cluster_env,
+  coordinator,
+  handshake,
+  process_info,
+  secret as secret_lib,
+  termination,
+)
 
 _RETRY = 0.3  # seconds between two attempts to reach process 0
 # Attempts: process 0 may close a connection when many come at once.
@@ -34,9 +36,7 @@ class CoordinatorClient:
     port: TCP, of JAX's coordinator on process 0.
   """
 
-  def __init__(
-    self, env: cluster_env.ClusterEnv, info: dict, settings, leave=None
-  ):
+  def __init__(self, env: cluster_env.ClusterEnv, info: dict, settings, leave=None):
     """Connects to process 0 and waits until all processes have come.
 
     Args:
@@ -162,14 +162,11 @@ class CoordinatorClient:
         raise termination.Lost(self._no_answer(host, errors[0])) from errors[0]
       now = clock()
       # One process a host says it: the others of a hundred see the same.
-      if (
-        now - last_line >= coordinator.LOG_PERIOD and self._env.local_index < 1
-      ):
+      if now - last_line >= coordinator.LOG_PERIOD and self._env.local_index < 1:
         last_line = now
         print(
           f'waiting: rank 0 at {self._env.coordinator_address} does not '
-          f'answer yet; {deadline - now:.0f} s left'
-          + (f'; {self._no_secret()}' if refused else '')
+          f'answer yet; {deadline - now:.0f} s left' + (f'; {self._no_secret()}' if refused else '')
         )
       time.sleep(_RETRY)
 
@@ -193,9 +190,7 @@ class CoordinatorClient:
 
   def _no_answer(self, host, error):
     hint = (
-      '; a loopback address reaches this host only'
-      if cluster_env.is_loopback_name(host)
-      else ''
+      '; a loopback address reaches this host only' if cluster_env.is_loopback_name(host) else ''
     )
     return (
       f'rank {self._env.index} on {socket.gethostname()}: no answer from rank '
@@ -230,9 +225,7 @@ class CoordinatorClient:
           if code == termination.BAD_INPUT:
             raise config_lib.ConfigError(text)
           raise termination.Lost(text)
-    raise termination.Lost(
-      f'rank 0 at {self._env.coordinator_address} has gone before all came'
-    )
+    raise termination.Lost(f'rank 0 at {self._env.coordinator_address} has gone before all came')
 
   def _expect_within(self, seconds):
     """Hangs up if process 0 says nothing for so long; see `_watch`."""

@@ -6,8 +6,7 @@ import re
 from typing import NamedTuple
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import launchers
-from anp_jax.cluster import tpu_metadata
+from anp_jax.cluster import launchers, tpu_metadata
 from anp_jax.system import xla_flags
 
 # Below the ports that systems hand out by themselves, and those of srun.
@@ -74,9 +73,11 @@ def detect(
     raise config_lib.ConfigError(f'--{present} needs --{missing} as well')
   if count is not None:
     return _checked(
-      ClusterEnv('flags', index, count, coordinator or ''), '--num_processes',
-      '--process_id', '--coordinator=HOST:PORT',
-    )  # fmt: skip
+      ClusterEnv('flags', index, count, coordinator or ''),
+      '--num_processes',
+      '--process_id',
+      '--coordinator=HOST:PORT',
+    )
   for read in (_torchrun, _slurm, _open_mpi, _tpu, _other):
     env = read(environment, coordinator)
     if env:
@@ -139,8 +140,10 @@ def _slurm(environment, coordinator):
       f'{job}.{restart}.{step}',
       other_ports=() if coordinator else tuple(more_ports),
     ),
-    'SLURM_STEP_NUM_TASKS', 'SLURM_PROCID', 'SLURM_STEP_NODELIST',
-  )  # fmt: skip
+    'SLURM_STEP_NUM_TASKS',
+    'SLURM_PROCID',
+    'SLURM_STEP_NODELIST',
+  )
 
 
 def _open_mpi(environment, coordinator):
@@ -150,9 +153,7 @@ def _open_mpi(environment, coordinator):
   local = _number(environment, 'OMPI_COMM_WORLD_LOCAL_RANK')
   if count == 1:
     return ClusterEnv('Open MPI', num_hosts=1, local_index=0)
-  name = environment.get('PMIX_NAMESPACE') or environment.get(
-    'OMPI_MCA_ess_base_jobid', ''
-  )
+  name = environment.get('PMIX_NAMESPACE') or environment.get('OMPI_MCA_ess_base_jobid', '')
   local_count = _number(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE')
   more_ports = ()
   if not coordinator:
@@ -167,8 +168,7 @@ def _open_mpi(environment, coordinator):
       host = match[1]
     else:
       raise config_lib.ConfigError(
-        'Open MPI does not tell where process 0 runs: give main.py '
-        '--coordinator=HOST:PORT'
+        'Open MPI does not tell where process 0 runs: give main.py --coordinator=HOST:PORT'
       )
     port, *more_ports = _ports(name)
     coordinator = f'{host}:{port}'
@@ -183,8 +183,10 @@ def _open_mpi(environment, coordinator):
       name,
       other_ports=tuple(more_ports),
     ),
-    'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', '--coordinator',
-  )  # fmt: skip
+    'OMPI_COMM_WORLD_SIZE',
+    'OMPI_COMM_WORLD_RANK',
+    '--coordinator',
+  )
 
 
 def _tpu(environment, coordinator):
@@ -218,8 +220,10 @@ def _tpu(environment, coordinator):
       environment.get('TPU_NAME', ''),
       other_ports=() if coordinator else tuple(more_ports),
     ),
-    'TPU_WORKER_HOSTNAMES', 'TPU_WORKER_ID', '--coordinator',
-  )  # fmt: skip
+    'TPU_WORKER_HOSTNAMES',
+    'TPU_WORKER_ID',
+    '--coordinator',
+  )
 
 
 def _torchrun(environment, coordinator):
@@ -254,15 +258,15 @@ def _other(environment, coordinator):
       '.'.join(names),
       other_ports=() if is_chosen else tuple(more_ports),
     ),
-    launch.count, launch.index, '--coordinator',
-  )  # fmt: skip
+    launch.count,
+    launch.index,
+    '--coordinator',
+  )
 
 
 def _checked(env, count_name, index_name, address_name):
   if env.count < 1:
-    raise config_lib.ConfigError(
-      f'{count_name}={env.count}: expected 1 or more processes'
-    )
+    raise config_lib.ConfigError(f'{count_name}={env.count}: expected 1 or more processes')
   if not 0 <= env.index < env.count:
     raise config_lib.ConfigError(
       f'{index_name}={env.index}: expected a number from 0 to '
@@ -290,9 +294,7 @@ def is_loopback_name(host: str) -> bool:
   """Whether a name or address means the host itself; nothing is resolved."""
   host = host.lower().removeprefix('::ffff:')  # IPv4 in IPv6's form
   return bool(
-    re.fullmatch(
-      r'(ip6-)?localhost[46]?(\..*)?|ip6-loopback|127(\.[0-9]+){1,3}', host
-    )
+    re.fullmatch(r'(ip6-)?localhost[46]?(\..*)?|ip6-loopback|127(\.[0-9]+){1,3}', host)
     # To connect to no address is to connect to oneself.
     or host in ('::1', '::', '0.0.0.0')
   )
@@ -306,8 +308,7 @@ def _number(environment, *names):
       if not re.fullmatch(r'\s*-?[0-9]+\s*', text):
         raise config_lib.ConfigError(f'{name}={text!r}: expected a number')
       return int(text)
-  raise config_lib.ConfigError(f'{names[0]} is not set, though others of its '
-                               'launcher are')  # fmt: skip
+  raise config_lib.ConfigError(f'{names[0]} is not set, though others of its launcher are')
 
 
 def _ports(*names):
@@ -315,6 +316,4 @@ def _ports(*names):
   number = 0
   for character in '.'.join(names):
     number = (number * 31 + ord(character)) % 2**31
-  return [
-    _FIRST_PORT + (number + i * _STRIDE) % _PORTS for i in range(_CANDIDATES)
-  ]
+  return [_FIRST_PORT + (number + i * _STRIDE) % _PORTS for i in range(_CANDIDATES)]

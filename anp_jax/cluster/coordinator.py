@@ -14,13 +14,15 @@ import re
 import threading
 import time
 
-from anp_jax.cluster import awake_clock
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import handshake
-from anp_jax.cluster import listener
-from anp_jax.cluster import members as members_lib
-from anp_jax.cluster import process_info
-from anp_jax.cluster import termination
+from anp_jax.cluster import (
+  awake_clock,
+  cluster_env,
+  handshake,
+  listener,
+  members as members_lib,
+  process_info,
+  termination,
+)
 
 LEAVE = 'leave'  # the name of what is gathered last
 HEARTBEAT_PERIOD = 1.0  # seconds
@@ -56,8 +58,7 @@ class Timeouts:
     return cls(
       settings.rendezvous_timeout,
       settings.heartbeat_timeout,
-      max(settings.stall_timeout, settings.stop_timeout)
-      or settings.rendezvous_timeout,
+      max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout,
     )
 
 
@@ -65,9 +66,13 @@ class Coordinator:
   """Lets all processes start together, and ends all when one is lost."""
 
   def __init__(
-    self, env: cluster_env.ClusterEnv, timeouts: Timeouts, log=print,
-    clock=time.monotonic, sleep=asyncio.sleep,
-  ):  # fmt: skip
+    self,
+    env: cluster_env.ClusterEnv,
+    timeouts: Timeouts,
+    log=print,
+    clock=time.monotonic,
+    sleep=asyncio.sleep,
+  ):
     """Opens the port and serves it from a thread of its own.
 
     Args:
@@ -134,9 +139,7 @@ class Coordinator:
   async def _meet(self, connection):
     """Serves one process, which knows the secret, until it goes."""
     member = None
-    reader, writer = await asyncio.open_connection(
-      sock=connection, limit=_MAX_LINE
-    )
+    reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_LINE)
     try:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
@@ -175,10 +178,7 @@ class Coordinator:
       return f'{name} belongs to another job than rank 0'
     # Process 0's list counts; the newcomer's own is what it says of itself.
     if self._running and index not in self._members[0].info['optional']:
-      return (
-        f'{name} found a run that has begun already at rank 0: choose another '
-        'port'
-      )
+      return f'{name} found a run that has begun already at rank 0: choose another port'
     if info['count'] != self._count:
       return f'{name} expects {info["count"]} processes, rank 0 {self._count}'
     if index not in range(self._count):

@@ -141,10 +141,7 @@ class Gate:
     if now - self._logged >= LOG_PERIOD:
       self._logged = now
       host = host.removeprefix('::ffff:')  # IPv4 at a port of both families
-      self._log(
-        f'a connection from {host} did not prove that it belongs to this run: '
-        'closed'
-      )
+      self._log(f'a connection from {host} did not prove that it belongs to this run: closed')
 
 
 def _introduce(connection, secret):

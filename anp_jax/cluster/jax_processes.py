@@ -1,10 +1,8 @@
 """JAX in each process of a run: its devices, joined or on their own."""
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import listener
-from anp_jax.system import cores
-from anp_jax.system import xla_flags
+from anp_jax.cluster import cluster_env, listener
+from anp_jax.system import cores, xla_flags
 
 # JAX's own watch over its processes is the last resort: it ends them without
 # saying who was lost. Seconds at least, and times as long as ours.

@@ -33,22 +33,17 @@ class Launch(NamedTuple):
 # PALS sets the variables of PMI too, and none of its own for the number of all.
 _LAUNCHES = (
   Launch('torchrun', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'),
+  Launch('JAX', 'JAX_PROCESS_ID', 'JAX_NUM_PROCESSES', address='JAX_COORDINATOR_ADDRESS'),
   Launch(
-    'JAX', 'JAX_PROCESS_ID', 'JAX_NUM_PROCESSES',
-    address='JAX_COORDINATOR_ADDRESS',
+    'MVAPICH',
+    'MV2_COMM_WORLD_RANK',
+    'MV2_COMM_WORLD_SIZE',
+    'MV2_COMM_WORLD_LOCAL_RANK',
+    'MV2_COMM_WORLD_LOCAL_SIZE',
   ),
-  Launch(
-    'MVAPICH', 'MV2_COMM_WORLD_RANK', 'MV2_COMM_WORLD_SIZE',
-    'MV2_COMM_WORLD_LOCAL_RANK', 'MV2_COMM_WORLD_LOCAL_SIZE',
-  ),
-  Launch(
-    'PALS', 'PALS_RANKID', 'PMI_SIZE', 'PALS_LOCAL_RANKID', 'PALS_LOCAL_SIZE'
-  ),
-  Launch(
-    'MPICH or Intel MPI', 'PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID',
-    'MPI_LOCALNRANKS',
-  ),
-)  # fmt: skip
+  Launch('PALS', 'PALS_RANKID', 'PMI_SIZE', 'PALS_LOCAL_RANKID', 'PALS_LOCAL_SIZE'),
+  Launch('MPICH or Intel MPI', 'PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'),
+)
 _TYPE = 'give main.py --coordinator=HOST:PORT, --num_processes and --process_id'
 
 
@@ -68,15 +63,12 @@ def find(environment: Mapping[str, str]) -> Launch | None:
     if is_started and launch.launcher != 'torchrun':
       missing = ' and '.join(n for n in names if n not in environment)
       raise config_lib.ConfigError(
-        f'{launch.launcher} started this process, but {missing} is not set: '
-        f'{_TYPE}'
+        f'{launch.launcher} started this process, but {missing} is not set: {_TYPE}'
       )
   return None
 
 
-def first_address(
-  launch: Launch, environment: Mapping[str, str], port: int
-) -> str:
+def first_address(launch: Launch, environment: Mapping[str, str], port: int) -> str:
   """'host:port' of process 0.
 
   Args:
@@ -95,8 +87,7 @@ def first_address(
     host = '127.0.0.1'
   if not host:
     raise config_lib.ConfigError(
-      f'{launch.launcher} does not tell where process 0 runs: give main.py '
-      '--coordinator=HOST:PORT'
+      f'{launch.launcher} does not tell where process 0 runs: give main.py --coordinator=HOST:PORT'
     )
   # At MASTER_PORT torchrun itself listens.
   chosen = environment.get('MASTER_PORT', port)
@@ -108,7 +99,13 @@ def first_address(
 def job_names(environment: Mapping[str, str]) -> list[str]:
   """What tells this launch from others on its hosts, as far as it is known."""
   names = (
-    'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_RESTART_COUNT', 'MASTER_PORT',
-    'PALS_APID', 'PBS_JOBID', 'LSB_JOBID', 'SLURM_JOB_ID', 'SLURM_STEP_ID',
-  )  # fmt: skip
+    'TORCHELASTIC_RUN_ID',
+    'TORCHELASTIC_RESTART_COUNT',
+    'MASTER_PORT',
+    'PALS_APID',
+    'PBS_JOBID',
+    'LSB_JOBID',
+    'SLURM_JOB_ID',
+    'SLURM_STEP_ID',
+  )
   return [environment[name] for name in names if environment.get(name)]

@@ -5,8 +5,7 @@ import ipaddress
 import socket
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import termination
+from anp_jax.cluster import cluster_env, termination
 
 # Connections that wait to be accepted.
 _BACKLOG = 1024
@@ -37,8 +36,7 @@ def listen(env: cluster_env.ClusterEnv) -> list[socket.socket]:
         listening.close()
       if e.errno != errno.EADDRINUSE:
         raise config_lib.ConfigError(
-          f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
-          f'{port} ({e.strerror})'
+          f'coordinator {env.coordinator_address!r}: rank 0 cannot open port {port} ({e.strerror})'
         ) from e
   raise termination.Lost(
     f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
@@ -81,9 +79,7 @@ def _open(address, port):
   if address:
     six = ':' in address
     family = socket.AF_INET6 if six else socket.AF_INET
-    return socket.create_server(
-      (address, port), family=family, backlog=_BACKLOG
-    )
+    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
   # Both families where the system allows it.
   dual = socket.has_dualstack_ipv6()
   return socket.create_server(

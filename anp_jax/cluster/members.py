@@ -1,12 +1,10 @@
 """The processes of a run, as process 0 knows them."""
 
 import asyncio
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
-from anp_jax.cluster import process_info
-from anp_jax.cluster import watchdog
+from anp_jax.cluster import process_info, watchdog
 
 # What a process does one after another at a step.
 _ORDER = ('input', 'step', 'evaluating', 'saving', 'leaving')
@@ -70,8 +68,7 @@ def late(members: Mapping[int, Member]) -> str:
 def whereabouts(members: Mapping[int, Member]) -> str:
   """What each process does, and at which step, in parentheses."""
   states = [
-    f'{m.index}: {m.state.get("phase", "starting")} '
-    f'{m.state.get("step") or ""}'.strip()
+    f'{m.index}: {m.state.get("phase", "starting")} {m.state.get("step") or ""}'.strip()
     for _, m in sorted(members.items())
   ]
   return f' (rank: what it does, step; {"; ".join(states)})'

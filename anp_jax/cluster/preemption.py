@@ -36,13 +36,7 @@ class StopHandler:
     interrupted: whether the first signal was Ctrl-C.
   """
 
-  def __init__(
-    self,
-    config,
-    stop_seconds=float,
-    environment=os.environ,
-    clock=time.time,
-  ):
+  def __init__(self, config, stop_seconds=float, environment=os.environ, clock=time.time):
     """Makes a handler that catches nothing yet.
 
     Args:
@@ -91,9 +85,7 @@ class StopHandler:
     for number in SIGNALS:
       # The handler itself has nothing to do: the number is in the pipe.
       self._old_handlers[number] = signal.signal(number, lambda *_: None)
-    threading.Thread(
-      target=self._listen, args=(reader,), name='signals', daemon=True
-    ).start()
+    threading.Thread(target=self._listen, args=(reader,), name='signals', daemon=True).start()
     return self
 
   def close(self) -> None:

@@ -14,18 +14,28 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import xla_flags
 from anp_jax.system.onednn import library
 
-_PACKAGES = (
-  'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'pillow',
-)  # fmt: skip
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'pillow')
 # They decode images; the first that is installed.
 _TENSORFLOW = ('tensorflow-cpu', 'tensorflow')
 _TYPES = {
-  'index': int, 'count': int, 'token': str, 'host': str, 'local_index': int,
-  'platform': str, 'problem': str, 'gpus': list, 'loopback': str,
-  'versions': dict, 'code': str, 'modules': dict, 'config': dict,
-  'command': dict, 'cpu_library': str, 'mixes_platforms': bool,
+  'index': int,
+  'count': int,
+  'token': str,
+  'host': str,
+  'local_index': int,
+  'platform': str,
+  'problem': str,
+  'gpus': list,
+  'loopback': str,
+  'versions': dict,
+  'code': str,
+  'modules': dict,
+  'config': dict,
+  'command': dict,
+  'cpu_library': str,
+  'mixes_platforms': bool,
   'optional': list,
-}  # fmt: skip
+}
 _CLASS = re.compile(r'([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*')
 
 
@@ -60,9 +70,7 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'command': command,
     'cpu_library': _cpu_library(config, platform),
     'mixes_platforms': strategy.mixes_platforms(config, mode),
-    'optional': [
-      i for i in range(env.count) if not strategy.is_essential(config, mode, i)
-    ],
+    'optional': [i for i in range(env.count) if not strategy.is_essential(config, mode, i)],
   }
 
 
@@ -98,8 +106,7 @@ def startup_problem(environment=os.environ) -> str:
   why = (
     f'CUDA_VISIBLE_DEVICES={hidden!r} hides them'
     if hidden is not None and hidden.strip() in ('', '-1')
-    else 'JAX has no CUDA here: make setup ACCELERATOR=cuda13, or check '
-    'that the driver is loaded'
+    else 'JAX has no CUDA here: make setup ACCELERATOR=cuda13, or check that the driver is loaded'
   )
   return (
     f'Slurm gave this job GPUs ({allocated}), but JAX would compute on '
@@ -139,8 +146,7 @@ def mismatch_with_first(infos: list[dict]) -> str:
       return text
     if info['platform'] != first['platform'] and not first['mixes_platforms']:
       return (
-        f'{name(info)} would compute on {info["platform"]}, '
-        f'{name(first)} on {first["platform"]}'
+        f'{name(info)} would compute on {info["platform"]}, {name(first)} on {first["platform"]}'
       )
     if info['cpu_library'] != first['cpu_library']:
       return (
@@ -170,16 +176,12 @@ def run_mismatch(info: dict, first: dict) -> str:
       return text
   if info['code'] != first['code']:
     return (
-      f'{name(info)} runs other code than {name(first)}: the files of the '
-      'package anp_jax differ'
+      f'{name(info)} runs other code than {name(first)}: the files of the package anp_jax differ'
     )
   modules, expected = info['modules'], first['modules']
   for module in sorted(modules.keys() | expected.keys()):
     if modules.get(module) != expected.get(module):
-      return (
-        f'{name(info)} has another {module} than {name(first)}: the files of '
-        'the module differ'
-      )
+      return f'{name(info)} has another {module} than {name(first)}: the files of the module differ'
   return ''
 
 
@@ -274,9 +276,7 @@ def _slurm_gpus(environment):
 def _name_is_loopback():
   """The loopback address that this host's own name resolves to, or ''."""
   try:
-    addresses = socket.getaddrinfo(
-      socket.gethostname(), None, type=socket.SOCK_STREAM
-    )
+    addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
   except OSError:
     return ''
   address = addresses[0][4][0]
@@ -288,10 +288,7 @@ def _difference(kind, info, first):
   for key in sorted(values.keys() | expected.keys()):
     if values.get(key) != expected.get(key):
       what = f'config.{key}' if kind == 'config' else key
-      return (
-        f'{name(info)} has {what} {values.get(key)}, but {name(first)} has '
-        f'{expected.get(key)}'
-      )
+      return f'{name(info)} has {what} {values.get(key)}, but {name(first)} has {expected.get(key)}'
   return ''
 
 

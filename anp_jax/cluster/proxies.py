@@ -9,10 +9,7 @@ from anp_jax.cluster import cluster_env
 _LOCAL = 'localhost', '127.0.0.1', '::1'
 
 
-def bypass(
-  env: cluster_env.ClusterEnv,
-  environment: MutableMapping[str, str] = os.environ,
-) -> None:
+def bypass(env: cluster_env.ClusterEnv, environment: MutableMapping[str, str] = os.environ) -> None:
   """Exempts the hosts of a run from the proxies that a site configures.
 
   gRPC, over which JAX's processes meet, asks the proxy of `http_proxy` even for

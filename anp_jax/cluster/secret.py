@@ -85,9 +85,7 @@ def prove(key: str, *texts: str) -> str:
 
 def is_proof(proof, key: str, *texts: str) -> bool:
   """Whether `prove` gives this; takes equally long for any wrong text."""
-  return isinstance(proof, str) and hmac.compare_digest(
-    proof.encode(), prove(key, *texts).encode()
-  )
+  return isinstance(proof, str) and hmac.compare_digest(proof.encode(), prove(key, *texts).encode())
 
 
 def _create_or_wait(path):

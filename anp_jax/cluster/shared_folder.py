@@ -5,8 +5,7 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
-from anp_jax.system import errors
-from anp_jax.system import remote
+from anp_jax.system import errors, remote
 
 _SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
 
@@ -38,8 +37,7 @@ def check(workdir: str, processes) -> None:
   for rank, problem in enumerate(problems):
     if problem:
       raise config_lib.ConfigError(
-        f'--workdir={urls.original(workdir)}: rank {rank} on '
-        f'{processes.hosts[rank]} {problem}'
+        f'--workdir={urls.original(workdir)}: rank {rank} on {processes.hosts[rank]} {problem}'
       )
 
 

@@ -7,8 +7,7 @@ import threading
 import traceback
 
 from anp_jax import config as config_lib
-from anp_jax.system import errors
-from anp_jax.system import interrupts
+from anp_jax.system import errors, interrupts
 
 FAILED, BAD_INPUT = 1, 2
 # Another process is lost, late or missing: sysexits' EX_TEMPFAIL. Starting

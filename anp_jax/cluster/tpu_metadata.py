@@ -34,9 +34,8 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
   if not workers:
     return {}
   slices = re.search(
-    r"^\s*MEGASCALE_NUM_SLICES\s*:\s*'?([^'\s]*)",
-    _ask(server, 'tpu-env'), re.MULTILINE,
-  )  # fmt: skip
+    r"^\s*MEGASCALE_NUM_SLICES\s*:\s*'?([^'\s]*)", _ask(server, 'tpu-env'), re.MULTILINE
+  )
   return {
     'TPU_WORKER_HOSTNAMES': ','.join(_host(w) for w in workers.split(',')),
     'TPU_WORKER_ID': number,

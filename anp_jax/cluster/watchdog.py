@@ -27,10 +27,14 @@ class Watchdog:
   """
 
   def __init__(
-    self, stall_timeout: float, on_stall: Callable[[dict], None],
-    report: Callable[[dict], None] = lambda state: None, period: float = 1.0,
-    clock: Callable[[], float] = time.monotonic, joining_timeout: float = 0.0,
-  ):  # fmt: skip
+    self,
+    stall_timeout: float,
+    on_stall: Callable[[dict], None],
+    report: Callable[[dict], None] = lambda state: None,
+    period: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
+    joining_timeout: float = 0.0,
+  ):
     """Makes a watchdog that is not running yet.
 
     Args:
@@ -53,9 +57,7 @@ class Watchdog:
     self._durations = collections.deque(maxlen=_RECENT)
     self._phase_start = self._clock()  # when the present phase began
     self._longest_pause = 0.0  # a save or an evaluation
-    self._thread = threading.Thread(
-      target=self._run, name='watchdog', daemon=True
-    )
+    self._thread = threading.Thread(target=self._run, name='watchdog', daemon=True)
     self._ended = threading.Event()
 
   def start(self) -> None:

@@ -14,8 +14,7 @@ import threading
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import termination
+from anp_jax.cluster import cluster_env, termination
 from anp_jax.config import urls
 
 NAME = 'in_use.json'
@@ -52,8 +51,7 @@ def held(workdir: str, env: cluster_env.ClusterEnv, environment=os.environ):
     lock.acquire()
   except OSError as e:
     raise config_lib.ConfigError(
-      f'--workdir={workdir!r} cannot be written to: {e.strerror}; choose '
-      'another folder'
+      f'--workdir={workdir!r} cannot be written to: {e.strerror}; choose another folder'
     ) from e
   try:
     yield
@@ -64,9 +62,7 @@ def held(workdir: str, env: cluster_env.ClusterEnv, environment=os.environ):
 class WorkdirLock:
   """The lock of one workdir, for one process."""
 
-  def __init__(
-    self, workdir: str, holder: dict, clock=time.monotonic, sleep=time.sleep
-  ):
+  def __init__(self, workdir: str, holder: dict, clock=time.monotonic, sleep=time.sleep):
     """Makes the lock; `acquire` creates its file.
 
     Args:
@@ -156,10 +152,7 @@ class WorkdirLock:
   def _is_ours(self):
     at_path = os.stat(self._path)
     opened = os.fstat(self._file.fileno())
-    return (at_path.st_dev, at_path.st_ino) == (
-      opened.st_dev,
-      opened.st_ino,
-    )
+    return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
   def _read(self):
     """The text of the file at the path; None if there is none."""

@@ -8,33 +8,47 @@ starts from `base()` and says only what differs.
 import os
 
 from anp_jax.config.data_keys import MOST_MEGAPIXELS
-from anp_jax.config.durations import milestones
-from anp_jax.config.durations import steps
-from anp_jax.config.durations import window
-from anp_jax.config.errors import ConfigError
-from anp_jax.config.errors import nearest
-from anp_jax.config.resolve import base
-from anp_jax.config.resolve import completed
-from anp_jax.config.resolve import flat
-from anp_jax.config.resolve import from_flat
-from anp_jax.config.resolve import golden
-from anp_jax.config.resolve import known_keys
-from anp_jax.config.resolve import replaced
-from anp_jax.config.resolve import resolved
-from anp_jax.config.resolve import to_json
-from anp_jax.config.resolve import variant
-from anp_jax.config.resume import changeable
-from anp_jax.config.resume import changed
-from anp_jax.config.resume import changes
-from anp_jax.config.resume import difference
-from anp_jax.config.resume import resumable
+from anp_jax.config.durations import milestones, steps, window
+from anp_jax.config.errors import ConfigError, nearest
+from anp_jax.config.resolve import (
+  base,
+  completed,
+  flat,
+  from_flat,
+  golden,
+  known_keys,
+  replaced,
+  resolved,
+  to_json,
+  variant,
+)
+from anp_jax.config.resume import changeable, changed, changes, difference, resumable
 
 __all__ = [
-  'MOST_MEGAPIXELS', 'ConfigError', 'base', 'cache_dir', 'changeable',
-  'changed', 'changes', 'completed', 'data_dir', 'difference', 'flat',
-  'from_flat', 'golden', 'known_keys', 'milestones', 'nearest',
-  'replaced', 'resolved', 'resumable', 'steps', 'to_json', 'variant', 'window',
-]  # fmt: skip
+  'MOST_MEGAPIXELS',
+  'ConfigError',
+  'base',
+  'cache_dir',
+  'changeable',
+  'changed',
+  'changes',
+  'completed',
+  'data_dir',
+  'difference',
+  'flat',
+  'from_flat',
+  'golden',
+  'known_keys',
+  'milestones',
+  'nearest',
+  'replaced',
+  'resolved',
+  'resumable',
+  'steps',
+  'to_json',
+  'variant',
+  'window',
+]
 
 
 def cache_dir() -> str:

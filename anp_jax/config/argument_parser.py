@@ -47,18 +47,16 @@ class Parser(argparse.ArgumentParser):
       for key in texts.keys() & {'prog', 'description', 'epilog'}:
         texts[key] = re.sub(rf'{re.escape(typed)}(?!\.?\w)', name, texts[key])
     super().__init__(
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
-      **texts,
+      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
     )
     self.add_argument(
-      '--version', action='version', version=f'anp_jax {anp_jax.__version__}',
+      '--version',
+      action='version',
+      version=f'anp_jax {anp_jax.__version__}',
       help='the version of the package',
-    )  # fmt: skip
+    )
 
-  def parse(
-    self, arguments: list[str], keys: Iterable[str] = ()
-  ) -> argparse.Namespace:
+  def parse(self, arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
     """Returns the flags; ConfigError for an unknown one, with the nearest.
 
     Args:
@@ -71,9 +69,8 @@ class Parser(argparse.ArgumentParser):
     except errors.ConfigError:
       # A flag that is required may be missing because it was mistyped.
       unknown = [
-        a for a in arguments
-        if a.startswith('--') and a.partition('=')[0] not in (*options, '--')
-      ]  # fmt: skip
+        a for a in arguments if a.startswith('--') and a.partition('=')[0] not in (*options, '--')
+      ]
       if not unknown:
         raise
     if unknown:
@@ -84,9 +81,7 @@ class Parser(argparse.ArgumentParser):
         for key in keys
         if name.removeprefix('--') in (key, key.rpartition('.')[2])
       ]
-      raise errors.ConfigError(
-        f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}'
-      )
+      raise errors.ConfigError(f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}')
     for name, value in vars(flags).items():
       setattr(flags, name, _expanded(value))
     return flags

@@ -8,29 +8,31 @@ import time
 
 import ml_collections
 
-from anp_jax.config import argument_parser
-from anp_jax.config import errors
-from anp_jax.config import outputs
-from anp_jax.config import recipes
-from anp_jax.config import resolve
-from anp_jax.config import saved_run
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import trust
-from anp_jax.config import urls
+from anp_jax.config import (
+  argument_parser,
+  errors,
+  outputs,
+  recipes,
+  resolve,
+  saved_run,
+  strategy as strategy_lib,
+  trust,
+  urls,
+)
 
 _MODES = ('train', 'evaluate', *strategy_lib.TRIALS)
 # What a mode sets, unless it is typed.
 _MODE_KEYS = {
   'range_test': {
-    'duration': '200 steps', 'optimizer.learning_rate': '10',
-    'schedule.name': 'range', 'schedule.warmup': '0 steps',
-  },
-}  # fmt: skip
+    'duration': '200 steps',
+    'optimizer.learning_rate': '10',
+    'schedule.name': 'range',
+    'schedule.warmup': '0 steps',
+  }
+}
 
 
-def main_flags(
-  arguments: list[str], description: str, mode: str = ''
-) -> argparse.Namespace:
+def main_flags(arguments: list[str], description: str, mode: str = '') -> argparse.Namespace:
   """Reads the flags of main.py, all but those of the config's keys.
 
   Args:
@@ -42,39 +44,41 @@ def main_flags(
     SystemExit: once --help is printed.
     ConfigError: for a flag or value that there is not, with the nearest.
   """
-  parser = argument_parser.Parser(
-    prog='python main.py', description=description, add_help=False
-  )
+  parser = argument_parser.Parser(prog='python main.py', description=description, add_help=False)
   add = parser.add_argument
   add(
-    '-h', '--help', nargs='?', const='', metavar='GROUP',
+    '-h',
+    '--help',
+    nargs='?',
+    const='',
+    metavar='GROUP',
     help="this; with a name, the keys of the config's group",
-  )  # fmt: skip
+  )
   add('--config', metavar='FILE[:VARIANT]', help='the recipe; see configs/')
-  add(
-    '--workdir', metavar='DIR',
-    help='folder of the run (default: a fresh one in runs/)',
-  )  # fmt: skip
+  add('--workdir', metavar='DIR', help='folder of the run (default: a fresh one in runs/)')
   parser.set_defaults(mode=mode)
   if not mode:
     add(
-      '--mode', default='train', metavar='NAME',
-      help=f'{", ".join(_MODES)} (default: %(default)s)',
-    )  # fmt: skip
+      '--mode', default='train', metavar='NAME', help=f'{", ".join(_MODES)} (default: %(default)s)'
+    )
   add(
-    '--checkpoint', default='newest', metavar='NAME',
-    help='what --mode=evaluate scores: newest, best or a step (default: '
-    '%(default)s)',
-  )  # fmt: skip
+    '--checkpoint',
+    default='newest',
+    metavar='NAME',
+    help='what --mode=evaluate scores: newest, best or a step (default: %(default)s)',
+  )
   add(
-    '--output', default='', metavar='DIR',
+    '--output',
+    default='',
+    metavar='DIR',
     help='where --mode=evaluate writes its files (default: in the workdir)',
-  )  # fmt: skip
+  )
   add(
-    '--change', default='', metavar='KEYS',
-    help='what is new in a run that is resumed, such as '
-    'optimizer.learning_rate,schedule',
-  )  # fmt: skip
+    '--change',
+    default='',
+    metavar='KEYS',
+    help='what is new in a run that is resumed, such as optimizer.learning_rate,schedule',
+  )
   trust.add_flag(parser)
   _add_process_flags(parser)
   flags = parser.parse(arguments, resolve.known_keys())
@@ -102,15 +106,9 @@ def _add_process_flags(parser):
   several = parser.add_argument_group(
     'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
   )
-  several.add_argument(
-    '--coordinator', metavar='HOST:PORT', help='where process 0 is met'
-  )
-  several.add_argument(
-    '--num_processes', type=int, metavar='N', help='of the run, on all hosts'
-  )
-  several.add_argument(
-    '--process_id', type=int, metavar='I', help='of this process, from 0 on'
-  )
+  several.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 is met')
+  several.add_argument('--num_processes', type=int, metavar='N', help='of the run, on all hosts')
+  several.add_argument('--process_id', type=int, metavar='I', help='of this process, from 0 on')
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -172,9 +170,7 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   _check_output(flags, config)
   workdir = flags.workdir
   if not workdir and processes > 1:
-    raise errors.ConfigError(
-      f'--workdir is missing: {processes} processes need one that all see'
-    )
+    raise errors.ConfigError(f'--workdir is missing: {processes} processes need one that all see')
   if not workdir:
     name = flags.config or os.path.normpath(config.init['from'])
     name = os.path.basename(name).replace('.py', '').replace(':', '-')
@@ -237,8 +233,7 @@ def _check_checkpoint(flags, config, is_untrained):
     )
   if chosen != 'newest' and flags.mode != 'evaluate':
     raise errors.ConfigError(
-      f'--checkpoint={chosen} is for --mode=evaluate: training goes on from '
-      'the newest'
+      f'--checkpoint={chosen} is for --mode=evaluate: training goes on from the newest'
     )
   if chosen != 'newest' and is_untrained:
     raise errors.ConfigError(
@@ -250,8 +245,7 @@ def _check_checkpoint(flags, config, is_untrained):
 def _check_output(flags, config):
   if flags.output and flags.mode != 'evaluate':
     raise errors.ConfigError(
-      f'--output={flags.output} is for --mode=evaluate: training writes into '
-      'its workdir'
+      f'--output={flags.output} is for --mode=evaluate: training writes into its workdir'
     )
   if flags.output and strategy_lib.find(config).keeps_models_apart:
     raise errors.ConfigError(

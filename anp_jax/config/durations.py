@@ -37,9 +37,7 @@ def steps(text: str, batch_size: int, examples: int) -> int:
   images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
   count = number * images / batch_size
   if count > _MOST_STEPS:
-    raise errors.ConfigError(
-      f'{text!r} is {count:.3g} steps: expected {_MOST_STEPS:.0e} at most'
-    )
+    raise errors.ConfigError(f'{text!r} is {count:.3g} steps: expected {_MOST_STEPS:.0e} at most')
   # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
   return max(math.ceil(round(count, 6)), int(number > 0))
 
@@ -58,15 +56,12 @@ def milestones(text: str, batch_size: int, examples: int) -> list[int]:
   counts = [steps(part, batch_size, examples) for part in str(text).split(',')]
   if any(late <= early for early, late in itertools.pairwise([0, *counts])):
     raise errors.ConfigError(
-      f'{text!r}: expected more than nothing, and each duration longer than '
-      'the one before'
+      f'{text!r}: expected more than nothing, and each duration longer than the one before'
     )
   return counts
 
 
-def staircase(
-  text: str, batch_size: int, examples: int
-) -> list[tuple[int, int]]:
+def staircase(text: str, batch_size: int, examples: int) -> list[tuple[int, int]]:
   """Returns from which step on which whole number holds.
 
   Args:

@@ -4,19 +4,14 @@ import math
 import re
 
 from anp_jax.config import errors
-from anp_jax.config.keys import Key
-from anp_jax.config.keys import flag
-from anp_jax.config.keys import integer
-from anp_jax.config.keys import number
+from anp_jax.config.keys import Key, flag, integer, number
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
 _SWITCH = {'only_if': ('emulate.enabled', ('True',))}
 
 # Keys of the sleep, which say nothing of a network that computes.
-OF_SLEEPS = (
-  'step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes',
-)  # fmt: skip
+OF_SLEEPS = ('step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes')
 
 
 def bytes_per_second(text: str) -> float:
@@ -70,39 +65,47 @@ def _check_slow(key, pairs):
 
 
 KEYS = {
-  'enabled': flag(
-    False, 'this process emulates a node of a cluster; see docs/strategies.md'
-  ),
+  'enabled': flag(False, 'this process emulates a node of a cluster; see docs/strategies.md'),
   'sleep': flag(
-    True, "a sleep takes the place of the network's computing; False: only the "
-    'links are emulated', **_SWITCH,
-  ),
-  'step_seconds': number(
-    0.1, "of a device's forward and backward pass, whatever its batch",
-    at_least=0, resumable=True, **_SWITCH,
-  ),
-  'image_seconds': number(
-    0, 'that each image of its batch adds', at_least=0, resumable=True,
+    True,
+    "a sleep takes the place of the network's computing; False: only the links are emulated",
     **_SWITCH,
   ),
+  'step_seconds': number(
+    0.1,
+    "of a device's forward and backward pass, whatever its batch",
+    at_least=0,
+    resumable=True,
+    **_SWITCH,
+  ),
+  'image_seconds': number(
+    0, 'that each image of its batch adds', at_least=0, resumable=True, **_SWITCH
+  ),
   'spread': number(
-    0, "standard deviation of a pass's time over its mean (lognormal)",
-    at_least=0, resumable=True, **_SWITCH,
+    0,
+    "standard deviation of a pass's time over its mean (lognormal)",
+    at_least=0,
+    resumable=True,
+    **_SWITCH,
   ),
   'slow': Key(
-    (), '(process, factor) pairs: these take that many times as long',
-    check=_check_slow, resumable=True, **_SWITCH,
+    (),
+    '(process, factor) pairs: these take that many times as long',
+    check=_check_slow,
+    resumable=True,
+    **_SWITCH,
   ),
   'pieces': integer(
-    4, 'parts in which the backward pass gives its gradients', above=0,
-    resumable=True, **_SWITCH,
+    4, 'parts in which the backward pass gives its gradients', above=0, resumable=True, **_SWITCH
   ),
   'megabytes': number(
-    0, "of parameters and gradients; 0: those of the config's network",
-    at_least=0, **_SWITCH,
+    0, "of parameters and gradients; 0: those of the config's network", at_least=0, **_SWITCH
   ),
   'bandwidth': Key(
-    '', "of each process's link, each way, such as 100mbit; '': not limited",
-    check=_check_bandwidth, resumable=True, **_SWITCH,
+    '',
+    "of each process's link, each way, such as 100mbit; '': not limited",
+    check=_check_bandwidth,
+    resumable=True,
+    **_SWITCH,
   ),
-}  # fmt: skip
+}

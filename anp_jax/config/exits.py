@@ -5,8 +5,7 @@ import functools
 import os
 import sys
 
-from anp_jax.config import errors
-from anp_jax.config import urls
+from anp_jax.config import errors, urls
 
 _LONGEST = 4000
 

@@ -2,10 +2,7 @@
 
 import textwrap
 
-from anp_jax.config import errors
-from anp_jax.config import resolve
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
+from anp_jax.config import errors, resolve, strategy as strategy_lib, table
 
 _WIDTH = 80
 _ALL, _TOP = 'all', 'config'
@@ -38,9 +35,8 @@ def text(name: str) -> str:
   groups = list(dict.fromkeys(k.split('.')[0] for k in keys if '.' in k))
   if not name:
     return _OVERVIEW + textwrap.fill(
-      f'groups: {", ".join([_TOP, *groups])}',
-      _WIDTH, subsequent_indent=' ' * len('groups: '),
-    )  # fmt: skip
+      f'groups: {", ".join([_TOP, *groups])}', _WIDTH, subsequent_indent=' ' * len('groups: ')
+    )
   name = name.removeprefix(f'{_TOP}.')
   if name == _ALL:
     chosen = set(keys)
@@ -68,9 +64,7 @@ def _sections():
   sections = [('', common)]
   for name in strategy_lib.BUILT_IN:
     purpose = type(strategy_lib.by_name(name)).__doc__.splitlines()[0]
-    sections.append(
-      (f'strategy.name={name}: {purpose}', resolve.strategy_keys(name))
-    )
+    sections.append((f'strategy.name={name}: {purpose}', resolve.strategy_keys(name)))
   return sections
 
 
@@ -87,6 +81,4 @@ def _entry(key, declared):
 
 
 def _wrapped(words, indent):
-  return textwrap.wrap(
-    words, _WIDTH, initial_indent=indent, subsequent_indent=indent
-  )
+  return textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent)

@@ -12,14 +12,10 @@ import math
 import re
 from typing import Any
 
-from anp_jax.config import durations
-from anp_jax.config import errors
+from anp_jax.config import durations, errors
 
 CLASS = 'package.module:Class'
-_KINDS = {
-  bool: 'True or False', int: 'a whole number', float: 'a number',
-  str: 'a text',
-}  # fmt: skip
+_KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
 # The ways in which ast.literal_eval refuses a text.
 _NO_LITERAL = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 _LARGEST = 2**53
@@ -83,9 +79,7 @@ class Key:
     if not good or (type(value) is float and not math.isfinite(value)):
       raise self._type_error(name, value)
     if _is_too_large(value):
-      raise errors.ConfigError(
-        f'config.{name}={_shown(value)}: expected whole numbers below 2**53'
-      )
+      raise errors.ConfigError(f'config.{name}={_shown(value)}: expected whole numbers below 2**53')
 
   def parse(self, name: str, text: str):
     """Returns the value that was typed as `text`.
@@ -123,9 +117,7 @@ class Key:
 
   def _type_error(self, name, value):
     words = _KINDS.get(type(self.default), f'a tuple like {self.default!r}')
-    return errors.ConfigError(
-      f'config.{name}={_shown(value)}: expected {words}'
-    )
+    return errors.ConfigError(f'config.{name}={_shown(value)}: expected {words}')
 
 
 def _is_too_large(value):
@@ -170,11 +162,7 @@ class _Limits:
     """Returns the limits as an error line says them; '' if there are none."""
     if self.above is not None:
       most = '' if self.at_most is None else f', at most {self.at_most}'
-      return (
-        f'above {self.above}{most}'
-        if most
-        else (f'a number above {self.above}')
-      )
+      return f'above {self.above}{most}' if most else (f'a number above {self.above}')
     if self.at_least is None:
       return ''
     if self.at_most is not None:
@@ -217,9 +205,7 @@ def flag(default: bool, help: str, **more) -> Key:
   return Key(default, help, **more)
 
 
-def text(
-  default: str, help: str, choices=(), form: str = '', words: str = '', **more
-) -> Key:
+def text(default: str, help: str, choices=(), form: str = '', words: str = '', **more) -> Key:
   """Returns the key of a text.
 
   Args:
@@ -239,8 +225,7 @@ def text(
     if value in choices or (form and re.fullmatch(form, value)):
       return
     raise errors.ConfigError(
-      f'config.{name}={value!r}: expected {expected}'
-      f'{errors.nearest(value, choices)}'
+      f'config.{name}={value!r}: expected {expected}{errors.nearest(value, choices)}'
     )
 
   return Key(default, help, expected, check, **more)
@@ -284,9 +269,14 @@ def staircase(default: str, help: str, **more) -> Key:
 
 
 def numbers(
-  default: tuple, help: str, *, expected: str = '', increasing: bool = False,
-  integers: bool = False, **more,
-) -> Key:  # fmt: skip
+  default: tuple,
+  help: str,
+  *,
+  expected: str = '',
+  increasing: bool = False,
+  integers: bool = False,
+  **more,
+) -> Key:
   """Returns the key of a tuple of as many numbers as the default has.
 
   Args:

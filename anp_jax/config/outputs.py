@@ -5,8 +5,7 @@ import os
 import shutil
 import tempfile
 
-from anp_jax.config import errors
-from anp_jax.config import urls
+from anp_jax.config import errors, urls
 
 _LONGEST = 220  # bytes of a file's name, which a draft makes longer
 
@@ -26,9 +25,7 @@ def check_folder(flag: str, path: str) -> None:
   place = _existing(path)
   if not os.path.isdir(place):
     where = '' if place == path else f': {place}'
-    raise errors.ConfigError(
-      f'{flag}={path!r}{where} is a file, expected a folder'
-    )
+    raise errors.ConfigError(f'{flag}={path!r}{where} is a file, expected a folder')
   _probe(flag, path, place, 'folder')
 
 
@@ -48,9 +45,7 @@ def check_file(flag: str, path: str, suffixes: Sequence[str] = ()) -> None:
   folder = os.path.dirname(path) or '.'
   if os.path.isdir(path) or not os.path.isdir(folder):
     what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
-    raise errors.ConfigError(
-      f'{flag}={path!r}: {what}, expected a file to write'
-    )
+    raise errors.ConfigError(f'{flag}={path!r}: {what}, expected a file to write')
   suffix = os.path.splitext(path)[1].lower()
   if suffixes and suffix not in suffixes:
     # A format is not guessed: the file would lie under a name of another one.
@@ -97,8 +92,7 @@ def _check_names(flag, path):
     place, name = os.path.split(place)
     if len(os.fsencode(name)) > _LONGEST:
       raise errors.ConfigError(
-        f'{flag}={path!r}: a name of {len(os.fsencode(name))} bytes, expected '
-        f'at most {_LONGEST}'
+        f'{flag}={path!r}: a name of {len(os.fsencode(name))} bytes, expected at most {_LONGEST}'
       )
 
 
@@ -115,6 +109,5 @@ def _probe(flag, path, folder, what):
 
 def _refuse(flag, path, place, what, reason=''):
   raise errors.ConfigError(
-    f'{flag}={path!r}: {place} cannot be written to{reason}; choose another '
-    f'{what}'
+    f'{flag}={path!r}: {place} cannot be written to{reason}; choose another {what}'
   )

@@ -44,9 +44,7 @@ def find(path: str) -> str:
     raise _run_error(path, path)
   nearby = _names(os.path.dirname(path))
   names = nearby + [n for n in _shipped_names() if n not in nearby]
-  raise errors.ConfigError(
-    f'--config: no file {path!r}{errors.nearest(path, names)}'
-  )
+  raise errors.ConfigError(f'--config: no file {path!r}{errors.nearest(path, names)}')
 
 
 def read(path: str, variant: str) -> ml_collections.ConfigDict:
@@ -98,8 +96,7 @@ def _check_python(path):
   if name == _RUN_FILE:
     raise _run_error(path, folder or '.')
   raise errors.ConfigError(
-    f'--config={path} is no recipe: expected a Python file (.py), as in '
-    f'{_FOLDER}/'
+    f'--config={path} is no recipe: expected a Python file (.py), as in {_FOLDER}/'
   )
 
 
@@ -120,8 +117,4 @@ def _names(folder):
   """The Python files of a folder, with its name before theirs."""
   if not os.path.isdir(folder or '.'):
     return []
-  return [
-    os.path.join(folder, f)
-    for f in sorted(os.listdir(folder or '.'))
-    if f.endswith('.py')
-  ]
+  return [os.path.join(folder, f) for f in sorted(os.listdir(folder or '.')) if f.endswith('.py')]

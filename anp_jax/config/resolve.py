@@ -9,12 +9,7 @@ import os
 
 import ml_collections
 
-from anp_jax.config import errors
-from anp_jax.config import keys as keys_lib
-from anp_jax.config import rules
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
-from anp_jax.config import trust
+from anp_jax.config import errors, keys as keys_lib, rules, strategy as strategy_lib, table, trust
 
 _NAME = 'strategy.name'
 
@@ -69,9 +64,7 @@ def resolved(config, typed: dict[str, str] | None = None):
     _check_known(key, keys)
   for key, declared in table.KEYS.items():
     if key not in values and not declared.only_if:
-      raise errors.ConfigError(
-        f'config.{key} is missing (default: {declared.default!r})'
-      )
+      raise errors.ConfigError(f'config.{key} is missing (default: {declared.default!r})')
   for key, text in typed.items():
     _check_known(key, keys)
     values[key] = keys[key].parse(key, _expanded(text, keys[key]))
@@ -175,8 +168,7 @@ def variant(name: str, variants: dict) -> dict:
   """
   if name and name not in variants:
     raise errors.ConfigError(
-      f'no variant {name!r} (have: {", ".join(variants)})'
-      f'{errors.nearest(name, variants)}'
+      f'no variant {name!r} (have: {", ".join(variants)}){errors.nearest(name, variants)}'
     )
   return variants.get(name, {})
 
@@ -195,9 +187,7 @@ def _expanded(text, declared):
 
 def _keys_of(values, typed):
   """All keys, with those of the strategy that is typed and of the recipe's."""
-  names = dict.fromkeys(
-    [_strategy_name(values | typed), _strategy_name(values)]
-  )
+  names = dict.fromkeys([_strategy_name(values | typed), _strategy_name(values)])
   return known_keys(*names)
 
 
@@ -213,12 +203,9 @@ def _applicable(values):
   keys = table.KEYS | strategy_keys(name)
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
   models = [effective] + [
-    effective | texts
-    for texts in strategy_lib.declared(name).alternatives(effective)
+    effective | texts for texts in strategy_lib.declared(name).alternatives(effective)
   ]
-  return {
-    key: k for key, k in keys.items() if any(k.applies(m) for m in models)
-  }
+  return {key: k for key, k in keys.items() if any(k.applies(m) for m in models)}
 
 
 def _completed(values):
@@ -234,12 +221,8 @@ def _check_known(key, keys):
     return
   members = [k for k in keys if k.startswith(f'{key}.')]
   if members:
-    raise errors.ConfigError(
-      f'config.{key} is a group; its keys are {", ".join(members)}'
-    )
-  raise errors.ConfigError(
-    f'unknown key config.{key}{errors.nearest(key, keys)}'
-  )
+    raise errors.ConfigError(f'config.{key} is a group; its keys are {", ".join(members)}')
+  raise errors.ConfigError(f'unknown key config.{key}{errors.nearest(key, keys)}')
 
 
 def _check_applies(key, values):

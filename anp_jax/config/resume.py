@@ -6,17 +6,12 @@ Most keys may not. `resumable` ones may, and `changeable` ones where the flag
 
 import json
 
-from anp_jax.config import errors
-from anp_jax.config import resolve
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
+from anp_jax.config import errors, resolve, strategy as strategy_lib, table
 
 _NAME = 'strategy.name'
 # At 0 these are no part of an optimizer, and its saved state has one part less;
 # weight decay is always a part of the optimizers that have it in its own place.
-_LEFT_OUT_AT_0 = (
-  'optimizer.clip_norm', 'optimizer.clip_value', 'optimizer.weight_decay',
-)  # fmt: skip
+_LEFT_OUT_AT_0 = ('optimizer.clip_norm', 'optimizer.clip_value', 'optimizer.weight_decay')
 
 
 def resumable(config) -> tuple[str, ...]:
@@ -114,15 +109,11 @@ def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
   of_saved = resolve.known_keys(saved[_NAME])
   # Other keys follow from the weights that a run begins with.
   for key in sorted({*saved, *now}, key=lambda k: (k != 'init.from', k)):
-    if saved.get(key) == now.get(key) or any(
-      key == f or key.startswith(f + '.') for f in free
-    ):
+    if saved.get(key) == now.get(key) or any(key == f or key.startswith(f + '.') for f in free):
       continue
     # A key may belong to both strategies and be free in one only.
     declared = [keys[key] for keys in (of_now, of_saved) if key in keys]
-    if declared and (
-      any(d.resumable for d in declared) or key not in saved or key not in now
-    ):
+    if declared and (any(d.resumable for d in declared) or key not in saved or key not in now):
       # What applies in one of them only follows from a key that differs.
       continue
     if not _is_equivalent(key, saved.get(key), now.get(key)):
@@ -137,10 +128,7 @@ def _refusal(name, text, choices, config):
   """Why --change may not name a key, in one line."""
   expected = f'expected some of {", ".join(choices)}'
   if name not in resolve.known_keys(config.strategy.name):
-    return (
-      f'--change={text}: there is no key {name!r}; {expected}'
-      f'{errors.nearest(name, choices)}'
-    )
+    return f'--change={text}: there is no key {name!r}; {expected}{errors.nearest(name, choices)}'
   if any(name == k or name.startswith(k + '.') for k in resumable(config)):
     return f'--change={text}: {name} may differ without it; {expected}'
   why = ''

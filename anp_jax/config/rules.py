@@ -4,9 +4,7 @@ import math
 import os
 import re
 
-from anp_jax.config import emulation_keys
-from anp_jax.config import errors
-from anp_jax.config import urls
+from anp_jax.config import emulation_keys, errors, urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -23,14 +21,17 @@ def check_together(values: dict) -> None:
   """
   check(
     values['batch_size'] or values['batch_size_per_device'],
-    'batch_size', 0, 'above 0 where batch_size_per_device is 0',
-  )  # fmt: skip
+    'batch_size',
+    0,
+    'above 0 where batch_size_per_device is 0',
+  )
   decays = values.get('optimizer.decay_multipliers', ())
   check(
     not decays or values['optimizer.weight_decay'],
-    'optimizer.decay_multipliers', decays,
+    'optimizer.decay_multipliers',
+    decays,
     '() where optimizer.weight_decay is 0',
-  )  # fmt: skip
+  )
   _check_source(values)
   _check_synthetic(values)
   _check_emulation(values)
@@ -38,8 +39,7 @@ def check_together(values: dict) -> None:
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
   if 'data.scale_range' in values:
     scales = values['data.scale_range']
-    check(scales[0] >= size, 'data.scale_range', scales,
-          'at least data.image_size')  # fmt: skip
+    check(scales[0] >= size, 'data.scale_range', scales, 'at least data.image_size')
 
 
 def _check_emulation(values):
@@ -48,14 +48,20 @@ def _check_emulation(values):
   sleeps = values['emulate.sleep']
   check(
     not sleeps or values['strategy.name'] != 'channel_split',
-    'emulate.enabled', True, 'False for strategy channel_split, which splits '
+    'emulate.enabled',
+    True,
+    'False for strategy channel_split, which splits '
     'the very convolutions that a sleep would replace',
-  )  # fmt: skip
+  )
   for name in emulation_keys.OF_SLEEPS:
     key = f'emulate.{name}'
     default = emulation_keys.KEYS[name].default
-    check(sleeps or values[key] == default, key, values[key],
-          f'{default!r} where emulate.sleep is False')  # fmt: skip
+    check(
+      sleeps or values[key] == default,
+      key,
+      values[key],
+      f'{default!r} where emulate.sleep is False',
+    )
 
 
 def _check_source(values):
@@ -66,26 +72,38 @@ def _check_source(values):
     urls.check('config.data.path', path)
     # What is in a store is looked up when it is copied.
     is_local = path and not urls.scheme(path)
-    check(not is_local or os.path.exists(os.path.expanduser(path)), 'data.path',
-          path, 'a path that exists')  # fmt: skip
+    check(
+      not is_local or os.path.exists(os.path.expanduser(path)),
+      'data.path',
+      path,
+      'a path that exists',
+    )
   urls.check('config.data.dir', values['data.dir'])
   lists = values.get('data.lists', '')
-  check(values['data.pairs'] != 'no' or ',' not in lists, 'data.pairs', 'no',
-        'auto or yes where data.lists has adjectives and nouns')  # fmt: skip
+  check(
+    values['data.pairs'] != 'no' or ',' not in lists,
+    'data.pairs',
+    'no',
+    'auto or yes where data.lists has adjectives and nouns',
+  )
   for name in filter(None, (part.strip() for part in lists.split(','))):
-    check(os.path.isfile(os.path.expanduser(name)), 'data.lists', lists,
-          f'files of names, one a line, but there is no {name!r}')  # fmt: skip
+    check(
+      os.path.isfile(os.path.expanduser(name)),
+      'data.lists',
+      lists,
+      f'files of names, one a line, but there is no {name!r}',
+    )
 
 
 def _check_synthetic(values):
   if values['data.source'] != 'synthetic':
     return
   for key, default, words in (
-    ('data.held_out', (), '()'), ('data.imbalance', 1, '1'),
+    ('data.held_out', (), '()'),
+    ('data.imbalance', 1, '1'),
     ('data.balance', 'none', "'none'"),
-  ):  # fmt: skip
-    check(values[key] == default, key, values[key],
-          f'{words} for synthetic examples')  # fmt: skip
+  ):
+    check(values[key] == default, key, values[key], f'{words} for synthetic examples')
 
 
 def check_sharding(key: str, pairs) -> None:
@@ -117,27 +135,26 @@ def _check_pattern(key, pattern):
   try:
     re.compile(pattern)
   except (re.error, TypeError, OverflowError, RecursionError):
-    raise errors.ConfigError(
-      f'config.{key}: {pattern!r} is not a regular expression'
-    ) from None
+    raise errors.ConfigError(f'config.{key}: {pattern!r} is not a regular expression') from None
 
 
 def check_replicated(values: dict, reason: str) -> None:
   """Refuses divided parameters; reason: what they do not go with."""
   rules = values['sharding']
   check(
-    all(rule == 'replicate' for _, rule in rules), 'sharding', rules,
-    f"'replicate' where {reason}",
-  )  # fmt: skip
+    all(rule == 'replicate' for _, rule in rules), 'sharding', rules, f"'replicate' where {reason}"
+  )
 
 
 def check_tls(values: dict) -> None:
   """Refuses a certificate without its key, and files that are not there."""
   pair = [values['strategy.tls_certificate'], values['strategy.tls_key']]
   check(
-    all(pair) or not any(pair), 'strategy.tls_key', pair[1],
+    all(pair) or not any(pair),
+    'strategy.tls_key',
+    pair[1],
     'both tls_certificate and tls_key, or none',
-  )  # fmt: skip
+  )
   for key in ('strategy.tls_certificate', 'strategy.tls_key'):
     path = values[key]
     check(not path or os.path.isfile(path), key, path, 'a file that exists')
@@ -147,6 +164,8 @@ def check_shares(key: str, shares) -> None:
   """Refuses shares that are no numbers, below 0 or all 0."""
   good = all(isinstance(s, int | float) and s >= 0 for s in shares)
   check(
-    good and (not shares or sum(shares) > 0), key, shares,
+    good and (not shares or sum(shares) > 0),
+    key,
+    shares,
     'a number for each device, 0 or more and not all 0, or () for equal ones',
-  )  # fmt: skip
+  )

@@ -5,18 +5,12 @@ import importlib
 import json
 import os
 
-from anp_jax.config import errors
-from anp_jax.config import resolve
-from anp_jax.config import resume
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
+from anp_jax.config import errors, resolve, resume, strategy as strategy_lib, table
 
 FILE = 'config.json'
 _STRATEGY = 'strategy.name'
 # What a broken file raises.
-_UNREADABLE = (
-  OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError,
-)  # fmt: skip
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 # Like a strategy, it stands above this folder: it is imported if needed.
 _PUBLISHED = 'anp_jax.checkpoint.weights.published'
 
@@ -53,8 +47,7 @@ def check(workdir: str | None) -> None:
   if not os.path.isdir(workdir or ''):
     what = f', not {workdir!r}' if workdir else ''
     raise errors.ConfigError(
-      f'--mode=evaluate needs the --workdir of a run{what}'
-      f'{nearest_run(workdir or "")}'
+      f'--mode=evaluate needs the --workdir of a run{what}{nearest_run(workdir or "")}'
     )
 
 
@@ -87,17 +80,12 @@ def check_change(flags, config, run: dict) -> None:
   if flags.mode != 'train':
     raise errors.ConfigError(f'{text} is for --mode=train, which resumes a run')
   if strategy_lib.find(config).keeps_models_apart:
-    raise errors.ConfigError(
-      f'{text}: the models of a ring keep the config that they began with'
-    )
+    raise errors.ConfigError(f'{text}: the models of a ring keep the config that they began with')
   is_resumed = bool(run) and has_checkpoints(flags.workdir)
-  resume.changed(
-    run if is_resumed else resolve.flat(config), config, flags.change
-  )
+  resume.changed(run if is_resumed else resolve.flat(config), config, flags.change)
   if not is_resumed:
     raise errors.ConfigError(
-      f'{text} is for a run that is resumed: --workdir={flags.workdir!r} has '
-      'no checkpoint'
+      f'{text} is for a run that is resumed: --workdir={flags.workdir!r} has no checkpoint'
     )
 
 
@@ -106,9 +94,7 @@ def has_checkpoints(workdir: str | None) -> bool:
   kinds = ('checkpoints', 'best') if workdir else ()
   folders = [os.path.join(workdir, kind) for kind in kinds]
   return any(
-    name.isdigit()
-    for folder in filter(os.path.isdir, folders)
-    for name in os.listdir(folder)
+    name.isdigit() for folder in filter(os.path.isdir, folders) for name in os.listdir(folder)
   )
 
 

@@ -2,24 +2,21 @@
 
 import dataclasses
 
-from anp_jax.config import emulation_keys
-from anp_jax.config import errors
-from anp_jax.config import keys
+from anp_jax.config import emulation_keys, errors, keys
 
 _WORKERS = 'strategy.simulate.workers'
 SIMULATED = {'only_if': (_WORKERS, ('[!0]*',))}
 KEYS = {
   'simulate.workers': keys.integer(
-    0, 'of a cluster whose time is simulated, while this one computes for all '
-    'of them; 0: none', at_least=0,
+    0,
+    'of a cluster whose time is simulated, while this one computes for all of them; 0: none',
+    at_least=0,
   ),
   **{
-    f'simulate.{name}': dataclasses.replace(
-      emulation_keys.KEYS[name], resumable=False, **SIMULATED
-    )
+    f'simulate.{name}': dataclasses.replace(emulation_keys.KEYS[name], resumable=False, **SIMULATED)
     for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
   },
-}  # fmt: skip
+}
 
 
 def seconds(help: str) -> keys.Key:
@@ -43,14 +40,13 @@ def check(values: dict, groups: int = 1) -> None:
     return
   batch_size = values['batch_size']
   errors.check(
-    batch_size, 'batch_size', 0, f'a number of images where {_WORKERS} is '
+    batch_size,
+    'batch_size',
+    0,
+    f'a number of images where {_WORKERS} is '
     'above 0: batch_size_per_device makes the batch depend on the devices',
-  )  # fmt: skip
+  )
+  errors.check(workers % groups == 0, _WORKERS, workers, f'a multiple of strategy.groups={groups}')
   errors.check(
-    workers % groups == 0, _WORKERS, workers,
-    f'a multiple of strategy.groups={groups}',
-  )  # fmt: skip
-  errors.check(
-    batch_size % workers == 0, _WORKERS, workers,
-    f'a number that divides batch_size={batch_size}',
-  )  # fmt: skip
+    batch_size % workers == 0, _WORKERS, workers, f'a number that divides batch_size={batch_size}'
+  )

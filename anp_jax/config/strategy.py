@@ -8,12 +8,9 @@ one; what needs JAX is imported by the methods that need it.
 import dataclasses
 import functools
 import importlib
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from anp_jax.config import errors
-from anp_jax.config import trust
+from anp_jax.config import errors, trust
 
 if TYPE_CHECKING:
   from collections.abc import Callable
@@ -196,9 +193,8 @@ class Strategy(Protocol):
     """
     parts = devices * config.accumulate
     return BatchDivision(
-      parts, devices,
-      f'{devices} devices x config.accumulate={config.accumulate}',
-    )  # fmt: skip
+      parts, devices, f'{devices} devices x config.accumulate={config.accumulate}'
+    )
 
   def eval_parts(self, config, devices: int) -> int:
     """The number of parts that an evaluation's batch is a multiple of."""

@@ -6,23 +6,27 @@ The keys of one strategy alone stand with that strategy, in its
 
 import math
 
-from anp_jax.config import data_keys
-from anp_jax.config import durations
-from anp_jax.config import emulation_keys
-from anp_jax.config import errors
-from anp_jax.config import networks
-from anp_jax.config import rules
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config.keys import CLASS
-from anp_jax.config.keys import Key
-from anp_jax.config.keys import duration
-from anp_jax.config.keys import flag
-from anp_jax.config.keys import integer
-from anp_jax.config.keys import milestones
-from anp_jax.config.keys import number
-from anp_jax.config.keys import numbers
-from anp_jax.config.keys import text
-from anp_jax.config.keys import value
+from anp_jax.config import (
+  data_keys,
+  durations,
+  emulation_keys,
+  errors,
+  networks,
+  rules,
+  strategy as strategy_lib,
+)
+from anp_jax.config.keys import (
+  CLASS,
+  Key,
+  duration,
+  flag,
+  integer,
+  milestones,
+  number,
+  numbers,
+  text,
+  value,
+)
 
 # The keys that each takes, by optax's names for them.
 OPTIMIZERS = {
@@ -81,285 +85,285 @@ _DEVICES = 'a count of devices, or -1 for all that remain'
 _MOST_IMAGES = 2**24  # of a batch: its pixels are in memory
 _ALL = {
   'seed': integer(
-    0, 'of the weights, the order of the data and all augmentation',
-    at_least=0, below=2**31,  # a JAX key is made of 32 bits; one is the sign's
+    0,
+    'of the weights, the order of the data and all augmentation',
+    at_least=0,
+    below=2**31,  # a JAX key is made of 32 bits; one is the sign's
   ),
   'duration': duration('10 epochs', 'of the whole run', resumable=True),
   'batch_size': integer(
-    64, 'images a step over all devices; 0: per device x devices', at_least=0,
-    at_most=_MOST_IMAGES,
+    64, 'images a step over all devices; 0: per device x devices', at_least=0, at_most=_MOST_IMAGES
   ),
   'batch_size_per_device': integer(
     32, 'images; used when batch_size is 0', at_least=0, at_most=_MOST_IMAGES
   ),
-  'accumulate': integer(
-    1, 'micro-batches a device computes one after another', above=0
-  ),
+  'accumulate': integer(1, 'micro-batches a device computes one after another', above=0),
   'label_smoothing': number(
     0, 'share of the target spread over all classes', at_least=0, at_most=1
   ),
-  'ema': number(
-    0, 'decay of the averaged weights and statistics; 0: none',
-    at_least=0, at_most=1,
-  ),
+  'ema': number(0, 'decay of the averaged weights and statistics; 0: none', at_least=0, at_most=1),
   'time_limit': number(
-    0, "minutes of wall clock, then save and stop; 0: Slurm's own",
-    at_least=0, resumable=True,
+    0, "minutes of wall clock, then save and stop; 0: Slurm's own", at_least=0, resumable=True
   ),
-}  # fmt: skip
+}
 _RESNET = ('model.name', networks.RESNETS)
 # A user's network may have batch norm too; its fields are its own.
-_NORMALISED = (
-  'model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, '*:*'),
-)  # fmt: skip
+_NORMALISED = ('model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, '*:*'))
 _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
-    'resnet50', 'network; a class of your own is called (images, train)',
-    networks.MODELS, r'\w+(\.\w+)*:\w+(\.\w+)*', CLASS,
+    'resnet50',
+    'network; a class of your own is called (images, train)',
+    networks.MODELS,
+    r'\w+(\.\w+)*:\w+(\.\w+)*',
+    CLASS,
   ),
   'head': text(
-    'joint', 'how outputs name pairs; see training/heads.py',
-    ('joint', 'multitask', 'factored'),
+    'joint', 'how outputs name pairs; see training/heads.py', ('joint', 'multitask', 'factored')
   ),
   'head_weights': value(
-    (1.0, 0.5, 0.5), 'of the losses: pair, adjective, noun', _is_head_weights,
+    (1.0, 0.5, 0.5),
+    'of the losses: pair, adjective, noun',
+    _is_head_weights,
     'three numbers, the first above 0 and none below',
     only_if=('model.head', ('multitask',)),
   ),
   'version': text(
-    'v1.5', 'where a bottleneck strides: v1.5 3x3, v1 first 1x1',
-    ('v1.5', 'v1'), only_if=_RESNET,
+    'v1.5', 'where a bottleneck strides: v1.5 3x3, v1 first 1x1', ('v1.5', 'v1'), only_if=_RESNET
   ),
   'kernels': numbers(
-    (500, 1500), 'channels of the two layers', above=0, integers=True,
+    (500, 1500),
+    'channels of the two layers',
+    above=0,
+    integers=True,
     only_if=('model.name', ('two_convolutions',)),
   ),
   'width': integer(
-    64, 'channels of the first stage; of resnet20, 32 and 56 usually 16',
-    above=0, only_if=_RESNET,
+    64, 'channels of the first stage; of resnet20, 32 and 56 usually 16', above=0, only_if=_RESNET
   ),
   'dtype': text(
-    'float32', 'of the computation; auto: bfloat16 where it is fast',
+    'float32',
+    'of the computation; auto: bfloat16 where it is fast',
     ('auto', 'float32', 'bfloat16', 'float64'),
   ),
   'cpu_library': text(
-    'auto', 'of convolutions on a CPU; auto: oneDNN where it is found',
-    ('auto', 'onednn', 'xla'),
+    'auto', 'of convolutions on a CPU; auto: oneDNN where it is found', ('auto', 'onednn', 'xla')
   ),
-  'param_dtype': text(
-    'float32', 'of parameters and statistics', ('float32', 'float64')
-  ),
+  'param_dtype': text('float32', 'of parameters and statistics', ('float32', 'float64')),
   'norm_group': integer(
-    32, 'images that share batch statistics; 0: whole batch', at_least=0,
-    only_if=_NORMALISED,
+    32, 'images that share batch statistics; 0: whole batch', at_least=0, only_if=_NORMALISED
   ),
   'norm_momentum': number(
-    0.9, 'of the running statistics', at_least=0, at_most=1,
-    only_if=_NORMALISED,
+    0.9, 'of the running statistics', at_least=0, at_most=1, only_if=_NORMALISED
   ),
-  'zero_init': flag(
-    True, 'last scale of each block starts at zero', only_if=_RESNET
-  ),
+  'zero_init': flag(True, 'last scale of each block starts at zero', only_if=_RESNET),
   'drop_path': number(
-    0, 'stochastic depth: the probabilities with which an example skips blocks '
-    'rise to it from 0', at_least=0, below=1, only_if=_DROPS_PATHS,
+    0,
+    'stochastic depth: the probabilities with which an example skips blocks rise to it from 0',
+    at_least=0,
+    below=1,
+    only_if=_DROPS_PATHS,
   ),
   'dropout': number(
-    0, 'probability that a number before the classifier is left out',
-    at_least=0, below=1, only_if=('model.name', networks.EFFICIENTNETS),
+    0,
+    'probability that a number before the classifier is left out',
+    at_least=0,
+    below=1,
+    only_if=('model.name', networks.EFFICIENTNETS),
   ),
-}  # fmt: skip
+}
 _INIT = {
   'from': text(
-    '', 'what a new run begins with: .safetensors of a ResNet, ConvNeXt or '
+    '',
+    'what a new run begins with: .safetensors of a ResNet, ConvNeXt or '
     "EfficientNet, or a run's workdir or checkpoint; '': random weights. See "
     'docs/use.md.',
-  ),
-}  # fmt: skip
+  )
+}
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.
 _OPTIMIZER = {
   'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS)),
-  'learning_rate': number(
-    0.05, 'at the peak of the schedule', at_least=0, changeable=True
-  ),
+  'learning_rate': number(0.05, 'at the peak of the schedule', at_least=0, changeable=True),
   'momentum': number(
-    0.9, 'of the sum of gradients', at_least=0, below=1,
-    only_if=_optimizer('momentum'),
+    0.9, 'of the sum of gradients', at_least=0, below=1, only_if=_optimizer('momentum')
   ),
-  'decay': number(
-    0.9, 'of the squared gradient', at_least=0, below=1,
-    only_if=_optimizer('decay'),
-  ),
-  'b1': number(
-    0.9, 'decay of the mean gradient', at_least=0, below=1,
-    only_if=_optimizer('b1'),
-  ),
+  'decay': number(0.9, 'of the squared gradient', at_least=0, below=1, only_if=_optimizer('decay')),
+  'b1': number(0.9, 'decay of the mean gradient', at_least=0, below=1, only_if=_optimizer('b1')),
   'b2': number(
-    0.999, 'decay of the squared gradient', at_least=0, below=1,
-    only_if=_optimizer('b2'),
+    0.999, 'decay of the squared gradient', at_least=0, below=1, only_if=_optimizer('b2')
   ),
   'eps': number(
-    1e-8, 'added to the root of the squared gradient; under it for rmsprop',
-    above=0, only_if=_optimizer('eps'),
+    1e-8,
+    'added to the root of the squared gradient; under it for rmsprop',
+    above=0,
+    only_if=_optimizer('eps'),
   ),
   'weight_decay': number(
-    5e-4, 'of kernels only; in the gradient, or decoupled', at_least=0,
-    changeable=True,
+    5e-4, 'of kernels only; in the gradient, or decoupled', at_least=0, changeable=True
   ),
   'clip_norm': number(
-    0, 'largest global norm of the gradient; 0: no limit', at_least=0,
-    changeable=True,
+    0, 'largest global norm of the gradient; 0: no limit', at_least=0, changeable=True
   ),
   'clip_value': number(
-    0, 'largest element of the gradient; 0: no limit', at_least=0,
-    changeable=True,
+    0, 'largest element of the gradient; 0: no limit', at_least=0, changeable=True
   ),
   'multipliers': Key(
-    (), "ordered (regex of the parameter's path, factor of its learning rate) "
+    (),
+    "ordered (regex of the parameter's path, factor of its learning rate) "
     'pairs; the first match wins, none: 1. 0 freezes it, as in '
-    "(('stem|stage1', 0),).", check=rules.check_multipliers,
+    "(('stem|stage1', 0),).",
+    check=rules.check_multipliers,
   ),
   'layer_decay': number(
-    1, 'of the learning rate from each block to the one below it; the head\'s '
-    'is whole', above=0, at_most=1, only_if=('init.from', ('?*',)),
+    1,
+    "of the learning rate from each block to the one below it; the head's is whole",
+    above=0,
+    at_most=1,
+    only_if=('init.from', ('?*',)),
   ),
   'decay_multipliers': Key(
-    (), 'the same of weight decay, where it is in the gradient; vectors have '
-    'none', check=rules.check_multipliers,
+    (),
+    'the same of weight decay, where it is in the gradient; vectors have none',
+    check=rules.check_multipliers,
     only_if=_optimizer('decay_multipliers'),
   ),
-}  # fmt: skip
+}
 _SCHEDULE = {
   'name': text(
-    'cosine', 'of the learning rate; range: for --mode=range_test',
-    tuple(SCHEDULES), changeable=True,
+    'cosine',
+    'of the learning rate; range: for --mode=range_test',
+    tuple(SCHEDULES),
+    changeable=True,
   ),
   'warmup': duration('0 steps', 'linear, from 0', zero=True, changeable=True),
   'warmup_start': number(
-    0, 'first learning rate of the warm-up over the peak; of n asynchronous '
-    'workers 1 / n', at_least=0, at_most=1, changeable=True,
+    0,
+    'first learning rate of the warm-up over the peak; of n asynchronous workers 1 / n',
+    at_least=0,
+    at_most=1,
+    changeable=True,
     only_if=('strategy.name', ('server',)),
   ),
   'every': milestones(
-    '30 epochs', "between decays; '32000 steps, 48000 steps': those two only",
-    only_if=_schedule('every'), changeable=True,
+    '30 epochs',
+    "between decays; '32000 steps, 48000 steps': those two only",
+    only_if=_schedule('every'),
+    changeable=True,
   ),
-  'factor': number(
-    0.1, 'of each decay', above=0, only_if=_schedule('factor'), changeable=True
-  ),
+  'factor': number(0.1, 'of each decay', above=0, only_if=_schedule('factor'), changeable=True),
   'power': number(
-    1, 'of the share of the run that is left', above=0, changeable=True,
-    only_if=_schedule('power'),
+    1, 'of the share of the run that is left', above=0, changeable=True, only_if=_schedule('power')
   ),
   'end': number(
-    0, 'last learning rate over the peak', at_least=0, at_most=1,
-    only_if=_schedule('end'), changeable=True,
+    0,
+    'last learning rate over the peak',
+    at_least=0,
+    at_most=1,
+    only_if=_schedule('end'),
+    changeable=True,
   ),
   'start': number(
-    1e-6, 'first learning rate over the peak', above=0, at_most=1,
-    only_if=_schedule('start'), changeable=True,
+    1e-6,
+    'first learning rate over the peak',
+    above=0,
+    at_most=1,
+    only_if=_schedule('start'),
+    changeable=True,
   ),
-}  # fmt: skip
+}
 _STRATEGY = {
   'name': Key(
-    'sync', 'how training is spread over devices; see docs/strategies.md',
+    'sync',
+    'how training is spread over devices; see docs/strategies.md',
     f'one of {", ".join(strategy_lib.BUILT_IN)} or {CLASS}',
     lambda _, name: strategy_lib.declared(name),
   ),
   'reduce_dtype': text(
-    'float32', 'of the gradient sums between devices',
-    ('float32', 'bfloat16', 'float64'),
+    'float32', 'of the gradient sums between devices', ('float32', 'bfloat16', 'float64')
   ),
   'bucket_megabytes': number(25, 'of gradients that leave together', above=0),
-}  # fmt: skip
+}
 _MESH = {
-  'data': value(
-    -1, 'devices that divide the batch', _is_devices, _DEVICES, resumable=True
-  ),
-  'model': value(
-    1, 'devices that divide the network', _is_devices, _DEVICES, resumable=True
-  ),
+  'data': value(-1, 'devices that divide the batch', _is_devices, _DEVICES, resumable=True),
+  'model': value(1, 'devices that divide the network', _is_devices, _DEVICES, resumable=True),
 }
 _SHARDING = {
   'sharding': Key(
-    (('.*', 'replicate'),), "ordered (regex of the parameter's path, rule) "
+    (('.*', 'replicate'),),
+    "ordered (regex of the parameter's path, rule) "
     'pairs, the first match wins; replicate, or fsdp: divided over mesh.data',
-    check=rules.check_sharding, resumable=True,
-  ),
-}  # fmt: skip
+    check=rules.check_sharding,
+    resumable=True,
+  )
+}
 _EVAL = {
   'every': duration('1 epochs', 'between evaluations', resumable=True),
-  'batch_size': integer(256, 'images over all devices', above=0,
-                        resumable=True),
-  'examples': flag(
-    True, 'the last one tells of each example, for the report', resumable=True
-  ),
-}  # fmt: skip
+  'batch_size': integer(256, 'images over all devices', above=0, resumable=True),
+  'examples': flag(True, 'the last one tells of each example, for the report', resumable=True),
+}
 _METRICS = (
-  'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1', 'loss',
-  'class_top1', 'class_top5', 'class_top10',
-)  # fmt: skip
+  'anp_top1',
+  'anp_top5',
+  'anp_top10',
+  'adjective_top1',
+  'noun_top1',
+  'loss',
+  'class_top1',
+  'class_top5',
+  'class_top10',
+)
 _CHECKPOINT = {
-  'every': duration(
-    '1 epochs', 'between saves; also at the end and when stopped',
-    resumable=True,
-  ),
-  'keep': integer(2, 'newest checkpoints that are kept', above=0,
-                  resumable=True),
-  'keep_best': integer(
-    1, 'best by best_metric that are kept too', at_least=0, resumable=True
-  ),
+  'every': duration('1 epochs', 'between saves; also at the end and when stopped', resumable=True),
+  'keep': integer(2, 'newest checkpoints that are kept', above=0, resumable=True),
+  'keep_best': integer(1, 'best by best_metric that are kept too', at_least=0, resumable=True),
   'best_metric': text(
-    'anp_top1', 'of evaluations; class_top1 is the same', _METRICS,
-    resumable=True,
+    'anp_top1', 'of evaluations; class_top1 is the same', _METRICS, resumable=True
   ),
   'on_error': text(
-    'stop', 'when one cannot be written (disk full)', ('stop', 'continue'),
-    resumable=True,
+    'stop', 'when one cannot be written (disk full)', ('stop', 'continue'), resumable=True
   ),
-}  # fmt: skip
+}
 _LOG = {
   'every': duration('20 steps', 'between lines', resumable=True),
   'tensorboard': flag(True, 'also write event files', resumable=True),
-  'wandb': text(
-    '', "Weights & Biases; '': none", ('', 'offline', 'online'), resumable=True
-  ),
+  'wandb': text('', "Weights & Biases; '': none", ('', 'offline', 'online'), resumable=True),
 }
 _COMPILE_CACHE = {
-  'dir': text(
-    'auto', "$JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off",
-    resumable=True,
-  ),
+  'dir': text('auto', "$JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off", resumable=True),
   'max_gigabytes': number(
     4, 'the least recently used entries go first', at_least=0, resumable=True
   ),
-}  # fmt: skip
+}
 _CLUSTER = {
   'rendezvous_timeout': number(
-    300, 'seconds until all have come; until JAX is up in all', above=0,
-    resumable=True,
+    300, 'seconds until all have come; until JAX is up in all', above=0, resumable=True
   ),
   # Signs of life come once a second.
   'heartbeat_timeout': number(
-    20, 'seconds of silence, after which a process is lost', at_least=3,
-    expected='3 seconds or more', resumable=True,
-  ),
-  'stall_timeout': number(
-    120, 'seconds of one step, then all end; 0: no watchdog', at_least=0,
+    20,
+    'seconds of silence, after which a process is lost',
+    at_least=3,
+    expected='3 seconds or more',
     resumable=True,
   ),
-  'stop_timeout': number(
-    60, 'seconds from a signal to a finished save, then without; 0: no limit',
-    at_least=0, resumable=True,
+  'stall_timeout': number(
+    120, 'seconds of one step, then all end; 0: no watchdog', at_least=0, resumable=True
   ),
-}  # fmt: skip
+  'stop_timeout': number(
+    60,
+    'seconds from a signal to a finished save, then without; 0: no limit',
+    at_least=0,
+    resumable=True,
+  ),
+}
 _PROFILE = {
   'steps': Key(
-    '', "'first:last' of a trace, last not included, as in '10:15'",
-    check=_check_window, resumable=True,
-  ),
-}  # fmt: skip
+    '',
+    "'first:last' of a trace, last not included, as in '10:15'",
+    check=_check_window,
+    resumable=True,
+  )
+}
 
 
 def _group(name, keys):

@@ -7,8 +7,7 @@ looks at the run types it again, or types --trust.
 """
 
 import argparse
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import importlib
 import re
 
@@ -31,10 +30,11 @@ _is_all_allowed = False
 def add_flag(parser: argparse.ArgumentParser) -> None:
   """Adds --trust to the flags of a command that reads a run."""
   parser.add_argument(
-    FLAG, action='store_true',
+    FLAG,
+    action='store_true',
     help="import the classes that the run's files name, as "
     'package.module:Class: it runs their code',
-  )  # fmt: skip
+  )
 
 
 def allow(values: dict) -> None:
@@ -73,9 +73,7 @@ def is_class_name(name) -> bool:
   """Whether a text has the form package.module:Class."""
   if not isinstance(name, str) or name.count(':') != 1:
     return False
-  return all(
-    part.isidentifier() for half in name.split(':') for part in half.split('.')
-  )
+  return all(part.isidentifier() for half in name.split(':') for part in half.split('.'))
 
 
 def check(key: str, name: str) -> None:
@@ -114,14 +112,12 @@ def made(key: str, name: str, kind: type, arguments: Callable = lambda _: {}):
   if result is None:
     classes = [n for n, v in vars(module).items() if isinstance(v, type)]
     raise errors.ConfigError(
-      f'{place}: {path} has no {attribute!r}'
-      f'{errors.nearest(attribute, classes)}'
+      f'{place}: {path} has no {attribute!r}{errors.nearest(attribute, classes)}'
     )
   # Not issubclass: of a protocol's it asks for methods, of some it refuses.
   if not isinstance(result, type) or kind not in result.__mro__:
     raise errors.ConfigError(
-      f'{place}: expected a class that inherits from '
-      f'{kind.__module__}.{kind.__qualname__}'
+      f'{place}: expected a class that inherits from {kind.__module__}.{kind.__qualname__}'
     )
   keywords = arguments(result)
   try:

@@ -162,8 +162,7 @@ def _vso(path, lines):
         )
     elif name.split('_')[0] != adjective:
       raise config_lib.ConfigError(
-        f'{place}: {name!r} stands below {adjective or "no adjective"}, '
-        'expected its own adjective'
+        f'{place}: {name!r} stands below {adjective or "no adjective"}, expected its own adjective'
       )
   if start > _VSO_HEADER:
     raise config_lib.ConfigError(
@@ -207,17 +206,14 @@ def _fields(place, line, count):
   fields = [field.strip(' \t') for field in line.split(',')]
   if len(fields) != count:
     raise config_lib.ConfigError(
-      f'{place}: {_quoted(line)} has {len(fields)} fields between commas, '
-      f'expected {count}'
+      f'{place}: {_quoted(line)} has {len(fields)} fields between commas, expected {count}'
     )
   return fields
 
 
 def _pair(place, name):
   if not _PAIR.fullmatch(name):
-    raise config_lib.ConfigError(
-      f'{place}: {_quoted(name)} is not an adjective_noun pair'
-    )
+    raise config_lib.ConfigError(f'{place}: {_quoted(name)} is not an adjective_noun pair')
   return name
 
 
@@ -226,17 +222,13 @@ def _value(place, text, low, high):
     raise config_lib.ConfigError(f'{place}: {_quoted(text)} is not a number')
   value = float(text)
   if not low <= value <= high:
-    raise config_lib.ConfigError(
-      f'{place}: {_quoted(text)} is outside [{low:g}, {high:g}]'
-    )
+    raise config_lib.ConfigError(f'{place}: {_quoted(text)} is outside [{low:g}, {high:g}]')
   return value
 
 
 def _refuse_repeat(place, name, places):
   if name in places:
-    raise config_lib.ConfigError(
-      f'{place}: {name!r} is on line {places[name]} already'
-    )
+    raise config_lib.ConfigError(f'{place}: {name!r} is on line {places[name]} already')
 
 
 def _quoted(text):

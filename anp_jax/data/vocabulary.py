@@ -48,9 +48,7 @@ class Vocabulary:
         order = sorted(set(self._words[i]))
       elif self.is_anp:
         _refuse_repeats(order, f'{factor} ', 0)
-        _refuse_missing(
-          self.names, 'class ', 0, i, order, f'the {factor} given'
-        )
+        _refuse_missing(self.names, 'class ', 0, i, order, f'the {factor} given')
       object.__setattr__(self, factor, tuple(order))
 
   def __len__(self) -> int:
@@ -144,9 +142,7 @@ def from_json(value: dict) -> Vocabulary:
   """
   lists = [value[name] for name in ('classes', 'adjectives', 'nouns')]
   for names in lists:
-    if not isinstance(names, list) or not all(
-      isinstance(name, str) for name in names
-    ):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
       raise ValueError('expected lists of names')
   return Vocabulary(*map(tuple, lists))
 
@@ -171,9 +167,7 @@ def from_spec(spec: str, pairs: str = 'auto') -> Vocabulary:
   return from_lists(*paths, pairs=pairs)
 
 
-def from_lists(
-  anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'auto'
-) -> Vocabulary:  # fmt: skip
+def from_lists(anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'auto') -> Vocabulary:
   """A vocabulary whose ids are line numbers of text files, from 0.
 
   A file is UTF-8 with one name a line. Blanks around names and empty lines at
@@ -204,9 +198,11 @@ def from_lists(
     _refuse_plain(names, f'{anps}:', 1, _ASKED)
   elif pairs == 'auto' and mostly_pairs and _factors_recur(likely):
     _refuse_plain(
-      names, f'{anps}:', 1, f'{len(likely)} of {len(names)} lines are (if none '
-      'is meant to be one: config.data.pairs=no)',
-    )  # fmt: skip
+      names,
+      f'{anps}:',
+      1,
+      f'{len(likely)} of {len(names)} lines are (if none is meant to be one: config.data.pairs=no)',
+    )
   orders = []
   for i, path in enumerate((adjectives, nouns)):
     orders.append(_read_names(path) if path else None)
@@ -256,10 +252,7 @@ def nearest(name: str, names) -> str:
   """The end of an error line: a name that may be meant; '' without one."""
   for other in names:
     if _form(other) == _form(name) and other != name:
-      return (
-        f'; {ascii(name)} and {ascii(other)} differ by case or Unicode form '
-        'only'
-      )
+      return f'; {ascii(name)} and {ascii(other)} differ by case or Unicode form only'
   return config_lib.nearest(name, names)
 
 
@@ -296,9 +289,7 @@ def read_lines(path: str) -> list[str]:
     text = data.decode()
   except UnicodeDecodeError as e:
     line = data.count(b'\n', 0, e.start) + 1
-    raise config_lib.ConfigError(
-      f'{path}:{line}: byte 0x{data[e.start]:02x} is not UTF-8'
-    ) from e
+    raise config_lib.ConfigError(f'{path}:{line}: byte 0x{data[e.start]:02x} is not UTF-8') from e
   except (OSError, ValueError) as e:  # ValueError: a NUL in the path
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
   # Not splitlines(), which also divides at U+0085, U+2028 and others.
@@ -358,9 +349,7 @@ def _refuse_repeats(names, prefix, first):
   number_of = {}
   for i, name in enumerate(names, first):
     if number_of.setdefault(name, i) != i:
-      raise config_lib.ConfigError(
-        f'{prefix}{i}: {name!r} repeats {prefix}{number_of[name]}'
-      )
+      raise config_lib.ConfigError(f'{prefix}{i}: {name!r} repeats {prefix}{number_of[name]}')
 
 
 def _refuse_plain(names, prefix, first, why):

@@ -3,19 +3,12 @@
 import inspect
 
 from anp_jax import config as config_lib
-from anp_jax.config import emulation_keys
-from anp_jax.config import networks
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import trust
+from anp_jax.config import emulation_keys, networks, strategy as strategy_lib, trust
 from anp_jax.models.layers import onednn
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
 
-_CONVNETS = {
-  'lenet': 'LeNet',
-  'cifar10_full': 'Cifar10Full',
-  'two_convolutions': 'TwoConvolutions',
-}
+_CONVNETS = {'lenet': 'LeNet', 'cifar10_full': 'Cifar10Full', 'two_convolutions': 'TwoConvolutions'}
 
 
 def has_batch_norm(config) -> bool:
@@ -56,9 +49,7 @@ def target(config, platform: str, devices: int = 1) -> str:
     opened.threads = 1 if is_fixed else max(1, cores.count() // devices)
     return onednn.PLATFORM
   if config.model.cpu_library == 'onednn':
-    reason = library.missing_reason() or (
-      f'{library.VARIABLE}=off, or not Linux on x86-64'
-    )
+    reason = library.missing_reason() or (f'{library.VARIABLE}=off, or not Linux on x86-64')
     raise config_lib.ConfigError(
       f"config.model.cpu_library='onednn': there is no oneDNN to use: {reason}"
     )
@@ -105,41 +96,30 @@ def _network(config, num_classes, platform, axis_name):
   )
   if ':' in m.name:
     return _user_module(m.name, common)
-  from anp_jax.models import convnets
-  from anp_jax.models import convnext
-  from anp_jax.models import efficientnet
-  from anp_jax.models import resnet
+  from anp_jax.models import convnets, convnext, efficientnet, resnet
 
   if not has_batch_norm(config):
     del common['axis_name']  # there are no statistics to share
     if m.name in convnext.SIZES:
       version, stages, width = convnext.SIZES[m.name]
       return convnext.ConvNeXt(
-        version=version, stages=stages, width=width, drop_path=m.drop_path,
-        **common,
-      )  # fmt: skip
+        version=version, stages=stages, width=width, drop_path=m.drop_path, **common
+      )
     if m.name == 'two_convolutions':
       common['kernels'] = tuple(m.kernels)
     return getattr(convnets, _CONVNETS[m.name])(**common)
   norm = dict(group=m.norm_group, momentum=m.norm_momentum)
   if m.name in efficientnet.NETWORKS:
     return efficientnet.EfficientNet(
-      **efficientnet.NETWORKS[m.name], drop_path=m.drop_path,
-      dropout=m.dropout, **norm, **common,
-    )  # fmt: skip
+      **efficientnet.NETWORKS[m.name], drop_path=m.drop_path, dropout=m.dropout, **norm, **common
+    )
   fields = resnet.NETWORKS[m.name]
   if m.width < resnet.least_width(fields):
     raise config_lib.ConfigError(
-      f'config.model.width={m.width}: expected at least '
-      f'{resnet.least_width(fields)} for {m.name}'
+      f'config.model.width={m.width}: expected at least {resnet.least_width(fields)} for {m.name}'
     )
   return resnet.ResNet(
-    **fields,
-    width=m.width,
-    version=m.version,
-    zero_init=m.zero_init,
-    **norm,
-    **common,
+    **fields, width=m.width, version=m.version, zero_init=m.zero_init, **norm, **common
   )
 
 
@@ -149,9 +129,7 @@ def _user_module(name, arguments):
   def fields(network):
     names = inspect.signature(network).parameters
     if 'num_classes' not in names:
-      raise config_lib.ConfigError(
-        f'config.model.name={name!r}: it needs a field num_classes'
-      )
+      raise config_lib.ConfigError(f'config.model.name={name!r}: it needs a field num_classes')
     return {k: v for k, v in arguments.items() if k in names}
 
   return trust.made('model.name', name, nn.Module, fields)

@@ -187,10 +187,7 @@ def normalise_response(x, platform: str = 'cpu'):
 
 def _share_of_window(shape, window, stride):
   """(height', width', 1): what a padded mean lacks where the edge cuts."""
-  counts = [
-    [min(window, n - i) for i in range(0, n - window + stride, stride)]
-    for n in shape
-  ]
+  counts = [[min(window, n - i) for i in range(0, n - window + stride, stride)] for n in shape]
   return window**2 / np.multiply.outer(*counts)[..., None]
 
 

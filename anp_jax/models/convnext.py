@@ -123,9 +123,8 @@ class ConvNeXt(nn.Module):
     """(batch, height, width, 3) normalised to logits (batch, classes)."""
     types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     conv = functools.partial(
-      layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform,
-      **types,
-    )  # fmt: skip
+      layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform, **types
+    )
     norm = functools.partial(nn.LayerNorm, EPSILON, **types)
     factors = iter(self._factors(train))
     x = conv(self.width, 4, 4, padding=0, name='stem_conv')(images)
@@ -136,8 +135,7 @@ class ConvNeXt(nn.Module):
         features = 2 * x.shape[-1]
         x = conv(features, 2, 2, padding=0, name=f'stage{i}_conv')(x)
       for j in range(1, blocks + 1):
-        block = Block(self.version, conv, norm, self.param_dtype,
-                      name=f'stage{i}_block{j}')  # fmt: skip
+        block = Block(self.version, conv, norm, self.param_dtype, name=f'stage{i}_block{j}')
         x = block(x, next(factors))
     x = x.mean((1, 2), dtype=self.param_dtype)
     norm = functools.partial(norm, dtype=self.param_dtype)

@@ -8,8 +8,7 @@ Hugging Face transformers do, the others as PyTorch.
 from collections.abc import Sequence
 import functools
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -70,16 +69,11 @@ _PYTORCH = {
 }
 _TENSORFLOW = dict(padding='SAME', epsilon=1e-3)
 # The fields of each network.
-NETWORKS = {
-  **_PYTORCH,
-  **{f'tf_{name}': {**n, **_TENSORFLOW} for name, n in _PYTORCH.items()},
-}
+NETWORKS = {**_PYTORCH, **{f'tf_{name}': {**n, **_TENSORFLOW} for name, n in _PYTORCH.items()}}
 _HEAD = 1280  # channels before the classifier
 _SQUEEZE = 4  # channels of a block's input over those that gate
 
-_normal = functools.partial(
-  nn.initializers.variance_scaling, distribution='normal'
-)
+_normal = functools.partial(nn.initializers.variance_scaling, distribution='normal')
 
 
 def rounded(channels: float) -> int:
@@ -91,11 +85,7 @@ def rounded(channels: float) -> int:
 def strides(name: str) -> list[int]:
   """Strides of a network's blocks, by its name."""
   module = EfficientNet(0, **NETWORKS[name])
-  return [
-    1 if j else stage.stride
-    for stage in module.stages
-    for j in range(module.blocks(stage))
-  ]
+  return [1 if j else stage.stride for stage in module.stages for j in range(module.blocks(stage))]
 
 
 def size(name: str) -> tuple[int, int]:
@@ -135,12 +125,15 @@ class Block(nn.Module):
       y = layers.silu(self._convolved('expand', y, train, inner, *shape))
     if not stage.fused:
       y = self._convolved(
-        'depthwise', y, train, inner, *window, groups=inner,
+        'depthwise',
+        y,
+        train,
+        inner,
+        *window,
+        groups=inner,
         kernel_init=_normal(2.0, 'fan_in'),  # a channel's: of size x size
-      )  # fmt: skip
-      y = layers.squeeze_excite(
-        layers.silu(y), self.conv, channels // _SQUEEZE, layers.silu
       )
+      y = layers.squeeze_excite(layers.silu(y), self.conv, channels // _SQUEEZE, layers.silu)
     if stage.fused and stage.expansion == 1:
       y = self._convolved('project', y, train, stage.features, *window)
       y = layers.silu(y)
@@ -204,9 +197,7 @@ class EfficientNet(nn.Module):
     for i, stage in enumerate(self.stages, 1):
       stage = stage._replace(features=rounded(stage.features * self.width))
       for j in range(1, self.blocks(stage) + 1):
-        x = Block(stage, conv, norm, name=f'stage{i}_block{j}')(
-          x, train, next(factors)
-        )
+        x = Block(stage, conv, norm, name=f'stage{i}_block{j}')(x, train, next(factors))
         stage = stage._replace(stride=1)
     x = layers.silu(convolved('head', x, rounded(_HEAD * self.width)))
     x = x.mean((1, 2), dtype=self.param_dtype)
@@ -221,13 +212,10 @@ class EfficientNet(nn.Module):
     )(x)
 
   def _layers(self):
-    types = dict(
-      dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform
-    )
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
     conv = functools.partial(
-      layers.Conv, padding=self.padding,
-      kernel_init=_normal(2.0, 'fan_out'), **types,
-    )  # fmt: skip
+      layers.Conv, padding=self.padding, kernel_init=_normal(2.0, 'fan_out'), **types
+    )
     norm = functools.partial(
       layers.BatchNorm,
       group=self.group,

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import functools
 import time
 
-from flax import linen as nn
-from flax import traverse_util
+from flax import linen as nn, traverse_util
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -39,10 +38,12 @@ class Emulated:
   """
 
   def __init__(
-    self, network: nn.Module, settings,
+    self,
+    network: nn.Module,
+    settings,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-  ):  # fmt: skip
+  ):
     """Makes the network; arguments are its attributes."""
     self.network, self.settings = network, settings
     self.clock, self.sleep = clock, sleep
@@ -75,10 +76,7 @@ class Emulated:
     shapes = traverse_util.flatten_dict(jax.eval_shape(make))
     self._order = [path[1:] for path in order if path[0] == 'params']
     return traverse_util.unflatten_dict(
-      {
-        path: jnp.zeros(shapes[path].shape, shapes[path].dtype)
-        for path in order
-      }
+      {path: jnp.zeros(shapes[path].shape, shapes[path].dtype) for path in order}
     )
 
   def apply(self, variables, images, train: bool, mutable=False, rngs=None):
@@ -97,9 +95,7 @@ class Emulated:
     outputs = jnp.zeros((len(images), self.network.num_classes), jnp.float32)
     stats = {name: tree for name, tree in variables.items() if name != 'params'}
     if train:
-      token = self._compute(len(images))(
-        variables['params'], jax.random.key_data(rngs['dropout'])
-      )
+      token = self._compute(len(images))(variables['params'], jax.random.key_data(rngs['dropout']))
       outputs += token
       # They are sent when the pass has made them.
       stats = jax.tree.map(lambda s: s + token.astype(s.dtype), stats)

@@ -57,7 +57,7 @@ NETWORKS = {
     )
     for blocks in (3, 5, 9)
   },
-}  # fmt: skip
+}
 _BASE_WIDTH = 64  # of the first stage, that group_width refers to
 
 
@@ -107,8 +107,7 @@ class Block(nn.Module):
     for i, (features, size, stride, groups) in enumerate(plan, 1):
       last = i == len(plan)
       conv = self.conv(features, size, stride, groups=groups, name=f'conv{i}')
-      init = nn.initializers.zeros_init if last and self.zero_init else (
-        nn.initializers.ones_init)  # fmt: skip
+      init = nn.initializers.zeros_init if last and self.zero_init else (nn.initializers.ones_init)
       is_gated = last and self.squeeze
       norm = self.norm(scale_init=init(), relu=not is_gated, name=f'norm{i}')
       # The last convolution keeps the map's size.
@@ -123,16 +122,10 @@ class Block(nn.Module):
     """Features, size, stride and groups of each convolution."""
     if not self.bottleneck:
       return (self.features, 3, self.stride, 1), (self.features, 3, 1, 1)
-    first, second = (
-      (self.stride, 1) if self.version == 'v1' else (1, self.stride)
-    )
+    first, second = (self.stride, 1) if self.version == 'v1' else (1, self.stride)
     width = self.features * self.group_width // _BASE_WIDTH
     inner = width * self.groups
-    return (
-      (inner, 1, first, 1),
-      (inner, 3, second, self.groups),
-      (4 * self.features, 1, 1, 1),
-    )
+    return ((inner, 1, first, 1), (inner, 3, second, self.groups), (4 * self.features, 1, 1, 1))
 
   def _gated(self, y):
     """Multiplies each channel by a number from the means of all."""

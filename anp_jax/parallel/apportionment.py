@@ -4,9 +4,7 @@ from collections.abc import Sequence
 import math
 
 
-def apportion(
-  total: int, shares: Sequence[float], multiple: int = 1
-) -> tuple[int, ...]:
+def apportion(total: int, shares: Sequence[float], multiple: int = 1) -> tuple[int, ...]:
   """Whole numbers in proportion to shares, by the largest remainder.
 
   Args:
@@ -21,13 +19,9 @@ def apportion(
   exact = [units * s / sum(shares) for s in shares]
   counts = [math.floor(e) for e in exact]
   # Of equal remainders the first: the order of the devices is fixed.
-  by_remainder = sorted(
-    range(len(shares)), key=lambda i: (counts[i] - exact[i], i)
-  )
+  by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
   for i in by_remainder[: units - sum(counts)]:
     counts[i] += 1
   counts = [n * multiple for n in counts]
-  counts[max(range(len(shares)), key=lambda i: shares[i])] += (
-    total - units * multiple
-  )
+  counts[max(range(len(shares)), key=lambda i: shares[i])] += total - units * multiple
   return tuple(counts)

@@ -8,17 +8,14 @@ makes one after another is joined up to a size only (buckets, as in Li et al.,
 (Poseidon's wait-free backpropagation: Zhang et al., USENIX ATC 2017).
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-def fused(
-  collective: Callable, arrays: Sequence[jax.Array], size: int
-) -> list[jax.Array]:
+def fused(collective: Callable, arrays: Sequence[jax.Array], size: int) -> list[jax.Array]:
   """Runs a collective over arrays, neighbours of one dtype joined.
 
   Args:
@@ -48,10 +45,7 @@ def buckets(arrays: Sequence[jax.Array], size: int) -> list[list[jax.Array]]:
   result = []
   for x in reversed(arrays):
     limit = size if len(result) > 1 else size / 16
-    if (
-      not result or sum(map(_bytes, result[-1])) >= limit
-      or x.dtype != result[-1][0].dtype
-    ):  # fmt: skip
+    if not result or sum(map(_bytes, result[-1])) >= limit or x.dtype != result[-1][0].dtype:
       result.append([])
     result[-1].append(x)
   return [bucket[::-1] for bucket in result[::-1]]

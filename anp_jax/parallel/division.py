@@ -2,8 +2,7 @@
 
 import math
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
 

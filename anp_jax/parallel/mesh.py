@@ -47,20 +47,14 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
       )
     devices = jax.devices()
   if len(set(hosts)) > 1:
-    devices = sorted(
-      devices,
-      key=lambda d: (hosts.index(hosts[d.process_index]), d.process_index),
-    )
+    devices = sorted(devices, key=lambda d: (hosts.index(hosts[d.process_index]), d.process_index))
   shape = {DATA: config.mesh.data, MODEL: config.mesh.model}
   fixed = int(np.prod([n for n in shape.values() if n > 0]))
   free = [axis for axis, n in shape.items() if n == -1]
-  if len(free) > 1 or len(devices) % fixed or (
-    not free and fixed != len(devices)
-  ):  # fmt: skip
+  if len(free) > 1 or len(devices) % fixed or (not free and fixed != len(devices)):
     text = ', '.join(f'{axis}={n}' for axis, n in shape.items())
     raise config_lib.ConfigError(
-      f'config.mesh ({text}) does not fit {len(devices)} '
-      f'{devices[0].platform} devices'
+      f'config.mesh ({text}) does not fit {len(devices)} {devices[0].platform} devices'
     )
   for axis in free:
     shape[axis] = len(devices) // fixed
@@ -95,10 +89,7 @@ def replicated(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
 
 def path_name(path) -> str:
   """A pytree path as text: 'stage1_block1/conv1/kernel'."""
-  return '/'.join(
-    str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k))))
-    for k in path
-  )
+  return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
 
 
 def parameter_name(path, names) -> str | None:
@@ -140,9 +131,7 @@ def param_specs(rules, params, mesh: jsharding.Mesh):
     for pattern, rule in rules:
       if re.search(pattern, name):
         return _fsdp(leaf.shape, mesh) if rule == 'fsdp' else P()
-    raise config_lib.ConfigError(
-      f'config.sharding: no rule matches the parameter {name}'
-    )
+    raise config_lib.ConfigError(f'config.sharding: no rule matches the parameter {name}')
 
   return jax.tree_util.tree_map_with_path(spec, params)
 
@@ -163,9 +152,7 @@ def state_specs(state, specs):
   """
   spec_of = {
     path_name(path): spec
-    for path, spec in jax.tree_util.tree_leaves_with_path(
-      specs, is_leaf=lambda s: isinstance(s, P)
-    )
+    for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda s: isinstance(s, P))
   }
 
   def find(path, leaf):
@@ -178,9 +165,7 @@ def state_specs(state, specs):
 def shardings(specs, mesh: jsharding.Mesh):
   """PartitionSpecs as NamedShardings, leaf by leaf."""
   return jax.tree.map(
-    lambda s: jsharding.NamedSharding(mesh, s),
-    specs,
-    is_leaf=lambda s: isinstance(s, P),
+    lambda s: jsharding.NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P)
   )
 
 

@@ -4,8 +4,7 @@ What is computed stays as it is: of workers that wait for each other, no time
 decides what they learn.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import itertools
 
 import numpy as np
@@ -21,10 +20,12 @@ class SimulatedClock:
   """
 
   def __init__(
-    self, config, groups: int = 1,
+    self,
+    config,
+    groups: int = 1,
     is_exchange: Callable[[int], bool] = lambda step: False,
     exchange_seconds: float = 0.0,
-  ):  # fmt: skip
+  ):
     """Starts before the first step.
 
     Args:
@@ -73,9 +74,7 @@ class SimulatedClock:
     reduce_seconds = self._reduce_seconds()
     clocks = np.zeros(self._groups)
     for step in itertools.count(1):
-      passes = emulation.worker_seconds(
-        s, images, (config.seed, step), s.workers
-      )
+      passes = emulation.worker_seconds(s, images, (config.seed, step), s.workers)
       clocks += passes.reshape(self._groups, -1).max(1) + reduce_seconds
       if self._groups > 1 and self._is_exchange(step):
         clocks[:] = clocks.max() + self._exchange_seconds

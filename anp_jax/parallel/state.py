@@ -4,8 +4,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-from flax import struct
-from flax import traverse_util
+from flax import struct, traverse_util
 import jax
 import jax.numpy as jnp
 import optax
@@ -108,9 +107,7 @@ def abstract(init, config, mesh) -> TrainState:
   params = mesh_lib.param_specs(config.sharding, shapes.params, mesh)
   shardings = mesh_lib.shardings(mesh_lib.state_specs(shapes, params), mesh)
   return jax.tree.map(
-    lambda s, h: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=h),
-    shapes,
-    shardings,
+    lambda s, h: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=h), shapes, shardings
   )
 
 
@@ -148,6 +145,4 @@ def averaged(decay: float, state: TrainState, params, stats) -> dict:
     rate = (1 - decay).astype(new.dtype)
     return old + rate * (new - old)
 
-  return jax.tree.map(
-    average, state.average, {'params': params, 'stats': stats}
-  )
+  return jax.tree.map(average, state.average, {'params': params, 'stats': stats})

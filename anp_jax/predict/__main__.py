@@ -17,25 +17,17 @@ from anp_jax.system import interrupts
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import os
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import exits
-from anp_jax.config import outputs
-from anp_jax.config import trust
-from anp_jax.config import urls
-from anp_jax.system import cores
-from anp_jax.system import xla_flags
+from anp_jax.config import argument_parser, exits, outputs, trust, urls
+from anp_jax.system import cores, xla_flags
 
 _FORMATS = ('csv', 'jsonl')
-_SUFFIXES = {
-  '.csv': 'csv', '.jsonl': 'jsonl', '.json': 'jsonl', '.ndjson': 'jsonl',
-}  # fmt: skip
+_SUFFIXES = {'.csv': 'csv', '.jsonl': 'jsonl', '.json': 'jsonl', '.ndjson': 'jsonl'}
 
 
 @exits.with_status()
@@ -99,9 +91,7 @@ def _parse(arguments):
   for name in ('top', 'threads', 'batch_size'):
     value = getattr(flags, name)
     if value < (name == 'top'):
-      raise config_lib.ConfigError(
-        f'--{name}={value}: expected {int(name == "top")} or more'
-      )
+      raise config_lib.ConfigError(f'--{name}={value}: expected {int(name == "top")} or more')
   _check_outputs(flags)
   return flags
 
@@ -124,68 +114,69 @@ def _check_outputs(flags):
     )
   if flags.output:
     is_chosen = flags.format or not suffix
-    outputs.check_file(
-      '--output', flags.output, () if is_chosen else tuple(_SUFFIXES)
-    )
+    outputs.check_file('--output', flags.output, () if is_chosen else tuple(_SUFFIXES))
   flags.format = flags.format or by_name or 'csv'
   if flags.sheet:
     outputs.check_file('--sheet', flags.sheet, ('.png',))
 
 
 def _parser():
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.predict',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.predict', description=__doc__)
   add = parser.add_argument
   add('paths', nargs='*', metavar='PATHS', help='files, folders, -')
   add(
-    '--checkpoint', metavar='PATH',
+    '--checkpoint',
+    metavar='PATH',
     help='a workdir, a checkpoint in one; published weights: a .safetensors '
     'file, a folder as transformers writes it',
-  )  # fmt: skip
+  )
   add(
-    '--labels', default='', metavar='FILE',
+    '--labels',
+    default='',
+    metavar='FILE',
     help='names of the classes of published weights, one a line',
-  )  # fmt: skip
+  )
   add(
-    '--which', default='newest', metavar='NAME',
+    '--which',
+    default='newest',
+    metavar='NAME',
     help='of a workdir: newest, best or a step (default: %(default)s)',
-  )  # fmt: skip
-  add(
-    '--top', type=int, default=5, metavar='N',
-    help='names a file (default: %(default)s)',
-  )  # fmt: skip
+  )
+  add('--top', type=int, default=5, metavar='N', help='names a file (default: %(default)s)')
   add('--output', default='', metavar='FILE', help='default: standard output')
   add(
-    '--format', default='', metavar='NAME',
+    '--format',
+    default='',
+    metavar='NAME',
     help="csv or jsonl (default: by the output's suffix, else csv)",
-  )  # fmt: skip
+  )
+  add('--sentiment', default='', metavar='FILE', help='VSO or MVSO: how positive a pair is')
+  add('--emotions', default='', metavar='FILE', help='of MVSO: the emotions of a pair')
   add(
-    '--sentiment', default='', metavar='FILE',
-    help='VSO or MVSO: how positive a pair is',
-  )  # fmt: skip
-  add(
-    '--emotions', default='', metavar='FILE',
-    help='of MVSO: the emotions of a pair',
-  )  # fmt: skip
-  add(
-    '--explain', action='store_true',
+    '--explain',
+    action='store_true',
     help='what adjective and noun contribute, and the best of each',
-  )  # fmt: skip
+  )
   add('--sheet', default='', metavar='FILE.png', help='the images, named')
   add(
-    '--upright', action='store_true',
+    '--upright',
+    action='store_true',
     help='turn photographs as their EXIF data say; evaluation does not',
-  )  # fmt: skip
+  )
   add(
-    '--batch_size', type=int, default=0, metavar='N',
+    '--batch_size',
+    type=int,
+    default=0,
+    metavar='N',
     help='images at a time over all devices (default: what suits them)',
-  )  # fmt: skip
+  )
   add(
-    '--threads', type=int, default=0, metavar='N',
+    '--threads',
+    type=int,
+    default=0,
+    metavar='N',
     help='that read and decode (default: as many as cores)',
-  )  # fmt: skip
+  )
   trust.add_flag(parser)
   return parser
 
@@ -194,15 +185,11 @@ def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax.data.input import decode_pillow
   from anp_jax.data.sources import skipped_files
-  from anp_jax.predict import files
-  from anp_jax.predict import network as network_lib
-  from anp_jax.predict import rows as rows_lib
+  from anp_jax.predict import files, network as network_lib, rows as rows_lib
   from anp_jax.system import compile_cache
 
   trained, notes = _network(flags)
-  table = rows_lib.Rows(
-    trained.vocabulary, flags.explain, flags.sentiment, flags.emotions
-  )
+  table = rows_lib.Rows(trained.vocabulary, flags.explain, flags.sentiment, flags.emotions)
   for line in [*notes, *table.notes]:
     progress.line.note(line)
   compile_cache.enable(trained.config)
@@ -239,8 +226,7 @@ def _run(flags, progress):
 def _network(flags):
   """The network that --checkpoint names, and lines for people."""
   from anp_jax.checkpoint import trained as trained_lib
-  from anp_jax.checkpoint.weights import pretrained
-  from anp_jax.checkpoint.weights import published
+  from anp_jax.checkpoint.weights import pretrained, published
 
   if not published.is_published(flags.checkpoint):
     if flags.labels:
@@ -282,9 +268,7 @@ class _Sheet:
     if not self._path:
       return
     room = self._sheet.MOST - len(self._images)
-    for image, file, rows_of_file in list(zip(batch.images, batch.files, rows))[
-      :room
-    ]:
+    for image, file, rows_of_file in list(zip(batch.images, batch.files, rows))[:room]:
       self._images.append(image.copy())  # a view would keep its whole batch
       self._files.append(file)
       self._bars.append(self._sheet.bars(rows_of_file))
@@ -302,10 +286,15 @@ class _Sheet:
     if progress.failed:
       count += f'; {progress.failed:,} unreadable'
     self._sheet.write(
-      self._path, self._images, self._files, self._bars,
-      [f'{trained.config.model.name}, {_origin(trained)}: {count}',
-       f'{urls.original(trained.folder)}; {classes}'],
-    )  # fmt: skip
+      self._path,
+      self._images,
+      self._files,
+      self._bars,
+      [
+        f'{trained.config.model.name}, {_origin(trained)}: {count}',
+        f'{urls.original(trained.folder)}; {classes}',
+      ],
+    )
 
 
 def _origin(trained):

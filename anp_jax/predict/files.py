@@ -4,9 +4,7 @@ Nothing here holds more than a few batches, however many files there are.
 """
 
 import collections
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 import dataclasses
 import itertools
@@ -14,10 +12,7 @@ import os
 
 import numpy as np
 
-from anp_jax.data.sources import folder_names
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import skipped_files
-from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import folder_names, image_folder, skipped_files, stored_images
 
 STDIN = '-'
 
@@ -135,9 +130,7 @@ def _walk(folder, skipped):
   faults = []
   suffixes = image_folder.SUFFIXES + image_folder.convertible()
   for place, folders, names in os.walk(folder, onerror=faults.append):
-    folders[:] = sorted(
-      name for name in folders if not folder_names.is_foreign(name)
-    )
+    folders[:] = sorted(name for name in folders if not folder_names.is_foreign(name))
     for name in sorted(names):
       # macOS leaves a hidden ._NAME.jpg, no image, next to each file it copies.
       if name.startswith('.'):

@@ -7,8 +7,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.system.onednn import library
 from anp_jax.training import mixing
@@ -59,10 +58,7 @@ class Network:
     devices: that share them.
   """
 
-  def __init__(
-    self, trained: trained_lib.Trained, top: int, batch_size: int = 0,
-    devices=None,
-  ):  # fmt: skip
+  def __init__(self, trained: trained_lib.Trained, top: int, batch_size: int = 0, devices=None):
     """Places the weights; the first batch compiles.
 
     Args:
@@ -86,8 +82,7 @@ class Network:
     mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
     self._rows = jax.sharding.NamedSharding(mesh, _P(_AXIS))
     self._weights = jax.device_put(
-      {'params': trained.params, **trained.stats},
-      jax.sharding.NamedSharding(mesh, _P()),
+      {'params': trained.params, **trained.stats}, jax.sharding.NamedSharding(mesh, _P())
     )
     self._program = jax.jit(
       jax.shard_map(

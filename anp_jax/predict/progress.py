@@ -4,16 +4,13 @@ from collections.abc import Callable
 import time
 from typing import TextIO
 
-from anp_jax.system import progress
-from anp_jax.system import untrusted_text
+from anp_jax.system import progress, untrusted_text
 
 
 class NamingProgress(progress.Progress):
   """Progress of naming files, whose last line sums up."""
 
-  def __init__(
-    self, stream: TextIO, clock: Callable[[], float] = time.monotonic
-  ):  # fmt: skip
+  def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic):
     """Starts the clock.
 
     Args:

@@ -26,10 +26,7 @@ class Rows:
     notes: lines of what the tables lack.
   """
 
-  def __init__(
-    self, vocabulary, explain: bool = False, sentiment: str = '',
-    emotions: str = '',
-  ):  # fmt: skip
+  def __init__(self, vocabulary, explain: bool = False, sentiment: str = '', emotions: str = ''):
     """Reads the tables.
 
     Args:
@@ -45,9 +42,10 @@ class Rows:
     self._vocabulary = vocabulary
     self._explain = explain
     for flag, value in (
-      ('--explain', explain), ('--sentiment', sentiment),
+      ('--explain', explain),
+      ('--sentiment', sentiment),
       ('--emotions', emotions),
-    ):  # fmt: skip
+    ):
       if value and not vocabulary.is_anp:
         raise config_lib.ConfigError(
           f'{flag} is for adjective_noun pairs, and the classes are plain, '
@@ -101,10 +99,7 @@ class Rows:
     if self._emotion_names:
       values += self._strongest(name)
     if self._explain:
-      values += [
-        _short(math.exp(names.words[part].of_classes[row, i]))
-        for part in _PARTS
-      ]
+      values += [_short(math.exp(names.words[part].of_classes[row, i])) for part in _PARTS]
       for part, words in zip(_PARTS, (vocabulary.adjectives, vocabulary.nouns)):
         values += _best(names.words[part], words, row, i)
     return dict(zip(self.columns, values, strict=True))
@@ -133,9 +128,7 @@ class Rows:
       )
 
 
-def writer(
-  kind: str, stream: BinaryIO, columns: list[str]
-) -> Callable[[list[dict]], None]:
+def writer(kind: str, stream: BinaryIO, columns: list[str]) -> Callable[[list[dict]], None]:
   """Returns a writer of rows; the head of a CSV is written at once.
 
   Names of files that are not UTF-8 keep their bytes in CSV, and are escaped as
@@ -177,9 +170,7 @@ class _Line:
 
 def _csv(values):
   line = _Line()
-  csv.writer(line, lineterminator='\n').writerow(
-    map(untrusted_text.csv_cell, values)
-  )
+  csv.writer(line, lineterminator='\n').writerow(map(untrusted_text.csv_cell, values))
   return line.text.encode(errors='surrogateescape')
 
 

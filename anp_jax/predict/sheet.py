@@ -25,10 +25,7 @@ class Bar(NamedTuple):
   kind: str
 
 
-_LEGEND = {
-  'anp': 'blue the pair', 'adjective': 'orange the adjective',
-  'noun': 'green the noun',
-}  # fmt: skip
+_LEGEND = {'anp': 'blue the pair', 'adjective': 'orange the adjective', 'noun': 'green the noun'}
 _COLORS = {'anp': _BLUE, 'adjective': _ORANGE, 'noun': _GREEN}
 
 
@@ -85,9 +82,7 @@ def write(
   title = [*title, legend(bars_of_files)]
   columns = min(max(math.ceil(math.sqrt(len(images) / 1.6)), 2), 8)
   line = drawing.ContactSheet.LINE
-  contacts = drawing.ContactSheet(
-    title, len(images), columns, (_CELL, _SIDE + line)
-  )
+  contacts = drawing.ContactSheet(title, len(images), columns, (_CELL, _SIDE + line))
   for i, (image, file) in enumerate(zip(images, files)):
     left, upper = contacts.corner(i)
     contacts.picture((left, upper), image, _SIDE)
@@ -111,6 +106,5 @@ def _draw_bar(contacts, place, bar):
     pen.rectangle(box, _COLORS[bar.kind])
   contacts.text((left + 3, middle), bar.name, room - 6, anchor='lm')
   contacts.text(
-    (left + room + _NUMBER - 1, middle), f'{100 * bar.probability:.0f} %',
-    _NUMBER, anchor='rm',
-  )  # fmt: skip
+    (left + room + _NUMBER - 1, middle), f'{100 * bar.probability:.0f} %', _NUMBER, anchor='rm'
+  )

@@ -117,18 +117,15 @@ class DamageCounter:
     """
     self.damaged += int(damaged)
     self.examples += self._batch_size
-    eval_loop.check_excess(
-      self._config, self.damaged, self.examples, self._source_name
-    )
+    eval_loop.check_excess(self._config, self.damaged, self.examples, self._source_name)
 
 
 class TrainingLog:
   """Passes delayed metrics to telemetry, every so many steps."""
 
   def __init__(
-    self, names: Sequence[str], telemetry, damage: DamageCounter, every: int,
-    total: int, feed,
-  ):  # fmt: skip
+    self, names: Sequence[str], telemetry, damage: DamageCounter, every: int, total: int, feed
+  ):
     """Starts at the step that comes next.
 
     Args:

@@ -34,10 +34,7 @@ class EventFile:
       max_queue=0,
     )
 
-  def write(
-    self, kind: str, step: int, values: dict[str, float],
-    when: float | None = None,
-  ):  # fmt: skip
+  def write(self, kind: str, step: int, values: dict[str, float], when: float | None = None):
     """Adds values of a step, measured at a time; None: now."""
     for name, value in values.items():
       self._writer.add_scalar(f'{kind}/{name}', value, step, when)

@@ -14,34 +14,26 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import urls
+from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
-from anp_jax.reporting import event_file
-from anp_jax.reporting import run_page
-from anp_jax.reporting import telemetry as telemetry_lib
-from anp_jax.reporting import weights_and_biases
+from anp_jax.reporting import event_file, run_page, telemetry as telemetry_lib, weights_and_biases
 from anp_jax.reporting.analysis import page as evaluation_page
 from anp_jax.reporting.run_page import tables
-from anp_jax.system import cores as cores_lib
-from anp_jax.system import device_peaks
-from anp_jax.system import drawing
-from anp_jax.system import emulation
-from anp_jax.system import markdown
-from anp_jax.system import progress
+from anp_jax.system import cores as cores_lib, device_peaks, drawing, emulation, markdown, progress
 from anp_jax.system.onednn import library as onednn
-from anp_jax.training import build
-from anp_jax.training import metric_labels
-from anp_jax.training import schedule_change
+from anp_jax.training import build, metric_labels, schedule_change
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
 
 
 def telemetry(
-  config, workdir: str, mesh, length: telemetry_lib.RunLength,
+  config,
+  workdir: str,
+  mesh,
+  length: telemetry_lib.RunLength,
   clock: Callable[[], float] = time.monotonic,
-) -> telemetry_lib.Telemetry:  # fmt: skip
+) -> telemetry_lib.Telemetry:
   """Returns the telemetry of a run, which the primary process writes.
 
   Args:
@@ -56,24 +48,17 @@ def telemetry(
   peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
   writers = []
   if config.log.wandb:
-    writers.append(
-      functools.partial(weights_and_biases.Writer, workdir, config)
-    )
+    writers.append(functools.partial(weights_and_biases.Writer, workdir, config))
   if config.log.tensorboard:
     folder = os.path.join(workdir, telemetry_lib.TENSORBOARD)
-    writers.append(
-      functools.partial(event_file.EventFile, folder, length.start_step)
-    )
+    writers.append(functools.partial(event_file.EventFile, folder, length.start_step))
   line = progress.LiveLine(sys.stdout if is_primary else None, clock)
-  return telemetry_lib.Telemetry(
-    workdir, length, peak * mesh.size, writers, is_primary, line
-  )
+  return telemetry_lib.Telemetry(workdir, length, peak * mesh.size, writers, is_primary, line)
 
 
 def log_run_info(
-  telemetry: telemetry_lib.Telemetry, config, mesh, abstract_state,
-  splits: tuple, class_sizes=None,
-) -> None:  # fmt: skip
+  telemetry: telemetry_lib.Telemetry, config, mesh, abstract_state, splits: tuple, class_sizes=None
+) -> None:
   """Prints what this run is, in a few lines, and records it.
 
   Args:
@@ -107,19 +92,20 @@ def log_run_info(
     *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
     telemetry.note(text)
-  telemetry.start({
-    'data': ' '.join(filter(None, (
-      config.data.source, urls.original(config.data.get('path', '')),
-    ))),
-    'training_images': len(train), 'validation_images': len(validation),
-    'classes': vocabulary.text(),
-  })  # fmt: skip
+  telemetry.start(
+    {
+      'data': ' '.join(
+        filter(None, (config.data.source, urls.original(config.data.get('path', ''))))
+      ),
+      'training_images': len(train),
+      'validation_images': len(validation),
+      'classes': vocabulary.text(),
+    }
+  )
 
 
 def log_changes(
-  telemetry: telemetry_lib.Telemetry,
-  checkpoints: manager.Checkpoints,
-  program: build.Program,
+  telemetry: telemetry_lib.Telemetry, checkpoints: manager.Checkpoints, program: build.Program
 ) -> None:
   """Records what differs since the restored checkpoint was saved.
 
@@ -152,9 +138,7 @@ def _computing(config, mesh):
   return [f'library  XLA alone: {reason}'] if reason else []
 
 
-def cautions(
-  config, train, batch_size: int, examples: int, class_sizes=None
-) -> list[str]:  # fmt: skip
+def cautions(config, train, batch_size: int, examples: int, class_sizes=None) -> list[str]:
   """Lines about training data that are hardly meant as they are.
 
   Args:
@@ -180,9 +164,7 @@ def cautions(
   names = train.vocabulary.names
   if len(names) == 1:
     name = drawing.shortened(names[0], _LETTERS)
-    lines.append(
-      f'the data have one class only, {name}: there is nothing to tell it from'
-    )
+    lines.append(f'the data have one class only, {name}: there is nothing to tell it from')
   empty = [
     drawing.shortened(name, _LETTERS)
     for name, size in zip(names, () if class_sizes is None else class_sizes)
@@ -199,10 +181,7 @@ def cautions(
 
 def is_scored(workdir: str, step: int) -> bool:
   """Whether this step's evaluation is in metrics.jsonl."""
-  return any(
-    r['kind'] == 'validation' and r['step'] == step
-    for r in telemetry_lib.read(workdir)
-  )
+  return any(r['kind'] == 'validation' and r['step'] == step for r in telemetry_lib.read(workdir))
 
 
 def last_scores(workdir: str) -> dict:

@@ -1,8 +1,7 @@
 """What a run says while it runs: progress line, metrics.jsonl, TensorBoard."""
 
 import collections
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import json
@@ -13,8 +12,7 @@ from typing import Protocol
 
 from anp_jax.config import urls
 from anp_jax.reporting import metric_lines
-from anp_jax.system import files
-from anp_jax.system import progress
+from anp_jax.system import files, progress
 from anp_jax.training import metric_labels
 
 METRICS = metric_lines.NAME
@@ -26,17 +24,24 @@ _RECENT = 32
 
 # The parts of the progress line that a narrow terminal keeps, first to last.
 _PRIORITY = (
-  'activity', 'step', 'loss', 'anp_top1', 'ETA', 'adjective_top1', 'noun_top1',
-  'rate', 'input', 'MFU', 'epoch',
-)  # fmt: skip
+  'activity',
+  'step',
+  'loss',
+  'anp_top1',
+  'ETA',
+  'adjective_top1',
+  'noun_top1',
+  'rate',
+  'input',
+  'MFU',
+  'epoch',
+)
 
 
 def read(workdir: str) -> list[dict]:
   """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
   return [
-    line
-    for line in metric_lines.read(workdir)
-    if line['kind'] not in metric_lines.WITHOUT_METRICS
+    line for line in metric_lines.read(workdir) if line['kind'] not in metric_lines.WITHOUT_METRICS
   ]
 
 
@@ -62,16 +67,12 @@ def write_result(workdir: str, values: dict) -> None:
 
 def changes(workdir: str) -> list[dict]:
   """The keys that --change made new: step, key, old and new value of each."""
-  return [
-    r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.CHANGE
-  ]
+  return [r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.CHANGE]
 
 
 def starts(workdir: str) -> list[dict]:
   """What `Telemetry.start` has recorded, the first command's line first."""
-  return [
-    r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.START
-  ]
+  return [r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.START]
 
 
 def durations(workdir: str) -> dict[str, float]:
@@ -92,14 +93,9 @@ def truncate_after(workdir: str, step: int) -> None:
   records = [
     r
     for r in metric_lines.read(workdir)
-    if step
-    and r['step']
-    <= step - (r['kind'] in (metric_lines.CHANGE, metric_lines.START))
+    if step and r['step'] <= step - (r['kind'] in (metric_lines.CHANGE, metric_lines.START))
   ]
-  files.write_atomic(
-    os.path.join(workdir, METRICS),
-    ''.join(json.dumps(r) + '\n' for r in records),
-  )
+  files.write_atomic(os.path.join(workdir, METRICS), ''.join(json.dumps(r) + '\n' for r in records))
 
 
 def elapsed(seconds: float) -> str:
@@ -200,9 +196,7 @@ class Telemetry:
     """Counts rates from here: `step` is done, and what it took is no rate."""
     self._mark, self._paused, self._step = self._clock(), 0.0, step
 
-  def train(
-    self, step: int, metrics: dict[str, float], input_wait: float
-  ) -> None:  # fmt: skip
+  def train(self, step: int, metrics: dict[str, float], input_wait: float) -> None:
     """Records what was measured since the last call.
 
     Args:
@@ -257,12 +251,7 @@ class Telemetry:
     """Records how long something other than a step has taken."""
     if self._file is not None:
       self._write_line(
-        {
-          'kind': metric_lines.TIME,
-          'step': self._last,
-          'what': what,
-          'seconds': seconds,
-        }
+        {'kind': metric_lines.TIME, 'step': self._last, 'what': what, 'seconds': seconds}
       )
 
   @property

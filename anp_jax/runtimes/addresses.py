@@ -80,9 +80,7 @@ def _route(coordinator):
   """This host's address on the way to the coordinator; '' as `_resolved`."""
   host, port = cluster_env.split_address(coordinator)
   try:
-    family, *_, address = socket.getaddrinfo(
-      host, port, type=socket.SOCK_DGRAM
-    )[0]
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     # Nothing is sent: the system only looks for the way.
     with socket.socket(family, socket.SOCK_DGRAM) as s:
       s.connect(address)

@@ -4,9 +4,7 @@ import dataclasses
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.config import keys
-from anp_jax.config import rules
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import keys, rules, strategy as strategy_lib
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import xla_flags
@@ -43,44 +41,53 @@ class ChannelSplit(sync.Sync):
     """Which convolutions are split, how, and over which devices."""
     return {
       'shares': keys.Key(
-        (), 'of the channels, for each device, in proportion; (): measured',
-        check=rules.check_shares, resumable=True,
-      ),
-      'split_layers': keys.value(
-        '.*', 'regular expression: convolutions that may be split',
-        _is_pattern, 'a regular expression', resumable=True,
-      ),
-      'batch_layers': keys.flag(
-        True, 'whether a measured plan may divide the batch, in the first '
-        'layers or in all', resumable=True,
-      ),
-      'plan': keys.text(
-        '', "by hand, as 'conv1=batch; conv2=900,600', nothing or apart",
+        (),
+        'of the channels, for each device, in proportion; (): measured',
+        check=rules.check_shares,
         resumable=True,
       ),
+      'split_layers': keys.value(
+        '.*',
+        'regular expression: convolutions that may be split',
+        _is_pattern,
+        'a regular expression',
+        resumable=True,
+      ),
+      'batch_layers': keys.flag(
+        True,
+        'whether a measured plan may divide the batch, in the first layers or in all',
+        resumable=True,
+      ),
+      'plan': keys.text(
+        '', "by hand, as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
+      ),
       'offload_to': keys.value(
-        (), "devices that compute channels for one that trains: 'cpu:0' of "
+        (),
+        "devices that compute channels for one that trains: 'cpu:0' of "
         "this process; 'processes': all others'. (): the mesh's devices train",
         _are_devices,
         "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
         resumable=True,
       ),
       'check_plan': keys.number(
-        60.0, 'seconds between two looks whether the devices of a measured '
+        60.0,
+        'seconds between two looks whether the devices of a measured '
         'plan are as fast as they were, in proportion; 0: never',
-        at_least=0, resumable=True,
+        at_least=0,
+        resumable=True,
       ),
       **transport_keys.KEYS,
-    }  # fmt: skip
+    }
 
   def check(self, config):
     """Refuses both shares and a plan, and parameters that are divided."""
     rules.check_tls(config)
     rules.check(
       not (config['strategy.plan'] and config['strategy.shares']),
-      'strategy.shares', config['strategy.shares'],
+      'strategy.shares',
+      config['strategy.shares'],
       '() where strategy.plan is given',
-    )  # fmt: skip
+    )
     rules.check_replicated(config, 'strategy.name is channel_split')
 
   def joins_jax(self, config, mode):
@@ -162,10 +169,5 @@ class ChannelSplit(sync.Sync):
       return {}
     with pool_lib.DevicePool(job.config, job.processes) as pool:
       return loop(
-        dataclasses.replace(
-          job,
-          processes=pool.processes,
-          devices=pool.mesh_devices,
-          pool=pool,
-        )
+        dataclasses.replace(job, processes=pool.processes, devices=pool.mesh_devices, pool=pool)
       )

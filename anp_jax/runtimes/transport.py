@@ -18,11 +18,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import secret as secret_lib
+from anp_jax.cluster import cluster_env, secret as secret_lib
 from anp_jax.runtimes import addresses
-from anp_jax.system import emulation
-from anp_jax.system import errors
+from anp_jax.system import emulation, errors
 
 # Bytes of a record batch: each has its cost; above 10 MB nothing overlaps.
 BATCH = 4 * 2**20
@@ -74,9 +72,7 @@ class Port(flight.FlightServerBase):
       called with TLS is in the config of whoever connects.
   """
 
-  def __init__(
-    self, config, env: cluster_env.ClusterEnv, token: str, owner: str
-  ):
+  def __init__(self, config, env: cluster_env.ClusterEnv, token: str, owner: str):
     """Opens a free port.
 
     Args:
@@ -94,9 +90,7 @@ class Port(flight.FlightServerBase):
     options = {'tls_certificates': [pair]} if pair else {}
     try:
       super().__init__(
-        f'{_scheme(pair)}://{bracketed}:0',
-        middleware={'gate': Gate(token)},
-        **options,
+        f'{_scheme(pair)}://{bracketed}:0', middleware={'gate': Gate(token)}, **options
       )
     except (OSError, pa.ArrowException) as e:
       raise config_lib.ConfigError(
@@ -111,9 +105,8 @@ class Client:
   """One server, as seen from another process."""
 
   def __init__(
-    self, address: str, token: str, certificate: bytes | None = None,
-    timeout: float = 60.0,
-  ):  # fmt: skip
+    self, address: str, token: str, certificate: bytes | None = None, timeout: float = 60.0
+  ):
     """Prepares the connections, which the first call opens.
 
     Args:
@@ -140,8 +133,7 @@ class Client:
       for _ in range(2)
     )
     self._options = flight.FlightCallOptions(
-      timeout=timeout,
-      headers=[(_HEADER.encode(), f'Bearer {token}'.encode())],
+      timeout=timeout, headers=[(_HEADER.encode(), f'Bearer {token}'.encode())]
     )
 
   def ask(self, name: str, **request) -> dict:
@@ -219,9 +211,7 @@ def _scheme(certificate):
   return 'grpc+tls' if certificate else 'grpc'
 
 
-def stream(
-  answer: dict, arrays, local: bool = False
-) -> flight.RecordBatchStream:
+def stream(answer: dict, arrays, local: bool = False) -> flight.RecordBatchStream:
   """Returns the answer to a `get`: JSON, and arrays one after another.
 
   Args:
@@ -285,10 +275,7 @@ def split(data: np.ndarray, shapes) -> list[np.ndarray]:
   if data.nbytes != sum(sizes):
     raise ValueError(f'{data.nbytes} bytes, expected {sum(sizes)}')
   parts = np.split(data, np.cumsum(sizes)[:-1])
-  return [
-    part.view(shape.dtype).reshape(shape.shape)
-    for part, shape in zip(parts, shapes)
-  ]
+  return [part.view(shape.dtype).reshape(shape.shape) for part, shape in zip(parts, shapes)]
 
 
 def describe_error(e: Exception) -> str:
@@ -322,9 +309,7 @@ class _Buffers:
   def __init__(self):
     # By size. A deque's own methods need no lock, which could be held where
     # the collector calls `_give_back`.
-    self._free = collections.defaultdict(
-      functools.partial(collections.deque, maxlen=_SPARE)
-    )
+    self._free = collections.defaultdict(functools.partial(collections.deque, maxlen=_SPARE))
 
   def take(self, size: int) -> np.ndarray:
     """Returns (size,) uint8 of any content."""
@@ -351,10 +336,6 @@ def _batches(arrays, schema=_SCHEMA, size=BATCH):
   for array in arrays:
     # Views: nothing is copied before the socket.
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    column = pa.Array.from_buffers(
-      pa.uint8(), data.size, [None, pa.py_buffer(data)]
-    )
+    column = pa.Array.from_buffers(pa.uint8(), data.size, [None, pa.py_buffer(data)])
     for start in range(0, data.size, size):
-      yield pa.RecordBatch.from_arrays(
-        [column.slice(start, size)], schema=schema
-      )
+      yield pa.RecordBatch.from_arrays([column.slice(start, size)], schema=schema)

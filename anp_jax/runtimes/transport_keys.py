@@ -4,12 +4,10 @@ from anp_jax.config import keys
 
 KEYS = {
   'bind': keys.text(
-    '', "interface or address that servers listen on; '': the host's own",
-    resumable=True,
+    '', "interface or address that servers listen on; '': the host's own", resumable=True
   ),
   'tls_certificate': keys.text(
-    '', "PEM file with the certificate of all servers; '': no encryption",
-    resumable=True,
+    '', "PEM file with the certificate of all servers; '': no encryption", resumable=True
   ),
   'tls_key': keys.text('', 'PEM file with its key', resumable=True),
-}  # fmt: skip
+}

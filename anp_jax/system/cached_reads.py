@@ -25,9 +25,12 @@ def _load():
     return None
   function.restype = ctypes.c_ssize_t
   function.argtypes = (
-    ctypes.c_int, ctypes.POINTER(_Vector), ctypes.c_int, ctypes.c_int64,
     ctypes.c_int,
-  )  # fmt: skip
+    ctypes.POINTER(_Vector),
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_int,
+  )
   return function
 
 

@@ -30,9 +30,9 @@ def enable(config) -> str:
     # A folder of our own inside the shared one: entries that a program without
     # a bound wrote have no time stamps, and JAX then stores nothing more.
     shared = os.environ.get('JAX_COMPILATION_CACHE_DIR')
-    root = os.path.join(shared, 'anp_jax') if shared else os.path.join(
-      config_lib.cache_dir(), 'xla'
-    )  # fmt: skip
+    root = (
+      os.path.join(shared, 'anp_jax') if shared else os.path.join(config_lib.cache_dir(), 'xla')
+    )
     folder = os.path.join(root, _machine())
   if not folder:
     jax.config.update('jax_enable_compilation_cache', False)
@@ -40,16 +40,15 @@ def enable(config) -> str:
   folder = os.path.expanduser(folder)
   if problem := _problem(folder):
     logging.warning(
-      'compiled programs are not kept: %s: %s; config.compile_cache.dir names '
-      'another folder', folder, problem,
-    )  # fmt: skip
+      'compiled programs are not kept: %s: %s; config.compile_cache.dir names another folder',
+      folder,
+      problem,
+    )
     jax.config.update('jax_enable_compilation_cache', False)
     return ''
   settings = {
     'jax_compilation_cache_dir': folder,
-    'jax_compilation_cache_max_size': int(
-      config.compile_cache.max_gigabytes * 2**30
-    ),
+    'jax_compilation_cache_max_size': int(config.compile_cache.max_gigabytes * 2**30),
     # Below this a compile is quicker than the file it would be read from.
     'jax_persistent_cache_min_compile_time_secs': 0.1,
     'jax_persistent_cache_min_entry_size_bytes': -1,

@@ -1,7 +1,6 @@
 """How figures look: colours, type, and a figure without a window system."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import os
 import warnings
@@ -9,9 +8,7 @@ import warnings
 import numpy as np
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
-BLUE, ORANGE, GREEN, PURPLE, GREY = (
-  '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c',
-)  # fmt: skip
+BLUE, ORANGE, GREEN, PURPLE, GREY = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c')
 COLOURS = BLUE, ORANGE, GREEN, PURPLE, '#e69f00', '#56b4e9'
 INK, FAINT, SOFT = '#222222', '#e4e4e4', '#666666'
 
@@ -39,9 +36,7 @@ STYLE = {
 
 
 @contextlib.contextmanager
-def figure(
-  path: str, width: float, height: float, dpi: int = 130, style=None
-):  # fmt: skip
+def figure(path: str, width: float, height: float, dpi: int = 130, style=None):
   """A figure to draw on, written to `path` at the end.
 
   Args:
@@ -59,9 +54,7 @@ def figure(
     # A name in a script that the type lacks is drawn as boxes.
     warnings.filterwarnings('ignore', 'Glyph .* missing')
     # Without pyplot: no window system, no state left behind.
-    canvas = matplotlib.figure.Figure(
-      figsize=(width, height), layout='constrained'
-    )
+    canvas = matplotlib.figure.Figure(figsize=(width, height), layout='constrained')
     yield canvas
     canvas.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     canvas.savefig(path, dpi=dpi, metadata={'Software': None})
@@ -94,18 +87,14 @@ def counts(axis, most: int = 7) -> None:
   import matplotlib.ticker
 
   axis.set_major_locator(
-    matplotlib.ticker.MaxNLocator(
-      most, steps=(1, 2, 5, 10), integer=True, min_n_ticks=1
-    )
+    matplotlib.ticker.MaxNLocator(most, steps=(1, 2, 5, 10), integer=True, min_n_ticks=1)
   )
   axis.set_major_formatter(lambda x, _: f'{x:,.0f}')
 
 
 def printable(name: str) -> str:
   """Returns a name on one line, with escapes for what cannot be drawn."""
-  return ''.join(
-    c if c.isprintable() else c.encode('unicode_escape').decode() for c in name
-  )
+  return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in name)
 
 
 def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
@@ -146,9 +135,8 @@ class ContactSheet:
   _NARROWEST = 640  # that a title fits in
 
   def __init__(
-    self, title: Sequence[str | tuple[str, str]], count: int, columns: int,
-    cell: tuple[int, int],
-  ):  # fmt: skip
+    self, title: Sequence[str | tuple[str, str]], count: int, columns: int, cell: tuple[int, int]
+  ):
     """Makes a white sheet with its title.
 
     Args:
@@ -157,8 +145,7 @@ class ContactSheet:
       columns: cells a row.
       cell: its width and height in pixels.
     """
-    from PIL import Image
-    from PIL import ImageDraw
+    from PIL import Image, ImageDraw
 
     self.plain = typeface('DejaVuSans', 12)
     self._columns = columns
@@ -179,15 +166,9 @@ class ContactSheet:
   def corner(self, index: int) -> tuple[int, int]:
     """Returns the upper left corner (x, y) of a cell."""
     row, column = divmod(index, self._columns)
-    return (
-      self.MARGIN + column * self._pitch[0],
-      self._top + row * self._pitch[1],
-    )
+    return (self.MARGIN + column * self._pitch[0], self._top + row * self._pitch[1])
 
-  def picture(
-    self, place: tuple[int, int], image: np.ndarray, side: int,
-    frame: str | None = None,
-  ):  # fmt: skip
+  def picture(self, place: tuple[int, int], image: np.ndarray, side: int, frame: str | None = None):
     """Draws an image.
 
     Args:
@@ -207,9 +188,14 @@ class ContactSheet:
     self._canvas.paste(picture, place)
 
   def text(
-    self, place: tuple[int, int], text: str, width: float, color: str = INK,
-    anchor: str | None = None, font=None,
-  ):  # fmt: skip
+    self,
+    place: tuple[int, int],
+    text: str,
+    width: float,
+    color: str = INK,
+    anchor: str | None = None,
+    font=None,
+  ):
     """Writes a line, shortened in its middle to a width.
 
     Args:

@@ -33,10 +33,11 @@ class Link:
   """The link of a process: each way carries so many bytes a second."""
 
   def __init__(
-    self, bytes_per_second: float = 0.0,
+    self,
+    bytes_per_second: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-  ):  # fmt: skip
+  ):
     """Makes an idle link.
 
     Args:

@@ -4,8 +4,7 @@ JAX counts them for the CPU only: `jax.stages.Lowered.cost_analysis` is None for
 a device behind a plugin, and so it is for one that is not here.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import math
 
 import jax
@@ -14,9 +13,7 @@ from jax.extend import core
 from anp_jax.system.onednn import specs
 
 
-def count_call(
-  function: Callable, *arguments, branches: Callable[[Iterable], int] = max
-) -> int:
+def count_call(function: Callable, *arguments, branches: Callable[[Iterable], int] = max) -> int:
   """Counts the operations of a call, which is traced and not made.
 
   Args:
@@ -27,10 +24,7 @@ def count_call(
   return count(jax.make_jaxpr(function)(*arguments), branches)
 
 
-def count(
-  jaxpr: core.ClosedJaxpr | core.Jaxpr,
-  branches: Callable[[Iterable], int] = max,
-) -> int:
+def count(jaxpr: core.ClosedJaxpr | core.Jaxpr, branches: Callable[[Iterable], int] = max) -> int:
   """Counts the multiplications and additions of products and convolutions.
 
   Shapes within jax.shard_map are those of one device, and so is the count. The
@@ -50,10 +44,7 @@ def count(
 
 def _count(jaxpr, is_used, branches):
   """Counts what the results that are used need."""
-  used = {
-    v for v, flag in zip(jaxpr.outvars, is_used)
-    if flag and isinstance(v, core.Var)
-  }  # fmt: skip
+  used = {v for v, flag in zip(jaxpr.outvars, is_used) if flag and isinstance(v, core.Var)}
   total = 0
   for equation in reversed(jaxpr.eqns):
     flags = [v in used for v in equation.outvars]
@@ -74,9 +65,7 @@ def _operations(equation, is_used, branches):
   counts = []
   for jaxpr in _inner(params):
     # Results of a loop's body are those of the loop, and what it carries.
-    has_same_results = name not in ('scan', 'while') and (
-      len(jaxpr.outvars) == len(is_used)
-    )
+    has_same_results = name not in ('scan', 'while') and (len(jaxpr.outvars) == len(is_used))
     flags = is_used if has_same_results else [True] * len(jaxpr.outvars)
     counts.append(_count(jaxpr, flags, branches))
   if name == 'cond':
@@ -86,9 +75,7 @@ def _operations(equation, is_used, branches):
 
 def _has_effect(equation):
   """Whether an equation does more than give results; collectives do not."""
-  return any(
-    type(effect).__name__ != 'NamedAxisEffect' for effect in equation.effects
-  )
+  return any(type(effect).__name__ != 'NamedAxisEffect' for effect in equation.effects)
 
 
 def _inner(params):
@@ -104,9 +91,7 @@ def _inner(params):
 def _product(equation):
   (contracted, _), _ = equation.params['dimension_numbers']
   left, (result,) = equation.invars[0].aval.shape, equation.outvars
-  return 2 * math.prod(result.aval.shape) * math.prod(
-    left[i] for i in contracted
-  )  # fmt: skip
+  return 2 * math.prod(result.aval.shape) * math.prod(left[i] for i in contracted)
 
 
 def _convolution(equation):
@@ -117,12 +102,15 @@ def _convolution(equation):
   # The first two are the batch (a kernel's: its results) and the channels.
   meetings = math.prod(
     _meetings(
-      image[image_axes[i + 2]], kernel[kernel_axes[i + 2]],
-      result[result_axes[i + 2]], params['padding'][i][0], stride,
+      image[image_axes[i + 2]],
+      kernel[kernel_axes[i + 2]],
+      result[result_axes[i + 2]],
+      params['padding'][i][0],
+      stride,
       (params['lhs_dilation'][i], params['rhs_dilation'][i]),
     )
     for i, stride in enumerate(params['window_strides'])
-  )  # fmt: skip
+  )
   batch, features = (result[i] for i in result_axes[:2])
   # A kernel's channels are those of one group.
   return 2 * meetings * batch * features * kernel[kernel_axes[1]]
@@ -138,11 +126,10 @@ def _custom_call(params):
     return 0
   meetings = math.prod(
     _meetings(
-      spec.image[i + 1], spec.kernel[i], spec.result[i + 1], spec.pads[2 * i],
-      spec.stride, (1, 1),
+      spec.image[i + 1], spec.kernel[i], spec.result[i + 1], spec.pads[2 * i], spec.stride, (1, 1)
     )
     for i in range(2)
-  )  # fmt: skip
+  )
   return 2 * meetings * spec.result[0] * math.prod(spec.kernel[2:])
 
 
@@ -151,8 +138,6 @@ def _meetings(size, taps, outputs, before, stride, dilation):
   image_dilation, kernel_dilation = dilation
   last = (size - 1) * image_dilation
   places = (
-    out * stride + tap * kernel_dilation - before
-    for out in range(outputs)
-    for tap in range(taps)
+    out * stride + tap * kernel_dilation - before for out in range(outputs) for tap in range(taps)
   )
   return sum(0 <= p <= last and p % image_dilation == 0 for p in places)

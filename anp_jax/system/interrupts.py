@@ -45,9 +45,7 @@ def listen() -> None:
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-  threading.Thread(
-    target=_read, args=(reader,), name='interrupts', daemon=True
-  ).start()
+  threading.Thread(target=_read, args=(reader,), name='interrupts', daemon=True).start()
   # The thread has its number already.
   signal.signal(signal.SIGINT, lambda *_: None)
 

@@ -17,9 +17,7 @@ import shutil
 from absl import logging
 
 from anp_jax.config import urls
-from anp_jax.system import errors
-from anp_jax.system import files
-from anp_jax.system import remote
+from anp_jax.system import errors, files, remote
 
 _CHECKPOINTS = ('checkpoints', 'best')
 # Written to the store by Orbax, or large and never read again.

@@ -15,9 +15,7 @@ class Profile:
   the trace has these steps and no other.
   """
 
-  def __init__(
-    self, config, workdir: str, done: int, total: int, note, primary=True
-  ):  # fmt: skip
+  def __init__(self, config, workdir: str, done: int, total: int, note, primary=True):
     """Chooses the steps; notes it if the run makes fewer than the config names.
 
     Args:

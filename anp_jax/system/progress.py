@@ -1,7 +1,6 @@
 """One live line of progress in a terminal, plain lines everywhere else."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import sys
 import threading
 import time
@@ -18,9 +17,7 @@ class LiveLine:
   closed terminal, a broken pipe) nothing is written and nothing fails.
   """
 
-  def __init__(
-    self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic
-  ):  # fmt: skip
+  def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic):
     """Finds out whether the stream is a terminal.
 
     Args:
@@ -74,9 +71,8 @@ class LiveLine:
         if erase:
           self._console.control(_erasure())
         self._console.out(
-          _encodable(above, self._stream) + self._cropped(live),
-          end='', highlight=False,
-        )  # fmt: skip
+          _encodable(above, self._stream) + self._cropped(live), end='', highlight=False
+        )
     except (OSError, ValueError):
       self._stream = self._console = None
 
@@ -98,10 +94,14 @@ class Progress:
   """
 
   def __init__(
-    self, title: str, total: int | None = None, done: int = 0,
-    failed_word: str = 'damaged', log_seconds: float | None = None,
+    self,
+    title: str,
+    total: int | None = None,
+    done: int = 0,
+    failed_word: str = 'damaged',
+    log_seconds: float | None = None,
     line: LiveLine | None = None,
-  ):  # fmt: skip
+  ):
     """Starts the clock.
 
     Args:
@@ -126,9 +126,7 @@ class Progress:
   def count_total(self, files: Iterable) -> None:
     """Counts the files to come, in the background, for a terminal."""
     if self.line.is_live:
-      threading.Thread(
-        target=self._set_total, args=(files,), daemon=True
-      ).start()
+      threading.Thread(target=self._set_total, args=(files,), daemon=True).start()
 
   def add(self, done: int, failed: int = 0) -> None:
     """Counts files that are done, and shows the state if it is time.

@@ -78,9 +78,7 @@ def join(address: str, name: str) -> str:
 
 def unreadable(address: str, error: Exception) -> config_lib.ConfigError:
   """Returns the one-line error of an address that cannot be read."""
-  return config_lib.ConfigError(
-    f'{address} cannot be read: {errors.typed_line(error)}'
-  )
+  return config_lib.ConfigError(f'{address} cannot be read: {errors.typed_line(error)}')
 
 
 def move(folder: str, target: str) -> None:

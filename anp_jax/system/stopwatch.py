@@ -1,7 +1,6 @@
 """Times functions, and says what is usual of several times."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import statistics
 import time
 

@@ -7,8 +7,7 @@ a run on its platform gets it. What a user has set is never changed. docs/gpu.md
 says what was left out.
 """
 
-from collections.abc import Callable
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 import contextlib
 import glob
 import importlib.util
@@ -33,47 +32,58 @@ class Setting(NamedTuple):
 FLAGS = (
   Setting(
     'xla_cpu_experimental_ynn_fusion_type',
-    'LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT', 'cpu',
+    'LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT',
+    'cpu',
     "matrix products alone go to XLA's YNNPACK: by default sums do too, and "
     'what produces their terms is computed once for each of them; ResNet-50 '
     'steps take half the time. Without INDIVIDUAL_DOT, JAX 0.12 widens '
     'bfloat16 products to float32, which takes twice as long',
   ),
   Setting(
-    'xla_gpu_enable_latency_hiding_scheduler', 'true', 'gpu',
+    'xla_gpu_enable_latency_hiding_scheduler',
+    'true',
+    'gpu',
     'gradient sums overlap the backward pass; Hopper and newer do it anyway',
   ),
   Setting(
-    'xla_gpu_all_reduce_combine_threshold_bytes', '1048576', 'gpu',
+    'xla_gpu_all_reduce_combine_threshold_bytes',
+    '1048576',
+    'gpu',
     'gradients are joined already (parallel/buckets.py); joined once more, '
     'the last of them, which nothing hides, would be 30 MB',
   ),
-)  # fmt: skip
+)
 
 # For runs that are the same to the bit, see parallel/invariant.py.
 DETERMINISTIC = (
   Setting(
-    'xla_gpu_deterministic_ops', 'true', 'gpu',
+    'xla_gpu_deterministic_ops',
+    'true',
+    'gpu',
     'no algorithm that adds in the order of arrival, and none chosen by trying '
     'out, which may choose another one next time',
   ),
-)  # fmt: skip
+)
 
 # For runs whose computing is a sleep, see models/emulated.py.
 EMULATED = (
   Setting(
-    'xla_disable_hlo_passes', 'cpu-all-reduce-combiner', 'cpu',
+    'xla_disable_hlo_passes',
+    'cpu-all-reduce-combiner',
+    'cpu',
     'gradients leave in buckets while the backward pass goes on, as on a GPU: '
     'joined to one sum, as on a CPU, all would wait for its end',
   ),
-)  # fmt: skip
+)
 
 VARIABLES = (
   Setting(
-    'XLA_CLIENT_MEM_FRACTION', '0.85', 'gpu',
+    'XLA_CLIENT_MEM_FRACTION',
+    '0.85',
+    'gpu',
     'training owns the GPU: 0.75, the default, leaves a quarter of it unused',
   ),
-)  # fmt: skip
+)
 
 # JAX refuses to start with both names of one variable.
 _OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
@@ -117,8 +127,7 @@ def enable(
   variables = {
     s.name: s.value
     for s in VARIABLES
-    if s.platform == here
-    and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
+    if s.platform == here and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
   }
   spare = spare or SPARE_THREADS * emulated
   if spare and not threads:
@@ -134,21 +143,17 @@ def enable(
   return flags + [f'{name}={value}' for name, value in variables.items()]
 
 
-def enable_for(
-  config, environment: MutableMapping[str, str] = os.environ
-) -> list[str]:
+def enable_for(config, environment: MutableMapping[str, str] = os.environ) -> list[str]:
   """Calls `enable` with the settings of a config and its strategy."""
   # Not before a restart: it imports what a config is made of.
-  from anp_jax.config import emulation_keys
-  from anp_jax.config import strategy as strategy_lib
+  from anp_jax.config import emulation_keys, strategy as strategy_lib
 
   settings = strategy_lib.find(config).xla_settings(config)
   return enable(environment, emulated=emulation_keys.sleeps(config), **settings)
 
 
 def use_huge_pages(
-  environment: MutableMapping[str, str] = os.environ,
-  restart: Callable = os.execve,
+  environment: MutableMapping[str, str] = os.environ, restart: Callable = os.execve
 ) -> None:
   """Restarts a process that computes on a CPU with large arrays on huge pages.
 
@@ -181,9 +186,7 @@ def _can_restart():
   """Whether the same arguments would start the same process again."""
   # A debugger would be lost.
   monitoring = getattr(sys, 'monitoring', None)
-  if sys.gettrace() or (
-    monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
-  ):
+  if sys.gettrace() or (monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)):
     return False
   # Not a script that another runs, and not one that came on standard input.
   named = sys.argv[0] in sys.orig_argv or '-m' in sys.orig_argv
@@ -213,9 +216,7 @@ def platform(environment: MutableMapping[str, str] = os.environ) -> str:
   return 'cpu'
 
 
-def cpu_threads(
-  devices: int, environment: MutableMapping[str, str] = os.environ
-) -> int:
+def cpu_threads(devices: int, environment: MutableMapping[str, str] = os.environ) -> int:
   """Returns the number of threads in the pool that XLA's CPU devices share.
 
   Args:
@@ -237,16 +238,13 @@ def nvidia_smi(*arguments: str) -> str:
   """Returns what NVIDIA's tool prints; '' where it is missing or fails."""
   try:
     return subprocess.run(
-      ['nvidia-smi', *arguments],
-      capture_output=True, text=True, timeout=30, check=True,
-    ).stdout  # fmt: skip
+      ['nvidia-smi', *arguments], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
   except (OSError, subprocess.SubprocessError):
     return ''
 
 
-def missing_plugin(
-  environment: MutableMapping[str, str] = os.environ, root: str = '/'
-) -> str:
+def missing_plugin(environment: MutableMapping[str, str] = os.environ, root: str = '/') -> str:
   """Returns what to install where JAX cannot use this host's accelerator.
 
   JAX itself says nothing, or only warns, and computes on the CPU.
@@ -273,10 +271,7 @@ def missing_plugin(
       ),
     )
   elif tpu:
-    what, install = (
-      f'a TPU ({tpu})',
-      ("make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"),
-    )
+    what, install = (f'a TPU ({tpu})', ("make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"))
   else:
     return ''
   return (
@@ -332,9 +327,7 @@ def not_deterministic(
 ) -> list[str]:
   """Returns the flags that a bit-exact run needs and XLA_FLAGS lacks."""
   words = environment.get('XLA_FLAGS', '').split()
-  flags = [
-    f'--{s.name}={s.value}' for s in DETERMINISTIC if s.platform == platform
-  ]
+  flags = [f'--{s.name}={s.value}' for s in DETERMINISTIC if s.platform == platform]
   return [flag for flag in flags if flag not in words]
 
 
@@ -345,9 +338,7 @@ def _missing_flags(settings, platform, text):
     return []
   named = {word.partition('=')[0].lstrip('-') for word in text.split()}
   return [
-    f'--{s.name}={s.value}'
-    for s in settings
-    if s.platform == platform and s.name not in named
+    f'--{s.name}={s.value}' for s in settings if s.platform == platform and s.name not in named
   ]
 
 

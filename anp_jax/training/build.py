@@ -14,13 +14,14 @@ import numpy as np
 
 from anp_jax import models
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import eval_step as eval_step_lib
-from anp_jax.training import multipliers
-from anp_jax.training import optimizer as optimizer_lib
-from anp_jax.training import run_spec
-from anp_jax.training import step as step_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import (
+  eval_step as eval_step_lib,
+  multipliers,
+  optimizer as optimizer_lib,
+  run_spec,
+  step as step_lib,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +87,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
   optimizer = optimizer_lib.create(*schedule_of)
   strategy = strategy_lib.find(config)
-  target = models.target(
-    config, mesh_lib.platform(mesh), jax.local_device_count()
-  )
+  target = models.target(config, mesh_lib.platform(mesh), jax.local_device_count())
   sums_over = mesh_lib.DATA if strategy.sums_statistics else None
   model = models.create(config, objective.outputs, target, sums_over)
   init = state_lib.Init(model, optimizer, config)
@@ -99,13 +98,15 @@ def create(spec: run_spec.RunSpec) -> Program:
   multipliers.check_layers(config, single.params)
   multipliers.check_that_some_train(config.optimizer.multipliers, single.params)
   specs = jax.tree.map(lambda s: s.sharding.spec, single.params)
-  strategy_step = strategy.build(
-    strategy.in_steps(spec), specs, init.order, spec.offload_devices
-  )
+  strategy_step = strategy.build(strategy.in_steps(spec), specs, init.order, spec.offload_devices)
   shared = {
-    'config': config, 'mesh': mesh, 'model': model, 'objective': objective,
-    'strategy_step': strategy_step, 'abstract_single': single,
-  }  # fmt: skip
+    'config': config,
+    'mesh': mesh,
+    'model': model,
+    'objective': objective,
+    'strategy_step': strategy_step,
+    'abstract_single': single,
+  }
   return Program(
     spec=spec,
     model=model,
@@ -115,9 +116,7 @@ def create(spec: run_spec.RunSpec) -> Program:
     eval_state_fn=strategy_step.eval_state_fn(single),
     saved_form=strategy_step.saved_form(single),
     training=step_lib.TrainStep(
-      optimizer=optimizer,
-      schedule=optimizer_lib.schedule(*schedule_of),
-      **shared,
+      optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of), **shared
     ),
     evaluation=eval_step_lib.EvalStep(**shared),
   )

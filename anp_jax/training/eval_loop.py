@@ -50,8 +50,7 @@ def examples(examples_step, state, batches, count: int):
     _add(totals, sums)
     batch_rows.append(jax.device_get(rows))
   return _means(totals), {
-    name: np.concatenate([rows[name] for rows in batch_rows])[:count]
-    for name in batch_rows[0]
+    name: np.concatenate([rows[name] for rows in batch_rows])[:count] for name in batch_rows[0]
   }
 
 
@@ -95,8 +94,7 @@ def _late(step, state, batches):
 
 def _means(totals):
   weight = totals.pop('weight', np.float64(0))
-  means = {k: float(v / weight) if weight else math.nan
-           for k, v in totals.items()}  # fmt: skip
+  means = {k: float(v / weight) if weight else math.nan for k, v in totals.items()}
   return means | {'examples': int(weight)}
 
 

@@ -9,11 +9,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import microsteps
-from anp_jax.training import mixing
-from anp_jax.training import per_example
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import microsteps, mixing, per_example
 
 P = mesh_lib.P
 
@@ -70,9 +67,7 @@ class EvalStep:
     def shard(params, stats, batch):
       outputs, label = self._outputs(params, stats, batch), batch['label']
       values = self.objective.metrics(outputs, label)
-      sums = microsteps.weighted_sums(
-        values, batch['weight'].astype(outputs.dtype)
-      )
+      sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
       rows = per_example.rows(self.objective, outputs, label, held_out)
       return sums, rows | {'label': label, 'weight': batch['weight']}
 
@@ -94,9 +89,7 @@ class EvalStep:
   def _outputs(self, params, stats, batch):
     """The network's outputs (batch, outputs) for one device's part."""
     d = self.config.data
-    images = mixing.normalise(
-      batch['image'], d.mean, d.std, self.config.model.dtype
-    )
+    images = mixing.normalise(batch['image'], d.mean, d.std, self.config.model.dtype)
     variables = {'params': self.strategy_step.gather(params), **stats}
     with self.strategy_step.convolution_context():
       outputs = self.model.apply(variables, images, False)
@@ -118,9 +111,7 @@ class EvalStep:
 
     def whole(*shards):
       sums, rows = zip(*shards, strict=True)
-      sums = strategy.sum_scores(
-        strategy.add_shards(sums) if len(sums) > 1 else sums[0]
-      )
+      sums = strategy.sum_scores(strategy.add_shards(sums) if len(sums) > 1 else sums[0])
       if rows[0] is None:
         return sums
       rows = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
@@ -143,21 +134,15 @@ class EvalStep:
       shard=self._jitted(one_shard, batch_spec, P()),
       add=jax.jit(
         jax.shard_map(
-          add,
-          mesh=mesh,
-          in_specs=(batch_spec,) * count,
-          out_specs=P(),
-          check_vma=False,
-        )  # fmt: skip
+          add, mesh=mesh, in_specs=(batch_spec,) * count, out_specs=P(), check_vma=False
+        )
       ),
       mesh=mesh,
     )
 
   def _jitted(self, shard, out_specs, *more_specs):
     """A shard's function of evaluated params, stats and a batch, jitted."""
-    specs = jax.tree.map(
-      lambda s: s.sharding.spec, self.abstract_single.evaluated()
-    )
+    specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_single.evaluated())
     return jax.jit(
       jax.shard_map(
         shard,

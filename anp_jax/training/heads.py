@@ -65,9 +65,7 @@ class Joint:
       (batch, nouns).
     """
     anp = jax.nn.softmax(outputs)
-    return {'anp': anp} | {
-      factor.name: factor.sum_classes(anp) for factor in self.factors
-    }
+    return {'anp': anp} | {factor.name: factor.sum_classes(anp) for factor in self.factors}
 
   def loss(self, outputs, targets):
     """Cross-entropy: (batch, outputs), (batch, classes) to (batch,) nats."""
@@ -106,10 +104,7 @@ class Multitask:
   def loss(self, outputs, targets):
     """The weighted sum of three cross-entropies; see `Joint.loss`."""
     words = _words(self.factors, outputs[:, self.classes :])
-    word_targets = (
-      targets,
-      *(factor.sum_classes(targets) for factor in self.factors),
-    )
+    word_targets = (targets, *(factor.sum_classes(targets) for factor in self.factors))
     logits = (self.logits(outputs), *words.values())
     return sum(
       weight * optax.softmax_cross_entropy(scores, target)
@@ -159,9 +154,7 @@ class Factored:
     """
     words = _words(self.factors, outputs)
     return sum(
-      optax.softmax_cross_entropy(
-        words[factor.name], factor.sum_classes(targets)
-      )
+      optax.softmax_cross_entropy(words[factor.name], factor.sum_classes(targets))
       for factor in self.factors
     )
 

@@ -4,10 +4,14 @@ import re
 
 # Scores in the order people read them, adjective and noun next to their pair.
 LABELS = {
-  'loss': 'loss', 'anp_top1': 'ANP top-1', 'adjective_top1': 'adjective',
-  'noun_top1': 'noun', 'anp_top5': 'ANP top-5', 'anp_top10': 'ANP top-10',
+  'loss': 'loss',
+  'anp_top1': 'ANP top-1',
+  'adjective_top1': 'adjective',
+  'noun_top1': 'noun',
+  'anp_top5': 'ANP top-5',
+  'anp_top10': 'ANP top-10',
   'anp_top100': 'ANP top-100',
-}  # fmt: skip
+}
 
 # What the keys of LABELS may also be called; files have those of LABELS.
 _ALIAS = re.compile('class_(?=top)')
@@ -37,9 +41,7 @@ def labels(keys) -> dict[str, str]:
     keys: see `names`.
   """
   word = 'ANP' if _has_pairs(keys) else 'class'
-  return {
-    k: label.replace('ANP', word) for k, label in LABELS.items() if k in keys
-  }
+  return {k: label.replace('ANP', word) for k, label in LABELS.items() if k in keys}
 
 
 def format_value(name: str, value: float) -> str:

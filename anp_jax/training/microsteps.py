@@ -63,9 +63,7 @@ class SequentialScores(_Sequential):
 
   def __call__(self, params, stats, batch):
     """Runs the programs."""
-    shards = [
-      self.shard(params, stats, batch, i) for i in self._indices_with(batch)
-    ]
+    shards = [self.shard(params, stats, batch, i) for i in self._indices_with(batch)]
     return self.add(*shards)
 
   def lower(self, params, stats, batch) -> 'Lowered':
@@ -93,8 +91,7 @@ class SequentialSteps(_Sequential):
   def __call__(self, state, batch):
     """Runs the programs."""
     shards = [
-      self.shard(state.params, state.stats, state.step, batch, i)
-      for i in self._indices_with(batch)
+      self.shard(state.params, state.stats, state.step, batch, i) for i in self._indices_with(batch)
     ]
     reduced = self.add(state.stats, _rows(batch), *shards)
     return self.update(state, reduced)
@@ -156,10 +153,7 @@ class Compiled:
 def micro_batch(batch, index, count: int):
   """Part `index` of the `count` equal parts of a device's batch."""
   return jax.tree.map(
-    lambda x: lax.dynamic_slice_in_dim(
-      x, index * (len(x) // count), len(x) // count
-    ),
-    batch,
+    lambda x: lax.dynamic_slice_in_dim(x, index * (len(x) // count), len(x) // count), batch
   )
 
 
@@ -173,17 +167,14 @@ def weighted_sums(values: dict, weight) -> dict:
 
   A row of weight 0 counts for nothing even where its value is not finite.
   """
-  sums = {
-    k: jnp.where(weight > 0, v * weight, 0).sum() for k, v in values.items()
-  }
+  sums = {k: jnp.where(weight > 0, v * weight, 0).sum() for k, v in values.items()}
   return sums | {'weight': weight.sum()}
 
 
 def _abstract(lowered, sharding):
   """The results of a lowered program, as abstract arrays of one sharding."""
   return jax.tree.map(
-    lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-    lowered.out_info,
+    lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), lowered.out_info
   )
 
 

@@ -51,10 +51,7 @@ def rate_factors(config, params) -> dict[str, float]:
   names = _paths(params)
   layers_of = layer_numbers(names)
   top = max(layers_of.values())
-  return {
-    name: factor(rules, name) * decay ** (top - layers_of[name])
-    for name in names
-  }
+  return {name: factor(rules, name) * decay ** (top - layers_of[name]) for name in names}
 
 
 def layer_decay(config) -> float:
@@ -84,10 +81,7 @@ def scaled(config) -> optax.GradientTransformation:
   def scale(updates, _):
     factors = rate_factors(config, updates)
     return jax.tree_util.tree_map_with_path(
-      lambda path, update: multiplied(
-        update, factors[mesh_lib.path_name(path)]
-      ),
-      updates,
+      lambda path, update: multiplied(update, factors[mesh_lib.path_name(path)]), updates
     )
 
   def multiplied(update, value):
@@ -109,8 +103,7 @@ def decays(weight_decay: float, rules, mask) -> dict[str, float]:
   leaves = jax.tree_util.tree_leaves_with_path(mask)
   names = {mesh_lib.path_name(path): is_decayed for path, is_decayed in leaves}
   return {
-    name: is_decayed * weight_decay * factor(rules, name)
-    for name, is_decayed in names.items()
+    name: is_decayed * weight_decay * factor(rules, name) for name, is_decayed in names.items()
   }
 
 
@@ -126,11 +119,12 @@ def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
   def add(updates, params):
     amounts = decays(weight_decay, rules, mask(params))
     return jax.tree_util.tree_map_with_path(
-      lambda path, update, parameter: update + jnp.asarray(
-        amounts[mesh_lib.path_name(path)], update.dtype
-      ) * parameter,
-      updates, params,
-    )  # fmt: skip
+      lambda path, update, parameter: (
+        update + jnp.asarray(amounts[mesh_lib.path_name(path)], update.dtype) * parameter
+      ),
+      updates,
+      params,
+    )
 
   return optax.stateless(add)
 
@@ -141,9 +135,7 @@ def decayed_slice() -> optax.GradientTransformationExtraArgs:
   def update(gradient, state, weights, *, decays, **_):
     return gradient + decays * weights, state
 
-  return optax.GradientTransformationExtraArgs(
-    lambda _: optax.EmptyState(), update
-  )
+  return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def check(key: str, rules, params) -> None:
@@ -222,9 +214,7 @@ class Frozen:
     free = {name: bool(factor(rules, name)) for name in _paths(params)}
     self._names = {name for name, trains in free.items() if not trains}
     modules = {name.rpartition('/')[0] for name in self._names}
-    self.norms = modules - {
-      name.rpartition('/')[0] for name, trains in free.items() if trains
-    }
+    self.norms = modules - {name.rpartition('/')[0] for name, trains in free.items() if trains}
 
   def stop_gradients(self, params):
     """The same parameters; no gradient is computed of the frozen ones."""
@@ -259,8 +249,7 @@ class Frozen:
       if new.average:
         average = self._restored(new.average, state.average)
       trees = self._restored(
-        {'params': new.params, 'stats': new.stats},
-        {'params': state.params, 'stats': state.stats},
+        {'params': new.params, 'stats': new.stats}, {'params': state.params, 'stats': state.stats}
       )
       return new.replace(**trees, average=average), values
 
@@ -296,9 +285,7 @@ class Frozen:
   def _restored(self, new, old):
     """New parameters and statistics, with the old ones where frozen."""
     stats = jax.tree_util.tree_map_with_path(
-      lambda path, now, before: (
-        before if self.is_frozen_stat(mesh_lib.path_name(path)) else now
-      ),
+      lambda path, now, before: before if self.is_frozen_stat(mesh_lib.path_name(path)) else now,
       new['stats'],
       old['stats'],
     )
@@ -323,7 +310,4 @@ def _place(name):
 
 
 def _paths(params):
-  return [
-    mesh_lib.path_name(path)
-    for path, _ in jax.tree_util.tree_leaves_with_path(params)
-  ]
+  return [mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]

@@ -22,9 +22,7 @@ class Objective:
       (): all 1.
   """
 
-  head: heads.Joint | heads.Multitask | heads.Factored = struct.field(
-    pytree_node=False
-  )
+  head: heads.Joint | heads.Multitask | heads.Factored = struct.field(pytree_node=False)
   smoothing: float = struct.field(pytree_node=False, default=0.0)
   class_weights: tuple[float, ...] = struct.field(pytree_node=False, default=())
 
@@ -149,9 +147,7 @@ class Objective:
 
   def _factor_hits(self, scores, labels):
     return {
-      f'{factor.name}_top1': _hits(
-        scores[factor.name], jnp.array(factor.ids)[labels], 1
-      )
+      f'{factor.name}_top1': _hits(scores[factor.name], jnp.array(factor.ids)[labels], 1)
       for factor in self.head.factors
     }
 
@@ -172,13 +168,9 @@ def create(vocabulary, config, class_weights=()) -> Objective:
   if vocabulary.is_anp:
     factors = (
       heads.Factor(
-        'adjective',
-        len(vocabulary.adjectives),
-        tuple(vocabulary.adjective_ids().tolist()),
+        'adjective', len(vocabulary.adjectives), tuple(vocabulary.adjective_ids().tolist())
       ),
-      heads.Factor(
-        'noun', len(vocabulary.nouns), tuple(vocabulary.noun_ids().tolist())
-      ),
+      heads.Factor('noun', len(vocabulary.nouns), tuple(vocabulary.noun_ids().tolist())),
     )
   elif m.head != 'joint':
     raise config_lib.ConfigError(

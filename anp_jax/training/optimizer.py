@@ -36,9 +36,7 @@ _OWN_DECAY = ('adamw', 'lars', 'lamb')
 _LARS_TRUST = 0.001
 
 
-def schedule(
-  config, batch_size: int, examples: int, total_steps: int
-) -> optax.Schedule:
+def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.Schedule:
   """The learning rate as a closed form of the step, so any step can be asked.
 
   With peak p, warm-up w and total t steps, and d = clip((s - w) / (t - w)):
@@ -109,11 +107,7 @@ def schedule(
 
 
 def create(
-  config,
-  batch_size: int,
-  examples: int,
-  total_steps: int,
-  whole_leaves: bool = True,
+  config, batch_size: int, examples: int, total_steps: int, whole_leaves: bool = True
 ) -> optax.GradientTransformation:
   """The whole update, from the reduced gradient to what is added to weights.
 
@@ -204,12 +198,7 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
     return optax.adam(rate, b1=o.b1, b2=o.b2, eps=o.eps)
   if o.name == 'adamw':
     return optax.adamw(
-      rate,
-      b1=o.b1,
-      b2=o.b2,
-      eps=o.eps,
-      weight_decay=o.weight_decay,
-      mask=decay_mask,
+      rate, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, mask=decay_mask
     )
   if o.name == 'lars':
     return optax.lars(
@@ -233,6 +222,5 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
 
 def _unknown(key, name, valid) -> config_lib.ConfigError:
   return config_lib.ConfigError(
-    f'config.{key}={name!r}: expected one of {", ".join(valid)}'
-    f'{config_lib.nearest(name, valid)}'
+    f'config.{key}={name!r}: expected one of {", ".join(valid)}{config_lib.nearest(name, valid)}'
   )

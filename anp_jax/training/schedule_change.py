@@ -3,8 +3,7 @@
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.training import optimizer
-from anp_jax.training import run_spec
+from anp_jax.training import optimizer, run_spec
 
 
 def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple:
@@ -29,9 +28,7 @@ def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple:
     return ()
   steps = np.arange(step, spec.total_steps)
   before, now = (
-    optimizer.schedule(
-      config, spec.batch_size, spec.examples, spec.steps(config.duration)
-    )(steps)
+    optimizer.schedule(config, spec.batch_size, spec.examples, spec.steps(config.duration))(steps)
     for config in (old, spec.config)
   )
   if np.array_equal(before, now):

@@ -17,21 +17,16 @@ import jax.numpy as jnp
 import optax
 
 from anp_jax.cluster import preemption
-from anp_jax.models.layers import per_example
-from anp_jax.models.layers import sums as sums_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import microsteps
-from anp_jax.training import mixing
-from anp_jax.training import multipliers
+from anp_jax.models.layers import per_example, sums as sums_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import microsteps, mixing, multipliers
 
 P = mesh_lib.P
 
 
 def metric_names(objective) -> tuple[str, ...]:
   """The names of the values of a step's metrics, in order."""
-  return (*objective.train_names, 'grad_norm', 'learning_rate', 'damaged',
-          'finite', 'vote')  # fmt: skip
+  return (*objective.train_names, 'grad_norm', 'learning_rate', 'damaged', 'finite', 'vote')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +65,7 @@ class TrainStep:
     """
     shardings = jax.tree.map(lambda s: s.sharding, self._abstract_state)
     jit = functools.partial(
-      jax.jit,
-      donate_argnums=0,
-      out_shardings=(shardings, mesh_lib.replicated(self.mesh)),
+      jax.jit, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(self.mesh))
     )
     update = self._wrapped_update()
     if self.strategy_step.separate_programs:
@@ -87,9 +80,7 @@ class TrainStep:
     gradient = self.gradient()
 
     def train_step(state, batch):
-      return update(
-        state, gradient(state.params, state.stats, state.step, batch)
-      )
+      return update(state, gradient(state.params, state.stats, state.step, batch))
 
     return jit(train_step)
 
@@ -118,42 +109,30 @@ class TrainStep:
 
   @functools.cached_property
   def _frozen(self):
-    return multipliers.Frozen(
-      self.config.optimizer.multipliers, self.abstract_single.params
-    )
+    return multipliers.Frozen(self.config.optimizer.multipliers, self.abstract_single.params)
 
   def _wrapped_update(self):
     """(state, reduced gradients) -> (state, values), of the whole run."""
-    update = self.strategy_step.wrap_update(
-      self._update, _joined, self.abstract_single
-    )
+    update = self.strategy_step.wrap_update(self._update, _joined, self.abstract_single)
     return self._frozen.wrap_update(update)
 
   def _update(self, state, reduced):
     """The update of one network."""
     gradients, stats, weight, sums, damaged, vote = reduced
-    norm = functools.partial(
-      sums_lib.norm, platform=mesh_lib.platform(self.mesh)
-    )
+    norm = functools.partial(sums_lib.norm, platform=mesh_lib.platform(self.mesh))
     # An axis of groups is not of one network.
     divided = jax.tree.map(
-      lambda s: any(
-        axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec
-      ),
+      lambda s: any(axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec),
       self._abstract_state.params,
     )
     weight = jnp.maximum(weight, 1)
     gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
-    updates, opt_state = self.optimizer.update(
-      gradients, state.opt_state, state.params
-    )
+    updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
     means = [sums[name] / weight for name in self.objective.train_names]
     grad_norm = norm(gradients, divided=divided)
     sizes = (means[0], grad_norm, norm(updates, divided=divided), norm(stats))
     finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
-    values = [
-      *means, grad_norm, self.schedule(state.step), damaged, finite.all(), vote,
-    ]  # fmt: skip
+    values = [*means, grad_norm, self.schedule(state.step), damaged, finite.all(), vote]
     params = optax.apply_updates(state.params, updates)
     state = state_lib.TrainState(
       step=state.step + 1,
@@ -170,36 +149,25 @@ class TrainStep:
     batch_spec = P(mesh_lib.BATCH)
 
     def shard(params, stats, step, batch, index):
-      micro = microsteps.micro_batch(
-        batch, index, self.strategy_step.micro_batches()
-      )
+      micro = microsteps.micro_batch(batch, index, self.strategy_step.micro_batches())
       return microsteps.with_axis(self._totals(params, stats, step, micro))
 
     def add(stats, batch, *shards):
       count = self.strategy_step.micro_batches()
-      rows = [
-        self._row_counts(microsteps.micro_batch(batch, i, count))
-        for i in range(count)
-      ]
+      rows = [self._row_counts(microsteps.micro_batch(batch, i, count)) for i in range(count)]
       shards = jax.tree.map(lambda x: x[0], shards)
-      return self._reduced(
-        stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)])
-      )
+      return self._reduced(stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)]))
 
     mapped = functools.partial(jax.shard_map, mesh=self.mesh, check_vma=False)
     return (
       jax.jit(
         mapped(
-          shard,
-          in_specs=(specs.params, specs.stats, P(), batch_spec, P()),
-          out_specs=batch_spec,
+          shard, in_specs=(specs.params, specs.stats, P(), batch_spec, P()), out_specs=batch_spec
         )
       ),
       jax.jit(
         lambda stats, batch, *shards: mapped(
-          add,
-          in_specs=(specs.stats, batch_spec, *(batch_spec for _ in shards)),
-          out_specs=P(),
+          add, in_specs=(specs.stats, batch_spec, *(batch_spec for _ in shards)), out_specs=P()
         )(stats, batch, *shards)
       ),
     )
@@ -229,9 +197,8 @@ class TrainStep:
     images = mixing.normalise(batch['image'], d.mean, d.std, config.model.dtype)
     targets = self.objective.targets(batch['label'], wide)
     images, targets = mixing.blend(
-      images, targets, batch['row'], mixing_key, config.data.mixup,
-      config.data.cutmix,
-    )  # fmt: skip
+      images, targets, batch['row'], mixing_key, config.data.mixup, config.data.cutmix
+    )
     with self.strategy_step.convolution_context(), self._frozen.applied():
       outputs, new_stats = self.model.apply(
         {
@@ -247,14 +214,10 @@ class TrainStep:
           per_example.EXAMPLE: dropout_key,
         },
       )
-    outputs = self.strategy_step.of_whole_batch(
-      outputs.astype(wide), len(images)
-    )
+    outputs = self.strategy_step.of_whole_batch(outputs.astype(wide), len(images))
     losses = self.objective.loss(outputs, targets)
     weight = batch['weight'].astype(wide)
-    values = {'loss': losses} | self.objective.train_metrics(
-      outputs, batch['label']
-    )
+    values = {'loss': losses} | self.objective.train_metrics(outputs, batch['label'])
     sums = microsteps.weighted_sums(values, weight)
     return (losses * weight).sum(), (sums, new_stats)
 
@@ -290,19 +253,12 @@ class TrainStep:
     # A user's module may widen its own: the state must keep its dtypes, or the
     # next step is another program.
     new_stats = jax.tree.map(
-      lambda old, mean, most: jnp.asarray(
-        most if mean is None else mean, old.dtype
-      ),
-      stats, new_stats, counts,
-    )  # fmt: skip
-    return (
-      self._frozen.zero_gradients(gradients),
+      lambda old, mean, most: jnp.asarray(most if mean is None else mean, old.dtype),
+      stats,
       new_stats,
-      weight,
-      sums,
-      damaged,
-      vote,
+      counts,
     )
+    return (self._frozen.zero_gradients(gradients), new_stats, weight, sums, damaged, vote)
 
 
 def _split_counts(stats):
@@ -310,8 +266,7 @@ def _split_counts(stats):
 
   def keep(is_float):
     return jax.tree.map(
-      lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) == is_float else None,
-      stats,
+      lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) == is_float else None, stats
     )
 
   return keep(True), keep(False)

@@ -42,45 +42,40 @@ class Case:
 
 
 CASES = {
-  'resnet50_64': Case(
-    'resnet50', 64, 32, goals={'flax': 3.5, 'torch': 1.1}
-  ),
-  'resnet50_224': Case(
-    'resnet50', 224, 8, goals={'flax': 3.5, 'torch': 1.05}
-  ),
-  'resnet50_64_bfloat16': Case(
-    'resnet50', 64, 32, 'bfloat16', goals={'torch': 1.0}
-  ),
+  'resnet50_64': Case('resnet50', 64, 32, goals={'flax': 3.5, 'torch': 1.1}),
+  'resnet50_224': Case('resnet50', 224, 8, goals={'flax': 3.5, 'torch': 1.05}),
+  'resnet50_64_bfloat16': Case('resnet50', 64, 32, 'bfloat16', goals={'torch': 1.0}),
   'resnet50_224_bfloat16': Case(
-    'resnet50', 224, 8, 'bfloat16',
-    goals={'flax': 3.5, 'torch': 1.0, 'float32': 1.7},
+    'resnet50', 224, 8, 'bfloat16', goals={'flax': 3.5, 'torch': 1.0, 'float32': 1.7}
   ),
   # As configs/resnet_anp.py:demo, of 60 pairs.
-  'resnet18_demo': Case(
-    'resnet18', 48, 64, classes=60, norm_group=32, goals={'xla': 1.3}
-  ),
-  'lenet': Case(
-    'lenet', 28, 64, channels=1, classes=10, goals={'torch': 1.05}
-  ),
-  'cifar10_full': Case(
-    'cifar10_full', 32, 100, classes=10, goals={'torch': 1.05}
-  ),
-  'resnet50_gpu': Case(
-    'resnet50', 224, 256, 'bfloat16', goals={'torch': 1.0}
-  ),
+  'resnet18_demo': Case('resnet18', 48, 64, classes=60, norm_group=32, goals={'xla': 1.3}),
+  'lenet': Case('lenet', 28, 64, channels=1, classes=10, goals={'torch': 1.05}),
+  'cifar10_full': Case('cifar10_full', 32, 100, classes=10, goals={'torch': 1.05}),
+  'resnet50_gpu': Case('resnet50', 224, 256, 'bfloat16', goals={'torch': 1.0}),
   # Peers are timm's.
   **{
     f'{name}_64': Case(name, 64, 32, goals={'torch': 1.0})
     for name in (
-      'resnet50d', 'seresnet50', 'resnext50_32x4d', 'wide_resnet50_2',
-      'convnext_tiny', 'convnext_small', 'convnext_base', 'convnextv2_atto',
-      'convnextv2_tiny', 'efficientnet_b0', 'efficientnet_b1',
-      'efficientnet_b2', 'efficientnet_b3', 'efficientnet_b4',
+      'resnet50d',
+      'seresnet50',
+      'resnext50_32x4d',
+      'wide_resnet50_2',
+      'convnext_tiny',
+      'convnext_small',
+      'convnext_base',
+      'convnextv2_atto',
+      'convnextv2_tiny',
+      'efficientnet_b0',
+      'efficientnet_b1',
+      'efficientnet_b2',
+      'efficientnet_b3',
+      'efficientnet_b4',
       'efficientnetv2_s',
     )
   },
   'tiny': Case('lenet', 16, 4, classes=10),  # for tests
-}  # fmt: skip
+}
 
 
 def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
@@ -117,8 +112,5 @@ def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
   result = command_line.load(spec, command_line.applying(spec, keys))
   return config_lib.replaced(
     result,
-    {
-      'data.mean': result.data.mean[: case.channels],
-      'data.std': result.data.std[: case.channels],
-    },
+    {'data.mean': result.data.mean[: case.channels], 'data.std': result.data.std[: case.channels]},
   )

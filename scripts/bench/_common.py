@@ -30,10 +30,7 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
 
 def show_table(title: str, rows: list[tuple], file=None) -> None:
   """Prints a table; the arguments are `show`'s."""
-  print(
-    f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})',
-    file=file,
-  )
+  print(f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})', file=file)
   widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
   for row in rows:
     first, *rest = (str(c) for c in row)
@@ -50,9 +47,7 @@ def counts(text: str) -> tuple[int, ...]:
   """Numbers of processes or parts of a flag, such as '1,2,4'."""
   numbers = text.split(',')
   if not all(number.isdecimal() and int(number) for number in numbers):
-    raise argparse.ArgumentTypeError(
-      f'{text!r}: expected numbers of 1 or more, such as 1,2,4'
-    )
+    raise argparse.ArgumentTypeError(f'{text!r}: expected numbers of 1 or more, such as 1,2,4')
   return tuple(dict.fromkeys(map(int, numbers)))
 
 

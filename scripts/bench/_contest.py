@@ -6,9 +6,7 @@ by chance. A ratio is of one round.
 """
 
 import argparse
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import json
 import os
@@ -51,9 +49,7 @@ class Worker:
     ready: its first answer.
   """
 
-  def __init__(
-    self, script: str, arguments: Sequence[str], environment: dict[str, str]
-  ):
+  def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str]):
     """Starts `script --worker ARGUMENTS`, and waits for its first answer.
 
     Raises:
@@ -62,9 +58,12 @@ class Worker:
     self._errors = tempfile.TemporaryFile('w+')
     self._process = subprocess.Popen(
       [sys.executable, os.path.abspath(script), '--worker', *arguments],
-      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-      text=True, env=environment,
-    )  # fmt: skip
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._errors,
+      text=True,
+      env=environment,
+    )
     try:
       self.ready = self._answer()
     except BaseException:
@@ -114,14 +113,10 @@ def questions() -> tuple[Iterator[dict], Callable]:
 
 def add_max_isa(parser: argparse.ArgumentParser) -> None:
   """Adds --max-isa, which `environment` takes."""
-  parser.add_argument(
-    '--max-isa', default='', choices=_ISAS, help='a CPU to simulate'
-  )
+  parser.add_argument('--max-isa', default='', choices=_ISAS, help='a CPU to simulate')
 
 
-def environment(
-  ours: bool, max_isa: str = '', extra: dict | None = None
-) -> dict[str, str]:  # fmt: skip
+def environment(ours: bool, max_isa: str = '', extra: dict | None = None) -> dict[str, str]:
   """Variables of a worker: main.py's settings of XLA are ours alone.
 
   Args:

@@ -43,13 +43,14 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
   from anp_jax.config import strategy as strategy_lib
   from anp_jax.data import sources
   from anp_jax.data.input import stream as stream_lib
-  from anp_jax.parallel import mesh as mesh_lib
-  from anp_jax.parallel import state as state_lib
+  from anp_jax.parallel import mesh as mesh_lib, state as state_lib
   from anp_jax.system import compile_cache
   from anp_jax.system.onednn import library
-  from anp_jax.training import objective as objective_lib
-  from anp_jax.training import optimizer as optimizer_lib
-  from anp_jax.training import step as step_lib
+  from anp_jax.training import (
+    objective as objective_lib,
+    optimizer as optimizer_lib,
+    step as step_lib,
+  )
 
   opened = None
   if jax.default_backend() == 'cpu' and cpu_library != 'xla':
@@ -65,9 +66,8 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
     optimizer = optimizer_lib.create(*schedule_of)
     strategy = strategy_lib.find(config)
     net = models.create(
-      config, objective.outputs, models.target(config, mesh_lib.platform(mesh)),
-      mesh_lib.DATA,
-    )  # fmt: skip
+      config, objective.outputs, models.target(config, mesh_lib.platform(mesh)), mesh_lib.DATA
+    )
     # Training is of RGB; a gray image is one channel of it here.
     channels = types.SimpleNamespace(
       init=lambda keys, x, train: net.init(keys, x[..., : case.channels], train)
@@ -131,9 +131,7 @@ def flax_step(case) -> Contestant:
   )
 
   def normalised(images):
-    mean, std = (
-      jnp.array(c[: case.channels]) for c in (_cases.MEAN, _cases.STD)
-    )
+    mean, std = (jnp.array(c[: case.channels]) for c in (_cases.MEAN, _cases.STD))
     return ((images.astype('float32') - mean) / std).astype(case.dtype)
 
   @jax.jit
@@ -148,14 +146,9 @@ def flax_step(case) -> Contestant:
 
     def loss_fn(params):
       logits, new_stats = net.apply(
-        {'params': params, **stats},
-        normalised(images),
-        True,
-        mutable=['batch_stats'],
+        {'params': params, **stats}, normalised(images), True, mutable=['batch_stats']
       )
-      losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype('float32'), labels
-      )
+      losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype('float32'), labels)
       return losses.mean(), new_stats
 
     (loss, stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(params)
@@ -215,9 +208,7 @@ def flax_network(case):
 
   def resnet(x, train):
     bare = functools.partial(conv, use_bias=False)
-    norm = functools.partial(
-      nn.BatchNorm, not train, momentum=0.9, dtype=case.dtype
-    )
+    norm = functools.partial(nn.BatchNorm, not train, momentum=0.9, dtype=case.dtype)
     around = ((1, 1), (1, 1))
     bottleneck = case.model == 'resnet50'
     wider = 4 if bottleneck else 1

@@ -56,10 +56,7 @@ def shapes(model, images, variables) -> dict[str, Layer]:
     kernel = params.get('kernel', params.get('scale'))
     if context.method_name == '__call__' and hasattr(kernel, 'shape'):
       layers['/'.join(context.module.path)] = Layer(
-        kernel.shape,
-        args[0].shape,
-        out.shape,
-        learned_input=args[0].shape != images.shape,
+        kernel.shape, args[0].shape, out.shape, learned_input=args[0].shape != images.shape
       )
     return out
 

@@ -59,9 +59,7 @@ def create(name: str, side: int, model: str, dtype: str, top: int):
         predictions += labels.tolist()
 
   def run(size, count):
-    batch = np.random.default_rng(0).integers(
-      0, 256, (size, side, side, 3), np.uint8
-    )
+    batch = np.random.default_rng(0).integers(0, 256, (size, side, side, 3), np.uint8)
     for _ in range(count // size):
       names(batch)
 
@@ -129,13 +127,14 @@ def onnx_names(module, side: int) -> Callable:
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'net.onnx')
     torch.onnx.export(
-      module, (torch.zeros(1, side, side, 3, dtype=torch.uint8),), path,
-      input_names=['pixels'], dynamic_axes={'pixels': {0: 'batch'}},
+      module,
+      (torch.zeros(1, side, side, 3, dtype=torch.uint8),),
+      path,
+      input_names=['pixels'],
+      dynamic_axes={'pixels': {0: 'batch'}},
       dynamo=False,
-    )  # fmt: skip
+    )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
-    session = onnxruntime.InferenceSession(
-      path, options, providers=['CPUExecutionProvider']
-    )
+    session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
   return lambda pixels: session.run(None, {'pixels': pixels})

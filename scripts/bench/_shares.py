@@ -1,7 +1,6 @@
 """Speed-up by layer: a batch's time over that of a share of it."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import multiprocessing
 import os
 
@@ -69,9 +68,7 @@ def table(times: dict) -> tuple[list[tuple], dict[str, float]]:
   base = _medians(times[ALONE, 1])
   results = speed_ups(times)
   ways = [way for way in results if way != (ALONE, 1)]
-  rows = [
-    ('layer', '% of the step', *(f'1/{n} {how}' for how, n in ways)),
-  ]
+  rows = [('layer', '% of the step', *(f'1/{n} {how}' for how, n in ways))]
   ratios = {}
   for layer in sorted(base, key=base.get, reverse=True):
     cells = []

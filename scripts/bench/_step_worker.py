@@ -33,9 +33,7 @@ def work(contestant: str, case: _cases.Case, cache: str, on: str):
   step = min(_seconds(candidate, 1) for _ in range(2))
   peak_memory = memory.of_process('VmHWM')
   memory.reset_peak()
-  answer(
-    first=first, step=step, device=candidate.device, library=candidate.library
-  )
+  answer(first=first, step=step, device=candidate.device, library=candidate.library)
   for question in questions:
     if question['what'] == 'steps':
       answer(seconds=_seconds(candidate, question['steps']))

@@ -29,9 +29,8 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
   def create_module(self, spec):
     return mock.MagicMock(
-      name=spec.name, __path__=[], __spec__=spec, __name__=spec.name,
-      __version__='0.28.0',
-    )  # fmt: skip
+      name=spec.name, __path__=[], __spec__=spec, __name__=spec.name, __version__='0.28.0'
+    )
 
   def exec_module(self, module):
     pass

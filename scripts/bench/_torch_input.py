@@ -34,10 +34,7 @@ class Photographs(torch.utils.data.Dataset):
     width, height = image.size
     area = random.uniform(*self._area) * width * height
     ratio = math.exp(random.uniform(*self._ratio))
-    crop = [
-      min(round(math.sqrt(area * ratio)), width),
-      min(round(math.sqrt(area / ratio)), height),
-    ]
+    crop = [min(round(math.sqrt(area * ratio)), width), min(round(math.sqrt(area / ratio)), height)]
     left = random.randint(0, width - crop[0])
     top = random.randint(0, height - crop[1])
     image = image.crop((left, top, left + crop[0], top + crop[1]))
@@ -51,10 +48,14 @@ class Photographs(torch.utils.data.Dataset):
 def batches(files, side, area, ratio, batch_size, workers):
   """Endless shuffled batches of (n, side, side, 3) uint8."""
   loader = torch.utils.data.DataLoader(
-    Photographs(files, side, area, ratio), batch_size, shuffle=True,
-    num_workers=workers, drop_last=True, persistent_workers=True,
+    Photographs(files, side, area, ratio),
+    batch_size,
+    shuffle=True,
+    num_workers=workers,
+    drop_last=True,
+    persistent_workers=True,
     # A fork of a process with TensorFlow's threads may hang.
     multiprocessing_context='spawn',
-  )  # fmt: skip
+  )
   while True:
     yield from loader

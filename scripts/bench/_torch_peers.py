@@ -31,15 +31,16 @@ def step(case, compiled: bool, on_gpu: bool) -> _peers.Contestant:
   images = images.to(memory_format=last)
   labels = torch.randint(0, case.classes, (case.batch,), device=place)
   mean, std = (
-    torch.tensor(c[: case.channels], device=place)[:, None, None]
-    for c in (_cases.MEAN, _cases.STD)
+    torch.tensor(c[: case.channels], device=place)[:, None, None] for c in (_cases.MEAN, _cases.STD)
   )
   kernels = [p for p in net.parameters() if p.ndim > 1]
   vectors = [p for p in net.parameters() if p.ndim == 1]
   optimizer = torch.optim.SGD(
     [{'params': kernels, 'weight_decay': _cases.DECAY}, {'params': vectors}],
-    _cases.RATE, _cases.MOMENTUM, fused=True,
-  )  # fmt: skip
+    _cases.RATE,
+    _cases.MOMENTUM,
+    fused=True,
+  )
 
   def loss_of(images, labels):
     narrow = case.dtype == 'bfloat16'
@@ -153,18 +154,12 @@ def _resnet(case):
       self.body = body(inputs, inside, stride)
       self.shortcut = nn.Identity()
       if inputs != wider * inside or stride > 1:
-        self.shortcut = nn.Sequential(
-          *convolution(inputs, wider * inside, 1, stride)
-        )
+        self.shortcut = nn.Sequential(*convolution(inputs, wider * inside, 1, stride))
 
     def forward(self, x):
       return nn.functional.relu_(self.body(x) + self.shortcut(x))
 
-  layers = [
-    *convolution(case.channels, 64, 7, 2),
-    nn.ReLU(inplace=True),
-    nn.MaxPool2d(3, 2, 1),
-  ]
+  layers = [*convolution(case.channels, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
   inputs = 64
   for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
     for block in range(blocks):
@@ -172,8 +167,5 @@ def _resnet(case):
       layers.append(Block(inputs, inside, 2 if stage and not block else 1))
       inputs = wider * inside
   return nn.Sequential(
-    *layers,
-    nn.AdaptiveAvgPool2d(1),
-    nn.Flatten(),
-    nn.Linear(inputs, case.classes),
+    *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, case.classes)
   )

@@ -69,12 +69,17 @@ def read(folder: str) -> list[Event]:
     raise FileNotFoundError(f'no profile in {folder}')
   newest = max(files, key=os.path.getmtime)
   return [
-    Event((plane.name, line.name), e.name, e.start_ns, e.duration_ns,
-          {key: value for key, value in e.stats if key})
+    Event(
+      (plane.name, line.name),
+      e.name,
+      e.start_ns,
+      e.duration_ns,
+      {key: value for key, value in e.stats if key},
+    )
     for plane in jax.profiler.ProfileData.from_file(newest).planes
     for line in plane.lines
     for e in line.events
-  ]  # fmt: skip
+  ]
 
 
 def spent(events: Iterable[Event], program) -> Spent:
@@ -115,9 +120,7 @@ def _shown(events):
   events = list(events)
   for prefix in ('Stream', 'XLA Ops'):
     chosen = [
-      e
-      for e in events
-      if e.thread[0].startswith('/device:') and e.thread[1].startswith(prefix)
+      e for e in events if e.thread[0].startswith('/device:') and e.thread[1].startswith(prefix)
     ]
     if chosen:
       return chosen

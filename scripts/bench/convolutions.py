@@ -62,8 +62,7 @@ class Layer(NamedTuple):
   def flops(self) -> int:
     """Operations of each pass: each result meets a whole filter once."""
     rows, columns = (
-      (n + 2 * self.padding - k) // self.stride + 1
-      for n, k in zip(self.image[1:3], self.kernel)
+      (n + 2 * self.padding - k) // self.stride + 1 for n, k in zip(self.image[1:3], self.kernel)
     )
     return 2 * self.image[0] * rows * columns * math.prod(self.kernel)
 
@@ -143,9 +142,7 @@ def layers(case: _cases.Case) -> dict[Layer, int]:
       x, kernel, padding = args
       # Of the networks here; 'SAME' and unequal edges do not occur.
       pixels = {'VALID': 0}.get(padding, padding)
-      layer = Layer(
-        x.shape, kernel.shape, context.module.stride, pixels, x.shape == shape
-      )
+      layer = Layer(x.shape, kernel.shape, context.module.stride, pixels, x.shape == shape)
       result[layer] = result.get(layer, 0) + 1
     return call(*args, **kwargs)
 
@@ -162,18 +159,14 @@ def _measure(name, dtype, workers, flags, ratios):
   """One case in one dtype: its table, and its ratios."""
   counts = layers(_cases.CASES[name])
   # By contestant and pass, each round's seconds of all layers.
-  totals = {
-    (c, p): [0.0] * flags.rounds for c in workers for p in (*_PASSES, 'all')
-  }
+  totals = {(c, p): [0.0] * flags.rounds for c in workers for p in (*_PASSES, 'all')}
   flops = dict.fromkeys((*_PASSES, 'all'), 0)
   rows = [('layer', 'times', 'pass', *_headings(workers))]
   for layer, count in counts.items():
     seconds = _rounds(layer, dtype, workers, flags)
     for direction in layer.passes:
       seconds_of = {c: seconds[c, direction] for c in workers}
-      rows.append(
-        (str(layer), count, direction, *_cells(seconds_of, layer.flops))
-      )
+      rows.append((str(layer), count, direction, *_cells(seconds_of, layer.flops)))
       for key in (direction, 'all'):
         flops[key] += count * layer.flops
         for c in workers:
@@ -297,9 +290,7 @@ def our_passes(layer: Layer, dtype: str, platform: str) -> dict[str, Callable]:
   from anp_jax.models.layers import convolution
 
   def forward(x, kernel):
-    return convolution.convolve(
-      x, kernel, layer.stride, layer.padding, platform, layer.groups
-    )
+    return convolution.convolve(x, kernel, layer.stride, layer.padding, platform, layer.groups)
 
   def input_gradient(x, kernel, dy):
     return jax.vjp(lambda x: forward(x, kernel), x)[1](dy)[0]
@@ -352,9 +343,7 @@ def torch_passes(layer: Layer, dtype: str) -> dict[str, Callable]:
 
   def forward():
     with torch.no_grad():
-      return torch.nn.functional.conv2d(
-        x, kernel, None, strides, pixels, groups=groups
-      )
+      return torch.nn.functional.conv2d(x, kernel, None, strides, pixels, groups=groups)
 
   def gradient(place):
     mask = [place == i for i in range(3)]
@@ -362,9 +351,7 @@ def torch_passes(layer: Layer, dtype: str) -> dict[str, Callable]:
       dy, x, kernel, [0], strides, pixels, [1, 1], False, [0, 0], groups, mask
     )[place]
 
-  programs = (
-    forward, functools.partial(gradient, 0), functools.partial(gradient, 1),
-  )  # fmt: skip
+  programs = (forward, functools.partial(gradient, 0), functools.partial(gradient, 1))
   return dict(zip(_PASSES, programs))
 
 
@@ -373,14 +360,12 @@ def arrays(layer: Layer) -> list:
   import numpy as np
 
   rows, columns = (
-    (n + 2 * layer.padding - k) // layer.stride + 1
-    for n, k in zip(layer.image[1:3], layer.kernel)
+    (n + 2 * layer.padding - k) // layer.stride + 1 for n, k in zip(layer.image[1:3], layer.kernel)
   )
   result = (layer.image[0], rows, columns, layer.kernel[-1])
   random = np.random.default_rng(0)
   return [
-    random.standard_normal(shape, np.float32)
-    for shape in (layer.image, layer.kernel, result)
+    random.standard_normal(shape, np.float32) for shape in (layer.image, layer.kernel, result)
   ]
 
 

@@ -14,14 +14,9 @@ import jax
 
 from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import feed as feed_lib
-from anp_jax.data.input import stream as stream_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.data.input import batch_plan, feed as feed_lib, stream as stream_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import build, objective as objective_lib, run_spec
 
 _STEPS = 40
 _ROUNDS = 7
@@ -34,9 +29,7 @@ def main():
   source = sources.open_source(config, training=True)
   size = config.batch_size
   objective = objective_lib.create(source.vocabulary, config)
-  program = build.create(
-    run_spec.RunSpec(config, mesh, objective, size, len(source))
-  )
+  program = build.create(run_spec.RunSpec(config, mesh, objective, size, len(source)))
   state = state_lib.create(program.init_fn, program.abstract_state)
   step = program.train_step
   sharding = mesh_lib.batch_sharding(mesh)
@@ -47,8 +40,7 @@ def main():
   rows = feed_lib.local_rows(sharding, size)
   plan = batch_plan.BatchPlan(config, len(source), size, rows, training=True)
   memory = feed_lib.Feed(
-    feed_lib.on_device(itertools.cycle(decoded), plan, sharding),
-    config.data.prefetch,
+    feed_lib.on_device(itertools.cycle(decoded), plan, sharding), config.data.prefetch
   )
 
   def rate(feed, state):
@@ -69,13 +61,18 @@ def main():
   ratios = [a / b for a, b in zip(*rates.values())]
   table = [('input', 'median images/s', 'ratio')]
   table += [
-    (name, f'{_common.median(r):.0f}', f'{_common.median(ratios):.3f}' if
-     name == 'from files' else '1') for name, r in rates.items()
-  ]  # fmt: skip
-  _common.show('demo: ResNet-18, 48 px', table, {
-    'files_over_memory': _common.median(ratios),
-    'files_over_memory_min': min(ratios),
-  })  # fmt: skip
+    (
+      name,
+      f'{_common.median(r):.0f}',
+      f'{_common.median(ratios):.3f}' if name == 'from files' else '1',
+    )
+    for name, r in rates.items()
+  ]
+  _common.show(
+    'demo: ResNet-18, 48 px',
+    table,
+    {'files_over_memory': _common.median(ratios), 'files_over_memory_min': min(ratios)},
+  )
 
 
 if __name__ == '__main__':

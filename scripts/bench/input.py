@@ -31,11 +31,8 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.data import index_shuffle
-from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.input import tensorflow_cpu
+from anp_jax.data import index_shuffle, sources
+from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
 from anp_jax.data.sources import image_folder
 from anp_jax.parallel import mesh as mesh_lib
 
@@ -57,10 +54,12 @@ def main():
   settings = {'embedded': {}}
   if os.path.isdir(flags.photographs):
     settings['photographs'] = {
-      'data.source': 'folder', 'data.path': flags.photographs,
-      'data.image_size': '224', 'data.resize': '256',
+      'data.source': 'folder',
+      'data.path': flags.photographs,
+      'data.image_size': '224',
+      'data.resize': '256',
       'data.crop_area': '(0.08, 1.0)',
-    }  # fmt: skip
+    }
   else:
     print(f'skipped: no photographs at {flags.photographs}')
   for name, overrides in settings.items():
@@ -73,9 +72,7 @@ def main():
 
 def _load(overrides, **more):
   more = {f'data.{key}': value for key, value in more.items()}
-  return command_line.load(
-    'configs/resnet_anp.py', {'data.max_damaged': '0'} | overrides | more
-  )
+  return command_line.load('configs/resnet_anp.py', {'data.max_damaged': '0'} | overrides | more)
 
 
 def _rates(name, overrides, flags, rows, ratios):
@@ -170,9 +167,7 @@ def _bare(config, crops, resize):
 
   def decode(file, box):
     data = tf.io.read_file(file)
-    image = tf.image.decode_and_crop_jpeg(
-      data, box, channels=3, dct_method='INTEGER_ACCURATE'
-    )
+    image = tf.image.decode_and_crop_jpeg(data, box, channels=3, dct_method='INTEGER_ACCURATE')
     if not resize:
       return tf.size(image)
     if resize == 'exact':
@@ -181,9 +176,7 @@ def _bare(config, crops, resize):
       image = tf.cond(
         tf.reduce_all(box[2:] >= side),
         lambda: tf.raw_ops.ResizeArea(images=image[None], size=size),
-        lambda: tf.raw_ops.ResizeBilinear(
-          images=image[None], size=size, half_pixel_centers=True
-        ),
+        lambda: tf.raw_ops.ResizeBilinear(images=image[None], size=size, half_pixel_centers=True),
       )[0]
     return tf.cast(image + 0.5, tf.uint8)
 
@@ -216,13 +209,15 @@ def _plain(config, files):
     data = tf.io.read_file(file)
     shape = tf.image.extract_jpeg_shape(data)
     begin, size, _ = tf.image.sample_distorted_bounding_box(
-      shape, tf.zeros((1, 0, 4)), min_object_covered=0.0,
-      aspect_ratio_range=d.crop_ratio, area_range=d.crop_area, max_attempts=10,
+      shape,
+      tf.zeros((1, 0, 4)),
+      min_object_covered=0.0,
+      aspect_ratio_range=d.crop_ratio,
+      area_range=d.crop_area,
+      max_attempts=10,
       use_image_if_no_bounding_boxes=True,
-    )  # fmt: skip
-    image = tf.image.decode_and_crop_jpeg(
-      data, tf.concat([begin[:2], size[:2]], 0), channels=3
     )
+    image = tf.image.decode_and_crop_jpeg(data, tf.concat([begin[:2], size[:2]], 0), channels=3)
     side = (d.image_size, d.image_size)
     image = tf.image.resize(image, side, tf.image.ResizeMethod.BICUBIC)
     image = tf.image.random_flip_left_right(image)
@@ -273,8 +268,9 @@ def _start(overrides, rows, ratios):
     seconds[step].append(time.perf_counter() - begin)
     feed.close()
   first, later = (_common.median(s) for s in seconds.values())
-  rows.append(('first batch of step 1,000,000 over that of step 0',
-               '', '', f'{later / first:.2f}', ''))  # fmt: skip
+  rows.append(
+    ('first batch of step 1,000,000 over that of step 0', '', '', f'{later / first:.2f}', '')
+  )
   ratios['start_at_1e6_over_0'] = later / first
   ratios['start_at_1e6_later_seconds'] = later - first
 
@@ -285,9 +281,7 @@ def _memory(overrides, flags, rows, ratios):
   full_source = sources.open_source(config, training=True)
   config = config_lib.replaced(config, {'data.source': 'folder'})
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(
-    _Part(full_source), _BATCH, 0
-  )
+  feed = stream_lib.Stream(config, sharding).train(_Part(full_source), _BATCH, 0)
   loaded_batches = []
   for _ in range(flags.epochs):
     for _ in range(len(_Part(full_source)) // _BATCH):
@@ -295,8 +289,15 @@ def _memory(overrides, flags, rows, ratios):
     loaded_batches.append(_resident())
   feed.close()
   settled = loaded_batches[flags.epochs // 10 :]
-  rows.append((f'memory over {flags.epochs} epochs, most over least',
-               '', '', f'{max(settled) / min(settled):.3f}', ''))  # fmt: skip
+  rows.append(
+    (
+      f'memory over {flags.epochs} epochs, most over least',
+      '',
+      '',
+      f'{max(settled) / min(settled):.3f}',
+      '',
+    )
+  )
   ratios['memory_most_over_least'] = max(settled) / min(settled)
   ratios['memory_last_over_first'] = settled[-1] / settled[0]
 
@@ -326,8 +327,15 @@ def _permutation(rows, ratios):
   index_shuffle.shuffled(positions, 0, 10**9)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
-  rows.append(('peak bytes of a batch of 10^9 examples over its indices',
-               '', '', f'{peak / positions.nbytes:.0f}', ''))  # fmt: skip
+  rows.append(
+    (
+      'peak bytes of a batch of 10^9 examples over its indices',
+      '',
+      '',
+      f'{peak / positions.nbytes:.0f}',
+      '',
+    )
+  )
   ratios['permutation_bytes_over_indices'] = peak / positions.nbytes
 
 

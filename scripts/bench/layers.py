@@ -39,10 +39,7 @@ from unittest import mock
 
 # With -m the repository's root is on the path, as a file this folder is.
 if __package__:
-  from scripts.bench import _common
-  from scripts.bench import _places
-  from scripts.bench import _shares
-  from scripts.bench import _trace
+  from scripts.bench import _common, _places, _shares, _trace
 else:
   import _common
   import _places
@@ -55,20 +52,23 @@ from anp_jax.config import command_line
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.models import layers
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import xla_flags
 from anp_jax.tools.portability import program as program_lib
-from anp_jax.training import build
-from anp_jax.training import mixing
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.training import build, mixing, objective as objective_lib, run_spec
 
 IDLE = 'no instruction running'
 _KINDS = (
-  'norm', 'max pool', 'activation and add', 'head', 'loss', 'input', 'update',
-  'other', IDLE,
-)  # fmt: skip
+  'norm',
+  'max pool',
+  'activation and add',
+  'head',
+  'loss',
+  'input',
+  'update',
+  'other',
+  IDLE,
+)
 
 
 def main():
@@ -90,9 +90,7 @@ def main():
   step = _common.median(plain)
 
   program = program_lib.Program(compiled.as_text())
-  spent, costs = _costs(
-    program, (type(model).__name__, layers_of), events, profiled
-  )
+  spent, costs = _costs(program, (type(model).__name__, layers_of), events, profiled)
   _show_top(program, costs, step, flags.top)
   ratios = {
     'profiler_over_plain': _common.median(profiled) / step,
@@ -119,9 +117,7 @@ def main():
 def _set_flags():
   # Read when the backend starts. The kernels of a CUDA graph have no names.
   xla_flags.enable()
-  os.environ['XLA_FLAGS'] = (
-    os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
-  )
+  os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_enable_command_buffer='
 
 
 def _costs(program, network, events, profiled):
@@ -177,10 +173,7 @@ def _share_times(flags, shares, index):
   _shares.pin(index)
   _set_flags()
   device = jax.devices()[0]
-  steps = {
-    n: _step(_config(flags, _shares.images(flags.batch, n)), device)
-    for n in shares
-  }
+  steps = {n: _step(_config(flags, _shares.images(flags.batch, n)), device) for n in shares}
   for _, run, _, _ in steps.values():
     run()
     run()
@@ -191,9 +184,7 @@ def _share_times(flags, shares, index):
       plain = [run() for _ in range(flags.steps)]
       events, profiled = _profiled(run, flags.steps)
       program = program_lib.Program(compiled.as_text())
-      _, costs = _costs(
-        program, (type(model).__name__, layers_of), events, profiled
-      )
+      _, costs = _costs(program, (type(model).__name__, layers_of), events, profiled)
       seconds = dict.fromkeys((cost.layer for cost in costs), 0.0)
       for cost in costs:
         seconds[cost.layer] += cost.share * _common.median(plain)
@@ -249,9 +240,7 @@ def _config(flags, batch):
     'schedule.warmup': '0 steps',
   }
   # Some belong to one strategy, or to ResNets, alone.
-  return command_line.load(
-    flags.config, command_line.applying(flags.config, keys)
-  )
+  return command_line.load(flags.config, command_line.applying(flags.config, keys))
 
 
 def _step(config, device):
@@ -259,9 +248,7 @@ def _step(config, device):
   mesh = mesh_lib.create(config, [device])
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(
-    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
-  )
+  parts = build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source)))
   model, abstract_state = parts.model, parts.abstract_state
   feed = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh)).train(
     source, config.batch_size, 0
@@ -352,8 +339,7 @@ def _rows(costs, counts, peaks, config, step, ratios):
     group = groups.setdefault(cost.where, [0.0, 0.0])
     group[0] += cost.share
     group[1] += cost.moved
-  rows = [('layer and pass', '% step', 'GF/s', '% of peak',
-           'GB/s', '% of peak')]  # fmt: skip
+  rows = [('layer and pass', '% step', 'GF/s', '% of peak', 'GB/s', '% of peak')]
   for kind, direction in sorted(groups, key=_order):
     share, moved = groups[kind, direction]
     label = ', '.join(filter(None, (kind, direction)))
@@ -376,8 +362,7 @@ def _rows(costs, counts, peaks, config, step, ratios):
   rate = sum(counts.values()) / step
   peak = peaks.get(config.model.dtype, peaks['float32'])
   ratios['flops_of_peak_step'] = rate / peak
-  rows.append(('the step', '100.0', f'{rate / 1e9:.1f}',
-               f'{100 * rate / peak:.0f}', '', ''))  # fmt: skip
+  rows.append(('the step', '100.0', f'{rate / 1e9:.1f}', f'{100 * rate / peak:.0f}', '', ''))
   return rows
 
 

@@ -101,8 +101,7 @@ def _load(flags, strategy, processes):
   }
   # Some belong to one strategy, or to ResNets, alone.
   return command_line.load(
-    'configs/resnet_anp.py',
-    command_line.applying('configs/resnet_anp.py', keys),
+    'configs/resnet_anp.py', command_line.applying('configs/resnet_anp.py', keys)
   )
 
 
@@ -117,24 +116,17 @@ def _measure(flags, strategy, processes, count):
 
   from anp_jax.data import sources
   from anp_jax.data.input import stream as stream_lib
-  from anp_jax.parallel import mesh as mesh_lib
-  from anp_jax.parallel import state as state_lib
-  from anp_jax.training import build
-  from anp_jax.training import objective as objective_lib
-  from anp_jax.training import run_spec
+  from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+  from anp_jax.training import build, objective as objective_lib, run_spec
 
   config = _load(flags, strategy, count)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(
-    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
-  )
+  parts = build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source)))
   state = state_lib.create(parts.init_fn, parts.abstract_state)
   sharding = mesh_lib.batch_sharding(mesh)
-  feed = stream_lib.Stream(config, sharding, processes.vote).train(
-    source, config.batch_size, 0
-  )
+  feed = stream_lib.Stream(config, sharding, processes.vote).train(source, config.batch_size, 0)
   batch = next(feed)
   feed.close()
   compiled = parts.train_step.lower(state, batch).compile()
@@ -155,10 +147,7 @@ def _measure(flags, strategy, processes, count):
     jax.block_until_ready(values)
   seconds = time.perf_counter() - start
   moved = processes.gather(_interfaces() - before)
-  params = sum(
-    s.size * s.dtype.itemsize
-    for s in jax.tree.leaves(parts.abstract_state.params)
-  )
+  params = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(parts.abstract_state.params))
   return {
     'bound': _ring(params // groups, count) / 1e6,
     'program': program,
@@ -170,9 +159,7 @@ def _measure(flags, strategy, processes, count):
 def main():
   """Measures, and shows it on process 0."""
   flags = _flags()
-  place = cluster.detect(
-    flags.coordinator, flags.num_processes, flags.process_id
-  )
+  place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
   if place.count < 2:
     print('skipped: it measures a network, between processes; see --help')
     return
@@ -180,31 +167,31 @@ def main():
   names = flags.strategies.split(',')
   config = _load(flags, names[0], place.count)
   with cluster.start(config, place, {}) as processes:
-    results = {
-      name: _measure(flags, name, processes, place.count) for name in names
-    }
+    results = {name: _measure(flags, name, processes, place.count) for name in names}
   if place.index:
     return
   rows = [
-    ('a process and step', 'MB, program', 'MB, interface', 'over the bound',
-     'images/s', 'seconds'),
-  ]  # fmt: skip
+    ('a process and step', 'MB, program', 'MB, interface', 'over the bound', 'images/s', 'seconds')
+  ]
   ratios, images = {}, flags.batch * place.count
   bound = results[names[0]]['bound']
   for name, result in results.items():
     over = result['interface'] / bound
     rows.append(
-      (name, f'{result["program"]:.2f}', f'{result["interface"]:.2f}',
-       f'{over:.3f}', f'{images / result["seconds"]:.1f}',
-       f'{result["seconds"]:.3f}')
-    )  # fmt: skip
+      (
+        name,
+        f'{result["program"]:.2f}',
+        f'{result["interface"]:.2f}',
+        f'{over:.3f}',
+        f'{images / result["seconds"]:.1f}',
+        f'{result["seconds"]:.3f}',
+      )
+    )
     prefix = '' if name == 'sync' else f'{name}_'
     ratios[f'{prefix}program_over_bound'] = result['program'] / bound
     ratios[f'{prefix}interface_over_bound'] = over
     if name != 'sync' and 'sync' in results:
-      ratios[f'{name}_rate_over_sync'] = (
-        results['sync']['seconds'] / result['seconds']
-      )
+      ratios[f'{name}_rate_over_sync'] = results['sync']['seconds'] / result['seconds']
     if flags.rate:
       needed = bound * 8e6 / flags.rate
       ratios[f'{prefix}step_over_bound'] = result['seconds'] / needed

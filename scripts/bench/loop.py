@@ -19,8 +19,7 @@ from anp_jax import train
 from anp_jax.config import command_line
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.reporting import summary
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import summary, telemetry
 from anp_jax.training import step as step_lib
 
 _STEPS = 1000
@@ -123,10 +122,14 @@ def _show(loop, alone):
     ),
     ("the loop's own", f'{1e3 * cost:.3f}', ''),
   ]
-  _common.show('identity step on the state of ResNet-50', rows, {
-    'loop_over_step': _common.median(loop) / _common.median(alone),
-    'loop_cost_over_1_ms': cost / 1e-3,
-  })  # fmt: skip
+  _common.show(
+    'identity step on the state of ResNet-50',
+    rows,
+    {
+      'loop_over_step': _common.median(loop) / _common.median(alone),
+      'loop_cost_over_1_ms': cost / 1e-3,
+    },
+  )
 
 
 if __name__ == '__main__':

@@ -45,9 +45,11 @@ import numpy as np
 _PEERS = ('torch_eager', 'torch_compile', 'onnx')
 _LABELS = {'files': 'from files to names', 'network': 'network alone'}
 _GOALS = {
-  ('network', 'float32'): 1.1, ('network', 'bfloat16'): 1.0,
-  ('files', 'float32'): 1.0, ('files', 'bfloat16'): 1.0,
-}  # fmt: skip
+  ('network', 'float32'): 1.1,
+  ('network', 'bfloat16'): 1.0,
+  ('files', 'float32'): 1.0,
+  ('files', 'bfloat16'): 1.0,
+}
 _MEMORY_GOAL = 1.05
 _TOP = 5
 
@@ -125,9 +127,7 @@ def _speed(flags, folder, dtype, rows, ratios):
       seconds = {name: [] for name in workers}
       for order in _contest.rounds(list(workers), flags.rounds):
         for name in order:
-          reply = workers[name].ask(
-            what=what, size=best[name], count=flags.files
-          )
+          reply = workers[name].ask(what=what, size=best[name], count=flags.files)
           seconds[name].append(reply['seconds'])
       _show(rows, ratios, (what, dtype), seconds, flags.files)
   finally:
@@ -169,9 +169,7 @@ def _show(rows, ratios, which, seconds, count):
   for name, times in seconds.items():
     rate, lowest = (count / f(times) for f in (_common.median, max))
     ratios[f'{dtype}_{what}_{name}_images_per_second'] = rate
-    rows.append((
-      f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4,
-    ))  # fmt: skip
+    rows.append((f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4))
   torches = [name for name in seconds if name.startswith('torch')]
   faster = min(torches, key=lambda n: _common.median(seconds[n]), default='')
   for name in list(seconds)[1:]:
@@ -201,9 +199,7 @@ def _work(name, folder, side, model, dtype):
     if question['what'] == 'network':
       contestant.network(size, count)
     else:
-      named = contestant.files(
-        list(itertools.islice(itertools.cycle(paths), count)), size
-      )
+      named = contestant.files(list(itertools.islice(itertools.cycle(paths), count)), size)
       if named != count:
         sys.exit(f'{name}: {named} of {count} files were named')
     answer(seconds=time.perf_counter() - start)
@@ -237,9 +233,7 @@ def _trained(config):
   words = tuple(f'class{i:03}' for i in range(_predict_peers.CLASSES))
   images = jnp.zeros((1, side, side, 3))
   net = models.create(config, len(words), 'cpu')
-  variables = dict(
-    jax.jit(lambda key: net.init(key, images, False))(jax.random.key(0))
-  )
+  variables = dict(jax.jit(lambda key: net.init(key, images, False))(jax.random.key(0)))
   params = variables.pop('params')
   classes = vocabulary.Vocabulary(words)
   return trained_lib.Trained('', config, classes, 0, params, variables)
@@ -248,10 +242,7 @@ def _trained(config):
 def _ours(side, model, dtype):
   from anp_jax import models
   from anp_jax.data.input import decode_pillow
-  from anp_jax.predict import __main__ as predict
-  from anp_jax.predict import files
-  from anp_jax.predict import network as network_lib
-  from anp_jax.predict import rows
+  from anp_jax.predict import __main__ as predict, files, network as network_lib, rows
   from anp_jax.system.onednn import library
 
   config = _config(side, model, dtype)
@@ -267,21 +258,20 @@ def _ours(side, model, dtype):
   def name_files(paths, size):
     net = network(size)
     batches = files.batches(
-      files.find(paths), decode_pillow.eval_decoder(config),
-      net.batch_size, side, len(os.sched_getaffinity(0)),
-    )  # fmt: skip
+      files.find(paths),
+      decode_pillow.eval_decoder(config),
+      net.batch_size,
+      side,
+      len(os.sched_getaffinity(0)),
+    )
     predictions = []
     for batch, names in predict.named(net, batches):
-      predictions += [
-        table.file_rows(f, names, i) for i, f in enumerate(batch.files)
-      ]
+      predictions += [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
     return len(predictions)
 
   def run(size, count):
     net = network(size)
-    batch = np.random.default_rng(0).integers(
-      0, 256, (net.batch_size, side, side, 3), np.uint8
-    )
+    batch = np.random.default_rng(0).integers(0, 256, (net.batch_size, side, side, 3), np.uint8)
     pending = collections.deque()
     for _ in range(count // size):
       pending.append(net.start(batch))
@@ -302,11 +292,18 @@ def _memory(counts):
     run = os.path.join(folder, 'run')
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
     subprocess.run(
-      [sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
-       f'--workdir={run}', '--config.duration=2 steps',
-       '--config.log.tensorboard=False'],
-      check=True, cwd=root, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+      [
+        sys.executable,
+        'main.py',
+        '--config=configs/resnet_anp.py:tiny',
+        f'--workdir={run}',
+        '--config.duration=2 steps',
+        '--config.log.tensorboard=False',
+      ],
+      check=True,
+      cwd=root,
+      stdout=subprocess.DEVNULL,
+    )
     most = {}
     # The first run compiles, which takes more than naming does.
     for count in (10, *counts):
@@ -320,10 +317,19 @@ def _memory(counts):
         'print(line.split()[1], file=sys.stderr); sys.exit(status)'
       )
       done = subprocess.run(
-        [sys.executable, '-c', code, f'--checkpoint={run}', images,
-         f'--output={os.path.join(folder, "names.csv")}'],
-        check=True, cwd=root, stderr=subprocess.PIPE, text=True,
-      )  # fmt: skip
+        [
+          sys.executable,
+          '-c',
+          code,
+          f'--checkpoint={run}',
+          images,
+          f'--output={os.path.join(folder, "names.csv")}',
+        ],
+        check=True,
+        cwd=root,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
       *_, last_seconds, kilobytes = done.stderr.strip().splitlines()
       most[count] = int(kilobytes) / 1024
       print(last_seconds, flush=True)

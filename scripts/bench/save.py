@@ -16,8 +16,7 @@ import jax
 from anp_jax import models
 from anp_jax.checkpoint import manager
 from anp_jax.config import command_line
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.training import optimizer as optimizer_lib
 
 _SAVES = 7
@@ -25,9 +24,7 @@ _SAVES = 7
 
 def _times(ema):
   """Megabytes, and seconds that saves block and take, the first left out."""
-  config = command_line.load(
-    'configs/resnet_anp.py', {'ema': ema, 'checkpoint.keep': '1'}
-  )
+  config = command_line.load('configs/resnet_anp.py', {'ema': ema, 'checkpoint.keep': '1'})
   mesh = mesh_lib.create(config)
   model = models.create(config, 1000, mesh_lib.platform(mesh))
   optimizer = optimizer_lib.create(config, 64, 9600, 10000)
@@ -57,10 +54,14 @@ def main():
   for name, ema in (('momentum', '0'), ('momentum, averages', '0.999')):
     size, blocked, complete = _times(ema)
     median = _common.median(blocked)
-    rows.append((
-      f'{name}, {size:.0f} MB', f'{1e3 * median:.0f}',
-      f'{1e3 * max(blocked):.0f}', f'{1e3 * _common.median(complete):.0f}',
-    ))  # fmt: skip
+    rows.append(
+      (
+        f'{name}, {size:.0f} MB',
+        f'{1e3 * median:.0f}',
+        f'{1e3 * max(blocked):.0f}',
+        f'{1e3 * _common.median(complete):.0f}',
+      )
+    )
     key = f'{size:.0f}_mb'
     ratios[f'{key}_blocked_over_whole'] = median / _common.median(complete)
     ratios[f'{key}_blocked_over_100_ms'] = median / 0.1

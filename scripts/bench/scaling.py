@@ -40,19 +40,15 @@ import time
 
 # With -m the repository's root is on the path, as a file this folder is.
 if __package__:
-  from scripts.bench import _common
-  from scripts.bench import _contest
+  from scripts.bench import _common, _contest
 else:
   import _common
   import _contest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import secret
-from anp_jax.config import command_line
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.system import compile_cache
-from anp_jax.system import xla_flags
+from anp_jax.config import command_line, strategy as strategy_lib
+from anp_jax.system import compile_cache, xla_flags
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
@@ -61,9 +57,7 @@ def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--processes', type=_common.counts, default=(2,))
   parser.add_argument('--model', default='resnet18')
-  parser.add_argument(
-    '--batch', type=int, default=256, help='images; all processes have twice'
-  )
+  parser.add_argument('--batch', type=int, default=256, help='images; all processes have twice')
   parser.add_argument('--size', type=int, default=64, help='pixels')
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
@@ -79,10 +73,7 @@ def _flags():
     for name in flags.strategies.split(','):
       config = _config(flags, 2, name)
       strategy = strategy_lib.find(config)
-      if not (
-        strategy.joins_jax(config, 'train')
-        and strategy.spans_processes(config, 'train')
-      ):
+      if not (strategy.joins_jax(config, 'train') and strategy.spans_processes(config, 'train')):
         parser.error(f'--strategies={name}: expected one with a common step')
   except config_lib.ConfigError as e:
     parser.error(str(e))
@@ -121,8 +112,7 @@ def _config(flags, count, strategy='sync'):
   }
   # Some belong to one strategy, or to ResNets, alone.
   return command_line.load(
-    'configs/resnet_anp.py',
-    command_line.applying('configs/resnet_anp.py', keys),
+    'configs/resnet_anp.py', command_line.applying('configs/resnet_anp.py', keys)
   )
 
 
@@ -137,24 +127,18 @@ def _stepper(config, mesh, batch_size, meet=bool):
 
   from anp_jax.data import sources
   from anp_jax.parallel import state as state_lib
-  from anp_jax.training import build
-  from anp_jax.training import objective as objective_lib
-  from anp_jax.training import run_spec
+  from anp_jax.training import build, objective as objective_lib, run_spec
 
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(
-    run_spec.RunSpec(config, mesh, objective, batch_size, len(source))
-  )
+  parts = build.create(run_spec.RunSpec(config, mesh, objective, batch_size, len(source)))
   random = np.random.default_rng(0)
 
   def fill(spec):
     values = random.integers(0, 10, spec.shape).astype(spec.dtype)
     if spec.dtype == np.float32:  # weights
       values[:] = 1
-    return jax.make_array_from_callback(
-      spec.shape, spec.sharding, lambda index: values[index]
-    )
+    return jax.make_array_from_callback(spec.shape, spec.sharding, lambda index: values[index])
 
   batch = build.abstract_batch(config, mesh, batch_size)
   batch = {name: fill(spec) for name, spec in batch.items()}
@@ -220,9 +204,7 @@ def _steppers(flags, place, processes):
   global_mesh = mesh_lib.create(config, hosts=processes.hosts)
   meet = functools.partial(processes.gather, 'compiled')
   run = {
-    name: _stepper(
-      _config(flags, count, name), global_mesh, config.batch_size, meet
-    )
+    name: _stepper(_config(flags, count, name), global_mesh, config.batch_size, meet)
     for name in flags.strategies.split(',')
   }
   run['apart'] = _stepper(config, local_mesh, config.batch_size // count)
@@ -244,18 +226,24 @@ def _start(flags, count):
   cores = sorted(os.sched_getaffinity(0))
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results.json')
-    more = [f'--coordinator={coordinator}', f'--processes={count}',
-            f'--results={path}']  # fmt: skip
+    more = [f'--coordinator={coordinator}', f'--processes={count}', f'--results={path}']
     ranks = [
       subprocess.Popen(
-        ['taskset', '-c', str(cores[rank % len(cores)]), sys.executable,
-         os.path.abspath(sys.argv[0]), *sys.argv[1:], *more,
-         f'--process_id={rank}'],
+        [
+          'taskset',
+          '-c',
+          str(cores[rank % len(cores)]),
+          sys.executable,
+          os.path.abspath(sys.argv[0]),
+          *sys.argv[1:],
+          *more,
+          f'--process_id={rank}',
+        ],
         cwd=_ROOT,
         env=environment,
       )
       for rank in range(count)
-    ]  # fmt: skip
+    ]
     if any([rank.wait() for rank in ranks]):
       raise SystemExit('error: a process failed, see above')
     with open(path) as f:
@@ -279,7 +267,7 @@ def compare(measured: dict[str, list[float]]) -> dict[str, _contest.Over]:
     if name not in ('one', 'lockstep')
     for way in (ways if name != 'apart' else ways[:1])
     if way in measured
-  }  # fmt: skip
+  }
 
 
 def show(flags, results):

@@ -15,8 +15,7 @@ import tempfile
 
 # With -m the repository's root is on the path, as a file this folder is.
 if __package__:
-  from scripts.bench import _common
-  from scripts.bench import _contest
+  from scripts.bench import _common, _contest
 else:
   import _common
   import _contest
@@ -75,11 +74,19 @@ def _seconds(flags, batch, name):
     }
   with tempfile.TemporaryDirectory() as workdir:
     done = subprocess.run(
-      [sys.executable, 'main.py', f'--config={flags.config}',
-       f'--workdir={workdir}', *(f'--config.{k}={v}' for k, v in keys.items())],
-      cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+      [
+        sys.executable,
+        'main.py',
+        f'--config={flags.config}',
+        f'--workdir={workdir}',
+        *(f'--config.{k}={v}' for k, v in keys.items()),
+      ],
+      cwd=_ROOT,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
       check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
       sys.exit(done.stderr.strip().splitlines()[-1])
     lines = [r for r in telemetry.read(workdir) if r['kind'] == 'train'][1:]

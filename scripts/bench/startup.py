@@ -22,10 +22,14 @@ _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 def _start(recipe, folder):
   """Seconds to the first step's line, and the run's own account of them."""
   command = [
-    sys.executable, '-u', 'main.py', f'--config=configs/resnet_anp.py{recipe}',
-    f'--workdir={folder}/run', '--config.duration=1 epochs',
+    sys.executable,
+    '-u',
+    'main.py',
+    f'--config=configs/resnet_anp.py{recipe}',
+    f'--workdir={folder}/run',
+    '--config.duration=1 epochs',
     '--config.schedule.warmup=0 steps',
-  ]  # fmt: skip
+  ]
   environment = {
     **os.environ,
     'ANP_DATA': f'{folder}/data',
@@ -33,9 +37,13 @@ def _start(recipe, folder):
   }
   start = time.monotonic()
   process = subprocess.Popen(
-    command, cwd=_ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+    command,
+    cwd=_ROOT,
+    env=environment,
+    text=True,
+    stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,
-  )  # fmt: skip
+  )
   account = next(x for x in process.stdout if x.startswith('first step after'))
   seconds = time.monotonic() - start
   process.kill()

@@ -62,9 +62,7 @@ _RESNET50_FLOPS = 2 * 4.09e9
 class _Report:
   """The table of a run, and the ratios of its last line."""
 
-  rows: list = dataclasses.field(
-    default_factory=lambda: [('training step', *_contest.HEADING)]
-  )
+  rows: list = dataclasses.field(default_factory=lambda: [('training step', *_contest.HEADING)])
   ratios: dict = dataclasses.field(default_factory=dict)
 
 
@@ -97,9 +95,7 @@ def main():
   report = _Report()
   with tempfile.TemporaryDirectory() as cache:
     for name in cases:
-      start = functools.partial(
-        _start, arguments=(name, cache, platform), max_isa=flags.max_isa
-      )
+      start = functools.partial(_start, arguments=(name, cache, platform), max_isa=flags.max_isa)
       # The first ResNet finds an empty compilation cache.
       resnet50 = _cases.CASES[name].model == 'resnet50'
       compiles = resnet50 and not os.listdir(cache)
@@ -189,9 +185,7 @@ def _rounds(workers, flags) -> dict[str, list[float]]:
   for order in _contest.rounds(list(workers), flags.rounds):
     for contestant in order:
       worker = workers[contestant]
-      steps = flags.steps or min(
-        math.ceil(_TURN_SECONDS / worker.ready['step']), 2000
-      )
+      steps = flags.steps or min(math.ceil(_TURN_SECONDS / worker.ready['step']), 2000)
       reply = worker.ask(what='steps', steps=steps)
       seconds[contestant].append(reply['seconds'] / steps)
   return seconds
@@ -239,9 +233,7 @@ def _absolutes(name, device, seconds, report):
     share = mfu(case, rate, device)
     if share:
       report.ratios[f'{name}_{contestant}_mfu'] = share
-      report.rows.append(
-        (f'{name}: {contestant}, MFU', f'{share:.3f}', *[''] * 5)
-      )
+      report.rows.append((f'{name}: {contestant}, MFU', f'{share:.3f}', *[''] * 5))
 
 
 def mfu(case: _cases.Case, rate: float, device: str) -> float:

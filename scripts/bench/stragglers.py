@@ -38,13 +38,13 @@ _KEYS = {
 _MODES = {
   'synchronous': ({'strategy.mode': 'synchronous'}, 4, 24),
   'synchronous, 1 backup': (
-    {'strategy.mode': 'synchronous', 'strategy.backup_workers': '1'}, 3, 48,
+    {'strategy.mode': 'synchronous', 'strategy.backup_workers': '1'},
+    3,
+    48,
   ),
-  'bounded, 8': (
-    {'strategy.mode': 'bounded', 'strategy.max_staleness': '8'}, 1, 160,
-  ),
+  'bounded, 8': ({'strategy.mode': 'bounded', 'strategy.max_staleness': '8'}, 1, 160),
   'async': ({'strategy.mode': 'async'}, 1, 160),
-}  # fmt: skip
+}
 
 
 def main():
@@ -66,10 +66,7 @@ def main():
     rates[name] = rate
     first = rates[_SYNC]
     mean = sum(s * n for s, n in stale.items()) / stale.total()
-    rows.append((
-      name, f'{rate:.0f}', f'{rate / first:.2f}', f'{mean:.1f}',
-      str(max(stale)),
-    ))  # fmt: skip
+    rows.append((name, f'{rate:.0f}', f'{rate / first:.2f}', f'{mean:.1f}', str(max(stale))))
   first = rates[_SYNC]
   _common.show(
     f'{_WORKERS} workers, one {_SLOWER} times slower',
@@ -99,12 +96,18 @@ def _in_step(folder):
     port = s.getsockname()[1]
   processes = [
     subprocess.Popen(
-      [sys.executable, __file__, f'--workdir={folder}', f'--process_id={i}',
-       f'--coordinator=127.0.0.1:{port}'],
-      cwd=_ROOT, stdout=subprocess.DEVNULL,
+      [
+        sys.executable,
+        __file__,
+        f'--workdir={folder}',
+        f'--process_id={i}',
+        f'--coordinator=127.0.0.1:{port}',
+      ],
+      cwd=_ROOT,
+      stdout=subprocess.DEVNULL,
     )
     for i in range(_WORKERS)
-  ]  # fmt: skip
+  ]
   if any([p.wait() for p in processes]):
     sys.exit(1)
   return _rate(folder, _SYNC_STEPS, _IMAGES * _WORKERS)
@@ -112,8 +115,7 @@ def _in_step(folder):
 
 def _train_in_step(flags):
   """One of these processes."""
-  from anp_jax import cluster
-  from anp_jax import train
+  from anp_jax import cluster, train
   from anp_jax.training import step as step_lib
 
   seconds = _COMPUTE * (_SLOWER if flags.process_id == _WORKERS - 1 else 1)
@@ -147,9 +149,8 @@ def _config(keys, updates, shards):
 
   return command_line.load(
     os.path.join(_ROOT, 'configs', 'resnet_anp.py:tiny'),
-    {**_KEYS, **keys, 'duration': f'{updates} steps',
-     'batch_size': str(_IMAGES * shards)},
-  )  # fmt: skip
+    {**_KEYS, **keys, 'duration': f'{updates} steps', 'batch_size': str(_IMAGES * shards)},
+  )
 
 
 def _rate(workdir, updates, images):
@@ -165,9 +166,7 @@ def _run(keys, shards, updates, workdir):
   """Images a second, without the first third, and the staleness."""
   from anp_jax import cluster
   from anp_jax.cluster import cluster_env
-  from anp_jax.runtimes.server import log
-  from anp_jax.runtimes.server import run
-  from anp_jax.runtimes.server import worker
+  from anp_jax.runtimes.server import log, run, worker
 
   results = {}
 
@@ -194,8 +193,7 @@ def _run(keys, shards, updates, workdir):
       run.run(config, workdir, processes)
 
   threads = [
-    threading.Thread(target=run_process, args=(i,), daemon=True)
-    for i in range(1, _WORKERS)
+    threading.Thread(target=run_process, args=(i,), daemon=True) for i in range(1, _WORKERS)
   ]
   for thread in threads:
     thread.start()

@@ -24,8 +24,7 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.config import command_line
-from anp_jax.data import index_shuffle
-from anp_jax.data import sources
+from anp_jax.data import index_shuffle, sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.parallel import mesh as mesh_lib
@@ -59,23 +58,14 @@ def _make(folder, flags):
     _write_shards(tars, flags)
   data = os.path.join(folder, 'data')
   pattern = f'tar:{tars}/{{split}}-*.tar'
-  status = prepare.main(
-    ['prepare', f'--from={pattern}', '--name=bench', f'--data_dir={data}']
-  )
+  status = prepare.main(['prepare', f'--from={pattern}', '--name=bench', f'--data_dir={data}'])
   if status:
     raise SystemExit(status)
-  common = {
-    'data.dir': data, 'data.max_damaged': '0', 'data.image_size': '32',
-    'data.resize': '36',
-  }  # fmt: skip
+  common = {'data.dir': data, 'data.max_damaged': '0', 'data.image_size': '32', 'data.resize': '36'}
   return {
-    name: command_line.load(
-      'configs/resnet_anp.py', common | {'data.source': source}
-    )
-    for name, source in (
-      ('tar shards', pattern), ('prepared', 'tfds:anp_folder/bench'),
-    )
-  }  # fmt: skip
+    name: command_line.load('configs/resnet_anp.py', common | {'data.source': source})
+    for name, source in (('tar shards', pattern), ('prepared', 'tfds:anp_folder/bench'))
+  }
 
 
 def _write_shards(folder, flags):
@@ -126,14 +116,12 @@ def _measure(configs, flags):
     values = np.divide(*(rates[measure, name] for name in configs))
     low, high = _interval(values)
     median = _common.median(values)
-    rows.append(
-      (measure, f'{median:.3f}', f'{low:.3f} to {high:.3f}',
-       f'{values.min():.3f}')
-    )  # fmt: skip
+    rows.append((measure, f'{median:.3f}', f'{low:.3f} to {high:.3f}', f'{values.min():.3f}'))
     ratios |= {
       f'{measure}_tar_over_prepared': median,
-      f'{measure}_low': low, f'{measure}_high': high,
-    }  # fmt: skip
+      f'{measure}_low': low,
+      f'{measure}_high': high,
+    }
   _common.show('tar shards in random order', rows, ratios)
 
 

@@ -39,27 +39,22 @@ def main():
     return
   child = subprocess.Popen(
     [sys.executable, __file__, '--serve', f'--megabytes={flags.megabytes}'],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-  )  # fmt: skip
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
   try:
     ports = json.loads(child.stdout.readline())
     times = _rounds(ports, size, flags.rounds)
   finally:
     child.stdin.close()
     child.wait()
-  rates = {
-    name: [2 * size / 1e9 / s for s in seconds]
-    for name, seconds in times.items()
-  }
+  rates = {name: [2 * size / 1e9 / s for s in seconds] for name, seconds in times.items()}
   middle = {name: _common.median(values) for name, values in rates.items()}
-  share = statistics.median(
-    f / r for f, r in zip(rates['flight'], rates['raw socket'])
-  )
+  share = statistics.median(f / r for f, r in zip(rates['flight'], rates['raw socket']))
   rows = [('', 'GB/s, median', 'least', 'most')]
   for name, values in rates.items():
-    rows.append((
-      name, f'{middle[name]:.2f}', f'{min(values):.2f}', f'{max(values):.2f}',
-    ))  # fmt: skip
+    rows.append((name, f'{middle[name]:.2f}', f'{min(values):.2f}', f'{max(values):.2f}'))
   _common.show(
     f'{flags.megabytes} MB pushed and as much pulled, both together',
     rows,
@@ -75,9 +70,7 @@ def _rounds(ports, size, rounds):
   """Seconds of each round, by name; the first round warms up."""
   data = np.ones(size, np.uint8)
   client = transport.Client(f'127.0.0.1:{ports["flight"]}', _TOKEN)
-  up, down = (
-    socket.create_connection(('127.0.0.1', ports['raw'])) for _ in range(2)
-  )
+  up, down = (socket.create_connection(('127.0.0.1', ports['raw'])) for _ in range(2))
   into = np.empty(size, np.uint8)
 
   def raw_push():
@@ -110,9 +103,7 @@ class _Service(flight.FlightServerBase):
   """Takes and gives bytes as a server does, and does nothing with them."""
 
   def __init__(self, size):
-    super().__init__(
-      'grpc://127.0.0.1:0', middleware={'gate': transport.Gate(_TOKEN)}
-    )
+    super().__init__('grpc://127.0.0.1:0', middleware={'gate': transport.Gate(_TOKEN)})
     self._data = np.ones(size, np.uint8)
 
   def do_get(self, context, ticket):

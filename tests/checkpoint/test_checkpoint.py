@@ -16,8 +16,7 @@ from orbax.checkpoint._src.path import atomicity
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import checksums
-from anp_jax.checkpoint import manager
+from anp_jax.checkpoint import checksums, manager
 from anp_jax.parallel import mesh as mesh_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -36,9 +35,7 @@ def _state(step, mesh=None, axis=None):
   }
   specs = dict.fromkeys(('kernel', 'half'), mesh_lib.P(axis))
   return {
-    name: jax.device_put(
-      value, jax.NamedSharding(mesh, specs.get(name, mesh_lib.P()))
-    )
+    name: jax.device_put(value, jax.NamedSharding(mesh, specs.get(name, mesh_lib.P())))
     for name, value in values.items()
   }
 
@@ -49,15 +46,11 @@ def _mesh(count):
 
 
 def _abstract(state):
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-  )
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
 def _open(workdir, config, data=DATA, abstract_state=None):
-  return manager.Checkpoints(
-    str(workdir), config, data, abstract_state or _abstract(_state(0))
-  )
+  return manager.Checkpoints(str(workdir), config, data, abstract_state or _abstract(_state(0)))
 
 
 def _write(workdir, config, steps):
@@ -69,16 +62,12 @@ def _write(workdir, config, steps):
 
 
 def _folders(workdir, kind):
-  return sorted(
-    int(p.name) for p in (workdir / kind).iterdir() if p.name.isdigit()
-  )
+  return sorted(int(p.name) for p in (workdir / kind).iterdir() if p.name.isdigit())
 
 
 def _equal(state, step):
   for name, value in _state(step).items():
-    np.testing.assert_array_equal(
-      np.asarray(state[name]), np.asarray(value), err_msg=name
-    )
+    np.testing.assert_array_equal(np.asarray(state[name]), np.asarray(value), err_msg=name)
 
 
 def _largest_file(folder):
@@ -148,9 +137,7 @@ def test_best_metric_that_evaluation_lacks(config):
 
 @pytest.mark.parametrize('writer', [1, 2, 4, 8])
 @pytest.mark.parametrize('reader', [1, 4])
-def test_restores_on_another_number_of_devices(
-  tmp_path, config, writer, reader
-):  # fmt: skip
+def test_restores_on_another_number_of_devices(tmp_path, config, writer, reader):
   saved = _state(7, _mesh(writer), 'data')
   checkpoints = _open(tmp_path, config, abstract_state=_abstract(saved))
   checkpoints.save(7, saved)
@@ -187,9 +174,7 @@ def _no_meta(folder):
   shutil.rmtree(folder / 'meta')
 
 
-@pytest.mark.parametrize(
-  'damage', [_flip, _truncate, _remove, _empty, _no_meta]
-)
+@pytest.mark.parametrize('damage', [_flip, _truncate, _remove, _empty, _no_meta])
 def test_damaged_newest_is_set_aside(tmp_path, config, damage, caplog):
   _write(tmp_path, config, [1, 2])
   damage(tmp_path / 'checkpoints' / '2')
@@ -243,9 +228,7 @@ def test_unfinished_save_is_no_checkpoint(tmp_path, config):
 
 
 def _all_files(workdir):
-  return {
-    str(p): None if p.is_dir() else p.read_bytes() for p in workdir.rglob('*')
-  }
+  return {str(p): None if p.is_dir() else p.read_bytes() for p in workdir.rglob('*')}
 
 
 def test_what_only_reads_changes_nothing(tmp_path, config, caplog):
@@ -271,9 +254,7 @@ def test_what_only_reads_changes_nothing(tmp_path, config, caplog):
   assert not (tmp_path / 'new').exists()
 
 
-def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(
-  tmp_path, config
-):
+def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(tmp_path, config):
   config.checkpoint.keep = 1
   _write(tmp_path, config, [1])
   checkpoints = _open(tmp_path, config, data=None)
@@ -287,9 +268,7 @@ def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(
 def test_other_config_is_refused_with_the_key(tmp_path, config):
   _write(tmp_path, config, [1])
   config.optimizer.momentum = 0.7
-  with pytest.raises(
-    config_lib.ConfigError, match='optimizer.momentum is 0.7.*0.9'
-  ):
+  with pytest.raises(config_lib.ConfigError, match='optimizer.momentum is 0.7.*0.9'):
     _open(tmp_path, config).restore()
   assert _folders(tmp_path, 'checkpoints') == [1]
 
@@ -372,9 +351,8 @@ def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
   need = sum(np.asarray(x).nbytes for x in _state(0).values())
   with monkeypatch.context() as full:
     full.setattr(
-      manager.shutil, 'disk_usage',
-      lambda _: shutil._ntuple_diskusage(need, 1, need - 1),
-    )  # fmt: skip
+      manager.shutil, 'disk_usage', lambda _: shutil._ntuple_diskusage(need, 1, need - 1)
+    )
     if on_error == 'stop':
       with pytest.raises(manager.NotSaved, match=r'written.*whole: 1\)'):
         checkpoints.save(2, _state(2))
@@ -396,9 +374,8 @@ def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
   assert checkpoints.expected_save_seconds() == 0
   for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
     monkeypatch.setattr(
-      getattr(atomicity, name), 'finalize',
-      _slow(getattr(atomicity, name).finalize, 0.2),
-    )  # fmt: skip
+      getattr(atomicity, name), 'finalize', _slow(getattr(atomicity, name).finalize, 0.2)
+    )
   start = time.monotonic()
   checkpoints.save(1, _state(1))
   while not (tmp_path / 'checkpoints/1').exists():
@@ -423,19 +400,14 @@ def _slow(real, seconds):
 
 
 @pytest.mark.parametrize('when', ['before', 'meanwhile'])
-def test_the_best_that_was_not_written_is_not_the_best(
-  tmp_path, config, monkeypatch, when
-):
+def test_the_best_that_was_not_written_is_not_the_best(tmp_path, config, monkeypatch, when):
   """A disk that is full at the best score, and has room for the next."""
   config.checkpoint.on_error = 'continue'
   config.checkpoint.keep_best = 1
   checkpoints = _open(tmp_path, config)
   with monkeypatch.context() as full:
     if when == 'before':
-      full.setattr(
-        manager.shutil, 'disk_usage',
-        lambda _: shutil._ntuple_diskusage(1, 1, 0),
-      )  # fmt: skip
+      full.setattr(manager.shutil, 'disk_usage', lambda _: shutil._ntuple_diskusage(1, 1, 0))
     else:
       for name in ('AtomicRenameTemporaryPath', 'CommitFileTemporaryPath'):
         full.setattr(getattr(atomicity, name), 'finalize', _no_space)
@@ -461,30 +433,30 @@ def test_a_disk_that_fills_up_under_a_run(tmp_path, on_error):
   disk = tmp_path / 'disk'
   disk.mkdir()
   mounted = subprocess.run(
-    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', disk],
-    capture_output=True,
-  )  # fmt: skip
+    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', disk], capture_output=True
+  )
   if mounted.returncode:
     pytest.skip('no file system can be mounted here')
   try:
     command = [
-      sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
-      f'--workdir={disk}/run', '--config.checkpoint.keep=10',
+      sys.executable,
+      'main.py',
+      '--config=configs/resnet_anp.py:tiny',
+      f'--workdir={disk}/run',
+      '--config.checkpoint.keep=10',
       '--config.log.tensorboard=False',
-      '--config.duration=24 steps', f'--config.checkpoint.on_error={on_error}',
-    ]  # fmt: skip
-    done = subprocess.run(
-      command, cwd=_ROOT, capture_output=True, text=True, timeout=120
-    )
+      '--config.duration=24 steps',
+      f'--config.checkpoint.on_error={on_error}',
+    ]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr[-3000:]
     (line,) = [x for x in done.stderr.splitlines() if x.startswith('error: ')]
     assert 'a checkpoint could not be written' in line
     reached = '24/24 ' in done.stdout
     assert reached == (on_error == 'continue')
     scored = subprocess.run(
-      [*command[:-3], '--mode=evaluate'], cwd=_ROOT, capture_output=True,
-      text=True,
-    )  # fmt: skip
+      [*command[:-3], '--mode=evaluate'], cwd=_ROOT, capture_output=True, text=True
+    )
     assert scored.returncode == 0, scored.stderr
     newest = max(_folders(disk / 'run', 'checkpoints'))
     assert f'checkpoint of step {newest},' in scored.stdout

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager
-from anp_jax.checkpoint import trained
+from anp_jax.checkpoint import manager, trained
 from anp_jax.parallel import mesh as mesh_lib
 
 _DATA = {'examples': 64, 'classes': 12, 'names': 'abc'}
@@ -32,8 +31,7 @@ def _mesh():
 
 def _open(workdir, config):
   abstract_state = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-    _state(0),
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _state(0)
   )
   return manager.Checkpoints(str(workdir), config, _DATA, abstract_state)
 
@@ -51,9 +49,7 @@ def _newest_meta(workdir):
 
 def _bits(size, count=12):
   """(byte, bit) pairs over the whole of a file, each bit's number in turn."""
-  return [
-    (int(b), i % 8) for i, b in enumerate(np.linspace(0, size - 1, count))
-  ]
+  return [(int(b), i % 8) for i, b in enumerate(np.linspace(0, size - 1, count))]
 
 
 def test_a_changed_bit_of_the_metadata_is_damage(tmp_path, config, caplog):
@@ -80,15 +76,16 @@ def test_a_changed_bit_of_the_metadata_is_damage(tmp_path, config, caplog):
   assert 'checkpoint 2 is damaged' in caplog.text
 
 
-@pytest.mark.parametrize('old, new', [
-  ('"examples": 64', '"examples": 65'),
-  ('"optimizer.learning_rate": ', '"optimizer.learning_rate": 1'),
-  ('"checksum"', '"checksun"'),
-  ('"packages"', '"packaget"'),
-])  # fmt: skip
-def test_changed_values_are_damage_and_no_change(
-  tmp_path, config, caplog, old, new
-):
+@pytest.mark.parametrize(
+  'old, new',
+  [
+    ('"examples": 64', '"examples": 65'),
+    ('"optimizer.learning_rate": ', '"optimizer.learning_rate": 1'),
+    ('"checksum"', '"checksun"'),
+    ('"packages"', '"packaget"'),
+  ],
+)
+def test_changed_values_are_damage_and_no_change(tmp_path, config, caplog, old, new):
   _write(tmp_path, config, [1, 2])
   path = _newest_meta(tmp_path)
   text = json.dumps(json.loads(path.read_text()))
@@ -110,9 +107,7 @@ def test_the_checksum_is_the_sha256_of_the_sorted_values(tmp_path, config):
   assert checksum == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_metadata_without_a_checksum_are_those_of_an_older_version(
-  tmp_path, config
-):
+def test_metadata_without_a_checksum_are_those_of_an_older_version(tmp_path, config):
   _write(tmp_path, config, [1, 2])
   path = _newest_meta(tmp_path)
   meta = json.loads(path.read_text())

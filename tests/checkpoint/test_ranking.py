@@ -6,9 +6,7 @@ import pytest
 
 from anp_jax.checkpoint import ranking
 
-_VALUES = st.lists(
-  st.floats(-100, 100, allow_nan=False), min_size=1, max_size=30, unique=True
-)
+_VALUES = st.lists(st.floats(-100, 100, allow_nan=False), min_size=1, max_size=30, unique=True)
 
 
 def _kept(best, steps):
@@ -42,9 +40,7 @@ def test_a_step_whose_checkpoint_is_gone_makes_room():
   assert _kept(best, range(4)) == {1, 3} and best.accepts(2.25)
 
 
-@pytest.mark.parametrize(
-  'metric, mode', [('loss', 'min'), ('anp_top1', 'max'), ('x', 'max')]
-)
+@pytest.mark.parametrize('metric, mode', [('loss', 'min'), ('anp_top1', 'max'), ('x', 'max')])
 def test_which_values_are_the_best(metric, mode):
   assert ranking.best_mode(metric) == mode
 

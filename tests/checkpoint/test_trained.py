@@ -9,11 +9,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
-from anp_jax.checkpoint import checksums
-from anp_jax.checkpoint import run_dir as run_dir
-from anp_jax.checkpoint import trained
+from anp_jax import config as config_lib, train
+from anp_jax.checkpoint import checksums, run_dir as run_dir, trained
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
 from tests import builders
@@ -152,9 +149,8 @@ def test_what_is_damaged_is_not_used(averaged, tmp_path):
 
 @pytest.mark.parametrize(
   'leaf',
-  ['params/conv1/kernel', 'average/params/head/bias',
-   'average/stats/batch_stats/norm/var', 'step'],
-)  # fmt: skip
+  ['params/conv1/kernel', 'average/params/head/bias', 'average/stats/batch_stats/norm/var', 'step'],
+)
 def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
   """Files that Orbax reads without complaint, and one number is another."""
   folder = tmp_path / 'copy'
@@ -231,9 +227,7 @@ def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
   assert run_dir.labels(str(tmp_path)) == pairs
 
 
-def test_a_workdir_that_cannot_be_written_to_is_one_line(
-  config, tmp_path, monkeypatch
-):  # fmt: skip
+def test_a_workdir_that_cannot_be_written_to_is_one_line(config, tmp_path, monkeypatch):
   """Though its permissions did not tell: a full disk, say."""
   classes = vocabulary.Vocabulary(('a', 'b'))
 

@@ -10,20 +10,13 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
-from anp_jax.checkpoint.weights import initial
-from anp_jax.checkpoint.weights import naming
+from anp_jax.checkpoint.weights import initial, naming
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
-from tests import builders
-from tests import launching
-from tests import serving
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import build, objective as objective_lib, run_spec
+from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -33,11 +26,13 @@ _WIDTH, _CLASSES = 4, 10
 
 def _config(**keys):
   recipe = builders.load('configs/resnet_anp.py:tiny')
-  recipe.update_from_flattened_dict({
-    'log.tensorboard': False,
-    'model.width': _WIDTH,  # of a ResNet
-    **{key.replace('__', '.'): value for key, value in keys.items()},
-  })  # fmt: skip
+  recipe.update_from_flattened_dict(
+    {
+      'log.tensorboard': False,
+      'model.width': _WIDTH,  # of a ResNet
+      **{key.replace('__', '.'): value for key, value in keys.items()},
+    }
+  )
   return builders.editable(config_lib.resolved(recipe))
 
 
@@ -62,8 +57,9 @@ def _names():
   return {name: tuple(leaf.shape) for name, leaf in tensors.items()}
 
 
-def _file(folder, change=lambda tensors: None, kind=naming.TORCHVISION,
-          dtype=np.float32, prefix='resnet.'):  # fmt: skip
+def _file(
+  folder, change=lambda tensors: None, kind=naming.TORCHVISION, dtype=np.float32, prefix='resnet.'
+):
   """A file of made-up weights, and those by our names."""
   random = np.random.default_rng(0)
   want, tensors = {}, {}
@@ -109,15 +105,11 @@ def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
   assert params is not state.params
   jax.tree.map(np.testing.assert_array_equal, params, state.params)
   jax.tree.map(np.testing.assert_array_equal, stats, state.stats)
-  assert lines == [
-    f'weights  {len(want)} loaded, 0 initialised, 0 unused of {path}'
-  ]
+  assert lines == [f'weights  {len(want)} loaded, 0 initialised, 0 unused of {path}']
   text = (tmp_path / 'weights.txt').read_text().splitlines()
   assert text[0] == lines[0] and len(text) == 1 + len(want)
   file_name = naming.published_name('params/stem_conv/kernel', kind, prefix)
-  assert (
-    f'loaded       params/stem_conv/kernel (7, 7, 3, 4)  {file_name}' in text
-  )
+  assert f'loaded       params/stem_conv/kernel (7, 7, 3, 4)  {file_name}' in text
 
 
 @pytest.mark.slow
@@ -138,9 +130,7 @@ def test_a_classifier_of_another_size_starts_at_random(tmp_path):
   ]
   assert 'unused       aux.weight' in (tmp_path / 'weights.txt').read_text()
   random = state_lib.create(program.init_fn, program.abstract_state)
-  got = _variables(
-    state_lib.create(program.init_fn, program.abstract_state, arrays)
-  )
+  got = _variables(state_lib.create(program.init_fn, program.abstract_state, arrays))
   for name, value in _variables(random).items():
     same = np.array_equal(got[name], value)
     assert same == (name in heads)
@@ -161,36 +151,39 @@ def test_the_classifier_of_a_backbone_starts_at_random(tmp_path):
   'change, keys, words',
   [
     (
-      lambda t: t.pop('layer2.0.bn1.weight'), {},
+      lambda t: t.pop('layer2.0.bn1.weight'),
+      {},
       ('has no layer2.0.bn1.weight', '2, 2, 2, 2 blocks of 2 convolutions'),
     ),
     (
-      lambda t: t.update({'layer3.1.se.weight': np.ones(2, np.float32)}), {},
+      lambda t: t.update({'layer3.1.se.weight': np.ones(2, np.float32)}),
+      {},
       ('has layer3.1.se.weight too',),
     ),
     (
       lambda t: t.update({'conv1.weight': np.ones((4, 1, 7, 7), np.float32)}),
-      {}, ('conv1.weight', '(4, 1, 7, 7)', '(4, 3, 7, 7)', 'params/stem_conv'),
+      {},
+      ('conv1.weight', '(4, 1, 7, 7)', '(4, 3, 7, 7)', 'params/stem_conv'),
     ),
+    (lambda t: t.update({'bn1.bias': np.ones(4, np.int32)}), {}, ('bn1.bias is I32', 'F32')),
     (
-      lambda t: t.update({'bn1.bias': np.ones(4, np.int32)}), {},
-      ('bn1.bias is I32', 'F32'),
-    ),
-    (
-      lambda t: [t.pop(n) for n in list(t) if n != 'fc.weight'], {},
+      lambda t: [t.pop(n) for n in list(t) if n != 'fc.weight'],
+      {},
       ('torchvision and timm', 'transformers', 'fc.weight'),
     ),
     (
-      lambda t: None, {'model__name': 'resnet34'},
+      lambda t: None,
+      {'model__name': 'resnet34'},
       ('has no layer1.2.', '2, 2, 2, 2 blocks', '3, 4, 6, 3 blocks'),
     ),
     (
-      lambda t: None, {'model__name': 'resnet50'},
+      lambda t: None,
+      {'model__name': 'resnet50'},
       ('has no layer1.0.bn3.bias', 'resnet50', 'blocks of 3 convolutions'),
     ),
     (lambda t: None, {'model__name': 'lenet'}, ("'lenet'", 'a ResNet or')),
   ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_one_line(tmp_path, change, keys, words):
   path, _ = _file(tmp_path, change)
   _refused(_config(init__from=path, **keys), (*words, repr(path)))
@@ -226,14 +219,9 @@ def test_files_that_cannot_be_read(tmp_path):
     ({}, 'v1.5', True),
   ],
 )
-def test_the_version_is_that_of_transformers_config(
-  tmp_path, saved_config, version, fits, name
-):  # fmt: skip
+def test_the_version_is_that_of_transformers_config(tmp_path, saved_config, version, fits, name):
   """Both have tensors of the same names and shapes."""
-  config = _config(
-    init__from=str(tmp_path / name), model__name='resnet50',
-    model__version=version,
-  )  # fmt: skip
+  config = _config(init__from=str(tmp_path / name), model__name='resnet50', model__version=version)
   program = _program(config)
   abstract = initial.flat(
     {'params': program.abstract_single.params, **program.abstract_single.stats}
@@ -245,9 +233,7 @@ def test_the_version_is_that_of_transformers_config(
     for n, x in abstract.items()
   }
   safetensors_numpy.save_file(tensors, tmp_path / 'model.safetensors')
-  saved_config = {
-    'model_type': 'resnet', 'layer_type': 'bottleneck', **saved_config
-  }  # fmt: skip
+  saved_config = {'model_type': 'resnet', 'layer_type': 'bottleneck', **saved_config}
   (tmp_path / 'config.json').write_text(json.dumps(saved_config))
   if fits:
     assert len(_load(config)[1]) == len(tensors)
@@ -275,9 +261,8 @@ def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
 def test_all_groups_begin_with_the_weights(tmp_path, outer):
   path, want = _file(tmp_path)
   config = _config(
-    init__from=path, strategy__name='local', strategy__groups=4,
-    strategy__outer=outer,
-  )  # fmt: skip
+    init__from=path, strategy__name='local', strategy__groups=4, strategy__outer=outer
+  )
   program, arrays, _ = _load(config, devices=2)
   state = state_lib.create(program.init_fn, program.abstract_state, arrays)
   for group in range(4):
@@ -309,9 +294,7 @@ def pretrained(tmp_path_factory):
 
 
 def _own(**keys):
-  return _config(
-    model__name='tests.user_network:WithoutDropout', duration='2 steps', **keys
-  )
+  return _config(model__name='tests.user_network:WithoutDropout', duration='2 steps', **keys)
 
 
 def _train(config, folder):
@@ -347,10 +330,7 @@ def test_the_same_number_of_other_classes_is_another_classifier(pretrained):
   trained_words = trained.load(str(pretrained)).vocabulary
   names = tuple(f'other_{i}' for i in range(len(trained_words)))
   config = _own(init__from=str(pretrained))
-  for words, initialised in (
-    (trained_words, 0),
-    (vocabulary_lib.Vocabulary(names), 2),
-  ):
+  for words, initialised in ((trained_words, 0), (vocabulary_lib.Vocabulary(names), 2)):
     _, arrays, (line,) = _load(config, words=words)
     assert len(arrays) == 10 - initialised
     assert f'{initialised} initialised' in line
@@ -366,8 +346,7 @@ def test_another_network_is_refused(pretrained):
 @pytest.mark.parametrize('servers', [1, 2])
 def test_servers_begin_with_the_weights(pretrained, tmp_path, servers):
   config = serving.config_of(
-    _own(init__from=str(pretrained), optimizer__learning_rate=0.0),
-    **{'strategy.servers': servers},
+    _own(init__from=str(pretrained), optimizer__learning_rate=0.0), **{'strategy.servers': servers}
   )
   with pytest.MonkeyPatch.context() as patch:
     serving.on_devices(patch, 1)
@@ -379,18 +358,18 @@ def test_servers_begin_with_the_weights(pretrained, tmp_path, servers):
 @pytest.mark.slow
 def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
   config = _own(
-    init__from=str(pretrained), optimizer__learning_rate=0.0,
-    strategy__name='relay', eval__every='1 epochs',
+    init__from=str(pretrained),
+    optimizer__learning_rate=0.0,
+    strategy__name='relay',
+    eval__every='1 epochs',
     strategy__models=('seed=1', 'seed=1; init.from='),
-  )  # fmt: skip
+  )
   config.duration = '1 epochs'
   with pytest.MonkeyPatch.context() as patch:
     serving.on_devices(patch, 1)
     train.run(config, str(tmp_path))
   want = trained.load(str(pretrained))
-  loaded, random = (
-    trained.load(str(tmp_path / 'models' / f'{i:03}')) for i in range(2)
-  )
+  loaded, random = (trained.load(str(tmp_path / 'models' / f'{i:03}')) for i in range(2))
   jax.tree.map(np.testing.assert_array_equal, loaded.params, want.params)
   kernels = [t.params['conv1']['kernel'] for t in (want, random)]
   assert not np.array_equal(*kernels)
@@ -402,11 +381,7 @@ def test_processes_begin_with_the_weights(tmp_path):
   source, run = tmp_path / 'source', tmp_path / 'run'
   keys = {'duration': '2 steps', 'eval.every': '2 steps'}
   launching.run(tmp_path, 1, launching.arguments(source, **keys))
-  keys |= {
-    'init.from': source,
-    'optimizer.learning_rate': 0.0,
-    'sharding': "(('.*','fsdp'),)",
-  }
+  keys |= {'init.from': source, 'optimizer.learning_rate': 0.0, 'sharding': "(('.*','fsdp'),)"}
   launching.run(tmp_path, 2, launching.arguments(run, **keys), devices=2)
   want, got = trained.load(str(source)), trained.load(str(run))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)

@@ -10,8 +10,7 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import naming
-from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.checkpoint.weights import naming, source as source_lib
 from anp_jax.models import resnet
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -19,10 +18,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 WIDTH = 8
 NAMINGS = ('torchvision', 'transformers')
 # Compiling them takes long, not computing.
-DEPTHS = [
-  18,
-  *(pytest.param(n, marks=pytest.mark.slow) for n in (34, 50, 101, 152)),
-]  # fmt: skip
+DEPTHS = [18, *(pytest.param(n, marks=pytest.mark.slow) for n in (34, 50, 101, 152))]
 
 
 def _published(kind, depth, width=WIDTH, **settings):
@@ -41,12 +37,9 @@ def _ours(depth, width=WIDTH, **fields):
 
 
 def _names(model):
-  shapes = jax.eval_shape(
-    lambda: model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False)
-  )
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False))
   return {
-    name: tuple(leaf.shape)
-    for name, leaf in traverse_util.flatten_dict(shapes, sep='/').items()
+    name: tuple(leaf.shape) for name, leaf in traverse_util.flatten_dict(shapes, sep='/').items()
   }
 
 
@@ -109,9 +102,7 @@ def test_axes_there_and_back():
   for index in np.ndindex(kernel.shape):
     row, column, channel, feature = index
     assert moved[feature, channel, row, column] == kernel[index]
-  assert (
-    naming.from_published('params/stem_conv/kernel', moved) == kernel
-  ).all()
+  assert (naming.from_published('params/stem_conv/kernel', moved) == kernel).all()
 
 
 def test_names_of_other_networks_are_refused():

@@ -10,23 +10,16 @@ from tests import weight_files
 @pytest.mark.parametrize(
   'processor, want',
   [
+    (weight_files.CONVNEXT, (224, 256, 'bicubic', weight_files.MEAN, weight_files.STD)),
     (
-      weight_files.CONVNEXT,
-      (224, 256, 'bicubic', weight_files.MEAN, weight_files.STD),
-    ),
-    (
-      weight_files.CONVNEXT
-      | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
+      weight_files.CONVNEXT | {'size': {'shortest_edge': 288}, 'crop_pct': 0.95},
       (288, 303, 'bicubic', weight_files.MEAN, weight_files.STD),
     ),
     (  # 224 / 0.9 is 248.9; timm and transformers round it down
       weight_files.CONVNEXT | {'crop_pct': 0.9},
       (224, 248, 'bicubic', weight_files.MEAN, weight_files.STD),
     ),
-    (
-      weight_files.BIT,
-      (64, 72, 'bilinear', (127.5, 63.75, 191.25), (127.5, 51.0, 255.0)),
-    ),
+    (weight_files.BIT, (64, 72, 'bilinear', (127.5, 63.75, 191.25), (127.5, 51.0, 255.0))),
     (
       weight_files.BIT | {'do_center_crop': False, 'do_normalize': False},
       (72, 72, 'bilinear', (0, 0, 0), (255, 255, 255)),
@@ -47,10 +40,18 @@ def test_what_a_processor_says(tmp_path, processor, want):
 
 
 def test_what_timm_says(tmp_path):
-  weight_files.folder(tmp_path, pretrained_cfg={
-    'input_size': [3, 288, 288], 'crop_pct': 0.95, 'interpolation': 'bicubic',
-    'mean': [0.5, 0.5, 0.5], 'std': [0.5, 0.5, 0.5],
-  }, label_names=['a', 'b', 'c'], label_descriptions={'b': 'bee'})  # fmt: skip
+  weight_files.folder(
+    tmp_path,
+    pretrained_cfg={
+      'input_size': [3, 288, 288],
+      'crop_pct': 0.95,
+      'interpolation': 'bicubic',
+      'mean': [0.5, 0.5, 0.5],
+      'std': [0.5, 0.5, 0.5],
+    },
+    label_names=['a', 'b', 'c'],
+    label_descriptions={'b': 'bee'},
+  )
   weights = published.read(str(tmp_path))
   half = (127.5, 127.5, 127.5)
   assert weight_files.images(weights.keys) == (288, 303, 'bicubic', half, half)
@@ -97,9 +98,7 @@ def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
   assert '\n' not in str(e.value)
 
 
-@pytest.mark.parametrize(
-  'key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])]
-)
+@pytest.mark.parametrize('key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])])
 def test_another_form_of_timms_is_one_line(tmp_path, key, value):
   weight_files.folder(tmp_path, pretrained_cfg={key: value})
   with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
@@ -123,29 +122,26 @@ def test_what_is_done_otherwise_is_said(tmp_path, change, word):
 # Of google/efficientnet-b0: the roots of ImageNet's deviations, by which its
 # processor divides twice.
 _EFFICIENTNET = {
-  'image_processor_type': 'EfficientNetImageProcessor', 'include_top': True,
-  'size': {'height': 224, 'width': 224}, 'do_center_crop': False, 'resample': 2,
+  'image_processor_type': 'EfficientNetImageProcessor',
+  'include_top': True,
+  'size': {'height': 224, 'width': 224},
+  'do_center_crop': False,
+  'resample': 2,
   'image_mean': [0.485, 0.456, 0.406],
   'image_std': [0.47853944, 0.4732864, 0.47434163],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
   'change, mean, std',
   [
     ({}, weight_files.MEAN, weight_files.STD),
-    (
-      {'include_top': False}, weight_files.MEAN,
-      (122.0276, 120.688, 120.9571),
-    ),
+    ({'include_top': False}, weight_files.MEAN, (122.0276, 120.688, 120.9571)),
     # (x / 255 - 1 - mean) / std
-    (
-      {'rescale_offset': True}, [m + 255 for m in weight_files.MEAN],
-      weight_files.STD,
-    ),
+    ({'rescale_offset': True}, [m + 255 for m in weight_files.MEAN], weight_files.STD),
     ({'do_normalize': False}, (0, 0, 0), (122.0276, 120.688, 120.9571)),
   ],
-)  # fmt: skip
+)
 def test_an_efficientnets_processor_divides_twice(tmp_path, change, mean, std):
   weight_files.folder(tmp_path, _EFFICIENTNET | change)
   keys = published.read(str(tmp_path)).keys

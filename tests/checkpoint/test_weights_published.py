@@ -13,13 +13,11 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.checkpoint.weights import published
 from anp_jax.config import command_line
 from anp_jax.predict import __main__ as predict
-from tests import builders
-from tests import weight_files
+from tests import builders, weight_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
@@ -63,9 +61,7 @@ def test_a_file_tells_its_network(tmp_path, stages, layers, name):
   ],
 )
 def test_names_of_a_folder(tmp_path, names, want):
-  weight_files.folder(
-    tmp_path, id2label={str(i): n for i, n in enumerate(names)}
-  )
+  weight_files.folder(tmp_path, id2label={str(i): n for i, n in enumerate(names)})
   weights = published.read(str(tmp_path))
   assert weights.names == want
   numbered = ('class_0', 'class_1', 'class_2')
@@ -85,7 +81,7 @@ def test_names_of_a_folder(tmp_path, names, want):
     ('x.json', '{"0": "a", "2": "b"}', 'expected a list of names'),
     ('x.json', '{', 'cannot read'),
   ],
-)  # fmt: skip
+)
 def test_names_in_a_file(tmp_path, name, text, want):
   path = tmp_path / name
   path.write_text(text)
@@ -113,9 +109,7 @@ def test_another_number_of_names(tmp_path):
     ({}, {'downsample_in_first_stage': True}, ('downsample_in_first',)),
   ],
 )
-def test_what_cannot_be_used_is_one_line(
-  tmp_path, shape, saved_config, words, capsys
-):
+def test_what_cannot_be_used_is_one_line(tmp_path, shape, saved_config, words, capsys):
   weight_files.folder(tmp_path, **saved_config)
   path = weight_files.file(tmp_path, **shape)
   status = predict.main(['predict', f'--checkpoint={path}', 'x.jpg'])
@@ -149,9 +143,13 @@ def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
 
 def _flags(workdir=None, config=_TINY, mode='train'):
   return types.SimpleNamespace(
-    config=config, workdir=workdir and str(workdir), mode=mode,
-    checkpoint='newest', output='', change='',
-  )  # fmt: skip
+    config=config,
+    workdir=workdir and str(workdir),
+    mode=mode,
+    checkpoint='newest',
+    output='',
+    change='',
+  )
 
 
 def _config(flags, **overrides):
@@ -173,9 +171,7 @@ def test_training_takes_their_normalisation_and_no_more(tmp_path):
 
 def test_training_needs_no_classifier_and_no_jax(tmp_path):
   """Which network it is, the tensors tell once they are read."""
-  weight_files.folder(
-    tmp_path, weight_files.BIT | {'size': 'x'}, hidden_act='gelu'
-  )
+  weight_files.folder(tmp_path, weight_files.BIT | {'size': 'x'}, hidden_act='gelu')
   weight_files.file(tmp_path, stages=(1, 1, 1, 1), classifier=False)
   program = (
     'import sys, types\n'
@@ -187,9 +183,8 @@ def test_training_needs_no_classifier_and_no_jax(tmp_path):
     'print(config.data.mean, config.data.std, "jax" in sys.modules)'
   )
   done = subprocess.run(
-    [sys.executable, '-c', program, _TINY, str(tmp_path)],
-    capture_output=True, text=True, cwd=_ROOT,
-  )  # fmt: skip
+    [sys.executable, '-c', program, _TINY, str(tmp_path)], capture_output=True, text=True, cwd=_ROOT
+  )
   want = '(127.5, 63.75, 191.25) (127.5, 51.0, 255.0) False\n'
   assert done.stdout == want, done.stderr
 
@@ -222,8 +217,7 @@ def test_other_weights_of_a_resumed_run_are_named(tmp_path, now):
   config, _ = _config(_flags(tmp_path / 'run'), **now)
   path = now.get('init__from', '')
   assert config_lib.difference(saved, config) == (
-    f'config.init.from is {path!r}, but the run in this workdir was started '
-    "with 'first'"
+    f"config.init.from is {path!r}, but the run in this workdir was started with 'first'"
   )
 
 
@@ -252,9 +246,7 @@ def test_a_resumed_run_keeps_its_own(tmp_path, mean):
   (run / 'config.json').write_text(config_lib.to_json(config))
   resumed, _ = _config(_flags(run), init__from=path)
   assert resumed.data.mean == mean
-  assert not config_lib.difference(
-    json.loads((run / 'config.json').read_text()), resumed
-  )
+  assert not config_lib.difference(json.loads((run / 'config.json').read_text()), resumed)
 
 
 def test_evaluation_takes_their_network_and_images(tmp_path):
@@ -316,10 +308,14 @@ def _transformers_network(folder, processor, paths, layer='basic', **settings):
   names = sorted({pathlib.Path(path).parent.name for path in paths})
   stages = (2, 2, 2, 2) if layer == 'basic' else (3, 4, 6, 3)
   network = networks.transformers(
-    stages, layer != 'basic', 8, len(names),
+    stages,
+    layer != 'basic',
+    8,
+    len(names),
     id2label=dict(enumerate(names)),
-    label2id={name: i for i, name in enumerate(names)}, **settings,
-  )  # fmt: skip
+    label2id={name: i for i, name in enumerate(names)},
+    **settings,
+  )
   folder.mkdir()
   text = json.dumps(processor)
   (folder / 'preprocessor_config.json').write_text(text)
@@ -345,9 +341,7 @@ def _transformers_network(folder, processor, paths, layer='basic', **settings):
     (weight_files.BIT, 'bottleneck', {'downsample_in_bottleneck': True}),
   ],
 )
-def test_names_are_those_of_transformers(
-  tmp_path, capfd, photographs, processor, layer, settings
-):
+def test_names_are_those_of_transformers(tmp_path, capfd, photographs, processor, layer, settings):
   shares, best = _transformers_network(
     tmp_path / 'network', processor, photographs, layer, **settings
   )
@@ -369,21 +363,20 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(path)
   folder = tmp_path / 'network'
-  shares, best = _transformers_network(
-    folder, weight_files.CONVNEXT | {'size': 64}, photographs
-  )
+  shares, best = _transformers_network(folder, weight_files.CONVNEXT | {'size': 64}, photographs)
   config, workdir = _config(
-    _flags(tmp_path / 'run', config=None, mode='evaluate'), init__from=folder,
-    data__source='folder', data__path=tmp_path / 'photos', data__eval_split='.',
-  )  # fmt: skip
+    _flags(tmp_path / 'run', config=None, mode='evaluate'),
+    init__from=folder,
+    data__source='folder',
+    data__path=tmp_path / 'photos',
+    data__eval_split='.',
+  )
   scores = train.run(config, workdir, 'evaluate')
   labels = [pathlib.Path(path).parent.name for path in photographs]
   hits = [name == label for name, label in zip(best, labels, strict=True)]
   assert scores['anp_top1'] == pytest.approx(np.mean(hits))
   names = sorted(set(labels))
-  true_shares = shares[
-    np.arange(len(labels)), [names.index(name) for name in labels]
-  ]
+  true_shares = shares[np.arange(len(labels)), [names.index(name) for name in labels]]
   assert scores['loss'] == pytest.approx(-np.log(true_shares).mean(), abs=2e-3)
   path = tmp_path / 'run' / 'evaluation' / '0-all' / 'scores.json'
   assert json.loads(path.read_text())['weights'] == str(folder)
@@ -395,9 +388,7 @@ def test_weights_for_a_trained_run_are_refused(tmp_path):
   from anp_jax.reporting.analysis import run
 
   (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
-  config = command_line.load(
-    _TINY, {'init.from': str(weight_files.file(tmp_path))}
-  )
+  config = command_line.load(_TINY, {'init.from': str(weight_files.file(tmp_path))})
   with pytest.raises(config_lib.ConfigError, match='checkpoints of its own'):
     run.run(config, f'{tmp_path}/run', 'newest', cluster.Processes(config))
 
@@ -415,16 +406,13 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'pairs, nouns',
-  [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))],
+  'pairs, nouns', [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))]
 )
 def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
   from anp_jax.checkpoint.weights import initial
 
   names = ('big_cat', 'old_cat', 'old_dog')
-  weight_files.folder(
-    tmp_path, id2label={str(i): name for i, name in enumerate(names)}
-  )
+  weight_files.folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
   overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}
   words = initial.vocabulary(command_line.load(_TINY, overrides), ())
   assert (words.names, words.nouns) == (names, nouns)

@@ -5,10 +5,7 @@ import pytest
 import safetensors.numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import huggingface
-from anp_jax.checkpoint.weights import initial
-from anp_jax.checkpoint.weights import published
-from anp_jax.checkpoint.weights import source
+from anp_jax.checkpoint.weights import huggingface, initial, published, source
 from tests import exporting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -62,8 +59,7 @@ def test_a_file_of_nothing_but_prefixes(tmp_path):
 def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
   path = tmp_path / 'model.safetensors'
   path.write_text(
-    'version https://git-lfs.github.com/spec/v1\n'
-    f'oid sha256:{"0" * 64}\nsize 46807446\n'
+    f'version https://git-lfs.github.com/spec/v1\noid sha256:{"0" * 64}\nsize 46807446\n'
   )
   with pytest.raises(config_lib.ConfigError, match='Git LFS.*git lfs pull'):
     published.read(str(path))

@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from anp_jax.cluster import client
-from anp_jax.cluster import coordinator
+from anp_jax.cluster import client, coordinator
 
 
 @pytest.fixture

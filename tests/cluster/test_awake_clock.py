@@ -1,7 +1,6 @@
 """The clock that stands still while its process is stopped."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from anp_jax.cluster import awake_clock
 from tests import builders

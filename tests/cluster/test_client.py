@@ -10,11 +10,8 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import termination
-from tests import coordinating
-from tests import launching
+from anp_jax.cluster import client, cluster_env, termination
+from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -25,9 +22,7 @@ def test_nobody_at_the_coordinator(capsys):
   with pytest.raises(termination.Lost) as caught:
     client.CoordinatorClient(env, {}, settings)
   text = str(caught.value)
-  assert (
-    f'no answer from rank 0 at {env.coordinator_address} within 0.5 s' in text
-  )
+  assert f'no answer from rank 0 at {env.coordinator_address} within 0.5 s' in text
   assert f'rank 1 on {socket.gethostname()}' in text
   assert 'a loopback address reaches this host only' in text
   # And meanwhile.
@@ -61,9 +56,7 @@ def test_a_coordinator_that_resolves_late(monkeypatch):
 
 
 def _env(port):
-  return cluster_env.ClusterEnv(
-    'flags', 1, 2, f'127.0.0.1:{port}', secret=coordinating.SECRET
-  )
+  return cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{port}', secret=coordinating.SECRET)
 
 
 class _FakeCoordinator:
@@ -102,9 +95,7 @@ def lonely(request):
   )
   thread = threading.Thread(target=fake.meet)
   thread.start()
-  connected = client.CoordinatorClient(
-    env, {}, settings, lambda *end: ends.append(end)
-  )
+  connected = client.CoordinatorClient(env, {}, settings, lambda *end: ends.append(end))
   thread.join()
   yield fake, connected, ends
   fake.connection.close()
@@ -123,9 +114,7 @@ def test_a_dead_process_0(lonely):
   fake, connected, ends = lonely
   fake.connection.shutdown(socket.SHUT_RDWR)
   coordinating.wait(lambda: ends)
-  assert ends[0][:2] == (
-    75, 'rank 0 on node0 has gone: its process was ended, or its host',
-  )  # fmt: skip
+  assert ends[0][:2] == (75, 'rank 0 on node0 has gone: its process was ended, or its host')
 
 
 def test_process_0_may_go_once_all_have_come_to_the_end(lonely):
@@ -178,9 +167,7 @@ def test_a_false_rank_0_is_told_nothing(answer):
   false = _FalseRankZero(answer)
   settings = types.SimpleNamespace(rendezvous_timeout=coordinating.SOON)
   with pytest.raises(config_lib.ConfigError) as caught:
-    client.CoordinatorClient(
-      _env(false.port), coordinating.info(1, 2, {}), settings
-    )
+    client.CoordinatorClient(_env(false.port), coordinating.info(1, 2, {}), settings)
   text = f'what answers at 127.0.0.1:{false.port} does not know the secret'
   assert text in str(caught.value)
   assert 'share --workdir' in str(caught.value)

@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import tpu_metadata
+from anp_jax.cluster import cluster_env, tpu_metadata
 
 # What srun sets for a task of a step over two nodes, 2 tasks on each.
 _STEP = {
@@ -80,9 +79,7 @@ def test_flags():
 
 @pytest.mark.parametrize('variables', [_STEP, _MPI, _TPU, {**_STEP, **_MPI}])
 def test_flags_come_first(variables):
-  assert _detect(variables, 'node1:1234', 8, 7)[:4] == (
-    'flags', 7, 8, 'node1:1234',
-  )  # fmt: skip
+  assert _detect(variables, 'node1:1234', 8, 7)[:4] == ('flags', 7, 8, 'node1:1234')
 
 
 @pytest.mark.parametrize(
@@ -205,22 +202,27 @@ def test_slurm_at_fault(changes, text):
 
 @pytest.mark.parametrize(
   'host',
-  ['localhost', 'LOCALHOST', 'localhost.localdomain', 'ip6-localhost', '[::1]',
-   '127.0.0.1', '127.0.1.1', '127.1', '0.0.0.0', '[::]'],
-)  # fmt: skip
+  [
+    'localhost',
+    'LOCALHOST',
+    'localhost.localdomain',
+    'ip6-localhost',
+    '[::1]',
+    '127.0.0.1',
+    '127.0.1.1',
+    '127.1',
+    '0.0.0.0',
+    '[::]',
+  ],
+)
 @pytest.mark.parametrize('launcher', [_STEP, _MPI, _TPU])
 def test_a_loopback_coordinator_of_several_hosts(launcher, host):
   _refused('is a loopback address', launcher, f'{host}:99')
 
 
 def test_a_loopback_coordinator_of_one_host():
-  single_host = {
-    'SLURM_STEP_NUM_NODES': '1',
-    'SLURM_STEP_NODELIST': 'localhost',
-  }
-  assert _detect({**_STEP, **single_host}).coordinator_address.startswith(
-    'localhost:'
-  )
+  single_host = {'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NODELIST': 'localhost'}
+  assert _detect({**_STEP, **single_host}).coordinator_address.startswith('localhost:')
   assert _detect({}, '127.0.0.1:99', 2, 1).coordinator_address == '127.0.0.1:99'
 
 
@@ -234,10 +236,7 @@ def test_open_mpi_4():
 
 
 def test_open_mpi_on_one_host():
-  single_host = {
-    'OMPI_COMM_WORLD_LOCAL_SIZE': '4',
-    'OMPI_COMM_WORLD_LOCAL_RANK': '2',
-  }
+  single_host = {'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '2'}
   env = _detect({**_MPI_5, **single_host})
   assert re.fullmatch(r'127\.0\.0\.1:2[0-9]{4}', env.coordinator_address)
   assert (env.num_hosts, env.local_index) == (1, 2)
@@ -305,25 +304,21 @@ def tpu_vm(monkeypatch):
     thread.join()
 
 
-@pytest.mark.parametrize(
-  'workers, first', [(_TRIPLES, '10.0.0.4'), ('w-0,w-1', 'w-0')]
-)
+@pytest.mark.parametrize('workers, first', [(_TRIPLES, '10.0.0.4'), ('w-0,w-1', 'w-0')])
 @pytest.mark.parametrize('slices', [None, '', '1'])
 def test_a_tpu_vm_asks_its_metadata_server(tpu_vm, workers, first, slices):
   attributes = {
-    'agent-worker-number': '1', 'worker-network-endpoints': workers,
+    'agent-worker-number': '1',
+    'worker-network-endpoints': workers,
     'tpu-env': slices and _TPU_ENV.format(slices),
-  }  # fmt: skip
+  }
   env = tpu_vm(attributes)
   assert (env.launcher, env.index, env.count) == ('TPU', 1, 2)
   assert env.coordinator_address == f'{first}:20480' and env.num_hosts == 2
 
 
 def test_a_tpu_vm_of_its_own(tpu_vm):
-  alone = {
-    'agent-worker-number': '0',
-    'worker-network-endpoints': 'a:b:10.1.1.1',
-  }
+  alone = {'agent-worker-number': '0', 'worker-network-endpoints': 'a:b:10.1.1.1'}
   assert tpu_vm(alone) == tpu_vm({}) == cluster_env.ALONE
 
 

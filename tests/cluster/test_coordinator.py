@@ -11,10 +11,8 @@ import time
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import coordinator
-from anp_jax.cluster import termination
-from tests import coordinating
-from tests import launching
+from anp_jax.cluster import coordinator, termination
+from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -49,10 +47,7 @@ def test_each_is_told_which_gpus_are_its_own():
 @pytest.mark.parametrize(
   'odd, text',
   [
-    (
-      {'versions': {'jax': '2'}},
-      'rank 1 on node1 has jax 2, but rank 0 on node0 has 1',
-    ),
+    ({'versions': {'jax': '2'}}, 'rank 1 on node1 has jax 2, but rank 0 on node0 has 1'),
     ({'count': 4}, 'rank 1 on node1 expects 4 processes, rank 0 3'),
     ({'index': 7}, 'rank 7 on node1 is none of 3'),
     ({'index': 2}, 'rank 2 came twice: from node'),
@@ -139,12 +134,8 @@ def test_a_rank_that_falls_silent_after_its_heartbeats_ends_the_others():
   with run.raw_rank(1) as rank:
     run.started()
     for step in (1, 2):
-      rank.sendall(
-        json.dumps({'heartbeat': _at('step', step)}).encode() + b'\n'
-      )
-    coordinating.wait(
-      lambda: run.coordinator._members[1].state.get('step') == 2
-    )
+      rank.sendall(json.dumps({'heartbeat': _at('step', step)}).encode() + b'\n')
+    coordinating.wait(lambda: run.coordinator._members[1].state.get('step') == 2)
     run.beats(50, silent=[1])
     assert not run.ended
     run.clock.move(coordinator.HEARTBEAT_PERIOD)
@@ -254,13 +245,17 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on():
     2, heartbeat=60.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
   ).join(0)
   arguments = [
-    json.dumps(coordinating.info(1, 2, {})), f'127.0.0.1:{run.port}',
+    json.dumps(coordinating.info(1, 2, {})),
+    f'127.0.0.1:{run.port}',
     coordinating.SECRET,
-  ]  # fmt: skip
+  ]
   with subprocess.Popen(
-    [sys.executable, '-c', _OTHER, *arguments], stdout=subprocess.PIPE,
-    text=True, cwd=launching.ROOT, env={**os.environ, 'PYTHONPATH': '.'},
-  ) as other:  # fmt: skip
+    [sys.executable, '-c', _OTHER, *arguments],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=launching.ROOT,
+    env={**os.environ, 'PYTHONPATH': '.'},
+  ) as other:
     try:
       run.started()
       other.send_signal(signal.SIGSTOP)
@@ -283,30 +278,12 @@ def _at(phase, step):
   [
     ([_at('step', 9), _at('input', 9), _at('step', 9)], 'rank 1 on node1 is'),
     ([_at('step', 9), _at('step', 8), _at('step', 9)], 'rank 1 on node1 is'),
-    (
-      [_at('input', 9), _at('saving', 8), _at('saving', 8)],
-      'rank 1 on node1, rank 2 on node2 are',
-    ),
-    (
-      [_at('saving', 8), _at('evaluating', 8), _at('saving', 8)],
-      'rank 1 on node1 is',
-    ),
-    (
-      [_at('leaving', 9), _at('saving', 9), _at('leaving', 9)],
-      'rank 1 on node1 is',
-    ),
-    (
-      [_at('step', 1), _at('compiling', 0), _at('step', 1)],
-      'rank 1 on node1 is',
-    ),
-    (
-      [_at('joining', 0), _at('loading', 0), _at('opening', 0)],
-      'rank 1 on node1 is',
-    ),
-    (
-      [_at('starting', 0), _at('comparing', 0), _at('starting', 0)],
-      'rank 1 on node1 is',
-    ),
+    ([_at('input', 9), _at('saving', 8), _at('saving', 8)], 'rank 1 on node1, rank 2 on node2 are'),
+    ([_at('saving', 8), _at('evaluating', 8), _at('saving', 8)], 'rank 1 on node1 is'),
+    ([_at('leaving', 9), _at('saving', 9), _at('leaving', 9)], 'rank 1 on node1 is'),
+    ([_at('step', 1), _at('compiling', 0), _at('step', 1)], 'rank 1 on node1 is'),
+    ([_at('joining', 0), _at('loading', 0), _at('opening', 0)], 'rank 1 on node1 is'),
+    ([_at('starting', 0), _at('comparing', 0), _at('starting', 0)], 'rank 1 on node1 is'),
     ([_at('loading', 0), None, _at('loading', 0)], 'rank 1 on node1 is'),
     ([_at('step', 9)] * 3, 'all ranks are equally'),
     ([_at('step', 9), None, _at('step', 9)], 'rank 1 on node1 is'),
@@ -316,18 +293,12 @@ def test_a_stall_names_who_is_late(states, late):
   run = coordinating.Run(3, clock=coordinating.Clock())
   for index in (2, 1, 0):
     run.join(index)
-    coordinating.wait(
-      lambda there=3 - index: len(run.coordinator._members) == there
-    )
+    coordinating.wait(lambda there=3 - index: len(run.coordinator._members) == there)
   run.started()
   for index, state in enumerate(states):
     if state:
       run.clients[index].heartbeat(state)
-  coordinating.wait(
-    lambda: (
-      [run.coordinator._members[i].state or None for i in range(3)] == states
-    )
-  )
+  coordinating.wait(lambda: [run.coordinator._members[i].state or None for i in range(3)] == states)
   run.clients[0].stalled()
   run.wait_for_delayed_call()
   run.clock.move(coordinator._REPORTS_WITHIN)
@@ -398,15 +369,11 @@ def test_one_that_does_not_come_to_the_end_is_named():
   coordinating.wait(lambda: run.coordinator._members[1].state)
   for index in (0, 2):
     threading.Thread(target=run.clients[index].close, daemon=True).start()
-  coordinating.wait(
-    lambda: len(run.coordinator._gathered.get(coordinator.LEAVE, {})) == 2
-  )
+  coordinating.wait(lambda: len(run.coordinator._gathered.get(coordinator.LEAVE, {})) == 2)
   run.clock.run(10)
   for code, text, _ in run.wait_for_end(0, 1, 2):
     assert code == 75
-    assert text.startswith(
-      'rank 1 on node1 has not come to the end within 9 s of the others'
-    )
+    assert text.startswith('rank 1 on node1 has not come to the end within 9 s of the others')
     assert '1: saving 8' in text
 
 
@@ -444,9 +411,7 @@ def test_rubbish_on_the_port_harms_nothing(rubbish, caplog):
   run.join(0, 1).started()
   throw()
   values = []
-  coordinating.at_once(
-    [lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)]
-  )
+  coordinating.at_once([lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)])
   assert values == [[0, 1]] * 2
   assert not run.errors and not run.ended and not caplog.records
 
@@ -459,7 +424,5 @@ def test_a_stranger_does_not_end_a_run_that_goes_on():
   code, text = message['end']
   assert code == 2 and text.startswith('rank 1 on node7 found a run that has')
   values = []
-  coordinating.at_once(
-    [lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)]
-  )
+  coordinating.at_once([lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)])
   assert values == [[0, 1]] * 2 and not run.ended

@@ -10,8 +10,7 @@ import pytest
 
 from anp_jax.cluster import handshake
 from anp_jax.system import descriptors
-from tests import coordinating
-from tests import launching
+from tests import coordinating, launching
 
 _COORDINATOR = """
 import resource, sys
@@ -37,9 +36,11 @@ def other():
   port = launching.free_port()
   with subprocess.Popen(
     [sys.executable, '-c', _COORDINATOR, str(port), coordinating.SECRET, '256'],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
     cwd=launching.ROOT,
-  ) as process:  # fmt: skip
+  ) as process:
     try:
       assert process.stdout.readline() == 'open\n'
       yield process, port
@@ -107,7 +108,5 @@ def test_the_limit_on_descriptors_is_raised():
     'descriptors.raise_limit()\n'
     'print(resource.getrlimit(resource.RLIMIT_NOFILE))'
   )
-  output = subprocess.check_output(
-    [sys.executable, '-c', code], text=True, cwd=launching.ROOT
-  )
+  output = subprocess.check_output([sys.executable, '-c', code], text=True, cwd=launching.ROOT)
   assert output == '(200, 200)\n'

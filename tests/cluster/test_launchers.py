@@ -9,36 +9,43 @@ from anp_jax.cluster import cluster_env
 
 # What each sets for process 2 of 4 on two hosts: its own documentation.
 _TORCHRUN = {
-  'RANK': '2', 'WORLD_SIZE': '4', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '2',
-  'GROUP_RANK': '1', 'MASTER_ADDR': 'gpu03', 'MASTER_PORT': '29500',
-  'TORCHELASTIC_RUN_ID': 'job7', 'TORCHELASTIC_RESTART_COUNT': '0',
-}  # fmt: skip
+  'RANK': '2',
+  'WORLD_SIZE': '4',
+  'LOCAL_RANK': '0',
+  'LOCAL_WORLD_SIZE': '2',
+  'GROUP_RANK': '1',
+  'MASTER_ADDR': 'gpu03',
+  'MASTER_PORT': '29500',
+  'TORCHELASTIC_RUN_ID': 'job7',
+  'TORCHELASTIC_RESTART_COUNT': '0',
+}
 # Kubeflow's PyTorchJob, or a script that exports them: nobody listens yet.
-_EXPORTED = {
-  'RANK': '2', 'WORLD_SIZE': '4', 'MASTER_ADDR': 'job-master-0',
-  'MASTER_PORT': '23456',
-}  # fmt: skip
-_JAX = {
-  'JAX_COORDINATOR_ADDRESS': 'node1:1234', 'JAX_NUM_PROCESSES': '4',
-  'JAX_PROCESS_ID': '2',
-}  # fmt: skip
-_MPICH = {
-  'PMI_RANK': '2', 'PMI_SIZE': '4', 'MPI_LOCALRANKID': '0',
-  'MPI_LOCALNRANKS': '2',
-}  # fmt: skip
+_EXPORTED = {'RANK': '2', 'WORLD_SIZE': '4', 'MASTER_ADDR': 'job-master-0', 'MASTER_PORT': '23456'}
+_JAX = {'JAX_COORDINATOR_ADDRESS': 'node1:1234', 'JAX_NUM_PROCESSES': '4', 'JAX_PROCESS_ID': '2'}
+_MPICH = {'PMI_RANK': '2', 'PMI_SIZE': '4', 'MPI_LOCALRANKID': '0', 'MPI_LOCALNRANKS': '2'}
 _PALS = {
-  'PALS_RANKID': '2', 'PALS_LOCAL_RANKID': '0', 'PALS_LOCAL_SIZE': '2',
-  'PALS_APID': 'a1', 'PMI_RANK': '2', 'PMI_SIZE': '4',
-}  # fmt: skip
+  'PALS_RANKID': '2',
+  'PALS_LOCAL_RANKID': '0',
+  'PALS_LOCAL_SIZE': '2',
+  'PALS_APID': 'a1',
+  'PMI_RANK': '2',
+  'PMI_SIZE': '4',
+}
 _MVAPICH = {
-  'MV2_COMM_WORLD_RANK': '2', 'MV2_COMM_WORLD_SIZE': '4',
-  'MV2_COMM_WORLD_LOCAL_RANK': '0', 'MV2_COMM_WORLD_LOCAL_SIZE': '2',
-}  # fmt: skip
+  'MV2_COMM_WORLD_RANK': '2',
+  'MV2_COMM_WORLD_SIZE': '4',
+  'MV2_COMM_WORLD_LOCAL_RANK': '0',
+  'MV2_COMM_WORLD_LOCAL_SIZE': '2',
+}
 _STEP = {
-  'SLURM_JOB_ID': '4711', 'SLURM_STEP_ID': '0', 'SLURM_PROCID': '1',
-  'SLURM_STEP_NUM_TASKS': '2', 'SLURM_STEP_NUM_NODES': '2',
-  'SLURM_STEP_NODELIST': 'gpu[03-04]', 'SLURM_LOCALID': '0',
-}  # fmt: skip
+  'SLURM_JOB_ID': '4711',
+  'SLURM_STEP_ID': '0',
+  'SLURM_PROCID': '1',
+  'SLURM_STEP_NUM_TASKS': '2',
+  'SLURM_STEP_NUM_NODES': '2',
+  'SLURM_STEP_NODELIST': 'gpu[03-04]',
+  'SLURM_LOCALID': '0',
+}
 _MPI = (_MPICH, _PALS, _MVAPICH)
 
 
@@ -122,10 +129,7 @@ def test_one_process_stays_one(environment, size, rank):
     ({'PALS_RANKID': '1'}, 'PMI_SIZE'),
     ({'MV2_COMM_WORLD_RANK': '1'}, 'MV2_COMM_WORLD_SIZE'),
     ({'JAX_PROCESS_ID': '1'}, 'JAX_NUM_PROCESSES'),
-    (
-      {'JAX_COORDINATOR_ADDRESS': 'a:1'},
-      'JAX_PROCESS_ID and JAX_NUM_PROCESSES',
-    ),
+    ({'JAX_COORDINATOR_ADDRESS': 'a:1'}, 'JAX_PROCESS_ID and JAX_NUM_PROCESSES'),
   ],
 )
 def test_variables_that_say_too_little_are_refused(environment, missing):
@@ -142,10 +146,7 @@ def test_a_common_name_alone_says_nothing(name):
 @pytest.mark.parametrize('environment', [_TORCHRUN, _MPICH, _MVAPICH])
 def test_a_launcher_within_a_slurm_step_tells_more(environment):
   """Step variables tell of its daemons, one on each node."""
-  assert (
-    _detect({**_STEP, **environment}, 'mine:99')[:3]
-    == (_detect(environment, 'mine:99')[:3])
-  )
+  assert _detect({**_STEP, **environment}, 'mine:99')[:3] == (_detect(environment, 'mine:99')[:3])
 
 
 def test_srun_that_speaks_pmi_is_slurm():

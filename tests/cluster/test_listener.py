@@ -6,12 +6,8 @@ import socket
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import handshake
-from anp_jax.cluster import listener
-from anp_jax.cluster import termination
-from tests import coordinating
-from tests import launching
+from anp_jax.cluster import cluster_env, handshake, listener, termination
+from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -21,9 +17,7 @@ class _OtherRun(coordinating.Run):
 
 
 def _env(port):
-  return cluster_env.ClusterEnv(
-    'flags', 0, 2, f'127.0.0.1:{port}', secret='ab' * 32
-  )
+  return cluster_env.ClusterEnv('flags', 0, 2, f'127.0.0.1:{port}', secret='ab' * 32)
 
 
 def _names(monkeypatch, *addresses):

@@ -21,9 +21,14 @@ log_prefix.install('[1 node1] ')
 {program}
 """
   return subprocess.run(
-    [sys.executable, '-c', program], capture_output=True, text=True,
-    cwd=_ROOT, env={**os.environ, 'PYTHONPATH': '.'}, timeout=30, **values,
-  )  # fmt: skip
+    [sys.executable, '-c', program],
+    capture_output=True,
+    text=True,
+    cwd=_ROOT,
+    env={**os.environ, 'PYTHONPATH': '.'},
+    timeout=30,
+    **values,
+  )
 
 
 @pytest.mark.parametrize('number, name', [(1, 'stdout'), (2, 'stderr')])
@@ -114,9 +119,12 @@ time.sleep(20)
 """
   start = time.monotonic()
   with subprocess.Popen(
-    [sys.executable, '-c', program], stdout=subprocess.PIPE, text=True,
-    cwd=_ROOT, env={**os.environ, 'PYTHONPATH': '.'},
-  ) as child:  # fmt: skip
+    [sys.executable, '-c', program],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=_ROOT,
+    env={**os.environ, 'PYTHONPATH': '.'},
+  ) as child:
     assert child.stdout.readline() == '[0 a] now\n'
     assert time.monotonic() - start < 15
     child.kill()

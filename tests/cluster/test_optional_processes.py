@@ -4,8 +4,7 @@ import queue
 
 import pytest
 
-from anp_jax.cluster import coordinator
-from anp_jax.cluster import termination
+from anp_jax.cluster import coordinator, termination
 from tests import coordinating
 
 pytestmark = pytest.mark.usefixtures('short_waits')
@@ -65,11 +64,7 @@ def test_one_that_comes_again_before_it_is_missed_replaces_itself():
 
 def test_one_that_is_silent_is_lost_alone():
   run = (
-    coordinating.Run(
-      3,
-      heartbeat=50.5 * coordinator.HEARTBEAT_PERIOD,
-      clock=coordinating.Clock(),
-    )
+    coordinating.Run(3, heartbeat=50.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock())
     .join(0, optional=_ALL)
     .join(1, optional=_ALL)
   )
@@ -156,9 +151,7 @@ def test_no_process_takes_the_place_of_one_that_rank_0_needs(claimed):
   assert str(run.errors.pop(1)).startswith(text)
   first = run.clients[1]
   values = []
-  coordinating.at_once(
-    [lambda c=c: values.append(c.gather(0)) for c in run.clients.values()]
-  )
+  coordinating.at_once([lambda c=c: values.append(c.gather(0)) for c in run.clients.values()])
   assert values == [[0, 0, 0]] * 3 and run.clients[1] is first
   assert not run.ended
 

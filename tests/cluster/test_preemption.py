@@ -18,9 +18,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NOW = 1_700_000_000.0  # seconds since 1970
 
 
-def _stop(
-  environment=None, stop_seconds=float, minutes=0.0, clock=lambda: _NOW
-):
+def _stop(environment=None, stop_seconds=float, minutes=0.0, clock=lambda: _NOW):
   settings = types.SimpleNamespace(stop_timeout=60.0)
   config = types.SimpleNamespace(time_limit=minutes, cluster=settings)
   return preemption.StopHandler(config, stop_seconds, environment or {}, clock)
@@ -51,9 +49,7 @@ def test_the_time_that_a_stop_takes_is_left(capsys):
   clock = builders.Clock(_NOW)
   stop = _stop(minutes=10.0, clock=clock, stop_seconds=lambda: 120.0)
   assert _votes_at(stop, clock, 600 - 15 - 120)
-  assert '134 s of time are left: saving, then stopping' in (
-    capsys.readouterr().err
-  )
+  assert '134 s of time are left: saving, then stopping' in (capsys.readouterr().err)
   clock.now += 1e6
   assert stop.vote() == preemption.TIME_LIMIT
   assert capsys.readouterr().err == ''
@@ -161,9 +157,12 @@ class _Child:
   def __init__(self, echo=5, stop_timeout=0, then='goes on'):
     self.process = subprocess.Popen(
       [sys.executable, '-c', _PROGRAM, str(echo), str(stop_timeout), then],
-      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      cwd=_ROOT,
       env={**os.environ, 'PYTHONPATH': '.'},
-    )  # fmt: skip
+    )
 
   def __enter__(self):
     self.hears('ready')
@@ -293,9 +292,12 @@ hashlib.pbkdf2_hmac('sha256', b'a', b'b', 50_000_000)
     flags=re.DOTALL,
   )
   with subprocess.Popen(
-    [sys.executable, '-c', program, '5', '0', ''], stdout=subprocess.PIPE,
-    text=True, cwd=_ROOT, env={**os.environ, 'PYTHONPATH': '.'},
-  ) as child:  # fmt: skip
+    [sys.executable, '-c', program, '5', '0', ''],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=_ROOT,
+    env={**os.environ, 'PYTHONPATH': '.'},
+  ) as child:
     assert child.stdout.readline() == 'ready\n'
     child.send_signal(signal.SIGTERM)
     try:

@@ -8,8 +8,7 @@ import types
 import jax
 import pytest
 
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import process_info
+from anp_jax.cluster import cluster_env, process_info
 from anp_jax.system import xla_flags
 from tests import builders
 
@@ -18,14 +17,25 @@ _GPUS = ('GPU-1a2b', 'GPU-1c3d', 'GPU-5e6f', 'GPU-7a8b')
 
 def _info(index, host='a', **values):
   return {
-    'index': index, 'count': 2, 'token': '', 'host': host, 'local_index': -1,
-    'platform': 'cpu', 'problem': '', 'gpus': [], 'loopback': '',
-    'mixes_platforms': False, 'optional': [], 'cpu_library': '',
-    'versions': {'Python': '3.11', 'jax': '0.10.2'}, 'code': 'c0de',
+    'index': index,
+    'count': 2,
+    'token': '',
+    'host': host,
+    'local_index': -1,
+    'platform': 'cpu',
+    'problem': '',
+    'gpus': [],
+    'loopback': '',
+    'mixes_platforms': False,
+    'optional': [],
+    'cpu_library': '',
+    'versions': {'Python': '3.11', 'jax': '0.10.2'},
+    'code': 'c0de',
     'modules': {'mine.nets': 'd16e57'},
     'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
-    'command': {'--mode': 'train'}, **values,
-  }  # fmt: skip
+    'command': {'--mode': 'train'},
+    **values,
+  }
 
 
 def _with_gpus(*sets, hosts='aaaa', order=None):
@@ -53,8 +63,7 @@ def test_what_agrees_starts():
     ),
     (
       {'config': {'seed': '0'}},
-      'rank 1 on b has config.optimizer.learning_rate None, but rank 0 on a '
-      'has 0.1',
+      'rank 1 on b has config.optimizer.learning_rate None, but rank 0 on a has 0.1',
     ),
     (
       {'command': {'--mode': 'evaluate'}},
@@ -72,15 +81,9 @@ def test_what_agrees_starts():
       'rank 1 on b has another mine.nets than rank 0 on a: the files of',
     ),
     ({'modules': {}}, 'rank 1 on b has another mine.nets than rank 0 on a'),
-    (
-      {'platform': 'gpu'},
-      'rank 1 on b would compute on gpu, rank 0 on a on cpu',
-    ),
+    ({'platform': 'gpu'}, 'rank 1 on b would compute on gpu, rank 0 on a on cpu'),
     ({'problem': 'no driver'}, 'rank 1 on b: no driver'),
-    (
-      {'loopback': '127.0.1.1'},
-      'rank 1 on b: its own name resolves to 127.0.1.1',
-    ),
+    ({'loopback': '127.0.1.1'}, 'rank 1 on b: its own name resolves to 127.0.1.1'),
   ],
 )
 def test_what_differs_is_named(change, text):
@@ -117,18 +120,11 @@ def test_sets_of_their_own_are_taken_whole():
 @pytest.mark.parametrize(
   'sets, text',
   [
-    (
-      (_GPUS[:2], _GPUS[1:3]),
-      'rank 1 on a sees GPU GPU-1c3d of rank 0 on a too',
-    ),
-    (
-      (_GPUS[:1], _GPUS[1:2], _GPUS[:1]),
-      'rank 2 on a sees GPU GPU-1a2b of rank 0 on a too',
-    ),
+    ((_GPUS[:2], _GPUS[1:3]), 'rank 1 on a sees GPU GPU-1c3d of rank 0 on a too'),
+    ((_GPUS[:1], _GPUS[1:2], _GPUS[:1]), 'rank 2 on a sees GPU GPU-1a2b of rank 0 on a too'),
     (
       (_GPUS[:3], _GPUS[:3]),
-      'rank 0 on a and 1 more processes there all see the same 3 GPUs, which '
-      'do not divide by 2',
+      'rank 0 on a and 1 more processes there all see the same 3 GPUs, which do not divide by 2',
     ),
     ((_GPUS[:1], _GPUS[:1]), 'rank 0 on a and 1 more processes there all'),
     ((_GPUS[:1], ()), 'rank 1 on a sees no GPU, though rank 0 on a does'),
@@ -234,9 +230,7 @@ def test_gpus_of_slurm_that_jax_does_not_see(here, variables):
   assert f'Slurm gave this job GPUs ({key}={value})' in text
   assert 'compute on cpu: JAX has no CUDA here' in text
   for hidden in ('', '-1'):
-    text = process_info.startup_problem(
-      {**variables, 'CUDA_VISIBLE_DEVICES': hidden}
-    )
+    text = process_info.startup_problem({**variables, 'CUDA_VISIBLE_DEVICES': hidden})
     assert f'CUDA_VISIBLE_DEVICES={hidden!r} hides them' in text
 
 
@@ -245,9 +239,7 @@ def test_no_problem_with_gpus_of_slurm(here):
   assert process_info.startup_problem({'SLURM_JOB_ID': '1'}) == ''
   assert process_info.startup_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
   assert process_info.startup_problem({'SLURM_JOB_GPUS': ''}) == ''
-  assert (
-    process_info.startup_problem({**variables, 'JAX_PLATFORMS': 'cpu'}) == ''
-  )
+  assert process_info.startup_problem({**variables, 'JAX_PLATFORMS': 'cpu'}) == ''
   here('gpu')
   assert process_info.startup_problem(variables) == ''
 
@@ -258,9 +250,7 @@ def test_what_a_process_tells(config, here):
   assert json.loads(json.dumps(info)) == info
   assert (info['index'], info['count'], info['token']) == (1, 2, 'job')
   assert info['versions']['jax'] == jax.__version__
-  assert info['config']['optimizer.learning_rate'] == repr(
-    config.optimizer.learning_rate
-  )
+  assert info['config']['optimizer.learning_rate'] == repr(config.optimizer.learning_rate)
   assert process_info.name(info) == f'rank 1 on {info["host"]}'
 
 
@@ -268,9 +258,7 @@ def test_a_config_of_one_value_less_is_seen(config, here):
   other = copy.deepcopy(config)
   other.seed += 1
   first, second = (
-    process_info.collect(
-      cluster_env.ClusterEnv('flags', i, 2, 'a:1'), c, {}, {}
-    )
+    process_info.collect(cluster_env.ClusterEnv('flags', i, 2, 'a:1'), c, {}, {})
     for i, c in enumerate((config, other))
   )
   assert process_info.first_mismatch([first, first]) == ''
@@ -279,11 +267,7 @@ def test_a_config_of_one_value_less_is_seen(config, here):
 
 def test_other_code_is_seen(monkeypatch, tmp_path):
   def code():
-    monkeypatch.setattr(
-      process_info,
-      '__file__',
-      str(tmp_path / 'anp_jax/cluster/process_info.py'),
-    )
+    monkeypatch.setattr(process_info, '__file__', str(tmp_path / 'anp_jax/cluster/process_info.py'))
     return process_info._code()
 
   (tmp_path / 'anp_jax/training').mkdir(parents=True)
@@ -312,9 +296,7 @@ def test_what_bits_depend_on_is_shown(monkeypatch, strategy, cpu_library, text):
   library = types.SimpleNamespace(version='3.2.0', isa='AVX512_CORE')
   monkeypatch.setattr(process_info.library, 'find', lambda: library)
   monkeypatch.setattr(xla_flags, 'platform', lambda environment: 'cpu')
-  config = builders.config(
-    {'strategy.name': strategy, 'model.cpu_library': cpu_library}
-  )
+  config = builders.config({'strategy.name': strategy, 'model.cpu_library': cpu_library})
   env = cluster_env.ALONE
   info = process_info.collect(env, config, {}, {})
   assert info['cpu_library'] == text

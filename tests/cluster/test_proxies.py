@@ -4,8 +4,7 @@ import socket
 
 import pytest
 
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import proxies
+from anp_jax.cluster import cluster_env, proxies
 
 _NAMES = 'no_grpc_proxy', 'no_proxy', 'NO_PROXY'
 
@@ -28,9 +27,7 @@ def test_an_address_of_ipv6_has_no_brackets():
 
 
 @pytest.mark.parametrize(
-  'environment',
-  [{'no_proxy': 'a.org,b.org'}, {'NO_PROXY': 'a.org, b.org'}],
-  ids=str,
+  'environment', [{'no_proxy': 'a.org,b.org'}, {'NO_PROXY': 'a.org, b.org'}], ids=str
 )
 def test_what_was_exempt_stays_so_for_grpc_too(environment):
   for hosts in _bypass(**environment).values():
@@ -60,14 +57,29 @@ def test_one_process_alone_leaves_the_environment_as_it_is():
   assert environment == {'no_proxy': 'a.org'}
 
 
-@pytest.mark.parametrize('host, is_loopback', [
-  ('localhost', True), ('localhost4', True), ('localhost6', True),
-  ('localhost6.localdomain6', True), ('LOCALHOST', True),
-  ('ip6-localhost', True), ('ip6-loopback', True), ('::1', True),
-  ('127.0.0.1', True), ('127.1', True), ('::ffff:127.0.0.1', True),
-  ('::FFFF:127.3.2.1', True), ('0.0.0.0', True),
-  ('node1', False), ('localhost7', False), ('ip6-loopbacks', False),
-  ('::ffff:10.0.0.1', False), ('128.0.0.1', False), ('localhosts', False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'host, is_loopback',
+  [
+    ('localhost', True),
+    ('localhost4', True),
+    ('localhost6', True),
+    ('localhost6.localdomain6', True),
+    ('LOCALHOST', True),
+    ('ip6-localhost', True),
+    ('ip6-loopback', True),
+    ('::1', True),
+    ('127.0.0.1', True),
+    ('127.1', True),
+    ('::ffff:127.0.0.1', True),
+    ('::FFFF:127.3.2.1', True),
+    ('0.0.0.0', True),
+    ('node1', False),
+    ('localhost7', False),
+    ('ip6-loopbacks', False),
+    ('::ffff:10.0.0.1', False),
+    ('128.0.0.1', False),
+    ('localhosts', False),
+  ],
+)
 def test_names_of_the_host_itself(host, is_loopback):
   assert cluster_env.is_loopback_name(host) == is_loopback

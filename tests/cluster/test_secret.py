@@ -18,8 +18,7 @@ _TEXT = '0123456789abcdef' * 4
 def test_all_processes_of_a_folder_read_one_secret(tmp_path):
   folder, secrets = str(tmp_path / 'new' / 'run'), []
   threads = [
-    threading.Thread(target=lambda: secrets.append(secret.for_run(folder, {})))
-    for _ in range(16)
+    threading.Thread(target=lambda: secrets.append(secret.for_run(folder, {}))) for _ in range(16)
   ]
   for thread in threads:
     thread.start()
@@ -108,9 +107,7 @@ def test_a_folder_that_nobody_can_write_to_is_refused(tmp_path, monkeypatch):
   assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize(
-  'text', ['', 'hunter2', _TEXT[:-1], _TEXT + '0', _TEXT.upper()]
-)
+@pytest.mark.parametrize('text', ['', 'hunter2', _TEXT[:-1], _TEXT + '0', _TEXT.upper()])
 def test_a_variable_that_holds_no_secret_is_refused(tmp_path, text):
   with pytest.raises(config_lib.ConfigError) as e:
     secret.for_run(str(tmp_path), {secret.VARIABLE: text})

@@ -4,12 +4,8 @@ import os
 
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.cluster import client
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import jax_processes
-from anp_jax.cluster import termination
+from anp_jax import cluster, config as config_lib
+from anp_jax.cluster import client, cluster_env, jax_processes, termination
 from anp_jax.config import command_line
 from anp_jax.system import xla_flags
 
@@ -63,24 +59,18 @@ def test_an_error_while_jax_starts_ends_all(starting, capsys):
   assert 'Traceback' not in capsys.readouterr().err
 
 
-def test_without_nvidias_tool_a_start_says_what_is_not_checked(
-  starting, monkeypatch, capsys
-):
+def test_without_nvidias_tool_a_start_says_what_is_not_checked(starting, monkeypatch, capsys):
   says = 'nvidia-smi lists no GPU here: shared ones cannot be detected\n'
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   for uuids, want in (([], says), (['GPU-1a2b'], '')):
-    monkeypatch.setattr(
-      cluster.process_info, 'gpus', lambda _, uuids=uuids: uuids
-    )
+    monkeypatch.setattr(cluster.process_info, 'gpus', lambda _, uuids=uuids: uuids)
     starting(cluster.Failed('enough'))
     assert capsys.readouterr().out == want
 
 
 def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
   """In a batch shell too, where no step says that this is Slurm."""
-  monkeypatch.setattr(
-    cluster.process_info, 'startup_problem', lambda: 'no driver'
-  )
+  monkeypatch.setattr(cluster.process_info, 'startup_problem', lambda: 'no driver')
   with pytest.raises(config_lib.ConfigError, match='no driver'):
     cluster.start(config, cluster_env.ALONE)
 
@@ -89,23 +79,17 @@ def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
 def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
   """JAX warns of a plug-in that fails, and computes on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: name)
-  with pytest.raises(
-    config_lib.ConfigError, match=f'has a {name}, but JAX computes on cpu'
-  ):
+  with pytest.raises(config_lib.ConfigError, match=f'has a {name}, but JAX computes on cpu'):
     cluster.start(config, cluster_env.ALONE)
 
 
 @pytest.mark.parametrize('dedicated', [False, True])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_whose_accelerator_jax_drops_is_refused(
-  monkeypatch, config, dedicated, rank
-):
+def test_a_worker_whose_accelerator_jax_drops_is_refused(monkeypatch, config, dedicated, rank):
   """A server that does nothing else may compute on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
-  config = config_lib.replaced(
-    config, {'strategy.name': 'server', 'strategy.dedicated': dedicated}
-  )
+  config = config_lib.replaced(config, {'strategy.name': 'server', 'strategy.dedicated': dedicated})
   env = cluster_env.ALONE._replace(count=2, index=rank)
 
   def start():
@@ -119,9 +103,7 @@ def test_a_worker_whose_accelerator_jax_drops_is_refused(
 
 
 @pytest.mark.parametrize('processes', [1, 2])
-def test_a_sealed_workdir_is_found_out_together(
-  tmp_path, monkeypatch, processes
-):
+def test_a_sealed_workdir_is_found_out_together(tmp_path, monkeypatch, processes):
   """One of several that ended before it has come would keep the others."""
   monkeypatch.setattr(os, 'access', lambda *_: False)
   flags = command_line.main_flags(

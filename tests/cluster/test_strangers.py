@@ -16,12 +16,18 @@ def _messages():
   first = coordinating.info(1, 2, {'optional': [1]})
   wrong_count = coordinating.info(1, 99, {})
   return [
-    first, wrong_count, {'heartbeat': {'phase': 'step', 'step': 9}},
-    {'gather': ['x', 1]}, {'mail': [0, {'address': 'evil:1'}]},
+    first,
+    wrong_count,
+    {'heartbeat': {'phase': 'step', 'step': 9}},
+    {'gather': ['x', 1]},
+    {'mail': [0, {'address': 'evil:1'}]},
     {'fail': [2, 'no']},
     {'stalled': 0},
-    {'bye': 0}, {'pong': 0}, {'end': [2, 'no', False]}, {'go': {}},
-  ]  # fmt: skip
+    {'bye': 0},
+    {'pong': 0},
+    {'end': [2, 'no', False]},
+    {'go': {}},
+  ]
 
 
 @pytest.mark.parametrize('proof', ['', 'wrong', 'reflected'])
@@ -49,9 +55,7 @@ def test_a_stranger_is_told_nothing_and_harms_nothing(proof):
   for message in _messages():
     intrude(message)
   values = []
-  coordinating.at_once(
-    [lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)]
-  )
+  coordinating.at_once([lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)])
   assert values == [[0, 1]] * 2
   assert not run.errors and not run.ended
   (line,) = run.lines  # one a while, however many come
@@ -68,9 +72,16 @@ def test_another_secret_is_not_believed():
 
 @pytest.mark.parametrize(
   'odd',
-  [{'index': True}, {'index': '1'}, {'count': 2.0}, {'host': None},
-   {'optional': 'all'}, {'versions': []}, {'token': 1}],
-)  # fmt: skip
+  [
+    {'index': True},
+    {'index': '1'},
+    {'count': 2.0},
+    {'host': None},
+    {'optional': 'all'},
+    {'versions': []},
+    {'token': 1},
+  ],
+)
 def test_a_process_that_describes_itself_oddly_is_not_taken_in(odd):
   run = coordinating.Run(2)
   with run.raw_rank(1, odd) as connection:

@@ -9,11 +9,9 @@ import threading
 
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import termination
-from tests import coordinating
-from tests import launching
+from tests import coordinating, launching
 
 
 @pytest.mark.parametrize(
@@ -70,9 +68,12 @@ def test_a_process_with_a_stuck_output_ends_too():
   environment = {**os.environ, 'PYTHONPATH': '.'}
   environment.pop('PYTHONUNBUFFERED', None)  # nothing to get stuck in
   child = subprocess.Popen(
-    [sys.executable, '-c', _STUCK], stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE, cwd=launching.ROOT, env=environment,
-  )  # fmt: skip
+    [sys.executable, '-c', _STUCK],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    cwd=launching.ROOT,
+    env=environment,
+  )
   with child:
     try:
       assert child.wait(coordinating.SOON) == 75

@@ -5,8 +5,7 @@ import time
 import pytest
 
 from anp_jax import cluster
-from anp_jax.cluster import termination
-from anp_jax.cluster import watchdog as watchdog_lib
+from anp_jax.cluster import termination, watchdog as watchdog_lib
 from tests import builders
 
 
@@ -16,8 +15,7 @@ def clock():
 
 
 def _watchdog(clock, stall_timeout=100.0, **values):
-  return watchdog_lib.Watchdog(stall_timeout, lambda state: None, clock=clock,
-                         **values)  # fmt: skip
+  return watchdog_lib.Watchdog(stall_timeout, lambda state: None, clock=clock, **values)
 
 
 def _steps(watchdog, clock, *seconds, first=1):
@@ -54,9 +52,7 @@ def test_a_step_may_last_as_long_as_the_config_says(clock, phase):
   assert _lasts(watchdog, clock, 100)
 
 
-@pytest.mark.parametrize(
-  'phase', ['compiling', 'saving', 'evaluating', 'leaving']
-)
+@pytest.mark.parametrize('phase', ['compiling', 'saving', 'evaluating', 'leaving'])
 def test_all_else_may_last_ten_times_that(clock, phase):
   watchdog = _watchdog(clock)
   watchdog.heartbeat(phase, 4)
@@ -194,17 +190,12 @@ def _pass(clock, period, reports, calls, count):
 
 def test_it_reports_until_it_calls_once(clock):
   calls, reports, period = [], [], 0.0078125  # whose sums are exact
-  watchdog = watchdog_lib.Watchdog(
-    100 * period, calls.append, reports.append, period, clock
-  )
+  watchdog = watchdog_lib.Watchdog(100 * period, calls.append, reports.append, period, clock)
   watchdog.heartbeat('step', 7)
   watchdog.start()
   clock.now += 600  # stopped
   _pass(clock, period, reports, calls, 90)
-  assert {k: reports[0][k] for k in ('phase', 'step')} == {
-    'phase': 'step',
-    'step': 7,
-  }
+  assert {k: reports[0][k] for k in ('phase', 'step')} == {'phase': 'step', 'step': 7}
   assert not calls
   _pass(clock, period, reports, calls, 15)
   time.sleep(0.1)
@@ -214,9 +205,7 @@ def test_it_reports_until_it_calls_once(clock):
 
 def test_it_does_not_call_once_it_is_stopped(clock):
   calls = []
-  watchdog = watchdog_lib.Watchdog(
-    100.0, calls.append, period=0.01, clock=clock
-  )
+  watchdog = watchdog_lib.Watchdog(100.0, calls.append, period=0.01, clock=clock)
   watchdog.start()
   watchdog.stop()
   clock.now += 1e6

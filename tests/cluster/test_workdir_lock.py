@@ -9,8 +9,7 @@ import time
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
-from anp_jax.cluster import workdir_lock
+from anp_jax.cluster import cluster_env, workdir_lock
 from anp_jax.system import files
 
 _HOLD = """
@@ -39,18 +38,13 @@ def _holder(**values):
 
 def _lock(folder, holder=None):
   clock = _Time()
-  lock = workdir_lock.WorkdirLock(
-    str(folder), holder or _holder(), lambda: clock.now, clock.sleep
-  )
+  lock = workdir_lock.WorkdirLock(str(folder), holder or _holder(), lambda: clock.now, clock.sleep)
   return lock, clock
 
 
 def _write(folder, **values):
   """Leaves the lock of a process elsewhere; returns what it wrote."""
-  record = {
-    **_holder(host='node7', process=123, machine='another'), 'beat': '1',
-    **values,
-  }  # fmt: skip
+  record = {**_holder(host='node7', process=123, machine='another'), 'beat': '1', **values}
   files.write_atomic(str(folder / workdir_lock.NAME), json.dumps(record))
   return record
 
@@ -68,9 +62,7 @@ def process(tmp_path):
 
 def test_a_process_that_lives_is_named_and_nothing_changes(tmp_path, process):
   before = (tmp_path / workdir_lock.NAME).stat().st_ino
-  with pytest.raises(
-    config_lib.ConfigError, match=f'in use by process {process.pid} on '
-  ):
+  with pytest.raises(config_lib.ConfigError, match=f'in use by process {process.pid} on '):
     with workdir_lock.held(str(tmp_path), cluster_env.ALONE):
       pytest.fail('two runs in one workdir')
   assert (tmp_path / workdir_lock.NAME).stat().st_ino == before
@@ -133,20 +125,15 @@ def test_a_sign_of_life_of_another_host_refuses(tmp_path):
       _write(tmp_path, job='5', beat='2')
 
   clock.on_sleep = beat
-  with pytest.raises(
-    config_lib.ConfigError, match=r'in use by process 123 on node7 \(job 5\)'
-  ):
+  with pytest.raises(config_lib.ConfigError, match=r'in use by process 123 on node7 \(job 5\)'):
     lock.acquire()
   assert 40 < clock.now < 42
 
 
 @pytest.mark.parametrize(
-  'job, restart, waits',
-  [('5', '2', False), ('5', '1', True), ('5', '0', True), ('6', '2', True)],
+  'job, restart, waits', [('5', '2', False), ('5', '1', True), ('5', '0', True), ('6', '2', True)]
 )
-def test_a_job_that_slurm_starts_again_does_not_wait(
-  tmp_path, job, restart, waits
-):
+def test_a_job_that_slurm_starts_again_does_not_wait(tmp_path, job, restart, waits):
   _write(tmp_path, job='5', restart='1')
   lock, clock = _lock(tmp_path, _holder(job=job, restart=restart))
   lock.acquire()
@@ -172,9 +159,7 @@ def test_of_two_that_take_over_one_is_put_back(tmp_path):
 def test_signs_of_life_never_go_into_the_file_of_another(tmp_path, monkeypatch):
   """A process that was stopped for long ends when it goes on."""
   ends = []
-  monkeypatch.setattr(
-    workdir_lock.termination, 'end_process', lambda *args: ends.append(args)
-  )
+  monkeypatch.setattr(workdir_lock.termination, 'end_process', lambda *args: ends.append(args))
   monkeypatch.setattr(workdir_lock, '_PERIOD', 0.02)
   lock, _ = _lock(tmp_path)
   lock.acquire()

@@ -7,10 +7,8 @@ import sys
 
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import export
-from anp_jax.config import command_line
-from anp_jax.config import help
+from anp_jax import config as config_lib, export
+from anp_jax.config import command_line, help
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.data.show import __main__ as show
 from anp_jax.predict import __main__ as predict
@@ -55,9 +53,7 @@ _NAMED = [
 
 
 @pytest.mark.parametrize('name, flag, hint', _NAMED)
-def test_a_name_of_another_format_is_refused(
-  name, flag, hint, tmp_path, capsys, monkeypatch
-):
+def test_a_name_of_another_format_is_refused(name, flag, hint, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   run = _run(tmp_path)
   command, arguments = {
@@ -74,39 +70,34 @@ def test_a_name_of_another_format_is_refused(
 
 def test_a_name_of_one_format_and_another_format(tmp_path, capsys):
   text = _line(
-    capsys, predict.main, 'predict', f'--checkpoint={_run(tmp_path)}', 'x',
-    '--output=names.csv', '--format=jsonl',
-  )  # fmt: skip
+    capsys,
+    predict.main,
+    'predict',
+    f'--checkpoint={_run(tmp_path)}',
+    'x',
+    '--output=names.csv',
+    '--format=jsonl',
+  )
   assert "--output='names.csv'" in text and '--format=jsonl' in text
 
 
 # Function, what it is called with, and the flag with the place to write to.
 _WRITING = {
   'train': (main.main, ['main.py', _TINY], '--workdir'),
-  'evaluate': (
-    main.main, ['main.py', '--mode=evaluate', '--workdir={run}'], '--output',
-  ),
-  'predict': (
-    predict.main, ['predict', '--checkpoint={run}', '{run}'], '--output',
-  ),
-  'sheet': (
-    predict.main, ['predict', '--checkpoint={run}', '{run}'], '--sheet',
-  ),
+  'evaluate': (main.main, ['main.py', '--mode=evaluate', '--workdir={run}'], '--output'),
+  'predict': (predict.main, ['predict', '--checkpoint={run}', '{run}'], '--output'),
+  'sheet': (predict.main, ['predict', '--checkpoint={run}', '{run}'], '--sheet'),
   'export': (export.main, ['export', '--checkpoint={run}'], '--output'),
   'show': (show.main, ['show', _TINY], '--output'),
-  'prepare': (prepare.main, ['prepare', '--from={run}', '--name=x'],
-              '--data_dir'),
+  'prepare': (prepare.main, ['prepare', '--from={run}', '--name=x'], '--data_dir'),
   'study': (study.main, ['strategies', _TINY], '--workdir'),
-  'relay study': (
-    study.main, ['relay', f'--config={_ROOT}/configs/relay_anp.py'],
-    '--workdir',
-  ),
+  'relay study': (study.main, ['relay', f'--config={_ROOT}/configs/relay_anp.py'], '--workdir'),
   'split study': (
     study.main,
     ['channel_split', f'--config={_ROOT}/configs/channel_split_cifar10.py'],
     '--workdir',
   ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('name', _WRITING)
@@ -127,9 +118,7 @@ def test_a_place_that_cannot_be_written_to(name, tmp_path, capsys, monkeypatch):
   sealed.mkdir(0o555)
   if os.access(sealed, os.W_OK):  # as root
     real = os.access
-    monkeypatch.setattr(
-      os, 'access', lambda path, *m: str(path) != str(sealed) and real(path, *m)
-    )
+    monkeypatch.setattr(os, 'access', lambda path, *m: str(path) != str(sealed) and real(path, *m))
   place = sealed / ('new.png' if flag == '--sheet' else 'new')
   text = _line(capsys, command, *arguments, f'{flag}={place}')
   assert f'{flag}={str(place)!r}: {sealed} cannot be written to' in text
@@ -161,9 +150,14 @@ def test_a_run_and_its_data_are_apart(run, data, how, tmp_path, capsys):
   (tmp_path / 'link').symlink_to('data')
   workdir, path = f'{tmp_path}/{run}', f'{tmp_path}/{data}'
   text = _line(
-    capsys, main.main, 'main.py', _TINY, f'--workdir={workdir}',
-    '--config.data.source=folder', f'--config.data.path={path}',
-  )  # fmt: skip
+    capsys,
+    main.main,
+    'main.py',
+    _TINY,
+    f'--workdir={workdir}',
+    '--config.data.source=folder',
+    f'--config.data.path={path}',
+  )
   assert f'--workdir={workdir} is {how} config.data.path={path}' in text
 
 
@@ -193,9 +187,7 @@ def test_the_flag_that_was_meant(typed, meant, capsys):
 
 
 def test_what_is_no_flag_at_all(capsys):
-  assert "unknown argument 'demo'" in _line(
-    capsys, main.main, 'main.py', _TINY, 'demo'
-  )
+  assert "unknown argument 'demo'" in _line(capsys, main.main, 'main.py', _TINY, 'demo')
 
 
 @pytest.mark.parametrize(
@@ -214,9 +206,15 @@ def test_prepare_names_flags_of_its_own(flag, words, tmp_path, capsys):
   (tmp_path / 'split.txt').write_text('1.jpg 0\n')
   (tmp_path / 'names.txt').write_text('red_car\nbig_car\nsofa\n')
   text = _line(
-    capsys, prepare.main, 'prepare', f'--from={tmp_path}/images', '--name=x',
-    '--eval_split=', f'--data_dir={tmp_path}/sets', flag.format(tmp=tmp_path),
-  )  # fmt: skip
+    capsys,
+    prepare.main,
+    'prepare',
+    f'--from={tmp_path}/images',
+    '--name=x',
+    '--eval_split=',
+    f'--data_dir={tmp_path}/sets',
+    flag.format(tmp=tmp_path),
+  )
   assert 'config.' not in text
   for word in words:
     assert word in text
@@ -244,14 +242,11 @@ def test_help_of_a_key_is_what_its_declaration_says():
     '      what a new run begins with: .safetensors of a ResNet, ConvNeXt or\n'
     "      EfficientNet, or a run's workdir or checkpoint; '': random weights. "
     'See\n      docs/use.md.'
-  )  # fmt: skip
+  )
   assert help.text('config.data.mixup') == (
-    'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none '
-    '(0 or more)'
+    'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none (0 or more)'
   )
-  assert help.text('schedule.warmup') == (
-    "config.schedule.warmup = '0 steps'  linear, from 0"
-  )
+  assert help.text('schedule.warmup') == ("config.schedule.warmup = '0 steps'  linear, from 0")
   # A key of several strategies has a meaning in each.
   lines = help.text('strategy.shares').splitlines()
   titles = [x.partition(':')[0] for x in lines if x.startswith('# strategy')]
@@ -288,16 +283,20 @@ def test_help_of_what_there_is_not(capsys):
 @pytest.mark.parametrize('arguments', [['--help'], ['-h'], ['--help', 'data']])
 def test_help_as_a_person_types_it(arguments):
   done = subprocess.run(
-    [sys.executable, 'main.py', *arguments],
-    cwd=_ROOT, capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    [sys.executable, 'main.py', *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=60
+  )
   assert (done.returncode, done.stderr) == (0, '')
   words = (
     ['config.data.source = ', 'alpha of the Beta distribution']
     if arguments[1:]
-    else ['--workdir DIR', '--config.KEY=VALUE', '--help=GROUP', 'list its '
-          'variants', 'groups: config, data, model']
-  )  # fmt: skip
+    else [
+      '--workdir DIR',
+      '--config.KEY=VALUE',
+      '--help=GROUP',
+      'list its variants',
+      'groups: config, data, model',
+    ]
+  )
   for word in words:
     assert word in ' '.join(done.stdout.split())
 
@@ -311,14 +310,11 @@ def test_help_as_a_person_types_it(arguments):
     (['--change=schedul'], "did you mean 'schedule"),
   ],
 )
-def test_a_change_is_refused_before_anything_starts(
-  flags, words, tmp_path, capsys
-):
+def test_a_change_is_refused_before_anything_starts(flags, words, tmp_path, capsys):
   (tmp_path / 'config.json').write_text('{}')
   text = _line(
-    capsys, main.main, 'main.py', _TINY, f'--workdir={tmp_path}',
-    '--change=schedule', *flags,
-  )  # fmt: skip
+    capsys, main.main, 'main.py', _TINY, f'--workdir={tmp_path}', '--change=schedule', *flags
+  )
   assert words.format(tmp_path) in text
 
 

@@ -61,14 +61,9 @@ def _error(function, *args):
 
 # The lists that a recipe for somebody's own photographs looks for.
 _LISTS = {
-  'anp553': (
-    'mtvso553_anplabels.txt', 'mtvso553_adjlabels.txt',
-    'mtvso553_nounlabels.txt',
-  ),
-  'anp1200': (
-    'mvso1200_anp_list.txt', 'mvso1200_adj_list.txt', 'mvso1200_noun_list.txt',
-  ),
-}  # fmt: skip
+  'anp553': ('mtvso553_anplabels.txt', 'mtvso553_adjlabels.txt', 'mtvso553_nounlabels.txt'),
+  'anp1200': ('mvso1200_anp_list.txt', 'mvso1200_adj_list.txt', 'mvso1200_noun_list.txt'),
+}
 
 
 def _own_files(variant):
@@ -134,10 +129,7 @@ def test_recipes_of_published_lists(variant, tmp_path, monkeypatch):
 
 
 def test_no_golden_without_a_recipe():
-  names = {
-    f'{path.stem}_{variant or "default"}.txt'
-    for path, variant in _golden_cases()
-  }
+  names = {f'{path.stem}_{variant or "default"}.txt' for path, variant in _golden_cases()}
   assert {p.name for p in GOLDEN.glob('*')} <= names
 
 
@@ -159,11 +151,7 @@ def test_a_plain_run_has_few_keys():
 def test_a_resolved_config_cannot_be_written_to():
   config = command_line.load(f'{ROOT}/configs/resnet_anp.py', {})
   saved = json.loads(config_lib.to_json(config))
-  for frozen in (
-    config,
-    config_lib.replaced(config, {'seed': 1}),
-    config_lib.from_flat(saved),
-  ):
+  for frozen in (config, config_lib.replaced(config, {'seed': 1}), config_lib.from_flat(saved)):
     with pytest.raises(AttributeError, match='immutable'):
       frozen.seed = 2
     with pytest.raises(AttributeError, match='immutable'):
@@ -219,22 +207,16 @@ def test_load_and_override(recipe):
     (
       'optimizer.learning_rat',
       '1',
-      'unknown key config.optimizer.learning_rat; did you mean '
-      "'optimizer.learning_rate'?",
+      "unknown key config.optimizer.learning_rat; did you mean 'optimizer.learning_rate'?",
     ),
     (
       'learning_rate',
       '1',
-      'unknown key config.learning_rate; did you mean '
-      "'optimizer.learning_rate'?",
+      "unknown key config.learning_rate; did you mean 'optimizer.learning_rate'?",
     ),
     ('bach_size', '1', "config.bach_size; did you mean 'batch_size'?"),
     ('zzzzzzzz', '1', 'unknown key config.zzzzzzzz'),
-    (
-      'log',
-      'x',
-      'config.log is a group; its keys are log.every, log.tensorboard',
-    ),
+    ('log', 'x', 'config.log is a group; its keys are log.every, log.tensorboard'),
     ('optimizer', 'adam', 'config.optimizer is a group; its keys are opti'),
     ('batch_size', '6.5', 'config.batch_size=6.5: expected a whole number'),
     ('batch_size', 'many', "config.batch_size='many': expected a whole number"),
@@ -263,18 +245,10 @@ def test_load_and_override(recipe):
     ('data.resize', '32', 'data.resize=32: expected at least data.image_size'),
     ('data.flip', '1.5', 'config.data.flip=1.5: expected a number from 0 to 1'),
     ('accumulate', '0', 'config.accumulate=0: expected a number above 0'),
-    (
-      'seed',
-      '-1',
-      'config.seed=-1: expected a number from 0, below 2147483648',
-    ),
+    ('seed', '-1', 'config.seed=-1: expected a number from 0, below 2147483648'),
     ('seed', '2147483648', 'seed=2147483648: expected a number from 0, below'),
     ('mesh.data', '0', 'config.mesh.data=0: expected a count of devices, or'),
-    (
-      'optimizer.momentum',
-      '1.0',
-      'momentum=1.0: expected a number from 0, bel',
-    ),
+    ('optimizer.momentum', '1.0', 'momentum=1.0: expected a number from 0, bel'),
     ('optimizer.momentum', '1', 'momentum=1.0: expected a number from 0, bel'),
     ('schedule.end', '2', 'schedule.end=2.0: expected a number from 0 to 1'),
     ('duration', '10 epoks', "config.duration='10 epoks' is not a duration"),
@@ -306,8 +280,7 @@ def test_bad_milestones(recipe, text, expected):
   (
     (
       'c.optimizer.learning_rat = 1.0',
-      'unknown key config.optimizer.learning_rat; did you mean '
-      "'optimizer.learning_rate'?",
+      "unknown key config.optimizer.learning_rat; did you mean 'optimizer.learning_rate'?",
     ),
     ('c.optimiser = config_lib.base().optimizer', "mean 'optimizer."),
     ("c.optimizer = 'adam'", 'recipe.py: TypeError: Could not override fiel'),
@@ -366,9 +339,7 @@ def test_int_stands_for_a_float(recipe):
 
 def test_paths_must_exist(recipe, tmp_path):
   overrides = {'data.source': 'arrays', 'data.path': str(tmp_path / 'none')}
-  assert 'expected a path that exists' in _error(
-    command_line.load, recipe(), overrides
-  )
+  assert 'expected a path that exists' in _error(command_line.load, recipe(), overrides)
   command_line.load(recipe(), {**overrides, 'data.path': str(tmp_path)})
 
 
@@ -402,10 +373,19 @@ def test_steps(text, batch_size, examples, expected):
 @pytest.mark.parametrize(
   'text',
   (
-    '', '10', 'epochs', '-1 epochs', '1 s', '1 week', '1,5 epochs',
-    '1 epochs 2 steps', 'nan steps', 'inf steps', '1e999 steps',
+    '',
+    '10',
+    'epochs',
+    '-1 epochs',
+    '1 s',
+    '1 week',
+    '1,5 epochs',
+    '1 epochs 2 steps',
+    'nan steps',
+    'inf steps',
+    '1e999 steps',
   ),
-)  # fmt: skip
+)
 def test_bad_duration(text):
   line = _error(config_lib.steps, text, 64, 1000)
   assert repr(text) in line

@@ -3,8 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import durations
-from anp_jax.config import recipes
+from anp_jax.config import durations, recipes
 
 _RECIPES = sorted(f'configs/{f.name}' for f in recipes.shipped().glob('*.py'))
 

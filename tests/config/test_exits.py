@@ -35,11 +35,15 @@ def test_a_command_returns_its_status(outcome, status, line, capsys):
 @pytest.mark.parametrize(
   'text, line',
   [
-    ('a\nb', 'a b'), ('a\rb', 'a\\rb'), ('\x1b[2J', '\\x1b[2J'),
-    ('\u2028', '\\u2028'), ('\ud800', '\\ud800'), ('grün 猫', 'grün 猫'),
+    ('a\nb', 'a b'),
+    ('a\rb', 'a\\rb'),
+    ('\x1b[2J', '\\x1b[2J'),
+    ('\u2028', '\\u2028'),
+    ('\ud800', '\\ud800'),
+    ('grün 猫', 'grün 猫'),
     ('x' * 10**5, f'{"x" * 3993}... (100,007 letters)'),
   ],
-)  # fmt: skip
+)
 def test_an_error_is_one_line_that_no_terminal_obeys(text, line, capsys):
   @exits.with_status()
   def main(arguments):
@@ -70,9 +74,8 @@ def test_a_reader_may_leave_before_the_end():
     raise SystemExit(main([]))
   """
   process = subprocess.Popen(
-    [sys.executable, '-c', program],
-    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-  )  # fmt: skip
+    [sys.executable, '-c', program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
   assert process.stdout.readline() == 'line\n'
   process.stdout.close()
   assert process.stderr.read() == '' and process.wait() == 0

@@ -42,53 +42,23 @@ def _main(*arguments, **environment):
       [f'--config={_RECIPE}', '--config.batch_size=many'],
       ["config.batch_size='many'", 'a whole number'],
     ),
-    (
-      [f'--config={_RECIPE}', '--config.batch_size'],
-      ['--config.batch_size', 'expected a value'],
-    ),
-    (
-      [f'--config={_RECIPE}', '--config.model.name=resnet51'],
-      ["'resnet51'", 'resnet50'],
-    ),
-    (
-      [f'--config={_RECIPE}', '--config.optimizer.name=nestrov'],
-      ["'nestrov'", "'nesterov'"],
-    ),
+    ([f'--config={_RECIPE}', '--config.batch_size'], ['--config.batch_size', 'expected a value']),
+    ([f'--config={_RECIPE}', '--config.model.name=resnet51'], ["'resnet51'", 'resnet50']),
+    ([f'--config={_RECIPE}', '--config.optimizer.name=nestrov'], ["'nestrov'", "'nesterov'"]),
     (
       [f'--config={_RECIPE}', '--config.data.lists=anps.txt'],
-      [
-        'config.data.lists belongs to data.source=folder, list:*, tar:*',
-        'hf:*, not anp_shapes',
-      ],
+      ['config.data.lists belongs to data.source=folder, list:*, tar:*', 'hf:*, not anp_shapes'],
     ),
-    (
-      [f'--config={_RECIPE}', '--config.duration=3 epocs'],
-      ['config.duration', "'epochs'"],
-    ),
-    (
-      [f'--config={_RECIPE}', '--config.data.source=foldr'],
-      ["'foldr'", "'folder'"],
-    ),
+    ([f'--config={_RECIPE}', '--config.duration=3 epocs'], ['config.duration', "'epochs'"]),
+    ([f'--config={_RECIPE}', '--config.data.source=foldr'], ["'foldr'", "'folder'"]),
     (
       [f'--config={_RECIPE}', '--config.data.source=folder'],
       ['config.data.path', 'path of the folder'],
     ),
-    (
-      [f'--config={_RECIPE}', '--config.model=x'],
-      ['config.model is a group', 'model.name'],
-    ),
-    (
-      [f'--config={_RECIPE}', '--mode=evaluate'],
-      ['--mode=evaluate', '--workdir'],
-    ),
-    (
-      [f'--config={_RECIPE}', '--checkpoint=bset'],
-      ['--checkpoint', "'best'"],
-    ),
-    (
-      [f'--config={_RECIPE}', '--checkpoint=best'],
-      ['--checkpoint=best', '--mode=evaluate'],
-    ),
+    ([f'--config={_RECIPE}', '--config.model=x'], ['config.model is a group', 'model.name']),
+    ([f'--config={_RECIPE}', '--mode=evaluate'], ['--mode=evaluate', '--workdir']),
+    ([f'--config={_RECIPE}', '--checkpoint=bset'], ['--checkpoint', "'best'"]),
+    ([f'--config={_RECIPE}', '--checkpoint=best'], ['--checkpoint=best', '--mode=evaluate']),
   ],
 )
 def test_bad_input_is_one_clear_line(arguments, words):
@@ -105,9 +75,7 @@ def test_bad_input_is_answered_before_anything_heavy_is_imported(tmp_path):
   """With modules that fail to import in jax's and TensorFlow's places."""
   for name in ('jax', 'flax', 'optax', 'tensorflow', 'tensorflow_datasets'):
     (tmp_path / f'{name}.py').write_text('raise SystemExit("heavy")')
-  done = _main(
-    f'--config={_RECIPE}', '--config.sed=1', PYTHONPATH=str(tmp_path)
-  )
+  done = _main(f'--config={_RECIPE}', '--config.sed=1', PYTHONPATH=str(tmp_path))
   assert done.returncode == 2
   assert "did you mean 'seed'" in done.stderr
 

@@ -29,8 +29,7 @@ def test_permissions_do_not_say_all(check, code, tmp_path, monkeypatch):
   with pytest.raises(config_lib.ConfigError) as e:
     check('--x', path)
   assert str(e.value).startswith(
-    f'--x={path!r}: {tmp_path} cannot be written to: {os.strerror(code)}; '
-    'choose another '
+    f'--x={path!r}: {tmp_path} cannot be written to: {os.strerror(code)}; choose another '
   )
 
 

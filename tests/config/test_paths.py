@@ -6,8 +6,7 @@ import pwd
 import pytest
 
 from anp_jax import export
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
+from anp_jax.config import argument_parser, command_line
 from anp_jax.data.prepare import __main__ as prepare
 from anp_jax.predict import __main__ as predict
 from anp_jax.tools.compare import __main__ as compare
@@ -27,15 +26,19 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   'typed, path',
   [
-    ('~/x', 'HOME/x'), ('~', 'HOME'), ('$HOME/x', 'HOME/x'),
+    ('~/x', 'HOME/x'),
+    ('~', 'HOME'),
+    ('$HOME/x', 'HOME/x'),
     ('${SCRATCH_OF_TEST}/a/$HOME', 'HOME/a/HOME'),
-    ('$UNSET_BY_TEST/x', '$UNSET_BY_TEST/x'), ('a~/x', 'a~/x'),
-    ('~/c.py:tiny', 'HOME/c.py:tiny'), ('gs://b/~x', 'gs://b/~x'),
-    (f'~{pwd.getpwuid(os.getuid())[0]}/x',
-     f'{pwd.getpwuid(os.getuid()).pw_dir}/x'),
-    ('~\0', '~\0'), ('', ''),
+    ('$UNSET_BY_TEST/x', '$UNSET_BY_TEST/x'),
+    ('a~/x', 'a~/x'),
+    ('~/c.py:tiny', 'HOME/c.py:tiny'),
+    ('gs://b/~x', 'gs://b/~x'),
+    (f'~{pwd.getpwuid(os.getuid())[0]}/x', f'{pwd.getpwuid(os.getuid()).pw_dir}/x'),
+    ('~\0', '~\0'),
+    ('', ''),
   ],
-)  # fmt: skip
+)
 def test_a_path(typed, path, home):
   expected = path.replace('$HOME', str(home)).replace('HOME', str(home))
   assert argument_parser.expanded(typed) == expected
@@ -53,13 +56,9 @@ def test_a_path_that_exists_as_it_was_typed_stays(home, monkeypatch):
 def test_the_workdir_of_a_run_is_no_folder_called_tilde(home, monkeypatch):
   monkeypatch.chdir(home)
   for text in ('~/run', '$HOME/run', '${HOME}/run'):
-    flags = command_line.main_flags(
-      [f'--config={_TINY}', f'--workdir={text}', '--output=~/o'], ''
-    )
+    flags = command_line.main_flags([f'--config={_TINY}', f'--workdir={text}', '--output=~/o'], '')
     assert (flags.workdir, flags.output) == (f'{home}/run', f'{home}/o')
-    flags = command_line.main_flags(
-      [f'--config={_TINY}', f'--workdir={text}'], ''
-    )
+    flags = command_line.main_flags([f'--config={_TINY}', f'--workdir={text}'], '')
     assert command_line.from_flags(flags, {})[1] == f'{home}/run'
   assert not os.listdir(home)
 
@@ -86,12 +85,19 @@ def test_every_command_expands_its_paths(home):
 def test_keys_that_are_paths(home):
   (home / 'cert').write_text('')
   (home / 'set').mkdir()
-  config = command_line.load(_TINY, {
-    'data.source': 'folder', 'data.path': '$HOME/set', 'data.dir': '~/d',
-    'init.from': '$HOME/w', 'compile_cache.dir': '$SCRATCH_OF_TEST/x',
-    'strategy.name': 'server', 'strategy.tls_certificate': '~/cert',
-    'strategy.tls_key': '$HOME/cert',
-  })  # fmt: skip
+  config = command_line.load(
+    _TINY,
+    {
+      'data.source': 'folder',
+      'data.path': '$HOME/set',
+      'data.dir': '~/d',
+      'init.from': '$HOME/w',
+      'compile_cache.dir': '$SCRATCH_OF_TEST/x',
+      'strategy.name': 'server',
+      'strategy.tls_certificate': '~/cert',
+      'strategy.tls_key': '$HOME/cert',
+    },
+  )
   assert config.data.path == f'{home}/set' and config.data.dir == f'{home}/d'
   assert config.init['from'] == f'{home}/w'
   assert config.compile_cache.dir == f'{home}/x'

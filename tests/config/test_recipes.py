@@ -5,10 +5,8 @@ import textwrap
 
 import pytest
 
-from anp_jax import __main__ as main
-from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.config import recipes
+from anp_jax import __main__ as main, config as config_lib
+from anp_jax.config import command_line, recipes
 from tests import builders
 
 _MINE = 'from anp_jax import config\n\n\ndef get_config(variant):\n  return 1\n'
@@ -56,9 +54,7 @@ def test_a_mistyped_recipe_is_answered_with_the_nearest(folder, typed, nearest):
   (folder / 'mine' / 'lenet.py').write_text(_MINE)
   with pytest.raises(config_lib.ConfigError) as e:
     command_line.load(f'{typed}:tiny', {})
-  assert str(e.value) == (
-    f'--config: no file {typed!r}; did you mean {nearest!r}?'
-  )
+  assert str(e.value) == (f'--config: no file {typed!r}; did you mean {nearest!r}?')
 
 
 @pytest.mark.parametrize(
@@ -74,9 +70,7 @@ def test_a_mistyped_recipe_is_answered_with_the_nearest(folder, typed, nearest):
     ('zeros.py', ['zeros.py: ', 'null bytes']),
   ],
 )
-def test_what_is_no_recipe_is_said_with_what_to_type(
-  folder, typed, words, capsys
-):
+def test_what_is_no_recipe_is_said_with_what_to_type(folder, typed, words, capsys):
   (folder / 'run').mkdir()
   for name in ('run/config.json', 'config.json', 'notes.txt', 'recipe'):
     (folder / name).write_text('{}')

@@ -4,13 +4,8 @@ import sys
 
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
-from anp_jax.config import command_line
-from anp_jax.config import keys
-from anp_jax.config import networks
-from anp_jax.config import strategy
-from anp_jax.config import table
+from anp_jax import config as config_lib, models
+from anp_jax.config import command_line, keys, networks, strategy, table
 from anp_jax.runtimes.relay import candidates
 from tests import builders
 
@@ -36,9 +31,7 @@ _MINE = f'{__name__}:Mine'
 
 def _strategy_keys(config):
   keys = {
-    key.removeprefix('strategy.')
-    for key in config_lib.flat(config)
-    if key.startswith('strategy.')
+    key.removeprefix('strategy.') for key in config_lib.flat(config) if key.startswith('strategy.')
   }
   return keys - {'name', 'reduce_dtype', 'bucket_megabytes'}
 
@@ -48,19 +41,14 @@ def test_a_config_has_the_keys_of_its_strategy_alone(name):
   config = config_lib.replaced(config_lib.base(), {'strategy.name': name})
   values = config_lib.flat(config)
   assert _strategy_keys(config) == {
-    leaf
-    for leaf, key in strategy.by_name(name).default_config().items()
-    if key.applies(values)
+    leaf for leaf, key in strategy.by_name(name).default_config().items() if key.applies(values)
   }
 
 
 @pytest.mark.parametrize('name', table.OPTIMIZERS)
 def test_a_config_has_the_keys_of_its_optimizer_alone(name):
   config = builders.config({'optimizer.name': name})
-  common = {
-    'name', 'learning_rate', 'weight_decay', 'clip_norm', 'clip_value',
-    'multipliers',
-  }  # fmt: skip
+  common = {'name', 'learning_rate', 'weight_decay', 'clip_norm', 'clip_value', 'multipliers'}
   assert set(config.optimizer) == common | set(table.OPTIMIZERS[name])
 
 
@@ -82,19 +70,14 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
 @pytest.mark.parametrize(
   'typed, line',
   [
-    (
-      {'strategy.period': '4'},
-      'config.strategy.period belongs to strategy.name=local, not sync',
-    ),
+    ({'strategy.period': '4'}, 'config.strategy.period belongs to strategy.name=local, not sync'),
     (
       {'strategy.shares': '(1, 2)'},
-      'config.strategy.shares belongs to strategy.name=channel_split, relay, '
-      'not sync',
+      'config.strategy.shares belongs to strategy.name=channel_split, relay, not sync',
     ),
     (
       {'optimizer.b1': '0.5'},
-      'config.optimizer.b1 belongs to optimizer.name=adam, adamw, lamb, not '
-      'nesterov',
+      'config.optimizer.b1 belongs to optimizer.name=adam, adamw, lamb, not nesterov',
     ),
     (
       {'optimizer.name': 'adam', 'optimizer.momentum': '0.5'},
@@ -103,8 +86,7 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
     ),
     (
       {'data.synthetic_classes': '5'},
-      'config.data.synthetic_classes belongs to data.source=synthetic, not '
-      'anp_shapes',
+      'config.data.synthetic_classes belongs to data.source=synthetic, not anp_shapes',
     ),
     (
       {'data.balance': 'sample', 'data.balance_power': '0.5'},
@@ -112,8 +94,7 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
     ),
     (
       {'model.kernels': '(1, 2)'},
-      'config.model.kernels belongs to model.name=two_convolutions, not '
-      'resnet50',
+      'config.model.kernels belongs to model.name=two_convolutions, not resnet50',
     ),
     # What a wrong value is of comes first.
     (
@@ -166,9 +147,10 @@ def test_a_copy_of_another_strategy_is_whole():
 
 def test_a_ring_has_the_keys_of_all_its_models():
   typed = {
-    'model.name': 'two_convolutions', 'model.norm_group': '4',
+    'model.name': 'two_convolutions',
+    'model.norm_group': '4',
     'strategy.models': "('seed=1', 'model.name=resnet18; optimizer.name=adam')",
-  }  # fmt: skip
+  }
   config = command_line.load(f'{_RELAY}:tiny', typed)
   assert config.model.norm_group == 4  # of the ResNet
   assert config.model.width == 4  # as the recipe says
@@ -179,9 +161,7 @@ def test_a_ring_has_the_keys_of_all_its_models():
   assert (resnet.config.model.norm_group, resnet.config.model.width) == (4, 4)
   assert 'kernels' not in resnet.config.model
   saved = config_lib.from_flat(config_lib.flat(config))
-  assert [c.config for c in candidates.create(saved, 1)] == [
-    plain.config, resnet.config,
-  ]  # fmt: skip
+  assert [c.config for c in candidates.create(saved, 1)] == [plain.config, resnet.config]
 
 
 def test_networks_of_the_registry_are_the_configs():
@@ -195,21 +175,25 @@ def test_networks_of_the_registry_are_the_configs():
 @pytest.mark.parametrize(
   'typed, line',
   [
-    ({'strategy.mode': 'async', 'strategy.servers': '1'},
-     'config.strategy.mode belongs to strategy.name=server, not sync'),
-    ({'strategy.mode': 'bounded'},
-     'config.strategy.mode belongs to strategy.name=server, not sync'),
+    (
+      {'strategy.mode': 'async', 'strategy.servers': '1'},
+      'config.strategy.mode belongs to strategy.name=server, not sync',
+    ),
+    (
+      {'strategy.mode': 'bounded'},
+      'config.strategy.mode belongs to strategy.name=server, not sync',
+    ),
     ({'strategy.period': '8'}, 'belongs to strategy.name=local'),
     ({'strategy.in_flight': '2'}, 'strategy.in_flight belongs to'),
     ({'data.lists': ''}, 'config.data.lists belongs to data.source=folder'),
-    ({'optimizer.name': 'lars', 'optimizer.eps': '1e-8'},
-     'config.optimizer.eps belongs to optimizer.name=rmsprop'),
+    (
+      {'optimizer.name': 'lars', 'optimizer.eps': '1e-8'},
+      'config.optimizer.eps belongs to optimizer.name=rmsprop',
+    ),
     ({'schedule.power': '1'}, 'schedule.power belongs to schedule.name='),
   ],
-)  # fmt: skip
-def test_what_is_typed_applies_or_is_refused_though_it_is_the_default(
-  typed, line
-):
+)
+def test_what_is_typed_applies_or_is_refused_though_it_is_the_default(typed, line):
   with pytest.raises(config_lib.ConfigError, match=line):
     command_line.load(_TINY, typed)
 
@@ -227,9 +211,12 @@ def test_every_key_that_does_not_apply_is_refused_at_its_default():
 
 def test_of_many_keys_those_that_apply_are_taken():
   typed = {
-    'strategy.period': '3', 'strategy.in_flight': '2', 'model.width': '8',
-    'seed': '4', 'strategy.nonsense': '1',
-  }  # fmt: skip
+    'strategy.period': '3',
+    'strategy.in_flight': '2',
+    'model.width': '8',
+    'seed': '4',
+    'strategy.nonsense': '1',
+  }
 
   def taken(**choice):
     choice = {key.replace('__', '.'): value for key, value in choice.items()}
@@ -261,7 +248,5 @@ def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):
   load, chosen = command_line.load, {'strategy.name': 'own'}
   assert 'size' not in load(_TINY, chosen).strategy
   assert load(_TINY, {**chosen, 'strategy.kind': 'b'}).strategy.size == 3
-  with pytest.raises(
-    config_lib.ConfigError, match='belongs to strategy.kind=b'
-  ):
+  with pytest.raises(config_lib.ConfigError, match='belongs to strategy.kind=b'):
     load(_TINY, {**chosen, 'strategy.size': '4'})

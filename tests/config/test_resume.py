@@ -6,8 +6,7 @@ import jax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import table
+from anp_jax.config import strategy as strategy_lib, table
 from anp_jax.training import optimizer
 from tests import builders
 
@@ -30,8 +29,7 @@ def test_difference_names_the_key_and_both_values():
   config = config_lib.base()
   config.data.crop_area = (0.5, 1.0)
   assert config_lib.difference(saved, config) == (
-    'config.data.crop_area is [0.5, 1.0], but the run in this workdir was '
-    'started with [0.35, 1.0]'
+    'config.data.crop_area is [0.5, 1.0], but the run in this workdir was started with [0.35, 1.0]'
   )
 
 
@@ -51,32 +49,75 @@ def test_difference_sees_keys_of_another_version():
 # by whom it is computed. All else decides the weights, and a key that is new
 # does until it is written down here.
 _MAY_CHANGE = {
-  'duration', 'time_limit', 'sharding', 'mesh.data', 'mesh.model',
-  'checkpoint.every', 'checkpoint.keep', 'checkpoint.keep_best',
-  'checkpoint.best_metric', 'checkpoint.on_error', 'eval.every',
-  'eval.batch_size', 'eval.examples', 'log.every', 'log.tensorboard',
-  'log.wandb', 'compile_cache.dir', 'compile_cache.max_gigabytes',
-  'profile.steps', 'cluster.rendezvous_timeout', 'cluster.heartbeat_timeout',
-  'cluster.stall_timeout', 'cluster.stop_timeout', 'data.dir', 'data.path',
-  'data.lists', 'data.pairs', 'data.eval_split', 'data.prefetch',
-  'data.cache_gigabytes', 'data.max_damaged', 'data.threads',
-  'strategy.servers', 'strategy.dedicated', 'strategy.mode',
+  'duration',
+  'time_limit',
+  'sharding',
+  'mesh.data',
+  'mesh.model',
+  'checkpoint.every',
+  'checkpoint.keep',
+  'checkpoint.keep_best',
+  'checkpoint.best_metric',
+  'checkpoint.on_error',
+  'eval.every',
+  'eval.batch_size',
+  'eval.examples',
+  'log.every',
+  'log.tensorboard',
+  'log.wandb',
+  'compile_cache.dir',
+  'compile_cache.max_gigabytes',
+  'profile.steps',
+  'cluster.rendezvous_timeout',
+  'cluster.heartbeat_timeout',
+  'cluster.stall_timeout',
+  'cluster.stop_timeout',
+  'data.dir',
+  'data.path',
+  'data.lists',
+  'data.pairs',
+  'data.eval_split',
+  'data.prefetch',
+  'data.cache_gigabytes',
+  'data.max_damaged',
+  'data.threads',
+  'strategy.servers',
+  'strategy.dedicated',
+  'strategy.mode',
   'strategy.max_staleness',
-  'strategy.backup_workers', 'strategy.compensation',
-  'strategy.delay_compensation', 'strategy.delay_decay',
-  'strategy.look_ahead', 'strategy.wire_dtype', 'strategy.in_flight',
-  'strategy.lease_timeout', 'strategy.bind', 'strategy.tls_certificate',
-  'strategy.tls_key', 'strategy.shares', 'strategy.split_layers',
-  'strategy.check_plan', 'strategy.plan', 'strategy.batch_layers',
+  'strategy.backup_workers',
+  'strategy.compensation',
+  'strategy.delay_compensation',
+  'strategy.delay_decay',
+  'strategy.look_ahead',
+  'strategy.wire_dtype',
+  'strategy.in_flight',
+  'strategy.lease_timeout',
+  'strategy.bind',
+  'strategy.tls_certificate',
+  'strategy.tls_key',
+  'strategy.shares',
+  'strategy.split_layers',
+  'strategy.check_plan',
+  'strategy.plan',
+  'strategy.batch_layers',
   'strategy.offload_to',
   'strategy.models',
-  'strategy.max_in_ring', 'strategy.simulate.log',
-  'strategy.simulate.step_seconds', 'strategy.simulate.image_seconds',
-  'strategy.simulate.spread', 'strategy.simulate.slow',
-  'strategy.simulate.pull_seconds', 'strategy.simulate.push_seconds',
-  'emulate.step_seconds', 'emulate.image_seconds',
-  'emulate.spread', 'emulate.slow', 'emulate.pieces', 'emulate.bandwidth',
-}  # fmt: skip
+  'strategy.max_in_ring',
+  'strategy.simulate.log',
+  'strategy.simulate.step_seconds',
+  'strategy.simulate.image_seconds',
+  'strategy.simulate.spread',
+  'strategy.simulate.slow',
+  'strategy.simulate.pull_seconds',
+  'strategy.simulate.push_seconds',
+  'emulate.step_seconds',
+  'emulate.image_seconds',
+  'emulate.spread',
+  'emulate.slow',
+  'emulate.pieces',
+  'emulate.bandwidth',
+}
 
 
 def _another(value):
@@ -90,10 +131,18 @@ def _another(value):
 
 # Other keys choose what has a meaning with them; see the tests below.
 _CHOOSING = {
-  'strategy.name', 'optimizer.name', 'schedule.name', 'model.name',
-  'model.head', 'data.source', 'data.augment', 'data.cache', 'data.balance',
-  'emulate.enabled', 'strategy.simulate.workers',
-}  # fmt: skip
+  'strategy.name',
+  'optimizer.name',
+  'schedule.name',
+  'model.name',
+  'model.head',
+  'data.source',
+  'data.augment',
+  'data.cache',
+  'data.balance',
+  'emulate.enabled',
+  'strategy.simulate.workers',
+}
 
 
 def _with_key(key):
@@ -103,15 +152,20 @@ def _with_key(key):
     *({'strategy.name': name} for name in strategy_lib.BUILT_IN),
     *({'optimizer.name': name} for name in table.OPTIMIZERS),
     *({'schedule.name': name} for name in table.SCHEDULES),
-    {'model.name': 'two_convolutions'}, {'model.name': 'convnext_tiny'},
-    {'model.name': 'efficientnet_b0'}, {'model.head': 'multitask'},
-    {'data.source': 'folder'}, {'data.source': 'synthetic'},
-    {'data.augment': 'scale'}, {'data.augment': 'strong_crop'},
-    {'init.from': 'weights.safetensors'}, {'data.cache': 'encoded'},
-    {'data.balance': 'weights'}, {'emulate.enabled': True},
-    *({'strategy.name': name, 'strategy.simulate.workers': 2}
-      for name in ('server', 'local')),
-  ):  # fmt: skip
+    {'model.name': 'two_convolutions'},
+    {'model.name': 'convnext_tiny'},
+    {'model.name': 'efficientnet_b0'},
+    {'model.head': 'multitask'},
+    {'data.source': 'folder'},
+    {'data.source': 'synthetic'},
+    {'data.augment': 'scale'},
+    {'data.augment': 'strong_crop'},
+    {'init.from': 'weights.safetensors'},
+    {'data.cache': 'encoded'},
+    {'data.balance': 'weights'},
+    {'emulate.enabled': True},
+    *({'strategy.name': name, 'strategy.simulate.workers': 2} for name in ('server', 'local')),
+  ):
     config = config_lib.replaced(config_lib.base(), changes)
     if key in config_lib.flat(config):
       return config
@@ -129,17 +183,23 @@ def test_a_resume_may_change_these_keys_and_no_other(key):
   now = _saved(config)[key]
   text = config_lib.difference(saved, config)
   assert (key in config_lib.resumable(before)) <= (key in _MAY_CHANGE)
-  assert text == ('' if key in _MAY_CHANGE else (
-    f'config.{key} is {now!r}, but the run in this workdir was started with '
-    f'{saved[key]!r}'
-  ))  # fmt: skip
+  assert text == (
+    ''
+    if key in _MAY_CHANGE
+    else (f'config.{key} is {now!r}, but the run in this workdir was started with {saved[key]!r}')
+  )
 
 
-@pytest.mark.parametrize('before, after, same', [
-  ('none', 'encoded', True), ('encoded', 'none', True),
-  ('none', 'decoded', False), ('decoded', 'encoded', False),
-  ('decoded', 'decoded', True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'before, after, same',
+  [
+    ('none', 'encoded', True),
+    ('encoded', 'none', True),
+    ('none', 'decoded', False),
+    ('decoded', 'encoded', False),
+    ('decoded', 'decoded', True),
+  ],
+)
 def test_a_cache_of_files_changes_nothing(before, after, same):
   """One of decoded images does: they are smaller."""
   config = config_lib.base()
@@ -150,13 +210,32 @@ def test_a_cache_of_files_changes_nothing(before, after, same):
 
 def test_keys_that_may_change_are_listed_by_group():
   assert config_lib.resumable(config_lib.base()) == (
-    'duration', 'time_limit', 'data.dir', 'data.path', 'data.lists',
-    'data.pairs', 'data.eval_split', 'data.cache_gigabytes', 'data.max_damaged',
-    'data.prefetch', 'data.threads', 'mesh', 'sharding', 'eval', 'checkpoint',
-    'log', 'compile_cache', 'cluster', 'profile', 'emulate.step_seconds',
-    'emulate.image_seconds', 'emulate.spread', 'emulate.slow',
-    'emulate.pieces', 'emulate.bandwidth',
-  )  # fmt: skip
+    'duration',
+    'time_limit',
+    'data.dir',
+    'data.path',
+    'data.lists',
+    'data.pairs',
+    'data.eval_split',
+    'data.cache_gigabytes',
+    'data.max_damaged',
+    'data.prefetch',
+    'data.threads',
+    'mesh',
+    'sharding',
+    'eval',
+    'checkpoint',
+    'log',
+    'compile_cache',
+    'cluster',
+    'profile',
+    'emulate.step_seconds',
+    'emulate.image_seconds',
+    'emulate.spread',
+    'emulate.slow',
+    'emulate.pieces',
+    'emulate.bandwidth',
+  )
   config = builders.config({'strategy.name': 'server'})
   assert 'strategy.servers' in config_lib.resumable(config)
 
@@ -174,9 +253,10 @@ def test_strategies_of_one_state_go_on_with_each_other():
 
 def test_a_simulated_run_goes_on_with_another_strategy():
   simulated = {
-    'strategy.name': 'server', 'strategy.simulate.workers': 4,
+    'strategy.name': 'server',
+    'strategy.simulate.workers': 4,
     'strategy.simulate.step_seconds': 2.0,
-  }  # fmt: skip
+  }
   server = config_lib.replaced(config_lib.base(), simulated)
   assert config_lib.difference(_saved(server), config_lib.base()) == ''
   assert config_lib.difference(_saved(config_lib.base()), server) == ''
@@ -186,10 +266,15 @@ def test_a_simulated_run_goes_on_with_another_strategy():
   assert 'simulate.workers is 8' in config_lib.difference(_saved(sync), other)
 
 
-@pytest.mark.parametrize('change', [
-  {'optimizer.name': 'adam'}, {'schedule.name': 'step'},
-  {'model.name': 'lenet'}, {'data.augment': 'none'},
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'optimizer.name': 'adam'},
+    {'schedule.name': 'step'},
+    {'model.name': 'lenet'},
+    {'data.augment': 'none'},
+  ],
+)
 def test_difference_names_what_was_chosen_not_what_follows(change):
   config = config_lib.base()
   (key,) = change
@@ -200,10 +285,14 @@ def test_difference_names_what_was_chosen_not_what_follows(change):
 
 def test_changes_of_the_keys_that_the_flag_names():
   before = builders.config({'schedule.name': 'step'})
-  config = builders.config({
-    'optimizer.learning_rate': 0.01, 'optimizer.weight_decay': 1e-4,
-    'schedule.name': 'cosine', 'schedule.end': 0.1,
-  })  # fmt: skip
+  config = builders.config(
+    {
+      'optimizer.learning_rate': 0.01,
+      'optimizer.weight_decay': 1e-4,
+      'schedule.name': 'cosine',
+      'schedule.end': 0.1,
+    }
+  )
   saved = _saved(before)
   assert config_lib.changes(saved, config) == {
     'optimizer.learning_rate': (0.05, 0.01),
@@ -223,16 +312,19 @@ def test_changes_of_the_keys_that_the_flag_names():
   assert saved == _saved(before)
 
 
-@pytest.mark.parametrize('text, words', [
-  ('optimizer.name', 'what a checkpoint holds of the optimizer'),
-  ('optimizer.momentum', 'may not change'),
-  ('model.name', 'may not change'),
-  ('duration', 'may differ without it'),
-  ('log.every', 'may differ without it'),
-  ('optimizer.learning_rat', "did you mean 'optimizer.learning_rate'"),
-  ('schedule,', "there is no key ''"),
-  ('optimizer', "there is no key 'optimizer'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('optimizer.name', 'what a checkpoint holds of the optimizer'),
+    ('optimizer.momentum', 'may not change'),
+    ('model.name', 'may not change'),
+    ('duration', 'may differ without it'),
+    ('log.every', 'may differ without it'),
+    ('optimizer.learning_rat', "did you mean 'optimizer.learning_rate'"),
+    ('schedule,', "there is no key ''"),
+    ('optimizer', "there is no key 'optimizer'"),
+  ],
+)
 def test_a_flag_may_not_name_other_keys(text, words):
   config = config_lib.base()
   with pytest.raises(config_lib.ConfigError) as error:
@@ -249,9 +341,7 @@ def test_an_effect_comes_or_goes_only_where_the_state_stays_the_same(name, key):
     for value in (0.0, 0.1, 0.2)
   ]
   without, some, more = (
-    jax.tree.structure(
-      optimizer.create(c, 4, 16, 9).init({'w': jax.numpy.ones((2, 2))})
-    )
+    jax.tree.structure(optimizer.create(c, 4, 16, 9).init({'w': jax.numpy.ones((2, 2))}))
     for c in configs
   )
   flag = f'optimizer.{key}'

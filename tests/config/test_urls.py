@@ -29,9 +29,7 @@ def test_path_in_a_mirror_tells_its_address(address):
   assert urls.is_mirror(folder)
   assert urls.original(folder) == address
   assert urls.original(os.path.join(folder, 'a', 'b')) == f'{address}/a/b'
-  assert (
-    urls.named(f'see {folder}/a, {folder}') == f'see {address}/a, {address}'
-  )
+  assert urls.named(f'see {folder}/a, {folder}') == f'see {address}/a, {address}'
 
 
 def test_paths_of_this_machine_stay_what_they_are(tmp_path):
@@ -69,14 +67,10 @@ def test_sets_are_prepared_on_this_machine(capsys):
 
   argv = ['prepare', '--from=photos', '--name=a', '--data_dir=gs://b/sets']
   assert prepare.main(argv) == 2
-  assert "--data_dir='gs://b/sets': expected a path of" in builders.error_line(
-    capsys
-  )
+  assert "--data_dir='gs://b/sets': expected a path of" in builders.error_line(capsys)
 
 
-@pytest.mark.parametrize(
-  'package, address', [('gcsfs', 'gs://b/run'), ('s3fs', 's3://b/set')]
-)
+@pytest.mark.parametrize('package, address', [('gcsfs', 'gs://b/run'), ('s3fs', 's3://b/set')])
 def test_missing_package_is_named(package, address, monkeypatch):
   from anp_jax.system import remote
 
@@ -87,22 +81,19 @@ def test_missing_package_is_named(package, address, monkeypatch):
   with pytest.raises(config_lib.ConfigError) as e:
     remote.sizes(address)
   assert str(e.value) == (
-    f'{address}: needs the package {package}, which is not installed: '
-    f"pip install '.[{scheme}]'"
+    f"{address}: needs the package {package}, which is not installed: pip install '.[{scheme}]'"
   )
 
 
 @pytest.mark.parametrize(
-  'name, keys',
-  [('server', {}), ('relay', {'strategy.models': "('seed=1', 'seed=2')"})],
+  'name, keys', [('server', {}), ('relay', {'strategy.models': "('seed=1', 'seed=2')"})]
 )
 def test_processes_that_share_files_need_a_folder(name, keys):
   from anp_jax.config import command_line
 
-  flags = command_line.main_flags([
-    '--config=configs/resnet_anp.py:tiny',
-    '--workdir=' + urls.mirror('gs://bucket/run'),
-  ], '')  # fmt: skip
+  flags = command_line.main_flags(
+    ['--config=configs/resnet_anp.py:tiny', '--workdir=' + urls.mirror('gs://bucket/run')], ''
+  )
   with pytest.raises(config_lib.ConfigError) as e:
     command_line.from_flags(flags, {'strategy.name': name, **keys})
   assert str(e.value).startswith("--workdir='gs://bucket/run': expected a path")
@@ -112,10 +103,10 @@ def test_processes_that_share_files_need_a_folder(name, keys):
 def test_workdir_lies_apart_from_data_in_a_store():
   from anp_jax.config import command_line
 
-  flags = command_line.main_flags([
-    '--config=configs/resnet_anp.py:tiny',
-    '--workdir=' + urls.mirror('gs://bucket/photos/run'),
-  ], '')  # fmt: skip
+  flags = command_line.main_flags(
+    ['--config=configs/resnet_anp.py:tiny', '--workdir=' + urls.mirror('gs://bucket/photos/run')],
+    '',
+  )
   data = {'data.source': 'folder', 'data.path': 'gs://bucket/photos/'}
   with pytest.raises(config_lib.ConfigError, match='is inside config.data.pa'):
     command_line.from_flags(flags, data)

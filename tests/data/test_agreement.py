@@ -8,10 +8,8 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources
-from anp_jax.data import vocabulary
-from anp_jax.data.sources import agreement
-from anp_jax.data.sources import source as source_lib
+from anp_jax.data import sources, vocabulary
+from anp_jax.data.sources import agreement, source as source_lib
 from tests import builders
 
 
@@ -95,10 +93,7 @@ def test_the_same_examples_agree():
       "class 1 is 'misty morning', there it is 'misty_morning'",
     ),
     (_source(names=('fog', 'misty_morning', 'sun', 'z')), '4 classes, there 3'),
-    (
-      _source(drop=500),
-      "332 examples of the class 'sun', there 333",
-    ),
+    (_source(drop=500), "332 examples of the class 'sun', there 333"),
     (
       _source(swap=500),
       "one example is 'sun/0503.jpg' of the class 'sun', there it is "
@@ -119,11 +114,7 @@ def test_the_first_difference_is_named_by_all(other, text, rank, kind):
   by_rank[rank] = other
   assert (
     _check(*by_rank, kind=kind)
-    == [
-      f'rank {rank} on node{rank} has other {kind} data than rank 0 on node0: '
-      + text
-    ]
-    * 3
+    == [f'rank {rank} on node{rank} has other {kind} data than rank 0 on node0: ' + text] * 3
   )
 
 
@@ -139,9 +130,7 @@ def test_the_order_of_the_factors_counts():
   """Adjective and noun heads give their scores in that order."""
   first, other = _source(), _source()
   first.vocabulary = vocabulary.Vocabulary(('a_x', 'b_x', 'b_y'))
-  other.vocabulary = vocabulary.Vocabulary(
-    ('a_x', 'b_x', 'b_y'), ('b', 'a'), ('x', 'y')
-  )
+  other.vocabulary = vocabulary.Vocabulary(('a_x', 'b_x', 'b_y'), ('b', 'a'), ('x', 'y'))
   assert 'adjectives and nouns' in _check(first, other)[1]
 
 
@@ -173,13 +162,13 @@ def test_folders_of_two_nodes(config, tmp_path, cache, held_out):
   )
   for node in ('node0', 'node1', 'node2'):
     keys = {
-      'data.source': 'folder', 'data.path': str(tmp_path / node),
-      'data.cache': cache, 'data.held_out': held_out,
-    }  # fmt: skip
+      'data.source': 'folder',
+      'data.path': str(tmp_path / node),
+      'data.cache': cache,
+      'data.held_out': held_out,
+    }
     opened.append(
-      sources.open_source(
-        builders.editable(config_lib.replaced(config, keys)), training=True
-      )
+      sources.open_source(builders.editable(config_lib.replaced(config, keys)), training=True)
     )
   assert _check(opened[0], opened[1]) == ['', '']
   assert "'old_sky/01.png'" in _check(opened[0], opened[2])[0]

@@ -14,17 +14,13 @@ from PIL import Image
 import pytest
 import tensorflow_datasets as tfds
 
-from anp_jax.data import sources
-from anp_jax.data import vocabulary
-from anp_jax.data.prepare import anp_folder
-from anp_jax.data.prepare import anp_folder_files
+from anp_jax.data import sources, vocabulary
+from anp_jax.data.prepare import anp_folder, anp_folder_files
 from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = vocabulary.Vocabulary(
-  ('big_cat', 'old_cat', 'old_dog'),
-  adjectives=('old', 'big'),
-  nouns=('dog', 'fish', 'cat'),
+  ('big_cat', 'old_cat', 'old_dog'), adjectives=('old', 'big'), nouns=('dog', 'fish', 'cat')
 )
 _PLAIN = vocabulary.Vocabulary(('dress', 't-shirt', 'long sleeve'))
 
@@ -49,16 +45,14 @@ def written(request, tmp_path):
   folder = anp_folder_files.folder(str(tmp_path), 'My-set.v2')
   os.makedirs(folder)
   sizes = []
-  for i, (split, examples) in enumerate([
-    ('train', _EXAMPLES[:3]), ('train', _EXAMPLES[3:]), ('test', _EXAMPLES[1:2])
-  ]):  # fmt: skip
+  for i, (split, examples) in enumerate(
+    [('train', _EXAMPLES[:3]), ('train', _EXAMPLES[3:]), ('test', _EXAMPLES[1:2])]
+  ):
     name = anp_folder_files.shard(split, i % 2, 2 if split == 'train' else 1)
     path = os.path.join(folder, name)
     sizes.append(anp_folder.write_shard(path, classes, examples))
   splits = {'train': ([3, 1], sizes[0] + sizes[1]), 'test': ([1], sizes[2])}
-  anp_folder.write_info(
-    folder, 'My-set.v2', classes, splits, {'policy': {'grey': 'keep'}}
-  )
+  anp_folder.write_info(folder, 'My-set.v2', classes, splits, {'policy': {'grey': 'keep'}})
   return classes, str(tmp_path), folder
 
 
@@ -105,9 +99,7 @@ def test_training_reads_it(written, config):
   assert [bytes(i) for i in images] == [_EXAMPLES[i][0] for i in (3, 0, 2, 1)]
   assert labels.tolist() == [0, 2, 1, 0]
   evaluation = sources.open_source(config, training=False)
-  assert [bytes(i) for i in evaluation.read(np.array([0]))[0]] == [
-    _EXAMPLES[1][0]
-  ]
+  assert [bytes(i) for i in evaluation.read(np.array([0]))[0]] == [_EXAMPLES[1][0]]
 
 
 def test_the_info_describes_the_files(written):
@@ -159,10 +151,7 @@ def test_a_shard_that_does_not_fit_raises(tmp_path):
     'anp_folder.write_shard(sys.argv[1], classes, examples)\n'
   )
   done = subprocess.run(
-    [sys.executable, '-c', code, str(tmp_path / 'shard')],
-    cwd=_ROOT,
-    text=True,
-    capture_output=True,
+    [sys.executable, '-c', code, str(tmp_path / 'shard')], cwd=_ROOT, text=True, capture_output=True
   )
   assert done.returncode == 1
   assert 'File too large' in done.stderr
@@ -181,9 +170,6 @@ def test_tensorflow_is_not_imported(tmp_path):
     'print("tensorflow" in sys.modules)\n'
   )
   done = subprocess.run(
-    [sys.executable, '-c', code, str(tmp_path)],
-    cwd=_ROOT,
-    text=True,
-    capture_output=True,
+    [sys.executable, '-c', code, str(tmp_path)], cwd=_ROOT, text=True, capture_output=True
   )
   assert (done.stdout, done.stderr) == ('False\n', '')

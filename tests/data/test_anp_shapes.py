@@ -12,13 +12,10 @@ import sys
 import numpy as np
 from PIL import Image
 import pytest
-from sklearn import linear_model
-from sklearn import pipeline
-from sklearn import preprocessing
+from sklearn import linear_model, pipeline, preprocessing
 import tensorflow_datasets as tfds
 
-from anp_jax.data.sources import anp_shapes
-from anp_jax.data.sources import scenes
+from anp_jax.data.sources import anp_shapes, scenes
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -91,9 +88,7 @@ def splits(data_dir):
   builder = anp_shapes.prepare(str(data_dir))
   result = {}
   for split in ('train', 'validation'):
-    source = builder.as_data_source(
-      split=split, decoders={'image': tfds.decode.SkipDecoding()}
-    )
+    source = builder.as_data_source(split=split, decoders={'image': tfds.decode.SkipDecoding()})
     examples = list(source)
     labels = np.array([example['label'] for example in examples])
     result[split] = [example['image'] for example in examples], labels
@@ -170,9 +165,7 @@ def test_images_are_small_rgb_jpegs(splits):
 
 def test_splits_are_balanced(splits, counts):
   for split, (_, labels) in splits.items():
-    np.testing.assert_array_equal(
-      np.bincount(labels), [counts[split]] * len(scenes.CLASS_NAMES)
-    )
+    np.testing.assert_array_equal(np.bincount(labels), [counts[split]] * len(scenes.CLASS_NAMES))
 
 
 def test_names_are_stored(splits, data_dir):
@@ -276,9 +269,7 @@ def test_without_worker_processes(monkeypatch):
 
 
 def test_something_else_in_its_place(tmp_path, monkeypatch):
-  monkeypatch.setattr(
-    anp_shapes, 'EXAMPLES_PER_CLASS', {'train': 1, 'validation': 1}
-  )
+  monkeypatch.setattr(anp_shapes, 'EXAMPLES_PER_CLASS', {'train': 1, 'validation': 1})
   place = tmp_path / 'anp_shapes' / '1.0.0'
   place.mkdir(parents=True)
   (place / 'notes.txt').write_text('mine')
@@ -293,9 +284,7 @@ def test_linear_classifier_on_pixels_stays_poor(pixels):
     small = images.reshape(len(images), 24, 3, 24, 3, 3).mean((2, 4))
     return small.reshape(len(images), -1)
 
-  accuracy = _accuracy(
-    pixels, features, linear_model.RidgeClassifier(alpha=1000)
-  )
+  accuracy = _accuracy(pixels, features, linear_model.RidgeClassifier(alpha=1000))
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 
 
@@ -307,9 +296,7 @@ def test_logistic_regression_on_pixels_stays_poor(pixels):
     return small.reshape(len(images), -1)
 
   accuracy = _accuracy(
-    pixels,
-    features,
-    linear_model.LogisticRegression(C=0.01, max_iter=60, tol=1e-3),
+    pixels, features, linear_model.LogisticRegression(C=0.01, max_iter=60, tol=1e-3)
   )
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 

@@ -69,13 +69,14 @@ def test_arrays_with_names(tmp_path, config, name):
     ({'train_labels': np.arange(-1, 6)}, ['-1 to 5', '0 to 5']),
     ({'class_names': np.array(['a', 'b'])}, ['0 to 11', '0 to 1']),
     # 2**32 must not pass for 0 in int32.
-    ({'class_names': np.array(['a', 'b']),
-      'train_labels': np.full(7, 2**32)}, ['4294967296']),
+    ({'class_names': np.array(['a', 'b']), 'train_labels': np.full(7, 2**32)}, ['4294967296']),
     ({'class_names': np.array(['a', 3], object)}, ['class_names']),
-    ({'train_images': np.zeros((0, 5, 4, 3), np.uint8),
-      'train_labels': np.zeros(0, int)}, ['no examples']),
+    (
+      {'train_images': np.zeros((0, 5, 4, 3), np.uint8), 'train_labels': np.zeros(0, int)},
+      ['no examples'],
+    ),
   ],
-)  # fmt: skip
+)
 def test_bad_arrays(tmp_path, config, name, change, words):
   arrays = {k: v for k, v in (_arrays() | change).items() if v is not None}
   _save(tmp_path / name, arrays)
@@ -88,11 +89,7 @@ def test_bad_arrays(tmp_path, config, name, change, words):
 def test_unknown_split_of_arrays(tmp_path, config, name):
   _save(tmp_path / name, _arrays())
   opening.refused(
-    ["'trian_images'", "did you mean 'train_images'"],
-    config,
-    'arrays',
-    tmp_path / name,
-    'trian',
+    ["'trian_images'", "did you mean 'train_images'"], config, 'arrays', tmp_path / name, 'trian'
   )
   opening.refused(
     ["'test_images'", 'train_images', 'validation_images'],
@@ -105,9 +102,7 @@ def test_unknown_split_of_arrays(tmp_path, config, name):
 
 def test_folder_of_misnamed_arrays(tmp_path, config):
   np.save(tmp_path / 'trainimages.npy', np.zeros(3))
-  opening.refused(
-    ["'train_images'", "did you mean 'trainimages'"], config, 'arrays', tmp_path
-  )
+  opening.refused(["'train_images'", "did you mean 'trainimages'"], config, 'arrays', tmp_path)
 
 
 def test_images_are_contiguous(tmp_path):
@@ -150,9 +145,7 @@ def test_class_names_of_bytes(tmp_path, config):
   assert source.vocabulary.names == tuple(names)
 
 
-@pytest.mark.parametrize(
-  'names', [np.arange(12), np.array([['a'] * 12]), np.array([b'\xff'] * 12)]
-)
+@pytest.mark.parametrize('names', [np.arange(12), np.array([['a'] * 12]), np.array([b'\xff'] * 12)])
 def test_class_names_that_are_no_texts(tmp_path, config, names):
   path = tmp_path / 'set.npz'
   _save(path, _arrays() | {'class_names': names})

@@ -50,9 +50,7 @@ def test_boxes_are_whole_pixels_inside_the_image(config, mode):
 def test_crop_by_hand(config, draws, box):
   config.data.crop_area = (0.5, 1.0)
   config.data.crop_ratio = (0.5, 2.0)
-  views = augment.train_views(
-    config, np.array([[*draws, 0.6]]), np.array([[100, 200]])
-  )
+  views = augment.train_views(config, np.array([[*draws, 0.6]]), np.array([[100, 200]]))
   assert views.boxes.tolist() == [box]
 
 
@@ -127,9 +125,7 @@ def test_none_is_the_evaluations_view(config):
   sizes = np.array([[100, 200], [33, 32], [1, 5]])
   draws = augment.train_draws(config, np.arange(3))
   views = augment.train_views(config, draws, sizes)
-  np.testing.assert_array_equal(
-    views.boxes, augment.eval_views(config, sizes).boxes
-  )
+  np.testing.assert_array_equal(views.boxes, augment.eval_views(config, sizes).boxes)
   assert not views.flips.any()
 
 
@@ -174,9 +170,14 @@ def test_evaluation_by_hand(config):
 @pytest.mark.parametrize(
   'size, corner',
   # Of a margin that is odd, the pixel left over is below, and on the right.
-  [((100, 100), (6, 6)), ((101, 100), (6, 6)), ((100, 103), (6, 7)),
-   ((104, 107), (6, 8)), ((103, 102), (7, 6))],
-)  # fmt: skip
+  [
+    ((100, 100), (6, 6)),
+    ((101, 100), (6, 6)),
+    ((100, 103), (6, 7)),
+    ((104, 107), (6, 8)),
+    ((103, 102), (7, 6)),
+  ],
+)
 def test_evaluation_of_odd_margins(config, size, corner):
   config.data.image_size, config.data.resize = 7, 8
   # Seven eighths of the shorter side are 87.5, 89.25, 91 pixels.

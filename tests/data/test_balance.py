@@ -6,14 +6,11 @@ from sklearn.utils import class_weight
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import balance
 
 # Class 2 has no example.
-_LABELS = np.random.default_rng(0).permutation(
-  np.repeat([0, 1, 3, 4, 5], [40, 1, 7, 2, 13])
-)
+_LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 3, 4, 5], [40, 1, 7, 2, 13]))
 
 
 @pytest.fixture
@@ -43,11 +40,10 @@ def _indices(config, source, plans, first, last):
 def _plans(config, source, batch, cuts=()):
   return [
     batch_plan.BatchPlan(
-      config, len(source), batch, rows, True,
-      sampler=balance.sampler(config, source),
+      config, len(source), batch, rows, True, sampler=balance.sampler(config, source)
     )
     for rows in np.split(np.arange(batch), cuts)
-  ]  # fmt: skip
+  ]
 
 
 def test_every_class_and_each_of_its_examples_equally_often(config, source):
@@ -95,9 +91,14 @@ def test_tickets_name_the_same_batches(config, source):
   stream = _indices(config, source, _plans(config, source, 24), 0, 4)
   shares = [(2, np.arange(8, 16)), (0, np.arange(16, 24)), (3, np.arange(8))]
   plan = batch_plan.BatchPlan(
-    config, len(source), 24, np.arange(8), True, tickets=shares.__getitem__,
+    config,
+    len(source),
+    24,
+    np.arange(8),
+    True,
+    tickets=shares.__getitem__,
     sampler=balance.sampler(config, source),
-  )  # fmt: skip
+  )
   for count, (step, rows) in enumerate(shares):
     _, indices, _ = plan.indices(count)
     np.testing.assert_array_equal(indices, stream[step * 24 + rows])
@@ -121,9 +122,7 @@ def test_class_weights_equal_scikit_learn(config, source):
   assert balance.sampler(config, source) is None
   weights = np.array(balance.class_weights(config, source))
   present = np.unique(_LABELS)
-  want = class_weight.compute_class_weight(
-    'balanced', classes=present, y=_LABELS
-  )
+  want = class_weight.compute_class_weight('balanced', classes=present, y=_LABELS)
   np.testing.assert_allclose(weights[present], want, rtol=1e-15)
   assert weights[2] == 0
   np.testing.assert_allclose(weights[_LABELS].mean(), 1, rtol=1e-14)
@@ -141,11 +140,7 @@ def test_a_smaller_power_makes_weights_less_unlike(config, source):
 
 
 @pytest.mark.parametrize(
-  'power, expected',
-  [
-    (0.0, 'above 0, at most 1'),
-    (1.5, 'above 0, at most 1'),
-  ],
+  'power, expected', [(0.0, 'above 0, at most 1'), (1.5, 'above 0, at most 1')]
 )
 def test_powers_that_there_are_not(config, power, expected):
   config.data.source, config.data.path = 'digits', ''

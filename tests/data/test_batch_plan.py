@@ -7,9 +7,7 @@ from anp_jax.data.input import batch_plan
 
 
 def _plan(config, rows, training, size=10, batch_size=4):
-  return batch_plan.BatchPlan(
-    config, size, batch_size, np.asarray(rows), training
-  )
+  return batch_plan.BatchPlan(config, size, batch_size, np.asarray(rows), training)
 
 
 @pytest.mark.parametrize('rows', [[0, 1, 2, 3], [1, 3], [2]])
@@ -30,8 +28,7 @@ def test_crops_and_order_do_not_repeat_every_epoch(config):
   config.data.augment = 'crop'
   plan = _plan(config, range(4), training=True)
   positions, indices = (
-    np.concatenate(parts)
-    for parts in list(zip(*(plan.indices(step) for step in range(5))))[:2]
+    np.concatenate(parts) for parts in list(zip(*(plan.indices(step) for step in range(5))))[:2]
   )
   assert positions.tolist() == list(range(20))
   for epoch in indices.reshape(2, 10):

@@ -5,11 +5,8 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import batch_reader
-from anp_jax.data.input import corruption
-from tests import builders
-from tests import image_sources
+from anp_jax.data.input import batch_plan, batch_reader, corruption
+from tests import builders, image_sources
 
 
 @pytest.fixture(params=['encoded', 'pixels'])
@@ -28,9 +25,7 @@ def create():
 
     def reader(config, images, rows=range(4), **options):
       source = image_sources.Source(images)
-      plan = batch_plan.BatchPlan(
-        config, len(images), 4, np.array(rows), **options
-      )
+      plan = batch_plan.BatchPlan(config, len(images), 4, np.array(rows), **options)
       registry = corruption.Registry(source)
       return batch_reader.BatchReader(source, plan, registry, pool)
 
@@ -44,9 +39,7 @@ def _mark(image, position):
   return pixels
 
 
-def test_the_counts_of_a_split_end_and_those_of_training_do_not(
-  config, images, create
-):
+def test_the_counts_of_a_split_end_and_those_of_training_do_not(config, images, create):
   assert [*create(config, images, training=False).counts()] == [0, 1, 2]
   counts = create(config, images, training=True, start=7).counts()
   assert [next(counts) for _ in range(5)] == [7, 8, 9, 10, 11]
@@ -54,9 +47,7 @@ def test_the_counts_of_a_split_end_and_those_of_training_do_not(
 
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('rows', [[0, 1, 2, 3], [1, 3]])
-def test_rows_are_the_same_at_once_and_one_at_a_time(
-  config, images, create, rows, training
-):
+def test_rows_are_the_same_at_once_and_one_at_a_time(config, images, create, rows, training):
   reader = create(config, images, rows, training=training)
   for count in range(3):
     at_once = reader.read(count)
@@ -69,9 +60,7 @@ def test_rows_are_the_same_at_once_and_one_at_a_time(
     assert at_once.positions.tolist() == [4 * count + row for row in rows]
 
 
-def test_damage_fails_a_batch_at_once_and_is_replaced_by_row(
-  config, images, create
-):
+def test_damage_fails_a_batch_at_once_and_is_replaced_by_row(config, images, create):
   images[1] = images[2] = None
   reader = create(config, images, training=False)
   with pytest.raises(FileNotFoundError):

@@ -7,13 +7,9 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import corruption
-from anp_jax.data.input import pipeline
-from anp_jax.data.sources import cache
-from anp_jax.data.sources import synthetic
-from tests import builders
-from tests import image_sources
+from anp_jax.data.input import batch_plan, corruption, pipeline
+from anp_jax.data.sources import cache, synthetic
+from tests import builders, image_sources
 
 
 def _file(height, width, kind='PNG', seed=0, mode='RGB'):
@@ -73,15 +69,16 @@ def test_an_error_is_not_stored(config):
   assert source.read(np.array([1]))[0] == [b'back']
 
 
-@pytest.mark.parametrize('height, width, want', [
-  (100, 200, (50, 100)),
-  (90, 60, (75, 50)),
-  (50, 70, (50, 70)),
-  (30, 20, (30, 20)),  # never enlarged
-])  # fmt: skip
-def test_decoded_images_have_their_shorter_side_brought_down(
-  config, height, width, want
-):
+@pytest.mark.parametrize(
+  'height, width, want',
+  [
+    (100, 200, (50, 100)),
+    (90, 60, (75, 50)),
+    (50, 70, (50, 70)),
+    (30, 20, (30, 20)),  # never enlarged
+  ],
+)
+def test_decoded_images_have_their_shorter_side_brought_down(config, height, width, want):
   config.data.resize = 50
   files = image_sources.Source([_file(height, width)])
   source = _wrapped(config, files, 'decoded')
@@ -93,10 +90,18 @@ def test_decoded_images_have_their_shorter_side_brought_down(
   assert (image == np.asarray(by_hand)).all()
 
 
-@pytest.mark.parametrize('kind, mode', [
-  ('JPEG', 'RGB'), ('JPEG', 'L'), ('JPEG', 'CMYK'), ('PNG', 'L'),
-  ('PNG', 'RGBA'), ('PNG', 'P'), ('GIF', 'RGB'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'kind, mode',
+  [
+    ('JPEG', 'RGB'),
+    ('JPEG', 'L'),
+    ('JPEG', 'CMYK'),
+    ('PNG', 'L'),
+    ('PNG', 'RGBA'),
+    ('PNG', 'P'),
+    ('GIF', 'RGB'),
+  ],
+)
 def test_all_modes_become_rgb(config, kind, mode):
   config.data.resize = 32
   files = image_sources.Source([_file(40, 60, kind, mode=mode)])
@@ -117,14 +122,10 @@ def test_sixteen_bits_lose_their_lower_half(config):
 
 def test_a_jpeg_decoded_at_a_smaller_scale_looks_the_same(config):
   config.data.resize = 50
-  files = image_sources.Source(
-    [_file(403, 601, 'JPEG')]
-  )  # decoded at a quarter
+  files = image_sources.Source([_file(403, 601, 'JPEG')])  # decoded at a quarter
   (image,), _ = _wrapped(config, files, 'decoded').read(np.array([0]))
   full_size = Image.open(io.BytesIO(files.images[0])).convert('RGB')
-  want = np.asarray(
-    full_size.resize(image.shape[1::-1], Image.Resampling.BILINEAR)
-  )
+  want = np.asarray(full_size.resize(image.shape[1::-1], Image.Resampling.BILINEAR))
   off = np.abs(image.astype(int) - want)
   # A smooth picture; the last pixels of a quarter hang over its edge.
   assert off.mean() < 1.5 and off.max() <= 12

@@ -8,11 +8,9 @@ import warnings
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import arrays as arrays_lib
-from tests import opening
-from tests import raw_data
+from tests import opening, raw_data
 
 
 @pytest.fixture(params=['binary', 'python'])
@@ -30,9 +28,7 @@ def _assert_whole(root, names=raw_data.KINDS):
   for split in ('test', 'validation'):
     images, _, labels, class_names = raw_data.read(root, split)
     assert labels == contents['test_batch'][0] and class_names == names
-    assert images == [
-      raw_data.pixels(raw_data.planes(seed)) for seed in range(8, 12)
-    ]
+    assert images == [raw_data.pixels(raw_data.planes(seed)) for seed in range(8, 12)]
 
 
 def test_hand_made_pickle_is_what_it_should_be():
@@ -40,9 +36,7 @@ def test_hand_made_pickle_is_what_it_should_be():
   data = bytes(range(256)) * 24
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # NumPy's, of Python 2's booleans
-    batch = pickle.loads(
-      raw_data.python2_batch([3, 255], data), encoding='bytes'
-    )
+    batch = pickle.loads(raw_data.python2_batch([3, 255], data), encoding='bytes')
   assert list(batch) == [b'batch_label', b'labels', b'data', b'filenames']
   assert batch[b'labels'] == [3, 255]
   assert batch[b'data'].shape == (2, 3072) and batch[b'data'].dtype == np.uint8
@@ -71,9 +65,7 @@ def test_cifar_in_a_batch_of_evaluation(tmp_path, config, form):
   plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), training=False)
   (batch,) = pipeline.batches(source, plan)
   images = [image.tobytes() for image in batch['image']]
-  assert images == [
-    raw_data.pixels(raw_data.planes(seed)) for seed in range(8, 12)
-  ]
+  assert images == [raw_data.pixels(raw_data.planes(seed)) for seed in range(8, 12)]
   assert batch['label'].tolist() == raw_data.contents()['test_batch'][0]
   assert batch['image'].flags.c_contiguous
 
@@ -90,9 +82,7 @@ def test_cifar_in_the_archives_folder(tmp_path, form):
 
 def test_cifar_written_again_by_python_3(tmp_path):
   root = raw_data.cifar(tmp_path, 'python')
-  for protocol, (name, (labels, seeds)) in enumerate(
-    raw_data.contents().items()
-  ):
+  for protocol, (name, (labels, seeds)) in enumerate(raw_data.contents().items()):
     data = np.frombuffer(b''.join(map(raw_data.planes, seeds)), np.uint8)
     batch = {'data': data.reshape(-1, 3072), 'labels': np.array(labels)}
     if protocol % 2:  # as kept from a reading with encoding='bytes'
@@ -117,12 +107,14 @@ def test_cifar_arrays_of_protocol_5(tmp_path, module):
   for name, (labels, seeds) in raw_data.contents().items():
     data = b''.join(map(raw_data.planes, seeds))
     array = (
-      b'c' + module + b'.numeric\n_frombuffer\n('
+      b'c'
+      + module
+      + b'.numeric\n_frombuffer\n('
       + (b'B' + struct.pack('<I', len(data)) + data)
       + raw_data.UINT8
       + (raw_data.number(len(seeds)) + raw_data.number(3072) + b'\x86')
       + b'VC\ntR'
-    )  # fmt: skip
+    )
     (root / name).write_bytes(raw_data.python2_batch(labels, data, data=array))
   _assert_whole(root)
 
@@ -131,14 +123,10 @@ def test_cifar_batch_that_is_missing(tmp_path, config, form):
   for name in ('data_batch_1', 'data_batch_4'):
     file = raw_data.cifar_file(raw_data.cifar(tmp_path, form), form, name)
     file.unlink()
-    opening.refused(
-      [tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path
-    )
+    opening.refused([tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path)
   file = raw_data.cifar_file(tmp_path, form, 'test_batch')
   file.unlink()
-  opening.refused(
-    [tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path, 'test'
-  )
+  opening.refused([tmp_path, f'no file {file.name};'], config, 'arrays', tmp_path, 'test')
 
 
 @pytest.mark.parametrize('left', [0, 1, 3072, 3074, 2 * 3073 - 1])
@@ -149,32 +137,20 @@ def test_bad_binary_cifar(tmp_path, config, left):
 
 
 def test_cifar_labels_out_of_range(tmp_path, config, form):
-  file = raw_data.cifar_file(
-    raw_data.cifar(tmp_path, form), form, 'data_batch_2'
-  )
+  file = raw_data.cifar_file(raw_data.cifar(tmp_path, form), form, 'data_batch_2')
   planes = raw_data.planes(0)
-  file.write_bytes(
-    b'\x0a' + planes
-    if form == 'binary'
-    else raw_data.python2_batch([10], planes)
-  )
+  file.write_bytes(b'\x0a' + planes if form == 'binary' else raw_data.python2_batch([10], planes))
   opening.refused([file, '10 to 10', '0 to 9'], config, 'arrays', tmp_path)
 
 
 def test_cifar_with_too_few_names(tmp_path, config, form):
   raw_data.cifar(tmp_path, form, names=raw_data.KINDS[:7])
   opening.refused(
-    [raw_data.cifar_file(tmp_path, form, 'data_batch_2'), '7', '0 to 6'],
-    config,
-    'arrays',
-    tmp_path,
+    [raw_data.cifar_file(tmp_path, form, 'data_batch_2'), '7', '0 to 6'], config, 'arrays', tmp_path
   )
 
 
-@pytest.mark.parametrize(
-  'text',
-  [b'', b'\n\n', b'a\n\nb\n', b'\na\nb\n', b'a\n \nb\n', b'\xff\n'],
-)  # fmt: skip
+@pytest.mark.parametrize('text', [b'', b'\n\n', b'a\n\nb\n', b'\na\nb\n', b'a\n \nb\n', b'\xff\n'])
 def test_bad_names_of_binary_cifar(tmp_path, config, text):
   file = raw_data.cifar(tmp_path, 'binary') / 'batches.meta.txt'
   file.write_bytes(text)
@@ -193,19 +169,13 @@ def test_names_with_the_lines_of_windows(tmp_path):
     raw_data.python2_dict(names=raw_data.list_of([])),
     raw_data.python2_dict(label_names=raw_data.list_of([])),
     raw_data.python2_dict(
-      label_names=raw_data.list_of(
-        [raw_data.string(b'cat'), raw_data.string(b'')]
-      )
+      label_names=raw_data.list_of([raw_data.string(b'cat'), raw_data.string(b'')])
     ),
     raw_data.python2_dict(label_names=raw_data.list_of([raw_data.number(1)])),
-    raw_data.python2_dict(
-      label_names=raw_data.list_of([raw_data.string(b'\xff')])
-    ),
+    raw_data.python2_dict(label_names=raw_data.list_of([raw_data.string(b'\xff')])),
     raw_data.python2_dict(label_names=raw_data.string(b'cat')),
     raw_data.python2_dict(
-      label_names=raw_data.list_of(
-        [raw_data.list_of([]), raw_data.list_of([raw_data.number(1)])]
-      )
+      label_names=raw_data.list_of([raw_data.list_of([]), raw_data.list_of([raw_data.number(1)])])
     ),
     b'\x80\x02K\x05.',
     b'cat',
@@ -229,46 +199,18 @@ _TWO = raw_data.planes(0) + raw_data.planes(1)
     (b'PK\3\4', []),
     (b'\x80\x02K\x05.', ['data']),
     (raw_data.python2_dict(labels=raw_data.list_of([])), ["'data'"]),
-    (
-      raw_data.python2_dict(data=raw_data.python2_array(_TWO, 2, 3072)),
-      ["'labels'"],
-    ),
+    (raw_data.python2_dict(data=raw_data.python2_array(_TWO, 2, 3072)), ["'labels'"]),
     (raw_data.python2_batch([1], _TWO), ['(1,)', '2 whole']),
     (raw_data.python2_batch([1, 2, 3], _TWO), ['(3,)', '2 whole']),
+    (raw_data.python2_batch([1, 2], _TWO, labels=raw_data.python2_array(b'ab', 2, 1)), ['(2, 1)']),
+    (raw_data.python2_batch([1, 2], _TWO, labels=raw_data.list_of([b'N', b'N'])), ['object']),
     (
-      raw_data.python2_batch(
-        [1, 2], _TWO, labels=raw_data.python2_array(b'ab', 2, 1)
-      ),
-      ['(2, 1)'],
-    ),
-    (
-      raw_data.python2_batch(
-        [1, 2], _TWO, labels=raw_data.list_of([b'N', b'N'])
-      ),
-      ['object'],
-    ),
-    (
-      raw_data.python2_batch(
-        [1, 2], _TWO, data=raw_data.python2_array(_TWO, 3072, 2)
-      ),
+      raw_data.python2_batch([1, 2], _TWO, data=raw_data.python2_array(_TWO, 3072, 2)),
       ['(3072, 2)', 'expected uint8 (n, 3072)'],
     ),
-    (
-      raw_data.python2_batch(
-        [1, 2], _TWO, data=raw_data.python2_array(_TWO, 6144)
-      ),
-      ['(6144,)'],
-    ),
-    (
-      raw_data.python2_batch(
-        [1, 2], _TWO, data=raw_data.python2_array(_TWO, 3, 3072)
-      ),
-      [],
-    ),
-    (
-      raw_data.python2_batch([1, 2], _TWO, data=raw_data.string(_TWO)),
-      ['expected uint8'],
-    ),
+    (raw_data.python2_batch([1, 2], _TWO, data=raw_data.python2_array(_TWO, 6144)), ['(6144,)']),
+    (raw_data.python2_batch([1, 2], _TWO, data=raw_data.python2_array(_TWO, 3, 3072)), []),
+    (raw_data.python2_batch([1, 2], _TWO, data=raw_data.string(_TWO)), ['expected uint8']),
     (raw_data.python2_batch([1, 2], _TWO).replace(b'u1', b'i1'), ['int8']),
   ],
 )
@@ -300,10 +242,7 @@ def test_pickle_that_would_run_a_command(tmp_path, config, protocol, name):
   file = raw_data.cifar(tmp_path / 'set', 'python') / name
   file.write_bytes(attack)
   opening.refused(
-    [file, f"refused '{os.system.__module__}.system'"],
-    config,
-    'arrays',
-    tmp_path / 'set',
+    [file, f"refused '{os.system.__module__}.system'"], config, 'arrays', tmp_path / 'set'
   )
   assert not marker.exists()
 

@@ -12,10 +12,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import batch_reader
-from anp_jax.data.input import corruption
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, batch_reader, corruption, pipeline
 
 _BATCH, _SIZE = 8, 21
 
@@ -129,9 +126,7 @@ def test_damaged_examples_have_no_weight_in_evaluation(config, kind):
   source = _Source(kind, {0: 'gone', 13: 'gone'})
   batches = _batches(config, source, training=False)
   weights = np.concatenate([b['weight'] for b in batches])
-  assert weights.tolist() == [float(i not in (0, 13)) for i in range(21)] + [
-    0.0, 0.0, 0.0,
-  ]  # fmt: skip
+  assert weights.tolist() == [float(i not in (0, 13)) for i in range(21)] + [0.0, 0.0, 0.0]
 
 
 def test_a_damaged_example_is_named_once(config, caplog):

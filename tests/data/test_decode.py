@@ -9,11 +9,8 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
-from tests import builders
-from tests import image_sources
+from anp_jax.data.input import augment, batch_plan, pipeline
+from tests import builders, image_sources
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 
@@ -50,9 +47,7 @@ def _mean_over_areas(file, side, box):
   top, left, height, width = (int(v) for v in box)
   image = np.asarray(Image.open(io.BytesIO(file)).convert('RGB'), float)
   image = image[top : top + height, left : left + width]
-  return np.einsum(
-    'ih,jw,hwc->ijc', _shares(height, side), _shares(width, side), image
-  )
+  return np.einsum('ih,jw,hwc->ijc', _shares(height, side), _shares(width, side), image)
 
 
 def _views(config, files):
@@ -74,8 +69,7 @@ def test_boxes_move_by_less_than_a_pixel_of_the_result():
     assert ((moved <= boxes) & (boxes - moved < scale[:, None])).all()
     # As small as may be, and still as large as the result.
     shorter = boxes[:, 2:].min(1)
-    want = [max(k for k in range(4) if k == 0 or n >= side * 2**k)
-            for n in shorter]  # fmt: skip
+    want = [max(k for k in range(4) if k == 0 or n >= side * 2**k) for n in shorter]
     assert halvings.tolist() == want
     large = halvings > 0
     assert (moved[large, 2:] // scale[large, None] >= side).all()
@@ -97,9 +91,7 @@ def test_fast_is_the_mean_over_areas(config, kind, size):
   config.data.image_size = config.data.resize = 32
   # Halved colour would be interpolated from inside of the crop only.
   options = {'subsampling': 0} if kind == 'JPEG' else {}
-  files = [
-    builders.encode_image(_picture(*size, i), kind, **options) for i in range(3)
-  ]
+  files = [builders.encode_image(_picture(*size, i), kind, **options) for i in range(3)]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
     if min(size) >= 32:
@@ -120,9 +112,7 @@ class _Boxes(batch_plan.BatchPlan):
 
 
 @pytest.mark.parametrize('subsampling', [0, 1, 2])
-def test_boxes_near_the_edges_have_the_whole_pictures_pixels(
-  config, monkeypatch, subsampling
-):
+def test_boxes_near_the_edges_have_the_whole_pictures_pixels(config, monkeypatch, subsampling):
   """Halved colour of a box's first and last column depends on the next one."""
   side = 20
   config.data.image_size = config.data.resize = side
@@ -132,20 +122,17 @@ def test_boxes_near_the_edges_have_the_whole_pictures_pixels(
   files = [
     builders.encode_image(
       _noise(side + top + 1, side + left + right, (top, left, right)),
-      'JPEG', subsampling=subsampling,
+      'JPEG',
+      subsampling=subsampling,
     )
     for top, (left, right) in enumerate(gaps)
-  ]  # fmt: skip
-  boxes = np.array(
-    [(top, left, side, side) for top, (left, _) in enumerate(gaps)]
-  )
+  ]
+  boxes = np.array([(top, left, side, side) for top, (left, _) in enumerate(gaps)])
   monkeypatch.setattr(_Boxes, 'boxes', boxes)
   rows = np.arange(len(files))
   plan = _Boxes(config, len(files), len(files), rows, False)
   (batch,) = pipeline.batches(image_sources.Source(files), plan)
-  for image, file, (top, left, *_), gap in zip(
-    batch['image'], files, boxes, gaps
-  ):
+  for image, file, (top, left, *_), gap in zip(batch['image'], files, boxes, gaps):
     picture = np.asarray(Image.open(io.BytesIO(file)))
     want = picture[top : top + side, left : left + side]
     np.testing.assert_array_equal(image, want, err_msg=str((top, *gap)))
@@ -162,9 +149,7 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
   config.data.image_size = config.data.resize = 32
   side = 32 * times
   files = [
-    builders.encode_image(
-      _picture(side, side, i), 'JPEG', subsampling=0, quality=95
-    )
+    builders.encode_image(_picture(side, side, i), 'JPEG', subsampling=0, quality=95)
     for i in range(3)
   ]
   got = _evaluated(config, files)
@@ -177,9 +162,7 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
 
 def test_other_formats_are_cut_at_full_scale(config):
   config.data.image_size = config.data.resize = 32
-  files = [
-    builders.encode_image(_picture(256, 300, i), 'PNG') for i in range(2)
-  ]
+  files = [builders.encode_image(_picture(256, 300, i), 'PNG') for i in range(2)]
   got = _evaluated(config, files)
   for image, file, box in zip(got, files, _views(config, files)):
     box = augment.reduced(box[None].astype(np.int32), 32)[0][0]
@@ -188,9 +171,7 @@ def test_other_formats_are_cut_at_full_scale(config):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
-)
+@pytest.mark.skipif(not _CLOTHING.is_dir(), reason='the photographs of clothing are not here')
 @pytest.mark.parametrize('side', [224, 64])
 def test_fast_is_near_exact_on_photographs(config, side):
   """The published bound: the two modes' pixels of the same boxes."""

@@ -9,13 +9,9 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import decode_pillow
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import augment, batch_plan, decode_pillow, pipeline
 from anp_jax.data.sources import cache
-from tests import builders
-from tests import image_sources
+from tests import builders, image_sources
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,9 +26,7 @@ def _picture(height, width, seed, mode='RGB'):
 def _evaluated(config, files):
   """By TensorFlow, as evaluation has them; none of them is damaged."""
   source = cache.wrap(image_sources.Source(files), config)
-  plan = batch_plan.BatchPlan(
-    config, len(files), len(files), np.arange(len(files)), False
-  )
+  plan = batch_plan.BatchPlan(config, len(files), len(files), np.arange(len(files)), False)
   (batch,) = pipeline.batches(source, plan)
   assert batch['weight'].all()
   return batch['image']
@@ -45,9 +39,16 @@ def _assert_equal(config, files):
 
 
 _SIZES = (
-  (40, 40), (47, 61), (20, 25), (31, 90), (90, 130), (121, 97), (260, 331),
-  (530, 300), (517, 701),
-)  # fmt: skip
+  (40, 40),
+  (47, 61),
+  (20, 25),
+  (31, 90),
+  (90, 130),
+  (121, 97),
+  (260, 331),
+  (530, 300),
+  (517, 701),
+)
 
 
 @pytest.mark.parametrize('decode', ['fast', 'exact'])
@@ -58,10 +59,7 @@ def test_jpegs_of_any_size_and_sampling(config, decode, subsampling):
   config.data.image_size, config.data.resize = 32, 36
   files = [
     builders.encode_image(
-      _picture(*size, i),
-      'JPEG',
-      subsampling=subsampling,
-      progressive=bool(i % 2),
+      _picture(*size, i), 'JPEG', subsampling=subsampling, progressive=bool(i % 2)
     )
     for i, size in enumerate(_SIZES)
   ]
@@ -75,21 +73,25 @@ def test_other_formats_and_modes(config, decode):
   rng = np.random.default_rng(0)
   files = [
     builders.encode_image(_picture(70 + i, 90, i, mode), kind)
-    for i, (mode, kind) in enumerate([
-      ('RGB', 'PNG'), ('L', 'PNG'), ('LA', 'PNG'), ('RGBA', 'PNG'),
-      ('P', 'PNG'), ('1', 'PNG'), ('RGB', 'BMP'), ('RGB', 'GIF'),
-      ('L', 'JPEG'),
-    ])
-  ]  # fmt: skip
+    for i, (mode, kind) in enumerate(
+      [
+        ('RGB', 'PNG'),
+        ('L', 'PNG'),
+        ('LA', 'PNG'),
+        ('RGBA', 'PNG'),
+        ('P', 'PNG'),
+        ('1', 'PNG'),
+        ('RGB', 'BMP'),
+        ('RGB', 'GIF'),
+        ('L', 'JPEG'),
+      ]
+    )
+  ]
   # 16-bit grey: only the upper half counts.
   deep = rng.integers(0, 2**16, (60, 50), np.uint16)
   files.append(builders.encode_image(Image.fromarray(deep), 'PNG'))
   frames = [_picture(50, 60, seed) for seed in range(3)]
-  files.append(
-    builders.encode_image(
-      frames[0], 'GIF', save_all=True, append_images=frames[1:]
-    )
-  )
+  files.append(builders.encode_image(frames[0], 'GIF', save_all=True, append_images=frames[1:]))
   # The orientation that a camera notes is not looked at.
   exif = Image.Exif()
   exif[0x0112] = 6
@@ -117,10 +119,7 @@ def test_whole_image_is_resized_then_cropped(config, decode, upright):
   """By Pillow in two steps, as transformers and torchvision do it."""
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 37
-  files = [
-    builders.encode_image(_picture(*size, i), 'JPEG')
-    for i, size in enumerate(_SIZES)
-  ]
+  files = [builders.encode_image(_picture(*size, i), 'JPEG') for i, size in enumerate(_SIZES)]
   files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
   read = decode_pillow.eval_decoder(config, upright)
   for file in files:
@@ -139,11 +138,7 @@ def test_files_are_evaluated_as_they_are_predicted(config, decode):
   config.data.decode = decode
   config.data.image_size, config.data.resize = 32, 37
   _assert_equal(
-    config,
-    [
-      builders.encode_image(_picture(*s, i), 'JPEG')
-      for i, s in enumerate(_SIZES)
-    ],
+    config, [builders.encode_image(_picture(*s, i), 'JPEG') for i, s in enumerate(_SIZES)]
   )
 
 
@@ -151,9 +146,7 @@ def test_random_crops_are_resampled(config):
   """A linear ramp stays one: each pixel's value is its place in the image."""
   config.data.decode, config.data.image_size = 'bilinear', 16
   ramp = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 200, 3))
-  source = image_sources.Source(
-    [builders.encode_image(Image.fromarray(ramp), 'PNG')]
-  )
+  source = image_sources.Source([builders.encode_image(Image.fromarray(ramp), 'PNG')])
   plan = batch_plan.BatchPlan(config, 1, 4, np.arange(4), True)
   images = next(pipeline.batches(source, plan))['image']
   positions = np.arange(4)
@@ -179,10 +172,7 @@ def test_a_damaged_file_is_left_out(config, caplog):
 
 def test_a_pointer_of_git_lfs_is_named(config, caplog):
   """Whoever cloned without Git LFS has such files under the images' names."""
-  pointer = (
-    b'version https://git-lfs.github.com/spec/v1\n'
-    b'oid sha256:4d7a2146\nsize 12345\n'
-  )
+  pointer = b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n'
   file = builders.encode_image(_picture(90, 80, 0), 'JPEG')
   plan = batch_plan.BatchPlan(config, 2, 2, np.arange(2), False)
   (batch,) = pipeline.batches(image_sources.Source([file, pointer]), plan)
@@ -193,10 +183,7 @@ def test_a_pointer_of_git_lfs_is_named(config, caplog):
 def test_decoded_cache(config):
   config.data.cache = 'decoded'
   config.data.image_size, config.data.resize = 32, 40
-  files = [
-    builders.encode_image(_picture(*size, i), 'JPEG')
-    for i, size in enumerate(_SIZES)
-  ]
+  files = [builders.encode_image(_picture(*size, i), 'JPEG') for i, size in enumerate(_SIZES)]
   files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
   _assert_equal(config, files)
 
@@ -221,19 +208,19 @@ def test_upright(config, orientation, cached):
   # EXIF: where row 0 and column 0 of the file are in the upright picture.
   array = np.asarray(picture)
   stored = {
-    1: array, 2: array[:, ::-1], 3: array[::-1, ::-1], 4: array[::-1],
-    5: array.transpose(1, 0, 2), 6: array.transpose(1, 0, 2)[::-1],
+    1: array,
+    2: array[:, ::-1],
+    3: array[::-1, ::-1],
+    4: array[::-1],
+    5: array.transpose(1, 0, 2),
+    6: array.transpose(1, 0, 2)[::-1],
     7: array.transpose(1, 0, 2)[::-1, ::-1],
     8: array.transpose(1, 0, 2)[:, ::-1],
-  }[orientation]  # fmt: skip
+  }[orientation]
   exif = Image.Exif()
   exif[0x0112] = orientation
-  tagged = builders.encode_image(
-    Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif
-  )
-  want = decode_pillow.eval_decoder(config)(
-    builders.encode_image(picture, 'PNG')
-  )
+  tagged = builders.encode_image(Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif)
+  want = decode_pillow.eval_decoder(config)(builders.encode_image(picture, 'PNG'))
   got = decode_pillow.eval_decoder(config, upright=True)(tagged)
   np.testing.assert_array_equal(got, want)
 
@@ -244,9 +231,7 @@ def test_formats_that_training_does_not_read(config, kind):
   picture = _picture(50, 60, 0)
   read = decode_pillow.eval_decoder(config)
   want = read(builders.encode_image(picture, 'PNG'))
-  np.testing.assert_array_equal(
-    read(builders.encode_image(picture, kind, **options)), want
-  )
+  np.testing.assert_array_equal(read(builders.encode_image(picture, kind, **options)), want)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +249,7 @@ def test_no_whole_image(config, file):
   assert '\n' not in str(e.value) and '0x' not in str(e.value)
 
 
-@pytest.mark.skipif(
-  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
-)
+@pytest.mark.skipif(not _CLOTHING.is_dir(), reason='the photographs of clothing are not here')
 @pytest.mark.parametrize('side', [224, 64])
 def test_photographs(config, side):
   config.data.image_size, config.data.resize = side, side * 8 // 7

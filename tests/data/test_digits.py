@@ -8,8 +8,7 @@ import pytest
 from sklearn import datasets
 
 from anp_jax.reporting import telemetry
-from tests import launching
-from tests import opening
+from tests import launching, opening
 
 
 def _expected(split):
@@ -49,15 +48,14 @@ def test_an_unknown_split_is_refused(config):
 
 def test_without_scikit_learn_the_command_is_named(tmp_path):
   """One line, as a person sees it."""
-  code = (
-    "import sys; sys.modules['sklearn'] = None; import main; "
-    'sys.exit(main.main(sys.argv))'
-  )
+  code = "import sys; sys.modules['sklearn'] = None; import main; sys.exit(main.main(sys.argv))"
   done = subprocess.run(
-    [sys.executable, '-c', code, '--config=configs/lenet.py',
-     f'--workdir={tmp_path}'],
-    cwd=launching.ROOT, capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    [sys.executable, '-c', code, '--config=configs/lenet.py', f'--workdir={tmp_path}'],
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
   assert done.returncode == 2
   assert done.stderr == (
     "error: config.data.source='digits' needs scikit-learn, which brings them: "
@@ -68,19 +66,24 @@ def test_without_scikit_learn_the_command_is_named(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'recipe, epochs, least',
-  [
-    ('lenet', 10, 0.95),
-    pytest.param('cifar10_full', 15, 0.9, marks=pytest.mark.soak),
-  ],
+  [('lenet', 10, 0.95), pytest.param('cifar10_full', 15, 0.9, marks=pytest.mark.soak)],
 )
 def test_the_networks_learn_them(tmp_path, recipe, epochs, least):
   """In part of their configs' time, to somewhat less."""
   subprocess.run(
-    [sys.executable, 'main.py', f'--config=configs/{recipe}.py',
-     f'--workdir={tmp_path}', f'--config.duration={epochs} epochs',
-     '--config.log.tensorboard=False'],
-    cwd=launching.ROOT, check=True, timeout=500, stdout=subprocess.DEVNULL,
-  )  # fmt: skip
+    [
+      sys.executable,
+      'main.py',
+      f'--config=configs/{recipe}.py',
+      f'--workdir={tmp_path}',
+      f'--config.duration={epochs} epochs',
+      '--config.log.tensorboard=False',
+    ],
+    cwd=launching.ROOT,
+    check=True,
+    timeout=500,
+    stdout=subprocess.DEVNULL,
+  )
   last = telemetry.read(str(tmp_path))[-1]
   assert last['kind'] == 'validation'
   # 96.9 and 96.6 % were seen; the standard deviation of 355 images is 1 %, and

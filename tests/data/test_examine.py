@@ -16,8 +16,7 @@ import pytest
 
 from anp_jax.data.input import tensorflow_cpu
 from anp_jax.data.prepare import examine
-from tests import builders
-from tests import image_sources
+from tests import builders, image_sources
 
 _encode = builders.encode_image
 _EXIF = 'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0'
@@ -48,9 +47,7 @@ def _trained_on(data):
       return tf.image.decode_and_crop_jpeg(
         data, [0, 0, height, width], channels=3, dct_method='INTEGER_ACCURATE'
       ).numpy()
-    return tf.image.decode_image(
-      data, channels=3, expand_animations=False
-    ).numpy()
+    return tf.image.decode_image(data, channels=3, expand_animations=False).numpy()
   except tf.errors.OpError:
     return None
 
@@ -65,21 +62,24 @@ _FRAMES = [image_sources.picture(24, 31, i).quantize(16) for i in range(3)]
 # One kind at a time.
 
 
-@pytest.mark.parametrize('name, data', [
-  ('a.jpg', _JPEG),
-  ('a.JPEG', _encode(_IMAGE, 'JPEG', progressive=True)),
-  ('a.jpg', _encode(_IMAGE, 'JPEG', exif=_exif(1))),
-  ('a.jpg', _encode(_IMAGE, 'JPEG', exif=_exif(9))),  # no such orientation
-  ('a.jpg', _JPEG + b'what some cameras add'),
-  ('a.png', _PNG),
-  ('a.png', _encode(_IMAGE.quantize(9), 'PNG')),
-  ('a.gif', _encode(_FRAMES[0], 'GIF')),
-  ('a.gif', _encode(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES)),
-  ('a.bmp', _BMP),
-  ('a.bmp', _encode(_IMAGE.convert('RGBA'), 'BMP')),
-  ('a.bin', _JPEG),
-  ('a', _PNG),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'name, data',
+  [
+    ('a.jpg', _JPEG),
+    ('a.JPEG', _encode(_IMAGE, 'JPEG', progressive=True)),
+    ('a.jpg', _encode(_IMAGE, 'JPEG', exif=_exif(1))),
+    ('a.jpg', _encode(_IMAGE, 'JPEG', exif=_exif(9))),  # no such orientation
+    ('a.jpg', _JPEG + b'what some cameras add'),
+    ('a.png', _PNG),
+    ('a.png', _encode(_IMAGE.quantize(9), 'PNG')),
+    ('a.gif', _encode(_FRAMES[0], 'GIF')),
+    ('a.gif', _encode(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES)),
+    ('a.bmp', _BMP),
+    ('a.bmp', _encode(_IMAGE.convert('RGBA'), 'BMP')),
+    ('a.bin', _JPEG),
+    ('a', _PNG),
+  ],
+)
 def test_a_usual_file_is_of_no_kind(name, data):
   finding = _examine(data, name)
   assert (finding.kinds, finding.reason) == ((), '')
@@ -94,18 +94,26 @@ def test_a_finding_names_format_and_mode():
   assert (finding.format, finding.mode) == ('PNG', 'LA')
 
 
-@pytest.mark.parametrize('data', [
-  b'', b'\0' * 5000, b'<html>not found</html>', b'\xff\xd8\xff', b'BM',
-  b'GIF89a', b'\x89PNG\r\n\x1a\n', _JPEG[:20], _PNG[:20],
-  b'\xff\xd8\xff nothing',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'',
+    b'\0' * 5000,
+    b'<html>not found</html>',
+    b'\xff\xd8\xff',
+    b'BM',
+    b'GIF89a',
+    b'\x89PNG\r\n\x1a\n',
+    _JPEG[:20],
+    _PNG[:20],
+    b'\xff\xd8\xff nothing',
+  ],
+)
 def test_what_cannot_be_decoded_is_corrupt(data):
   finding = _examine(data, 'a.jpg')
   assert finding.kinds == ('corrupt',)
   assert (finding.height, finding.width, finding.mode) == (0, 0, '')
-  assert (
-    finding.reason and '\n' not in finding.reason and '0x' not in finding.reason
-  )
+  assert finding.reason and '\n' not in finding.reason and '0x' not in finding.reason
   with pytest.raises(ValueError):
     examine.convert(data)
 
@@ -143,16 +151,19 @@ def test_pixels_without_agreed_colours_are_corrupt():
   assert _kinds(_encode(values, 'TIFF')) == ('corrupt',)
 
 
-@pytest.mark.parametrize('data', [
-  _encode(image_sources.picture(200, 300), 'JPEG')[:-500],
-  _JPEG[:-2],
-  _encode(image_sources.picture(200, 300), 'JPEG', progressive=True)[:-500],
-  _encode(image_sources.picture(200, 300), 'PNG')[:-5000],
-  _PNG[:-12],  # the pixels are whole, the file is not
-  _encode(_FRAMES[0], 'GIF')[:-200],
-  _BMP[:-100],
-  _PNG.replace(b'IDAT', b'IDAT', 1)[:60] + b'?' + _PNG[61:],
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data',
+  [
+    _encode(image_sources.picture(200, 300), 'JPEG')[:-500],
+    _JPEG[:-2],
+    _encode(image_sources.picture(200, 300), 'JPEG', progressive=True)[:-500],
+    _encode(image_sources.picture(200, 300), 'PNG')[:-5000],
+    _PNG[:-12],  # the pixels are whole, the file is not
+    _encode(_FRAMES[0], 'GIF')[:-200],
+    _BMP[:-100],
+    _PNG.replace(b'IDAT', b'IDAT', 1)[:60] + b'?' + _PNG[61:],
+  ],
+)
 def test_what_is_decoded_in_part_is_truncated(data):
   finding = _examine(data, 'x')
   assert finding.kinds == ('truncated',)
@@ -183,21 +194,22 @@ def test_a_large_blank_picture_in_few_bytes_is_a_placeholder(kind):
   """Flickr's is blank, 500x374, and has 2,051 bytes at most."""
   blank = Image.new('RGB', (500, 374), (240, 240, 240))
   options = {'quality': 1, 'optimize': True} if kind == 'JPEG' else {}
-  data = _encode(
-    blank.convert('L') if kind == 'JPEG' else blank, kind, **options
-  )
+  data = _encode(blank.convert('L') if kind == 'JPEG' else blank, kind, **options)
   assert 500 < len(data) <= 2051
   assert 'placeholder' in _kinds(data)
 
 
-@pytest.mark.parametrize('size, bytes_, is_one', [
-  ((500, 374), 2051, True),
-  ((500, 374), 2052, False),
-  ((200, 200), 2051, True),
-  ((500, 199), 2051, False),
-  ((75, 75), 2051, False),  # Flickr's own small squares may be as short
-  ((32, 32), 900, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'size, bytes_, is_one',
+  [
+    ((500, 374), 2051, True),
+    ((500, 374), 2052, False),
+    ((200, 200), 2051, True),
+    ((500, 199), 2051, False),
+    ((75, 75), 2051, False),  # Flickr's own small squares may be as short
+    ((32, 32), 900, False),
+  ],
+)
 def test_limits_of_a_placeholder(size, bytes_, is_one):
   data = _encode(Image.new('RGB', size, (240, 240, 240)), 'PNG')
   fill = _png_chunk(b'tEXt', b'k\0' + b'x' * (bytes_ - len(data) - 14))
@@ -211,10 +223,15 @@ def test_a_blank_file_with_a_hole_is_not_a_placeholder():
   assert _kinds(data[:-12]) == ('truncated',)
 
 
-@pytest.mark.parametrize('image, kind', [
-  (_IMAGE.convert('L'), 'JPEG'), (_IMAGE.convert('L'), 'PNG'),
-  (_IMAGE.convert('1'), 'PNG'), (_IMAGE.convert('L'), 'BMP'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'image, kind',
+  [
+    (_IMAGE.convert('L'), 'JPEG'),
+    (_IMAGE.convert('L'), 'PNG'),
+    (_IMAGE.convert('1'), 'PNG'),
+    (_IMAGE.convert('L'), 'BMP'),
+  ],
+)
 def test_one_channel_is_grey(image, kind):
   data = _encode(image, kind)
   assert _kinds(data) == ('grey',)
@@ -242,8 +259,7 @@ def _with_alpha(kind, **options):
   if kind == 'GIF':
     return _encode(_FRAMES[0], 'GIF', transparency=3)
   image = _IMAGE.convert(kind)
-  image.putalpha(Image.fromarray(np.arange(24 * 31, dtype=np.uint8)
-                                 .reshape(24, 31)))  # fmt: skip
+  image.putalpha(Image.fromarray(np.arange(24 * 31, dtype=np.uint8).reshape(24, 31)))
   return _encode(image, 'PNG')
 
 
@@ -269,10 +285,9 @@ def test_what_exif_turns_is_rotated(orientation, kind):
   # A bright corner tells where the top left went (EXIF 2.3, figure 5).
   image = np.zeros((16, 32, 3), np.uint8)
   image[:8, :8] = 255
-  corner = {
-    2: (0, -1), 3: (-1, -1), 4: (-1, 0), 5: (0, 0), 6: (0, -1), 7: (-1, -1),
-    8: (-1, 0),
-  }[orientation]  # fmt: skip
+  corner = {2: (0, -1), 3: (-1, -1), 4: (-1, 0), 5: (0, 0), 6: (0, -1), 7: (-1, -1), 8: (-1, 0)}[
+    orientation
+  ]
   data = _encode(Image.fromarray(image), kind, exif=_exif(orientation))
   finding = _examine(data, 'x')
   assert finding.kinds == ('rotated',)
@@ -311,17 +326,20 @@ def _larger_frame():
   return _encode(_FRAMES[0], 'GIF')[:-1] + second[start:]
 
 
-@pytest.mark.parametrize('data, size', [
-  (_encode(_IMAGE, 'WEBP'), (24, 31)),
-  (_encode(_IMAGE, 'TIFF'), (24, 31)),
-  (_encode(_IMAGE, 'PPM'), (24, 31)),
-  (_deep_png(), (24, 31)),
-  (_encode(_IMAGE.quantize(9), 'BMP'), (24, 31)),  # TensorFlow sees the indices
-  (_encode(_IMAGE.convert('1'), 'BMP'), (24, 31)),
-  (_BMP + b'\0\0', (24, 31)),
-  (_larger_canvas(), (30, 40)),
-  (_larger_frame(), (24, 31)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data, size',
+  [
+    (_encode(_IMAGE, 'WEBP'), (24, 31)),
+    (_encode(_IMAGE, 'TIFF'), (24, 31)),
+    (_encode(_IMAGE, 'PPM'), (24, 31)),
+    (_deep_png(), (24, 31)),
+    (_encode(_IMAGE.quantize(9), 'BMP'), (24, 31)),  # TensorFlow sees the indices
+    (_encode(_IMAGE.convert('1'), 'BMP'), (24, 31)),
+    (_BMP + b'\0\0', (24, 31)),
+    (_larger_canvas(), (30, 40)),
+    (_larger_frame(), (24, 31)),
+  ],
+)
 def test_what_training_cannot_read_is_of_a_wrong_format(data, size):
   finding = _examine(data, 'x')
   assert finding.kinds[0] == 'format' and finding.reason
@@ -339,9 +357,11 @@ def test_why_such_gifs_are_not_read_as_they_are():
 def test_pixels_of_another_format_are_kept():
   image = np.asarray(_IMAGE)
   for data in (
-    _encode(_IMAGE, 'WEBP', lossless=True), _encode(_IMAGE, 'TIFF'),
-    _BMP + b'\0\0', _encode(_IMAGE, 'PPM'),
-  ):  # fmt: skip
+    _encode(_IMAGE, 'WEBP', lossless=True),
+    _encode(_IMAGE, 'TIFF'),
+    _BMP + b'\0\0',
+    _encode(_IMAGE, 'PPM'),
+  ):
     assert (_pixels(examine.convert(data)) == image).all()
   # Of 16 bits the upper 8, as TensorFlow takes them.
   data = _deep_png()
@@ -355,9 +375,7 @@ def test_several_kinds_come_in_order():
 
 
 def test_conversion_is_the_same_each_time_and_holds_no_metadata():
-  data = _encode(
-    _IMAGE, 'JPEG', exif=_exif(6), icc_profile=b'profile' * 9, comment=b'hello'
-  )
+  data = _encode(_IMAGE, 'JPEG', exif=_exif(6), icc_profile=b'profile' * 9, comment=b'hello')
   converted = examine.convert(data)
   assert converted == examine.convert(data)
   image = Image.open(io.BytesIO(converted))
@@ -375,21 +393,23 @@ def _seeds():
   jpegs = [
     _encode(_IMAGE, 'JPEG', **options)
     for options in (
-      {}, {'quality': 95, 'subsampling': 0}, {'progressive': True},
-      {'optimize': True}, {'restart_marker_blocks': 2}, {'exif': _exif(6)},
+      {},
+      {'quality': 95, 'subsampling': 0},
+      {'progressive': True},
+      {'optimize': True},
+      {'restart_marker_blocks': 2},
+      {'exif': _exif(6)},
     )
-  ]  # fmt: skip
+  ]
   for mode in ('L', 'CMYK'):
     jpegs.append(_encode(_IMAGE.convert(mode), 'JPEG'))
-  files = [
-    _encode(_IMAGE.convert(mode), 'PNG')
-    for mode in ('RGB', 'L', 'P', '1', 'RGBA', 'LA')
-  ]
+  files = [_encode(_IMAGE.convert(mode), 'PNG') for mode in ('RGB', 'L', 'P', '1', 'RGBA', 'LA')]
   files += [_deep_png(), _with_alpha('P'), _with_alpha('GIF')]
   files += [
-    _encode(_FRAMES[0], 'GIF'), _encode(_IMAGE.convert('L'), 'GIF'),
+    _encode(_FRAMES[0], 'GIF'),
+    _encode(_IMAGE.convert('L'), 'GIF'),
     _encode(_FRAMES[0], 'GIF', save_all=True, append_images=_FRAMES[1:]),
-  ]  # fmt: skip
+  ]
   for mode in ('RGB', 'L', 'P', '1', 'RGBA'):
     files.append(_encode(_IMAGE.convert(mode), 'BMP'))
   for kind in ('WEBP', 'TIFF', 'PPM'):
@@ -476,7 +496,5 @@ def test_tensorflow_is_not_imported():
     'print([m for m in sys.modules if m.startswith(("tensorflow", "jax"))])'
   )
   root = str(pathlib.Path(__file__).resolve().parents[2])
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=root, text=True, capture_output=True
-  )
+  done = subprocess.run([sys.executable, '-c', code], cwd=root, text=True, capture_output=True)
   assert done.stdout == '[]\n', done.stderr

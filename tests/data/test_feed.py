@@ -11,8 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import feed
+from anp_jax.data.input import batch_plan, feed
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -72,9 +71,7 @@ def test_each_value_lands_where_numpy_says(config, data, model):
     for row in range(data):
       for device in sharding.mesh.devices[0, row]:
         (shard,) = [s for s in array.addressable_shards if s.device == device]
-        np.testing.assert_array_equal(
-          shard.data, host[name][row * share : (row + 1) * share]
-        )
+        np.testing.assert_array_equal(shard.data, host[name][row * share : (row + 1) * share])
 
 
 def test_rows_with_a_gap_are_found(config, monkeypatch):
@@ -85,19 +82,17 @@ def test_rows_with_a_gap_are_found(config, monkeypatch):
   part.shard_shape = sharding.shard_shape
   got = []
   monkeypatch.setattr(
-    jax, 'make_array_from_single_device_arrays',
+    jax,
+    'make_array_from_single_device_arrays',
     lambda shape, sharding, parts: got.append((shape, parts)),
-  )  # fmt: skip
+  )
   rows = feed.local_rows(part, 16)
   assert rows.tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
   feed.place({'label': rows * 10}, part, rows, 16)
   ((shape, parts),) = got
   assert shape == (16,)
   values = {p.device: np.asarray(p).tolist() for p in parts}
-  assert values == {
-    devices[0]: [40, 50, 60, 70],
-    devices[1]: [120, 130, 140, 150],
-  }
+  assert values == {devices[0]: [40, 50, 60, 70], devices[1]: [120, 130, 140, 150]}
 
 
 def test_vote_is_read_for_every_batch(config):
@@ -240,7 +235,11 @@ def test_streams_left_open_do_not_harm_the_exit():
   """After an error too, threads in native code must end before Python."""
   for _ in range(2):
     done = subprocess.run(
-      [sys.executable, '-c', _LEFT_OPEN], cwd=_ROOT, capture_output=True,
-      text=True, timeout=60, env={**os.environ, 'PYTHONPATH': str(_ROOT)},
-    )  # fmt: skip
+      [sys.executable, '-c', _LEFT_OPEN],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=60,
+      env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+    )
     assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr

@@ -11,11 +11,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.sources import hf_set
-from anp_jax.data.sources import table_cache
-from tests import listed_sets
-from tests import opening
-from tests import prepared
+from anp_jax.data.sources import hf_set, table_cache
+from tests import listed_sets, opening, prepared
 
 _FEATURES = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
 
@@ -64,9 +61,7 @@ def test_splits_by_index(form, tmp_path, config):
   source = _open(config, folder)
   assert source.kind == 'encoded'
   assert source.vocabulary.names == ('cat', 'dog')
-  assert _photos(source) == (
-    [prepared.photo(i) for i in range(7)], [0, 1, 0, 1, 0, 1, 0]
-  )  # fmt: skip
+  assert _photos(source) == ([prepared.photo(i) for i in range(7)], [0, 1, 0, 1, 0, 1, 0])
   images, labels = source.read(np.array([6, 0, 5]))
   assert images == [prepared.photo(i) for i in (6, 0, 5)]
   assert labels.tolist() == [0, 0, 1] and labels.dtype == np.int32
@@ -84,8 +79,7 @@ def test_a_set_without_splits_is_divided(form, tmp_path, config):
   _save(form, tmp_path / 'set')
   inside = 'train' if form == 'arrow' else 'data/train-*.parquet'
   halves = [
-    _photos(_open(config, tmp_path / 'set' / inside, training))
-    for training in (True, False)
+    _photos(_open(config, tmp_path / 'set' / inside, training)) for training in (True, False)
   ]
   # The documented rule: SHA-256 of the row's number.
   digests = [hashlib.sha256(str(i).encode()).digest()[:8] for i in range(7)]
@@ -97,46 +91,56 @@ def test_a_set_without_splits_is_divided(form, tmp_path, config):
 
 def test_what_the_library_writes_is_read(tmp_path, config):
   datasets = pytest.importorskip('datasets')
-  features = datasets.Features({
-    'image': datasets.Image(),
-    'label': datasets.ClassLabel(names=['cat', 'dog']),
-  })  # fmt: skip
+  features = datasets.Features(
+    {'image': datasets.Image(), 'label': datasets.ClassLabel(names=['cat', 'dog'])}
+  )
   train = datasets.Dataset.from_dict(
     {'image': listed_sets.photos(range(5)), 'label': [0, 1, 1, 0, 1]}, features
   )
-  splits = datasets.DatasetDict(
-    {'train': train, 'validation': train.select([4, 1])}
-  )
+  splits = datasets.DatasetDict({'train': train, 'validation': train.select([4, 1])})
   splits.save_to_disk(tmp_path / 'arrow')
   for split, part in splits.items():
     (tmp_path / 'parquet').mkdir(exist_ok=True)
     part.to_parquet(tmp_path / 'parquet' / f'{split}-00000-of-00001.parquet')
   for form in ('arrow', 'parquet'):
     assert _photos(_open(config, tmp_path / form)) == (
-      [prepared.photo(i) for i in range(5)], [0, 1, 1, 0, 1]
-    )  # fmt: skip
+      [prepared.photo(i) for i in range(5)],
+      [0, 1, 1, 0, 1],
+    )
     assert _photos(_open(config, tmp_path / form, training=False)) == (
-      [prepared.photo(i) for i in (4, 1)], [1, 1]
-    )  # fmt: skip
+      [prepared.photo(i) for i in (4, 1)],
+      [1, 1],
+    )
 
 
-@pytest.mark.parametrize('columns, features, names, labels', [
-  ({'label': ['b', 'a', 'b']}, None, ('a', 'b'), [1, 0, 1]),
-  ({'label': [2, 0, 2]}, None, ('class0', 'class1', 'class2'), [2, 0, 2]),
-  ({'adjective': ['old', 'big', 'old'], 'noun': ['dog', 'dog', 'cat']}, None,
-   ('big_dog', 'old_cat', 'old_dog'), [2, 0, 1]),
-  ({'adjective': [1, 0, 1], 'noun': ['dog', 'dog', 'cat']},
-   {'adjective': {'_type': 'ClassLabel', 'names': ['big', 'old']}},
-   ('big_dog', 'old_cat', 'old_dog'), [2, 0, 1]),
-  # Digits that are names, in another order.
-  ({'kind': [0, 1, 0], 'id': [7, 8, 9]},
-   {'kind': {'_type': 'ClassLabel', 'names': ['3', '0']}}, ('3', '0'),
-   [0, 1, 0]),
-  ({'label': [0, -1, None]}, _FEATURES, ('cat', 'dog'), [0, -1, -1]),
-])  # fmt: skip
-def test_columns_of_the_class(
-  tmp_path, config, columns, features, names, labels
-):
+@pytest.mark.parametrize(
+  'columns, features, names, labels',
+  [
+    ({'label': ['b', 'a', 'b']}, None, ('a', 'b'), [1, 0, 1]),
+    ({'label': [2, 0, 2]}, None, ('class0', 'class1', 'class2'), [2, 0, 2]),
+    (
+      {'adjective': ['old', 'big', 'old'], 'noun': ['dog', 'dog', 'cat']},
+      None,
+      ('big_dog', 'old_cat', 'old_dog'),
+      [2, 0, 1],
+    ),
+    (
+      {'adjective': [1, 0, 1], 'noun': ['dog', 'dog', 'cat']},
+      {'adjective': {'_type': 'ClassLabel', 'names': ['big', 'old']}},
+      ('big_dog', 'old_cat', 'old_dog'),
+      [2, 0, 1],
+    ),
+    # Digits that are names, in another order.
+    (
+      {'kind': [0, 1, 0], 'id': [7, 8, 9]},
+      {'kind': {'_type': 'ClassLabel', 'names': ['3', '0']}},
+      ('3', '0'),
+      [0, 1, 0],
+    ),
+    ({'label': [0, -1, None]}, _FEATURES, ('cat', 'dog'), [0, -1, -1]),
+  ],
+)
+def test_columns_of_the_class(tmp_path, config, columns, features, names, labels):
   table = {'picture': listed_sets.photos(range(3)), **columns}
   table = listed_sets.hf_table(table, features)
   listed_sets.save_to_disk(tmp_path / 'set', {'train': table})
@@ -145,13 +149,9 @@ def test_columns_of_the_class(
 
 
 def test_plain_bytes_and_images_outside_of_the_files(tmp_path, config):
-  table = pa.table({
-    'image': [prepared.photo(0), prepared.photo(1)], 'label': ['a', 'b'],
-  })  # fmt: skip
+  table = pa.table({'image': [prepared.photo(0), prepared.photo(1)], 'label': ['a', 'b']})
   listed_sets.write_parquet(tmp_path / 'plain' / 'train.parquet', table)
-  assert _photos(_open(config, tmp_path / 'plain'))[0] == [
-    prepared.photo(0), prepared.photo(1)
-  ]  # fmt: skip
+  assert _photos(_open(config, tmp_path / 'plain'))[0] == [prepared.photo(0), prepared.photo(1)]
   images = [{'bytes': None, 'path': 'x.jpg'}, {'bytes': None, 'path': None}]
   table = listed_sets.hf_table({'image': images, 'label': [0, 1]}, _FEATURES)
   folder = listed_sets.save_to_disk(tmp_path / 'set', {'train': table})
@@ -163,30 +163,22 @@ def test_plain_bytes_and_images_outside_of_the_files(tmp_path, config):
 
 
 def test_lists_give_names_their_ids(tmp_path, config):
-  folder = listed_sets.save_to_disk(tmp_path / 'set', {
-    'train': _table(range(4), [0, 1, 1, 0])
-  })  # fmt: skip
+  folder = listed_sets.save_to_disk(tmp_path / 'set', {'train': _table(range(4), [0, 1, 1, 0])})
   (tmp_path / 'list.txt').write_text('emu\ndog\n')
   config.data.lists = str(tmp_path / 'list.txt')
   source = _open(config, folder)
   assert _photos(source) == ([prepared.photo(i) for i in (1, 2)], [1, 1])
 
 
-def test_parquet_is_copied_once_and_again_for_other_files(
-  tmp_path, config, monkeypatch
-):
+def test_parquet_is_copied_once_and_again_for_other_files(tmp_path, config, monkeypatch):
   folder = _save('parquet', tmp_path / 'set')
   first = _open(config, folder)
   with monkeypatch.context() as patch:
     patch.setattr(hf_set, '_copy', None)  # would fail
     again = _open(config, folder)
   assert sources.fingerprint(first) == sources.fingerprint(again)
-  listed_sets.write_parquet(
-    folder / 'data' / 'train-00000-of-00002.parquet', _table(range(1, 3))
-  )
-  assert _photos(_open(config, folder))[0] == [
-    prepared.photo(i) for i in (1, 2, 4, 5, 6)
-  ]
+  listed_sets.write_parquet(folder / 'data' / 'train-00000-of-00002.parquet', _table(range(1, 3)))
+  assert _photos(_open(config, folder))[0] == [prepared.photo(i) for i in (1, 2, 4, 5, 6)]
 
 
 def test_a_storage_reads_in_another_process(tmp_path, config):
@@ -211,20 +203,20 @@ def test_unknown_splits(tmp_path, config):
   with pytest.raises(config_lib.ConfigError, match='hf:.*one/train .*divided'):
     _open(config, tmp_path / 'one', training=False)
   for name in ('a', 'b'):
-    listed_sets.write_parquet(
-      tmp_path / 'two' / name / 'train.parquet', _table(range(2))
-    )
-  _refused(["split 'train' in", '/two/a and', 'one of these'], config,
-           tmp_path / 'two')  # fmt: skip
+    listed_sets.write_parquet(tmp_path / 'two' / name / 'train.parquet', _table(range(2)))
+  _refused(["split 'train' in", '/two/a and', 'one of these'], config, tmp_path / 'two')
 
 
-@pytest.mark.parametrize('columns, words', [
-  ({'image': [0, 1], 'label': [0, 1]}, ['image (int64), label (ClassLabel)']),
-  ({'image': 'photos', 'title': ['a', 'b']}, ['title (string)', 'adjective']),
-  ({'image': 'photos', 'label': [0.5, 1.5]}, ['0.5', 'whole numbers']),
-  ({'image': 'photos', 'label': [0, 2]}, ['class 2, expected 0 to 1']),
-  ({'image': 'photos', 'label': [0, -5]}, ['class -5, expected 0 to 1']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'columns, words',
+  [
+    ({'image': [0, 1], 'label': [0, 1]}, ['image (int64), label (ClassLabel)']),
+    ({'image': 'photos', 'title': ['a', 'b']}, ['title (string)', 'adjective']),
+    ({'image': 'photos', 'label': [0.5, 1.5]}, ['0.5', 'whole numbers']),
+    ({'image': 'photos', 'label': [0, 2]}, ['class 2, expected 0 to 1']),
+    ({'image': 'photos', 'label': [0, -5]}, ['class -5, expected 0 to 1']),
+  ],
+)
 def test_bad_columns_are_one_line(tmp_path, config, columns, words):
   columns = {
     name: listed_sets.photos(range(2)) if value == 'photos' else value
@@ -250,8 +242,7 @@ def test_bad_files_are_one_line(tmp_path, config):
   path.unlink()
   _refused([path, 'Arrow file'], config, tmp_path / 'arrow')
   (arrow / 'state.json').write_text('{}')
-  _refused([arrow / 'state.json', 'lists no files'], config,
-           tmp_path / 'arrow')  # fmt: skip
+  _refused([arrow / 'state.json', 'lists no files'], config, tmp_path / 'arrow')
   parquet = _save('parquet', tmp_path / 'parquet') / 'data'
   path = parquet / 'train-00001-of-00002.parquet'
   os.truncate(path, 100)

@@ -5,8 +5,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data.image_files import images
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import skipped_files
+from anp_jax.data.sources import image_folder, skipped_files
 
 _ANPS = ('happy_dog', 'misty_morning', 'happy_morning')
 _ADJECTIVES = ('misty', 'happy', 'sad')
@@ -30,10 +29,8 @@ def _lines(path, lines, end='\n'):
 def lists(tmp_path):
   return ','.join(
     _lines(tmp_path / f'{name}.txt', lines)
-    for name, lines in (
-      ('anps', _ANPS), ('adjectives', _ADJECTIVES), ('nouns', _NOUNS),
-    )
-  )  # fmt: skip
+    for name, lines in (('anps', _ANPS), ('adjectives', _ADJECTIVES), ('nouns', _NOUNS))
+  )
 
 
 def _refused(words, *args, **kwargs):
@@ -48,33 +45,31 @@ def _refused(words, *args, **kwargs):
 # Trees.
 
 
-def test_lists_give_a_tree_its_ids_and_choose_its_folders(
-  tmp_path, lists, caplog
-):
-  root = _tree(tmp_path / 'tree', [
-    'train/misty_morning/2.jpg', 'train/misty_morning/1.jpg',
-    'train/happy_dog/3.jpg', 'train/old_car/4.jpg', 'train/a_b/5.jpg',
-  ])  # fmt: skip
+def test_lists_give_a_tree_its_ids_and_choose_its_folders(tmp_path, lists, caplog):
+  root = _tree(
+    tmp_path / 'tree',
+    [
+      'train/misty_morning/2.jpg',
+      'train/misty_morning/1.jpg',
+      'train/happy_dog/3.jpg',
+      'train/old_car/4.jpg',
+      'train/a_b/5.jpg',
+    ],
+  )
   listing = image_folder.find(root, 'train', lists)
   assert listing.vocabulary.names == _ANPS
   assert listing.vocabulary.adjectives == _ADJECTIVES
   assert listing.vocabulary.nouns == _NOUNS
   assert listing.vocabulary.noun_ids().tolist() == [1, 0, 0]
-  assert listing.files == (
-    'happy_dog/3.jpg', 'misty_morning/1.jpg', 'misty_morning/2.jpg',
-  )  # fmt: skip
-  assert (
-    listing.labels.tolist() == [0, 1, 1] and listing.labels.dtype == np.int32
-  )
+  assert listing.files == ('happy_dog/3.jpg', 'misty_morning/1.jpg', 'misty_morning/2.jpg')
+  assert listing.labels.tolist() == [0, 1, 1] and listing.labels.dtype == np.int32
   assert listing.root == f'{root}/train'
   (record,) = caplog.records
   text = record.getMessage()
   assert '2 of 4 folders' in text and 'a_b' in text
 
 
-def test_a_warning_about_a_tree_is_not_repeated_by_its_splits(
-  tmp_path, lists, caplog
-):  # fmt: skip
+def test_a_warning_about_a_tree_is_not_repeated_by_its_splits(tmp_path, lists, caplog):
   files = [f'{c}/{i}.jpg' for c in ('happy_dog', 'bag') for i in range(9)]
   root = _tree(tmp_path / 'tree', files)
   for split in ('train', 'validation'):
@@ -95,15 +90,14 @@ def test_all_of_a_tree_without_splits(tmp_path):
 
 def test_lists_that_fit_no_folder(tmp_path, lists):
   root = _tree(tmp_path / 'tree', ['train/hapy_dog/1.jpg'])
-  _refused([f'{root}/train', "'hapy_dog'", "mean 'happy_dog'"],
-           root, 'train', lists)  # fmt: skip
+  _refused([f'{root}/train', "'hapy_dog'", "mean 'happy_dog'"], root, 'train', lists)
 
 
 def test_classes_of_the_other_split_count_too(tmp_path):
-  root = _tree(tmp_path / 'tree', [
-    'train/a/1.jpg', 'train/c/1.jpg', 'validation/b/1.jpg',
-    'validation/c/2.jpg',
-  ])  # fmt: skip
+  root = _tree(
+    tmp_path / 'tree',
+    ['train/a/1.jpg', 'train/c/1.jpg', 'validation/b/1.jpg', 'validation/c/2.jpg'],
+  )
   train = image_folder.find(root, 'train', other_splits=('validation',))
   other = image_folder.find(root, 'validation', other_splits=('train',))
   assert train.vocabulary.names == other.vocabulary.names == ('a', 'b', 'c')
@@ -115,9 +109,20 @@ def test_classes_of_the_other_split_count_too(tmp_path):
 
 def test_files_that_are_left_out(tmp_path):
   """Each by its suffix or place, with the first; hidden ones are nobody's."""
-  names = ['1.webp', '2.JPG', '3.TIFF', '4.jfif', '5.txt', '6.webp', 'plain',
-           '.hid.svg', 'x/7.jpg', 'x/y/8.PNG', 'x/9.txt',
-           '.z/10.jpg']  # fmt: skip
+  names = [
+    '1.webp',
+    '2.JPG',
+    '3.TIFF',
+    '4.jfif',
+    '5.txt',
+    '6.webp',
+    'plain',
+    '.hid.svg',
+    'x/7.jpg',
+    'x/y/8.PNG',
+    'x/9.txt',
+    '.z/10.jpg',
+  ]
   files = [f'train/a/{name}' for name in names]
   files += ['train/b/0.jpg', 'train/b/1.txt', 'train/loose.gif', 'other.jpg']
   root = _tree(tmp_path / 'tree', files)
@@ -136,9 +141,7 @@ def test_files_that_are_left_out(tmp_path):
   split = image_folder.find(root, 'train', suffixes=every)
   assert split.files[:5] == tuple(f'a/{n}' for n in names[:4] + names[5:6])
   assert 'webp' not in split.left_out and 'tiff' not in split.left_out
-  assert (
-    image_folder.find(_tree(tmp_path / 't', ['a/1.jpg']), '.').left_out == ''
-  )
+  assert image_folder.find(_tree(tmp_path / 't', ['a/1.jpg']), '.').left_out == ''
 
 
 def test_both_parts_of_a_tree_leave_out_its_files(tmp_path):
@@ -174,12 +177,21 @@ def test_many_suffixes_do_not_fill_the_line():
 # Names and shapes of trees.
 
 
-@pytest.mark.parametrize('folder, split', [
-  ('Train', 'train'), ('TRAINING', 'train'), ('Validation', 'validation'),
-  ('val', 'validation'), ('valid', 'validation'), ('VAL', 'validation'),
-  ('Test', 'test'), ('testing', 'test'), ('validation', 'val'),
-  ('Mine', 'mine'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'folder, split',
+  [
+    ('Train', 'train'),
+    ('TRAINING', 'train'),
+    ('Validation', 'validation'),
+    ('val', 'validation'),
+    ('valid', 'validation'),
+    ('VAL', 'validation'),
+    ('Test', 'test'),
+    ('testing', 'test'),
+    ('validation', 'val'),
+    ('Mine', 'mine'),
+  ],
+)
 def test_split_folders_by_their_usual_names(tmp_path, folder, split):
   root = _tree(tmp_path / 'tree', [f'{folder}/a/1.jpg', 'other/b/2.jpg'])
   listing = image_folder.find(root, split, other_splits=('Other',))
@@ -200,8 +212,11 @@ def test_a_class_may_have_a_name_like_that_of_a_split(tmp_path, name):
 
 def test_split_folders_that_are_not_the_one(tmp_path):
   root = _tree(tmp_path / 'tree', ['Train/a/1.jpg', 'Test/a/2.jpg'])
-  _refused(["no split 'validation'", 'it has Train, Test',
-            'config.data.eval_split=Test'], root, 'validation')  # fmt: skip
+  _refused(
+    ["no split 'validation'", 'it has Train, Test', 'config.data.eval_split=Test'],
+    root,
+    'validation',
+  )
   _tree(tmp_path / 'tree', ['val/a/1.jpg', 'Valid/a/2.jpg'])
   _refused(["no split 'validation'", 'Valid and val'], root, 'validation')
   none = _tree(tmp_path / 'none', ['validation/a/1.jpg', 'test/a/1.jpg'])
@@ -217,21 +232,33 @@ def test_split_folders_that_are_not_the_one(tmp_path):
   _refused(["no split 'validation'", *words], alone, 'validation')
 
 
-@pytest.mark.parametrize('files, words', [
-  (['1.jpg', '2.jpg', 'notes.txt'],
-   ['no class folders', 'left out 2 outside of class folders (first 1.jpg)',
-    '/CLASS/IMAGE']),
-  (['images/a/1.jpg', 'images/b/2.JPG'],
-   ['left out 2 in deeper folders (first images/a/1.jpg)',
-    'is config.data.path=ROOT/images meant?']),
-  (['train/x/a/1.jpg', 'train/x/b/2.jpg'],
-   ['ROOT/train has no images', '2 in deeper folders (first x/a/1.jpg)',
-    'ROOT/SPLIT/CLASS/IMAGE']),
-  (['train/1.jpg', 'validation/2.jpg'],
-   ['ROOT/train has no class folders', 'first 1.jpg']),
-  (['a/1.svg', 'b/2.svg'], ['no images', 'left out 2 .svg (first a/1.svg)']),
-  (['a/.hidden.jpg'], ['no images in its class folders; expected']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'files, words',
+  [
+    (
+      ['1.jpg', '2.jpg', 'notes.txt'],
+      ['no class folders', 'left out 2 outside of class folders (first 1.jpg)', '/CLASS/IMAGE'],
+    ),
+    (
+      ['images/a/1.jpg', 'images/b/2.JPG'],
+      [
+        'left out 2 in deeper folders (first images/a/1.jpg)',
+        'is config.data.path=ROOT/images meant?',
+      ],
+    ),
+    (
+      ['train/x/a/1.jpg', 'train/x/b/2.jpg'],
+      [
+        'ROOT/train has no images',
+        '2 in deeper folders (first x/a/1.jpg)',
+        'ROOT/SPLIT/CLASS/IMAGE',
+      ],
+    ),
+    (['train/1.jpg', 'validation/2.jpg'], ['ROOT/train has no class folders', 'first 1.jpg']),
+    (['a/1.svg', 'b/2.svg'], ['no images', 'left out 2 .svg (first a/1.svg)']),
+    (['a/.hidden.jpg'], ['no images in its class folders; expected']),
+  ],
+)
 def test_trees_of_another_shape(tmp_path, files, words):
   root = _tree(tmp_path / 'tree', files)
   _refused([w.replace('ROOT', root) for w in words], root, 'train')
@@ -263,9 +290,7 @@ _FOUR = [
 
 def _split(tmp_path, lines, name='train.txt', end='\n'):
   """A tree with the files of all lines, and the split file in it."""
-  root = _tree(
-    tmp_path / 'tree', [x.split(' ')[0] for x in lines if x.split(' ')[0]]
-  )
+  root = _tree(tmp_path / 'tree', [x.split(' ')[0] for x in lines if x.split(' ')[0]])
   return root, _lines(tmp_path / name, lines, end)
 
 
@@ -284,18 +309,14 @@ def test_split_file(tmp_path, lists, columns, end):
 
 def test_split_file_names_its_own_classes(tmp_path):
   """The order of nouns and adjectives is that of the ids in the file."""
-  root, file = _split(tmp_path, [
-    'happy_dog/1_a.jpg 0 1 1', 'misty_morning/2_b.jpg 1 0 0',
-  ])  # fmt: skip
+  root, file = _split(tmp_path, ['happy_dog/1_a.jpg 0 1 1', 'misty_morning/2_b.jpg 1 0 0'])
   _lines(tmp_path / 'test.txt', ['sad_cat/x.jpg 2 2 2'])
   other = str(tmp_path / 'test.txt')
   listing = image_folder.find(root, file, other_splits=(other,))
   assert listing.vocabulary.names == ('happy_dog', 'misty_morning', 'sad_cat')
   assert listing.vocabulary.adjectives == ('misty', 'happy', 'sad')
   assert listing.vocabulary.nouns == ('morning', 'dog', 'cat')
-  plain = image_folder.find(
-    *_split(tmp_path, ['z/1.jpg 0', 'a/2.jpg 1'], 'p.txt')
-  )
+  plain = image_folder.find(*_split(tmp_path, ['z/1.jpg 0', 'a/2.jpg 1'], 'p.txt'))
   assert plain.vocabulary.names == ('z', 'a')
   assert plain.vocabulary.adjectives == ()
 
@@ -317,38 +338,43 @@ def test_paths_may_hold_blanks_and_no_class(tmp_path, lists):
   assert listing.labels.tolist() == [2]
 
 
-@pytest.mark.parametrize('line, words', [
-  ('happy_dog/9.jpg 1 0 0', ["'misty_morning'", "'happy_dog'", 'class 0']),
-  ('happy_dog/9.jpg 3 0 0', ['class 3', '0 to 2']),
-  ('happy_dog/9.jpg 0 0 1', ['noun 0', "'happy_dog' is 1"]),
-  ('happy_dog/9.jpg 0 1 2', ['adjective 2', "'happy_dog' is 1"]),
-  ('happy_dog/9.jpg 0', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
-  ('happy_dog/9.jpg 0 1 x', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
-  ('happy_dog/9.jpg 0 1 -1', ['PATH ANP_ID']),
-  ('happy_dog/9.jpg 0  1 1', ['single spaces']),
-  ('happy_dog/9.jpg 0 1 ١', ['PATH ANP_ID']),
-  (' happy_dog/9.jpg 0 1 1', ['PATH ANP_ID']),
-  ('0 1 1', ['PATH ANP_ID']),
-  ('', ['PATH ANP_ID']),
-  ('happy_dog/1_a.jpg 0 1 1', ["'happy_dog/1_a.jpg'", 'line 1']),
-  ('happy_dog/1_a.jpg 2 0 1', ["'happy_dog/1_a.jpg'", 'line 1']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'line, words',
+  [
+    ('happy_dog/9.jpg 1 0 0', ["'misty_morning'", "'happy_dog'", 'class 0']),
+    ('happy_dog/9.jpg 3 0 0', ['class 3', '0 to 2']),
+    ('happy_dog/9.jpg 0 0 1', ['noun 0', "'happy_dog' is 1"]),
+    ('happy_dog/9.jpg 0 1 2', ['adjective 2', "'happy_dog' is 1"]),
+    ('happy_dog/9.jpg 0', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
+    ('happy_dog/9.jpg 0 1 x', ['PATH ANP_ID NOUN_ID ADJECTIVE_ID']),
+    ('happy_dog/9.jpg 0 1 -1', ['PATH ANP_ID']),
+    ('happy_dog/9.jpg 0  1 1', ['single spaces']),
+    ('happy_dog/9.jpg 0 1 ١', ['PATH ANP_ID']),
+    (' happy_dog/9.jpg 0 1 1', ['PATH ANP_ID']),
+    ('0 1 1', ['PATH ANP_ID']),
+    ('', ['PATH ANP_ID']),
+    ('happy_dog/1_a.jpg 0 1 1', ["'happy_dog/1_a.jpg'", 'line 1']),
+    ('happy_dog/1_a.jpg 2 0 1', ["'happy_dog/1_a.jpg'", 'line 1']),
+  ],
+)
 def test_bad_lines_are_named(tmp_path, lists, line, words):
   lines = [*_FOUR[:3], line, _FOUR[3]]
   root, file = _split(tmp_path, lines)
   _refused([f'{file}:4: ', *words], root, file, lists)
 
 
-@pytest.mark.parametrize('lines, words', [
-  (['a_b/1.jpg 0 0 0', 'a_c/2.jpg 1 0 0'], [':2: ', 'noun 0', "'c'", "'b'"]),
-  (['a_b/1.jpg 0', 'a_c/2.jpg 0'], [':2: ', 'class 0', "'a_c'", "'a_b'"]),
-  (['a_b/1.jpg 0', 'a_b/2.jpg 1'], [':2: ', 'class 1', 'class 0']),
-  (['a_b/1.jpg 1', 'a_c/2.jpg 2'], ['class 0', 'config.data.lists']),
-  (['a_b/1.jpg 0 0 1', 'a_c/2.jpg 1 1 1'],
-   ['adjective 0', 'config.data.lists']),
-  (['1.jpg 0'], [':1: ', 'config.data.lists']),
-  (['dog/1.jpg 0 0 0'], [':1: ', "'dog'", 'adjective_noun']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'lines, words',
+  [
+    (['a_b/1.jpg 0 0 0', 'a_c/2.jpg 1 0 0'], [':2: ', 'noun 0', "'c'", "'b'"]),
+    (['a_b/1.jpg 0', 'a_c/2.jpg 0'], [':2: ', 'class 0', "'a_c'", "'a_b'"]),
+    (['a_b/1.jpg 0', 'a_b/2.jpg 1'], [':2: ', 'class 1', 'class 0']),
+    (['a_b/1.jpg 1', 'a_c/2.jpg 2'], ['class 0', 'config.data.lists']),
+    (['a_b/1.jpg 0 0 1', 'a_c/2.jpg 1 1 1'], ['adjective 0', 'config.data.lists']),
+    (['1.jpg 0'], [':1: ', 'config.data.lists']),
+    (['dog/1.jpg 0 0 0'], [':1: ', "'dog'", 'adjective_noun']),
+  ],
+)
 def test_ids_that_do_not_name_classes(tmp_path, lines, words):
   root, file = _split(tmp_path, lines)
   _refused([file, *words], root, file)

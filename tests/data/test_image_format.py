@@ -16,13 +16,23 @@ def _file(width, height, kind, mode='RGB', **options):
   return builders.encode_image(image, kind, **options)
 
 
-@pytest.mark.parametrize('kind, mode, options', [
-  ('JPEG', 'RGB', {}), ('JPEG', 'L', {}), ('JPEG', 'CMYK', {}),
-  ('JPEG', 'RGB', {'progressive': True}),
-  ('JPEG', 'RGB', {'comment': b'\xff\xc0\0\x11\x08\0\x07\0\x09'}),
-  ('PNG', 'RGB', {}), ('PNG', 'P', {}), ('PNG', 'RGBA', {}), ('PNG', '1', {}),
-  ('GIF', 'P', {}), ('BMP', 'RGB', {}), ('BMP', 'L', {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'kind, mode, options',
+  [
+    ('JPEG', 'RGB', {}),
+    ('JPEG', 'L', {}),
+    ('JPEG', 'CMYK', {}),
+    ('JPEG', 'RGB', {'progressive': True}),
+    ('JPEG', 'RGB', {'comment': b'\xff\xc0\0\x11\x08\0\x07\0\x09'}),
+    ('PNG', 'RGB', {}),
+    ('PNG', 'P', {}),
+    ('PNG', 'RGBA', {}),
+    ('PNG', '1', {}),
+    ('GIF', 'P', {}),
+    ('BMP', 'RGB', {}),
+    ('BMP', 'L', {}),
+  ],
+)
 @pytest.mark.parametrize('width, height', [(1, 1), (300, 17), (255, 1025)])
 def test_size(kind, mode, options, width, height):
   data = _file(width, height, kind, mode, **options)
@@ -58,11 +68,20 @@ def test_bmp_from_top_to_bottom():
   assert image_format.size(bytes(data)) == (7, 5)
 
 
-@pytest.mark.parametrize('data', [
-  b'', b'\xff\xd8\xff', b'<html>', b'GIF89a', b'BM', b'\x89PNG\r\n\x1a\n',
-  b'\xff\xd8\xff\xe0\x00\x10JFIF', b'\xff\xd8\xff\xe0\x00\x04ab no marker',
-  b'RIFF\0\0\0\0WEBPVP8 ',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'',
+    b'\xff\xd8\xff',
+    b'<html>',
+    b'GIF89a',
+    b'BM',
+    b'\x89PNG\r\n\x1a\n',
+    b'\xff\xd8\xff\xe0\x00\x10JFIF',
+    b'\xff\xd8\xff\xe0\x00\x04ab no marker',
+    b'RIFF\0\0\0\0WEBPVP8 ',
+  ],
+)
 def test_what_says_no_size(data):
   with pytest.raises(ValueError, match='not a|ends before'):
     image_format.size(data)

@@ -8,10 +8,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from tests import builders
-from tests import listed_sets
-from tests import opening
-from tests import prepared
+from tests import builders, listed_sets, opening, prepared
 
 
 def _files(root, count=6):
@@ -58,11 +55,15 @@ def test_rows_of_a_split(tmp_path, config):
 
 def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
   root = _files(tmp_path)
-  table = pa.table({
-    'noun': ['dog', 'cat', 'dog'], 'width': [3.5, None, 1.0],
-    'file': ['x/4.jpg', 'x/1.jpg', 'x/0.jpg'],
-    'adjective': ['old', 'old', 'big'], 'split': ['train', 'train', 'test'],
-  })  # fmt: skip
+  table = pa.table(
+    {
+      'noun': ['dog', 'cat', 'dog'],
+      'width': [3.5, None, 1.0],
+      'file': ['x/4.jpg', 'x/1.jpg', 'x/0.jpg'],
+      'adjective': ['old', 'old', 'big'],
+      'split': ['train', 'train', 'test'],
+    }
+  )
   file = listed_sets.write_parquet(root / 'list.parquet', table)
   source = _open(config, file)
   assert source.vocabulary.names == ('big_dog', 'old_cat', 'old_dog')
@@ -76,10 +77,10 @@ def test_a_list_without_splits_is_divided(tmp_path, config):
   lines = ['image,class', *(f'x/{i}.jpg,{i % 3}' for i in range(30))]
   file = _write(root / 'list.csv', '\n'.join(lines))
   held_out = [
-    i for i in range(30)
-    if int.from_bytes(hashlib.sha256(f'x/{i}.jpg'.encode()).digest()[:8], 'big')
-    >= 0.8 * 2**64
-  ]  # fmt: skip
+    i
+    for i in range(30)
+    if int.from_bytes(hashlib.sha256(f'x/{i}.jpg'.encode()).digest()[:8], 'big') >= 0.8 * 2**64
+  ]
   assert held_out
   validation = _open(config, file, training=False)
   assert validation.labels().tolist() == [i % 3 for i in held_out]
@@ -97,19 +98,22 @@ def test_lists_select_rows(tmp_path, config):
   assert source.read(np.array([1]))[0] == [prepared.photo(3)]
 
 
-@pytest.mark.parametrize('text, words', [
-  ('', ['has the columns none']),
-  ('path,label\n', ['has no rows']),
-  ('path,lable\nx/0.jpg,a\n', ['path, lable', 'adjective and noun']),
-  ('path,noun\nx/0.jpg,a\n', ['path, noun', 'adjective and noun']),
-  ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
-  ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
-  ('path,label\nx/0.jpg,a\nx/0.jpg,b\n', [':3:', 'in line 2 already']),
-  ('path,label\nx/0.jpg,a\n"x/1.jpg,b\n', [':3: unexpected end']),
-  ('path,label\ny/0.jpg,a\n', [':2: no file', 'config.data.path']),
-  ('path,label,split\nx/0.jpg,a,trian\n', ["no split 'train'", "'trian'"]),
-  ('path,label\nx/0.jpg,\xe9\n', []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('', ['has the columns none']),
+    ('path,label\n', ['has no rows']),
+    ('path,lable\nx/0.jpg,a\n', ['path, lable', 'adjective and noun']),
+    ('path,noun\nx/0.jpg,a\n', ['path, noun', 'adjective and noun']),
+    ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
+    ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
+    ('path,label\nx/0.jpg,a\nx/0.jpg,b\n', [':3:', 'in line 2 already']),
+    ('path,label\nx/0.jpg,a\n"x/1.jpg,b\n', [':3: unexpected end']),
+    ('path,label\ny/0.jpg,a\n', [':2: no file', 'config.data.path']),
+    ('path,label,split\nx/0.jpg,a,trian\n', ["no split 'train'", "'trian'"]),
+    ('path,label\nx/0.jpg,\xe9\n', []),
+  ],
+)
 def test_a_bad_list_is_one_line(tmp_path, config, text, words):
   root = _files(tmp_path)
   file = root / 'list.csv'
@@ -125,8 +129,7 @@ def test_bad_files_are_one_line(tmp_path, config):
   root = _files(tmp_path)
   config.data.lists = str(_write(tmp_path / 'anps.txt', 'a\nb\n'))
   file = _write(root / 'list.csv', 'path,label\nx/0.jpg,0\nx/1.jpg,2\n')
-  opening.refused([f'{file}:3: class 2, expected 0 to 1'], config,
-                  f'list:{file}')  # fmt: skip
+  opening.refused([f'{file}:3: class 2, expected 0 to 1'], config, f'list:{file}')
   config.data.lists, config.data.eval_split = '', 'test'
   with pytest.raises(config_lib.ConfigError, match='divided into train and'):
     _open(config, file, training=False)

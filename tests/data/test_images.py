@@ -10,21 +10,15 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.image_files import image_format
-from anp_jax.data.image_files import images
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import decode_pillow
-from anp_jax.data.input import pipeline
+from anp_jax.data.image_files import image_format, images
+from anp_jax.data.input import batch_plan, decode_pillow, pipeline
 from anp_jax.data.prepare import examine
-from tests import builders
-from tests import image_sources
+from tests import builders, image_sources
 
 
 def _file(kind, size=(40, 40), **options):
   tones = np.linspace(0, 255, size[0] * size[1] * 3).astype(np.uint8)
-  return builders.encode_image(
-    tones.reshape(size[1], size[0], 3), kind, **options
-  )
+  return builders.encode_image(tones.reshape(size[1], size[0], 3), kind, **options)
 
 
 def _announcing(kind, width, height):
@@ -56,9 +50,7 @@ def _verdicts(config, file, caplog):
   messages = [r.getMessage() for r in caplog.records]
   assert len(messages) == weights.count(0)
   if messages:
-    assert (
-      'example 2 cannot be used' in messages[0] and 'large: ' in messages[0]
-    )
+    assert 'example 2 cannot be used' in messages[0] and 'large: ' in messages[0]
   result, limit = [weights[2] == 0], config.data.max_megapixels
   for read in (
     decode_pillow.eval_decoder(config),  # predict
@@ -152,11 +144,16 @@ def test_heic_without_its_package(config, monkeypatch):
     decode_pillow.eval_decoder(config)(data)
 
 
-@pytest.mark.parametrize('brands, name', [
-  (b'heic\0\0\0\0mif1heic', 'HEIF'), (b'mif1\0\0\0\0mif1heic', 'HEIF'),
-  (b'mif1\0\0\0\0mif1avif', 'AVIF'), (b'avif\0\0\0\0avifmif1', 'AVIF'),
-  (b'isom\0\0\0\0isomavc1', ''),  # a film
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'brands, name',
+  [
+    (b'heic\0\0\0\0mif1heic', 'HEIF'),
+    (b'mif1\0\0\0\0mif1heic', 'HEIF'),
+    (b'mif1\0\0\0\0mif1avif', 'AVIF'),
+    (b'avif\0\0\0\0avifmif1', 'AVIF'),
+    (b'isom\0\0\0\0isomavc1', ''),  # a film
+  ],
+)
 def test_brands(brands, name):
   data = struct.pack('>I', 8 + len(brands)) + b'ftyp' + brands + b'avif' * 9
   assert image_format.sniff(data) == name

@@ -83,12 +83,7 @@ def test_shuffled_golden():
     3,
   ]
   far = np.array([10**6, 2**31, 2**40, 2**62])
-  assert index_shuffle.shuffled(far, 7, 1281167).tolist() == [
-    1012113,
-    561270,
-    1075700,
-    992562,
-  ]
+  assert index_shuffle.shuffled(far, 7, 1281167).tolist() == [1012113, 561270, 1075700, 992562]
 
 
 def test_uniform_golden():
@@ -102,9 +97,7 @@ def test_uniform_golden():
 
 
 def test_balanced_golden():
-  classes, members = index_shuffle.balanced(
-    np.arange(12), 0, np.array([1, 0, 3, 8])
-  )
+  classes, members = index_shuffle.balanced(np.arange(12), 0, np.array([1, 0, 3, 8]))
   assert classes.tolist() == [3, 3, 0, 0, 3, 3, 2, 0, 0, 2, 2, 2]
   assert members.tolist() == [3, 6, 0, 0, 5, 7, 0, 0, 0, 1, 0, 2]
 
@@ -136,9 +129,7 @@ def test_every_epoch_is_a_permutation(size):
 
 
 def test_epochs_and_seeds_differ():
-  first, second = index_shuffle.shuffled(np.arange(2048), 0, 1024).reshape(
-    2, 1024
-  )
+  first, second = index_shuffle.shuffled(np.arange(2048), 0, 1024).reshape(2, 1024)
   other = index_shuffle.shuffled(np.arange(1024), 1, 1024)
   large = index_shuffle.shuffled(np.arange(1024), 2**63, 1024)
   # Two random permutations share one place on average (Poisson); 10 or more
@@ -150,17 +141,11 @@ def test_epochs_and_seeds_differ():
 def test_any_part_in_any_order():
   stream = index_shuffle.shuffled(np.arange(3000), 9, 700)
   some = np.random.default_rng(0).permutation(3000)[:500]
-  np.testing.assert_array_equal(
-    index_shuffle.shuffled(some, 9, 700), stream[some]
-  )
+  np.testing.assert_array_equal(index_shuffle.shuffled(some, 9, 700), stream[some])
   assert index_shuffle.shuffled(np.arange(0), 9, 700).shape == (0,)
   draws = index_shuffle.uniform(9, 1, np.arange(3000), 3)
-  np.testing.assert_array_equal(
-    index_shuffle.uniform(9, 1, some, 3), draws[some]
-  )
-  np.testing.assert_array_equal(
-    index_shuffle.uniform(9, 1, some, 1), draws[some, :1]
-  )
+  np.testing.assert_array_equal(index_shuffle.uniform(9, 1, some, 3), draws[some])
+  np.testing.assert_array_equal(index_shuffle.uniform(9, 1, some, 1), draws[some, :1])
 
 
 @pytest.mark.parametrize('size', [2, 3, 4])
@@ -176,9 +161,7 @@ def test_small_sets_take_every_permutation_alike(size):
 
 @pytest.mark.parametrize('size', [5, 16, 17])
 def test_no_example_prefers_a_place(size):
-  epochs = index_shuffle.shuffled(np.arange(size * 4000), 0, size).reshape(
-    4000, size
-  )
+  epochs = index_shuffle.shuffled(np.arange(size * 4000), 0, size).reshape(4000, size)
   counts = np.zeros((size, size))
   np.add.at(counts, (np.arange(size)[None], epochs), 1)
   expected = 4000 / size

@@ -7,17 +7,13 @@ import io
 import struct
 
 import numpy as np
-from PIL import Image
-from PIL import features
+from PIL import Image, features
 import pytest
 
 from anp_jax.data.image_files import images
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import decode_pillow
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, decode_pillow, pipeline
 from anp_jax.data.sources import cache
-from tests import builders
-from tests import image_sources
+from tests import builders, image_sources
 
 _HEIGHT, _WIDTH = 45, 59
 
@@ -44,9 +40,7 @@ def _deep_png():
 
 def _several(kind, **options):
   frames = [_picture(seed=seed) for seed in (3, 4, 5)]
-  return builders.encode_image(
-    frames[0], kind, save_all=True, append_images=frames[1:], **options
-  )
+  return builders.encode_image(frames[0], kind, save_all=True, append_images=frames[1:], **options)
 
 
 def _transparent_palette(kind):
@@ -78,11 +72,15 @@ def _bmp(bits, coding=0, top_down=False, trailing=b''):
   start = 14 + header_size + len(palette)
   height = -_HEIGHT if top_down else _HEIGHT
   return (
-    b'BM' + struct.pack('<IHHI', start + len(pixels), 0, 0, start)
-    + struct.pack('<IiiHHIIiiII', header_size, _WIDTH, height, 1, bits, coding,
-                  len(pixels), 0, 0, 0, 0)
-    + palette + pixels + trailing
-  )  # fmt: skip
+    b'BM'
+    + struct.pack('<IHHI', start + len(pixels), 0, 0, start)
+    + struct.pack(
+      '<IiiHHIIiiII', header_size, _WIDTH, height, 1, bits, coding, len(pixels), 0, 0, 0, 0
+    )
+    + palette
+    + pixels
+    + trailing
+  )
 
 
 _JPEG, _PNG = _encode('JPEG'), _encode('PNG')
@@ -121,14 +119,16 @@ _WHOLE = {
   'webp lossless': _encode('WEBP', lossless=True),
   'webp transparent': _encode('WEBP', 'RGBA', lossless=True),
   'webp animated': _several('WEBP'),
-  **{f'tiff {c}': _encode('TIFF', compression=c)
-     for c in ('raw', 'tiff_lzw', 'tiff_deflate', 'packbits', 'jpeg')},
+  **{
+    f'tiff {c}': _encode('TIFF', compression=c)
+    for c in ('raw', 'tiff_lzw', 'tiff_deflate', 'packbits', 'jpeg')
+  },
   'tiff fax': _encode('TIFF', '1', compression='group4'),
   'tiff of pages': _several('TIFF'),
   'tiff of inks': _encode('TIFF', 'CMYK'),
   'ppm': _encode('PPM'),
   'pgm': _encode('PPM', 'L'),
-}  # fmt: skip
+}
 if features.check('avif'):
   _WHOLE['avif'] = _encode('AVIF')
 if features.check('jpg_2000'):
@@ -156,7 +156,7 @@ _DAMAGED = {
   'postscript': b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n',
   'icon': _encode('ICO'),
   'svg': b'<svg xmlns="http://www.w3.org/2000/svg"/>',
-}  # fmt: skip
+}
 
 
 def test_there_are_sixty_kinds():
@@ -176,10 +176,9 @@ class _Source(image_sources.Source):
 
 
 def _config(cached='none'):
-  return builders.config({
-    'data.image_size': 32, 'data.resize': 36, 'data.cache': cached,
-    'data.max_damaged': 1.0,
-  })  # fmt: skip
+  return builders.config(
+    {'data.image_size': 32, 'data.resize': 36, 'data.cache': cached, 'data.max_damaged': 1.0}
+  )
 
 
 def _trained(config, files):

@@ -13,8 +13,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import image_folder
-from tests import builders
-from tests import opening
+from tests import builders, opening
 
 _KINDS = ('list', 'tar', 'hf', 'arrays')
 
@@ -81,9 +80,7 @@ def test_minus_one_is_no_class(tmp_path, config, kind):
 
 
 @pytest.mark.parametrize('label', [-1, -1.0, None])
-def test_minus_one_has_no_label_in_a_table_of_hugging_face(
-  tmp_path, config, label
-):
+def test_minus_one_has_no_label_in_a_table_of_hugging_face(tmp_path, config, label):
   labels, names = _labels(tmp_path, config, 'hf', [0, 1, label])
   assert labels == [0, 1, -1] and names == ('class0', 'class1')
 
@@ -148,20 +145,18 @@ def test_folders_of_programs_are_no_classes(tmp_path, config):
   foreign = ('__MACOSX', '@eaDir', 'lost+found', '.ipynb_checkpoints')
   root = _tree(
     tmp_path / 'tree',
-    [f'train/{c}/1.jpg' for c in ('cat', 'dog', *foreign)]
-    + ['train/cat/@eaDir/1.jpg/thumb.jpg'],
+    [f'train/{c}/1.jpg' for c in ('cat', 'dog', *foreign)] + ['train/cat/@eaDir/1.jpg/thumb.jpg'],
   )
   source = _folder(config, root)
   assert source.vocabulary.names == ('cat', 'dog') and len(source) == 2
 
 
 @pytest.mark.parametrize('splits', [('train', 'validation'), ('.',)])
-def test_folders_without_an_image_are_left_out_by_name(
-  tmp_path, config, caplog, splits
-):
+def test_folders_without_an_image_are_left_out_by_name(tmp_path, config, caplog, splits):
   """A class may still have images in one split alone."""
-  names = [f'{s}/{c}/{i}.jpg' for s in splits for i in range(20)
-           for c in ('old_cat', 'old_dog', 'new_dog')]  # fmt: skip
+  names = [
+    f'{s}/{c}/{i}.jpg' for s in splits for i in range(20) for c in ('old_cat', 'old_dog', 'new_dog')
+  ]
   root = _tree(tmp_path / 'tree', names)
   for split in splits:
     (root / split / 'tmp').mkdir()
@@ -172,10 +167,9 @@ def test_folders_without_an_image_are_left_out_by_name(
     (root / 'train' / 'new_cat').mkdir()
   source = _folder(config, root)
   assert source.vocabulary.is_anp
-  assert source.vocabulary.names == tuple(sorted(
-    {'old_cat', 'old_dog', 'new_dog'}
-    | ({'new_cat'} if 'validation' in splits else set())
-  ))  # fmt: skip
+  assert source.vocabulary.names == tuple(
+    sorted({'old_cat', 'old_dog', 'new_dog'} | ({'new_cat'} if 'validation' in splits else set()))
+  )
   evaluation = sources.open_source(config, False)
   assert evaluation.vocabulary == source.vocabulary
   assert caplog.text.count('are no classes: docs, tmp') == 1
@@ -186,9 +180,7 @@ def test_one_name_that_is_no_pair_among_pairs_is_named(tmp_path, config, kind):
   names = ['old_cat', 'old_dog', 'new_dog', 'hat']
   if kind == 'folder':
     config.data.source = kind
-    config.data.path = str(
-      _tree(tmp_path, [f'train/{name}/1.jpg' for name in names])
-    )
+    config.data.path = str(_tree(tmp_path, [f'train/{name}/1.jpg' for name in names]))
     with pytest.raises(config_lib.ConfigError) as e:
       sources.open_source(config, True)
     text = str(e.value)
@@ -217,9 +209,7 @@ def test_names_that_look_alike_are_named(tmp_path, config, caplog):
   other = _tree(tmp_path / 'other', [f'train/{names[3]}/1.jpg'])
   (tmp_path / 'list.txt').write_text(f'{composed}\nhat\n')
   config.data.lists = str(tmp_path / 'list.txt')
-  opening.refused(
-    [r"'cafe\u0301' and 'caf\xe9' differ"], config, 'folder', other
-  )
+  opening.refused([r"'cafe\u0301' and 'caf\xe9' differ"], config, 'folder', other)
 
 
 def test_a_class_with_a_control_character_is_refused(tmp_path, config):
@@ -245,9 +235,7 @@ def test_a_test_folder_is_not_proposed_for_training(tmp_path, config):
   root = _tree(tmp_path / 'sets', names)
   config.data.eval_split = 'test'
   assert len(_folder(config, root)) == 1
-  other = _tree(
-    tmp_path / 'other', ['a_train_part/cat/1.jpg', 'a_test_part/cat/1.jpg']
-  )
+  other = _tree(tmp_path / 'other', ['a_train_part/cat/1.jpg', 'a_test_part/cat/1.jpg'])
   text = _error(config, other)
   assert f'config.data.path={other}/a_train_part meant' in text
   alone = _tree(tmp_path / 'alone', ['final_test/cat/1.jpg'])

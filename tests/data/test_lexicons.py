@@ -14,9 +14,7 @@ from anp_jax.data import lexicons
 from tests import mutations
 
 _ANP = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'anp'
-_NEEDS_ANP = pytest.mark.skipif(
-  not _ANP.is_dir(), reason='the published lexicons are not here'
-)
+_NEEDS_ANP = pytest.mark.skipif(not _ANP.is_dir(), reason='the published lexicons are not here')
 
 _HEADER = 'The sentiment value of each ANP is ... \n\n\n'
 _VSO = (
@@ -28,19 +26,20 @@ _VSO = (
 )
 _VSO_PAIRS = {'beautiful_sky': 2.0, 'beautiful_day': 1.5, 'sad_9/11': -2.0}
 _MVSO = 'tiny_dog,0.125\nbad_times,-0.714\namazing_grace,2.16\nold_books,.5\n'
-_MVSO_PAIRS = {
-  'tiny_dog': 0.125, 'bad_times': -0.714, 'amazing_grace': 2.16,
-  'old_books': 0.5,
-}  # fmt: skip
+_MVSO_PAIRS = {'tiny_dog': 0.125, 'bad_times': -0.714, 'amazing_grace': 2.16, 'old_books': 0.5}
 _WHEEL = [f'emotion{chr(97 + i)}' for i in range(24)]
 # 0.25 + 0.5 + 21 * 0.01 + 0.04 = 1
 _HAPPY = [0.25, 0.5] + [0.01] * 22
 _HAPPY[-1] = 0.04
 _EMOTIONS = (
-  ','.join(['ANP', *_WHEEL]) + '\n'
-  + ','.join(['happy_dog', *map(str, _HAPPY)]) + '\n'
-  + 'old_fear,1' + ',0' * 23 + '\n'
-)  # fmt: skip
+  ','.join(['ANP', *_WHEEL])
+  + '\n'
+  + ','.join(['happy_dog', *map(str, _HAPPY)])
+  + '\n'
+  + 'old_fear,1'
+  + ',0' * 23
+  + '\n'
+)
 
 
 def _file(folder, text):
@@ -69,9 +68,9 @@ def test_vso(tmp_path, header, end):
   assert adjectives == {'beautiful': 1.0, 'sad': -0.75}
 
 
-@pytest.mark.parametrize('header', [
-  '', 'anp,score\n', 'ANP, sentiment score\r\n', 'name,mean_score\n',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'header', ['', 'anp,score\n', 'ANP, sentiment score\r\n', 'name,mean_score\n']
+)
 def test_mvso(tmp_path, header):
   path = _file(tmp_path, header + _MVSO)
   scores = lexicons.sentiments(path)
@@ -85,28 +84,31 @@ def test_ways_to_write_a_score(tmp_path):
   assert lexicons.sentiments(path) == {'a_b': 3.0, 'c_d': -3.0, 'e_f': 0.1}
 
 
-@pytest.mark.parametrize('line, words', [
-  ('tiny_dog,nan', ['is not a number']),
-  ('tiny_dog,NA', ['is not a number']),
-  ('tiny_dog,', ['is not a number']),
-  ('tiny_dog,1_0', ['is not a number']),
-  ('tiny_dog,0x1', ['is not a number']),
-  ('tiny_dog,-', ['is not a number']),
-  ('tiny_dog,\u0661', ['is not a number']),
-  ('tiny_dog,inf', ['is not a number']),
-  ('tiny_dog,1e999', ['outside [-3, 3]']),
-  ('tiny_dog,3.001', ["'3.001' is outside [-3, 3]"]),
-  ('tiny_dog,-3.001', ['outside [-3, 3]']),
-  ('tiny_dog', ['1 fields', 'expected 2']),
-  ('tiny_dog,1,2', ['3 fields', 'expected 2']),
-  ('tinydog,1', ["'tinydog' is not an adjective_noun pair"]),
-  ('tiny_big_dog,1', ['is not an adjective_noun pair']),
-  ('_dog,1', ['is not an adjective_noun pair']),
-  ('tiny _dog,1', ['is not an adjective_noun pair']),
-  ('tiny_d\0g,1', ['is not an adjective_noun pair']),
-  ('anp,nan', ['is not an adjective_noun pair']),
-  ('', ['1 fields']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'line, words',
+  [
+    ('tiny_dog,nan', ['is not a number']),
+    ('tiny_dog,NA', ['is not a number']),
+    ('tiny_dog,', ['is not a number']),
+    ('tiny_dog,1_0', ['is not a number']),
+    ('tiny_dog,0x1', ['is not a number']),
+    ('tiny_dog,-', ['is not a number']),
+    ('tiny_dog,\u0661', ['is not a number']),
+    ('tiny_dog,inf', ['is not a number']),
+    ('tiny_dog,1e999', ['outside [-3, 3]']),
+    ('tiny_dog,3.001', ["'3.001' is outside [-3, 3]"]),
+    ('tiny_dog,-3.001', ['outside [-3, 3]']),
+    ('tiny_dog', ['1 fields', 'expected 2']),
+    ('tiny_dog,1,2', ['3 fields', 'expected 2']),
+    ('tinydog,1', ["'tinydog' is not an adjective_noun pair"]),
+    ('tiny_big_dog,1', ['is not an adjective_noun pair']),
+    ('_dog,1', ['is not an adjective_noun pair']),
+    ('tiny _dog,1', ['is not an adjective_noun pair']),
+    ('tiny_d\0g,1', ['is not an adjective_noun pair']),
+    ('anp,nan', ['is not an adjective_noun pair']),
+    ('', ['1 fields']),
+  ],
+)
 def test_rows_of_mvso_that_are_refused(tmp_path, line, words):
   # Alike on the first line, where a header could stand, and below.
   for text, number in ((f'{line}\n{_MVSO}', 1), (f'a_b,1\n{line}\n{_MVSO}', 2)):
@@ -130,23 +132,26 @@ def test_mvso_as_a_whole(tmp_path):
   _refused(['No such file'], lexicons.sentiments, str(tmp_path / 'none'))
 
 
-@pytest.mark.parametrize('old, new, number, words', [
-  ('2.00]', '2.01]', 5, ["'2.01' is outside [-2, 2]"]),
-  ('-0.75', '-2.75', 7, ['outside [-2, 2]']),
-  ('1.5]', 'nan]', 6, ["'nan' is not a number"]),
-  ('1.5]', '1e999]', 6, ['outside [-2, 2]']),
-  ('1.5]', ']', 6, ["'' is not a number"]),
-  ('sad_9/11', 'bad_9/11', 8, ["'bad_9/11' stands below sad"]),
-  ('sad_9/11', 'sad', 8, ['is not a line of VSO']),
-  ('\tsad_9', 'sad_9', 8, ['is not a line of VSO']),
-  ('[#imgs: 12]', '', 6, ['is not a line of VSO']),
-  ('[#imgs: 12]', '[#imgs: x]', 6, ['is not a line of VSO']),
-  ('beautiful_day', 'beautiful_sky', 6, ["'beautiful_sky' is on line 5"]),
-  ('2. sad', '3. sad', 7, ["'3' stands before the adjective 'sad'", 'ed 2']),
-  ('2. sad', '2. beautiful', 7, ["'beautiful' is on line 4"]),
-  ('\tbeautiful_day', '\n\tbeautiful_day', 6, ["'' is not a line of VSO"]),
-  ('1. beautiful [sentiment', '1. beautiful [sentimemt', 5, ['no adjective']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'old, new, number, words',
+  [
+    ('2.00]', '2.01]', 5, ["'2.01' is outside [-2, 2]"]),
+    ('-0.75', '-2.75', 7, ['outside [-2, 2]']),
+    ('1.5]', 'nan]', 6, ["'nan' is not a number"]),
+    ('1.5]', '1e999]', 6, ['outside [-2, 2]']),
+    ('1.5]', ']', 6, ["'' is not a number"]),
+    ('sad_9/11', 'bad_9/11', 8, ["'bad_9/11' stands below sad"]),
+    ('sad_9/11', 'sad', 8, ['is not a line of VSO']),
+    ('\tsad_9', 'sad_9', 8, ['is not a line of VSO']),
+    ('[#imgs: 12]', '', 6, ['is not a line of VSO']),
+    ('[#imgs: 12]', '[#imgs: x]', 6, ['is not a line of VSO']),
+    ('beautiful_day', 'beautiful_sky', 6, ["'beautiful_sky' is on line 5"]),
+    ('2. sad', '3. sad', 7, ["'3' stands before the adjective 'sad'", 'ed 2']),
+    ('2. sad', '2. beautiful', 7, ["'beautiful' is on line 4"]),
+    ('\tbeautiful_day', '\n\tbeautiful_day', 6, ["'' is not a line of VSO"]),
+    ('1. beautiful [sentiment', '1. beautiful [sentimemt', 5, ['no adjective']),
+  ],
+)
 def test_lines_of_vso_that_are_refused(tmp_path, old, new, number, words):
   header = _HEADER if 'sentimemt' not in new else _HEADER[:-1]
   number -= header != _HEADER
@@ -187,17 +192,20 @@ def test_emotions_add_up_within_rounding(tmp_path):
     _refused([f'{path}:4: ', "'sad_cat'", total], lexicons.emotions, path)
 
 
-@pytest.mark.parametrize('row, words', [
-  ('a_b,1' + ',0' * 22, ['24 fields', 'expected 25']),
-  ('a_b,1' + ',0' * 24, ['26 fields', 'expected 25']),
-  ('ab,1' + ',0' * 23, ["'ab' is not an adjective_noun pair"]),
-  ('a_b,nan' + ',0' * 23, ["'nan' is not a number"]),
-  ('a_b,1e999' + ',0' * 23, ["'1e999' is outside [0, 1.01]"]),
-  ('a_b,-0.5,1.01,0.49' + ',0' * 21, ["'-0.5' is outside [0, 1.01]"]),
-  ('a_b,' + ',0.5' * 23, ["'' is not a number"]),
-  ('happy_dog,1' + ',0' * 23, ["'happy_dog'", 'line 2']),
-  ('', ['1 fields']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'row, words',
+  [
+    ('a_b,1' + ',0' * 22, ['24 fields', 'expected 25']),
+    ('a_b,1' + ',0' * 24, ['26 fields', 'expected 25']),
+    ('ab,1' + ',0' * 23, ["'ab' is not an adjective_noun pair"]),
+    ('a_b,nan' + ',0' * 23, ["'nan' is not a number"]),
+    ('a_b,1e999' + ',0' * 23, ["'1e999' is outside [0, 1.01]"]),
+    ('a_b,-0.5,1.01,0.49' + ',0' * 21, ["'-0.5' is outside [0, 1.01]"]),
+    ('a_b,' + ',0.5' * 23, ["'' is not a number"]),
+    ('happy_dog,1' + ',0' * 23, ["'happy_dog'", 'line 2']),
+    ('', ['1 fields']),
+  ],
+)
 def test_rows_of_emotions_that_are_refused(tmp_path, row, words):
   path = _file(tmp_path, f'{_EMOTIONS}{row}\nold_sea,1' + ',0' * 23)
   _refused([f'{path}:4: ', *words], lexicons.emotions, path)
@@ -211,15 +219,18 @@ def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
   _refused([f'{path}:5: ', 'line 3'], lexicons.emotions, path)
 
 
-@pytest.mark.parametrize('old, new, words', [
-  (',emotionx', '', ['24 fields', 'expected 25']),
-  ('emotionx', 'emotiona', ["'emotiona'"]),
-  ('emotionx', '', ["''"]),
-  ('emotionx', '0.5', ["'0.5'"]),
-  ('emotionx', 'emotion\0x', [r"'emotion\x00x'"]),
-  # A table without its header.
-  (_EMOTIONS.split('\n')[0] + '\n', '', ["'0.25'", 'header']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'old, new, words',
+  [
+    (',emotionx', '', ['24 fields', 'expected 25']),
+    ('emotionx', 'emotiona', ["'emotiona'"]),
+    ('emotionx', '', ["''"]),
+    ('emotionx', '0.5', ["'0.5'"]),
+    ('emotionx', 'emotion\0x', [r"'emotion\x00x'"]),
+    # A table without its header.
+    (_EMOTIONS.split('\n')[0] + '\n', '', ["'0.25'", 'header']),
+  ],
+)
 def test_headers_of_emotions_that_are_refused(tmp_path, old, new, words):
   path = _file(tmp_path, _EMOTIONS.replace(old, new, 1))
   _refused([f'{path}:1: ', *words], lexicons.emotions, path)
@@ -265,10 +276,28 @@ def test_published_mvso():
 
 
 _TOKENS = (
-  b'\n', b'\r\n', b'_', b' ', b'\t', b'\0', b',', b'-', b'.', b'9', b'e99',
-  b'nan', b'inf', b'\xff', b'\xc3', b'\xc2\x85', 'é'.encode(), b'[', b']',
-  b'[sentiment:', b'2. sad',
-)  # fmt: skip
+  b'\n',
+  b'\r\n',
+  b'_',
+  b' ',
+  b'\t',
+  b'\0',
+  b',',
+  b'-',
+  b'.',
+  b'9',
+  b'e99',
+  b'nan',
+  b'inf',
+  b'\xff',
+  b'\xc3',
+  b'\xc2\x85',
+  'é'.encode(),
+  b'[',
+  b']',
+  b'[sentiment:',
+  b'2. sad',
+)
 
 
 def _is_pair(name):

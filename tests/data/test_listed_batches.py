@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
-from tests import builders
-from tests import image_sources
-from tests import listed_sets
+from anp_jax.data.input import batch_plan, pipeline
+from tests import builders, image_sources, listed_sets
 
 _BATCH, _COUNT, _DAMAGED = 8, 21, 5
 _CLASSES = ('big_dog', 'old_cat', 'old_dog')
@@ -28,10 +25,7 @@ def _images():
 
 
 def _folder(root):
-  files = {
-    f'train/{_CLASSES[label]}/{name}.jpg': data
-    for name, data, label in _images()
-  }
+  files = {f'train/{_CLASSES[label]}/{name}.jpg': data for name, data, label in _images()}
   files['validation/old_dog/x.jpg'] = _images()[0][1]
   builders.write_tree(root, files)
   return 'folder', root
@@ -74,9 +68,7 @@ def _open(config, make, root):
 
 
 def _batches(config, source, count, start=0):
-  plan = batch_plan.BatchPlan(
-    config, len(source), _BATCH, np.arange(_BATCH), True, start
-  )
+  plan = batch_plan.BatchPlan(config, len(source), _BATCH, np.arange(_BATCH), True, start)
   stream = pipeline.batches(source, plan)
   return list(itertools.islice(stream, count))
 
@@ -100,9 +92,7 @@ def test_batches_are_those_of_a_tree(make, tmp_path, config, caplog):
   assert source.vocabulary == tree.vocabulary
   assert sources.fingerprint(source) == sources.fingerprint(tree)
   _assert_same(_batches(config, source, 6), want)
-  (line,) = [
-    r.getMessage() for r in caplog.records if 'cannot be used' in r.getMessage()
-  ]
+  (line,) = [r.getMessage() for r in caplog.records if 'cannot be used' in r.getMessage()]
   assert source.example_name(_DAMAGED) in line
   # A run that resumes at a step reads the same bytes.
   again = _open(config, lambda root: _again(config), tmp_path / 'set')

@@ -5,12 +5,9 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import arrays as arrays_lib
-from tests import builders
-from tests import opening
-from tests import raw_data
+from tests import builders, opening, raw_data
 
 
 @pytest.mark.parametrize('form', ['', 'gz', 'dots', 'dots gz'])
@@ -18,10 +15,9 @@ def test_mnist(tmp_path, form):
   raw_data.mnist(tmp_path, form)
   images, shape, labels, names = raw_data.read(tmp_path)
   assert shape == (2, 4, 3) and labels == [7, 0, 5] and names == raw_data.DIGITS
-  assert images[1] == bytes([
-    18, 18, 18, 19, 19, 19, 20, 20, 20, 21, 21, 21,
-    22, 22, 22, 23, 23, 23, 24, 24, 24, 25, 25, 25,
-  ])  # fmt: skip
+  assert images[1] == bytes(
+    [18, 18, 18, 19, 19, 19, 20, 20, 20, 21, 21, 21, 22, 22, 22, 23, 23, 23, 24, 24, 24, 25, 25, 25]
+  )
   assert images[0][:6] == bytes([10, 10, 10, 11, 11, 11])
   assert images[2][-6:] == bytes([32, 32, 32, 33, 33, 33])
   for split in ('test', 't10k', 'validation'):
@@ -130,7 +126,7 @@ _IMAGES = raw_data.MNIST['train-images-idx3-ubyte']
     ('labels_idx1', None, ['.gz']),
     ('images_idx3', None, ['.gz']),
   ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize('form', ['', 'gz'])
 def test_bad_mnist(tmp_path, config, form, name, data, words):
   raw_data.mnist(tmp_path, form, **{f'train_{name}_ubyte': data})
@@ -141,11 +137,7 @@ def test_bad_mnist(tmp_path, config, form, name, data, words):
 def test_mnist_labels_out_of_range(tmp_path, config):
   raw_data.mnist(tmp_path, t10k_labels_idx1_ubyte=raw_data.idx([3, 10]))
   opening.refused(
-    [tmp_path / 't10k-labels-idx1-ubyte', '3 to 10', '0 to 9'],
-    config,
-    'arrays',
-    tmp_path,
-    'test',
+    [tmp_path / 't10k-labels-idx1-ubyte', '3 to 10', '0 to 9'], config, 'arrays', tmp_path, 'test'
   )
 
 
@@ -154,13 +146,15 @@ def test_bad_gzip(tmp_path, config, damage):
   raw_data.mnist(tmp_path, 'gz')
   file = tmp_path / 'train-images-idx3-ubyte.gz'
   data = file.read_bytes()
-  file.write_bytes({
-    'plain': _IMAGES,
-    'cut': data[:-9],
-    'byte': data[:20] + bytes([data[20] ^ 255]) + data[21:],
-    'sum': data[:-8] + bytes([data[-8] ^ 1]) + data[-7:],
-    'empty': b'',
-  }[damage])  # fmt: skip
+  file.write_bytes(
+    {
+      'plain': _IMAGES,
+      'cut': data[:-9],
+      'byte': data[:20] + bytes([data[20] ^ 255]) + data[21:],
+      'sum': data[:-8] + bytes([data[-8] ^ 1]) + data[-7:],
+      'empty': b'',
+    }[damage]
+  )
   words = [file, '0x00000803' if damage == 'empty' else 'a whole gzip file']
   opening.refused(words, config, 'arrays', tmp_path)
 

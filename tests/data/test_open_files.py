@@ -58,23 +58,18 @@ def test_more_shards_than_descriptors_lose_no_example(tmp_path, kind):
   (tmp_path / 'x.png').write_bytes(photo)
   for i in range(_SHARDS):
     if kind == 'tar':
-      with tarfile.open(
-        tmp_path / str(i), 'w', format=tarfile.USTAR_FORMAT
-      ) as tar:
+      with tarfile.open(tmp_path / str(i), 'w', format=tarfile.USTAR_FORMAT) as tar:
         tar.add(tmp_path / 'x.png', 'x.png')
     else:
       from array_record.python import array_record_module
 
-      writer = array_record_module.ArrayRecordWriter(
-        str(tmp_path / str(i)), 'group_size:1'
-      )
+      writer = array_record_module.ArrayRecordWriter(str(tmp_path / str(i)), 'group_size:1')
       writer.write(photo)
       writer.close()
   arguments = [kind, str(tmp_path), str(_SHARDS), str(len(photo))]
   result = subprocess.run(
-    [sys.executable, '-c', _READ, *arguments],
-    cwd=_ROOT, text=True, capture_output=True, check=True,
-  )  # fmt: skip
+    [sys.executable, '-c', _READ, *arguments], cwd=_ROOT, text=True, capture_output=True, check=True
+  )
   assert result.stdout.split() == [str(2 * _SHARDS)], result.stderr[-2000:]
   assert 'cannot be' not in result.stderr
 
@@ -101,22 +96,25 @@ def test_the_file_used_longest_ago_is_closed(tmp_path, monkeypatch):
   assert len(os.listdir('/proc/self/fd')) <= before
 
 
-@pytest.mark.parametrize('error, is_transient', [
-  (OSError(24, 'Too many open files'), True),
-  (OSError(23, 'Too many open files in system'), True),
-  (OSError(5, 'Input/output error'), True),
-  (OSError(116, 'Stale file handle'), True),
-  (OSError(12, 'Cannot allocate memory'), True),
-  (OSError(4, 'Interrupted system call'), True),
-  (MemoryError(), True),
-  (RuntimeError('open() failed: Too many open files; opening /sets/12'), True),
-  (RuntimeError('read() failed: Stale file handle; reading /sets/12'), True),
-  (RuntimeError('open() failed: No such file or directory'), False),
-  (RuntimeError('Corrupted chunk'), False),
-  (OSError(2, 'No such file or directory'), False),
-  (OSError('broken data stream when reading image file'), False),
-  (ValueError('truncated: no end marker'), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'error, is_transient',
+  [
+    (OSError(24, 'Too many open files'), True),
+    (OSError(23, 'Too many open files in system'), True),
+    (OSError(5, 'Input/output error'), True),
+    (OSError(116, 'Stale file handle'), True),
+    (OSError(12, 'Cannot allocate memory'), True),
+    (OSError(4, 'Interrupted system call'), True),
+    (MemoryError(), True),
+    (RuntimeError('open() failed: Too many open files; opening /sets/12'), True),
+    (RuntimeError('read() failed: Stale file handle; reading /sets/12'), True),
+    (RuntimeError('open() failed: No such file or directory'), False),
+    (RuntimeError('Corrupted chunk'), False),
+    (OSError(2, 'No such file or directory'), False),
+    (OSError('broken data stream when reading image file'), False),
+    (ValueError('truncated: no end marker'), False),
+  ],
+)
 def test_what_can_pass_is_no_damage(error, is_transient):
   assert corruption.is_transient(error) == is_transient
 

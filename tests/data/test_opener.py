@@ -9,8 +9,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.prepare import disk_files
 from anp_jax.data.sources import stored_images
 from anp_jax.predict import files as predict_files
@@ -39,10 +38,9 @@ def _huge(tmp_path):
 
 @pytest.mark.parametrize('kind', ['pipe', 'device', 'folder', 'huge'])
 def test_only_regular_files_of_some_size_are_read(tmp_path, pipe, kind):
-  path = {
-    'pipe': pipe, 'device': '/dev/zero', 'folder': str(tmp_path),
-    'huge': _huge(tmp_path),
-  }[kind]  # fmt: skip
+  path = {'pipe': pipe, 'device': '/dev/zero', 'folder': str(tmp_path), 'huge': _huge(tmp_path)}[
+    kind
+  ]
   with pytest.raises(stored_images.UnusableError):
     stored_images.read_file(path)
   with pytest.raises(stored_images.UnusableError):
@@ -67,9 +65,7 @@ def test_a_pipe_in_a_class_folder_is_damage(tmp_path, config, caplog):
 @pytest.fixture(name='outside')
 def _outside(tmp_path):
   """A set, in a folder that has a photograph of its own."""
-  root = builders.write_tree(
-    tmp_path, {'secret.jpg': _photo(9), 'set/x/0.jpg': _photo()}
-  )
+  root = builders.write_tree(tmp_path, {'secret.jpg': _photo(9), 'set/x/0.jpg': _photo()})
   return root / 'set'
 
 
@@ -113,9 +109,7 @@ def test_a_link_of_a_list_stays_in_its_folder(outside, config):
     source.read(np.array([1]))
 
 
-@pytest.mark.parametrize(
-  'path', ['/dev/zero', '/etc/hostname', '../secret.jpg', 'x/0.jpg']
-)
+@pytest.mark.parametrize('path', ['/dev/zero', '/etc/hostname', '../secret.jpg', 'x/0.jpg'])
 def test_a_table_of_hugging_face_names_files_of_its_own(outside, config, path):
   image = [{'bytes': None, 'path': path}]
   table = pa.table({'image': image, 'label': ['cat']})

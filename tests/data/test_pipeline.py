@@ -12,10 +12,8 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
-from tests import builders
-from tests import image_sources
+from anp_jax.data.input import batch_plan, pipeline
+from tests import builders, image_sources
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BATCH = 8
@@ -34,9 +32,7 @@ def source(request):
 
 def _batches(config, source, count, start=0, training=True, rows=None):
   rows = np.arange(_BATCH) if rows is None else rows
-  plan = batch_plan.BatchPlan(
-    config, len(source), _BATCH, rows, training, start
-  )
+  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, training, start)
   stream = pipeline.batches(source, plan)
   return list(itertools.islice(stream, count))
 
@@ -79,9 +75,7 @@ def test_batch_of_a_step_does_not_depend_on_the_start(config, source):
 
 @pytest.mark.parametrize('cuts', [[4], [2, 4, 6], [3, 4, 7]])
 @pytest.mark.parametrize('training', [True, False])
-def test_shares_of_processes_are_parts_of_one_batch(
-  config, source, cuts, training
-):  # fmt: skip
+def test_shares_of_processes_are_parts_of_one_batch(config, source, cuts, training):
   batches = _batches(config, source, 3, training=training)
   shares = [
     _batches(config, source, 3, training=training, rows=rows)
@@ -178,20 +172,16 @@ def test_lossless_files_are_decoded_exactly(config, kind):
   image = image_sources.pixels(32, 32)
   if kind == 'GIF':
     image = np.asarray(Image.fromarray(image).quantize(64).convert('RGB'))
-  assert (
-    _decoded(config, [builders.encode_image(image, kind)])[0] == image
-  ).all()
+  assert (_decoded(config, [builders.encode_image(image, kind)])[0] == image).all()
 
 
-@pytest.mark.parametrize('options', [
-  {'quality': 90},
-  {'quality': 90, 'subsampling': 0},
-  {'quality': 60, 'progressive': True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'options',
+  [{'quality': 90}, {'quality': 90, 'subsampling': 0}, {'quality': 60, 'progressive': True}],
+)
 def test_jpeg_is_decoded_as_pillow_does(config, options):
   files = [
-    builders.encode_image(image_sources.pixels(32, 32, i), 'JPEG', **options)
-    for i in range(4)
+    builders.encode_image(image_sources.pixels(32, 32, i), 'JPEG', **options) for i in range(4)
   ]
   expected = np.stack([_pillow(f) for f in files])
   off = np.abs(_decoded(config, files) - expected)
@@ -206,12 +196,7 @@ def test_grey_and_transparent_files_become_rgb(config):
   alpha = np.dstack([image, np.full((32, 32), 100, np.uint8)])
   jpeg = builders.encode_image(grey, 'JPEG')
   got = _decoded(
-    config,
-    [
-      jpeg,
-      builders.encode_image(grey, 'PNG'),
-      builders.encode_image(alpha, 'PNG'),
-    ],
+    config, [jpeg, builders.encode_image(grey, 'PNG'), builders.encode_image(alpha, 'PNG')]
   )
   assert np.abs(got[0] - _pillow(jpeg)).max() <= 1
   assert (got[1] == grey[..., None]).all()
@@ -255,9 +240,7 @@ def test_views_are_cut_resized_and_flipped(config, kind, training):
   batch = next(pipeline.batches(source, plan))
   assert batch['label'].tolist() == indices.tolist()
   assert not training or 0 < views.flips.sum() < 8
-  for got, index, box, flip in zip(
-    batch['image'], indices, views.boxes, views.flips
-  ):
+  for got, index, box, flip in zip(batch['image'], indices, views.boxes, views.flips):
     want = _reference(images[index], box, flip, 32)
     off = np.abs(got.astype(int) - want)
     # Pillow rounds between its two passes, TensorFlow once at the end: one
@@ -271,16 +254,15 @@ def test_views_are_cut_resized_and_flipped(config, kind, training):
 
 def _program(code, tmp_path, **environment):
   """Runs code in a fresh Python, with the settings of a plain terminal."""
-  inherited = {
-    k: v for k, v in os.environ.items() if not k.startswith(('TF_', 'JAX_'))
-  }
+  inherited = {k: v for k, v in os.environ.items() if not k.startswith(('TF_', 'JAX_'))}
   return subprocess.run(
-    [sys.executable, '-c', _HEAD + code, str(tmp_path)], cwd=_ROOT, text=True,
-    capture_output=True, timeout=120,
-    env=inherited | environment | {
-      'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu',
-    },
-  )  # fmt: skip
+    [sys.executable, '-c', _HEAD + code, str(tmp_path)],
+    cwd=_ROOT,
+    text=True,
+    capture_output=True,
+    timeout=120,
+    env=inherited | environment | {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'},
+  )
 
 
 _HEAD = """
@@ -313,10 +295,10 @@ def stream(**overrides):
 @pytest.mark.slow
 def test_arrays_digits_and_synthetic_do_without_tensorflow(tmp_path):
   np.savez(
-    tmp_path / 'set.npz', train_images=np.zeros((9, 40, 40, 3), np.uint8),
-    train_labels=np.arange(9),
-  )  # fmt: skip
-  done = _program("""
+    tmp_path / 'set.npz', train_images=np.zeros((9, 40, 40, 3), np.uint8), train_labels=np.arange(9)
+  )
+  done = _program(
+    """
 for overrides in (
   {'source': 'synthetic'},
   {'source': 'arrays', 'path': sys.argv[1] + '/set.npz'},
@@ -326,7 +308,9 @@ for overrides in (
   for _ in range(3):
     next(batches)
 print([m for m in sys.modules if m.split('.')[0].startswith('tensorflow')])
-""", tmp_path)  # fmt: skip
+""",
+    tmp_path,
+  )
   assert (done.stdout, done.stderr, done.returncode) == ('[]\n', '', 0)
 
 
@@ -343,13 +327,16 @@ def tree(tmp_path):
 
 @pytest.mark.slow
 def test_decoding_says_nothing_and_sees_no_accelerator(tree):
-  done = _program("""
+  done = _program(
+    """
 batches = stream(source='folder', path=sys.argv[1])
 next(batches), next(batches)
 import tensorflow as tf
 print([tf.config.get_visible_devices(kind) for kind in ('GPU', 'TPU')])
 print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
-""", tree)  # fmt: skip
+""",
+    tree,
+  )
   # JAX's level, for JAX and for child processes.
   assert (done.stdout, done.stderr) == ('[[], []]\n1\n', '')
   assert done.returncode == 0
@@ -358,7 +345,8 @@ print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
 @pytest.mark.slow
 def test_a_stream_left_open_does_not_hang_the_exit(tree):
   """TensorFlow waits for Python functions that Python no longer runs."""
-  done = _program("""
+  done = _program(
+    """
 import time
 
 read = image_folder.ImageFolder.read
@@ -371,19 +359,24 @@ image_folder.ImageFolder.read = slowly
 batches = stream(source='folder', path=sys.argv[1])
 next(batches)
 sys.exit('an error')
-""", tree)  # fmt: skip
+""",
+    tree,
+  )
   assert (done.stderr, done.returncode) == ('an error\n', 1)
 
 
 @pytest.mark.slow
 def test_an_error_in_decoding_does_not_hang_the_exit(tree):
   (tree / 'class1' / '4.jpeg').write_bytes(b'\xff\xd8\xff nothing')
-  done = _program("""
+  done = _program(
+    """
 thread = feed.Feed(stream(source='folder', path=sys.argv[1]), 2)
 for _ in range(20):
   next(thread)
 sys.exit('an error')
-""", tree)  # fmt: skip
+""",
+    tree,
+  )
   assert done.returncode == 1 and done.stderr.endswith('an error\n')
   assert done.stderr.count('class1/4.jpeg cannot be used') == 1
 

@@ -13,25 +13,25 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.prepare import plan as plan_lib
-from anp_jax.data.prepare import worker_pool
-from tests import builders
-from tests import prepared
+from anp_jax.data.prepare import plan as plan_lib, worker_pool
+from tests import builders, prepared
 
 # A set with a file of every kind.
 
 
 _KINDS = {
-  'corrupt': 'corrupt.jpg', 'truncated': 'short.jpg', 'rotated': 'rotated.jpg',
-  'suffix': 'gone.jpg', 'duplicate': 'again.jpg', 'leak': 'leak.jpg',
-}  # fmt: skip
+  'corrupt': 'corrupt.jpg',
+  'truncated': 'short.jpg',
+  'rotated': 'rotated.jpg',
+  'suffix': 'gone.jpg',
+  'duplicate': 'again.jpg',
+  'leak': 'leak.jpg',
+}
 
 
 @pytest.fixture(scope='module')
 def faulty(tmp_path_factory):
-  return builders.write_tree(
-    tmp_path_factory.mktemp('faulty'), prepared.files_of_every_kind()
-  )
+  return builders.write_tree(tmp_path_factory.mktemp('faulty'), prepared.files_of_every_kind())
 
 
 @pytest.fixture(scope='module')
@@ -48,26 +48,34 @@ def test_every_kind_is_found(default_set):
   lines = prepared.damaged(prepared.folder(default_set[0], 'usual'))
   kinds = {os.path.basename(f): x['kinds'] for (_, f), x in lines.items()}
   assert kinds == {
-    'alpha.png': ['alpha'], 'cmyk.jpg': ['cmyk'], 'corrupt.jpg': ['corrupt'],
-    'empty.jpg': ['corrupt'], 'leak.jpg': ['leak'], 'rotated.jpg': ['rotated'],
-    'again.jpg': ['duplicate'], 'gone.jpg': ['placeholder', 'suffix'],
-    'grey.jpg': ['grey'], 'named.png': ['suffix'],
-    'new.jpg': ['format', 'suffix'], 'short.jpg': ['truncated'],
+    'alpha.png': ['alpha'],
+    'cmyk.jpg': ['cmyk'],
+    'corrupt.jpg': ['corrupt'],
+    'empty.jpg': ['corrupt'],
+    'leak.jpg': ['leak'],
+    'rotated.jpg': ['rotated'],
+    'again.jpg': ['duplicate'],
+    'gone.jpg': ['placeholder', 'suffix'],
+    'grey.jpg': ['grey'],
+    'named.png': ['suffix'],
+    'new.jpg': ['format', 'suffix'],
+    'short.jpg': ['truncated'],
     'x.jpg': ['duplicate'],
-  }  # fmt: skip
+  }
 
 
-def test_files_of_formats_that_training_leaves_out_are_converted(
-  tmp_path, capsys
-):
-  root = builders.write_tree(tmp_path / 'tree', {
-    'train/a/1.webp': prepared.photo(1, 'WEBP', lossless=True),
-    'train/b/2.TIFF': prepared.photo(2, 'TIFF'), 'train/b/3.svg': b'<svg/>',
-  })  # fmt: skip
+def test_files_of_formats_that_training_leaves_out_are_converted(tmp_path, capsys):
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      'train/a/1.webp': prepared.photo(1, 'WEBP', lossless=True),
+      'train/b/2.TIFF': prepared.photo(2, 'TIFF'),
+      'train/b/3.svg': b'<svg/>',
+    },
+  )
   status, out, _ = prepared.run(
-    capsys, f'--from={root}', '--name=n', f'--data_dir={tmp_path}',
-    '--eval_split=',
-  )  # fmt: skip
+    capsys, f'--from={root}', '--name=n', f'--data_dir={tmp_path}', '--eval_split='
+  )
   assert status == 0
   stored = prepared.examples(tmp_path, 'n', 'train')
   assert [name for name, _, _ in stored] == ['a/1.webp', 'b/2.TIFF']
@@ -88,11 +96,13 @@ def test_every_damaged_file_has_a_line(default_set):
     assert line['class'] == file.split('/')[0]
   done = {os.path.basename(f): x['done'] for (_, f), x in lines.items()}
   assert {n for n, d in done.items() if d == 'skip'} == {
-    'corrupt.jpg', 'empty.jpg', 'leak.jpg', 'gone.jpg', 'short.jpg',
-  }  # fmt: skip
-  assert {n for n, d in done.items() if d == 'convert'} == {
-    'cmyk.jpg', 'rotated.jpg', 'new.jpg',
-  }  # fmt: skip
+    'corrupt.jpg',
+    'empty.jpg',
+    'leak.jpg',
+    'gone.jpg',
+    'short.jpg',
+  }
+  assert {n for n, d in done.items() if d == 'convert'} == {'cmyk.jpg', 'rotated.jpg', 'new.jpg'}
   again = lines['train', 'old_dog/again.jpg']
   assert again['equals'] == {'split': 'train', 'file': 'big_cat/0.jpg'}
   leak = lines['train', 'big_cat/leak.jpg']
@@ -107,11 +117,17 @@ def test_examples_are_the_files_in_order(default_set):
   files = prepared.files_of_every_kind()
   stored = prepared.examples(data_dir, 'usual', 'train')
   assert [name for name, _, _ in stored] == [
-    'big_cat/0.jpg', 'big_cat/alpha.png', 'big_cat/cmyk.jpg',
-    'big_cat/rotated.jpg', 'old_dog/again.jpg', 'old_dog/grey.jpg',
-    'old_dog/named.png', 'old_dog/new.jpg', 'old_dog/tiny.png',
+    'big_cat/0.jpg',
+    'big_cat/alpha.png',
+    'big_cat/cmyk.jpg',
+    'big_cat/rotated.jpg',
+    'old_dog/again.jpg',
+    'old_dog/grey.jpg',
+    'old_dog/named.png',
+    'old_dog/new.jpg',
+    'old_dog/tiny.png',
     'red_car/one.jpg',
-  ]  # fmt: skip
+  ]
   assert [label for _, _, label in stored] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
   for name, data, _ in stored:
     original = files[f'train/{name}']
@@ -124,8 +140,10 @@ def test_examples_are_the_files_in_order(default_set):
       assert image.size == (before.size[::-1] if turned else before.size)
   evaluation = prepared.examples(data_dir, 'usual', 'validation')
   assert [(name, label) for name, _, label in evaluation] == [
-    ('big_cat/v.jpg', 0), ('old_dog/w.jpg', 1), ('old_dog/x.jpg', 1),
-  ]  # fmt: skip
+    ('big_cat/v.jpg', 0),
+    ('old_dog/w.jpg', 1),
+    ('old_dog/x.jpg', 1),
+  ]
 
 
 def test_training_reads_the_set(default_set, config):
@@ -144,13 +162,13 @@ def test_report_and_summary_count_every_kind(default_set):
   data_dir, out, err = default_set
   folder = prepared.folder(data_dir, 'usual')
   report = (folder / 'report.md').read_text()
-  assert re.search(
-    r'\| train \| .* \| 15 \| 10 \| 3 \| 1 \(red_car\) \|', report
-  )
+  assert re.search(r'\| train \| .* \| 15 \| 10 \| 3 \| 1 \(red_car\) \|', report)
   # 2 of 18 files; the reader sees which.
   assert re.search(
     r'\| corrupt \|.*\| 2 \| 11.11 % \| skip \| train: big_cat/corrupt.jpg, '
-    r'train: big_cat/empty.jpg \|', report)  # fmt: skip
+    r'train: big_cat/empty.jpg \|',
+    report,
+  )
   assert re.search(r'\| duplicate \|.*\| 2 \| 11.11 % \| keep', report)
   assert 'missing' not in report
   for words in (
@@ -161,7 +179,7 @@ def test_report_and_summary_count_every_kind(default_set):
     r'corrupt +2 +11.11 % +skip',
     rf'python main.py .*--config.data.source=tfds:anp_folder/usual '
     rf'--config.data.dir={re.escape(str(data_dir))}$',
-  ):  # fmt: skip
+  ):
     assert re.search(words, out, re.MULTILINE), words
   assert 'examining: 18/18 files' in err and '3 damaged' in err
   metadata = json.loads((folder / 'metadata.json').read_text())
@@ -174,9 +192,8 @@ def test_report_and_summary_count_every_kind(default_set):
 @pytest.mark.parametrize('kind', _KINDS)
 def test_a_kind_can_forbid_the_set(kind, faulty, tmp_path, capsys):
   line = prepared.error(
-    capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}',
-    f'--policy={kind}=fail',
-  )  # fmt: skip
+    capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}', f'--policy={kind}=fail'
+  )
   file = _KINDS[kind]
   assert re.search(rf'forbids \d {kind} files, first \S*/{file} \({kind}', line)
   assert not prepared.folder(tmp_path, 'x').exists()
@@ -185,25 +202,33 @@ def test_a_kind_can_forbid_the_set(kind, faulty, tmp_path, capsys):
   assert (report.parent / 'damaged.jsonl').is_file()
 
 
-@pytest.mark.parametrize('policy, missing', [
-  ('alpha=skip', {'alpha.png'}),
-  ('cmyk=skip,rotated=skip', {'cmyk.jpg', 'rotated.jpg'}),
-  ('duplicate=skip', {'again.jpg'}),
-  ('suffix=skip', {'named.png', 'new.jpg'}),
-  ('small=skip', {'tiny.png'}),
-  ('rare=skip', {'one.jpg'}),
-  ('placeholder=keep', {'-gone.jpg'}),
-  ('truncated=convert', {'-short.jpg'}),
-  ('leak=keep', {'-leak.jpg'}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'policy, missing',
+  [
+    ('alpha=skip', {'alpha.png'}),
+    ('cmyk=skip,rotated=skip', {'cmyk.jpg', 'rotated.jpg'}),
+    ('duplicate=skip', {'again.jpg'}),
+    ('suffix=skip', {'named.png', 'new.jpg'}),
+    ('small=skip', {'tiny.png'}),
+    ('rare=skip', {'one.jpg'}),
+    ('placeholder=keep', {'-gone.jpg'}),
+    ('truncated=convert', {'-short.jpg'}),
+    ('leak=keep', {'-leak.jpg'}),
+  ],
+)
 def test_a_policy_decides_which_files_are_stored(
   policy, missing, faulty, default_set, tmp_path, capsys
 ):
   """Against the set of the defaults; '-' for what comes in addition."""
   status, _, err = prepared.run(
-    capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}',
-    f'--policy={policy}', '--min_size=5', '--min_count=2',
-  )  # fmt: skip
+    capsys,
+    f'--from={faulty}',
+    '--name=x',
+    f'--data_dir={tmp_path}',
+    f'--policy={policy}',
+    '--min_size=5',
+    '--min_count=2',
+  )
   assert status == 0, err
 
   def names(data_dir, name):
@@ -219,10 +244,13 @@ def test_a_policy_decides_which_files_are_stored(
 
 def test_files_are_converted_by_choice(faulty, tmp_path, capsys):
   status, _, _ = prepared.run(
-    capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}',
+    capsys,
+    f'--from={faulty}',
+    '--name=x',
+    f'--data_dir={tmp_path}',
     '--policy=grey=convert,alpha=convert,cmyk=keep,rotated=keep,small=fail',
     '--min_size=4',  # tiny.png has 4 pixels
-  )  # fmt: skip
+  )
   assert status == 0
   stored = {n: d for n, d, _ in prepared.examples(tmp_path, 'x', 'train')}
   files = prepared.files_of_every_kind()
@@ -234,45 +262,61 @@ def test_files_are_converted_by_choice(faulty, tmp_path, capsys):
 
 def test_rare_classes_are_counted_without_damaged_files(tmp_path, capsys):
   """A class whose training files are all damaged is rare in the other split."""
-  root = builders.write_tree(tmp_path / 'tree', {
-    'train/a/1.jpg': prepared.photo(1), 'train/b/1.jpg': b'x',
-    'train/b/2.jpg': b'y', 'train/a/5.jpg': prepared.photo(5),
-    'train/c/6.jpg': prepared.photo(6), 'train/c/7.jpg': prepared.photo(6),
-    'validation/a/3.jpg': prepared.photo(3),
-    'validation/b/4.jpg': prepared.photo(4),
-  })  # fmt: skip
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      'train/a/1.jpg': prepared.photo(1),
+      'train/b/1.jpg': b'x',
+      'train/b/2.jpg': b'y',
+      'train/a/5.jpg': prepared.photo(5),
+      'train/c/6.jpg': prepared.photo(6),
+      'train/c/7.jpg': prepared.photo(6),
+      'validation/a/3.jpg': prepared.photo(3),
+      'validation/b/4.jpg': prepared.photo(4),
+    },
+  )
   status, _, _ = prepared.run(
-    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}',
-    '--policy=rare=skip,duplicate=skip', '--min_count=2',
-  )  # fmt: skip
+    capsys,
+    f'--from={root}',
+    '--name=x',
+    f'--data_dir={tmp_path}',
+    '--policy=rare=skip,duplicate=skip',
+    '--min_count=2',
+  )
   assert status == 0
-  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'train')] == [
-    'a/1.jpg', 'a/5.jpg'
-  ]  # fmt: skip
-  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'validation')] == [
-    'a/3.jpg'
+  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'train')] == ['a/1.jpg', 'a/5.jpg']
+  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'validation')] == ['a/3.jpg']
+  assert prepared.damaged(prepared.folder(tmp_path, 'x'))['validation', 'b/4.jpg']['kinds'] == [
+    'rare'
   ]
-  assert prepared.damaged(prepared.folder(tmp_path, 'x'))[
-    'validation', 'b/4.jpg'
-  ]['kinds'] == ['rare']
 
 
 def _split(sizes):
   n = len(sizes)
   return plan_lib.Split(
-    'train', None, np.array(sizes, np.int64), np.ones((n, 2), np.int32),
-    np.zeros(n, np.uint32), [b''] * n, [''] * n, {}, np.zeros(n, np.uint8),
-  )  # fmt: skip
+    'train',
+    None,
+    np.array(sizes, np.int64),
+    np.ones((n, 2), np.int32),
+    np.zeros(n, np.uint32),
+    [b''] * n,
+    [''] * n,
+    {},
+    np.zeros(n, np.uint8),
+  )
 
 
-@pytest.mark.parametrize('sizes, size, lengths', [
-  # 1,000 bytes in four parts; a file belongs where its middle is.
-  ([100] * 10, 250, [2, 3, 2, 3]),
-  ([100] * 10, 10**6, [10]),
-  ([100] * 3, 1, [1, 1, 1]),
-  # Four of ten parts would be empty.
-  ([1, 1, 1000, 1, 1], 100, [2, 1, 2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'sizes, size, lengths',
+  [
+    # 1,000 bytes in four parts; a file belongs where its middle is.
+    ([100] * 10, 250, [2, 3, 2, 3]),
+    ([100] * 10, 10**6, [10]),
+    ([100] * 3, 1, [1, 1, 1]),
+    # Four of ten parts would be empty.
+    ([1, 1, 1000, 1, 1], 100, [2, 1, 2]),
+  ],
+)
 def test_a_file_belongs_to_the_shard_of_its_middle(sizes, size, lengths):
   shards = plan_lib.shards(_split(sizes), size)
   assert [len(shard) for shard in shards] == lengths
@@ -286,9 +330,7 @@ def _with_room(monkeypatch, free):
   monkeypatch.setattr(shutil, 'disk_usage', lambda _: _Usage(1e9, 0, free))
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_work(
-  tmp_path, capsys, monkeypatch
-):
+def test_a_disk_that_is_too_small_is_told_before_the_work(tmp_path, capsys, monkeypatch):
   """Only what is stored as it is counts, less what is written already."""
   contents = {f'train/a/{i}.jpg': prepared.photo(i) for i in range(3)} | {
     f'train/b/{i}.png': prepared.photo(i, 'PNG') for i in range(2)
@@ -302,9 +344,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_work(
   bmp = 10 * size
   _with_room(monkeypatch, size + bmp - 1)
   with monkeypatch.context() as m:
-    m.setattr(
-      worker_pool.Pool, 'make', lambda *_: pytest.fail('work has begun')
-    )
+    m.setattr(worker_pool.Pool, 'make', lambda *_: pytest.fail('work has begun'))
     line = prepared.error(capsys, *flags)
   assert f'--data_dir={str(data)!r}' in line
   assert f'{(size + bmp) / 1e6:,.1f} MB are to be written' in line

@@ -8,9 +8,7 @@ import pyarrow as pa
 import pytest
 
 from anp_jax.data import sources
-from tests import builders
-from tests import listed_sets
-from tests import prepared
+from tests import builders, listed_sets, prepared
 
 
 def _tar(folder):
@@ -36,13 +34,14 @@ def _hf(folder):
   ]
   nouns = ['dog', 'cat'] * 3 + ['cat', 'dog', 'cat']
   train = {'image': images, 'adjective': ['old'] * 9, 'noun': nouns}
-  evaluation = {
-    'image': listed_sets.photos([50]), 'adjective': ['old'], 'noun': ['cat'],
-  }  # fmt: skip
-  listed_sets.save_to_disk(folder, {
-    'train': listed_sets.hf_table(train, features),
-    'validation': listed_sets.hf_table(evaluation, features),
-  })  # fmt: skip
+  evaluation = {'image': listed_sets.photos([50]), 'adjective': ['old'], 'noun': ['cat']}
+  listed_sets.save_to_disk(
+    folder,
+    {
+      'train': listed_sets.hf_table(train, features),
+      'validation': listed_sets.hf_table(evaluation, features),
+    },
+  )
   return f'hf:{folder}'
 
 
@@ -53,17 +52,12 @@ def _list(folder):
   builders.write_tree(folder, files)
   nouns = ['dog', 'cat'] * 3 + ['cat', 'dog', 'cat', 'cat']
   splits = ['train'] * 9 + ['validation']
-  table = pa.table({
-    'path': [*files], 'adjective': ['old'] * 10, 'noun': nouns,
-    'split': splits,
-  })  # fmt: skip
+  table = pa.table({'path': [*files], 'adjective': ['old'] * 10, 'noun': nouns, 'split': splits})
   listed_sets.write_parquet(folder / 'list.parquet', table)
   return f'list:{folder}/list.parquet'
 
 
-@pytest.mark.parametrize(
-  'make', [_tar, _hf, pytest.param(_list, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('make', [_tar, _hf, pytest.param(_list, marks=pytest.mark.slow)])
 def test_a_set_is_examined_repaired_and_stored(make, tmp_path, capsys, config):
   source = make(tmp_path / 'in')
   arguments = [f'--from={source}', '--name=x', f'--data_dir={tmp_path}']
@@ -73,9 +67,7 @@ def test_a_set_is_examined_repaired_and_stored(make, tmp_path, capsys, config):
   for kind in ('corrupt', 'format', 'leak'):
     assert re.search(rf'^{kind} +1 ', out, re.M), out
   stored = prepared.examples(tmp_path, 'x', 'train')
-  assert [data for _, data, _ in stored[:6]] == [
-    prepared.photo(i) for i in range(6)
-  ]
+  assert [data for _, data, _ in stored[:6]] == [prepared.photo(i) for i in range(6)]
   assert [label for _, _, label in stored] == [1, 0, 1, 0, 1, 0, 1]
   assert stored[6][1].startswith(b'\x89PNG')  # the WebP, converted
   ((_, data, label),) = prepared.examples(tmp_path, 'x', 'validation')
@@ -113,31 +105,26 @@ def test_all_of_a_set_without_splits(tmp_path, capsys):
   # A shard that changed is another set.
   members = listed_sets.samples(range(1, 21), ('a', 'b'))
   listed_sets.write_tar(path, members)
-  line = prepared.error(
-    capsys, '--from=tar:all.tar', '--name=one', '--eval_split=', *arguments
-  )
+  line = prepared.error(capsys, '--from=tar:all.tar', '--name=one', '--eval_split=', *arguments)
   assert '--overwrite' in line
 
 
-@pytest.mark.parametrize('arguments, words', [
-  (['--from=tar:nowhere-*.tar'], ['nowhere-*.tar', 'tar shards']),
-  (['--from=hf:nowhere'], ['nowhere', 'save_to_disk']),
-  (['--from=list:nowhere.csv'], ['nowhere.csv']),
-  (['--from=.', '--path=x'], ['--path', 'list:']),
-  (['--from=tar:a.tar', '--train_split=tarin'], ["'tarin'", '--train_split']),
-  (['--from=list:a.csv'], ['no file', '--path']),
-])  # fmt: skip
-def test_a_bad_command_is_one_line(
-  arguments, words, tmp_path, capsys, monkeypatch
-):
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    (['--from=tar:nowhere-*.tar'], ['nowhere-*.tar', 'tar shards']),
+    (['--from=hf:nowhere'], ['nowhere', 'save_to_disk']),
+    (['--from=list:nowhere.csv'], ['nowhere.csv']),
+    (['--from=.', '--path=x'], ['--path', 'list:']),
+    (['--from=tar:a.tar', '--train_split=tarin'], ["'tarin'", '--train_split']),
+    (['--from=list:a.csv'], ['no file', '--path']),
+  ],
+)
+def test_a_bad_command_is_one_line(arguments, words, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  listed_sets.write_tar(
-    tmp_path / 'a.tar', listed_sets.samples(range(2), ('a', 'b'))
-  )
+  listed_sets.write_tar(tmp_path / 'a.tar', listed_sets.samples(range(2), ('a', 'b')))
   (tmp_path / 'a.csv').write_text('path,label\nx.jpg,a\ny.jpg,b\n')
-  line = prepared.error(
-    capsys, *arguments, '--name=x', f'--data_dir={tmp_path}/data'
-  )
+  line = prepared.error(capsys, *arguments, '--name=x', f'--data_dir={tmp_path}/data')
   for word in words:
     assert word in line, line
 
@@ -145,12 +132,9 @@ def test_a_bad_command_is_one_line(
 def test_an_image_without_a_class_is_refused(tmp_path, capsys):
   features = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
   table = {'image': listed_sets.photos(range(2)), 'label': [0, -1]}
-  listed_sets.save_to_disk(
-    tmp_path / 'set', {'train': listed_sets.hf_table(table, features)}
-  )
+  listed_sets.save_to_disk(tmp_path / 'set', {'train': listed_sets.hf_table(table, features)})
   line = prepared.error(
-    capsys, f'--from=hf:{tmp_path}/set', '--name=x', '--eval_split=',
-    f'--data_dir={tmp_path}',
-  )  # fmt: skip
+    capsys, f'--from=hf:{tmp_path}/set', '--name=x', '--eval_split=', f'--data_dir={tmp_path}'
+  )
   assert f'{tmp_path}/set/train/1-1.jpg has no class' in line
   assert not os.path.exists(tmp_path / 'anp_folder' / 'x')

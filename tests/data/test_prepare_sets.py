@@ -13,8 +13,7 @@ import tensorflow_datasets as tfds
 
 from anp_jax.data import sources
 from anp_jax.data.prepare import report
-from tests import builders
-from tests import prepared
+from tests import builders, prepared
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
@@ -30,61 +29,55 @@ def faulty(tmp_path_factory):
 
 
 def test_split_files_say_what_is_stored(tmp_path, capsys):
-  root = builders.write_tree(tmp_path / 'tree', {
-    f'{c}/{i}.jpg': prepared.photo(i + 10 * j)
-    for j, c in enumerate(('old_dog', 'big_cat')) for i in range(4)
-  })  # fmt: skip
-  (root / 'fit.txt').write_text(
-    'big_cat/3.jpg 1 0 0\nold_dog/0.jpg 0 1 1\nbig_cat/9.jpg 1 0 0\n'
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      f'{c}/{i}.jpg': prepared.photo(i + 10 * j)
+      for j, c in enumerate(('old_dog', 'big_cat'))
+      for i in range(4)
+    },
   )
+  (root / 'fit.txt').write_text('big_cat/3.jpg 1 0 0\nold_dog/0.jpg 0 1 1\nbig_cat/9.jpg 1 0 0\n')
   (root / 'held out.txt').write_text('old_dog/1.jpg 0 1 1\n')
   (tmp_path / 'anps.txt').write_text('old_dog\nbig_cat\n')
   (tmp_path / 'adjectives.txt').write_text('big\nold\n')
   (tmp_path / 'nouns.txt').write_text('cat\ndog\n')
-  lists = ','.join(
-    str(tmp_path / f'{n}.txt') for n in ('anps', 'adjectives', 'nouns')
-  )
+  lists = ','.join(str(tmp_path / f'{n}.txt') for n in ('anps', 'adjectives', 'nouns'))
   status, out, err = prepared.run(
-    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}',
-    '--train_split=fit.txt', '--eval_split=held out.txt', f'--lists={lists}',
-  )  # fmt: skip
+    capsys,
+    f'--from={root}',
+    '--name=x',
+    f'--data_dir={tmp_path}',
+    '--train_split=fit.txt',
+    '--eval_split=held out.txt',
+    f'--lists={lists}',
+  )
   assert status == 0, err
   stored = prepared.examples(tmp_path, 'x', 'train')
-  assert [(n, label) for n, _, label in stored] == [
-    ('big_cat/3.jpg', 1), ('old_dog/0.jpg', 0)
-  ]  # fmt: skip
-  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'validation')] == [
-    'old_dog/1.jpg'
-  ]
-  line = prepared.damaged(prepared.folder(tmp_path, 'x'))[
-    'train', 'big_cat/9.jpg'
-  ]
+  assert [(n, label) for n, _, label in stored] == [('big_cat/3.jpg', 1), ('old_dog/0.jpg', 0)]
+  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'validation')] == ['old_dog/1.jpg']
+  line = prepared.damaged(prepared.folder(tmp_path, 'x'))['train', 'big_cat/9.jpg']
   assert (line['kinds'], line['done']) == (['missing'], 'skip')
   assert 'train_split' not in out  # the prepared splits have the usual names
 
 
 def test_a_tree_without_splits_and_a_tree_of_one(tmp_path, capsys, config):
-  files = {f'{c}/{i}.png': prepared.photo(ord(c) * 99 + i, 'PNG')
-           for c in 'ab' for i in range(20)}  # fmt: skip
+  files = {f'{c}/{i}.png': prepared.photo(ord(c) * 99 + i, 'PNG') for c in 'ab' for i in range(20)}
   root = builders.write_tree(tmp_path / 'tree', files)
   for name, arguments in (('both', []), ('one', ['--eval_split='])):
     status, out, err = prepared.run(
-      capsys, f'--from={root}', f'--name={name}', f'--data_dir={tmp_path}',
-      *arguments,
-    )  # fmt: skip
+      capsys, f'--from={root}', f'--name={name}', f'--data_dir={tmp_path}', *arguments
+    )
     assert status == 0, err
-  parts = [{n for n, _, _ in prepared.examples(tmp_path, 'both', split)}
-           for split in ('train', 'validation')]  # fmt: skip
+  parts = [
+    {n for n, _, _ in prepared.examples(tmp_path, 'both', split)}
+    for split in ('train', 'validation')
+  ]
   assert all(parts) and not parts[0] & parts[1]
   assert parts[0] | parts[1] == set(files)
-  assert sorted(tfds.builder('anp_folder/one', data_dir=tmp_path).info.splits
-                ) == ['train']  # fmt: skip
-  assert {n for n, _, _ in prepared.examples(tmp_path, 'one', 'train')} == set(
-    files
-  )
-  assert re.search(
-    r'^no evaluation split: .*\n.* --config.data.eval_split=train$', out, re.M
-  )
+  assert sorted(tfds.builder('anp_folder/one', data_dir=tmp_path).info.splits) == ['train']
+  assert {n for n, _, _ in prepared.examples(tmp_path, 'one', 'train')} == set(files)
+  assert re.search(r'^no evaluation split: .*\n.* --config.data.eval_split=train$', out, re.M)
   # The same examples by the same indices as the tree itself.
   config.data.source, config.data.path = 'folder', str(root)
   tree = sources.open_source(config, training=False)
@@ -97,28 +90,30 @@ def test_a_tree_without_splits_and_a_tree_of_one(tmp_path, capsys, config):
 
 
 def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
-  root = builders.write_tree(tmp_path / 'tree', {
-    os.fsdecode(b'train/a/\xff.jpg'): prepared.photo(1),
-    'train/a/x|y\n.jpg': b'', 'train/b/1.jpg': prepared.photo(2),
-  })  # fmt: skip
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      os.fsdecode(b'train/a/\xff.jpg'): prepared.photo(1),
+      'train/a/x|y\n.jpg': b'',
+      'train/b/1.jpg': prepared.photo(2),
+    },
+  )
   (root / 'train/a/folder.jpg').mkdir()
   os.mkfifo(root / 'train/a/pipe.jpg')
   (root / 'train/a/link.jpg').symlink_to(root / 'nowhere')
   status, out, err = prepared.run(
-    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}',
-    '--eval_split=',
-  )  # fmt: skip
+    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split='
+  )
   assert status == 0, err
   stored = prepared.examples(tmp_path, 'x', 'train')
   assert [n for n, _, _ in stored] == [os.fsdecode(b'a/\xff.jpg'), 'b/1.jpg']
-  kinds = {
-    f: x['kinds']
-    for (_, f), x in prepared.damaged(prepared.folder(tmp_path, 'x')).items()
-  }
+  kinds = {f: x['kinds'] for (_, f), x in prepared.damaged(prepared.folder(tmp_path, 'x')).items()}
   assert kinds == {
-    'a/folder.jpg': ['corrupt'], 'a/pipe.jpg': ['corrupt'],
-    'a/link.jpg': ['missing'], 'a/x|y\n.jpg': ['corrupt'],
-  }  # fmt: skip
+    'a/folder.jpg': ['corrupt'],
+    'a/pipe.jpg': ['corrupt'],
+    'a/link.jpg': ['missing'],
+    'a/x|y\n.jpg': ['corrupt'],
+  }
   table = (prepared.folder(tmp_path, 'x') / 'report.md').read_text()
   assert 'x\\|y .jpg' in table
 
@@ -130,13 +125,11 @@ def _bitmap(seed):
 
 def test_changed_files_are_not_stored_as_examined(tmp_path, capsys):
   """What was examined is what is stored, or nothing is."""
-  root = builders.write_tree(tmp_path / 'tree', {
-    'train/a/1.jpg': prepared.photo(1), 'train/a/2.jpg': b'',
-    'train/b/3.bmp': _bitmap(3),
-  })  # fmt: skip
-  arguments = [
-    f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=',
-  ]  # fmt: skip
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {'train/a/1.jpg': prepared.photo(1), 'train/a/2.jpg': b'', 'train/b/3.bmp': _bitmap(3)},
+  )
+  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=']
   prepared.error(capsys, *arguments, '--policy=corrupt=fail')
   path = root / 'train/b/3.bmp'
   when = path.stat().st_mtime_ns
@@ -152,16 +145,18 @@ def test_changed_files_are_not_stored_as_examined(tmp_path, capsys):
 
 
 def test_repaired_files_are_examined_again(tmp_path, capsys):
-  root = builders.write_tree(tmp_path / 'tree', {
-    'train/a/1.jpg': prepared.photo(1), 'train/a/2.jpg': b'',
-    'train/b/3.jpg': b'x', 'train/b/4.jpg': prepared.photo(4),
-    'validation/a/5.jpg': prepared.photo(5),
-  })  # fmt: skip
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      'train/a/1.jpg': prepared.photo(1),
+      'train/a/2.jpg': b'',
+      'train/b/3.jpg': b'x',
+      'train/b/4.jpg': prepared.photo(4),
+      'validation/a/5.jpg': prepared.photo(5),
+    },
+  )
   (root / 'train/a/6.jpg').symlink_to(root / 'later.jpg')
-  arguments = [
-    f'--from={root}', '--name=x', f'--data_dir={tmp_path}',
-    '--policy=corrupt=fail',
-  ]  # fmt: skip
+  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--policy=corrupt=fail']
   assert '2 corrupt files, first' in prepared.error(capsys, *arguments)
   (root / 'train/a/2.jpg').write_bytes(prepared.photo(2))
   line = prepared.error(capsys, *arguments)
@@ -181,15 +176,15 @@ def test_repaired_files_are_examined_again(tmp_path, capsys):
 
 def test_another_limit_of_large_files_examines_them_again(tmp_path, capsys):
   """Files are looked at again where another limit says otherwise."""
-  root = builders.write_tree(tmp_path / 'tree', {
-    'a/1.png': builders.encode_image(builders.random_pixels(40, 30), 'PNG'),
-    'b/2.png': builders.encode_image(builders.random_pixels(41, 31), 'PNG'),
-  })  # fmt: skip
-  arguments = [f'--from={root}', '--name=n', f'--data_dir={tmp_path}',
-               '--eval_split=']  # fmt: skip
-  line = prepared.error(
-    capsys, *arguments, '--max_megapixels=0.00125', '--policy=large=fail'
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      'a/1.png': builders.encode_image(builders.random_pixels(40, 30), 'PNG'),
+      'b/2.png': builders.encode_image(builders.random_pixels(41, 31), 'PNG'),
+    },
   )
+  arguments = [f'--from={root}', '--name=n', f'--data_dir={tmp_path}', '--eval_split=']
+  line = prepared.error(capsys, *arguments, '--max_megapixels=0.00125', '--policy=large=fail')
   assert 'the policy forbids 1 large files, first ' in line
   assert 'b/2.png (large: 31 x 41 pixels, above max_megapixels=0.00125' in line
   status, out, _ = prepared.run(capsys, *arguments, '--max_megapixels=0.00125')
@@ -207,15 +202,11 @@ def test_another_limit_of_large_files_examines_them_again(tmp_path, capsys):
   assert len(prepared.examples(tmp_path, 'n', 'train')) == 2
 
 
-def test_shards_of_files_that_changed_are_written_again(
-  tmp_path, capsys, monkeypatch
-):
-  root = builders.write_tree(tmp_path / 'tree', {
-    f'train/a/{i}.jpg': prepared.photo(i) for i in range(4)
-  })  # fmt: skip
-  arguments = [
-    f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=',
-  ]  # fmt: skip
+def test_shards_of_files_that_changed_are_written_again(tmp_path, capsys, monkeypatch):
+  root = builders.write_tree(
+    tmp_path / 'tree', {f'train/a/{i}.jpg': prepared.photo(i) for i in range(4)}
+  )
+  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=']
 
   def full(*_):
     raise OSError('No space left on device')
@@ -243,18 +234,24 @@ def test_a_finished_set_is_kept(faulty, tmp_path, capsys):
   line = prepared.error(capsys, *arguments, '--min_size=2')
   assert '--overwrite' in line and str(prepared.folder(tmp_path, 'x')) in line
   assert prepared.digests(prepared.folder(tmp_path, 'x')) == before
-  assert prepared.run(capsys, *arguments, '--min_size=5', '--policy=small=skip',
-              '--overwrite')[0] == 0  # fmt: skip
+  assert (
+    prepared.run(capsys, *arguments, '--min_size=5', '--policy=small=skip', '--overwrite')[0] == 0
+  )
   names = [n for n, _, _ in prepared.examples(tmp_path, 'x', 'train')]
   assert 'old_dog/tiny.png' not in names
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
 
 
 def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
-  root = builders.write_tree(tmp_path / 'tree', {
-    'train/a/1.jpg': prepared.photo(1), 'train/b/2.jpg': b'',
-    'train/b/3.jpg': b'', 'validation/a/4.jpg': prepared.photo(4),
-  })  # fmt: skip
+  root = builders.write_tree(
+    tmp_path / 'tree',
+    {
+      'train/a/1.jpg': prepared.photo(1),
+      'train/b/2.jpg': b'',
+      'train/b/3.jpg': b'',
+      'validation/a/4.jpg': prepared.photo(4),
+    },
+  )
   arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}']
   assert prepared.run(capsys, *arguments)[0] == 0
   (root / 'train/b/2.jpg').write_bytes(prepared.photo(2))
@@ -265,10 +262,7 @@ def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
     status, out, _ = prepared.run(capsys, *arguments, '--overwrite')
     assert status == 0
     stored = prepared.examples(tmp_path, 'x', 'train')
-    assert [data for _, data, _ in stored] == [
-      prepared.photo(1),
-      prepared.photo(2),
-    ]
+    assert [data for _, data, _ in stored] == [prepared.photo(1), prepared.photo(2)]
   assert 'already' in out
   (root / 'validation/a/4.jpg').unlink()
   (root / 'validation/a/4.jpg').symlink_to(root / 'nowhere')
@@ -279,15 +273,11 @@ def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys):
   path = prepared.folder(tmp_path, 'x') / 'mine.txt'
   path.parent.mkdir(parents=True)
   path.write_text('mine')
-  prepared.error(
-    capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}'
-  )
+  prepared.error(capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}')
   assert path.read_text() == 'mine'
 
 
-def test_the_environment_names_the_data_folder(
-  faulty, tmp_path, capsys, monkeypatch
-):
+def test_the_environment_names_the_data_folder(faulty, tmp_path, capsys, monkeypatch):
   monkeypatch.setenv('ANP_DATA', str(tmp_path))
   assert prepared.run(capsys, f'--from={faulty}', '--name=x')[0] == 0
   assert (prepared.folder(tmp_path, 'x') / 'dataset_info.json').is_file()
@@ -296,34 +286,34 @@ def test_the_environment_names_the_data_folder(
 # Bad commands.
 
 
-@pytest.mark.parametrize('arguments, words', [
-  ([], ['--from']),
-  (['--from=TREE'], ['--name']),
-  (['--from=TREE', '--name=x', '--polisy=a'], ['--polisy', '--policy']),
-  (['--from=TREE', '--name=x', '--policy=corupt=skip'],
-   ["'corupt'", "'corrupt'"]),
-  (['--from=TREE', '--name=x', '--policy=corrupt=keep'],
-   ['corrupt=keep', 'corrupt=skip or fail']),
-  (['--from=TREE', '--name=x', '--policy=grey'], ['grey=keep or convert']),
-  (['--from=TREE', '--name=x', '--min_size=0'], ['--min_size=0', '1']),
-  (['--from=TREE', '--name=x', '--workers=two'], ['workers', "'two'"]),
-  (['--from=TREE', '--name=a/b'], ["'a/b'"]),
-  (['--from=TREE', '--name=1.0.0'], ["'1.0.0'"]),
-  (['--from=TREE', '--name=.x'], ["'.x'"]),
-  (['--from=TREE', '--name=x', '--train_split=tarin'], ["'tarin'", 'train']),
-  (['--from=TREE', '--name=x', '--eval_split=train'], ['both', "'train'"]),
-  (['--from=TREE', '--name=x', '--from_dir=y'], ['--from_dir']),
-  (['--from=NONE', '--name=x'], ['NONE']),
-  (['--from=tfds:nothing'], ['nothing']),
-  (['--from=tfds:nothing', '--policy=grey=skip'], ['--policy', 'tfds:']),
-])  # fmt: skip
-def test_a_bad_command_is_one_clear_line(
-  arguments, words, faulty, tmp_path, capsys
-):
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    ([], ['--from']),
+    (['--from=TREE'], ['--name']),
+    (['--from=TREE', '--name=x', '--polisy=a'], ['--polisy', '--policy']),
+    (['--from=TREE', '--name=x', '--policy=corupt=skip'], ["'corupt'", "'corrupt'"]),
+    (
+      ['--from=TREE', '--name=x', '--policy=corrupt=keep'],
+      ['corrupt=keep', 'corrupt=skip or fail'],
+    ),
+    (['--from=TREE', '--name=x', '--policy=grey'], ['grey=keep or convert']),
+    (['--from=TREE', '--name=x', '--min_size=0'], ['--min_size=0', '1']),
+    (['--from=TREE', '--name=x', '--workers=two'], ['workers', "'two'"]),
+    (['--from=TREE', '--name=a/b'], ["'a/b'"]),
+    (['--from=TREE', '--name=1.0.0'], ["'1.0.0'"]),
+    (['--from=TREE', '--name=.x'], ["'.x'"]),
+    (['--from=TREE', '--name=x', '--train_split=tarin'], ["'tarin'", 'train']),
+    (['--from=TREE', '--name=x', '--eval_split=train'], ['both', "'train'"]),
+    (['--from=TREE', '--name=x', '--from_dir=y'], ['--from_dir']),
+    (['--from=NONE', '--name=x'], ['NONE']),
+    (['--from=tfds:nothing'], ['nothing']),
+    (['--from=tfds:nothing', '--policy=grey=skip'], ['--policy', 'tfds:']),
+  ],
+)
+def test_a_bad_command_is_one_clear_line(arguments, words, faulty, tmp_path, capsys):
   places = {'TREE': faulty, 'NONE': tmp_path / 'NONE'}
-  arguments = [
-    re.sub('TREE|NONE', lambda m: str(places[m[0]]), a) for a in arguments
-  ]
+  arguments = [re.sub('TREE|NONE', lambda m: str(places[m[0]]), a) for a in arguments]
   line = prepared.error(capsys, *arguments, f'--data_dir={tmp_path}')
   for word in words:
     assert word in line, line
@@ -331,29 +321,30 @@ def test_a_bad_command_is_one_clear_line(
 
 
 def test_a_set_without_files_is_refused(tmp_path, capsys):
-  root = builders.write_tree(tmp_path / 'tree', {
-    'train/a/1.jpg': prepared.photo(1), 'validation/a/2.jpg': b'text',
-  })  # fmt: skip
-  line = prepared.error(
-    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}'
+  root = builders.write_tree(
+    tmp_path / 'tree', {'train/a/1.jpg': prepared.photo(1), 'validation/a/2.jpg': b'text'}
   )
+  line = prepared.error(capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}')
   assert 'none of the 1 files' in line and '2.jpg (corrupt' in line
   assert not prepared.folder(tmp_path, 'x').exists()
 
 
 def test_entries_that_cannot_be_opened_are_corrupt(tmp_path, capsys):
-  root = builders.write_tree(tmp_path / 'tree', {
-    'a/1.jpg': prepared.photo(1), 'a/2.jpg': prepared.photo(2), 'plain': b'',
-  })  # fmt: skip
+  root = builders.write_tree(
+    tmp_path / 'tree', {'a/1.jpg': prepared.photo(1), 'a/2.jpg': prepared.photo(2), 'plain': b''}
+  )
   (root / 'a/loop.jpg').symlink_to(root / 'a/loop.jpg')
   long = f'a/{"x" * 300}.jpg'
   names = ['a/1.jpg', 'a/loop.jpg', long, 'a/2.jpg', 'plain/a/3.jpg']
   (root / 'train.txt').write_text(''.join(f'{n} 0\n' for n in names))
   (root / 'a/2.jpg').chmod(0)
   arguments = [
-    f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=',
+    f'--from={root}',
+    '--name=x',
+    f'--data_dir={tmp_path}',
+    '--eval_split=',
     '--train_split=train.txt',
-  ]  # fmt: skip
+  ]
   line = prepared.error(capsys, *arguments, '--policy=corrupt=fail')
   assert 'a/loop.jpg (corrupt: Too many levels of symbolic links)' in line
   assert prepared.run(capsys, *arguments)[0] == 0
@@ -386,9 +377,7 @@ def test_help_imports_no_heavy_library():
     'heavy = ("tensorflow", "tensorflow_datasets", "jax")\n'
     'print([m for m in sys.modules if m in heavy], file=sys.stderr)\n'
   )
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=_ROOT, text=True, capture_output=True
-  )
+  done = subprocess.run([sys.executable, '-c', code], cwd=_ROOT, text=True, capture_output=True)
   assert done.stderr == '[]\n'
 
 
@@ -396,23 +385,16 @@ def test_help_imports_no_heavy_library():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
-)
+@pytest.mark.skipif(not _CLOTHING.is_dir(), reason='the photographs of clothing are not here')
 def test_photographs_are_read_as_from_their_tree(tmp_path, capsys, config):
   status, out, err = prepared.run(
-    capsys, f'--from={_CLOTHING}', '--name=clothing', '--eval_split=test',
-    f'--data_dir={tmp_path}',
-  )  # fmt: skip
+    capsys, f'--from={_CLOTHING}', '--name=clothing', '--eval_split=test', f'--data_dir={tmp_path}'
+  )
   assert status == 0, err
   assert '--config.data.eval_split=test' in out
-  counts = collections.Counter(
-    path.parts[-3] for path in _CLOTHING.glob('*/*/*.jpg')
-  )
+  counts = collections.Counter(path.parts[-3] for path in _CLOTHING.glob('*/*/*.jpg'))
   builder = tfds.builder('anp_folder/clothing', data_dir=tmp_path)
-  assert {
-    s: i.num_examples for s, i in builder.info.splits.items()
-  } == counts  # fmt: skip
+  assert {s: i.num_examples for s, i in builder.info.splits.items()} == counts
   config.data.source, config.data.path = 'folder', str(_CLOTHING)
   config.data.eval_split = 'test'
   trees = [sources.open_source(config, training=t) for t in (True, False)]

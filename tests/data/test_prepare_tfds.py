@@ -11,10 +11,8 @@ import tensorflow_datasets as tfds
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.prepare import __main__ as prepare
-from anp_jax.data.prepare import tasks
-from tests import builders
-from tests import prepared
+from anp_jax.data.prepare import __main__ as prepare, tasks
+from tests import builders, prepared
 
 # Several processes import TensorFlow.
 pytestmark = pytest.mark.slow
@@ -25,20 +23,20 @@ class SomeRecords(tfds.core.GeneratorBasedBuilder):
 
   VERSION = tfds.core.Version('2.1.0')
   RELEASE_NOTES = {'2.1.0': 'For tests.'}
-  BUILDER_CONFIGS = [
-    tfds.core.BuilderConfig(name='plain'), tfds.core.BuilderConfig(name='more')
-  ]  # fmt: skip
+  BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='plain'), tfds.core.BuilderConfig(name='more')]
   url_infos = None
 
   def _info(self):
     return tfds.core.DatasetInfo(
       builder=self,
-      features=tfds.features.FeaturesDict({
-        'image': tfds.features.Image(encoding_format='png'),
-        'label': tfds.features.ClassLabel(names=['tall_tree', 'red_car']),
-      }),
+      features=tfds.features.FeaturesDict(
+        {
+          'image': tfds.features.Image(encoding_format='png'),
+          'label': tfds.features.ClassLabel(names=['tall_tree', 'red_car']),
+        }
+      ),
       metadata=tfds.core.MetadataDict({'mine': 1}),
-    )  # fmt: skip
+    )
 
   def _split_generators(self, dl_manager):
     del dl_manager
@@ -46,10 +44,7 @@ class SomeRecords(tfds.core.GeneratorBasedBuilder):
 
   def _generate_examples(self, count):
     for i in range(count):
-      yield (
-        i,
-        {'image': builders.random_pixels(3 + i % 4, 5, i), 'label': i % 2},
-      )
+      yield (i, {'image': builders.random_pixels(3 + i % 4, 5, i), 'label': i % 2})
 
 
 _COUNTS = {'train': 37, 'test': 5}
@@ -59,9 +54,7 @@ _COUNTS = {'train': 37, 'test': 5}
 def records(tmp_path_factory):
   tfds.disable_progress_bar()
   data_dir = tmp_path_factory.mktemp('records')
-  SomeRecords(
-    config='more', data_dir=data_dir, file_format='tfrecord'
-  ).download_and_prepare(
+  SomeRecords(config='more', data_dir=data_dir, file_format='tfrecord').download_and_prepare(
     download_config=tfds.download.DownloadConfig(num_shards=3)
   )
   return data_dir
@@ -90,9 +83,11 @@ def copied(records, tmp_path_factory):
 def _copy_arguments(records, data_dir):
   # One worker: each imports TensorFlow.
   return [
-    '--from=tfds:some_records/more', f'--from_dir={records}',
-    f'--data_dir={data_dir}', '--workers=1',
-  ]  # fmt: skip
+    '--from=tfds:some_records/more',
+    f'--from_dir={records}',
+    f'--data_dir={data_dir}',
+    '--workers=1',
+  ]
 
 
 _COPY = 'some_records_array_record'
@@ -114,9 +109,7 @@ def test_records_are_copied(records, copied, capsys):
     assert [e['label'] for e in copies] == [e['label'] for e in originals]
   features = [(f / 'features.json').read_bytes() for f in (source, copy)]
   assert features[0] == features[1]
-  before, after = (
-    json.loads((f / 'dataset_info.json').read_text()) for f in (source, copy)
-  )
+  before, after = (json.loads((f / 'dataset_info.json').read_text()) for f in (source, copy))
   assert (after.pop('name'), after.pop('fileFormat')) == (_COPY, 'array_record')
   before.pop('name'), before.pop('fileFormat', None)
   assert before == after
@@ -180,16 +173,11 @@ def test_record_sets_that_are_refused(records, copied, tmp_path, capsys):
   assert not (tmp_path / 'out' / _COPY).exists()
   shard.unlink()
   assert str(shard) in prepared.error(capsys, *arguments)
-  line = prepared.error(
-    capsys, '--from=tfds:some_record/more', f'--data_dir={records}'
-  )
+  line = prepared.error(capsys, '--from=tfds:some_record/more', f'--data_dir={records}')
   assert str(records) in line and "'some_records'" in line
   line = prepared.error(
-    capsys, '--from=tfds:some_records/more', '--name=some_records',
-    f'--data_dir={records}',
-  )  # fmt: skip
-  assert 'the set itself' in line
-  line = prepared.error(
-    capsys, f'--from=tfds:{_COPY}/more', '--name=y', f'--data_dir={copied[0]}'
+    capsys, '--from=tfds:some_records/more', '--name=some_records', f'--data_dir={records}'
   )
+  assert 'the set itself' in line
+  line = prepared.error(capsys, f'--from=tfds:{_COPY}/more', '--name=y', f'--data_dir={copied[0]}')
   assert 'array_record' in line and 'expected tfrecord' in line

@@ -15,10 +15,8 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import __main__ as prepare
-from anp_jax.data.prepare import worker_pool
-from tests import builders
-from tests import prepared
+from anp_jax.data.prepare import __main__ as prepare, worker_pool
+from tests import builders, prepared
 
 
 @pytest.fixture(scope='module')
@@ -40,9 +38,13 @@ def many(tmp_path_factory):
 
 def _arguments(many, data_dir, workers=2):
   return [
-    f'--from={many}', '--name=many', f'--data_dir={data_dir}',
-    '--shard_megabytes=1', f'--workers={workers}', '--policy=suffix=keep',
-  ]  # fmt: skip
+    f'--from={many}',
+    '--name=many',
+    f'--data_dir={data_dir}',
+    '--shard_megabytes=1',
+    f'--workers={workers}',
+    '--policy=suffix=keep',
+  ]
 
 
 @pytest.fixture(scope='module')
@@ -74,9 +76,7 @@ def undisturbed(many, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_any_number_of_workers_gives_the_same_bytes(
-  many, undisturbed, tmp_path
-):
+def test_any_number_of_workers_gives_the_same_bytes(many, undisturbed, tmp_path):
   prepared.finish(prepared.start(*_arguments(many, tmp_path, workers=3)))
   assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
 
@@ -238,9 +238,7 @@ def test_killed_workers_are_replaced(many, undisturbed, tmp_path):
   for pid in _workers(process):
     os.kill(pid, signal.SIGKILL)
   _, err = prepared.finish(process)
-  assert re.search(
-    rf'ended by signal 9 \(out of memory\?\) at {many}/\w+/\S+\.bmp: ', err
-  )
+  assert re.search(rf'ended by signal 9 \(out of memory\?\) at {many}/\w+/\S+\.bmp: ', err)
   assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
 
 
@@ -263,17 +261,18 @@ def _prepare_with_crashes(tmp_path, *signals):
   """Prepares two good files, and one that crashes for each signal."""
   (tmp_path / 'site').mkdir()
   (tmp_path / 'site' / 'sitecustomize.py').write_text(_CRASHING_DECODER)
-  files = {
-    f'a/{i}.png': builders.encode_image(builders.random_pixels(9, 8, i))
-    for i in (1, 3)
-  }
+  files = {f'a/{i}.png': builders.encode_image(builders.random_pixels(9, 8, i)) for i in (1, 3)}
   for name in signals:
     files[f'a/2{name}.png'] = files['a/1.png'] + name.encode()
   builders.write_tree(tmp_path / 'tree', files)
   return prepared.start(
-    f'--from={tmp_path / "tree"}', '--name=x', f'--data_dir={tmp_path}',
-    '--eval_split=', '--workers=2', PYTHONPATH=str(tmp_path / 'site'),
-  )  # fmt: skip
+    f'--from={tmp_path / "tree"}',
+    '--name=x',
+    f'--data_dir={tmp_path}',
+    '--eval_split=',
+    '--workers=2',
+    PYTHONPATH=str(tmp_path / 'site'),
+  )
 
 
 def test_a_file_that_crashes_the_decoder_is_corrupt(tmp_path):
@@ -351,11 +350,15 @@ class _Failing(worker_pool.Task):
     raise {'OSError': OSError, 'KeyError': KeyError}[self.files[0]]('the text')
 
 
-@pytest.mark.parametrize('name, text', [
-  ('OSError', 'the text'), ('KeyError', "KeyError: 'the text'"),
-  ('two', '_TwoArgumentsError: the text 2'),
-  ('exit', 'root/exit ended two worker processes, the last with status 3'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'name, text',
+  [
+    ('OSError', 'the text'),
+    ('KeyError', "KeyError: 'the text'"),
+    ('two', '_TwoArgumentsError: the text 2'),
+    ('exit', 'root/exit ended two worker processes, the last with status 3'),
+  ],
+)
 def test_a_task_that_fails_ends_the_work(name, text, tmp_path):
   task = _Failing(root='root', files=[name], out=str(tmp_path / 'out'))
   with worker_pool.Pool(1) as pool:
@@ -378,9 +381,7 @@ def test_tasks_of_srun_are_refused(monkeypatch, capsys):
   for name in list(os.environ):
     if name.startswith('SLURM_'):
       monkeypatch.delenv(name)
-  for name, value in (
-    ('SLURM_JOB_ID', '7'), ('SLURM_PROCID', '0'), ('SLURM_NTASKS', '4'),
-  ):  # fmt: skip
+  for name, value in (('SLURM_JOB_ID', '7'), ('SLURM_PROCID', '0'), ('SLURM_NTASKS', '4')):
     monkeypatch.setenv(name, value)
   # A batch script has these variables of its job, and is one process.
   assert prepare.main(['prepare', '--from=x']) == 2

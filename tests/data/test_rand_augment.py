@@ -8,21 +8,28 @@ from PIL import Image
 import pytest
 from scipy import stats
 
-from anp_jax.data.input import augment
-from anp_jax.data.input import rand_augment
+from anp_jax.data.input import augment, rand_augment
 from tests import builders
 
 _N = 4000
 _FILL = (124, 117, 104)
 _TIMM_NAMES = {
-  'auto_contrast': 'AutoContrast', 'equalize': 'Equalize', 'invert': 'Invert',
-  'rotate': 'Rotate', 'posterize': 'PosterizeIncreasing',
-  'solarize': 'SolarizeIncreasing', 'solarize_add': 'SolarizeAdd',
-  'color': 'ColorIncreasing', 'contrast': 'ContrastIncreasing',
-  'brightness': 'BrightnessIncreasing', 'sharpness': 'SharpnessIncreasing',
-  'shear_x': 'ShearX', 'shear_y': 'ShearY', 'translate_x': 'TranslateXRel',
+  'auto_contrast': 'AutoContrast',
+  'equalize': 'Equalize',
+  'invert': 'Invert',
+  'rotate': 'Rotate',
+  'posterize': 'PosterizeIncreasing',
+  'solarize': 'SolarizeIncreasing',
+  'solarize_add': 'SolarizeAdd',
+  'color': 'ColorIncreasing',
+  'contrast': 'ContrastIncreasing',
+  'brightness': 'BrightnessIncreasing',
+  'sharpness': 'SharpnessIncreasing',
+  'shear_x': 'ShearX',
+  'shear_y': 'ShearY',
+  'translate_x': 'TranslateXRel',
   'translate_y': 'TranslateYRel',
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope='module')
@@ -31,9 +38,7 @@ def timm_module():
   package = importlib.util.find_spec('timm')
   if package is None:
     pytest.skip('no timm here')
-  path = os.path.join(
-    package.submodule_search_locations[0], 'data', 'auto_augment.py'
-  )
+  path = os.path.join(package.submodule_search_locations[0], 'data', 'auto_augment.py')
   spec = importlib.util.spec_from_file_location('timm_auto_augment', path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
@@ -70,10 +75,11 @@ def test_an_operation_is_timms_to_the_bit(timm_module, monkeypatch, name):
       chance = 0.9 if direction < 0 else 0.1
       monkeypatch.setattr(timm_module.random, 'random', lambda c=chance: c)
       operation = timm_module.AugmentOp(
-        _TIMM_NAMES[name], prob=1, magnitude=magnitude, hparams={
-          'img_mean': _FILL, 'interpolation': Image.Resampling.BICUBIC,
-        },
-      )  # fmt: skip
+        _TIMM_NAMES[name],
+        prob=1,
+        magnitude=magnitude,
+        hparams={'img_mean': _FILL, 'interpolation': Image.Resampling.BICUBIC},
+      )
       result = rand_augment.apply(image, name, magnitude, direction, _FILL)
       assert result.tobytes() == operation(image).tobytes()
       results.add(result.tobytes())
@@ -93,22 +99,27 @@ def test_operations_follow_each_other(strong):
   radius = 1 - np.exp(-2.0)  # two deviations, of 0.5 each
   result = rand_augment.augmented(
     image,
-    np.array([
-      draw('rotate', sign=0.1),
-      draw('invert', applies=False),
-      draw('shear_x', radius=radius, angle=0.5),
-    ]), 6.0, _FILL,
-  )  # fmt: skip
+    np.array(
+      [
+        draw('rotate', sign=0.1),
+        draw('invert', applies=False),
+        draw('shear_x', radius=radius, angle=0.5),
+      ]
+    ),
+    6.0,
+    _FILL,
+  )
   want = _image().rotate(-18, Image.Resampling.BICUBIC, fillcolor=_FILL)
   want = want.transform(
-    want.size, Image.Transform.AFFINE, (1, 0.15, 0, 0, 1, 0),
-    resample=Image.Resampling.BICUBIC, fillcolor=_FILL,
-  )  # fmt: skip
+    want.size,
+    Image.Transform.AFFINE,
+    (1, 0.15, 0, 0, 1, 0),
+    resample=Image.Resampling.BICUBIC,
+    fillcolor=_FILL,
+  )
   # The shear of 0.15 is rounded in the last bit, a pixel of bicubic by a level.
   assert np.abs(result.astype(int) - np.asarray(want).astype(int)).max() <= 1
-  unchanged = rand_augment.augmented(
-    image, np.array([draw('invert', applies=False)]), 6.0, _FILL
-  )
+  unchanged = rand_augment.augmented(image, np.array([draw('invert', applies=False)]), 6.0, _FILL)
   np.testing.assert_array_equal(unchanged, image)
 
 
@@ -147,9 +158,8 @@ def test_operations_and_magnitudes_are_those_of_the_recipe(strong, monkeypatch):
 def test_magnitudes_stay_within_0_and_10(strong, monkeypatch):
   levels = []
   monkeypatch.setattr(
-    rand_augment, 'apply',
-    lambda image, name, magnitude, *_: levels.append(magnitude) or image,
-  )  # fmt: skip
+    rand_augment, 'apply', lambda image, name, magnitude, *_: levels.append(magnitude) or image
+  )
   pixel = np.zeros((1, 1, 3), np.uint8)
   for mean in (0.0, 10.0):
     for numbers in rand_augment.draws(strong, np.arange(200)):
@@ -159,9 +169,7 @@ def test_magnitudes_stay_within_0_and_10(strong, monkeypatch):
 
 def test_draws_belong_to_the_position_and_the_seed(strong):
   draws = rand_augment.draws(strong, np.arange(20))
-  np.testing.assert_array_equal(
-    rand_augment.draws(strong, np.array([7, 3])), draws[[7, 3]]
-  )
+  np.testing.assert_array_equal(rand_augment.draws(strong, np.array([7, 3])), draws[[7, 3]])
   strong.seed += 1
   assert (rand_augment.draws(strong, np.arange(20)) != draws).all()
   # And are not those of the crop.

@@ -90,8 +90,6 @@ def test_what_is_in_the_box_has_the_colour(strong):
 def test_boxes_belong_to_the_position_and_the_seed(strong):
   strong.data.erase = 1.0
   boxes = random_erasing.boxes(strong, np.arange(20))
-  np.testing.assert_array_equal(
-    random_erasing.boxes(strong, np.array([7, 3])), boxes[[7, 3]]
-  )
+  np.testing.assert_array_equal(random_erasing.boxes(strong, np.array([7, 3])), boxes[[7, 3]])
   strong.seed += 1
   assert (random_erasing.boxes(strong, np.arange(20)) != boxes).any(1).all()

@@ -11,8 +11,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import registered
 
 from anp_jax import config as config_lib
-from tests import opening
-from tests import raw_data
+from tests import opening, raw_data
 
 # What a folder holds.
 
@@ -41,19 +40,14 @@ def test_folder_of_several_sets(tmp_path, config):
   raw_data.mnist(tmp_path)
   raw_data.cifar(tmp_path / 'cifar-10-batches-py', 'python')
   opening.refused(
-    [
-      f'MNIST in {tmp_path} and ',
-      f'CIFAR-10 (Python) in {tmp_path / "cifar-10-batches-py"}',
-    ],
+    [f'MNIST in {tmp_path} and ', f'CIFAR-10 (Python) in {tmp_path / "cifar-10-batches-py"}'],
     config,
     'arrays',
     tmp_path,
   )
   raw_data.cifar(tmp_path / 'two', 'python')
   raw_data.cifar(tmp_path / 'two', 'binary')
-  opening.refused(
-    ['(binary) in', '(Python) in'], config, 'arrays', tmp_path / 'two'
-  )
+  opening.refused(['(binary) in', '(Python) in'], config, 'arrays', tmp_path / 'two')
 
 
 def test_array_of_another_purpose_is_no_set(tmp_path):
@@ -100,9 +94,7 @@ def test_no_tensorflow_is_loaded(tmp_path):
     '       if m in sys.modules])\n'
   )
   folders = [str(tmp_path / name) for name in 'abc']
-  result = subprocess.run(
-    [sys.executable, '-c', code, *folders], capture_output=True, text=True
-  )
+  result = subprocess.run([sys.executable, '-c', code, *folders], capture_output=True, text=True)
   assert (result.stdout, result.returncode) == ('[]\n', 0), result.stderr
 
 
@@ -120,19 +112,18 @@ def _tfds_mnist():
       def _info(self):
         return tfds.core.DatasetInfo(
           builder=self,
-          features=tfds.features.FeaturesDict({
-            'image': tfds.features.Image(shape=(28, 28, 1)),
-            'label': tfds.features.ClassLabel(num_classes=10),
-          }),
+          features=tfds.features.FeaturesDict(
+            {
+              'image': tfds.features.Image(shape=(28, 28, 1)),
+              'label': tfds.features.ClassLabel(num_classes=10),
+            }
+          ),
           supervised_keys=('image', 'label'),
-        )  # fmt: skip
+        )
 
       def _split_generators(self, dl_manager):
         del dl_manager
-        return {
-          'train': self._generate_examples(0, 7),
-          'test': self._generate_examples(7, 10),
-        }
+        return {'train': self._generate_examples(0, 7), 'test': self._generate_examples(7, 10)}
 
       def _generate_examples(self, start, stop):
         for i in range(start, stop):
@@ -154,9 +145,7 @@ def test_tfds_mnist(tmp_path, config, stored):
   config.data.dir = str(tmp_path)
   for split, expected in (('train', range(7)), ('test', range(7, 10))):
     source = opening.source(config, 'tfds:mnist', split=split)
-    assert (
-      source.kind == 'encoded' and source.vocabulary.names == raw_data.DIGITS
-    )
+    assert source.kind == 'encoded' and source.vocabulary.names == raw_data.DIGITS
     images, labels = source.read(np.arange(len(source)))
     assert sorted(labels.tolist()) == list(expected)
     for image, label in zip(images, labels):
@@ -168,11 +157,7 @@ def test_tfds_mnist(tmp_path, config, stored):
 def test_tfds_cifar10_that_is_not_prepared(tmp_path, config):
   config.data.dir = str(tmp_path)
   opening.refused(
-    [
-      tmp_path,
-      "no prepared set 'cifar10'",
-      f'tfds build cifar10 --data_dir={tmp_path}',
-    ],
+    [tmp_path, "no prepared set 'cifar10'", f'tfds build cifar10 --data_dir={tmp_path}'],
     config,
     'tfds:cifar10',
   )

@@ -10,15 +10,10 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources
-from anp_jax.data import vocabulary
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
-from anp_jax.data.show import __main__ as show
-from anp_jax.data.show import draw
-from anp_jax.data.show import stats
-from tests import builders
-from tests import showing
+from anp_jax.data import sources, vocabulary
+from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.show import __main__ as show, draw, stats
+from tests import builders, showing
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _RED, _BLUE, _ORANGE = (204, 0, 0), (0, 114, 178), (213, 94, 0)
@@ -45,11 +40,13 @@ def _box(image, color):
 
 @pytest.mark.parametrize('kind', ['encoded', 'pixels'])
 def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
-  builders.write_tree(tmp_path, {
-    f'train/{"ab"[i % 2]}/{i}.png':
-      builders.encode_image(builders.random_pixels(40, 50, i))
-    for i in range(21)
-  })  # fmt: skip
+  builders.write_tree(
+    tmp_path,
+    {
+      f'train/{"ab"[i % 2]}/{i}.png': builders.encode_image(builders.random_pixels(40, 50, i))
+      for i in range(21)
+    },
+  )
   config.data.source = 'folder'
   config.data.path = str(tmp_path)
   config.data.cache = 'decoded' if kind == 'pixels' else 'none'
@@ -81,10 +78,7 @@ def test_batch_size_of_a_device_counts_where_there_is_no_other(tmp_path):
   sheets = []
   for i, sizes in enumerate([(0, 8), (8, 2), (16, 8)]):
     output = tmp_path / str(i)
-    overrides = [
-      f'--config.batch_size={sizes[0]}',
-      f'--config.batch_size_per_device={sizes[1]}',
-    ]
+    overrides = [f'--config.batch_size={sizes[0]}', f'--config.batch_size_per_device={sizes[1]}']
     arguments = [*flags, *overrides, f'--output={output}', '--step=1']
     assert show.main(['show', *arguments, '--count=4']) == 0
     sheets.append((output / 'training.png').read_bytes())
@@ -149,8 +143,7 @@ def test_sheets_show_every_file_of_the_tree(tree, tmp_path, capsys):
   output = tmp_path / 'a' / 'b'
   flags = [*tree, f'--output={output}', '--count=9']
   assert showing.printed(flags, capsys) == [
-    str(output / f'{name}.png')
-    for name in ('training', 'evaluation', 'classes')
+    str(output / f'{name}.png') for name in ('training', 'evaluation', 'classes')
   ]
   for split, name in enumerate(('training', 'evaluation')):
     sheet = showing.pixels(output / f'{name}.png')
@@ -185,9 +178,7 @@ def test_small_images_are_enlarged_pixel_by_pixel(tmp_path, side, times):
 def _sheet(tmp_path, names, replaced, title=('one', 'two')):
   """A sheet of grey images of 100 pixels, and their boxes."""
   values = 100 + np.arange(len(names), dtype=np.uint8)
-  images = np.broadcast_to(
-    values[:, None, None, None], (len(names), 100, 100, 3)
-  )
+  images = np.broadcast_to(values[:, None, None, None], (len(names), 100, 100, 3))
   path = str(tmp_path / 'sheet.png')
   draw.sheet(path, images, list(names), np.array(replaced), list(title))
   sheet = showing.pixels(path)
@@ -206,9 +197,11 @@ def test_replaced_examples_are_red(tmp_path):
   sheet, boxes = _sheet(tmp_path, ['a', 'bb', 'ccc'], [False, True, False])
   for i, (top, left) in enumerate(boxes):
     around = [
-      sheet[top - 2, left + 50], sheet[top + 101, left + 50],
-      sheet[top + 50, left - 2], sheet[top + 50, left + 101],
-    ]  # fmt: skip
+      sheet[top - 2, left + 50],
+      sheet[top + 101, left + 50],
+      sheet[top + 50, left - 2],
+      sheet[top + 50, left + 101],
+    ]
     for pixel in around:
       assert tuple(pixel) == (_RED if i == 1 else (255, 255, 255))
     label = sheet[top + 106 : top + 122, left : left + 100].reshape(-1, 3)
@@ -240,9 +233,10 @@ def test_images_are_shown_unmixed(tree, tmp_path):
   sheets = []
   for i, mixup in enumerate((0.0, 0.2)):
     flags = [
-      f'--output={tmp_path / str(i)}', f'--config.data.mixup={mixup}',
+      f'--output={tmp_path / str(i)}',
+      f'--config.data.mixup={mixup}',
       '--config.data.cache=decoded',
-    ]  # fmt: skip
+    ]
     assert show.main(['show', *tree, *flags, '--count=4']) == 0
     sheets.append(showing.pixels(tmp_path / str(i) / 'training.png'))
   line = len(sheets[1]) - len(sheets[0])
@@ -291,15 +285,11 @@ def _bars(image, color):
 
 
 def test_bars_are_as_long_as_there_are_images(tmp_path):
-  image = _chart(
-    tmp_path, [5, 20, 10], [4, 1, 2], ['a', 'b$\\frac$', 'c\n\udce9']
-  )
+  image = _chart(tmp_path, [5, 20, 10], [4, 1, 2], ['a', 'b$\\frac$', 'c\n\udce9'])
   # Sorted by training: b, c, a. The axis covers a pixel or two.
   train, evaluation = _bars(image, _BLUE), _bars(image, _ORANGE)
   assert np.allclose(train, train[0] * np.array([1, 1 / 2, 1 / 4]), atol=3)
-  assert np.allclose(
-    evaluation, evaluation[2] * np.array([1 / 4, 1 / 2, 1]), atol=3
-  )
+  assert np.allclose(evaluation, evaluation[2] * np.array([1 / 4, 1 / 2, 1]), atol=3)
   assert train[0] > 300
 
 
@@ -358,10 +348,7 @@ def test_many_classes_are_a_curve_over_ranks(tmp_path):
     ([showing.CONFIG, '--count=many'], ['--count', "'many'"]),
     ([showing.CONFIG, '--step=-1'], ['--step=-1', '0 or more']),
     ([showing.CONFIG, '--stats', '--count=9'], ['--count', 'not for --stats']),
-    (
-      [showing.CONFIG, '--stats', '--output=x'],
-      ['--output', 'not for --stats'],
-    ),
+    ([showing.CONFIG, '--stats', '--output=x'], ['--output', 'not for --stats']),
     ([showing.CONFIG, '--stats', '--step=1'], ['--step', 'not for --stats']),
     ([showing.CONFIG, '--sentiment=x'], ['--sentiment', 'for --stats']),
     ([showing.CONFIG, '--emotions=x'], ['--emotions', 'for --stats']),
@@ -402,10 +389,12 @@ def test_splits_of_different_classes_are_refused(tmp_path, capsys):
     (tmp_path / f'{split}.txt').write_text('')
   (tmp_path / 'train.txt').write_text('train/big_cat/1.png 0\n')
   flags = [
-    showing.CONFIG, '--config.data.source=folder',
+    showing.CONFIG,
+    '--config.data.source=folder',
     f'--config.data.path={tmp_path}',
-    '--config.data.train_split=train.txt', '--config.data.eval_split=held',
-  ]  # fmt: skip
+    '--config.data.train_split=train.txt',
+    '--config.data.eval_split=held',
+  ]
   assert show.main(['show', *flags]) == 2
   _refused(capsys, 'train.txt', 'held', 'different classes', '1 and 1')
 
@@ -432,17 +421,13 @@ def test_the_command_imports_no_heavy_library(tmp_path):
   done = _run(*flags, PYTHONPATH=str(heavy))
   assert (done.returncode, done.stderr) == (0, '')
   paths = [pathlib.Path(line) for line in done.stdout.splitlines()]
-  assert [p.name for p in paths] == [
-    'training.png', 'evaluation.png', 'classes.png',
-  ]  # fmt: skip
+  assert [p.name for p in paths] == ['training.png', 'evaluation.png', 'classes.png']
   assert all(p.parent == tmp_path / 'out' for p in paths)
   assert showing.pixels(paths[0]).size
 
   done = _run(*flags, '--cuont=3')
   assert (done.returncode, done.stdout) == (2, '')
-  assert done.stderr == (
-    "error: unknown argument '--cuont=3'; did you mean '--count'?\n"
-  )
+  assert done.stderr == ("error: unknown argument '--cuont=3'; did you mean '--count'?\n")
 
 
 def test_a_reader_may_close_the_output(tmp_path):
@@ -450,8 +435,10 @@ def test_a_reader_may_close_the_output(tmp_path):
   flags = showing.save_arrays(tmp_path / 'set.npz', [0], [0], names)
   with subprocess.Popen(
     [sys.executable, '-m', 'anp_jax.data.show', *flags, '--stats'],
-    cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-  ) as process:  # fmt: skip
+    cwd=_ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  ) as process:
     assert process.stdout.readline().startswith(b'training ')
     process.stdout.close()
     assert process.stderr.read() == b''

@@ -58,9 +58,7 @@ old_car         1           3""".splitlines()
 
 def test_counts_of_plain_classes(tmp_path, capsys):
   names = [f'n{i}' for i in range(9)]
-  flags = showing.save_arrays(
-    tmp_path / 'set.npz', [3, 3, 1, 2], [8] * 1234, names
-  )
+  flags = showing.save_arrays(tmp_path / 'set.npz', [3, 3, 1, 2], [8] * 1234, names)
   text = '\n'.join(_stats(flags, capsys))
   assert 'classes     9\n' in text
   assert 'no image in training: n0, n4, n5, n6, n7 and 1 more' in text
@@ -68,15 +66,11 @@ def test_counts_of_plain_classes(tmp_path, capsys):
   rows = [line.split() for line in text.splitlines()]
   assert ['images', '4', '1,234'] in rows
   assert ['n8', '0', '1,234'] in rows
-  assert [r[0] for r in rows[-9:]] == [
-    'n3', 'n1', 'n2', 'n8', 'n0', 'n4', 'n5', 'n6', 'n7',
-  ]  # fmt: skip
+  assert [r[0] for r in rows[-9:]] == ['n3', 'n1', 'n2', 'n8', 'n0', 'n4', 'n5', 'n6', 'n7']
 
 
 def test_equal_classes_are_not_told_apart(tmp_path, capsys):
-  flags = showing.save_arrays(
-    tmp_path / 'set.npz', [0, 1, 1, 0], [1, 0], ['a', 'b']
-  )
+  flags = showing.save_arrays(tmp_path / 'set.npz', [0, 1, 1, 0], [1, 0], ['a', 'b'])
   lines = [line.split() for line in _stats(flags, capsys)]
   assert ['smallest', 'class', '2', '(all)', '1', '(all)'] in lines
   assert ['largest', 'class', '2', '(all)', '1', '(all)'] in lines
@@ -95,10 +89,7 @@ def test_records_that_cannot_be_read_do_not_count():
 
 def test_a_split_of_damaged_records_has_no_images():
   classes = vocabulary.Vocabulary(('a', 'b'))
-  assert stats.count(showing.LabelSource(classes, [-2])).classes.tolist() == [
-    0,
-    0,
-  ]
+  assert stats.count(showing.LabelSource(classes, [-2])).classes.tolist() == [0, 0]
 
 
 def test_a_label_that_is_no_class_has_a_name():
@@ -144,20 +135,15 @@ def test_only_the_five_most_are_named(tmp_path, capsys):
   file = tmp_path / 'vso.txt'
   file.write_text(
     '1. adjective [sentiment: 0.00] [#images: 1]\n'
-    + ''.join(f'\t{n} [sentiment: {-(i % 7) / 4}] [#imgs: 2]\n'
-              for i, n in enumerate(names))
-  )  # fmt: skip
+    + ''.join(f'\t{n} [sentiment: {-(i % 7) / 4}] [#imgs: 2]\n' for i, n in enumerate(names))
+  )
   lines = _stats(flags, capsys, f'--sentiment={file}')
   assert 'sentiment: of 12 of 12 classes' in lines
   assert not any(line.startswith('not of') for line in lines)
   tables = [i for i, line in enumerate(lines) if line.startswith('most ')]
-  pairs = [[line.split()[0][10:] for line in lines[i + 1 : i + 6]]
-           for i in tables]  # fmt: skip
+  pairs = [[line.split()[0][10:] for line in lines[i + 1 : i + 6]] for i in tables]
   # Scores 0 to -6 quarters twice; equal ones in the order of the classes.
-  assert pairs == [
-    ['n6', 'n5', 'n4', 'n11', 'n3'],
-    ['n0', 'n7', 'n1', 'n8', 'n2'],
-  ]
+  assert pairs == [['n6', 'n5', 'n4', 'n11', 'n3'], ['n0', 'n7', 'n1', 'n8', 'n2']]
   assert all(lines[i + 6] == '' for i in tables)
 
 
@@ -165,9 +151,7 @@ def test_emotions_are_shares_of_images(tree, tmp_path, capsys):
   file = tmp_path / 'emotions.csv'
   names = [f'e{i}' for i in range(24)]
   rows = [('ANP', *names)]
-  for pair, shares in (
-    ('big_cat', {3: 0.75, 5: 0.25}), ('old_car', {5: 1}), ('no_pair', {0: 1}),
-  ):  # fmt: skip
+  for pair, shares in (('big_cat', {3: 0.75, 5: 0.25}), ('old_car', {5: 1}), ('no_pair', {0: 1})):
     rows.append((pair, *(str(shares.get(i, 0)) for i in range(24))))
   file.write_text('\n'.join(map(','.join, rows)))
   lines = _stats(tree, capsys, f'--emotions={file}')
@@ -180,8 +164,10 @@ def test_emotions_are_shares_of_images(tree, tmp_path, capsys):
     ['e0', '0.0%', '0.0%', '0.0%', '0.0%'],
   ]
   assert lines[start + 4].split('  ')[-3:] == [
-    'evaluation', 'strongest in training', 'strongest in evaluation',
-  ]  # fmt: skip
+    'evaluation',
+    'strongest in training',
+    'strongest in evaluation',
+  ]
   assert lines[start + 5 + 24] == ''
 
 
@@ -191,16 +177,11 @@ def test_a_lexicon_of_other_pairs_covers_no_class(tree, tmp_path, capsys):
   lines = _stats(tree, capsys, f'--sentiment={file}')
   start = lines.index('sentiment: of 0 of 4 classes')
   assert lines[start + 1] == 'not of big_cat, big_dog, old_car, old_dog'
-  assert lines[start + 2 : start + 4] == [
-    '',
-    'adjectives  training  evaluation',
-  ]
+  assert lines[start + 2 : start + 4] == ['', 'adjectives  training  evaluation']
 
 
 @pytest.mark.filterwarnings('error')
-def test_a_split_without_images_of_the_lexicon_has_no_mean(
-  tree, tmp_path, capsys
-):
+def test_a_split_without_images_of_the_lexicon_has_no_mean(tree, tmp_path, capsys):
   file = tmp_path / 'mvso.csv'
   file.write_text('big_dog,1\n')
   lines = _stats(tree, capsys, f'--sentiment={file}')
@@ -208,16 +189,16 @@ def test_a_split_without_images_of_the_lexicon_has_no_mean(
 
 
 @pytest.mark.skipif(
-  not showing.CLOTHING.is_dir(),
-  reason='the photographs of clothing are not here',
+  not showing.CLOTHING.is_dir(), reason='the photographs of clothing are not here'
 )
 def test_photographs_are_counted_by_class(tmp_path, capsys):
   flags = [
-    showing.CONFIG, '--config.data.source=folder',
-    f'--config.data.path={showing.CLOTHING}', '--config.data.eval_split=test',
-  ]  # fmt: skip
+    showing.CONFIG,
+    '--config.data.source=folder',
+    f'--config.data.path={showing.CLOTHING}',
+    '--config.data.eval_split=test',
+  ]
   rows = [line.split() for line in _stats(flags, capsys)]
   for name in os.listdir(showing.CLOTHING / 'test'):
-    files = [len(list((showing.CLOTHING / s / name).iterdir()))
-             for s in ('train', 'test')]  # fmt: skip
+    files = [len(list((showing.CLOTHING / s / name).iterdir())) for s in ('train', 'test')]
     assert [name, *map(str, files)] in rows

@@ -13,9 +13,17 @@ from tests import opening
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
 _GARMENTS = (
-  'dress', 'hat', 'longsleeve', 'outwear', 'pants', 'shirt', 'shoes', 'shorts',
-  'skirt', 't-shirt',
-)  # fmt: skip
+  'dress',
+  'hat',
+  'longsleeve',
+  'outwear',
+  'pants',
+  'shirt',
+  'shoes',
+  'shorts',
+  'skirt',
+  't-shirt',
+)
 
 
 def _tree(root, files):
@@ -33,16 +41,19 @@ def _all(source):
 
 
 def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
-  _tree(tmp_path, [f'{split}/{name}/x.png' for name in ('big_cat', 'old_dog')
-                   for split in ('train', 'validation')])  # fmt: skip
+  _tree(
+    tmp_path,
+    [
+      f'{split}/{name}/x.png'
+      for name in ('big_cat', 'old_dog')
+      for split in ('train', 'validation')
+    ],
+  )
   assert not opening.source(config, 'folder', tmp_path).vocabulary.is_anp
   config.data.pairs = 'yes'
   for training in (True, False):
     vocabulary = sources.open_source(config, training).vocabulary
-    assert vocabulary.adjectives == ('big', 'old') and vocabulary.nouns == (
-      'cat',
-      'dog',
-    )
+    assert vocabulary.adjectives == ('big', 'old') and vocabulary.nouns == ('cat', 'dog')
   config.data.held_out = ('old_dog',)
   opening.refused(["'old_dog'", 'adjective'], config, 'folder', tmp_path)
   config.data.held_out = ()
@@ -53,9 +64,7 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
   opening.refused(["'hat'", 'config.data.pairs=no'], config, 'folder', tmp_path)
   config.data.pairs = 'no'
   vocabulary = opening.source(config, 'folder', tmp_path).vocabulary
-  assert (
-    vocabulary.adjectives == vocabulary.nouns == () and len(vocabulary) == 4
-  )
+  assert vocabulary.adjectives == vocabulary.nouns == () and len(vocabulary) == 4
   # Of folders whose parts recur.
   _tree(tmp_path, ['train/old_cat/c.jpg'])
   config.data.lists = ''
@@ -65,22 +74,36 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
 
 
 def test_tree_with_splits(tmp_path, config):
-  _tree(tmp_path, [
-    'train/old_dog/b.jpg', 'train/old_dog/a.JPEG', 'train/big_cat/x.png',
-    'train/old_dog/notes.txt', 'train/old_dog/c.bmp', 'train/old_dog/d.gif',
-    'train/big_cat/y.webp', 'train/big_cat/jpg', 'train/readme.jpg',
-    'validation/big_cat/v.jpg', 'validation/old_dog/w.jpg',
-    # What other programs leave behind.
-    'train/.ipynb_checkpoints/a.jpg', 'train/old_dog/._b.jpg',
-  ])  # fmt: skip
+  _tree(
+    tmp_path,
+    [
+      'train/old_dog/b.jpg',
+      'train/old_dog/a.JPEG',
+      'train/big_cat/x.png',
+      'train/old_dog/notes.txt',
+      'train/old_dog/c.bmp',
+      'train/old_dog/d.gif',
+      'train/big_cat/y.webp',
+      'train/big_cat/jpg',
+      'train/readme.jpg',
+      'validation/big_cat/v.jpg',
+      'validation/old_dog/w.jpg',
+      # What other programs leave behind.
+      'train/.ipynb_checkpoints/a.jpg',
+      'train/old_dog/._b.jpg',
+    ],
+  )
   source = opening.source(config, 'folder', tmp_path)
   assert source.kind == 'encoded'
   assert source.vocabulary.names == ('big_cat', 'old_dog')
   images, labels = _all(source)
   assert [i.decode() for i in images] == [
-    'train/big_cat/x.png', 'train/old_dog/a.JPEG', 'train/old_dog/b.jpg',
-    'train/old_dog/c.bmp', 'train/old_dog/d.gif',
-  ]  # fmt: skip
+    'train/big_cat/x.png',
+    'train/old_dog/a.JPEG',
+    'train/old_dog/b.jpg',
+    'train/old_dog/c.bmp',
+    'train/old_dog/d.gif',
+  ]
   assert labels.tolist() == [0, 1, 1, 1, 1] and labels.dtype == np.int32
   assert source.example_name(2) == str(tmp_path / 'train/old_dog/b.jpg')
   images, labels = source.read(np.array([4, 0, 4]))
@@ -92,9 +115,7 @@ def test_tree_with_splits(tmp_path, config):
 
 
 def _names(config, root, split):
-  return {
-    i.decode() for i in _all(opening.source(config, 'folder', root, split))[0]
-  }
+  return {i.decode() for i in _all(opening.source(config, 'folder', root, split))[0]}
 
 
 def test_tree_without_splits_is_divided(tmp_path, config):
@@ -109,9 +130,7 @@ def test_tree_without_splits_is_divided(tmp_path, config):
     share = sum(name[0] == c for name in train) / 1000
     assert abs(share - 0.8) < 5 * 0.4 / np.sqrt(1000)
   # Files of the same name in two classes do not go together.
-  differing = {n[2:] for n in train if n[0] == 'a'} ^ {
-    n[2:] for n in train if n[0] == 'b'
-  }
+  differing = {n[2:] for n in train if n[0] == 'a'} ^ {n[2:] for n in train if n[0] == 'b'}
   assert len(differing) > 200
 
   more = [f'{c}/new{i}.jpg' for c in ('a', 'c') for i in range(50)]
@@ -150,9 +169,7 @@ def test_division_stays_as_it_was_published(tmp_path, config):
   }
 
 
-@pytest.mark.skipif(
-  not _CLOTHING.is_dir(), reason='the photographs of clothing are not here'
-)
+@pytest.mark.skipif(not _CLOTHING.is_dir(), reason='the photographs of clothing are not here')
 def test_photographs(config):
   def files(split):
     return sorted(_CLOTHING.glob(f'{split}/*/*.jpg'))
@@ -174,10 +191,7 @@ def test_photographs(config):
     'validation',
   )
   full_set = _CLOTHING / 'train'
-  parts = [
-    len(opening.source(config, 'folder', full_set, s))
-    for s in ('train', 'validation')
-  ]
+  parts = [len(opening.source(config, 'folder', full_set, s)) for s in ('train', 'validation')]
   assert sum(parts) == len(files('train'))
   wide = 5 * 0.4 / np.sqrt(sum(parts))
   assert abs(parts[0] / sum(parts) - 0.8) < wide
@@ -193,14 +207,10 @@ def test_bad_trees(tmp_path, config):
   empty.mkdir()
   opening.refused([empty, 'no class folders'], config, 'folder', empty)
   _tree(empty, ['train/a/b.txt'])
-  opening.refused(
-    [empty, 'no images', '1 .txt', 'a/b.txt'], config, 'folder', empty
-  )
+  opening.refused([empty, 'no images', '1 .txt', 'a/b.txt'], config, 'folder', empty)
   plain = tmp_path / 'plain'
   _tree(plain, ['a/b.jpg'])
-  opening.refused(
-    [plain, "'test'", 'train and validation'], config, 'folder', plain, 'test'
-  )
+  opening.refused([plain, "'test'", 'train and validation'], config, 'folder', plain, 'test')
 
 
 # TensorFlow Datasets.
@@ -216,14 +226,14 @@ class TinyPairs(tfds.core.GeneratorBasedBuilder):
   def _info(self):
     return tfds.core.DatasetInfo(
       builder=self,
-      features=tfds.features.FeaturesDict({
-        'image': tfds.features.Image(encoding_format='png'),
-        'coarse': tfds.features.ClassLabel(num_classes=2),
-        'label': tfds.features.ClassLabel(
-          names=['tall_tree', 'red_car', 'old_dog']
-        ),
-      }),
-    )  # fmt: skip
+      features=tfds.features.FeaturesDict(
+        {
+          'image': tfds.features.Image(encoding_format='png'),
+          'coarse': tfds.features.ClassLabel(num_classes=2),
+          'label': tfds.features.ClassLabel(names=['tall_tree', 'red_car', 'old_dog']),
+        }
+      ),
+    )
 
   def _split_generators(self, dl_manager):
     del dl_manager
@@ -259,9 +269,7 @@ def stored(request, prepared, config):
 
 def _tfds_reads(stored, directory, split):
   """What tfds itself reads, in order: PNG files and labels."""
-  builder = tfds.builder_from_directory(
-    os.path.join(directory, 'tiny_pairs', '1.0.0')
-  )
+  builder = tfds.builder_from_directory(os.path.join(directory, 'tiny_pairs', '1.0.0'))
   skip = {'image': tfds.decode.SkipDecoding()}
   if stored == 'array_record':
     return list(builder.as_data_source(split, decoders=skip))
@@ -299,31 +307,19 @@ def test_tfds_name_with_version(stored, config):
 def test_tfds_set_that_is_missing(stored, config, tmp_path):
   directory = config.data.dir
   opening.refused(
-    [directory, "'tiny_pair'", "mean 'tiny_pairs'", 'tfds build'],
-    config,
-    'tfds:tiny_pair',
+    [directory, "'tiny_pair'", "mean 'tiny_pairs'", 'tfds build'], config, 'tfds:tiny_pair'
   )
+  opening.refused([directory, 'tiny_pairs:2.0.0'], config, 'tfds:tiny_pairs:2.0.0')
   opening.refused(
-    [directory, 'tiny_pairs:2.0.0'], config, 'tfds:tiny_pairs:2.0.0'
-  )
-  opening.refused(
-    ['tiny_pairs/1.0.0', "'test'", 'train, validation'],
-    config,
-    'tfds:tiny_pairs',
-    split='test',
+    ['tiny_pairs/1.0.0', "'test'", 'train, validation'], config, 'tfds:tiny_pairs', split='test'
   )
   config.data.dir = str(tmp_path / 'no where')
   opening.refused(
-    [config.data.dir, f"tfds build tiny_pairs --data_dir='{tmp_path}"],
-    config,
-    'tfds:tiny_pairs',
+    [config.data.dir, f"tfds build tiny_pairs --data_dir='{tmp_path}"], config, 'tfds:tiny_pairs'
   )
   (tmp_path / 'no where' / 'anp_folder' / 'photos').mkdir(parents=True)
   opening.refused(
-    [
-      'anp_jax.data.prepare --from=FOLDER --name=photo --data_dir=',
-      "mean 'photos'",
-    ],
+    ['anp_jax.data.prepare --from=FOLDER --name=photo --data_dir=', "mean 'photos'"],
     config,
     'tfds:anp_folder/photo',
   )
@@ -358,11 +354,7 @@ def test_synthetic_vocabulary(config):
   assert source.kind == 'synthetic' and len(source) == 77
   names = source.vocabulary.names
   assert len(names) == 101 and list(names) == sorted(names)
-  assert (names[0], names[9], names[100]) == (
-    'class000',
-    'class009',
-    'class100',
-  )
+  assert (names[0], names[9], names[100]) == ('class000', 'class009', 'class100')
   config.data.synthetic_classes = 10
   assert opening.source(config, 'synthetic').vocabulary.names[9] == 'class9'
 
@@ -380,13 +372,9 @@ def _save(path, arrays):
 
 def test_fingerprint_tells_sets_apart(tmp_path, config):
   _save(tmp_path / 'set.npz', _arrays())
-  first = sources.fingerprint(
-    opening.source(config, 'arrays', tmp_path / 'set.npz')
-  )
+  first = sources.fingerprint(opening.source(config, 'arrays', tmp_path / 'set.npz'))
   assert first['examples'] == 7 and first['classes'] == 12
   names = np.array([f'n{i}' for i in range(12)])
   _save(tmp_path / 'named.npz', _arrays() | {'class_names': names})
-  other = sources.fingerprint(
-    opening.source(config, 'arrays', tmp_path / 'named.npz')
-  )
+  other = sources.fingerprint(opening.source(config, 'arrays', tmp_path / 'named.npz'))
   assert {k for k in first if first[k] != other[k]} == {'names'}

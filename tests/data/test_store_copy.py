@@ -9,9 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import store_copy
 from anp_jax.system import remote
-from tests import builders
-from tests import gcs_server
-from tests import s3_server
+from tests import builders, gcs_server, s3_server
 
 _BUCKET = f'gs://{gcs_server.BUCKET}'
 
@@ -55,15 +53,11 @@ def _put(store, prefix, files):
 
 
 def _config(source, **keys):
-  return builders.config(
-    {'data.source': source} | {f'data.{k}': v for k, v in keys.items()}
-  )
+  return builders.config({'data.source': source} | {f'data.{k}': v for k, v in keys.items()})
 
 
 @pytest.mark.parametrize('scheme', ['gs', 's3'])
-def test_folder_in_a_store_is_that_folder(
-  scheme, request, root, tmp_path, capsys
-):
+def test_folder_in_a_store_is_that_folder(scheme, request, root, tmp_path, capsys):
   store = request.getfixturevalue({'gs': 'gcs'}.get(scheme, scheme))
   _put(store, 'photos', _tree())
   builders.write_tree(tmp_path / 'photos', _tree())
@@ -80,9 +74,7 @@ def test_folder_in_a_store_is_that_folder(
   size = sum(map(len, _tree().values())) / 1e6
   folder = root / 'remote' / scheme / 'bucket' / 'photos'
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == (
-    f'copying {scheme}://bucket/photos to {folder}: 8 files, {size:.1f} MB'
-  )
+  assert lines[0] == (f'copying {scheme}://bucket/photos to {folder}: 8 files, {size:.1f} MB')
   assert len(lines) == 2  # the other split is there
   sources.open_source(config, training=False)
   assert not capsys.readouterr().out
@@ -96,10 +88,7 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
 
   def copy():
     store_copy.path('config.data.path', config.data.path, config)
-    copied = {
-      str(p.relative_to(folder)): p.read_bytes()
-      for p in folder.rglob('*') if p.is_file()
-    }  # fmt: skip
+    copied = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
     return copied, capsys.readouterr().out
 
   assert copy()[0] == tree
@@ -117,14 +106,10 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
 
 def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):
   pixels = np.stack([builders.random_pixels(8, 8, seed) for seed in range(4)])
-  np.savez(
-    tmp_path / 'set.npz', train_images=pixels, train_labels=np.array([0, 1] * 2)
-  )
+  np.savez(tmp_path / 'set.npz', train_images=pixels, train_labels=np.array([0, 1] * 2))
   gcs.put('set.npz', (tmp_path / 'set.npz').read_bytes())
   config = _config('arrays', path=f'{_BUCKET}/set.npz')
-  images, labels = sources.open_split(config, 'train', 'train').read(
-    np.array([2, 1])
-  )
+  images, labels = sources.open_split(config, 'train', 'train').read(np.array([2, 1]))
   np.testing.assert_array_equal(images, pixels[[2, 1]])
   assert labels.tolist() == [0, 1]
 
@@ -132,10 +117,9 @@ def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):
 
   photos = builders.write_tree(tmp_path / 'photos', _tree())
   local = tmp_path / 'prepared'
-  prepared.prepare.main([
-    'prepare', f'--from={photos}', '--name=small', f'--data_dir={local}',
-    '--workers=1',
-  ])  # fmt: skip
+  prepared.prepare.main(
+    ['prepare', f'--from={photos}', '--name=small', f'--data_dir={local}', '--workers=1']
+  )
   for path in (local / 'anp_folder').rglob('*'):
     if path.is_file():
       gcs.put(f'sets/{path.relative_to(local)}', path.read_bytes())
@@ -153,16 +137,21 @@ def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   'keys, words',
   [
-    ({'source': 'folder', 'path': f'{_BUCKET}/nothing'},
-     ['config.data.path: there is nothing at gs://bucket/nothing']),
-    ({'source': 'folder', 'path': 'gs://no-bucket/x'},
-     ['gs://no-bucket/x cannot be read']),
-    ({'source': 'tfds:mnst', 'dir': f'{_BUCKET}/none'},
-     ['config.data.dir: there is nothing at gs://bucket/none/mnst']),
-    ({'source': 'anp_shapes', 'dir': f'{_BUCKET}/none'},
-     ["config.data.dir='gs://bucket/none': expected a path of this machine"]),
+    (
+      {'source': 'folder', 'path': f'{_BUCKET}/nothing'},
+      ['config.data.path: there is nothing at gs://bucket/nothing'],
+    ),
+    ({'source': 'folder', 'path': 'gs://no-bucket/x'}, ['gs://no-bucket/x cannot be read']),
+    (
+      {'source': 'tfds:mnst', 'dir': f'{_BUCKET}/none'},
+      ['config.data.dir: there is nothing at gs://bucket/none/mnst'],
+    ),
+    (
+      {'source': 'anp_shapes', 'dir': f'{_BUCKET}/none'},
+      ["config.data.dir='gs://bucket/none': expected a path of this machine"],
+    ),
   ],
-)  # fmt: skip
+)
 def test_what_cannot_be_copied_is_one_line(gcs, root, keys, words):
   with pytest.raises(config_lib.ConfigError) as e:
     sources.open_source(_config(**keys), training=True)
@@ -176,9 +165,7 @@ def test_full_disk_and_a_torn_copy_are_one_line(gcs, root, monkeypatch):
   config = _config('folder', path=f'{_BUCKET}/torn')
   usage = store_copy.shutil.disk_usage
   with monkeypatch.context() as patch:
-    patch.setattr(
-      store_copy.shutil, 'disk_usage', lambda p: usage(p)._replace(free=10)
-    )
+    patch.setattr(store_copy.shutil, 'disk_usage', lambda p: usage(p)._replace(free=10))
     with pytest.raises(config_lib.ConfigError, match=r'0\.0 are free in .*ANP'):
       sources.open_source(config, training=True)
   store = remote.file_system(config.data.path)

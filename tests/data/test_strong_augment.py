@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
-from anp_jax.data.input import rand_augment
-from anp_jax.data.input import random_erasing
-from tests import builders
-from tests import image_sources
+from anp_jax.data.input import augment, batch_plan, pipeline, rand_augment, random_erasing
+from tests import builders, image_sources
 
 _BATCH = 8
 # How an example's pixels come about: (kind of the source, data.decode).
@@ -25,10 +20,7 @@ def sources():
   sizes = itertools.cycle([(40, 50), (64, 33), (36, 36), (90, 45)])
   images = [image_sources.pixels(*next(sizes), seed=i) for i in range(21)]
   files = [builders.encode_image(image, 'PNG') for image in images]
-  return {
-    'encoded': image_sources.Source(files),
-    'pixels': image_sources.Source(images),
-  }
+  return {'encoded': image_sources.Source(files), 'pixels': image_sources.Source(images)}
 
 
 @pytest.fixture
@@ -41,18 +33,14 @@ def strong(config):
 def _images(config, source, steps, rows=None, batch_size=_BATCH, start=0):
   """The images of the first steps, (steps * rows, side, side, 3)."""
   rows = np.arange(batch_size) if rows is None else rows
-  plan = batch_plan.BatchPlan(
-    config, len(source), batch_size, rows, True, start
-  )
+  plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, True, start)
   batches = itertools.islice(pipeline.batches(source, plan), steps)
   return np.concatenate([batch['image'] for batch in batches])
 
 
 @pytest.mark.parametrize('kind, decode', _PATHS)
 @pytest.mark.parametrize('cut', ['crop', 'pad'])
-def test_they_follow_the_cut_in_each_decoder(
-  strong, sources, kind, decode, cut
-):  # fmt: skip
+def test_they_follow_the_cut_in_each_decoder(strong, sources, kind, decode, cut):
   strong.data.decode, strong.data.augment = decode, f'strong_{cut}'
   images = _images(strong, sources[kind], 2)
   positions = np.arange(2 * _BATCH)
@@ -62,10 +50,9 @@ def test_they_follow_the_cut_in_each_decoder(
   plain = _images(strong, sources[kind], 2)
   fill = augment.mean_colour(strong)
   assert fill == (124, 117, 104)  # of ImageNet, rounded
-  want = np.stack([
-    rand_augment.augmented(image, numbers, 9.0, fill)
-    for image, numbers in zip(plain, draws)
-  ])  # fmt: skip
+  want = np.stack(
+    [rand_augment.augmented(image, numbers, 9.0, fill) for image, numbers in zip(plain, draws)]
+  )
   changed = (want != plain).any((1, 2, 3))
   # Three of four images have an operation, some of no effect.
   assert 6 <= changed.sum() <= 15

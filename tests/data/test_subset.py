@@ -5,8 +5,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.data import sources
-from anp_jax.data import vocabulary
+from anp_jax.data import sources, vocabulary
 from anp_jax.data.sources import subset
 
 _NAMES = ('big_cat', 'big_dog', 'red_cat', 'red_dog', 'red_sky')
@@ -62,21 +61,30 @@ def test_held_out_pairs_have_no_example(config):
 @pytest.mark.parametrize(
   'held_out, labels, text',
   [
-    (('red_dogg',), [0, 1, 2, 3, 4],
-     "config.data.held_out: pets: train has no class 'red_dogg'; did you mean "
-     "'red_dog'?"),
-    (('red_sky',), [0, 1, 2, 3, 4],
-     "config.data.held_out: 'red_sky' leaves pets: train without any example "
-     "of the noun 'sky'"),
-    (('big_cat', 'big_dog'), [0, 1, 2, 3, 4],
-     "config.data.held_out: 'big_cat' leaves pets: train without any example "
-     "of the adjective 'big'"),
+    (
+      ('red_dogg',),
+      [0, 1, 2, 3, 4],
+      "config.data.held_out: pets: train has no class 'red_dogg'; did you mean 'red_dog'?",
+    ),
+    (
+      ('red_sky',),
+      [0, 1, 2, 3, 4],
+      "config.data.held_out: 'red_sky' leaves pets: train without any example of the noun 'sky'",
+    ),
+    (
+      ('big_cat', 'big_dog'),
+      [0, 1, 2, 3, 4],
+      "config.data.held_out: 'big_cat' leaves pets: train without any example "
+      "of the adjective 'big'",
+    ),
     # That red_dog is a class does not help where it has no example either.
-    (('big_dog',), [0, 1, 2, 4],
-     "config.data.held_out: 'big_dog' leaves pets: train without any example "
-     "of the noun 'dog'"),
+    (
+      ('big_dog',),
+      [0, 1, 2, 4],
+      "config.data.held_out: 'big_dog' leaves pets: train without any example of the noun 'dog'",
+    ),
   ],
-)  # fmt: skip
+)
 def test_pairs_that_cannot_be_held_out(config, held_out, labels, text):
   with pytest.raises(config_lib.ConfigError) as e:
     _wrapped(config, _Source(labels), held_out)
@@ -93,8 +101,17 @@ def test_long_tail_of_cifar10():
   labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
   indices = subset.cut(labels, 100.0, 0)
   assert np.bincount(labels[indices]).tolist() == [
-    5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50,
-  ]  # fmt: skip
+    5000,
+    2997,
+    1796,
+    1077,
+    645,
+    387,
+    232,
+    139,
+    83,
+    50,
+  ]
   assert (np.diff(indices) > 0).all()
   # A stronger imbalance leaves some of these.
   assert set(subset.cut(labels, 200.0, 0)) < set(indices)
@@ -128,8 +145,7 @@ def test_cut_leaves_no_class_empty():
   with pytest.raises(config_lib.ConfigError) as e:
     subset.cut(labels, 31.0, 0)
   assert str(e.value) == (
-    'config.data.imbalance=31.0: expected less, for which the smallest class '
-    'keeps an example'
+    'config.data.imbalance=31.0: expected less, for which the smallest class keeps an example'
   )
 
 
@@ -145,10 +161,13 @@ def test_evaluation_keeps_all(tmp_path, config):
   labels = np.arange(40) % 5
   images = np.zeros((40, 8, 8, 3), np.uint8)
   np.savez(
-    tmp_path / 'set.npz', train_images=images, train_labels=labels,
-    validation_images=images, validation_labels=labels,
+    tmp_path / 'set.npz',
+    train_images=images,
+    train_labels=labels,
+    validation_images=images,
+    validation_labels=labels,
     class_names=np.array(_NAMES),
-  )  # fmt: skip
+  )
   config.data.source = 'arrays'
   config.data.path = str(tmp_path / 'set.npz')
   config.data.held_out = ('red_dog',)

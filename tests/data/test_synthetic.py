@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import feed
-from anp_jax.data.input import synthetic
+from anp_jax.data.input import batch_plan, feed, synthetic
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -50,9 +48,7 @@ def test_synthetic_is_a_pure_function_of_seed_and_step(config):
   assert expected[0]['row'].tolist() == list(range(8))
   config.seed += 1
   other = next(_synthetic(config, builders.batch_sharding(config, 1)))
-  evaluation = next(
-    _synthetic(config, builders.batch_sharding(config, 1), training=False)
-  )
+  evaluation = next(_synthetic(config, builders.batch_sharding(config, 1), training=False))
   images = [b['image'] for b in [*expected, _host(other), _host(evaluation)]]
   for i, a in enumerate(images):
     for b in images[:i]:
@@ -81,9 +77,7 @@ def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
 
 def test_synthetic_numbers_are_spread_evenly(config):
   config.data.image_size = 16
-  batch = _host(
-    next(_synthetic(config, builders.batch_sharding(config, 1), batch=64))
-  )
+  batch = _host(next(_synthetic(config, builders.batch_sharding(config, 1), batch=64)))
   # 49,152 bytes: five standard deviations of their mean and of a bin.
   assert abs(batch['image'].mean() - 127.5) < 5 * 73.9 / np.sqrt(49152)
   counts = np.bincount(batch['image'].ravel(), minlength=256)
@@ -93,13 +87,9 @@ def test_synthetic_numbers_are_spread_evenly(config):
 
 def test_synthetic_evaluation_ends_and_masks_the_rest(config):
   config.data.image_size = 8
-  stream = _synthetic(
-    config, builders.batch_sharding(config, 2), training=False
-  )
+  stream = _synthetic(config, builders.batch_sharding(config, 2), training=False)
   weights = [np.asarray(b['weight']).tolist() for b in stream]
   assert weights == [[1] * 8, [1] * 8, [1] * 4 + [0] * 4]
   assert np.asarray(
-    next(_synthetic(config, builders.batch_sharding(config, 2), start=7))[
-      'weight'
-    ]
+    next(_synthetic(config, builders.batch_sharding(config, 2), start=7))['weight']
   ).all()

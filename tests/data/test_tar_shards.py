@@ -13,13 +13,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.sources import open_files
-from anp_jax.data.sources import table_cache
-from anp_jax.data.sources import tar_index
-from anp_jax.data.sources import tar_shards
-from tests import listed_sets
-from tests import opening
-from tests import prepared
+from anp_jax.data.sources import open_files, table_cache, tar_index, tar_shards
+from tests import listed_sets, opening, prepared
 
 
 @pytest.fixture
@@ -97,26 +92,34 @@ def test_a_set_without_splits_is_divided_by_names(tmp_path, config):
 @pytest.mark.parametrize('kind', [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_names_folders_and_other_members(tmp_path, config, kind):
   long = 'x/' + 'y' * 150 + '/' + 'z' * 120
-  listed_sets.write_tar(tmp_path / 'a.tar', {
-    f'{long}.JPG': prepared.photo(1), f'{long}.cls': b'happy_dog\n',
-    'x/é.png': prepared.photo(2, 'PNG'), 'x/é.cls': b'sad_dog',
-    'y/é.seg.json': b'{}', '__meta__.json': b'{}', 'readme': b'',
-    # A class before its image; a suffix with a dot.
-    'y/é.cls': b'sad_cat', 'y/é.image.jpeg': prepared.photo(3),
-  }, kind)  # fmt: skip
+  listed_sets.write_tar(
+    tmp_path / 'a.tar',
+    {
+      f'{long}.JPG': prepared.photo(1),
+      f'{long}.cls': b'happy_dog\n',
+      'x/é.png': prepared.photo(2, 'PNG'),
+      'x/é.cls': b'sad_dog',
+      'y/é.seg.json': b'{}',
+      '__meta__.json': b'{}',
+      'readme': b'',
+      # A class before its image; a suffix with a dot.
+      'y/é.cls': b'sad_cat',
+      'y/é.image.jpeg': prepared.photo(3),
+    },
+    kind,
+  )
   config.data.pairs = 'yes'
   listing = tar_shards.find(
-    _place(config, tmp_path / 'a.tar'), '', '', config.data.dir,
-    ('.jpg', '.png', '.jpeg'),
-  )  # fmt: skip
-  assert listing.files == (
-    f'a.tar/{long}.JPG', 'a.tar/x/é.png', 'a.tar/y/é.image.jpeg'
-  )  # fmt: skip
+    _place(config, tmp_path / 'a.tar'), '', '', config.data.dir, ('.jpg', '.png', '.jpeg')
+  )
+  assert listing.files == (f'a.tar/{long}.JPG', 'a.tar/x/é.png', 'a.tar/y/é.image.jpeg')
   names = [listing.vocabulary.names[i] for i in listing.labels]
   assert names == ['happy_dog', 'sad_dog', 'sad_cat']
   assert [listing.storage.read(i) for i in range(3)] == [
-    prepared.photo(1), prepared.photo(2, 'PNG'), prepared.photo(3)
-  ]  # fmt: skip
+    prepared.photo(1),
+    prepared.photo(2, 'PNG'),
+    prepared.photo(3),
+  ]
 
 
 def _place(config, pattern):
@@ -124,16 +127,20 @@ def _place(config, pattern):
   return config.data
 
 
-@pytest.mark.parametrize('text, name', [
-  ('{"label": "old_dog", "caption": "x"}', 'old_dog'),
-  ('{"adjective": "old", "noun": "dog"}', 'old_dog'),
-  ('{"anp": "old_dog", "id": 3}', 'old_dog'),
-  ('{"class": 1}', 'class1'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'text, name',
+  [
+    ('{"label": "old_dog", "caption": "x"}', 'old_dog'),
+    ('{"adjective": "old", "noun": "dog"}', 'old_dog'),
+    ('{"anp": "old_dog", "id": 3}', 'old_dog'),
+    ('{"class": 1}', 'class1'),
+  ],
+)
 def test_classes_of_json(tmp_path, config, text, name):
-  listed_sets.write_tar(tmp_path / 'train.tar', {
-    '1.jpg': prepared.photo(1), '1.json': text.encode(), '1.txt': b'not it',
-  })  # fmt: skip
+  listed_sets.write_tar(
+    tmp_path / 'train.tar',
+    {'1.jpg': prepared.photo(1), '1.json': text.encode(), '1.txt': b'not it'},
+  )
   source = _open(config, f'{tmp_path}/{{split}}.tar')
   assert source.vocabulary.names[source.labels()[0]] == name
 
@@ -141,16 +148,13 @@ def test_classes_of_json(tmp_path, config, text, name):
 def test_names_of_numbers(tmp_path, config):
   _shards(tmp_path, classes=('2', '0'))
   pattern = f'{tmp_path}/{{split}}-{{000..001}}.tar'
-  assert _open(config, pattern).vocabulary.names == (
-    'class0', 'class1', 'class2'
-  )  # fmt: skip
+  assert _open(config, pattern).vocabulary.names == ('class0', 'class1', 'class2')
   (tmp_path / 'classes.txt').write_text('x\ny\nz\n')
   source = _open(config, pattern)
   assert source.vocabulary.names == ('x', 'y', 'z')
   assert source.labels().tolist() == [2, 0, 2, 0, 2, 0, 2]
   (tmp_path / 'classes.txt').write_text('x\ny\n')
-  _refused([f'{tmp_path}/train-000.tar: 0000.jpg: class 2, expected 0 to 1'],
-           config, pattern)  # fmt: skip
+  _refused([f'{tmp_path}/train-000.tar: 0000.jpg: class 2, expected 0 to 1'], config, pattern)
 
 
 def test_lists_select_samples(tmp_path, config):
@@ -161,13 +165,12 @@ def test_lists_select_samples(tmp_path, config):
   assert source.labels().tolist() == [1, 0, 1, 0]
   assert source.read(np.array([1]))[0] == [prepared.photo(2)]
   (tmp_path / 'list.txt').write_text('aa\n')
-  _refused(["class 'a' is none of the 1 listed", "mean 'aa'"], config,
-           f'{tmp_path}/{{split}}-*.tar')  # fmt: skip
+  _refused(
+    ["class 'a' is none of the 1 listed", "mean 'aa'"], config, f'{tmp_path}/{{split}}-*.tar'
+  )
 
 
-def test_the_index_is_built_once_and_again_for_other_files(
-  tmp_path, config, monkeypatch
-):
+def test_the_index_is_built_once_and_again_for_other_files(tmp_path, config, monkeypatch):
   _shards(tmp_path)
   pattern = f'{tmp_path}/{{split}}-*.tar'
   first = _open(config, pattern)
@@ -182,9 +185,7 @@ def test_the_index_is_built_once_and_again_for_other_files(
   assert len(_open(config, pattern)) == 8
   assert index.exists()
   monkeypatch.setattr(os, 'makedirs', _read_only)
-  (tmp_path / 'train-002.tar').write_bytes(
-    (tmp_path / 'train-001.tar').read_bytes()
-  )
+  (tmp_path / 'train-002.tar').write_bytes((tmp_path / 'train-001.tar').read_bytes())
   _refused(['Read-only', 'config.data.dir'], config, pattern)
 
 
@@ -192,9 +193,7 @@ def _read_only(*args, **kwargs):
   raise OSError(30, 'Read-only file system')
 
 
-def test_processes_that_start_at_once_build_one_index(
-  tmp_path, config, monkeypatch
-):
+def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypatch):
   _shards(tmp_path)
   builds, build = [], tar_index._batch
 
@@ -223,18 +222,15 @@ def test_processes_that_start_at_once_build_one_index(
 def test_a_storage_reads_in_another_process(tmp_path, config):
   _shards(tmp_path)
   listing = tar_shards.find(
-    _place(config, f'{tmp_path}/{{split}}-*.tar'), 'train', '',
-    config.data.dir, ('.jpg',),
-  )  # fmt: skip
+    _place(config, f'{tmp_path}/{{split}}-*.tar'), 'train', '', config.data.dir, ('.jpg',)
+  )
   part = pickle.loads(pickle.dumps(listing.storage.select(np.array([5, 2]))))
   assert [part.read(0), part.read(1)] == [prepared.photo(5), prepared.photo(2)]
   shard = tmp_path / 'train-001.tar'
   assert part.state(0) == (len(prepared.photo(5)), shard.stat().st_mtime_ns)
 
 
-def test_many_shards_do_not_take_all_files_of_a_process(
-  tmp_path, config, monkeypatch
-):
+def test_many_shards_do_not_take_all_files_of_a_process(tmp_path, config, monkeypatch):
   monkeypatch.setattr(open_files, '_MOST', 2)
   _shards(tmp_path, counts=(1,) * 5)
   before = len(os.listdir('/proc/self/fd'))
@@ -248,14 +244,17 @@ def test_many_shards_do_not_take_all_files_of_a_process(
 # Bad input.
 
 
-@pytest.mark.parametrize('pattern, words', [
-  ('{split}-{000..002}.tar', ['no file', 'train-002.tar', "mean 'train-00"]),
-  ('trian-*.tar', ['trian-*.tar', "mean 'train-00"]),
-  ('{split}-{0..x}.tar', ["'{0..x}'", '{000..015}']),
-  ('{split}-{5..3}.tar', ["'{5..3}'"]),
-  ('{split}-{0..9999999}.tar', ['1,000,000 shards']),
-  ('{split}-00{0,0}.tar', ['twice']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'pattern, words',
+  [
+    ('{split}-{000..002}.tar', ['no file', 'train-002.tar', "mean 'train-00"]),
+    ('trian-*.tar', ['trian-*.tar', "mean 'train-00"]),
+    ('{split}-{0..x}.tar', ["'{0..x}'", '{000..015}']),
+    ('{split}-{5..3}.tar', ["'{5..3}'"]),
+    ('{split}-{0..9999999}.tar', ['1,000,000 shards']),
+    ('{split}-00{0,0}.tar', ['twice']),
+  ],
+)
 def test_a_bad_pattern_is_one_line(tmp_path, config, pattern, words):
   _shards(tmp_path)
   _refused(words, config, tmp_path / pattern)
@@ -271,20 +270,22 @@ def test_two_names_of_a_split(tmp_path, config):
 _IMAGE = {'1.jpg': prepared.photo(1)}
 
 
-@pytest.mark.parametrize('members, words', [
-  ({**_IMAGE}, ["sample '1' has no .cls, .json or .txt", 'jpg']),
-  ({'1.cls': b'a'}, ["sample '1' has 0 images", 'cls']),
-  ({**_IMAGE, '1.png': b'', '1.cls': b'a'}, ['2 images', 'jpg, png, cls']),
-  ({**_IMAGE, '1.cls': b' \n'}, ['1.cls is', 'name or the number']),
-  ({**_IMAGE, '1.cls': b'\xff'}, ["b'\\xff'", 'name or the number']),
-  ({**_IMAGE, '1.json': b'{"lable": 3}'}, ['1.json', 'label, class, cls']),
-  ({**_IMAGE, '1.json': b'[1]'}, ['1.json', 'an object']),
-  ({**_IMAGE, '1.txt': b'two\nlines'}, ['1.txt', 'a line']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'members, words',
+  [
+    ({**_IMAGE}, ["sample '1' has no .cls, .json or .txt", 'jpg']),
+    ({'1.cls': b'a'}, ["sample '1' has 0 images", 'cls']),
+    ({**_IMAGE, '1.png': b'', '1.cls': b'a'}, ['2 images', 'jpg, png, cls']),
+    ({**_IMAGE, '1.cls': b' \n'}, ['1.cls is', 'name or the number']),
+    ({**_IMAGE, '1.cls': b'\xff'}, ["b'\\xff'", 'name or the number']),
+    ({**_IMAGE, '1.json': b'{"lable": 3}'}, ['1.json', 'label, class, cls']),
+    ({**_IMAGE, '1.json': b'[1]'}, ['1.json', 'an object']),
+    ({**_IMAGE, '1.txt': b'two\nlines'}, ['1.txt', 'a line']),
+  ],
+)
 def test_a_bad_sample_is_one_line(tmp_path, config, members, words):
   listed_sets.write_tar(tmp_path / 'train.tar', members)
-  _refused([f'{tmp_path}/train.tar', *words], config,
-           f'{tmp_path}/{{split}}.tar')  # fmt: skip
+  _refused([f'{tmp_path}/train.tar', *words], config, f'{tmp_path}/{{split}}.tar')
   # A failed build leaves nothing.
   folder = pathlib.Path(config.data.dir, table_cache.FOLDER)
   assert os.listdir(folder) == ['.lock']
@@ -304,10 +305,7 @@ def test_damaged_shards(tmp_path, config):
     (b'', ['no whole tar file']),
     (gzip.compress(content), ['compressed (gzip)', 'plain tar']),
     # A damaged header in the middle, which tarfile takes for the end.
-    (
-      content[:start] + b'x' * 512 + content[start + 512 :],
-      [f'header at byte {start:,}'],
-    ),
+    (content[:start] + b'x' * 512 + content[start + 512 :], [f'header at byte {start:,}']),
   ):
     path.write_bytes(damaged)
     if words:
@@ -338,9 +336,7 @@ def test_a_member_whose_last_byte_is_cut_off(tmp_path):
   assert members.read(0) == bytes(range(50))
 
 
-def test_images_that_training_cannot_read_are_left_out(
-  tmp_path, config, caplog
-):
+def test_images_that_training_cannot_read_are_left_out(tmp_path, config, caplog):
   members = listed_sets.samples(range(2), ('a',))
   members |= {'w.webp': prepared.photo(9, 'WEBP'), 'w.cls': b'a'}
   listed_sets.write_tar(tmp_path / 'train.tar', members)

@@ -51,9 +51,7 @@ def test_pairs_are_taken_apart():
   assert v.noun_ids().tolist() == [1, 1, 0, 2]
 
 
-@pytest.mark.parametrize(
-  'odd', ['car', 'very_old_car', '_car', 'red_', 'red__car', '_', '']
-)
+@pytest.mark.parametrize('odd', ['car', 'very_old_car', '_car', 'red_', 'red__car', '_', ''])
 def test_one_name_that_is_no_pair_makes_plain_classes(odd):
   v = vocabulary.Vocabulary(('red_car', odd))
   assert not v.is_anp
@@ -124,14 +122,10 @@ def test_orders_that_do_not_fit_the_classes():
   names = ('red_car', 'old_zoo')
   make = vocabulary.Vocabulary
   _refused(
-    ['class 1', "adjective 'old'", "'old_zoo'", "did you mean 'odd'?"],
-    make, names, ('red', 'odd'),
-  )  # fmt: skip
+    ['class 1', "adjective 'old'", "'old_zoo'", "did you mean 'odd'?"], make, names, ('red', 'odd')
+  )
   _refused(['class 0', "noun 'car'"], make, names, None, ('zoo', 'dog'))
-  _refused(
-    ["nouns 3: 'car' repeats nouns 1"],
-    make, names, None, ('zoo', 'car', 'dog', 'car'),
-  )  # fmt: skip
+  _refused(["nouns 3: 'car' repeats nouns 1"], make, names, None, ('zoo', 'car', 'dog', 'car'))
   _refused(["class 2: 'red_car' repeats class 0"], make, ('red_car', 'b') * 2)
   for orders in ((('red',),), (None, ('car',))):
     _refused(["class 1: 'hat'", 'given'], make, ('red_car', 'hat'), *orders)
@@ -224,12 +218,15 @@ def test_parts_may_be_left_out(tmp_path):
   assert vocabulary.from_lists(anps, nouns=nouns).nouns == ('dog', 'zoo', 'car')
 
 
-@pytest.mark.parametrize('data', [
-  b'red_car\nold_dog',
-  b'red_car\r\nold_dog\r\n',
-  b'\xef\xbb\xbfred_car\nold_dog\n',
-  b' red_car\t\n\told_dog \r\n\n \t\r\n\n',
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'red_car\nold_dog',
+    b'red_car\r\nold_dog\r\n',
+    b'\xef\xbb\xbfred_car\nold_dog\n',
+    b' red_car\t\n\told_dog \r\n\n \t\r\n\n',
+  ],
+)
 def test_ways_to_write_a_list(tmp_path, data):
   v = vocabulary.from_lists(*_files(tmp_path, data))
   assert v.names == ('red_car', 'old_dog')
@@ -241,13 +238,16 @@ def test_only_line_feeds_end_lines_and_only_ascii_blanks_go(tmp_path):
   assert v.names == ('a\u2028b_c', '\u00a0rot_d', 'd_e')
 
 
-@pytest.mark.parametrize('data', [
-  b't_shirt\ndress\nhat\n',
-  b't_shirt\nhat\n',  # half of them: not more than half
-  b'a_b_c\n_d\ne_\n',
-  b'cat\ndog\n',
-  b'tennis_ball\nsports_car\nhat\n',  # most have the form, no part recurs
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data',
+  [
+    b't_shirt\ndress\nhat\n',
+    b't_shirt\nhat\n',  # half of them: not more than half
+    b'a_b_c\n_d\ne_\n',
+    b'cat\ndog\n',
+    b'tennis_ball\nsports_car\nhat\n',  # most have the form, no part recurs
+  ],
+)
 def test_lists_of_plain_classes(tmp_path, data):
   v = vocabulary.from_lists(*_files(tmp_path, data))
   assert v.names == tuple(data.decode().split())
@@ -258,13 +258,11 @@ def test_lists_of_plain_classes(tmp_path, data):
 def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
   anps = _files(tmp_path, f'red_car\n{odd}\nred_dog\n'.encode())
   _refused(
-    ['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'],
-    vocabulary.from_lists, *anps,
-  )  # fmt: skip
+    ['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'], vocabulary.from_lists, *anps
+  )
   _refused(
-    ['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'],
-    vocabulary.from_lists, *anps, pairs='yes',
-  )  # fmt: skip
+    ['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'], vocabulary.from_lists, *anps, pairs='yes'
+  )
   plain = vocabulary.from_lists(*anps, pairs='no')
   assert plain.names == ('red_car', odd, 'red_dog') and not plain.is_anp
 
@@ -272,32 +270,33 @@ def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
 def test_given_parts_mean_that_all_are_pairs(tmp_path):
   anps, adjectives, nouns = _files(tmp_path, b't_shirt\nhat\n', b't\n', b'x\n')
   for parts in ((adjectives,), ('', nouns), (adjectives, nouns)):
-    _refused(
-      ["anps.txt:2: 'hat'", 'given'], vocabulary.from_lists, anps, *parts
-    )
+    _refused(["anps.txt:2: 'hat'", 'given'], vocabulary.from_lists, anps, *parts)
   plain = _files(tmp_path, b'cat\ndog\n', b'cat\n')
   _refused(["anps.txt:1: 'cat'"], vocabulary.from_lists, *plain)
 
 
-@pytest.mark.parametrize('data, words', [
-  (b'red_car\n\nold_dog\n', ['anps.txt:2: ', 'empty']),
-  (b'red_car\n \t\r\nold_dog', ['anps.txt:2: ', 'empty']),
-  (b'\nred_car\n', ['anps.txt:1: ', 'empty']),
-  (b'', ['anps.txt is empty']),
-  (b' \r\n\n', ['anps.txt is empty']),
-  (b'\xef\xbb\xbf', ['anps.txt is empty']),
-  (b'a_b\nc_d\n a_b \n', ["anps.txt:3: 'a_b' repeats ", 'anps.txt:1']),
-  (b'a_b\nc_d\xff\n', ['anps.txt:2: byte 0xff is not UTF-8']),
-  (b'a_b\nc_d\ne_\xc3', ['anps.txt:3: byte 0xc3 is not UTF-8']),
-  ('a_b'.encode('utf-16'), ['anps.txt:1: byte 0xff']),
-  (b'a_b\nbrave_9/11\n', ["anps.txt:2: 'brave_9/11'", 'folder']),
-  (b'..\n', ["anps.txt:1: '..'", 'folder']),
-  (b'a\n.\n', ["anps.txt:2: '.'", 'folder']),
-  (b'a_\x00b\n', [r"anps.txt:1: 'a_\x00b'", 'control']),
-  (b'a_b\rc_d\r', [r"anps.txt:1: 'a_b\rc_d'", 'control']),
-  (b'a_b\nc_\xc2\x85d\n', [r"anps.txt:2: 'c_\x85d'", 'control']),
-  (b'a_b\n' + b'c' * 256, ['anps.txt:2: ', 'folder']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data, words',
+  [
+    (b'red_car\n\nold_dog\n', ['anps.txt:2: ', 'empty']),
+    (b'red_car\n \t\r\nold_dog', ['anps.txt:2: ', 'empty']),
+    (b'\nred_car\n', ['anps.txt:1: ', 'empty']),
+    (b'', ['anps.txt is empty']),
+    (b' \r\n\n', ['anps.txt is empty']),
+    (b'\xef\xbb\xbf', ['anps.txt is empty']),
+    (b'a_b\nc_d\n a_b \n', ["anps.txt:3: 'a_b' repeats ", 'anps.txt:1']),
+    (b'a_b\nc_d\xff\n', ['anps.txt:2: byte 0xff is not UTF-8']),
+    (b'a_b\nc_d\ne_\xc3', ['anps.txt:3: byte 0xc3 is not UTF-8']),
+    ('a_b'.encode('utf-16'), ['anps.txt:1: byte 0xff']),
+    (b'a_b\nbrave_9/11\n', ["anps.txt:2: 'brave_9/11'", 'folder']),
+    (b'..\n', ["anps.txt:1: '..'", 'folder']),
+    (b'a\n.\n', ["anps.txt:2: '.'", 'folder']),
+    (b'a_\x00b\n', [r"anps.txt:1: 'a_\x00b'", 'control']),
+    (b'a_b\rc_d\r', [r"anps.txt:1: 'a_b\rc_d'", 'control']),
+    (b'a_b\nc_\xc2\x85d\n', [r"anps.txt:2: 'c_\x85d'", 'control']),
+    (b'a_b\n' + b'c' * 256, ['anps.txt:2: ', 'folder']),
+  ],
+)
 def test_lines_that_are_refused(tmp_path, data, words):
   text = _refused(words, vocabulary.from_lists, *_files(tmp_path, data))
   assert len(text) < 200 + len(str(tmp_path)) * 2
@@ -305,9 +304,7 @@ def test_lines_that_are_refused(tmp_path, data, words):
 
 def test_longest_name(tmp_path):
   name = 'ä' * 127 + 'c'  # 255 bytes
-  assert vocabulary.from_lists(*_files(tmp_path, name.encode())).names == (
-    name,
-  )
+  assert vocabulary.from_lists(*_files(tmp_path, name.encode())).names == (name,)
   longer = _files(tmp_path, f'{name}c'.encode())
   _refused(['anps.txt:1: '], vocabulary.from_lists, *longer)
 
@@ -316,12 +313,11 @@ def test_words_that_a_list_misses(tmp_path):
   anps, adjectives, nouns = _files(tmp_path, _PAIRS, b'red\nold\nnow', b'car')
   _refused(
     ["anps.txt:4: adjective 'new' of 'new_car'", adjectives, "mean 'now'?"],
-    vocabulary.from_lists, anps, adjectives,
-  )  # fmt: skip
-  _refused(
-    ["anps.txt:2: noun 'dog' of 'old_dog'", nouns],
-    vocabulary.from_lists, anps, '', nouns,
-  )  # fmt: skip
+    vocabulary.from_lists,
+    anps,
+    adjectives,
+  )
+  _refused(["anps.txt:2: noun 'dog' of 'old_dog'", nouns], vocabulary.from_lists, anps, '', nouns)
 
 
 @pytest.mark.parametrize('broken', [1, 2])
@@ -352,10 +348,7 @@ def test_spec(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
   single_list = vocabulary.from_spec(f' {tmp_path}/anps.txt ')
-  assert single_list.names[1] == 'old_dog' and single_list.nouns == (
-    'car',
-    'dog',
-  )
+  assert single_list.names[1] == 'old_dog' and single_list.nouns == ('car', 'dog')
   three = vocabulary.from_spec('~/anps.txt, ~/adj.txt ,~/nouns.txt')
   assert three.adjectives == ('red', 'blue', 'old', 'new')
   assert three.nouns == ('dog', 'zoo', 'car')
@@ -366,15 +359,14 @@ def test_spec_of_another_number_of_paths(spec):
   _refused(['config.data.lists', repr(spec)], vocabulary.from_spec, spec)
 
 
-@pytest.mark.skipif(
-  not _ANP.is_dir(), reason='the published lists are not here'
+@pytest.mark.skipif(not _ANP.is_dir(), reason='the published lists are not here')
+@pytest.mark.parametrize(
+  'files, sizes',
+  [
+    (('mtvso553_anplabels', 'mtvso553_adjlabels', 'mtvso553_nounlabels'), (553, 117, 167)),
+    (('mvso1200_anp_list', 'mvso1200_adj_list', 'mvso1200_noun_list'), (1200, 350, 617)),
+  ],
 )
-@pytest.mark.parametrize('files, sizes', [
-  (('mtvso553_anplabels', 'mtvso553_adjlabels', 'mtvso553_nounlabels'),
-   (553, 117, 167)),
-  (('mvso1200_anp_list', 'mvso1200_adj_list', 'mvso1200_noun_list'),
-   (1200, 350, 617)),
-])  # fmt: skip
 def test_published_lists(files, sizes):
   paths = [_ANP / f'{name}.txt' for name in files]
   v = vocabulary.from_spec(', '.join(map(str, paths)))
@@ -393,9 +385,23 @@ def test_published_lists(files, sizes):
 
 
 _TOKENS = (
-  b'\n', b'\r', b'\r\n', b'_', b' ', b'\t', b'\0', b'/', b'\xef\xbb\xbf',
-  b'\xff', b'\xc3', b'\xc2\x85', b'\xe2\x80\xa8', 'é'.encode(), b'dog', b'red',
-)  # fmt: skip
+  b'\n',
+  b'\r',
+  b'\r\n',
+  b'_',
+  b' ',
+  b'\t',
+  b'\0',
+  b'/',
+  b'\xef\xbb\xbf',
+  b'\xff',
+  b'\xc3',
+  b'\xc2\x85',
+  b'\xe2\x80\xa8',
+  'é'.encode(),
+  b'dog',
+  b'red',
+)
 
 
 @pytest.mark.slow

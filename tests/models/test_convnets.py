@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.config import command_line
 from anp_jax.models import convnets
 
@@ -38,9 +37,7 @@ NETS = {
 
 def _shapes(net, shape):
   images = jax.ShapeDtypeStruct(shape, jnp.float32)
-  return jax.eval_shape(
-    lambda x: net.init(jax.random.key(0), x, False), images
-  )['params']
+  return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, False), images)['params']
 
 
 def _weights(shapes):
@@ -93,9 +90,7 @@ def _to_theirs(params, sides, torch):
       kernel = kernel.transpose(2, 0, 1, 3).reshape(-1, kernel.shape[-1]).T
     else:
       kernel = kernel.T
-    return tuple(
-      torch.from_numpy(a.copy()).requires_grad_() for a in (kernel, bias)
-    )
+    return tuple(torch.from_numpy(a.copy()).requires_grad_() for a in (kernel, bias))
 
   flattened = 'hidden' if 'hidden' in params else 'head'
   return {name: one(leaf) for name, leaf in params.items()}
@@ -104,9 +99,10 @@ def _to_theirs(params, sides, torch):
 def _flattened_sides(name, shape):
   """Pixels of the last map: every pool rounds up, lenet's convolutions cut."""
   cut, pools, window = {
-    'lenet': (4, 2, 2), 'cifar10_full': (0, 3, 3),
+    'lenet': (4, 2, 2),
+    'cifar10_full': (0, 3, 3),
     'two_convolutions': (0, 2, 2),
-  }[name]  # fmt: skip
+  }[name]
   sides = []
   for n in shape[1:3]:
     for _ in range(pools):
@@ -130,9 +126,7 @@ def test_logits_and_gradients_equal_torch(name, shape, platform):
 
   @jax.jit
   def ours(params, images):
-    logits, pull = jax.vjp(
-      lambda p: net.apply({'params': p}, images, True), params
-    )
+    logits, pull = jax.vjp(lambda p: net.apply({'params': p}, images, True), params)
     return logits, pull(cotangent)[0]
 
   logits, gradients = ours(params, images)
@@ -148,14 +142,10 @@ def test_logits_and_gradients_equal_torch(name, shape, platform):
     assert got.shape == want.shape, what
     largest = np.abs(want).max()
     assert largest > 0, what
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=2e-5 * largest, err_msg=what
-    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * largest, err_msg=what)
 
   close(np.asarray(logits), want, 'logits')
-  got = _to_theirs(
-    jax.tree.map(np.asarray, gradients), _flattened_sides(name, shape), torch
-  )
+  got = _to_theirs(jax.tree.map(np.asarray, gradients), _flattened_sides(name, shape), torch)
   for layer, pair in references.items():
     for part, a, b in zip(('weight', 'bias'), got[layer], pair):
       close(a.detach().numpy(), b.grad, f'{layer} {part}')
@@ -186,8 +176,7 @@ def test_images_that_are_too_small_are_refused(name, least):
 @pytest.mark.parametrize('name', NETS)
 def test_the_command_line_reaches_them(name):
   config = command_line.load(
-    'configs/resnet_anp.py:tiny',
-    {'model.name': name, 'model.dtype': 'bfloat16'},
+    'configs/resnet_anp.py:tiny', {'model.name': name, 'model.dtype': 'bfloat16'}
   )
   module = models.create(config, 9, 'gpu', 'data')
   assert module == NETS[name](9, 'bfloat16', 'float32', 'gpu')
@@ -206,11 +195,7 @@ def test_bfloat16_computes_on_float32_parameters(name):
   assert all(s.dtype == np.float32 for s in jax.tree.leaves(shapes))
   logits, state = jax.eval_shape(
     lambda p, x: net.apply(
-      {'params': p},
-      x,
-      True,
-      capture_intermediates=True,
-      mutable=['intermediates'],
+      {'params': p}, x, True, capture_intermediates=True, mutable=['intermediates']
     ),
     shapes,
     jax.ShapeDtypeStruct(shape, jnp.bfloat16),
@@ -246,9 +231,7 @@ def test_response_normalisation_in_closed_form(dtype):
   # float32 rounds at 1e-7, bfloat16 at 4e-3; the mean is of the dtype.
   for channel in (0, 1):
     got = np.float32(jnp.stack([y[0, 0, 0], y[0, 0, 2], y[0, 2, 2]]))
-    np.testing.assert_allclose(
-      got[:, channel], want, rtol=1e-6 if dtype == 'float32' else 1.2e-2
-    )
+    np.testing.assert_allclose(got[:, channel], want, rtol=1e-6 if dtype == 'float32' else 1.2e-2)
 
 
 def test_response_normalisation_adds_to_one_in_float32():

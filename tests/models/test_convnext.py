@@ -9,31 +9,32 @@ import numpy as np
 import pytest
 
 from anp_jax import models
-from anp_jax.checkpoint.weights import convnext as names_lib
-from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.checkpoint.weights import convnext as names_lib, source as source_lib
 from anp_jax.config import networks
 from anp_jax.models import convnext
-from tests import builders
-from tests import stepping
-from tests import timm_peer
+from tests import builders, stepping, timm_peer
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 # With 1,000 classes, as timm's results-imagenet.csv has them, in millions.
 MILLIONS = {
-  'convnext_tiny': 28.59, 'convnext_small': 50.22, 'convnext_base': 88.59,
-  'convnextv2_atto': 3.71, 'convnextv2_femto': 5.23, 'convnextv2_pico': 9.07,
-  'convnextv2_nano': 15.62, 'convnextv2_tiny': 28.64, 'convnextv2_base': 88.72,
-}  # fmt: skip
+  'convnext_tiny': 28.59,
+  'convnext_small': 50.22,
+  'convnext_base': 88.59,
+  'convnextv2_atto': 3.71,
+  'convnextv2_femto': 5.23,
+  'convnextv2_pico': 9.07,
+  'convnextv2_nano': 15.62,
+  'convnextv2_tiny': 28.64,
+  'convnextv2_base': 88.72,
+}
 CLASSES = 10
 STAGES, WIDTH = (1, 1, 2, 1), 8
 
 
 def _shapes(module, side=32):
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  return jax.eval_shape(
-    functools.partial(module.init, train=False), jax.random.key(0), images
-  )
+  return jax.eval_shape(functools.partial(module.init, train=False), jax.random.key(0), images)
 
 
 @pytest.mark.parametrize('name', networks.CONVNEXTS)
@@ -51,9 +52,7 @@ def _their_network(version):
   torch.manual_seed(version)
   suffix = 'V2' if version == 2 else ''
   config = getattr(transformers, f'ConvNext{suffix}Config')(
-    hidden_sizes=[WIDTH * 2**i for i in range(4)],
-    depths=list(STAGES),
-    num_labels=CLASSES,
+    hidden_sizes=[WIDTH * 2**i for i in range(4)], depths=list(STAGES), num_labels=CLASSES
   )
   kind = getattr(transformers, f'ConvNext{suffix}ForImageClassification')
   network = kind(config)
@@ -82,16 +81,12 @@ def _ours(tensors, version):
     name: names_lib.from_published(name, tensors[published_name])
     for name, published_name in published.items()
   }
-  assert {n: v.shape for n, v in values.items()} == {
-    n: s.shape for n, s in shapes.items()
-  }
+  assert {n: v.shape for n, v in values.items()} == {n: s.shape for n, s in shapes.items()}
   return module, traverse_util.unflatten_dict(values, sep='/')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'version', [pytest.param(1, marks=pytest.mark.soak), 2]
-)
+@pytest.mark.parametrize('version', [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_logits_and_gradients_equal_transformers(version):
   network, torch = _their_network(version)
   arrays = {k: v.detach().numpy() for k, v in network.named_parameters()}
@@ -122,9 +117,7 @@ def test_logits_equal_timms(tmp_path, monkeypatch):
   """Files with its names are read; their 1x1 kernels may be dense layers."""
   names = ('convnext_tiny', 'convnextv2_atto')
   size = {'depths': STAGES, 'dims': [WIDTH * 2**i for i in range(4)]}
-  arguments = {
-    n: {'model_name': n, 'num_classes': CLASSES, **size} for n in names
-  }
+  arguments = {n: {'model_name': n, 'num_classes': CLASSES, **size} for n in names}
   for version, name in enumerate(names, 1):
     monkeypatch.setitem(convnext.SIZES, name, (version, STAGES, WIDTH))
   for name, peer in timm_peer.compute(tmp_path, arguments).items():
@@ -136,9 +129,7 @@ def test_logits_equal_timms(tmp_path, monkeypatch):
     variables = traverse_util.unflatten_dict(
       {name: value for name, (_, value) in source.tensors.items()}, sep='/'
     )
-    got = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(
-      variables, peer.images
-    )
+    got = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(variables, peer.images)
     assert peer.logits.std() > 0.01
     # float32, summed in another order: relative to the largest logit.
     scale = max(1, np.abs(peer.logits).max())
@@ -166,9 +157,7 @@ def test_the_branch_of_a_block_that_is_left_out():
   x = np.random.default_rng(0).normal(size=(2, 2, 2, 4)).astype(np.float32)
   shapes = jax.eval_shape(block.init, jax.random.key(0), x, None)
   random = np.random.default_rng(0)
-  variables = jax.tree.map(
-    lambda s: random.normal(size=s.shape).astype(s.dtype), shapes
-  )
+  variables = jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype), shapes)
   factor = np.array([0, 2], np.float32)[:, None, None, None]
   result, some = (block.apply(variables, x, f) for f in (None, factor))
   np.testing.assert_array_equal(some[0], x[0])

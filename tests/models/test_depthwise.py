@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers
-from anp_jax.models.layers import depthwise
-from anp_jax.models.layers import onednn
+from anp_jax.models.layers import depthwise, onednn
 from anp_jax.system.onednn import library
 
 needs_onednn = pytest.mark.skipif(
@@ -31,10 +30,7 @@ def _kernel_gradient(size, stride):
 
   def compute(x, kernel, dy):
     _, pull = jax.vjp(
-      lambda k: layers.convolve(
-        x, k, stride, size // 2, onednn.PLATFORM, x.shape[-1]
-      ),
-      kernel,
+      lambda k: layers.convolve(x, k, stride, size // 2, onednn.PLATFORM, x.shape[-1]), kernel
     )
     return pull(dy)[0]
 
@@ -49,9 +45,7 @@ def _tap_by_tap(x, dy, size, stride):
   result = np.zeros((size, size, 1, x.shape[-1]))
   for i, j in np.ndindex(size, size):
     part = padded[
-      :,
-      i : i + (rows - 1) * stride + 1 : stride,
-      j : j + (columns - 1) * stride + 1 : stride,
+      :, i : i + (rows - 1) * stride + 1 : stride, j : j + (columns - 1) * stride + 1 : stride
     ]
     result[i, j, 0] = (part * np.float64(dy)).sum((0, 1, 2))
   return result
@@ -62,9 +56,7 @@ def _tap_by_tap(x, dy, size, stride):
 @pytest.mark.parametrize('sign', [-1, 1])
 @pytest.mark.parametrize('size, stride', [(5, 1), (7, 1), (5, 2), (7, 2)])
 @pytest.mark.parametrize('sides', [(4, 3), (14, 11)])
-def test_gradient_with_either_sign_of_the_first_number(
-  sides, size, stride, sign
-):
+def test_gradient_with_either_sign_of_the_first_number(sides, size, stride, sign):
   """Edges are padded with what is computed of dy's first number: it must be 0.
 
   Scaled by powers of two, and with images in another order, it is the same sum.
@@ -84,6 +76,4 @@ def test_gradient_with_either_sign_of_the_first_number(
   np.testing.assert_allclose(got, want, rtol=0, atol=atol)
   np.testing.assert_array_equal(program(x, kernel, -4 * dy), -4 * got)
   order = [2, 0, 1]
-  np.testing.assert_allclose(
-    program(x[order], kernel, dy[order]), want, rtol=0, atol=atol
-  )
+  np.testing.assert_allclose(program(x[order], kernel, dy[order]), want, rtol=0, atol=atol)

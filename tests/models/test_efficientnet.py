@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import efficientnet as names_lib
-from anp_jax.checkpoint.weights import huggingface
-from anp_jax.checkpoint.weights import naming
-from anp_jax.checkpoint.weights import published as published_lib
-from anp_jax.checkpoint.weights import source as source_lib
-from anp_jax.checkpoint.weights import timm_folder
+from anp_jax.checkpoint.weights import (
+  efficientnet as names_lib,
+  huggingface,
+  naming,
+  published as published_lib,
+  source as source_lib,
+  timm_folder,
+)
 from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import efficientnet
 from anp_jax.models.layers import per_example
-from tests import builders
-from tests import timm_peer
+from tests import builders, timm_peer
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -32,10 +32,13 @@ CLASSES = 10
 # Of timm 1.0.26, with 1,000 classes; the first paper has 5.3, 7.8, 9.2, 12 and
 # 19 million, the second 22 of V2-S.
 PARAMETERS = {
-  'efficientnet_b0': 5_288_548, 'efficientnet_b1': 7_794_184,
-  'efficientnet_b2': 9_109_994, 'efficientnet_b3': 12_233_232,
-  'efficientnet_b4': 19_341_616, 'efficientnetv2_s': 21_458_488,
-}  # fmt: skip
+  'efficientnet_b0': 5_288_548,
+  'efficientnet_b1': 7_794_184,
+  'efficientnet_b2': 9_109_994,
+  'efficientnet_b3': 12_233_232,
+  'efficientnet_b4': 19_341_616,
+  'efficientnetv2_s': 21_458_488,
+}
 _QUICK = ('efficientnet_b0', 'efficientnetv2_s')
 
 
@@ -46,9 +49,7 @@ def _network(name, classes=CLASSES, **keys):
 
 def _shapes(module, side=32):
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  return jax.eval_shape(
-    functools.partial(module.init, train=False), jax.random.key(0), images
-  )
+  return jax.eval_shape(functools.partial(module.init, train=False), jax.random.key(0), images)
 
 
 def _flat(variables):
@@ -59,10 +60,7 @@ def _published_shapes(shapes, namings):
   """Shapes by published names, in the published order of axes."""
   flat = _flat(shapes)
   names = names_lib.published_names(flat, namings)
-  return {
-    names[name]: naming.published_shape(name, leaf.shape)
-    for name, leaf in flat.items()
-  }
+  return {names[name]: naming.published_shape(name, leaf.shape) for name, leaf in flat.items()}
 
 
 def test_the_config_offers_the_networks_that_there_are():
@@ -71,22 +69,14 @@ def test_the_config_offers_the_networks_that_there_are():
 
 @pytest.mark.parametrize(
   'name',
-  [
-    pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow)
-    for name in PARAMETERS
-  ],
+  [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in PARAMETERS],
 )
 def test_parameters_and_what_a_file_tells_of_them(name):
   shapes = _shapes(_network(name, 1000)[1])
   params = jax.tree.leaves(shapes['params'])
   assert sum(x.size for x in params) == PARAMETERS[name]
-  for prefix, saved_config in (
-    ('', {}),
-    ('tf_', {'architecture': f'tf_{name}'}),
-  ):
-    keys = names_lib.network(
-      'x', _published_shapes(shapes, 'timm'), 'timm', saved_config
-    )
+  for prefix, saved_config in (('', {}), ('tf_', {'architecture': f'tf_{name}'})):
+    keys = names_lib.network('x', _published_shapes(shapes, 'timm'), 'timm', saved_config)
     assert keys == {'model.name': prefix + name, 'model.head': 'joint'}
 
 
@@ -136,9 +126,7 @@ def _assert_read_back(trained, path):
 @pytest.mark.slow
 def test_logits_equal_timms(tmp_path):
   """It loads what is written for it, all names, and is read back."""
-  gains = {
-    'efficientnet_b0': 2, 'tf_efficientnet_b0': 2, 'efficientnetv2_s': 1.25,
-  }  # fmt: skip
+  gains = {'efficientnet_b0': 2, 'tf_efficientnet_b0': 2, 'efficientnetv2_s': 1.25}
   # Maps of 70, 35, 18, 9, 5 and 3 pixels: where paddings differ.
   trained = {name: _trained(name, gain, 70) for name, gain in gains.items()}
   arguments = {}
@@ -149,9 +137,10 @@ def test_logits_equal_timms(tmp_path):
     saved = timm_folder.architecture(network)
     assert saved['pretrained_cfg']['classifier'] == 'classifier'
     arguments[name] = {
-      'model_name': saved['architecture'], 'num_classes': CLASSES,
+      'model_name': saved['architecture'],
+      'num_classes': CLASSES,
       'state': str(folder / 'model.safetensors'),
-    }  # fmt: skip
+    }
     assert published_lib.read(str(folder)).keys['model.name'] == name
   for name, peer in timm_peer.compute(tmp_path, arguments, side=70).items():
     _assert_equal(_logits(trained[name], peer.images), peer.logits)
@@ -186,10 +175,13 @@ def test_logits_equal_transformers(tmp_path):
 @pytest.mark.parametrize(
   'name, side, blocks',
   [
-    ('b0', 224, []), ('b1', 240, [16]), ('b2', 260, [5, 8, 16]),
-    ('b3', 300, [5, 18]), ('b4', 380, [6]),
+    ('b0', 224, []),
+    ('b1', 240, [16]),
+    ('b2', 260, [5, 8, 16]),
+    ('b3', 300, [5, 18]),
+    ('b4', 380, [6]),
   ],
-)  # fmt: skip
+)
 def test_blocks_that_pad_both_sides_alike(name, side, blocks):
   assert names_lib.depthwise_padding(f'tf_efficientnet_{name}', side) == blocks
 
@@ -198,21 +190,33 @@ def test_blocks_that_pad_both_sides_alike(name, side, blocks):
   'name, tensor, saved_config, words',
   [
     (
-      'efficientnet_b0', 'conv', {'architecture': 'tf_efficientnet_b0'},
+      'efficientnet_b0',
+      'conv',
+      {'architecture': 'tf_efficientnet_b0'},
       "epsilon of tf_efficientnet_b0, but config.model.name='efficientnet_b0'",
     ),
-    ('tf_efficientnet_b0', 'conv', {'architecture': 'efficientnet_b0'},
-     'epsilon of efficientnet_b0, but'),
+    (
+      'tf_efficientnet_b0',
+      'conv',
+      {'architecture': 'efficientnet_b0'},
+      'epsilon of efficientnet_b0, but',
+    ),
     ('efficientnet_b0', 'encoder', {}, 'as all of transformers, but'),
     (
-      'tf_efficientnet_b0', 'encoder',
-      {'image_size': 224, 'depthwise_padding': [3]}, r'depthwise_padding=\[3\]',
+      'tf_efficientnet_b0',
+      'encoder',
+      {'image_size': 224, 'depthwise_padding': [3]},
+      r'depthwise_padding=\[3\]',
     ),
-    ('tf_efficientnet_b0', 'encoder',
-     {'image_size': 224, 'hidden_act': 'relu'}, "hidden_act='relu'"),
+    (
+      'tf_efficientnet_b0',
+      'encoder',
+      {'image_size': 224, 'hidden_act': 'relu'},
+      "hidden_act='relu'",
+    ),
     ('resnet50', 'conv', {}, 'holds weights of EfficientNet, but'),
   ],
-)  # fmt: skip
+)
 def test_a_network_that_differs_in_no_tensor_is_refused(
   tmp_path, name, tensor, saved_config, words
 ):
@@ -221,8 +225,7 @@ def test_a_network_that_differs_in_no_tensor_is_refused(
     'encoder': ('efficientnet.encoder.top_conv.weight',),
   }[tensor]
   safetensors_numpy.save_file(
-    {tensor: np.zeros(1, 'f4') for tensor in tensors},
-    tmp_path / 'model.safetensors',
+    {tensor: np.zeros(1, 'f4') for tensor in tensors}, tmp_path / 'model.safetensors'
   )
   (tmp_path / 'config.json').write_text(json.dumps(saved_config))
   config = builders.config({'model.name': name})
@@ -240,9 +243,7 @@ def test_a_network_that_differs_in_no_tensor_is_refused(
   ],
 )
 def test_what_transformers_lacks_is_for_timm(name, side, words):
-  config = builders.config(
-    {'model.name': name, 'data.image_size': side, 'data.resize': side}
-  )
+  config = builders.config({'model.name': name, 'data.image_size': side, 'data.resize': side})
   refusal = huggingface.refusal(config)
   assert words in refusal if words else not refusal
   assert not timm_folder.refusal(config)
@@ -273,13 +274,9 @@ def test_the_branch_of_a_block_that_is_left_out(is_fused):
     efficientnet.layers.BatchNorm,
   )
   x = np.random.default_rng(0).normal(size=(2, 3, 3, 8)).astype(np.float32)
-  shapes = jax.eval_shape(
-    lambda x: block.init(jax.random.key(0), x, False, None), x
-  )
+  shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, False, None), x)
   random = np.random.default_rng(0)
-  variables = jax.tree.map(
-    lambda s: random.uniform(0.1, 1, s.shape).astype(s.dtype), shapes
-  )
+  variables = jax.tree.map(lambda s: random.uniform(0.1, 1, s.shape).astype(s.dtype), shapes)
   factor = np.array([0, 2], np.float32)[:, None, None, None]
   result, some = (block.apply(variables, x, False, f) for f in (None, factor))
   np.testing.assert_array_equal(some[0], x[0])

@@ -10,15 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.models import emulated
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import emulation
 from anp_jax.tools.portability import collectives
-from anp_jax.training import build
-from anp_jax.training import run_spec
+from anp_jax.training import build, run_spec
 from tests import stepping
 
 _CLASSES = 12
@@ -61,9 +58,12 @@ def _gradient(network, variables, images, key=0):
 
   def loss(params):
     outputs, _ = network.apply(
-      {**variables, 'params': params}, images, True, mutable=[],
+      {**variables, 'params': params},
+      images,
+      True,
+      mutable=[],
       rngs={'dropout': jax.random.key(key)},
-    )  # fmt: skip
+    )
     return outputs.sum()
 
   return jax.jit(jax.value_and_grad(loss))(variables['params'])
@@ -73,20 +73,13 @@ def _gradient(network, variables, images, key=0):
 # three colours, which are 2 x 25 x 20 weights more than one has).
 @pytest.mark.parametrize(
   'name, side, classes, parameters',
-  [
-    ('resnet50', 32, 1000, 25_557_032),
-    ('lenet', 28, 10, 431_080 + 2 * 25 * 20),
-  ],
+  [('resnet50', 32, 1000, 25_557_032), ('lenet', 28, 10, 431_080 + 2 * 25 * 20)],
 )
-def test_parameters_are_those_of_the_network(
-  config, name, side, classes, parameters
-):
+def test_parameters_are_those_of_the_network(config, name, side, classes, parameters):
   config.model.update(name=name, width=64)
   network = _network(_emulating(config), classes)
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  shapes = jax.eval_shape(
-    lambda x: network.init({'params': jax.random.key(0)}, x, False), images
-  )
+  shapes = jax.eval_shape(lambda x: network.init({'params': jax.random.key(0)}, x, False), images)
   sizes = [math.prod(s.shape) for s in jax.tree.leaves(shapes['params'])]
   assert sum(sizes) == parameters
 
@@ -105,17 +98,13 @@ def test_a_pass_takes_its_time_and_its_gradients_come_in_turn(tiny_config):
   clock = _Clock()
   config = _emulating(tiny_config, step_seconds=6.0, pieces=4)
   network = _network(config)
-  network = emulated.Emulated(
-    network.network, config.emulate, clock, clock.sleep
-  )
+  network = emulated.Emulated(network.network, config.emulate, clock, clock.sleep)
   images = jnp.zeros((4, 8, 8, 3))
   variables = network.init({'params': jax.random.key(0)}, images, False)
   loss, gradients = jax.block_until_ready(_gradient(network, variables, images))
   assert loss == 0.0
   np.testing.assert_allclose(clock.sleeps, [2.0, 1.0, 1.0, 1.0, 1.0])
-  assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(
-    jnp.shape, variables['params']
-  )
+  assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, variables['params'])
   assert not any(g.any() for g in jax.tree.leaves(gradients))
   # An evaluation waits for nothing.
   outputs = network.apply(variables, images, False)
@@ -136,9 +125,7 @@ def test_a_late_piece_does_not_delay_the_next(tiny_config):
 
 
 def test_images_and_slow_processes_count(tiny_config):
-  settings = _emulating(
-    tiny_config, step_seconds=0.5, image_seconds=0.25, slow=((3, 2.0),)
-  ).emulate
+  settings = _emulating(tiny_config, step_seconds=0.5, image_seconds=0.25, slow=((3, 2.0),)).emulate
   assert emulation.pass_seconds(settings, 8, (1, 2)) == 2.5
   emulation.begin(3, 0.0, False)
   assert emulation.pass_seconds(settings, 8, (1, 2)) == 5.0
@@ -160,9 +147,7 @@ def test_the_draw_has_its_mean_and_spread(tiny_config):
 def _program(config, devices):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = stepping.objective_of(config)
-  return build.create(
-    run_spec.RunSpec(config, mesh, objective, config.batch_size, 64)
-  )
+  return build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, 64))
 
 
 def _timed_step(config, devices):
@@ -203,21 +188,13 @@ def test_a_step_sends_all_gradients_and_waits(tiny_config):
     pytest.param({'accumulate': 2}, 2, marks=pytest.mark.slow),
     pytest.param({'sharding': (('.*', 'fsdp'),)}, 1, marks=pytest.mark.soak),
     pytest.param(
-      {'strategy.name': 'invariant', 'strategy.logical_shards': 8},
-      4,
-      marks=pytest.mark.slow,
+      {'strategy.name': 'invariant', 'strategy.logical_shards': 8}, 4, marks=pytest.mark.slow
     ),
-    pytest.param(
-      {'strategy.name': 'local', 'strategy.groups': 2},
-      1,
-      marks=pytest.mark.soak,
-    ),
+    pytest.param({'strategy.name': 'local', 'strategy.groups': 2}, 1, marks=pytest.mark.soak),
   ],
   ids=['accumulate', 'fsdp', 'invariant', 'local'],
 )
-def test_strategies_take_it_as_they_take_any_network(
-  tiny_config, changes, passes
-):
+def test_strategies_take_it_as_they_take_any_network(tiny_config, changes, passes):
   """A device's micro-batches take the time of a pass each."""
   tiny_config.batch_size = 16
   tiny_config.model.norm_group = 2
@@ -280,16 +257,13 @@ def test_connections_over_ip_are_paced_once(monkeypatch, rate):
       emulation.pace_sockets()
       rates = [
         int.from_bytes(
-          s.getsockopt(socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE, 8),
-          sys.byteorder,
+          s.getsockopt(socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE, 8), sys.byteorder
         )
         for s in (client, peer)
       ]
       assert rates == [rate] * 2
       # No limit is 2^32 - 1, which Python shows as -1.
-      unlimited = local.getsockopt(
-        socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE
-      )
+      unlimited = local.getsockopt(socket.SOL_SOCKET, emulation._SO_MAX_PACING_RATE)
       assert unlimited != rate
       monkeypatch.setattr(emulation, '_SO_MAX_PACING_RATE', -1)
       emulation.pace_sockets()  # would fail if it paced them again

@@ -9,20 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from anp_jax.models import layers
-from anp_jax.models import resnet
+from anp_jax.models import layers, resnet
 from anp_jax.models.layers import onednn
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system import flops
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import pieces
+from anp_jax.system.onednn import c_api, library, pieces
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles'),
-  pytest.mark.skipif(
-    library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
-  ),
+  pytest.mark.skipif(library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'),
 ]
 PLATFORM = onednn.PLATFORM
 _BFLOAT16 = library.find() and 'bfloat16' in library.find().dtypes
@@ -46,13 +41,10 @@ class _Pair(nn.Module):
 
   @nn.compact
   def __call__(self, x, train=False, added=None):
-    types = dict(
-      dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform
-    )
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
     conv = layers.Conv(
-      self.features, self.size, self.stride, use_bias=self.use_bias,
-      name='conv', **types,
-    )  # fmt: skip
+      self.features, self.size, self.stride, use_bias=self.use_bias, name='conv', **types
+    )
     norm = layers.BatchNorm(0, relu=self.relu, name='norm', **types)
     return layers.conv_norm(conv, norm, x, train, added)
 
@@ -70,9 +62,8 @@ def _variables(pair, channels):
   norm = {'scale': scale, 'bias': bias}
   return jax.tree.map(
     lambda a: np.asarray(a, pair.param_dtype),
-    {'params': {'conv': conv, 'norm': norm},
-     'batch_stats': {'norm': {'mean': mean, 'var': var}}},
-  )  # fmt: skip
+    {'params': {'conv': conv, 'norm': norm}, 'batch_stats': {'norm': {'mean': mean, 'var': var}}},
+  )
 
 
 def _want(pair, variables, x, added=None):
@@ -82,15 +73,11 @@ def _want(pair, variables, x, added=None):
   stats, kernel = wide['batch_stats']['norm'], conv['kernel']
   pad, stride = (pair.size - 1) // 2, pair.stride
   padded = np.pad(np.float64(x), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-  spans = [
-    (n + 2 * pad - pair.size) // stride * stride + 1 for n in x.shape[1:3]
-  ]
+  spans = [(n + 2 * pad - pair.size) // stride * stride + 1 for n in x.shape[1:3]]
   y = conv.get('bias', 0.0)
   for i in range(pair.size):
     for j in range(pair.size):
-      rows, columns = (
-        slice(k, k + span, stride) for k, span in zip((i, j), spans)
-      )
+      rows, columns = (slice(k, k + span, stride) for k, span in zip((i, j), spans))
       y = y + padded[:, rows, columns] @ kernel[i, j]
   y = (y - stats['mean']) / np.sqrt(stats['var'] + 1e-5)
   y = y * norm['scale'] + norm['bias']
@@ -118,16 +105,18 @@ def _compare(got, want, tolerance):
 @pytest.mark.parametrize('dtype', _DTYPES)
 @pytest.mark.parametrize(
   'shape, settings, adds',
-  [((4, 9, 11, 16), dict(), True),
-   ((4, 9, 11, 16), dict(relu=False), False),
-   ((7, 9, 8, 5), dict(stride=2, features=33), True),
-   ((2, 13, 10, 3), dict(size=7, stride=2), False),
-   # The kernel is cut, by its features or by its channels.
-   ((2, 14, 14, 256), dict(size=1, features=256), True),
-   ((2, 14, 14, 256), dict(size=1, features=264), True),
-   ((8, 30, 30, 64), dict(size=1, stride=2, relu=False), True),
-   ((3, 9, 9, 8), dict(use_bias=True), False)],
-)  # fmt: skip
+  [
+    ((4, 9, 11, 16), dict(), True),
+    ((4, 9, 11, 16), dict(relu=False), False),
+    ((7, 9, 8, 5), dict(stride=2, features=33), True),
+    ((2, 13, 10, 3), dict(size=7, stride=2), False),
+    # The kernel is cut, by its features or by its channels.
+    ((2, 14, 14, 256), dict(size=1, features=256), True),
+    ((2, 14, 14, 256), dict(size=1, features=264), True),
+    ((8, 30, 30, 64), dict(size=1, stride=2, relu=False), True),
+    ((3, 9, 9, 8), dict(use_bias=True), False),
+  ],
+)
 def test_one_call_equals_numpy(shape, settings, adds, dtype, monkeypatch):
   # The larger ones are cut in two; 7 images are not.
   monkeypatch.setattr(library.find(), 'threads', 2)
@@ -219,18 +208,13 @@ def test_gradients_equal_those_of_xla():
   def loss(pair):
     return lambda v, x, a: (pair.apply(v, x, False, a) * dy).sum()
 
-  got, want = (
-    jax.jit(jax.grad(loss(p), (0, 1, 2)))(variables, x, added)
-    for p in (pair, on_xla)
-  )
+  got, want = (jax.jit(jax.grad(loss(p), (0, 1, 2)))(variables, x, added) for p in (pair, on_xla))
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     _compare(a, np.float64(b), 2e-5)
 
 
 def test_float64_and_other_platforms_compute_apart(x64):
-  for settings in (
-    dict(dtype='float64', param_dtype='float64'), dict(platform='cpu')
-  ):  # fmt: skip
+  for settings in (dict(dtype='float64', param_dtype='float64'), dict(platform='cpu')):
     pair = _Pair(**settings)
     variables = _variables(pair, 16)
     x = _values(0, (2, 9, 9, 16), pair.dtype)
@@ -268,9 +252,7 @@ def test_a_strategy_finds_and_computes_each_convolution():
 
   def halves(path, convolve, x, kernel):
     paths.append(path)
-    return jnp.concatenate(
-      [convolve(x, k) for k in jnp.split(kernel, 2, -1)], -1
-    )
+    return jnp.concatenate([convolve(x, k) for k in jnp.split(kernel, 2, -1)], -1)
 
   want = jax.jit(lambda v, x: net.apply(v, x, False))(variables, x)
   with convolutions.computed_by(halves):

@@ -20,10 +20,7 @@ def _reference(x, kernel, dy, stride, groups):
   x, kernel, dy = (np.float64(a) for a in (x, kernel, dy))
   edge = len(kernel) // 2
   padded = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
-  padded_gradient, kernel_gradient = (
-    np.zeros_like(padded),
-    np.zeros(kernel.shape),
-  )
+  padded_gradient, kernel_gradient = (np.zeros_like(padded), np.zeros(kernel.shape))
   y = np.zeros(dy.shape)
   rows = dy.shape[1]
   channels, features = x.shape[-1] // groups, kernel.shape[-1] // groups
@@ -40,9 +37,7 @@ def _reference(x, kernel, dy, stride, groups):
         )
         y[..., outs] += padded[place] @ kernel[i, j, :, outs]
         padded_gradient[place] += dy[..., outs] @ kernel[i, j, :, outs].T
-        kernel_gradient[i, j, :, outs] = np.einsum(
-          'nhwc,nhwf->cf', padded[place], dy[..., outs]
-        )
+        kernel_gradient[i, j, :, outs] = np.einsum('nhwc,nhwf->cf', padded[place], dy[..., outs])
   inside = slice(edge, -edge)
   return y, padded_gradient[:, inside, inside], kernel_gradient
 
@@ -60,29 +55,29 @@ def _reference(x, kernel, dy, stride, groups):
 @pytest.mark.parametrize(
   'channels, features, groups, stride',
   # Blocks of dense ones, all groups in one; more features; depthwise.
-  [(128, 128, 32, 1), (6, 12, 3, 2), (8, 8, 8, 2),
-   pytest.param(5, 10, 5, 1, marks=pytest.mark.soak),
-   pytest.param(24, 24, 24, 1, marks=pytest.mark.soak)],
-)  # fmt: skip
-def test_groups_are_convolved_by_themselves(
-  platform, dtype, channels, features, groups, stride
-):
+  [
+    (128, 128, 32, 1),
+    (6, 12, 3, 2),
+    (8, 8, 8, 2),
+    pytest.param(5, 10, 5, 1, marks=pytest.mark.soak),
+    pytest.param(24, 24, 24, 1, marks=pytest.mark.soak),
+  ],
+)
+def test_groups_are_convolved_by_themselves(platform, dtype, channels, features, groups, stride):
   if platform == 'cpu_onednn' and not library.find():
     pytest.skip('no oneDNN here')
   if platform == 'cpu_onednn' and dtype not in library.opened().dtypes:
     pytest.skip(f'oneDNN has no {dtype} here')
   random = np.random.default_rng(0)
-  conv = layers.Conv(
-    features, 3, stride, groups=groups, dtype=dtype, platform=platform
-  )
+  conv = layers.Conv(features, 3, stride, groups=groups, dtype=dtype, platform=platform)
   rows = -(-_SIDE // stride)
   x, dy = (
     jnp.asarray(random.normal(size=shape), dtype)
     for shape in ((2, _SIDE, _SIDE, channels), (2, rows, rows, features))
   )
-  kernel = jnp.asarray(
-    random.normal(size=(3, 3, channels // groups, features)), dtype
-  ).astype('float32')
+  kernel = jnp.asarray(random.normal(size=(3, 3, channels // groups, features)), dtype).astype(
+    'float32'
+  )
 
   def apply(x, kernel):
     return conv.apply({'params': {'kernel': kernel}}, x)
@@ -106,13 +101,9 @@ def test_groups_are_convolved_by_themselves(
 def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
   random = np.random.default_rng(0)
   rows = -(-side // stride)
-  x, dy = (
-    jnp.asarray(random.normal(size=(16, n, n, 6)), dtype) for n in (side, rows)
-  )
+  x, dy = (jnp.asarray(random.normal(size=(16, n, n, 6)), dtype) for n in (side, rows))
   kernel = jnp.asarray(random.normal(size=(size, size, 1, 6)), dtype)
-  y, pull_back = jax.vjp(
-    lambda x, k: layers.convolve(x, k, stride, size // 2, 'cpu', 6), x, kernel
-  )
+  y, pull_back = jax.vjp(lambda x, k: layers.convolve(x, k, stride, size // 2, 'cpu', 6), x, kernel)
   wants = _reference(x, kernel, dy, stride, 6)
   for result, want in zip((y, *pull_back(dy)), wants, strict=True):
     assert result.shape == want.shape and result.dtype == dtype
@@ -121,9 +112,7 @@ def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
     assert error < (2e-6 if dtype == 'float32' else 2**-7)
 
 
-@pytest.mark.skipif(
-  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
-)
+@pytest.mark.skipif(library.find() is None, reason=f'no oneDNN: {library.missing_reason()}')
 def test_no_map_is_kept_padded_for_the_gradient():
   depth, side, size, channels = 6, 4, 7, 64
 

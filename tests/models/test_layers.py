@@ -11,8 +11,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from anp_jax.models import layers
-from anp_jax.models import resnet
+from anp_jax.models import layers, resnet
 from anp_jax.models.layers import convolution
 from anp_jax.system.onednn import library
 
@@ -40,25 +39,16 @@ def _pixels(padding, shape, size, stride):
     return (0, 0), (0, 0)
   if padding == 'SAME':
     # As many results as pixels over the stride; an odd pixel at the end.
-    missing = [
-      max((math.ceil(n / stride) - 1) * stride + size - n, 0) for n in shape
-    ]
+    missing = [max((math.ceil(n / stride) - 1) * stride + size - n, 0) for n in shape]
     return tuple((m // 2, m - m // 2) for m in missing)
   return ((padding, padding),) * 2 if isinstance(padding, int) else padding
 
 
 def _windows(shape, size, stride, around):
   """Result's pixels, each with its place in the padded map."""
-  rows, columns = (
-    (n + sum(pad) - size) // stride + 1 for n, pad in zip(shape[1:3], around)
-  )
+  rows, columns = ((n + sum(pad) - size) // stride + 1 for n, pad in zip(shape[1:3], around))
   places = [
-    (
-      i,
-      j,
-      slice(i * stride, i * stride + size),
-      slice(j * stride, j * stride + size),
-    )
+    (i, j, slice(i * stride, i * stride + size), slice(j * stride, j * stride + size))
     for i in range(rows)
     for j in range(columns)
   ]
@@ -110,18 +100,13 @@ def test_convolution_and_its_gradients_equal_numpy(x64, plan, platform):
   random = np.random.default_rng(0)
   kernel = random.normal(size=(size, size, 3, 4))
   images = [random.normal(size=(2, *m, 3)) for m in CONVOLUTIONS[plan]]
-  cotangents = [
-    random.normal(size=_convolve(x, kernel, stride, padding).shape)
-    for x in images
-  ]
+  cotangents = [random.normal(size=_convolve(x, kernel, stride, padding).shape) for x in images]
 
   @jax.jit
   def ours(images, cotangents):
     result = []
     for x, dy in zip(images, cotangents):
-      y, pull = jax.vjp(
-        lambda x, k: layers.convolve(x, k, stride, padding, platform), x, kernel
-      )
+      y, pull = jax.vjp(lambda x, k: layers.convolve(x, k, stride, padding, platform), x, kernel)
       result.append((y, *pull(dy)))
     return result
 
@@ -135,24 +120,19 @@ def test_convolution_and_its_gradients_equal_numpy(x64, plan, platform):
 
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('padding', ['SAME', 'VALID', ((2, 0), (1, 3))])
-@pytest.mark.parametrize(
-  'size, stride', [(1, 1), (2, 1), (3, 2), (5, 1), (7, 2)]
-)
+@pytest.mark.parametrize('size, stride', [(1, 1), (2, 1), (3, 2), (5, 1), (7, 2)])
 def test_every_way_to_say_the_padding(x64, padding, size, stride, platform):
   random = np.random.default_rng(1)
   maps = [random.normal(size=(2, *s, 3)) for s in ((8, 11), (7, 7))]
   kernel = random.normal(size=(size, size, 3, 4))
-  cotangents = [
-    random.normal(size=_convolve(x, kernel, stride, padding).shape)
-    for x in maps
-  ]
+  cotangents = [random.normal(size=_convolve(x, kernel, stride, padding).shape) for x in maps]
   # Both maps in one program: compiling is most of the time.
   ys, dmaps, dkernel = _with_gradients(
-    lambda maps, k: [
-      layers.convolve(x, k, stride, padding, platform) for x in maps
-    ],
-    cotangents, maps, kernel,
-  )  # fmt: skip
+    lambda maps, k: [layers.convolve(x, k, stride, padding, platform) for x in maps],
+    cotangents,
+    maps,
+    kernel,
+  )
   kernel_sum = 0
   for x, dy, y, dx in zip(maps, cotangents, ys, dmaps):
     want, want_dx, want_dkernel = _convolve(x, kernel, stride, padding, dy)
@@ -187,9 +167,13 @@ def test_padding_that_is_no_padding():
 # (kernel, stride, padding, map): each lowering, with many terms in a sum. The
 # last two are products of so many rows that a CPU halves them.
 ROUNDED = (
-  (3, 1, 1, (2, 2, 64)), (3, 1, 1, (14, 14, 32)), (7, 2, 3, (32, 32, 3)),
-  (1, 2, 0, (15, 15, 64)), (1, 1, 0, (48, 48, 16)), (1, 1, 0, (64, 33, 64)),
-)  # fmt: skip
+  (3, 1, 1, (2, 2, 64)),
+  (3, 1, 1, (14, 14, 32)),
+  (7, 2, 3, (32, 32, 3)),
+  (1, 2, 0, (15, 15, 64)),
+  (1, 1, 0, (48, 48, 16)),
+  (1, 1, 0, (64, 33, 64)),
+)
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -242,9 +226,7 @@ def test_gradients_stay_in_the_order_that_is_quick(inside, stride):
 
   side = 9 if stride == 1 else 5
   shapes = ((), (4, 9, 9, 6), (3, 3, 6, 8), (4, side, side, 8))
-  arguments = [
-    jax.ShapeDtypeStruct(s, jnp.float32 if s else jnp.int32) for s in shapes
-  ]
+  arguments = [jax.ShapeDtypeStruct(s, jnp.float32 if s else jnp.int32) for s in shapes]
   text = jax.jit(locals()[inside]).lower(*arguments).compile().as_text()
   orders = re.findall(r' convolution\(.*dim_labels=([^,\s]+)', text)
   assert len(orders) >= 2 and set(orders) == {'b01f_01io->b01f'}
@@ -291,9 +273,9 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
   assert kind == LOWERINGS[where]
   # What is traced is what the name says.
   program = str(
-    jax.make_jaxpr(
-      lambda x, k: layers.convolve(x, k, stride, padding, platform)
-    )(*map(jnp.ones, shapes))
+    jax.make_jaxpr(lambda x, k: layers.convolve(x, k, stride, padding, platform))(
+      *map(jnp.ones, shapes)
+    )
   )
   products = kind in ('product', 'patches')
   assert program.count('dot_general') == products
@@ -303,21 +285,16 @@ def test_the_lowering_is_chosen_by_platform_and_shapes(where):
 
 
 @pytest.mark.parametrize(
-  'platform, convolutions, pools',
-  [('cpu', 14, 0), ('gpu', 53, 0), ('tpu', 53, 1)],
+  'platform, convolutions, pools', [('cpu', 14, 0), ('gpu', 53, 0), ('tpu', 53, 1)]
 )
 def test_accelerators_convolve_by_library(platform, convolutions, pools):
   """Also where it is compiled on a machine without an accelerator."""
-  net = resnet.ResNet(
-    10, stages=(3, 4, 6, 3), bottleneck=True, group=0, platform=platform
-  )
+  net = resnet.ResNet(10, stages=(3, 4, 6, 3), bottleneck=True, group=0, platform=platform)
   images = jax.ShapeDtypeStruct((2, 64, 64, 3), 'float32')
-  variables = jax.eval_shape(
-    lambda x: net.init(jax.random.key(0), x, False), images
+  variables = jax.eval_shape(lambda x: net.init(jax.random.key(0), x, False), images)
+  jaxpr = jax.make_jaxpr(lambda v, x: net.apply(v, x, True, mutable=['batch_stats']))(
+    variables, images
   )
-  jaxpr = jax.make_jaxpr(
-    lambda v, x: net.apply(v, x, True, mutable=['batch_stats'])
-  )(variables, images)
   counts = collections.Counter(_primitives(jaxpr.jaxpr))
   assert counts['conv_general_dilated'] == convolutions
   # Of the classifier, of each 1x1 convolution, and of each of 2x2 results.
@@ -336,10 +313,7 @@ def _primitives(jaxpr):
 
 
 # (window, stride, padding): of pools.
-POOLS = (
-  (3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 0), (3, 2, ((0, 1), (1, 0))),
-  (3, 2, 'SAME'),
-)  # fmt: skip
+POOLS = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 0), (3, 2, ((0, 1), (1, 0))), (3, 2, 'SAME'))
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -417,9 +391,7 @@ def _check_avg_pool(side, plan, platform, dtype, tolerance):
     lambda x: layers.avg_pool(x, window, stride, padding, platform), dy, x
   )
   np.testing.assert_allclose(y, want, rtol=0, atol=tolerance)
-  np.testing.assert_allclose(
-    gradients, _crop(dx, around), rtol=0, atol=tolerance
-  )
+  np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -428,9 +400,7 @@ def test_bias_and_its_gradient(x64, side, platform):
   random = np.random.default_rng(5)
   y, dy = random.normal(size=(2, 5, side, side, 3))
   bias = random.normal(size=3)
-  result = _with_gradients(
-    lambda y, b: layers.add_bias(y, b, platform), dy, y, bias
-  )
+  result = _with_gradients(lambda y, b: layers.add_bias(y, b, platform), dy, y, bias)
   for got, want in zip(result, (y + bias, dy, dy.sum((0, 1, 2)))):
     # Sums of up to 320 numbers of order one.
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
@@ -438,9 +408,7 @@ def test_bias_and_its_gradient(x64, side, platform):
 
 def test_a_bias_gradient_in_bfloat16_is_summed_in_float32():
   dy = jnp.ones((4, 16, 16, 2), 'bfloat16')  # in bfloat16 it would stop at 256
-  _, dbias = _with_gradients(
-    lambda b: layers.add_bias(dy, b, 'cpu'), dy, jnp.zeros(2, 'bfloat16')
-  )
+  _, dbias = _with_gradients(lambda b: layers.add_bias(dy, b, 'cpu'), dy, jnp.zeros(2, 'bfloat16'))
   np.testing.assert_array_equal(np.float32(dbias), 1024)
 
 
@@ -448,9 +416,7 @@ def test_a_bias_gradient_in_bfloat16_is_summed_in_float32():
 @pytest.mark.parametrize('platform', PLATFORMS)
 def test_relu(platform, dtype):
   inputs = [-2, -0.0, 0, 3, -np.inf, np.inf, np.nan]
-  y, pull = jax.vjp(
-    lambda x: layers.relu(x, platform), jnp.array(inputs, dtype)
-  )
+  y, pull = jax.vjp(lambda x: layers.relu(x, platform), jnp.array(inputs, dtype))
   assert y.dtype == dtype
   # What is not a number stays so: training must stop there.
   np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 3, 0, np.inf, np.nan])

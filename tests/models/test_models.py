@@ -6,42 +6,30 @@ import subprocess
 import sys
 import textwrap
 
-from flax import linen as nn
-from flax import traverse_util
+from flax import linen as nn, traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.checkpoint.weights import naming
 from anp_jax.models import resnet
 
 # With 1,000 classes, as torchvision publishes them.
-PARAMETERS = {
-  18: 11_689_512,
-  34: 21_797_672,
-  50: 25_557_032,
-  101: 44_549_160,
-  152: 60_192_808,
-}
+PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 CLASSES = 10
 WIDTH = 8
 
 
 def _net(depth, classes=CLASSES, **fields):
   stages, bottleneck = resnet.DEPTHS[depth]
-  return resnet.ResNet(
-    classes, stages, bottleneck, **{'width': WIDTH, **fields}
-  )
+  return resnet.ResNet(classes, stages, bottleneck, **{'width': WIDTH, **fields})
 
 
 def _shapes(module, side=32):
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  return jax.eval_shape(
-    functools.partial(module.init, train=False), jax.random.key(0), images
-  )
+  return jax.eval_shape(functools.partial(module.init, train=False), jax.random.key(0), images)
 
 
 def _count(tree):
@@ -51,9 +39,7 @@ def _count(tree):
 def _fill(shapes, seed=0):
   """Small random weights, the same whatever the generator of JAX."""
   random = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda s: (0.1 * random.normal(size=s.shape)).astype(s.dtype), shapes
-  )
+  return jax.tree.map(lambda s: (0.1 * random.normal(size=s.shape)).astype(s.dtype), shapes)
 
 
 @pytest.mark.parametrize('depth', PARAMETERS)
@@ -100,9 +86,7 @@ def _their_network(depth, torch, transformers):
 
 @pytest.mark.slow
 # Depth 50 is also that of test_weights_naming.py.
-@pytest.mark.parametrize(
-  'depth', [18, pytest.param(50, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize('depth', [18, pytest.param(50, marks=pytest.mark.soak)])
 def test_resnet_equals_transformers(depth):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
@@ -111,9 +95,7 @@ def test_resnet_equals_transformers(depth):
   # One group of the whole batch, and torch's momentum of 0.1 for the new.
   ours = _net(depth, group=0, momentum=0.9)
   expected = _shapes(ours)
-  assert jax.tree.map(jnp.shape, variables) == jax.tree.map(
-    jnp.shape, dict(expected)
-  )
+  assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, dict(expected))
   random = np.random.default_rng(0)
   images = random.normal(size=(4, 64, 64, 3)).astype(np.float32)
   pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
@@ -127,9 +109,9 @@ def test_resnet_equals_transformers(depth):
     assert np.abs(got - want).max() <= 1e-4
 
     want = reference.train()(pixels).logits.numpy()
-    got, new = jax.jit(
-      lambda v, x: ours.apply(v, x, True, mutable=['batch_stats'])
-    )(variables, images)
+    got, new = jax.jit(lambda v, x: ours.apply(v, x, True, mutable=['batch_stats']))(
+      variables, images
+    )
     assert 0.1 < want.std() < 10
     assert np.abs(got - want).max() <= 1e-4
 
@@ -144,9 +126,7 @@ def test_resnet_equals_transformers(depth):
     np.testing.assert_allclose(updated['mean'], other['mean'], atol=1e-4)
     count = len(images) * _map_side(path, depth == 50) ** 2
     unbiased = (updated['var'] - 0.9 * old['var']) * count / (count - 1)
-    np.testing.assert_allclose(
-      0.9 * old['var'] + unbiased, other['var'], rtol=1e-3, atol=1e-4
-    )
+    np.testing.assert_allclose(0.9 * old['var'] + unbiased, other['var'], rtol=1e-3, atol=1e-4)
 
 
 def _map_side(path, bottleneck):
@@ -169,9 +149,7 @@ def test_where_a_bottleneck_strides(version):
   assert _count(variables['params']) == _count(_shapes(plain)['params'])
   images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
   _, state = jax.eval_shape(
-    lambda v, x: module.apply(
-      v, x, False, capture_intermediates=True, mutable=['intermediates']
-    ),
+    lambda v, x: module.apply(v, x, False, capture_intermediates=True, mutable=['intermediates']),
     variables,
     images,
   )
@@ -226,18 +204,12 @@ def test_bfloat16_computes_on_float32_parameters():
 
   def apply(v, x):
     return module.apply(
-      v,
-      x,
-      True,
-      capture_intermediates=True,
-      mutable=['batch_stats', 'intermediates'],
+      v, x, True, capture_intermediates=True, mutable=['batch_stats', 'intermediates']
     )
 
   logits, state = jax.eval_shape(apply, variables, images)
   assert logits.dtype == jnp.float32
-  assert all(
-    x.dtype == jnp.float32 for x in jax.tree.leaves(state['batch_stats'])
-  )
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(state['batch_stats']))
   inside = state['intermediates']
   for name in ('stem_conv', 'stem_norm', 'stage1_block1', 'stage4_block2'):
     assert inside[name]['__call__'][0].dtype == jnp.bfloat16, name
@@ -276,8 +248,11 @@ def test_a_module_of_the_users_own_is_made_with_the_fields_it_has(config):
   module = models.create(config, 7, 'cpu', 'data')
   # It has no field `platform` and `drop` is its own.
   assert (module.num_classes, module.dtype, module.axis_name, module.drop) == (
-    7, 'bfloat16', 'data', 0.5,
-  )  # fmt: skip
+    7,
+    'bfloat16',
+    'data',
+    0.5,
+  )
   variables = _shapes(module)
   # 3*3*3*6 + 6, 2*6, 3*3*6*8 + 8, 8*7 + 7.
   assert _count(variables['params']) == 168 + 12 + 440 + 63
@@ -285,9 +260,7 @@ def test_a_module_of_the_users_own_is_made_with_the_fields_it_has(config):
   assert logits.shape == (2, 7)
 
 
-def test_a_users_module_is_found_from_the_folder_a_run_starts_in(
-  config, tmp_path
-):
+def test_a_users_module_is_found_from_the_folder_a_run_starts_in(config, tmp_path):
   """What main.py is for Python: the folder of the script is on the path."""
   root = str(pathlib.Path(__file__).resolve().parents[2])
   script = """

@@ -30,23 +30,10 @@ def _normalise(x, scale, bias, group, epsilon=1e-5, cotangent=None):
   count = x.shape[1]
   dy = np.float64(cotangent).reshape(x.shape)
   dunit = dy * scale
-  dvar = (dunit * (x - mean) * -0.5 * (var + epsilon) ** -1.5).sum(
-    1, keepdims=True
-  )
+  dvar = (dunit * (x - mean) * -0.5 * (var + epsilon) ** -1.5).sum(1, keepdims=True)
   dmean = (-dunit / np.sqrt(var + epsilon)).sum(1, keepdims=True)
-  dx = (
-    dunit / np.sqrt(var + epsilon)
-    + dvar * 2 * (x - mean) / count
-    + dmean / count
-  )
-  return (
-    y,
-    mean[:, 0],
-    var[:, 0],
-    dx.reshape(shape),
-    (dy * unit).sum((0, 1)),
-    dy.sum((0, 1)),
-  )
+  dx = dunit / np.sqrt(var + epsilon) + dvar * 2 * (x - mean) / count + dmean / count
+  return (y, mean[:, 0], var[:, 0], dx.reshape(shape), (dy * unit).sum((0, 1)), dy.sum((0, 1)))
 
 
 def _example(batch=8, side=3, channels=5):
@@ -73,9 +60,7 @@ def _layer_step(layer, x, scale, bias, dy):
     )
     return (y * dy).sum(), (y, new['batch_stats'])
 
-  (_, (y, new)), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(
-    x, scale, bias
-  )
+  (_, (y, new)), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(x, scale, bias)
   return y, gradients, new
 
 
@@ -86,9 +71,8 @@ def _layer_step(layer, x, scale, bias, dy):
 def test_batch_norm_equals_numpy(x64, relu, platform, group):
   x, scale, bias, dy = _example()
   layer = layers.BatchNorm(
-    group, momentum=0.75, dtype='float64', param_dtype='float64',
-    platform=platform, relu=relu,
-  )  # fmt: skip
+    group, momentum=0.75, dtype='float64', param_dtype='float64', platform=platform, relu=relu
+  )
   y, gradients, new = _layer_step(layer, x, scale, bias, dy)
   passed = np.True_
   if relu:
@@ -139,10 +123,7 @@ def test_batch_norm_of_rows_without_a_map_equals_numpy(x64):
 def test_batch_norm_uses_running_statistics_outside_training(x64):
   x, scale, bias, _ = _example()
   mean, var = np.linspace(-1, 1, 5), np.linspace(1, 3, 5)
-  variables = {
-    'params': {'scale': scale, 'bias': bias},
-    'batch_stats': {'mean': mean, 'var': var},
-  }
+  variables = {'params': {'scale': scale, 'bias': bias}, 'batch_stats': {'mean': mean, 'var': var}}
   # No multiple of the group: the last batch of an evaluation may be short.
   layer = layers.BatchNorm(3, dtype='float64', param_dtype='float64')
   y = layer.apply(variables, x, False)
@@ -161,9 +142,9 @@ def test_batch_norm_gradient_equals_finite_differences(x64):
     return float((_normalise(x, scale, bias, 1)[0] * dy).sum())
 
   # Groups are the first axis, as in `normalise`.
-  gradients = jax.jit(
-    jax.grad(lambda *a: (layers.normalise(*a, 1e-5)[0] * dy).sum(), (0, 1, 2))
-  )(*arguments)
+  gradients = jax.jit(jax.grad(lambda *a: (layers.normalise(*a, 1e-5)[0] * dy).sum(), (0, 1, 2)))(
+    *arguments
+  )
   step = 1e-5
   for k, gradient in enumerate(gradients):
     for index in np.ndindex(gradient.shape):
@@ -172,9 +153,7 @@ def test_batch_norm_gradient_equals_finite_differences(x64):
       above = loss(*moved)
       moved[k][index] -= 2 * step
       # Truncation step^2 and cancellation 1e-16 / step are both near 1e-10.
-      np.testing.assert_allclose(
-        gradient[index], (above - loss(*moved)) / (2 * step), atol=1e-7
-      )
+      np.testing.assert_allclose(gradient[index], (above - loss(*moved)) / (2 * step), atol=1e-7)
 
 
 def test_no_gradient_flows_through_statistics():
@@ -190,9 +169,7 @@ def test_batch_norm_in_bfloat16_keeps_float32_statistics():
   x, scale, bias, dy = map(np.float32, _example(batch=8, side=8))
   wide = jnp.asarray(x, jnp.bfloat16)
   layer = layers.BatchNorm(4, momentum=0.0, dtype='bfloat16')
-  y, gradients, new = _layer_step(
-    layer, wide, scale, bias, jnp.asarray(dy, jnp.bfloat16)
-  )
+  y, gradients, new = _layer_step(layer, wide, scale, bias, jnp.asarray(dy, jnp.bfloat16))
   assert y.dtype == jnp.bfloat16 and gradients[0].dtype == jnp.bfloat16
   assert gradients[1].dtype == gradients[2].dtype == jnp.float32
   # Of the input that bfloat16 can hold, the statistics are good to float32:
@@ -220,9 +197,7 @@ def test_variance_never_falls_below_zero(platform):
   # epsilon: the root would be NaN.
   values = np.linspace(100, 1000, 512, dtype=np.float32)
   x = jnp.broadcast_to(values, (1, 7, 512))
-  y, _, var = layers.normalise(
-    x, jnp.ones(512), jnp.zeros(512), 1e-5, None, platform
-  )
+  y, _, var = layers.normalise(x, jnp.ones(512), jnp.zeros(512), 1e-5, None, platform)
   assert var.min() >= 0 and np.isfinite(y).all()
 
 
@@ -231,9 +206,7 @@ def test_variance_never_falls_below_zero(platform):
 def test_a_mean_of_a_thousand_deviations_does_not_cancel(platform):
   random = np.random.default_rng(5)
   x = np.float32(random.normal(1e3, 1, (2, 4096, 16)))
-  y, mean, var = layers.normalise(
-    x, jnp.ones(16), jnp.zeros(16), 0.0, None, platform
-  )
+  y, mean, var = layers.normalise(x, jnp.ones(16), jnp.zeros(16), 0.0, None, platform)
   exact = np.float64(x)
   # float32 rounds at 6e-8: a sum of squares of order one loses a few times
   # that, a mean of 1e3 is 6e-5 off, and with it the result.
@@ -266,9 +239,7 @@ def test_every_count_of_rows_is_summed_whole(x64, rows):
 
   @jax.jit
   def compute(dy, *arguments):
-    (y, mean, var), pull = jax.vjp(
-      lambda *a: layers.normalise(*a, 1e-2), *arguments
-    )
+    (y, mean, var), pull = jax.vjp(lambda *a: layers.normalise(*a, 1e-2), *arguments)
     return (y, mean, *pull((dy, jnp.zeros_like(mean), jnp.zeros_like(var))))
 
   flat = x.reshape(2 * rows, 1, 3)  # _normalise's groups are of the first axis
@@ -278,26 +249,18 @@ def test_every_count_of_rows_is_summed_whole(x64, rows):
   result = compute(dy, x, scale, bias)
   expected = want, want_mean, dx, dscale, dbias
   for got, right in zip(result, expected):
-    np.testing.assert_allclose(
-      got, right.reshape(got.shape), rtol=1e-10, atol=1e-10
-    )
+    np.testing.assert_allclose(got, right.reshape(got.shape), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize('group', [2, 0])
 @pytest.mark.parametrize('devices', [1, 2, 4])
-def test_batch_norm_is_independent_of_the_device_count(
-  x64, config, devices, group
-):
+def test_batch_norm_is_independent_of_the_device_count(x64, config, devices, group):
   """Divided by shard_map: groups without, the whole batch with collectives."""
   _check_divided(config, devices, group)
 
 
-@pytest.mark.parametrize(
-  'platform, devices', [('cpu', 8), ('gpu', 2), ('gpu', 8)]
-)
-def test_batch_norm_of_the_whole_batch_on_many_devices(
-  x64, config, platform, devices
-):
+@pytest.mark.parametrize('platform, devices', [('cpu', 8), ('gpu', 2), ('gpu', 8)])
+def test_batch_norm_of_the_whole_batch_on_many_devices(x64, config, platform, devices):
   _check_divided(config, devices, 0, platform)
 
 
@@ -327,9 +290,7 @@ def _check_divided(config, devices, group, platform='cpu'):
       check_vma=False,
     )
   )(x, dy, scale, bias)
-  want, mean, var, *gradients = _normalise(
-    x, scale, bias, group or len(x), cotangent=dy
-  )
+  want, mean, var, *gradients = _normalise(x, scale, bias, group or len(x), cotangent=dy)
   close = dict(rtol=1e-10, atol=1e-10)
   np.testing.assert_allclose(y, want, **close)
   for got, expected in zip((dx, *rest), gradients):
@@ -350,8 +311,7 @@ def test_a_silu_behind_keeps_no_more_for_its_gradient():
     return (x * x).sum()
 
   parameters = [
-    (jnp.zeros((features, features)), jnp.ones(features), jnp.zeros(features))
-    for _ in range(depth)
+    (jnp.zeros((features, features)), jnp.ones(features), jnp.zeros(features)) for _ in range(depth)
   ]
   compiled = jax.jit(jax.grad(network)).lower(parameters, x).compile()
   arrays = compiled.memory_analysis().temp_size_in_bytes / x.nbytes

@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers
-from anp_jax.models.layers import onednn
-from anp_jax.models.layers import windows
+from anp_jax.models.layers import onednn, windows
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import pieces
+from anp_jax.system.onednn import c_api, library, pieces
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles'),
-  pytest.mark.skipif(
-    library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
-  ),
+  pytest.mark.skipif(library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'),
 ]
 PLATFORM = onednn.PLATFORM
 P = jax.sharding.PartitionSpec
@@ -39,8 +34,7 @@ _TOLERANCES = {'float32': 5e-6, 'bfloat16': 4.1e-3}
 def _taps(x, kernel, stride, pads):
   """Each tap of the kernel, with where in a padded map it meets pixels."""
   rows, columns = (
-    (n + sum(pad) - k) // stride + 1
-    for n, k, pad in zip(x.shape[1:3], kernel.shape, pads)
+    (n + sum(pad) - k) // stride + 1 for n, k, pad in zip(x.shape[1:3], kernel.shape, pads)
   )
   for i in range(kernel.shape[0]):
     for j in range(kernel.shape[1]):
@@ -48,9 +42,7 @@ def _taps(x, kernel, stride, pads):
         i,
         j,
         np.s_[
-          :,
-          i : i + (rows - 1) * stride + 1 : stride,
-          j : j + (columns - 1) * stride + 1 : stride,
+          :, i : i + (rows - 1) * stride + 1 : stride, j : j + (columns - 1) * stride + 1 : stride
         ],
       )
 
@@ -75,9 +67,7 @@ def _reference(x, kernel, stride, pads, groups=1, dy=None):
   if dy is None:
     return (y,)
   (top, bottom), (left, right) = pads
-  dx = dpadded[
-    :, top : dpadded.shape[1] - bottom, left : dpadded.shape[2] - right
-  ]
+  dx = dpadded[:, top : dpadded.shape[1] - bottom, left : dpadded.shape[2] - right]
   return y, dx.reshape(x.shape), dkernels.reshape(kernel.shape)
 
 
@@ -88,9 +78,14 @@ def _values(seed, shape, dtype):
 
 def _case(shape, size, features, stride, padding, **more):
   return dict(
-    shape=shape, size=size, features=features, stride=stride, padding=padding,
-    groups=more.get('groups', 1), calls=more.get('calls', 3),
-  )  # fmt: skip
+    shape=shape,
+    size=size,
+    features=features,
+    stride=stride,
+    padding=padding,
+    groups=more.get('groups', 1),
+    calls=more.get('calls', 3),
+  )
 
 
 def _arrays(case, dtype):
@@ -101,8 +96,7 @@ def _arrays(case, dtype):
   x = _values(0, shape, dtype)
   channels = shape[-1] // case['groups']
   kernel = _values(1, (*sizes, channels, case['features']), dtype)
-  rows = ((n + sum(pad) - k) // case['stride'] + 1
-          for n, k, pad in zip(shape[1:3], sizes, pads))  # fmt: skip
+  rows = ((n + sum(pad) - k) // case['stride'] + 1 for n, k, pad in zip(shape[1:3], sizes, pads))
   # Another first number, of either sign, for each case.
   seed = zlib.crc32(repr(case).encode())
   dy = _values(seed, (shape[0], *rows, case['features']), dtype)
@@ -114,11 +108,10 @@ def _program(case):
 
   def compute(x, kernel, dy):
     y, pull = jax.vjp(
-      lambda x, k: layers.convolve(
-        x, k, case['stride'], case['padding'], PLATFORM, case['groups']
-      ),
-      x, kernel,
-    )  # fmt: skip
+      lambda x, k: layers.convolve(x, k, case['stride'], case['padding'], PLATFORM, case['groups']),
+      x,
+      kernel,
+    )
     return (y, *pull(dy))
 
   return jax.jit(compute)
@@ -154,12 +147,13 @@ def _check(case, dtype, computes=True):
 
 
 CASES = [
-  *(_case((2, 9, 11, 16), k, 24, s, k // 2)
-    for k in (1, 3, 5, 7) for s in (1, 2, 3)),
-  *(_case((2, 9, 8, c), 3, f, 1, 1)
-    for c in (1, 3, 4, 5, 16, 33) for f in (5, 33)),
-  *(_case((3, 13, 10, 8), 3, 16, s, padding)
-    for s in (1, 2) for padding in ('SAME', 'VALID', ((2, 0), (1, 3)))),
+  *(_case((2, 9, 11, 16), k, 24, s, k // 2) for k in (1, 3, 5, 7) for s in (1, 2, 3)),
+  *(_case((2, 9, 8, c), 3, f, 1, 1) for c in (1, 3, 4, 5, 16, 33) for f in (5, 33)),
+  *(
+    _case((3, 13, 10, 8), 3, 16, s, padding)
+    for s in (1, 2)
+    for padding in ('SAME', 'VALID', ((2, 0), (1, 3)))
+  ),
   _case((2, 9, 9, 8), 2, 16, 2, 'SAME'),
   _case((1, 7, 7, 64), 3, 32, 1, 1),
   _case((1, 30, 31, 3), 7, 64, 2, 3),
@@ -182,7 +176,7 @@ CASES = [
   _case((4, 6, 3, 16), 5, 16, 2, ((0, 2), (3, 2)), groups=16),
   _case((4, 2, 2, 16), 5, 16, 1, 2, groups=16, calls=2),
   _case((2, 9, 9, 16), 4, 16, 1, 0, groups=16, calls=4),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize('dtype', _DTYPES)
@@ -196,9 +190,7 @@ def _random_case(seed):
   groups = int(random.choice([1, 1, 1, 2, 3]))
   size = tuple(int(n) for n in random.integers(1, 6, 2))
   height, width = (int(n) for n in random.integers(6, 20, 2))
-  pads = tuple(
-    tuple(int(n) for n in random.integers(0, k, 2)) for k in size
-  )  # fmt: skip
+  pads = tuple(tuple(int(n) for n in random.integers(0, k, 2)) for k in size)
   channels, features = (groups * int(n) for n in random.integers(1, 40, 2))
   shape = int(random.integers(1, 5)), height, width, channels
   stride = int(random.integers(1, 4))
@@ -240,9 +232,7 @@ def test_convolution_equals_pytorchs(dtype):
 
 def _count(x, kernel, stride=1, padding=1, groups=1):
   x, kernel = (jax.ShapeDtypeStruct(*a) for a in (x, kernel))
-  program = jax.jit(
-    lambda x, k: layers.convolve(x, k, stride, padding, PLATFORM, groups)
-  )
+  program = jax.jit(lambda x, k: layers.convolve(x, k, stride, padding, PLATFORM, groups))
   return _calls(program, x, kernel)
 
 
@@ -283,9 +273,7 @@ def test_an_empty_batch(dtype):
   x, kernel = _values(0, (0, 9, 9, 16), dtype), _values(1, (3, 3, 16, 8), dtype)
 
   def compute(x, kernel):
-    return jax.vjp(
-      lambda x, k: layers.convolve(x, k, 2, 1, PLATFORM), x, kernel
-    )
+    return jax.vjp(lambda x, k: layers.convolve(x, k, 2, 1, PLATFORM), x, kernel)
 
   y, pull = jax.jit(compute)(x, kernel)
   assert y.shape == (0, 5, 5, 8)
@@ -333,9 +321,13 @@ def _norm_reference(x, scale, bias, group, relu, dy):
   dmean = -dunit.sum(1, keepdims=True) / root
   dx = dunit / root + (dvar * 2 * (x - mean) + dmean) / x.shape[1]
   return (
-    y.reshape(shape), mean[:, 0], var[:, 0], dx.reshape(shape),
-    (dy * unit).sum((0, 1)), dy.sum((0, 1)),
-  )  # fmt: skip
+    y.reshape(shape),
+    mean[:, 0],
+    var[:, 0],
+    dx.reshape(shape),
+    (dy * unit).sum((0, 1)),
+    dy.sum((0, 1)),
+  )
 
 
 def _norm_arrays(shape, dtype, offset=3.0):
@@ -357,9 +349,7 @@ def _step(layer, x, scale, bias, dy):
 
   def apply(x, scale, bias):
     variables = {'params': {'scale': scale, 'bias': bias}}
-    return layer.apply(
-      variables | {'batch_stats': stats}, x, True, mutable=['batch_stats']
-    )
+    return layer.apply(variables | {'batch_stats': stats}, x, True, mutable=['batch_stats'])
 
   y, pull, new = jax.vjp(apply, x, scale, bias, has_aux=True)
   return y, pull(dy), new['batch_stats']
@@ -369,18 +359,21 @@ def _step(layer, x, scale, bias, dy):
 @pytest.mark.parametrize('relu', [False, True])
 @pytest.mark.parametrize(
   'shape, group',
-  [((12, 5, 7, 16), 4), ((12, 3, 3, 5), 12), ((12, 5, 3, 33), 0),
-   ((4, 6, 6, 64), 1), ((6, 1, 1, 3), 3)],
-)  # fmt: skip
+  [
+    ((12, 5, 7, 16), 4),
+    ((12, 3, 3, 5), 12),
+    ((12, 5, 3, 33), 0),
+    ((4, 6, 6, 64), 1),
+    ((6, 1, 1, 3), 3),
+  ],
+)
 def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
   # As many as the float32 groups can be divided among.
   groups = shape[0] // (group or shape[0])
   threads = next(n for n in (3, 2, 1) if groups % n == 0)
   monkeypatch.setattr(library.find(), 'threads', threads)
   x, scale, bias, dy = _norm_arrays(shape, dtype)
-  layer = layers.BatchNorm(
-    group, momentum=0.75, dtype=dtype, platform=PLATFORM, relu=relu
-  )
+  layer = layers.BatchNorm(group, momentum=0.75, dtype=dtype, platform=PLATFORM, relu=relu)
   assert _calls(_step, layer, x, scale, bias, dy) == 2
   y, (dx, dscale, dbias), new = _step(layer, x, scale, bias, dy)
   assert y.dtype == dx.dtype == x.dtype and dscale.dtype == np.float32
@@ -389,10 +382,13 @@ def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
   # float32: means of up to 30 deviations and few rows cost a digit.
   wide = 2e-5 if dtype == 'float32' else 4e-3
   for got, right, tolerance in (
-    (y, want, wide), (dx, want_dx, wide), (dscale, want_dscale, 2e-5),
-    (dbias, want_dbias, 2e-5), (new['mean'], 0.375 + mean.mean(0) / 4, 2e-6),
+    (y, want, wide),
+    (dx, want_dx, wide),
+    (dscale, want_dscale, 2e-5),
+    (dbias, want_dbias, 2e-5),
+    (new['mean'], 0.375 + mean.mean(0) / 4, 2e-6),
     (new['var'], 1.5 + var.mean(0) / 4, 2e-5),
-  ):  # fmt: skip
+  ):
     limit = tolerance * max(np.abs(right).max(), 1e-2)
     np.testing.assert_allclose(np.float64(got), right, rtol=0, atol=limit)
 
@@ -400,10 +396,12 @@ def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
 def test_float32_groups_that_cannot_be_divided_are_xlas(monkeypatch):
   scale = jax.ShapeDtypeStruct((16,), 'float32')
   for groups, threads, dtype, takes in (
-    (1, 2, 'float32', False), (2, 2, 'float32', True),
-    (3, 2, 'float32', False), (1, 1, 'float32', True),
+    (1, 2, 'float32', False),
+    (2, 2, 'float32', True),
+    (3, 2, 'float32', False),
+    (1, 1, 'float32', True),
     (1, 2, 'bfloat16', True),
-  ):  # fmt: skip
+  ):
     if dtype not in _DTYPES:
       continue
     monkeypatch.setattr(library.find(), 'threads', threads)
@@ -437,14 +435,10 @@ def test_constant_channels(dtype):
   # float32 holds a mean near 1000 to 6e-5, which is 0.02 deviations, where eps
   # is all the variance; the sum is a few such off.
   np.testing.assert_allclose(new['var'], 0, atol=1e-7)
-  np.testing.assert_allclose(
-    np.float64(y), np.broadcast_to(bias, y.shape), atol=0.1
-  )
+  np.testing.assert_allclose(np.float64(y), np.broadcast_to(bias, y.shape), atol=0.1)
   groups = np.float64(dy).reshape(2, -1, 16)
   want = (groups - groups.mean(1, keepdims=True)) / np.sqrt(1e-5)
-  np.testing.assert_allclose(
-    np.float64(dx), want.reshape(dx.shape), rtol=0, atol=1e-2 * want.max()
-  )
+  np.testing.assert_allclose(np.float64(dx), want.reshape(dx.shape), rtol=0, atol=1e-2 * want.max())
   np.testing.assert_allclose(dbias, groups.sum((0, 1)), atol=1e-4)
   assert np.isfinite(dscale).all()
 
@@ -476,9 +470,7 @@ def test_a_group_over_devices_falls_back(config, devices, calls, monkeypatch):
   monkeypatch.setattr(library.find(), 'threads', 1)
   x, scale, bias, dy = _norm_arrays((8, 5, 3, 16), 'float32')
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  layer = layers.BatchNorm(
-    0, momentum=0.75, axis_name=mesh_lib.DATA, platform=PLATFORM, relu=True
-  )
+  layer = layers.BatchNorm(0, momentum=0.75, axis_name=mesh_lib.DATA, platform=PLATFORM, relu=True)
 
   def shard(x, dy, scale, bias):
     y, (dx, *rest), new = _step(layer, x, scale, bias, dy)
@@ -487,10 +479,13 @@ def test_a_group_over_devices_falls_back(config, devices, calls, monkeypatch):
   rows = P(mesh_lib.DATA)
   program = jax.jit(
     jax.shard_map(
-      shard, mesh=mesh, in_specs=(rows, rows, P(), P()),
-      out_specs=(rows, rows, P(), P()), check_vma=False,
+      shard,
+      mesh=mesh,
+      in_specs=(rows, rows, P(), P()),
+      out_specs=(rows, rows, P(), P()),
+      check_vma=False,
     )
-  )  # fmt: skip
+  )
   assert _calls(program, x, dy, scale, bias) == calls
   y, dx, rest, new = program(x, dy, scale, bias)
   want, mean, _, *gradients = _norm_reference(x, scale, bias, 8, True, dy)

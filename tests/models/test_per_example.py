@@ -38,8 +38,9 @@ def test_they_are_of_the_row_and_the_key():
 def test_frequencies_and_means():
   factors = _apply(range(4000))
   for factor, rate in zip(factors, (0, 0.25, 0.5)):
-    np.testing.assert_allclose(np.unique(factor), sorted(
-      {0, 1 / (1 - rate)} if rate else {1}), 1e-6)  # fmt: skip
+    np.testing.assert_allclose(
+      np.unique(factor), sorted({0, 1 / (1 - rate)} if rate else {1}), 1e-6
+    )
     # The deviation of a share of 4,000 is at most 0.008: five of them.
     assert abs((factor == 0).mean() - rate) < 0.04
   # Branches are drawn apart.
@@ -59,9 +60,7 @@ def test_numbers_left_out_are_of_the_row_and_a_quarter():
   def apply(rows):
     variables = {per_example.EXAMPLE: {'row': np.array(rows, np.int32)}}
     rngs = {per_example.EXAMPLE: jax.random.key(0)}
-    return jax.device_get(
-      _Dropout().apply(variables, x[: len(rows)], rngs=rngs)
-    )
+    return jax.device_get(_Dropout().apply(variables, x[: len(rows)], rngs=rngs))
 
   result = apply(range(40))
   np.testing.assert_array_equal(apply([20, 3]), result[[20, 3]])
@@ -74,9 +73,14 @@ def test_numbers_left_out_are_of_the_row_and_a_quarter():
 
 def _small(config, drop_path):
   return convnext.ConvNeXt(
-    stepping.CLASSES, 2, (1, 1), 4, drop_path,
-    dtype=config.model.dtype, param_dtype=config.model.param_dtype,
-  )  # fmt: skip
+    stepping.CLASSES,
+    2,
+    (1, 1),
+    4,
+    drop_path,
+    dtype=config.model.dtype,
+    param_dtype=config.model.param_dtype,
+  )
 
 
 def _losses(drop_path, devices=1, **keys):
@@ -97,16 +101,10 @@ def test_paths_dropped_do_not_depend_on_devices(x64):
     stepping.assert_close(params, want_params, stepping.TIGHT)
 
 
-@pytest.mark.parametrize(
-  'stages, want', [((1, 2, 1), [0, 0.1, 0.2, 0.3]), ((1,), [0])]
-)
-def test_rates_of_convnext_rise_to_that_of_the_last_block(
-  monkeypatch, stages, want
-):
+@pytest.mark.parametrize('stages, want', [((1, 2, 1), [0, 0.1, 0.2, 0.3]), ((1,), [0])])
+def test_rates_of_convnext_rise_to_that_of_the_last_block(monkeypatch, stages, want):
   rates = []
-  monkeypatch.setattr(
-    per_example, 'branch_factors', lambda module, r, dtype: rates.append(r)
-  )
+  monkeypatch.setattr(per_example, 'branch_factors', lambda module, r, dtype: rates.append(r))
   network = convnext.ConvNeXt(10, stages=stages, drop_path=0.3)
   assert network._factors(False) == [None] * sum(stages) and not rates
   network._factors(True)

@@ -7,17 +7,13 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import naming
-from anp_jax.checkpoint.weights import source as source_lib
-from anp_jax.checkpoint.weights import timm_folder
+from anp_jax.checkpoint.weights import naming, source as source_lib, timm_folder
 from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
-from tests import builders
-from tests import timm_peer
+from tests import builders, timm_peer
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -29,9 +25,7 @@ def _network(name, width, classes=10):
 
 def _shapes(module, side=32):
   images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  return jax.eval_shape(
-    lambda x: module.init(jax.random.key(0), x, False), images
-  )
+  return jax.eval_shape(lambda x: module.init(jax.random.key(0), x, False), images)
 
 
 def _named(path):
@@ -45,8 +39,7 @@ def test_the_config_offers_the_networks_that_there_are():
 # With shortcuts of no parameters: those that implementations in PyTorch with
 # option A report (Idelbayev 2018, github.com/akamaster/pytorch_resnet_cifar10).
 @pytest.mark.parametrize(
-  'name, count',
-  [('resnet20', 269_722), ('resnet32', 464_154), ('resnet56', 853_018)],
+  'name, count', [('resnet20', 269_722), ('resnet32', 464_154), ('resnet56', 853_018)]
 )
 def test_parameters_of_the_networks_for_cifar(name, count):
   params = _shapes(_network(name, 16))['params']
@@ -106,8 +99,7 @@ def test_networks_for_cifar_equal_pytorch(blocks):
   module = _network('resnet20', 4).copy(stages=(blocks,) * 3)
   variables = jax.tree_util.tree_map_with_path(
     lambda path, _: naming.from_published(
-      _named(path),
-      tensors[naming.published_name(_named(path), naming.TORCHVISION)],
+      _named(path), tensors[naming.published_name(_named(path), naming.TORCHVISION)]
     ),
     _shapes(module),
   )
@@ -137,9 +129,9 @@ def test_parameters_of_variants_and_what_a_file_tells_of_them(name, count):
   variables = _shapes(_network(name, 64, classes=1000))
   assert sum(x.size for x in jax.tree.leaves(variables['params'])) == count
   shapes = {
-    naming.published_name(
-      _named(path), naming.TORCHVISION
-    ): naming.published_shape(_named(path), leaf.shape)
+    naming.published_name(_named(path), naming.TORCHVISION): naming.published_shape(
+      _named(path), leaf.shape
+    )
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables)
   }
   assert naming.variant(shapes) == (64, resnet.NETWORKS[name])
@@ -155,9 +147,7 @@ def test_parameters_of_variants_and_what_a_file_tells_of_them(name, count):
 def test_variants_equal_timm_and_go_back(tmp_path, names):
   """One block a stage; maps of odd sides, which pools cut."""
   blocks = (1, 1, 1, 1)
-  arguments = {
-    name: dict(model_name=name, num_classes=10, layers=blocks) for name in names
-  }
+  arguments = {name: dict(model_name=name, num_classes=10, layers=blocks) for name in names}
   peers = timm_peer.compute(tmp_path, arguments, side=70)
   for name, peer in peers.items():
     module = _network(name, 64).copy(stages=blocks)
@@ -167,9 +157,7 @@ def test_variants_equal_timm_and_go_back(tmp_path, names):
     assert not source.unused and set(source.tensors) == set(flat)
     values = {ours: value for ours, (_, value) in source.tensors.items()}
     variables = traverse_util.unflatten_dict(values, sep='/')
-    got = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(
-      variables, peer.images
-    )
+    got = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(variables, peer.images)
     # Logits of order one to ten, float32 sums in another order.
     assert 0.1 < peer.logits.std() < 30
     np.testing.assert_allclose(got, peer.logits, atol=1e-4)
@@ -177,9 +165,7 @@ def test_variants_equal_timm_and_go_back(tmp_path, names):
     config = builders.config({'model.name': name})
     vocabulary = vocabulary_lib.Vocabulary(tuple(f'c{i}' for i in range(10)))
     back = timm_folder.tensors(
-      trained_lib.Trained(
-        '', config, vocabulary, 0, variables.pop('params'), variables
-      )
+      trained_lib.Trained('', config, vocabulary, 0, variables.pop('params'), variables)
     )
     assert set(back) == set(peer.tensors)
     for tensor, value in back.items():

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax.parallel import buckets
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import buckets, mesh as mesh_lib
 
 P = mesh_lib.P
 
@@ -29,7 +28,7 @@ def _kinds(sizes, dtype='float32'):
     ((100, 100, 100), [[100], [100], [100]]),
     ((30, 30, 30, 3), [[30], [30, 30], [3]]),
   ],
-)  # fmt: skip
+)
 def test_buckets_fill_from_the_last_which_is_small(sizes, want):
   result = buckets.buckets(_kinds(sizes), 160)
   assert [[x.size for x in bucket] for bucket in result] == want
@@ -47,19 +46,12 @@ def test_sums_are_those_of_the_arrays(devices, size):
   mesh = jax.sharding.Mesh(jax.devices()[:devices], mesh_lib.DATA)
   random = np.random.default_rng(0)
   # Small integers: their sums are exact in any order.
-  fused = [
-    random.integers(-9, 9, (devices, n)).astype('float32')
-    for n in (1, 7, 30, 2, 64)
-  ]
+  fused = [random.integers(-9, 9, (devices, n)).astype('float32') for n in (1, 7, 30, 2, 64)]
 
   @jax.jit
-  @functools.partial(
-    jax.shard_map, mesh=mesh, in_specs=P(mesh_lib.DATA), out_specs=P()
-  )
+  @functools.partial(jax.shard_map, mesh=mesh, in_specs=P(mesh_lib.DATA), out_specs=P())
   def sums(parts):
-    return buckets.fused(
-      lambda x: lax.psum(x, mesh_lib.DATA), [p[0] for p in parts], size
-    )
+    return buckets.fused(lambda x: lax.psum(x, mesh_lib.DATA), [p[0] for p in parts], size)
 
   for got, x in zip(sums(fused), fused, strict=True):
     np.testing.assert_array_equal(got, x.sum(0))

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import apportionment
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import apportionment, mesh as mesh_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
 from anp_jax.tools.portability import collectives
 from anp_jax.training import build
-from tests import launching
-from tests import splitting
+from tests import launching, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -39,9 +37,7 @@ def _split(data, model, **overrides):
     (3, (1, 1, 1, 1), 1, (1, 1, 1, 0)),
   ],
 )
-def test_shares_are_rounded_by_the_largest_remainder(
-  features, shares, multiple, want
-):
+def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple, want):
   assert apportionment.apportion(features, shares, multiple) == want
 
 
@@ -63,9 +59,7 @@ def test_shares_are_rounded_by_the_largest_remainder(
     ('WithMadeKernels', 1, 2, (2, 1)),
   ],
 )
-def test_a_step_is_that_of_the_unsplit_network(
-  x64, network, data, model, shares
-):
+def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, shares):
   name = {'model.name': f'tests.user_network:{network}'}
   split = _split(data, model, **name, **{'strategy.shares': shares})
   splitting.assert_trains_as_unsplit(*split, **name)
@@ -75,11 +69,17 @@ def test_a_step_is_that_of_the_unsplit_network(
 @pytest.mark.parametrize(
   'plan, data, model',
   [
-    ('nothing', 1, 2), ('nothing', 1, 8), ('apart', 1, 2), ('apart', 2, 2),
-    ('conv2={}', 1, 2), ('conv2={}', 1, 4), ('conv1={}; conv2={}', 1, 2),
-    ('conv1={}; conv2={}', 2, 2), ('conv1={}; conv2={}', 1, 8),
+    ('nothing', 1, 2),
+    ('nothing', 1, 8),
+    ('apart', 1, 2),
+    ('apart', 2, 2),
+    ('conv2={}', 1, 2),
+    ('conv2={}', 1, 4),
+    ('conv1={}; conv2={}', 1, 2),
+    ('conv1={}; conv2={}', 2, 2),
+    ('conv1={}; conv2={}', 1, 8),
   ],
-)  # fmt: skip
+)
 def test_a_planned_step_is_that_of_the_unsplit_network(x64, plan, data, model):
   """Some layers divided, others computed by every device."""
   name = {'model.name': 'tests.user_network:WithOurLayers'}
@@ -95,10 +95,8 @@ def test_a_planned_step_is_that_of_the_unsplit_network(x64, plan, data, model):
 @pytest.mark.slow
 def test_apart_no_gradient_travels():
   collected = _compiled_collectives(
-    1, 2,
-    **{'model.name': 'tests.user_network:WithOurLayers',
-       'strategy.plan': 'apart'},
-  )  # fmt: skip
+    1, 2, **{'model.name': 'tests.user_network:WithOurLayers', 'strategy.plan': 'apart'}
+  )
   # The vote; statistics of 7 features, votes, weights and metrics.
   assert {c.kind for c in collected} == {'all-reduce'}
   assert sum(c.size for c in collected) < 4 * (2 * 7 + 16)
@@ -114,9 +112,7 @@ def _compiled_collectives(data, model, **overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'shares, first, second', [((1, 1), 150, 800), ((2, 1), 100, 533)]
-)
+@pytest.mark.parametrize('shares, first, second', [((1, 1), 150, 800), ((2, 1), 100, 533)])
 def test_what_a_step_sends(shares, first, second):
   """Two convolutions send what pools have left of the maps, and no kernel."""
   sent = splitting.sent_by_150x800(shares=shares)
@@ -136,10 +132,15 @@ def test_what_a_step_sends(shares, first, second):
 def test_a_device_holds_its_own_channels_alone():
   """Kernels, momentum and averages are divided; zeros stay zeros."""
   program, mesh = _split(
-    1, 4, **splitting.FLOAT32,
-    **{'model.name': 'tests.user_network:WithOurLayers', 'ema': 0.9,
-       'strategy.plan': 'conv2=5,2,0,3'},
-  )  # fmt: skip
+    1,
+    4,
+    **splitting.FLOAT32,
+    **{
+      'model.name': 'tests.user_network:WithOurLayers',
+      'ema': 0.9,
+      'strategy.plan': 'conv2=5,2,0,3',
+    },
+  )
   state, _ = splitting.train(program, mesh, steps=2)
   kernels = [
     leaf
@@ -148,9 +149,7 @@ def test_a_device_holds_its_own_channels_alone():
   ]
   assert len(kernels) == 3
   for kernel in kernels:
-    for shard, count in zip(
-      kernel.addressable_shards, (5, 2, 0, 3), strict=True
-    ):
+    for shard, count in zip(kernel.addressable_shards, (5, 2, 0, 3), strict=True):
       assert shard.data.shape == (*kernel.shape[:-1], 5)
       assert (np.asarray(shard.data) != 0).any((0, 1, 2)).sum() == count
 
@@ -162,14 +161,10 @@ def test_a_state_goes_on_with_another_split(x64):
   first, mesh = _split(1, 2, **network, **{'strategy.shares': (2, 1)})
   state, _ = splitting.train(first, mesh)
   saved = first.saved_form.of_run(state)
-  assert jax.tree.map(jnp.shape, saved) == jax.tree.map(
-    jnp.shape, first.saved_form.abstract
-  )
+  assert jax.tree.map(jnp.shape, saved) == jax.tree.map(jnp.shape, first.saved_form.abstract)
   second, _ = _split(1, 2, **network, **{'strategy.plan': 'conv2=1,9'})
   again = second.saved_form.of_run(second.saved_form.to_run(saved))
-  for leaf, expected in zip(
-    jax.tree.leaves(again), jax.tree.leaves(saved), strict=True
-  ):
+  for leaf, expected in zip(jax.tree.leaves(again), jax.tree.leaves(saved), strict=True):
     np.testing.assert_array_equal(leaf, expected)
 
 
@@ -177,12 +172,13 @@ def _unlike(batch, name, values, mesh):
   """Gives each device other values, as if it had erred."""
   rows = BATCH // mesh.shape[mesh_lib.DATA]
   batch[name] = jax.make_array_from_single_device_arrays(
-    (BATCH,), batch[name].sharding,
+    (BATCH,),
+    batch[name].sharding,
     [
       jax.device_put(np.full(rows, value, batch[name].dtype), device)
       for value, device in zip(values, mesh.devices.flat, strict=True)
     ],
-  )  # fmt: skip
+  )
 
 
 @pytest.mark.slow
@@ -190,10 +186,11 @@ def _unlike(batch, name, values, mesh):
 def test_the_first_device_counts(plan):
   """In weights, statistics, metrics and scores, on devices that differ."""
   program, mesh = _split(
-    1, 2, **splitting.FLOAT32,
-    **{'model.name': 'tests.user_network:WithoutDropout',
-       'strategy.plan': plan},
-  )  # fmt: skip
+    1,
+    2,
+    **splitting.FLOAT32,
+    **{'model.name': 'tests.user_network:WithoutDropout', 'strategy.plan': plan},
+  )
   batch = splitting.batch(mesh, 0)
   # The first device counts all of its examples.
   _unlike(batch, 'weight', (1.0, 0.5), mesh)
@@ -214,9 +211,7 @@ def test_the_first_device_counts(plan):
 
 
 def test_a_plan_for_another_network_is_refused(x64):
-  with pytest.raises(
-    config_lib.ConfigError, match="no convolution 'conv11'; did you mean 'conv1"
-  ):
+  with pytest.raises(config_lib.ConfigError, match="no convolution 'conv11'; did you mean 'conv1"):
     _split(1, 2, **{'strategy.plan': 'conv11=3,3'})
 
 
@@ -229,10 +224,8 @@ def test_a_resnet_is_that_of_the_unsplit_network(x64):
 
 def test_no_sum_is_in_a_narrower_dtype():
   program, mesh = _split(
-    1, 2,
-    **{**splitting.FLOAT32, 'model.dtype': 'bfloat16',
-       'strategy.shares': (1, 1)},
-  )  # fmt: skip
+    1, 2, **{**splitting.FLOAT32, 'model.dtype': 'bfloat16', 'strategy.shares': (1, 1)}
+  )
   state = splitting.new_state(program)
   text = program.train_step.lower(state, splitting.batch(mesh, 0)).as_text()
   summed = collectives.sums(collectives.totals(collectives.asked(text)))
@@ -300,23 +293,26 @@ def test_layers_outside_the_pattern_are_not_split():
 @pytest.mark.multiprocess
 def test_a_run_resumes_split_and_unsplit(tmp_path):
   keys = {
-    'model.dtype': 'float64', 'model.param_dtype': 'float64',
-    'strategy.reduce_dtype': 'float64', 'schedule.name': 'constant',
+    'model.dtype': 'float64',
+    'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64',
+    'schedule.name': 'constant',
     'schedule.warmup': '0 steps',
-  }  # fmt: skip
+  }
   split = {
-    'strategy.name': 'channel_split', 'strategy.shares': '(2, 1)',
-    'mesh.data': '1', 'mesh.model': '2',
-  }  # fmt: skip
+    'strategy.name': 'channel_split',
+    'strategy.shares': '(2, 1)',
+    'mesh.data': '1',
+    'mesh.model': '2',
+  }
 
   def train(name, steps, processes, **more):
     launching.run(
-      tmp_path / f'{name}{steps}', processes,
-      launching.arguments(
-        tmp_path / name, duration=f'{steps} steps', **keys, **more
-      ),
+      tmp_path / f'{name}{steps}',
+      processes,
+      launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more),
       environment={'JAX_ENABLE_X64': '1'},
-    )  # fmt: skip
+    )
 
   train('unsplit', 12, 1)
   train('split', 4, 1)
@@ -325,9 +321,7 @@ def test_a_run_resumes_split_and_unsplit(tmp_path):
   train('split', 10, 2, **{**split, 'strategy.shares': '()'})
   assert (tmp_path / 'split' / 'channel_split.json').exists()
   train('split', 12, 1)
-  splitting.assert_same_weights(
-    tmp_path / 'split', tmp_path / 'unsplit', '12/params/conv1/kernel'
-  )
+  splitting.assert_same_weights(tmp_path / 'split', tmp_path / 'unsplit', '12/params/conv1/kernel')
 
 
 @pytest.mark.slow
@@ -339,9 +333,13 @@ def test_losses_of_a_hundred_steps():
   over changed losses by 2e-4 after sixty steps on random images.
   """
   config = splitting.two_convolutions(
-    **{'model.kernels': '(5, 12)', 'model.dtype': 'float64',
-       'model.param_dtype': 'float64', 'strategy.reduce_dtype': 'float64'},
-  )  # fmt: skip
+    **{
+      'model.kernels': '(5, 12)',
+      'model.dtype': 'float64',
+      'model.param_dtype': 'float64',
+      'strategy.reduce_dtype': 'float64',
+    }
+  )
   losses = []
   for devices, shares in ((1, ()), (2, (2, 1)), (4, (1, 2, 3, 4))):
     config.strategy.shares = shares

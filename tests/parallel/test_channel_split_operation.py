@@ -8,8 +8,7 @@ import pytest
 
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import operation
-from anp_jax.parallel.channel_split import parts as parts_lib
+from anp_jax.parallel.channel_split import operation, parts as parts_lib
 from tests import splitting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -19,19 +18,24 @@ P = mesh_lib.P
 
 def _dense(x, kernel, stride, padding):
   return lax.conv_general_dilated(
-    x, kernel, (stride, stride), [(padding, padding)] * 2,
+    x,
+    kernel,
+    (stride, stride),
+    [(padding, padding)] * 2,
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )  # fmt: skip
+  )
 
 
 @pytest.mark.parametrize(
   'counts',
   [
-    (6,), (4, 2), (1, 3, 0, 2),
+    (6,),
+    (4, 2),
+    (1, 3, 0, 2),
     pytest.param((0, 6), marks=pytest.mark.soak),
     pytest.param((2, 0, 1, 0, 1, 1, 0, 1), marks=pytest.mark.slow),
   ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize('size, stride, padding', [(3, 1, 1), (1, 2, 0)])
 def test_result_and_gradients_are_those_of_the_whole(
   x64, monkeypatch, counts, size, stride, padding
@@ -49,18 +53,19 @@ def test_result_and_gradients_are_those_of_the_whole(
   dy = random.normal(size=expected.shape)
 
   def split(x, kernel, dy):
-    y, pull = jax.vjp(
-      lambda *a: parts_lib.Parts().convolve(convolve, *a, counts), x, kernel
-    )
+    y, pull = jax.vjp(lambda *a: parts_lib.Parts().convolve(convolve, *a, counts), x, kernel)
     dx, dw = pull(dy)
     return y[None], dx[None], dw[None]
 
   results = jax.jit(
     jax.shard_map(
-      split, mesh=splitting.mesh(1, len(counts)), in_specs=P(),
-      out_specs=P(mesh_lib.MODEL), check_vma=False,
+      split,
+      mesh=splitting.mesh(1, len(counts)),
+      in_specs=P(),
+      out_specs=P(mesh_lib.MODEL),
+      check_vma=False,
     )
-  )(x, kernel, dy)  # fmt: skip
+  )(x, kernel, dy)
   y, dx, dw = map(np.asarray, results)
   expected_dx, expected_dw = pull(dy)
   begin = 0
@@ -76,15 +81,9 @@ def test_result_and_gradients_are_those_of_the_whole(
 
 @pytest.mark.parametrize('small', [0, 2**14])
 @pytest.mark.parametrize(
-  'counts',
-  [
-    (3, 3), (4, 2), (1, 3, 0, 2),
-    pytest.param((0, 0, 6, 0), marks=pytest.mark.slow),
-  ],
-)  # fmt: skip
-def test_a_sum_of_which_each_has_its_own_channels(
-  x64, monkeypatch, counts, small
-):
+  'counts', [(3, 3), (4, 2), (1, 3, 0, 2), pytest.param((0, 0, 6, 0), marks=pytest.mark.slow)]
+)
+def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, small):
   """The gradient of a convolution's operand, and that of a vector."""
   monkeypatch.setattr(operation, '_SMALL', small)
   devices = len(counts)
@@ -97,8 +96,7 @@ def test_a_sum_of_which_each_has_its_own_channels(
     part = operation.own_part(vector, counts)
     gathered = operation.whole(part, counts)
     _, pull = jax.vjp(
-      lambda x: operation.operand(x, gradient[0], counts),
-      jnp.zeros((2, 3, 3, max(counts))),
+      lambda x: operation.operand(x, gradient[0], counts), jnp.zeros((2, 3, 3, max(counts)))
     )
     _, pull_vector = jax.vjp(lambda v: operation.own_part(v, counts), vector)
     parts = part, *pull(gradient[0]), *pull_vector(part)
@@ -106,10 +104,13 @@ def test_a_sum_of_which_each_has_its_own_channels(
 
   gathered, parts, sums, back = jax.jit(
     jax.shard_map(
-      own, mesh=splitting.mesh(1, devices), in_specs=(P(mesh_lib.MODEL), P()),
-      out_specs=P(mesh_lib.MODEL), check_vma=False,
+      own,
+      mesh=splitting.mesh(1, devices),
+      in_specs=(P(mesh_lib.MODEL), P()),
+      out_specs=P(mesh_lib.MODEL),
+      check_vma=False,
     )
-  )(gradients, vector)  # fmt: skip
+  )(gradients, vector)
   end = 0
   for device, count in enumerate(counts):
     cut, end = slice(end, end + count), end + count
@@ -117,9 +118,7 @@ def test_a_sum_of_which_each_has_its_own_channels(
     np.testing.assert_array_equal(back[device], vector)
     np.testing.assert_array_equal(parts[device, :count], vector[cut])
     splitting.assert_same(sums[device, ..., :count], gradients.sum(0)[..., cut])
-    assert (
-      not parts[device, count:].any() and not sums[device, ..., count:].any()
-    )
+    assert not parts[device, count:].any() and not sums[device, ..., count:].any()
 
 
 @pytest.mark.parametrize('counts', [(3, 2), (3, 2, 1)])
@@ -128,9 +127,11 @@ def test_counts_must_be_of_the_devices_and_features(counts):
     jax.eval_shape(
       jax.shard_map(
         lambda: parts_lib.Parts().convolve(
-          layers.convolve, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)),
-          counts,
+          layers.convolve, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)), counts
         ),
-        mesh=splitting.mesh(1, 2), in_specs=(), out_specs=P(), check_vma=False,
+        mesh=splitting.mesh(1, 2),
+        in_specs=(),
+        out_specs=P(),
+        check_vma=False,
       )
-    )  # fmt: skip
+    )

@@ -8,9 +8,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import planner
-from anp_jax.runtimes.calibration import similar
+from anp_jax.runtimes.calibration import costs as costs_lib, planner, similar
 from tests import splitting
 
 CollectiveCost = costs_lib.CollectiveCost
@@ -22,9 +20,7 @@ def test_a_step_is_the_sum_of_layers_collectives_and_rest():
   link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
   layers = {
     'first': splitting.layer(4, 2, output=600, kernel=240),
-    'second': splitting.layer(
-      8, 4, output=1200, input=600, kernel=480, reads='first'
-    ),
+    'second': splitting.layer(8, 4, output=1200, input=600, kernel=480, reads='first'),
   }
   costs = splitting.costs(layers, rest=3.0, link=link, other_bytes=100)
   plan = {'first': (16, 8), 'second': (12, 12)}
@@ -39,9 +35,7 @@ def test_a_step_is_the_sum_of_layers_collectives_and_rest():
   gradients = 0.25 + 100 * 2e-3
   assert seconds('first') == pytest.approx(first)
   assert seconds('second') == pytest.approx(second)
-  assert costs.step_seconds(plan) == pytest.approx(
-    3 + first + second + gradients
-  )
+  assert costs.step_seconds(plan) == pytest.approx(3 + first + second + gradients)
   # Not split, its gradient is summed with the others; the slower counts.
   del plan['first']
   # All of the operand's gradient on every device.
@@ -69,9 +63,10 @@ def test_a_step_waits_for_the_slowest_of_each_layer():
 def test_devices_wait_only_where_a_layer_is_split():
   """What one is slower at, the other is at the next layer."""
   layers = {
-    'first': splitting.layer(4, 2), 'second': splitting.layer(2, 4),
+    'first': splitting.layer(4, 2),
+    'second': splitting.layer(2, 4),
     'third': splitting.layer(2, 4),
-  }  # fmt: skip
+  }
   costs = splitting.costs(layers, rest=3.0)
   # 6 + 12 and 12 + 6 s before the third, which takes 6 and 3 s.
   assert costs.step_seconds({'third': (12, 12)}) == pytest.approx(3 + 24)
@@ -102,11 +97,7 @@ def test_devices_of_similar_speed_get_the_mean_of_their_times():
 @pytest.mark.parametrize('devices', [1, 2, 3, 8])
 def test_ideal_of_equal_devices(devices):
   costs = splitting.costs(
-    {
-      'a': splitting.layer(*[2] * devices),
-      'b': splitting.layer(*[6] * devices),
-    },
-    4.0,
+    {'a': splitting.layer(*[2] * devices), 'b': splitting.layer(*[6] * devices)}, 4.0
   )
   f = 16 / 20
   assert costs.convolution_share == pytest.approx(f)
@@ -145,19 +136,14 @@ def test_no_plan_is_much_better(rates, bandwidth):
   link = CollectiveCost.ring(len(rates), bandwidth, 1e-3)
   layers = {
     'wide': splitting.layer(*rates, features=6, output=900, kernel=500),
-    'deep': splitting.layer(
-      *rates, features=5, output=100, input=900, kernel=9000, reads='wide'
-    ),
-    'small': splitting.layer(
-      *[50 * r for r in rates], features=4, output=90, input=90
-    ),
+    'deep': splitting.layer(*rates, features=5, output=100, input=900, kernel=9000, reads='wide'),
+    'small': splitting.layer(*[50 * r for r in rates], features=4, output=90, input=90),
   }
   costs = splitting.costs(layers, rest=0.5, link=link, other_bytes=50)
   divisions = [
-    [None, *(n for n in itertools.product(range(count + 1), repeat=len(rates))
-             if sum(n) == count)]
+    [None, *(n for n in itertools.product(range(count + 1), repeat=len(rates)) if sum(n) == count)]
     for count in (6, 5, 4)
-  ]  # fmt: skip
+  ]
   best = min(
     costs.step_seconds({p: n for p, n in zip(layers, plan, strict=True) if n})
     for plan in itertools.product(*divisions)
@@ -182,9 +168,7 @@ def test_slower_links_split_less_and_finally_nothing():
 
 
 def test_shares_follow_rates_in_whole_multiples():
-  costs = splitting.costs(
-    {'a': splitting.layer(3, 1, features=100)}, multiple=8
-  )
+  costs = splitting.costs({'a': splitting.layer(3, 1, features=100)}, multiple=8)
   assert planner.balanced_counts(costs, 'a', (0, 1)) == (76, 24)
   assert planner.balanced_counts(costs, 'a', (0,)) == (100, 0)
 
@@ -201,9 +185,7 @@ def test_a_layer_is_split_for_what_it_saves_the_next():
   assert plan == {'first': (12, 12), 'second': (12, 12)}
   # The operand's gradient: 0.6 s in place of 1.2 s.
   assert costs.step_seconds(plan) == pytest.approx(1 + 1.1 + 6 + 0.6 + 0.6)
-  assert costs.step_seconds({'second': (12, 12)}) == pytest.approx(
-    1 + 1 + 6 + 0.6 + 1.2
-  )
+  assert costs.step_seconds({'second': (12, 12)}) == pytest.approx(1 + 1 + 6 + 0.6 + 1.2)
 
 
 def test_layers_by_batch_in_closed_form():
@@ -255,12 +237,8 @@ def test_the_first_layers_are_by_batch_where_that_is_faster():
   rates = (4,) * 4
   layers = {
     'wide': splitting.layer(*rates, output=9000, kernel=10),
-    'both': splitting.layer(
-      *rates, output=500, input=9000, kernel=500, reads='wide'
-    ),
-    'deep': splitting.layer(
-      *rates, output=100, input=500, kernel=9000, reads='both'
-    ),
+    'both': splitting.layer(*rates, output=500, input=9000, kernel=500, reads='wide'),
+    'deep': splitting.layer(*rates, output=100, input=500, kernel=9000, reads='both'),
   }
   link = CollectiveCost.ring(4, 1e3, 1e-3)
   costs = splitting.costs(layers, rest=0.5, link=link, other_bytes=50)
@@ -272,9 +250,7 @@ def test_the_first_layers_are_by_batch_where_that_is_faster():
   # Where one map alone leads on to the second layer only.
   costs = dataclasses.replace(costs, boundaries=('both',))
   assert planner.best_plan(costs).get('both') != 'batch'
-  assert 'each device computes its part of the batch' in '\n'.join(
-    planner.messages(costs, plan)
-  )
+  assert 'each device computes its part of the batch' in '\n'.join(planner.messages(costs, plan))
 
 
 def test_equal_parts_need_no_whole_multiples():
@@ -290,8 +266,7 @@ def test_a_slow_device_may_be_left_out():
   costs = splitting.costs(layers, link=link)
   assert planner.best_plan(costs) == {'a': (24, 0)}
   assert any(
-    'computed by device 0' in line
-    for line in planner.messages(costs, planner.best_plan(costs))
+    'computed by device 0' in line for line in planner.messages(costs, planner.best_plan(costs))
   )
 
 
@@ -306,29 +281,21 @@ def test_unlike_devices_that_split_nothing_sum_gradients():
 
 def test_each_use_of_a_layer_starts_collectives():
   link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
-  once = splitting.costs(
-    {'a': splitting.layer(4, 4, output=600, input=60)}, link=link
-  )
+  once = splitting.costs({'a': splitting.layer(4, 4, output=600, input=60)}, link=link)
   layer = dataclasses.replace(once.layers['a'], uses=4)
   often = dataclasses.replace(once, layers={'a': layer})
   plan = {'a': (12, 12)}
-  assert often.step_seconds(plan) - once.step_seconds(plan) == pytest.approx(
-    3 * (0.5 + 0.25)
-  )
+  assert often.step_seconds(plan) - once.step_seconds(plan) == pytest.approx(3 * (0.5 + 0.25))
 
 
 def test_the_messages_say_where_a_plan_is_slower_than_one_device():
   link = CollectiveCost.ring(2, 1e6, 1e-4)
   layers = {'a': splitting.layer(100, 0.1, output=10, input=10, kernel=10)}
   # The rest is slow on the second device, too.
-  costs = dataclasses.replace(
-    splitting.costs(layers, link=link), unsplit=(1.24, 340.0)
-  )
+  costs = dataclasses.replace(splitting.costs(layers, link=link), unsplit=(1.24, 340.0))
   plan = planner.best_plan(costs)
   assert plan and costs.step_seconds(plan) > costs.alone / 0.95
-  assert planner.messages(costs, plan)[-1] == (
-    'plan     device 0 alone would be faster'
-  )
+  assert planner.messages(costs, plan)[-1] == ('plan     device 0 alone would be faster')
 
 
 def test_the_messages_say_that_nothing_is_split():

@@ -4,9 +4,7 @@ import jax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.calibration import boundaries
-from anp_jax.runtimes.calibration import timing
-from anp_jax.runtimes.calibration import workloads
+from anp_jax.runtimes.calibration import boundaries, timing, workloads
 from anp_jax.tools.portability import collectives
 from anp_jax.training import build
 from tests import splitting
@@ -22,9 +20,7 @@ EARLY = ('stem_conv', *(f'stage1_block{b}/conv{c}' for b in '12' for c in '12'))
 
 
 def _split(plan, data=1, model=2, **overrides):
-  return splitting.build(
-    'channel_split', data, model, **{'strategy.plan': plan}, **overrides
-  )
+  return splitting.build('channel_split', data, model, **{'strategy.plan': plan}, **overrides)
 
 
 def _by_batch(layers):
@@ -51,7 +47,7 @@ def _by_batch(layers):
     ('rows=6,10', {**OURS, 'data.mixup': 0.2}, 1, 2),
     ('first=batch; plain=batch; ours=4,2', TWICE, 1, 2),
   ],
-)  # fmt: skip
+)
 def test_a_step_is_that_of_the_unsplit_network(x64, plan, network, data, model):
   split = _split(plan, data, model, **network)
   splitting.assert_trains_as_unsplit(*split, **network)
@@ -104,21 +100,21 @@ def test_what_a_step_sends():
     ('rows=8,9', OURS, 'rows=8,9: expected 2 multiples of 2, 16 in all'),
     ('rows=7,9', OURS, 'expected 2 multiples of 2'),
     # Blended images are pairs.
-    ('rows=7,9', {**OURS, 'model.norm_group': 1, 'data.cutmix': 0.2},
-     'expected 2 multiples of 2'),
+    ('rows=7,9', {**OURS, 'model.norm_group': 1, 'data.cutmix': 0.2}, 'expected 2 multiples of 2'),
     ('rows=8,4,4', OURS, 'expected 2 multiples of 2'),
     ('rows=8,8', {**OURS, 'model.norm_group': 0}, 'of the whole batch'),
     ('conv1=5,2; conv2=batch', OURS, 'conv2 is used after them'),
     (_by_batch(EARLY[:2]), RESNET, 'incompatible shapes'),
     (_by_batch(EARLY[:-1]), RESNET, 'incompatible shapes'),
-    ('conv1=batch', {**OURS, 'mesh.model': 3, 'batch_size': 16},
-     'expected 6 images in a micro-batch, or another multiple'),
+    (
+      'conv1=batch',
+      {**OURS, 'mesh.model': 3, 'batch_size': 16},
+      'expected 6 images in a micro-batch, or another multiple',
+    ),
   ],
-)  # fmt: skip
+)
 def test_what_cannot_be_divided_is_refused(plan, overrides, message):
-  program, mesh = _split(
-    plan, 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides
-  )
+  program, mesh = _split(plan, 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides)
   with pytest.raises(config_lib.ConfigError, match=message):
     program.train_step.lower(program.abstract_state, splitting.batch(mesh, 0))
 
@@ -126,18 +122,14 @@ def test_what_cannot_be_divided_is_refused(plan, overrides, message):
 def test_a_plan_of_rows_sends_gradients_alone():
   """Whatever the devices' parts; what they compute has no collective."""
   program, mesh = _split('rows=12,4', **splitting.FLOAT32, **OURS)
-  text = program.train_step.lower(
-    program.abstract_state, splitting.batch(mesh, 0)
-  ).as_text()
+  text = program.train_step.lower(program.abstract_state, splitting.batch(mesh, 0)).as_text()
   operations = collectives.asked(text)
   assert {c.kind for c in operations} == {'all-reduce'}
   assert not any(c.conditional for c in operations)
 
 
 def test_offload_devices_have_no_part_of_the_batch():
-  with pytest.raises(
-    config_lib.ConfigError, match="'conv1=batch': expected features"
-  ):
+  with pytest.raises(config_lib.ConfigError, match="'conv1=batch': expected features"):
     _split('conv1=batch', **{'strategy.offload_to': ('cpu:1',)})
 
 
@@ -155,11 +147,9 @@ def test_offload_devices_have_no_part_of_the_batch():
     ({'model.name': 'tests.user_network:SmallNet'}, ()),
     ({'model.name': 'tests.user_network:WithDropoutAlone'}, ('conv2',)),
   ],
-)  # fmt: skip
+)
 def test_where_layers_by_batch_may_end(overrides, expected):
-  program, _ = _split(
-    '', 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides
-  )
+  program, _ = _split('', 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides)
   spec = program.spec
   network = build.create(workloads.unsplit(spec, jax.devices()[0]))
   calls = timing.calls(network, spec.config, splitting.BATCH)

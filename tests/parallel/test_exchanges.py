@@ -75,9 +75,7 @@ def test_a_whole_number_is_a_period_as_it_was():
 @pytest.mark.parametrize('probability', [0.3, 1.0])
 def test_coins_fall_as_often_as_they_should(probability):
   due = [
-    np.asarray(
-      jax.vmap(functools.partial(exchanges.is_due, config))(jnp.arange(1, 2001))
-    )
+    np.asarray(jax.vmap(functools.partial(exchanges.is_due, config))(jnp.arange(1, 2001)))
     for seed in (0, 0, 1)
     for config in [_config(seed=seed, exchange_probability=probability)]
   ]

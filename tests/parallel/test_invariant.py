@@ -12,16 +12,12 @@ from anp_jax import config as config_lib
 from anp_jax.config import table
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import stream
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.invariant import step as invariant
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
 from anp_jax.tools.portability import collectives
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders
 
 SHARDS, BATCH, SIDE, CLASSES = 8, 32, 16, 12
@@ -76,9 +72,7 @@ def _train(program, steps, start=None, first=0):
   parts, mesh, step = program
   state = state_lib.create(parts.init_fn, parts.abstract_state)
   if start is not None:
-    state = jax.tree.map(
-      lambda x, s: jax.device_put(x, s.sharding), start, parts.abstract_state
-    )
+    state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), start, parts.abstract_state)
   losses = []
   for i in range(first, first + steps):
     batch = _batch(i % 4, parts.spec.batch_size)
@@ -92,11 +86,7 @@ def _train(program, steps, start=None, first=0):
 def _compiled(config, devices):
   parts, mesh = _parts(config, devices)
   batch = build.abstract_batch(config, mesh, config.batch_size)
-  return (
-    parts,
-    mesh,
-    parts.train_step.lower(parts.abstract_state, batch).compile(),
-  )
+  return (parts, mesh, parts.train_step.lower(parts.abstract_state, batch).compile())
 
 
 def _differing(got, want):
@@ -115,17 +105,13 @@ def _differing(got, want):
 _TREES = {
   3: lambda a: (a[0] + a[1]) + a[2],
   6: lambda a: ((a[0] + a[1]) + (a[2] + a[3])) + (a[4] + a[5]),
-  7: lambda a: (
-    ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + a[6])
-  ),
-  8: lambda a: (
-    ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]))
-  ),
+  7: lambda a: ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + a[6]),
+  8: lambda a: ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7])),
   12: lambda a: (
     (((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7])))
     + ((a[8] + a[9]) + (a[10] + a[11]))
   ),
-}  # fmt: skip
+}
 
 
 def _shards(count):
@@ -144,9 +130,22 @@ def test_a_tree_adds_in_pairs(count):
 
 @pytest.mark.parametrize(
   'count, devices',
-  [(12, 1), (12, 2), (12, 3), (12, 4), (12, 6), (6, 1), (6, 2), (6, 3), (6, 6),
-   (3, 1), (3, 3), (7, 7), (8, 4)],
-)  # fmt: skip
+  [
+    (12, 1),
+    (12, 2),
+    (12, 3),
+    (12, 4),
+    (12, 6),
+    (6, 1),
+    (6, 2),
+    (6, 3),
+    (6, 6),
+    (3, 1),
+    (3, 3),
+    (7, 7),
+    (8, 4),
+  ],
+)
 def test_devices_add_their_shards_in_the_tree(count, devices):
   """Gradients, extras and scores have the bits of the tree written out."""
   x = _shards(count)
@@ -155,20 +154,16 @@ def test_devices_add_their_shards_in_the_tree(count, devices):
   strategy = invariant.InvariantStep(config, {'kernel': mesh_lib.P()})
 
   def shard(x):
-    shards = [
-      ({'kernel': row.reshape(7, 143)}, (row[0], row[:5]), jnp.int32(1))
-      for row in x
-    ]
+    shards = [({'kernel': row.reshape(7, 143)}, (row[0], row[:5]), jnp.int32(1)) for row in x]
     gradients, extras, ones = strategy.add_shards(shards)
     scores = strategy.sum_scores((extras, ones))
     return *strategy.reduce(gradients, extras), scores
 
   summed = jax.jit(
     jax.shard_map(
-      shard, mesh=mesh, in_specs=mesh_lib.P(mesh_lib.BATCH),
-      out_specs=mesh_lib.P(), check_vma=False,
+      shard, mesh=mesh, in_specs=mesh_lib.P(mesh_lib.BATCH), out_specs=mesh_lib.P(), check_vma=False
     )
-  )  # fmt: skip
+  )
   gradients, extras, (scores, ones) = jax.device_get(summed(x))
   want = _TREES[count](x)
   np.testing.assert_array_equal(gradients['kernel'].ravel(), want)
@@ -183,18 +178,20 @@ def test_devices_add_their_shards_in_the_tree(count, devices):
 
 _CASES = {
   'everything': {
-    'ema': 0.99, 'data.mixup': 0.2, 'data.cutmix': 1.0,
-    'optimizer.clip_norm': 0.5, 'optimizer.weight_decay': 1e-3,
+    'ema': 0.99,
+    'data.mixup': 0.2,
+    'data.cutmix': 1.0,
+    'optimizer.clip_norm': 0.5,
+    'optimizer.weight_decay': 1e-3,
     'label_smoothing': 0.1,
   },
   **{
-    name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3,
-           'model.name': 'lenet'}
+    name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3, 'model.name': 'lenet'}
     for name in table.OPTIMIZERS
   },
   # Convolutions over and in larger maps, batch norm, and what XLA computes.
   'onednn': {'model.cpu_library': 'onednn', 'model.norm_group': 4},
-}  # fmt: skip
+}
 
 
 # Two hundred in `make soak`.
@@ -226,12 +223,12 @@ def _marks(case, devices):
   'case, steps, devices',
   [
     pytest.param(
-      case, {'everything': _STEPS, 'onednn': 8}.get(case, 20), devices,
-      marks=_marks(case, devices),
+      case, {'everything': _STEPS, 'onednn': 8}.get(case, 20), devices, marks=_marks(case, devices)
     )
-    for case in _CASES for devices in (2, 4, 8)
+    for case in _CASES
+    for devices in (2, 4, 8)
   ],
-)  # fmt: skip
+)
 def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
   want, losses = _alone(case, steps)
   assert np.isfinite(losses).all() and len(set(losses)) > steps / 2
@@ -247,9 +244,12 @@ def test_no_bit_depends_on_the_number_of_devices(case, steps, devices):
 def _twelve(model, devices):
   """A run of twelve shards of four images."""
   keys = {
-    'strategy.logical_shards': 12, 'batch_size': 48, 'model.name': model,
-    'ema': 0.99, 'optimizer.clip_norm': 0.5,
-  }  # fmt: skip
+    'strategy.logical_shards': 12,
+    'batch_size': 48,
+    'model.name': model,
+    'ema': 0.99,
+    'optimizer.clip_norm': 0.5,
+  }
   return _train(_compiled(_config(**keys), devices), 6)
 
 
@@ -299,9 +299,12 @@ def test_sums_by_device_do_differ():
 @pytest.mark.slow
 def test_the_sums_are_those_of_sync():
   """In float64: another order of sums costs 1e-15 each, over 5 steps."""
-  keys = {'model.dtype': 'float64', 'model.param_dtype': 'float64',
-          'strategy.reduce_dtype': 'float64',
-          'model.name': 'lenet'}  # fmt: skip
+  keys = {
+    'model.dtype': 'float64',
+    'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64',
+    'model.name': 'lenet',
+  }
   with jax.enable_x64(True):
     sync = _config(**keys, **{'strategy.name': 'sync'})
     want, _ = _train(_compiled(sync, 1), 5)

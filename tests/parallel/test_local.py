@@ -7,23 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.local import exchanges
 from anp_jax.system import cores
 from anp_jax.tools.portability import collectives
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
-from anp_jax.training import step as step_lib
-from tests import builders
-from tests import launching
-from tests import user_network
+from anp_jax.training import build, objective as objective_lib, run_spec, step as step_lib
+from tests import builders, launching, user_network
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -85,9 +77,7 @@ def _train(config, devices, steps, change=lambda batch: batch):
   parts, mesh = _parts(config, devices)
   state = state_lib.create(parts.init_fn, parts.abstract_state)
   types = jax.tree.map(jax.typeof, state)
-  names = step_lib.metric_names(
-    objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
-  )
+  names = step_lib.metric_names(objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config))
   metrics = []
   for i in range(steps):
     batch = jax.device_put(change(_batch(i)), mesh_lib.batch_sharding(mesh))
@@ -112,9 +102,7 @@ def _assert_close(got, want, tolerance=TIGHT):
 
 
 _SLOW = pytest.mark.slow
-_LINEAR = {
-  'model.name': 'tests.user_network:PlainNet', 'optimizer.clip_norm': 0.0,
-}  # fmt: skip
+_LINEAR = {'model.name': 'tests.user_network:PlainNet', 'optimizer.clip_norm': 0.0}
 
 
 @pytest.mark.parametrize(
@@ -127,9 +115,7 @@ _LINEAR = {
     pytest.param('momentum', 4, marks=_SLOW),
   ],
 )
-def test_an_exchange_every_step_is_synchronous_training(
-  x64, optimizer, devices
-):
+def test_an_exchange_every_step_is_synchronous_training(x64, optimizer, devices):
   """Where updates are linear in the gradient, and there are no groups else."""
   keys = {**_LINEAR, 'optimizer.name': optimizer, 'strategy.period': 1}
   if optimizer == 'momentum':
@@ -154,17 +140,19 @@ class ByHand:
   def __init__(self, config, start):
     self.config = config
     self.strategy = config.strategy
-    self.net = user_network.WithoutDropout(
-      CLASSES, dtype='float64', param_dtype='float64'
-    )
+    self.net = user_network.WithoutDropout(CLASSES, dtype='float64', param_dtype='float64')
     self.groups = [
-      jax.tree.map(np.array, {
-        'params': start.params, 'stats': start.stats,
-        'trace': jax.tree.map(np.zeros_like, start.params),
-        'average': {'params': start.params, 'stats': start.stats},
-      })
+      jax.tree.map(
+        np.array,
+        {
+          'params': start.params,
+          'stats': start.stats,
+          'trace': jax.tree.map(np.zeros_like, start.params),
+          'average': {'params': start.params, 'stats': start.stats},
+        },
+      )
       for _ in range(self.strategy.groups)
-    ]  # fmt: skip
+    ]
     self.weights = self.groups[0]['params']
     self.momentum = jax.tree.map(np.zeros_like, self.weights)
     self.steps = 0
@@ -185,20 +173,18 @@ class ByHand:
       size = BATCH // len(self.groups)
       rows = slice(i * size, (i + 1) * size)
       (loss, group['stats']), gradient = jax.device_get(
-        self.step(group['params'], group['stats'], batch['image'][rows],
-                  batch['label'][rows])
-      )  # fmt: skip
+        self.step(group['params'], group['stats'], batch['image'][rows], batch['label'][rows])
+      )
       losses.append(loss)
       # Of a group's own gradient, not of all.
       norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradient)))
       assert norm > CLIP  # so that clipping is seen
       gradient = jax.tree.map(
         lambda g, p, norm=norm: g * CLIP / norm + DECAY * p * (p.ndim > 1),
-        gradient, group['params'],
-      )  # fmt: skip
-      group['trace'] = jax.tree.map(
-        lambda t, g: MOMENTUM * t + g, group['trace'], gradient
+        gradient,
+        group['params'],
       )
+      group['trace'] = jax.tree.map(lambda t, g: MOMENTUM * t + g, group['trace'], gradient)
       rate = self._rate(self.steps)
       group['params'] = jax.tree.map(
         lambda p, t, rate=rate: p - rate * t, group['params'], group['trace']
@@ -207,9 +193,10 @@ class ByHand:
       decay = np.float32(1 + self.steps) / np.float32(10 + self.steps)
       rate = float(1 - min(np.float32(self.config.ema), decay))
       group['average'] = jax.tree.map(
-        lambda a, x, rate=rate: a + rate * (x - a), group['average'],
+        lambda a, x, rate=rate: a + rate * (x - a),
+        group['average'],
         {'params': group['params'], 'stats': group['stats']},
-      )  # fmt: skip
+      )
     self.steps += 1
     if self.steps % int(self.strategy.period) == 0:
       self._exchange()
@@ -220,9 +207,7 @@ class ByHand:
     return RATE * (self.config.schedule.get('factor', 1) ** (step // 2))
 
   def mean(self, name):
-    return jax.tree.map(
-      lambda *x: sum(x) / len(x), *(g[name] for g in self.groups)
-    )
+    return jax.tree.map(lambda *x: sum(x) / len(x), *(g[name] for g in self.groups))
 
   def _exchange(self):
     names = ['params', 'stats', 'average']
@@ -231,23 +216,17 @@ class ByHand:
     if self.strategy.outer == 'nesterov':
       keep, rate = 0.9, self.strategy.outer_learning_rate
       moved = jax.tree.map(np.subtract, self.weights, new['params'])
-      self.momentum = jax.tree.map(
-        lambda m, g: keep * m + g, self.momentum, moved
-      )
+      self.momentum = jax.tree.map(lambda m, g: keep * m + g, self.momentum, moved)
       new['params'] = jax.tree.map(
-        lambda w, m, g: w - rate * g - rate * keep * m, self.weights,
-        self.momentum, moved,
-      )  # fmt: skip
+        lambda w, m, g: w - rate * g - rate * keep * m, self.weights, self.momentum, moved
+      )
     if self.strategy.outer == 'momentum':
       # Wang et al., algorithm 1: u = b u + (x - mean) / rate; x -= a rate u.
       a, b, rate, mean = 0.7, 0.9, self._rate(self.steps - 1), new['params']
       self.momentum = jax.tree.map(
-        lambda u, x, m: b * u + (x - m) / rate, self.momentum, self.weights,
-        mean,
-      )  # fmt: skip
-      new['params'] = jax.tree.map(
-        lambda x, u: x - a * rate * u, self.weights, self.momentum
+        lambda u, x, m: b * u + (x - m) / rate, self.momentum, self.weights, mean
       )
+      new['params'] = jax.tree.map(lambda x, u: x - a * rate * u, self.weights, self.momentum)
     self.weights = new['params']
     for group in self.groups:
       group.update(new)
@@ -258,11 +237,13 @@ _CASES = {
   'keep': {'strategy.groups': 4},
   'nesterov': {'strategy.outer': 'nesterov'},
   'momentum': {
-    'strategy.outer': 'momentum', 'schedule.name': 'step',
-    'schedule.every': '2 steps', 'schedule.factor': 0.5,
+    'strategy.outer': 'momentum',
+    'schedule.name': 'step',
+    'schedule.every': '2 steps',
+    'schedule.factor': 0.5,
   },
   'divided': {'sharding': (('.*', 'fsdp'),), 'strategy.outer': 'nesterov'},
-}  # fmt: skip
+}
 _QUICK = (('average', 4), ('momentum', 2))
 
 
@@ -270,20 +251,19 @@ _QUICK = (('average', 4), ('momentum', 2))
   'case, devices',
   [
     pytest.param(
-      case, devices,
+      case,
+      devices,
       # The quick ones have groups of two devices, and of one.
       marks=() if (case, devices) in _QUICK else _SLOW,
     )
     for case in _CASES
     for devices in (1, 2, 4, 8)
   ],
-)  # fmt: skip
+)
 def test_groups_train_alone_and_meet(x64, case, devices):
   config = _config(ema=0.9, **_CASES[case], **{'strategy.period': 3})
   parts, state, metrics = _train(config, devices, 8)
-  start = parts.eval_state_fn(
-    state_lib.create(parts.init_fn, parts.abstract_state)
-  )
+  start = parts.eval_state_fn(state_lib.create(parts.init_fn, parts.abstract_state))
   hand = ByHand(config, start)
   losses = [hand.train(_batch(i)) for i in range(8)]
   np.testing.assert_allclose([m['loss'] for m in metrics], losses, 1e-6)
@@ -292,15 +272,13 @@ def test_groups_train_alone_and_meet(x64, case, devices):
   _assert_close(stats, hand.mean('average')['stats'], 1e-6)
   state = jax.device_get(state)
   for i, group in enumerate(hand.groups):
-    group_state = jax.tree.map(lambda x, i=i: x[i],
-                        state.replace(step=(), opt_state=()))  # fmt: skip
+    group_state = jax.tree.map(lambda x, i=i: x[i], state.replace(step=(), opt_state=()))
     _assert_close(group_state.params, group['params'])
     _assert_close(group_state.average['params'], group['average']['params'])
     # Flax's batch norm keeps them in float32, which rounds at 6e-8.
     _assert_close(group_state.stats, group['stats'], 1e-6)
     _assert_close(group_state.average['stats'], group['average']['stats'], 1e-6)
-    traces = [x[i] for x in jax.tree.leaves(state.opt_state.groups)
-              if x.ndim > 1]  # fmt: skip
+    traces = [x[i] for x in jax.tree.leaves(state.opt_state.groups) if x.ndim > 1]
     _assert_close(traces, jax.tree.leaves(group['trace']))
   # Two steps after an exchange groups have parted: the test can fail.
   first, second = (g['params']['head']['kernel'] for g in hand.groups[:2])
@@ -327,10 +305,10 @@ def _states(keys, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('keys', [
-  {'strategy.exchange_probability': 0.5},
-  {'strategy.period': '1,3@4 steps,2@144 examples'},
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'keys',
+  [{'strategy.exchange_probability': 0.5}, {'strategy.period': '1,3@4 steps,2@144 examples'}],
+)
 def test_groups_agree_after_an_exchange_and_nowhere_else(keys):
   kernels, due = _states(keys, 12)
   assert 0 < sum(due) < 12
@@ -353,9 +331,7 @@ def test_the_numbers_of_a_step_are_those_of_all_groups(x64):
     return batch
 
   keys = {**_LINEAR, 'batch_size': BATCH}
-  _, _, (want,) = _train(
-    _config(**keys, **{'strategy.name': 'sync'}), 1, 1, change
-  )
+  _, _, (want,) = _train(_config(**keys, **{'strategy.name': 'sync'}), 1, 1, change)
   for devices in (1, 4):
     _, _, (got,) = _train(_config(**keys), devices, 1, change)
     assert (got['damaged'], got['vote'], got['finite']) == (4, 2, 1)
@@ -367,25 +343,23 @@ def test_the_numbers_of_a_step_are_those_of_all_groups(x64):
 @pytest.mark.parametrize('groups, devices', [(2, 2), (2, 4)])
 def test_traffic_between_groups_falls_by_the_period(groups, devices):
   """Bytes of the compiled programs."""
-  keys = {'model.name': 'lenet', 'data.image_size': 16, 'data.resize': 16,
-          'strategy.groups': groups}  # fmt: skip
+  keys = {
+    'model.name': 'lenet',
+    'data.image_size': 16,
+    'data.resize': 16,
+    'strategy.groups': groups,
+  }
   sent = {}
   for name in ('sync', 'local'):
     config = _config('float32', **keys, **{'strategy.name': name})
     parts, mesh = _parts(config, devices)
     batch = build.abstract_batch(config, mesh, BATCH)
-    text = (
-      parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
-    )
+    text = parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
     for conditional in (False, True):
       sent[name, conditional] = sum(
-        c.size
-        for c in collectives.compiled(text)
-        if c.conditional == conditional
+        c.size for c in collectives.compiled(text) if c.conditional == conditional
       )
-  parameters = sum(
-    s.size for s in jax.tree.leaves(parts.abstract_single.params)
-  )
+  parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_single.params))
   assert sent['sync', False] >= 4 * parameters and not sent['sync', True]
   # Weights alone, as this network has no statistics.
   assert sent['local', True] == 4 * parameters
@@ -399,11 +373,17 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
 @pytest.mark.slow
 def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
   keys = {
-    'model.name': 'tests.user_network:WithoutDropout', 'model.norm_group': 2,
-    'log.tensorboard': False, 'schedule.name': 'constant', 'ema': 0.9,
-    'schedule.warmup': '0 steps', 'strategy.name': 'local',
-    'strategy.groups': 4, 'strategy.period': 4, 'strategy.outer': 'nesterov',
-  }  # fmt: skip
+    'model.name': 'tests.user_network:WithoutDropout',
+    'model.norm_group': 2,
+    'log.tensorboard': False,
+    'schedule.name': 'constant',
+    'ema': 0.9,
+    'schedule.warmup': '0 steps',
+    'strategy.name': 'local',
+    'strategy.groups': 4,
+    'strategy.period': 4,
+    'strategy.outer': 'nesterov',
+  }
   for name, stops in (('whole', (10,)), ('parts', (6, 10))):
     for stop in stops:
       keys['duration'] = f'{stop} steps'
@@ -421,33 +401,33 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
 def test_processes_train_like_one(tmp_path):
   """Also one that goes on over fewer devices than groups."""
   keys = {
-    'model.dtype': 'float64', 'model.param_dtype': 'float64',
-    'strategy.reduce_dtype': 'float64', 'strategy.name': 'local',
-    'strategy.period': '3', 'strategy.outer': 'nesterov',
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
-  }  # fmt: skip
+    'model.dtype': 'float64',
+    'model.param_dtype': 'float64',
+    'strategy.reduce_dtype': 'float64',
+    'strategy.name': 'local',
+    'strategy.period': '3',
+    'strategy.outer': 'nesterov',
+    'schedule.name': 'constant',
+    'schedule.warmup': '0 steps',
+  }
   totals = {}
-  for name, topologies in (
-    ('one', [[1]]), ('mixed', [[1, 1], [1]]),
-  ):  # fmt: skip
+  for name, topologies in (('one', [[1]]), ('mixed', [[1, 1], [1]])):
     for i, devices in enumerate(topologies):
       steps = 7 * (i + 1) if i < len(topologies) - 1 else 12
       launching.run(
-        tmp_path / f'{name}{i}', len(devices),
-        launching.arguments(
-          tmp_path / name, duration=f'{steps} steps', **keys
-        ),
-        devices, environment={'JAX_ENABLE_X64': '1'},
-      )  # fmt: skip
+        tmp_path / f'{name}{i}',
+        len(devices),
+        launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys),
+        devices,
+        environment={'JAX_ENABLE_X64': '1'},
+      )
     totals[name] = launching.weights(tmp_path / name)
   assert totals['one']['12/params/head/kernel'].shape[0] == 2
   assert totals['mixed'].keys() == totals['one'].keys()
   for key, want in totals['one'].items():
     # Twelve steps of sums in another order, in float64.
     scale = max(np.abs(want).max(initial=0), 1e-3)
-    np.testing.assert_allclose(
-      totals['mixed'][key], want, 0, 1e-11 * scale, err_msg=key
-    )
+    np.testing.assert_allclose(totals['mixed'][key], want, 0, 1e-11 * scale, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -471,8 +451,7 @@ def test_bad_values_are_refused(key, value, message):
 def test_a_batch_that_does_not_divide_over_groups_is_refused():
   config = _config(**{'strategy.groups': 6})
   with pytest.raises(
-    config_lib.ConfigError,
-    match='batch_size=16 does not divide by config.strategy.groups=6 x',
+    config_lib.ConfigError, match='batch_size=16 does not divide by config.strategy.groups=6 x'
   ):
     _parts(config, 2)
 
@@ -485,12 +464,9 @@ def test_a_batch_that_does_not_divide_over_groups_is_refused():
     ({'strategy.groups': 4, 'accumulate': 2}, 2, 2),
     ({'strategy.name': 'sync', 'accumulate': 2}, 4, 2),
     # As many threads as this process's pool has.
-    (
-      {'strategy.name': 'invariant',
-       'strategy.threads': max(8, cores.count())}, 4, 2,
-    ),
+    ({'strategy.name': 'invariant', 'strategy.threads': max(8, cores.count())}, 4, 2),
   ],
-)  # fmt: skip
+)
 def test_turns_of_the_loop_over_a_devices_batch(keys, devices, turns):
   config = _config(**keys)
   mesh = mesh_lib.create(config, jax.devices()[:devices])

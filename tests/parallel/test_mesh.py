@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 
 P = mesh_lib.P
 
@@ -80,9 +79,8 @@ def test_all_devices_without_a_list(config):
 
 @pytest.mark.parametrize(
   'data, model, devices',
-  [(-1, -1, 8), (3, 1, 8), (-1, 3, 8), (4, 1, 8), (16, 1, 8), (2, 2, 2),
-   (5, -1, 8)],
-)  # fmt: skip
+  [(-1, -1, 8), (3, 1, 8), (-1, 3, 8), (4, 1, 8), (16, 1, 8), (2, 2, 2), (5, -1, 8)],
+)
 def test_counts_that_do_not_fit_are_refused(config, data, model, devices):
   text = re.escape(f'data={data}, model={model}) does not fit {devices} cpu')
   with pytest.raises(config_lib.ConfigError, match=text):
@@ -106,10 +104,7 @@ def test_platform_and_shardings(config):
 def test_path_names_of_every_kind_of_key():
   tree = {'a': [jnp.ones(1), (jnp.ones(1),)], 'b': optax.EmptyState()}
   tree['c'] = optax.TraceState({'kernel': jnp.ones(1)})
-  names = [
-    mesh_lib.path_name(path)
-    for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-  ]
+  names = [mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
   assert names == ['a/0', 'a/1/0', 'c/trace/kernel']
 
 
@@ -152,9 +147,7 @@ def test_a_parameter_that_no_rule_matches_is_named(config):
   ],
 )
 def test_fsdp_divides_the_longest_axis_it_can(config, shape, want):
-  specs = mesh_lib.param_specs(
-    (('.*', 'fsdp'),), {'w': _shape(*shape)}, _mesh(config)
-  )
+  specs = mesh_lib.param_specs((('.*', 'fsdp'),), {'w': _shape(*shape)}, _mesh(config))
   assert specs == {'w': want}
 
 
@@ -173,9 +166,7 @@ def test_fsdp_counts_the_data_axis_only(config):
     optax.adam(0.1),
     optax.chain(
       optax.clip(1.0),
-      optax.masked(
-        optax.add_decayed_weights(0.1), lambda p: jax.tree.map(jnp.ndim, p)
-      ),
+      optax.masked(optax.add_decayed_weights(0.1), lambda p: jax.tree.map(jnp.ndim, p)),
       optax.scale_by_adam(),
       optax.scale_by_schedule(lambda step: 0.1),
     ),
@@ -208,13 +199,9 @@ def test_moments_and_averages_lie_like_their_parameters(config, optimizer):
     'head/bias': P(),
   }
   specs = mesh_lib.state_specs(state, mesh_lib.param_specs(rules, params, mesh))
-  assert jax.tree.structure(
-    specs, is_leaf=lambda s: isinstance(s, P)
-  ) == jax.tree.structure(state)
+  assert jax.tree.structure(specs, is_leaf=lambda s: isinstance(s, P)) == jax.tree.structure(state)
   counts = dict.fromkeys(want, 0)
-  for path, spec in jax.tree_util.tree_leaves_with_path(
-    specs, is_leaf=lambda s: isinstance(s, P)
-  ):
+  for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda s: isinstance(s, P)):
     name = mesh_lib.path_name(path)
     matches = [n for n in want if name.endswith(n)]
     assert spec == (want[matches[0]] if matches else P()), name

@@ -10,9 +10,7 @@ from anp_jax import train
 from anp_jax.config import command_line
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import cores
-from tests import launching
-from tests import small_networks
-from tests import splitting
+from tests import launching, small_networks, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -33,9 +31,7 @@ def _cases(slow, options):
     pytest.param(
       name,
       option,
-      marks=pytest.mark.slow
-      if (name.partition(':')[2], option) in slow
-      else pytest.mark.soak,
+      marks=pytest.mark.slow if (name.partition(':')[2], option) in slow else pytest.mark.soak,
     )
     for name in small_networks.NAMES
     for option in options
@@ -65,10 +61,7 @@ def _assert_same(result, name):
   np.testing.assert_allclose(values[:, 0], expected_values[:, 0], 1e-6)
 
 
-@pytest.mark.parametrize(
-  'name, devices',
-  _cases({('EfficientNet', 4)}, (2, 4)),
-)
+@pytest.mark.parametrize('name, devices', _cases({('EfficientNet', 4)}, (2, 4)))
 def test_sync_trains_alike_on_any_number_of_devices(x64, name, devices):
   _assert_same(_sync(name, devices), name)
 
@@ -93,9 +86,7 @@ def _invariant(name, devices):
   return bits, values
 
 
-@pytest.mark.parametrize(
-  'name, devices', _cases({('EfficientNet', 8)}, (2, 4, 8))
-)
+@pytest.mark.parametrize('name, devices', _cases({('EfficientNet', 8)}, (2, 4, 8)))
 def test_invariant_has_the_same_bits_on_any_number_of_devices(name, devices):
   expected, expected_values = _invariant(name, 1)
   bits, values = _invariant(name, devices)
@@ -112,10 +103,15 @@ def test_a_resumed_run_leaves_out_the_same(tmp_path, name):
   for folder, durations in ('whole', (3,)), ('resumed', (2, 3)):
     for steps in durations:
       keys = {
-        'model.name': name, 'duration': f'{steps} steps', 'batch_size': '16',
-        'data.image_size': '8', 'data.resize': '8', 'model.norm_group': '2',
-        'eval.batch_size': '16', 'data.synthetic_examples': '32',
-      }  # fmt: skip
+        'model.name': name,
+        'duration': f'{steps} steps',
+        'batch_size': '16',
+        'data.image_size': '8',
+        'data.resize': '8',
+        'model.norm_group': '2',
+        'eval.batch_size': '16',
+        'data.synthetic_examples': '32',
+      }
       config = command_line.load('configs/resnet_anp.py:tiny', keys)
       train.run(config, str(tmp_path / folder))
   expected = launching.weights(tmp_path / 'whole')

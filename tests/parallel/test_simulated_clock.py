@@ -6,13 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.training import run_spec
-from tests import builders
-from tests import launching
+from tests import builders, launching
 
 BATCH, SEED = 16, 3
 
@@ -21,8 +19,7 @@ def _config(**keys):
   """A config with keys of its strategy, written with __ for dots."""
   keys = {k.replace('__', '.'): v for k, v in keys.items()}
   return builders.config(
-    {'batch_size': BATCH, 'seed': SEED}
-    | {f'strategy.{key}': value for key, value in keys.items()}
+    {'batch_size': BATCH, 'seed': SEED} | {f'strategy.{key}': value for key, value in keys.items()}
   )
 
 
@@ -57,10 +54,15 @@ def test_a_step_of_sync_takes_as_long_as_its_slowest_worker():
 
 def test_groups_wait_for_each_other_in_exchanges_only():
   keys = {
-    'name': 'local', 'groups': 2, 'period': 3, 'simulate__workers': 4,
-    **_TIMES, 'simulate__slow': ((3, 2.0),), 'simulate__reduce_seconds': 0.25,
+    'name': 'local',
+    'groups': 2,
+    'period': 3,
+    'simulate__workers': 4,
+    **_TIMES,
+    'simulate__slow': ((3, 2.0),),
+    'simulate__reduce_seconds': 0.25,
     'simulate__exchange_seconds': 0.5,
-  }  # fmt: skip
+  }
   # The second group has the slow worker; it takes 3.25 seconds a step.
   assert _seconds(7, **keys) == [3.25, 6.5, 10.25, 13.5, 16.75, 20.5, 23.75]
   # A group of one worker has no sum of gradients.
@@ -104,19 +106,21 @@ def test_groups_with_drawn_times_against_a_loop(probability):
     expected.append(clocks.max())
   assert waits > 1  # seconds: the test can fail
   keys = {
-    'groups': 4, 'exchange_probability': probability, 'simulate__spread': 0.5,
-    'period': period, 'simulate__workers': workers,
-    'simulate__step_seconds': 1.0, 'simulate__exchange_seconds': 0.5,
+    'groups': 4,
+    'exchange_probability': probability,
+    'simulate__spread': 0.5,
+    'period': period,
+    'simulate__workers': workers,
+    'simulate__step_seconds': 1.0,
+    'simulate__exchange_seconds': 0.5,
     'simulate__reduce_seconds': 0.25,
-  }  # fmt: skip
+  }
   # Logarithms and exponentials round in their last bits.
   got = _seconds(steps, name='local', **keys)
   np.testing.assert_allclose(got, expected, 1e-12)
   # Where the run is resumed, and where it looks back, it has the same bits.
   clock = _clock(name='local', **keys)
-  assert [clock.seconds(step) for step in (30, 40, 7)] == [
-    got[step - 1] for step in (30, 40, 7)
-  ]
+  assert [clock.seconds(step) for step in (30, 40, 7)] == [got[step - 1] for step in (30, 40, 7)]
 
 
 def test_a_workers_times_do_not_depend_on_how_many_there_are():
@@ -126,45 +130,40 @@ def test_a_workers_times_do_not_depend_on_how_many_there_are():
   assert few[-1] < many[-1]
 
 
-_CASES = {
-  'sync': {},
-  'local': {'strategy.groups': 2, 'strategy.period': 4},
-}
+_CASES = {'sync': {}, 'local': {'strategy.groups': 2, 'strategy.period': 4}}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 @pytest.mark.parametrize('name', ['sync', 'local'])
-def test_a_run_learns_the_same_and_goes_on_with_its_time(
-  tmp_path, config, name
-):
-  config = config_lib.replaced(config, {
-    'model.name': 'tests.user_network:PlainNet', 'strategy.name': name,
-    'log.tensorboard': False, 'log.every': '1 steps', 'eval.every': '3 steps',
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps', **_CASES[name],
-  })  # fmt: skip
+def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name):
+  config = config_lib.replaced(
+    config,
+    {
+      'model.name': 'tests.user_network:PlainNet',
+      'strategy.name': name,
+      'log.tensorboard': False,
+      'log.every': '1 steps',
+      'eval.every': '3 steps',
+      'schedule.name': 'constant',
+      'schedule.warmup': '0 steps',
+      **_CASES[name],
+    },
+  )
   simulated = {
-    'strategy.simulate.workers': 4, 'strategy.simulate.step_seconds': 0.5,
+    'strategy.simulate.workers': 4,
+    'strategy.simulate.step_seconds': 0.5,
     'strategy.simulate.slow': ((0, 1.5),),
     'strategy.simulate.reduce_seconds': 0.25,
-  }  # fmt: skip
-  for folder, keys, stops in (
-    ('real', {}, (8,)),
-    ('simulated', simulated, (5, 8)),
-  ):
+  }
+  for folder, keys, stops in (('real', {}, (8,)), ('simulated', simulated, (5, 8))):
     for stop in stops:
       changes = {**keys, 'duration': f'{stop} steps'}
-      scores = train.run(
-        config_lib.replaced(config, changes), str(tmp_path / folder)
-      )
+      scores = train.run(config_lib.replaced(config, changes), str(tmp_path / folder))
       assert 'simulated_seconds' not in scores
-  real, same = (
-    launching.weights(tmp_path / folder) for folder in ('real', 'simulated')
-  )
+  real, same = (launching.weights(tmp_path / folder) for folder in ('real', 'simulated'))
   assert not [k for k in real if real[k].tobytes() != same[k].tobytes()]
-  assert not any(
-    'simulated_seconds' in r for r in telemetry.read(str(tmp_path / 'real'))
-  )
+  assert not any('simulated_seconds' in r for r in telemetry.read(str(tmp_path / 'real')))
   lines = [
     (r['kind'], r['step'], r['simulated_seconds'])
     for r in telemetry.read(str(tmp_path / 'simulated'))
@@ -175,15 +174,21 @@ def test_a_run_learns_the_same_and_goes_on_with_its_time(
   ]
 
 
-@pytest.mark.parametrize('keys, message', [
-  ({'simulate__workers': 3},
-   'strategy.simulate.workers=3: expected a number that divides batch_size=16'),
-  ({'simulate__workers': 4, 'name': 'local', 'groups': 3},
-   'simulate.workers=4: expected a multiple of strategy.groups=3'),
-  ({'simulate__workers': -1}, 'workers=-1: expected 0 or more'),
-  ({'simulate__workers': 2, 'simulate__spread': -0.1},
-   'spread=-0.1: expected 0 or more'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'keys, message',
+  [
+    (
+      {'simulate__workers': 3},
+      'strategy.simulate.workers=3: expected a number that divides batch_size=16',
+    ),
+    (
+      {'simulate__workers': 4, 'name': 'local', 'groups': 3},
+      'simulate.workers=4: expected a multiple of strategy.groups=3',
+    ),
+    ({'simulate__workers': -1}, 'workers=-1: expected 0 or more'),
+    ({'simulate__workers': 2, 'simulate__spread': -0.1}, 'spread=-0.1: expected 0 or more'),
+  ],
+)
 def test_bad_values_are_refused(keys, message):
   with pytest.raises(config_lib.ConfigError, match=message):
     _config(**keys)
@@ -199,9 +204,7 @@ def test_other_strategies_have_no_simulated_time(name):
   config = _config(name=name)
   spec = run_spec.RunSpec(config, None, None, BATCH, 640)
   assert strategy_lib.find(config).simulated_clock(spec) is None
-  with pytest.raises(
-    config_lib.ConfigError, match='belongs to strategy.name=sync, local, server'
-  ):
+  with pytest.raises(config_lib.ConfigError, match='belongs to strategy.name=sync, local, server'):
     config_lib.resolved(config, {'strategy.simulate.workers': '2'})
 
 
@@ -210,6 +213,4 @@ def test_a_resume_keeps_the_cluster_that_is_simulated():
   now = _config(simulate__workers=2, simulate__spread=0.5)
   saved = config_lib.flat(before)
   assert config_lib.difference(saved, before) == ''
-  assert 'config.strategy.simulate.spread is 0.5' in config_lib.difference(
-    saved, now
-  )
+  assert 'config.strategy.simulate.spread is 0.5' in config_lib.difference(saved, now)

@@ -63,9 +63,7 @@ def test_an_evaluation_by_onednn_agrees_with_xlas(dtype):
     variables = {'params': trained.params, **trained.stats}
     apply = jax.jit(lambda v, x, m=model: m.apply(v, x, False))
     pixels = jnp.asarray(pixels, dtype)
-    assert (_CALL in apply.lower(variables, pixels).as_text()) == (
-      name == 'onednn'
-    )
+    assert (_CALL in apply.lower(variables, pixels).as_text()) == (name == 'onednn')
     logits[name] = np.float64(apply(variables, pixels))
   got, want = logits.values()
   # bfloat16 rounds at 4e-3 after each of twenty layers, in either way.

@@ -14,19 +14,19 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import export
+from anp_jax import config as config_lib, export
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import huggingface
-from anp_jax.checkpoint.weights import initial
-from anp_jax.checkpoint.weights import program
-from anp_jax.checkpoint.weights import published as published_lib
-from anp_jax.checkpoint.weights import source
+from anp_jax.checkpoint.weights import (
+  huggingface,
+  initial,
+  program,
+  published as published_lib,
+  source,
+)
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
 from anp_jax.models import convnext
-from tests import builders
-from tests import exporting
+from tests import builders, exporting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -72,9 +72,7 @@ def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
   transformers = pytest.importorskip('transformers')
   trained = exporting.trained(data__image_size=20, data__resize=20)
   huggingface.write(trained, tmp_path)
-  processor = transformers.AutoImageProcessor.from_pretrained(
-    tmp_path, backend='pil'
-  )
+  processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend='pil')
   image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
   got = processor(image, return_tensors='np')['pixel_values'][0]
   want = exporting.normalised(trained.config, image).transpose(2, 0, 1)
@@ -100,9 +98,7 @@ def test_averages_in_float64_are_written_as_float32():
   trained = exporting.trained()
   wide = jax.tree.map(lambda x: x.astype(np.float64), trained.params)
   tensors = huggingface.tensors(
-    trained_lib.Trained(
-      '', trained.config, exporting.PAIRS, 7, wide, trained.stats
-    )
+    trained_lib.Trained('', trained.config, exporting.PAIRS, 7, wide, trained.stats)
   )
   kinds = {n: x.dtype for n, x in tensors.items()}
   floats = {k for n, k in kinds.items() if not n.endswith('tracked')}
@@ -144,17 +140,17 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
   np.save(folder / 'images.npy', images)
   environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
   subprocess.run(
-    [sys.executable, '-c', textwrap.dedent(_ALONE), folder,
-     folder / 'images.npy'],
-    check=True, cwd=folder, env=environment,
-  )  # fmt: skip
+    [sys.executable, '-c', textwrap.dedent(_ALONE), folder, folder / 'images.npy'],
+    check=True,
+    cwd=folder,
+    env=environment,
+  )
   return images, dict(np.load(folder / 'images.npy.npz'))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name',
-  ['tests.user_network:WithOurLayers', 'lenet', 'cifar10_full', 'resnet18'],
+  'name', ['tests.user_network:WithOurLayers', 'lenet', 'cifar10_full', 'resnet18']
 )
 def test_it_runs_with_jax_alone(name, tmp_path):
   trained = exporting.trained(name)
@@ -168,13 +164,9 @@ def test_it_runs_with_jax_alone(name, tmp_path):
   anp = odds / odds.sum(-1, keepdims=True)
   # Pairs are old_car, red_car, shy_car, old_dog, ..: by noun, then adjective.
   table = anp.reshape(8, 2, 3)
-  for name, want in (
-    ('anp', anp), ('noun', table.sum(2)), ('adjective', table.sum(1)),
-  ):  # fmt: skip
+  for name, want in (('anp', anp), ('noun', table.sum(2)), ('adjective', table.sum(1))):
     assert np.abs(outputs[f'{name}8'] - want).max() < 1e-5
-  assert outputs['best'].tolist() == [
-    exporting.PAIRS.names[i] for i in logits.argmax(-1)
-  ]
+  assert outputs['best'].tolist() == [exporting.PAIRS.names[i] for i in logits.argmax(-1)]
   assert outputs['anp8'].std(0).max() > 1e-3
 
 
@@ -190,24 +182,18 @@ def test_the_program_has_every_platform_and_its_weights_once(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['gpu', 'tpu'])
-def test_what_is_lowered_for_accelerators_is_the_same_function(
-  kind, monkeypatch
-):
+def test_what_is_lowered_for_accelerators_is_the_same_function(kind, monkeypatch):
   """Their part of the program, computed on a CPU, for any number of images."""
   monkeypatch.setitem(program.PLATFORMS, 'cpu', kind)
   trained, images = exporting.trained(), exporting.images(5)
   logits = program.exported(trained, ('cpu',)).call(images)['logits']
   # Other ways to sum the same float32 products, through 20 convolutions.
-  assert (
-    np.abs(logits - np.asarray(exporting.logits(trained, images))).max() < 1e-4
-  )
+  assert np.abs(logits - np.asarray(exporting.logits(trained, images))).max() < 1e-4
 
 
 @pytest.mark.parametrize('head', ['multitask', 'factored'])
 def test_other_heads_give_probabilities_by_name(head, tmp_path):
-  trained = exporting.trained(
-    'tests.user_network:WithoutDropout', model__head=head
-  )
+  trained = exporting.trained('tests.user_network:WithoutDropout', model__head=head)
   assert head in huggingface.refusal(exporting.trained(model__head=head).config)
   call = program.exported(trained, ('cpu',)).call
   images = exporting.images(5)
@@ -241,14 +227,10 @@ def test_plain_classes_and_a_network_of_the_users(tmp_path):
 
 
 def test_bfloat16_is_computed_as_in_evaluation():
-  trained = exporting.trained(
-    'tests.user_network:WithoutDropout', model__dtype='bfloat16'
-  )
+  trained = exporting.trained('tests.user_network:WithoutDropout', model__dtype='bfloat16')
   images = exporting.images(2)
   outputs = jax.device_get(program.exported(trained, ('cpu',)).call(images))
-  pixels = jnp.asarray(
-    exporting.normalised(trained.config, images), jnp.bfloat16
-  )
+  pixels = jnp.asarray(exporting.normalised(trained.config, images), jnp.bfloat16)
   variables = {'params': trained.params, **trained.stats}
   want = trained.model('cpu').apply(variables, pixels, False)
   assert outputs['logits'].dtype == np.float32
@@ -260,13 +242,12 @@ def test_files_beside_the_program(tmp_path):
   program.write(exporting.trained(), tmp_path, ('cpu',))
   labels = json.loads((tmp_path / 'labels.json').read_text())
   assert labels == {
-    'classes': ['old_car', 'red_car', 'shy_car', 'old_dog', 'red_dog',
-                'shy_dog'],
+    'classes': ['old_car', 'red_car', 'shy_car', 'old_dog', 'red_dog', 'shy_dog'],
     'adjectives': ['old', 'red', 'shy'],
     'nouns': ['car', 'dog'],
     'adjective_of_class': [0, 1, 2, 0, 1, 2],
     'noun_of_class': [0, 0, 0, 1, 1, 1],
-  }  # fmt: skip
+  }
   settings = json.loads((tmp_path / 'preprocessing.json').read_text())
   assert (settings['image_size'], settings['resize']) == (exporting.SIDE, 40)
   assert settings['mean'] == [123.68, 116.78, 103.94]
@@ -294,9 +275,7 @@ def _shares(size, side, shape):
 
 def _prepared(file, settings):
   """(side, side, 3) uint8, as preprocessing.json has it."""
-  side, resize, decode = (
-    settings[key] for key in ('image_size', 'resize', 'decode')
-  )
+  side, resize, decode = (settings[key] for key in ('image_size', 'resize', 'decode'))
   image = Image.open(io.BytesIO(file))
   if decode in ('bilinear', 'bicubic'):
     sides = [resize * n // min(image.size) for n in image.size]
@@ -374,16 +353,12 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
   settings = json.loads((tmp_path / 'preprocessing.json').read_text())
   images = np.stack([_prepared(file, settings) for file in files])
   call = jax.export.deserialize((tmp_path / program.NAME).read_bytes()).call
-  np.testing.assert_allclose(
-    call(images.astype(np.uint8))['anp'], ours, atol=1e-3
-  )
+  np.testing.assert_allclose(call(images.astype(np.uint8))['anp'], ours, atol=1e-3)
 
   # transformers, with preprocessor_config.json.
   huggingface.write(trained, tmp_path)
   network = transformers.ResNetForImageClassification.from_pretrained(tmp_path)
-  prepare = transformers.AutoImageProcessor.from_pretrained(
-    tmp_path, backend='pil'
-  )
+  prepare = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend='pil')
   opened = [Image.open(path) for path in photographs]
   with torch.no_grad():
     pixels = prepare(opened, return_tensors='pt')['pixel_values']
@@ -411,9 +386,7 @@ def _export(out, capsys, checkpoint):
   return lines, {os.path.basename(n) for n in names if n.startswith(str(out))}
 
 
-@pytest.mark.parametrize(
-  'decode, is_near', [('fast', True), ('bicubic', False)]
-)
+@pytest.mark.parametrize('decode, is_near', [('fast', True), ('bicubic', False)])
 def test_a_processor_that_is_only_near_is_said(decode, is_near, tmp_path):
   trained = exporting.trained(data__decode=decode)
   with pytest.MonkeyPatch.context() as patch:
@@ -430,10 +403,18 @@ def test_command_of_a_resnet(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(trained_lib, 'load', lambda *_: exporting.trained())
   lines, names = _export(tmp_path / 'out', capsys, 'it')
   assert lines[0] == 'nowhere: resnet18, 6 classes, step 7'
-  assert names == set(os.listdir(tmp_path / 'out')) == {
-    'config.json', 'labels.json', 'model.safetensors', 'model.stablehlo',
-    'preprocessing.json', 'preprocessor_config.json',
-  }  # fmt: skip
+  assert (
+    names
+    == set(os.listdir(tmp_path / 'out'))
+    == {
+      'config.json',
+      'labels.json',
+      'model.safetensors',
+      'model.stablehlo',
+      'preprocessing.json',
+      'preprocessor_config.json',
+    }
+  )
 
 
 def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
@@ -467,13 +448,10 @@ def test_command_on_a_run(tmp_path, capsys, config):
     ([], ('--checkpoint=DIR is missing',)),
     (['--checkpoint=x'], ('--output=DIR is missing',)),
     (['--checkpont=x'], ("'--checkpont", "'--checkpoint'")),
-    (
-      ['--checkpoint=x', '--output=y', '--platforms=cpu,cudda'],
-      ("'cudda'", "did you mean 'cuda'"),
-    ),
+    (['--checkpoint=x', '--output=y', '--platforms=cpu,cudda'], ("'cudda'", "did you mean 'cuda'")),
     (['--checkpoint=/nowhere', '--output=y'], ('/nowhere', 'expected')),
   ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert export.main(['', *arguments]) == 2

@@ -7,8 +7,7 @@ import sys
 import jax
 import pytest
 
-from anp_jax.checkpoint.weights import huggingface
-from anp_jax.checkpoint.weights import program
+from anp_jax.checkpoint.weights import huggingface, program
 from tests import exporting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -21,9 +20,14 @@ def test_no_file_tells_where_it_was_made(platforms, tmp_path):
   names = program.write(trained, str(tmp_path), platforms)
   assert names[0] == 'model.stablehlo'
   places = {
-    str(pathlib.Path(__file__).parents[2]), str(pathlib.Path.home()),
-    sys.prefix, os.path.dirname(jax.__file__), os.getcwd(), '/anp_jax/', '.py',
-  }  # fmt: skip
+    str(pathlib.Path(__file__).parents[2]),
+    str(pathlib.Path.home()),
+    sys.prefix,
+    os.path.dirname(jax.__file__),
+    os.getcwd(),
+    '/anp_jax/',
+    '.py',
+  }
   files = list(tmp_path.iterdir())
   assert len(files) == 6
   for file in files:

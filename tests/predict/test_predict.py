@@ -21,10 +21,7 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
-from anp_jax.predict import __main__ as predict
-from anp_jax.predict import files
-from anp_jax.predict import network as network_lib
-from anp_jax.predict import sheet
+from anp_jax.predict import __main__ as predict, files, network as network_lib, sheet
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -98,17 +95,17 @@ def test_top1_count_is_that_of_the_evaluation(run, capfd):
   best = [row for row in records if row['rank'] == '1']
   assert len(best) == 50 == len({row['file'] for row in records})
   scores = _last_scores(workdir)
-  hits = sum(row['anp'] == pathlib.Path(row['file']).parent.name
-             for row in best)  # fmt: skip
+  hits = sum(row['anp'] == pathlib.Path(row['file']).parent.name for row in best)
   assert hits == round(scores['anp_top1'] * scores['examples'])
   assert 10 < hits < 50  # it learned something, and is not always right
   # The loss that evaluation reports is of the same probabilities.
-  probabilities = [float(row['probability']) for row in records
-         if row['anp'] == pathlib.Path(row['file']).parent.name]  # fmt: skip
+  probabilities = [
+    float(row['probability'])
+    for row in records
+    if row['anp'] == pathlib.Path(row['file']).parent.name
+  ]
   # Written with five digits.
-  assert -np.log(probabilities).mean() == pytest.approx(
-    scores['loss'], rel=1e-4
-  )
+  assert -np.log(probabilities).mean() == pytest.approx(scores['loss'], rel=1e-4)
   assert err[-1].startswith('50 named in ')
 
 
@@ -141,16 +138,12 @@ def test_words_are_sums_over_their_pairs(run, capfd):
         assert got == pytest.approx(sums[word], rel=1e-3)
 
 
-def test_names_stand_beside_their_files_over_several_batches(
-  run, tmp_path, capfd
-):  # fmt: skip
+def test_names_stand_beside_their_files_over_several_batches(run, tmp_path, capfd):
   workdir, tree = run
   (tmp_path / 'text.jpg').write_text('no image')
   paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
   paths.insert(20, str(tmp_path / 'text.jpg'))
-  records, err = _named(
-    capfd, f'--checkpoint={workdir}', *paths, '--top=1', '--batch_size=16'
-  )
+  records, err = _named(capfd, f'--checkpoint={workdir}', *paths, '--top=1', '--batch_size=16')
   del paths[20]
   assert [row['file'] for row in records] == paths and len(paths) == 50
   assert len(err) == 2 and err[0].startswith('unreadable: ')
@@ -161,13 +154,12 @@ def test_names_stand_beside_their_files_over_several_batches(
   images = np.stack([read(pathlib.Path(p).read_bytes()) for p in paths])
   logits = trained.model('cpu').apply(
     {'params': trained.params, **trained.stats},
-    jnp.float32((images - np.array(d.mean)) / np.array(d.std)), False,
-  )  # fmt: skip
+    jnp.float32((images - np.array(d.mean)) / np.array(d.std)),
+    False,
+  )
   shares = np.exp(np.float64(logits))
   shares /= shares.sum(1, keepdims=True)
-  assert [row['anp'] for row in records] == [
-    _PAIRS[i] for i in shares.argmax(1)
-  ]
+  assert [row['anp'] for row in records] == [_PAIRS[i] for i in shares.argmax(1)]
   # Written with five digits.
   np.testing.assert_allclose(
     [float(row['probability']) for row in records], shares.max(1), rtol=1e-4
@@ -200,9 +192,7 @@ def test_any_number_of_devices(run, devices):
       want = np.argsort(-shares[row])[:3]
       np.testing.assert_array_equal(names.classes[i], want)
       # float32 through the layers.
-      np.testing.assert_allclose(
-        names.probabilities[i], shares[row][want], rtol=1e-4
-      )
+      np.testing.assert_allclose(names.probabilities[i], shares[row][want], rtol=1e-4)
       row += 1
   assert row == 11
 
@@ -218,17 +208,29 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'empty' / 'x.svg').write_text('<svg/>')
   os.mkfifo(tmp_path / 'pipe.jpg')
-  paths = [tmp_path / 'gone.jpg', good, tmp_path / 'cut.jpg',
-           tmp_path / 'text.png', tmp_path / 'empty', tmp_path / 'pipe.jpg',
-           good]  # fmt: skip
+  paths = [
+    tmp_path / 'gone.jpg',
+    good,
+    tmp_path / 'cut.jpg',
+    tmp_path / 'text.png',
+    tmp_path / 'empty',
+    tmp_path / 'pipe.jpg',
+    good,
+  ]
   records, err = _named(capfd, f'--checkpoint={workdir}', *paths, '--top=1')
   assert [row['file'] for row in records] == [str(good)] * 2
   assert records[0]['anp'] == records[1]['anp']
   for line, path, reason in zip(
-    err, [paths[0], *paths[2:6]],
-    ['no such file', 'truncated', 'not an image', 'without image files',
-     'neither a file nor a folder'],
-  ):  # fmt: skip
+    err,
+    [paths[0], *paths[2:6]],
+    [
+      'no such file',
+      'truncated',
+      'not an image',
+      'without image files',
+      'neither a file nor a folder',
+    ],
+  ):
     assert line.startswith(f'unreadable: {path}: ')
     assert reason in line.lower(), line
   assert err[5] == f'left out: 1 .svg (first {tmp_path}/empty/x.svg)'
@@ -240,14 +242,10 @@ def test_unreadable_files_are_listed_and_do_not_stop_it(run, tmp_path, capfd):
 def test_names_that_are_not_utf8(run, tmp_path, capfdbinary):
   workdir, tree = run
   strange = os.path.join(os.fsencode(tmp_path), b'a\xff\n"\xc3\xa9.jpg')
-  pathlib.Path(os.fsdecode(strange)).write_bytes(
-    (tree / 'big_cat' / '1.jpg').read_bytes()
-  )
+  pathlib.Path(os.fsdecode(strange)).write_bytes((tree / 'big_cat' / '1.jpg').read_bytes())
   assert _main(f'--checkpoint={workdir}', tmp_path, '--top=1') == 0
   out, _ = capfdbinary.readouterr()
-  (row,) = csv.DictReader(
-    io.StringIO(out.decode(errors='surrogateescape'), newline='')
-  )
+  (row,) = csv.DictReader(io.StringIO(out.decode(errors='surrogateescape'), newline=''))
   assert os.fsencode(row['file']) == strange
   assert _main(f'--checkpoint={workdir}', tmp_path, '--format=jsonl') == 0
   out, _ = capfdbinary.readouterr()
@@ -261,12 +259,8 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
   monkeypatch.setattr(sheet, 'MOST', 5)
   titles, legends = [], []
   write, legend = sheet.write, sheet.legend
-  monkeypatch.setattr(
-    sheet, 'write', lambda *a: (titles.extend(a[-1]), write(*a))
-  )
-  monkeypatch.setattr(
-    sheet, 'legend', lambda *a: legends.append(legend(*a)) or legends[-1]
-  )
+  monkeypatch.setattr(sheet, 'write', lambda *a: (titles.extend(a[-1]), write(*a)))
+  monkeypatch.setattr(sheet, 'legend', lambda *a: legends.append(legend(*a)) or legends[-1])
   path = tmp_path / 'names.png'
   flags = (f'--checkpoint={workdir}', tree / 'red_car', f'--sheet={path}')
   records, _ = _named(capfd, *flags, '--explain')
@@ -278,14 +272,10 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
   ]
   # The first thumbnail, enlarged nine times, and the bar of its best pair.
   config = trained_lib.load(str(workdir)).config
-  want = decode_pillow.eval_decoder(config)(
-    pathlib.Path(records[0]['file']).read_bytes()
-  )
+  want = decode_pillow.eval_decoder(config)(pathlib.Path(records[0]['file']).read_bytes())
   want = want.repeat(9, 0).repeat(9, 1)
   places = np.argwhere((image[:, :, :] == want[0, 0]).all(-1))
-  assert any(
-    np.array_equal(image[y : y + 144, x : x + 144], want) for y, x in places
-  )
+  assert any(np.array_equal(image[y : y + 144, x : x + 144], want) for y, x in places)
   blue = (image == (0x9F, 0xD0, 0xEE)).all(-1)
   assert blue.any()
 
@@ -302,10 +292,7 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
     (['--checkpoint=x', '-', '-'], ['twice']),
     (['--checkpoint=x', 'x.jpg', '--top=0'], ['--top=0', '1 or more']),
     (['--checkpoint=x', 'y', '--format=jsn'], ['jsn', 'jsonl']),
-    (
-      ['--checkpoint=x', 'y', '--output=no/where.csv'],
-      ['--output', 'no/where'],
-    ),
+    (['--checkpoint=x', 'y', '--output=no/where.csv'], ['--output', 'no/where']),
     (['--checkpoint=x', 'y', '--shet=a.png'], ['--shet', '--sheet']),
   ],
 )
@@ -346,23 +333,28 @@ def test_a_network_that_diverged_is_refused(config):
 
 def _process(workdir, *arguments, **options):
   return subprocess.Popen(
-    [sys.executable, '-c',
-     'import sys; from anp_jax.predict import __main__ as predict\n'
-     'status = predict.main(sys.argv)\n'
-     'loaded = {"tensorflow", "tensorboard", "matplotlib"} & {*sys.modules}\n'
-     'sys.exit(f"imported {loaded}" if loaded else status)',
-     f'--checkpoint={workdir}', *map(str, arguments)],
-    cwd=_ROOT, text=True, **options,
-  )  # fmt: skip
+    [
+      sys.executable,
+      '-c',
+      'import sys; from anp_jax.predict import __main__ as predict\n'
+      'status = predict.main(sys.argv)\n'
+      'loaded = {"tensorflow", "tensorboard", "matplotlib"} & {*sys.modules}\n'
+      'sys.exit(f"imported {loaded}" if loaded else status)',
+      f'--checkpoint={workdir}',
+      *map(str, arguments),
+    ],
+    cwd=_ROOT,
+    text=True,
+    **options,
+  )
 
 
 @pytest.mark.slow
 def test_tensorflow_stays_out_and_a_list_comes_on_stdin(run):
   workdir, tree = run
   process = _process(
-    workdir, '-', '--top=1', stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-  )  # fmt: skip
+    workdir, '-', '--top=1', stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+  )
   paths = sorted(str(p) for p in tree.glob('*/*.jpg'))[::-1]
   out, err = process.communicate('\n'.join(paths))
   assert process.returncode == 0, err
@@ -373,8 +365,7 @@ def test_tensorflow_stays_out_and_a_list_comes_on_stdin(run):
 @pytest.mark.slow
 def test_ctrl_c_and_a_reader_that_leaves(run):
   workdir, tree = run
-  pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-               stderr=subprocess.PIPE)  # fmt: skip
+  pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
   process = _process(workdir, '-', '--batch_size=8', **pipes)
   path = f'{next(tree.glob("*/*.jpg"))}\n'
   # As many as it reads before the first of them are named.

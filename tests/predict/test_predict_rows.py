@@ -12,16 +12,20 @@ import pytest
 
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import skipped_files
-from anp_jax.predict import files
-from anp_jax.predict import network as network_lib
-from anp_jax.predict import progress
-from anp_jax.predict import rows
-from anp_jax.predict import sheet
+from anp_jax.predict import files, network as network_lib, progress, rows, sheet
 
 
 def test_find(tmp_path):
-  for name in ('b/2.JPG', 'b/1.png', 'b/note.txt', 'b/.hid.jpg', 'b/c/0.webp',
-               'b/.thumbs/9.jpg', 'a.jpg', 'plain'):  # fmt: skip
+  for name in (
+    'b/2.JPG',
+    'b/1.png',
+    'b/note.txt',
+    'b/.hid.jpg',
+    'b/c/0.webp',
+    'b/.thumbs/9.jpg',
+    'a.jpg',
+    'plain',
+  ):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b'')
@@ -31,10 +35,16 @@ def test_find(tmp_path):
   paths = [f'{tmp_path}/{p}' for p in ('a.jpg', 'b', 'empty', 'gone', 'a.jpg')]
   matches = files.find([paths[0], '-', *paths[1:]], lines)
   assert [(p.removeprefix(f'{tmp_path}/'), bool(f)) for p, f in matches] == [
-    ('a.jpg', False), ('plain', False), ('\udcff.jpg', False),
-    ('b/1.png', False), ('b/2.JPG', False), ('b/c/0.webp', False),
-    ('empty', True), ('gone', False), ('a.jpg', False),
-  ]  # fmt: skip
+    ('a.jpg', False),
+    ('plain', False),
+    ('\udcff.jpg', False),
+    ('b/1.png', False),
+    ('b/2.JPG', False),
+    ('b/c/0.webp', False),
+    ('empty', True),
+    ('gone', False),
+    ('a.jpg', False),
+  ]
 
 
 def test_find_counts_what_it_leaves_out(tmp_path):
@@ -46,8 +56,7 @@ def test_find_counts_what_it_leaves_out(tmp_path):
   paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
   assert len([*files.find(paths, skipped=counts)]) == 2
   assert counts.text({}) == (
-    f'2 .svg (first {tmp_path}/a/2.svg), '
-    f'1 without a suffix (first {tmp_path}/a/b/4)'
+    f'2 .svg (first {tmp_path}/a/2.svg), 1 without a suffix (first {tmp_path}/a/b/4)'
   )
 
 
@@ -72,9 +81,7 @@ def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
   for batch in files.batches(paths(), read, 8, 2, threads=3):
     assert batch.images.shape == (8, 2, 2, 3)
     numbers = batch.images[: len(batch.files), 0, 0, 0].tolist()
-    assert [os.path.basename(f) for f in batch.files] == [
-      f'{n:02}' for n in numbers
-    ]
+    assert [os.path.basename(f) for f in batch.files] == [f'{n:02}' for n in numbers]
     assert not batch.images[len(batch.files) :].any()
     numbers_read += numbers
     bad += [(int(os.path.basename(f)), why) for f, why in batch.unreadable]
@@ -112,13 +119,10 @@ def _vocabulary():
 
 
 def _names():
-  words = network_lib.Words(
-    np.array([[1, 0]]), np.array([[0.8, 0.2]]), np.log([[0.8, 0.2]])
-  )
+  words = network_lib.Words(np.array([[1, 0]]), np.array([[0.8, 0.2]]), np.log([[0.8, 0.2]]))
   return network_lib.Names(
-    np.array([[1, 0]]), np.array([[0.75, 0.25]]),
-    {'adjective': words, 'noun': words},
-  )  # fmt: skip
+    np.array([[1, 0]]), np.array([[0.75, 0.25]]), {'adjective': words, 'noun': words}
+  )
 
 
 def test_rows_with_tables(tmp_path):
@@ -126,25 +130,32 @@ def test_rows_with_tables(tmp_path):
   emotions = [f'e{i:02}' for i in range(24)]
   shares = ['0'] * 24
   shares[7], shares[2], shares[9] = '0.5', '0.3', '0.2'
-  (tmp_path / 'felt.csv').write_text(
-    f'ANP,{",".join(emotions)}\nold_dog,{",".join(shares)}\n'
-  )
-  table = rows.Rows(
-    _vocabulary(), True, str(tmp_path / 'mood.csv'), str(tmp_path / 'felt.csv')
-  )
+  (tmp_path / 'felt.csv').write_text(f'ANP,{",".join(emotions)}\nold_dog,{",".join(shares)}\n')
+  table = rows.Rows(_vocabulary(), True, str(tmp_path / 'mood.csv'), str(tmp_path / 'felt.csv'))
   assert len(table.notes) == 2 and "'big_cat'" in table.notes[0]
   first, second = table.file_rows('x.jpg', _names(), 0)
   assert list(first) == table.columns
   assert first == {
-    'file': 'x.jpg', 'rank': 1, 'anp': 'old_dog', 'adjective': 'old',
-    'noun': 'dog', 'probability': 0.75, 'sentiment': -0.5,
-    'emotion_1': 'e07', 'emotion_1_share': 0.5,
-    'emotion_2': 'e02', 'emotion_2_share': 0.3,
-    'emotion_3': 'e09', 'emotion_3_share': 0.2,
-    'adjective_probability': 0.8, 'noun_probability': 0.8,
-    'best_adjective': 'old', 'best_adjective_probability': 0.8,
-    'best_noun': 'dog', 'best_noun_probability': 0.8,
-  }  # fmt: skip
+    'file': 'x.jpg',
+    'rank': 1,
+    'anp': 'old_dog',
+    'adjective': 'old',
+    'noun': 'dog',
+    'probability': 0.75,
+    'sentiment': -0.5,
+    'emotion_1': 'e07',
+    'emotion_1_share': 0.5,
+    'emotion_2': 'e02',
+    'emotion_2_share': 0.3,
+    'emotion_3': 'e09',
+    'emotion_3_share': 0.2,
+    'adjective_probability': 0.8,
+    'noun_probability': 0.8,
+    'best_adjective': 'old',
+    'best_adjective_probability': 0.8,
+    'best_noun': 'dog',
+    'best_noun_probability': 0.8,
+  }
   assert (second['anp'], second['best_noun']) == ('big_cat', 'cat')
   assert second['sentiment'] is None and second['emotion_1'] is None
 
@@ -170,9 +181,7 @@ def test_plain_classes():
   table = rows.Rows(plain)
   assert table.columns == ['file', 'rank', 'class', 'probability']
   result = table.file_rows('x', _names(), 0)
-  assert result[0] == {
-    'file': 'x', 'rank': 1, 'class': 'dress', 'probability': 0.75
-  }  # fmt: skip
+  assert result[0] == {'file': 'x', 'rank': 1, 'class': 'dress', 'probability': 0.75}
   assert [bar.name for bar in sheet.bars(result)] == ['dress', 't_shirt']
   with pytest.raises(ValueError, match='--explain.*plain'):
     rows.Rows(plain, True)
@@ -182,10 +191,7 @@ def test_bars_are_as_long_as_probabilities(tmp_path):
   lengths = []
   for share in (0.25, 0.5, 1.0):
     bar = sheet.Bar('', share, 'anp')
-    sheet.write(
-      str(tmp_path / 's.png'), [np.zeros((8, 8, 3), np.uint8)], ['x'],
-      [[bar]], ['title'],
-    )  # fmt: skip
+    sheet.write(str(tmp_path / 's.png'), [np.zeros((8, 8, 3), np.uint8)], ['x'], [[bar]], ['title'])
     image = np.asarray(Image.open(tmp_path / 's.png').convert('RGB'))
     blue = (image == (0x9F, 0xD0, 0xEE)).all(-1)
     lengths.append(blue.any(0).sum())
@@ -212,8 +218,6 @@ def test_progress(monkeypatch):
   naming.add_batch(20, [('a\udcff.jpg', 'odd')])
   text = stream.getvalue()
   assert 'unreadable: a\\udcff.jpg: odd\n' in text
-  assert text.endswith(
-    'naming: 31/100 files, 4/s, 1 unreadable, 16.4 s left'
-  )  # fmt: skip
+  assert text.endswith('naming: 31/100 files, 4/s, 1 unreadable, 16.4 s left')
   naming.finish()
   assert '30 named in 15.0 s (2.0 a second, start' in stream.getvalue()

@@ -6,15 +6,9 @@ import sys
 import jax
 import pytest
 
-from anp_jax import __main__ as main
-from anp_jax import config as config_lib
-from anp_jax import export
-from anp_jax import train
+from anp_jax import __main__ as main, config as config_lib, export, train
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.config import command_line
-from anp_jax.config import saved_run
-from anp_jax.config import strategy
-from anp_jax.config import trust
+from anp_jax.config import command_line, saved_run, strategy, trust
 from anp_jax.data.sources import tfds_set
 from anp_jax.predict import __main__ as predict
 from anp_jax.tools.compare import __main__ as compare
@@ -40,10 +34,14 @@ class Spread(sign_sgd.SignSgd):
   name = 'payload_of_theirs:Spread'
 """
 _KEYS = {
-  'model.name': _NAME, 'data.source': 'digits', 'duration': '2 steps',
-  'data.image_size': '16', 'data.resize': '18', 'batch_size': '8',
+  'model.name': _NAME,
+  'data.source': 'digits',
+  'duration': '2 steps',
+  'data.image_size': '16',
+  'data.resize': '18',
+  'batch_size': '8',
   'log.tensorboard': 'False',
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope='module')
@@ -101,10 +99,9 @@ def test_nothing_is_imported_that_a_run_names(look, foreign_run, capsys):
     {'model.name': _NAME},
     {'strategy.name': 'payload_of_theirs:Spread'},
     {'strategy.name': 'relay', 'strategy.models': [f'model.name={_NAME}']},
-    {'strategy.name': 'relay',
-     'strategy.models': [f'seed=1; model.name = {_NAME} ;seed=3']},
+    {'strategy.name': 'relay', 'strategy.models': [f'seed=1; model.name = {_NAME} ;seed=3']},
   ],
-)  # fmt: skip
+)
 def test_each_key_that_names_a_class(saved, foreign_run, tmp_path, capsys):
   config = json.loads((foreign_run[0] / 'config.json').read_text()) | saved
   (tmp_path / 'config.json').write_text(json.dumps(config))
@@ -122,9 +119,7 @@ def test_the_inner_guards_alone(foreign_run, monkeypatch):
   trained = trained_lib.load(str(foreign_run[0]))
   with pytest.raises(config_lib.ConfigError, match='--trust'):
     trained.model('cpu')
-  saved = config_lib.flat(trained.config) | {
-    'strategy.name': 'payload_of_theirs:Spread'
-  }
+  saved = config_lib.flat(trained.config) | {'strategy.name': 'payload_of_theirs:Spread'}
   config = config_lib.from_flat(saved)
   with pytest.raises(config_lib.ConfigError, match='--trust'):
     strategy.find(config)
@@ -134,9 +129,7 @@ def test_the_inner_guards_alone(foreign_run, monkeypatch):
 
 
 def test_what_is_typed_again_is_imported(foreign_run):
-  flags = command_line.main_flags(
-    [f'--workdir={foreign_run[0]}', '--mode=evaluate'], ''
-  )
+  flags = command_line.main_flags([f'--workdir={foreign_run[0]}', '--mode=evaluate'], '')
   command_line.from_flags(flags, {'model.name': _NAME})
   trained_lib.load(str(foreign_run[0])).model('cpu')
   assert foreign_run[1].read_text() == '.'
@@ -150,19 +143,14 @@ def test_what_is_trusted_is_imported(foreign_run):
 
 @pytest.mark.parametrize('module', [predict, export])
 def test_the_flag_of_other_commands(module, foreign_run):
-  arguments = [
-    f'--checkpoint={foreign_run[0]}', '--trust',
-    f'--output={foreign_run[0]}/new',
-  ]  # fmt: skip
+  arguments = [f'--checkpoint={foreign_run[0]}', '--trust', f'--output={foreign_run[0]}/new']
   module._parse(arguments + ['photo.jpg'] * (module is predict))
   trained_lib.load(str(foreign_run[0])).model('cpu')
   assert foreign_run[1].read_text() == '.'
 
 
 @pytest.mark.parametrize('setting', ['auto', ''])
-def test_compiled_programs_of_a_run_are_not_used(
-  setting, foreign_run, tmp_path
-):
+def test_compiled_programs_of_a_run_are_not_used(setting, foreign_run, tmp_path):
   saved = saved_run.read(str(foreign_run[0])) | {'model.name': 'lenet'}
   cache = {'compile_cache.dir': str(tmp_path)}
   read = trust.from_file(saved | cache, 'config.json')
@@ -182,9 +170,7 @@ def test_compiled_programs_of_a_run_are_not_used(
     ('type', 'type'),
   ],
 )
-def test_features_of_a_prepared_set_are_not_imported(
-  spelling, key, foreign_run, tmp_path
-):
+def test_features_of_a_prepared_set_are_not_imported(spelling, key, foreign_run, tmp_path):
   folder = tmp_path / 'photos' / '1.0.0'
   folder.mkdir(parents=True)
   info = {'name': 'photos', 'version': '1.0.0', 'fileFormat': 'array_record'}

@@ -42,9 +42,12 @@ def start(tmp_path):
       if rank:
         change(node / 'set' / split)
       values = {
-        'data.source': 'folder', 'data.path': '/proc/self/cwd/set',
-        'duration': '100000 steps', 'batch_size': '8', **keys,
-      }  # fmt: skip
+        'data.source': 'folder',
+        'data.path': '/proc/self/cwd/set',
+        'duration': '100000 steps',
+        'batch_size': '8',
+        **keys,
+      }
       arguments = [
         a.replace('=configs/', f'={launching.ROOT}/configs/')
         for a in launching.arguments(tmp_path / 'run', **values)
@@ -64,7 +67,7 @@ def start(tmp_path):
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, 'JAX_NUM_CPU_DEVICES': '1'},
-          )  # fmt: skip
+          )
         )
     return processes, lambda rank: (tmp_path / f'{rank}.log').read_text()
 
@@ -74,9 +77,7 @@ def start(tmp_path):
     process.wait()
 
 
-@pytest.mark.parametrize(
-  'split, kind', [('train', 'training'), ('validation', 'evaluation')]
-)
+@pytest.mark.parametrize('split, kind', [('train', 'training'), ('validation', 'evaluation')])
 def test_one_missing_image_ends_both(start, split, kind):
   text, change = _MISSING
   processes, log = start(split, change, {})
@@ -96,10 +97,10 @@ def test_a_worker_of_other_classes_leaves(start, servers):
     change(root.parent / 'validation')
 
   processes, log = start(
-    'train', change_both,
-    {'strategy.name': 'server', 'strategy.servers': servers,
-     'optimizer.name': 'momentum'},
-  )  # fmt: skip
+    'train',
+    change_both,
+    {'strategy.name': 'server', 'strategy.servers': servers, 'optimizer.name': 'momentum'},
+  )
   assert processes[1].wait(120) == 2, log(1)
   assert f'rank 1 has other training data than rank 0: {text}' in log(1)
   if servers == '2':

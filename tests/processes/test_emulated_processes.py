@@ -37,9 +37,11 @@ def _step_seconds(folder, **keys):
   """
   typed = {**_KEYS, **keys}
   launching.run(
-    folder, _PROCESSES, launching.arguments(folder / 'run', **typed),
+    folder,
+    _PROCESSES,
+    launching.arguments(folder / 'run', **typed),
     environment={'OMP_NUM_THREADS': '1'},
-  )  # fmt: skip
+  )
   lines = [r for r in telemetry.read(folder / 'run') if r['kind'] == 'train']
   late = [r for r in lines if r['step'] > 8][:-1]
   return sum(r['seconds'] for r in late) / (late[-1]['step'] - 8)
@@ -84,17 +86,15 @@ def test_a_straggler_stops_sync_and_not_the_servers_workers(tmp_path, fixed):
   sync = _step_seconds(tmp_path / 'sync', **slow)
   assert sync == pytest.approx(3 * _SECONDS + fixed, rel=0.15)
   server = _step_seconds(
-    tmp_path / 'server', **slow,
-    **{'strategy.name': 'server', 'duration': '80 steps',
-       'optimizer.momentum': '0'},
-  )  # fmt: skip
+    tmp_path / 'server',
+    **slow,
+    **{'strategy.name': 'server', 'duration': '80 steps', 'optimizer.momentum': '0'},
+  )
   ideal = _SECONDS / (3 + 1 / 3)
   assert ideal * 0.9 < server < ideal * 1.35
   updates = [
     json.loads(line)
-    for line in (tmp_path / 'server' / 'run' / 'server.jsonl')
-    .read_text()
-    .splitlines()
+    for line in (tmp_path / 'server' / 'run' / 'server.jsonl').read_text().splitlines()
   ]
   workers = [u['parts'][0]['worker'][0] for u in updates if 'order' in u]
   # The slow one made about a tenth of the updates.
@@ -111,19 +111,23 @@ def test_links_are_as_slow_as_they_say(tmp_path, fixed, pieces, end):
   0.0375 s an array; the first needs one piece, each other one more.
   """
   seconds = _step_seconds(
-    tmp_path, duration='16 steps',
-    **{'emulate.bandwidth': '40mbit', 'emulate.step_seconds': '0.9',
-       'emulate.pieces': str(pieces), 'strategy.bucket_megabytes': '0.5'},
-  )  # fmt: skip
+    tmp_path,
+    duration='16 steps',
+    **{
+      'emulate.bandwidth': '40mbit',
+      'emulate.step_seconds': '0.9',
+      'emulate.pieces': str(pieces),
+      'strategy.bucket_megabytes': '0.5',
+    },
+  )
   assert seconds == pytest.approx(end + fixed, rel=0.15)
 
 
 def test_a_recipe_is_emulated_as_it_is():
   """The keys of its network stay: they are what the gradients are made of."""
   config = command_line.load(
-    'configs/resnet_anp.py:modern', {'emulate.enabled': 'True',
-                                     'data.source': 'synthetic'},
-  )  # fmt: skip
+    'configs/resnet_anp.py:modern', {'emulate.enabled': 'True', 'data.source': 'synthetic'}
+  )
   assert config.model.name == 'resnet50'
   assert config_lib.flat(config)['emulate.pieces'] == 4
   assert emulation.describe(config.emulate) == 'a pass is a sleep of 0.1 s'

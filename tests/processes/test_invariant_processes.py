@@ -29,21 +29,34 @@ _INVARIANT = {
 }
 # The rate does not end with the run: one that goes on has the same.
 _LENET = {
-  'duration': '20 steps', 'eval.every': '10 steps', 'eval.batch_size': 90,
+  'duration': '20 steps',
+  'eval.every': '10 steps',
+  'eval.batch_size': 90,
   'schedule.name': 'constant',
-}  # fmt: skip
+}
 _RESNET = {
-  'data.source': 'folder', 'data.imbalance': 2.0, 'data.balance': 'weights',
-  'data.mixup': 0.2, 'data.cutmix': 1.0, 'data.max_damaged': 0.2,
-  'ema': 0.9, 'label_smoothing': 0.1, 'optimizer.clip_norm': 0.5,
-  'optimizer.weight_decay': 1e-3, 'model.norm_group': 4, 'duration': '8 steps',
-  'eval.every': '4 steps', 'eval.examples': True,
-}  # fmt: skip
+  'data.source': 'folder',
+  'data.imbalance': 2.0,
+  'data.balance': 'weights',
+  'data.mixup': 0.2,
+  'data.cutmix': 1.0,
+  'data.max_damaged': 0.2,
+  'ema': 0.9,
+  'label_smoothing': 0.1,
+  'optimizer.clip_norm': 0.5,
+  'optimizer.weight_decay': 1e-3,
+  'model.norm_group': 4,
+  'duration': '8 steps',
+  'eval.every': '4 steps',
+  'eval.examples': True,
+}
 # The module computes statistics over the mesh axis that it is given, if any.
 _MODULE = {
-  'model.name': 'tests.user_network:SmallNet', 'model.norm_group': 4,
-  'eval.examples': True, 'data.synthetic_examples': 70,
-}  # fmt: skip
+  'model.name': 'tests.user_network:SmallNet',
+  'model.norm_group': 4,
+  'eval.examples': True,
+  'data.synthetic_examples': 70,
+}
 
 
 def _run(folder, recipe, keys, topology, *more):
@@ -54,26 +67,24 @@ def _run(folder, recipe, keys, topology, *more):
   if cores == 'first':
     command = ['taskset', '-c', str(usable[0]), *command]
   command += ['--bind'] * (cores == 'bind')
-  command += [
-    f'--config=configs/{recipe}',
-    f'--workdir={folder / "run"}',
-    *more,
-  ]
+  command += [f'--config=configs/{recipe}', f'--workdir={folder / "run"}', *more]
   command += [f'--config.{k}={v}' for k, v in (_INVARIANT | keys).items()]
   done = subprocess.run(
-    command, cwd=launching.ROOT, capture_output=True, text=True, check=False,
-    timeout=300, env={**os.environ, 'PYTHON': sys.executable},
-  )  # fmt: skip
+    command,
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=300,
+    env={**os.environ, 'PYTHON': sys.executable},
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
 
 
 def _results(workdir):
   """Name to bytes: all weights, the metrics, and what an evaluation wrote."""
-  results = {
-    name: np.asarray(leaf).tobytes()
-    for name, leaf in launching.weights(workdir).items()
-  }
+  results = {name: np.asarray(leaf).tobytes() for name, leaf in launching.weights(workdir).items()}
   with open(workdir / 'metrics.jsonl') as f:
     rows = [json.loads(line) for line in f]
   clocks = ('time', 'seconds', 'images_per_second', 'input_wait')
@@ -84,9 +95,7 @@ def _results(workdir):
   for path in workdir.glob('evaluation/*/*'):
     if path.name in ('scores.json', 'predictions.csv'):
       results[str(path.relative_to(workdir))] = path.read_bytes()
-  results['best'] = sorted(
-    p.name for p in (workdir / 'best').iterdir() if p.name.isdigit()
-  )
+  results['best'] = sorted(p.name for p in (workdir / 'best').iterdir() if p.name.isdigit())
   return results
 
 
@@ -130,14 +139,14 @@ def lenet(tmp_path_factory):
 @pytest.mark.parametrize(
   'topology',
   [
-    ALL_CORES, FOUR, TWO_BY_TWO,
+    ALL_CORES,
+    FOUR,
+    TWO_BY_TWO,
     pytest.param(TWO, marks=pytest.mark.soak),
     pytest.param(BOUND, marks=pytest.mark.soak),
   ],
-)  # fmt: skip
-def test_no_bit_depends_on_cores_devices_or_processes(
-  tmp_path, lenet, topology
-):
+)
+def test_no_bit_depends_on_cores_devices_or_processes(tmp_path, lenet, topology):
   _run(tmp_path, 'lenet.py', _LENET, topology)
   _assert_same(tmp_path / 'run', lenet[1])
 
@@ -145,9 +154,7 @@ def test_no_bit_depends_on_cores_devices_or_processes(
 @pytest.mark.soak
 def test_a_run_may_go_on_on_other_devices(tmp_path, lenet):
   for topology, steps in ((TWO_BY_TWO, 7), (FOUR, 13), (ALL_CORES, 20)):
-    _run(
-      tmp_path, 'lenet.py', _LENET | {'duration': f'{steps} steps'}, topology
-    )
+    _run(tmp_path, 'lenet.py', _LENET | {'duration': f'{steps} steps'}, topology)
   results, expected = _results(tmp_path / 'run'), lenet[1]
   # A part's end is scored too, and so may be among the best.
   compared = [name for name in expected if name != 'best']
@@ -159,8 +166,7 @@ def test_a_checkpoint_has_the_same_scores_on_any_devices(tmp_path, lenet):
   folder, expected = lenet
   for name, topology in (('four', FOUR), ('two', BOUND)):
     output = tmp_path / name
-    _run(folder, 'lenet.py', _LENET, topology, '--mode=evaluate',
-         f'--output={output}')  # fmt: skip
+    _run(folder, 'lenet.py', _LENET, topology, '--mode=evaluate', f'--output={output}')
     for file in ('scores.json', 'predictions.csv'):
       before = expected[f'evaluation/20-validation/{file}']
       assert (output / file).read_bytes() == before
@@ -188,9 +194,11 @@ def test_a_module_of_the_user_is_given_no_axis(tmp_path):
 def test_twelve_shards_have_the_same_bits_in_two_processes(tmp_path):
   """Each has six: three sums of the tree."""
   keys = _LENET | {
-    'strategy.logical_shards': 12, 'batch_size': 48, 'duration': '6 steps',
+    'strategy.logical_shards': 12,
+    'batch_size': 48,
+    'duration': '6 steps',
     'eval.every': '6 steps',
-  }  # fmt: skip
+  }
   _run(tmp_path / 'one', 'lenet.py', keys, ONE_CORE)
   _run(tmp_path / 'two', 'lenet.py', keys, BOUND)
   _assert_same(tmp_path / 'two' / 'run', _results(tmp_path / 'one' / 'run'))
@@ -198,11 +206,20 @@ def test_twelve_shards_have_the_same_bits_in_two_processes(tmp_path):
 
 def test_more_devices_than_threads_are_refused(tmp_path):
   done = subprocess.run(
-    [sys.executable, 'main.py', '--config=configs/lenet.py',
-     f'--workdir={tmp_path}', '--config.strategy.name=invariant'],
-    cwd=launching.ROOT, capture_output=True, text=True, check=False,
-    timeout=120, env={**os.environ, 'JAX_NUM_CPU_DEVICES': '4'},
-  )  # fmt: skip
+    [
+      sys.executable,
+      'main.py',
+      '--config=configs/lenet.py',
+      f'--workdir={tmp_path}',
+      '--config.strategy.name=invariant',
+    ],
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=120,
+    env={**os.environ, 'JAX_NUM_CPU_DEVICES': '4'},
+  )
   assert done.returncode == 2
   (line,) = [x for x in done.stderr.splitlines() if x.startswith('error')]
   assert 'config.strategy.threads=2: this process has 4 CPU devices' in line

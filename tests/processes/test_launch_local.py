@@ -18,17 +18,22 @@ def test_launch_local(tmp_path):
   environment = {**os.environ, 'PYTHON': os.sys.executable}
   done = subprocess.run(
     [*command, *launching.arguments(tmp_path / 'run')],
-    cwd=launching.ROOT, env=environment, capture_output=True, text=True,
+    cwd=launching.ROOT,
+    env=environment,
+    capture_output=True,
+    text=True,
     timeout=120,
-  )  # fmt: skip
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   assert 'devices  4 x cpu' in done.stdout
   failed = subprocess.run(
-    [*command, *launching.arguments(tmp_path / 'new', **{
-      'mesh.data': '3'})],
-    cwd=launching.ROOT, env=environment, capture_output=True, text=True,
+    [*command, *launching.arguments(tmp_path / 'new', **{'mesh.data': '3'})],
+    cwd=launching.ROOT,
+    env=environment,
+    capture_output=True,
+    text=True,
     timeout=120,
-  )  # fmt: skip
+  )
   assert failed.returncode == 2
   assert 'config.mesh (data=3, model=1) does not fit 4 cpu' in failed.stderr
 
@@ -36,12 +41,16 @@ def test_launch_local(tmp_path):
 def test_launch_local_passes_signals_on(tmp_path):
   process = subprocess.Popen(
     [
-      'scripts/launch_local.sh', '2',
+      'scripts/launch_local.sh',
+      '2',
       *launching.arguments(tmp_path / 'run', duration='100000 steps'),
     ],
-    cwd=launching.ROOT, env={**os.environ, 'PYTHON': os.sys.executable},
-    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-  )  # fmt: skip
+    cwd=launching.ROOT,
+    env={**os.environ, 'PYTHON': os.sys.executable},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
   for line in process.stdout:
     if '5/100000' in line:
       process.send_signal(signal.SIGTERM)

@@ -16,9 +16,7 @@ _PROCESSES = 4
   'strategy, steps, every',
   [('sync', 12, 2), pytest.param('server', 44, 11, marks=pytest.mark.soak)],
 )
-def test_an_emulated_run_is_as_fast_as_its_plan(
-  tmp_path, capsys, strategy, steps, every
-):
+def test_an_emulated_run_is_as_fast_as_its_plan(tmp_path, capsys, strategy, steps, every):
   """Sleeps, one of them longer, and bytes over paced links.
 
   15 %: computing is a sleep, so that what is left is the machine's own cost, a
@@ -27,13 +25,19 @@ def test_an_emulated_run_is_as_fast_as_its_plan(
   three cycles of the quick workers and two of the slow one.
   """
   arguments = [
-    'strategies', '--config=configs/lenet.py', f'--workdir={tmp_path}',
-    f'--nodes={_PROCESSES}', f'--strategies={strategy}', '--plan',
+    'strategies',
+    '--config=configs/lenet.py',
+    f'--workdir={tmp_path}',
+    f'--nodes={_PROCESSES}',
+    f'--strategies={strategy}',
+    '--plan',
     '--emulate=step_seconds=0.6,slow=3:1.5,megabytes=2,bandwidth=80mbit',
-    '--config.batch_size=16', '--config.data.synthetic_classes=10',
-    '--config.optimizer.momentum=0', f'--config.duration={steps} steps',
+    '--config.batch_size=16',
+    '--config.data.synthetic_classes=10',
+    '--config.optimizer.momentum=0',
+    f'--config.duration={steps} steps',
     f'--config.log.every={every} steps',
-  ]  # fmt: skip
+  ]
   assert study_main.main(arguments) == 0
   text = capsys.readouterr().out
   (row,) = json.loads(text.splitlines()[-1])['rows']

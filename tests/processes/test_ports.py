@@ -22,9 +22,7 @@ def _table():
   text = (launching.ROOT / 'docs/security.md').read_text()
   section = text.split('## Ports')[1].split('\n## ')[0]
   lines = [line for line in section.splitlines() if line.startswith('|')]
-  return [
-    [cell.strip() for cell in line.split('|')[1:-1]] for line in lines[2:]
-  ]
+  return [[cell.strip() for cell in line.split('|')[1:-1]] for line in lines[2:]]
 
 
 def _listening(processes):
@@ -39,16 +37,13 @@ def _listening(processes):
 
 def test_a_job_opens_the_ports_of_the_table_and_no_others(tmp_path):
   rows = [
-    row for row in _table()
+    row
+    for row in _table()
     if '`sync`' in row[1] and 'GPU' not in row[1] or row[1].startswith('all')
-  ]  # fmt: skip
-  assert [row[0] for row in rows] == [
-    'coordinator', "JAX's coordination", 'gloo',
-  ]  # fmt: skip
+  ]
+  assert [row[0] for row in rows] == ['coordinator', "JAX's coordination", 'gloo']
   counts = [sum(_OPENED_BY[row[2]][rank] for row in rows) for rank in (0, 1)]
-  with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)
-  ) as ranks:
+  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)) as ranks:
     end = time.monotonic() + 90
     # To compile the first step takes long on a busy machine.
     while not all('[Gloo] Rank' in ranks.text(i) for i in (0, 1)):

@@ -58,14 +58,10 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  'devices',
-  [[2, 2], *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [1] * 4))],
-  ids=str,
+  'devices', [[2, 2], *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [1] * 4))], ids=str
 )
 def test_processes_train_and_score_like_one(tmp_path, alone, devices):
-  texts = launching.run(
-    tmp_path, len(devices), launching.arguments(tmp_path / 'run'), devices
-  )
+  texts = launching.run(tmp_path, len(devices), launching.arguments(tmp_path / 'run'), devices)
   # Sums over devices in another order, in float32, over 12 steps.
   _compare(alone, tmp_path / 'run', 1e-5)
   for rank, text in enumerate(texts):
@@ -83,9 +79,12 @@ def colours(tmp_path_factory):
   images = rng.integers(0, 100, (48, 32, 32, 3), np.uint8)
   images[np.arange(48), :, :, labels] += 100
   np.savez(
-    folder / 'set.npz', train_images=images, train_labels=labels,
-    test_images=images[:8], test_labels=labels[:8],
-  )  # fmt: skip
+    folder / 'set.npz',
+    train_images=images,
+    train_labels=labels,
+    test_images=images[:8],
+    test_labels=labels[:8],
+  )
   keys = {
     'data.source': 'arrays',
     'data.path': str(folder / 'set.npz'),
@@ -101,10 +100,12 @@ def colours(tmp_path_factory):
 
   def run(name, devices):
     launching.run(
-      folder / name, len(devices),
-      launching.arguments(folder / name / 'run', **keys), devices,
+      folder / name,
+      len(devices),
+      launching.arguments(folder / name / 'run', **keys),
+      devices,
       environment={'JAX_ENABLE_X64': '1'},
-    )  # fmt: skip
+    )
     return folder / name / 'run'
 
   return run
@@ -116,9 +117,7 @@ def float64_alone(colours):
 
 
 @pytest.mark.parametrize(
-  'devices',
-  [[1] * 4, *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [2, 2]))],
-  ids=str,
+  'devices', [[1] * 4, *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [2, 2]))], ids=str
 )
 def test_loss_curve_in_float64(colours, float64_alone, devices):
   losses = _losses(float64_alone)
@@ -137,45 +136,41 @@ def unbroken(tmp_path_factory):
   return folder / 'run'
 
 
-@pytest.mark.parametrize(
-  'sharding', ['replicate', pytest.param('fsdp', marks=_SOAK)]
-)
+@pytest.mark.parametrize('sharding', ['replicate', pytest.param('fsdp', marks=_SOAK)])
 def test_any_topology_continues_any_other(tmp_path, unbroken, sharding):
   """2 x 2, then 1 x 1, then 1 x 4 and 2 x 1 devices: one run."""
   topologies = ([2, 2], [1], [4], [1, 1])
   for i, devices in enumerate(topologies):
     steps = 12 if i == len(topologies) - 1 else 2 * (i + 1)
     launching.run(
-      tmp_path / str(i), len(devices),
+      tmp_path / str(i),
+      len(devices),
       launching.arguments(
-        tmp_path / 'run', duration=f'{steps} steps',
+        tmp_path / 'run',
+        duration=f'{steps} steps',
         sharding=f"(('.*', '{sharding}'),)",
         # Else the cosine ends with each part.
         **{'schedule.name': 'constant', 'schedule.warmup': '0 steps'},
       ),
       devices,
-    )  # fmt: skip
+    )
   expected, losses = _losses(unbroken), _losses(tmp_path / 'run')
   for step in range(1, 13):
     # Another order of sums in float32; another batch would be off by far more.
-    assert losses['train', step] == pytest.approx(
-      expected['train', step], rel=1e-5
-    )
+    assert losses['train', step] == pytest.approx(expected['train', step], rel=1e-5)
 
 
-def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(
-  tmp_path, alone
-):
+def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(tmp_path, alone):
   """Where each decided for itself, one would wait for the others for ever."""
   work = tmp_path / 'run'
   shutil.copytree(alone, work)
-  before, newest = sorted(
-    int(p.name) for p in (work / 'checkpoints').iterdir() if p.name.isdigit()
-  )
+  before, newest = sorted(int(p.name) for p in (work / 'checkpoints').iterdir() if p.name.isdigit())
   with launching.Ranks(
-    tmp_path, 2, launching.arguments(work, duration=f'{newest} steps'),
+    tmp_path,
+    2,
+    launching.arguments(work, duration=f'{newest} steps'),
     environment={'ANP_BAD_READ': f'1 {newest}'},
-  ) as ranks:  # fmt: skip
+  ) as ranks:
     assert ranks.wait(60) == [0, 0], ranks.text(0) + ranks.text(1)
     for rank in (0, 1):
       assert (
@@ -186,13 +181,10 @@ def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(
 
 
 @pytest.mark.parametrize(
-  'name',
-  ['TERM', *(pytest.param(n, marks=pytest.mark.soak) for n in ('USR1', 'INT'))],
+  'name', ['TERM', *(pytest.param(n, marks=pytest.mark.soak) for n in ('USR1', 'INT'))]
 )
 def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
-  with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)
-  ) as ranks:
+  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)) as ranks:
     _until(ranks, r'\b5/')
     ranks.processes[1].send_signal(getattr(signal, f'SIG{name}'))
     ended = [0, 130 if name == 'INT' else 0]
@@ -202,24 +194,19 @@ def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
   marker = json.loads((tmp_path / 'run/stopped.json').read_text())
   assert marker == {'step': step, 'total': 100000, 'reason': 'a signal'}
   launching.run(
-    tmp_path / 'again', 2,
-    launching.arguments(tmp_path / 'run', **{**_LONG, 'duration':
-                                             f'{step + 2} steps'}),
-  )  # fmt: skip
+    tmp_path / 'again',
+    2,
+    launching.arguments(tmp_path / 'run', **{**_LONG, 'duration': f'{step + 2} steps'}),
+  )
   assert not (tmp_path / 'run/stopped.json').exists()
-  steps = [
-    r['step'] for r in telemetry.read(str(tmp_path / 'run'))
-    if r['kind'] == 'train'
-  ]  # fmt: skip
+  steps = [r['step'] for r in telemetry.read(str(tmp_path / 'run')) if r['kind'] == 'train']
   assert steps == list(range(1, step + 3))
 
 
 def test_a_second_signal_leaves_at_once(tmp_path):
   """And takes the others along, by name."""
   keys = {**_LONG, 'cluster.stop_timeout': '0'}
-  with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
-  ) as ranks:
+  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)) as ranks:
     _until(ranks, r'\b5/')
     # Rank 0 then waits for it; from here, because a phase may be too short for
     # `ANP_KILL` to meet it.
@@ -236,9 +223,8 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 
 def test_a_dead_rank_ends_the_others_by_name(tmp_path):
   with launching.Ranks(
-    tmp_path, 3, launching.arguments(tmp_path / 'run', **_LONG,
-                                     batch_size='48')
-  ) as ranks:  # fmt: skip
+    tmp_path, 3, launching.arguments(tmp_path / 'run', **_LONG, batch_size='48')
+  ) as ranks:
     _until(ranks, r'\b5/')
     ranks.processes[1].kill()
     start = time.monotonic()
@@ -251,9 +237,7 @@ def test_a_dead_rank_ends_the_others_by_name(tmp_path):
 
 def test_a_stopped_rank_ends_the_others_by_name(tmp_path):
   keys = {**_LONG, 'cluster.heartbeat_timeout': '5.0'}
-  with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
-  ) as ranks:
+  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)) as ranks:
     _until(ranks, r'\b5/')
     ranks.processes[1].send_signal(signal.SIGSTOP)
     assert ranks.processes[0].wait(20) == 75
@@ -263,9 +247,8 @@ def test_a_stopped_rank_ends_the_others_by_name(tmp_path):
 def test_a_stalled_input_ends_all_and_names_the_late_rank(tmp_path):
   keys = {**_LONG, 'cluster.stall_timeout': '3.0'}
   with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
-    environment={'ANP_STALL': '1 6'},
-  ) as ranks:  # fmt: skip
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys), environment={'ANP_STALL': '1 6'}
+  ) as ranks:
     assert ranks.wait(90) == [75, 75], ranks.text(0)
     for rank in (0, 1):
       assert re.search(r'rank 1 on \S+ is late', ranks.text(rank))
@@ -278,9 +261,8 @@ def test_a_stop_that_cannot_be_ends_all_in_time(tmp_path):
   """A stalled input, and SIGTERM: nobody reaches the step to stop at."""
   keys = {**_LONG, 'cluster.stop_timeout': '4.0'}
   with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
-    environment={'ANP_STALL': '1 6'},
-  ) as ranks:  # fmt: skip
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys), environment={'ANP_STALL': '1 6'}
+  ) as ranks:
     _until(ranks, r'\b4/')
     time.sleep(2)
     ranks.processes[0].send_signal(signal.SIGTERM)
@@ -288,16 +270,12 @@ def test_a_stop_that_cannot_be_ends_all_in_time(tmp_path):
     assert ranks.wait(30) == [75, 75]
     assert 3 < time.monotonic() - start < 15
     # Of the four seconds, and what some steps take.
-    assert re.search(
-      r'could not stop within 4(\.\d)? s of SIGTERM', ranks.text(1)
-    )
+    assert re.search(r'could not stop within 4(\.\d)? s of SIGTERM', ranks.text(1))
 
 
 def test_the_time_limit_saves_in_time(tmp_path):
   keys = {**_LONG, 'time_limit': '0.5'}
-  texts = launching.run(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
-  )
+  texts = launching.run(tmp_path, 2, launching.arguments(tmp_path / 'run', **keys))
   # Whose clock says so first stops all; the other may have had no time to.
   assert any('of time are left: saving' in text for text in texts)
   marker = json.loads((tmp_path / 'run/stopped.json').read_text())
@@ -321,13 +299,14 @@ def test_ranks_that_differ_do_not_start(tmp_path, rank1, words):
   start = time.monotonic()
   children = [
     subprocess.Popen(
-      [os.sys.executable, 'main.py', *flags, f'--process_id={i}', *arguments,
-       *more],
-      cwd=launching.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+      [os.sys.executable, 'main.py', *flags, f'--process_id={i}', *arguments, *more],
+      cwd=launching.ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
       text=True,
     )
     for i, more in enumerate(([], rank1))
-  ]  # fmt: skip
+  ]
   for child in children:
     text, _ = child.communicate(timeout=30)
     assert child.returncode == 2, text
@@ -337,54 +316,53 @@ def test_ranks_that_differ_do_not_start(tmp_path, rank1, words):
 
 
 def test_uneven_devices_are_refused(tmp_path):
-  with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run'), [2, 1]
-  ) as ranks:
+  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run'), [2, 1]) as ranks:
     assert ranks.wait(60) == [2, 2]
     for rank in (0, 1):
-      assert re.search(
-        r'rank 1 on \S+ has 1 devices, rank 0 on \S+ has 2', ranks.text(rank)
-      )
+      assert re.search(r'rank 1 on \S+ has 1 devices, rank 0 on \S+ has 2', ranks.text(rank))
 
 
 def test_ranks_whose_gpus_do_not_start_are_refused(tmp_path):
   with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run'),
-    environment={'ANP_PLATFORM': 'gpu'},
-  ) as ranks:  # fmt: skip
+    tmp_path, 2, launching.arguments(tmp_path / 'run'), environment={'ANP_PLATFORM': 'gpu'}
+  ) as ranks:
     assert ranks.wait(60) == [2, 2], ranks.text()
     for rank in (0, 1):
-      assert re.search(
-        r'error: .*has a gpu, but JAX computes on cpu', ranks.text(rank)
-      )
+      assert re.search(r'error: .*has a gpu, but JAX computes on cpu', ranks.text(rank))
 
 
 def test_a_missing_rank_is_named(tmp_path):
   port = launching.free_port()
   done = subprocess.run(
     [
-      os.sys.executable, 'main.py', f'--coordinator=127.0.0.1:{port}',
-      '--num_processes=3', '--process_id=0',
+      os.sys.executable,
+      'main.py',
+      f'--coordinator=127.0.0.1:{port}',
+      '--num_processes=3',
+      '--process_id=0',
       '--config.cluster.rendezvous_timeout=12',
       *launching.arguments(tmp_path / 'run'),
     ],
-    cwd=launching.ROOT, capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
   assert done.returncode == 75
   assert 'waiting: rank 1, rank 2 have not come yet (1 of 3' in done.stdout
   assert 'rank 1, rank 2 have not come within 12 s' in done.stderr
 
 
-@pytest.mark.parametrize(
-  'where', ['import', pytest.param('devices', marks=_SOAK)]
-)
+@pytest.mark.parametrize('where', ['import', pytest.param('devices', marks=_SOAK)])
 def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
   """A file system that hangs, or a driver."""
   keys = {'cluster.rendezvous_timeout': '8'}
   with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys),
+    tmp_path,
+    2,
+    launching.arguments(tmp_path / 'run', **keys),
     environment={'ANP_STUCK': f'1 {where}'},
-  ) as ranks:  # fmt: skip
+  ) as ranks:
     assert ranks.wait(60) == [75, 75], ranks.text(0) + ranks.text(1)
     for rank in (0, 1):
       assert re.search(r'error: .*rank 1 on \S+ is late', ranks.text(rank))
@@ -394,9 +372,8 @@ def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
 def test_ctrl_c_while_jax_waits_for_the_others(tmp_path):
   """In native code, which no exception gets into; the others hear of it."""
   with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run'),
-    environment={'ANP_STUCK': '1 import'},
-  ) as ranks:  # fmt: skip
+    tmp_path, 2, launching.arguments(tmp_path / 'run'), environment={'ANP_STUCK': '1 import'}
+  ) as ranks:
     # JAX's own port: rank 0 waits there for rank 1, which never comes.
     pid = ranks.processes[0].pid
     deadline = time.monotonic() + 60
@@ -420,21 +397,25 @@ def _listening(pid):
     for line in (folder / 'net' / name).read_text().splitlines()[1:]
   ]
   listening = {f'socket:[{row[9]}]' for row in rows if row[3] == '0A'}
-  return listening & {
-    os.readlink(link) for link in (folder / 'fd').iterdir() if link.is_symlink()
-  }
+  return listening & {os.readlink(link) for link in (folder / 'fd').iterdir() if link.is_symlink()}
 
 
 def test_nobody_at_the_coordinator(tmp_path):
   done = subprocess.run(
     [
-      os.sys.executable, 'main.py', '--num_processes=2', '--process_id=1',
+      os.sys.executable,
+      'main.py',
+      '--num_processes=2',
+      '--process_id=1',
       f'--coordinator=127.0.0.1:{launching.free_port()}',
       '--config.cluster.rendezvous_timeout=3',
       *launching.arguments(tmp_path / 'run'),
     ],
-    cwd=launching.ROOT, capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
   assert done.returncode == 75
   assert 'no answer from rank 0' in done.stderr
   assert 'loopback' in done.stderr
@@ -457,12 +438,10 @@ def photographs(tmp_path):
 def test_processes_count_damage_like_one(tmp_path, photographs):
   for name, count in (('one', 1), ('many', 2)):
     launching.run(
-      tmp_path / name, count,
-      launching.arguments(tmp_path / name / 'run', **photographs),
-    )  # fmt: skip
+      tmp_path / name, count, launching.arguments(tmp_path / name / 'run', **photographs)
+    )
   _compare(tmp_path / 'one/run', tmp_path / 'many/run', 1e-5)
-  last = [telemetry.read(str(tmp_path / w / 'run'))[-2]
-          for w in ('one', 'many')]  # fmt: skip
+  last = [telemetry.read(str(tmp_path / w / 'run'))[-2] for w in ('one', 'many')]
   # 12 steps of 16 rows are eight epochs of 24.
   assert [r['damaged'] for r in last] == [8, 8]
 
@@ -470,9 +449,7 @@ def test_processes_count_damage_like_one(tmp_path, photographs):
 def test_damage_ends_all_processes(tmp_path, photographs):
   """Also the one whose own rows are all whole."""
   keys = {**photographs, 'data.max_damaged': '0'}
-  with launching.Ranks(
-    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)
-  ) as ranks:
+  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)) as ranks:
     assert ranks.wait() == [1, 1]
     for rank in (0, 1):
       assert 'config.data.max_damaged=0 allows' in ranks.text(rank)

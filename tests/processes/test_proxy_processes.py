@@ -24,16 +24,9 @@ def test_a_run_asks_no_proxy(tmp_path, strategy):
   names = 'http_proxy', 'https_proxy', 'grpc_proxy', 'all_proxy'
   environment = dict.fromkeys((*names, *map(str.upper, names)), proxy)
   clean = {name: '' for name in ('no_proxy', 'no_grpc_proxy', 'NO_PROXY')}
-  keys = {
-    'duration': '4 steps',
-    'cluster.rendezvous_timeout': '40',
-    **_STRATEGIES[strategy],
-  }
+  keys = {'duration': '4 steps', 'cluster.rendezvous_timeout': '40', **_STRATEGIES[strategy]}
   texts = launching.run(
-    tmp_path,
-    2,
-    launching.arguments(tmp_path / 'run', **keys),
-    environment={**environment, **clean},
+    tmp_path, 2, launching.arguments(tmp_path / 'run', **keys), environment={**environment, **clean}
   )
   assert 'error' not in ''.join(texts)
   assert any((tmp_path / 'run/checkpoints').iterdir())

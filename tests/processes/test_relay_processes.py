@@ -9,9 +9,7 @@ import pytest
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import spans as spans_lib
-from tests import event_files
-from tests import launching
-from tests import relaying
+from tests import event_files, launching, relaying
 
 pytestmark = pytest.mark.multiprocess
 
@@ -31,9 +29,7 @@ _KEYS = {
 
 
 def _arguments(folder, models, **keys):
-  return launching.arguments(
-    folder / 'run', **{**_KEYS, 'strategy.models': str(models), **keys}
-  )
+  return launching.arguments(folder / 'run', **{**_KEYS, 'strategy.models': str(models), **keys})
 
 
 def _config(arguments):
@@ -43,9 +39,7 @@ def _config(arguments):
 
 @pytest.mark.soak  # a killed node's ring and Slurm's are in CI
 @pytest.mark.parametrize('processes, devices', [(2, 1), (2, 2), (3, 1)])
-def test_models_travel_between_processes_and_end_as_if_alone(
-  tmp_path, processes, devices
-):
+def test_models_travel_between_processes_and_end_as_if_alone(tmp_path, processes, devices):
   arguments = _arguments(tmp_path, MODELS, **{'log.tensorboard': 'True'})
   texts = launching.run(tmp_path, processes, arguments, devices)
   assert 'finished' in texts[0]
@@ -63,9 +57,7 @@ def test_models_travel_between_processes_and_end_as_if_alone(
   want = 0
   for model in range(3):
     leaves = relaying.ended(tmp_path / 'run', model)
-    scored = [
-      v for k, v in leaves.items() if k.startswith(('params/', 'stats/'))
-    ]
+    scored = [v for k, v in leaves.items() if k.startswith(('params/', 'stats/'))]
     # Laps end at station 1; station 0 makes the last scores.
     scores = sum((model + lap) % 2 == 0 for lap in (1, 2)) + 1
     want += 5 * _size(leaves.values()) + scores * _size(scored)
@@ -79,10 +71,11 @@ def _assert_shown(folder):
     points = event_files.points(folder / 'tensorboard' / below)
     want = {
       (f'{kind}/{name}', r['step']): [np.float32(value)]
-      for r in lines if r['kind'] == kind
+      for r in lines
+      if r['kind'] == kind
       for name, value in r.items()
       if name not in ('kind', 'step', 'time', 'epoch')
-    }  # fmt: skip
+    }
     assert len(want) > 5 and points == want
 
 
@@ -91,9 +84,7 @@ def _size(leaves):
 
 
 def test_a_killed_node_is_started_again(tmp_path):
-  arguments = _arguments(
-    tmp_path, MODELS, duration='14 epochs', **{'log.tensorboard': 'True'}
-  )
+  arguments = _arguments(tmp_path, MODELS, duration='14 epochs', **{'log.tensorboard': 'True'})
   folder = tmp_path / 'run' / 'relay.jsonl'
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     end = time.monotonic() + 90
@@ -111,9 +102,7 @@ def test_a_killed_node_is_started_again(tmp_path):
   assert scored == [(m, k) for m in range(3) for k in range(1, 15)]
   for model in range(3):
     model_dir = tmp_path / 'run' / 'models' / f'{model:03}'
-    lines = [
-      r for r in telemetry.read(str(model_dir)) if r['kind'] == 'validation'
-    ]
+    lines = [r for r in telemetry.read(str(model_dir)) if r['kind'] == 'validation']
     assert len(lines) == len({r['step'] for r in lines}) == 14
     # What was not written out when it was killed is not there.
     points = event_files.points(model_dir / 'tensorboard')

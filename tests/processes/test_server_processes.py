@@ -63,10 +63,11 @@ def _whole(folder, total):
   tickets = [p['ticket'] for u in updates for p in u['parts']]
   assert sorted(tickets) == [[s, 0] for s in range(total)]
   result = subprocess.run(
-    [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
-     str(folder / 'run'), '--trust'],
-    cwd=launching.ROOT, capture_output=True, text=True,
-  )  # fmt: skip
+    [sys.executable, '-m', 'anp_jax.runtimes.server.replay', str(folder / 'run'), '--trust'],
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+  )
   assert result.returncode == 0, result.stdout + result.stderr
   assert f'{total} updates, the same bits' in result.stdout
 
@@ -77,21 +78,16 @@ def _kill(ranks, rank):
 
 @pytest.mark.parametrize(
   'servers, devices',
-  [
-    (1, 1),
-    pytest.param(2, 1, marks=pytest.mark.soak),
-    pytest.param(1, 2, marks=pytest.mark.soak),
-  ],
+  [(1, 1), pytest.param(2, 1, marks=pytest.mark.soak), pytest.param(1, 2, marks=pytest.mark.soak)],
   ids=['1', '2', 'mixed'],
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
   texts = launching.run(
-    tmp_path, 3,
-    _arguments(
-      tmp_path, duration='200 steps', **{'strategy.servers': str(servers)}
-    ),
+    tmp_path,
+    3,
+    _arguments(tmp_path, duration='200 steps', **{'strategy.servers': str(servers)}),
     devices,
-  )  # fmt: skip
+  )
   _whole(tmp_path, 200)
   workers = {p['worker'] for u in _updates(tmp_path) for p in u['parts']}
   assert len(workers) > 1  # on a busy machine the third may come too late
@@ -104,16 +100,12 @@ def test_three_processes_and_their_replay(tmp_path, servers, devices):
 
 @pytest.mark.soak
 def test_dedicated_server_and_evaluation(tmp_path):
-  arguments = _arguments(
-    tmp_path, duration='20 steps', **{'strategy.dedicated': 'True'}
-  )
+  arguments = _arguments(tmp_path, duration='20 steps', **{'strategy.dedicated': 'True'})
   launching.run(tmp_path, 2, arguments)
   _whole(tmp_path, 20)
   ranks = {p['worker'][0] for u in _updates(tmp_path) for p in u['parts']}
   assert ranks == {'1'}
-  (text,) = launching.run(
-    tmp_path / 'score', 1, [*arguments, '--mode=evaluate']
-  )
+  (text,) = launching.run(tmp_path / 'score', 1, [*arguments, '--mode=evaluate'])
   assert 'checkpoint of step 20, 70 images' in text
 
 
@@ -135,9 +127,7 @@ def test_killed_worker_stops_nobody_and_may_come_back(tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_stalled_workers_ticket_goes_to_another(tmp_path):
-  arguments = _arguments(
-    tmp_path, duration='200 steps', **{'strategy.mode': 'bounded'}
-  )
+  arguments = _arguments(tmp_path, duration='200 steps', **{'strategy.mode': 'bounded'})
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     _until(tmp_path, 40, ranks)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
@@ -150,9 +140,7 @@ def test_stalled_workers_ticket_goes_to_another(tmp_path):
 @pytest.mark.soak  # `test_a_kill_in_each_phase` kills both, too
 @pytest.mark.parametrize('rank', [0, 1])
 def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
-  arguments = _arguments(
-    tmp_path, duration='600 steps', **{'strategy.servers': '2'}
-  )
+  arguments = _arguments(tmp_path, duration='600 steps', **{'strategy.servers': '2'})
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     _until(tmp_path, 130, ranks)
     _until_saved(tmp_path, ranks)
@@ -161,9 +149,7 @@ def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
     codes = ranks.wait()
     assert codes == [0, 0, 0], '\n'.join(ranks.text(i) for i in range(3))
   _whole(tmp_path, 600)
-  starts = [
-    r['start'] for r in log_lib.read(str(tmp_path / 'run')) if 'start' in r
-  ]
+  starts = [r['start'] for r in log_lib.read(str(tmp_path / 'run')) if 'start' in r]
   assert len(starts) == 2 and starts[1] > 0 and starts[1] % 50 == 0, starts
 
 
@@ -176,9 +162,7 @@ def test_random_kills(tmp_path):
   # Enough that the run does not end before the last kill: who is started after
   # the end waits for another run.
   steps = 160 * kills
-  arguments = _arguments(
-    tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'}
-  )
+  arguments = _arguments(tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'})
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     for _ in range(kills):
       _until(tmp_path, 1, ranks)
@@ -197,24 +181,19 @@ def test_random_kills(tmp_path):
   [
     ['2 pull 5', '2 push 5', '1 compute 5', '1 apply 20', '0 save 1'],
     pytest.param(
-      ['2 compute 5', '1 push 6', '0 apply 20', '1 pull 9', '0 push 7',
-       '0 pull 5', '0 compute 9'],
+      ['2 compute 5', '1 push 6', '0 apply 20', '1 pull 9', '0 push 7', '0 pull 5', '0 compute 9'],
       marks=pytest.mark.soak,
     ),
   ],
   ids=['one', 'more'],
-)  # fmt: skip
+)
 def test_a_kill_in_each_phase(tmp_path, kills):
   """Ranks 0 and 1 are servers; what is half done has to be undone."""
   log = tmp_path / 'kills'
   log.touch()
-  arguments = _arguments(
-    tmp_path, duration='800 steps', **{'strategy.servers': '2'}
-  )
+  arguments = _arguments(tmp_path, duration='800 steps', **{'strategy.servers': '2'})
   environment = {'ANP_KILL_CALL': ';'.join(kills), 'ANP_KILL_LOG': str(log)}
-  with launching.Ranks(
-    tmp_path, 3, arguments, environment=environment
-  ) as ranks:
+  with launching.Ranks(tmp_path, 3, arguments, environment=environment) as ranks:
     end = time.monotonic() + 400
     while any(p.poll() is None for p in ranks.processes):
       for rank, process in enumerate(ranks.processes):
@@ -242,13 +221,9 @@ def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
 
 
 def test_number_that_is_not_finite_ends_all_and_saves_nothing(tmp_path):
-  arguments = _arguments(
-    tmp_path, duration='400 steps', **{'optimizer.learning_rate': '1e30'}
-  )
+  arguments = _arguments(tmp_path, duration='400 steps', **{'optimizer.learning_rate': '1e30'})
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     assert ranks.wait() == [1, 1], ranks.text(0) + ranks.text(1)
     assert 'is not finite' in ranks.text(0)
     assert 'is not finite' in ranks.text(1)
-  assert not any(
-    p.name.isdigit() for p in (tmp_path / 'run' / 'checkpoints').iterdir()
-  )
+  assert not any(p.name.isdigit() for p in (tmp_path / 'run' / 'checkpoints').iterdir())

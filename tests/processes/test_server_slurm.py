@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from anp_jax.runtimes.server import log as log_lib
-from tests import launching
-from tests import slurm_cluster
+from tests import launching, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -30,9 +29,8 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
     },
   )
   job = cluster.submit(
-    'scripts/slurm/server.sbatch', ['--nodes=2'], arguments,
-    tmp_path / 'job.log',
-  )  # fmt: skip
+    'scripts/slurm/server.sbatch', ['--nodes=2'], arguments, tmp_path / 'job.log'
+  )
   cluster.wait(job)
   logs = tmp_path / 'run' / 'logs'
   text = (logs / f'{job}-0.log').read_text()
@@ -41,8 +39,9 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
   assert sorted(tickets) == list(range(300))
   result = subprocess.run(
-    [sys.executable, '-m', 'anp_jax.runtimes.server.replay',
-     str(tmp_path / 'run'), '--trust'],
-    cwd=launching.ROOT, capture_output=True, text=True,
-  )  # fmt: skip
+    [sys.executable, '-m', 'anp_jax.runtimes.server.replay', str(tmp_path / 'run'), '--trust'],
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+  )
   assert result.returncode == 0, result.stdout + result.stderr

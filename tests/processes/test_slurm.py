@@ -13,9 +13,7 @@ import pytest
 
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
-from tests import launching
-from tests import relaying
-from tests import slurm_cluster
+from tests import launching, relaying, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
@@ -65,9 +63,7 @@ def _same_run(workdir, expected):
   """Every leaf of the last state, and every number written on the way."""
   actual = launching.weights(workdir)
   want = launching.weights(expected)
-  assert (
-    actual.keys() == want.keys() and f'{_STEPS}/params/conv1/kernel' in want
-  )
+  assert actual.keys() == want.keys() and f'{_STEPS}/params/conv1/kernel' in want
   for name, leaf in want.items():
     np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
   lines = [
@@ -116,15 +112,22 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
 
 
 def test_killed_in_each_phase(cluster, tmp_path, undisturbed):
-  kills = ['0 compiling 1 TERM', '1 step 60 KILL', '0 saving 2 KILL',
-           '1 evaluating 1 TERM', '1 leaving 1 KILL']  # fmt: skip
+  kills = [
+    '0 compiling 1 TERM',
+    '1 step 60 KILL',
+    '0 saving 2 KILL',
+    '1 evaluating 1 TERM',
+    '1 leaving 1 KILL',
+  ]
   log = tmp_path / 'kills'
   job = _submit(
-    cluster, tmp_path,
+    cluster,
+    tmp_path,
     PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
     PHASED_PYTHON=sys.executable,
-    ANP_KILL=';'.join(kills), ANP_KILL_LOG=str(log),
-  )  # fmt: skip
+    ANP_KILL=';'.join(kills),
+    ANP_KILL_LOG=str(log),
+  )
   cluster.wait(job, timeout=600)
   # What each process was doing when its signal came.
   hit = log.read_text().splitlines()
@@ -166,9 +169,7 @@ def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
   slurm_cluster.until(logs[0], r'\b60/')
   cluster.fault('net-cut', 'node2')
   try:
-    slurm_cluster.until(
-      logs[0], r'error: rank 1 on node2 has been silent for \d+ s', timeout=40
-    )
+    slurm_cluster.until(logs[0], r'error: rank 1 on node2 has been silent for \d+ s', timeout=40)
     time.sleep(35)
   finally:
     cluster.fault('net-heal', 'node2')
@@ -179,8 +180,12 @@ def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
 def test_the_time_limit(cluster, tmp_path):
   """Slurm's own: saved before it, and started again."""
   # The script's own signal would stop it, up to a minute early; this does not.
-  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
-          'eval.every': '1000000 steps'}  # fmt: skip
+  keys = {
+    **_KEYS,
+    'duration': '1000000 steps',
+    'log.every': '100 steps',
+    'eval.every': '1000000 steps',
+  }
   job = _submit(cluster, tmp_path, ['--time=1', '--signal=B:CONT@1'], keys)
   text = slurm_cluster.until(tmp_path / 'job.log', 'start 2', timeout=120)
   reason = re.search(r'stopped \((\{.*?\})\) at step (\d+)', text)
@@ -191,8 +196,12 @@ def test_the_time_limit(cluster, tmp_path):
 
 def test_the_scripts_signal(cluster, tmp_path):
   """What --signal=B:USR1@120 sends: to the script, which asks the tasks."""
-  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
-          'eval.every': '1000000 steps'}  # fmt: skip
+  keys = {
+    **_KEYS,
+    'duration': '1000000 steps',
+    'log.every': '100 steps',
+    'eval.every': '1000000 steps',
+  }
   job = _submit(cluster, tmp_path, (), keys)
   slurm_cluster.until(tmp_path / f'run/logs/{job}-0.log', r'\b100/')
   os.spawnlp(os.P_WAIT, 'scancel', 'scancel', '--batch', '--signal=USR1', job)
@@ -205,8 +214,12 @@ def test_preempted(cluster, tmp_path):
   partitions = os.popen('sinfo -h -o %R').read().split()
   if not {'low', 'high'} <= set(partitions):
     pytest.skip('no partitions low and high, one preempting the other')
-  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps',
-          'eval.every': '1000000 steps'}  # fmt: skip
+  keys = {
+    **_KEYS,
+    'duration': '1000000 steps',
+    'log.every': '100 steps',
+    'eval.every': '1000000 steps',
+  }
   job = _submit(cluster, tmp_path, ['-p', 'low', '--exclusive'], keys)
   log = tmp_path / f'run/logs/{job}-0.log'
   slurm_cluster.until(log, r'\b100/')
@@ -231,10 +244,7 @@ def test_a_cancelled_job_stays_so(cluster, tmp_path):
 @pytest.mark.soak
 def test_a_run_that_comes_no_further_is_given_up(cluster, tmp_path):
   """A rank that dies in its first step, every time."""
-  job = _submit(
-    cluster, tmp_path, ['--nodes=1'],
-    PYTHON=str(tmp_path / 'python'),
-  )  # fmt: skip
+  job = _submit(cluster, tmp_path, ['--nodes=1'], PYTHON=str(tmp_path / 'python'))
   script = tmp_path / 'python'
   script.write_text('#!/bin/sh\nkill -9 $$\n')
   script.chmod(0o755)
@@ -262,12 +272,16 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   """Also after three starts that came to no checkpoint."""
   workdir, laps = tmp_path / 'run', 16
   arguments = [
-    '--config=configs/relay_anp.py:tiny', f'--workdir={workdir}',
+    '--config=configs/relay_anp.py:tiny',
+    f'--workdir={workdir}',
     '--config.model.name=tests.user_network:PlainNet',
-    '--config.batch_size=4', '--config.model.norm_group=4',
-    '--config.data.image_size=8', '--config.data.resize=8',
-    f'--config.duration={laps} epochs', '--config.log.tensorboard=False',
-  ]  # fmt: skip
+    '--config.batch_size=4',
+    '--config.model.norm_group=4',
+    '--config.data.image_size=8',
+    '--config.data.resize=8',
+    f'--config.duration={laps} epochs',
+    '--config.log.tensorboard=False',
+  ]
   workdir.mkdir()
   (workdir / 'restarts').write_text('0 3\n')
   job = cluster.submit(_TRAIN, ['--nodes=2'], arguments, tmp_path / 'job.log')
@@ -290,8 +304,7 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
 @pytest.mark.soak
 def test_a_workdir_of_one_node(cluster, tmp_path):
   (tmp_path / 'run').mkdir()
-  cluster.fault('exec', 'node2', 'mount', '-t', 'tmpfs', 'none',
-                str(tmp_path / 'run'))  # fmt: skip
+  cluster.fault('exec', 'node2', 'mount', '-t', 'tmpfs', 'none', str(tmp_path / 'run'))
   try:
     job = _submit(cluster, tmp_path)
     cluster.wait(job, 'FAILED', timeout=60)
@@ -308,17 +321,14 @@ def test_sweep(cluster, tmp_path):
     "--config.seed=1 --config.duration='2000 steps'\n"
     "--config.seed=2 --config.duration='2001 steps'\n"
   )
-  keys = {'log.every': '1 steps', 'eval.every': '5000 steps',
-          'checkpoint.every': '5000 steps'}  # fmt: skip
-  arguments = [
-    a for a in launching.arguments('unused', **keys)
-    if not a.startswith('--workdir')
-  ]  # fmt: skip
+  keys = {'log.every': '1 steps', 'eval.every': '5000 steps', 'checkpoint.every': '5000 steps'}
+  arguments = [a for a in launching.arguments('unused', **keys) if not a.startswith('--workdir')]
   array = cluster.submit(
-    'scripts/slurm/sweep.sbatch', ['--array=1-2'],
+    'scripts/slurm/sweep.sbatch',
+    ['--array=1-2'],
     [str(sweep), str(tmp_path / 'runs'), *arguments],
     tmp_path / 'job-%a.log',
-  )  # fmt: skip
+  )
   for number in (1, 2):
     slurm_cluster.until(tmp_path / f'job-{number}.log', 'start 1')
     job_id = cluster.field(f'{array}_{number}', 'JobId')
@@ -326,13 +336,9 @@ def test_sweep(cluster, tmp_path):
     slurm_cluster.until(log, r'\b10/200')
     if job_id == array:
       stopped = number
-  subprocess.run(
-    ['scancel', '--batch', '--signal=USR1', f'{array}_{stopped}'], timeout=60
-  )
+  subprocess.run(['scancel', '--batch', '--signal=USR1', f'{array}_{stopped}'], timeout=60)
   for number, steps in ((1, 2000), (2, 2001)):
-    text = slurm_cluster.until(
-      tmp_path / f'job-{number}.log', 'index.html', timeout=120
-    )
+    text = slurm_cluster.until(tmp_path / f'job-{number}.log', 'index.html', timeout=120)
     assert text.count('USR1: asking') == (number == stopped), text
     assert text.count('start 2, on') == (number == stopped), text
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
@@ -341,11 +347,24 @@ def test_sweep(cluster, tmp_path):
 
 def test_a_step_sends_little_more_than_it_must(cluster):
   done = subprocess.run(
-    ['srun', '--nodes=2', '--ntasks-per-node=1', '--time=5', sys.executable,
-     '-m', 'scripts.bench.links', '--model=lenet', '--size=64', '--batch=8'],
-    cwd=launching.ROOT, capture_output=True, text=True, timeout=300,
+    [
+      'srun',
+      '--nodes=2',
+      '--ntasks-per-node=1',
+      '--time=5',
+      sys.executable,
+      '-m',
+      'scripts.bench.links',
+      '--model=lenet',
+      '--size=64',
+      '--batch=8',
+    ],
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
     env={**os.environ, 'ANP_RUN_SECRET': '5a' * 32},
-  )  # fmt: skip
+  )
   assert done.returncode == 0, done.stderr
   ratios = json.loads(done.stdout.splitlines()[-1])
   # Statistics, metrics and headers; less than the bound cannot be.

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from anp_jax.reporting import telemetry
-from tests import launching
-from tests import slurm_cluster
+from tests import launching, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -38,21 +37,23 @@ def _resize(cluster, job, nodes, tasks):
   """Resizes a job while it waits, with the command of docs/clusters.md."""
   cluster.wait(job, 'PENDING', timeout=60)
   cluster.update(
-    f'jobid={job}', f'numnodes={nodes}', f'numtasks={nodes * tasks}',
-    f'numcpus={nodes * tasks}',
-  )  # fmt: skip
+    f'jobid={job}', f'numnodes={nodes}', f'numtasks={nodes * tasks}', f'numcpus={nodes * tasks}'
+  )
 
 
 def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
   workdir, steps = tmp_path / 'run', 100
   keys = {'duration': f'{steps} steps', 'eval.every': f'{steps} steps'}
   job = cluster.submit(
-    _TRAIN, ['--nodes=4'], launching.arguments(workdir, **keys),
+    _TRAIN,
+    ['--nodes=4'],
+    launching.arguments(workdir, **keys),
     tmp_path / 'job.log',
     PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
     PHASED_PYTHON=sys.executable,
-    ANP_KILL='1 step 10 TERM', ANP_KILL_LOG=str(tmp_path / 'kills'),
-  )  # fmt: skip
+    ANP_KILL='1 step 10 TERM',
+    ANP_KILL_LOG=str(tmp_path / 'kills'),
+  )
   _resize(cluster, job, 2, 1)
   slurm_cluster.until(tmp_path / 'job.log', f'starting job {job} again')
   three_nodes()
@@ -78,10 +79,12 @@ sleep 1
 """)
   program.chmod(0o755)
   job = cluster.submit(
-    _TRAIN, ['--nodes=4', '--ntasks-per-node=2'],
-    [f'--workdir={tmp_path}/run'], tmp_path / 'job.log',
+    _TRAIN,
+    ['--nodes=4', '--ntasks-per-node=2'],
+    [f'--workdir={tmp_path}/run'],
+    tmp_path / 'job.log',
     PYTHON=str(program),
-  )  # fmt: skip
+  )
   _resize(cluster, job, 2, 2)
   slurm_cluster.until(tmp_path / 'job.log', f'starting job {job} again')
   three_nodes()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests import gcs_server
-from tests import launching
+from tests import gcs_server, launching
 
 pytestmark = pytest.mark.multiprocess
 _SECRET = {'ANP_RUN_SECRET': 'ab' * 32}
@@ -13,10 +12,11 @@ _SECRET = {'ANP_RUN_SECRET': 'ab' * 32}
 def test_processes_train_and_resume_in_a_store(gcs, tmp_path):
   def run(workdir, steps):
     return launching.run(
-      tmp_path / 'logs', 2,
+      tmp_path / 'logs',
+      2,
       launching.arguments(workdir, duration=f'{steps} steps'),
       environment=_SECRET,
-    )  # fmt: skip
+    )
 
   address = f'gs://{gcs_server.BUCKET}/processes'
   run(address, 4)
@@ -30,13 +30,15 @@ def test_processes_train_and_resume_in_a_store(gcs, tmp_path):
   assert 'continuing from step 4 of 8' in text
   # Each process has a mirror: all of them see the config that one writes.
   text = launching.run(
-    tmp_path / 'logs', 2,
+    tmp_path / 'logs',
+    2,
     launching.arguments(
-      address, '--change=optimizer.learning_rate',
+      address,
+      '--change=optimizer.learning_rate',
       **{'duration': '10 steps', 'optimizer.learning_rate': '0.01'},
     ),
     environment=_SECRET,
-  )[0]  # fmt: skip
+  )[0]
   assert 'config.optimizer.learning_rate=0.01 from step 8 on' in text
   assert f'report: {address}/report' in text
   assert not [n for n in gcs.objects if '.seen-by-all' in n]

@@ -19,17 +19,13 @@ def test_a_range_test_of_two_processes_is_that_of_one(tmp_path):
   results = []
   for count in (1, 2):
     workdir = tmp_path / str(count)
-    launching.run(
-      tmp_path / f'logs{count}', count, _arguments(workdir, 'range_test')
-    )
+    launching.run(tmp_path / f'logs{count}', count, _arguments(workdir, 'range_test'))
     path = workdir / 'range_test' / 'range_test.json'
     results.append(json.loads(path.read_text()))
   alone, pair = results
   assert len(alone['losses']) > 10
   # Sums over devices in another order, in float32; what diverges enlarges it.
-  np.testing.assert_allclose(
-    alone['losses'][:10], pair['losses'][:10], rtol=1e-5
-  )
+  np.testing.assert_allclose(alone['losses'][:10], pair['losses'][:10], rtol=1e-5)
   assert alone['rates'] == pair['rates']
 
 

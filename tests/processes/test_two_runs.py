@@ -18,13 +18,9 @@ def _tree(folder):
   return {name: (folder / name).read_bytes() for name in names}
 
 
-def test_one_ends_before_it_touches_anything_and_the_other_as_if_alone(
-  tmp_path,
-):
+def test_one_ends_before_it_touches_anything_and_the_other_as_if_alone(tmp_path):
   keys = {'duration': '40 steps', 'checkpoint.every': '1 steps'}
-  launching.run(
-    tmp_path / 'a', 1, launching.arguments(tmp_path / 'alone', **keys)
-  )
+  launching.run(tmp_path / 'a', 1, launching.arguments(tmp_path / 'alone', **keys))
   workdir = tmp_path / 'run'
   arguments = launching.arguments(workdir, **keys)
   with launching.Ranks(tmp_path / 'b', 1, arguments) as first:

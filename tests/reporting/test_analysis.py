@@ -12,10 +12,7 @@ from sklearn import metrics
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import label_mapping
-from anp_jax.reporting.analysis import figures
-from anp_jax.reporting.analysis import files
-from anp_jax.reporting.analysis import pictures
-from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.reporting.analysis import figures, files, pictures, results as results_lib
 from tests import builders
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
@@ -51,9 +48,7 @@ def _rows(seed=0, lost=3):
     'own': scores[np.arange(COUNT), labels],
     'loss': -np.log(scores[np.arange(COUNT), labels]),
   }
-  for part, ids, k in (
-    ('adjective', KNOWN.adjective_ids(), 3), ('noun', KNOWN.noun_ids(), 4),
-  ):  # fmt: skip
+  for part, ids, k in (('adjective', KNOWN.adjective_ids(), 3), ('noun', KNOWN.noun_ids(), 4)):
     sums = np.stack([scores[:, ids == i].sum(1) for i in range(k)], 1)
     rows[part] = sums.argmax(1)
     rows[f'{part}_probability'] = sums.max(1)
@@ -71,20 +66,19 @@ def evaluated():
 def test_classes_are_scikit_learns(evaluated):
   results, scores = evaluated
   readable = results.seen
-  labels, predicted = (
-    results.rows['label'][readable],
-    scores[readable].argmax(1),
-  )
+  labels, predicted = (results.rows['label'][readable], scores[readable].argmax(1))
   report = metrics.classification_report(
-    labels, predicted, labels=range(len(NAMES)), target_names=NAMES,
-    output_dict=True, zero_division=0,
-  )  # fmt: skip
+    labels,
+    predicted,
+    labels=range(len(NAMES)),
+    target_names=NAMES,
+    output_dict=True,
+    zero_division=0,
+  )
   for row in results.classes()[:-1]:
     want = report[row['class']]
     # A class that nothing is called has no precision; scikit-learn says 0.
-    assert (row['precision'] or 0) == pytest.approx(
-      want['precision'], abs=1e-12
-    )
+    assert (row['precision'] or 0) == pytest.approx(want['precision'], abs=1e-12)
     assert row['recall'] == row['top1'] == pytest.approx(want['recall'])
     assert row['f1'] == pytest.approx(want['f1-score'], abs=1e-12)
     assert row['images'] == want['support']
@@ -99,9 +93,7 @@ def test_classes_are_scikit_learns(evaluated):
   assert part.hits.mean() == metrics.accuracy_score(labels, predicted)
   images = np.array([row['images'] for row in results.classes()])
   top5 = np.array([row['top5'] or 0 for row in results.classes()])
-  want = metrics.top_k_accuracy_score(
-    labels, scores[readable], k=5, labels=range(len(NAMES))
-  )
+  want = metrics.top_k_accuracy_score(labels, scores[readable], k=5, labels=range(len(NAMES)))
   assert (images * top5).sum() / images.sum() == pytest.approx(want)
 
 
@@ -109,9 +101,7 @@ def test_confusions_are_scikit_learns(evaluated):
   results, _ = evaluated
   for part in results.parts:
     everything = np.arange(len(part.names))
-    want = metrics.confusion_matrix(
-      part.labels, part.predicted, labels=everything
-    )
+    want = metrics.confusion_matrix(part.labels, part.predicted, labels=everything)
     np.testing.assert_array_equal(part.matrix(everything), want)
     wrong = want - np.diag(np.diag(want))
     assert sum(n for *_, n in part.confusions) == wrong.sum()
@@ -137,9 +127,7 @@ def test_held_out_classes_by_hand():
   assert totals['seen_classes'] == (labels == predicted)[~is_held_out].mean()
   assert totals['held_out_classes'] == (labels == predicted)[is_held_out].mean()
   best = np.where(chosen[:, 0] > chosen[:, 1], 2, 5)
-  assert (
-    totals['held_out_among_themselves'] == (labels == best)[is_held_out].mean()
-  )
+  assert totals['held_out_among_themselves'] == (labels == best)[is_held_out].mean()
 
 
 def test_calibration_error_in_closed_form():
@@ -167,15 +155,13 @@ def test_words_that_are_confused_stand_side_by_side():
     for x, y in ((a, b), (b, a)):
       predicted[np.flatnonzero(labels == x)[: 2 + i % 8]] = y
   part = results_lib.Part(
-    'noun', 'nouns', tuple(f'word{i}' for i in range(500)), labels, predicted,
-    np.ones(len(labels)),
-  )  # fmt: skip
+    'noun', 'nouns', tuple(f'word{i}' for i in range(500)), labels, predicted, np.ones(len(labels))
+  )
   order = figures.shown(part).tolist()
   assert sorted(order) == sorted(couples.ravel().tolist())
   for a, b in couples.tolist():
     assert abs(order.index(a) - order.index(b)) == 1
-  some = results_lib.Part('noun', 'nouns', part.names[:5], labels[:30],
-                          labels[:30], np.ones(30))  # fmt: skip
+  some = results_lib.Part('noun', 'nouns', part.names[:5], labels[:30], labels[:30], np.ones(30))
   assert figures.shown(some).tolist() == [0, 1, 2]
 
 
@@ -212,8 +198,12 @@ def folder(evaluated, tmp_path_factory):
   config.data.image_size = config.data.resize = 20
   place = str(tmp_path_factory.mktemp('evaluation'))
   source = _Source(results.rows['label'])
-  facts = {'step': 7, 'data': source.name, 'damaged': 3,
-           'scores': {'examples': 397, 'anp_top1': 0.5}}  # fmt: skip
+  facts = {
+    'step': 7,
+    'data': source.name,
+    'damaged': 3,
+    'scores': {'examples': 397, 'anp_top1': 0.5},
+  }
   evaluation = files.write(place, config, source, results, facts)
   return place, evaluation
 
@@ -254,9 +244,13 @@ def test_figures_are_pictures_of_a_sane_size(folder):
   place, evaluation = folder
   drawn = [f for f in evaluation['files'].values() if f.endswith('.png')]
   assert sorted(drawn) == [
-    'calibration.png', 'class_sizes.png', 'confused_pairs.png',
-    'confusion_adjectives.png', 'confusion_nouns.png', 'examples.png',
-  ]  # fmt: skip
+    'calibration.png',
+    'class_sizes.png',
+    'confused_pairs.png',
+    'confusion_adjectives.png',
+    'confusion_nouns.png',
+    'examples.png',
+  ]
   for file in drawn:
     with Image.open(pathlib.Path(place) / file) as image:
       assert image.format == 'PNG'
@@ -264,9 +258,7 @@ def test_figures_are_pictures_of_a_sane_size(folder):
       assert len(set(image.convert('L').tobytes())) > 20
 
 
-def test_examples_are_right_and_wrong_as_the_network_sees_them(
-  evaluated, folder
-):
+def test_examples_are_right_and_wrong_as_the_network_sees_them(evaluated, folder):
   results, scores = evaluated
   place, evaluation = folder
   right = [e for e in evaluation['examples'] if e['right']]
@@ -274,9 +266,7 @@ def test_examples_are_right_and_wrong_as_the_network_sees_them(
   assert len(right) == len(wrong) == 12
   for example in evaluation['examples']:
     index = int(example['file'].removesuffix('.png'))
-    assert (scores[index].argmax() == results.rows['label'][index]) == (
-      example['right']
-    )
+    assert (scores[index].argmax() == results.rows['label'][index]) == (example['right'])
     with Image.open(pathlib.Path(place, 'examples', example['file'])) as image:
       assert image.size == (20, 20)
       assert set(np.asarray(image).ravel()) == {index % 251}
@@ -309,17 +299,12 @@ def test_labels_are_found_by_the_names_of_classes():
   source = Other(np.array([0, 1, 1], np.int32))
   mapped = label_mapping.map_labels(source, KNOWN)
   assert mapped.labels().tolist() == [NAMES.index('red_sun'), 0, 0]
-  assert mapped.read(np.array([2, 0]))[1].tolist() == [
-    0,
-    NAMES.index('red_sun'),
-  ]
+  assert mapped.read(np.array([2, 0]))[1].tolist() == [0, NAMES.index('red_sun')]
   assert (len(mapped), mapped.vocabulary, mapped.name) == (3, KNOWN, 'other')
   assert label_mapping.map_labels(_Source(None), KNOWN).vocabulary is KNOWN
   # The run's classes are pairs, whatever the names alone would tell.
   Other.vocabulary = KNOWN.with_pairs('no')
   assert label_mapping.map_labels(source, KNOWN).vocabulary is KNOWN
   Other.vocabulary = vocabulary_lib.Vocabulary(('big_cat', 'red_sunn'))
-  with pytest.raises(
-    config_lib.ConfigError, match="other has the class 'red_sunn'.*'red_sun'"
-  ):
+  with pytest.raises(config_lib.ConfigError, match="other has the class 'red_sunn'.*'red_sun'"):
     label_mapping.map_labels(source, KNOWN)

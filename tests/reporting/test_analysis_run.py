@@ -7,12 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
-from tests import builders
-from tests import launching
+from tests import builders, launching
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
 NAMES = tuple(f'{a}_{n}' for a in ADJECTIVES for n in NOUNS)
@@ -31,14 +29,12 @@ def _save(path, names, count, seed, split='validation'):
   random = np.random.default_rng(seed)
   labels = random.integers(0, len(names), count)
   places = np.array([NAMES.index(name) for name in names])[labels]
-  images = (
-    random.integers(0, 20, (count, 16, 16, 3))
-    + 19 * (places[:, None, None, None])
-  )
+  images = random.integers(0, 20, (count, 16, 16, 3)) + 19 * (places[:, None, None, None])
   arrays = {
-    f'{split}_images': images.astype(np.uint8), f'{split}_labels': labels,
+    f'{split}_images': images.astype(np.uint8),
+    f'{split}_labels': labels,
     'class_names': np.array(names),
-  }  # fmt: skip
+  }
   if path.exists():
     with np.load(path) as before:
       arrays = {**before, **arrays}
@@ -47,12 +43,20 @@ def _save(path, names, count, seed, split='validation'):
 
 
 def _tiny(path):
-  config = builders.load('configs/resnet_anp.py:tiny', {
-    'data.image_size': '16', 'data.resize': '16', 'data.source': 'arrays',
-    'data.path': str(path), 'eval.examples': 'True', 'log.tensorboard': 'False',
-    'model.name': 'tests.user_network:SmallNet', 'duration': '6 steps',
-    'data.held_out': repr(HELD_OUT),
-  })  # fmt: skip
+  config = builders.load(
+    'configs/resnet_anp.py:tiny',
+    {
+      'data.image_size': '16',
+      'data.resize': '16',
+      'data.source': 'arrays',
+      'data.path': str(path),
+      'eval.examples': 'True',
+      'log.tensorboard': 'False',
+      'model.name': 'tests.user_network:SmallNet',
+      'duration': '6 steps',
+      'data.held_out': repr(HELD_OUT),
+    },
+  )
   return config
 
 
@@ -87,21 +91,16 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
   ours = [row for row in rows if row['label'] in HELD_OUT]
   right = sum(row['label'] == row['predicted'] for row in ours)
   assert evaluation['scores']['held_out_classes'] == right / len(ours)
-  assert (
-    0 <= right / len(ours) <= evaluation['scores']['held_out_among_themselves']
-  )
+  assert 0 <= right / len(ours) <= evaluation['scores']['held_out_among_themselves']
   page = (place / 'work' / 'report' / 'index.html').read_text()
   assert page.count('data:image/png') >= 6 + 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'devices',
-  [1, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))],
+  'devices', [1, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))]
 )
-def test_other_data_of_the_runs_classes_on_any_devices(
-  run, tmp_path, monkeypatch, devices, capsys
-):  # fmt: skip
+def test_other_data_of_the_runs_classes_on_any_devices(run, tmp_path, monkeypatch, devices, capsys):
   place, config, _ = run
   some = ('red_tree', 'big_cat', 'old_sun')
   labels = _save(tmp_path / 'other.npz', some, 21, 3, 'test')
@@ -112,9 +111,7 @@ def test_other_data_of_the_runs_classes_on_any_devices(
   chosen = jax.devices()[:devices]
   monkeypatch.setattr(jax, 'devices', lambda: chosen)
   output = tmp_path / 'out'
-  scores = train.run(
-    config, str(place / 'work'), 'evaluate', output=str(output)
-  )
+  scores = train.run(config, str(place / 'work'), 'evaluate', output=str(output))
   assert scores['examples'] == 21
   rows = _table(output / 'predictions.csv')
   assert [row['label'] for row in rows] == [some[i] for i in labels]
@@ -128,9 +125,7 @@ def test_other_data_of_the_runs_classes_on_any_devices(
   for row, want in zip(rows, _table(copy)):
     assert row['predicted'] == want['predicted']
     # Six digits of float32, whose sums are in another order.
-    assert float(row['probability']) == pytest.approx(
-      float(want['probability']), rel=1e-4
-    )
+    assert float(row['probability']) == pytest.approx(float(want['probability']), rel=1e-4)
 
 
 def test_a_class_that_the_run_does_not_know_is_one_line(run, tmp_path):
@@ -207,10 +202,10 @@ def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
   train.run(config, work)
   train.run(config, work, 'evaluate')
   texts = launching.run(
-    tmp_path / 'logs', 2,
-    ['--trust', f'--workdir={work}', '--mode=evaluate',
-     f'--output={tmp_path / "two"}'],
-  )  # fmt: skip
+    tmp_path / 'logs',
+    2,
+    ['--trust', f'--workdir={work}', '--mode=evaluate', f'--output={tmp_path / "two"}'],
+  )
   assert 'checkpoint of step 12, 70 images' in texts[0]
   single = _table(tmp_path / 'work/evaluation/12-validation/predictions.csv')
   two = _table(tmp_path / 'two/predictions.csv')

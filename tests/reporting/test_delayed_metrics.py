@@ -35,9 +35,7 @@ class _Telemetry:
 
 def _log(every=1, total=9, damage=None):
   telemetry, feed = _Telemetry(), types.SimpleNamespace(waited=5.0)
-  log = delayed_metrics.TrainingLog(
-    _NAMES, telemetry, damage or _damage(), every, total, feed
-  )
+  log = delayed_metrics.TrainingLog(_NAMES, telemetry, damage or _damage(), every, total, feed)
   return log, telemetry, feed
 
 

@@ -7,17 +7,12 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.data.show import draw
-from anp_jax.data.show import stats
+from anp_jax.data.show import draw, stats
 from anp_jax.predict import sheet
-from anp_jax.reporting.analysis import figures
-from anp_jax.reporting.analysis import pictures
-from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.reporting.analysis import figures, pictures, results as results_lib
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import results as study_results
+from anp_jax.tools.study import grid, plots, results as study_results
 from tests import figure_text
 
 _LONG = 'an extraordinarily long name_of a class that no figure has room for'
@@ -26,10 +21,7 @@ _LONG = 'an extraordinarily long name_of a class that no figure has room for'
 def _faults(function, *arguments):
   """What is wrong with the text of each picture that a function writes."""
   lines, count = [], 0
-  with (
-    figure_text.matplotlib_figures() as drawn,
-    figure_text.pillow_sheets() as sheets,
-  ):
+  with figure_text.matplotlib_figures() as drawn, figure_text.pillow_sheets() as sheets:
     function(*arguments)
   for figure in drawn:
     texts = figure_text.of_figure(figure)
@@ -57,10 +49,7 @@ def _part(classes, examples, name='class', long=False):
 
 def test_what_is_wrong_with_a_figure_is_told():
   """The figure has matplotlib's own formatter, whose labels are not read."""
-  with (
-    matplotlib.rc_context(drawing.STYLE),
-    figure_text.matplotlib_figures() as drawn,
-  ):
+  with matplotlib.rc_context(drawing.STYLE), figure_text.matplotlib_figures() as drawn:
     figure = matplotlib.figure.Figure(figsize=(3, 2))
     axis = figure.subplots()
     axis.set_xscale('log')
@@ -68,9 +57,7 @@ def test_what_is_wrong_with_a_figure_is_told():
     axis.text(1.2, 0.5, 'far away', transform=axis.transAxes)
     axis.set_yticks((0.1, 0.9), ('1', '1'))
     figure.savefig('unused.png')
-  lines = figure_text.faults(
-    drawn[0].bbox.size, figure_text.of_figure(drawn[0])
-  )
+  lines = figure_text.faults(drawn[0].bbox.size, figure_text.of_figure(drawn[0]))
   for word in ('markup', 'overlap', 'cut off'):
     assert any(line.startswith(f'{word}: ') for line in lines)
   assert figure_text.repeated_ticks(drawn[0]) == ["repeated: ['1', '1']"]
@@ -115,9 +102,10 @@ def test_sizes_that_are_far_apart_are_on_a_log_axis():
     assert axis.get_xscale() == scale
     low, high = axis.get_xlim()
     labels_shown = [
-      tick.label1.get_text() for tick in axis.xaxis.get_major_ticks()
+      tick.label1.get_text()
+      for tick in axis.xaxis.get_major_ticks()
       if low <= tick.get_loc() <= high
-    ]  # fmt: skip
+    ]
     assert labels_shown == labels
     assert low < max(sizes[0], 0.5) and max(sizes) < high
 
@@ -131,8 +119,7 @@ def test_confusion(classes, examples):
 @pytest.mark.parametrize('parts, examples', [(1, 1), (3, 300), (3, 10**5)])
 def test_calibration(parts, examples):
   chosen = [
-    _part(1 + i, examples, name)
-    for i, name in enumerate(('class', 'adjective', 'noun')[:parts])
+    _part(1 + i, examples, name) for i, name in enumerate(('class', 'adjective', 'noun')[:parts])
   ]
   assert _faults(figures.calibration, 'a.png', tuple(chosen)) == []
 
@@ -152,19 +139,27 @@ def _lines(kind, steps, **values):
     ([1], lambda s: 3, lambda s: 1e-5, lambda s: 9999.5),
     (range(5, 99, 5), lambda s: 1 + 1e-9 * s, lambda s: 0.1, lambda s: 1e4),
     (range(1, 99), lambda s: np.nan, lambda s: 0, lambda s: 0),
-    (range(10**4, 10**6, 10**4), lambda s: 1e9 if s < 10**5 else 1e-3,
-     lambda s: 1e-9 * s, lambda s: 10.0 ** (s % 7)),
+    (
+      range(10**4, 10**6, 10**4),
+      lambda s: 1e9 if s < 10**5 else 1e-3,
+      lambda s: 1e-9 * s,
+      lambda s: 10.0 ** (s % 7),
+    ),
   ],
-)  # fmt: skip
+)
 def test_curves(steps, loss, rate, speed):
   train = _lines(
-    'train', steps, loss=loss, learning_rate=rate, images_per_second=speed,
-    anp_top1=lambda s: 0.5,
-  )  # fmt: skip
+    'train', steps, loss=loss, learning_rate=rate, images_per_second=speed, anp_top1=lambda s: 0.5
+  )
   validation = _lines(
-    'validation', steps, loss=loss, anp_top1=lambda s: 0.5,
-    anp_top5=lambda s: 0.51, adjective_top1=lambda s: 1, noun_top1=lambda s: 0,
-  )  # fmt: skip
+    'validation',
+    steps,
+    loss=loss,
+    anp_top1=lambda s: 0.5,
+    anp_top5=lambda s: 0.51,
+    adjective_top1=lambda s: 1,
+    noun_top1=lambda s: 0,
+  )
   assert _faults(curves.plot, 'a.png', train, validation) == []
   assert _faults(curves.plot, 'a.png', train, []) == []
 
@@ -184,12 +179,15 @@ def test_a_single_point_is_seen():
     (['only'], [1], [0]),
     (['a', 'b', 'c'], [0, 0, 0], [0, 0, 0]),
     (['a', 'b', 'c'], [1000, 1001, 1003], [100, 100, 101]),
-    ([f'{i} {_LONG}' for i in range(9)], [3 * 10**6] * 5 + [2] * 4,
-     [0, 1, 3, 10, 50, 300, 1000, 10**5, 1_300_000]),
+    (
+      [f'{i} {_LONG}' for i in range(9)],
+      [3 * 10**6] * 5 + [2] * 4,
+      [0, 1, 3, 10, 50, 300, 1000, 10**5, 1_300_000],
+    ),
     ([f'{i} {_LONG * 2}' for i in range(61)], np.arange(61) ** 3, [1] * 61),
     (['red_car', 'old_car', 'red_cat'], [1, 2, 3], [1, 1, 1]),
   ],
-)  # fmt: skip
+)
 def test_class_balance(names, train, validation):
   vocabulary = vocabulary_lib.Vocabulary(tuple(names))
   counts = []
@@ -197,9 +195,11 @@ def test_class_balance(names, train, validation):
     images = np.array(images)
     parts = [
       np.int64(np.bincount(ids, images[: len(ids)], len(words)))
-      for ids, words in ((vocabulary.adjective_ids(), vocabulary.adjectives),
-                         (vocabulary.noun_ids(), vocabulary.nouns))
-    ]  # fmt: skip
+      for ids, words in (
+        (vocabulary.adjective_ids(), vocabulary.adjectives),
+        (vocabulary.noun_ids(), vocabulary.nouns),
+      )
+    ]
     counts.append(stats.Counts('set', vocabulary, images.sum(), images, *parts))
   assert _faults(draw.balance, 'a.png', counts) == []
 
@@ -216,9 +216,11 @@ def test_one_is_no_plural():
     draw.balance('a.png', [counts, counts])
   titles = [axes.get_title('left') for f in drawn for axes in f.axes[::2]]
   assert titles == [
-    'training: 1 image of 1 class', 'training: 2 images of 2 classes',
-    'training: 2 images of 1 adjective', 'training: 2 images of 2 nouns',
-  ]  # fmt: skip
+    'training: 1 image of 1 class',
+    'training: 2 images of 2 classes',
+    'training: 2 images of 1 adjective',
+    'training: 2 images of 2 nouns',
+  ]
 
 
 @pytest.mark.parametrize('count, side', [(1, 8), (5, 64), (4, 300)])
@@ -229,9 +231,7 @@ def test_sheets(tmp_path, count, side):
   bad = np.ones(count, bool)
   assert _faults(draw.sheet, path, images, names, bad, title) == []
   bars = [sheet.Bar(_LONG, p, 'anp') for p in (1.0, 0.999, 0.5, 0.001, 0.0)]
-  assert (
-    _faults(sheet.write, path, list(images), names, [bars] * count, title) == []
-  )
+  assert _faults(sheet.write, path, list(images), names, [bars] * count, title) == []
 
 
 @pytest.mark.parametrize('names', ['ab', (_LONG + ' a', _LONG + ' b')])
@@ -239,8 +239,12 @@ def test_sheets(tmp_path, count, side):
 def test_confused_pairs(tmp_path, names, side):
   labels = np.array([0] * 90 + [1] * 9, np.int32)
   classes = np.tile(np.int32([1, 0]), (99, 1))
-  rows = {'label': labels, 'weight': np.ones(99), 'classes': classes,
-          'probabilities': np.full((99, 2), 0.5)}  # fmt: skip
+  rows = {
+    'label': labels,
+    'weight': np.ones(99),
+    'classes': classes,
+    'probabilities': np.full((99, 2), 0.5),
+  }
   vocabulary = vocabulary_lib.Vocabulary(tuple(names))
   results = results_lib.Results(vocabulary, rows)
   choice = pictures.choose(results)
@@ -250,19 +254,20 @@ def test_confused_pairs(tmp_path, names, side):
   assert _faults(pictures.sheet, path, results, choice, images) == []
 
 
-def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(
-  tmp_path,
-):
+def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(tmp_path):
   """Eight right ones take two rows of six; images are of one colour each."""
   labels = np.arange(11, dtype=np.int32)
   classes = np.stack((labels, np.roll(labels, 1)), axis=1)
   classes[8:, 0] = 0
-  rows = {'label': labels, 'weight': np.ones(11), 'classes': classes,
-          'probabilities': np.full((11, 2), 0.5)}  # fmt: skip
+  rows = {
+    'label': labels,
+    'weight': np.ones(11),
+    'classes': classes,
+    'probabilities': np.full((11, 2), 0.5),
+  }
   vocabulary = vocabulary_lib.Vocabulary(tuple(map(str, range(11))))
   results = results_lib.Results(vocabulary, rows)
-  images = {i: np.full((112, 112, 3), (0, 9 * i, 255), np.uint8)
-            for i in range(11)}  # fmt: skip
+  images = {i: np.full((112, 112, 3), (0, 9 * i, 255), np.uint8) for i in range(11)}
   path = str(tmp_path / 'a.png')
   with figure_text.pillow_sheets() as sheets:
     pictures.sheet(path, results, pictures.choose(results), images)
@@ -273,8 +278,10 @@ def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(
   assert captions[:8] == [f'✓ {i}' for i in range(8)]
   # Each wrong one has its name, and the name that it got.
   assert dict(zip(captions[8::2], captions[9::2])) == {
-    '8': '✗ predicted 0', '9': '✗ predicted 0', '10': '✗ predicted 0',
-  }  # fmt: skip
+    '8': '✗ predicted 0',
+    '9': '✗ predicted 0',
+    '10': '✗ predicted 0',
+  }
   pixels = np.asarray(Image.open(path))
   centers = {}
   for i, image in images.items():
@@ -296,11 +303,10 @@ def _points(strategies, nodes, devices, rate, **more):
   steps = np.arange(1, 4)
   runs = {
     c: study_results.Run(
-      rate * c.workers**0.9, steps, 1e6 * steps, steps / rate, 0.3 * steps,
-      **more
+      rate * c.workers**0.9, steps, 1e6 * steps, steps / rate, 0.3 * steps, **more
     )
     for c in cells
-  }  # fmt: skip
+  }
   return study_results.points(cells, runs, {})
 
 
@@ -310,19 +316,17 @@ def _points(strategies, nodes, devices, rate, **more):
     (('sync',), (1,), (1,), 100.0, 1.0, {0: 1}),
     (('sync', 'local'), (1, 2), (1, 2), 1e-6, 1e-6, {0: 9, 1: 9}),
     (('sync',), (1, 2, 3, 4, 5, 6, 7, 8, 64), (1,), 123456.0, 1e9, {9: 1}),
-    (('sync', 'server'), (1, 64, 256), (1, 2, 4, 8), 1e6, 2.5,
-     {i: 1 for i in range(0, 200, 9)}),
+    (('sync', 'server'), (1, 64, 256), (1, 2, 4, 8), 1e6, 2.5, {i: 1 for i in range(0, 200, 9)}),
   ],
-)  # fmt: skip
-def test_figures_of_a_study(
-  strategies, nodes, devices, rate, megabytes, staleness
-):  # fmt: skip
-  points = _points(strategies, nodes, devices, rate, megabytes=megabytes,
-                   staleness=staleness)  # fmt: skip
+)
+def test_figures_of_a_study(strategies, nodes, devices, rate, megabytes, staleness):
+  points = _points(strategies, nodes, devices, rate, megabytes=megabytes, staleness=staleness)
   for figure in (
-    plots.speed(points), plots.accuracy(points, 0.5),
-    plots.staleness(points), plots.traffic(points),
-  ):  # fmt: skip
+    plots.speed(points),
+    plots.accuracy(points, 0.5),
+    plots.staleness(points),
+    plots.traffic(points),
+  ):
     assert _faults(plots.save, figure, 'a.png') == []
 
 
@@ -336,12 +340,17 @@ def test_figures_of_a_study(
 )
 def test_a_ring(stations, names, unit):
   spans = [
-    {'station': s, 'what': what, 'model': m, 'start': unit * (s + m + i / 2),
-     'end': unit * (s + m + i / 2 + 0.4)}
+    {
+      'station': s,
+      'what': what,
+      'model': m,
+      'start': unit * (s + m + i / 2),
+      'end': unit * (s + m + i / 2 + 0.4),
+    }
     for s in range(stations)
     for m in range(len(names))
     for i, what in enumerate(('train', 'score'))
-  ]  # fmt: skip
+  ]
   assert _faults(plots.save, plots.gantt(spans, names), 'a.png') == []
 
 
@@ -355,12 +364,19 @@ def test_a_ring(stations, names, unit):
 )
 def test_split_steps(configs, devices, unit):
   points = [
-    {'name': 'plan', 'config': c, 'devices': n, 'batch_size': 8**n % 65537,
-     'predicted': unit * n**2, 'measured': unit * n**2.1, 'speed_up': 0.7 * n,
-     'ideal': 0.9 * n}
+    {
+      'name': 'plan',
+      'config': c,
+      'devices': n,
+      'batch_size': 8**n % 65537,
+      'predicted': unit * n**2,
+      'measured': unit * n**2.1,
+      'speed_up': 0.7 * n,
+      'ideal': 0.9 * n,
+    }
     for c in configs
     for n in devices
-  ]  # fmt: skip
+  ]
   assert _faults(plots.save, plots.split_steps(points), 'a.png') == []
 
 
@@ -369,8 +385,9 @@ def test_simulated(panels, links):
   line = [(n, n**0.9) for n in (1, 2, 4, 8, 16, 32)]
   drawn = {
     f'channel_split_cifar10:500x1500, {i} images': {
-      'links': {f'{10**k} Gbit/s': line for k in range(links)}, 'ideal': line,
+      'links': {f'{10**k} Gbit/s': line for k in range(links)},
+      'ideal': line,
     }
     for i in range(panels)
-  }  # fmt: skip
+  }
   assert _faults(plots.save, plots.simulated(drawn), 'a.png') == []

@@ -77,9 +77,11 @@ def test_scores_equal_those_of_the_jsonl(tmp_path, no_figure):
     f'{train[-1]["loss"]:.4g}',
   ]
   for label, name in (
-    ('ANP top-1', 'anp_top1'), ('ANP top-5', 'anp_top5'),
-    ('adjective', 'adjective_top1'), ('noun', 'noun_top1'),
-  ):  # fmt: skip
+    ('ANP top-1', 'anp_top1'),
+    ('ANP top-5', 'anp_top5'),
+    ('adjective', 'adjective_top1'),
+    ('noun', 'noun_top1'),
+  ):
     values = [r[name] for r in validation]
     at = validation[int(np.argmax(values))]
     expected = [
@@ -118,9 +120,7 @@ def test_columns_of_the_text_are_aligned(tmp_path, no_figure):
   table = text.split('\n\n')[0].splitlines()
   assert len({len(line) for line in table}) == 1
   names = [line.split('  ')[0] for line in table[1:]]
-  assert names == [
-    'loss', 'ANP top-1', 'adjective', 'noun', 'ANP top-5', 'ANP top-10',
-  ]  # fmt: skip
+  assert names == ['loss', 'ANP top-1', 'adjective', 'noun', 'ANP top-5', 'ANP top-10']
 
 
 def test_the_figure_is_drawn(tmp_path):
@@ -139,9 +139,7 @@ def test_the_same_run_gives_the_same_files(tmp_path):
     folder = tmp_path / 'report'
     contents.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
   assert contents[0] == contents[1]
-  assert list(contents[0]) == [
-    'curves.png', 'index.html', 'report.md', 'run.json',
-  ]  # fmt: skip
+  assert list(contents[0]) == ['curves.png', 'index.html', 'report.md', 'run.json']
 
 
 def test_a_run_without_evaluation(tmp_path):
@@ -180,10 +178,7 @@ def test_a_step_that_was_done_again_counts_once(tmp_path):
     f.write('{"kind": "train", "step": 999, "loss"')  # torn
   run_page.write(str(tmp_path / 'b'), _CONFIG, {})
   a, b = (tmp_path / d / 'report' for d in 'ab')
-  assert (
-    b.joinpath('report.md').read_text()[3:]
-    == (a.joinpath('report.md').read_text()[3:])
-  )
+  assert b.joinpath('report.md').read_text()[3:] == (a.joinpath('report.md').read_text()[3:])
   assert (b / 'curves.png').read_bytes() == (a / 'curves.png').read_bytes()
   assert expected['training time'] == ['6:09 without pauses']
 
@@ -213,9 +208,7 @@ def test_matplotlib_is_loaded_only_to_write():
     'print([m for m in ("matplotlib", "jax", "tensorflow", "torch") '
     'if m in sys.modules])'
   )
-  process = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, check=True
-  )
+  process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
   assert process.stdout == '[]\n'
 
 
@@ -240,6 +233,11 @@ def test_the_result_of_a_run_for_programs(tmp_path):
   rates = [r['images_per_second'] for r in train]
   assert result['images_per_second'] == statistics.median(rates)
   assert tables.result([], []) == {
-    'step': 0, 'epoch': 0.0, 'best': {}, 'last': {}, 'training': {},
-    'seconds': 0, 'images_per_second': None,
-  }  # fmt: skip
+    'step': 0,
+    'epoch': 0.0,
+    'best': {},
+    'last': {},
+    'training': {},
+    'seconds': 0,
+    'images_per_second': None,
+  }

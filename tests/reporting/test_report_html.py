@@ -14,8 +14,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.reporting import run_page
-from anp_jax.reporting import summary
+from anp_jax.reporting import run_page, summary
 from anp_jax.reporting.run_page import html as html_lib
 
 _EVIL = '<script>alert("x")</script>&\udcff'
@@ -61,18 +60,24 @@ def _evaluation(folder):
   for i, side in enumerate((16, 200)):
     _png(folder / 'examples' / f'{i}.png', side)
   evaluation = {
-    'step': 40, 'data': f'{_EVIL}: validation', 'damaged': 0,
-    'scores': {'examples': 1234, 'anp_top1': 0.25, 'macro_accuracy': 0.125,
-               'ece': None},
-    'files': {'pairs': 'confused_pairs.png',
-              'confusion_nouns': 'confusion_nouns.png'},
+    'step': 40,
+    'data': f'{_EVIL}: validation',
+    'damaged': 0,
+    'scores': {'examples': 1234, 'anp_top1': 0.25, 'macro_accuracy': 0.125, 'ece': None},
+    'files': {'pairs': 'confused_pairs.png', 'confusion_nouns': 'confusion_nouns.png'},
     'confusions': [[_EVIL, 'red_car', 9]],
     'examples': [
-      {'file': f'{i}.png', 'where': f'/x/{_EVIL}.jpg', 'label': _EVIL,
-       'predicted': 'red_car', 'probability': 0.875, 'right': not i}
+      {
+        'file': f'{i}.png',
+        'where': f'/x/{_EVIL}.jpg',
+        'label': _EVIL,
+        'predicted': 'red_car',
+        'probability': 0.875,
+        'right': not i,
+      }
       for i in range(2)
     ],
-  }  # fmt: skip
+  }
   (folder / 'scores.json').write_text(json.dumps(evaluation))
 
 
@@ -80,15 +85,30 @@ def _lines(workdir):
   lines = [
     {'kind': 'time', 'step': 0, 'what': 'start', 'seconds': 10},
     {'kind': 'time', 'step': 0, 'what': 'compiling', 'seconds': 20},
-    {'kind': 'train', 'step': 20, 'epoch': 1, 'loss': 2.0, 'seconds': 100,
-     'input_wait': 0.2, 'images_per_second': 50.0, 'learning_rate': 0.1},
+    {
+      'kind': 'train',
+      'step': 20,
+      'epoch': 1,
+      'loss': 2.0,
+      'seconds': 100,
+      'input_wait': 0.2,
+      'images_per_second': 50.0,
+      'learning_rate': 0.1,
+    },
     {'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 30},
-    {'kind': 'validation', 'step': 20, 'epoch': 1, 'loss': 1.5,
-     'anp_top1': 0.5},
-    {'kind': 'train', 'step': 40, 'epoch': 2, 'loss': 1.0, 'seconds': 100,
-     'input_wait': 0.0, 'images_per_second': 60.0, 'learning_rate': 0.05},
+    {'kind': 'validation', 'step': 20, 'epoch': 1, 'loss': 1.5, 'anp_top1': 0.5},
+    {
+      'kind': 'train',
+      'step': 40,
+      'epoch': 2,
+      'loss': 1.0,
+      'seconds': 100,
+      'input_wait': 0.0,
+      'images_per_second': 60.0,
+      'learning_rate': 0.05,
+    },
     {'kind': 'time', 'step': 40, 'what': 'evaluating', 'seconds': 40},
-  ]  # fmt: skip
+  ]
   workdir.mkdir(parents=True)
   text = ''.join(json.dumps(line) + '\n' for line in lines)
   (workdir / 'metrics.jsonl').write_text(text)
@@ -99,9 +119,7 @@ def workdir(tmp_path_factory):
   place = tmp_path_factory.mktemp('runs') / 'a<b>&c'
   _lines(place)
   _evaluation(place / 'evaluation' / '40-validation')
-  run_page.write(
-    str(place), _CONFIG, {'parameters': 12}, {'devices': '8 x <cpu>'}
-  )
+  run_page.write(str(place), _CONFIG, {'parameters': 12}, {'devices': '8 x <cpu>'})
   return place
 
 
@@ -136,10 +154,19 @@ def test_users_texts_are_texts(workdir, page):
 def test_what_a_person_looks_for_is_there(page):
   text = ' '.join(page.text)
   for words in (
-    'best validation', '50.0%', 'images/s (median)', '55', 'macro accuracy',
-    '12.5%', '1,234 images', 'checkpoint of step 40', 'red_car', '88%',
-    'seed = 0', 'parameters',
-  ):  # fmt: skip
+    'best validation',
+    '50.0%',
+    'images/s (median)',
+    '55',
+    'macro accuracy',
+    '12.5%',
+    '1,234 images',
+    'checkpoint of step 40',
+    'red_car',
+    '88%',
+    'seed = 0',
+    'parameters',
+  ):
     assert words in text, words
   assert 'calibration error' not in text  # which is not known
   names = [name for name, _ in page.tags]
@@ -153,8 +180,11 @@ def test_what_a_person_looks_for_is_there(page):
   # Curves; two figures, the large one as JPEG; two thumbnails.
   assert sizes[0][0] == 'PNG' and sizes[0][1] > 1000
   assert sorted(sizes[1:]) == [
-    ('JPEG', 200, 200), ('JPEG', 400, 400), ('PNG', 16, 16), ('PNG', 50, 50),
-  ]  # fmt: skip
+    ('JPEG', 200, 200),
+    ('JPEG', 400, 400),
+    ('PNG', 16, 16),
+    ('PNG', 50, 50),
+  ]
 
 
 def test_the_bar_says_where_the_time_went(page):
@@ -166,9 +196,12 @@ def test_the_bar_says_where_the_time_went(page):
       what = re.match(r'(\D+) ', attributes['title'])[1]
       shares[what] = float(share[1])
   assert shares == {
-    'start': 3.333, 'compiling': 6.667, 'steps': 60, 'waiting for input': 6.667,
+    'start': 3.333,
+    'compiling': 6.667,
+    'steps': 60,
+    'waiting for input': 6.667,
     'evaluating': 23.333,
-  }  # fmt: skip
+  }
   assert '5:00 in all.' in page.text
 
 
@@ -202,25 +235,35 @@ def test_what_was_trained_on_what_when_and_how(tmp_path, monkeypatch):
   _lines(place)
   path = place / 'metrics.jsonl'
   start = {
-    'kind': 'run', 'step': 0, 'time': 1.7e9, 'command': 'python main.py --a=b',
-    'data': 'folder photos', 'training_images': 1234, 'validation_images': 56,
+    'kind': 'run',
+    'step': 0,
+    'time': 1.7e9,
+    'command': 'python main.py --a=b',
+    'data': 'folder photos',
+    'training_images': 1234,
+    'validation_images': 56,
     'classes': '4 classes of 2 adjectives and 3 nouns',
-  }  # fmt: skip
+  }
   again = start | {'step': 20, 'time': 1.7e9 + 60, 'command': 'anp-train <i>'}
   end = {'kind': 'train', 'step': 60, 'epoch': 3, 'time': 1.7e9 + 3600}
   path.write_text(
-    json.dumps(start) + '\n' + path.read_text()
-    + json.dumps(again) + '\n' + json.dumps(end) + '\n'
-  )  # fmt: skip
+    json.dumps(start) + '\n' + path.read_text() + json.dumps(again) + '\n' + json.dumps(end) + '\n'
+  )
   run_page.write(str(place), _CONFIG, {'network': 'resnet', 'devices': '8 x a'})
   page = (place / 'report' / 'index.html').read_text()
   markdown = (place / 'report' / 'report.md').read_text()
   for text in (_section(page, 'run'), markdown.replace('\\', '')):
     for words in (
-      'folder photos', '1,234 for training, 56 for validation',
-      '4 classes of 2 adjectives and 3 nouns', '2023-11-14 22:13:20 UTC',
-      '2023-11-14 23:13:20 UTC', '1 x', 'anp-train', 'resnet', '8 x a',
-    ):  # fmt: skip
+      'folder photos',
+      '1,234 for training, 56 for validation',
+      '4 classes of 2 adjectives and 3 nouns',
+      '2023-11-14 22:13:20 UTC',
+      '2023-11-14 23:13:20 UTC',
+      '1 x',
+      'anp-train',
+      'resnet',
+      '8 x a',
+    ):
       assert words in text, words
   assert '<i>' not in page
   time = _section(page, 'time')
@@ -238,10 +281,7 @@ def test_words_are_those_of_the_field(page):
 
 def test_a_page_in_the_dark_and_on_a_telephone(workdir, page):
   """Drawings change their colours, photographs do not; what scrolls says so."""
-  drawn = [
-    attributes.get('class') for name, attributes in page.tags
-    if name == 'figure'
-  ]  # fmt: skip
+  drawn = [attributes.get('class') for name, attributes in page.tags if name == 'figure']
   assert drawn == ['drawn', 'drawn', None]  # curves, confusion; photographs
   text = (workdir / 'report' / 'index.html').read_text()
   assert 'figure.drawn img { filter: invert' in text

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax.data import vocabulary
-from anp_jax.reporting import summary
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import summary, telemetry
 from anp_jax.system import cores as cores_lib
 
 
@@ -21,10 +20,8 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
   gpu = types.SimpleNamespace(device_kind='NVIDIA H100', platform='gpu')
   devices = np.array([gpu] * 4)
   source = type(
-    'Source', (), {
-      'vocabulary': vocabulary.Vocabulary(('a', 'b')), '__len__': lambda _: 9,
-    },
-  )()  # fmt: skip
+    'Source', (), {'vocabulary': vocabulary.Vocabulary(('a', 'b')), '__len__': lambda _: 9}
+  )()
   lines, records = [], []
   summary.log_run_info(
     types.SimpleNamespace(note=lines.append, start=records.append),
@@ -39,10 +36,14 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
     'caution  without a training image: 1 of 2 classes, a',
   ]
   assert 'a batch of 64 images' in lines[-2]
-  assert records == [{
-    'data': config.data.source, 'training_images': 9, 'validation_images': 9,
-    'classes': '2 classes',
-  }]  # fmt: skip
+  assert records == [
+    {
+      'data': config.data.source,
+      'training_images': 9,
+      'validation_images': 9,
+      'classes': '2 classes',
+    }
+  ]
   assert f'devices  4 x NVIDIA H100, 64 images a step, {text}' in lines
   assert 'strategy sync' in lines
 
@@ -66,11 +67,14 @@ def test_a_batch_beyond_the_training_images(config):
 @pytest.mark.parametrize(
   'source, side, enlarged',
   [
-    ('anp_shapes', 224, True), ('anp_shapes', 73, True),
-    ('anp_shapes', 72, False), ('anp_shapes', 48, False),
-    ('folder', 224, False), ('tfds:mnist', 224, False),
+    ('anp_shapes', 224, True),
+    ('anp_shapes', 73, True),
+    ('anp_shapes', 72, False),
+    ('anp_shapes', 48, False),
+    ('folder', 224, False),
+    ('tfds:mnist', 224, False),
   ],
-)  # fmt: skip
+)
 def test_drawings_that_are_enlarged(config, source, side, enlarged):
   """A recipe for photographs, such as `paper`, says that it has none."""
   config.data.source = source
@@ -108,19 +112,14 @@ def test_a_system_that_does_not_tell_of_cores(monkeypatch):
 
 def test_numbers_of_the_first_lines_are_words_of_a_language(config):
   source = type(
-    'Source', (), {
-      'vocabulary': vocabulary.Vocabulary(('bag',)), '__len__': lambda _: 2000,
-    },
-  )()  # fmt: skip
+    'Source', (), {'vocabulary': vocabulary.Vocabulary(('bag',)), '__len__': lambda _: 2000}
+  )()
   lines, records = [], []
   summary.log_run_info(
     types.SimpleNamespace(note=lines.append, start=records.append),
     config,
     types.SimpleNamespace(
-      size=1,
-      devices=np.array(
-        [types.SimpleNamespace(device_kind='x86', platform='tpu')]
-      ),
+      size=1, devices=np.array([types.SimpleNamespace(device_kind='x86', platform='tpu')])
     ),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
     (source, source),
@@ -132,25 +131,24 @@ def test_numbers_of_the_first_lines_are_words_of_a_language(config):
 def test_scores_are_printed_under_their_names(capsys):
   summary.print_scores(7, {'examples': 1, 'anp_top1': 0.5, 'ece': 0.25})
   assert capsys.readouterr().out.splitlines() == [
-    'checkpoint of step 7, 1 image', '  class_top1  50.0%',
+    'checkpoint of step 7, 1 image',
+    '  class_top1  50.0%',
     '  ece         25.0%',
-  ]  # fmt: skip
+  ]
   pairs = {'examples': 1234, 'anp_top1': 0.5, 'noun_top1': 0.75}
   summary.print_scores(7, pairs)
   assert capsys.readouterr().out.splitlines() == [
-    'checkpoint of step 7, 1,234 images', '  anp_top1   50.0%',
+    'checkpoint of step 7, 1,234 images',
+    '  anp_top1   50.0%',
     '  noun_top1  75.0%',
-  ]  # fmt: skip
+  ]
 
 
 def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(summary.run_page.curves, 'plot', lambda *_: None)
   config.model.name = 'lenet'
   mesh = types.SimpleNamespace(
-    size=1,
-    devices=np.array(
-      [types.SimpleNamespace(device_kind='x86', platform='tpu')]
-    ),
+    size=1, devices=np.array([types.SimpleNamespace(device_kind='x86', platform='tpu')])
   )
   abstract_state = types.SimpleNamespace(params={'w': np.zeros((1000, 1234))})
   summary.report(config, str(tmp_path), mesh, abstract_state)
@@ -159,15 +157,10 @@ def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   assert re.search(r'^parameters +1,234,000$', text, re.M)
   assert re.search(r'^strategy +sync$', text, re.M)
   assert re.search(
-    r'^\| strategy +\| sync +\|$',
-    (tmp_path / 'report' / 'report.md').read_text(), re.M,
-  )  # fmt: skip
+    r'^\| strategy +\| sync +\|$', (tmp_path / 'report' / 'report.md').read_text(), re.M
+  )
   page = (tmp_path / 'report' / 'index.html').read_text()
-  for name, value in (
-    ('network', 'lenet'),
-    ('strategy', 'sync'),
-    ('parameters', '1,234,000'),
-  ):
+  for name, value in (('network', 'lenet'), ('strategy', 'sync'), ('parameters', '1,234,000')):
     assert f'<th>{name}</th><td>{value}</td>' in page
   result = telemetry.result(str(tmp_path))
   assert (result['parameters'], result['devices']) == (1_234_000, 1)

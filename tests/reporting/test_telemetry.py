@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from anp_jax.reporting import event_file
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import event_file, telemetry
 from anp_jax.system import progress
 from tests import event_files
 
@@ -34,9 +33,7 @@ class _Terminal(io.StringIO):
     return True
 
 
-def _telemetry(
-  workdir, clock=None, stream=None, total_steps=1000, start_step=0, **options
-):  # fmt: skip
+def _telemetry(workdir, clock=None, stream=None, total_steps=1000, start_step=0, **options):
   line = progress.LiveLine(stream or io.StringIO(), clock or _Clock())
   length = telemetry.RunLength(total_steps, 32, 3200, start_step)
   return telemetry.Telemetry(str(workdir), length, line=line, **options)
@@ -70,9 +67,7 @@ def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
   t.train(40, {'loss': 1.0}, input_wait=2.0)
   t.close()
   first, pause, second = _lines(tmp_path)
-  assert pause == {
-    'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 10,
-  }  # fmt: skip
+  assert pause == {'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 10}
   assert telemetry.durations(str(tmp_path)) == {'evaluating': 10}
   assert telemetry.read(str(tmp_path)) == [first, second]
   assert first['images_per_second'] == 20 * 32 / 5
@@ -142,8 +137,7 @@ def test_a_clock_that_stands_still_divides_nothing_by_zero(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'seconds, text',
-  [(0, '0:00'), (245, '4:05'), (3723, '1:02:03'), (360000, '100:00:00')],
+  'seconds, text', [(0, '0:00'), (245, '4:05'), (3723, '1:02:03'), (360000, '100:00:00')]
 )
 def test_elapsed(seconds, text):
   assert telemetry.elapsed(seconds) == text
@@ -209,9 +203,7 @@ def test_tensorboard_files_are_valid_and_purge_on_resume(tmp_path):
   t.train(20, {'loss': 0.125}, 0.0)
   t.close()
   events = event_files.read(tmp_path / 'tensorboard')
-  scalars = {
-    (v.tag, e.step): v.simple_value for e in events for v in e.summary.value
-  }
+  scalars = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
   assert scalars['train/loss', 10] == 0.5
   assert scalars['validation/anp_top1', 10] == 0.25
   assert scalars['train/loss', 20] == 0.125
@@ -223,10 +215,7 @@ def test_a_log_file_gets_plain_lines(tmp_path):
   clock, stream = _Clock(), io.StringIO()
   t = _telemetry(tmp_path, clock=clock, stream=stream, peak_flops=1e10)
   t.set_flops(1e9)
-  scores = {
-    'loss': 3.4123, 'anp_top1': 0.1234, 'adjective_top1': 0.2,
-    'noun_top1': 0.301,
-  }  # fmt: skip
+  scores = {'loss': 3.4123, 'anp_top1': 0.1234, 'adjective_top1': 0.2, 'noun_top1': 0.301}
   with t.paused('compiling'):
     clock.now += 30
   clock.now += 2
@@ -253,8 +242,7 @@ def test_a_plain_class_set_has_no_parts(tmp_path):
   first, second = stream.getvalue().splitlines()
   assert first.startswith('20/1000  epoch 0.20  loss 1  class top-1 50.0%  ')
   assert second == (
-    'validation at step 20 (epoch 0.20): loss 1, class top-1 50.0%, '
-    'class top-5 75.0%'
+    'validation at step 20 (epoch 0.20): loss 1, class top-1 50.0%, class top-5 75.0%'
   )
   # The files keep one name for one number.
   assert [r['anp_top1'] for r in _lines(tmp_path)] == [0.5, 0.5]
@@ -265,9 +253,7 @@ def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
   monkeypatch.setenv('COLUMNS', str(columns))
   monkeypatch.setenv('TERM', 'xterm')
   stream = _Terminal()
-  t = _telemetry(
-    tmp_path, stream=stream, peak_flops=1e10,
-  )  # fmt: skip
+  t = _telemetry(tmp_path, stream=stream, peak_flops=1e10)
   t.set_flops(1e9)
   scores = {'loss': 3.4, 'anp_top1': 0.1, 'adjective_top1': 0.2}
   for step in (20, 40):

@@ -38,9 +38,12 @@ def _run(workdir, mode, **environment):
   home.mkdir()
   done = subprocess.run(
     [sys.executable, '-c', _CODE, str(workdir), mode],
-    cwd=_ROOT, capture_output=True, text=True, timeout=180,
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=180,
     env={**os.environ, 'HOME': str(home), **environment},
-  )  # fmt: skip
+  )
   assert done.returncode == 0, done.stderr
   assert not list(home.rglob('*'))
   return done
@@ -109,9 +112,7 @@ def test_a_missing_package_is_one_line(config, monkeypatch):
   weights_and_biases.check(config)
   config.log.wandb = 'offline'
   find = importlib.util.find_spec
-  monkeypatch.setattr(
-    importlib.util, 'find_spec', lambda n: None if n == 'wandb' else find(n)
-  )
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda n: None if n == 'wandb' else find(n))
   with pytest.raises(config_lib.ConfigError, match='pip install wandb') as e:
     weights_and_biases.check(config)
   assert 'config.log.wandb' in str(e.value) and '\n' not in str(e.value)
@@ -138,9 +139,7 @@ def test_a_service_that_dies_stops_no_run():
   writer.close()
 
 
-def test_a_package_that_cannot_begin_stops_no_run(
-  tmp_path, config, monkeypatch, caplog
-):
+def test_a_package_that_cannot_begin_stops_no_run(tmp_path, config, monkeypatch, caplog):
   broken = types.ModuleType('wandb')  # without `init`
   monkeypatch.setitem(sys.modules, 'wandb', broken)
   config.log.wandb = 'offline'

@@ -15,19 +15,23 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
-from anp_jax.runtimes import addresses
-from anp_jax.runtimes import transport
+from anp_jax.runtimes import addresses, transport
 from anp_jax.runtimes.offload import remote
 from anp_jax.runtimes.relay import messages
 from anp_jax.runtimes.server import service as service_lib
-from tests import builders
-from tests import certificates
+from tests import builders, certificates
 
 _SECRET, _SESSION = 32 * 'a1', 'now'
 _METHODS = (
-  'do_action', 'do_exchange', 'do_get', 'do_put', 'get_flight_info',
-  'get_schema', 'list_actions', 'list_flights',
-)  # fmt: skip
+  'do_action',
+  'do_exchange',
+  'do_get',
+  'do_put',
+  'get_flight_info',
+  'get_schema',
+  'list_actions',
+  'list_flights',
+)
 
 
 def _put(client, options):
@@ -52,11 +56,21 @@ def _exchange(client, options):
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 _BATCH = pa.record_batch([pa.array([1, 2, 3], pa.uint8())], schema=_SCHEMA)
 # A request that each service would begin to answer.
-_REQUEST = json.dumps({
-  'bytes': 3, 'session': 'now', 'worker': 'a', 'ticket': [0, 0],
-  'dtype': 'float32', 'device': 0, 'number': 1, 'kind': 'program', 'name': 'y',
-  'part': 'y', 'address': -1,
-}).encode()  # fmt: skip
+_REQUEST = json.dumps(
+  {
+    'bytes': 3,
+    'session': 'now',
+    'worker': 'a',
+    'ticket': [0, 0],
+    'dtype': 'float32',
+    'device': 0,
+    'number': 1,
+    'kind': 'program',
+    'name': 'y',
+    'part': 'y',
+    'address': -1,
+  }
+).encode()
 _TICKET = flight.Ticket(_REQUEST)
 _PATH = flight.FlightDescriptor.for_path('all')
 _CALLS = {
@@ -69,9 +83,7 @@ _CALLS = {
   'schema': lambda c, o: c.get_schema(_PATH, o),
   'handshake': lambda c, o: c.authenticate_basic_token(b'a', b'b', o),
   **{
-    name: lambda c, o, name=name: list(
-      c.do_action(flight.Action(name, _REQUEST), o)
-    )
+    name: lambda c, o, name=name: list(c.do_action(flight.Action(name, _REQUEST), o))
     for name in service_lib._ACTIONS
   },
 }
@@ -88,9 +100,7 @@ def _server(config, place, token, received):
 
 
 def _station(config, place, token, received):
-  port = messages.Receiver(
-    config, place, token, lambda request, data: received.append(data)
-  )
+  port = messages.Receiver(config, place, token, lambda request, data: received.append(data))
 
   def works(client):
     client.put({}, [np.arange(3, dtype=np.uint8)])
@@ -122,9 +132,7 @@ def service(request):
     for name in _METHODS:
       _record(m, name, reached)
     port, works = request.param(config, place, token, received)
-    with contextlib.closing(
-      transport.connect(config, port.address, token)
-    ) as client:
+    with contextlib.closing(transport.connect(config, port.address, token)) as client:
       yield port, lambda: works(client), reached, received
     port.shutdown()
 
@@ -147,16 +155,10 @@ _HEADERS = {
   'a guess': [(b'authorization', b'Bearer guess')],
   'the session': [(b'authorization', f'Bearer {_SESSION}'.encode())],
   'that of another session': [
-    (
-      b'authorization',
-      f'Bearer {transport.session_token(_SECRET, "then")}'.encode(),
-    )
+    (b'authorization', f'Bearer {transport.session_token(_SECRET, "then")}'.encode())
   ],
   'that of another run': [
-    (
-      b'authorization',
-      f'Bearer {transport.session_token(32 * "b2", _SESSION)}'.encode(),
-    )
+    (b'authorization', f'Bearer {transport.session_token(32 * "b2", _SESSION)}'.encode())
   ],
 }
 
@@ -188,18 +190,32 @@ def test_the_token_is_derived_from_the_secret_and_the_session():
 @pytest.fixture
 def tls_config(tmp_path):
   """A config with TLS."""
-  return builders.config({
-    'strategy.name': 'server', **certificates.keys(tmp_path)
-  })  # fmt: skip
+  return builders.config({'strategy.name': 'server', **certificates.keys(tmp_path)})
 
 
 @pytest.mark.parametrize(
   'address',
-  ['grpc://10.0.0.1:4', 'grpc+tls://10.0.0.1:4', 'grpc+tcp://10.0.0.1:4',
-   'grpc+unix:///tmp/x:4', 'http://10.0.0.1:4', 'user@10.0.0.1:4',
-   '10.0.0.1', '10.0.0.1:', '10.0.0.1:0', '10.0.0.1:65536', '10.0.0.1:4/x',
-   ' 10.0.0.1:4', '10.0.0.1:4\n', '::1:4', '', None, 7, ['10.0.0.1:4']],
-)  # fmt: skip
+  [
+    'grpc://10.0.0.1:4',
+    'grpc+tls://10.0.0.1:4',
+    'grpc+tcp://10.0.0.1:4',
+    'grpc+unix:///tmp/x:4',
+    'http://10.0.0.1:4',
+    'user@10.0.0.1:4',
+    '10.0.0.1',
+    '10.0.0.1:',
+    '10.0.0.1:0',
+    '10.0.0.1:65536',
+    '10.0.0.1:4/x',
+    ' 10.0.0.1:4',
+    '10.0.0.1:4\n',
+    '::1:4',
+    '',
+    None,
+    7,
+    ['10.0.0.1:4'],
+  ],
+)
 @pytest.mark.parametrize('tls', [False, True])
 def test_an_address_has_no_scheme(request, address, tls):
   config = builders.config({'strategy.name': 'server'})
@@ -211,8 +227,7 @@ def test_an_address_has_no_scheme(request, address, tls):
 
 
 @pytest.mark.parametrize(
-  'address',
-  ['10.0.0.1:4', 'node-1.cluster_a.org:65535', '[::1]:40000', 'localhost:1'],
+  'address', ['10.0.0.1:4', 'node-1.cluster_a.org:65535', '[::1]:40000', 'localhost:1']
 )
 def test_a_host_and_a_port_are_an_address(address):
   assert addresses.problem(address) == ''
@@ -231,9 +246,7 @@ def test_nothing_is_told_in_clear_where_the_config_has_tls(tls_config):
 
     thread = threading.Thread(target=listen)
     thread.start()
-    client = transport.connect(
-      tls_config, f'127.0.0.1:{listener.getsockname()[1]}', 'token', 5.0
-    )
+    client = transport.connect(tls_config, f'127.0.0.1:{listener.getsockname()[1]}', 'token', 5.0)
     with contextlib.closing(client), pytest.raises(flight.FlightError):
       client.ask('hello')
     thread.join()
@@ -259,8 +272,7 @@ def test_a_run_of_one_host_is_heard_there_only(place):
       line.split()[1]
       for name in ('tcp', 'tcp6')
       for line in open(f'/proc/net/{name}').readlines()[1:]
-      if line.split()[1].endswith(f':{int(number):04X}')
-      and line.split()[3] == '0A'  # listening
+      if line.split()[1].endswith(f':{int(number):04X}') and line.split()[3] == '0A'  # listening
     ]
     # gRPC's sockets are IPv6: this is ::ffff:127.0.0.1.
     assert local == [f'0000000000000000FFFF00000100007F:{int(number):04X}']

@@ -16,15 +16,9 @@ import pytest
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.calibration import calibrate
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import planner
-from anp_jax.runtimes.offload import device as device_lib
-from anp_jax.runtimes.offload import operation
-from anp_jax.runtimes.offload import remote
-from anp_jax.runtimes.offload import replaceable
-from tests import builders
-from tests import splitting
+from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, planner
+from anp_jax.runtimes.offload import device as device_lib, operation, remote, replaceable
+from tests import builders, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -67,10 +61,7 @@ def remote_devices():
     client = transport.connect(config, server.address, 'token')
     stack.enter_context(contextlib.closing(client))
     description = remote.describe(local[0])
-    devices = [
-      remote.RemoteDevice(client, i, f'remote {i}', description)
-      for i in range(count)
-    ]
+    devices = [remote.RemoteDevice(client, i, f'remote {i}', description) for i in range(count)]
     for device in devices:
       stack.enter_context(contextlib.closing(device))
     return devices
@@ -81,9 +72,8 @@ def remote_devices():
 
 def _assert_trains_as_unsplit(devices, keys, **network):
   program, mesh = splitting.build(
-    'channel_split', 1, 1, devices, **network, **keys,
-    **{'strategy.offload_to': ('processes',)},
-  )  # fmt: skip
+    'channel_split', 1, 1, devices, **network, **keys, **{'strategy.offload_to': ('processes',)}
+  )
   splitting.assert_trains_as_unsplit(program, mesh, **network)
 
 
@@ -100,22 +90,22 @@ def _assert_trains_as_unsplit(devices, keys, **network):
     ('WithLayersUsedTwice', 1, {'strategy.shares': (2, 1)}, {}),
     ('WithMadeKernels', 1, {'strategy.shares': (2, 1)}, {}),
     # A frozen kernel: the offload devices' gradients of it are dropped.
-    ('WithoutDropout', 1, {'strategy.shares': (1, 1)},
-     {'optimizer.multipliers': (('conv2', 0), ('conv1', 0.5))}),
+    (
+      'WithoutDropout',
+      1,
+      {'strategy.shares': (1, 1)},
+      {'optimizer.multipliers': (('conv2', 0), ('conv1', 0.5))},
+    ),
   ],
-)  # fmt: skip
-def test_a_step_is_that_of_the_unsplit_network(
-  x64, local_devices, network, count, keys, more
-):
+)
+def test_a_step_is_that_of_the_unsplit_network(x64, local_devices, network, count, keys, more):
   name = {'model.name': f'tests.user_network:{network}'}
   _assert_trains_as_unsplit(local_devices(count), keys, **name, **more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('count', [1, 3])
-def test_a_step_over_flight_is_that_of_the_unsplit_network(
-  x64, remote_devices, count
-):
+def test_a_step_over_flight_is_that_of_the_unsplit_network(x64, remote_devices, count):
   name = {'model.name': 'tests.user_network:WithOurLayers'}
   shares = {'strategy.shares': (2, 1, 3, 1)[: 1 + count]}
   _assert_trains_as_unsplit(remote_devices(count), shares, **name)
@@ -177,9 +167,7 @@ def test_an_error_of_a_device_that_is_there_is_not_hidden(monkeypatch):
   monkeypatch.setattr(replaceable, '_LOSS_SEEN_WITHIN', 0.05)
   future = futures.Future()
   future.set_exception(flight.FlightInternalError('no memory'))
-  device = types.SimpleNamespace(
-    name='bad', is_lost=False, forward=lambda *_: future
-  )
+  device = types.SimpleNamespace(name='bad', is_lost=False, forward=lambda *_: future)
   bad = replaceable.ReplaceableDevice(device, 1, None)
   task = types.SimpleNamespace(number=1)
   with pytest.raises(flight.FlightInternalError, match='no memory'):
@@ -268,10 +256,13 @@ def test_images_have_no_gradient(local_devices, monkeypatch):
 
   monkeypatch.setattr(device_lib.LocalDevice, 'backward', record)
   program, mesh = splitting.build(
-    'channel_split', 1, 1, local_devices(1), **splitting.FLOAT32,
-    **{'model.name': 'tests.user_network:WithOurLayers',
-       'strategy.offload_to': ('cpu:1',)},
-  )  # fmt: skip
+    'channel_split',
+    1,
+    1,
+    local_devices(1),
+    **splitting.FLOAT32,
+    **{'model.name': 'tests.user_network:WithOurLayers', 'strategy.offload_to': ('cpu:1',)},
+  )
   splitting.train(program, mesh, steps=1)
   assert calls == [(7, True), (3, False)]
 
@@ -308,13 +299,9 @@ def test_gradients_in_bfloat16_are_added_in_float32():
   ]
   for use in uses:
     for _ in range(8):
-      use._start_backward(
-        0, np.zeros((1, 8, 8, 8), jnp.bfloat16), needs_dx=False
-      )
+      use._start_backward(0, np.zeros((1, 8, 8, 8), jnp.bfloat16), needs_dx=False)
   local = jnp.zeros(kernel.shape, jnp.float32)
-  (gradient,) = jax.jit(lambda g: operation.kernel_gradients([uses], [g]))(
-    local
-  )
+  (gradient,) = jax.jit(lambda g: operation.kernel_gradients([uses], [g]))(local)
   assert gradient.dtype == jnp.float32
   expected = parts.astype(np.float64).sum(0)
   np.testing.assert_allclose(gradient, expected, rtol=1e-6)
@@ -350,11 +337,7 @@ def test_a_step_is_the_slowest_of_each_layer_and_the_rest():
 def test_no_division_is_better_than_the_plan(seed):
   random = np.random.default_rng(seed)
   costs = _costs(1.0, first=random.integers(1, 9, 3).tolist())
-  divisions = [
-    (a, b, 24 - a - b)
-    for a, b in itertools.product(range(25), repeat=2)
-    if a + b <= 24
-  ]
+  divisions = [(a, b, 24 - a - b) for a, b in itertools.product(range(25), repeat=2) if a + b <= 24]
   best = min(costs.step_seconds({'first': counts}) for counts in divisions)
   expected = pytest.approx(min(best, costs.step_seconds({})))
   assert costs.step_seconds(planner.best_plan(costs)) == expected
@@ -370,9 +353,7 @@ def test_times_are_put_where_they_belong(local_devices, monkeypatch):
   splitting.pretend_times(
     monkeypatch,
     step=lambda *_: splitting.lasting(9000.0),
-    convolution=lambda call, count, split, _: splitting.lasting(
-      seconds(call, count) + 0.5 * split
-    ),
+    convolution=lambda call, count, split, _: splitting.lasting(seconds(call, count) + 0.5 * split),
     offloaded_convolution=lambda call, count, device: splitting.lasting(
       seconds(call, count) * (2 + devices.index(device))
     ),
@@ -381,9 +362,7 @@ def test_times_are_put_where_they_belong(local_devices, monkeypatch):
   spec = splitting.spec(config, splitting.mesh(1, 1), offload_devices=devices)
   costs = calibrate.measure(spec, cluster.Processes(config))
   assert costs.unsplit == [9000.0] and len(costs.names) == 3
-  for path, extra, counts in (
-    ('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16)),
-  ):  # fmt: skip
+  for path, extra, counts in (('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16))):
     layer = costs.layers[path]
     # Twice, for two micro-batches.
     whole_layer = extra + counts[-1]

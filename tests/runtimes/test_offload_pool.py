@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes.offload import pool as pool_lib
 from tests import splitting
 
@@ -44,14 +43,7 @@ class _Processes:
     device = {'kind': 'CPU', 'platform': 'cpu', 'target': 'cpu'}
     address = address or f'127.0.0.1:{rank}'
     self._on_mail(
-      rank,
-      {
-        'address': address,
-        'session': 's',
-        'host': host,
-        'devices': [device] * devices,
-      },
-      '',
+      rank, {'address': address, 'session': 's', 'host': host, 'devices': [device] * devices}, ''
     )
 
   def go(self, rank, why='gone'):
@@ -59,9 +51,7 @@ class _Processes:
 
 
 def _config(**overrides):
-  return splitting.two_convolutions(
-    **{'strategy.offload_to': "('processes',)", **overrides}
-  )
+  return splitting.two_convolutions(**{'strategy.offload_to': "('processes',)", **overrides})
 
 
 def _pool(processes, *ranks, **overrides):
@@ -106,9 +96,7 @@ def test_an_address_with_a_scheme_is_refused():
   """It could have weights and activations sent without TLS."""
   processes = _Processes('a', 'b')
   address = 'grpc://127.0.0.1:1'
-  thread = threading.Thread(
-    target=processes.come, args=(1,), kwargs={'address': address}
-  )
+  thread = threading.Thread(target=processes.come, args=(1,), kwargs={'address': address})
   thread.start()
   with pytest.raises(config_lib.ConfigError, match=address):
     pool_lib.DevicePool(_config(), processes)

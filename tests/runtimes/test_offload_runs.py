@@ -8,16 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import cluster, config as config_lib, train
 from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import xla_flags
-from tests import launching
-from tests import splitting
+from tests import launching, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -26,12 +23,16 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 def _config(**overrides):
   return splitting.two_convolutions(
     **{
-      'data.source': 'synthetic', 'data.synthetic_classes': '12',
-      'data.synthetic_examples': '64', 'duration': '6 steps',
-      'schedule.warmup': '1 steps', 'log.tensorboard': 'False',
-      'strategy.offload_to': "('cpu:1',)", **overrides,
+      'data.source': 'synthetic',
+      'data.synthetic_classes': '12',
+      'data.synthetic_examples': '64',
+      'duration': '6 steps',
+      'schedule.warmup': '1 steps',
+      'log.tensorboard': 'False',
+      'strategy.offload_to': "('cpu:1',)",
+      **overrides,
     }
-  )  # fmt: skip
+  )
 
 
 @pytest.mark.slow
@@ -53,9 +54,7 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
   # A finished run times nothing, on any devices.
   with monkeypatch.context() as m:
     m.delattr(calibrate, 'measure')
-    elsewhere = _config(**{
-      'duration': '8 steps', 'strategy.offload_to': "('cpu:1', 'cpu:2')",
-    })  # fmt: skip
+    elsewhere = _config(**{'duration': '8 steps', 'strategy.offload_to': "('cpu:1', 'cpu:2')"})
     train.run(elsewhere, str(tmp_path))
   assert 'is finished: step 8 of 8' in capsys.readouterr().out
   alone = _config(**{'duration': '9 steps', 'strategy.offload_to': '()'})
@@ -70,18 +69,9 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
   'overrides, words',
   [
-    (
-      {'strategy.offload_to': "('cpu:0',)"},
-      "'cpu:0' is the device that trains",
-    ),
-    (
-      {'strategy.offload_to': "('cpu:99',)"},
-      "no 'cpu:99' here; expected cpu:0, ",
-    ),
-    (
-      {'strategy.offload_to': "('tpu:0',)"},
-      "no 'tpu:0' here; expected another",
-    ),
+    ({'strategy.offload_to': "('cpu:0',)"}, "'cpu:0' is the device that trains"),
+    ({'strategy.offload_to': "('cpu:99',)"}, "no 'cpu:99' here; expected cpu:0, "),
+    ({'strategy.offload_to': "('tpu:0',)"}, "no 'tpu:0' here; expected another"),
     ({'strategy.offload_to': "('processes',)"}, 'there is no other process'),
     ({'strategy.shares': '(1, 2, 3)'}, 'expected 2, of the device that trains'),
     ({'mesh.data': '2'}, 'config.mesh (data=2, model=-1) does not fit 1 cpu'),
@@ -109,9 +99,7 @@ def test_bad_values_are_refused(name, devices, words):
 
 
 @pytest.mark.slow
-def test_an_error_of_an_offload_device_ends_the_run_by_name(
-  tmp_path, monkeypatch
-):
+def test_an_error_of_an_offload_device_ends_the_run_by_name(tmp_path, monkeypatch):
   def full(self, *_):
     with self._context(np.float32):
       raise MemoryError('no room for the kernel')
@@ -127,19 +115,28 @@ def test_an_error_of_an_offload_device_ends_the_run_by_name(
 def test_platforms_may_differ_only_between_offload_processes():
   def describe(index, here, mixes):
     return {
-      'index': index, 'host': f'node{index}', 'count': 2, 'platform': here,
-      'problem': '', 'gpus': [], 'loopback': '', 'versions': {}, 'code': 'a',
-      'mixes_platforms': mixes, 'optional': [], 'cpu_library': '',
-      'modules': {}, 'config': {}, 'command': {},
-    }  # fmt: skip
+      'index': index,
+      'host': f'node{index}',
+      'count': 2,
+      'platform': here,
+      'problem': '',
+      'gpus': [],
+      'loopback': '',
+      'versions': {},
+      'code': 'a',
+      'mixes_platforms': mixes,
+      'optional': [],
+      'cpu_library': '',
+      'modules': {},
+      'config': {},
+      'command': {},
+    }
 
   offloads = _config(**{'strategy.offload_to': "('processes',)"})
   split = strategy_lib.find(offloads)
   assert split.mixes_platforms(offloads, 'train')
   assert not split.mixes_platforms(offloads, 'evaluate')
-  assert not split.mixes_platforms(
-    _config(**{'strategy.offload_to': '()'}), 'train'
-  )
+  assert not split.mixes_platforms(_config(**{'strategy.offload_to': '()'}), 'train')
   for mixes in (True, False):
     pair = [describe(0, 'cpu', mixes), describe(1, 'tpu', mixes)]
     text = process_info.first_mismatch(pair)
@@ -163,14 +160,18 @@ def test_a_program_that_waits_has_spare_threads(monkeypatch):
 # Processes.
 
 _KEYS = {
-  'model.dtype': 'float64', 'model.param_dtype': 'float64',
-  'strategy.reduce_dtype': 'float64', 'schedule.name': 'constant',
+  'model.dtype': 'float64',
+  'model.param_dtype': 'float64',
+  'strategy.reduce_dtype': 'float64',
+  'schedule.name': 'constant',
   'schedule.warmup': '0 steps',
-}  # fmt: skip
+}
 _OFFLOAD = {
-  'strategy.name': 'channel_split', 'strategy.shares': '(2, 1)',
-  'strategy.offload_to': "('processes',)", 'mesh.model': '1',
-}  # fmt: skip
+  'strategy.name': 'channel_split',
+  'strategy.shares': '(2, 1)',
+  'strategy.offload_to': "('processes',)",
+  'mesh.model': '1',
+}
 _X64 = {'JAX_ENABLE_X64': '1'}
 
 
@@ -178,24 +179,20 @@ _X64 = {'JAX_ENABLE_X64': '1'}
 def test_a_run_resumes_with_more_offload_devices(tmp_path):
   def train_for(name, steps, processes, devices=1, **more):
     return launching.run(
-      tmp_path / f'{name}{steps}', processes,
-      launching.arguments(
-        tmp_path / name, duration=f'{steps} steps', **_KEYS, **more
-      ),
-      devices, environment=_X64,
-    )  # fmt: skip
+      tmp_path / f'{name}{steps}',
+      processes,
+      launching.arguments(tmp_path / name, duration=f'{steps} steps', **_KEYS, **more),
+      devices,
+      environment=_X64,
+    )
 
   train_for('unsplit', 8, 1)
   train_for('split', 4, 2, **_OFFLOAD)
   # Each of the second process's devices is an offload device. Without shares,
   # they are timed.
-  texts = train_for(
-    'split', 8, 2, devices=[1, 2], **{**_OFFLOAD, 'strategy.shares': '()'}
-  )
+  texts = train_for('split', 8, 2, devices=[1, 2], **{**_OFFLOAD, 'strategy.shares': '()'})
   assert re.search(r'devices  0: .*; 1: .*; 2: .* \(rank 1 on', texts[0])
-  splitting.assert_same_weights(
-    tmp_path / 'split', tmp_path / 'unsplit', '8/params/conv1/kernel'
-  )
+  splitting.assert_same_weights(tmp_path / 'split', tmp_path / 'unsplit', '8/params/conv1/kernel')
 
 
 def _await(ranks, words, times=1):
@@ -206,17 +203,13 @@ def _await(ranks, words, times=1):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-  'shares', ['()', pytest.param('(2, 1)', marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize('shares', ['()', pytest.param('(2, 1)', marks=pytest.mark.soak)])
 def test_an_offload_process_may_be_lost_and_come_again(tmp_path, shares):
   """The weights are those of a run that never had it."""
   keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '20 steps'}
 
   def arguments(name, steps, **more):
-    return launching.arguments(
-      tmp_path / name, duration=f'{steps} steps', **keys, **more
-    )
+    return launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more)
 
   split = arguments('split', 100_000, **{**_OFFLOAD, 'strategy.shares': shares})
   with launching.Ranks(tmp_path, 2, split, environment=_X64) as ranks:
@@ -234,9 +227,7 @@ def test_an_offload_process_may_be_lost_and_come_again(tmp_path, shares):
   assert re.search('rank 1 on .* computes channels', text)
   assert 'Traceback' not in text + ranks.text(1)
   steps = int(re.search(r'stopped at step (\d+)', text)[1])
-  launching.run(
-    tmp_path / 'alone', 1, arguments('unsplit', steps), environment=_X64
-  )
+  launching.run(tmp_path / 'alone', 1, arguments('unsplit', steps), environment=_X64)
   splitting.assert_same_weights(
     tmp_path / 'split', tmp_path / 'unsplit', f'{steps}/params/conv1/kernel'
   )
@@ -245,9 +236,12 @@ def test_an_offload_process_may_be_lost_and_come_again(tmp_path, shares):
 @pytest.mark.multiprocess
 def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
   arguments = launching.arguments(
-    tmp_path / 'run', duration='100000 steps', **_KEYS, **_OFFLOAD,
+    tmp_path / 'run',
+    duration='100000 steps',
+    **_KEYS,
+    **_OFFLOAD,
     **{'cluster.heartbeat_timeout': '5'},
-  )  # fmt: skip
+  )
   arguments = [a.replace('(2, 1)', '(2, 1, 1)') for a in arguments]
   with launching.Ranks(tmp_path, 3, arguments, environment=_X64) as ranks:
     _await(ranks, 'epoch')

@@ -7,19 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import cluster, config as config_lib, train
 from anp_jax.cluster import preemption
-from anp_jax.data import index_shuffle
-from anp_jax.data import sources
+from anp_jax.data import index_shuffle, sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import runner as runner_lib
-from anp_jax.runtimes.relay import schedule as schedule_lib
-from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.runtimes.relay import (
+  candidates as candidates_lib,
+  runner as runner_lib,
+  schedule as schedule_lib,
+  spans as spans_lib,
+)
 from tests import relaying
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -61,10 +60,7 @@ def test_shards_are_shuffled_apart_from_each_other():
     for station in range(16)
   }
   assert len(set(seeds.values())) == len(seeds)
-  orders = [
-    index_shuffle.shuffled(np.arange(300), seeds[0, station], 300)
-    for station in range(16)
-  ]
+  orders = [index_shuffle.shuffled(np.arange(300), seeds[0, station], 300) for station in range(16)]
   for i, order in enumerate(orders):
     for earlier in orders[:i]:
       # Of two random permutations one place in 300 is the same: 1 on average,
@@ -74,9 +70,7 @@ def test_shards_are_shuffled_apart_from_each_other():
 
 def test_stations_shuffle_apart_and_score_alike(monkeypatch):
   seeds = []
-  monkeypatch.setattr(
-    stream_lib, 'Stream', lambda config, _: seeds.append(config.seed)
-  )
+  monkeypatch.setattr(stream_lib, 'Stream', lambda config, _: seeds.append(config.seed))
   config = relaying.config()
   source = sources.open_source(config, training=True)
   sizes = schedule_lib.shard_sizes(config, len(source), 3)
@@ -178,9 +172,7 @@ def test_bad_keys_are_refused(overrides, expected):
     ({'checkpoint.best_metric': 'noun_top1'}, 'config.checkpoint.best_metric'),
   ],
 )
-def test_a_config_that_does_not_fit_is_refused(
-  tmp_path, stations, overrides, expected
-):
+def test_a_config_that_does_not_fit_is_refused(tmp_path, stations, overrides, expected):
   stations(2)
   with pytest.raises(config_lib.ConfigError) as e:
     train.run(relaying.config(**overrides), str(tmp_path))
@@ -200,9 +192,7 @@ def test_a_config_that_does_not_fit_is_refused(
     pytest.param(8, 4, (), marks=pytest.mark.soak),
   ],
 )
-def test_each_model_ends_as_if_alone(
-  tmp_path, stations, devices, models, shares
-):
+def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares):
   stations(devices)
   config = relaying.config(MODELS[:models], **{'strategy.shares': shares})
   best_scores = train.run(config, str(tmp_path))
@@ -265,18 +255,12 @@ class _Stopping(cluster.Processes):
   'all_votes',
   [
     (3, 150, 10**6),
-    pytest.param(
-      (1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6), marks=pytest.mark.soak
-    ),
+    pytest.param((1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6), marks=pytest.mark.soak),
   ],
 )
-def test_a_stopped_ring_resumes_anywhere(
-  tmp_path, stations, monkeypatch, all_votes
-):
+def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_votes):
   stations(2)
-  config = relaying.config(
-    ('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'}
-  )
+  config = relaying.config(('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'})
   from anp_jax.runtimes.relay import run as relay_run
 
   stops = 0
@@ -306,9 +290,13 @@ def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
   stations(2)
   config = relaying.config(
     ('seed=0', 'seed=1', 'optimizer.learning_rate=1e30', 'seed=3', 'seed=4'),
-    **{'strategy.halving': 2, 'strategy.max_in_ring': 2, 'duration': '4 epochs',
-       'checkpoint.every': '4 steps'},
-  )  # fmt: skip
+    **{
+      'strategy.halving': 2,
+      'strategy.max_in_ring': 2,
+      'duration': '4 epochs',
+      'checkpoint.every': '4 steps',
+    },
+  )
   from anp_jax.runtimes.relay import run as relay_run
 
   records = []
@@ -378,9 +366,7 @@ def test_the_list_of_models_may_grow(tmp_path, stations):
 @pytest.mark.slow
 def test_a_model_that_is_not_finite_leaves(tmp_path, stations, capsys):
   stations(2)
-  config = relaying.config(
-    ('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'),
-  )
+  config = relaying.config(('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'))
   train.run(config, str(tmp_path))
   assert '001  failed: step ' in capsys.readouterr().out
   page = (tmp_path / 'leaderboard.md').read_text()
@@ -395,11 +381,7 @@ def test_new_models_take_the_places_of_retired_ones(tmp_path, stations):
   stations(2)
   config = relaying.config(
     tuple(f'seed={i}' for i in range(6)),
-    **{
-      'strategy.halving': 2,
-      'strategy.max_in_ring': 2,
-      'duration': '4 epochs',
-    },
+    **{'strategy.halving': 2, 'strategy.max_in_ring': 2, 'duration': '4 epochs'},
   )
   train.run(config, str(tmp_path))
   records = [json.loads(line) for line in (tmp_path / 'relay.jsonl').open()]
@@ -426,9 +408,7 @@ def test_new_models_take_the_places_of_retired_ones(tmp_path, stations):
 
 
 @pytest.mark.slow
-def test_evaluation_scores_all_models_as_training_did(
-  tmp_path, stations, capsys
-):
+def test_evaluation_scores_all_models_as_training_did(tmp_path, stations, capsys):
   stations(2)
   config = relaying.config(MODELS[:2])
   train.run(config, str(tmp_path))

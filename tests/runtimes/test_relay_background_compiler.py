@@ -8,11 +8,13 @@ import jax.monitoring
 import pytest
 
 from anp_jax import cluster
-from anp_jax.runtimes.relay import background_compiler
-from anp_jax.runtimes.relay import programs as programs_lib
-from anp_jax.runtimes.relay import run as relay_run
-from anp_jax.runtimes.relay import runner as runner_lib
-from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.runtimes.relay import (
+  background_compiler,
+  programs as programs_lib,
+  run as relay_run,
+  runner as runner_lib,
+  spans as spans_lib,
+)
 from tests import relaying
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -34,10 +36,7 @@ def test_a_value_is_computed_once_and_waits_for_no_other():
     return 'slow'
 
   values = []
-  threads = [
-    threading.Thread(target=lambda: values.append(once.get('a', slow)))
-    for _ in range(3)
-  ]
+  threads = [threading.Thread(target=lambda: values.append(once.get('a', slow))) for _ in range(3)]
   for thread in threads:
     thread.start()
   _until(lambda: calls)
@@ -114,9 +113,7 @@ def test_a_stop_waits_for_the_program_in_progress_only():
       programs.append((model, program))
       resume.wait(60)
 
-  compiler = background_compiler.BackgroundCompiler(
-    'ahead', (0, 1), 2, work, None
-  )
+  compiler = background_compiler.BackgroundCompiler('ahead', (0, 1), 2, work, None)
   compiler.start()
   _until(lambda: programs)
   compiler.stop()
@@ -150,21 +147,15 @@ def compiles():
 
 def _compiled_ahead(workdir):
   return [
-    (s['model'], s['station'])
-    for s in spans_lib.read(str(workdir))
-    if s['what'] == 'compile'
+    (s['model'], s['station']) for s in spans_lib.read(str(workdir)) if s['what'] == 'compile'
   ]
 
 
 @pytest.mark.slow
-def test_late_candidates_compile_while_others_train(
-  tmp_path, monkeypatch, compiles
-):
+def test_late_candidates_compile_while_others_train(tmp_path, monkeypatch, compiles):
   devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-  config = relaying.config(
-    _MODELS, **{'strategy.max_in_ring': 1, 'duration': '1 epochs'}
-  )
+  config = relaying.config(_MODELS, **{'strategy.max_in_ring': 1, 'duration': '1 epochs'})
   train, at_first_step = runner_lib.Runner.train, []
 
   def slow(self, *arguments):
@@ -204,8 +195,7 @@ def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
 
   monkeypatch.setattr(runner_lib.Runner, 'compile', fails)
   config = relaying.config(
-    ('seed=1', 'seed=2'),
-    **{'strategy.max_in_ring': 1, 'duration': '500 epochs'},
+    ('seed=1', 'seed=2'), **{'strategy.max_in_ring': 1, 'duration': '500 epochs'}
   )
   with pytest.raises(MemoryError, match='XLA has no room'):
     relay_run.run(config, str(tmp_path), cluster.Processes(config))

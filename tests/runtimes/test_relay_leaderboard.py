@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from anp_jax.runtimes.relay import controller
-from anp_jax.runtimes.relay import ensemble
-from anp_jax.runtimes.relay import leaderboard as leaderboard_lib
-from anp_jax.training import heads
-from anp_jax.training import objective as objective_lib
+from anp_jax.runtimes.relay import controller, ensemble, leaderboard as leaderboard_lib
+from anp_jax.training import heads, objective as objective_lib
 from tests import relaying
 
 
@@ -38,9 +35,7 @@ def _board(tmp_path, halving, laps, scores, models=6):
   return board
 
 
-@pytest.mark.parametrize(
-  'halving, survivors', [(2, [1, 1, 2, 2, 3]), (3, [1, 1, 1, 2, 2])]
-)
+@pytest.mark.parametrize('halving, survivors', [(2, [1, 1, 2, 2, 3]), (3, [1, 1, 1, 2, 2])])
 def test_halving_rounds_up(tmp_path, halving, survivors):
   """The best 1/h of one model, two, three ... go on (docs/strategies.md)."""
   for count, most in enumerate(survivors, 1):
@@ -59,8 +54,10 @@ def test_halving_is_a_function_of_the_record(tmp_path):
   assert [k for k in range(9) if board._rungs.is_rung(k)] == [1, 2, 4]
   # Of one the best half is one, of two one, of three two.
   assert [board.decide(m, 1) for m in (0, 1, 2)] == [
-    leaderboard_lib.GO_ON, leaderboard_lib.RETIRED, leaderboard_lib.GO_ON,
-  ]  # fmt: skip
+    leaderboard_lib.GO_ON,
+    leaderboard_lib.RETIRED,
+    leaderboard_lib.GO_ON,
+  ]
   assert board.decide(4, 1) == leaderboard_lib.WAIT  # for 3 and its own score
   board.add(4, 1, 10, {'anp_top1': 0.1})
   assert board.decide(4, 1) == leaderboard_lib.WAIT
@@ -100,9 +97,7 @@ def test_ensemble_is_the_mean_of_probabilities(tmp_path):
     scores = {'anp': probabilities, 'noun': nouns[i]}
     ensemble.write(folders[-1], scores, labels, weights)
   ids = (0, 1, 2, 1, 0)
-  objective = objective_lib.Objective(
-    heads.Joint(5, (heads.Factor('noun', 3, ids),))
-  )
+  objective = objective_lib.Objective(heads.Joint(5, (heads.Factor('noun', 3, ids),)))
   result = ensemble.score(folders, objective)
   mean = pairs.astype(np.float64).mean(0)
   counted = weights > 0

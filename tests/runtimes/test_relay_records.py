@@ -8,8 +8,7 @@ import pytest
 
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.relay import records as records_lib
-from tests import event_files
-from tests import relaying
+from tests import event_files, relaying
 
 
 @pytest.fixture
@@ -36,13 +35,7 @@ def write(tmp_path):
 
 
 def _score(laps, step, value):
-  return {
-    'model': 0,
-    'laps': laps,
-    'step': step,
-    'anp_top1': value,
-    'time': 9.0,
-  }
+  return {'model': 0, 'laps': laps, 'step': step, 'anp_top1': value, 'time': 9.0}
 
 
 def _steps(folder, tag):

@@ -8,17 +8,12 @@ import types
 import numpy as np
 import pytest
 
-from anp_jax import cluster
-from anp_jax import train
+from anp_jax import cluster, train
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.runtimes.calibration import calibrate
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import probe
-from anp_jax.runtimes.calibration import replanner
+from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, probe, replanner
 from anp_jax.system import stopwatch
-from tests import launching
-from tests import splitting
+from tests import launching, splitting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -36,12 +31,17 @@ def _costs(*rates, kind=costs_lib.Costs, **fields):
 def _config(**overrides):
   return splitting.two_convolutions(
     **{
-      'data.source': 'synthetic', 'data.synthetic_classes': '12',
-      'data.synthetic_examples': '64', 'schedule.warmup': '0 steps',
-      'schedule.name': 'constant', 'log.tensorboard': 'False',
-      'mesh.model': '2', 'mesh.data': '4', **overrides,
+      'data.source': 'synthetic',
+      'data.synthetic_classes': '12',
+      'data.synthetic_examples': '64',
+      'schedule.warmup': '0 steps',
+      'schedule.name': 'constant',
+      'log.tensorboard': 'False',
+      'mesh.model': '2',
+      'mesh.data': '4',
+      **overrides,
     }
-  )  # fmt: skip
+  )
 
 
 def _slowdowns(monkeypatch, *values):
@@ -57,9 +57,7 @@ def _measurements(monkeypatch, *results):
 
 
 @pytest.mark.slow
-def test_a_run_with_another_plan_has_the_bits_of_one_given_both(
-  tmp_path, monkeypatch, capsys
-):
+def test_a_run_with_another_plan_has_the_bits_of_one_given_both(tmp_path, monkeypatch, capsys):
   # 3 to 1: 6 of 8 features and 12 of 16.
   _measurements(monkeypatch, _costs(8, 8), _costs(9, 3))
   # Off for three checks in a row only from the fourth on.
@@ -82,10 +80,9 @@ def test_a_run_with_another_plan_has_the_bits_of_one_given_both(
   for name, value in expected.items():
     np.testing.assert_array_equal(weights[name], value, err_msg=name)
   # A plan by hand is not checked, though devices were measured before.
-  by_hand = _config(**{
-    'strategy.plan': first, 'strategy.check_plan': '1e-6',
-    'duration': '45 steps',
-  })  # fmt: skip
+  by_hand = _config(
+    **{'strategy.plan': first, 'strategy.check_plan': '1e-6', 'duration': '45 steps'}
+  )
   _slowdowns(monkeypatch, [1, 3])
   train.run(by_hand, str(tmp_path / 'measured'))
   assert 'after step' not in capsys.readouterr().out
@@ -97,9 +94,7 @@ def test_a_run_with_another_plan_has_the_bits_of_one_given_both(
 
 
 @pytest.mark.slow
-def test_devices_that_deserve_the_same_plan_are_not_measured_again(
-  tmp_path, monkeypatch, capsys
-):
+def test_devices_that_deserve_the_same_plan_are_not_measured_again(tmp_path, monkeypatch, capsys):
   _measurements(monkeypatch, _costs(8, 8), _costs(8, 7.9))
   _slowdowns(monkeypatch, [1, 1.3])
   config = _config(**{'strategy.check_plan': '1e-6', 'duration': '40 steps'})
@@ -108,10 +103,9 @@ def test_devices_that_deserve_the_same_plan_are_not_measured_again(
 
 
 def _spec(*devices, **overrides):
-  config = _config(**{
-    'mesh.model': '1', 'mesh.data': '1',
-    'strategy.offload_to': "('processes',)", **overrides,
-  })  # fmt: skip
+  config = _config(
+    **{'mesh.model': '1', 'mesh.data': '1', 'strategy.offload_to': "('processes',)", **overrides}
+  )
   return splitting.spec(config, splitting.mesh(1, 1), offload_devices=devices)
 
 
@@ -135,18 +129,14 @@ def _replanner(spec, workdir, processes, pool, is_measured=True):
 
 
 def _device(rank, name=''):
-  return types.SimpleNamespace(
-    rank=rank, name=name or f'rank {rank}', is_lost=False
-  )
+  return types.SimpleNamespace(rank=rank, name=name or f'rank {rank}', is_lost=False)
 
 
 def _offloaded(rates):
   return _costs(*rates, kind=costs_lib.OffloadCosts)
 
 
-def test_devices_that_are_lost_or_come_change_a_measured_plan(
-  tmp_path, monkeypatch
-):
+def test_devices_that_are_lost_or_come_change_a_measured_plan(tmp_path, monkeypatch):
   second, third = _device(1), _device(2)
   _measurements(monkeypatch, _offloaded([4, 2, 2]), _offloaded([4, 4]))
   spec, pool = _spec(second, third), _Pool(second, third)
@@ -213,26 +203,21 @@ def test_the_training_device_takes_the_part_of_those_lost_from_a_given_plan(
     assert changed.config.strategy[key] == spec.config.strategy[key]
 
 
-def test_checks_are_as_many_seconds_apart_as_the_config_says(
-  tmp_path, monkeypatch
-):
+def test_checks_are_as_many_seconds_apart_as_the_config_says(tmp_path, monkeypatch):
   """After the same step on all processes, by the first one's clock."""
   clock = types.SimpleNamespace(now=0.0)
   monkeypatch.setattr(time, 'monotonic', lambda: clock.now)
   _measurements(monkeypatch, _costs(8, 8))
-  spec = splitting.spec(
-    _config(**{'strategy.check_plan': '60'}), splitting.mesh(1, 2)
-  )
+  spec = splitting.spec(_config(**{'strategy.check_plan': '60'}), splitting.mesh(1, 2))
   processes = cluster.Processes(spec.config)
   calibrate.choose_plan(spec, str(tmp_path), processes)
   planner = _replanner(spec, tmp_path, processes, None)
   checks = []
   monkeypatch.setattr(
-    probe, 'Probe',
-    lambda *_: types.SimpleNamespace(
-      slowdown=lambda: (checks.append(clock.now), np.ones(2))[1]
-    ),
-  )  # fmt: skip
+    probe,
+    'Probe',
+    lambda *_: types.SimpleNamespace(slowdown=lambda: (checks.append(clock.now), np.ones(2))[1]),
+  )
   for step in range(1, 200):
     clock.now = 2.0 * step
     if planner.is_due(step):
@@ -243,9 +228,7 @@ def test_checks_are_as_many_seconds_apart_as_the_config_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('data, model', [(1, 2), (2, 2)])
-def test_a_check_times_the_longest_layer_on_all_devices(
-  data, model, monkeypatch
-):
+def test_a_check_times_the_longest_layer_on_all_devices(data, model, monkeypatch):
   def on_device(call, count, split, _):
     import jax
 
@@ -257,9 +240,7 @@ def test_a_check_times_the_longest_layer_on_all_devices(
   config = _config(**{'mesh.model': str(model), 'mesh.data': str(data)})
   spec = splitting.spec(config, splitting.mesh(data, model))
   costs = _costs(*([8] * model))
-  check = probe.Probe(
-    spec, cluster.Processes(config), costs, {'conv2': (8, 8), 'conv1': (4, 4)}
-  )
+  check = probe.Probe(spec, cluster.Processes(config), costs, {'conv2': (8, 8), 'conv1': (4, 4)})
   # 8 features at 8 a second were 1 s; the slowest of a column counts.
   expected = [1.0 + i + model * (data - 1) for i in range(model)]
   np.testing.assert_allclose(check.slowdown(), expected)

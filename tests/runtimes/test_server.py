@@ -8,24 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import train
-from anp_jax.runtimes.server import chief as chief_lib
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import replay
-from anp_jax.runtimes.server import slice_optimizer
-from tests import launching
-from tests import serving
+from anp_jax import cluster, config as config_lib, train
+from anp_jax.runtimes.server import chief as chief_lib, log as log_lib, replay, slice_optimizer
+from tests import launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 # A schedule that the length of the run shapes.
-_COSINE = {
-  'schedule.name': 'cosine',
-  'schedule.warmup': '0 steps',
-  'strategy.in_flight': 1,
-}
+_COSINE = {'schedule.name': 'cosine', 'schedule.warmup': '0 steps', 'strategy.in_flight': 1}
 
 
 @pytest.fixture
@@ -36,9 +26,7 @@ def one_device(monkeypatch):
 def _close(a, b, tolerance):
   assert a.keys() == b.keys()
   for name, leaf in a.items():
-    np.testing.assert_allclose(
-      leaf, b[name], rtol=tolerance, atol=tolerance, err_msg=name
-    )
+    np.testing.assert_allclose(leaf, b[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def _tickets(workdir):
@@ -55,11 +43,7 @@ def test_one_worker_is_sync(tmp_path, config, one_device, monkeypatch):
   reference = train.run(sync, str(tmp_path / 'sync'))
   # The gradient and the update are two programs, which XLA rounds elsewhere:
   # 2^-24 an operation, over 12 steps.
-  _close(
-    launching.weights(tmp_path / 'sync'),
-    launching.weights(tmp_path / 'server'),
-    2e-5,
-  )
+  _close(launching.weights(tmp_path / 'sync'), launching.weights(tmp_path / 'server'), 2e-5)
   assert scores['loss'] == pytest.approx(reference['loss'], rel=1e-5)
   losses = serving.losses(tmp_path / 'server')
   for key, loss in serving.losses(tmp_path / 'sync').items():
@@ -85,19 +69,11 @@ def test_number_of_servers_changes_no_bit(tmp_path, config, one_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'workers', [2, pytest.param(4, marks=pytest.mark.soak)]
-)
-def test_synchronous_mode_is_sync_on_as_many_devices(
-  tmp_path, config, monkeypatch, workers
-):  # fmt: skip
+@pytest.mark.parametrize('workers', [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypatch, workers):
   serving.on_devices(monkeypatch, 1)
   # Without dropout: its masks belong to the rows that a device computes.
-  keys = {
-    'model.name': 'tests.user_network:PlainNet',
-    'model.norm_group': 4,
-    'data.image_size': 8,
-  }
+  keys = {'model.name': 'tests.user_network:PlainNet', 'model.norm_group': 4, 'data.image_size': 8}
   many = serving.config_of(config, **keys, **{'strategy.mode': 'synchronous'})
   serving.run(many, tmp_path / 'server', workers)
   devices = jax.devices()[:workers]
@@ -105,11 +81,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
   sync = serving.config_of(config, **keys, **{'strategy.name': 'sync'})
   train.run(sync, str(tmp_path / 'sync'))
   # As above, and sums over shards in another order.
-  _close(
-    launching.weights(tmp_path / 'sync'),
-    launching.weights(tmp_path / 'server'),
-    2e-5,
-  )
+  _close(launching.weights(tmp_path / 'sync'), launching.weights(tmp_path / 'server'), 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +89,10 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
   [
     pytest.param({}, marks=pytest.mark.slow),
     pytest.param(
-      {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'},
-      marks=pytest.mark.soak,
+      {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'}, marks=pytest.mark.soak
     ),
-    pytest.param(
-      {'strategy.mode': 'bounded', 'strategy.max_staleness': 1},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      {'strategy.look_ahead': 'smega2', 'strategy.servers': 2},
-      marks=pytest.mark.slow,
-    ),
+    pytest.param({'strategy.mode': 'bounded', 'strategy.max_staleness': 1}, marks=pytest.mark.slow),
+    pytest.param({'strategy.look_ahead': 'smega2', 'strategy.servers': 2}, marks=pytest.mark.slow),
     pytest.param(
       {
         'strategy.look_ahead': 'dana',
@@ -139,23 +104,13 @@ def test_synchronous_mode_is_sync_on_as_many_devices(
       marks=pytest.mark.slow,
     ),
     pytest.param(
-      {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'},
-      marks=pytest.mark.soak,
+      {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'}, marks=pytest.mark.soak
     ),
     pytest.param(
-      {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
-      marks=pytest.mark.soak,
+      {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
     ),
   ],
-  ids=[
-    'async',
-    'bfloat16',
-    'bounded',
-    'smega2',
-    'dana',
-    'compensated',
-    'backup',
-  ],
+  ids=['async', 'bfloat16', 'bounded', 'smega2', 'dana', 'compensated', 'backup'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **serving.FULL, **keys)
@@ -174,9 +129,7 @@ def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
 
 
 @pytest.mark.slow
-def test_failure_ends_the_run_while_slices_are_fetched(
-  tmp_path, config, one_device, monkeypatch
-):  # fmt: skip
+def test_failure_ends_the_run_while_slices_are_fetched(tmp_path, config, one_device, monkeypatch):
   """One server waits for a version which the other cannot make."""
   real = slice_optimizer.SliceOptimizer.apply
 
@@ -187,16 +140,12 @@ def test_failure_ends_the_run_while_slices_are_fetched(
   monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', apply)
   monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
-  config = serving.config_of(
-    config, **serving.FULL, **keys, **{'checkpoint.every': '4 steps'}
-  )
+  config = serving.config_of(config, **serving.FULL, **keys, **{'checkpoint.every': '4 steps'})
   with pytest.raises(cluster.Failed, match='update 3 is not finite'):
     serving.run(config, tmp_path, 3)
 
 
-def test_dedicated_server_of_another_config_ends_the_run(
-  tmp_path, config, one_device, monkeypatch
-):  # fmt: skip
+def test_dedicated_server_of_another_config_ends_the_run(tmp_path, config, one_device, monkeypatch):
   monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(config, **serving.FULL, **keys)
@@ -205,9 +154,7 @@ def test_dedicated_server_of_another_config_ends_the_run(
 
 
 @pytest.mark.slow
-def test_replay_divides_a_stale_update_by_its_staleness(
-  config, one_device, monkeypatch
-):  # fmt: skip
+def test_replay_divides_a_stale_update_by_its_staleness(config, one_device, monkeypatch):
   """All have one batch and one version read: each is a part of the first."""
   config = serving.config_of(
     config,
@@ -221,11 +168,16 @@ def test_replay_divides_a_stale_update_by_its_staleness(
     },
   )
   # What the log says counts: the key may have changed since.
-  start = {'start': 0, 'batch_size': config.batch_size, 'servers': 1,
-           'shards': 1, 'wire_dtype': 'float32', 'duration': '12 steps',
-           'compensation': 'staleness'}  # fmt: skip
-  part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0],
-          'weight': float(config.batch_size)}  # fmt: skip
+  start = {
+    'start': 0,
+    'batch_size': config.batch_size,
+    'servers': 1,
+    'shards': 1,
+    'wire_dtype': 'float32',
+    'duration': '12 steps',
+    'compensation': 'staleness',
+  }
+  part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0], 'weight': float(config.batch_size)}
   records = [start, *({'order': n, 'parts': [part]} for n in range(5))]
   real, weights = slice_optimizer.SliceOptimizer.apply, []
 
@@ -251,9 +203,7 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   for duration in ('2 steps', '4 steps'):
     config = serving.config_of(config, **keys, duration=duration)
     serving.run(config, tmp_path)
-  serving.same_bits(
-    launching.weights(tmp_path), serving.replayed(config, tmp_path, 4)
-  )
+  serving.same_bits(launching.weights(tmp_path), serving.replayed(config, tmp_path, 4))
   assert config.duration == '4 steps'
 
 
@@ -266,14 +216,10 @@ def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
   records = log_lib.read(str(tmp_path))
   assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
   assert all(r.pop('look_ahead') for r in records if 'start' in r)
-  serving.same_bits(
-    launching.weights(tmp_path), serving.replayed(config, tmp_path, 3, records)
-  )
+  serving.same_bits(launching.weights(tmp_path), serving.replayed(config, tmp_path, 3, records))
 
 
-def test_replays_a_run_of_another_versions_keys(
-  tmp_path, config, monkeypatch, capsys
-):  # fmt: skip
+def test_replays_a_run_of_another_versions_keys(tmp_path, config, monkeypatch, capsys):
   """One key is gone, and one was added later."""
   config = serving.config_of(config, **serving.FULL)
   config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
@@ -298,15 +244,9 @@ def test_replays_a_run_of_another_versions_keys(
 
 
 @pytest.mark.slow
-def test_an_evaluation_makes_no_gradient_stale(
-  tmp_path, config, one_device, monkeypatch
-):  # fmt: skip
+def test_an_evaluation_makes_no_gradient_stale(tmp_path, config, one_device, monkeypatch):
   """Another worker goes on while process 0 scores, which then reads again."""
-  real, apply, scored = (
-    chief_lib.Chief._score,
-    slice_optimizer.SliceOptimizer.apply,
-    [],
-  )
+  real, apply, scored = (chief_lib.Chief._score, slice_optimizer.SliceOptimizer.apply, [])
 
   def score(self, version, state, pause):
     @contextlib.contextmanager
@@ -327,25 +267,23 @@ def test_an_evaluation_makes_no_gradient_stale(
 
   monkeypatch.setattr(chief_lib.Chief, '_score', score)
   monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', slowly)
-  keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps',
-          'duration': '48 steps'}  # fmt: skip
+  keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps', 'duration': '48 steps'}
   config = serving.config_of(config, **serving.FULL, **keys)
   serving.run(config, tmp_path, 2)
   records = log_lib.read(str(tmp_path))
   stale = [
     (r['order'], p['reads'][0])
-    for r in records if 'order' in r
+    for r in records
+    if 'order' in r
     for p in r['parts']
     if p['worker'].startswith('0.')
     and any(p['reads'][0] <= end - 6 and r['order'] >= end for end in scored)
-  ]  # fmt: skip
+  ]
   assert len(scored) == 3 and not stale
 
 
 @pytest.mark.soak
-def test_resumes_as_itself_and_as_sync(
-  tmp_path, config, one_device, monkeypatch, capsys
-):  # fmt: skip
+def test_resumes_as_itself_and_as_sync(tmp_path, config, one_device, monkeypatch, capsys):
   keys = {**serving.FULL, 'schedule.name': 'constant', 'strategy.in_flight': 1}
   straight = serving.config_of(config, **keys)
   serving.run(straight, tmp_path / 'straight')
@@ -353,18 +291,12 @@ def test_resumes_as_itself_and_as_sync(
   serving.run(half, tmp_path / 'parts')
   serving.run(straight, tmp_path / 'parts')
   assert 'continuing from step 6 of 12' in capsys.readouterr().out
+  serving.same_bits(launching.weights(tmp_path / 'straight'), launching.weights(tmp_path / 'parts'))
   serving.same_bits(
-    launching.weights(tmp_path / 'straight'),
-    launching.weights(tmp_path / 'parts'),
-  )
-  serving.same_bits(
-    launching.weights(tmp_path / 'parts'),
-    serving.replayed(straight, tmp_path / 'parts', 12),
+    launching.weights(tmp_path / 'parts'), serving.replayed(straight, tmp_path / 'parts', 12)
   )
   monkeypatch.setattr(jax, 'devices', jax.local_devices)
-  longer = serving.config_of(
-    config, **keys, **{'duration': '16 steps', 'strategy.name': 'sync'}
-  )
+  longer = serving.config_of(config, **keys, **{'duration': '16 steps', 'strategy.name': 'sync'})
   scores = train.run(longer, str(tmp_path / 'parts'))
   assert scores['examples'] == 64
   assert 'continuing from step 12 of 16' in capsys.readouterr().out

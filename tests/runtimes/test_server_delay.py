@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.server import delay_compensation
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import setup as setup_lib
-from anp_jax.runtimes.server import slice_optimizer
+from anp_jax.runtimes.server import (
+  delay_compensation,
+  look_ahead,
+  parameter_store,
+  setup as setup_lib,
+  slice_optimizer,
+)
 from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -54,12 +56,9 @@ class _Servers:
     rng = np.random.default_rng(1)
     self._setup = setup
     start = jax.tree.map(
-      lambda leaf: np.zeros(leaf.shape, leaf.dtype),
-      setup.program.abstract_state,
+      lambda leaf: np.zeros(leaf.shape, leaf.dtype), setup.program.abstract_state
     )
-    params = jax.tree.map(
-      lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), start.params
-    )
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), start.params)
     start = start.replace(params=params)
     self._states = [o.start(start) for o in setup.optimizers]
 
@@ -68,9 +67,7 @@ class _Servers:
     part = {'weight': 1.0, 'reads': [0], 'worker': str(worker)}
     gradient = gradient.astype(np.float32)
     results = [
-      o.apply(
-        s, [gradient[o.slice]], [stats[: o.stats_size]], [part], read[o.slice]
-      )
+      o.apply(s, [gradient[o.slice]], [stats[: o.stats_size]], [part], read[o.slice])
       for o, s in zip(self._setup.optimizers, self._states, strict=True)
     ]
     assert all(finite for _, finite in results)
@@ -95,9 +92,7 @@ def test_on_a_parabola_it_is_the_gradient_now(config):
   np.testing.assert_allclose(now, read - _RATE * other, atol=1e-6)
   servers.apply('a', gradient, read)
   # Of float32 weights up to 4 and curvatures up to 20, rounded by 6e-8.
-  np.testing.assert_allclose(
-    servers.read(), now - _RATE * curvature * (now - minimum), atol=2e-5
-  )
+  np.testing.assert_allclose(servers.read(), now - _RATE * curvature * (now - minimum), atol=2e-5)
 
 
 def test_the_adaptive_strength_is_divided_by_a_mean_of_squares(config):
@@ -109,22 +104,16 @@ def test_the_adaptive_strength_is_divided_by_a_mean_of_squares(config):
     gradient = rng.normal(size=value.size)
     square = 0.75 * square + 0.25 * gradient**2
     strength = 2.0 / np.sqrt(square + 1e-7)
-    value = value - _RATE * (
-      gradient + strength * gradient**2 * (value - read)
-    )  # fmt: skip
+    value = value - _RATE * (gradient + strength * gradient**2 * (value - read))
     servers.apply('a', gradient, read.astype(np.float32))
     # Up to four updates in float32.
     np.testing.assert_allclose(servers.read(), value, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'method, name', [('smega2', 'momentum'), ('dana', 'nesterov')]
-)
+@pytest.mark.parametrize('method, name', [('smega2', 'momentum'), ('dana', 'nesterov')])
 def test_one_worker_is_not_corrected(config, method, name):
   """What it reads ahead is where its own momentum moves: Nesterov's."""
-  setup = _setup(
-    config, look_ahead.Settings(method), **{'optimizer.name': name}
-  )
+  setup = _setup(config, look_ahead.Settings(method), **{'optimizer.name': name})
   servers = _Servers(setup)
   weights, trace = servers.read().astype(float), 0.0
   for _ in range(6):
@@ -160,18 +149,14 @@ def test_with_dana_it_corrects_what_was_not_foreseen(config, name):
     servers.apply(worker, reads[worker], reads[worker])
     reads[worker] = servers.read()
     # Twenty updates in float32.
-    np.testing.assert_allclose(
-      reads[worker], expected[worker], rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(reads[worker], expected[worker], rtol=1e-5, atol=1e-5)
   assert np.abs(corrections).max() > 0.1
 
 
 def test_weights_are_kept_until_their_ticket_is_used(config):
   setup = _setup(config)
   (optimizer,) = setup.optimizers
-  start = jax.tree.map(
-    lambda leaf: np.zeros(leaf.shape, leaf.dtype), setup.program.abstract_state
-  )
+  start = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), setup.program.abstract_state)
   store = parameter_store.ParameterStore(
     optimizer, optimizer.start(start), lambda version: False, 9
   )

@@ -18,17 +18,17 @@ _PARAMETERS = 20 * 76 + 50 * 501 + 500 * 801 + 10 * 501
 
 
 @pytest.mark.parametrize('dtype, width', [('float32', 4), ('bfloat16', 2)])
-def test_all_weights_and_gradients_are_sent_and_updated(
-  monkeypatch, dtype, width
-):
+def test_all_weights_and_gradients_are_sent_and_updated(monkeypatch, dtype, width):
   config = command_line.load(
     'configs/lenet.py',
     {
-      'strategy.name': 'server', 'strategy.wire_dtype': dtype,
-      'data.source': 'synthetic', 'data.synthetic_classes': '10',
+      'strategy.name': 'server',
+      'strategy.wire_dtype': dtype,
+      'data.source': 'synthetic',
+      'data.synthetic_classes': '10',
       'optimizer.momentum': '0',
     },
-  )  # fmt: skip
+  )
   sizes, receive = [], transport.read_bytes
 
   def read_bytes(reader, size, local=False):
@@ -72,7 +72,10 @@ def test_a_servers_update_does_not_wait_for_a_pass(name):
   environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
   environment = {k: v for k, v in environment.items() if 'NPROC' not in k}
   done = subprocess.run(
-    [sys.executable, '-c', f"""
+    [
+      sys.executable,
+      '-c',
+      f"""
 import os, threading, time
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 from anp_jax.config import command_line
@@ -100,8 +103,12 @@ time.sleep(0.05)
 end('update', update)
 thread.join()
 print('waited', ends['update'] >= ends['work'] - 0.05)
-"""],
-    cwd=_ROOT, env=environment, capture_output=True, text=True,
-  )  # fmt: skip
+""",
+    ],
+    cwd=_ROOT,
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == 0, done.stderr
   assert f'waited {name == "sync"}' in done.stdout

@@ -9,12 +9,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import setup as setup_lib
-from anp_jax.runtimes.server import slice_optimizer
-from tests import builders
-from tests import serving
+from anp_jax.runtimes.server import look_ahead, parameter_store, setup as setup_lib, slice_optimizer
+from tests import builders, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -102,9 +98,7 @@ def _spectral_radius(method, workers, curvature):
   ],
 )
 def test_largest_stable_rates(workers, plain, smega2, dana):
-  for method, expected in (
-    ('none', plain), ('smega2', smega2), ('dana', dana)
-  ):  # fmt: skip
+  for method, expected in (('none', plain), ('smega2', smega2), ('dana', dana)):
     low, high = 1e-3, 5.0
     for _ in range(14):
       middle = np.sqrt(low * high)
@@ -159,8 +153,7 @@ class _Servers:
     stats = np.zeros(self._setup.layout.stats.size, np.float32)
     part = {'weight': 1.0, 'reads': [0], 'worker': str(worker)}
     results = [
-      o.apply(s, [gradient[o.slice]], [stats[: o.stats_size]], [part])
-      for o, s in optimizers
+      o.apply(s, [gradient[o.slice]], [stats[: o.stats_size]], [part]) for o, s in optimizers
     ]
     assert all(finite for _, finite in results)
     self._states = [state for state, _ in results]
@@ -170,9 +163,7 @@ class _Servers:
     return np.concatenate([b for o, s in optimizers for b in o.weights(s)])
 
   def state(self):
-    return slice_optimizer.join(
-      self._setup.layout, self._setup.optimizers, self._states
-    )
+    return slice_optimizer.join(self._setup.layout, self._setup.optimizers, self._states)
 
 
 def _flat(setup, tree):
@@ -192,24 +183,24 @@ def test_iterates_are_those_of_the_recursion(config, method, name):
   """
   rate, decay = 0.1, 0.01
   setup = _setup(
-    config, look_ahead.Settings(method, 3, 3, 1), 2,
+    config,
+    look_ahead.Settings(method, 3, 3, 1),
+    2,
     **{
-      'optimizer.name': name, 'optimizer.learning_rate': rate,
-      'optimizer.weight_decay': decay, 'ema': 0.5,
+      'optimizer.name': name,
+      'optimizer.learning_rate': rate,
+      'optimizer.weight_decay': decay,
+      'ema': 0.5,
       'optimizer.multipliers': (('norm', 0), ('conv', 0.5)),
     },
-  )  # fmt: skip
+  )
   start = _random_state(setup)
   start = start.replace(average={'params': start.params, 'stats': start.stats})
   factors = setup.layout.params.spread(
     lambda leaf: 0 if 'norm' in leaf else 0.5 if 'conv' in leaf else 1
   )
-  decays = decay * _flat(
-    setup, jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1), start.params)
-  )
-  run = _RECURSIONS[method](
-    _flat(setup, start.params), np.stack([_trace(setup, start)] * 3)
-  )
+  decays = decay * _flat(setup, jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1), start.params))
+  run = _RECURSIONS[method](_flat(setup, start.params), np.stack([_trace(setup, start)] * 3))
   reads_kept = name == 'nesterov'
   if reads_kept:  # what they keep at the start has been moved already
     run.weights = 2 * run.weights - run.read(rate * factors)
@@ -231,9 +222,7 @@ def test_iterates_are_those_of_the_recursion(config, method, name):
     average = ema * average + (1 - ema) * weights
   result = servers.state()
   np.testing.assert_allclose(_flat(setup, result.params), weights, atol=3e-5)
-  np.testing.assert_allclose(
-    _flat(setup, result.average['params']), average, atol=3e-5
-  )
+  np.testing.assert_allclose(_flat(setup, result.average['params']), average, atol=3e-5)
   frozen = factors == 0
   assert np.array_equal(servers.read()[frozen], first[frozen])
   assert np.linalg.norm(weights[~frozen]) < np.linalg.norm(first[~frozen])
@@ -244,9 +233,10 @@ def test_iterates_are_those_of_the_recursion(config, method, name):
 def test_workers_read_the_same_after_a_resume(config, method, name):
   """In the middle of a cycle; the trace is what the checkpoint keeps of it."""
   setup = _setup(
-    config, look_ahead.Settings(method, 3, 3, 1),
+    config,
+    look_ahead.Settings(method, 3, 3, 1),
     **{'optimizer.name': name, 'optimizer.learning_rate': 0.05},
-  )  # fmt: skip
+  )
   servers = _Servers(setup)
   for worker in (0, 1, 2, 1):
     servers.apply(worker, servers.read())
@@ -293,10 +283,7 @@ def test_no_bit_depends_on_the_number_of_servers(config, method):
 
 def test_workers_that_leave_and_join(config):
   """One that is gone holds nobody away from the weights; others take over."""
-  setup = _setup(
-    config, look_ahead.Settings('dana', 2, 2, 1),
-    **{'optimizer.learning_rate': 0.01},
-  )  # fmt: skip
+  setup = _setup(config, look_ahead.Settings('dana', 2, 2, 1), **{'optimizer.learning_rate': 0.01})
   servers = _Servers(setup)
   start = _trace(setup, servers.state())
   momenta = {'a': start, 'b': start}
@@ -334,24 +321,22 @@ def test_a_workers_gradients_in_flight_take_turns(config):
     turn = turns[worker].pop(0)
     turns[worker].append(turn)
     momenta[turn] = _MOMENTUM * momenta[turn] + gradient
-  np.testing.assert_allclose(
-    _trace(setup, servers.state()), sum(momenta.values()) / 4, atol=1e-5
-  )
+  np.testing.assert_allclose(_trace(setup, servers.state()), sum(momenta.values()) / 4, atol=1e-5)
 
 
 def test_sent_weights_follow_the_rate_of_the_next_update(config):
   keys = {
-    'schedule.name': 'exponential', 'schedule.factor': 0.5,
-    'schedule.every': '1 steps', 'optimizer.learning_rate': 0.1,
-  }  # fmt: skip
+    'schedule.name': 'exponential',
+    'schedule.factor': 0.5,
+    'schedule.every': '1 steps',
+    'optimizer.learning_rate': 0.1,
+  }
   setup = _setup(config, look_ahead.Settings('dana', 2, 2, 1), **keys)
   servers = _Servers(setup)
   servers.apply(0, servers.read())
   state = servers.state()
   value, mean = _flat(setup, state.params), _trace(setup, state)
-  np.testing.assert_allclose(
-    servers.read(), value - 0.05 * _MOMENTUM * 2 * mean, atol=1e-6
-  )
+  np.testing.assert_allclose(servers.read(), value - 0.05 * _MOMENTUM * 2 * mean, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -383,9 +368,7 @@ def test_gradients_under_way(keys, workers, under_way):
 )
 def test_what_is_refused(keys, text):
   keys = {'strategy.name': 'server', 'strategy.look_ahead': 'dana', **keys}
-  with pytest.raises(
-    config_lib.ConfigError, match=f'config.strategy.look_ahead=.*{text}'
-  ):
+  with pytest.raises(config_lib.ConfigError, match=f'config.strategy.look_ahead=.*{text}'):
     config_lib.resolved(builders.config(keys))
 
 
@@ -393,9 +376,7 @@ def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
   """They are as large as the weights of all workers, and never saved."""
   setup = _setup(config, look_ahead.Settings('dana', 2, 2, 1))
   (optimizer,) = setup.optimizers
-  zeros = jax.tree.map(
-    lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state
-  )
+  zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state)
   store = parameter_store.ParameterStore(
     optimizer, optimizer.start(zeros), lambda version: version == 1, 9
   )
@@ -403,9 +384,7 @@ def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
   arrays = [np.ones(x.size, np.float32) for x in (layout.params, layout.stats)]
   for order, worker in enumerate('ab'):
     store.enqueue_gradient((order, 0), worker, *arrays)
-    store.submit(order, [
-      {'ticket': (order, 0), 'worker': worker, 'reads': [order], 'weight': 1.0}
-    ])  # fmt: skip
+    store.submit(order, [{'ticket': (order, 0), 'worker': worker, 'reads': [order], 'weight': 1.0}])
   assert len(store.read(2, 10)[1].momenta) == 2
   (waiting,) = store._snapshots.values()  # until it is fetched
   assert waiting.momenta == () and store.snapshot(1, 10).momenta == ()
@@ -423,10 +402,9 @@ def test_a_server_has_no_clock_of_steps(config):
 
 def test_compensation_by_staleness_is_refused():
   keys = {
-    'strategy.name': 'server', 'strategy.look_ahead': 'smega2',
+    'strategy.name': 'server',
+    'strategy.look_ahead': 'smega2',
     'strategy.compensation': 'staleness',
-  }  # fmt: skip
-  with pytest.raises(
-    config_lib.ConfigError, match="'none' where strategy.look_ahead is 'smega2'"
-  ):
+  }
+  with pytest.raises(config_lib.ConfigError, match="'none' where strategy.look_ahead is 'smega2'"):
     config_lib.resolved(builders.config(keys))

@@ -12,15 +12,16 @@ import pytest
 
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import scheduler as scheduler_lib
-from anp_jax.runtimes.server import secondary
-from anp_jax.runtimes.server import service as service_lib
-from anp_jax.runtimes.server import session as session_lib
-from anp_jax.runtimes.server import worker as worker_lib
-from tests import launching
-from tests import serving
+from anp_jax.runtimes.server import (
+  log as log_lib,
+  rendezvous,
+  scheduler as scheduler_lib,
+  secondary,
+  service as service_lib,
+  session as session_lib,
+  worker as worker_lib,
+)
+from tests import launching, serving
 
 
 @pytest.fixture
@@ -50,9 +51,7 @@ def _session(config, store=None, log=None, servers=1, chief=None):
   scheduler = scheduler_lib.TicketScheduler(config, 5, 0, set())
   process, launches = (chief.process, chief.launches) if chief else ({}, set())
   run = session_lib.RunInfo('', process, {}, (), launches)
-  return session_lib.ChiefSession(
-    'now', store, scheduler, log, [None] * servers, run
-  )
+  return session_lib.ChiefSession('now', store, scheduler, log, [None] * servers, run)
 
 
 @pytest.fixture
@@ -71,9 +70,7 @@ def end_run(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('launches', [['ours'], ['other', 'ours']], ids=str)
-def test_started_again_after_the_end_ends_as_the_run_did(
-  run_member, end_run, capsys, launches
-):
+def test_started_again_after_the_end_ends_as_the_run_did(run_member, end_run, capsys, launches):
   end_run('', launches)
   run_member('ours')
   line = ': the run in this workdir has ended: leaving\n'
@@ -84,8 +81,7 @@ def test_started_again_after_the_end_ends_as_the_run_did(
 
 
 @pytest.mark.parametrize(
-  'before, launch, ahead',
-  [(None, '', -300), ('', '', 300), ('', 'ours', -300), ('failed', '', 0)],
+  'before, launch, ahead', [(None, '', -300), ('', '', 300), ('', 'ours', -300), ('failed', '', 0)]
 )
 def test_a_run_that_ends_while_a_process_waits_is_its_own(
   run_member, end_run, capsys, before, launch, ahead
@@ -101,12 +97,9 @@ def test_a_run_that_ends_while_a_process_waits_is_its_own(
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-  'launch, launches',
-  [('', []), ('', ['']), ('ours', ['other']), ('our', ['ours'])],
+  'launch, launches', [('', []), ('', ['']), ('ours', ['other']), ('our', ['ours'])]
 )
-def test_run_before_is_none_to_wait_for_without_end(
-  run_member, end_run, launch, launches
-):
+def test_run_before_is_none_to_wait_for_without_end(run_member, end_run, launch, launches):
   end_run('', launches)
   with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
     run_member(launch)
@@ -117,17 +110,13 @@ def test_run_before_is_none_to_wait_for_without_end(
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize('record', [{'over': ''}, {'over': '', 'when': 2e9}])
-def test_a_record_of_an_earlier_version_is_of_a_run_before(
-  run_member, tmp_path, record
-):
+def test_a_record_of_an_earlier_version_is_of_a_run_before(run_member, tmp_path, record):
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
   with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
     run_member('ours')
 
 
-def test_each_process_tells_server_0_its_launch(
-  run_member, end_run, tmp_path, monkeypatch
-):
+def test_each_process_tells_server_0_its_launch(run_member, end_run, tmp_path, monkeypatch):
   record = {'address': 'x:1', 'session': 'a'}
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
   launches = []
@@ -180,13 +169,9 @@ def test_a_server_whose_address_has_a_scheme_is_refused(config, tmp_path):
   assert session.failed == problem
 
 
-def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(
-  config, tmp_path
-):
+def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(config, tmp_path):
   log = log_lib.UpdateLog(str(tmp_path), 0, {})
-  store = types.SimpleNamespace(
-    close=lambda: None, has_gradient=lambda *_: True
-  )
+  store = types.SimpleNamespace(close=lambda: None, has_gradient=lambda *_: True)
   session = _session(config, store, log)
   ticket = session.take('a')['ticket']
   contribution = {'ticket': ticket, 'reads': [0], 'weight': 1.0, 'values': {}}
@@ -196,9 +181,7 @@ def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(
   assert [r for r in log_lib.read(str(tmp_path)) if 'order' in r] == []
 
 
-def test_port_of_a_server_is_closed_also_where_the_run_has_ended(
-  config, tmp_path, monkeypatch
-):
+def test_port_of_a_server_is_closed_also_where_the_run_has_ended(config, tmp_path, monkeypatch):
   participant = serving.participant(config, tmp_path, 1, 3)
   server = secondary.SecondaryServer(participant, None)
   record = {'address': 'x:1', 'session': 'a'}
@@ -228,8 +211,11 @@ def test_a_process_that_ended_by_ctrl_c_is_not_started_again():
   """Its status is above 128, like that of a signal."""
   result = subprocess.run(
     ['scripts/again.sh', '3', 'bash', '-c', 'echo started; exit 130'],
-    cwd=launching.ROOT, capture_output=True, text=True, check=False,
-  )  # fmt: skip
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
   assert (result.returncode, result.stdout) == (130, 'started\n')
 
 
@@ -237,9 +223,13 @@ def _launches(*command, **environment):
   """Names of launches that a command's processes print, one a line."""
   variables = {k: v for k, v in os.environ.items() if k != 'ANP_LAUNCHED'}
   result = subprocess.run(
-    command, cwd=launching.ROOT, capture_output=True, text=True,
-    env={**variables, **environment}, check=False,
-  )  # fmt: skip
+    command,
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    env={**variables, **environment},
+    check=False,
+  )
   names = result.stdout.split()
   assert all(re.fullmatch('[0-9a-f]{32}', name) for name in names), names
   return names
@@ -266,7 +256,6 @@ def test_processes_of_one_local_launch_share_its_name(tmp_path, again):
   python.write_text('#!/bin/sh\necho $ANP_LAUNCHED\n')
   python.chmod(0o755)
   names = _launches(
-    'scripts/launch_local.sh', '3', *again, PYTHON=str(python), PORT='1',
-    ANP_LAUNCHED='ab' * 16,
-  )  # fmt: skip
+    'scripts/launch_local.sh', '3', *again, PYTHON=str(python), PORT='1', ANP_LAUNCHED='ab' * 16
+  )
   assert len(names) == 3 and len({*names, 'ab' * 16}) == 2

@@ -10,16 +10,16 @@ from tests import builders
 
 
 def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
-  config = builders.config({
-    'strategy.name': 'server',
-    'strategy.mode': mode,
-    'strategy.lease_timeout': 10.0,
-    **{f'strategy.{key}': value for key, value in keys.items()},
-  })  # fmt: skip
-  clock = builders.Clock(0.0)
-  scheduler = scheduler_lib.TicketScheduler(
-    config, total, version, set(used), workers, clock
+  config = builders.config(
+    {
+      'strategy.name': 'server',
+      'strategy.mode': mode,
+      'strategy.lease_timeout': 10.0,
+      **{f'strategy.{key}': value for key, value in keys.items()},
+    }
   )
+  clock = builders.Clock(0.0)
+  scheduler = scheduler_lib.TicketScheduler(config, total, version, set(used), workers, clock)
   return scheduler, clock
 
 
@@ -38,9 +38,7 @@ def test_one_worker_gets_each_step_once_and_in_order():
   while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
     steps.append(ticket)
     assert scheduler.begin_read('a', ticket) == len(steps) - 1
-    assert (
-      len(scheduler.commit('a', ticket, _contribution(len(steps) - 1))) == 1
-    )
+    assert len(scheduler.commit('a', ticket, _contribution(len(steps) - 1))) == 1
   assert steps == [(s, 0) for s in range(6)]
   assert scheduler.version == 6
 
@@ -117,9 +115,7 @@ def test_stop_ends_at_the_present_version():
   ticket = scheduler.take('a')
   version = scheduler.begin_read('a', ticket)
   scheduler.stop()
-  assert (
-    scheduler.commit('a', ticket, _contribution(version)) == scheduler_lib.DROP
-  )
+  assert scheduler.commit('a', ticket, _contribution(version)) == scheduler_lib.DROP
   assert scheduler.take('a') == scheduler_lib.OVER
   assert scheduler.limit == scheduler.version == 1
 
@@ -134,9 +130,7 @@ def test_quick_worker_waits_for_the_bound_of_a_slow_one():
   ticket = scheduler.take('quick')
   read = scheduler.begin_read('quick', ticket)
   # A third would leave the slow one, which read version 0, three behind.
-  assert (
-    scheduler.commit('quick', ticket, _contribution(read)) == scheduler_lib.WAIT
-  )
+  assert scheduler.commit('quick', ticket, _contribution(read)) == scheduler_lib.WAIT
   assert len(scheduler.commit('slow', slow, _contribution(0))) == 1
   assert len(scheduler.commit('quick', ticket, _contribution(read))) == 1
 
@@ -185,13 +179,9 @@ def test_synchronous_update_is_made_of_one_shard_a_worker():
   assert scheduler.take('a') == scheduler_lib.WAIT  # one in hand at a time
   assert _compute(scheduler, 'c', tickets['c']) == []
   assert _compute(scheduler, 'a', tickets['a']) == []
-  assert (
-    scheduler.take('a') == scheduler_lib.WAIT
-  )  # the next step has not begun
+  assert scheduler.take('a') == scheduler_lib.WAIT  # the next step has not begun
   contributions = scheduler.commit(
-    'b',
-    tickets['b'],
-    _contribution(scheduler.begin_read('b', tickets['b']), 7.0),
+    'b', tickets['b'], _contribution(scheduler.begin_read('b', tickets['b']), 7.0)
   )
   assert [p['weight'] for p in contributions] == [4.0, 7.0, 4.0]  # by shard
   assert scheduler.take('b') == (1, 0)
@@ -200,11 +190,7 @@ def test_synchronous_update_is_made_of_one_shard_a_worker():
 def test_backup_worker_stands_in_for_the_slowest():
   scheduler, _ = _scheduler('synchronous', workers=3, total=3, backup_workers=1)
   assert scheduler.data_shards == 2
-  slow, quick, backup = (
-    scheduler.take('slow'),
-    scheduler.take('quick'),
-    scheduler.take('back'),
-  )
+  slow, quick, backup = (scheduler.take('slow'), scheduler.take('quick'), scheduler.take('back'))
   assert (slow, quick, backup) == ((0, 0), (0, 1), (0, 0))
   scheduler.begin_read('slow', slow)
   assert _compute(scheduler, 'quick', quick) == []

@@ -12,28 +12,34 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
-from anp_jax.runtimes import addresses
-from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import run as server_run
-from anp_jax.runtimes.server import scheduler as scheduler_lib
-from anp_jax.runtimes.server import session as session_lib
-from anp_jax.runtimes.server import setup as setup_lib
-from anp_jax.runtimes.server import update_metrics
-from tests import certificates
-from tests import serving
+from anp_jax.runtimes import addresses, transport
+from anp_jax.runtimes.server import (
+  log as log_lib,
+  look_ahead,
+  parameter_store,
+  rendezvous,
+  run as server_run,
+  scheduler as scheduler_lib,
+  session as session_lib,
+  setup as setup_lib,
+  update_metrics,
+)
+from tests import certificates, serving
 
 # A worker's commit of its first ticket.
 _CONTRIBUTION = {
-  'ticket': [0, 0], 'reads': [0], 'weight': 16.0,
+  'ticket': [0, 0],
+  'reads': [0],
+  'weight': 16.0,
   'values': {
-    'loss': 1.5, 'anp_top1': 2.0, 'grad_norm': 1.0, 'damaged': 0.0,
-    'waited': 0.0, 'bytes': 8.0,
+    'loss': 1.5,
+    'anp_top1': 2.0,
+    'grad_norm': 1.0,
+    'damaged': 0.0,
+    'waited': 0.0,
+    'bytes': 8.0,
   },
-}  # fmt: skip
+}
 
 
 class _Server:
@@ -45,13 +51,9 @@ class _Server:
     self.setup = setup = setup_lib.create(config, look_ahead.Settings())
     (optimizer,) = setup.optimizers
     start = optimizer.start(
-      jax.tree.map(
-        lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state
-      )
+      jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state)
     )
-    self.store = parameter_store.ParameterStore(
-      optimizer, start, lambda version: False, 9
-    )
+    self.store = parameter_store.ParameterStore(optimizer, start, lambda version: False, 9)
     self.log = log_lib.UpdateLog(str(folder), 0, {})
     self.service = participant.open_service()
     run = session_lib.RunInfo(
@@ -77,9 +79,7 @@ class _Server:
     return [np.full(size, value, np.float32) for size in self.sizes]
 
   def push(self, arrays, **more):
-    request = {
-      'session': 'now', 'worker': 'a', 'ticket': (0, 0), 'dtype': 'float32',
-    }  # fmt: skip
+    request = {'session': 'now', 'worker': 'a', 'ticket': (0, 0), 'dtype': 'float32'}
     self.client.put({**request, **more}, arrays)
 
   def close(self):
@@ -101,11 +101,7 @@ class _Server:
 def server(config, tmp_path, monkeypatch):
   serving.on_devices(monkeypatch, 1)
   config = serving.config_of(
-    config,
-    **{
-      'model.name': 'tests.user_network:SmallNet',
-      'schedule.warmup': '0 steps',
-    },
+    config, **{'model.name': 'tests.user_network:SmallNet', 'schedule.warmup': '0 steps'}
   )
   server = _Server(config, tmp_path)
   yield server
@@ -118,25 +114,15 @@ def _update(server, worker='a'):
   ticket = ask('take', session='now', worker=worker)['ticket']
   answer = {}
   while 'version' not in answer:  # the first update is being compiled
-    answer, data = server.client.get(
-      'weights', session='now', worker=worker, ticket=ticket
-    )
+    answer, data = server.client.get('weights', session='now', worker=worker, ticket=ticket)
   weights, _ = transport.split(data, server.arrays())
   server.push(server.arrays(), ticket=ticket, worker=worker)
-  contribution = {
-    **_CONTRIBUTION,
-    'ticket': ticket,
-    'reads': [answer['version']],
-  }
-  return weights, ask(
-    'commit', session='now', worker=worker, contribution=contribution
-  )
+  contribution = {**_CONTRIBUTION, 'ticket': ticket, 'reads': [answer['version']]}
+  return weights, ask('commit', session='now', worker=worker, contribution=contribution)
 
 
 def test_an_update_goes_round(server):
-  hello = server.client.ask(
-    'hello', worker='a', process=server.process, devices=1
-  )
+  hello = server.client.ask('hello', worker='a', process=server.process, devices=1)
   assert hello['session'] == 'now' and hello['batch_size'] == 16
   weights, answer = _update(server)
   assert answer == {} and not weights.any()
@@ -201,14 +187,12 @@ def test_bytes_that_lie_are_refused(server):
   """A stream that holds more, or other things, than it announces."""
   size = sum(a.nbytes for a in server.arrays())
   descriptor = flight.FlightDescriptor.for_command(
-    json.dumps({
-      'session': 'now', 'worker': 'a', 'ticket': (0, 0), 'dtype': 'float32',
-      'bytes': size,
-    })
-  )  # fmt: skip
+    json.dumps(
+      {'session': 'now', 'worker': 'a', 'ticket': (0, 0), 'dtype': 'float32', 'bytes': size}
+    )
+  )
   options = flight.FlightCallOptions(
-    timeout=20,
-    headers=[(b'authorization', f'Bearer {server.token}'.encode())],
+    timeout=20, headers=[(b'authorization', f'Bearer {server.token}'.encode())]
   )
   plain = flight.FlightClient(f'grpc://{server.address}')
   for column in (
@@ -241,14 +225,13 @@ def _commit(worker='a', **keys):
     ('commit', _commit(weight=-1.0)),
     ('commit', _commit(ticket='x')),
     ('commit', _commit(values={})),
-    ('commit', _commit(
-      values={**_CONTRIBUTION['values'], 'damaged': float('nan')})),
+    ('commit', _commit(values={**_CONTRIBUTION['values'], 'damaged': float('nan')})),
     # Another's ticket, for which this one has pushed nothing.
     ('commit', _commit('b')),
     ('finish', {}),
     ('__init__', {}),
   ],
-)  # fmt: skip
+)
 def test_senseless_request_is_refused(server, name, request_):
   ticket = server.client.ask('take', session='now', worker='a')['ticket']
   server.client.get('weights', session='now', worker='a', ticket=ticket)
@@ -260,27 +243,19 @@ def test_senseless_request_is_refused(server, name, request_):
 def test_ticket_nobody_gave_is_dropped(server):
   server.push(server.arrays(), ticket=(3, 0))
   contribution = {**_CONTRIBUTION, 'ticket': (3, 0)}
-  answer = server.client.ask(
-    'commit', session='now', worker='a', contribution=contribution
-  )
+  answer = server.client.ask('commit', session='now', worker='a', contribution=contribution)
   assert answer == {'drop': True}
   assert server.session.scheduler.version == 0
 
 
 def test_worker_of_another_config_is_named(server):
-  other = {
-    **server.process,
-    'config': {**server.process['config'], 'seed': '7'},
-  }
+  other = {**server.process, 'config': {**server.process['config'], 'seed': '7'}}
   answer = server.client.ask('hello', worker='b', process=other, devices=1)
   assert 'seed' in answer['problem']
 
 
 def test_server_of_another_config_is_named(server):
-  other = {
-    **server.process,
-    'config': {**server.process['config'], 'seed': '7'},
-  }
+  other = {**server.process, 'config': {**server.process['config'], 'seed': '7'}}
   answer = server.client.ask('join', server=1, address='x:1', process=other)
   assert 'config.seed 7' in answer['problem']
   assert server.session.failed == answer['problem']
@@ -308,16 +283,12 @@ def test_stop_is_asked_for_until_the_run_ends(server, monkeypatch):
     assert time.monotonic() < end, f'stopped {len(stopped)} times'
     if server.session.scheduler.limit == 0:
       stopped.append(server.session.scheduler)
-      server.session.scheduler = scheduler_lib.TicketScheduler(
-        server.setup.config, 5, 0, set()
-      )
+      server.session.scheduler = scheduler_lib.TicketScheduler(server.setup.config, 5, 0, set())
     return len(stopped) == 2
 
   processes = types.SimpleNamespace(vote=lambda: 1, heartbeat=lambda *_: None)
   jobs = [types.SimpleNamespace(done=done)]
-  server_run._wait_for_jobs(
-    processes, jobs, types.SimpleNamespace(progress=0), connect
-  )
+  server_run._wait_for_jobs(processes, jobs, types.SimpleNamespace(progress=0), connect)
   assert calls[0] is None
 
 
@@ -333,25 +304,19 @@ def test_snapshot_can_be_fetched_again(server):
 
   assert server.store.next_snapshot() == 1
   first = fetched(1)
-  assert (
-    server.store.next_snapshot() == 2
-  )  # the one that was fetched is not in the way
+  assert server.store.next_snapshot() == 2  # the one that was fetched is not in the way
   assert _update(server)[1] == {}
   server.store.read(3, 10)
   np.testing.assert_array_equal(fetched(1), first)
   assert (fetched(2) != first).any()
-  with pytest.raises(
-    flight.FlightError, match='refused: version 1 is not kept'
-  ):
+  with pytest.raises(flight.FlightError, match='refused: version 1 is not kept'):
     fetched(1)
   assert server.store.next_snapshot() == 3
 
 
 def test_devices_must_be_alike(server):
   server.client.ask('hello', worker='a', process=server.process, devices=1)
-  answer = server.client.ask(
-    'hello', worker='b', process=server.process, devices=2
-  )
+  answer = server.client.ask('hello', worker='b', process=server.process, devices=2)
   assert answer['problem'].startswith('2 devices')
 
 
@@ -373,9 +338,7 @@ class _Optimizer:
 def test_gradients_of_used_tickets_do_not_pile_up():
   """Neither what waits when its ticket is used nor what comes later."""
   start = serving.CountedState(0)
-  store = parameter_store.ParameterStore(
-    _Optimizer(), start, lambda version: False, 3
-  )
+  store = parameter_store.ParameterStore(_Optimizer(), start, lambda version: False, 3)
   arrays = np.ones(2, np.float32), np.ones(1, np.float32)
   for step in range(5):
     for worker in ('quick', 'spare', 'late'):
@@ -396,9 +359,7 @@ def test_gradients_of_used_tickets_do_not_pile_up():
 def test_updates_wait_while_two_snapshots_are_not_fetched():
   """Each is as large as the weights; the third one waits, and so each time."""
   start = serving.CountedState(0)
-  store = parameter_store.ParameterStore(
-    _Optimizer(), start, lambda version: True, 9
-  )
+  store = parameter_store.ParameterStore(_Optimizer(), start, lambda version: True, 9)
   for step in range(5):
     store.enqueue_gradient((step, 0), 'a', np.ones(2), np.ones(1))
     contribution = {'ticket': (step, 0), 'worker': 'a', 'reads': [step]}
@@ -420,9 +381,7 @@ def test_poisoned_update_is_not_applied(server):
   # Statistics grow beyond what a float holds.
   state = server.store._state
   server.store._state = state.replace(stats=state.stats + 3e38)
-  server.client.ask(
-    'commit', session='now', worker='a', contribution=_CONTRIBUTION
-  )
+  server.client.ask('commit', session='now', worker='a', contribution=_CONTRIBUTION)
   assert 'update 0 is not finite' in _error(server)
   assert server.store.version == 0
 
@@ -448,11 +407,7 @@ def _error(server):
 def test_tls(config, tmp_path, monkeypatch):
   serving.on_devices(monkeypatch, 1)
   config = serving.config_of(
-    config,
-    **{
-      'model.name': 'tests.user_network:SmallNet',
-      **certificates.keys(tmp_path),
-    },
+    config, **{'model.name': 'tests.user_network:SmallNet', **certificates.keys(tmp_path)}
   )
   server = _Server(config, tmp_path)
   assert _update(server)[1] == {}

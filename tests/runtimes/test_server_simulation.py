@@ -6,11 +6,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import simulation
-from tests import builders
-from tests import launching
-from tests import serving
+from anp_jax.runtimes.server import log as log_lib, simulation
+from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -27,9 +24,7 @@ def _simulated(config, workers, **keys):
 
 def _is_replayed(config, workdir, version):
   """Replay holds each version for as long as the log says."""
-  serving.same_bits(
-    launching.weights(workdir), serving.replayed(config, workdir, version)
-  )
+  serving.same_bits(launching.weights(workdir), serving.replayed(config, workdir, version))
 
 
 @pytest.mark.slow
@@ -54,9 +49,8 @@ def _is_replayed(config, workdir, version):
 )
 def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
   config = _simulated(
-    config, 3, **{'strategy.simulate.spread': 0.3, 'eval.every': '6 steps'},
-    **keys,
-  )  # fmt: skip
+    config, 3, **{'strategy.simulate.spread': 0.3, 'eval.every': '6 steps'}, **keys
+  )
   serving.run(config, tmp_path)
   _is_replayed(config, tmp_path, 12)
   records = log_lib.read(str(tmp_path))
@@ -76,32 +70,25 @@ def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
   'workers, look_ahead',
   [(2, 'none'), pytest.param(3, 'smega2', marks=pytest.mark.soak), (4, 'dana')],
 )
-def test_it_follows_the_log_of_a_real_run(
-  tmp_path, config, workers, look_ahead
-):  # fmt: skip
-  keys = {
-    'strategy.look_ahead': look_ahead, 'strategy.delay_compensation': 2.0,
-  }  # fmt: skip
+def test_it_follows_the_log_of_a_real_run(tmp_path, config, workers, look_ahead):
+  keys = {'strategy.look_ahead': look_ahead, 'strategy.delay_compensation': 2.0}
   real = serving.config_of(config, **serving.FULL, **keys)
   serving.run(real, tmp_path / 'real', workers)
   keys['strategy.simulate.log'] = str(tmp_path / 'real')
   serving.run(_simulated(config, workers, **keys), tmp_path / 'simulated')
-  serving.same_bits(
-    launching.weights(tmp_path / 'real'),
-    launching.weights(tmp_path / 'simulated'),
-  )
+  serving.same_bits(launching.weights(tmp_path / 'real'), launching.weights(tmp_path / 'simulated'))
   # Rates and simulated seconds are its own; what was learnt is the same.
-  assert serving.losses(tmp_path / 'real') == serving.losses(
-    tmp_path / 'simulated'
-  )
+  assert serving.losses(tmp_path / 'real') == serving.losses(tmp_path / 'simulated')
 
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on(tmp_path, config):
   keys = {
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
-    'duration': '5 steps', 'strategy.look_ahead': 'smega2',
-  }  # fmt: skip
+    'schedule.name': 'constant',
+    'schedule.warmup': '0 steps',
+    'duration': '5 steps',
+    'strategy.look_ahead': 'smega2',
+  }
   serving.run(_simulated(config, 3, **keys), tmp_path)
   config = _simulated(config, 3, **keys | {'duration': '12 steps'})
   serving.run(config, tmp_path)
@@ -123,15 +110,12 @@ def test_averages_are_scored(tmp_path, config):
     changed = config_lib.replaced(_simulated(config, 3), {'ema': decay})
     serving.run(builders.editable(changed), tmp_path / str(decay))
   plain, averaged = (serving.losses(tmp_path / name) for name in ('0.0', '0.9'))
-  differing = {kind for (kind, step), loss in plain.items()
-               if loss != averaged[kind, step]}  # fmt: skip
+  differing = {kind for (kind, step), loss in plain.items() if loss != averaged[kind, step]}
   assert differing == {'validation'}
 
 
 def test_several_processes_are_refused(tmp_path, config):
-  with pytest.raises(
-    config_lib.ConfigError, match='workers=3: expected one process.* found 2'
-  ):
+  with pytest.raises(config_lib.ConfigError, match='workers=3: expected one process.* found 2'):
     serving.run(_simulated(config, 3), tmp_path, 2)
 
 
@@ -139,10 +123,16 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
   log = tmp_path / log_lib.NAME
   keys = {'strategy.simulate.log': str(tmp_path)}
   start = {
-    'start': 0, 'workers': 2, 'servers': 1, 'shards': 1,
-    'batch_size': config.batch_size, 'wire_dtype': 'float32',
-    'compensation': 'none', 'look_ahead': {}, 'delay': {},
-  }  # fmt: skip
+    'start': 0,
+    'workers': 2,
+    'servers': 1,
+    'shards': 1,
+    'batch_size': config.batch_size,
+    'wire_dtype': 'float32',
+    'compensation': 'none',
+    'look_ahead': {},
+    'delay': {},
+  }
   update = {'order': 0, 'devices': 1, 'parts': [{'reads': [0]}]}
   for changes, word in (
     ({}, 'its workers is 2, expected 3'),
@@ -158,20 +148,23 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
 
 
 _START = {
-  'start': 0, 'workers': 3, 'servers': 1, 'shards': 1, 'wire_dtype': 'float32',
-  'compensation': 'none', 'look_ahead': {}, 'delay': {},
-}  # fmt: skip
+  'start': 0,
+  'workers': 3,
+  'servers': 1,
+  'shards': 1,
+  'wire_dtype': 'float32',
+  'compensation': 'none',
+  'look_ahead': {},
+  'delay': {},
+}
 
 
 def _followed(config, folder, start, updates=12, devices=1):
   start = {'batch_size': config.batch_size} | start
   lines = [start] + [
-    {'order': n, 'devices': devices, 'parts': [{'reads': [n]}]}
-    for n in range(updates)
+    {'order': n, 'devices': devices, 'parts': [{'reads': [n]}]} for n in range(updates)
   ]
-  (folder / log_lib.NAME).write_text(
-    ''.join(json.dumps(x) + '\n' for x in lines)
-  )
+  (folder / log_lib.NAME).write_text(''.join(json.dumps(x) + '\n' for x in lines))
   keys = {'strategy.simulate.log': str(folder)}
   return simulation._read_log(_simulated(config, 3, **keys), 12)
 
@@ -180,18 +173,21 @@ def test_a_log_that_fits_is_followed(tmp_path, config):
   assert len(_followed(config, tmp_path, _START)) == 13
 
 
-@pytest.mark.parametrize('name, changes, more', [
-  ('workers', {'workers': 2}, {}),
-  ('servers', {'servers': 2}, {}),
-  ('shards', {'shards': 2}, {}),
-  ('batch_size', {'batch_size': 7}, {}),
-  ('wire_dtype', {'wire_dtype': 'bfloat16'}, {}),
-  ('compensation', {'compensation': 'taylor'}, {}),
-  ('delay', {'delay': {'strength': 0.25}}, {}),
-  ('look_ahead', {'look_ahead': {'method': 'dana'}}, {}),
-  ('updates', {}, {'updates': 11}),
-  ('devices', {}, {'devices': 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'name, changes, more',
+  [
+    ('workers', {'workers': 2}, {}),
+    ('servers', {'servers': 2}, {}),
+    ('shards', {'shards': 2}, {}),
+    ('batch_size', {'batch_size': 7}, {}),
+    ('wire_dtype', {'wire_dtype': 'bfloat16'}, {}),
+    ('compensation', {'compensation': 'taylor'}, {}),
+    ('delay', {'delay': {'strength': 0.25}}, {}),
+    ('look_ahead', {'look_ahead': {'method': 'dana'}}, {}),
+    ('updates', {}, {'updates': 11}),
+    ('devices', {}, {'devices': 2}),
+  ],
+)
 def test_each_key_of_a_log_must_fit(tmp_path, config, name, changes, more):
   with pytest.raises(config_lib.ConfigError, match=f'its {name} is'):
     _followed(config, tmp_path, _START | changes, **more)

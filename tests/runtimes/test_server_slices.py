@@ -6,10 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax.runtimes.server import layout as layout_lib
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import setup as setup_lib
-from anp_jax.runtimes.server import slice_optimizer
+from anp_jax.runtimes.server import (
+  layout as layout_lib,
+  look_ahead,
+  setup as setup_lib,
+  slice_optimizer,
+)
 from anp_jax.training import multipliers
 from tests import serving
 
@@ -62,8 +64,7 @@ def _gradients(setup, data_shards=1):
   rng = np.random.default_rng(0)
   sizes = setup.layout.params.size, setup.layout.stats.size
   return [
-    [rng.normal(size=(data_shards, n)).astype(np.float32) for n in sizes]
-    for _ in range(_STEPS)
+    [rng.normal(size=(data_shards, n)).astype(np.float32) for n in sizes] for _ in range(_STEPS)
   ]
 
 
@@ -71,16 +72,16 @@ def _apply(setup, states, update, weights=(1.0,), staleness=0):
   """The states of all servers after an update (gradients, stats deltas)."""
   gradients, deltas = update
   reads = [int(states[0].step) - staleness]
-  contributions = [
-    {'weight': weight, 'reads': reads, 'worker': 'a'} for weight in weights
-  ]
+  contributions = [{'weight': weight, 'reads': reads, 'worker': 'a'} for weight in weights]
   results = [
     optimizer.apply(
-      state, [g[optimizer.slice] for g in gradients],
-      [d[: optimizer.stats_size] for d in deltas], contributions,
+      state,
+      [g[optimizer.slice] for g in gradients],
+      [d[: optimizer.stats_size] for d in deltas],
+      contributions,
     )
     for optimizer, state in zip(setup.optimizers, states, strict=True)
-  ]  # fmt: skip
+  ]
   assert all(finite for _, finite in results)
   return [state for state, _ in results]
 
@@ -118,9 +119,7 @@ def test_start_and_join_are_inverse(config):
     _same(state, _join(setup, _start(setup, state)))
 
 
-@pytest.mark.parametrize(
-  'name', ['sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw']
-)
+@pytest.mark.parametrize('name', ['sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw'])
 def test_slices_are_those_of_the_whole(config, name):
   config.optimizer.name = name
   config.optimizer.weight_decay = 0.1
@@ -136,10 +135,7 @@ def test_update_is_that_of_the_closed_form(sgd):
   setup = _setup(sgd, 3)
   state = _random_state(setup)
   value = _flat(setup, state.params).astype(float)
-  decays = _flat(
-    setup,
-    jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1, float), state.params),
-  )
+  decays = _flat(setup, jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1, float), state.params))
   flat_stats = setup.layout.stats
   stats = flat_stats.flatten(state.stats, np).astype(float)
   speed = _flat(setup, optax.tree.get(state.opt_state, 'trace')).astype(float)
@@ -169,9 +165,7 @@ def test_stale_update_is_divided(config):
   config.strategy.compensation = 'staleness'
   setup = _setup(config, 2)
   start = _flat(setup, _random_state(setup).params)
-  moves = [
-    _flat(setup, _run(setup, staleness=s).params) - start for s in (0, 1, 4)
-  ]
+  moves = [_flat(setup, _run(setup, staleness=s).params) - start for s in (0, 1, 4)]
   np.testing.assert_array_equal(moves[0], moves[1])
   # Differences of float32 weights around 0.1.
   np.testing.assert_allclose(moves[2], moves[0] / 4, atol=1e-6)
@@ -198,8 +192,10 @@ def test_slices_are_even_and_cover_all():
   # Matrices end in the second slice, 22 elements after its beginning.
   blocks = flat.blocks(second, 40, 100)
   assert [(b.start, b.stop, b.is_matrix) for b in blocks] == [
-    (0, 22, True), (22, 122, False), (122, 145, False),
-  ]  # fmt: skip
+    (0, 22, True),
+    (22, 122, False),
+    (122, 145, False),
+  ]
   padded = blocks[2].cut(np.arange(145.0))
   assert padded.shape == (100,)
   assert padded.tolist() == [*range(122, 145), *[0] * 77]
@@ -230,9 +226,7 @@ def test_whole_chain_is_optax(config):
   opt_state = _run(setup).opt_state
   counts = [int(leaf) for leaf in jax.tree.leaves(opt_state) if not leaf.ndim]
   assert counts == [_STEPS, _STEPS]
-  assert jax.tree.structure(opt_state) == jax.tree.structure(
-    setup.program.abstract_state.opt_state
-  )
+  assert jax.tree.structure(opt_state) == jax.tree.structure(setup.program.abstract_state.opt_state)
   assert optax.tree.get(opt_state, 'mu') is not None
 
 
@@ -272,10 +266,15 @@ def test_rates_are_multiplied_wherever_slices_end(sgd, servers):
   setup = _setup(sgd, servers)
   result, start = _run(setup), _random_state(setup)
   factors = {
-    'conv1/kernel': 0.25, 'conv1/bias': 0.25, 'conv2/kernel': 0,
-    'conv2/bias': 0.25, 'norm/scale': 0, 'norm/bias': 0, 'head/kernel': 1,
+    'conv1/kernel': 0.25,
+    'conv1/bias': 0.25,
+    'conv2/kernel': 0,
+    'conv2/bias': 0.25,
+    'norm/scale': 0,
+    'norm/bias': 0,
+    'head/kernel': 1,
     'head/bias': 1,
-  }  # fmt: skip
+  }
   flat = setup.layout.params
   assert set(factors) == set(flat.names)
   gradients = [flat.unflatten(gradient) for (gradient,), _ in _gradients(setup)]
@@ -300,9 +299,10 @@ def test_rates_decay_from_the_head_down_wherever_slices_end(sgd, monkeypatch):
   # Of a network without stages.
   monkeypatch.setattr(multipliers, 'check_layers', lambda *_: None)
   monkeypatch.setattr(
-    multipliers, 'layer_numbers',
+    multipliers,
+    'layer_numbers',
     lambda names: {name: layers.get(name.split('/')[0], 2) for name in names},
-  )  # fmt: skip
+  )
   sgd.init['from'], sgd.optimizer.layer_decay = 'weights.safetensors', 0.5
   setup = _setup(sgd, 3)
   result, start = _run(setup), _random_state(setup)

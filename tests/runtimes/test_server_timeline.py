@@ -34,9 +34,7 @@ def _staleness(updates, version=0):
 
 @pytest.mark.parametrize('workers', [1, 2, 3, 8])
 def test_equal_workers_come_in_turn(workers):
-  updates = _updates(
-    workers, **{'simulate.pull_seconds': 0.25, 'simulate.push_seconds': 0.5}
-  )
+  updates = _updates(workers, **{'simulate.pull_seconds': 0.25, 'simulate.push_seconds': 0.5})
   # Sums of these times are exact in binary.
   assert _seconds(updates) == [1.75 * (n // workers + 1) for n in range(24)]
   # All begin with version 0; then each meets what all others have done.
@@ -50,9 +48,7 @@ def test_a_slow_worker_makes_fewer_updates_of_older_weights():
   updates = _updates(2, **{'simulate.slow': ((1, 3.0),)})
   # In three seconds three by the quick worker and one by the slow one.
   assert _seconds(updates)[-1] == 18.0
-  workers = collections.Counter(
-    c['worker'] for u in updates for c in u.contributions
-  )
+  workers = collections.Counter(c['worker'] for u in updates for c in u.contributions)
   assert workers == {'worker 0': 18, 'worker 1': 6}
   slow = [
     order - c['reads'][0]
@@ -109,11 +105,7 @@ def test_two_gradients_in_flight_share_a_device():
 
 
 def test_other_servers_are_read_later():
-  keys = {
-    'servers': 2,
-    'simulate.pull_seconds': 1.0,
-    'simulate.slow': ((1, 1.25),),
-  }
+  keys = {'servers': 2, 'simulate.pull_seconds': 1.0, 'simulate.slow': ((1, 1.25),)}
   updates = _updates(2, 4, **keys)
   # Worker 0 commits at 2 and 4 s. Worker 1 pulls from 0 to 1 s, commits at
   # 2.25 s, then reads server 0 at 2.25 s and server 1 at 2.75 s.
@@ -127,9 +119,7 @@ def test_other_servers_are_read_later():
 def test_versions_are_kept_while_they_are_to_be_read(spread):
   keys = {'simulate.spread': spread, 'simulate.pull_seconds': 0.5, 'servers': 3}
   updates = _updates(5, 60, **keys)
-  reads = [
-    {v for c in update.contributions for v in c['reads']} for update in updates
-  ]
+  reads = [{v for c in update.contributions for v in c['reads']} for update in updates]
   for order, update in enumerate(updates):
     later = {v for read in reads[order + 1 :] for v in read if v <= order}
     # Nothing is dropped that is read later; at the end some are read in vain.
@@ -161,8 +151,7 @@ def test_draws_depend_on_the_seed_alone():
 def test_a_log_is_followed_and_its_versions_kept():
   parts = [[0], [0], [1], [0]]
   records = [{'start': 0}] + [
-    {'order': n, 'parts': [{'ticket': [n, 0], 'reads': reads}]}
-    for n, reads in enumerate(parts)
+    {'order': n, 'parts': [{'ticket': [n, 0], 'reads': reads}]} for n, reads in enumerate(parts)
   ]
   updates = list(timeline.from_log(records, 0))
   assert [u.contributions[0]['reads'] for u in updates] == parts

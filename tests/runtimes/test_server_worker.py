@@ -6,8 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import worker as worker_lib
+from anp_jax.runtimes.server import log as log_lib, worker as worker_lib
 from tests import serving
 
 
@@ -88,9 +87,7 @@ class _Versions:
   def compute(self, pull):
     """Starts a thread; returns it and the list of its result."""
     results = []
-    thread = threading.Thread(
-      target=lambda: results.append(self.worker.compute(pull, 3, 'batch'))
-    )
+    thread = threading.Thread(target=lambda: results.append(self.worker.compute(pull, 3, 'batch')))
     thread.start()
     return thread, results
 
@@ -166,25 +163,15 @@ class _Feed:
 
 @pytest.mark.parametrize(
   'mode, in_flight, together',
-  [
-    ('async', 1, 1), ('async', 2, 2), ('async', 3, 3), ('bounded', 2, 2),
-    ('synchronous', 2, 1),
-  ],
-)  # fmt: skip
-def test_a_worker_has_as_many_gradients_in_flight(
-  config, mode, in_flight, together
-):
+  [('async', 1, 1), ('async', 2, 2), ('async', 3, 3), ('bounded', 2, 2), ('synchronous', 2, 1)],
+)
+def test_a_worker_has_as_many_gradients_in_flight(config, mode, in_flight, together):
   """Fewer would wait at the server's barrier until it breaks."""
-  config = serving.config_of(
-    config, **{'strategy.mode': mode, 'strategy.in_flight': in_flight}
-  )
-  setup = types.SimpleNamespace(
-    config=config, layout=None, feed=lambda *_: _Feed()
-  )
+  config = serving.config_of(config, **{'strategy.mode': mode, 'strategy.in_flight': in_flight})
+  setup = types.SimpleNamespace(config=config, layout=None, feed=lambda *_: _Feed())
   worker = types.SimpleNamespace(
-    name='a', progress=0, closed=threading.Event(),
-    compute=lambda pull, step, batch: pull(),
-  )  # fmt: skip
+    name='a', progress=0, closed=threading.Event(), compute=lambda pull, step, batch: pull()
+  )
   server = _Server(6, together)
   hello = {'session': 'now', 'data_shards': 1}
   worker_lib._WorkerSession(worker, hello, [server], setup, None).run()

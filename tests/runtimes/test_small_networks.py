@@ -6,10 +6,7 @@ import jax
 import pytest
 
 from anp_jax import train
-from tests import launching
-from tests import relaying
-from tests import serving
-from tests import small_networks
+from tests import launching, relaying, serving, small_networks
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -28,9 +25,7 @@ def test_models_of_a_ring_end_as_if_alone(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('name', small_networks.NAMES)
-def test_replay_of_three_workers_has_the_same_bits(
-  tmp_path, config, monkeypatch, name
-):
+def test_replay_of_three_workers_has_the_same_bits(tmp_path, config, monkeypatch, name):
   serving.on_devices(monkeypatch, 1)
   keys = {**serving.FULL, 'model.name': name}
   config = serving.config_of(config, **keys)

@@ -13,8 +13,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
-from anp_jax.runtimes import addresses
-from anp_jax.runtimes import transport
+from anp_jax.runtimes import addresses, transport
 from anp_jax.system import emulation
 from tests import builders
 
@@ -44,9 +43,19 @@ class _Route:
 
 @pytest.mark.parametrize(
   'token',
-  ['', 'Bearer', 'Bearer ', 'secret', 'Bearer secre', 'Bearer secret1',
-   'Bearer secreT', 'bearer secret', ' Bearer secret', 'Bearer  secret'],
-)  # fmt: skip
+  [
+    '',
+    'Bearer',
+    'Bearer ',
+    'secret',
+    'Bearer secre',
+    'Bearer secret1',
+    'Bearer secreT',
+    'bearer secret',
+    ' Bearer secret',
+    'Bearer  secret',
+  ],
+)
 def test_the_whole_token_is_compared(token):
   gate = transport.Gate('secret')
   gate.start_call(None, {'authorization': ['Bearer secret']})
@@ -58,9 +67,7 @@ def test_the_whole_token_is_compared(token):
 
 @pytest.mark.parametrize('hosts', [0, 2])
 @pytest.mark.parametrize('name', ['127.0.1.1', None])
-def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
-  monkeypatch, hosts, name
-):
+def test_a_name_that_means_loopback_is_not_told_to_other_hosts(monkeypatch, hosts, name):
   """Debian's /etc/hosts has such a name; or it does not resolve."""
 
   def resolved(_):
@@ -76,15 +83,11 @@ def test_a_name_that_means_loopback_is_not_told_to_other_hosts(
     m.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('10.0.0.5')])
     assert addresses.own_address('', place) == '10.0.0.7'
   # On the coordinator itself, with the system's own sockets.
-  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: [
-    _found('127.0.1.1')
-  ])  # fmt: skip
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('127.0.1.1')])
   with pytest.raises(config_lib.ConfigError) as e:
     addresses.own_address('', place)
   message = str(e.value)
-  assert message.startswith(
-    "config.strategy.bind='': gpu2, the name of this host"
-  )
+  assert message.startswith("config.strategy.bind='': gpu2, the name of this host")
   assert 'coordinator gpu1:4321' in message and '\n' not in message
   # Processes of one host find each other there.
   assert addresses.own_address('', place._replace(num_hosts=1)) == '127.0.0.1'
@@ -156,9 +159,7 @@ class _Echo(transport.Port):
 
 
 @pytest.mark.parametrize('local', [False, True])
-def test_an_emulated_link_slows_down_what_leaves_the_process(
-  monkeypatch, local
-):
+def test_an_emulated_link_slows_down_what_leaves_the_process(monkeypatch, local):
   """3 MB at 5 MB/s each way: 0.6 s there, 0.6 s back.
 
   Both ends are this process, whose two ways work at the same time: on one batch
@@ -171,9 +172,7 @@ def test_an_emulated_link_slows_down_what_leaves_the_process(
   try:
     if not local:
       monkeypatch.setattr(transport, '_own_addresses', set())
-    with contextlib.closing(
-      transport.connect(config, port.address, 'secret')
-    ) as client:
+    with contextlib.closing(transport.connect(config, port.address, 'secret')) as client:
       seconds = []
       for _ in range(2):
         start = time.monotonic()

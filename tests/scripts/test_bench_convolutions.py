@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from anp_jax.models.layers import onednn
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import library, specs
 
 _BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
 
@@ -65,9 +64,7 @@ def _expected(x, kernel, dy, stride, padding):
 def _dense(kernel, groups):
   """A kernel of all channels, with zeros where groups do not meet."""
   rows, columns, channels, features = kernel.shape
-  result = np.zeros(
-    (rows, columns, groups, channels, groups, features // groups)
-  )
+  result = np.zeros((rows, columns, groups, channels, groups, features // groups))
   for g in range(groups):
     result[:, :, g, :, g] = np.split(kernel, groups, -1)[g]
   return result.reshape(rows, columns, groups * channels, features)
@@ -117,9 +114,8 @@ def test_a_weight_gradient_is_timed_alone(bench):
   calls = []
   call = bench.alone(lambda *arguments: calls.append(arguments))
   spec = specs.ConvolutionSpec(
-    'backward_weights', 'float32', (1, 4, 4, 8), (3, 3, 8, 8), (1, 4, 4, 8), 1,
-    (1, 1, 1, 1),
-  )  # fmt: skip
+    'backward_weights', 'float32', (1, 4, 4, 8), (3, 3, 8, 8), (1, 4, 4, 8), 1, (1, 1, 1, 1)
+  )
   call(spec._replace(waits=True), 'result', 'x', 'dy', 'dx')
   call(spec, 'result', 'x', 'dy')
   assert calls == [(spec, 'result', 'x', 'dy')] * 2
@@ -137,9 +133,7 @@ class Worker:
     return {'seconds': self._seconds[what.partition(' ')[0]]}
 
 
-def test_totals_count_each_layer_as_often_as_it_occurs(
-  bench, monkeypatch, capsys
-):
+def test_totals_count_each_layer_as_often_as_it_occurs(bench, monkeypatch, capsys):
   # 2 x 10 x 10 results of 5 x 2 products: 2,000 x 2 operations, and the same
   # with half of the features.
   wide = bench.Layer((2, 10, 10, 5), (1, 1, 5, 2), 1, 0, False)
@@ -156,33 +150,45 @@ def test_totals_count_each_layer_as_often_as_it_occurs(
   assert lines[0].startswith('convolutions of tiny, bfloat16')
   cells = [line.split() for line in lines]
   # Names, then GF/s of both, and how many times as fast ours is.
-  assert cells[2] == [
-    '10x10x5,', '1x1', 'to', '2', '3', 'forward', '4.0', '2.0', '2.00',
-  ]  # fmt: skip
+  assert cells[2] == ['10x10x5,', '1x1', 'to', '2', '3', 'forward', '4.0', '2.0', '2.00']
   assert not any('to 1 ' in line and 'input' in line for line in lines)
   # 3 layers of 4,000 operations, and for two of the passes 1 of 2,000.
   assert cells[-4] == ['all', 'layers', 'forward', '3.5', '1.8', '2.00']
   # Ours: 3 x 7 and 5 us, PyTorch's: 3 x 6 and 4 us.
   count = 3 * 3 * 4000 + 2 * 2000
   assert cells[-1] == [
-    'all', 'layers', 'all', f'{count / 26e3:.1f}', f'{count / 22e3:.1f}',
+    'all',
+    'layers',
+    'all',
+    f'{count / 26e3:.1f}',
+    f'{count / 22e3:.1f}',
     f'{22 / 26:.2f}',
-  ]  # fmt: skip
-  assert ratios == pytest.approx({
-    'tiny_bfloat16_forward_over_torch': 2,
-    'tiny_bfloat16_input_gradient_over_torch': 1,
-    'tiny_bfloat16_weight_gradient_over_torch': 0.5,
-    'tiny_bfloat16_all_over_torch': 22 / 26,
-  })  # fmt: skip
+  ]
+  assert ratios == pytest.approx(
+    {
+      'tiny_bfloat16_forward_over_torch': 2,
+      'tiny_bfloat16_input_gradient_over_torch': 1,
+      'tiny_bfloat16_weight_gradient_over_torch': 0.5,
+      'tiny_bfloat16_all_over_torch': 22 / 26,
+    }
+  )
 
 
 @pytest.mark.slow
 def test_the_last_line_is_of_finite_ratios():
   result = subprocess.run(
-    [sys.executable, str(_BENCH / 'convolutions.py'), '--cases=tiny',
-     '--rounds=2', '--seconds=0.001', '--dtype=float32'],
-    capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
+    [
+      sys.executable,
+      str(_BENCH / 'convolutions.py'),
+      '--cases=tiny',
+      '--rounds=2',
+      '--seconds=0.001',
+      '--dtype=float32',
+    ],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
   assert ('tiny_float32_all_over_xla' in ratios) == bool(library.find())

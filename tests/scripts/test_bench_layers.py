@@ -12,10 +12,7 @@ import pytest
 
 from anp_jax.models import resnet
 from anp_jax.tools.portability import program as program_lib
-from scripts.bench import _places
-from scripts.bench import _shares
-from scripts.bench import _trace
-from scripts.bench import layers as bench_layers
+from scripts.bench import _places, _shares, _trace, layers as bench_layers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BACKWARD = 'jit(train_step)/transpose(jvp(Net))'
@@ -198,10 +195,12 @@ def test_place(program, name, where):
 
 @pytest.mark.parametrize(
   'kernel, kind',
-  [((5, 5, 1, 8), '5x5 depthwise convolution'),
-   ((3, 3, 4, 16), '3x3 grouped convolution'),
-   ((3, 3, 8, 16), '3x3 convolution')],
-)  # fmt: skip
+  [
+    ((5, 5, 1, 8), '5x5 depthwise convolution'),
+    ((3, 3, 4, 16), '3x3 grouped convolution'),
+    ((3, 3, 8, 16), '3x3 convolution'),
+  ],
+)
 def test_convolutions_of_groups_are_kinds_of_their_own(kernel, kind):
   layer = _places.Layer(kernel, (2, 6, 6, 8), (2, 6, 6, kernel[-1]))
   assert layer.kind == kind
@@ -211,11 +210,15 @@ def test_convolutions_of_groups_are_kinds_of_their_own(kernel, kind):
 @pytest.mark.parametrize(
   'instruction, name',
   [
-    ('conv.1', 'block/conv'), ('conv.2', 'block/conv'),
-    ('reduce.1', 'block/norm'), ('copy.7', 'head'), ('fusion.2', 'max pool'),
-    ('convert.3', 'input'), ('fusion.3', 'update'),
+    ('conv.1', 'block/conv'),
+    ('conv.2', 'block/conv'),
+    ('reduce.1', 'block/norm'),
+    ('copy.7', 'head'),
+    ('fusion.2', 'max pool'),
+    ('convert.3', 'input'),
+    ('fusion.3', 'update'),
   ],
-)  # fmt: skip
+)
 def test_layers_have_their_paths_as_names(program, instruction, name):
   layer = _places.Layer((3, 3, 8, 16), (2, 6, 6, 8), (2, 6, 6, 16))
   layers = dict.fromkeys(('block/conv', 'block/norm', 'head'), layer)
@@ -225,16 +228,19 @@ def test_layers_have_their_paths_as_names(program, instruction, name):
 
 def test_speed_ups_are_medians_over_medians():
   times = {
-    (_shares.ALONE, 1): [{'a': 4.0, 'b': 1.0}, {'a': 8.0, 'b': 1.0},
-                         {'a': 6.0, 'b': 1.0}],
+    (_shares.ALONE, 1): [{'a': 4.0, 'b': 1.0}, {'a': 8.0, 'b': 1.0}, {'a': 6.0, 'b': 1.0}],
     (_shares.ALONE, 4): [{'a': 2.0, 'b': 1.0}],
     (_shares.AT_ONCE, 2): [{'a': 3.0, 'b': 1.0}, {'a': 5.0, 'b': 1.0}],
-  }  # fmt: skip
+  }
   rows, ratios = _shares.table(times)
   assert ratios == {
-    'a_4_alone': 3.0, 'b_4_alone': 1.0, 'all_4_alone': pytest.approx(7 / 3),
-    'a_2_at_once': 1.5, 'b_2_at_once': 1.0, 'all_2_at_once': 7 / 5,
-  }  # fmt: skip
+    'a_4_alone': 3.0,
+    'b_4_alone': 1.0,
+    'all_4_alone': pytest.approx(7 / 3),
+    'a_2_at_once': 1.5,
+    'b_2_at_once': 1.0,
+    'all_2_at_once': 7 / 5,
+  }
   assert rows[0] == ('layer', '% of the step', '1/4 alone', '1/2 at once')
   assert rows[2] == ('a', '85.7', '3.00', '1.50')
 
@@ -255,9 +261,7 @@ def test_the_whole_batch_is_the_first_share(monkeypatch, capsys):
 
 
 def test_only_a_weight_gradient_where_the_input_is_the_image(program):
-  stem = _places.Layer(
-    (3, 3, 8, 16), (2, 6, 6, 8), (2, 6, 6, 16), learned_input=False
-  )
+  stem = _places.Layer((3, 3, 8, 16), (2, 6, 6, 8), (2, 6, 6, 16), learned_input=False)
   pad = program.instructions['pad.1']
   location = _places.place(program, pad, 'Net', {'block/conv': stem})
   assert location == ('3x3 stem', 'weight gradient')
@@ -271,9 +275,7 @@ def _run(thread, name, start, stop, **stats):
 
 def _event(thread, name, start, stop=None, plane='/host:CPU', **stats):
   stop = start if stop is None else stop
-  return _trace.Event(
-    (plane, thread), name, 1e9 * start, 1e9 * (stop - start), stats
-  )
+  return _trace.Event((plane, thread), name, 1e9 * start, 1e9 * (stop - start), stats)
 
 
 def _task(giver, thread, number, pending, start, stop):
@@ -290,9 +292,7 @@ def _seconds(program, *events):
 
 
 def test_instructions_that_overlap_share_the_time(program):
-  seconds, spent = _seconds(
-    program, _run('a', 'conv.1', 0, 4), _run('b', 'conv.2', 3, 7)
-  )
+  seconds, spent = _seconds(program, _run('a', 'conv.1', 0, 4), _run('b', 'conv.2', 3, 7))
   assert seconds == {'conv.1': 3.5, 'conv.2': 3.5}
   assert spent.threads == pytest.approx(8 / 7)
 
@@ -343,10 +343,7 @@ def test_time_in_which_no_thread_works_is_nobodys(program):
 
 def test_a_loop_counts_through_its_body_only(program):
   seconds, _ = _seconds(
-    program,
-    _run('a', 'while.1', 0, 10),
-    _run('a', 'copy.7', 1, 2),
-    _run('a', 'copy.7', 4, 6),
+    program, _run('a', 'while.1', 0, 10), _run('a', 'copy.7', 1, 2), _run('a', 'copy.7', 4, 6)
   )
   assert seconds == {'copy.7': 3}
   # Where the profile does not show the body, the loop counts itself.
@@ -385,9 +382,7 @@ def test_a_device_counts_on_one_kind_of_line(program, line, stats):
 def test_operations_of_resnet_50():
   model = resnet.ResNet(1000, stages=(3, 4, 6, 3), bottleneck=True)
   images = jax.ShapeDtypeStruct((2, 224, 224, 3), 'float32')
-  variables = jax.eval_shape(
-    lambda: model.init(jax.random.key(0), jnp.zeros(images.shape), False)
-  )
+  variables = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros(images.shape), False))
   counts = _places.flops(_places.shapes(model, images, variables))
   # By hand. A 1x1 convolution of 64 channels at 56 x 56 pixels, two images:
   unit = 2 * 2 * 56 * 56 * 64 * 64
@@ -417,27 +412,33 @@ def test_operations_of_resnet_50():
 def test_a_table_of_a_whole_step():
   """The tiny recipe, as a person types it."""
   command = [
-    sys.executable, '-m', 'scripts.bench.layers', '--config',
-    'configs/resnet_anp.py:tiny', '--model=resnet18', '--width=8', '--size=32',
-    '--batch=8', '--steps=2', '--top=3',
-  ]  # fmt: skip
-  done = subprocess.run(
-    command, cwd=_ROOT, capture_output=True, text=True, check=True
-  )
+    sys.executable,
+    '-m',
+    'scripts.bench.layers',
+    '--config',
+    'configs/resnet_anp.py:tiny',
+    '--model=resnet18',
+    '--width=8',
+    '--size=32',
+    '--batch=8',
+    '--steps=2',
+    '--top=3',
+  ]
+  done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True)
   ratios = json.loads(done.stdout.splitlines()[-1])
-  shares = {
-    k.removeprefix('share_'): v
-    for k, v in ratios.items()
-    if k.startswith('share_')
-  }
+  shares = {k.removeprefix('share_'): v for k, v in ratios.items() if k.startswith('share_')}
   # Each is rounded to four digits.
   assert sum(shares.values()) == pytest.approx(1, abs=1e-4 * len(shares))
   assert all(v >= 0 for v in shares.values())
   for kind in (
-    '7x7_stem_forward', '7x7_stem_weight_gradient', '3x3_convolution_forward',
-    '3x3_convolution_weight_gradient', 'norm_backward',
-    'max_pool_forward', 'update',
-  ):  # fmt: skip
+    '7x7_stem_forward',
+    '7x7_stem_weight_gradient',
+    '3x3_convolution_forward',
+    '3x3_convolution_weight_gradient',
+    'norm_backward',
+    'max_pool_forward',
+    'update',
+  ):
     assert shares[kind] > 0, kind
   # Half the time or more is known: the rest is the host's, between many
   # instructions of microseconds.
@@ -449,12 +450,17 @@ def test_a_table_of_a_whole_step():
 @pytest.mark.soak
 def test_layers_are_timed_with_parts_of_a_batch():
   command = [
-    sys.executable, '-m', 'scripts.bench.layers', '--model=lenet', '--size=28',
-    '--batch=64', '--shares=1,8', '--rounds=2', '--steps=2',
-  ]  # fmt: skip
-  done = subprocess.run(
-    command, cwd=_ROOT, capture_output=True, text=True, check=False,
-  )  # fmt: skip
+    sys.executable,
+    '-m',
+    'scripts.bench.layers',
+    '--model=lenet',
+    '--size=28',
+    '--batch=64',
+    '--shares=1,8',
+    '--rounds=2',
+    '--steps=2',
+  ]
+  done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
   ratios = json.loads(done.stdout.splitlines()[-1])
   for layer in ('conv1', 'conv2', 'hidden', 'head', 'update'):
@@ -466,7 +472,5 @@ def test_layers_are_timed_with_parts_of_a_batch():
 @pytest.mark.slow
 def test_it_runs_as_a_file_too():
   command = [sys.executable, 'scripts/bench/layers.py', '--help']
-  done = subprocess.run(
-    command, cwd=_ROOT, capture_output=True, text=True, check=True
-  )
+  done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True)
   assert '--batch' in done.stdout

@@ -18,9 +18,7 @@ def test_what_interfaces_sent_is_all_but_loopback():
   assert links.sent(_DEV) == 7500
 
 
-@pytest.mark.parametrize(
-  'text, bits', [('100mbit', 1e8), ('1gbit', 1e9), ('2.5gbit', 2.5e9)]
-)
+@pytest.mark.parametrize('text, bits', [('100mbit', 1e8), ('1gbit', 1e9), ('2.5gbit', 2.5e9)])
 def test_rates_are_those_of_tc(text, bits):
   assert links._bits(text) == bits
 

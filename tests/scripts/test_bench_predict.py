@@ -23,24 +23,26 @@ def bench(monkeypatch):
 def test_rates_and_ratios_to_the_faster_torch(bench):
   rows, ratios = [], {}
   seconds = {
-    'ours': [2.0, 2.0, 2.0], 'torch_eager': [4.0, 3.0, 6.0],
-    'torch_compile': [2.0, 1.0, 2.1], 'onnx': [1.0, 1.0, 1.0],
-  }  # fmt: skip
+    'ours': [2.0, 2.0, 2.0],
+    'torch_eager': [4.0, 3.0, 6.0],
+    'torch_compile': [2.0, 1.0, 2.1],
+    'onnx': [1.0, 1.0, 1.0],
+  }
   bench._show(rows, ratios, ('network', 'float32'), seconds, 32)
-  assert ratios == pytest.approx({
-    'float32_network_ours_images_per_second': 16,
-    'float32_network_torch_eager_images_per_second': 8,
-    'float32_network_torch_compile_images_per_second': 16,
-    'float32_network_onnx_images_per_second': 32,
-    'float32_network_over_torch_eager': 2,
-    'float32_network_over_torch_compile': 1,
-    'float32_network_over_torch': 1,
-    'float32_network_over_onnx': 0.5,
-  })  # fmt: skip
+  assert ratios == pytest.approx(
+    {
+      'float32_network_ours_images_per_second': 16,
+      'float32_network_torch_eager_images_per_second': 8,
+      'float32_network_torch_compile_images_per_second': 16,
+      'float32_network_onnx_images_per_second': 32,
+      'float32_network_over_torch_eager': 2,
+      'float32_network_over_torch_compile': 1,
+      'float32_network_over_torch': 1,
+      'float32_network_over_onnx': 0.5,
+    }
+  )
   over = [row for row in rows if 'times as fast' in row[0]]
-  assert [row[-2:] for row in over] == [
-    ('', ''), ('>= 1.1', 'missed'), ('', ''),
-  ]  # fmt: skip
+  assert [row[-2:] for row in over] == [('', ''), ('>= 1.1', 'missed'), ('', '')]
   assert over[0][1:4] == ('2.00', '1.50', '1.75-2.50')
 
 
@@ -63,9 +65,7 @@ def test_a_peer_names_the_likeliest_of_its_network(bench, dtype):
   np.testing.assert_allclose(
     probabilities, np.take_along_axis(expected, classes.numpy(), -1), tolerance
   )
-  np.testing.assert_allclose(
-    probabilities, -np.sort(-expected, -1)[:, :5], tolerance
-  )
+  np.testing.assert_allclose(probabilities, -np.sort(-expected, -1)[:, :5], tolerance)
 
 
 def test_onnx_runtime_computes_the_same(bench):
@@ -85,11 +85,21 @@ def test_onnx_runtime_computes_the_same(bench):
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios():
   result = subprocess.run(
-    [sys.executable, str(_BENCH / 'predict.py'), '--rounds=1', '--files=4',
-     '--side=32', '--sizes=4', '--model=resnet18', '--dtype=float32',
-     '--peers=torch_eager,onnx'],
-    capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
+    [
+      sys.executable,
+      str(_BENCH / 'predict.py'),
+      '--rounds=1',
+      '--files=4',
+      '--side=32',
+      '--sizes=4',
+      '--model=resnet18',
+      '--dtype=float32',
+      '--peers=torch_eager,onnx',
+    ],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert not result.returncode, result.stderr
   lines = result.stdout.splitlines()
   ratios = json.loads(lines[-1])

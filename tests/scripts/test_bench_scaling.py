@@ -17,12 +17,19 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
   'images, count, batch, shards',
   [
-    (64, 1, 64, 4), (64, 2, 64, 4), (64, 4, 64, 4), (64, 8, 64, 8),
+    (64, 1, 64, 4),
+    (64, 2, 64, 4),
+    (64, 4, 64, 4),
+    (64, 8, 64, 8),
     # Five images each; 64 / 12 is 5.3.
-    (64, 12, 60, 12), (64, 16, 64, 16), (100, 8, 96, 8), (64, 3, 66, 6),
-    (512, 12, 516, 12), (2, 16, 16, 16),
+    (64, 12, 60, 12),
+    (64, 16, 64, 16),
+    (100, 8, 96, 8),
+    (64, 3, 66, 6),
+    (512, 12, 516, 12),
+    (2, 16, 16, 16),
   ],
-)  # fmt: skip
+)
 def test_a_batch_is_the_nearest_that_divides(images, count, batch, shards):
   assert scaling.batch_of(images, count) == (batch, shards)
 
@@ -49,9 +56,7 @@ def test_ratios_are_those_of_the_same_round():
 
 def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
-  single, pair = (
-    {'one': [1.0], 'apart': [rate], 'sync': [rate]} for rate in (1.0, 1.5)
-  )
+  single, pair = ({'one': [1.0], 'apart': [rate], 'sync': [rate]} for rate in (1.0, 1.5))
   flags = argparse.Namespace(batch=32, model='lenet', size=28)
   scaling.show(flags, {1: single, 2: pair, 12: pair})
   table, ratios = capsys.readouterr().out.strip().rsplit('\n', 1)
@@ -90,10 +95,20 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, flag, message):
 @pytest.mark.multiprocess
 def test_processes_are_compared_with_one():
   done = subprocess.run(
-    [sys.executable, 'scripts/bench/scaling.py', '--model=lenet', '--size=28',
-     '--batch=4', '--rounds=1'],
-    cwd=_ROOT, capture_output=True, text=True, check=False, timeout=300,
-  )  # fmt: skip
+    [
+      sys.executable,
+      'scripts/bench/scaling.py',
+      '--model=lenet',
+      '--size=28',
+      '--batch=4',
+      '--rounds=1',
+    ],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=300,
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   ratios = json.loads(done.stdout.splitlines()[-1])
   for name in ('sync_over_one', 'sync_over_lockstep', 'apart_over_one'):

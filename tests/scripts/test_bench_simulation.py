@@ -21,9 +21,7 @@ def _run(monkeypatch, *flags):
 def test_a_cost_is_a_ratio_of_the_same_round(monkeypatch, capsys):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0})
   seconds = {'sync': iter([1.0, 2.0, 4.0]), 'simulated': iter([1.0, 3.0, 8.0])}
-  monkeypatch.setattr(
-    simulation, '_seconds', lambda flags, batch, name: next(seconds[name])
-  )
+  monkeypatch.setattr(simulation, '_seconds', lambda flags, batch, name: next(seconds[name]))
   _run(monkeypatch, '--batches=16', '--rounds=3')
   table, ratios = capsys.readouterr().out.strip().rsplit('\n', 1)
   # 1, 1.5 and 2: half of the rounds lie between 1.25 and 1.75.

@@ -115,24 +115,30 @@ def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
       'torch_compile': 0.08,
     },
     memory={
-      'ours': 300, 'xla': 1, 'float32': 1, 'flax': 1, 'torch_eager': 150,
+      'ours': 300,
+      'xla': 1,
+      'float32': 1,
+      'flax': 1,
+      'torch_eager': 150,
       'torch_compile': 200,
     },
-  )  # fmt: skip
+  )
   name = 'resnet50_224_bfloat16'
-  assert ratios == pytest.approx({
-    'compile_cold_over_15_s': 9 / 15,
-    'compile_cached_over_3_s': 3.0,
-    f'{name}_over_xla': 1.5,
-    f'{name}_over_float32': 1.6,
-    f'{name}_over_flax': 4.0,
-    f'{name}_over_torch_eager': 2.0,
-    f'{name}_over_torch_compile': 0.8,
-    f'{name}_over_torch': 0.8,
-    f'{name}_memory_over_torch': 1.5,
-    f'{name}_stepping_memory_over_torch': 1.5,
-    f'{name}_compile_over_step': 18.0,
-  })  # fmt: skip
+  assert ratios == pytest.approx(
+    {
+      'compile_cold_over_15_s': 9 / 15,
+      'compile_cached_over_3_s': 3.0,
+      f'{name}_over_xla': 1.5,
+      f'{name}_over_float32': 1.6,
+      f'{name}_over_flax': 4.0,
+      f'{name}_over_torch_eager': 2.0,
+      f'{name}_over_torch_compile': 0.8,
+      f'{name}_over_torch': 0.8,
+      f'{name}_memory_over_torch': 1.5,
+      f'{name}_stepping_memory_over_torch': 1.5,
+      f'{name}_compile_over_step': 18.0,
+    }
+  )
   assert [(r[0].split(': ')[-1], *r[5:]) for r in rows] == [
     ('compiling, cold, over 15 s', '<= 1', 'met'),
     ('compiling, cached, over 3 s', '<= 1', 'missed'),
@@ -165,9 +171,7 @@ def test_what_would_be_ours_once_more_is_left_out(bench, monkeypatch, capsys):
   assert ratios['lenet_over_torch'] == 1
   # The first of two that are equally fast; the goal is 1.05.
   assert [r[-1] for r in rows if 'faster' in r[0]] == ['missed']
-  assert capsys.readouterr().out == (
-    'skipped: lenet: xla: ours computes with XLA alone\n'
-  )
+  assert capsys.readouterr().out == ('skipped: lenet: xla: ours computes with XLA alone\n')
 
 
 def test_median_lowest_and_quartiles_of_the_rounds(contest):
@@ -177,11 +181,15 @@ def test_median_lowest_and_quartiles_of_the_rounds(contest):
   assert over == (3, 1, (2, 4), 1)
   assert contest.over([2], [3]) == (1.5, 1.5, (1.5, 1.5), 1.5)
   assert contest.row('x', over, 3.5) == (
-    'x', '3.00', '1.00', '2.00-4.00', '1.00', '>= 3.5', 'missed',
-  )  # fmt: skip
-  assert contest.row('x', 1.0, -1.15) == (
-    'x', '1.00', '', '', '', '<= 1.15', 'met',
-  )  # fmt: skip
+    'x',
+    '3.00',
+    '1.00',
+    '2.00-4.00',
+    '1.00',
+    '>= 3.5',
+    'missed',
+  )
+  assert contest.row('x', 1.0, -1.15) == ('x', '1.00', '', '', '', '<= 1.15', 'met')
 
 
 def test_each_round_has_all_in_an_order_by_chance(contest):
@@ -194,10 +202,10 @@ def test_each_round_has_all_in_an_order_by_chance(contest):
   assert {order[0] for order in orders} == set('abcd')
 
 
-@pytest.mark.parametrize('isa, xla, aten, mkl', [
-  ('AVX2', 'AVX2', 'avx2', 'AVX2'),
-  ('AVX512_CORE', 'AVX512', 'avx512', 'AVX512'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'isa, xla, aten, mkl',
+  [('AVX2', 'AVX2', 'avx2', 'AVX2'), ('AVX512_CORE', 'AVX512', 'avx512', 'AVX512')],
+)
 def test_an_older_cpu_is_everyones(contest, monkeypatch, isa, xla, aten, mkl):
   monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_enable_fast_math=false')
   for ours in (True, False):
@@ -211,9 +219,7 @@ def test_an_older_cpu_is_everyones(contest, monkeypatch, isa, xla, aten, mkl):
   assert 'max_isa' not in contest.environment(True)['XLA_FLAGS']
 
 
-def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
-  bench, monkeypatch, capsys
-):
+def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(bench, monkeypatch, capsys):
   # 256 images in 0.1 s and, in the second round, in 0.3 s: 1280 at the median.
   rows, ratios = _measured(
     bench,
@@ -227,16 +233,18 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
   )
   # 6 operations for each of 4.09e9 multiplications, of 989.5 TFLOP/s.
   share = 1280 * 6 * 4.09e9 / 989.5e12
-  assert ratios == pytest.approx({
-    'resnet50_gpu_over_torch_eager': 2.0,
-    'resnet50_gpu_over_torch': 2.0,
-    'resnet50_gpu_memory_over_torch': 1.1,
-    'resnet50_gpu_compile_over_step': 79.0,
-    'resnet50_gpu_ours_images_per_second': 1280,
-    'resnet50_gpu_ours_mfu': share,
-    'resnet50_gpu_torch_eager_images_per_second': 640,
-    'resnet50_gpu_torch_eager_mfu': share / 2,
-  })  # fmt: skip
+  assert ratios == pytest.approx(
+    {
+      'resnet50_gpu_over_torch_eager': 2.0,
+      'resnet50_gpu_over_torch': 2.0,
+      'resnet50_gpu_memory_over_torch': 1.1,
+      'resnet50_gpu_compile_over_step': 79.0,
+      'resnet50_gpu_ours_images_per_second': 1280,
+      'resnet50_gpu_ours_mfu': share,
+      'resnet50_gpu_torch_eager_images_per_second': 640,
+      'resnet50_gpu_torch_eager_mfu': share / 2,
+    }
+  )
   labels = [row[0] for row in rows]
   assert f'resnet50_gpu: ours, images/s, {H100}' in labels
   assert {steps for _, steps in Worker.requests} == {7}
@@ -246,18 +254,14 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(
   ]
 
 
-def test_our_flags_are_ours_and_the_allocator_is_everyones(
-  contest, monkeypatch
-):
+def test_our_flags_are_ours_and_the_allocator_is_everyones(contest, monkeypatch):
   for name in ('XLA_FLAGS', 'GLIBC_TUNABLES'):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.setattr(contest.xla_flags, '_devices_are_open', lambda: False)
   monkeypatch.setattr(contest.xla_flags, '_read', lambda path: '[madvise]')
   monkeypatch.setattr(contest.xla_flags, '_can_restart', lambda: True)
-  ours, peer = (
-    contest.environment(is_ours, extra={'A': '1'}) for is_ours in (True, False)
-  )
+  ours, peer = (contest.environment(is_ours, extra={'A': '1'}) for is_ours in (True, False))
   assert 'xla_cpu' in ours.pop('XLA_FLAGS')
   assert ours == peer
   assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
@@ -304,9 +308,7 @@ def test_operations_are_those_of_the_device_where_there_is_one(bench):
     line = types.SimpleNamespace(events=events)
     return types.SimpleNamespace(name=name, lines=[line])
 
-  host = plane(
-    '/host:CPU', event('fusion.1', hlo_op='fusion.1'), event('wait', id=1)
-  )
+  host = plane('/host:CPU', event('fusion.1', hlo_op='fusion.1'), event('wait', id=1))
   device = plane('/device:GPU:0', event('gemm', hlo_op='custom-call'))
 
   def names(*planes):
@@ -330,17 +332,18 @@ def _run(*arguments):
 def test_an_unknown_case_is_answered_with_those_there_are(tmp_path):
   result = _run('--cases=lenet50')
   assert result.returncode and not result.stdout
-  assert result.stderr.startswith(
-    '--cases=lenet50: expected some of resnet50_64, '
-  )
+  assert result.stderr.startswith('--cases=lenet50: expected some of resnet50_64, ')
 
 
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios(tmp_path):
   result = _run(
-    '--cases=tiny', '--peers=xla,flax,torch_eager', '--rounds=2',
-    '--steps=3', f'--profile={tmp_path}',
-  )  # fmt: skip
+    '--cases=tiny',
+    '--peers=xla,flax,torch_eager',
+    '--rounds=2',
+    '--steps=3',
+    f'--profile={tmp_path}',
+  )
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
   expected = {'tiny_over_flax', 'tiny_compile_over_step'}
@@ -348,9 +351,11 @@ def test_the_last_line_is_of_finite_ratios(tmp_path):
     expected |= {'tiny_over_xla'}
   if importlib.util.find_spec('torch'):
     expected |= {
-      'tiny_over_torch_eager', 'tiny_over_torch', 'tiny_memory_over_torch',
+      'tiny_over_torch_eager',
+      'tiny_over_torch',
+      'tiny_memory_over_torch',
       'tiny_stepping_memory_over_torch',
-    }  # fmt: skip
+    }
   assert set(ratios) == expected
   assert all(math.isfinite(r) and r > 0 for r in ratios.values())
   # Ten operations of the profile, most expensive first, by their share.

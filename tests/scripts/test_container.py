@@ -35,9 +35,7 @@ def _apptainer(section):
 
 def test_both_images_hold_the_same_files_which_exist():
   copied = _copied()
-  assert copied == dict(
-    line.split() for line in _apptainer('files').strip().splitlines()
-  )
+  assert copied == dict(line.split() for line in _apptainer('files').strip().splitlines())
   for source, target in copied.items():
     assert (_ROOT / source).exists(), source
     assert target == f'{_TARGET}/{source}'
@@ -54,14 +52,12 @@ def test_both_images_are_set_up_by_the_same_command():
   run = ' '.join(instructions['RUN'].split())
   for command in (
     f'python3 {_TARGET}/scripts/setup.py --no-dev --accelerator=',
-    f'{_TARGET}/.venv/bin/python -m compileall -q {_TARGET}/anp_jax '
-    f'{_TARGET}/configs',
+    f'{_TARGET}/.venv/bin/python -m compileall -q {_TARGET}/anp_jax {_TARGET}/configs',
   ):
     assert command in run
     assert command in ' '.join(_apptainer('post').replace('\\\n', ' ').split())
   assert instructions['ARG'] in _apptainer('arguments')
-  base = re.search('^From: (.*)$', (_ROOT / 'scripts/anp_jax.def').read_text(),
-                   re.M)[1]  # fmt: skip
+  base = re.search('^From: (.*)$', (_ROOT / 'scripts/anp_jax.def').read_text(), re.M)[1]
   assert instructions['FROM'] == base
 
 

@@ -14,10 +14,13 @@ from scripts import optuna_search  # noqa: E402
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FLAGS = [
-  '--config=configs/lenet.py', '--config.log.every=5 steps',
-  '--config.eval.every=1 epochs', '--config.log.tensorboard=False',
-  '--config.eval.examples=False', '--config.checkpoint.keep_best=0',
-]  # fmt: skip
+  '--config=configs/lenet.py',
+  '--config.log.every=5 steps',
+  '--config.eval.every=1 epochs',
+  '--config.log.tensorboard=False',
+  '--config.eval.examples=False',
+  '--config.checkpoint.keep_best=0',
+]
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +37,8 @@ def _validation(workdir):
 
 def test_two_trials_and_the_best_of_them(tmp_path, capsys):
   study = optuna.create_study(
-    storage=f'sqlite:///{tmp_path / "study.db"}',
-    study_name='search', direction='maximize',
-  )  # fmt: skip
+    storage=f'sqlite:///{tmp_path / "study.db"}', study_name='search', direction='maximize'
+  )
   # Else they are drawn at random, and a high rate may diverge.
   study.enqueue_trial({'rate': 0.01, 'decay': 1e-4})
   study.enqueue_trial({'rate': 0.003, 'decay': 1e-3})

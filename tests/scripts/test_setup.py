@@ -16,9 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _load(name):
-  spec = importlib.util.spec_from_file_location(
-    name, ROOT / 'scripts' / f'{name}.py'
-  )
+  spec = importlib.util.spec_from_file_location(name, ROOT / 'scripts' / f'{name}.py')
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
@@ -113,9 +111,7 @@ def test_nvidia_smi_is_read(hardware, tmp_path, monkeypatch):
   ],
 )
 def test_what_auto_means(setup, requested, recorded, packed, expected):
-  chosen, _ = setup.resolve_accelerator(
-    requested, recorded, packed, lambda: ('detected', '')
-  )
+  chosen, _ = setup.resolve_accelerator(requested, recorded, packed, lambda: ('detected', ''))
   assert chosen == expected
 
 
@@ -137,9 +133,7 @@ def test_which_python_will_do(setup, version, supported):
 def test_python_bounds_agree_with_the_package(setup):
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
   oldest, newest = setup.OLDEST_PYTHON, setup.NEWEST_PYTHON
-  assert project['requires-python'] == (
-    f'>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}'
-  )
+  assert project['requires-python'] == (f'>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}')
 
 
 @pytest.mark.parametrize(
@@ -157,13 +151,8 @@ def test_python_bounds_agree_with_the_package(setup):
     ((3, 12), None, 'cuda12', 'cpu', True),
   ],
 )
-def test_when_venv_is_made_anew(
-  setup, current, named, recorded, accelerator_wanted, expected
-):
-  assert (
-    setup.must_recreate(current, named, recorded, accelerator_wanted)
-    is expected
-  )
+def test_when_venv_is_made_anew(setup, current, named, recorded, accelerator_wanted, expected):
+  assert setup.must_recreate(current, named, recorded, accelerator_wanted) is expected
 
 
 def test_wheelhouse_must_fit(setup):
@@ -230,9 +219,7 @@ def bare(setup, tmp_path, monkeypatch):
   monkeypatch.setattr(setup, '_make_venv', make_venv)
   monkeypatch.setattr(setup, '_pip', lambda venv, *args: done.append(args))
   monkeypatch.setattr(
-    setup,
-    '_venv_python',
-    lambda venv: sys.version_info[:2] if venv.exists() else None,
+    setup, '_venv_python', lambda venv: sys.version_info[:2] if venv.exists() else None
   )
   return tmp_path, done
 
@@ -260,18 +247,25 @@ def test_set_up_makes_the_commands_of_an_installation(setup, bare):
   command = root / '.venv' / 'bin' / 'anp-train'
   # A Python that shows how it is called.
   (root / '.venv' / 'bin' / 'python').symlink_to('/bin/echo')
-  done = subprocess.run(
-    [command, '--mode', 'a b'], capture_output=True, text=True, check=True
-  )
+  done = subprocess.run([command, '--mode', 'a b'], capture_output=True, text=True, check=True)
   assert done.stdout == f'{command} --mode a b\n'
   # What follows the shell's lines is Python.
   compile(command.read_text(), str(command), 'exec')
   assert 'from anp_jax.commands import train\n' in command.read_text()
   assert {p.name for p in command.parent.glob('anp-*')} == {
     f'anp-{name}'
-    for name in ('train', 'evaluate', 'predict', 'prepare', 'show', 'export',
-                 'compare', 'study', 'plan')
-  }  # fmt: skip
+    for name in (
+      'train',
+      'evaluate',
+      'predict',
+      'prepare',
+      'show',
+      'export',
+      'compare',
+      'study',
+      'plan',
+    )
+  }
 
 
 def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
@@ -295,9 +289,7 @@ def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
   assert len(done) == 3
 
 
-def test_set_up_is_whole_without_what_an_index_lacks(
-  setup, bare, monkeypatch, capsys
-):  # fmt: skip
+def test_set_up_is_whole_without_what_an_index_lacks(setup, bare, monkeypatch, capsys):
   root, _ = bare
 
   def fail(_, *arguments):
@@ -345,12 +337,7 @@ def _requirement_lines():
   extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())
   extras = extras['project']['optional-dependencies']
   # jax's own extras take their bounds from jax's line.
-  lines += [
-    line
-    for extra in extras.values()
-    for line in extra
-    if not line.startswith('jax[')
-  ]
+  lines += [line for extra in extras.values() for line in extra if not line.startswith('jax[')]
   return lines
 
 
@@ -417,9 +404,7 @@ def _make(root, fakes, *arguments):
 def test_make_without_python_says_so(checkout, target):
   done = _make(*checkout, target)
   assert done.returncode != 0
-  makes = [
-    line for line in done.stderr.splitlines() if not line.startswith('make: ')
-  ]
+  makes = [line for line in done.stderr.splitlines() if not line.startswith('make: ')]
   assert makes == [
     'No Python 3.11, 3.12 or 3.13 with venv found: install one, or name it: '
     'make PYTHON=/path/to/python3'
@@ -440,9 +425,7 @@ def test_make_takes_the_first_python_that_will_do(checkout):
   (fakes / 'python3.12').write_text('#!/bin/sh\necho "$0 $*"\n')
   done = _make(root, fakes, 'setup', 'ACCELERATOR=cuda12')
   assert done.returncode == 0, done.stderr
-  assert done.stdout.splitlines() == [
-    f'{fakes}/python3.12 scripts/setup.py --accelerator=cuda12'
-  ]
+  assert done.stdout.splitlines() == [f'{fakes}/python3.12 scripts/setup.py --accelerator=cuda12']
 
 
 def test_make_repeats_set_up_only_for_new_requirements(checkout):

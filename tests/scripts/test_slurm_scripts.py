@@ -43,16 +43,12 @@ class Job:
 
   def program(self, name, text):
     path = self._folder / name
-    path.write_text(
-      f'#!/usr/bin/env bash\necho "$@" >>"$NOTES/{name}.calls"\n{text}\n'
-    )
+    path.write_text(f'#!/usr/bin/env bash\necho "$@" >>"$NOTES/{name}.calls"\n{text}\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
   def start(self, script, environment, *arguments):
     """Runs it to its end; the status and all that it said."""
-    environment_left = {
-      k: v for k, v in os.environ.items() if not k.startswith('SLURM')
-    }
+    environment_left = {k: v for k, v in os.environ.items() if not k.startswith('SLURM')}
     done = subprocess.run(
       ['bash', script, f'--workdir={self.workdir}', *arguments],
       cwd=launching.ROOT,
@@ -64,8 +60,11 @@ class Job:
         'PYTHON': str(self._folder / 'python'),
         **environment,
       },
-      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
-    )  # fmt: skip
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      timeout=60,
+    )
     return done.returncode, done.stdout
 
   def calls(self, name):
@@ -79,15 +78,12 @@ def job(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'environment, program',
-  [({}, 'main.py'), ({'PROGRAM': '-m a.b main.py'}, '-m a.b main.py')],
+  'environment, program', [({}, 'main.py'), ({'PROGRAM': '-m a.b main.py'}, '-m a.b main.py')]
 )
 def test_another_program_gets_the_arguments(job, environment, program):
   status, text = job.start(_TRAIN, {**_JOB, **environment}, '--config=x y')
   assert status == 0, text
-  assert job.calls('python') == [
-    f'{program} --workdir={job.workdir} --config=x y'
-  ]
+  assert job.calls('python') == [f'{program} --workdir={job.workdir} --config=x y']
 
 
 # What a process does that was asked to stop.
@@ -96,9 +92,7 @@ _STOPS = 'echo "{\\"step\\": 5}" >"$WORKDIR/stopped.json"'
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('environment, name', [(_JOB, '19'), (_TASK_2, '19_2')])
-def test_a_task_of_an_array_speaks_for_itself_only(
-  job, script, environment, name
-):
+def test_a_task_of_an_array_speaks_for_itself_only(job, script, environment, name):
   """19 is the whole array to Slurm, also where it is the number of a task."""
   # As Slurm does before the time limit: the script is srun's parent.
   job.program('srun', f'kill -USR1 $PPID; command -p sleep 0.5; {_STOPS}')
@@ -120,23 +114,23 @@ exit {status}
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-@pytest.mark.parametrize('line, status', [
-  ('', 138),
-  # Of several tasks srun ends some, or they see that one has gone.
-  ('node2: task 1: User defined signal 1', 143),
-  ('node[1-2]: tasks 0-3: User defined signal 1 (core dumped)', 137),
-  ('node2: task 1: Exited with exit code 138', 75),  # of again.sh
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'line, status',
+  [
+    ('', 138),
+    # Of several tasks srun ends some, or they see that one has gone.
+    ('node2: task 1: User defined signal 1', 143),
+    ('node[1-2]: tasks 0-3: User defined signal 1 (core dumped)', 137),
+    ('node2: task 1: Exited with exit code 138', 75),  # of again.sh
+  ],
+)
 def test_the_time_limit_of_tasks_that_are_starting(job, script, line, status):
   echo = line and f'echo "srun: error: {line}" >&2'
   job.program('srun', _ENDS_BY_SIGNAL.format(line=echo, status=status))
   ended, text = job.start(script, {**_JOB, 'SCRIPT': ''})
   assert ended == status
   assert job.calls('scontrol') == ['requeue 19']
-  assert (
-    'USR1 came before a task could save at step 0: starting job 19 again\n'
-    in text
-  )
+  assert 'USR1 came before a task could save at step 0: starting job 19 again\n' in text
   assert 'was lost' not in text
 
 
@@ -150,9 +144,9 @@ def test_a_signal_that_nobody_passed_on_is_a_loss(job, script):
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 def test_a_loss_after_the_signal_is_a_loss(job, script):
-  job.program('srun', _ENDS_BY_SIGNAL.format(
-    line='echo "srun: error: node2: task 1: Killed" >&2', status=137
-  ))  # fmt: skip
+  job.program(
+    'srun', _ENDS_BY_SIGNAL.format(line='echo "srun: error: node2: task 1: Killed" >&2', status=137)
+  )
   ended, text = job.start(script, {**_JOB, 'SCRIPT': ''})
   assert ended == 137 and 'could save' not in text
   assert ('a task was lost (status 137)' in text) == (script == _TRAIN)
@@ -192,9 +186,7 @@ exit {status}
     ('Exited with exit code 75', 'Terminated', 143, 143, True),
   ],
 )
-def test_the_first_task_that_ends_badly_decides(
-  job, reason, other, srun, status, requeued
-):
+def test_the_first_task_that_ends_badly_decides(job, reason, other, srun, status, requeued):
   job.program('srun', _FIRST.format(reason=reason, other=other, status=srun))
   matches, text = job.start(_TRAIN, _JOB)
   assert matches == status
@@ -248,9 +240,7 @@ def test_the_end_of_a_log_is_of_this_start(job, script):
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('nodes, tasks', [(2, 1), (6, 2)])
-def test_a_job_of_another_size_than_it_was_submitted_with(
-  job, script, nodes, tasks
-):
+def test_a_job_of_another_size_than_it_was_submitted_with(job, script, nodes, tasks):
   """Slurm keeps SLURM_NTASKS, here of four nodes, and updates the nodes."""
   resized = {
     **_JOB,
@@ -259,9 +249,7 @@ def test_a_job_of_another_size_than_it_was_submitted_with(
     'SLURM_NTASKS': str(4 * tasks),
   }
   assert job.start(script, resized)[0] == 0
-  options = (
-    f' --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} '
-  )
+  options = f' --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} '
   assert options in job.calls('srun')[-1]
 
 
@@ -384,8 +372,7 @@ def test_in_a_container(job, tmp_path):
   image = (launching.ROOT / 'scripts/anp_jax.def').read_text()
   assert f'exec {python} ' in image
   assert job.calls('apptainer') == [
-    f'exec --nv --bind /shared anp_jax.sif {python} main.py '
-    f'--workdir={job.workdir} --mode=train'
+    f'exec --nv --bind /shared anp_jax.sif {python} main.py --workdir={job.workdir} --mode=train'
   ]
   assert not job.calls('python')
 

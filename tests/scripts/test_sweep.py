@@ -17,22 +17,24 @@ def _start(folder, line):
   (folder / 'sweep.txt').write_text(f'--config.seed=1\n{line}\n')
   done = subprocess.run(
     ['bash', str(_SCRIPT), 'sweep.txt', 'runs', '--config=x.py'],
-    env={**os.environ, 'SLURM_SUBMIT_DIR': str(folder),
-         'SLURM_ARRAY_TASK_ID': '2'},
-    capture_output=True, text=True,
-  )  # fmt: skip
+    env={**os.environ, 'SLURM_SUBMIT_DIR': str(folder), 'SLURM_ARRAY_TASK_ID': '2'},
+    capture_output=True,
+    text=True,
+  )
   return done.returncode, done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.parametrize('line, words', [
-  ('--config.seed=2', ['--config.seed=2']),
-  ("--a='2000 steps' --b=\"x y\"  --c=", ['--a=2000 steps', '--b=x y', '--c=']),
-  ("--a='' --b=(1,2)", ['--a=', '--b=(1,2)']),
-  ('--a=$(touch ran) --b=`touch ran`;', ['--a=$(touch', 'ran)', '--b=`touch',
-                                         'ran`;']),
-  ('x); touch ran; (:', ['x);', 'touch', 'ran;', '(:']),
-  ('--a=$HOME --b=*', ['--a=$HOME', '--b=*']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'line, words',
+  [
+    ('--config.seed=2', ['--config.seed=2']),
+    ('--a=\'2000 steps\' --b="x y"  --c=', ['--a=2000 steps', '--b=x y', '--c=']),
+    ("--a='' --b=(1,2)", ['--a=', '--b=(1,2)']),
+    ('--a=$(touch ran) --b=`touch ran`;', ['--a=$(touch', 'ran)', '--b=`touch', 'ran`;']),
+    ('x); touch ran; (:', ['x);', 'touch', 'ran;', '(:']),
+    ('--a=$HOME --b=*', ['--a=$HOME', '--b=*']),
+  ],
+)
 def test_a_line_is_words(tmp_path, line, words):
   status, arguments, _ = _start(tmp_path, line)
   assert status == 0

@@ -15,8 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SOURCES = ('anp_jax', 'configs', 'pyproject.toml', 'setup.py',
-            'requirements.txt', 'LICENSE')  # fmt: skip
+_SOURCES = ('anp_jax', 'configs', 'pyproject.toml', 'setup.py', 'requirements.txt', 'LICENSE')
 _TINY = '--config=configs/resnet_anp.py:tiny'
 # In every Python of the environment: which files of the checkout are opened.
 _WATCH = """
@@ -45,17 +44,15 @@ def _build(folder):
     else:
       (folder / 'source').mkdir(exist_ok=True)
       shutil.copy(path, folder / 'source' / name)
-  _pip('wheel', '--no-deps', '--no-build-isolation', f'-w{folder}',
-       str(folder / 'source'))  # fmt: skip
+  _pip('wheel', '--no-deps', '--no-build-isolation', f'-w{folder}', str(folder / 'source'))
   (wheel,) = folder.glob('*.whl')
   return wheel
 
 
 def _pip(*arguments):
   subprocess.run(
-    [sys.executable, '-m', 'pip', '--disable-pip-version-check', '--quiet',
-     *arguments], check=True,
-  )  # fmt: skip
+    [sys.executable, '-m', 'pip', '--disable-pip-version-check', '--quiet', *arguments], check=True
+  )
 
 
 class _Installation:
@@ -74,16 +71,13 @@ class _Installation:
     self._log = root / 'opened.txt'
     self.folder.mkdir()
     self.wheel = _build(root)
-    _pip(f'--python={self.bin / "python"}', 'install', '--no-deps',
-         '--no-index', str(self.wheel))  # fmt: skip
+    _pip(f'--python={self.bin / "python"}', 'install', '--no-deps', '--no-index', str(self.wheel))
     (site,) = (root / 'venv').glob('lib/python*/site-packages')
     packages = sysconfig.get_path('purelib')
     # This environment, and the compile cache of all tests; see conftest.py.
     skipped_paths = sys.prefix, str(_ROOT / '.pytest_cache')
     fields = {'root': f'{_ROOT}/', 'skipped': skipped_paths}
-    (site / 'checkout_watch.py').write_text(
-      _WATCH.format(log=str(self._log), **fields)
-    )
+    (site / 'checkout_watch.py').write_text(_WATCH.format(log=str(self._log), **fields))
     # After this environment's own packages, and without their .pth files.
     (site / 'packages.pth').write_text(f'{packages}\nimport checkout_watch\n')
 
@@ -92,9 +86,14 @@ class _Installation:
     drop = ('PYTHONPATH', 'VIRTUAL_ENV')
     environment = {k: v for k, v in os.environ.items() if k not in drop}
     done = subprocess.run(
-      [str(self.bin / name), *arguments], cwd=self.folder, env=environment,
-      capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+      [str(self.bin / name), *arguments],
+      cwd=self.folder,
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=False,
+      timeout=300,
+    )
     assert done.returncode == status, done.stderr + done.stdout
     return done.stdout, done.stderr
 
@@ -124,13 +123,10 @@ def test_the_wheel_holds_every_file_of_the_package(installation):
 
 def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
   run = installation.run
-  run('anp-train', _TINY, '--workdir=run', '--config.duration=4 steps',
-      '--config.model.name=lenet')  # fmt: skip
+  run('anp-train', _TINY, '--workdir=run', '--config.duration=4 steps', '--config.model.name=lenet')
   output, _ = run('anp-evaluate', '--workdir=run')
   assert 'step 4' in output
-  Image.new('RGB', (40, 30), (200, 30, 30)).save(
-    installation.folder / 'photo.png'
-  )
+  Image.new('RGB', (40, 30), (200, 30, 30)).save(installation.folder / 'photo.png')
   output, _ = run('anp-predict', '--checkpoint=run', 'photo.png', '--top=1')
   assert output.splitlines()[-1].startswith('photo.png,')
   run('anp-export', '--checkpoint=run', '--output=out', '--platforms=cpu')
@@ -143,15 +139,27 @@ def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
 @pytest.mark.soak
 def test_a_study_starts_its_processes(installation):
   installation.run(
-    'anp-study', 'strategies', '--config=configs/lenet.py', '--workdir=study',
-    '--nodes=2', '--strategies=sync', '--config.data.source=synthetic',
-    '--config.duration=4 steps', '--config.batch_size=8',
-  )  # fmt: skip
+    'anp-study',
+    'strategies',
+    '--config=configs/lenet.py',
+    '--workdir=study',
+    '--nodes=2',
+    '--strategies=sync',
+    '--config.data.source=synthetic',
+    '--config.duration=4 steps',
+    '--config.batch_size=8',
+  )
   assert (installation.folder / 'study' / 'study.md').is_file()
   _, errors = installation.run(
-    'anp-study', 'strategies', '--config=configs/lenet.py', '--workdir=jobs',
-    '--nodes=1', '--strategies=sync', '--slurm', status=2,
-  )  # fmt: skip
+    'anp-study',
+    'strategies',
+    '--config=configs/lenet.py',
+    '--workdir=jobs',
+    '--nodes=1',
+    '--strategies=sync',
+    '--slurm',
+    status=2,
+  )
   assert 'start the study in the checkout of anp_jax' in errors
   assert not installation.opened()
 

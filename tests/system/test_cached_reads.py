@@ -18,8 +18,7 @@ def handle(tmp_path):
   os.close(number)
 
 
-_PLACES = [(0, 1), (10, 5000), (102_399, 1), (102_000, 1000), (200_000, 3),
-           (5, 0)]  # fmt: skip
+_PLACES = [(0, 1), (10, 5000), (102_399, 1), (102_000, 1000), (200_000, 3), (5, 0)]
 
 
 @pytest.mark.parametrize('start, size', _PLACES)

@@ -134,9 +134,7 @@ def test_freed_memory_goes_back_to_the_system():
 
 
 @pytest.mark.parametrize('place', ['{file}/cache', '/proc/no/cache'])
-def test_where_nothing_can_be_kept_a_run_goes_on(
-  place, tmp_path, config, caplog
-):
+def test_where_nothing_can_be_kept_a_run_goes_on(place, tmp_path, config, caplog):
   """What a read-only home is; root may write wherever there is a folder."""
   (tmp_path / 'file').write_text('')
   config.compile_cache.dir = place.format(file=tmp_path / 'file')

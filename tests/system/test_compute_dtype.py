@@ -34,9 +34,7 @@ def _decided(config, workdir, monkeypatch, platform, dtypes):
     ('cpu', ('float32', 'bfloat16'), 'bfloat16'),
   ],
 )
-def test_auto_is_the_faster_dtype(
-  config, tmp_path, monkeypatch, platform, dtypes, dtype
-):  # fmt: skip
+def test_auto_is_the_faster_dtype(config, tmp_path, monkeypatch, platform, dtypes, dtype):
   assert _decided(config, tmp_path, monkeypatch, platform, dtypes) == dtype
 
 

@@ -8,9 +8,7 @@ import pytest
 
 from tests import launching
 
-pytestmark = pytest.mark.skipif(
-  not hasattr(os, 'SCHED_BATCH'), reason='Linux alone has the policy'
-)
+pytestmark = pytest.mark.skipif(not hasattr(os, 'SCHED_BATCH'), reason='Linux alone has the policy')
 
 _PROGRAM = """
 import os, threading
@@ -42,9 +40,8 @@ print(os.sched_getscheduler(0), sorted(policies))
 
 def _printed(program):
   done = subprocess.run(
-    [sys.executable, '-c', program], capture_output=True, text=True,
-    cwd=launching.ROOT, check=True,
-  )  # fmt: skip
+    [sys.executable, '-c', program], capture_output=True, text=True, cwd=launching.ROOT, check=True
+  )
   return done.stdout.strip()
 
 
@@ -81,14 +78,14 @@ def test_processes_that_sum_over_gloo_wait_for_their_turn():
   address = f'127.0.0.1:{launching.free_port()}'
   processes = [
     subprocess.Popen(
-      [sys.executable, '-c', _JOINED, address, str(rank)], text=True,
-      stdout=subprocess.PIPE, cwd=launching.ROOT,
-      env={
-        **os.environ, 'JAX_PLATFORMS': 'cpu', 'ANP_RUN_SECRET': 'ab' * 32,
-      },
+      [sys.executable, '-c', _JOINED, address, str(rank)],
+      text=True,
+      stdout=subprocess.PIPE,
+      cwd=launching.ROOT,
+      env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'ANP_RUN_SECRET': 'ab' * 32},
     )
     for rank in range(2)
-  ]  # fmt: skip
+  ]
   for process in processes:
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from anp_jax.system import errors
-from anp_jax.system import files
+from anp_jax.system import errors, files
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):

@@ -19,9 +19,8 @@ _PRODUCT = 2 * 7**3  # of two of them
 def _convolution(stride=1, padding='VALID', lhs=1, groups=1):
   def f(x, w):
     return lax.conv_general_dilated(
-      x, w, (stride, stride), padding, (lhs, lhs), (1, 1),
-      ('NHWC', 'HWIO', 'NHWC'), groups,
-    )  # fmt: skip
+      x, w, (stride, stride), padding, (lhs, lhs), (1, 1), ('NHWC', 'HWIO', 'NHWC'), groups
+    )
 
   return f
 
@@ -30,24 +29,23 @@ def _convolution(stride=1, padding='VALID', lhs=1, groups=1):
   'function, shapes, want',
   [
     (jnp.matmul, [(5, 7), (7, 3)], 2 * 5 * 7 * 3),
-    (lambda x, y: jnp.einsum('bij,bjk->bik', x, y), [(2, 5, 7), (2, 7, 3)],
-     2 * 2 * 5 * 7 * 3),
+    (lambda x, y: jnp.einsum('bij,bjk->bik', x, y), [(2, 5, 7), (2, 7, 3)], 2 * 2 * 5 * 7 * 3),
     # Called twice, written once.
-    (lambda x, y: jax.jit(jnp.matmul)(jax.jit(jnp.matmul)(x, y), y),
-     [(7, 7), (7, 7)], 2 * 2 * 7**3),
+    (
+      lambda x, y: jax.jit(jnp.matmul)(jax.jit(jnp.matmul)(x, y), y),
+      [(7, 7), (7, 7)],
+      2 * 2 * 7**3,
+    ),
     (_convolution(), [(2, 8, 8, 3), (3, 3, 3, 4)], 2 * 2 * 6 * 6 * 9 * 3 * 4),
     (_convolution(2), [(2, 9, 9, 3), (3, 3, 3, 4)], 2 * 2 * 4 * 4 * 9 * 3 * 4),
     # Of three taps, two at each end and three at the six places between.
-    (_convolution(1, 'SAME'), [(2, 8, 8, 3), (3, 3, 3, 4)],
-     2 * 2 * (2 * 2 + 6 * 3) ** 2 * 3 * 4),
-    (_convolution(groups=3), [(2, 8, 8, 3), (3, 3, 1, 6)],
-     2 * 2 * 6 * 6 * 9 * 6),
+    (_convolution(1, 'SAME'), [(2, 8, 8, 3), (3, 3, 3, 4)], 2 * 2 * (2 * 2 + 6 * 3) ** 2 * 3 * 4),
+    (_convolution(groups=3), [(2, 8, 8, 3), (3, 3, 1, 6)], 2 * 2 * 6 * 6 * 9 * 6),
     # Zeros between the images' four pixels: each meets each of three taps.
-    (_convolution(1, [(2, 2), (2, 2)], 2), [(1, 4, 4, 3), (3, 3, 3, 4)],
-     2 * (4 * 3) ** 2 * 3 * 4),
+    (_convolution(1, [(2, 2), (2, 2)], 2), [(1, 4, 4, 3), (3, 3, 3, 4)], 2 * (4 * 3) ** 2 * 3 * 4),
     (jnp.add, [(5, 7), (5, 7)], 0),
   ],
-)  # fmt: skip
+)
 def test_products_and_convolutions(function, shapes, want):
   arguments = [jax.ShapeDtypeStruct(s, 'float32') for s in shapes]
   assert flops.count_call(jax.jit(function), *arguments) == want
@@ -58,9 +56,7 @@ def test_a_strided_convolution_and_its_gradients():
   def loss(x, w):
     return _convolution(2, 'SAME')(x, w).sum()
 
-  arguments = [
-    jax.ShapeDtypeStruct(s, 'float32') for s in ((2, 7, 7, 3), (3, 3, 3, 4))
-  ]
+  arguments = [jax.ShapeDtypeStruct(s, 'float32') for s in ((2, 7, 7, 3), (3, 3, 3, 4))]
   once = 2 * 2 * (2 + 3 + 3 + 2) ** 2 * 3 * 4
   assert flops.count_call(_convolution(2, 'SAME'), *arguments) == once
   gradients = jax.value_and_grad(loss, (0, 1))
@@ -121,9 +117,8 @@ def test_branches_that_devices_take_apart_are_added():
 def test_within_shard_map_a_device_counts():
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
   mapped = jax.shard_map(
-    lambda x, y: x @ y, mesh=mesh, in_specs=(P('data'), P()),
-    out_specs=P('data'),
-  )  # fmt: skip
+    lambda x, y: x @ y, mesh=mesh, in_specs=(P('data'), P()), out_specs=P('data')
+  )
   batch = jax.ShapeDtypeStruct((28, 7), 'float32')
   assert flops.count_call(jax.jit(mapped), batch, _SQUARE) == _PRODUCT
 
@@ -131,9 +126,8 @@ def test_within_shard_map_a_device_counts():
 def test_an_unused_sum_over_devices_needs_no_product():
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
   mapped = jax.shard_map(
-    lambda x: (lax.psum(x @ x, 'data'), x), mesh=mesh, in_specs=P(),
-    out_specs=P(),
-  )  # fmt: skip
+    lambda x: (lax.psum(x @ x, 'data'), x), mesh=mesh, in_specs=P(), out_specs=P()
+  )
   assert flops.count_call(lambda x: mapped(x)[0], _SQUARE) == _PRODUCT
   assert flops.count_call(lambda x: mapped(x)[1], _SQUARE) == 0
 
@@ -142,23 +136,18 @@ def test_an_unused_sum_over_devices_needs_no_product():
   'name, side, products',
   [
     # Caffe's LeNet: 5x5 of 20 and of 50 without padding, 500 and 10.
-    ('lenet', 28,
-     24**2 * 25 * 20 * 3 + 8**2 * 25 * 20 * 50 + 16 * 50 * 500 + 5000),
+    ('lenet', 28, 24**2 * 25 * 20 * 3 + 8**2 * 25 * 20 * 50 + 16 * 50 * 500 + 5000),
     # Torchvision tells 4.09e9, with a thousand classes and the padding.
     ('resnet50', 224, None),
   ],
-)  # fmt: skip
+)
 def test_published_networks(config, name, side, products):
   config.model.name, config.model.width = name, 64
   config.data.image_size = config.data.resize = side
   model = models.create(config, 10, 'cpu')
   images = jax.ShapeDtypeStruct((1, side, side, 3), 'float32')
-  variables = jax.eval_shape(
-    lambda x: model.init(jax.random.key(0), x, False), images
-  )
-  count = flops.count_call(
-    lambda v, x: model.apply(v, x, False), variables, images
-  )
+  variables = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, False), images)
+  count = flops.count_call(lambda v, x: model.apply(v, x, False), variables, images)
   if products:
     assert count == 2 * products
   else:

@@ -76,7 +76,9 @@ hashlib.pbkdf2_hmac('sha256', b'a', b'b', 100_000_000)
 
 
 def test_what_was_printed_is_there_and_others_are_told_first():
-  with _start('-c', """
+  with _start(
+    '-c',
+    """
 from anp_jax.system import interrupts
 interrupts.install()
 import signal
@@ -89,7 +91,8 @@ interrupts.before_leaving(lambda: print('told', file=sys.stderr))
 print('printed')
 signal.raise_signal(signal.SIGINT)
 time.sleep(30)
-""") as process:  # fmt: skip
+""",
+  ) as process:
     out, err = process.communicate(timeout=20)
   status = process.returncode, out, err
   assert status == (130, 'printed\n', 'told\n\nthe line\n')
@@ -120,13 +123,16 @@ time.sleep(600)
 
 
 def test_a_reader_that_does_not_read_holds_nothing_up():
-  with _start('-c', """
+  with _start(
+    '-c',
+    """
 from anp_jax.system import interrupts
 interrupts.install()
 interrupts.listen()
 print('ready', flush=True)
 print('x' * 1_000_000)
-""") as process:  # fmt: skip
+""",
+  ) as process:
     try:
       assert process.stdout.readline() == 'ready\n'
       process.send_signal(signal.SIGINT)
@@ -163,7 +169,9 @@ time.sleep(20)
 
 
 def test_a_shells_background_process_goes_on_ignoring_it():
-  with _start('-c', """
+  with _start(
+    '-c',
+    """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 from anp_jax.system import interrupts
@@ -171,14 +179,17 @@ interrupts.install()
 interrupts.listen()
 signal.raise_signal(signal.SIGINT)
 print('here')
-""") as process:  # fmt: skip
+""",
+  ) as process:
     out, err = process.communicate(timeout=20)
   assert (process.returncode, out, err) == (0, 'here\n', '')
 
 
 def test_a_command_that_is_done_ends_behind_its_exit_handlers():
   """Not in Python's own end, which has no handler any more."""
-  with _start('-c', """
+  with _start(
+    '-c',
+    """
 from anp_jax.system import interrupts
 interrupts.install()
 import atexit
@@ -189,7 +200,8 @@ class Slow:
 sys.slow = Slow()
 atexit.register(print, 'exit handler')
 interrupts.exit(3)
-""") as process:  # fmt: skip
+""",
+  ) as process:
     out, err = process.communicate(timeout=20)
   assert (process.returncode, out, err) == (3, 'exit handler\n', '')
 
@@ -245,25 +257,32 @@ def run(tmp_path_factory):
 
 def _train(folder):
   return (
-    'main.py', _TINY, f'--workdir={folder}/run', '--config.data.source=folder',
-    f'--config.data.path={folder}/images', '--config.log.tensorboard=False',
-  )  # fmt: skip
+    'main.py',
+    _TINY,
+    f'--workdir={folder}/run',
+    '--config.data.source=folder',
+    f'--config.data.path={folder}/images',
+    '--config.log.tensorboard=False',
+  )
 
 
 def _command(name, folder, tmp):
   checkpoint, images = f'--checkpoint={folder}/run', folder / 'images'
   return {
     # It is not over before it is interrupted.
-    'train': (*_train(tmp), f'--config.data.path={images}',
-              '--config.duration=100000 steps'),
+    'train': (*_train(tmp), f'--config.data.path={images}', '--config.duration=100000 steps'),
     'evaluate': ('main.py', '--mode=evaluate', f'--workdir={folder}/run'),
     'predict': ('-m', 'anp_jax.predict', checkpoint, *[images] * 100),
     'export': ('-m', 'anp_jax.export', checkpoint, f'--output={tmp}/out'),
-    'show': ('-m', 'anp_jax.data.show', *_train(folder)[1:2],
-             *_train(folder)[3:], f'--output={tmp}/show'),
-    'prepare': ('-m', 'anp_jax.data.prepare', f'--from={images}', '--name=x',
-                f'--data_dir={tmp}'),
-  }[name]  # fmt: skip
+    'show': (
+      '-m',
+      'anp_jax.data.show',
+      *_train(folder)[1:2],
+      *_train(folder)[3:],
+      f'--output={tmp}/show',
+    ),
+    'prepare': ('-m', 'anp_jax.data.prepare', f'--from={images}', '--name=x', f'--data_dir={tmp}'),
+  }[name]
 
 
 def _last_line(text):
@@ -273,9 +292,7 @@ def _last_line(text):
 
 @pytest.mark.slow
 @pytest.mark.timeout(36000)
-@pytest.mark.parametrize(
-  'name', ['train', 'evaluate', 'predict', 'export', 'show', 'prepare']
-)
+@pytest.mark.parametrize('name', ['train', 'evaluate', 'predict', 'export', 'show', 'prepare'])
 def test_interrupted_at_any_moment(name, run, tmp_path):
   """ANP_INTERRUPTS of them, spread over ten seconds."""
   step = _SPAN / _INTERRUPTS

@@ -9,8 +9,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
-from anp_jax.system import mirror
-from anp_jax.system import remote
+from anp_jax.system import mirror, remote
 from tests import gcs_server
 
 _ADDRESS = f'gs://{gcs_server.BUCKET}/mirror'
@@ -49,9 +48,7 @@ def test_files_go_up_and_come_down_on_another_machine(store):
   _write(folder, 'report/index.html', 'é')
   _write(folder, '.config.json.0123', 'a draft')
   mirror.upload(folder)
-  assert _objects(store) == {
-    'metrics.jsonl': b'{"step": 1}\n', 'report/index.html': 'é'.encode(),
-  }  # fmt: skip
+  assert _objects(store) == {'metrics.jsonl': b'{"step": 1}\n', 'report/index.html': 'é'.encode()}
   mirror.remove()
   assert not os.path.exists(folder)
   urls.root.cache_clear()
@@ -118,9 +115,7 @@ def test_upload_runs_beside_the_caller(store, monkeypatch):
   _write(folder, 'a.txt', '1')
   answered = threading.Event()
   put = store.put
-  monkeypatch.setattr(
-    store, 'put', lambda *item: (answered.wait(20), put(*item))
-  )
+  monkeypatch.setattr(store, 'put', lambda *item: (answered.wait(20), put(*item)))
   mirror.begin_upload(folder)
   assert not _objects(store)
   answered.set()

@@ -7,8 +7,7 @@ import signal
 import jax
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.config import command_line
 from anp_jax.reporting import delayed_metrics
 from anp_jax.system import profiling
@@ -78,14 +77,10 @@ def test_exactly_the_steps_that_were_asked_for(tmp_path, short_run, capsys):
 
 
 @pytest.mark.slow
-def test_the_host_waits_at_both_ends_of_the_window_only(
-  tmp_path, short_run, monkeypatch
-):
+def test_the_host_waits_at_both_ends_of_the_window_only(tmp_path, short_run, monkeypatch):
   waits = []
   real = jax.block_until_ready
-  monkeypatch.setattr(
-    jax, 'block_until_ready', lambda x: (waits.append(1), real(x))[1]
-  )
+  monkeypatch.setattr(jax, 'block_until_ready', lambda x: (waits.append(1), real(x))[1])
   train.run(short_run, str(tmp_path / 'without'))
   without = len(waits)
   short_run.profile.steps = '3:9'
@@ -129,9 +124,7 @@ def test_a_resumed_run_may_ask_for_other_steps(tmp_path, short_run, capsys):
     ('13:20', None, ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
   ],
 )
-def test_steps_after_the_end(
-  tmp_path, short_run, capsys, steps, recorded, words
-):
+def test_steps_after_the_end(tmp_path, short_run, capsys, steps, recorded, words):
   short_run.profile.steps = steps
   train.run(short_run, str(tmp_path))
   assert (_recorded(tmp_path) if _traces(tmp_path) else None) == recorded
@@ -141,9 +134,7 @@ def test_steps_after_the_end(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_inside_closes_the_trace(
-  tmp_path, short_run, monkeypatch, capsys
-):
+def test_a_run_that_is_stopped_inside_closes_the_trace(tmp_path, short_run, monkeypatch, capsys):
   short_run.profile.steps = '3:12'
   real = delayed_metrics.TrainingLog.push
 
@@ -186,9 +177,7 @@ def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, short_run, capsys):
 def test_one_process_of_many_records(tmp_path, config):
   config.profile.steps = '1:3'
   lines = []
-  profile = profiling.Profile(
-    config, str(tmp_path), 0, 10, lines.append, primary=False
-  )
+  profile = profiling.Profile(config, str(tmp_path), 0, 10, lines.append, primary=False)
   for number in (1, 2, 3):
     with profile.step(number, ()):
       pass
@@ -198,9 +187,24 @@ def test_one_process_of_many_records(tmp_path, config):
 
 
 @pytest.mark.parametrize(
-  'text', ['10', '10-15', '15:10', '10:10', '0:5', ':5', '5:', '-1:5', 'a:b',
-           '1:2:3', '1.5:3', ' 1:3', '1:9' + '9' * 5000, '٣:٧'],
-)  # fmt: skip
+  'text',
+  [
+    '10',
+    '10-15',
+    '15:10',
+    '10:10',
+    '0:5',
+    ':5',
+    '5:',
+    '-1:5',
+    'a:b',
+    '1:2:3',
+    '1.5:3',
+    ' 1:3',
+    '1:9' + '9' * 5000,
+    '٣:٧',
+  ],
+)
 def test_bad_text_is_one_clear_line(text):
   with pytest.raises(config_lib.ConfigError) as e:
     command_line.load('configs/resnet_anp.py:tiny', {'profile.steps': text})
@@ -210,9 +214,7 @@ def test_bad_text_is_one_clear_line(text):
   assert "first:last, such as '10:15' for the steps 10 to 14" in line
 
 
-@pytest.mark.parametrize(
-  'text, first, last', [('1:2', 1, 1), ('10:15', 10, 14)]
-)
+@pytest.mark.parametrize('text, first, last', [('1:2', 1, 1), ('10:15', 10, 14)])
 def test_window(text, first, last):
   steps = config_lib.window(text)
   assert (steps[0], steps[-1], len(steps)) == (first, last, last - first + 1)

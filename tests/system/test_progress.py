@@ -43,9 +43,7 @@ def test_a_live_line_is_rewritten_and_notes_stay_above_it():
   line.show('two')
   line.close()
   line.close()
-  assert stream.getvalue() == (
-    f'{_ERASE}one of [two]{_ERASE}saved\none of [two]{_ERASE}two\n'
-  )
+  assert stream.getvalue() == (f'{_ERASE}one of [two]{_ERASE}saved\none of [two]{_ERASE}two\n')
 
 
 def test_a_line_that_is_not_kept_is_erased():
@@ -158,5 +156,8 @@ def test_progress_without_log_lines_is_silent():
 def test_durations():
   seconds = (1.25, 59.97, 65, 3725)
   assert [progress.duration(s) for s in seconds] == [
-    '1.2 s', '1 min 00 s', '1 min 05 s', '1 h 02 min',
-  ]  # fmt: skip
+    '1.2 s',
+    '1 min 00 s',
+    '1 min 05 s',
+    '1 h 02 min',
+  ]

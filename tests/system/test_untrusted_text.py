@@ -4,27 +4,33 @@ import csv
 import io
 import os
 
-from hypothesis import given
-from hypothesis import strategies
+from hypothesis import given, strategies
 import numpy as np
 import pytest
 
 from anp_jax.data import sources
 from anp_jax.data.sources import skipped_files
-from anp_jax.predict import progress
-from anp_jax.predict import rows
+from anp_jax.predict import progress, rows
 from anp_jax.system import untrusted_text
 from tests import builders
 
 _NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
 
 
-@pytest.mark.parametrize('text, want', [
-  ('photo 1.jpg', 'photo 1.jpg'), ('café/犬.jpg', 'café/犬.jpg'), ('', ''),
-  ('a\x1b[31m', r'a\x1b[31m'), ('a\nb\tc\r', r'a\nb\tc\r'),
-  ('\x9b31m\x7f', r'\x9b31m\x7f'), ('a\u2028b\u202e', r'a\u2028b\u202e'),
-  ('\udcff.jpg', '\udcff.jpg'), ('e\u0301', 'e\u0301'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'text, want',
+  [
+    ('photo 1.jpg', 'photo 1.jpg'),
+    ('café/犬.jpg', 'café/犬.jpg'),
+    ('', ''),
+    ('a\x1b[31m', r'a\x1b[31m'),
+    ('a\nb\tc\r', r'a\nb\tc\r'),
+    ('\x9b31m\x7f', r'\x9b31m\x7f'),
+    ('a\u2028b\u202e', r'a\u2028b\u202e'),
+    ('\udcff.jpg', '\udcff.jpg'),
+    ('e\u0301', 'e\u0301'),
+  ],
+)
 def test_printable(text, want):
   assert untrusted_text.printable(text) == want
 
@@ -36,11 +42,23 @@ def test_nothing_printable_is_obeyed(text):
   assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in result)
 
 
-@pytest.mark.parametrize('value, want', [
-  ('=1+1', "'=1+1"), ('+cmd', "'+cmd"), ('-a.jpg', "'-a.jpg"),
-  ('@x', "'@x"), ('\t=1', "'\t=1"), ('-1.5', '-1.5'), ('+2', '+2'),
-  (-1.5, -1.5), (None, None), ('a=b', 'a=b'), ('', ''), ('cat', 'cat'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'value, want',
+  [
+    ('=1+1', "'=1+1"),
+    ('+cmd', "'+cmd"),
+    ('-a.jpg', "'-a.jpg"),
+    ('@x', "'@x"),
+    ('\t=1', "'\t=1"),
+    ('-1.5', '-1.5'),
+    ('+2', '+2'),
+    (-1.5, -1.5),
+    (None, None),
+    ('a=b', 'a=b'),
+    ('', ''),
+    ('cat', 'cat'),
+  ],
+)
 def test_csv_cell(value, want):
   assert untrusted_text.csv_cell(value) == want
 
@@ -50,9 +68,7 @@ def test_rows_of_predict():
   write = rows.writer('csv', stream, ['file', 'rank', 'class'])
   write([{'file': '=HYPERLINK("x").jpg', 'rank': 1, 'class': '@cat'}])
   text = stream.getvalue().decode()
-  assert list(csv.reader(io.StringIO(text)))[1] == [
-    '\'=HYPERLINK("x").jpg', '1', "'@cat",
-  ]  # fmt: skip
+  assert list(csv.reader(io.StringIO(text)))[1] == ['\'=HYPERLINK("x").jpg', '1', "'@cat"]
 
 
 def test_names_of_files_are_one_line(tmp_path, config):

@@ -43,9 +43,7 @@ def test_a_gpu_gets_its_settings_and_a_second_call_adds_nothing():
     'XLA_FLAGS': f'--{_LATENCY}=true {_COMBINE}',
     'XLA_CLIENT_MEM_FRACTION': '0.85',
   }
-  assert done == [
-    f'--{_LATENCY}=true', _COMBINE, 'XLA_CLIENT_MEM_FRACTION=0.85',
-  ]  # fmt: skip
+  assert done == [f'--{_LATENCY}=true', _COMBINE, 'XLA_CLIENT_MEM_FRACTION=0.85']
   before = dict(environment)
   assert xla_flags.enable(environment) == []
   assert environment == before
@@ -61,9 +59,7 @@ def test_no_other_platform_gets_what_is_for_gpus(name):
 
 def test_a_cpu_gets_its_flag():
   environment = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_dump_to=/x'}
-  flag = (
-    f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'
-  )
+  flag = f'--{_LIBRARY}=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'
   assert xla_flags.enable(environment) == [flag]
   assert environment['XLA_FLAGS'] == f'{flag} --xla_dump_to=/x'
   user_flags = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'--{_LIBRARY}='}
@@ -100,13 +96,14 @@ def test_a_run_that_promises_bits_gets_its_threads(config):
     user_flags = {'JAX_PLATFORMS': 'cpu', name: '9'}
     xla_flags.enable_for(config, user_flags)
     assert {k: user_flags.get(k) for k in ('NPROC', 'PJRT_NPROC')} == {
-      'NPROC': None, 'PJRT_NPROC': None, name: '9',
-    }  # fmt: skip
+      'NPROC': None,
+      'PJRT_NPROC': None,
+      name: '9',
+    }
 
 
 @pytest.mark.parametrize(
-  'user_flags',
-  [f'--{_LATENCY}=false', f'--{_LATENCY}', f'--xla_a=1 --{_LATENCY}=0'],
+  'user_flags', [f'--{_LATENCY}=false', f'--{_LATENCY}', f'--xla_a=1 --{_LATENCY}=0']
 )
 def test_a_flag_that_the_user_names_is_left_as_it_is(user_flags):
   environment = {**_GPU, 'XLA_FLAGS': user_flags}
@@ -119,9 +116,7 @@ def test_other_flags_of_the_user_come_last():
   user_flags = f'--{_LATENCY}_or_so=1 --xla_dump_to=/x'
   environment = {**_GPU, 'XLA_FLAGS': user_flags}
   xla_flags.enable(environment)
-  assert (
-    environment['XLA_FLAGS'] == f'--{_LATENCY}=true {_COMBINE} {user_flags}'
-  )
+  assert environment['XLA_FLAGS'] == f'--{_LATENCY}=true {_COMBINE} {user_flags}'
 
 
 def test_a_file_of_flags_is_left_alone():
@@ -131,9 +126,7 @@ def test_a_file_of_flags_is_left_alone():
   assert environment['XLA_FLAGS'] == '/home/me/flags.txt'
 
 
-@pytest.mark.parametrize(
-  'name', ['XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION']
-)
+@pytest.mark.parametrize('name', ['XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'])
 def test_the_users_share_of_memory_stands(name):
   # JAX refuses to start with both names.
   environment = {**_GPU, name: '0.5'}
@@ -150,21 +143,9 @@ def test_the_users_share_of_memory_stands(name):
     # A CPU build where a card is; a login node without one; a hidden card.
     (['/proc/driver/nvidia'], {}, 'cpu'),
     (['jax_cuda13_plugin'], {}, 'cpu'),
-    (
-      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
-      {'CUDA_VISIBLE_DEVICES': ''},
-      'cpu',
-    ),
-    (
-      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
-      {'CUDA_VISIBLE_DEVICES': '1'},
-      'gpu',
-    ),
-    (
-      ['jax_cuda13_plugin', '/proc/driver/nvidia'],
-      {'JAX_PLATFORMS': 'cpu'},
-      'cpu',
-    ),
+    (['jax_cuda13_plugin', '/proc/driver/nvidia'], {'CUDA_VISIBLE_DEVICES': ''}, 'cpu'),
+    (['jax_cuda13_plugin', '/proc/driver/nvidia'], {'CUDA_VISIBLE_DEVICES': '1'}, 'gpu'),
+    (['jax_cuda13_plugin', '/proc/driver/nvidia'], {'JAX_PLATFORMS': 'cpu'}, 'cpu'),
     ([], {'JAX_PLATFORMS': 'cuda,cpu'}, 'gpu'),
     (['libtpu', '/dev/vfio/[0-9]*'], {}, 'tpu'),
     (['libtpu'], {}, 'cpu'),
@@ -202,16 +183,19 @@ def no_tool(monkeypatch, tmp_path):
   'files, variables, plugins, words',
   [
     ({'dev/nvidia0': ''}, {}, (), ['dev/nvidia0', _GPU_SETUP]),
-    ({'proc/driver/nvidia/gpus/0000:01:00.0/information': ''}, {}, (),
-     ['/gpus/0000:01:00.0', _GPU_SETUP]),
+    (
+      {'proc/driver/nvidia/gpus/0000:01:00.0/information': ''},
+      {},
+      (),
+      ['/gpus/0000:01:00.0', _GPU_SETUP],
+    ),
     (_NVIDIA, {}, (), ['0000:01:00.0', 'requirements-cuda.txt']),
     (_NVIDIA, {'CUDA_VISIBLE_DEVICES': '1'}, (), [_GPU_SETUP]),
     # Another plugin does not serve it.
     ({'dev/nvidia0': ''}, {}, ('libtpu',), [_GPU_SETUP]),
     ({'dev/accel0': ''}, {}, (), ['dev/accel0', _TPU_SETUP]),
     ({'dev/vfio/0': ''}, {'TPU_NAME': 'x'}, (), ['dev/vfio/0', _TPU_SETUP]),
-    ({'dev/vfio/0': '', _PCI + 'vendor': '0x1ae0\n'}, {},
-     ('jax_cuda13_plugin',), [_TPU_SETUP]),
+    ({'dev/vfio/0': '', _PCI + 'vendor': '0x1ae0\n'}, {}, ('jax_cuda13_plugin',), [_TPU_SETUP]),
     # Served, hidden, or not meant.
     ({'dev/nvidia0': ''}, {}, ('jax_cuda13_plugin',), []),
     ({'dev/nvidia0': ''}, {}, ('jax_cuda12_plugin',), []),
@@ -225,10 +209,9 @@ def no_tool(monkeypatch, tmp_path):
     ({_PCI + 'vendor': '0x10de\n', _PCI + 'class': '0x020700\n'}, {}, (), []),
     ({_PCI + 'vendor': '0x8086\n', _PCI + 'class': '0x030000\n'}, {}, (), []),
     ({'dev/vfio/0': '', _PCI + 'vendor': '0x8086\n'}, {}, (), []),
-    ({'dev/accel/accel0': '', 'dev/vfio/vfio': '', 'dev/nvidiactl': ''}, {}, (),
-     []),
+    ({'dev/accel/accel0': '', 'dev/vfio/vfio': '', 'dev/nvidiactl': ''}, {}, (), []),
   ],
-)  # fmt: skip
+)
 def test_an_accelerator_that_jax_has_no_plugin_for(
   files, variables, plugins, words, host_has, tmp_path
 ):
@@ -261,8 +244,9 @@ def test_what_the_line_says_to_install_is_what_set_up_installs():
   project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
   lines = (_ROOT / 'requirements-cuda.txt').read_text().splitlines()
   assert [x for x in lines if not x.startswith('#')] == [
-    '-r requirements.txt', *project['optional-dependencies']['cuda'],
-  ]  # fmt: skip
+    '-r requirements.txt',
+    *project['optional-dependencies']['cuda'],
+  ]
 
 
 @pytest.fixture
@@ -285,10 +269,7 @@ def test_a_cpu_process_restarts_once_with_huge_pages(restarting):
   ((program, arguments, new_environment),) = restarts
   assert program == arguments[0] == sys.executable
   assert arguments[1:] == sys.orig_argv[1:]
-  assert (
-    new_environment['GLIBC_TUNABLES']
-    == 'glibc.rtld.nns=4:glibc.malloc.hugetlb=1'
-  )
+  assert new_environment['GLIBC_TUNABLES'] == 'glibc.rtld.nns=4:glibc.malloc.hugetlb=1'
   # In the new process there is nothing left to do.
   xla_flags.use_huge_pages(new_environment, restart)
   assert len(restarts) == 1
@@ -301,15 +282,10 @@ def test_a_cpu_process_restarts_once_with_huge_pages(restarting):
     ('always madvise [never]', {}),
     ('', {}),  # no such file
     ('always [madvise] never', {'JAX_PLATFORMS': 'cuda'}),
-    (
-      'always [madvise] never',
-      {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0'},
-    ),
+    ('always [madvise] never', {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0'}),
   ],
 )
-def test_no_process_restarts_where_it_would_not_help(
-  restarting, huge_pages, variables
-):
+def test_no_process_restarts_where_it_would_not_help(restarting, huge_pages, variables):
   restarts, restart = restarting(huge_pages)
   environment = {'JAX_PLATFORMS': 'cpu', **variables}
   before = dict(environment)
@@ -448,9 +424,7 @@ def test_a_run_that_promises_bits_gets_more():
   assert xla_flags.not_deterministic('cpu', {}) == []
 
 
-def test_emulated_computing_has_spare_threads_and_buckets_of_their_own(
-  config, monkeypatch
-):
+def test_emulated_computing_has_spare_threads_and_buckets_of_their_own(config, monkeypatch):
   """A sleep holds a thread, which a sum of gradients must not wait for."""
   monkeypatch.setattr(xla_flags.cores, 'count', lambda: 2)
   config = config_lib.replaced(config, {'emulate.enabled': True})

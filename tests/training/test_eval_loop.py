@@ -7,11 +7,8 @@ import pytest
 
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import eval_loop
-from anp_jax.training import eval_step
-from anp_jax.training import objective as objective_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import eval_loop, eval_step, objective as objective_lib
 from tests import user_network
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -22,9 +19,7 @@ BATCH = 16
 NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 ADJECTIVE_IDS = np.arange(12) // 4
 NOUN_IDS = np.arange(12) % 4
-METRICS = (
-  'loss', 'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1',
-)  # fmt: skip
+METRICS = ('loss', 'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1')
 
 
 @pytest.fixture
@@ -84,9 +79,7 @@ def _logits(config, variables):
   params, stats = variables
   images, labels = _examples()
   pixels = (np.float64(images) - config.data.mean) / np.float64(config.data.std)
-  result = _network().apply(
-    {'params': params, **stats}, np.float32(pixels), False
-  )
+  result = _network().apply({'params': params, **stats}, np.float32(pixels), False)
   return np.float64(result), labels
 
 
@@ -113,10 +106,7 @@ def _recount(config, variables):
   return dict(zip(METRICS, np.mean(rows, 0)))
 
 
-def _evaluator(
-  config, devices, average=None, model=None, held_out=None,
-
-):  # fmt: skip
+def _evaluator(config, devices, average=None, model=None, held_out=None):
   """The eval step and a state of `_variables(0)`, with averages if given."""
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   params, stats = _variables(0)
@@ -176,16 +166,22 @@ def _rows(config, held_out):
     order = np.argsort(-scores)
     adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
     noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
-    result.append({
-      'label': label, 'weight': 1, 'classes': order[:5],
-      'probabilities': softmax[order[:5]],
-      'rank': order.tolist().index(label) + 1, 'own': softmax[label],
-      'loss': -np.log(softmax[label]),
-      'adjective': np.argmax(adjective),
-      'adjective_probability': max(adjective),
-      'noun': np.argmax(noun), 'noun_probability': max(noun),
-      'held_out': max(held_out, key=lambda i: scores[i]),
-    })  # fmt: skip
+    result.append(
+      {
+        'label': label,
+        'weight': 1,
+        'classes': order[:5],
+        'probabilities': softmax[order[:5]],
+        'rank': order.tolist().index(label) + 1,
+        'own': softmax[label],
+        'loss': -np.log(softmax[label]),
+        'adjective': np.argmax(adjective),
+        'adjective_probability': max(adjective),
+        'noun': np.argmax(noun),
+        'noun_probability': max(noun),
+        'held_out': max(held_out, key=lambda i: scores[i]),
+      }
+    )
   return {name: np.stack([row[name] for row in result]) for name in result[0]}
 
 
@@ -200,9 +196,7 @@ def test_rows_of_each_example_on_any_number_of_devices(small, devices):
   for name, values in want.items():
     if values.dtype.kind == 'f':
       # Softmax in float32 of logits of order ten.
-      np.testing.assert_allclose(
-        rows[name], values, rtol=2e-5, atol=1e-7, err_msg=name
-      )
+      np.testing.assert_allclose(rows[name], values, rtol=2e-5, atol=1e-7, err_msg=name)
     else:
       np.testing.assert_array_equal(rows[name], values, err_msg=name)
 
@@ -217,9 +211,7 @@ def test_an_example_that_cannot_be_read_has_weight_0(small, devices):
   for start, batch in zip(range(0, EXAMPLES, BATCH), _batches(mesh)):
     part = np.zeros(BATCH, np.float32)
     part[: EXAMPLES - start] = weights[start : start + BATCH]
-    batches.append(
-      batch | {'weight': jax.device_put(part, batch['weight'].sharding)}
-    )
+    batches.append(batch | {'weight': jax.device_put(part, batch['weight'].sharding)})
   scores, rows = eval_loop.examples(step, state, batches, EXAMPLES)
   np.testing.assert_array_equal(rows['weight'], weights)
   assert scores['examples'] == weights.sum()
@@ -269,10 +261,7 @@ def test_divided_parameters_are_scored_whole(small):
   small.sharding = (('.*', 'fsdp'),)
   eval_step, state, mesh = _evaluator(small, 4)
   assert not state.params['head']['kernel'].is_fully_replicated
-  _assert_scores(
-    eval_loop.run(eval_step, state, _batches(mesh)),
-    _recount(small, _variables(0)),
-  )
+  _assert_scores(eval_loop.run(eval_step, state, _batches(mesh)), _recount(small, _variables(0)))
 
 
 class _NanOnBlank:
@@ -286,10 +275,7 @@ class _NanOnBlank:
 
 def test_padding_that_is_not_finite_counts_for_nothing(small):
   eval_step, state, mesh = _evaluator(small, 2, model=_NanOnBlank())
-  _assert_scores(
-    eval_loop.run(eval_step, state, _batches(mesh)),
-    _recount(small, _variables(0)),
-  )
+  _assert_scores(eval_loop.run(eval_step, state, _batches(mesh)), _recount(small, _variables(0)))
 
 
 def test_sums_over_batches_are_exact():
@@ -298,10 +284,7 @@ def test_sums_over_batches_are_exact():
 
   def eval_step(params, stats, batch):
     batches_seen.append((params, stats, batch))
-    return {
-      'anp_top1': jnp.float32(batch),
-      'weight': jnp.float32(2**23),
-    }
+    return {'anp_top1': jnp.float32(batch), 'weight': jnp.float32(2**23)}
 
   state = state_lib.TrainState(0, 'params', 'stats', (), {})
   hits = [2**23, 2**23 - 1, 2**23 - 2, 1]
@@ -311,6 +294,4 @@ def test_sums_over_batches_are_exact():
 
 
 def test_an_empty_set_scores_nothing():
-  assert eval_loop.run(None, state_lib.TrainState(0, {}, {}, (), {}), []) == {
-    'examples': 0
-  }
+  assert eval_loop.run(None, state_lib.TrainState(0, {}, {}, (), {}), []) == {'examples': 0}

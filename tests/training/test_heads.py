@@ -8,8 +8,7 @@ from scipy import special
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.training import heads
-from anp_jax.training import objective as objective_lib
+from anp_jax.training import heads, objective as objective_lib
 
 # Not all combinations; 'dark' and 'sun' are words of no class.
 PAIRS = ('cute_cat', 'cute_dog', 'wild_cat', 'wild_sea', 'mild_sea', 'mild_dog')
@@ -64,10 +63,7 @@ def _read(head, outputs):
   words = outputs[:, -8:]
   logits = outputs[:, :6]
   if head == 'factored':
-    logits = np.stack(
-      [words[:, a] + words[:, 4 + n] for a, n in zip(ADJECTIVE_IDS, NOUN_IDS)],
-      1,
-    )
+    logits = np.stack([words[:, a] + words[:, 4 + n] for a, n in zip(ADJECTIVE_IDS, NOUN_IDS)], 1)
   return logits, {
     'anp': special.softmax(logits, 1),
     'adjective': special.softmax(words[:, :4], 1),
@@ -131,9 +127,7 @@ def test_loss_and_its_gradient(head):
   objective, outputs = _objective(head), _outputs(head)
   targets = _soft_targets()
   np.testing.assert_allclose(
-    objective.loss(jnp.asarray(outputs), targets),
-    _loss(head, outputs, targets),
-    rtol=1e-13,
+    objective.loss(jnp.asarray(outputs), targets), _loss(head, outputs, targets), rtol=1e-13
   )
   got = jax.grad(lambda o: objective.loss(o, targets).sum())(outputs)
   # Central differences: of order step^2, and of rounding 1e-16 / step.

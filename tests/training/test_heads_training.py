@@ -7,18 +7,14 @@ import pytest
 from scipy import special
 from sklearn.utils import class_weight
 
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import telemetry
 from anp_jax.system import cores
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -70,16 +66,20 @@ def _loss(outputs, labels, head):
 @pytest.mark.slow
 @pytest.mark.parametrize('head, devices', [('multitask', 2), ('factored', 4)])
 def test_one_update_equals_one_by_hand(x64, head, devices):
-  config = _config(**{
-    'model.head': head, 'model.dtype': 'float64',
-    'model.param_dtype': 'float64', 'label_smoothing': 0.1,
-    'optimizer.name': 'sgd', 'optimizer.learning_rate': RATE,
-    'optimizer.weight_decay': 0.0, 'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
-  })  # fmt: skip
-  objective = objective_lib.create(
-    vocabulary_lib.Vocabulary(PAIRS), config, CLASS_WEIGHTS
+  config = _config(
+    **{
+      'model.head': head,
+      'model.dtype': 'float64',
+      'model.param_dtype': 'float64',
+      'label_smoothing': 0.1,
+      'optimizer.name': 'sgd',
+      'optimizer.learning_rate': RATE,
+      'optimizer.weight_decay': 0.0,
+      'schedule.name': 'constant',
+      'schedule.warmup': '0 steps',
+    }
   )
+  objective = objective_lib.create(vocabulary_lib.Vocabulary(PAIRS), config, CLASS_WEIGHTS)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   parts = build.create(run_spec.RunSpec(config, mesh, objective, BATCH, 64))
   random = np.random.default_rng(0)
@@ -107,11 +107,11 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
   # float64; sums over devices in another order.
   np.testing.assert_allclose(values[0], loss, rtol=1e-12)
   jax.tree.map(
-    lambda new, old, g: np.testing.assert_allclose(
-      new, old - RATE * g, rtol=1e-10, atol=1e-12
-    ),
-    jax.device_get(state.params), before, jax.device_get(gradients),
-  )  # fmt: skip
+    lambda new, old, g: np.testing.assert_allclose(new, old - RATE * g, rtol=1e-10, atol=1e-12),
+    jax.device_get(state.params),
+    before,
+    jax.device_get(gradients),
+  )
 
 
 @pytest.fixture(scope='module')
@@ -133,12 +133,20 @@ def pairs(tmp_path_factory):
 
 
 def _run_config(path, **overrides):
-  return _config(**{
-    'data.source': 'arrays', 'data.path': path, 'model.head': 'factored',
-    'data.held_out': ('wild_sea',), 'data.balance': 'sample',
-    'data.mixup': 0.2, 'label_smoothing': 0.1, 'ema': 0.5,
-    'duration': '6 steps', **overrides,
-  })  # fmt: skip
+  return _config(
+    **{
+      'data.source': 'arrays',
+      'data.path': path,
+      'model.head': 'factored',
+      'data.held_out': ('wild_sea',),
+      'data.balance': 'sample',
+      'data.mixup': 0.2,
+      'label_smoothing': 0.1,
+      'ema': 0.5,
+      'duration': '6 steps',
+      **overrides,
+    }
+  )
 
 
 @pytest.mark.slow
@@ -146,13 +154,23 @@ def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
   """One step on all examples, of classes of unlike sizes."""
   chosen_devices = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
-  config = _run_config(pairs, **{
-    'model.head': 'joint', 'data.held_out': (), 'data.balance': 'weights',
-    'data.mixup': 0.0, 'label_smoothing': 0.0, 'ema': 0.0,
-    'data.augment': 'none', 'batch_size': 64, 'duration': '1 steps',
-    'schedule.warmup': '0 steps', 'optimizer.learning_rate': 0.0,
-    'optimizer.weight_decay': 0.0,
-  })  # fmt: skip
+  config = _run_config(
+    pairs,
+    **{
+      'model.head': 'joint',
+      'data.held_out': (),
+      'data.balance': 'weights',
+      'data.mixup': 0.0,
+      'label_smoothing': 0.0,
+      'ema': 0.0,
+      'data.augment': 'none',
+      'batch_size': 64,
+      'duration': '1 steps',
+      'schedule.warmup': '0 steps',
+      'optimizer.learning_rate': 0.0,
+      'optimizer.weight_decay': 0.0,
+    },
+  )
   train.run(config, str(tmp_path))
   (line,) = [r for r in telemetry.read(str(tmp_path)) if r['kind'] == 'train']
   # With a learning rate of 0 the network is still the one that it saw.
@@ -160,9 +178,7 @@ def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
   with np.load(pairs) as arrays:
     images, labels = arrays['train_images'], arrays['train_labels']
   images = (images - np.array(config.data.mean)) / np.array(config.data.std)
-  logits = network.model('cpu').apply(
-    {'params': network.params}, np.float32(images), False
-  )
+  logits = network.model('cpu').apply({'params': network.params}, np.float32(images), False)
   losses = -special.log_softmax(np.float64(logits), 1)[np.arange(64), labels]
   weights = class_weight.compute_sample_weight('balanced', labels)
   assert weights.max() > 3
@@ -185,22 +201,20 @@ def plain(pairs, tmp_path_factory):
 @pytest.mark.parametrize(
   'overrides',
   [
-    {'strategy.name': 'invariant', 'strategy.logical_shards': 4,
-     'strategy.threads': max(8, cores.count())},  # of this process's pool
+    {
+      'strategy.name': 'invariant',
+      'strategy.logical_shards': 4,
+      'strategy.threads': max(8, cores.count()),
+    },  # of this process's pool
     pytest.param(
-      {'strategy.name': 'channel_split', 'mesh.model': 2,
-       'strategy.shares': (2, 1)},
+      {'strategy.name': 'channel_split', 'mesh.model': 2, 'strategy.shares': (2, 1)},
       marks=pytest.mark.soak,
     ),
     # A group of all devices, which exchanges with none.
-    pytest.param(
-      {'strategy.name': 'local', 'strategy.groups': 1}, marks=pytest.mark.soak
-    ),
+    pytest.param({'strategy.name': 'local', 'strategy.groups': 1}, marks=pytest.mark.soak),
   ],
-)  # fmt: skip
-def test_strategies_train_what_sync_does(
-  pairs, plain, tmp_path, monkeypatch, capsys, overrides
-):  # fmt: skip
+)
+def test_strategies_train_what_sync_does(pairs, plain, tmp_path, monkeypatch, capsys, overrides):
   chosen_devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
   scores = train.run(_run_config(pairs, **overrides), str(tmp_path))
@@ -225,18 +239,22 @@ def test_server_trains_what_sync_does(pairs, tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-def test_relay_scores_models_of_several_heads(
-  pairs, tmp_path, monkeypatch, capsys
-):  # fmt: skip
+def test_relay_scores_models_of_several_heads(pairs, tmp_path, monkeypatch, capsys):
   chosen_devices = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
   monkeypatch.setattr(jax, 'local_devices', lambda **_: chosen_devices)
-  config = _run_config(pairs, **{
-    'strategy.name': 'relay', 'duration': '1 epochs', 'data.balance': 'none',
-    'schedule.warmup': '0 steps', 'checkpoint.every': '1 epochs',
-    'eval.every': '1 epochs',
-    'strategy.models': ('model.head=multitask', 'model.head=factored'),
-  })  # fmt: skip
+  config = _run_config(
+    pairs,
+    **{
+      'strategy.name': 'relay',
+      'duration': '1 epochs',
+      'data.balance': 'none',
+      'schedule.warmup': '0 steps',
+      'checkpoint.every': '1 epochs',
+      'eval.every': '1 epochs',
+      'strategy.models': ('model.head=multitask', 'model.head=factored'),
+    },
+  )
   train.run(config, str(tmp_path))
   (line,) = [
     line

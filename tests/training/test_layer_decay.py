@@ -5,26 +5,28 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.training import build
-from anp_jax.training import multipliers
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer
-from anp_jax.training import run_spec
+from anp_jax.training import build, multipliers, objective as objective_lib, optimizer, run_spec
 from tests import builders
 
 
 def _config(name='convnextv2_atto', **keys):
   keys = {k.replace('__', '.'): v for k, v in keys.items()}
-  return builders.config({
-    'model.name': name, 'init.from': 'weights.safetensors',
-    'optimizer.layer_decay': 0.5, 'optimizer.name': 'sgd',
-    'optimizer.weight_decay': 0.0, 'optimizer.learning_rate': 0.1,
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps', **keys,
-  })  # fmt: skip
+  return builders.config(
+    {
+      'model.name': name,
+      'init.from': 'weights.safetensors',
+      'optimizer.layer_decay': 0.5,
+      'optimizer.name': 'sgd',
+      'optimizer.weight_decay': 0.0,
+      'optimizer.learning_rate': 0.1,
+      'schedule.name': 'constant',
+      'schedule.warmup': '0 steps',
+      **keys,
+    }
+  )
 
 
 def _abstract_params(config):
@@ -37,10 +39,7 @@ def _abstract_params(config):
 def _numbers(name):
   """The layer of each module, which all parameters of it share."""
   params = _abstract_params(_config(name))
-  names = [
-    mesh_lib.path_name(path)
-    for path, _ in jax.tree_util.tree_leaves_with_path(params)
-  ]
+  names = [mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
   numbers = {}
   for path, number in multipliers.layer_numbers(names).items():
     assert numbers.setdefault(path.split('/')[0], number) == number
@@ -49,30 +48,35 @@ def _numbers(name):
 
 def _blocks(*stages):
   """The blocks of all stages, numbered from 1."""
-  names = [
-    f'stage{i}_block{j}'
-    for i, count in enumerate(stages, 1)
-    for j in range(1, count + 1)
-  ]
+  names = [f'stage{i}_block{j}' for i, count in enumerate(stages, 1) for j in range(1, count + 1)]
   return {name: i for i, name in enumerate(names, 1)}
 
 
 def test_layers_of_a_resnet():
   assert _numbers('resnet34d') == {
-    'stem_conv1': 0, 'stem_norm1': 0, 'stem_conv2': 0, 'stem_norm2': 0,
-    'stem_conv3': 0, 'stem_norm3': 0, **_blocks(3, 4, 6, 3), 'head': 17,
-  }  # fmt: skip
+    'stem_conv1': 0,
+    'stem_norm1': 0,
+    'stem_conv2': 0,
+    'stem_norm2': 0,
+    'stem_conv3': 0,
+    'stem_norm3': 0,
+    **_blocks(3, 4, 6, 3),
+    'head': 17,
+  }
 
 
 def test_layers_of_a_convnext():
   # Downsampling belongs to the first block of its stage, as in timm.
   downsampling = {2: 3, 3: 5, 4: 11}
   assert _numbers('convnextv2_atto') == {
-    'stem_conv': 0, 'stem_norm': 0, **_blocks(2, 2, 6, 2),
+    'stem_conv': 0,
+    'stem_norm': 0,
+    **_blocks(2, 2, 6, 2),
     **{f'stage{i}_norm': n for i, n in downsampling.items()},
     **{f'stage{i}_conv': n for i, n in downsampling.items()},
-    'head_norm': 13, 'head': 13,
-  }  # fmt: skip
+    'head_norm': 13,
+    'head': 13,
+  }
 
 
 def test_stages_and_blocks_are_in_the_order_of_their_numbers():
@@ -80,27 +84,38 @@ def test_stages_and_blocks_are_in_the_order_of_their_numbers():
     f'stage{i}_block{j}/x' for i in (2, 10, 1) for j in (11, 2)
   ]
   assert multipliers.layer_numbers(names) == {
-    'stem_conv/kernel': 0, 'stage1_block2/x': 1, 'stage1_block11/x': 2,
-    'stage2_block2/x': 3, 'stage2_block11/x': 4, 'stage10_block2/x': 5,
-    'stage10_block11/x': 6, 'head_conv/kernel': 7, 'head/bias': 7,
-  }  # fmt: skip
+    'stem_conv/kernel': 0,
+    'stage1_block2/x': 1,
+    'stage1_block11/x': 2,
+    'stage2_block2/x': 3,
+    'stage2_block11/x': 4,
+    'stage10_block2/x': 5,
+    'stage10_block11/x': 6,
+    'head_conv/kernel': 7,
+    'head/bias': 7,
+  }
 
 
 _TREE = {
   name: {'kernel': np.full((2, 2), 1.5, np.float32)}
-  for name in ('stem_conv', 'stage1_block1', 'stage2_conv', 'stage2_block1',
-               'stage2_block2', 'head')
-}  # fmt: skip
+  for name in (
+    'stem_conv',
+    'stage1_block1',
+    'stage2_conv',
+    'stage2_block1',
+    'stage2_block2',
+    'head',
+  )
+}
 
 
 @pytest.mark.parametrize(
   'rules, factors',
   [
     ((), (1 / 16, 1 / 8, 1 / 4, 1 / 4, 1 / 2, 1)),
-    ((('head', 10.0), ('stage2_block', 2.0), ('stem', 0)),
-     (0, 1 / 8, 1 / 4, 1 / 2, 1, 10)),
+    ((('head', 10.0), ('stage2_block', 2.0), ('stem', 0)), (0, 1 / 8, 1 / 4, 1 / 2, 1, 10)),
   ],
-)  # fmt: skip
+)
 def test_an_update_is_scaled(rules, factors):
   """Plain SGD: rate x 1/2 a layer x the user's factor x gradient."""
   config = _config(optimizer__multipliers=rules)
@@ -112,9 +127,7 @@ def test_an_update_is_scaled(rules, factors):
   updates, _ = chain.update(gradients, chain.init(_TREE), _TREE)
   for name, factor in zip(_TREE, factors):
     # Powers of two: one rounding of float32.
-    np.testing.assert_allclose(
-      updates[name]['kernel'], -0.1 * 3 * factor, 1e-6, err_msg=name
-    )
+    np.testing.assert_allclose(updates[name]['kernel'], -0.1 * 3 * factor, 1e-6, err_msg=name)
 
 
 def test_decoupled_decay_is_scaled_too():
@@ -151,9 +164,7 @@ def test_it_belongs_to_a_run_that_begins_with_weights():
   assert 'optimizer.layer_decay' not in plain
   with pytest.raises(config_lib.ConfigError) as e:
     config_lib.resolved(config_lib.base(), {'optimizer.layer_decay': '0.5'})
-  assert str(e.value) == (
-    "config.optimizer.layer_decay belongs to init.from=a path, not ''"
-  )
+  assert str(e.value) == ("config.optimizer.layer_decay belongs to init.from=a path, not ''")
   for value in (0.0, 1.5):
     with pytest.raises(config_lib.ConfigError, match='above 0, at most 1'):
       _config(optimizer__layer_decay=value)

@@ -8,9 +8,7 @@ def test_names_of_metrics():
   shown_names = metric_labels.names(plain)
   assert list(shown_names.values()) == ['loss', 'class_top1', 'class_top10']
   assert metric_labels.names(pairs) == {k: k for k in pairs}
-  assert list(metric_labels.labels(plain).values()) == [
-    'loss', 'class top-1', 'class top-10',
-  ]  # fmt: skip
+  assert list(metric_labels.labels(plain).values()) == ['loss', 'class top-1', 'class top-10']
   assert metric_labels.labels(pairs)['anp_top1'] == 'ANP top-1'
   for name in (*plain, *pairs):
     typed = shown_names.get(name, name)

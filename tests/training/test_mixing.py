@@ -28,9 +28,7 @@ def _batch(pairs, height=6, width=5, dtype=np.float32):
 
 def _shares(pairs, mixup, cutmix, seed=0, **shape):
   images, targets, rows = _batch(pairs, **shape)
-  got = _blend(
-    images, targets, rows, jax.random.key(seed), mixup=mixup, cutmix=cutmix
-  )
+  got = _blend(images, targets, rows, jax.random.key(seed), mixup=mixup, cutmix=cutmix)
   return np.asarray(got[0]), np.asarray(got[1])
 
 
@@ -61,23 +59,16 @@ def test_nothing_asked_for_changes_nothing():
     *((*kind, 'float32') for kind in _KINDS),
     # One image in two is mixed, the others are cut.
     (*_KINDS[2], 'bfloat16'),
-    *(
-      pytest.param(*kind, 'bfloat16', marks=pytest.mark.slow)
-      for kind in _KINDS[:2]
-    ),
+    *(pytest.param(*kind, 'bfloat16', marks=pytest.mark.slow) for kind in _KINDS[:2]),
   ],
 )
 def test_targets_are_divided_as_the_pixels_are(mixup, cutmix, dtype):
   images, targets, rows = _batch(64, dtype=jnp.dtype(dtype))
-  images, targets = _blend(
-    images, targets, rows, jax.random.key(1), mixup=mixup, cutmix=cutmix
-  )
+  images, targets = _blend(images, targets, rows, jax.random.key(1), mixup=mixup, cutmix=cutmix)
   assert images.dtype == dtype and targets.dtype == np.float32
   images, targets = np.asarray(images, np.float64), np.asarray(targets)
   # A mean of 30 float32 numbers is off by a few units of the last place.
-  np.testing.assert_allclose(
-    images[::2].mean((1, 2, 3)), targets[::2, 0], atol=1e-6
-  )
+  np.testing.assert_allclose(images[::2].mean((1, 2, 3)), targets[::2, 0], atol=1e-6)
   np.testing.assert_allclose(targets.sum(1), 1, atol=1e-6)
   # Partners share the same numbers: of 1 and 0 they make s and 1 - s. In
   # bfloat16 the two are rounded apart, by half a unit of 8 bits each.
@@ -98,17 +89,19 @@ def test_blend_is_a_convex_combination_of_partners(mixup, cutmix):
   images = rng.normal(size=original.shape).astype(np.float32)
   targets = rng.dirichlet(np.ones(4), 32).astype(np.float32)
   got = _blend(
-    jnp.asarray(images), jnp.asarray(targets), jnp.arange(32),
-    jax.random.key(0), mixup=mixup, cutmix=cutmix,
-  )  # fmt: skip
+    jnp.asarray(images),
+    jnp.asarray(targets),
+    jnp.arange(32),
+    jax.random.key(0),
+    mixup=mixup,
+    cutmix=cutmix,
+  )
   partner = np.arange(32) ^ 1
   want = original * images + (1 - original) * images[partner]
   share = shares[np.arange(32), np.arange(32) % 2][:, None]
   # A few float32 roundings of numbers up to 4.
   np.testing.assert_allclose(got[0], want, atol=2e-6)
-  np.testing.assert_allclose(
-    got[1], share * targets + (1 - share) * targets[partner], atol=1e-6
-  )
+  np.testing.assert_allclose(got[1], share * targets + (1 - share) * targets[partner], atol=1e-6)
 
 
 @pytest.mark.parametrize('alpha', [0.2, 1.0, 3.0])
@@ -174,9 +167,7 @@ def test_result_does_not_depend_on_who_holds_which_rows():
   for parts in (2, 4):
     split = [run(rows) for rows in jnp.split(jnp.arange(16), parts)]
     for i in range(2):
-      np.testing.assert_array_equal(
-        np.concatenate([s[i] for s in split]), together[i]
-      )
+      np.testing.assert_array_equal(np.concatenate([s[i] for s in split]), together[i])
 
 
 def test_every_step_is_blended_anew():

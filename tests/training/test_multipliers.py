@@ -9,13 +9,8 @@ from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import layers
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.training import build
-from anp_jax.training import multipliers
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer
-from anp_jax.training import run_spec
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import build, multipliers, objective as objective_lib, optimizer, run_spec
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -45,9 +40,7 @@ def _config(rules, **keys):
 def _parts(config, devices=1):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   objective = objective_lib.create(_WORDS, config)
-  return build.create(
-    run_spec.RunSpec(config, mesh, objective, _BATCH, 640)
-  ), mesh
+  return build.create(run_spec.RunSpec(config, mesh, objective, _BATCH, 640)), mesh
 
 
 def _begun(parts):
@@ -58,11 +51,12 @@ def _begun(parts):
     random = np.random.default_rng(0)
     return jax.tree.map(
       lambda x, s: jax.device_put(
-        random.uniform(0.5, 1.5, x.shape[-1:]).astype(x.dtype)
-        * np.ones(x.shape, x.dtype), s.sharding
+        random.uniform(0.5, 1.5, x.shape[-1:]).astype(x.dtype) * np.ones(x.shape, x.dtype),
+        s.sharding,
       ),
-      tree, template,
-    )  # fmt: skip
+      tree,
+      template,
+    )
 
   template = parts.abstract_state
   state = state.replace(stats=changed(state.stats, template.stats))
@@ -112,19 +106,30 @@ def _same(old, new, name):
   [
     (_FLAX, {'strategy__name': 'sync'}),
     (_OURS, {'strategy__name': 'invariant'}),
-    (_OURS, {'strategy__name': 'local', 'strategy__period': 2,
-             'strategy__outer': 'nesterov'}),
+    (_OURS, {'strategy__name': 'local', 'strategy__period': 2, 'strategy__outer': 'nesterov'}),
     (_FLAX, {'sharding': (('.*', 'fsdp'),), 'accumulate': 2}),
-    (_OURS, {'strategy__name': 'channel_split', 'strategy__shares': (1, 2),
-             'mesh__data': 1, 'mesh__model': 2}),
+    (
+      _OURS,
+      {
+        'strategy__name': 'channel_split',
+        'strategy__shares': (1, 2),
+        'mesh__data': 1,
+        'mesh__model': 2,
+      },
+    ),
   ],
-)  # fmt: skip
+)
 def test_what_is_frozen_stays_to_the_bit(model, keys):
   rules = (('conv1|norm', 0), ('head', 0.5))
   config = _config(
-    rules, model__name=model, ema=0.5, optimizer__name='adamw',
-    optimizer__weight_decay=0.1, optimizer__clip_norm=1.0, **keys
-  )  # fmt: skip
+    rules,
+    model__name=model,
+    ema=0.5,
+    optimizer__name='adamw',
+    optimizer__weight_decay=0.1,
+    optimizer__clip_norm=1.0,
+    **keys,
+  )
   old, new, _ = _trained(config, devices=2)
   calls = {True: 0, False: 0}
   for name in old:
@@ -160,9 +165,7 @@ def test_sums_of_three_parts_do_not_round_what_is_frozen():
     'weight': np.ones(15, np.float32),
     'vote': np.zeros(15, np.int32),
   }
-  state, _ = parts.train_step(
-    state, jax.device_put(batch, mesh_lib.batch_sharding(mesh))
-  )
+  state, _ = parts.train_step(state, jax.device_put(batch, mesh_lib.batch_sharding(mesh)))
   for name in ('mean', 'var'):
     assert _same(old, _leaves(state), f'stats/batch_stats/norm/{name}')
 
@@ -202,16 +205,13 @@ def test_averages_of_what_is_frozen_stay():
     'norm': {'scale': np.ones(2), 'bias': np.zeros(2)},
     'head': {'kernel': np.ones((2, 2)), 'bias': np.ones(2)},
   }
-  stats = {'batch_stats': {'norm': {'mean': np.ones(2), 'var': np.ones(2)},
-           'last': {'mean': np.ones(2)}}}  # fmt: skip
+  stats = {
+    'batch_stats': {'norm': {'mean': np.ones(2), 'var': np.ones(2)}, 'last': {'mean': np.ones(2)}}
+  }
   trees = {'params': params, 'stats': stats}
-  state = state_lib.TrainState(
-    np.array(0), params, stats, (), jax.tree.map(lambda x: x + 4, trees)
-  )
+  state = state_lib.TrainState(np.array(0), params, stats, (), jax.tree.map(lambda x: x + 4, trees))
   frozen = multipliers.Frozen((('norm|head/bias', 0),), params)
-  update = frozen.wrap_update(
-    lambda state, _: (jax.tree.map(lambda x: x + 1, state), 'values')
-  )
+  update = frozen.wrap_update(lambda state, _: (jax.tree.map(lambda x: x + 1, state), 'values'))
   new, values = update(state, None)
   assert values == 'values' and new.step == 1
   old, new = _leaves(state), _leaves(new)
@@ -248,9 +248,14 @@ def test_updates_are_multiplied():
   old, plain, _ = _trained(_config((), **keys), count=1)
   _, ruled, _ = _trained(_config(rules, **keys), count=1)
   factors = {
-    'conv1/kernel': 3, 'conv2/kernel': 0.25, 'conv2/bias': 3,
-    'norm/scale': 1, 'norm/bias': 1, 'head/kernel': 1, 'head/bias': 0.5,
-  }  # fmt: skip
+    'conv1/kernel': 3,
+    'conv2/kernel': 0.25,
+    'conv2/bias': 3,
+    'norm/scale': 1,
+    'norm/bias': 1,
+    'head/kernel': 1,
+    'head/bias': 0.5,
+  }
   for name, factor in factors.items():
     name = f'params/{name}'
     want = (plain[name] - old[name]) * factor
@@ -262,12 +267,13 @@ def test_updates_are_multiplied():
 def test_decoupled_decay_is_multiplied_too():
   """AdamW with no gradient: each step takes rate x factor x decay off."""
   config = _config(
-    (('head', 0.5), ('conv1', 0)), optimizer__name='adamw',
-    optimizer__weight_decay=0.2, optimizer__learning_rate=0.1,
-  )  # fmt: skip
+    (('head', 0.5), ('conv1', 0)),
+    optimizer__name='adamw',
+    optimizer__weight_decay=0.2,
+    optimizer__learning_rate=0.1,
+  )
   params = {
-    name: {'kernel': np.full((2, 3), 1.5, np.float32)}
-    for name in ('conv1', 'conv2', 'head')
+    name: {'kernel': np.full((2, 3), 1.5, np.float32)} for name in ('conv1', 'conv2', 'head')
   }
   chain = optimizer.create(config, _BATCH, 640, 100)
   state, zeros = chain.init(params), jax.tree.map(np.zeros_like, params)
@@ -285,16 +291,16 @@ def test_decay_in_the_gradient_is_multiplied_by_rules(name):
   """No gradient: each step takes rate x factor x decay off, vectors nothing."""
   rules = (('head', 250.0), ('conv1', 0))
   config = _config(
-    (), optimizer__name=name, optimizer__weight_decay=0.01,
-    optimizer__learning_rate=0.1, optimizer__decay_multipliers=rules,
-  )  # fmt: skip
+    (),
+    optimizer__name=name,
+    optimizer__weight_decay=0.01,
+    optimizer__learning_rate=0.1,
+    optimizer__decay_multipliers=rules,
+  )
   if name == 'momentum':
     config.optimizer.momentum = 0.0
   params = {
-    name: {
-      'kernel': np.full((2, 3), 1.5, np.float32),
-      'bias': np.full(3, 1.5, np.float32),
-    }
+    name: {'kernel': np.full((2, 3), 1.5, np.float32), 'bias': np.full(3, 1.5, np.float32)}
     for name in ('conv1', 'conv2', 'head')
   }
   chain = optimizer.create(config, _BATCH, 640, 100)
@@ -318,8 +324,9 @@ def test_a_decay_rule_that_matches_nothing_is_refused():
 def test_clipping_counts_what_trains():
   """The norm is that of the gradients that are computed, of one leaf here."""
   rules = (('head/bias', 1.0), ('.*', 0))
-  config = _config(rules, optimizer__name='sgd', optimizer__weight_decay=0.0,
-                   optimizer__learning_rate=1.0)  # fmt: skip
+  config = _config(
+    rules, optimizer__name='sgd', optimizer__weight_decay=0.0, optimizer__learning_rate=1.0
+  )
   old, new, values = _trained(config, count=1)
   gradient = np.linalg.norm(new['params/head/bias'] - old['params/head/bias'])
   norms = _config((), optimizer__name='sgd', optimizer__weight_decay=0.0)
@@ -339,9 +346,7 @@ def test_no_gradient_is_computed_of_what_is_frozen():
   for rules in ((), (('head', 1.0), ('.*', 0))):
     parts, mesh = _parts(_config(rules))
     batch = build.abstract_batch(_config(rules), mesh, _BATCH)
-    text = (
-      parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
-    )
+    text = parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
     counts[bool(rules)] = text.count(' convolution(')
   assert counts[True] == 2 < counts[False]
 

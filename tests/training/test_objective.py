@@ -46,9 +46,7 @@ def _best(scores):
 
 
 def _metrics(objective, logits, labels):
-  return jax.jit(objective.metrics)(
-    jnp.asarray(logits), jnp.asarray(labels, jnp.int32)
-  )
+  return jax.jit(objective.metrics)(jnp.asarray(logits), jnp.asarray(labels, jnp.int32))
 
 
 def test_create_reads_the_vocabulary():
@@ -99,9 +97,8 @@ def test_an_example_counts_by_its_own_class_whatever_the_smoothing(smoothing):
   factor = 0.75 * np.array(weights)[labels]
   factor += 0.25 * np.array(weights)[labels[::-1]]
   np.testing.assert_allclose(
-    weighted.loss(logits, blended), factor * plain.loss(logits, blended),
-    rtol=1e-5,
-  )  # fmt: skip
+    weighted.loss(logits, blended), factor * plain.loss(logits, blended), rtol=1e-5
+  )
 
 
 def test_evaluations_loss_is_not_smoothed():
@@ -124,8 +121,7 @@ def test_loss_survives_large_logits():
 def test_top_k_and_parts_equal_a_sort():
   logits, labels = _logits()
   got = _metrics(_objective(), logits, labels)
-  names = {'loss', 'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1',
-           'noun_top1'}  # fmt: skip
+  names = {'loss', 'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1'}
   assert set(got) == names
   for k in (1, 5, 10):
     want = [c in _best(x)[:k] for x, c in zip(logits, labels)]
@@ -133,9 +129,7 @@ def test_top_k_and_parts_equal_a_sort():
     np.testing.assert_array_equal(got[f'anp_top{k}'], want)
   for name, ids in (('adjective', ADJECTIVE_IDS), ('noun', NOUN_IDS)):
     ids = np.array(ids)
-    sums = np.stack(
-      [_softmax(logits)[:, ids == i].sum(-1) for i in range(max(ids) + 1)], -1
-    )
+    sums = np.stack([_softmax(logits)[:, ids == i].sum(-1) for i in range(max(ids) + 1)], -1)
     want = sums.argmax(-1) == ids[labels]
     # The sum over a part is not merely the part of the best class.
     assert (sums.argmax(-1) != ids[logits.argmax(-1)]).any()
@@ -158,9 +152,7 @@ def test_plain_classes_have_no_parts():
   logits, labels = _logits(classes=5)
   # Among the best five of five would be no news.
   assert set(_metrics(objective, logits, labels)) == {'loss', 'anp_top1'}
-  assert set(objective.train_metrics(logits, jnp.asarray(labels))) == {
-    'anp_top1'
-  }
+  assert set(objective.train_metrics(logits, jnp.asarray(labels))) == {'anp_top1'}
 
 
 def test_many_classes_are_counted_to_a_hundred():
@@ -168,8 +160,12 @@ def test_many_classes_are_counted_to_a_hundred():
   objective = _create(names)
   logits = -np.arange(101, dtype=np.float32)[None].repeat(3, 0)
   got = _metrics(objective, logits, [9, 10, 100])
-  want = {'anp_top1': (0, 0, 0), 'anp_top5': (0, 0, 0), 'anp_top10': (1, 0, 0),
-          'anp_top100': (1, 1, 0)}  # fmt: skip
+  want = {
+    'anp_top1': (0, 0, 0),
+    'anp_top5': (0, 0, 0),
+    'anp_top10': (1, 0, 0),
+    'anp_top100': (1, 1, 0),
+  }
   for name, hits in want.items():
     np.testing.assert_array_equal(got[name], hits, err_msg=name)
 

@@ -64,9 +64,7 @@ def _params(dtype=np.float64):
 
 def _gradients(params, step, dtype=np.float64):
   random = np.random.default_rng(100 + step)
-  return jax.tree.map(
-    lambda p: (3 * random.normal(size=p.shape)).astype(dtype), params
-  )
+  return jax.tree.map(lambda p: (3 * random.normal(size=p.shape)).astype(dtype), params)
 
 
 def _run(config, steps=STEPS, dtype=np.float64):
@@ -112,9 +110,7 @@ def _reference(config, change=None):
       gradients = change(gradients)
     for group, leaves in params.items():
       for name, w in leaves.items():
-        leaves[name] = w + _delta(
-          o, w, gradients[group][name], memory[group][name], step
-        )
+        leaves[name] = w + _delta(o, w, gradients[group][name], memory[group][name], step)
   return params
 
 
@@ -134,9 +130,7 @@ def _delta(o, w, g, memory, step):
     return -rate * (g + o.momentum * memory['v'])
   if o.name == 'rmsprop':
     memory['s'] = o.decay * memory['s'] + (1 - o.decay) * g * g
-    memory['v'] = o.momentum * memory['v'] + rate * g / np.sqrt(
-      memory['s'] + o.eps
-    )
+    memory['v'] = o.momentum * memory['v'] + rate * g / np.sqrt(memory['s'] + o.eps)
     return -memory['v']
   if o.name == 'lars':
     g = g + wd * w
@@ -162,9 +156,7 @@ def _assert_equal(actual, expected, tolerance=TIGHT):
   for (path, a), e in zip(
     jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
   ):
-    np.testing.assert_allclose(
-      np.asarray(a), e, rtol=tolerance, atol=tolerance, err_msg=str(path)
-    )
+    np.testing.assert_allclose(np.asarray(a), e, rtol=tolerance, atol=tolerance, err_msg=str(path))
 
 
 @pytest.mark.parametrize('name', table.OPTIMIZERS)
@@ -210,9 +202,7 @@ def test_rmsprop_is_that_of_the_paper(config):
   weights = jax.tree.map(tf.Variable, _params(np.float32))
   for step in range(STEPS):
     gradients = _gradients(weights, step, np.float32)
-    peer.apply_gradients(
-      zip(jax.tree.leaves(gradients), jax.tree.leaves(weights), strict=True)
-    )
+    peer.apply_gradients(zip(jax.tree.leaves(gradients), jax.tree.leaves(weights), strict=True))
   expected = jax.tree.map(lambda w: w.numpy(), weights)
   _assert_equal(_run(config, dtype=np.float32), expected, 1e-5)
 
@@ -224,21 +214,14 @@ def test_optimizer_is_that_of_pytorch(x64, config, name):
   o.name = name
   config.schedule.name, config.schedule.warmup = 'constant', '0 steps'
   # PyTorch decays what it is told to; the mask, as its users write it.
-  weights = jax.tree.map(
-    lambda p: torch.nn.Parameter(torch.from_numpy(p)), _params()
-  )
+  weights = jax.tree.map(lambda p: torch.nn.Parameter(torch.from_numpy(p)), _params())
   leaves = jax.tree.leaves(weights)
   groups = [
-    {
-      'params': [w for w in leaves if w.ndim >= 2],
-      'weight_decay': o.weight_decay,
-    },
+    {'params': [w for w in leaves if w.ndim >= 2], 'weight_decay': o.weight_decay},
     {'params': [w for w in leaves if w.ndim < 2], 'weight_decay': 0.0},
   ]
   if name in ('momentum', 'nesterov'):
-    peer = torch.optim.SGD(
-      groups, lr=0.1, momentum=o.momentum, nesterov=name == 'nesterov'
-    )
+    peer = torch.optim.SGD(groups, lr=0.1, momentum=o.momentum, nesterov=name == 'nesterov')
   else:
     kind = torch.optim.Adam if name == 'adam' else torch.optim.AdamW
     peer = kind(groups, lr=0.1, betas=(o.b1, o.b2), eps=o.eps)
@@ -253,8 +236,7 @@ def test_optimizer_is_that_of_pytorch(x64, config, name):
 
 def _clip_elements(gradients, limit):
   return jax.tree.map(
-    lambda g: np.where(g > limit, limit, np.where(g < -limit, -limit, g)),
-    gradients,
+    lambda g: np.where(g > limit, limit, np.where(g < -limit, -limit, g)), gradients
   )
 
 
@@ -281,9 +263,7 @@ def test_norm_is_clipped(x64, config, limit):
 def test_elements_are_clipped_before_the_norm_and_decay_after(x64, config):
   config.optimizer.clip_value = 2.0
   config.optimizer.clip_norm = 1.5
-  expected = _reference(
-    config, lambda g: _clip_norm(_clip_elements(g, 2.0), 1.5)
-  )
+  expected = _reference(config, lambda g: _clip_norm(_clip_elements(g, 2.0), 1.5))
   _assert_equal(_run(config), expected)
 
 
@@ -340,9 +320,7 @@ def test_state_is_arrays_shaped_like_parameters(config, name):
   assert [x.shape for x in moments] == shapes * copies
   # Types stay as they were born: a change would compile the step twice.
   _, after = jax.eval_shape(transform.update, params, state, params)
-  assert jax.tree.map(jnp.result_type, after) == jax.tree.map(
-    jnp.result_type, state
-  )
+  assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
 @pytest.mark.parametrize('name', ('nesterov', 'lars', 'lamb'))
@@ -467,9 +445,7 @@ def test_warmup_longer_than_the_run(config):
   config.schedule.warmup = '2 epochs'
   optimizer.schedule(config, BATCH, EXAMPLES, 20)
   for make in (optimizer.schedule, optimizer.create):
-    with pytest.raises(
-      config_lib.ConfigError, match=r"'2 epochs' is 20 steps, .* is 19"
-    ):
+    with pytest.raises(config_lib.ConfigError, match=r"'2 epochs' is 20 steps, .* is 19"):
       make(config, BATCH, EXAMPLES, 19)
 
 

@@ -7,12 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.cluster import preemption
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.training import step as step_lib
 from tests import stepping
 
@@ -50,11 +47,9 @@ def test_fifty_steps_halve_the_loss(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [
-  pytest.param(2, marks=pytest.mark.slow),
-  pytest.param(4, marks=pytest.mark.slow),
-  8,
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'devices', [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 8]
+)
 def test_loss_curve_is_that_of_one_device(x64, devices):
   want, got = _trained(50, 1), _trained(50, devices)
   _same_curve(got, want, 1e-9)
@@ -70,17 +65,12 @@ def test_loss_curve_of_divided_parameters(x64, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [
-  pytest.param(2, marks=pytest.mark.slow),
-  pytest.param(4, marks=pytest.mark.slow),
-  8,
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'devices', [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 8]
+)
 def test_loss_curve_in_float32(devices):
   # float32 rounds at 6e-8, and five steps multiply that by some ten.
-  want, got = (
-    _trained(5, 1, 'float32'),
-    _trained(5, devices, 'float32'),
-  )
+  want, got = (_trained(5, 1, 'float32'), _trained(5, devices, 'float32'))
   np.testing.assert_allclose(_column(got[1]), _column(want[1]), rtol=1e-5)
 
 
@@ -88,10 +78,7 @@ def test_loss_curve_in_float32(devices):
 @pytest.mark.parametrize('devices, accumulate', [(1, 4), (4, 2)])
 def test_micro_batches_are_one_large_batch(x64, devices, accumulate):
   """Gradients through the weights, and the running statistics."""
-  want, got = (
-    _trained(5, 1),
-    _trained(5, devices, accumulate=accumulate),
-  )
+  want, got = (_trained(5, 1), _trained(5, devices, accumulate=accumulate))
   _same_curve(got, want, TIGHT)
   _assert_close(got[0], want[0], TIGHT)
 
@@ -121,16 +108,23 @@ def _plain_step(run, state, batch):
   norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradients)))
   clip = run.config.optimizer.clip_norm or np.inf
   trace = jax.tree.map(
-    lambda g, p: g * min(1, clip / norm) + DECAY * p * (p.ndim > 1),
-    gradients,
-    params,
+    lambda g, p: g * min(1, clip / norm) + DECAY * p * (p.ndim > 1), gradients, params
   )
   after = jax.tree.map(lambda p, t: p - RATE * t, params, trace)
   hits = (logits.argmax(-1) == batch['label']).mean()
-  return after, trace, stats, {
-    'loss': loss, 'anp_top1': hits, 'grad_norm': norm, 'learning_rate': RATE,
-    'finite': 1, 'vote': 0,
-  }  # fmt: skip
+  return (
+    after,
+    trace,
+    stats,
+    {
+      'loss': loss,
+      'anp_top1': hits,
+      'grad_norm': norm,
+      'learning_rate': RATE,
+      'finite': 1,
+      'vote': 0,
+    },
+  )
 
 
 def test_one_update_equals_one_by_hand(x64):
@@ -142,9 +136,7 @@ def test_one_update_equals_one_by_hand(x64):
   _assert_close(state.params, params, TIGHT)
   _assert_close(state.stats, stats, TIGHT)
   moments = [
-    leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
-    if leaf.ndim
+    leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state) if leaf.ndim
   ]
   _assert_close(moments, jax.tree.leaves(trace), TIGHT)
   assert int(state.step) == 1
@@ -183,9 +175,7 @@ def test_rows_of_weight_0_are_seen_by_batch_norm_only(x64):
   _assert_close(states[0], states[1], 0)
   other['image'][[3, 12]] = 255 - other['image'][[3, 12]]
   state, _ = run.steps(run.state(), [other])
-  means = [
-    s.stats['batch_stats']['norm']['mean'] for s in (states[0][0], state)
-  ]
+  means = [s.stats['batch_stats']['norm']['mean'] for s in (states[0][0], state)]
   assert np.abs(means[0] - means[1]).max() > 1e-3
 
 
@@ -239,14 +229,20 @@ def test_averages_follow_their_recurrence(x64):
 
 @pytest.mark.parametrize(
   'decay, step, want',
-  [(0.999, 0, 0.1), (0.999, 1, 2 / 11), (0.999, 8, 0.5), (0.999, 890, 0.99),
-   (0.999, 8989, 0.999), (0.999, 10**6, 0.999), (0.05, 0, 0.05)],
-)  # fmt: skip
+  [
+    (0.999, 0, 0.1),
+    (0.999, 1, 2 / 11),
+    (0.999, 8, 0.5),
+    (0.999, 890, 0.99),
+    (0.999, 8989, 0.999),
+    (0.999, 10**6, 0.999),
+    (0.05, 0, 0.05),
+  ],
+)
 def test_averages_forget_the_start_soon(decay, step, want):
   actual = state_lib.ema_decay(decay, step)
   np.testing.assert_allclose(actual, want, rtol=1e-6)
-  old = {'params': {'w': np.full(3, 8.0)}, 'stats': {'mean': np.ones(2),
-         'count': np.array(3)}}  # fmt: skip
+  old = {'params': {'w': np.full(3, 8.0)}, 'stats': {'mean': np.ones(2), 'count': np.array(3)}}
   state = state_lib.TrainState(np.array(step), None, None, None, old)
   params, stats = {'w': np.zeros(3)}, {'mean': np.zeros(2), 'count': 7}
   params, stats = jax.tree.map(jnp.asarray, (params, stats))
@@ -265,9 +261,8 @@ def test_without_averages_the_weights_themselves_are_evaluated():
 
 
 @pytest.mark.parametrize(
-  'where, value', [('params', np.nan), ('params', np.inf), ('stats', np.nan),
-                   ('opt_state', np.inf)],
-)  # fmt: skip
+  'where, value', [('params', np.nan), ('params', np.inf), ('stats', np.nan), ('opt_state', np.inf)]
+)
 def test_what_is_not_finite_is_flagged(where, value):
   run = _flagged()
   assert run.steps(run.state(), [_batch()])[1][0]['finite'] == 1
@@ -294,9 +289,7 @@ def _flagged():
 def test_one_group_that_is_not_finite_is_flagged(finite):
   """The numbers of two groups, of 3 and 1 examples, as one line of a run."""
   # loss, grad_norm, learning_rate, damaged, finite, vote
-  values = np.array(
-    [[2.0, 1.0, 0.5, 4, finite[0], 1], [6.0, 3.0, 0.5, 2, finite[1], 2]]
-  )
+  values = np.array([[2.0, 1.0, 0.5, 4, finite[0], 1], [6.0, 3.0, 0.5, 2, finite[1], 2]])
   got = step_lib._joined(jnp.asarray(values), jnp.array([3.0, 1.0]))
   want = [3.0, 1.5, 0.5, 6, float(finite == (1, 1)), 2]
   np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -395,10 +388,8 @@ def test_a_users_module_with_dropout_trains():
     (12, 4, {'model.norm_group': 1, 'data.mixup': 0.2}, 'pair.*3 images'),
     (12, 4, {'model.norm_group': 1, 'data.cutmix': 0.2}, 'pair.*3 images'),
   ],
-)  # fmt: skip
-def test_a_batch_that_does_not_divide_is_refused(
-  batch, devices, overrides, message
-):
+)
+def test_a_batch_that_does_not_divide_is_refused(batch, devices, overrides, message):
   config = _config('float32', **overrides)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   with pytest.raises(config_lib.ConfigError, match=message):
@@ -415,12 +406,11 @@ def test_a_batch_that_does_not_divide_is_refused(
     (16, 4, {'data.mixup': 0.2}),
     # Networks without batch norm have no groups that must be whole.
     (100, 1, {'model.name': 'lenet', 'model.norm_group': 32}),
-    (100, 1, {'model.name': 'cifar10_full', 'model.norm_group': 0,
-              'accumulate': 2}),
+    (100, 1, {'model.name': 'cifar10_full', 'model.norm_group': 0, 'accumulate': 2}),
     # Two devices share each row: the batch divides by four.
     (4, 8, {'model.norm_group': 1, 'mesh.model': 2}),
   ],
-)  # fmt: skip
+)
 def test_a_batch_that_divides_is_taken(batch, devices, overrides):
   config = _config('float32', **overrides)
   mesh = mesh_lib.create(config, jax.devices()[:devices])

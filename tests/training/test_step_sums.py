@@ -38,9 +38,7 @@ def _asked(text):
   """The same of the program handed to XLA, where shapes follow the region."""
   actual, kind = [], None
   for line in text.splitlines():
-    match = re.search(
-      r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line
-    )
+    match = re.search(r'"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)"', line)
     kind = match[1] if match else kind
     result = kind and re.search(r'-> tensor<((?:\d+x)*)(\w+)>\s*$', line)
     if result:
@@ -94,20 +92,25 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
   order = run.init.order
   assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
   assert set(order) == {
-    mesh_lib.path_name(path)
-    for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
+    mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
   }
   specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
   config = _config('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
   one_by_one = strategy_lib.find(config).build(config, specs, order)
   gradients = jax.tree.map(lambda s: jnp.zeros(s.shape), run.like.params)
-  text = jax.jit(
-    jax.shard_map(
-      lambda g: one_by_one.reduce(g, ())[0],
-      mesh=run.mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
-      check_vma=False,
+  text = (
+    jax.jit(
+      jax.shard_map(
+        lambda g: one_by_one.reduce(g, ())[0],
+        mesh=run.mesh,
+        in_specs=mesh_lib.P(),
+        out_specs=mesh_lib.P(),
+        check_vma=False,
+      )
     )
-  ).lower(gradients).as_text()  # fmt: skip
+    .lower(gradients)
+    .as_text()
+  )
   sizes = {
     mesh_lib.path_name(path): leaf.size
     for path, leaf in jax.tree_util.tree_leaves_with_path(run.like.params)
@@ -133,9 +136,7 @@ def test_divided_parameters_are_gathered_once_and_scattered():
   assert _total(actual, 'all_gather', 'f32') == sum(divided)
   assert _total(actual, 'reduce_scatter', 'f32') == sum(divided) // 4
   rest = _count(run.like.params) - sum(divided)
-  assert _total(actual, 'all_reduce', 'f32') == (
-    rest + _count(run.like.stats) + 9
-  )
+  assert _total(actual, 'all_reduce', 'f32') == (rest + _count(run.like.stats) + 9)
 
 
 def test_one_device_sends_no_gradient():
@@ -153,9 +154,7 @@ def test_norms_do_not_gather_divided_parameters():
   lowered = run.train_step.lower(run.like, run.put(_batch()))
   actual = _collectives(lowered.compile().as_text())
   before = _asked(lowered.as_text())
-  assert _total(actual, 'all-gather', 'f32') == (
-    _total(before, 'all_gather', 'f32')
-  )
+  assert _total(actual, 'all-gather', 'f32') == (_total(before, 'all_gather', 'f32'))
 
 
 def test_norm_is_that_of_one_vector():

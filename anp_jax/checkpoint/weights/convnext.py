@@ -25,35 +25,37 @@ FILTERS = {TIMM: 'bicubic', TRANSFORMERS: 'bicubic'}
 _STEM = re.compile(r'(stem|head)(?:_(conv|norm))?')
 _STAGE = re.compile(r'stage(\d+)_(conv|norm|block)(\d*)(?:/(\w+))?')
 _OUTER = {
-  TIMM: {
-    'stem_conv': 'stem.0', 'stem_norm': 'stem.1',
-    'head_norm': 'head.norm', 'head': 'head.fc',
-  },
+  TIMM: {'stem_conv': 'stem.0', 'stem_norm': 'stem.1', 'head_norm': 'head.norm', 'head': 'head.fc'},
   TRANSFORMERS: {
     'stem_conv': 'embeddings.patch_embeddings',
     'stem_norm': 'embeddings.layernorm',
-    'head_norm': 'layernorm', 'head': 'classifier',
+    'head_norm': 'layernorm',
+    'head': 'classifier',
   },
-}  # fmt: skip
+}
 _INNER = {
   TIMM: {
-    'depthwise': 'conv_dw', 'norm': 'norm', 'expand': 'mlp.fc1',
-    'grn': 'mlp.grn', 'project': 'mlp.fc2',
+    'depthwise': 'conv_dw',
+    'norm': 'norm',
+    'expand': 'mlp.fc1',
+    'grn': 'mlp.grn',
+    'project': 'mlp.fc2',
   },
   TRANSFORMERS: {
-    'depthwise': 'dwconv', 'norm': 'layernorm', 'expand': 'pwconv1',
-    'grn': 'grn', 'project': 'pwconv2',
+    'depthwise': 'dwconv',
+    'norm': 'layernorm',
+    'expand': 'pwconv1',
+    'grn': 'grn',
+    'project': 'pwconv2',
   },
-}  # fmt: skip
+}
 _LAYER_SCALE = {TIMM: 'gamma', TRANSFORMERS: 'layer_scale_parameter'}
 _PLACES = {
   TIMM: ('stages', 'downsample', 'blocks'),
   TRANSFORMERS: ('encoder.stages', 'downsampling_layer', 'layers'),
 }
 _LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
-_BLOCK = re.compile(
-  r'(?:\w+\.)?(?:encoder\.)?stages\.(\d+)\.(?:blocks|layers)\.(\d+)\.'
-)
+_BLOCK = re.compile(r'(?:\w+\.)?(?:encoder\.)?stages\.(\d+)\.(?:blocks|layers)\.(\d+)\.')
 
 
 def detect(names: Iterable[str]) -> str | None:
@@ -66,9 +68,7 @@ def detect(names: Iterable[str]) -> str | None:
   return None
 
 
-def published_names(
-  names: Iterable[str], naming: str, prefix: str = ''
-) -> dict[str, str]:
+def published_names(names: Iterable[str], naming: str, prefix: str = '') -> dict[str, str]:
   """Returns the name in a naming by our name, of a network's tensors.
 
   Args:

@@ -33,15 +33,18 @@ _PATH = re.compile(
 )
 _OUTER = {
   TIMM: {
-    'stem_conv': FIRST_CONVOLUTION, 'stem_norm': 'bn1',
-    'head_conv': 'conv_head', 'head_norm': 'bn2',
+    'stem_conv': FIRST_CONVOLUTION,
+    'stem_norm': 'bn1',
+    'head_conv': 'conv_head',
+    'head_norm': 'bn2',
   },
   TRANSFORMERS: {
     'stem_conv': 'embeddings.convolution',
     'stem_norm': 'embeddings.batchnorm',
-    'head_conv': 'encoder.top_conv', 'head_norm': 'encoder.top_bn',
+    'head_conv': 'encoder.top_conv',
+    'head_norm': 'encoder.top_bn',
   },
-}  # fmt: skip
+}
 # timm's convolutions of a block, by ours, in order.
 _CONVOLUTIONS = {
   ('expand', 'depthwise', 'project'): ('conv_pw', 'conv_dw', 'conv_pwl'),
@@ -62,9 +65,12 @@ _INNER = {
   'project_norm': 'projection.project_bn',
 }
 _LEAVES = {
-  'kernel': 'weight', 'scale': 'weight', 'bias': 'bias',
-  'mean': 'running_mean', 'var': 'running_var',
-}  # fmt: skip
+  'kernel': 'weight',
+  'scale': 'weight',
+  'bias': 'bias',
+  'mean': 'running_mean',
+  'var': 'running_var',
+}
 _BLOCK = {
   TIMM: re.compile(r'blocks\.(\d+\.\d+)\.'),
   TRANSFORMERS: re.compile(r'(?:efficientnet\.)?encoder\.blocks\.(\d+)\.'),
@@ -82,9 +88,7 @@ def detect(names: Iterable[str]) -> str | None:
   return None
 
 
-def published_names(
-  names: Iterable[str], naming: str, prefix: str = PREFIXES[0]
-) -> dict[str, str]:
+def published_names(names: Iterable[str], naming: str, prefix: str = PREFIXES[0]) -> dict[str, str]:
   """Returns the name in a naming by our name, of a network's tensors.
 
   Args:
@@ -163,9 +167,9 @@ def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
   suffix = _OUTER[naming]['head_conv'] + '.weight'
   head = next(shape for name, shape in shapes.items() if name.endswith(suffix))
   size = _blocks(shapes, naming), head[0]
-  is_tensorflow = naming == TRANSFORMERS or str(
-    saved_config.get('architecture')
-  ).startswith(_TENSORFLOW)
+  is_tensorflow = naming == TRANSFORMERS or str(saved_config.get('architecture')).startswith(
+    _TENSORFLOW
+  )
   for name in MODELS:
     has_prefix = name.startswith(_TENSORFLOW)
     if has_prefix == is_tensorflow and efficientnet.size(name) == size:
@@ -200,9 +204,7 @@ def mismatch(config, names, naming: str, saved_config: dict) -> str:
 
 
 def _another(other, name):
-  return (
-    f'has the padding and epsilon of {other}, but config.model.name={name!r}'
-  )
+  return f'has the padding and epsilon of {other}, but config.model.name={name!r}'
 
 
 def _difference(name, naming, saved_config):
@@ -218,9 +220,7 @@ def _difference(name, naming, saved_config):
   ):
     value = saved_config.get(key, default)
     if value not in values:
-      return (
-        f'is of {key}={value!r} in its config.json, and {name} of {values[0]!r}'
-      )
+      return f'is of {key}={value!r} in its config.json, and {name} of {values[0]!r}'
   return ''
 
 
@@ -247,10 +247,7 @@ def refusal(config) -> str:
   """Returns why transformers has no such network; '' if it has."""
   name, side = config.model.name, config.data.image_size
   if not name.startswith(_TENSORFLOW):
-    return (
-      f'transformers has the padding and epsilon of tf_efficientnet_b0 to _b4, '
-      f'not of {name}'
-    )
+    return f'transformers has the padding and epsilon of tf_efficientnet_b0 to _b4, not of {name}'
   if name == 'tf_efficientnetv2_s':
     return f'transformers has no {name}'
   if side % 2:

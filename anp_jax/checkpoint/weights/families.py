@@ -8,9 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from anp_jax.checkpoint.weights import convnext
-from anp_jax.checkpoint.weights import efficientnet
-from anp_jax.checkpoint.weights import naming as resnet
+from anp_jax.checkpoint.weights import convnext, efficientnet, naming as resnet
 
 _ALL = (resnet, convnext, efficientnet)
 
@@ -38,8 +36,7 @@ def names() -> str:
 def namings() -> str:
   """Returns what files can be read, for people."""
   return '; or '.join(
-    f'{family.NAME}, named as in {" or in ".join(family.CLASSIFIERS)}'
-    for family in _ALL
+    f'{family.NAME}, named as in {" or in ".join(family.CLASSIFIERS)}' for family in _ALL
   )
 
 
@@ -52,9 +49,7 @@ def tensors(trained, naming: str) -> dict[str, np.ndarray]:
   """
   from flax import traverse_util  # heavy: it imports JAX
 
-  flat = traverse_util.flatten_dict(
-    {'params': trained.params, **trained.stats}, sep='/'
-  )
+  flat = traverse_util.flatten_dict({'params': trained.params, **trained.stats}, sep='/')
   family = of_config(trained.config)
   names = family.published_names(flat, naming, family.prefix(trained.config))
   result = {}

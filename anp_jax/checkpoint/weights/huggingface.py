@@ -5,12 +5,8 @@ import os
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax.checkpoint.weights import efficientnet
-from anp_jax.checkpoint.weights import families
-from anp_jax.checkpoint.weights import naming
-from anp_jax.checkpoint.weights import processors
-from anp_jax.data.input import augment
-from anp_jax.data.input import decode_pillow
+from anp_jax.checkpoint.weights import efficientnet, families, naming, processors
+from anp_jax.data.input import augment, decode_pillow
 from anp_jax.models import resnet
 from anp_jax.system import files
 
@@ -49,9 +45,7 @@ def write(trained, folder: str) -> list[str]:
   """
   weights, config, processor = (os.path.join(folder, name) for name in FILES)
   with files.atomic_path(weights) as draft:
-    safetensors_numpy.save_file(
-      tensors(trained), draft, metadata={'format': 'pt'}
-    )
+    safetensors_numpy.save_file(tensors(trained), draft, metadata={'format': 'pt'})
   files.write_json(config, architecture(trained))
   files.write_json(processor, preprocessor(trained.config))
   return list(FILES)
@@ -111,9 +105,7 @@ def preprocessor(config) -> dict:
     'do_convert_rgb': True,
     'do_resize': True,
     'size': {'shortest_edge': d.resize},
-    'resample': processors.FILTERS.get(
-      d.decode, processors.FILTERS['bilinear']
-    ),
+    'resample': processors.FILTERS.get(d.decode, processors.FILTERS['bilinear']),
     'do_center_crop': True,
     'crop_size': {'height': d.image_size, 'width': d.image_size},
     'do_rescale': True,

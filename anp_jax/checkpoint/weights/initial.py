@@ -13,13 +13,9 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax import models
-from anp_jax.checkpoint import run_dir
-from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import naming as naming_lib
-from anp_jax.checkpoint.weights import published
-from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax import config as config_lib, models
+from anp_jax.checkpoint import run_dir, trained as trained_lib
+from anp_jax.checkpoint.weights import naming as naming_lib, published, source as source_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import files
@@ -49,8 +45,7 @@ class Matched:
     initialised = f'{len(self.initialised)} initialised'
     if self.initialised:
       why = '; '.join(
-        f'{name.partition("/")[2]}: {text}'
-        for name, text in self.initialised.items()
+        f'{name.partition("/")[2]}: {text}' for name, text in self.initialised.items()
       )
       initialised += f' ({why})'
     return (
@@ -60,9 +55,8 @@ class Matched:
 
 
 def load(
-  config, program, vocabulary, folder: str = '', gather=lambda value: [value],
-  exact: bool = False,
-):  # fmt: skip
+  config, program, vocabulary, folder: str = '', gather=lambda value: [value], exact: bool = False
+):
   """Loads what config.init names, for `state.create`; all processes call it.
 
   Args:
@@ -85,9 +79,7 @@ def load(
   path = config.init['from']
   if not path:
     return {}, []
-  abstract = flat(
-    {'params': program.abstract_single.params, **program.abstract_single.stats}
-  )
+  abstract = flat({'params': program.abstract_single.params, **program.abstract_single.stats})
   # Before anything is read: Orbax lets processes wait for each other.
   _agree(published.missing_path(path), gather)
   problem, matched = '', None
@@ -103,9 +95,7 @@ def load(
     text = '\n'.join([matched.summary(), *matched.lines]) + '\n'
     files.write_atomic(os.path.join(folder, run_dir.WEIGHTS_FILE), text)
   arrays = {
-    name: jax.make_array_from_callback(
-      value.shape, abstract[name].sharding, value.__getitem__
-    )
+    name: jax.make_array_from_callback(value.shape, abstract[name].sharding, value.__getitem__)
     for name, value in matched.loaded.items()
   }
   return arrays, [matched.summary()]
@@ -190,10 +180,7 @@ def classifier(config, vocabulary) -> set[str]:
   """
   outputs = objective_lib.create(vocabulary, config).outputs
   shapes, other_shapes = (
-    {
-      name: leaf.shape
-      for name, leaf in flat(abstract_variables(config, count)).items()
-    }
+    {name: leaf.shape for name, leaf in flat(abstract_variables(config, count)).items()}
     for count in (outputs, outputs + 1)
   )
   return {name for name in shapes if shapes[name] != other_shapes.get(name)}
@@ -223,16 +210,8 @@ def _agree(problem, gather):
 def _mismatch(source, name, shape):
   """The error for a tensor of the network that the source does not fit."""
   source_name, value = source.tensors.get(name, ('', None))
-  shape_there = (
-    naming_lib.published_shape
-    if source_name != name
-    else lambda _, shape: shape
-  )
-  problem = (
-    'is missing'
-    if value is None
-    else f'has shape {shape_there(name, value.shape)}'
-  )
+  shape_there = naming_lib.published_shape if source_name != name else lambda _, shape: shape
+  problem = 'is missing' if value is None else f'has shape {shape_there(name, value.shape)}'
   return config_lib.ConfigError(
     f'config.init.from={source.path!r}: {source_name or name} {problem}, '
     f'expected {shape_there(name, shape)} for {name} of this network'

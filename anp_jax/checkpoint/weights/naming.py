@@ -27,9 +27,12 @@ FILTERS = {TORCHVISION: 'bilinear', TRANSFORMERS: 'bicubic'}
 UNUSED = 'num_batches_tracked'
 
 _LEAVES = {
-  'kernel': 'weight', 'scale': 'weight', 'bias': 'bias',
-  'mean': 'running_mean', 'var': 'running_var',
-}  # fmt: skip
+  'kernel': 'weight',
+  'scale': 'weight',
+  'bias': 'bias',
+  'mean': 'running_mean',
+  'var': 'running_var',
+}
 _PATH = re.compile(
   r'(?:params|batch_stats)/'
   r'(?:stage(\d+)_block(\d+)/(?=shortcut|pooled|se_|conv|norm)|(?=stem|head))'
@@ -42,9 +45,7 @@ _STEMS = {'conv1.weight', 'conv1.0.weight'}
 _EMBEDDER = 'embedder.embedder'
 _BLOCK = {
   TORCHVISION: re.compile(r'layer(\d+)\.(\d+)\.'),
-  TRANSFORMERS: re.compile(
-    r'(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)'
-  ),
+  TRANSFORMERS: re.compile(r'(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)'),
 }
 _LAYER = {
   TORCHVISION: re.compile(r'layer1\.0\.conv(\d+)\.weight'),
@@ -103,22 +104,16 @@ def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
     }.get(part) or f'layer.{int(number) - 1}.{layer}'
     place = ''
     if stage:
-      place = (
-        f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
-      )
+      place = f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
   return f'{place}{module}.{_LEAVES[leaf]}'
 
 
-def published_names(
-  names: Iterable[str], naming: str, prefix: str = 'resnet.'
-) -> dict[str, str]:
+def published_names(names: Iterable[str], naming: str, prefix: str = 'resnet.') -> dict[str, str]:
   """Returns `published_name` by our name, of a network's tensors."""
   return {name: published_name(name, naming, prefix) for name in names}
 
 
-def to_published(
-  name: str, value: np.ndarray, naming: str = TORCHVISION
-) -> np.ndarray:
+def to_published(name: str, value: np.ndarray, naming: str = TORCHVISION) -> np.ndarray:
   """Returns a tensor of ours with its axes in the order of all namings."""
   del naming
   if name.endswith('/kernel'):
@@ -160,10 +155,7 @@ def mismatch(config, names, naming: str, saved_config: dict) -> str:
     return ''
   version = 'v1' if saved_config.get('downsample_in_bottleneck') else 'v1.5'
   if saved_config.get('model_type') == 'resnet' and m.version != version:
-    return (
-      f'holds a ResNet of version {version!r}, but '
-      f'config.model.version={m.version!r}'
-    )
+    return f'holds a ResNet of version {version!r}, but config.model.version={m.version!r}'
   return ''
 
 
@@ -225,6 +217,4 @@ def variant(shapes: dict[str, tuple[int, ...]]) -> tuple[int, dict]:
 def describe(names: Iterable[str], naming: str) -> str:
   """Returns what ResNet a file holds, for people."""
   stages, layers = blocks(names, naming)
-  return (
-    f'{", ".join(map(str, stages)) or "no"} blocks of {layers} convolutions'
-  )
+  return f'{", ".join(map(str, stages)) or "no"} blocks of {layers} convolutions'

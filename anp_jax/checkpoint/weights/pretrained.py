@@ -4,9 +4,7 @@ from flax import traverse_util
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import initial
-from anp_jax.checkpoint.weights import published
-from anp_jax.checkpoint.weights import source as source_lib
+from anp_jax.checkpoint.weights import initial, published, source as source_lib
 from anp_jax.training import objective as objective_lib
 
 
@@ -26,9 +24,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   """
   weights = published.read(path)
   vocabulary = published.vocabulary(weights, labels)
-  config = config_lib.resolved(
-    config_lib.replaced(config_lib.base(), weights.keys)
-  )
+  config = config_lib.resolved(config_lib.replaced(config_lib.base(), weights.keys))
   outputs = objective_lib.create(vocabulary, config).outputs
   abstract = initial.flat(initial.abstract_variables(config, outputs))
   source = source_lib.read(weights.path, config, abstract)
@@ -38,10 +34,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   notes = [f'{weights.path}: {note}' for note in weights.notes]
   if not labels and not weights.names:
     notes.append(
-      f'{weights.path} does not name its {len(vocabulary)} classes; '
-      '--labels=FILE does, one a line'
+      f'{weights.path} does not name its {len(vocabulary)} classes; --labels=FILE does, one a line'
     )
   params = variables.pop('params')
-  return trained_lib.Trained(
-    weights.path, config, vocabulary, 0, params, variables
-  ), notes
+  return trained_lib.Trained(weights.path, config, vocabulary, 0, params, variables), notes

@@ -48,9 +48,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   }, path
 
 
-def images(
-  processor: dict, path: str, default_filter: str
-) -> tuple[dict, tuple[str, ...]]:
+def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple[str, ...]]:
   """Values of the config for how images are prepared, and notes for people.
 
   Args:
@@ -95,10 +93,7 @@ def normalisation(processor: dict, path: str) -> dict[str, tuple]:
     std = [s * d for s, d in zip(std, divisor, strict=True)]
   if processor.get('rescale_offset'):  # a processor's that subtracts 1 first
     mean = [m + 1 for m in mean]
-  return {
-    'data.mean': _of_255(mean, scale),
-    'data.std': _of_255(std, scale),
-  }
+  return {'data.mean': _of_255(mean, scale), 'data.std': _of_255(std, scale)}
 
 
 def _sizes(processor, path):
@@ -106,13 +101,8 @@ def _sizes(processor, path):
   size = processor.get('size')
   side = resize = min(_sides(path, 'size', size), default=224)
   # A processor with two sides makes an image of just these.
-  is_squeezed = isinstance(size, list) or (
-    isinstance(size, dict) and 'shortest_edge' not in size
-  )
-  kind = str(
-    processor.get('image_processor_type')
-    or processor.get('feature_extractor_type')
-  )
+  is_squeezed = isinstance(size, list) or (isinstance(size, dict) and 'shortest_edge' not in size)
+  kind = str(processor.get('image_processor_type') or processor.get('feature_extractor_type'))
   if 'crop_pct' in processor or kind.startswith('ConvNext'):
     share = processor.get('crop_pct') or 224 / 256
     if not _is_number(share):
@@ -126,8 +116,7 @@ def _sizes(processor, path):
   notes = []
   if is_squeezed:
     notes.append(
-      f'its processor squeezes whole images into {side} x {side}: their '
-      'central square is used'
+      f'its processor squeezes whole images into {side} x {side}: their central square is used'
     )
   return side, resize, notes
 
@@ -141,24 +130,19 @@ def _sides(path, key, value):
   if value is None:
     return ()
   # By type: a bool is an int too.
-  if len(sides) not in (1, 2) or not all(
-    type(side) is int and side > 0 for side in sides
-  ):
+  if len(sides) not in (1, 2) or not all(type(side) is int and side > 0 for side in sides):
     raise _unexpected(
-      path, key, value,
-      'pixels: a number, a pair, or {"shortest_edge": ...} or {"height": ..., '
-      '"width": ...}',
-    )  # fmt: skip
+      path,
+      key,
+      value,
+      'pixels: a number, a pair, or {"shortest_edge": ...} or {"height": ..., "width": ...}',
+    )
   return tuple(sides)
 
 
 def _colours(path, key, value):
   """A number for each of red, green and blue."""
-  if (
-    not isinstance(value, list | tuple)
-    or len(value) != 3
-    or not all(map(_is_number, value))
-  ):
+  if not isinstance(value, list | tuple) or len(value) != 3 or not all(map(_is_number, value)):
     raise _unexpected(path, key, value, 'three numbers')
   return value
 

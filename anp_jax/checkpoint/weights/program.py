@@ -5,15 +5,12 @@ import functools
 import os
 
 import jax
-from jax import export
-from jax import lax
+from jax import export, lax
 import numpy as np
 
-from anp_jax.data.input import augment
-from anp_jax.data.input import decode_pillow
+from anp_jax.data.input import augment, decode_pillow
 from anp_jax.system import files
-from anp_jax.training import mixing
-from anp_jax.training import objective as objective_lib
+from anp_jax.training import mixing, objective as objective_lib
 
 NAME = 'model.stablehlo'
 FILES = (NAME, 'labels.json', 'preprocessing.json')
@@ -62,10 +59,7 @@ _HOW = _RESAMPLED | {
       'result covers), in float32 and rounded once'
     ),
   },
-  'arrays': {
-    'crop': _SQUARE,
-    'resample': "Pillow's BILINEAR of the square, cut out before",
-  },
+  'arrays': {'crop': _SQUARE, 'resample': "Pillow's BILINEAR of the square, cut out before"},
 }
 _SHRUNK = {
   'shrink': (

@@ -12,12 +12,9 @@ import os
 import safetensors
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families
-from anp_jax.checkpoint.weights import naming as naming_lib
-from anp_jax.checkpoint.weights import processors
+from anp_jax.checkpoint.weights import families, naming as naming_lib, processors
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.system import errors
-from anp_jax.system import files
+from anp_jax.system import errors, files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
@@ -102,9 +99,7 @@ def architecture(path: str) -> dict:
   """Returns the config.json of a file that lies in a folder; {} if none."""
   if os.path.basename(path) != FILE:
     return {}
-  return files.read_json_object(
-    os.path.join(os.path.dirname(path), 'config.json')
-  )
+  return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
 
 
 class _Unwrapped:
@@ -117,9 +112,7 @@ class _Unwrapped:
     self._file, self._prefix = file, ''
     names = list(file.keys())
     while any(names):
-      wrapper = next(
-        (w for w in _WRAPPERS if all(n.startswith(w) for n in names)), ''
-      )
+      wrapper = next((w for w in _WRAPPERS if all(n.startswith(w) for n in names)), '')
       if not wrapper:
         break
       self._prefix += wrapper
@@ -184,8 +177,7 @@ def read(path: str) -> Published:
     )
   classes = shapes[classifier][0]
   keys, notes = processors.images(
-    *processors.read(os.path.dirname(path), saved_config),
-    family.FILTERS[kind],
+    *processors.read(os.path.dirname(path), saved_config), family.FILTERS[kind]
   )
   network = _resnet if family is naming_lib else family.network
   keys = network(path, shapes, kind, saved_config) | keys
@@ -205,14 +197,10 @@ def normalisation(path: str) -> dict[str, tuple]:
     ConfigError: for a pickle, or a processor of another form.
   """
   path = weights_file(path)
-  return processors.normalisation(
-    *processors.read(os.path.dirname(path), architecture(path))
-  )
+  return processors.normalisation(*processors.read(os.path.dirname(path), architecture(path)))
 
 
-def vocabulary(
-  weights: Published, labels: str = ''
-) -> vocabulary_lib.Vocabulary:
+def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabulary:
   """Returns the classes of a network; numbered where nothing names them.
 
   Args:
@@ -247,8 +235,7 @@ def read_labels(path: str) -> tuple[str, ...]:
     names = [line.strip() for line in vocabulary_lib.read_lines(path)]
     if '' in names:
       raise config_lib.ConfigError(
-        f'{path}:{names.index("") + 1}: the line is empty, expected the name '
-        'of a class'
+        f'{path}:{names.index("") + 1}: the line is empty, expected the name of a class'
       )
     return tuple(names)
   try:
@@ -285,8 +272,7 @@ def _resnet(path, shapes, kind, saved_config):
       f'config.init.from={path!r} holds a network of '
       f'{naming_lib.describe(shapes, kind)}: expected one of {names}'
     )
-  for key, value in (('downsample_in_first_stage', False),
-                     ('hidden_act', 'relu')):  # fmt: skip
+  for key, value in (('downsample_in_first_stage', False), ('hidden_act', 'relu')):
     if saved_config.get(key, value) != value:
       raise config_lib.ConfigError(
         f'config.init.from={path!r}: its config.json has '
@@ -333,7 +319,4 @@ def _by_id(value):
 
 def _distinct(names):
   """Adds its id to a name that is not the first: ImageNet has two cranes."""
-  return tuple(
-    f'{name} ({i})' if name in names[:i] else name
-    for i, name in enumerate(names)
-  )
+  return tuple(f'{name} ({i})' if name in names[:i] else name for i, name in enumerate(names))

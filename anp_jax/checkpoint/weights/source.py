@@ -7,12 +7,9 @@ import os
 from flax import traverse_util
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import families
-from anp_jax.checkpoint.weights import naming as naming_lib
-from anp_jax.checkpoint.weights import published
+from anp_jax.checkpoint.weights import families, naming as naming_lib, published
 
 # What `safetensors` calls the types that weights can have.
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
@@ -63,9 +60,7 @@ def outputs(config, vocabulary) -> tuple:
   """
   names = ('class', vocabulary.names)
   words = (('adj.', vocabulary.adjectives), ('noun', vocabulary.nouns))
-  return {
-    'joint': (names,), 'multitask': (names, *words), 'factored': words,
-  }[config.model.head]  # fmt: skip
+  return {'joint': (names,), 'multitask': (names, *words), 'factored': words}[config.model.head]
 
 
 def _of_checkpoint(path, config):
@@ -80,9 +75,7 @@ def _of_checkpoint(path, config):
         f'config.init.from={path!r} holds weights of model.{key}={value!r}, '
         f'but config.model.{key}={expected!r}'
       )
-  flat = traverse_util.flatten_dict(
-    {'params': trained.params, **trained.stats}, sep='/'
-  )
+  flat = traverse_util.flatten_dict({'params': trained.params, **trained.stats}, sep='/')
   return Source(
     path=trained.folder,
     kind=f'checkpoint of step {trained.step}',
@@ -114,18 +107,12 @@ def _of_tensors(path, file, names, config):
   saved_config = published.architecture(path)
   if problem := family.mismatch(config, names, naming, saved_config):
     raise config_lib.ConfigError(f'config.init.from={path!r} {problem}')
-  prefix = next(
-    (p for p in family.PREFIXES if any(n.startswith(p) for n in file_names)), ''
-  )
+  prefix = next((p for p in family.PREFIXES if any(n.startswith(p) for n in file_names)), '')
   published_names = family.published_names(names, naming, prefix)
   ours = {name: ours for ours, name in published_names.items()}
-  unused = sorted(
-    n for n in file_names - set(ours) if not n.endswith(naming_lib.UNUSED)
-  )
+  unused = sorted(n for n in file_names - set(ours) if not n.endswith(naming_lib.UNUSED))
   missing = sorted(
-    n
-    for n in set(ours) - file_names
-    if not n.startswith(family.CLASSIFIERS[naming])
+    n for n in set(ours) - file_names if not n.startswith(family.CLASSIFIERS[naming])
   )
   foreign = [n for n in unused if family.is_backbone(n, naming)]
   if missing or foreign:
@@ -140,8 +127,7 @@ def _of_tensors(path, file, names, config):
     dtype = file.get_slice(file_name).get_dtype()
     if dtype not in _FLOATS:
       raise config_lib.ConfigError(
-        f'config.init.from={path!r}: {file_name} is {dtype}, expected one of '
-        f'{", ".join(_FLOATS)}'
+        f'config.init.from={path!r}: {file_name} is {dtype}, expected one of {", ".join(_FLOATS)}'
       )
     name = ours[file_name]
     value = family.from_published(name, file.get_tensor(file_name))

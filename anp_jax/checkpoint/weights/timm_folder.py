@@ -5,9 +5,7 @@ import os
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax.checkpoint.weights import efficientnet
-from anp_jax.checkpoint.weights import families
-from anp_jax.checkpoint.weights import naming
+from anp_jax.checkpoint.weights import efficientnet, families, naming
 from anp_jax.data.input import augment
 from anp_jax.models import resnet
 from anp_jax.system import files
@@ -48,9 +46,7 @@ def write(trained, folder: str) -> list[str]:
   """
   weights, config = (os.path.join(folder, name) for name in FILES)
   with files.atomic_path(weights) as draft:
-    safetensors_numpy.save_file(
-      tensors(trained), draft, metadata={'format': 'pt'}
-    )
+    safetensors_numpy.save_file(tensors(trained), draft, metadata={'format': 'pt'})
   files.write_json(config, architecture(trained))
   return list(FILES)
 
@@ -74,9 +70,7 @@ def architecture(trained) -> dict:
       'input_size': [3, d.image_size, d.image_size],
       'crop_pct': d.image_size / d.resize,
       'crop_mode': 'center',
-      'interpolation': (
-        d.decode if d.decode in augment.RESAMPLED else 'bilinear'
-      ),
+      'interpolation': (d.decode if d.decode in augment.RESAMPLED else 'bilinear'),
       'mean': [value / 255 for value in d.mean],
       'std': [value / 255 for value in d.std],
       'first_conv': first,

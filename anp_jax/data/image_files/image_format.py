@@ -31,9 +31,7 @@ _MARKER = re.compile(rb'\xff[^\x00\xd0-\xd7\xff]')
 # Baseline, extended and progressive, with Huffman codes.
 _PROCESSES = (0xC0, 0xC1, 0xC2)
 _TRAINING_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP')
-_HEIF_BRANDS = (
-  b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1',
-)  # fmt: skip
+_HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
 
 class TooLarge(ValueError):
@@ -45,10 +43,7 @@ class TooLarge(ValueError):
   """
 
   def __init__(self, height: int, width: int, max_megapixels: float):
-    super().__init__(
-      f'large: {width} x {height} pixels, above max_megapixels='
-      f'{max_megapixels:g}'
-    )
+    super().__init__(f'large: {width} x {height} pixels, above max_megapixels={max_megapixels:g}')
     self.height, self.width = height, width
 
 
@@ -59,9 +54,7 @@ def sniff(data: bytes) -> str:
   if data[4:8] == b'ftyp':
     # Where the first brand says only that it is an image, others tell more.
     brands = data[8 : int.from_bytes(data[:4], 'big')]
-    if data[8:12] in (b'avif', b'avis') or (
-      data[8:12] in (b'mif1', b'msf1') and b'avif' in brands
-    ):
+    if data[8:12] in (b'avif', b'avis') or (data[8:12] in (b'mif1', b'msf1') and b'avif' in brands):
       return 'AVIF'
     if data[8:12] in _HEIF_BRANDS:
       return 'HEIF'
@@ -298,9 +291,7 @@ def _bmp(data):
     # Indices are taken for tones of grey, whatever the palette.
     (colors,) = struct.unpack_from('<I', data, 46)
     palette = data[14 + header : start]
-    tones = b''.join(
-      bytes((i, i, i, 0)) for i in range(min(colors or 256, 256))
-    )
+    tones = b''.join(bytes((i, i, i, 0)) for i in range(min(colors or 256, 256)))
     if palette[: len(tones)] != tones:
       return 'format', 'BMP with a palette'
   if len(data) < size:

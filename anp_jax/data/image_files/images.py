@@ -14,8 +14,7 @@ import warnings
 import numpy as np
 from PIL import Image
 
-from anp_jax.data.image_files import colours
-from anp_jax.data.image_files import image_format
+from anp_jax.data.image_files import colours, image_format
 from anp_jax.system import files
 
 # Photographs of telephones, which pillow-heif reads where it is installed.
@@ -36,9 +35,7 @@ _PLUGINS = {
 }
 
 
-def open_image(
-  data: bytes, max_megapixels: float, must_be_whole: bool = True
-) -> Image.Image:
+def open_image(data: bytes, max_megapixels: float, must_be_whole: bool = True) -> Image.Image:
   """Opens an image: its header is read, its pixels are not decoded yet.
 
   The format is the one that `image_format.sniff` tells. Pillow tries no other:
@@ -107,9 +104,7 @@ def reading(data: bytes, max_megapixels: float) -> Iterator[Image.Image]:
     raise ValueError(text) from e
 
 
-def decode_shrunk(
-  file: bytes, shorter: int, max_megapixels: float
-) -> np.ndarray:
+def decode_shrunk(file: bytes, shorter: int, max_megapixels: float) -> np.ndarray:
   """Decodes an image file, its shorter side brought down to a length.
 
   Args:
@@ -152,9 +147,7 @@ def shrink(
   return np.asarray(decoded)
 
 
-def transposed(
-  image: Image.Image, transpose: Image.Transpose | None
-) -> Image.Image:
+def transposed(image: Image.Image, transpose: Image.Transpose | None) -> Image.Image:
   """The image after a transpose; None: the image itself."""
   return image if transpose is None else image.transpose(transpose)
 
@@ -170,6 +163,4 @@ def _register_heif():
   import pillow_heif
 
   # The main picture alone: thumbnails, depth maps and the like are not used.
-  pillow_heif.register_heif_opener(
-    thumbnails=False, depth_images=False, aux_images=False
-  )
+  pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)

@@ -32,9 +32,4 @@ def transpose(image: Image.Image) -> Image.Transpose | None:
 
 def swaps_sides(transpose: Image.Transpose | None) -> bool:
   """Whether height and width change places."""
-  return transpose in (
-    _TRANSPOSES[5],
-    _TRANSPOSES[6],
-    _TRANSPOSES[7],
-    _TRANSPOSES[8],
-  )
+  return transpose in (_TRANSPOSES[5], _TRANSPOSES[6], _TRANSPOSES[7], _TRANSPOSES[8])

@@ -170,9 +170,7 @@ def reduced(boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
   return boxes >> halvings[:, None] << halvings[:, None], halvings
 
 
-def random_sides(
-  draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray
-) -> np.ndarray:
+def random_sides(draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray) -> np.ndarray:
   """Height and width of boxes of random area and aspect ratio.
 
   Args:

@@ -12,9 +12,7 @@ import functools
 import numpy as np
 
 from anp_jax.data import index_shuffle
-from anp_jax.data.input import augment
-from anp_jax.data.input import rand_augment
-from anp_jax.data.input import random_erasing
+from anp_jax.data.input import augment, rand_augment, random_erasing
 from anp_jax.data.sources import balance
 
 
@@ -90,9 +88,7 @@ class BatchPlan:
     draws = augment.train_draws(self.config, positions)
     return augment.train_views(self.config, draws, sizes)
 
-  def augmented(
-    self, count: int, images: np.ndarray, map_fn: Callable = map
-  ) -> np.ndarray:
+  def augmented(self, count: int, images: np.ndarray, map_fn: Callable = map) -> np.ndarray:
     """The images of a batch of this stream, with all that follows the cut.
 
     Args:
@@ -108,9 +104,7 @@ class BatchPlan:
     config = self.config
     step, rows = self.step_and_rows(count)
     positions = step * self.batch_size + rows
-    images = augment.moved(
-      config, augment.train_draws(config, positions), images
-    )
+    images = augment.moved(config, augment.train_draws(config, positions), images)
     if not augment.is_strong(config):
       return images
     d, fill = config.data, augment.mean_colour(config)
@@ -120,6 +114,4 @@ class BatchPlan:
         rand_augment.augmented, magnitude=d.rand_augment_magnitude, fill=fill
       )
       images = np.stack([*map_fn(operate, images, draws)])
-    return random_erasing.erased(
-      images, random_erasing.boxes(config, positions), fill
-    )
+    return random_erasing.erased(images, random_erasing.boxes(config, positions), fill)

@@ -1,7 +1,6 @@
 """The rows of a step's batch, read from any kind of source."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 import dataclasses
 import itertools
@@ -10,8 +9,7 @@ import time
 import numpy as np
 
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import corruption
+from anp_jax.data.input import batch_plan, corruption
 
 # Seconds that a batch waits for a disk or a network with a fault, and between
 # two attempts. Rows wait together: an outage must not stall a run for hours.
@@ -120,14 +118,8 @@ class BatchReader:
           return image, label, weight if candidate == index else 0.0
       return np.zeros((side, side, 3), np.uint8), 0, 0.0
 
-    images, labels, weights = zip(
-      *self._pool.map(row, *self.plan.indices(count))
-    )
-    return (
-      np.stack(images),
-      np.array(labels, np.int32),
-      np.array(weights, np.float32),
-    )
+    images, labels, weights = zip(*self._pool.map(row, *self.plan.indices(count)))
+    return (np.stack(images), np.array(labels, np.int32), np.array(weights, np.float32))
 
   def _read_one(self, index, outage):
     while True:

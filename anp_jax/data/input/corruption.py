@@ -22,17 +22,30 @@ _MOST_NAMED = 1000
 _FEW_EXAMPLES = 1000
 # The errors of one file; others are of the file system.
 _OF_THE_FILE = (
-  errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES,
-  errno.EPERM, errno.ENAMETOOLONG,
-)  # fmt: skip
+  errno.ENOENT,
+  errno.ENOTDIR,
+  errno.EISDIR,
+  errno.ELOOP,
+  errno.EACCES,
+  errno.EPERM,
+  errno.ENAMETOOLONG,
+)
 # Of the machine. Libraries tell them as texts, in errors of no particular kind.
 _OF_THE_MACHINE = tuple(
   os.strerror(number)
   for number in (
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN,
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EREMOTEIO,
+    errno.ENOTCONN,
   )
-)  # fmt: skip
+)
 
 
 def is_transient(error: Exception) -> bool:
@@ -43,14 +56,10 @@ def is_transient(error: Exception) -> bool:
   if isinstance(error, OSError) and error.errno is not None:
     return error.errno not in _OF_THE_FILE
   text = str(error)
-  return isinstance(error, MemoryError) or any(
-    reason in text for reason in _OF_THE_MACHINE
-  )
+  return isinstance(error, MemoryError) or any(reason in text for reason in _OF_THE_MACHINE)
 
 
-def too_many_error(
-  config, damaged: int, examples: int, name: str, all_lost: bool = False
-) -> str:
+def too_many_error(config, damaged: int, examples: int, name: str, all_lost: bool = False) -> str:
   """The error of more damage than config.data.max_damaged allows.
 
   Args:
@@ -127,16 +136,21 @@ class Registry:
     if count > _MOST_NAMED:
       return
     logging.warning(
-      '%s cannot be used, another example takes its place with weight 0 '
-      '(%d of %s so far%s): %s',
-      self._source.example_name(index), count, self._source.name,
+      '%s cannot be used, another example takes its place with weight 0 (%d of %s so far%s): %s',
+      self._source.example_name(index),
+      count,
+      self._source.name,
       '; further ones are not named' if count == _MOST_NAMED else '',
       errors.first_line(error),
-    )  # fmt: skip
+    )
 
   def log_transient(self, index: int, error: Exception) -> None:
     """Logs that an example could not be read now; later batches try again."""
     logging.log_every_n_seconds(
-      logging.WARNING, '%s: example %d cannot be read now and has weight 0: %s',
-      10, self._source.name, index, errors.first_line(error),
-    )  # fmt: skip
+      logging.WARNING,
+      '%s: example %d cannot be read now and has weight 0: %s',
+      10,
+      self._source.name,
+      index,
+      errors.first_line(error),
+    )

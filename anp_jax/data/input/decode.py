@@ -14,18 +14,13 @@ import weakref
 import numpy as np
 
 from anp_jax.data.image_files import image_format
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_reader
-from anp_jax.data.input import decode_pillow
-from anp_jax.data.input import tensorflow_cpu
+from anp_jax.data.input import augment, batch_reader, decode_pillow, tensorflow_cpu
 
 _MOST_READERS = 8  # each holds the files of a batch
 _VIEW = 9  # numbers that say how an example is cut
 
 
-def batches(
-  reader: batch_reader.BatchReader, threads: int
-) -> Iterator[batch_reader.Batch]:
+def batches(reader: batch_reader.BatchReader, threads: int) -> Iterator[batch_reader.Batch]:
   """The decoded batches of a source of kind 'encoded'.
 
   Args:
@@ -76,13 +71,9 @@ class _Graph:
     data = tf.data.Dataset.range(start, stop)
     # Reading waits for a disk or a network rather than for a core.
     readers = min(max(self._threads, 2), _MOST_READERS)
-    data = data.map(
-      plain(self._load), num_parallel_calls=readers, deterministic=True
-    )
+    data = data.map(plain(self._load), num_parallel_calls=readers, deterministic=True)
     data = data.unbatch()
-    data = data.map(
-      plain(self._cut), num_parallel_calls=self._threads, deterministic=True
-    )
+    data = data.map(plain(self._cut), num_parallel_calls=self._threads, deterministic=True)
     data = data.batch(len(plan.rows), drop_remainder=True).prefetch(2)
     options = tf.data.Options()
     options.threading.private_threadpool_size = self._threads
@@ -123,10 +114,7 @@ class _Graph:
   def _read(self, step):
     rows = self._reader.read(step)
     self._labels_by_step[step] = rows.labels, rows.weights
-    files = [
-      decode_pillow.for_tensorflow(file, self._max_megapixels)
-      for file in rows.images
-    ]
+    files = [decode_pillow.for_tensorflow(file, self._max_megapixels) for file in rows.images]
     return np.array(files, object), self._views(rows.positions, files)
 
   def _views(self, positions, files):
@@ -188,9 +176,8 @@ def _decode_box(file, box, around, decoder):
       # Decoding only the box saves the inverse transform of the rest. As Pillow
       # decodes, to the bit; the default is off by some grey levels.
       image = tf.image.decode_and_crop_jpeg(
-        file, wider, channels=3, ratio=2**halvings,
-        dct_method='INTEGER_ACCURATE',
-      )  # fmt: skip
+        file, wider, channels=3, ratio=2**halvings, dct_method='INTEGER_ACCURATE'
+      )
       return image[:, before : before + width]
 
     return decode
@@ -208,9 +195,7 @@ def _resized(image, side, shrink):
   return tf.cond(
     shrink > 0,
     lambda: tf.raw_ops.ResizeArea(images=images, size=size),
-    lambda: tf.raw_ops.ResizeBilinear(
-      images=images, size=size, half_pixel_centers=True
-    ),
+    lambda: tf.raw_ops.ResizeBilinear(images=images, size=size, half_pixel_centers=True),
   )[0]
 
 

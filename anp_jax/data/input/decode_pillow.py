@@ -4,28 +4,20 @@ Pillow decodes as TensorFlow does, to the bit: both have libjpeg-turbo. What
 follows are TensorFlow's float32 operations in their order, in NumPy.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import io
 
 import numpy as np
 from PIL import Image
 
-from anp_jax.data.image_files import colours
-from anp_jax.data.image_files import image_format
-from anp_jax.data.image_files import images
-from anp_jax.data.image_files import orientation
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_reader
-from anp_jax.data.input import numpy_resize
+from anp_jax.data.image_files import colours, image_format, images, orientation
+from anp_jax.data.input import augment, batch_reader, numpy_resize
 
 # Sources whose examples are no files: they are cut by Pillow.
 ARRAYS = ('arrays', 'digits')
 
 
-def eval_decoder(
-  config, upright: bool = False
-) -> Callable[[bytes], np.ndarray]:
+def eval_decoder(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
   """A function from an image file to the pixels that evaluation sees of it.
 
   Args:
@@ -61,9 +53,7 @@ def is_shrunk(config) -> bool:
   return config.data.cache == 'decoded' and config.data.source not in ARRAYS
 
 
-def batches(
-  reader: batch_reader.BatchReader,
-) -> Iterator[batch_reader.Batch]:
+def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   """The batches of arrays, or of files whose decoding is Pillow's.
 
   Args:
@@ -113,9 +103,7 @@ def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
   return result.getvalue()
 
 
-def crop(
-  image: np.ndarray, box: np.ndarray, flip: bool, side: int, decode: str
-) -> np.ndarray:
+def crop(image: np.ndarray, box: np.ndarray, flip: bool, side: int, decode: str) -> np.ndarray:
   """One view of (height, width, 3) uint8 as (side, side, 3) uint8.
 
   Args:
@@ -131,9 +119,7 @@ def crop(
   top, left, height, width = (int(v) for v in box)
   image = np.asarray(image)[top : top + height, left : left + width]
   if image.shape[:2] != (side, side):
-    image = np.asarray(
-      Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR)
-    )
+    image = np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR))
   return image[:, ::-1] if flip else image
 
 
@@ -167,9 +153,9 @@ def _resampled(image, box, side, decode):
   (top, left), ends = box[:2], box[:2] + box[2:]
   # A product's last bit must not put it beyond the image.
   bottom, right = np.minimum(ends, image.size[::-1])
-  return np.asarray(image.resize(
-    (side, side), Image.Resampling[decode.upper()], (left, top, right, bottom)
-  ))  # fmt: skip
+  return np.asarray(
+    image.resize((side, side), Image.Resampling[decode.upper()], (left, top, right, bottom))
+  )
 
 
 def _rgb(image, is_jpeg):
@@ -180,14 +166,9 @@ def _rgb(image, is_jpeg):
   if 'adobe' not in image.info:
     inks = 255 - inks
   inks = 255 - inks
-  return Image.fromarray(
-    (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)
-  )
+  return Image.fromarray((inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8))
 
 
 def _eval_crop(config, image):
   views = augment.eval_views(config, np.array([image.shape[:2]]))
-  return crop(
-    image, views.boxes[0], views.flips[0], config.data.image_size,
-    config.data.decode,
-  )  # fmt: skip
+  return crop(image, views.boxes[0], views.flips[0], config.data.image_size, config.data.decode)

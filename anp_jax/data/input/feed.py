@@ -1,8 +1,7 @@
 """From host batches to device arrays, ahead of the step that needs them."""
 
 import atexit
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import queue
 import threading
 import time
@@ -31,9 +30,8 @@ class Feed:
   """
 
   def __init__(
-    self, batches: Iterator[dict], depth: int,
-    clock: Callable[[], float] = time.monotonic,
-  ):  # fmt: skip
+    self, batches: Iterator[dict], depth: int, clock: Callable[[], float] = time.monotonic
+  ):
     """Starts to read ahead.
 
     Args:
@@ -46,9 +44,7 @@ class Feed:
     self._queue = queue.Queue(depth)
     self._end = None  # what every further read raises
     self._stopped = threading.Event()
-    self._thread = threading.Thread(
-      target=self._fill, args=(batches,), name='feed', daemon=True
-    )
+    self._thread = threading.Thread(target=self._fill, args=(batches,), name='feed', daemon=True)
     _open_feeds.add(self)
     self._thread.start()
 
@@ -109,10 +105,7 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> np.ndarray:
   return np.unique(np.concatenate([every[piece] for piece in pieces]))
 
 
-def place(
-  batch: dict, sharding: jax.sharding.Sharding, rows: np.ndarray,
-  batch_size: int,
-) -> dict:  # fmt: skip
+def place(batch: dict, sharding: jax.sharding.Sharding, rows: np.ndarray, batch_size: int) -> dict:
   """Host arrays of a process's rows as one global array each.
 
   Args:
@@ -133,8 +126,7 @@ def place(
 
   def global_array(array):
     shards = [
-      jax.device_put(array[start : start + length], device)
-      for device, start in starts.items()
+      jax.device_put(array[start : start + length], device) for device, start in starts.items()
     ]
     shape = (batch_size, *array.shape[1:])
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)

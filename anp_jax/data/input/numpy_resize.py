@@ -28,9 +28,7 @@ def area(image: np.ndarray, side: int) -> np.ndarray:
 def bilinear(image: np.ndarray, side: int) -> np.ndarray:
   """Between the four nearest pixels, as TensorFlow's ResizeBilinear."""
   height, width = image.shape[:2]
-  (top, bottom, down), (left, right, across) = (
-    _neighbours(n, side) for n in (height, width)
-  )
+  (top, bottom, down), (left, right, across) = (_neighbours(n, side) for n in (height, width))
   image = image.astype(np.float32)
   down, across = down[:, None, None], across[:, None]
   rows = []
@@ -74,9 +72,7 @@ def _area_shares(size, side):
   start, end = start[:, None], end[:, None]
   cut_off = high > end
   shares = np.where(
-    low < start,
-    np.where(cut_off, scale, high - start),
-    np.where(cut_off, end - low, f(1)),
+    low < start, np.where(cut_off, scale, high - start), np.where(cut_off, end - low, f(1))
   )
   return first, np.where(pixels < first[:, None] + count[:, None], shares, f(0))
 

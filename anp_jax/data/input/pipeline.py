@@ -6,19 +6,12 @@ from concurrent import futures
 import numpy as np
 
 from anp_jax.data import sources
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import batch_reader
-from anp_jax.data.input import corruption
-from anp_jax.data.input import decode
-from anp_jax.data.input import decode_pillow
+from anp_jax.data.input import augment, batch_plan, batch_reader, corruption, decode, decode_pillow
 from anp_jax.system import cores
 
 
 def batches(
-  source: sources.Source,
-  plan: batch_plan.BatchPlan,
-  registry: corruption.Registry | None = None,
+  source: sources.Source, plan: batch_plan.BatchPlan, registry: corruption.Registry | None = None
 ) -> Iterator[dict]:
   """The batches of a process, from plan.start on.
 

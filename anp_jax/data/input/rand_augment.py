@@ -9,9 +9,7 @@ normal around that of the config, with a deviation of 0.5.
 from collections.abc import Callable
 
 import numpy as np
-from PIL import Image
-from PIL import ImageEnhance
-from PIL import ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 
 from anp_jax.data import index_shuffle
 
@@ -38,9 +36,7 @@ def draws(config, positions: np.ndarray) -> np.ndarray:
   return numbers.reshape(-1, ops, _DRAWS)
 
 
-def augmented(
-  image: np.ndarray, draws: np.ndarray, magnitude: float, fill: tuple
-) -> np.ndarray:
+def augmented(image: np.ndarray, draws: np.ndarray, magnitude: float, fill: tuple) -> np.ndarray:
   """One image after its operations.
 
   Args:
@@ -86,9 +82,8 @@ def apply(
 
 def _affine(image, matrix, fill):
   return image.transform(
-    image.size, Image.Transform.AFFINE, matrix,
-    resample=Image.Resampling.BICUBIC, fillcolor=fill,
-  )  # fmt: skip
+    image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BICUBIC, fillcolor=fill
+  )
 
 
 def _auto_contrast(image, level, direction, fill):
@@ -107,9 +102,7 @@ def _invert(image, level, direction, fill):
 
 
 def _rotate(image, level, direction, fill):
-  return image.rotate(
-    direction * level * 30, Image.Resampling.BICUBIC, fillcolor=fill
-  )
+  return image.rotate(direction * level * 30, Image.Resampling.BICUBIC, fillcolor=fill)
 
 
 def _posterize(image, level, direction, fill):

@@ -48,8 +48,6 @@ def erased(images: np.ndarray, boxes: np.ndarray, fill: tuple) -> np.ndarray:
     A copy.
   """
   images = images.copy()
-  for image, (top, left, height, width) in zip(
-    images, boxes.tolist(), strict=True
-  ):
+  for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True):
     image[top : top + height, left : left + width] = fill
   return images

@@ -6,11 +6,7 @@ import numpy as np
 
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import corruption
-from anp_jax.data.input import feed
-from anp_jax.data.input import pipeline
-from anp_jax.data.input import synthetic
+from anp_jax.data.input import batch_plan, corruption, feed, pipeline, synthetic
 from anp_jax.data.sources import balance
 
 
@@ -31,9 +27,7 @@ class Stream:
     # By source: an evaluation names a damaged example once a run.
     self._registries = {}
 
-  def train(
-    self, source: sources.Source, batch_size: int, start: int
-  ) -> feed.Feed:
+  def train(self, source: sources.Source, batch_size: int, start: int) -> feed.Feed:
     """Endless shuffled and augmented batches from step `start` on."""
     rows = feed.local_rows(self._sharding, batch_size)
     return self._feed(source, batch_size, rows, start=start)
@@ -60,9 +54,7 @@ class Stream:
 
   def evaluation(self, source: sources.Source) -> feed.Feed:
     """Every example once, in order."""
-    size = evaluation_batch(
-      self._config, len(source), self._sharding.num_devices
-    )
+    size = evaluation_batch(self._config, len(source), self._sharding.num_devices)
     rows = feed.local_rows(self._sharding, size)
     return self._feed(source, size, rows, training=False)
 
@@ -70,17 +62,11 @@ class Stream:
     config, is_synthetic = self._config, source.kind == 'synthetic'
     if training and not is_synthetic:
       options['sampler'] = balance.sampler(config, source)
-    plan = batch_plan.BatchPlan(
-      config, len(source), batch_size, rows, training, **options
-    )
+    plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, training, **options)
     if is_synthetic:
-      batches = synthetic.batches(
-        plan, len(source.vocabulary), self._sharding, self._vote
-      )
+      batches = synthetic.batches(plan, len(source.vocabulary), self._sharding, self._vote)
     else:
-      registry = self._registries.setdefault(
-        source, corruption.Registry(source)
-      )
+      registry = self._registries.setdefault(source, corruption.Registry(source))
       host_batches = pipeline.batches(source, plan, registry)
       batches = feed.on_device(host_batches, plan, self._sharding, self._vote)
     return feed.Feed(batches, config.data.prefetch)

@@ -1,7 +1,6 @@
 """Random batches, made on the devices: input that costs the host nothing."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import itertools
 
 import jax
@@ -10,8 +9,7 @@ import numpy as np
 
 from anp_jax.config import emulation_keys
 from anp_jax.data import index_shuffle
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import feed
+from anp_jax.data.input import batch_plan, feed
 
 
 def batches(
@@ -67,9 +65,7 @@ def _maker(side, classes, blank=False):
   def make_one(key):
     image, label = jax.random.split(key)
     return (
-      jnp.zeros(shape, np.uint8)
-      if blank
-      else jax.random.bits(image, shape, np.uint8),
+      jnp.zeros(shape, np.uint8) if blank else jax.random.bits(image, shape, np.uint8),
       jax.random.randint(label, (), 0, classes),
     )
 

@@ -21,17 +21,23 @@ import re
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import outputs
-from anp_jax.config import urls
+from anp_jax.config import argument_parser, outputs, urls
 from anp_jax.data.prepare import plan as plan_lib
 from anp_jax.data.sources import listings
 from anp_jax.system import cores
 
 _FOLDER_FLAGS = (
-  'path', 'train_split', 'eval_split', 'lists', 'pairs', 'policy',
-  'max_megapixels', 'min_size', 'min_count', 'shard_megabytes',
-)  # fmt: skip
+  'path',
+  'train_split',
+  'eval_split',
+  'lists',
+  'pairs',
+  'policy',
+  'max_megapixels',
+  'min_size',
+  'min_count',
+  'shard_megabytes',
+)
 _INTERRUPTED = 'interrupted; run the same command to resume'
 
 
@@ -128,95 +134,120 @@ def _parser():
 def _add_places(add):
   """Adds the flags of the input, the output and the workers."""
   add(
-    '--from', dest='source', required=True, metavar='PATH',
+    '--from',
+    dest='source',
+    required=True,
+    metavar='PATH',
     help='folder of class folders, with or without split folders; '
     'list:FILE, tar:PATTERN or hf:PATH, see docs/data.md; or tfds:NAME, a '
     'prepared set of TFRecord files, which is copied as ArrayRecord',
-  )  # fmt: skip
+  )
   add(
-    '--path', default='', metavar='DIR',
-    help="where relative paths of list:, tar: and hf: start (default: the "
+    '--path',
+    default='',
+    metavar='DIR',
+    help='where relative paths of list:, tar: and hf: start (default: the '
     "list's folder, else the current one)",
-  )  # fmt: skip
+  )
+  add('--name', metavar='NAME', help='of the set (default for tfds:NAME: NAME_array_record)')
   add(
-    '--name', metavar='NAME',
-    help='of the set (default for tfds:NAME: NAME_array_record)',
-  )  # fmt: skip
-  add(
-    '--data_dir', default='', metavar='DIR',
+    '--data_dir',
+    default='',
+    metavar='DIR',
     help='where sets live (default: $ANP_DATA, else a cache folder)',
-  )  # fmt: skip
+  )
   add(
-    '--from_dir', default='', metavar='DIR',
+    '--from_dir',
+    default='',
+    metavar='DIR',
     help='where the set of tfds:NAME lives (default: data_dir)',
-  )  # fmt: skip
+  )
   add(
-    '--shard_megabytes', type=int, default=256, metavar='N',
+    '--shard_megabytes',
+    type=int,
+    default=256,
+    metavar='N',
     help='MiB of a file of the set, about (default: %(default)s)',
-  )  # fmt: skip
+  )
   add(
-    '--workers', type=int, default=0, metavar='N',
+    '--workers',
+    type=int,
+    default=0,
+    metavar='N',
     help='worker processes (default: 0, as many as cores)',
-  )  # fmt: skip
+  )
   add(
-    '--overwrite', action='store_true',
-    help='replace a set of that name that was made from something else, or '
-    'before files changed',
-  )  # fmt: skip
+    '--overwrite',
+    action='store_true',
+    help='replace a set of that name that was made from something else, or before files changed',
+  )
 
 
 def _add_splits(add):
   """Adds the flags of the files and their classes."""
   add(
-    '--train_split', default='train', metavar='SPLIT',
+    '--train_split',
+    default='train',
+    metavar='SPLIT',
     help='folder, or file of lines PATH ID (default: %(default)s)',
-  )  # fmt: skip
+  )
   add(
-    '--eval_split', default='validation', metavar='SPLIT',
+    '--eval_split',
+    default='validation',
+    metavar='SPLIT',
     help='likewise; empty for none, then all of a tree without split folders '
     'is for training (default: %(default)s)',
-  )  # fmt: skip
+  )
   add(
-    '--lists', default='', metavar='FILES',
+    '--lists',
+    default='',
+    metavar='FILES',
     help='ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes',
-  )  # fmt: skip
+  )
   add(
-    '--pairs', default='auto', choices=('auto', 'yes', 'no'),
-    help='whether the classes are adjective_noun; auto: if words recur '
-    '(default: %(default)s)',
-  )  # fmt: skip
+    '--pairs',
+    default='auto',
+    choices=('auto', 'yes', 'no'),
+    help='whether the classes are adjective_noun; auto: if words recur (default: %(default)s)',
+  )
 
 
 def _add_policy(add):
   """Adds the flags of unusual files, and of the actions on them."""
   add(
-    '--policy', default='', metavar='KIND=ACTION,...',
+    '--policy',
+    default='',
+    metavar='KIND=ACTION,...',
     help='what to do about a kind of file, see the table in the docs',
-  )  # fmt: skip
+  )
   add(
-    '--max_megapixels', type=float, metavar='N',
+    '--max_megapixels',
+    type=float,
+    metavar='N',
     default=config_lib.MOST_MEGAPIXELS,
     help='an image of more million pixels is large (default: %(default)s)',
-  )  # fmt: skip
+  )
   add(
-    '--min_size', type=int, default=1, metavar='PIXELS',
+    '--min_size',
+    type=int,
+    default=1,
+    metavar='PIXELS',
     help='a shorter side below this is small (default: %(default)s)',
-  )  # fmt: skip
+  )
   add(
-    '--min_count', type=int, default=1, metavar='N',
+    '--min_count',
+    type=int,
+    default=1,
+    metavar='N',
     help='a class with fewer images is rare (default: %(default)s)',
-  )  # fmt: skip
+  )
 
 
 def _check(flags):
-  for name, least in (
-    ('min_size', 1), ('min_count', 1), ('shard_megabytes', 1), ('workers', 0),
-  ):  # fmt: skip
+  for name, least in (('min_size', 1), ('min_count', 1), ('shard_megabytes', 1), ('workers', 0)):
     value = getattr(flags, name)
     if value < least:
-      raise config_lib.ConfigError(
-        f'--{name}={value}: expected {least} or more'
-      )
+      raise config_lib.ConfigError(f'--{name}={value}: expected {least} or more')
   if not 0 < flags.max_megapixels <= config_lib.MOST_MEGAPIXELS:
     raise config_lib.ConfigError(
       f'--max_megapixels={flags.max_megapixels:g}: expected above 0, at most '
@@ -227,12 +258,10 @@ def _check(flags):
     raise config_lib.ConfigError('--name=NAME is missing: what to call the set')
   # As tfds reads names; one like 1.0.0 would be taken for a version.
   if name is not None and (
-    not re.fullmatch(r'[A-Za-z0-9_][\w.+-]*', name, re.ASCII)
-    or re.fullmatch(r'[\d.]+', name)
+    not re.fullmatch(r'[A-Za-z0-9_][\w.+-]*', name, re.ASCII) or re.fullmatch(r'[\d.]+', name)
   ):
     raise config_lib.ConfigError(
-      f'--name={name!r}: expected letters, digits and _ . + - only, with a '
-      'letter'
+      f'--name={name!r}: expected letters, digits and _ . + - only, with a letter'
     )
 
 

@@ -61,9 +61,7 @@ class AnpFolder(tfds.core.GeneratorBasedBuilder):
     raise NotImplementedError
 
 
-def features(
-  classes: vocabulary.Vocabulary,
-) -> tfds.features.FeaturesDict:
+def features(classes: vocabulary.Vocabulary) -> tfds.features.FeaturesDict:
   """Returns the features of a set with these classes; see `AnpFolder`."""
   label = tfds.features.ClassLabel
   result = {
@@ -78,9 +76,7 @@ def features(
 
 
 def write_shard(
-  path: str,
-  classes: vocabulary.Vocabulary,
-  examples: Iterable[tuple[bytes, int, str]],
+  path: str, classes: vocabulary.Vocabulary, examples: Iterable[tuple[bytes, int, str]]
 ) -> int:
   """Writes an ArrayRecord file.
 
@@ -93,20 +89,14 @@ def write_shard(
     The size of all serialized examples in bytes.
   """
   encoder = features(classes)
-  serializer = example_serializer.ExampleSerializer(
-    encoder.get_serialized_info()
-  )
+  serializer = example_serializer.ExampleSerializer(encoder.get_serialized_info())
   adjectives, nouns = classes.adjective_ids(), classes.noun_ids()
   total = 0
   writer = array_record_module.ArrayRecordWriter(path, WRITER_OPTIONS)
   try:
     for image, label, file_name in examples:
       # Names need not be UTF-8, and tfds takes bytes for what they are.
-      example = {
-        'image': image,
-        'label': label,
-        'file_name': os.fsencode(file_name),
-      }
+      example = {'image': image, 'label': label, 'file_name': os.fsencode(file_name)}
       if classes.is_anp:
         example['adjective'] = int(adjectives[label])
         example['noun'] = int(nouns[label])
@@ -137,15 +127,11 @@ def write_info(
       serialized examples in bytes.
     metadata: for metadata.json.
   """
-  config = Config(
-    name=name, version=AnpFolder.VERSION, classes=classes, metadata=metadata
-  )
+  config = Config(name=name, version=AnpFolder.VERSION, classes=classes, metadata=metadata)
   before = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)  # it would warn of a config of our own
   try:
-    builder = AnpFolder(
-      config=config, data_dir=folder, file_format='array_record'
-    )
+    builder = AnpFolder(config=config, data_dir=folder, file_format='array_record')
     infos = [
       tfds.core.SplitInfo(
         name=split,

@@ -12,9 +12,7 @@ import shutil
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import room
-from anp_jax.data.prepare import target as target_lib
-from anp_jax.data.prepare import tasks as tasks_lib
+from anp_jax.data.prepare import room, target as target_lib, tasks as tasks_lib
 from anp_jax.data.sources import tfds_set
 
 
@@ -65,12 +63,15 @@ class _Copy:
     self._shards = _shards(builder, name)
     stats = [os.stat(shard.path) for shard in self._shards]
     digest = hashlib.sha256(
-      json.dumps([
-        os.path.abspath(self._source), final,
-        [dataclasses.astuple(shard) for shard in self._shards],
-        [(s.st_size, s.st_mtime_ns) for s in stats],
-      ]).encode()
-    ).hexdigest()  # fmt: skip
+      json.dumps(
+        [
+          os.path.abspath(self._source),
+          final,
+          [dataclasses.astuple(shard) for shard in self._shards],
+          [(s.st_size, s.st_mtime_ns) for s in stats],
+        ]
+      ).encode()
+    ).hexdigest()
     self._data_dir = flags.data_dir
     self._size = sum(s.st_size for s in stats)
     self.target = target_lib.Target(

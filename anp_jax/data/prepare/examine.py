@@ -8,31 +8,46 @@ import math
 import os
 import warnings
 
-from PIL import Image
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
-from anp_jax.data.image_files import colours
-from anp_jax.data.image_files import image_format
-from anp_jax.data.image_files import images
-from anp_jax.data.image_files import orientation
+from anp_jax.data.image_files import colours, image_format, images, orientation
 
 # What a file can be, the worst first. A file of no kind is an undamaged and
 # upright colour picture in a format that training reads.
 KINDS = (
-  'corrupt', 'large', 'truncated', 'placeholder', 'format', 'rotated', 'cmyk',
-  'alpha', 'grey', 'suffix',
-)  # fmt: skip
+  'corrupt',
+  'large',
+  'truncated',
+  'placeholder',
+  'format',
+  'rotated',
+  'cmyk',
+  'alpha',
+  'grey',
+  'suffix',
+)
 # The picture that Flickr sends for a photograph that is gone has 2,051 bytes
 # and 500x374 pixels. Honest files of so few bytes hold much smaller pictures.
 PLACEHOLDER_BYTES = 2051
 PLACEHOLDER_SIDE = 200
 
 _SUFFIXES = {
-  '.jpg': 'JPEG', '.jpeg': 'JPEG', '.jpe': 'JPEG', '.jfif': 'JPEG',
-  '.png': 'PNG', '.gif': 'GIF', '.bmp': 'BMP', '.webp': 'WEBP',
-  '.tif': 'TIFF', '.tiff': 'TIFF', '.avif': 'AVIF', '.jp2': 'JPEG2000',
-  '.ppm': 'PPM', '.pgm': 'PPM', **dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF'),
-}  # fmt: skip
+  '.jpg': 'JPEG',
+  '.jpeg': 'JPEG',
+  '.jpe': 'JPEG',
+  '.jfif': 'JPEG',
+  '.png': 'PNG',
+  '.gif': 'GIF',
+  '.bmp': 'BMP',
+  '.webp': 'WEBP',
+  '.tif': 'TIFF',
+  '.tiff': 'TIFF',
+  '.avif': 'AVIF',
+  '.jp2': 'JPEG2000',
+  '.ppm': 'PPM',
+  '.pgm': 'PPM',
+  **dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF'),
+}
 _GREY = ('1', 'L', 'LA', *colours.DEEP)
 # Others, such as floats, have no 8-bit colours that all agree on.
 _MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')

@@ -9,13 +9,15 @@ import time
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import anp_folder_files
-from anp_jax.data.prepare import plan as plan_lib
-from anp_jax.data.prepare import report as report_lib
-from anp_jax.data.prepare import room
-from anp_jax.data.prepare import splits as splits_lib
-from anp_jax.data.prepare import target as target_lib
-from anp_jax.data.prepare import tasks as tasks_lib
+from anp_jax.data.prepare import (
+  anp_folder_files,
+  plan as plan_lib,
+  report as report_lib,
+  room,
+  splits as splits_lib,
+  target as target_lib,
+  tasks as tasks_lib,
+)
 
 # Version of the files that tasks leave: with another one, none is used again.
 _VERSION = 3
@@ -60,15 +62,11 @@ class _Preparation:
       'min_count': flags.min_count,
       'shard_megabytes': flags.shard_megabytes,
     }
-    digest = hashlib.sha256(
-      json.dumps([files, self._options], sort_keys=True).encode()
-    ).hexdigest()
+    digest = hashlib.sha256(json.dumps([files, self._options], sort_keys=True).encode()).hexdigest()
     self.target = target_lib.Target(
       anp_folder_files.folder(flags.data_dir, flags.name),
       # What was examined serves other policies too.
-      os.path.join(
-        flags.data_dir, anp_folder_files.NAME, f'.{flags.name}.{files[:16]}'
-      ),
+      os.path.join(flags.data_dir, anp_folder_files.NAME, f'.{flags.name}.{files[:16]}'),
       digest,
     )
     self._folder = self._states = None  # known when all is examined
@@ -78,14 +76,10 @@ class _Preparation:
     if not self._flags.policy:  # which may leave out most of them
       self._check_room(room.listed_bytes(self._listings))
     splits = self._examine(pool)
-    plan_lib.decide(
-      splits, self._policy, self._flags.min_size, self._flags.min_count
-    )
+    plan_lib.decide(splits, self._policy, self._flags.min_size, self._flags.min_count)
     self._refuse(splits)
     unchanged = [np.setdiff1d(s.stored, s.converted) for s in splits]
-    self._check_room(
-      sum(int(s.sizes[i].sum()) for s, i in zip(splits, unchanged))
-    )
+    self._check_room(sum(int(s.sizes[i].sum()) for s, i in zip(splits, unchanged)))
     converted = self._convert(pool, splits)
     shards = self._write(pool, splits, converted)
     self._finish(splits, shards)
@@ -102,9 +96,7 @@ class _Preparation:
   def changed(self) -> str | None:
     """Returns the first file that is not as it was for the finished set."""
     paths = [
-      os.path.join(listing.root, file)
-      for listing in self._listings
-      for file in listing.files
+      os.path.join(listing.root, file) for listing in self._listings for file in listing.files
     ]
     try:
       before = np.load(os.path.join(self.target.final, _STATES))
@@ -117,10 +109,12 @@ class _Preparation:
   def command(self) -> list[str]:
     """Returns the lines that say how to train on the set."""
     words = [
-      'python', 'main.py', '--config=configs/resnet_anp.py',
+      'python',
+      'main.py',
+      '--config=configs/resnet_anp.py',
       f'--config.data.source=tfds:{anp_folder_files.NAME}/{self._flags.name}',
       f'--config.data.dir={self._flags.data_dir}',
-    ]  # fmt: skip
+    ]
     for key, name, default in zip(
       ('train_split', 'eval_split'), self._names, splits_lib.DEFAULT_NAMES
     ):
@@ -142,9 +136,7 @@ class _Preparation:
           root=listing.root,
           files=listing.files[i : i + _FILES],
           storage=listing.storage.select(indices),
-          out=os.path.join(
-            self.target.work, 'examined', f'{name}-{i // _FILES:06}.jsonl'
-          ),
+          out=os.path.join(self.target.work, 'examined', f'{name}-{i // _FILES:06}.jsonl'),
           max_megapixels=self._flags.max_megapixels,
         )
         tasks[name].append(task)
@@ -192,8 +184,7 @@ class _Preparation:
         indices = split.converted[split.converted // _FILES == number]
         name = f'{split.name}-{number:06}.bin'
         tasks[split.name, number] = tasks_lib.Convert(
-          out=os.path.join(self._folder, 'converted', name),
-          **self._inputs(split, indices),
+          out=os.path.join(self._folder, 'converted', name), **self._inputs(split, indices)
         )
     pool.make('converting', [*tasks.values()])
     return {key: task.out for key, task in tasks.items()}
@@ -204,8 +195,7 @@ class _Preparation:
     for split in splits:
       shards = plan_lib.shards(split, self._flags.shard_megabytes << 20)
       tasks[split.name] = [
-        self._shard_task(split, i, shards, converted)
-        for i in range(len(shards))
+        self._shard_task(split, i, shards, converted) for i in range(len(shards))
       ]
     os.makedirs(os.path.join(self._folder, 'set'), exist_ok=True)
     pool.make('writing', sum(tasks.values(), []))
@@ -220,9 +210,7 @@ class _Preparation:
       stored = split.converted[split.converted // _FILES == number]
       inside = np.flatnonzero(np.isin(stored, indices))
       stretches.append(
-        tasks_lib.Stretch(
-          converted[split.name, number], int(inside[0]), len(inside)
-        )
+        tasks_lib.Stretch(converted[split.name, number], int(inside[0]), len(inside))
       )
     name = anp_folder_files.shard(split.name, i, len(shards))
     return tasks_lib.Write(
@@ -250,9 +238,7 @@ class _Preparation:
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
     folder = os.path.join(self._folder, 'set')
-    shards = {
-      os.path.basename(task.shard) for group in tasks.values() for task in group
-    }
+    shards = {os.path.basename(task.shard) for group in tasks.values() for task in group}
     for name in set(os.listdir(folder)) - shards:  # of a command that died
       os.remove(os.path.join(folder, name))
     report_lib.write(folder, self._flags.name, splits, self._policy)
@@ -261,9 +247,7 @@ class _Preparation:
       contents = [_read_json(task.out) for task in group]
       lengths = [content['examples'] for content in contents]
       infos[name] = (lengths, sum(content['bytes'] for content in contents))
-    anp_folder.write_info(
-      folder, self._flags.name, self._classes, infos, self._metadata(splits)
-    )
+    anp_folder.write_info(folder, self._flags.name, self._classes, infos, self._metadata(splits))
     np.save(os.path.join(folder, _STATES), self._states)
     digest = hashlib.sha256(self._states.tobytes()).hexdigest()
     self.target.finish(folder, digest)
@@ -288,9 +272,13 @@ def _digest_of_files(names, listings):
   classes = listings[0].vocabulary
   digest = hashlib.sha256()
   for item in (
-    _VERSION, names, classes.names, classes.adjectives, classes.nouns,
+    _VERSION,
+    names,
+    classes.names,
+    classes.adjectives,
+    classes.nouns,
     *((os.path.abspath(f.root), f.files, f.labels.tolist()) for f in listings),
-  ):  # fmt: skip
+  ):
     digest.update(json.dumps(item).encode() + b'\n')
   return digest.hexdigest()
 
@@ -309,9 +297,7 @@ def _rows(tasks):
   """The rows of a split's files, as its `Examine` tasks wrote them."""
   rows = [row for task in tasks for row in tasks_lib.read_rows(task.out)]
   if len(rows) != sum(len(task.files) for task in tasks):
-    raise config_lib.ConfigError(
-      f'{os.path.dirname(tasks[0].out)} has damaged files: delete it'
-    )
+    raise config_lib.ConfigError(f'{os.path.dirname(tasks[0].out)} has damaged files: delete it')
   return rows
 
 

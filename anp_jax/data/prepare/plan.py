@@ -125,9 +125,7 @@ def policy(text: str) -> dict[str, str]:
   return result
 
 
-def decide(
-  splits: list[Split], policy: dict[str, str], min_size: int, min_count: int
-) -> None:
+def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count: int) -> None:
   """Sets the actions, and the kinds that depend on more than one file.
 
   A duplicate has the bytes of an earlier file of its split, a leak is a file
@@ -153,9 +151,7 @@ def decide(
   for split in splits:
     _apply(policy, split)
   classes = len(splits[0].listing.vocabulary)
-  counts = np.bincount(
-    splits[0].listing.labels[splits[0].stored], minlength=classes
-  )
+  counts = np.bincount(splits[0].listing.labels[splits[0].stored], minlength=classes)
   for split in splits:
     rare = (counts < min_count)[split.listing.labels]
     rare &= split.actions <= CONVERT
@@ -212,9 +208,7 @@ def count(split: Split) -> dict[str, int]:
   return {kind: int(split.of_kind(kind).sum()) for kind in KINDS}
 
 
-def failures(
-  splits: list[Split], policy: dict[str, str]
-) -> collections.Counter:
+def failures(splits: list[Split], policy: dict[str, str]) -> collections.Counter:
   """Returns the number of files of each kind that forbids the set."""
   result = collections.Counter()
   for split in splits:

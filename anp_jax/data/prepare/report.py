@@ -13,9 +13,7 @@ MARKDOWN, LINES = 'report.md', 'damaged.jsonl'
 _FIRST = 3  # files named for each kind
 
 
-def write(
-  folder: str, name: str, splits: list[plan_lib.Split], policy: dict
-) -> None:
+def write(folder: str, name: str, splits: list[plan_lib.Split], policy: dict) -> None:
   """Writes report.md and damaged.jsonl, the same for the same data.
 
   Args:
@@ -24,10 +22,7 @@ def write(
     splits: with their actions, from `plan.decide`.
     policy: the action of each kind.
   """
-  with open(
-    os.path.join(folder, MARKDOWN), 'w', encoding='utf-8',
-    errors='backslashreplace',
-  ) as f:  # fmt: skip
+  with open(os.path.join(folder, MARKDOWN), 'w', encoding='utf-8', errors='backslashreplace') as f:
     f.write('\n'.join(_markdown(name, splits, policy)) + '\n')
   with open(os.path.join(folder, LINES), 'w', encoding='utf-8') as f:
     for split in splits:
@@ -42,9 +37,7 @@ def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
   lines.append(markdown.plain(_split_rows(splits), 'lr'))
   rows = [('kind', 'files', 'share', 'done', 'meaning')]
   for kind, number, share in _counts(splits):
-    rows.append(
-      (kind, f'{number:,}', share, policy[kind], plan_lib.MEANINGS[kind])
-    )
+    rows.append((kind, f'{number:,}', share, policy[kind], plan_lib.MEANINGS[kind]))
   if len(rows) > 1:
     lines += ['', markdown.plain(rows, 'lrrl')]
   else:
@@ -73,10 +66,15 @@ def _split_rows(splits):
   """The rows of a table of splits, the head first."""
   rows = [('split', 'files', 'images', 'converted', 'smallest class')]
   for split in splits:
-    rows.append((
-      split.name, f'{len(split):,}', f'{len(split.stored):,}',
-      f'{len(split.converted):,}', _smallest(split),
-    ))  # fmt: skip
+    rows.append(
+      (
+        split.name,
+        f'{len(split):,}',
+        f'{len(split.stored):,}',
+        f'{len(split.converted):,}',
+        _smallest(split),
+      )
+    )
   return rows
 
 
@@ -101,10 +99,7 @@ def _markdown(name, splits, policy):
   yield f'# {name}: findings and actions'
   yield ''
   folders = ['folder', *(split.listing.root for split in splits)]
-  rows = [
-    (name, folder, *counts)
-    for folder, (name, *counts) in zip(folders, _split_rows(splits))
-  ]
+  rows = [(name, folder, *counts) for folder, (name, *counts) in zip(folders, _split_rows(splits))]
   yield markdown.table(rows, 'llrrrl')
   yield ''
   rows = [('kind', 'meaning', 'files', 'share', 'done', 'first files')]
@@ -114,10 +109,9 @@ def _markdown(name, splits, policy):
       for split in splits
       for i in np.flatnonzero(split.of_kind(kind))[:_FIRST]
     ]
-    rows.append((
-      kind, plan_lib.MEANINGS[kind], f'{number:,}', share, policy[kind],
-      ', '.join(files[:_FIRST]),
-    ))  # fmt: skip
+    rows.append(
+      (kind, plan_lib.MEANINGS[kind], f'{number:,}', share, policy[kind], ', '.join(files[:_FIRST]))
+    )
   yield markdown.table(rows, 'llrrl')
   yield ''
   yield (
@@ -135,14 +129,13 @@ def _line(splits, split, i):
     'split': split.name,
     'file': split.listing.files[i],
     'class': split.listing.vocabulary.names[split.listing.labels[i]],
-    'kinds': [k for k in plan_lib.KINDS
-              if split.kinds[i] & plan_lib.bit(k)],
+    'kinds': [k for k in plan_lib.KINDS if split.kinds[i] & plan_lib.bit(k)],
     'done': plan_lib.ACTIONS[split.actions[i]],
     'bytes': int(split.sizes[i]),
     'format': split.formats[i],
     'height': height,
     'width': width,
-  }  # fmt: skip
+  }
   if i in split.reasons:
     result['reason'] = split.reasons[i]
   if i in split.equals:

@@ -30,9 +30,7 @@ def listed_bytes(listings: list[image_folder.Listing]) -> int:
   """
   sizes = states(listings)[:, 0]
   is_stored = [
-    file.lower().endswith(image_folder.SUFFIXES)
-    for listing in listings
-    for file in listing.files
+    file.lower().endswith(image_folder.SUFFIXES) for listing in listings for file in listing.files
   ]
   return int(sizes[np.array(is_stored) & (sizes > 0)].sum())
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import disk_files
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import listings
+from anp_jax.data.sources import image_folder, listings
 
 DEFAULT_NAMES = ('train', 'validation')
 
@@ -29,15 +28,12 @@ def find(flags) -> tuple[list[str], list[image_folder.Listing]]:
   """
   splits = [flags.train_split] + [flags.eval_split] * bool(flags.eval_split)
   if len(set(splits)) < len(splits):
-    raise config_lib.ConfigError(
-      f'--train_split and --eval_split are both {flags.train_split!r}'
-    )
+    raise config_lib.ConfigError(f'--train_split and --eval_split are both {flags.train_split!r}')
   listings = [_listing(flags, splits, i) for i in range(len(splits))]
   for listing in listings:
     if listing.vocabulary != listings[0].vocabulary:
       raise config_lib.ConfigError(
-        f'{listing.name} has other classes than {listings[0].name}: give them '
-        'by --lists'
+        f'{listing.name} has other classes than {listings[0].name}: give them by --lists'
       )
   for name in listings[0].vocabulary.names:
     if not name.isprintable():  # nor are bytes that are no UTF-8
@@ -65,9 +61,11 @@ def _listing(flags, splits, i):
   # A tree is named by its path alone.
   is_tree = listings.kind(flags.source) == 'folder'
   d = argparse.Namespace(
-    source=flags.source, path=flags.source if is_tree else flags.path,
-    lists=flags.lists, pairs=flags.pairs,
-  )  # fmt: skip
+    source=flags.source,
+    path=flags.source if is_tree else flags.path,
+    lists=flags.lists,
+    pairs=flags.pairs,
+  )
   try:
     is_all = (
       not siblings
@@ -75,19 +73,22 @@ def _listing(flags, splits, i):
       and not listings.has_splits(d.source, os.path.expanduser(d.path))
     )
     listing = listings.find(
-      d, '' if is_all else split, ''.join(siblings), flags.data_dir,
+      d,
+      '' if is_all else split,
+      ''.join(siblings),
+      flags.data_dir,
       (*image_folder.SUFFIXES, *image_folder.convertible()),
-    )  # fmt: skip
+    )
     classes = listing.vocabulary.with_pairs(flags.pairs)
   except config_lib.ConfigError as e:
     raise config_lib.ConfigError(_flags_for_keys(str(e), is_tree)) from e
   listing = dataclasses.replace(
-    listing, vocabulary=classes, files=tuple(listing.files),
+    listing,
+    vocabulary=classes,
+    files=tuple(listing.files),
     storage=listing.storage
-    or disk_files.DiskFiles(
-      listing.root, listing.files, listing.confined_to
-    ),
-  )  # fmt: skip
+    or disk_files.DiskFiles(listing.root, listing.files, listing.confined_to),
+  )
   if is_all and is_tree:
     root = os.path.expanduser(flags.source)
     listing = dataclasses.replace(listing, root=root, name=root)

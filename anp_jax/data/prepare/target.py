@@ -57,8 +57,7 @@ class Target:
     file = changed() if is_finished else None
     if is_finished and not file:
       return [
-        f'{self.final} is made from the same files and options already; to '
-        'make it again, delete it'
+        f'{self.final} is made from the same files and options already; to make it again, delete it'
       ]
     if file and not overwrite:
       raise config_lib.ConfigError(
@@ -129,7 +128,5 @@ def _lock(folder):
     except OSError as e:
       # Some file systems have no locks; then nothing is refused.
       if e.errno in (errno.EWOULDBLOCK, errno.EACCES):
-        raise config_lib.ConfigError(
-          f'{folder} is being worked on by another process'
-        ) from e
+        raise config_lib.ConfigError(f'{folder} is being worked on by another process') from e
     yield

@@ -3,8 +3,7 @@
 Each leaves one file, which appears under its name when it is whole.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -19,16 +18,13 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.image_files import image_format
-from anp_jax.data.prepare import examine
-from anp_jax.data.prepare import worker_pool
+from anp_jax.data.prepare import examine, worker_pool
 from anp_jax.data.sources import stored_images
 from anp_jax.system import files as files_lib
 
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 # By these a process dies of its own doing, and would die again.
-_CRASHES = {
-  signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL
-}  # fmt: skip
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 
 class Row(NamedTuple):
@@ -101,9 +97,7 @@ class Examine(worker_pool.Task):
     day, or with fewer workers, the set would hold it.
     """
     if file == self.suspect and -exit_code in _CRASHES:
-      return dataclasses.replace(
-        self, suspect='', crashing=self.crashing | {file}
-      )
+      return dataclasses.replace(self, suspect='', crashing=self.crashing | {file})
     return super().after_crash(file, exit_code)
 
   def _rows_before(self):
@@ -130,9 +124,7 @@ class Examine(worker_pool.Task):
     except OSError as e:
       if e.errno in files_lib.MISSING:
         reason = 'no such file'
-        return Row(
-          '', 0, '', 0, 0, ['missing'], reason, *files_lib.NO_FILE
-        )  # fmt: skip
+        return Row('', 0, '', 0, 0, ['missing'], reason, *files_lib.NO_FILE)
       if e.errno in files_lib.UNREADABLE:
         return Row('', 0, '', 0, 0, ['corrupt'], e.strerror, *state)
       raise
@@ -141,10 +133,15 @@ class Examine(worker_pool.Task):
     else:
       finding = examine.examine(data, name, self.max_megapixels)
     return Row(
-      hashlib.sha256(data).hexdigest(), len(data), finding.format,
-      finding.height, finding.width, list(finding.kinds), finding.reason,
+      hashlib.sha256(data).hexdigest(),
+      len(data),
+      finding.format,
+      finding.height,
+      finding.width,
+      list(finding.kinds),
+      finding.reason,
       *state,
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -251,9 +248,7 @@ class Write(_Storing):
     return 0
 
   def _examples(self):
-    converted = (
-      data for stretch in self.stretches for data in read_converted(stretch)
-    )
+    converted = (data for stretch in self.stretches for data in read_converted(stretch))
     for i, name in enumerate(self.files):
       data = next(converted) if self.converted[i] else self._read(i)
       yield data, int(self.labels[i]), name
@@ -286,9 +281,7 @@ class Copy(worker_pool.Task):
 
     tf = tensorflow_cpu.load()
     count = 0
-    writer = array_record_module.ArrayRecordWriter(
-      draft, anp_folder.WRITER_OPTIONS
-    )
+    writer = array_record_module.ArrayRecordWriter(draft, anp_folder.WRITER_OPTIONS)
     try:
       # It verifies the checksums.
       for record in tf.data.TFRecordDataset(source).as_numpy_iterator():

@@ -5,10 +5,7 @@ executor of its own: a ProcessPoolExecutor that loses one of several processes
 fails all of its tasks and does not say which of them was at fault.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import process
 import contextlib
@@ -121,9 +118,7 @@ class Pool:
       return
     total = sum(len(task.files) for task in tasks)
     left = sum(len(task.files) for task in remaining)
-    progress = progress_lib.Progress(
-      title, total, total - left, log_seconds=_LOG_SECONDS
-    )
+    progress = progress_lib.Progress(title, total, total - left, log_seconds=_LOG_SECONDS)
     try:
       for task, damaged in self._results(remaining, progress.line.note):
         progress.add(len(task.files) if task else 0, damaged)
@@ -178,9 +173,7 @@ class _Worker:
       context = multiprocessing.get_context('spawn')
       reader, self._lifeline = context.Pipe(duplex=False)
       self._position = context.RawValue(ctypes.c_longlong, 0)
-      self._executor = futures.ProcessPoolExecutor(
-        1, context, _begin, (reader, self._position)
-      )
+      self._executor = futures.ProcessPoolExecutor(1, context, _begin, (reader, self._position))
       siblings = multiprocessing.active_children()
       with _interrupts_blocked():
         future = self._executor.submit(_do, task)

@@ -20,17 +20,9 @@ import sys
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
-from anp_jax.config import exits
-from anp_jax.config import outputs
-from anp_jax.data import index_shuffle
-from anp_jax.data import lexicons
-from anp_jax.data import sources
-from anp_jax.data import vocabulary
-from anp_jax.data.input import augment
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
+from anp_jax.config import argument_parser, command_line, exits, outputs
+from anp_jax.data import index_shuffle, lexicons, sources, vocabulary
+from anp_jax.data.input import augment, batch_plan, pipeline
 from anp_jax.data.show import stats
 from anp_jax.data.sources import balance
 
@@ -87,10 +79,14 @@ def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
   # longer than a step's holds what several steps do.
   rows = np.arange(count if training else min(count, len(source)))
   plan = _OneBatch(
-    config, len(source), _batch_size(config), rows, training,
+    config,
+    len(source),
+    _batch_size(config),
+    rows,
+    training,
     step if training else 0,
     sampler=balance.sampler(config, source) if training else None,
-  )  # fmt: skip
+  )
   (batch,) = pipeline.batches(source, plan)
   return batch
 
@@ -119,9 +115,7 @@ def _parse(arguments):
   parser = _parser()
   flags = parser.parse(arguments, config_lib.known_keys())
   if not flags.config:
-    raise config_lib.ConfigError(
-      '--config=FILE[:VARIANT] is missing; see configs/'
-    )
+    raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
   for name in _DRAWING if flags.stats else _PRINTING:
     if getattr(flags, name) != parser.get_default(name):
       raise config_lib.ConfigError(
@@ -130,9 +124,7 @@ def _parse(arguments):
         else f'--{name} is for --stats, which is missing'
       )
   if not 1 <= flags.count <= _MAX_COUNT:
-    raise config_lib.ConfigError(
-      f'--count={flags.count}: expected 1 to {_MAX_COUNT}'
-    )
+    raise config_lib.ConfigError(f'--count={flags.count}: expected 1 to {_MAX_COUNT}')
   if flags.step < 0:
     raise config_lib.ConfigError(f'--step={flags.step}: expected 0 or more')
   if not flags.stats:
@@ -141,33 +133,35 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.data.show',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.data.show', description=__doc__)
   add = parser.add_argument
   add('--config', metavar='FILE[:VARIANT]', help='see configs/')
   add(
-    '--output', default='show', metavar='DIR',
-    help='where the pictures go (default: %(default)s)',
-  )  # fmt: skip
+    '--output', default='show', metavar='DIR', help='where the pictures go (default: %(default)s)'
+  )
   add(
-    '--count', type=int, default=36, metavar='N',
-    help='examples on a sheet (default: %(default)s)',
-  )  # fmt: skip
+    '--count', type=int, default=36, metavar='N', help='examples on a sheet (default: %(default)s)'
+  )
   add(
-    '--step', type=int, default=0, metavar='N',
+    '--step',
+    type=int,
+    default=0,
+    metavar='N',
     help='of training, whose examples are shown (default: %(default)s)',
-  )  # fmt: skip
+  )
   add('--stats', action='store_true', help='print counts, draw nothing')
   add(
-    '--sentiment', default='', metavar='FILE',
+    '--sentiment',
+    default='',
+    metavar='FILE',
     help='VSO or MVSO: how positive the images are, for --stats',
-  )  # fmt: skip
+  )
   add(
-    '--emotions', default='', metavar='FILE',
+    '--emotions',
+    default='',
+    metavar='FILE',
     help='of MVSO: the emotions of the images, for --stats',
-  )  # fmt: skip
+  )
   return parser
 
 
@@ -175,8 +169,7 @@ def _open(config):
   """The sources of training and of evaluation."""
   if config.data.source == 'synthetic':
     raise config_lib.ConfigError(
-      'config.data.source=synthetic has nothing to show: its images are made '
-      'on the device'
+      'config.data.source=synthetic has nothing to show: its images are made on the device'
     )
   splits = [sources.open_source(config, training) for training in (True, False)]
   names = [source.vocabulary.names for source in splits]
@@ -230,8 +223,7 @@ def _title(config, source, training, step, batch):
   side = f'{d.image_size} x {d.image_size} px'
   if not training:
     return [
-      f'Evaluation: {count:,} of {vocabulary.counted(len(source), "example")}, '
-      'spread evenly',
+      f'Evaluation: {count:,} of {vocabulary.counted(len(source), "example")}, spread evenly',
       f'{source.name}; {side}',
     ]
   last = step + (count - 1) // _batch_size(config)

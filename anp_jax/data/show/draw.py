@@ -23,11 +23,7 @@ _NAME = 26  # letters of a name at an axis
 
 
 def sheet(
-  path: str,
-  images: np.ndarray,
-  names: list[str],
-  replaced: np.ndarray,
-  title: list[str],
+  path: str, images: np.ndarray, names: list[str], replaced: np.ndarray, title: list[str]
 ) -> None:
   """Writes images in rows, each above the name of its class.
 
@@ -49,17 +45,14 @@ def sheet(
     title.append((text, _RED))
   columns = math.ceil(math.sqrt(len(images)))
   line = drawing.ContactSheet.LINE
-  contacts = drawing.ContactSheet(
-    title, len(images), columns, (side, side + line)
-  )
+  contacts = drawing.ContactSheet(title, len(images), columns, (side, side + line))
   for i, image in enumerate(images):
     left, upper = contacts.corner(i)
     color = _RED if replaced[i] else None
     contacts.picture((left, upper), image, side, color)
     contacts.text(
-      (left + side // 2, upper + side + line // 2 + 2), names[i], side,
-      color or _INK, 'mm',
-    )  # fmt: skip
+      (left + side // 2, upper + side + line // 2 + 2), names[i], side, color or _INK, 'mm'
+    )
   contacts.save(path)
 
 
@@ -100,9 +93,14 @@ def _bars(row, words, numbers):
     axis.barh(places, np.maximum(images - left, 0), 0.72, left, color=color)
     for place, n in zip(places, images):
       axis.annotate(
-        f'{n:,}', (max(n, left), place), (3, 0), textcoords='offset points',
-        va='center', fontsize=7, color=_INK if n else _RED,
-      )  # fmt: skip
+        f'{n:,}',
+        (max(n, left), place),
+        (3, 0),
+        textcoords='offset points',
+        va='center',
+        fontsize=7,
+        color=_INK if n else _RED,
+      )
     axis.set_ylim(len(words) - 0.4, -0.6)
     axis.set_yticks(places, [''] * len(words))
     axis.tick_params('y', length=0, labelsize=8)
@@ -121,11 +119,15 @@ def _ranks(row, words, numbers):
     axis.fill_between(ranks, curve, lowest, step='mid', color=color, lw=0)
     smallest, middle, largest = stats.extremes(names, images)
     axis.text(
-      0.98, 0.97,
+      0.98,
+      0.97,
       f'largest: {largest}\nmiddle: {middle}\nsmallest: {smallest}',
-      transform=axis.transAxes, ha='right', va='top', linespacing=1.5,
+      transform=axis.transAxes,
+      ha='right',
+      va='top',
+      linespacing=1.5,
       bbox={'facecolor': 'white', 'edgecolor': 'none', 'alpha': 0.8},
-    )  # fmt: skip
+    )
     axis.set_xlim(0.5, len(images) + 0.5)
     axis.set_xlabel('rank')
     axis.grid(axis='y')

@@ -10,8 +10,7 @@ from absl import logging
 import numpy as np
 
 from anp_jax.data import vocabulary
-from anp_jax.system import drawing
-from anp_jax.system import markdown
+from anp_jax.system import drawing, markdown
 
 SPLITS = ('training', 'evaluation')
 PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
@@ -55,10 +54,13 @@ def count(source) -> Counts:
   labels = labels[(labels >= 0) & (labels < len(classes))]
   images = np.bincount(labels, minlength=len(classes))
   return Counts(
-    source.name, classes, len(source), images,
+    source.name,
+    classes,
+    len(source),
+    images,
     _sum_by(classes.adjective_ids(), len(classes.adjectives), images),
     _sum_by(classes.noun_ids(), len(classes.nouns), images),
-  )  # fmt: skip
+  )
 
 
 def class_name(classes: vocabulary.Vocabulary, label: int) -> str:
@@ -125,18 +127,21 @@ def sentiment(counts: list[Counts], scores: dict[str, float]) -> list[str]:
   values = np.array([scores[names[i]] for i in covered])
   means = (_mean(values[:, None], c.classes[covered])[0] for c in counts)
   lines.append('')
-  lines += _table(
-    [('', *SPLITS), ('mean over images', *(_number(m, '+.3f') for m in means))]
-  )
+  lines += _table([('', *SPLITS), ('mean over images', *(_number(m, '+.3f') for m in means))])
   for title, sign in (('negative', 1), ('positive', -1)):
     ids = covered[np.argsort(sign * values, kind='stable')]
-    lines += ['', *_table([
-      (f'most {title}', 'sentiment', *SPLITS),
-      *(
-        (names[i], f'{scores[names[i]]:+.3f}', *_images(counts, 'classes', i))
-        for i in ids[:_FIRST]
+    lines += [
+      '',
+      *_table(
+        [
+          (f'most {title}', 'sentiment', *SPLITS),
+          *(
+            (names[i], f'{scores[names[i]]:+.3f}', *_images(counts, 'classes', i))
+            for i in ids[:_FIRST]
+          ),
+        ]
       ),
-    ])]  # fmt: skip
+    ]
   return lines
 
 
@@ -156,17 +161,20 @@ def emotions(
   classes = counts[0].vocabulary.names
   values = np.array([shares[classes[i]] for i in covered], np.float64)
   strongest = np.eye(len(names))[values.argmax(1)]
-  columns = [
-    _mean(table, c.classes[covered])
-    for table in (values, strongest)
-    for c in counts
-  ]
+  columns = [_mean(table, c.classes[covered]) for table in (values, strongest) for c in counts]
   lines.append('share of images; strongest: of those whose class shows it most')
   head = ('', *SPLITS, *(f'strongest in {split}' for split in SPLITS))
-  return [*lines, '', *_table([head] + [
-    (names[i], *(_number(column[i], '.1%') for column in columns))
-    for i in np.argsort(-columns[0], kind='stable')
-  ])]  # fmt: skip
+  return [
+    *lines,
+    '',
+    *_table(
+      [head]
+      + [
+        (names[i], *(_number(column[i], '.1%') for column in columns))
+        for i in np.argsort(-columns[0], kind='stable')
+      ]
+    ),
+  ]
 
 
 def tables(counts: list[Counts]) -> list[str]:
@@ -177,10 +185,10 @@ def tables(counts: list[Counts]) -> list[str]:
     if words:
       numbers = [getattr(c, part) for c in counts]
       ranked = np.lexsort([-n for n in reversed(numbers)])
-      lines += ['', *_table([
-        (part, *SPLITS),
-        *((words[i], *_images(counts, part, i)) for i in ranked),
-      ])]  # fmt: skip
+      lines += [
+        '',
+        *_table([(part, *SPLITS), *((words[i], *_images(counts, part, i)) for i in ranked)]),
+      ]
   return lines
 
 

@@ -9,17 +9,18 @@ import types
 from anp_jax import config as config_lib
 from anp_jax.config import urls
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import arrays
-from anp_jax.data.sources import cache
-from anp_jax.data.sources import digits
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import listings
-from anp_jax.data.sources import store_copy
-from anp_jax.data.sources import subset
-from anp_jax.data.sources import synthetic
-from anp_jax.data.sources import tfds_set
-from anp_jax.data.sources.source import Source
-from anp_jax.data.sources.source import fingerprint
+from anp_jax.data.sources import (
+  arrays,
+  cache,
+  digits,
+  image_folder,
+  listings,
+  store_copy,
+  subset,
+  synthetic,
+  tfds_set,
+)
+from anp_jax.data.sources.source import Source, fingerprint
 
 __all__ = ['Source', 'fingerprint', 'open_source', 'open_split']
 
@@ -45,8 +46,7 @@ def open_source(config, training: bool) -> Source:
     raise config_lib.ConfigError(f'{source.name} has no examples')
   for pair in vocabulary.look_alikes(source.vocabulary.names):
     image_folder.warn_once(
-      'the classes %s and %s differ by case or Unicode form only: one class?',
-      *map(ascii, pair),
+      'the classes %s and %s differ by case or Unicode form only: one class?', *map(ascii, pair)
     )
   source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
@@ -73,13 +73,9 @@ def open_split(config, split: str, other_split: str) -> Source:
     return digits.Digits(split)
   if d.source == 'folder' or listings.kind(d.source) != 'folder':
     path = store_copy.path('config.data.path', d.path, config)
-    place = types.SimpleNamespace(
-      source=d.source, path=path, lists=d.lists, pairs=d.pairs
-    )
+    place = types.SimpleNamespace(source=d.source, path=path, lists=d.lists, pairs=d.pairs)
     directory = store_copy.local_root(config)
-    return listings.open_listing(
-      listings.find(place, split, other_split, directory)
-    )
+    return listings.open_listing(listings.find(place, split, other_split, directory))
   directory = config_lib.data_dir(config)
   if d.source == 'anp_shapes':
     urls.check('config.data.dir', directory, ())  # the set is built there

@@ -85,9 +85,7 @@ def describe(source: source_lib.Source) -> dict:
     digests.append(_digest(text, _bytes(labels, rows)))
   counts = []
   if labels is not None:
-    counts = np.bincount(
-      labels[labels >= 0], minlength=len(source.vocabulary)
-    ).tolist()
+    counts = np.bincount(labels[labels >= 0], minlength=len(source.vocabulary)).tolist()
   return {
     'classes': list(source.vocabulary.names),
     'vocabulary': source.vocabulary.digest(),

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from anp_jax.data.sources import scenes
-from anp_jax.system import cores
-from anp_jax.system import files
+from anp_jax.system import cores, files
 
 EXAMPLES_PER_CLASS = {'train': 160, 'validation': 30}
 
@@ -54,9 +53,7 @@ class AnpShapes(tfds.core.GeneratorBasedBuilder):
       description=_DESCRIPTION,
       features=tfds.features.FeaturesDict(
         {
-          'image': tfds.features.Image(
-            shape=(side, side, 3), encoding_format='jpeg'
-          ),
+          'image': tfds.features.Image(shape=(side, side, 3), encoding_format='jpeg'),
           'label': tfds.features.ClassLabel(names=scenes.CLASS_NAMES),
         }
       ),
@@ -126,8 +123,7 @@ def _is_finished(final_dir):
   # The directory appears at once with all its files; they are named here only
   # to recognise a copy made by hand that was interrupted.
   return all(
-    os.path.isfile(os.path.join(final_dir, name))
-    for name in ('dataset_info.json', 'features.json')
+    os.path.isfile(os.path.join(final_dir, name)) for name in ('dataset_info.json', 'features.json')
   )
 
 

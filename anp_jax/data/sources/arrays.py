@@ -8,9 +8,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import class_texts
-from anp_jax.data.sources import raw_files
-from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import class_texts, raw_files, source as source_lib
 
 
 class Arrays(source_lib.Source):
@@ -142,15 +140,12 @@ def _array(path, name, optional=False):
         if name in arrays:
           return arrays[name]
         names = list(arrays)
-  except (
-    OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error,
-  ) as e:  # fmt: skip
+  except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as e:
     kind = '.npz' if file == path else '.npy'
     raise config_lib.ConfigError(f'{file} is not an {kind} file: {e}') from e
   if optional:
     return None
   listed = ', '.join(names[:8]) + (', ...' if len(names) > 8 else '')
   raise config_lib.ConfigError(
-    f'{path} has no array {name!r} (it has {listed or "none"})'
-    f'{config_lib.nearest(name, names)}'
+    f'{path} has no array {name!r} (it has {listed or "none"}){config_lib.nearest(name, names)}'
   )

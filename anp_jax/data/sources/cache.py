@@ -79,13 +79,7 @@ class Decoded(Encoded):
 
   kind = 'pixels'
 
-  def __init__(
-    self,
-    source: source_lib.Source,
-    budget: int,
-    shorter: int,
-    max_megapixels: float,
-  ):
+  def __init__(self, source: source_lib.Source, budget: int, shorter: int, max_megapixels: float):
     """Creates a cache of a source of kind 'encoded'; `shorter` in pixels."""
     super().__init__(source, budget)
     self._shorter, self._max_megapixels = shorter, max_megapixels

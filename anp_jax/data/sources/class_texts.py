@@ -4,8 +4,7 @@ A set in tar shards or in a table has a text for each example: the number of
 its class, or its name. They are numbers if all of them are.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import os
 import re
 
@@ -46,9 +45,7 @@ def check_ids(place: str, highest: int, classes: int) -> None:
     )
 
 
-def vocabulary(
-  texts: set[str], lists: str, folder: str, pairs: str
-) -> vocabulary_lib.Vocabulary:
+def vocabulary(texts: set[str], lists: str, folder: str, pairs: str) -> vocabulary_lib.Vocabulary:
   """The classes of a set.
 
   They are those of the lists, or of the file classes.txt in the folder of the
@@ -81,9 +78,7 @@ def vocabulary(
   count = 1 + max(numbers, default=-1)
   check_ids(folder or '.', count - 1, len(numbers))
   width = len(str(max(count - 1, 0)))
-  return vocabulary_lib.Vocabulary(
-    tuple(f'class{i:0{width}}' for i in range(count))
-  )
+  return vocabulary_lib.Vocabulary(tuple(f'class{i:0{width}}' for i in range(count)))
 
 
 def labels(
@@ -132,9 +127,7 @@ def _by_number(firsts, classes, place):
   """The class of each text that is a number."""
   for text, i in firsts.items():
     if _number(text) >= len(classes):
-      raise config_lib.ConfigError(
-        f'{place(i)}: class {text}, expected 0 to {len(classes) - 1}'
-      )
+      raise config_lib.ConfigError(f'{place(i)}: class {text}, expected 0 to {len(classes) - 1}')
   return [_number(text) for text in firsts]
 
 
@@ -154,7 +147,10 @@ def _by_name(firsts, classes, place, listed):
     )
   if missing:
     image_folder.warn_once(
-      '%s: %d of %d classes are not listed and their examples are left out, '
-      'such as %s', place(0), len(missing), len(firsts), min(missing),
-    )  # fmt: skip
+      '%s: %d of %d classes are not listed and their examples are left out, such as %s',
+      place(0),
+      len(missing),
+      len(firsts),
+      min(missing),
+    )
   return [number.get(text, -1) for text in firsts]

@@ -45,8 +45,7 @@ def _load():
     from sklearn import datasets
   except ImportError as e:
     raise config_lib.ConfigError(
-      "config.data.source='digits' needs scikit-learn, which brings them: "
-      'pip install scikit-learn'
+      "config.data.source='digits' needs scikit-learn, which brings them: pip install scikit-learn"
     ) from e
   data = datasets.load_digits()
   grey = np.round(data.images * (255 / 16)).astype(np.uint8)

@@ -7,9 +7,15 @@ from anp_jax.data import vocabulary as vocabulary_lib
 
 # In lower case: of macOS, Synology, QNAP, Windows, disks and Python.
 _FOREIGN = (
-  '__macosx', '@eadir', '#recycle', '@recycle', '$recycle.bin',
-  'system volume information', 'lost+found', '__pycache__',
-)  # fmt: skip
+  '__macosx',
+  '@eadir',
+  '#recycle',
+  '@recycle',
+  '$recycle.bin',
+  'system volume information',
+  'lost+found',
+  '__pycache__',
+)
 
 
 def is_foreign(name: str) -> bool:
@@ -22,9 +28,7 @@ def training_first(names: list[str]) -> list[str]:
   lower = {name: name.lower() for name in names}
   train = [name for name in names if 'train' in lower[name]]
   evaluation = ('test', 'val', 'eval')
-  return train or [
-    name for name in names if not any(w in lower[name] for w in evaluation)
-  ]
+  return train or [name for name in names if not any(w in lower[name] for w in evaluation)]
 
 
 def class_folders(folder: str) -> list[str]:
@@ -33,9 +37,7 @@ def class_folders(folder: str) -> list[str]:
   Raises:
     ConfigError: if it cannot be read, or a name has a control character.
   """
-  names = sorted(
-    e.name for e in entries(folder) if e.is_dir() and not is_foreign(e.name)
-  )
+  names = sorted(e.name for e in entries(folder) if e.is_dir() and not is_foreign(e.name))
   for name in names:
     if vocabulary_lib.has_control(name):
       raise config_lib.ConfigError(

@@ -56,9 +56,7 @@ def choose(schema: pa.Schema, place: str) -> Columns:
     labels = _PAIR
   wrong = [n for n in labels if not _is_label(schema.field(n).type)]
   if not images or not labels or wrong:
-    columns = ', '.join(
-      f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema
-    )
+    columns = ', '.join(f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema)
     raise config_lib.ConfigError(
       f'{place} has the columns {columns}; expected an Image, and a label '
       '(ClassLabel, string or whole number) or adjective and noun'
@@ -98,9 +96,7 @@ def _texts(column, names, place):
     values = [None if v is None or v != v else v for v in values]
     odd = next((v for v in values if v is not None and v % 1 != 0), None)
     if odd is not None:
-      raise config_lib.ConfigError(
-        f'{place} has the class {odd}, expected whole numbers'
-      )
+      raise config_lib.ConfigError(f'{place} has the class {odd}, expected whole numbers')
     values = [v if v is None else int(v) for v in values]
   elif not pa.types.is_integer(column.type):
     return ['' if value is None else value.strip() for value in values]
@@ -112,9 +108,7 @@ def _texts(column, names, place):
       f'{place} has the class {lowest if lowest < -1 else highest}, expected '
       f'0{most}, or -1 for none'
     )
-  return [
-    '' if v in (None, -1) else names[v] if names else str(v) for v in values
-  ]
+  return ['' if v in (None, -1) else names[v] if names else str(v) for v in values]
 
 
 def _features(schema):

@@ -97,10 +97,7 @@ def _saved(folder):
 
 def _parquet_files(folder):
   """{split: paths}, of the names of files or of their folders."""
-  paths = sorted(
-    glob.glob(os.path.join(glob.escape(folder), '**', f'*{_PARQUET}'),
-              recursive=True)
-  )  # fmt: skip
+  paths = sorted(glob.glob(os.path.join(glob.escape(folder), '**', f'*{_PARQUET}'), recursive=True))
   by_split = {}
   for path in paths:
     name = _NAME.fullmatch(os.path.basename(path))[1]
@@ -116,8 +113,7 @@ def _parquet_files(folder):
       )
   if not by_split:
     raise config_lib.ConfigError(
-      f'{folder} has neither {_STATE} or {_SPLITS}, which save_to_disk writes, '
-      'nor Parquet files'
+      f'{folder} has neither {_STATE} or {_SPLITS}, which save_to_disk writes, nor Parquet files'
     )
   return by_split
 

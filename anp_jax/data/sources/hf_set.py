@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import class_texts
-from anp_jax.data.sources import hf_columns
-from anp_jax.data.sources import hf_files
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import stored_images
-from anp_jax.data.sources import table_cache
+from anp_jax.data.sources import (
+  class_texts,
+  hf_columns,
+  hf_files,
+  image_folder,
+  stored_images,
+  table_cache,
+)
 from anp_jax.system import files
 
 _VERSION = 1  # of the copies of Parquet files
@@ -61,9 +63,7 @@ class ArrowRows(stored_images.Storage):
       return value.as_buffer().to_pybytes()
     if not path:
       raise stored_images.UnusableError('there is no image in the row')
-    return stored_images.read_file(
-      os.path.join(self._folder, path), self._folder or '.'
-    )
+    return stored_images.read_file(os.path.join(self._folder, path), self._folder or '.')
 
   def state(self, index):
     """Returns the size and time of the set's files, together."""
@@ -72,18 +72,14 @@ class ArrowRows(stored_images.Storage):
 
   def select(self, indices):
     """Returns the images of these indices."""
-    return ArrowRows(
-      self._paths, self._folder, self._column, self._rows[indices], self._states
-    )
+    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices], self._states)
 
   def name(self, index: int) -> str:
     """Returns what messages call an image: its row, and its file's name."""
     batch, row = self._place(index)
     value = self._chunks()[batch][row]
     path = _path(value)
-    return f'{self._rows[index]}' + (
-      f'-{os.path.basename(path)}' if path else ''
-    )
+    return f'{self._rows[index]}' + (f'-{os.path.basename(path)}' if path else '')
 
   def _place(self, index):
     """The batch of an image, and its row in that."""
@@ -106,9 +102,7 @@ class ArrowRows(stored_images.Storage):
     return self._opened
 
 
-def find(
-  d, split: str, other_split: str, data_dir: str
-) -> image_folder.Listing:
+def find(d, split: str, other_split: str, data_dir: str) -> image_folder.Listing:
   """The examples of a split of config.data.source=hf:PATH.
 
   A set without splits is divided as a tree without splits, by a hash of each
@@ -142,9 +136,12 @@ def find(
   places = np.flatnonzero(labeled)
   labels = np.full(len(texts), -1, np.int32)
   labels[places] = class_texts.labels(
-    (texts[i] for i in places), classes,
-    lambda i: f'{name}, row {places[i]}', bool(d.lists), are_names,
-  )  # fmt: skip
+    (texts[i] for i in places),
+    classes,
+    lambda i: f'{name}, row {places[i]}',
+    bool(d.lists),
+    are_names,
+  )
   chosen = (labels >= 0) | ~labeled  # the lists may leave classes out
   if not part.is_split:
     chosen &= [image_folder.in_half(str(i), split) for i in range(len(texts))]
@@ -153,16 +150,12 @@ def find(
   root = part.folder
   if part.is_split and part.are_parquet:
     root = os.path.join(root, split)
-  return image_folder.Listing(
-    root, _Names(storage), labels[rows], classes, name, storage=storage
-  )
+  return image_folder.Listing(root, _Names(storage), labels[rows], classes, name, storage=storage)
 
 
 def full_path(source: str, path: str) -> str:
   """The path of the set that config.data.source and path name."""
-  return os.path.join(
-    os.path.expanduser(path), os.path.expanduser(source.removeprefix('hf:'))
-  )
+  return os.path.join(os.path.expanduser(path), os.path.expanduser(source.removeprefix('hf:')))
 
 
 class _Names(Sequence):
@@ -207,9 +200,7 @@ def _arrow_copy(part, data_dir):
   key = json.dumps([_VERSION, states])
 
   def build(path):
-    logging.info(
-      'Copying %s, once: Parquet has no random access.', part.paths[0]
-    )
+    logging.info('Copying %s, once: Parquet has no random access.', part.paths[0])
     try:
       _copy(part, path)
     except pa.ArrowException as e:
@@ -230,9 +221,7 @@ def _copy(part, path):
   with pa.OSFile(path, 'wb') as file, pa.ipc.new_file(file, schema) as out:
     for source in part.paths:
       if not {*names} <= {*_parquet_schema(source).names}:
-        raise config_lib.ConfigError(
-          f'{source} has other columns than {part.paths[0]}'
-        )
+        raise config_lib.ConfigError(f'{source} has other columns than {part.paths[0]}')
       for batch in pq.ParquetFile(source).iter_batches(_ROWS, columns=names):
         out.write_batch(batch.select(names).cast(schema))
 

@@ -11,11 +11,13 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
-from anp_jax.data.sources import folder_names
-from anp_jax.data.sources import skipped_files
-from anp_jax.data.sources import source as source_lib
-from anp_jax.data.sources import split_file
-from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import (
+  folder_names,
+  skipped_files,
+  source as source_lib,
+  split_file,
+  stored_images,
+)
 from anp_jax.system import untrusted_text
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
@@ -81,9 +83,7 @@ class ImageFolder(source_lib.Source):
   def read(self, indices):
     """Returns the bytes of files by index, and labels."""
     files = [
-      stored_images.read_file(
-        os.path.join(self._root, self._files[i]), self._confined_to
-      )
+      stored_images.read_file(os.path.join(self._root, self._files[i]), self._confined_to)
       for i in indices
     ]
     return files, self._labels[indices]
@@ -94,9 +94,7 @@ class ImageFolder(source_lib.Source):
 
   def example_name(self, index):
     """Returns the file's path, for people to read."""
-    return untrusted_text.printable(
-      os.path.join(self._root, self._files[index])
-    )
+    return untrusted_text.printable(os.path.join(self._root, self._files[index]))
 
   def listing(self):
     """Returns the files' paths below the root."""
@@ -109,9 +107,13 @@ def convertible() -> tuple[str, ...]:
 
 
 def find(
-  path: str, split: str, lists: str = '', other_splits: tuple[str, ...] = (),
-  suffixes: tuple[str, ...] = SUFFIXES, pairs: str = 'auto',
-) -> Listing:  # fmt: skip
+  path: str,
+  split: str,
+  lists: str = '',
+  other_splits: tuple[str, ...] = (),
+  suffixes: tuple[str, ...] = SUFFIXES,
+  pairs: str = 'auto',
+) -> Listing:
   """The files of a split.
 
   A tree has a folder for each class: ROOT/SPLIT/CLASS/image, ROOT/CLASS/image.
@@ -143,9 +145,7 @@ def find(
     raise config_lib.ConfigError(f'{root} is not a folder')
   vocabulary = vocabulary_lib.from_spec(lists, pairs) if lists else None
   if split.endswith('.txt'):
-    file, files, labels, vocabulary = split_file.read(
-      root, split, vocabulary, other_splits
-    )
+    file, files, labels, vocabulary = split_file.read(root, split, vocabulary, other_splits)
     return Listing(root, files, labels, vocabulary, file, confined_to=root)
   return _from_tree(root, split, vocabulary, other_splits, suffixes, pairs)
 
@@ -162,14 +162,10 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
     )
   chosen = set(vocabulary.names) if vocabulary else folders
   files_of = {
-    name: _class_files(base, name, suffixes, left_out)
-    for name in folders
-    if name in chosen
+    name: _class_files(base, name, suffixes, left_out) for name in folders if name in chosen
   }
   if vocabulary is None:
-    vocabulary = _vocabulary_of_folders(
-      root, base, files_of, other_splits, pairs
-    )
+    vocabulary = _vocabulary_of_folders(root, base, files_of, other_splits, pairs)
   else:
     _check_listed(base, folders, vocabulary)
   files, labels, total = [], [], 0
@@ -187,21 +183,22 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
     )
   if not files:
     raise config_lib.ConfigError(
-      f'{base} has no images in its class folders'
-      + _shape(root, base, suffixes, left_out)
+      f'{base} has no images in its class folders' + _shape(root, base, suffixes, left_out)
     )
   text = left_out.text(hints(suffixes))
   return Listing(
-    base, tuple(files), np.array(labels, np.int32), vocabulary,
-    f'{root}: {split}', text and f'{base}: left out {text}',
-  )  # fmt: skip
+    base,
+    tuple(files),
+    np.array(labels, np.int32),
+    vocabulary,
+    f'{root}: {split}',
+    text and f'{base}: left out {text}',
+  )
 
 
 def _vocabulary_of_folders(root, base, files_of, other_splits, pairs):
   """The classes that this split or another of the run has images of."""
-  siblings = [
-    _split_folder(root, s) for s in other_splits if not s.endswith('.txt')
-  ]
+  siblings = [_split_folder(root, s) for s in other_splits if not s.endswith('.txt')]
   bases_of = {name: [base] for name in files_of}
   for folder in filter(None, siblings):
     for name in folder_names.class_folders(folder):
@@ -215,9 +212,12 @@ def _vocabulary_of_folders(root, base, files_of, other_splits, pairs):
   names = set(bases_of).difference(empty) or set(bases_of)
   if empty and len(empty) < len(bases_of):
     warn_once(
-      '%s: no file can be an image in %d of %d folders, which are no classes: '
-      '%s', root, len(empty), len(bases_of), ', '.join(sorted(empty)[:8]),
-    )  # fmt: skip
+      '%s: no file can be an image in %d of %d folders, which are no classes: %s',
+      root,
+      len(empty),
+      len(bases_of),
+      ', '.join(sorted(empty)[:8]),
+    )
   return vocabulary_lib.from_names(names, root, pairs)
 
 
@@ -233,8 +233,11 @@ def _check_listed(base, folders, vocabulary):
   if unlisted:
     warn_once(
       '%s: %d of %d folders are no listed class and are left out, such as %s',
-      base, len(unlisted), len(folders), min(unlisted),
-    )  # fmt: skip
+      base,
+      len(unlisted),
+      len(folders),
+      min(unlisted),
+    )
 
 
 def _shape(root, base, suffixes, left_out):
@@ -242,9 +245,7 @@ def _shape(root, base, suffixes, left_out):
   text = f'; left out {left_out.text(hints(suffixes))}' if left_out else ''
   text += f'; expected {root}/CLASS/IMAGE or {root}/SPLIT/CLASS/IMAGE'
   deep = {
-    path[0]
-    for path in (p.split(os.sep) for p in _images(base, below=True))
-    if len(path) == 3
+    path[0] for path in (p.split(os.sep) for p in _images(base, below=True)) if len(path) == 3
   }
   proposed = folder_names.training_first(sorted(deep))
   if base == root and proposed:
@@ -265,9 +266,7 @@ def hints(suffixes: tuple[str, ...]) -> dict[str, str]:
 def split_folders(root: str) -> list[str]:
   """Names of the folders in a tree that go by the name of a split."""
   usual = [name for names in _SPLITS for name in names]
-  folders = [
-    f for f in folder_names.class_folders(root) if _is_split(root, f, usual)
-  ]
+  folders = [f for f in folder_names.class_folders(root) if _is_split(root, f, usual)]
   return sorted(folders, key=lambda f: usual.index(f.casefold()))
 
 
@@ -277,11 +276,7 @@ def _split_folder(root, split):
     return os.path.join(root, split)
   name = split.casefold()
   usual = next((names for names in _SPLITS if name in names), ())
-  folders = [
-    f
-    for f in folder_names.class_folders(root)
-    if _is_split(root, f, (name, *usual))
-  ]
+  folders = [f for f in folder_names.class_folders(root) if _is_split(root, f, (name, *usual))]
   same = [f for f in folders if f.casefold() == name]
   folders = same or folders
   if len(folders) > 1:
@@ -322,8 +317,7 @@ def check_half(root: str, split: str) -> None:
 def _is_split(root, folder, names):
   """Whether a folder goes by one of these names, and is not a class's."""
   return folder.casefold() in names and (
-    folder in _PLAIN_SPLITS
-    or bool(folder_names.class_folders(os.path.join(root, folder)))
+    folder in _PLAIN_SPLITS or bool(folder_names.class_folders(os.path.join(root, folder)))
   )
 
 
@@ -386,9 +380,7 @@ def _images(folder, below=False):
   """Yields the image files in a folder, or also below it, by suffix."""
   suffixes = SUFFIXES + CONVERTIBLE + images.HEIF_SUFFIXES
   for place, folders, names in os.walk(folder):
-    folders[:] = sorted(
-      f for f in folders if below and not folder_names.is_foreign(f)
-    )
+    folders[:] = sorted(f for f in folders if below and not folder_names.is_foreign(f))
     for name in sorted(names):
       if name.lower().endswith(suffixes) and not name.startswith('.'):
         yield os.path.relpath(os.path.join(place, name), folder)

@@ -8,9 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import class_texts
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import class_texts, image_folder, stored_images
 
 SUFFIXES = ('.csv', '.parquet')
 # Names that a column goes by, in any case.
@@ -47,16 +45,13 @@ def find(d, split: str, other_split: str = '') -> image_folder.Listing:
   root = os.path.expanduser(d.path) or folder or '.'
   texts = [row[1] for row in rows]
   classes = class_texts.vocabulary({*texts}, d.lists, folder, d.pairs)
-  labels = class_texts.labels(
-    texts, classes, lambda i: f'{file}:{rows[i][3]}', bool(d.lists)
-  )
+  labels = class_texts.labels(texts, classes, lambda i: f'{file}:{rows[i][3]}', bool(d.lists))
   chosen = np.flatnonzero(_in_split(file, rows, split) & (labels >= 0))
   names = tuple(rows[i][0] for i in chosen)
   _check_root(file, root, [rows[i] for i in chosen])
   return image_folder.Listing(
-    root, names, labels[chosen], classes,
-    f'{file}: {split}' if split else file, confined_to=root,
-  )  # fmt: skip
+    root, names, labels[chosen], classes, f'{file}: {split}' if split else file, confined_to=root
+  )
 
 
 def has_splits(path: str) -> bool:
@@ -82,9 +77,7 @@ def _rows(file):
   result, number_of = [], {}
   for number, row in rows:
     if len(row) != len(columns):
-      raise config_lib.ConfigError(
-        f'{file}:{number}: {len(row)} columns, expected {len(columns)}'
-      )
+      raise config_lib.ConfigError(f'{file}:{number}: {len(row)} columns, expected {len(columns)}')
     for i in fields:
       if not row[i] or '\0' in row[i]:
         raise config_lib.ConfigError(
@@ -96,9 +89,7 @@ def _rows(file):
         f'{file}:{number}: {row[path]!r} stands in {kind} {first} already'
       )
     name = '_'.join(row[i] for i in pair) if label is None else row[label]
-    result.append(
-      (row[path], name, None if split is None else row[split], number)
-    )
+    result.append((row[path], name, None if split is None else row[split], number))
   if not result:
     raise config_lib.ConfigError(f'{file} has no rows')
   return result
@@ -110,9 +101,7 @@ def _table(file):
     return 'row', *_parquet(file)
   if file.lower().endswith('.csv'):
     return 'line', *_csv(file)
-  raise config_lib.ConfigError(
-    f'{file}: expected a list that ends in {" or ".join(SUFFIXES)}'
-  )
+  raise config_lib.ConfigError(f'{file}: expected a list that ends in {" or ".join(SUFFIXES)}')
 
 
 def _csv(file):
@@ -141,9 +130,7 @@ def _parquet(file):
     names = [name for name in names if name.lower() in lower]
     columns = [c.to_pylist() for c in pq.read_table(file, columns=names)]
   except (OSError, pa.ArrowException) as e:
-    raise config_lib.ConfigError(
-      f'cannot read {file}: {str(e).splitlines()[0]}'
-    ) from e
+    raise config_lib.ConfigError(f'cannot read {file}: {str(e).splitlines()[0]}') from e
   rows = [
     (i, ['' if cell is None else str(cell).strip() for cell in row])
     for i, row in enumerate(zip(*columns))

@@ -1,12 +1,14 @@
 """Sets whose images are listed with their classes: folder, list, tar and hf."""
 
-from anp_jax.data.sources import hf_files
-from anp_jax.data.sources import hf_set
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import image_table
-from anp_jax.data.sources import source as source_lib
-from anp_jax.data.sources import stored_images
-from anp_jax.data.sources import tar_shards
+from anp_jax.data.sources import (
+  hf_files,
+  hf_set,
+  image_folder,
+  image_table,
+  source as source_lib,
+  stored_images,
+  tar_shards,
+)
 
 KINDS = ('list', 'tar', 'hf')
 
@@ -18,9 +20,8 @@ def kind(text: str) -> str:
 
 
 def find(
-  d, split: str, other_split: str, data_dir: str,
-  suffixes: tuple[str, ...] = image_folder.SUFFIXES,
-) -> image_folder.Listing:  # fmt: skip
+  d, split: str, other_split: str, data_dir: str, suffixes: tuple[str, ...] = image_folder.SUFFIXES
+) -> image_folder.Listing:
   """The images of a split.
 
   Args:
@@ -41,12 +42,7 @@ def find(
   if name == 'list':
     return image_table.find(d, split)
   return image_folder.find(
-    d.path,
-    split,
-    d.lists,
-    tuple(filter(None, [other_split])),
-    suffixes,
-    pairs=d.pairs,
+    d.path, split, d.lists, tuple(filter(None, [other_split])), suffixes, pairs=d.pairs
   )
 
 

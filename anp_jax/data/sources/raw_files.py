@@ -22,12 +22,7 @@ from anp_jax import config as config_lib
 # Where the archives of CIFAR-10 put their files.
 _ARCHIVES = ('cifar-10-batches-bin', 'cifar-10-batches-py')
 # The published sets have no third split: the test images are evaluated on.
-_MNIST_SPLITS = {
-  'train': 'train',
-  'test': 't10k',
-  't10k': 't10k',
-  'validation': 't10k',
-}
+_MNIST_SPLITS = {'train': 'train', 'test': 't10k', 't10k': 't10k', 'validation': 't10k'}
 _CIFAR_SPLITS = {
   'train': tuple(f'data_batch_{i}' for i in range(1, 6)),
   'test': ('test_batch',),
@@ -102,9 +97,7 @@ def cifar10_binary(folder: str, split: str) -> Contents:
   for file in files:
     data, size = _mapped(file), 1 + _CIFAR_PIXELS
     if not len(data) or len(data) % size:
-      raise config_lib.ConfigError(
-        f'{file} holds {len(data)} bytes, expected records of {size}'
-      )
+      raise config_lib.ConfigError(f'{file} holds {len(data)} bytes, expected records of {size}')
     records = data.reshape(-1, size)
     check_labels(file, records[:, 0], len(names))
     batches.append((records[:, 1:], records[:, 0]))
@@ -122,13 +115,11 @@ def cifar10_python(folder: str, split: str) -> Contents:
     good = data.ndim == 2 and data.shape[1] == _CIFAR_PIXELS
     if not good or data.dtype != np.uint8:
       raise config_lib.ConfigError(
-        f'{file}: data is {data.dtype}{data.shape}, expected uint8 '
-        f'(n, {_CIFAR_PIXELS})'
+        f'{file}: data is {data.dtype}{data.shape}, expected uint8 (n, {_CIFAR_PIXELS})'
       )
     if labels.shape != data.shape[:1] or labels.dtype.kind not in 'iu':
       raise config_lib.ConfigError(
-        f'{file}: labels is {labels.dtype}{labels.shape}, expected '
-        f'{len(data)} whole numbers'
+        f'{file}: labels is {labels.dtype}{labels.shape}, expected {len(data)} whole numbers'
       )
     check_labels(file, labels, len(names))
     batches.append((data, labels))
@@ -148,8 +139,7 @@ def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
   """
   if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
     raise config_lib.ConfigError(
-      f'{name}: labels run from {labels.min()} to {labels.max()}, expected '
-      f'0 to {classes - 1}'
+      f'{name}: labels run from {labels.min()} to {labels.max()}, expected 0 to {classes - 1}'
     )
 
 
@@ -199,9 +189,7 @@ def _idx(folder, part, kind):
       f'for {" x ".join(map(str, shape))} uint8 after a header of {start}'
     )
   if 0 in shape[1:]:
-    raise config_lib.ConfigError(
-      f'{file} holds images of {shape[1]} x {shape[2]}, expected pixels'
-    )
+    raise config_lib.ConfigError(f'{file} holds images of {shape[1]} x {shape[2]}, expected pixels')
   return file, data[start:].reshape(shape)
 
 
@@ -210,9 +198,7 @@ def _unzipped(file):
     with gzip.open(file) as f:
       return np.frombuffer(f.read(), np.uint8)
   except (OSError, EOFError, zlib.error) as e:
-    raise config_lib.ConfigError(
-      f'cannot read {file}, expected a whole gzip file: {e}'
-    ) from e
+    raise config_lib.ConfigError(f'cannot read {file}, expected a whole gzip file: {e}') from e
 
 
 def _mapped(file):
@@ -235,9 +221,7 @@ def _cifar_files(folder, split, suffix):
   files = [os.path.join(folder, name) for name in names]
   for name, file in zip(names, files):
     if not os.path.isfile(file):
-      raise config_lib.ConfigError(
-        f'{folder} has no file {name}; expected {", ".join(names)}'
-      )
+      raise config_lib.ConfigError(f'{folder} has no file {name}; expected {", ".join(names)}')
   return files
 
 
@@ -269,9 +253,7 @@ def _names_from_pickle(file):
     raise config_lib.ConfigError(
       f'{file}: label_names is {names.dtype}{names.shape}, expected texts'
     )
-  return tuple(
-    n.decode() if names.dtype.kind == 'S' else n for n in names.tolist()
-  )
+  return tuple(n.decode() if names.dtype.kind == 'S' else n for n in names.tolist())
 
 
 def _joined(batches):
@@ -327,8 +309,7 @@ def _unpickled(file):
   except Exception as e:  # a damaged pickle may raise anything
     text = ' '.join(f'{type(e).__name__}: {e}'.split())
     raise config_lib.ConfigError(
-      f'cannot read {file}, expected a pickle of arrays and plain values: '
-      f'{text}'
+      f'cannot read {file}, expected a pickle of arrays and plain values: {text}'
     ) from e
 
 
@@ -340,6 +321,4 @@ def _field(file, record, name):
         return np.asarray(record[key])
       except ValueError as e:
         raise config_lib.ConfigError(f'{file}: {name} is no array: {e}') from e
-  raise config_lib.ConfigError(
-    f'{file} has no {name!r}, expected a dict with it'
-  )
+  raise config_lib.ConfigError(f'{file} has no {name!r}, expected a dict with it')

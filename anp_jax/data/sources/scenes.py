@@ -19,9 +19,7 @@ import signal
 import sys
 
 import numpy as np
-from PIL import Image
-from PIL import ImageDraw
-from PIL import ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 
 IMAGE_SIZE = 72  # pixels a side
 
@@ -52,12 +50,7 @@ CLASS_NAMES: tuple[str, ...] = tuple(
 
 # (hue in degrees, half width): the ranges leave gaps, so that no scene is
 # on the border between two colour words.
-_HUES = {
-  'red': (0.0, 9.0),
-  'yellow': (54.0, 6.0),
-  'green': (122.0, 20.0),
-  'blue': (226.0, 14.0),
-}
+_HUES = {'red': (0.0, 9.0), 'yellow': (54.0, 6.0), 'green': (122.0, 20.0), 'blue': (226.0, 14.0)}
 
 # Half the object's extent in pixels. A random crop of a third of the area
 # enlarges by 1.7, so a tiny object stays smaller than any ordinary one. Each of
@@ -89,9 +82,7 @@ def render(class_id: int, seed: int) -> bytes:
   if class_id < 0:
     raise IndexError(class_id)
   adjective, noun = CLASS_NAMES[class_id].split('_')
-  rng = np.random.Generator(
-    np.random.PCG64(np.random.SeedSequence((int(class_id), int(seed))))
-  )
+  rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((int(class_id), int(seed)))))
   ink, paper, second = _choose_colours(rng, adjective)
   image = _background(rng, paper)
 
@@ -133,9 +124,7 @@ def _choose_colours(rng, adjective):
     if adjective in _HUES:
       hue, half_width = _HUES[adjective]
       ink = _hsv(
-        hue + rng.uniform(-half_width, half_width),
-        rng.uniform(0.8, 1.0),
-        rng.uniform(0.8, 1.0),
+        hue + rng.uniform(-half_width, half_width), rng.uniform(0.8, 1.0), rng.uniform(0.8, 1.0)
       )
     elif adjective == 'glowing':
       ink = _hsv(rng.uniform(0, 360), rng.uniform(0.1, 0.8), 1.0)
@@ -185,9 +174,9 @@ def _background(rng, paper):
     weight = _ramp(rng.uniform(0, 2 * math.pi))
   else:
     cells = int(rng.integers(3, 9))
-    blotches = Image.fromarray(
-      rng.integers(0, 256, (cells, cells), dtype=np.uint8)
-    ).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC)
+    blotches = Image.fromarray(rng.integers(0, 256, (cells, cells), dtype=np.uint8)).resize(
+      (IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC
+    )
     weight = np.asarray(blotches, np.float32) / 255
   pixels = paper + weight[..., None] * (other - paper)
   image = Image.fromarray((pixels * 255).astype(np.uint8))
@@ -217,9 +206,7 @@ def _draw_noun(rng, noun, mask, centre, radius):
   """Draws the silhouette into a supersampled 'L' image, in place."""
   draw = ImageDraw.Draw(mask)
   tilt = rng.uniform(-_TILT, _TILT)
-  turn = np.array(
-    [[math.cos(tilt), math.sin(tilt)], [-math.sin(tilt), math.cos(tilt)]]
-  )
+  turn = np.array([[math.cos(tilt), math.sin(tilt)], [-math.sin(tilt), math.cos(tilt)]])
   # Mirrored before it is turned, so that both images of a pair are equally
   # likely and flipping a scene never leads out of the distribution.
   mirror = np.array((rng.choice((-1.0, 1.0)), 1.0))
@@ -263,9 +250,7 @@ def _fill(rng, adjective, ink, second, centre, radius):
     start = rng.uniform(0, 255)
     hue = ((start + 300 * ramp) % 256).astype(np.uint8)
     hsv = np.stack([hue, np.full_like(hue, 230), np.full_like(hue, 250)], -1)
-    return Image.frombuffer('HSV', hue.shape[::-1], hsv.tobytes()).convert(
-      'RGB'
-    )
+    return Image.frombuffer('HSV', hue.shape[::-1], hsv.tobytes()).convert('RGB')
   # Slight shading, so that a plain object is not one single value.
   shade = 0.88 + 0.24 * _ramp(angle, centre, radius)
   pixels = np.clip(ink * shade[..., None], 0, 1)
@@ -274,9 +259,7 @@ def _fill(rng, adjective, ink, second, centre, radius):
     x = _AXIS[None, :] * math.cos(turn) + _AXIS[:, None] * math.sin(turn)
     y = _AXIS[:, None] * math.cos(turn) - _AXIS[None, :] * math.sin(turn)
     shift = rng.uniform(0, 64, 2)
-    weight = _PATTERNS[adjective](
-      x + shift[0], y + shift[1], rng.uniform(0.93, 1.07)
-    )
+    weight = _PATTERNS[adjective](x + shift[0], y + shift[1], rng.uniform(0.93, 1.07))
     pixels = pixels + weight[..., None] * (second - pixels)
   return Image.fromarray((pixels * 255).astype(np.uint8))
 
@@ -331,10 +314,7 @@ def _flower_points():
 def _outlines():
   """Each noun's polygons in the square -1..1, y down, with grey levels."""
   box = np.array(((-1, -1), (1, -1), (1, 1), (-1, 1)), np.float64)
-  arrow = (
-    (-1, -0.3), (0.1, -0.3), (0.1, -0.85), (1, 0), (0.1, 0.85), (0.1, 0.3),
-    (-1, 0.3),
-  )  # fmt: skip
+  arrow = ((-1, -0.3), (0.1, -0.3), (0.1, -0.85), (1, 0), (0.1, 0.85), (0.1, 0.3), (-1, 0.3))
   paths = {
     'arrow': [(arrow, 255)],
     'circle': [(_disc(0, 0, 0.95), 255)],

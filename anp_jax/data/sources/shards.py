@@ -16,9 +16,7 @@ class TfRecords:
     """Opens shards by their paths and the `record_places` of each."""
     self._paths = paths
     shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
-    self._places = np.concatenate(
-      [np.concatenate(pair, 1) for pair in zip(shards, places)]
-    )
+    self._places = np.concatenate([np.concatenate(pair, 1) for pair in zip(shards, places)])
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
     """Records of the given indices."""
@@ -63,9 +61,7 @@ class ArrayRecords:
     # In random order what lies behind a record is of no use: 32 KB of
     # buffer make the reading of small ones take 1.6 times as long.
     return array_record_module.ArrayRecordReader(
-      self._paths[shard],
-      options='readahead_buffer_size:0',
-      file_reader_buffer_size=4096,
+      self._paths[shard], options='readahead_buffer_size:0', file_reader_buffer_size=4096
     )
 
 
@@ -84,9 +80,7 @@ def record_places(file_format: str, path: str, count: int) -> np.ndarray:
     ConfigError: if it cannot be read or holds another number of records.
   """
   try:
-    find = (
-      _tf_record_places if file_format == 'tfrecord' else _array_record_places
-    )
+    find = _tf_record_places if file_format == 'tfrecord' else _array_record_places
     places = find(path)
   except (OSError, RuntimeError) as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e}') from e

@@ -14,10 +14,7 @@ from anp_jax.data.sources import stored_images
 
 
 def read(
-  root: str,
-  split: str,
-  vocabulary: vocabulary_lib.Vocabulary | None,
-  other_splits: tuple[str, ...],
+  root: str, split: str, vocabulary: vocabulary_lib.Vocabulary | None, other_splits: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...], np.ndarray, vocabulary_lib.Vocabulary]:
   """The images of a split file.
 
@@ -67,8 +64,7 @@ def _rows(root, split):
     if row is None:
       ids = 'ANP_ID NOUN_ID ADJECTIVE_ID' if columns == 3 else 'CLASS_ID'
       raise config_lib.ConfigError(
-        f'{file}:{number}: {line[:80]!r}, expected PATH {ids}, with single '
-        'spaces'
+        f'{file}:{number}: {line[:80]!r}, expected PATH {ids}, with single spaces'
       )
     if not stored_images.is_inside(row[0], root):
       raise config_lib.ConfigError(
@@ -77,9 +73,7 @@ def _rows(root, split):
       )
     first = line_of.setdefault(row[0], number)
     if first != number:
-      raise config_lib.ConfigError(
-        f'{file}:{number}: {row[0]!r} stands in line {first} already'
-      )
+      raise config_lib.ConfigError(f'{file}:{number}: {row[0]!r} stands in line {first} already')
     rows.append(row)
   return file, rows
 
@@ -113,18 +107,15 @@ def _vocabulary_of_rows(tables):
         adjective, _, noun = name.partition('_')
         if not adjective or not noun or '_' in noun:
           raise config_lib.ConfigError(
-            f'{place}: noun and adjective ids, but folder {name!r} is no '
-            'adjective_noun pair'
+            f'{place}: noun and adjective ids, but folder {name!r} is no adjective_noun pair'
           )
         _add_id(place, nouns, 'noun', ids[0], noun)
         _add_id(place, adjectives, 'adjective', ids[1], adjective)
   files = ', '.join(file for file, _ in tables)
   orders = [
     _in_order(files, kind, maps[0])
-    for kind, maps in (
-      ('class', names), ('adjective', adjectives), ('noun', nouns),
-    )
-  ]  # fmt: skip
+    for kind, maps in (('class', names), ('adjective', adjectives), ('noun', nouns))
+  ]
   names, adjectives, nouns = orders
   return vocabulary_lib.Vocabulary(names, adjectives or None, nouns or None)
 
@@ -135,8 +126,7 @@ def _add_id(place, maps, kind, number, name):
   before = name_of.setdefault(number, name), number_of.setdefault(name, number)
   if before != (name, number):
     raise config_lib.ConfigError(
-      f'{place}: {kind} {number} is {name!r}, but above {kind} {before[1]} is '
-      f'{before[0]!r}'
+      f'{place}: {kind} {number} is {name!r}, but above {kind} {before[1]} is {before[0]!r}'
     )
 
 
@@ -179,8 +169,7 @@ def _check_rows(file, rows, vocabulary):
     ):
       if id_in_row != want:
         raise config_lib.ConfigError(
-          f'{file}:{number}: {kind} {id_in_row}, but that of '
-          f'{vocabulary.names[label]!r} is {want}'
+          f'{file}:{number}: {kind} {id_in_row}, but that of {vocabulary.names[label]!r} is {want}'
         )
 
 

@@ -16,8 +16,7 @@ from absl import logging
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
-from anp_jax.system import files
-from anp_jax.system import remote
+from anp_jax.system import files, remote
 
 _FOLDER = 'remote'  # in the folder of data sets
 _DOWNLOADS = 16  # at a time: a small object takes a store 50 ms, in any number
@@ -40,9 +39,7 @@ def path(name: str, address: str, config) -> str:
   if not urls.scheme(address):
     return address
   address = urls.normal(address)
-  target = os.path.join(
-    local_root(config), _FOLDER, *address.split('://', 1)
-  )  # fmt: skip
+  target = os.path.join(local_root(config), _FOLDER, *address.split('://', 1))
   parent, base = os.path.split(target)
   objects = remote.sizes(address)  # may take minutes: all processes at once
   if not objects:
@@ -90,9 +87,10 @@ class _Copy:
     """Makes the copy equal to what the store has, as `remote.sizes`."""
     copied = files.read_json_object(self._list_file)
     missing = {
-      name: size for name, (size, tag) in objects.items()
+      name: size
+      for name, (size, tag) in objects.items()
       if copied.get(name) != [size, tag] or self._size(name) != size
-    }  # fmt: skip
+    }
     gone = [name for name in copied if name not in objects]
     if not missing and not gone:
       return
@@ -103,18 +101,18 @@ class _Copy:
       if missing:
         self._download(missing)
     finally:
-      files.write_json(self._list_file, {
-        name: state for name, state in objects.items()
-        if self._size(name) == state[0]
-      })  # fmt: skip
+      files.write_json(
+        self._list_file,
+        {name: state for name, state in objects.items() if self._size(name) == state[0]},
+      )
 
   def _download(self, sizes):
     total, done, start = sum(sizes.values()), 0, time.monotonic()
     self._check_room(total)
     print(
-      f'copying {self._address} to {self._target}: {len(sizes):,} files, '
-      f'{total / 1e6:,.1f} MB', flush=True,
-    )  # fmt: skip
+      f'copying {self._address} to {self._target}: {len(sizes):,} files, {total / 1e6:,.1f} MB',
+      flush=True,
+    )
     report = start + _REPORT
     with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
       jobs = [pool.submit(self._copy_file, *item) for item in sizes.items()]

@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from anp_jax.data.sources import source as source_lib
-from anp_jax.system import files as files_lib
-from anp_jax.system import untrusted_text
+from anp_jax.system import files as files_lib, untrusted_text
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
@@ -127,9 +126,7 @@ class StoredImages(source_lib.Source):
 
   def example_name(self, index):
     """Returns the path of the image, which goes on within a file."""
-    return untrusted_text.printable(
-      f'{self._listing.root}/{self._listing.files[index]}'
-    )
+    return untrusted_text.printable(f'{self._listing.root}/{self._listing.files[index]}')
 
   def listing(self):
     """Returns the names within the files, if these are in memory."""

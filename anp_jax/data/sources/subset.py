@@ -84,8 +84,7 @@ def complete_labels(source) -> np.ndarray:
   if len(labels) and labels.min() < 0:
     example = source.example_name(int(np.argmax(labels < 0)))
     raise config_lib.ConfigError(
-      f'{example} has no label, which config.data.balance, imbalance and '
-      'held_out need'
+      f'{example} has no label, which config.data.balance, imbalance and held_out need'
     )
   return labels
 
@@ -150,9 +149,7 @@ def _without(source, labels, names):
         f'{config_lib.nearest(name, vocabulary.names)}'
       )
   indices = np.flatnonzero(~np.isin(labels, [number[name] for name in names]))
-  for factor, ids in zip(
-    _FACTORS, (vocabulary.adjective_ids(), vocabulary.noun_ids())
-  ):
+  for factor, ids in zip(_FACTORS, (vocabulary.adjective_ids(), vocabulary.noun_ids())):
     trained = set(ids[labels[indices]].tolist()) if names else ()
     for name in names:
       if ids[number[name]] not in trained:

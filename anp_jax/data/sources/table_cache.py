@@ -37,8 +37,7 @@ def ensure(data_dir: str, name: str, build: Callable[[str], None]) -> str:
           build(draft)
   except OSError as e:
     raise config_lib.ConfigError(
-      f'{path} cannot be written ({e.strerror or e}); config.data.dir names '
-      'another folder'
+      f'{path} cannot be written ({e.strerror or e}); config.data.dir names another folder'
     ) from e
   return path
 

@@ -18,26 +18,25 @@ import pyarrow as pa
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import table_cache
+from anp_jax.data.sources import image_folder, table_cache
 from anp_jax.system import files
 
 _VERSION = 2  # of the stored index
-_SCHEMA = pa.schema([
-  ('name', pa.binary()), ('shard', pa.int32()), ('offset', pa.int64()),
-  ('size', pa.int64()), ('class', pa.string()),
-])  # fmt: skip
-_IMAGE_SUFFIXES = (
-  *image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HEIF_SUFFIXES
-)  # fmt: skip
+_SCHEMA = pa.schema(
+  [
+    ('name', pa.binary()),
+    ('shard', pa.int32()),
+    ('offset', pa.int64()),
+    ('size', pa.int64()),
+    ('class', pa.string()),
+  ]
+)
+_IMAGE_SUFFIXES = (*image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HEIF_SUFFIXES)
 # Members that tell the class, the first that a sample has.
 _CLASS_SUFFIXES = ('cls', 'json', 'txt')
 _CLASS_KEYS = ('label', 'class', 'cls', 'anp')  # of .json
 _MAX_CLASS_BYTES = 1 << 20
-_COMPRESSED = {
-  b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz',
-  b'\x28\xb5\x2f\xfd': 'zstd',
-}  # fmt: skip
+_COMPRESSED = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
 _BLOCK = 512
 
 
@@ -68,10 +67,7 @@ def load(shards: list[str], data_dir: str) -> pa.Table:
     with pa.OSFile(path, 'wb') as file, pa.ipc.new_file(file, _SCHEMA) as out:
       for number, shard in enumerate(shards):
         out.write_batch(_batch(shard, number))
-    logging.info(
-      'Indexed %d tar shards, once, in %.1f s.',
-      len(shards), time.monotonic() - start,
-    )  # fmt: skip
+    logging.info('Indexed %d tar shards, once, in %.1f s.', len(shards), time.monotonic() - start)
 
   path = table_cache.ensure(data_dir, f'tar-{digest[:32]}', build)
   return table_cache.read(path)
@@ -89,10 +85,7 @@ def _batch(path, number):
     with open(path, 'rb') as file:
       _refuse_compressed(path, file.read(8))
       samples = _samples(path, file)
-      rows = [
-        _row(path, file, number, key, members)
-        for key, members in samples.items()
-      ]
+      rows = [_row(path, file, number, key, members) for key, members in samples.items()]
   except OSError as e:
     raise config_lib.ConfigError(f'cannot read {path}: {e.strerror}') from e
   columns = list(zip(*rows)) or [[]] * len(_SCHEMA)
@@ -138,32 +131,24 @@ def _members(path, file):
         tar.members.clear()  # else it keeps those of a million
       end = tar.offset
   except (tarfile.TarError, ValueError, OverflowError) as e:
-    raise config_lib.ConfigError(
-      f'{path} is no whole tar file (byte {position:,}): {e}'
-    ) from e
+    raise config_lib.ConfigError(f'{path} is no whole tar file (byte {position:,}): {e}') from e
   # The library takes a damaged header for the end.
   file.seek(end)
   block = file.read(_BLOCK)
   if any(block) or end > os.fstat(file.fileno()).st_size:
-    raise config_lib.ConfigError(
-      f'{path} is no whole tar file: expected a header at byte {end:,}'
-    )
+    raise config_lib.ConfigError(f'{path} is no whole tar file: expected a header at byte {end:,}')
 
 
 def _row(path, file, number, key, members):
   """The image of a sample and its class."""
-  pictures = [
-    members[s] for s in members if f'.{s}'.endswith(_IMAGE_SUFFIXES)
-  ]  # fmt: skip
+  pictures = [members[s] for s in members if f'.{s}'.endswith(_IMAGE_SUFFIXES)]
   if len(pictures) != 1:
     raise config_lib.ConfigError(
       f'{path}: sample {key!r} has {len(pictures)} images, expected one (its '
       f'members: {", ".join(members)})'
     )
   (name, start, size) = pictures[0]
-  return (
-    os.fsencode(name), number, start, size, _class(path, file, key, members)
-  )  # fmt: skip
+  return (os.fsencode(name), number, start, size, _class(path, file, key, members))
 
 
 def _class(path, file, key, members):
@@ -187,9 +172,7 @@ def _class(path, file, key, members):
       if suffix == 'json'
       else 'a line, the name or the number of a class'
     )
-    raise config_lib.ConfigError(
-      f'{path}: {name} is {data[:40]!r}, expected {form}'
-    )
+    raise config_lib.ConfigError(f'{path}: {name} is {data[:40]!r}, expected {form}')
   return text
 
 

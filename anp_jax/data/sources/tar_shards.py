@@ -8,14 +8,15 @@ import re
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import class_texts
-from anp_jax.data.sources import image_folder
-from anp_jax.data.sources import open_files
-from anp_jax.data.sources import skipped_files
-from anp_jax.data.sources import stored_images
-from anp_jax.data.sources import tar_index
-from anp_jax.system import cached_reads
-from anp_jax.system import files
+from anp_jax.data.sources import (
+  class_texts,
+  image_folder,
+  open_files,
+  skipped_files,
+  stored_images,
+  tar_index,
+)
+from anp_jax.system import cached_reads, files
 
 SPLIT = '{split}'
 _MOST_SHARDS = 1_000_000
@@ -47,9 +48,7 @@ class TarMembers(stored_images.Storage):
     file = self._file(shard)
     data = cached_reads.pread(file.fileno(), size, start)
     if len(data) < size:
-      raise stored_images.UnusableError(
-        f'{self._shards[shard]} ends before byte {start + size:,}'
-      )
+      raise stored_images.UnusableError(f'{self._shards[shard]} ends before byte {start + size:,}')
     return data
 
   def state(self, index):
@@ -95,8 +94,7 @@ def find(
     ConfigError: naming the pattern, or the shard and the sample, at fault.
   """
   pattern = os.path.join(
-    os.path.expanduser(d.path),
-    os.path.expanduser(d.source.removeprefix('tar:')),
+    os.path.expanduser(d.path), os.path.expanduser(d.source.removeprefix('tar:'))
   )
   shards = _shards_of_split(pattern, split)
   table = tar_index.load(shards, data_dir)
@@ -104,14 +102,15 @@ def find(
   names = [os.fsdecode(name) for name in table['name'].to_pylist()]
   places = tar_index.places(table)
   all_texts = {*texts, *_other_texts(pattern, split, other_split, data_dir)}
-  classes = class_texts.vocabulary(
-    all_texts, d.lists, os.path.dirname(shards[0]), d.pairs
-  )
+  classes = class_texts.vocabulary(all_texts, d.lists, os.path.dirname(shards[0]), d.pairs)
   # Of both splits: the names of one alone may all look like numbers.
   labels = class_texts.labels(
-    texts, classes, lambda i: f'{shards[places[i, 0]]}: {names[i]}',
-    bool(d.lists), not class_texts.are_numbers(all_texts),
-  )  # fmt: skip
+    texts,
+    classes,
+    lambda i: f'{shards[places[i, 0]]}: {names[i]}',
+    bool(d.lists),
+    not class_texts.are_numbers(all_texts),
+  )
   chosen = labels >= 0  # the lists may leave classes out
   if SPLIT not in pattern:
     chosen &= [image_folder.in_half(_key(name), split) for name in names]
@@ -200,15 +199,11 @@ def _choices(piece, pattern):
       return [f'{i:0{width}}' for i in numbers]
   elif ',' in piece:
     return piece[1:-1].split(',')
-  raise config_lib.ConfigError(
-    f'{pattern}: {piece!r}, expected {{000..015}}, {{a,b}} or {SPLIT}'
-  )
+  raise config_lib.ConfigError(f'{pattern}: {piece!r}, expected {{000..015}}, {{a,b}} or {SPLIT}')
 
 
 def _too_many(pattern):
-  return config_lib.ConfigError(
-    f'{pattern} names more than {_MOST_SHARDS:,} shards'
-  )
+  return config_lib.ConfigError(f'{pattern} names more than {_MOST_SHARDS:,} shards')
 
 
 def _shards_of_split(pattern, split):

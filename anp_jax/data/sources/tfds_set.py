@@ -9,8 +9,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import shards
-from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import shards, source as source_lib
 from anp_jax.system import untrusted_text
 
 # Of features.json: what tfds imports.
@@ -67,9 +66,7 @@ class TfdsSet(source_lib.Source):
       [
         features[self._label].int64_list.value[0]
         for start in range(0, self._size, _CHUNK)
-        for features in self._features(
-          range(start, min(start + _CHUNK, self._size))
-        )
+        for features in self._features(range(start, min(start + _CHUNK, self._size)))
       ],
       np.int32,
     )
@@ -88,10 +85,7 @@ class TfdsSet(source_lib.Source):
     from tensorflow_datasets.proto import tf_example_pb2
 
     records = self._records.__getitems__([int(i) for i in indices])
-    return [
-      tf_example_pb2.Example.FromString(record).features.feature
-      for record in records
-    ]
+    return [tf_example_pb2.Example.FromString(record).features.feature for record in records]
 
 
 def open_builder(name: str, directory: str):
@@ -162,15 +156,11 @@ def _records(builder, split_info):
   file_format = builder.info.file_format.value
   if file_format not in ('array_record', 'tfrecord'):
     raise config_lib.ConfigError(
-      f'{builder.info.full_name} is stored as {file_format}, expected '
-      'array_record or tfrecord'
+      f'{builder.info.full_name} is stored as {file_format}, expected array_record or tfrecord'
     )
   paths = [os.fspath(p) for p in split_info.filepaths]
   counts = list(split_info.shard_lengths)
-  places = [
-    shards.record_places(file_format, path, count)
-    for path, count in zip(paths, counts)
-  ]
+  places = [shards.record_places(file_format, path, count) for path, count in zip(paths, counts)]
   if file_format == 'tfrecord':
     return shards.TfRecords(paths, places)
   return shards.ArrayRecords(paths, counts)
@@ -181,9 +171,7 @@ def _vocabulary(features, label):
   names = tuple(features[label].names)
   if 'adjective' in features and 'noun' in features:
     return vocabulary.Vocabulary(
-      names,
-      tuple(features['adjective'].names),
-      tuple(features['noun'].names),
+      names, tuple(features['adjective'].names), tuple(features['noun'].names)
     )
   return vocabulary.Vocabulary(names)
 

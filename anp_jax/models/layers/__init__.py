@@ -12,26 +12,30 @@ from flax import linen as nn
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import onednn
-from anp_jax.models.layers import windows
-from anp_jax.models.layers.activation import gelu
-from anp_jax.models.layers.activation import relu
-from anp_jax.models.layers.activation import silu
+from anp_jax.models.layers import onednn, windows
+from anp_jax.models.layers.activation import gelu, relu, silu
 from anp_jax.models.layers.channelwise import by_channel
-from anp_jax.models.layers.convolution import add_bias
-from anp_jax.models.layers.convolution import convolve
+from anp_jax.models.layers.convolution import add_bias, convolve
 from anp_jax.models.layers.folding import conv_norm
-from anp_jax.models.layers.normalisation import normalise
-from anp_jax.models.layers.normalisation import normalise_relu
-from anp_jax.models.layers.pooling import avg_pool
-from anp_jax.models.layers.pooling import max_pool
+from anp_jax.models.layers.normalisation import normalise, normalise_relu
+from anp_jax.models.layers.pooling import avg_pool, max_pool
 from anp_jax.models.layers.squeeze import squeeze_excite
 
 __all__ = [
-  'BatchNorm', 'Conv', 'add_bias', 'avg_pool', 'by_channel', 'conv_norm',
-  'convolve', 'gelu', 'max_pool', 'normalise', 'relu', 'silu',
+  'BatchNorm',
+  'Conv',
+  'add_bias',
+  'avg_pool',
+  'by_channel',
+  'conv_norm',
+  'convolve',
+  'gelu',
+  'max_pool',
+  'normalise',
+  'relu',
+  'silu',
   'squeeze_excite',
-]  # fmt: skip
+]
 
 add_bias, gelu, relu, silu = map(by_channel, (add_bias, gelu, relu, silu))
 avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
@@ -80,9 +84,7 @@ class Conv(nn.Module):
     y = self.convolve(x, kernel, self.pixels)
     if not self.use_bias:
       return y
-    bias = self.param(
-      'bias', nn.initializers.zeros_init(), (self.features,), self.param_dtype
-    )
+    bias = self.param('bias', nn.initializers.zeros_init(), (self.features,), self.param_dtype)
     return add_bias(y, bias.astype(self.dtype), self.platform)
 
   @property
@@ -100,9 +102,7 @@ class Conv(nn.Module):
       after: onednn.After, with a kernel of float32; or None.
     """
     if after is None:
-      return convolve(
-        x, kernel, self.stride, padding, self.platform, self.groups
-      )
+      return convolve(x, kernel, self.stride, padding, self.platform, self.groups)
     pads = windows.pads(padding, x.shape[1:3], kernel.shape[:2], self.stride)
     return onednn.convolve_and(x, kernel, after, self.stride, pads)
 
@@ -146,28 +146,19 @@ class BatchNorm(nn.Module):
     """
     shape = (x.shape[-1],)
     scale = self.param('scale', self.scale_init, shape, self.param_dtype)
-    bias = self.param(
-      'bias', nn.initializers.zeros_init(), shape, self.param_dtype
-    )
-    running_mean = self.variable(
-      'batch_stats', 'mean', jnp.zeros, shape, self.param_dtype
-    )
-    running_var = self.variable(
-      'batch_stats', 'var', jnp.ones, shape, self.param_dtype
-    )
+    bias = self.param('bias', nn.initializers.zeros_init(), shape, self.param_dtype)
+    running_mean = self.variable('batch_stats', 'mean', jnp.zeros, shape, self.param_dtype)
+    running_var = self.variable('batch_stats', 'var', jnp.ones, shape, self.param_dtype)
     if not train or self.is_initializing():
       return by_channel(self._scaled)(x, *self.running_factors(), added)
     size = self.group or x.shape[0]
     if x.shape[0] % size:
       raise ValueError(
-        f'a batch of {x.shape[0]} images is not a multiple of the '
-        f'batch-norm group of {size}'
+        f'a batch of {x.shape[0]} images is not a multiple of the batch-norm group of {size}'
       )
     y, mean, var = by_channel(self._normalised)(x, scale, bias, added)
     for running, new in ((running_mean, mean), (running_var, var)):
-      running.value = self.momentum * running.value + (
-        1 - self.momentum
-      ) * new.mean(0)
+      running.value = self.momentum * running.value + (1 - self.momentum) * new.mean(0)
     return y
 
   def running_factors(self):
@@ -186,18 +177,12 @@ class BatchNorm(nn.Module):
     if axis_name is not None and lax.axis_size(axis_name) == 1:
       axis_name = None
     relu_within = self.relu and added is None
-    if axis_name is None and onednn.takes_norm(
-      grouped, scale, relu_within, self.platform
-    ):
-      y, mean, var = onednn.normalise(
-        grouped, scale, bias, self.epsilon, relu_within
-      )
+    if axis_name is None and onednn.takes_norm(grouped, scale, relu_within, self.platform):
+      y, mean, var = onednn.normalise(grouped, scale, bias, self.epsilon, relu_within)
     else:
       relu_within &= self.platform == 'gpu'
       function = normalise_relu if relu_within else normalise
-      y, mean, var = function(
-        grouped, scale, bias, self.epsilon, axis_name, self.platform
-      )
+      y, mean, var = function(grouped, scale, bias, self.epsilon, axis_name, self.platform)
     y = y.reshape(x.shape).astype(self.dtype)
     return (y if relu_within else self._activate(y, added)), mean, var
 

@@ -6,10 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import grouped
-from anp_jax.models.layers import onednn
-from anp_jax.models.layers import sums
-from anp_jax.models.layers import windows
+from anp_jax.models.layers import grouped, onednn, sums, windows
 
 # The most pixels of a result for which gathering patches beats a CPU's own
 # convolution: 181 against 2 GF/s at 2x2 (512 channels), 195 against 228 at 4x4
@@ -19,9 +16,7 @@ _PATCHES_UP_TO = 4
 _TALL = 4096
 
 
-def convolve(
-  x, kernel, stride: int = 1, padding=0, platform: str = 'cpu', groups: int = 1
-):
+def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu', groups: int = 1):
   """Two-dimensional convolution without bias.
 
   Args:
@@ -53,16 +48,13 @@ def _convolve(x, kernel, stride, pads, platform, groups):
     return grouped.depthwise(x, kernel, stride, pads)
   if groups > 1:
     return grouped.in_blocks(
-      lambda x, kernel: _convolve(x, kernel, stride, pads, platform, 1),
-      x, kernel, groups,
-    )  # fmt: skip
+      lambda x, kernel: _convolve(x, kernel, stride, pads, platform, 1), x, kernel, groups
+    )
   kind = lowering(x.shape, kernel.shape, stride, pads, platform)
   if kind == 'product':
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
   if kind == 'patches':
-    patches = jnp.concatenate(
-      windows.slices(x, windows.Windows(window, stride, pads), 0), axis=-1
-    )
+    patches = jnp.concatenate(windows.slices(x, windows.Windows(window, stride, pads), 0), axis=-1)
     return _product(patches, kernel.reshape(-1, kernel.shape[-1]))
   if kind == 'depth':
     return _library(*_to_depth(x, kernel, pads), 1, ((0, 0), (0, 0)))
@@ -103,9 +95,7 @@ ResNet-50's step on an H200: 5 % less |
     return 'depth' if few else 'library'
   if window == (1, 1) and pads == ((0, 0), (0, 0)):
     return 'product'
-  rows, columns = windows.size(
-    shape[1:3], windows.Windows(window, stride, pads)
-  )
+  rows, columns = windows.size(shape[1:3], windows.Windows(window, stride, pads))
   return 'patches' if rows * columns <= _PATCHES_UP_TO else 'apart'
 
 

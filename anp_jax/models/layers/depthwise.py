@@ -6,11 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import grouped
-from anp_jax.models.layers import sums
-from anp_jax.models.layers import windows
-from anp_jax.system.onednn import custom_call
-from anp_jax.system.onednn import specs
+from anp_jax.models.layers import grouped, sums, windows
+from anp_jax.system.onednn import custom_call, specs
 
 # The widest depthwise kernel for whose gradient oneDNN has a quick form, of
 # maps with channels last.
@@ -75,9 +72,7 @@ def _gradient_by_image(x, kernel, dy, stride, pads):
 
   sides = [
     (low, (n - 1) * stride + k - size - low, 0)
-    for n, k, size, (low, _) in zip(
-      dy.shape[1:3], kernel.shape[:2], x.shape[1:3], pads
-    )
+    for n, k, size, (low, _) in zip(dy.shape[1:3], kernel.shape[:2], x.shape[1:3], pads)
   ]
   image = placed(x, spec.image, *sides)
   window = placed(dy, spec.kernel, *[(0, 0, stride - 1)] * 2)
@@ -101,9 +96,7 @@ def _gradient_by_columns(x, kernel, dy, stride, pads):
   zero = _zero_after(dy)
   parts = []
   for first, end in itertools.pairwise(edges):
-    part = jax.ShapeDtypeStruct(
-      (kernel.shape[0], end - first, *kernel.shape[2:]), kernel.dtype
-    )
+    part = jax.ShapeDtypeStruct((kernel.shape[0], end - first, *kernel.shape[2:]), kernel.dtype)
     left = pads[1][0] - first
     span = (dy.shape[2] - 1) * stride + end - first
     sides = left, span - x.shape[2] - left

@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import onednn
-from anp_jax.models.layers import windows
+from anp_jax.models.layers import onednn, windows
 
 
 def conv_norm(conv, norm, x, train: bool, added=None):
@@ -32,8 +31,7 @@ def conv_norm(conv, norm, x, train: bool, added=None):
   if conv.use_bias:
     summand += conv.get_variable('params', 'bias') * factor
   kernel, factor, summand = (
-    a.astype(jnp.float32)
-    for a in (conv.get_variable('params', 'kernel'), factor, summand)
+    a.astype(jnp.float32) for a in (conv.get_variable('params', 'kernel'), factor, summand)
   )
   after = onednn.After(factor, summand, added, norm.relu)
   return conv.convolve(x, kernel, conv.pixels, after)

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax.models.layers import sums
-from anp_jax.models.layers import windows
+from anp_jax.models.layers import sums, windows
 
 # Channels that fill a dense convolution's products.
 _BLOCK = 64
@@ -38,21 +37,15 @@ def in_blocks(dense: Callable, x, kernel, groups: int):
   """
   height, width, channels, features = kernel.shape
   each = next(
-    n
-    for n in range(1, groups + 1)
-    if groups % n == 0 and (n * channels >= _BLOCK or n == groups)
+    n for n in range(1, groups + 1) if groups % n == 0 and (n * channels >= _BLOCK or n == groups)
   )
   shape = (height, width, channels, groups // each, each, features // groups)
-  diagonal = jnp.einsum(
-    'hwcbgf,ge->hwbgcef', kernel.reshape(shape), jnp.eye(each, dtype=x.dtype)
-  )
+  diagonal = jnp.einsum('hwcbgf,ge->hwbgcef', kernel.reshape(shape), jnp.eye(each, dtype=x.dtype))
   blocks = diagonal.reshape(
     height, width, groups // each, each * channels, each * features // groups
   )
   parts = jnp.split(x, groups // each, -1)
-  return jnp.concatenate(
-    [dense(part, blocks[:, :, i]) for i, part in enumerate(parts)], -1
-  )
+  return jnp.concatenate([dense(part, blocks[:, :, i]) for i, part in enumerate(parts)], -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -12,14 +12,7 @@ from anp_jax.models.layers import sums
 # The inner jit: a network has many norms of few shapes, traced once each.
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def normalise(
-  x,
-  scale,
-  bias,
-  epsilon: float,
-  axis_name: str | None = None,
-  platform: str = 'cpu',
-):
+def normalise(x, scale, bias, epsilon: float, axis_name: str | None = None, platform: str = 'cpu'):
   """Normalises each group by its own mean and variance.
 
   The gradient is written by hand in two passes over x; autodiff makes many
@@ -70,9 +63,7 @@ def _moments(x, axis_name, platform):
     return mean, _across(var / x.shape[1], axis_name)
   guess = x[:, :1]
   around = x - guess
-  totals = sums.pair_over_rows(
-    (lambda x: x, around), (jnp.square, around), platform
-  )
+  totals = sums.pair_over_rows((lambda x: x, around), (jnp.square, around), platform)
   mean, square = (total / x.shape[1] for total in totals)
   var = jnp.maximum(square - jnp.square(mean), 0)
   mean = mean + guess[:, 0]
@@ -96,9 +87,7 @@ def _backward(epsilon, axis_name, platform, saved, cotangents):
   )
   mean_dy = _across(sum_dy / x.shape[1], axis_name)
   mean_dy_unit = _across(sum_dy_unit / x.shape[1], axis_name)
-  dx = (dy - mean_dy[:, None] - unit(wide) * mean_dy_unit[:, None]) * (
-    (inverse * scale)[:, None]
-  )
+  dx = (dy - mean_dy[:, None] - unit(wide) * mean_dy_unit[:, None]) * ((inverse * scale)[:, None])
   dscale = sum_dy_unit.sum(0).astype(scale.dtype)
   return dx.astype(x.dtype), dscale, sum_dy.sum(0).astype(scale.dtype)
 

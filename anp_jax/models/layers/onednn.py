@@ -12,12 +12,8 @@ import jax
 from jax import custom_derivatives
 import jax.numpy as jnp
 
-from anp_jax.models.layers import channelwise
-from anp_jax.models.layers import depthwise
-from anp_jax.models.layers import windows
-from anp_jax.system.onednn import custom_call
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import specs
+from anp_jax.models.layers import channelwise, depthwise, windows
+from anp_jax.system.onednn import custom_call, library, specs
 
 PLATFORM = 'cpu_onednn'
 _FEW_PIXELS = 4
@@ -32,16 +28,10 @@ def takes(x, platform: str) -> bool:
     x: array, or its shape and dtype.
     platform: of the device it is compiled for.
   """
-  return (
-    platform == PLATFORM
-    and x.size > 0
-    and jnp.dtype(x.dtype).name in library.opened().dtypes
-  )
+  return platform == PLATFORM and x.size > 0 and jnp.dtype(x.dtype).name in library.opened().dtypes
 
 
-def takes_convolution(
-  x, kernel, stride: int, pads, platform: str, groups: int = 1
-) -> bool:  # fmt: skip
+def takes_convolution(x, kernel, stride: int, pads, platform: str, groups: int = 1) -> bool:
   """Whether oneDNN computes a convolution; arguments are `convolve`'s.
 
   Of float32 maps of few pixels, whose kernel is larger than they are, XLA
@@ -168,9 +158,7 @@ def takes_convolve_and(x, kernel, after, stride: int, pads) -> bool:
   Its other condition is `takes_convolution`. Arrays may be shapes and dtypes.
   """
   added = x if after.added is None else after.added
-  return x.dtype == added.dtype and custom_call.supports(
-    _spec_and(x, kernel, after, stride, pads)
-  )
+  return x.dtype == added.dtype and custom_call.supports(_spec_and(x, kernel, after, stride, pads))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -269,8 +257,13 @@ def _normalise_backward(epsilon, relu, saved, cotangents):
   dx, dscale, dbias = custom_call.call(
     _norm_spec('backward', x, epsilon, relu),
     (_like(x), _like(mean), _like(mean)),
-    x, mean, var, cotangents[0], scale, *mask,
-  )  # fmt: skip
+    x,
+    mean,
+    var,
+    cotangents[0],
+    scale,
+    *mask,
+  )
   return dx, dscale.sum(0), dbias.sum(0)
 
 

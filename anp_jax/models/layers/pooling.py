@@ -7,13 +7,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import onednn
-from anp_jax.models.layers import windows
+from anp_jax.models.layers import onednn, windows
 
 
-def max_pool(
-  x, window: int = 3, stride: int = 2, padding=1, platform: str = 'cpu'
-):
+def max_pool(x, window: int = 3, stride: int = 2, padding=1, platform: str = 'cpu'):
   """Largest value of each window; of equal ones the first gets the gradient.
 
   Where a window has a NaN its result is NaN, and the gradient may go anywhere.
@@ -34,9 +31,7 @@ def max_pool(
   return nn.max_pool(x, over.shape, (stride, stride), over.pads)
 
 
-def avg_pool(
-  x, window: int = 3, stride: int = 2, padding=0, platform: str = 'cpu'
-):
+def avg_pool(x, window: int = 3, stride: int = 2, padding=0, platform: str = 'cpu'):
   """Mean of each window; padding counts as zeros.
 
   Arguments and result are those of `max_pool`.

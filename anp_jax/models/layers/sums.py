@@ -34,10 +34,7 @@ def over_rows(term: Callable, *arrays, platform: str):
   if slices == 1:
     return term(*arrays).sum(1)
   parts = [a.reshape(groups, slices, -1, a.shape[-1]) for a in arrays]
-  terms = [
-    term(*(lax.index_in_dim(p, i, 1, keepdims=False) for p in parts))
-    for i in range(slices)
-  ]
+  terms = [term(*(lax.index_in_dim(p, i, 1, keepdims=False) for p in parts)) for i in range(slices)]
   return functools.reduce(jnp.add, terms).sum(1)
 
 
@@ -48,10 +45,7 @@ def pair_over_rows(first, second, platform: str):
   sums over all groups from all rows once more, in the next pass over them.
   """
   if platform != 'gpu':
-    return tuple(
-      over_rows(term, *arrays, platform=platform)
-      for term, *arrays in (first, second)
-    )
+    return tuple(over_rows(term, *arrays, platform=platform) for term, *arrays in (first, second))
   terms = tuple(term(*arrays) for term, *arrays in (first, second))
   zeros = tuple(jnp.zeros((), x.dtype) for x in terms)
   return lax.reduce(terms, zeros, lambda x, y: (x[0] + y[0], x[1] + y[1]), [1])

@@ -1,7 +1,6 @@
 """Windows that slide over maps: where they lie, what is in them, and back."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import numbers
 from typing import NamedTuple
@@ -27,9 +26,7 @@ class Windows(NamedTuple):
   pads: Pads
 
 
-def pads(
-  padding: int | str | Sequence, shape: Sequence[int], window, stride: int
-) -> Pads:
+def pads(padding: int | str | Sequence, shape: Sequence[int], window, stride: int) -> Pads:
   """Padding in pixels, from any of the ways to say it.
 
   Args:
@@ -84,19 +81,13 @@ def slices(x, windows: Windows, fill: float) -> list:
   stride = windows.stride
   padded = jnp.pad(x, ((0, 0), *windows.pads, (0, 0)), constant_values=fill)
   return [
-    padded[
-      :,
-      i : i + stride * (rows - 1) + 1 : stride,
-      j : j + stride * (columns - 1) + 1 : stride,
-    ]
+    padded[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
     for i in range(windows.shape[0])
     for j in range(windows.shape[1])
   ]
 
 
-def gather_back(
-  term: Callable, arrays, fills, map_shape, windows: Windows
-) -> jnp.ndarray:
+def gather_back(term: Callable, arrays, fills, map_shape, windows: Windows) -> jnp.ndarray:
   """The transpose of `slices`: adds what each place sends to its pixel.
 
   Pixels of one phase (row and column modulo the stride) get their sums from
@@ -125,31 +116,22 @@ def gather_back(
     max(-(-(n + sum(pad)) // stride), m + d)
     for n, pad, m, d in zip((height, width), windows.pads, out, depth)
   )
-  edges = (
-    (0, 0),
-    (depth[0], rows - out[0]),
-    (depth[1], columns - out[1]),
-    (0, 0),
-  )
-  padded = [
-    jnp.pad(a, edges, constant_values=fill) for a, fill in zip(arrays, fills)
-  ]
+  edges = ((0, 0), (depth[0], rows - out[0]), (depth[1], columns - out[1]), (0, 0))
+  padded = [jnp.pad(a, edges, constant_values=fill) for a, fill in zip(arrays, fills)]
 
   def phase(a, b):
     terms = []
     for i in range(a, window[0], stride):
       for j in range(b, window[1], stride):
         down, right = depth[0] - i // stride, depth[1] - j // stride
-        cuts = [p[:, down : down + rows, right : right + columns]
-                for p in padded]  # fmt: skip
+        cuts = [p[:, down : down + rows, right : right + columns] for p in padded]
         terms.append(term(i, j, *cuts))
     if not terms:  # the stride is larger than the window
       return jnp.zeros((batch, rows, columns, channels), arrays[-1].dtype)
     return functools.reduce(jnp.add, terms)
 
   padded_map = jnp.stack(
-    [jnp.stack([phase(a, b) for b in range(stride)], 3) for a in range(stride)],
-    2,
+    [jnp.stack([phase(a, b) for b in range(stride)], 3) for a in range(stride)], 2
   ).reshape(batch, rows * stride, columns * stride, channels)
   (top, _), (left, _) = windows.pads
   return padded_map[:, top : top + height, left : left + width]

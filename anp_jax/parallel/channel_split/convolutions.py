@@ -43,11 +43,7 @@ def computed_by(handler: Callable, by_channel: Callable | None = None):
     if kernel_makers:
       return following(*arguments, **keywords)
     # Of a grouped one, a feature sees some of the channels.
-    if (
-      isinstance(module, layers.Conv)
-      and method == 'convolve'
-      and module.groups == 1
-    ):
+    if isinstance(module, layers.Conv) and method == 'convolve' and module.groups == 1:
       return _handle(handler, module, *arguments)
     if isinstance(module, nn.Conv) and method == '__call__':
       with _handling(handler, module):
@@ -108,10 +104,16 @@ def find(model, variables, images) -> list[Call]:
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, kernel, y)]
     places[id(y)] = y, len(calls)
     # The first one called reads the images.
-    calls.append(Call(
-      path, convolve, *shapes, reads_images=not calls, gathered=shapes[-1],
-      reads='' if place is None else calls[place].layer,
-    ))  # fmt: skip
+    calls.append(
+      Call(
+        path,
+        convolve,
+        *shapes,
+        reads_images=not calls,
+        gathered=shapes[-1],
+        reads='' if place is None else calls[place].layer,
+      )
+    )
     return y
 
   def follow(function, x, *arguments):
@@ -152,10 +154,7 @@ def _handling(handler, module):
   def convolve(x, kernel, *arguments, feature_group_count=1, **keywords):
     def convolve_on(x, kernel, platform=None):
       del platform  # Flax's is the same on all
-      return general(
-        x, kernel, *arguments, feature_group_count=feature_group_count,
-        **keywords,
-      )  # fmt: skip
+      return general(x, kernel, *arguments, feature_group_count=feature_group_count, **keywords)
 
     if feature_group_count > 1:  # a feature sees some of the channels
       return convolve_on(x, kernel)

@@ -6,9 +6,7 @@ shards of unlike sizes. Optimizer moments and averages lie like their kernel.
 An update leaves the zeros zero, since gradient, weight and moments are.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax import lax

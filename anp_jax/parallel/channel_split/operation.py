@@ -9,8 +9,7 @@ Gradients are by hand: all devices compute the same from a map that is whole,
 and the gradient of a gather would count it once for each device.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 
 import jax
@@ -26,9 +25,7 @@ _AXIS = mesh_lib.MODEL
 _SMALL, _LITTLE = 2**14, 0.1
 
 
-def own_features(
-  convolve: Callable, x, kernel, counts: Sequence[int], *, sums: bool = True
-):
+def own_features(convolve: Callable, x, kernel, counts: Sequence[int], *, sums: bool = True):
   """A convolution's features that this device computes.
 
   Args:
@@ -50,8 +47,7 @@ def own_features(
   devices = lax.axis_size(_AXIS)
   if len(counts) != devices or sum(counts) != kernel.shape[-1]:
     raise ValueError(
-      f'counts {tuple(counts)}: expected {devices} of them, '
-      f'{kernel.shape[-1]} in all'
+      f'counts {tuple(counts)}: expected {devices} of them, {kernel.shape[-1]} in all'
     )
   return _own_features(x, kernel, convolve, tuple(counts), sums)
 
@@ -105,9 +101,7 @@ def join(parts, counts: Sequence[int]):
   Returns:
     (..., channels).
   """
-  return jnp.concatenate(
-    [p[..., :n] for p, n in zip(parts, counts, strict=True) if n], -1
-  )
+  return jnp.concatenate([p[..., :n] for p, n in zip(parts, counts, strict=True) if n], -1)
 
 
 def x_gradient(convolve: Callable, x, kernel, dy):
@@ -182,16 +176,14 @@ def _own_features_backward(convolve, counts, sums, residuals, dy):
 _own_features.defvjp(_own_features_forward, _own_features_backward)
 
 whole.defvjp(
-  lambda part, counts: (whole(part, counts), None),
-  lambda counts, _, dy: (_cut(dy, counts),),
+  lambda part, counts: (whole(part, counts), None), lambda counts, _, dy: (_cut(dy, counts),)
 )
 operand.defvjp(
   lambda part, gathered, counts: (gathered, None),
   lambda counts, _, dx: (_scattered_sum(dx, counts), jnp.zeros_like(dx)),
 )
 own_part.defvjp(
-  lambda x, counts: (own_part(x, counts), None),
-  lambda counts, _, dy: (_gathered(dy, counts),),
+  lambda x, counts: (own_part(x, counts), None), lambda counts, _, dy: (_gathered(dy, counts),)
 )
 
 
@@ -214,19 +206,16 @@ def _scattered_sum(x, counts):
   """
   devices, widest = len(counts), max(counts)
   ends = np.cumsum(counts).tolist()
-  for_each = jnp.stack([
-    _padded(x[..., end - n : end], 0, widest)
-    for end, n in zip(ends, counts, strict=True)
-  ])  # fmt: skip
+  for_each = jnp.stack(
+    [_padded(x[..., end - n : end], 0, widest) for end, n in zip(ends, counts, strict=True)]
+  )
   if _is_padded(for_each[0], counts):
     parts = lax.all_to_all(for_each, _AXIS, 0, 0)
   else:
     me = lax.axis_index(_AXIS)
     parts = [lax.dynamic_index_in_dim(for_each, me, keepdims=False)]
     for step in range(1, devices):
-      part = lax.dynamic_index_in_dim(
-        for_each, (me + step) % devices, keepdims=False
-      )
+      part = lax.dynamic_index_in_dim(for_each, (me + step) % devices, keepdims=False)
       received = [counts[(k + step) % devices] for k in range(devices)]
       parts.append(_rotated(part, received, step))
     parts = jnp.stack(parts)
@@ -263,18 +252,14 @@ def _rotated(part, sent, step):
 def _cut(x, counts):
   """This device's channels of x (..., channels), and zeros: (..., widest)."""
   widest = max(counts)
-  return _switch(
-    counts, lambda cut: lambda x: _padded(x[..., cut], 0, widest), x
-  )
+  return _switch(counts, lambda cut: lambda x: _padded(x[..., cut], 0, widest), x)
 
 
 def _switch(counts, branch, *operands):
   """Calls this device's branch, made by `branch` from its channels' slice."""
   ends = np.cumsum(counts).tolist()
   cuts = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
-  return lax.switch(
-    lax.axis_index(_AXIS), [branch(cut) for cut in cuts], *operands
-  )
+  return lax.switch(lax.axis_index(_AXIS), [branch(cut) for cut in cuts], *operands)
 
 
 def _padded(x, start, width):

@@ -23,10 +23,7 @@ class Parts:
     # of it; how many each device has.
     self._parts = {}
 
-  def convolve(
-    self, convolve: Callable, x, kernel, counts: tuple[int, ...], *,
-    sums: bool = True,
-  ):  # fmt: skip
+  def convolve(self, convolve: Callable, x, kernel, counts: tuple[int, ...], *, sums: bool = True):
     """Convolves; each device computes its features, and gets all.
 
     Arguments are those of `operation.own_features`.
@@ -35,9 +32,7 @@ class Parts:
     if entry:
       gathered, part, channels = entry
       x = operation.operand(part, lax.stop_gradient(gathered), channels)
-    part = operation.own_features(
-      convolve, x, kernel, counts, sums=sums and entry is None
-    )
+    part = operation.own_features(convolve, x, kernel, counts, sums=sums and entry is None)
     return self._whole(part, counts)
 
   def apply(self, function: Callable, x, *arguments):

@@ -1,8 +1,6 @@
 """Which convolutions are split, and how many features each device computes."""
 
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 import math
 import re
 
@@ -35,9 +33,7 @@ class Shares:
     self._shares = tuple(shares)
     self._layers = re.compile(layers)
 
-  def counts(
-    self, layer: str, features: int, devices: int
-  ) -> tuple[int, ...] | None:
+  def counts(self, layer: str, features: int, devices: int) -> tuple[int, ...] | None:
     """Features of each device; None for a layer that is not split."""
     if devices == 1 or not self._layers.search(layer):
       return None
@@ -57,18 +53,14 @@ class Plan:
     """Copies the features of each device, or BATCH, by layer; or the ROWS."""
     self.rows = tuple(divisions.get(ROWS, ()))
     self.layers = tuple(layer for layer in divisions if layer != ROWS)
-    self._counts = {
-      k: tuple(divisions[k]) for k in self.layers if divisions[k] != BATCH
-    }
+    self._counts = {k: tuple(divisions[k]) for k in self.layers if divisions[k] != BATCH}
     self.by_batch = frozenset(self.layers) - frozenset(self._counts)
 
   def of(self, layer: str) -> tuple[int, ...]:
     """Features of each device, of a layer that is split."""
     return self._counts[layer]
 
-  def counts(
-    self, layer: str, features: int, devices: int
-  ) -> tuple[int, ...] | None:
+  def counts(self, layer: str, features: int, devices: int) -> tuple[int, ...] | None:
     """Features of each device; None for a layer that is not split.
 
     Raises:
@@ -110,9 +102,7 @@ def parse(text: str) -> Plan:
         f"'conv1={BATCH}; conv2=1000,500', each layer once, one such as "
         f"'{ROWS}=40,24', {NOTHING!r} or {APART!r}"
       )
-    divisions[layer] = (
-      BATCH if numbers == BATCH else tuple(map(int, numbers.split(',')))
-    )
+    divisions[layer] = BATCH if numbers == BATCH else tuple(map(int, numbers.split(',')))
   return Plan(divisions)
 
 

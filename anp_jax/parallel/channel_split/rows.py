@@ -14,9 +14,7 @@ once for each of them, so a device's loss counts for its share, `shared`: then
 gradients of weights are sums over the devices, before and after the place.
 """
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 import contextlib
 
 from flax import linen as nn
@@ -119,8 +117,7 @@ def checked(rows: Rows):
   except (TypeError, ValueError) as error:
     reason = str(error).strip().splitlines()[0]
     raise config_lib.ConfigError(
-      'config.strategy.plan: the network cannot divide its batch like that: '
-      f'{reason}'
+      f'config.strategy.plan: the network cannot divide its batch like that: {reason}'
     ) from error
 
 
@@ -157,9 +154,7 @@ def computed(compute: Callable, batch, counts: Sequence[int]):
       if not size:
         shapes = jax.eval_shape(compute, batch)
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-      return compute(
-        jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, begin, size), batch)
-      )
+      return compute(jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, begin, size), batch))
 
     return compute_rows
 
@@ -210,9 +205,7 @@ def _split_operand_backward(_, dy):
 
 shared.defvjp(lambda x: (shared(x), None), lambda _, dy: (share(dy),))
 _operand.defvjp(lambda *args: (_operand(*args), None), _operand_backward)
-_split_operand.defvjp(
-  lambda *args: (_split_operand(*args), None), _split_operand_backward
-)
+_split_operand.defvjp(lambda *args: (_split_operand(*args), None), _split_operand_backward)
 
 
 def _gathered(part):

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import buckets
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.parallel.channel_split import convolutions
-from anp_jax.parallel.channel_split import kernels
-from anp_jax.parallel.channel_split import operation
-from anp_jax.parallel.channel_split import parts
-from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.parallel.channel_split import rows as rows_lib
+from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib
+from anp_jax.parallel.channel_split import (
+  convolutions,
+  kernels,
+  operation,
+  parts,
+  plan as plan_lib,
+  rows as rows_lib,
+)
 from anp_jax.parallel.sync import step as sync
 
 
@@ -160,15 +160,11 @@ class ChannelSplitStep(sync.SyncStep):
       x if n is None else self._unshared(operation.own_part(x, n))
       for n, (_, x) in zip(counts, leaves, strict=True)
     ]
-    summed, extras = super().reduce(
-      tree.unflatten(local), self._local_extras(*extras)
-    )
+    summed, extras = super().reduce(tree.unflatten(local), self._local_extras(*extras))
     summed = jax.tree.leaves(summed)
     extras, extras_tree = jax.tree.flatten(extras)
     # In the dtype and the buckets that the config names, like `SyncStep`.
-    wires = [
-      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in summed
-    ]
+    wires = [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in summed]
     if self._apart:
       extras = self._sums(extras)
     else:
@@ -213,10 +209,7 @@ class ChannelSplitStep(sync.SyncStep):
         return convolve(x, kernel)
       return maps.convolve(convolve, x, kernel, counts, sums=not is_summed)
 
-    with (
-      rows_lib.checked(rows),
-      convolutions.computed_by(convolve_split, maps.apply),
-    ):
+    with rows_lib.checked(rows), convolutions.computed_by(convolve_split, maps.apply):
       yield
 
   def _join_fn(self, abstract_tree):
@@ -284,9 +277,8 @@ class ChannelSplitStep(sync.SyncStep):
   def _sums(self, arrays):
     """Sums over 'model', in few and large collectives."""
     sums = buckets.fused(
-      lambda x: lax.psum(x, mesh_lib.MODEL), [x.ravel() for x in arrays],
-      self._size,
-    )  # fmt: skip
+      lambda x: lax.psum(x, mesh_lib.MODEL), [x.ravel() for x in arrays], self._size
+    )
     return [s.reshape(x.shape) for s, x in zip(sums, arrays, strict=True)]
 
 

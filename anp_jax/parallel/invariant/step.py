@@ -141,9 +141,8 @@ def check(config, devices: int, platform: str) -> None:
     )
   for key, value, expected in (
     ('accumulate', config.accumulate, 1),
-    ('strategy.reduce_dtype', config.strategy.reduce_dtype,
-     config.model.param_dtype),
-  ):  # fmt: skip
+    ('strategy.reduce_dtype', config.strategy.reduce_dtype, config.model.param_dtype),
+  ):
     if value != expected:
       raise config_lib.ConfigError(
         f'config.{key}={value!r}: expected {expected!r} with '

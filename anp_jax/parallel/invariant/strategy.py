@@ -1,8 +1,6 @@
 """The strategy `invariant`: what it promises and refuses; see its step."""
 
-from anp_jax.config import keys
-from anp_jax.config import rules
-from anp_jax.config import strategy
+from anp_jax.config import keys, rules, strategy
 from anp_jax.parallel.sync import strategy as sync
 
 
@@ -17,22 +15,22 @@ class Invariant(sync.Sync):
   def default_config(self):
     """What decides the bits."""
     return {
-      'logical_shards': keys.integer(
-        8, 'parts of the batch, each summed by itself', at_least=2,
-      ),
+      'logical_shards': keys.integer(8, 'parts of the batch, each summed by itself', at_least=2),
       'threads': keys.integer(
-        2, "of a process's CPU pool: they decide its bits",
-        at_least=1, at_most=4096,
+        2, "of a process's CPU pool: they decide its bits", at_least=1, at_most=4096
       ),
-    }  # fmt: skip
+    }
 
   def check(self, config):
     """Refuses a batch that depends on the number of devices."""
     rules.check(
-      config['batch_size'], 'batch_size', 0, 'a number of images where '
+      config['batch_size'],
+      'batch_size',
+      0,
+      'a number of images where '
       'strategy.name is invariant: batch_size_per_device makes the batch '
       'depend on the number of devices',
-    )  # fmt: skip
+    )
 
   def xla_settings(self, config):
     """Deterministic operations, and a CPU pool of the config's size."""
@@ -52,9 +50,7 @@ class Invariant(sync.Sync):
   def batch_division(self, config, devices):
     """Logical shards, computed one after another on each device."""
     shards = config.strategy.logical_shards
-    return strategy.BatchDivision(
-      shards, 1, f'config.strategy.logical_shards={shards}'
-    )
+    return strategy.BatchDivision(shards, 1, f'config.strategy.logical_shards={shards}')
 
   def eval_parts(self, config, devices):
     """The logical shards, on any number of devices."""

@@ -89,7 +89,7 @@ def share(config, batch_size: int, examples: int) -> float:
   phases = durations.staircase(s.period, batch_size, examples)
   total = max(1, config_lib.steps(config.duration, batch_size, examples))
   ends = [start for start, _ in phases[1:]] + [total]
-  return sum(
-    max(0, min(end, total) - start) / period
-    for (start, period), end in zip(phases, ends)
-  ) / total  # fmt: skip
+  return (
+    sum(max(0, min(end, total) - start) / period for (start, period), end in zip(phases, ends))
+    / total
+  )

@@ -13,16 +13,13 @@ one after another, so that a run restores on fewer devices than groups.
 """
 
 import functools
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.parallel import buckets
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.local import exchanges
 from anp_jax.parallel.sync import step as sync
 
@@ -63,9 +60,7 @@ class LocalStep(sync.SyncStep):
     """(weights) -> a new state, in which all groups are alike."""
     copies = functools.partial(_copies, self._config.groups)
     # A copy: one buffer must not be donated twice.
-    return lambda weights=(): self._state(
-      init(weights), copies, jnp.array, jnp.zeros_like
-    )
+    return lambda weights=(): self._state(init(weights), copies, jnp.array, jnp.zeros_like)
 
   def abstract_state(self, abstract_single):
     """The abstract state of all groups, from that of one network."""
@@ -73,9 +68,7 @@ class LocalStep(sync.SyncStep):
     def copies(s):
       spec = P(mesh_lib.GROUP, *s.sharding.spec)
       return jax.ShapeDtypeStruct(
-        (self._config.groups, *s.shape),
-        s.dtype,
-        sharding=jax.NamedSharding(s.sharding.mesh, spec),
+        (self._config.groups, *s.shape), s.dtype, sharding=jax.NamedSharding(s.sharding.mesh, spec)
       )
 
     return self._state(abstract_single, copies, lambda s: s, lambda s: s)
@@ -116,16 +109,12 @@ class LocalStep(sync.SyncStep):
 
     Arguments and result are those of `sync.step.SyncStep.wrap_update`.
     """
-    axes = state_lib.TrainState(
-      step=None, params=0, stats=0, opt_state=0, average=0
-    )
+    axes = state_lib.TrainState(step=None, params=0, stats=0, opt_state=0, average=0)
     update_groups = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
     abstract_state = self.abstract_state(abstract_single)
     replicated = mesh_lib.replicated(_mesh(abstract_single))
     rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
-    exchange = self._on_each_device(
-      self._exchanged, (abstract_state, rate), abstract_state
-    )
+    exchange = self._on_each_device(self._exchanged, (abstract_state, rate), abstract_state)
 
     def update_and_exchange(state, reduced):
       groups, outer = state.opt_state
@@ -133,9 +122,8 @@ class LocalStep(sync.SyncStep):
       state, values = update_groups(state.replace(opt_state=groups), reduced)
       state = state.replace(opt_state=OptState(state.opt_state, outer))
       state = lax.cond(
-        self._is_due(state.step), exchange, lambda state, _: state,
-        state, values[0, _LEARNING_RATE],
-      )  # fmt: skip
+        self._is_due(state.step), exchange, lambda state, _: state, state, values[0, _LEARNING_RATE]
+      )
       # Some numbers of each group, once around.
       numbers = jnp.concatenate([values, weight[:, None]], axis=1)
       numbers = lax.with_sharding_constraint(numbers, replicated)
@@ -151,9 +139,7 @@ class LocalStep(sync.SyncStep):
 
     mean = jax.jit(
       self._on_each_device(
-        self._mean,
-        (trees(self.abstract_state(abstract_single)),),
-        trees(abstract_single),
+        self._mean, (trees(self.abstract_state(abstract_single)),), trees(abstract_single)
       )
     )
 
@@ -170,9 +156,7 @@ class LocalStep(sync.SyncStep):
   def _exchanged(self, state, rate):
     """One device's part of the state after an exchange at a learning rate."""
     groups, outer = state.opt_state
-    common = {
-      'params': state.params, 'stats': state.stats, 'average': state.average
-    }  # fmt: skip
+    common = {'params': state.params, 'stats': state.stats, 'average': state.average}
     if self._config.moments == 'average':
       common['opt_state'] = groups
     common = self._mean(common)
@@ -195,37 +179,31 @@ class LocalStep(sync.SyncStep):
     moved = jax.tree.map(jnp.subtract, old, mean)
     if self._config.outer == 'nesterov':
       momentum = jax.tree.map(lambda m, g: keep * m + g, momentum, moved)
-      weights = jax.tree.map(
-        lambda w, m, g: w - outer_rate * (keep * m + g), old, momentum, moved
-      )
+      weights = jax.tree.map(lambda w, m, g: w - outer_rate * (keep * m + g), old, momentum, moved)
     else:
       inverse = jnp.where(rate > 0, 1 / rate, 0)
-      momentum = jax.tree.map(
-        lambda m, g: keep * m + inverse.astype(g.dtype) * g, momentum, moved
-      )
+      momentum = jax.tree.map(lambda m, g: keep * m + inverse.astype(g.dtype) * g, momentum, moved)
       # With a rate of 0 the steps before it would be lost.
       weights = jax.tree.map(
-        lambda w, m, x: jnp.where(
-          rate > 0, w - outer_rate * (rate.astype(m.dtype) * m), x
-        ),
-        old, momentum, mean,
-      )  # fmt: skip
+        lambda w, m, x: jnp.where(rate > 0, w - outer_rate * (rate.astype(m.dtype) * m), x),
+        old,
+        momentum,
+        mean,
+      )
     return weights, {'weights': weights, 'momentum': momentum}
 
   def _mean(self, tree):
     """Over groups; of integers, which count alike in all of them, the most."""
     leaves, treedef = jax.tree.flatten(tree)
     kinds = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
-    sums = iter(buckets.fused(
-      self._over_groups,
-      [x.sum(0).ravel() for x, real in zip(leaves, kinds) if real],
-      self._size,
-    ))  # fmt: skip
+    sums = iter(
+      buckets.fused(
+        self._over_groups, [x.sum(0).ravel() for x, real in zip(leaves, kinds) if real], self._size
+      )
+    )
     count = self._config.groups
     return treedef.unflatten(
-      next(sums).reshape(x.shape[1:]) / count
-      if real
-      else lax.pmax(x.max(0), mesh_lib.GROUP)
+      next(sums).reshape(x.shape[1:]) / count if real else lax.pmax(x.max(0), mesh_lib.GROUP)
       for x, real in zip(leaves, kinds)
     )
 
@@ -239,9 +217,12 @@ class LocalStep(sync.SyncStep):
       return jax.tree.map(lambda s: s.sharding.spec, tree)
 
     return jax.shard_map(
-      function, mesh=_mesh(arguments), in_specs=specs(arguments),
-      out_specs=specs(result), check_vma=False,
-    )  # fmt: skip
+      function,
+      mesh=_mesh(arguments),
+      in_specs=specs(arguments),
+      out_specs=specs(result),
+      check_vma=False,
+    )
 
 
 def _copies(count, x):

@@ -1,9 +1,7 @@
 """The strategy `local`: its groups of devices; see its step."""
 
 from anp_jax import config as config_lib
-from anp_jax.config import keys
-from anp_jax.config import simulation_keys
-from anp_jax.config import strategy
+from anp_jax.config import keys, simulation_keys, strategy
 from anp_jax.parallel.sync import strategy as sync
 
 
@@ -18,8 +16,7 @@ class Local(sync.Sync):
     """The groups, and when and how they exchange weights."""
     return {
       'groups': keys.integer(
-        2, 'groups of neighbouring devices; one device may also have several',
-        above=0,
+        2, 'groups of neighbouring devices; one device may also have several', above=0
       ),
       'period': keys.staircase(
         '8', "steps between exchanges; '1,8@1000 steps': 8 after 1000 steps"
@@ -28,24 +25,20 @@ class Local(sync.Sync):
         0, 'of an exchange after a step; 0: by period', at_least=0, at_most=1
       ),
       'outer': keys.text(
-        'average', "what groups go on from; nesterov: DiLoCo's momentum, "
-        "momentum: SlowMo's", ('average', 'nesterov', 'momentum'),
+        'average',
+        "what groups go on from; nesterov: DiLoCo's momentum, momentum: SlowMo's",
+        ('average', 'nesterov', 'momentum'),
       ),
       'outer_learning_rate': keys.number(
-        0.7, 'for nesterov and momentum; 1 without momentum is the average',
-        above=0,
+        0.7, 'for nesterov and momentum; 1 without momentum is the average', above=0
       ),
-      'outer_momentum': keys.number(
-        0.9, 'for nesterov and momentum', at_least=0, below=1
-      ),
-      'moments': keys.text(
-        'keep', "a group's optimizer state in an exchange", ('keep', 'average')
-      ),
+      'outer_momentum': keys.number(0.9, 'for nesterov and momentum', at_least=0, below=1),
+      'moments': keys.text('keep', "a group's optimizer state in an exchange", ('keep', 'average')),
       **super().default_config(),
       'simulate.exchange_seconds': simulation_keys.seconds(
         'of an exchange of weights between groups'
       ),
-    }  # fmt: skip
+    }
 
   def check(self, config):
     """Refuses simulated workers that divide neither the batch nor groups."""
@@ -72,10 +65,10 @@ class Local(sync.Sync):
     if groups <= devices:
       return super().batch_division(config, devices)
     return strategy.BatchDivision(
-      groups * config.accumulate, groups,
-      f'config.strategy.groups={groups} x config.accumulate='
-      f'{config.accumulate}',
-    )  # fmt: skip
+      groups * config.accumulate,
+      groups,
+      f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
+    )
 
   def in_steps(self, spec):
     """The config, with the starts of its periods in steps."""
@@ -98,6 +91,5 @@ class Local(sync.Sync):
     from anp_jax.parallel.local import exchanges
 
     return simulated_clock.SimulatedClock(
-      spec.config, s.groups, exchanges.on_host(self.in_steps(spec)),
-      s.simulate.exchange_seconds,
-    )  # fmt: skip
+      spec.config, s.groups, exchanges.on_host(self.in_steps(spec)), s.simulate.exchange_seconds
+    )

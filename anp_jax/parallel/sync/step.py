@@ -6,9 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.parallel import buckets
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib
 
 _MEGABYTE = 10**6
 
@@ -84,9 +82,7 @@ class SyncStep:
       return compute(batch)
     micro_batches = split(batch, self._accumulate)
     first = jax.tree.map(lambda x: x[0], micro_batches)
-    zeros = jax.tree.map(
-      lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, first)
-    )
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, first))
     totals, _ = lax.scan(
       lambda total, micro: (jax.tree.map(jnp.add, total, compute(micro)), None),
       zeros,
@@ -107,23 +103,18 @@ class SyncStep:
     """
     leaves = self._tree.flatten_up_to(gradients)
     # A float64 run is there to be exact: its sums are never narrowed.
-    wires = [
-      x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in leaves
-    ]
+    wires = [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in leaves]
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
       undivided = [i for i in self._backward if self._axes[i] < 0]
       rest, tree = jax.tree.flatten(extras)
       sums = buckets.fused(
-        self._sum,
-        [self._flat(x) for x in ([wires[i] for i in undivided] + rest)],
-        self._size,
+        self._sum, [self._flat(x) for x in ([wires[i] for i in undivided] + rest)], self._size
       )
       for i, total in zip(undivided, sums, strict=False):
         wires[i] = self._shaped(total, wires[i])
       extras = tree.unflatten(
-        self._shaped(total, x)
-        for total, x in zip(sums[len(undivided) :], rest, strict=True)
+        self._shaped(total, x) for total, x in zip(sums[len(undivided) :], rest, strict=True)
       )
       divided = [i for i in self._backward if self._axes[i] >= 0]
       firsts = [jnp.moveaxis(wires[i], self._axes[i], 0) for i in divided]
@@ -200,9 +191,8 @@ class SyncStep:
       `state.SavedForm`.
     """
     return state_lib.SavedForm(
-      self.abstract_state(abstract_single), lambda state: state,
-      lambda state: state,
-    )  # fmt: skip
+      self.abstract_state(abstract_single), lambda state: state, lambda state: state
+    )
 
   def _sum(self, x):
     return lax.psum(x, self._summed)
@@ -218,9 +208,7 @@ class SyncStep:
 
 def split(batch, count: int):
   """The batch's arrays (n, ...) as (count, n / count, ...)."""
-  return jax.tree.map(
-    lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch
-  )
+  return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
 
 
 def _divided_axis(spec):

@@ -1,7 +1,6 @@
 """The strategy `sync`; see its step."""
 
-from anp_jax.config import simulation_keys
-from anp_jax.config import strategy
+from anp_jax.config import simulation_keys, strategy
 
 
 class Sync(strategy.Strategy):

@@ -30,14 +30,14 @@ def confusion(path: str, part: results_lib.Part) -> None:
   names = [drawing.shortened(part.names[i], _NAME) for i in chosen]
   side = 0.24 * k if k > _NUMBERED else 0.4 * k
   longest = 0.075 * max(map(len, names))
-  with drawing.figure(path, max(side, 3) + longest + 1.6, max(side, 3)
-                      + longest + 0.9, 110) as figure:  # fmt: skip
+  with drawing.figure(
+    path, max(side, 3) + longest + 1.6, max(side, 3) + longest + 0.9, 110
+  ) as figure:
     axis = figure.subplots()
     title = f'{part.plural.capitalize()}: true and predicted'
     if k < len(part.names):
       title += (
-        f'\nthe {k} of {len(part.names)} with the most errors, those that are '
-        'confused side by side'
+        f'\nthe {k} of {len(part.names)} with the most errors, those that are confused side by side'
       )
     axis.set_title(title)
     drawn = axis.imshow(shares, 'Blues', vmin=0, vmax=1)
@@ -53,9 +53,14 @@ def confusion(path: str, part: results_lib.Part) -> None:
       for row, column in np.argwhere(counts > 0):
         share = shares[row, column]
         axis.text(
-          column, row, f'{100 * share:.0f}', ha='center', va='center',
-          fontsize=8, color='white' if share > 0.55 else drawing.INK,
-        )  # fmt: skip
+          column,
+          row,
+          f'{100 * share:.0f}',
+          ha='center',
+          va='center',
+          fontsize=8,
+          color='white' if share > 0.55 else drawing.INK,
+        )
     bar = figure.colorbar(drawn, shrink=0.6, aspect=30)
     drawing.percent(bar.ax.yaxis)
     bar.set_label(f"share of the {part.name}'s examples")
@@ -69,9 +74,7 @@ def shown(part: results_lib.Part, most: int = MOST) -> np.ndarray:
   with the most errors, made and suffered, each next to one that it is confused
   with.
   """
-  everything = np.flatnonzero(
-    part.counts + np.bincount(part.predicted, minlength=len(part.names))
-  )
+  everything = np.flatnonzero(part.counts + np.bincount(part.predicted, minlength=len(part.names)))
   if len(everything) <= most:
     return everything
   errors = np.zeros(len(part.names), np.int64)
@@ -99,18 +102,13 @@ def calibration(path: str, parts: tuple[results_lib.Part, ...]) -> None:
   """Draws accuracy over confidence, with how many examples there are."""
   count = len(parts)
   with drawing.figure(path, 4.3 * count, 5.2) as figure:
-    axes = figure.subplots(
-      2, count, squeeze=False, sharex=True, height_ratios=(3.2, 1)
-    )
+    axes = figure.subplots(2, count, squeeze=False, sharex=True, height_ratios=(3.2, 1))
     for column, part in zip(axes.T, parts):
       _calibration(*column, part)
     axes[0, 0].set_ylabel('accuracy')
     axes[1, 0].set_ylabel('examples')
     # Within a panel it would lie over the bars.
-    figure.legend(
-      *axes[0, 0].get_legend_handles_labels(), loc='outside lower center',
-      ncols=2,
-    )  # fmt: skip
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
 
 
 def _calibration(axis, below, part):
@@ -118,14 +116,17 @@ def _calibration(axis, below, part):
   bins = len(bars.counts)
   places, width = (np.arange(bins) + 0.5) / bins, 0.92 / bins
   axis.set_title(f'{part.plural.capitalize()}: ECE {100 * bars.error:.1f}%')
-  axis.bar(places, np.nan_to_num(bars.accuracies), width,
-           color=drawing.BLUE, label='accuracy')  # fmt: skip
+  axis.bar(places, np.nan_to_num(bars.accuracies), width, color=drawing.BLUE, label='accuracy')
   axis.plot((0, 1), (0, 1), color=drawing.GREY, linewidth=1, linestyle='--')
   filled = bars.counts > 0
   axis.plot(
-    places[filled], bars.confidences[filled], 'o', color=drawing.ORANGE,
-    markersize=4, label='mean confidence',
-  )  # fmt: skip
+    places[filled],
+    bars.confidences[filled],
+    'o',
+    color=drawing.ORANGE,
+    markersize=4,
+    label='mean confidence',
+  )
   axis.set_xlim(0, 1)
   axis.set_ylim(0, 1.02)
   below.bar(places, bars.counts, width, color=drawing.GREY)
@@ -149,9 +150,7 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
     axis = figure.subplots()
     drawing.percent(axis.yaxis)
     if images.min() == images.max():
-      axis.set_title(
-        f'Accuracy of the classes, each with {images[0]:,} training images'
-      )
+      axis.set_title(f'Accuracy of the classes, each with {images[0]:,} training images')
       ranked = np.sort(recalls)[::-1]
       axis.plot(np.arange(1, len(ranked) + 1), ranked, 'o-', color=drawing.BLUE)
       drawing.counts(axis.xaxis)
@@ -160,12 +159,10 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
       axis.set_title('Accuracy by size of the class')
       # 0 has no place on a log axis: half an image stands for it.
       x = np.maximum(images, 0.5)
-      axis.plot(x, recalls, 'o', color=drawing.BLUE, alpha=0.5, label='a class',
-                markeredgewidth=0)  # fmt: skip
+      axis.plot(x, recalls, 'o', color=drawing.BLUE, alpha=0.5, label='a class', markeredgewidth=0)
       axis.plot(
-        *_means(x, recalls), 's-', color=drawing.ORANGE,
-        label='mean of the classes of like size',
-      )  # fmt: skip
+        *_means(x, recalls), 's-', color=drawing.ORANGE, label='mean of the classes of like size'
+      )
       _size_axis(axis, x)
       axis.set_xlabel('training images of the class')
       axis.legend()

@@ -5,11 +5,8 @@ import csv
 import os
 import shutil
 
-from anp_jax.reporting.analysis import figures
-from anp_jax.reporting.analysis import page
-from anp_jax.reporting.analysis import pictures
-from anp_jax.system import files
-from anp_jax.system import untrusted_text
+from anp_jax.reporting.analysis import figures, page, pictures
+from anp_jax.system import files, untrusted_text
 
 
 def write(folder: str, config, source, results, facts: dict) -> dict:
@@ -42,9 +39,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     choice = pictures.choose(results)
     images = pictures.read(config, source, choice.indices)
     if choice.pairs:
-      pictures.pairs(
-        place('pairs', 'confused_pairs.png'), results, choice, images
-      )
+      pictures.pairs(place('pairs', 'confused_pairs.png'), results, choice, images)
     if choice.right or choice.wrong:
       pictures.sheet(place('examples', 'examples.png'), results, choice, images)
     evaluation['examples'] = pictures.save(
@@ -54,9 +49,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     [first.names[label], first.names[predicted], count]
     for label, predicted, count in first.confusions[:20]
   ]
-  files.write_atomic(
-    os.path.join(folder, page.PAGE), page.text(evaluation, results)
-  )
+  files.write_atomic(os.path.join(folder, page.PAGE), page.text(evaluation, results))
   # Last, so that a folder with scores is whole.
   files.write_json(os.path.join(folder, page.SCORES), evaluation)
   return evaluation
@@ -69,10 +62,7 @@ def _write_tables(place, source, results):
   # The columns of an example that could be read.
   index = int(results.rows['weight'].argmax())
   columns = list(_prediction(results, index, ''))
-  _write_csv(
-    place('predictions', 'predictions.csv'), columns,
-    _predictions(source, results),
-  )  # fmt: skip
+  _write_csv(place('predictions', 'predictions.csv'), columns, _predictions(source, results))
 
 
 def _write_figures(place, results):
@@ -108,10 +98,7 @@ def _prediction(results, i, where):
     'probability_of_label': _rounded(rows['own'][i]),
     'loss': _rounded(rows['loss'][i]),
   }
-  for name, words in (
-    ('adjective', vocabulary.adjectives),
-    ('noun', vocabulary.nouns),
-  ):
+  for name, words in (('adjective', vocabulary.adjectives), ('noun', vocabulary.nouns)):
     if name in rows:
       row[name] = words[rows[name][i]]
       row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
@@ -140,9 +127,7 @@ def _cell(value):
 def _write_csv(path, columns, rows):
   """Writes a CSV file; a missing value is an empty cell."""
   # A file's name that is not UTF-8 holds surrogates.
-  with open(
-    path, 'w', newline='', encoding='utf-8', errors='backslashreplace'
-  ) as f:
+  with open(path, 'w', newline='', encoding='utf-8', errors='backslashreplace') as f:
     writer = csv.DictWriter(f, columns, lineterminator='\n')
     writer.writeheader()
     # One at a time: a million images would be gigabytes of rows.

@@ -3,8 +3,7 @@
 import os
 
 from anp_jax.data import vocabulary
-from anp_jax.system import files
-from anp_jax.system import markdown
+from anp_jax.system import files, markdown
 from anp_jax.training import metric_labels
 
 FOLDER = 'evaluation'  # in a workdir, with a folder for each
@@ -13,7 +12,8 @@ SCORES, PAGE, EXAMPLES = 'scores.json', 'evaluation.md', 'examples'
 _EACH = 10  # classes in the tables of the best and the worst
 
 LABELS = {
-  'macro_accuracy': 'macro accuracy', 'ece': 'calibration error',
+  'macro_accuracy': 'macro accuracy',
+  'ece': 'calibration error',
   'adjective_macro_accuracy': 'adjective, macro',
   'adjective_ece': 'adjective, calibration error',
   'noun_macro_accuracy': 'noun, macro',
@@ -21,7 +21,7 @@ LABELS = {
   'seen_classes': 'classes trained on',
   'held_out_classes': 'classes held out',
   'held_out_among_themselves': 'held out, among themselves',
-}  # fmt: skip
+}
 
 _FIGURES = (
   ('confusion_classes', 'Confusion of classes'),
@@ -82,13 +82,12 @@ def text(evaluation: dict, results) -> str:
   blocks = [
     f'# {markdown.escape(evaluation["data"])}',
     f'{what}, {images}'
-    + (f'; {evaluation["damaged"]:,} of them could not be read'
-       if evaluation['damaged'] else ''),
+    + (f'; {evaluation["damaged"]:,} of them could not be read' if evaluation['damaged'] else ''),
     markdown.table([('', ''), *lines(evaluation['scores'])]),
     'Macro accuracy is the mean of the accuracies of the classes, whatever '
     'their sizes. The calibration error (ECE) is the mean distance between '
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
-  ]  # fmt: skip
+  ]
   if evaluation['confusions']:
     blocks += ['## Most confused', confusions(evaluation['confusions'])]
   blocks += _best_and_worst(results)
@@ -98,8 +97,7 @@ def text(evaluation: dict, results) -> str:
   for title, file in drawings:
     blocks += [f'## {title}', f'![{title}]({file})']
   blocks.append(
-    'All classes: [classes.csv](classes.csv). All images: '
-    '[predictions.csv](predictions.csv).'
+    'All classes: [classes.csv](classes.csv). All images: [predictions.csv](predictions.csv).'
   )
   return '\n\n'.join(blocks) + '\n'
 
@@ -112,18 +110,31 @@ def _best_and_worst(results):
   head = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
 
   def table(chosen):
-    return markdown.table([head, *(
-      (r['class'], str(r['images']), _percent(r['top1']), _percent(r['top5']),
-       _percent(r['precision']), r['most_confused_with'])
-      for r in chosen
-    )])  # fmt: skip
+    return markdown.table(
+      [
+        head,
+        *(
+          (
+            r['class'],
+            str(r['images']),
+            _percent(r['top1']),
+            _percent(r['top5']),
+            _percent(r['precision']),
+            r['most_confused_with'],
+          )
+          for r in chosen
+        ),
+      ]
+    )
 
   if len(rows) <= 2 * _EACH:
     return ['## Classes, the hardest first', table(rows)]
   return [
-    f'## The {_EACH} hardest classes', table(rows[:_EACH]),
-    f'## The {_EACH} easiest classes', table(rows[: -_EACH - 1 : -1]),
-  ]  # fmt: skip
+    f'## The {_EACH} hardest classes',
+    table(rows[:_EACH]),
+    f'## The {_EACH} easiest classes',
+    table(rows[: -_EACH - 1 : -1]),
+  ]
 
 
 def _percent(value):

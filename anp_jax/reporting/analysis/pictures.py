@@ -6,8 +6,7 @@ import os
 import numpy as np
 from PIL import Image
 
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import pipeline
+from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.reporting.analysis import results as results_lib
 from anp_jax.system import drawing
 
@@ -17,10 +16,7 @@ _EXAMPLES = 12  # right ones, and as many wrong ones
 _SMALL, _LARGE = 72, 112  # pixels of an image on the sheet: at least, at most
 _BETWEEN = 12  # pixels between the confused ones and those of the other name
 _NAME = 24  # letters of a name above images
-_RIGHT, _WRONG_NAME = (
-  '✓ {}',
-  '✗ predicted {}',
-)  # told apart without their colours
+_RIGHT, _WRONG_NAME = ('✓ {}', '✗ predicted {}')  # told apart without their colours
 
 _PAIRS_TITLE = [
   'Most confused pairs',
@@ -64,8 +60,7 @@ def choose(results: results_lib.Results) -> Choice:
   wrong = by_confidence[~part.hits[by_confidence]]
   right = np.flatnonzero(part.hits)
   count = min(_EXAMPLES, len(right))
-  right = right[(np.arange(count) + 0.5).astype(int) * len(right) // max(
-    count, 1)]  # fmt: skip
+  right = right[(np.arange(count) + 0.5).astype(int) * len(right) // max(count, 1)]
   pairs = []
   for label, predicted, times in part.confusions[:_PAIRS]:
     is_confused = (part.labels == label) & (part.predicted == predicted)
@@ -76,18 +71,14 @@ def choose(results: results_lib.Results) -> Choice:
     if not len(examples):
       examples = np.flatnonzero(is_predicted)
     pairs.append(
-      (label, predicted, times, readable[confused].tolist(),
-       readable[examples[:_OTHERS]].tolist())
-    )  # fmt: skip
+      (label, predicted, times, readable[confused].tolist(), readable[examples[:_OTHERS]].tolist())
+    )
   # One of each pair, or a frequent confusion would be all there is.
   _, firsts = np.unique(
-    np.stack((part.labels[wrong], part.predicted[wrong])), axis=1,
-    return_index=True,
-  )  # fmt: skip
+    np.stack((part.labels[wrong], part.predicted[wrong])), axis=1, return_index=True
+  )
   wrong = wrong[np.sort(firsts)[:_EXAMPLES]]
-  return Choice(
-    pairs, readable[right].tolist(), readable[wrong].tolist()
-  )  # fmt: skip
+  return Choice(pairs, readable[right].tolist(), readable[wrong].tolist())
 
 
 def read(config, source, indices: np.ndarray) -> dict[int, np.ndarray]:
@@ -104,9 +95,13 @@ def read(config, source, indices: np.ndarray) -> dict[int, np.ndarray]:
   if not len(indices):
     return {}
   plan = _Chosen(
-    config, len(source), len(indices), np.arange(len(indices)), training=False,
+    config,
+    len(source),
+    len(indices),
+    np.arange(len(indices)),
+    training=False,
     chosen=tuple(indices.tolist()),
-  )  # fmt: skip
+  )
   (batch,) = pipeline.batches(source, plan)
   return dict(zip(indices.tolist(), batch['image']))
 
@@ -127,9 +122,7 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   pitch = side + drawing.ContactSheet.GAP
   row = (_WRONG + _OTHERS) * pitch + _BETWEEN, drawing.ContactSheet.LINE + side
   sheet = drawing.ContactSheet(_PAIRS_TITLE, len(choice.pairs), 1, row)
-  for i, (label, predicted, times, confused, examples) in enumerate(
-    choice.pairs
-  ):
+  for i, (label, predicted, times, confused, examples) in enumerate(choice.pairs):
     left, upper = sheet.corner(i)
     pair = names[label], names[predicted]
     called = f'{{}}, predicted {{}}: {times:,} of {totals[label]:,}'
@@ -164,9 +157,8 @@ def sheet(path: str, results, choice: Choice, images: dict) -> None:
   columns = _EXAMPLES // 2
   first_wrong = -(-len(choice.right) // columns) * columns
   contact_sheet = drawing.ContactSheet(
-    _EXAMPLES_TITLE,
-    first_wrong + len(choice.wrong), columns, (side, 2 * line + side),
-  )  # fmt: skip
+    _EXAMPLES_TITLE, first_wrong + len(choice.wrong), columns, (side, 2 * line + side)
+  )
   places = [*enumerate(choice.right), *enumerate(choice.wrong, first_wrong)]
   for place, index in places:
     left, upper = contact_sheet.corner(place)
@@ -200,14 +192,16 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
   for index in (*choice.right, *choice.wrong):
     file = f'{index}.png'
     Image.fromarray(images[index]).save(os.path.join(folder, file))
-    records.append({
-      'file': file,
-      'where': source.example_name(index),
-      'label': names[rows['label'][index]],
-      'predicted': names[rows['classes'][index, 0]],
-      'probability': float(rows['probabilities'][index, 0]),
-      'right': index in choice.right,
-    })  # fmt: skip
+    records.append(
+      {
+        'file': file,
+        'where': source.example_name(index),
+        'label': names[rows['label'][index]],
+        'predicted': names[rows['classes'][index, 0]],
+        'probability': float(rows['probabilities'][index, 0]),
+        'right': index in choice.right,
+      }
+    )
   return records
 
 

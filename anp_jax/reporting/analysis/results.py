@@ -72,9 +72,7 @@ class Part:
     code = self.labels[wrong].astype(np.int64) * size + self.predicted[wrong]
     codes, counts = np.unique(code, return_counts=True)
     order = np.argsort(-counts, kind='stable')
-    return [
-      (*divmod(int(codes[i]), size), int(counts[i])) for i in order
-    ]  # fmt: skip
+    return [(*divmod(int(codes[i]), size), int(counts[i])) for i in order]
 
   def matrix(self, chosen: np.ndarray) -> np.ndarray:
     """(k, k) int64: how often each of `chosen` (rows) is called each."""
@@ -131,25 +129,37 @@ class Results:
     """The class, and where classes are pairs the adjective and the noun."""
     vocabulary, rows = self.vocabulary, self.rows
     labels = rows['label'][self.seen]
-    parts = [Part('class', 'classes', vocabulary.names, labels,
-                  rows['classes'][self.seen, 0],
-                  rows['probabilities'][self.seen, 0])]  # fmt: skip
+    parts = [
+      Part(
+        'class',
+        'classes',
+        vocabulary.names,
+        labels,
+        rows['classes'][self.seen, 0],
+        rows['probabilities'][self.seen, 0],
+      )
+    ]
     for name, ids, words in (
       ('adjective', vocabulary.adjective_ids(), vocabulary.adjectives),
       ('noun', vocabulary.noun_ids(), vocabulary.nouns),
     ):
       if name in rows:
-        parts.append(Part(
-          name, f'{name}s', words, ids[labels], rows[name][self.seen],
-          rows[f'{name}_probability'][self.seen],
-        ))  # fmt: skip
+        parts.append(
+          Part(
+            name,
+            f'{name}s',
+            words,
+            ids[labels],
+            rows[name][self.seen],
+            rows[f'{name}_probability'][self.seen],
+          )
+        )
     return tuple(parts)
 
   def scores(self) -> dict:
     """What these rows add to the means of an evaluation, name to number."""
     first, *factors = self.parts
-    scores = {'macro_accuracy': first.macro_accuracy,
-             'ece': first.calibration.error}  # fmt: skip
+    scores = {'macro_accuracy': first.macro_accuracy, 'ece': first.calibration.error}
     for part in factors:
       scores[f'{part.name}_macro_accuracy'] = part.macro_accuracy
       scores[f'{part.name}_ece'] = part.calibration.error
@@ -169,9 +179,7 @@ class Results:
     """
     vocabulary, part = self.vocabulary, self.parts[0]
     top = np.bincount(
-      part.labels[
-        (self.rows['classes'][self.seen] == part.labels[:, None]).any(1)
-      ],
+      part.labels[(self.rows['classes'][self.seen] == part.labels[:, None]).any(1)],
       minlength=len(vocabulary),
     )
     top5 = _ratio(top, part.counts)
@@ -188,12 +196,15 @@ class Results:
       if self.training is not None:
         row['training_images'] = int(self.training[i])
       row |= {
-        'images': int(part.counts[i]), 'top1': number(recall),
-        'top5': number(top5[i]), 'precision': number(precision),
-        'recall': number(recall), 'f1': number(_f1(precision, recall)),
+        'images': int(part.counts[i]),
+        'top1': number(recall),
+        'top5': number(top5[i]),
+        'precision': number(precision),
+        'recall': number(recall),
+        'f1': number(_f1(precision, recall)),
         'most_confused_with': worst.get(i, ('', 0))[0],
         'times': worst.get(i, ('', 0))[1],
-      }  # fmt: skip
+      }
       rows.append(row)
     return rows
 
@@ -219,8 +230,7 @@ def calibration(confidence, hits, bins: int = BINS) -> Calibration:
   accuracies = _ratio(np.bincount(place, hits, bins), counts)
   confidences = _ratio(np.bincount(place, confidence, bins), counts)
   gaps = np.abs(accuracies - confidences)[counts > 0]
-  error = float((gaps * counts[counts > 0]).sum() / counts.sum()) if len(
-    confidence) else np.nan  # fmt: skip
+  error = float((gaps * counts[counts > 0]).sum() / counts.sum()) if len(confidence) else np.nan
   return Calibration(counts, accuracies, confidences, error)
 
 

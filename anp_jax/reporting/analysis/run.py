@@ -10,35 +10,22 @@ from absl import logging
 import jax
 import numpy as np
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager
-from anp_jax.checkpoint import run_dir
+from anp_jax import cluster, config as config_lib
+from anp_jax.checkpoint import manager, run_dir
 from anp_jax.checkpoint.weights import initial
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import urls
+from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement
-from anp_jax.data.sources import label_mapping
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.reporting import run_page
-from anp_jax.reporting import summary
-from anp_jax.reporting.analysis import files
-from anp_jax.reporting.analysis import page
-from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.data.sources import agreement, label_mapping
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.reporting import run_page, summary
+from anp_jax.reporting.analysis import files, page, results as results_lib
 from anp_jax.system import compile_cache
-from anp_jax.training import build
-from anp_jax.training import eval_loop
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.training import build, eval_loop, objective as objective_lib, run_spec
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
 # What an image is to the network, whichever part of it is seen.
-_PIXELS = (
-  'data.image_size', 'data.resize', 'data.mean', 'data.std', 'data.decode',
-)  # fmt: skip
+_PIXELS = ('data.image_size', 'data.resize', 'data.mean', 'data.std', 'data.decode')
 
 
 class NotWritten(cluster.Failed):
@@ -66,9 +53,7 @@ class Subject:
   weights: str = ''
 
 
-def run(
-  config, workdir: str, checkpoint: str, processes, output: str = ''
-) -> dict:  # fmt: skip
+def run(config, workdir: str, checkpoint: str, processes, output: str = '') -> dict:
   """Scores a checkpoint and writes what there is to see.
 
   Args:
@@ -91,9 +76,7 @@ def run(
   is_untrained = _is_untrained(config, workdir)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
   strategy_lib.find(config).check_evaluation(config, mesh)
-  config = run_dir.with_batch_size(
-    config, workdir, mesh_lib.batch_devices(mesh)
-  )
+  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
   source = sources.open_source(config, training=False)
   agreement.check(processes, evaluation=source)
   if is_untrained:
@@ -101,23 +84,18 @@ def run(
   else:
     vocabulary = run_dir.labels(workdir)
   source = label_mapping.map_labels(source, vocabulary)
-  job = strategy_lib.Job(
-    config, workdir, processes, 'evaluate', checkpoint, output
-  )
+  job = strategy_lib.Job(config, workdir, processes, 'evaluate', checkpoint, output)
   program = _build(job, mesh, objective_lib.create(vocabulary, config))
   if is_untrained:
     state, step = _initial_state(job, program, vocabulary), 0
   else:
     state, step = _restored_state(job, program)
   subject = Subject(
-    config, workdir, program, source, step,
-    config.init['from'] if is_untrained else '',
-  )  # fmt: skip
+    config, workdir, program, source, step, config.init['from'] if is_untrained else ''
+  )
   folder = _open_folder(job, step)
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
-  batches = processes.heartbeat_each(
-    stream.evaluation(source), 'evaluating', step
-  )
+  batches = processes.heartbeat_each(stream.evaluation(source), 'evaluating', step)
   scores, rows = _scores(subject, program.eval_state_fn(state), batches)
   if jax.process_index() == 0:
     processes.heartbeat('writing', step)
@@ -177,8 +155,8 @@ def _build(job, mesh, objective):
 def _initial_state(job, program, vocabulary):
   """The state of weights that nothing trained."""
   weights, lines = initial.load(
-    job.config, program, vocabulary, gather=job.processes.gather, exact=True,
-  )  # fmt: skip
+    job.config, program, vocabulary, gather=job.processes.gather, exact=True
+  )
   if jax.process_index() == 0:
     print('\n'.join([*lines, _network_line(job.config)]))
   return state_lib.create(program.init_fn, program.abstract_state, weights)
@@ -187,9 +165,8 @@ def _initial_state(job, program, vocabulary):
 def _restored_state(job, program):
   """The state of the checkpoint that is asked for, and its step."""
   checkpoints = manager.Checkpoints(
-    job.workdir, job.config, None, program.saved_form.abstract,
-    job.processes.gather,
-  )  # fmt: skip
+    job.workdir, job.config, None, program.saved_form.abstract, job.processes.gather
+  )
   restored = checkpoints.restore(job.checkpoint)
   checkpoints.close()
   if restored is None:
@@ -230,9 +207,8 @@ def _scores(subject, state, batches):
   source = subject.source
   held_out = _held_out(subject)
   scores, rows = eval_loop.examples(
-    subject.program.examples_step(held_out=held_out), state, batches,
-    len(source),
-  )  # fmt: skip
+    subject.program.examples_step(held_out=held_out), state, batches, len(source)
+  )
   eval_loop.check_damage(subject.config, source, scores)
   return scores, rows
 
@@ -253,23 +229,28 @@ def _report(subject, folder, scores, rows):
 def _results(subject, rows):
   vocabulary = subject.source.vocabulary
   return results_lib.Results(
-    vocabulary, rows, run_dir.class_sizes(subject.workdir, len(vocabulary)),
-    _held_out(subject),
-  )  # fmt: skip
+    vocabulary, rows, run_dir.class_sizes(subject.workdir, len(vocabulary)), _held_out(subject)
+  )
 
 
 def _write(folder, subject, scores, results):
   """Writes the folder of an evaluation."""
-  files.write(folder, subject.config, subject.source, results, {
-    'step': subject.step,
-    'weights': subject.weights,
-    'data': subject.source.name,
-    'damaged': len(subject.source) - scores['examples'],
-    'scores': {
-      name: value if math.isfinite(value) else None
-      for name, value in (scores | results.scores()).items()
+  files.write(
+    folder,
+    subject.config,
+    subject.source,
+    results,
+    {
+      'step': subject.step,
+      'weights': subject.weights,
+      'data': subject.source.name,
+      'damaged': len(subject.source) - scores['examples'],
+      'scores': {
+        name: value if math.isfinite(value) else None
+        for name, value in (scores | results.scores()).items()
+      },
     },
-  })  # fmt: skip
+  )
 
 
 def _held_out(subject):
@@ -286,9 +267,7 @@ def _other_pixels(config, workdir):
   for key in _PIXELS:
     trained = saved.get(key, values[key])
     if list(np.ravel(trained)) != list(np.ravel(values[key])):
-      yield (
-        f'config.{key} is {values[key]!r}, and was {trained!r} in training'
-      )
+      yield (f'config.{key} is {values[key]!r}, and was {trained!r} in training')
 
 
 def _network_line(config):
@@ -303,9 +282,7 @@ def _name(config, workdir, step):
   """STEP-SPLIT; for other data than the run's, also whose."""
   saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   name = f'{step}-{_split(config)}'
-  if not saved or all(
-    saved.get(key, '') == values.get(key, '') for key in _SAME_DATA
-  ):
+  if not saved or all(saved.get(key, '') == values.get(key, '') for key in _SAME_DATA):
     return name
   path = config.data.get('path', '')
   path = path and os.path.abspath(os.path.expanduser(path))

@@ -4,20 +4,15 @@ import os
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting.analysis import page as evaluation_page
-from anp_jax.reporting.run_page import curves
-from anp_jax.reporting.run_page import html
-from anp_jax.reporting.run_page import tables
-from anp_jax.system import files
-from anp_jax.system import markdown
+from anp_jax.reporting.run_page import curves, html, tables
+from anp_jax.system import files, markdown
 
 _FOLDER = 'report'
 _FACTS = 'run.json'  # what a later page needs to know of the training
 _CURVES = 'curves.png'
 
 
-def write(
-  workdir: str, config_text: str, summary: dict, hardware: dict | None = None
-) -> str:
+def write(workdir: str, config_text: str, summary: dict, hardware: dict | None = None) -> str:
   """Writes workdir/report/: report.md, curves.png and index.html.
 
   Args:
@@ -35,11 +30,7 @@ def write(
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
   curves.plot(os.path.join(folder, _CURVES), train, validation)
-  values = {
-    'config': config_text,
-    'summary': _pairs(summary),
-    'hardware': _pairs(hardware or {}),
-  }
+  values = {'config': config_text, 'summary': _pairs(summary), 'hardware': _pairs(hardware or {})}
   files.write_json(os.path.join(folder, _FACTS), values)
   rewrite(workdir, html.newest_evaluation(workdir))
   texts = [markdown.plain(t, tables.align(t)) for t in (scores, rows) if t]
@@ -91,12 +82,7 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   )
   text = html.page(
     name,
-    {
-      'scores': scores,
-      'run': run,
-      'facts': facts,
-      'hardware': values['hardware'],
-    },
+    {'scores': scores, 'run': run, 'facts': facts, 'hardware': values['hardware']},
     values['config'],
     os.path.join(folder, _CURVES),
     tables.durations(workdir, train),
@@ -111,10 +97,7 @@ def _facts(workdir, train, validation):
 
 
 def _pairs(facts):
-  return [
-    (str(name).replace('_', ' '), tables.fact(value))
-    for name, value in facts.items()
-  ]
+  return [(str(name).replace('_', ' '), tables.fact(value)) for name, value in facts.items()]
 
 
 def _name(workdir):

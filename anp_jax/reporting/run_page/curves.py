@@ -7,9 +7,11 @@ from anp_jax.system import drawing
 from anp_jax.training import metric_labels
 
 _SCORES = (
-  ('anp_top5', drawing.ORANGE, 's'), ('noun_top1', drawing.PURPLE, 'D'),
-  ('adjective_top1', drawing.GREEN, '^'), ('anp_top1', drawing.BLUE, 'o'),
-)  # fmt: skip
+  ('anp_top5', drawing.ORANGE, 's'),
+  ('noun_top1', drawing.PURPLE, 'D'),
+  ('adjective_top1', drawing.GREEN, '^'),
+  ('anp_top1', drawing.BLUE, 'o'),
+)
 
 # A curve with more points than the figure has room for hides its own course,
 # and so do markers that touch.
@@ -44,7 +46,7 @@ def plot(path: str, train: list[dict], validation: list[dict]) -> None:
 
 def curve(
   name: str, lines: list[dict], points: int | None = None, over: str = 'epoch'
-) -> tuple[list[float], list[float]]:  # fmt: skip
+) -> tuple[list[float], list[float]]:
   """Returns the coordinates of a metric's curve.
 
   Args:
@@ -57,8 +59,7 @@ def curve(
   size = math.ceil(len(lines) / points) if points and lines else 1
   stretches = [lines[i : i + size] for i in range(0, len(lines), size)]
   return tuple(
-    [statistics.fmean(r[key] for r in stretch) for stretch in stretches]
-    for key in (over, name)
+    [statistics.fmean(r[key] for r in stretch) for stretch in stretches] for key in (over, name)
   )
 
 
@@ -81,9 +82,14 @@ def _plot_accuracy(axis, train, validation):
       _line(axis, name, train, color=color, label=label)
   if validation:
     _line(
-      axis, 'anp_top1', train, color=drawing.GREY, linewidth=1, zorder=1,
+      axis,
+      'anp_top1',
+      train,
+      color=drawing.GREY,
+      linewidth=1,
+      zorder=1,
       label=f'{labels.get("anp_top1")}, training',
-    )  # fmt: skip
+    )
 
 
 def _line(axis, name, lines, marker='', **style):

@@ -11,24 +11,28 @@ from anp_jax.reporting.analysis import page as evaluation_page
 from anp_jax.system import drawing
 
 _COLORS = {
-  'start': '#56b4e9', 'compiling': drawing.ORANGE, 'steps': drawing.BLUE,
-  'waiting for input': '#f0e442', 'evaluating': drawing.GREEN,
+  'start': '#56b4e9',
+  'compiling': drawing.ORANGE,
+  'steps': drawing.BLUE,
+  'waiting for input': '#f0e442',
+  'evaluating': drawing.GREEN,
   'saving': drawing.PURPLE,
-}  # fmt: skip
+}
 _FOLDER = os.path.dirname(__file__)
 _LARGE = 300_000  # bytes of a figure beyond which it is stored as JPEG
 _THUMBNAIL = 128  # pixels
-_WRONG = (
-  'Those that the network is surest of, at most one per true and predicted '
-  'class.'
-)
+_WRONG = 'Those that the network is surest of, at most one per true and predicted class.'
 _CONFUSED = 8  # pairs in the table
 
 
 def page(
-  name: str, tables: dict[str, list], config_text: str, curves: str,
-  times: dict[str, float], evaluation: str,
-) -> str:  # fmt: skip
+  name: str,
+  tables: dict[str, list],
+  config_text: str,
+  curves: str,
+  times: dict[str, float],
+  evaluation: str,
+) -> str:
   """Returns the text of index.html.
 
   Args:
@@ -70,9 +74,7 @@ def page(
 
 def newest_evaluation(workdir: str) -> str:
   """The folder of a workdir's last complete evaluation; '': there is none."""
-  place = os.path.join(
-    glob.escape(workdir), evaluation_page.FOLDER, '*', evaluation_page.SCORES
-  )
+  place = os.path.join(glob.escape(workdir), evaluation_page.FOLDER, '*', evaluation_page.SCORES)
   paths = sorted(glob.glob(place), key=os.path.getmtime)
   return os.path.dirname(paths[-1]) if paths else ''
 
@@ -114,11 +116,13 @@ def _times(times):
   segments = []
   for what, seconds in times.items() if total else ():
     percent = 100 * seconds / total
-    segments.append({
-      'percent': percent,
-      'color': _COLORS.get(what, drawing.GREY),
-      'text': f'{what} {telemetry.elapsed(seconds)} ({percent:.1f}%)',
-    })  # fmt: skip
+    segments.append(
+      {
+        'percent': percent,
+        'color': _COLORS.get(what, drawing.GREY),
+        'text': f'{what} {telemetry.elapsed(seconds)} ({percent:.1f}%)',
+      }
+    )
   return segments
 
 

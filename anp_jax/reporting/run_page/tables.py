@@ -27,9 +27,7 @@ def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
   for name, label in metric_labels.labels(names).items():
     best = best_line(name, validation)
     row = [label, _value(name, best), _where(best)]
-    row += [
-      _value(name, last_line(name, lines)) for lines in (validation, train)
-    ]
+    row += [_value(name, last_line(name, lines)) for lines in (validation, train)]
     rows.append(row)
   head = ['', 'best validation', 'at', 'last validation', 'last training']
   if not validation:
@@ -97,16 +95,15 @@ def run(workdir: str) -> list[tuple]:
     return []
   first, last = starts[0], starts[-1]
   end = max(r.get('time', 0) for r in [*starts, *telemetry.read(workdir)])
-  images = (
-    f'{last["training_images"]:,} for training, '
-    f'{last["validation_images"]:,} for validation'
-  )
+  images = f'{last["training_images"]:,} for training, {last["validation_images"]:,} for validation'
   rows = [
-    ('trained on', last['data']), ('images', images),
-    ('classes', last['classes']), ('started', _date(first['time'])),
+    ('trained on', last['data']),
+    ('images', images),
+    ('classes', last['classes']),
+    ('started', _date(first['time'])),
     ('last step', _date(end)),
     ('command', last['command']),
-  ]  # fmt: skip
+  ]
   if len(starts) > 1:
     rows.insert(4, ('resumed', f'{len(starts) - 1} x'))
   return rows
@@ -174,16 +171,10 @@ def _value(name, line):
 
 
 def _where(line):
-  return (
-    f'epoch {line.get("epoch", math.nan):.4g}, step {line["step"]}'
-    if line
-    else '-'
-  )
+  return f'epoch {line.get("epoch", math.nan):.4g}, step {line["step"]}' if line else '-'
 
 
 def _finite(names, lines, choose):
   """The values of the chosen lines, of the metrics that the lines have."""
-  values = {
-    k: choose(k, lines).get(k, math.nan) for k in names if last_line(k, lines)
-  }
+  values = {k: choose(k, lines).get(k, math.nan) for k in names if last_line(k, lines)}
   return {k: v if math.isfinite(v) else None for k, v in values.items()}

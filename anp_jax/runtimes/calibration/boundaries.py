@@ -1,8 +1,6 @@
 """Finds where a network's layers may divide the batch."""
 
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 import itertools
 
 import jax
@@ -11,19 +9,19 @@ import jax.numpy as jnp
 from anp_jax import config as config_lib
 from anp_jax.models.layers import per_example
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import convolutions
-from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.parallel.channel_split import rows as rows_lib
-from anp_jax.parallel.channel_split import step as step_lib
+from anp_jax.parallel.channel_split import (
+  convolutions,
+  plan as plan_lib,
+  rows as rows_lib,
+  step as step_lib,
+)
 from anp_jax.training import run_spec
 
 
 class Tracer:
   """Traces training passes of a network with its batch divided, which tells."""
 
-  def __init__(
-    self, spec: run_spec.RunSpec, network, images: jax.ShapeDtypeStruct
-  ):
+  def __init__(self, spec: run_spec.RunSpec, network, images: jax.ShapeDtypeStruct):
     """Prepares the tracer.
 
     Args:
@@ -33,9 +31,7 @@ class Tracer:
     """
     self._spec, self._network, self._images = spec, network, images
 
-  def find(
-    self, calls: Sequence[convolutions.Call], layers: Collection[str]
-  ) -> tuple[str, ...]:
+  def find(self, calls: Sequence[convolutions.Call], layers: Collection[str]) -> tuple[str, ...]:
     """The layers before which layers that are computed by batch may end.
 
     There one map alone may lead on, and nothing before it may need the whole
@@ -67,9 +63,7 @@ class Tracer:
 
   def _is_possible(self, divisions: Mapping) -> bool:
     """Whether a training pass can be traced with a plan."""
-    changes = {
-      'strategy.plan': str(plan_lib.Plan(divisions)), 'strategy.shares': ()
-    }  # fmt: skip
+    changes = {'strategy.plan': str(plan_lib.Plan(divisions)), 'strategy.shares': ()}
     single, model = self._network.abstract_single, self._network.model
     step = step_lib.ChannelSplitStep(
       config_lib.replaced(self._spec.config, changes),
@@ -89,13 +83,11 @@ class Tracer:
       return step.of_whole_batch(outputs, len(images))
 
     mapped = jax.shard_map(
-      forward, mesh=self._spec.mesh, in_specs=mesh_lib.P(),
-      out_specs=mesh_lib.P(), check_vma=False,
-    )  # fmt: skip
+      forward, mesh=self._spec.mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(), check_vma=False
+    )
     # Of arrays on no mesh: those of the network are on one device.
     params, stats = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
-      (single.params, single.stats),
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (single.params, single.stats)
     )
     rows = jax.ShapeDtypeStruct(self._images.shape[:1], jnp.int32)
     try:

@@ -10,9 +10,7 @@ from anp_jax import models
 from anp_jax.models.layers import onednn
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import planner
-from anp_jax.runtimes.calibration import timing as timing_lib
+from anp_jax.runtimes.calibration import costs as costs_lib, planner, timing as timing_lib
 from anp_jax.system import files
 from anp_jax.system.onednn import library
 from anp_jax.training import run_spec
@@ -24,9 +22,7 @@ _ROUNDS, _SECONDS, _INTERVAL = (3, 30), 20.0, 0.05
 _FORMAT = 4  # of the file
 
 
-def choose_plan(
-  spec: run_spec.RunSpec, workdir: str, processes
-) -> tuple[str, list[str]]:
+def choose_plan(spec: run_spec.RunSpec, workdir: str, processes) -> tuple[str, list[str]]:
   """Decides which layers are split, and how; all processes call it.
 
   The measurements are kept in the workdir, where a run that is resumed with the
@@ -93,8 +89,7 @@ def measure_and_plan(
     # A trial's workdir may not be there yet.
     os.makedirs(workdir, exist_ok=True)
     files.write_json(
-      os.path.join(workdir, FILE),
-      {'key': key, 'costs': costs.to_json(), 'plan': plan},
+      os.path.join(workdir, FILE), {'key': key, 'costs': costs.to_json(), 'plan': plan}
     )
   return costs, plan
 
@@ -143,9 +138,7 @@ def _key(spec, processes) -> dict:
   # Not its setting but what it comes to; plans of XLA alone have never had it.
   del model['cpu_library']
   # It also sets the number of the library's threads, which the key has.
-  target = models.target(
-    config, mesh_lib.platform(mesh), jax.local_device_count()
-  )
+  target = models.target(config, mesh_lib.platform(mesh), jax.local_device_count())
   opened = library.opened() if target == onednn.PLATFORM else None
   return {
     **({'library': opened.describe()} if opened else {}),

@@ -8,8 +8,7 @@ result of the layer before. Of layers by batch each device has a part of the
 work; where the first ones end all wait.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -175,9 +174,7 @@ class Costs:
       return [values[d] for d in devices if d < len(values)]
 
     layers = {
-      path: dataclasses.replace(
-        layer, alone=some(layer.alone), seconds=some(layer.seconds)
-      )
+      path: dataclasses.replace(layer, alone=some(layer.alone), seconds=some(layer.seconds))
       for path, layer in self.layers.items()
     }
     return dataclasses.replace(
@@ -230,11 +227,7 @@ class Costs:
       kernels = sum(layer.kernel for layer in self.layers.values())
       gradients = 0 if self.alike else self.other_bytes + kernels
       return max(self.unsplit) + self.link.sum_seconds(gradients)
-    unsplit = [
-      layer.kernel
-      for path, layer in self.layers.items()
-      if not is_split(plan.get(path))
-    ]
+    unsplit = [layer.kernel for path, layer in self.layers.items() if not is_split(plan.get(path))]
     gradients = self.link.sum_seconds(self.other_bytes + sum(unsplit))
     if ROWS in plan:
       return float(max(self.rows_seconds(plan[ROWS])) + gradients)
@@ -303,9 +296,7 @@ class Costs:
       return 0.0
     layer = self.layers[path]
     latencies = (layer.uses - 1) * self.link.gather[0]
-    seconds = latencies + self.link.gather_seconds(
-      layer.output * _padding(counts)
-    )
+    seconds = latencies + self.link.gather_seconds(layer.output * _padding(counts))
     if not layer.input:
       return seconds
     paths = list(self.layers)

@@ -60,9 +60,8 @@ def balanced_counts(
   limits = np.unique(np.concatenate(times))
   units = layer.features // unit
   enough = bisect.bisect_left(
-    limits, True,
-    key=lambda limit: sum(_units_within(t, limit) for t in times) >= units,
-  )  # fmt: skip
+    limits, True, key=lambda limit: sum(_units_within(t, limit) for t in times) >= units
+  )
   limit = limits[min(enough, len(limits) - 1)]
   shares = [0] * len(costs.names)
   for device, t in zip(devices, times, strict=True):
@@ -128,8 +127,7 @@ def _split_after(costs, by_batch):
   for path, layer in layers.items():
     behind = costs.behind(plan, path)
     best = min(
-      _best_divisions(costs, path, plan),
-      key=lambda n: costs.layer_seconds(path, n, plan, behind),
+      _best_divisions(costs, path, plan), key=lambda n: costs.layer_seconds(path, n, plan, behind)
     )
     # If it is not split, its gradient is summed with the others.
     gradient = layer.kernel * costs.link.total[1]
@@ -155,14 +153,9 @@ def _best_divisions(costs, path, plan):
     shares = [int(d in fastest) for d in range(len(order))]
     divisions = [
       apportionment.apportion(layer.features, shares),
-      *(
-        balanced_counts(costs, path, fastest, most, behind)
-        for most in _widths(layer.features, k)
-      ),
+      *(balanced_counts(costs, path, fastest, most, behind) for most in _widths(layer.features, k)),
     ]
-    result.append(
-      min(divisions, key=lambda n: costs.layer_seconds(path, n, plan, behind))
-    )
+    result.append(min(divisions, key=lambda n: costs.layer_seconds(path, n, plan, behind)))
   return result
 
 

@@ -6,12 +6,9 @@ import jax
 import numpy as np
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import timing
-from anp_jax.runtimes.calibration import workloads
+from anp_jax.runtimes.calibration import costs as costs_lib, timing, workloads
 from anp_jax.system import stopwatch
-from anp_jax.training import build
-from anp_jax.training import run_spec
+from anp_jax.training import build, run_spec
 
 _ROUNDS = 3
 
@@ -24,11 +21,7 @@ class Probe:
   """
 
   def __init__(
-    self,
-    spec: run_spec.RunSpec,
-    processes,
-    costs: costs_lib.Costs,
-    plan: costs_lib.Plan,
+    self, spec: run_spec.RunSpec, processes, costs: costs_lib.Costs, plan: costs_lib.Plan
   ):
     """Compiles the part; all processes call it.
 
@@ -51,9 +44,7 @@ class Probe:
     calls = timing.calls(network, spec.config, rows)
     self._repeats = spec.config.accumulate * sum(c.layer == path for c in calls)
     call = next(c for c in calls if c.layer == path)
-    self._runs = [
-      _part(call, layer.counts[index], device) for device in self._devices
-    ]
+    self._runs = [_part(call, layer.counts[index], device) for device in self._devices]
     self._runs += [
       workloads.offloaded_convolution(call, layer.counts[index], device)
       for device in spec.offload_devices

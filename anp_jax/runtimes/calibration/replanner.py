@@ -7,9 +7,7 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.runtimes.calibration import calibrate
-from anp_jax.runtimes.calibration import planner
-from anp_jax.runtimes.calibration import probe as probe_lib
+from anp_jax.runtimes.calibration import calibrate, planner, probe as probe_lib
 from anp_jax.training import run_spec
 
 _FIRST_STEPS = 10  # until the time of a step is known
@@ -100,27 +98,21 @@ class Replanner:
       self._costs = self._costs.of_devices(places)
       self._plan = planner.best_plan(self._costs)
     else:
-      self._costs, self._plan = calibrate.measure_and_plan(
-        spec, self._workdir, self._processes
-      )
+      self._costs, self._plan = calibrate.measure_and_plan(spec, self._workdir, self._processes)
     return self._planned(spec)
 
   def _with_present_speeds(self, step):
     if not self._is_time(step):
       return None
     if self._probe is None:
-      self._probe = probe_lib.Probe(
-        self._spec, self._processes, self._costs, self._plan
-      )
+      self._probe = probe_lib.Probe(self._spec, self._processes, self._costs, self._plan)
     slowdown = self._probe.slowdown() / self._normal
     is_off = max(slowdown) / min(slowdown) > _OFF
     self._in_a_row = self._in_a_row + 1 if is_off else 0
     if self._in_a_row < _IN_A_ROW:
       return None
     self._in_a_row = 0
-    costs, plan = calibrate.measure_and_plan(
-      self._spec, self._workdir, self._processes
-    )
+    costs, plan = calibrate.measure_and_plan(self._spec, self._workdir, self._processes)
     if str(plan_lib.Plan(plan)) == str(plan_lib.Plan(self._plan)):
       # These are the speeds to compare with.
       self._normal = self._normal * slowdown
@@ -139,16 +131,11 @@ class Replanner:
     left = self._given.check_plan - (0 if is_time else seconds)
     if is_time:
       self._last_check = step, time.monotonic()
-    self._next_step = step + max(
-      1, math.ceil(left / max(seconds, 1e-9) * (step - last_step))
-    )
+    self._next_step = step + max(1, math.ceil(left / max(seconds, 1e-9) * (step - last_step)))
     return is_time
 
   def _planned(self, spec):
-    changes = {
-      'strategy.plan': calibrate.plan_text(self._costs, self._plan),
-      'strategy.shares': (),
-    }
+    changes = {'strategy.plan': calibrate.plan_text(self._costs, self._plan), 'strategy.shares': ()}
     config = config_lib.replaced(spec.config, changes)
     return dataclasses.replace(spec, config=config)
 
@@ -165,9 +152,7 @@ class Replanner:
       shares = _moved_to_first(self._given.shares, lost)
       changes = {'strategy.shares': shares}
     config = config_lib.replaced(self._spec.config, changes)
-    return dataclasses.replace(
-      self._spec, config=config, offload_devices=devices
-    )
+    return dataclasses.replace(self._spec, config=config, offload_devices=devices)
 
 
 def _in_places(original: Sequence, present: Sequence) -> tuple:

@@ -17,25 +17,16 @@ def average(costs: costs_lib.Costs) -> costs_lib.Costs:
   unsplit = costs.unsplit
   groups = {}  # fastest device to those about as fast
   for d in sorted(range(len(unsplit)), key=lambda d: unsplit[d]):
-    fastest = next(
-      (f for f in groups if unsplit[d] <= _SIMILAR * unsplit[f]), d
-    )
+    fastest = next((f for f in groups if unsplit[d] <= _SIMILAR * unsplit[f]), d)
     groups.setdefault(fastest, []).append(d)
   group_of = {d: group for group in groups.values() for d in group}
 
   def mean(values):
-    return [
-      np.mean([values[i] for i in group_of[d]], 0).tolist()
-      for d in range(len(values))
-    ]
+    return [np.mean([values[i] for i in group_of[d]], 0).tolist() for d in range(len(values))]
 
   layers = {
-    path: dataclasses.replace(
-      layer, alone=mean(layer.alone), seconds=mean(layer.seconds)
-    )
+    path: dataclasses.replace(layer, alone=mean(layer.alone), seconds=mean(layer.seconds))
     for path, layer in costs.layers.items()
   }
   fixed = mean(costs.fixed) if costs.fixed else ()
-  return dataclasses.replace(
-    costs, unsplit=mean(unsplit), fixed=fixed, layers=layers
-  )
+  return dataclasses.replace(costs, unsplit=mean(unsplit), fixed=fixed, layers=layers)

@@ -12,16 +12,11 @@ from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import convolutions
-from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.runtimes.calibration import boundaries
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import similar
-from anp_jax.runtimes.calibration import workloads
+from anp_jax.parallel.channel_split import convolutions, plan as plan_lib
+from anp_jax.runtimes.calibration import boundaries, costs as costs_lib, similar, workloads
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import stopwatch
-from anp_jax.training import build
-from anp_jax.training import run_spec
+from anp_jax.training import build, run_spec
 
 # Fractions of a layer's features that are timed.
 _FRACTIONS = (0.25, 0.5, 1.0)
@@ -101,9 +96,7 @@ class Timing:
         processes.gather('ready')
         self._rounds[-1].append(list(pool.map(stopwatch.timed_again, program)))
     processes.gather('ready')
-    self._collective_rounds.append(
-      [stopwatch.timed_again(run) for _, _, run in self._collectives]
-    )
+    self._collective_rounds.append([stopwatch.timed_again(run) for _, _, run in self._collectives])
 
   def interval(self) -> float:
     """How well the devices' speeds are known, the same on all processes.
@@ -141,14 +134,9 @@ class Timing:
     fixed = ()
     if self._half is not None:
       halves = [slowest(column, _HALF) for column in in_mesh]
-      fixed = [
-        max(2 * half - step, 0.0)
-        for half, step in zip(halves, unsplit, strict=True)
-      ]
+      fixed = [max(2 * half - step, 0.0) for half, step in zip(halves, unsplit, strict=True)]
     layers = {
-      path: self._layer(
-        [call for call, _ in uses], [slowest(c, path) for c in all_columns]
-      )
+      path: self._layer([call for call, _ in uses], [slowest(c, path) for c in all_columns])
       for path, uses in self._layers.items()
     }
     kernels = sum(layer.kernel for layer in layers.values())
@@ -225,14 +213,10 @@ class Timing:
 
     def builders(count, split):
       for operands in arrays:
-        yield functools.partial(
-          workloads.convolution, call, count, split, operands
-        )
+        yield functools.partial(workloads.convolution, call, count, split, operands)
       # A layer that is not split is the training device's alone.
       for device in self._offload_devices if split else ():
-        yield functools.partial(
-          workloads.offloaded_convolution, call, count, device
-        )
+        yield functools.partial(workloads.offloaded_convolution, call, count, device)
 
     ways = [(call.features, False)]
     ways += [(count, True) for count in _counts(call.features)]
@@ -242,8 +226,7 @@ class Timing:
     """By device, the median seconds of its step, and of each layer's ways."""
     steps = self._median(0)
     layers = {
-      path: self._spec.config.accumulate
-      * sum(self._call_seconds(indices) for _, indices in uses)
+      path: self._spec.config.accumulate * sum(self._call_seconds(indices) for _, indices in uses)
       for path, uses in self._layers.items()
     }
     rows = []
@@ -291,9 +274,7 @@ class Timing:
         size_sent, run = workloads.collective(name, self._spec.mesh, size)
         run()
         links.append((name, size_sent, run))
-        if size > _SIZES[0] and (
-          max(self._processes.gather(stopwatch.timed(run))) > _QUICK
-        ):
+        if size > _SIZES[0] and (max(self._processes.gather(stopwatch.timed(run))) > _QUICK):
           break
     return links
 
@@ -322,12 +303,11 @@ def devices(mesh, processes) -> list[list[tuple[str, str]]]:
   cpus = processes.gather(device_lib.processor())
   return [
     [
-      (cpus[d.process_index] if d.platform == 'cpu' else d.device_kind,
-       hosts[d.process_index])
+      (cpus[d.process_index] if d.platform == 'cpu' else d.device_kind, hosts[d.process_index])
       for d in row
     ]
     for row in mesh.devices.reshape(-1, mesh.shape[mesh_lib.MODEL])
-  ]  # fmt: skip
+  ]
 
 
 def local_devices(mesh) -> list[jax.Device]:

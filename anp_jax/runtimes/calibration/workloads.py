@@ -4,8 +4,7 @@ Each function compiles for JAX's default device, unless told otherwise, and
 returns a function without arguments that ends when its results exist.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import itertools
 
@@ -15,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.runtimes.offload import device as device_lib
-from anp_jax.training import build
-from anp_jax.training import run_spec
+from anp_jax.training import build, run_spec
 
 
 def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
@@ -39,10 +36,7 @@ def unsplit_step(spec: run_spec.RunSpec, device: jax.Device) -> Callable:
 
 
 def step(
-  program,
-  spec: run_spec.RunSpec,
-  rows: int,
-  batches: Iterator[dict[str, jax.Array]] | None = None,
+  program, spec: run_spec.RunSpec, rows: int, batches: Iterator[dict[str, jax.Array]] | None = None
 ) -> Callable:
   """A function (steps=1) that trains as many steps and waits for the last.
 
@@ -68,9 +62,7 @@ def images(spec: run_spec.RunSpec, rows: int) -> dict[str, jax.Array]:
   """A batch of noise on the run's mesh."""
   batch = {
     name: np.zeros(array.shape, array.dtype)
-    for name, array in build.abstract_batch(
-      spec.config, spec.mesh, rows
-    ).items()
+    for name, array in build.abstract_batch(spec.config, spec.mesh, rows).items()
   }
   shape = batch['image'].shape
   batch['image'] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -78,9 +70,7 @@ def images(spec: run_spec.RunSpec, rows: int) -> dict[str, jax.Array]:
   batch['weight'] += 1
   sharding = mesh_lib.batch_sharding(spec.mesh)
   return {
-    name: jax.make_array_from_callback(
-      x.shape, sharding, lambda index, x=x: x[index]
-    )
+    name: jax.make_array_from_callback(x.shape, sharding, lambda index, x=x: x[index])
     for name, x in batch.items()
   }
 
@@ -128,9 +118,7 @@ def convolution(
   return lambda: jax.block_until_ready(compiled(*arguments))
 
 
-def offloaded_convolution(
-  call: convolutions.Call, count: int, device
-) -> Callable:
+def offloaded_convolution(call: convolutions.Call, count: int, device) -> Callable:
   """The passes of some features on an offload device, with the transfers.
 
   Args:
@@ -166,18 +154,13 @@ def collective(name: str, mesh, size: int) -> tuple[int, Callable]:
   columns = max(size // 4 // parts // 64, 1)
   mapped = jax.jit(
     jax.shard_map(
-      function, mesh=mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(),
-      check_vma=False,
+      function, mesh=mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(), check_vma=False
     )
-  )  # fmt: skip
-  zeros = jax.jit(
-    lambda: jnp.zeros((64, columns), jnp.float32),
-    out_shardings=mesh_lib.replicated(mesh),
-  )()
-  return (
-    4 * 64 * columns * parts,
-    lambda: jax.block_until_ready(mapped(zeros)),
   )
+  zeros = jax.jit(
+    lambda: jnp.zeros((64, columns), jnp.float32), out_shardings=mesh_lib.replicated(mesh)
+  )()
+  return (4 * 64 * columns * parts, lambda: jax.block_until_ready(mapped(zeros)))
 
 
 def _gather(x):
@@ -190,6 +173,4 @@ def _total(x):
 
 def _noise(*shapes) -> list[np.ndarray]:
   random = np.random.default_rng(0)
-  return [
-    (random.random(s.shape, np.float32) - 0.5).astype(s.dtype) for s in shapes
-  ]
+  return [(random.random(s.shape, np.float32) - 0.5).astype(s.dtype) for s in shapes]

@@ -103,9 +103,7 @@ class LocalDevice:
     self._operands = {}  # of the backward pass, by task
     self._thread = futures.ThreadPoolExecutor(1, 'offload')
 
-  def forward(
-    self, task: Task, x: np.ndarray, kernel: np.ndarray, keep: bool
-  ) -> futures.Future:
+  def forward(self, task: Task, x: np.ndarray, kernel: np.ndarray, keep: bool) -> futures.Future:
     """Starts the forward pass of a task.
 
     Args:

@@ -56,8 +56,7 @@ class OffloadedConvolution:
     """
     if len(counts) != 1 + len(devices) or sum(counts) != kernel.shape[-1]:
       raise ValueError(
-        f'counts {tuple(counts)}: expected {1 + len(devices)} of them, '
-        f'{kernel.shape[-1]} in all'
+        f'counts {tuple(counts)}: expected {1 + len(devices)} of them, {kernel.shape[-1]} in all'
       )
     self.convolve, self.local = convolve, slice(0, counts[0])
     self.dtype, self.has_backward = kernel.dtype, False
@@ -116,10 +115,7 @@ class OffloadedConvolution:
     wide = jnp.promote_types(self.dtype, jnp.float32)
     if not passes:
       return np.zeros((), wide)
-    sums = [
-      sum(f.result().astype(wide, copy=False) for f in futures)
-      for futures in zip(*passes)
-    ]
+    sums = [sum(f.result().astype(wide, copy=False) for f in futures) for futures in zip(*passes)]
     return np.concatenate(sums, -1)
 
   def _start_forward(self, x, kernel, keep):
@@ -137,8 +133,7 @@ class OffloadedConvolution:
     del token  # the forward pass has been fetched
     dy = np.asarray(dy)
     gradients = [
-      device.backward(task, np.array(dy[..., cut]), needs_dx)
-      for device, cut, task in self._parts
+      device.backward(task, np.array(dy[..., cut]), needs_dx) for device, cut, task in self._parts
     ]
     self._kernel_gradients.append([dkernel for _, dkernel in gradients])
     return self._store([dx for dx, _ in gradients]), np.zeros((), self.dtype)
@@ -181,9 +176,7 @@ def _split_backward(convolution, residuals, dy):
   local = convolution.local
   dx, dkernel = None, []
   if local.stop and needs_dx.value:
-    dx = operation.x_gradient(
-      convolution.convolve, x, kernel[..., local], dy[..., local]
-    )
+    dx = operation.x_gradient(convolution.convolve, x, kernel[..., local], dy[..., local])
   if needs_dx.value:
     parts = convolution.fetch('x', token, dx)
     dx = sum(parts, start=0 if dx is None else dx)
@@ -194,9 +187,7 @@ def _split_backward(convolution, residuals, dy):
     dkernel = [gradient]
   # What waits for the offload devices' gradients must not run before they have
   # started.
-  zeros = jnp.broadcast_to(
-    zero, (*kernel.shape[:-1], kernel.shape[-1] - local.stop)
-  )
+  zeros = jnp.broadcast_to(zero, (*kernel.shape[:-1], kernel.shape[-1] - local.stop))
   if dx is None:
     dx = jnp.zeros_like(x)
   return dx, jnp.concatenate([*dkernel, zeros], -1)
@@ -217,9 +208,7 @@ def kernel_gradients(convolutions, gradients) -> tuple:
     (..., offloaded features) for each kernel, in its gradient's dtype.
   """
   shapes = tuple(
-    jax.ShapeDtypeStruct(
-      (*g.shape[:-1], g.shape[-1] - uses[0].local.stop), g.dtype
-    )
+    jax.ShapeDtypeStruct((*g.shape[:-1], g.shape[-1] - uses[0].local.stop), g.dtype)
     for uses, g in zip(convolutions, gradients, strict=True)
   )
 

@@ -8,8 +8,7 @@ import time
 
 import jax
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import errors
 
@@ -77,9 +76,7 @@ class DevicePool:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
         text = errors.first_line(device.error)
-        raise cluster.Failed(
-          f'offload device {device.name}: {text}'
-        ) from device.error
+        raise cluster.Failed(f'offload device {device.name}: {text}') from device.error
     for rank, client in clients.items():
       if error is None:
         self._all.send(rank, _ENDED)
@@ -116,8 +113,7 @@ class DevicePool:
     processes = self._all
     if processes.count == 1:
       raise config_lib.ConfigError(
-        f'config.strategy.offload_to: {PROCESSES!r}, but there is no other '
-        'process'
+        f'config.strategy.offload_to: {PROCESSES!r}, but there is no other process'
       )
     expected = {i for i, host in enumerate(processes.hosts) if i and host}
     processes.receive_mail(self._receive)
@@ -162,17 +158,12 @@ class DevicePool:
   def _connect(self, rank, value):
     """The devices of a process, from what `serve` has sent."""
     from anp_jax.runtimes import transport  # imports Flight
-    from anp_jax.runtimes.offload import remote
-    from anp_jax.runtimes.offload import replaceable
+    from anp_jax.runtimes.offload import remote, replaceable
 
     token = transport.session_token(self._all.secret, value['session'])
-    client = transport.connect(
-      self._config, value['address'], token, remote.TIMEOUT
-    )
+    client = transport.connect(self._config, value['address'], token, remote.TIMEOUT)
     self._clients[rank] = client
-    substitute = device_lib.LocalDevice(
-      jax.local_devices(backend='cpu')[0], 'this process'
-    )
+    substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
     for index, description in enumerate(value['devices']):
       label = f'{description["kind"]} (rank {rank} on {value["host"]})'
@@ -241,10 +232,7 @@ class _SingleProcess:
 
   def __init__(self, processes):
     self.env, self.vote = processes.env, processes.vote
-    self.heartbeat, self.heartbeat_each = (
-      processes.heartbeat,
-      processes.heartbeat_each,
-    )
+    self.heartbeat, self.heartbeat_each = (processes.heartbeat, processes.heartbeat_each)
     self.handling_signals = processes.handling_signals
 
   def gather(self, value) -> list:

@@ -41,9 +41,7 @@ class RemoteDevice:
     is_lost: whether its process has gone, or does not answer.
   """
 
-  def __init__(
-    self, client: transport.Client, index: int, name: str, description: dict
-  ):
+  def __init__(self, client: transport.Client, index: int, name: str, description: dict):
     """Starts the threads that send and receive.
 
     Args:
@@ -79,9 +77,7 @@ class RemoteDevice:
   ) -> tuple[futures.Future | None, futures.Future]:
     """Starts the backward pass; see `device.LocalDevice.backward`."""
     number = task.number
-    request = self._sender.submit(
-      self._put, 'backward', number, [dy], needs_dx=needs_dx
-    )
+    request = self._sender.submit(self._put, 'backward', number, [dy], needs_dx=needs_dx)
     dx = self._result(request, number, 'dx', task.x) if needs_dx else None
     return dx, self._result(request, number, 'dkernel', task.kernel)
 
@@ -113,10 +109,7 @@ class RemoteDevice:
 
     def receive():
       request.result()
-      _, data = self._call(
-        self._client.get, 'result', device=self._index, number=number,
-        part=name,
-      )  # fmt: skip
+      _, data = self._call(self._client.get, 'result', device=self._index, number=number, part=name)
       return transport.split(data, [shape])[0]
 
     return self._receiver.submit(receive)
@@ -136,9 +129,7 @@ def _says_lost(error):
   if isinstance(error, pa.ArrowInvalid):
     # Arrow has no type of its own for a connection that was closed here.
     return 'FlightClient is closed' in str(error)
-  return isinstance(
-    error, (flight.FlightUnavailableError, flight.FlightTimedOutError)
-  )
+  return isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError))
 
 
 class _Caller:
@@ -218,9 +209,7 @@ class OffloadServer(transport.Port):
         task.exported[request['name']] = program
       elif request['kind'] == 'forward':
         x, kernel = transport.split(data, task.exported['y'].in_avals)
-        self._results[*key, 'y'] = device.forward(
-          task, x, kernel, request['keep']
-        )
+        self._results[*key, 'y'] = device.forward(task, x, kernel, request['keep'])
       else:
         (dy,) = transport.split(data, task.exported['y'].out_avals)
         dx, dkernel = device.backward(task, dy, request['needs_dx'])

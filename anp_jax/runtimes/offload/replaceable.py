@@ -29,9 +29,12 @@ class ReplaceableDevice:
   """
 
   def __init__(
-    self, device, rank: int, substitute: device_lib.LocalDevice,
+    self,
+    device,
+    rank: int,
+    substitute: device_lib.LocalDevice,
     on_replaced: Callable = lambda: None,
-  ):  # fmt: skip
+  ):
     """Stands for a device.
 
     Args:
@@ -57,9 +60,7 @@ class ReplaceableDevice:
     """Whether its process has gone, or does not answer."""
     return self._device.is_lost
 
-  def forward(
-    self, task: device_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool
-  ):
+  def forward(self, task: device_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool):
     """Starts the forward pass; see `device.LocalDevice.forward`."""
     if keep:
       self._operands[task.number] = x, kernel

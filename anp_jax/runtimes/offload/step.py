@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import convolutions
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import convolutions, plan as plan_lib
 from anp_jax.parallel.sync import step as sync
 from anp_jax.runtimes.offload import operation
 
@@ -46,9 +45,7 @@ class OffloadStep(sync.SyncStep):
       if trained:
         split[i] = trained
     if split:
-      parts = operation.kernel_gradients(
-        list(split.values()), [totals[i] for i in split]
-      )
+      parts = operation.kernel_gradients(list(split.values()), [totals[i] for i in split])
       for i, part in zip(split, parts, strict=True):
         before = totals[i].shape[-1] - part.shape[-1]
         totals[i] += jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(before, 0)])
@@ -64,8 +61,6 @@ class OffloadStep(sync.SyncStep):
     counts = self._plan.counts(layer, features, 1 + len(self._devices))
     if counts is None or counts[0] == features:
       return convolve(x, kernel)
-    convolution = operation.OffloadedConvolution(
-      convolve, x, kernel, counts, self._devices
-    )
+    convolution = operation.OffloadedConvolution(convolve, x, kernel, counts, self._devices)
     self._convolutions.setdefault(f'{layer}/kernel', []).append(convolution)
     return operation.split(x, kernel, convolution)

@@ -1,7 +1,6 @@
 """Compiles for the models that come next, while a station trains."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 
 
@@ -15,9 +14,8 @@ class BackgroundCompiler:
   """
 
   def __init__(
-    self, name: str, models: Sequence[int], max_ahead: int, work: Callable,
-    on_error: Callable,
-  ):  # fmt: skip
+    self, name: str, models: Sequence[int], max_ahead: int, work: Callable, on_error: Callable
+  ):
     """Prepares the thread; `start` begins to compile.
 
     Args:

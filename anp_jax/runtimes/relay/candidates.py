@@ -7,12 +7,29 @@ from anp_jax import config as config_lib
 _KEY = 'config.strategy.models'
 # Groups and keys that may differ: all that is not of the run or of the shards.
 _FREE = (
-  'seed', 'batch_size', 'batch_size_per_device', 'accumulate',
-  'label_smoothing', 'ema', 'init', 'model', 'optimizer', 'schedule',
-  'data.augment', 'data.crop_area', 'data.crop_ratio', 'data.scale_range',
-  'data.rand_augment_ops', 'data.rand_augment_magnitude', 'data.erase',
-  'data.flip', 'data.mixup', 'data.cutmix', 'data.mean', 'data.std',
-)  # fmt: skip
+  'seed',
+  'batch_size',
+  'batch_size_per_device',
+  'accumulate',
+  'label_smoothing',
+  'ema',
+  'init',
+  'model',
+  'optimizer',
+  'schedule',
+  'data.augment',
+  'data.crop_area',
+  'data.crop_ratio',
+  'data.scale_range',
+  'data.rand_augment_ops',
+  'data.rand_augment_magnitude',
+  'data.erase',
+  'data.flip',
+  'data.mixup',
+  'data.cutmix',
+  'data.mean',
+  'data.std',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +72,16 @@ def create(config, devices: int) -> list[Candidate]:
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{_KEY}[{index}]={text!r}: {e}') from None
     per_device = model_config.batch_size_per_device
-    model_config = config_lib.replaced(model_config, {
-      # Another list must not make a candidate's checkpoints another model's.
-      'strategy.models': (),
-      'strategy.max_in_ring': 0,
-      'strategy.halving': 0,
-      'batch_size': model_config.batch_size or per_device * devices,
-    })  # fmt: skip
+    model_config = config_lib.replaced(
+      model_config,
+      {
+        # Another list must not make a candidate's checkpoints another model's.
+        'strategy.models': (),
+        'strategy.max_in_ring': 0,
+        'strategy.halving': 0,
+        'batch_size': model_config.batch_size or per_device * devices,
+      },
+    )
     candidates.append(Candidate(index, text.strip(), model_config, config.seed))
   return candidates
 
@@ -95,13 +115,10 @@ def _overrides(text):
     key, equals, value = part.partition('=')
     key = key.strip()
     if not equals:
-      raise config_lib.ConfigError(
-        f'{part.strip()!r}: expected key=value, with ; between several'
-      )
+      raise config_lib.ConfigError(f'{part.strip()!r}: expected key=value, with ; between several')
     if key in keys and key not in free:
       raise config_lib.ConfigError(
-        f'config.{key} is the same for all models of a ring; these may differ: '
-        f'{", ".join(_FREE)}'
+        f'config.{key} is the same for all models of a ring; these may differ: {", ".join(_FREE)}'
       )
     overrides[key] = value.strip()
   return overrides

@@ -4,13 +4,9 @@ from collections.abc import Callable
 import os
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager as checkpoint_lib
-from anp_jax.checkpoint import run_dir
-from anp_jax.reporting import summary
-from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import ensemble
-from anp_jax.runtimes.relay import leaderboard as leaderboard_lib
-from anp_jax.runtimes.relay import messages
+from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
+from anp_jax.reporting import summary, telemetry
+from anp_jax.runtimes.relay import ensemble, leaderboard as leaderboard_lib, messages
 from anp_jax.training import metric_labels
 
 _OPEN = (leaderboard_lib.GO_ON, leaderboard_lib.WAIT)
@@ -86,9 +82,8 @@ class RingController:
     """
     self._introduce()
     restored = [
-      message for model in self._ring.models
-      if (message := self._restored(model)) is not None
-    ]  # fmt: skip
+      message for model in self._ring.models if (message := self._restored(model)) is not None
+    ]
     first_models = self._policy.first_models()
     later_models = [m for m in self._policy.outside if m not in first_models]
     self._admit()
@@ -153,8 +148,7 @@ class RingController:
     if left and reason:
       run_dir.mark_stopped(self._ring.workdir, done, done + left, reason)
       note(
-        f'stopped after {done} of {done + left} steps of all models; run the '
-        'same command to resume'
+        f'stopped after {done} of {done + left} steps of all models; run the same command to resume'
       )
     return announce(self._ring, self._leaderboard)
 
@@ -163,17 +157,12 @@ class RingController:
     for text in (
       f'workdir  {ring.workdir}',
       f'strategy {ring.config.strategy.name}',
-      f'ring     {len(ring.candidates)} models, {ring.stations} stations, '
-      f'{ring.rungs.laps} laps',
+      f'ring     {len(ring.candidates)} models, {ring.stations} stations, {ring.rungs.laps} laps',
       f'parts    {", ".join(map(str, ring.sizes))} of {len(ring.source)} '
       f'examples of {ring.source.name}',
-      f'scores   {ring.config.checkpoint.best_metric} of '
-      f'{len(ring.eval_source)} examples',
+      f'scores   {ring.config.checkpoint.best_metric} of {len(ring.eval_source)} examples',
       *summary.cautions(
-        ring.config,
-        ring.source,
-        max(c.config.batch_size for c in ring.candidates),
-        min(ring.sizes),
+        ring.config, ring.source, max(c.config.batch_size for c in ring.candidates), min(ring.sizes)
       ),
     ):
       note(text)
@@ -236,9 +225,7 @@ class RingController:
     if not self._leaderboard.add(model, laps, event.step, event.scores):
       return
     self._leaderboard.write()
-    self._store.records.show_scores(
-      model, self._leaderboard.all_scores(model), laps == count
-    )
+    self._store.records.show_scores(model, self._leaderboard.all_scores(model), laps == count)
     note(
       f'{self._ring.candidates[model].name}  lap {laps} of {count}, step '
       f'{event.step}: {_text(event.scores)}'
@@ -260,9 +247,8 @@ class RingController:
 def open_leaderboard(ring) -> leaderboard_lib.Leaderboard:
   """Returns the leaderboard of a ring, with what its workdir has."""
   return leaderboard_lib.Leaderboard(
-    ring.workdir, ring.candidates, ring.rungs,
-    ring.config.checkpoint.best_metric,
-  )  # fmt: skip
+    ring.workdir, ring.candidates, ring.rungs, ring.config.checkpoint.best_metric
+  )
 
 
 def evaluate(ring, runners, store, which: str) -> dict:
@@ -294,9 +280,7 @@ def evaluate(ring, runners, store, which: str) -> dict:
     note(f'{candidate.name}  step {step}: {_text(scores)}')
     count += 1
   if not count:
-    raise config_lib.ConfigError(
-      f'{ring.workdir} has no checkpoint to evaluate'
-    )
+    raise config_lib.ConfigError(f'{ring.workdir} has no checkpoint to evaluate')
   return announce(ring, open_leaderboard(ring))
 
 

@@ -43,10 +43,7 @@ def score(folders: list[str], objective) -> dict[str, float]:
     labels, weights = scores.pop('labels'), scores.pop('weights')
     for name, probabilities in scores.items():
       totals[name] = totals.get(name, 0.0) + probabilities.astype(np.float64)
-  means = {
-    name: (total / len(folders)).astype(np.float32)
-    for name, total in totals.items()
-  }
+  means = {name: (total / len(folders)).astype(np.float32) for name, total in totals.items()}
   # The logarithm of a probability of 0 would be infinite.
   logits = np.log(np.maximum(means['anp'], 1e-30))
   sums = {}

@@ -5,18 +5,14 @@ import math
 import os
 import time
 
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import ring as ring_lib
-from anp_jax.system import files
-from anp_jax.system import markdown
+from anp_jax.runtimes.relay import candidates as candidates_lib, ring as ring_lib
+from anp_jax.system import files, markdown
 from anp_jax.training import metric_labels
 
 LOG = 'relay.jsonl'
 PAGE = 'leaderboard.md'
 # What becomes of a model, as it stands in the leaderboard.
-GO_ON, FINISHED, RETIRED, FAILED, WAIT = (
-  'goes on', 'finished', 'retired', 'failed', 'wait',
-)  # fmt: skip
+GO_ON, FINISHED, RETIRED, FAILED, WAIT = ('goes on', 'finished', 'retired', 'failed', 'wait')
 
 
 class Leaderboard:
@@ -53,9 +49,10 @@ class Leaderboard:
   def missing_scores(self, model: int, laps: int) -> list[int]:
     """Returns those of a model's laps that are due and have no score."""
     return [
-      k for k in range(1, laps + 1)
+      k
+      for k in range(1, laps + 1)
       if self._rungs.is_score_due(k) and (model, k) not in self._scores
-    ]  # fmt: skip
+    ]
 
   def add(self, model: int, laps: int, step: int, scores: dict) -> bool:
     """Records scores; returns False if they are recorded already."""
@@ -134,15 +131,17 @@ class Leaderboard:
     lines = [['', 'model', 'what differs', 'laps', 'state', *labels.values()]]
     for place, (candidate, scores) in enumerate(rows, 1):
       laps = scores.get('laps', 0)
-      values = [
-        metric_labels.format_value(k, scores[k]) if k in scores else ''
-        for k in labels
-      ]
+      values = [metric_labels.format_value(k, scores[k]) if k in scores else '' for k in labels]
       lines.append(
-        [f'{place}', candidate.name, candidate.text or 'nothing',
-         f'{laps} of {self._rungs.laps}', self._state(candidate.index, laps),
-         *values]
-      )  # fmt: skip
+        [
+          f'{place}',
+          candidate.name,
+          candidate.text or 'nothing',
+          f'{laps} of {self._rungs.laps}',
+          self._state(candidate.index, laps),
+          *values,
+        ]
+      )
     return markdown.table(lines)
 
   def write(self, footer: str = '') -> None:
@@ -172,10 +171,7 @@ class Leaderboard:
     """Returns whether a model has left the ring before so many laps."""
     if model in self._failures:
       return True
-    return any(
-      self._rungs.is_rung(k) and self.decide(model, k) == RETIRED
-      for k in range(1, laps)
-    )
+    return any(self._rungs.is_rung(k) and self.decide(model, k) == RETIRED for k in range(1, laps))
 
   def _value(self, model, laps):
     value = self._scores[model, laps].get(self._metric, math.nan)

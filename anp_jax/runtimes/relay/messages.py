@@ -104,16 +104,7 @@ class End:
 
 
 _KINDS = {
-  kind.__name__: kind
-  for kind in (
-    ModelMessage,
-    ScoreRequest,
-    Ranked,
-    Retired,
-    Scored,
-    Failed,
-    End,
-  )
+  kind.__name__: kind for kind in (ModelMessage, ScoreRequest, Ranked, Retired, Scored, Failed, End)
 }
 
 
@@ -216,12 +207,8 @@ class Sender:
     self._receiver = None
     if processes.count > 1:
       session = '' if processes.index else secrets.token_hex(8)
-      self._token = transport.session_token(
-        processes.secret, processes.gather(session)[0]
-      )
-      self._receiver = Receiver(
-        ring.config, processes.env, self._token, self._on_data
-      )
+      self._token = transport.session_token(processes.secret, processes.gather(session)[0])
+      self._receiver = Receiver(ring.config, processes.env, self._token, self._on_data)
       self._addresses = processes.gather(self._receiver.address)
 
   def send_event(self, address: int, event) -> None:
@@ -288,7 +275,6 @@ class Sender:
       if process not in self._clients:
         # The watchdog of the processes names a host that has gone sooner.
         self._clients[process] = transport.connect(
-          self._ring.config, self._addresses[process], self._token,
-          timeout=600.0,
-        )  # fmt: skip
+          self._ring.config, self._addresses[process], self._token, timeout=600.0
+        )
       return self._clients[process]

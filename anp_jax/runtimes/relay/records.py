@@ -4,8 +4,7 @@ import os
 import threading
 import time
 
-from anp_jax.reporting import event_file
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import event_file, telemetry
 from anp_jax.system import files
 
 _EVENTS = 'tensorboard'
@@ -72,9 +71,7 @@ class Records:
     """
     if model not in self._score_steps:
       self._score_steps[model] = {
-        r['step']
-        for r in telemetry.read(self._ring.folder(model))
-        if r['kind'] == 'validation'
+        r['step'] for r in telemetry.read(self._ring.folder(model)) if r['kind'] == 'validation'
       }
     for r in records:
       if r['step'] <= step and r['step'] not in self._score_steps[model]:
@@ -102,9 +99,12 @@ class Records:
     path = os.path.join(ring.folder(model), 'metrics.jsonl')
     size = ring.candidates[model].config.batch_size
     line = {
-      'kind': kind, 'step': step, 'time': when,
-      'epoch': step * size / len(ring.source), **values,
-    }  # fmt: skip
+      'kind': kind,
+      'step': step,
+      'time': when,
+      'epoch': step * size / len(ring.source),
+      **values,
+    }
     try:
       files.append_json_line(path, line)
     except OSError as e:  # a full disk: what is trained is worth more

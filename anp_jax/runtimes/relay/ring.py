@@ -10,8 +10,7 @@ from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import schedule as schedule_lib
+from anp_jax.runtimes.relay import candidates as candidates_lib, schedule as schedule_lib
 from anp_jax.training import objective as objective_lib
 
 _MODELS = 'models'
@@ -124,20 +123,25 @@ def create(config, workdir: str, processes) -> Ring:
   shards = schedule_lib.data_shards(source, sizes)
   first = sum(counts[: processes.index])
   return Ring(
-    config, workdir, candidates, source, eval_source, objective, sizes, owners,
-    rungs, config.strategy.max_in_ring or len(candidates),
+    config,
+    workdir,
+    candidates,
+    source,
+    eval_source,
+    objective,
+    sizes,
+    owners,
+    rungs,
+    config.strategy.max_in_ring or len(candidates),
     [
       schedule_lib.Station(number, mesh, shards[number])
       for number, mesh in enumerate(meshes, first)
     ],
-  )  # fmt: skip
+  )
 
 
 def _meshes(config):
   """Returns the mesh of each station of this process."""
   devices = jax.local_devices()
   each = 1 if config.strategy.station == 'device' else len(devices)
-  return [
-    mesh_lib.create(config, devices[i : i + each])
-    for i in range(0, len(devices), each)
-  ]
+  return [mesh_lib.create(config, devices[i : i + each]) for i in range(0, len(devices), each)]

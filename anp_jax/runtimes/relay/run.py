@@ -3,25 +3,25 @@
 import contextlib
 import queue
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import preemption
-from anp_jax.runtimes.relay import controller as controller_lib
-from anp_jax.runtimes.relay import messages
-from anp_jax.runtimes.relay import ring as ring_lib
-from anp_jax.runtimes.relay import runner as runner_lib
-from anp_jax.runtimes.relay import spans as spans_lib
-from anp_jax.runtimes.relay import store as store_lib
-from anp_jax.runtimes.relay import worker as worker_lib
+from anp_jax.runtimes.relay import (
+  controller as controller_lib,
+  messages,
+  ring as ring_lib,
+  runner as runner_lib,
+  spans as spans_lib,
+  store as store_lib,
+  worker as worker_lib,
+)
 from anp_jax.system import compile_cache
 
 _POLL = 0.05  # seconds
 
 
 def run(
-  config, workdir: str, processes: cluster.Processes, mode: str = 'train',
-  which: str = 'newest',
-) -> dict:  # fmt: skip
+  config, workdir: str, processes: cluster.Processes, mode: str = 'train', which: str = 'newest'
+) -> dict:
   """Trains, or continues, the models of a ring; or scores them again.
 
   Args:
@@ -86,14 +86,9 @@ class RingProcess:
     send_event = self._sender.send_event
     self._controller = None
     if not processes.index:
-      self._controller = controller_lib.RingController(
-        ring, runners[0], store, send_event
-      )
+      self._controller = controller_lib.RingController(ring, runners[0], store, send_event)
     self._workers = [
-      worker_lib.RingWorker(
-        r, queues[r.station.number], store, spans, send_event
-      )
-      for r in runners
+      worker_lib.RingWorker(r, queues[r.station.number], store, spans, send_event) for r in runners
     ]
     stack.callback(self._close)
 
@@ -171,11 +166,7 @@ class RingProcess:
     for worker in workers:
       worker.keep_waiting()
     self._store.wait()
-    return {
-      int(model): step
-      for process_steps in gathered
-      for model, step in process_steps.items()
-    }
+    return {int(model): step for process_steps in gathered for model, step in process_steps.items()}
 
   def _gather(self, value):
     """Gathers values; what was sent before is handled when this returns."""

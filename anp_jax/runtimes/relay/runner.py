@@ -1,7 +1,6 @@
 """A model at one station: its programs, and its stream of the shard there."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -9,19 +8,21 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import programs as programs_lib
-from anp_jax.runtimes.relay import schedule as schedule_lib
-from anp_jax.training import build
-from anp_jax.training import eval_loop
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
-from anp_jax.training import step as step_lib
+from anp_jax.runtimes.relay import (
+  candidates as candidates_lib,
+  programs as programs_lib,
+  schedule as schedule_lib,
+)
+from anp_jax.training import (
+  build,
+  eval_loop,
+  objective as objective_lib,
+  run_spec,
+  step as step_lib,
+)
 
 _NAMES = ('init_fn', 'train_step', 'eval_step', 'predict_step')
 
@@ -58,16 +59,13 @@ class Runner:
     division.check(config, config.batch_size, self._mesh)
     # Schedules end with the last step: with several shards, more batches are
     # filled up than with one.
-    build_config = config_lib.replaced(
-      config, {'duration': f'{schedule.total} steps'}
-    )
+    build_config = config_lib.replaced(config, {'duration': f'{schedule.total} steps'})
     self._objective = objective_lib.create(self._shard.vocabulary, config)
     self._build = build.create(
       run_spec.RunSpec(
-        build_config, self._mesh, self._objective, config.batch_size,
-        schedule.examples,
+        build_config, self._mesh, self._objective, config.batch_size, schedule.examples
       )
-    )  # fmt: skip
+    )
     self.abstract_state = self._build.abstract_state
     self._save_every = config_lib.steps(
       config.checkpoint.every, config.batch_size, schedule.examples
@@ -75,13 +73,9 @@ class Runner:
     self._metric_names = step_lib.metric_names(self._objective)
     self._stream, self._validation = (
       stream_lib.Stream(
-        config_lib.replaced(config, {'seed': seed}),
-        mesh_lib.batch_sharding(self._mesh),
+        config_lib.replaced(config, {'seed': seed}), mesh_lib.batch_sharding(self._mesh)
       )
-      for seed in (
-        schedule_lib.stream_seed(config.seed, station.number),
-        candidate.run_seed,
-      )
+      for seed in (schedule_lib.stream_seed(config.seed, station.number), candidate.run_seed)
     )
     self._feed = self._next = None
     self._compiled = programs_lib.Once()
@@ -92,18 +86,14 @@ class Runner:
     Args:
       folder: of the model, see `weights.initial.load`.
     """
-    weights, _ = initial.load(
-      self.config, self._build, self._shard.vocabulary, folder
-    )
+    weights, _ = initial.load(self.config, self._build, self._shard.vocabulary, folder)
     return self._program('init_fn', weights)(weights)
 
   def place(self, state) -> state_lib.TrainState:
     """Returns a state, or its bytes, on the devices of the station."""
     return _placed(state, self.abstract_state)
 
-  def compile(
-    self, validation: int, begins: bool, stopped: Callable = lambda: False
-  ) -> None:
+  def compile(self, validation: int, begins: bool, stopped: Callable = lambda: False) -> None:
     """Compiles what is not compiled yet, in the order in which it is needed.
 
     Args:
@@ -116,8 +106,9 @@ class Runner:
     evaluated = self.abstract_state.evaluated()
     programs = [
       ('train_step', self._train_arguments()),
-      ('eval_step', (*evaluated, batch)), ('predict_step', (*evaluated, batch)),
-    ]  # fmt: skip
+      ('eval_step', (*evaluated, batch)),
+      ('predict_step', (*evaluated, batch)),
+    ]
     # One that takes weights is compiled with their shapes, when it has them.
     if begins and not self.config.init['from']:
       programs.insert(0, ('init_fn', ({},)))
@@ -135,17 +126,13 @@ class Runner:
     if self._feed is None or self._next != first:
       self.close()
       # Open from lap to lap: a segment begins where the last one ended.
-      self._feed = self._stream.train(
-        self._shard, self.config.batch_size, first
-      )
+      self._feed = self._stream.train(self._shard, self.config.batch_size, first)
       self._next = first
     self._program('train_step', *self._train_arguments())
 
   def train(
     self, state, start_step: int, count: int, stopped: Callable = lambda: False
-  ) -> Iterator[
-    tuple[delayed_metrics.StepMetrics, state_lib.TrainState | None]
-  ]:
+  ) -> Iterator[tuple[delayed_metrics.StepMetrics, state_lib.TrainState | None]]:
     """Makes the steps of a segment; call `prepare` first.
 
     Args:
@@ -212,9 +199,7 @@ class Runner:
     for batch in self._validation.evaluation(source):
       program = self._program('predict_step', params, stats, batch)
       batches.append(
-        jax.device_get(
-          (program(params, stats, batch), batch['label'], batch['weight'])
-        )
+        jax.device_get((program(params, stats, batch), batch['label'], batch['weight']))
       )
     return jax.tree.map(lambda *x: np.concatenate(x)[: len(source)], *batches)
 
@@ -275,9 +260,8 @@ class Runners:
     """
     if model not in self._runners:
       runner = Runner(
-        self.ring.candidates[model], self.ring.schedule(model), self.station,
-        self._programs,
-      )  # fmt: skip
+        self.ring.candidates[model], self.ring.schedule(model), self.station, self._programs
+      )
       # Of two threads that make one at the same time, the first one's counts.
       self._runners.setdefault(model, runner)
     return self._runners[model]

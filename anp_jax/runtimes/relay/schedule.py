@@ -59,8 +59,7 @@ def shard_sizes(config, examples: int, stations: int) -> tuple[int, ...]:
   shares = config.strategy.shares
   if shares and len(shares) != stations:
     raise config_lib.ConfigError(
-      f'config.strategy.shares={tuple(shares)}: expected {stations}, one for '
-      'each station'
+      f'config.strategy.shares={tuple(shares)}: expected {stations}, one for each station'
     )
   sizes = apportionment.apportion(examples, shares or (1,) * stations)
   if not min(sizes):
@@ -153,9 +152,7 @@ class RingSchedule:
       return None
     i = bisect.bisect_right(self._starts, step) - 1
     segment, done = self._segments[i], step - self._starts[i]
-    return segment._replace(
-      first=segment.first + done, count=segment.count - done
-    )
+    return segment._replace(first=segment.first + done, count=segment.count - done)
 
   def laps_done(self, step: int) -> int:
     """Returns the laps that are complete after so many steps."""

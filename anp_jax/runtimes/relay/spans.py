@@ -38,9 +38,14 @@ class Spans:
       yield fields
     finally:
       line = {
-        'station': station, 'what': what, 'model': model, 'lap': lap,
-        'start': start, 'end': time.time(), **fields,
-      }  # fmt: skip
+        'station': station,
+        'what': what,
+        'model': model,
+        'lap': lap,
+        'start': start,
+        'end': time.time(),
+        **fields,
+      }
       with self._lock, contextlib.suppress(OSError):  # a full disk
         files.append_json_line(self._path, line)
 

@@ -5,8 +5,7 @@ import os
 import threading
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager as checkpoint_lib
-from anp_jax.checkpoint import run_dir
+from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
 from anp_jax.data import sources
 from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes.relay import records as records_lib
@@ -68,9 +67,7 @@ class Store:
     self._training = training
     self._held, self._best = {}, {}  # (model, step) -> state; model -> folder
     self._damage = [
-      delayed_metrics.DamageCounter(
-        ring.config, ring.source.name, c.config.batch_size
-      )
+      delayed_metrics.DamageCounter(ring.config, ring.source.name, c.config.batch_size)
       for c in ring.candidates
     ]
     self._save_seconds = 0.0  # of models that were let go
@@ -115,9 +112,7 @@ class Store:
   def expected_save_seconds(self) -> float:
     """Returns the seconds that a save takes; any thread may call it."""
     checkpoints = [*self._checkpoints.values(), *self._best.values()]
-    return max(
-      (self._save_seconds, *(c.expected_save_seconds() for c in checkpoints))
-    )
+    return max((self._save_seconds, *(c.expected_save_seconds() for c in checkpoints)))
 
   def let_go(self, model: int) -> None:
     """Returns once a model's last save is done and its files are closed."""
@@ -126,9 +121,7 @@ class Store:
       checkpoints = self._checkpoints.pop(model, None)
     if checkpoints:
       checkpoints.close()
-      self._save_seconds = max(
-        self._save_seconds, checkpoints.expected_save_seconds()
-      )
+      self._save_seconds = max(self._save_seconds, checkpoints.expected_save_seconds())
 
   def wait(self) -> None:
     """Returns once all saves are done."""
@@ -141,9 +134,7 @@ class Store:
     for checkpoints in [*self._checkpoints.values(), *self._best.values()]:
       checkpoints.close()
 
-  def record_step(
-    self, model: int, metrics: delayed_metrics.StepMetrics
-  ) -> None:
+  def record_step(self, model: int, metrics: delayed_metrics.StepMetrics) -> None:
     """Records the metrics of a model's step, as often as config.log.every says.
 
     Raises:
@@ -151,17 +142,18 @@ class Store:
     """
     damage, step = self._damage[model], metrics.step
     damage.add_step(metrics.values['damaged'])
-    if (
-      step % self._log_every == 0 or step == self._runners[model].schedule.total
-    ):
+    if step % self._log_every == 0 or step == self._runners[model].schedule.total:
       values = metrics.values | {'damaged': damage.damaged}
       self.records.train(model, step, values)
 
   def _open(self, model, kinds):
     return checkpoint_lib.Checkpoints(
-      self._ring.folder(model), self._ring.candidates[model].config,
-      self._fingerprint, self._runners[model].abstract_state, kinds=kinds,
-    )  # fmt: skip
+      self._ring.folder(model),
+      self._ring.candidates[model].config,
+      self._fingerprint,
+      self._runners[model].abstract_state,
+      kinds=kinds,
+    )
 
 
 def _refusal(ring, training):
@@ -196,13 +188,8 @@ def _difference(saved, current, config):
     ('laps', 'ring: its models make laps:'),
   ):
     if saved[key] != current[key]:
-      return (
-        f'{what} {saved[key]}, not {current[key]}; choose another --workdir'
-      )
+      return f'{what} {saved[key]}, not {current[key]}; choose another --workdir'
   if saved['models'] != current['models'][: len(saved['models'])]:
-    return (
-      'ring: config.strategy.models may only grow at its end; choose another '
-      '--workdir'
-    )
+    return 'ring: config.strategy.models may only grow at its end; choose another --workdir'
   difference = config_lib.difference(saved['config'], config)
   return difference and f'run: {difference}; choose another --workdir'

@@ -1,7 +1,6 @@
 """The strategy `relay`: many models in a ring; see `run`."""
 
-from anp_jax.config import keys
-from anp_jax.config import rules
+from anp_jax.config import keys, rules
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
 
@@ -19,28 +18,32 @@ class Relay(sync.Sync):
     return {
       # A list that may grow at its end; candidates without one have none.
       'models': keys.value(
-        (), "what differs in each, as in ('seed=1', 'seed=2; model.width=32')",
+        (),
+        "what differs in each, as in ('seed=1', 'seed=2; model.width=32')",
         lambda models: models and all(isinstance(m, str) for m in models),
-        "texts such as ('seed=1', 'seed=2; model.width=32')", resumable=True,
+        "texts such as ('seed=1', 'seed=2; model.width=32')",
+        resumable=True,
       ),
       'station': keys.text(
-        'device', 'what holds a part of the data; host: all of its devices',
-        ('device', 'host'),
+        'device', 'what holds a part of the data; host: all of its devices', ('device', 'host')
       ),
       'max_in_ring': keys.integer(
-        0, 'models at a time; others follow those that leave; 0: all',
-        at_least=0, resumable=True,
+        0, 'models at a time; others follow those that leave; 0: all', at_least=0, resumable=True
       ),
       'halving': keys.value(
-        0, 'after 1, h, h^2 .. epochs the best 1/h go on; 0: all do',
-        lambda factor: factor == 0 or factor >= 2, '0, or 2 or more',
+        0,
+        'after 1, h, h^2 .. epochs the best 1/h go on; 0: all do',
+        lambda factor: factor == 0 or factor >= 2,
+        '0, or 2 or more',
       ),
       'shares': keys.Key(
-        (), 'of the training set, for each station, in proportion; (): alike',
-        check=rules.check_shares, resumable=True,
+        (),
+        'of the training set, for each station, in proportion; (): alike',
+        check=rules.check_shares,
+        resumable=True,
       ),
       **transport_keys.KEYS,
-    }  # fmt: skip
+    }
 
   def alternatives(self, config):
     """What differs in each model of the ring."""
@@ -60,15 +63,18 @@ class Relay(sync.Sync):
     """Refuses records and balances that a ring cannot have."""
     rules.check_tls(config)
     rules.check(
-      not config['log.wandb'], 'log.wandb', config['log.wandb'],
+      not config['log.wandb'],
+      'log.wandb',
+      config['log.wandb'],
       "'' where strategy.name is relay: its models have records of their own",
-    )  # fmt: skip
+    )
     balance = config['data.balance']
     rules.check(
-      balance == 'none', 'data.balance', balance,
-      "'none' where strategy.name is relay: a station knows its own part of "
-      'the data only',
-    )  # fmt: skip
+      balance == 'none',
+      'data.balance',
+      balance,
+      "'none' where strategy.name is relay: a station knows its own part of the data only",
+    )
 
   def joins_jax(self, config, mode):
     """No program spans the processes of a ring."""
@@ -78,6 +84,4 @@ class Relay(sync.Sync):
     """Trains the models of the ring, or scores them again."""
     from anp_jax.runtimes.relay import run
 
-    return run.run(
-      job.config, job.workdir, job.processes, job.mode, job.checkpoint
-    )
+    return run.run(job.config, job.workdir, job.processes, job.mode, job.checkpoint)

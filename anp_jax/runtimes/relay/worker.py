@@ -19,9 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from anp_jax.reporting import delayed_metrics
-from anp_jax.runtimes.relay import background_compiler
-from anp_jax.runtimes.relay import ensemble
-from anp_jax.runtimes.relay import messages
+from anp_jax.runtimes.relay import background_compiler, ensemble, messages
 
 
 class RingWorker:
@@ -52,9 +50,7 @@ class RingWorker:
     self._queue = queue
     self._compiler = None
     self._first_models = ()
-    self._thread = threading.Thread(
-      target=self._run, name=f'station {self._number}', daemon=True
-    )
+    self._thread = threading.Thread(target=self._run, name=f'station {self._number}', daemon=True)
 
   def start(self, first_models, later_models) -> None:
     """Begins to work.
@@ -67,9 +63,12 @@ class RingWorker:
     """
     self._first_models = first_models
     self._compiler = background_compiler.BackgroundCompiler(
-      f'ahead of station {self._number}', later_models, self._ring.max_in_ring,
-      self._compile, self._on_error,
-    )  # fmt: skip
+      f'ahead of station {self._number}',
+      later_models,
+      self._ring.max_in_ring,
+      self._compile,
+      self._on_error,
+    )
     self._thread.start()
 
   def stop(self) -> None:
@@ -158,9 +157,7 @@ class RingWorker:
       jax.default_device(self._station.mesh.devices.flat[0]),
       self._record('compile', model, None),
     ):
-      self._runners[model].compile(
-        len(self._ring.eval_source), not self._number, stopped
-      )
+      self._runners[model].compile(len(self._ring.eval_source), not self._number, stopped)
 
   def _train(self, message):
     """Trains a model on this station's shard, and sends it on."""
@@ -232,9 +229,7 @@ class RingWorker:
   def _send_on(self, message):
     """Sends a model to the next station; after the last, to the controller."""
     is_last = self._number + 1 == self._ring.stations
-    self._send_event(
-      messages.CONTROLLER if is_last else self._number + 1, message
-    )
+    self._send_event(messages.CONTROLLER if is_last else self._number + 1, message)
 
   def _score(self, request):
     """Scores a model; after the last lap, keeps its probabilities, too."""
@@ -243,17 +238,10 @@ class RingWorker:
     with self._record('score', model, laps):
       scores = runner.score(request.state, source)
       if laps == self._ring.rungs.laps:
-        ensemble.write(
-          self._ring.folder(model),
-          *runner.probabilities(request.state, source),
-        )
-    self._send_event(
-      messages.CONTROLLER, messages.Scored(model, laps, request.step, scores)
-    )
+        ensemble.write(self._ring.folder(model), *runner.probabilities(request.state, source))
+    self._send_event(messages.CONTROLLER, messages.Scored(model, laps, request.step, scores))
     if runner.config.checkpoint.keep_best:
-      self._send_event(
-        request.origin, messages.Ranked(model, request.step, scores=scores)
-      )
+      self._send_event(request.origin, messages.Ranked(model, request.step, scores=scores))
 
   def _keep(self, message):
     """Saves a state that was scored, if it is among the best."""
@@ -270,9 +258,7 @@ class RingWorker:
       runner.release()
     self._store.records.close_model(message.model)
     if self._number + 1 < self._ring.stations:
-      self._send_event(
-        self._number + 1, messages.Retired(message.model, message.step)
-      )
+      self._send_event(self._number + 1, messages.Retired(message.model, message.step))
 
   def _save_elsewhere(self, message):
     """Saves a state that another station may have made."""

@@ -7,28 +7,26 @@ import time
 from absl import logging
 import jax
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.checkpoint import manager as checkpoint_lib
-from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax import cluster, config as config_lib
+from anp_jax.checkpoint import manager as checkpoint_lib, run_dir as workdir_lib
 from anp_jax.cluster import preemption
 from anp_jax.data import sources
-from anp_jax.reporting import run_page
-from anp_jax.reporting import summary
-from anp_jax.reporting import telemetry as telemetry_lib
+from anp_jax.reporting import run_page, summary, telemetry as telemetry_lib
 from anp_jax.reporting.analysis import run as evaluation
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import scheduler as scheduler_lib
-from anp_jax.runtimes.server import service as service_lib
-from anp_jax.runtimes.server import session as session_lib
-from anp_jax.runtimes.server import setup as setup_lib
-from anp_jax.runtimes.server import simulation as simulation_lib
-from anp_jax.runtimes.server import slice_optimizer
-from anp_jax.runtimes.server import update_metrics
+from anp_jax.runtimes.server import (
+  log as log_lib,
+  look_ahead,
+  parameter_store,
+  rendezvous,
+  scheduler as scheduler_lib,
+  service as service_lib,
+  session as session_lib,
+  setup as setup_lib,
+  simulation as simulation_lib,
+  slice_optimizer,
+  update_metrics,
+)
 from anp_jax.training import eval_loop
 
 _POLL = 0.02  # seconds
@@ -42,9 +40,7 @@ class Chief:
   server has lost its slice: then all roll back to the newest checkpoint.
   """
 
-  def __init__(
-    self, participant: rendezvous.Participant, processes, workers: int
-  ):
+  def __init__(self, participant: rendezvous.Participant, processes, workers: int):
     """Opens data, checkpoints and the port.
 
     Args:
@@ -69,10 +65,7 @@ class Chief:
     workdir_lib.open_or_refuse(workdir, config, setup.source.vocabulary)
     workdir_lib.record_class_sizes(workdir, setup.source)
     self._checkpoints = checkpoint_lib.Checkpoints(
-      workdir,
-      config,
-      sources.fingerprint(setup.source),
-      setup.program.abstract_state,
+      workdir, config, sources.fingerprint(setup.source), setup.program.abstract_state
     )
     self._stream = setup.stream()
     examples = len(setup.source)
@@ -97,12 +90,14 @@ class Chief:
       state, lines = self._setup.initial_state(self._workdir)
     version = int(state.step)
     self._telemetry = summary.telemetry(
-      self._config, self._workdir, self._setup.mesh,
+      self._config,
+      self._workdir,
+      self._setup.mesh,
       telemetry_lib.RunLength(
         self._total, self._config.batch_size, len(self._setup.source), version
       ),
       lambda: self._update_time or time.monotonic(),
-    )  # fmt: skip
+    )
     self._log_run_info(version, lines)
     if version < self._total:
       summary.log_changes(self._telemetry, self._checkpoints, self._program)
@@ -146,9 +141,7 @@ class Chief:
       if session.failed:
         raise cluster.Failed(session.failed)
       if session.lost:
-        logging.warning(
-          'a parameter server restarted: rolling back to the newest checkpoint'
-        )
+        logging.warning('a parameter server restarted: rolling back to the newest checkpoint')
         return False
       if not self._vote and self._processes.vote():
         self._vote = self._processes.vote()
@@ -194,16 +187,9 @@ class Chief:
     if version < total:
       reason = preemption.REASONS.get(self._vote, 'a signal')
       workdir_lib.mark_stopped(self._workdir, version, total, reason)
-      self._telemetry.note(
-        f'stopped at step {version} of {total}; run the same command to resume'
-      )
+      self._telemetry.note(f'stopped at step {version} of {total}; run the same command to resume')
     elif self._trains or not run_page.exists(self._workdir):
-      summary.report(
-        self._config,
-        self._workdir,
-        self._setup.mesh,
-        self._program.abstract_state,
-      )
+      summary.report(self._config, self._workdir, self._setup.mesh, self._program.abstract_state)
     self._telemetry.close()
     return self._scores or summary.last_scores(self._workdir)
 
@@ -225,9 +211,8 @@ class Chief:
   def _with_batch_size(self):
     data_shards = self._data_shards
     config = workdir_lib.with_batch_size(
-      self._participant.config, self._workdir,
-      jax.local_device_count() * data_shards,
-    )  # fmt: skip
+      self._participant.config, self._workdir, jax.local_device_count() * data_shards
+    )
     if config.batch_size % data_shards:
       raise config_lib.ConfigError(
         f'config.batch_size={config.batch_size} does not divide by the '
@@ -263,9 +248,7 @@ class Chief:
       session_lib.snapshot_test(run.settings),
       run.settings['max_pending'],
     )
-    scheduler = scheduler_lib.TicketScheduler(
-      config, self._total, version, used, self._workers
-    )
+    scheduler = scheduler_lib.TicketScheduler(config, self._total, version, used, self._workers)
     self._session = session_lib.ChiefSession(
       secrets.token_hex(8), store, scheduler, self._log, starts, run
     )
@@ -300,10 +283,13 @@ class Chief:
     total, server = self._total, setup.optimizers[0]
     note(f'workdir  {self._workdir}')
     summary.log_run_info(
-      self._telemetry, self._config, setup.mesh, self._program.abstract_state,
+      self._telemetry,
+      self._config,
+      setup.mesh,
+      self._program.abstract_state,
       (setup.source, self._eval_source),
       workdir_lib.class_sizes(self._workdir, len(setup.source.vocabulary)),
-    )  # fmt: skip
+    )
     note(
       f'server   {s.mode}: {self._workers} workers, {s.servers} '
       f'{"dedicated servers" if s.dedicated else "of them servers"}, '
@@ -315,8 +301,10 @@ class Chief:
     for line in lines:
       note(line)
     if version == total:
-      note(f'{self._workdir} is finished: step {version} of {total}; for more, '
-           'set a longer config.duration or another --workdir')  # fmt: skip
+      note(
+        f'{self._workdir} is finished: step {version} of {total}; for more, '
+        'set a longer config.duration or another --workdir'
+      )
     elif version:
       note(f'continuing from step {version} of {total}')
 
@@ -353,9 +341,7 @@ class Chief:
       try:
         client = self._participant.connect(session.addresses[index])
         with contextlib.closing(client):
-          _, data = client.get(
-            'snapshot', session=session.name, version=version
-          )
+          _, data = client.get('snapshot', session=session.name, version=version)
           return data
       except transport.CONNECTION_ERRORS as e:
         text = transport.describe_error(e)
@@ -386,9 +372,7 @@ class Chief:
       batches = self._stream.evaluation(source)
       batches = self._processes.heartbeat_each(batches, 'evaluating', version)
       if version == self._total and self._config.eval.examples:
-        subject = evaluation.Subject(
-          self._config, self._workdir, program, source, version
-        )
+        subject = evaluation.Subject(self._config, self._workdir, program, source, version)
         scores = evaluation.of_training(subject, state, batches)
       else:
         scores = eval_loop.run(program.eval_step, state, batches)

@@ -28,9 +28,7 @@ class GradientProgram:
     """
     self.layout = layout
     self._replicated = mesh_lib.replicated(mesh)
-    function = jax.jit(
-      _make(config, program, layout), out_shardings=self._replicated
-    )
+    function = jax.jit(_make(config, program, layout), out_shardings=self._replicated)
     self._program = function.lower(
       self._abstract((layout.params.size,), layout.wire_dtype),
       self._abstract((layout.stats.size,), layout.stats.dtype),
@@ -87,9 +85,12 @@ def _make(config, program, layout):
     sizes = jnp.stack([sums['loss'], norm, jnp.abs(stats_delta).sum()])
     finite = jnp.isfinite(sizes).all()
     values = sums | {
-      'weight': weight, 'damaged': damaged, 'grad_norm': norm,
-      'finite': finite, 'vote': vote,
-    }  # fmt: skip
+      'weight': weight,
+      'damaged': damaged,
+      'grad_norm': norm,
+      'finite': finite,
+      'vote': vote,
+    }
     return grads, stats_delta, values
 
   return gradient

@@ -18,8 +18,7 @@ import optax
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import setup as setup_lib
+from anp_jax.runtimes.server import look_ahead, setup as setup_lib
 from anp_jax.training import optimizer as optimizer_lib
 
 _TURNS = 5

@@ -52,16 +52,12 @@ class FlatTree:
           f"network's {mesh_lib.path_name(path)} is {leaf.dtype}"
         )
     self._structure = jax.tree.structure(tree)
-    self._order = sorted(
-      range(len(leaves)), key=lambda i: leaves[i][1].ndim < 2
-    )
+    self._order = sorted(range(len(leaves)), key=lambda i: leaves[i][1].ndim < 2)
     self._shapes = [tuple(leaves[i][1].shape) for i in self._order]
     self._sizes = [int(np.prod(shape)) for shape in self._shapes]
     self.names = [mesh_lib.path_name(leaves[i][0]) for i in self._order]
     self.size = sum(self._sizes)
-    self.matrices = sum(
-      n for n, shape in zip(self._sizes, self._shapes) if len(shape) > 1
-    )
+    self.matrices = sum(n for n, shape in zip(self._sizes, self._shapes) if len(shape) > 1)
 
   def flatten(self, tree, xp=jnp):
     """Returns a tree's leaves as a (size,) vector; xp is the library to use."""
@@ -107,8 +103,7 @@ class FlatTree:
     units = -(-self.size // _ALIGNED)
     if count > units:
       raise config_lib.ConfigError(
-        f'config.strategy.servers={count}: {self.size} parameters are too few '
-        'to cut'
+        f'config.strategy.servers={count}: {self.size} parameters are too few to cut'
       )
     cuts = [units * i // count * _ALIGNED for i in range(count)]
     return list(map(slice, cuts, [*cuts[1:], self.size]))

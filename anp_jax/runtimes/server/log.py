@@ -30,9 +30,7 @@ class UpdateLog:
       settings: JSON values.
     """
     path = os.path.join(workdir, NAME)
-    records = [
-      r for r in read(workdir) if r.get('start', r.get('order')) < version
-    ]
+    records = [r for r in read(workdir) if r.get('start', r.get('order')) < version]
     lines = map(json.dumps, [*records, {'start': version, **settings}])
     files.write_atomic(path, '\n'.join(lines) + '\n')
     self._file = open(path, 'a')
@@ -69,17 +67,13 @@ def used_steps(records: list[dict], version: int) -> set[int]:
   An update that is not in the log was made by a strategy that takes the batch
   of step n for update n.
   """
-  steps = {
-    r['order']: r['parts'][0]['ticket'][0] for r in records if 'order' in r
-  }
+  steps = {r['order']: r['parts'][0]['ticket'][0] for r in records if 'order' in r}
   return {steps.get(n, n) for n in range(version)}
 
 
 def simulated_seconds(records: list[dict], version: int) -> float:
   """Returns when the update to a version was made; 0 if the log has no time."""
-  parts = next(
-    (r['parts'] for r in records if r.get('order') == version - 1), []
-  )
+  parts = next((r['parts'] for r in records if r.get('order') == version - 1), [])
   return max((part.get('seconds', 0.0) for part in parts), default=0.0)
 
 

@@ -152,9 +152,7 @@ class LookAhead:
     old = state.opt_state
     if method == 'dana':
       old = optax.tree.set(old, trace=state.momentum)
-    updates, new = self._chain.update(
-      gradient, old, state.params, decays=decays
-    )
+    updates, new = self._chain.update(gradient, old, state.params, decays=decays)
     momentum = None
     if method == 'dana':
       momentum = _trace(new)
@@ -168,9 +166,7 @@ class LookAhead:
       is_full = count == n
       trace = jnp.where(is_full, total / n, _trace(old))
       new = optax.tree.set(new, trace=trace)
-      momentum = Cycle(
-        total=jnp.where(is_full, 0, total), count=jnp.where(is_full, 0, count)
-      )
+      momentum = Cycle(total=jnp.where(is_full, 0, total), count=jnp.where(is_full, 0, count))
     if method != 'none' and self.keeps_read:
       before = self.expected(state.opt_state, state.momentum)
       after = self.expected(new, momentum)
@@ -203,13 +199,9 @@ class LookAhead:
         blocks = [_without(b, m, count) for b, m in zip(blocks, old.blocks)]
         momenta[i] = WorkerMomentum('', old.order, None)
     index = _claim(momenta, worker, in_flight)
-    vectors = momenta[index].blocks or [
-      np.zeros_like(_trace(block.opt_state)) for block in blocks
-    ]
+    vectors = momenta[index].blocks or [np.zeros_like(_trace(block.opt_state)) for block in blocks]
     momenta[index] = WorkerMomentum(worker, order, None)
-    blocks = [
-      b.replace(momentum=m) for b, m in zip(blocks, vectors, strict=True)
-    ]
+    blocks = [b.replace(momentum=m) for b, m in zip(blocks, vectors, strict=True)]
     return state.replace(blocks=tuple(blocks), momenta=tuple(momenta)), index
 
   def release(self, state, index: int | None):
@@ -231,9 +223,7 @@ class LookAhead:
     if block.momentum is None:
       return block
     expected = self.expected(block.opt_state, block.momentum)
-    return block.replace(
-      opt_state=optax.tree.set(block.opt_state, trace=expected), momentum=None
-    )
+    return block.replace(opt_state=optax.tree.set(block.opt_state, trace=expected), momentum=None)
 
   def expected(self, opt_state, momentum):
     """Returns e, the mean momentum of the next n updates.

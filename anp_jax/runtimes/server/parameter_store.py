@@ -49,9 +49,7 @@ class ParameterStore:
     self._closed = False
     self.error = ''
     self._changed = threading.Condition()
-    threading.Thread(
-      target=self._run, name='parameter store', daemon=True
-    ).start()
+    threading.Thread(target=self._run, name='parameter store', daemon=True).start()
 
   @property
   def version(self) -> int:
@@ -140,9 +138,7 @@ class ParameterStore:
         if state is None:
           raise InvalidMessage(f'version {version} is not kept here')
         self._fetched = version, state.replace(momenta=())
-        self._snapshots = {
-          v: s for v, s in self._snapshots.items() if v > version
-        }
+        self._snapshots = {v: s for v, s in self._snapshots.items() if v > version}
         self._changed.notify_all()
       return self._fetched[1]
 
@@ -153,9 +149,7 @@ class ParameterStore:
       self._changed.notify_all()
 
   def _wait_for_version(self, version, timeout):
-    self._changed.wait_for(
-      lambda: self._version >= version or self._closed, timeout
-    )
+    self._changed.wait_for(lambda: self._version >= version or self._closed, timeout)
     if self._version < version:
       raise TimeoutError(f'version {version} is not there yet')
 
@@ -164,10 +158,7 @@ class ParameterStore:
     while not error:
       with self._changed:
         self._changed.wait_for(
-          lambda: (
-            self._closed
-            or (self._updates and len(self._snapshots) < _SNAPSHOTS)
-          )
+          lambda: self._closed or (self._updates and len(self._snapshots) < _SNAPSHOTS)
         )
         if self._closed:
           return
@@ -190,13 +181,9 @@ class ParameterStore:
     if read is not None:
       expected = contributions[0]['reads'][self.optimizer.index]
       if version != expected:
-        return (
-          f'update {order} is of weights {expected}, but {version} was read'
-        )
+        return f'update {order} is of weights {expected}, but {version} was read'
       read = np.concatenate(read)
-    state, finite = self.optimizer.apply(
-      self._state, gradients, stats_deltas, contributions, read
-    )
+    state, finite = self.optimizer.apply(self._state, gradients, stats_deltas, contributions, read)
     if not finite:
       return f'update {order} is not finite; nothing of it was saved'
     with self._changed:

@@ -24,9 +24,7 @@ class RunEnded(OSError):
   def __init__(self, record: dict):
     self.record = record
     failed = record['over']
-    super().__init__(
-      f'the run in this workdir has ended{": " if failed else ""}{failed}'
-    )
+    super().__init__(f'the run in this workdir has ended{": " if failed else ""}{failed}')
 
 
 def launch_id(env: cluster_env.ClusterEnv) -> str:
@@ -78,9 +76,7 @@ class Participant:
       ConfigError: if the port cannot be opened.
     """
     is_chief = self.env.index == 0
-    session = (
-      secrets.token_hex(8) if is_chief else read_address(self.workdir)[1]
-    )
+    session = secrets.token_hex(8) if is_chief else read_address(self.workdir)[1]
     service = service_lib.Service(
       self.config, self.env, transport.session_token(self.secret, session)
     )
@@ -154,6 +150,4 @@ def read_address(workdir: str) -> tuple[str, str]:
 
 
 def _write(workdir, record):
-  files.write_atomic(
-    os.path.join(workdir, NAME), json.dumps(record), mode=0o600
-  )
+  files.write_atomic(os.path.join(workdir, NAME), json.dumps(record), mode=0o600)

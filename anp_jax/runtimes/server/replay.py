@@ -14,11 +14,9 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import trust
+from anp_jax.config import argument_parser, trust
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import strategy
+from anp_jax.runtimes.server import log as log_lib, strategy
 from anp_jax.system import xla_flags
 
 
@@ -37,8 +35,7 @@ def replay(config, records: list[dict], version: int):
     ConfigError: if the log has not all of these updates.
   """
   # Heavy: only once the input is known to be good.
-  from anp_jax.runtimes.server import look_ahead
-  from anp_jax.runtimes.server import setup as setup_lib
+  from anp_jax.runtimes.server import look_ahead, setup as setup_lib
 
   updates = {r['order']: r for r in records if 'order' in r}
   missing = next((n for n in range(version) if n not in updates), None)
@@ -55,9 +52,7 @@ def replay(config, records: list[dict], version: int):
     if state is None:
       state = jax.device_get(setup.initial_state()[0])
     first = int(state.step)
-    state = _replay_session(
-      setup, session, state, [updates[n] for n in range(first, stop)]
-    )
+    state = _replay_session(setup, session, state, [updates[n] for n in range(first, stop)])
   return state
 
 
@@ -104,19 +99,12 @@ def _replay_session(setup, session, state, updates):
       contributions, results = update['parts'], []
       for contribution in contributions:
         reads = contribution['reads']
-        weights = np.concatenate(
-          [sent[read][0][part] for part, read in zip(slices, reads)]
-        )
-        results.append(
-          program(
-            weights, sent[reads[0]][1], contribution['ticket'][0], next(feed)
-          )
-        )
+        weights = np.concatenate([sent[read][0][part] for part, read in zip(slices, reads)])
+        results.append(program(weights, sent[reads[0]][1], contribution['ticket'][0], next(feed)))
       gradients, stats_deltas, _ = zip(*results)
       state, _ = optimizer.apply(
-        state, gradients, stats_deltas, contributions,
-        weights if optimizer.delay.strength else None,
-      )  # fmt: skip
+        state, gradients, stats_deltas, contributions, weights if optimizer.delay.strength else None
+      )
       version += 1
       sent[version] = _sent(optimizer, state)
       sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}
@@ -155,8 +143,7 @@ def _last_reads(updates):
 def main(argv: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
   parser = argument_parser.Parser(
-    prog='python -m anp_jax.runtimes.server.replay',
-    description=__doc__.splitlines()[0],
+    prog='python -m anp_jax.runtimes.server.replay', description=__doc__.splitlines()[0]
   )
   parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)

@@ -8,18 +8,18 @@ import time
 
 import jax
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.cluster import process_info
-from anp_jax.cluster import secret as secret_lib
+from anp_jax import cluster, config as config_lib
+from anp_jax.cluster import process_info, secret as secret_lib
 from anp_jax.data.sources import agreement
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import chief as chief_lib
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import secondary
-from anp_jax.runtimes.server import setup as setup_lib
-from anp_jax.runtimes.server import worker as worker_lib
+from anp_jax.runtimes.server import (
+  chief as chief_lib,
+  look_ahead,
+  rendezvous,
+  secondary,
+  setup as setup_lib,
+  worker as worker_lib,
+)
 from anp_jax.system import compile_cache
 
 _POLL = 0.05  # seconds

@@ -25,9 +25,8 @@ class TicketScheduler:
   """
 
   def __init__(
-    self, config, total: int, version: int, used: set[int], workers: int = 1,
-    clock=time.monotonic,
-  ):  # fmt: skip
+    self, config, total: int, version: int, used: set[int], workers: int = 1, clock=time.monotonic
+  ):
     """Starts from a version, with no ticket leased.
 
     Args:
@@ -164,9 +163,7 @@ class TicketScheduler:
     if twice >= self._spares:
       return None
     alone = (
-      ticket
-      for ticket, lease in self._leases.items()
-      if len(lease) == 1 and worker not in lease
+      ticket for ticket, lease in self._leases.items() if len(lease) == 1 and worker not in lease
     )
     return next(alone, None)
 
@@ -184,10 +181,7 @@ class TicketScheduler:
 
     The oldest first is the best order, and each waits for those before it.
     """
-    return all(
-      version + place - read <= self._bound
-      for place, read in enumerate(sorted(reads))
-    )
+    return all(version + place - read <= self._bound for place, read in enumerate(sorted(reads)))
 
 
 def data_shards(config, workers: int) -> int:
@@ -201,7 +195,6 @@ def data_shards(config, workers: int) -> int:
     return 1
   if s.backup_workers >= workers:
     raise config_lib.ConfigError(
-      f'config.strategy.backup_workers={s.backup_workers}: expected less than '
-      f'the {workers} workers'
+      f'config.strategy.backup_workers={s.backup_workers}: expected less than the {workers} workers'
     )
   return workers - s.backup_workers

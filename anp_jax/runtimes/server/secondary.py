@@ -7,13 +7,14 @@ import time
 import jax
 from pyarrow import flight
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import rendezvous
-from anp_jax.runtimes.server import service as service_lib
-from anp_jax.runtimes.server import session as session_lib
+from anp_jax.runtimes.server import (
+  parameter_store,
+  rendezvous,
+  service as service_lib,
+  session as session_lib,
+)
 
 _RETRY = 0.3  # seconds between two attempts to reach server 0
 _SILENCE = 5.0  # seconds without server 0 before its session counts as lost
@@ -74,9 +75,12 @@ class SecondaryServer:
           ports.callback(service.shutdown)
           start = current
         answer = chief.ask(
-          'join', server=self._index, address=service.address,
-          process=participant.process, launch=participant.launch,
-        )  # fmt: skip
+          'join',
+          server=self._index,
+          address=service.address,
+          process=participant.process,
+          launch=participant.launch,
+        )
         last_answer = time.monotonic()
         self.progress += 1
         if 'problem' in answer:
@@ -137,9 +141,7 @@ class SecondaryServer:
     deadline = time.monotonic() + _SILENCE
     while True:
       try:
-        return chief.ask(
-          'updates', session=session, since=version, server=self._index
-        )
+        return chief.ask('updates', session=session, since=version, server=self._index)
       except flight.FlightUnavailableError as e:
         if 'another session' in str(e) or time.monotonic() > deadline:
           raise

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import session as session_lib
+from anp_jax.runtimes.server import parameter_store, session as session_lib
 
 _ACTIONS = ('hello', 'join', 'take', 'commit', 'updates', 'stop', 'fail')
 
@@ -43,8 +42,7 @@ class Service(transport.Port):
         return _state_stream(session.starts[request['server']], request)
       if name == 'snapshot':
         return _state_stream(
-          session.store.snapshot(request['version'], session_lib.PATIENCE),
-          request,
+          session.store.snapshot(request['version'], session_lib.PATIENCE), request
         )
       if name == 'weights':
         return _weights_stream(session, request)
@@ -64,14 +62,10 @@ class Service(transport.Port):
         )
       size = sum(map(transport.nbytes, shapes))
       if request['bytes'] != size:
-        raise parameter_store.InvalidMessage(
-          f'{request["bytes"]} bytes, expected {size}'
-        )
+        raise parameter_store.InvalidMessage(f'{request["bytes"]} bytes, expected {size}')
       data = transport.read_bytes(reader, size, request.get('local', False))
       arrays = transport.split(data, shapes)
-      session.store.enqueue_gradient(
-        session_lib.ticket_of(request), request['worker'], *arrays
-      )
+      session.store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)
       writer.write(b'taken')
 
   def _session_of(self, request):
@@ -88,9 +82,7 @@ class Service(transport.Port):
     else:
       session = self._session_of(request)
     request.pop('session', None)
-    if name not in _ACTIONS or not isinstance(
-      session, session_lib.ChiefSession
-    ):
+    if name not in _ACTIONS or not isinstance(session, session_lib.ChiefSession):
       raise parameter_store.InvalidMessage(f'nothing is called {name!r} here')
     return getattr(session, name)(**request) or {}
 
@@ -110,17 +102,13 @@ def _weights_stream(session, request):
   weights = session.store.optimizer.weights(state)
   session.store.note_read(ticket, worker, version, weights)
   return transport.stream(
-    {'version': version},
-    [*weights, np.asarray(state.stats)],
-    request.get('local', False),
+    {'version': version}, [*weights, np.asarray(state.stats)], request.get('local', False)
   )
 
 
 def _state_stream(state, request):
   return transport.stream(
-    {},
-    [np.asarray(leaf) for leaf in jax.tree.leaves(state)],
-    request.get('local', False),
+    {}, [np.asarray(leaf) for leaf in jax.tree.leaves(state)], request.get('local', False)
   )
 
 

@@ -11,8 +11,7 @@ from pyarrow import flight
 
 from anp_jax.cluster import process_info
 from anp_jax.runtimes import addresses as addresses_lib
-from anp_jax.runtimes.server import parameter_store
-from anp_jax.runtimes.server import scheduler as scheduler_lib
+from anp_jax.runtimes.server import parameter_store, scheduler as scheduler_lib
 
 # Seconds that a call waits for what is not there yet; then it is made again.
 PATIENCE = 2.0
@@ -54,9 +53,7 @@ class RunInfo:
 
 def snapshot_test(settings: dict):
   """Returns version -> whether its state is to be scored or saved."""
-  return lambda version: any(
-    version % every == 0 for every in settings['snapshot_every']
-  )
+  return lambda version: any(version % every == 0 for every in settings['snapshot_every'])
 
 
 class ChiefSession(Session):
@@ -101,14 +98,12 @@ class ChiefSession(Session):
     self._first = scheduler.version  # version of the first of them
     self._changed = threading.Condition()
 
-  def join(
-    self, server: int, address: str, process: dict, launch: str = ''
-  ) -> dict:
+  def join(self, server: int, address: str, process: dict, launch: str = '') -> dict:
     """Admits another server, which then fetches its slice of the start."""
     # Its devices may be others: a server computes on its CPU.
-    problem = process_info.run_mismatch(
-      process, self._run.process
-    ) or addresses_lib.problem(address)
+    problem = process_info.run_mismatch(process, self._run.process) or addresses_lib.problem(
+      address
+    )
     with self._changing():
       if problem:
         self.fail(problem)  # the run needs this server
@@ -121,17 +116,12 @@ class ChiefSession(Session):
       self.addresses[server] = address
       return {'session': self.name, **self._run.settings}
 
-  def hello(
-    self, worker: str, process: dict, devices: int, launch: str = ''
-  ) -> dict:
+  def hello(self, worker: str, process: dict, devices: int, launch: str = '') -> dict:
     """Admits a worker, or the same worker after a lost connection."""
-    problem = process_info.first_mismatch(
-      [self._run.process, {**process, 'index': 1}]
-    )
+    problem = process_info.first_mismatch([self._run.process, {**process, 'index': 1}])
     if self._devices not in (None, devices):
       problem = (
-        f'{devices} devices, but the first worker has {self._devices}: '
-        'a replay needs them alike'
+        f'{devices} devices, but the first worker has {self._devices}: a replay needs them alike'
       )
     with self._changed:
       if problem:
@@ -189,15 +179,10 @@ class ChiefSession(Session):
   def updates(self, since: int, server: int) -> dict:
     """Answers another server with the updates from version `since` on."""
     with self._changed:
-      self._changed.wait_for(
-        lambda: self.scheduler.version > since or self._ended(), PATIENCE
-      )
+      self._changed.wait_for(lambda: self.scheduler.version > since or self._ended(), PATIENCE)
       if self._ended():
         self._note_left(server)
-      return {
-        'updates': self._updates[since - self._first :][:64],
-        'ended': self._ended(),
-      }
+      return {'updates': self._updates[since - self._first :][:64], 'ended': self._ended()}
 
   def stop(self) -> None:
     """Ends the run at its present version."""
@@ -266,9 +251,7 @@ class ChiefSession(Session):
   def _commit(self, worker, contribution):
     ticket = tuple(contribution['ticket'])
     if not self.store.has_gradient(ticket, worker):
-      raise parameter_store.InvalidMessage(
-        f'no gradient of {worker} for ticket {ticket}'
-      )
+      raise parameter_store.InvalidMessage(f'no gradient of {worker} for ticket {ticket}')
     version = self.scheduler.version
     contributions = self.scheduler.commit(worker, ticket, contribution)
     if isinstance(contributions, list) and contributions:

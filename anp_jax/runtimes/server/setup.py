@@ -8,19 +8,15 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement
-from anp_jax.data.sources import balance
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.server import gradient as gradient_lib
-from anp_jax.runtimes.server import layout as layout_lib
-from anp_jax.runtimes.server import look_ahead as look_ahead_lib
-from anp_jax.runtimes.server import slice_optimizer
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer as optimizer_lib
-from anp_jax.training import run_spec
+from anp_jax.data.sources import agreement, balance
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.runtimes.server import (
+  gradient as gradient_lib,
+  layout as layout_lib,
+  look_ahead as look_ahead_lib,
+  slice_optimizer,
+)
+from anp_jax.training import build, objective as objective_lib, optimizer as optimizer_lib, run_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +53,8 @@ class Setup:
       ConfigError: if what config.init names does not fit.
     """
     program = self.program
-    weights, lines = initial.load(
-      self.config, program, self.source.vocabulary, folder
-    )
-    return state_lib.create(
-      program.init_fn, program.abstract_state, weights
-    ), lines
+    weights, lines = initial.load(self.config, program, self.source.vocabulary, folder)
+    return state_lib.create(program.init_fn, program.abstract_state, weights), lines
 
   def data_description(self) -> dict:
     """Returns what all processes' training data must agree in."""
@@ -76,9 +68,7 @@ class Setup:
     """
     size = self.config.batch_size // data_shards
     division.check(self.config, size, self.mesh)
-    return gradient_lib.GradientProgram(
-      self.config, self.program, self.layout, self.mesh, size
-    )
+    return gradient_lib.GradientProgram(self.config, self.program, self.layout, self.mesh, size)
 
   def stream(self) -> stream_lib.Stream:
     """Returns the device batches for this process."""
@@ -105,9 +95,7 @@ def create(config, ahead: look_ahead_lib.Settings) -> Setup:
     config = config_lib.replaced(config, {'strategy.servers': 1})
   source = sources.open_source(config, training=True)
   mesh = mesh_lib.create(config, jax.local_devices())
-  objective = objective_lib.create(
-    source.vocabulary, config, balance.class_weights(config, source)
-  )
+  objective = objective_lib.create(source.vocabulary, config, balance.class_weights(config, source))
   size, examples = config.batch_size, len(source)
   spec = run_spec.RunSpec(config, mesh, objective, size, examples)
   program = build.create(spec)
@@ -116,9 +104,7 @@ def create(config, ahead: look_ahead_lib.Settings) -> Setup:
   chained = config
   if ahead.method != 'none':  # which makes Nesterov's step itself
     chained = config_lib.replaced(config, {'optimizer.name': 'momentum'})
-  chain = optimizer_lib.create(
-    chained, size, examples, spec.total_steps, whole_leaves=False
-  )
+  chain = optimizer_lib.create(chained, size, examples, spec.total_steps, whole_leaves=False)
   look_ahead = look_ahead_lib.LookAhead(ahead, config, chain, schedule)
   return Setup(
     config=config,

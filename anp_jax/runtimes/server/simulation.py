@@ -11,11 +11,13 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.server import delay_compensation
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import look_ahead
-from anp_jax.runtimes.server import scheduler
-from anp_jax.runtimes.server import timeline as timeline_lib
+from anp_jax.runtimes.server import (
+  delay_compensation,
+  log as log_lib,
+  look_ahead,
+  scheduler,
+  timeline as timeline_lib,
+)
 
 _PATIENCE = 1.0  # seconds, between two looks at whether the run has failed
 
@@ -116,15 +118,11 @@ class Simulation:
     reads, ticket = contribution['reads'], tuple(contribution['ticket'])
     weights, stats = self._sent[reads[0]]
     if len(set(reads)) > 1:
-      weights = np.concatenate(
-        [self._sent[v][0][part] for part, v in zip(self._slices, reads)]
-      )
+      weights = np.concatenate([self._sent[v][0][part] for part, v in zip(self._slices, reads)])
     before = self._feed.waited
     batch = next(self._feed)
     with self._computing:
-      gradient, stats_delta, values = self._program(
-        weights, stats, ticket[0], batch
-      )
+      gradient, stats_delta, values = self._program(weights, stats, ticket[0], batch)
     del values['vote']
     if not values.pop('finite'):
       weight = max(values['weight'], 1)
@@ -141,10 +139,11 @@ class Simulation:
     return contribution | {
       'weight': values.pop('weight'),
       'values': {
-        **values, 'waited': self._feed.waited - before,
+        **values,
+        'waited': self._feed.waited - before,
         'bytes': sum(a.nbytes for a in arrays),
       },
-    }  # fmt: skip
+    }
 
 
 def describe(config, layout) -> str:
@@ -230,19 +229,20 @@ def _read_log(config, total):
   }
   workers = settings.simulate.workers
   expected = {
-    'workers': workers, 'servers': settings.servers, 'updates': total,
+    'workers': workers,
+    'servers': settings.servers,
+    'updates': total,
     'devices': [jax.local_device_count()],
     'look_ahead': look_ahead.settings(config, workers),
-    'batch_size': config.batch_size, 'wire_dtype': settings.wire_dtype,
+    'batch_size': config.batch_size,
+    'wire_dtype': settings.wire_dtype,
     'compensation': settings.compensation,
     'delay': delay_compensation.settings(config),
     'shards': scheduler.data_shards(config, workers),
-  }  # fmt: skip
+  }
   for name, value in expected.items():
     if log.get(name) != value:
-      raise config_lib.ConfigError(
-        f'{where}its {name} is {log.get(name)!r}, expected {value!r}'
-      )
+      raise config_lib.ConfigError(f'{where}its {name} is {log.get(name)!r}, expected {value!r}')
   return records
 
 

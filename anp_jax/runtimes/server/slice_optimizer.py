@@ -2,8 +2,7 @@
 
 import functools
 import os
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
@@ -12,10 +11,8 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.server import delay_compensation
-from anp_jax.runtimes.server import layout as layout_lib
-from anp_jax.training import multipliers
-from anp_jax.training import optimizer as optimizer_lib
+from anp_jax.runtimes.server import delay_compensation, layout as layout_lib
+from anp_jax.training import multipliers, optimizer as optimizer_lib
 
 # Elements that one call of the compiled update takes, padded with zeros. One
 # size for matrices and one for vectors, so one program each: an element's bits
@@ -119,12 +116,8 @@ class SliceOptimizer:
     self._rates = None if set(rates.values()) == {1.0} else rates
     self._decays = optimizer_lib.slice_decays(config, zeros)
     frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
-    self._frozen_stats = (
-      layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
-    )
-    self._sends_params = (
-      look_ahead.keeps_read and layout.wire_dtype == params.dtype
-    )
+    self._frozen_stats = layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
+    self._sends_params = look_ahead.keeps_read and layout.wire_dtype == params.dtype
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
     self._wire = jax.jit(self._sent)
@@ -156,10 +149,7 @@ class SliceOptimizer:
 
   def weights(self, state: SliceState) -> list[np.ndarray]:
     """Returns the slice's (n,) weights as they are sent, block by block."""
-    return [
-      block.trim(b.wire)
-      for block, b in zip(self.blocks, state.blocks, strict=True)
-    ]
+    return [block.trim(b.wire) for block, b in zip(self.blocks, state.blocks, strict=True)]
 
   def describe_delay(self, workers: int) -> str:
     """Returns what keeping the versions that so many workers read takes."""
@@ -200,13 +190,10 @@ class SliceOptimizer:
       (state.step, shares, np.asarray(divisor, dtype)), self.device
     )
     stats, average, finite = self._update_stats(
-      step, state.stats, state.average,
-      jax.device_put(stats_deltas, self.device),
-    )  # fmt: skip
+      step, state.stats, state.average, jax.device_put(stats_deltas, self.device)
+    )
     blocks, checks = [], [finite]
-    for block, old, factors in zip(
-      self.blocks, state.blocks, self._factors, strict=True
-    ):
+    for block, old, factors in zip(self.blocks, state.blocks, self._factors, strict=True):
       # NumPy arrays, which follow the state's device.
       cuts = [block.cut(g) for g in gradients]
       pushed = cuts, None if read is None else block.cut(read)
@@ -227,9 +214,7 @@ class SliceOptimizer:
       if values is None:
         return [None] * len(self.blocks)
       vector = self._layout.params.spread(values.__getitem__)[self.slice]
-      return jax.device_put(
-        [block.cut(vector) for block in self.blocks], self.device
-      )
+      return jax.device_put([block.cut(vector) for block in self.blocks], self.device)
 
     return list(map(Factors, cut(self._rates), cut(self._decays)))
 
@@ -270,12 +255,8 @@ class SliceOptimizer:
     square = state.square
     if read is not None:
       drift = self._aim(step, state, factors) - read.astype(dtype)
-      gradient, square = delay_compensation.correct(
-        self.delay, gradient, drift, square
-      )
-    updates, opt_state, momentum = self._look_ahead.update(
-      step, gradient, state, factors.decay
-    )
+      gradient, square = delay_compensation.correct(self.delay, gradient, drift, square)
+    updates, opt_state, momentum = self._look_ahead.update(step, gradient, state, factors.decay)
     updates = _scaled(updates, factors.rate) / divisor
     params = state.params + updates
     if factors.rate is not None:  # to the bit, also the sign of a zero
@@ -325,9 +306,7 @@ class SliceOptimizer:
 
 
 def join(
-  layout: layout_lib.Layout,
-  optimizers: list[SliceOptimizer],
-  states: list[SliceState],
+  layout: layout_lib.Layout, optimizers: list[SliceOptimizer], states: list[SliceState]
 ) -> state_lib.TrainState:
   """Returns the TrainState of all servers' slices, as NumPy arrays.
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from anp_jax.config import keys
-from anp_jax.config import rules
-from anp_jax.config import simulation_keys
+from anp_jax.config import keys, rules, simulation_keys
 from anp_jax.parallel.sync import strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import cores
@@ -16,16 +14,13 @@ _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
   'simulate.log': keys.text(
-    '', "workdir of a real run whose order is followed; '': by the times below",
+    '',
+    "workdir of a real run whose order is followed; '': by the times below",
     **simulation_keys.SIMULATED,
   ),
-  'simulate.pull_seconds': simulation_keys.seconds(
-    "of a worker's reading of the weights"
-  ),
-  'simulate.push_seconds': simulation_keys.seconds(
-    "of a gradient's way to the servers"
-  ),
-}  # fmt: skip
+  'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
+  'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the servers"),
+}
 
 
 class Server(sync.Sync):
@@ -38,17 +33,16 @@ class Server(sync.Sync):
     """The servers, when they update, and what travels to them."""
     declared = {
       'servers': keys.integer(
-        1, 'processes, the first ones, that each keep a slice of the weights',
-        above=0,
+        1, 'processes, the first ones, that each keep a slice of the weights', above=0
       ),
       'dedicated': keys.flag(False, 'server processes do not also train'),
       'mode': keys.text(
-        'async', 'bounded: in staleness; synchronous: updates of all workers',
+        'async',
+        'bounded: in staleness; synchronous: updates of all workers',
         ('async', 'bounded', 'synchronous'),
       ),
       'max_staleness': keys.integer(
-        4, "updates between a gradient's reading and its use, for bounded",
-        at_least=0,
+        4, "updates between a gradient's reading and its use, for bounded", at_least=0
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
@@ -57,35 +51,34 @@ class Server(sync.Sync):
         'none', 'staleness: updates are divided by it', ('none', 'staleness')
       ),
       'delay_compensation': keys.number(
-        0, 'lambda of DC-ASGD, with which gradients are corrected for the '
-        'updates since their weights were read; 0: they are not', at_least=0,
+        0,
+        'lambda of DC-ASGD, with which gradients are corrected for the '
+        'updates since their weights were read; 0: they are not',
+        at_least=0,
       ),
       'delay_decay': keys.number(
-        0, 'of a mean of squares, by whose root lambda is divided (DC-ASGD-a); '
-        '0: it is not', at_least=0, below=1,
+        0,
+        'of a mean of squares, by whose root lambda is divided (DC-ASGD-a); 0: it is not',
+        at_least=0,
+        below=1,
       ),
       'look_ahead': keys.text(
-        'none', 'how workers read weights that momentum has moved already',
+        'none',
+        'how workers read weights that momentum has moved already',
         ('none', 'smega2', 'dana'),
       ),
       'wire_dtype': keys.text(
-        'float32', 'of weights and gradients on their way',
-        ('float32', 'bfloat16'),
+        'float32', 'of weights and gradients on their way', ('float32', 'bfloat16')
       ),
       'in_flight': keys.integer(
-        1, 'gradients in flight per worker; 2 overlap compute and transfer',
-        above=0,
+        1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0
       ),
       'lease_timeout': keys.number(
-        60, "seconds of a worker's silence, after which others compute its "
-        'batches', above=0,
+        60, "seconds of a worker's silence, after which others compute its batches", above=0
       ),
       **_SIMULATION,
-    }  # fmt: skip
-    settings = {
-      name: dataclasses.replace(key, resumable=True)
-      for name, key in declared.items()
     }
+    settings = {name: dataclasses.replace(key, resumable=True) for name, key in declared.items()}
     return settings | transport_keys.KEYS
 
   def check(self, config):
@@ -93,47 +86,57 @@ class Server(sync.Sync):
     rules.check_tls(config)
     optimizer = config['optimizer.name']
     rules.check(
-      optimizer not in ('lars', 'lamb'), 'optimizer.name', optimizer,
+      optimizer not in ('lars', 'lamb'),
+      'optimizer.name',
+      optimizer,
       'another one where strategy.name is server: its trust ratios are norms '
       'of whole layers, and a server has a slice',
-    )  # fmt: skip
+    )
     mode = config['strategy.mode']
     backups = config['strategy.backup_workers']
     rules.check(
-      not backups or mode == 'synchronous', 'strategy.backup_workers', backups,
+      not backups or mode == 'synchronous',
+      'strategy.backup_workers',
+      backups,
       f"0 where strategy.mode is '{mode}': nobody is waited for there",
-    )  # fmt: skip
+    )
     look_ahead = config['strategy.look_ahead']
     rules.check(
-      look_ahead == 'none' or mode != 'synchronous', 'strategy.look_ahead',
-      look_ahead, "'none' where strategy.mode is 'synchronous': no gradient is "
-      'stale there',
-    )  # fmt: skip
+      look_ahead == 'none' or mode != 'synchronous',
+      'strategy.look_ahead',
+      look_ahead,
+      "'none' where strategy.mode is 'synchronous': no gradient is stale there",
+    )
     rules.check(
       look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),
-      'strategy.look_ahead', look_ahead, f"'none' where optimizer.name is "
+      'strategy.look_ahead',
+      look_ahead,
+      f"'none' where optimizer.name is "
       f'{optimizer!r}: only momentum and nesterov have the momentum for it',
-    )  # fmt: skip
+    )
     strength = config['strategy.delay_compensation']
     rules.check(
-      not strength or mode != 'synchronous', 'strategy.delay_compensation',
-      strength, "0 where strategy.mode is 'synchronous': no gradient is stale "
-      'there',
-    )  # fmt: skip
+      not strength or mode != 'synchronous',
+      'strategy.delay_compensation',
+      strength,
+      "0 where strategy.mode is 'synchronous': no gradient is stale there",
+    )
     decay = config['strategy.delay_decay']
     rules.check(
-      not decay or strength > 0, 'strategy.delay_decay', decay,
+      not decay or strength > 0,
+      'strategy.delay_decay',
+      decay,
       '0 where strategy.delay_compensation is 0',
-    )  # fmt: skip
+    )
     compensation = config['strategy.compensation']
     rules.check(
-      look_ahead == 'none' or compensation == 'none', 'strategy.compensation',
-      compensation, f"'none' where strategy.look_ahead is {look_ahead!r}: how "
+      look_ahead == 'none' or compensation == 'none',
+      'strategy.compensation',
+      compensation,
+      f"'none' where strategy.look_ahead is {look_ahead!r}: how "
       'far workers look ahead would depend on the staleness of one gradient',
-    )  # fmt: skip
-    rules.check_replicated(
-      config, 'strategy.name is server: the servers divide the state'
     )
+    rules.check_replicated(config, 'strategy.name is server: the servers divide the state')
 
   def spans_processes(self, config, mode):
     """Asynchronous processes meet at their servers, and outlive each other."""

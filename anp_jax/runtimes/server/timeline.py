@@ -5,14 +5,12 @@ update came when. Here both follow from the times that workers take, by the same
 scheduler that orders a real run; nothing is computed, sent or waited for.
 """
 
-from collections.abc import Collection
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 import dataclasses
 import heapq
 import itertools
 
-from anp_jax.runtimes.server import log as log_lib
-from anp_jax.runtimes.server import scheduler as scheduler_lib
+from anp_jax.runtimes.server import log as log_lib, scheduler as scheduler_lib
 from anp_jax.system import emulation
 
 _ENDED = object()
@@ -108,9 +106,7 @@ class Timeline:
       yield end - self._seconds
       yield self._settings.push_seconds
       contribution = {'ticket': list(ticket), 'worker': name, 'reads': reads}
-      answer = yield from self._answer(
-        scheduler.commit, name, ticket, contribution
-      )
+      answer = yield from self._answer(scheduler.commit, name, ticket, contribution)
       self._end(name, ticket, answer)
 
   def _answer(self, request, *arguments):

@@ -59,10 +59,7 @@ class UpdateMetrics:
 
   def _record(self, step, contributions):
     weight = max(sum(c['weight'] for c in contributions), 1)
-    values = {
-      name: sum(c['values'][name] for c in contributions) / weight
-      for name in self._sums
-    }
+    values = {name: sum(c['values'][name] for c in contributions) / weight for name in self._sums}
     norms = [c['values']['grad_norm'] for c in contributions]
     staleness, count = self._staleness, self._staleness.total()
     self._telemetry.train(

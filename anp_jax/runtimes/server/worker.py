@@ -9,8 +9,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.server import rendezvous
 
@@ -21,9 +20,7 @@ _STARTED = time.time_ns()
 class BatchQueue:
   """The tickets of a worker, by count, as its data stream asks for them."""
 
-  def __init__(
-    self, take, data_shards: int, batch_size: int, limit: int | None
-  ):
+  def __init__(self, take, data_shards: int, batch_size: int, limit: int | None):
     """Starts without tickets; none is leased yet.
 
     Args:
@@ -125,9 +122,7 @@ class Worker:
       except transport.CONNECTION_ERRORS as e:
         if 'refused:' in str(e):
           raise cluster.Failed(transport.describe_error(e)) from e
-        logging.warning(
-          'worker %s reconnecting: %s', self.name, transport.describe_error(e)
-        )
+        logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
         time.sleep(_RETRY)
       finally:
         for server in servers:
@@ -186,9 +181,12 @@ class Worker:
       try:
         chief = self._participant.connect()
         hello = chief.ask(
-          'hello', worker=self.name, process=self._participant.process,
-          devices=jax.local_device_count(), launch=self._participant.launch,
-        )  # fmt: skip
+          'hello',
+          worker=self.name,
+          process=self._participant.process,
+          devices=jax.local_device_count(),
+          launch=self._participant.launch,
+        )
         if 'problem' in hello:
           raise config_lib.ConfigError(hello['problem'])
         self.progress += 1
@@ -202,9 +200,7 @@ class Worker:
           return None, []
         reason = transport.describe_error(e)
       time.sleep(_RETRY)
-    raise cluster.Lost(
-      f'worker {self.name}: nothing to do for {timeout:g} s: {reason}'
-    )
+    raise cluster.Lost(f'worker {self.name}: nothing to do for {timeout:g} s: {reason}')
 
 
 class _WorkerSession:
@@ -313,14 +309,10 @@ class _WorkerSession:
       'ticket': ticket,
       'reads': reads,
       'weight': values.pop('weight'),
-      'values': {
-        **values, 'waited': waited, 'bytes': sum(a.nbytes for a in arrays)
-      },
-    }  # fmt: skip
+      'values': {**values, 'waited': waited, 'bytes': sum(a.nbytes for a in arrays)},
+    }
     while not self._is_over():
-      answer = self._ask(
-        'commit', worker=self._worker.name, contribution=contribution
-      )
+      answer = self._ask('commit', worker=self._worker.name, contribution=contribution)
       if 'wait' not in answer:
         return
 
@@ -368,9 +360,7 @@ class _WorkerSession:
     deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
     jobs = [
       self._transfers.submit(server.put, request, [gradient[part], delta])
-      for server, part, delta in zip(
-        self._servers, self._layout.slices, deltas, strict=True
-      )
+      for server, part, delta in zip(self._servers, self._layout.slices, deltas, strict=True)
     ]
     for job in jobs:
       job.result()

@@ -25,11 +25,23 @@ _IMPLEMENTATION = 8
 WEIGHTS, DIFF_WEIGHTS, WORKSPACE, _SCRATCHPAD = 131, 132, 135, 136
 _DTYPE, _OFFSET = 258, 259
 # Names of arguments, DNNL_ARG_*.
-(ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_BIAS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE,
- ARG_SHIFT, ARG_WORKSPACE, _ARG_SCRATCHPAD, ARG_DIFF_SRC, ARG_DIFF_DST,
- ARG_DIFF_WEIGHTS, ARG_DIFF_SCALE, ARG_DIFF_SHIFT) = (
-  1, 17, 33, 41, 49, 50, 51, 52, 64, 80, 129, 145, 161, 255, 256,
-)  # fmt: skip
+(
+  ARG_SRC,
+  ARG_DST,
+  ARG_WEIGHTS,
+  ARG_BIAS,
+  ARG_MEAN,
+  ARG_VARIANCE,
+  ARG_SCALE,
+  ARG_SHIFT,
+  ARG_WORKSPACE,
+  _ARG_SCRATCHPAD,
+  ARG_DIFF_SRC,
+  ARG_DIFF_DST,
+  ARG_DIFF_WEIGHTS,
+  ARG_DIFF_SCALE,
+  ARG_DIFF_SHIFT,
+) = (1, 17, 33, 41, 49, 50, 51, 52, 64, 80, 129, 145, 161, 255, 256)
 
 
 ARG_SOURCES = 1024  # and the number of one of a sum's arrays
@@ -99,12 +111,7 @@ class Api:
     functions.dnnl_memory_desc_get_size.restype = _SIZE
     functions.dnnl_cpu_isa2str.restype = ctypes.c_char_p
     functions.dnnl_data_type_size.restype = _SIZE
-    functions.dnnl_primitive_execute.argtypes = [
-      POINTER,
-      POINTER,
-      _INT,
-      POINTER,
-    ]
+    functions.dnnl_primitive_execute.argtypes = [POINTER, POINTER, _INT, POINTER]
     self.set_data = self._quick.dnnl_memory_set_data_handle
     self.set_data.argtypes = [POINTER, POINTER]
 
@@ -134,9 +141,7 @@ class Api:
     """Makes an execution stream of the engine."""
     return self.create('dnnl_stream_create', self.engine, _INT(_IN_ORDER))
 
-  def array(
-    self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None
-  ) -> POINTER:
+  def array(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None) -> POINTER:
     """Describes an array.
 
     Args:
@@ -147,13 +152,11 @@ class Api:
     size, kind = _INT(len(shape)), _INT(DTYPES[dtype])
     if strides is None:
       return self.create(
-        'dnnl_memory_desc_create_with_tag', size, dimensions(shape), kind,
-        _INT(ANY_LAYOUT),
-      )  # fmt: skip
+        'dnnl_memory_desc_create_with_tag', size, dimensions(shape), kind, _INT(ANY_LAYOUT)
+      )
     return self.create(
-      'dnnl_memory_desc_create_with_strides', size, dimensions(shape), kind,
-      dimensions(strides),
-    )  # fmt: skip
+      'dnnl_memory_desc_create_with_strides', size, dimensions(shape), kind, dimensions(strides)
+    )
 
   def size(self, array: POINTER) -> int:
     """Returns the bytes of an array; 0 of one that is not there."""
@@ -178,24 +181,17 @@ class Api:
       steps = self.create('dnnl_post_ops_create')
       for step in after:
         if step == 'add':
-          self.call(
-            'dnnl_post_ops_append_sum', steps, ctypes.c_float(1), _INT(0),
-            _INT(0),
-          )  # fmt: skip
+          self.call('dnnl_post_ops_append_sum', steps, ctypes.c_float(1), _INT(0), _INT(0))
         else:
           self.call(
-            'dnnl_post_ops_append_eltwise', steps, _INT(_RELU),
-            ctypes.c_float(0), ctypes.c_float(0),
-          )  # fmt: skip
+            'dnnl_post_ops_append_eltwise', steps, _INT(_RELU), ctypes.c_float(0), ctypes.c_float(0)
+          )
       self.call('dnnl_primitive_attr_set_post_ops', attributes, steps)
     return self.create(
-      f'dnnl_{operation}_primitive_desc_create', self.engine, *arguments,
-      attributes,
-    )  # fmt: skip
+      f'dnnl_{operation}_primitive_desc_create', self.engine, *arguments, attributes
+    )
 
-  def describe_reorder(
-    self, source: POINTER, target: POINTER, factors: bool = False
-  ) -> POINTER:
+  def describe_reorder(self, source: POINTER, target: POINTER, factors: bool = False) -> POINTER:
     """Describes the copy of an array into another layout, or dtype.
 
     Args:
@@ -207,23 +203,23 @@ class Api:
     attributes = self._attributes
     if factors:
       attributes = self._make_attributes()
-      self.call(
-        'dnnl_primitive_attr_set_scales_mask', attributes, _INT(ARG_SRC),
-        _INT(1),
-      )  # fmt: skip
+      self.call('dnnl_primitive_attr_set_scales_mask', attributes, _INT(ARG_SRC), _INT(1))
     return self.create(
-      'dnnl_reorder_primitive_desc_create', source, self.engine, target,
-      self.engine, attributes,
-    )  # fmt: skip
+      'dnnl_reorder_primitive_desc_create', source, self.engine, target, self.engine, attributes
+    )
 
   def describe_sum(self, sources: Sequence[POINTER], target: POINTER):
     """Describes the sum of arrays of one shape, added in this order."""
     count = len(sources)
     return self.create(
-      'dnnl_sum_primitive_desc_create', self.engine, target, _INT(count),
-      (ctypes.c_float * count)(*[1] * count), (POINTER * count)(*sources),
+      'dnnl_sum_primitive_desc_create',
+      self.engine,
+      target,
+      _INT(count),
+      (ctypes.c_float * count)(*[1] * count),
+      (POINTER * count)(*sources),
       self._attributes,
-    )  # fmt: skip
+    )
 
   def slice(
     self, array: POINTER, shape: Sequence[int], axis: int, start: int
@@ -242,16 +238,16 @@ class Api:
     """
     first, later = (
       self.create(
-        'dnnl_memory_desc_create_submemory', array, dimensions(shape),
+        'dnnl_memory_desc_create_submemory',
+        array,
+        dimensions(shape),
         dimensions([place if i == axis else 0 for i in range(len(shape))]),
       )
       for place in (0, start)
-    )  # fmt: skip
+    )
     offset, dtype = ctypes.c_int64(), _INT()
     for number, value in ((_OFFSET, offset), (_DTYPE, dtype)):
-      self.call(
-        'dnnl_memory_desc_query', later, _INT(number), ctypes.byref(value)
-      )
+      self.call('dnnl_memory_desc_query', later, _INT(number), ctypes.byref(value))
     element = self.functions.dnnl_data_type_size(dtype)
     return first, offset.value * element
 
@@ -268,19 +264,14 @@ class Api:
 
   def query(self, primitive: POINTER, what: int) -> POINTER:
     """Returns an array's description: WEIGHTS, DIFF_WEIGHTS or WORKSPACE."""
-    return POINTER(
-      self.functions.dnnl_primitive_desc_query_md(
-        primitive, _INT(what), _INT(0)
-      )
-    )
+    return POINTER(self.functions.dnnl_primitive_desc_query_md(primitive, _INT(what), _INT(0)))
 
   def implementation(self, primitive: POINTER) -> str:
     """Returns oneDNN's name for how a primitive is computed."""
     name = ctypes.c_char_p()
     self.call(
-      'dnnl_primitive_desc_query', primitive, _INT(_IMPLEMENTATION), _INT(0),
-      ctypes.byref(name),
-    )  # fmt: skip
+      'dnnl_primitive_desc_query', primitive, _INT(_IMPLEMENTATION), _INT(0), ctypes.byref(name)
+    )
     return name.value.decode()
 
 
@@ -292,9 +283,7 @@ class Primitive:
     implementation: oneDNN's name for how it is computed.
   """
 
-  def __init__(
-    self, api: Api, description: POINTER, arguments: Sequence[tuple]
-  ):
+  def __init__(self, api: Api, description: POINTER, arguments: Sequence[tuple]):
     """Compiles a primitive.
 
     Args:
@@ -339,9 +328,7 @@ class Primitive:
 
   def _make_arguments(self):
     memories = [
-      self._api.create(
-        'dnnl_memory_create', array, self._api.engine, POINTER()
-      ).value
+      self._api.create('dnnl_memory_create', array, self._api.engine, POINTER()).value
       for _, array in self._arguments
     ]
     names = [name for name, _ in self._arguments]

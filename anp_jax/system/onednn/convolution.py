@@ -4,9 +4,7 @@ import contextlib
 import ctypes
 import math
 
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import pieces
-from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import c_api, pieces, specs
 
 # Of a kernel, from which it is copied by several threads, and at whose
 # multiples it is cut: oneDNN's layouts have blocks of up to 64 channels.
@@ -43,10 +41,7 @@ class Convolution(pieces.Operation):
     super().__init__(api, each, threads // each)
     self._spec, self._count = spec, parts
     self._part = part = pieces.part_of(spec, parts)
-    self._strides = [
-      pieces.count_bytes(shape, spec.dtype)
-      for shape in (part.image, part.result)
-    ]
+    self._strides = [pieces.count_bytes(shape, spec.dtype) for shape in (part.image, part.result)]
     shape, strides = _kernel(spec)
     dtype = 'float32' if spec.after else spec.dtype
     self._plain_kernel = api.array(shape, dtype, strides)
@@ -79,14 +74,14 @@ class Convolution(pieces.Operation):
       arguments.append((c_api.ARG_BIAS, _vector(api, spec)))
       summands = ((3, 0),)
     primitive = self._compile(description, arguments)
-    self.phases.append([
-      pieces.Piece(
-        primitive,
-        ((0, i * strides[0]), place, (pieces.RESULT, i * strides[1]),
-         *summands),
-      )
-      for i in range(self._count)
-    ])  # fmt: skip
+    self.phases.append(
+      [
+        pieces.Piece(
+          primitive, ((0, i * strides[0]), place, (pieces.RESULT, i * strides[1]), *summands)
+        )
+        for i in range(self._count)
+      ]
+    )
 
   def _add_weight_gradient(self):
     """That of each share of the images, then their sum in this order."""
@@ -103,15 +98,15 @@ class Convolution(pieces.Operation):
     arrays = *pieces.describe_maps(api, self._part), kernel
     primitive = self._compile(description, list(zip(names, arrays)))
     image, result = self._strides
-    self.phases.append([
-      pieces.Piece(primitive, ((0, i * image), (1, i * result), place))
-      for i, place in enumerate(places)
-    ])  # fmt: skip
+    self.phases.append(
+      [
+        pieces.Piece(primitive, ((0, i * image), (1, i * result), place))
+        for i, place in enumerate(places)
+      ]
+    )
     if places != [(pieces.RESULT, 0)]:
       make = self._sum if self._count > 1 else self._copy
-      self._add_slices(
-        make, kernel, places, self._plain_kernel, (pieces.RESULT, 0)
-      )  # fmt: skip
+      self._add_slices(make, kernel, places, self._plain_kernel, (pieces.RESULT, 0))
 
   def _describe(self, kernel_dtype):
     """Describes oneDNN's primitive, with a kernel in any layout."""
@@ -119,9 +114,7 @@ class Convolution(pieces.Operation):
     return _describe_convolution(self.api, self._part, kernel)
 
   def _compile(self, description, arguments):
-    primitive = pieces.compile_fast(
-      self.api, self._part, description, arguments
-    )
+    primitive = pieces.compile_fast(self.api, self._part, description, arguments)
     self.implementation = primitive.implementation
     return primitive
 
@@ -145,38 +138,39 @@ class Convolution(pieces.Operation):
         # Where a layout has larger blocks, oneDNN cannot cut it.
         with contextlib.suppress(c_api.OneDnnError):
           cuts = [
-            [api.slice(array, sizes, axis, i * each)
-             for i in range(self._count)]
+            [api.slice(array, sizes, axis, i * each) for i in range(self._count)]
             for array in (source, target)
-          ]  # fmt: skip
+          ]
           starts = list(zip(*([start for _, start in cut] for cut in cuts)))
           (source, _), (target, _) = (cut[0] for cut in cuts)
     primitive = make(source, target)
     step = 4 * each if axis == 0 else 0  # bytes from slice to slice of factors
-    self.phases.append([
-      pieces.Piece(primitive, (
-        *((i, offset + read) for i, offset in sources),
-        (place[0], place[1] + written),
-        *([(2, i * step)] if self._spec.after else ()),
-      ))
-      for i, (read, written) in enumerate(starts)
-    ])  # fmt: skip
+    self.phases.append(
+      [
+        pieces.Piece(
+          primitive,
+          (
+            *((i, offset + read) for i, offset in sources),
+            (place[0], place[1] + written),
+            *([(2, i * step)] if self._spec.after else ()),
+          ),
+        )
+        for i, (read, written) in enumerate(starts)
+      ]
+    )
 
   def _copy(self, source, target):
     arguments = [(c_api.ARG_SRC, source), (c_api.ARG_DST, target)]
     factors = bool(self._spec.after)
     if factors:  # as many as there are, whatever a slice reads of them
       arguments.append((c_api.ARG_FACTORS, _vector(self.api, self._spec)))
-    return c_api.Primitive(
-      self.api, self.api.describe_reorder(source, target, factors), arguments
-    )
+    return c_api.Primitive(self.api, self.api.describe_reorder(source, target, factors), arguments)
 
   def _sum(self, source, target):
     return c_api.Primitive(
       self.api,
       self.api.describe_sum([source] * self._count, target),
-      [(c_api.ARG_SOURCES + i, source) for i in range(self._count)]
-      + [(c_api.ARG_DST, target)],
+      [(c_api.ARG_SOURCES + i, source) for i in range(self._count)] + [(c_api.ARG_DST, target)],
     )
 
 
@@ -190,8 +184,7 @@ def _describe_convolution(api, spec, kernel):
   top, bottom, left, right = spec.pads
   strides, dilations = (spec.stride, spec.stride), (0, 0)
   window = [
-    c_api.dimensions(values)
-    for values in (strides, dilations, (top, left), (bottom, right))
+    c_api.dimensions(values) for values in (strides, dilations, (top, left), (bottom, right))
   ]
   direct = ctypes.c_int(c_api.DIRECT)
   backward = spec.direction != 'forward'
@@ -199,19 +192,21 @@ def _describe_convolution(api, spec, kernel):
   hint = api.array(_kernel(spec)[0], spec.dtype, None) if backward else kernel
   forward = api.describe(
     'convolution_forward',
-    ctypes.c_int(
-      c_api.FORWARD_INFERENCE if spec.after else c_api.FORWARD_TRAINING
-    ),
-    direct, image, hint, _vector(api, spec) if spec.after else None, result,
-    *window, after=spec.after[1:],
-  )  # fmt: skip
+    ctypes.c_int(c_api.FORWARD_INFERENCE if spec.after else c_api.FORWARD_TRAINING),
+    direct,
+    image,
+    hint,
+    _vector(api, spec) if spec.after else None,
+    result,
+    *window,
+    after=spec.after[1:],
+  )
   if not backward:
     return forward
   bias = () if spec.direction == 'backward_data' else (None,)
   return api.describe(
-    f'convolution_{spec.direction}', direct, image, kernel, *bias, result,
-    *window, forward,
-  )  # fmt: skip
+    f'convolution_{spec.direction}', direct, image, kernel, *bias, result, *window, forward
+  )
 
 
 def _vector(api, spec):

@@ -12,11 +12,7 @@ import sys
 
 import jax
 
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import operations
-from anp_jax.system.onednn import specs
-from anp_jax.system.onednn import thread_pool
+from anp_jax.system.onednn import c_api, library, operations, specs, thread_pool
 
 # Places in the structures of c_api.h, bytes.
 _FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE = 8, 16, 32
@@ -42,9 +38,7 @@ class _ErrorArguments(ctypes.Structure):
   ]
 
 
-_CREATE_ERROR = ctypes.CFUNCTYPE(
-  ctypes.c_void_p, ctypes.POINTER(_ErrorArguments)
-)
+_CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArguments))
 
 
 def call(spec, results, *arguments, into: int | None = None):
@@ -61,9 +55,11 @@ def call(spec, results, *arguments, into: int | None = None):
   """
   _register()
   compute = jax.ffi.ffi_call(
-    specs.TARGET, results, vmap_method='sequential',
+    specs.TARGET,
+    results,
+    vmap_method='sequential',
     input_output_aliases=None if into is None else {into: 0},
-  )  # fmt: skip
+  )
   return compute(*arguments, operation=specs.name(spec))
 
 
@@ -149,9 +145,7 @@ def _answer_version(frame, extension):
   api = _pointer(frame + _FRAME_API)
   metadata = _pointer(extension + _EXTENSION_METADATA)
   for i in (0, ctypes.sizeof(ctypes.c_int)):
-    _integer(metadata + _METADATA_VERSION + i).value = _integer(
-      api + _API_VERSION + i
-    ).value
+    _integer(metadata + _METADATA_VERSION + i).value = _integer(api + _API_VERSION + i).value
 
 
 def _error(frame, message):

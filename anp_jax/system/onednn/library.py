@@ -21,14 +21,11 @@ import subprocess
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.system import cores
-from anp_jax.system import files
+from anp_jax.system import cores, files
 from anp_jax.system.onednn import c_api
 
 VARIABLE = 'ANP_ONEDNN'
-NOT_FOUND = (
-  'no oneDNN here; for faster steps: pip install onednn-cpu-gomp==2023.2.0'
-)
+NOT_FOUND = 'no oneDNN here; for faster steps: pip install onednn-cpu-gomp==2023.2.0'
 PACKAGE = 'onednn-cpu-gomp'
 _ROOT = str(pathlib.Path(__file__).resolve().parents[3])
 _SYSTEM_NAME = 'libdnnl.so.3'
@@ -75,8 +72,7 @@ class Library:
     self.threads = cores.count()
     if self.api.version < _OLDEST:
       raise c_api.OneDnnError(
-        f'{path} is oneDNN {self.version}, expected '
-        f'{".".join(map(str, _OLDEST))} or newer'
+        f'{path} is oneDNN {self.version}, expected {".".join(map(str, _OLDEST))} or newer'
       )
     if not self.dtypes:
       raise c_api.OneDnnError(
@@ -142,9 +138,7 @@ def _found():
     expected = _is_supported() and not switched_off
     return None, NOT_FOUND if expected else ''
   if binding := _binding():
-    return None, (
-      f'{binding} is set, by which OpenMP would bind the threads of XLA, too'
-    )
+    return None, (f'{binding} is set, by which OpenMP would bind the threads of XLA, too')
   # A waiting thread of OpenMP spins by default, on a core that XLA needs.
   # libgomp reads this when it is loaded.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -198,16 +192,14 @@ def _packaged():
 def _system_has_it():
   try:
     lines = subprocess.run(
-      ['/sbin/ldconfig', '-p'], capture_output=True, text=True, check=False,
-      timeout=10,
-    ).stdout  # fmt: skip
+      ['/sbin/ldconfig', '-p'], capture_output=True, text=True, check=False, timeout=10
+    ).stdout
   except (OSError, subprocess.SubprocessError):
     lines = ''
   if _SYSTEM_NAME in lines:
     return True
   folders = os.environ.get('LD_LIBRARY_PATH', '').split(':')
-  return any(f and os.path.exists(os.path.join(f, _SYSTEM_NAME))
-             for f in folders)  # fmt: skip
+  return any(f and os.path.exists(os.path.join(f, _SYSTEM_NAME)) for f in folders)
 
 
 def _self_test(library):
@@ -230,9 +222,7 @@ def _self_test(library):
         os.makedirs(folder, exist_ok=True)
         files.write_json(path, record)
   if record['fault']:
-    raise c_api.OneDnnError(
-      f'{library.path} failed its self-test: {record["fault"]}{place}'
-    )
+    raise c_api.OneDnnError(f'{library.path} failed its self-test: {record["fault"]}{place}')
 
 
 def _identity(library):
@@ -249,8 +239,7 @@ def _identity(library):
   parts += [hashlib.sha256(test).hexdigest()]
   # What these say may be the fault.
   prefixes = ('OMP_', 'GOMP_', 'ONEDNN_', 'DNNL_')
-  parts += sorted(f'{k}={v}' for k, v in os.environ.items()
-                  if k.startswith(prefixes))  # fmt: skip
+  parts += sorted(f'{k}={v}' for k, v in os.environ.items() if k.startswith(prefixes))
   return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -265,9 +254,13 @@ def _run_self_test(path):
   environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(folders)}
   try:
     reply = subprocess.run(
-      command, capture_output=True, text=True, timeout=_SELF_TEST_SECONDS,
-      check=False, env=environment,
-    )  # fmt: skip
+      command,
+      capture_output=True,
+      text=True,
+      timeout=_SELF_TEST_SECONDS,
+      check=False,
+      env=environment,
+    )
   except subprocess.TimeoutExpired:
     return f'not done after {_SELF_TEST_SECONDS} s', False
   if reply.returncode < 0:

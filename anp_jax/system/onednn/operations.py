@@ -4,10 +4,7 @@ import ctypes
 import functools
 import math
 
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import convolution
-from anp_jax.system.onednn import pieces
-from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import c_api, convolution, pieces, specs
 
 
 class BatchNorm(pieces.Operation):
@@ -38,14 +35,12 @@ class BatchNorm(pieces.Operation):
     flags = c_api.SCALE | c_api.SHIFT | (c_api.RELU if spec.relu else 0)
     settings = ctypes.c_float(spec.epsilon), ctypes.c_uint(flags)
     forward = description = api.describe(
-      'batch_normalization_forward', ctypes.c_int(c_api.FORWARD_TRAINING),
-      x, x, *settings,
-    )  # fmt: skip
+      'batch_normalization_forward', ctypes.c_int(c_api.FORWARD_TRAINING), x, x, *settings
+    )
     if spec.direction == 'backward':
       description = api.describe(
-        'batch_normalization_backward', ctypes.c_int(c_api.BACKWARD),
-        x, x, x, *settings, forward,
-      )  # fmt: skip
+        'batch_normalization_backward', ctypes.c_int(c_api.BACKWARD), x, x, x, *settings, forward
+      )
     vector = api.array((channels,), 'float32', (1,))
     mask = api.query(forward, c_api.WORKSPACE) if spec.relu else None
     self.mask_bytes = api.size(mask) if spec.relu else 0
@@ -54,19 +49,24 @@ class BatchNorm(pieces.Operation):
     each = 4 * channels
     if spec.direction == 'forward':
       arguments = [
-        (c_api.ARG_SRC, x, map_bytes), (c_api.ARG_SCALE, vector, 0),
-        (c_api.ARG_SHIFT, vector, 0), (c_api.ARG_DST, x, map_bytes),
-        (c_api.ARG_MEAN, vector, each), (c_api.ARG_VARIANCE, vector, each),
-      ]  # fmt: skip
+        (c_api.ARG_SRC, x, map_bytes),
+        (c_api.ARG_SCALE, vector, 0),
+        (c_api.ARG_SHIFT, vector, 0),
+        (c_api.ARG_DST, x, map_bytes),
+        (c_api.ARG_MEAN, vector, each),
+        (c_api.ARG_VARIANCE, vector, each),
+      ]
     else:
       arguments = [
-        (c_api.ARG_SRC, x, map_bytes), (c_api.ARG_MEAN, vector, each),
+        (c_api.ARG_SRC, x, map_bytes),
+        (c_api.ARG_MEAN, vector, each),
         (c_api.ARG_VARIANCE, vector, each),
-        (c_api.ARG_DIFF_DST, x, map_bytes), (c_api.ARG_SCALE, vector, 0),
+        (c_api.ARG_DIFF_DST, x, map_bytes),
+        (c_api.ARG_SCALE, vector, 0),
         (c_api.ARG_DIFF_SRC, x, map_bytes),
         (c_api.ARG_DIFF_SCALE, vector, each),
         (c_api.ARG_DIFF_SHIFT, vector, each),
-      ]  # fmt: skip
+      ]
     if spec.relu:
       place = len(arguments) if spec.direction == 'forward' else 5
       arguments.insert(place, (c_api.ARG_WORKSPACE, mask, self.mask_bytes))
@@ -74,11 +74,11 @@ class BatchNorm(pieces.Operation):
       api, spec, description, [argument[:2] for argument in arguments]
     )
     of_groups = [
-      pieces.Piece(primitive, tuple(
-        (i, group * stride) for i, (*_, stride) in enumerate(arguments)
-      ))
+      pieces.Piece(
+        primitive, tuple((i, group * stride) for i, (*_, stride) in enumerate(arguments))
+      )
       for group in range(groups)
-    ]  # fmt: skip
+    ]
     self.phases = [of_groups] if at_once else [[piece] for piece in of_groups]
 
 
@@ -104,29 +104,31 @@ class MeanPool(pieces.Operation):
     window = [
       c_api.dimensions(values)
       for values in (
-        (spec.stride, spec.stride), (spec.window, spec.window), (0, 0),
-        (top, left), (bottom, right),
+        (spec.stride, spec.stride),
+        (spec.window, spec.window),
+        (0, 0),
+        (top, left),
+        (bottom, right),
       )
-    ]  # fmt: skip
+    ]
     algorithm = ctypes.c_int(c_api.MEAN_WITH_PADDING)
     forward = description = api.describe(
-      'pooling_forward', ctypes.c_int(c_api.FORWARD_TRAINING), algorithm,
-      image, result, *window,
-    )  # fmt: skip
+      'pooling_forward', ctypes.c_int(c_api.FORWARD_TRAINING), algorithm, image, result, *window
+    )
     arguments = [(c_api.ARG_SRC, image), (c_api.ARG_DST, result)]
     shapes = part.image, part.result
     if spec.direction == 'backward':
-      description = api.describe(
-        'pooling_backward', algorithm, image, result, *window, forward
-      )
+      description = api.describe('pooling_backward', algorithm, image, result, *window, forward)
       arguments = [(c_api.ARG_DIFF_DST, result), (c_api.ARG_DIFF_SRC, image)]
       shapes = part.result, part.image
     primitive = pieces.compile_fast(api, spec, description, arguments)
     source, target = (pieces.count_bytes(shape, spec.dtype) for shape in shapes)
-    self.phases = [[
-      pieces.Piece(primitive, ((0, i * source), (pieces.RESULT, i * target)))
-      for i in range(parts)
-    ]]  # fmt: skip
+    self.phases = [
+      [
+        pieces.Piece(primitive, ((0, i * source), (pieces.RESULT, i * target)))
+        for i in range(parts)
+      ]
+    ]
 
 
 _OPERATIONS = {

@@ -125,9 +125,7 @@ def count_parts(images: int, threads: int, flops: float) -> tuple[int, int]:
 
 def part_of(spec, parts: int):
   """Returns the spec of one of equal shares of the batch."""
-  image, result = (
-    (shape[0] // parts, *shape[1:]) for shape in (spec.image, spec.result)
-  )
+  image, result = ((shape[0] // parts, *shape[1:]) for shape in (spec.image, spec.result))
   return spec._replace(image=image, result=result)
 
 
@@ -150,9 +148,7 @@ def compile_fast(api: c_api.Api, spec, description, arguments):
 
 def describe_maps(api: c_api.Api, spec) -> list:
   """Returns the descriptions of an operation's image and result."""
-  return [
-    describe_map(api, shape, spec.dtype) for shape in (spec.image, spec.result)
-  ]
+  return [describe_map(api, shape, spec.dtype) for shape in (spec.image, spec.result)]
 
 
 def describe_map(api: c_api.Api, shape, dtype: str):

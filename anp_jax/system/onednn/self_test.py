@@ -9,11 +9,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import convolution
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import operations
-from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import c_api, convolution, library, operations, specs
 
 # Of the largest value; float32 sums of 200 terms, bfloat16's 8 bits.
 _TOLERANCES = {'float32': 2e-5, 'bfloat16': 2e-2}
@@ -59,11 +55,14 @@ def _check_convolution(api, dtype, threads, case):
   side = (before + 2 * pad - size) // stride + 1
   x, kernel, dy = (
     _random(i, shape, dtype)
-    for i, shape in enumerate((
-      (_BATCH, before, before, channels), (size, size, channels, features),
-      (_BATCH, side, side, features),
-    ))
-  )  # fmt: skip
+    for i, shape in enumerate(
+      (
+        (_BATCH, before, before, channels),
+        (size, size, channels, features),
+        (_BATCH, side, side, features),
+      )
+    )
+  )
   y, dx, dkernel = (np.zeros_like(a) for a in (dy, x, kernel))
   wide_x, wide_kernel, wide_dy = (a.astype('float64') for a in (x, kernel, dy))
   padded = np.pad(wide_x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -75,9 +74,7 @@ def _check_convolution(api, dtype, threads, case):
       window = np.s_[:, i : i + end : stride, j : j + end : stride]
       want_y += padded[window] @ wide_kernel[i, j]
       want_dx[window] += wide_dy @ wide_kernel[i, j].T
-      want_dkernel[i, j] = np.einsum(
-        'bhwc,bhwf->cf', padded[window], wide_dy, optimize=True
-      )
+      want_dkernel[i, j] = np.einsum('bhwc,bhwf->cf', padded[window], wide_dy, optimize=True)
   want_dx = want_dx[:, pad : pad + before, pad : pad + before]
   for direction, arrays, want in (
     ('forward', (x, kernel, y), want_y),
@@ -114,14 +111,10 @@ def _check_norm(api, dtype, threads, groups):
   want_dy = np.where(want_y > 0, wide_dy, 0)
   sums = want_dy.mean(1, keepdims=True)
   sums_unit = (want_dy * unit).mean(1, keepdims=True)
-  want_dx = (want_dy - sums - unit * sums_unit) * (
-    scale / np.sqrt(variance + epsilon)
-  )
+  want_dx = (want_dy - sums - unit * sums_unit) * (scale / np.sqrt(variance + epsilon))
   forward, backward = (
     operations.BatchNorm(
-      api,
-      specs.BatchNormSpec(direction, dtype, x.shape, epsilon, True),
-      threads,
+      api, specs.BatchNormSpec(direction, dtype, x.shape, epsilon, True), threads
     )
     for direction in ('forward', 'backward')
   )
@@ -137,10 +130,7 @@ def _check_norm(api, dtype, threads, groups):
 
 def _check_mean_pool(api, dtype, threads):
   window, side = 3, _SIDE - 2
-  x, dy = (
-    _random(i, (_BATCH, n, n, _CHANNELS), dtype)
-    for i, n in enumerate((_SIDE, side))
-  )
+  x, dy = (_random(i, (_BATCH, n, n, _CHANNELS), dtype) for i, n in enumerate((_SIDE, side)))
   y, dx = np.zeros_like(dy), np.zeros_like(x)
   want_y, want_dx = np.zeros(y.shape), np.zeros(x.shape)
   for i in range(window):
@@ -148,13 +138,8 @@ def _check_mean_pool(api, dtype, threads):
       place = np.s_[:, i : i + side, j : j + side]
       want_y += x.astype('float64')[place] / window**2
       want_dx[place] += dy.astype('float64') / window**2
-  for direction, arrays, want in (
-    ('forward', (x, y), want_y),
-    ('backward', (dy, dx), want_dx),
-  ):
-    spec = specs.MeanPoolSpec(
-      direction, dtype, x.shape, y.shape, window, 1, (0,) * 4
-    )
+  for direction, arrays, want in (('forward', (x, y), want_y), ('backward', (dy, dx), want_dx)):
+    spec = specs.MeanPoolSpec(direction, dtype, x.shape, y.shape, window, 1, (0,) * 4)
     _run(operations.MeanPool(api, spec, threads), arrays)
     _compare(f'mean pool {direction}', dtype, arrays[-1], want)
 

@@ -45,9 +45,7 @@ class ConvolutionSpec(NamedTuple):
   after: tuple[str, ...] = ()
 
 
-def convolution_of(
-  direction: str, x, kernel, stride: int, pads, groups: int
-) -> ConvolutionSpec:
+def convolution_of(direction: str, x, kernel, stride: int, pads, groups: int) -> ConvolutionSpec:
   """Returns the spec of a convolution of arrays, or of shapes and dtypes.
 
   Args:
@@ -59,13 +57,18 @@ def convolution_of(
     groups: of channels.
   """
   size = (
-    (n + sum(pad) - k) // stride + 1
-    for n, k, pad in zip(x.shape[1:3], kernel.shape[:2], pads)
+    (n + sum(pad) - k) // stride + 1 for n, k, pad in zip(x.shape[1:3], kernel.shape[:2], pads)
   )
   return ConvolutionSpec(
-    direction, np.dtype(x.dtype).name, tuple(x.shape), tuple(kernel.shape),
-    (x.shape[0], *size, kernel.shape[-1]), stride, (*pads[0], *pads[1]), groups,
-  )  # fmt: skip
+    direction,
+    np.dtype(x.dtype).name,
+    tuple(x.shape),
+    tuple(kernel.shape),
+    (x.shape[0], *size, kernel.shape[-1]),
+    stride,
+    (*pads[0], *pads[1]),
+    groups,
+  )
 
 
 class BatchNormSpec(NamedTuple):
@@ -110,11 +113,7 @@ class MeanPoolSpec(NamedTuple):
 
 Spec = ConvolutionSpec | BatchNormSpec | MeanPoolSpec
 
-_KINDS = {
-  'convolution': ConvolutionSpec,
-  'norm': BatchNormSpec,
-  'mean_pool': MeanPoolSpec,
-}
+_KINDS = {'convolution': ConvolutionSpec, 'norm': BatchNormSpec, 'mean_pool': MeanPoolSpec}
 
 
 def name(spec: Spec) -> str:

@@ -55,9 +55,7 @@ class _DestroyArguments(ctypes.Structure):
 
 # With Python's lock: they return soon. A full pool runs the task at once, in
 # the calling thread.
-_schedule_type = ctypes.PYFUNCTYPE(
-  ctypes.c_void_p, ctypes.POINTER(_ScheduleArguments)
-)
+_schedule_type = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ScheduleArguments))
 _destroy_type = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_DestroyArguments))
 
 
@@ -81,10 +79,15 @@ class Pool:
     schedule = _schedule_type(_pointer(self._functions + _SCHEDULE))
     for number in itertools.islice(_numbers, count):
       _tasks[number] = phase
-      error = schedule(_ScheduleArguments(
-        ctypes.sizeof(_ScheduleArguments), None, self._context,
-        ctypes.cast(_task, ctypes.c_void_p), number,
-      ))  # fmt: skip
+      error = schedule(
+        _ScheduleArguments(
+          ctypes.sizeof(_ScheduleArguments),
+          None,
+          self._context,
+          ctypes.cast(_task, ctypes.c_void_p),
+          number,
+        )
+      )
       if error:  # a device without a pool: the caller does it all
         del _tasks[number]
         _destroy_type(_pointer(self._functions + _DESTROY_ERROR))(

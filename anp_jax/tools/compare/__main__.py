@@ -15,9 +15,7 @@ import os
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import exits
-from anp_jax.config import outputs
+from anp_jax.config import argument_parser, exits, outputs
 
 
 @exits.with_status()
@@ -41,16 +39,10 @@ def _parse(arguments):
 
 
 def _parser():
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.compare',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.compare', description=__doc__)
   add = parser.add_argument
   add('runs', nargs='*', metavar='RUN', help='a workdir, or a folder of them')
-  add(
-    '--output', default='comparison.html', metavar='FILE',
-    help='the page (default: %(default)s)',
-  )  # fmt: skip
+  add('--output', default='comparison.html', metavar='FILE', help='the page (default: %(default)s)')
   return parser
 
 

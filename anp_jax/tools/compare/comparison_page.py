@@ -6,22 +6,13 @@ The page is one file, as that of a run.
 import os
 
 from anp_jax.reporting.run_page import html
-from anp_jax.system import drawing
-from anp_jax.system import files
-from anp_jax.system import markdown
-from anp_jax.tools.compare import curves
-from anp_jax.tools.compare import runs as runs_lib
-from anp_jax.tools.compare import tables
+from anp_jax.system import drawing, files, markdown
+from anp_jax.tools.compare import curves, runs as runs_lib, tables
 
 _WIDEST = 100  # columns of a terminal's table, beyond which names are numbers
 _LETTERS = 40  # of a cell there
-_CAUTION = (
-  'the runs name different classes: their scores do not say which is better'
-)
-_APART = (
-  '† the runs were trained on different images: the rates do not say which run '
-  'is faster'
-)
+_CAUTION = 'the runs name different classes: their scores do not say which is better'
+_APART = '† the runs were trained on different images: the rates do not say which run is faster'
 _SWATCH = 2  # pixels of a dash whose length is 1
 
 
@@ -72,9 +63,7 @@ def _page(runs, differences, results, caution):
     caution=caution,
     results=results,
     has_best=any(row.best for row in results),
-    footnote=(
-      _APART if any(r.label.endswith(tables.APART) for r in results) else ''
-    ),
+    footnote=(_APART if any(r.label.endswith(tables.APART) for r in results) else ''),
     differences=differences,
     curves=html.data_uri(png, 'png') if png else '',
     runs=[

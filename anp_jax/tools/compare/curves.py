@@ -6,8 +6,7 @@ import math
 
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
-from anp_jax.tools.compare import runs as runs_lib
-from anp_jax.tools.compare import tables
+from anp_jax.tools.compare import runs as runs_lib, tables
 
 # A run is told from the others without its colour too: four kinds of lines,
 # and another marker for each four runs.
@@ -67,9 +66,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
   rows = math.ceil(len(runs) / 3)  # of the legend
   height = 2.8 * len(panels) + 0.25 * rows + 0.6
   with drawing.figure(file, 12, height) as figure:
-    grid = figure.subplots(
-      len(panels), len(columns), sharex='col', sharey='row', squeeze=False
-    )
+    grid = figure.subplots(len(panels), len(columns), sharex='col', sharey='row', squeeze=False)
     for axes, (title, kind, name, label) in zip(grid, panels):
       axes[0].set_title(title)
       for axis, (over, _, scale) in zip(axes, columns):
@@ -88,8 +85,11 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
     figure.legend(
       [lines.Line2D([], [], **_style(look(i))) for i in range(len(runs))],
       _names(runs),
-      loc='outside upper left', ncols=3, handlelength=4, fontsize=10,
-    )  # fmt: skip
+      loc='outside upper left',
+      ncols=3,
+      handlelength=4,
+      fontsize=10,
+    )
   return file.getvalue()
 
 
@@ -107,10 +107,7 @@ def _panels(runs):
 
 def _columns(runs):
   """(key of the lines, label, unit) of what the curves are drawn over."""
-  most = max(
-    (line.get('trained_seconds', 0) for run in runs for line in run.train),
-    default=0,
-  )
+  most = max((line.get('trained_seconds', 0) for run in runs for line in run.train), default=0)
   scale, unit = next((u for u in _UNITS if most >= 2 * u[0]), _UNITS[-1])
   return (
     ('step', 'steps', 1),
@@ -150,9 +147,12 @@ def _scale(axes, name):
     drawing.percent(axes[0].yaxis)
     return
   losses = [
-    value for axis in axes for line in axis.lines for value in line.get_ydata()
+    value
+    for axis in axes
+    for line in axis.lines
+    for value in line.get_ydata()
     if math.isfinite(value)
-  ]  # fmt: skip
+  ]
   if losses and min(losses) > 0 and max(losses) > _LOGARITHMIC * min(losses):
     axes[0].set_yscale('log')
     axes[0].yaxis.set_major_formatter(lambda value, _: f'{value:g}')

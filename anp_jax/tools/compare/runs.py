@@ -7,10 +7,8 @@ import os
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import saved_run
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.reporting import run_page
-from anp_jax.reporting import telemetry
+from anp_jax.config import saved_run, strategy as strategy_lib
+from anp_jax.reporting import run_page, telemetry
 from anp_jax.reporting.run_page import tables
 from anp_jax.system import files
 from anp_jax.training import metric_labels
@@ -84,8 +82,7 @@ def _workdirs(path):
     if not os.path.isdir(path):
       what = 'no folder'
     raise config_lib.ConfigError(
-      f'{path!r} is {what}: expected the workdir of a training'
-      f'{saved_run.nearest_run(path)}'
+      f'{path!r} is {what}: expected the workdir of a training{saved_run.nearest_run(path)}'
     )
   return workdirs
 
@@ -101,8 +98,7 @@ def _names(paths):
   for count in range(2, max(map(len, paths)) + 1):
     clashes = {name for name in names if names.count(name) > 1}
     names = [
-      os.sep.join(path[-count:]) if name in clashes else name
-      for path, name in zip(paths, names)
+      os.sep.join(path[-count:]) if name in clashes else name for path, name in zip(paths, names)
     ]
   return names
 
@@ -156,10 +152,7 @@ def _models(workdir, config):
 def _lines(folder, config):
   """The lines of a model's training and validation, as `Run` has them."""
   train, validation = tables.load(folder)
-  return {
-    'train': _placed(train, train, config),
-    'validation': _placed(validation, train, config),
-  }
+  return {'train': _placed(train, train, config), 'validation': _placed(validation, train, config)}
 
 
 def _placed(lines, train, config):

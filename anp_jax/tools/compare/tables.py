@@ -35,12 +35,7 @@ def differences(runs: list[runs_lib.Run]) -> list[Row]:
   """Returns a row for each key of the config that the runs differ in."""
   keys = sorted(set().union(*(run.config for run in runs)))
   rows = [
-    Row(
-      key,
-      tuple(
-        _value(run.config[key]) if key in run.config else NONE for run in runs
-      ),
-    )
+    Row(key, tuple(_value(run.config[key]) if key in run.config else NONE for run in runs))
     for key in keys
   ]
   return [row for row in rows if len(set(row.cells)) > 1]
@@ -55,9 +50,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
   rows = []
   for name, label in metrics(runs):
     named = [run if run.labels.get(name) == label else None for run in runs]
-    for what, choose in (
-      ('best', tables.best_line), ('last', tables.last_line),
-    ):  # fmt: skip
+    for what, choose in (('best', tables.best_line), ('last', tables.last_line)):
       lines = [choose(name, run.validation) if run else {} for run in named]
       if any(lines):
         row = _score_row(f'{label}, {what} validation', name, lines)
@@ -68,9 +61,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
   if not have_same_classes(runs):
     rows = [dataclasses.replace(row, best=frozenset()) for row in rows]
   facts = [dict(tables.facts(run.train, run.validation)) for run in runs]
-  ends = [
-    max(run.train + run.validation, key=_step, default={}) for run in runs
-  ]
+  ends = [max(run.train + run.validation, key=_step, default={}) for run in runs]
   rows += [
     Row('epochs', tuple(_text(end.get('epoch'), '.4g') for end in ends)),
     Row('steps', tuple(_text(end.get('step'), ',') for end in ends)),
@@ -110,10 +101,7 @@ def have_same_data(runs: list[runs_lib.Run]) -> bool:
 
 
 def _score_row(label, name, lines):
-  cells = (
-    metric_labels.format_value(name, line[name]) if line else NONE
-    for line in lines
-  )
+  cells = (metric_labels.format_value(name, line[name]) if line else NONE for line in lines)
   values = [line.get(name) for line in lines]
   return Row(label, tuple(cells), _best(values, lowest=name == 'loss'))
 

@@ -33,13 +33,9 @@ import os
 import re
 import sys
 
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
-from anp_jax.config import exits
-from anp_jax.system import markdown
-from anp_jax.system import xla_flags
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import tables
+from anp_jax.config import argument_parser, command_line, exits
+from anp_jax.system import markdown, xla_flags
+from anp_jax.tools.plan import sizes, tables
 
 
 @exits.with_status()
@@ -70,9 +66,7 @@ def _underscored(argument: str) -> str:
 
 
 def _flags(arguments):
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.plan', description=__doc__
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.plan', description=__doc__)
   add = parser.add_argument
   add('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   add('--device', help='of the table, such as h200; see --list')
@@ -80,16 +74,14 @@ def _flags(arguments):
   add('--devices_per_node', type=int, help="default: 8; --measure: this host's")
   add('--link', default='', metavar='NAMExPORTS', help="a node's ports")
   add('--node_link', default='', help="within a node (default: the device's)")
-  add(
-    '--data_sheet', action='store_true',
-    help="leave out the device's own published rates",
-  )  # fmt: skip
+  add('--data_sheet', action='store_true', help="leave out the device's own published rates")
   add('--strategies', default='', help="such as sync,fsdp (default: config's)")
   add(
-    '--scaling', default='auto',
+    '--scaling',
+    default='auto',
     help=f'{", ".join(sizes.SCALINGS)}: the batch stays, or grows with the '
     'devices; auto: it stays as far as it divides (default: %(default)s)',
-  )  # fmt: skip
+  )
   add('--strong', action='store_true', help='--scaling=strong')
   add('--weak', action='store_true', help='--scaling=weak')
   add('--images_per_device', type=int, default=0, help='for weak scaling')
@@ -98,29 +90,32 @@ def _flags(arguments):
   add('--examples', type=int, default=0, help='images an epoch')
   add('--classes', type=int, default=0, help='of data that is not here')
   add(
-    '--measure', action='store_true',
+    '--measure',
+    action='store_true',
     help='time some steps of the config on the device at hand first',
-  )  # fmt: skip
+  )
   add('--measure_batches', default='', help='the two that are timed: 32,128')
   add('--target_hours', type=float, default=0, help="to the run's end")
   add('--budget_devices', type=int, default=0, help='at most so many')
   add('--out', default='', metavar='FILE.png', help='the figure')
   add('--workdir', default='', metavar='DIR', help='for plan.png, plan.json')
-  parser.add_argument(
-    '--check', action='store_true', help='compare with published rates'
-  )
+  parser.add_argument('--check', action='store_true', help='compare with published rates')
   add('--rows', default='', metavar='FILE', help='for --check: other rates')
   add('--list', action='store_true', help='the devices and links there are')
   add(
-    '--entries', default='', metavar='FILE',
+    '--entries',
+    default='',
+    metavar='FILE',
     help='TOML with devices and links of your own; see anp_jax/tools/plan/*.toml',
-  )  # fmt: skip
+  )
   return parser.parse(arguments)
 
 
 def _check(known_tables, flags) -> int:
-  from anp_jax.tools.plan import check  # JAX, once the flags are right
-  from anp_jax.tools.plan import published
+  from anp_jax.tools.plan import (
+    check,  # JAX, once the flags are right
+    published,
+  )
 
   rows = published.read(known_tables, flags.rows or published.FILE)
   comparisons = check.compare(rows)
@@ -134,16 +129,12 @@ def _list(known_tables) -> int:
   devices = [('device', 'peak TFLOP/s', 'GB', 'GB/s', 'node link', 'source')]
   for d in known_tables.devices.values():
     peak = f'{max(d.tflops.values()):g}'
-    devices.append((
-      d.name, peak, f'{d.gigabytes:g}', f'{d.gigabytes_per_second:g}',
-      d.node_link, d.source,
-    ))  # fmt: skip
+    devices.append(
+      (d.name, peak, f'{d.gigabytes:g}', f'{d.gigabytes_per_second:g}', d.node_link, d.source)
+    )
   links = [('link', 'GB/s', 'us', 'topology')]
   for link in known_tables.links.values():
-    links.append((
-      link.name, f'{link.bandwidth / 1e9:g}', f'{1e6 * link.latency:g}',
-      link.topology,
-    ))  # fmt: skip
+    links.append((link.name, f'{link.bandwidth / 1e9:g}', f'{1e6 * link.latency:g}', link.topology))
   print(markdown.plain(devices, 'lrrrl'))
   print('\n' + markdown.plain(links, 'lrrl'))
   return 0

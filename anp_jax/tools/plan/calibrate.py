@@ -22,15 +22,9 @@ from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.runtimes.server import handling as handling_lib
-from anp_jax.system import compile_cache
-from anp_jax.system import compute_dtype
-from anp_jax.system import cores
-from anp_jax.system import stopwatch
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import tables
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
+from anp_jax.tools.plan import sizes, tables
+from anp_jax.training import build, objective as objective_lib, run_spec
 
 _TURNS = 5
 _MOST_SECONDS = 10.0  # of the turns of one batch size
@@ -38,17 +32,36 @@ _MOST_SECONDS = 10.0  # of the turns of one batch size
 # in `device_peaks`. '': known not to be in the table, so that no shorter name
 # of another card is taken for it.
 _KINDS = (
-  (r'MIG', ''), (r'GB[23]00', ''), (r'GH200', ''), (r'H[12]00 NVL', ''),
-  (r'B200', 'b200'), (r'H200', 'h200'), (r'H100 PCIe', 'h100-pcie'),
-  (r'H100', 'h100'), (r'A100-PCIE-40GB', ''), (r'A100.*PCIe', 'a100-80-pcie'),
-  (r'A100.*80GB', 'a100-80'), (r'A100', 'a100-40'), (r'A30', 'a30'),
-  (r'A10G', 'a10g'), (r'L40S', 'l40s'), (r'L4', 'l4'),
-  (r'V100-SXM3', 'v100-sxm3'), (r'V100S?-PCIE', 'v100-pcie'),
-  (r'V100', 'v100'), (r'P100-PCIE', 'p100-pcie'), (r'P100', 'p100'),
-  (r'K80', 'k80'), (r'T4', 't4'), (r'TPU v6( lite|e)', 'tpu-v6e'),
-  (r'TPU v5( lite|e)', 'tpu-v5e'), (r'TPU v5p?', 'tpu-v5p'),
-  (r'TPU v4', 'tpu-v4'), (r'TPU v3', 'tpu-v3'), (r'TPU v2', 'tpu-v2'),
-)  # fmt: skip
+  (r'MIG', ''),
+  (r'GB[23]00', ''),
+  (r'GH200', ''),
+  (r'H[12]00 NVL', ''),
+  (r'B200', 'b200'),
+  (r'H200', 'h200'),
+  (r'H100 PCIe', 'h100-pcie'),
+  (r'H100', 'h100'),
+  (r'A100-PCIE-40GB', ''),
+  (r'A100.*PCIe', 'a100-80-pcie'),
+  (r'A100.*80GB', 'a100-80'),
+  (r'A100', 'a100-40'),
+  (r'A30', 'a30'),
+  (r'A10G', 'a10g'),
+  (r'L40S', 'l40s'),
+  (r'L4', 'l4'),
+  (r'V100-SXM3', 'v100-sxm3'),
+  (r'V100S?-PCIE', 'v100-pcie'),
+  (r'V100', 'v100'),
+  (r'P100-PCIE', 'p100-pcie'),
+  (r'P100', 'p100'),
+  (r'K80', 'k80'),
+  (r'T4', 't4'),
+  (r'TPU v6( lite|e)', 'tpu-v6e'),
+  (r'TPU v5( lite|e)', 'tpu-v5e'),
+  (r'TPU v5p?', 'tpu-v5p'),
+  (r'TPU v4', 'tpu-v4'),
+  (r'TPU v3', 'tpu-v3'),
+  (r'TPU v2', 'tpu-v2'),
+)
 # What stands for a device without an entry: a card in a PCIe slot, a TPU.
 _UNKNOWN = {'gpu': 'l40s', 'tpu': 'tpu-v4'}
 # JAX may use this share of a GPU's memory unless a variable says otherwise;
@@ -101,9 +114,7 @@ def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
   return fixed, per_image
 
 
-def measure(
-  config, workload, batches: Sequence[int] = (), serves: bool = False
-) -> Measurement:
+def measure(config, workload, batches: Sequence[int] = (), serves: bool = False) -> Measurement:
   """Times a few real steps of two batch sizes on JAX's first device.
 
   Args:
@@ -124,8 +135,7 @@ def measure(
   batches = sorted(batches) or (max(unit, 8), 4 * max(unit, 8))
   if len(batches) != 2 or any(b % unit or b < 1 for b in batches):
     raise config_lib.ConfigError(
-      f'--measure_batches={",".join(map(str, batches))}: expected two '
-      f'multiples of {unit}'
+      f'--measure_batches={",".join(map(str, batches))}: expected two multiples of {unit}'
     )
   results, jitter = [], 0.0
   turn = _steps_a_turn(config, device)
@@ -138,14 +148,18 @@ def measure(
   handling = None
   if serves and device.platform == 'cpu':
     single = _single(config, workload, batches[0])
-    changes = {
-      'strategy.name': 'server', 'strategy.servers': 1, 'mesh.data': -1,
-    }  # fmt: skip
+    changes = {'strategy.name': 'server', 'strategy.servers': 1, 'mesh.data': -1}
     handling = handling_lib.seconds(config_lib.replaced(single, changes))
   return Measurement(
-    fixed, per_image, jitter, tuple(results), device.device_kind,
-    device.platform, _memory(device), handling,
-  )  # fmt: skip
+    fixed,
+    per_image,
+    jitter,
+    tuple(results),
+    device.device_kind,
+    device.platform,
+    _memory(device),
+    handling,
+  )
 
 
 def entry(
@@ -167,9 +181,8 @@ def entry(
   if platform == 'cpu':
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9
     device = dataclasses.replace(
-      known_tables.devices['cpu'], gigabytes=memory / devices,
-      host_cores=cores.count() / devices,
-    )  # fmt: skip
+      known_tables.devices['cpu'], gigabytes=memory / devices, host_cores=cores.count() / devices
+    )
     return device, True
   listed = {name for _, name in _KINDS}
   aliases = [
@@ -177,10 +190,7 @@ def entry(
     for name, device in known_tables.devices.items()
     if name not in listed and device.aliases and device.kind != 'cpu'
   ]
-  patterns = [
-    *aliases,
-    *((rf'\b{pattern}\b', name) for pattern, name in _KINDS),
-  ]
+  patterns = [*aliases, *((rf'\b{pattern}\b', name) for pattern, name in _KINDS)]
   match = ''
   for pattern, name in patterns:
     if re.search(pattern, kind, re.IGNORECASE):
@@ -241,10 +251,7 @@ def _spec_and_source(config, workload, device, images):
 
 def _single(config, workload, images):
   """The config of a run on one device."""
-  changes = {
-    'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1,
-    'batch_size': images,
-  }  # fmt: skip
+  changes = {'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1, 'batch_size': images}
   if config.model.head == 'joint':
     changes |= {
       'data.source': 'synthetic',

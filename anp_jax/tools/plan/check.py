@@ -8,12 +8,9 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
-from anp_jax.config import command_line
-from anp_jax.config import recipes
+from anp_jax.config import command_line, recipes
 from anp_jax.system import markdown
-from anp_jax.tools.plan import fit as fit_lib
-from anp_jax.tools.plan import published
-from anp_jax.tools.plan import workload as workload_lib
+from anp_jax.tools.plan import fit as fit_lib, published, workload as workload_lib
 
 # ImageNet's 1,281,167 training images of 1,000 classes, at 224 px.
 _EXAMPLES, _CLASSES = 1281167, 1000
@@ -62,11 +59,7 @@ def resnet50(dtype: str) -> workload_lib.Workload:
   is_half = dtype in ('float16', 'bfloat16')
   config = command_line.load(
     recipe,
-    {
-      'model.dtype': 'bfloat16' if is_half else dtype,
-      'ema': '0',
-      'data.source': 'synthetic',
-    },
+    {'model.dtype': 'bfloat16' if is_half else dtype, 'ema': '0', 'data.source': 'synthetic'},
   )
   workload = workload_lib.count(config, _EXAMPLES, _CLASSES)
   return dataclasses.replace(workload, dtype=dtype)
@@ -92,9 +85,7 @@ def chosen(rows: Sequence[published.Row]) -> list[published.Row]:
   return [first, max((r for r in rows if r is not first), key=distance)]
 
 
-def compare(
-  rows: Sequence[published.Row], workloads=resnet50
-) -> list[Comparison]:
+def compare(rows: Sequence[published.Row], workloads=resnet50) -> list[Comparison]:
   """Predicts every row in both ways.
 
   Args:
@@ -137,9 +128,7 @@ def _sheet_error(rows, workloads) -> float:
   for system in dict.fromkeys(row.system for row in rows):
     fit = fit_lib.fit_cases([c for c in cases if c.row.system != system])
     result += [
-      abs(c.row.seconds / fit_lib.predict(fit, c) - 1)
-      for c in cases
-      if c.row.system == system
+      abs(c.row.seconds / fit_lib.predict(fit, c) - 1) for c in cases if c.row.system == system
     ]
   return sum(result) / len(result)
 
@@ -157,20 +146,26 @@ def errors(comparisons: Sequence[Comparison]) -> dict[str, float]:
 def lines(comparisons: Sequence[Comparison]) -> str:
   """The comparison as a table for a terminal, with the means."""
   rows = [
-    ('system', 'devices', 'images', 'published', 'data sheet', 'error',
-     'one or two rows', 'error'),
-  ]  # fmt: skip
+    ('system', 'devices', 'images', 'published', 'data sheet', 'error', 'one or two rows', 'error')
+  ]
   for c in comparisons:
     few = '-' if c.few is None else f'{c.few:,.0f}'
     if c.few_error is not None:
       error = f'{100 * c.few_error:+.1f} %'
     else:
       error = 'fitted' if c.is_fitted else '-'
-    rows.append((
-      c.row.system, f'{c.row.cluster.size}', f'{c.row.images}',
-      f'{c.row.rate:,.0f}', f'{c.sheet:,.0f}', f'{100 * c.sheet_error:+.1f} %',
-      few, error,
-    ))  # fmt: skip
+    rows.append(
+      (
+        c.row.system,
+        f'{c.row.cluster.size}',
+        f'{c.row.images}',
+        f'{c.row.rate:,.0f}',
+        f'{c.sheet:,.0f}',
+        f'{100 * c.sheet_error:+.1f} %',
+        few,
+        error,
+      )
+    )
   summary = errors(comparisons)
   text = markdown.plain(rows, 'lr')
   text += (

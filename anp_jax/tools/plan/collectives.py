@@ -58,9 +58,7 @@ def tree_all_reduce(devices: int, size: float, link: tables.Link) -> float:
   return 2 * size / link.bandwidth + 2 * depth * link.latency
 
 
-def torus_all_reduce(
-  devices: int, size: float, axes: int, link: tables.Link
-) -> float:
+def torus_all_reduce(devices: int, size: float, axes: int, link: tables.Link) -> float:
   """Seconds to sum over a torus, one axis after another.
 
   All axes work at once, each on its part of the bytes, so that the bandwidth of
@@ -74,9 +72,7 @@ def torus_all_reduce(
   return share * size / link.bandwidth + steps * link.latency
 
 
-def hierarchical_all_reduce(
-  cluster: Cluster, size: float, trees: bool = True
-) -> float:
+def hierarchical_all_reduce(cluster: Cluster, size: float, trees: bool = True) -> float:
   """Seconds to sum within nodes, between them, and to gather within them.
 
   Between nodes each device sums its own part with its peers, in a ring or, if
@@ -102,8 +98,7 @@ def all_reduce(cluster: Cluster, size: float) -> float:
   within = _within(cluster)
   if cluster.nodes == 1:
     return min(
-      ring_all_reduce(cluster.devices, size, within),
-      tree_all_reduce(cluster.devices, size, within),
+      ring_all_reduce(cluster.devices, size, within), tree_all_reduce(cluster.devices, size, within)
     )
   slowest = _slowest(cluster)
   return min(

@@ -6,29 +6,30 @@ import os
 from typing import Any
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.config import outputs
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.system import compute_dtype
-from anp_jax.system import files
-from anp_jax.system import progress
-from anp_jax.tools.plan import machines as machines_lib
-from anp_jax.tools.plan import page
-from anp_jax.tools.plan import points as points_lib
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import strategies
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import target
-from anp_jax.tools.plan import workload as workload_lib
+from anp_jax.config import command_line, outputs, strategy as strategy_lib
+from anp_jax.system import compute_dtype, files, progress
+from anp_jax.tools.plan import (
+  machines as machines_lib,
+  page,
+  points as points_lib,
+  sizes,
+  strategies,
+  tables,
+  target,
+  workload as workload_lib,
+)
 
 _NUMBERS = (
-  'images_per_device', 'input_rate', 'examples', 'classes', 'jitter',
-  'target_hours', 'budget_devices',
-)  # fmt: skip
-_FSDP = 'fsdp'
-_SERVERS = tuple(
-  f'server:{mode}' for mode in ('async', 'bounded', 'synchronous')
+  'images_per_device',
+  'input_rate',
+  'examples',
+  'classes',
+  'jitter',
+  'target_hours',
+  'budget_devices',
 )
+_FSDP = 'fsdp'
+_SERVERS = tuple(f'server:{mode}' for mode in ('async', 'bounded', 'synchronous'))
 # What a target is looked for with, where no flag says it.
 _TARGET_DEVICES = 'a100-80,h100,h200,b200'
 _TARGET_LINK = 'ib-ndr400x8'
@@ -64,19 +65,23 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
       # Strategies and their keys change nothing that is counted, but models.
       settings = [
         strategies.Setting(
-          config, cost, machine.device, cluster, machine.efficiency,
-          machine.jitter, machine.measured, handling=machine.handling,
+          config,
+          cost,
+          machine.device,
+          cluster,
+          machine.efficiency,
+          machine.jitter,
+          machine.measured,
+          handling=machine.handling,
         )
         for cluster in machine.clusters
-      ]  # fmt: skip
+      ]
       label = f'{machine.device.name} {name}' if len(machines) > 1 else name
       plans[label] = points_lib.plan(label, settings, request)
   _check_that_some_run(plans)
-  title = (
-    f'{flags.config}, {cost.dtype}, '
-    f'{", ".join(m.device.name for m in machines)}, {flags.devices_per_node} a '
-    f'node{", " + flags.link if flags.link else ""}'
-  )
+  names = ', '.join(m.device.name for m in machines)
+  link = f', {flags.link}' if flags.link else ''
+  title = f'{flags.config}, {cost.dtype}, {names}, {flags.devices_per_node} a node{link}'
   error = max(m.error for m in machines)
   print(title)
   if flags.typed_link and all(m.clusters[0].is_torus for m in machines):
@@ -86,20 +91,21 @@ def run(known_tables: tables.Tables, flags, overrides: dict[str, str]) -> int:
         f"{', '.join(ignoring)}: the devices' own links join the nodes; "
         f'--link={flags.link} is not used'
       )
-  print(f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
-        f'parameters, {cost.examples:,} images an epoch; mean error of '
-        f'predictions: {100 * error:.0f} %\n')  # fmt: skip
+  print(
+    f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
+    f'parameters, {cost.examples:,} images an epoch; mean error of '
+    f'predictions: {100 * error:.0f} %\n'
+  )
   result = {
-    'devices': [m.device.name for m in machines], 'link': flags.link,
+    'devices': [m.device.name for m in machines],
+    'link': flags.link,
     'error': round(error, 4),
     'points': [p.to_json() for points in plans.values() for p in points],
-  }  # fmt: skip
+  }
   if flags.measure:
     result['measured'] = machines[0].to_json()
   status = _show(flags, plans, result)
-  _write(
-    flags, title, plans, result, machines_lib.published_rates(machines[0], cost)
-  )
+  _write(flags, title, plans, result, machines_lib.published_rates(machines[0], cost))
   print(json.dumps(result))
   return status
 
@@ -164,13 +170,10 @@ def _request(flags) -> points_lib.Request:
   for name in _NUMBERS:
     value = getattr(flags, name)
     if value is not None and not 0 <= value < math.inf:
-      raise config_lib.ConfigError(
-        f'--{name}={value}: expected a number from 0'
-      )
+      raise config_lib.ConfigError(f'--{name}={value}: expected a number from 0')
   if flags.devices_per_node < 1:
     raise config_lib.ConfigError(
-      f'--devices_per_node={flags.devices_per_node}: expected a whole number '
-      'from 1'
+      f'--devices_per_node={flags.devices_per_node}: expected a whole number from 1'
     )
   if flags.out:
     outputs.check_file('--out', flags.out, ('.png',))
@@ -200,14 +203,12 @@ def _complete_target(flags):
     most = max(sizes.numbers('--nodes', flags.nodes)) * flags.devices_per_node
     if most > flags.budget_devices:
       raise config_lib.ConfigError(
-        f'--nodes={flags.nodes}: {most:,} devices, over '
-        f'--budget_devices={flags.budget_devices}'
+        f'--nodes={flags.nodes}: {most:,} devices, over --budget_devices={flags.budget_devices}'
       )
     return
   if flags.budget_devices > sizes.MOST_DEVICES:
     raise config_lib.ConfigError(
-      f'--budget_devices={flags.budget_devices}: expected '
-      f'{sizes.MOST_DEVICES:,} at most'
+      f'--budget_devices={flags.budget_devices}: expected {sizes.MOST_DEVICES:,} at most'
     )
   counts = target.node_counts(flags.budget_devices, flags.devices_per_node)
   flags.nodes = ','.join(map(str, counts))
@@ -216,9 +217,7 @@ def _complete_target(flags):
 def _configs(flags, overrides) -> dict[str, Any]:
   """The config of each strategy, by its name as typed."""
   if not flags.config:
-    raise config_lib.ConfigError(
-      '--config=FILE[:VARIANT] is missing; see configs/'
-    )
+    raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
   if not flags.strategies:
     config = command_line.load(flags.config, overrides)
     return {config.strategy.name: config}
@@ -269,9 +268,7 @@ def _check_that_some_run(plans):
   """Refuses a plan without a size that can run, with the first reason."""
   points = [p for ps in plans.values() for p in ps]
   if not any(p.runs for p in points):
-    raise config_lib.ConfigError(
-      f'the config fits none of these sizes: {points[0].why_not}'
-    )
+    raise config_lib.ConfigError(f'the config fits none of these sizes: {points[0].why_not}')
 
 
 def _write(flags, title, plans, result, rates):
@@ -281,11 +278,7 @@ def _write(flags, title, plans, result, rates):
     os.makedirs(flags.workdir, exist_ok=True)
     paths.append(os.path.join(flags.workdir, 'plan.png'))
     files.write_json(os.path.join(flags.workdir, 'plan.json'), result)
-  running = {
-    name: points
-    for name, points in plans.items()
-    if any(p.runs for p in points)
-  }
+  running = {name: points for name, points in plans.items() if any(p.runs for p in points)}
   for path in paths:
     page.draw(path, title, running, result['error'], rates)
     print(f'\nplan: {path}')

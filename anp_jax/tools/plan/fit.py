@@ -18,10 +18,7 @@ import math
 
 import numpy as np
 
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import published
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload as workload_lib
+from anp_jax.tools.plan import model, published, tables, workload as workload_lib
 
 KINDS = ('tensor', 'vector', 'tpu', 'cpu')
 # Logarithms of the common numbers: what one would guess, and how surely.
@@ -53,9 +50,7 @@ class Fit:
   common: dict[str, float]
   factors: dict[str, tuple[float, float, float]]
 
-  def efficiency(
-    self, device: tables.Device, dtype: str, *systems: str
-  ) -> model.Efficiency:
+  def efficiency(self, device: tables.Device, dtype: str, *systems: str) -> model.Efficiency:
     """What a device reaches.
 
     Args:
@@ -117,9 +112,12 @@ def predict(fit: Fit, case: Case) -> float:
   efficiency = fit.efficiency(row.device, row.dtype, row.system)
   alone = model.compute(case.workload, row.device, row.images, efficiency)
   return alone.total + model.waiting(
-    alone, case.buckets, model.scaled(row.cluster, efficiency),
-    efficiency.overlap, collective=row.collective,
-  )  # fmt: skip
+    alone,
+    case.buckets,
+    model.scaled(row.cluster, efficiency),
+    efficiency.overlap,
+    collective=row.collective,
+  )
 
 
 def fit_cases(fitted: Sequence[Case]) -> Fit:
@@ -132,15 +130,11 @@ def fit_cases(fitted: Sequence[Case]) -> Fit:
   systems = list(dict.fromkeys(row.system for row in rows))
   names = [name for name, *_ in _COMMON]
   size = len(_COMMON) + len(_OWN) * len(systems)
-  spread = np.array(
-    [s for *_, s in _COMMON] + [s for _, s in _OWN] * len(systems)
-  )
+  spread = np.array([s for *_, s in _COMMON] + [s for _, s in _OWN] * len(systems))
   observed = np.log([row.seconds for row in rows])
 
   def unpack(x):
-    common = {
-      name: mean * math.exp(v) for (name, mean, _), v in zip(_COMMON, x)
-    }
+    common = {name: mean * math.exp(v) for (name, mean, _), v in zip(_COMMON, x)}
     factors = np.exp(x[len(_COMMON) :]).reshape(-1, len(_OWN))
     return Fit(common, {s: tuple(f) for s, f in zip(systems, factors)})
 

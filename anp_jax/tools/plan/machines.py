@@ -4,13 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import check
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import fit as fit_lib
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import published
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import check, collectives, fit as fit_lib, model, published, sizes, tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +37,11 @@ class Machine:
     """What was timed, in seconds; only of a machine that was."""
     fixed, per_image = self.measured
     result = {
-      'fixed': fixed, 'per_image': per_image, 'jitter': self.jitter,
+      'fixed': fixed,
+      'per_image': per_image,
+      'jitter': self.jitter,
       'batches': self.batches,
-    }  # fmt: skip
+    }
     if self.handling:
       result['at_worker'], result['at_server'] = self.handling
     return result
@@ -67,8 +63,7 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
   names = [n.strip() for n in (flags.device or '').split(',') if n.strip()]
   if not names and not flags.measure:
     raise config_lib.ConfigError(
-      f'--device is missing: one of {", ".join(known_tables.devices)}; or '
-      '--measure'
+      f'--device is missing: one of {", ".join(known_tables.devices)}; or --measure'
     )
   devices = [known_tables.device(name) for name in names]
   for device in devices:
@@ -86,9 +81,7 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
     fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
     efficiency = fitted.efficiency(device, cost.dtype, *systems)
     jitter = model.JITTER if flags.jitter is None else flags.jitter
-    machines.append(
-      Machine(device, sized, efficiency, None, jitter, same, error)
-    )
+    machines.append(Machine(device, sized, efficiency, None, jitter, same, error))
   return machines
 
 
@@ -102,12 +95,9 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   first = next(iter(configs.values()))
   serves = any(c.strategy.name == 'server' for c in configs.values())
   measurement = calibrate.measure(first, cost, batches, serves)
-  device, is_known = calibrate.entry(
-    measurement, known_tables, flags.devices_per_node
-  )
+  device, is_known = calibrate.entry(measurement, known_tables, flags.devices_per_node)
   times = ', '.join(
-    f'{1e3 * seconds:.4g} ms for {images} images'
-    for images, seconds in measurement.batches
+    f'{1e3 * seconds:.4g} ms for {images} images' for images, seconds in measurement.batches
   )
   print(
     f'measured on {measurement.device}: {times}; T(b) = '
@@ -144,18 +134,13 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
   """A cluster for each number of nodes."""
   counts = sizes.numbers('--nodes', flags.nodes)
-  node_link = known_tables.link(
-    '--node_link', flags.node_link or device.node_link
-  )
+  node_link = known_tables.link('--node_link', flags.node_link or device.node_link)
   if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
     raise config_lib.ConfigError(
       '--link=NAMExPORTS is missing: what joins the nodes, such as ib-ndr400x8'
     )
   link = known_tables.link('--link', flags.link or 'eth-10')
-  return [
-    collectives.Cluster(count, flags.devices_per_node, node_link, link)
-    for count in counts
-  ]
+  return [collectives.Cluster(count, flags.devices_per_node, node_link, link) for count in counts]
 
 
 def published_rates(machine, workload) -> list[tuple[str, int, float]]:

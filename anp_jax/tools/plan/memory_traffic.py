@@ -13,12 +13,25 @@ import jax
 from jax.extend import core
 
 _PRODUCTS = frozenset(('conv_general_dilated', 'dot_general'))
-_REDUCTIONS = frozenset((
-  'reduce_sum', 'reduce_max', 'reduce_min', 'argmax', 'argmin', 'cumsum',
-  'reduce_window', 'reduce_window_max', 'reduce_window_sum', 'sort',
-  'select_and_scatter_add', 'select_and_gather_add', 'gather', 'scatter-add',
-  'scatter',
-))  # fmt: skip
+_REDUCTIONS = frozenset(
+  (
+    'reduce_sum',
+    'reduce_max',
+    'reduce_min',
+    'argmax',
+    'argmin',
+    'cumsum',
+    'reduce_window',
+    'reduce_window_max',
+    'reduce_window_sum',
+    'sort',
+    'select_and_scatter_add',
+    'select_and_gather_add',
+    'gather',
+    'scatter-add',
+    'scatter',
+  )
+)
 # Below this share of the largest array that a pass reads, one is a statistic.
 _SMALL = 0.05
 
@@ -78,15 +91,12 @@ class _Flat:
         continue
       pairs = zip(inner.invars, equation.invars)
       inner_names = {
-        v: names[w] if isinstance(w, core.Var) else self.add_array(v)
-        for v, w in pairs
+        v: names[w] if isinstance(w, core.Var) else self.add_array(v) for v, w in pairs
       }
       self.inline(inner, inner_names)
       for outer, result in zip(equation.outvars, inner.outvars):
         is_array = isinstance(result, core.Var)
-        names[outer] = (
-          inner_names[result] if is_array else self.add_array(outer)
-        )
+        names[outer] = inner_names[result] if is_array else self.add_array(outer)
 
   def traffic(self, outputs: list[int]) -> Traffic:
     """Adds up what is read and written."""
@@ -96,9 +106,7 @@ class _Flat:
     origins = {}  # array to the stored arrays that it is computed from
     size, kernels, passes = 0, 0, set()
     for name, operands, results in self._operations:
-      inputs = frozenset().union(
-        *(origins.get(a, frozenset((a,))) for a in operands)
-      )
+      inputs = frozenset().union(*(origins.get(a, frozenset((a,))) for a in operands))
       if name in _PRODUCTS:
         size += self._bytes(operands) + self._bytes(results)
         kernels += 1
@@ -134,8 +142,7 @@ def _called(equation):
   for value in equation.params.values():
     inner = getattr(value, 'jaxpr', value)
     if isinstance(inner, core.Jaxpr) and (
-      len(inner.invars) == len(equation.invars)
-      and len(inner.outvars) == len(equation.outvars)
+      len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(equation.outvars)
     ):
       return inner
   return None

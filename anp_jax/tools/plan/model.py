@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import order_statistics
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload as workload_lib
+from anp_jax.tools.plan import collectives, order_statistics, tables, workload as workload_lib
 
 # The backward pass has two products for each one of the forward pass.
 BACKWARD = 2 / 3
@@ -86,8 +83,7 @@ def compute(
   return Compute(
     products=images * workload.image_flops / peak,
     memory=images * workload.image_bytes / bandwidth,
-    fixed=workload.kernels * efficiency.kernel_seconds
-    + share * workload.step_bytes / bandwidth,
+    fixed=workload.kernels * efficiency.kernel_seconds + share * workload.step_bytes / bandwidth,
   )
 
 
@@ -121,9 +117,7 @@ def buckets(
   return tuple(reversed(result))
 
 
-def scaled(
-  cluster: collectives.Cluster, efficiency: Efficiency
-) -> collectives.Cluster:
+def scaled(cluster: collectives.Cluster, efficiency: Efficiency) -> collectives.Cluster:
   """The cluster with the bandwidths that are reached."""
 
   def reached(link):
@@ -187,7 +181,5 @@ def waiting(
     collective: (cluster, bytes) to seconds.
   """
   late = order_statistics.slowest(alone.total, jitter, cluster.size)
-  _, exposed = exposed_sum(
-    gradient_buckets, cluster, BACKWARD * alone.images, overlap, collective
-  )
+  _, exposed = exposed_sum(gradient_buckets, cluster, BACKWARD * alone.images, overlap, collective)
   return late - alone.total + exposed

@@ -31,17 +31,18 @@ def normal_max(count: int, rank: int = 0) -> float:
   # In logarithms: count may be thousands.
   tiny = np.finfo(float).tiny
   log_weight = (
-    math.lgamma(count + 1) - math.lgamma(count - rank) - math.lgamma(rank + 1)
+    math.lgamma(count + 1)
+    - math.lgamma(count - rank)
+    - math.lgamma(rank + 1)
     + (count - 1 - rank) * np.log(np.maximum(below, tiny))
     + rank * np.log(np.maximum(above, tiny))
-  )  # fmt: skip
+  )
   return float(np.trapezoid(x * density * np.exp(log_weight), x))
 
 
 def slowest(
-  seconds: float, jitter: float, count: int, backups: int = 0,
-  factors: Sequence[float] = (),
-) -> float:  # fmt: skip
+  seconds: float, jitter: float, count: int, backups: int = 0, factors: Sequence[float] = ()
+) -> float:
   """The mean time until all but `backups` of `count` devices are done.
 
   Args:
@@ -63,9 +64,7 @@ def slowest(
   x = np.linspace(0, max(times) * (1 + 9 * jitter), _POINTS // 5)
   at_work = [np.ones_like(x), *(np.zeros_like(x) for _ in range(late))]
   works_of = {
-    time: np.array(
-      [0.5 * math.erfc(v / math.sqrt(2)) for v in (x / time - 1) / jitter]
-    )
+    time: np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in (x / time - 1) / jitter])
     for time in set(times)
   }
   for works in map(works_of.get, times):

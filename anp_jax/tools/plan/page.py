@@ -1,21 +1,30 @@
 """A plan as tables for people, as JSON, and drawn."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import io
 import itertools
 
-from anp_jax.system import drawing
-from anp_jax.system import files
-from anp_jax.system import markdown
-from anp_jax.system import progress
+from anp_jax.system import drawing, files, markdown, progress
 from anp_jax.tools.plan import points as points_lib
 
 _HEAD = (
-  'strategy', 'nodes', 'devices', 'batch', 'a device', 'images/s', 'step',
-  'compute', 'sent', 'input', 'fixed', 'efficiency', 'GB a device', 'epoch',
-  'run', 'device-hours',
-)  # fmt: skip
+  'strategy',
+  'nodes',
+  'devices',
+  'batch',
+  'a device',
+  'images/s',
+  'step',
+  'compute',
+  'sent',
+  'input',
+  'fixed',
+  'efficiency',
+  'GB a device',
+  'epoch',
+  'run',
+  'device-hours',
+)
 _PARTS = ('compute', 'communication', 'input', 'fixed')
 
 
@@ -112,16 +121,25 @@ def _draw_rates(axis, plans, error, published):
   first = next(p for ps in plans.values() for p in ps if p.runs)
   single = first.rate / first.cluster.size / first.efficiency
   ends = [min(sizes), max(sizes)]
-  axis.plot(ends, [single * n for n in ends], '--', color=drawing.GREY,
-            label='ideal', linewidth=1.2)  # fmt: skip
+  axis.plot(
+    ends, [single * n for n in ends], '--', color=drawing.GREY, label='ideal', linewidth=1.2
+  )
   if published:
-    axis.plot([n for _, n, _ in published], [r for *_, r in published], 'D',
-              color=drawing.INK, markersize=6, label='published',
-              markerfacecolor='none')  # fmt: skip
+    axis.plot(
+      [n for _, n, _ in published],
+      [r for *_, r in published],
+      'D',
+      color=drawing.INK,
+      markersize=6,
+      label='published',
+      markerfacecolor='none',
+    )
   axis.set(
-    title=f'images/s (band: mean error, {100 * error:.0f} %)', xscale='log',
-    yscale='log', xlabel='devices',
-  )  # fmt: skip
+    title=f'images/s (band: mean error, {100 * error:.0f} %)',
+    xscale='log',
+    yscale='log',
+    xlabel='devices',
+  )
   axis.yaxis.set_major_formatter(lambda y, _: f'{y:,.0f}')
   axis.legend()
   _ticks(axis, sizes)
@@ -138,14 +156,10 @@ def _draw_parts(axis, plans):
   name, points = next(iter(plans.items()))
   running = [p for p in points if p.runs]
   x = [p.cluster.size for p in running]
-  shares = [
-    [p.seconds[part] / sum(p.seconds.values()) for p in running]
-    for part in _PARTS
-  ]
+  shares = [[p.seconds[part] / sum(p.seconds.values()) for p in running] for part in _PARTS]
   colours = (drawing.BLUE, drawing.ORANGE, drawing.PURPLE, drawing.GREY)
   axis.stackplot(x, shares, colors=colours, labels=_PARTS, alpha=0.85)
-  axis.set(title=f'Share of a step, {name}', xscale='log', xlabel='devices',
-           ylim=(0, 1))  # fmt: skip
+  axis.set(title=f'Share of a step, {name}', xscale='log', xlabel='devices', ylim=(0, 1))
   drawing.percent(axis.yaxis)
   axis.legend(loc='lower left', fontsize=8)
   _ticks(axis, x)

@@ -5,10 +5,7 @@ import dataclasses
 import math
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import memory as memory_lib
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import strategies
+from anp_jax.tools.plan import collectives, memory as memory_lib, sizes, strategies
 
 # A size pays if its further devices bring at least this share of their own
 # speed.
@@ -68,14 +65,13 @@ class Point:
 
   def to_json(self) -> dict:
     """Plain numbers by name."""
-    result = {
-      'strategy': self.strategy, 'nodes': self.cluster.nodes,
-      'devices': self.cluster.size,
-    }  # fmt: skip
+    result = {'strategy': self.strategy, 'nodes': self.cluster.nodes, 'devices': self.cluster.size}
     if self.memory is not None:
       result |= {
-        'images_per_device': self.images, 'batch': self.batch,
-        'memory_bytes': round(self.memory.total), 'fits': self.memory.fits,
+        'images_per_device': self.images,
+        'batch': self.batch,
+        'memory_bytes': round(self.memory.total),
+        'fits': self.memory.fits,
         'images_that_fit': self.memory.most_images,
         'images_per_second': round(self.rate, 2),
         'efficiency': round(self.efficiency, 4),
@@ -83,7 +79,7 @@ class Point:
         'epoch_seconds': round(self.epoch_seconds, 1),
         'run_seconds': round(self.run_seconds, 1),
         'device_hours': round(self.device_hours, 2),
-      }  # fmt: skip
+      }
     return result | ({'why_not': self.why_not} if self.why_not else {})
 
 
@@ -102,9 +98,7 @@ class Request:
   input_rate: float = 0.0
 
 
-def plan(
-  name: str, settings: Sequence[strategies.Setting], request: Request
-) -> list[Point]:
+def plan(name: str, settings: Sequence[strategies.Setting], request: Request) -> list[Point]:
   """Predicts one strategy at each size.
 
   Args:
@@ -118,9 +112,7 @@ def plan(
   result, base, per_device = [], None, request.per_device
   for setting in settings:
     try:
-      images = sizes.images_per_device(
-        setting.config, setting.cluster, request.scaling, per_device
-      )
+      images = sizes.images_per_device(setting.config, setting.cluster, request.scaling, per_device)
       step = strategies.step(setting, images)
     except config_lib.ConfigError as e:
       result.append(Point(name, setting.cluster, why_not=str(e)))
@@ -142,8 +134,7 @@ def _point(name, setting, images, step, request, base) -> Point:
   host = request.input_rate or _host_rate(setting)
   waiting = 0.0
   if host:
-    waiting = max(0.0, step.images / (host * setting.cluster.nodes)
-                  - step.seconds)  # fmt: skip
+    waiting = max(0.0, step.images / (host * setting.cluster.nodes) - step.seconds)
   rate = step.images / (step.seconds + waiting)
   memory = memory_lib.count(setting, images)
   why_not = ''
@@ -219,9 +210,7 @@ def binding(before: Point, after: Point) -> str:
   """The part whose device-seconds an image grew most between two sizes."""
 
   def growth(name):
-    first, second = (
-      p.seconds[name] * p.cluster.size / p.batch for p in (before, after)
-    )
+    first, second = (p.seconds[name] * p.cluster.size / p.batch for p in (before, after))
     return second - first
 
   return max(LOSSES, key=growth)

@@ -7,26 +7,29 @@ import os
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import collectives, model, tables
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
 _COLUMNS = {
-  'system': str, 'network': str, 'devices': int, 'devices_per_node': int,
-  'images_per_device': int, 'dtype': str, 'images_per_second': float,
+  'system': str,
+  'network': str,
+  'devices': int,
+  'devices_per_node': int,
+  'images_per_device': int,
+  'dtype': str,
+  'images_per_second': float,
   'source': str,
-}  # fmt: skip
+}
 # What submissions send at once; frameworks differ, and no table says it.
 _BUCKET_MEGABYTES = 25
 # Names in the column 'network' of a node's ports: pattern, link, ports.
 _PORTS = (
-  (r'(\d+)x EDR', 'ib-edr100'), (r'(\d+)x HDR', 'ib-hdr200'),
-  (r'(\d+)x NDR', 'ib-ndr400'), (r'(\d+)x FDR', 'ib-fdr56'),
-)  # fmt: skip
-_ETHERNET = re.compile(
-  r'(?:(\d+)x )?([\d.]+)(?:-([\d.]+))? ?(?:Gbit/s|GbE|Gbps)'
+  (r'(\d+)x EDR', 'ib-edr100'),
+  (r'(\d+)x HDR', 'ib-hdr200'),
+  (r'(\d+)x NDR', 'ib-ndr400'),
+  (r'(\d+)x FDR', 'ib-fdr56'),
 )
+_ETHERNET = re.compile(r'(?:(\d+)x )?([\d.]+)(?:-([\d.]+))? ?(?:Gbit/s|GbE|Gbps)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +82,7 @@ def read(known_tables: tables.Tables, path: str = FILE) -> list[Row]:
   except OSError as e:
     raise config_lib.ConfigError(f'--rows={path!r}: {e.strerror}') from e
   except (UnicodeDecodeError, csv.Error) as e:
-    raise config_lib.ConfigError(
-      f'--rows={path!r}: expected a CSV file in UTF-8 ({e})'
-    ) from e
+    raise config_lib.ConfigError(f'--rows={path!r}: expected a CSV file in UTF-8 ({e})') from e
   if not rows:
     raise config_lib.ConfigError(f'--rows={path!r}: it has no rows')
   return rows
@@ -130,8 +131,7 @@ def _row(known_tables, record, place) -> Row:
   model_width = {'float32', 'float16', 'bfloat16'}
   if values['dtype'] not in model_width:
     raise config_lib.ConfigError(
-      f'{place}: dtype={values["dtype"]!r}: expected one of '
-      f'{", ".join(sorted(model_width))}'
+      f'{place}: dtype={values["dtype"]!r}: expected one of {", ".join(sorted(model_width))}'
     )
   node_link = _node_link(values['network'], device)
   if node_link not in known_tables.links:
@@ -147,11 +147,15 @@ def _row(known_tables, record, place) -> Row:
     _link(known_tables, values['network']),
   )
   return Row(
-    system=values['system'], device=device, cluster=cluster,
-    images=values['images_per_device'], dtype=values['dtype'],
-    rate=values['images_per_second'], source=values['source'],
+    system=values['system'],
+    device=device,
+    cluster=cluster,
+    images=values['images_per_device'],
+    dtype=values['dtype'],
+    rate=values['images_per_second'],
+    source=values['source'],
     collective=_collective(values['network']),
-  )  # fmt: skip
+  )
 
 
 def _node_link(network, device) -> str:
@@ -163,9 +167,7 @@ def _node_link(network, device) -> str:
 def _collective(network) -> Callable:
   """How gradients are summed."""
   has_servers = 'parameter server' in network
-  return (
-    collectives.parameter_servers if has_servers else collectives.all_reduce
-  )
+  return collectives.parameter_servers if has_servers else collectives.all_reduce
 
 
 def _link(known_tables, network) -> tables.Link:

@@ -7,9 +7,7 @@ server's own worker is the slower the more gradients it serves.
 
 import dataclasses
 
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import order_statistics
+from anp_jax.tools.plan import collectives, model, order_statistics
 
 # A host updates weights in its memory at about this rate, bytes/s: assumption
 # for the optimizer of `server`, which streams all state through a few cores.
@@ -51,9 +49,7 @@ def cycle(setting, busy: float) -> Cycle:
   sending = workers - is_local
   transfer = 2 * collectives.send(link, size) if cluster.nodes > 1 else 0.0
   if s.mode == 'synchronous':
-    late = order_statistics.slowest(
-      busy, setting.jitter, workers, s.backup_workers, setting.slow
-    )
+    late = order_statistics.slowest(busy, setting.jitter, workers, s.backup_workers, setting.slow)
     port = sending * size / servers / link.bandwidth
     seconds = late + max(transfer, 2 * port) + update
     if setting.handling:
@@ -66,13 +62,9 @@ def cycle(setting, busy: float) -> Cycle:
     at_a_time = min(sending, s.max_staleness + 1)
   # One in flight travels while another is computed.
   away = busy - transfer * (s.in_flight > 1)
-  transfer += 2 * _wait_at_port(
-    at_a_time, max(0.0, away), size / servers / link.bandwidth
-  )
+  transfer += 2 * _wait_at_port(at_a_time, max(0.0, away), size / servers / link.bandwidth)
   if setting.handling:
-    cycles = _cycles_on_cores(
-      setting, [f * busy for f in factors], is_local, transfer, servers
-    )
+    cycles = _cycles_on_cores(setting, [f * busy for f in factors], is_local, transfer, servers)
   else:
     travelling = [transfer + update] * sending + [update] * is_local
     cycles = [_cycle(setting, f * busy, t) for f, t in zip(factors, travelling)]
@@ -148,10 +140,11 @@ def _cycles_on_cores(setting, passes, is_local, transfer, servers):
   for core in [*reversed(range(cores))] * 2:
     members = [i for i, place in enumerate(places) if place == core]
     core_rates = _rates(
-      [(works[i], waits[i]) for i in members], s.in_flight,
+      [(works[i], waits[i]) for i in members],
+      s.in_flight,
       share * sum(i % cores == core for i in range(servers)),
       sum(r for i, r in enumerate(rates) if i not in members),
-    )  # fmt: skip
+    )
     for i, rate in zip(members, core_rates):
       rates[i] = rate
   return [1 / rate for rate in rates]

@@ -3,8 +3,7 @@
 import math
 import re
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.tools.plan import collectives
 
@@ -34,8 +33,7 @@ def numbers(flag: str, text: str) -> tuple[int, ...]:
   plain = [p for p in parts if p not in _ELLIPSES]
   if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) for p in plain):
     raise config_lib.ConfigError(
-      f'{flag}={text!r}: expected whole numbers from 1, such as 1,2,4 or '
-      '1,2,4,...,512'
+      f'{flag}={text!r}: expected whole numbers from 1, such as 1,2,4 or 1,2,4,...,512'
     )
   if not gaps:
     return tuple(sorted(set(map(int, plain))))
@@ -124,8 +122,7 @@ def mesh(config, devices: int) -> tuple[int, int]:
   free = shape.count(-1)
   if free > 1 or devices % fixed or (not free and fixed != devices):
     raise config_lib.ConfigError(
-      f'config.mesh (data={shape[0]}, model={shape[1]}) does not fit '
-      f'{devices} devices'
+      f'config.mesh (data={shape[0]}, model={shape[1]}) does not fit {devices} devices'
     )
   data, model = (devices // fixed if n == -1 else n for n in shape)
   return data, model
@@ -155,15 +152,13 @@ def _parts(config, cluster) -> tuple[int, int]:
     return workers * cluster.devices, config.accumulate
   if mesh(config, cluster.size)[1] > 1:
     raise config_lib.ConfigError(
-      f'config.mesh.model={config.mesh.model}: only planned for channel_split, '
-      'expected 1'
+      f'config.mesh.model={config.mesh.model}: only planned for channel_split, expected 1'
     )
   if name == 'invariant':
     shards = s.logical_shards
     if shards % cluster.size:
       raise config_lib.ConfigError(
-        f'{cluster.size} devices do not divide '
-        f'config.strategy.logical_shards={shards}'
+        f'{cluster.size} devices do not divide config.strategy.logical_shards={shards}'
       )
     return cluster.size, shards // cluster.size
   strategy_lib.find(config).groups(config, cluster.size)

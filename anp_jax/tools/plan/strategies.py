@@ -10,13 +10,15 @@ from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.parallel.local import exchanges
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import order_statistics
-from anp_jax.tools.plan import server
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload as workload_lib
+from anp_jax.tools.plan import (
+  collectives,
+  model,
+  order_statistics,
+  server,
+  sizes,
+  tables,
+  workload as workload_lib,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +66,7 @@ class Setting:
       fixed, per_image = (self.sharing * seconds for seconds in self.measured)
       # A measured step has its micro-batches' starts in it.
       return model.Compute(per_image * images, 0.0, fixed)
-    alone = model.compute(
-      self.workload, self.device, images, self.efficiency, share
-    )
+    alone = model.compute(self.workload, self.device, images, self.efficiency, share)
     # Each micro-batch starts the same kernels again.
     extra = self.config.accumulate - 1
     starts = self.workload.kernels * self.efficiency.kernel_seconds
@@ -75,9 +75,7 @@ class Setting:
   def lateness(self, seconds: float, count: int) -> float:
     """How much longer than one the last of `count` devices takes."""
     factors = [f for f in self.slow for _ in range(self.cluster.devices)]
-    late = order_statistics.slowest(
-      seconds, self.jitter, count, factors=factors
-    )
+    late = order_statistics.slowest(seconds, self.jitter, count, factors=factors)
     return late - seconds
 
 
@@ -128,9 +126,7 @@ def step(setting: Setting, images: int) -> Step:
   return _STEPS[name](setting, images)
 
 
-def _synchronous(
-  setting: Setting, images: int, cluster=None, overlap=None
-) -> Step:
+def _synchronous(setting: Setting, images: int, cluster=None, overlap=None) -> Step:
   """Gradients of all devices are summed, with parameters whole or divided."""
   cluster = cluster or setting.cluster
   reached = model.scaled(cluster, setting.efficiency)
@@ -141,9 +137,7 @@ def _synchronous(
   size = cluster.size
   alone = setting.alone(images, 1 / size if setting.is_sharded else 1.0)
   s = setting.config.strategy
-  buckets = model.buckets(
-    setting.workload, model.width(s.reduce_dtype), s.bucket_megabytes
-  )
+  buckets = model.buckets(setting.workload, model.width(s.reduce_dtype), s.bucket_megabytes)
   collective = collectives.all_reduce
   gathered = 0.0
   if setting.is_sharded and size > 1:
@@ -153,9 +147,8 @@ def _synchronous(
   waiting = setting.lateness(alone.total, size)
   waiting += model.waiting(alone, buckets, reached, overlap, 0.0, collective)
   return Step(
-    images=images * size, compute=alone.images, fixed=alone.fixed,
-    communication=waiting + gathered,
-  )  # fmt: skip
+    images=images * size, compute=alone.images, fixed=alone.fixed, communication=waiting + gathered
+  )
 
 
 def _invariant(setting: Setting, images: int) -> Step:
@@ -184,30 +177,22 @@ def _local(setting: Setting, images: int) -> Step:
   passes = max(1, s.groups // cluster.size)
   size = cluster.size // groups
   devices = min(size, cluster.devices)
-  group = dataclasses.replace(
-    cluster, nodes=max(1, size // devices), devices=devices
-  )
+  group = dataclasses.replace(cluster, nodes=max(1, size // devices), devices=devices)
   punctual = dataclasses.replace(setting, jitter=0.0, slow=())
   inner = _synchronous(punctual, images, cluster=group)
   inner = dataclasses.replace(inner, fixed=passes * inner.fixed)
   # A group that is smaller than a node exchanges within it, too.
   within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
-  peers = dataclasses.replace(
-    setting.reached, nodes=max(1, groups // within), devices=within
-  )
+  peers = dataclasses.replace(setting.reached, nodes=max(1, groups // within), devices=within)
   size = setting.workload.param_bytes + 4 * setting.workload.statistics
   if s.moments == 'average':
     size += setting.workload.state_bytes - setting.workload.param_bytes
-  share = exchanges.share(
-    setting.config, images * cluster.size, setting.workload.examples
-  )
+  share = exchanges.share(setting.config, images * cluster.size, setting.workload.examples)
   exchange = share * collectives.all_reduce(peers, size)
   # Groups exchange numbers of each step, so that all wait for the last device.
   late = setting.lateness(inner.compute + inner.fixed, cluster.size)
   return dataclasses.replace(
-    inner,
-    images=images * cluster.size,
-    communication=inner.communication + exchange + late,
+    inner, images=images * cluster.size, communication=inner.communication + exchange + late
   )
 
 
@@ -219,10 +204,12 @@ def _server(setting: Setting, images: int) -> Step:
   cycle = server.cycle(setting, inner.seconds)
   images *= setting.cluster.devices * cycle.useful
   return Step(
-    images=images, compute=inner.compute, fixed=inner.fixed,
+    images=images,
+    compute=inner.compute,
+    fixed=inner.fixed,
     communication=cycle.seconds - inner.compute - inner.fixed,
     update_images=images / cycle.updates,
-  )  # fmt: skip
+  )
 
 
 def _channel_split(setting: Setting, images: int) -> Step:
@@ -246,15 +233,9 @@ def _channel_split(setting: Setting, images: int) -> Step:
     # all of it, or its own channels. The images need no gradient.
     sent = collectives.gather(split, layer.gathered * images * number)
     if i:
-      total = (
-        collectives.gather
-        if is_split.get(layer.reads)
-        else collectives.all_reduce
-      )
+      total = collectives.gather if is_split.get(layer.reads) else collectives.all_reduce
       sent += total(split, layer.inputs * images * number)
-    is_split[layer.path] = (
-      layer.is_convolution and unsplit / count + sent < unsplit
-    )
+    is_split[layer.path] = layer.is_convolution and unsplit / count + sent < unsplit
     if is_split[layer.path]:
       compute += unsplit / count
       communication += sent
@@ -264,18 +245,14 @@ def _channel_split(setting: Setting, images: int) -> Step:
       summed += layer.parameters * wire
   total = compute + alone.fixed
   communication += setting.lateness(total, cluster.size)
-  communication += collectives.all_reduce(
-    _peers(setting.reached, data, count), summed
-  )
+  communication += collectives.all_reduce(_peers(setting.reached, data, count), summed)
   return Step(images * data, compute, alone.fixed, communication)
 
 
 def _part(cluster, count) -> collectives.Cluster:
   """The first `count` devices of a cluster, whole nodes if there are more."""
   devices = min(count, cluster.devices)
-  return dataclasses.replace(
-    cluster, nodes=max(1, count // devices), devices=devices
-  )
+  return dataclasses.replace(cluster, nodes=max(1, count // devices), devices=devices)
 
 
 def _peers(cluster, data, count) -> collectives.Cluster:
@@ -285,12 +262,8 @@ def _peers(cluster, data, count) -> collectives.Cluster:
   """
   devices = min(data, max(1, cluster.devices // count))
   together = min(count, cluster.devices)
-  link = dataclasses.replace(
-    cluster.link, bandwidth=cluster.link.bandwidth / together
-  )
-  return dataclasses.replace(
-    cluster, nodes=max(1, data // devices), devices=devices, link=link
-  )
+  link = dataclasses.replace(cluster.link, bandwidth=cluster.link.bandwidth / together)
+  return dataclasses.replace(cluster, nodes=max(1, data // devices), devices=devices, link=link)
 
 
 def _relay(setting: Setting, images: int) -> Step:
@@ -300,9 +273,7 @@ def _relay(setting: Setting, images: int) -> Step:
   stations = cluster.size if per_device else cluster.nodes
   models = len(s.models)
   active = min(models, stations)
-  node = dataclasses.replace(
-    cluster, nodes=1, devices=1 if per_device else cluster.devices
-  )
+  node = dataclasses.replace(cluster, nodes=1, devices=1 if per_device else cluster.devices)
   inner = _synchronous(setting, images, cluster=node)
   steps = max(1.0, setting.workload.examples / stations / inner.images)
   reached = setting.reached
@@ -311,16 +282,16 @@ def _relay(setting: Setting, images: int) -> Step:
   if stations > 1:
     sent = collectives.send(link, setting.workload.state_bytes) / steps
   late = setting.lateness(inner.seconds, active)
-  epochs = max(
-    1, round(setting.workload.total_images / setting.workload.examples)
-  )
+  epochs = max(1, round(setting.workload.total_images / setting.workload.examples))
   laps = max(models, stations)
   slots = laps * epochs + active - 1
   return Step(
-    images=inner.images * active, compute=inner.compute, fixed=inner.fixed,
+    images=inner.images * active,
+    compute=inner.compute,
+    fixed=inner.fixed,
     communication=inner.communication + sent + late,
     run_factor=models * slots / (laps * epochs),
-  )  # fmt: skip
+  )
 
 
 _STEPS: dict[str, Callable[[Setting, int], Step]] = {

@@ -123,13 +123,9 @@ class Tables:
         f'{", ".join(self.links)}{config_lib.nearest(name, self.links)}'
       )
     if not 0 < int(count) <= _MOST_PORTS:
-      raise config_lib.ConfigError(
-        f'{flag}={text!r}: expected 1 to {_MOST_PORTS} ports'
-      )
+      raise config_lib.ConfigError(f'{flag}={text!r}: expected 1 to {_MOST_PORTS} ports')
     link = self.links[name]
-    return dataclasses.replace(
-      link, name=text, bandwidth=link.bandwidth * int(count)
-    )
+    return dataclasses.replace(link, name=text, bandwidth=link.bandwidth * int(count))
 
 
 def load(path: str = '') -> Tables:
@@ -149,8 +145,7 @@ def load(path: str = '') -> Tables:
       for name, entry in entries.items():
         if not isinstance(entry, dict):
           raise config_lib.ConfigError(
-            f'--entries={file!r}: [{group}] {name}={entry!r}: expected a table '
-            f'[{group}.{name}]'
+            f'--entries={file!r}: [{group}] {name}={entry!r}: expected a table [{group}.{name}]'
           )
     for name, entry in content.get('devices', {}).items():
       devices[name] = _entry(Device, file, f'devices.{name}', entry, name)
@@ -180,8 +175,7 @@ def _read(file) -> dict:
       )
     if not isinstance(content[name], dict):
       raise config_lib.ConfigError(
-        f'--entries={file!r}: {name}={content[name]!r}: expected tables such '
-        f'as [{name}.mine]'
+        f'--entries={file!r}: {name}={content[name]!r}: expected tables such as [{name}.mine]'
       )
   return content
 
@@ -192,15 +186,11 @@ def _entry(cls, file, place, entry, name):
   for key, value in entry.items():
     where = f'--entries={file!r}: [{place}] {key}={value!r}'
     if key not in fields:
-      raise config_lib.ConfigError(
-        f'{where}: unknown key{config_lib.nearest(key, fields)}'
-      )
+      raise config_lib.ConfigError(f'{where}: unknown key{config_lib.nearest(key, fields)}')
     if key == 'tflops':
       rates = value.values() if isinstance(value, dict) else ()
       if not rates or not all(_is_positive(r) for r in rates):
-        raise config_lib.ConfigError(
-          f'{where}: expected a table of dtype = TFLOP/s, above 0'
-        )
+        raise config_lib.ConfigError(f'{where}: expected a table of dtype = TFLOP/s, above 0')
     elif key in ('kind', 'node_link', 'source', 'aliases'):
       if not isinstance(value, str):
         raise config_lib.ConfigError(f'{where}: expected a text')
@@ -214,9 +204,7 @@ def _entry(cls, file, place, entry, name):
     if field.default is dataclasses.MISSING and key not in entry
   ]
   if missing:
-    raise config_lib.ConfigError(
-      f'--entries={file!r}: [{place}] lacks {", ".join(missing)}'
-    )
+    raise config_lib.ConfigError(f'--entries={file!r}: [{place}] lacks {", ".join(missing)}')
   if entry['kind'] not in _KINDS:
     raise config_lib.ConfigError(
       f'--entries={file!r}: [{place}] kind={entry["kind"]!r}: expected one of '
@@ -237,9 +225,7 @@ def _link(file, name, entry) -> Link:
   for key, value in entry.items():
     where = f'--entries={file!r}: [links.{name}] {key}={value!r}'
     if key not in keys:
-      raise config_lib.ConfigError(
-        f'{where}: unknown key{config_lib.nearest(key, keys)}'
-      )
+      raise config_lib.ConfigError(f'{where}: unknown key{config_lib.nearest(key, keys)}')
     if not keys[key](value):
       raise config_lib.ConfigError(f'{where}: out of range; see links.toml')
   missing = [k for k in (*list(keys)[:2], 'source') if k not in entry]

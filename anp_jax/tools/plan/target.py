@@ -1,14 +1,11 @@
 """The cheapest way to the end of a run within some hours."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anp_jax.tools.plan import points as points_lib
 
 
-def ranked(
-  plans: Mapping[str, Sequence[points_lib.Point]], hours: float
-) -> list[points_lib.Point]:
+def ranked(plans: Mapping[str, Sequence[points_lib.Point]], hours: float) -> list[points_lib.Point]:
   """The points that reach the run's end in time, cheapest first.
 
   Args:
@@ -23,9 +20,7 @@ def ranked(
   return sorted(reaching, key=lambda p: (p.device_hours, p.run_seconds))
 
 
-def quickest(
-  plans: Mapping[str, Sequence[points_lib.Point]],
-) -> points_lib.Point:
+def quickest(plans: Mapping[str, Sequence[points_lib.Point]]) -> points_lib.Point:
   """The point that reaches the run's end first."""
   running = [p for points in plans.values() for p in points if p.runs]
   return min(running, key=lambda p: p.run_seconds)

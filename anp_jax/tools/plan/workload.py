@@ -12,18 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.config import emulation_keys
 from anp_jax.data import sources
 from anp_jax.models.layers import per_example
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system import flops
 from anp_jax.tools.plan import memory_traffic
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import optimizer as optimizer_lib
+from anp_jax.training import objective as objective_lib, optimizer as optimizer_lib
 
 # Images of the abstract step; what grows with the batch is divided by them.
 _IMAGES = 32
@@ -183,18 +180,24 @@ def _layers(config, model, state, order) -> tuple[Layer, ...]:
     if name in calls:
       call = calls[name]
       places = math.prod(call.y.shape[:-1])
-      layers.append(Layer(
-        path, 2 * places * numbers, numbers, call.x.size, call.y.size, True,
-        call.gathered.size, call.reads and f'{call.reads}/kernel',
-      ))  # fmt: skip
+      layers.append(
+        Layer(
+          path,
+          2 * places * numbers,
+          numbers,
+          call.x.size,
+          call.y.size,
+          True,
+          call.gathered.size,
+          call.reads and f'{call.reads}/kernel',
+        )
+      )
     elif len(shape) == 2 or not layers:
       inputs, outputs = (*shape, 1)[:2]
       layers.append(Layer(path, 2 * numbers, numbers, inputs, outputs, False))
     else:
       last = layers[-1]
-      layers[-1] = dataclasses.replace(
-        last, parameters=last.parameters + numbers
-      )
+      layers[-1] = dataclasses.replace(last, parameters=last.parameters + numbers)
   return tuple(layers)
 
 
@@ -213,9 +216,7 @@ def _slept_layers(config, state, order) -> tuple[Layer, ...]:
   layers, before = [], 0
   for place, path in enumerate(reversed(order), 1):
     piece = math.ceil(place * pieces / count)
-    layers.append(
-      Layer(path, (piece - before) / pieces, sizes[path], 0, 0, False)
-    )
+    layers.append(Layer(path, (piece - before) / pieces, sizes[path], 0, 0, False))
     before = piece
   return tuple(reversed(layers))
 

@@ -20,13 +20,8 @@ import subprocess
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
-from anp_jax.config import exits
-from anp_jax.config import outputs
-from anp_jax.tools.portability import collectives
-from anp_jax.tools.portability import table
-from anp_jax.tools.portability import targets
+from anp_jax.config import argument_parser, command_line, exits, outputs
+from anp_jax.tools.portability import collectives, table, targets
 
 
 @exits.with_status()
@@ -36,13 +31,9 @@ def main(arguments: list[str]) -> int:
   flags = _flags(rest)
   chosen = [targets.parse(text) for text in flags.target]
   if not flags.config:
-    raise config_lib.ConfigError(
-      '--config=FILE[:VARIANT] is missing; see configs/'
-    )
+    raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
   if not chosen:
-    raise config_lib.ConfigError(
-      '--target is missing, such as cpu:8, tpu:v5e:2x2 or gpu:h200:16x4'
-    )
+    raise config_lib.ConfigError('--target is missing, such as cpu:8, tpu:v5e:2x2 or gpu:h200:16x4')
   config = command_line.load(flags.config, overrides)
   if flags.worker:
     print(json.dumps(_inspected(config, chosen[0], flags.dump)))
@@ -83,23 +74,15 @@ def _reasons(reports):
         if collectives.width(dtype) < collectives.width(named):
           yield (
             f'{name} {step}',
-            (
-              f'gradients are summed in {dtype}, but '
-              f'config.strategy.reduce_dtype={named!r}'
-            ),
+            (f'gradients are summed in {dtype}, but config.strategy.reduce_dtype={named!r}'),
           )
 
 
 def _flags(arguments):
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.portability',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.portability', description=__doc__)
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--target', action='append', default=[])
-  parser.add_argument(
-    '--dump', default='', metavar='DIR', help="for the programs' texts"
-  )
+  parser.add_argument('--dump', default='', metavar='DIR', help="for the programs' texts")
   parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
   flags = parser.parse(arguments)
   if flags.dump:
@@ -118,10 +101,7 @@ def _in_a_process(target, flags, overrides) -> dict:
   command += [f'--config={flags.config}', f'--target={target.text}']
   command += [f'--config.{key}={value}' for key, value in overrides.items()]
   done = subprocess.run(
-    [*command, f'--dump={flags.dump}'],
-    capture_output=True,
-    text=True,
-    check=False,
+    [*command, f'--dump={flags.dump}'], capture_output=True, text=True, check=False
   )
   last = (done.stdout.splitlines() or [''])[-1]
   if done.returncode or not last.startswith('{'):
@@ -133,9 +113,7 @@ def _in_a_process(target, flags, overrides) -> dict:
 def _inspected(config, target, folder) -> dict:
   """What `ahead.inspect` gives, or why nothing could be compiled."""
   targets.prepare(target, config=config)
-  from anp_jax.tools.portability import (
-    ahead,  # JAX, once it is told of the target
-  )
+  from anp_jax.tools.portability import ahead  # JAX, once it is told of the target
 
   try:
     return ahead.inspect(config, target, folder)

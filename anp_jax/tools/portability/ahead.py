@@ -9,15 +9,10 @@ import jax
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.system import flops
-from anp_jax.tools.portability import collectives
-from anp_jax.tools.portability import table
-from anp_jax.tools.portability import targets
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.tools.portability import collectives, table, targets
+from anp_jax.training import build, objective as objective_lib, run_spec
 
 _MEMORY = {
   'arguments': 'argument_size_in_bytes',
@@ -54,16 +49,12 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   division.check(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(
-    run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source))
-  )
+  parts = build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source)))
   report = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
     'examples': len(source),
-    'parameters': sum(
-      s.size for s in jax.tree.leaves(parts.abstract_single.params)
-    ),
+    'parameters': sum(s.size for s in jax.tree.leaves(parts.abstract_single.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }
   batch = build.abstract_batch(config, mesh, config.batch_size)
@@ -72,18 +63,14 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     keep = functools.partial(_keep, folder, f'{target.text}-{step}')
     return _compile(function, arguments, keep)
 
-  report['train'] = train = compile_as(
-    'train', parts.train_step, parts.abstract_state, batch
-  )
+  report['train'] = train = compile_as('train', parts.train_step, parts.abstract_state, batch)
   # All that JAX asks to be summed, less the gradients.
   summed = sum(collectives.sums(train['asked']).values())
   alone = mesh.shape[mesh_lib.DATA] == 1
   rest = summed if alone else summed - report['parameters']
   for text in ('asked', 'compiled'):
     if text in train:
-      train[f'gradients_{text}'] = collectives.gradient_dtypes(
-        train[text], rest
-      )
+      train[f'gradients_{text}'] = collectives.gradient_dtypes(train[text], rest)
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = build.abstract_batch(config, mesh, size)
@@ -127,9 +114,8 @@ def _compile(function, arguments, keep) -> dict:
   memory = {name: getattr(sizes, key) for name, key in _MEMORY.items()}
   # What is updated in place is an argument and a result, but there once.
   memory['together'] = (
-    memory['arguments'] + memory['results'] - memory['in_place']
-    + memory['temporary']
-  )  # fmt: skip
+    memory['arguments'] + memory['results'] - memory['in_place'] + memory['temporary']
+  )
   return report | {'memory': memory}
 
 

@@ -12,30 +12,56 @@ import re
 from anp_jax.tools.portability import program as program_lib
 
 KINDS = (
-  'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all',
-  'collective-permute', 'collective-broadcast', 'ragged-all-to-all',
-)  # fmt: skip
+  'all-reduce',
+  'all-gather',
+  'reduce-scatter',
+  'all-to-all',
+  'collective-permute',
+  'collective-broadcast',
+  'ragged-all-to-all',
+)
 # What an all-to-all brings, the strategies add.
 _SUMS = ('all-reduce', 'reduce-scatter', 'all-to-all')
-_ASKED = re.compile(
-  '"?stablehlo\\.(' + '|'.join(k.replace('-', '_') for k in KINDS) + ')"?'
-)
+_ASKED = re.compile('"?stablehlo\\.(' + '|'.join(k.replace('-', '_') for k in KINDS) + ')"?')
 _BRANCHES = re.compile(r'"?stablehlo\.(?:case|if)"?\(')
 # An operation's types end the line on which its region ends, if it has one.
 _TYPES = re.compile(r' : \((tensor<.*>)\) -> \(?(tensor<.*>)\)?\s*(?:loc\(|$)')
 _TENSOR = re.compile(r'tensor<((?:\d+x)*)([a-z]\w*)>')
 _NUMBER = re.compile(r'(bf|f|s|si|i|u|ui|c)(\d+)')
 _NAMES = {
-  'bf': 'bfloat', 'f': 'float', 's': 'int', 'si': 'int', 'i': 'int',
-  'u': 'uint', 'ui': 'uint', 'c': 'complex',
-}  # fmt: skip
+  'bf': 'bfloat',
+  'f': 'float',
+  's': 'int',
+  'si': 'int',
+  'i': 'int',
+  'u': 'uint',
+  'ui': 'uint',
+  'c': 'complex',
+}
 # In a schedule, what takes no time of the units that compute.
-_IDLE = frozenset((
-  'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'copy',
-  'after-all', 'partition-id', 'replica-id', 'opt-barrier', 'async-start',
-  'async-update', 'async-done', 'copy-start', 'copy-done', 'slice-start',
-  'slice-done', 'domain', 'iota',
-))  # fmt: skip
+_IDLE = frozenset(
+  (
+    'parameter',
+    'constant',
+    'tuple',
+    'get-tuple-element',
+    'bitcast',
+    'copy',
+    'after-all',
+    'partition-id',
+    'replica-id',
+    'opt-barrier',
+    'async-start',
+    'async-update',
+    'async-done',
+    'copy-start',
+    'copy-done',
+    'slice-start',
+    'slice-done',
+    'domain',
+    'iota',
+  )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +140,7 @@ def compiled(text: str) -> list[Collective]:
       working = [b for b in between if _computes(b)]
       overlapping = len(working)
       products = sum(program.product(b) is not None for b in working)
-    collectives.append(
-      _collective(kind, operands, results, conditional, overlapping, products)
-    )
+    collectives.append(_collective(kind, operands, results, conditional, overlapping, products))
   return collectives
 
 
@@ -132,11 +156,20 @@ def totals(collectives: Iterable[Collective]) -> list[dict]:
   rows = {}
   for c in collectives:
     for dtype in dict.fromkeys(d for d, _ in c.elements):
-      row = rows.setdefault((c.kind, dtype, c.conditional), dict(
-        kind=c.kind, dtype=dtype, conditional=c.conditional, operations=0,
-        elements=0, bytes=0, asynchronous=0, overlapping_compute=0,
-        overlapping_products=0,
-      ))  # fmt: skip
+      row = rows.setdefault(
+        (c.kind, dtype, c.conditional),
+        dict(
+          kind=c.kind,
+          dtype=dtype,
+          conditional=c.conditional,
+          operations=0,
+          elements=0,
+          bytes=0,
+          asynchronous=0,
+          overlapping_compute=0,
+          overlapping_products=0,
+        ),
+      )
       elements = sum(n for d, n in c.elements if d == dtype)
       size = elements * width(dtype) // 8
       row['operations'] += 1
@@ -182,9 +215,7 @@ def width(dtype: str) -> int:
   return int(digits[0]) if digits else 8
 
 
-def _collective(
-  kind, operands, results, conditional, overlapping=None, products=0
-):  # fmt: skip
+def _collective(kind, operands, results, conditional, overlapping=None, products=0):
   """Counts the larger side: the whole array, also where each has a part."""
   arrays = max(operands, results, key=_size)
   return Collective(
@@ -198,9 +229,7 @@ def _collective(
 
 
 def _size(arrays):
-  return sum(
-    math.prod(shape) * width(_dtype(name)) // 8 for name, shape in arrays
-  )
+  return sum(math.prod(shape) * width(_dtype(name)) // 8 for name, shape in arrays)
 
 
 def _dtype(name):

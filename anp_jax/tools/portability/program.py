@@ -1,7 +1,6 @@
 """The instructions of a compiled program, from its text."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import math
 import re
@@ -14,9 +13,7 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PRODUCT_CALL = re.compile('conv|gemm|matmul|dot', re.IGNORECASE)
 # Of these no time is spent, or their op_name is an argument's and no layer's.
-_NOT_COMPUTED = (
-  'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast',
-)  # fmt: skip
+_NOT_COMPUTED = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast')
 _SLICES = ('slice', 'dynamic-slice', 'gather')
 
 
@@ -103,9 +100,7 @@ class Program:
     return None
 
   def users(
-    self,
-    instruction: Instruction,
-    through: Callable[[Instruction], bool] | None = None,
+    self, instruction: Instruction, through: Callable[[Instruction], bool] | None = None
   ) -> Iterator[Instruction]:
     """Those that need a result, directly or not, the nearest first.
 
@@ -125,9 +120,7 @@ class Program:
 
   def operands(self, instruction: Instruction) -> Iterator[Instruction]:
     """Those whose results are needed, directly or not, the nearest first."""
-    return _walk(
-      instruction, lambda i: [self.instructions[o] for o in i.operands]
-    )
+    return _walk(instruction, lambda i: [self.instructions[o] for o in i.operands])
 
   def origin(self, instruction: Instruction) -> str:
     """The op_name that says which layer an instruction works for.
@@ -180,8 +173,7 @@ class Program:
     if users and all(u.opcode in _SLICES for u in users):
       return min(parameter.size, sum(u.size for u in users))
     if users and all(
-      u.opcode == 'dynamic-update-slice' and u.operands[0] == parameter.name
-      for u in users
+      u.opcode == 'dynamic-update-slice' and u.operands[0] == parameter.name for u in users
     ):
       return 0
     return parameter.size

@@ -14,13 +14,14 @@ def rows(reports: dict[str, dict]) -> list[tuple[str, ...]]:
     target has none, because it did not compile or sends no such thing.
   """
   results = list(reports.values())
-  result = [_row('device', results, lambda r: r['device'].replace(' ', '-')),
-            _row('devices', results, lambda r: f'{r["devices"]}')]  # fmt: skip
+  result = [
+    _row('device', results, lambda r: r['device'].replace(' ', '-')),
+    _row('devices', results, lambda r: f'{r["devices"]}'),
+  ]
   for step, title in _STEPS.items():
     parts = [r[step] | {'devices': r['devices']} for r in results]
     result += [
-      _row(f'{title}: {name}', parts, cell)
-      for name, cell in (*_CELLS, *_collectives(parts))
+      _row(f'{title}: {name}', parts, cell) for name, cell in (*_CELLS, *_collectives(parts))
     ]
     result += [
       _row(f'{title}: gradients {text}', parts, _dtypes(f'gradients_{text}'))
@@ -39,9 +40,7 @@ def lines(title: str, table: list[tuple], names: list[str]) -> list[str]:
       step = group
     mark = 'differs' if len(set(cells)) > 1 else ''
     all_rows.append(('  ' * bool(group) + label, *cells, mark))
-  widths = [
-    max(len(row[i]) for row in all_rows) for i in range(len(all_rows[0]))
-  ]
+  widths = [max(len(row[i]) for row in all_rows) for i in range(len(all_rows[0]))]
   text = [title]
   for first, *cells, mark in all_rows:
     padded = [c.rjust(w) for c, w in zip(cells, widths[1:])]
@@ -77,10 +76,7 @@ _CELLS = (
   ('compiled', _compiles),
   ('images', lambda p: f'{p["images"]}'),
   ('GFLOP a device', lambda p: f'{p["flops"] / 1e9:.1f}'),
-  (
-    'GFLOP an image',
-    lambda p: f'{p["flops"] * p["devices"] / p["images"] / 1e9:.2f}',
-  ),
+  ('GFLOP an image', lambda p: f'{p["flops"] * p["devices"] / p["images"] / 1e9:.2f}'),
   ('MB a device', lambda p: _megabytes(p['memory']['together'])),
   ('MB arguments', lambda p: _megabytes(p['memory']['arguments'])),
   ('MB temporary', lambda p: _megabytes(p['memory']['temporary'])),
@@ -92,9 +88,7 @@ def _collectives(parts):
   result = []
   for text in ('asked', 'compiled'):
     keys = dict.fromkeys(
-      (r['kind'], r['dtype'], r['conditional'])
-      for part in parts
-      for r in part.get(text, ())
+      (r['kind'], r['dtype'], r['conditional']) for part in parts for r in part.get(text, ())
     )
     for kind, dtype, conditional in keys:
       name = f'{text} {kind} {dtype}' + ' now and then' * conditional

@@ -15,11 +15,7 @@ from anp_jax import config as config_lib
 from anp_jax.system import xla_flags
 
 _HERE = pathlib.Path(__file__).resolve().parent
-_FORMS = {
-  'cpu': 'cpu:N',
-  'gpu': 'gpu:CARD:HOSTSxGPUS',
-  'tpu': 'tpu:GENERATION:TOPOLOGY',
-}
+_FORMS = {'cpu': 'cpu:N', 'gpu': 'gpu:CARD:HOSTSxGPUS', 'tpu': 'tpu:GENERATION:TOPOLOGY'}
 _EXAMPLES = ('cpu:8', 'gpu:h200:16x4', 'tpu:v5e:2x2', 'tpu:v6e:4x4')
 # Generations that libtpu knows; whether a topology exists it says itself.
 GENERATIONS = ('v2', 'v3', 'v4', 'v5e', 'v5p', 'v6e', 'tpu7x')
@@ -74,9 +70,7 @@ def parse(text: str) -> Target:
     )
   axes = {'cpu': '1', 'gpu': '2', 'tpu': '2,3'}[platform]
   sizes = rest[0] if len(rest) == 1 else ''
-  counts = re.fullmatch(r'\d{1,5}(?:x\d{1,5})*', sizes) and tuple(
-    int(n) for n in sizes.split('x')
-  )
+  counts = re.fullmatch(r'\d{1,5}(?:x\d{1,5})*', sizes) and tuple(int(n) for n in sizes.split('x'))
   total = 1
   for n in counts or (0,):
     total *= n
@@ -107,9 +101,7 @@ def check_plugin(target: Target) -> None:
 
 
 def prepare(
-  target: Target,
-  environment: MutableMapping[str, str] = os.environ,
-  config=None,
+  target: Target, environment: MutableMapping[str, str] = os.environ, config=None
 ) -> None:
   """Tells XLA what a run on the target would; before JAX is imported.
 
@@ -149,9 +141,7 @@ def devices(target: Target) -> list:
   if target.platform == 'cpu':
     cpus = jax.devices('cpu')[: target.counts[0]]
     if len(cpus) < target.counts[0]:
-      raise config_lib.ConfigError(
-        f'{target.text}: JAX was started with {len(cpus)} CPU devices'
-      )
+      raise config_lib.ConfigError(f'{target.text}: JAX was started with {len(cpus)} CPU devices')
     return cpus
   if target.platform == 'tpu':
     sizes = 'x'.join(str(n) for n in target.counts)

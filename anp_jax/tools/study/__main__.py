@@ -29,36 +29,30 @@ import signal
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
-from anp_jax.config import emulation_keys
-from anp_jax.config import exits
-from anp_jax.config import outputs
+from anp_jax.config import argument_parser, command_line, emulation_keys, exits, outputs
 from anp_jax.system import emulation
-from anp_jax.tools.study import axes
-from anp_jax.tools.study import channel_split
-from anp_jax.tools.study import emulate
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import local
-from anp_jax.tools.study import planned
-from anp_jax.tools.study import progress as progress_lib
-from anp_jax.tools.study import relay
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import scaling
-from anp_jax.tools.study import simulate
-from anp_jax.tools.study import slurm
-from anp_jax.tools.study import traffic
-from anp_jax.tools.study import tune
+from anp_jax.tools.study import (
+  axes,
+  channel_split,
+  emulate,
+  grid,
+  local,
+  planned,
+  progress as progress_lib,
+  relay,
+  results,
+  runner,
+  scaling,
+  simulate,
+  slurm,
+  traffic,
+  tune,
+)
 from anp_jax.tools.study.papers import command as papers
 
 _NODES = '1,2'
 _STRATEGIES = 'sync,invariant,local,server'  # those that divide the batch
-_OTHER_STUDIES = {
-  'relay': relay,
-  'channel_split': channel_split,
-  'papers': papers,
-}
+_OTHER_STUDIES = {'relay': relay, 'channel_split': channel_split, 'papers': papers}
 
 
 @exits.with_status('interrupted; run the same command to resume')
@@ -75,9 +69,7 @@ def main(arguments: list[str]) -> int:
     plans = planned.rates(study, cells, flags.plan)
   lost, contests = {}, []
   if plan:
-    train = functools.partial(
-      _train, study, options=flags.slurm, progress=progress
-    )
+    train = functools.partial(_train, study, options=flags.slurm, progress=progress)
     cells, lost, contests = tune.run(study, cells, plan, train)
     progress.note(*tune.notes(plan, contests))
   left = [cell for cell in cells if cell not in lost]
@@ -94,14 +86,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.study',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.study', description=__doc__)
   parser.add_argument(
-    'what',
-    choices=['strategies', 'relay', 'channel_split', 'papers'],
-    help='what is compared',
+    'what', choices=['strategies', 'relay', 'channel_split', 'papers'], help='what is compared'
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
@@ -109,8 +96,7 @@ def _flags(arguments):
   parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
   parser.add_argument(
     '--strategies',
-    help=f'of config.strategy.name (default: {_STRATEGIES}; with --simulate '
-    f'{simulate.STRATEGIES})',
+    help=f'of config.strategy.name (default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES})',
   )
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
   parser.add_argument(
@@ -119,34 +105,42 @@ def _flags(arguments):
     "for it (default: the config's)",
   )
   _add_keys(parser)
+  parser.add_argument('--target_accuracy', type=float, help='from 0 to 1: show the time to it')
   parser.add_argument(
-    '--target_accuracy', type=float, help='from 0 to 1: show the time to it'
-  )
-  parser.add_argument(
-    '--emulate', nargs='?', const='', metavar='KEY=VALUE,...',
+    '--emulate',
+    nargs='?',
+    const='',
+    metavar='KEY=VALUE,...',
     help='any number of nodes whose computing is a sleep, such as '
     '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit; keys '
     'of config.emulate',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--simulate', nargs='?', const='', metavar='KEY=VALUE,...',
+    '--simulate',
+    nargs='?',
+    const='',
+    metavar='KEY=VALUE,...',
     help='a run is one process of this machine, which computes for --workers '
     'in simulated time; keys of config.strategy.simulate, such as '
     '--simulate=step_seconds=0.2,spread=0.3',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--workers', metavar='N,...',
-    help=f'simulated ones (default: {simulate.NODES})',
-  )  # fmt: skip
+    '--workers', metavar='N,...', help=f'simulated ones (default: {simulate.NODES})'
+  )
   parser.add_argument(
-    '--scaling', default='strong', metavar='KIND,...',
+    '--scaling',
+    default='strong',
+    metavar='KIND,...',
     help="strong: batch_size is that of all nodes; weak: each node's",
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--plan', nargs='?', const='', metavar='BANDWIDTH',
+    '--plan',
+    nargs='?',
+    const='',
+    metavar='BANDWIDTH',
     help='show what anp_jax.tools.plan predicts for each run; BANDWIDTH, '
     "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
-  )  # fmt: skip
+  )
   slurm.add_flag(parser)
   return parser.parse(arguments)
 
@@ -154,20 +148,26 @@ def _flags(arguments):
 def _add_keys(parser):
   """Adds the flags that vary any key of the config."""
   parser.add_argument(
-    '--vary', action='append', default=[], metavar='KEY=VALUE,...',
+    '--vary',
+    action='append',
+    default=[],
+    metavar='KEY=VALUE,...',
     help='any key of the config is an axis, as in --vary=strategy.servers=1,'
     '25%% (of the nodes); may be repeated',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--tune', action='append', default=[], metavar='KEY=VALUE,...',
+    '--tune',
+    action='append',
+    default=[],
+    metavar='KEY=VALUE,...',
     help='each strategy is trained with the value that is best for it, by '
     'successive halving of the grid: shorter runs first, of another seed',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--tune_budget', metavar='DURATION',
-    help="training of each tuning, such as '60 epochs' (default: for each "
-    'rung that of one run)',
-  )  # fmt: skip
+    '--tune_budget',
+    metavar='DURATION',
+    help="training of each tuning, such as '60 epochs' (default: for each rung that of one run)",
+  )
 
 
 def _study(flags, overrides):
@@ -208,9 +208,7 @@ def _study(flags, overrides):
     rates,
     combinations,
   )
-  study = runner.Study(
-    flags.config, overrides, flags.workdir, emulated, simulated=simulated
-  )
+  study = runner.Study(flags.config, overrides, flags.workdir, emulated, simulated=simulated)
   if simulated:
     cells = simulate.cells(study, cells)
   cells = scaling.cells(study, cells, scaling.parse(flags.scaling))
@@ -240,13 +238,10 @@ def _check_flags(flags, overrides, rates):
       f'--target_accuracy={target}: expected a number above 0, at most 1'
     )
   if target is not None and flags.emulate is not None:
-    raise config_lib.ConfigError(
-      f'--target_accuracy={target}: nothing is learnt with --emulate'
-    )
+    raise config_lib.ConfigError(f'--target_accuracy={target}: nothing is learnt with --emulate')
   if flags.plan is not None and flags.vary:
     raise config_lib.ConfigError(
-      f'--plan with --vary={flags.vary[0]}: expected one of them; one config '
-      'is planned'
+      f'--plan with --vary={flags.vary[0]}: expected one of them; one config is planned'
     )
   simulate.check(flags)
 
@@ -273,8 +268,7 @@ def _check_keys(study, cells, varied):
   for axis in varied:
     if axis.key in unused:
       raise config_lib.ConfigError(
-        f'{axis.flag}={axis.key}={",".join(axis.values)}: no run of the study '
-        'has this key'
+        f'{axis.flag}={axis.key}={",".join(axis.values)}: no run of the study has this key'
       )
   for strategy, refusal in refusals.items():
     if strategy not in possible:
@@ -310,9 +304,7 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
 
 def _written(study, cells, outcome, flags, arguments) -> str:
   """Writes the page of runs, failures and tuning; the table for people."""
-  from anp_jax.tools.study import (
-    page,  # matplotlib, once there is something to draw
-  )
+  from anp_jax.tools.study import page  # matplotlib, once there is something to draw
 
   runs, failures, (plan, contests) = outcome
   cores = [runner.record(study, c)['cores'] for c in runs]
@@ -350,9 +342,7 @@ def _runs(study, cells, failures, plans):
       continue
     record = runner.record(study, cell)
     crowded = (
-      bool(record['cores'])
-      and cell.processes * cell.devices > record['cores']
-      and not study.sleeps
+      bool(record['cores']) and cell.processes * cell.devices > record['cores'] and not study.sleeps
     )
     try:
       run = results.read(study.workdir(cell), crowded, study.simulated)

@@ -1,23 +1,23 @@
 """The flag --vary of a study: any key of the config is an axis."""
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import itertools
 import math
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.config import resolve
+from anp_jax.config import command_line, resolve
 
 # What a run's config says of the varied keys that it has: (key, text) pairs.
 Varied = tuple[tuple[str, str], ...]
 # There are at the most as many of them as nodes.
 _COUNTS = (
-  'strategy.backup_workers', 'strategy.groups', 'strategy.max_staleness',
+  'strategy.backup_workers',
+  'strategy.groups',
+  'strategy.max_staleness',
   'strategy.servers',
-)  # fmt: skip
+)
 _BRACKETS = re.compile(r'\((.*)\)')  # around a text with commas of its own
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
@@ -74,13 +74,10 @@ def parse(
     key = typed.strip()
     if not equals:
       raise config_lib.ConfigError(
-        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as '
-        'strategy.mode=async,bounded'
+        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as strategy.mode=async,bounded'
       )
     if key in flags:
-      raise config_lib.ConfigError(
-        f'{flag}={text}: the study sets it; use {flags[key]}'
-      )
+      raise config_lib.ConfigError(f'{flag}={text}: the study sets it; use {flags[key]}')
     if key not in keys:
       raise config_lib.ConfigError(
         f'{flag}={text}: unknown key {key}{config_lib.nearest(key, keys)}'
@@ -88,9 +85,7 @@ def parse(
     if key in axes or key in overrides:
       raise config_lib.ConfigError(f'{flag}={text}: {key} is set twice')
     is_count = key in _COUNTS
-    parts = [
-      _value(key, keys[key], part, is_count, flag) for part in _split(values)
-    ]
+    parts = [_value(key, keys[key], part, is_count, flag) for part in _split(values)]
     axes[key] = Axis(key, tuple(dict.fromkeys(parts)), is_count, flag)
   return tuple(axes.values())
 
@@ -127,8 +122,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     names[key] = next(
       ending
       for ending in endings
-      if sum(f'.{other}'.endswith(f'.{ending}') for other in keys) == 1
-      or ending == key
+      if sum(f'.{other}'.endswith(f'.{ending}') for other in keys) == 1 or ending == key
     )
   return names
 
@@ -140,8 +134,7 @@ def _value(key, declared, text, is_count, flag):
   if percent and is_count:
     if not 0 < float(percent[1]) <= 100:
       raise config_lib.ConfigError(
-        f'{flag}={key}={text}: expected a percentage of the nodes above 0, at '
-        'most 100'
+        f'{flag}={key}={text}: expected a percentage of the nodes above 0, at most 100'
       )
     return text
   if isinstance(declared.default, str):

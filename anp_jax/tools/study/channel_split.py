@@ -33,16 +33,8 @@ import subprocess
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
-from anp_jax.config import emulation_keys
-from anp_jax.config import exits
-from anp_jax.config import outputs
-from anp_jax.tools.study import channel_split_page
-from anp_jax.tools.study import channel_split_process
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import launching
-from anp_jax.tools.study import slurm
+from anp_jax.config import argument_parser, command_line, emulation_keys, exits, outputs
+from anp_jax.tools.study import channel_split_page, channel_split_process, grid, launching, slurm
 
 
 @exits.with_status('interrupted; run the same command to start again')
@@ -77,8 +69,7 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.study channel_split',
-    description=__doc__,
+    prog='python -m anp_jax.tools.study channel_split', description=__doc__
   )
   parser.add_argument('--config', help='FILE[:VARIANT], or several with commas')
   parser.add_argument('--workdir', help='folder of the study')
@@ -90,18 +81,13 @@ def _flags(arguments):
     default=channel_split_process.ROUNDS,
     help='steps of each division (%(default)s)',
   )
+  parser.add_argument('--brief', action='store_true', help='leave out other shares than equal ones')
   parser.add_argument(
-    '--brief',
-    action='store_true',
-    help='leave out other shares than equal ones',
-  )
-  parser.add_argument(
-    '--bandwidths', default='100mbit,1gbit,10gbit,100gbit',
+    '--bandwidths',
+    default='100mbit,1gbit,10gbit,100gbit',
     help='of simulated links (default: %(default)s)',
-  )  # fmt: skip
-  parser.add_argument(
-    '--load', action='store_true', help="keep the last device's core busy, too"
   )
+  parser.add_argument('--load', action='store_true', help="keep the last device's core busy, too")
   slurm.add_flag(parser)
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
@@ -138,10 +124,13 @@ def _run(flags, folder, config, count, options) -> list[channel_split_page.Run]:
   print(f'{name}, {count} devices: begins', flush=True)
   program = ['-m', channel_split_process.__name__]
   arguments = [
-    f'--config={config}', f'--workdir={folder}',
-    f'--batch_sizes={flags.batch_sizes}', f'--rounds={flags.rounds}',
-    *(['--brief'] if flags.brief else []), *options,
-  ]  # fmt: skip
+    f'--config={config}',
+    f'--workdir={folder}',
+    f'--batch_sizes={flags.batch_sizes}',
+    f'--rounds={flags.rounds}',
+    *(['--brief'] if flags.brief else []),
+    *options,
+  ]
   cores = sorted(os.sched_getaffinity(0))
   if flags.slurm is None:
     launching.launch(program, folder, count, arguments, cores)
@@ -151,10 +140,7 @@ def _run(flags, folder, config, count, options) -> list[channel_split_page.Run]:
   crowded = flags.slurm is None and count > len(cores)
   with open(os.path.join(folder, channel_split_process.FILE)) as f:
     results = json.load(f)
-  return [
-    channel_split_page.Run.from_json(name, count, values, crowded)
-    for values in results
-  ]
+  return [channel_split_page.Run.from_json(name, count, values, crowded) for values in results]
 
 
 @contextlib.contextmanager
@@ -164,9 +150,7 @@ def _busy(devices):
   core = cores[(devices - 1) % len(cores)]
   if not shutil.which('taskset'):
     raise config_lib.ConfigError('--load: taskset is missing')
-  child = subprocess.Popen(
-    ['taskset', '-c', str(core), sys.executable, '-c', 'while True: pass']
-  )
+  child = subprocess.Popen(['taskset', '-c', str(core), sys.executable, '-c', 'while True: pass'])
   try:
     yield
   finally:

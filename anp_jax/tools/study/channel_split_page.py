@@ -6,20 +6,25 @@ import os
 import shlex
 
 from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import planner
+from anp_jax.runtimes.calibration import costs as costs_lib, planner
 from anp_jax.system import markdown
-from anp_jax.tools.study import channel_split_process
-from anp_jax.tools.study import plots
+from anp_jax.tools.study import channel_split_process, plots
 
 DEVICES = (1, 2, 3, 4, 8, 16, 32)
 _SHARED = '*'
 _MEASURED_LINK = 'as measured here'
 _LATENCY = 50e-6  # seconds a message, of the simulated links
 _HEAD = (
-  'config', 'devices', 'images', 'split', 'predicted s', 'measured s',
-  'off by', 'over one alone', 'of the ideal',
-)  # fmt: skip
+  'config',
+  'devices',
+  'images',
+  'split',
+  'predicted s',
+  'measured s',
+  'off by',
+  'over one alone',
+  'of the ideal',
+)
 
 
 def simulated(costs, bandwidth: float) -> list[tuple[int, float]]:
@@ -29,9 +34,7 @@ def simulated(costs, bandwidth: float) -> list[tuple[int, float]]:
     costs: measured.
     bandwidth: bytes a second of each device's link.
   """
-  links = [
-    costs_lib.CollectiveCost.ring(n, bandwidth, _LATENCY) for n in DEVICES
-  ]
+  links = [costs_lib.CollectiveCost.ring(n, bandwidth, _LATENCY) for n in DEVICES]
   return [(n, _speed_up(costs, n, x)) for n, x in zip(DEVICES, links)]
 
 
@@ -61,18 +64,18 @@ def _speed_up(costs, count, link):
   ring = dataclasses.replace(
     costs,
     # There may be fewer images than devices.
-    boundaries=(), fixed=(),
+    boundaries=(),
+    fixed=(),
     names=(costs.names[baseline],) * count,
     unsplit=(costs.alone,) * count,
     layers={
       path: dataclasses.replace(
-        layer, alone=(layer.alone[baseline],) * count,
-        seconds=(layer.seconds[baseline],) * count,
+        layer, alone=(layer.alone[baseline],) * count, seconds=(layer.seconds[baseline],) * count
       )
       for path, layer in costs.layers.items()
     },
     link=link,
-  )  # fmt: skip
+  )
   return costs.alone / ring.step_seconds(planner.best_plan(ring))
 
 
@@ -93,15 +96,16 @@ def write(folder: str, runs: list['Run'], links, arguments) -> str:
   if curves:
     plots.save(plots.simulated(curves), os.path.join(folder, 'simulated.png'))
     tables.append(_curves_table(curves))
-  command = shlex.join(
-    ['python', '-m', 'anp_jax.tools.study', 'channel_split', *arguments]
-  )
+  command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'channel_split', *arguments])
   notes = '\n'.join(f'- {n}' for n in _notes(runs))
   parts = [
-    '# Convolutions split over devices', f'    {command}', tables[0], notes,
+    '# Convolutions split over devices',
+    f'    {command}',
+    tables[0],
+    notes,
     '![steps](steps.png)',
     *(f'{t}\n\n![simulated](simulated.png)' for t in tables[1:]),
-  ]  # fmt: skip
+  ]
   path = os.path.join(folder, 'study.md')
   with open(path, 'w', encoding='utf-8') as f:
     f.write('\n\n'.join(parts) + '\n')
@@ -133,9 +137,7 @@ class Run:
   crowded: bool = False
 
   @classmethod
-  def from_json(
-    cls, config: str, devices: int, values: dict, crowded: bool = False
-  ) -> 'Run':
+  def from_json(cls, config: str, devices: int, values: dict, crowded: bool = False) -> 'Run':
     """Reads what `channel_split_process.measure` returned."""
     kind = costs_lib.OffloadCosts if values['offload'] else costs_lib.Costs
     costs = kind.from_json(values['costs'])
@@ -168,9 +170,7 @@ class Run:
     """
     if not self.crowded:
       return None
-    uncrowded_runs = [
-      r for r in runs if r.title == self.title and r.is_extrapolated
-    ]
+    uncrowded_runs = [r for r in runs if r.title == self.title and r.is_extrapolated]
     if not uncrowded_runs:
       return None
     largest = max(uncrowded_runs, key=lambda run: run.devices)
@@ -183,10 +183,13 @@ class Run:
       runs: see `with_a_core_each`.
     """
     run = {
-      'config': self.config, 'devices': self.devices, 'ideal': self.ideal,
-      'batch_size': self.batch_size, 'crowded': self.crowded,
+      'config': self.config,
+      'devices': self.devices,
+      'ideal': self.ideal,
+      'batch_size': self.batch_size,
+      'crowded': self.crowded,
       'with_a_core_each': self.with_a_core_each(runs),
-    }  # fmt: skip
+    }
     # A step that splits nothing was timed for the predictions.
     by_plan = {}
     for step in self.steps:
@@ -213,11 +216,16 @@ def _steps_table(points) -> str:
   for p in points:
     mark = _SHARED if p['crowded'] else ''
     row = [
-      p['config'], str(p['devices']), str(p['batch_size']),
-      f'{p["name"]}: {p["plan"]}', f'{p["predicted"]:.3f}',
-      f'{p["measured"]:.3f}{mark}', f'{100 * _error(p):+.1f} %',
-      f'{p["speed_up"]:.2f}{mark}', f'{p["speed_up"] / p["ideal"]:.3f}{mark}',
-    ]  # fmt: skip
+      p['config'],
+      str(p['devices']),
+      str(p['batch_size']),
+      f'{p["name"]}: {p["plan"]}',
+      f'{p["predicted"]:.3f}',
+      f'{p["measured"]:.3f}{mark}',
+      f'{100 * _error(p):+.1f} %',
+      f'{p["speed_up"]:.2f}{mark}',
+      f'{p["speed_up"] / p["ideal"]:.3f}{mark}',
+    ]
     if is_crowded:
       speed_up = p['with_a_core_each']
       row.append(f'{speed_up:.2f}' if speed_up else '-')
@@ -246,9 +254,7 @@ def _ratios(runs, points) -> dict:
       'over_equal_shares': round(equal['measured'] / plan['measured'], 4),
     }
     by_batch = [
-      step['measured']
-      for step in run.steps
-      if step['name'] == channel_split_process.BY_BATCH
+      step['measured'] for step in run.steps if step['name'] == channel_split_process.BY_BATCH
     ]
     if by_batch:
       ratios[f'{run.config}_{run.devices}x{run.batch_size}'] |= {

@@ -22,27 +22,21 @@ import sys
 
 import numpy as np
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
+from anp_jax import cluster, config as config_lib
+from anp_jax.config import argument_parser, command_line
 from anp_jax.data import sources
-from anp_jax.parallel import apportionment
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.runtimes.calibration import calibrate
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import planner
-from anp_jax.runtimes.calibration import timing as timing_lib
-from anp_jax.runtimes.calibration import workloads
+from anp_jax.parallel import apportionment, division, mesh as mesh_lib
+from anp_jax.runtimes.calibration import (
+  calibrate,
+  costs as costs_lib,
+  planner,
+  timing as timing_lib,
+  workloads,
+)
 from anp_jax.runtimes.offload import pool as pool_lib
-from anp_jax.system import files
-from anp_jax.system import stopwatch
-from anp_jax.system import xla_flags
+from anp_jax.system import files, stopwatch, xla_flags
 from anp_jax.tools.study import grid
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.training import build, objective as objective_lib, run_spec
 
 FILE = 'measured.json'
 ALONE = 'alone'
@@ -59,10 +53,7 @@ def divisions(costs) -> dict[str, dict]:
   devices = len(costs.names)
 
   def shared(shares, layers):
-    return {
-      path: apportionment.apportion(costs.layers[path].features, shares)
-      for path in layers
-    }
+    return {path: apportionment.apportion(costs.layers[path].features, shares) for path in layers}
 
   layers = list(costs.layers)
   heavy = max(layers, key=lambda path: max(costs.layers[path].alone))
@@ -88,9 +79,7 @@ def divisions(costs) -> dict[str, dict]:
   }
 
 
-def measure(
-  config, processes, rounds: int = ROUNDS, brief: bool = False, pool=None
-) -> dict:
+def measure(config, processes, rounds: int = ROUNDS, brief: bool = False, pool=None) -> dict:
   """Times one batch size.
 
   Args:
@@ -132,9 +121,7 @@ def measure(
         'plan': texts[name],
         'predicted': costs.step_seconds(plan),
         'measured': statistics.median(seconds[name]),
-        'speed_up': statistics.median(
-          np.divide(seconds[ALONE], seconds[name]).tolist()
-        ),
+        'speed_up': statistics.median(np.divide(seconds[ALONE], seconds[name]).tolist()),
       }
       for name, plan in plans.items()
     ],
@@ -173,9 +160,7 @@ def main(arguments: list[str]) -> int:
     xla_flags.enable_for(config)
     check(config)
     check_rounds(flags.rounds)
-    place = cluster.detect(
-      flags.coordinator, flags.num_processes, flags.process_id
-    )
+    place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
     offloads = bool(config.strategy.offload_to)
     command = {'--mode': 'benchmark'} if offloads else {}
     with cluster.start(config, place, command, flags.workdir) as processes:
@@ -221,9 +206,7 @@ def _spec(config, processes, pool) -> run_spec.RunSpec:
   division.check(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
   objective = objective_lib.create(source.vocabulary, config)
-  return run_spec.RunSpec(
-    config, mesh, objective, config.batch_size, len(source), offload_devices
-  )
+  return run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source), offload_devices)
 
 
 def _compile(spec, texts, processes) -> dict:
@@ -234,9 +217,7 @@ def _compile(spec, texts, processes) -> dict:
     processes.heartbeat('compiling')
     config = config_lib.replaced(spec.config, {'strategy.plan': text})
     program = build.create(dataclasses.replace(spec, config=config))
-    steps[name] = workloads.step(
-      program, spec, spec.batch_size, itertools.repeat(batch)
-    )
+    steps[name] = workloads.step(program, spec, spec.batch_size, itertools.repeat(batch))
   return steps
 
 
@@ -256,8 +237,7 @@ def _time(functions, timing, rounds, processes) -> dict[str, list[float]]:
 
 def _flags(arguments):
   parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.study.channel_split_process',
-    description=__doc__,
+    prog='python -m anp_jax.tools.study.channel_split_process', description=__doc__
   )
   parser.add_argument('--config', required=True, help='FILE[:VARIANT]')
   parser.add_argument('--workdir', required=True)

@@ -6,9 +6,7 @@ cores: they sleep most of the time. The flag's keys are those of config.emulate.
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import settings
+from anp_jax.tools.study import grid, runner, settings
 
 _GROUP = 'emulate.'
 _KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
@@ -78,8 +76,7 @@ def check(study: runner.Study, cells: list[grid.Cell]) -> None:
   for process, _ in study.first_config(cells).emulate.slow:
     if process >= most:
       raise config_lib.ConfigError(
-        f'--emulate: slow={process}: expected a process below {most}, the '
-        'largest of --nodes'
+        f'--emulate: slow={process}: expected a process below {most}, the largest of --nodes'
       )
 
 

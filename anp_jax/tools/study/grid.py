@@ -1,7 +1,6 @@
 """The cells of a study: which runs there are, and what each of them is told."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import dataclasses
 import hashlib
 import itertools
@@ -14,11 +13,7 @@ from anp_jax.tools.study import axes
 
 RATE = 'optimizer.learning_rate'
 # A study's own axes: not to be set for all its cells.
-AXES = {
-  'strategy.name': '--strategies',
-  'seed': '--seeds',
-  RATE: '--learning_rates',
-}
+AXES = {'strategy.name': '--strategies', 'seed': '--seeds', RATE: '--learning_rates'}
 WORKERS = 'strategy.simulate.workers'
 # A ring's runs are of many models each.
 _RING = 'relay'
@@ -145,8 +140,7 @@ def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
   parts = [p.strip() for p in text.split(',')]
   if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) >= least for p in parts):
     raise config_lib.ConfigError(
-      f'{flag}={text!r}: expected whole numbers from {least}, such as '
-      f'{least},{least + 1}'
+      f'{flag}={text!r}: expected whole numbers from {least}, such as {least},{least + 1}'
     )
   return tuple(sorted({int(p) for p in parts}))
 

@@ -115,9 +115,7 @@ class Load:
     return {way: getattr(self, way)(rate) / 3600 for way, rate in rates.items()}
 
 
-def table(
-  load: Load, rates: Mapping[str, Rate], names: Mapping[str, str]
-) -> list[tuple[str, ...]]:
+def table(load: Load, rates: Mapping[str, Rate], names: Mapping[str, str]) -> list[tuple[str, ...]]:
   """Returns what each way would take, one a row, after a head.
 
   Args:
@@ -129,8 +127,13 @@ def table(
   rows = [('', 'hours', 'saved by the ring', 'GB read', 'GB held a station')]
   for way, value in hours.items():
     read_bytes, kept_bytes = load.data(way)
-    rows.append((
-      names[way], f'{value:.1f}', f'{value - hours["ring"]:+.1f}',
-      f'{read_bytes / 1e9:.0f}', f'{kept_bytes / 1e9:.1f}',
-    ))  # fmt: skip
+    rows.append(
+      (
+        names[way],
+        f'{value:.1f}',
+        f'{value - hours["ring"]:+.1f}',
+        f'{read_bytes / 1e9:.0f}',
+        f'{kept_bytes / 1e9:.1f}',
+      )
+    )
   return rows

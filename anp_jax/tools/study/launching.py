@@ -16,11 +16,7 @@ class Failed(Exception):
 
 
 def launch(
-  program: Sequence[str],
-  folder: str,
-  count: int,
-  arguments: list[str],
-  cores=(),
+  program: Sequence[str], folder: str, count: int, arguments: list[str], cores=()
 ) -> float:
   """Runs a program as processes that find each other, and waits for all.
 
@@ -48,19 +44,24 @@ def launch(
   try:
     for i in range(count):
       command = [
-        sys.executable, *program, f'--coordinator=127.0.0.1:{port}',
-        f'--num_processes={count}', f'--process_id={i}', *arguments,
-      ]  # fmt: skip
+        sys.executable,
+        *program,
+        f'--coordinator=127.0.0.1:{port}',
+        f'--num_processes={count}',
+        f'--process_id={i}',
+        *arguments,
+      ]
       if cores and shutil.which('taskset'):
         command = ['taskset', '-c', str(cores[i % len(cores)]), *command]
       with open(logs[i], 'w') as log:
         children.append(
           subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu',
-                 'JAX_NUM_CPU_DEVICES': '1'},
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'},
           )
-        )  # fmt: skip
+        )
     codes = [child.wait() for child in children]
   finally:
     for child in children:

@@ -16,9 +16,7 @@ import pathlib
 import shutil
 import subprocess
 
-from anp_jax.tools.study import emulate
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import emulate, grid, runner
 
 _POLL = 1.0  # seconds
 LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
@@ -75,9 +73,12 @@ def _shares(study, cells, cores):
 
 def _command(study, cell, cores):
   command = [
-    LAUNCHER, str(cell.processes), f'--devices={cell.devices}',
-    *([] if study.sleeps else ['--bind']), *study.arguments(cell),
-  ]  # fmt: skip
+    LAUNCHER,
+    str(cell.processes),
+    f'--devices={cell.devices}',
+    *([] if study.sleeps else ['--bind']),
+    *study.arguments(cell),
+  ]
   if study.sleeps:
     return command
   if shutil.which('taskset'):

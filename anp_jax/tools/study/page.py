@@ -3,13 +3,7 @@
 import dataclasses
 import os
 
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import scores
-from anp_jax.tools.study import table
-from anp_jax.tools.study import tune
+from anp_jax.tools.study import grid, plots, results, runner, scores, table, tune
 
 PAGE = 'study.md'
 _SCORES = 'Scores of the validation set:'
@@ -45,15 +39,11 @@ class Outcome:
   def left_out(self) -> dict[grid.Cell, str]:
     """The cells whose config is refused, with the line that says why."""
     return {
-      cell: error
-      for cell, error in self.failures.items()
-      if isinstance(error, runner.Refusal)
+      cell: error for cell, error in self.failures.items() if isinstance(error, runner.Refusal)
     }
 
 
-def write(
-  folder: str, title: str, command: str, outcome: Outcome, target: float | None
-) -> str:
+def write(folder: str, title: str, command: str, outcome: Outcome, target: float | None) -> str:
   """Writes study.md, cells.csv, curves.csv and the figures.
 
   Args:
@@ -67,12 +57,8 @@ def write(
     The table and its notes, as text for the terminal.
   """
   runs, left_out = outcome.runs, outcome.left_out
-  points = results.points(
-    [c for c in outcome.cells if c not in left_out], runs, outcome.failures
-  )
-  notes = table.notes(
-    points, outcome.cores, outcome.emulation, left_out, outcome.simulation
-  )
+  points = results.points([c for c in outcome.cells if c not in left_out], runs, outcome.failures)
+  notes = table.notes(points, outcome.cores, outcome.emulation, left_out, outcome.simulation)
   if outcome.plan:
     notes += tune.notes(outcome.plan, outcome.contests)
   tables = _tables(points, outcome, target)
@@ -87,15 +73,12 @@ def write(
   with open(os.path.join(folder, PAGE), 'w', encoding='utf-8') as f:
     f.write('\n\n'.join(p for p in parts if p) + '\n')
   table.write_cells(
-    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures,
-    target,
-  )  # fmt: skip
+    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, target
+  )
   table.write_curves(os.path.join(folder, 'curves.csv'), runs)
   lines = []
   for heading, rows in tables.items():
-    lines += [heading, *table.lines(rows), ''] if heading else [
-      *table.lines(rows), ''
-    ]  # fmt: skip
+    lines += [heading, *table.lines(rows), ''] if heading else [*table.lines(rows), '']
   return '\n'.join([*lines, *notes]).rstrip()
 
 

@@ -5,8 +5,7 @@ Where computing is a sleep, its seconds are those of config.emulate; otherwise
 many at once as a run uses.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import json
 import os
@@ -17,16 +16,16 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import points as points_lib
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import strategies
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload as workload_lib
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
+from anp_jax.tools.plan import (
+  collectives,
+  model,
+  points as points_lib,
+  sizes,
+  strategies,
+  tables,
+  workload as workload_lib,
+)
+from anp_jax.tools.study import grid, results, runner
 
 _DEVICE = 'cpu'
 # Nothing but what is slept for and sent; a network that computes is measured.
@@ -37,9 +36,7 @@ _UNLIMITED = 1e15  # bytes/s of a link that is not slowed down
 _NO_TIME = 1e-9  # seconds of a pass without a sleep
 
 
-def check(
-  study: runner.Study, cells: Sequence[grid.Cell], text: str | None, slurm
-) -> None:
+def check(study: runner.Study, cells: Sequence[grid.Cell], text: str | None, slurm) -> None:
   """Refuses a flag --plan that says too little or too much.
 
   Args:
@@ -57,9 +54,7 @@ def check(
   try:
     emulation_keys.bytes_per_second(text)
   except ValueError:
-    raise config_lib.ConfigError(
-      f'--plan={text!r}: expected a bandwidth such as 1gbit'
-    ) from None
+    raise config_lib.ConfigError(f'--plan={text!r}: expected a bandwidth such as 1gbit') from None
   if text and paced:
     raise config_lib.ConfigError(
       f'--plan={text}: --emulate sets bandwidth={paced}; expected one of them'
@@ -77,9 +72,7 @@ def check(
     )
 
 
-def rates(
-  study: runner.Study, cells: Sequence[grid.Cell], text: str
-) -> dict[grid.Cell, float]:
+def rates(study: runner.Study, cells: Sequence[grid.Cell], text: str) -> dict[grid.Cell, float]:
   """The predicted images/s of cells, without those that cannot be planned.
 
   Args:
@@ -114,15 +107,18 @@ def summary(runs: Mapping[grid.Cell, results.Run]) -> dict:
   """Plain numbers: each planned run, the mean error and the worst."""
   rows = [
     {
-      'strategy': cell.strategy, 'nodes': cell.nodes, 'devices': cell.workers,
-      'weak': cell.weak, 'seed': cell.seed,
+      'strategy': cell.strategy,
+      'nodes': cell.nodes,
+      'devices': cell.workers,
+      'weak': cell.weak,
+      'seed': cell.seed,
       'images_per_second': round(run.images_per_second, 2),
       'planned': round(run.planned, 2),
       'error': round(run.planned / run.images_per_second - 1, 4),
     }
     for cell, run in runs.items()
     if run.planned
-  ]  # fmt: skip
+  ]
   errors = [abs(row['error']) for row in rows]
   return {
     'rows': rows,
@@ -139,12 +135,11 @@ def _cluster(cell, text) -> collectives.Cluster:
   device_tables = tables.load()
   speed = emulation_keys.bytes_per_second(text) or _UNLIMITED
   return collectives.Cluster(
-    cell.nodes, cell.devices,
-    device_tables.link(
-      '--node_link', device_tables.device(_DEVICE).node_link
-    ),
+    cell.nodes,
+    cell.devices,
+    device_tables.link('--node_link', device_tables.device(_DEVICE).node_link),
     tables.Link('nodes', speed, _LATENCY),
-  )  # fmt: skip
+  )
 
 
 def _slept(cell, config, cluster, workload) -> strategies.Setting:
@@ -154,12 +149,16 @@ def _slept(cell, config, cluster, workload) -> strategies.Setting:
   seconds = _passes(config, cluster) * emulate.step_seconds
   seconds += images * emulate.image_seconds
   return strategies.Setting(
-    config, workload, tables.load().device(_DEVICE), cluster, _SLEEPING,
+    config,
+    workload,
+    tables.load().device(_DEVICE),
+    cluster,
+    _SLEEPING,
     emulate.spread,
     # Gradients come within the whole pass, which has no fixed part.
     measured=(0.0, max(seconds, _NO_TIME) / images),
     slow=tuple(f for process, f in emulate.slow if process < cell.nodes),
-  )  # fmt: skip
+  )
 
 
 class _Timer:
@@ -190,11 +189,16 @@ class _Timer:
     if 'at_worker' in measured:
       handling = measured['at_worker'], measured['at_server']
     return strategies.Setting(
-      config, workload, tables.load().device(_DEVICE), cluster, _COMPUTING,
-      measured['jitter'], (measured['fixed'], measured['per_image']),
+      config,
+      workload,
+      tables.load().device(_DEVICE),
+      cluster,
+      _COMPUTING,
+      measured['jitter'],
+      (measured['fixed'], measured['per_image']),
       sharing=max(1, cell.workers / len(self._cores)),
       handling=handling,
-    )  # fmt: skip
+    )
 
   def _busy(self, cell):
     """Cores that compute at the same time."""
@@ -218,36 +222,40 @@ def _measured(study, batches, cores, serves) -> dict:
   """
   cell = grid.Cell('sync', 1, 1, 0)
   command = [
-    sys.executable, '-m', 'anp_jax.tools.plan', f'--config={study.spec}',
-    *study.overridden(cell), '--measure', '--nodes=1', '--devices_per_node=1',
+    sys.executable,
+    '-m',
+    'anp_jax.tools.plan',
+    f'--config={study.spec}',
+    *study.overridden(cell),
+    '--measure',
+    '--nodes=1',
+    '--devices_per_node=1',
     f'--measure_batches={",".join(map(str, batches))}',
     f'--images_per_device={batches[0]}',
     f'--strategies=sync{",server" if serves else ""}',
-  ]  # fmt: skip
+  ]
   processes = []
   for core in cores:
     bound = ['taskset', '-c', str(core)] if shutil.which('taskset') else []
-    processes.append(subprocess.Popen(
-      [*bound, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-      env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'}, text=True,
-    ))  # fmt: skip
+    processes.append(
+      subprocess.Popen(
+        [*bound, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
+        text=True,
+      )
+    )
   outputs = [process.communicate() for process in processes]
   measurements = []
   for process, (output, errors) in zip(processes, outputs):
     if process.returncode:
       lines = errors.strip().splitlines()
-      raise config_lib.ConfigError(
-        f'--plan: {(lines or ["anp_jax.tools.plan failed"])[-1]}'
-      )
+      raise config_lib.ConfigError(f'--plan: {(lines or ["anp_jax.tools.plan failed"])[-1]}')
     measurements.append(json.loads(output.splitlines()[-1])['measured'])
   times = [dict(map(tuple, m.pop('batches'))) for m in measurements]
-  result = {
-    name: statistics.median(m[name] for m in measurements)
-    for name in measurements[0]
-  }
-  low, high = (
-    statistics.median(t[images] for t in times) for images in batches
-  )
+  result = {name: statistics.median(m[name] for m in measurements) for name in measurements[0]}
+  low, high = (statistics.median(t[images] for t in times) for images in batches)
   if high > low:
     per_image = (high - low) / (batches[1] - batches[0])
     result['per_image'] = per_image
@@ -259,6 +267,4 @@ def _passes(config, cluster) -> int:
   """Passes of a device in a step, one after another."""
   groups = getattr(config.strategy, 'groups', 1)
   shards = getattr(config.strategy, 'logical_shards', 1)
-  return config.accumulate * max(
-    1, groups // cluster.size, shards // cluster.size
-  )
+  return config.accumulate * max(1, groups // cluster.size, shards // cluster.size)

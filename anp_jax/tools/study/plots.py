@@ -28,13 +28,21 @@ def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
   most = max(p.devices for p in points)
   plural = 's' if most > 1 else ''
   levels = (
-    ('Within a node', 'devices of one node, over one device',
-     [p for p in points if p.nodes == 1], lambda p: p.devices,
-     lambda p: p.over_device),
-    ('Across nodes', f'nodes of {most} device{plural}, over one node',
-     [p for p in points if p.devices == most], lambda p: p.nodes,
-     lambda p: p.over_node),
-  )  # fmt: skip
+    (
+      'Within a node',
+      'devices of one node, over one device',
+      [p for p in points if p.nodes == 1],
+      lambda p: p.devices,
+      lambda p: p.over_device,
+    ),
+    (
+      'Across nodes',
+      f'nodes of {most} device{plural}, over one node',
+      [p for p in points if p.devices == most],
+      lambda p: p.nodes,
+      lambda p: p.over_node,
+    ),
+  )
   # A level of one size has nothing to compare.
   levels = [level for level in levels if len(set(map(level[3], level[2]))) > 1]
   figure, axes = _figure(1 + len(levels))
@@ -52,9 +60,7 @@ def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
 
 
 @matplotlib.rc_context(_STYLE)
-def accuracy(
-  points: list[results.Point], target: float | None
-) -> matplotlib.figure.Figure:
+def accuracy(points: list[results.Point], target: float | None) -> matplotlib.figure.Figure:
   """Accuracy against samples and time, and the time to a target accuracy.
 
   Of simulated workers, time is theirs, and a panel has the accuracy by their
@@ -84,9 +90,7 @@ def accuracy(
     samples, seconds, scores = results.curve(point)
     for axis, x in zip(axes, (samples, seconds)):
       axis.plot(x, scores.mean(0), color=colour, label=point.label)
-      axis.fill_between(
-        x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0
-      )
+      axis.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
   for axis, (title, value) in zip(axes[2:], panels):
     axis.set(title=title, xlabel=_size(simulated))
     _series(axis, _both_levels(points), _workers, value)
@@ -102,9 +106,7 @@ def _size_panels(points, target, simulated):
   if simulated and len({p.workers for p in points}) > 1:
     panels.append((_AT_THE_END, lambda p: p.accuracy))
   if target is not None:
-    panels.append(
-      (f'Seconds to {100 * target:g} %', lambda p: p.seconds_to(target))
-    )
+    panels.append((f'Seconds to {100 * target:g} %', lambda p: p.seconds_to(target)))
   return panels
 
 
@@ -126,9 +128,7 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
   if not series:
     return None
   figure, (axis,) = _figure(1)
-  axis.set(
-    title='Staleness of updates', xlabel='updates between read and apply'
-  )
+  axis.set(title='Staleness of updates', xlabel='updates between read and apply')
   drawing.percent(axis.yaxis)
   drawing.counts(axis.xaxis)
   width = 0.8 / len(series)
@@ -137,10 +137,13 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
     keys = np.array(list(counts))
     shares = np.array(list(counts.values())) / sum(counts.values())
     axis.bar(
-      keys + (i - (len(series) - 1) / 2) * width, shares, width,
-      color=looks[p.series][0], alpha=(i + 1) / len(series),
+      keys + (i - (len(series) - 1) / 2) * width,
+      shares,
+      width,
+      color=looks[p.series][0],
+      alpha=(i + 1) / len(series),
       label=p.label,
-    )  # fmt: skip
+    )
   if max(len(p.label) for p, _ in series) > _SERIES:
     _add_legends(figure, [axis])
     return figure
@@ -177,8 +180,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   names = [drawing.shortened(name, _MODEL) for name in names]
   columns = 1 if max(map(len, names)) > _MODEL // 2 else 2
   figure = matplotlib.figure.Figure(
-    figsize=(11, 1.7 + 0.55 * stations + 0.2 * len(names) / columns),
-    layout='constrained',
+    figsize=(11, 1.7 + 0.55 * stations + 0.2 * len(names) / columns), layout='constrained'
   )
   axis = figure.subplots()
   begin = min(s['start'] for s in spans if s['what'] == 'train')
@@ -190,10 +192,15 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
     colour = drawing.COLOURS[s['model'] % len(drawing.COLOURS)]
     label = names[s['model']] if s['what'] == 'train' else ''
     axis.barh(
-      s['station'], width, left=left, height=0.8 if label else 0.45,
-      color=colour if label else 'white', edgecolor=colour, linewidth=0.8,
+      s['station'],
+      width,
+      left=left,
+      height=0.8 if label else 0.45,
+      color=colour if label else 'white',
+      edgecolor=colour,
+      linewidth=0.8,
       label=label if label not in labels_shown else None,
-    )  # fmt: skip
+    )
     labels_shown.add(label)
   axis.set(
     title='The ring: training (full), scoring (hollow)',
@@ -224,19 +231,24 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
     chosen_points = [p for p in points if p['config'] == config]
     left.plot(
       [p['measured'] for p in chosen_points],
-      [p['predicted'] for p in chosen_points], marker,
-      color=colour, label=config, markersize=4,
-    )  # fmt: skip
+      [p['predicted'] for p in chosen_points],
+      marker,
+      color=colour,
+      label=config,
+      markersize=4,
+    )
   times = [t for p in points for t in (p['measured'], p['predicted'])]
   ends = np.array([min(times) / 1.2, max(times) * 1.2])
   left.plot(ends, ends, '--', color=drawing.GREY, label='as predicted')
-  left.fill_between(
-    ends, 0.85 * ends, 1.15 * ends, color=drawing.GREY, alpha=0.15
-  )
+  left.fill_between(ends, 0.85 * ends, 1.15 * ends, color=drawing.GREY, alpha=0.15)
   left.set(
-    title='Seconds of a step', xlabel='measured', xscale='log', yscale='log',
-    ylabel='predicted (band: 15 %)', xlim=ends,
-  )  # fmt: skip
+    title='Seconds of a step',
+    xlabel='measured',
+    xscale='log',
+    yscale='log',
+    ylabel='predicted (band: 15 %)',
+    xlim=ends,
+  )
   subs = (1, 2, 5) if ends[1] < 100 * ends[0] else (1,)
   for axis in (left.xaxis, left.yaxis):
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
@@ -248,17 +260,21 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
   if upright:  # names of so many do not fit side by side
     figure.set_figheight(1.5 * figure.get_figheight())
   names = [
-    (', ' if upright else '\n').join((
-      drawing.shortened(p['config'], 24), f'{p["devices"]} devices',
-      f'{p["batch_size"]} images',
-    ))
+    (', ' if upright else '\n').join(
+      (drawing.shortened(p['config'], 24), f'{p["devices"]} devices', f'{p["batch_size"]} images')
+    )
     for p in plans
-  ]  # fmt: skip
+  ]
   places = np.arange(len(plans))
-  right.bar(places, [p['speed_up'] for p in plans], 0.6, color=drawing.BLUE,
-            label='measured')  # fmt: skip
-  right.hlines([p['ideal'] for p in plans], places - 0.4, places + 0.4,
-               color=drawing.GREY, linestyles='--', label='ideal')  # fmt: skip
+  right.bar(places, [p['speed_up'] for p in plans], 0.6, color=drawing.BLUE, label='measured')
+  right.hlines(
+    [p['ideal'] for p in plans],
+    places - 0.4,
+    places + 0.4,
+    color=drawing.GREY,
+    linestyles='--',
+    label='ideal',
+  )
   right.set(title='The plan over one device alone')
   right.set_xticks(places, names, fontsize=7, rotation=90 * upright)
   right.set_ylim(top=1.3 * max((p['ideal'] for p in plans), default=1))
@@ -277,11 +293,9 @@ def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
   figure, axes = _figure(len(curves))
   for axis, (title, curve) in zip(axes, curves.items(), strict=True):
     for (name, line), colour, marker in zip(
-      curve['links'].items(), itertools.cycle(drawing.COLOURS),
-      itertools.cycle(_MARKERS),
-    ):  # fmt: skip
-      axis.plot(*zip(*line), color=colour, marker=marker, markersize=4,
-                label=name)  # fmt: skip
+      curve['links'].items(), itertools.cycle(drawing.COLOURS), itertools.cycle(_MARKERS)
+    ):
+      axis.plot(*zip(*line), color=colour, marker=marker, markersize=4, label=name)
     counts = [n for n, _ in curve['ideal']]
     axis.plot(*zip(*curve['ideal']), '--', color=drawing.GREY, label='ideal')
     axis.set(title=title, xlabel='devices', xscale='log', ylim=(0, None))
@@ -299,9 +313,7 @@ def save(figure: matplotlib.figure.Figure, path: str) -> None:
 
 def _figure(panels):
   # Without pyplot: no window system, no state left behind.
-  figure = matplotlib.figure.Figure(
-    figsize=(4.6 * max(panels, 1.3), 3.8), layout='constrained'
-  )
+  figure = matplotlib.figure.Figure(figsize=(4.6 * max(panels, 1.3), 3.8), layout='constrained')
   return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
@@ -340,10 +352,13 @@ def _series(axis, points, size, value):
     chosen_points.sort(key=size)
     sizes = [size(p) for p in chosen_points]
     axis.errorbar(
-      sizes, [value(p).mean for p in chosen_points],
+      sizes,
+      [value(p).mean for p in chosen_points],
       [value(p).deviation for p in chosen_points],
-      color=colour, capsize=3, label=series,
-    )  # fmt: skip
+      color=colour,
+      capsize=3,
+      label=series,
+    )
     for p, x in zip(chosen_points, sizes):
       fill = 'white' if p.crowded else colour
       axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)

@@ -5,8 +5,7 @@ import time
 
 from anp_jax.reporting import telemetry
 from anp_jax.system import progress as progress_lib
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import grid, runner
 
 
 class Progress:
@@ -38,9 +37,7 @@ class Progress:
         self._line.note(f'{cell.name}: begins, {self._left} to do')
     lines = telemetry.read(self._study.workdir(cell))
     step = f', step {lines[-1]["step"]}' if lines else ''
-    self._line.show(
-      f'{cell.name}{step}, {self._time(cell)}, {self._left} to do'
-    )
+    self._line.show(f'{cell.name}{step}, {self._time(cell)}, {self._left} to do')
 
   def ended(self, cell: grid.Cell, error: str) -> None:
     """Prints how a run ended; error is empty where all went well."""

@@ -34,17 +34,10 @@ import statistics
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import command_line
-from anp_jax.config import exits
-from anp_jax.config import outputs
+from anp_jax.config import argument_parser, command_line, exits, outputs
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import candidates
-from anp_jax.runtimes.relay import spans as spans_lib
-from anp_jax.tools.study import launching
-from anp_jax.tools.study import relay_page
-from anp_jax.tools.study import slurm
-from anp_jax.tools.study import usage
+from anp_jax.runtimes.relay import candidates, spans as spans_lib
+from anp_jax.tools.study import launching, relay_page, slurm, usage
 
 
 @exits.with_status('interrupted; the same command begins again')
@@ -55,9 +48,7 @@ def main(arguments: list[str]) -> int:
     flags = _flags(rest)
     config = command_line.load(flags.config, overrides)
     if config.strategy.name != 'relay':
-      raise config_lib.ConfigError(
-        f'config.strategy.name={config.strategy.name!r}: expected relay'
-      )
+      raise config_lib.ConfigError(f'config.strategy.name={config.strategy.name!r}: expected relay')
     if flags.data_set_gigabytes and config.data.source == 'synthetic':
       raise config_lib.ConfigError(
         f'--data_set_gigabytes={flags.data_set_gigabytes:g}: '
@@ -74,25 +65,28 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.study relay',
-    description=__doc__,
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.study relay', description=__doc__)
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
   parser.add_argument('--stations', type=int, default=2, help='processes')
   parser.add_argument(
-    '--baselines', default='ring,sync,parts', metavar='WAYS',
+    '--baselines',
+    default='ring,sync,parts',
+    metavar='WAYS',
     help=f'of {", ".join(relay_page.WAYS)} (default: %(default)s)',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--data_set_gigabytes', type=float, metavar='S',
+    '--data_set_gigabytes',
+    type=float,
+    metavar='S',
     help='of the files (1e9 bytes): predict the hours for such a set',
-  )  # fmt: skip
+  )
   parser.add_argument(
-    '--disk_megabytes_per_second', type=float, metavar='B',
+    '--disk_megabytes_per_second',
+    type=float,
+    metavar='B',
     help='from which all stations of that prediction read (1e6 bytes)',
-  )  # fmt: skip
+  )
   slurm.add_flag(parser)
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
@@ -100,9 +94,7 @@ def _flags(arguments):
       raise config_lib.ConfigError(f'--{name} is missing')
   outputs.check_folder('--workdir', flags.workdir)
   if flags.stations < 1:
-    raise config_lib.ConfigError(
-      f'--stations={flags.stations}: expected 1 or more'
-    )
+    raise config_lib.ConfigError(f'--stations={flags.stations}: expected 1 or more')
   flags.baselines = baselines(flags.baselines)
   _check_prediction(flags)
   return flags
@@ -124,8 +116,7 @@ def baselines(text: str) -> tuple[str, ...]:
       )
   if relay_page.RING not in names:
     raise config_lib.ConfigError(
-      f'--baselines={text}: expected ring among them, with which the others '
-      'are compared'
+      f'--baselines={text}: expected ring among them, with which the others are compared'
     )
   return tuple(way for way in ways if way in names)
 
@@ -138,9 +129,7 @@ def _check_prediction(flags):
     if value is None and other is not None:
       raise config_lib.ConfigError(f'--{name} is missing')
     if value is not None and not 0 < value < math.inf:
-      raise config_lib.ConfigError(
-        f'--{name}={value}: expected a number above 0'
-      )
+      raise config_lib.ConfigError(f'--{name}={value}: expected a number above 0')
 
 
 class Study:
@@ -157,12 +146,9 @@ class Study:
     self._flags = flags
     self._overrides = overrides
     self.models = [
-      [part.strip() for part in text.split(';') if part.strip()]
-      for text in config.strategy.models
+      [part.strip() for part in text.split(';') if part.strip()] for text in config.strategy.models
     ]
-    self._batch_sizes = [
-      c.config.batch_size for c in candidates.create(config, devices=1)
-    ]
+    self._batch_sizes = [c.config.batch_size for c in candidates.create(config, devices=1)]
     self.laps = candidates.laps('duration', config.duration)
     self._ring = os.path.join(flags.workdir, relay_page.RING)
     os.makedirs(flags.workdir, exist_ok=True)
@@ -199,25 +185,17 @@ class Study:
     if failed:
       names = ', '.join(' '.join(self.models[m]) for m in sorted(failed))
       raise launching.Failed(
-        f'{folder}: not finite: {names}; models that come to their end are '
-        'compared'
+        f'{folder}: not finite: {names}; models that come to their end are compared'
       )
-    by_model = [
-      [s for s in turns if s['model'] == m and s['steps']]
-      for m in range(models)
-    ]
+    by_model = [[s for s in turns if s['model'] == m and s['steps']] for m in range(models)]
     # A ring of one station sends nothing.
     sends = [(_seconds(s), s['bytes']) for s in spans if s.get('bytes')]
     sends = sends or [(0.0, 1)]
     send_seconds = statistics.median(seconds for seconds, _ in sends)
     return {
-      'turn_seconds': [
-        len(spans) * statistics.median(map(_seconds, spans))
-        for spans in by_model
-      ],
+      'turn_seconds': [len(spans) * statistics.median(map(_seconds, spans)) for spans in by_model],
       'step_seconds': [
-        statistics.median(_seconds(s) / s['steps'] for s in spans)
-        for spans in by_model
+        statistics.median(_seconds(s) / s['steps'] for s in spans) for spans in by_model
       ],
       'send_seconds': send_seconds,
       'byte_seconds': statistics.median(t / size for t, size in sends),
@@ -237,9 +215,7 @@ class Study:
       folder = os.path.join(self._flags.workdir, f'sync-{i:03}')
       folders.append(folder)
       differs = dict(text.split('=', 1) for text in model)
-      sent += self._launch(
-        launching.TRAIN, folder, {'strategy.name': 'sync', **differs}
-      )
+      sent += self._launch(launching.TRAIN, folder, {'strategy.name': 'sync', **differs})
       records = telemetry.read(folder)
       timed = [r for r in records if r.get('seconds')]
       begin = timed[0]['time'] - timed[0]['seconds']
@@ -258,13 +234,14 @@ class Study:
     """Returns the numbers of a way whose processes wrote spans."""
     turns = self.turns(folder, len(self.models))
     image_seconds = statistics.fmean(
-      seconds / size
-      for seconds, size in zip(turns['step_seconds'], self._batch_sizes)
+      seconds / size for seconds, size in zip(turns['step_seconds'], self._batch_sizes)
     )
     return {
-      **self.from_spans(folder, sent), **turns, **self.used([folder]),
+      **self.from_spans(folder, sent),
+      **turns,
+      **self.used([folder]),
       'image_seconds': image_seconds,
-    }  # fmt: skip
+    }
 
   def used(self, folders: list[str]) -> dict:
     """Returns what the processes of a way's runs used.
@@ -274,9 +251,7 @@ class Study:
       largest process; image_bytes of a file, 0 if none was read.
     """
     processes = [p for folder in folders for p in usage.read(folder)]
-    size, images = (
-      sum(p[name] for p in processes) for name in ('read_bytes', 'read_images')
-    )
+    size, images = (sum(p[name] for p in processes) for name in ('read_bytes', 'read_images'))
     return {
       'read': size / self.stations / 1e6,
       'peak': max(p['peak_bytes'] for p in processes) / 1e6,
@@ -289,9 +264,7 @@ class Study:
     begin = min(s['start'] for s in spans if s['what'] == 'train')
     end = max(s['end'] for s in spans if s['what'] in ('train', 'score'))
     busy = sum(
-      max(s['end'] - max(s['start'], begin), 0.0)
-      for s in spans
-      if s['what'] in relay_page.WORK
+      max(s['end'] - max(s['start'], begin), 0.0) for s in spans if s['what'] in relay_page.WORK
     )
     return {
       'seconds': end - begin,
@@ -308,9 +281,10 @@ class Study:
     overrides = command_line.applying(spec, self._overrides | (changes or {}))
     program = ['-m', usage.__name__, *program]
     arguments = [
-      f'--config={spec}', f'--workdir={folder}',
+      f'--config={spec}',
+      f'--workdir={folder}',
       *(f'--config.{key}={value}' for key, value in overrides.items()),
-    ]  # fmt: skip
+    ]
     if self._flags.slurm is None:
       cores = sorted(os.sched_getaffinity(0))
       return launching.launch(program, folder, self.stations, arguments, cores)

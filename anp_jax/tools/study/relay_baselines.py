@@ -24,23 +24,22 @@ import sys
 import jax
 import numpy as np
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import sources
-from anp_jax.data.input import augment
-from anp_jax.data.input import tensorflow_cpu
+from anp_jax.data.input import augment, tensorflow_cpu
 from anp_jax.data.sources import cache
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.relay import candidates as candidates_lib
-from anp_jax.runtimes.relay import messages
-from anp_jax.runtimes.relay import programs as programs_lib
-from anp_jax.runtimes.relay import runner as runner_lib
-from anp_jax.runtimes.relay import schedule as schedule_lib
-from anp_jax.runtimes.relay import spans as spans_lib
-from anp_jax.system import compile_cache
-from anp_jax.system import xla_flags
+from anp_jax.runtimes.relay import (
+  candidates as candidates_lib,
+  messages,
+  programs as programs_lib,
+  runner as runner_lib,
+  schedule as schedule_lib,
+  spans as spans_lib,
+)
+from anp_jax.system import compile_cache, xla_flags
 
 
 class TravellingShard:
@@ -128,13 +127,13 @@ class Exchange:
     self._timeout = config.cluster.rendezvous_timeout
     self._arrivals = queue.Queue()
     session = '' if processes.index else secrets.token_hex(8)
-    token = transport.session_token(
-      processes.secret, processes.gather(session)[0]
-    )
+    token = transport.session_token(processes.secret, processes.gather(session)[0])
     receiver = messages.Receiver(
-      config, processes.env, token,
+      config,
+      processes.env,
+      token,
       lambda request, data: self._arrivals.put((request['part'], data)),
-    )  # fmt: skip
+    )
     stack.callback(receiver.shutdown)
     addresses = processes.gather(receiver.address)
     following = addresses[(processes.index + 1) % processes.count]
@@ -162,10 +161,7 @@ class Independent:
     self._validation = sources.open_source(config, training=False)
     self._laps = candidates_lib.laps('duration', config.duration)
     self._sizes, self._shards = self._open(config)
-    if (
-      self._shards[0].kind == 'encoded'
-      and config.data.decode not in augment.RESAMPLED
-    ):
+    if self._shards[0].kind == 'encoded' and config.data.decode not in augment.RESAMPLED:
       tensorflow_cpu.load()  # seconds; not in the middle of a turn
     self._mesh = mesh_lib.create(config, jax.local_devices())
     self._candidates = candidates_lib.create(config, self._mesh.size)
@@ -190,15 +186,11 @@ class Independent:
           number = (self._index - turn) % shards
           self._processes.heartbeat('training', step)
           if runners:
-            state, step = self._train(
-              runners[number], number, state, step, lap, model
-            )
+            state, step = self._train(runners[number], number, state, step, lap, model)
           self._end_turn(number, model, lap)
         if runners:
           with self._spans.record(self._index, 'score', model, lap + 1):
-            runners[self._index % shards].score(
-              state.evaluated(), self._validation
-            )
+            runners[self._index % shards].score(state.evaluated(), self._validation)
       for runner in runners:
         runner.close()
     self._processes.gather('done')
@@ -206,16 +198,13 @@ class Independent:
   def _prepared(self, model):
     """Returns a model's runner for each shard, and its new state."""
     candidate = self._candidates[model]
-    schedule = schedule_lib.RingSchedule(
-      self._sizes, candidate.config.batch_size, self._laps
-    )
+    schedule = schedule_lib.RingSchedule(self._sizes, candidate.config.batch_size, self._laps)
     runners = [
       runner_lib.Runner(
-        candidate, schedule, schedule_lib.Station(number, self._mesh, shard),
-        self._programs,
+        candidate, schedule, schedule_lib.Station(number, self._mesh, shard), self._programs
       )
       for number, shard in enumerate(self._shards)
-    ]  # fmt: skip
+    ]
     with self._spans.record(self._index, 'prepare', model, None):
       first = runners[self._index % len(runners)]
       first.compile(len(self._validation), begins=True)
@@ -262,9 +251,7 @@ class Migration(Independent):
     source_config = config_lib.replaced(config, {'data.cache': 'none'})
     source = sources.open_source(source_config, training=True)
     if source.kind == 'synthetic':
-      raise config_lib.ConfigError(
-        'config.data.source=synthetic has no examples that could travel'
-      )
+      raise config_lib.ConfigError('config.data.source=synthetic has no examples that could travel')
     sizes = schedule_lib.shard_sizes(config, len(source), self._processes.count)
     shards = [TravellingShard(source, *x) for x in enumerate(sizes)]
     local = schedule_lib.data_shards(source, sizes)[self._index]
@@ -316,9 +303,7 @@ def main(arguments: list[str]) -> int:
   overrides, rest = command_line.split_overrides(arguments)
   flags = parser.parse_args(rest)
   try:
-    env = cluster.detect(
-      flags.coordinator, flags.num_processes, flags.process_id
-    )
+    env = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
     config = command_line.load(flags.config, overrides)
     # Like main.py, with which it is compared.
     xla_flags.enable()

@@ -4,13 +4,9 @@ import json
 import os
 import shlex
 
-from anp_jax.runtimes.relay import leaderboard
-from anp_jax.runtimes.relay import schedule
-from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.runtimes.relay import leaderboard, schedule, spans as spans_lib
 from anp_jax.system import files
-from anp_jax.tools.study import hours
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import table
+from anp_jax.tools.study import hours, plots, table
 
 RING = 'ring'
 WAYS = {
@@ -49,32 +45,43 @@ class Page:
       arguments: of the command.
     """
     ratios = self._ratios(rows)
-    lines = table.markdown([
-      ('', 'seconds', 'over the ring', 'devices in use', 'MB sent',
-       'MB read a station', 'MB of memory'),
-      *((WAYS[r['way']], f'{r["seconds"]:.1f}',
-         f'{r["seconds"] / rows[0]["seconds"]:.2f}',
-         f'{100 * r["use"]:.1f} %' if r['use'] else '-', f'{r["sent"]:.1f}',
-         f'{r["read"]:.1f}', f'{r["peak"]:.0f}')
-        for r in rows),
-    ])  # fmt: skip
+    lines = table.markdown(
+      [
+        (
+          '',
+          'seconds',
+          'over the ring',
+          'devices in use',
+          'MB sent',
+          'MB read a station',
+          'MB of memory',
+        ),
+        *(
+          (
+            WAYS[r['way']],
+            f'{r["seconds"]:.1f}',
+            f'{r["seconds"] / rows[0]["seconds"]:.2f}',
+            f'{100 * r["use"]:.1f} %' if r['use'] else '-',
+            f'{r["sent"]:.1f}',
+            f'{r["read"]:.1f}',
+            f'{r["peak"]:.0f}',
+          )
+          for r in rows
+        ),
+      ]
+    )
     notes = self._notes(rows, ratios)
     if self._flags.data_set_gigabytes:
       more, note = self._prediction(rows, ratios)
       lines, notes = [*lines, '', *more], [*notes, note]
     path = self._write_page(lines, notes, arguments)
-    return '\n'.join(['', *lines, '', *notes, f'\nstudy: {path}\n',
-                      json.dumps(ratios)])  # fmt: skip
+    return '\n'.join(['', *lines, '', *notes, f'\nstudy: {path}\n', json.dumps(ratios)])
 
   def _notes(self, rows, ratios):
     """Explains the table."""
     ring = rows[0]
     moved = [f'models and scores in the ring were {ring["moved"]:.1f}']
-    moved += [
-      f'parts of the data set {r["moved"]:.1f}'
-      for r in rows
-      if r['way'] == 'parts'
-    ]
+    moved += [f'parts of the data set {r["moved"]:.1f}' for r in rows if r['way'] == 'parts']
     return [
       f'{ratios["models"]} models, {self._stations} stations, {self._laps} '
       f'laps: {ratios["slots"]} turns, in which '
@@ -85,8 +92,7 @@ class Page:
       'as long as the median one of its model, the scores, and no waiting.',
       f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
       f'{ring["most_steps"]} steps (medians), during the training.',
-      f'MB sent are those of {self._interfaces} (1e6 bytes); '
-      f'{", ".join(moved)}.',
+      f'MB sent are those of {self._interfaces} (1e6 bytes); {", ".join(moved)}.',
       'MB read are those that the input pipeline took from the files of the '
       'data set, validation included; the system may have had them in memory. '
       'Memory is the most that was resident in one process, JAX included.',
@@ -98,9 +104,7 @@ class Page:
     size = 1e9 * flags.data_set_gigabytes
     images = size / ring['image_bytes']
     rate = 1e6 * flags.disk_megabytes_per_second
-    load = hours.Load(
-      len(self._models), self._stations, self._laps, size, rate
-    )  # fmt: skip
+    load = hours.Load(len(self._models), self._stations, self._laps, size, rate)
     # A part's time grows with the set, a model's does not.
     rates = {}
     for r in rows:
@@ -109,9 +113,7 @@ class Page:
         'parts': r.get('byte_seconds', 0.0) * size / self._stations,
       }
       if r['way'] in hours.WAYS:
-        rates[r['way']] = hours.Rate(
-          images * r['image_seconds'], transfer.get(r['way'], 0.0)
-        )
+        rates[r['way']] = hours.Rate(images * r['image_seconds'], transfer.get(r['way'], 0.0))
     ratios['hours'] = load.hours(rates)
     note = (
       f'Hours are predicted for a set of {flags.data_set_gigabytes:g} GB, '
@@ -138,11 +140,9 @@ class Page:
       'time_over_ideal': ring['seconds'] * self._stations * occupancy / work,
       'hand_over_of_a_slot': ring['hand_over'],
       'most_steps_of_a_slot': ring['most_steps'],
-      'time_over_ring': {WAYS[r['way']]: r['seconds'] / ring['seconds']
-                         for r in rows},
-      'sent_over_ring': {WAYS[r['way']]: r['sent'] / max(ring['sent'], 1e-9)
-                         for r in rows},
-    }  # fmt: skip
+      'time_over_ring': {WAYS[r['way']]: r['seconds'] / ring['seconds'] for r in rows},
+      'sent_over_ring': {WAYS[r['way']]: r['sent'] / max(ring['sent'], 1e-9) for r in rows},
+    }
 
   def _write_page(self, lines, notes, arguments):
     """Writes study.md and its chart; returns the path of the page."""
@@ -154,14 +154,16 @@ class Page:
     plots.save(chart, os.path.join(folder, 'ring.png'))
     with open(os.path.join(self._ring_folder, leaderboard.PAGE)) as f:
       board = f.read().partition('\n\n')[2]
-    command = shlex.join(
-      ['python', '-m', 'anp_jax.tools.study', 'relay', *arguments]
-    )
+    command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'relay', *arguments])
     page = [
-      f'# A ring of models, {self._flags.config}', f'    {command}',
-      '\n'.join(lines), '\n'.join(f'- {n}' for n in notes),
-      '![who did what when](ring.png)', '## Leaderboard', board,
-    ]  # fmt: skip
+      f'# A ring of models, {self._flags.config}',
+      f'    {command}',
+      '\n'.join(lines),
+      '\n'.join(f'- {n}' for n in notes),
+      '![who did what when](ring.png)',
+      '## Leaderboard',
+      board,
+    ]
     path = os.path.join(folder, 'study.md')
     files.write_atomic(path, '\n\n'.join(page) + '\n')
     return path

@@ -11,8 +11,7 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.server import log as server_log
-from anp_jax.tools.study import axes
-from anp_jax.tools.study import grid
+from anp_jax.tools.study import axes, grid
 
 _STALENESS = 'staleness_'
 _SENT = 'megabytes_per_update'
@@ -104,9 +103,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   train = [lines['train'][s] for s in sorted(lines['train'])]
   timed = [r for r in train if 'images_per_second' in r]
   if not timed:
-    raise config_lib.ConfigError(
-      'no step was timed; config.duration: expected more than one step'
-    )
+    raise config_lib.ConfigError('no step was timed; config.duration: expected more than one step')
   counted = timed[1:] or timed
   if config.get('emulate.enabled'):
     counted = counted[:-1] or counted
@@ -131,9 +128,8 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
     # The histograms of the metrics count the stalest together.
     staleness=_logged_staleness(workdir) or _staleness(train),
     crowded=crowded,
-    scores={name: validation[-1][name] for name in SCORES
-            if validation and name in validation[-1]},
-  )  # fmt: skip
+    scores={name: validation[-1][name] for name in SCORES if validation and name in validation[-1]},
+  )
 
 
 def accuracy(workdir: str) -> float | None:
@@ -145,11 +141,7 @@ def accuracy(workdir: str) -> float | None:
 def _sent(train):
   """A step's mean: each record's is of the steps since the one before it."""
   ends = [0] + [r['step'] for r in train]
-  parts = [
-    (end - start, r[_SENT])
-    for start, end, r in zip(ends, ends[1:], train)
-    if _SENT in r
-  ]
+  parts = [(end - start, r[_SENT]) for start, end, r in zip(ends, ends[1:], train) if _SENT in r]
   steps = sum(n for n, _ in parts)
   return sum(n * size for n, size in parts) / steps if parts else None
 
@@ -254,9 +246,7 @@ class Point:
   @property
   def series(self) -> str:
     """What points of other numbers of nodes and devices have in common."""
-    return ', '.join(
-      [self.strategy, *(f'{k}={v}' for k, v in self.varied.items())]
-    )
+    return ', '.join([self.strategy, *(f'{k}={v}' for k, v in self.varied.items())])
 
   @property
   def workers(self) -> int:
@@ -276,10 +266,7 @@ class Point:
   @property
   def plan_error(self) -> Spread | None:
     """Predicted over measured images a second, less 1."""
-    return spread(
-      r.planned and r.planned / r.images_per_second - 1
-      for r in self.runs.values()
-    )
+    return spread(r.planned and r.planned / r.images_per_second - 1 for r in self.runs.values())
 
   @property
   def megabytes(self) -> Spread | None:
@@ -296,9 +283,7 @@ class Point:
 
 
 def points(
-  cells: list[grid.Cell],
-  runs: dict[grid.Cell, Run],
-  failures: dict[grid.Cell, str],
+  cells: list[grid.Cell], runs: dict[grid.Cell, Run], failures: dict[grid.Cell, str]
 ) -> list[Point]:
   """The cells' seeds put together, in the order of the grid.
 
@@ -310,16 +295,10 @@ def points(
   # Strategies in their order; `sorted` keeps it.
   kinds = dict.fromkeys((c.strategy, c.varied, c.weak) for c in cells)
   order = {kind: place for place, kind in enumerate(kinds)}
-  names = axes.short_names(
-    dict.fromkeys(key for _, varied, _ in kinds for key, _ in varied)
-  )
+  names = axes.short_names(dict.fromkeys(key for _, varied, _ in kinds for key, _ in varied))
 
   def place(cell):
-    return (
-      order[cell.strategy, cell.varied, cell.weak],
-      cell.nodes,
-      cell.devices,
-    )
+    return (order[cell.strategy, cell.varied, cell.weak], cell.nodes, cell.devices)
 
   return [
     _point(list(group), runs, failures, names)
@@ -330,11 +309,7 @@ def points(
 def _point(cells, runs, failures, names):
   """The point of cells that differ in seed and learning rate only."""
   tried = {
-    rate: spread(
-      runs[c].accuracy[-1]
-      for c in cells
-      if c.learning_rate == rate and c in runs
-    )
+    rate: spread(runs[c].accuracy[-1] for c in cells if c.learning_rate == rate and c in runs)
     for rate in dict.fromkeys(c.learning_rate for c in cells)
   }
   varied = {SCALING: 'weak'} if cells[0].weak else {}
@@ -345,13 +320,11 @@ def _point(cells, runs, failures, names):
   by_place = {dataclasses.replace(c, tuned=()): run for c, run in runs.items()}
 
   def ratios(nodes, devices):
-    baselines = (dataclasses.replace(c, nodes=nodes, devices=devices, tuned=())
-                 for c in chosen_cells)  # fmt: skip
+    baselines = (
+      dataclasses.replace(c, nodes=nodes, devices=devices, tuned=()) for c in chosen_cells
+    )
     # Of one worker, both kinds of scaling are one run.
-    baselines = [
-      b if b in by_place else dataclasses.replace(b, weak=False)
-      for b in baselines
-    ]
+    baselines = [b if b in by_place else dataclasses.replace(b, weak=False) for b in baselines]
     return spread(
       runs[c].images_per_second / by_place[b].images_per_second
       for c, b in zip(chosen_cells, baselines)

@@ -16,8 +16,7 @@ from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.system import files
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import scaling
+from anp_jax.tools.study import grid, scaling
 
 ENDED = 'study.json'
 LOG = 'study.log'
@@ -78,11 +77,7 @@ class Study:
 
   def arguments(self, cell: grid.Cell) -> list[str]:
     """The arguments of main.py for a cell."""
-    return [
-      f'--config={self.spec}',
-      f'--workdir={self.workdir(cell)}',
-      *self.overridden(cell),
-    ]
+    return [f'--config={self.spec}', f'--workdir={self.workdir(cell)}', *self.overridden(cell)]
 
   def overridden(self, cell: grid.Cell) -> list[str]:
     """The part of `arguments` that sets keys of the config."""
@@ -206,11 +201,7 @@ def first_error(log: str) -> str:
 
 def environment(cell: grid.Cell) -> dict[str, str]:
   """The environment of a cell's launcher: this Python, its CPU devices."""
-  return {
-    **os.environ,
-    'PYTHON': sys.executable,
-    'JAX_NUM_CPU_DEVICES': str(cell.devices),
-  }
+  return {**os.environ, 'PYTHON': sys.executable, 'JAX_NUM_CPU_DEVICES': str(cell.devices)}
 
 
 def _as_saved(config):

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.config import resolve
+from anp_jax.config import command_line, resolve
 from anp_jax.runtimes.server import scheduler
 from anp_jax.tools.study import grid
 
@@ -35,9 +34,7 @@ def parse(text: str) -> tuple[str, ...]:
   return kinds
 
 
-def batch_overrides(
-  spec: str, overrides: dict[str, str], workers: int
-) -> dict[str, str]:
+def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[str, str]:
   """Returns the override of the batch size in weak scaling.
 
   Args:
@@ -65,9 +62,7 @@ def batch_overrides(
   return {_BATCH: repr(size * parts)}
 
 
-def cells(
-  study, of_study: Iterable[grid.Cell], kinds: tuple[str, ...]
-) -> list[grid.Cell]:
+def cells(study, of_study: Iterable[grid.Cell], kinds: tuple[str, ...]) -> list[grid.Cell]:
   """Returns the cells of each kind of scaling; those that agree are one.
 
   Args:

@@ -2,19 +2,14 @@
 
 import math
 
-from anp_jax.tools.study import results
-from anp_jax.tools.study import table
+from anp_jax.tools.study import results, table
 
 _BASELINE = 'sync'
 _SAMPLES = 0.01  # relative: epochs are cut into whole steps
-_LABELS = {
-  'anp_top5': 'top-5', 'adjective_top1': 'adjective', 'noun_top1': 'noun',
-}  # fmt: skip
+_LABELS = {'anp_top5': 'top-5', 'adjective_top1': 'adjective', 'noun_top1': 'noun'}
 
 
-def rows(
-  points: list[results.Point], target: float | None
-) -> list[tuple[str, ...]]:
+def rows(points: list[results.Point], target: float | None) -> list[tuple[str, ...]]:
   """One point a row, after a head; columns that no point fills are left out.
 
   Args:
@@ -23,8 +18,15 @@ def rows(
       none is.
   """
   places = table.places(points)
-  head = [*places[0], 'learning rate', 'top-1', 'points over sync',
-          *_LABELS.values(), 'staleness', 'at most']  # fmt: skip
+  head = [
+    *places[0],
+    'learning rate',
+    'top-1',
+    'points over sync',
+    *_LABELS.values(),
+    'staleness',
+    'at most',
+  ]
   simulated = any(p.simulated for p in points)
   if simulated and target is not None:
     head.append(f'simulated time to {100 * target:g} %')
@@ -32,8 +34,12 @@ def rows(
     head.append('simulated time')
   body = []
   for p, place in zip(points, places[1:]):
-    row = [*place, table.number(p.learning_rate), percent(p.accuracy),
-           difference(over_sync(p, points))]  # fmt: skip
+    row = [
+      *place,
+      table.number(p.learning_rate),
+      percent(p.accuracy),
+      difference(over_sync(p, points)),
+    ]
     row += [_score(p, name) for name in _LABELS]
     stalest = [r.max_staleness for r in p.runs.values() if r.staleness]
     row.append(table.text(p.over_runs(lambda r: r.mean_staleness), '.2f'))
@@ -56,9 +62,7 @@ def percent(spread: results.Spread | None, form: str = '.1f') -> str:
   return f'{text} %'
 
 
-def over_sync(
-  point: results.Point, points: list[results.Point]
-) -> results.Spread | None:
+def over_sync(point: results.Point, points: list[results.Point]) -> results.Spread | None:
   """The accuracy less that of `sync`, each at its best rate, seed by seed.
 
   Paired, since runs of one seed share their first weights and the order of
@@ -73,18 +77,14 @@ def over_sync(
     None of `sync` itself, and where none has a seed in common.
   """
   candidates = [
-    p
-    for p in points
-    if p.strategy == _BASELINE and _keys(p).items() <= _keys(point).items()
+    p for p in points if p.strategy == _BASELINE and _keys(p).items() <= _keys(point).items()
   ]
   if point.strategy == _BASELINE or not candidates:
     return None
 
   def nearness(p):
     same_size = (p.nodes, p.devices) == (point.nodes, point.devices)
-    same_scaling = (results.SCALING in p.varied) == (
-      results.SCALING in point.varied
-    )
+    same_scaling = (results.SCALING in p.varied) == (results.SCALING in point.varied)
     return same_size, same_scaling, p.runs != {}
 
   best = max(candidates, key=nearness)
@@ -92,9 +92,7 @@ def over_sync(
     run.accuracy[-1] - best.runs[seed].accuracy[-1]
     for seed, run in point.runs.items()
     if seed in best.runs
-    and math.isclose(
-      run.samples[-1], best.runs[seed].samples[-1], rel_tol=_SAMPLES
-    )
+    and math.isclose(run.samples[-1], best.runs[seed].samples[-1], rel_tol=_SAMPLES)
   )
 
 

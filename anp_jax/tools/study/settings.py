@@ -1,17 +1,12 @@
 """Flags of a study that set keys of one group of the config."""
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from anp_jax import config as config_lib
 
 
 def parse(
-  flag: str,
-  text: str,
-  group: str,
-  names: Iterable[str],
-  typed: Mapping[str, str],
+  flag: str, text: str, group: str, names: Iterable[str], typed: Mapping[str, str]
 ) -> dict[str, str]:
   """Returns the config's overrides that a flag asks for, by dotted key.
 
@@ -32,8 +27,7 @@ def parse(
     name, equals, value = map(str.strip, part.partition('='))
     if name not in names:
       raise config_lib.ConfigError(
-        f'{flag}: no key {name!r} (have: {", ".join(names)})'
-        f'{config_lib.nearest(name, names)}'
+        f'{flag}: no key {name!r} (have: {", ".join(names)}){config_lib.nearest(name, names)}'
       )
     if not equals or not value:
       raise config_lib.ConfigError(f'{flag}: {part!r}: expected {name}=VALUE')
@@ -53,7 +47,6 @@ def _slow(flag, text):
       pairs.append((int(process), float(factor)))
     except ValueError:
       raise config_lib.ConfigError(
-        f'{flag}: slow={text!r}: expected PROCESS:FACTOR, or several with '
-        '+, such as 3:2+5:1.5'
+        f'{flag}: slow={text!r}: expected PROCESS:FACTOR, or several with +, such as 3:2+5:1.5'
       ) from None
   return repr(tuple(pairs))

@@ -4,24 +4,19 @@ The flag's keys are those of config.strategy.simulate, the times of a worker. A
 run is one process of this machine, however many workers it has.
 """
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 
 from anp_jax import config as config_lib
 from anp_jax.config import resolve
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import settings
+from anp_jax.tools.study import grid, runner, settings
 
 _GROUP = 'strategy.simulate.'
 STRATEGIES = 'sync,local,server'  # the default: those that have workers
 NODES = '1,2,4,8'  # the default of --workers
 
 
-def overrides(
-  text: str | None, typed: dict[str, str], strategies: Iterable[str]
-) -> dict[str, str]:
+def overrides(text: str | None, typed: dict[str, str], strategies: Iterable[str]) -> dict[str, str]:
   """The config's overrides of a study, with those of its simulation.
 
   Args:
@@ -38,8 +33,7 @@ def overrides(
     return typed
   if grid.WORKERS in typed:
     raise config_lib.ConfigError(
-      f'--config.{grid.WORKERS}={typed[grid.WORKERS]}: the study sets it; use '
-      '--workers'
+      f'--config.{grid.WORKERS}={typed[grid.WORKERS]}: the study sets it; use --workers'
     )
   names = [
     key.removeprefix(_GROUP)
@@ -66,20 +60,16 @@ def check(flags) -> None:
     return
   if flags.nodes is not None:
     raise config_lib.ConfigError(
-      f'--nodes={flags.nodes}: expected --workers with --simulate: a run is '
-      'one process'
+      f'--nodes={flags.nodes}: expected --workers with --simulate: a run is one process'
     )
   for name in ('emulate', 'plan'):
     if getattr(flags, name) is not None:
       raise config_lib.ConfigError(
-        f'--{name}: expected without --simulate: times are those of '
-        'strategy.simulate'
+        f'--{name}: expected without --simulate: times are those of strategy.simulate'
       )
 
 
-def cells(
-  study: runner.Study, of_workers: Iterable[grid.Cell]
-) -> list[grid.Cell]:
+def cells(study: runner.Study, of_workers: Iterable[grid.Cell]) -> list[grid.Cell]:
   """The cells of a study whose nodes are workers to simulate, each once.
 
   A strategy that simulates none trains alike for any number: by one process.

@@ -1,7 +1,6 @@
 """Cells as Slurm jobs, all submitted at once; other programs, one at a time."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import os
 import re
@@ -12,9 +11,7 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import launching
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import grid, launching, runner
 
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
@@ -28,10 +25,13 @@ _OWN_SCRIPTS = {'server': 'server.sbatch'}
 def add_flag(parser) -> None:
   """Adds --slurm, None where it is not given, to a study's parser."""
   parser.add_argument(
-    '--slurm', nargs='?', const='', metavar='OPTIONS',
+    '--slurm',
+    nargs='?',
+    const='',
+    metavar='OPTIONS',
     help='submit jobs, with these options of sbatch, such as '
     '--slurm="--partition=gpu --gpus-per-node={devices}"',
-  )  # fmt: skip
+  )
 
 
 def run(
@@ -86,9 +86,13 @@ def run(
 
 
 def launch(
-  program: Sequence[str], folder: str, count: int, arguments: list[str],
-  options: list[str] = (), poll: float = _POLL,
-) -> None:  # fmt: skip
+  program: Sequence[str],
+  folder: str,
+  count: int,
+  arguments: list[str],
+  options: list[str] = (),
+  poll: float = _POLL,
+) -> None:
   """Runs a program as one job, a process on each node, and waits for its end.
 
   A KeyboardInterrupt cancels the job.
@@ -108,16 +112,24 @@ def launch(
   os.makedirs(folder, exist_ok=True)
   log = os.path.abspath(os.path.join(folder, runner.LOG))
   environment = {
-    **os.environ, 'PYTHON': sys.executable, 'PROGRAM': shlex.join(program),
+    **os.environ,
+    'PYTHON': sys.executable,
+    'PROGRAM': shlex.join(program),
     'JAX_NUM_CPU_DEVICES': '1',
-  }  # fmt: skip
+  }
   # A job that is started again would not be timed as a whole.
   job = _slurm(
-    'sbatch', '--parsable', '--no-requeue', f'--nodes={count}',
-    f'--job-name={os.path.basename(folder)}', f'--output={log}',
-    *(o.format(devices=1) for o in options), script('sync'), *arguments,
+    'sbatch',
+    '--parsable',
+    '--no-requeue',
+    f'--nodes={count}',
+    f'--job-name={os.path.basename(folder)}',
+    f'--output={log}',
+    *(o.format(devices=1) for o in options),
+    script('sync'),
+    *arguments,
     environment=environment,
-  ).partition(';')[0]  # fmt: skip
+  ).partition(';')[0]
   try:
     _wait(job, poll)
   except BaseException:
@@ -140,8 +152,7 @@ def script(strategy: str) -> str:
   path = os.path.join(_FOLDER, _OWN_SCRIPTS.get(strategy, 'train.sbatch'))
   if not os.path.isfile(path):
     raise config_lib.ConfigError(
-      f'--slurm: there is no {path} here; start the study in the checkout of '
-      'anp_jax'
+      f'--slurm: there is no {path} here; start the study in the checkout of anp_jax'
     )
   return path
 
@@ -149,12 +160,16 @@ def script(strategy: str) -> str:
 def _submit(study, cell, options):
   log = os.path.abspath(os.path.join(study.workdir(cell), runner.LOG))
   return _slurm(
-    'sbatch', '--parsable', f'--job-name={cell.name}',
-    f'--nodes={cell.processes}', f'--output={log}',
+    'sbatch',
+    '--parsable',
+    f'--job-name={cell.name}',
+    f'--nodes={cell.processes}',
+    f'--output={log}',
     *(o.format(devices=cell.devices) for o in options),
-    script(cell.strategy), *study.arguments(cell),
+    script(cell.strategy),
+    *study.arguments(cell),
     environment=runner.environment(cell),
-  ).partition(';')[0]  # fmt: skip
+  ).partition(';')[0]
 
 
 def _wait(job, poll):
@@ -187,17 +202,12 @@ def _status(job):
 def _slurm(*command, environment=None):
   try:
     done = subprocess.run(
-      command, env=environment, capture_output=True, text=True,
-      timeout=_TIMEOUT, check=False,
-    )  # fmt: skip
+      command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+    )
   except subprocess.TimeoutExpired:
-    raise config_lib.ConfigError(
-      f'{command[0]}: no answer within {_TIMEOUT} s'
-    ) from None
+    raise config_lib.ConfigError(f'{command[0]}: no answer within {_TIMEOUT} s') from None
   except FileNotFoundError:
-    raise config_lib.ConfigError(
-      f'--slurm: there is no {command[0]} on this machine'
-    ) from None
+    raise config_lib.ConfigError(f'--slurm: there is no {command[0]} on this machine') from None
   if done.returncode:
     last_line = (done.stderr.strip().splitlines() or [''])[-1]
     raise config_lib.ConfigError(f'{command[0]}: {last_line}')

@@ -4,19 +4,33 @@ import csv
 import dataclasses
 
 from anp_jax.system import markdown as markdown_lib
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import grid, results, runner
 
 _CROWDED = '*'
 _BEST = ' best'
 _HOUR = 3600  # seconds
 _CELL_COLUMNS = (
-  'strategy', 'nodes', 'devices_per_node', 'seed', 'learning_rate', 'state',
-  'images_per_second', 'accuracy', 'best_accuracy', 'seconds',
-  'seconds_to_target', 'megabytes_per_step', 'crowded', 'planned', 'error',
-  'simulated', 'weak', 'mean_staleness', 'max_staleness', *results.SCORES,
-)  # fmt: skip
+  'strategy',
+  'nodes',
+  'devices_per_node',
+  'seed',
+  'learning_rate',
+  'state',
+  'images_per_second',
+  'accuracy',
+  'best_accuracy',
+  'seconds',
+  'seconds_to_target',
+  'megabytes_per_step',
+  'crowded',
+  'planned',
+  'error',
+  'simulated',
+  'weak',
+  'mean_staleness',
+  'max_staleness',
+  *results.SCORES,
+)
 
 
 def rows(
@@ -31,17 +45,21 @@ def rows(
   """
   rate = 'images/s, emulated' if emulated else 'images/s'
   heads = places(points)
-  head = [*heads[0], rate, 'planned', 'error', 'over one device',
-          'over one node', 'learning rate']  # fmt: skip
+  head = [*heads[0], rate, 'planned', 'error', 'over one device', 'over one node', 'learning rate']
   if target is not None:
     head.append(f'time to {100 * target:g} %')
   table = [(*head, 'MB sent a step', 'seeds')]
   for p, place in zip(points, heads[1:]):
     mark = _CROWDED if p.crowded else ''
-    row = [*place, text(p.rate, '.0f'), text(p.planned, '.0f'),
-           text(p.plan_error, '+.1f', ' %', 100),
-           text(p.over_device, '.2f', mark), text(p.over_node, '.2f', mark),
-           number(p.learning_rate)]  # fmt: skip
+    row = [
+      *place,
+      text(p.rate, '.0f'),
+      text(p.planned, '.0f'),
+      text(p.plan_error, '+.1f', ' %', 100),
+      text(p.over_device, '.2f', mark),
+      text(p.over_node, '.2f', mark),
+      number(p.learning_rate),
+    ]
     if target is not None:
       row.append(reached(p, target))
     table.append((*row, text(p.megabytes, '.2f'), seeds(p)))
@@ -56,9 +74,8 @@ def filled(table: list[tuple[str, ...]], first: int) -> list[tuple[str, ...]]:
     first: columns that stay, from the left.
   """
   columns = [
-    i for i in range(len(table[0]))
-    if i < first or any(row[i] != '-' for row in table[1:])
-  ]  # fmt: skip
+    i for i in range(len(table[0])) if i < first or any(row[i] != '-' for row in table[1:])
+  ]
   return [tuple(row[i] for i in columns) for row in table]
 
 
@@ -77,10 +94,7 @@ def by_learning_rate(points: list[results.Point]) -> list[tuple[str, ...]]:
   heads = places(points)
   table = [(*heads[0], *map(number, rates))]
   for p, place in zip(points, heads[1:]):
-    texts = [
-      text(p.tried.get(r), '.1f', ' %' + _BEST * (r == p.learning_rate), 100)
-      for r in rates
-    ]
+    texts = [text(p.tried.get(r), '.1f', ' %' + _BEST * (r == p.learning_rate), 100) for r in rates]
     table.append((*place, *texts))
   return table
 
@@ -105,8 +119,7 @@ def notes(
   if emulation:
     shared = '' if cores is None else f', on {cores} cores in all'
     notes.append(
-      f'Emulated: {emulation}. Processes, collectives, requests and updates '
-      f'are real{shared}.'
+      f'Emulated: {emulation}. Processes, collectives, requests and updates are real{shared}.'
     )
   elif simulation:
     notes.append(
@@ -115,18 +128,14 @@ def notes(
     )
   elif cores is not None:
     notes.append(
-      f'All nodes are processes of one machine with {cores} cores, a core for '
-      'each device.'
+      f'All nodes are processes of one machine with {cores} cores, a core for each device.'
     )
   if any(p.crowded for p in points):
     notes.append(
-      f'{_CROWDED} more devices than cores: they shared them, so these '
-      'speed-ups mean nothing.'
+      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.'
     )
   if any(len(p.tried) > 1 for p in points):
-    notes.append(
-      'Of several learning rates the one with the best mean accuracy.'
-    )
+    notes.append('Of several learning rates the one with the best mean accuracy.')
   if any(len(p.runs) > 1 for p in points):
     notes.append(
       'Mean and standard deviation over seeds; in the table of scores, the '
@@ -212,16 +221,37 @@ def write_curves(path: str, runs: dict[grid.Cell, results.Run]) -> None:
   with open(path, 'w', newline='') as f:
     writer = csv.writer(f)
     writer.writerow(
-      ('strategy', 'nodes', 'devices_per_node', 'seed', 'step', 'samples',
-       'seconds', 'accuracy', 'learning_rate', *keys, 'simulated', 'weak')
-    )  # fmt: skip
+      (
+        'strategy',
+        'nodes',
+        'devices_per_node',
+        'seed',
+        'step',
+        'samples',
+        'seconds',
+        'accuracy',
+        'learning_rate',
+        *keys,
+        'simulated',
+        'weak',
+      )
+    )
     for c, r in runs.items():
       varied = dict(c.varied + c.tuned)
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
-        writer.writerow((
-          c.strategy, c.nodes, c.devices, c.seed, *values, c.rate,
-          *(varied.get(key) for key in keys), c.simulated, c.weak,
-        ))  # fmt: skip
+        writer.writerow(
+          (
+            c.strategy,
+            c.nodes,
+            c.devices,
+            c.seed,
+            *values,
+            c.rate,
+            *(varied.get(key) for key in keys),
+            c.simulated,
+            c.weak,
+          )
+        )
 
 
 def _keys(cells):
@@ -239,15 +269,11 @@ def places(points: list[results.Point]) -> list[tuple[str, ...]]:
   table = [('strategy', *names, *sizes)]
   for p in points:
     varied = (p.varied.get(name, '-') for name in names)
-    table.append(
-      (p.strategy, *varied, *map(str, (p.nodes, p.devices)[: len(sizes)]))
-    )
+    table.append((p.strategy, *varied, *map(str, (p.nodes, p.devices)[: len(sizes)])))
   return table
 
 
-def text(
-  spread: results.Spread | None, form: str, unit: str = '', scale: float = 1
-) -> str:
+def text(spread: results.Spread | None, form: str, unit: str = '', scale: float = 1) -> str:
   """'mean ± deviation' with its unit; '-' for no number."""
   if spread is None:
     return '-'

@@ -9,8 +9,7 @@ import subprocess
 import sys
 
 from anp_jax.parallel.local import exchanges
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import grid, runner
 
 # In the ring of W devices that sums, all but a W-th part of the array leaves
 # each device twice; in any other collective, once.
@@ -30,10 +29,18 @@ def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
   if cell.workers == 1:
     return 0.0
   done = subprocess.run(
-    [sys.executable, '-m', 'anp_jax.tools.portability', f'--config={study.spec}',
-     f'--target=cpu:{cell.workers}', *study.overridden(cell)],
-    capture_output=True, text=True, check=False,
-  )  # fmt: skip
+    [
+      sys.executable,
+      '-m',
+      'anp_jax.tools.portability',
+      f'--config={study.spec}',
+      f'--target=cpu:{cell.workers}',
+      *study.overridden(cell),
+    ],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
   last = (done.stdout.splitlines() or ['{}'])[-1]
   report = json.loads(last).get('targets', {}).get(f'cpu:{cell.workers}', {})
   rows = report.get('train', {}).get('compiled')
@@ -47,9 +54,7 @@ def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
   return sent(rows, cell.workers, groups, share)
 
 
-def sent(
-  rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0
-) -> float:
+def sent(rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0) -> float:
   """MB (1e6 bytes) of a program's collectives, a step's mean.
 
   Args:
@@ -61,10 +66,7 @@ def sent(
   """
   group_devices = devices // groups
   # Sums of (devices of a ring - 1) over all rings.
-  within, between = (
-    groups * (group_devices - 1),
-    group_devices * (groups - 1) * exchanges,
-  )
+  within, between = (groups * (group_devices - 1), group_devices * (groups - 1) * exchanges)
   size = 0.0
   for r in rows:
     rings = between if r['conditional'] else within

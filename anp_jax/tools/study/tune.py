@@ -11,18 +11,13 @@ run of workers that is resumed is another run than one that was not; and a run
 stays a function of its config. It costs at most as many epochs again.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import math
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.tools.study import axes
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import axes, grid, results, runner
 
 FLAG = '--tune'
 # Of all runs that only tune, unless it is that of a scored run.
@@ -96,15 +91,11 @@ def parse(
   """
   if not flags.tune:
     if flags.tune_budget is not None:
-      raise config_lib.ConfigError(
-        f'--tune_budget={flags.tune_budget}: expected {FLAG} with it'
-      )
+      raise config_lib.ConfigError(f'--tune_budget={flags.tune_budget}: expected {FLAG} with it')
     return None
   for name in ('plan', 'emulate'):
     if getattr(flags, name) is not None:
-      raise config_lib.ConfigError(
-        f'--{name} with {FLAG}={flags.tune[0]}: expected one of them'
-      )
+      raise config_lib.ConfigError(f'--{name} with {FLAG}={flags.tune[0]}: expected one of them')
   if any(text.partition('=')[0].strip() == 'duration' for text in flags.vary):
     raise config_lib.ConfigError(
       f'--vary={flags.vary[0]} with {FLAG}={flags.tune[0]}: expected one '
@@ -114,9 +105,7 @@ def parse(
   if flags.learning_rates is None:
     del of_flags[grid.RATE]
   parsed = axes.parse(flags.tune, strategies, overrides, of_flags, FLAG)
-  config = command_line.load(
-    flags.config, {k: v for k, v in overrides.items() if k == 'duration'}
-  )
+  config = command_line.load(flags.config, {k: v for k, v in overrides.items() if k == 'duration'})
   number, unit = _amount(config.duration)
   budget = None
   if flags.tune_budget is not None:
@@ -169,9 +158,7 @@ def run(
   return chosen, failures, [t for t in contests.values() if len(t.values) > 1]
 
 
-def candidates(
-  study: runner.Study, cell: grid.Cell, plan: Plan
-) -> list[axes.Varied]:
+def candidates(study: runner.Study, cell: grid.Cell, plan: Plan) -> list[axes.Varied]:
   """Returns the values that a cell tries; one, of no keys, if it has none."""
   overrides = cell.defaults | study.overrides | cell.overrides
   return axes.combinations(study.spec, overrides, plan.axes, cell.nodes)
@@ -229,8 +216,7 @@ def notes(plan: Plan, contests: list[Tuned]) -> list[str]:
       if is_ordered and best in (values[0], values[-1]):
         place = 'first' if best == values[0] else 'last'
         lines.append(
-          f'{tuned.name}: the best value of {axis.key}, {best}, is the '
-          f"grid's {place}: widen it"
+          f"{tuned.name}: the best value of {axis.key}, {best}, is the grid's {place}: widen it"
         )
   return lines
 
@@ -244,9 +230,7 @@ def _climb(study, plan, contests, left, train):
       amount = durations(len(tuned.values), plan)[tuned.rungs]
       tuned.rungs += 1
       for value in values:
-        run = dataclasses.replace(
-          contest, tuned=value, duration=_duration(amount, plan.unit)
-        )
+        run = dataclasses.replace(contest, tuned=value, duration=_duration(amount, plan.unit))
         runs[run] = contest
   failures = train(list(runs))
   for run, contest in runs.items():

@@ -17,8 +17,7 @@ import runpy
 import sys
 
 from anp_jax.data import sources
-from anp_jax.system import files
-from anp_jax.system import xla_flags
+from anp_jax.system import files, xla_flags
 
 _FOLDER = 'usage'
 _COUNTERS = '/sys/class/net/*/statistics/tx_bytes'

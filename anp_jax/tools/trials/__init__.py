@@ -1,14 +1,25 @@
 """Trials of a config on the machine at hand; no checkpoint is read or made."""
 
-from collections.abc import Callable
-
+from anp_jax import cluster, train
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.trials import benchmark
-from anp_jax.tools.trials import range_test
+from anp_jax.tools.trials import benchmark, range_test
 
 _LOOPS = {'benchmark': benchmark.run, 'range_test': range_test.run}
 
 
-def loop(mode: str) -> Callable[[strategy_lib.Job], dict] | None:
-  """Returns what `train.run` calls in a mode instead of training."""
-  return _LOOPS.get(mode)
+def run(config, workdir: str, mode: str, processes: cluster.Processes | None = None) -> dict:
+  """Tries a config out.
+
+  Args:
+    config: resolved and valid.
+    workdir: folder for what a trial writes.
+    mode: one of `config.strategy.TRIALS`.
+    processes: processes of the run, from `cluster.start`; None: this one.
+
+  Returns:
+    What the trial measured.
+
+  Raises:
+    ConfigError: if the config does not fit the devices.
+  """
+  return train.start(strategy_lib.Job(config, workdir, processes, mode), _LOOPS[mode])

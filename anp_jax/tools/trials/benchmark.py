@@ -16,20 +16,12 @@ import time
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import urls
+from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import summary
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.system import compile_cache
-from anp_jax.system import device_peaks
-from anp_jax.system import files
-from anp_jax.system import flops
-from anp_jax.system import markdown
-from anp_jax.system import memory
-from anp_jax.system import stopwatch
-from anp_jax.tools.trials import largest_batch
-from anp_jax.tools.trials import trial as trial_lib
+from anp_jax.system import compile_cache, device_peaks, files, flops, markdown, memory, stopwatch
+from anp_jax.tools.trials import largest_batch, trial as trial_lib
 
 _ROUNDS = 9
 _ROUND_SECONDS = 1.0
@@ -93,9 +85,7 @@ def run(job: strategy_lib.Job) -> dict:
     os.makedirs(job.workdir, exist_ok=True)
     path = os.path.join(job.workdir, 'benchmark')
     files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
-    files.write_atomic(
-      f'{path}.md', page(values, config_lib.golden(job.config))
-    )
+    files.write_atomic(f'{path}.md', page(values, config_lib.golden(job.config)))
     print(markdown.plain(rows(values)))
     print(urls.named(f'benchmark: {path}.md'))
   return {}
@@ -116,9 +106,7 @@ def _measure(trial, processes) -> dict:
   stepper = _Stepper(train_step, state, processes)
   step = stepper.speed(lambda: batch)
   with contextlib.closing(trial.open_feed()) as feed:
-    fed = stepper.speed(
-      lambda: next(feed), lambda: feed.waited, config.data.prefetch
-    )
+    fed = stepper.speed(lambda: next(feed), lambda: feed.waited, config.data.prefetch)
   peak_bytes = max(processes.gather(_peak_bytes(mesh)))
   stepper.release()
   fit = largest_batch.find(trial, processes)
@@ -177,9 +165,8 @@ class _Stepper:
     self._steps = 0
 
   def speed(
-    self, next_batch: Callable, waited: Callable[[], float] = float,
-    ahead: int = 0,
-  ) -> Speed:  # fmt: skip
+    self, next_batch: Callable, waited: Callable[[], float] = float, ahead: int = 0
+  ) -> Speed:
     """Times steps.
 
     Args:
@@ -195,9 +182,7 @@ class _Stepper:
     before, times = waited(), []
     for _ in range(_ROUNDS):
       self._processes.gather('ready')
-      times.append(
-        stopwatch.timed(lambda: self._run(next_batch, count)) / count
-      )
+      times.append(stopwatch.timed(lambda: self._run(next_batch, count)) / count)
     share = (waited() - before) / (sum(times) * count)
     # The slowest process is what all wait for.
     rounds = zip(*self._processes.gather(times), strict=True)
@@ -228,19 +213,26 @@ def rows(values: dict) -> list[tuple[str, str]]:
   owner = 'process' if on_cpu else 'device'
   return [
     ('network', f'{values["network"]}, {values["dtype"]}'),
-    ('devices', f'{values["devices"]} x {values["device"]}, strategy '
-     f'{values["strategy"]}, {values["batch_size"]} images a step'),
+    (
+      'devices',
+      f'{values["devices"]} x {values["device"]}, strategy '
+      f'{values["strategy"]}, {values["batch_size"]} images a step',
+    ),
     ('step', _speed(values['step'])),
     ('with input', f'{_speed(values["with_input"])}, {values["input"]}'),
     ('input wait', f'{values["input_wait"]:.1%}'),
-    ('arithmetic', arithmetic + (
-      f', MFU {mfu:.1%}' if mfu else ', MFU unknown: no peak of this device')),
-    ('memory', f'{_size(values["memory_peak"])} at most, of a {owner} while '
-     f'stepping; the step needs {_size(values["memory_of_step"])}'),
-    ('largest batch', f'{values["largest_batch"]:,} images, in '
-     f'{_size(values["memory_limit"])}'),
+    (
+      'arithmetic',
+      arithmetic + (f', MFU {mfu:.1%}' if mfu else ', MFU unknown: no peak of this device'),
+    ),
+    (
+      'memory',
+      f'{_size(values["memory_peak"])} at most, of a {owner} while '
+      f'stepping; the step needs {_size(values["memory_of_step"])}',
+    ),
+    ('largest batch', f'{values["largest_batch"]:,} images, in {_size(values["memory_limit"])}'),
     ('compiling', f'{values["compile_seconds"]:.1f} s'),
-  ]  # fmt: skip
+  ]
 
 
 def page(values: dict, config_text: str) -> str:
@@ -251,13 +243,15 @@ def page(values: dict, config_text: str) -> str:
     config_text: the resolved config.
   """
   hardware = [(name, str(text)) for name, text in values['hardware'].items()]
-  return '\n\n'.join([
-    '# Benchmark',
-    markdown.table([('', ''), *rows(values)]),
-    _HOW.rstrip(),
-    markdown.table([('hardware', ''), *hardware]),
-    f'## Config\n\n```\n{config_text.rstrip()}\n```\n',
-  ])  # fmt: skip
+  return '\n\n'.join(
+    [
+      '# Benchmark',
+      markdown.table([('', ''), *rows(values)]),
+      _HOW.rstrip(),
+      markdown.table([('hardware', ''), *hardware]),
+      f'## Config\n\n```\n{config_text.rstrip()}\n```\n',
+    ]
+  )
 
 
 def _speed(rates):

@@ -13,11 +13,9 @@ import math
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.system import memory
-from anp_jax.training import build
-from anp_jax.training import microsteps
+from anp_jax.training import build, microsteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +76,13 @@ def of_step(trial, images: int) -> int:
   spec = trial.program.spec
   # Durations in epochs might leave such a batch without steps.
   changes = {
-    'batch_size': images, 'duration': '1000000 steps',
-    'schedule.name': 'constant', 'schedule.warmup': '0 steps',
-  }  # fmt: skip
+    'batch_size': images,
+    'duration': '1000000 steps',
+    'schedule.name': 'constant',
+    'schedule.warmup': '0 steps',
+  }
   config = config_lib.replaced(spec.config, changes)
-  program = build.create(
-    dataclasses.replace(spec, config=config, batch_size=images)
-  )
+  program = build.create(dataclasses.replace(spec, config=config, batch_size=images))
   batch = build.abstract_batch(config, spec.mesh, images)
   compiled = program.train_step.lower(program.abstract_state, batch).compile()
   sizes = compiled.memory_analysis()
@@ -94,10 +92,7 @@ def of_step(trial, images: int) -> int:
   # Batches that wait, that is being put, and that is computed.
   batches = config.data.prefetch + 2
   total = (
-    _bytes(program.abstract_state)
-    + batches * _bytes(batch)
-    + sizes.temp_size_in_bytes
-    + results
+    _bytes(program.abstract_state) + batches * _bytes(batch) + sizes.temp_size_in_bytes + results
   )
   on_cpu = mesh_lib.platform(spec.mesh) == 'cpu'
   return total * (_local_devices(spec.mesh) if on_cpu else 1)
@@ -118,8 +113,7 @@ def _limit(mesh, processes):
 def _bytes(tree) -> int:
   """Bytes that one device holds of arrays with shardings."""
   return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )
 
 

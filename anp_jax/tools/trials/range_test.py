@@ -16,12 +16,9 @@ import statistics
 
 import numpy as np
 
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.config import urls
+from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.reporting import delayed_metrics
-from anp_jax.system import compile_cache
-from anp_jax.system import drawing
-from anp_jax.system import files
+from anp_jax.system import compile_cache, drawing, files
 from anp_jax.tools.trials import trial as trial_lib
 from anp_jax.training import step as step_lib
 
@@ -55,10 +52,7 @@ class Result:
     """Returns the result as one line."""
     text = 'no learning rate is suggested: the loss never fell'
     if self.suggested is not None:
-      text = (
-        f'suggested learning rate {self.suggested:.2g}, where the loss falls '
-        'fastest'
-      )
+      text = f'suggested learning rate {self.suggested:.2g}, where the loss falls fastest'
     if self.diverged is None:
       return f'{text}; it did not diverge up to {self.rates[-1]:.2g}'
     tenth = self.diverged / 10
@@ -137,9 +131,7 @@ def _train(trial, processes):
   """Rates and losses of the steps, and the rate that diverged or None."""
   total = trial.program.spec.total_steps
   divergence, rates, losses = _Divergence(total), [], []
-  damage = delayed_metrics.DamageCounter(
-    trial.config, trial.source.name, trial.config.batch_size
-  )
+  damage = delayed_metrics.DamageCounter(trial.config, trial.source.name, trial.config.batch_size)
   try:
     with contextlib.closing(_steps(trial, total, processes)) as steps:
       for metrics in steps:
@@ -148,9 +140,9 @@ def _train(trial, processes):
         losses.append(metrics.values['loss'])
         if processes.index == 0 and metrics.step % max(total // _LINES, 1) == 0:
           print(
-            f'{metrics.step}/{total}  learning rate {rates[-1]:.2g}  loss '
-            f'{losses[-1]:.4g}', flush=True,
-          )  # fmt: skip
+            f'{metrics.step}/{total}  learning rate {rates[-1]:.2g}  loss {losses[-1]:.4g}',
+            flush=True,
+          )
         if divergence.add(losses[-1]):
           return rates, losses, rates[-1]
   except delayed_metrics.NotFinite:
@@ -161,9 +153,7 @@ def _train(trial, processes):
 def _steps(trial, total, processes) -> Iterator[delayed_metrics.StepMetrics]:
   """Makes the steps; yields the metrics of each, one step late."""
   spec, state = trial.program.spec, trial.new_state()
-  metrics = delayed_metrics.DelayedMetrics(
-    step_lib.metric_names(spec.objective)
-  )
+  metrics = delayed_metrics.DelayedMetrics(step_lib.metric_names(spec.objective))
   with contextlib.closing(trial.open_feed()) as feed:
     processes.heartbeat('compiling')
     batch = next(feed)
@@ -190,9 +180,7 @@ def _write(folder, result, optimizer):
     'losses': result.losses.tolist(),
     'smoothed': result.smoothed.tolist(),
   }
-  files.write_atomic(
-    os.path.join(folder, 'range_test.json'), json.dumps(values, indent=1)
-  )
+  files.write_atomic(os.path.join(folder, 'range_test.json'), json.dumps(values, indent=1))
   with drawing.figure(os.path.join(folder, 'range_test.png'), 8, 5) as figure:
     axis = figure.subplots()
     axis.set_title(f'Loss over the learning rate, {optimizer}')
@@ -201,16 +189,12 @@ def _write(folder, result, optimizer):
     if len(result.losses):  # what diverges would leave all else flat
       axis.set_ylim(0, 2 * result.losses[0])
     axis.set_xlabel('learning rate')
-    axis.plot(
-      result.rates, result.losses, color=drawing.GREY, linewidth=1, label='loss'
-    )
+    axis.plot(result.rates, result.losses, color=drawing.GREY, linewidth=1, label='loss')
     axis.plot(result.rates, result.smoothed, color=drawing.BLUE, label='mean')
     for rate, color, name in (
       (result.suggested, drawing.GREEN, 'suggested'),
       (result.diverged, drawing.ORANGE, 'diverged'),
     ):
       if rate is not None:
-        axis.axvline(
-          rate, color=color, linestyle='--', label=f'{name} {rate:.2g}'
-        )
+        axis.axvline(rate, color=color, linestyle='--', label=f'{name} {rate:.2g}')
     axis.legend()

@@ -6,17 +6,11 @@ from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
-from anp_jax.data.input import feed
-from anp_jax.data.input import stream
-from anp_jax.data.sources import agreement
-from anp_jax.data.sources import balance
-from anp_jax.parallel import division
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel import state as state_lib
+from anp_jax.data.input import feed, stream
+from anp_jax.data.sources import agreement, balance
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.system import interrupts
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.training import build, objective as objective_lib, run_spec
 
 
 class Trial:
@@ -49,9 +43,8 @@ class Trial:
       self.source.vocabulary, config, balance.class_weights(config, self.source)
     )
     spec = run_spec.RunSpec(
-      config, self.mesh, objective, config.batch_size, len(self.source),
-      job.offload_devices,
-    )  # fmt: skip
+      config, self.mesh, objective, config.batch_size, len(self.source), job.offload_devices
+    )
     chosen, self.messages = strategy_lib.find(config).calibrate(spec, job, True)
     self.program = build.create(dataclasses.replace(spec, config=chosen))
 
@@ -62,17 +55,12 @@ class Trial:
       ConfigError: if what config.init names does not fit.
     """
     weights, messages = initial.load(
-      self.config, self.program, self.source.vocabulary,
-      gather=self._processes.gather,
-    )  # fmt: skip
-    self.messages = [*self.messages, *messages]
-    return state_lib.create(
-      self.program.init_fn, self.program.abstract_state, weights
+      self.config, self.program, self.source.vocabulary, gather=self._processes.gather
     )
+    self.messages = [*self.messages, *messages]
+    return state_lib.create(self.program.init_fn, self.program.abstract_state, weights)
 
   def open_feed(self) -> feed.Feed:
     """Returns the run's batches from its first step on, to be closed."""
     sharding = mesh_lib.batch_sharding(self.mesh)
-    return stream.Stream(self.config, sharding).train(
-      self.source, self.config.batch_size, 0
-    )
+    return stream.Stream(self.config, sharding).train(self.source, self.config.batch_size, 0)

@@ -19,12 +19,7 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import flops
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import custom_call
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import pieces
-from anp_jax.system.onednn import specs
-from anp_jax.system.onednn import thread_pool
+from anp_jax.system.onednn import c_api, custom_call, library, pieces, specs, thread_pool
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 P = jax.sharding.PartitionSpec
@@ -63,9 +58,7 @@ _gradients = jax.jit(jax.value_and_grad(_loss, (0, 1, 2)))
 
 def _arguments(batch=8, seed=0):
   random = np.random.default_rng(seed)
-  shapes = (
-    (batch, _SIDE, _SIDE, _CHANNELS), (3, 3, _CHANNELS, 24), (3, 3, 24, 8),
-  )  # fmt: skip
+  shapes = ((batch, _SIDE, _SIDE, _CHANNELS), (3, 3, _CHANNELS, 24), (3, 3, 24, 8))
   x, *kernels = (random.normal(size=s).astype('float32') for s in shapes)
   return x, kernels, np.linspace(0.5, 2, 24, dtype='float32')
 
@@ -89,9 +82,7 @@ def _compare(got, want, tolerance=1e-5):
 def test_it_is_called_and_agrees_with_xla():
   arguments = _arguments()
   assert _calls(_gradients, *arguments) == 8
-  by_xla = jax.jit(
-    jax.value_and_grad(functools.partial(_loss, platform='cpu'), (0, 1, 2))
-  )
+  by_xla = jax.jit(jax.value_and_grad(functools.partial(_loss, platform='cpu'), (0, 1, 2)))
   assert _calls(by_xla, *arguments) == 0
   _compare(_gradients(*arguments), by_xla(*arguments))
 
@@ -121,15 +112,20 @@ print(result, len(hits), len(misses))
 def _in_process(folder, **variables):
   """The digest of the gradients in another process, and hits and misses."""
   reply = subprocess.run(
-    [sys.executable, '-c', _PROGRAM], cwd=_ROOT, check=False,
-    capture_output=True, text=True,
+    [sys.executable, '-c', _PROGRAM],
+    cwd=_ROOT,
+    check=False,
+    capture_output=True,
+    text=True,
     env={
-      **os.environ, 'PYTHONPATH': str(_ROOT),
+      **os.environ,
+      'PYTHONPATH': str(_ROOT),
       'JAX_COMPILATION_CACHE_DIR': str(folder),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true', **variables,
+      'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
+      **variables,
     },
-  )  # fmt: skip
+  )
   assert reply.returncode == 0, reply.stderr
   digest, hits, misses = reply.stdout.split()
   return digest, int(hits), int(misses)
@@ -188,10 +184,13 @@ def test_shards_on_devices_have_the_bits_of_one_devices(config, devices):
 
   program = jax.jit(
     jax.shard_map(
-      shard, mesh=mesh, in_specs=(P(mesh_lib.DATA), P(), P()),
-      out_specs=P(mesh_lib.DATA), check_vma=False,
+      shard,
+      mesh=mesh,
+      in_specs=(P(mesh_lib.DATA), P(), P()),
+      out_specs=P(mesh_lib.DATA),
+      check_vma=False,
     )
-  )  # fmt: skip
+  )
   result = jax.device_get(program(x, kernels, scale))
   for i, part in enumerate(np.split(x, devices)):
     want = _gradients(part, kernels, scale)
@@ -238,26 +237,29 @@ def test_vmap_computes_each():
 
 @pytest.mark.parametrize(
   'shape, kernel, stride, padding, groups',
-  [((2, 9, 8, 16), (3, 3, 16, 24), 1, 1, 1),
-   ((3, 13, 10, 8), (5, 3, 8, 16), 2, ((2, 0), (1, 3)), 1),
-   ((2, 9, 9, 32), (3, 3, 8, 64), 2, 1, 4),
-   ((2, 9, 9, 32), (3, 3, 1, 32), 1, 1, 32),
-   ((1, 32, 32, 3), (7, 7, 3, 64), 2, 3, 1)],
-)  # fmt: skip
+  [
+    ((2, 9, 8, 16), (3, 3, 16, 24), 1, 1, 1),
+    ((3, 13, 10, 8), (5, 3, 8, 16), 2, ((2, 0), (1, 3)), 1),
+    ((2, 9, 9, 32), (3, 3, 8, 64), 2, 1, 4),
+    ((2, 9, 9, 32), (3, 3, 1, 32), 1, 1, 32),
+    ((1, 32, 32, 3), (7, 7, 3, 64), 2, 3, 1),
+  ],
+)
 def test_its_operations_are_counted(shape, kernel, stride, padding, groups):
   arrays = [jax.ShapeDtypeStruct(s, 'float32') for s in (shape, kernel)]
 
   def count(compute):
-    return flops.count_call(
-      jax.grad(lambda x, k: jnp.square(compute(x, k)).sum(), (0, 1)), *arrays
-    )
+    return flops.count_call(jax.grad(lambda x, k: jnp.square(compute(x, k)).sum(), (0, 1)), *arrays)
 
   def by_jax(x, k):
     return lax.conv_general_dilated(
-      x, k, (stride, stride),
+      x,
+      k,
+      (stride, stride),
       padding if isinstance(padding, tuple) else [(padding, padding)] * 2,
-      dimension_numbers=('NHWC', 'HWIO', 'NHWC'), feature_group_count=groups,
-    )  # fmt: skip
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+      feature_group_count=groups,
+    )
 
   def ours(x, k):
     return layers.convolve(x, k, stride, padding, 'cpu_onednn', groups)
@@ -273,19 +275,21 @@ def _raw_call(text, x):
   """A call of the handler with any text for an operation."""
   custom_call._register()
   return jax.jit(
-    lambda x: jax.ffi.ffi_call(
-      specs.TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype)
-    )(x, operation=text)
+    lambda x: jax.ffi.ffi_call(specs.TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))(
+      x, operation=text
+    )
   )(x)
 
 
 @pytest.mark.parametrize(
   'text, words',
-  [('', 'anp_onednn: '), ('convolution (1, 2)', 'TypeError'),
-   ('norm exit(3)', 'ValueError: malformed'),
-   (specs.name(specs.BatchNormSpec(
-     'forward', 'float32', (1, -4, 4), 1e-5, False)), 'OneDnnError')],
-)  # fmt: skip
+  [
+    ('', 'anp_onednn: '),
+    ('convolution (1, 2)', 'TypeError'),
+    ('norm exit(3)', 'ValueError: malformed'),
+    (specs.name(specs.BatchNormSpec('forward', 'float32', (1, -4, 4), 1e-5, False)), 'OneDnnError'),
+  ],
+)
 def test_a_call_that_cannot_be_computed_is_an_error_of_jax(text, words):
   for _ in range(2):
     with pytest.raises(jax.errors.JaxRuntimeError, match=words):
@@ -448,8 +452,6 @@ def test_threads_of_the_pool_help():
 def test_a_gradient_alone_computes_no_other(places, count):
   """The kernel's is computed alone where convolutions are split."""
   x, kernel = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 8))
-  gradient = jax.grad(
-    lambda *a: layers.convolve(*a, 1, 1, 'cpu_onednn').sum(), places
-  )
+  gradient = jax.grad(lambda *a: layers.convolve(*a, 1, 1, 'cpu_onednn').sum(), places)
   text = jax.jit(gradient).lower(x, kernel).compile().as_text()
   assert text.count(f'custom_call_target="{specs.TARGET}"') == count

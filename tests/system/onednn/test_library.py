@@ -14,13 +14,10 @@ import types
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.data import vocabulary
 from anp_jax.reporting import summary
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import self_test
+from anp_jax.system.onednn import c_api, library, self_test
 from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -55,13 +52,19 @@ def _forget():
 def _in_process(tmp_path, code=_SAY, **variables):
   """The lines that a Python process prints with these variables."""
   environment = {
-    **os.environ, 'PYTHONPATH': str(_ROOT),
-    'XDG_CACHE_HOME': str(tmp_path / 'cache'), **variables,
-  }  # fmt: skip
+    **os.environ,
+    'PYTHONPATH': str(_ROOT),
+    'XDG_CACHE_HOME': str(tmp_path / 'cache'),
+    **variables,
+  }
   reply = subprocess.run(
-    [sys.executable, '-c', code], env=environment, cwd=tmp_path, check=False,
-    capture_output=True, text=True,
-  )  # fmt: skip
+    [sys.executable, '-c', code],
+    env=environment,
+    cwd=tmp_path,
+    check=False,
+    capture_output=True,
+    text=True,
+  )
   assert reply.returncode == 0, reply.stderr
   return reply.stdout.splitlines()
 
@@ -98,9 +101,8 @@ def _package(monkeypatch, path):
 def _loader_lists(monkeypatch, text):
   """What `ldconfig -p` prints."""
   monkeypatch.setattr(
-    library.subprocess, 'run',
-    lambda *_, **__: types.SimpleNamespace(stdout=text),
-  )  # fmt: skip
+    library.subprocess, 'run', lambda *_, **__: types.SimpleNamespace(stdout=text)
+  )
   monkeypatch.delenv('LD_LIBRARY_PATH', raising=False)
 
 
@@ -135,12 +137,9 @@ def test_a_module_of_the_centre_is_in_the_loaders_path(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
   'system, machine',
-  [('Darwin', 'x86_64'), ('Darwin', 'arm64'), ('Linux', 'aarch64'),
-   ('Windows', 'AMD64')],
-)  # fmt: skip
-def test_other_systems_fall_back_silently(
-  fresh, monkeypatch, tmp_path, system, machine
-):
+  [('Darwin', 'x86_64'), ('Darwin', 'arm64'), ('Linux', 'aarch64'), ('Windows', 'AMD64')],
+)
+def test_other_systems_fall_back_silently(fresh, monkeypatch, tmp_path, system, machine):
   _on(monkeypatch, system, machine)
   packaged = tmp_path / 'libdnnl.so.3'
   packaged.touch()
@@ -178,10 +177,12 @@ def test_what_is_no_library_is_refused(fresh, monkeypatch):
 
 @pytest.mark.parametrize(
   'version, reason',
-  [((4, 0, 1), 'is oneDNN 4.0.1, expected 3.x'),
-   ((2, 6, 3), 'is oneDNN 2.6.3, expected 3.x'),
-   ((3, 0, 9), 'is oneDNN 3.0.9, expected 3.1 or newer')],
-)  # fmt: skip
+  [
+    ((4, 0, 1), 'is oneDNN 4.0.1, expected 3.x'),
+    ((2, 6, 3), 'is oneDNN 2.6.3, expected 3.x'),
+    ((3, 0, 9), 'is oneDNN 3.0.9, expected 3.1 or newer'),
+  ],
+)
 @needs_library
 def test_another_version_is_refused(fresh, monkeypatch, version, reason):
   monkeypatch.setattr(c_api.Api, '_read_version', lambda _: version)
@@ -194,15 +195,16 @@ def _isa(monkeypatch, name):
 
 @pytest.mark.parametrize(
   'name, dtypes',
-  [('AVX512_CORE', ('float32',)), ('AVX512_CORE_VNNI', ('float32',)),
-   ('AVX512_CORE_BF16', ('float32', 'bfloat16')),
-   ('AVX512_CORE_AMX', ('float32', 'bfloat16')),
-   ('AVX10_1_512', ('float32', 'bfloat16'))],
-)  # fmt: skip
+  [
+    ('AVX512_CORE', ('float32',)),
+    ('AVX512_CORE_VNNI', ('float32',)),
+    ('AVX512_CORE_BF16', ('float32', 'bfloat16')),
+    ('AVX512_CORE_AMX', ('float32', 'bfloat16')),
+    ('AVX10_1_512', ('float32', 'bfloat16')),
+  ],
+)
 @needs_library
-def test_the_instruction_set_decides_the_dtypes(
-  fresh, monkeypatch, name, dtypes
-):
+def test_the_instruction_set_decides_the_dtypes(fresh, monkeypatch, name, dtypes):
   _isa(monkeypatch, name)
   monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
   assert library.find().dtypes == dtypes
@@ -214,8 +216,7 @@ def test_a_cpu_without_avx512_falls_back_with_a_line(tmp_path):
   """In a process: oneDNN reads the variable once."""
   what, reason, _ = _in_process(tmp_path, ONEDNN_MAX_CPU_ISA='AVX2')
   assert what == 'none'
-  assert reason == 'oneDNN uses AVX2 here, and is faster than XLA from AVX-512'\
-    ' on'  # fmt: skip
+  assert reason == 'oneDNN uses AVX2 here, and is faster than XLA from AVX-512 on'
 
 
 @needs_library
@@ -259,13 +260,13 @@ def runs(fresh, monkeypatch):
 
 @pytest.mark.parametrize(
   'program, fault',
-  [('print("forward 3x3: error 0.5"); exit(3)', 'forward 3x3: error 0.5'),
-   ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)',
-    'ended by signal 11'),
-   ('import os, signal; os.kill(os.getpid(), signal.SIGILL)',
-    'ended by signal 4'),
-   ('exit(3)', 'exit code 3')],
-)  # fmt: skip
+  [
+    ('print("forward 3x3: error 0.5"); exit(3)', 'forward 3x3: error 0.5'),
+    ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)', 'ended by signal 11'),
+    ('import os, signal; os.kill(os.getpid(), signal.SIGILL)', 'ended by signal 4'),
+    ('exit(3)', 'exit code 3'),
+  ],
+)
 @needs_library
 def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
   runs.append(program)
@@ -287,14 +288,16 @@ def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
 
 @pytest.mark.parametrize(
   'program',
-  ['import os, signal; os.kill(os.getpid(), signal.SIGTERM)',
-   'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
-   'raise MemoryError', 'exit(1)', 'import time; time.sleep(60)'],
-)  # fmt: skip
+  [
+    'import os, signal; os.kill(os.getpid(), signal.SIGTERM)',
+    'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
+    'raise MemoryError',
+    'exit(1)',
+    'import time; time.sleep(60)',
+  ],
+)
 @needs_library
-def test_what_is_not_the_librarys_fault_is_not_remembered(
-  runs, monkeypatch, program
-):
+def test_what_is_not_the_librarys_fault_is_not_remembered(runs, monkeypatch, program):
   """A job that is stopped, memory that runs out, a busy machine."""
   monkeypatch.setattr(library, '_SELF_TEST_SECONDS', 0.5)
   runs.append(program)
@@ -351,15 +354,15 @@ def _head(config, platform_name='cpu'):
   device = types.SimpleNamespace(device_kind='x', platform=platform_name)
   mesh = types.SimpleNamespace(size=1, devices=np.array([device]))
   words = vocabulary.Vocabulary(('bag',))
-  source = type(
-    'Source', (), {'vocabulary': words, '__len__': lambda _: 2000}
-  )()
+  source = type('Source', (), {'vocabulary': words, '__len__': lambda _: 2000})()
   lines = []
   summary.log_run_info(
-    types.SimpleNamespace(note=lines.append, start=lambda _: None), config,
+    types.SimpleNamespace(note=lines.append, start=lambda _: None),
+    config,
     mesh,
-    types.SimpleNamespace(params={'w': np.zeros(3)}), (source, source),
-  )  # fmt: skip
+    types.SimpleNamespace(params={'w': np.zeros(3)}),
+    (source, source),
+  )
   return [line for line in lines if line.startswith('library')]
 
 
@@ -368,9 +371,7 @@ def test_a_runs_head_names_the_library(config, fresh, monkeypatch):
   monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
   opened = library.find()
   opened.threads = 1
-  assert _head(config) == [
-    f'library  oneDNN {opened.version}, {opened.isa}, 1 thread'
-  ]
+  assert _head(config) == [f'library  oneDNN {opened.version}, {opened.isa}, 1 thread']
   assert _head(config, 'gpu') == []
   config.model.cpu_library = 'xla'
   assert _head(config) == []
@@ -398,9 +399,7 @@ def test_a_config_that_asks_for_it_is_refused_without(fresh, monkeypatch):
 
 @needs_library
 def test_the_platform_of_layers_is_the_configs_choice():
-  for choice, want in (
-    ('auto', 'cpu_onednn'), ('onednn', 'cpu_onednn'), ('xla', 'cpu'),
-  ):  # fmt: skip
+  for choice, want in (('auto', 'cpu_onednn'), ('onednn', 'cpu_onednn'), ('xla', 'cpu')):
     config = builders.config({'model.cpu_library': choice})
     assert models.target(config, 'cpu') == want
     assert models.target(config, 'tpu') == 'tpu'
@@ -411,9 +410,13 @@ def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
   monkeypatch.setattr(library.find(), 'threads', 7)
   monkeypatch.setattr(models.cores, 'count', lambda: 6)
   for name, devices, threads in (
-    ('sync', 1, 6), ('sync', 4, 1), ('sync', 8, 1), ('sync', 2, 3),
-    ('invariant', 1, 1), ('invariant', 8, 1),
-  ):  # fmt: skip
+    ('sync', 1, 6),
+    ('sync', 4, 1),
+    ('sync', 8, 1),
+    ('sync', 2, 3),
+    ('invariant', 1, 1),
+    ('invariant', 8, 1),
+  ):
     config = builders.config({'strategy.name': name})
     models.target(config, 'cpu', devices)
     assert library.find().threads == threads, (name, devices)
@@ -422,11 +425,19 @@ def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
 @pytest.mark.slow
 def test_a_run_that_asks_for_it_ends_with_one_line(tmp_path):
   reply = subprocess.run(
-    [sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny',
-     f'--workdir={tmp_path / "run"}', '--config.model.cpu_library=onednn'],
+    [
+      sys.executable,
+      'main.py',
+      '--config=configs/resnet_anp.py:tiny',
+      f'--workdir={tmp_path / "run"}',
+      '--config.model.cpu_library=onednn',
+    ],
     env={**os.environ, library.VARIABLE: 'off', 'PYTHONPATH': str(_ROOT)},
-    cwd=_ROOT, capture_output=True, text=True, check=False,
-  )  # fmt: skip
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
   assert reply.returncode != 0
   assert "config.model.cpu_library='onednn': there is no" in reply.stderr
   assert 'Traceback' not in reply.stderr
@@ -435,11 +446,7 @@ def test_a_run_that_asks_for_it_ends_with_one_line(tmp_path):
 @needs_library
 @pytest.mark.parametrize(
   'variable, value, threads',
-  [
-    ('OMP_THREAD_LIMIT', '1', 1),
-    ('OMP_MAX_ACTIVE_LEVELS', '0', 1),
-    ('OMP_DYNAMIC', 'true', 2),
-  ],
+  [('OMP_THREAD_LIMIT', '1', 1), ('OMP_MAX_ACTIVE_LEVELS', '0', 1), ('OMP_DYNAMIC', 'true', 2)],
 )
 def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
   """oneDNN leaves out the parts of threads that OpenMP does not give it."""
@@ -456,9 +463,7 @@ def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
 
 
 @pytest.mark.parametrize('variable', ['OMP_PROC_BIND', 'OMP_PLACES'])
-def test_threads_that_openmp_would_bind_are_refused(
-  fresh, monkeypatch, variable
-):  # fmt: skip
+def test_threads_that_openmp_would_bind_are_refused(fresh, monkeypatch, variable):
   """It binds the threads of XLA that call it, and these start others."""
   del fresh
   monkeypatch.setattr(library, 'locate', lambda: 'libdnnl.so.3')

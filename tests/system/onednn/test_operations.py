@@ -6,20 +6,14 @@ import ctypes
 import numpy as np
 import pytest
 
-from anp_jax.system.onednn import c_api
-from anp_jax.system.onednn import convolution
-from anp_jax.system.onednn import library
-from anp_jax.system.onednn import operations
-from anp_jax.system.onednn import pieces
-from anp_jax.system.onednn import specs
+from anp_jax.system.onednn import c_api, convolution, library, operations, pieces, specs
 
 needs_library = pytest.mark.skipif(
   library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
 )
 _FORWARD = specs.ConvolutionSpec(
-  'forward', 'float32', (2, 9, 8, 16), (3, 3, 16, 24), (2, 9, 8, 24), 1,
-  (1, 1, 1, 1),
-)  # fmt: skip
+  'forward', 'float32', (2, 9, 8, 16), (3, 3, 16, 24), (2, 9, 8, 24), 1, (1, 1, 1, 1)
+)
 _DIRECTIONS = ('forward', 'backward_data', 'backward_weights')
 _NORM = specs.BatchNormSpec('forward', 'float32', (3, 20, 16), 1e-5, True)
 
@@ -36,8 +30,7 @@ def _random(seed, shape):
 def _arrays(spec, seed=0):
   """An operation's arguments and, last, its result."""
   image, kernel, result = (
-    _random(seed + i, s)
-    for i, s in enumerate((spec.image, spec.kernel, spec.result))
+    _random(seed + i, s) for i, s in enumerate((spec.image, spec.kernel, spec.result))
   )
   return {
     'forward': (image, kernel, result),
@@ -59,10 +52,14 @@ def _center(spec, arrays):
 
 @pytest.mark.parametrize(
   'spec',
-  [_FORWARD, _FORWARD._replace(groups=4, waits=True, pads=(0, -1, 2, 1)),
-   _FORWARD._replace(after=('norm', 'add', 'relu')),
-   _NORM, _NORM._replace(epsilon=1.25e-3, dtype='bfloat16', relu=False)],
-)  # fmt: skip
+  [
+    _FORWARD,
+    _FORWARD._replace(groups=4, waits=True, pads=(0, -1, 2, 1)),
+    _FORWARD._replace(after=('norm', 'add', 'relu')),
+    _NORM,
+    _NORM._replace(epsilon=1.25e-3, dtype='bfloat16', relu=False),
+  ],
+)
 def test_a_name_says_all_of_an_operation(spec):
   again = specs.parse(specs.name(spec))
   assert again == spec and type(again) is type(spec)
@@ -188,10 +185,14 @@ def _cut(direction, dtype, size, channels, features):
   """A spec of eight images, enough to be cut into pieces."""
   side = 6
   return specs.ConvolutionSpec(
-    direction, dtype, (8, side, side, channels),
-    (size, size, channels, features), (8, side, side, features), 1,
+    direction,
+    dtype,
+    (8, side, side, channels),
+    (size, size, channels, features),
+    (8, side, side, features),
+    1,
     (size // 2,) * 4,
-  )  # fmt: skip
+  )
 
 
 def _wide_reference(spec, arrays):
@@ -202,17 +203,19 @@ def _wide_reference(spec, arrays):
   edges = (0, 0), (pad, pad), (pad, pad), (0, 0)
   if spec.direction == 'backward_weights':
     x = np.pad(first, edges)
-    return np.stack([[
-      np.einsum('bijc,bijf->cf', x[:, i : i + side, j : j + side], second)
-      for j in range(size)] for i in range(size)])  # fmt: skip
+    return np.stack(
+      [
+        [np.einsum('bijc,bijf->cf', x[:, i : i + side, j : j + side], second) for j in range(size)]
+        for i in range(size)
+      ]
+    )
   kernel = second
   if spec.direction == 'backward_data':
     kernel = second[::-1, ::-1].swapaxes(2, 3)
   x = np.pad(first, edges)
   return sum(
-    x[:, i : i + side, j : j + side] @ kernel[i, j]
-    for i in range(size) for j in range(size)
-  )  # fmt: skip
+    x[:, i : i + side, j : j + side] @ kernel[i, j] for i in range(size) for j in range(size)
+  )
 
 
 @needs_library
@@ -221,9 +224,7 @@ def _wide_reference(spec, arrays):
   ('size', 'channels', 'features'), [(3, 64, 64), (1, 512, 256), (3, 48, 72)]
 )
 @pytest.mark.parametrize('threads', [1, 2, 4, 8])
-def test_pieces_make_the_whole(
-  api, direction, size, channels, features, threads
-):
+def test_pieces_make_the_whole(api, direction, size, channels, features, threads):
   for dtype in library.find().dtypes:
     spec = _cut(direction, dtype, size, channels, features)
     arrays = [a.astype(dtype) for a in _arrays(spec)]
@@ -250,24 +251,38 @@ def test_a_large_kernel_is_copied_and_summed_by_slices(api):
   # Few features of many pixels: the parts' gradients are added.
   image, result = (8, 48, 48, 128), (8, 48, 48, 512)
   gradient = specs.ConvolutionSpec(
-    'backward_weights', 'bfloat16' if 'bfloat16' in library.find().dtypes
-    else 'float32', image, (1, 1, 128, 512), result, 1, (0,) * 4,
-  )  # fmt: skip
+    'backward_weights',
+    'bfloat16' if 'bfloat16' in library.find().dtypes else 'float32',
+    image,
+    (1, 1, 128, 512),
+    result,
+    1,
+    (0,) * 4,
+  )
   x, dy, dkernel = (a.astype(gradient.dtype) for a in _arrays(gradient))
   operation = convolution.Convolution(api, gradient, 2)
   assert [len(phase) for phase in operation.phases] == [2, 2]
   result = np.float64(_run(operation, (x, dy, dkernel)))[0, 0]
-  want = np.einsum('nc,nf->cf', np.float64(x).reshape(-1, 128),
-                   np.float64(dy).reshape(-1, 512), optimize=True)  # fmt: skip
+  want = np.einsum(
+    'nc,nf->cf', np.float64(x).reshape(-1, 128), np.float64(dy).reshape(-1, 512), optimize=True
+  )
   assert np.abs(result - want).max() / np.abs(want).max() < 4.1e-3
 
 
 @needs_library
 @pytest.mark.parametrize(
   ('images', 'threads', 'parts'),
-  [(8, 2, (2, 1)), (9, 2, (3, 1)), (7, 2, (1, 2)), (8, 1, (1, 1)),
-   (4, 8, (1, 8)), (32, 16, (16, 1)), (33, 16, (1, 16)), (36, 16, (18, 1))],
-)  # fmt: skip
+  [
+    (8, 2, (2, 1)),
+    (9, 2, (3, 1)),
+    (7, 2, (1, 2)),
+    (8, 1, (1, 1)),
+    (4, 8, (1, 8)),
+    (32, 16, (16, 1)),
+    (33, 16, (1, 16)),
+    (36, 16, (18, 1)),
+  ],
+)
 def test_a_batch_is_cut_into_equal_parts_or_not_at_all(images, threads, parts):
   assert pieces.count_parts(images, threads, 1e9) == parts
   assert pieces.count_parts(images, threads, 1e5) == (1, 1)
@@ -275,10 +290,8 @@ def test_a_batch_is_cut_into_equal_parts_or_not_at_all(images, threads, parts):
 
 @needs_library
 @pytest.mark.parametrize(
-  'change',
-  [{'result': (2, 9, 9, 24)}, {'groups': 5}, {'image': (2, 9, 8, 15)},
-   {'stride': 0}],
-)  # fmt: skip
+  'change', [{'result': (2, 9, 9, 24)}, {'groups': 5}, {'image': (2, 9, 8, 15)}, {'stride': 0}]
+)
 def test_shapes_that_do_not_fit_are_an_error(api, change):
   with pytest.raises(c_api.OneDnnError, match='status'):
     convolution.Convolution(api, _FORWARD._replace(**change), 2)
@@ -287,19 +300,14 @@ def test_shapes_that_do_not_fit_are_an_error(api, change):
 @needs_library
 def test_the_slow_reference_is_an_error(api, monkeypatch):
   monkeypatch.setattr(c_api.Api, 'implementation', lambda *_: 'ref:any')
-  for make, spec in (
-    (convolution.Convolution, _FORWARD), (operations.BatchNorm, _NORM),
-  ):  # fmt: skip
+  for make, spec in ((convolution.Convolution, _FORWARD), (operations.BatchNorm, _NORM)):
     with pytest.raises(c_api.OneDnnError, match='only ref:any'):
       make(api, spec, 2)
 
 
 @needs_library
 def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
-  operation, arrays = (
-    convolution.Convolution(api, _FORWARD, 2),
-    _arrays(_FORWARD),
-  )
+  operation, arrays = (convolution.Convolution(api, _FORWARD, 2), _arrays(_FORWARD))
   primitive = operation.phases[-1][0].primitive
   monkeypatch.setattr(primitive, '_primitive', None)
   with pytest.raises(c_api.OneDnnError, match='status'):
@@ -320,9 +328,7 @@ def test_scratch_memory_that_was_not_there_is_asked_for_again(monkeypatch, api):
   sizes = []
   make = pieces.ctypes.create_string_buffer
   monkeypatch.setattr(
-    pieces.ctypes,
-    'create_string_buffer',
-    lambda size: sizes.append(size) or make(size),
+    pieces.ctypes, 'create_string_buffer', lambda size: sizes.append(size) or make(size)
   )
   memory.reserve(100)
   assert sizes and sizes[0] >= 100
@@ -344,8 +350,6 @@ def test_no_more_pieces_at_once_than_threads(api):
   assert [(n.at_once, n.threads) for n in norms] == [(1, 1), (3, 1), (1, 2)]
   # Three groups, computed one after another where they cannot be divided.
   assert [list(map(len, n.phases)) for n in norms] == [[3], [3], [1, 1, 1]]
-  spec = _cut('forward', 'float32', 3, 64, 64)._replace(
-    image=(9, 6, 6, 64), result=(9, 6, 6, 64)
-  )
+  spec = _cut('forward', 'float32', 3, 64, 64)._replace(image=(9, 6, 6, 64), result=(9, 6, 6, 64))
   cut = convolution.Convolution(api, spec, 2)
   assert (cut.at_once, cut.threads, len(cut.phases[-1])) == (2, 1, 3)

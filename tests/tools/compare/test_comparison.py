@@ -9,13 +9,14 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
-from anp_jax.tools.compare import __main__ as compare
-from anp_jax.tools.compare import comparison_page
-from anp_jax.tools.compare import curves
-from anp_jax.tools.compare import runs as runs_lib
-from anp_jax.tools.compare import tables
-from tests import builders
-from tests import figure_text
+from anp_jax.tools.compare import (
+  __main__ as compare,
+  comparison_page,
+  curves,
+  runs as runs_lib,
+  tables,
+)
+from tests import builders, figure_text
 
 _EVIL = '<script>alert("x")</script>'
 _PAIRS = {'names': ['red_car', 'red_dog']}
@@ -31,8 +32,7 @@ def _records(accuracy, losses=(2.0, 1.0, 1.5), step=10, pairs=False):
   """Three epochs of 5 s each."""
   records = []
   for i, (loss, value) in enumerate(zip(losses, accuracy), 1):
-    line = {'step': step * i, 'epoch': float(i), 'time': 1e9, 'loss': loss,
-            'anp_top1': value}  # fmt: skip
+    line = {'step': step * i, 'epoch': float(i), 'time': 1e9, 'loss': loss, 'anp_top1': value}
     if pairs:
       line['noun_top1'] = value
     speed = {'seconds': 5.0, 'images_per_second': 100.0 + i}
@@ -104,10 +104,9 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished(tmp_path):
 def test_only_keys_that_differ_are_shown(tmp_path):
   paths = [
     _run(tmp_path / 'a', {'optimizer.name': 'adamw', 'optimizer.b1': 0.9}),
-    _run(tmp_path / 'b', {'seed': 7, 'optimizer.name': 'adamw',
-                          'optimizer.b1': 0.9}),
+    _run(tmp_path / 'b', {'seed': 7, 'optimizer.name': 'adamw', 'optimizer.b1': 0.9}),
     _run(tmp_path / 'c', {'optimizer.name': 'momentum'}),
-  ]  # fmt: skip
+  ]
   cells = _cells(tables.differences(runs_lib.find(paths[:2])))
   assert cells == {'seed': ('0', '7')}
   cells = _cells(tables.differences(runs_lib.find(paths)))
@@ -190,14 +189,15 @@ def test_curves_stand_at_their_steps_images_and_seconds(tmp_path):
   (figure,) = figures
   grid = np.reshape(figure.axes, (3, 3))
   assert [axes[0].get_title('left') for axes in grid] == [
-    'Loss, training', 'Loss, validation', 'Class top-1, validation',
-  ]  # fmt: skip
+    'Loss, training',
+    'Loss, validation',
+    'Class top-1, validation',
+  ]
   for axes, values in zip(grid, ((2, 1, 1.5), (2.25, 1.25, 1.75), accuracy)):
-    for axis, expected in zip(axes, (
-      ([10, 20, 30], [5, 10, 15]),
-      ([320, 640, 960], [320, 640, 960]),
-      ([5, 10, 15], [5, 10, 15]),
-    )):  # fmt: skip
+    for axis, expected in zip(
+      axes,
+      (([10, 20, 30], [5, 10, 15]), ([320, 640, 960], [320, 640, 960]), ([5, 10, 15], [5, 10, 15])),
+    ):
       for line, x in zip(axis.lines, expected):
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), values)
@@ -207,13 +207,9 @@ def test_twelve_runs_are_told_apart_without_colours(tmp_path):
   looks = [curves.look(index) for index in range(12)]
   assert len({(look.dashes, look.marker) for look in looks}) == 12
   assert len({(look.color, look.dashes) for look in looks}) == 12
-  names = [f'a long name of a run {i} <$x_1$> without an end in sight' for i
-           in range(12)]  # fmt: skip
+  names = [f'a long name of a run {i} <$x_1$> without an end in sight' for i in range(12)]
   losses = (900.0, 1.0, 0.01)
-  paths = [
-    _run(tmp_path / name, (), _records((0.1, 0.2, 0.3), losses))
-    for name in names
-  ]
+  paths = [_run(tmp_path / name, (), _records((0.1, 0.2, 0.3), losses)) for name in names]
   with figure_text.matplotlib_figures() as figures:
     curves.draw(runs_lib.find(paths))
   (figure,) = figures
@@ -222,9 +218,7 @@ def test_twelve_runs_are_told_apart_without_colours(tmp_path):
   assert figure_text.repeated_ticks(figure) == []
   (legend,) = figure.legends
   assert len({text.get_text() for text in legend.get_texts()}) == 12
-  assert [line.get_color() for line in legend.get_lines()] == [
-    look.color for look in looks
-  ]
+  assert [line.get_color() for line in legend.get_lines()] == [look.color for look in looks]
 
 
 class _Parser(html.parser.HTMLParser):
@@ -250,10 +244,11 @@ class _Parser(html.parser.HTMLParser):
 def test_the_page_is_one_file_in_which_names_are_texts(tmp_path):
   name = _EVIL.replace('/', '|')
   paths = [
-    _run(tmp_path / name, {'data.dir': _EVIL}, _records((0.1, 0.2, 0.3)),
-         facts=[('network', _EVIL)]),
+    _run(
+      tmp_path / name, {'data.dir': _EVIL}, _records((0.1, 0.2, 0.3)), facts=[('network', _EVIL)]
+    ),
     _run(tmp_path / 'plain', (), _records((0.2, 0.3, 0.4))),
-  ]  # fmt: skip
+  ]
   output = tmp_path / 'page.html'
   comparison_page.write(paths, str(output))
   parser = _Parser()
@@ -264,9 +259,7 @@ def test_the_page_is_one_file_in_which_names_are_texts(tmp_path):
   for _, attributes in parser.tags:
     assert not [key for key in attributes if key.startswith('on')]
     assert attributes.get('href', '#').startswith('#')
-    assert 'src' not in attributes or (
-      attributes['src'].startswith('data:image/png;')
-    )
+    assert 'src' not in attributes or (attributes['src'].startswith('data:image/png;'))
   text = ''.join(parser.text)
   assert not re.search(r'url\(|@import|https?:', text)
   assert name in text and text.count(_EVIL) == 2  # a key's value, a network
@@ -275,9 +268,7 @@ def test_the_page_is_one_file_in_which_names_are_texts(tmp_path):
   assert len(images) == 1
 
 
-def test_the_command_prints_what_differs_and_what_is_best(
-  tmp_path, capsys, no_figure
-):
+def test_the_command_prints_what_differs_and_what_is_best(tmp_path, capsys, no_figure):
   paths = [
     _run(tmp_path / 'a', {'seed': 1}, _records((0.1, 0.2, 0.3))),
     _run(tmp_path / 'b', {'seed': 2}, _records((0.1, 0.2, 0.5))),
@@ -287,16 +278,13 @@ def test_the_command_prints_what_differs_and_what_is_best(
   lines = capsys.readouterr().out.splitlines()
   assert lines[0].split() == ['a', 'b']
   assert lines[1].split() == ['seed', '1', '2']
-  assert any(re.search(r'^class top-1, best .* 30.0% +50.0%\*$', line)
-             for line in lines)  # fmt: skip
+  assert any(re.search(r'^class top-1, best .* 30.0% +50.0%\*$', line) for line in lines)
   assert lines[-1] == f'comparison: {output}'
   assert '<html' in (tmp_path / 'page.html').read_text()
 
 
 def test_a_wide_table_has_numbers_for_names(tmp_path, no_figure):
-  paths = [
-    _run(tmp_path / f'{"long" * 8}{i}', {'seed': i}) for i in range(4)
-  ]  # fmt: skip
+  paths = [_run(tmp_path / f'{"long" * 8}{i}', {'seed': i}) for i in range(4)]
   text = comparison_page.write(paths, str(tmp_path / 'page.html'))
   lines = text.splitlines()
   assert lines[:2] == [f'{i + 1}  {"long" * 8}{i}' for i in range(2)]
@@ -329,10 +317,13 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, words):
 @pytest.mark.parametrize(
   'change',
   [
-    {'data.source': 'arrays'}, {'data.path': '/other'},
-    {'data.train_split': 'other'}, {'data.lists': 'other.txt'}, None,
+    {'data.source': 'arrays'},
+    {'data.path': '/other'},
+    {'data.train_split': 'other'},
+    {'data.lists': 'other.txt'},
+    None,
   ],
-)  # fmt: skip
+)
 def test_the_speed_of_other_data_is_not_compared(tmp_path, no_figure, change):
   paths = []
   for i in range(2):

@@ -7,16 +7,9 @@ import os
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import __main__ as command
-from anp_jax.tools.plan import check
-from anp_jax.tools.plan import fit
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import published
-from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import __main__ as command, check, fit, model, published, tables
 
-_SHARED = os.path.join(
-  os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv'
-)
+_SHARED = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv')
 
 
 @pytest.fixture(scope='module')
@@ -54,9 +47,18 @@ def test_systems_have_their_devices_and_links(rows):
     'TPU v4': ('tpu-v4', 'ici-v4', 'eth-10'),
   }
   assert {r.device.name for r in rows} == {
-    'k80', 'p100', 'v100', 'v100-sxm3', 'a100-40', 'a100-80', 'a100-80-pcie',
-    'h100', 'h200', 'tpu-v3', 'tpu-v4',
-  }  # fmt: skip
+    'k80',
+    'p100',
+    'v100',
+    'v100-sxm3',
+    'a100-40',
+    'a100-80',
+    'a100-80-pcie',
+    'h100',
+    'h200',
+    'tpu-v3',
+    'tpu-v4',
+  }
 
 
 @pytest.mark.parametrize(
@@ -101,10 +103,7 @@ def test_at_most_two_rows_predict_the_rest_of_a_system(comparisons):
 def test_a_system_is_predicted_without_its_own_rows(rows, comparisons):
   """Rates ten times as high change the prediction of all systems but one."""
   wrong = [
-    published.dataclasses.replace(r, rate=10 * r.rate)
-    if r.system == 'TPU v4'
-    else r
-    for r in rows
+    published.dataclasses.replace(r, rate=10 * r.rate) if r.system == 'TPU v4' else r for r in rows
   ]
   rates = {id(c.row): c.sheet for c in check.compare(wrong)}
   for row, c in zip(wrong, comparisons):
@@ -120,9 +119,8 @@ def test_two_exact_rows_give_the_line_that_they_lie_on(rows):
 
   def made(images):
     return published.dataclasses.replace(
-      first, system='made', cluster=single, images=images,
-      rate=images / (a + c * images),
-    )  # fmt: skip
+      first, system='made', cluster=single, images=images, rate=images / (a + c * images)
+    )
 
   ends = [made(32), made(512)]
   result = fit.fit_cases(fit.cases([*rows, *ends], check.resnet50))

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import order_statistics
-from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import collectives, order_statistics, tables
 
 _LINK = tables.Link('link', 10e9, 5e-6)
 _NODE = tables.Link('node', 100e9, 1e-6)
@@ -44,9 +42,7 @@ def test_hierarchical_sums_in_nodes_then_between_them():
 def test_the_fastest_way_is_taken():
   many, small = _cluster(512, 8), 1e3
   # 1 KB on 4,096 devices: a ring waits 8,190 times, a tree 24 times.
-  assert collectives.all_reduce(many, small) == pytest.approx(
-    2 * small / 10e9 + 24 * 5e-6, rel=0.3
-  )
+  assert collectives.all_reduce(many, small) == pytest.approx(2 * small / 10e9 + 24 * 5e-6, rel=0.3)
   assert collectives.all_reduce(_cluster(1, 1), _SIZE) == 0
   # What leaves the node is at least its share of the bytes over the ports.
   large = 10e9
@@ -106,12 +102,9 @@ def test_the_slowest_of_thousands_agrees_with_random_numbers():
 
 
 @pytest.mark.parametrize(
-  'count, backups, factors',
-  [(4, 0, (2.0,)), (4, 0, (1.1,)), (8, 1, (1.05, 1.2)), (16, 0, (0.5,))],
+  'count, backups, factors', [(4, 0, (2.0,)), (4, 0, (1.1,)), (8, 1, (1.05, 1.2)), (16, 0, (0.5,))]
 )
-def test_the_slowest_of_unequal_ones_agrees_with_random_numbers(
-  count, backups, factors
-):
+def test_the_slowest_of_unequal_ones_agrees_with_random_numbers(count, backups, factors):
   means = 0.3 * np.array([*factors, *[1.0] * (count - len(factors))])
   drawn = np.random.default_rng(0).normal(means, 0.1 * means, (50000, count))
   drawn.sort(axis=1)

@@ -8,17 +8,19 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.system import xla_flags
-from anp_jax.tools.plan import __main__ as command
-from anp_jax.tools.plan import calibrate
-from anp_jax.tools.plan import check
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import machines
-from anp_jax.tools.plan import page
-from anp_jax.tools.plan import points as points_lib
-from anp_jax.tools.plan import published
-from anp_jax.tools.plan import sizes
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import target
+from anp_jax.tools.plan import (
+  __main__ as command,
+  calibrate,
+  check,
+  collectives,
+  machines,
+  page,
+  points as points_lib,
+  published,
+  sizes,
+  tables,
+  target,
+)
 
 _LENET = 'configs/lenet.py'
 _DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
@@ -54,9 +56,21 @@ def test_three_points_stand_for_a_progression(text, terms):
 
 @pytest.mark.parametrize(
   'text',
-  ['0', '', '1,x', '1,...,8', '...,8', '1,2,4,...,500', '1,2,5,...,9',
-   '4,2,...,1', '1,2,...', '1,2,...,4,8', '-1', '1.5'],
-)  # fmt: skip
+  [
+    '0',
+    '',
+    '1,x',
+    '1,...,8',
+    '...,8',
+    '1,2,4,...,500',
+    '1,2,5,...,9',
+    '4,2,...,1',
+    '1,2,...',
+    '1,2,...,4,8',
+    '-1',
+    '1.5',
+  ],
+)
 def test_other_lists_are_refused(text):
   with pytest.raises(config_lib.ConfigError, match='--nodes='):
     sizes.numbers('--nodes', text)
@@ -65,18 +79,20 @@ def test_other_lists_are_refused(text):
 @pytest.mark.slow
 def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   lines, result = _plan(
-    capsys, '--config=configs/resnet_anp.py:modern', '--device=h200',
-    '--nodes=1,2,4,...,512', '--devices-per-node=8', '--link=ib-ndr400x8',
+    capsys,
+    '--config=configs/resnet_anp.py:modern',
+    '--device=h200',
+    '--nodes=1,2,4,...,512',
+    '--devices-per-node=8',
+    '--link=ib-ndr400x8',
     f'--workdir={tmp_path}/plan',
-  )  # fmt: skip
+  )
   points = result['points']
   assert [p['devices'] for p in points] == [8 * 2**i for i in range(10)]
   assert sum(line.startswith('sync ') for line in lines) == 10
   for p in points:
     seconds = sum(p['step_seconds'].values())
-    assert set(p['step_seconds']) == {
-      'compute', 'communication', 'input', 'fixed',
-    }  # fmt: skip
+    assert set(p['step_seconds']) == {'compute', 'communication', 'input', 'fixed'}
     rate = p['images_per_second']
     assert rate == pytest.approx(p['batch'] / seconds, rel=1e-3)
     # 9,600 images an epoch, 90 epochs.
@@ -97,10 +113,15 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
 def test_strategies_are_compared(capsys):
   names = ['sync', 'fsdp', 'local', 'server:bounded', 'invariant']
   lines, result = _plan(
-    capsys, f'--config={_LENET}', *_DEVICE, '--nodes=1,2',
-    '--devices_per_node=2', f'--strategies={",".join(names)}',
-    '--examples=1442', '--classes=10',
-  )  # fmt: skip
+    capsys,
+    f'--config={_LENET}',
+    *_DEVICE,
+    '--nodes=1,2',
+    '--devices_per_node=2',
+    f'--strategies={",".join(names)}',
+    '--examples=1442',
+    '--classes=10',
+  )
   by_name = {}
   for p in result['points']:
     by_name.setdefault(p['strategy'], []).append(p)
@@ -125,10 +146,7 @@ def test_strategies_are_compared(capsys):
     (['--devices_per_node=0'], '--devices_per_node=0: expected a whole number'),
     (['--strategies=synk'], "no strategy 'synk'"),
     (['--strategies=server:bound'], "did you mean 'server:bounded'?"),
-    (
-      ['--scaling=week'],
-      "--scaling='week': expected one of auto, strong, weak",
-    ),
+    (['--scaling=week'], "--scaling='week': expected one of auto, strong, weak"),
     (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),
     (['--device='], '--device is missing: one of k80'),
     (['--link='], '--link=NAMExPORTS is missing'),
@@ -158,9 +176,14 @@ def test_strategies_are_compared(capsys):
 )
 def test_bad_input_is_one_line(capsys, arguments, words):
   flags = [
-    f'--config={_LENET}', *_DEVICE, '--nodes=1,2', '--devices_per_node=2',
-    '--examples=1442', '--classes=10', *arguments,
-  ]  # fmt: skip
+    f'--config={_LENET}',
+    *_DEVICE,
+    '--nodes=1,2',
+    '--devices_per_node=2',
+    '--examples=1442',
+    '--classes=10',
+    *arguments,
+  ]
   assert command.main(flags) == 2
   output = capsys.readouterr()
   assert words in output.err and output.err.count('\n') == 1
@@ -169,10 +192,15 @@ def test_bad_input_is_one_line(capsys, arguments, words):
 
 def test_target_ranks_by_device_hours(capsys):
   flags = [
-    f'--config={_LENET}', '--device=v100,h100', '--budget-devices=32',
-    '--devices_per_node=4', '--strategies=sync,local', '--examples=1000000',
-    '--classes=10', '--config.batch_size=4096',
-  ]  # fmt: skip
+    f'--config={_LENET}',
+    '--device=v100,h100',
+    '--budget-devices=32',
+    '--devices_per_node=4',
+    '--strategies=sync,local',
+    '--examples=1000000',
+    '--classes=10',
+    '--config.batch_size=4096',
+  ]
   lines, result = _plan(capsys, *flags, '--target-hours=2')
   ranking = result['ranking']
   hours = [p['device_hours'] for p in ranking]
@@ -186,18 +214,31 @@ def test_target_ranks_by_device_hours(capsys):
 
 def test_nodes_of_a_target_may_be_named(capsys):
   _, result = _plan(
-    capsys, f'--config={_LENET}', '--device=h100', '--budget-devices=32',
-    '--devices_per_node=4', '--strategies=sync', '--examples=1442',
-    '--classes=10', '--target-hours=2', '--nodes=1,3', '--scaling=weak',
-  )  # fmt: skip
+    capsys,
+    f'--config={_LENET}',
+    '--device=h100',
+    '--budget-devices=32',
+    '--devices_per_node=4',
+    '--strategies=sync',
+    '--examples=1442',
+    '--classes=10',
+    '--target-hours=2',
+    '--nodes=1,3',
+    '--scaling=weak',
+  )
   assert [p['nodes'] for p in result['points']] == [1, 3]
 
 
 def test_a_link_that_a_torus_does_not_use_is_named(capsys):
   flags = [
-    f'--config={_LENET}', '--device=tpu-v4', '--nodes=2', '--examples=1442',
-    '--devices_per_node=2', '--classes=10', '--strategies=sync',
-  ]  # fmt: skip
+    f'--config={_LENET}',
+    '--device=tpu-v4',
+    '--nodes=2',
+    '--examples=1442',
+    '--devices_per_node=2',
+    '--classes=10',
+    '--strategies=sync',
+  ]
   words = '--link=eth-100 is not used'
   lines, _ = _plan(capsys, *flags, '--link=eth-100')
   assert any(words in line for line in lines)
@@ -206,14 +247,11 @@ def test_a_link_that_a_torus_does_not_use_is_named(capsys):
 
 def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
   axes = []
-  monkeypatch.setattr(
-    page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0])
-  )
+  monkeypatch.setattr(page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0]))
   points = [
-    points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n,
-                     efficiency=1.0)
+    points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n, efficiency=1.0)
     for n in (1, 2)
-  ]  # fmt: skip
+  ]
   plans = {f'way {i}': points for i in range(9)}
   page.draw(str(tmp_path / 'plan.png'), 'many', plans, 0.1)
   curves = [x for x in axes[0].lines if x.get_label().startswith('way')]
@@ -228,13 +266,9 @@ def test_published_rates_are_those_of_a_like_dtype():
   def names(device, dtype):
     chosen = known_tables.device(device)
     machine = machines.Machine(
-      chosen, (), None, None, 0.0,
-      [r for r in rows if r.device.name == device], 0.1,
-    )  # fmt: skip
-    return {
-      name
-      for name, *_ in machines.published_rates(machine, check.resnet50(dtype))
-    }
+      chosen, (), None, None, 0.0, [r for r in rows if r.device.name == device], 0.1
+    )
+    return {name for name, *_ in machines.published_rates(machine, check.resnet50(dtype))}
 
   assert names('h100', 'bfloat16') == {'H100 SXM DGX'}  # published: float16
   assert names('h100', 'float32') == set()
@@ -246,20 +280,13 @@ def test_published_rates_are_those_of_a_like_dtype():
 def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
   known_tables = tables.load()
   rows = published.read(known_tables)
-  config = command_line.load(
-    'configs/resnet_anp.py:modern', {'data.source': 'synthetic'}
-  )
-  flags = command._flags(
-    ['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8']
-  )
+  config = command_line.load('configs/resnet_anp.py:modern', {'data.source': 'synthetic'})
+  flags = command._flags(['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8'])
   flags.devices_per_node = 8
 
   def efficiency(factor):
     changed = [
-      dataclasses.replace(r, rate=factor * r.rate)
-      if r.device.name == 'h100'
-      else r
-      for r in rows
+      dataclasses.replace(r, rate=factor * r.rate) if r.device.name == 'h100' else r for r in rows
     ]
     monkeypatch.setattr(published, 'read', lambda *_: changed)
     cost = check.resnet50('bfloat16')
@@ -285,17 +312,20 @@ def test_measured_steps_give_a_line():
 def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   """Times are made up here; the plan has to repeat them."""
   seconds = {32: [0.0104], 128: [0.0200]}
-  monkeypatch.setattr(
-    calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3
-  )
+  monkeypatch.setattr(calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3)
   monkeypatch.setattr(check, 'compare', lambda rows: [])
   monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
   settings = []
   monkeypatch.setattr(xla_flags, 'enable_for', settings.append)
   lines, result = _plan(
-    capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
-    '--devices_per_node=1', '--examples=1442', '--classes=10',
-  )  # fmt: skip
+    capsys,
+    f'--config={_LENET}',
+    '--measure',
+    '--measure_batches=32,128',
+    '--devices_per_node=1',
+    '--examples=1442',
+    '--classes=10',
+  )
   # More of them: up to 64 nodes like this one, over Ethernet.
   assert [p['nodes'] for p in result['points']] == [2**i for i in range(7)]
   assert result['link'] == 'eth-10'
@@ -313,14 +343,10 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   assert result['measured'] == pytest.approx(measured)
 
 
-def test_a_measured_server_handles_gradients_on_the_core_that_computes(
-  capsys, monkeypatch
-):
+def test_a_measured_server_handles_gradients_on_the_core_that_computes(capsys, monkeypatch):
   """Times are made up here, again."""
   seconds = {32: [0.0104], 128: [0.0200]}
-  monkeypatch.setattr(
-    calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3
-  )
+  monkeypatch.setattr(calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3)
   handled = []
 
   def handling(config):
@@ -329,10 +355,17 @@ def test_a_measured_server_handles_gradients_on_the_core_that_computes(
 
   monkeypatch.setattr(calibrate.handling_lib, 'seconds', handling)
   lines, result = _plan(
-    capsys, f'--config={_LENET}', '--measure', '--measure_batches=32,128',
-    '--devices_per_node=1', '--examples=1442', '--classes=10', '--nodes=1',
-    '--strategies=sync,server', '--images_per_device=64',
-  )  # fmt: skip
+    capsys,
+    f'--config={_LENET}',
+    '--measure',
+    '--measure_batches=32,128',
+    '--devices_per_node=1',
+    '--examples=1442',
+    '--classes=10',
+    '--nodes=1',
+    '--strategies=sync,server',
+    '--images_per_device=64',
+  )
   assert handled == [('server', 32)]
   expected = "a gradient of 'server' takes its worker 1 ms more than the pass,"
   assert lines[1] == f'{expected} and the servers 2 ms'
@@ -345,21 +378,29 @@ def test_a_measured_server_handles_gradients_on_the_core_that_computes(
 @pytest.mark.parametrize(
   'kind, name',
   (
-    ('NVIDIA L40S', 'l40s'), ('NVIDIA L4', 'l4'),
-    ('NVIDIA H100 PCIe', 'h100-pcie'), ('NVIDIA H100 80GB HBM3', 'h100'),
-    ('NVIDIA H200', 'h200'), ('NVIDIA GH200 480GB', ''), ('NVIDIA H20', ''),
-    ('NVIDIA A100-SXM4-80GB', 'a100-80'), ('NVIDIA A100-SXM4-40GB', 'a100-40'),
-    ('NVIDIA A100 80GB PCIe', 'a100-80-pcie'), ('Tesla T4', 't4'),
-    ('NVIDIA GeForce RTX 4090', ''), ('NVIDIA A100-SXM4-40GB MIG 1g.5gb', ''),
-    ('TPU v5 lite', 'tpu-v5e'), ('TPU v5p', 'tpu-v5p'), ('TPU v4', 'tpu-v4'),
-    ('TPU v6 lite', 'tpu-v6e'), ('NVIDIA L40', ''),
+    ('NVIDIA L40S', 'l40s'),
+    ('NVIDIA L4', 'l4'),
+    ('NVIDIA H100 PCIe', 'h100-pcie'),
+    ('NVIDIA H100 80GB HBM3', 'h100'),
+    ('NVIDIA H200', 'h200'),
+    ('NVIDIA GH200 480GB', ''),
+    ('NVIDIA H20', ''),
+    ('NVIDIA A100-SXM4-80GB', 'a100-80'),
+    ('NVIDIA A100-SXM4-40GB', 'a100-40'),
+    ('NVIDIA A100 80GB PCIe', 'a100-80-pcie'),
+    ('Tesla T4', 't4'),
+    ('NVIDIA GeForce RTX 4090', ''),
+    ('NVIDIA A100-SXM4-40GB MIG 1g.5gb', ''),
+    ('TPU v5 lite', 'tpu-v5e'),
+    ('TPU v5p', 'tpu-v5p'),
+    ('TPU v4', 'tpu-v4'),
+    ('TPU v6 lite', 'tpu-v6e'),
+    ('NVIDIA L40', ''),
   ),
-)  # fmt: skip
+)
 def test_the_measured_device_is_found(kind, name):
   platform = 'tpu' if kind.startswith('TPU') else 'gpu'
-  measurement = calibrate.Measurement(
-    0.1, 0.1, 0.0, (), kind, platform, memory=7e9
-  )
+  measurement = calibrate.Measurement(0.1, 0.1, 0.0, (), kind, platform, memory=7e9)
   device, is_known = calibrate.entry(measurement, tables.load(), 8)
   assert is_known == bool(name) and (not name or device.name == name)
   assert device.gigabytes == 7  # what the device says itself

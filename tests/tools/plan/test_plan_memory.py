@@ -8,15 +8,8 @@ import pytest
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import memory
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import strategies
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload
-from anp_jax.training import build
-from anp_jax.training import objective as objective_lib
-from anp_jax.training import run_spec
+from anp_jax.tools.plan import collectives, memory, model, strategies, tables, workload
+from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders
 
 _BATCH, _SIDE = 64, 8
@@ -57,8 +50,7 @@ def _count(config, devices, images=_BATCH):
 def _bytes_on_a_device(tree):
   """Bytes of the parts that one device has, from the leaves' shardings."""
   return sum(
-    math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize
-    for s in jax.tree.leaves(tree)
+    math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize for s in jax.tree.leaves(tree)
   )
 
 
@@ -76,24 +68,16 @@ _SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (2, 8)]
 
 @pytest.mark.parametrize('groups, devices', _SIZES)
 @pytest.mark.parametrize('outer', ['average', 'nesterov', 'momentum'])
-def test_local_holds_its_groups_and_what_is_outside_them(
-  outer, groups, devices
-):
-  config = _config(
-    strategy__name='local', strategy__groups=groups, strategy__outer=outer
-  )
+def test_local_holds_its_groups_and_what_is_outside_them(outer, groups, devices):
+  config = _config(strategy__name='local', strategy__groups=groups, strategy__outer=outer)
   count = _count(config, devices)
   # Each group's optimizer counts its steps; the planner counts the run's too.
-  assert count.state == pytest.approx(
-    _bytes_on_a_device(_state(config, devices)), abs=4 * groups
-  )
+  assert count.state == pytest.approx(_bytes_on_a_device(_state(config, devices)), abs=4 * groups)
   here = max(1, groups // devices)
   assert count.gradients == here * _PARAMETERS
 
 
-@pytest.mark.parametrize(
-  'optimizer, ema', [('sgd', 0.0), ('momentum', 0.9), ('adam', 0.9)]
-)
+@pytest.mark.parametrize('optimizer, ema', [('sgd', 0.0), ('momentum', 0.9), ('adam', 0.9)])
 def test_sync_holds_the_optimizers_state_and_averages(optimizer, ema):
   config = _config(optimizer__name=optimizer, ema=ema)
   count = _count(config, 4)
@@ -113,27 +97,20 @@ def test_sync_holds_the_optimizers_state_and_averages(optimizer, ema):
     ({'strategy__groups': 4, 'strategy__outer': 'nesterov'}, 2, 1),
   ],
 )
-def test_parameters_are_divided_over_the_devices_of_a_group(
-  keys, devices, parts
-):
+def test_parameters_are_divided_over_the_devices_of_a_group(keys, devices, parts):
   name = 'local' if keys else 'sync'
   config = _config(strategy__name=name, sharding=(('.*', 'fsdp'),), **keys)
   count = _count(config, devices)
   # Statistics and counters are not divided: at most 56 bytes of each group.
   groups = max(1, keys.get('strategy__groups', 1) // devices)
-  assert count.state == pytest.approx(
-    _bytes_on_a_device(_state(config, devices)), abs=56 * groups
-  )
+  assert count.state == pytest.approx(_bytes_on_a_device(_state(config, devices)), abs=56 * groups)
   gathered = _PARAMETERS if parts > 1 else 0
   assert count.gradients == groups * _PARAMETERS / parts + gathered
 
 
 @pytest.mark.parametrize('mode', ['async', 'bounded', 'synchronous'])
 def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
-  config = _config(
-    strategy__name='server', strategy__mode=mode, optimizer__name='adam',
-    ema=0.9,
-  )  # fmt: skip
+  config = _config(strategy__name='server', strategy__mode=mode, optimizer__name='adam', ema=0.9)
   assert _count(config, 4).state == _PARAMETERS + _STATISTICS
 
 

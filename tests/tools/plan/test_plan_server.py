@@ -4,12 +4,7 @@ import dataclasses
 
 import pytest
 
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import server
-from anp_jax.tools.plan import strategies
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload
+from anp_jax.tools.plan import collectives, model, server, strategies, tables, workload
 from tests import builders
 
 # 25 million weights in float32 take 0.1 s over 1 GB/s.
@@ -18,17 +13,27 @@ _FAST = tables.Link('fast', 1e18, 1e-15)
 _MESSAGE = 0.1
 _PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 _WORK = workload.Workload(
-  name='none', dtype='float32', layers=(), image_flops=0, image_bytes=0,
-  step_bytes=0, kernels=0, parameters=25_000_000, statistics=0, state_bytes=0,
-  param_bytes=100_000_000, activation_bytes=0, examples=1, total_images=1,
-)  # fmt: skip
+  name='none',
+  dtype='float32',
+  layers=(),
+  image_flops=0,
+  image_bytes=0,
+  step_bytes=0,
+  kernels=0,
+  parameters=25_000_000,
+  statistics=0,
+  state_bytes=0,
+  param_bytes=100_000_000,
+  activation_bytes=0,
+  examples=1,
+  total_images=1,
+)
 
 
 def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
   """Seconds of a cycle, without jitter, where updates take no time."""
   config = builders.config(
-    {'strategy.name': 'server'}
-    | {f'strategy.{name}': value for name, value in keys.items()}
+    {'strategy.name': 'server'} | {f'strategy.{name}': value for name, value in keys.items()}
   )
   work = dataclasses.replace(_WORK, state_bytes=state_bytes)
   cluster = collectives.Cluster(nodes, 1, _FAST, link)
@@ -49,12 +54,8 @@ def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
     (3, 2, True, 1),  # a worker's own port is the narrow one
   ],
 )
-def test_a_synchronous_update_waits_for_the_servers_port(
-  nodes, servers, dedicated, messages
-):
-  seconds = _seconds(
-    nodes, mode='synchronous', servers=servers, dedicated=dedicated
-  )
+def test_a_synchronous_update_waits_for_the_servers_port(nodes, servers, dedicated, messages):
+  seconds = _seconds(nodes, mode='synchronous', servers=servers, dedicated=dedicated)
   # Weights to all, then gradients of all.
   assert seconds == pytest.approx(1 + 2 * messages * _MESSAGE, rel=1e-6)
 
@@ -63,9 +64,7 @@ def test_a_synchronous_update_waits_for_the_servers_port(
 @pytest.mark.parametrize('busy', [0.5, 1.0])
 def test_no_more_gradients_pass_than_the_ports_let_through(busy, servers):
   """With two in flight the port is never idle: 10 a second for each server."""
-  seconds = _seconds(
-    64 + servers, busy, servers=servers, dedicated=True, in_flight=2
-  )
+  seconds = _seconds(64 + servers, busy, servers=servers, dedicated=True, in_flight=2)
   assert seconds == pytest.approx(64 / (10 * servers), rel=1e-9)
 
 
@@ -87,9 +86,7 @@ def test_gradients_in_flight_meet_at_the_port(workers):
   Two directions that n customers of a closed network go through in turn, equal
   and without pauses, let n / (n + 1) of what one lets through.
   """
-  seconds = _seconds(
-    workers + 1, 2 * _MESSAGE, dedicated=True, in_flight=2
-  )  # fmt: skip
+  seconds = _seconds(workers + 1, 2 * _MESSAGE, dedicated=True, in_flight=2)
   rate = workers / (workers + 1) / _MESSAGE
   assert seconds == pytest.approx(workers / rate, rel=1e-6)
 
@@ -98,9 +95,8 @@ def test_gradients_in_flight_meet_at_the_port(workers):
 @pytest.mark.parametrize('bound', [0, 3, 63])
 def test_all_in_flight_share_the_bound_of_staleness(bound, in_flight):
   seconds = _seconds(
-    17, link=_FAST, dedicated=True, mode='bounded', max_staleness=bound,
-    in_flight=in_flight,
-  )  # fmt: skip
+    17, link=_FAST, dedicated=True, mode='bounded', max_staleness=bound, in_flight=in_flight
+  )
   rate = min(16, (bound + 1) / in_flight)
   assert seconds == pytest.approx(16 / rate, rel=1e-6)
 
@@ -119,7 +115,6 @@ def test_servers_make_one_update_after_another(servers):
   Four workers would bring a gradient more often.
   """
   seconds = _seconds(
-    4 + servers, link=_FAST, state_bytes=int(1e10), servers=servers,
-    dedicated=True,
-  )  # fmt: skip
+    4 + servers, link=_FAST, state_bytes=int(1e10), servers=servers, dedicated=True
+  )
   assert seconds == pytest.approx(4 / servers, rel=1e-6)

@@ -5,14 +5,16 @@ import dataclasses
 import pytest
 
 from anp_jax.config import command_line
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import memory
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import points
-from anp_jax.tools.plan import server
-from anp_jax.tools.plan import strategies
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload
+from anp_jax.tools.plan import (
+  collectives,
+  memory,
+  model,
+  points,
+  server,
+  strategies,
+  tables,
+  workload,
+)
 
 _MODERN = 'configs/resnet_anp.py:modern'
 # Whatever is in the tables: 1 GB/s and nothing but bytes.
@@ -40,9 +42,7 @@ def test_sync_sends_all_gradients_twice(cost):
   step = strategies.step(_setting(cost, 4), 32)
   # 4 devices in a ring: 2 x 3/4 of the bytes, nothing hidden.
   assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
-  assert step.compute == pytest.approx(
-    32 * cost.image_flops / 989.5e12, rel=1e-3
-  )
+  assert step.compute == pytest.approx(32 * cost.image_flops / 989.5e12, rel=1e-3)
   assert step.images == 128
 
 
@@ -59,9 +59,7 @@ def test_invariant_sends_each_sum_of_its_tree(cost):
 
 
 def test_half_precision_halves_what_is_sent(cost):
-  step = strategies.step(
-    _setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32
-  )
+  step = strategies.step(_setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32)
   expected = 1.5 * (2 * 25557032 + 4 * 53120) / 1e9
   assert step.communication == pytest.approx(expected, rel=1e-3)
 
@@ -85,10 +83,7 @@ def test_fsdp_gathers_weights_and_scatters_gradients(cost):
 
 
 def test_local_exchanges_weights_once_a_period(cost):
-  setting = _setting(
-    cost, 2, strategy__name='local', strategy__groups='2',
-    strategy__period='10',
-  )  # fmt: skip
+  setting = _setting(cost, 2, strategy__name='local', strategy__groups='2', strategy__period='10')
   step = strategies.step(setting, 32)
   # Two groups of one device: a sum of two, once in ten steps.
   expected = _BYTES / 1e9 / 10
@@ -98,9 +93,7 @@ def test_local_exchanges_weights_once_a_period(cost):
 def test_servers_saturate_at_their_ports(cost):
   rates = []
   for nodes in (16, 32):
-    setting = _setting(
-      cost, nodes, strategy__name='server', strategy__dedicated='True'
-    )
+    setting = _setting(cost, nodes, strategy__name='server', strategy__dedicated='True')
     step = strategies.step(setting, 32)
     rates.append(step.images / step.seconds)
   # One server's port passes the gradients of 1 GB/s over 102 MB: 9.8 a second.
@@ -111,9 +104,12 @@ def test_servers_saturate_at_their_ports(cost):
 def test_synchronous_servers_do_not_wait_for_backups(cost):
   def seconds(backups):
     setting = _setting(
-      cost, 16, strategy__name='server', strategy__mode='synchronous',
+      cost,
+      16,
+      strategy__name='server',
+      strategy__mode='synchronous',
       strategy__backup_workers=str(backups),
-    )  # fmt: skip
+    )
     setting = dataclasses.replace(setting, jitter=0.5, measured=(1.0, 0.0))
     return strategies.step(setting, 32).seconds
 
@@ -122,9 +118,7 @@ def test_synchronous_servers_do_not_wait_for_backups(cost):
 
 
 def test_channel_split_has_the_ideal_of_the_paper(cost):
-  setting = _setting(
-    cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1',
-  )  # fmt: skip
+  setting = _setting(cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1')
   fast = tables.Link('fast', 1e18, 1e-15)
   cluster = dataclasses.replace(setting.cluster, link=fast)
   setting = dataclasses.replace(setting, cluster=cluster)
@@ -136,9 +130,7 @@ def test_channel_split_has_the_ideal_of_the_paper(cost):
 
 
 def test_relay_needs_the_slots_of_the_paper(cost):
-  config = command_line.load(
-    'configs/relay_anp.py', {'data.source': 'synthetic'}
-  )
+  config = command_line.load('configs/relay_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
   cluster = collectives.Cluster(2, 1, _NODE, tables.Link('f', 1e18, 1e-15))
   device = tables.load().device('h200')
@@ -201,9 +193,7 @@ def test_a_run_of_steps_makes_as_many_of_a_larger_batch(cost):
 
 
 def test_updates_of_a_server_are_those_of_one_worker(cost):
-  setting = _setting(
-    cost, 16, strategy__name='server', duration='32 steps'
-  )  # fmt: skip
+  setting = _setting(cost, 16, strategy__name='server', duration='32 steps')
   (point,) = points.plan('server', [setting], points.Request(per_device=32))
   # 16 workers make an update each in a cycle: 32 updates are two cycles.
   assert point.run_seconds == pytest.approx(2 * sum(point.seconds.values()))
@@ -225,14 +215,9 @@ def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
 
 
 def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
-  setting = _setting(
-    cost, 10, strategy__name='local', strategy__groups='5',
-    strategy__period='10',
-  )  # fmt: skip
+  setting = _setting(cost, 10, strategy__name='local', strategy__groups='5', strategy__period='10')
   late, punctual = (
-    strategies.step(
-      dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32
-    ).seconds
+    strategies.step(dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32).seconds
     for j in (0.1, 0.0)
   )
   # The largest of 10 standard normal numbers is 1.53875 (Harter 1961).
@@ -245,9 +230,7 @@ def _timed(cost, nodes, **keys):
   setting = _setting(cost, nodes, **keys)
   fast = tables.Link('fast', 1e18, 1e-15)
   cluster = dataclasses.replace(setting.cluster, link=fast)
-  return dataclasses.replace(
-    setting, cluster=cluster, measured=(1.0, 0.0), **more
-  )
+  return dataclasses.replace(setting, cluster=cluster, measured=(1.0, 0.0), **more)
 
 
 def test_a_slow_node_stops_sync_and_local_but_not_the_servers_workers(cost):
@@ -265,11 +248,15 @@ def test_a_bound_of_staleness_limits_the_workers(cost):
   def seconds(nodes, staleness, **more):
     return strategies.step(
       _timed(
-        cost, nodes, strategy__name='server', strategy__mode='bounded',
-        strategy__max_staleness=str(staleness), **more,
+        cost,
+        nodes,
+        strategy__name='server',
+        strategy__mode='bounded',
+        strategy__max_staleness=str(staleness),
+        **more,
       ),
       32,
-    ).seconds  # fmt: skip
+    ).seconds
 
   # Of 16 gradients that are read at once, 5 are at most 4 updates old.
   assert seconds(16, 4) == pytest.approx(16 / 5, rel=0.05)
@@ -369,9 +356,7 @@ def test_workers_on_one_core_find_each_other_there():
   # Two in flight of a worker: it computes one while another travels.
   assert server._rates([(1.0, 0.5)], 2, 0.0, 0.0) == pytest.approx([1.0])
   # Others take a fifth of the core.
-  assert server._rates([(1.0, 1.0)], 1, 0.1, 2.0 - 1 / 2.25) == pytest.approx(
-    [1 / 2.25], rel=1e-3
-  )
+  assert server._rates([(1.0, 1.0)], 1, 0.1, 2.0 - 1 / 2.25) == pytest.approx([1 / 2.25], rel=1e-3)
 
 
 def test_a_synchronous_update_waits_for_all_that_is_handled(cost):
@@ -385,9 +370,7 @@ def test_devices_that_share_cores_take_longer(cost):
   assert step.seconds == pytest.approx(2, rel=1e-4)
   # While one worker of a core sends for half a second, the other has it alone.
   setting = _timed(cost, 4, strategy__name='server', sharing=2.0)
-  slow = dataclasses.replace(
-    setting.cluster, link=tables.Link('slow', 8 * 25557032 / 0.5, 1e-15)
-  )
+  slow = dataclasses.replace(setting.cluster, link=tables.Link('slow', 8 * 25557032 / 0.5, 1e-15))
   setting = dataclasses.replace(setting, cluster=slow)
   step = strategies.step(setting, 32)
   assert step.seconds == pytest.approx(2, rel=0.03)
@@ -396,9 +379,8 @@ def test_devices_that_share_cores_take_longer(cost):
 def test_channel_split_sums_gradients_between_its_groups(cost):
   def step(data, model):
     setting = _setting(
-      cost, 8, strategy__name='channel_split', mesh__data=str(data),
-      mesh__model=str(model),
-    )  # fmt: skip
+      cost, 8, strategy__name='channel_split', mesh__data=str(data), mesh__model=str(model)
+    )
     # Nothing pays to be split, and nothing is hidden.
     return strategies.step(setting, 32)
 
@@ -414,18 +396,15 @@ def test_channel_split_sums_gradients_between_its_groups(cost):
 @pytest.mark.parametrize('shape', [(16, 1), (3, -1), (-1, -1), (2, 2)])
 def test_a_mesh_that_does_not_fit_is_refused(cost, shape):
   setting = _setting(
-    cost, 8, strategy__name='channel_split', mesh__data=str(shape[0]),
-    mesh__model=str(shape[1]),
-  )  # fmt: skip
+    cost, 8, strategy__name='channel_split', mesh__data=str(shape[0]), mesh__model=str(shape[1])
+  )
   (point,) = points.plan('split', [setting], points.Request())
   assert 'config.mesh' in point.why_not and '8 devices' in point.why_not
 
 
 @pytest.mark.parametrize('shape', [(4, 1), (4, 2)])
 def test_sync_is_planned_with_one_device_along_model(cost, shape):
-  setting = _setting(
-    cost, 8, mesh__data=str(shape[0]), mesh__model=str(shape[1])
-  )
+  setting = _setting(cost, 8, mesh__data=str(shape[0]), mesh__model=str(shape[1]))
   (point,) = points.plan('sync', [setting], points.Request())
   assert 'config.mesh' in point.why_not
 
@@ -439,9 +418,7 @@ def test_accumulated_gradients_are_sent_after_the_last_micro_batch(cost):
 
 
 def test_a_measured_step_has_its_micro_batches_in_it(cost):
-  setting = dataclasses.replace(
-    _setting(cost, 1, accumulate='4'), measured=(0.25, 0.01)
-  )
+  setting = dataclasses.replace(_setting(cost, 1, accumulate='4'), measured=(0.25, 0.01))
   assert setting.alone(32).total == pytest.approx(0.25 + 0.32)
   # Counted, it starts its kernels four times.
   counted = _setting(cost, 1, accumulate='4').alone(32).fixed
@@ -451,10 +428,7 @@ def test_a_measured_step_has_its_micro_batches_in_it(cost):
 
 def test_the_part_that_grew_binds():
   def point(images, fixed, communication):
-    seconds = {
-      'compute': 1.0, 'input': 0.0, 'fixed': fixed,
-      'communication': communication,
-    }  # fmt: skip
+    seconds = {'compute': 1.0, 'input': 0.0, 'fixed': fixed, 'communication': communication}
     cluster = collectives.Cluster(1, 1, _NODE, _LINK)
     return points.Point('sync', cluster, images, images, seconds=seconds)
 
@@ -462,24 +436,15 @@ def test_the_part_that_grew_binds():
   # 64 pays it twice, 3 s more; communication grows by 0.5 s.
   assert points.binding(point(64, 192, 0), point(32, 192, 16)) == 'fixed'
   # As many images on two devices that compute more each, not half.
-  more = dataclasses.replace(
-    point(64, 1, 0), cluster=collectives.Cluster(2, 1, _NODE, _LINK)
-  )
+  more = dataclasses.replace(point(64, 1, 0), cluster=collectives.Cluster(2, 1, _NODE, _LINK))
   parts = more.seconds | {'compute': 9.0}
-  assert (
-    points.binding(point(64, 1, 0), dataclasses.replace(more, seconds=parts))
-    == 'compute'
-  )
+  assert points.binding(point(64, 1, 0), dataclasses.replace(more, seconds=parts)) == 'compute'
   # As many images: nothing but communication grew.
-  assert points.binding(point(64, 192, 0), point(64, 192, 16)) == (
-    'communication'
-  )
+  assert points.binding(point(64, 192, 0), point(64, 192, 16)) == ('communication')
 
 
 def test_relay_sends_over_the_link_that_is_reached(cost):
-  config = command_line.load(
-    'configs/relay_anp.py', {'data.source': 'synthetic'}
-  )
+  config = command_line.load('configs/relay_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
   cluster = collectives.Cluster(2, 1, _NODE, _LINK)
   half = dataclasses.replace(_PERFECT, wire=0.5)

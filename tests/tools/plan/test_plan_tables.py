@@ -26,11 +26,18 @@ source = "its maker"
 def test_peaks_agree_with_those_of_mfu():
   devices = tables.load().devices
   kinds = {
-    'a100-80': 'NVIDIA A100-SXM4-80GB', 'h100': 'NVIDIA H100 80GB HBM3',
-    'h200': 'NVIDIA H200', 'a30': 'NVIDIA A30', 'l4': 'NVIDIA L4',
-    'a10g': 'NVIDIA A10G', 'b200': 'NVIDIA B200', 'tpu-v4': 'TPU v4',
-    'tpu-v5e': 'TPU v5 lite', 'tpu-v5p': 'TPU v5p', 'tpu-v6e': 'TPU v6 lite',
-  }  # fmt: skip
+    'a100-80': 'NVIDIA A100-SXM4-80GB',
+    'h100': 'NVIDIA H100 80GB HBM3',
+    'h200': 'NVIDIA H200',
+    'a30': 'NVIDIA A30',
+    'l4': 'NVIDIA L4',
+    'a10g': 'NVIDIA A10G',
+    'b200': 'NVIDIA B200',
+    'tpu-v4': 'TPU v4',
+    'tpu-v5e': 'TPU v5 lite',
+    'tpu-v5p': 'TPU v5p',
+    'tpu-v6e': 'TPU v6 lite',
+  }
   for name, kind in kinds.items():
     for dtype in ('bfloat16', 'float32'):
       assert devices[name].peak(dtype) == device_peaks.peak_flops(kind, dtype)

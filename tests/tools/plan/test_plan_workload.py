@@ -6,12 +6,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.tools.plan import collectives
-from anp_jax.tools.plan import memory_traffic
-from anp_jax.tools.plan import model
-from anp_jax.tools.plan import strategies
-from anp_jax.tools.plan import tables
-from anp_jax.tools.plan import workload
+from anp_jax.tools.plan import collectives, memory_traffic, model, strategies, tables, workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 
@@ -59,12 +54,7 @@ def test_a_network_of_the_users_with_dropout():
 @pytest.mark.slow
 def test_a_network_that_draws_numbers_for_each_example():
   config = command_line.load(
-    _MODERN,
-    {
-      'data.source': 'synthetic',
-      'model.name': 'convnextv2_atto',
-      'model.drop_path': '0.5',
-    },
+    _MODERN, {'data.source': 'synthetic', 'model.name': 'convnextv2_atto', 'model.drop_path': '0.5'}
   )
   count = workload.count(config, 1000, 1000)
   assert count.parameters == 3708400 and not count.statistics  # timm's count
@@ -74,10 +64,7 @@ def test_activations_are_the_inputs_and_outputs_of_layers():
   config = command_line.load('configs/lenet.py', {'data.source': 'synthetic'})
   lenet = workload.count(config, 100, 10)
   # By hand: 28 px of 3 channels; 24 px of 20; 12 of 20; 8 of 50; 4 of 50; 500.
-  layers = [
-    (28 * 28 * 3, 24 * 24 * 20), (12 * 12 * 20, 8 * 8 * 50),
-    (4 * 4 * 50, 500), (500, 10),
-  ]  # fmt: skip
+  layers = [(28 * 28 * 3, 24 * 24 * 20), (12 * 12 * 20, 8 * 8 * 50), (4 * 4 * 50, 500), (500, 10)]
   assert [(x.inputs, x.outputs) for x in lenet.layers] == layers
   assert lenet.activation_bytes == 4 * sum(a + b for a, b in layers)
   assert lenet.examples == 100 and lenet.total_images == 20 * 100 + 48
@@ -92,10 +79,7 @@ def test_a_chain_of_elementwise_work_is_one_pass():
     y = hidden @ w
     return jnp.exp(y - 3).sum()  # fused into the reduction: y is read
 
-  shapes = (
-    jax.ShapeDtypeStruct((n, 4), jnp.float32),
-    jax.ShapeDtypeStruct((4, 8), jnp.float32),
-  )
+  shapes = (jax.ShapeDtypeStruct((n, 4), jnp.float32), jax.ShapeDtypeStruct((4, 8), jnp.float32))
   traffic = memory_traffic.count(jax.make_jaxpr(function)(*shapes))
   x, y, w = 4 * n * 4, 4 * n * 8, 4 * 32
   # x and hidden; hidden, w and y; y and the sum.
@@ -118,8 +102,7 @@ def test_calls_are_inlined_each_time():
 
 def test_data_that_is_not_here_may_be_named(tmp_path):
   config = command_line.load(
-    'configs/resnet_anp.py:paper',
-    {'data.source': 'folder', 'data.path': str(tmp_path)},
+    'configs/resnet_anp.py:paper', {'data.source': 'folder', 'data.path': str(tmp_path)}
   )
   with pytest.raises(config_lib.ConfigError, match='--examples=N'):
     workload.count(config)
@@ -136,17 +119,25 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
   """
   config = command_line.load(
     'configs/resnet_anp.py:tiny',
-    {'emulate.enabled': 'True', 'emulate.megabytes': '2',
-     'emulate.pieces': str(pieces), 'data.source': 'synthetic',
-     'strategy.bucket_megabytes': '0.5'},
-  )  # fmt: skip
+    {
+      'emulate.enabled': 'True',
+      'emulate.megabytes': '2',
+      'emulate.pieces': str(pieces),
+      'data.source': 'synthetic',
+      'strategy.bucket_megabytes': '0.5',
+    },
+  )
   cost = workload.count(config, 64, 10)
   assert cost.parameters == 500000 and cost.statistics == 0
   link = tables.Link('paced', 5e6, 1e-12)
   setting = strategies.Setting(
-    config, cost, tables.load().device('cpu'),
+    config,
+    cost,
+    tables.load().device('cpu'),
     collectives.Cluster(4, 1, link, link),
-    model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0), 0.0, (0.0, 0.9 / 4),
-  )  # fmt: skip
+    model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0),
+    0.0,
+    (0.0, 0.9 / 4),
+  )
   step = strategies.step(setting, 4)
   assert step.seconds == pytest.approx(expected, rel=1e-6)

@@ -16,10 +16,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.portability import __main__ as command
-from anp_jax.tools.portability import ahead
-from anp_jax.tools.portability import collectives
-from anp_jax.tools.portability import targets
+from anp_jax.tools.portability import __main__ as command, ahead, collectives, targets
 from anp_jax.training import build
 
 P = mesh_lib.P
@@ -75,12 +72,16 @@ def test_a_mistyped_target_is_refused_in_one_line(text, message, capsys):
   [
     (['--target=cpu:8'], '--config=FILE.* is missing'),
     (['--config=configs/resnet_anp.py:tiny'], '--target is missing'),
-    (['--config=configs/resnet_anp.py:tiny', '--targt=cpu:8'],
-     "unknown argument '--targt.*did you mean '--target'"),
-    (['--config=configs/resnet_anp.py:tiny', '--target=cpu:8',
-      '--config.model.dtype=bf16'], "dtype='bf16': expected .*'bfloat16'"),
+    (
+      ['--config=configs/resnet_anp.py:tiny', '--targt=cpu:8'],
+      "unknown argument '--targt.*did you mean '--target'",
+    ),
+    (
+      ['--config=configs/resnet_anp.py:tiny', '--target=cpu:8', '--config.model.dtype=bf16'],
+      "dtype='bf16': expected .*'bfloat16'",
+    ),
   ],
-)  # fmt: skip
+)
 def test_a_bad_command_is_refused_in_one_line(arguments, message, capsys):
   assert command.main(arguments) == 2
   out, err = capsys.readouterr()
@@ -91,14 +92,11 @@ def test_a_missing_plugin_is_named(monkeypatch, capsys):
   find = targets.importlib.util.find_spec
   plugins = ('libtpu', 'jax_cuda13_plugin', 'jax_cuda12_plugin')
   monkeypatch.setattr(
-    targets.importlib.util,
-    'find_spec',
-    lambda name: None if name in plugins else find(name),
+    targets.importlib.util, 'find_spec', lambda name: None if name in plugins else find(name)
   )
-  status = command.main([
-    '--config=configs/resnet_anp.py:tiny', '--target=tpu:v5e:2x2',
-    '--target=gpu:h200:1x4',
-  ])  # fmt: skip
+  status = command.main(
+    ['--config=configs/resnet_anp.py:tiny', '--target=tpu:v5e:2x2', '--target=gpu:h200:1x4']
+  )
   out, err = capsys.readouterr()
   assert status == 1
   tpu, gpu = err.splitlines()
@@ -153,9 +151,7 @@ def _program(*lines):
   body = ''.join(f'  {line}\n' for line in lines)
   head, entry, main = _HEAD.partition('\nENTRY')
   wrapped = _WRAPPED * ('calls=%wrapped' in body)
-  return (
-    f'{head}{wrapped}{entry}{main}{body}  ROOT %l = f32[] constant(0)\n}}\n'
-  )
+  return f'{head}{wrapped}{entry}{main}{body}  ROOT %l = f32[] constant(0)\n}}\n'
 
 
 @pytest.mark.parametrize(
@@ -163,59 +159,69 @@ def _program(*lines):
   [
     # The program waits for it; one with several arrays of several dtypes.
     (
-      ['%r = (f32[16]{0}, bf16[3,5]{1,0}, /*index=2*/s32[]) all-reduce(%x, %y, '
-       '/*index=2*/%z), replica_groups=[1,4]<=[4], to_apply=%sum'],
-      {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0),
-       'int32': (1, 4, 0, 0)},
+      [
+        '%r = (f32[16]{0}, bf16[3,5]{1,0}, /*index=2*/s32[]) all-reduce(%x, %y, '
+        '/*index=2*/%z), replica_groups=[1,4]<=[4], to_apply=%sum'
+      ],
+      {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0), 'int32': (1, 4, 0, 0)},
     ),
     # Begun and waited for at once: nothing overlaps it but bookkeeping.
     (
-      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-       '%b = f32[64]{0} bitcast(%w)',
-       '%done = f32[16]{0} all-reduce-done(%r)',
-       '%f = f32[8,8]{1,0} fusion(%w), kind=kLoop, calls=%wide'],
+      [
+        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+        '%b = f32[64]{0} bitcast(%w)',
+        '%done = f32[16]{0} all-reduce-done(%r)',
+        '%f = f32[8,8]{1,0} fusion(%w), kind=kLoop, calls=%wide',
+      ],
       {'float32': (16, 64, 0, 0)},
     ),
     # Something is computed meanwhile, but no product.
     (
-      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-       '%n = f32[8,8]{1,0} negate(%w)',
-       '%done = f32[16]{0} all-reduce-done(%r)'],
+      [
+        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+        '%n = f32[8,8]{1,0} negate(%w)',
+        '%done = f32[16]{0} all-reduce-done(%r)',
+      ],
       {'float32': (16, 64, 64, 0)},
     ),
     # A product within a fusion.
     (
-      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-       '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
-       '%done = f32[16]{0} all-reduce-done(%r)'],
+      [
+        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+        '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
+        '%done = f32[16]{0} all-reduce-done(%r)',
+      ],
       {'float32': (16, 64, 64, 64)},
     ),
     # Of two that overlap each other only, neither overlaps compute.
     (
-      ['%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-       '%s = bf16[3,5]{1,0} all-reduce-start(%y), to_apply=%sum',
-       '%done = f32[16]{0} all-reduce-done(%r)',
-       '%done2 = bf16[3,5]{1,0} all-reduce-done(%s)'],
+      [
+        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+        '%s = bf16[3,5]{1,0} all-reduce-start(%y), to_apply=%sum',
+        '%done = f32[16]{0} all-reduce-done(%r)',
+        '%done2 = bf16[3,5]{1,0} all-reduce-done(%s)',
+      ],
       {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0)},
     ),
     # The general form, with a computation of its own.
     (
-      ['%r = ((f32[16]{0}), f32[16]{0}) async-start(%x), calls=%wrapped',
-       '%u = ((f32[16]{0}), f32[16]{0}) async-update(%r)',
-       '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
-       '%done = f32[16]{0} async-done(%u)'],
+      [
+        '%r = ((f32[16]{0}), f32[16]{0}) async-start(%x), calls=%wrapped',
+        '%u = ((f32[16]{0}), f32[16]{0}) async-update(%r)',
+        '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
+        '%done = f32[16]{0} async-done(%u)',
+      ],
       {'float32': (16, 64, 64, 64)},
     ),
   ],
-)  # fmt: skip
+)
 def test_sums_of_a_compiled_program(lines, want):
   rows = collectives.totals(collectives.compiled(_program(*lines)))
   assert {r['kind'] for r in rows} == {'all-reduce'}
   actual = {
-    r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'],
-                 r['overlapping_products'])
+    r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'], r['overlapping_products'])
     for r in rows
-  }  # fmt: skip
+  }
   assert actual == want
 
 
@@ -224,15 +230,16 @@ def test_sums_of_a_compiled_program(lines, want):
   [
     # The whole array: of what each device has a part, and of what it gets one.
     ('f32[64]{0} all-gather(%x), dimensions={0}', 'all-gather', 64),
-    ('f32[4]{0} reduce-scatter(%x), dimensions={0}, to_apply=%sum',
-     'reduce-scatter', 16),
-    ('(f32[16]{0}, f32[64]{0}) all-gather-start(%x), dimensions={0}',
-     'all-gather', 64),
-    ('(f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%x)',
-     'collective-permute', 16),
+    ('f32[4]{0} reduce-scatter(%x), dimensions={0}, to_apply=%sum', 'reduce-scatter', 16),
+    ('(f32[16]{0}, f32[64]{0}) all-gather-start(%x), dimensions={0}', 'all-gather', 64),
+    (
+      '(f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%x)',
+      'collective-permute',
+      16,
+    ),
     ('f32[16]{0} all-to-all(%x), dimensions={0}', 'all-to-all', 16),
   ],
-)  # fmt: skip
+)
 def test_bytes_are_those_of_the_whole_array(line, kind, elements):
   result = f'f32[{elements}]{{0}}'
   lines = [f'%r = {line}']
@@ -257,25 +264,19 @@ def test_without_a_schedule_nothing_overlaps_anything():
 @pytest.mark.parametrize(
   'sums, want',
   [
-    ({('all-reduce', 'float32'): 110, ('all-reduce', 'int32'): 200},
-     ['float32']),
-    ({('all-reduce', 'bfloat16'): 100, ('all-reduce', 'float32'): 10},
-     ['bfloat16']),
+    ({('all-reduce', 'float32'): 110, ('all-reduce', 'int32'): 200}, ['float32']),
+    ({('all-reduce', 'bfloat16'): 100, ('all-reduce', 'float32'): 10}, ['bfloat16']),
     # Equal gradients are sent once.
-    ({('all-reduce', 'bfloat16'): 90, ('all-reduce', 'float32'): 10},
-     ['bfloat16']),
+    ({('all-reduce', 'bfloat16'): 90, ('all-reduce', 'float32'): 10}, ['bfloat16']),
     # Some in one dtype and some in another: both are named.
-    ({('all-reduce', 'bfloat16'): 80, ('all-reduce', 'float32'): 30},
-     ['bfloat16', 'float32']),
+    ({('all-reduce', 'bfloat16'): 80, ('all-reduce', 'float32'): 30}, ['bfloat16', 'float32']),
     # Divided parameters and whole ones.
-    ({('reduce-scatter', 'float32'): 8, ('all-reduce', 'float32'): 8},
-     ['float32']),
-    ({('all-gather', 'bfloat16'): 100, ('all-reduce', 'float32'): 110},
-     ['float32']),
+    ({('reduce-scatter', 'float32'): 8, ('all-reduce', 'float32'): 8}, ['float32']),
+    ({('all-gather', 'bfloat16'): 100, ('all-reduce', 'float32'): 110}, ['float32']),
     ({('all-reduce', 'float32'): 10}, []),
     ({}, []),
   ],
-)  # fmt: skip
+)
 def test_dtypes_of_gradients(sums, want):
   rows = [
     {'kind': kind, 'dtype': dtype, 'conditional': False, 'elements': n}
@@ -294,9 +295,7 @@ def test_a_real_program_is_read_before_and_after_xla():
     return *summed, lax.all_gather(part * 2, 'data', tiled=True)
 
   lowered = jax.jit(
-    jax.shard_map(
-      shard, mesh=mesh, in_specs=P('data'), out_specs=P(), check_vma=False
-    )
+    jax.shard_map(shard, mesh=mesh, in_specs=P('data'), out_specs=P(), check_vma=False)
   ).lower(jnp.ones((48, 2)), jnp.ones((20,), 'bfloat16'))
   for actual in (
     collectives.asked(lowered.as_text()),
@@ -320,11 +319,8 @@ def test_what_is_sent_now_and_then_is_told_apart():
     return lax.pmax(other, 'data')
 
   lowered = jax.jit(
-    jax.shard_map(
-      shard, mesh=mesh, in_specs=(P('data'), P()), out_specs=P(),
-      check_vma=False,
-    )
-  ).lower(jnp.ones((48, 3)), True)  # fmt: skip
+    jax.shard_map(shard, mesh=mesh, in_specs=(P('data'), P()), out_specs=P(), check_vma=False)
+  ).lower(jnp.ones((48, 3)), True)
   for actual in (
     collectives.asked(lowered.as_text()),
     collectives.compiled(lowered.compile().as_text()),
@@ -337,9 +333,7 @@ def test_what_is_sent_now_and_then_is_told_apart():
 
 def test_bfloat16_is_seen_where_it_is_asked_for():
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
-  sums = jax.shard_map(
-    lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P()
-  )
+  sums = jax.shard_map(lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P())
   lowered = jax.jit(sums).lower(jnp.ones((48, 2), 'bfloat16'))
   (row,) = collectives.totals(collectives.asked(lowered.as_text()))
   assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
@@ -401,10 +395,7 @@ def test_steps_of_the_small_networks_on_eight_cpus(config, name, side, count):
   memory_row = train['memory']
   assert memory_row['in_place'] >= 2 * 4 * count
   assert memory_row['arguments'] >= memory_row['in_place'] + 2 * 3 * side**2
-  assert (
-    memory_row['together']
-    < memory_row['arguments'] + memory_row['temporary'] + 1e4
-  )
+  assert memory_row['together'] < memory_row['arguments'] + memory_row['temporary'] + 1e4
 
 
 def test_what_does_not_fit_a_target_is_said(config):

@@ -13,8 +13,7 @@ import sys
 import pytest
 
 from anp_jax.cluster import preemption
-from anp_jax.config import command_line
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.tools.portability import targets
 
 pytestmark = [
@@ -27,11 +26,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
 # The workers of `server`, and the stations of `relay`, are runs of `sync` on a
 # few devices each; what `channel_split` sends is told apart below.
-STRATEGIES = [
-  s
-  for s in strategy_lib.BUILT_IN
-  if s not in ('server', 'relay', 'channel_split')
-]
+STRATEGIES = [s for s in strategy_lib.BUILT_IN if s not in ('server', 'relay', 'channel_split')]
 # Name: overrides; parameters as published; numbers in statistics.
 NETWORKS = {
   'resnet50': (
@@ -49,11 +44,7 @@ NETWORKS = {
     25_557_032,
     53_120,
   ),
-  'lenet': (
-    {'model.name': 'lenet', 'data.image_size': 28, 'batch_size': 64},
-    432_080,
-    0,
-  ),
+  'lenet': ({'model.name': 'lenet', 'data.image_size': 28, 'batch_size': 64}, 432_080, 0),
   'cifar10_full': (
     {'model.name': 'cifar10_full', 'data.image_size': 32, 'batch_size': 64},
     89_578,
@@ -63,22 +54,29 @@ NETWORKS = {
   # 42,016 statistics of batch norm.
   'efficientnet_b0': (
     {
-      'model.name': 'efficientnet_b0', 'model.norm_group': 1,
-      'data.image_size': 64, 'data.resize': 64, 'batch_size': 64,
-      'model.drop_path': 0.2, 'model.dropout': 0.2,
+      'model.name': 'efficientnet_b0',
+      'model.norm_group': 1,
+      'data.image_size': 64,
+      'data.resize': 64,
+      'batch_size': 64,
+      'model.drop_path': 0.2,
+      'model.dropout': 0.2,
     },
     5_288_548 - 990 * 1281,
     42_016,
   ),
   'convnextv2_atto': (
     {
-      'model.name': 'convnextv2_atto', 'model.drop_path': 0.1,
-      'data.image_size': 64, 'data.resize': 64, 'batch_size': 64,
+      'model.name': 'convnextv2_atto',
+      'model.drop_path': 0.1,
+      'data.image_size': 64,
+      'data.resize': 64,
+      'batch_size': 64,
     },
     3_708_400 - 990 * 321,
     0,
   ),
-}  # fmt: skip
+}
 CASES = [
   pytest.param(network, strategy, target, id=f'{network}-{strategy}-{target}')
   for network in NETWORKS
@@ -107,20 +105,11 @@ def _compiled(network, strategy, target, dtype='float32', model=1, **more):
   if strategy == 'invariant' and not overrides['batch_size']:
     overrides['batch_size'] = 32 * TARGETS[target]
   spec = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
-  overrides = command_line.applying(
-    spec, {key: str(value) for key, value in overrides.items()}
-  )
-  command = [
-    sys.executable,
-    '-m',
-    'anp_jax.tools.portability',
-    f'--target={target}',
-  ]
+  overrides = command_line.applying(spec, {key: str(value) for key, value in overrides.items()})
+  command = [sys.executable, '-m', 'anp_jax.tools.portability', f'--target={target}']
   command.append(f'--config={spec}')
   command += [f'--config.{key}={value}' for key, value in overrides.items()]
-  done = subprocess.run(
-    command, capture_output=True, text=True, cwd=_ROOT, check=False
-  )
+  done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, check=False)
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout.splitlines()[-1])['targets'][target]
 
@@ -192,9 +181,7 @@ SPLIT = {
   # and the shortcuts', which are added where they are; of batch norm two
   # statistics and two gradients of each channel.
   'resnet50': (
-    11_113_984
-    - 64 * (112**2 - 56**2)
-    - (256 * 56**2 + 512 * 28**2 + 1024 * 14**2 + 2048 * 7**2),
+    11_113_984 - 64 * (112**2 - 56**2) - (256 * 56**2 + 512 * 28**2 + 1024 * 14**2 + 2048 * 7**2),
     2 * 53_120,
   ),
 }
@@ -238,6 +225,4 @@ def test_a_narrower_sum_is_seen(target):
   train = _compiled('lenet', 'sync', target, 'bfloat16')['train']
   assert train['gradients_asked'] == ['bfloat16']
   widened = target.startswith('cpu')
-  assert train['gradients_compiled'] == (
-    ['float32'] if widened else ['bfloat16']
-  )
+  assert train['gradients_compiled'] == (['float32'] if widened else ['bfloat16'])

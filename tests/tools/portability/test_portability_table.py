@@ -5,28 +5,39 @@ import json
 import pytest
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.portability import __main__ as command
-from anp_jax.tools.portability import table
+from anp_jax.tools.portability import __main__ as command, table
 
 P = mesh_lib.P
 
 
 def _result(dtype='float32', flops=2e9, overlapping=0):
   row = {
-    'kind': 'all-reduce', 'dtype': dtype, 'conditional': False,
-    'operations': 3, 'elements': 10**6, 'bytes': 4 * 10**6,
-    'asynchronous': overlapping, 'overlapping_compute': overlapping,
+    'kind': 'all-reduce',
+    'dtype': dtype,
+    'conditional': False,
+    'operations': 3,
+    'elements': 10**6,
+    'bytes': 4 * 10**6,
+    'asynchronous': overlapping,
+    'overlapping_compute': overlapping,
     'overlapping_products': 0,
-  }  # fmt: skip
+  }
   memory = dict.fromkeys(('arguments', 'temporary', 'together'), 10**7)
   part = {
-    'images': 8, 'flops': flops, 'asked': [row], 'compiled': [row],
-    'memory': memory, 'seconds': 1.0,
-  }  # fmt: skip
+    'images': 8,
+    'flops': flops,
+    'asked': [row],
+    'compiled': [row],
+    'memory': memory,
+    'seconds': 1.0,
+  }
   return {
-    'device': 'thing', 'devices': 8, 'named_dtype': 'float32', 'eval': part,
+    'device': 'thing',
+    'devices': 8,
+    'named_dtype': 'float32',
+    'eval': part,
     'train': part | {'gradients_asked': [dtype], 'gradients_compiled': [dtype]},
-  }  # fmt: skip
+  }
 
 
 def test_what_differs_is_marked():
@@ -45,22 +56,16 @@ def test_what_differs_is_marked():
   assert 'GFLOP a device' not in marked
 
 
-def test_what_does_not_compile_is_said_and_the_others_shown(
-  monkeypatch, capsys
-):
+def test_what_does_not_compile_is_said_and_the_others_shown(monkeypatch, capsys):
   part = _result()
-  part['train'] = {
-    'images': 8, 'flops': 1e9, 'asked': [], 'why_not': 'out of memory',
-  }  # fmt: skip
+  part['train'] = {'images': 8, 'flops': 1e9, 'asked': [], 'why_not': 'out of memory'}
   answers = {'cpu:1': _result(), 'cpu:2': {'why_not': 'ended'}, 'cpu:4': part}
   monkeypatch.setattr(command, '_in_a_process', lambda t, *_: answers[t.text])
   arguments = [f'--target={name}' for name in answers]
   arguments.append('--config=configs/resnet_anp.py:tiny')
   assert command.main(arguments) == 1
   out, err = capsys.readouterr()
-  assert err.splitlines() == [
-    'error: cpu:2: ended', 'error: cpu:4 train: out of memory',
-  ]  # fmt: skip
+  assert err.splitlines() == ['error: cpu:2: ended', 'error: cpu:4 train: out of memory']
   printed = [line.split() for line in out.splitlines()]
   assert ['cpu:1', 'cpu:4'] in printed
   assert ['compiled', 'yes', 'no', 'differs'] in printed
@@ -70,17 +75,19 @@ def test_what_does_not_compile_is_said_and_the_others_shown(
 
 @pytest.mark.parametrize(
   'named, actual, good',
-  [('float32', 'float32', True), ('float32', 'bfloat16', False),
-   ('bfloat16', 'bfloat16', True), ('bfloat16', 'float32', True)],
-)  # fmt: skip
+  [
+    ('float32', 'float32', True),
+    ('float32', 'bfloat16', False),
+    ('bfloat16', 'bfloat16', True),
+    ('bfloat16', 'float32', True),
+  ],
+)
 def test_gradients_in_a_narrower_dtype_than_named_are_refused(
   named, actual, good, monkeypatch, capsys
 ):
   answer = _result(actual) | {'named_dtype': named}
   monkeypatch.setattr(command, '_in_a_process', lambda *_: answer)
-  status = command.main(
-    ['--target=cpu:1', '--config=configs/resnet_anp.py:tiny']
-  )
+  status = command.main(['--target=cpu:1', '--config=configs/resnet_anp.py:tiny'])
   assert status == (0 if good else 1)
   err = capsys.readouterr().err
   assert good or err == (

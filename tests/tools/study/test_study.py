@@ -12,14 +12,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import local
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import slurm
-from anp_jax.tools.study import traffic
-from tests import launching
-from tests import slurm_cluster
+from anp_jax.tools.study import __main__ as study_main, grid, local, runner, slurm, traffic
+from tests import launching, slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -29,10 +23,7 @@ def _cell(strategy='sync', nodes=1, devices=1, seed=0):
 
 
 def _command(folder, *more):
-  return [
-    'strategies', f'--config={_TINY}', f'--workdir={folder}',
-    '--strategies=sync', *more,
-  ]  # fmt: skip
+  return ['strategies', f'--config={_TINY}', f'--workdir={folder}', '--strategies=sync', *more]
 
 
 # Running, with a launcher that trains nothing.
@@ -76,8 +67,7 @@ def pretend(tmp_path, monkeypatch):
 
   def command(study, cell, cores):
     del cores
-    return [sys.executable, str(script), str(cell.nodes),
-            *study.arguments(cell)]  # fmt: skip
+    return [sys.executable, str(script), str(cell.nodes), *study.arguments(cell)]
 
   def megabytes(study, cell):
     del study
@@ -185,9 +175,7 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   assert 'failed:' not in (folder / 'study.md').read_text()
 
 
-def test_a_cell_whose_config_is_refused_is_left_out(
-  pretend, capsys, monkeypatch
-):
+def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch):
   """The others run, and it is no failure."""
   real = runner.Study.config
 
@@ -252,9 +240,7 @@ def test_a_stopped_run_is_not_finished(tmp_path):
   study = runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _cell().name
   workdir.mkdir(parents=True)
-  (workdir / 'stopped.json').write_text(
-    json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'})
-  )
+  (workdir / 'stopped.json').write_text(json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'}))
   assert runner.ended(study, _cell(), 0, 2) == (
     'stopped at step 3 of 9 by a signal; run the same command to resume'
   )
@@ -279,9 +265,8 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
   """To processes that were started in the background, too."""
   (tmp_path / 'stubborn.py').write_text(_STUBBORN)
   monkeypatch.setattr(
-    local, '_command',
-    lambda *_: [sys.executable, str(tmp_path / 'stubborn.py'), str(tmp_path)],
-  )  # fmt: skip
+    local, '_command', lambda *_: [sys.executable, str(tmp_path / 'stubborn.py'), str(tmp_path)]
+  )
   monkeypatch.setattr(local, '_POLL', 0.01)
 
   def interrupt(cell):
@@ -299,13 +284,13 @@ def test_each_device_has_a_core(tmp_path):
   """Cores are taken as they are there, whatever their numbers."""
   study = runner.Study(_TINY, {}, str(tmp_path))
   for cell, want in (
-    (_cell(), '4'), (_cell(nodes=2), '4,5'), (_cell(devices=2), '4,5'),
+    (_cell(), '4'),
+    (_cell(nodes=2), '4,5'),
+    (_cell(devices=2), '4,5'),
     (_cell(nodes=2, devices=4), '4,5,7'),
-  ):  # fmt: skip
+  ):
     command = local._command(study, cell, [4, 5, 7])
-    assert command[:5] == [
-      'taskset', '-c', want, local.LAUNCHER, str(cell.nodes),
-    ]  # fmt: skip
+    assert command[:5] == ['taskset', '-c', want, local.LAUNCHER, str(cell.nodes)]
     assert command[5:7] == [f'--devices={cell.devices}', '--bind']
 
 
@@ -320,11 +305,13 @@ def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   )
   python.chmod(python.stat().st_mode | stat.S_IXUSR)
   done = subprocess.run(
-    ['taskset', '-c', str(last), local.LAUNCHER, str(count),
-     '--bind'],
-    cwd=launching.ROOT, env={**os.environ, 'PYTHON': str(python)},
-    capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    ['taskset', '-c', str(last), local.LAUNCHER, str(count), '--bind'],
+    cwd=launching.ROOT,
+    env={**os.environ, 'PYTHON': str(python)},
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
   assert done.returncode == 0, done.stderr
   assert done.stdout.split() == [str(last)] * count
 
@@ -412,9 +399,7 @@ def test_jobs_that_still_run_are_not_submitted_again(tmp_path, slurm_programs):
 def test_without_slurm_one_line_says_so(tmp_path, capsys, monkeypatch):
   monkeypatch.setenv('PATH', str(tmp_path))
   assert study_main.main(_command(tmp_path / 'study', '--slurm')) == 2
-  assert capsys.readouterr().err == (
-    'error: --slurm: there is no squeue on this machine\n'
-  )
+  assert capsys.readouterr().err == ('error: --slurm: there is no squeue on this machine\n')
 
 
 # The whole command.
@@ -423,15 +408,18 @@ def test_without_slurm_one_line_says_so(tmp_path, capsys, monkeypatch):
 @pytest.mark.multiprocess
 def test_the_command_on_one_and_two_processes(tmp_path):
   command = [
-    sys.executable, '-m', 'anp_jax.tools.study',
+    sys.executable,
+    '-m',
+    'anp_jax.tools.study',
     *_command(
-      tmp_path, '--nodes=1,2', '--strategies=sync', '--target_accuracy=0.01',
+      tmp_path,
+      '--nodes=1,2',
+      '--strategies=sync',
+      '--target_accuracy=0.01',
       *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
     ),
-  ]  # fmt: skip
-  done = subprocess.run(
-    command, cwd=launching.ROOT, capture_output=True, text=True, timeout=300
-  )
+  ]
+  done = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stdout + done.stderr
   with open(tmp_path / 'cells.csv') as f:
     row_one, row_two = csv.DictReader(f)
@@ -442,9 +430,7 @@ def test_the_command_on_one_and_two_processes(tmp_path):
   assert re.search(r'^\[1 ', log, re.M) and '2 x cpu' in log
   for name in ('study.md', 'curves.csv', 'speed.png', 'accuracy.png'):
     assert (tmp_path / name).stat().st_size > 0
-  again = subprocess.run(
-    command, cwd=launching.ROOT, capture_output=True, text=True, timeout=60
-  )
+  again = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True, timeout=60)
   assert again.returncode == 0 and '0 of them to do' in again.stdout
 
 
@@ -456,20 +442,26 @@ def test_the_command_on_a_cluster(tmp_path):
   with slurm_cluster.open_cluster():
     done = subprocess.run(
       [
-        sys.executable, '-m', 'anp_jax.tools.study',
+        sys.executable,
+        '-m',
+        'anp_jax.tools.study',
         *_command(
-          tmp_path, '--nodes=1,2', '--strategies=sync', '--slurm=--time=10',
+          tmp_path,
+          '--nodes=1,2',
+          '--strategies=sync',
+          '--slurm=--time=10',
           '--config.batch_size=20',  # in groups of 4 images
           *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
         ),
       ],
-      cwd=launching.ROOT, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+      cwd=launching.ROOT,
+      capture_output=True,
+      text=True,
+      timeout=500,
+    )
   assert done.returncode == 0, done.stdout + done.stderr
   with open(tmp_path / 'cells.csv') as f:
     row_one, row_two = csv.DictReader(f)
   assert row_two['state'] == 'left out'
-  assert (
-    row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
-  )
+  assert row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
   assert 'norm_group=4: a device computes 10 images' in row_two['error']

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import axes
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import table
+from anp_jax.tools.study import __main__ as study_main, axes, grid, plots, results, runner, table
 from tests import builders
 
 _LENET = 'configs/lenet.py'
@@ -43,25 +37,22 @@ def test_a_strategy_without_the_key_is_not_multiplied():
   momenta = (('optimizer.momentum', '0.0'), ('optimizer.momentum', '0.9'))
   assert _combinations('sync', 1, *flags) == [(m,) for m in momenta]
   assert _combinations('server', 1, *flags) == [
-    (('strategy.mode', mode), m) for mode in ('async', 'bounded')
-    for m in momenta
-  ]  # fmt: skip
+    (('strategy.mode', mode), m) for mode in ('async', 'bounded') for m in momenta
+  ]
   # Nor is one whose optimizer has no such key.
-  combined = _combinations(
-    'sync', 1, 'optimizer.name=nesterov,adam', 'optimizer.momentum=0,0.9'
-  )
+  combined = _combinations('sync', 1, 'optimizer.name=nesterov,adam', 'optimizer.momentum=0,0.9')
   assert combined == [
     (('optimizer.name', 'nesterov'), momenta[0]),
-    (('optimizer.name', 'nesterov'), momenta[1]), (('optimizer.name', 'adam'),),
-  ]  # fmt: skip
+    (('optimizer.name', 'nesterov'), momenta[1]),
+    (('optimizer.name', 'adam'),),
+  ]
 
 
 @pytest.mark.parametrize(
   'nodes, servers',
   # A quarter of them, to the nearest, halves up; at least 1; once.
-  [(1, ['1', '2']), (6, ['1', '2']), (12, ['1', '2', '3']),
-   (16, ['1', '2', '4'])],
-)  # fmt: skip
+  [(1, ['1', '2']), (6, ['1', '2']), (12, ['1', '2', '3']), (16, ['1', '2', '4'])],
+)
 def test_percentages_are_of_the_nodes(nodes, servers):
   combined = _combinations('server', nodes, 'strategy.servers=1,2,25%')
   assert [dict(c)['strategy.servers'] for c in combined] == servers
@@ -75,18 +66,14 @@ def test_a_percentage_of_what_is_no_count_stays_or_is_refused():
 
 
 def test_brackets_around_a_text_with_commas_are_no_part_of_it():
-  (period,) = _parsed(
-    'strategy.period=8,(1,8@1000 steps)', strategies=('local',)
-  )
+  (period,) = _parsed('strategy.period=8,(1,8@1000 steps)', strategies=('local',))
   assert period.values == ('8', '1,8@1000 steps')
 
 
 def test_folders_of_varied_cells():
   keys = (('strategy.mode', 'async'), ('duration', '2 epochs'))
   cell = grid.Cell('server', 4, 1, 0, 0.02, keys)
-  assert cell.name == (
-    'server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-rate0.02-seed0'
-  )
+  assert cell.name == ('server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-rate0.02-seed0')
   assert cell.overrides['duration'] == '2 epochs'
   # What a name cannot hold tells them apart all the same.
   slow = ['((0, 2.0),)', '((0. 2.0),)', 50 * '1', 51 * '1']
@@ -96,11 +83,11 @@ def test_folders_of_varied_cells():
 
 def test_short_names_tell_keys_apart():
   assert axes.short_names(['a.mode', 'b.c.mode', 'batch_size']) == {
-    'a.mode': 'a.mode', 'b.c.mode': 'c.mode', 'batch_size': 'batch_size',
-  }  # fmt: skip
-  assert axes.short_names(['size', 'a.size']) == {
-    'size': 'size', 'a.size': 'a.size',
-  }  # fmt: skip
+    'a.mode': 'a.mode',
+    'b.c.mode': 'c.mode',
+    'batch_size': 'batch_size',
+  }
+  assert axes.short_names(['size', 'a.size']) == {'size': 'size', 'a.size': 'a.size'}
 
 
 @pytest.mark.parametrize(
@@ -108,8 +95,7 @@ def test_short_names_tell_keys_apart():
   [
     (
       ['--vary=strategy.mod=async'],
-      '--vary=strategy.mod=async: unknown key strategy.mod; did you mean '
-      "'strategy.mode'?",
+      "--vary=strategy.mod=async: unknown key strategy.mod; did you mean 'strategy.mode'?",
     ),
     (
       ['--vary=strategy.mode=asinc'],
@@ -123,14 +109,8 @@ def test_short_names_tell_keys_apart():
       ['--vary=emulate.step_seconds=1,2'],
       '--vary=emulate.step_seconds=1,2: the study sets it; use --emulate',
     ),
-    (
-      ['--vary=emulate.sleep=True,False', '--emulate'],
-      'the study sets it; use --emulate',
-    ),
-    (
-      ['--vary=optimizer.learning_rate=1'],
-      'the study sets it; use --learning_rates',
-    ),
+    (['--vary=emulate.sleep=True,False', '--emulate'], 'the study sets it; use --emulate'),
+    (['--vary=optimizer.learning_rate=1'], 'the study sets it; use --learning_rates'),
     (
       ['--vary=batch_size=8', '--config.batch_size=16'],
       '--vary=batch_size=8: batch_size is set twice',
@@ -154,8 +134,13 @@ def test_short_names_tell_keys_apart():
   ],
 )
 def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
-  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}',
-               '--strategies=sync,server', *flags]  # fmt: skip
+  arguments = [
+    'strategies',
+    f'--config={_LENET}',
+    f'--workdir={tmp_path}',
+    '--strategies=sync,server',
+    *flags,
+  ]
   assert study_main.main(arguments) == 2
   assert words in builders.error_line(capsys)
   assert not list(tmp_path.iterdir())
@@ -168,8 +153,7 @@ def _run(accuracy):
 
 def _points():
   """`server` in two modes at two rates, one of them best for each; `sync`."""
-  scores = {('async', 0.1): 0.9, ('async', 0.2): 0.3,
-            ('bounded', 0.1): 0.4, ('bounded', 0.2): 0.8}  # fmt: skip
+  scores = {('async', 0.1): 0.9, ('async', 0.2): 0.3, ('bounded', 0.1): 0.4, ('bounded', 0.2): 0.8}
   runs = {
     grid.Cell('server', 2, 1, 0, rate, (('strategy.mode', mode),)): _run(score)
     for (mode, rate), score in scores.items()
@@ -181,16 +165,20 @@ def _points():
 def test_the_best_rate_is_that_of_each_combination(tmp_path):
   points, runs = _points()
   assert [(p.series, p.learning_rate) for p in points] == [
-    ('server, mode=async', 0.1), ('server, mode=bounded', 0.2), ('sync', 0.2),
-  ]  # fmt: skip
+    ('server, mode=async', 0.1),
+    ('server, mode=bounded', 0.2),
+    ('sync', 0.2),
+  ]
   head, *rows = table.rows(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'bounded', '-']
   assert table.by_learning_rate(points)[1][:4] == ('server', 'async', '2', '1')
   lines = plots.accuracy(points, None).axes[0].lines
   assert [line.get_label() for line in lines] == [
-    'server, mode=async, 2 x 1', 'server, mode=bounded, 2 x 1', 'sync, 2 x 1',
-  ]  # fmt: skip
+    'server, mode=async, 2 x 1',
+    'server, mode=bounded, 2 x 1',
+    'sync, 2 x 1',
+  ]
   paths = [str(tmp_path / name) for name in ('cells.csv', 'curves.csv')]
   table.write_cells(paths[0], list(runs), runs, {}, None)
   table.write_curves(paths[1], runs)
@@ -203,10 +191,7 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
 def test_a_note_for_each_cell_that_cannot_be():
   study = runner.Study(_LENET, {}, 'folder')
   keys = (('optimizer.name', 'lars'),)
-  cells = [
-    grid.Cell('server', 2, 1, seed, rate, keys)
-    for seed in (0, 1) for rate in (0.1, 0.2)
-  ]  # fmt: skip
+  cells = [grid.Cell('server', 2, 1, seed, rate, keys) for seed in (0, 1) for rate in (0.1, 0.2)]
   refusals = {}
   for cell in cells:
     with pytest.raises(ValueError, match='optimizer.name') as refused:

@@ -7,39 +7,37 @@ import json
 import pytest
 
 from anp_jax import cluster
-from anp_jax.runtimes.calibration import costs as costs_lib
-from anp_jax.runtimes.calibration import timing as timing_lib
+from anp_jax.runtimes.calibration import costs as costs_lib, timing as timing_lib
 from anp_jax.system import stopwatch
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import channel_split
-from anp_jax.tools.study import channel_split_page
-from anp_jax.tools.study import channel_split_process
-from anp_jax.tools.study import plots
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  channel_split,
+  channel_split_page,
+  channel_split_process,
+  plots,
+)
 from tests import splitting
 
 
 def _costs():
   """One second of rest; 16 features, 4 and 2 a second on the two devices."""
-  return splitting.costs(
-    {'conv': splitting.layer(4, 2, features=16, output=800)}
-  )
+  return splitting.costs({'conv': splitting.layer(4, 2, features=16, output=800)})
 
 
 def _run(costs, offload, *steps):
   names = ('name', 'plan', 'predicted', 'measured', 'speed_up')
   values = {
-    'batch_size': 32, 'offload': offload,
+    'batch_size': 32,
+    'offload': offload,
     'costs': json.loads(json.dumps(costs.to_json())),
     'steps': [dict(zip(names, step, strict=True)) for step in steps],
-  }  # fmt: skip
+  }
   return channel_split_page.Run.from_json('net', 2, values)
 
 
 def _write(folder, *runs):
   links = channel_split.bandwidths('1gbit')
-  text = channel_split_page.write(
-    str(folder), list(runs), links, ['--config=x']
-  )
+  text = channel_split_page.write(str(folder), list(runs), links, ['--config=x'])
   return json.loads(text.splitlines()[-1])
 
 
@@ -70,11 +68,16 @@ def test_divisions_by_channel_and_by_batch_are_compared(tmp_path):
   assert divisions[channel_split_process.PLAN] == {'conv': (8, 8)}
   assert divisions[channel_split_process.BY_BATCH] == {'rows': (4, 4)}
   assert channel_split_process.BY_CHANNEL not in divisions
-  ratios = _write(tmp_path, _run(
-    costs, False, ('plan', 'conv=8,8', 2.0, 2.0, 2.5),
-    ('equal shares', 'conv=8,8', 2.0, 2.0, 2.5),
-    (channel_split_process.BY_BATCH, 'rows=4,4', 2.5, 3.0, 5 / 3),
-  ))  # fmt: skip
+  ratios = _write(
+    tmp_path,
+    _run(
+      costs,
+      False,
+      ('plan', 'conv=8,8', 2.0, 2.0, 2.5),
+      ('equal shares', 'conv=8,8', 2.0, 2.0, 2.5),
+      (channel_split_process.BY_BATCH, 'rows=4,4', 2.5, 3.0, 5 / 3),
+    ),
+  )
   assert ratios['net_2x32']['over_batch'] == 1.5
 
 
@@ -84,9 +87,7 @@ def test_each_division_has_a_state_of_its_own():
   config = splitting.two_convolutions()
   spec = splitting.spec(config, splitting.mesh(1, 2))
   texts = {n: f'conv2={n},{16 - n}' for n in (8, 12)}
-  steps = channel_split_process._compile(
-    spec, texts, cluster.Processes(spec.config)
-  )
+  steps = channel_split_process._compile(spec, texts, cluster.Processes(spec.config))
   for run in (steps[8], steps[12], steps[8]):
     run()
 
@@ -100,13 +101,13 @@ def test_steps_and_programs_are_timed_at_second_calls(monkeypatch):
     return calls[run]
 
   monkeypatch.setattr(stopwatch, 'timed', timed)
-  step, program, collective = (lambda: calls.update([step]),
-                               lambda: calls.update([program]),
-                               lambda: calls.update([collective]))  # fmt: skip
-  timing = object.__new__(timing_lib.Timing)  # nothing is compiled
-  timing._processes = processes = cluster.Processes(
-    splitting.two_convolutions()
+  step, program, collective = (
+    lambda: calls.update([step]),
+    lambda: calls.update([program]),
+    lambda: calls.update([collective]),
   )
+  timing = object.__new__(timing_lib.Timing)  # nothing is compiled
+  timing._processes = processes = cluster.Processes(splitting.two_convolutions())
   timing._programs, timing._rounds = [[program]], []
   timing._collectives = [('gather', 8, collective)]
   timing._collective_rounds = []
@@ -125,17 +126,13 @@ def test_simulated_devices_are_like_the_fastest():
   # Of 16 features one of three devices has 6.
   assert dict(curve)[3] == pytest.approx(5 / (1 + 6 / 4), rel=1e-3)
   # 800 bytes through 100 bytes a second: 4 s on two devices, 2 s saved.
-  assert dict(channel_split_page.simulated(_costs(), 100.0))[
-    2
-  ] == pytest.approx(1.0, rel=1e-3)
+  assert dict(channel_split_page.simulated(_costs(), 100.0))[2] == pytest.approx(1.0, rel=1e-3)
 
 
 def test_links_like_those_measured():
   """Two devices: 0.01 s and 1e-4 s a byte; twice that of a sum."""
   costs = dataclasses.replace(
-    _costs(),
-    other_bytes=1000,
-    link=costs_lib.CollectiveCost((0.01, 1e-4), (0.02, 2e-4)),
+    _costs(), other_bytes=1000, link=costs_lib.CollectiveCost((0.01, 1e-4), (0.02, 2e-4))
   )
   # Four pass on 3 messages instead of 1, and 3/4 of the bytes instead of 1/2.
   # A second of rest, 4 features at 4 a second; their 800 bytes are gathered;
@@ -151,16 +148,19 @@ def test_more_devices_than_cores_are_predicted_beside(tmp_path):
   crowded = dataclasses.replace(
     _run(
       splitting.costs({'conv': splitting.layer(2, 2, 2, 2, features=16)}),
-      False, ('plan', 'conv=4,4,4,4', 3.0, 6.0, 0.75),
+      False,
+      ('plan', 'conv=4,4,4,4', 3.0, 6.0, 0.75),
       ('equal shares', 'conv=4,4,4,4', 3.0, 6.0, 0.75),
     ),
-    devices=4, crowded=True,
-  )  # fmt: skip
+    devices=4,
+    crowded=True,
+  )
   fast = _run(
-    splitting.costs({'conv': splitting.layer(4, 4, features=16)}), False,
+    splitting.costs({'conv': splitting.layer(4, 4, features=16)}),
+    False,
     ('plan', 'conv=8,8', 3.0, 3.0, 5 / 3),
     ('equal shares', 'conv=8,8', 3.0, 3.0, 5 / 3),
-  )  # fmt: skip
+  )
   ratios = _write(tmp_path, fast, crowded)
   # Without time for links: 1 s of rest, and a quarter of 4 s.
   assert ratios['net_4x32']['predicted_with_a_core_each'] == pytest.approx(2.5)
@@ -181,10 +181,12 @@ def test_the_page_has_every_number(tmp_path):
   ratios = _write(
     tmp_path,
     _run(
-      _costs(), False, ('plan', 'conv=11,5', 3.75, 4.0, 1.25),
+      _costs(),
+      False,
+      ('plan', 'conv=11,5', 3.75, 4.0, 1.25),
       ('equal shares', 'conv=8,8', 6.0, 5.0, 1.0),
     ),
-  )  # fmt: skip
+  )
   # The ideal: a second, and 16 features at 6 a second.
   ideal = 5 / (1 + 16 / 6)
   assert ratios['net_2x32'] == {
@@ -208,10 +210,12 @@ def test_offload_devices_are_not_simulated_over_other_links(tmp_path):
   ratios = _write(
     tmp_path,
     _run(
-      costs, True, ('plan', 'conv=11,5', 3.75, 4.0, 1.25),
+      costs,
+      True,
+      ('plan', 'conv=11,5', 3.75, 4.0, 1.25),
       ('equal shares', 'nothing', 5.0, 5.0, 1.0),
     ),
-  )  # fmt: skip
+  )
   ideal = 5 / (1 + 16 / 6)
   assert ratios['net_2x32']['of_ideal'] == pytest.approx(1.25 / ideal, abs=1e-4)
   assert ratios['predictions'] == 1
@@ -220,18 +224,23 @@ def test_offload_devices_are_not_simulated_over_other_links(tmp_path):
 
 
 def test_the_figure_of_steps_shows_what_was_measured():
-  point = {'name': 'plan', 'config': 'net', 'devices': 2, 'batch_size': 8,
-           'predicted': 3.0, 'measured': 4.0, 'speed_up': 1.5,
-           'ideal': 1.8}  # fmt: skip
+  point = {
+    'name': 'plan',
+    'config': 'net',
+    'devices': 2,
+    'batch_size': 8,
+    'predicted': 3.0,
+    'measured': 4.0,
+    'speed_up': 1.5,
+    'ideal': 1.8,
+  }
   left, right = plots.split_steps([point]).axes
   assert left.lines[0].get_xydata().tolist() == [[4.0, 3.0]]
   assert right.patches[0].get_height() == 1.5
 
 
 def test_bandwidths_are_in_bytes():
-  assert channel_split.bandwidths('100mbit, 1.5gbit') == {
-    '100mbit': 12.5e6, '1.5gbit': 187.5e6,
-  }  # fmt: skip
+  assert channel_split.bandwidths('100mbit, 1.5gbit') == {'100mbit': 12.5e6, '1.5gbit': 187.5e6}
 
 
 @pytest.mark.parametrize(
@@ -260,11 +269,17 @@ def test_bad_input(capsys, more, expected):
 def test_whole_study(tmp_path, capsys, devices):
   status = study_main.main(
     # By its former name.
-    ['kernel_split', '--config=configs/channel_split_cifar10.py',
-     f'--workdir={tmp_path}', '--batch_sizes=8', '--rounds=1',
-     '--config.model.kernels=(8, 16)', '--config.data.source=synthetic',
-     f'--config.strategy.offload_to={devices}']
-  )  # fmt: skip
+    [
+      'kernel_split',
+      '--config=configs/channel_split_cifar10.py',
+      f'--workdir={tmp_path}',
+      '--batch_sizes=8',
+      '--rounds=1',
+      '--config.model.kernels=(8, 16)',
+      '--config.data.source=synthetic',
+      f'--config.strategy.offload_to={devices}',
+    ]
+  )
   out = capsys.readouterr()
   assert status == 0, out.err
   ratios = json.loads(out.out.splitlines()[-1])

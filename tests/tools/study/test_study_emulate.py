@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import emulate
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import local
-from anp_jax.tools.study import page
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import __main__ as study_main, emulate, grid, local, page, results, runner
 from tests import builders
 
 _COMMAND = ['strategies', '--config=configs/lenet.py']
@@ -29,33 +23,24 @@ _COMMAND = ['strategies', '--config=configs/lenet.py']
       "mean 'step_seconds'?",
     ),
     (['--emulate=spread'], "--emulate: 'spread': expected spread=VALUE"),
-    (
-      ['--emulate=spread=wide'],
-      "config.emulate.spread='wide': expected a number",
-    ),
+    (['--emulate=spread=wide'], "config.emulate.spread='wide': expected a number"),
     (
       ['--emulate=slow=3'],
-      "--emulate: slow='3': expected PROCESS:FACTOR, or several with +, such "
-      'as 3:2+5:1.5',
+      "--emulate: slow='3': expected PROCESS:FACTOR, or several with +, such as 3:2+5:1.5",
     ),
     (
       ['--emulate=slow=3:0'],
-      'config.emulate.slow=((3, 0.0),): expected pairs (process, factor) as '
-      'in ((3, 2.0),)',
+      'config.emulate.slow=((3, 0.0),): expected pairs (process, factor) as in ((3, 2.0),)',
     ),
     (
       ['--emulate=slow=4:2', '--nodes=1,4'],
       '--emulate: slow=4: expected a process below 4, the largest of --nodes',
     ),
     (['--emulate=spread=1,spread=2'], '--emulate: spread is set twice'),
-    (
-      ['--emulate=spread=1', '--config.emulate.spread=2'],
-      '--emulate: spread is set twice',
-    ),
+    (['--emulate=spread=1', '--config.emulate.spread=2'], '--emulate: spread is set twice'),
     (
       ['--config.emulate.spread=2'],
-      '--config.emulate.spread=2: expected --emulate with it, as in '
-      '--emulate=step_seconds=0.1',
+      '--config.emulate.spread=2: expected --emulate with it, as in --emulate=step_seconds=0.1',
     ),
     (
       ['--emulate', '--target_accuracy=0.5'],
@@ -106,11 +91,10 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   cells = grid.expand(('sync',), (1, 16), (1,), (0,))
   runs = {
     cell: results.Run(
-      100.0 * cell.nodes, np.array([4]), np.array([40]), np.array([1.0]),
-      np.array([0.5]),
+      100.0 * cell.nodes, np.array([4]), np.array([40]), np.array([1.0]), np.array([0.5])
     )
     for cell in cells
-  }  # fmt: skip
+  }
   outcome = page.Outcome(cells, runs, {}, 2, 'a pass is a sleep of 0.1 s')
   text = page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
   head = text.splitlines()[0]
@@ -119,16 +103,11 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   assert 'Emulated: a pass is a sleep of 0.1 s. Processes, ' in text
   assert 'on 2 cores in all' in text
   assert not (tmp_path / 'accuracy.png').exists()
-  assert (
-    (tmp_path / 'study.md').read_text().startswith('# Strategies, emulated\n')
-  )
+  assert (tmp_path / 'study.md').read_text().startswith('# Strategies, emulated\n')
 
 
-def test_an_emulated_study_of_a_strategy_that_has_none_is_refused(
-  tmp_path, capsys
-):
-  arguments = [*_COMMAND, f'--workdir={tmp_path}', '--emulate',
-               '--strategies=channel_split']  # fmt: skip
+def test_an_emulated_study_of_a_strategy_that_has_none_is_refused(tmp_path, capsys):
+  arguments = [*_COMMAND, f'--workdir={tmp_path}', '--emulate', '--strategies=channel_split']
   assert study_main.main(arguments) == 2
   assert 'config.emulate.enabled=True' in builders.error_line(capsys)
 
@@ -141,9 +120,7 @@ def test_spread_is_a_key_of_emulation_alone():
 
 def test_the_last_interval_of_an_emulated_run_does_not_count(tmp_path):
   """Its numbers come a step earlier than those of the others."""
-  (tmp_path / 'config.json').write_text(
-    json.dumps({'batch_size': 10, 'emulate.enabled': True})
-  )
+  (tmp_path / 'config.json').write_text(json.dumps({'batch_size': 10, 'emulate.enabled': True}))
   rates = ((4, 2.0, 20.0), (8, 1.0, 40.0), (12, 0.75, 160 / 3))
   lines = [
     {'kind': 'train', 'step': step, 'seconds': s, 'images_per_second': rate}

@@ -2,9 +2,7 @@
 
 import pytest
 
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import runner
+from anp_jax.tools.study import __main__ as study_main, grid, runner
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -14,19 +12,21 @@ def _cell(strategy='sync', nodes=1, devices=1, seed=0):
 
 
 def _command(folder, *more):
-  return [
-    'strategies', f'--config={_TINY}', f'--workdir={folder}',
-    '--strategies=sync', *more,
-  ]  # fmt: skip
+  return ['strategies', f'--config={_TINY}', f'--workdir={folder}', '--strategies=sync', *more]
 
 
 def test_grid_is_every_combination_seed_by_seed():
   cells = grid.expand(('sync', 'local'), (1, 4), (2,), (7, 8))
   assert [(c.seed, c.nodes, c.devices, c.strategy) for c in cells] == [
-    (7, 1, 2, 'sync'), (7, 1, 2, 'local'), (7, 4, 2, 'sync'),
-    (7, 4, 2, 'local'), (8, 1, 2, 'sync'), (8, 1, 2, 'local'),
-    (8, 4, 2, 'sync'), (8, 4, 2, 'local'),
-  ]  # fmt: skip
+    (7, 1, 2, 'sync'),
+    (7, 1, 2, 'local'),
+    (7, 4, 2, 'sync'),
+    (7, 4, 2, 'local'),
+    (8, 1, 2, 'sync'),
+    (8, 1, 2, 'local'),
+    (8, 4, 2, 'sync'),
+    (8, 4, 2, 'local'),
+  ]
   assert cells[2].name == 'sync-4x2-seed7' and cells[2].workers == 8
   assert cells[2].overrides == {'strategy.name': 'sync', 'seed': '7'}
   assert len({c.name for c in cells}) == len(cells)
@@ -34,9 +34,7 @@ def test_grid_is_every_combination_seed_by_seed():
 
 def test_learning_rates_are_an_axis_of_their_own():
   cells = grid.expand(('sync',), (1,), (1,), (0,), (0.01, 0.02))
-  assert [c.overrides['optimizer.learning_rate'] for c in cells] == [
-    '0.01', '0.02',
-  ]  # fmt: skip
+  assert [c.overrides['optimizer.learning_rate'] for c in cells] == ['0.01', '0.02']
   assert cells[1].name == 'sync-1x1-rate0.02-seed0'
   assert grid.learning_rates('0.02, 1e-2,0.020') == (0.01, 0.02)
   assert grid.learning_rates(None) == (None,)
@@ -46,15 +44,15 @@ def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
   keys = {'strategy.period': '3', 'strategy.in_flight': '2', 'seed': '1'}
   study = runner.Study(_TINY, keys, str(tmp_path))
   shares = {
-    name: {a.partition('=')[0].removeprefix('--config.')
-           for a in study.overridden(_cell(name))}
+    name: {a.partition('=')[0].removeprefix('--config.') for a in study.overridden(_cell(name))}
     for name in ('sync', 'local', 'server')
-  }  # fmt: skip
+  }
   common = {'seed', 'strategy.name'}
   assert shares == {
-    'sync': common, 'local': common | {'strategy.period'},
+    'sync': common,
+    'local': common | {'strategy.period'},
     'server': common | {'strategy.in_flight'},
-  }  # fmt: skip
+  }
   # One that none of them has is refused.
   command = _command(tmp_path, '--config.strategy.period=3')
   assert study_main.main(command) == 2

@@ -6,16 +6,17 @@ import re
 
 import pytest
 
-from anp_jax.tools.plan import check
-from anp_jax.tools.plan import fit
+from anp_jax.tools.plan import check, fit
 from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study.papers import invariant2016
-from anp_jax.tools.study.papers import lab as lab_lib
-from anp_jax.tools.study.papers import others
-from anp_jax.tools.study.papers import page
-from anp_jax.tools.study.papers import published
-from anp_jax.tools.study.papers import ring2015
-from anp_jax.tools.study.papers import uneven2017
+from anp_jax.tools.study.papers import (
+  invariant2016,
+  lab as lab_lib,
+  others,
+  page,
+  published,
+  ring2015,
+  uneven2017,
+)
 
 # Read in the papers, their authors' code (c), or derived (d).
 _PUBLISHED = {
@@ -105,9 +106,7 @@ def test_published_figures_are_those_of_the_papers():
   assert list(facts) == list(_PUBLISHED)
   for paper, expected in _PUBLISHED.items():
     numbers = {
-      key: (fact.value, fact.mark)
-      for key, fact in facts[paper].items()
-      if fact.value is not None
+      key: (fact.value, fact.mark) for key, fact in facts[paper].items() if fact.value is not None
     }
     assert numbers == expected
 
@@ -153,14 +152,18 @@ def test_ratio_is_of_what_was_measured_before_what_is_predicted():
   assert page.Row('a', None, 5.0).ratio is None
   row = page.Row('a', fact, None, 20.0, why_not='not run, because')
   assert row.cells() == (
-    'a', '10x (p)', 'not run, because', '20x (planner)', '2.00 (predicted)', '-'
-  )  # fmt: skip
+    'a',
+    '10x (p)',
+    'not run, because',
+    '20x (planner)',
+    '2.00 (predicted)',
+    '-',
+  )
 
 
 def test_a_measurement_is_made_once(tmp_path):
   count = tmp_path / 'count'
-  command = ['-c', f'{_PRINTS}; print("text"); print(\'{{"x": 2}}\')',
-             str(count)]  # fmt: skip
+  command = ['-c', f'{_PRINTS}; print("text"); print(\'{{"x": 2}}\')', str(count)]
   for _ in range(2):
     lab = lab_lib.Lab(str(tmp_path / 'study'))
     result = lab.measure('one', command)
@@ -210,23 +213,26 @@ def test_predict_only_runs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'command',
-  [['scripts/bench/scaling.py', '--x'], ['-m', 'scripts.bench.layers', '--x']],
+  'command', [['scripts/bench/scaling.py', '--x'], ['-m', 'scripts.bench.layers', '--x']]
 )
 def test_a_benchmark_needs_the_checkout(tmp_path, monkeypatch, command):
   monkeypatch.chdir(tmp_path)
   lab = lab_lib.Lab(str(tmp_path))
   result = lab.measure('one', command)
   assert result.why_not == (
-    'not run, because scripts/bench is not here: start the study in the '
-    'checkout of anp_jax'
+    'not run, because scripts/bench is not here: start the study in the checkout of anp_jax'
   )
   assert not lab.failures
 
 
 def test_layers_of_a_measurement_are_a_table():
-  values = {'conv1_2_alone': 1.9, 'conv1_16_alone': 9.0, 'all_2_alone': 1.5,
-            'conv1_2_at_once': 1.1, 'max_pool_2_alone': 1.2}  # fmt: skip
+  values = {
+    'conv1_2_alone': 1.9,
+    'conv1_16_alone': 9.0,
+    'all_2_alone': 1.5,
+    'conv1_2_at_once': 1.1,
+    'max_pool_2_alone': 1.2,
+  }
   result = lab_lib.Measurement(values, 'here')
   caption, rows = invariant2016.layer_table('mnist', result)
   assert caption == 'MNIST, LeNet, by layer (here):'
@@ -286,9 +292,7 @@ def test_planned_speed_ups_stand_in_the_page(tmp_path, capsys, priors_only):
   planned = float(re.search(r'([\d.]+)x \(planner\)', rows[4])[1])
   name = 'MNIST, LeNet: speed-up, 12 threads'
   # The text has three digits.
-  assert ratios['invariant2016'][name] == pytest.approx(
-    planned / 6.63, rel=0.01
-  )
+  assert ratios['invariant2016'][name] == pytest.approx(planned / 6.63, rel=0.01)
   assert 1 < planned < 12
   _check_images(tmp_path, text)
 
@@ -300,8 +304,11 @@ def test_all_papers_are_on_one_page(tmp_path, capsys, priors_only):
   assert list(ratios) == list(_PUBLISHED)
   _check_images(tmp_path, text)
   # Strong evidence of units: no speed-up exceeds its devices.
-  speed_ups = re.findall(r'(\d+) nodes: [^|]*\|[^|]*\|[^|]*\| '
-                         r'([\d.]+)x \(planner', text)  # fmt: skip
+  speed_ups = re.findall(
+    r'(\d+) nodes: [^|]*\|[^|]*\|[^|]*\| '
+    r'([\d.]+)x \(planner',
+    text,
+  )
   assert len(speed_ups) >= 8
   for size, planned in speed_ups:
     assert 0 < float(planned) <= int(size)

@@ -5,13 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import emulate
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import planned
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import table
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  emulate,
+  grid,
+  planned,
+  results,
+  runner,
+  table,
+)
 from tests import builders
 
 _CONFIG = 'configs/lenet.py'
@@ -23,8 +25,7 @@ _CONFIG = 'configs/lenet.py'
     (['--plan=1gb'], "--plan='1gb': expected a bandwidth such as 1gbit"),
     (
       ['--plan', '--nodes=1,2'],
-      "--plan: expected the bandwidth of the nodes' links, such as "
-      '--plan=1gbit',
+      "--plan: expected the bandwidth of the nodes' links, such as --plan=1gbit",
     ),
     (
       ['--plan=1gbit', '--emulate=bandwidth=100mbit'],
@@ -37,8 +38,7 @@ _CONFIG = 'configs/lenet.py'
     ),
     (
       ['--emulate=sleep=False,step_seconds=1'],
-      'config.emulate.step_seconds=1.0: expected 0.1 where emulate.sleep is '
-      'False',
+      'config.emulate.step_seconds=1.0: expected 0.1 where emulate.sleep is False',
     ),
   ],
 )
@@ -83,9 +83,7 @@ def test_as_many_cores_are_timed_at_once_as_a_run_uses(monkeypatch):
     assert serves
     calls.append((batches, cores))
     slower = 1 + 0.5 * (len(cores) - 1)  # by the others' use of the memory
-    return {
-      'fixed': 0.5 * slower, 'per_image': 0.25 * slower, 'jitter': 0.0
-    }  # fmt: skip
+    return {'fixed': 0.5 * slower, 'per_image': 0.25 * slower, 'jitter': 0.0}
 
   monkeypatch.setattr(planned, '_measured', measured)
   monkeypatch.setattr(planned.os, 'sched_getaffinity', lambda _: {3, 5})
@@ -105,10 +103,7 @@ def test_as_many_cores_are_timed_at_once_as_a_run_uses(monkeypatch):
 
 def test_what_gradients_cost_a_server_is_planned(monkeypatch):
   def measured(study, batches, cores, serves):
-    return {
-      'fixed': 0.5, 'per_image': 0.25, 'jitter': 0.0, 'at_worker': 1.0,
-      'at_server': 2.0,
-    }  # fmt: skip
+    return {'fixed': 0.5, 'per_image': 0.25, 'jitter': 0.0, 'at_worker': 1.0, 'at_server': 2.0}
 
   monkeypatch.setattr(planned, '_measured', measured)
   study = _study('sleep=False', sleeps=False)
@@ -131,9 +126,11 @@ def test_between_two_batches_the_line_goes_through_both(monkeypatch):
     def communicate(self):
       # A device alone would be given a = 0, and c of the larger batch.
       measured = {
-        'fixed': 0.0, 'per_image': 0.04, 'jitter': 0.1 * self._number,
+        'fixed': 0.0,
+        'per_image': 0.04,
+        'jitter': 0.1 * self._number,
         'batches': [[16, 0.2 + 0.1 * self._number], [64, 2.56]],
-      }  # fmt: skip
+      }
       return json.dumps({'measured': measured}), ''
 
   monkeypatch.setattr(planned.subprocess, 'Popen', Process)
@@ -164,6 +161,6 @@ def test_the_table_and_the_json_have_the_errors():
   assert summary['mean_error'] == pytest.approx(0.25 / 3, abs=1e-4)
   assert [r['error'] for r in summary['rows']] == [0.1, -0.05, -0.1]
   json.dumps(summary)
-  assert 'planned' not in table.rows(
-    results.points(cells[:1], {cells[0]: _run(10, None)}, {}), None
-  )[0]  # fmt: skip
+  assert (
+    'planned' not in table.rows(results.points(cells[:1], {cells[0]: _run(10, None)}, {}), None)[0]
+  )

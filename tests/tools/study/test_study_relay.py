@@ -10,16 +10,17 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.runtimes.relay import spans as spans_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import hours
-from anp_jax.tools.study import launching
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import relay
-from anp_jax.tools.study import relay_baselines
-from anp_jax.tools.study import relay_page
-from anp_jax.tools.study import usage
-from tests import builders
-from tests import relaying
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  hours,
+  launching,
+  plots,
+  relay,
+  relay_baselines,
+  relay_page,
+  usage,
+)
+from tests import builders, relaying
 
 # Two stations, 5 s from the first step to the last score.
 _SPANS = (
@@ -42,8 +43,15 @@ def _write(folder, spans=_SPANS):
     with open(folder / 'spans' / f'{station}.jsonl', 'w') as f:
       for where, what, model, start, end, more in spans:
         if where == station:
-          record = {'station': where, 'what': what, 'model': model, 'lap': 0,
-                    'start': start, 'end': end, **more}  # fmt: skip
+          record = {
+            'station': where,
+            'what': what,
+            'model': model,
+            'lap': 0,
+            'start': start,
+            'end': end,
+            **more,
+          }
           f.write(json.dumps(record) + '\n')
 
 
@@ -71,9 +79,7 @@ def test_a_model_that_failed_is_named(tmp_path):
   _write(tmp_path, [(0, 'train', 1, 10.0, 14.0, {}), *_SPANS])
   study = relay.Study.__new__(relay.Study)
   study.models = [['seed=1'], ['seed=2', 'optimizer.learning_rate=9']]
-  with pytest.raises(
-    launching.Failed, match=r'seed=2 optimizer.learning_rate=9; '
-  ):
+  with pytest.raises(launching.Failed, match=r'seed=2 optimizer.learning_rate=9; '):
     study.turns(str(tmp_path), models=2)
 
 
@@ -100,9 +106,7 @@ def test_a_shard_arrives_as_it_was_sent(kind):
   else:
     images = list(random.integers(0, 256, (3, 4, 5, 3), np.uint8))
   source = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
-  sent, received = (
-    relay_baselines.TravellingShard(source, 1, 3) for _ in range(2)
-  )
+  sent, received = (relay_baselines.TravellingShard(source, 1, 3) for _ in range(2))
   sent.fill(images, [4, 5, 6])
   received.unpack(sent.pack())
   results, labels = received.read(np.array([2, 0]))
@@ -175,9 +179,7 @@ def test_reads_are_counted():
 def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
   """24 and 6 images, three epochs: from memory, or from the files."""
   files = {
-    f'{split}/{label}/{i}.png': builders.encode_image(
-      builders.random_pixels(8, 8, seed=i)
-    )
+    f'{split}/{label}/{i}.png': builders.encode_image(builders.random_pixels(8, 8, seed=i))
     for split, count in (('train', 12), ('validation', 3))
     for label in ('red_cat', 'red_dog')
     for i in range(count)
@@ -193,19 +195,13 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     },
   )
   totals = collections.Counter()
-  monkeypatch.setattr(
-    sources, 'open_split', usage.count_reads(sources.open_split, totals)
-  )
+  monkeypatch.setattr(sources, 'open_split', usage.count_reads(sources.open_split, totals))
   processes = types.SimpleNamespace(
     index=0, count=1, heartbeat=lambda *_: None, gather=lambda value: [value]
   )
   with contextlib.ExitStack() as stack:
-    relay_baselines.create(
-      way, config, str(tmp_path / 'run'), processes, stack
-    ).run()
-  turns = [
-    s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train'
-  ]
+    relay_baselines.create(way, config, str(tmp_path / 'run'), processes, stack).run()
+  turns = [s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train']
   # The whole set, in batches of 8, in each of three turns.
   assert [s['steps'] for s in turns] == [24 // 8] * 3
   # Batches are read ahead, beyond the end of an epoch.
@@ -226,14 +222,10 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     (['--statoins=2'], "did you mean '--stations'?"),
     (
       [*_RING, '--baselines=ring,dsk'],
-      "no way 'dsk' (have: ring, sync, parts, independent, disk); did you mean "
-      "'disk'?",
+      "no way 'dsk' (have: ring, sync, parts, independent, disk); did you mean 'disk'?",
     ),
     ([*_RING, '--baselines=sync'], 'expected ring among them'),
-    (
-      [*_RING, '--data_set_gigabytes=9'],
-      '--disk_megabytes_per_second is missing',
-    ),
+    ([*_RING, '--data_set_gigabytes=9'], '--disk_megabytes_per_second is missing'),
     (
       [*_RING, '--data_set_gigabytes=9', '--disk_megabytes_per_second=0'],
       '--disk_megabytes_per_second=0.0: expected a number above 0',
@@ -255,14 +247,21 @@ def test_bad_input_is_refused_in_one_line(capsys, more, expected):
 def test_the_study_compares_five_ways(tmp_path, capsys):
   pytest.importorskip('sklearn', reason="the digits are scikit-learn's")
   status = study_main.main(
-    ['relay', '--config=configs/relay_anp.py:tiny', f'--workdir={tmp_path}',
-     '--config.data.source=digits', '--config.data.image_size=28',
-     '--config.data.resize=28', '--config.model.name=lenet',
-     '--config.optimizer.learning_rate=0.01',
-     "--config.strategy.models=('seed=1', 'seed=2')",
-     '--baselines=ring,sync,parts,independent,disk', '--data_set_gigabytes=1',
-     '--disk_megabytes_per_second=100']
-  )  # fmt: skip
+    [
+      'relay',
+      '--config=configs/relay_anp.py:tiny',
+      f'--workdir={tmp_path}',
+      '--config.data.source=digits',
+      '--config.data.image_size=28',
+      '--config.data.resize=28',
+      '--config.model.name=lenet',
+      '--config.optimizer.learning_rate=0.01',
+      "--config.strategy.models=('seed=1', 'seed=2')",
+      '--baselines=ring,sync,parts,independent,disk',
+      '--data_set_gigabytes=1',
+      '--disk_megabytes_per_second=100',
+    ]
+  )
   out = capsys.readouterr()
   assert status == 0, out.err
   ratios = json.loads(out.out.splitlines()[-1])

@@ -5,11 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import results
-from anp_jax.tools.study import scores as score_table
-from anp_jax.tools.study import table
+from anp_jax.tools.study import grid, plots, results, scores as score_table, table
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -35,11 +31,23 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
     [
       {'step': 1},  # timed by nothing
       {'step': 8, 'seconds': 7 / 4, 'images_per_second': 40.0},
-      {'step': 12, 'seconds': 2.0, 'images_per_second': 20.0,
-       'staleness_0': 3, 'staleness_2': 1, 'megabytes_per_update': 6.0},
+      {
+        'step': 12,
+        'seconds': 2.0,
+        'images_per_second': 20.0,
+        'staleness_0': 3,
+        'staleness_2': 1,
+        'megabytes_per_update': 6.0,
+      },
       # Continued after a stop: one step of this interval went untimed.
-      {'step': 22, 'seconds': 9 / 5, 'images_per_second': 50.0,
-       'staleness_2': 4, 'megabytes_per_update': 9.5, 'staleness': 1.5},
+      {
+        'step': 22,
+        'seconds': 9 / 5,
+        'images_per_second': 50.0,
+        'staleness_2': 4,
+        'megabytes_per_update': 9.5,
+        'staleness': 1.5,
+      },
     ],
     [
       {'step': 4, 'anp_top1': 0.3},
@@ -47,7 +55,7 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
       {'step': 22, 'anp_top1': 0.5},
       {'step': 10, 'anp_top1': 0.6},
     ],
-  )  # fmt: skip
+  )
   run = results.read(workdir)
   # Without the first interval: 40 images in 2 s and 90 in 1.8 s.
   assert run.images_per_second == pytest.approx(130 / 3.8, rel=1e-12)
@@ -96,29 +104,29 @@ def test_one_interval_is_better_than_none(tmp_path):
 def _run(rate, accuracy=(0.5,), **more):
   n = len(accuracy)
   steps = np.arange(1, n + 1)
-  return results.Run(
-    rate, steps, 10 * steps, steps / rate, np.array(accuracy), **more
-  )
+  return results.Run(rate, steps, 10 * steps, steps / rate, np.array(accuracy), **more)
 
 
 def test_speed_ups_are_of_the_same_strategy_and_seed():
   rates = {
-    ('sync', 1, 1, 0): 10, ('sync', 1, 1, 1): 20, ('sync', 1, 2, 0): 15,
-    ('sync', 1, 2, 1): 40, ('sync', 4, 2, 0): 45, ('sync', 4, 2, 1): 100,
-    ('local', 4, 2, 0): 90, ('local', 1, 2, 0): 30,
-  }  # fmt: skip
+    ('sync', 1, 1, 0): 10,
+    ('sync', 1, 1, 1): 20,
+    ('sync', 1, 2, 0): 15,
+    ('sync', 1, 2, 1): 40,
+    ('sync', 4, 2, 0): 45,
+    ('sync', 4, 2, 1): 100,
+    ('local', 4, 2, 0): 90,
+    ('local', 1, 2, 0): 30,
+  }
   runs = {grid.Cell(*key): _run(rate) for key, rate in rates.items()}
   lost = _cell('local', 1, 1)
   cells = grid.expand(('sync', 'local'), (1, 4), (1, 2), (0, 1))
   results_by_name = {
-    (p.strategy, p.nodes, p.devices): p
-    for p in results.points(cells, runs, {lost: 'lost'})
+    (p.strategy, p.nodes, p.devices): p for p in results.points(cells, runs, {lost: 'lost'})
   }
   # Strategies in their order, then nodes, then devices.
   assert list(results_by_name)[:2] == [('sync', 1, 1), ('sync', 1, 2)]
-  assert list(results_by_name)[4:] == [
-    ('local', n, d) for n in (1, 4) for d in (1, 2)
-  ]
+  assert list(results_by_name)[4:] == [('local', n, d) for n in (1, 4) for d in (1, 2)]
   # (15 / 10 + 40 / 20) / 2, and the deviation of 1.5 and 2: 0.5 / sqrt(2).
   within = results_by_name['sync', 1, 2].over_device
   assert within.mean == pytest.approx(1.75, rel=1e-12)
@@ -140,10 +148,13 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
   cells = grid.expand(('sync', 'local'), (1,), (1,), (0, 1), (0.1, 0.2, 0.4))
   # 0.2 is best for sync; of local's, one seed with 0.4 did not come to its end.
   scores = {
-    ('sync', 0.1): (0.5, 0.6), ('sync', 0.2): (0.8, 0.6),
-    ('sync', 0.4): (0.7, 0.6), ('local', 0.1): (0.3, 0.5),
-    ('local', 0.2): (0.2, 0.2), ('local', 0.4): (0.9, None),
-  }  # fmt: skip
+    ('sync', 0.1): (0.5, 0.6),
+    ('sync', 0.2): (0.8, 0.6),
+    ('sync', 0.4): (0.7, 0.6),
+    ('local', 0.1): (0.3, 0.5),
+    ('local', 0.2): (0.2, 0.2),
+    ('local', 0.4): (0.9, None),
+  }
   runs, failures = {}, {}
   for c in cells:
     score = scores[c.strategy, c.learning_rate][c.seed]
@@ -158,21 +169,18 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
   assert local_point.failures == {'local-1x1-rate0.4-seed1': 'not finite'}
   rows = table.rows([sync, local_point], None)
   assert rows[0][-2:] == ('learning rate', 'seeds')
-  assert [row[-2:] for row in rows[1:]] == [
-    ('0.2', '2'),
-    ('0.1', '2, 1 failed'),
-  ]
+  assert [row[-2:] for row in rows[1:]] == [('0.2', '2'), ('0.1', '2, 1 failed')]
   score_rows = score_table.rows([sync, local_point], None)
-  assert score_rows[0][3:] == (
-    'learning rate', 'top-1', 'points over sync', 'seeds',
-  )  # fmt: skip
+  assert score_rows[0][3:] == ('learning rate', 'top-1', 'points over sync', 'seeds')
   # Of two seeds half the interval is t = tan(0.475 pi) times half of their
   # distance: 0.2, and 0.4 of the differences -0.5 and -0.1.
   assert score_rows[1][3:] == ('0.2', '70.0 ± 127.1 %', '-', '2')
   assert score_rows[2][3:] == (
-    '0.1', '40.0 ± 127.1 %', '-30.0 ± 254.1, not distinguishable',
+    '0.1',
+    '40.0 ± 127.1 %',
+    '-30.0 ± 254.1, not distinguishable',
     '2, 1 failed',
-  )  # fmt: skip
+  )
   tried = table.by_learning_rate([sync, local_point])
   assert tried[0][3:] == ('0.1', '0.2', '0.4')
   assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
@@ -193,12 +201,7 @@ def test_spread():
 def _points(**more):
   cells = grid.expand(('sync',), (1, 2), (1, 2), (0, 1))
   runs = {
-    c: _run(
-      100.0 * c.workers + c.seed,
-      (0.2, 0.4 + 0.4 * c.seed),
-      crowded=c.workers > 2,
-      **more,
-    )
+    c: _run(100.0 * c.workers + c.seed, (0.2, 0.4 + 0.4 * c.seed), crowded=c.workers > 2, **more)
     for c in cells
   }
   return results.points(cells, runs, {})
@@ -208,9 +211,16 @@ def test_table_says_what_means_nothing():
   points = _points(megabytes=2.5)
   rows = table.rows(points, 0.7)
   assert rows[0] == (
-    'strategy', 'nodes', 'devices a node', 'images/s', 'over one device',
-    'over one node', 'time to 70 %', 'MB sent a step', 'seeds',
-  )  # fmt: skip
+    'strategy',
+    'nodes',
+    'devices a node',
+    'images/s',
+    'over one device',
+    'over one node',
+    'time to 70 %',
+    'MB sent a step',
+    'seeds',
+  )
   by_place = {row[1:3]: row for row in rows[1:]}
   # Rates 200 and 201, baselines 100 and 101.
   assert by_place['1', '2'][3:6] == ('200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00')
@@ -228,9 +238,7 @@ def test_table_says_what_means_nothing():
 
 def _curves(axis):
   """Points of what is drawn, by name; error bars are containers."""
-  curves = {
-    c.get_label(): np.array(c.lines[0].get_xydata()) for c in axis.containers
-  }
+  curves = {c.get_label(): np.array(c.lines[0].get_xydata()) for c in axis.containers}
   for line in axis.lines:
     if not line.get_label().startswith('_'):
       curves[line.get_label()] = np.array(line.get_xydata())
@@ -242,27 +250,17 @@ def test_figures_hold_the_series(tmp_path):
   speed = plots.speed(points)
   rates, within, across = (_curves(axis) for axis in speed.axes)
   # Means of two seeds; whole nodes of two devices, and one device.
-  np.testing.assert_allclose(
-    rates['sync'], [[1, 100.5], [2, 200.5], [4, 400.5]], rtol=1e-12
-  )
-  np.testing.assert_allclose(
-    within['sync'], [[1, 1], [2, (2 + 201 / 101) / 2]], rtol=1e-12
-  )
-  np.testing.assert_allclose(
-    across['sync'], [[1, 1], [2, (2 + 401 / 201) / 2]], rtol=1e-12
-  )
+  np.testing.assert_allclose(rates['sync'], [[1, 100.5], [2, 200.5], [4, 400.5]], rtol=1e-12)
+  np.testing.assert_allclose(within['sync'], [[1, 1], [2, (2 + 201 / 101) / 2]], rtol=1e-12)
+  np.testing.assert_allclose(across['sync'], [[1, 1], [2, (2 + 401 / 201) / 2]], rtol=1e-12)
   for curves in (within, across):
     np.testing.assert_array_equal(curves['ideal'], [[1, 1], [2, 2]])
   accuracy = plots.accuracy(points, 0.7)
   samples, seconds, to_target = (_curves(axis) for axis in accuracy.axes)
   assert set(samples) == {'sync, 2 x 2', 'sync, 1 x 1'}
+  np.testing.assert_allclose(samples['sync, 2 x 2'], [[10, 0.2], [20, 0.6]], rtol=1e-12)
   np.testing.assert_allclose(
-    samples['sync, 2 x 2'], [[10, 0.2], [20, 0.6]], rtol=1e-12
-  )
-  np.testing.assert_allclose(
-    seconds['sync, 2 x 2'][:, 0],
-    [(1 / 400 + 1 / 401) / 2, (2 / 400 + 2 / 401) / 2],
-    rtol=1e-12,
+    seconds['sync, 2 x 2'][:, 0], [(1 / 400 + 1 / 401) / 2, (2 / 400 + 2 / 401) / 2], rtol=1e-12
   )
   assert to_target['sync'][:, 0].tolist() == [1, 2, 4]
   (axis,) = plots.staleness(points).axes

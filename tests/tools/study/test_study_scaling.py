@@ -3,11 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import scaling
+from anp_jax.tools.study import __main__ as study_main, grid, results, runner, scaling
 from tests import builders
 
 _LENET = 'configs/lenet.py'
@@ -50,16 +46,17 @@ def test_cells_that_agree_are_one():
   cells = grid.expand(('sync', 'server'), (1, 4), (1,), (0,))
   names = [c.name for c in scaling.cells(_study(), cells, ('strong', 'weak'))]
   assert names == [
-    'sync-1x1-seed0', 'server-1x1-seed0', 'sync-4x1-seed0',
-    'sync-4x1-weak-seed0', 'server-4x1-seed0',
-  ]  # fmt: skip
+    'sync-1x1-seed0',
+    'server-1x1-seed0',
+    'sync-4x1-seed0',
+    'sync-4x1-weak-seed0',
+    'server-4x1-seed0',
+  ]
   assert scaling.cells(_study(), cells, ('strong',)) == cells
 
 
 def test_weak_and_strong_have_rows_of_their_own():
-  cells = scaling.cells(
-    _study(), grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak')
-  )
+  cells = scaling.cells(_study(), grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak'))
   points = results.points(cells, {}, {})
   assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]
 
@@ -71,10 +68,8 @@ def test_steps_are_refused():
 
 
 def test_a_bad_kind_is_one_line(tmp_path, capsys):
-  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}',
-               '--scaling=week']  # fmt: skip
+  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}', '--scaling=week']
   assert study_main.main(arguments) == 2
   assert builders.error_line(capsys) == (
-    'error: --scaling=week: expected strong, weak, or both with a comma; did '
-    "you mean 'weak'?"
+    "error: --scaling=week: expected strong, weak, or both with a comma; did you mean 'weak'?"
   )

@@ -6,26 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import results
-from anp_jax.tools.study import scores
-from anp_jax.tools.study import table
+from anp_jax.tools.study import grid, results, scores, table
 
 _SYNC = (0.90, 0.92, 0.91)
 
 
 def _run(accuracy, samples=100):
-  return results.Run(
-    1.0, np.array([1]), np.array([samples]), np.array([1.0]),
-    np.array([accuracy]),
-  )  # fmt: skip
+  return results.Run(1.0, np.array([1]), np.array([samples]), np.array([1.0]), np.array([accuracy]))
 
 
 def _points(accuracies, nodes=4, varied=(), samples=100):
   """`sync` on one node, and `server` with one accuracy a seed."""
-  runs = {
-    grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)
-  }
+  runs = {grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)}
   runs |= {
     grid.Cell('server', nodes, 1, seed, None, varied): _run(a, samples)
     for seed, a in enumerate(accuracies)
@@ -35,9 +27,7 @@ def _points(accuracies, nodes=4, varied=(), samples=100):
 
 def test_the_interval_of_a_mean_is_students():
   values = [0.90, 0.92, 0.97]
-  low, high = stats.t.interval(
-    0.95, 2, np.mean(values), stats.sem(values)
-  )  # fmt: skip
+  low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
   interval = results.spread(values).interval
   assert interval == pytest.approx((high - low) / 2, rel=1e-9)
   assert results.spread([0.5]).interval is None
@@ -90,8 +80,11 @@ def test_the_baseline_has_the_same_keys_and_size():
   """Among `sync` of two momenta and sizes, the one that is alike."""
   runs = {}
   for nodes, momentum, accuracy in (
-    (1, '0.0', 0.1), (1, '0.9', 0.2), (4, '0.0', 0.3), (4, '0.9', 0.4),
-  ):  # fmt: skip
+    (1, '0.0', 0.1),
+    (1, '0.9', 0.2),
+    (4, '0.0', 0.3),
+    (4, '0.9', 0.4),
+  ):
     varied = (('optimizer.momentum', momentum),)
     runs[grid.Cell('sync', nodes, 1, 0, None, varied)] = _run(accuracy)
   more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
@@ -112,9 +105,11 @@ def test_weak_scaling_is_compared_with_weak_scaling():
   runs = {
     grid.Cell(strategy, 4, 1, 0, weak=weak): _run(accuracy)
     for strategy, weak, accuracy in (
-      ('sync', False, 0.9), ('sync', True, 0.7), ('local', True, 0.6),
+      ('sync', False, 0.9),
+      ('sync', True, 0.7),
+      ('local', True, 0.6),
     )
-  }  # fmt: skip
+  }
   points = results.points(list(runs), runs, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(-0.1, abs=1e-12)
@@ -137,8 +132,7 @@ def test_speed_ups_of_weak_scaling_are_over_one_worker():
 
 
 def test_a_learning_rate_without_any_run_has_a_dash():
-  cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in
-           ((1, 0.1), (1, 0.2), (2, 0.1))]  # fmt: skip
+  cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in ((1, 0.1), (1, 0.2), (2, 0.1))]
   runs = {cell: _run(0.5) for cell in cells}
   rows = table.by_learning_rate(results.points(cells, runs, {}))
   assert rows[-1][-1] == '-'

@@ -9,17 +9,18 @@ import sys
 import numpy as np
 import pytest
 
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import local
-from anp_jax.tools.study import page
-from anp_jax.tools.study import plots
-from anp_jax.tools.study import results
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import scores
-from anp_jax.tools.study import simulate
-from tests import builders
-from tests import launching
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  grid,
+  local,
+  page,
+  plots,
+  results,
+  runner,
+  scores,
+  simulate,
+)
+from tests import builders, launching
 
 _LENET = 'configs/lenet.py'
 
@@ -39,10 +40,12 @@ def test_cells_of_simulated_workers():
   names = [cell.name for cell in simulate.cells(study, cells)]
   # What simulates nobody trains alike for any number of workers.
   assert names == [
-    'invariant-1x1-seed0', 'local-simulated-1x1-seed0',
-    'server-simulated-1x1-seed0', 'local-simulated-16x1-seed0',
+    'invariant-1x1-seed0',
+    'local-simulated-1x1-seed0',
+    'server-simulated-1x1-seed0',
+    'local-simulated-16x1-seed0',
     'server-simulated-16x1-seed0',
-  ]  # fmt: skip
+  ]
 
 
 def test_the_config_of_a_simulated_cell():
@@ -62,10 +65,7 @@ def test_the_config_of_a_simulated_cell():
 @pytest.mark.parametrize(
   'flags, line',
   [
-    (
-      ['--workers=4'],
-      '--workers=4: expected --simulate with it, or --nodes',
-    ),
+    (['--workers=4'], '--workers=4: expected --simulate with it, or --nodes'),
     (
       ['--simulate', '--nodes=2'],
       '--nodes=2: expected --workers with --simulate: a run is one process',
@@ -73,10 +73,7 @@ def test_the_config_of_a_simulated_cell():
     (['--simulate', '--workers=x'], "--workers='x': expected whole numbers"),
     (['--simulate', '--emulate'], '--emulate: expected without --simulate'),
     (['--simulate', '--plan'], '--plan: expected without --simulate'),
-    (
-      ['--simulate=step_secods=1'],
-      "--simulate: no key 'step_secods' (have: ",
-    ),
+    (['--simulate=step_secods=1'], "--simulate: no key 'step_secods' (have: "),
     (
       ['--simulate=step_seconds=long'],
       "config.strategy.simulate.step_seconds='long': expected a number",
@@ -85,10 +82,7 @@ def test_the_config_of_a_simulated_cell():
       ['--simulate', '--config.strategy.simulate.workers=4'],
       '--config.strategy.simulate.workers=4: the study sets it; use --workers',
     ),
-    (
-      ['--simulate', '--vary=strategy.simulate.workers=4'],
-      'the study sets it; use --workers',
-    ),
+    (['--simulate', '--vary=strategy.simulate.workers=4'], 'the study sets it; use --workers'),
     (
       ['--simulate', '--strategies=invariant'],
       '--simulate: no strategy of the study simulates workers',
@@ -106,9 +100,7 @@ def test_runs_at_once_have_a_core_each():
   cells = [grid.Cell('server', 16, 1, 0, simulated=True)]
   assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
   command = local._command(study, cells[0], [5])
-  assert command[:6] == [
-    'taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1',
-  ]  # fmt: skip
+  assert command[:6] == ['taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1']
   # Two devices each: the third core is left; more than there are share all.
   pairs = [grid.Cell('server', 16, 2, 0, simulated=True), *cells]
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
@@ -134,10 +126,10 @@ def test_two_runs_are_under_way_at_once(tmp_path, monkeypatch):
   (tmp_path / 'waiting.py').write_text(_WAITING)
   (tmp_path / 'begun').mkdir()
   monkeypatch.setattr(
-    local, '_command',
-    lambda *_: [sys.executable, str(tmp_path / 'waiting.py'),
-                str(tmp_path / 'begun')],
-  )  # fmt: skip
+    local,
+    '_command',
+    lambda *_: [sys.executable, str(tmp_path / 'waiting.py'), str(tmp_path / 'begun')],
+  )
   monkeypatch.setattr(local, '_POLL', 0.01)
   monkeypatch.setattr(local, '_shares', lambda *_: [[0], [1]])
   cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (2, 4)]
@@ -150,20 +142,31 @@ def _write_run(folder):
   folder.mkdir(parents=True)
   (folder / 'config.json').write_text(json.dumps({'batch_size': 10}))
   train = [
-    {'kind': 'train', 'step': step, 'seconds': 1.0, 'images_per_second': 20.0,
-     'staleness_0': 2, 'staleness_15': 2}
+    {
+      'kind': 'train',
+      'step': step,
+      'seconds': 1.0,
+      'images_per_second': 20.0,
+      'staleness_0': 2,
+      'staleness_15': 2,
+    }
     for step in (2, 4)
-  ]  # fmt: skip
+  ]
   validation = [
-    {'kind': 'validation', 'step': step, 'anp_top1': top1, 'anp_top5': 0.9,
-     'noun_top1': 0.75, 'simulated_seconds': seconds}
+    {
+      'kind': 'validation',
+      'step': step,
+      'anp_top1': top1,
+      'anp_top5': 0.9,
+      'noun_top1': 0.75,
+      'simulated_seconds': seconds,
+    }
     for step, top1, seconds in ((2, 0.4, 3600.0), (4, 0.6, 7200.0))
-  ]  # fmt: skip
+  ]
   lines = map(json.dumps, train + validation)
   (folder / 'metrics.jsonl').write_text('\n'.join(lines))
   # Read at versions 0, 0, 0 and 1, applied as updates 0 to 3.
-  updates = [{'order': n, 'parts': [{'reads': [max(0, n - 2)]}]}
-             for n in range(4)]  # fmt: skip
+  updates = [{'order': n, 'parts': [{'reads': [max(0, n - 2)]}]} for n in range(4)]
   (folder / 'server.jsonl').write_text('\n'.join(map(json.dumps, updates)))
   return str(folder)
 
@@ -182,27 +185,36 @@ def test_a_simulated_runs_numbers(tmp_path):
 
 def _outcome(tmp_path):
   run = results.read(_write_run(tmp_path / 'run'), simulated=True)
-  alone = results.Run(
-    10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7])
-  )
+  alone = results.Run(10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7]))
   cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (4, 16)]
   cells.append(grid.Cell('invariant', 1, 1, 0))
   return page.Outcome(
-    cells, dict(zip(cells, (run, run, alone))), {}, 2,
-    simulation='step_seconds=0.5',
-  )  # fmt: skip
+    cells, dict(zip(cells, (run, run, alone))), {}, 2, simulation='step_seconds=0.5'
+  )
 
 
 def test_the_table_has_times_staleness_and_scores(tmp_path):
   outcome = _outcome(tmp_path)
   points = results.points(outcome.cells, outcome.runs, {})
   assert scores.rows(points, 0.5) == [
-    ('strategy', 'workers', 'top-1', 'top-5', 'noun', 'staleness', 'at most',
-     'simulated time to 50 %', 'simulated time', 'seeds'),
-    *(('server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h',
-       '2.00 h', '1') for n in ('4', '16')),
+    (
+      'strategy',
+      'workers',
+      'top-1',
+      'top-5',
+      'noun',
+      'staleness',
+      'at most',
+      'simulated time to 50 %',
+      'simulated time',
+      'seeds',
+    ),
+    *(
+      ('server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h', '2.00 h', '1')
+      for n in ('4', '16')
+    ),
     ('invariant', '1', '70.0 %', '-', '-', '-', '-', '-', '-', '1'),
-  ]  # fmt: skip
+  ]
 
 
 def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
@@ -235,10 +247,7 @@ def test_panels_keep_their_width_beside_long_names(tmp_path):
 @pytest.mark.parametrize('draw', [plots.staleness, plots.traffic])
 def test_long_names_are_below_a_lone_panel(tmp_path, draw):
   outcome = _outcome(tmp_path)
-  runs = {
-    cell: dataclasses.replace(run, megabytes=3.0)
-    for cell, run in outcome.runs.items()
-  }
+  runs = {cell: dataclasses.replace(run, megabytes=3.0) for cell, run in outcome.runs.items()}
   varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
   points = [
     dataclasses.replace(p, varied={**varied, 'warmup_start': '0.0625'})
@@ -269,21 +278,28 @@ def test_the_command_simulates_workers(tmp_path):
   """Two workers take turns: all gradients but the first are one update old."""
   done = subprocess.run(
     [
-      sys.executable, '-m', 'anp_jax.tools.study', 'strategies',
-      '--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}',
-      '--strategies=server', '--simulate=step_seconds=2', '--workers=2',
+      sys.executable,
+      '-m',
+      'anp_jax.tools.study',
+      'strategies',
+      '--config=configs/resnet_anp.py:tiny',
+      f'--workdir={tmp_path}',
+      '--strategies=server',
+      '--simulate=step_seconds=2',
+      '--workers=2',
       *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
     ],
-    cwd=launching.ROOT, capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   with open(tmp_path / 'cells.csv') as f:
     (pair,) = csv.DictReader(f)
   assert pair['max_staleness'] == '1'
   # So many updates, two of them every 2 s.
-  config = json.loads(
-    (tmp_path / 'runs/server-simulated-2x1-seed0/config.json').read_text()
-  )
+  config = json.loads((tmp_path / 'runs/server-simulated-2x1-seed0/config.json').read_text())
   updates = int(config['duration'].split()[0])
   assert config['duration'].endswith('steps')
   assert float(pair['mean_staleness']) == pytest.approx(1 - 1 / updates)

@@ -9,12 +9,7 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import local
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import traffic
-from anp_jax.tools.study import tune
+from anp_jax.tools.study import __main__ as study_main, grid, local, runner, traffic, tune
 from tests import builders
 
 _LENET = 'configs/lenet.py'
@@ -23,9 +18,14 @@ _RATE = 'optimizer.learning_rate'
 
 def _plan(*texts, budget=None, seeds=(0, 1), learning_rates=None):
   flags = types.SimpleNamespace(
-    tune=list(texts), tune_budget=budget, learning_rates=learning_rates,
-    vary=[], plan=None, emulate=None, config=_LENET,
-  )  # fmt: skip
+    tune=list(texts),
+    tune_budget=budget,
+    learning_rates=learning_rates,
+    vary=[],
+    plan=None,
+    emulate=None,
+    config=_LENET,
+  )
   overrides = {'duration': '24 epochs'}
   return tune.parse(flags, ('sync', 'server'), overrides, grid.AXES, seeds)
 
@@ -67,11 +67,10 @@ def test_the_better_half_goes_on(tmp_path):
   """The order of eight values changes as they train for longer."""
   study, plan = _study(tmp_path), _plan(f'{_RATE}=8,7,6,5,4,3,2,1')
   accuracy = {
-    '3 epochs': {1: 0.1, 2: 0.8, 3: 0.7, 4: 0.2, 5: 0.3, 6: 0.75, 7: 0.6,
-                 8: 0.4},
+    '3 epochs': {1: 0.1, 2: 0.8, 3: 0.7, 4: 0.2, 5: 0.3, 6: 0.75, 7: 0.6, 8: 0.4},
     '6 epochs': {2: 0.7, 3: 0.8, 6: 0.9, 7: 0.6},
     '12 epochs': {3: 0.95, 6: 0.94},
-  }  # fmt: skip
+  }
   rungs = []
 
   def train(cells):
@@ -93,9 +92,7 @@ def test_the_better_half_goes_on(tmp_path):
   head, row = tune.rows(plan, [tuned])
   assert head[0] == 'tuned' and head[-1] == 'epochs spent'
   assert row[0] == 'sync-2x1' and row[-1] == '72'
-  assert row[1:4] == (
-    '10.0 % (3 epochs)', '70.0 % (6 epochs)', '95.0 % (12 epochs) best'
-  )  # fmt: skip
+  assert row[1:4] == ('10.0 % (3 epochs)', '70.0 % (6 epochs)', '95.0 % (12 epochs) best')
   (note,) = tune.notes(plan, [tuned])
   assert 'seed 1000, which is not scored; 72 epochs' in note
 
@@ -109,13 +106,10 @@ def test_the_edge_of_the_grid_is_said(tmp_path, best, place):
       _write(study, c, 1 - abs(c.rate - best))
     return {}
 
-  (cell,), _, contests = tune.run(
-    study, [grid.Cell('sync', 1, 1, 0)], plan, train
-  )
+  (cell,), _, contests = tune.run(study, [grid.Cell('sync', 1, 1, 0)], plan, train)
   assert cell.rate == best
   assert tune.notes(plan, contests)[1:] == [
-    f"sync-1x1: the best value of {_RATE}, {best}, is the grid's {place}: "
-    'widen it'
+    f"sync-1x1: the best value of {_RATE}, {best}, is the grid's {place}: widen it"
   ]
 
 
@@ -124,8 +118,7 @@ def test_what_diverges_is_no_candidate(tmp_path):
   study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2,0.3,0.4')
 
   def train(cells):
-    failed = {c: 'step 3 is not finite' for c in cells
-              if c.strategy == 'server' or c.rate > 0.1}  # fmt: skip
+    failed = {c: 'step 3 is not finite' for c in cells if c.strategy == 'server' or c.rate > 0.1}
     for c in cells:
       if c not in failed:
         _write(study, c, 0.2)
@@ -154,8 +147,7 @@ def test_what_cannot_be_is_no_row(tmp_path):
 def test_a_key_that_a_strategy_lacks_is_not_tuned_there():
   plan = _plan(f'{_RATE}=0.1,0.2', 'strategy.look_ahead=none,dana')
   counts = [
-    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), plan))
-    for name in ('sync', 'server')
+    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), plan)) for name in ('sync', 'server')
   ]
   assert counts == [2, 4]
   cell = grid.Cell('server', 1, 1, 0, tuned=((_RATE, '0.1'),))
@@ -177,10 +169,7 @@ def test_its_seed_is_none_of_those_that_are_scored():
       '--tune=optimizer.learning_rat=1: unknown key optimizer.learning_rat; '
       "did you mean 'optimizer.learning_rate'?",
     ),
-    (
-      [f'--tune={_RATE}=0.1,x'],
-      f"config.{_RATE}='x': expected a number",
-    ),
+    ([f'--tune={_RATE}=0.1,x'], f"config.{_RATE}='x': expected a number"),
     (
       [f'--tune={_RATE}=0.1', '--learning_rates=1'],
       f'--tune={_RATE}=0.1: the study sets it; use --learning_rates',
@@ -192,17 +181,13 @@ def test_its_seed_is_none_of_those_that_are_scored():
     ),
     (
       [f'--tune={_RATE}=1', '--tune_budget=many'],
-      '--tune_budget=many: expected an amount of training like '
-      "config.duration='20 epochs'",
+      "--tune_budget=many: expected an amount of training like config.duration='20 epochs'",
     ),
     (
       [f'--tune={_RATE}=1', '--tune_budget=100 steps'],
       '--tune_budget=100 steps: expected an amount of training like',
     ),
-    (
-      ['--tune=strategy.period=1,2', '--strategies=sync'],
-      '--tune=strategy.period=1,2: ',
-    ),
+    (['--tune=strategy.period=1,2', '--strategies=sync'], '--tune=strategy.period=1,2: '),
   ],
 )
 def test_bad_flags_are_one_line(tmp_path, capsys, flags, line):
@@ -235,30 +220,31 @@ with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
 
 
 @pytest.mark.slow
-def test_a_command_that_tunes_goes_on_where_it_stopped(
-  tmp_path, monkeypatch, capsys
-):
+def test_a_command_that_tunes_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
   (tmp_path / 'pretend.py').write_text(_PRETEND)
   monkeypatch.setenv('PRETEND', str(tmp_path))
   monkeypatch.setattr(
-    local, '_command',
-    lambda study, cell, _: [sys.executable, str(tmp_path / 'pretend.py'),
-                            *study.arguments(cell)],
-  )  # fmt: skip
+    local,
+    '_command',
+    lambda study, cell, _: [sys.executable, str(tmp_path / 'pretend.py'), *study.arguments(cell)],
+  )
   monkeypatch.setattr(traffic, 'megabytes', lambda *_: 1.0)
   command = [
-    'strategies', f'--config={_LENET}', f'--workdir={tmp_path / "study"}',
-    '--strategies=sync', '--nodes=1', '--seeds=0,1', f'--tune={_RATE}=0.01,0.1',
+    'strategies',
+    f'--config={_LENET}',
+    f'--workdir={tmp_path / "study"}',
+    '--strategies=sync',
+    '--nodes=1',
+    '--seeds=0,1',
+    f'--tune={_RATE}=0.01,0.1',
     f'--tune={_RATE}=0.03,0.1,0.3,3',
-  ]  # fmt: skip
+  ]
   assert study_main.main(command) == 2
   assert f'{_RATE} is set twice' in builders.error_line(capsys)
   del command[-2]
   assert study_main.main(command) == 0
-  short = [f'sync-1x1-tune-5epochs-{_RATE}={r}-seed1000'
-           for r in (0.03, 0.1, 0.3, 3.0)]  # fmt: skip
-  longer = [f'sync-1x1-tune-10epochs-{_RATE}={r}-seed1000'
-            for r in (0.1, 0.03)]  # fmt: skip
+  short = [f'sync-1x1-tune-5epochs-{_RATE}={r}-seed1000' for r in (0.03, 0.1, 0.3, 3.0)]
+  longer = [f'sync-1x1-tune-10epochs-{_RATE}={r}-seed1000' for r in (0.1, 0.03)]
   scored = [f'sync-1x1-{_RATE}=0.1-seed{seed}' for seed in (0, 1)]
   calls = (tmp_path / 'calls').read_text().split()
   assert calls[:4] == short and calls[6:] == scored
@@ -276,9 +262,7 @@ def test_a_command_that_tunes_goes_on_where_it_stopped(
   assert '100.0 % (10 epochs) best' in page
   # A seed more is trained with the value that is known.
   assert study_main.main([*command, '--seeds=0,1,2']) == 0
-  assert (tmp_path / 'calls').read_text().split()[len(calls) :] == [
-    f'sync-1x1-{_RATE}=0.1-seed2'
-  ]
+  assert (tmp_path / 'calls').read_text().split()[len(calls) :] == [f'sync-1x1-{_RATE}=0.1-seed2']
 
 
 def test_bad_input_needs_no_config():

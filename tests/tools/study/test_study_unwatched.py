@@ -7,11 +7,7 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study import grid
-from anp_jax.tools.study import local
-from anp_jax.tools.study import runner
-from anp_jax.tools.study import slurm
+from anp_jax.tools.study import __main__ as study_main, grid, local, runner, slurm
 
 _TINY = 'configs/resnet_anp.py:tiny'
 _TRAIN = {'kind': 'train', 'step': 4, 'epoch': 0.4, 'seconds': 1.0}
@@ -39,9 +35,7 @@ def _waiting(study, options, monkeypatch):
   """The cells that a study runs, with a launcher that runs none."""
   calls = []
   for module in (slurm, local):
-    monkeypatch.setattr(
-      module, 'run', lambda study, cells, *_: calls.extend(cells)
-    )
+    monkeypatch.setattr(module, 'run', lambda study, cells, *_: calls.extend(cells))
   progress = types.SimpleNamespace(
     begin=lambda *_: None, began=lambda *_: None, ended=lambda *_: None
   )
@@ -57,9 +51,7 @@ def _study(tmp_path, **overrides):
 
 @pytest.mark.parametrize('options', ['', None])
 @pytest.mark.parametrize('batch_size', ['0', '24'])
-def test_a_run_with_a_result_is_not_run_again(
-  tmp_path, monkeypatch, options, batch_size
-):
+def test_a_run_with_a_result_is_not_run_again(tmp_path, monkeypatch, options, batch_size):
   study = _study(tmp_path, batch_size=batch_size)
   _left(study, _TRAIN, _RESULT)
   for _ in range(2):
@@ -91,21 +83,15 @@ def test_a_record_that_there_is_stays(tmp_path, monkeypatch):
     ((_TRAIN, _RESULT), {'optimizer__learning_rate': 7.5}),
   ],
 )
-def test_what_has_no_result_of_this_config_is_run(
-  tmp_path, monkeypatch, records, values
-):
+def test_what_has_no_result_of_this_config_is_run(tmp_path, monkeypatch, records, values):
   study = _study(tmp_path)
   _left(study, *records, **values)
   assert _waiting(study, '', monkeypatch) == [_CELL]
   assert runner.record(study, _CELL) == {}
 
 
-@pytest.mark.parametrize('values', [
-  {'batch_size': 48}, {'model__dtype': 'bfloat16'},
-])  # fmt: skip
-def test_a_typed_value_is_not_the_run_s_to_decide(
-  tmp_path, monkeypatch, values
-):
+@pytest.mark.parametrize('values', [{'batch_size': 48}, {'model__dtype': 'bfloat16'}])
+def test_a_typed_value_is_not_the_run_s_to_decide(tmp_path, monkeypatch, values):
   study = _study(tmp_path, batch_size='40', model__dtype='float32')
   _left(study, _TRAIN, _RESULT, **values)
   assert _waiting(study, '', monkeypatch) == [_CELL]

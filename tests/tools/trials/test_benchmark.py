@@ -7,15 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import cluster
-from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax import cluster, config as config_lib, train
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.system import memory
-from anp_jax.system import stopwatch
-from anp_jax.tools.trials import benchmark
-from anp_jax.tools.trials import largest_batch
-from anp_jax.tools.trials import trial as trial_lib
+from anp_jax.system import memory, stopwatch
+from anp_jax.tools import trials
+from anp_jax.tools.trials import benchmark, largest_batch, trial as trial_lib
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -29,9 +25,12 @@ def quick(monkeypatch):
 
 def _config(config, **keys):
   changes = {
-    'model.name': 'tests.user_network:WithoutDropout', 'model.norm_group': 2,
-    'data.image_size': 16, 'data.resize': 16, 'log.tensorboard': False,
-  }  # fmt: skip
+    'model.name': 'tests.user_network:WithoutDropout',
+    'model.norm_group': 2,
+    'data.image_size': 16,
+    'data.resize': 16,
+    'log.tensorboard': False,
+  }
   return builders.editable(config_lib.replaced(config, changes | keys))
 
 
@@ -56,19 +55,14 @@ def _flops(images):
 @pytest.mark.usefixtures('quick')
 @pytest.mark.parametrize(
   'strategy, count',
-  [
-    ('sync', 1), ('sync', 4), ('invariant', 2), ('local', 2),
-    ('channel_split', 1),
-  ],
-)  # fmt: skip
-def test_the_page_has_every_number(
-  tmp_path, config, monkeypatch, capsys, strategy, count
-):
+  [('sync', 1), ('sync', 4), ('invariant', 2), ('local', 2), ('channel_split', 1)],
+)
+def test_the_page_has_every_number(tmp_path, config, monkeypatch, capsys, strategy, count):
   _devices(monkeypatch, count)
   keys = {'strategy.name': strategy}
   if strategy == 'invariant':
     keys['strategy.threads'] = 8  # as many as pytest has devices
-  train.run(_config(config, **keys), str(tmp_path), 'benchmark')
+  trials.run(_config(config, **keys), str(tmp_path), 'benchmark')
   values = json.loads((tmp_path / 'benchmark.json').read_text())
   assert (values['devices'], values['strategy']) == (count, strategy)
   for name in ('step', 'with_input'):
@@ -92,22 +86,14 @@ def test_the_page_has_every_number(
 
 
 @pytest.mark.slow
-def test_a_run_in_the_workdir_stays_as_it_is(
-  tmp_path, config, monkeypatch, quick
-):
+def test_a_run_in_the_workdir_stays_as_it_is(tmp_path, config, monkeypatch, quick):
   _devices(monkeypatch, 1)
   run_config = _config(config, duration='4 steps')
   train.run(run_config, str(tmp_path))
-  before = {
-    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
-  }
-  train.run(run_config, str(tmp_path), 'benchmark')
-  after = {
-    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
-  }
-  assert after.keys() - before.keys() == {
-    tmp_path / 'benchmark.json', tmp_path / 'benchmark.md',
-  }  # fmt: skip
+  before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+  trials.run(run_config, str(tmp_path), 'benchmark')
+  after = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+  assert after.keys() - before.keys() == {tmp_path / 'benchmark.json', tmp_path / 'benchmark.md'}
   assert before.items() <= after.items()
 
 
@@ -120,9 +106,7 @@ def test_the_largest_batch_is_on_the_line():
 
 
 @pytest.mark.slow
-def test_the_largest_batch_fits_and_one_a_little_larger_does_not(
-  tmp_path, config, monkeypatch
-):
+def test_the_largest_batch_fits_and_one_a_little_larger_does_not(tmp_path, config, monkeypatch):
   """By the compiled program of that very batch."""
   _devices(monkeypatch, 2)
   run_config = _config(config)
@@ -151,7 +135,5 @@ def test_memory_of_a_process_rises_with_an_array():
 
 def test_quartiles_are_numpys():
   values = np.random.default_rng(0).random(9).tolist()
-  np.testing.assert_allclose(
-    stopwatch.quartiles(values), np.quantile(values, [0.25, 0.5, 0.75])
-  )
+  np.testing.assert_allclose(stopwatch.quartiles(values), np.quantile(values, [0.25, 0.5, 0.75]))
   assert stopwatch.quartiles([2.0]) == (2.0, 2.0, 2.0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax import train
+from anp_jax.tools import trials
 from anp_jax.tools.trials import range_test
 from tests import builders
 
@@ -19,13 +19,19 @@ _CLASSES = 5
 def _config(config, **keys):
   changes = {
     'model.name': 'tests.small_networks:Biases',
-    'model.norm_group': 2, 'data.image_size': 8, 'data.resize': 8,
-    'data.synthetic_classes': _CLASSES, 'label_smoothing': 1.0,
-    'optimizer.name': 'sgd', 'optimizer.learning_rate': 100.0,
-    'optimizer.weight_decay': 0.0, 'schedule.name': 'range',
-    'schedule.start': 1e-4, 'schedule.warmup': '0 steps',
+    'model.norm_group': 2,
+    'data.image_size': 8,
+    'data.resize': 8,
+    'data.synthetic_classes': _CLASSES,
+    'label_smoothing': 1.0,
+    'optimizer.name': 'sgd',
+    'optimizer.learning_rate': 100.0,
+    'optimizer.weight_decay': 0.0,
+    'schedule.name': 'range',
+    'schedule.start': 1e-4,
+    'schedule.warmup': '0 steps',
     'duration': '60 steps',
-  }  # fmt: skip
+  }
   return builders.editable(config_lib.replaced(config, changes | keys))
 
 
@@ -51,11 +57,9 @@ def _numpy_losses(rates):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('count', [1, 2, 4])
-def test_losses_and_rates_are_those_of_numpy(
-  tmp_path, config, monkeypatch, capsys, count
-):
+def test_losses_and_rates_are_those_of_numpy(tmp_path, config, monkeypatch, capsys, count):
   _devices(monkeypatch, count)
-  train.run(_config(config), str(tmp_path), 'range_test')
+  trials.run(_config(config), str(tmp_path), 'range_test')
   result = _result(tmp_path)
   rates = 1e-2 * 1e4 ** (np.arange(60) / 60)
   steps = len(result['rates'])
@@ -74,13 +78,11 @@ def test_losses_and_rates_are_those_of_numpy(
   assert {p.name for p in tmp_path.iterdir()} == {'range_test'}
 
 
-def test_a_loss_that_is_not_finite_ends_the_test_and_no_run(
-  tmp_path, config, monkeypatch, capsys
-):
+def test_a_loss_that_is_not_finite_ends_the_test_and_no_run(tmp_path, config, monkeypatch, capsys):
   _devices(monkeypatch, 1)
   keys = {'optimizer.learning_rate': 1e38, 'schedule.start': 1e-36}
   monkeypatch.setattr(range_test, '_LIMIT', float('inf'))
-  train.run(_config(config, **keys), str(tmp_path), 'range_test')
+  trials.run(_config(config, **keys), str(tmp_path), 'range_test')
   result = _result(tmp_path)
   steps = len(result['losses'])
   assert 0 < steps < 60 and np.isfinite(result['losses']).all()
@@ -102,6 +104,5 @@ def test_the_steepest_descent_of_a_curve_is_found():
   rising = range_test.analyse(rates, np.arange(400.0), 0.5)
   assert rising.suggested is None
   assert rising.line() == (
-    'no learning rate is suggested: the loss never fell; it diverged at 0.5, a '
-    'tenth is 0.05'
+    'no learning rate is suggested: the loss never fell; it diverged at 0.5, a tenth is 0.05'
   )

@@ -6,10 +6,7 @@ import os
 
 from anp_jax.config import command_line
 from anp_jax.system import drawing
-from anp_jax.tools.study.papers import drawn
-from anp_jax.tools.study.papers import lab as lab_lib
-from anp_jax.tools.study.papers import page
-from anp_jax.tools.study.papers import published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
 
 _NODES = (1, 2, 4, 8, 16)
 _MOST = _NODES[-1]
@@ -75,16 +72,16 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
   curves = _curves(lab, facts)
   two_cores = _real(lab)
   rows = [
-    *_speed_up_rows(lab, facts, curves), *_hours_rows(lab, facts, curves),
+    *_speed_up_rows(lab, facts, curves),
+    *_hours_rows(lab, facts, curves),
     *_accuracy_rows(facts, two_cores),
-  ]  # fmt: skip
+  ]
   by_nodes = [('speed-up over one node', *map(str, _NODES))]
-  for kind, group in (('planner', curves.planned),
-                      ('emulator', curves.emulated)):  # fmt: skip
+  for kind, group in (('planner', curves.planned), ('emulator', curves.emulated)):
     for name, curve in group.items():
-      by_nodes.append((f'{name} ({kind})', *(
-        f'{curve[n]:.2f}' if n in curve else '-' for n in _NODES
-      )))  # fmt: skip
+      by_nodes.append(
+        (f'{name} ({kind})', *(f'{curve[n]:.2f}' if n in curve else '-' for n in _NODES))
+      )
   return page.Section(
     title='anp2017: Distributed ANP classification on a GPU cluster '
     '(Torres, Campos, Sastre, Yagües, Giró-i-Nieto; CCGrid and ICCS 2017)',
@@ -97,11 +94,10 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
       *_real_tables(two_cores),
     ],
     notes=_notes(curves),
-    figures=[(
-      'anp2017', 'speed-up by nodes, and hours to train',
-      functools.partial(_draw, facts, curves),
-    )],
-  )  # fmt: skip
+    figures=[
+      ('anp2017', 'speed-up by nodes, and hours to train', functools.partial(_draw, facts, curves))
+    ],
+  )
 
 
 def _curves(lab, facts) -> _Curves:
@@ -118,8 +114,7 @@ def _curves(lab, facts) -> _Curves:
     # A server's worker is a node's devices: here each GPU is a node of its own.
     alone = _plan(lab, facts, f'{link}-quarter', _GPUS)
     planned[f'{_PER_GPU}, {text}'] = {
-      n: alone['server:async', n * _GPUS]['images_per_second'] / base
-      for n in _NODES
+      n: alone['server:async', n * _GPUS]['images_per_second'] / base for n in _NODES
     }
     single = base / alone['sync', 1]['images_per_second']
   node = by_link[_EMULATED_LINK]['sync', 1]
@@ -132,15 +127,19 @@ def _plan(lab, facts, link, split=1) -> dict:
   """Points by strategy and nodes, each node divided into `split` of them."""
   nodes = sorted({1, *(n * split for n in _NODES)})
   points = lab.plan(
-    f'--config={_RECIPE}', '--device=k80',
+    f'--config={_RECIPE}',
+    '--device=k80',
     f'--nodes={",".join(map(str, nodes))}',
-    f'--devices_per_node={_GPUS // split}', f'--link={link}',
+    f'--devices_per_node={_GPUS // split}',
+    f'--link={link}',
     f'--entries={os.path.relpath(_QUARTERS)}',
-    f'--strategies={",".join(_WAYS)}', '--weak',
+    f'--strategies={",".join(_WAYS)}',
+    '--weak',
     f'--examples={facts["training_images"].text}',
-    f'--classes={facts["pairs"].text}', '--config.data.source=synthetic',
+    f'--classes={facts["pairs"].text}',
+    '--config.data.source=synthetic',
     f'--config.strategy.servers={_SERVERS * split}',
-  )  # fmt: skip
+  )
   return {(p['strategy'], p['nodes']): p for p in points}
 
 
@@ -156,22 +155,25 @@ def _emulated(lab, facts, node_seconds):
         continue  # the baseline is one synchronous node
       steps = _STEPS if strategy == 'sync' else 8 * nodes
       command = [
-        '-m', 'anp_jax.tools.study', 'strategies', '--config=configs/lenet.py',
-        '--workdir={folder}', f'--nodes={nodes}', f'--strategies={strategy}',
-        f'--emulate=step_seconds={seconds},spread=0.005,'
-        f'megabytes={megabytes},bandwidth={link}',
-        '--config.batch_size=0', '--config.data.synthetic_classes=10',
+        '-m',
+        'anp_jax.tools.study',
+        'strategies',
+        '--config=configs/lenet.py',
+        '--workdir={folder}',
+        f'--nodes={nodes}',
+        f'--strategies={strategy}',
+        f'--emulate=step_seconds={seconds},spread=0.005,megabytes={megabytes},bandwidth={link}',
+        '--config.batch_size=0',
+        '--config.data.synthetic_classes=10',
         f'--config.batch_size_per_device={facts["batch_node", _GPUS].text}',
         f'--config.duration={steps} steps',
         f'--config.log.every={steps // 4} steps',
         '--config.optimizer.momentum=0',
-      ]  # fmt: skip
+      ]
       if strategy == 'server':
         servers = min(_SERVERS, nodes)
         command.append(f'--config.strategy.servers={servers}')
-      result = lab.measure(
-        f'anp2017-emulated-{strategy}-{nodes}', command, lab_lib.cells
-      )
+      result = lab.measure(f'anp2017-emulated-{strategy}-{nodes}', command, lab_lib.cells)
       rate = result.get('cells', 0, 'images_per_second')
       hardware = result.hardware or hardware
       why_not = result.why_not or why_not
@@ -181,8 +183,7 @@ def _emulated(lab, facts, node_seconds):
   if not base:
     return {}, why_not or 'not run', hardware
   text = _LINKS[_EMULATED_LINK]
-  names = {'sync': f'{_WAYS["sync"]}, {text}',
-           'server': f'{_WAYS["server:async"]}, {text}'}  # fmt: skip
+  names = {'sync': f'{_WAYS["sync"]}, {text}', 'server': f'{_WAYS["server:async"]}, {text}'}
   curves = {
     name: {n: r / base for (s, n), r in rates.items() if s == strategy}
     for strategy, name in names.items()
@@ -192,11 +193,11 @@ def _emulated(lab, facts, node_seconds):
 
 def _real(lab) -> lab_lib.Measurement:
   """LeNet on real processes: speed and accuracy by strategy and nodes."""
-  return lab.measure('anp2017-accuracy', [
-    '-m', 'anp_jax.tools.study', 'strategies', '--config=configs/lenet.py',
-    '--workdir={folder}', '--nodes=1,2,4', '--strategies=sync,server',
-    '--seeds=0',
-  ], lab_lib.cells)  # fmt: skip
+  command = (
+    '-m anp_jax.tools.study strategies --config=configs/lenet.py --workdir={folder} '
+    '--nodes=1,2,4 --strategies=sync,server --seeds=0'
+  )
+  return lab.measure('anp2017-accuracy', command.split(), lab_lib.cells)
 
 
 def _hardware(link) -> str:
@@ -209,31 +210,40 @@ def _speed_up_rows(lab, facts, curves):
     for name, curve in curves.planned.items():
       if name.endswith(text) and _MOST in curve:
         yield page.Row(
-          f'speed-up, {_MOST} nodes: {name}', paper, predicted=curve[_MOST],
-          hardware=_hardware(link), why_not=lab.no_cluster,
-        )  # fmt: skip
+          f'speed-up, {_MOST} nodes: {name}',
+          paper,
+          predicted=curve[_MOST],
+          hardware=_hardware(link),
+          why_not=lab.no_cluster,
+        )
   for name, curve in curves.emulated.items():
     if _MOST in curve:
       yield page.Row(
-        f'speed-up, {_MOST} nodes, emulated: {name}', paper,
-        predicted=curve[_MOST], by='emulator', hardware=curves.hardware,
+        f'speed-up, {_MOST} nodes, emulated: {name}',
+        paper,
+        predicted=curve[_MOST],
+        by='emulator',
+        hardware=curves.hardware,
         why_not=lab.no_cluster,
-      )  # fmt: skip
+      )
   if not curves.emulated:
-    yield page.Row(
-      f'speed-up, {_MOST} nodes, emulated', paper, why_not=curves.why_not
-    )
+    yield page.Row(f'speed-up, {_MOST} nodes, emulated', paper, why_not=curves.why_not)
   name = f'{_WAYS["sync"]}, {_LINKS[_EMULATED_LINK]}'
   yield page.Row(
-    f'efficiency, {_MOST} nodes: {name}', facts['efficiency', _MOST],
+    f'efficiency, {_MOST} nodes: {name}',
+    facts['efficiency', _MOST],
     predicted=curves.planned[name][_MOST] / _MOST,
-    hardware=_hardware(_EMULATED_LINK), why_not=lab.no_cluster,
-  )  # fmt: skip
+    hardware=_hardware(_EMULATED_LINK),
+    why_not=lab.no_cluster,
+  )
   yield page.Row(
-    f'speed-up within a node, {_GPUS} GPUs', facts['within_node', _GPUS],
-    predicted=curves.single, hardware=_hardware(_EMULATED_LINK), unit='x',
+    f'speed-up within a node, {_GPUS} GPUs',
+    facts['within_node', _GPUS],
+    predicted=curves.single,
+    hardware=_hardware(_EMULATED_LINK),
+    unit='x',
     why_not='not run, because this study measures on CPUs',
-  )  # fmt: skip
+  )
 
 
 def _hours_rows(lab, facts, curves):
@@ -249,20 +259,24 @@ def _hours_rows(lab, facts, curves):
     ):
       if _MOST in group.get(name, {}):
         yield page.Row(
-          f'hours to train, {_MOST} nodes{how}: {name}', paper,
-          predicted=start / group[name][_MOST], by=by, why_not=lab.no_cluster,
-          hardware=curves.hardware if by == 'emulator'
-          else _hardware(_EMULATED_LINK),
-        )  # fmt: skip
+          f'hours to train, {_MOST} nodes{how}: {name}',
+          paper,
+          predicted=start / group[name][_MOST],
+          by=by,
+          why_not=lab.no_cluster,
+          hardware=curves.hardware if by == 'emulator' else _hardware(_EMULATED_LINK),
+        )
   for quantity, name in (
     ('speed_up_to_result_sync', f'{_WAYS["sync"]}, {text}'),
     ('speed_up_to_result_mixed', f'{_WAYS["server:async"]}, {text}'),
   ):
     yield page.Row(
       f'speed-up in time to the result, {_MOST} nodes: {name}',
-      facts[quantity, _MOST], predicted=curves.planned[name][_MOST],
-      hardware=_hardware(_EMULATED_LINK), why_not=lab.no_cluster,
-    )  # fmt: skip
+      facts[quantity, _MOST],
+      predicted=curves.planned[name][_MOST],
+      hardware=_hardware(_EMULATED_LINK),
+      why_not=lab.no_cluster,
+    )
 
 
 def _accuracy_rows(facts, result):
@@ -286,17 +300,18 @@ def _accuracy_rows(facts, result):
     ]
     text = '; '.join(losses)
   yield page.Row(
-    'keeps the accuracy of one node', facts['keeps_accuracy', _MOST],
-    measured=text, why_not=result.why_not,
+    'keeps the accuracy of one node',
+    facts['keeps_accuracy', _MOST],
+    measured=text,
+    why_not=result.why_not,
     hardware=result.hardware and f'LeNet, digits; {result.hardware}',
-  )  # fmt: skip
+  )
   for quantity, fact in facts.quantities().items():
     if fact.unit == '%':
       _, what, top = quantity.split('_')
       yield page.Row(
-        f'VSO subset, {what}, {top}', fact,
-        why_not='not run, because its photographs are not here',
-      )  # fmt: skip
+        f'VSO subset, {what}, {top}', fact, why_not='not run, because its photographs are not here'
+      )
 
 
 def _real_tables(result):
@@ -347,29 +362,36 @@ def _draw(facts, curves, path):
   """Speed-up by nodes; hours to train by nodes."""
   with drawing.figure(path, 11, 4.4, dpi=110, style=drawn.STYLE) as figure:
     left, right = figure.subplots(1, 2)
-    short = {
-      name: curve
-      for name, curve in curves.planned.items()
-      if not name.startswith(_PER_GPU)
-    }
+    short = {name: curve for name, curve in curves.planned.items() if not name.startswith(_PER_GPU)}
     emulated = {f'{n} (emulator)': c for n, c in curves.emulated.items()}
     drawn.speed_ups(
-      left, 'Speed-up over one node of 4 GPUs', 'nodes',
-      facts.by_size('speed_up'), short, emulated,
-    )  # fmt: skip
+      left, 'Speed-up over one node of 4 GPUs', 'nodes', facts.by_size('speed_up'), short, emulated
+    )
     start = facts['hours', 1].value
     for (name, curve), colour in zip(short.items(), drawing.COLOURS):
-      right.plot(list(curve), [start / s for s in curve.values()], 'o-',
-                 color=colour, label=name, markersize=4,
-                 markerfacecolor='none')  # fmt: skip
+      right.plot(
+        list(curve),
+        [start / s for s in curve.values()],
+        'o-',
+        color=colour,
+        label=name,
+        markersize=4,
+        markerfacecolor='none',
+      )
     for quantity, marker, label in (
       ('hours', 'D', 'published; on 16 nodes mixed'),
       ('hours_sync', 's', 'published, synchronous'),
     ):
       points = facts.by_size(quantity)
-      right.plot(list(points), list(points.values()), marker, markersize=7,
-                 color=drawing.INK, markerfacecolor='none',
-                 label=label)  # fmt: skip
+      right.plot(
+        list(points),
+        list(points.values()),
+        marker,
+        markersize=7,
+        color=drawing.INK,
+        markerfacecolor='none',
+        label=label,
+      )
     right.set(title='Hours to train', xlabel='nodes', yscale='log')
     right.set_yticks([5, 10, 20, 50, 100], ['5', '10', '20', '50', '100'])
     right.minorticks_off()

@@ -19,9 +19,7 @@ import shlex
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser
-from anp_jax.config import exits
-from anp_jax.config import outputs
+from anp_jax.config import argument_parser, exits, outputs
 from anp_jax.tools.study.papers import published
 
 _ALL = 'all'
@@ -33,9 +31,7 @@ def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   flags = _flags(arguments)
   # JAX and matplotlib, once the flags are right.
-  from anp_jax.tools.study.papers import lab as lab_lib
-  from anp_jax.tools.study.papers import page
-  from anp_jax.tools.study.papers import sections
+  from anp_jax.tools.study.papers import lab as lab_lib, page, sections
 
   lab = lab_lib.Lab(flags.workdir, flags.predict_only)
   facts = published.read()
@@ -45,36 +41,31 @@ def main(arguments: list[str]) -> int:
     section = sections.BY_NAME[name](lab, facts[name])
     written.append((section, lab.take_commands()))
     print(f'\n{page.plain(section)}', flush=True)
-  command = shlex.join(
-    ['python', '-m', 'anp_jax.tools.study', 'papers', *arguments]
-  )
+  command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'papers', *arguments])
   title = 'The papers and this code' if flags.name == _ALL else flags.name
   page.write(flags.page, title, command, written)
   for line in lab.failures:
     print(f'error: {line}', file=sys.stderr)
   print(f'\npage: {flags.page}')
-  print(json.dumps({
-    name: {r.what: round(r.ratio, 4) for r in section.rows if r.ratio}
-    for name, (section, _) in zip(names, written)
-  }))  # fmt: skip
+  print(
+    json.dumps(
+      {
+        name: {r.what: round(r.ratio, 4) for r in section.rows if r.ratio}
+        for name, (section, _) in zip(names, written)
+      }
+    )
+  )
   return 1 if lab.failures else 0
 
 
 def _flags(arguments):
-  parser = argument_parser.Parser(
-    prog='python -m anp_jax.tools.study papers', description=__doc__
-  )
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.study papers', description=__doc__)
   parser.add_argument('name', help='a paper, or all')
+  parser.add_argument('--workdir', default='runs/papers', help='of the study (%(default)s)')
+  parser.add_argument('--page', metavar='FILE', help=f'default: {_PAGE} in the workdir')
   parser.add_argument(
-    '--workdir', default='runs/papers', help='of the study (%(default)s)'
+    '--predict_only', action='store_true', help='measure nothing that takes more than some seconds'
   )
-  parser.add_argument(
-    '--page', metavar='FILE', help=f'default: {_PAGE} in the workdir'
-  )
-  parser.add_argument(
-    '--predict_only', action='store_true',
-    help='measure nothing that takes more than some seconds',
-  )  # fmt: skip
   flags = parser.parse(arguments)
   names = (*published.read(), _ALL)
   if flags.name not in names:

@@ -1,7 +1,6 @@
 """The curves that the papers' figures share."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 
 from anp_jax.system import drawing
@@ -30,21 +29,34 @@ def speed_ups(
   """
   everything = [published, *curves.values(), *measured.values()]
   sizes = sorted({1, *(size for curve in everything for size in curve)})
-  axis.plot(sizes, sizes, '--', color=drawing.GREY, label='ideal',
-            linewidth=1.2)  # fmt: skip
+  axis.plot(sizes, sizes, '--', color=drawing.GREY, label='ideal', linewidth=1.2)
   colours = itertools.cycle(drawing.COLOURS)
   for (name, curve), marker in zip(curves.items(), itertools.cycle(_MARKERS)):
     if curve:
-      axis.plot(list(curve), list(curve.values()), marker, linestyle='-',
-                color=next(colours), label=name, markersize=4,
-                markerfacecolor='none')  # fmt: skip
+      axis.plot(
+        list(curve),
+        list(curve.values()),
+        marker,
+        linestyle='-',
+        color=next(colours),
+        label=name,
+        markersize=4,
+        markerfacecolor='none',
+      )
   for (name, points), marker in zip(measured.items(), itertools.cycle('Xsd*')):
     if points:
-      axis.plot(list(points), list(points.values()), marker, label=name,
-                color=drawing.INK, markersize=8)  # fmt: skip
-  axis.plot(list(published), list(published.values()), 'D', markersize=7,
-            color=drawing.INK, markerfacecolor='none',
-            label='published')  # fmt: skip
+      axis.plot(
+        list(points), list(points.values()), marker, label=name, color=drawing.INK, markersize=8
+      )
+  axis.plot(
+    list(published),
+    list(published.values()),
+    'D',
+    markersize=7,
+    color=drawing.INK,
+    markerfacecolor='none',
+    label='published',
+  )
   axis.set(title=title, xlabel=label, ylim=(0, None))
   ticks(axis, sizes)
   axis.legend(fontsize=8)

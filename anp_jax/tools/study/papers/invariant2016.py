@@ -4,21 +4,16 @@ import functools
 import re
 
 from anp_jax.system import drawing
-from anp_jax.tools.study.papers import drawn
-from anp_jax.tools.study.papers import lab as lab_lib
-from anp_jax.tools.study.papers import page
-from anp_jax.tools.study.papers import published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
 
 _SIZES = (2, 4, 8, 12, 16)
 _STRATEGIES = 'sync', 'invariant'
 # Data set: name, recipe, network, pixels, images a step, examples, and steps
 # of a turn of the two measurements, of processes and of layers.
 _NETWORKS = {
-  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000,
-            (20, 8)),
-  'cifar10': ('CIFAR-10 full', 'configs/cifar10_full.py', 'cifar10_full', 32,
-              100, 50_000, (5, 4)),
-}  # fmt: skip
+  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000, (20, 8)),
+  'cifar10': ('CIFAR-10 full', 'configs/cifar10_full.py', 'cifar10_full', 32, 100, 50_000, (5, 4)),
+}
 # Parts of a step that the figure leaves out, as `layers` names them.
 _SMALL = 'loss', 'no instruction running', 'activation and add'
 
@@ -37,14 +32,11 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
     question='How much faster do 2 to 16 threads train a batch of the same '
     'size, when gradients are added in a fixed order?',
     rows=rows,
-    tables=[
-      layer_table(name, result) for name, result in layers.items()
-      if result.values
-    ],
+    tables=[layer_table(name, result) for name, result in layers.items() if result.values],
     notes=[
       'The paper divides a batch over threads of one process; here it is '
       'divided over processes with a core each, joined by gloo over loopback, '
-      'with Caffe\'s batches of 64 (MNIST) and 100 (CIFAR-10) images. The '
+      "with Caffe's batches of 64 (MNIST) and 100 (CIFAR-10) images. The "
       'baseline is one process on one core with the whole batch.',
       'Planned: one core\'s step was timed (`--measure`) where "one core '
       'timed" stands, else it follows from the entry `cpu`; sums over loopback '
@@ -54,13 +46,16 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
       'forward and backward, on one core. It is what a division over n could '
       'give before anything is sent or shared (memory, caches).',
       'Our `invariant` gives the same bits for any number of processes, which '
-      'the paper\'s order does not: docs/strategies.md.',
+      "the paper's order does not: docs/strategies.md.",
     ],
-    figures=[(
-      'invariant2016', 'speed-up by threads or processes, and by layer',
-      functools.partial(_draw, facts, results, plans, layers),
-    )],
-  )  # fmt: skip
+    figures=[
+      (
+        'invariant2016',
+        'speed-up by threads or processes, and by layer',
+        functools.partial(_draw, facts, results, plans, layers),
+      )
+    ],
+  )
 
 
 def layer_table(name, result) -> tuple[str, list[tuple[str, ...]]]:
@@ -75,9 +70,7 @@ def layer_table(name, result) -> tuple[str, list[tuple[str, ...]]]:
   """
   rows = [('layer', *(f'1/{n} of the batch' for n in _SIZES))]
   for layer, curve in _by_layer(result).items():
-    rows.append((
-      layer, *(f'{curve[n]:.2f}' if n in curve else '-' for n in _SIZES)
-    ))  # fmt: skip
+    rows.append((layer, *(f'{curve[n]:.2f}' if n in curve else '-' for n in _SIZES)))
   return f'{_NETWORKS[name][0]}, by layer ({result.hardware}):', rows
 
 
@@ -87,12 +80,19 @@ def _measure(lab, name) -> lab_lib.Measurement:
   counts = _counts(lab)
   if not counts:
     return lab_lib.Measurement(why_not=lab.too_small)
-  return lab.measure(f'invariant2016-{name}', [
-    'scripts/bench/scaling.py', f'--model={network}', f'--size={size}',
-    f'--batch={batch // 2}', f'--steps={steps[0]}', '--rounds=8',
-    f'--strategies={",".join(_STRATEGIES)}',
-    *([f'--processes={",".join(map(str, counts))}'] if len(counts) > 1 else []),
-  ])  # fmt: skip
+  return lab.measure(
+    f'invariant2016-{name}',
+    [
+      'scripts/bench/scaling.py',
+      f'--model={network}',
+      f'--size={size}',
+      f'--batch={batch // 2}',
+      f'--steps={steps[0]}',
+      '--rounds=8',
+      f'--strategies={",".join(_STRATEGIES)}',
+      *([f'--processes={",".join(map(str, counts))}'] if len(counts) > 1 else []),
+    ],
+  )
 
 
 def _counts(lab) -> list[int]:
@@ -111,15 +111,19 @@ def _plan(lab, name) -> tuple[dict[int, float], str]:
   """Speed-ups by processes, and what they are predicted from."""
   _, recipe, _, _, batch, examples, _ = _NETWORKS[name]
   flags = [
-    f'--config={recipe}', f'--nodes={",".join(map(str, (1, *_SIZES)))}',
-    '--devices_per_node=1', '--link=loopback', '--strategies=sync',
-    f'--config.batch_size={batch}', f'--examples={examples}', '--classes=10',
+    f'--config={recipe}',
+    f'--nodes={",".join(map(str, (1, *_SIZES)))}',
+    '--devices_per_node=1',
+    '--link=loopback',
+    '--strategies=sync',
+    f'--config.batch_size={batch}',
+    f'--examples={examples}',
+    '--classes=10',
     '--config.data.source=synthetic',
-  ]  # fmt: skip
+  ]
   timed = lab.measure(
-    f'invariant2016-{name}-core',
-    ['-m', 'anp_jax.tools.plan', *flags, '--measure'], cores='0',
-  )  # fmt: skip
+    f'invariant2016-{name}-core', ['-m', 'anp_jax.tools.plan', *flags, '--measure'], cores='0'
+  )
   points, source = timed.get('points'), f'one core timed; {timed.hardware}'
   if not points:
     points = lab.plan(*flags, '--device=cpu')
@@ -131,11 +135,19 @@ def _plan(lab, name) -> tuple[dict[int, float], str]:
 def _layers(lab, name) -> lab_lib.Measurement:
   """Each layer with parts of the batch, on one core."""
   _, _, network, size, batch, _, steps = _NETWORKS[name]
-  return lab.measure(f'invariant2016-{name}-layers', [
-    '-m', 'scripts.bench.layers', f'--model={network}', f'--size={size}',
-    f'--batch={batch}', f'--shares={",".join(map(str, (1, *_SIZES)))}',
-    f'--steps={steps[1]}', '--rounds=3',
-  ])  # fmt: skip
+  return lab.measure(
+    f'invariant2016-{name}-layers',
+    [
+      '-m',
+      'scripts.bench.layers',
+      f'--model={network}',
+      f'--size={size}',
+      f'--batch={batch}',
+      f'--shares={",".join(map(str, (1, *_SIZES)))}',
+      f'--steps={steps[1]}',
+      '--rounds=3',
+    ],
+  )
 
 
 def _by_layer(result) -> dict[str, dict[int, float]]:
@@ -159,22 +171,18 @@ def _rows(lab, facts, name, result, plan):
     for strategy in _STRATEGIES if is_here else _STRATEGIES[:1]:
       measured = _speed_up(result, strategy, size) if is_here else None
       yield page.Row(
-        f'{title}: speed-up, {size} threads'
-        + (f', {strategy}' if is_here else ''),
-        facts[f'speed_up_{name}', size], measured=measured,
+        f'{title}: speed-up, {size} threads' + (f', {strategy}' if is_here else ''),
+        facts[f'speed_up_{name}', size],
+        measured=measured,
         predicted=curve[size],
         why_not=result.why_not if is_here else lab.too_small,
         hardware=source if measured is None else result.hardware,
-      )  # fmt: skip
+      )
 
 
 def _drawn_layers(result) -> dict[str, dict[int, float]]:
   """Speed-ups by layer, without what is little of a step."""
-  return {
-    name: curve
-    for name, curve in _by_layer(result).items()
-    if name not in _SMALL
-  }
+  return {name: curve for name, curve in _by_layer(result).items() if name not in _SMALL}
 
 
 def _draw(facts, results, plans, layers, path):
@@ -189,13 +197,19 @@ def _draw(facts, results, plans, layers, path):
         value = results[name].get(f'{strategy}_over_one')
         measured[f'{strategy}, measured'] = {2: value} if value else {}
       drawn.speed_ups(
-        column[0], _NETWORKS[name][0], 'threads (paper), processes (ours)',
-        facts.by_size(f'speed_up_{name}'), {'planned': plans[name][0]},
+        column[0],
+        _NETWORKS[name][0],
+        'threads (paper), processes (ours)',
+        facts.by_size(f'speed_up_{name}'),
+        {'planned': plans[name][0]},
         measured,
-      )  # fmt: skip
+      )
       if has_layers:
         drawn.speed_ups(
-          column[1], f'{_NETWORKS[name][0]}, by layer, one core',
-          'parts of the batch', facts.by_size(f'speed_up_{name}'),
-          _drawn_layers(layers[name]), {},
-        )  # fmt: skip
+          column[1],
+          f'{_NETWORKS[name][0]}, by layer, one core',
+          'parts of the batch',
+          facts.by_size(f'speed_up_{name}'),
+          _drawn_layers(layers[name]),
+          {},
+        )

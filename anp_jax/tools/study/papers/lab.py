@@ -5,8 +5,7 @@ JSON, or which leaves files. It is run once; what it gave is kept in the
 study's workdir, so that the same study goes on where it was stopped.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import csv
 import dataclasses
@@ -21,8 +20,7 @@ import sys
 import jax
 
 from anp_jax.runtimes.offload import device
-from anp_jax.system import cores as cores_lib
-from anp_jax.system import files
+from anp_jax.system import cores as cores_lib, files
 from anp_jax.tools.plan import __main__ as planner
 
 _MEASURED = 'measured'
@@ -140,17 +138,11 @@ class Lab:
       status = planner.main(list(arguments))
     if status:
       raise RuntimeError(f'anp_jax.tools.plan: {errors.getvalue().strip()}')
-    self._commands.append(
-      shlex.join(['python', '-m', 'anp_jax.tools.plan', *arguments])
-    )
+    self._commands.append(shlex.join(['python', '-m', 'anp_jax.tools.plan', *arguments]))
     return last_json(output.getvalue(), '')['points']
 
   def measure(
-    self,
-    name: str,
-    command: Sequence[str],
-    read: Callable = last_json,
-    cores: str = '',
+    self, name: str, command: Sequence[str], read: Callable = last_json, cores: str = ''
   ) -> Measurement:
     """Runs a command, unless its result is in the workdir.
 
@@ -169,9 +161,7 @@ class Lab:
     record = files.read_json(path)
     if record and record['command'] == list(command):
       self._commands.append(typed)
-      return Measurement(
-        record['values'], record['hardware'], seconds=record['seconds']
-      )
+      return Measurement(record['values'], record['hardware'], seconds=record['seconds'])
     if self._predict_only:
       return Measurement(why_not='not run, because of --predict_only')
     if _is_benchmark(command) and not os.path.isdir(_BENCHMARKS):
@@ -184,9 +174,7 @@ class Lab:
     with contextlib.suppress(FileNotFoundError):
       os.remove(os.path.join(folder, _CELLS))
     start = datetime.datetime.now()
-    status, output, log = self._run(
-      name, [*binding, sys.executable, *arguments]
-    )
+    status, output, log = self._run(name, [*binding, sys.executable, *arguments])
     seconds = (datetime.datetime.now() - start).total_seconds()
     try:
       if status:
@@ -197,10 +185,15 @@ class Lab:
       self._failures.append(f'{name}: {line}')
       return Measurement(why_not=f'not run, because {line}')
     hardware = f'{self.hardware}, {start:%Y-%m-%d}'
-    files.write_json(path, {
-      'command': list(command), 'values': values, 'hardware': hardware,
-      'seconds': round(seconds, 1),
-    })  # fmt: skip
+    files.write_json(
+      path,
+      {
+        'command': list(command),
+        'values': values,
+        'hardware': hardware,
+        'seconds': round(seconds, 1),
+      },
+    )
     self._commands.append(typed)
     return Measurement(values, hardware, seconds=seconds)
 
@@ -210,10 +203,7 @@ class Lab:
     os.makedirs(folder, exist_ok=True)
     log = os.path.join(folder, f'{name}.log')
     with open(log, 'w') as errors:
-      child = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE, stderr=errors, text=True,
-      )  # fmt: skip
+      child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
       try:
         output, _ = child.communicate()
       except BaseException:

@@ -3,10 +3,7 @@
 import functools
 
 from anp_jax.system import drawing
-from anp_jax.tools.study.papers import drawn
-from anp_jax.tools.study.papers import lab as lab_lib
-from anp_jax.tools.study.papers import page
-from anp_jax.tools.study.papers import published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
 
 _NODES = (1, 2, 4, 8, 16, 32)
 _DEVICES = {'k80': 'K80', 'p100-pcie': 'P100'}
@@ -39,20 +36,21 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
   table = [('fully connected layer', 'factors over gradient', 'sent')]
   for m, n in _HEADS:
     ratio = factors(m, n, _BATCH, _WORKERS)
-    table.append((
-      f'{m} x {n}', f'{ratio:.2f}', 'factors' if ratio <= 1 else 'gradient'
-    ))  # fmt: skip
+    table.append((f'{m} x {n}', f'{ratio:.2f}', 'factors' if ratio <= 1 else 'gradient'))
   return page.Section(
     title='others: Poseidon and MiMatrix',
     question='What do gradients gain that leave while the backward pass goes '
     'on, and how often does a step wait for all?',
     rows=rows,
-    tables=[(
-      f'Poseidon\'s rule, {facts["poseidon_factors"].text}, {_BATCH} images a '
-      f'worker, {_WORKERS} workers:', table,
-    )],
+    tables=[
+      (
+        f"Poseidon's rule, {facts['poseidon_factors'].text}, {_BATCH} images a "
+        f'worker, {_WORKERS} workers:',
+        table,
+      )
+    ],
     notes=[
-      'Poseidon\'s machines are not known: one GPU each, '
+      "Poseidon's machines are not known: one GPU each, "
       f'{facts["poseidon_gigabits"].text} Gbit/s Ethernet, ResNet-50 at 224 px '
       f'in float32, {_BATCH} images each (assumptions). The planner lets the '
       'backward pass hide half of the sums at most.',
@@ -60,21 +58,24 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
       'joins them to one sum, which waits for the backward pass. Sufficient '
       'factors are not built: gradients are always sent.',
     ],
-    figures=[(
-      'others', 'speed-up by machines',
-      functools.partial(_draw, facts, plans),
-    )],
-  )  # fmt: skip
+    figures=[('others', 'speed-up by machines', functools.partial(_draw, facts, plans))],
+  )
 
 
 def _plan(lab, device) -> dict[int, float]:
   """Speed-ups of synchronous training by machines."""
   points = lab.plan(
-    '--config=configs/resnet_anp.py:paper', f'--device={device}',
-    f'--nodes={",".join(map(str, _NODES))}', '--devices_per_node=1',
-    '--link=eth-10', '--strategies=sync', '--weak', '--examples=1281167',
-    '--classes=1000', '--config.data.source=synthetic',
-  )  # fmt: skip
+    '--config=configs/resnet_anp.py:paper',
+    f'--device={device}',
+    f'--nodes={",".join(map(str, _NODES))}',
+    '--devices_per_node=1',
+    '--link=eth-10',
+    '--strategies=sync',
+    '--weak',
+    '--examples=1281167',
+    '--classes=1000',
+    '--config.data.source=synthetic',
+  )
   base = points[0]['images_per_second']
   return {p['nodes']: p['images_per_second'] / base for p in points}
 
@@ -84,9 +85,11 @@ def _poseidon_rows(lab, facts, plans):
     hardware = f'one {_DEVICES[device]} a machine, 10 Gbit/s (assumption)'
     yield page.Row(
       f'Poseidon: speed-up, 16 machines; ours: ResNet-50, {_DEVICES[device]}',
-      facts['poseidon_speed_up', 16], predicted=curve[16], hardware=hardware,
+      facts['poseidon_speed_up', 16],
+      predicted=curve[16],
+      hardware=hardware,
       why_not=lab.no_cluster,
-    )  # fmt: skip
+    )
   yield page.Row(
     'Poseidon: Inception-V3, 32 machines',
     facts['poseidon_inception_v3', 32],
@@ -100,34 +103,43 @@ def _poseidon_rows(lab, facts, plans):
       unit='x',
       hardware=hardware,
       why_not=lab.no_cluster,
-    )  # fmt: skip
+    )
 
 
 def _synchronisations(lab, facts) -> page.Row:
   """Collectives in the compiled step of two devices."""
-  result = lab.measure('others-collectives', [
-    '-m', 'anp_jax.tools.portability', '--config=configs/lenet.py',
-    '--config.data.source=synthetic', f'--target={_TARGET}',
-  ])  # fmt: skip
+  result = lab.measure(
+    'others-collectives',
+    [
+      '-m',
+      'anp_jax.tools.portability',
+      '--config=configs/lenet.py',
+      '--config.data.source=synthetic',
+      f'--target={_TARGET}',
+    ],
+  )
   compiled = result.get('targets', _TARGET, 'train', 'compiled')
   count = None
   if compiled:
     count = sum(c['operations'] for c in compiled)
   return page.Row(
-    'MiMatrix: synchronisations a step; ours: collectives of LeNet\'s compiled '
-    'step', facts['mimatrix_synchronisations'], measured=count,
-    why_not=result.why_not, hardware=result.hardware,
-  )  # fmt: skip
+    "MiMatrix: synchronisations a step; ours: collectives of LeNet's compiled step",
+    facts['mimatrix_synchronisations'],
+    measured=count,
+    why_not=result.why_not,
+    hardware=result.hardware,
+  )
 
 
 def _draw(facts, plans, path):
   """Speed-up by machines."""
   with drawing.figure(path, 5.5, 4, dpi=110, style=drawn.STYLE) as figure:
-    points = {
-      **facts.by_size('poseidon_speed_up'),
-      **facts.by_size('poseidon_inception_v3'),
-    }
+    points = {**facts.by_size('poseidon_speed_up'), **facts.by_size('poseidon_inception_v3')}
     drawn.speed_ups(
-      figure.subplots(), 'Poseidon, 10 Gbit/s Ethernet', 'machines', points,
-      {f'{_DEVICES[d]}, ResNet-50, planned': c for d, c in plans.items()}, {},
-    )  # fmt: skip
+      figure.subplots(),
+      'Poseidon, 10 Gbit/s Ethernet',
+      'machines',
+      points,
+      {f'{_DEVICES[d]}, ResNet-50, planned': c for d, c in plans.items()},
+      {},
+    )

@@ -1,16 +1,13 @@
 """A paper's page: a table of the paper's figures and ours, and figures."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import os
 
-from anp_jax.system import files
-from anp_jax.system import markdown
+from anp_jax.system import files, markdown
 from anp_jax.tools.study.papers import published
 
-_HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio',
-         'hardware')  # fmt: skip
+_HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio', 'hardware')
 _PREAMBLE = (
   "Marks of the papers' figures: (p) read in the paper or its abstract, (c) in "
   "the authors' code, (d) derived from these, (?) not certain. *Ratio* is ours "
@@ -69,9 +66,13 @@ class Row:
       kind = 'predicted' if self.measured is None else 'measured'
       ratio = f'{self.ratio:.2f} ({kind})'
     return (
-      self.what, str(self.paper) if self.paper else '-', measured,
-      predicted or '-', ratio, self.hardware or '-',
-    )  # fmt: skip
+      self.what,
+      str(self.paper) if self.paper else '-',
+      measured,
+      predicted or '-',
+      ratio,
+      self.hardware or '-',
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +97,7 @@ class Section:
 
 
 def write(
-  path: str,
-  title: str,
-  command: str,
-  sections: Sequence[tuple[Section, Sequence[str]]],
+  path: str, title: str, command: str, sections: Sequence[tuple[Section, Sequence[str]]]
 ) -> None:
   """Writes the page, and its figures to the folder images next to it.
 

@@ -66,11 +66,7 @@ class Facts:
 
   def by_size(self, quantity: str) -> dict[int, float]:
     """The values of a quantity, by size."""
-    return {
-      size: fact.value
-      for (name, size), fact in self._facts.items()
-      if name == quantity
-    }
+    return {size: fact.value for (name, size), fact in self._facts.items() if name == quantity}
 
   def quantities(self) -> dict[str, Fact]:
     """One figure of each quantity, by its name."""
@@ -83,8 +79,13 @@ def read() -> dict[str, Facts]:
   with open(FILE, newline='', encoding='utf-8') as f:
     for row in csv.DictReader(f):
       fact = Fact(
-        row['paper'], row['quantity'], int(row['size'] or 0), row['value'],
-        row['unit'], row['mark'], row['statement'],
-      )  # fmt: skip
+        row['paper'],
+        row['quantity'],
+        int(row['size'] or 0),
+        row['value'],
+        row['unit'],
+        row['mark'],
+        row['statement'],
+      )
       by_paper.setdefault(fact.paper, []).append(fact)
   return {paper: Facts(facts) for paper, facts in by_paper.items()}

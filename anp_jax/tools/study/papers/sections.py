@@ -1,10 +1,6 @@
 """The papers' sections by name."""
 
-from anp_jax.tools.study.papers import anp2017
-from anp_jax.tools.study.papers import invariant2016
-from anp_jax.tools.study.papers import others
-from anp_jax.tools.study.papers import ring2015
-from anp_jax.tools.study.papers import uneven2017
+from anp_jax.tools.study.papers import anp2017, invariant2016, others, ring2015, uneven2017
 
 BY_NAME = {
   'anp2017': anp2017.section,
