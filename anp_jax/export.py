@@ -55,7 +55,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   """
   # Heavy: only once the input is known to be good.
   from anp_jax.checkpoint import trained as trained_lib
-  from anp_jax.checkpoint.weights import huggingface, program, timm_folder
+  from anp_jax.checkpoint.weights import exported, huggingface, timm_folder
   from anp_jax.data import vocabulary
 
   trained = trained_lib.load(checkpoint, which)
@@ -87,8 +87,8 @@ def export(checkpoint: str, folder: str, which: str, platforms):
         'preprocessor_config.json approximates the evaluation of this run '
         f'(data.decode={trained.config.data.decode!r}), see docs/use.md'
       )
-  yield from _sizes(folder, program.write(trained, folder, platforms))
-  yield f'{program.NAME} is for {", ".join(platforms)}; any number of images'
+  yield from _sizes(folder, exported.write(trained, folder, platforms))
+  yield f'{exported.NAME} is for {", ".join(platforms)}; any number of images'
 
 
 def _sizes(folder, names):
@@ -105,15 +105,15 @@ def _parse(arguments):
     if not getattr(flags, name):
       raise config_lib.ConfigError(f'--{name}=DIR is missing')
   outputs.check_folder('--output', flags.output)
-  from anp_jax.checkpoint.weights import program
+  from anp_jax.checkpoint.weights import exported
 
   flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))
   for name in flags.platforms:
-    if name not in program.PLATFORMS:
+    if name not in exported.PLATFORMS:
       raise config_lib.ConfigError(
         f'--platforms: {name!r}: expected some of '
-        f'{",".join(program.PLATFORMS)}'
-        f'{config_lib.nearest(name, program.PLATFORMS)}'
+        f'{",".join(exported.PLATFORMS)}'
+        f'{config_lib.nearest(name, exported.PLATFORMS)}'
       )
   return flags
 

@@ -18,14 +18,14 @@ from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import agreement, balance
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import delayed_metrics, run_page, summary, telemetry as telemetry_lib
-from anp_jax.reporting.analysis import run as analysis
+from anp_jax.reporting.analysis import analysis_run as analysis
 from anp_jax.system import compile_cache, device_peaks, flops, mirror, profiling, startup
 from anp_jax.training import (
   build,
   eval_loop,
   objective as objective_lib,
   run_spec,
-  step as step_lib,
+  train_step as step_lib,
 )
 
 

@@ -11,7 +11,7 @@ from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
 from anp_jax.config import emulation_keys, strategy as strategy_lib, trust
 from anp_jax.reporting import weights_and_biases
-from anp_jax.reporting.analysis import run as analysis
+from anp_jax.reporting.analysis import analysis_run as analysis
 from anp_jax.system import compute_dtype, emulation, mirror
 
 

@@ -31,7 +31,7 @@ import threading
 import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_SERVER = 'anp_jax.runtimes.server.'
+_SERVER = 'anp_jax.runtimes.parameter_server.'
 _TRANSPORT = 'anp_jax.runtimes.transport'
 # Module, class, method, and whether it has done its work when the end comes.
 _CALLS = {

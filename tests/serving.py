@@ -10,7 +10,12 @@ import numpy as np
 from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import cluster_env, process_info, secret
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.server import log as log_lib, rendezvous, replay, run as server_run
+from anp_jax.runtimes.parameter_server import (
+  log as log_lib,
+  parameter_server_run as server_run,
+  rendezvous,
+  replay,
+)
 from tests import builders
 
 TINY = {

@@ -4,7 +4,7 @@ Each device sends the signs of its gradients, and all apply the sign of their
 sum (Bernstein et al., "signSGD with majority vote", ICLR 2019).
 """
 
-from anp_jax.parallel.sync import strategy as sync
+from anp_jax.parallel.sync import sync_strategy as sync
 
 
 class SignSgd(sync.Sync):
@@ -18,9 +18,9 @@ class SignSgd(sync.Sync):
     import jax
     import jax.numpy as jnp
 
-    from anp_jax.parallel.sync import step
+    from anp_jax.parallel.sync import sync_step
 
-    class SignStep(step.SyncStep):
+    class SignStep(sync_step.SyncStep):
       """Sums signs over the devices."""
 
       def reduce(self, gradients, extras):

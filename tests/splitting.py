@@ -10,7 +10,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, workloads
 from anp_jax.system import stopwatch
-from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build as build_lib, objective as objective_lib, run_spec
 from tests import builders, launching
 
@@ -111,7 +111,7 @@ def sent_by_150x800(**settings):
   compiled = program.train_step.lower(
     program.abstract_state, build_lib.abstract_batch(config, devices, 8)
   ).compile()
-  return collectives.compiled(compiled.as_text())
+  return compiled_collectives.compiled(compiled.as_text())
 
 
 def assert_same(trees, expected, tolerance=TIGHT):

@@ -12,7 +12,7 @@ from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.training import (
   objective as objective_lib,
   optimizer as optimizer_lib,
-  step as step_lib,
+  train_step as step_lib,
 )
 from tests import builders, user_network
 

@@ -17,9 +17,9 @@ import pytest
 
 from anp_jax import __main__ as main, config as config_lib
 from anp_jax.checkpoint import run_dir
-from anp_jax.checkpoint.weights import processors, published
+from anp_jax.checkpoint.weights import processors, published_weights
 from anp_jax.config import command_line, exits
-from anp_jax.tools.compare import __main__ as compare, curves
+from anp_jax.tools.compare import __main__ as compare, comparison_curves
 from tests import builders, mutations
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -316,7 +316,7 @@ def _compare(workdir, draws=True):
   command = ['c', str(workdir), f'--output={workdir}/c.html']
   with pytest.MonkeyPatch.context() as patch:
     if not draws:  # a second each
-      patch.setattr(curves, 'draw', lambda _: b'')
+      patch.setattr(comparison_curves, 'draw', lambda _: b'')
     return _check(lambda: compare.main(command))
 
 
@@ -446,8 +446,8 @@ def test_damaged_files_of_published_weights(name, tmp_path):
 def _published(arguments):
   """What `published.read` does of a folder's JSON."""
   folder = arguments[0]
-  saved = published.architecture(os.path.join(folder, published.FILE))
-  published._names(saved, 2)
+  saved = published_weights.architecture(os.path.join(folder, published_weights.FILE))
+  published_weights._names(saved, 2)
   read = processors.read(folder, saved)
   processors.normalisation(*read)
   processors.images(*read, 'bilinear')
@@ -461,8 +461,8 @@ def _published(arguments):
   ),
 )
 def test_any_json_as_names_of_classes(value):
-  published._names({'id2label': value}, 2)
-  published._names({'label_names': value, 'label_descriptions': value}, 1)
+  published_weights._names({'id2label': value}, 2)
+  published_weights._names({'label_names': value, 'label_descriptions': value}, 1)
   for wrapped in (value, {'id2label': value}, {'classes': value}):
     text = json.dumps(wrapped)
     with pytest.MonkeyPatch.context() as patch:
@@ -475,12 +475,12 @@ def _opened(text):
 
 
 def _labels(arguments):
-  published.read_labels(arguments[0])
+  published_weights.read_labels(arguments[0])
 
 
 def test_a_list_as_id2label_names_the_classes():
-  assert published._names({'id2label': ['a', 'b']}, 2) == ('a', 'b')
-  assert published._names({'id2label': 5}, 2) == ()
+  assert published_weights._names({'id2label': ['a', 'b']}, 2) == ('a', 'b')
+  assert published_weights._names({'id2label': 5}, 2) == ()
 
 
 def test_a_batch_beyond_all_counts_is_not_a_finished_run():

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import errors
+from anp_jax.system import error_lines
 
 _META = {'config', 'data', 'packages'}
 _CHECKSUM = 'checksum'
@@ -155,7 +155,7 @@ def describe(error: BaseException) -> str:
   """What went wrong with a disk, for people."""
   if 'No space left on device' in str(error):
     return 'no space is left on the disk'
-  return errors.typed_line(error)[:200]
+  return error_lines.typed_line(error)[:200]
 
 
 def _check_sums(restored):

@@ -21,7 +21,7 @@ from anp_jax.checkpoint import checksums, manager, ranking, reader, run_dir
 from anp_jax.config import strategy as strategy_lib, trust, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
-from anp_jax.system import errors, mirror, remote
+from anp_jax.system import error_lines, mirror, remote
 from anp_jax.training import objective as objective_lib
 
 _STATE = 'state'
@@ -78,7 +78,9 @@ def load(path: str, which: str = 'newest') -> Trained:
       meta = _read_meta(folder)
       state = _read_state(folder)
   except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
-    raise config_lib.ConfigError(f'{folder} cannot be read whole: {errors.typed_line(e)}') from e
+    raise config_lib.ConfigError(
+      f'{folder} cannot be read whole: {error_lines.typed_line(e)}'
+    ) from e
   config = config_lib.from_flat(trust.from_file(meta['config'], folder))
   source = state['average'] or state
   trees = {'params': source['params'], 'stats': source['stats']}

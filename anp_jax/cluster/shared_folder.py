@@ -5,7 +5,7 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
-from anp_jax.system import errors, remote
+from anp_jax.system import error_lines, remote
 
 _SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
 
@@ -62,7 +62,7 @@ def _write(path):
     path.write_text(path.name)
   except Exception as e:  # noqa: BLE001 - each store has errors of its own
     # Without the path, which is of a file that nobody knows.
-    why = getattr(e, 'strerror', None) or errors.first_line(e)
+    why = getattr(e, 'strerror', None) or error_lines.first_line(e)
     return f'cannot write there: {why}; all processes write checkpoints'
   return ''
 

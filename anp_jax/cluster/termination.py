@@ -7,7 +7,7 @@ import threading
 import traceback
 
 from anp_jax import config as config_lib
-from anp_jax.system import errors, interrupts
+from anp_jax.system import error_lines, interrupts
 
 FAILED, BAD_INPUT = 1, 2
 # Another process is lost, late or missing: sysexits' EX_TEMPFAIL. Starting
@@ -38,8 +38,8 @@ def exit_status(error: BaseException) -> tuple[int, str]:
   if isinstance(error, KeyboardInterrupt):
     return interrupts.STATUS, 'interrupted'
   if not isinstance(error, EXPECTED):
-    return FAILED, errors.typed_line(error)
-  line = errors.first_line(error)
+    return FAILED, error_lines.typed_line(error)
+  line = error_lines.first_line(error)
   if isinstance(error, config_lib.ConfigError):
     return BAD_INPUT, line
   return (TRY_AGAIN if isinstance(error, Lost) else FAILED), line

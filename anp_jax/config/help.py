@@ -2,7 +2,7 @@
 
 import textwrap
 
-from anp_jax.config import errors, resolve, strategy as strategy_lib, table
+from anp_jax.config import errors, key_table, resolve, strategy as strategy_lib
 
 _WIDTH = 80
 _ALL, _TOP = 'all', 'config'
@@ -60,7 +60,7 @@ def text(name: str) -> str:
 
 def _sections():
   """(title, keys by dotted name): the common table, then each strategy's."""
-  common = {k: d for k, d in table.KEYS.items()}
+  common = {k: d for k, d in key_table.KEYS.items()}
   sections = [('', common)]
   for name in strategy_lib.BUILT_IN:
     purpose = type(strategy_lib.by_name(name)).__doc__.splitlines()[0]

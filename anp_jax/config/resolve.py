@@ -9,7 +9,14 @@ import os
 
 import ml_collections
 
-from anp_jax.config import errors, keys as keys_lib, rules, strategy as strategy_lib, table, trust
+from anp_jax.config import (
+  errors,
+  key_table,
+  keys as keys_lib,
+  rules,
+  strategy as strategy_lib,
+  trust,
+)
 
 _NAME = 'strategy.name'
 
@@ -24,7 +31,7 @@ def base() -> ml_collections.ConfigDict:
 
 def known_keys(*names: str) -> dict[str, keys_lib.Key]:
   """Returns all keys; those of the strategies named go before others."""
-  keys = dict(table.KEYS)
+  keys = dict(key_table.KEYS)
   for strategy in (*names, *strategy_lib.BUILT_IN):
     for key, declared in strategy_keys(strategy).items():
       keys.setdefault(key, declared)
@@ -62,7 +69,7 @@ def resolved(config, typed: dict[str, str] | None = None):
   keys = _keys_of(values, typed)
   for key in values:
     _check_known(key, keys)
-  for key, declared in table.KEYS.items():
+  for key, declared in key_table.KEYS.items():
     if key not in values and not declared.only_if:
       raise errors.ConfigError(f'config.{key} is missing (default: {declared.default!r})')
   for key, text in typed.items():
@@ -192,15 +199,15 @@ def _keys_of(values, typed):
 
 
 def _strategy_name(values):
-  name = values.get(_NAME, table.KEYS[_NAME].default)
-  table.KEYS[_NAME].validate(_NAME, name)
+  name = values.get(_NAME, key_table.KEYS[_NAME].default)
+  key_table.KEYS[_NAME].validate(_NAME, name)
   return name
 
 
 def _applicable(values):
   """The keys that have a meaning with these values, by dotted key."""
   name = _strategy_name(values)
-  keys = table.KEYS | strategy_keys(name)
+  keys = key_table.KEYS | strategy_keys(name)
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
   models = [effective] + [
     effective | texts for texts in strategy_lib.declared(name).alternatives(effective)
@@ -230,7 +237,7 @@ def _check_applies(key, values):
   if key in _applicable(values):
     return
   name = _strategy_name(values)
-  declared = (table.KEYS | strategy_keys(name)).get(key)
+  declared = (key_table.KEYS | strategy_keys(name)).get(key)
   if declared:
     chooser, condition = declared.only_if[0], declared.condition
   else:
@@ -239,7 +246,7 @@ def _check_applies(key, values):
     condition = f'{chooser}={", ".join(names)}'
   now = values.get(chooser)
   if now is None:
-    now = (table.KEYS | strategy_keys(name))[chooser].default
+    now = (key_table.KEYS | strategy_keys(name))[chooser].default
   now = "''" if now == '' else now
   raise errors.ConfigError(f'config.{key} belongs to {condition}, not {now}')
 

@@ -6,7 +6,7 @@ Most keys may not. `resumable` ones may, and `changeable` ones where the flag
 
 import json
 
-from anp_jax.config import errors, resolve, strategy as strategy_lib, table
+from anp_jax.config import errors, key_table, resolve, strategy as strategy_lib
 
 _NAME = 'strategy.name'
 # At 0 these are no part of an optimizer, and its saved state has one part less;
@@ -21,7 +21,7 @@ def resumable(config) -> tuple[str, ...]:
   checkpoint was made with. A new duration also moves a schedule that ends with
   the run (cosine, polynomial). Of a group that may differ whole, the group.
   """
-  keys = table.KEYS | resolve.strategy_keys(config.strategy.name)
+  keys = key_table.KEYS | resolve.strategy_keys(config.strategy.name)
   entries = []
   for key, declared in keys.items():
     group = key.partition('.')[0]
@@ -141,7 +141,7 @@ def _is_in_chain(key, value, config):
   """Whether the optimizer has a part for a key with this value."""
   # adamw, lars and lamb take weight decay in their own place, also of 0.
   has_own_place = key == 'optimizer.weight_decay' and (
-    'decay_multipliers' not in table.OPTIMIZERS[config.optimizer.name]
+    'decay_multipliers' not in key_table.OPTIMIZERS[config.optimizer.name]
   )
   return has_own_place or value != 0
 

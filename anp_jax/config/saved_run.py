@@ -5,14 +5,14 @@ import importlib
 import json
 import os
 
-from anp_jax.config import errors, resolve, resume, strategy as strategy_lib, table
+from anp_jax.config import errors, key_table, resolve, resume, strategy as strategy_lib
 
 FILE = 'config.json'
 _STRATEGY = 'strategy.name'
 # What a broken file raises.
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 # Like a strategy, it stands above this folder: it is imported if needed.
-_PUBLISHED = 'anp_jax.checkpoint.weights.published'
+_PUBLISHED = 'anp_jax.checkpoint.weights.published_weights'
 
 
 def read(workdir: str | None) -> dict:
@@ -132,6 +132,6 @@ def with_weights_keys(config, typed, run: dict, is_untrained: bool):
     for key in keys
     if key in values
     and key not in typed
-    and (is_untrained or current[key] == table.KEYS[key].default)
+    and (is_untrained or current[key] == key_table.KEYS[key].default)
   }
   return resolve.resolved(resolve.replaced(config, changes))

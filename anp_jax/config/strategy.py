@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 # Name in config.strategy.name to where the class is.
 BUILT_IN = {
-  'sync': 'anp_jax.parallel.sync.strategy:Sync',
-  'invariant': 'anp_jax.parallel.invariant.strategy:Invariant',
-  'local': 'anp_jax.parallel.local.strategy:Local',
-  'server': 'anp_jax.runtimes.server.strategy:Server',
-  'channel_split': 'anp_jax.runtimes.channel_split:ChannelSplit',
-  'relay': 'anp_jax.runtimes.relay.strategy:Relay',
+  'sync': 'anp_jax.parallel.sync.sync_strategy:Sync',
+  'invariant': 'anp_jax.parallel.invariant.invariant_strategy:Invariant',
+  'local': 'anp_jax.parallel.local_sgd.local_sgd_strategy:Local',
+  'server': 'anp_jax.runtimes.parameter_server.parameter_server_strategy:Server',
+  'channel_split': 'anp_jax.runtimes.channel_split_strategy:ChannelSplit',
+  'relay': 'anp_jax.runtimes.model_ring.model_ring_strategy:Relay',
 }
 _KEY = 'strategy.name'
 # Modes that make steps of a run, and keep no state.

@@ -13,7 +13,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from anp_jax.models import layers
-from anp_jax.models.layers import per_example
+from anp_jax.models.layers import example_randomness
 
 # timm's name: (version, blocks of each stage, channels of the first); each
 # stage has twice the channels of the one before.
@@ -153,4 +153,4 @@ class ConvNeXt(nn.Module):
     if not train or not self.drop_path:
       return [None] * blocks
     rates = [self.drop_path * i / max(1, blocks - 1) for i in range(blocks)]
-    return per_example.branch_factors(self, rates, self.dtype)
+    return example_randomness.branch_factors(self, rates, self.dtype)

@@ -14,7 +14,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from anp_jax.models import layers
-from anp_jax.models.layers import per_example
+from anp_jax.models.layers import example_randomness
 
 
 class Stage(NamedTuple):
@@ -202,7 +202,7 @@ class EfficientNet(nn.Module):
     x = layers.silu(convolved('head', x, rounded(_HEAD * self.width)))
     x = x.mean((1, 2), dtype=self.param_dtype)
     if train and self.dropout:
-      x = per_example.dropout(self, x, self.dropout)
+      x = example_randomness.dropout(self, x, self.dropout)
     return nn.Dense(
       self.num_classes,
       kernel_init=nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform'),
@@ -236,4 +236,4 @@ class EfficientNet(nn.Module):
     if not train or not self.drop_path:
       return [None] * blocks
     rates = [self.drop_path * i / blocks for i in range(blocks)]
-    return per_example.branch_factors(self, rates, self.dtype)
+    return example_randomness.branch_factors(self, rates, self.dtype)

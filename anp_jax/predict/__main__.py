@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     problem = xla_flags.missing_plugin()
     if problem:
       raise config_lib.ConfigError(problem)
-    from anp_jax.predict import progress as progress_lib
+    from anp_jax.predict import predict_progress as progress_lib
 
     xla_flags.enable()
     progress = progress_lib.NamingProgress(sys.stderr)
@@ -185,7 +185,7 @@ def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax.data.input import decode_pillow
   from anp_jax.data.sources import skipped_files
-  from anp_jax.predict import files, network as network_lib, rows as rows_lib
+  from anp_jax.predict import file_batches, network as network_lib, predict_rows as rows_lib
   from anp_jax.system import compile_cache
 
   trained, notes = _network(flags)
@@ -196,10 +196,10 @@ def _run(flags, progress):
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size)
   if '-' not in flags.paths:
-    progress.count_total(files.find(flags.paths))
+    progress.count_total(file_batches.find(flags.paths))
   left_out = skipped_files.SkippedFiles()
-  batches = files.batches(
-    files.find(flags.paths, sys.stdin.buffer, left_out),
+  batches = file_batches.batches(
+    file_batches.find(flags.paths, sys.stdin.buffer, left_out),
     decode_pillow.eval_decoder(trained.config, flags.upright),
     network.batch_size,
     trained.config.data.image_size,
@@ -226,9 +226,9 @@ def _run(flags, progress):
 def _network(flags):
   """The network that --checkpoint names, and lines for people."""
   from anp_jax.checkpoint import trained as trained_lib
-  from anp_jax.checkpoint.weights import pretrained, published
+  from anp_jax.checkpoint.weights import pretrained, published_weights
 
-  if not published.is_published(flags.checkpoint):
+  if not published_weights.is_published(flags.checkpoint):
     if flags.labels:
       raise config_lib.ConfigError(
         f'--labels={flags.labels!r} is for published weights, and '

@@ -18,8 +18,8 @@ from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
 from anp_jax.reporting import event_file, run_page, telemetry as telemetry_lib, weights_and_biases
-from anp_jax.reporting.analysis import page as evaluation_page
-from anp_jax.reporting.run_page import tables
+from anp_jax.reporting.analysis import analysis_page as evaluation_page
+from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import cores as cores_lib, device_peaks, drawing, emulation, markdown, progress
 from anp_jax.system.onednn import library as onednn
 from anp_jax.training import build, metric_labels, schedule_change
@@ -226,7 +226,7 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
 
 def _result(workdir, mesh, abstract_state):
   """What the run's last line of metrics.jsonl says."""
-  return tables.result(*tables.load(workdir)) | {
+  return run_tables.result(*run_tables.load(workdir)) | {
     'parameters': _count(abstract_state.params),
     'devices': mesh.size,
     'device': mesh.devices.flat[0].device_kind,

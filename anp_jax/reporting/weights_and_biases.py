@@ -8,7 +8,7 @@ import secrets
 from absl import logging
 
 from anp_jax import config as config_lib
-from anp_jax.system import errors, files
+from anp_jax.system import error_lines, files
 
 _FOLDER = 'wandb'  # in the workdir, where the package too puts what it writes
 _ID_FILE = 'run_id'
@@ -42,7 +42,7 @@ class Writer:
     try:
       self._run = _open(workdir, config)
     except Exception as e:  # noqa: BLE001 - whatever is wrong with the package
-      logging.warning('Weights & Biases gets no metrics: %s', errors.first_line(e))
+      logging.warning('Weights & Biases gets no metrics: %s', error_lines.first_line(e))
 
   def write(self, kind: str, step: int, values: dict[str, float]) -> None:
     """Adds metrics, named as in TensorBoard."""
@@ -90,7 +90,7 @@ def _open(workdir, config):
     logging.warning(
       'Weights & Biases cannot be reached, metrics go to %s for `wandb sync`: %s',
       folder,
-      errors.first_line(e),
+      error_lines.first_line(e),
     )
     return begin('offline')
 

@@ -20,7 +20,7 @@ from pyarrow import flight
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, secret as secret_lib
 from anp_jax.runtimes import addresses
-from anp_jax.system import emulation, errors
+from anp_jax.system import emulation, error_lines
 
 # Bytes of a record batch: each has its cost; above 10 MB nothing overlaps.
 BATCH = 4 * 2**20
@@ -95,7 +95,7 @@ class Port(flight.FlightServerBase):
     except (OSError, pa.ArrowException) as e:
       raise config_lib.ConfigError(
         f'config.strategy.bind={config.strategy.bind!r}: {owner} cannot listen '
-        f'on {host} ({errors.first_line(e)})'
+        f'on {host} ({error_lines.first_line(e)})'
       ) from e
     self.address = f'{bracketed}:{self.port}'
     _own_addresses.add(self.address)
@@ -280,7 +280,7 @@ def split(data: np.ndarray, shapes) -> list[np.ndarray]:
 
 def describe_error(e: Exception) -> str:
   """Returns an error's type and first line, for a log."""
-  return f'{type(e).__name__}: {errors.first_line(e)}'[:300]
+  return f'{type(e).__name__}: {error_lines.first_line(e)}'[:300]
 
 
 @contextlib.contextmanager

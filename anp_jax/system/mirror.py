@@ -17,7 +17,7 @@ import shutil
 from absl import logging
 
 from anp_jax.config import urls
-from anp_jax.system import errors, files, remote
+from anp_jax.system import error_lines, files, remote
 
 _CHECKPOINTS = ('checkpoints', 'best')
 # Written to the store by Orbax, or large and never read again.
@@ -181,7 +181,7 @@ class _Mirror:
       raise NotUploaded(
         errno.EIO,
         f'{self._address}: {name} could not be uploaded: '
-        f'{errors.typed_line(e)}; it is in {self._folder}',
+        f'{error_lines.typed_line(e)}; it is in {self._folder}',
       ) from e
     self.is_behind = False
 

@@ -5,7 +5,7 @@ import os
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.system import errors
+from anp_jax.system import error_lines
 
 
 class Profile:
@@ -86,7 +86,7 @@ class Profile:
       self._failed(e)
 
   def _failed(self, error):
-    self._note(f'profile  failed, the run goes on: {errors.first_line(error)}')
+    self._note(f'profile  failed, the run goes on: {error_lines.first_line(error)}')
 
 
 def _span(steps):

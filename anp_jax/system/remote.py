@@ -5,7 +5,7 @@ import shutil
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
-from anp_jax.system import errors
+from anp_jax.system import error_lines
 
 _PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
 
@@ -78,7 +78,7 @@ def join(address: str, name: str) -> str:
 
 def unreadable(address: str, error: Exception) -> config_lib.ConfigError:
   """Returns the one-line error of an address that cannot be read."""
-  return config_lib.ConfigError(f'{address} cannot be read: {errors.typed_line(error)}')
+  return config_lib.ConfigError(f'{address} cannot be read: {error_lines.typed_line(error)}')
 
 
 def move(folder: str, target: str) -> None:

@@ -20,7 +20,7 @@ from anp_jax.training import (
   multipliers,
   optimizer as optimizer_lib,
   run_spec,
-  step as step_lib,
+  train_step as step_lib,
 )
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from anp_jax import config as config_lib
-from anp_jax.config import table
+from anp_jax.config import key_table
 from anp_jax.training import multipliers
 
 # These take weight decay in their own place, not added to the gradient.
@@ -68,8 +68,8 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
   s = config.schedule
   peak = config.optimizer.learning_rate
   warmup = config_lib.steps(s.warmup, batch_size, examples)
-  if s.name not in table.SCHEDULES:
-    raise _unknown('schedule.name', s.name, table.SCHEDULES)
+  if s.name not in key_table.SCHEDULES:
+    raise _unknown('schedule.name', s.name, key_table.SCHEDULES)
   if warmup > total_steps:
     raise config_lib.ConfigError(
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
@@ -217,7 +217,7 @@ def _optimizer(o, rate) -> optax.GradientTransformation:
       optax.masked(optax.scale_by_trust_ratio(), decay_mask),
       optax.scale_by_learning_rate(rate),
     )
-  raise _unknown('optimizer.name', o.name, table.OPTIMIZERS)
+  raise _unknown('optimizer.name', o.name, key_table.OPTIMIZERS)
 
 
 def _unknown(key, name, valid) -> config_lib.ConfigError:

@@ -49,7 +49,7 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
   from anp_jax.training import (
     objective as objective_lib,
     optimizer as optimizer_lib,
-    step as step_lib,
+    train_step as step_lib,
   )
 
   opened = None

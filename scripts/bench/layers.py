@@ -54,7 +54,7 @@ from anp_jax.data.input import stream as stream_lib
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import xla_flags
-from anp_jax.tools.portability import program as program_lib
+from anp_jax.tools.portability import compiled_program as program_lib
 from anp_jax.training import build, mixing, objective as objective_lib, run_spec
 
 IDLE = 'no instruction running'

@@ -33,7 +33,7 @@ else:
 
 from anp_jax import cluster
 from anp_jax.config import command_line
-from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import compiled_collectives
 from anp_jax.tools.study import traffic
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
@@ -130,7 +130,7 @@ def _measure(flags, strategy, processes, count):
   batch = next(feed)
   feed.close()
   compiled = parts.train_step.lower(state, batch).compile()
-  rows = collectives.totals(collectives.compiled(compiled.as_text()))
+  rows = compiled_collectives.totals(compiled_collectives.compiled(compiled.as_text()))
   period = flags.period if strategy == 'local' else 1
   groups = count if strategy == 'local' else 1
   program = traffic.sent(rows, count, groups, 1 / period) / count

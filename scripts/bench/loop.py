@@ -20,7 +20,7 @@ from anp_jax.config import command_line
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.reporting import summary, telemetry
-from anp_jax.training import step as step_lib
+from anp_jax.training import train_step as step_lib
 
 _STEPS = 1000
 _ROUNDS = 5

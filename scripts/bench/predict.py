@@ -242,7 +242,12 @@ def _trained(config):
 def _ours(side, model, dtype):
   from anp_jax import models
   from anp_jax.data.input import decode_pillow
-  from anp_jax.predict import __main__ as predict, files, network as network_lib, rows
+  from anp_jax.predict import (
+    __main__ as predict,
+    file_batches,
+    network as network_lib,
+    predict_rows as rows,
+  )
   from anp_jax.system.onednn import library
 
   config = _config(side, model, dtype)
@@ -257,8 +262,8 @@ def _ours(side, model, dtype):
 
   def name_files(paths, size):
     net = network(size)
-    batches = files.batches(
-      files.find(paths),
+    batches = file_batches.batches(
+      file_batches.find(paths),
       decode_pillow.eval_decoder(config),
       net.batch_size,
       side,

@@ -116,7 +116,7 @@ def _in_step(folder):
 def _train_in_step(flags):
   """One of these processes."""
   from anp_jax import cluster, train
-  from anp_jax.training import step as step_lib
+  from anp_jax.training import train_step as step_lib
 
   seconds = _COMPUTE * (_SLOWER if flags.process_id == _WORKERS - 1 else 1)
   jitted = step_lib.TrainStep.jitted
@@ -166,7 +166,7 @@ def _run(keys, shards, updates, workdir):
   """Images a second, without the first third, and the staleness."""
   from anp_jax import cluster
   from anp_jax.cluster import cluster_env
-  from anp_jax.runtimes.server import log, run, worker
+  from anp_jax.runtimes.parameter_server import gradient_worker, log, parameter_server_run
 
   results = {}
 
@@ -183,14 +183,14 @@ def _run(keys, shards, updates, workdir):
     gradient, stats_delta, values = results[self.name]
     return pulled, (gradient, stats_delta, dict(values))
 
-  worker.Worker.compute = compute
+  gradient_worker.Worker.compute = compute
   keys = {**keys, 'strategy.name': 'server', 'strategy.in_flight': '1'}
 
   def run_process(index):
     config = _config(keys, updates, shards)
     env = cluster_env.ClusterEnv('bench', index, _WORKERS, num_hosts=1)
     with cluster.Processes(config, env) as processes:
-      run.run(config, workdir, processes)
+      parameter_server_run.run(config, workdir, processes)
 
   threads = [
     threading.Thread(target=run_process, args=(i,), daemon=True) for i in range(1, _WORKERS)

@@ -10,7 +10,7 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import naming, source as source_lib
+from anp_jax.checkpoint.weights import naming, weights_source as source_lib
 from anp_jax.models import resnet
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')

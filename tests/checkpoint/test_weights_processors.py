@@ -3,7 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import published
+from anp_jax.checkpoint.weights import published_weights
 from tests import weight_files
 
 
@@ -34,7 +34,7 @@ from tests import weight_files
 def test_what_a_processor_says(tmp_path, processor, want):
   path = weight_files.folder(tmp_path, processor)
   for place in (path, tmp_path):
-    weights = published.read(str(place))
+    weights = published_weights.read(str(place))
     assert weight_files.images(weights.keys) == want
     assert weights.notes == ()
 
@@ -52,7 +52,7 @@ def test_what_timm_says(tmp_path):
     label_names=['a', 'b', 'c'],
     label_descriptions={'b': 'bee'},
   )
-  weights = published.read(str(tmp_path))
+  weights = published_weights.read(str(tmp_path))
   half = (127.5, 127.5, 127.5)
   assert weight_files.images(weights.keys) == (288, 303, 'bicubic', half, half)
   assert weights.names == ('a', 'bee', 'c')
@@ -70,7 +70,7 @@ def test_what_timm_says(tmp_path):
 )
 def test_all_forms_of_a_size(tmp_path, change, want):
   weight_files.folder(tmp_path, weight_files.BIT | change)
-  keys = published.read(str(tmp_path)).keys
+  keys = published_weights.read(str(tmp_path)).keys
   assert (keys['data.image_size'], keys['data.resize']) == (want, 72)
 
 
@@ -92,7 +92,7 @@ def test_all_forms_of_a_size(tmp_path, change, want):
 def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
   weight_files.folder(tmp_path, weight_files.BIT | {key: value})
   with pytest.raises(config_lib.ConfigError) as e:
-    published.read(str(tmp_path))
+    published_weights.read(str(tmp_path))
   where = tmp_path / 'preprocessor_config.json'
   assert str(e.value).startswith(f'{where}: {key}={value!r}: expected ')
   assert '\n' not in str(e.value)
@@ -102,7 +102,7 @@ def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
 def test_another_form_of_timms_is_one_line(tmp_path, key, value):
   weight_files.folder(tmp_path, pretrained_cfg={key: value})
   with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
-    published.read(str(tmp_path))
+    published_weights.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_another_form_of_timms_is_one_line(tmp_path, key, value):
 )
 def test_what_is_done_otherwise_is_said(tmp_path, change, word):
   weight_files.folder(tmp_path, weight_files.CONVNEXT | change)
-  (note,) = published.read(str(tmp_path)).notes
+  (note,) = published_weights.read(str(tmp_path)).notes
   assert word in note
 
 
@@ -144,6 +144,6 @@ _EFFICIENTNET = {
 )
 def test_an_efficientnets_processor_divides_twice(tmp_path, change, mean, std):
   weight_files.folder(tmp_path, _EFFICIENTNET | change)
-  keys = published.read(str(tmp_path)).keys
+  keys = published_weights.read(str(tmp_path)).keys
   assert keys['data.mean'] == pytest.approx(mean, abs=1e-4)
   assert keys['data.std'] == pytest.approx(std, abs=1e-4)

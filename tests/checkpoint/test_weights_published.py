@@ -14,7 +14,7 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib, train
-from anp_jax.checkpoint.weights import published
+from anp_jax.checkpoint.weights import published_weights
 from anp_jax.config import command_line
 from anp_jax.predict import __main__ as predict
 from tests import builders, weight_files
@@ -36,7 +36,7 @@ weight_files.CLASSES = 3
 )
 def test_a_file_tells_its_network(tmp_path, stages, layers, name):
   path = weight_files.file(tmp_path, stages, layers)
-  weights = published.read(str(path))
+  weights = published_weights.read(str(path))
   network = [weights.keys[f'model.{k}'] for k in ('name', 'version', 'width')]
   assert network == [name, 'v1.5', 5]
   assert (weights.classes, weights.names) == (weight_files.CLASSES, ())
@@ -62,10 +62,10 @@ def test_a_file_tells_its_network(tmp_path, stages, layers, name):
 )
 def test_names_of_a_folder(tmp_path, names, want):
   weight_files.folder(tmp_path, id2label={str(i): n for i, n in enumerate(names)})
-  weights = published.read(str(tmp_path))
+  weights = published_weights.read(str(tmp_path))
   assert weights.names == want
   numbered = ('class_0', 'class_1', 'class_2')
-  assert published.vocabulary(weights).names == (want or numbered)
+  assert published_weights.vocabulary(weights).names == (want or numbered)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_names_in_a_file(tmp_path, name, text, want):
   path = tmp_path / name
   path.write_text(text)
   if isinstance(want, tuple):
-    assert published.read_labels(str(path)) == want
+    assert published_weights.read_labels(str(path)) == want
     return
   with pytest.raises(config_lib.ConfigError, match=want):
-    published.read_labels(str(path))
+    published_weights.read_labels(str(path))
 
 
 def test_another_number_of_names(tmp_path):
-  weights = published.read(str(weight_files.file(tmp_path)))
+  weights = published_weights.read(str(weight_files.file(tmp_path)))
   path = tmp_path / 'names.txt'
   path.write_text('a\nb\n')
   with pytest.raises(config_lib.ConfigError, match=r'names\.txt names 2 .* 3$'):
-    published.vocabulary(weights, str(path))
+    published_weights.vocabulary(weights, str(path))
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
 def test_weights_for_a_trained_run_are_refused(tmp_path):
   """Its checkpoint would be scored, and not what was named."""
   from anp_jax import cluster
-  from anp_jax.reporting.analysis import run
+  from anp_jax.reporting.analysis import analysis_run as run
 
   (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
   config = command_line.load(_TINY, {'init.from': str(weight_files.file(tmp_path))})

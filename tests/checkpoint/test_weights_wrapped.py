@@ -5,7 +5,7 @@ import pytest
 import safetensors.numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import huggingface, initial, published, source
+from anp_jax.checkpoint.weights import huggingface, initial, published_weights, weights_source
 from tests import exporting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -28,9 +28,9 @@ def test_names_below_a_wrapper_are_those_without(prefix, network, tmp_path):
   path = str(tmp_path / 'model.safetensors')
   wrapped = {prefix + name: value for name, value in tensors.items()}
   safetensors.numpy.save_file(wrapped, path)
-  assert published.read(path).classes == len(exporting.PAIRS)
+  assert published_weights.read(path).classes == len(exporting.PAIRS)
   tree = initial.flat({'params': trained.params, **trained.stats})
-  weights = source.read(path, trained.config, tree)
+  weights = weights_source.read(path, trained.config, tree)
   assert set(weights.tensors) == set(tree) and not weights.unused
   for name, value in tree.items():
     np.testing.assert_array_equal(weights.tensors[name][1], value, name)
@@ -42,7 +42,7 @@ def test_a_prefix_of_some_names_is_no_wrapper(network, tmp_path):
   tensors[f'module.{first}'] = tensors[first]
   path = str(tmp_path / 'model.safetensors')
   safetensors.numpy.save_file(tensors, path)
-  with published.open_file(path) as file:
+  with published_weights.open_file(path) as file:
     assert set(file.keys()) == set(tensors)
 
 
@@ -50,10 +50,10 @@ def test_a_file_of_nothing_but_prefixes(tmp_path):
   path = str(tmp_path / 'model.safetensors')
   safetensors.numpy.save_file({'module.': np.zeros(2)}, path)
   with pytest.raises(config_lib.ConfigError, match='its first are'):
-    published.read(path)
+    published_weights.read(path)
   safetensors.numpy.save_file({}, path)
   with pytest.raises(config_lib.ConfigError, match='its first are none'):
-    published.read(path)
+    published_weights.read(path)
 
 
 def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
@@ -62,7 +62,7 @@ def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
     f'version https://git-lfs.github.com/spec/v1\noid sha256:{"0" * 64}\nsize 46807446\n'
   )
   with pytest.raises(config_lib.ConfigError, match='Git LFS.*git lfs pull'):
-    published.read(str(path))
+    published_weights.read(str(path))
   path.write_text('version of something else')
   with pytest.raises(config_lib.ConfigError, match='cannot be read'):
-    published.read(str(path))
+    published_weights.read(str(path))

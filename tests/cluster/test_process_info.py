@@ -271,11 +271,11 @@ def test_other_code_is_seen(monkeypatch, tmp_path):
     return process_info._code()
 
   (tmp_path / 'anp_jax/training').mkdir(parents=True)
-  (tmp_path / 'anp_jax/training/step.py').write_text('x = 1')
+  (tmp_path / 'anp_jax/training/train_step.py').write_text('x = 1')
   before = code()
   (tmp_path / 'anp_jax/notes.txt').write_text('nothing')
   assert code() == before
-  (tmp_path / 'anp_jax/training/step.py').write_text('x = 2')
+  (tmp_path / 'anp_jax/training/train_step.py').write_text('x = 2')
   assert code() != before
 
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from anp_jax import config as config_lib, models
-from anp_jax.config import command_line, keys, networks, strategy, table
-from anp_jax.runtimes.relay import candidates
+from anp_jax.config import command_line, key_table, keys, networks, strategy
+from anp_jax.runtimes.model_ring import candidates
 from tests import builders
 
 _RELAY = 'configs/relay_anp.py'
@@ -45,17 +45,17 @@ def test_a_config_has_the_keys_of_its_strategy_alone(name):
   }
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_a_config_has_the_keys_of_its_optimizer_alone(name):
   config = builders.config({'optimizer.name': name})
   common = {'name', 'learning_rate', 'weight_decay', 'clip_norm', 'clip_value', 'multipliers'}
-  assert set(config.optimizer) == common | set(table.OPTIMIZERS[name])
+  assert set(config.optimizer) == common | set(key_table.OPTIMIZERS[name])
 
 
-@pytest.mark.parametrize('name', table.SCHEDULES)
+@pytest.mark.parametrize('name', key_table.SCHEDULES)
 def test_a_config_has_the_keys_of_its_schedule_alone(name):
   config = builders.config({'schedule.name': name})
-  assert set(config.schedule) == {'name', 'warmup', *table.SCHEDULES[name]}
+  assert set(config.schedule) == {'name', 'warmup', *key_table.SCHEDULES[name]}
 
 
 def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():

@@ -12,7 +12,7 @@ from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.prepare import disk_files
 from anp_jax.data.sources import stored_images
-from anp_jax.predict import files as predict_files
+from anp_jax.predict import file_batches as predict_files
 from tests import builders
 
 pytestmark = pytest.mark.timeout(60)  # a pipe would be waited for without end

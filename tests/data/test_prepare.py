@@ -13,7 +13,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.prepare import plan as plan_lib, worker_pool
+from anp_jax.data.prepare import actions as plan_lib, worker_pool
 from tests import builders, prepared
 
 # A set with a file of every kind.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan, feed, synthetic
+from anp_jax.data.input import batch_plan, feed, random_batches
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -13,7 +13,7 @@ def _synthetic(config, sharding, start=0, training=True, batch=8):
   """Batches of 20 examples of five classes."""
   rows = feed.local_rows(sharding, batch)
   plan = batch_plan.BatchPlan(config, 20, batch, rows, training, start)
-  return synthetic.batches(plan, 5, sharding)
+  return random_batches.batches(plan, 5, sharding)
 
 
 def _host(batch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anp_jax import models
-from anp_jax.checkpoint.weights import convnext as names_lib, source as source_lib
+from anp_jax.checkpoint.weights import convnext_names as names_lib, weights_source as source_lib
 from anp_jax.config import networks
 from anp_jax.models import convnext
 from tests import builders, stepping, timm_peer

@@ -13,17 +13,17 @@ from safetensors import numpy as safetensors_numpy
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import (
-  efficientnet as names_lib,
+  efficientnet_names as names_lib,
   huggingface,
   naming,
-  published as published_lib,
-  source as source_lib,
+  published_weights as published_lib,
   timm_folder,
+  weights_source as source_lib,
 )
 from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import efficientnet
-from anp_jax.models.layers import per_example
+from anp_jax.models.layers import example_randomness
 from tests import builders, timm_peer
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -257,7 +257,7 @@ def test_rates_rise_over_all_blocks_as_timms(monkeypatch):
     rates.extend(values)
     return jnp.ones((len(values), 1, 1, 1, 1), dtype)
 
-  monkeypatch.setattr(per_example, 'branch_factors', branch_factors)
+  monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
   _, module = _network('efficientnet_b0', **{'model.drop_path': 0.2})
   images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
   apply = functools.partial(module.apply, train=True, mutable=['batch_stats'])

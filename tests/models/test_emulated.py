@@ -14,7 +14,7 @@ from anp_jax import config as config_lib, models
 from anp_jax.models import emulated
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import emulation
-from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, run_spec
 from tests import stepping
 
@@ -174,7 +174,7 @@ def test_a_step_sends_all_gradients_and_waits(tiny_config):
   tiny_config.model.norm_group = 2
   config = _emulating(tiny_config, step_seconds=0.4, megabytes=3.0)
   compiled, values, seconds = _timed_step(config, 4)
-  rows = collectives.totals(collectives.compiled(compiled.as_text()))
+  rows = compiled_collectives.totals(compiled_collectives.compiled(compiled.as_text()))
   sent = sum(r['bytes'] for r in rows if r['kind'] == 'all-reduce')
   assert 3e6 <= sent < 3e6 + 1000  # and metrics, votes
   assert 0.4 <= seconds < 0.8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anp_jax.models import convnext
-from anp_jax.models.layers import per_example
+from anp_jax.models.layers import example_randomness
 from tests import stepping
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -17,14 +17,14 @@ class _Draws(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    factors = per_example.branch_factors(self, self.rates, x.dtype)
+    factors = example_randomness.branch_factors(self, self.rates, x.dtype)
     return factors[..., 0, 0, 0]
 
 
 def _apply(rows, key=0):
   x = np.ones(len(rows), np.float32)
-  variables = {per_example.EXAMPLE: {'row': np.array(rows, np.int32)}}
-  rngs = {per_example.EXAMPLE: jax.random.key(key)}
+  variables = {example_randomness.EXAMPLE: {'row': np.array(rows, np.int32)}}
+  rngs = {example_randomness.EXAMPLE: jax.random.key(key)}
   return jax.device_get(_Draws().apply(variables, x, rngs=rngs))
 
 
@@ -51,15 +51,15 @@ def test_frequencies_and_means():
 class _Dropout(nn.Module):
   @nn.compact
   def __call__(self, x):
-    return per_example.dropout(self, x, 0.25)
+    return example_randomness.dropout(self, x, 0.25)
 
 
 def test_numbers_left_out_are_of_the_row_and_a_quarter():
   x = np.arange(1, 201, dtype=np.float32) * np.ones((40, 1), np.float32)
 
   def apply(rows):
-    variables = {per_example.EXAMPLE: {'row': np.array(rows, np.int32)}}
-    rngs = {per_example.EXAMPLE: jax.random.key(0)}
+    variables = {example_randomness.EXAMPLE: {'row': np.array(rows, np.int32)}}
+    rngs = {example_randomness.EXAMPLE: jax.random.key(0)}
     return jax.device_get(_Dropout().apply(variables, x[: len(rows)], rngs=rngs))
 
   result = apply(range(40))
@@ -104,7 +104,9 @@ def test_paths_dropped_do_not_depend_on_devices(x64):
 @pytest.mark.parametrize('stages, want', [((1, 2, 1), [0, 0.1, 0.2, 0.3]), ((1,), [0])])
 def test_rates_of_convnext_rise_to_that_of_the_last_block(monkeypatch, stages, want):
   rates = []
-  monkeypatch.setattr(per_example, 'branch_factors', lambda module, r, dtype: rates.append(r))
+  monkeypatch.setattr(
+    example_randomness, 'branch_factors', lambda module, r, dtype: rates.append(r)
+  )
   network = convnext.ConvNeXt(10, stages=stages, drop_path=0.3)
   assert network._factors(False) == [None] * sum(stages) and not rates
   network._factors(True)

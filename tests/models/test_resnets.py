@@ -9,7 +9,7 @@ from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import naming, source as source_lib, timm_folder
+from anp_jax.checkpoint.weights import naming, timm_folder, weights_source as source_lib
 from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet

@@ -7,8 +7,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment, mesh as mesh_lib
-from anp_jax.parallel.channel_split import plan as plan_lib
-from anp_jax.tools.portability import collectives
+from anp_jax.parallel.channel_split import split as plan_lib
+from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build
 from tests import launching, splitting
 
@@ -108,7 +108,7 @@ def _compiled_collectives(data, model, **overrides):
   state = splitting.new_state(program)
   batch = splitting.batch(mesh, 0)
   compiled = program.train_step.lower(state, batch).compile()
-  return collectives.compiled(compiled.as_text())
+  return compiled_collectives.compiled(compiled.as_text())
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_no_sum_is_in_a_narrower_dtype():
   )
   state = splitting.new_state(program)
   text = program.train_step.lower(state, splitting.batch(mesh, 0)).as_text()
-  summed = collectives.sums(collectives.totals(collectives.asked(text)))
+  summed = compiled_collectives.sums(compiled_collectives.totals(compiled_collectives.asked(text)))
   assert set(summed) == {'float32'}
   # Among them that of the second convolution's maps, 8 images of 4 x 4 x 6.
   assert summed['float32'] > 8 * 16 * 6

@@ -8,7 +8,7 @@ import pytest
 
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import operation, parts as parts_lib
+from anp_jax.parallel.channel_split import parts as parts_lib, split_operation
 from tests import splitting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -41,7 +41,7 @@ def test_result_and_gradients_are_those_of_the_whole(
   x64, monkeypatch, counts, size, stride, padding
 ):
   # Maps of a test are small, and would be sent with zeros.
-  monkeypatch.setattr(operation, '_SMALL', 0)
+  monkeypatch.setattr(split_operation, '_SMALL', 0)
 
   def convolve(x, kernel):
     return layers.convolve(x, kernel, stride, padding)
@@ -85,7 +85,7 @@ def test_result_and_gradients_are_those_of_the_whole(
 )
 def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, small):
   """The gradient of a convolution's operand, and that of a vector."""
-  monkeypatch.setattr(operation, '_SMALL', small)
+  monkeypatch.setattr(split_operation, '_SMALL', small)
   devices = len(counts)
   random = np.random.default_rng(0)
   # Each device has another gradient of the operand.
@@ -93,12 +93,12 @@ def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, smal
   vector = random.normal(size=6)
 
   def own(gradient, vector):
-    part = operation.own_part(vector, counts)
-    gathered = operation.whole(part, counts)
+    part = split_operation.own_part(vector, counts)
+    gathered = split_operation.whole(part, counts)
     _, pull = jax.vjp(
-      lambda x: operation.operand(x, gradient[0], counts), jnp.zeros((2, 3, 3, max(counts)))
+      lambda x: split_operation.operand(x, gradient[0], counts), jnp.zeros((2, 3, 3, max(counts)))
     )
-    _, pull_vector = jax.vjp(lambda v: operation.own_part(v, counts), vector)
+    _, pull_vector = jax.vjp(lambda v: split_operation.own_part(v, counts), vector)
     parts = part, *pull(gradient[0]), *pull_vector(part)
     return jax.tree.map(lambda x: x[None], (gathered, *parts))
 

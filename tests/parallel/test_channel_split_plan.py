@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, planner, similar
 from tests import splitting
 

@@ -5,7 +5,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.runtimes.calibration import boundaries, timing, workloads
-from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build
 from tests import splitting
 
@@ -123,7 +123,7 @@ def test_a_plan_of_rows_sends_gradients_alone():
   """Whatever the devices' parts; what they compute has no collective."""
   program, mesh = _split('rows=12,4', **splitting.FLOAT32, **OURS)
   text = program.train_step.lower(program.abstract_state, splitting.batch(mesh, 0)).as_text()
-  operations = collectives.asked(text)
+  operations = compiled_collectives.asked(text)
   assert {c.kind for c in operations} == {'all-reduce'}
   assert not any(c.conditional for c in operations)
 

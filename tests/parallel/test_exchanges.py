@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.parallel.local import exchanges
+from anp_jax.parallel.local_sgd import exchanges
 from tests import builders
 
 BATCH = 16

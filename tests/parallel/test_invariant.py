@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import table
+from anp_jax.config import key_table
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import stream
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
-from anp_jax.parallel.invariant import step as invariant
+from anp_jax.parallel.invariant import invariant_step as invariant
 from anp_jax.system import cores
 from anp_jax.system.onednn import library
-from anp_jax.tools.portability import collectives
+from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders
 
@@ -187,7 +187,7 @@ _CASES = {
   },
   **{
     name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3, 'model.name': 'lenet'}
-    for name in table.OPTIMIZERS
+    for name in key_table.OPTIMIZERS
   },
   # Convolutions over and in larger maps, batch norm, and what XLA computes.
   'onednn': {'model.cpu_library': 'onednn', 'model.norm_group': 4},
@@ -334,7 +334,7 @@ def test_it_sends_what_sync_sends(devices, shards, sums):
     parts, _, program = _compiled(config, devices)
     # A ring's sum sends all but its own part twice, either half of it once.
     halves = {'all-reduce': 2, 'all-to-all': 1, 'all-gather': 1}
-    rows = collectives.totals(collectives.compiled(program.as_text()))
+    rows = compiled_collectives.totals(compiled_collectives.compiled(program.as_text()))
     sent[name] = sum(halves[r['kind']] * r['bytes'] for r in rows)
   parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_state.params))
   assert sent['sync'] > 2 * 4 * parameters

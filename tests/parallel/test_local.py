@@ -11,10 +11,10 @@ from anp_jax import config as config_lib, train
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
-from anp_jax.parallel.local import exchanges
+from anp_jax.parallel.local_sgd import exchanges
 from anp_jax.system import cores
-from anp_jax.tools.portability import collectives
-from anp_jax.training import build, objective as objective_lib, run_spec, step as step_lib
+from anp_jax.tools.portability import compiled_collectives
+from anp_jax.training import build, objective as objective_lib, run_spec, train_step as step_lib
 from tests import builders, launching, user_network
 
 # Compiling is most of the time here; the arithmetic is what is tested.
@@ -357,7 +357,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
     text = parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
     for conditional in (False, True):
       sent[name, conditional] = sum(
-        c.size for c in collectives.compiled(text) if c.conditional == conditional
+        c.size for c in compiled_collectives.compiled(text) if c.conditional == conditional
       )
   parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_single.params))
   assert sent['sync', False] >= 4 * parameters and not sent['sync', True]

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from anp_jax.parallel.local import step as local_step
+from anp_jax.parallel.local_sgd import local_sgd_step as local_step
 from tests import builders
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anp_jax import models
-from anp_jax.checkpoint.weights import program
+from anp_jax.checkpoint.weights import exported as program
 from anp_jax.predict import network
 from anp_jax.system.onednn import library
 from tests import exporting

@@ -17,11 +17,11 @@ import pytest
 from anp_jax import config as config_lib, export
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import (
+  exported as program,
   huggingface,
   initial,
-  program,
-  published as published_lib,
-  source,
+  published_weights as published_lib,
+  weights_source,
 )
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
@@ -85,7 +85,7 @@ def test_it_is_read_back(name, tmp_path):
   trained = exporting.trained(name)
   huggingface.write(trained, tmp_path)
   tree = initial.flat({'params': trained.params, **trained.stats})
-  parameters = source.read(str(tmp_path), trained.config, tree)
+  parameters = weights_source.read(str(tmp_path), trained.config, tree)
   assert set(parameters.tensors) == set(tree) and not parameters.unused
   for name, value in tree.items():
     np.testing.assert_array_equal(parameters.tensors[name][1], value, name)

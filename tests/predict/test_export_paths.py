@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from anp_jax.checkpoint.weights import huggingface, program
+from anp_jax.checkpoint.weights import exported, huggingface
 from tests import exporting
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 def test_no_file_tells_where_it_was_made(platforms, tmp_path):
   trained = exporting.trained('resnet18')
   huggingface.write(trained, tmp_path)
-  names = program.write(trained, str(tmp_path), platforms)
+  names = exported.write(trained, str(tmp_path), platforms)
   assert names[0] == 'model.stablehlo'
   places = {
     str(pathlib.Path(__file__).parents[2]),

@@ -21,7 +21,7 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
-from anp_jax.predict import __main__ as predict, files, network as network_lib, sheet
+from anp_jax.predict import __main__ as predict, file_batches, network as network_lib, sheet
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -184,7 +184,7 @@ def test_any_number_of_devices(run, devices):
   )
   shares = np.exp(np.float64(logits))
   shares /= shares.sum(1, keepdims=True)
-  batches = files.batches(files.find(paths), read, 8, 16, 2)
+  batches = file_batches.batches(file_batches.find(paths), read, 8, 16, 2)
   row = 0
   for batch, names in predict.named(net, batches):
     for i, file in enumerate(batch.files):

@@ -12,7 +12,13 @@ import pytest
 
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import skipped_files
-from anp_jax.predict import files, network as network_lib, progress, rows, sheet
+from anp_jax.predict import (
+  file_batches,
+  network as network_lib,
+  predict_progress,
+  predict_rows,
+  sheet,
+)
 
 
 def test_find(tmp_path):
@@ -33,7 +39,7 @@ def test_find(tmp_path):
   strange = os.path.join(os.fsencode(tmp_path), b'\xff.jpg')
   lines = [f'{tmp_path}/plain\n'.encode(), b'\n', strange + b'\r\n']
   paths = [f'{tmp_path}/{p}' for p in ('a.jpg', 'b', 'empty', 'gone', 'a.jpg')]
-  matches = files.find([paths[0], '-', *paths[1:]], lines)
+  matches = file_batches.find([paths[0], '-', *paths[1:]], lines)
   assert [(p.removeprefix(f'{tmp_path}/'), bool(f)) for p, f in matches] == [
     ('a.jpg', False),
     ('plain', False),
@@ -54,7 +60,7 @@ def test_find_counts_what_it_leaves_out(tmp_path):
     path.write_bytes(b'')
   counts = skipped_files.SkippedFiles()
   paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
-  assert len([*files.find(paths, skipped=counts)]) == 2
+  assert len([*file_batches.find(paths, skipped=counts)]) == 2
   assert counts.text({}) == (
     f'2 .svg (first {tmp_path}/a/2.svg), 1 without a suffix (first {tmp_path}/a/b/4)'
   )
@@ -78,7 +84,7 @@ def test_batches_keep_the_order_and_read_ahead_within_bounds(tmp_path):
     return np.full((2, 2, 3), data[0], np.uint8)
 
   numbers_read, bad = [], []
-  for batch in files.batches(paths(), read, 8, 2, threads=3):
+  for batch in file_batches.batches(paths(), read, 8, 2, threads=3):
     assert batch.images.shape == (8, 2, 2, 3)
     numbers = batch.images[: len(batch.files), 0, 0, 0].tolist()
     assert [os.path.basename(f) for f in batch.files] == [f'{n:02}' for n in numbers]
@@ -100,7 +106,7 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
     paths = ((str(tmp_path / 'one'), '') for _ in range(count))
     read = lambda data: np.zeros((32, 32, 3), np.uint8)  # noqa: E731
     tracemalloc.start()
-    for _ in files.batches(paths, read, 8, 32, threads=2):
+    for _ in file_batches.batches(paths, read, 8, 32, threads=2):
       pass
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -131,7 +137,9 @@ def test_rows_with_tables(tmp_path):
   shares = ['0'] * 24
   shares[7], shares[2], shares[9] = '0.5', '0.3', '0.2'
   (tmp_path / 'felt.csv').write_text(f'ANP,{",".join(emotions)}\nold_dog,{",".join(shares)}\n')
-  table = rows.Rows(_vocabulary(), True, str(tmp_path / 'mood.csv'), str(tmp_path / 'felt.csv'))
+  table = predict_rows.Rows(
+    _vocabulary(), True, str(tmp_path / 'mood.csv'), str(tmp_path / 'felt.csv')
+  )
   assert len(table.notes) == 2 and "'big_cat'" in table.notes[0]
   first, second = table.file_rows('x.jpg', _names(), 0)
   assert list(first) == table.columns
@@ -161,10 +169,10 @@ def test_rows_with_tables(tmp_path):
 
 
 def test_csv_and_json_lines():
-  table = rows.Rows(_vocabulary())
+  table = predict_rows.Rows(_vocabulary())
   result = table.file_rows('a, "b".jpg', _names(), 0)
   stream = io.BytesIO()
-  write = rows.writer('csv', stream, table.columns)
+  write = predict_rows.writer('csv', stream, table.columns)
   assert stream.getvalue() == b'file,rank,anp,adjective,noun,probability\n'
   write(result)
   assert stream.getvalue().splitlines()[1:] == [
@@ -172,19 +180,19 @@ def test_csv_and_json_lines():
     b'"a, ""b"".jpg",2,big_cat,big,cat,0.25',
   ]
   stream = io.BytesIO()
-  rows.writer('jsonl', stream, table.columns)(result)
+  predict_rows.writer('jsonl', stream, table.columns)(result)
   assert [json.loads(line) for line in stream.getvalue().splitlines()] == result
 
 
 def test_plain_classes():
   plain = vocabulary.Vocabulary(('t_shirt', 'dress'))
-  table = rows.Rows(plain)
+  table = predict_rows.Rows(plain)
   assert table.columns == ['file', 'rank', 'class', 'probability']
   result = table.file_rows('x', _names(), 0)
   assert result[0] == {'file': 'x', 'rank': 1, 'class': 'dress', 'probability': 0.75}
   assert [bar.name for bar in sheet.bars(result)] == ['dress', 't_shirt']
   with pytest.raises(ValueError, match='--explain.*plain'):
-    rows.Rows(plain, True)
+    predict_rows.Rows(plain, True)
 
 
 def test_bars_are_as_long_as_probabilities(tmp_path):
@@ -210,7 +218,7 @@ def test_progress(monkeypatch):
   monkeypatch.setenv('COLUMNS', '80')
   now = [0.0]
   stream = _Terminal()
-  naming = progress.NamingProgress(stream, lambda: now[0])
+  naming = predict_progress.NamingProgress(stream, lambda: now[0])
   naming._set_total(range(100))
   now[0] = 10.0  # the first batch compiles: no part of the rate
   naming.add_batch(10, [])

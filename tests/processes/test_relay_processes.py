@@ -8,8 +8,8 @@ import pytest
 
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import spans as spans_lib
-from tests import event_files, launching, relaying
+from anp_jax.runtimes.model_ring import spans as spans_lib
+from tests import event_files, launching, model_rings
 
 pytestmark = pytest.mark.multiprocess
 
@@ -46,7 +46,7 @@ def test_models_travel_between_processes_and_end_as_if_alone(tmp_path, processes
   stations = processes * devices
   sizes = json.loads((tmp_path / 'run' / 'relay.json').read_text())['parts']
   assert len(sizes) == stations
-  relaying.assert_same(tmp_path / 'run', _config(arguments), sizes, range(3))
+  model_rings.assert_same(tmp_path / 'run', _config(arguments), sizes, range(3))
   for index in range(3):
     _assert_shown(tmp_path / 'run' / 'models' / f'{index:03}')
   if stations > 2:
@@ -56,7 +56,7 @@ def test_models_travel_between_processes_and_end_as_if_alone(tmp_path, processes
   spans = spans_lib.read(str(tmp_path / 'run'))
   want = 0
   for model in range(3):
-    leaves = relaying.ended(tmp_path / 'run', model)
+    leaves = model_rings.ended(tmp_path / 'run', model)
     scored = [v for k, v in leaves.items() if k.startswith(('params/', 'stats/'))]
     # Laps end at station 1; station 0 makes the last scores.
     scores = sum((model + lap) % 2 == 0 for lap in (1, 2)) + 1
@@ -96,7 +96,7 @@ def test_a_killed_node_is_started_again(tmp_path):
     assert codes == [75, -9], ranks.text(0)
   launching.run(tmp_path, 2, arguments)
   config = _config(arguments)
-  relaying.assert_same(tmp_path / 'run', config, (35, 35), range(3), 14)
+  model_rings.assert_same(tmp_path / 'run', config, (35, 35), range(3), 14)
   records = [json.loads(x) for x in folder.read_text().splitlines()]
   scored = sorted((r['model'], r['laps']) for r in records)
   assert scored == [(m, k) for m in range(3) for k in range(1, 15)]

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching
 
 pytestmark = pytest.mark.multiprocess
@@ -63,7 +63,13 @@ def _whole(folder, total):
   tickets = [p['ticket'] for u in updates for p in u['parts']]
   assert sorted(tickets) == [[s, 0] for s in range(total)]
   result = subprocess.run(
-    [sys.executable, '-m', 'anp_jax.runtimes.server.replay', str(folder / 'run'), '--trust'],
+    [
+      sys.executable,
+      '-m',
+      'anp_jax.runtimes.parameter_server.replay',
+      str(folder / 'run'),
+      '--trust',
+    ],
     cwd=launching.ROOT,
     capture_output=True,
     text=True,

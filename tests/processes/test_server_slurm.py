@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from anp_jax.runtimes.server import log as log_lib
+from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -39,7 +39,13 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
   assert sorted(tickets) == list(range(300))
   result = subprocess.run(
-    [sys.executable, '-m', 'anp_jax.runtimes.server.replay', str(tmp_path / 'run'), '--trust'],
+    [
+      sys.executable,
+      '-m',
+      'anp_jax.runtimes.parameter_server.replay',
+      str(tmp_path / 'run'),
+      '--trust',
+    ],
     cwd=launching.ROOT,
     capture_output=True,
     text=True,

@@ -13,7 +13,7 @@ import pytest
 
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
-from tests import launching, relaying, slurm_cluster
+from tests import launching, model_rings, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
@@ -298,7 +298,7 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   assert len({text.split(']')[0].split()[1] for text in logs}) == 2  # nodes
   overrides, _ = command_line.split_overrides(arguments)
   config = command_line.load('configs/relay_anp.py:tiny', overrides)
-  relaying.assert_same(workdir, config, (32, 32), range(2), laps)
+  model_rings.assert_same(workdir, config, (32, 32), range(2), laps)
 
 
 @pytest.mark.soak

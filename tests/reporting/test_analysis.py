@@ -12,7 +12,12 @@ from sklearn import metrics
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import label_mapping
-from anp_jax.reporting.analysis import figures, files, pictures, results as results_lib
+from anp_jax.reporting.analysis import (
+  analysis_files,
+  analysis_results as results_lib,
+  figures,
+  pictures,
+)
 from tests import builders
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
@@ -204,7 +209,7 @@ def folder(evaluated, tmp_path_factory):
     'damaged': 3,
     'scores': {'examples': 397, 'anp_top1': 0.5},
   }
-  evaluation = files.write(place, config, source, results, facts)
+  evaluation = analysis_files.write(place, config, source, results, facts)
   return place, evaluation
 
 

@@ -9,10 +9,10 @@ import pytest
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.show import draw, stats
 from anp_jax.predict import sheet
-from anp_jax.reporting.analysis import figures, pictures, results as results_lib
+from anp_jax.reporting.analysis import analysis_results as results_lib, figures, pictures
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
-from anp_jax.tools.study import grid, plots, results as study_results
+from anp_jax.tools.study import grid, plots, study_results
 from tests import figure_text
 
 _LONG = 'an extraordinarily long name_of a class that no figure has room for'

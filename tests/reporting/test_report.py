@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anp_jax.reporting import run_page
-from anp_jax.reporting.run_page import tables
+from anp_jax.reporting.run_page import run_tables
 
 _CONFIG = "batch_size = 256\ndata.source = 'folder|x'\n"
 
@@ -219,7 +219,7 @@ def test_the_result_of_a_run_for_programs(tmp_path):
   validation[0]['loss'] = math.nan
   validation[-1]['anp_top5'] = math.inf
   _save(tmp_path, records)
-  result = tables.result(*tables.load(str(tmp_path)))
+  result = run_tables.result(*run_tables.load(str(tmp_path)))
   assert json.loads(json.dumps(result, allow_nan=False)) == result
   assert (result['step'], result['epoch']) == (60, 3.0)
   assert result['best']['loss'] == min(r['loss'] for r in validation[1:])
@@ -232,7 +232,7 @@ def test_the_result_of_a_run_for_programs(tmp_path):
   assert result['seconds'] == 6 * 61.5
   rates = [r['images_per_second'] for r in train]
   assert result['images_per_second'] == statistics.median(rates)
-  assert tables.result([], []) == {
+  assert run_tables.result([], []) == {
     'step': 0,
     'epoch': 0.0,
     'best': {},

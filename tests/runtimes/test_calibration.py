@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.parallel.channel_split import convolutions, plan as plan_lib
+from anp_jax.parallel.channel_split import convolutions, split as plan_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, similar, workloads
 from anp_jax.training import build
 from tests import splitting

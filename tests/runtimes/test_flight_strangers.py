@@ -16,9 +16,9 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
-from anp_jax.runtimes.offload import remote
-from anp_jax.runtimes.relay import messages
-from anp_jax.runtimes.server import service as service_lib
+from anp_jax.runtimes.model_ring import messages
+from anp_jax.runtimes.offload import remote_device
+from anp_jax.runtimes.parameter_server import service as service_lib
 from tests import builders, certificates
 
 _SECRET, _SESSION = 32 * 'a1', 'now'
@@ -111,7 +111,7 @@ def _station(config, place, token, received):
 
 def _offload(config, place, token, received):
   del received
-  port = remote.OffloadServer(config, place, token, jax.devices()[:1])
+  port = remote_device.OffloadServer(config, place, token, jax.devices()[:1])
 
   def works(client):
     with pytest.raises(flight.FlightServerError, match='refused: '):
@@ -139,7 +139,7 @@ def service(request):
 
 def _record(monkeypatch, name, reached):
   """Notes each call that passes a gate, whatever answers it."""
-  for cls in (service_lib.Service, messages.Receiver, remote.OffloadServer):
+  for cls in (service_lib.Service, messages.Receiver, remote_device.OffloadServer):
     original = getattr(cls, name)
 
     def record(self, *arguments, original=original):

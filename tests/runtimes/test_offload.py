@@ -17,7 +17,12 @@ from anp_jax import cluster
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, planner
-from anp_jax.runtimes.offload import device as device_lib, operation, remote, replaceable
+from anp_jax.runtimes.offload import (
+  device as device_lib,
+  offload_operation,
+  remote_device,
+  replaceable,
+)
 from tests import builders, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
@@ -56,12 +61,14 @@ def remote_devices():
   def open_devices(count):
     place = cluster_env.ClusterEnv('test', 0, 1)
     local = jax.devices()[1 : 1 + count]
-    server = remote.OffloadServer(config, place, 'token', local)
+    server = remote_device.OffloadServer(config, place, 'token', local)
     stack.enter_context(contextlib.closing(server))
     client = transport.connect(config, server.address, 'token')
     stack.enter_context(contextlib.closing(client))
-    description = remote.describe(local[0])
-    devices = [remote.RemoteDevice(client, i, f'remote {i}', description) for i in range(count)]
+    description = remote_device.describe(local[0])
+    devices = [
+      remote_device.RemoteDevice(client, i, f'remote {i}', description) for i in range(count)
+    ]
     for device in devices:
       stack.enter_context(contextlib.closing(device))
     return devices
@@ -294,14 +301,14 @@ def test_gradients_in_bfloat16_are_added_in_float32():
     )
 
   uses = [
-    operation.OffloadedConvolution(convolve, x, kernel, (3, 5), [_Replay(half)])
+    offload_operation.OffloadedConvolution(convolve, x, kernel, (3, 5), [_Replay(half)])
     for half in (parts[:8], parts[8:])
   ]
   for use in uses:
     for _ in range(8):
       use._start_backward(0, np.zeros((1, 8, 8, 8), jnp.bfloat16), needs_dx=False)
   local = jnp.zeros(kernel.shape, jnp.float32)
-  (gradient,) = jax.jit(lambda g: operation.kernel_gradients([uses], [g]))(local)
+  (gradient,) = jax.jit(lambda g: offload_operation.kernel_gradients([uses], [g]))(local)
   assert gradient.dtype == jnp.float32
   expected = parts.astype(np.float64).sum(0)
   np.testing.assert_allclose(gradient, expected, rtol=1e-6)

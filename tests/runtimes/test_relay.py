@@ -13,18 +13,18 @@ from anp_jax.data import index_shuffle, sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import (
+from anp_jax.runtimes.model_ring import (
   candidates as candidates_lib,
-  runner as runner_lib,
+  ring_runner as runner_lib,
   schedule as schedule_lib,
   spans as spans_lib,
 )
-from tests import relaying
+from tests import model_rings
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-BATCH, LAPS = relaying.BATCH, relaying.LAPS
-MODELS = relaying.MODELS
+BATCH, LAPS = model_rings.BATCH, model_rings.LAPS
+MODELS = model_rings.MODELS
 _NOT_IN_LINES = ('model', 'laps')
 
 
@@ -71,7 +71,7 @@ def test_shards_are_shuffled_apart_from_each_other():
 def test_stations_shuffle_apart_and_score_alike(monkeypatch):
   seeds = []
   monkeypatch.setattr(stream_lib, 'Stream', lambda config, _: seeds.append(config.seed))
-  config = relaying.config()
+  config = model_rings.config()
   source = sources.open_source(config, training=True)
   sizes = schedule_lib.shard_sizes(config, len(source), 3)
   mesh = mesh_lib.create(config, jax.devices()[:1])
@@ -137,7 +137,7 @@ def test_slots_are_the_papers(models, stations):
   ],
 )
 def test_bad_models_are_refused(text, expected):
-  config = relaying.config(('seed=1', text))
+  config = model_rings.config(('seed=1', text))
   with pytest.raises(config_lib.ConfigError) as e:
     candidates_lib.create(config, 1)
   assert 'config.strategy.models[1]=' in str(e.value)
@@ -156,7 +156,7 @@ def test_bad_models_are_refused(text, expected):
 )
 def test_bad_keys_are_refused(overrides, expected):
   with pytest.raises(config_lib.ConfigError, match='expected') as e:
-    relaying.config(**overrides)
+    model_rings.config(**overrides)
   assert str(e.value).startswith(expected)
 
 
@@ -175,7 +175,7 @@ def test_bad_keys_are_refused(overrides, expected):
 def test_a_config_that_does_not_fit_is_refused(tmp_path, stations, overrides, expected):
   stations(2)
   with pytest.raises(config_lib.ConfigError) as e:
-    train.run(relaying.config(**overrides), str(tmp_path))
+    train.run(model_rings.config(**overrides), str(tmp_path))
   assert expected in str(e.value)
 
 
@@ -194,13 +194,13 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, stations, overrides, ex
 )
 def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares):
   stations(devices)
-  config = relaying.config(MODELS[:models], **{'strategy.shares': shares})
+  config = model_rings.config(MODELS[:models], **{'strategy.shares': shares})
   best_scores = train.run(config, str(tmp_path))
   sizes = json.loads((tmp_path / 'relay.json').read_text())['parts']
   if not shares:
     assert max(sizes) - min(sizes) <= 1
-  relaying.assert_same(tmp_path, config, sizes, range(models))
-  board = relaying.leaderboard(tmp_path, config, LAPS)
+  model_rings.assert_same(tmp_path, config, sizes, range(models))
+  board = model_rings.leaderboard(tmp_path, config, LAPS)
   assert board.finished() == list(range(models))
   assert board.best() == best_scores
   for m in range(models):
@@ -213,7 +213,7 @@ def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares
     assert sorted(r['step'] for r in scores) == [*ends, total]
     for record in board.all_scores(m):
       (line,) = [r for r in scores if r['step'] == record['step']]
-      epoch = record['step'] * BATCH / relaying.EXAMPLES
+      epoch = record['step'] * BATCH / model_rings.EXAMPLES
       record = {'kind': 'validation', 'epoch': epoch} | record
       assert line == {k: record[k] for k in record if k not in _NOT_IN_LINES}
   spans = spans_lib.read(str(tmp_path))
@@ -228,12 +228,12 @@ def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares
 @pytest.mark.slow
 def test_a_station_of_several_devices(tmp_path, stations):
   stations(2)
-  config = relaying.config(MODELS[:2], **{'strategy.station': 'host'})
+  config = model_rings.config(MODELS[:2], **{'strategy.station': 'host'})
   train.run(config, str(tmp_path))
   assert json.loads((tmp_path / 'relay.json').read_text())['parts'] == [70]
   for index in range(2):
-    ended = relaying.by_content(relaying.ended(tmp_path, index).values())
-    want = relaying.by_content(relaying.alone(config, index, (70,), devices=2))
+    ended = model_rings.by_content(model_rings.ended(tmp_path, index).values())
+    want = model_rings.by_content(model_rings.alone(config, index, (70,), devices=2))
     for leaf, expected in zip(ended, want, strict=True):
       np.testing.assert_array_equal(leaf, expected)
 
@@ -260,8 +260,8 @@ class _Stopping(cluster.Processes):
 )
 def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_votes):
   stations(2)
-  config = relaying.config(('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'})
-  from anp_jax.runtimes.relay import run as relay_run
+  config = model_rings.config(('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'})
+  from anp_jax.runtimes.model_ring import model_ring_run as relay_run
 
   stops = 0
   monkeypatch.setattr(relay_run, '_POLL', 0.02)
@@ -275,7 +275,7 @@ def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_vo
     assert marker['step'] < marker['total'] == 3 * 2 * math.ceil(3 * 35 / 4)
     stops += 1
   assert stops >= 2
-  relaying.assert_same(tmp_path, config, (35, 35), range(3))
+  model_rings.assert_same(tmp_path, config, (35, 35), range(3))
   lines = (tmp_path / 'relay.jsonl').read_text().splitlines()
   scores = sorted((r['model'], r['laps']) for r in map(json.loads, lines))
   assert scores == [(m, k) for m in range(3) for k in (1, 2, 3)]
@@ -288,7 +288,7 @@ def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_vo
 @pytest.mark.soak
 def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
   stations(2)
-  config = relaying.config(
+  config = model_rings.config(
     ('seed=0', 'seed=1', 'optimizer.learning_rate=1e30', 'seed=3', 'seed=4'),
     **{
       'strategy.halving': 2,
@@ -297,7 +297,7 @@ def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
       'checkpoint.every': '4 steps',
     },
   )
-  from anp_jax.runtimes.relay import run as relay_run
+  from anp_jax.runtimes.model_ring import model_ring_run as relay_run
 
   records = []
   for name, all_votes in (('stopped', (3, 20, 40, 60, 10**6)), ('whole', ())):
@@ -326,10 +326,10 @@ def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
 )
 def test_another_ring_is_refused(tmp_path, stations, overrides, expected):
   stations(2)
-  train.run(relaying.config(('seed=1',)), str(tmp_path))
-  config = relaying.config(**{'models': ('seed=1',), **overrides})
+  train.run(model_rings.config(('seed=1',)), str(tmp_path))
+  config = model_rings.config(**{'models': ('seed=1',), **overrides})
   if 'strategy.models' in overrides:
-    config = relaying.config(overrides['strategy.models'])
+    config = model_rings.config(overrides['strategy.models'])
   with pytest.raises(config_lib.ConfigError) as e:
     train.run(config, str(tmp_path))
   assert expected in str(e.value) and str(tmp_path) in str(e.value)
@@ -339,12 +339,12 @@ def test_another_ring_is_refused(tmp_path, stations, overrides, expected):
 def test_a_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
   stations(2)
   (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
-  other = relaying.config()
+  other = model_rings.config()
   other.strategy.name = 'sync'
   (tmp_path / 'config.json').write_text(config_lib.to_json(other))
   before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
   with pytest.raises(config_lib.ConfigError) as e:
-    train.run(relaying.config(), str(tmp_path), mode)
+    train.run(model_rings.config(), str(tmp_path), mode)
   expected = {
     'train': "config.strategy.name is 'relay', but the run in this workdir",
     'evaluate': 'has no checkpoint of a ring to evaluate',
@@ -357,29 +357,29 @@ def test_a_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
 @pytest.mark.slow
 def test_the_list_of_models_may_grow(tmp_path, stations):
   stations(2)
-  train.run(relaying.config(('seed=1',)), str(tmp_path))
-  config = relaying.config(('seed=1', 'seed=2'))
+  train.run(model_rings.config(('seed=1',)), str(tmp_path))
+  config = model_rings.config(('seed=1', 'seed=2'))
   train.run(config, str(tmp_path))
-  relaying.assert_same(tmp_path, config, (35, 35), (0, 1))
+  model_rings.assert_same(tmp_path, config, (35, 35), (0, 1))
 
 
 @pytest.mark.slow
 def test_a_model_that_is_not_finite_leaves(tmp_path, stations, capsys):
   stations(2)
-  config = relaying.config(('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'))
+  config = model_rings.config(('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'))
   train.run(config, str(tmp_path))
   assert '001  failed: step ' in capsys.readouterr().out
   page = (tmp_path / 'leaderboard.md').read_text()
   assert 'Mean of the 2 finished' in page
   (line,) = [line for line in page.splitlines() if '1e30' in line]
   assert line.startswith('| 3 |') and 'is not finite' in line
-  relaying.assert_same(tmp_path, config, (35, 35), (0, 2))
+  model_rings.assert_same(tmp_path, config, (35, 35), (0, 2))
 
 
 @pytest.mark.slow
 def test_new_models_take_the_places_of_retired_ones(tmp_path, stations):
   stations(2)
-  config = relaying.config(
+  config = model_rings.config(
     tuple(f'seed={i}' for i in range(6)),
     **{'strategy.halving': 2, 'strategy.max_in_ring': 2, 'duration': '4 epochs'},
   )
@@ -410,7 +410,7 @@ def test_new_models_take_the_places_of_retired_ones(tmp_path, stations):
 @pytest.mark.slow
 def test_evaluation_scores_all_models_as_training_did(tmp_path, stations, capsys):
   stations(2)
-  config = relaying.config(MODELS[:2])
+  config = model_rings.config(MODELS[:2])
   train.run(config, str(tmp_path))
   trained = capsys.readouterr().out
   stations(1)
@@ -427,7 +427,7 @@ def test_evaluation_scores_all_models_as_training_did(tmp_path, stations, capsys
   # Of the same laps, the best is read again.
   train.run(config, str(tmp_path), 'evaluate', 'best')
   scored = capsys.readouterr().out
-  board = relaying.leaderboard(tmp_path, config, LAPS)
+  board = model_rings.leaderboard(tmp_path, config, LAPS)
   for model, name in enumerate(('000', '001')):
     scores = board.all_scores(model)
     assert len(scores) == LAPS

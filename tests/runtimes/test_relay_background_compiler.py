@@ -8,14 +8,14 @@ import jax.monitoring
 import pytest
 
 from anp_jax import cluster
-from anp_jax.runtimes.relay import (
+from anp_jax.runtimes.model_ring import (
   background_compiler,
-  programs as programs_lib,
-  run as relay_run,
-  runner as runner_lib,
+  compiled as programs_lib,
+  model_ring_run as relay_run,
+  ring_runner as runner_lib,
   spans as spans_lib,
 )
-from tests import relaying
+from tests import model_rings
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -155,7 +155,7 @@ def _compiled_ahead(workdir):
 def test_late_candidates_compile_while_others_train(tmp_path, monkeypatch, compiles):
   devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-  config = relaying.config(_MODELS, **{'strategy.max_in_ring': 1, 'duration': '1 epochs'})
+  config = model_rings.config(_MODELS, **{'strategy.max_in_ring': 1, 'duration': '1 epochs'})
   train, at_first_step = runner_lib.Runner.train, []
 
   def slow(self, *arguments):
@@ -179,7 +179,7 @@ def test_late_candidates_compile_while_others_train(tmp_path, monkeypatch, compi
     if name in ('jit(eval_step)', 'jit(predict_step)')
   )
   assert sorted(_compiled_ahead(tmp_path)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-  relaying.assert_same(tmp_path, config, (35, 35), (1,), laps=1)
+  model_rings.assert_same(tmp_path, config, (35, 35), (1,), laps=1)
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
     return compile_one(self, *arguments, **keys)
 
   monkeypatch.setattr(runner_lib.Runner, 'compile', fails)
-  config = relaying.config(
+  config = model_rings.config(
     ('seed=1', 'seed=2'), **{'strategy.max_in_ring': 1, 'duration': '500 epochs'}
   )
   with pytest.raises(MemoryError, match='XLA has no room'):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from anp_jax.runtimes.relay import controller, ensemble, leaderboard as leaderboard_lib
+from anp_jax.runtimes.model_ring import controller, ensemble, leaderboard as leaderboard_lib
 from anp_jax.training import heads, objective as objective_lib
-from tests import relaying
+from tests import model_rings
 
 
 def test_models_enter_in_their_order_while_there_is_room():
@@ -26,10 +26,10 @@ def test_a_model_that_saved_nothing_enters_a_resumed_ring_before_its_turn():
 
 
 def _board(tmp_path, halving, laps, scores, models=6):
-  config = relaying.config(
+  config = model_rings.config(
     tuple(f'seed={i}' for i in range(models)), **{'strategy.halving': halving}
   )
-  board = relaying.leaderboard(tmp_path, config, laps)
+  board = model_rings.leaderboard(tmp_path, config, laps)
   for (model, k), value in scores.items():
     board.add(model, k, 10 * k, {'anp_top1': value})
   return board

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.relay import records as records_lib
-from tests import event_files, relaying
+from anp_jax.runtimes.model_ring import records as records_lib
+from tests import event_files, model_rings
 
 
 @pytest.fixture
 def write(tmp_path):
   """Returns a function that starts one process's records of two models."""
-  config = relaying.config(**{'log.tensorboard': True})
+  config = model_rings.config(**{'log.tensorboard': True})
   ring = types.SimpleNamespace(
     config=config,
     candidates=[types.SimpleNamespace(config=config)] * 2,

@@ -10,7 +10,7 @@ import pytest
 
 from anp_jax import cluster, train
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, probe, replanner
 from anp_jax.system import stopwatch
 from tests import launching, splitting

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, config as config_lib, train
-from anp_jax.runtimes.server import chief as chief_lib, log as log_lib, replay, slice_optimizer
+from anp_jax.runtimes.parameter_server import (
+  chief as chief_lib,
+  log as log_lib,
+  replay,
+  slice_optimizer,
+)
 from tests import launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.server import (
+from anp_jax.runtimes.parameter_server import (
   delay_compensation,
   look_ahead,
   parameter_store,

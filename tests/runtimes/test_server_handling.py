@@ -10,7 +10,7 @@ import pytest
 
 from anp_jax.config import command_line
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.server import handling
+from anp_jax.runtimes.parameter_server import handling
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Of LeNet with ten classes: two convolutions, two dense layers, with biases.

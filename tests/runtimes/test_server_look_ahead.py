@@ -9,7 +9,12 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.runtimes.server import look_ahead, parameter_store, setup as setup_lib, slice_optimizer
+from anp_jax.runtimes.parameter_server import (
+  look_ahead,
+  parameter_store,
+  setup as setup_lib,
+  slice_optimizer,
+)
 from tests import builders, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')

@@ -12,14 +12,14 @@ import pytest
 
 from anp_jax import cluster
 from anp_jax.cluster import cluster_env
-from anp_jax.runtimes.server import (
+from anp_jax.runtimes.parameter_server import (
+  gradient_worker as worker_lib,
   log as log_lib,
   rendezvous,
   scheduler as scheduler_lib,
   secondary,
   service as service_lib,
   session as session_lib,
-  worker as worker_lib,
 )
 from tests import launching, serving
 

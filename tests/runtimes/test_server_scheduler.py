@@ -5,7 +5,7 @@ import random
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.server import scheduler as scheduler_lib
+from anp_jax.runtimes.parameter_server import scheduler as scheduler_lib
 from tests import builders
 
 

@@ -13,12 +13,12 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
-from anp_jax.runtimes.server import (
+from anp_jax.runtimes.parameter_server import (
   log as log_lib,
   look_ahead,
+  parameter_server_run as server_run,
   parameter_store,
   rendezvous,
-  run as server_run,
   scheduler as scheduler_lib,
   session as session_lib,
   setup as setup_lib,

@@ -6,7 +6,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.server import log as log_lib, simulation
+from anp_jax.runtimes.parameter_server import log as log_lib, simulation
 from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax.runtimes.server import (
+from anp_jax.runtimes.parameter_server import (
   layout as layout_lib,
   look_ahead,
   setup as setup_lib,

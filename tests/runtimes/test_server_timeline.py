@@ -5,7 +5,7 @@ import collections
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.server import timeline
+from anp_jax.runtimes.parameter_server import timeline
 
 
 def _updates(workers, total=24, records=(), **keys):

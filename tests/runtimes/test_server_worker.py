@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from anp_jax.runtimes.server import log as log_lib, worker as worker_lib
+from anp_jax.runtimes.parameter_server import gradient_worker as worker_lib, log as log_lib
 from tests import serving
 
 

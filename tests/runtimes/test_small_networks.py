@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from anp_jax import train
-from tests import launching, relaying, serving, small_networks
+from tests import launching, model_rings, serving, small_networks
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -16,11 +16,11 @@ def test_models_of_a_ring_end_as_if_alone(tmp_path, monkeypatch):
   devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'local_devices', lambda: devices)
   models = tuple(f'model.name={name}' for name in small_networks.NAMES)
-  config = relaying.config(models)
+  config = model_rings.config(models)
   train.run(config, str(tmp_path))
   sizes = json.loads((tmp_path / 'relay.json').read_text())['parts']
   assert len(sizes) == 2
-  relaying.assert_same(tmp_path, config, sizes, range(len(models)))
+  model_rings.assert_same(tmp_path, config, sizes, range(len(models)))
 
 
 @pytest.mark.soak

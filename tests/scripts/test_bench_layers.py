@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from anp_jax.models import resnet
-from anp_jax.tools.portability import program as program_lib
+from anp_jax.tools.portability import compiled_program as program_lib
 from scripts.bench import _places, _shares, _trace, layers as bench_layers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

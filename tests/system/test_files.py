@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from anp_jax.system import errors, files
+from anp_jax.system import error_lines, files
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
@@ -59,13 +59,13 @@ def test_a_missing_file_of_json_is_the_default(tmp_path):
 
 
 def test_typed_line():
-  assert errors.typed_line(ValueError('\none\ntwo')) == 'ValueError: one'
-  assert errors.typed_line(KeyError()) == 'KeyError'
+  assert error_lines.typed_line(ValueError('\none\ntwo')) == 'ValueError: one'
+  assert error_lines.typed_line(KeyError()) == 'KeyError'
 
 
 def test_first_line():
-  assert errors.first_line(ValueError('\none\ntwo')) == 'one'
-  assert errors.first_line(KeyboardInterrupt()) == 'KeyboardInterrupt'
+  assert error_lines.first_line(ValueError('\none\ntwo')) == 'one'
+  assert error_lines.first_line(KeyboardInterrupt()) == 'KeyboardInterrupt'
 
 
 def test_state_tells_a_change_and_what_is_no_file(tmp_path):

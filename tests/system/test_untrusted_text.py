@@ -10,7 +10,7 @@ import pytest
 
 from anp_jax.data import sources
 from anp_jax.data.sources import skipped_files
-from anp_jax.predict import progress, rows
+from anp_jax.predict import predict_progress, predict_rows
 from anp_jax.system import untrusted_text
 from tests import builders
 
@@ -65,7 +65,7 @@ def test_csv_cell(value, want):
 
 def test_rows_of_predict():
   stream = io.BytesIO()
-  write = rows.writer('csv', stream, ['file', 'rank', 'class'])
+  write = predict_rows.writer('csv', stream, ['file', 'rank', 'class'])
   write([{'file': '=HYPERLINK("x").jpg', 'rank': 1, 'class': '@cat'}])
   text = stream.getvalue().decode()
   assert list(csv.reader(io.StringIO(text)))[1] == ['\'=HYPERLINK("x").jpg', '1', "'@cat"]
@@ -88,6 +88,6 @@ def test_names_of_files_are_one_line(tmp_path, config):
 
 def test_an_unreadable_file_of_predict_is_one_line():
   stream = io.StringIO()
-  progress.NamingProgress(stream).add_batch(0, [(_NAME, 'not an image')])
+  predict_progress.NamingProgress(stream).add_batch(0, [(_NAME, 'not an image')])
   lines = [x for x in stream.getvalue().splitlines() if 'unreadable: ' in x]
   assert len(lines) == 1 and '\x1b[31m' not in stream.getvalue()

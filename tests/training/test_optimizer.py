@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import table
+from anp_jax.config import key_table
 from anp_jax.training import optimizer
 from tests import builders
 
@@ -159,7 +159,7 @@ def _assert_equal(actual, expected, tolerance=TIGHT):
     np.testing.assert_allclose(np.asarray(a), e, rtol=tolerance, atol=tolerance, err_msg=str(path))
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_optimizer_is_its_recurrence(x64, config, name):
   config.optimizer.name = name
   actual = _run(config)
@@ -167,14 +167,14 @@ def test_optimizer_is_its_recurrence(x64, config, name):
   _assert_equal(actual, _reference(config))
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_no_weight_decay(x64, config, name):
   config.optimizer.name = name
   config.optimizer.weight_decay = 0.0
   _assert_equal(_run(config), _reference(config))
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_float32_follows_float64(config, name):
   config.optimizer.name = name
   actual = _run(config, dtype=np.float32)
@@ -245,7 +245,7 @@ def _clip_norm(gradients, limit):
   return jax.tree.map(lambda g: g * min(1.0, limit / norm), gradients)
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_elements_are_clipped(x64, config, name):
   config.optimizer.name = name
   config.optimizer.clip_value = 2.0
@@ -279,7 +279,7 @@ def test_clipping_states_its_norm(x64, config):
   assert norm == pytest.approx(0.1, rel=1e-12)
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_decay_leaves_vectors_alone(x64, config, name):
   """Under a zero gradient only leaves of two or more dimensions move."""
   config.optimizer.name = name
@@ -306,7 +306,7 @@ def test_decay_mask():
   }
 
 
-@pytest.mark.parametrize('name', table.OPTIMIZERS)
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
 def test_state_is_arrays_shaped_like_parameters(config, name):
   config.optimizer.name = name
   config.optimizer.clip_norm = config.optimizer.clip_value = 1.0
@@ -365,7 +365,7 @@ def _closed_form(name, step, warmup, total, start=0.0):
   return 0.1 * rise * share
 
 
-@pytest.mark.parametrize('name', table.SCHEDULES)
+@pytest.mark.parametrize('name', key_table.SCHEDULES)
 @pytest.mark.parametrize(
   'text,warmup',
   (

@@ -10,7 +10,7 @@ import pytest
 from anp_jax import config as config_lib, models
 from anp_jax.cluster import preemption
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
-from anp_jax.training import step as step_lib
+from anp_jax.training import train_step as step_lib
 from tests import stepping
 
 CLASSES = stepping.CLASSES

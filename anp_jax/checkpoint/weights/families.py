@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from anp_jax.checkpoint.weights import convnext, efficientnet, naming as resnet
+from anp_jax.checkpoint.weights import convnext_names, efficientnet_names, naming as resnet
 
-_ALL = (resnet, convnext, efficientnet)
+_ALL = (resnet, convnext_names, efficientnet_names)
 
 
 def of_config(config):

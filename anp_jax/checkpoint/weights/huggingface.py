@@ -5,7 +5,7 @@ import os
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax.checkpoint.weights import efficientnet, families, naming, processors
+from anp_jax.checkpoint.weights import efficientnet_names, families, naming, processors
 from anp_jax.data.input import augment, decode_pillow
 from anp_jax.models import resnet
 from anp_jax.system import files
@@ -26,7 +26,7 @@ def refusal(config) -> str:
     return f'{m.name} is no {families.names()}'
   if family is naming and m.name not in _RESNETS:
     return f'transformers has {", ".join(_RESNETS)}, and no {m.name}'
-  if family is efficientnet and (problem := efficientnet.refusal(config)):
+  if family is efficientnet_names and (problem := efficientnet_names.refusal(config)):
     return problem
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'

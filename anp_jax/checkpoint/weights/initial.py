@@ -15,7 +15,11 @@ import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import run_dir, trained as trained_lib
-from anp_jax.checkpoint.weights import naming as naming_lib, published, source as source_lib
+from anp_jax.checkpoint.weights import (
+  naming as naming_lib,
+  published_weights,
+  weights_source as source_lib,
+)
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import files
@@ -81,7 +85,7 @@ def load(
     return {}, []
   abstract = flat({'params': program.abstract_single.params, **program.abstract_single.stats})
   # Before anything is read: Orbax lets processes wait for each other.
-  _agree(published.missing_path(path), gather)
+  _agree(published_weights.missing_path(path), gather)
   problem, matched = '', None
   try:
     source = source_lib.read(path, config, abstract)
@@ -113,16 +117,16 @@ def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
     ConfigError: for what cannot be read; where nothing names the classes.
   """
   path = config.init['from']
-  if not published.is_published(path):
+  if not published_weights.is_published(path):
     return trained_lib.vocabulary(trained_lib.find(path))
-  weights = published.read(path)
+  weights = published_weights.read(path)
   if weights.names:
-    return published.vocabulary(weights).with_pairs(config.data.pairs)
+    return published_weights.vocabulary(weights).with_pairs(config.data.pairs)
   if len(data) != weights.classes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has {weights.classes} classes without names, '
       f'and the data have {len(data)}: expected as many, or a folder with a '
-      f'{published.FILE} and a config.json that names them'
+      f'{published_weights.FILE} and a config.json that names them'
     )
   return data
 

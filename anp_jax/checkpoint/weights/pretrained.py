@@ -4,7 +4,7 @@ from flax import traverse_util
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import initial, published, source as source_lib
+from anp_jax.checkpoint.weights import initial, published_weights, weights_source as source_lib
 from anp_jax.training import objective as objective_lib
 
 
@@ -22,8 +22,8 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   Raises:
     ConfigError: for what cannot be read, or is no whole network.
   """
-  weights = published.read(path)
-  vocabulary = published.vocabulary(weights, labels)
+  weights = published_weights.read(path)
+  vocabulary = published_weights.vocabulary(weights, labels)
   config = config_lib.resolved(config_lib.replaced(config_lib.base(), weights.keys))
   outputs = objective_lib.create(vocabulary, config).outputs
   abstract = initial.flat(initial.abstract_variables(config, outputs))

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax.checkpoint.weights import efficientnet, families, naming
+from anp_jax.checkpoint.weights import efficientnet_names, families, naming
 from anp_jax.data.input import augment
 from anp_jax.models import resnet
 from anp_jax.system import files
@@ -21,8 +21,8 @@ def refusal(config) -> str:
     config: of the run that trained it.
   """
   m, family = config.model, families.of_config(config)
-  if family not in (naming, efficientnet):
-    return f'{m.name} is no {naming.NAME} or {efficientnet.NAME}'
+  if family not in (naming, efficientnet_names):
+    return f'{m.name} is no {naming.NAME} or {efficientnet_names.NAME}'
   if family is naming and resnet.NETWORKS[m.name].get('stem') == 'small':
     return f'timm has no {m.name}'
   if family is naming and (m.width != _WIDTH or m.version != 'v1.5'):
@@ -83,7 +83,7 @@ def _ends(config):
   """Returns timm's names for the first convolution and the classifier."""
   family = families.of_config(config)
   classifier = family.CLASSIFIERS[family.TIMM].rstrip('.')
-  if family is efficientnet:
-    return efficientnet.FIRST_CONVOLUTION, classifier
+  if family is efficientnet_names:
+    return efficientnet_names.FIRST_CONVOLUTION, classifier
   is_deep = resnet.NETWORKS[config.model.name].get('stem') == 'deep'
   return ('conv1.0' if is_deep else 'conv1'), classifier

@@ -12,7 +12,7 @@ import threading
 from absl import logging
 import numpy as np
 
-from anp_jax.system import errors
+from anp_jax.system import error_lines
 
 # Beyond these a file system is gone rather than a file damaged; the rate of
 # damaged examples ends the run.
@@ -141,7 +141,7 @@ class Registry:
       count,
       self._source.name,
       '; further ones are not named' if count == _MOST_NAMED else '',
-      errors.first_line(error),
+      error_lines.first_line(error),
     )
 
   def log_transient(self, index: int, error: Exception) -> None:
@@ -152,5 +152,5 @@ class Registry:
       10,
       self._source.name,
       index,
-      errors.first_line(error),
+      error_lines.first_line(error),
     )

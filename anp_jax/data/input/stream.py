@@ -6,7 +6,7 @@ import numpy as np
 
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, corruption, feed, pipeline, synthetic
+from anp_jax.data.input import batch_plan, corruption, feed, pipeline, random_batches
 from anp_jax.data.sources import balance
 
 
@@ -64,7 +64,7 @@ class Stream:
       options['sampler'] = balance.sampler(config, source)
     plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, training, **options)
     if is_synthetic:
-      batches = synthetic.batches(plan, len(source.vocabulary), self._sharding, self._vote)
+      batches = random_batches.batches(plan, len(source.vocabulary), self._sharding, self._vote)
     else:
       registry = self._registries.setdefault(source, corruption.Registry(source))
       host_batches = pipeline.batches(source, plan, registry)

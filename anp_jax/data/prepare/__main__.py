@@ -22,7 +22,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, outputs, urls
-from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.data.prepare import actions as plan_lib
 from anp_jax.data.sources import listings
 from anp_jax.system import cores
 

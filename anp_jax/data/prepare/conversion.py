@@ -12,7 +12,7 @@ import shutil
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import room, target as target_lib, tasks as tasks_lib
+from anp_jax.data.prepare import prepared_target as target_lib, room, tasks as tasks_lib
 from anp_jax.data.sources import tfds_set
 
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import (
+  actions as plan_lib,
   anp_folder_files,
-  plan as plan_lib,
+  prepared_target as target_lib,
   report as report_lib,
   room,
   splits as splits_lib,
-  target as target_lib,
   tasks as tasks_lib,
 )
 

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from anp_jax.data.prepare import plan as plan_lib
+from anp_jax.data.prepare import actions as plan_lib
 from anp_jax.system import markdown
 
 MARKDOWN, LINES = 'report.md', 'damaged.jsonl'

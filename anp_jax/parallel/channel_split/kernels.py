@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import operation
+from anp_jax.parallel.channel_split import split_operation
 
 _SPEC = mesh_lib.P(None, None, None, mesh_lib.MODEL)
 
@@ -49,7 +49,7 @@ def joined(tree, counts: Counts):
   """The inverse of `divided`."""
 
   def join(x, numbers):
-    return operation.join(jnp.split(x, len(numbers), axis=-1), numbers)
+    return split_operation.join(jnp.split(x, len(numbers), axis=-1), numbers)
 
   return _of_kernels(join, tree, counts)
 

@@ -12,7 +12,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.parallel.channel_split import operation
+from anp_jax.parallel.channel_split import split_operation
 
 
 class Parts:
@@ -31,8 +31,8 @@ class Parts:
     entry = self._parts.get(id(x))
     if entry:
       gathered, part, channels = entry
-      x = operation.operand(part, lax.stop_gradient(gathered), channels)
-    part = operation.own_features(convolve, x, kernel, counts, sums=sums and entry is None)
+      x = split_operation.operand(part, lax.stop_gradient(gathered), channels)
+    part = split_operation.own_features(convolve, x, kernel, counts, sums=sums and entry is None)
     return self._whole(part, counts)
 
   def apply(self, function: Callable, x, *arguments):
@@ -49,7 +49,7 @@ class Parts:
       return self._whole(result, counts)
     first, *rest = result
     # Together: they are small, and each collective costs a latency.
-    rest = operation.whole(jnp.stack(rest), counts)
+    rest = split_operation.whole(jnp.stack(rest), counts)
     return self._whole(first, counts), *rest
 
   def _own_arguments(self, arguments, counts):
@@ -66,12 +66,12 @@ class Parts:
         alike.setdefault((x.shape, x.dtype), []).append(i)
     for indices in alike.values():
       stacked = jnp.stack([arguments[i] for i in indices])
-      cut = operation.own_part(stacked, counts)
+      cut = split_operation.own_part(stacked, counts)
       for i, part in zip(indices, cut, strict=True):
         result[i] = part
     return result
 
   def _whole(self, part, counts):
-    gathered = operation.whole(part, counts)
+    gathered = split_operation.whole(part, counts)
     self._parts[id(gathered)] = gathered, part, counts
     return gathered

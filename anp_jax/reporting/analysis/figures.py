@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.reporting.analysis import analysis_results as results_lib
 from anp_jax.system import drawing
 
 MOST = 40  # names of a matrix that can be read

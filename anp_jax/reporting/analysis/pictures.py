@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data.input import batch_plan, pipeline
-from anp_jax.reporting.analysis import results as results_lib
+from anp_jax.reporting.analysis import analysis_results as results_lib
 from anp_jax.system import drawing
 
 _PAIRS = 8  # of the sheet

@@ -3,8 +3,8 @@
 import os
 
 from anp_jax.data import vocabulary
-from anp_jax.reporting.analysis import page as evaluation_page
-from anp_jax.reporting.run_page import curves, html, tables
+from anp_jax.reporting.analysis import analysis_page as evaluation_page
+from anp_jax.reporting.run_page import curves, html, run_tables
 from anp_jax.system import files, markdown
 
 _FOLDER = 'report'
@@ -24,8 +24,8 @@ def write(workdir: str, config_text: str, summary: dict, hardware: dict | None =
   Returns:
     The scores and the speed as plain aligned text for the terminal.
   """
-  train, validation = tables.load(workdir)
-  scores = tables.scores(train, validation)
+  train, validation = run_tables.load(workdir)
+  scores = run_tables.scores(train, validation)
   rows = _facts(workdir, train, validation) + _pairs(summary)
   folder = os.path.join(workdir, _FOLDER)
   os.makedirs(folder, exist_ok=True)
@@ -33,7 +33,7 @@ def write(workdir: str, config_text: str, summary: dict, hardware: dict | None =
   values = {'config': config_text, 'summary': _pairs(summary), 'hardware': _pairs(hardware or {})}
   files.write_json(os.path.join(folder, _FACTS), values)
   rewrite(workdir, html.newest_evaluation(workdir))
-  texts = [markdown.plain(t, tables.align(t)) for t in (scores, rows) if t]
+  texts = [markdown.plain(t, run_tables.align(t)) for t in (scores, rows) if t]
   return '\n\n'.join(texts or ['nothing was recorded']) + '\n'
 
 
@@ -72,10 +72,10 @@ def rewrite(workdir: str, evaluation: str) -> bool:
       values = files.loads(f.read())
   except FileNotFoundError:
     return False
-  train, validation = tables.load(workdir)
-  name, scores = _name(workdir), tables.scores(train, validation)
+  train, validation = run_tables.load(workdir)
+  name, scores = _name(workdir), run_tables.scores(train, validation)
   facts = _facts(workdir, train, validation)
-  run = tables.run(workdir) + values['summary']
+  run = run_tables.run(workdir) + values['summary']
   files.write_atomic(
     os.path.join(folder, 'report.md'),
     _page(name, scores, run + facts, values['config'], evaluation),
@@ -85,7 +85,7 @@ def rewrite(workdir: str, evaluation: str) -> bool:
     {'scores': scores, 'run': run, 'facts': facts, 'hardware': values['hardware']},
     values['config'],
     os.path.join(folder, _CURVES),
-    tables.durations(workdir, train),
+    run_tables.durations(workdir, train),
     evaluation,
   )
   files.write_atomic(path(workdir), text)
@@ -93,11 +93,11 @@ def rewrite(workdir: str, evaluation: str) -> bool:
 
 
 def _facts(workdir, train, validation):
-  return tables.facts(train, validation) + tables.changes(workdir)
+  return run_tables.facts(train, validation) + run_tables.changes(workdir)
 
 
 def _pairs(facts):
-  return [(str(name).replace('_', ' '), tables.fact(value)) for name, value in facts.items()]
+  return [(str(name).replace('_', ' '), run_tables.fact(value)) for name, value in facts.items()]
 
 
 def _name(workdir):

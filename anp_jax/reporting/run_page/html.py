@@ -7,7 +7,7 @@ import os
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting import telemetry
-from anp_jax.reporting.analysis import page as evaluation_page
+from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.system import drawing
 
 _COLORS = {

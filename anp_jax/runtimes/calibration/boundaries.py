@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from anp_jax import config as config_lib
-from anp_jax.models.layers import per_example
+from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import (
+  channel_split_step as step_lib,
   convolutions,
-  plan as plan_lib,
-  rows as rows_lib,
-  step as step_lib,
+  split as plan_lib,
+  split_rows as rows_lib,
 )
 from anp_jax.training import run_spec
 
@@ -74,11 +74,11 @@ class Tracer:
       key = jax.random.key(0)
       with step.convolution_context():
         outputs, _ = model.apply(
-          {'params': params, per_example.EXAMPLE: {'row': rows}, **stats},
+          {'params': params, example_randomness.EXAMPLE: {'row': rows}, **stats},
           images,
           True,
           mutable=list(stats),
-          rngs={'dropout': key, per_example.EXAMPLE: key},
+          rngs={'dropout': key, example_randomness.EXAMPLE: key},
         )
       return step.of_whole_batch(outputs, len(images))
 

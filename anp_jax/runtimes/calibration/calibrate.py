@@ -9,7 +9,7 @@ import jax
 from anp_jax import models
 from anp_jax.models.layers import onednn
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, planner, timing as timing_lib
 from anp_jax.system import files
 from anp_jax.system.onednn import library

@@ -13,7 +13,7 @@ import dataclasses
 
 import numpy as np
 
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import split as plan_lib
 
 # Features that registers or matrix units compute together: rounding a device's
 # share up to a multiple costs nothing.

@@ -6,7 +6,7 @@ import math
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import calibrate, planner, probe as probe_lib
 from anp_jax.training import run_spec
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.channel_split import convolutions, plan as plan_lib
+from anp_jax.parallel.channel_split import convolutions, split as plan_lib
 from anp_jax.runtimes.calibration import boundaries, costs as costs_lib, similar, workloads
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import stopwatch

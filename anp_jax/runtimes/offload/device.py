@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax.parallel.channel_split import operation
+from anp_jax.parallel.channel_split import split_operation
 from anp_jax.system import cores
 
 
@@ -67,11 +67,11 @@ class Task:
     # value of what it is taken with respect to.
     def x_gradient(kernel, dy):
       x = jnp.zeros(self.x.shape, self.x.dtype)
-      return operation.x_gradient(convolve, x, kernel, dy)
+      return split_operation.x_gradient(convolve, x, kernel, dy)
 
     def kernel_gradient(x, dy):
       kernel = jnp.zeros(self.kernel.shape, self.kernel.dtype)
-      return operation.kernel_gradient(convolve, x, kernel, dy)
+      return split_operation.kernel_gradient(convolve, x, kernel, dy)
 
     return {
       'y': (jax.jit(convolve), (self.x, self.kernel)),

@@ -10,7 +10,7 @@ import jax
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes.offload import device as device_lib
-from anp_jax.system import errors
+from anp_jax.system import error_lines
 
 # In config.strategy.offload_to, all devices of the other processes.
 PROCESSES = 'processes'
@@ -75,7 +75,7 @@ class DevicePool:
     for device in devices:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
-        text = errors.first_line(device.error)
+        text = error_lines.first_line(device.error)
         raise cluster.Failed(f'offload device {device.name}: {text}') from device.error
     for rank, client in clients.items():
       if error is None:
@@ -158,16 +158,16 @@ class DevicePool:
   def _connect(self, rank, value):
     """The devices of a process, from what `serve` has sent."""
     from anp_jax.runtimes import transport  # imports Flight
-    from anp_jax.runtimes.offload import remote, replaceable
+    from anp_jax.runtimes.offload import remote_device, replaceable
 
     token = transport.session_token(self._all.secret, value['session'])
-    client = transport.connect(self._config, value['address'], token, remote.TIMEOUT)
+    client = transport.connect(self._config, value['address'], token, remote_device.TIMEOUT)
     self._clients[rank] = client
     substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
     for index, description in enumerate(value['devices']):
       label = f'{description["kind"]} (rank {rank} on {value["host"]})'
-      device = remote.RemoteDevice(client, index, label, description)
+      device = remote_device.RemoteDevice(client, index, label, description)
       devices.append(replaceable.ReplaceableDevice(device, rank, substitute))
     return devices
 
@@ -194,11 +194,11 @@ def serve(config, processes: cluster.Processes) -> None:
       f'are {processes.count} processes; expected {PROCESSES!r} among them'
     )
   from anp_jax.runtimes import transport  # imports Flight
-  from anp_jax.runtimes.offload import remote
+  from anp_jax.runtimes.offload import remote_device
 
   devices, session = jax.local_devices(), secrets.token_hex(8)
   token = transport.session_token(processes.secret, session)
-  server = remote.OffloadServer(config, processes.env, token, devices)
+  server = remote_device.OffloadServer(config, processes.env, token, devices)
   orders = []  # of process 0
   processes.receive_mail(lambda _, order, __: orders.append(order))
   processes.send(
@@ -207,7 +207,7 @@ def serve(config, processes: cluster.Processes) -> None:
       'address': server.address,
       'session': session,
       'host': socket.gethostname(),
-      'devices': [remote.describe(device) for device in devices],
+      'devices': [remote_device.describe(device) for device in devices],
     },
   )
   stops_at = None

@@ -4,7 +4,7 @@ import ctypes
 import functools
 import math
 
-from anp_jax.system.onednn import c_api, convolution, pieces, specs
+from anp_jax.system.onednn import c_api, onednn_convolution, pieces, specs
 
 
 class BatchNorm(pieces.Operation):
@@ -132,7 +132,7 @@ class MeanPool(pieces.Operation):
 
 
 _OPERATIONS = {
-  specs.ConvolutionSpec: convolution.Convolution,
+  specs.ConvolutionSpec: onednn_convolution.Convolution,
   specs.BatchNormSpec: BatchNorm,
   specs.MeanPoolSpec: MeanPool,
 }

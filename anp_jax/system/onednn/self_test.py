@@ -9,7 +9,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from anp_jax.system.onednn import c_api, convolution, library, operations, specs
+from anp_jax.system.onednn import c_api, library, onednn_convolution, operations, specs
 
 # Of the largest value; float32 sums of 200 terms, bfloat16's 8 bits.
 _TOLERANCES = {'float32': 2e-5, 'bfloat16': 2e-2}
@@ -84,14 +84,14 @@ def _check_convolution(api, dtype, threads, case):
     spec = specs.ConvolutionSpec(
       direction, dtype, x.shape, kernel.shape, y.shape, stride, (pad,) * 4
     )
-    _run(convolution.Convolution(api, spec, threads), arrays)
+    _run(onednn_convolution.Convolution(api, spec, threads), arrays)
     _compare(f'{direction} {size}x{size}/{stride}', dtype, arrays[-1], want)
   factor, summand = (_random(i, (features,), 'float32') for i in (3, 4))
   want = np.maximum(want_y * factor + summand + wide_dy, 0)
   spec = spec._replace(direction='forward', after=('norm', 'add', 'relu'))
   result = dy.copy()  # of what it is added to
   arrays = x, kernel.astype('float32'), factor, summand, result, result
-  _run(convolution.Convolution(api, spec, threads), arrays)
+  _run(onednn_convolution.Convolution(api, spec, threads), arrays)
   _compare(f'norm after {size}x{size}/{stride}', dtype, result, want)
 
 

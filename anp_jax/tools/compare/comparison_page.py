@@ -7,7 +7,7 @@ import os
 
 from anp_jax.reporting.run_page import html
 from anp_jax.system import drawing, files, markdown
-from anp_jax.tools.compare import curves, runs as runs_lib, tables
+from anp_jax.tools.compare import comparison_curves, comparison_tables, runs as runs_lib
 
 _WIDEST = 100  # columns of a terminal's table, beyond which names are numbers
 _LETTERS = 40  # of a cell there
@@ -31,8 +31,8 @@ def write(paths: list[str], output: str) -> str:
     OSError: if the file cannot be written.
   """
   runs = runs_lib.find(paths)
-  differences, results = tables.differences(runs), tables.results(runs)
-  caution = '' if tables.have_same_classes(runs) else _CAUTION
+  differences, results = comparison_tables.differences(runs), comparison_tables.results(runs)
+  caution = '' if comparison_tables.have_same_classes(runs) else _CAUTION
   files.write_atomic(output, _page(runs, differences, results, caution))
   names = [run.name for run in runs]
   blocks = []
@@ -47,15 +47,15 @@ def write(paths: list[str], output: str) -> str:
   ]
   if any(row.best for row in results):
     blocks.append('* the best of the runs')
-  if any(row.label.endswith(tables.APART) for row in results):
+  if any(row.label.endswith(comparison_tables.APART) for row in results):
     blocks.append(_APART)
   return '\n\n'.join(blocks)
 
 
 def _page(runs, differences, results, caution):
-  png = curves.draw(runs)
+  png = comparison_curves.draw(runs)
   count = f'{len(runs)} run' + 's' * (len(runs) > 1)
-  looks = [curves.look(index) for index in range(len(runs))]
+  looks = [comparison_curves.look(index) for index in range(len(runs))]
   titles = ['Results', 'Curves', 'Differences', 'Runs']
   return html.template(os.path.dirname(__file__)).render(
     name=f'Comparison of {count}',
@@ -63,7 +63,7 @@ def _page(runs, differences, results, caution):
     caution=caution,
     results=results,
     has_best=any(row.best for row in results),
-    footnote=(_APART if any(r.label.endswith(tables.APART) for r in results) else ''),
+    footnote=(_APART if any(r.label.endswith(comparison_tables.APART) for r in results) else ''),
     differences=differences,
     curves=html.data_uri(png, 'png') if png else '',
     runs=[

@@ -9,7 +9,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.config import saved_run, strategy as strategy_lib
 from anp_jax.reporting import run_page, telemetry
-from anp_jax.reporting.run_page import tables
+from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import files
 from anp_jax.training import metric_labels
 
@@ -151,7 +151,7 @@ def _models(workdir, config):
 
 def _lines(folder, config):
   """The lines of a model's training and validation, as `Run` has them."""
-  train, validation = tables.load(folder)
+  train, validation = run_tables.load(folder)
   return {'train': _placed(train, train, config), 'validation': _placed(validation, train, config)}
 
 

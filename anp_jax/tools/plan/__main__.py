@@ -22,7 +22,7 @@ ranks nodes, strategies and (without --device) devices by device-hours.
 
 compares the model with published rates of ResNet-50: published, predicted and
 error by row, and the means. With --rows=FILE.csv those of another file, which
-has the columns of anp_jax/tools/plan/published.csv. docs/planner.md explains more.
+has the columns of anp_jax/tools/plan/published_rates.csv. docs/planner.md explains more.
 
 Status 0; 1: no way reaches the target; 2: bad input, or a config that fits none
 of the sizes. Hyphens in flags are underscores.
@@ -35,7 +35,7 @@ import sys
 
 from anp_jax.config import argument_parser, command_line, exits
 from anp_jax.system import markdown, xla_flags
-from anp_jax.tools.plan import sizes, tables
+from anp_jax.tools.plan import plan_tables, sizes
 
 
 @exits.with_status()
@@ -43,13 +43,13 @@ def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   overrides, rest = command_line.split_overrides(arguments)
   flags = _flags([_underscored(a) for a in rest])
-  known_tables = tables.load(flags.entries)
+  known_tables = plan_tables.load(flags.entries)
   if flags.check or flags.rows:
     return _check(known_tables, flags)
   if flags.list:
     return _list(known_tables)
   # JAX, once the flags are right.
-  from anp_jax.tools.plan import command as planning
+  from anp_jax.tools.plan import plan_command as planning
 
   if flags.measure and flags.config:  # a step as main.py compiles it
     applying = command_line.applying(flags.config, overrides)
@@ -112,12 +112,9 @@ def _flags(arguments):
 
 
 def _check(known_tables, flags) -> int:
-  from anp_jax.tools.plan import (
-    check,  # JAX, once the flags are right
-    published,
-  )
+  from anp_jax.tools.plan import check, published_rates
 
-  rows = published.read(known_tables, flags.rows or published.FILE)
+  rows = published_rates.read(known_tables, flags.rows or published_rates.FILE)
   comparisons = check.compare(rows)
   print(check.lines(comparisons))
   summary = {k: round(v, 4) for k, v in check.errors(comparisons).items()}

@@ -10,7 +10,7 @@ import functools
 
 from anp_jax.config import command_line, recipes
 from anp_jax.system import markdown
-from anp_jax.tools.plan import fit as fit_lib, published, workload as workload_lib
+from anp_jax.tools.plan import fit as fit_lib, published_rates, workload as workload_lib
 
 # ImageNet's 1,281,167 training images of 1,000 classes, at 224 px.
 _EXAMPLES, _CLASSES = 1281167, 1000
@@ -30,7 +30,7 @@ class Comparison:
     is_fitted: whether this row is one of these.
   """
 
-  row: published.Row
+  row: published_rates.Row
   sheet: float
   few: float | None
   is_fitted: bool
@@ -65,7 +65,7 @@ def resnet50(dtype: str) -> workload_lib.Workload:
   return dataclasses.replace(workload, dtype=dtype)
 
 
-def chosen(rows: Sequence[published.Row]) -> list[published.Row]:
+def chosen(rows: Sequence[published_rates.Row]) -> list[published_rates.Row]:
   """The rows of a system from which its others are predicted: at most two.
 
   The first is that of the fewest devices. Of three rows or more, the second is
@@ -85,7 +85,7 @@ def chosen(rows: Sequence[published.Row]) -> list[published.Row]:
   return [first, max((r for r in rows if r is not first), key=distance)]
 
 
-def compare(rows: Sequence[published.Row], workloads=resnet50) -> list[Comparison]:
+def compare(rows: Sequence[published_rates.Row], workloads=resnet50) -> list[Comparison]:
   """Predicts every row in both ways.
 
   Args:
@@ -114,7 +114,7 @@ def compare(rows: Sequence[published.Row], workloads=resnet50) -> list[Compariso
   return result
 
 
-def sheet_error(rows: Sequence[published.Row], workloads=resnet50) -> float:
+def sheet_error(rows: Sequence[published_rates.Row], workloads=resnet50) -> float:
   """The mean absolute error of predictions from data sheets alone."""
   key = repr(rows), workloads  # a device's table of rates has no hash
   if key not in _SHEET_ERRORS:

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from anp_jax.tools.plan import model, published, tables, workload as workload_lib
+from anp_jax.tools.plan import model, plan_tables, published_rates, workload as workload_lib
 
 KINDS = ('tensor', 'vector', 'tpu', 'cpu')
 # Logarithms of the common numbers: what one would guess, and how surely.
@@ -50,7 +50,7 @@ class Fit:
   common: dict[str, float]
   factors: dict[str, tuple[float, float, float]]
 
-  def efficiency(self, device: tables.Device, dtype: str, *systems: str) -> model.Efficiency:
+  def efficiency(self, device: plan_tables.Device, dtype: str, *systems: str) -> model.Efficiency:
     """What a device reaches.
 
     Args:
@@ -86,12 +86,12 @@ class Case:
     buckets: of gradients, from `model.buckets`.
   """
 
-  row: published.Row
+  row: published_rates.Row
   workload: workload_lib.Workload
   buckets: tuple[tuple[float, float], ...]
 
 
-def cases(rows: Sequence[published.Row], workloads) -> list[Case]:
+def cases(rows: Sequence[published_rates.Row], workloads) -> list[Case]:
   """Rows with their workloads.
 
   Args:
@@ -101,7 +101,7 @@ def cases(rows: Sequence[published.Row], workloads) -> list[Case]:
   result = []
   for row in rows:
     workload = workloads(row.dtype)
-    buckets = published.gradient_buckets(row, workload)
+    buckets = published_rates.gradient_buckets(row, workload)
     result.append(Case(row, workload, buckets))
   return result
 

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import check, collectives, fit as fit_lib, model, published, sizes, tables
+from anp_jax.tools.plan import (
+  check,
+  collectives,
+  fit as fit_lib,
+  model,
+  plan_tables,
+  published_rates as published,
+  sizes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Machine:
     error: mean error of predictions of it.
   """
 
-  device: tables.Device
+  device: plan_tables.Device
   clusters: Sequence[collectives.Cluster]
   efficiency: model.Efficiency
   measured: tuple[float, float] | None
@@ -87,15 +95,15 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
 
 def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   """The device at hand, whose step is timed."""
-  from anp_jax.tools.plan import calibrate  # opens the device
+  from anp_jax.tools.plan import device_calibration  # opens the device
 
   batches = ()
   if flags.measure_batches:
     batches = sizes.numbers('--measure_batches', flags.measure_batches)
   first = next(iter(configs.values()))
   serves = any(c.strategy.name == 'server' for c in configs.values())
-  measurement = calibrate.measure(first, cost, batches, serves)
-  device, is_known = calibrate.entry(measurement, known_tables, flags.devices_per_node)
+  measurement = device_calibration.measure(first, cost, batches, serves)
+  device, is_known = device_calibration.entry(measurement, known_tables, flags.devices_per_node)
   times = ', '.join(
     f'{1e3 * seconds:.4g} ms for {images} images' for images, seconds in measurement.batches
   )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 
-from anp_jax.tools.plan import collectives, order_statistics, tables, workload as workload_lib
+from anp_jax.tools.plan import collectives, order_statistics, plan_tables, workload as workload_lib
 
 # The backward pass has two products for each one of the forward pass.
 BACKWARD = 2 / 3
@@ -64,7 +64,7 @@ def width(dtype: str) -> int:
 
 def compute(
   workload: workload_lib.Workload,
-  device: tables.Device,
+  device: plan_tables.Device,
   images: float,
   efficiency: Efficiency,
   share: float = 1.0,

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import collectives, memory as memory_lib, sizes, strategies
+from anp_jax.tools.plan import collectives, plan_memory as memory_lib, sizes, strategies
 
 # A size pays if its further devices bring at least this share of their own
 # speed.

@@ -9,14 +9,14 @@ import dataclasses
 from typing import Any
 
 from anp_jax import config as config_lib
-from anp_jax.parallel.local import exchanges
+from anp_jax.parallel.local_sgd import exchanges
 from anp_jax.tools.plan import (
   collectives,
   model,
   order_statistics,
+  plan_tables,
   server,
   sizes,
-  tables,
   workload as workload_lib,
 )
 
@@ -41,7 +41,7 @@ class Setting:
 
   config: Any
   workload: workload_lib.Workload
-  device: tables.Device
+  device: plan_tables.Device
   cluster: collectives.Cluster
   efficiency: model.Efficiency
   jitter: float = model.JITTER

@@ -15,7 +15,7 @@ import numpy as np
 from anp_jax import config as config_lib, models
 from anp_jax.config import emulation_keys
 from anp_jax.data import sources
-from anp_jax.models.layers import per_example
+from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system import flops
@@ -235,11 +235,11 @@ def _gradient(config, model, state):
 
   def loss(params, stats, x):
     outputs, new = model.apply(
-      {'params': params, per_example.EXAMPLE: {'row': rows}, **stats},
+      {'params': params, example_randomness.EXAMPLE: {'row': rows}, **stats},
       x,
       True,
       mutable=list(stats),
-      rngs={'dropout': key, per_example.EXAMPLE: key},
+      rngs={'dropout': key, example_randomness.EXAMPLE: key},
     )
     # As a cross entropy does, it reads the outputs twice.
     return jax.nn.logsumexp(outputs.astype(jnp.float32)), new

@@ -21,7 +21,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, command_line, exits, outputs
-from anp_jax.tools.portability import collectives, table, targets
+from anp_jax.tools.portability import compiled_collectives, portability_table, targets
 
 
 @exits.with_status()
@@ -44,9 +44,9 @@ def main(arguments: list[str]) -> int:
     print(f'error: {where}: {reason}', file=sys.stderr)
   title = f'{config.model.name}, {config.model.dtype}, {config.strategy.name}'
   compiled = {name: r for name, r in reports.items() if 'why_not' not in r}
-  rows = table.rows(compiled)
+  rows = portability_table.rows(compiled)
   if compiled:
-    print('\n'.join(table.lines(title, rows, list(compiled))))
+    print('\n'.join(portability_table.lines(title, rows, list(compiled))))
   differs = [name for name, *cells in rows if len(set(cells)) > 1]
   print(json.dumps({'targets': reports, 'differs': differs}))
   return 1 if reasons else 0
@@ -71,7 +71,7 @@ def _reasons(reports):
       named = result.get('named_dtype')
       for dtype in part.get('gradients_compiled', ()):
         # A CPU's are wider than bfloat16, which costs time and no digits.
-        if collectives.width(dtype) < collectives.width(named):
+        if compiled_collectives.width(dtype) < compiled_collectives.width(named):
           yield (
             f'{name} {step}',
             (f'gradients are summed in {dtype}, but config.strategy.reduce_dtype={named!r}'),
@@ -118,7 +118,7 @@ def _inspected(config, target, folder) -> dict:
   try:
     return ahead.inspect(config, target, folder)
   except (config_lib.ConfigError, targets.Missing, RuntimeError) as e:
-    return {'why_not': table.one_line(e)}
+    return {'why_not': portability_table.one_line(e)}
 
 
 if __name__ == '__main__':

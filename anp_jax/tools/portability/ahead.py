@@ -11,7 +11,7 @@ from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.system import flops
-from anp_jax.tools.portability import collectives, table, targets
+from anp_jax.tools.portability import compiled_collectives, portability_table, targets
 from anp_jax.training import build, objective as objective_lib, run_spec
 
 _MEMORY = {
@@ -65,12 +65,12 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
 
   report['train'] = train = compile_as('train', parts.train_step, parts.abstract_state, batch)
   # All that JAX asks to be summed, less the gradients.
-  summed = sum(collectives.sums(train['asked']).values())
+  summed = sum(compiled_collectives.sums(train['asked']).values())
   alone = mesh.shape[mesh_lib.DATA] == 1
   rest = summed if alone else summed - report['parameters']
   for text in ('asked', 'compiled'):
     if text in train:
-      train[f'gradients_{text}'] = collectives.gradient_dtypes(train[text], rest)
+      train[f'gradients_{text}'] = compiled_collectives.gradient_dtypes(train[text], rest)
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = build.abstract_batch(config, mesh, size)
@@ -99,17 +99,17 @@ def _compile(function, arguments, keep) -> dict:
   report = {
     'images': batch['image'].shape[0],
     'flops': flops.count_call(function, *arguments),
-    'asked': collectives.totals(collectives.asked(text)),
+    'asked': compiled_collectives.totals(compiled_collectives.asked(text)),
   }
   start = time.monotonic()
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:  # such as out of memory
-    return report | {'why_not': table.one_line(e)}
+    return report | {'why_not': portability_table.one_line(e)}
   report['seconds'] = round(time.monotonic() - start, 1)
   text = compiled.as_text()
   keep('.hlo', text)
-  report['compiled'] = collectives.totals(collectives.compiled(text))
+  report['compiled'] = compiled_collectives.totals(compiled_collectives.compiled(text))
   sizes = compiled.memory_analysis()
   memory = {name: getattr(sizes, key) for name, key in _MEMORY.items()}
   # What is updated in place is an argument and a result, but there once.

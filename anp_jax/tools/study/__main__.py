@@ -33,26 +33,26 @@ from anp_jax.config import argument_parser, command_line, emulation_keys, exits,
 from anp_jax.system import emulation
 from anp_jax.tools.study import (
   axes,
-  channel_split,
+  channel_split_study,
   emulate,
   grid,
   local,
+  model_ring_study,
   planned,
-  progress as progress_lib,
-  relay,
-  results,
-  runner,
   scaling,
   simulate,
   slurm,
+  study_progress as progress_lib,
+  study_results,
+  study_runner,
   traffic,
   tune,
 )
-from anp_jax.tools.study.papers import command as papers
+from anp_jax.tools.study.papers import papers_command as papers
 
 _NODES = '1,2'
 _STRATEGIES = 'sync,invariant,local,server'  # those that divide the batch
-_OTHER_STUDIES = {'relay': relay, 'channel_split': channel_split, 'papers': papers}
+_OTHER_STUDIES = {'relay': model_ring_study, 'channel_split': channel_split_study, 'papers': papers}
 
 
 @exits.with_status('interrupted; run the same command to resume')
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
   runs = _runs(study, cells, failures, plans)
   tuned = plan, contests
   table = _written(study, cells, (runs, failures, tuned), flags, arguments)
-  left_out = all(isinstance(e, runner.Refusal) for e in failures.values())
+  left_out = all(isinstance(e, study_runner.Refusal) for e in failures.values())
   print(f'\n{table}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
   if plans:
@@ -208,7 +208,7 @@ def _study(flags, overrides):
     rates,
     combinations,
   )
-  study = runner.Study(flags.config, overrides, flags.workdir, emulated, simulated=simulated)
+  study = study_runner.Study(flags.config, overrides, flags.workdir, emulated, simulated=simulated)
   if simulated:
     cells = simulate.cells(study, cells)
   cells = scaling.cells(study, cells, scaling.parse(flags.scaling))
@@ -287,13 +287,13 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
 
   for cell in cells:
     try:
-      runner.note_result(study, cell, cores)
-      if not runner.is_finished(study, cell):
+      study_runner.note_result(study, cell, cores)
+      if not study_runner.is_finished(study, cell):
         waiting.append(cell)
-      elif error := runner.record(study, cell).get('error'):
+      elif error := study_runner.record(study, cell).get('error'):
         failures[cell] = error
     except config_lib.ConfigError as e:
-      ended(cell, runner.Refusal(e))
+      ended(cell, study_runner.Refusal(e))
   progress.begin(cells, len(waiting))
   if options is None:
     local.run(study, waiting, progress.began, ended)
@@ -304,16 +304,16 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
 
 def _written(study, cells, outcome, flags, arguments) -> str:
   """Writes the page of runs, failures and tuning; the table for people."""
-  from anp_jax.tools.study import page  # matplotlib, once there is something to draw
+  from anp_jax.tools.study import study_page  # matplotlib, once there is something to draw
 
   runs, failures, (plan, contests) = outcome
-  cores = [runner.record(study, c)['cores'] for c in runs]
+  cores = [study_runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
-  return page.write(
+  return study_page.write(
     study.folder,
     f'Strategies, {how}{flags.config}',
     shlex.join(['python', '-m', 'anp_jax.tools.study', *arguments]),
-    page.Outcome(
+    study_page.Outcome(
       cells,
       runs,
       failures,
@@ -340,12 +340,12 @@ def _runs(study, cells, failures, plans):
   for cell in cells:
     if cell in failures:
       continue
-    record = runner.record(study, cell)
+    record = study_runner.record(study, cell)
     crowded = (
       bool(record['cores']) and cell.processes * cell.devices > record['cores'] and not study.sleeps
     )
     try:
-      run = results.read(study.workdir(cell), crowded, study.simulated)
+      run = study_results.read(study.workdir(cell), crowded, study.simulated)
     except config_lib.ConfigError as e:
       failures[cell] = str(e)
       continue
@@ -356,7 +356,7 @@ def _runs(study, cells, failures, plans):
         if key not in counted:
           counted[key] = traffic.megabytes(study, cell)
         record['megabytes'] = counted[key]
-        runner.write_record(study, cell, record)
+        study_runner.write_record(study, cell, record)
       run = dataclasses.replace(run, megabytes=record['megabytes'])
     runs[cell] = dataclasses.replace(run, planned=plans.get(cell))
   return runs

@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 
-from anp_jax.parallel.channel_split import plan as plan_lib
+from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, planner
 from anp_jax.system import markdown
 from anp_jax.tools.study import channel_split_process, plots

@@ -6,7 +6,7 @@ cores: they sleep most of the time. The flag's keys are those of config.emulate.
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
-from anp_jax.tools.study import grid, runner, settings
+from anp_jax.tools.study import grid, settings, study_runner
 
 _GROUP = 'emulate.'
 _KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
@@ -66,7 +66,7 @@ def not_varied(emulated: bool) -> dict[str, str]:
   return {_GROUP + name: '--emulate' for name in names}
 
 
-def check(study: runner.Study, cells: list[grid.Cell]) -> None:
+def check(study: study_runner.Study, cells: list[grid.Cell]) -> None:
   """Refuses a slow process that no cell of the study has.
 
   Raises:
@@ -80,7 +80,7 @@ def check(study: runner.Study, cells: list[grid.Cell]) -> None:
       )
 
 
-def environment(study: runner.Study) -> dict[str, str]:
+def environment(study: study_runner.Study) -> dict[str, str]:
   """Variables of a study's processes; {} where they compute."""
   if not study.sleeps:
     return {}

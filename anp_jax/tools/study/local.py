@@ -16,14 +16,14 @@ import pathlib
 import shutil
 import subprocess
 
-from anp_jax.tools.study import emulate, grid, runner
+from anp_jax.tools.study import emulate, grid, study_runner
 
 _POLL = 1.0  # seconds
 LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
 
 
 def run(
-  study: runner.Study,
+  study: study_runner.Study,
   cells: list[grid.Cell],
   began: Callable[[grid.Cell], None],
   ended: Callable[[grid.Cell, str], None],
@@ -52,7 +52,7 @@ def run(
           status = child.wait(_POLL / len(running))
           del running[cell]
           free.append(share)
-          ended(cell, runner.ended(study, cell, status, len(cores)))
+          ended(cell, study_runner.ended(study, cell, status, len(cores)))
   except BaseException:
     # Not SIGINT, which all processes below a shell's `&` ignore.
     for _, child in running.values():
@@ -90,8 +90,8 @@ def _command(study, cell, cores):
 def _start(study, cell, cores):
   """The process that launches a cell's, with its output in the cell's log."""
   os.makedirs(study.workdir(cell), exist_ok=True)
-  environment = runner.environment(cell) | emulate.environment(study)
-  with open(os.path.join(study.workdir(cell), runner.LOG), 'w') as log:
+  environment = study_runner.environment(cell) | emulate.environment(study)
+  with open(os.path.join(study.workdir(cell), study_runner.LOG), 'w') as log:
     # In a session of its own: a terminal's Ctrl-C would reach the processes,
     # too, and a second signal means to leave without a save.
     return subprocess.Popen(

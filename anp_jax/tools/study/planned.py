@@ -19,13 +19,13 @@ from anp_jax.config import emulation_keys
 from anp_jax.tools.plan import (
   collectives,
   model,
+  plan_tables,
   points as points_lib,
   sizes,
   strategies,
-  tables,
   workload as workload_lib,
 )
-from anp_jax.tools.study import grid, results, runner
+from anp_jax.tools.study import grid, study_results, study_runner
 
 _DEVICE = 'cpu'
 # Nothing but what is slept for and sent; a network that computes is measured.
@@ -36,7 +36,7 @@ _UNLIMITED = 1e15  # bytes/s of a link that is not slowed down
 _NO_TIME = 1e-9  # seconds of a pass without a sleep
 
 
-def check(study: runner.Study, cells: Sequence[grid.Cell], text: str | None, slurm) -> None:
+def check(study: study_runner.Study, cells: Sequence[grid.Cell], text: str | None, slurm) -> None:
   """Refuses a flag --plan that says too little or too much.
 
   Args:
@@ -72,7 +72,9 @@ def check(study: runner.Study, cells: Sequence[grid.Cell], text: str | None, slu
     )
 
 
-def rates(study: runner.Study, cells: Sequence[grid.Cell], text: str) -> dict[grid.Cell, float]:
+def rates(
+  study: study_runner.Study, cells: Sequence[grid.Cell], text: str
+) -> dict[grid.Cell, float]:
   """The predicted images/s of cells, without those that cannot be planned.
 
   Args:
@@ -103,7 +105,7 @@ def rates(study: runner.Study, cells: Sequence[grid.Cell], text: str) -> dict[gr
   return result
 
 
-def summary(runs: Mapping[grid.Cell, results.Run]) -> dict:
+def summary(runs: Mapping[grid.Cell, study_results.Run]) -> dict:
   """Plain numbers: each planned run, the mean error and the worst."""
   rows = [
     {
@@ -132,13 +134,13 @@ def _bandwidth(config) -> str:
 
 
 def _cluster(cell, text) -> collectives.Cluster:
-  device_tables = tables.load()
+  device_tables = plan_tables.load()
   speed = emulation_keys.bytes_per_second(text) or _UNLIMITED
   return collectives.Cluster(
     cell.nodes,
     cell.devices,
     device_tables.link('--node_link', device_tables.device(_DEVICE).node_link),
-    tables.Link('nodes', speed, _LATENCY),
+    plan_tables.Link('nodes', speed, _LATENCY),
   )
 
 
@@ -151,7 +153,7 @@ def _slept(cell, config, cluster, workload) -> strategies.Setting:
   return strategies.Setting(
     config,
     workload,
-    tables.load().device(_DEVICE),
+    plan_tables.load().device(_DEVICE),
     cluster,
     _SLEEPING,
     emulate.spread,
@@ -191,7 +193,7 @@ class _Timer:
     return strategies.Setting(
       config,
       workload,
-      tables.load().device(_DEVICE),
+      plan_tables.load().device(_DEVICE),
       cluster,
       _COMPUTING,
       measured['jitter'],
@@ -242,7 +244,7 @@ def _measured(study, batches, cores, serves) -> dict:
         [*bound, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
+        env=study_runner.environment(cell) | {'JAX_PLATFORMS': 'cpu'},
         text=True,
       )
     )

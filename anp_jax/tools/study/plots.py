@@ -8,7 +8,7 @@ import matplotlib.ticker
 import numpy as np
 
 from anp_jax.system import drawing
-from anp_jax.tools.study import results
+from anp_jax.tools.study import study_results
 
 _MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart
@@ -19,7 +19,7 @@ _STYLE = drawing.STYLE | {'axes.grid.axis': 'both'}
 
 
 @matplotlib.rc_context(_STYLE)
-def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
+def speed(points: list[study_results.Point]) -> matplotlib.figure.Figure:
   """Images/s, and the speed-up at the two levels of the grid.
 
   Within a node: devices of one node over one device. Across nodes: nodes with
@@ -60,7 +60,7 @@ def speed(points: list[results.Point]) -> matplotlib.figure.Figure:
 
 
 @matplotlib.rc_context(_STYLE)
-def accuracy(points: list[results.Point], target: float | None) -> matplotlib.figure.Figure:
+def accuracy(points: list[study_results.Point], target: float | None) -> matplotlib.figure.Figure:
   """Accuracy against samples and time, and the time to a target accuracy.
 
   Of simulated workers, time is theirs, and a panel has the accuracy by their
@@ -87,7 +87,7 @@ def accuracy(points: list[results.Point], target: float | None) -> matplotlib.fi
     axis.set(title=title, xlabel=label)
     drawing.percent(axis.yaxis)
   for point, colour in chosen:
-    samples, seconds, scores = results.curve(point)
+    samples, seconds, scores = study_results.curve(point)
     for axis, x in zip(axes, (samples, seconds)):
       axis.plot(x, scores.mean(0), color=colour, label=point.label)
       axis.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
@@ -115,7 +115,7 @@ def _size(simulated):
 
 
 @matplotlib.rc_context(_STYLE)
-def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
+def staleness(points: list[study_results.Point]) -> matplotlib.figure.Figure | None:
   """Share of updates by staleness, of each cell that has any; None if none."""
   series = []
   for p in points:
@@ -155,7 +155,7 @@ def staleness(points: list[results.Point]) -> matplotlib.figure.Figure | None:
 
 
 @matplotlib.rc_context(_STYLE)
-def traffic(points: list[results.Point]) -> matplotlib.figure.Figure | None:
+def traffic(points: list[study_results.Point]) -> matplotlib.figure.Figure | None:
   """MB that a step sends, against devices; None where it is not known."""
   if not any(p.megabytes for p in points):
     return None
@@ -172,7 +172,7 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   """Who did what when, a line a station.
 
   Args:
-    spans: of a ring, see `anp_jax.runtimes.relay.spans`; what, station,
+    spans: of a ring, see `anp_jax.runtimes.model_ring.spans`; what, station,
       model, start, end.
     names: of the models.
   """

@@ -10,7 +10,7 @@ import dataclasses
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, resolve
-from anp_jax.runtimes.server import scheduler
+from anp_jax.runtimes.parameter_server import scheduler
 from anp_jax.tools.study import grid
 
 _KINDS = ('strong', 'weak')

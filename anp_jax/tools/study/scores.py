@@ -2,14 +2,14 @@
 
 import math
 
-from anp_jax.tools.study import results, table
+from anp_jax.tools.study import study_results, study_table
 
 _BASELINE = 'sync'
 _SAMPLES = 0.01  # relative: epochs are cut into whole steps
 _LABELS = {'anp_top5': 'top-5', 'adjective_top1': 'adjective', 'noun_top1': 'noun'}
 
 
-def rows(points: list[results.Point], target: float | None) -> list[tuple[str, ...]]:
+def rows(points: list[study_results.Point], target: float | None) -> list[tuple[str, ...]]:
   """One point a row, after a head; columns that no point fills are left out.
 
   Args:
@@ -17,7 +17,7 @@ def rows(points: list[results.Point], target: float | None) -> list[tuple[str, .
     target: accuracy from 0 to 1 to which the simulated time is shown; None:
       none is.
   """
-  places = table.places(points)
+  places = study_table.places(points)
   head = [
     *places[0],
     'learning rate',
@@ -36,23 +36,23 @@ def rows(points: list[results.Point], target: float | None) -> list[tuple[str, .
   for p, place in zip(points, places[1:]):
     row = [
       *place,
-      table.number(p.learning_rate),
+      study_table.number(p.learning_rate),
       percent(p.accuracy),
       difference(over_sync(p, points)),
     ]
     row += [_score(p, name) for name in _LABELS]
     stalest = [r.max_staleness for r in p.runs.values() if r.staleness]
-    row.append(table.text(p.over_runs(lambda r: r.mean_staleness), '.2f'))
+    row.append(study_table.text(p.over_runs(lambda r: r.mean_staleness), '.2f'))
     row.append(str(max(stalest)) if stalest else '-')
     if simulated and target is not None:
-      row.append(table.reached(p, target))
+      row.append(study_table.reached(p, target))
     if simulated:
-      row.append(table.duration(p.over_runs(lambda r: r.end)))
-    body.append((*row, table.seeds(p)))
-  return table.filled([(*head, 'seeds'), *body], len(places[0]))
+      row.append(study_table.duration(p.over_runs(lambda r: r.end)))
+    body.append((*row, study_table.seeds(p)))
+  return study_table.filled([(*head, 'seeds'), *body], len(places[0]))
 
 
-def percent(spread: results.Spread | None, form: str = '.1f') -> str:
+def percent(spread: study_results.Spread | None, form: str = '.1f') -> str:
   """'mean ± half of the 95 % interval %'; '-' for no number."""
   if spread is None:
     return '-'
@@ -62,7 +62,9 @@ def percent(spread: results.Spread | None, form: str = '.1f') -> str:
   return f'{text} %'
 
 
-def over_sync(point: results.Point, points: list[results.Point]) -> results.Spread | None:
+def over_sync(
+  point: study_results.Point, points: list[study_results.Point]
+) -> study_results.Spread | None:
   """The accuracy less that of `sync`, each at its best rate, seed by seed.
 
   Paired, since runs of one seed share their first weights and the order of
@@ -84,11 +86,11 @@ def over_sync(point: results.Point, points: list[results.Point]) -> results.Spre
 
   def nearness(p):
     same_size = (p.nodes, p.devices) == (point.nodes, point.devices)
-    same_scaling = (results.SCALING in p.varied) == (results.SCALING in point.varied)
+    same_scaling = (study_results.SCALING in p.varied) == (study_results.SCALING in point.varied)
     return same_size, same_scaling, p.runs != {}
 
   best = max(candidates, key=nearness)
-  return results.spread(
+  return study_results.spread(
     run.accuracy[-1] - best.runs[seed].accuracy[-1]
     for seed, run in point.runs.items()
     if seed in best.runs
@@ -96,7 +98,7 @@ def over_sync(point: results.Point, points: list[results.Point]) -> results.Spre
   )
 
 
-def difference(spread: results.Spread | None) -> str:
+def difference(spread: study_results.Spread | None) -> str:
   """Points with the 95 % interval, and whether it contains no difference."""
   if spread is None:
     return '-'
@@ -110,7 +112,7 @@ def difference(spread: results.Spread | None) -> str:
 
 def _keys(point):
   """Its varied keys, without how its batch scales."""
-  return {k: v for k, v in point.varied.items() if k != results.SCALING}
+  return {k: v for k, v in point.varied.items() if k != study_results.SCALING}
 
 
 def _score(point, name):

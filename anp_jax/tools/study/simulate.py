@@ -9,7 +9,7 @@ import dataclasses
 
 from anp_jax import config as config_lib
 from anp_jax.config import resolve
-from anp_jax.tools.study import grid, runner, settings
+from anp_jax.tools.study import grid, settings, study_runner
 
 _GROUP = 'strategy.simulate.'
 STRATEGIES = 'sync,local,server'  # the default: those that have workers
@@ -69,7 +69,7 @@ def check(flags) -> None:
       )
 
 
-def cells(study: runner.Study, of_workers: Iterable[grid.Cell]) -> list[grid.Cell]:
+def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[grid.Cell]:
   """The cells of a study whose nodes are workers to simulate, each once.
 
   A strategy that simulates none trains alike for any number: by one process.

@@ -11,7 +11,7 @@ import time
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
-from anp_jax.tools.study import grid, launching, runner
+from anp_jax.tools.study import grid, launching, study_runner
 
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
@@ -35,7 +35,7 @@ def add_flag(parser) -> None:
 
 
 def run(
-  study: runner.Study,
+  study: study_runner.Study,
   cells: list[grid.Cell],
   began: Callable[[grid.Cell], None],
   ended: Callable[[grid.Cell, str], None],
@@ -82,7 +82,7 @@ def run(
       if job not in running:
         del jobs[cell]
         os.remove(os.path.join(study.workdir(cell), JOB))
-        ended(cell, runner.ended(study, cell, _status(job), None))
+        ended(cell, study_runner.ended(study, cell, _status(job), None))
 
 
 def launch(
@@ -110,7 +110,7 @@ def launch(
     launching.Failed: naming the folder and the first error.
   """
   os.makedirs(folder, exist_ok=True)
-  log = os.path.abspath(os.path.join(folder, runner.LOG))
+  log = os.path.abspath(os.path.join(folder, study_runner.LOG))
   environment = {
     **os.environ,
     'PYTHON': sys.executable,
@@ -139,7 +139,7 @@ def launch(
   if os.path.exists(os.path.join(folder, run_dir.MARKER)):
     raise launching.Failed(f'{folder}: stopped before its end, see {log}')
   if status := _status(job):
-    error = runner.first_error(log) or f'ended with status {status}'
+    error = study_runner.first_error(log) or f'ended with status {status}'
     raise launching.Failed(f'{folder}: {error}')
 
 
@@ -158,7 +158,7 @@ def script(strategy: str) -> str:
 
 
 def _submit(study, cell, options):
-  log = os.path.abspath(os.path.join(study.workdir(cell), runner.LOG))
+  log = os.path.abspath(os.path.join(study.workdir(cell), study_runner.LOG))
   return _slurm(
     'sbatch',
     '--parsable',
@@ -168,7 +168,7 @@ def _submit(study, cell, options):
     *(o.format(devices=cell.devices) for o in options),
     script(cell.strategy),
     *study.arguments(cell),
-    environment=runner.environment(cell),
+    environment=study_runner.environment(cell),
   ).partition(';')[0]
 
 

@@ -8,15 +8,15 @@ import json
 import subprocess
 import sys
 
-from anp_jax.parallel.local import exchanges
-from anp_jax.tools.study import grid, runner
+from anp_jax.parallel.local_sgd import exchanges
+from anp_jax.tools.study import grid, study_runner
 
 # In the ring of W devices that sums, all but a W-th part of the array leaves
 # each device twice; in any other collective, once.
 _TWICE = ('all-reduce',)
 
 
-def megabytes(study: runner.Study, cell: grid.Cell) -> float | None:
+def megabytes(study: study_runner.Study, cell: grid.Cell) -> float | None:
   """That all devices together send in a training step, in MB (1e6 bytes).
 
   Args:

@@ -17,7 +17,7 @@ import math
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.tools.study import axes, grid, results, runner
+from anp_jax.tools.study import axes, grid, study_results, study_runner
 
 FLAG = '--tune'
 # Of all runs that only tune, unless it is that of a scored run.
@@ -120,7 +120,7 @@ def parse(
 
 
 def run(
-  study: runner.Study,
+  study: study_runner.Study,
   cells: list[grid.Cell],
   plan: Plan,
   train: Callable[[list[grid.Cell]], dict[grid.Cell, str]],
@@ -158,7 +158,7 @@ def run(
   return chosen, failures, [t for t in contests.values() if len(t.values) > 1]
 
 
-def candidates(study: runner.Study, cell: grid.Cell, plan: Plan) -> list[axes.Varied]:
+def candidates(study: study_runner.Study, cell: grid.Cell, plan: Plan) -> list[axes.Varied]:
   """Returns the values that a cell tries; one, of no keys, if it has none."""
   overrides = cell.defaults | study.overrides | cell.overrides
   return axes.combinations(study.spec, overrides, plan.axes, cell.nodes)
@@ -185,7 +185,7 @@ def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
 
   Cells that cannot be are left out.
   """
-  contests = [t for t in contests if not isinstance(t.error, runner.Refusal)]
+  contests = [t for t in contests if not isinstance(t.error, study_runner.Refusal)]
   every = list(dict.fromkeys(v for t in contests for v in t.values))
   table = [('tuned', *map(_text, every), f'{plan.unit} spent')]
   for tuned in contests:
@@ -235,9 +235,9 @@ def _climb(study, plan, contests, left, train):
   failures = train(list(runs))
   for run, contest in runs.items():
     tuned, error = contests[contest], failures.get(run)
-    accuracy = None if error else results.accuracy(study.workdir(run))
+    accuracy = None if error else study_results.accuracy(study.workdir(run))
     tuned.scores[run.tuned] = accuracy, run.duration
-    if not isinstance(error, runner.Refusal):
+    if not isinstance(error, study_runner.Refusal):
       tuned.spent += _amount(run.duration)[0]
     tuned.error = tuned.error or error or ''
   for contest, values in left.items():

@@ -20,7 +20,7 @@ from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.reporting import delayed_metrics
 from anp_jax.system import compile_cache, drawing, files
 from anp_jax.tools.trials import trial as trial_lib
-from anp_jax.training import step as step_lib
+from anp_jax.training import train_step as step_lib
 
 FOLDER = 'range_test'  # in a workdir
 _PARTS = 20  # of the steps; losses are averaged over about one

@@ -6,7 +6,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from anp_jax.system.onednn import c_api, convolution, library, operations, pieces, specs
+from anp_jax.system.onednn import c_api, library, onednn_convolution, operations, pieces, specs
 
 needs_library = pytest.mark.skipif(
   library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
@@ -94,7 +94,7 @@ def test_scratch_memory_grows_and_lies_on_pages(api):
 @pytest.mark.parametrize('direction', _DIRECTIONS)
 def test_what_scratch_memory_held_does_not_matter(api, direction, monkeypatch):
   spec = _FORWARD._replace(direction=direction)
-  operation = convolution.Convolution(api, spec, 2)
+  operation = onednn_convolution.Convolution(api, spec, 2)
   arrays = _arrays(spec)
   want = _run(operation, arrays).copy()
   reserve = pieces.Scratch.reserve
@@ -114,7 +114,7 @@ def test_what_scratch_memory_held_does_not_matter(api, direction, monkeypatch):
 @pytest.mark.parametrize('direction', _DIRECTIONS)
 def test_an_operation_writes_only_its_result(api, direction):
   spec = _FORWARD._replace(direction=direction)
-  operation = convolution.Convolution(api, spec, 2)
+  operation = onednn_convolution.Convolution(api, spec, 2)
   edge = 64
   buffers = [np.pad(a.ravel(), edge, constant_values=7) for a in _arrays(spec)]
   before = [b.copy() for b in buffers]
@@ -131,8 +131,8 @@ def test_an_operation_writes_only_its_result(api, direction):
 def test_an_array_that_is_awaited_is_not_read(api):
   spec = _FORWARD._replace(direction='backward_weights')
   x, dy, dkernel = _arrays(spec)
-  want = _run(convolution.Convolution(api, spec, 2), (x, dy, dkernel))
-  waiting = convolution.Convolution(api, spec._replace(waits=True), 2)
+  want = _run(onednn_convolution.Convolution(api, spec, 2), (x, dy, dkernel))
+  waiting = onednn_convolution.Convolution(api, spec._replace(waits=True), 2)
   result = np.zeros_like(dkernel)
   # No memory is there: to read it would end the process.
   waiting.run(x.ctypes.data, dy.ctypes.data, 1, result.ctypes.data)
@@ -142,7 +142,7 @@ def test_an_array_that_is_awaited_is_not_read(api):
 @needs_library
 def test_threads_share_an_operation(api):
   """Each with arrays of its own, all at once, many times."""
-  operation = convolution.Convolution(api, _FORWARD, 2)
+  operation = onednn_convolution.Convolution(api, _FORWARD, 2)
   sets = [_arrays(_FORWARD, 10 * i) for i in range(8)]
   wants = [_center(_FORWARD, arrays) for arrays in sets]
 
@@ -228,7 +228,7 @@ def test_pieces_make_the_whole(api, direction, size, channels, features, threads
   for dtype in library.find().dtypes:
     spec = _cut(direction, dtype, size, channels, features)
     arrays = [a.astype(dtype) for a in _arrays(spec)]
-    operation = convolution.Convolution(api, spec, threads)
+    operation = onednn_convolution.Convolution(api, spec, threads)
     result = np.float64(_run(operation, arrays))
     want = _wide_reference(spec, arrays)
     error = np.abs(result - want).max() / np.abs(want).max()
@@ -245,7 +245,7 @@ def test_pieces_make_the_whole(api, direction, size, channels, features, threads
 def test_a_large_kernel_is_copied_and_summed_by_slices(api):
   """Each slice of either kernel has a place of its own."""
   spec = _cut('forward', 'float32', 3, 128, 256)
-  copies = convolution.Convolution(api, spec, 2).phases[0]
+  copies = onednn_convolution.Convolution(api, spec, 2).phases[0]
   assert len(copies) == 2
   assert {piece.places[0] for piece in copies} != {(1, 0)}
   # Few features of many pixels: the parts' gradients are added.
@@ -260,7 +260,7 @@ def test_a_large_kernel_is_copied_and_summed_by_slices(api):
     (0,) * 4,
   )
   x, dy, dkernel = (a.astype(gradient.dtype) for a in _arrays(gradient))
-  operation = convolution.Convolution(api, gradient, 2)
+  operation = onednn_convolution.Convolution(api, gradient, 2)
   assert [len(phase) for phase in operation.phases] == [2, 2]
   result = np.float64(_run(operation, (x, dy, dkernel)))[0, 0]
   want = np.einsum(
@@ -294,20 +294,20 @@ def test_a_batch_is_cut_into_equal_parts_or_not_at_all(images, threads, parts):
 )
 def test_shapes_that_do_not_fit_are_an_error(api, change):
   with pytest.raises(c_api.OneDnnError, match='status'):
-    convolution.Convolution(api, _FORWARD._replace(**change), 2)
+    onednn_convolution.Convolution(api, _FORWARD._replace(**change), 2)
 
 
 @needs_library
 def test_the_slow_reference_is_an_error(api, monkeypatch):
   monkeypatch.setattr(c_api.Api, 'implementation', lambda *_: 'ref:any')
-  for make, spec in ((convolution.Convolution, _FORWARD), (operations.BatchNorm, _NORM)):
+  for make, spec in ((onednn_convolution.Convolution, _FORWARD), (operations.BatchNorm, _NORM)):
     with pytest.raises(c_api.OneDnnError, match='only ref:any'):
       make(api, spec, 2)
 
 
 @needs_library
 def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
-  operation, arrays = (convolution.Convolution(api, _FORWARD, 2), _arrays(_FORWARD))
+  operation, arrays = (onednn_convolution.Convolution(api, _FORWARD, 2), _arrays(_FORWARD))
   primitive = operation.phases[-1][0].primitive
   monkeypatch.setattr(primitive, '_primitive', None)
   with pytest.raises(c_api.OneDnnError, match='status'):
@@ -351,5 +351,5 @@ def test_no_more_pieces_at_once_than_threads(api):
   # Three groups, computed one after another where they cannot be divided.
   assert [list(map(len, n.phases)) for n in norms] == [[3], [3], [1, 1, 1]]
   spec = _cut('forward', 'float32', 3, 64, 64)._replace(image=(9, 6, 6, 64), result=(9, 6, 6, 64))
-  cut = convolution.Convolution(api, spec, 2)
+  cut = onednn_convolution.Convolution(api, spec, 2)
   assert (cut.at_once, cut.threads, len(cut.phases[-1])) == (2, 1, 3)

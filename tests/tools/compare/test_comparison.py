@@ -11,10 +11,10 @@ from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
 from anp_jax.tools.compare import (
   __main__ as compare,
+  comparison_curves,
   comparison_page,
-  curves,
+  comparison_tables,
   runs as runs_lib,
-  tables,
 )
 from tests import builders, figure_text
 
@@ -25,7 +25,7 @@ _PAIRS = {'names': ['red_car', 'red_dog']}
 @pytest.fixture
 def no_figure(monkeypatch):
   """For tests of the numbers alone: drawing takes half a second."""
-  monkeypatch.setattr(curves, 'draw', lambda runs: b'')
+  monkeypatch.setattr(comparison_curves, 'draw', lambda runs: b'')
 
 
 def _records(accuracy, losses=(2.0, 1.0, 1.5), step=10, pairs=False):
@@ -68,7 +68,7 @@ def test_results_are_those_of_the_files(tmp_path):
     _run(tmp_path / 'a', (), _records((0.1, 0.3, 0.2)), facts=facts),
     _run(tmp_path / 'b', (), _records((0.1, 0.2, 0.25), (3.0, 2.0, 0.5))),
   ]
-  rows = tables.results(runs_lib.find(paths))
+  rows = comparison_tables.results(runs_lib.find(paths))
   assert _cells(rows) == {
     'loss, best validation': ('1.25', '0.75'),
     'loss, last validation': ('1.75', '0.75'),
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished(tmp_path):
   path = _run(tmp_path / 'a', (), _records((0.1, 0.2, 0.3)), facts=[('a', 'b')])
   with open(tmp_path / 'a' / 'metrics.jsonl', 'a') as f:
     f.write('{"kind": "train", "step": 40, "epoch": 4.0, "loss": 1.0}\n')
-  cells = _cells(tables.results(runs_lib.find([path])))
+  cells = _cells(comparison_tables.results(runs_lib.find([path])))
   assert cells['steps'] == ('40',) and cells['finished'] == ('no',)
 
 
@@ -107,9 +107,9 @@ def test_only_keys_that_differ_are_shown(tmp_path):
     _run(tmp_path / 'b', {'seed': 7, 'optimizer.name': 'adamw', 'optimizer.b1': 0.9}),
     _run(tmp_path / 'c', {'optimizer.name': 'momentum'}),
   ]
-  cells = _cells(tables.differences(runs_lib.find(paths[:2])))
+  cells = _cells(comparison_tables.differences(runs_lib.find(paths[:2])))
   assert cells == {'seed': ('0', '7')}
-  cells = _cells(tables.differences(runs_lib.find(paths)))
+  cells = _cells(comparison_tables.differences(runs_lib.find(paths)))
   assert cells['optimizer.name'] == ('adamw', 'adamw', 'momentum')
   assert cells['optimizer.b1'] == ('0.9', '0.9', '-')
   assert 'batch_size' not in cells
@@ -131,7 +131,7 @@ def test_torn_lines_and_runs_without_any(tmp_path, no_figure):
     f.write('{"kind": "validation", "step": 20, "loss": 0.')
   new = _run(tmp_path / 'new')
   (tmp_path / 'new' / 'metrics.jsonl').unlink()
-  cells = _cells(tables.results(runs_lib.find([path, new])))
+  cells = _cells(comparison_tables.results(runs_lib.find([path, new])))
   assert cells['steps'] == ('20', '-')
   assert cells['loss, last validation'] == ('2.25', '-')
   assert cells['loss, last training'] == ('1', '-')
@@ -146,7 +146,7 @@ def test_pairs_and_plain_classes_are_not_compared(tmp_path, no_figure):
     _run(tmp_path / 'pairs', (), _records((0.4, 0.5, 0.6), pairs=True), _PAIRS),
   ]
   runs = runs_lib.find(paths)
-  rows = tables.results(runs)
+  rows = comparison_tables.results(runs)
   cells = _cells(rows)
   assert cells['class top-1, best validation'] == ('30.0%', '-')
   assert cells['ANP top-1, best validation'] == ('-', '60.0%')
@@ -168,12 +168,12 @@ def test_each_model_of_a_ring_is_a_run(tmp_path):
     (folder / 'metrics.jsonl').write_text(json.dumps(line))
   runs = runs_lib.find([path])
   assert [run.name for run in runs] == ['ring/000', 'ring/001']
-  cells = _cells(tables.differences(runs))
+  cells = _cells(comparison_tables.differences(runs))
   assert cells['seed'] == ('5', '0') and cells['batch_size'] == ('32', '64')
   assert cells['optimizer.learning_rate'][0] == '0.25'
   assert set(cells) == {'seed', 'batch_size', 'optimizer.learning_rate'}
   assert [run.train[0]['images'] for run in runs] == [320, 640]
-  results = _cells(tables.results(runs))
+  results = _cells(comparison_tables.results(runs))
   assert results['loss, last training'] == ('32', '64')
   assert 'finished' not in results and 'training time' not in results
 
@@ -185,7 +185,7 @@ def test_curves_stand_at_their_steps_images_and_seconds(tmp_path):
     _run(tmp_path / 'b', {'batch_size': 64}, _records(accuracy, step=5)),
   ]
   with figure_text.matplotlib_figures() as figures:
-    curves.draw(runs_lib.find(paths))
+    comparison_curves.draw(runs_lib.find(paths))
   (figure,) = figures
   grid = np.reshape(figure.axes, (3, 3))
   assert [axes[0].get_title('left') for axes in grid] == [
@@ -204,14 +204,14 @@ def test_curves_stand_at_their_steps_images_and_seconds(tmp_path):
 
 
 def test_twelve_runs_are_told_apart_without_colours(tmp_path):
-  looks = [curves.look(index) for index in range(12)]
+  looks = [comparison_curves.look(index) for index in range(12)]
   assert len({(look.dashes, look.marker) for look in looks}) == 12
   assert len({(look.color, look.dashes) for look in looks}) == 12
   names = [f'a long name of a run {i} <$x_1$> without an end in sight' for i in range(12)]
   losses = (900.0, 1.0, 0.01)
   paths = [_run(tmp_path / name, (), _records((0.1, 0.2, 0.3), losses)) for name in names]
   with figure_text.matplotlib_figures() as figures:
-    curves.draw(runs_lib.find(paths))
+    comparison_curves.draw(runs_lib.find(paths))
   (figure,) = figures
   texts = figure_text.of_figure(figure)
   assert figure_text.faults(figure.bbox.size, texts) == []

@@ -7,14 +7,14 @@ import os
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import __main__ as command, check, fit, model, published, tables
+from anp_jax.tools.plan import __main__ as command, check, fit, model, plan_tables, published_rates
 
 _SHARED = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv')
 
 
 @pytest.fixture(scope='module')
 def rows():
-  return published.read(tables.load())
+  return published_rates.read(plan_tables.load())
 
 
 @pytest.fixture(scope='module')
@@ -27,7 +27,7 @@ def test_all_published_rows_are_there(rows):
   assert all(row.source for row in rows)
   if not os.path.exists(_SHARED):
     pytest.skip('no ../shared to compare the facts with')
-  with open(_SHARED, newline='') as shared, open(published.FILE) as file:
+  with open(_SHARED, newline='') as shared, open(published_rates.FILE) as file:
     assert list(csv.DictReader(shared)) == list(csv.DictReader(file))
 
 
@@ -73,9 +73,9 @@ def test_systems_have_their_devices_and_links(rows):
 )
 def test_networks_are_read(tmp_path, network, gigabits):
   path = tmp_path / 'rows.csv'
-  head = open(published.FILE).readline()
+  head = open(published_rates.FILE).readline()
   path.write_text(f'{head}H100,{network},16,8,64,float16,1,x\n')
-  (row,) = published.read(tables.load(), str(path))
+  (row,) = published_rates.read(plan_tables.load(), str(path))
   assert row.cluster.link.bandwidth == gigabits * 1e9 / 8
 
 
@@ -103,7 +103,8 @@ def test_at_most_two_rows_predict_the_rest_of_a_system(comparisons):
 def test_a_system_is_predicted_without_its_own_rows(rows, comparisons):
   """Rates ten times as high change the prediction of all systems but one."""
   wrong = [
-    published.dataclasses.replace(r, rate=10 * r.rate) if r.system == 'TPU v4' else r for r in rows
+    published_rates.dataclasses.replace(r, rate=10 * r.rate) if r.system == 'TPU v4' else r
+    for r in rows
   ]
   rates = {id(c.row): c.sheet for c in check.compare(wrong)}
   for row, c in zip(wrong, comparisons):
@@ -114,11 +115,11 @@ def test_a_system_is_predicted_without_its_own_rows(rows, comparisons):
 def test_two_exact_rows_give_the_line_that_they_lie_on(rows):
   """Rows made of T(b) = a + c b, on one device, are predicted in between."""
   first = next(r for r in rows if r.system.startswith('H200'))
-  single = published.dataclasses.replace(first.cluster, devices=1, nodes=1)
+  single = published_rates.dataclasses.replace(first.cluster, devices=1, nodes=1)
   a, c = 6e-3, 0.13e-3
 
   def made(images):
-    return published.dataclasses.replace(
+    return published_rates.dataclasses.replace(
       first, system='made', cluster=single, images=images, rate=images / (a + c * images)
     )
 
@@ -159,7 +160,7 @@ def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass():
 )
 def test_bad_rows_are_one_line(tmp_path, capsys, line, words):
   path = tmp_path / 'rows.csv'
-  head = open(published.FILE).readline()
+  head = open(published_rates.FILE).readline()
   path.write_text(f'{head}{line}\n')
   assert command.main(['--check', f'--rows={path}']) == 2
   message = capsys.readouterr().err
@@ -170,9 +171,9 @@ def test_rows_that_are_no_text_are_refused(tmp_path):
   path = tmp_path / 'rows.png'
   path.write_bytes(b'\x89PNG\r\n\x1a\n')
   with pytest.raises(config_lib.ConfigError, match='expected a CSV file'):
-    published.read(tables.load(), str(path))
+    published_rates.read(plan_tables.load(), str(path))
 
 
 def test_missing_rows_are_refused():
   with pytest.raises(config_lib.ConfigError, match='--rows='):
-    published.read(tables.load(), 'none.csv')
+    published_rates.read(plan_tables.load(), 'none.csv')

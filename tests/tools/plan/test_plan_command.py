@@ -10,16 +10,16 @@ from anp_jax.config import command_line
 from anp_jax.system import xla_flags
 from anp_jax.tools.plan import (
   __main__ as command,
-  calibrate,
   check,
   collectives,
+  device_calibration,
   machines,
-  page,
+  plan_page,
+  plan_tables,
+  plan_target,
   points as points_lib,
-  published,
+  published_rates,
   sizes,
-  tables,
-  target,
 )
 
 _LENET = 'configs/lenet.py'
@@ -247,21 +247,23 @@ def test_a_link_that_a_torus_does_not_use_is_named(capsys):
 
 def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
   axes = []
-  monkeypatch.setattr(page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0]))
+  monkeypatch.setattr(
+    plan_page, '_draw_parts', lambda axis, plans: axes.append(axis.figure.axes[0])
+  )
   points = [
     points_lib.Point('sync', collectives.Cluster(n, 1, None, None), rate=n, efficiency=1.0)
     for n in (1, 2)
   ]
   plans = {f'way {i}': points for i in range(9)}
-  page.draw(str(tmp_path / 'plan.png'), 'many', plans, 0.1)
+  plan_page.draw(str(tmp_path / 'plan.png'), 'many', plans, 0.1)
   curves = [x for x in axes[0].lines if x.get_label().startswith('way')]
   styles = {(x.get_color(), x.get_linestyle()) for x in curves}
   assert len(curves) == len(styles) == 9
 
 
 def test_published_rates_are_those_of_a_like_dtype():
-  known_tables = tables.load()
-  rows = published.read(known_tables)
+  known_tables = plan_tables.load()
+  rows = published_rates.read(known_tables)
 
   def names(device, dtype):
     chosen = known_tables.device(device)
@@ -278,8 +280,8 @@ def test_published_rates_are_those_of_a_like_dtype():
 
 
 def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
-  known_tables = tables.load()
-  rows = published.read(known_tables)
+  known_tables = plan_tables.load()
+  rows = published_rates.read(known_tables)
   config = command_line.load('configs/resnet_anp.py:modern', {'data.source': 'synthetic'})
   flags = command._flags(['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8'])
   flags.devices_per_node = 8
@@ -288,7 +290,7 @@ def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
     changed = [
       dataclasses.replace(r, rate=factor * r.rate) if r.device.name == 'h100' else r for r in rows
     ]
-    monkeypatch.setattr(published, 'read', lambda *_: changed)
+    monkeypatch.setattr(published_rates, 'read', lambda *_: changed)
     cost = check.resnet50('bfloat16')
     (machine,) = machines.from_flags(known_tables, flags, config, cost)
     return machine.efficiency
@@ -297,22 +299,22 @@ def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
 
 
 def test_budgets_are_spent_in_powers_of_two():
-  assert target.node_counts(256, 8) == [1, 2, 4, 8, 16, 32]
-  assert target.node_counts(48, 8) == [1, 2, 4, 6]
-  assert target.node_counts(9, 8) == [1]
+  assert plan_target.node_counts(256, 8) == [1, 2, 4, 8, 16, 32]
+  assert plan_target.node_counts(48, 8) == [1, 2, 4, 6]
+  assert plan_target.node_counts(9, 8) == [1]
 
 
 def test_measured_steps_give_a_line():
-  assert calibrate.line([(32, 10.4), (128, 20.0)]) == pytest.approx((7.2, 0.1))
+  assert device_calibration.line([(32, 10.4), (128, 20.0)]) == pytest.approx((7.2, 0.1))
   # Noise: a cannot be negative, nor can c.
-  assert calibrate.line([(32, 2.0), (128, 12.8)]) == (0, 0.1)
-  assert calibrate.line([(32, 12.8), (128, 12.8)]) == (0, 0.1)
+  assert device_calibration.line([(32, 2.0), (128, 12.8)]) == (0, 0.1)
+  assert device_calibration.line([(32, 12.8), (128, 12.8)]) == (0, 0.1)
 
 
 def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   """Times are made up here; the plan has to repeat them."""
   seconds = {32: [0.0104], 128: [0.0200]}
-  monkeypatch.setattr(calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3)
+  monkeypatch.setattr(device_calibration, '_seconds', lambda c, w, d, images: seconds[images] * 3)
   monkeypatch.setattr(check, 'compare', lambda rows: [])
   monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
   settings = []
@@ -346,14 +348,14 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
 def test_a_measured_server_handles_gradients_on_the_core_that_computes(capsys, monkeypatch):
   """Times are made up here, again."""
   seconds = {32: [0.0104], 128: [0.0200]}
-  monkeypatch.setattr(calibrate, '_seconds', lambda c, w, d, images: seconds[images] * 3)
+  monkeypatch.setattr(device_calibration, '_seconds', lambda c, w, d, images: seconds[images] * 3)
   handled = []
 
   def handling(config):
     handled.append((config.strategy.name, config.batch_size))
     return 0.001, 0.002
 
-  monkeypatch.setattr(calibrate.handling_lib, 'seconds', handling)
+  monkeypatch.setattr(device_calibration.handling_lib, 'seconds', handling)
   lines, result = _plan(
     capsys,
     f'--config={_LENET}',
@@ -400,16 +402,16 @@ def test_a_measured_server_handles_gradients_on_the_core_that_computes(capsys, m
 )
 def test_the_measured_device_is_found(kind, name):
   platform = 'tpu' if kind.startswith('TPU') else 'gpu'
-  measurement = calibrate.Measurement(0.1, 0.1, 0.0, (), kind, platform, memory=7e9)
-  device, is_known = calibrate.entry(measurement, tables.load(), 8)
+  measurement = device_calibration.Measurement(0.1, 0.1, 0.0, (), kind, platform, memory=7e9)
+  device, is_known = device_calibration.entry(measurement, plan_tables.load(), 8)
   assert is_known == bool(name) and (not name or device.name == name)
   assert device.gigabytes == 7  # what the device says itself
 
 
 def test_devices_of_a_host_divide_its_memory_and_cores():
-  measurement = calibrate.Measurement(0.1, 0.1, 0.0, (), 'cpu', 'cpu')
-  single, _ = calibrate.entry(measurement, tables.load(), 1)
-  quarter, _ = calibrate.entry(measurement, tables.load(), 4)
+  measurement = device_calibration.Measurement(0.1, 0.1, 0.0, (), 'cpu', 'cpu')
+  single, _ = device_calibration.entry(measurement, plan_tables.load(), 1)
+  quarter, _ = device_calibration.entry(measurement, plan_tables.load(), 4)
   assert 4 * quarter.gigabytes == pytest.approx(single.gigabytes)
   assert 4 * quarter.host_cores == pytest.approx(single.host_cores)
 
@@ -420,7 +422,7 @@ def test_a_real_step_is_timed():
 
   config = command_line.load(_LENET, {'data.source': 'synthetic'})
   cost = workload.count(config, 1000, 10)
-  measurement = calibrate.measure(config, cost, (8, 256))
+  measurement = device_calibration.measure(config, cost, (8, 256))
   (few, low), (many, high) = measurement.batches
   assert (few, many) == (8, 256) and 0 < low < high
   assert measurement.platform == 'cpu' and measurement.per_image > 0

@@ -7,19 +7,19 @@ import pytest
 from anp_jax.config import command_line
 from anp_jax.tools.plan import (
   collectives,
-  memory,
   model,
+  plan_memory,
+  plan_tables,
   points,
   server,
   strategies,
-  tables,
   workload,
 )
 
 _MODERN = 'configs/resnet_anp.py:modern'
 # Whatever is in the tables: 1 GB/s and nothing but bytes.
-_LINK = tables.Link('link', 1e9, 1e-9)
-_NODE = tables.Link('node', 1e15, 1e-12)
+_LINK = plan_tables.Link('link', 1e9, 1e-9)
+_NODE = plan_tables.Link('node', 1e15, 1e-12)
 _PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 _BYTES = 4 * (25557032 + 53120)  # of gradients and statistics
 
@@ -34,7 +34,7 @@ def _setting(cost, nodes, devices=1, efficiency=_PERFECT, **overrides):
   overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
   config = command_line.load(_MODERN, {'data.source': 'synthetic'} | overrides)
   cluster = collectives.Cluster(nodes, devices, _NODE, _LINK)
-  device = tables.load().device('h200')
+  device = plan_tables.load().device('h200')
   return strategies.Setting(config, cost, device, cluster, efficiency, 0.0)
 
 
@@ -78,7 +78,7 @@ def test_fsdp_gathers_weights_and_scatters_gradients(cost):
   # 3/4 of the weights and 3/4 of the gradients: half of a sum each.
   expected = 0.75 * (4 * 25557032 + _BYTES) / 1e9
   assert step.communication == pytest.approx(expected, rel=1e-3)
-  divided, unsplit = memory.count(fsdp, 32), memory.count(_setting(cost, 4), 32)
+  divided, unsplit = plan_memory.count(fsdp, 32), plan_memory.count(_setting(cost, 4), 32)
   assert divided.state == unsplit.state / 4
 
 
@@ -119,7 +119,7 @@ def test_synchronous_servers_do_not_wait_for_backups(cost):
 
 def test_channel_split_has_the_ideal_of_the_paper(cost):
   setting = _setting(cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1')
-  fast = tables.Link('fast', 1e18, 1e-15)
+  fast = plan_tables.Link('fast', 1e18, 1e-15)
   cluster = dataclasses.replace(setting.cluster, link=fast)
   setting = dataclasses.replace(setting, cluster=cluster)
   step = strategies.step(setting, 32)
@@ -132,8 +132,8 @@ def test_channel_split_has_the_ideal_of_the_paper(cost):
 def test_relay_needs_the_slots_of_the_paper(cost):
   config = command_line.load('configs/relay_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
-  cluster = collectives.Cluster(2, 1, _NODE, tables.Link('f', 1e18, 1e-15))
-  device = tables.load().device('h200')
+  cluster = collectives.Cluster(2, 1, _NODE, plan_tables.Link('f', 1e18, 1e-15))
+  device = plan_tables.load().device('h200')
   setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
   (point,) = points.plan('relay', [setting], points.Request())
   # 4 models, 2 stations, 6 epochs: max(4, 2) x 6 + 2 - 1 = 25 slots, each of
@@ -144,15 +144,15 @@ def test_relay_needs_the_slots_of_the_paper(cost):
 
 def test_memory_is_near_that_of_the_compiled_program(cost):
   # XLA's count for an H200, 32 images in bfloat16: 2,007 MB (docs/RESULTS.md).
-  count = memory.count(_setting(cost, 16, 4), 32)
+  count = plan_memory.count(_setting(cost, 16, 4), 32)
   assert count.total == pytest.approx(2007e6, rel=0.05)
   # By hand: weights, momentum, averages; gradients.
   state = 4 * (3 * 25557032 + 2 * 53120)
   assert count.state == pytest.approx(state, abs=64)
   assert count.gradients == 4 * 25557032
   most = count.most_images
-  assert memory.count(_setting(cost, 16, 4), most).fits
-  assert not memory.count(_setting(cost, 16, 4), most + 1).fits
+  assert plan_memory.count(_setting(cost, 16, 4), most).fits
+  assert not plan_memory.count(_setting(cost, 16, 4), most + 1).fits
 
 
 def test_input_binds_where_the_host_is_slow(cost):
@@ -228,7 +228,7 @@ def _timed(cost, nodes, **keys):
   """Steps of 1 s on nodes of one device, over a link that takes no time."""
   more = {k: keys.pop(k) for k in ('slow', 'sharing') if k in keys}
   setting = _setting(cost, nodes, **keys)
-  fast = tables.Link('fast', 1e18, 1e-15)
+  fast = plan_tables.Link('fast', 1e18, 1e-15)
   cluster = dataclasses.replace(setting.cluster, link=fast)
   return dataclasses.replace(setting, cluster=cluster, measured=(1.0, 0.0), **more)
 
@@ -370,7 +370,9 @@ def test_devices_that_share_cores_take_longer(cost):
   assert step.seconds == pytest.approx(2, rel=1e-4)
   # While one worker of a core sends for half a second, the other has it alone.
   setting = _timed(cost, 4, strategy__name='server', sharing=2.0)
-  slow = dataclasses.replace(setting.cluster, link=tables.Link('slow', 8 * 25557032 / 0.5, 1e-15))
+  slow = dataclasses.replace(
+    setting.cluster, link=plan_tables.Link('slow', 8 * 25557032 / 0.5, 1e-15)
+  )
   setting = dataclasses.replace(setting, cluster=slow)
   step = strategies.step(setting, 32)
   assert step.seconds == pytest.approx(2, rel=0.03)
@@ -448,7 +450,7 @@ def test_relay_sends_over_the_link_that_is_reached(cost):
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
   cluster = collectives.Cluster(2, 1, _NODE, _LINK)
   half = dataclasses.replace(_PERFECT, wire=0.5)
-  device = tables.load().device('h200')
+  device = plan_tables.load().device('h200')
   setting = strategies.Setting(config, work, device, cluster, half, 0.0)
   # A model's state once in 50 steps of 64 images, at half of 1 GB/s.
   step = strategies.step(setting, 64)

@@ -4,7 +4,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.system import device_peaks
-from anp_jax.tools.plan import tables
+from anp_jax.tools.plan import plan_tables
 
 _DEVICE = """
 [devices.mine]
@@ -24,7 +24,7 @@ source = "its maker"
 
 
 def test_peaks_agree_with_those_of_mfu():
-  devices = tables.load().devices
+  devices = plan_tables.load().devices
   kinds = {
     'a100-80': 'NVIDIA A100-SXM4-80GB',
     'h100': 'NVIDIA H100 80GB HBM3',
@@ -47,13 +47,13 @@ def test_peaks_agree_with_those_of_mfu():
 
 
 def test_every_entry_has_a_source_and_a_link():
-  entries = tables.load()
+  entries = plan_tables.load()
   for device in entries.devices.values():
     assert device.source and device.node_link in entries.links
 
 
 def test_units_without_a_dtype_leave_it_to_the_slow_ones():
-  entries = tables.load()
+  entries = plan_tables.load()
   assert entries.device('v100').effective_kind('float16') == 'tensor'
   assert entries.device('v100').effective_kind('float32') == 'vector'
   assert entries.device('v100').effective_kind('bfloat16') == 'vector'
@@ -61,7 +61,7 @@ def test_units_without_a_dtype_leave_it_to_the_slow_ones():
 
 
 def test_ports_add_up():
-  entries = tables.load()
+  entries = plan_tables.load()
   link = entries.link('--link', 'ib-ndr400x8')
   assert link.bandwidth == 8 * 400e9 / 8 and link.latency == 14e-6
   assert entries.link('--link', 'eth-1').bandwidth == 1e9 / 8
@@ -70,7 +70,7 @@ def test_ports_add_up():
 def test_entries_of_a_user_come_first(tmp_path):
   path = tmp_path / 'mine.toml'
   path.write_text(_DEVICE)
-  entries = tables.load(str(path))
+  entries = plan_tables.load(str(path))
   assert entries.device('mine').peak('bfloat16') == 200e12
   assert entries.link('--link', 'wirex2').bandwidth == 5e9
   assert 'h100' in entries.devices
@@ -98,7 +98,7 @@ def test_bad_entries_name_the_key(tmp_path, old, new, words):
   path = tmp_path / 'mine.toml'
   path.write_text(_DEVICE.replace(old, new))
   with pytest.raises(config_lib.ConfigError) as error:
-    tables.load(str(path))
+    plan_tables.load(str(path))
   assert words in str(error.value)
 
 
@@ -106,7 +106,7 @@ def test_entries_that_are_no_text_are_refused(tmp_path):
   path = tmp_path / 'mine.png'
   path.write_bytes(b'\x89PNG\r\n\x1a\n')
   with pytest.raises(config_lib.ConfigError, match='--entries='):
-    tables.load(str(path))
+    plan_tables.load(str(path))
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_entries_that_are_no_text_are_refused(tmp_path):
 )
 def test_unknown_links_are_refused(text, words):
   with pytest.raises(config_lib.ConfigError) as error:
-    tables.load().link('--link', text)
+    plan_tables.load().link('--link', text)
   assert words in str(error.value)
 
 
 def test_unknown_devices_are_refused_with_the_nearest():
   with pytest.raises(config_lib.ConfigError, match="did you mean 'h200'"):
-    tables.load().device('h20')
+    plan_tables.load().device('h20')

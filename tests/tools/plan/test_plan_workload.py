@@ -6,7 +6,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.tools.plan import collectives, memory_traffic, model, strategies, tables, workload
+from anp_jax.tools.plan import collectives, memory_traffic, model, plan_tables, strategies, workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 
@@ -129,11 +129,11 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
   )
   cost = workload.count(config, 64, 10)
   assert cost.parameters == 500000 and cost.statistics == 0
-  link = tables.Link('paced', 5e6, 1e-12)
+  link = plan_tables.Link('paced', 5e6, 1e-12)
   setting = strategies.Setting(
     config,
     cost,
-    tables.load().device('cpu'),
+    plan_tables.load().device('cpu'),
     collectives.Cluster(4, 1, link, link),
     model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0),
     0.0,

@@ -16,7 +16,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.portability import __main__ as command, ahead, collectives, targets
+from anp_jax.tools.portability import __main__ as command, ahead, compiled_collectives, targets
 from anp_jax.training import build
 
 P = mesh_lib.P
@@ -216,7 +216,7 @@ def _program(*lines):
   ],
 )
 def test_sums_of_a_compiled_program(lines, want):
-  rows = collectives.totals(collectives.compiled(_program(*lines)))
+  rows = compiled_collectives.totals(compiled_collectives.compiled(_program(*lines)))
   assert {r['kind'] for r in rows} == {'all-reduce'}
   actual = {
     r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'], r['overlapping_products'])
@@ -245,7 +245,7 @@ def test_bytes_are_those_of_the_whole_array(line, kind, elements):
   lines = [f'%r = {line}']
   if '-start' in line:
     lines.append(f'%done = {result} {kind}-done(%r)')
-  (row,) = collectives.totals(collectives.compiled(_program(*lines)))
+  (row,) = compiled_collectives.totals(compiled_collectives.compiled(_program(*lines)))
   assert (row['kind'], row['elements']) == (kind, elements)
   assert row['bytes'] == 4 * elements
 
@@ -257,7 +257,7 @@ def test_without_a_schedule_nothing_overlaps_anything():
     '%done = f32[16]{0} all-reduce-done(%r)',
   )
   text = text.replace(' is_scheduled=true,', '')
-  (row,) = collectives.totals(collectives.compiled(text))
+  (row,) = compiled_collectives.totals(compiled_collectives.compiled(text))
   assert row['bytes'] == 64 and row['overlapping_compute'] == 0
 
 
@@ -283,7 +283,7 @@ def test_dtypes_of_gradients(sums, want):
     for (kind, dtype), n in sums.items()
   ]
   # Beside the gradients ten numbers are summed.
-  assert collectives.gradient_dtypes(rows, 10) == want
+  assert compiled_collectives.gradient_dtypes(rows, 10) == want
 
 
 def test_a_real_program_is_read_before_and_after_xla():
@@ -298,10 +298,10 @@ def test_a_real_program_is_read_before_and_after_xla():
     jax.shard_map(shard, mesh=mesh, in_specs=P('data'), out_specs=P(), check_vma=False)
   ).lower(jnp.ones((48, 2)), jnp.ones((20,), 'bfloat16'))
   for actual in (
-    collectives.asked(lowered.as_text()),
-    collectives.compiled(lowered.compile().as_text()),
+    compiled_collectives.asked(lowered.as_text()),
+    compiled_collectives.compiled(lowered.compile().as_text()),
   ):
-    rows = {r['kind']: r for r in collectives.totals(actual)}
+    rows = {r['kind']: r for r in compiled_collectives.totals(actual)}
     assert {r['dtype'] for r in rows.values()} == {'float32'}
     # A device's own 12 x 2 and 5 numbers are summed.
     assert rows['all-reduce']['bytes'] == 4 * (24 + 5)
@@ -322,20 +322,20 @@ def test_what_is_sent_now_and_then_is_told_apart():
     jax.shard_map(shard, mesh=mesh, in_specs=(P('data'), P()), out_specs=P(), check_vma=False)
   ).lower(jnp.ones((48, 3)), True)
   for actual in (
-    collectives.asked(lowered.as_text()),
-    collectives.compiled(lowered.compile().as_text()),
+    compiled_collectives.asked(lowered.as_text()),
+    compiled_collectives.compiled(lowered.compile().as_text()),
   ):
-    rows = collectives.totals(actual)
+    rows = compiled_collectives.totals(actual)
     sent = {(r['conditional'], r['operations'], r['elements']) for r in rows}
     assert sent == {(True, 1, 6), (False, 2, 36 + 6)}
-    assert collectives.sums(rows) == {'float32': 42}
+    assert compiled_collectives.sums(rows) == {'float32': 42}
 
 
 def test_bfloat16_is_seen_where_it_is_asked_for():
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
   sums = jax.shard_map(lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P())
   lowered = jax.jit(sums).lower(jnp.ones((48, 2), 'bfloat16'))
-  (row,) = collectives.totals(collectives.asked(lowered.as_text()))
+  (row,) = compiled_collectives.totals(compiled_collectives.asked(lowered.as_text()))
   assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.portability import __main__ as command, table
+from anp_jax.tools.portability import __main__ as command, portability_table
 
 P = mesh_lib.P
 
@@ -42,7 +42,7 @@ def _result(dtype='float32', flops=2e9, overlapping=0):
 
 def test_what_differs_is_marked():
   actual = {'a': _result(), 'b': _result('bfloat16', overlapping=3 * 10**6)}
-  rows = {name: cells for name, *cells in table.rows(actual)}
+  rows = {name: cells for name, *cells in portability_table.rows(actual)}
   assert rows['training: gradients compiled'] == ['float32', 'bfloat16']
   assert rows['training: GFLOP a device'] == ['2.0', '2.0']
   assert rows['training: GFLOP an image'] == ['2.00', '2.00']
@@ -50,7 +50,7 @@ def test_what_differs_is_marked():
   assert sent == ['3 x, 4.0 MB', '-']
   overlapping = rows['training: MB sent during compute']
   assert overlapping == ['synchronous', '3.0 of 4.0']
-  lines = table.lines('title', table.rows(actual), list(actual))
+  lines = portability_table.lines('title', portability_table.rows(actual), list(actual))
   marked = [line.split('  ')[1] for line in lines if line.endswith('differs')]
   assert marked.count('gradients compiled') == 1
   assert 'GFLOP a device' not in marked

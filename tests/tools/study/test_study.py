@@ -12,7 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.study import __main__ as study_main, grid, local, runner, slurm, traffic
+from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner, traffic
 from tests import launching, slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -146,7 +146,7 @@ def test_bytes_that_a_ring_sends():
 @pytest.mark.parametrize('strategy, period', [('sync', 1), ('local', 8)])
 def test_bytes_of_a_compiled_step(strategy, period):
   """LeNet's 431,080 parameters and 1,000 for colours, in float32."""
-  study = runner.Study('configs/lenet.py', {}, 'unused')
+  study = study_runner.Study('configs/lenet.py', {}, 'unused')
   # Metrics are a few numbers more.
   want = 4 * 432_080 * 2 / period / 1e6
   got = traffic.megabytes(study, _cell(strategy, nodes=2))
@@ -177,14 +177,14 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
 
 def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch):
   """The others run, and it is no failure."""
-  real = runner.Study.config
+  real = study_runner.Study.config
 
   def config(self, cell):
     if cell.nodes == 2:
       raise config_lib.ConfigError('config.sharding: not with this')
     return real(self, cell)
 
-  monkeypatch.setattr(runner.Study, 'config', config)
+  monkeypatch.setattr(study_runner.Study, 'config', config)
   command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
   assert study_main.main(command) == 0
   assert _calls(pretend) == ['sync-1x1-seed0', 'sync-1x1-seed1']
@@ -200,20 +200,20 @@ def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch
 
 def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
   """Some is known only when its processes have started; status 2 says so."""
-  study = runner.Study(_TINY, {}, str(tmp_path))
+  study = study_runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _cell().name
   workdir.mkdir(parents=True)
   log, line = workdir / 'study.log', 'config.strategy.servers=4: too many'
   log.write_text(f'error: {line}\n')
-  refused = runner.ended(study, _cell(), 2, None)
-  assert refused == line and isinstance(refused, runner.Refusal)
-  assert not isinstance(runner.ended(study, _cell(), 1, None), runner.Refusal)
+  refused = study_runner.ended(study, _cell(), 2, None)
+  assert refused == line and isinstance(refused, study_runner.Refusal)
+  assert not isinstance(study_runner.ended(study, _cell(), 1, None), study_runner.Refusal)
   # It has trained before: the study's config is another one now.
   (workdir / 'metrics.jsonl').write_text('')
-  assert not isinstance(runner.ended(study, _cell(), 2, None), runner.Refusal)
+  assert not isinstance(study_runner.ended(study, _cell(), 2, None), study_runner.Refusal)
   (workdir / 'metrics.jsonl').unlink()
   log.write_text('error: no Python here\n')  # of a job's set-up
-  assert not isinstance(runner.ended(study, _cell(), 2, None), runner.Refusal)
+  assert not isinstance(study_runner.ended(study, _cell(), 2, None), study_runner.Refusal)
 
 
 def test_a_run_too_short_to_be_timed_is_shown(pretend, capsys):
@@ -237,18 +237,18 @@ def test_when_all_fail_there_is_still_a_page(pretend):
 
 
 def test_a_stopped_run_is_not_finished(tmp_path):
-  study = runner.Study(_TINY, {}, str(tmp_path))
+  study = study_runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _cell().name
   workdir.mkdir(parents=True)
   (workdir / 'stopped.json').write_text(json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'}))
-  assert runner.ended(study, _cell(), 0, 2) == (
+  assert study_runner.ended(study, _cell(), 0, 2) == (
     'stopped at step 3 of 9 by a signal; run the same command to resume'
   )
-  assert not runner.is_finished(study, _cell())
+  assert not study_runner.is_finished(study, _cell())
   (workdir / 'stopped.json').unlink()
-  assert runner.ended(study, _cell(), 0, 2) == ''
-  assert runner.is_finished(study, _cell())
-  assert runner.record(study, _cell())['cores'] == 2
+  assert study_runner.ended(study, _cell(), 0, 2) == ''
+  assert study_runner.is_finished(study, _cell())
+  assert study_runner.record(study, _cell())['cores'] == 2
 
 
 _STUBBORN = """\
@@ -273,16 +273,16 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
     if (tmp_path / 'started').exists():
       raise KeyboardInterrupt
 
-  study = runner.Study(_TINY, {}, str(tmp_path))
+  study = study_runner.Study(_TINY, {}, str(tmp_path))
   with pytest.raises(KeyboardInterrupt):
     local.run(study, [_cell()], interrupt, print)
   assert (tmp_path / 'saved').exists()
-  assert not runner.is_finished(study, _cell())
+  assert not study_runner.is_finished(study, _cell())
 
 
 def test_each_device_has_a_core(tmp_path):
   """Cores are taken as they are there, whatever their numbers."""
-  study = runner.Study(_TINY, {}, str(tmp_path))
+  study = study_runner.Study(_TINY, {}, str(tmp_path))
   for cell, want in (
     (_cell(), '4'),
     (_cell(nodes=2), '4,5'),
@@ -364,15 +364,15 @@ def test_slurm_needs_the_checkout(tmp_path, monkeypatch):
 
 
 def test_slurm_jobs(tmp_path, slurm_programs):
-  study = runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
+  study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(('sync',), (1, 2), (4,), (0,))
   ends = {}
   options = ['--gpus-per-node={devices}', '--exclusive']
   slurm.run(study, cells, lambda c: None, ends.__setitem__, options, poll=0)
   assert ends == {cells[0]: '', cells[1]: 'ended with status 1'}
-  assert runner.is_finished(study, cells[0])
-  assert runner.record(study, cells[0])['cores'] is None
-  assert not runner.is_finished(study, cells[1])
+  assert study_runner.is_finished(study, cells[0])
+  assert study_runner.record(study, cells[0])['cores'] is None
+  assert not study_runner.is_finished(study, cells[1])
   row_one, row_two = (slurm_programs / 'submitted').read_text().splitlines()
   for text, nodes in ((row_one, 1), (row_two, 2)):
     assert f'--nodes={nodes} ' in text and ' --exclusive ' in text
@@ -383,7 +383,7 @@ def test_slurm_jobs(tmp_path, slurm_programs):
 
 
 def test_jobs_that_still_run_are_not_submitted_again(tmp_path, slurm_programs):
-  study = runner.Study(_TINY, {}, str(tmp_path / 'study'))
+  study = study_runner.Study(_TINY, {}, str(tmp_path / 'study'))
   cell = _cell()
   os.makedirs(study.workdir(cell))
   with open(os.path.join(study.workdir(cell), slurm.JOB), 'w') as f:

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, axes, grid, plots, results, runner, table
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  axes,
+  grid,
+  plots,
+  study_results,
+  study_runner,
+  study_table,
+)
 from tests import builders
 
 _LENET = 'configs/lenet.py'
@@ -148,7 +156,7 @@ def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
 
 def _run(accuracy):
   steps = np.array([1])
-  return results.Run(100.0, steps, steps, steps / 1.0, np.array([accuracy]))
+  return study_results.Run(100.0, steps, steps, steps / 1.0, np.array([accuracy]))
 
 
 def _points():
@@ -159,7 +167,7 @@ def _points():
     for (mode, rate), score in scores.items()
   }
   runs |= {grid.Cell('sync', 2, 1, 0, rate): _run(rate) for rate in (0.1, 0.2)}
-  return results.points(list(runs), runs, {}), runs
+  return study_results.points(list(runs), runs, {}), runs
 
 
 def test_the_best_rate_is_that_of_each_combination(tmp_path):
@@ -169,10 +177,10 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
     ('server, mode=bounded', 0.2),
     ('sync', 0.2),
   ]
-  head, *rows = table.rows(points, None)
+  head, *rows = study_table.rows(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'bounded', '-']
-  assert table.by_learning_rate(points)[1][:4] == ('server', 'async', '2', '1')
+  assert study_table.by_learning_rate(points)[1][:4] == ('server', 'async', '2', '1')
   lines = plots.accuracy(points, None).axes[0].lines
   assert [line.get_label() for line in lines] == [
     'server, mode=async, 2 x 1',
@@ -180,8 +188,8 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
     'sync, 2 x 1',
   ]
   paths = [str(tmp_path / name) for name in ('cells.csv', 'curves.csv')]
-  table.write_cells(paths[0], list(runs), runs, {}, None)
-  table.write_curves(paths[1], runs)
+  study_table.write_cells(paths[0], list(runs), runs, {}, None)
+  study_table.write_curves(paths[1], runs)
   for path in paths:
     with open(path) as f:
       modes = [row['strategy.mode'] for row in csv.DictReader(f)]
@@ -189,13 +197,13 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
 
 
 def test_a_note_for_each_cell_that_cannot_be():
-  study = runner.Study(_LENET, {}, 'folder')
+  study = study_runner.Study(_LENET, {}, 'folder')
   keys = (('optimizer.name', 'lars'),)
   cells = [grid.Cell('server', 2, 1, seed, rate, keys) for seed in (0, 1) for rate in (0.1, 0.2)]
   refusals = {}
   for cell in cells:
     with pytest.raises(ValueError, match='optimizer.name') as refused:
       study.config(cell)
-    refusals[cell] = runner.Refusal(refused.value)
-  (note,) = table.notes([], None, '', refusals)
+    refusals[cell] = study_runner.Refusal(refused.value)
+  (note,) = study_table.notes([], None, '', refusals)
   assert note.startswith(f'left out: {cells[0].name}: config.optimizer.name=')

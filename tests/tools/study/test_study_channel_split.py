@@ -11,9 +11,9 @@ from anp_jax.runtimes.calibration import costs as costs_lib, timing as timing_li
 from anp_jax.system import stopwatch
 from anp_jax.tools.study import (
   __main__ as study_main,
-  channel_split,
   channel_split_page,
   channel_split_process,
+  channel_split_study,
   plots,
 )
 from tests import splitting
@@ -36,7 +36,7 @@ def _run(costs, offload, *steps):
 
 
 def _write(folder, *runs):
-  links = channel_split.bandwidths('1gbit')
+  links = channel_split_study.bandwidths('1gbit')
   text = channel_split_page.write(str(folder), list(runs), links, ['--config=x'])
   return json.loads(text.splitlines()[-1])
 
@@ -240,7 +240,10 @@ def test_the_figure_of_steps_shows_what_was_measured():
 
 
 def test_bandwidths_are_in_bytes():
-  assert channel_split.bandwidths('100mbit, 1.5gbit') == {'100mbit': 12.5e6, '1.5gbit': 187.5e6}
+  assert channel_split_study.bandwidths('100mbit, 1.5gbit') == {
+    '100mbit': 12.5e6,
+    '1.5gbit': 187.5e6,
+  }
 
 
 @pytest.mark.parametrize(

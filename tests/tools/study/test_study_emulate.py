@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, emulate, grid, local, page, results, runner
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  emulate,
+  grid,
+  local,
+  study_page,
+  study_results,
+  study_runner,
+)
 from tests import builders
 
 _COMMAND = ['strategies', '--config=configs/lenet.py']
@@ -57,7 +65,7 @@ def test_bad_input_gets_one_line(tmp_path, capsys, flags, line):
 def test_the_keys_reach_the_config():
   typed = {'data.image_size': '28'}
   overrides = emulate.overrides('step_seconds=0.25,slow=3:2+5:1.5', typed)
-  study = runner.Study('configs/lenet.py', overrides, 'folder', True)
+  study = study_runner.Study('configs/lenet.py', overrides, 'folder', True)
   config = study.config(grid.Cell('server', 16, 1, 0))
   assert config.emulate.enabled and config.emulate.step_seconds == 0.25
   assert config.emulate.slow == ((3, 2.0), (5, 1.5))
@@ -69,7 +77,7 @@ def test_the_keys_reach_the_config():
 
 
 def test_emulated_processes_share_the_cores_with_a_thread_each():
-  study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
+  study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
   assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
@@ -78,7 +86,7 @@ def test_emulated_processes_share_the_cores_with_a_thread_each():
 
 def test_emulated_processes_that_compute_have_a_core_each(monkeypatch):
   monkeypatch.setattr(shutil, 'which', lambda name: name)
-  study = runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=False)
+  study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=False)
   alone = local._command(study, grid.Cell('sync', 1, 1, 0), [0, 1, 2])
   assert alone[:3] == ['taskset', '-c', '0'] and '--bind' in alone
   pair = local._command(study, grid.Cell('sync', 2, 1, 0), [0, 1, 2])
@@ -90,13 +98,13 @@ def test_emulated_processes_that_compute_have_a_core_each(monkeypatch):
 def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   cells = grid.expand(('sync',), (1, 16), (1,), (0,))
   runs = {
-    cell: results.Run(
+    cell: study_results.Run(
       100.0 * cell.nodes, np.array([4]), np.array([40]), np.array([1.0]), np.array([0.5])
     )
     for cell in cells
   }
-  outcome = page.Outcome(cells, runs, {}, 2, 'a pass is a sleep of 0.1 s')
-  text = page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
+  outcome = study_page.Outcome(cells, runs, {}, 2, 'a pass is a sleep of 0.1 s')
+  text = study_page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
   head = text.splitlines()[0]
   assert 'images/s, emulated' in head and 'accuracy' not in head
   assert '16.00*' not in text and '16.00' in text
@@ -128,4 +136,4 @@ def test_the_last_interval_of_an_emulated_run_does_not_count(tmp_path):
   ]
   lines.append({'kind': 'validation', 'step': 12, 'anp_top1': 0.1})
   (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
-  assert results.read(str(tmp_path)).images_per_second == 40.0
+  assert study_results.read(str(tmp_path)).images_per_second == 40.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anp_jax.tools.study import __main__ as study_main, grid, runner
+from anp_jax.tools.study import __main__ as study_main, grid, study_runner
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -42,7 +42,7 @@ def test_learning_rates_are_an_axis_of_their_own():
 
 def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
   keys = {'strategy.period': '3', 'strategy.in_flight': '2', 'seed': '1'}
-  study = runner.Study(_TINY, keys, str(tmp_path))
+  study = study_runner.Study(_TINY, keys, str(tmp_path))
   shares = {
     name: {a.partition('=')[0].removeprefix('--config.') for a in study.overridden(_cell(name))}
     for name in ('sync', 'local', 'server')

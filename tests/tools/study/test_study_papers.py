@@ -12,8 +12,8 @@ from anp_jax.tools.study.papers import (
   invariant2016,
   lab as lab_lib,
   others,
-  page,
-  published,
+  papers_page,
+  published_figures,
   ring2015,
   uneven2017,
 )
@@ -102,7 +102,7 @@ def priors_only(monkeypatch):
 
 
 def test_published_figures_are_those_of_the_papers():
-  facts = published.read()
+  facts = published_figures.read()
   assert list(facts) == list(_PUBLISHED)
   for paper, expected in _PUBLISHED.items():
     numbers = {
@@ -112,7 +112,7 @@ def test_published_figures_are_those_of_the_papers():
 
 
 def test_published_statements_in_words():
-  facts = published.read()
+  facts = published_figures.read()
   assert str(facts['ring2015']['hours_saved']) == 'up to dozens of hours (p)'
   slots = facts['ring2015']['slots']
   assert (slots.text, slots.mark) == ('max(M, N) E + min(M, N) - 1', 'd')
@@ -145,12 +145,12 @@ def test_hours_saved_follow_from_what_is_sent():
 
 
 def test_ratio_is_of_what_was_measured_before_what_is_predicted():
-  fact = published.Fact('anp2017', 'speed_up', 16, '10', 'x', 'p', '')
-  assert page.Row('a', fact, 5.0, 20.0).ratio == 0.5
-  assert page.Row('a', fact, None, 20.0).ratio == 2
-  assert page.Row('a', fact, 'text', 20.0).ratio is None
-  assert page.Row('a', None, 5.0).ratio is None
-  row = page.Row('a', fact, None, 20.0, why_not='not run, because')
+  fact = published_figures.Fact('anp2017', 'speed_up', 16, '10', 'x', 'p', '')
+  assert papers_page.Row('a', fact, 5.0, 20.0).ratio == 0.5
+  assert papers_page.Row('a', fact, None, 20.0).ratio == 2
+  assert papers_page.Row('a', fact, 'text', 20.0).ratio is None
+  assert papers_page.Row('a', None, 5.0).ratio is None
+  row = papers_page.Row('a', fact, None, 20.0, why_not='not run, because')
   assert row.cells() == (
     'a',
     '10x (p)',

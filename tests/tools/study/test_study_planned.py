@@ -10,9 +10,9 @@ from anp_jax.tools.study import (
   emulate,
   grid,
   planned,
-  results,
-  runner,
-  table,
+  study_results,
+  study_runner,
+  study_table,
 )
 from tests import builders
 
@@ -52,7 +52,7 @@ def _study(emulation, sleeps=True, **typed):
   typed = {k.replace('__', '.'): v for k, v in typed.items()}
   typed = {'data.synthetic_classes': '10', 'batch_size': '64'} | typed
   overrides = emulate.overrides(emulation, typed)
-  return runner.Study(_CONFIG, overrides, 'folder', True, sleeps)
+  return study_runner.Study(_CONFIG, overrides, 'folder', True, sleeps)
 
 
 def test_a_sleep_and_its_slow_node_are_planned():
@@ -144,13 +144,13 @@ def test_between_two_batches_the_line_goes_through_both(monkeypatch):
 
 def _run(rate, plan):
   values = np.array([1.0])
-  return results.Run(rate, values, values, values, values, planned=plan)
+  return study_results.Run(rate, values, values, values, values, planned=plan)
 
 
 def test_the_table_and_the_json_have_the_errors():
   cells = grid.expand(('sync',), (1, 2), (1,), (0, 1))
   runs = dict(zip(cells, (_run(10, 11), _run(20, 19), _run(10, 9))))
-  head, *rows = table.rows(results.points(cells, runs, {}), None, True)
+  head, *rows = study_table.rows(study_results.points(cells, runs, {}), None, True)
   place = head.index('planned')
   assert head[place + 1] == 'error'
   # Seed by seed: +10 and -10 % on one node, -5 % on two.
@@ -162,5 +162,8 @@ def test_the_table_and_the_json_have_the_errors():
   assert [r['error'] for r in summary['rows']] == [0.1, -0.05, -0.1]
   json.dumps(summary)
   assert (
-    'planned' not in table.rows(results.points(cells[:1], {cells[0]: _run(10, None)}, {}), None)[0]
+    'planned'
+    not in study_table.rows(study_results.points(cells[:1], {cells[0]: _run(10, None)}, {}), None)[
+      0
+    ]
   )

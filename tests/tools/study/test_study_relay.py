@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.runtimes.relay import spans as spans_lib
+from anp_jax.runtimes.model_ring import spans as spans_lib
 from anp_jax.tools.study import (
   __main__ as study_main,
   hours,
   launching,
+  model_ring_baselines,
+  model_ring_page,
+  model_ring_study,
   plots,
-  relay,
-  relay_baselines,
-  relay_page,
   usage,
 )
-from tests import builders, relaying
+from tests import builders, model_rings
 
 # Two stations, 5 s from the first step to the last score.
 _SPANS = (
@@ -57,7 +57,7 @@ def _write(folder, spans=_SPANS):
 
 def test_devices_are_in_use_while_they_train_or_score(tmp_path):
   _write(tmp_path)
-  study = relay.Study.__new__(relay.Study)
+  study = model_ring_study.Study.__new__(model_ring_study.Study)
   study.stations = 2
   numbers = study.from_spans(str(tmp_path), sent=7.0)
   assert numbers['seconds'] == pytest.approx(5)
@@ -77,7 +77,7 @@ def test_devices_are_in_use_while_they_train_or_score(tmp_path):
 
 def test_a_model_that_failed_is_named(tmp_path):
   _write(tmp_path, [(0, 'train', 1, 10.0, 14.0, {}), *_SPANS])
-  study = relay.Study.__new__(relay.Study)
+  study = model_ring_study.Study.__new__(model_ring_study.Study)
   study.models = [['seed=1'], ['seed=2', 'optimizer.learning_rate=9']]
   with pytest.raises(launching.Failed, match=r'seed=2 optimizer.learning_rate=9; '):
     study.turns(str(tmp_path), models=2)
@@ -106,7 +106,7 @@ def test_a_shard_arrives_as_it_was_sent(kind):
   else:
     images = list(random.integers(0, 256, (3, 4, 5, 3), np.uint8))
   source = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
-  sent, received = (relay_baselines.TravellingShard(source, 1, 3) for _ in range(2))
+  sent, received = (model_ring_baselines.TravellingShard(source, 1, 3) for _ in range(2))
   sent.fill(images, [4, 5, 6])
   received.unpack(sent.pack())
   results, labels = received.read(np.array([2, 0]))
@@ -151,7 +151,7 @@ def test_hours_where_computing_is_slow():
 
 def test_the_table_of_hours():
   rates = {'ring': hours.Rate(400, 5), 'disk': hours.Rate(400)}
-  head, ring, disk = hours.table(_load(3, 2, 4), rates, relay_page.WAYS)
+  head, ring, disk = hours.table(_load(3, 2, 4), rates, model_ring_page.WAYS)
   # 3265 and 12,000 s.
   assert ring == ('ring', '0.9', '+0.0', '100', '50.0')
   assert disk == ('whole set from disk', '3.3', '+2.4', '1200', '0.0')
@@ -185,7 +185,7 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     for i in range(count)
   }
   builders.write_tree(tmp_path / 'images', files)
-  config = relaying.config(
+  config = model_rings.config(
     models=('seed=1',),
     **{
       'batch_size': 8,  # an image for each of the tests' devices
@@ -200,7 +200,7 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     index=0, count=1, heartbeat=lambda *_: None, gather=lambda value: [value]
   )
   with contextlib.ExitStack() as stack:
-    relay_baselines.create(way, config, str(tmp_path / 'run'), processes, stack).run()
+    model_ring_baselines.create(way, config, str(tmp_path / 'run'), processes, stack).run()
   turns = [s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train']
   # The whole set, in batches of 8, in each of three turns.
   assert [s['steps'] for s in turns] == [24 // 8] * 3

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from anp_jax.tools.study import grid, plots, results, scores as score_table, table
+from anp_jax.tools.study import grid, plots, scores as score_table, study_results, study_table
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -56,7 +56,7 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
       {'step': 10, 'anp_top1': 0.6},
     ],
   )
-  run = results.read(workdir)
+  run = study_results.read(workdir)
   # Without the first interval: 40 images in 2 s and 90 in 1.8 s.
   assert run.images_per_second == pytest.approx(130 / 3.8, rel=1e-12)
   assert run.steps.tolist() == [4, 10, 22]
@@ -90,7 +90,7 @@ def test_the_first_evaluation_that_is_as_good_counts(accuracy, target, seconds):
 
 
 def test_one_interval_is_better_than_none(tmp_path):
-  run = results.read(
+  run = study_results.read(
     _write_run(
       tmp_path,
       [{'step': 3, 'seconds': 1.0, 'images_per_second': 20.0}],
@@ -104,7 +104,7 @@ def test_one_interval_is_better_than_none(tmp_path):
 def _run(rate, accuracy=(0.5,), **more):
   n = len(accuracy)
   steps = np.arange(1, n + 1)
-  return results.Run(rate, steps, 10 * steps, steps / rate, np.array(accuracy), **more)
+  return study_results.Run(rate, steps, 10 * steps, steps / rate, np.array(accuracy), **more)
 
 
 def test_speed_ups_are_of_the_same_strategy_and_seed():
@@ -122,7 +122,7 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   lost = _cell('local', 1, 1)
   cells = grid.expand(('sync', 'local'), (1, 4), (1, 2), (0, 1))
   results_by_name = {
-    (p.strategy, p.nodes, p.devices): p for p in results.points(cells, runs, {lost: 'lost'})
+    (p.strategy, p.nodes, p.devices): p for p in study_results.points(cells, runs, {lost: 'lost'})
   }
   # Strategies in their order, then nodes, then devices.
   assert list(results_by_name)[:2] == [('sync', 1, 1), ('sync', 1, 2)]
@@ -138,7 +138,7 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   assert across.workers == 8
   # Its own baseline, without one device and one seed.
   local = results_by_name['local', 4, 2]
-  assert local.over_node == results.Spread(3.0, 0.0, 1)
+  assert local.over_node == study_results.Spread(3.0, 0.0, 1)
   assert local.over_device is None
   assert results_by_name['local', 1, 1].failures == {'local-1x1-seed0': 'lost'}
   assert results_by_name['sync', 4, 1].rate is None
@@ -162,12 +162,12 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
       failures[c] = 'not finite'
     else:
       runs[c] = _run(100.0, (0.1, score))
-  sync, local_point = results.points(cells, runs, failures)
+  sync, local_point = study_results.points(cells, runs, failures)
   assert (sync.learning_rate, local_point.learning_rate) == (0.2, 0.1)
   assert sync.accuracy.mean == pytest.approx(0.7, rel=1e-12)
-  assert local_point.tried[0.4] == results.Spread(0.9, 0.0, 1)
+  assert local_point.tried[0.4] == study_results.Spread(0.9, 0.0, 1)
   assert local_point.failures == {'local-1x1-rate0.4-seed1': 'not finite'}
-  rows = table.rows([sync, local_point], None)
+  rows = study_table.rows([sync, local_point], None)
   assert rows[0][-2:] == ('learning rate', 'seeds')
   assert [row[-2:] for row in rows[1:]] == [('0.2', '2'), ('0.1', '2, 1 failed')]
   score_rows = score_table.rows([sync, local_point], None)
@@ -181,18 +181,18 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
     '-30.0 ± 254.1, not distinguishable',
     '2, 1 failed',
   )
-  tried = table.by_learning_rate([sync, local_point])
+  tried = study_table.by_learning_rate([sync, local_point])
   assert tried[0][3:] == ('0.1', '0.2', '0.4')
   assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
-  notes = table.notes([sync, local_point], None)
+  notes = study_table.notes([sync, local_point], None)
   assert 'failed: local-1x1-rate0.4-seed1: not finite' in notes
-  assert table.by_learning_rate(_points()) == []
+  assert study_table.by_learning_rate(_points()) == []
 
 
 def test_spread():
   # Deviations -1, 0, 1 from the mean, over n - 1 = 2.
-  assert results.spread([4.0, None, 2.0, 3.0]) == results.Spread(3.0, 1.0, 3)
-  assert results.spread([None]) is None
+  assert study_results.spread([4.0, None, 2.0, 3.0]) == study_results.Spread(3.0, 1.0, 3)
+  assert study_results.spread([None]) is None
 
 
 # Tables and figures.
@@ -204,12 +204,12 @@ def _points(**more):
     c: _run(100.0 * c.workers + c.seed, (0.2, 0.4 + 0.4 * c.seed), crowded=c.workers > 2, **more)
     for c in cells
   }
-  return results.points(cells, runs, {})
+  return study_results.points(cells, runs, {})
 
 
 def test_table_says_what_means_nothing():
   points = _points(megabytes=2.5)
-  rows = table.rows(points, 0.7)
+  rows = study_table.rows(points, 0.7)
   assert rows[0] == (
     'strategy',
     'nodes',
@@ -228,11 +228,11 @@ def test_table_says_what_means_nothing():
   assert by_place['1', '2'][6:] == ('0.0 s (1 not)', '2.50 ± 0.00', '2')
   assert '*' not in ''.join(by_place['1', '2'])
   assert by_place['2', '2'][4].endswith('*')
-  notes = '\n'.join(table.notes(points, 2))
+  notes = '\n'.join(study_table.notes(points, 2))
   assert 'one machine with 2 cores' in notes and 'mean nothing' in notes
-  assert 'mean nothing' not in '\n'.join(table.notes(points[:3], 2))
+  assert 'mean nothing' not in '\n'.join(study_table.notes(points[:3], 2))
   # Columns that nothing fills are left out.
-  head = table.rows(_points(), None)[0]
+  head = study_table.rows(_points(), None)[0]
   assert 'MB sent a step' not in head and not any('time' in h for h in head)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, grid, results, runner, scaling
+from anp_jax.tools.study import __main__ as study_main, grid, scaling, study_results, study_runner
 from tests import builders
 
 _LENET = 'configs/lenet.py'
@@ -11,7 +11,7 @@ _LENET = 'configs/lenet.py'
 
 def _study(**typed):
   typed = {k.replace('__', '.'): v for k, v in typed.items()}
-  return runner.Study(_LENET, {'batch_size': '64'} | typed, 'folder')
+  return study_runner.Study(_LENET, {'batch_size': '64'} | typed, 'folder')
 
 
 def _cell(strategy, nodes, *varied):
@@ -57,7 +57,7 @@ def test_cells_that_agree_are_one():
 
 def test_weak_and_strong_have_rows_of_their_own():
   cells = scaling.cells(_study(), grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak'))
-  points = results.points(cells, {}, {})
+  points = study_results.points(cells, {}, {})
   assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]
 
 

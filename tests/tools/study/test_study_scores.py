@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anp_jax.tools.study import grid, results, scores, table
+from anp_jax.tools.study import grid, scores, study_results, study_table
 
 _SYNC = (0.90, 0.92, 0.91)
 
 
 def _run(accuracy, samples=100):
-  return results.Run(1.0, np.array([1]), np.array([samples]), np.array([1.0]), np.array([accuracy]))
+  return study_results.Run(
+    1.0, np.array([1]), np.array([samples]), np.array([1.0]), np.array([accuracy])
+  )
 
 
 def _points(accuracies, nodes=4, varied=(), samples=100):
@@ -22,15 +24,15 @@ def _points(accuracies, nodes=4, varied=(), samples=100):
     grid.Cell('server', nodes, 1, seed, None, varied): _run(a, samples)
     for seed, a in enumerate(accuracies)
   }
-  return results.points(list(runs), runs, {})
+  return study_results.points(list(runs), runs, {})
 
 
 def test_the_interval_of_a_mean_is_students():
   values = [0.90, 0.92, 0.97]
   low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-  interval = results.spread(values).interval
+  interval = study_results.spread(values).interval
   assert interval == pytest.approx((high - low) / 2, rel=1e-9)
-  assert results.spread([0.5]).interval is None
+  assert study_results.spread([0.5]).interval is None
 
 
 def test_differences_are_paired_by_seed():
@@ -56,10 +58,10 @@ def test_what_a_run_ends_at_is_compared(sync, server):
   runs = {}
   for strategy, accuracy in (('sync', sync), ('server', server)):
     samples = np.array([10, 20, 30])
-    runs[grid.Cell(strategy, 1, 1, 0)] = results.Run(
+    runs[grid.Cell(strategy, 1, 1, 0)] = study_results.Run(
       1.0, samples, samples, samples, np.array(accuracy)
     )
-  points = results.points(list(runs), runs, {})
+  points = study_results.points(list(runs), runs, {})
   spread = scores.over_sync(points[1], points)
   assert spread.mean == pytest.approx(0.1, abs=1e-12)
   assert [p.accuracy.mean for p in points] == [0.5, 0.6]
@@ -90,13 +92,13 @@ def test_the_baseline_has_the_same_keys_and_size():
   more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
   server = grid.Cell('server', 4, 1, 0, None, more)
   runs[server] = _run(0.9)
-  points = results.points(list(runs), runs, {})
+  points = study_results.points(list(runs), runs, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(0.5, abs=1e-12)
   # Of a size that `sync` does not have, that of the same keys.
   fewer = {cell: run for cell, run in runs.items() if cell.nodes == 1}
   fewer[server] = runs[server]
-  points = results.points(list(fewer), fewer, {})
+  points = study_results.points(list(fewer), fewer, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(0.7, abs=1e-12)
 
@@ -110,14 +112,14 @@ def test_weak_scaling_is_compared_with_weak_scaling():
       ('local', True, 0.6),
     )
   }
-  points = results.points(list(runs), runs, {})
+  points = study_results.points(list(runs), runs, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(-0.1, abs=1e-12)
   # An asynchronous gradient is of a whole batch in both: `sync` of its size.
   runs = {cell: run for cell, run in runs.items() if cell.weak}
   runs[grid.Cell('sync', 1, 1, 0)] = _run(0.8)
   runs[grid.Cell('server', 4, 1, 0)] = _run(0.65)
-  points = results.points(list(runs), runs, {})
+  points = study_results.points(list(runs), runs, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(-0.05, abs=1e-12)
 
@@ -127,12 +129,12 @@ def test_speed_ups_of_weak_scaling_are_over_one_worker():
   runs = {grid.Cell('sync', 1, 1, 0): _run(0.5)}
   fast = grid.Cell('sync', 4, 1, 0, weak=True)
   runs[fast] = dataclasses.replace(_run(0.5), images_per_second=3.0)
-  point = results.points(list(runs), runs, {})[-1]
+  point = study_results.points(list(runs), runs, {})[-1]
   assert point.over_device.mean == 3 and point.over_node.mean == 3
 
 
 def test_a_learning_rate_without_any_run_has_a_dash():
   cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in ((1, 0.1), (1, 0.2), (2, 0.1))]
   runs = {cell: _run(0.5) for cell in cells}
-  rows = table.by_learning_rate(results.points(cells, runs, {}))
+  rows = study_table.by_learning_rate(study_results.points(cells, runs, {}))
   assert rows[-1][-1] == '-'

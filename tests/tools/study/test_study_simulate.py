@@ -13,12 +13,12 @@ from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
   local,
-  page,
   plots,
-  results,
-  runner,
   scores,
   simulate,
+  study_page,
+  study_results,
+  study_runner,
 )
 from tests import builders, launching
 
@@ -31,7 +31,7 @@ def _study(folder='folder', **typed):
     {k.replace('__', '.'): v for k, v in typed.items()},
     ('sync', 'server'),
   )
-  return runner.Study(_LENET, overrides, str(folder), simulated=True)
+  return study_runner.Study(_LENET, overrides, str(folder), simulated=True)
 
 
 def test_cells_of_simulated_workers():
@@ -106,7 +106,7 @@ def test_runs_at_once_have_a_core_each():
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
   assert local._shares(study, pairs, [4]) == [[4]]
   # Where times are measured, one run has all cores.
-  measured = runner.Study(_LENET, {}, 'folder')
+  measured = study_runner.Study(_LENET, {}, 'folder')
   assert local._shares(measured, cells, [4, 5, 7]) == [[4, 5, 7]]
 
 
@@ -172,7 +172,7 @@ def _write_run(folder):
 
 
 def test_a_simulated_runs_numbers(tmp_path):
-  run = results.read(_write_run(tmp_path / 'run'), simulated=True)
+  run = study_results.read(_write_run(tmp_path / 'run'), simulated=True)
   assert run.seconds.tolist() == [3600, 7200] and run.end == 7200
   assert run.seconds_to(0.5) == 7200 and run.seconds_to(0.7) is None
   assert run.scores == {'anp_top5': 0.9, 'noun_top1': 0.75}
@@ -180,22 +180,24 @@ def test_a_simulated_runs_numbers(tmp_path):
   assert run.staleness == {0: 1, 1: 1, 2: 2}
   assert (run.mean_staleness, run.max_staleness) == (1.25, 2)
   # Its own speed is not that of the workers.
-  assert results.read(str(tmp_path / 'run')).seconds.tolist() == [1, 2]
+  assert study_results.read(str(tmp_path / 'run')).seconds.tolist() == [1, 2]
 
 
 def _outcome(tmp_path):
-  run = results.read(_write_run(tmp_path / 'run'), simulated=True)
-  alone = results.Run(10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7]))
+  run = study_results.read(_write_run(tmp_path / 'run'), simulated=True)
+  alone = study_results.Run(
+    10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7])
+  )
   cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (4, 16)]
   cells.append(grid.Cell('invariant', 1, 1, 0))
-  return page.Outcome(
+  return study_page.Outcome(
     cells, dict(zip(cells, (run, run, alone))), {}, 2, simulation='step_seconds=0.5'
   )
 
 
 def test_the_table_has_times_staleness_and_scores(tmp_path):
   outcome = _outcome(tmp_path)
-  points = results.points(outcome.cells, outcome.runs, {})
+  points = study_results.points(outcome.cells, outcome.runs, {})
   assert scores.rows(points, 0.5) == [
     (
       'strategy',
@@ -219,7 +221,7 @@ def test_the_table_has_times_staleness_and_scores(tmp_path):
 
 def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   outcome = _outcome(tmp_path)
-  points = results.points(outcome.cells, outcome.runs, {})
+  points = study_results.points(outcome.cells, outcome.runs, {})
   _, time, workers = plots.accuracy(points, None).axes
   assert time.get_xlabel() == 'simulated seconds'
   curve = next(x for x in time.lines if x.get_label() == 'server, 16 workers')
@@ -233,7 +235,7 @@ def test_panels_keep_their_width_beside_long_names(tmp_path):
   outcome = _outcome(tmp_path)
   points = [
     dataclasses.replace(p, varied={'mode': 'bounded', 'look_ahead': 'dana'})
-    for p in results.points(outcome.cells, outcome.runs, {})
+    for p in study_results.points(outcome.cells, outcome.runs, {})
     if p.nodes == 16
   ]
   figure = plots.accuracy(points, 0.5)
@@ -251,7 +253,7 @@ def test_long_names_are_below_a_lone_panel(tmp_path, draw):
   varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
   points = [
     dataclasses.replace(p, varied={**varied, 'warmup_start': '0.0625'})
-    for p in results.points(outcome.cells, runs, {})
+    for p in study_results.points(outcome.cells, runs, {})
   ]
   figure = draw(points)
   plots.save(figure, str(tmp_path / 'figure.png'))
@@ -263,7 +265,7 @@ def test_long_names_are_below_a_lone_panel(tmp_path, draw):
 
 
 def test_the_page_says_that_workers_are_simulated(tmp_path):
-  text = page.write(str(tmp_path), 'A title', '', _outcome(tmp_path), None)
+  text = study_page.write(str(tmp_path), 'A title', '', _outcome(tmp_path), None)
   assert 'Simulated workers, step_seconds=0.5: one process' in text
   assert 'images/s' not in text and 'All nodes are processes' not in text
   assert not (tmp_path / 'speed.png').exists()

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, grid, local, runner, traffic, tune
+from anp_jax.tools.study import __main__ as study_main, grid, local, study_runner, traffic, tune
 from tests import builders
 
 _LENET = 'configs/lenet.py'
@@ -31,7 +31,7 @@ def _plan(*texts, budget=None, seeds=(0, 1), learning_rates=None):
 
 
 def _study(folder='folder'):
-  return runner.Study(_LENET, {'duration': '24 epochs'}, str(folder))
+  return study_runner.Study(_LENET, {'duration': '24 epochs'}, str(folder))
 
 
 def _write(study, cell, accuracy):
@@ -135,7 +135,7 @@ def test_what_diverges_is_no_candidate(tmp_path):
 
 def test_what_cannot_be_is_no_row(tmp_path):
   study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
-  refusal = runner.Refusal('config.strategy.backup_workers=1: expected 0')
+  refusal = study_runner.Refusal('config.strategy.backup_workers=1: expected 0')
   cells = [grid.Cell('server', 1, 1, 0)]
   chosen, failures, contests = tune.run(
     study, cells, plan, lambda cells: dict.fromkeys(cells, refusal)

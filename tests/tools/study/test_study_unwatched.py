@@ -7,7 +7,7 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, grid, local, runner, slurm
+from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner
 
 _TINY = 'configs/resnet_anp.py:tiny'
 _TRAIN = {'kind': 'train', 'step': 4, 'epoch': 0.4, 'seconds': 1.0}
@@ -46,7 +46,7 @@ def _waiting(study, options, monkeypatch):
 def _study(tmp_path, **overrides):
   keys = {'model.dtype': 'auto', 'batch_size': '0'}
   keys |= {k.replace('__', '.'): v for k, v in overrides.items()}
-  return runner.Study(_TINY, keys, str(tmp_path))
+  return study_runner.Study(_TINY, keys, str(tmp_path))
 
 
 @pytest.mark.parametrize('options', ['', None])
@@ -56,20 +56,20 @@ def test_a_run_with_a_result_is_not_run_again(tmp_path, monkeypatch, options, ba
   _left(study, _TRAIN, _RESULT)
   for _ in range(2):
     assert _waiting(study, options, monkeypatch) == []
-  record = runner.record(study, _CELL)
+  record = study_runner.record(study, _CELL)
   cores = len(os.sched_getaffinity(0)) if options is None else None
   assert record['cores'] == cores  # of this machine, or of nodes
-  assert runner.is_finished(study, _CELL)
+  assert study_runner.is_finished(study, _CELL)
 
 
 def test_a_record_that_there_is_stays(tmp_path, monkeypatch):
   study = _study(tmp_path)
   _left(study, _TRAIN, _RESULT)
   assert _waiting(study, '', monkeypatch) == []
-  values = {**runner.record(study, _CELL), 'cores': 3, 'megabytes': 1.5}
-  runner.write_record(study, _CELL, values)
+  values = {**study_runner.record(study, _CELL), 'cores': 3, 'megabytes': 1.5}
+  study_runner.write_record(study, _CELL, values)
   assert _waiting(study, '', monkeypatch) == []
-  assert runner.record(study, _CELL) == values
+  assert study_runner.record(study, _CELL) == values
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_has_no_result_of_this_config_is_run(tmp_path, monkeypatch, records
   study = _study(tmp_path)
   _left(study, *records, **values)
   assert _waiting(study, '', monkeypatch) == [_CELL]
-  assert runner.record(study, _CELL) == {}
+  assert study_runner.record(study, _CELL) == {}
 
 
 @pytest.mark.parametrize('values', [{'batch_size': 48}, {'model__dtype': 'bfloat16'}])

@@ -6,7 +6,7 @@ import os
 
 from anp_jax.config import command_line
 from anp_jax.system import drawing
-from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 _NODES = (1, 2, 4, 8, 16)
 _MOST = _NODES[-1]
@@ -67,7 +67,7 @@ class _Curves:
   hardware: str
 
 
-def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
+def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Section:
   """The paper's page."""
   curves = _curves(lab, facts)
   two_cores = _real(lab)
@@ -82,7 +82,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
       by_nodes.append(
         (f'{name} ({kind})', *(f'{curve[n]:.2f}' if n in curve else '-' for n in _NODES))
       )
-  return page.Section(
+  return papers_page.Section(
     title='anp2017: Distributed ANP classification on a GPU cluster '
     '(Torres, Campos, Sastre, Yagües, Giró-i-Nieto; CCGrid and ICCS 2017)',
     question='How fast is a ResNet-50 for 1,200 Adjective-Noun Pairs on up to '
@@ -209,7 +209,7 @@ def _speed_up_rows(lab, facts, curves):
   for link, text in _LINKS.items():
     for name, curve in curves.planned.items():
       if name.endswith(text) and _MOST in curve:
-        yield page.Row(
+        yield papers_page.Row(
           f'speed-up, {_MOST} nodes: {name}',
           paper,
           predicted=curve[_MOST],
@@ -218,7 +218,7 @@ def _speed_up_rows(lab, facts, curves):
         )
   for name, curve in curves.emulated.items():
     if _MOST in curve:
-      yield page.Row(
+      yield papers_page.Row(
         f'speed-up, {_MOST} nodes, emulated: {name}',
         paper,
         predicted=curve[_MOST],
@@ -227,16 +227,16 @@ def _speed_up_rows(lab, facts, curves):
         why_not=lab.no_cluster,
       )
   if not curves.emulated:
-    yield page.Row(f'speed-up, {_MOST} nodes, emulated', paper, why_not=curves.why_not)
+    yield papers_page.Row(f'speed-up, {_MOST} nodes, emulated', paper, why_not=curves.why_not)
   name = f'{_WAYS["sync"]}, {_LINKS[_EMULATED_LINK]}'
-  yield page.Row(
+  yield papers_page.Row(
     f'efficiency, {_MOST} nodes: {name}',
     facts['efficiency', _MOST],
     predicted=curves.planned[name][_MOST] / _MOST,
     hardware=_hardware(_EMULATED_LINK),
     why_not=lab.no_cluster,
   )
-  yield page.Row(
+  yield papers_page.Row(
     f'speed-up within a node, {_GPUS} GPUs',
     facts['within_node', _GPUS],
     predicted=curves.single,
@@ -258,7 +258,7 @@ def _hours_rows(lab, facts, curves):
       ('emulator', ', emulated', curves.emulated),
     ):
       if _MOST in group.get(name, {}):
-        yield page.Row(
+        yield papers_page.Row(
           f'hours to train, {_MOST} nodes{how}: {name}',
           paper,
           predicted=start / group[name][_MOST],
@@ -270,7 +270,7 @@ def _hours_rows(lab, facts, curves):
     ('speed_up_to_result_sync', f'{_WAYS["sync"]}, {text}'),
     ('speed_up_to_result_mixed', f'{_WAYS["server:async"]}, {text}'),
   ):
-    yield page.Row(
+    yield papers_page.Row(
       f'speed-up in time to the result, {_MOST} nodes: {name}',
       facts[quantity, _MOST],
       predicted=curves.planned[name][_MOST],
@@ -299,7 +299,7 @@ def _accuracy_rows(facts, result):
       for nodes in (2, 4)
     ]
     text = '; '.join(losses)
-  yield page.Row(
+  yield papers_page.Row(
     'keeps the accuracy of one node',
     facts['keeps_accuracy', _MOST],
     measured=text,
@@ -309,7 +309,7 @@ def _accuracy_rows(facts, result):
   for quantity, fact in facts.quantities().items():
     if fact.unit == '%':
       _, what, top = quantity.split('_')
-      yield page.Row(
+      yield papers_page.Row(
         f'VSO subset, {what}, {top}', fact, why_not='not run, because its photographs are not here'
       )
 

@@ -4,7 +4,7 @@ import functools
 import re
 
 from anp_jax.system import drawing
-from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 _SIZES = (2, 4, 8, 12, 16)
 _STRATEGIES = 'sync', 'invariant'
@@ -18,7 +18,7 @@ _NETWORKS = {
 _SMALL = 'loss', 'no instruction running', 'activation and add'
 
 
-def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
+def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Section:
   """The paper's page."""
   results = {name: _measure(lab, name) for name in _NETWORKS}
   plans = {name: _plan(lab, name) for name in _NETWORKS}
@@ -26,7 +26,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
   rows = []
   for name in _NETWORKS:
     rows += _rows(lab, facts, name, results[name], plans[name])
-  return page.Section(
+  return papers_page.Section(
     title='invariant2016: Coarse grain parallelization of deep neural '
     'networks (Gonzalez Tallada; PPoPP 2016)',
     question='How much faster do 2 to 16 threads train a batch of the same '
@@ -170,7 +170,7 @@ def _rows(lab, facts, name, result, plan):
     is_here = size in counts
     for strategy in _STRATEGIES if is_here else _STRATEGIES[:1]:
       measured = _speed_up(result, strategy, size) if is_here else None
-      yield page.Row(
+      yield papers_page.Row(
         f'{title}: speed-up, {size} threads' + (f', {strategy}' if is_here else ''),
         facts[f'speed_up_{name}', size],
         measured=measured,

@@ -3,7 +3,7 @@
 import functools
 
 from anp_jax.system import drawing
-from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 _NODES = (1, 2, 4, 8, 16, 32)
 _DEVICES = {'k80': 'K80', 'p100-pcie': 'P100'}
@@ -29,7 +29,7 @@ def factors(rows: int, columns: int, batch: int, workers: int) -> float:
   return as_factors / as_gradient
 
 
-def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
+def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Section:
   """The page of both papers."""
   plans = {device: _plan(lab, device) for device in _DEVICES}
   rows = [*_poseidon_rows(lab, facts, plans), _synchronisations(lab, facts)]
@@ -37,7 +37,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
   for m, n in _HEADS:
     ratio = factors(m, n, _BATCH, _WORKERS)
     table.append((f'{m} x {n}', f'{ratio:.2f}', 'factors' if ratio <= 1 else 'gradient'))
-  return page.Section(
+  return papers_page.Section(
     title='others: Poseidon and MiMatrix',
     question='What do gradients gain that leave while the backward pass goes '
     'on, and how often does a step wait for all?',
@@ -83,21 +83,21 @@ def _plan(lab, device) -> dict[int, float]:
 def _poseidon_rows(lab, facts, plans):
   for device, curve in plans.items():
     hardware = f'one {_DEVICES[device]} a machine, 10 Gbit/s (assumption)'
-    yield page.Row(
+    yield papers_page.Row(
       f'Poseidon: speed-up, 16 machines; ours: ResNet-50, {_DEVICES[device]}',
       facts['poseidon_speed_up', 16],
       predicted=curve[16],
       hardware=hardware,
       why_not=lab.no_cluster,
     )
-  yield page.Row(
+  yield papers_page.Row(
     'Poseidon: Inception-V3, 32 machines',
     facts['poseidon_inception_v3', 32],
     why_not='not run, because the package has no Inception-V3',
   )
   for device, curve in plans.items():
     hardware = f'one {_DEVICES[device]} a machine, 10 Gbit/s (assumption)'
-    yield page.Row(
+    yield papers_page.Row(
       f'ResNet-50 instead, 32 machines, {_DEVICES[device]}',
       predicted=curve[32],
       unit='x',
@@ -106,7 +106,7 @@ def _poseidon_rows(lab, facts, plans):
     )
 
 
-def _synchronisations(lab, facts) -> page.Row:
+def _synchronisations(lab, facts) -> papers_page.Row:
   """Collectives in the compiled step of two devices."""
   result = lab.measure(
     'others-collectives',
@@ -122,7 +122,7 @@ def _synchronisations(lab, facts) -> page.Row:
   count = None
   if compiled:
     count = sum(c['operations'] for c in compiled)
-  return page.Row(
+  return papers_page.Row(
     "MiMatrix: synchronisations a step; ours: collectives of LeNet's compiled step",
     facts['mimatrix_synchronisations'],
     measured=count,

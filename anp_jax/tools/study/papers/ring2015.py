@@ -2,10 +2,10 @@
 
 import functools
 
-from anp_jax.runtimes.relay import schedule
+from anp_jax.runtimes.model_ring import schedule
 from anp_jax.system import drawing
 from anp_jax.tools.study import hours
-from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 # (models, accelerators, epochs)
 _CASES = ((2, 4, 10), (4, 4, 10), (16, 4, 10), (4, 2, 3), (64, 16, 90))
@@ -53,7 +53,7 @@ def hours_saved(data_bytes: float, bandwidth: float, image_seconds: float) -> di
   return {way: by_way[way] - by_way['ring'] for way in _BASELINES}
 
 
-def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
+def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Section:
   """The paper's page."""
   result = _measure(lab)
   seconds = _image_seconds(lab)
@@ -67,7 +67,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
     for name in _LINKS:
       values = (f'{saved[name, size][way]:.1f}' for size in _SETS)
       table.append((f'against {title}; {name}', *values))
-  return page.Section(
+  return papers_page.Section(
     title='ring2015: Training many models in a pipeline (Chen, Lee, Xia, Lin, '
     'Suzumura, Lin; ISM 2015)',
     question='How long do many models take that travel between accelerators '
@@ -135,8 +135,10 @@ def _slot_rows(facts):
   for models, stations, epochs in _CASES:
     count = len(schedule.slots(models, stations, epochs))
     formula = max(models, stations) * epochs + min(models, stations) - 1
-    fact = published.Fact('ring2015', 'slots', 0, str(formula), 'slots', 'd', facts['slots'].text)
-    yield page.Row(
+    fact = published_figures.Fact(
+      'ring2015', 'slots', 0, str(formula), 'slots', 'd', facts['slots'].text
+    )
+    yield papers_page.Row(
       f'M = {models}, N = {stations}, E = {epochs}: {facts["slots"].text}',
       fact,
       predicted=count,
@@ -147,14 +149,14 @@ def _slot_rows(facts):
 def _time_rows(facts, result, saved):
   for way, title in _WAYS.items():
     for quantity, name in (('time', 'time'), ('sent', 'MB sent')):
-      yield page.Row(
+      yield papers_page.Row(
         f"{name} over the ring's: {title}",
         measured=result.get(f'{quantity}_over_ring', way),
         unit='x',
         why_not=result.why_not,
         hardware=result.hardware,
       )
-  yield page.Row(
+  yield papers_page.Row(
     'time over that of the schedule without delays',
     measured=result.get('time_over_ideal'),
     unit='x',
@@ -164,7 +166,7 @@ def _time_rows(facts, result, saved):
   by_way = result.get('hours') or {}
   for way, title in _BASELINES.items():
     if way in by_way:
-      yield page.Row(
+      yield papers_page.Row(
         f'hours saved, {_MEASURED_SET} GB on a disk of {_DISK} MB/s, from the '
         f'measured rates: against {title}'
         + (', which decodes files again' if way == 'parts' else ''),
@@ -179,14 +181,14 @@ def _time_rows(facts, result, saved):
     for (name, size), hours_by_way in saved.items()
     if hours_by_way['parts'] >= _DOZEN
   ]
-  yield page.Row(
+  yield papers_page.Row(
     'hours saved against migrating data',
     facts['hours_saved'],
     predicted='; '.join(dozens) + '; less over others' if dozens else f'never {_DOZEN} h',
     why_not='not run, because sets of this size are not here',
     hardware=f'{_STATIONS} K80 stations, {_RUN_EPOCHS} epochs (assumption)',
   )
-  yield page.Row(
+  yield papers_page.Row(
     'each model ends as trained alone',
     facts['result'],
     why_not='not run by this study: tests/runtimes/test_relay.py holds the same bits',

@@ -9,7 +9,7 @@ import json
 from anp_jax.config import emulation_keys
 from anp_jax.system import drawing
 from anp_jax.tools.study import channel_split_page, channel_split_process
-from anp_jax.tools.study.papers import drawn, lab as lab_lib, page, published
+from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 _CONFIG = 'configs/channel_split_cifar10.py'
 _CPUS, _GPUS = 4, 3
@@ -53,7 +53,7 @@ def implied_share(speed_up: float, devices: int) -> float:
   return (1 - 1 / speed_up) / (1 - 1 / devices)
 
 
-def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
+def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Section:
   """The paper's page."""
   plans = _plans(lab)
   measured = {name: _measure(lab, name) for name in _NETWORKS}
@@ -61,7 +61,7 @@ def section(lab: lab_lib.Lab, facts: published.Facts) -> page.Section:
   batches = [(f'kernels, {_CPUS} CPUs, 10 Gbit/s', *map(str, _BATCHES))]
   for name, curve in plans.batches.items():
     batches.append((name, *(f'{curve[b]:.2f}' for b in _BATCHES)))
-  return page.Section(
+  return papers_page.Section(
     title='uneven2017: Distributed convolutions on CPUs and GPUs '
     '(Marques, Falcao, Alexandre; arXiv 1712.02546)',
     question='How much faster is a network of two convolutional layers, on '
@@ -196,7 +196,7 @@ def _points(lab, name, *flags, images=_BATCH) -> list[dict]:
 def _speed_up_rows(lab, facts, plans, measured):
   four, three = facts['speed_up_cpus', _CPUS], facts['speed_up_gpus', _GPUS]
   for link, text in _LINKS.items():
-    yield page.Row(
+    yield papers_page.Row(
       f'speed-up, {_CPUS} CPUs, {_LARGEST}, {_BATCH} images, {text}',
       four,
       predicted=plans.cpus[_LARGEST, link][_CPUS],
@@ -205,7 +205,7 @@ def _speed_up_rows(lab, facts, plans, measured):
     )
   for name, result in measured.items():
     for link, points in (result.get('simulated') or {}).items():
-      yield page.Row(
+      yield papers_page.Row(
         f'speed-up, {_CPUS} CPUs, {name}, {_NETWORKS[name][1]} images, {link}',
         four if name == _LARGEST else None,
         predicted=dict(points)[_CPUS],
@@ -214,7 +214,7 @@ def _speed_up_rows(lab, facts, plans, measured):
         unit='x',
         hardware=f'cores like those of {result.hardware}; links: {link}',
       )
-  yield page.Row(
+  yield papers_page.Row(
     f'speed-up, {_GPUS} GPUs, {_LARGEST}, {_BATCH} images',
     three,
     predicted=plans.gpus[_GPUS],
@@ -223,7 +223,7 @@ def _speed_up_rows(lab, facts, plans, measured):
   )
   for name, result in measured.items():
     _, images = _NETWORKS[name]
-    yield page.Row(
+    yield papers_page.Row(
       f'speed-up, 2 CPUs, {name}, {images} images',
       measured=_ratios(result).get('over_alone'),
       why_not=result.why_not,
@@ -241,7 +241,7 @@ def _share_rows(facts, measured):
   share = _ratios(result).get('convolution_share')
   percent = None if share is None else 100 * share
   for quantity in ('convolution_share_least', 'convolution_share_most'):
-    yield page.Row(
+    yield papers_page.Row(
       f'{quantity.replace("_", " ")}, ours: {name}',
       facts[quantity],
       measured=percent,
@@ -251,15 +251,17 @@ def _share_rows(facts, measured):
   for quantity, count in (('speed_up_cpus', _CPUS), ('speed_up_gpus', _GPUS)):
     fact = facts[quantity, count]
     least = 100 * implied_share(fact.value, count)
-    derived = published.Fact(fact.paper, 'share', count, f'{least:.1f}', '%', 'd', fact.statement)
-    yield page.Row(
+    derived = published_figures.Fact(
+      fact.paper, 'share', count, f'{least:.1f}', '%', 'd', fact.statement
+    )
+    yield papers_page.Row(
       f'least share of convolutions for {fact.text} on {count}, ours: {name}',
       derived,
       measured=percent,
       why_not=result.why_not,
       hardware=result.hardware,
     )
-  yield page.Row(
+  yield papers_page.Row(
     'accuracy of split training',
     facts['accuracy'],
     why_not='not run by this study: tests/parallel/test_channel_split.py '

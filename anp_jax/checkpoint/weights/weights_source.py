@@ -1,0 +1,138 @@
+"""The source of weights: a file or a checkpoint, by our names for tensors."""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+
+from flax import traverse_util
+import numpy as np
+
+from anp_jax import config as config_lib, models
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
+
+# What `safetensors` calls the types that weights can have.
+_FLOATS = ('F64', 'F32', 'F16', 'BF16')
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Weights that a run can begin with.
+
+  Attributes:
+    path: that was read.
+    kind: for people.
+    tensors: our name to (name in the source, array in our order of axes).
+    unused: names in the source that no tensor of ours corresponds to.
+    outputs: see `outputs`; None where the source does not say.
+  """
+
+  path: str
+  kind: str
+  tensors: Mapping[str, tuple[str, np.ndarray]]
+  unused: tuple[str, ...]
+  outputs: tuple | None
+
+
+def read(path: str, config, names) -> Source:
+  """Reads a .safetensors file, a folder with one, or a checkpoint of ours.
+
+  Args:
+    path: as config.init.from has it.
+    config: of the run that begins.
+    names: of its network's tensors, for example 'params/head/kernel'.
+
+  Raises:
+    ConfigError: for what cannot be read, or is of another architecture.
+  """
+  path = published_weights.weights_file(path)
+  if not os.path.isfile(path):
+    return _of_checkpoint(path, config)
+  return _of_file(path, config, names)
+
+
+def outputs(config, vocabulary) -> tuple:
+  """Returns what each output of a network means: classes, adjectives, nouns.
+
+  Args:
+    config: of its run.
+    vocabulary: of its run.
+  """
+  names = ('class', vocabulary.names)
+  words = (('adj.', vocabulary.adjectives), ('noun', vocabulary.nouns))
+  return {'joint': (names,), 'multitask': (names, *words), 'factored': words}[config.model.head]
+
+
+def _of_checkpoint(path, config):
+  trained = trained_lib.load(path)
+  keys = ['name']
+  if models.is_resnet(config):
+    keys.append('version')
+  for key in keys:
+    value, expected = trained.config.model[key], config.model[key]
+    if value != expected:
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r} holds weights of model.{key}={value!r}, '
+        f'but config.model.{key}={expected!r}'
+      )
+  flat = traverse_util.flatten_dict({'params': trained.params, **trained.stats}, sep='/')
+  return Source(
+    path=trained.folder,
+    kind=f'checkpoint of step {trained.step}',
+    tensors={name: (name, np.asarray(value)) for name, value in flat.items()},
+    unused=(),
+    outputs=outputs(trained.config, trained.vocabulary),
+  )
+
+
+def _of_file(path, config, names):
+  if not families.of_config(config):
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r}: a .safetensors file has a '
+      f'{families.names()}, but config.model.name={config.model.name!r}; '
+      'expected one of these, or a checkpoint of the same network'
+    )
+  with published_weights.open_file(path) as file:
+    return _of_tensors(path, file, names, config)
+
+
+def _of_tensors(path, file, names, config):
+  file_names = set(file.keys())
+  family, naming = published_weights.naming(path, file_names)
+  if family is not families.of_config(config):
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} holds weights of {family.NAME}, but '
+      f'config.model.name={config.model.name!r}'
+    )
+  saved_config = published_weights.architecture(path)
+  if problem := family.mismatch(config, names, naming, saved_config):
+    raise config_lib.ConfigError(f'config.init.from={path!r} {problem}')
+  prefix = next((p for p in family.PREFIXES if any(n.startswith(p) for n in file_names)), '')
+  published_names = family.published_names(names, naming, prefix)
+  ours = {name: ours for ours, name in published_names.items()}
+  unused = sorted(n for n in file_names - set(ours) if not n.endswith(naming_lib.UNUSED))
+  missing = sorted(
+    n for n in set(ours) - file_names if not n.startswith(family.CLASSIFIERS[naming])
+  )
+  foreign = [n for n in unused if family.is_backbone(n, naming)]
+  if missing or foreign:
+    what = f'has no {missing[0]}' if missing else f'has {foreign[0]} too'
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} {what}: it holds a network of '
+      f'{family.describe(file_names, naming)}, but {config.model.name} has '
+      f'{family.describe(ours, naming)}'
+    )
+  tensors = {}
+  for file_name in sorted(set(ours) & file_names):
+    dtype = file.get_slice(file_name).get_dtype()
+    if dtype not in _FLOATS:
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r}: {file_name} is {dtype}, expected one of {", ".join(_FLOATS)}'
+      )
+    name = ours[file_name]
+    value = family.from_published(name, file.get_tensor(file_name))
+    tensors[name] = (file_name, value)
+  # The classes of a published network, whatever they are, are no words.
+  meaning = None if config.model.head == 'joint' else ()
+  kind = f'in the naming of {naming}'
+  return Source(path, kind, tensors, tuple(unused), meaning)

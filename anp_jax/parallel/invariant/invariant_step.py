@@ -1,0 +1,203 @@
+"""Synchronous training whose bits do not depend on the number of devices.
+
+The batch is cut into logical shards, a number that the config fixes. A device
+computes its shards one after another with one compiled program, the same for
+any number of devices, and all shards' gradients are added in one fixed binary
+tree, whose lower levels lie within devices and whose upper ones between them.
+An evaluation is computed and added in the same way. Gonzalez Tallada (PPoPP
+2016) adds in a fixed order for one number of threads; here the order is that of
+any number of devices. On a CPU the number of threads is fixed by the config:
+Eigen, which computes XLA's products and convolutions there, cuts their inner
+sums by the size of its pool.
+"""
+
+import os
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from anp_jax import config as config_lib
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel.sync import sync_step as sync
+from anp_jax.system import xla_flags
+
+
+class InvariantStep(sync.SyncStep):
+  """Sums in the order of a tree over the logical shards.
+
+  Between devices, sums travel as slices: each device gets every device's part
+  of one slice (all-to-all), adds them, and all slices are gathered. That moves
+  the bytes of a ring's sum, or more: see `_partial_sums`.
+  """
+
+  # In one program, how a gradient or an update is fused with the sums next to
+  # it would depend on how many there are.
+  separate_programs = True
+
+  def __init__(self, config, specs, order=()):
+    """Makes the strategy; see `sync.step.SyncStep`."""
+    super().__init__(config, specs, order)
+    self._shards = config.strategy.logical_shards
+
+  def micro_batches(self) -> int:
+    """The logical shards of a device."""
+    return self._shards // lax.axis_size(mesh_lib.DATA)
+
+  def shards_per_device(self, mesh) -> int:
+    """The logical shards that each device of a mesh computes."""
+    return self._shards // mesh_lib.batch_devices(mesh)
+
+  def add_shards(self, shards):
+    """Adds what the tree adds of a device's logical shards.
+
+    Args:
+      shards: pytrees of arrays (...), one of each of the device's shards.
+
+    Returns:
+      The pytree of their sums (...). Where the tree joins some of them with
+      another device's first, the n sums (n, ...) that it has of them.
+    """
+    return jax.tree.map(lambda *x: self._add(jnp.stack(x)), *shards)
+
+  def sum_scores(self, sums):
+    """The sums of an evaluation over the whole batch, from a device's own."""
+
+    def total(x):
+      if self._partial_sums(x) > 1:
+        x = x.reshape(-1, *x.shape[2:])
+      return tree_sum(x)
+
+    return jax.tree.map(total, lax.all_gather(sums, mesh_lib.BATCH))
+
+  def _partial_sums(self, x) -> int:
+    """The sums that the tree has of a device's shards, all of one size.
+
+    Each is of as many neighbours as the largest power of two that divides the
+    device's shards: the tree has joined just these, on any number of devices.
+    n of them travel as (n + 1) / 2 times the bytes of one.
+    Whole numbers are exact in any order: they are one sum.
+    """
+    exact = not jnp.issubdtype(x.dtype, jnp.inexact)
+    if exact or lax.axis_size(mesh_lib.DATA) == 1:
+      return 1
+    count = self.micro_batches()
+    return count // (count & -count)
+
+  def _add(self, x):
+    partial = self._partial_sums(x)
+    if partial == 1:
+      return tree_sum(x)
+    return jax.vmap(tree_sum)(x.reshape(partial, -1, *x.shape[1:]))
+
+  def _flat(self, x):
+    return x.reshape(self._partial_sums(x), -1)
+
+  def _shaped(self, total, x):
+    return total.reshape(x.shape[self._partial_sums(x) > 1 :])
+
+  def _sum(self, x):
+    """The sum (size,) of all devices' partial sums (n, size)."""
+    devices, (partial, size) = lax.axis_size(mesh_lib.DATA), x.shape
+    slices = jnp.pad(x, ((0, 0), (0, -size % devices)))
+    slices = slices.reshape(partial, devices, -1).swapaxes(0, 1)
+    slices = lax.all_to_all(slices, mesh_lib.DATA, 0, 0)
+    total = tree_sum(slices.reshape(devices * partial, -1))
+    return lax.all_gather(total, mesh_lib.DATA, tiled=True)[:size]
+
+
+def tree_sum(x: jax.Array) -> jax.Array:
+  """The sum over the first axis, of any length: neighbours in pairs.
+
+  The last of an odd number waits for the next level: twelve are six sums, then
+  three, then (a + b) and c, then one. So 2^k neighbours, the first of them at
+  a multiple of 2^k, are joined to one sum, whatever the length.
+  """
+  while len(x) > 1:
+    pairs = x[0 : len(x) - 1 : 2] + x[1::2]
+    x = jnp.concatenate([pairs, x[-1:]]) if len(x) % 2 else pairs
+  return x[0]
+
+
+def check(config, devices: int, platform: str) -> None:
+  """Refuses what would make the bits depend on the number of devices.
+
+  Args:
+    config: the run's config.
+    devices: over which the batch is divided.
+    platform: of the mesh.
+
+  Raises:
+    ConfigError: naming the key and what it has to be.
+  """
+  shards = config.strategy.logical_shards
+  if shards % devices:
+    raise config_lib.ConfigError(
+      f'config.strategy.logical_shards={shards}: {devices} devices do not '
+      f'divide it, only {", ".join(map(str, _divisors(shards)))} do; expected '
+      f'a multiple of {devices}, the nearest is '
+      f'{_nearest(shards, devices, config.batch_size)}, the same for every run '
+      'to compare'
+    )
+  for key, value, expected in (
+    ('accumulate', config.accumulate, 1),
+    ('strategy.reduce_dtype', config.strategy.reduce_dtype, config.model.param_dtype),
+  ):
+    if value != expected:
+      raise config_lib.ConfigError(
+        f'config.{key}={value!r}: expected {expected!r} with '
+        "config.strategy.name='invariant', or sums within a device and between "
+        'devices differ'
+      )
+  _check_threads(config, platform)
+  if any(rule != 'replicate' for _, rule in config.sharding):
+    raise config_lib.ConfigError(
+      f"config.sharding={config.sharding!r}: expected 'replicate' alone with "
+      "config.strategy.name='invariant': norms of divided parameters are "
+      'added by device'
+    )
+  if missing := xla_flags.not_deterministic(platform):
+    raise config_lib.ConfigError(
+      f"config.strategy.name='invariant' on a {platform} needs XLA_FLAGS="
+      f'{" ".join(missing)}; XLA_FLAGS is '
+      f'{os.environ.get("XLA_FLAGS", "")!r}'
+    )
+
+
+def _divisors(number):
+  return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _nearest(shards, devices, batch_size):
+  """The number nearest to `shards` that `devices` divide.
+
+  It divides the batch, too, if there is any that does.
+  """
+  multiples = range(devices, max(shards + devices, batch_size) + 1, devices)
+  fitting = [n for n in multiples if n > 1 and batch_size % n == 0]
+  return min(fitting or multiples, key=lambda n: abs(n - shards))
+
+
+def _check_threads(config, platform):
+  """Refuses a process whose CPU pool is not of the size that the config says.
+
+  XLA's CPU client does not tell how many threads it has: this is the number
+  that it takes from the environment and from its devices.
+  """
+  if platform != 'cpu':
+    return
+  devices = jax.local_device_count('cpu')
+  threads, pool = config.strategy.threads, xla_flags.cpu_threads(devices)
+  if devices > threads:
+    raise config_lib.ConfigError(
+      f'config.strategy.threads={threads}: this process has {devices} CPU '
+      f'devices, and XLA gives each a thread; expected {devices} or more, the '
+      'same for every run to compare'
+    )
+  if pool != threads:
+    cause = xla_flags.named_threads() or 'not set'
+    raise config_lib.ConfigError(
+      f'config.strategy.threads={threads}: the CPU pool of this process has '
+      f'{pool} threads (NPROC is {cause}), and the bits of sums depend on '
+      f'their number; expected NPROC={threads} or no such variable'
+    )

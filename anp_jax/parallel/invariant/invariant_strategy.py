@@ -1,0 +1,63 @@
+"""The strategy `invariant`: what it promises and refuses; see its step."""
+
+from anp_jax.config import keys, rules, strategy
+from anp_jax.parallel.sync import sync_strategy as sync
+
+
+class Invariant(sync.Sync):
+  """Synchronous training with the same bits on any number of devices."""
+
+  name = 'invariant'
+  state = 'invariant'
+  # Sums over devices would depend on how many there are.
+  sums_statistics = False
+
+  def default_config(self):
+    """What decides the bits."""
+    return {
+      'logical_shards': keys.integer(8, 'parts of the batch, each summed by itself', at_least=2),
+      'threads': keys.integer(
+        2, "of a process's CPU pool: they decide its bits", at_least=1, at_most=4096
+      ),
+    }
+
+  def check(self, config):
+    """Refuses a batch that depends on the number of devices."""
+    rules.check(
+      config['batch_size'],
+      'batch_size',
+      0,
+      'a number of images where '
+      'strategy.name is invariant: batch_size_per_device makes the batch '
+      'depend on the number of devices',
+    )
+
+  def xla_settings(self, config):
+    """Deterministic operations, and a CPU pool of the config's size."""
+    return {'deterministic': True, 'threads': config.strategy.threads}
+
+  def check_mesh(self, config, mesh):
+    """Refuses devices, threads or flags that would change the bits."""
+    from anp_jax.parallel import mesh as mesh_lib
+    from anp_jax.parallel.invariant import invariant_step
+
+    invariant_step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
+
+  def check_evaluation(self, config, mesh):
+    """Refuses what training refuses: scores are bits, too."""
+    self.check_mesh(config, mesh)
+
+  def batch_division(self, config, devices):
+    """Logical shards, computed one after another on each device."""
+    shards = config.strategy.logical_shards
+    return strategy.BatchDivision(shards, 1, f'config.strategy.logical_shards={shards}')
+
+  def eval_parts(self, config, devices):
+    """The logical shards, on any number of devices."""
+    return config.strategy.logical_shards
+
+  def build(self, config, specs, order=(), offload_devices=()):
+    """Sums in one fixed tree."""
+    from anp_jax.parallel.invariant import invariant_step
+
+    return invariant_step.InvariantStep(config, specs, order)

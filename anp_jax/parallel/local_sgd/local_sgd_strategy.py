@@ -1,0 +1,95 @@
+"""The strategy `local`: its groups of devices; see its step."""
+
+from anp_jax import config as config_lib
+from anp_jax.config import keys, simulation_keys, strategy
+from anp_jax.parallel.sync import sync_strategy as sync
+
+
+class Local(sync.Sync):
+  """Groups of devices that exchange weights now and then."""
+
+  name = 'local'
+  state = 'local'
+  has_group_weights = True
+
+  def default_config(self):
+    """The groups, and when and how they exchange weights."""
+    return {
+      'groups': keys.integer(
+        2, 'groups of neighbouring devices; one device may also have several', above=0
+      ),
+      'period': keys.staircase(
+        '8', "steps between exchanges; '1,8@1000 steps': 8 after 1000 steps"
+      ),
+      'exchange_probability': keys.number(
+        0, 'of an exchange after a step; 0: by period', at_least=0, at_most=1
+      ),
+      'outer': keys.text(
+        'average',
+        "what groups go on from; nesterov: DiLoCo's momentum, momentum: SlowMo's",
+        ('average', 'nesterov', 'momentum'),
+      ),
+      'outer_learning_rate': keys.number(
+        0.7, 'for nesterov and momentum; 1 without momentum is the average', above=0
+      ),
+      'outer_momentum': keys.number(0.9, 'for nesterov and momentum', at_least=0, below=1),
+      'moments': keys.text('keep', "a group's optimizer state in an exchange", ('keep', 'average')),
+      **super().default_config(),
+      'simulate.exchange_seconds': simulation_keys.seconds(
+        'of an exchange of weights between groups'
+      ),
+    }
+
+  def check(self, config):
+    """Refuses simulated workers that divide neither the batch nor groups."""
+    simulation_keys.check(config, config.get('strategy.groups', 1))
+
+  def describe_scores(self, config):
+    """What evaluation sees of the groups."""
+    return f', the mean of {config.strategy.groups} groups'
+
+  def groups(self, config, devices):
+    """The mesh's groups: of more groups than devices, each has several."""
+    groups = config.strategy.groups
+    # Of four groups on six devices, a device would have rows of two.
+    if groups % devices and devices % groups:
+      raise config_lib.ConfigError(
+        f'config.strategy.groups={groups}: expected a number that divides the '
+        f'{devices} devices of the batch, or a multiple of it'
+      )
+    return min(groups, devices)
+
+  def batch_division(self, config, devices):
+    """Divides like `sync`; each group has a part if there are more of them."""
+    groups = config.strategy.groups
+    if groups <= devices:
+      return super().batch_division(config, devices)
+    return strategy.BatchDivision(
+      groups * config.accumulate,
+      groups,
+      f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
+    )
+
+  def in_steps(self, spec):
+    """The config, with the starts of its periods in steps."""
+    from anp_jax.parallel.local_sgd import exchanges
+
+    return exchanges.in_steps(spec.config, spec.batch_size, spec.examples)
+
+  def build(self, config, specs, order=(), offload_devices=()):
+    """Sums inside a group, and exchanges between groups."""
+    from anp_jax.parallel.local_sgd import local_sgd_step
+
+    return local_sgd_step.LocalStep(config, specs, order)
+
+  def simulated_clock(self, spec):
+    """The clock of groups that wait for each other in exchanges only."""
+    s = spec.config.strategy
+    if not s.simulate.workers:
+      return None
+    from anp_jax.parallel import simulated_clock
+    from anp_jax.parallel.local_sgd import exchanges
+
+    return simulated_clock.SimulatedClock(
+      spec.config, s.groups, exchanges.on_host(self.in_steps(spec)), s.simulate.exchange_seconds
+    )

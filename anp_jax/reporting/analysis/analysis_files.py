@@ -1,0 +1,136 @@
+"""The folder of an evaluation: scores, tables, figures, examples, a page."""
+
+import contextlib
+import csv
+import os
+import shutil
+
+from anp_jax.reporting.analysis import analysis_page, figures, pictures
+from anp_jax.system import files, untrusted_text
+
+
+def write(folder: str, config, source, results, facts: dict) -> dict:
+  """Writes everything about an evaluation; what was there is replaced.
+
+  Args:
+    folder: where it goes; made if it is missing.
+    config: the run's config, which says how images are cut.
+    source: of the examples.
+    results: `results.Results`.
+    facts: further JSON values by name: step, scores and so on.
+
+  Returns:
+    What scores.json holds: the facts, files by what they show, and examples.
+  """
+  os.makedirs(folder, exist_ok=True)
+  with contextlib.suppress(FileNotFoundError):  # until it is whole again
+    os.remove(os.path.join(folder, analysis_page.SCORES))
+  shutil.rmtree(os.path.join(folder, analysis_page.EXAMPLES), ignore_errors=True)
+  evaluation = dict(facts, files={}, examples=[])
+
+  def place(what, name):
+    evaluation['files'][what] = name
+    return os.path.join(folder, name)
+
+  _write_tables(place, source, results)
+  _write_figures(place, results)
+  first = results.parts[0]
+  if source.kind != 'synthetic':
+    choice = pictures.choose(results)
+    images = pictures.read(config, source, choice.indices)
+    if choice.pairs:
+      pictures.pairs(place('pairs', 'confused_pairs.png'), results, choice, images)
+    if choice.right or choice.wrong:
+      pictures.sheet(place('examples', 'examples.png'), results, choice, images)
+    evaluation['examples'] = pictures.save(
+      os.path.join(folder, analysis_page.EXAMPLES), results, source, choice, images
+    )
+  evaluation['confusions'] = [
+    [first.names[label], first.names[predicted], count]
+    for label, predicted, count in first.confusions[:20]
+  ]
+  files.write_atomic(
+    os.path.join(folder, analysis_page.PAGE), analysis_page.text(evaluation, results)
+  )
+  # Last, so that a folder with scores is whole.
+  files.write_json(os.path.join(folder, analysis_page.SCORES), evaluation)
+  return evaluation
+
+
+def _write_tables(place, source, results):
+  """Writes a row a class, and a row an example."""
+  classes = results.classes()
+  _write_csv(place('classes', 'classes.csv'), list(classes[0]), classes)
+  # The columns of an example that could be read.
+  index = int(results.rows['weight'].argmax())
+  columns = list(_prediction(results, index, ''))
+  _write_csv(place('predictions', 'predictions.csv'), columns, _predictions(source, results))
+
+
+def _write_figures(place, results):
+  """Draws what can be drawn of the examples that could be read."""
+  if not len(results.seen):
+    return
+  for part in results.parts[1:] or results.parts:
+    what = f'confusion_{part.plural}'
+    figures.confusion(place(what, f'{what}.png'), part)
+  figures.calibration(place('calibration', 'calibration.png'), results.parts)
+  if results.training is not None:
+    path = place('sizes', 'class_sizes.png')
+    figures.sizes(path, results.parts[0], results.training)
+
+
+def _predictions(source, results):
+  """A row for each example, in the order of the source."""
+  for i, where in enumerate(_places(source, len(results.rows['label']))):
+    yield _prediction(results, i, where)
+
+
+def _prediction(results, i, where):
+  """The row of an example; short where it could not be read."""
+  rows, vocabulary = results.rows, results.vocabulary
+  row = {'index': i, 'file': where}
+  if not rows['weight'][i]:
+    return row  # its label is that of the example that stood in for it
+  row |= {
+    'label': vocabulary.names[rows['label'][i]],
+    'predicted': vocabulary.names[rows['classes'][i, 0]],
+    'probability': _rounded(rows['probabilities'][i, 0]),
+    'rank_of_label': int(rows['rank'][i]),
+    'probability_of_label': _rounded(rows['own'][i]),
+    'loss': _rounded(rows['loss'][i]),
+  }
+  for name, words in (('adjective', vocabulary.adjectives), ('noun', vocabulary.nouns)):
+    if name in rows:
+      row[name] = words[rows[name][i]]
+      row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
+  for j in range(1, rows['classes'].shape[1]):
+    row[f'predicted_{j + 1}'] = vocabulary.names[rows['classes'][i, j]]
+    row[f'probability_{j + 1}'] = _rounded(rows['probabilities'][i, j])
+  return row
+
+
+def _places(source, count):
+  if source.kind == 'synthetic':
+    return (f'{source.name}, example {i}' for i in range(count))
+  return (source.example_name(i) for i in range(count))
+
+
+def _rounded(value):
+  return f'{value:.6g}'
+
+
+def _cell(value):
+  if isinstance(value, float):
+    return f'{value:.6g}'
+  return untrusted_text.csv_cell(value)
+
+
+def _write_csv(path, columns, rows):
+  """Writes a CSV file; a missing value is an empty cell."""
+  # A file's name that is not UTF-8 holds surrogates.
+  with open(path, 'w', newline='', encoding='utf-8', errors='backslashreplace') as f:
+    writer = csv.DictWriter(f, columns, lineterminator='\n')
+    writer.writeheader()
+    # One at a time: a million images would be gigabytes of rows.
+    writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)

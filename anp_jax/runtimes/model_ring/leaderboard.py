@@ -1,0 +1,191 @@
+"""The scores of all models, and which models stay in the ring."""
+
+from collections.abc import Sequence
+import math
+import os
+import time
+
+from anp_jax.runtimes.model_ring import candidates as candidates_lib, ring as ring_lib
+from anp_jax.system import files, markdown
+from anp_jax.training import metric_labels
+
+LOG = 'relay.jsonl'
+PAGE = 'leaderboard.md'
+# What becomes of a model, as it stands in the leaderboard.
+GO_ON, FINISHED, RETIRED, FAILED, WAIT = ('goes on', 'finished', 'retired', 'failed', 'wait')
+
+
+class Leaderboard:
+  """Process 0's record of scores and failures, kept in workdir/relay.jsonl.
+
+  Which models stay is a function of this record alone, so a run that is
+  started again decides as it would have.
+  """
+
+  def __init__(
+    self,
+    workdir: str,
+    candidates: Sequence[candidates_lib.Candidate],
+    rungs: ring_lib.Rungs,
+    best_metric: str,
+  ):
+    """Reads the record of the workdir.
+
+    Args:
+      workdir: of the run.
+      candidates: all models.
+      rungs: when models are scored, and when they may leave.
+      best_metric: config.checkpoint.best_metric.
+    """
+    self._workdir = workdir
+    self._candidates = candidates
+    self._rungs = rungs
+    self._metric = metric_labels.key(best_metric)
+    self._scores = {}  # (model, laps done) to its record
+    self._failures = {}  # model to the reason
+    for record in files.read_json_lines(os.path.join(workdir, LOG)):
+      self._include(record)
+
+  def missing_scores(self, model: int, laps: int) -> list[int]:
+    """Returns those of a model's laps that are due and have no score."""
+    return [
+      k
+      for k in range(1, laps + 1)
+      if self._rungs.is_score_due(k) and (model, k) not in self._scores
+    ]
+
+  def add(self, model: int, laps: int, step: int, scores: dict) -> bool:
+    """Records scores; returns False if they are recorded already."""
+    if (model, laps) in self._scores:
+      return False
+    self._record({'model': model, 'laps': laps, 'step': step, **scores})
+    return True
+
+  def fail(self, model: int, step: int, reason: str) -> None:
+    """Records that a model cannot go on."""
+    if model not in self._failures:
+      self._record({'model': model, 'step': step, 'failed': reason})
+
+  def decide(self, model: int, laps: int) -> str:
+    """Decides what becomes of a model that has done so many laps.
+
+    After 1, h, h^2 ... laps, h being config.strategy.halving, those go on that
+    are among the best 1/h (rounded up) of the models up to this one that have
+    come so far. Successive halving as in Li et al. 2020 (arXiv 1810.05934):
+    no model waits for those that come later. Models enter in their order and go
+    round once a lap, so no model overtakes another.
+
+    Returns:
+      GO_ON, FINISHED, RETIRED, FAILED, or WAIT while a score is missing.
+    """
+    if model in self._failures:
+      return FAILED
+    if laps == self._rungs.laps:
+      return FINISHED
+    if not self._rungs.is_rung(laps):
+      return GO_ON
+    rivals = []
+    for rival in range(model + 1):
+      if (rival, laps) in self._scores:
+        rivals.append(rival)
+      elif not self._left_before(rival, laps):
+        return WAIT
+    ranked = sorted(rivals, key=lambda m: (-self._value(m, laps), m))
+    best = ranked[: math.ceil(len(ranked) / self._rungs.halving)]
+    return GO_ON if model in best else RETIRED
+
+  def status(self, model: int, laps: int) -> str:
+    """Returns what `decide` gave at the lap after which a model left, if any.
+
+    Args:
+      model: its index.
+      laps: that the model has done; it may have left after fewer.
+    """
+    for earlier in range(1, laps):
+      if self._rungs.is_rung(earlier) and self.decide(model, earlier) != GO_ON:
+        return self.decide(model, earlier)
+    return self.decide(model, laps)
+
+  def finished(self) -> list[int]:
+    """Returns the models that have come to the end."""
+    ended = {model for model, laps in self._scores if laps == self._rungs.laps}
+    return sorted(ended - self._failures.keys())
+
+  def best(self) -> dict:
+    """Returns the last scores of the best model; {} if there are none."""
+    return self.last_scores(self._ranking()[0])
+
+  def last_scores(self, model: int) -> dict:
+    """Returns a model's last scores; {} if there are none."""
+    laps = max((k for m, k in self._scores if m == model), default=0)
+    return self._scores.get((model, laps), {})
+
+  def all_scores(self, model: int) -> list[dict]:
+    """Returns all scores of a model, in the order in which they came."""
+    return [r for (m, _), r in self._scores.items() if m == model]
+
+  def table(self) -> str:
+    """Returns the leaderboard as Markdown, the best model first."""
+    rows = [(self._candidates[m], self.last_scores(m)) for m in self._ranking()]
+    labels = metric_labels.labels(set().union(*(scores for _, scores in rows)))
+    lines = [['', 'model', 'what differs', 'laps', 'state', *labels.values()]]
+    for place, (candidate, scores) in enumerate(rows, 1):
+      laps = scores.get('laps', 0)
+      values = [metric_labels.format_value(k, scores[k]) if k in scores else '' for k in labels]
+      lines.append(
+        [
+          f'{place}',
+          candidate.name,
+          candidate.text or 'nothing',
+          f'{laps} of {self._rungs.laps}',
+          self._state(candidate.index, laps),
+          *values,
+        ]
+      )
+    return markdown.table(lines)
+
+  def write(self, footer: str = '') -> None:
+    """Writes the leaderboard to the workdir."""
+    path = os.path.join(self._workdir, PAGE)
+    files.write_atomic(path, f'# Leaderboard\n\n{self.table()}\n{footer}')
+
+  def _ranking(self):
+    """Returns all models by their last scores; failed ones are the last."""
+
+    def key(model):
+      scores = self.last_scores(model)
+      value = self._value(model, scores['laps']) if scores else -math.inf
+      return (model in self._failures, -value, model)
+
+    return sorted((c.index for c in self._candidates), key=key)
+
+  def _state(self, model, laps):
+    if model in self._failures:
+      return f'failed: {self._failures[model]}'
+    if not laps:
+      return ''
+    status = self.status(model, laps)
+    return GO_ON if status == WAIT else status
+
+  def _left_before(self, model, laps):
+    """Returns whether a model has left the ring before so many laps."""
+    if model in self._failures:
+      return True
+    return any(self._rungs.is_rung(k) and self.decide(model, k) == RETIRED for k in range(1, laps))
+
+  def _value(self, model, laps):
+    value = self._scores[model, laps].get(self._metric, math.nan)
+    if math.isnan(value):
+      return -math.inf
+    return -value if self._metric == 'loss' else value
+
+  def _record(self, record):
+    record = {**record, 'time': time.time()}
+    files.append_json_line(os.path.join(self._workdir, LOG), record)
+    self._include(record)
+
+  def _include(self, record):
+    if 'failed' in record:
+      self._failures[record['model']] = record['failed']
+    else:
+      self._scores[record['model'], record['laps']] = record

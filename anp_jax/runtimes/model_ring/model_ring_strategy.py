@@ -1,0 +1,87 @@
+"""The strategy `relay`: many models in a ring; see `run`."""
+
+from anp_jax.config import keys, rules
+from anp_jax.parallel.sync import sync_strategy as sync
+from anp_jax.runtimes import transport_keys
+
+
+class Relay(sync.Sync):
+  """Many models that travel around a ring of devices."""
+
+  name = 'relay'
+  state = 'relay'
+  steps_together = False
+  keeps_models_apart = True
+
+  def default_config(self):
+    """The models, the stations they go round, and when they leave."""
+    return {
+      # A list that may grow at its end; candidates without one have none.
+      'models': keys.value(
+        (),
+        "what differs in each, as in ('seed=1', 'seed=2; model.width=32')",
+        lambda models: models and all(isinstance(m, str) for m in models),
+        "texts such as ('seed=1', 'seed=2; model.width=32')",
+        resumable=True,
+      ),
+      'station': keys.text(
+        'device', 'what holds a part of the data; host: all of its devices', ('device', 'host')
+      ),
+      'max_in_ring': keys.integer(
+        0, 'models at a time; others follow those that leave; 0: all', at_least=0, resumable=True
+      ),
+      'halving': keys.value(
+        0,
+        'after 1, h, h^2 .. epochs the best 1/h go on; 0: all do',
+        lambda factor: factor == 0 or factor >= 2,
+        '0, or 2 or more',
+      ),
+      'shares': keys.Key(
+        (),
+        'of the training set, for each station, in proportion; (): alike',
+        check=rules.check_shares,
+        resumable=True,
+      ),
+      **transport_keys.KEYS,
+    }
+
+  def alternatives(self, config):
+    """What differs in each model of the ring."""
+    models = config['strategy.models']
+    if not isinstance(models, tuple | list):
+      return []  # it is refused by its type
+    texts = [m for m in models if isinstance(m, str)]
+    return [
+      {
+        key.strip(): value.strip()
+        for key, _, value in (part.partition('=') for part in text.split(';'))
+      }
+      for text in texts
+    ]
+
+  def check(self, config):
+    """Refuses records and balances that a ring cannot have."""
+    rules.check_tls(config)
+    rules.check(
+      not config['log.wandb'],
+      'log.wandb',
+      config['log.wandb'],
+      "'' where strategy.name is relay: its models have records of their own",
+    )
+    balance = config['data.balance']
+    rules.check(
+      balance == 'none',
+      'data.balance',
+      balance,
+      "'none' where strategy.name is relay: a station knows its own part of the data only",
+    )
+
+  def joins_jax(self, config, mode):
+    """No program spans the processes of a ring."""
+    return False
+
+  def run(self, job, loop):
+    """Trains the models of the ring, or scores them again."""
+    from anp_jax.runtimes.model_ring import model_ring_run as run
+
+    return run.run(job.config, job.workdir, job.processes, job.mode, job.checkpoint)

@@ -1,0 +1,147 @@
+"""What all processes of a ring agree on before a model is trained."""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+
+import jax
+
+from anp_jax.checkpoint import manager as checkpoint_lib
+from anp_jax.data import sources
+from anp_jax.data.sources import agreement
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.runtimes.model_ring import candidates as candidates_lib, schedule as schedule_lib
+from anp_jax.training import objective as objective_lib
+
+_MODELS = 'models'
+
+
+@dataclasses.dataclass(frozen=True)
+class Rungs:
+  """After which laps models are scored, and some of them leave.
+
+  Attributes:
+    laps: of a model that stays to the end.
+    every: laps between two scores.
+    halving: config.strategy.halving; 0: all models stay.
+  """
+
+  laps: int
+  every: int
+  halving: int
+
+  def is_score_due(self, laps: int) -> bool:
+    """Returns whether a model is scored after so many laps."""
+    last = laps == self.laps
+    return last or laps % self.every == 0 or self.is_rung(laps)
+
+  def is_rung(self, laps: int) -> bool:
+    """Returns whether some models leave the ring after so many laps."""
+    if not self.halving or not 0 < laps < self.laps:
+      return False
+    while laps % self.halving == 0:
+      laps //= self.halving
+    return laps == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+  """The models, the stations and the data of a ring.
+
+  Attributes:
+    config: the run's config.
+    workdir: of the run.
+    candidates: all models.
+    source: of the training examples.
+    eval_source: of the validation examples.
+    objective: `objective.Objective`.
+    sizes: training examples of each station.
+    owners: the process of each station.
+    rungs: when models are scored, and when they may leave.
+    max_in_ring: models in the ring at a time.
+    local_stations: those of this process.
+  """
+
+  config: object
+  workdir: str
+  candidates: Sequence[candidates_lib.Candidate]
+  source: object
+  eval_source: object
+  objective: object
+  sizes: Sequence[int]
+  owners: Sequence[int]
+  rungs: Rungs
+  max_in_ring: int
+  local_stations: Sequence[schedule_lib.Station]
+
+  @property
+  def models(self) -> range:
+    """The indices of all models."""
+    return range(len(self.candidates))
+
+  @property
+  def stations(self) -> int:
+    """The number of stations of all processes."""
+    return len(self.owners)
+
+  def schedule(self, model: int) -> schedule_lib.RingSchedule:
+    """Returns the schedule of a model."""
+    batch_size = self.candidates[model].config.batch_size
+    return schedule_lib.RingSchedule(self.sizes, batch_size, self.rungs.laps)
+
+  def scorer(self, model: int, laps: int) -> int:
+    """Returns the station that scores a model after so many laps."""
+    # In turn; in the end the first, which is the first to have nothing to do.
+    return 0 if laps == self.rungs.laps else (model + laps) % self.stations
+
+  def folder(self, model: int) -> str:
+    """Returns the folder of a model."""
+    return os.path.join(self.workdir, _MODELS, self.candidates[model].name)
+
+
+def create(config, workdir: str, processes) -> Ring:
+  """Opens the data, and divides them over the stations of all processes.
+
+  Raises:
+    ConfigError: if the config does not fit the devices or the data.
+  """
+  meshes = _meshes(config)
+  counts = processes.gather(len(meshes))
+  owners = tuple(p for p, count in enumerate(counts) for _ in range(count))
+  candidates = candidates_lib.create(config, meshes[0].size)
+  source = sources.open_source(config, training=True)
+  eval_source = sources.open_source(config, training=False)
+  agreement.check(processes, training=source, evaluation=eval_source)
+  objective = objective_lib.create(source.vocabulary, config)
+  checkpoint_lib.check_best_metric(config, objective.metric_names)
+  sizes = schedule_lib.shard_sizes(config, len(source), len(owners))
+  rungs = Rungs(
+    candidates_lib.laps('duration', config.duration),
+    candidates_lib.laps('eval.every', config.eval.every),
+    config.strategy.halving,
+  )
+  shards = schedule_lib.data_shards(source, sizes)
+  first = sum(counts[: processes.index])
+  return Ring(
+    config,
+    workdir,
+    candidates,
+    source,
+    eval_source,
+    objective,
+    sizes,
+    owners,
+    rungs,
+    config.strategy.max_in_ring or len(candidates),
+    [
+      schedule_lib.Station(number, mesh, shards[number])
+      for number, mesh in enumerate(meshes, first)
+    ],
+  )
+
+
+def _meshes(config):
+  """Returns the mesh of each station of this process."""
+  devices = jax.local_devices()
+  each = 1 if config.strategy.station == 'device' else len(devices)
+  return [mesh_lib.create(config, devices[i : i + each]) for i in range(0, len(devices), each)]

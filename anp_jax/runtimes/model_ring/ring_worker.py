@@ -1,0 +1,267 @@
+"""A station of the ring: it trains what comes, scores, and sends on.
+
+This is one lap of a model, from station to station:
+
+  1. `controller.RingController` sends the model to station 0.
+  2. `RingWorker._train` makes the steps of the model's segment and sends it to
+     the next station (step 2 again), the last one sends it to the controller.
+  3. After a lap whose score is due, a copy of the weights goes to a station
+     that has time for it; `RingWorker._score` sends the scores to the
+     controller, and to the station that ended the lap: it writes the best.
+  4. The controller sends the model on its next lap, or `Retired` from station 0
+     round the ring (`RingWorker._retire`).
+"""
+
+from collections.abc import Callable
+import threading
+
+import jax
+import jax.numpy as jnp
+
+from anp_jax.reporting import delayed_metrics
+from anp_jax.runtimes.model_ring import background_compiler, ensemble, messages
+
+
+class RingWorker:
+  """One station, in a thread of its own.
+
+  Attributes:
+    is_idle: whether there is nothing to do.
+    progress: steps made since the start, and models prepared for.
+  """
+
+  def __init__(self, runners, queue, store, spans, send_event: Callable):
+    """Prepares the thread; `start` begins to work.
+
+    Args:
+      runners: `runner.Runners` of the station.
+      queue: `messages.MessageQueue` of the station.
+      store: `store.Store`.
+      spans: `spans.Spans`.
+      send_event: called (address, event), see `messages.Sender`.
+    """
+    self.is_idle = False
+    self.progress = 0
+    self._runners = runners
+    self._ring, self._station = runners.ring, runners.station
+    self._number = runners.station.number
+    self._store, self._spans = store, spans
+    self._send_event = send_event
+    self._queue = queue
+    self._compiler = None
+    self._first_models = ()
+    self._thread = threading.Thread(target=self._run, name=f'station {self._number}', daemon=True)
+
+  def start(self, first_models, later_models) -> None:
+    """Begins to work.
+
+    Args:
+      first_models: to prepare for before the first comes, so that no station
+        waits while another compiles.
+      later_models: that take the places of those, in their order: they are
+        compiled for while others train.
+    """
+    self._first_models = first_models
+    self._compiler = background_compiler.BackgroundCompiler(
+      f'ahead of station {self._number}',
+      later_models,
+      self._ring.max_in_ring,
+      self._compile,
+      self._on_error,
+    )
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Takes no further message, and compiles nothing more ahead."""
+    self._queue.close()
+    if self._compiler:
+      self._compiler.stop()
+
+  def join(self) -> None:
+    """Returns when the last step is made; call `stop` first."""
+    self._thread.join()
+
+  def save_waiting(self) -> dict[int, int]:
+    """Saves the models that wait here; returns their steps, by model."""
+    steps = {}
+    for message in self._queue.remaining():
+      if isinstance(message, messages.ModelMessage):
+        steps[message.model] = message.step
+      if isinstance(message, (messages.ModelMessage, messages.Retired)):
+        self._save_elsewhere(message)
+    return steps
+
+  def score_waiting(self) -> None:
+    """Scores the models whose scores wait here."""
+    for message in self._queue.remaining():
+      if isinstance(message, messages.ScoreRequest):
+        self._score(message)
+
+  def keep_waiting(self) -> None:
+    """Saves the best of the states whose scores have come."""
+    for message in self._queue.remaining():
+      if isinstance(message, messages.Ranked):
+        self._keep(message)
+
+  def close(self) -> None:
+    """Stops; returns when nothing is being compiled ahead."""
+    self.stop()
+    if self._compiler:
+      self._compiler.join()
+    self._runners.close()
+
+  def _run(self):
+    handlers = {
+      messages.ModelMessage: self._train,
+      messages.ScoreRequest: self._score,
+      messages.Ranked: self._keep,
+      messages.Retired: self._retire,
+    }
+    try:
+      # A station's own work lies on its own devices, also what is made on the
+      # way, such as a seed.
+      with jax.default_device(self._station.mesh.devices.flat[0]):
+        self._prepare_first()
+        self._compiler.start()
+        while (message := self._next_message()) is not None:
+          handlers[type(message)](message)
+    except BaseException as e:  # noqa: BLE001 - raised by the main thread
+      self._on_error(e)
+
+  def _record(self, what, model, lap):
+    return self._spans.record(self._number, what, model, lap)
+
+  def _on_error(self, error):
+    self._send_event(messages.HERE, error)
+
+  def _next_message(self):
+    self.is_idle = True
+    message = self._queue.get()
+    self.is_idle = False
+    return message
+
+  def _prepare_first(self):
+    for model in self._first_models:
+      if self._queue.closed:
+        return
+      runner = self._runners[model]
+      with self._record('prepare', model, None):
+        runner.compile(len(self._ring.eval_source), begins=not self._number)
+        runner.prepare(0)
+      self.progress += 1
+
+  def _compile(self, model, stopped):
+    """Compiles for a model that is to come, in the compiler's thread."""
+    # Which device is the default is a thread's own.
+    with (
+      jax.default_device(self._station.mesh.devices.flat[0]),
+      self._record('compile', model, None),
+    ):
+      self._runners[model].compile(len(self._ring.eval_source), not self._number, stopped)
+
+  def _train(self, message):
+    """Trains a model on this station's shard, and sends it on."""
+    model, runner = message.model, self._runners[message.model]
+    self._compiler.on_arrival(model)
+    segment = runner.schedule.at(message.step)
+    if segment is None or segment.station != self._number:
+      self._send_on(message)  # it fills no batch here
+      return
+    step, state = message.step, self._prepared_state(message, segment)
+    try:
+      with self._record('train', model, segment.lap) as span:
+        for metrics, current in runner.train(
+          state, message.step, segment.count, lambda: self._queue.closed
+        ):
+          self.progress += 1
+          self._store.record_step(model, metrics)
+          if current is not None:
+            step, state = metrics.step, current
+            self._save_if_due(model, step, state)
+        jax.block_until_ready(state)
+        span['steps'] = step - message.step
+    except delayed_metrics.NotFinite as e:
+      failure = messages.Failed(model, message.step, str(e))
+      self._send_event(messages.CONTROLLER, failure)
+      return
+    self._request_score(model, step, state, segment.lap)
+    if step == runner.schedule.total:
+      state = None  # it is saved
+    elif step < message.step + segment.count:  # stopped on the way
+      self._queue.put(messages.ModelMessage(model, step, state))
+      return
+    self._send_on(messages.ModelMessage(model, step, state))
+
+  def _prepared_state(self, message, segment):
+    """Returns the state on this station's devices; the stream is open."""
+    runner, state = self._runners[message.model], message.state
+    with self._record('prepare', message.model, segment.lap):
+      if state is None:
+        state = runner.new_state(self._ring.folder(message.model))
+      else:
+        state = runner.place(state)
+      runner.prepare(segment.first)
+    message.state = None  # it will be donated
+    return state
+
+  def _save_if_due(self, model, step, state):
+    if self._runners[model].is_save_due(step):
+      with self._record('save', model, None):
+        self._store.save(model, step, state)
+
+  def _request_score(self, model, step, state, lap):
+    """Sends the weights to be scored, if a lap is complete and it is due."""
+    laps = self._runners[model].schedule.laps_done(step)
+    if laps > lap and self._ring.rungs.is_score_due(laps):
+      # A copy: the next station donates what it gets. All of the state, where
+      # it may be kept.
+      if self._runners[model].config.checkpoint.keep_best:
+        copy = jax.tree.map(jnp.copy, state)
+        self._store.hold(model, step, copy)
+        evaluated = copy.evaluated()
+      else:
+        evaluated = jax.tree.map(jnp.copy, state.evaluated())
+      self._send_event(
+        self._ring.scorer(model, laps),
+        messages.ScoreRequest(model, step, evaluated, laps, self._number),
+      )
+
+  def _send_on(self, message):
+    """Sends a model to the next station; after the last, to the controller."""
+    is_last = self._number + 1 == self._ring.stations
+    self._send_event(messages.CONTROLLER if is_last else self._number + 1, message)
+
+  def _score(self, request):
+    """Scores a model; after the last lap, keeps its probabilities, too."""
+    model, laps, source = request.model, request.laps, self._ring.eval_source
+    runner = self._runners[model]
+    with self._record('score', model, laps):
+      scores = runner.score(request.state, source)
+      if laps == self._ring.rungs.laps:
+        ensemble.write(self._ring.folder(model), *runner.probabilities(request.state, source))
+    self._send_event(messages.CONTROLLER, messages.Scored(model, laps, request.step, scores))
+    if runner.config.checkpoint.keep_best:
+      self._send_event(request.origin, messages.Ranked(model, request.step, scores=scores))
+
+  def _keep(self, message):
+    """Saves a state that was scored, if it is among the best."""
+    with self._record('save', message.model, None):
+      self._store.keep_if_best(message.model, message.step, message.scores)
+
+  def _retire(self, message):
+    """Forgets a model that has left the ring, and tells the next station."""
+    self._save_elsewhere(message)
+    self._compiler.on_retired(message.model)
+    runner = self._runners.get(message.model)
+    if runner:
+      # Its last score is made: the request came before this message.
+      runner.release()
+    self._store.records.close_model(message.model)
+    if self._number + 1 < self._ring.stations:
+      self._send_event(self._number + 1, messages.Retired(message.model, message.step))
+
+  def _save_elsewhere(self, message):
+    """Saves a state that another station may have made."""
+    if message.state is not None:
+      state = self._runners[message.model].place(message.state)
+      self._store.save(message.model, message.step, state)

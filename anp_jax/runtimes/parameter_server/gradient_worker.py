@@ -1,0 +1,372 @@
+"""A worker: leases tickets, pulls weights, pushes gradients."""
+
+from concurrent import futures
+import contextlib
+import threading
+import time
+
+from absl import logging
+import jax
+import numpy as np
+
+from anp_jax import cluster, config as config_lib
+from anp_jax.runtimes import transport
+from anp_jax.runtimes.parameter_server import rendezvous
+
+_RETRY = 0.3  # seconds between two attempts to reach the servers
+_STARTED = time.time_ns()
+
+
+class BatchQueue:
+  """The tickets of a worker, by count, as its data stream asks for them."""
+
+  def __init__(self, take, data_shards: int, batch_size: int, limit: int | None):
+    """Starts without tickets; none is leased yet.
+
+    Args:
+      take: () -> (step, data shard), None at the end.
+      data_shards: of a batch.
+      batch_size: images of a batch.
+      limit: tickets that may be leased at a time; None: the stream's read-ahead
+        decides.
+    """
+    self._take = take
+    self._rows = np.arange(batch_size).reshape(data_shards, -1)
+    self._limit = limit
+    self._tickets = []
+    self._finished = 0
+    self._closed = False
+    self._changed = threading.Condition()
+    self._taking = threading.Lock()
+
+  def step_and_rows(self, count: int) -> tuple[int, np.ndarray]:
+    """Returns a batch's step and rows; after the end any, which nobody uses."""
+    step, shard = self.ticket(count) or (0, 0)
+    return step, self._rows[shard]
+
+  def ticket(self, count: int):
+    """Returns the ticket of this count; None after the end."""
+    # A leased ticket is returned also while the next is waited for.
+    if count >= len(self._tickets):
+      with self._taking:
+        while len(self._tickets) <= count:
+          with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._may_take())
+          if self._closed or None in self._tickets[-1:]:
+            return None
+          self._tickets.append(self._take())
+    return self._tickets[count]
+
+  def finish(self) -> None:
+    """Marks one of the tickets as finished."""
+    with self._changed:
+      self._finished += 1
+      self._changed.notify_all()
+
+  def close(self) -> None:
+    """Leases no more tickets."""
+    with self._changed:
+      self._closed = True
+      self._changed.notify_all()
+
+  def _may_take(self):
+    leased = len(self._tickets) - self._finished
+    return self._limit is None or leased < self._limit
+
+
+class Worker:
+  """Computes gradients until the run is over, as processes join and leave.
+
+  Attributes:
+    name: of this start of its process: when that is gone, others take over.
+    progress: answers received and gradients computed; grows while it lives.
+    closed: whether it is to end.
+  """
+
+  def __init__(self, participant: rendezvous.Participant, prepare):
+    """Prepares the worker; `run` connects.
+
+    Args:
+      participant: this process.
+      prepare: server 0's settings -> `setup.Setup`.
+    """
+    self.name = f'{participant.env.index}.{_STARTED:x}'
+    self.progress = 0
+    self.closed = threading.Event()
+    self._participant = participant
+    self._prepare = prepare
+    self._computing = threading.Lock()
+    self._pausing = threading.Lock()
+    self._pauses = 0
+    self._setup = self._program = None
+
+  def run(self) -> None:
+    """Computes until the run is over, or `close`.
+
+    Raises:
+      ConfigError: if this process's config or code is not server 0's.
+      cluster.Lost: if no server has answered for
+        config.cluster.rendezvous_timeout.
+      cluster.Failed: if the run has failed, or a server refuses a request.
+    """
+    while not self.closed.is_set():
+      hello, servers = self._join()
+      if hello is None:
+        return
+      try:
+        if self._program is None:
+          self._setup = self._prepare(hello)
+          self._program = self._setup.gradient_program(hello['data_shards'])
+        _WorkerSession(self, hello, servers, self._setup, self._program).run()
+        return
+      except transport.CONNECTION_ERRORS as e:
+        if 'refused:' in str(e):
+          raise cluster.Failed(transport.describe_error(e)) from e
+        logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
+        time.sleep(_RETRY)
+      finally:
+        for server in servers:
+          server.close()
+
+  def close(self) -> None:
+    """Makes `run` return soon."""
+    self.closed.set()
+
+  @contextlib.contextmanager
+  def paused(self):
+    """Within it, no gradient is computed in this process.
+
+    Those that follow are of weights that are read after it.
+    """
+    with self._pausing, self._computing:
+      self._pauses += 1
+      yield
+
+  def compute(self, pull, step, batch):
+    """Computes a gradient, of weights that were read since the last pause.
+
+    No lock is held while weights are waited for: they may need updates that
+    wait for the thread which is about to enter `paused`.
+
+    Args:
+      pull: () -> (versions read, weights, statistics), or None.
+      step: of the ticket.
+      batch: see `gradient.GradientProgram`.
+
+    Returns:
+      The results of `pull` and of `gradient.GradientProgram`; None where `pull`
+      returned none.
+    """
+    while True:
+      with self._pausing:
+        pauses = self._pauses
+      pulled = pull()
+      if pulled is None:
+        return None
+      with self._computing:
+        if pauses != self._pauses:
+          continue
+        result = self._program(*pulled[1:], step, batch)
+      self.progress += 1
+      return pulled, result
+
+  def _join(self):
+    """Says hello until all servers are there."""
+    start = time.monotonic()
+    timeout = self._participant.config.cluster.rendezvous_timeout
+    reason = ''
+    while time.monotonic() - start < timeout:
+      if self.closed.is_set():
+        return None, []
+      try:
+        chief = self._participant.connect()
+        hello = chief.ask(
+          'hello',
+          worker=self.name,
+          process=self._participant.process,
+          devices=jax.local_device_count(),
+          launch=self._participant.launch,
+        )
+        if 'problem' in hello:
+          raise config_lib.ConfigError(hello['problem'])
+        self.progress += 1
+        if 'session' in hello:
+          addresses = hello['servers'][1:]
+          return hello, [chief, *map(self._participant.connect, addresses)]
+        chief.close()
+        reason = 'not all servers are there'
+      except transport.CONNECTION_ERRORS as e:
+        if self._participant.is_over(e, f'worker {self.name}'):
+          return None, []
+        reason = transport.describe_error(e)
+      time.sleep(_RETRY)
+    raise cluster.Lost(f'worker {self.name}: nothing to do for {timeout:g} s: {reason}')
+
+
+class _WorkerSession:
+  """A worker's time with the servers, until they begin another session."""
+
+  def __init__(self, worker, hello, servers, setup, program):
+    self._worker = worker
+    self._name = hello['session']
+    self._servers = servers
+    self._layout = setup.layout
+    self._program = program
+    synchronous = setup.config.strategy.mode == 'synchronous'
+    self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
+    self._queue = BatchQueue(
+      self._take,
+      hello['data_shards'],
+      setup.config.batch_size,
+      # A worker that still computes what others have finished must not hold a
+      # part of the next update.
+      1 if synchronous else None,
+    )
+    self._closed = False
+    self._errors = []
+    self._count = 0
+    self._taking = threading.Lock()
+    self._transfers = futures.ThreadPoolExecutor(self._in_flight * len(servers))
+    # Last: it asks for tickets at once.
+    self._feed = setup.feed(self._queue.step_and_rows, hello['data_shards'])
+
+  def run(self):
+    """Runs a thread for each gradient in flight; raises their first error."""
+    threads = [
+      threading.Thread(target=self._run, name=f'gradient {i}', daemon=True)
+      for i in range(self._in_flight)
+    ]
+    for thread in threads:
+      thread.start()
+    try:
+      for thread in threads:
+        thread.join()
+    finally:
+      self._close()
+      self._feed.close()
+      self._transfers.shutdown(wait=False)
+    if self._errors:
+      raise self._errors[0]
+
+  def _close(self):
+    self._closed = True
+    self._queue.close()
+
+  def _is_over(self):
+    return self._closed or self._worker.closed.is_set()
+
+  def _run(self):
+    try:
+      while not self._is_over():
+        ticket, batch, waited = self._next()
+        if ticket is None:
+          return
+        self._process(ticket, batch, waited)
+        self._queue.finish()
+    except BaseException as e:  # noqa: BLE001 - raised by `run`
+      self._errors.append(e)
+      self._close()
+
+  def _take(self):
+    while not self._is_over():
+      answer = self._ask('take', worker=self._worker.name)
+      if 'failed' in answer:
+        raise cluster.Failed(answer['failed'])
+      if 'over' in answer:
+        return None
+      if 'ticket' in answer:
+        return tuple(answer['ticket'])
+    return None
+
+  def _next(self):
+    """The next ticket, its batch and the seconds it was waited for."""
+    with self._taking:
+      before = self._feed.waited
+      batch = next(self._feed)
+      ticket = self._queue.ticket(self._count)
+      self._count += 1
+    return ticket, batch, self._feed.waited - before
+
+  def _process(self, ticket, batch, waited):
+    """Pulls weights, computes a ticket's gradient, pushes and commits it."""
+    result = self._worker.compute(lambda: self._pull(ticket), ticket[0], batch)
+    if result is None:
+      return
+    (reads, weights, stats), (gradient, stats_delta, values) = result
+    del values['vote']
+    if not values.pop('finite'):
+      weight = max(values['weight'], 1)
+      self._ask(
+        'fail',
+        text=f'the gradient of step {ticket[0]} is not finite: loss '
+        f'{values["loss"] / weight}, gradient norm {values["grad_norm"]}; '
+        'nothing of it was applied',
+      )
+      return
+    self._push(ticket, gradient, stats_delta)
+    arrays = (weights, stats, gradient, stats_delta)
+    contribution = {
+      'ticket': ticket,
+      'reads': reads,
+      'weight': values.pop('weight'),
+      'values': {**values, 'waited': waited, 'bytes': sum(a.nbytes for a in arrays)},
+    }
+    while not self._is_over():
+      answer = self._ask('commit', worker=self._worker.name, contribution=contribution)
+      if 'wait' not in answer:
+        return
+
+  def _pull(self, ticket):
+    """Versions read, weights, statistics; None for a ticket that is used."""
+    request = {'worker': self._worker.name, 'ticket': ticket}
+    answer = self._weights(self._servers[0], **request)
+    if answer is None:
+      return None
+    version, data = answer
+    jobs = [
+      self._transfers.submit(self._weights, server, at_least=version, **request)
+      for server in self._servers[1:]
+    ]
+    answers = [job.result() for job in jobs]
+    if None in answers:
+      return None
+    wire = self._layout.wire_dtype
+    size = self._layout.slices[0].stop * wire.itemsize
+    weights, stats = data[:size], data[size:].view(self._layout.stats.dtype)
+    if answers:
+      weights = np.concatenate([weights, *(data for _, data in answers)])
+    reads = [version, *(version for version, _ in answers)]
+    return reads, weights.view(wire), stats
+
+  def _weights(self, server, **request):
+    """(version, bytes) of a server's slice; None if they are not wanted."""
+    while not self._is_over():
+      answer, data = server.get('weights', session=self._name, **request)
+      self._worker.progress += 1
+      if 'version' in answer:
+        return answer['version'], data
+      if 'drop' in answer:
+        return None
+    return None
+
+  def _push(self, ticket, gradient, stats_delta):
+    """Sends each server its slice."""
+    request = {
+      'session': self._name,
+      'worker': self._worker.name,
+      'ticket': ticket,
+      'dtype': str(gradient.dtype),
+    }
+    deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
+    jobs = [
+      self._transfers.submit(server.put, request, [gradient[part], delta])
+      for server, part, delta in zip(self._servers, self._layout.slices, deltas, strict=True)
+    ]
+    for job in jobs:
+      job.result()
+    self._worker.progress += 1
+
+  def _ask(self, name, **request):
+    answer = self._servers[0].ask(name, session=self._name, **request)
+    self._worker.progress += 1
+    return answer

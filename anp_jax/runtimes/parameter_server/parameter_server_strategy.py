@@ -1,0 +1,169 @@
+"""The strategy `server`: which processes do what; see `run`."""
+
+import dataclasses
+
+from anp_jax.config import keys, rules, simulation_keys
+from anp_jax.parallel.sync import sync_strategy as sync
+from anp_jax.runtimes import transport_keys
+from anp_jax.system import cores
+
+# On one core a worker's pass holds the only thread of XLA's CPU devices: an
+# update, and a batch that is made ahead, would wait for its end. (On two cores
+# two more made LeNet's passes 5 % slower.)
+_SPARE_THREADS = 2
+_SIMULATION = {
+  **simulation_keys.KEYS,
+  'simulate.log': keys.text(
+    '',
+    "workdir of a real run whose order is followed; '': by the times below",
+    **simulation_keys.SIMULATED,
+  ),
+  'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
+  'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the servers"),
+}
+
+
+class Server(sync.Sync):
+  """Asynchronous training with parameter servers."""
+
+  name = 'server'
+  steps_together = False
+
+  def default_config(self):
+    """The servers, when they update, and what travels to them."""
+    declared = {
+      'servers': keys.integer(
+        1, 'processes, the first ones, that each keep a slice of the weights', above=0
+      ),
+      'dedicated': keys.flag(False, 'server processes do not also train'),
+      'mode': keys.text(
+        'async',
+        'bounded: in staleness; synchronous: updates of all workers',
+        ('async', 'bounded', 'synchronous'),
+      ),
+      'max_staleness': keys.integer(
+        4, "updates between a gradient's reading and its use, for bounded", at_least=0
+      ),
+      'backup_workers': keys.integer(
+        0, 'workers that a synchronous update does not wait for', at_least=0
+      ),
+      'compensation': keys.text(
+        'none', 'staleness: updates are divided by it', ('none', 'staleness')
+      ),
+      'delay_compensation': keys.number(
+        0,
+        'lambda of DC-ASGD, with which gradients are corrected for the '
+        'updates since their weights were read; 0: they are not',
+        at_least=0,
+      ),
+      'delay_decay': keys.number(
+        0,
+        'of a mean of squares, by whose root lambda is divided (DC-ASGD-a); 0: it is not',
+        at_least=0,
+        below=1,
+      ),
+      'look_ahead': keys.text(
+        'none',
+        'how workers read weights that momentum has moved already',
+        ('none', 'smega2', 'dana'),
+      ),
+      'wire_dtype': keys.text(
+        'float32', 'of weights and gradients on their way', ('float32', 'bfloat16')
+      ),
+      'in_flight': keys.integer(
+        1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0
+      ),
+      'lease_timeout': keys.number(
+        60, "seconds of a worker's silence, after which others compute its batches", above=0
+      ),
+      **_SIMULATION,
+    }
+    settings = {name: dataclasses.replace(key, resumable=True) for name, key in declared.items()}
+    return settings | transport_keys.KEYS
+
+  def check(self, config):
+    """Refuses optimizers and modes that slices of weights cannot have."""
+    rules.check_tls(config)
+    optimizer = config['optimizer.name']
+    rules.check(
+      optimizer not in ('lars', 'lamb'),
+      'optimizer.name',
+      optimizer,
+      'another one where strategy.name is server: its trust ratios are norms '
+      'of whole layers, and a server has a slice',
+    )
+    mode = config['strategy.mode']
+    backups = config['strategy.backup_workers']
+    rules.check(
+      not backups or mode == 'synchronous',
+      'strategy.backup_workers',
+      backups,
+      f"0 where strategy.mode is '{mode}': nobody is waited for there",
+    )
+    look_ahead = config['strategy.look_ahead']
+    rules.check(
+      look_ahead == 'none' or mode != 'synchronous',
+      'strategy.look_ahead',
+      look_ahead,
+      "'none' where strategy.mode is 'synchronous': no gradient is stale there",
+    )
+    rules.check(
+      look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),
+      'strategy.look_ahead',
+      look_ahead,
+      f"'none' where optimizer.name is "
+      f'{optimizer!r}: only momentum and nesterov have the momentum for it',
+    )
+    strength = config['strategy.delay_compensation']
+    rules.check(
+      not strength or mode != 'synchronous',
+      'strategy.delay_compensation',
+      strength,
+      "0 where strategy.mode is 'synchronous': no gradient is stale there",
+    )
+    decay = config['strategy.delay_decay']
+    rules.check(
+      not decay or strength > 0,
+      'strategy.delay_decay',
+      decay,
+      '0 where strategy.delay_compensation is 0',
+    )
+    compensation = config['strategy.compensation']
+    rules.check(
+      look_ahead == 'none' or compensation == 'none',
+      'strategy.compensation',
+      compensation,
+      f"'none' where strategy.look_ahead is {look_ahead!r}: how "
+      'far workers look ahead would depend on the staleness of one gradient',
+    )
+    rules.check_replicated(config, 'strategy.name is server: the servers divide the state')
+
+  def spans_processes(self, config, mode):
+    """Asynchronous processes meet at their servers, and outlive each other."""
+    return mode != 'train'
+
+  def needs_platform(self, config, index):
+    """A process that only serves may do so on the CPU."""
+    s = config.strategy
+    return not s.dedicated or index >= s.servers
+
+  def xla_settings(self, config):
+    """Threads for updates that come while a worker computes."""
+    return {'spare': spare_threads()}
+
+  def simulated_clock(self, spec):
+    """None: the order of the updates tells the time; see `timeline`."""
+    return None
+
+  def run(self, job, loop):
+    """Serves, trains, or both."""
+    if job.mode != 'train':
+      return loop(job)
+    from anp_jax.runtimes.parameter_server import parameter_server_run as run  # Flight is imported
+
+    return run.run(job.config, job.workdir, job.processes)
+
+
+def spare_threads() -> int:
+  """Returns how many threads more than cores XLA's CPU devices have."""
+  return _SPARE_THREADS if cores.count() == 1 else 0

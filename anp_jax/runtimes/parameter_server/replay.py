@@ -1,0 +1,220 @@
+"""Reproduces an asynchronous run in one process, from its log.
+
+  python -m anp_jax.runtimes.parameter_server.replay WORKDIR
+
+computes every gradient again from the versions that its worker read, applies
+them in the logged order, and compares the weights with the
+workdir's newest checkpoint: bit for bit, on a CPU of the kind that trained.
+"""
+
+import os
+import sys
+
+import jax
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.config import argument_parser, trust
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.runtimes.parameter_server import log as log_lib, parameter_server_strategy
+from anp_jax.system import xla_flags
+
+
+def replay(config, records: list[dict], version: int):
+  """Returns the state after the first `version` updates of a log.
+
+  Args:
+    config: of the run.
+    records: of the log; it must begin at version 0.
+    version: to stop at.
+
+  Returns:
+    TrainState of NumPy arrays.
+
+  Raises:
+    ConfigError: if the log has not all of these updates.
+  """
+  # Heavy: only once the input is known to be good.
+  from anp_jax.runtimes.parameter_server import look_ahead, setup as setup_lib
+
+  updates = {r['order']: r for r in records if 'order' in r}
+  missing = next((n for n in range(version) if n not in updates), None)
+  if missing is not None:
+    raise config_lib.ConfigError(
+      f'{log_lib.NAME} has no update {missing}: a replay needs all of them, so '
+      'not a run that another strategy began, or one whose log was cut'
+    )
+  state = None
+  for session, stop in _sessions(records, version):
+    # The log counts: keys may have changed since.
+    ahead = look_ahead.Settings(**session['look_ahead'])
+    setup = setup_lib.create(_session_config(config, session), ahead)
+    if state is None:
+      state = jax.device_get(setup.initial_state()[0])
+    first = int(state.step)
+    state = _replay_session(setup, session, state, [updates[n] for n in range(first, stop)])
+  return state
+
+
+def _sessions(records, version):
+  """The settings of each session of a run, and the version where it ends."""
+  starts = [r for r in records if 'start' in r and r['start'] < version]
+  stops = [*(r['start'] for r in starts[1:]), version]
+  return zip(starts, stops)
+
+
+def _session_config(config, session):
+  """The config as it was in a session of the run."""
+  from anp_jax.runtimes.parameter_server import delay_compensation
+
+  delay = delay_compensation.Settings(**session['delay'])
+  changes = {
+    'duration': session['duration'],  # schedules end with the run
+    'batch_size': session['batch_size'],
+    # One server makes the same weights as several: no bit depends on it.
+    'strategy.name': 'server',
+    'strategy.servers': 1,
+    'strategy.wire_dtype': session['wire_dtype'],
+    'strategy.compensation': session['compensation'],
+    'strategy.delay_compensation': delay.strength,
+    'strategy.delay_decay': delay.decay,
+  }
+  return config_lib.replaced(config, changes | session['changeable'])
+
+
+def _replay_session(setup, session, state, updates):
+  """The state after the updates of one session."""
+  from anp_jax.runtimes.parameter_server import slice_optimizer
+
+  (optimizer,), data_shards = setup.optimizers, session['shards']
+  slices = setup.layout.params.slices(session['servers'])
+  state, version = optimizer.start(state), int(state.step)
+  program = setup.gradient_program(data_shards)
+  last_reads = _last_reads(updates)
+  # Version -> weights and statistics that a worker may still read.
+  sent = {version: _sent(optimizer, state)}
+  feed = _feed(setup, data_shards, updates)
+  try:
+    for update in updates:
+      contributions, results = update['parts'], []
+      for contribution in contributions:
+        reads = contribution['reads']
+        weights = np.concatenate([sent[read][0][part] for part, read in zip(slices, reads)])
+        results.append(program(weights, sent[reads[0]][1], contribution['ticket'][0], next(feed)))
+      gradients, stats_deltas, _ = zip(*results)
+      state, _ = optimizer.apply(
+        state, gradients, stats_deltas, contributions, weights if optimizer.delay.strength else None
+      )
+      version += 1
+      sent[version] = _sent(optimizer, state)
+      sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}
+  finally:
+    feed.close()
+  return slice_optimizer.join(setup.layout, [optimizer], [state])
+
+
+def _sent(optimizer, state):
+  """The weights and statistics that servers send of a state."""
+  return np.concatenate(optimizer.weights(state)), np.asarray(state.stats)
+
+
+def _feed(setup, data_shards, updates):
+  """The batches of a session's gradients, in the order of the log."""
+  tickets = [c['ticket'] for update in updates for c in update['parts']]
+  rows = np.arange(setup.config.batch_size).reshape(data_shards, -1)
+
+  def step_and_rows(count):
+    step, shard = tickets[min(count, len(tickets) - 1)]
+    return step, rows[shard]
+
+  return setup.feed(step_and_rows, data_shards)
+
+
+def _last_reads(updates):
+  """Version -> the last update that has a gradient of its weights."""
+  return {
+    read: update['order']
+    for update in updates
+    for contribution in update['parts']
+    for read in contribution['reads']
+  }
+
+
+def main(argv: list[str]) -> int:
+  """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
+  parser = argument_parser.Parser(
+    prog='python -m anp_jax.runtimes.parameter_server.replay', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
+  trust.add_flag(parser)
+  try:
+    flags = parser.parse(argv)
+    if flags.trust:
+      trust.allow_all()
+    path = flags.workdir
+    workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
+    return _compare(workdir)
+  except config_lib.ConfigError as e:
+    print(f'error: {e}', file=sys.stderr)
+    return 2
+
+
+def _compare(workdir):
+  from anp_jax.checkpoint import run_dir as workdir_lib
+
+  records = log_lib.read(workdir)
+  devices = {r['devices'] for r in records if 'order' in r}
+  if len(devices) != 1:
+    raise config_lib.ConfigError(
+      f'{os.path.join(workdir, log_lib.NAME)}: expected updates by workers of '
+      f'one number of devices, found {sorted(devices) or "none"}'
+    )
+  # The gradient's program is that of a worker, on as many devices.
+  jax.config.update('jax_num_cpu_devices', devices.pop())
+  jax.config.update('jax_platforms', 'cpu')
+  file = os.path.join(workdir, workdir_lib.CONFIG_FILE)
+  saved_config = trust.from_file(workdir_lib.saved_config(workdir), file)
+  config = config_lib.from_flat(saved_config)
+  version, saved = _newest(workdir)
+  state = replay(config, records, version)
+  leaves = {
+    mesh_lib.path_name(path): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+  for name, leaf in leaves.items():
+    if leaf.tobytes() != saved[name].tobytes():
+      worst = np.abs(leaf.astype(float) - saved[name].astype(float)).max()
+      print(f'{name} differs after {version} updates, by up to {worst:.3g}')
+      return 1
+  counts = log_lib.staleness(records)
+  text = ', '.join(f'{s}: {counts[s]}' for s in sorted(counts))
+  print(f'{version} updates, the same bits in all {len(leaves)} leaves')
+  print(f'staleness of gradients: {text}')
+  return 0
+
+
+def _newest(workdir):
+  """The newest checkpoint's version and leaves by name."""
+  import orbax.checkpoint as ocp
+
+  from anp_jax.checkpoint import manager
+
+  folder = os.path.join(os.path.abspath(workdir), manager.NEWEST)
+  steps = [int(n) for n in os.listdir(folder) if n.isdigit()]
+  if not steps:
+    raise config_lib.ConfigError(f'{workdir} has no checkpoint to compare with')
+  reader = ocp.PyTreeCheckpointer()
+  path = os.path.join(folder, str(max(steps)), 'state')
+  tree = reader.metadata(path).item_metadata.tree
+  kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+  saved = reader.restore(path, restore_args=kinds)['state']
+  return max(steps), {
+    mesh_lib.path_name(path): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
+  }
+
+
+if __name__ == '__main__':
+  # The number of threads decides how sums are split.
+  xla_flags.enable(spare=parameter_server_strategy.spare_threads())
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""A server's port: Flight calls onto its session."""
+
+import json
+
+import jax
+import numpy as np
+
+from anp_jax.runtimes import transport
+from anp_jax.runtimes.parameter_server import parameter_store, session as session_lib
+
+_ACTIONS = ('hello', 'join', 'take', 'commit', 'updates', 'stop', 'fail')
+
+
+class Service(transport.Port):
+  """The Flight calls of one server.
+
+  Attributes:
+    session: that calls are of; None between two.
+  """
+
+  def __init__(self, config, env, token: str):
+    """Opens the port; arguments are those of `transport.Port`."""
+    self.session = None
+    super().__init__(config, env, token, 'a server')
+
+  def do_action(self, context, action):
+    """Answers small requests; see the methods of `session.ChiefSession`."""
+    del context
+    with transport.answering():
+      request = json.loads(action.body.to_pybytes())
+      answer = self._act(action.type, request)
+    return [json.dumps(answer).encode()]
+
+  def do_get(self, context, ticket):
+    """Sends weights to a worker, or a slice to another server."""
+    del context
+    with transport.answering():
+      request = json.loads(ticket.ticket)
+      name = request['name']
+      session = self._session_of(request)
+      if name == 'start':
+        return _state_stream(session.starts[request['server']], request)
+      if name == 'snapshot':
+        return _state_stream(
+          session.store.snapshot(request['version'], session_lib.PATIENCE), request
+        )
+      if name == 'weights':
+        return _weights_stream(session, request)
+      raise parameter_store.InvalidMessage(f'nothing is called {name!r}')
+
+  def do_put(self, context, descriptor, reader, writer):
+    """Receives a gradient."""
+    del context
+    with transport.answering():
+      request = json.loads(descriptor.command)
+      session = self._session_of(request)
+      optimizer = session.store.optimizer
+      shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
+      if request['dtype'] != str(shapes[0].dtype):
+        raise parameter_store.InvalidMessage(
+          f'a gradient in {request["dtype"]}, expected {shapes[0].dtype}'
+        )
+      size = sum(map(transport.nbytes, shapes))
+      if request['bytes'] != size:
+        raise parameter_store.InvalidMessage(f'{request["bytes"]} bytes, expected {size}')
+      data = transport.read_bytes(reader, size, request.get('local', False))
+      arrays = transport.split(data, shapes)
+      session.store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)
+      writer.write(b'taken')
+
+  def _session_of(self, request):
+    session = self.session
+    if session is None or request.get('session') != session.name:
+      raise session_lib.another_session()
+    return session
+
+  def _act(self, name, request):
+    if name in ('hello', 'join', 'stop'):  # of no session yet
+      if self.session is None:
+        return {'wait': True}
+      session = self.session
+    else:
+      session = self._session_of(request)
+    request.pop('session', None)
+    if name not in _ACTIONS or not isinstance(session, session_lib.ChiefSession):
+      raise parameter_store.InvalidMessage(f'nothing is called {name!r} here')
+    return getattr(session, name)(**request) or {}
+
+
+def _weights_stream(session, request):
+  worker, ticket = request['worker'], session_lib.ticket_of(request)
+  if isinstance(session, session_lib.ChiefSession):
+    at_least = session.begin_read(worker, ticket)
+    if isinstance(at_least, str):
+      return transport.stream({at_least: True}, [])
+  else:
+    at_least = int(request['at_least'])
+  try:
+    version, state = session.store.read(at_least, session_lib.PATIENCE)
+  except TimeoutError:
+    return transport.stream({'wait': True}, [])
+  weights = session.store.optimizer.weights(state)
+  session.store.note_read(ticket, worker, version, weights)
+  return transport.stream(
+    {'version': version}, [*weights, np.asarray(state.stats)], request.get('local', False)
+  )
+
+
+def _state_stream(state, request):
+  return transport.stream(
+    {}, [np.asarray(leaf) for leaf in jax.tree.leaves(state)], request.get('local', False)
+  )
+
+
+def unpack_state(optimizer, data):
+  """Returns the SliceState that a server has sent.
+
+  Args:
+    optimizer: `slice_optimizer.SliceOptimizer` of the server.
+    data: (n,) uint8.
+  """
+  leaves, structure = jax.tree.flatten(optimizer.abstract_state)
+  return jax.tree.unflatten(structure, transport.split(data, leaves))

@@ -1,0 +1,121 @@
+"""What every process of the strategy makes alike from the config."""
+
+import dataclasses
+
+import jax
+
+from anp_jax import config as config_lib
+from anp_jax.checkpoint.weights import initial
+from anp_jax.data import sources
+from anp_jax.data.input import stream as stream_lib
+from anp_jax.data.sources import agreement, balance
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.runtimes.parameter_server import (
+  gradient as gradient_lib,
+  layout as layout_lib,
+  look_ahead as look_ahead_lib,
+  slice_optimizer,
+)
+from anp_jax.training import build, objective as objective_lib, optimizer as optimizer_lib, run_spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """What a process trains and serves with.
+
+  Attributes:
+    config: the run's config.
+    mesh: of this process's own devices.
+    source: of the training examples.
+    objective: `objective.Objective`.
+    program: `build.Program` over the mesh.
+    layout: `layout.Layout` of the weights.
+    optimizers: `slice_optimizer.SliceOptimizer` of each server.
+    schedule: update to learning rate.
+  """
+
+  config: object
+  mesh: jax.sharding.Mesh
+  source: sources.Source
+  objective: objective_lib.Objective
+  program: build.Program
+  layout: layout_lib.Layout
+  optimizers: list[slice_optimizer.SliceOptimizer]
+  schedule: object
+
+  def initial_state(self, folder: str = ''):
+    """Returns a new state, and lines about the weights that it begins with.
+
+    Args:
+      folder: see `weights.initial.load`.
+
+    Raises:
+      ConfigError: if what config.init names does not fit.
+    """
+    program = self.program
+    weights, lines = initial.load(self.config, program, self.source.vocabulary, folder)
+    return state_lib.create(program.init_fn, program.abstract_state, weights), lines
+
+  def data_description(self) -> dict:
+    """Returns what all processes' training data must agree in."""
+    return agreement.describe(self.source)
+
+  def gradient_program(self, data_shards: int) -> gradient_lib.GradientProgram:
+    """Returns the compiled gradient of one of `data_shards` parts of a batch.
+
+    Raises:
+      ConfigError: if that does not divide over this process's devices.
+    """
+    size = self.config.batch_size // data_shards
+    division.check(self.config, size, self.mesh)
+    return gradient_lib.GradientProgram(self.config, self.program, self.layout, self.mesh, size)
+
+  def stream(self) -> stream_lib.Stream:
+    """Returns the device batches for this process."""
+    return stream_lib.Stream(self.config, mesh_lib.batch_sharding(self.mesh))
+
+  def feed(self, where, data_shards: int):
+    """Returns batches by ticket; see `stream.Stream.tickets`."""
+    size = self.config.batch_size
+    return self.stream().tickets(self.source, size, size // data_shards, where)
+
+
+def create(config, ahead: look_ahead_lib.Settings) -> Setup:
+  """Returns the setup; nothing is compiled and no array made yet.
+
+  Args:
+    config: the run's config, with its batch size.
+    ahead: how far workers look ahead, see `look_ahead.settings`.
+
+  Raises:
+    ConfigError: for what a config alone does not show.
+  """
+  if config.strategy.simulate.workers:
+    # No bit depends on the number of servers, so those simulated are one.
+    config = config_lib.replaced(config, {'strategy.servers': 1})
+  source = sources.open_source(config, training=True)
+  mesh = mesh_lib.create(config, jax.local_devices())
+  objective = objective_lib.create(source.vocabulary, config, balance.class_weights(config, source))
+  size, examples = config.batch_size, len(source)
+  spec = run_spec.RunSpec(config, mesh, objective, size, examples)
+  program = build.create(spec)
+  layout = layout_lib.Layout(config, program.abstract_state)
+  schedule = optimizer_lib.schedule(config, size, examples, spec.total_steps)
+  chained = config
+  if ahead.method != 'none':  # which makes Nesterov's step itself
+    chained = config_lib.replaced(config, {'optimizer.name': 'momentum'})
+  chain = optimizer_lib.create(chained, size, examples, spec.total_steps, whole_leaves=False)
+  look_ahead = look_ahead_lib.LookAhead(ahead, config, chain, schedule)
+  return Setup(
+    config=config,
+    mesh=mesh,
+    source=source,
+    objective=objective,
+    program=program,
+    layout=layout,
+    optimizers=[
+      slice_optimizer.SliceOptimizer(config, look_ahead, layout, index)
+      for index in range(config.strategy.servers)
+    ],
+    schedule=schedule,
+  )

@@ -1,0 +1,359 @@
+"""One server's slice of the state, and its update, compiled for a CPU."""
+
+import functools
+import os
+from typing import Any, NamedTuple
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.parallel import state as state_lib
+from anp_jax.runtimes.parameter_server import delay_compensation, layout as layout_lib
+from anp_jax.training import multipliers, optimizer as optimizer_lib
+
+# Elements that one call of the compiled update takes, padded with zeros. One
+# size for matrices and one for vectors, so one program each: an element's bits
+# do not depend on how the weights are cut. (Compiled for each slice's own
+# shapes, Adam's did.) Vectors are few.
+_MATRICES, _VECTORS = 2**18, 2**14
+
+
+@struct.dataclass
+class BlockState:
+  """The state of one block of a server's slice.
+
+  Attributes:
+    params: (_VECTORS,) weights, or (_MATRICES, 1).
+    opt_state: of the optax chain.
+    average: like params, averaged over steps; None without config.ema.
+    wire: like params: the weights that are sent, current or ahead.
+    momentum: `look_ahead.Cycle`; within an update of dana, its worker's
+      momentum; else None.
+    square: like params, of `delay_compensation`; None without its mean.
+  """
+
+  params: Any
+  opt_state: Any
+  average: Any
+  wire: Any
+  momentum: Any
+  square: Any = None
+
+
+@struct.dataclass
+class SliceState:
+  """A server's part of the TrainState.
+
+  Attributes:
+    step: () int32, updates applied.
+    stats: (m,) the network's running statistics; (0,) but on server 0.
+    average: (m,) the same averaged over steps; None without config.ema.
+    blocks: tuple of BlockState.
+    momenta: tuple of `look_ahead.WorkerMomentum`, of dana; (): all are as the
+      trace. No part of the pytree, so neither sent nor saved.
+  """
+
+  step: Any
+  stats: Any
+  average: Any
+  blocks: Any
+  momenta: tuple = struct.field(pytree_node=False, default=())
+
+
+class Factors(NamedTuple):
+  """What one block's elements are multiplied by.
+
+  Attributes:
+    rate: like the weights, of the update; None: 1.
+    decay: like the weights, of the weights that are added to the gradient;
+      None where no rules say so.
+  """
+
+  rate: Any
+  decay: Any
+
+
+class SliceOptimizer:
+  """Makes and updates the state of one server's slice.
+
+  The chain is that of `optimizer.create` without its clipping by norm, which
+  the workers have done, and without multipliers, which a slice has as a vector:
+  the rest is computed element by element (and by the rank of the leaf), so a
+  slice's update is the slice of the whole update.
+
+  Attributes:
+    slice: the elements.
+    stats_size: of the statistics; 0 but on server 0.
+    index: of the server.
+    device: that it computes on.
+    delay: `delay_compensation.Settings`.
+  """
+
+  def __init__(self, config, look_ahead, layout, index: int):
+    """Prepares the update; nothing is compiled yet.
+
+    Args:
+      config: the run's config.
+      look_ahead: `look_ahead.LookAhead`, with the optax chain.
+      layout: `layout.Layout`.
+      index: of the server.
+    """
+    self._config = config
+    self._look_ahead = look_ahead
+    self._layout = layout
+    self.index = index
+    self.delay = delay_compensation.settings(config)
+    self.slice = layout.slices[index]
+    self.blocks = layout.params.blocks(self.slice, _MATRICES, _VECTORS)
+    self.stats_size = layout.stats.size if index == 0 else 0
+    self.device = _cpu()
+    params = layout.params
+    zeros = params.unflatten(np.zeros(params.size))
+    rates = multipliers.rate_factors(config, zeros)
+    self._rates = None if set(rates.values()) == {1.0} else rates
+    self._decays = optimizer_lib.slice_decays(config, zeros)
+    frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
+    self._frozen_stats = layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
+    self._sends_params = look_ahead.keeps_read and layout.wire_dtype == params.dtype
+    self._update = jax.jit(self._updated)
+    self._update_stats = jax.jit(self._updated_stats)
+    self._wire = jax.jit(self._sent)
+
+  @functools.cached_property
+  def abstract_state(self) -> SliceState:
+    """Shapes and dtypes of the slice's state."""
+    start = functools.partial(self._start, xp=jnp)
+    return jax.eval_shape(start, self._layout.abstract_state)
+
+  @property
+  def abstract_gradient(self) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the slice of a gradient, as it is sent."""
+    size = self.slice.stop - self.slice.start
+    return jax.ShapeDtypeStruct((size,), self._layout.wire_dtype)
+
+  def start(self, state) -> SliceState:
+    """Returns the slice of a whole state.
+
+    Args:
+      state: TrainState of NumPy arrays.
+    """
+    start = jax.device_put(self._start(state, np), self.device)
+    blocks = [
+      block.replace(wire=self._wire(start.step, block, factors))
+      for block, factors in zip(start.blocks, self._factors, strict=True)
+    ]
+    return start.replace(blocks=tuple(blocks))
+
+  def weights(self, state: SliceState) -> list[np.ndarray]:
+    """Returns the slice's (n,) weights as they are sent, block by block."""
+    return [block.trim(b.wire) for block, b in zip(self.blocks, state.blocks, strict=True)]
+
+  def describe_delay(self, workers: int) -> str:
+    """Returns what keeping the versions that so many workers read takes."""
+    versions = workers * self._config.strategy.in_flight
+    size = self._layout.params.size * self._layout.wire_dtype.itemsize
+    return delay_compensation.describe(self.delay, versions, size / 1e6)
+
+  def saved(self, state: SliceState) -> list[BlockState]:
+    """Returns the blocks' states as a checkpoint keeps them."""
+    return [self._look_ahead.saved(block) for block in state.blocks]
+
+  def apply(self, state, gradients, stats_deltas, contributions, read=None):
+    """Returns the state after an update.
+
+    Args:
+      state: SliceState.
+      gradients: (n,) arrays, of the data shards of one batch in order.
+      stats_deltas: (m,) arrays, of the same data shards.
+      contributions: of the log, of the same data shards.
+      read: (n,) weights in the wire's dtype that a gradient is of; None where
+        delays are not compensated.
+
+    Returns:
+      SliceState, and whether all of it is finite.
+    """
+    divisor = 1.0
+    if self._config.strategy.compensation == 'staleness':
+      staleness = int(state.step) - contributions[0]['reads'][0]
+      divisor = float(max(staleness, 1))
+    weights = [c['weight'] for c in contributions]
+    dtype = self._layout.params.dtype
+    shares = np.asarray(weights, dtype) / max(sum(weights), 1)
+    if len(gradients) == 1:  # a mean already
+      shares = np.ones(1, dtype)
+    worker = contributions[0]['worker']
+    state, index = self._look_ahead.claim(state, worker)
+    step, shares, divisor = jax.device_put(
+      (state.step, shares, np.asarray(divisor, dtype)), self.device
+    )
+    stats, average, finite = self._update_stats(
+      step, state.stats, state.average, jax.device_put(stats_deltas, self.device)
+    )
+    blocks, checks = [], [finite]
+    for block, old, factors in zip(self.blocks, state.blocks, self._factors, strict=True):
+      # NumPy arrays, which follow the state's device.
+      cuts = [block.cut(g) for g in gradients]
+      pushed = cuts, None if read is None else block.cut(read)
+      new, finite = self._update(step, old, pushed, shares, divisor, factors)
+      if self._sends_params:  # not a copy, as the program would return
+        new = new.replace(wire=new.params)
+      blocks.append(new)
+      checks.append(finite)
+    state = SliceState(step + 1, stats, average, tuple(blocks), state.momenta)
+    finite = all(bool(check) for check in checks)
+    return self._look_ahead.release(state, index), finite
+
+  @functools.cached_property
+  def _factors(self):
+    """The Factors of each block."""
+
+    def cut(values):
+      if values is None:
+        return [None] * len(self.blocks)
+      vector = self._layout.params.spread(values.__getitem__)[self.slice]
+      return jax.device_put([block.cut(vector) for block in self.blocks], self.device)
+
+    return list(map(Factors, cut(self._rates), cut(self._decays)))
+
+  def _start(self, state, xp):
+    params, stats = self._layout.params, self._layout.stats
+    average = state.average or {'params': state.params, 'stats': state.stats}
+    weights = params.flatten(state.params, xp)
+    averages = params.flatten(average['params'], xp)
+    opt_state = params.flatten_within(state.opt_state, xp)
+    ema, size = self._config.ema, self.stats_size
+
+    def block_state(block):
+      def cut(leaf):
+        return block.cut(leaf[self.slice], xp) if xp.ndim(leaf) else leaf
+
+      block_opt_state = jax.tree.map(cut, opt_state)
+      return BlockState(
+        params=cut(weights),
+        opt_state=block_opt_state,
+        average=cut(averages) if ema else None,
+        wire=cut(weights).astype(self._layout.wire_dtype),
+        momentum=self._look_ahead.start(block_opt_state, xp),
+        square=xp.zeros_like(cut(weights)) if self.delay.decay else None,
+      )
+
+    return SliceState(
+      step=state.step,
+      stats=stats.flatten(state.stats, xp)[:size],
+      average=stats.flatten(average['stats'], xp)[:size] if ema else None,
+      blocks=tuple(map(block_state, self.blocks)),
+    )
+
+  def _updated(self, step, state, pushed, shares, divisor, factors):
+    """A block's update of (gradients, weights read), whether it is finite."""
+    dtype = state.params.dtype
+    gradients, read = pushed
+    gradient = sum(s * g.astype(dtype) for s, g in zip(shares, gradients))
+    square = state.square
+    if read is not None:
+      drift = self._aim(step, state, factors) - read.astype(dtype)
+      gradient, square = delay_compensation.correct(self.delay, gradient, drift, square)
+    updates, opt_state, momentum = self._look_ahead.update(step, gradient, state, factors.decay)
+    updates = _scaled(updates, factors.rate) / divisor
+    params = state.params + updates
+    if factors.rate is not None:  # to the bit, also the sign of a zero
+      params = jnp.where(factors.rate > 0, params, state.params)
+    state = BlockState(
+      params=params,
+      opt_state=opt_state,
+      average=self._averaged(step, state.average, params),
+      wire=None,
+      momentum=momentum,
+      square=square,
+    )
+    if not self._sends_params:
+      state = state.replace(wire=self._sent(step + 1, state, factors))
+    return state, jnp.isfinite(updates).all()
+
+  def _aim(self, step, state, factors):
+    """The weights at which a block's next gradient should be computed."""
+    move = self._look_ahead.own_move(step, state)
+    if move is None:
+      return state.params
+    return state.params + _scaled(move, factors.rate)
+
+  def _sent(self, step, state, factors):
+    """A block's weights as workers read them before update `step`."""
+    weights, look_ahead = state.params, self._look_ahead
+    if not look_ahead.keeps_read:
+      expected = look_ahead.expected(state.opt_state, state.momentum)
+      move = look_ahead.move(step, expected)
+      weights = weights + _scaled(move, factors.rate)
+    return weights.astype(self._layout.wire_dtype)
+
+  def _updated_stats(self, step, stats, average, deltas):
+    # A network without batch norm has neither the key nor statistics.
+    momentum = self._config.model.get('norm_momentum', 0.0)
+    momentum = jnp.asarray(momentum, stats.dtype)
+    new = momentum * stats + sum(deltas) / len(deltas)
+    if self._frozen_stats.any():
+      new = jnp.where(self._frozen_stats, stats, new)
+    return new, self._averaged(step, average, new), jnp.isfinite(new).all()
+
+  def _averaged(self, step, old, new):
+    if not self._config.ema:
+      return None
+    decay = state_lib.ema_decay(self._config.ema, step).astype(new.dtype)
+    return old + (1 - decay) * (new - old)
+
+
+def join(
+  layout: layout_lib.Layout, optimizers: list[SliceOptimizer], states: list[SliceState]
+) -> state_lib.TrainState:
+  """Returns the TrainState of all servers' slices, as NumPy arrays.
+
+  Args:
+    layout: of the run.
+    optimizers: of each server.
+    states: of each server, with the same step.
+  """
+  blocks = [block for optimizer in optimizers for block in optimizer.blocks]
+  saved = [
+    block
+    for optimizer, state in zip(optimizers, states, strict=True)
+    for block in optimizer.saved(state)
+  ]
+
+  def join_leaf(*leaves):
+    if not leaves[0].ndim:
+      return np.asarray(leaves[0])
+    trimmed = [block.trim(leaf) for block, leaf in zip(blocks, leaves)]
+    return layout.params.unflatten(np.concatenate(trimmed))
+
+  params = jax.tree.map(join_leaf, *saved)
+  first, average = states[0], {}
+  if first.average is not None:
+    stats_average = layout.stats.unflatten(np.asarray(first.average))
+    average = {'params': params.average, 'stats': stats_average}
+  return state_lib.TrainState(
+    step=np.asarray(first.step),
+    params=params.params,
+    stats=layout.stats.unflatten(np.asarray(first.stats)),
+    opt_state=params.opt_state,
+    average=average,
+  )
+
+
+def _scaled(updates, factors):
+  """What is added to weights, with multipliers."""
+  if factors is None:
+    return updates
+  return jnp.where(factors > 0, updates * factors, 0)
+
+
+def _cpu():
+  try:
+    return jax.local_devices(backend='cpu')[0]
+  except RuntimeError as e:
+    raise config_lib.ConfigError(
+      f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")!r}: servers compute '
+      'on the CPU, which has to be among them'
+    ) from e

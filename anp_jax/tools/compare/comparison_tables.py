@@ -1,0 +1,142 @@
+"""Tables of several runs: what differs in their configs, what they came to."""
+
+import collections
+import dataclasses
+import math
+
+from anp_jax.reporting import telemetry
+from anp_jax.reporting.run_page import run_tables
+from anp_jax.tools.compare import runs as runs_lib
+from anp_jax.training import metric_labels
+
+NONE = '-'
+_FACTS = 'network', 'parameters', 'devices'
+_DATA = 'data.source', 'data.path', 'data.lists', 'data.train_split'
+SPEED, APART = 'images/s (median)', ' †'  # of a speed that is not compared
+_FINISHED = {True: 'yes', False: 'no', None: NONE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One row of a table.
+
+  Attributes:
+    label: what the row shows.
+    cells: a text for each run.
+    best: indices of the runs that are best in it.
+  """
+
+  label: str
+  cells: tuple[str, ...]
+  best: frozenset[int] = frozenset()
+
+
+def differences(runs: list[runs_lib.Run]) -> list[Row]:
+  """Returns a row for each key of the config that the runs differ in."""
+  keys = sorted(set().union(*(run.config for run in runs)))
+  rows = [
+    Row(key, tuple(_value(run.config[key]) if key in run.config else NONE for run in runs))
+    for key in keys
+  ]
+  return [row for row in rows if len(set(row.cells)) > 1]
+
+
+def results(runs: list[runs_lib.Run]) -> list[Row]:
+  """Returns the scores of the runs, their length, speed and size.
+
+  The best of the runs are marked where their scores differ, unless they name
+  different classes; nor is the fastest of runs of different data.
+  """
+  rows = []
+  for name, label in metrics(runs):
+    named = [run if run.labels.get(name) == label else None for run in runs]
+    for what, choose in (('best', run_tables.best_line), ('last', run_tables.last_line)):
+      lines = [choose(name, run.validation) if run else {} for run in named]
+      if any(lines):
+        row = _score_row(f'{label}, {what} validation', name, lines)
+        rows.append(row)
+    if name == 'loss':
+      lines = [run_tables.last_line(name, run.train) for run in runs]
+      rows.append(_score_row(f'{label}, last training', name, lines))
+  if not have_same_classes(runs):
+    rows = [dataclasses.replace(row, best=frozenset()) for row in rows]
+  facts = [dict(run_tables.facts(run.train, run.validation)) for run in runs]
+  ends = [max(run.train + run.validation, key=_step, default={}) for run in runs]
+  rows += [
+    Row('epochs', tuple(_text(end.get('epoch'), '.4g') for end in ends)),
+    Row('steps', tuple(_text(end.get('step'), ',') for end in ends)),
+    Row('finished', tuple(_FINISHED[run.is_finished] for run in runs)),
+    Row('training time', tuple(_time(run) for run in runs)),
+    _speed_row(runs),
+  ]
+  for label in ('input wait (median)', 'MFU (median)'):
+    rows.append(Row(label, tuple(f.get(label, NONE) for f in facts)))
+  for label in _FACTS:
+    rows.append(Row(label, tuple(run.facts.get(label, NONE) for run in runs)))
+  return [row for row in rows if set(row.cells) != {NONE}]
+
+
+def metrics(runs: list[runs_lib.Run]) -> list[tuple[str, str]]:
+  """Returns (name, label) of all scores, in the order in which people read.
+
+  Of pairs and of plain classes the same name has two labels.
+  """
+  labels = collections.defaultdict(list)
+  for run in runs:
+    for name, label in run.labels.items():
+      if label not in labels[name]:
+        labels[name].append(label)
+  return [(n, label) for n in metric_labels.LABELS for label in labels[n]]
+
+
+def have_same_classes(runs: list[runs_lib.Run]) -> bool:
+  """Returns whether all runs name the same classes."""
+  return all(run.classes == runs[0].classes for run in runs)
+
+
+def have_same_data(runs: list[runs_lib.Run]) -> bool:
+  """Returns whether all runs were trained on the same images."""
+  data = [[run.config.get(key) for key in _DATA] for run in runs]
+  return have_same_classes(runs) and all(d == data[0] for d in data)
+
+
+def _score_row(label, name, lines):
+  cells = (metric_labels.format_value(name, line[name]) if line else NONE for line in lines)
+  values = [line.get(name) for line in lines]
+  return Row(label, tuple(cells), _best(values, lowest=name == 'loss'))
+
+
+def _speed_row(runs):
+  rates = [run_tables.images_per_second(run.train) for run in runs]
+  cells = tuple(_text(rate, ',.0f') for rate in rates)
+  if not have_same_data(runs):
+    return Row(SPEED + APART, cells)
+  return Row(SPEED, cells, _best(rates))
+
+
+def _best(values, lowest=False):
+  """Indices of the best values, where not all are alike."""
+  ranked = {v for v in values if v is not None and math.isfinite(v)}
+  if len(ranked) < 2:
+    return frozenset()
+  best = min(ranked) if lowest else max(ranked)
+  return frozenset(i for i, value in enumerate(values) if value == best)
+
+
+def _step(line):
+  return line['step']
+
+
+def _text(value, form):
+  return NONE if value is None else format(value, form)
+
+
+def _time(run):
+  if not any('seconds' in line for line in run.train):
+    return NONE
+  return telemetry.elapsed(sum(line.get('seconds', 0) for line in run.train))
+
+
+def _value(value):
+  """A value of a config: texts as they are, unless they are empty."""
+  return value if isinstance(value, str) and value else repr(value)

@@ -1,0 +1,261 @@
+"""Times the training step of a config on the device at hand.
+
+T(b) = a + c b, the seconds of a step of b images, explains most of strong
+scaling; two batch sizes give a and c. A CPU's steps are timed together with
+their input, since the same cores compute both.
+"""
+
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import re
+import statistics
+
+import jax
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.input import stream
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.runtimes.calibration import workloads
+from anp_jax.runtimes.parameter_server import handling as handling_lib
+from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
+from anp_jax.tools.plan import plan_tables, sizes
+from anp_jax.training import build, objective as objective_lib, run_spec
+
+_TURNS = 5
+_MOST_SECONDS = 10.0  # of the turns of one batch size
+# (pattern in JAX's device_kind, entry of the table); the first match wins, as
+# in `device_peaks`. '': known not to be in the table, so that no shorter name
+# of another card is taken for it.
+_KINDS = (
+  (r'MIG', ''),
+  (r'GB[23]00', ''),
+  (r'GH200', ''),
+  (r'H[12]00 NVL', ''),
+  (r'B200', 'b200'),
+  (r'H200', 'h200'),
+  (r'H100 PCIe', 'h100-pcie'),
+  (r'H100', 'h100'),
+  (r'A100-PCIE-40GB', ''),
+  (r'A100.*PCIe', 'a100-80-pcie'),
+  (r'A100.*80GB', 'a100-80'),
+  (r'A100', 'a100-40'),
+  (r'A30', 'a30'),
+  (r'A10G', 'a10g'),
+  (r'L40S', 'l40s'),
+  (r'L4', 'l4'),
+  (r'V100-SXM3', 'v100-sxm3'),
+  (r'V100S?-PCIE', 'v100-pcie'),
+  (r'V100', 'v100'),
+  (r'P100-PCIE', 'p100-pcie'),
+  (r'P100', 'p100'),
+  (r'K80', 'k80'),
+  (r'T4', 't4'),
+  (r'TPU v6( lite|e)', 'tpu-v6e'),
+  (r'TPU v5( lite|e)', 'tpu-v5e'),
+  (r'TPU v5p?', 'tpu-v5p'),
+  (r'TPU v4', 'tpu-v4'),
+  (r'TPU v3', 'tpu-v3'),
+  (r'TPU v2', 'tpu-v2'),
+)
+# What stands for a device without an entry: a card in a PCIe slot, a TPU.
+_UNKNOWN = {'gpu': 'l40s', 'tpu': 'tpu-v4'}
+# JAX may use this share of a GPU's memory unless a variable says otherwise;
+# `memory_stats` counts no more.
+_SHARE_NAMES = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
+_SHARE = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+  """A step's seconds on one device.
+
+  Attributes:
+    fixed: a of T(b) = a + c b, 0 or more.
+    per_image: c.
+    jitter: standard deviation over the mean, of the larger batch's steps.
+    batches: images that were timed, and the median seconds of each.
+    device: kind, as JAX names it.
+    platform: 'cpu', 'gpu' or 'tpu'.
+    memory: bytes of the device; 0: it does not say.
+    handling: of a gradient of `server`, see `server.handling.seconds`; None:
+      not timed.
+  """
+
+  fixed: float
+  per_image: float
+  jitter: float
+  batches: tuple[tuple[int, float], ...]
+  device: str
+  platform: str
+  memory: float = 0
+  handling: tuple[float, float] | None = None
+
+
+def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
+  """The a and c of T(b) = a + c b through two measured steps.
+
+  Args:
+    batches: two pairs of images and seconds, the smaller one first.
+
+  Returns:
+    a and c; where noise makes a negative, 0 and the larger batch's seconds an
+    image; where it makes c negative, the same.
+  """
+  (few, low), (many, high) = batches
+  per_image = (high - low) / (many - few)
+  fixed = low - per_image * few
+  if fixed < 0 or per_image <= 0:
+    return 0.0, high / many
+  return fixed, per_image
+
+
+def measure(config, workload, batches: Sequence[int] = (), serves: bool = False) -> Measurement:
+  """Times a few real steps of two batch sizes on JAX's first device.
+
+  Args:
+    config: resolved; a joint head's data are made up, of the workload's
+      classes.
+    workload: of the config.
+    batches: images of the two; (): the fewest that the config can have, and
+      four times as many.
+    serves: whether `server` is planned, too: what it does with a gradient is
+      timed on a CPU, whose cores do it in place of computing.
+
+  Raises:
+    ConfigError: for batches that the config cannot have.
+  """
+  device = jax.local_devices()[0]
+  compile_cache.enable(config)
+  unit = sizes.unit(config) * config.accumulate
+  batches = sorted(batches) or (max(unit, 8), 4 * max(unit, 8))
+  if len(batches) != 2 or any(b % unit or b < 1 for b in batches):
+    raise config_lib.ConfigError(
+      f'--measure_batches={",".join(map(str, batches))}: expected two multiples of {unit}'
+    )
+  results, jitter = [], 0.0
+  turn = _steps_a_turn(config, device)
+  for images in batches:
+    seconds = _seconds(config, workload, device, images)
+    results.append((images, statistics.median(seconds)))
+    spread = statistics.pstdev(seconds) / statistics.mean(seconds)
+    jitter = spread * math.sqrt(turn)  # of a step, from the mean of a turn
+  fixed, per_image = line(results)
+  handling = None
+  if serves and device.platform == 'cpu':
+    single = _single(config, workload, batches[0])
+    changes = {'strategy.name': 'server', 'strategy.servers': 1, 'mesh.data': -1}
+    handling = handling_lib.seconds(config_lib.replaced(single, changes))
+  return Measurement(
+    fixed,
+    per_image,
+    jitter,
+    tuple(results),
+    device.device_kind,
+    device.platform,
+    _memory(device),
+    handling,
+  )
+
+
+def entry(
+  measurement: Measurement, known_tables: plan_tables.Tables, devices: int
+) -> tuple[plan_tables.Device, bool]:
+  """The table's device that was measured, with the memory that it has.
+
+  Args:
+    measurement: of the device.
+    known_tables: devices and links; entries of a user are found by their
+      aliases, before all others.
+    devices: of a node; on a CPU they divide the host's memory and cores.
+
+  Returns:
+    The device, and whether it has an entry; if not, the entry is one of its
+    platform, whose link, host and year count.
+  """
+  kind, platform = measurement.device, measurement.platform
+  if platform == 'cpu':
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9
+    device = dataclasses.replace(
+      known_tables.devices['cpu'], gigabytes=memory / devices, host_cores=cores.count() / devices
+    )
+    return device, True
+  listed = {name for _, name in _KINDS}
+  aliases = [
+    (device.aliases, name)
+    for name, device in known_tables.devices.items()
+    if name not in listed and device.aliases and device.kind != 'cpu'
+  ]
+  patterns = [*aliases, *((rf'\b{pattern}\b', name) for pattern, name in _KINDS)]
+  match = ''
+  for pattern, name in patterns:
+    if re.search(pattern, kind, re.IGNORECASE):
+      match = name
+      break
+  device = known_tables.devices[match or _UNKNOWN[platform]]
+  if measurement.memory:
+    device = dataclasses.replace(device, gigabytes=measurement.memory / 1e9)
+  return device, bool(match)
+
+
+def _memory(device) -> float:
+  """Bytes of a device, as it says itself; 0: it does not."""
+  limit = (device.memory_stats() or {}).get('bytes_limit', 0)
+  if device.platform != 'gpu':
+    return limit
+  shares = [os.environ[n] for n in _SHARE_NAMES if os.environ.get(n)]
+  return limit / float(shares[0] if shares else _SHARE)
+
+
+def _steps_a_turn(config, device) -> int:
+  """Steps that are timed together.
+
+  Some of a CPU wait for a batch. An accelerator's host starts a step while the
+  one before is computed: a step by itself took an H200 5 ms longer.
+  """
+  return config.data.prefetch + 1 if device.platform == 'cpu' else 10
+
+
+def _seconds(config, workload, device, images) -> list[float]:
+  """Seconds of a step, by turn, the first ones left out."""
+  spec, source = _spec_and_source(config, workload, device, images)
+  with contextlib.ExitStack() as stack, jax.default_device(device):
+    batches, count = None, _steps_a_turn(config, device)
+    if device.platform == 'cpu':
+      # The cores that compute also make the batches, some of them ahead.
+      sharding = mesh_lib.batch_sharding(spec.mesh)
+      batches = stream.Stream(spec.config, sharding).train(source, images, 0)
+      stack.callback(batches.close)
+    run = workloads.step(build.create(spec), spec, images, batches)
+
+    turn = functools.partial(run, count)
+    run()
+    first = stopwatch.timed(turn)
+    turns = max(3, min(_TURNS, int(_MOST_SECONDS / first)))
+    return [stopwatch.timed(turn) / count for _ in range(turns)]
+
+
+def _spec_and_source(config, workload, device, images):
+  """A run on one device, and the training examples."""
+  single = _single(config, workload, images)
+  mesh = mesh_lib.create(single, [device])
+  source = sources.open_source(single, training=True)
+  objective = objective_lib.create(source.vocabulary, single)
+  spec = run_spec.RunSpec(single, mesh, objective, images, len(source))
+  return spec, source
+
+
+def _single(config, workload, images):
+  """The config of a run on one device."""
+  changes = {'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1, 'batch_size': images}
+  if config.model.head == 'joint':
+    changes |= {
+      'data.source': 'synthetic',
+      'data.synthetic_classes': workload.layers[-1].outputs,
+      'data.synthetic_examples': workload.examples,
+    }
+  return compute_dtype.decide(config_lib.replaced(config, changes), '')

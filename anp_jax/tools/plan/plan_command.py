@@ -1,0 +1,284 @@
+"""Plans what the flags ask for."""
+
+import json
+import math
+import os
+from typing import Any
+
+from anp_jax import config as config_lib
+from anp_jax.config import command_line, outputs, strategy as strategy_lib
+from anp_jax.system import compute_dtype, files, progress
+from anp_jax.tools.plan import (
+  machines as machines_lib,
+  plan_page,
+  plan_tables,
+  plan_target,
+  points as points_lib,
+  sizes,
+  strategies,
+  workload as workload_lib,
+)
+
+_NUMBERS = (
+  'images_per_device',
+  'input_rate',
+  'examples',
+  'classes',
+  'jitter',
+  'target_hours',
+  'budget_devices',
+)
+_FSDP = 'fsdp'
+_SERVERS = tuple(f'server:{mode}' for mode in ('async', 'bounded', 'synchronous'))
+# What a target is looked for with, where no flag says it.
+_TARGET_DEVICES = 'a100-80,h100,h200,b200'
+_TARGET_LINK = 'ib-ndr400x8'
+# How more of a measured device are joined, where no flag says it.
+_MEASURED_NODES = '1,2,4,...,64'
+_MEASURED_LINK = 'eth-10'
+_TARGET_STRATEGIES = 'sync,fsdp,local,server:async,server:synchronous'
+# Between hosts, whatever joins the devices.
+_BY_HOST = ('server', 'relay')
+_NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
+
+
+def run(known_tables: plan_tables.Tables, flags, overrides: dict[str, str]) -> int:
+  """Prints the plan and writes its files; returns the exit status.
+
+  Raises:
+    ConfigError: for whatever is wrong with the flags or the config.
+  """
+  _complete(flags)
+  request = _request(flags)
+  if flags.target_hours or flags.budget_devices:
+    _complete_target(flags)
+  configs = _configs(flags, overrides)
+  _check_sizes(known_tables, flags, configs)
+  if flags.measure:
+    configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
+  first = next(iter(configs.values()))
+  cost = workload_lib.count(first, flags.examples, flags.classes)
+  machines = machines_lib.from_flags(known_tables, flags, configs, cost)
+  plans = {}
+  for machine in machines:
+    for name, config in configs.items():
+      # Strategies and their keys change nothing that is counted, but models.
+      settings = [
+        strategies.Setting(
+          config,
+          cost,
+          machine.device,
+          cluster,
+          machine.efficiency,
+          machine.jitter,
+          machine.measured,
+          handling=machine.handling,
+        )
+        for cluster in machine.clusters
+      ]
+      label = f'{machine.device.name} {name}' if len(machines) > 1 else name
+      plans[label] = points_lib.plan(label, settings, request)
+  _check_that_some_run(plans)
+  names = ', '.join(m.device.name for m in machines)
+  link = f', {flags.link}' if flags.link else ''
+  title = f'{flags.config}, {cost.dtype}, {names}, {flags.devices_per_node} a node{link}'
+  error = max(m.error for m in machines)
+  print(title)
+  if flags.typed_link and all(m.clusters[0].is_torus for m in machines):
+    ignoring = [n for n in configs if n.partition(':')[0] not in _BY_HOST]
+    if ignoring:
+      print(
+        f"{', '.join(ignoring)}: the devices' own links join the nodes; "
+        f'--link={flags.link} is not used'
+      )
+  print(
+    f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
+    f'parameters, {cost.examples:,} images an epoch; mean error of '
+    f'predictions: {100 * error:.0f} %\n'
+  )
+  result = {
+    'devices': [m.device.name for m in machines],
+    'link': flags.link,
+    'error': round(error, 4),
+    'points': [p.to_json() for points in plans.values() for p in points],
+  }
+  if flags.measure:
+    result['measured'] = machines[0].to_json()
+  status = _show(flags, plans, result)
+  _write(flags, title, plans, result, machines_lib.published_rates(machines[0], cost))
+  print(json.dumps(result))
+  return status
+
+
+def _show(flags, plans, result) -> int:
+  """Prints the table, or the ranking of a target; adds it to the result."""
+  if not flags.target_hours:
+    print(plan_page.lines(plans))
+    return 0
+  ranked = plan_target.ranked(plans, flags.target_hours)
+  result['ranking'] = [p.to_json() for p in ranked]
+  budget = f'{flags.budget_devices:,} devices'
+  if ranked:
+    best = ranked[0]
+    print(plan_page.ranking(ranked))
+    print(
+      f'\ncheapest within {flags.target_hours:g} h and {budget}: '
+      f'{best.strategy} on {best.cluster.nodes} nodes, '
+      f'{best.device_hours:,.3g} device-hours (time to the images of the run; '
+      'accuracy by strategy: docs/strategies.md)'
+    )
+    return 0
+  best = plan_target.quickest(plans)
+  print(plan_page.ranking([best]))
+  print(
+    f'\nno way reaches {flags.target_hours:g} h with {budget}; the quickest, '
+    f'{best.strategy} on {best.cluster.nodes} nodes, takes '
+    f'{progress.duration(best.run_seconds)}'
+  )
+  return 1
+
+
+def _complete(flags):
+  """Fills in the sizes that no flag names."""
+  flags.typed_nodes, flags.typed_link = flags.nodes, flags.link
+  if flags.measure:
+    if flags.device:
+      raise config_lib.ConfigError(
+        f'--device={flags.device!r} with --measure: expected one of them; '
+        '--measure plans more of the device at hand'
+      )
+    flags.nodes = flags.nodes or _MEASURED_NODES
+    flags.link = flags.link or _MEASURED_LINK
+    if flags.devices_per_node is None:
+      import jax  # opens the device, which is about to be timed
+
+      flags.devices_per_node = jax.local_device_count()
+  flags.nodes = flags.nodes or '1'
+  if flags.devices_per_node is None:
+    flags.devices_per_node = 8
+
+
+def _request(flags) -> points_lib.Request:
+  scaling = flags.scaling
+  if flags.strong or flags.weak:
+    scaling = 'strong' if flags.strong else 'weak'
+  if scaling not in sizes.SCALINGS:
+    raise config_lib.ConfigError(
+      f'--scaling={scaling!r}: expected one of {", ".join(sizes.SCALINGS)}'
+      f'{config_lib.nearest(scaling, sizes.SCALINGS)}'
+    )
+  for name in _NUMBERS:
+    value = getattr(flags, name)
+    if value is not None and not 0 <= value < math.inf:
+      raise config_lib.ConfigError(f'--{name}={value}: expected a number from 0')
+  if flags.devices_per_node < 1:
+    raise config_lib.ConfigError(
+      f'--devices_per_node={flags.devices_per_node}: expected a whole number from 1'
+    )
+  if flags.out:
+    outputs.check_file('--out', flags.out, ('.png',))
+  if flags.workdir:
+    outputs.check_folder('--workdir', flags.workdir)
+  return points_lib.Request(scaling, flags.images_per_device, flags.input_rate)
+
+
+def _complete_target(flags):
+  """Fills in the flags of a target; refuses one without hours or budget."""
+  for name in ('target_hours', 'budget_devices'):
+    if not getattr(flags, name):
+      raise config_lib.ConfigError(
+        f'--{name} is missing, or 0: a target has hours and a budget of '
+        'devices, such as --target_hours=2 --budget_devices=256'
+      )
+  if flags.budget_devices < flags.devices_per_node:
+    raise config_lib.ConfigError(
+      f'--budget_devices={flags.budget_devices}: fewer than a node has '
+      f'(--devices_per_node={flags.devices_per_node})'
+    )
+  if not flags.device and not flags.measure:
+    flags.device = _TARGET_DEVICES
+  flags.link = flags.link or _TARGET_LINK
+  flags.strategies = flags.strategies or _TARGET_STRATEGIES
+  if flags.typed_nodes:
+    most = max(sizes.numbers('--nodes', flags.nodes)) * flags.devices_per_node
+    if most > flags.budget_devices:
+      raise config_lib.ConfigError(
+        f'--nodes={flags.nodes}: {most:,} devices, over --budget_devices={flags.budget_devices}'
+      )
+    return
+  if flags.budget_devices > sizes.MOST_DEVICES:
+    raise config_lib.ConfigError(
+      f'--budget_devices={flags.budget_devices}: expected {sizes.MOST_DEVICES:,} at most'
+    )
+  counts = plan_target.node_counts(flags.budget_devices, flags.devices_per_node)
+  flags.nodes = ','.join(map(str, counts))
+
+
+def _configs(flags, overrides) -> dict[str, Any]:
+  """The config of each strategy, by its name as typed."""
+  if not flags.config:
+    raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
+  if not flags.strategies:
+    config = command_line.load(flags.config, overrides)
+    return {config.strategy.name: config}
+  result = {}
+  for name in [n.strip() for n in flags.strategies.split(',')]:
+    if name not in _NAMES:
+      raise config_lib.ConfigError(
+        f'--strategies: no strategy {name!r} (have: {", ".join(_NAMES)})'
+        f'{config_lib.nearest(name, _NAMES)}'
+      )
+    base, _, mode = name.partition(':')
+    typed = dict(overrides)
+    if base == _FSDP:
+      typed['sharding'] = "(('.*', 'fsdp'),)"
+    typed['strategy.name'] = 'sync' if base == _FSDP else base
+    if mode:
+      typed['strategy.mode'] = mode
+    if base == 'channel_split':
+      typed = {'mesh.data': '1', 'mesh.model': '-1'} | typed
+    elif base not in _BY_HOST:  # a file for channel_split has another mesh
+      typed = {'mesh.data': '-1', 'mesh.model': '1'} | typed
+    applying = command_line.applying(flags.config, typed)
+    result[name] = command_line.load(flags.config, applying)
+  return result
+
+
+def _check_sizes(known_tables, flags, configs):
+  """Refuses sizes and links before anything is counted or timed."""
+  counts = sizes.numbers('--nodes', flags.nodes)
+  for flag in ('link', 'node_link'):
+    if getattr(flags, flag):
+      known_tables.link(f'--{flag}', getattr(flags, flag))
+  if max(counts) * flags.devices_per_node > sizes.MOST_DEVICES:
+    raise config_lib.ConfigError(
+      f'--nodes={flags.nodes}: {max(counts) * flags.devices_per_node:,} '
+      f'devices, expected {sizes.MOST_DEVICES:,} at most'
+    )
+  for name in configs:
+    is_by_host = name.partition(':')[0] in _BY_HOST
+    if max(counts) > 1 and is_by_host and not flags.link:
+      raise config_lib.ConfigError(
+        f"--link=NAMExPORTS is missing: what joins the nodes' hosts, over "
+        f'which {name!r} sends, such as ib-ndr400x8'
+      )
+
+
+def _check_that_some_run(plans):
+  """Refuses a plan without a size that can run, with the first reason."""
+  points = [p for ps in plans.values() for p in ps]
+  if not any(p.runs for p in points):
+    raise config_lib.ConfigError(f'the config fits none of these sizes: {points[0].why_not}')
+
+
+def _write(flags, title, plans, result, rates):
+  """Writes the figure and the JSON, where the flags name a place."""
+  paths = [flags.out] if flags.out else []
+  if flags.workdir:
+    os.makedirs(flags.workdir, exist_ok=True)
+    paths.append(os.path.join(flags.workdir, 'plan.png'))
+    files.write_json(os.path.join(flags.workdir, 'plan.json'), result)
+  running = {name: points for name, points in plans.items() if any(p.runs for p in points)}
+  for path in paths:
+    plan_page.draw(path, title, running, result['error'], rates)
+    print(f'\nplan: {path}')

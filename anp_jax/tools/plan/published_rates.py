@@ -1,0 +1,185 @@
+"""Published training rates of ResNet-50, as what the planner predicts."""
+
+from collections.abc import Callable
+import csv
+import dataclasses
+import os
+import re
+
+from anp_jax import config as config_lib
+from anp_jax.tools.plan import collectives, model, plan_tables
+
+FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
+_COLUMNS = {
+  'system': str,
+  'network': str,
+  'devices': int,
+  'devices_per_node': int,
+  'images_per_device': int,
+  'dtype': str,
+  'images_per_second': float,
+  'source': str,
+}
+# What submissions send at once; frameworks differ, and no table says it.
+_BUCKET_MEGABYTES = 25
+# Names in the column 'network' of a node's ports: pattern, link, ports.
+_PORTS = (
+  (r'(\d+)x EDR', 'ib-edr100'),
+  (r'(\d+)x HDR', 'ib-hdr200'),
+  (r'(\d+)x NDR', 'ib-ndr400'),
+  (r'(\d+)x FDR', 'ib-fdr56'),
+)
+_ETHERNET = re.compile(r'(?:(\d+)x )?([\d.]+)(?:-([\d.]+))? ?(?:Gbit/s|GbE|Gbps)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One published rate, and what it was measured on.
+
+  Attributes:
+    system: name of the machine and its software.
+    device: of the tables.
+    cluster: its nodes and links.
+    images: a step and device.
+    dtype: of the computation.
+    rate: images/s of all devices.
+    source: where it was published.
+    collective: (cluster, bytes) to the seconds of summing gradients.
+  """
+
+  system: str
+  device: plan_tables.Device
+  cluster: collectives.Cluster
+  images: int
+  dtype: str
+  rate: float
+  source: str
+  collective: Callable = collectives.all_reduce
+
+  @property
+  def seconds(self) -> float:
+    """Seconds of a step."""
+    return self.images * self.cluster.size / self.rate
+
+
+def read(known_tables: plan_tables.Tables, path: str = FILE) -> list[Row]:
+  """Reads published rates.
+
+  Args:
+    known_tables: devices and links.
+    path: of a CSV file with the columns of published.csv.
+
+  Raises:
+    ConfigError: naming the file, the line and the value at fault.
+  """
+  rows = []
+  try:
+    with open(path, encoding='utf-8', newline='') as f:
+      reader = csv.DictReader(f)
+      for record in reader:
+        place = f'--rows={path!r}, line {reader.line_num}'
+        rows.append(_row(known_tables, record, place))
+  except OSError as e:
+    raise config_lib.ConfigError(f'--rows={path!r}: {e.strerror}') from e
+  except (UnicodeDecodeError, csv.Error) as e:
+    raise config_lib.ConfigError(f'--rows={path!r}: expected a CSV file in UTF-8 ({e})') from e
+  if not rows:
+    raise config_lib.ConfigError(f'--rows={path!r}: it has no rows')
+  return rows
+
+
+def gradient_buckets(row: Row, workload):
+  """The buckets in which a published run is taken to send its gradients.
+
+  Half precision is sent in half precision, as the submissions' code does.
+  """
+  return model.buckets(workload, model.width(row.dtype), _BUCKET_MEGABYTES)
+
+
+def find_device(known_tables: plan_tables.Tables, system: str) -> plan_tables.Device:
+  """The device whose alias explains most of a system's name.
+
+  Raises:
+    ConfigError: if there is none.
+  """
+  matches = [
+    (len(device.aliases), device)
+    for device in known_tables.devices.values()
+    if device.aliases and re.search(device.aliases, system, re.IGNORECASE)
+  ]
+  if not matches:
+    raise config_lib.ConfigError(
+      f'system {system!r}: no device of the tables is named in it'
+      f'{config_lib.nearest(system, known_tables.devices)}'
+    )
+  return max(matches, key=lambda match: match[0])[1]
+
+
+def _row(known_tables, record, place) -> Row:
+  values = {}
+  for name, kind in _COLUMNS.items():
+    try:
+      values[name] = kind(record[name])
+      if kind is not str and values[name] <= 0:
+        raise ValueError
+    except (KeyError, TypeError, ValueError):
+      raise config_lib.ConfigError(
+        f'{place}: {name}={record.get(name)!r}, expected '
+        f'{"a text" if kind is str else "a number above 0"}'
+      ) from None
+  device = find_device(known_tables, values['system'])
+  model_width = {'float32', 'float16', 'bfloat16'}
+  if values['dtype'] not in model_width:
+    raise config_lib.ConfigError(
+      f'{place}: dtype={values["dtype"]!r}: expected one of {", ".join(sorted(model_width))}'
+    )
+  node_link = _node_link(values['network'], device)
+  if node_link not in known_tables.links:
+    raise config_lib.ConfigError(
+      f'{place}: network={values["network"]!r}: no link {node_link!r}'
+      f'{config_lib.nearest(node_link, known_tables.links)}'
+    )
+  nodes = -(-values['devices'] // values['devices_per_node'])
+  cluster = collectives.Cluster(
+    nodes,
+    values['devices'] // nodes,
+    known_tables.links[node_link],
+    _link(known_tables, values['network']),
+  )
+  return Row(
+    system=values['system'],
+    device=device,
+    cluster=cluster,
+    images=values['images_per_device'],
+    dtype=values['dtype'],
+    rate=values['images_per_second'],
+    source=values['source'],
+    collective=_collective(values['network']),
+  )
+
+
+def _node_link(network, device) -> str:
+  """The link within a node: what the network's text says, or the device's."""
+  match = re.match(r'PCIe ?(\d)', network)
+  return f'pcie{match[1]}' if match else device.node_link
+
+
+def _collective(network) -> Callable:
+  """How gradients are summed."""
+  has_servers = 'parameter server' in network
+  return collectives.parameter_servers if has_servers else collectives.all_reduce
+
+
+def _link(known_tables, network) -> plan_tables.Link:
+  """All ports of a node."""
+  for pattern, name in _PORTS:
+    if match := re.search(pattern, network):
+      return known_tables.link('network', f'{name}x{match[1]}')
+  if match := _ETHERNET.search(network):
+    ports, *rates = match.groups()
+    rates = [float(g) for g in rates if g]
+    mean = int(ports or 1) * sum(rates) / len(rates)
+    slow = known_tables.links['eth-10']
+    bandwidth = mean * 1e9 / 8
+    return dataclasses.replace(slow, name=f'eth-{mean:g}', bandwidth=bandwidth)
+  return known_tables.links['eth-10']  # of one node, which sends nothing

@@ -1,0 +1,112 @@
+"""The page of a study: its tables and figures, in its folder."""
+
+import dataclasses
+import os
+
+from anp_jax.tools.study import grid, plots, scores, study_results, study_runner, study_table, tune
+
+PAGE = 'study.md'
+_SCORES = 'Scores of the validation set:'
+_TUNED = 'Accuracy of the longest run of each value that was tried:'
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What became of a study's cells.
+
+  Attributes:
+    cells: of the study.
+    runs: finished ones, by cell.
+    failures: for each other cell, the line that says why; a `runner.Refusal`
+      of one that cannot be.
+    cores: of the one machine where all ran; None: of hosts of their own.
+    emulation: what was emulated, in a line; '': nothing was.
+    simulation: the times of simulated workers, in a line; '': none were.
+    plan: what was tuned; None: nothing was.
+    contests: what became of the tuned values.
+  """
+
+  cells: list[grid.Cell]
+  runs: dict[grid.Cell, study_results.Run]
+  failures: dict[grid.Cell, str]
+  cores: int | None
+  emulation: str = ''
+  simulation: str = ''
+  plan: tune.Plan | None = None
+  contests: list[tune.Tuned] = dataclasses.field(default_factory=list)
+
+  @property
+  def left_out(self) -> dict[grid.Cell, str]:
+    """The cells whose config is refused, with the line that says why."""
+    return {
+      cell: error
+      for cell, error in self.failures.items()
+      if isinstance(error, study_runner.Refusal)
+    }
+
+
+def write(folder: str, title: str, command: str, outcome: Outcome, target: float | None) -> str:
+  """Writes study.md, cells.csv, curves.csv and the figures.
+
+  Args:
+    folder: of the study.
+    title: of the page.
+    command: that made it.
+    outcome: of the study.
+    target: accuracy from 0 to 1 to which the time is shown; None: none is.
+
+  Returns:
+    The table and its notes, as text for the terminal.
+  """
+  runs, left_out = outcome.runs, outcome.left_out
+  points = study_results.points(
+    [c for c in outcome.cells if c not in left_out], runs, outcome.failures
+  )
+  notes = study_table.notes(points, outcome.cores, outcome.emulation, left_out, outcome.simulation)
+  if outcome.plan:
+    notes += tune.notes(outcome.plan, outcome.contests)
+  tables = _tables(points, outcome, target)
+  parts = [f'# {title}', f'    {command}']
+  for heading, rows in tables.items():
+    parts += [heading, '\n'.join(study_table.markdown(rows))]
+  parts += ['\n'.join(f'- {n}'.replace('*', '\\*') for n in notes)]
+  for name, figure in _figures(points, outcome, target).items():
+    plots.save(figure, os.path.join(folder, f'{name}.png'))
+    parts.append(f'![{name}]({name}.png)')
+  parts.append('Every run: `cells.csv`; every evaluation: `curves.csv`.')
+  with open(os.path.join(folder, PAGE), 'w', encoding='utf-8') as f:
+    f.write('\n\n'.join(p for p in parts if p) + '\n')
+  study_table.write_cells(
+    os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, target
+  )
+  study_table.write_curves(os.path.join(folder, 'curves.csv'), runs)
+  lines = []
+  for heading, rows in tables.items():
+    lines += [heading, *study_table.lines(rows), ''] if heading else [*study_table.lines(rows), '']
+  return '\n'.join([*lines, *notes]).rstrip()
+
+
+def _tables(points, outcome, target):
+  """The tables of a study that have something to show, by their headings."""
+  tables = {}
+  if not outcome.simulation:
+    tables[''] = study_table.rows(points, target, bool(outcome.emulation))
+  if not outcome.emulation:
+    tables[_SCORES] = scores.rows(points, target)
+    tables['Accuracy by learning rate:'] = study_table.by_learning_rate(points)
+  if outcome.plan:
+    tables[_TUNED] = tune.rows(outcome.plan, outcome.contests)
+  return {heading: rows for heading, rows in tables.items() if rows}
+
+
+def _figures(points, outcome, target):
+  """The figures of a study that have something to show, by name."""
+  if not outcome.runs:
+    return {}
+  figures = {
+    'speed': None if outcome.simulation else plots.speed(points),
+    'accuracy': None if outcome.emulation else plots.accuracy(points, target),
+    'staleness': plots.staleness(points),
+    'traffic': plots.traffic(points),
+  }
+  return {name: figure for name, figure in figures.items() if figure}

@@ -1,0 +1,295 @@
+"""The training step, written once for one shard and mapped over the mesh.
+
+Inside `jax.shard_map`: forward, backward, reduce. The optimizer's update
+follows outside it, in the same jit, where norms see whole arrays.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax import lax
+from jax.experimental import layout
+import jax.numpy as jnp
+import optax
+
+from anp_jax.cluster import preemption
+from anp_jax.models.layers import example_randomness, sums as sums_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.training import microsteps, mixing, multipliers
+
+P = mesh_lib.P
+
+
+def metric_names(objective) -> tuple[str, ...]:
+  """The names of the values of a step's metrics, in order."""
+  return (*objective.train_names, 'grad_norm', 'learning_rate', 'damaged', 'finite', 'vote')
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+  """One update of the weights.
+
+  Attributes:
+    config: of the run.
+    mesh: of the run.
+    model: Flax module called (images, train).
+    objective: `objective.Objective`.
+    optimizer: optax chain.
+    schedule: step to learning rate.
+    strategy_step: how gradients travel, such as `parallel.sync.step.SyncStep`.
+    abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
+      shardings.
+  """
+
+  config: Any
+  mesh: jax.sharding.Mesh
+  model: nn.Module
+  objective: Any
+  optimizer: optax.GradientTransformation
+  schedule: Callable
+  strategy_step: Any
+  abstract_single: state_lib.TrainState
+
+  def jitted(self) -> Callable:
+    """The step as one jitted function, or as several programs called as one.
+
+    Returns:
+      (state, batch) -> (state, values): the state is donated; values (n,) are
+      those of `metric_names`, means over the global batch. `damaged` counts its
+      rows of weight 0; `finite` is 1 where loss, gradient, update and
+      statistics are all finite; `vote` is the largest vote of any process.
+    """
+    shardings = jax.tree.map(lambda s: s.sharding, self._abstract_state)
+    jit = functools.partial(
+      jax.jit, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(self.mesh))
+    )
+    update = self._wrapped_update()
+    if self.strategy_step.separate_programs:
+      shard, add = self._separate_programs()
+      return microsteps.SequentialSteps(
+        count=self.strategy_step.shards_per_device(self.mesh),
+        shard=shard,
+        add=add,
+        update=jit(update),
+        mesh=self.mesh,
+      )
+    gradient = self.gradient()
+
+    def train_step(state, batch):
+      return update(state, gradient(state.params, state.stats, state.step, batch))
+
+    return jit(train_step)
+
+  def gradient(self) -> Callable:
+    """One shard's gradient, mapped over the mesh; not jitted.
+
+    Returns:
+      (params, stats, step, batch) -> (gradients, stats, weight, sums, damaged,
+      vote): sums over the batch, new statistics, and the largest vote.
+    """
+    specs = jax.tree.map(lambda s: s.sharding.spec, self._abstract_state)
+    group = self.strategy_step.per_group_spec
+    return jax.shard_map(
+      self.strategy_step.wrap_shard_step(self._shard_step),
+      mesh=self.mesh,
+      in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
+      out_specs=(specs.params, specs.stats, group, group, group, group),
+      # Off, so that a user's module may scan over constants; what travels is
+      # explicit in the strategy, and tests read it off the compiled program.
+      check_vma=False,
+    )
+
+  @functools.cached_property
+  def _abstract_state(self):
+    return self.strategy_step.abstract_state(self.abstract_single)
+
+  @functools.cached_property
+  def _frozen(self):
+    return multipliers.Frozen(self.config.optimizer.multipliers, self.abstract_single.params)
+
+  def _wrapped_update(self):
+    """(state, reduced gradients) -> (state, values), of the whole run."""
+    update = self.strategy_step.wrap_update(self._update, _joined, self.abstract_single)
+    return self._frozen.wrap_update(update)
+
+  def _update(self, state, reduced):
+    """The update of one network."""
+    gradients, stats, weight, sums, damaged, vote = reduced
+    norm = functools.partial(sums_lib.norm, platform=mesh_lib.platform(self.mesh))
+    # An axis of groups is not of one network.
+    divided = jax.tree.map(
+      lambda s: any(axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec),
+      self._abstract_state.params,
+    )
+    weight = jnp.maximum(weight, 1)
+    gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+    updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
+    means = [sums[name] / weight for name in self.objective.train_names]
+    grad_norm = norm(gradients, divided=divided)
+    sizes = (means[0], grad_norm, norm(updates, divided=divided), norm(stats))
+    finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
+    values = [*means, grad_norm, self.schedule(state.step), damaged, finite.all(), vote]
+    params = optax.apply_updates(state.params, updates)
+    state = state_lib.TrainState(
+      step=state.step + 1,
+      params=params,
+      stats=stats,
+      opt_state=opt_state,
+      average=state_lib.averaged(self.config.ema, state, params, stats),
+    )
+    return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
+
+  def _separate_programs(self):
+    """`gradient` in two programs, jitted: of a logical shard, of their sum."""
+    specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_single)
+    batch_spec = P(mesh_lib.BATCH)
+
+    def shard(params, stats, step, batch, index):
+      micro = microsteps.micro_batch(batch, index, self.strategy_step.micro_batches())
+      return microsteps.with_axis(self._totals(params, stats, step, micro))
+
+    def add(stats, batch, *shards):
+      count = self.strategy_step.micro_batches()
+      rows = [self._row_counts(microsteps.micro_batch(batch, i, count)) for i in range(count)]
+      shards = jax.tree.map(lambda x: x[0], shards)
+      return self._reduced(stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)]))
+
+    mapped = functools.partial(jax.shard_map, mesh=self.mesh, check_vma=False)
+    return (
+      jax.jit(
+        mapped(
+          shard, in_specs=(specs.params, specs.stats, P(), batch_spec, P()), out_specs=batch_spec
+        )
+      ),
+      jax.jit(
+        lambda stats, batch, *shards: mapped(
+          add, in_specs=(specs.stats, batch_spec, *(batch_spec for _ in shards)), out_specs=P()
+        )(stats, batch, *shards)
+      ),
+    )
+
+  def _shard_step(self, params, stats, step, batch):
+    """One device's part of a step."""
+    params = self.strategy_step.gather(params)
+    totals = self.strategy_step.accumulate(
+      lambda micro: self._totals(params, stats, step, micro), batch
+    )
+    return self._reduced(stats, totals, self._row_counts(batch))
+
+  def _totals(self, params, stats, step, batch):
+    """Sums over a micro-batch: gradients, new statistics, metrics."""
+    key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+    gradient = jax.value_and_grad(self._loss, has_aux=True)
+    (_, (sums, new_stats)), gradients = gradient(params, stats, batch, key)
+    if mesh_lib.platform(self.mesh) == 'gpu':
+      gradients = jax.tree.map(_row_major, gradients)
+    return gradients, new_stats, sums
+
+  def _loss(self, params, stats, batch, key):
+    """The sum of losses, and (sums of metrics, new statistics)."""
+    mixing_key, dropout_key = jax.random.split(key)
+    config, wide = self.config, self.config.model.param_dtype
+    d = config.data
+    images = mixing.normalise(batch['image'], d.mean, d.std, config.model.dtype)
+    targets = self.objective.targets(batch['label'], wide)
+    images, targets = mixing.blend(
+      images, targets, batch['row'], mixing_key, config.data.mixup, config.data.cutmix
+    )
+    with self.strategy_step.convolution_context(), self._frozen.applied():
+      outputs, new_stats = self.model.apply(
+        {
+          'params': self._frozen.stop_gradients(params),
+          example_randomness.EXAMPLE: {'row': batch['row']},
+          **stats,
+        },
+        images,
+        True,
+        mutable=list(stats),
+        rngs={
+          'dropout': jax.random.fold_in(dropout_key, batch['row'][0]),
+          example_randomness.EXAMPLE: dropout_key,
+        },
+      )
+    outputs = self.strategy_step.of_whole_batch(outputs.astype(wide), len(images))
+    losses = self.objective.loss(outputs, targets)
+    weight = batch['weight'].astype(wide)
+    values = {'loss': losses} | self.objective.train_metrics(outputs, batch['label'])
+    sums = microsteps.weighted_sums(values, weight)
+    return (losses * weight).sum(), (sums, new_stats)
+
+  def _row_counts(self, batch):
+    """How many rows are damaged, and how often each vote is cast, as floats.
+
+    Floats like the weight, to travel with it. Votes are a sum, where a maximum
+    would be another collective, which costs as much as that of a small
+    network's gradients.
+    """
+    damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
+    vote = self.strategy_step.local_vote(batch['vote'].max())
+    dtype = jnp.dtype(self.config.model.param_dtype)
+    return damaged, jax.nn.one_hot(vote, preemption.VOTES, dtype=dtype)
+
+  def _reduced(self, stats, totals, row_counts):
+    """What `gradient` gives, from the totals of one device's batch."""
+    strategy = self.strategy_step
+    gradients, new_stats, sums = totals
+    damaged, votes = row_counts
+    weight = sums.pop('weight')
+    new_stats, counts = _split_counts(new_stats)
+    travelling = (new_stats, weight, sums, damaged, votes)
+    # Statistics travel with the gradients: a mean over equally many groups.
+    gradients, travelling = strategy.reduce(gradients, travelling)
+    new_stats, weight, sums, damaged, votes = travelling
+    vote = jnp.where(votes > 0, jnp.arange(len(votes)), 0).max()
+    micro_batches = strategy.micro_batches()
+    shards = lax.axis_size(mesh_lib.DATA) * micro_batches
+    new_stats = jax.tree.map(lambda s: s / shards, new_stats)
+    counts = jax.tree.map(lambda c: c // micro_batches, counts)
+    counts = lax.pmax(counts, mesh_lib.DATA)
+    # A user's module may widen its own: the state must keep its dtypes, or the
+    # next step is another program.
+    new_stats = jax.tree.map(
+      lambda old, mean, most: jnp.asarray(most if mean is None else mean, old.dtype),
+      stats,
+      new_stats,
+      counts,
+    )
+    return (self._frozen.zero_gradients(gradients), new_stats, weight, sums, damaged, vote)
+
+
+def _split_counts(stats):
+  """Floating statistics, which are averaged, and integers, which are not."""
+
+  def keep(is_float):
+    return jax.tree.map(
+      lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) == is_float else None, stats
+    )
+
+  return keep(True), keep(False)
+
+
+def _row_major(gradient):
+  """A gradient with its axes in memory as the parameter has them.
+
+  XLA's GPU backend leaves the gradient of a kernel in the convolution's order,
+  and turns the new parameter, moments and average instead, each by a kernel of
+  its own.
+  """
+  order = layout.Layout(tuple(range(gradient.ndim)))
+  return layout.with_layout_constraint(gradient, order)
+
+
+def _joined(values, weight):
+  """The run's values (n,) from those of its groups (groups, n).
+
+  Means are weighted by (groups,) examples.
+  """
+  share = jnp.maximum(weight, 1)
+  means = (values * (share / share.sum())[:, None]).sum(0)
+  *_, damaged, finite, vote = values.T
+  last = jnp.stack([damaged.sum(), finite.min(), vote.max()])
+  return jnp.concatenate([means[: -len(last)], last])
