@@ -81,7 +81,7 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
 	  tests/processes/test_slurm.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
-	  tests/processes/test_server_processes.py $(PYTEST_ARGS)
+	  tests/processes/test_parameter_server_processes.py $(PYTEST_ARGS)
 	ANP_MUTANTS=10000 $(VENV_PYTHON) -m pytest -q -k mutated_files \
 	  tests/data/test_corruption.py $(PYTEST_ARGS)
 	ANP_KILLS=20 $(VENV_PYTHON) -m pytest -q -k again_and_again \

@@ -44,7 +44,7 @@ def config(models=MODELS, **overrides):
       'eval.batch_size': 32,
       'log.every': '5 steps',
       'log.tensorboard': False,
-      'strategy.name': 'relay',
+      'strategy.name': 'model_ring',
       'strategy.models': models,
       **overrides,
     }

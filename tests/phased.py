@@ -6,7 +6,7 @@ over too soon. Of several, with a semicolon between, each start does the first
 that was not done yet: ANP_KILL_LOG names the file that gets a line once the
 signal is sent.
 
-ANP_KILL_CALL='RANK CALL COUNT', of the strategy `server`: that rank is gone
+ANP_KILL_CALL='RANK CALL COUNT', of the strategy `parameter_server`: that rank is gone
 (SIGKILL) in its COUNT-th call of those in _CALLS, counted from the kill before;
 of several the next is for whichever process is there, also one started earlier.
 Until the last a gradient takes _PAUSE longer, or the run would be over first.

@@ -19,7 +19,7 @@ from anp_jax.runtimes.parameter_server import (
 from tests import builders
 
 TINY = {
-  'strategy.name': 'server',
+  'strategy.name': 'parameter_server',
   'strategy.in_flight': 2,
   'log.every': '1 steps',
   'log.tensorboard': False,
@@ -51,7 +51,7 @@ class CountedState:
 def config_of(config, **keys):
   """Returns a copy of a config with these keys."""
   changes = {**TINY, **keys}
-  if changes['strategy.name'] != 'server':
+  if changes['strategy.name'] != 'parameter_server':
     del changes['strategy.in_flight']
   return builders.editable(config_lib.replaced(config, changes))
 

@@ -22,10 +22,10 @@ _KEYS = 'optimizer.learning_rate,schedule'
 _OF_STRATEGY = {
   'sync': {},
   'invariant': {'strategy.threads': 8},  # as many as pytest has devices
-  'local': {},
+  'local_sgd': {},
   'channel_split': {},
   # Its threads have no float64.
-  'server': {
+  'parameter_server': {
     'model.dtype': 'float32',
     'model.param_dtype': 'float32',
     'strategy.reduce_dtype': 'float32',
@@ -109,7 +109,7 @@ def _resume(config, workdir, change=''):
 @pytest.mark.slow
 @pytest.mark.parametrize('strategy', list(_OF_STRATEGY))
 def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch, strategy):
-  if strategy == 'server':
+  if strategy == 'parameter_server':
     serving.on_devices(monkeypatch, 1)
   before = _config(config, strategy)
   _resume(before, tmp_path)
@@ -144,7 +144,7 @@ def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch,
       ('schedule.end', None, 0.25),
     )
   ]
-  if strategy == 'server':
+  if strategy == 'parameter_server':
     serving.same_bits(launching.weights(tmp_path), serving.replayed(after, tmp_path, 12))
 
 

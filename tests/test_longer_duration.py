@@ -53,12 +53,12 @@ def _rate(schedule, step, total):
 
 @pytest.mark.parametrize(
   'schedule, strategy',
-  [('cosine', 'sync'), pytest.param('polynomial', 'server', marks=pytest.mark.slow)],
+  [('cosine', 'sync'), pytest.param('polynomial', 'parameter_server', marks=pytest.mark.slow)],
 )
 def test_both_rates_are_told_at_the_step_of_resume(
   tmp_path, config, capsys, monkeypatch, schedule, strategy
 ):
-  if strategy == 'server':
+  if strategy == 'parameter_server':
     serving.on_devices(monkeypatch, 1)
   workdir = str(tmp_path)
   train.run(_config(config, schedule, '5 steps', strategy), workdir)

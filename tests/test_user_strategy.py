@@ -73,7 +73,7 @@ def test_it_is_studied(tmp_path, capsys):
 
 
 def test_a_name_without_a_class_is_refused():
-  with pytest.raises(config_lib.ConfigError, match='local'):
+  with pytest.raises(config_lib.ConfigError, match='local_sgd'):
     strategy_lib.by_name('locl')
   with pytest.raises(config_lib.ConfigError, match='SignSG'):
     strategy_lib.by_name('tests.sign_sgd:SignSG')

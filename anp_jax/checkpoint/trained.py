@@ -40,7 +40,7 @@ class Trained:
     vocabulary: of the classes that it was trained to name.
     step: updates that made it.
     params: tree of NumPy arrays: those that evaluation sees, so averaged ones
-      where the run averages (config.ema), the mean over groups for `local`.
+      where the run averages (config.ema), the mean over groups for `local_sgd`.
     stats: the model's other collections, likewise.
   """
 

@@ -242,7 +242,7 @@ _SCHEDULE = {
     at_least=0,
     at_most=1,
     changeable=True,
-    only_if=('strategy.name', ('server',)),
+    only_if=('strategy.name', ('parameter_server',)),
   ),
   'every': milestones(
     '30 epochs',

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 BUILT_IN = {
   'sync': 'anp_jax.parallel.sync.sync_strategy:Sync',
   'invariant': 'anp_jax.parallel.invariant.invariant_strategy:Invariant',
-  'local': 'anp_jax.parallel.local_sgd.local_sgd_strategy:Local',
-  'server': 'anp_jax.runtimes.parameter_server.parameter_server_strategy:Server',
+  'local_sgd': 'anp_jax.parallel.local_sgd.local_sgd_strategy:LocalSgd',
+  'parameter_server': 'anp_jax.runtimes.parameter_server.parameter_server_strategy:ParameterServer',
   'channel_split': 'anp_jax.runtimes.channel_split_strategy:ChannelSplit',
-  'relay': 'anp_jax.runtimes.model_ring.model_ring_strategy:Relay',
+  'model_ring': 'anp_jax.runtimes.model_ring.model_ring_strategy:ModelRing',
 }
 _KEY = 'strategy.name'
 # Modes that make steps of a run, and keep no state.

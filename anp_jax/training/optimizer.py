@@ -49,7 +49,7 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
       names it is known by; decays are counted from step 0, not from w. Where
       schedule.every has several durations, p factor^n from the n-th on.
   Each is multiplied by a + (1 - a) min(1, s / w), where a is
-    schedule.warmup_start of the strategy `server`, else 0.
+    schedule.warmup_start of the strategy `parameter_server`, else 0.
 
   Args:
     config: the resolved config; `optimizer.learning_rate` and `schedule.*`.
@@ -75,7 +75,7 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
       f'run is {total_steps}: shorten schedule.warmup or lengthen duration'
     )
-  start = s.get('warmup_start', 0.0)  # a key of `server`
+  start = s.get('warmup_start', 0.0)  # a key of `parameter_server`
   if 'every' in s:
     decays = config_lib.milestones(s.every, batch_size, examples)
   # A run that is all warm-up has nothing left to decay over.

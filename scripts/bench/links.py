@@ -1,12 +1,12 @@
 """What a step sends over the network with each strategy, and how long it takes.
 
   srun --ntasks-per-node=1 python -m scripts.bench.links
-    [--rate=100mbit] [--strategies=sync,local] [--period=16]
+    [--rate=100mbit] [--strategies=sync,local_sgd] [--period=16]
     [--model=resnet18] [--batch=32] [--size=32] [--steps=5]
 
 or with --coordinator, --num_processes and --process_id as main.py takes them.
 All processes need the same ANP_RUN_SECRET (openssl rand -hex 32). The steps are
-those that train; `local` has a group for each process, and is timed over whole
+those that train; `local_sgd` has a group for each process, and is timed over whole
 periods. Of the bytes that a process sends in a step:
 
   bound      2 (N - 1) / N x the parameters' bytes: no sum over N processes that
@@ -131,8 +131,8 @@ def _measure(flags, strategy, processes, count):
   feed.close()
   compiled = parts.train_step.lower(state, batch).compile()
   rows = compiled_collectives.totals(compiled_collectives.compiled(compiled.as_text()))
-  period = flags.period if strategy == 'local' else 1
-  groups = count if strategy == 'local' else 1
+  period = flags.period if strategy == 'local_sgd' else 1
+  groups = count if strategy == 'local_sgd' else 1
   program = traffic.sent(rows, count, groups, 1 / period) / count
   steps = period * math.ceil(flags.steps / period)
   # The first takes longer, and the count of steps begins a period.

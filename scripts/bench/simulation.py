@@ -2,7 +2,7 @@
 
   python scripts/bench/simulation.py --batches=16,64
 
-Runs of main.py take turns: `server` with simulated workers
+Runs of main.py take turns: `parameter_server` with simulated workers
 (`strategy.simulate`), and `sync` with as many steps of one worker's batch. The
 start, the evaluation, the save and the first tenth of a run do not count.
 """
@@ -68,7 +68,7 @@ def _seconds(flags, batch, name):
   }
   if name == 'simulated':
     keys |= {
-      'strategy.name': 'server',
+      'strategy.name': 'parameter_server',
       'strategy.simulate.workers': flags.workers,
       'strategy.simulate.spread': 0.1,
     }

@@ -1,12 +1,12 @@
-"""What one slow worker of four costs `sync`, and each mode of `server`.
+"""What one slow worker of four costs `sync`, and each mode of `parameter_server`.
 
   python scripts/bench/stragglers.py
 
 `sync`: four processes of one run, whose gradients are summed over gloo.
-`server`: four workers and a server, threads of one process, over real sockets.
+`parameter_server`: four workers and a server, threads of one process, over real sockets.
 Computing is emulated by a sleep, since four workers would fight for the cores:
 0.2 s a gradient, and 0.6 s on the slow one. Each worker has equally many images
-at a time in all modes. In `server` an update's gradient is real, and always the
+at a time in all modes. In `parameter_server` an update's gradient is real, and always the
 same one; in `sync` each is computed too, which takes milliseconds.
 """
 
@@ -184,7 +184,7 @@ def _run(keys, shards, updates, workdir):
     return pulled, (gradient, stats_delta, dict(values))
 
   gradient_worker.Worker.compute = compute
-  keys = {**keys, 'strategy.name': 'server', 'strategy.in_flight': '1'}
+  keys = {**keys, 'strategy.name': 'parameter_server', 'strategy.in_flight': '1'}
 
   def run_process(index):
     config = _config(keys, updates, shards)

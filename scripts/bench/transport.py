@@ -3,7 +3,7 @@
   python scripts/bench/transport.py
 
 A gradient is pushed while weights are pulled, by Arrow Flight as the strategy
-`server` does it, and by two raw sockets, in turns, to another process of this
+`parameter_server` does it, and by two raw sockets, in turns, to another process of this
 machine. Both ends take part in the two cores that such a machine may have.
 """
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What train.sbatch and server.sbatch share; they source it with the arguments
+# What train.sbatch and parameter_server.sbatch share; they source it with the arguments
 # of main.py. It ends them where no task could start.
 
 # The signal that asked this script to stop: the time limit's, say. Before there

@@ -102,7 +102,7 @@ def test_of_several_best_the_best(tmp_path):
 
 @pytest.mark.slow
 def test_the_mean_of_groups(tmp_path, config):
-  config = _config(config, strategy__name='local', strategy__groups=2)
+  config = _config(config, strategy__name='local_sgd', strategy__groups=2)
   config.strategy.period = '100'  # never: the groups differ
   network = trained.load(str(_run(config, tmp_path, 2)))
   saved = _saved(tmp_path, 'checkpoints', network.step)['params']

@@ -261,7 +261,7 @@ def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
 def test_all_groups_begin_with_the_weights(tmp_path, outer):
   path, want = _file(tmp_path)
   config = _config(
-    init__from=path, strategy__name='local', strategy__groups=4, strategy__outer=outer
+    init__from=path, strategy__name='local_sgd', strategy__groups=4, strategy__outer=outer
   )
   program, arrays, _ = _load(config, devices=2)
   state = state_lib.create(program.init_fn, program.abstract_state, arrays)
@@ -360,7 +360,7 @@ def test_models_of_a_ring_begin_with_their_own_weights(pretrained, tmp_path):
   config = _own(
     init__from=str(pretrained),
     optimizer__learning_rate=0.0,
-    strategy__name='relay',
+    strategy__name='model_ring',
     eval__every='1 epochs',
     strategy__models=('seed=1', 'seed=1; init.from='),
   )

@@ -89,7 +89,9 @@ def test_a_worker_whose_accelerator_jax_drops_is_refused(monkeypatch, config, de
   """A server that does nothing else may compute on the CPU."""
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
-  config = config_lib.replaced(config, {'strategy.name': 'server', 'strategy.dedicated': dedicated})
+  config = config_lib.replaced(
+    config, {'strategy.name': 'parameter_server', 'strategy.dedicated': dedicated}
+  )
   env = cluster_env.ALONE._replace(count=2, index=rank)
 
   def start():

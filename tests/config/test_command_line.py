@@ -91,7 +91,11 @@ _WRITING = {
   'show': (show.main, ['show', _TINY], '--output'),
   'prepare': (prepare.main, ['prepare', '--from={run}', '--name=x'], '--data_dir'),
   'study': (study.main, ['strategies', _TINY], '--workdir'),
-  'relay study': (study.main, ['relay', f'--config={_ROOT}/configs/relay_anp.py'], '--workdir'),
+  'model_ring study': (
+    study.main,
+    ['model_ring', f'--config={_ROOT}/configs/model_ring_anp.py'],
+    '--workdir',
+  ),
   'split study': (
     study.main,
     ['channel_split', f'--config={_ROOT}/configs/channel_split_cifar10.py'],
@@ -250,7 +254,7 @@ def test_help_of_a_key_is_what_its_declaration_says():
   # A key of several strategies has a meaning in each.
   lines = help.text('strategy.shares').splitlines()
   titles = [x.partition(':')[0] for x in lines if x.startswith('# strategy')]
-  assert titles == ['# strategy.name=channel_split', '# strategy.name=relay']
+  assert titles == ['# strategy.name=channel_split', '# strategy.name=model_ring']
   assert lines.count('config.strategy.shares = ()') == 2
 
 
@@ -306,7 +310,7 @@ def test_help_as_a_person_types_it(arguments):
   [
     (['--mode=evaluate'], '--change=schedule is for --mode=train'),
     ([], "is for a run that is resumed: --workdir='{}' has no checkpoint"),
-    (['--config=configs/relay_anp.py'], 'the models of a ring keep'),
+    (['--config=configs/model_ring_anp.py'], 'the models of a ring keep'),
     (['--change=schedul'], "did you mean 'schedule"),
   ],
 )
@@ -319,10 +323,10 @@ def test_a_change_is_refused_before_anything_starts(flags, words, tmp_path, caps
 
 
 @pytest.mark.parametrize('mode', ['benchmark', 'range_test'])
-@pytest.mark.parametrize('strategy', ['server', 'relay'])
+@pytest.mark.parametrize('strategy', ['parameter_server', 'model_ring'])
 def test_what_has_no_step_is_not_tried(mode, strategy, capsys):
   keys = [f'--config.strategy.name={strategy}']
-  if strategy == 'relay':
+  if strategy == 'model_ring':
     keys += ["--config.strategy.models=('seed=1', 'seed=2')"]
   text = _line(capsys, main.main, 'main.py', _TINY, f'--mode={mode}', *keys)
   assert f"--mode={mode}: with config.strategy.name='{strategy}'" in text

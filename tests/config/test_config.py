@@ -421,12 +421,12 @@ def test_data_dir(monkeypatch):
   ],
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):
-  keys = {'strategy.name': 'server', **overrides}
+  keys = {'strategy.name': 'parameter_server', **overrides}
   with pytest.raises(config_lib.ConfigError, match=message):
     command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)
 
 
-@pytest.mark.parametrize('name', ['server', 'channel_split', 'relay'])
+@pytest.mark.parametrize('name', ['parameter_server', 'channel_split', 'model_ring'])
 @pytest.mark.parametrize(
   'files, message',
   [
@@ -438,7 +438,7 @@ def test_what_servers_cannot_do_is_refused(overrides, message):
 def test_half_of_what_encrypts_is_refused(name, files, message):
   keys = {f'strategy.{key}': 'here.pem' for key in files}
   keys['strategy.name'] = name
-  if name == 'relay':
+  if name == 'model_ring':
     keys['strategy.models'] = "('seed=1',)"
   with pytest.raises(config_lib.ConfigError, match=message):
     command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)

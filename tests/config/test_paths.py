@@ -93,7 +93,7 @@ def test_keys_that_are_paths(home):
       'data.dir': '~/d',
       'init.from': '$HOME/w',
       'compile_cache.dir': '$SCRATCH_OF_TEST/x',
-      'strategy.name': 'server',
+      'strategy.name': 'parameter_server',
       'strategy.tls_certificate': '~/cert',
       'strategy.tls_key': '$HOME/cert',
     },

@@ -9,7 +9,7 @@ from anp_jax.config import command_line, key_table, keys, networks, strategy
 from anp_jax.runtimes.model_ring import candidates
 from tests import builders
 
-_RELAY = 'configs/relay_anp.py'
+_MODEL_RING = 'configs/model_ring_anp.py'
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -59,10 +59,10 @@ def test_a_config_has_the_keys_of_its_schedule_alone(name):
 
 
 def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
-  config = command_line.load(_RELAY, {'strategy.name': 'sync'})
+  config = command_line.load(_MODEL_RING, {'strategy.name': 'sync'})
   assert config.strategy.name == 'sync'
   assert _strategy_keys(config) == {'simulate.workers'}
-  config = command_line.load(_RELAY, {'strategy.name': 'channel_split'})
+  config = command_line.load(_MODEL_RING, {'strategy.name': 'channel_split'})
   # Of the same name, but not of the same meaning.
   assert config.strategy.shares == () and 'models' not in config.strategy
 
@@ -70,10 +70,13 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
 @pytest.mark.parametrize(
   'typed, line',
   [
-    ({'strategy.period': '4'}, 'config.strategy.period belongs to strategy.name=local, not sync'),
+    (
+      {'strategy.period': '4'},
+      'config.strategy.period belongs to strategy.name=local_sgd, not sync',
+    ),
     (
       {'strategy.shares': '(1, 2)'},
-      'config.strategy.shares belongs to strategy.name=channel_split, relay, not sync',
+      'config.strategy.shares belongs to strategy.name=channel_split, model_ring, not sync',
     ),
     (
       {'optimizer.b1': '0.5'},
@@ -129,19 +132,19 @@ def test_a_strategy_of_ones_own():
   for typed, line in (
     ({'strategy.twist': '0'}, 'strategy.twist=0: expected a number above 0'),
     ({'strategy.turn': 'lift'}, "did you mean 'left'"),
-    ({'strategy.period': '3'}, 'belongs to strategy.name=local, not '),
+    ({'strategy.period': '3'}, 'belongs to strategy.name=local_sgd, not '),
   ):
     with pytest.raises(config_lib.ConfigError, match=line):
       config_lib.resolved(config, typed)
 
 
 def test_a_copy_of_another_strategy_is_whole():
-  config = command_line.load(_RELAY, {})
+  config = command_line.load(_MODEL_RING, {})
   copy = config_lib.replaced(config, {'strategy.name': 'sync', 'seed': 3})
   assert copy.strategy.name == 'sync'
   assert _strategy_keys(copy) == {'simulate.workers'}
-  assert config.strategy.name == 'relay' and config.seed == 0
-  copy = config_lib.replaced(copy, {'strategy.name': 'local'})
+  assert config.strategy.name == 'model_ring' and config.seed == 0
+  copy = config_lib.replaced(copy, {'strategy.name': 'local_sgd'})
   assert copy.strategy.period == '8'
 
 
@@ -151,7 +154,7 @@ def test_a_ring_has_the_keys_of_all_its_models():
     'model.norm_group': '4',
     'strategy.models': "('seed=1', 'model.name=resnet18; optimizer.name=adam')",
   }
-  config = command_line.load(f'{_RELAY}:tiny', typed)
+  config = command_line.load(f'{_MODEL_RING}:tiny', typed)
   assert config.model.norm_group == 4  # of the ResNet
   assert config.model.width == 4  # as the recipe says
   assert config.model.kernels and config.optimizer.b1 == 0.9
@@ -177,13 +180,13 @@ def test_networks_of_the_registry_are_the_configs():
   [
     (
       {'strategy.mode': 'async', 'strategy.servers': '1'},
-      'config.strategy.mode belongs to strategy.name=server, not sync',
+      'config.strategy.mode belongs to strategy.name=parameter_server, not sync',
     ),
     (
       {'strategy.mode': 'bounded'},
-      'config.strategy.mode belongs to strategy.name=server, not sync',
+      'config.strategy.mode belongs to strategy.name=parameter_server, not sync',
     ),
-    ({'strategy.period': '8'}, 'belongs to strategy.name=local'),
+    ({'strategy.period': '8'}, 'belongs to strategy.name=local_sgd'),
     ({'strategy.in_flight': '2'}, 'strategy.in_flight belongs to'),
     ({'data.lists': ''}, 'config.data.lists belongs to data.source=folder'),
     (
@@ -223,14 +226,14 @@ def test_of_many_keys_those_that_apply_are_taken():
     return command_line.applying(_TINY, typed | choice).keys() - choice.keys()
 
   assert taken() == {'model.width', 'seed', 'strategy.nonsense'}
-  assert taken(strategy__name='local') == taken() | {'strategy.period'}
-  assert taken(strategy__name='server') == taken() | {'strategy.in_flight'}
+  assert taken(strategy__name='local_sgd') == taken() | {'strategy.period'}
+  assert taken(strategy__name='parameter_server') == taken() | {'strategy.in_flight'}
   assert taken(model__name='lenet') == taken() - {'model.width'}
 
 
 def test_a_key_of_the_wrong_type_that_others_depend_on_is_one_line():
   with pytest.raises(config_lib.ConfigError, match='models=3: expected a tup'):
-    command_line.load('configs/relay_anp.py', {'strategy.models': '3'})
+    command_line.load('configs/model_ring_anp.py', {'strategy.models': '3'})
 
 
 def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):

@@ -164,7 +164,10 @@ def _with_key(key):
     {'data.cache': 'encoded'},
     {'data.balance': 'weights'},
     {'emulate.enabled': True},
-    *({'strategy.name': name, 'strategy.simulate.workers': 2} for name in ('server', 'local')),
+    *(
+      {'strategy.name': name, 'strategy.simulate.workers': 2}
+      for name in ('parameter_server', 'local_sgd')
+    ),
   ):
     config = config_lib.replaced(config_lib.base(), changes)
     if key in config_lib.flat(config):
@@ -236,14 +239,14 @@ def test_keys_that_may_change_are_listed_by_group():
     'emulate.pieces',
     'emulate.bandwidth',
   )
-  config = builders.config({'strategy.name': 'server'})
+  config = builders.config({'strategy.name': 'parameter_server'})
   assert 'strategy.servers' in config_lib.resumable(config)
 
 
 def test_strategies_of_one_state_go_on_with_each_other():
   config = config_lib.base()
   saved = _saved(config)
-  for name in ('server', 'channel_split'):
+  for name in ('parameter_server', 'channel_split'):
     other = config_lib.replaced(config, {'strategy.name': name})
     assert config_lib.difference(saved, other) == ''
     assert config_lib.difference(_saved(other), config) == ''
@@ -253,7 +256,7 @@ def test_strategies_of_one_state_go_on_with_each_other():
 
 def test_a_simulated_run_goes_on_with_another_strategy():
   simulated = {
-    'strategy.name': 'server',
+    'strategy.name': 'parameter_server',
     'strategy.simulate.workers': 4,
     'strategy.simulate.step_seconds': 2.0,
   }

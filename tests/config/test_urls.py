@@ -86,7 +86,8 @@ def test_missing_package_is_named(package, address, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'name, keys', [('server', {}), ('relay', {'strategy.models': "('seed=1', 'seed=2')"})]
+  'name, keys',
+  [('parameter_server', {}), ('model_ring', {'strategy.models': "('seed=1', 'seed=2')"})],
 )
 def test_processes_that_share_files_need_a_folder(name, keys):
   from anp_jax.config import command_line

@@ -195,9 +195,9 @@ def test_configs_that_are_refused(key, text, expected):
   assert str(e.value).endswith(expected)
 
 
-def test_relay_cannot_balance():
-  with pytest.raises(config_lib.ConfigError, match='strategy.name is relay'):
-    command_line.load('configs/relay_anp.py', {'data.balance': 'weights'})
+def test_model_ring_cannot_balance():
+  with pytest.raises(config_lib.ConfigError, match='strategy.name is model_ring'):
+    command_line.load('configs/model_ring_anp.py', {'data.balance': 'weights'})
 
 
 def test_examples_without_a_label_are_named(config):

@@ -190,9 +190,9 @@ def test_a_step_sends_all_gradients_and_waits(tiny_config):
     pytest.param(
       {'strategy.name': 'invariant', 'strategy.logical_shards': 8}, 4, marks=pytest.mark.slow
     ),
-    pytest.param({'strategy.name': 'local', 'strategy.groups': 2}, 1, marks=pytest.mark.soak),
+    pytest.param({'strategy.name': 'local_sgd', 'strategy.groups': 2}, 1, marks=pytest.mark.soak),
   ],
-  ids=['accumulate', 'fsdp', 'invariant', 'local'],
+  ids=['accumulate', 'fsdp', 'invariant', 'local_sgd'],
 )
 def test_strategies_take_it_as_they_take_any_network(tiny_config, changes, passes):
   """A device's micro-batches take the time of a pass each."""

@@ -1,4 +1,4 @@
-"""After which steps groups of `local` exchange, against a loop that counts."""
+"""After which steps groups of `local_sgd` exchange, against a loop that counts."""
 
 import functools
 
@@ -16,7 +16,7 @@ BATCH = 16
 
 def _config(seed=0, **keys):
   return builders.config(
-    {'strategy.name': 'local', 'seed': seed, 'duration': '90 steps'}
+    {'strategy.name': 'local_sgd', 'seed': seed, 'duration': '90 steps'}
     | {f'strategy.{key}': value for key, value in keys.items()}
   )
 

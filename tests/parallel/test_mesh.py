@@ -58,7 +58,7 @@ def test_shapes(config, data, model, devices, want):
   ],
 )
 def test_groups_are_neighbours(config, groups, devices, model, want):
-  config.strategy.name, config.strategy.groups = 'local', groups
+  config.strategy.name, config.strategy.groups = 'local_sgd', groups
   mesh = _mesh(config, model=model, devices=devices)
   assert mesh.devices.shape == want
   assert mesh.devices.ravel().tolist() == jax.devices()[:devices]
@@ -67,7 +67,7 @@ def test_groups_are_neighbours(config, groups, devices, model, want):
 
 @pytest.mark.parametrize('groups, devices', [(4, 6), (3, 2), (3, 8)])
 def test_groups_that_do_not_fit_are_refused(config, groups, devices):
-  config.strategy.name, config.strategy.groups = 'local', groups
+  config.strategy.name, config.strategy.groups = 'local_sgd', groups
   text = f'strategy.groups={groups}: expected .* {devices} devices'
   with pytest.raises(config_lib.ConfigError, match=text):
     _mesh(config, devices=devices)

@@ -16,7 +16,7 @@ from tests import launching, small_networks, splitting
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 _STEPS = 3
-# With clipping, a group of `local` would clip its own gradient.
+# With clipping, a group of `local_sgd` would clip its own gradient.
 _KEYS = {'optimizer.clip_norm': 0.0}
 _INVARIANT = {
   **splitting.FLOAT32,
@@ -69,7 +69,7 @@ def test_sync_trains_alike_on_any_number_of_devices(x64, name, devices):
 @pytest.mark.parametrize('name, devices', _cases((), (2, 4)))
 def test_local_that_exchanges_each_step_trains_as_sync(x64, name, devices):
   keys = {'strategy.period': 1, 'strategy.moments': 'average'}
-  _assert_same(_trained('local', name, devices, **keys), name)
+  _assert_same(_trained('local_sgd', name, devices, **keys), name)
 
 
 @pytest.mark.parametrize('name, data', _cases({('EfficientNet', 1)}, (1, 2)))

@@ -9,7 +9,7 @@ from tests import builders
 
 def test_slow_momentum_keeps_what_was_trained_before_a_rate_of_zero():
   """Wang et al. divide by the rate: the limit of no further moves."""
-  config = builders.config({'strategy.name': 'local', 'strategy.outer': 'momentum'})
+  config = builders.config({'strategy.name': 'local_sgd', 'strategy.outer': 'momentum'})
   strategy = local_step.LocalStep(config, None)
   mean, old = {'w': jnp.asarray([3.0])}, {'w': jnp.asarray([1.0])}
   outer = {'weights': old, 'momentum': {'w': jnp.asarray([2.0])}}

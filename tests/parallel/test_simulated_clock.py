@@ -1,4 +1,4 @@
-"""Simulated seconds of `sync` and `local`, and that they change nothing."""
+"""Simulated seconds of `sync` and `local_sgd`, and that they change nothing."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_a_step_of_sync_takes_as_long_as_its_slowest_worker():
 
 def test_groups_wait_for_each_other_in_exchanges_only():
   keys = {
-    'name': 'local',
+    'name': 'local_sgd',
     'groups': 2,
     'period': 3,
     'simulate__workers': 4,
@@ -116,10 +116,10 @@ def test_groups_with_drawn_times_against_a_loop(probability):
     'simulate__reduce_seconds': 0.25,
   }
   # Logarithms and exponentials round in their last bits.
-  got = _seconds(steps, name='local', **keys)
+  got = _seconds(steps, name='local_sgd', **keys)
   np.testing.assert_allclose(got, expected, 1e-12)
   # Where the run is resumed, and where it looks back, it has the same bits.
-  clock = _clock(name='local', **keys)
+  clock = _clock(name='local_sgd', **keys)
   assert [clock.seconds(step) for step in (30, 40, 7)] == [got[step - 1] for step in (30, 40, 7)]
 
 
@@ -130,12 +130,12 @@ def test_a_workers_times_do_not_depend_on_how_many_there_are():
   assert few[-1] < many[-1]
 
 
-_CASES = {'sync': {}, 'local': {'strategy.groups': 2, 'strategy.period': 4}}
+_CASES = {'sync': {}, 'local_sgd': {'strategy.groups': 2, 'strategy.period': 4}}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('quick_compiles', 'on_one_device')
-@pytest.mark.parametrize('name', ['sync', 'local'])
+@pytest.mark.parametrize('name', ['sync', 'local_sgd'])
 def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name):
   config = config_lib.replaced(
     config,
@@ -182,7 +182,7 @@ def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name)
       'strategy.simulate.workers=3: expected a number that divides batch_size=16',
     ),
     (
-      {'simulate__workers': 4, 'name': 'local', 'groups': 3},
+      {'simulate__workers': 4, 'name': 'local_sgd', 'groups': 3},
       'simulate.workers=4: expected a multiple of strategy.groups=3',
     ),
     ({'simulate__workers': -1}, 'workers=-1: expected 0 or more'),
@@ -204,7 +204,9 @@ def test_other_strategies_have_no_simulated_time(name):
   config = _config(name=name)
   spec = run_spec.RunSpec(config, None, None, BATCH, 640)
   assert strategy_lib.find(config).simulated_clock(spec) is None
-  with pytest.raises(config_lib.ConfigError, match='belongs to strategy.name=sync, local, server'):
+  with pytest.raises(
+    config_lib.ConfigError, match='belongs to strategy.name=sync, local_sgd, parameter_server'
+  ):
     config_lib.resolved(config, {'strategy.simulate.workers': '2'})
 
 

@@ -98,8 +98,8 @@ def test_nothing_is_imported_that_a_run_names(look, foreign_run, capsys):
   [
     {'model.name': _NAME},
     {'strategy.name': 'payload_of_theirs:Spread'},
-    {'strategy.name': 'relay', 'strategy.models': [f'model.name={_NAME}']},
-    {'strategy.name': 'relay', 'strategy.models': [f'seed=1; model.name = {_NAME} ;seed=3']},
+    {'strategy.name': 'model_ring', 'strategy.models': [f'model.name={_NAME}']},
+    {'strategy.name': 'model_ring', 'strategy.models': [f'seed=1; model.name = {_NAME} ;seed=3']},
   ],
 )
 def test_each_key_that_names_a_class(saved, foreign_run, tmp_path, capsys):

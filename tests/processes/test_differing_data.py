@@ -99,7 +99,11 @@ def test_a_worker_of_other_classes_leaves(start, servers):
   processes, log = start(
     'train',
     change_both,
-    {'strategy.name': 'server', 'strategy.servers': servers, 'optimizer.name': 'momentum'},
+    {
+      'strategy.name': 'parameter_server',
+      'strategy.servers': servers,
+      'optimizer.name': 'momentum',
+    },
   )
   assert processes[1].wait(120) == 2, log(1)
   assert f'rank 1 has other training data than rank 0: {text}' in log(1)
@@ -119,7 +123,7 @@ def test_a_ring_of_other_classes_ends(start):
     'train',
     change_both,
     {
-      'strategy.name': 'relay',
+      'strategy.name': 'model_ring',
       'strategy.models': "('seed=1', 'seed=2')",
       'duration': '3 epochs',
       'eval.every': '1 epochs',

@@ -79,7 +79,7 @@ def test_sync_waits_for_the_slowest_of_each_step(tmp_path, fixed):
 def test_a_straggler_stops_sync_and_not_the_servers_workers(tmp_path, fixed):
   """One of four is three times as slow.
 
-  A step of `sync` takes three times as long. Updates of `server` come at the
+  A step of `sync` takes three times as long. Updates of `parameter_server` come at the
   rate of all workers together: (3 + 1 / 3) in the time of one gradient.
   """
   slow = {'emulate.slow': '((3, 3.0),)'}
@@ -88,7 +88,7 @@ def test_a_straggler_stops_sync_and_not_the_servers_workers(tmp_path, fixed):
   server = _step_seconds(
     tmp_path / 'server',
     **slow,
-    **{'strategy.name': 'server', 'duration': '80 steps', 'optimizer.momentum': '0'},
+    **{'strategy.name': 'parameter_server', 'duration': '80 steps', 'optimizer.momentum': '0'},
   )
   ideal = _SECONDS / (3 + 1 / 3)
   assert ideal * 0.9 < server < ideal * 1.35

@@ -14,14 +14,14 @@ _PROCESSES = 4
 
 @pytest.mark.parametrize(
   'strategy, steps, every',
-  [('sync', 12, 2), pytest.param('server', 44, 11, marks=pytest.mark.soak)],
+  [('sync', 12, 2), pytest.param('parameter_server', 44, 11, marks=pytest.mark.soak)],
 )
 def test_an_emulated_run_is_as_fast_as_its_plan(tmp_path, capsys, strategy, steps, every):
   """Sleeps, one of them longer, and bytes over paced links.
 
   15 %: computing is a sleep, so that what is left is the machine's own cost, a
   few hundredths of a second a step. The best of some intervals counts, which
-  other work on the machine does not slow down; 11 updates of a `server` are
+  other work on the machine does not slow down; 11 updates of a `parameter_server` are
   three cycles of the quick workers and two of the slow one.
   """
   arguments = [

@@ -8,8 +8,8 @@ pytestmark = pytest.mark.multiprocess
 
 _STRATEGIES = {
   'sync': {},
-  'server': {
-    'strategy.name': 'server',
+  'parameter_server': {
+    'strategy.name': 'parameter_server',
     'model.name': 'tests.user_network:SmallNet',
     'data.image_size': '8',
     'data.resize': '8',

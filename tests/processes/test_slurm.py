@@ -272,7 +272,7 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   """Also after three starts that came to no checkpoint."""
   workdir, laps = tmp_path / 'run', 16
   arguments = [
-    '--config=configs/relay_anp.py:tiny',
+    '--config=configs/model_ring_anp.py:tiny',
     f'--workdir={workdir}',
     '--config.model.name=tests.user_network:PlainNet',
     '--config.batch_size=4',
@@ -285,7 +285,7 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   workdir.mkdir()
   (workdir / 'restarts').write_text('0 3\n')
   job = cluster.submit(_TRAIN, ['--nodes=2'], arguments, tmp_path / 'job.log')
-  slurm_cluster.until(workdir / 'relay.jsonl', '"laps": 2,')
+  slurm_cluster.until(workdir / 'model_ring.jsonl', '"laps": 2,')
   cluster.signal(job, 'TERM')
   text = slurm_cluster.until(tmp_path / 'job.log', r'stopped \((\{.*?\})\) at')
   stop = json.loads(re.search(r'stopped \((\{.*?\})\) at', text)[1])
@@ -297,7 +297,7 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   assert '2 models, 2 stations' in logs[0]
   assert len({text.split(']')[0].split()[1] for text in logs}) == 2  # nodes
   overrides, _ = command_line.split_overrides(arguments)
-  config = command_line.load('configs/relay_anp.py:tiny', overrides)
+  config = command_line.load('configs/model_ring_anp.py:tiny', overrides)
   model_rings.assert_same(workdir, config, (32, 32), range(2), laps)
 
 

@@ -188,7 +188,7 @@ def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(config_lib.ConfigError, match='is a file'):
     command_line.from_flags(flags, {})
-  flags.config, flags.output = 'configs/relay_anp.py:tiny', 'out'
+  flags.config, flags.output = 'configs/model_ring_anp.py:tiny', 'out'
   with pytest.raises(config_lib.ConfigError, match='leaderboard'):
     command_line.from_flags(flags, {})
 

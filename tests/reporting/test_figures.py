@@ -314,9 +314,16 @@ def _points(strategies, nodes, devices, rate, **more):
   'strategies, nodes, devices, rate, megabytes, staleness',
   [
     (('sync',), (1,), (1,), 100.0, 1.0, {0: 1}),
-    (('sync', 'local'), (1, 2), (1, 2), 1e-6, 1e-6, {0: 9, 1: 9}),
+    (('sync', 'local_sgd'), (1, 2), (1, 2), 1e-6, 1e-6, {0: 9, 1: 9}),
     (('sync',), (1, 2, 3, 4, 5, 6, 7, 8, 64), (1,), 123456.0, 1e9, {9: 1}),
-    (('sync', 'server'), (1, 64, 256), (1, 2, 4, 8), 1e6, 2.5, {i: 1 for i in range(0, 200, 9)}),
+    (
+      ('sync', 'parameter_server'),
+      (1, 64, 256),
+      (1, 2, 4, 8),
+      1e6,
+      2.5,
+      {i: 1 for i in range(0, 200, 9)},
+    ),
   ],
 )
 def test_figures_of_a_study(strategies, nodes, devices, rate, megabytes, staleness):

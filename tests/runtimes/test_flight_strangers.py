@@ -124,7 +124,7 @@ def _offload(config, place, token, received):
 @pytest.fixture(params=[_server, _station, _offload], ids=lambda f: f.__name__)
 def service(request):
   """A port, its token, how it is called well, and the calls that reach it."""
-  config = builders.config({'strategy.name': 'server'})
+  config = builders.config({'strategy.name': 'parameter_server'})
   token = transport.session_token(_SECRET, _SESSION)
   reached, received = [], []
   place = cluster_env.ClusterEnv('test', 0, 2, num_hosts=1)
@@ -190,7 +190,7 @@ def test_the_token_is_derived_from_the_secret_and_the_session():
 @pytest.fixture
 def tls_config(tmp_path):
   """A config with TLS."""
-  return builders.config({'strategy.name': 'server', **certificates.keys(tmp_path)})
+  return builders.config({'strategy.name': 'parameter_server', **certificates.keys(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def tls_config(tmp_path):
 )
 @pytest.mark.parametrize('tls', [False, True])
 def test_an_address_has_no_scheme(request, address, tls):
-  config = builders.config({'strategy.name': 'server'})
+  config = builders.config({'strategy.name': 'parameter_server'})
   if tls:
     config = request.getfixturevalue('tls_config')
   with pytest.raises(config_lib.ConfigError, match='HOST:PORT') as e:
@@ -264,7 +264,7 @@ def test_nothing_is_told_in_clear_where_the_config_has_tls(tls_config):
   ],
 )
 def test_a_run_of_one_host_is_heard_there_only(place):
-  config = builders.config({'strategy.name': 'server'})
+  config = builders.config({'strategy.name': 'parameter_server'})
   with transport.Port(config, place, 'token', 'a test') as port:
     host, number = port.address.split(':')
     assert host == '127.0.0.1'

@@ -1,4 +1,4 @@
-"""Depthwise, grouped and gated networks under `relay` and `server`."""
+"""Depthwise, grouped and gated networks under `model_ring` and `parameter_server`."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_models_of_a_ring_end_as_if_alone(tmp_path, monkeypatch):
   models = tuple(f'model.name={name}' for name in small_networks.NAMES)
   config = model_rings.config(models)
   train.run(config, str(tmp_path))
-  sizes = json.loads((tmp_path / 'relay.json').read_text())['parts']
+  sizes = json.loads((tmp_path / 'model_ring.json').read_text())['parts']
   assert len(sizes) == 2
   model_rings.assert_same(tmp_path, config, sizes, range(len(models)))
 

@@ -165,7 +165,7 @@ def test_an_emulated_link_slows_down_what_leaves_the_process(monkeypatch, local)
   Both ends are this process, whose two ways work at the same time: on one batch
   after another, else the second would begin when the first has ended.
   """
-  config = builders.config({'strategy.name': 'server'})
+  config = builders.config({'strategy.name': 'parameter_server'})
   data = np.random.default_rng(0).integers(0, 256, 3 * 10**6, np.uint8)
   emulation.begin(0, 5e6, False)
   port = _Echo(config, cluster_env.ALONE, 'secret', 'a test')

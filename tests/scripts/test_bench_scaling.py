@@ -80,7 +80,7 @@ def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
     ('--processes=2,0', "--processes: '2,0': expected numbers of 1 or more"),
     ('--rounds=0', '--rounds=0: expected 1 or more'),
     ('--strategies=sinc', "did you mean 'sync'?"),
-    ('--strategies=server', '--strategies=server: expected one with a common'),
+    ('--strategies=parameter_server', '--strategies=parameter_server: expected one with a common'),
   ],
 )
 def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, flag, message):

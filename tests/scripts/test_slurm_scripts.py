@@ -9,7 +9,7 @@ import pytest
 
 from tests import launching
 
-_TRAIN, _SERVER = 'scripts/slurm/train.sbatch', 'scripts/slurm/server.sbatch'
+_TRAIN, _SERVER = 'scripts/slurm/train.sbatch', 'scripts/slurm/parameter_server.sbatch'
 # Slurm's programs, which note how they were called.
 _PROGRAMS = {
   'squeue': 'echo RUNNING',

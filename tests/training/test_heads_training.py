@@ -211,7 +211,7 @@ def plain(pairs, tmp_path_factory):
       marks=pytest.mark.soak,
     ),
     # A group of all devices, which exchanges with none.
-    pytest.param({'strategy.name': 'local', 'strategy.groups': 1}, marks=pytest.mark.soak),
+    pytest.param({'strategy.name': 'local_sgd', 'strategy.groups': 1}, marks=pytest.mark.soak),
   ],
 )
 def test_strategies_train_what_sync_does(pairs, plain, tmp_path, monkeypatch, capsys, overrides):
@@ -239,14 +239,14 @@ def test_server_trains_what_sync_does(pairs, tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-def test_relay_scores_models_of_several_heads(pairs, tmp_path, monkeypatch, capsys):
+def test_model_ring_scores_models_of_several_heads(pairs, tmp_path, monkeypatch, capsys):
   chosen_devices = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
   monkeypatch.setattr(jax, 'local_devices', lambda **_: chosen_devices)
   config = _run_config(
     pairs,
     **{
-      'strategy.name': 'relay',
+      'strategy.name': 'model_ring',
       'duration': '1 epochs',
       'data.balance': 'none',
       'schedule.warmup': '0 steps',

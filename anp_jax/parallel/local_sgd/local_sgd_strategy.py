@@ -1,15 +1,15 @@
-"""The strategy `local`: its groups of devices; see its step."""
+"""The strategy `local_sgd`: its groups of devices; see its step."""
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, simulation_keys, strategy
 from anp_jax.parallel.sync import sync_strategy as sync
 
 
-class Local(sync.Sync):
+class LocalSgd(sync.Sync):
   """Groups of devices that exchange weights now and then."""
 
-  name = 'local'
-  state = 'local'
+  name = 'local_sgd'
+  state = 'local_sgd'
   has_group_weights = True
 
   def default_config(self):

@@ -101,14 +101,14 @@ def laps(key: str, text: str) -> int:
   if 'epoch' not in text or count != int(count):
     raise config_lib.ConfigError(
       f'config.{key}={text!r}: expected whole epochs where '
-      'config.strategy.name is relay: a model goes round once an epoch'
+      'config.strategy.name is model_ring: a model goes round once an epoch'
     )
   return int(count)
 
 
 def _overrides(text):
   """Returns the texts that make one model differ, by dotted key."""
-  keys = config_lib.known_keys('relay')
+  keys = config_lib.known_keys('model_ring')
   free = [k for k in keys if k in _FREE or k.rpartition('.')[0] in _FREE]
   overrides = {}
   for part in filter(str.strip, text.split(';')):

@@ -9,14 +9,14 @@ from anp_jax.runtimes.model_ring import candidates as candidates_lib, ring as ri
 from anp_jax.system import files, markdown
 from anp_jax.training import metric_labels
 
-LOG = 'relay.jsonl'
+LOG = 'model_ring.jsonl'
 PAGE = 'leaderboard.md'
 # What becomes of a model, as it stands in the leaderboard.
 GO_ON, FINISHED, RETIRED, FAILED, WAIT = ('goes on', 'finished', 'retired', 'failed', 'wait')
 
 
 class Leaderboard:
-  """Process 0's record of scores and failures, kept in workdir/relay.jsonl.
+  """Process 0's record of scores and failures, kept in workdir/model_ring.jsonl.
 
   Which models stay is a function of this record alone, so a run that is
   started again decides as it would have.

@@ -1,15 +1,15 @@
-"""The strategy `relay`: many models in a ring; see `run`."""
+"""The strategy `model_ring`: many models in a ring; see `run`."""
 
 from anp_jax.config import keys, rules
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 
 
-class Relay(sync.Sync):
+class ModelRing(sync.Sync):
   """Many models that travel around a ring of devices."""
 
-  name = 'relay'
-  state = 'relay'
+  name = 'model_ring'
+  state = 'model_ring'
   steps_together = False
   keeps_models_apart = True
 
@@ -66,14 +66,14 @@ class Relay(sync.Sync):
       not config['log.wandb'],
       'log.wandb',
       config['log.wandb'],
-      "'' where strategy.name is relay: its models have records of their own",
+      "'' where strategy.name is model_ring: its models have records of their own",
     )
     balance = config['data.balance']
     rules.check(
       balance == 'none',
       'data.balance',
       balance,
-      "'none' where strategy.name is relay: a station knows its own part of the data only",
+      "'none' where strategy.name is model_ring: a station knows its own part of the data only",
     )
 
   def joins_jax(self, config, mode):

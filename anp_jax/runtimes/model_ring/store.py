@@ -11,7 +11,7 @@ from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes.model_ring import records as records_lib
 from anp_jax.system import files
 
-_FILE = 'relay.json'
+_FILE = 'model_ring.json'
 
 
 def open_or_refuse(ring, processes, training: bool) -> None:

@@ -49,7 +49,7 @@ def seconds(config) -> tuple[float, float]:
   """Times what becomes of a gradient, over loopback, with made-up numbers.
 
   Args:
-    config: resolved, of the strategy `server` with one server.
+    config: resolved, of the strategy `parameter_server` with one server.
 
   Returns:
     Seconds of the cores' work, without what is waited for: a worker's, less

@@ -48,7 +48,7 @@ class FlatTree:
     for path, leaf in leaves:
       if leaf.dtype != self.dtype:
         raise config_lib.ConfigError(
-          f"config.strategy.name='server' carries {self.dtype} only, but the "
+          f"config.strategy.name='parameter_server' carries {self.dtype} only, but the "
           f"network's {mesh_lib.path_name(path)} is {leaf.dtype}"
         )
     self._structure = jax.tree.structure(tree)

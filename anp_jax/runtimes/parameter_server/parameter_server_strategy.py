@@ -1,4 +1,4 @@
-"""The strategy `server`: which processes do what; see `run`."""
+"""The strategy `parameter_server`: which processes do what; see `run`."""
 
 import dataclasses
 
@@ -23,10 +23,10 @@ _SIMULATION = {
 }
 
 
-class Server(sync.Sync):
+class ParameterServer(sync.Sync):
   """Asynchronous training with parameter servers."""
 
-  name = 'server'
+  name = 'parameter_server'
   steps_together = False
 
   def default_config(self):
@@ -89,7 +89,7 @@ class Server(sync.Sync):
       optimizer not in ('lars', 'lamb'),
       'optimizer.name',
       optimizer,
-      'another one where strategy.name is server: its trust ratios are norms '
+      'another one where strategy.name is parameter_server: its trust ratios are norms '
       'of whole layers, and a server has a slice',
     )
     mode = config['strategy.mode']
@@ -136,7 +136,9 @@ class Server(sync.Sync):
       f"'none' where strategy.look_ahead is {look_ahead!r}: how "
       'far workers look ahead would depend on the staleness of one gradient',
     )
-    rules.check_replicated(config, 'strategy.name is server: the servers divide the state')
+    rules.check_replicated(
+      config, 'strategy.name is parameter_server: the servers divide the state'
+    )
 
   def spans_processes(self, config, mode):
     """Asynchronous processes meet at their servers, and outlive each other."""

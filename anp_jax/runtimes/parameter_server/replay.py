@@ -72,7 +72,7 @@ def _session_config(config, session):
     'duration': session['duration'],  # schedules end with the run
     'batch_size': session['batch_size'],
     # One server makes the same weights as several: no bit depends on it.
-    'strategy.name': 'server',
+    'strategy.name': 'parameter_server',
     'strategy.servers': 1,
     'strategy.wire_dtype': session['wire_dtype'],
     'strategy.compensation': session['compensation'],

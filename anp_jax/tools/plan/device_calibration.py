@@ -82,7 +82,7 @@ class Measurement:
     device: kind, as JAX names it.
     platform: 'cpu', 'gpu' or 'tpu'.
     memory: bytes of the device; 0: it does not say.
-    handling: of a gradient of `server`, see `server.handling.seconds`; None:
+    handling: of a gradient of `parameter_server`, see `server.handling.seconds`; None:
       not timed.
   """
 
@@ -123,7 +123,7 @@ def measure(config, workload, batches: Sequence[int] = (), serves: bool = False)
     workload: of the config.
     batches: images of the two; (): the fewest that the config can have, and
       four times as many.
-    serves: whether `server` is planned, too: what it does with a gradient is
+    serves: whether `parameter_server` is planned, too: what it does with a gradient is
       timed on a CPU, whose cores do it in place of computing.
 
   Raises:
@@ -148,7 +148,7 @@ def measure(config, workload, batches: Sequence[int] = (), serves: bool = False)
   handling = None
   if serves and device.platform == 'cpu':
     single = _single(config, workload, batches[0])
-    changes = {'strategy.name': 'server', 'strategy.servers': 1, 'mesh.data': -1}
+    changes = {'strategy.name': 'parameter_server', 'strategy.servers': 1, 'mesh.data': -1}
     handling = handling_lib.seconds(config_lib.replaced(single, changes))
   return Measurement(
     fixed,

@@ -24,7 +24,7 @@ class Machine:
     clusters: one a size, the smallest first.
     efficiency: what the device and its links reach.
     measured: (a, c) of its step if it was timed, else None.
-    handling: of a gradient of `server`, see `strategies.Setting`.
+    handling: of a gradient of `parameter_server`, see `strategies.Setting`.
     batches: (images, seconds) of the steps that were timed.
     jitter: of its step.
     published: rates of its kind.
@@ -101,7 +101,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   if flags.measure_batches:
     batches = sizes.numbers('--measure_batches', flags.measure_batches)
   first = next(iter(configs.values()))
-  serves = any(c.strategy.name == 'server' for c in configs.values())
+  serves = any(c.strategy.name == 'parameter_server' for c in configs.values())
   measurement = device_calibration.measure(first, cost, batches, serves)
   device, is_known = device_calibration.entry(measurement, known_tables, flags.devices_per_node)
   times = ', '.join(
@@ -115,7 +115,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   if measurement.handling:
     worker, server = (1e3 * seconds for seconds in measurement.handling)
     print(
-      f"a gradient of 'server' takes its worker {worker:.3g} ms more than the "
+      f"a gradient of 'parameter_server' takes its worker {worker:.3g} ms more than the "
       f'pass, and the servers {server:.3g} ms'
     )
   note = '' if is_known else ', as it has no entry of its own (--entries)'

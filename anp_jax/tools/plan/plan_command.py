@@ -29,16 +29,16 @@ _NUMBERS = (
   'budget_devices',
 )
 _FSDP = 'fsdp'
-_SERVERS = tuple(f'server:{mode}' for mode in ('async', 'bounded', 'synchronous'))
+_SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'bounded', 'synchronous'))
 # What a target is looked for with, where no flag says it.
 _TARGET_DEVICES = 'a100-80,h100,h200,b200'
 _TARGET_LINK = 'ib-ndr400x8'
 # How more of a measured device are joined, where no flag says it.
 _MEASURED_NODES = '1,2,4,...,64'
 _MEASURED_LINK = 'eth-10'
-_TARGET_STRATEGIES = 'sync,fsdp,local,server:async,server:synchronous'
+_TARGET_STRATEGIES = 'sync,fsdp,local_sgd,parameter_server:async,parameter_server:synchronous'
 # Between hosts, whatever joins the devices.
-_BY_HOST = ('server', 'relay')
+_BY_HOST = ('parameter_server', 'model_ring')
 _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 
 

@@ -53,8 +53,8 @@ def count(setting: strategies.Setting, images: float) -> Memory:
   """Counts what a device holds that computes `images` in a step."""
   workload, config = setting.workload, setting.config
   name, size = config.strategy.name, setting.cluster.size
-  # Groups of `local` hold a state each, divided over the group's devices.
-  groups = config.strategy.groups if name == 'local' else 1
+  # Groups of `local_sgd` hold a state each, divided over the group's devices.
+  groups = config.strategy.groups if name == 'local_sgd' else 1
   divided = max(1, size // groups) if setting.is_sharded else 1
   state = workload.state_bytes / divided
   gradients = workload.param_bytes / divided
@@ -65,10 +65,10 @@ def count(setting: strategies.Setting, images: float) -> Memory:
   gradients *= passes
   if divided > 1:
     gradients += workload.param_bytes  # gathered for the step
-  if name == 'server':
+  if name == 'parameter_server':
     # Optimizer state is with the servers, in a host's memory.
     state = workload.param_bytes + 4 * workload.statistics
-  if name == 'local':
+  if name == 'local_sgd':
     state *= passes
     if config.strategy.outer != 'average':
       # Weights of the last exchange, and a momentum like them.

@@ -28,7 +28,7 @@ class Point:
   """What is predicted for one strategy at one size.
 
   Attributes:
-    strategy: as typed, such as 'sync' or 'server:bounded'.
+    strategy: as typed, such as 'sync' or 'parameter_server:bounded'.
     cluster: its nodes and links.
     images: a step and device.
     batch: images a step of all devices.
@@ -165,7 +165,7 @@ def _point(name, setting, images, step, request, base) -> Point:
 
 def _run_images(setting, step) -> float:
   """Images of the whole run; steps of a larger batch have more of them."""
-  if setting.config.strategy.name == 'relay':  # laps count, not steps
+  if setting.config.strategy.name == 'model_ring':  # laps count, not steps
     return setting.workload.total_images
   update = step.update_images or step.images
   examples = setting.workload.examples

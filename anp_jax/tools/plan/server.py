@@ -1,4 +1,4 @@
-"""How often the workers of `server` finish a gradient.
+"""How often the workers of `parameter_server` finish a gradient.
 
 On a GPU or TPU a worker's host pulls, pushes and updates while the device
 computes for others. On a CPU the cores that compute do all of it, so that a
@@ -10,7 +10,7 @@ import dataclasses
 from anp_jax.tools.plan import collectives, model, order_statistics
 
 # A host updates weights in its memory at about this rate, bytes/s: assumption
-# for the optimizer of `server`, which streams all state through a few cores.
+# for the optimizer of `parameter_server`, which streams all state through a few cores.
 _HOST_UPDATE = 20e9
 _ITERATIONS = 200
 _LEAST = 1e-3  # of a core, for the worker of a server that has no time for it

@@ -135,11 +135,11 @@ def _parts(config, cluster) -> tuple[int, int]:
     ConfigError: where the strategy cannot have so many devices.
   """
   name, s = config.strategy.name, config.strategy
-  if name == 'relay':
+  if name == 'model_ring':
     return (1 if s.station == 'device' else cluster.devices), config.accumulate
   if name == 'channel_split':
     return mesh(config, cluster.size)[0], config.accumulate
-  if name == 'server':
+  if name == 'parameter_server':
     workers = 1
     if s.mode == 'synchronous':
       serving = s.servers if s.dedicated else 0

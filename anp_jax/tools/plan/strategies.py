@@ -35,7 +35,7 @@ class Setting:
     measured: a and c of T(b) = a + c b, where the device's step was timed.
     slow: factors of the nodes that take so many times as long.
     sharing: devices that share the cores of one, on a machine with too few.
-    handling: seconds of work that each gradient of `server` is for its worker
+    handling: seconds of work that each gradient of `parameter_server` is for its worker
       and for the servers, where the cores that compute do it and it was timed.
   """
 
@@ -112,7 +112,7 @@ def step(setting: Setting, images: int) -> Step:
   Args:
     setting: what is planned for.
     images: that a device computes in a step; with `channel_split`, and for a
-      worker's devices together with `server`, see `plan.images_per_device`.
+      worker's devices together with `parameter_server`, see `plan.images_per_device`.
 
   Raises:
     ConfigError: if the strategy is of another module, or does not fit.
@@ -266,7 +266,7 @@ def _peers(cluster, data, count) -> collectives.Cluster:
   return dataclasses.replace(cluster, nodes=max(1, data // devices), devices=devices, link=link)
 
 
-def _relay(setting: Setting, images: int) -> Step:
+def _model_ring(setting: Setting, images: int) -> Step:
   """Models go round a ring of stations, each with its part of the data."""
   s, cluster = setting.config.strategy, setting.cluster
   per_device = s.station == 'device'
@@ -297,8 +297,8 @@ def _relay(setting: Setting, images: int) -> Step:
 _STEPS: dict[str, Callable[[Setting, int], Step]] = {
   'sync': _synchronous,
   'invariant': _invariant,
-  'local': _local,
-  'server': _server,
+  'local_sgd': _local,
+  'parameter_server': _server,
   'channel_split': _channel_split,
-  'relay': _relay,
+  'model_ring': _model_ring,
 }

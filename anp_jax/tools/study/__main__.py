@@ -1,12 +1,12 @@
 """Compares ways of spreading a training over devices and nodes.
 
-`python -m anp_jax.tools.study relay --help` describes the study of many models in a
+`python -m anp_jax.tools.study model_ring --help` describes the study of many models in a
 ring, `channel_split --help` that of convolutions split over devices, `papers
 --help` the page of published figures and ours; here is that of strategies:
 
   python -m anp_jax.tools.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
-    --strategies=sync,local --seeds=0,1,2 --target_accuracy=0.95
+    --strategies=sync,local_sgd --seeds=0,1,2 --target_accuracy=0.95
     --learning_rates=0.01,0.02,0.04
 
 trains every combination, as processes of this machine (a core for each device)
@@ -51,8 +51,12 @@ from anp_jax.tools.study import (
 from anp_jax.tools.study.papers import papers_command as papers
 
 _NODES = '1,2'
-_STRATEGIES = 'sync,invariant,local,server'  # those that divide the batch
-_OTHER_STUDIES = {'relay': model_ring_study, 'channel_split': channel_split_study, 'papers': papers}
+_STRATEGIES = 'sync,invariant,local_sgd,parameter_server'  # those that divide the batch
+_OTHER_STUDIES = {
+  'model_ring': model_ring_study,
+  'channel_split': channel_split_study,
+  'papers': papers,
+}
 
 
 @exits.with_status('interrupted; run the same command to resume')
@@ -88,7 +92,7 @@ def main(arguments: list[str]) -> int:
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.study', description=__doc__)
   parser.add_argument(
-    'what', choices=['strategies', 'relay', 'channel_split', 'papers'], help='what is compared'
+    'what', choices=['strategies', 'model_ring', 'channel_split', 'papers'], help='what is compared'
   )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')

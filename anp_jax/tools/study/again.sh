@@ -3,7 +3,7 @@
 #
 #   scripts/again.sh TIMES COMMAND...
 #
-# For the processes of the strategy `server` and offload processes, which come back
+# For the processes of the strategy `parameter_server` and offload processes, which come back
 # to a run that goes on without them, or has ended meanwhile. SIGINT, SIGTERM and
 # SIGUSR1 are passed on, and end this too.
 set -uo pipefail

@@ -16,7 +16,7 @@ RATE = 'optimizer.learning_rate'
 AXES = {'strategy.name': '--strategies', 'seed': '--seeds', RATE: '--learning_rates'}
 WORKERS = 'strategy.simulate.workers'
 # A ring's runs are of many models each.
-_RING = 'relay'
+_RING = 'model_ring'
 _STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s != _RING)
 _LETTERS = 40  # of a value, in the name of a folder
 
@@ -165,7 +165,7 @@ def learning_rates(text: str | None) -> tuple[float | None, ...]:
 
 
 def strategies(text: str) -> tuple[str, ...]:
-  """A list of strategies such as 'sync,local', in its order, each once.
+  """A list of strategies such as 'sync,local_sgd', in its order, each once.
 
   Raises:
     ConfigError: for one that there is not, with those there are, and for that

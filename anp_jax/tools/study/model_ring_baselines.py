@@ -11,7 +11,7 @@ another, on its own devices:
   independent  it has the whole set in memory, once it was read
   disk         it reads the whole set from its files in every epoch
 
-`python -m anp_jax.tools.study relay` starts it.
+`python -m anp_jax.tools.study model_ring` starts it.
 """
 
 import argparse

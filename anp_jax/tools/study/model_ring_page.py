@@ -154,7 +154,7 @@ class Page:
     plots.save(chart, os.path.join(folder, 'ring.png'))
     with open(os.path.join(self._ring_folder, leaderboard.PAGE)) as f:
       board = f.read().partition('\n\n')[2]
-    command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'relay', *arguments])
+    command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'model_ring', *arguments])
     page = [
       f'# A ring of models, {self._flags.config}',
       f'    {command}',

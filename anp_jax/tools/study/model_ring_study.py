@@ -1,7 +1,7 @@
 """Compares a ring of models with other ways to train them all.
 
-  python -m anp_jax.tools.study relay --config=configs/relay_anp.py
-    --workdir=runs/relay_study --stations=2
+  python -m anp_jax.tools.study model_ring --config=configs/model_ring_anp.py
+    --workdir=runs/model_ring_study --stations=2
 
 trains the models of config.strategy.models on so many processes of this
 machine, a core each, or with --slurm of as many nodes, in every way of
@@ -47,8 +47,10 @@ def main(arguments: list[str]) -> int:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
     config = command_line.load(flags.config, overrides)
-    if config.strategy.name != 'relay':
-      raise config_lib.ConfigError(f'config.strategy.name={config.strategy.name!r}: expected relay')
+    if config.strategy.name != 'model_ring':
+      raise config_lib.ConfigError(
+        f'config.strategy.name={config.strategy.name!r}: expected model_ring'
+      )
     if flags.data_set_gigabytes and config.data.source == 'synthetic':
       raise config_lib.ConfigError(
         f'--data_set_gigabytes={flags.data_set_gigabytes:g}: '
@@ -65,7 +67,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags(arguments):
-  parser = argument_parser.Parser(prog='python -m anp_jax.tools.study relay', description=__doc__)
+  parser = argument_parser.Parser(
+    prog='python -m anp_jax.tools.study model_ring', description=__doc__
+  )
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
   parser.add_argument('--stations', type=int, default=2, help='processes')

@@ -179,7 +179,7 @@ class _Timer:
     }
     few, many = min(counts), max(counts)
     batches = few, many if many > few else 2 * few
-    serves = any(cell.strategy == 'server' for cell in configs)
+    serves = any(cell.strategy == 'parameter_server' for cell in configs)
     self._measured = {
       count: _measured(study, batches, self._cores[:count], serves)
       for count in sorted({self._busy(cell) for cell in configs})
@@ -214,7 +214,7 @@ def _measured(study, batches, cores, serves) -> dict:
     study: the study.
     batches: images of the two.
     cores: of the processes that measure, all of them at once.
-    serves: whether a gradient's way through `server` is timed, too.
+    serves: whether a gradient's way through `parameter_server` is timed, too.
 
   Returns:
     The median over processes of `fixed`, `per_image`, `jitter` and, if it

@@ -57,7 +57,7 @@ def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[
       'or examples, so that all runs have as many samples'
     )
   parts = workers
-  if config.strategy.name == 'server':
+  if config.strategy.name == 'parameter_server':
     parts = scheduler.data_shards(config, workers)
   return {_BATCH: repr(size * parts)}
 

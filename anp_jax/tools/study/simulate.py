@@ -12,7 +12,7 @@ from anp_jax.config import resolve
 from anp_jax.tools.study import grid, settings, study_runner
 
 _GROUP = 'strategy.simulate.'
-STRATEGIES = 'sync,local,server'  # the default: those that have workers
+STRATEGIES = 'sync,local_sgd,parameter_server'  # the default: those that have workers
 NODES = '1,2,4,8'  # the default of --workers
 
 
@@ -90,7 +90,7 @@ def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[gr
   if not any(cell.simulated for cell in simulated_cells):
     raise config_lib.ConfigError(
       '--simulate: no strategy of the study simulates workers; expected '
-      'sync, local or server in --strategies'
+      'sync, local_sgd or server in --strategies'
     )
   return list(simulated_cells)
 

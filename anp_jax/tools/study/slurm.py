@@ -19,7 +19,7 @@ _TIMEOUT = 60  # seconds, of a command of Slurm's
 _FAILED_POLLS = 5  # in succession
 _FOLDER = 'scripts/slurm'
 # Its processes do not go down together.
-_OWN_SCRIPTS = {'server': 'server.sbatch'}
+_OWN_SCRIPTS = {'parameter_server': 'parameter_server.sbatch'}
 
 
 def add_flag(parser) -> None:

@@ -47,7 +47,7 @@ def megabytes(study: study_runner.Study, cell: grid.Cell) -> float | None:
   if rows is None:
     return None
   config = study.config(cell)
-  if config.strategy.name != 'local':
+  if config.strategy.name != 'local_sgd':
     return sent(rows, cell.workers)
   groups = min(config.strategy.groups, cell.workers)
   share = exchanges.share(config, report['train']['images'], report['examples'])

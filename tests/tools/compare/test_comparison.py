@@ -159,7 +159,7 @@ def test_pairs_and_plain_classes_are_not_compared(tmp_path, no_figure):
 
 def test_each_model_of_a_ring_is_a_run(tmp_path):
   models = ['seed=5; optimizer.learning_rate=0.25', 'batch_size=64']
-  ring = {'strategy.name': 'relay', 'strategy.models': models}
+  ring = {'strategy.name': 'model_ring', 'strategy.models': models}
   path = _run(tmp_path / 'ring', ring)
   for index, size in enumerate((32, 64)):
     folder = tmp_path / 'ring' / 'models' / f'00{index}'

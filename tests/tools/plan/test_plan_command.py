@@ -111,7 +111,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_strategies_are_compared(capsys):
-  names = ['sync', 'fsdp', 'local', 'server:bounded', 'invariant']
+  names = ['sync', 'fsdp', 'local_sgd', 'parameter_server:bounded', 'invariant']
   lines, result = _plan(
     capsys,
     f'--config={_LENET}',
@@ -129,7 +129,7 @@ def test_strategies_are_compared(capsys):
   # A row for each of the two sizes.
   firsts = [line.split()[0] for line in lines if line]
   assert [firsts.count(n) for n in names] == [2] * len(names)
-  sync, local = by_name['sync'][1], by_name['local'][1]
+  sync, local = by_name['sync'][1], by_name['local_sgd'][1]
   sent = 'communication'
   assert local['step_seconds'][sent] < sync['step_seconds'][sent]
 
@@ -145,7 +145,7 @@ def test_strategies_are_compared(capsys):
     (['--nodes=513', '--devices_per_node=8'], '4,104 devices, expected 4,096'),
     (['--devices_per_node=0'], '--devices_per_node=0: expected a whole number'),
     (['--strategies=synk'], "no strategy 'synk'"),
-    (['--strategies=server:bound'], "did you mean 'server:bounded'?"),
+    (['--strategies=parameter_server:bound'], "did you mean 'parameter_server:bounded'?"),
     (['--scaling=week'], "--scaling='week': expected one of auto, strong, weak"),
     (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),
     (['--device='], '--device is missing: one of k80'),
@@ -167,8 +167,8 @@ def test_strategies_are_compared(capsys):
       '--budget_devices=8192: expected 4,096 at most',
     ),
     (
-      ['--device=tpu-v4', '--link=', '--strategies=sync,server:async'],
-      "over which 'server:async' sends",
+      ['--device=tpu-v4', '--link=', '--strategies=sync,parameter_server:async'],
+      "over which 'parameter_server:async' sends",
     ),
     (['--entries=none.toml'], "--entries='none.toml'"),
     (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
@@ -196,7 +196,7 @@ def test_target_ranks_by_device_hours(capsys):
     '--device=v100,h100',
     '--budget-devices=32',
     '--devices_per_node=4',
-    '--strategies=sync,local',
+    '--strategies=sync,local_sgd',
     '--examples=1000000',
     '--classes=10',
     '--config.batch_size=4096',
@@ -365,11 +365,11 @@ def test_a_measured_server_handles_gradients_on_the_core_that_computes(capsys, m
     '--examples=1442',
     '--classes=10',
     '--nodes=1',
-    '--strategies=sync,server',
+    '--strategies=sync,parameter_server',
     '--images_per_device=64',
   )
-  assert handled == [('server', 32)]
-  expected = "a gradient of 'server' takes its worker 1 ms more than the pass,"
+  assert handled == [('parameter_server', 32)]
+  expected = "a gradient of 'parameter_server' takes its worker 1 ms more than the pass,"
   assert lines[1] == f'{expected} and the servers 2 ms'
   seconds = [sum(p['step_seconds'].values()) for p in result['points']]
   # T(64) = 7.2 ms + 64 x 0.1 ms; the server's worker does the rest itself.

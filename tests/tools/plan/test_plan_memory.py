@@ -69,7 +69,7 @@ _SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (2, 8)]
 @pytest.mark.parametrize('groups, devices', _SIZES)
 @pytest.mark.parametrize('outer', ['average', 'nesterov', 'momentum'])
 def test_local_holds_its_groups_and_what_is_outside_them(outer, groups, devices):
-  config = _config(strategy__name='local', strategy__groups=groups, strategy__outer=outer)
+  config = _config(strategy__name='local_sgd', strategy__groups=groups, strategy__outer=outer)
   count = _count(config, devices)
   # Each group's optimizer counts its steps; the planner counts the run's too.
   assert count.state == pytest.approx(_bytes_on_a_device(_state(config, devices)), abs=4 * groups)
@@ -98,7 +98,7 @@ def test_sync_holds_the_optimizers_state_and_averages(optimizer, ema):
   ],
 )
 def test_parameters_are_divided_over_the_devices_of_a_group(keys, devices, parts):
-  name = 'local' if keys else 'sync'
+  name = 'local_sgd' if keys else 'sync'
   config = _config(strategy__name=name, sharding=(('.*', 'fsdp'),), **keys)
   count = _count(config, devices)
   # Statistics and counters are not divided: at most 56 bytes of each group.
@@ -110,7 +110,9 @@ def test_parameters_are_divided_over_the_devices_of_a_group(keys, devices, parts
 
 @pytest.mark.parametrize('mode', ['async', 'bounded', 'synchronous'])
 def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
-  config = _config(strategy__name='server', strategy__mode=mode, optimizer__name='adam', ema=0.9)
+  config = _config(
+    strategy__name='parameter_server', strategy__mode=mode, optimizer__name='adam', ema=0.9
+  )
   assert _count(config, 4).state == _PARAMETERS + _STATISTICS
 
 
@@ -119,9 +121,9 @@ def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
   [
     ({'accumulate': 4}, 1),
     ({'accumulate': 4}, 4),
-    ({'strategy__name': 'local', 'strategy__groups': 2, 'accumulate': 4}, 4),
-    ({'strategy__name': 'local', 'strategy__groups': 8, 'accumulate': 2}, 2),
-    ({'strategy__name': 'local', 'strategy__groups': 8}, 1),
+    ({'strategy__name': 'local_sgd', 'strategy__groups': 2, 'accumulate': 4}, 4),
+    ({'strategy__name': 'local_sgd', 'strategy__groups': 8, 'accumulate': 2}, 2),
+    ({'strategy__name': 'local_sgd', 'strategy__groups': 8}, 1),
     ({'strategy__name': 'invariant', 'strategy__logical_shards': 8}, 1),
     ({'strategy__name': 'invariant', 'strategy__logical_shards': 8}, 4),
   ],

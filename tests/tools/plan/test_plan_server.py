@@ -1,4 +1,4 @@
-"""Tests of plan: cycles of the workers of `server`, against closed forms."""
+"""Tests of plan: cycles of the workers of `parameter_server`, against closed forms."""
 
 import dataclasses
 
@@ -33,7 +33,8 @@ _WORK = workload.Workload(
 def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
   """Seconds of a cycle, without jitter, where updates take no time."""
   config = builders.config(
-    {'strategy.name': 'server'} | {f'strategy.{name}': value for name, value in keys.items()}
+    {'strategy.name': 'parameter_server'}
+    | {f'strategy.{name}': value for name, value in keys.items()}
   )
   work = dataclasses.replace(_WORK, state_bytes=state_bytes)
   cluster = collectives.Cluster(nodes, 1, _FAST, link)

@@ -83,7 +83,9 @@ def test_fsdp_gathers_weights_and_scatters_gradients(cost):
 
 
 def test_local_exchanges_weights_once_a_period(cost):
-  setting = _setting(cost, 2, strategy__name='local', strategy__groups='2', strategy__period='10')
+  setting = _setting(
+    cost, 2, strategy__name='local_sgd', strategy__groups='2', strategy__period='10'
+  )
   step = strategies.step(setting, 32)
   # Two groups of one device: a sum of two, once in ten steps.
   expected = _BYTES / 1e9 / 10
@@ -93,7 +95,7 @@ def test_local_exchanges_weights_once_a_period(cost):
 def test_servers_saturate_at_their_ports(cost):
   rates = []
   for nodes in (16, 32):
-    setting = _setting(cost, nodes, strategy__name='server', strategy__dedicated='True')
+    setting = _setting(cost, nodes, strategy__name='parameter_server', strategy__dedicated='True')
     step = strategies.step(setting, 32)
     rates.append(step.images / step.seconds)
   # One server's port passes the gradients of 1 GB/s over 102 MB: 9.8 a second.
@@ -106,7 +108,7 @@ def test_synchronous_servers_do_not_wait_for_backups(cost):
     setting = _setting(
       cost,
       16,
-      strategy__name='server',
+      strategy__name='parameter_server',
       strategy__mode='synchronous',
       strategy__backup_workers=str(backups),
     )
@@ -129,13 +131,13 @@ def test_channel_split_has_the_ideal_of_the_paper(cost):
   assert alone / step.compute == pytest.approx(1 / ((1 - share) + share / 4))
 
 
-def test_relay_needs_the_slots_of_the_paper(cost):
-  config = command_line.load('configs/relay_anp.py', {'data.source': 'synthetic'})
+def test_model_ring_needs_the_slots_of_the_paper(cost):
+  config = command_line.load('configs/model_ring_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
   cluster = collectives.Cluster(2, 1, _NODE, plan_tables.Link('f', 1e18, 1e-15))
   device = plan_tables.load().device('h200')
   setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
-  (point,) = points.plan('relay', [setting], points.Request())
+  (point,) = points.plan('model_ring', [setting], points.Request())
   # 4 models, 2 stations, 6 epochs: max(4, 2) x 6 + 2 - 1 = 25 slots, each of
   # 50 steps of 64 images.
   slot = 50 * setting.alone(64).total
@@ -193,15 +195,15 @@ def test_a_run_of_steps_makes_as_many_of_a_larger_batch(cost):
 
 
 def test_updates_of_a_server_are_those_of_one_worker(cost):
-  setting = _setting(cost, 16, strategy__name='server', duration='32 steps')
-  (point,) = points.plan('server', [setting], points.Request(per_device=32))
+  setting = _setting(cost, 16, strategy__name='parameter_server', duration='32 steps')
+  (point,) = points.plan('parameter_server', [setting], points.Request(per_device=32))
   # 16 workers make an update each in a cycle: 32 updates are two cycles.
   assert point.run_seconds == pytest.approx(2 * sum(point.seconds.values()))
 
 
 @pytest.mark.parametrize('measured', [None, (0.3, 0.01)])
 def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
-  keys = {'strategy__name': 'local', 'strategy__groups': '4'}
+  keys = {'strategy__name': 'local_sgd', 'strategy__groups': '4'}
   passes = {1: 4, 2: 2, 4: 1}
   fixed = {}
   for nodes in passes:
@@ -215,7 +217,9 @@ def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
 
 
 def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
-  setting = _setting(cost, 10, strategy__name='local', strategy__groups='5', strategy__period='10')
+  setting = _setting(
+    cost, 10, strategy__name='local_sgd', strategy__groups='5', strategy__period='10'
+  )
   late, punctual = (
     strategies.step(dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32).seconds
     for j in (0.1, 0.0)
@@ -235,10 +239,10 @@ def _timed(cost, nodes, **keys):
 
 def test_a_slow_node_stops_sync_and_local_but_not_the_servers_workers(cost):
   slow = {'slow': (2.0,)}
-  for keys in ({}, {'strategy__name': 'local', 'strategy__groups': '2'}):
+  for keys in ({}, {'strategy__name': 'local_sgd', 'strategy__groups': '2'}):
     step = strategies.step(_timed(cost, 4, **slow, **keys), 32)
     assert step.seconds == pytest.approx(2, rel=1e-4)
-  step = strategies.step(_timed(cost, 4, strategy__name='server', **slow), 32)
+  step = strategies.step(_timed(cost, 4, strategy__name='parameter_server', **slow), 32)
   # Updates come at the rate of all workers together. The optimizer takes
   # milliseconds of each cycle.
   assert 1 / step.seconds == pytest.approx((3 + 1 / 2) / 4, rel=0.03)
@@ -250,7 +254,7 @@ def test_a_bound_of_staleness_limits_the_workers(cost):
       _timed(
         cost,
         nodes,
-        strategy__name='server',
+        strategy__name='parameter_server',
         strategy__mode='bounded',
         strategy__max_staleness=str(staleness),
         **more,
@@ -266,7 +270,7 @@ def test_a_bound_of_staleness_limits_the_workers(cost):
 
 
 def test_the_worker_at_the_server_sends_nothing(cost):
-  setting = _setting(cost, 2, strategy__name='server')
+  setting = _setting(cost, 2, strategy__name='parameter_server')
   setting = dataclasses.replace(setting, measured=(1.0, 0.0))
   step = strategies.step(setting, 32)
   # The other one pulls and pushes 102 MB at 1 GB/s.
@@ -276,7 +280,7 @@ def test_the_worker_at_the_server_sends_nothing(cost):
 
 
 def test_workers_share_the_servers_port(cost):
-  setting = _setting(cost, 3, strategy__name='server')
+  setting = _setting(cost, 3, strategy__name='parameter_server')
   setting = dataclasses.replace(setting, measured=(1.0, 0.0))
   step = strategies.step(setting, 32)
   # Two workers send. One finds the other at the port, in its way, with the
@@ -289,7 +293,7 @@ def test_workers_share_the_servers_port(cost):
 
 
 def test_a_full_port_does_not_hold_the_servers_own_worker(cost):
-  setting = _setting(cost, 65, strategy__name='server')
+  setting = _setting(cost, 65, strategy__name='parameter_server')
   setting = dataclasses.replace(setting, measured=(1.0, 0.0))
   step = strategies.step(setting, 32)
   update = 2 * cost.state_bytes / 20e9
@@ -300,7 +304,7 @@ def test_a_full_port_does_not_hold_the_servers_own_worker(cost):
 
 def _handled(cost, nodes, handling=(0.05, 0.2), **keys):
   """Steps of 1 s on a core each, which also handle gradients."""
-  setting = _timed(cost, nodes, strategy__name='server', **keys)
+  setting = _timed(cost, nodes, strategy__name='parameter_server', **keys)
   return dataclasses.replace(setting, handling=handling)
 
 
@@ -369,7 +373,7 @@ def test_devices_that_share_cores_take_longer(cost):
   step = strategies.step(_timed(cost, 4, sharing=2.0), 32)
   assert step.seconds == pytest.approx(2, rel=1e-4)
   # While one worker of a core sends for half a second, the other has it alone.
-  setting = _timed(cost, 4, strategy__name='server', sharing=2.0)
+  setting = _timed(cost, 4, strategy__name='parameter_server', sharing=2.0)
   slow = dataclasses.replace(
     setting.cluster, link=plan_tables.Link('slow', 8 * 25557032 / 0.5, 1e-15)
   )
@@ -445,8 +449,8 @@ def test_the_part_that_grew_binds():
   assert points.binding(point(64, 192, 0), point(64, 192, 16)) == ('communication')
 
 
-def test_relay_sends_over_the_link_that_is_reached(cost):
-  config = command_line.load('configs/relay_anp.py', {'data.source': 'synthetic'})
+def test_model_ring_sends_over_the_link_that_is_reached(cost):
+  config = command_line.load('configs/model_ring_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
   cluster = collectives.Cluster(2, 1, _NODE, _LINK)
   half = dataclasses.replace(_PERFECT, wire=0.5)

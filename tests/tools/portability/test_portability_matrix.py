@@ -24,9 +24,11 @@ pytestmark = [
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
-# The workers of `server`, and the stations of `relay`, are runs of `sync` on a
+# The workers of `parameter_server`, and the stations of `model_ring`, are runs of `sync` on a
 # few devices each; what `channel_split` sends is told apart below.
-STRATEGIES = [s for s in strategy_lib.BUILT_IN if s not in ('server', 'relay', 'channel_split')]
+STRATEGIES = [
+  s for s in strategy_lib.BUILT_IN if s not in ('parameter_server', 'model_ring', 'channel_split')
+]
 # Name: overrides; parameters as published; numbers in statistics.
 NETWORKS = {
   'resnet50': (
@@ -167,7 +169,7 @@ def test_steps_compile(network, strategy, target):
     summed -= max(0, _gathered(train['asked']) - _gathered(train[text]))
     assert 0 <= summed - sent <= padding
     # Weights and statistics between groups, now and then.
-    exchanged = parameters + statistics if strategy == 'local' else 0
+    exchanged = parameters + statistics if strategy == 'local_sgd' else 0
     assert _sums(train[text], 'float32', conditional=True) == exchanged
   _check_sums_are_float32(train)
 

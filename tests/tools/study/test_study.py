@@ -143,7 +143,7 @@ def test_bytes_that_a_ring_sends():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy, period', [('sync', 1), ('local', 8)])
+@pytest.mark.parametrize('strategy, period', [('sync', 1), ('local_sgd', 8)])
 def test_bytes_of_a_compiled_step(strategy, period):
   """LeNet's 431,080 parameters and 1,000 for colours, in float32."""
   study = study_runner.Study('configs/lenet.py', {}, 'unused')
@@ -356,9 +356,9 @@ def test_every_strategy_has_its_script():
 def test_slurm_needs_the_checkout(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(config_lib.ConfigError) as e:
-    slurm.script('server')
+    slurm.script('parameter_server')
   assert str(e.value) == (
-    '--slurm: there is no scripts/slurm/server.sbatch here; start the study in '
+    '--slurm: there is no scripts/slurm/parameter_server.sbatch here; start the study in '
     'the checkout of anp_jax'
   )
 

@@ -20,7 +20,7 @@ from tests import builders
 _LENET = 'configs/lenet.py'
 
 
-def _parsed(*texts, strategies=('sync', 'server')):
+def _parsed(*texts, strategies=('sync', 'parameter_server')):
   return axes.parse(texts, strategies, {}, grid.AXES)
 
 
@@ -44,7 +44,7 @@ def test_a_strategy_without_the_key_is_not_multiplied():
   flags = 'strategy.mode=async,bounded', 'optimizer.momentum=0,0.9'
   momenta = (('optimizer.momentum', '0.0'), ('optimizer.momentum', '0.9'))
   assert _combinations('sync', 1, *flags) == [(m,) for m in momenta]
-  assert _combinations('server', 1, *flags) == [
+  assert _combinations('parameter_server', 1, *flags) == [
     (('strategy.mode', mode), m) for mode in ('async', 'bounded') for m in momenta
   ]
   # Nor is one whose optimizer has no such key.
@@ -62,7 +62,7 @@ def test_a_strategy_without_the_key_is_not_multiplied():
   [(1, ['1', '2']), (6, ['1', '2']), (12, ['1', '2', '3']), (16, ['1', '2', '4'])],
 )
 def test_percentages_are_of_the_nodes(nodes, servers):
-  combined = _combinations('server', nodes, 'strategy.servers=1,2,25%')
+  combined = _combinations('parameter_server', nodes, 'strategy.servers=1,2,25%')
   assert [dict(c)['strategy.servers'] for c in combined] == servers
 
 
@@ -74,14 +74,16 @@ def test_a_percentage_of_what_is_no_count_stays_or_is_refused():
 
 
 def test_brackets_around_a_text_with_commas_are_no_part_of_it():
-  (period,) = _parsed('strategy.period=8,(1,8@1000 steps)', strategies=('local',))
+  (period,) = _parsed('strategy.period=8,(1,8@1000 steps)', strategies=('local_sgd',))
   assert period.values == ('8', '1,8@1000 steps')
 
 
 def test_folders_of_varied_cells():
   keys = (('strategy.mode', 'async'), ('duration', '2 epochs'))
-  cell = grid.Cell('server', 4, 1, 0, 0.02, keys)
-  assert cell.name == ('server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-rate0.02-seed0')
+  cell = grid.Cell('parameter_server', 4, 1, 0, 0.02, keys)
+  assert cell.name == (
+    'parameter_server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-rate0.02-seed0'
+  )
   assert cell.overrides['duration'] == '2 epochs'
   # What a name cannot hold tells them apart all the same.
   slow = ['((0, 2.0),)', '((0. 2.0),)', 50 * '1', 51 * '1']
@@ -132,7 +134,7 @@ def test_short_names_tell_keys_apart():
       '--vary=strategy.mode=async: no run of the study has this key',
     ),
     (
-      ['--vary=optimizer.name=lars,lamb', '--strategies=server'],
+      ['--vary=optimizer.name=lars,lamb', '--strategies=parameter_server'],
       "config.optimizer.name='lars': expected another one",
     ),
     (
@@ -146,7 +148,7 @@ def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
     'strategies',
     f'--config={_LENET}',
     f'--workdir={tmp_path}',
-    '--strategies=sync,server',
+    '--strategies=sync,parameter_server',
     *flags,
   ]
   assert study_main.main(arguments) == 2
@@ -160,10 +162,10 @@ def _run(accuracy):
 
 
 def _points():
-  """`server` in two modes at two rates, one of them best for each; `sync`."""
+  """`parameter_server` in two modes at two rates, one of them best for each; `sync`."""
   scores = {('async', 0.1): 0.9, ('async', 0.2): 0.3, ('bounded', 0.1): 0.4, ('bounded', 0.2): 0.8}
   runs = {
-    grid.Cell('server', 2, 1, 0, rate, (('strategy.mode', mode),)): _run(score)
+    grid.Cell('parameter_server', 2, 1, 0, rate, (('strategy.mode', mode),)): _run(score)
     for (mode, rate), score in scores.items()
   }
   runs |= {grid.Cell('sync', 2, 1, 0, rate): _run(rate) for rate in (0.1, 0.2)}
@@ -180,7 +182,7 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
   head, *rows = study_table.rows(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'bounded', '-']
-  assert study_table.by_learning_rate(points)[1][:4] == ('server', 'async', '2', '1')
+  assert study_table.by_learning_rate(points)[1][:4] == ('parameter_server', 'async', '2', '1')
   lines = plots.accuracy(points, None).axes[0].lines
   assert [line.get_label() for line in lines] == [
     'server, mode=async, 2 x 1',
@@ -199,7 +201,9 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
 def test_a_note_for_each_cell_that_cannot_be():
   study = study_runner.Study(_LENET, {}, 'folder')
   keys = (('optimizer.name', 'lars'),)
-  cells = [grid.Cell('server', 2, 1, seed, rate, keys) for seed in (0, 1) for rate in (0.1, 0.2)]
+  cells = [
+    grid.Cell('parameter_server', 2, 1, seed, rate, keys) for seed in (0, 1) for rate in (0.1, 0.2)
+  ]
   refusals = {}
   for cell in cells:
     with pytest.raises(ValueError, match='optimizer.name') as refused:

@@ -66,7 +66,7 @@ def test_the_keys_reach_the_config():
   typed = {'data.image_size': '28'}
   overrides = emulate.overrides('step_seconds=0.25,slow=3:2+5:1.5', typed)
   study = study_runner.Study('configs/lenet.py', overrides, 'folder', True)
-  config = study.config(grid.Cell('server', 16, 1, 0))
+  config = study.config(grid.Cell('parameter_server', 16, 1, 0))
   assert config.emulate.enabled and config.emulate.step_seconds == 0.25
   assert config.emulate.slow == ((3, 2.0), (5, 1.5))
   assert config.data.source == 'synthetic' and config.data.image_size == 28

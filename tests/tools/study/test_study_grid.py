@@ -16,16 +16,16 @@ def _command(folder, *more):
 
 
 def test_grid_is_every_combination_seed_by_seed():
-  cells = grid.expand(('sync', 'local'), (1, 4), (2,), (7, 8))
+  cells = grid.expand(('sync', 'local_sgd'), (1, 4), (2,), (7, 8))
   assert [(c.seed, c.nodes, c.devices, c.strategy) for c in cells] == [
     (7, 1, 2, 'sync'),
-    (7, 1, 2, 'local'),
+    (7, 1, 2, 'local_sgd'),
     (7, 4, 2, 'sync'),
-    (7, 4, 2, 'local'),
+    (7, 4, 2, 'local_sgd'),
     (8, 1, 2, 'sync'),
-    (8, 1, 2, 'local'),
+    (8, 1, 2, 'local_sgd'),
     (8, 4, 2, 'sync'),
-    (8, 4, 2, 'local'),
+    (8, 4, 2, 'local_sgd'),
   ]
   assert cells[2].name == 'sync-4x2-seed7' and cells[2].workers == 8
   assert cells[2].overrides == {'strategy.name': 'sync', 'seed': '7'}
@@ -45,18 +45,18 @@ def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
   study = study_runner.Study(_TINY, keys, str(tmp_path))
   shares = {
     name: {a.partition('=')[0].removeprefix('--config.') for a in study.overridden(_cell(name))}
-    for name in ('sync', 'local', 'server')
+    for name in ('sync', 'local_sgd', 'parameter_server')
   }
   common = {'seed', 'strategy.name'}
   assert shares == {
     'sync': common,
-    'local': common | {'strategy.period'},
-    'server': common | {'strategy.in_flight'},
+    'local_sgd': common | {'strategy.period'},
+    'parameter_server': common | {'strategy.in_flight'},
   }
   # One that none of them has is refused.
   command = _command(tmp_path, '--config.strategy.period=3')
   assert study_main.main(command) == 2
-  assert 'belongs to strategy.name=local, not sync' in capsys.readouterr().err
+  assert 'belongs to strategy.name=local_sgd, not sync' in capsys.readouterr().err
 
 
 def test_lists_of_numbers():
@@ -82,7 +82,7 @@ def test_lists_of_numbers():
     (['--config.seed=3'], '--config.seed=3: the study sets it; use --seeds'),
     (['--config.strategy.name=sync'], 'the study sets it; use --strategies'),
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
-    (['--strategies=sync,relay'], 'by python -m anp_jax.tools.study relay'),
+    (['--strategies=sync,model_ring'], 'by python -m anp_jax.tools.study model_ring'),
     (['--config=configs/none.py'], "no file 'configs/none.py'"),
     (['--workdir='], '--workdir is missing'),
   ),
@@ -97,7 +97,7 @@ def test_bad_flags_are_one_line(tmp_path, capsys, arguments, words):
 def test_unknown_strategy_is_refused_with_those_there_are(tmp_path, capsys):
   assert study_main.main(_command(tmp_path, '--strategies=sync,synk')) == 2
   assert capsys.readouterr().err == (
-    "error: --strategies: no strategy 'synk' (have: sync, invariant, local, "
-    'server, channel_split, or '
+    "error: --strategies: no strategy 'synk' (have: sync, invariant, local_sgd, "
+    'parameter_server, channel_split, or '
     "package.module:Class); did you mean 'sync'?\n"
   )

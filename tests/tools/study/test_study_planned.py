@@ -57,7 +57,7 @@ def _study(emulation, sleeps=True, **typed):
 
 def test_a_sleep_and_its_slow_node_are_planned():
   study = _study('step_seconds=2,image_seconds=0.01,slow=3:1.5,megabytes=1')
-  cells = grid.expand(('sync', 'local', 'server'), (2, 4), (1,), (0,))
+  cells = grid.expand(('sync', 'local_sgd', 'parameter_server'), (2, 4), (1,), (0,))
   rates = planned.rates(study, cells, '')
   seconds = {2: 2 + 32 * 0.01, 4: 1.5 * (2 + 16 * 0.01)}
   for cell in cells[:2] + cells[3:5]:
@@ -88,7 +88,7 @@ def test_as_many_cores_are_timed_at_once_as_a_run_uses(monkeypatch):
   monkeypatch.setattr(planned, '_measured', measured)
   monkeypatch.setattr(planned.os, 'sched_getaffinity', lambda _: {3, 5})
   study = _study('sleep=False,bandwidth=100mbit', sleeps=False)
-  cells = grid.expand(('sync', 'server'), (1, 4), (1,), (0,))
+  cells = grid.expand(('sync', 'parameter_server'), (1, 4), (1,), (0,))
   rates = planned.rates(study, cells, '')
   assert calls == [((16, 64), [3]), ((16, 64), [3, 5])]
   assert rates[cells[0]] == pytest.approx(64 / (0.5 + 64 * 0.25), rel=1e-3)
@@ -107,7 +107,7 @@ def test_what_gradients_cost_a_server_is_planned(monkeypatch):
 
   monkeypatch.setattr(planned, '_measured', measured)
   study = _study('sleep=False', sleeps=False)
-  (cell,) = grid.expand(('server',), (1,), (1,), (0,))
+  (cell,) = grid.expand(('parameter_server',), (1,), (1,), (0,))
   rate = planned.rates(study, [cell], '1gbit')[cell]
   assert rate == pytest.approx(64 / (0.5 + 64 * 0.25 + 3), rel=1e-6)
 

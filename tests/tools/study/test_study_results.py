@@ -115,18 +115,18 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
     ('sync', 1, 2, 1): 40,
     ('sync', 4, 2, 0): 45,
     ('sync', 4, 2, 1): 100,
-    ('local', 4, 2, 0): 90,
-    ('local', 1, 2, 0): 30,
+    ('local_sgd', 4, 2, 0): 90,
+    ('local_sgd', 1, 2, 0): 30,
   }
   runs = {grid.Cell(*key): _run(rate) for key, rate in rates.items()}
-  lost = _cell('local', 1, 1)
-  cells = grid.expand(('sync', 'local'), (1, 4), (1, 2), (0, 1))
+  lost = _cell('local_sgd', 1, 1)
+  cells = grid.expand(('sync', 'local_sgd'), (1, 4), (1, 2), (0, 1))
   results_by_name = {
     (p.strategy, p.nodes, p.devices): p for p in study_results.points(cells, runs, {lost: 'lost'})
   }
   # Strategies in their order, then nodes, then devices.
   assert list(results_by_name)[:2] == [('sync', 1, 1), ('sync', 1, 2)]
-  assert list(results_by_name)[4:] == [('local', n, d) for n in (1, 4) for d in (1, 2)]
+  assert list(results_by_name)[4:] == [('local_sgd', n, d) for n in (1, 4) for d in (1, 2)]
   # (15 / 10 + 40 / 20) / 2, and the deviation of 1.5 and 2: 0.5 / sqrt(2).
   within = results_by_name['sync', 1, 2].over_device
   assert within.mean == pytest.approx(1.75, rel=1e-12)
@@ -137,23 +137,23 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   assert across.over_device.mean == pytest.approx((4.5 + 5) / 2, rel=1e-12)
   assert across.workers == 8
   # Its own baseline, without one device and one seed.
-  local = results_by_name['local', 4, 2]
+  local = results_by_name['local_sgd', 4, 2]
   assert local.over_node == study_results.Spread(3.0, 0.0, 1)
   assert local.over_device is None
-  assert results_by_name['local', 1, 1].failures == {'local-1x1-seed0': 'lost'}
+  assert results_by_name['local_sgd', 1, 1].failures == {'local_sgd-1x1-seed0': 'lost'}
   assert results_by_name['sync', 4, 1].rate is None
 
 
 def test_a_strategy_is_shown_with_its_best_learning_rate():
-  cells = grid.expand(('sync', 'local'), (1,), (1,), (0, 1), (0.1, 0.2, 0.4))
+  cells = grid.expand(('sync', 'local_sgd'), (1,), (1,), (0, 1), (0.1, 0.2, 0.4))
   # 0.2 is best for sync; of local's, one seed with 0.4 did not come to its end.
   scores = {
     ('sync', 0.1): (0.5, 0.6),
     ('sync', 0.2): (0.8, 0.6),
     ('sync', 0.4): (0.7, 0.6),
-    ('local', 0.1): (0.3, 0.5),
-    ('local', 0.2): (0.2, 0.2),
-    ('local', 0.4): (0.9, None),
+    ('local_sgd', 0.1): (0.3, 0.5),
+    ('local_sgd', 0.2): (0.2, 0.2),
+    ('local_sgd', 0.4): (0.9, None),
   }
   runs, failures = {}, {}
   for c in cells:
@@ -166,7 +166,7 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
   assert (sync.learning_rate, local_point.learning_rate) == (0.2, 0.1)
   assert sync.accuracy.mean == pytest.approx(0.7, rel=1e-12)
   assert local_point.tried[0.4] == study_results.Spread(0.9, 0.0, 1)
-  assert local_point.failures == {'local-1x1-rate0.4-seed1': 'not finite'}
+  assert local_point.failures == {'local_sgd-1x1-rate0.4-seed1': 'not finite'}
   rows = study_table.rows([sync, local_point], None)
   assert rows[0][-2:] == ('learning rate', 'seeds')
   assert [row[-2:] for row in rows[1:]] == [('0.2', '2'), ('0.1', '2, 1 failed')]
@@ -185,7 +185,7 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
   assert tried[0][3:] == ('0.1', '0.2', '0.4')
   assert tried[2][3:] == ('40.0 ± 14.1 % best', '20.0 ± 0.0 %', '90.0 %')
   notes = study_table.notes([sync, local_point], None)
-  assert 'failed: local-1x1-rate0.4-seed1: not finite' in notes
+  assert 'failed: local_sgd-1x1-rate0.4-seed1: not finite' in notes
   assert study_table.by_learning_rate(_points()) == []
 
 

@@ -25,13 +25,13 @@ _SYNCHRONOUS = ('strategy.mode', 'synchronous')
   'cell, size',
   [
     (_cell('sync', 4), 256),
-    (_cell('local', 4), 256),
+    (_cell('local_sgd', 4), 256),
     # A gradient of a whole batch is an update already.
-    (_cell('server', 4), 64),
-    (_cell('server', 4, ('strategy.mode', 'bounded')), 64),
-    (_cell('server', 4, _SYNCHRONOUS), 256),
+    (_cell('parameter_server', 4), 64),
+    (_cell('parameter_server', 4, ('strategy.mode', 'bounded')), 64),
+    (_cell('parameter_server', 4, _SYNCHRONOUS), 256),
     # One of four is not waited for.
-    (_cell('server', 4, _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),
+    (_cell('parameter_server', 4, _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),
     # A varied batch size is that of a worker, too.
     (_cell('sync', 4, ('batch_size', '32')), 128),
   ],
@@ -43,14 +43,14 @@ def test_a_batch_for_each_worker(cell, size):
 
 
 def test_cells_that_agree_are_one():
-  cells = grid.expand(('sync', 'server'), (1, 4), (1,), (0,))
+  cells = grid.expand(('sync', 'parameter_server'), (1, 4), (1,), (0,))
   names = [c.name for c in scaling.cells(_study(), cells, ('strong', 'weak'))]
   assert names == [
     'sync-1x1-seed0',
-    'server-1x1-seed0',
+    'parameter_server-1x1-seed0',
     'sync-4x1-seed0',
     'sync-4x1-weak-seed0',
-    'server-4x1-seed0',
+    'parameter_server-4x1-seed0',
   ]
   assert scaling.cells(_study(), cells, ('strong',)) == cells
 

@@ -18,10 +18,10 @@ def _run(accuracy, samples=100):
 
 
 def _points(accuracies, nodes=4, varied=(), samples=100):
-  """`sync` on one node, and `server` with one accuracy a seed."""
+  """`sync` on one node, and `parameter_server` with one accuracy a seed."""
   runs = {grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)}
   runs |= {
-    grid.Cell('server', nodes, 1, seed, None, varied): _run(a, samples)
+    grid.Cell('parameter_server', nodes, 1, seed, None, varied): _run(a, samples)
     for seed, a in enumerate(accuracies)
   }
   return study_results.points(list(runs), runs, {})
@@ -56,7 +56,7 @@ def test_differences_are_paired_by_seed():
 def test_what_a_run_ends_at_is_compared(sync, server):
   """Neither the best of its evaluations nor the first."""
   runs = {}
-  for strategy, accuracy in (('sync', sync), ('server', server)):
+  for strategy, accuracy in (('sync', sync), ('parameter_server', server)):
     samples = np.array([10, 20, 30])
     runs[grid.Cell(strategy, 1, 1, 0)] = study_results.Run(
       1.0, samples, samples, samples, np.array(accuracy)
@@ -90,7 +90,7 @@ def test_the_baseline_has_the_same_keys_and_size():
     varied = (('optimizer.momentum', momentum),)
     runs[grid.Cell('sync', nodes, 1, 0, None, varied)] = _run(accuracy)
   more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
-  server = grid.Cell('server', 4, 1, 0, None, more)
+  server = grid.Cell('parameter_server', 4, 1, 0, None, more)
   runs[server] = _run(0.9)
   points = study_results.points(list(runs), runs, {})
   spread = scores.over_sync(points[-1], points)
@@ -109,7 +109,7 @@ def test_weak_scaling_is_compared_with_weak_scaling():
     for strategy, weak, accuracy in (
       ('sync', False, 0.9),
       ('sync', True, 0.7),
-      ('local', True, 0.6),
+      ('local_sgd', True, 0.6),
     )
   }
   points = study_results.points(list(runs), runs, {})
@@ -118,7 +118,7 @@ def test_weak_scaling_is_compared_with_weak_scaling():
   # An asynchronous gradient is of a whole batch in both: `sync` of its size.
   runs = {cell: run for cell, run in runs.items() if cell.weak}
   runs[grid.Cell('sync', 1, 1, 0)] = _run(0.8)
-  runs[grid.Cell('server', 4, 1, 0)] = _run(0.65)
+  runs[grid.Cell('parameter_server', 4, 1, 0)] = _run(0.65)
   points = study_results.points(list(runs), runs, {})
   spread = scores.over_sync(points[-1], points)
   assert spread.mean == pytest.approx(-0.05, abs=1e-12)

@@ -29,14 +29,14 @@ def _study(folder='folder', **typed):
   overrides = simulate.overrides(
     'step_seconds=0.5,slow=3:2',
     {k.replace('__', '.'): v for k, v in typed.items()},
-    ('sync', 'server'),
+    ('sync', 'parameter_server'),
   )
   return study_runner.Study(_LENET, overrides, str(folder), simulated=True)
 
 
 def test_cells_of_simulated_workers():
   study = _study()
-  cells = grid.expand(('invariant', 'local', 'server'), (1, 16), (1,), (0,))
+  cells = grid.expand(('invariant', 'local_sgd', 'parameter_server'), (1, 16), (1,), (0,))
   names = [cell.name for cell in simulate.cells(study, cells)]
   # What simulates nobody trains alike for any number of workers.
   assert names == [
@@ -49,14 +49,14 @@ def test_cells_of_simulated_workers():
 
 
 def test_the_config_of_a_simulated_cell():
-  cell = grid.Cell('server', 16, 1, 0, simulated=True)
+  cell = grid.Cell('parameter_server', 16, 1, 0, simulated=True)
   assert (cell.processes, cell.workers) == (1, 16)
   strategy = _study().config(cell).strategy
   assert strategy.simulate.workers == 16
   assert strategy.simulate.step_seconds == 0.5
   assert strategy.simulate.slow == ((3, 2.0),)
   # A group for each worker, unless the study says how many there are.
-  cell = grid.Cell('local', 16, 1, 0, simulated=True)
+  cell = grid.Cell('local_sgd', 16, 1, 0, simulated=True)
   assert _study(batch_size='64').config(cell).strategy.groups == 16
   study = _study(batch_size='64', strategy__groups='4')
   assert study.config(cell).strategy.groups == 4
@@ -97,12 +97,12 @@ def test_bad_flags_are_one_line(tmp_path, capsys, flags, line):
 
 def test_runs_at_once_have_a_core_each():
   study = _study()
-  cells = [grid.Cell('server', 16, 1, 0, simulated=True)]
+  cells = [grid.Cell('parameter_server', 16, 1, 0, simulated=True)]
   assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
   command = local._command(study, cells[0], [5])
   assert command[:6] == ['taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1']
   # Two devices each: the third core is left; more than there are share all.
-  pairs = [grid.Cell('server', 16, 2, 0, simulated=True), *cells]
+  pairs = [grid.Cell('parameter_server', 16, 2, 0, simulated=True), *cells]
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
   assert local._shares(study, pairs, [4]) == [[4]]
   # Where times are measured, one run has all cores.
@@ -132,7 +132,7 @@ def test_two_runs_are_under_way_at_once(tmp_path, monkeypatch):
   )
   monkeypatch.setattr(local, '_POLL', 0.01)
   monkeypatch.setattr(local, '_shares', lambda *_: [[0], [1]])
-  cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (2, 4)]
+  cells = [grid.Cell('parameter_server', n, 1, 0, simulated=True) for n in (2, 4)]
   ends = {}
   local.run(_study(tmp_path), cells, lambda c: None, ends.__setitem__)
   assert ends == dict.fromkeys(cells, '')
@@ -188,7 +188,7 @@ def _outcome(tmp_path):
   alone = study_results.Run(
     10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7])
   )
-  cells = [grid.Cell('server', n, 1, 0, simulated=True) for n in (4, 16)]
+  cells = [grid.Cell('parameter_server', n, 1, 0, simulated=True) for n in (4, 16)]
   cells.append(grid.Cell('invariant', 1, 1, 0))
   return study_page.Outcome(
     cells, dict(zip(cells, (run, run, alone))), {}, 2, simulation='step_seconds=0.5'
@@ -212,7 +212,7 @@ def test_the_table_has_times_staleness_and_scores(tmp_path):
       'seeds',
     ),
     *(
-      ('server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h', '2.00 h', '1')
+      ('parameter_server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h', '2.00 h', '1')
       for n in ('4', '16')
     ),
     ('invariant', '1', '70.0 %', '-', '-', '-', '-', '-', '-', '1'),
@@ -286,7 +286,7 @@ def test_the_command_simulates_workers(tmp_path):
       'strategies',
       '--config=configs/resnet_anp.py:tiny',
       f'--workdir={tmp_path}',
-      '--strategies=server',
+      '--strategies=parameter_server',
       '--simulate=step_seconds=2',
       '--workers=2',
       *(f'--config.{k}={v}' for k, v in launching.TINY.items()),

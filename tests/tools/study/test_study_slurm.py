@@ -98,8 +98,8 @@ def _study(capsys, *arguments):
 def test_a_ring_on_two_nodes(tmp_path, capsys, cluster):
   ratios = _study(
     capsys,
-    'relay',
-    '--config=configs/relay_anp.py:tiny',
+    'model_ring',
+    '--config=configs/model_ring_anp.py:tiny',
     f'--workdir={tmp_path}',
     '--baselines=ring',
     *(f'--config.{k}={v}' for k, v in test_launching.TINY.items()),

@@ -27,7 +27,7 @@ def _plan(*texts, budget=None, seeds=(0, 1), learning_rates=None):
     config=_LENET,
   )
   overrides = {'duration': '24 epochs'}
-  return tune.parse(flags, ('sync', 'server'), overrides, grid.AXES, seeds)
+  return tune.parse(flags, ('sync', 'parameter_server'), overrides, grid.AXES, seeds)
 
 
 def _study(folder='folder'):
@@ -114,17 +114,19 @@ def test_the_edge_of_the_grid_is_said(tmp_path, best, place):
 
 
 def test_what_diverges_is_no_candidate(tmp_path):
-  """No value is left for `server`, and the one that trains for `sync`."""
+  """No value is left for `parameter_server`, and the one that trains for `sync`."""
   study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2,0.3,0.4')
 
   def train(cells):
-    failed = {c: 'step 3 is not finite' for c in cells if c.strategy == 'server' or c.rate > 0.1}
+    failed = {
+      c: 'step 3 is not finite' for c in cells if c.strategy == 'parameter_server' or c.rate > 0.1
+    }
     for c in cells:
       if c not in failed:
         _write(study, c, 0.2)
     return failed
 
-  cells = [grid.Cell(name, 1, 1, 0) for name in ('sync', 'server')]
+  cells = [grid.Cell(name, 1, 1, 0) for name in ('sync', 'parameter_server')]
   chosen, failures, contests = tune.run(study, cells, plan, train)
   assert chosen[0].rate == 0.1
   assert failures == {chosen[1]: 'step 3 is not finite'}
@@ -136,7 +138,7 @@ def test_what_diverges_is_no_candidate(tmp_path):
 def test_what_cannot_be_is_no_row(tmp_path):
   study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
   refusal = study_runner.Refusal('config.strategy.backup_workers=1: expected 0')
-  cells = [grid.Cell('server', 1, 1, 0)]
+  cells = [grid.Cell('parameter_server', 1, 1, 0)]
   chosen, failures, contests = tune.run(
     study, cells, plan, lambda cells: dict.fromkeys(cells, refusal)
   )
@@ -147,10 +149,11 @@ def test_what_cannot_be_is_no_row(tmp_path):
 def test_a_key_that_a_strategy_lacks_is_not_tuned_there():
   plan = _plan(f'{_RATE}=0.1,0.2', 'strategy.look_ahead=none,dana')
   counts = [
-    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), plan)) for name in ('sync', 'server')
+    len(tune.candidates(_study(), grid.Cell(name, 1, 1, 0), plan))
+    for name in ('sync', 'parameter_server')
   ]
   assert counts == [2, 4]
-  cell = grid.Cell('server', 1, 1, 0, tuned=((_RATE, '0.1'),))
+  cell = grid.Cell('parameter_server', 1, 1, 0, tuned=((_RATE, '0.1'),))
   assert _study().config(cell).optimizer.learning_rate == 0.1
   assert f'{_RATE}=0.1' in cell.name
 

@@ -55,7 +55,7 @@ def _flops(images):
 @pytest.mark.usefixtures('quick')
 @pytest.mark.parametrize(
   'strategy, count',
-  [('sync', 1), ('sync', 4), ('invariant', 2), ('local', 2), ('channel_split', 1)],
+  [('sync', 1), ('sync', 4), ('invariant', 2), ('local_sgd', 2), ('channel_split', 1)],
 )
 def test_the_page_has_every_number(tmp_path, config, monkeypatch, capsys, strategy, count):
   _devices(monkeypatch, count)

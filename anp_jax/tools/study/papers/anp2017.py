@@ -23,8 +23,8 @@ _STEPS = 12
 # Names of the planner's strategies.
 _WAYS = {
   'sync': 'synchronous, all-reduce',
-  'server:synchronous': f'synchronous, {_SERVERS} servers',
-  'server:async': f'mixed, {_SERVERS} servers',
+  'parameter_server:synchronous': f'synchronous, {_SERVERS} servers',
+  'parameter_server:async': f'mixed, {_SERVERS} servers',
 }
 _PER_GPU = 'asynchronous, a worker per GPU'
 _RECIPE = 'configs/resnet_anp.py:paper'
@@ -114,7 +114,7 @@ def _curves(lab, facts) -> _Curves:
     # A server's worker is a node's devices: here each GPU is a node of its own.
     alone = _plan(lab, facts, f'{link}-quarter', _GPUS)
     planned[f'{_PER_GPU}, {text}'] = {
-      n: alone['server:async', n * _GPUS]['images_per_second'] / base for n in _NODES
+      n: alone['parameter_server:async', n * _GPUS]['images_per_second'] / base for n in _NODES
     }
     single = base / alone['sync', 1]['images_per_second']
   node = by_link[_EMULATED_LINK]['sync', 1]
@@ -149,9 +149,9 @@ def _emulated(lab, facts, node_seconds):
   seconds = round(_SLOWER * node_seconds, 1)
   megabytes = round(facts['gradient_megabytes'].value / _PART, 1)
   link = f'{_GIGABITS * 1000 / _PART / _SLOWER:g}mbit'
-  for strategy in ('sync', 'server'):
+  for strategy in ('sync', 'parameter_server'):
     for nodes in _NODES:
-      if strategy == 'server' and nodes == 1:
+      if strategy == 'parameter_server' and nodes == 1:
         continue  # the baseline is one synchronous node
       steps = _STEPS if strategy == 'sync' else 8 * nodes
       command = [
@@ -170,7 +170,7 @@ def _emulated(lab, facts, node_seconds):
         f'--config.log.every={steps // 4} steps',
         '--config.optimizer.momentum=0',
       ]
-      if strategy == 'server':
+      if strategy == 'parameter_server':
         servers = min(_SERVERS, nodes)
         command.append(f'--config.strategy.servers={servers}')
       result = lab.measure(f'anp2017-emulated-{strategy}-{nodes}', command, lab_lib.cells)
@@ -183,7 +183,10 @@ def _emulated(lab, facts, node_seconds):
   if not base:
     return {}, why_not or 'not run', hardware
   text = _LINKS[_EMULATED_LINK]
-  names = {'sync': f'{_WAYS["sync"]}, {text}', 'server': f'{_WAYS["server:async"]}, {text}'}
+  names = {
+    'sync': f'{_WAYS["sync"]}, {text}',
+    'parameter_server': f'{_WAYS["parameter_server:async"]}, {text}',
+  }
   curves = {
     name: {n: r / base for (s, n), r in rates.items() if s == strategy}
     for strategy, name in names.items()
@@ -195,7 +198,7 @@ def _real(lab) -> lab_lib.Measurement:
   """LeNet on real processes: speed and accuracy by strategy and nodes."""
   command = (
     '-m anp_jax.tools.study strategies --config=configs/lenet.py --workdir={folder} '
-    '--nodes=1,2,4 --strategies=sync,server --seeds=0'
+    '--nodes=1,2,4 --strategies=sync,parameter_server --seeds=0'
   )
   return lab.measure('anp2017-accuracy', command.split(), lab_lib.cells)
 
@@ -250,7 +253,7 @@ def _hours_rows(lab, facts, curves):
   start = facts['hours', 1].value
   text = _LINKS[_EMULATED_LINK]
   for paper, name in (
-    (facts['hours', _MOST], f'{_WAYS["server:async"]}, {text}'),
+    (facts['hours', _MOST], f'{_WAYS["parameter_server:async"]}, {text}'),
     (facts['hours_sync', _MOST], f'{_WAYS["sync"]}, {text}'),
   ):
     for by, how, group in (
@@ -268,7 +271,7 @@ def _hours_rows(lab, facts, curves):
         )
   for quantity, name in (
     ('speed_up_to_result_sync', f'{_WAYS["sync"]}, {text}'),
-    ('speed_up_to_result_mixed', f'{_WAYS["server:async"]}, {text}'),
+    ('speed_up_to_result_mixed', f'{_WAYS["parameter_server:async"]}, {text}'),
   ):
     yield papers_page.Row(
       f'speed-up in time to the result, {_MOST} nodes: {name}',
@@ -295,7 +298,7 @@ def _accuracy_rows(facts, result):
         if (strategy, nodes) in scores
         else 'did not come to its end'
       )
-      for strategy in ('sync', 'server')
+      for strategy in ('sync', 'parameter_server')
       for nodes in (2, 4)
     ]
     text = '; '.join(losses)

@@ -24,7 +24,7 @@ _BASELINES = {
 # The measured run, and the set for which its rates predict hours.
 _MODELS = 'seed=1', 'seed=2', 'seed=3'
 _MEASURED_SET, _DISK = 500, 200  # GB, MB/s
-# Ways that are measured, as `relay` names them.
+# Ways that are measured, as `model_ring` names them.
 _WAYS = {
   'parts travel': _BASELINES['parts'],
   'whole set from disk': _BASELINES['disk'],
@@ -116,8 +116,8 @@ def _measure(lab) -> lab_lib.Measurement:
     [
       '-m',
       'anp_jax.tools.study',
-      'relay',
-      '--config=configs/relay_anp.py',
+      'model_ring',
+      '--config=configs/model_ring_anp.py',
       '--workdir={folder}',
       '--stations=2',
       '--config.model.name=lenet',
@@ -191,7 +191,7 @@ def _time_rows(facts, result, saved):
   yield papers_page.Row(
     'each model ends as trained alone',
     facts['result'],
-    why_not='not run by this study: tests/runtimes/test_relay.py holds the same bits',
+    why_not='not run by this study: tests/runtimes/test_model_ring.py holds the same bits',
   )
 
 

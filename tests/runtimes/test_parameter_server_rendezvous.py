@@ -26,7 +26,7 @@ from tests import launching, serving
 
 @pytest.fixture
 def config(config):
-  """The tiny recipe with the strategy `server`."""
+  """The tiny recipe with the strategy `parameter_server`."""
   return serving.config_of(config)
 
 

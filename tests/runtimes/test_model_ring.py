@@ -1,4 +1,4 @@
-"""The strategy `relay`: models that travel around a ring of stations."""
+"""The strategy `model_ring`: models that travel around a ring of stations."""
 
 import json
 import math
@@ -196,7 +196,7 @@ def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares
   stations(devices)
   config = model_rings.config(MODELS[:models], **{'strategy.shares': shares})
   best_scores = train.run(config, str(tmp_path))
-  sizes = json.loads((tmp_path / 'relay.json').read_text())['parts']
+  sizes = json.loads((tmp_path / 'model_ring.json').read_text())['parts']
   if not shares:
     assert max(sizes) - min(sizes) <= 1
   model_rings.assert_same(tmp_path, config, sizes, range(models))
@@ -230,7 +230,7 @@ def test_a_station_of_several_devices(tmp_path, stations):
   stations(2)
   config = model_rings.config(MODELS[:2], **{'strategy.station': 'host'})
   train.run(config, str(tmp_path))
-  assert json.loads((tmp_path / 'relay.json').read_text())['parts'] == [70]
+  assert json.loads((tmp_path / 'model_ring.json').read_text())['parts'] == [70]
   for index in range(2):
     ended = model_rings.by_content(model_rings.ended(tmp_path, index).values())
     want = model_rings.by_content(model_rings.alone(config, index, (70,), devices=2))
@@ -261,13 +261,13 @@ class _Stopping(cluster.Processes):
 def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_votes):
   stations(2)
   config = model_rings.config(('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'})
-  from anp_jax.runtimes.model_ring import model_ring_run as relay_run
+  from anp_jax.runtimes.model_ring import model_ring_run as model_ring_run
 
   stops = 0
-  monkeypatch.setattr(relay_run, '_POLL', 0.02)
+  monkeypatch.setattr(model_ring_run, '_POLL', 0.02)
   for votes in all_votes:
     (tmp_path / 'stopped.json').unlink(missing_ok=True)
-    relay_run.run(config, str(tmp_path), _Stopping(config, votes))
+    model_ring_run.run(config, str(tmp_path), _Stopping(config, votes))
     if not (tmp_path / 'stopped.json').exists():
       break
     marker = json.loads((tmp_path / 'stopped.json').read_text())
@@ -276,12 +276,12 @@ def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_vo
     stops += 1
   assert stops >= 2
   model_rings.assert_same(tmp_path, config, (35, 35), range(3))
-  lines = (tmp_path / 'relay.jsonl').read_text().splitlines()
+  lines = (tmp_path / 'model_ring.jsonl').read_text().splitlines()
   scores = sorted((r['model'], r['laps']) for r in map(json.loads, lines))
   assert scores == [(m, k) for m in range(3) for k in (1, 2, 3)]
   # Finished: nothing is trained again.
   before = len(spans_lib.read(str(tmp_path)))
-  relay_run.run(config, str(tmp_path), cluster.Processes(config))
+  model_ring_run.run(config, str(tmp_path), cluster.Processes(config))
   assert len(spans_lib.read(str(tmp_path))) == before
 
 
@@ -297,15 +297,15 @@ def test_a_stopped_search_decides_as_it_would_have(tmp_path, stations):
       'checkpoint.every': '4 steps',
     },
   )
-  from anp_jax.runtimes.model_ring import model_ring_run as relay_run
+  from anp_jax.runtimes.model_ring import model_ring_run as model_ring_run
 
   records = []
   for name, all_votes in (('stopped', (3, 20, 40, 60, 10**6)), ('whole', ())):
     folder = tmp_path / name
     for votes in all_votes:
-      relay_run.run(config, str(folder), _Stopping(config, votes))
-    relay_run.run(config, str(folder), cluster.Processes(config))
-    lines = map(json.loads, (folder / 'relay.jsonl').open())
+      model_ring_run.run(config, str(folder), _Stopping(config, votes))
+    model_ring_run.run(config, str(folder), cluster.Processes(config))
+    lines = map(json.loads, (folder / 'model_ring.jsonl').open())
     records.append({(r['model'], r.get('laps')): r for r in lines})
   stopped, single = records
   assert stopped.keys() == single.keys()
@@ -346,7 +346,7 @@ def test_a_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
   with pytest.raises(config_lib.ConfigError) as e:
     train.run(model_rings.config(), str(tmp_path), mode)
   expected = {
-    'train': "config.strategy.name is 'relay', but the run in this workdir",
+    'train': "config.strategy.name is 'model_ring', but the run in this workdir",
     'evaluate': 'has no checkpoint of a ring to evaluate',
   }[mode]
   assert expected in str(e.value) and str(tmp_path) in str(e.value)
@@ -384,7 +384,7 @@ def test_new_models_take_the_places_of_retired_ones(tmp_path, stations):
     **{'strategy.halving': 2, 'strategy.max_in_ring': 2, 'duration': '4 epochs'},
   )
   train.run(config, str(tmp_path))
-  records = [json.loads(line) for line in (tmp_path / 'relay.jsonl').open()]
+  records = [json.loads(line) for line in (tmp_path / 'model_ring.jsonl').open()]
   score = {(r['model'], r['laps']): r['anp_top1'] for r in records}
   # The rule once more, from the scores alone.
   inside = {}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.multiprocess
 
 MODELS = ('seed=1', 'seed=2', 'ema=0.9; optimizer.name=adam')
 _KEYS = {
-  'strategy.name': 'relay',
+  'strategy.name': 'model_ring',
   'duration': '3 epochs',
   'eval.every': '1 epochs',
   'model.name': 'tests.user_network:PlainNet',
@@ -44,7 +44,7 @@ def test_models_travel_between_processes_and_end_as_if_alone(tmp_path, processes
   texts = launching.run(tmp_path, processes, arguments, devices)
   assert 'finished' in texts[0]
   stations = processes * devices
-  sizes = json.loads((tmp_path / 'run' / 'relay.json').read_text())['parts']
+  sizes = json.loads((tmp_path / 'run' / 'model_ring.json').read_text())['parts']
   assert len(sizes) == stations
   model_rings.assert_same(tmp_path / 'run', _config(arguments), sizes, range(3))
   for index in range(3):
@@ -85,7 +85,7 @@ def _size(leaves):
 
 def test_a_killed_node_is_started_again(tmp_path):
   arguments = _arguments(tmp_path, MODELS, duration='14 epochs', **{'log.tensorboard': 'True'})
-  folder = tmp_path / 'run' / 'relay.jsonl'
+  folder = tmp_path / 'run' / 'model_ring.jsonl'
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     end = time.monotonic() + 90
     while not folder.exists() or folder.read_text().count('\n') < 9:

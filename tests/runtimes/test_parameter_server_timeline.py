@@ -11,7 +11,7 @@ from anp_jax.runtimes.parameter_server import timeline
 def _updates(workers, total=24, records=(), **keys):
   typed = {
     'batch_size': '64',
-    'strategy.name': 'server',
+    'strategy.name': 'parameter_server',
     'strategy.simulate.workers': str(workers),
     'strategy.simulate.step_seconds': '1.0',
     **{f'strategy.{key}': str(value) for key, value in keys.items()},

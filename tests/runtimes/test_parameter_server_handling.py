@@ -1,4 +1,4 @@
-"""What a gradient costs the cores of `server`, apart from its pass."""
+"""What a gradient costs the cores of `parameter_server`, apart from its pass."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ def test_all_weights_and_gradients_are_sent_and_updated(monkeypatch, dtype, widt
   config = command_line.load(
     'configs/lenet.py',
     {
-      'strategy.name': 'server',
+      'strategy.name': 'parameter_server',
       'strategy.wire_dtype': dtype,
       'data.source': 'synthetic',
       'data.synthetic_classes': '10',
@@ -66,7 +66,7 @@ def test_work_counts_no_sleep():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['sync', 'server'])
+@pytest.mark.parametrize('name', ['sync', 'parameter_server'])
 def test_a_servers_update_does_not_wait_for_a_pass(name):
   """On one core the pool has one thread, which a pass holds to its end."""
   environment = os.environ | {'JAX_PLATFORMS': 'cpu'}

@@ -355,7 +355,7 @@ def test_sent_weights_follow_the_rate_of_the_next_update(config):
   ],
 )
 def test_gradients_under_way(keys, workers, under_way):
-  keys = {'name': 'server', 'look_ahead': 'dana', **keys}
+  keys = {'name': 'parameter_server', 'look_ahead': 'dana', **keys}
   config = builders.config({f'strategy.{k}': v for k, v in keys.items()})
   assert look_ahead.settings(config, workers) == look_ahead.Settings(
     'dana', under_way, workers, keys.get('in_flight', 1)
@@ -372,7 +372,7 @@ def test_gradients_under_way(keys, workers, under_way):
   ],
 )
 def test_what_is_refused(keys, text):
-  keys = {'strategy.name': 'server', 'strategy.look_ahead': 'dana', **keys}
+  keys = {'strategy.name': 'parameter_server', 'strategy.look_ahead': 'dana', **keys}
   with pytest.raises(config_lib.ConfigError, match=f'config.strategy.look_ahead=.*{text}'):
     config_lib.resolved(builders.config(keys))
 
@@ -400,14 +400,14 @@ def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
 
 def test_a_server_has_no_clock_of_steps(config):
   """The order of its updates tells the time."""
-  simulated = {'strategy.name': 'server', 'strategy.simulate.workers': 2}
+  simulated = {'strategy.name': 'parameter_server', 'strategy.simulate.workers': 2}
   spec = types.SimpleNamespace(config=builders.config(simulated))
   assert strategy_lib.find(spec.config).simulated_clock(spec) is None
 
 
 def test_compensation_by_staleness_is_refused():
   keys = {
-    'strategy.name': 'server',
+    'strategy.name': 'parameter_server',
     'strategy.look_ahead': 'smega2',
     'strategy.compensation': 'staleness',
   }

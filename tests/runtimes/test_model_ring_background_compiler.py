@@ -11,7 +11,7 @@ from anp_jax import cluster
 from anp_jax.runtimes.model_ring import (
   background_compiler,
   compiled as programs_lib,
-  model_ring_run as relay_run,
+  model_ring_run as model_ring_run,
   ring_runner as runner_lib,
   spans as spans_lib,
 )
@@ -167,7 +167,7 @@ def test_late_candidates_compile_while_others_train(tmp_path, monkeypatch, compi
     return train(self, *arguments)
 
   monkeypatch.setattr(runner_lib.Runner, 'train', slow)
-  relay_run.run(config, str(tmp_path), cluster.Processes(config))
+  model_ring_run.run(config, str(tmp_path), cluster.Processes(config))
   steps = [where for where, name in compiles if name == 'jit(train_step)']
   first, later = steps[:2], steps[2:]
   assert sorted(first) == ['station 0', 'station 1']
@@ -198,6 +198,6 @@ def test_a_compile_that_fails_ahead_ends_the_run(tmp_path, monkeypatch):
     ('seed=1', 'seed=2'), **{'strategy.max_in_ring': 1, 'duration': '500 epochs'}
   )
   with pytest.raises(MemoryError, match='XLA has no room'):
-    relay_run.run(config, str(tmp_path), cluster.Processes(config))
+    model_ring_run.run(config, str(tmp_path), cluster.Processes(config))
   names = [t.name for t in threading.enumerate()]
   assert not [name for name in names if name.startswith('ahead')]

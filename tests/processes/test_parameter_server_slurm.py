@@ -1,4 +1,4 @@
-"""scripts/slurm/server.sbatch as it stands, on a real cluster."""
+"""scripts/slurm/parameter_server.sbatch as it stands, on a real cluster."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
     },
   )
   job = cluster.submit(
-    'scripts/slurm/server.sbatch', ['--nodes=2'], arguments, tmp_path / 'job.log'
+    'scripts/slurm/parameter_server.sbatch', ['--nodes=2'], arguments, tmp_path / 'job.log'
   )
   cluster.wait(job)
   logs = tmp_path / 'run' / 'logs'

@@ -12,7 +12,7 @@ from tests import builders
 def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
   config = builders.config(
     {
-      'strategy.name': 'server',
+      'strategy.name': 'parameter_server',
       'strategy.mode': mode,
       'strategy.lease_timeout': 10.0,
       **{f'strategy.{key}': value for key, value in keys.items()},

@@ -1,6 +1,6 @@
 """Four networks in a ring: which learning rate, which depth?
 
-  python main.py --config=configs/relay_anp.py --workdir=runs/relay
+  python main.py --config=configs/model_ring_anp.py --workdir=runs/model_ring
 
 trains a ResNet-18 at three learning rates and a ResNet-34 on the embedded set
 anp_shapes, 32 px. Every device (or process) keeps a part of the images, and the
@@ -57,7 +57,7 @@ def get_config(variant: str = ''):
   c.data.resize = 36
   c.data.cache = 'decoded'  # networks come back to the same images
   c.schedule.warmup = '1 epochs'
-  c.strategy.name = 'relay'
+  c.strategy.name = 'model_ring'
   c.strategy.models = (
     'optimizer.learning_rate=0.05',
     'optimizer.learning_rate=0.1',

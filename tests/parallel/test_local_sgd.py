@@ -1,4 +1,4 @@
-"""The strategy `local`: groups that exchange weights now and then."""
+"""The strategy `local_sgd`: groups that exchange weights now and then."""
 
 import functools
 
@@ -45,7 +45,7 @@ def _config(dtype='float64', **overrides):
       'optimizer.weight_decay': DECAY,
       'optimizer.clip_norm': CLIP,
       'schedule.name': 'constant',
-      'strategy.name': 'local',
+      'strategy.name': 'local_sgd',
       'strategy.reduce_dtype': dtype,
       **overrides,
     }
@@ -350,7 +350,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
     'strategy.groups': groups,
   }
   sent = {}
-  for name in ('sync', 'local'):
+  for name in ('sync', 'local_sgd'):
     config = _config('float32', **keys, **{'strategy.name': name})
     parts, mesh = _parts(config, devices)
     batch = build.abstract_batch(config, mesh, BATCH)
@@ -362,11 +362,11 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
   parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_single.params))
   assert sent['sync', False] >= 4 * parameters and not sent['sync', True]
   # Weights alone, as this network has no statistics.
-  assert sent['local', True] == 4 * parameters
+  assert sent['local_sgd', True] == 4 * parameters
   # Ten numbers of each group.
   inside = sent['sync', False] if devices > groups else 0
-  assert sent['local', False] == inside + 4 * 10 * groups
-  average = sent['local', False] - inside + sent['local', True] / 8
+  assert sent['local_sgd', False] == inside + 4 * 10 * groups
+  average = sent['local_sgd', False] - inside + sent['local_sgd', True] / 8
   assert average <= sent['sync', False] / 8 + 4 * 10 * groups
 
 
@@ -379,7 +379,7 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
     'schedule.name': 'constant',
     'ema': 0.9,
     'schedule.warmup': '0 steps',
-    'strategy.name': 'local',
+    'strategy.name': 'local_sgd',
     'strategy.groups': 4,
     'strategy.period': 4,
     'strategy.outer': 'nesterov',
@@ -404,7 +404,7 @@ def test_processes_train_like_one(tmp_path):
     'model.dtype': 'float64',
     'model.param_dtype': 'float64',
     'strategy.reduce_dtype': 'float64',
-    'strategy.name': 'local',
+    'strategy.name': 'local_sgd',
     'strategy.period': '3',
     'strategy.outer': 'nesterov',
     'schedule.name': 'constant',

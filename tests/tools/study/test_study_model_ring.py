@@ -34,7 +34,7 @@ _SPANS = (
 )
 
 
-_RING = '--config=configs/relay_anp.py:tiny', '--workdir=x'
+_RING = '--config=configs/model_ring_anp.py:tiny', '--workdir=x'
 
 
 def _write(folder, spans=_SPANS):
@@ -216,7 +216,7 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
   'more, expected',
   [
     ([], '--config is missing'),
-    (['--config=configs/lenet.py', '--workdir=x'], 'expected relay'),
+    (['--config=configs/lenet.py', '--workdir=x'], 'expected model_ring'),
     (['--stations=two'], "invalid int value: 'two'"),
     (['--config=x', '--workdir=x', '--stations=0'], '--stations=0: expected'),
     (['--statoins=2'], "did you mean '--stations'?"),
@@ -237,7 +237,7 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
   ],
 )
 def test_bad_input_is_refused_in_one_line(capsys, more, expected):
-  assert study_main.main(['relay', *more]) == 2
+  assert study_main.main(['model_ring', *more]) == 2
   error = capsys.readouterr().err
   assert expected in error and error.count('\n') == 1
 
@@ -248,8 +248,8 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
   pytest.importorskip('sklearn', reason="the digits are scikit-learn's")
   status = study_main.main(
     [
-      'relay',
-      '--config=configs/relay_anp.py:tiny',
+      'model_ring',
+      '--config=configs/model_ring_anp.py:tiny',
       f'--workdir={tmp_path}',
       '--config.data.source=digits',
       '--config.data.image_size=28',

@@ -17,7 +17,7 @@ from tests import launching
 pytestmark = pytest.mark.multiprocess
 
 _KEYS = {
-  'strategy.name': 'server',
+  'strategy.name': 'parameter_server',
   'strategy.in_flight': '2',
   'strategy.lease_timeout': '3',
   'cluster.rendezvous_timeout': '60',

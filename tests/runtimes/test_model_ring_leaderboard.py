@@ -75,7 +75,7 @@ def test_halving_is_a_function_of_the_record(tmp_path):
   assert board.status(2, 8) == leaderboard_lib.RETIRED
   assert board.decide(0, 3) == leaderboard_lib.GO_ON
   # Read again, a torn line left out, it decides alike.
-  with open(tmp_path / 'relay.jsonl', 'a') as f:
+  with open(tmp_path / 'model_ring.jsonl', 'a') as f:
     f.write('{"model": 0, "la')
   again = _board(tmp_path, 2, 8, {(0, 4): 0.9})
   again = _board(tmp_path, 2, 8, {})
