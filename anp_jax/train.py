@@ -39,8 +39,8 @@ def run(
 
   Raises:
     ConfigError: if the config fits neither the devices nor the workdir.
-    NotFinite: if a step gave a number that is not finite.
-    eval_loop.Damaged: if too many examples cannot be read.
+    NotFiniteError: if a step gave a number that is not finite.
+    eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
   job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
   return start(job, _train_or_score)
@@ -77,13 +77,13 @@ def _uploading(workdir):
   except BaseException:
     try:
       mirror.upload(workdir)
-    except mirror.NotUploaded as e:  # the first error says more
+    except mirror.UploadError as e:  # the first error says more
       logging.error('%s', e.strerror)
     raise
   try:
     mirror.upload(workdir)
-  except mirror.NotUploaded as e:
-    raise cluster.Failed(e.strerror) from e
+  except mirror.UploadError as e:
+    raise cluster.RunFailedError(e.strerror) from e
 
 
 def _emulate(config, mode: str, processes: cluster.Processes) -> None:

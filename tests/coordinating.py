@@ -116,7 +116,7 @@ class Run:
         types.SimpleNamespace(rendezvous_timeout=SOON, heartbeat_timeout=SOON),
         leave,
       )
-    except (config_lib.ConfigError, termination.Lost) as e:
+    except (config_lib.ConfigError, termination.PeerLostError) as e:
       self.errors[index] = e
 
   def close(self):

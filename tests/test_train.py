@@ -184,7 +184,7 @@ def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, tiny_config
   tiny_config.optimizer.name = 'sgd'
   tiny_config.optimizer.learning_rate = 1e30  # from step 2 on: the warm-up begins at 0
   tiny_config.checkpoint.every = '1 steps'
-  not_finite = pytest.raises(delayed_metrics.NotFinite, match=r'step \d+ is not finite')
+  not_finite = pytest.raises(delayed_metrics.NotFiniteError, match=r'step \d+ is not finite')
   with not_finite as e:
     train.run(tiny_config, str(tmp_path))
   bad = int(str(e.value).split()[1])

@@ -64,7 +64,7 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
   (root / 'class_c').mkdir()
   (root / 'class_a' / '002.png').rename(root / 'class_c' / '002.png')
   _broken(photographs, 'train', [3])
-  with pytest.raises(eval_loop.Damaged) as e:
+  with pytest.raises(eval_loop.CorruptExampleError) as e:
     train.run(photographs, str(tmp_path / 'run'))
   text = str(e.value)
   assert '\n' not in text and 'config.data.max_damaged=0' in text
@@ -77,7 +77,7 @@ def test_too_many_broken_files_end_a_run(tmp_path, photographs, capsys):
 def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
   photographs.data.max_damaged = 0.0
   _broken(photographs, 'validation', [3])
-  with pytest.raises(eval_loop.Damaged, match='1 of 8 examples of .*validation'):
+  with pytest.raises(eval_loop.CorruptExampleError, match='1 of 8 examples of .*validation'):
     train.run(photographs, str(tmp_path / 'run'))
   # What was trained until then is kept, for when the file is back.
   assert '6' in os.listdir(tmp_path / 'run' / 'checkpoints')
@@ -86,7 +86,7 @@ def test_too_many_broken_files_end_an_evaluation(tmp_path, photographs):
 @pytest.mark.slow
 def test_an_evaluation_that_can_read_nothing(tmp_path, photographs):
   _broken(photographs, 'validation', range(8))
-  with pytest.raises(eval_loop.Damaged, match='8 of 8 examples'):
+  with pytest.raises(eval_loop.CorruptExampleError, match='8 of 8 examples'):
     train.run(photographs, str(tmp_path / 'run'))
 
 
@@ -106,5 +106,5 @@ def test_rate_is_of_a_thousand_examples_at_least(tiny_config, damaged, examples,
   if good:
     eval_loop.check_excess(tiny_config, damaged, examples, 'set')
   else:
-    with pytest.raises(eval_loop.Damaged, match=f'{damaged} of {examples}'):
+    with pytest.raises(eval_loop.CorruptExampleError, match=f'{damaged} of {examples}'):
       eval_loop.check_excess(tiny_config, damaged, examples, 'set')

@@ -130,10 +130,12 @@ def test_torn_and_damaged_checkpoints_are_passed_over(gcs, tiny_config, unbroken
   assert _state(folder, 12) == _state(local, 12)
 
 
-@pytest.mark.parametrize('body, failure', [(False, cluster.Failed), (True, ZeroDivisionError)])
+@pytest.mark.parametrize(
+  'body, failure', [(False, cluster.RunFailedError), (True, ZeroDivisionError)]
+)
 def test_the_first_error_is_the_one_that_ends_a_run(monkeypatch, body, failure):
   def fail(_):
-    raise mirror.NotUploaded(errno.EIO, 'the store is gone')
+    raise mirror.UploadError(errno.EIO, 'the store is gone')
 
   class Strategy:
     def run(self, job, one_model):

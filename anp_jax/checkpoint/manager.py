@@ -30,7 +30,7 @@ DAMAGED = 'damaged'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
-class NotSaved(cluster.Failed):
+class CheckpointError(cluster.RunFailedError):
   """A checkpoint that could not be written; those before it are whole."""
 
 
@@ -99,7 +99,7 @@ class Checkpoints:
     may be donated as soon as this returns.
 
     Raises:
-      NotSaved: if this one or the one before cannot be written, for want of
+      CheckpointError: if this one or the one before cannot be written, for want of
         space say, and config.checkpoint.on_error is 'stop'.
     """
     self._await_previous_save(NEWEST)
@@ -150,7 +150,7 @@ class Checkpoints:
       step = left[0]
       try:
         return self._reader.read(manager.directory / str(step)), step
-      except reader.Damaged as e:
+      except reader.CorruptCheckpointError as e:
         where = self._quarantine(step)
         logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
       tried.append(step)
@@ -192,17 +192,17 @@ class Checkpoints:
     """Returns when everything is on disk.
 
     Raises:
-      NotSaved: if it does not get there.
+      CheckpointError: if it does not get there.
     """
     if self._missing_reason:  # what a run ends with has to be there
-      raise NotSaved(self._missing_reason)
+      raise CheckpointError(self._missing_reason)
     self._with_each_manager(lambda manager: manager.wait_until_finished())
 
   def close(self) -> None:
     """Waits and releases the managers.
 
     Raises:
-      NotSaved: if not everything gets to the disk.
+      CheckpointError: if not everything gets to the disk.
     """
     self._with_each_manager(lambda manager: manager.close())
 
@@ -212,7 +212,7 @@ class Checkpoints:
       try:
         call(manager)
       except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        problem = problem or NotSaved(self._not_saved(kind, reader.describe(e)))
+        problem = problem or CheckpointError(self._not_saved(kind, reader.describe(e)))
     if problem:
       raise problem
 
@@ -285,13 +285,13 @@ class Checkpoints:
     return f'it takes {need / 1e6:.1f} MB, and {free / 1e6:.1f} are free'
 
   def _continue_without(self, kind, problem, error=None):
-    """Logs what was not saved, or raises NotSaved, as the config has it."""
+    """Logs what was not saved, or raises CheckpointError, as the config has it."""
     text = self._not_saved(kind, problem)
     # An error that one of several processes met is not known to the others,
     # which may wait for it in the midst of their save.
     all_agree = error is None or jax.process_count() == 1
     if self._config.checkpoint.on_error == 'stop' or not all_agree:
-      raise NotSaved(text) from error
+      raise CheckpointError(text) from error
     logging.error('%s; going on', text)
     if kind == NEWEST:
       self._missing_reason = text
@@ -321,7 +321,7 @@ class Checkpoints:
     try:
       folder = self._managers[kind].directory / str(step)
       return self._reader.read(folder), step
-    except reader.Damaged as e:
+    except reader.CorruptCheckpointError as e:
       raise config_lib.ConfigError(f'{self._workdir}/{kind}/{step} is damaged: {e}') from e
 
   def _quarantine(self, step):

@@ -17,7 +17,7 @@ _META = {'config', 'data', 'packages'}
 _CHECKSUM = 'checksum'
 
 
-class Damaged(Exception):
+class CorruptCheckpointError(Exception):
   """A checkpoint that cannot be read back as it was written."""
 
 
@@ -45,7 +45,7 @@ class Reader:
 
     Raises:
       ConfigError: if it belongs to another run.
-      Damaged: if it is not whole, or a process cannot read it.
+      CorruptCheckpointError: if it is not whole, or a process cannot read it.
     """
     # Orbax's manager would have the others wait for a process that cannot
     # read.
@@ -60,12 +60,12 @@ class Reader:
     result, problem = None, ''
     try:
       result = call(*arguments)
-    except Damaged as e:
+    except CorruptCheckpointError as e:
       problem = str(e)
     problems = self._gather(problem)
     for rank, text in enumerate(problems):
       if text:
-        raise Damaged(text if all(problems) else f'rank {rank}: {text}')
+        raise CorruptCheckpointError(text if all(problems) else f'rank {rank}: {text}')
     return result
 
   def _check_run(self, handler, folder):
@@ -73,7 +73,7 @@ class Reader:
       saved = ocp.JsonCheckpointHandler().restore(folder / 'meta')
       tree = handler.metadata(folder / 'state').tree['state']
     except Exception as e:  # noqa: BLE001 - whatever a broken folder raises
-      raise Damaged(describe(e)) from e
+      raise CorruptCheckpointError(describe(e)) from e
     check_whole(saved)
     self._check_meta(saved)
     self._check_shapes(tree)
@@ -87,7 +87,7 @@ class Reader:
     try:
       return handler.restore(folder / 'state', args=ocp.args.StandardRestore(target))
     except Exception as e:  # noqa: BLE001
-      raise Damaged(describe(e)) from e
+      raise CorruptCheckpointError(describe(e)) from e
 
   def _check_meta(self, saved):
     free = () if self._fingerprint else ('data',)
@@ -141,14 +141,14 @@ def check_whole(saved: dict) -> None:
     saved: what was read back of `meta`.
 
   Raises:
-    Damaged: if it is not whole.
+    CorruptCheckpointError: if it is not whole.
   """
   keys = set(saved) if isinstance(saved, dict) else set()
   if keys == _META:
     return
   values = {key: saved[key] for key in keys & _META}
   if keys != _META | {_CHECKSUM} or (saved[_CHECKSUM] != checksums.of_json(values)):
-    raise Damaged('the bytes of its metadata are not those that were saved')
+    raise CorruptCheckpointError('the bytes of its metadata are not those that were saved')
 
 
 def describe(error: BaseException) -> str:
@@ -164,7 +164,7 @@ def _check_sums(restored):
   if not np.array_equal(saved, computed):
     first = int(np.argmax(saved != computed))
     paths = jax.tree_util.tree_leaves_with_path(restored['state'])
-    raise Damaged(
+    raise CorruptCheckpointError(
       f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those that were saved'
     )
 

@@ -27,8 +27,8 @@ from anp_jax.cluster import (
 from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.system import descriptors, interrupts
 
-Lost = termination.Lost
-Failed = termination.Failed
+PeerLostError = termination.PeerLostError
+RunFailedError = termination.RunFailedError
 EXPECTED = termination.EXPECTED
 exit_status = termination.exit_status
 detect = cluster_env.detect
@@ -218,7 +218,7 @@ def start(
   Raises:
     ConfigError: if the processes do not go together, naming rank and host, or
       have no secret.
-    Lost: if one of them did not come in time.
+    PeerLostError: if one of them did not come in time.
   """
   proxies.bypass(env)
   descriptors.raise_limit()

@@ -48,7 +48,7 @@ class CoordinatorClient:
 
     Raises:
       ConfigError: if the processes do not go together.
-      Lost: if one did not come in time.
+      PeerLostError: if one did not come in time.
     """
     self._env = env
     self._settings = settings
@@ -159,7 +159,7 @@ class CoordinatorClient:
       if refusals == _MAX_REFUSALS or (refused and is_late):
         raise config_lib.ConfigError(self._no_secret()) from refused[0]
       if is_late:
-        raise termination.Lost(self._no_answer(host, errors[0])) from errors[0]
+        raise termination.PeerLostError(self._no_answer(host, errors[0])) from errors[0]
       now = clock()
       # One process a host says it: the others of a hundred see the same.
       if now - last_line >= coordinator.LOG_PERIOD and self._env.local_index < 1:
@@ -224,8 +224,10 @@ class CoordinatorClient:
           code, text = message['end'][:2]
           if code == termination.BAD_INPUT:
             raise config_lib.ConfigError(text)
-          raise termination.Lost(text)
-    raise termination.Lost(f'rank 0 at {self._env.coordinator_address} has gone before all came')
+          raise termination.PeerLostError(text)
+    raise termination.PeerLostError(
+      f'rank 0 at {self._env.coordinator_address} has gone before all came'
+    )
 
   def _expect_within(self, seconds):
     """Hangs up if process 0 says nothing for so long; see `_watch`."""

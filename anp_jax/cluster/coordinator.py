@@ -85,7 +85,7 @@ class Coordinator:
 
     Raises:
       ConfigError: if the port cannot be opened.
-      Lost: if it is taken, and so are the others that may be used.
+      PeerLostError: if it is taken, and so are the others that may be used.
     """
     self._count = env.count
     self._token = env.token

@@ -20,7 +20,7 @@ def listen(env: cluster_env.ClusterEnv) -> list[socket.socket]:
 
   Raises:
     ConfigError: if a port cannot be opened at all.
-    Lost: if all ports are taken.
+    PeerLostError: if all ports are taken.
   """
   host, port = cluster_env.split_address(env.coordinator_address)
   addresses = bind_addresses(host)
@@ -38,7 +38,7 @@ def listen(env: cluster_env.ClusterEnv) -> list[socket.socket]:
         raise config_lib.ConfigError(
           f'coordinator {env.coordinator_address!r}: rank 0 cannot open port {port} ({e.strerror})'
         ) from e
-  raise termination.Lost(
+  raise termination.PeerLostError(
     f'coordinator {env.coordinator_address!r}: rank 0 cannot open port '
     f'{", ".join(map(str, ports))} (taken; another run may hold it): wait, or '
     'choose a port with --coordinator=HOST:PORT or JAX_COORDINATOR_PORT'

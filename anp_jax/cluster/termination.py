@@ -17,16 +17,16 @@ TRY_AGAIN = 75
 _LAST_WORDS = 10.0  # seconds
 
 
-class Failed(RuntimeError):
+class RunFailedError(RuntimeError):
   """A run that cannot go on; the message alone says what to do."""
 
 
-class Lost(RuntimeError):
+class PeerLostError(RuntimeError):
   """Another process is missing, lost or late; starting again may help."""
 
 
 # Errors that end a process with one line.
-EXPECTED = (config_lib.ConfigError, Lost, Failed)
+EXPECTED = (config_lib.ConfigError, PeerLostError, RunFailedError)
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
@@ -42,7 +42,7 @@ def exit_status(error: BaseException) -> tuple[int, str]:
   line = error_lines.first_line(error)
   if isinstance(error, config_lib.ConfigError):
     return BAD_INPUT, line
-  return (TRY_AGAIN if isinstance(error, Lost) else FAILED), line
+  return (TRY_AGAIN if isinstance(error, PeerLostError) else FAILED), line
 
 
 def end_process(code: int, text: str, stacks: bool = False) -> None:

@@ -10,7 +10,7 @@ from anp_jax.cluster import preemption
 from anp_jax.training import eval_loop
 
 
-class NotFinite(cluster.Failed, ArithmeticError):
+class NotFiniteError(cluster.RunFailedError, ArithmeticError):
   """Loss, gradient, update or statistics of a step are NaN or infinite."""
 
 
@@ -57,7 +57,7 @@ class DelayedMetrics:
       The metrics of the step before; None if there is no other.
 
     Raises:
-      NotFinite: if a number of the step before is not finite.
+      NotFiniteError: if a number of the step before is not finite.
     """
     previous = self.flush()
     self._pending = step, values
@@ -67,7 +67,7 @@ class DelayedMetrics:
     """Reads the last step, waiting for it; None if it has been read.
 
     Raises:
-      NotFinite: if a number of it is not finite.
+      NotFiniteError: if a number of it is not finite.
     """
     if self._pending is None:
       return None
@@ -77,7 +77,7 @@ class DelayedMetrics:
     metrics = dict(zip(self._names, values, strict=True))
     vote = int(metrics.pop('vote'))
     if not metrics.pop('finite'):
-      raise NotFinite(
+      raise NotFiniteError(
         f'step {step} is not finite: loss {metrics["loss"]}, gradient norm '
         f'{metrics["grad_norm"]}; nothing of it was saved'
       )
@@ -112,7 +112,7 @@ class DamageCounter:
       damaged: how many of them could not be read.
 
     Raises:
-      eval_loop.Damaged: if more are damaged than config.data.max_damaged
+      eval_loop.CorruptExampleError: if more are damaged than config.data.max_damaged
         allows.
     """
     self.damaged += int(damaged)
@@ -154,8 +154,8 @@ class TrainingLog:
       The vote of the step before; `preemption.CONTINUE` if there is none.
 
     Raises:
-      NotFinite: if a number of the step before is not finite.
-      eval_loop.Damaged: if too many examples could not be read.
+      NotFiniteError: if a number of the step before is not finite.
+      eval_loop.CorruptExampleError: if too many examples could not be read.
     """
     return self._record(self._metrics.push(step, values))
 

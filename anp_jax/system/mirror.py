@@ -28,7 +28,7 @@ _DOWNLOADS = 16  # at a time: a small object takes a store 50 ms, in any number
 _mirrors: dict[str, '_Mirror'] = {}  # by local folder
 
 
-class NotUploaded(OSError):
+class UploadError(OSError):
   """Files that could not be uploaded; they are still in the mirror."""
 
 
@@ -87,7 +87,7 @@ def upload(workdir: str) -> None:
   """Uploads what changed in a mirror; nothing for other folders.
 
   Raises:
-    NotUploaded: if the store does not take it.
+    UploadError: if the store does not take it.
   """
   if workdir in _mirrors:
     _mirrors[workdir].upload()
@@ -160,7 +160,7 @@ class _Mirror:
   def _try_upload(self):
     try:
       self._upload()
-    except NotUploaded as e:
+    except UploadError as e:
       logging.error('%s; trying again at the next checkpoint', e.strerror)
 
   def _upload(self):
@@ -178,7 +178,7 @@ class _Mirror:
         store.rm_file(remote.join(self._address, name))
         del self._stored[name]
     except Exception as e:  # noqa: BLE001 - each store has errors of its own
-      raise NotUploaded(
+      raise UploadError(
         errno.EIO,
         f'{self._address}: {name} could not be uploaded: '
         f'{error_lines.typed_line(e)}; it is in {self._folder}',

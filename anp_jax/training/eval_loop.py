@@ -9,7 +9,7 @@ from anp_jax import cluster
 from anp_jax.data.input import corruption
 
 
-class Damaged(cluster.Failed):
+class CorruptExampleError(cluster.RunFailedError):
   """More examples cannot be read than config.data.max_damaged allows."""
 
 
@@ -63,20 +63,20 @@ def check_damage(config, source, scores: dict) -> None:
     scores: from `run` or `examples`.
 
   Raises:
-    Damaged: if too many examples could not be read.
+    CorruptExampleError: if too many examples could not be read.
   """
   lost = len(source) - scores['examples']
   check_excess(config, lost, len(source), source.name, not scores['examples'])
 
 
 def check_excess(config, damaged, examples, name, all_lost=False) -> None:
-  """Raises Damaged where `corruption.too_many_error` says so.
+  """Raises CorruptExampleError where `corruption.too_many_error` says so.
 
   All processes count the same reduced numbers, so all raise or none.
   """
   text = corruption.too_many_error(config, damaged, examples, name, all_lost)
   if text:
-    raise Damaged(text)
+    raise CorruptExampleError(text)
 
 
 def _late(step, state, batches):

@@ -38,7 +38,7 @@ _ISAS = {
 }
 
 
-class Lost(RuntimeError):
+class PeerLostError(RuntimeError):
   """A worker ended without an answer."""
 
 
@@ -92,7 +92,7 @@ class Worker:
     if not line:
       self._errors.seek(0)
       lines = [x for x in self._errors.read().splitlines() if x.strip()]
-      raise Lost(lines[-1] if lines else 'it ended without a word')
+      raise PeerLostError(lines[-1] if lines else 'it ended without a word')
     return json.loads(line)
 
 

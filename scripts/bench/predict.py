@@ -148,7 +148,7 @@ def _start(flags, folder, dtype):
     variables = _contest.environment(name == 'ours', flags.max_isa)
     try:
       workers[name] = _contest.Worker(__file__, arguments, variables)
-    except _contest.Lost as e:
+    except _contest.PeerLostError as e:
       if name == 'ours':
         raise
       print(f'skipped: {dtype}: {name}: {e}')

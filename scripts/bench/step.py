@@ -149,7 +149,7 @@ def _measure(name, peers, flags, start, report, compiles):
         continue
       try:
         workers[peer] = start(peer)
-      except _contest.Lost as e:
+      except _contest.PeerLostError as e:
         print(f'skipped: {name}: {peer}: {e}')
     seconds = _rounds(workers, flags)
     reply = {c: w.ask(what='memory') for c, w in workers.items()}

@@ -354,13 +354,13 @@ def test_a_full_disk(tmp_path, config, monkeypatch, caplog, on_error):
       manager.shutil, 'disk_usage', lambda _: shutil._ntuple_diskusage(need, 1, need - 1)
     )
     if on_error == 'stop':
-      with pytest.raises(manager.NotSaved, match=r'written.*whole: 1\)'):
+      with pytest.raises(manager.CheckpointError, match=r'written.*whole: 1\)'):
         checkpoints.save(2, _state(2))
     else:
       checkpoints.save(2, _state(2))
       assert 'could not be written' in caplog.text
       # A run must not end well without its last state.
-      with pytest.raises(manager.NotSaved):
+      with pytest.raises(manager.CheckpointError):
         checkpoints.wait()
   assert checkpoints.steps() == [1]
   checkpoints.save(3, _state(3))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures('short_waits')
 def test_nobody_at_the_coordinator(capsys):
   env = _env(launching.free_port())
   settings = types.SimpleNamespace(rendezvous_timeout=0.5)
-  with pytest.raises(termination.Lost) as caught:
+  with pytest.raises(termination.PeerLostError) as caught:
     client.CoordinatorClient(env, {}, settings)
   text = str(caught.value)
   assert f'no answer from rank 0 at {env.coordinator_address} within 0.5 s' in text
@@ -134,7 +134,7 @@ def test_process_0_that_goes_before_all_came():
   thread.start()
   env = _env(fake.port)
   settings = types.SimpleNamespace(rendezvous_timeout=coordinating.SOON)
-  with pytest.raises(termination.Lost, match='has gone before all came'):
+  with pytest.raises(termination.PeerLostError, match='has gone before all came'):
     client.CoordinatorClient(env, {}, settings)
   thread.join()
 

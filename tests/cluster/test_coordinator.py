@@ -82,7 +82,7 @@ def test_a_missing_rank_is_named_while_waiting_and_after():
   run.clock.run(7)
   run.started()
   for index in (0, 2):
-    assert isinstance(run.errors[index], termination.Lost)
+    assert isinstance(run.errors[index], termination.PeerLostError)
     text = 'rank 1 has not come within 9 s (2 of 3 are here)'
     assert str(run.errors[index]).startswith(text)
   # One that comes now hears the same.

@@ -33,7 +33,7 @@ def test_a_port_that_is_taken():
   """It may be free soon: the job is to be started again."""
   with socket.create_server(('127.0.0.1', 0)) as other:
     port = other.getsockname()[1]
-    with pytest.raises(termination.Lost) as caught:
+    with pytest.raises(termination.PeerLostError) as caught:
       listener.listen(_env(port))
   text = str(caught.value)
   assert f'rank 0 cannot open port {port} (taken' in text

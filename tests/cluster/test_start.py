@@ -64,7 +64,7 @@ def test_without_nvidias_tool_a_start_says_what_is_not_checked(starting, monkeyp
   monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
   for uuids, want in (([], says), (['GPU-1a2b'], '')):
     monkeypatch.setattr(cluster.process_info, 'gpus', lambda _, uuids=uuids: uuids)
-    starting(cluster.Failed('enough'))
+    starting(cluster.RunFailedError('enough'))
     assert capsys.readouterr().out == want
 
 

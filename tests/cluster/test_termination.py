@@ -18,8 +18,8 @@ from tests import coordinating, launching
   'error, status',
   [
     (config_lib.ConfigError('a\nb'), (2, 'a')),
-    (termination.Lost('rank 1 has gone'), (75, 'rank 1 has gone')),
-    (cluster.Failed('not finite'), (1, 'not finite')),
+    (termination.PeerLostError('rank 1 has gone'), (75, 'rank 1 has gone')),
+    (cluster.RunFailedError('not finite'), (1, 'not finite')),
     (ValueError('a\nb'), (1, 'ValueError: a')),
     (KeyError(), (1, 'KeyError')),
     (KeyboardInterrupt(), (130, 'interrupted')),

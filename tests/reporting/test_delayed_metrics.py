@@ -54,12 +54,12 @@ def test_a_step_is_read_once_the_next_one_is_under_way():
 def test_a_step_that_is_not_finite_is_refused_when_it_is_read():
   metrics = delayed_metrics.DelayedMetrics(_NAMES)
   metrics.push(7, _values(jnp.nan, finite=0))
-  with pytest.raises(delayed_metrics.NotFinite) as error:
+  with pytest.raises(delayed_metrics.NotFiniteError) as error:
     metrics.push(8, _values(1.0))
   assert str(error.value) == (
     'step 7 is not finite: loss nan, gradient norm 0.5; nothing of it was saved'
   )
-  assert isinstance(error.value, (cluster.Failed, ArithmeticError))
+  assert isinstance(error.value, (cluster.RunFailedError, ArithmeticError))
 
 
 def test_values_without_a_name_are_an_error():
@@ -95,7 +95,7 @@ def test_too_many_damaged_examples_end_the_run_at_any_step():
   damage = _damage(allowed=0.1)
   log, telemetry, _ = _log(every=100, damage=damage)
   log.push(1, _values(1.0, damaged=101))
-  with pytest.raises(eval_loop.Damaged, match='of photos could not be read'):
+  with pytest.raises(eval_loop.CorruptExampleError, match='of photos could not be read'):
     log.push(2, _values(1.0))
   assert (damage.damaged, damage.examples) == (101, 1000)
   assert telemetry.records == []

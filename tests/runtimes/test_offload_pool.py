@@ -153,6 +153,6 @@ def test_an_error_of_a_device_is_that_of_the_run():
       raise RuntimeError('a callback failed')
 
   words = r'offload device CPU \(rank 1 on b\): no room'
-  with pytest.raises(cluster.Failed, match=words):
+  with pytest.raises(cluster.RunFailedError, match=words):
     run()
   assert not processes.sent

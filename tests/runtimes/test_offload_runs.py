@@ -106,7 +106,7 @@ def test_an_error_of_an_offload_device_ends_the_run_by_name(tmp_path, monkeypatc
 
   monkeypatch.setattr(device_lib.LocalDevice, '_forward', full)
   config = _config(**{'strategy.shares': '(1, 1)'})
-  with pytest.raises(cluster.Failed) as e:
+  with pytest.raises(cluster.RunFailedError) as e:
     train.run(config, str(tmp_path))
   name = f'{device_lib.processor()} (cpu:1)'
   assert str(e.value) == f'offload device {name}: no room for the kernel'

@@ -146,7 +146,7 @@ def test_failure_ends_the_run_while_slices_are_fetched(tmp_path, config, one_dev
   monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(config, **serving.FULL, **keys, **{'checkpoint.every': '4 steps'})
-  with pytest.raises(cluster.Failed, match='update 3 is not finite'):
+  with pytest.raises(cluster.RunFailedError, match='update 3 is not finite'):
     serving.run(config, tmp_path, 3)
 
 
@@ -154,7 +154,7 @@ def test_dedicated_server_of_another_config_ends_the_run(tmp_path, config, one_d
   monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(config, **serving.FULL, **keys)
-  with pytest.raises(cluster.Failed, match=r'config\.optimizer\.momentum 0\.5'):
+  with pytest.raises(cluster.RunFailedError, match=r'config\.optimizer\.momentum 0\.5'):
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
 
 

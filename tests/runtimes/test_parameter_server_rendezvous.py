@@ -76,7 +76,7 @@ def test_started_again_after_the_end_ends_as_the_run_did(run_member, end_run, ca
   line = ': the run in this workdir has ended: leaving\n'
   assert capsys.readouterr().out.endswith(line)
   end_run('update 3 is not finite', launches)
-  with pytest.raises(cluster.Failed, match='^update 3 is not finite$'):
+  with pytest.raises(cluster.RunFailedError, match='^update 3 is not finite$'):
     run_member('ours')
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_ends_while_a_process_waits_is_its_own(
     end_run(before)
   run_member(launch, lambda: end_run(ahead=ahead))
   assert 'has ended: leaving' in capsys.readouterr().out
-  with pytest.raises(cluster.Failed, match='^no$'):
+  with pytest.raises(cluster.RunFailedError, match='^no$'):
     run_member(launch, lambda: end_run('no'))
 
 
@@ -101,10 +101,10 @@ def test_a_run_that_ends_while_a_process_waits_is_its_own(
 )
 def test_run_before_is_none_to_wait_for_without_end(run_member, end_run, launch, launches):
   end_run('', launches)
-  with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
+  with pytest.raises(cluster.PeerLostError, match='the run in this workdir has ended$'):
     run_member(launch)
   end_run('not finite', launches)
-  with pytest.raises(cluster.Lost, match='has ended: not finite$'):
+  with pytest.raises(cluster.PeerLostError, match='has ended: not finite$'):
     run_member(launch)
 
 
@@ -112,7 +112,7 @@ def test_run_before_is_none_to_wait_for_without_end(run_member, end_run, launch,
 @pytest.mark.parametrize('record', [{'over': ''}, {'over': '', 'when': 2e9}])
 def test_a_record_of_an_earlier_version_is_of_a_run_before(run_member, tmp_path, record):
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
-  with pytest.raises(cluster.Lost, match='the run in this workdir has ended$'):
+  with pytest.raises(cluster.PeerLostError, match='the run in this workdir has ended$'):
     run_member('ours')
 
 

@@ -351,7 +351,7 @@ def test_gradients_of_used_tickets_do_not_pile_up():
       assert store.has_gradient((step, 0), worker)
   for worker in 'abc':  # there is room for as many as before
     store.enqueue_gradient((5, 0), worker, *arrays)
-  with pytest.raises(parameter_store.InvalidMessage, match='3 gradients wait'):
+  with pytest.raises(parameter_store.InvalidMessageError, match='3 gradients wait'):
     store.enqueue_gradient((5, 0), 'd', *arrays)
   store.close()
 

@@ -57,7 +57,7 @@ class Worker:
 
   def __init__(self, contestant):
     if contestant not in self.seconds:
-      raise importlib.import_module('_contest').Lost('ValueError: broken')
+      raise importlib.import_module('_contest').PeerLostError('ValueError: broken')
     self.contestant = contestant
     self.open = True
     self.contestants.append(self)

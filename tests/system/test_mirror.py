@@ -103,7 +103,7 @@ def test_store_that_fails_loses_nothing(store, monkeypatch, caplog):
   with monkeypatch.context() as patch:
     patch.setattr(file_system, 'pipe_file', lambda *_: 1 / 0)
     mirror.begin_upload(folder)
-    with pytest.raises(mirror.NotUploaded, match='a.txt could not be upload'):
+    with pytest.raises(mirror.UploadError, match='a.txt could not be upload'):
       mirror.upload(folder)
     assert f'{_ADDRESS}: a.txt could not be uploaded' in caplog.text
   mirror.remove()

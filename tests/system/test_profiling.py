@@ -156,7 +156,7 @@ def test_a_run_that_fails_inside_closes_the_trace(tmp_path, short_run):
   short_run.optimizer.name = 'sgd'
   short_run.optimizer.learning_rate = 1e30
   short_run.profile.steps = '2:13'
-  with pytest.raises(delayed_metrics.NotFinite):
+  with pytest.raises(delayed_metrics.NotFiniteError):
     train.run(short_run, str(tmp_path))
   assert _recorded(tmp_path)[:2] == [2, 3]
 

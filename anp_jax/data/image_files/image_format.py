@@ -34,7 +34,7 @@ _TRAINING_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP')
 _HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
 
-class TooLarge(ValueError):
+class TooLargeError(ValueError):
   """An image of more pixels than may be decoded.
 
   Attributes:
@@ -75,9 +75,9 @@ def is_large(height: int, width: int, max_megapixels: float) -> bool:
 
 
 def check_pixels(height: int, width: int, max_megapixels: float) -> None:
-  """Raises TooLarge where `is_large`."""
+  """Raises TooLargeError where `is_large`."""
   if is_large(height, width, max_megapixels):
-    raise TooLarge(height, width, max_megapixels)
+    raise TooLargeError(height, width, max_megapixels)
 
 
 def size(data: bytes) -> tuple[int, int]:

@@ -48,7 +48,7 @@ def open_image(data: bytes, max_megapixels: float, must_be_whole: bool = True) -
       Pillow forgives and training does not, is refused.
 
   Raises:
-    TooLarge: if it has more pixels.
+    TooLargeError: if it has more pixels.
     ValueError: if it is not whole.
     Exception: whatever Pillow raises for a file that is no image.
   """

@@ -105,7 +105,7 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
     return corrupt(name, reason)
   try:
     image = _decode(data, max_megapixels)
-  except image_format.TooLarge as e:
+  except image_format.TooLargeError as e:
     reason = str(e).removeprefix('large: ')  # the kind says so
     return Finding(name, e.height, e.width, '', ('large',), reason)
   except Exception as e:  # whatever Pillow makes of damaged fields

@@ -32,7 +32,7 @@ _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
 _PIXELS = ('data.image_size', 'data.resize', 'data.mean', 'data.std', 'data.decode')
 
 
-class NotWritten(cluster.Failed):
+class ReportError(cluster.RunFailedError):
   """The files of an evaluation, for which it was made."""
 
 
@@ -73,7 +73,7 @@ def run(config, workdir: str, checkpoint: str, processes, output: str = '') -> d
 
   Raises:
     ConfigError: if there is no checkpoint, or data that do not fit it.
-    eval_loop.Damaged: if too many examples cannot be read.
+    eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
   processes.check_shared(workdir)
   compile_cache.enable(config)
@@ -119,7 +119,7 @@ def of_training(subject: Subject, state, batches) -> dict:
     The metrics, as `eval_loop.run`.
 
   Raises:
-    eval_loop.Damaged: if too many examples cannot be read.
+    eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
   scores, rows = _scores(subject, state, batches)
   if jax.process_index() == 0:
@@ -227,7 +227,7 @@ def _report(subject, folder, scores, rows):
     if run_page.rewrite(subject.workdir, folder):
       print(urls.named(f'report: {run_page.path(subject.workdir)}'))
   except OSError as e:
-    raise NotWritten(f'{e.filename or folder}: {e.strerror or e}') from e
+    raise ReportError(f'{e.filename or folder}: {e.strerror or e}') from e
 
 
 def _results(subject, rows):

@@ -257,7 +257,7 @@ class Sender:
         self._put(process, address, event, arrays)
     except Exception as e:  # noqa: BLE001 - raised by the main thread
       text = f'a model could not be sent: {error_lines.first_line(e)}'
-      self.events.put(cluster.Lost(text))
+      self.events.put(cluster.PeerLostError(text))
 
   def _put(self, process, address, event, arrays):
     fields = {k: v for k, v in vars(event).items() if k != 'state'}

@@ -36,7 +36,7 @@ def run(
 
   Raises:
     ConfigError: if the config fits neither the devices nor the workdir.
-    cluster.Failed: if too many examples cannot be read.
+    cluster.RunFailedError: if too many examples cannot be read.
   """
   processes.check_shared(workdir)
   compile_cache.enable(config)

@@ -146,7 +146,7 @@ class Runner:
       that step's: where it is due to be saved, and at the last.
 
     Raises:
-      delayed_metrics.NotFinite: naming the step; there is no state any more.
+      delayed_metrics.NotFiniteError: naming the step; there is no state any more.
     """
     program = self._program('train_step', *self._train_arguments())
     metrics = delayed_metrics.DelayedMetrics(self._metric_names)

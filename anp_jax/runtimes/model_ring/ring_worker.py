@@ -180,7 +180,7 @@ class RingWorker:
             self._save_if_due(model, step, state)
         jax.block_until_ready(state)
         span['steps'] = step - message.step
-    except delayed_metrics.NotFinite as e:
+    except delayed_metrics.NotFiniteError as e:
       failure = messages.Failed(model, message.step, str(e))
       self._send_event(messages.CONTROLLER, failure)
       return

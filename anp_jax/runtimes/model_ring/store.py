@@ -138,7 +138,7 @@ class Store:
     """Records the metrics of a model's step, as often as config.log.every says.
 
     Raises:
-      eval_loop.Damaged: if too many examples cannot be read.
+      eval_loop.CorruptExampleError: if too many examples cannot be read.
     """
     damage, step = self._damage[model], metrics.step
     damage.add_step(metrics.values['damaged'])

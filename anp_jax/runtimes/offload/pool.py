@@ -76,7 +76,7 @@ class DevicePool:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
         text = error_lines.first_line(device.error)
-        raise cluster.Failed(f'offload device {device.name}: {text}') from device.error
+        raise cluster.RunFailedError(f'offload device {device.name}: {text}') from device.error
     for rank, client in clients.items():
       if error is None:
         self._all.send(rank, _ENDED)
@@ -222,7 +222,7 @@ def serve(config, processes: cluster.Processes) -> None:
         return
       time.sleep(_POLL)
   if orders[0] == _DROPPED:
-    raise cluster.Lost('process 0 has had no answer from this process')
+    raise cluster.PeerLostError('process 0 has had no answer from this process')
 
 
 class _SingleProcess:

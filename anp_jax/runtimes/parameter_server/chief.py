@@ -121,7 +121,7 @@ class Chief:
       Whether the run has ended too.
 
     Raises:
-      cluster.Failed: if a gradient or an update is not finite, say.
+      cluster.RunFailedError: if a gradient or an update is not finite, say.
     """
     session, store = self._session, self._session.store
     metrics = update_metrics.UpdateMetrics(
@@ -139,7 +139,7 @@ class Chief:
       if store.error:
         session.fail(store.error)
       if session.failed:
-        raise cluster.Failed(session.failed)
+        raise cluster.RunFailedError(session.failed)
       if session.lost:
         logging.warning('a parameter server restarted: rolling back to the newest checkpoint')
         return False
@@ -346,9 +346,9 @@ class Chief:
       except transport.CONNECTION_ERRORS as e:
         text = transport.describe_error(e)
         if 'refused:' in str(e):
-          raise cluster.Failed(f'server {index}: {text}') from e
+          raise cluster.RunFailedError(f'server {index}: {text}') from e
         if time.monotonic() > deadline:
-          raise cluster.Lost(
+          raise cluster.PeerLostError(
             f'server {index} has not given its slice of version {version} '
             f'within {timeout:g} s: {text}'
           ) from e

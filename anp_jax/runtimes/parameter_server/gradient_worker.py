@@ -105,9 +105,9 @@ class Worker:
 
     Raises:
       ConfigError: if this process's config or code is not server 0's.
-      cluster.Lost: if no server has answered for
+      cluster.PeerLostError: if no server has answered for
         config.cluster.rendezvous_timeout.
-      cluster.Failed: if the run has failed, or a server refuses a request.
+      cluster.RunFailedError: if the run has failed, or a server refuses a request.
     """
     while not self.closed.is_set():
       hello, servers = self._join()
@@ -121,7 +121,7 @@ class Worker:
         return
       except transport.CONNECTION_ERRORS as e:
         if 'refused:' in str(e):
-          raise cluster.Failed(transport.describe_error(e)) from e
+          raise cluster.RunFailedError(transport.describe_error(e)) from e
         logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
         time.sleep(_RETRY)
       finally:
@@ -200,7 +200,7 @@ class Worker:
           return None, []
         reason = transport.describe_error(e)
       time.sleep(_RETRY)
-    raise cluster.Lost(f'worker {self.name}: nothing to do for {timeout:g} s: {reason}')
+    raise cluster.PeerLostError(f'worker {self.name}: nothing to do for {timeout:g} s: {reason}')
 
 
 class _WorkerSession:
@@ -271,7 +271,7 @@ class _WorkerSession:
     while not self._is_over():
       answer = self._ask('take', worker=self._worker.name)
       if 'failed' in answer:
-        raise cluster.Failed(answer['failed'])
+        raise cluster.RunFailedError(answer['failed'])
       if 'over' in answer:
         return None
       if 'ticket' in answer:

@@ -44,8 +44,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
 
   Raises:
     ConfigError: if the config fits neither the processes nor the workdir.
-    cluster.Failed: if a gradient or an update is not finite, say.
-    cluster.Lost: if the servers have gone for good.
+    cluster.RunFailedError: if a gradient or an update is not finite, say.
+    cluster.PeerLostError: if the servers have gone for good.
   """
   s = config.strategy
   index = processes.index
@@ -127,7 +127,7 @@ def _run_chief(participant, processes, workers, worker):
       while not chief.supervise(job, worker):
         chief.begin_session()
       return chief.finish()
-  except (cluster.Failed, config_lib.ConfigError) as e:
+  except (cluster.RunFailedError, config_lib.ConfigError) as e:
     chief.fail(str(e))
     raise
   finally:

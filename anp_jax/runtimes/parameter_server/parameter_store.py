@@ -10,7 +10,7 @@ import numpy as np
 _SNAPSHOTS = 2
 
 
-class InvalidMessage(ValueError):
+class InvalidMessageError(ValueError):
   """A message that was refused, and has changed nothing."""
 
 
@@ -66,18 +66,18 @@ class ParameterStore:
       stats_delta: (m,) of the statistics.
 
     Raises:
-      InvalidMessage: if it is not finite, or too many are pending.
+      InvalidMessageError: if it is not finite, or too many are pending.
     """
     for name, array in (('gradient', gradient), ('statistics', stats_delta)):
       # A sum is quicker to look at; it may overflow where no element does.
       total = np.add.reduce(array, dtype=np.float64)
       if not np.isfinite(total) and not np.isfinite(array).all():
-        raise InvalidMessage(f'{name} of ticket {ticket} are not finite')
+        raise InvalidMessageError(f'{name} of ticket {ticket} are not finite')
     with self._changed:
       if ticket in self._used:
         return
       if len(self._pending) >= self._max_pending:
-        raise InvalidMessage(f'{len(self._pending)} gradients wait already')
+        raise InvalidMessageError(f'{len(self._pending)} gradients wait already')
       self._pending[ticket, worker] = gradient, stats_delta
 
   def note_read(self, ticket, worker: str, version: int, weights) -> None:
@@ -128,7 +128,7 @@ class ParameterStore:
 
     Raises:
       TimeoutError: if it is not there in time.
-      InvalidMessage: if it is not kept.
+      InvalidMessageError: if it is not kept.
     """
     with self._changed:
       self._wait_for_version(version, timeout)
@@ -136,7 +136,7 @@ class ParameterStore:
         is_newest = version == self._version
         state = self._state if is_newest else self._snapshots.get(version)
         if state is None:
-          raise InvalidMessage(f'version {version} is not kept here')
+          raise InvalidMessageError(f'version {version} is not kept here')
         self._fetched = version, state.replace(momenta=())
         self._snapshots = {v: s for v, s in self._snapshots.items() if v > version}
         self._changed.notify_all()

@@ -14,7 +14,7 @@ from anp_jax.system import files
 NAME = 'server0.json'
 
 
-class RunEnded(OSError):
+class RunEndedError(OSError):
   """The run that was last in this workdir has ended.
 
   Attributes:
@@ -107,16 +107,16 @@ class Participant:
       name: of who leaves then, for people.
 
     Raises:
-      cluster.Failed: if that run could not continue.
+      cluster.RunFailedError: if that run could not continue.
     """
-    if not isinstance(error, RunEnded):
+    if not isinstance(error, RunEndedError):
       return False
     record = error.record
     took_part = self.launch and self.launch in record.get('launches', ())
     if not took_part and record == self.before:
       return False
     if record['over']:
-      raise cluster.Failed(record['over']) from error
+      raise cluster.RunFailedError(record['over']) from error
     print(f'{name}: {error}: leaving')
     return True
 
@@ -139,13 +139,13 @@ def read_address(workdir: str) -> tuple[str, str]:
   """Returns server 0's address, and a name that is new at each of its starts.
 
   Raises:
-    OSError: where it has not started yet; RunEnded, which is one, where the run
+    OSError: where it has not started yet; RunEndedError, which is one, where the run
       has ended.
   """
   with open(os.path.join(workdir, NAME)) as f:
     record = json.load(f)
   if 'over' in record:
-    raise RunEnded(record)
+    raise RunEndedError(record)
   return record['address'], record['session']
 
 

@@ -50,9 +50,9 @@ class SecondaryServer:
 
     Raises:
       ConfigError: if this process's config or code is not server 0's.
-      cluster.Lost: if server 0 has not answered for
+      cluster.PeerLostError: if server 0 has not answered for
         config.cluster.rendezvous_timeout.
-      cluster.Failed: if the run has failed.
+      cluster.RunFailedError: if the run has failed.
     """
     # However this ends: a caller of a port that is left open while Python shuts
     # down would take the process down.
@@ -92,7 +92,7 @@ class SecondaryServer:
         if participant.is_over(e, f'server {self._index}'):
           return
         if time.monotonic() - last_answer > timeout:
-          raise cluster.Lost(
+          raise cluster.PeerLostError(
             f'server {self._index}: nothing from server 0 for {timeout:g} s: '
             f'{transport.describe_error(e)}'
           ) from e

@@ -46,7 +46,7 @@ class Service(transport.Port):
         )
       if name == 'weights':
         return _weights_stream(session, request)
-      raise parameter_store.InvalidMessage(f'nothing is called {name!r}')
+      raise parameter_store.InvalidMessageError(f'nothing is called {name!r}')
 
   def do_put(self, context, descriptor, reader, writer):
     """Receives a gradient."""
@@ -57,12 +57,12 @@ class Service(transport.Port):
       optimizer = session.store.optimizer
       shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
       if request['dtype'] != str(shapes[0].dtype):
-        raise parameter_store.InvalidMessage(
+        raise parameter_store.InvalidMessageError(
           f'a gradient in {request["dtype"]}, expected {shapes[0].dtype}'
         )
       size = sum(map(transport.nbytes, shapes))
       if request['bytes'] != size:
-        raise parameter_store.InvalidMessage(f'{request["bytes"]} bytes, expected {size}')
+        raise parameter_store.InvalidMessageError(f'{request["bytes"]} bytes, expected {size}')
       data = transport.read_bytes(reader, size, request.get('local', False))
       arrays = transport.split(data, shapes)
       session.store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)
@@ -83,7 +83,7 @@ class Service(transport.Port):
       session = self._session_of(request)
     request.pop('session', None)
     if name not in _ACTIONS or not isinstance(session, session_lib.ChiefSession):
-      raise parameter_store.InvalidMessage(f'nothing is called {name!r} here')
+      raise parameter_store.InvalidMessageError(f'nothing is called {name!r} here')
     return getattr(session, name)(**request) or {}
 
 

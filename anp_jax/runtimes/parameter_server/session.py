@@ -230,14 +230,14 @@ class ChiefSession(Session):
     reads = [int(v) for v in contribution['reads']]
     weight = float(contribution['weight'])
     if not 0 <= weight < np.inf:
-      raise parameter_store.InvalidMessage(f'weight {weight}')
+      raise parameter_store.InvalidMessageError(f'weight {weight}')
     are_versions = all(0 <= v <= self.scheduler.version for v in reads)
     if len(reads) != len(self.starts) or not are_versions:
-      raise parameter_store.InvalidMessage(f'reads {reads}')
+      raise parameter_store.InvalidMessageError(f'reads {reads}')
     reported, names = contribution['values'], self._run.metric_names
     values = {name: float(reported.get(name, np.nan)) for name in names}
     if not np.isfinite(list(values.values())).all():
-      raise parameter_store.InvalidMessage(
+      raise parameter_store.InvalidMessageError(
         f'values {reported}, expected finite ones of {", ".join(names)}'
       )
     return {
@@ -251,7 +251,7 @@ class ChiefSession(Session):
   def _commit(self, worker, contribution):
     ticket = tuple(contribution['ticket'])
     if not self.store.has_gradient(ticket, worker):
-      raise parameter_store.InvalidMessage(f'no gradient of {worker} for ticket {ticket}')
+      raise parameter_store.InvalidMessageError(f'no gradient of {worker} for ticket {ticket}')
     version = self.scheduler.version
     contributions = self.scheduler.commit(worker, ticket, contribution)
     if isinstance(contributions, list) and contributions:

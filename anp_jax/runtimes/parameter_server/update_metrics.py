@@ -43,7 +43,7 @@ class UpdateMetrics:
     """Adds the update from `version` to the next one.
 
     Raises:
-      eval_loop.Damaged: if too many examples cannot be read.
+      eval_loop.CorruptExampleError: if too many examples cannot be read.
     """
     step, damaged = version + 1, 0
     for contribution in contributions:

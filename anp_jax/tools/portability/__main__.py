@@ -94,7 +94,7 @@ def _in_a_process(target, flags, overrides) -> dict:
   """What `_inspected` gives there; no target can bring the others down."""
   try:
     targets.check_plugin(target)
-  except targets.Missing as e:
+  except targets.CompilerMissingError as e:
     return {'why_not': str(e)}
   print(f'compiling for {target.text}', file=sys.stderr, flush=True)
   command = [sys.executable, '-m', 'anp_jax.tools.portability', '--worker']
@@ -117,7 +117,7 @@ def _inspected(config, target, folder) -> dict:
 
   try:
     return ahead.inspect(config, target, folder)
-  except (config_lib.ConfigError, targets.Missing, RuntimeError) as e:
+  except (config_lib.ConfigError, targets.CompilerMissingError, RuntimeError) as e:
     return {'why_not': portability_table.one_line(e)}
 
 

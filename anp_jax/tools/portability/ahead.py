@@ -38,7 +38,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
 
   Raises:
     ConfigError: if the config does not fit the devices.
-    targets.Missing: if the target's plugin is not installed.
+    targets.CompilerMissingError: if the target's plugin is not installed.
     RuntimeError: if the plugin knows no such topology.
   """
   mesh = mesh_lib.create(config, list(targets.devices(target)))

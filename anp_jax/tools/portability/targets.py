@@ -28,7 +28,7 @@ _PLUGINS = {
 _LARGEST = 2**16  # devices; more is a typing mistake
 
 
-class Missing(RuntimeError):
+class CompilerMissingError(RuntimeError):
   """The plugin of a target is not installed; one line says what to install."""
 
 
@@ -88,12 +88,12 @@ def cards() -> tuple[str, ...]:
 
 
 def check_plugin(target: Target) -> None:
-  """Raises Missing where a target's compiler is not installed."""
+  """Raises CompilerMissingError where a target's compiler is not installed."""
   if target.platform not in _PLUGINS:
     return
   modules, extra = _PLUGINS[target.platform]
   if not any(importlib.util.find_spec(m) for m in modules):
-    raise Missing(
+    raise CompilerMissingError(
       f'{modules[0]} is not installed: '
       f"pip install 'jax[{extra}]', or make portability, which has its own "
       'environment'
@@ -130,7 +130,7 @@ def devices(target: Target) -> list:
   """Devices to make a mesh of, without the machine.
 
   Raises:
-    Missing: if the plugin is.
+    CompilerMissingError: if the plugin is.
     ConfigError: for fewer CPU devices than JAX was told of.
     RuntimeError: for a topology that the plugin does not know.
   """

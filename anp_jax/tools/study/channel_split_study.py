@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         with _busy(count) if flags.load else contextlib.nullcontext():
           folder = os.path.join(flags.workdir, f'{i}-{count}')
           runs += _run(flags, folder, path, count, options)
-  except launching.Failed as e:
+  except launching.RunFailedError as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
   print(channel_split_page.write(flags.workdir, runs, links, arguments))

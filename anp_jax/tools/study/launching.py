@@ -11,7 +11,7 @@ TRAIN = ('-m', 'anp_jax')  # main.py, which may not be here
 _INTERFACE = '/sys/class/net/lo/statistics/tx_bytes'
 
 
-class Failed(Exception):
+class RunFailedError(Exception):
   """A run of a study did not come to its end."""
 
 
@@ -32,7 +32,7 @@ def launch(
     Megabytes (1e6) that the loopback interface has sent meanwhile.
 
   Raises:
-    Failed: naming the folder and the first process's error.
+    RunFailedError: naming the folder and the first process's error.
   """
   os.makedirs(folder, exist_ok=True)
   with socket.socket() as s:
@@ -72,7 +72,7 @@ def launch(
     bad = next(i for i, code in enumerate(codes) if code)
     with open(logs[bad], errors='replace') as f:
       lines = [line.strip() for line in f if 'error: ' in line]
-    raise Failed(f'{folder}: {(lines or ["see " + logs[bad]])[0]}')
+    raise RunFailedError(f'{folder}: {(lines or ["see " + logs[bad]])[0]}')
   return (_sent() - before) / 1e6
 
 

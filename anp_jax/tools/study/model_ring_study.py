@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
       )
     study = Study(flags, overrides, config)
     rows = study.run()
-  except launching.Failed as e:
+  except launching.RunFailedError as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
   page = model_ring_page.Page(flags, study.models, study.laps)
@@ -181,14 +181,14 @@ class Study:
       hand_over, relative to the median turn; most_steps of a turn.
 
     Raises:
-      launching.Failed: if a model did not come to its end.
+      launching.RunFailedError: if a model did not come to its end.
     """
     spans = spans_lib.read(folder)
     turns = [s for s in spans if s['what'] == 'train']
     failed = {s['model'] for s in turns if 'steps' not in s}
     if failed:
       names = ', '.join(' '.join(self.models[m]) for m in sorted(failed))
-      raise launching.Failed(
+      raise launching.RunFailedError(
         f'{folder}: not finite: {names}; models that come to their end are compared'
       )
     by_model = [[s for s in turns if s['model'] == m and s['steps']] for m in range(models)]

@@ -107,7 +107,7 @@ def launch(
 
   Raises:
     ConfigError: if Slurm refuses the job, with its line.
-    launching.Failed: naming the folder and the first error.
+    launching.RunFailedError: naming the folder and the first error.
   """
   os.makedirs(folder, exist_ok=True)
   log = os.path.abspath(os.path.join(folder, study_runner.LOG))
@@ -137,10 +137,10 @@ def launch(
       _slurm('scancel', job)
     raise
   if os.path.exists(os.path.join(folder, run_dir.MARKER)):
-    raise launching.Failed(f'{folder}: stopped before its end, see {log}')
+    raise launching.RunFailedError(f'{folder}: stopped before its end, see {log}')
   if status := _status(job):
     error = study_runner.first_error(log) or f'ended with status {status}'
-    raise launching.Failed(f'{folder}: {error}')
+    raise launching.RunFailedError(f'{folder}: {error}')
 
 
 def script(strategy: str) -> str:

@@ -70,7 +70,7 @@ def run(job: strategy_lib.Job) -> dict:
 
   Raises:
     ConfigError: if the config does not fit the devices.
-    eval_loop.Damaged: if too many examples cannot be read.
+    eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
   compile_cache.enable(job.config)
   job.processes.check_shared(job.workdir)
@@ -145,7 +145,7 @@ def _train(trial, processes):
           )
         if divergence.add(losses[-1]):
           return rates, losses, rates[-1]
-  except delayed_metrics.NotFinite:
+  except delayed_metrics.NotFiniteError:
     return rates, losses, float(trial.program.training.schedule(len(rates)))
   return rates, losses, None
 

@@ -92,7 +92,7 @@ def _compiled(network, strategy, target, dtype='float32', model=1, **more):
   """The command's last line, for one target; model: devices of that axis."""
   try:
     targets.check_plugin(targets.parse(target))
-  except targets.Missing as e:
+  except targets.CompilerMissingError as e:
     pytest.skip(str(e))
   overrides = {
     'data.synthetic_classes': 10,

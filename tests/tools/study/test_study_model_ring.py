@@ -79,7 +79,7 @@ def test_a_model_that_failed_is_named(tmp_path):
   _write(tmp_path, [(0, 'train', 1, 10.0, 14.0, {}), *_SPANS])
   study = model_ring_study.Study.__new__(model_ring_study.Study)
   study.models = [['seed=1'], ['seed=2', 'optimizer.learning_rate=9']]
-  with pytest.raises(launching.Failed, match=r'seed=2 optimizer.learning_rate=9; '):
+  with pytest.raises(launching.RunFailedError, match=r'seed=2 optimizer.learning_rate=9; '):
     study.turns(str(tmp_path), models=2)
 
 

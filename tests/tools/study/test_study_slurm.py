@@ -59,7 +59,7 @@ def test_a_job_that_fails_says_why(tmp_path, programs):
   folder = tmp_path / 'ring'
   folder.mkdir()
   (folder / 'study.log').write_text('job 7\n[1 node2] error: no such key\nend\n')
-  with pytest.raises(launching.Failed, match='ring: no such key$'):
+  with pytest.raises(launching.RunFailedError, match='ring: no such key$'):
     slurm.launch(['main.py'], str(folder), 2, [], poll=0)
 
 
