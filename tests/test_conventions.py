@@ -11,6 +11,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up: each imports only from those before it.
 _LAYERS = (
   'config',
+  'costs',
   'system',
   'models',
   'cluster',

@@ -94,6 +94,10 @@ class Strategy(Protocol):
     steps_together: whether all devices make each step of the run together.
     keeps_models_apart: whether a run has several models with checkpoints and
       scores of their own.
+    planned_mesh: keys of config.mesh, and their texts, with which it uses all
+      devices of a cluster.
+    serves_gradients: whether cores of the hosts receive and apply gradients
+      while devices compute.
   """
 
   name: str
@@ -102,6 +106,8 @@ class Strategy(Protocol):
   has_group_weights: bool = False
   steps_together: bool = True
   keeps_models_apart: bool = False
+  planned_mesh: 'dict[str, str]' = {'mesh.data': '-1', 'mesh.model': '1'}
+  serves_gradients: bool = False
 
   # What a config says.
 
@@ -199,6 +205,54 @@ class Strategy(Protocol):
   def eval_parts(self, config, devices: int) -> int:
     """The number of parts that an evaluation's batch is a multiple of."""
     return devices
+
+  # What a planner asks.
+
+  def planned_parts(self, config, cluster) -> tuple[int, int]:
+    """How a batch divides on a cluster that is not here.
+
+    Args:
+      config: resolved.
+      cluster: `costs.collectives.Cluster`.
+
+    Returns:
+      The parts of the batch, and the micro-batches of each.
+
+    Raises:
+      ConfigError: where the strategy cannot have so many devices.
+    """
+    raise errors.ConfigError(f'config.{_KEY}={self.name!r}: nothing predicts its steps')
+
+  def predicted_step(self, setting, images: int):
+    """The seconds of a step on a cluster that is not here.
+
+    Args:
+      setting: `costs.steps.Setting`.
+      images: images that a device computes in a step; for `parameter_server`,
+        those of a worker's devices together.
+
+    Returns:
+      `costs.steps.Step`.
+
+    Raises:
+      ConfigError: if nothing predicts the steps of this strategy.
+    """
+    raise errors.ConfigError(f'config.{_KEY}={self.name!r}: nothing predicts its steps')
+
+  def passes(self, config, devices: int) -> int:
+    """The passes that a device makes in a step, whose gradients are all held."""
+    return 1
+
+  def state_bytes(self, config, workload, devices: int, divided: int) -> float:
+    """The bytes of a device's state: weights, statistics, optimizer, averages.
+
+    Args:
+      config: resolved.
+      workload: `costs.work.Workload`.
+      devices: devices of the batch.
+      divided: devices over which parameters are divided.
+    """
+    return workload.state_bytes / divided
 
   # What it does inside a step, and around the loop.
 

@@ -5,6 +5,7 @@ import re
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, strategy as strategy_lib
+from anp_jax.costs import mesh_shape
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import xla_flags
@@ -36,6 +37,7 @@ class ChannelSplit(sync.Sync):
   """
 
   name = 'channel_split'
+  planned_mesh = {'mesh.data': '1', 'mesh.model': '-1'}
 
   def default_config(self):
     """Which convolutions are split, how, and over which devices."""
@@ -119,6 +121,16 @@ class ChannelSplit(sync.Sync):
     from anp_jax.parallel.channel_split import channel_split_step
 
     channel_split_step.check(config, mesh)
+
+  def planned_parts(self, config, cluster):
+    """Divides the batch over the mesh's axis 'data' only."""
+    return mesh_shape.shape(config, cluster.size)[0], config.accumulate
+
+  def predicted_step(self, setting, images):
+    """Predicts a step whose convolutions are divided where that is faster."""
+    from anp_jax.parallel.channel_split import channel_split_cost
+
+    return channel_split_cost.predicted_step(setting, images)
 
   def build(self, config, specs, order=(), offload_devices=()):
     """Splits over the mesh, or offloads."""

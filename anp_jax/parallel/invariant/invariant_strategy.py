@@ -1,6 +1,8 @@
 """The strategy `invariant`: what it promises and refuses; see its step."""
 
+from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, strategy
+from anp_jax.parallel.invariant import invariant_cost
 from anp_jax.parallel.sync import sync_strategy as sync
 
 
@@ -51,6 +53,24 @@ class Invariant(sync.Sync):
     """Logical shards, computed one after another on each device."""
     shards = config.strategy.logical_shards
     return strategy.BatchDivision(shards, 1, f'config.strategy.logical_shards={shards}')
+
+  def planned_parts(self, config, cluster):
+    """Divides the logical shards over all devices."""
+    super().planned_parts(config, cluster)
+    shards = config.strategy.logical_shards
+    if shards % cluster.size:
+      raise config_lib.ConfigError(
+        f'{cluster.size} devices do not divide config.strategy.logical_shards={shards}'
+      )
+    return cluster.size, shards // cluster.size
+
+  def predicted_step(self, setting, images):
+    """Predicts a step of logical shards, one after another."""
+    return invariant_cost.predicted_step(setting, images)
+
+  def passes(self, config, devices):
+    """A pass for each logical shard of a device."""
+    return max(1, config.strategy.logical_shards // devices)
 
   def eval_parts(self, config, devices):
     """The logical shards, on any number of devices."""

@@ -70,6 +70,24 @@ class LocalSgd(sync.Sync):
       f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
     )
 
+  def predicted_step(self, setting, images):
+    """Predicts a step within groups, and a part of an exchange between them."""
+    from anp_jax.parallel.local_sgd import local_sgd_cost
+
+    return local_sgd_cost.predicted_step(setting, images)
+
+  def passes(self, config, devices):
+    """A pass for each group of a device."""
+    return max(1, config.strategy.groups // devices)
+
+  def state_bytes(self, config, workload, devices, divided):
+    """A state for each group, and what an outer momentum keeps."""
+    state = super().state_bytes(config, workload, devices, divided) * self.passes(config, devices)
+    if config.strategy.outer == 'average':
+      return state
+    # Weights of the last exchange, and a momentum like them.
+    return state + 2 * workload.param_bytes / divided
+
   def in_steps(self, spec):
     """The config, with the starts of its periods in steps."""
     from anp_jax.parallel.local_sgd import exchanges

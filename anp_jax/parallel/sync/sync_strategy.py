@@ -1,6 +1,8 @@
 """The strategy `sync`; see its step."""
 
+from anp_jax import config as config_lib
 from anp_jax.config import simulation_keys, strategy
+from anp_jax.costs import mesh_shape, steps
 
 
 class Sync(strategy.Strategy):
@@ -20,6 +22,19 @@ class Sync(strategy.Strategy):
   def check(self, config):
     """Refuses simulated workers that do not divide the batch."""
     simulation_keys.check(config)
+
+  def planned_parts(self, config, cluster):
+    """Divides the batch over all devices."""
+    if mesh_shape.shape(config, cluster.size)[1] > 1:
+      raise config_lib.ConfigError(
+        f'config.mesh.model={config.mesh.model}: only planned for channel_split, expected 1'
+      )
+    self.groups(config, cluster.size)
+    return cluster.size, config.accumulate
+
+  def predicted_step(self, setting, images):
+    """Predicts a step in which all devices sum their gradients."""
+    return steps.synchronous(setting, images)
 
   def build(self, config, specs, order=(), offload_devices=()):
     """Sums gradients over all devices."""

@@ -11,6 +11,7 @@ class ModelRing(sync.Sync):
   name = 'model_ring'
   state = 'model_ring'
   steps_together = False
+  planned_mesh = {}
   keeps_models_apart = True
 
   def default_config(self):
@@ -79,6 +80,16 @@ class ModelRing(sync.Sync):
   def joins_jax(self, config, mode):
     """No program spans the processes of a ring."""
     return False
+
+  def planned_parts(self, config, cluster):
+    """Divides a model's batch over the devices of its station."""
+    return (1 if config.strategy.station == 'device' else cluster.devices), config.accumulate
+
+  def predicted_step(self, setting, images):
+    """Predicts a step of all stations."""
+    from anp_jax.runtimes.model_ring import model_ring_cost
+
+    return model_ring_cost.predicted_step(setting, images)
 
   def run(self, job, loop):
     """Trains the models of the ring, or scores them again."""

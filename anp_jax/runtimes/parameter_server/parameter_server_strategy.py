@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, simulation_keys
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
@@ -28,6 +29,8 @@ class ParameterServer(sync.Sync):
 
   name = 'parameter_server'
   steps_together = False
+  planned_mesh = {}
+  serves_gradients = True
 
   def default_config(self):
     """The servers, when they update, and what travels to them."""
@@ -152,6 +155,29 @@ class ParameterServer(sync.Sync):
   def xla_settings(self, config):
     """Threads for updates that come while a worker computes."""
     return {'spare': spare_threads()}
+
+  def planned_parts(self, config, cluster):
+    """Divides a batch over a worker's devices, or over those of all workers."""
+    s, workers = config.strategy, 1
+    serving = s.servers * bool(s.dedicated)
+    if s.mode == 'synchronous':
+      workers = cluster.nodes - serving - s.backup_workers
+    if workers < 1 or cluster.nodes <= serving:
+      raise config_lib.ConfigError(
+        f'{cluster.nodes} nodes are too few for config.strategy.servers='
+        f'{s.servers} and backup_workers={s.backup_workers}'
+      )
+    return workers * cluster.devices, config.accumulate
+
+  def predicted_step(self, setting, images):
+    """Predicts a step from how often the workers finish a gradient."""
+    from anp_jax.runtimes.parameter_server import server_cost
+
+    return server_cost.predicted_step(setting, images)
+
+  def state_bytes(self, config, workload, devices, divided):
+    """Weights and statistics: a host's memory holds the optimizer's state."""
+    return workload.param_bytes + 4 * workload.statistics
 
   def simulated_clock(self, spec):
     """None: the order of the updates tells the time; see `timeline`."""

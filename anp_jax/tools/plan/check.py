@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 from anp_jax.config import command_line, recipes
+from anp_jax.costs import work
 from anp_jax.system import markdown
 from anp_jax.tools.plan import fit as fit_lib, published_rates, workload as workload_lib
 
@@ -49,7 +50,7 @@ class Comparison:
 
 
 @functools.cache
-def resnet50(dtype: str) -> workload_lib.Workload:
+def resnet50(dtype: str) -> work.Workload:
   """The workload of the published rows.
 
   Args:

@@ -17,6 +17,7 @@ import statistics
 import jax
 
 from anp_jax import config as config_lib
+from anp_jax.costs import hardware
 from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
@@ -164,7 +165,7 @@ def measure(config, workload, batches: Sequence[int] = (), serves: bool = False)
 
 def entry(
   measurement: Measurement, known_tables: plan_tables.Tables, devices: int
-) -> tuple[plan_tables.Device, bool]:
+) -> tuple[hardware.Device, bool]:
   """The table's device that was measured, with the memory that it has.
 
   Args:

@@ -18,7 +18,8 @@ import math
 
 import numpy as np
 
-from anp_jax.tools.plan import model, plan_tables, published_rates, workload as workload_lib
+from anp_jax.costs import device_step, hardware, work
+from anp_jax.tools.plan import published_rates
 
 KINDS = ('tensor', 'vector', 'tpu', 'cpu')
 # Logarithms of the common numbers: what one would guess, and how surely.
@@ -50,7 +51,9 @@ class Fit:
   common: dict[str, float]
   factors: dict[str, tuple[float, float, float]]
 
-  def efficiency(self, device: plan_tables.Device, dtype: str, *systems: str) -> model.Efficiency:
+  def efficiency(
+    self, device: hardware.Device, dtype: str, *systems: str
+  ) -> device_step.Efficiency:
     """What a device reaches.
 
     Args:
@@ -67,12 +70,12 @@ class Fit:
     memory = self.common['memory']
     if kind == 'tpu':
       memory *= self.common['memory tpu']
-    return model.Efficiency(
+    return device_step.Efficiency(
       product=self.common[f'product {kind}'] / compute,
       memory=memory / compute,
       kernel_seconds=self.common['kernel'] * fixed * trend,
       wire=self.common['wire'] * wire,
-      overlap=0.0 if kind == 'cpu' else model.Efficiency.overlap,
+      overlap=0.0 if kind == 'cpu' else device_step.Efficiency.overlap,
     )
 
 
@@ -83,11 +86,11 @@ class Case:
   Attributes:
     row: published.
     workload: of the network in the row's dtype.
-    buckets: of gradients, from `model.buckets`.
+    buckets: of gradients, from `device_step.buckets`.
   """
 
   row: published_rates.Row
-  workload: workload_lib.Workload
+  workload: work.Workload
   buckets: tuple[tuple[float, float], ...]
 
 
@@ -110,11 +113,11 @@ def predict(fit: Fit, case: Case) -> float:
   """Seconds of a step of a published row, whose rate is not read."""
   row = case.row
   efficiency = fit.efficiency(row.device, row.dtype, row.system)
-  alone = model.compute(case.workload, row.device, row.images, efficiency)
-  return alone.total + model.waiting(
+  alone = device_step.compute(case.workload, row.device, row.images, efficiency)
+  return alone.total + device_step.waiting(
     alone,
     case.buckets,
-    model.scaled(row.cluster, efficiency),
+    device_step.scaled(row.cluster, efficiency),
     efficiency.overlap,
     collective=row.collective,
   )

@@ -4,15 +4,9 @@ from collections.abc import Sequence
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import (
-  check,
-  collectives,
-  fit as fit_lib,
-  model,
-  plan_tables,
-  published_rates as published,
-  sizes,
-)
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.costs import collectives, device_step, hardware
+from anp_jax.tools.plan import check, fit as fit_lib, published_rates as published, sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +18,16 @@ class Machine:
     clusters: one a size, the smallest first.
     efficiency: what the device and its links reach.
     measured: (a, c) of its step if it was timed, else None.
-    handling: of a gradient of `parameter_server`, see `strategies.Setting`.
+    handling: of a gradient of `parameter_server`, see `steps.Setting`.
     batches: (images, seconds) of the steps that were timed.
     jitter: of its step.
     published: rates of its kind.
     error: mean error of predictions of it.
   """
 
-  device: plan_tables.Device
+  device: hardware.Device
   clusters: Sequence[collectives.Cluster]
-  efficiency: model.Efficiency
+  efficiency: device_step.Efficiency
   measured: tuple[float, float] | None
   jitter: float
   published: Sequence[published.Row]
@@ -63,7 +57,7 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
     flags: of the command, completed.
     configs: of the strategies, by name; with --measure, a step of the first is
       timed.
-    cost: `workload.Workload` of the first.
+    cost: `costs.work.Workload` of the first.
 
   Raises:
     ConfigError: for a device or link that is missing or unknown.
@@ -88,7 +82,7 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
     used = [r for r in rows if r not in same] if flags.data_sheet else rows
     fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
     efficiency = fitted.efficiency(device, cost.dtype, *systems)
-    jitter = model.JITTER if flags.jitter is None else flags.jitter
+    jitter = device_step.JITTER if flags.jitter is None else flags.jitter
     machines.append(Machine(device, sized, efficiency, None, jitter, same, error))
   return machines
 
@@ -101,7 +95,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   if flags.measure_batches:
     batches = sizes.numbers('--measure_batches', flags.measure_batches)
   first = next(iter(configs.values()))
-  serves = any(c.strategy.name == 'parameter_server' for c in configs.values())
+  serves = any(strategy_lib.find(c).serves_gradients for c in configs.values())
   measurement = device_calibration.measure(first, cost, batches, serves)
   device, is_known = device_calibration.entry(measurement, known_tables, flags.devices_per_node)
   times = ', '.join(
@@ -156,7 +150,7 @@ def published_rates(machine, workload) -> list[tuple[str, int, float]]:
 
   Args:
     machine: whose device it is.
-    workload: `workload.Workload`.
+    workload: `costs.work.Workload`.
 
   Returns:
     (system, devices, images/s) of each; none of a machine that was timed.
@@ -173,5 +167,5 @@ def published_rates(machine, workload) -> list[tuple[str, int, float]]:
 
 def _is_as_fast(device, dtype, other) -> bool:
   """Whether numbers of two dtypes have one width and one peak."""
-  is_as_wide = model.width(dtype) == model.width(other)
+  is_as_wide = device_step.width(dtype) == device_step.width(other)
   return is_as_wide and device.peak(dtype) == device.peak(other)

@@ -7,6 +7,7 @@ from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, outputs, strategy as strategy_lib
+from anp_jax.costs import steps
 from anp_jax.system import compute_dtype, files, progress
 from anp_jax.tools.plan import (
   machines as machines_lib,
@@ -15,7 +16,6 @@ from anp_jax.tools.plan import (
   plan_target,
   points as points_lib,
   sizes,
-  strategies,
   workload as workload_lib,
 )
 
@@ -37,8 +37,6 @@ _TARGET_LINK = 'ib-ndr400x8'
 _MEASURED_NODES = '1,2,4,...,64'
 _MEASURED_LINK = 'eth-10'
 _TARGET_STRATEGIES = 'sync,fsdp,local_sgd,parameter_server:async,parameter_server:synchronous'
-# Between hosts, whatever joins the devices.
-_BY_HOST = ('parameter_server', 'model_ring')
 _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 
 
@@ -64,7 +62,7 @@ def run(known_tables: plan_tables.Tables, flags, overrides: dict[str, str]) -> i
     for name, config in configs.items():
       # Strategies and their keys change nothing that is counted, but models.
       settings = [
-        strategies.Setting(
+        steps.Setting(
           config,
           cost,
           machine.device,
@@ -85,7 +83,7 @@ def run(known_tables: plan_tables.Tables, flags, overrides: dict[str, str]) -> i
   error = max(m.error for m in machines)
   print(title)
   if flags.typed_link and all(m.clusters[0].is_torus for m in machines):
-    ignoring = [n for n in configs if n.partition(':')[0] not in _BY_HOST]
+    ignoring = [n for n, c in configs.items() if strategy_lib.find(c).steps_together]
     if ignoring:
       print(
         f"{', '.join(ignoring)}: the devices' own links join the nodes; "
@@ -235,10 +233,8 @@ def _configs(flags, overrides) -> dict[str, Any]:
     typed['strategy.name'] = 'sync' if base == _FSDP else base
     if mode:
       typed['strategy.mode'] = mode
-    if base == 'channel_split':
-      typed = {'mesh.data': '1', 'mesh.model': '-1'} | typed
-    elif base not in _BY_HOST:  # a file for channel_split has another mesh
-      typed = {'mesh.data': '-1', 'mesh.model': '1'} | typed
+    # The file may be of a strategy with another mesh.
+    typed = strategy_lib.by_name(typed['strategy.name']).planned_mesh | typed
     applying = command_line.applying(flags.config, typed)
     result[name] = command_line.load(flags.config, applying)
   return result
@@ -255,8 +251,9 @@ def _check_sizes(known_tables, flags, configs):
       f'--nodes={flags.nodes}: {max(counts) * flags.devices_per_node:,} '
       f'devices, expected {sizes.MOST_DEVICES:,} at most'
     )
-  for name in configs:
-    is_by_host = name.partition(':')[0] in _BY_HOST
+  for name, config in configs.items():
+    # Otherwise the devices' own links join them.
+    is_by_host = not strategy_lib.find(config).steps_together
     if max(counts) > 1 and is_by_host and not flags.link:
       raise config_lib.ConfigError(
         f"--link=NAMExPORTS is missing: what joins the nodes' hosts, over "

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from anp_jax.tools.plan import strategies
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.costs import steps
 
 # Of a device's memory that a run may use: on a GPU what main.py sets as
 # XLA_CLIENT_MEM_FRACTION.
@@ -49,30 +50,17 @@ class Memory:
     return max(0, int(rest // self.image))
 
 
-def count(setting: strategies.Setting, images: float) -> Memory:
+def count(setting: steps.Setting, images: float) -> Memory:
   """Counts what a device holds that computes `images` in a step."""
-  workload, config = setting.workload, setting.config
-  name, size = config.strategy.name, setting.cluster.size
-  # Groups of `local_sgd` hold a state each, divided over the group's devices.
-  groups = config.strategy.groups if name == 'local_sgd' else 1
-  divided = max(1, size // groups) if setting.is_sharded else 1
-  state = workload.state_bytes / divided
-  gradients = workload.param_bytes / divided
+  workload, config, size = setting.workload, setting.config, setting.cluster.size
+  strategy = strategy_lib.find(config)
+  divided = size // strategy.groups(config, size) if setting.is_sharded else 1
   # One after another; the gradients of all are there until they are used.
-  passes = max(1, groups // size)
-  if name == 'invariant':
-    passes = max(1, config.strategy.logical_shards // size)
-  gradients *= passes
+  passes = strategy.passes(config, size)
+  gradients = passes * workload.param_bytes / divided
   if divided > 1:
     gradients += workload.param_bytes  # gathered for the step
-  if name == 'parameter_server':
-    # Optimizer state is with the servers, in a host's memory.
-    state = workload.param_bytes + 4 * workload.statistics
-  if name == 'local_sgd':
-    state *= passes
-    if config.strategy.outer != 'average':
-      # Weights of the last exchange, and a momentum like them.
-      state += 2 * workload.param_bytes / divided
+  state = strategy.state_bytes(config, workload, size, divided)
   at_once = images / passes / config.accumulate
   image = _TEMPORARY * workload.activation_bytes
   image += 2 * _PIXEL_BYTES * config.data.image_size**2

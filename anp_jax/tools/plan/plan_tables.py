@@ -7,6 +7,7 @@ import re
 import tomllib
 
 from anp_jax import config as config_lib
+from anp_jax.costs import hardware
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
@@ -15,87 +16,13 @@ _MOST_PORTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
-  """A device, from its data sheet.
-
-  Attributes:
-    name: in the table.
-    kind: 'tensor', 'vector', 'tpu' or 'cpu'; devices of one kind reach similar
-      shares of their peaks.
-    year: of its introduction.
-    tflops: dense peak TFLOP/s by dtype.
-    gigabytes: of its memory.
-    gigabytes_per_second: of its memory.
-    node_link: name of the link between devices of a node.
-    host_cores: of the usual host, for each device.
-    aliases: regular expression for names of published systems.
-    source: of these numbers.
-  """
-
-  name: str
-  kind: str
-  year: int
-  tflops: Mapping[str, float]
-  gigabytes: float
-  gigabytes_per_second: float
-  node_link: str
-  host_cores: float
-  source: str
-  aliases: str = ''
-
-  def peak(self, dtype: str) -> float:
-    """The peak FLOP/s in a dtype; one half precision may stand for the other.
-
-    Raises:
-      ConfigError: for a dtype that the entry does not have.
-    """
-    half = ('bfloat16', 'float16')
-    names = (dtype, *half) if dtype in half else (dtype,)
-    rates = [self.tflops[n] for n in names if n in self.tflops]
-    if not rates:
-      raise config_lib.ConfigError(
-        f'device {self.name!r} has no peak for config.model.dtype={dtype!r} '
-        f'(has: {", ".join(self.tflops)})'
-        f'{config_lib.nearest(dtype, self.tflops)}'
-      )
-    return rates[0] * 1e12
-
-  def effective_kind(self, dtype: str) -> str:
-    """The kind of the units that compute in a dtype."""
-    # Matrix units that do not know a dtype leave it to the vector units.
-    is_slow = self.peak(dtype) < max(self.tflops.values()) * 1e12 / 3
-    return 'vector' if self.kind == 'tensor' and is_slow else self.kind
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-  """A link of a device, or the ports of a node.
-
-  Attributes:
-    name: in the table, with the number of ports.
-    bandwidth: bytes a second in each direction, of all ports.
-    latency: seconds of a step of a ring or tree.
-    topology: 'ring' or 'torus'.
-    axes: of a torus.
-    is_shared: whether a node's devices share it.
-  """
-
-  name: str
-  bandwidth: float
-  latency: float
-  topology: str = 'ring'
-  axes: int = 2
-  is_shared: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Tables:
   """All devices and links by name; links of one port."""
 
-  devices: Mapping[str, Device]
-  links: Mapping[str, Link]
+  devices: Mapping[str, hardware.Device]
+  links: Mapping[str, hardware.Link]
 
-  def device(self, name: str) -> Device:
+  def device(self, name: str) -> hardware.Device:
     """The device of that name.
 
     Raises:
@@ -108,7 +35,7 @@ class Tables:
       )
     return self.devices[name]
 
-  def link(self, flag: str, text: str) -> Link:
+  def link(self, flag: str, text: str) -> hardware.Link:
     """The link of NAME, or NAMExPORTS.
 
     Raises:
@@ -148,7 +75,7 @@ def load(path: str = '') -> Tables:
             f'--entries={file!r}: [{group}] {name}={entry!r}: expected a table [{group}.{name}]'
           )
     for name, entry in content.get('devices', {}).items():
-      devices[name] = _entry(Device, file, f'devices.{name}', entry, name)
+      devices[name] = _entry(hardware.Device, file, f'devices.{name}', entry, name)
     for name, entry in content.get('links', {}).items():
       links[name] = _link(file, name, entry)
   for device in devices.values():
@@ -181,7 +108,7 @@ def _read(file) -> dict:
 
 
 def _entry(cls, file, place, entry, name):
-  """Makes a Device; every key is checked."""
+  """Makes a hardware.Device; every key is checked."""
   fields = {f.name: f for f in dataclasses.fields(cls) if f.name != 'name'}
   for key, value in entry.items():
     where = f'--entries={file!r}: [{place}] {key}={value!r}'
@@ -213,7 +140,7 @@ def _entry(cls, file, place, entry, name):
   return cls(name=name, **entry)
 
 
-def _link(file, name, entry) -> Link:
+def _link(file, name, entry) -> hardware.Link:
   keys = {
     'gigabytes_per_second': _is_positive,
     'microseconds': _is_positive,
@@ -232,7 +159,7 @@ def _link(file, name, entry) -> Link:
   if missing or re.search(r'x\d+$', name):
     reason = f'lacks {", ".join(missing)}' if missing else 'ends like a count'
     raise config_lib.ConfigError(f'--entries={file!r}: [links.{name}] {reason}')
-  return Link(
+  return hardware.Link(
     name=name,
     bandwidth=entry['gigabytes_per_second'] * 1e9,
     latency=entry['microseconds'] * 1e-6,

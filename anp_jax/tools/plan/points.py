@@ -5,7 +5,9 @@ import dataclasses
 import math
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import collectives, plan_memory as memory_lib, sizes, strategies
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.costs import collectives, steps
+from anp_jax.tools.plan import plan_memory as memory_lib, sizes
 
 # A size pays if its further devices bring at least this share of their own
 # speed.
@@ -98,7 +100,7 @@ class Request:
   input_rate: float = 0.0
 
 
-def plan(name: str, settings: Sequence[strategies.Setting], request: Request) -> list[Point]:
+def plan(name: str, settings: Sequence[steps.Setting], request: Request) -> list[Point]:
   """Predicts one strategy at each size.
 
   Args:
@@ -113,7 +115,7 @@ def plan(name: str, settings: Sequence[strategies.Setting], request: Request) ->
   for setting in settings:
     try:
       images = sizes.images_per_device(setting.config, setting.cluster, request.scaling, per_device)
-      step = strategies.step(setting, images)
+      step = strategy_lib.find(setting.config).predicted_step(setting, images)
     except config_lib.ConfigError as e:
       result.append(Point(name, setting.cluster, why_not=str(e)))
       continue
@@ -165,7 +167,7 @@ def _point(name, setting, images, step, request, base) -> Point:
 
 def _run_images(setting, step) -> float:
   """Images of the whole run; steps of a larger batch have more of them."""
-  if setting.config.strategy.name == 'model_ring':  # laps count, not steps
+  if strategy_lib.find(setting.config).keeps_models_apart:  # laps count, not steps
     return setting.workload.total_images
   update = step.update_images or step.images
   examples = setting.workload.examples

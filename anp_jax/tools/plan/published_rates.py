@@ -7,7 +7,8 @@ import os
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import collectives, model, plan_tables
+from anp_jax.costs import collectives, device_step, hardware
+from anp_jax.tools.plan import plan_tables
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
 _COLUMNS = {
@@ -48,7 +49,7 @@ class Row:
   """
 
   system: str
-  device: plan_tables.Device
+  device: hardware.Device
   cluster: collectives.Cluster
   images: int
   dtype: str
@@ -93,10 +94,10 @@ def gradient_buckets(row: Row, workload):
 
   Half precision is sent in half precision, as the submissions' code does.
   """
-  return model.buckets(workload, model.width(row.dtype), _BUCKET_MEGABYTES)
+  return device_step.buckets(workload, device_step.width(row.dtype), _BUCKET_MEGABYTES)
 
 
-def find_device(known_tables: plan_tables.Tables, system: str) -> plan_tables.Device:
+def find_device(known_tables: plan_tables.Tables, system: str) -> hardware.Device:
   """The device whose alias explains most of a system's name.
 
   Raises:
@@ -170,7 +171,7 @@ def _collective(network) -> Callable:
   return collectives.parameter_servers if has_servers else collectives.all_reduce
 
 
-def _link(known_tables, network) -> plan_tables.Link:
+def _link(known_tables, network) -> hardware.Link:
   """All ports of a node."""
   for pattern, name in _PORTS:
     if match := re.search(pattern, network):

@@ -5,7 +5,7 @@ import re
 
 from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.plan import collectives
+from anp_jax.costs import collectives
 
 MOST_DEVICES = 4096
 SCALINGS = ('auto', 'strong', 'weak')
@@ -82,7 +82,7 @@ def images_per_device(
   Raises:
     ConfigError: where the batch does not divide.
   """
-  parts, micro = _parts(config, cluster)
+  parts, micro = strategy_lib.find(config).planned_parts(config, cluster)
   least = unit(config) * micro
   batch = config.batch_size
   if per_device or not batch:
@@ -109,57 +109,3 @@ def unit(config) -> int:
   group = config.model.norm_group if models.has_batch_norm(config) else 0
   pairs = 2 if config.data.mixup or config.data.cutmix else 1
   return math.lcm(group or 1, pairs)
-
-
-def mesh(config, devices: int) -> tuple[int, int]:
-  """Devices along 'data' and 'model', as `parallel.mesh` divides them.
-
-  Raises:
-    ConfigError: if config.mesh does not fit so many devices.
-  """
-  shape = config.mesh.data, config.mesh.model
-  fixed = math.prod(n for n in shape if n > 0)
-  free = shape.count(-1)
-  if free > 1 or devices % fixed or (not free and fixed != devices):
-    raise config_lib.ConfigError(
-      f'config.mesh (data={shape[0]}, model={shape[1]}) does not fit {devices} devices'
-    )
-  data, model = (devices // fixed if n == -1 else n for n in shape)
-  return data, model
-
-
-def _parts(config, cluster) -> tuple[int, int]:
-  """Into how many parts the batch is cut, and micro-batches of each.
-
-  Raises:
-    ConfigError: where the strategy cannot have so many devices.
-  """
-  name, s = config.strategy.name, config.strategy
-  if name == 'model_ring':
-    return (1 if s.station == 'device' else cluster.devices), config.accumulate
-  if name == 'channel_split':
-    return mesh(config, cluster.size)[0], config.accumulate
-  if name == 'parameter_server':
-    workers = 1
-    if s.mode == 'synchronous':
-      serving = s.servers if s.dedicated else 0
-      workers = cluster.nodes - serving - s.backup_workers
-    if workers < 1 or cluster.nodes <= s.servers * bool(s.dedicated):
-      raise config_lib.ConfigError(
-        f'{cluster.nodes} nodes are too few for config.strategy.servers='
-        f'{s.servers} and backup_workers={s.backup_workers}'
-      )
-    return workers * cluster.devices, config.accumulate
-  if mesh(config, cluster.size)[1] > 1:
-    raise config_lib.ConfigError(
-      f'config.mesh.model={config.mesh.model}: only planned for channel_split, expected 1'
-    )
-  if name == 'invariant':
-    shards = s.logical_shards
-    if shards % cluster.size:
-      raise config_lib.ConfigError(
-        f'{cluster.size} devices do not divide config.strategy.logical_shards={shards}'
-      )
-    return cluster.size, shards // cluster.size
-  strategy_lib.find(config).groups(config, cluster.size)
-  return cluster.size, config.accumulate

@@ -14,6 +14,7 @@ import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.config import emulation_keys
+from anp_jax.costs import work
 from anp_jax.data import sources
 from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
@@ -28,76 +29,13 @@ _IMAGES = 32
 _EMBEDDED = 9600, 60
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
-  """A layer with a kernel, in the order of the forward pass.
-
-  Attributes:
-    path: of its parameters.
-    flops: of the forward pass of one image.
-    parameters: numbers in the kernel, and in what follows it up to the next
-      layer with a kernel (biases, normalisation).
-    inputs, outputs: numbers of one image that the layer reads and writes.
-    is_convolution: whether `channel_split` can divide it.
-    gathered: numbers of one image that its devices then gather.
-    reads: path of the layer that gathered what it reads; '': none did.
-  """
-
-  path: str
-  flops: float
-  parameters: int
-  inputs: int
-  outputs: int
-  is_convolution: bool
-  gathered: int = 0
-  reads: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-  """What a step costs, and what a device has to hold for it.
-
-  Attributes:
-    name: of the network.
-    dtype: of the computation.
-    layers: with kernels, in the order of the forward pass.
-    image_flops: multiplications and additions of products, forward and
-      backward, of one image.
-    image_bytes: that one image moves through the device's memory, if
-      element-wise work is fused; without weights.
-    step_bytes: that a step moves whatever the batch: weights and optimizer.
-    kernels: separate passes of a step, see `memory_traffic`.
-    parameters, statistics: numbers in them.
-    state_bytes: of parameters, statistics, optimizer state and averages.
-    param_bytes: of the parameters.
-    activation_bytes: that the backward pass of one image needs.
-    examples: images an epoch.
-    total_images: images of the whole run.
-  """
-
-  name: str
-  dtype: str
-  layers: tuple[Layer, ...]
-  image_flops: float
-  image_bytes: float
-  step_bytes: float
-  kernels: int
-  parameters: int
-  statistics: int
-  state_bytes: int
-  param_bytes: int
-  activation_bytes: float
-  examples: int
-  total_images: int
-
-
 def dtype(config) -> str:
   """The dtype of the computation; 'auto' is bfloat16, as on accelerators."""
   name = config.model.dtype
   return 'bfloat16' if name == 'auto' else name
 
 
-def count(config, examples: int = 0, classes: int = 0) -> Workload:
+def count(config, examples: int = 0, classes: int = 0) -> work.Workload:
   """Counts what a step of a config costs.
 
   Args:
@@ -128,7 +66,7 @@ def count(config, examples: int = 0, classes: int = 0) -> Workload:
   # optimizer reads all state and writes it.
   kernel_bytes = 3 * _size(state.params) * width.itemsize
   image_bytes = max(traffic.size - kernel_bytes, 0) / _IMAGES
-  return Workload(
+  return work.Workload(
     name=config.model.name,
     dtype=config.model.dtype,
     layers=layers,
@@ -163,7 +101,7 @@ def _data(config, examples, classes) -> tuple[int, int]:
   return examples or len(source), classes or objective.outputs
 
 
-def _layers(config, model, state, order) -> tuple[Layer, ...]:
+def _layers(config, model, state, order) -> tuple[work.Layer, ...]:
   """The layers with kernels; parameters without one belong to the last."""
   side = config.data.image_size
   images = jax.ShapeDtypeStruct((1, side, side, 3), config.model.dtype)
@@ -181,7 +119,7 @@ def _layers(config, model, state, order) -> tuple[Layer, ...]:
       call = calls[name]
       places = math.prod(call.y.shape[:-1])
       layers.append(
-        Layer(
+        work.Layer(
           path,
           2 * places * numbers,
           numbers,
@@ -194,14 +132,14 @@ def _layers(config, model, state, order) -> tuple[Layer, ...]:
       )
     elif len(shape) == 2 or not layers:
       inputs, outputs = (*shape, 1)[:2]
-      layers.append(Layer(path, 2 * numbers, numbers, inputs, outputs, False))
+      layers.append(work.Layer(path, 2 * numbers, numbers, inputs, outputs, False))
     else:
       last = layers[-1]
       layers[-1] = dataclasses.replace(last, parameters=last.parameters + numbers)
   return tuple(layers)
 
 
-def _slept_layers(config, state, order) -> tuple[Layer, ...]:
+def _slept_layers(config, state, order) -> tuple[work.Layer, ...]:
   """One layer for each array of parameters of an emulated network.
 
   Its gradients are there at the ends of config.emulate.pieces equal parts of
@@ -216,7 +154,7 @@ def _slept_layers(config, state, order) -> tuple[Layer, ...]:
   layers, before = [], 0
   for place, path in enumerate(reversed(order), 1):
     piece = math.ceil(place * pieces / count)
-    layers.append(Layer(path, (piece - before) / pieces, sizes[path], 0, 0, False))
+    layers.append(work.Layer(path, (piece - before) / pieces, sizes[path], 0, 0, False))
     before = piece
   return tuple(reversed(layers))
 

@@ -16,21 +16,14 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys
-from anp_jax.tools.plan import (
-  collectives,
-  model,
-  plan_tables,
-  points as points_lib,
-  sizes,
-  strategies,
-  workload as workload_lib,
-)
+from anp_jax.costs import collectives, device_step, hardware, steps
+from anp_jax.tools.plan import plan_tables, points as points_lib, sizes, workload as workload_lib
 from anp_jax.tools.study import grid, study_results, study_runner
 
 _DEVICE = 'cpu'
 # Nothing but what is slept for and sent; a network that computes is measured.
-_SLEEPING = model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0)
-_COMPUTING = model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=0.0)
+_SLEEPING = device_step.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0)
+_COMPUTING = device_step.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=0.0)
 _LATENCY = 50e-6  # of a step of a ring over TCP; Ethernet's in links.toml
 _UNLIMITED = 1e15  # bytes/s of a link that is not slowed down
 _NO_TIME = 1e-9  # seconds of a pass without a sleep
@@ -140,17 +133,17 @@ def _cluster(cell, text) -> collectives.Cluster:
     cell.nodes,
     cell.devices,
     device_tables.link('--node_link', device_tables.device(_DEVICE).node_link),
-    plan_tables.Link('nodes', speed, _LATENCY),
+    hardware.Link('nodes', speed, _LATENCY),
   )
 
 
-def _slept(cell, config, cluster, workload) -> strategies.Setting:
+def _slept(cell, config, cluster, workload) -> steps.Setting:
   """What is planned for a cell whose computing is a sleep."""
   emulate = config.emulate
   images = sizes.images_per_device(config, cluster, 'strong')
   seconds = _passes(config, cluster) * emulate.step_seconds
   seconds += images * emulate.image_seconds
-  return strategies.Setting(
+  return steps.Setting(
     config,
     workload,
     plan_tables.load().device(_DEVICE),
@@ -185,12 +178,12 @@ class _Timer:
       for count in sorted({self._busy(cell) for cell in configs})
     }
 
-  def __call__(self, cell, config, cluster, workload) -> strategies.Setting:
+  def __call__(self, cell, config, cluster, workload) -> steps.Setting:
     measured = self._measured[self._busy(cell)]
     handling = None
     if 'at_worker' in measured:
       handling = measured['at_worker'], measured['at_server']
-    return strategies.Setting(
+    return steps.Setting(
       config,
       workload,
       plan_tables.load().device(_DEVICE),

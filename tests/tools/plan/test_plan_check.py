@@ -7,7 +7,8 @@ import os
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.plan import __main__ as command, check, fit, model, plan_tables, published_rates
+from anp_jax.costs import device_step
+from anp_jax.tools.plan import __main__ as command, check, fit, plan_tables, published_rates
 
 _SHARED = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'data', 'scaling.csv')
 
@@ -140,7 +141,7 @@ def test_check_prints_rows_and_means(capsys, comparisons, monkeypatch):
 
 def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass():
   workload = check.resnet50('bfloat16')
-  buckets = model.buckets(workload, 4, 25)
+  buckets = device_step.buckets(workload, 4, 25)
   # 25,557,032 gradients and 53,120 statistics, as the compiled step sums.
   assert sum(size for _, size in buckets) == 4 * (25557032 + 53120)
   shares = [share for share, _ in buckets]

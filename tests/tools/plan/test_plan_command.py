@@ -7,11 +7,11 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
+from anp_jax.costs import collectives
 from anp_jax.system import xla_flags
 from anp_jax.tools.plan import (
   __main__ as command,
   check,
-  collectives,
   device_calibration,
   machines,
   plan_page,

@@ -6,16 +6,17 @@ import jax
 import pytest
 
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.costs import collectives, device_step, hardware, steps
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.plan import collectives, model, plan_memory, plan_tables, strategies, workload
+from anp_jax.tools.plan import plan_memory, plan_tables, workload
 from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders
 
 _BATCH, _SIDE = 64, 8
 _NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-_LINK = plan_tables.Link('link', 1e9, 1e-9)
-_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+_LINK = hardware.Link('link', 1e9, 1e-9)
+_PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 # Of `WithoutDropout`, in float32: kernels and biases of 27 inputs to 6, of 54
 # to 8 and of 8 to 12; scales and shifts, means and variances of 6.
 _PARAMETERS = 4 * (27 * 6 + 6 + 54 * 8 + 8 + 8 * 12 + 12 + 2 * 6)
@@ -43,7 +44,7 @@ def _count(config, devices, images=_BATCH):
   work = workload.count(config, 640, len(_NAMES))
   cluster = collectives.Cluster(devices, 1, _LINK, _LINK)
   device = plan_tables.load().device('h200')
-  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0)
   return plan_memory.count(setting, images)
 
 

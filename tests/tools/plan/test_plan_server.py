@@ -4,15 +4,17 @@ import dataclasses
 
 import pytest
 
-from anp_jax.tools.plan import collectives, model, plan_tables, server, strategies, workload
+from anp_jax.costs import collectives, device_step, hardware, steps, work
+from anp_jax.runtimes.parameter_server import server_cost
+from anp_jax.tools.plan import plan_tables
 from tests import builders
 
 # 25 million weights in float32 take 0.1 s over 1 GB/s.
-_LINK = plan_tables.Link('link', 1e9, 1e-12)
-_FAST = plan_tables.Link('fast', 1e18, 1e-15)
+_LINK = hardware.Link('link', 1e9, 1e-12)
+_FAST = hardware.Link('fast', 1e18, 1e-15)
 _MESSAGE = 0.1
-_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
-_WORK = workload.Workload(
+_PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+_WORK = work.Workload(
   name='none',
   dtype='float32',
   layers=(),
@@ -39,8 +41,8 @@ def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
   work = dataclasses.replace(_WORK, state_bytes=state_bytes)
   cluster = collectives.Cluster(nodes, 1, _FAST, link)
   device = plan_tables.load().device('h200')
-  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
-  return server.cycle(setting, busy).seconds
+  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  return server_cost.cycle(setting, busy).seconds
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,21 @@ import dataclasses
 
 import pytest
 
-from anp_jax.config import command_line
-from anp_jax.tools.plan import (
-  collectives,
-  model,
-  plan_memory,
-  plan_tables,
-  points,
-  server,
-  strategies,
-  workload,
-)
+from anp_jax.config import command_line, strategy as strategy_lib
+from anp_jax.costs import collectives, device_step, hardware, steps
+from anp_jax.runtimes.parameter_server import server_cost
+from anp_jax.tools.plan import plan_memory, plan_tables, points, workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 # Whatever is in the tables: 1 GB/s and nothing but bytes.
-_LINK = plan_tables.Link('link', 1e9, 1e-9)
-_NODE = plan_tables.Link('node', 1e15, 1e-12)
-_PERFECT = model.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
+_LINK = hardware.Link('link', 1e9, 1e-9)
+_NODE = hardware.Link('node', 1e15, 1e-12)
+_PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 _BYTES = 4 * (25557032 + 53120)  # of gradients and statistics
+
+
+def _predicted(setting, images):
+  return strategy_lib.find(setting.config).predicted_step(setting, images)
 
 
 @pytest.fixture(scope='module')
@@ -35,11 +32,11 @@ def _setting(cost, nodes, devices=1, efficiency=_PERFECT, **overrides):
   config = command_line.load(_MODERN, {'data.source': 'synthetic'} | overrides)
   cluster = collectives.Cluster(nodes, devices, _NODE, _LINK)
   device = plan_tables.load().device('h200')
-  return strategies.Setting(config, cost, device, cluster, efficiency, 0.0)
+  return steps.Setting(config, cost, device, cluster, efficiency, 0.0)
 
 
 def test_sync_sends_all_gradients_twice(cost):
-  step = strategies.step(_setting(cost, 4), 32)
+  step = _predicted(_setting(cost, 4), 32)
   # 4 devices in a ring: 2 x 3/4 of the bytes, nothing hidden.
   assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
   assert step.compute == pytest.approx(32 * cost.image_flops / 989.5e12, rel=1e-3)
@@ -49,32 +46,32 @@ def test_sync_sends_all_gradients_twice(cost):
 def test_invariant_sends_each_sum_of_its_tree(cost):
   """Three shards a device are three sums: two more are scattered."""
   keys = {'strategy__name': 'invariant', 'strategy__logical_shards': '12'}
-  step = strategies.step(_setting(cost, 4, **keys), 33)
+  step = _predicted(_setting(cost, 4, **keys), 33)
   expected = (1.5 + 2 * 0.75) * _BYTES / 1e9
   assert step.communication == pytest.approx(expected, rel=1e-3)
   # Four are one.
-  step = strategies.step(_setting(cost, 3, **keys), 44)
+  step = _predicted(_setting(cost, 3, **keys), 44)
   expected = 4 / 3 * _BYTES / 1e9
   assert step.communication == pytest.approx(expected, rel=1e-3)
 
 
 def test_half_precision_halves_what_is_sent(cost):
-  step = strategies.step(_setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32)
+  step = _predicted(_setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32)
   expected = 1.5 * (2 * 25557032 + 4 * 53120) / 1e9
   assert step.communication == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_long_backward_pass_hides_all_but_the_last_bucket(cost):
   slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
-  step = strategies.step(_setting(cost, 4, efficiency=slow), 32)
-  *_, (over, last) = model.buckets(cost, 4, 25)
+  step = _predicted(_setting(cost, 4, efficiency=slow), 32)
+  *_, (over, last) = device_step.buckets(cost, 4, 25)
   assert over == 1 and last < 5e6
   assert step.communication == pytest.approx(1.5 * last / 1e9, rel=1e-3)
 
 
 def test_fsdp_gathers_weights_and_scatters_gradients(cost):
   fsdp = _setting(cost, 4, sharding="(('.*', 'fsdp'),)")
-  step = strategies.step(fsdp, 32)
+  step = _predicted(fsdp, 32)
   # 3/4 of the weights and 3/4 of the gradients: half of a sum each.
   expected = 0.75 * (4 * 25557032 + _BYTES) / 1e9
   assert step.communication == pytest.approx(expected, rel=1e-3)
@@ -86,7 +83,7 @@ def test_local_exchanges_weights_once_a_period(cost):
   setting = _setting(
     cost, 2, strategy__name='local_sgd', strategy__groups='2', strategy__period='10'
   )
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   # Two groups of one device: a sum of two, once in ten steps.
   expected = _BYTES / 1e9 / 10
   assert step.communication == pytest.approx(expected, rel=1e-3)
@@ -96,7 +93,7 @@ def test_servers_saturate_at_their_ports(cost):
   rates = []
   for nodes in (16, 32):
     setting = _setting(cost, nodes, strategy__name='parameter_server', strategy__dedicated='True')
-    step = strategies.step(setting, 32)
+    step = _predicted(setting, 32)
     rates.append(step.images / step.seconds)
   # One server's port passes the gradients of 1 GB/s over 102 MB: 9.8 a second.
   assert rates[0] == pytest.approx(rates[1], rel=0.1)
@@ -113,7 +110,7 @@ def test_synchronous_servers_do_not_wait_for_backups(cost):
       strategy__backup_workers=str(backups),
     )
     setting = dataclasses.replace(setting, jitter=0.5, measured=(1.0, 0.0))
-    return strategies.step(setting, 32).seconds
+    return _predicted(setting, 32).seconds
 
   # The largest of 16 normal numbers is 1.766, the third largest 0.990.
   assert seconds(0) - seconds(2) == pytest.approx(0.5 * (1.766 - 0.990), 0.01)
@@ -121,10 +118,10 @@ def test_synchronous_servers_do_not_wait_for_backups(cost):
 
 def test_channel_split_has_the_ideal_of_the_paper(cost):
   setting = _setting(cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1')
-  fast = plan_tables.Link('fast', 1e18, 1e-15)
+  fast = hardware.Link('fast', 1e18, 1e-15)
   cluster = dataclasses.replace(setting.cluster, link=fast)
   setting = dataclasses.replace(setting, cluster=cluster)
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   alone = setting.alone(32).images
   split = sum(x.flops for x in cost.layers if x.is_convolution)
   share = split / sum(x.flops for x in cost.layers)
@@ -134,9 +131,9 @@ def test_channel_split_has_the_ideal_of_the_paper(cost):
 def test_model_ring_needs_the_slots_of_the_paper(cost):
   config = command_line.load('configs/model_ring_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
-  cluster = collectives.Cluster(2, 1, _NODE, plan_tables.Link('f', 1e18, 1e-15))
+  cluster = collectives.Cluster(2, 1, _NODE, hardware.Link('f', 1e18, 1e-15))
   device = plan_tables.load().device('h200')
-  setting = strategies.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0)
   (point,) = points.plan('model_ring', [setting], points.Request())
   # 4 models, 2 stations, 6 epochs: max(4, 2) x 6 + 2 - 1 = 25 slots, each of
   # 50 steps of 64 images.
@@ -209,7 +206,7 @@ def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
   for nodes in passes:
     setting = _setting(cost, nodes, **keys)
     setting = dataclasses.replace(setting, measured=measured)
-    fixed[nodes] = strategies.step(setting, 64).fixed
+    fixed[nodes] = _predicted(setting, 64).fixed
   for nodes, count in passes.items():
     assert fixed[nodes] == pytest.approx(count * fixed[4], rel=1e-12)
   if measured:
@@ -221,7 +218,7 @@ def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
     cost, 10, strategy__name='local_sgd', strategy__groups='5', strategy__period='10'
   )
   late, punctual = (
-    strategies.step(dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32).seconds
+    _predicted(dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32).seconds
     for j in (0.1, 0.0)
   )
   # The largest of 10 standard normal numbers is 1.53875 (Harter 1961).
@@ -232,7 +229,7 @@ def _timed(cost, nodes, **keys):
   """Steps of 1 s on nodes of one device, over a link that takes no time."""
   more = {k: keys.pop(k) for k in ('slow', 'sharing') if k in keys}
   setting = _setting(cost, nodes, **keys)
-  fast = plan_tables.Link('fast', 1e18, 1e-15)
+  fast = hardware.Link('fast', 1e18, 1e-15)
   cluster = dataclasses.replace(setting.cluster, link=fast)
   return dataclasses.replace(setting, cluster=cluster, measured=(1.0, 0.0), **more)
 
@@ -240,9 +237,9 @@ def _timed(cost, nodes, **keys):
 def test_a_slow_node_stops_sync_and_local_but_not_the_servers_workers(cost):
   slow = {'slow': (2.0,)}
   for keys in ({}, {'strategy__name': 'local_sgd', 'strategy__groups': '2'}):
-    step = strategies.step(_timed(cost, 4, **slow, **keys), 32)
+    step = _predicted(_timed(cost, 4, **slow, **keys), 32)
     assert step.seconds == pytest.approx(2, rel=1e-4)
-  step = strategies.step(_timed(cost, 4, strategy__name='parameter_server', **slow), 32)
+  step = _predicted(_timed(cost, 4, strategy__name='parameter_server', **slow), 32)
   # Updates come at the rate of all workers together. The optimizer takes
   # milliseconds of each cycle.
   assert 1 / step.seconds == pytest.approx((3 + 1 / 2) / 4, rel=0.03)
@@ -250,7 +247,7 @@ def test_a_slow_node_stops_sync_and_local_but_not_the_servers_workers(cost):
 
 def test_a_bound_of_staleness_limits_the_workers(cost):
   def seconds(nodes, staleness, **more):
-    return strategies.step(
+    return _predicted(
       _timed(
         cost,
         nodes,
@@ -272,7 +269,7 @@ def test_a_bound_of_staleness_limits_the_workers(cost):
 def test_the_worker_at_the_server_sends_nothing(cost):
   setting = _setting(cost, 2, strategy__name='parameter_server')
   setting = dataclasses.replace(setting, measured=(1.0, 0.0))
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   # The other one pulls and pushes 102 MB at 1 GB/s.
   sent = 2 * 4 * 25557032 / 1e9
   expected = 1 + 1 / (1 + sent)
@@ -282,7 +279,7 @@ def test_the_worker_at_the_server_sends_nothing(cost):
 def test_workers_share_the_servers_port(cost):
   setting = _setting(cost, 3, strategy__name='parameter_server')
   setting = dataclasses.replace(setting, measured=(1.0, 0.0))
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   # Two workers send. One finds the other at the port, in its way, with the
   # chance that it would be there if it were alone: 0.1 s of 1.2.
   alone = 4 * 25557032 / 1e9
@@ -295,7 +292,7 @@ def test_workers_share_the_servers_port(cost):
 def test_a_full_port_does_not_hold_the_servers_own_worker(cost):
   setting = _setting(cost, 65, strategy__name='parameter_server')
   setting = dataclasses.replace(setting, measured=(1.0, 0.0))
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   update = 2 * cost.state_bytes / 20e9
   expected = 1e9 / (4 * 25557032) + 1 / (1 + update)
   # 64 that come at random leave the port idle for 2 % of the time.
@@ -309,22 +306,22 @@ def _handled(cost, nodes, handling=(0.05, 0.2), **keys):
 
 
 def test_cores_that_compute_also_handle_gradients(cost):
-  step = strategies.step(_handled(cost, 1), 32)
+  step = _predicted(_handled(cost, 1), 32)
   assert step.seconds == pytest.approx(1.25, rel=1e-6)
   # The other worker waits for the server; the server's core serves both.
-  step = strategies.step(_handled(cost, 2), 32)
+  step = _predicted(_handled(cost, 2), 32)
   other = 1 / (1 + 0.05 + 0.2)
   local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
   assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
   # With a second gradient in flight it does not wait.
-  step = strategies.step(_handled(cost, 2, strategy__in_flight='2'), 32)
+  step = _predicted(_handled(cost, 2, strategy__in_flight='2'), 32)
   other = 1 / (1 + 0.05)
   local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
   assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
 
 
 def test_two_servers_handle_half_of_each_gradient(cost):
-  step = strategies.step(_handled(cost, 2, strategy__servers='2'), 32)
+  step = _predicted(_handled(cost, 2, strategy__servers='2'), 32)
   # Both cores serve all gradients, and each worker waits for both: of the rate
   # r of one, 1 / r = 1.05 / (1 - 0.1 (2 r)) + 0.1. What one core does to the
   # other is computed in two rounds.
@@ -334,51 +331,51 @@ def test_two_servers_handle_half_of_each_gradient(cost):
 
 
 def test_a_server_without_time_for_its_worker_limits_the_others(cost):
-  step = strategies.step(_handled(cost, 16), 32)
+  step = _predicted(_handled(cost, 16), 32)
   assert 16 / step.seconds == pytest.approx(1 / 0.2, rel=1e-3)
   dedicated = _handled(cost, 3, strategy__dedicated='True')
-  step = strategies.step(dedicated, 32)
+  step = _predicted(dedicated, 32)
   assert 2 / step.seconds == pytest.approx(2 / 1.25, rel=1e-6)
 
 
 def test_workers_on_one_core_take_turns_with_its_server(cost):
   keys = {'strategy__dedicated': 'True', 'sharing': 3.0}
   # Two workers and a server that has next to nothing to do, on one core.
-  step = strategies.step(_handled(cost, 3, (1.0, 1e-6), **keys), 32)
+  step = _predicted(_handled(cost, 3, (1.0, 1e-6), **keys), 32)
   assert step.seconds == pytest.approx(2 * (1 + 1), rel=1e-3)
 
 
 def test_workers_on_one_core_find_each_other_there():
-  assert server._rates([(1.0, 1.0)], 1, 0.0, 0.0) == pytest.approx([0.5])
+  assert server_cost._rates([(1.0, 1.0)], 1, 0.0, 0.0) == pytest.approx([0.5])
   # Each is there for the share q of its cycle: q = (1 + q) / (2 + q), which is
   # the golden ratio. (Exactly it is 0.6: the other, alone, is there half the
   # time.)
   ratio = (5**0.5 - 1) / 2
   expected = 1 / (2 + ratio)
-  rates = server._rates([(1.0, 1.0)] * 2, 1, 0.0, 0.0)
+  rates = server_cost._rates([(1.0, 1.0)] * 2, 1, 0.0, 0.0)
   assert rates == pytest.approx([expected] * 2, rel=1e-6)
   # Two in flight of a worker: it computes one while another travels.
-  assert server._rates([(1.0, 0.5)], 2, 0.0, 0.0) == pytest.approx([1.0])
+  assert server_cost._rates([(1.0, 0.5)], 2, 0.0, 0.0) == pytest.approx([1.0])
   # Others take a fifth of the core.
-  assert server._rates([(1.0, 1.0)], 1, 0.1, 2.0 - 1 / 2.25) == pytest.approx([1 / 2.25], rel=1e-3)
+  assert server_cost._rates([(1.0, 1.0)], 1, 0.1, 2.0 - 1 / 2.25) == pytest.approx(
+    [1 / 2.25], rel=1e-3
+  )
 
 
 def test_a_synchronous_update_waits_for_all_that_is_handled(cost):
   setting = _handled(cost, 4, strategy__mode='synchronous')
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   assert step.seconds == pytest.approx(1 + 0.05 + 4 * 0.2, rel=1e-3)
 
 
 def test_devices_that_share_cores_take_longer(cost):
-  step = strategies.step(_timed(cost, 4, sharing=2.0), 32)
+  step = _predicted(_timed(cost, 4, sharing=2.0), 32)
   assert step.seconds == pytest.approx(2, rel=1e-4)
   # While one worker of a core sends for half a second, the other has it alone.
   setting = _timed(cost, 4, strategy__name='parameter_server', sharing=2.0)
-  slow = dataclasses.replace(
-    setting.cluster, link=plan_tables.Link('slow', 8 * 25557032 / 0.5, 1e-15)
-  )
+  slow = dataclasses.replace(setting.cluster, link=hardware.Link('slow', 8 * 25557032 / 0.5, 1e-15))
   setting = dataclasses.replace(setting, cluster=slow)
-  step = strategies.step(setting, 32)
+  step = _predicted(setting, 32)
   assert step.seconds == pytest.approx(2, rel=0.03)
 
 
@@ -388,7 +385,7 @@ def test_channel_split_sums_gradients_between_its_groups(cost):
       cost, 8, strategy__name='channel_split', mesh__data=str(data), mesh__model=str(model)
     )
     # Nothing pays to be split, and nothing is hidden.
-    return strategies.step(setting, 32)
+    return _predicted(setting, 32)
 
   alone, parts = step(-1, 8), step(-1, 2)
   assert (alone.images, parts.images) == (32, 128)
@@ -418,7 +415,7 @@ def test_sync_is_planned_with_one_device_along_model(cost, shape):
 def test_accumulated_gradients_are_sent_after_the_last_micro_batch(cost):
   slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
   setting = _setting(cost, 4, efficiency=slow, accumulate='2')
-  step = strategies.step(setting, 64)
+  step = _predicted(setting, 64)
   # The backward pass is long, but nothing is sent during it.
   assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
 
@@ -455,8 +452,8 @@ def test_model_ring_sends_over_the_link_that_is_reached(cost):
   cluster = collectives.Cluster(2, 1, _NODE, _LINK)
   half = dataclasses.replace(_PERFECT, wire=0.5)
   device = plan_tables.load().device('h200')
-  setting = strategies.Setting(config, work, device, cluster, half, 0.0)
+  setting = steps.Setting(config, work, device, cluster, half, 0.0)
   # A model's state once in 50 steps of 64 images, at half of 1 GB/s.
-  step = strategies.step(setting, 64)
+  step = _predicted(setting, 64)
   expected = cost.state_bytes / 0.5e9 / 50
   assert step.communication == pytest.approx(expected, rel=1e-3)

@@ -5,10 +5,15 @@ import jax.numpy as jnp
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
-from anp_jax.tools.plan import collectives, memory_traffic, model, plan_tables, strategies, workload
+from anp_jax.config import command_line, strategy as strategy_lib
+from anp_jax.costs import collectives, device_step, hardware, steps
+from anp_jax.tools.plan import memory_traffic, plan_tables, workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
+
+
+def _predicted(setting, images):
+  return strategy_lib.find(setting.config).predicted_step(setting, images)
 
 
 @pytest.fixture(scope='module')
@@ -129,15 +134,15 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
   )
   cost = workload.count(config, 64, 10)
   assert cost.parameters == 500000 and cost.statistics == 0
-  link = plan_tables.Link('paced', 5e6, 1e-12)
-  setting = strategies.Setting(
+  link = hardware.Link('paced', 5e6, 1e-12)
+  setting = steps.Setting(
     config,
     cost,
     plan_tables.load().device('cpu'),
     collectives.Cluster(4, 1, link, link),
-    model.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0),
+    device_step.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0),
     0.0,
     (0.0, 0.9 / 4),
   )
-  step = strategies.step(setting, 4)
+  step = _predicted(setting, 4)
   assert step.seconds == pytest.approx(expected, rel=1e-6)

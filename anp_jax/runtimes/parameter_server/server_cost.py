@@ -1,4 +1,4 @@
-"""How often the workers of `parameter_server` finish a gradient.
+"""Seconds of a step of `parameter_server`: how often workers finish a gradient.
 
 On a GPU or TPU a worker's host pulls, pushes and updates while the device
 computes for others. On a CPU the cores that compute do all of it, so that a
@@ -7,7 +7,7 @@ server's own worker is the slower the more gradients it serves.
 
 import dataclasses
 
-from anp_jax.tools.plan import collectives, model, order_statistics
+from anp_jax.costs import collectives, device_step, order_statistics, steps
 
 # A host updates weights in its memory at about this rate, bytes/s: assumption
 # for the optimizer of `parameter_server`, which streams all state through a few cores.
@@ -31,17 +31,33 @@ class Cycle:
   updates: int
 
 
+def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
+  """Workers of a node each pull weights and push gradients."""
+  alike = dataclasses.replace(setting, slow=())
+  node = dataclasses.replace(setting.cluster, nodes=1)
+  inner = steps.synchronous(alike, images, cluster=node)
+  rounds = cycle(setting, inner.seconds)
+  images *= setting.cluster.devices * rounds.useful
+  return steps.Step(
+    images=images,
+    compute=inner.compute,
+    fixed=inner.fixed,
+    communication=rounds.seconds - inner.compute - inner.fixed,
+    update_images=images / rounds.updates,
+  )
+
+
 def cycle(setting, busy: float) -> Cycle:
   """A cycle of config.strategy, in any of its modes.
 
   Args:
-    setting: `strategies.Setting`.
+    setting: `costs.steps.Setting`.
     busy: seconds of a worker's pass, its node's devices together.
   """
   s, cluster = setting.config.strategy, setting.cluster
   workers = max(1, cluster.nodes - s.servers * bool(s.dedicated))
   servers = min(s.servers, cluster.nodes)
-  size = setting.workload.parameters * model.width(s.wire_dtype)
+  size = setting.workload.parameters * device_step.width(s.wire_dtype)
   link = setting.reached.link
   update = _update(setting, servers)
   # What a worker sends to the server of its own process passes no port.

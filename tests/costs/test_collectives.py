@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from anp_jax.tools.plan import collectives, order_statistics, plan_tables
+from anp_jax.costs import collectives, hardware, order_statistics
 
-_LINK = plan_tables.Link('link', 10e9, 5e-6)
-_NODE = plan_tables.Link('node', 100e9, 1e-6)
+_LINK = hardware.Link('link', 10e9, 5e-6)
+_NODE = hardware.Link('node', 100e9, 1e-6)
 _SIZE = 100e6
 
 
@@ -61,7 +61,7 @@ def test_parts_are_gathered_in_rings():
 
 
 def test_a_torus_uses_all_of_its_links():
-  torus = plan_tables.Link('torus', 328e9, 1e-6, topology='torus', axes=2)
+  torus = hardware.Link('torus', 328e9, 1e-6, topology='torus', axes=2)
   seconds = collectives.all_reduce(_cluster(16, 4, torus), _SIZE)
   # 64 devices: 8 x 8, rings of 8 along each axis.
   expected = 2 * 63 / 64 * _SIZE / 328e9 + 2 * 2 * 7 * 1e-6
@@ -69,7 +69,7 @@ def test_a_torus_uses_all_of_its_links():
 
 
 def test_devices_on_a_bus_stage_what_leaves_the_node():
-  bus = plan_tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
   on_bus = collectives.all_reduce(_cluster(2, 4, bus), _SIZE)
   apart = collectives.all_reduce(_cluster(2, 4), _SIZE)
   assert on_bus > 1.9 * apart
@@ -120,7 +120,7 @@ def test_the_slowest_without_jitter_is_the_slow_one():
 
 
 def test_parameter_servers_pass_all_bytes_of_all_workers():
-  bus = plan_tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
   # One node of 8 workers: each sends and gets all, over half a bus.
   seconds = collectives.parameter_servers(_cluster(1, 8, bus), _SIZE)
   assert seconds == pytest.approx(16 * _SIZE / 10e9 + 2 * 5e-6)
@@ -128,8 +128,8 @@ def test_parameter_servers_pass_all_bytes_of_all_workers():
 
 def test_two_devices_on_a_bus_have_it_whole_and_three_half_of_it():
   """The streams of a ring of two meet nowhere; those of three do."""
-  bus = plan_tables.Link('bus', 20e9, 1e-6, is_shared=True)
-  apart = plan_tables.Link('apart', 20e9, 1e-6)
+  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
+  apart = hardware.Link('apart', 20e9, 1e-6)
   for devices, width in ((2, 20e9), (3, 10e9), (4, 10e9)):
     n = devices
     expected = 2 * (n - 1) * (_SIZE / n / width + 1e-6)
@@ -143,7 +143,7 @@ def test_two_devices_on_a_bus_have_it_whole_and_three_half_of_it():
 @pytest.mark.parametrize('is_shared, port', [(False, 10e9), (True, 20e9 / 3)])
 def test_two_devices_on_a_bus_stage_what_leaves_the_node(is_shared, port):
   """Over 20 GB/s, then over 10 GB/s: each byte takes 1 / 20 + 1 / 10."""
-  bus = plan_tables.Link('bus', 20e9, 1e-6, is_shared=is_shared)
+  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=is_shared)
   within = _SIZE / 20e9 + 2 * 1e-6
   between = 2 * (_SIZE / 4 / (port / 2) + 5e-6)
   seconds = collectives.hierarchical_all_reduce(_cluster(2, 2, bus), _SIZE)
@@ -151,7 +151,7 @@ def test_two_devices_on_a_bus_stage_what_leaves_the_node(is_shared, port):
 
 
 def test_one_device_of_a_node_stages_nothing():
-  bus = plan_tables.Link('bus', 20e9, 1e-6, is_shared=True)
+  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
   expected = 2 * (_SIZE / 2 / 10e9 + 5e-6)
   seconds = collectives.all_reduce(_cluster(2, 1, bus), _SIZE)
   assert seconds == pytest.approx(expected, rel=1e-9)

@@ -8,7 +8,7 @@ Sanders, Speck and Traff (2009) as NCCL has them.
 import dataclasses
 import math
 
-from anp_jax.tools.plan import plan_tables
+from anp_jax.costs import hardware
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Cluster:
 
   nodes: int
   devices: int
-  node_link: plan_tables.Link
-  link: plan_tables.Link
+  node_link: hardware.Link
+  link: hardware.Link
 
   @property
   def size(self) -> int:
@@ -38,7 +38,7 @@ class Cluster:
     return self.node_link.topology == 'torus'
 
 
-def ring_all_reduce(devices: int, size: float, link: plan_tables.Link) -> float:
+def ring_all_reduce(devices: int, size: float, link: hardware.Link) -> float:
   """Seconds to sum `size` bytes over a ring.
 
   Each device sends and receives 2 (n - 1) / n of them.
@@ -47,7 +47,7 @@ def ring_all_reduce(devices: int, size: float, link: plan_tables.Link) -> float:
   return steps * (size / devices / link.bandwidth + link.latency)
 
 
-def tree_all_reduce(devices: int, size: float, link: plan_tables.Link) -> float:
+def tree_all_reduce(devices: int, size: float, link: hardware.Link) -> float:
   """Seconds to sum `size` bytes over two pipelined binary trees.
 
   Each device sends every byte up and down once, at the full bandwidth.
@@ -58,7 +58,7 @@ def tree_all_reduce(devices: int, size: float, link: plan_tables.Link) -> float:
   return 2 * size / link.bandwidth + 2 * depth * link.latency
 
 
-def torus_all_reduce(devices: int, size: float, axes: int, link: plan_tables.Link) -> float:
+def torus_all_reduce(devices: int, size: float, axes: int, link: hardware.Link) -> float:
   """Seconds to sum over a torus, one axis after another.
 
   All axes work at once, each on its part of the bytes, so that the bandwidth of
@@ -124,7 +124,7 @@ def gather(cluster: Cluster, size: float) -> float:
   return min(ring, hierarchical_all_reduce(cluster, size, trees=False)) / 2
 
 
-def send(link: plan_tables.Link, size: float) -> float:
+def send(link: hardware.Link, size: float) -> float:
   """Seconds of one message."""
   return link.latency + size / link.bandwidth
 
@@ -144,7 +144,7 @@ def parameter_servers(cluster: Cluster, size: float) -> float:
   return max(local, remote) + 2 * cluster.link.latency
 
 
-def _ports(cluster) -> plan_tables.Link:
+def _ports(cluster) -> hardware.Link:
   """A node's ports, as its devices reach them.
 
   Devices on a bus share it with the ports: what is sent is staged through the
@@ -157,15 +157,15 @@ def _ports(cluster) -> plan_tables.Link:
   return dataclasses.replace(cluster.link, bandwidth=bandwidth)
 
 
-def _slowest(cluster) -> plan_tables.Link:
+def _slowest(cluster) -> hardware.Link:
   """The slowest link of a ring or tree through all devices."""
   bandwidth = _ports(cluster).bandwidth
   if cluster.devices > 1:
     bandwidth = min(bandwidth, _within(cluster).bandwidth)
-  return plan_tables.Link('slowest', bandwidth, cluster.link.latency)
+  return hardware.Link('slowest', bandwidth, cluster.link.latency)
 
 
-def _within(cluster) -> plan_tables.Link:
+def _within(cluster) -> hardware.Link:
   """The link of a device in its node; devices on one bus share it."""
   link = cluster.node_link
   if not link.is_shared or cluster.devices < 3:

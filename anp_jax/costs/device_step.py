@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 
-from anp_jax.tools.plan import collectives, order_statistics, plan_tables, workload as workload_lib
+from anp_jax.costs import collectives, hardware, order_statistics, work
 
 # The backward pass has two products for each one of the forward pass.
 BACKWARD = 2 / 3
@@ -63,8 +63,8 @@ def width(dtype: str) -> int:
 
 
 def compute(
-  workload: workload_lib.Workload,
-  device: plan_tables.Device,
+  workload: work.Workload,
+  device: hardware.Device,
   images: float,
   efficiency: Efficiency,
   share: float = 1.0,
@@ -88,7 +88,7 @@ def compute(
 
 
 def buckets(
-  workload: workload_lib.Workload, number_bytes: int, megabytes: float
+  workload: work.Workload, number_bytes: int, megabytes: float
 ) -> tuple[tuple[float, float], ...]:
   """Buckets of gradients, in the order in which the backward pass fills them.
 

@@ -1,0 +1,80 @@
+"""A device and a link, as data sheets describe them."""
+
+from collections.abc import Mapping
+import dataclasses
+
+from anp_jax import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A device, from its data sheet.
+
+  Attributes:
+    name: in the table.
+    kind: 'tensor', 'vector', 'tpu' or 'cpu'; devices of one kind reach similar
+      shares of their peaks.
+    year: of its introduction.
+    tflops: dense peak TFLOP/s by dtype.
+    gigabytes: of its memory.
+    gigabytes_per_second: of its memory.
+    node_link: name of the link between devices of a node.
+    host_cores: of the usual host, for each device.
+    aliases: regular expression for names of published systems.
+    source: of these numbers.
+  """
+
+  name: str
+  kind: str
+  year: int
+  tflops: Mapping[str, float]
+  gigabytes: float
+  gigabytes_per_second: float
+  node_link: str
+  host_cores: float
+  source: str
+  aliases: str = ''
+
+  def peak(self, dtype: str) -> float:
+    """The peak FLOP/s in a dtype; one half precision may stand for the other.
+
+    Raises:
+      ConfigError: for a dtype that the entry does not have.
+    """
+    half = ('bfloat16', 'float16')
+    names = (dtype, *half) if dtype in half else (dtype,)
+    rates = [self.tflops[n] for n in names if n in self.tflops]
+    if not rates:
+      raise config_lib.ConfigError(
+        f'device {self.name!r} has no peak for config.model.dtype={dtype!r} '
+        f'(has: {", ".join(self.tflops)})'
+        f'{config_lib.nearest(dtype, self.tflops)}'
+      )
+    return rates[0] * 1e12
+
+  def effective_kind(self, dtype: str) -> str:
+    """The kind of the units that compute in a dtype."""
+    # Matrix units that do not know a dtype leave it to the vector units.
+    is_slow = self.peak(dtype) < max(self.tflops.values()) * 1e12 / 3
+    return 'vector' if self.kind == 'tensor' and is_slow else self.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+  """A link of a device, or the ports of a node.
+
+  Attributes:
+    name: in the table, with the number of ports.
+    bandwidth: bytes a second in each direction, of all ports.
+    latency: seconds of a step of a ring or tree.
+    topology: 'ring' or 'torus'.
+    axes: of a torus.
+    is_shared: whether a node's devices share it.
+  """
+
+  name: str
+  bandwidth: float
+  latency: float
+  topology: str = 'ring'
+  axes: int = 2
+  is_shared: bool = False

@@ -1,0 +1,33 @@
+"""Seconds of a step of `model_ring`."""
+
+import dataclasses
+
+from anp_jax.costs import collectives, steps
+
+
+def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
+  """Models go round a ring of stations, each with its part of the data."""
+  s, cluster = setting.config.strategy, setting.cluster
+  per_device = s.station == 'device'
+  stations = cluster.size if per_device else cluster.nodes
+  models = len(s.models)
+  active = min(models, stations)
+  node = dataclasses.replace(cluster, nodes=1, devices=1 if per_device else cluster.devices)
+  inner = steps.synchronous(setting, images, cluster=node)
+  lap_steps = max(1.0, setting.workload.examples / stations / inner.images)
+  reached = setting.reached
+  link = reached.link if cluster.nodes > 1 else reached.node_link
+  sent = 0.0
+  if stations > 1:
+    sent = collectives.send(link, setting.workload.state_bytes) / lap_steps
+  late = setting.lateness(inner.seconds, active)
+  epochs = max(1, round(setting.workload.total_images / setting.workload.examples))
+  laps = max(models, stations)
+  slots = laps * epochs + active - 1
+  return steps.Step(
+    images=inner.images * active,
+    compute=inner.compute,
+    fixed=inner.fixed,
+    communication=inner.communication + sent + late,
+    run_factor=models * slots / (laps * epochs),
+  )
