@@ -23,10 +23,10 @@ class SignSgd(sync.Sync):
     class SignStep(sync_step.SyncStep):
       """Sums signs over the devices."""
 
-      def reduce(self, gradients, extras):
+      def reduce(self, gradients, metrics):
         signs = jax.tree.map(jnp.sign, gradients)
-        votes, extras = super().reduce(signs, extras)
-        examples = extras[1]  # the update divides by it
-        return jax.tree.map(lambda v: jnp.sign(v) * examples.astype(v.dtype), votes), extras
+        votes, metrics = super().reduce(signs, metrics)
+        examples = metrics[1]  # the update divides by it
+        return jax.tree.map(lambda v: jnp.sign(v) * examples.astype(v.dtype), votes), metrics
 
     return SignStep(config, specs, order)

@@ -18,7 +18,7 @@ import optax
 
 from anp_jax.cluster import preemption
 from anp_jax.models.layers import example_randomness, sums as sums_lib
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib, step_sums
 from anp_jax.training import microsteps, mixing, multipliers
 
 P = mesh_lib.P
@@ -88,8 +88,7 @@ class TrainStep:
     """One shard's gradient, mapped over the mesh; not jitted.
 
     Returns:
-      (params, stats, step, batch) -> (gradients, stats, weight, sums, damaged,
-      vote): sums over the batch, new statistics, and the largest vote.
+      (params, stats, step, batch) -> `parallel.step_sums.Reduced`, over the batch.
     """
     specs = jax.tree.map(lambda s: s.sharding.spec, self._abstract_state)
     group = self.strategy_step.per_group_spec
@@ -97,7 +96,7 @@ class TrainStep:
       self.strategy_step.wrap_shard_step(self._shard_step),
       mesh=self.mesh,
       in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
-      out_specs=(specs.params, specs.stats, group, group, group, group),
+      out_specs=step_sums.Reduced(specs.params, specs.stats, group, group, group, group),
       # Off, so that a user's module may scan over constants; what travels is
       # explicit in the strategy, and tests read it off the compiled program.
       check_vma=False,
@@ -113,26 +112,38 @@ class TrainStep:
 
   def _wrapped_update(self):
     """(state, reduced gradients) -> (state, values), of the whole run."""
-    update = self.strategy_step.wrap_update(self._update, _joined, self.abstract_single)
-    return self._frozen.wrap_update(update)
+    update = self.strategy_step.wrap_update(self._update, _mean_values, self.abstract_single)
+    update = self._frozen.wrap_update(update)
 
-  def _update(self, state, reduced):
-    """The update of one network."""
-    gradients, stats, weight, sums, damaged, vote = reduced
+    def update_and_stack(state, reduced):
+      state, values = update(state, reduced)
+      return state, jnp.stack([values[name] for name in metric_names(self.objective)])
+
+    return update_and_stack
+
+  def _update(self, state, reduced: step_sums.Reduced):
+    """The update of one network, and its values by name."""
+    gradients, stats, sums = reduced.gradients, reduced.stats, reduced.sums
     norm = functools.partial(sums_lib.norm, platform=mesh_lib.platform(self.mesh))
     # An axis of groups is not of one network.
     divided = jax.tree.map(
       lambda s: any(axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec),
       self._abstract_state.params,
     )
-    weight = jnp.maximum(weight, 1)
+    weight = jnp.maximum(reduced.weight, 1)
     gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
     updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
-    means = [sums[name] / weight for name in self.objective.train_names]
+    values = {name: sums[name] / weight for name in self.objective.train_names}
     grad_norm = norm(gradients, divided=divided)
-    sizes = (means[0], grad_norm, norm(updates, divided=divided), norm(stats))
+    sizes = (values['loss'], grad_norm, norm(updates, divided=divided), norm(stats))
     finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
-    values = [*means, grad_norm, self.schedule(state.step), damaged, finite.all(), vote]
+    values |= {
+      'grad_norm': grad_norm,
+      'learning_rate': self.schedule(state.step),
+      'damaged': reduced.damaged,
+      'finite': finite.all(),
+      'vote': reduced.vote,
+    }
     params = optax.apply_updates(state.params, updates)
     state = state_lib.TrainState(
       step=state.step + 1,
@@ -141,7 +152,7 @@ class TrainStep:
       opt_state=opt_state,
       average=state_lib.averaged(self.config.ema, state, params, stats),
     )
-    return state, jnp.stack([jnp.asarray(v, weight.dtype) for v in values])
+    return state, {name: jnp.asarray(v, weight.dtype) for name, v in values.items()}
 
   def _separate_programs(self):
     """`gradient` in two programs, jitted: of a logical shard, of their sum."""
@@ -150,13 +161,15 @@ class TrainStep:
 
     def shard(params, stats, step, batch, index):
       micro = microsteps.micro_batch(batch, index, self.strategy_step.micro_batches())
-      return microsteps.with_axis(self._totals(params, stats, step, micro))
+      return microsteps.with_axis(self._local_sums(params, stats, step, micro))
 
     def add(stats, batch, *shards):
       count = self.strategy_step.micro_batches()
       rows = [self._row_counts(microsteps.micro_batch(batch, i, count)) for i in range(count)]
       shards = jax.tree.map(lambda x: x[0], shards)
-      return self._reduced(stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)]))
+      return self._all_reduced(
+        stats, *self.strategy_step.add_shards([*zip(shards, rows, strict=True)])
+      )
 
     mapped = functools.partial(jax.shard_map, mesh=self.mesh, check_vma=False)
     return (
@@ -176,18 +189,18 @@ class TrainStep:
     """One device's part of a step."""
     params = self.strategy_step.gather(params)
     totals = self.strategy_step.accumulate(
-      lambda micro: self._totals(params, stats, step, micro), batch
+      lambda micro: self._local_sums(params, stats, step, micro), batch
     )
-    return self._reduced(stats, totals, self._row_counts(batch))
+    return self._all_reduced(stats, totals, self._row_counts(batch))
 
-  def _totals(self, params, stats, step, batch):
+  def _local_sums(self, params, stats, step, batch):
     """Sums over a micro-batch: gradients, new statistics, metrics."""
     key = jax.random.fold_in(jax.random.key(self.config.seed), step)
     gradient = jax.value_and_grad(self._loss, has_aux=True)
     (_, (sums, new_stats)), gradients = gradient(params, stats, batch, key)
     if mesh_lib.platform(self.mesh) == 'gpu':
       gradients = jax.tree.map(_row_major, gradients)
-    return gradients, new_stats, sums
+    return step_sums.Totals(gradients, new_stats, sums)
 
   def _loss(self, params, stats, batch, key):
     """The sum of losses, and (sums of metrics, new statistics)."""
@@ -233,21 +246,20 @@ class TrainStep:
     dtype = jnp.dtype(self.config.model.param_dtype)
     return damaged, jax.nn.one_hot(vote, preemption.VOTES, dtype=dtype)
 
-  def _reduced(self, stats, totals, row_counts):
+  def _all_reduced(self, stats, totals, row_counts):
     """What `gradient` gives, from the totals of one device's batch."""
     strategy = self.strategy_step
     gradients, new_stats, sums = totals
-    damaged, votes = row_counts
     weight = sums.pop('weight')
     new_stats, counts = _split_counts(new_stats)
-    travelling = (new_stats, weight, sums, damaged, votes)
     # Statistics travel with the gradients: a mean over equally many groups.
-    gradients, travelling = strategy.reduce(gradients, travelling)
-    new_stats, weight, sums, damaged, votes = travelling
-    vote = jnp.where(votes > 0, jnp.arange(len(votes)), 0).max()
+    gradients, metrics = strategy.reduce(
+      gradients, step_sums.Metrics(new_stats, weight, sums, *row_counts)
+    )
+    vote = jnp.where(metrics.votes > 0, jnp.arange(len(metrics.votes)), 0).max()
     micro_batches = strategy.micro_batches()
     shards = lax.axis_size(mesh_lib.DATA) * micro_batches
-    new_stats = jax.tree.map(lambda s: s / shards, new_stats)
+    new_stats = jax.tree.map(lambda s: s / shards, metrics.stats)
     counts = jax.tree.map(lambda c: c // micro_batches, counts)
     counts = lax.pmax(counts, mesh_lib.DATA)
     # A user's module may widen its own: the state must keep its dtypes, or the
@@ -258,7 +270,10 @@ class TrainStep:
       new_stats,
       counts,
     )
-    return (self._frozen.zero_gradients(gradients), new_stats, weight, sums, damaged, vote)
+    gradients = self._frozen.zero_gradients(gradients)
+    return step_sums.Reduced(
+      gradients, new_stats, metrics.weight, metrics.sums, metrics.damaged, vote
+    )
 
 
 def _split_counts(stats):
@@ -283,13 +298,16 @@ def _row_major(gradient):
   return layout.with_layout_constraint(gradient, order)
 
 
-def _joined(values, weight):
-  """The run's values (n,) from those of its groups (groups, n).
+def _mean_values(values, weight):
+  """The run's values from those of its groups, (groups,) each by name.
 
   Means are weighted by (groups,) examples.
   """
   share = jnp.maximum(weight, 1)
-  means = (values * (share / share.sum())[:, None]).sum(0)
-  *_, damaged, finite, vote = values.T
-  last = jnp.stack([damaged.sum(), finite.min(), vote.max()])
-  return jnp.concatenate([means[: -len(last)], last])
+  joins = {'damaged': jnp.sum, 'finite': jnp.min, 'vote': jnp.max}
+  names = [name for name in values if name not in joins]
+  table = jnp.stack([values[name] for name in names], axis=1)
+  means = (table * (share / share.sum())[:, None]).sum(0)
+  return dict(zip(names, means, strict=True)) | {
+    name: join(values[name]) for name, join in joins.items()
+  }

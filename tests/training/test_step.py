@@ -288,11 +288,21 @@ def _flagged():
 @pytest.mark.parametrize('finite', [(1, 1), (1, 0), (0, 1), (0, 0)])
 def test_one_group_that_is_not_finite_is_flagged(finite):
   """The numbers of two groups, of 3 and 1 examples, as one line of a run."""
-  # loss, grad_norm, learning_rate, damaged, finite, vote
-  values = np.array([[2.0, 1.0, 0.5, 4, finite[0], 1], [6.0, 3.0, 0.5, 2, finite[1], 2]])
-  got = step_lib._joined(jnp.asarray(values), jnp.array([3.0, 1.0]))
-  want = [3.0, 1.5, 0.5, 6, float(finite == (1, 1)), 2]
-  np.testing.assert_allclose(got, want, rtol=1e-6)
+  values = {
+    'loss': (2.0, 6.0),
+    'grad_norm': (1.0, 3.0),
+    'learning_rate': (0.5, 0.5),
+    'damaged': (4.0, 2.0),
+    'finite': finite,
+    'vote': (1.0, 2.0),
+  }
+  values = {name: jnp.array(x, jnp.float32) for name, x in values.items()}
+  got = step_lib._mean_values(values, jnp.array([3.0, 1.0]))
+  want = {'loss': 3.0, 'grad_norm': 1.5, 'learning_rate': 0.5, 'damaged': 6, 'vote': 2}
+  want['finite'] = float(finite == (1, 1))
+  assert got.keys() == want.keys()
+  for name, value in want.items():
+    np.testing.assert_allclose(got[name], value, rtol=1e-6)
 
 
 @pytest.mark.parametrize('row', [0, 7, 15])

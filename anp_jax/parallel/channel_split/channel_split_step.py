@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib, step_sums
 from anp_jax.parallel.channel_split import (
   convolutions,
   kernels,
@@ -140,19 +140,18 @@ class ChannelSplitStep(sync.SyncStep):
     is_divided = counts and lax.axis_size(mesh_lib.MODEL) > 1
     return super().accumulate(compute_rows if is_divided else compute, batch)
 
-  def reduce(self, gradients, extras):
+  def reduce(self, gradients, metrics):
     """Sums over data; over 'model', what all devices have computed.
 
     Args:
       gradients: like the whole parameters; that of a split kernel holds this
         device's channels.
-      extras: pytrees of what else is summed: statistics, the weight and sums
-        of the examples, and counts. The first device's are taken, but for what
+      metrics: `step_sums.Metrics`. The first device's are taken, but for what
         is of a device's own rows.
 
     Returns:
       gradients, of a split kernel this device's part (with the plan 'apart',
-      all are the device's own); extras.
+      all are the device's own); metrics.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
@@ -160,17 +159,17 @@ class ChannelSplitStep(sync.SyncStep):
       x if n is None else self._unshared(split_operation.own_part(x, n))
       for n, (_, x) in zip(counts, leaves, strict=True)
     ]
-    summed, extras = super().reduce(tree.unflatten(local), self._local_extras(*extras))
+    summed, metrics = super().reduce(tree.unflatten(local), self._local_metrics(metrics))
     summed = jax.tree.leaves(summed)
-    extras, extras_tree = jax.tree.flatten(extras)
+    metrics, metrics_tree = jax.tree.flatten(metrics)
     # In the dtype and the buckets that the config names, like `SyncStep`.
     wires = [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in summed]
     if self._apart:
-      extras = self._sums(extras)
+      metrics = self._sums(metrics)
     else:
-      wires, extras = self._complete(wires, counts, extras)
+      wires, metrics = self._complete(wires, counts, metrics)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
-    return tree.unflatten(gradients), extras_tree.unflatten(extras)
+    return tree.unflatten(gradients), metrics_tree.unflatten(metrics)
 
   def sum_scores(self, sums):
     """Sums an evaluation; all devices get those of the first of 'model'."""
@@ -219,20 +218,20 @@ class ChannelSplitStep(sync.SyncStep):
       out_shardings=jax.tree.map(lambda s: s.sharding, abstract_tree),
     )
 
-  def _complete(self, wires, counts, extras):
+  def _complete(self, wires, counts, metrics):
     """Gives all devices of 'model' what is not split, as the first has it.
 
     Args:
       wires: gradients; of split kernels, local parts.
       counts: of each gradient the features of each device; None: not split.
-      extras: arrays that are summed together with the gradients.
+      metrics: arrays that are summed together with the gradients.
     """
     wires = list(wires)
     unsplit = [i for i in self._backward if counts[i] is None]
     # Each device has its share of those already, or all have the same.
     is_shared = self._plan.by_batch or self._plan.rows
     mask = (lambda x: x) if is_shared else _first_device
-    sums = self._sums([mask(wires[i]) for i in unsplit] + extras)
+    sums = self._sums([mask(wires[i]) for i in unsplit] + metrics)
     for i, total in zip(unsplit, sums, strict=False):
       wires[i] = total
     return wires, sums[len(unsplit) :]
@@ -257,9 +256,9 @@ class ChannelSplitStep(sync.SyncStep):
         f'{rows} in all'
       )
 
-  def _local_extras(self, statistics, weight, sums, *counts):
-    """This device's summands; arguments are the extras of `reduce`."""
-    rows, of_rows = self._plan.rows, (weight, sums)
+  def _local_metrics(self, metrics: step_sums.Metrics) -> step_sums.Metrics:
+    """This device's summands."""
+    rows, of_rows, statistics = self._plan.rows, (metrics.weight, metrics.sums), metrics.stats
     if rows:
       share = jnp.asarray(np.array(rows) / sum(rows))
       share = share[lax.axis_index(mesh_lib.MODEL)]
@@ -268,7 +267,8 @@ class ChannelSplitStep(sync.SyncStep):
       share = rows_lib.share if self._plan.by_batch else _first_device
       statistics = jax.tree.map(share, statistics)
       of_rows = jax.tree.map(_first_device, of_rows)
-    return (statistics, *of_rows, *jax.tree.map(_first_device, counts))
+    counts = _first_device(metrics.damaged), _first_device(metrics.votes)
+    return step_sums.Metrics(statistics, *of_rows, *counts)
 
   def _unshared(self, x):
     """A gradient that one device alone has, of the loss's share."""

@@ -24,8 +24,6 @@ from anp_jax.parallel.local_sgd import exchanges
 from anp_jax.parallel.sync import sync_step as sync
 
 P = mesh_lib.P
-# Place of the learning rate in `training.step.metric_names`.
-_LEARNING_RATE = -4
 
 
 class OptState(NamedTuple):
@@ -104,7 +102,7 @@ class LocalStep(sync.SyncStep):
 
     return all_groups
 
-  def wrap_update(self, update, join, abstract_single):
+  def wrap_update(self, update, mean_values, abstract_single):
     """Each group's update, then an exchange if one is due.
 
     Arguments and result are those of `sync.step.SyncStep.wrap_update`.
@@ -113,21 +111,21 @@ class LocalStep(sync.SyncStep):
     update_groups = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
     abstract_state = self.abstract_state(abstract_single)
     replicated = mesh_lib.replicated(_mesh(abstract_single))
-    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
-    exchange = self._on_each_device(self._exchanged, (abstract_state, rate), abstract_state)
+    abstract_rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
+    exchange = self._on_each_device(
+      self._exchanged, (abstract_state, abstract_rate), abstract_state
+    )
 
     def update_and_exchange(state, reduced):
       groups, outer = state.opt_state
-      weight = reduced[2]
       state, values = update_groups(state.replace(opt_state=groups), reduced)
       state = state.replace(opt_state=OptState(state.opt_state, outer))
-      state = lax.cond(
-        self._is_due(state.step), exchange, lambda state, _: state, state, values[0, _LEARNING_RATE]
-      )
+      rate = values['learning_rate'][0]
+      state = lax.cond(self._is_due(state.step), exchange, lambda state, _: state, state, rate)
       # Some numbers of each group, once around.
-      numbers = jnp.concatenate([values, weight[:, None]], axis=1)
-      numbers = lax.with_sharding_constraint(numbers, replicated)
-      return state, join(numbers[:, :-1], numbers[:, -1])
+      numbers = jnp.stack([*values.values(), reduced.weight], axis=1)
+      *columns, weight = lax.with_sharding_constraint(numbers, replicated).T
+      return state, mean_values(dict(zip(values, columns, strict=True)), weight)
 
     return update_and_exchange
 

@@ -90,16 +90,17 @@ class SyncStep:
     )
     return totals
 
-  def reduce(self, gradients, extras):
+  def reduce(self, gradients, metrics):
     """Sums over the data axis.
 
     Args:
       gradients: like the parameters; they travel in the dtype that the config
         names.
-      extras: pytree of what else is summed, in its own dtype.
+      metrics: `step_sums.Metrics` or another pytree of what else is summed, in its own
+        dtype.
 
     Returns:
-      gradients, of a divided parameter this device's part; extras.
+      gradients, of a divided parameter this device's part; metrics.
     """
     leaves = self._tree.flatten_up_to(gradients)
     # A float64 run is there to be exact: its sums are never narrowed.
@@ -107,13 +108,13 @@ class SyncStep:
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
       undivided = [i for i in self._backward if self._axes[i] < 0]
-      rest, tree = jax.tree.flatten(extras)
+      rest, tree = jax.tree.flatten(metrics)
       sums = buckets.fused(
         self._sum, [self._flat(x) for x in ([wires[i] for i in undivided] + rest)], self._size
       )
       for i, total in zip(undivided, sums, strict=False):
         wires[i] = self._shaped(total, wires[i])
-      extras = tree.unflatten(
+      metrics = tree.unflatten(
         self._shaped(total, x) for total, x in zip(sums[len(undivided) :], rest, strict=True)
       )
       divided = [i for i in self._backward if self._axes[i] >= 0]
@@ -127,7 +128,7 @@ class SyncStep:
         part = part.reshape(-1, *first.shape[1:])
         wires[i] = jnp.moveaxis(part, 0, self._axes[i])
     totals = [w.astype(x.dtype) for w, x in zip(wires, leaves, strict=True)]
-    return self._tree.unflatten(totals), extras
+    return self._tree.unflatten(totals), metrics
 
   def sum_scores(self, sums):
     """The sums of an evaluation over the whole batch, from a device's own."""
@@ -163,12 +164,13 @@ class SyncStep:
     """One device's part of a step, from that for one network."""
     return shard
 
-  def wrap_update(self, update, join, abstract_single):
-    """(state, reduced) -> (state, values), from that for one network.
+  def wrap_update(self, update, mean_values, abstract_single):
+    """(state, `step_sums.Reduced`) -> (state, values by name), from that for one network.
 
     Args:
-      update: of one network.
-      join: (groups, n) values and (groups,) weights of their examples, to (n,).
+      update: update of one network.
+      mean_values: values (groups,) by name, and (groups,) weights of their
+        examples, to the run's values by name.
       abstract_single: abstract state of one network, with shardings.
     """
     return update

@@ -29,7 +29,7 @@ class OffloadStep(sync.SyncStep):
     # By a kernel's path, its convolutions of the trace under way.
     self._convolutions = {}
 
-  def reduce(self, gradients, extras):
+  def reduce(self, gradients, metrics):
     """Sums over data, see `SyncStep`; adds the offload devices' gradients.
 
     They are awaited here, all at once, rather than where they are begun:
@@ -49,7 +49,7 @@ class OffloadStep(sync.SyncStep):
       for i, part in zip(split, parts, strict=True):
         before = totals[i].shape[-1] - part.shape[-1]
         totals[i] += jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(before, 0)])
-    return super().reduce(tree.unflatten(totals), extras)
+    return super().reduce(tree.unflatten(totals), metrics)
 
   def convolution_context(self):
     """The context in which an applied model has its convolutions split."""

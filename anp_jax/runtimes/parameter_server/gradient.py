@@ -69,11 +69,9 @@ def _make(config, program, layout):
 
   def gradient(weights, stats, step, batch):
     params = layout.params.unflatten(weights.astype(dtype))
-    grads, new_stats, weight, sums, damaged, vote = program.gradient(
-      params, layout.stats.unflatten(stats), step, batch
-    )
-    divisor = jnp.maximum(weight, 1)
-    grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads)
+    reduced = program.gradient(params, layout.stats.unflatten(stats), step, batch)
+    divisor = jnp.maximum(reduced.weight, 1)
+    grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), reduced.gradients)
     norm = optax.tree.norm(grads)
     grads, _ = clip.update(grads, clip.init(params))
     # The host joins them: with one long vector among its results, the program
@@ -81,15 +79,15 @@ def _make(config, program, layout):
     grads = jax.tree.map(lambda g: g.astype(layout.wire_dtype), grads)
     # A network without batch norm has neither the key nor statistics.
     momentum = jnp.asarray(config.model.get('norm_momentum', 0.0), dtype)
-    stats_delta = layout.stats.flatten(new_stats) - momentum * stats
-    sizes = jnp.stack([sums['loss'], norm, jnp.abs(stats_delta).sum()])
+    stats_delta = layout.stats.flatten(reduced.stats) - momentum * stats
+    sizes = jnp.stack([reduced.sums['loss'], norm, jnp.abs(stats_delta).sum()])
     finite = jnp.isfinite(sizes).all()
-    values = sums | {
-      'weight': weight,
-      'damaged': damaged,
+    values = reduced.sums | {
+      'weight': reduced.weight,
+      'damaged': reduced.damaged,
       'grad_norm': norm,
       'finite': finite,
-      'vote': vote,
+      'vote': reduced.vote,
     }
     return grads, stats_delta, values
 
