@@ -2,31 +2,24 @@
 
 from collections.abc import Iterator
 import contextlib
-import dataclasses
 import itertools
 import os
 
 import jax
 
-from anp_jax import config as config_lib
+from anp_jax import config as config_lib, experiment
 from anp_jax.checkpoint import manager, run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.cluster import preemption
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement, balance
-from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.data.sources import agreement
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import delayed_metrics, run_page, summary, telemetry as telemetry_lib
 from anp_jax.reporting.analysis import analysis_run as analysis
 from anp_jax.system import compile_cache, device_peaks, flops, mirror, profiling, startup
-from anp_jax.training import (
-  build,
-  eval_loop,
-  objective as objective_lib,
-  run_spec,
-  train_step as step_lib,
-)
+from anp_jax.training import build, eval_loop, train_step as step_lib
 
 
 class Run:
@@ -53,14 +46,18 @@ class Run:
     self._processes, self._workdir = job.processes, job.workdir
     self._processes.check_shared(job.workdir)
     compile_cache.enable(job.config)
-    mesh = mesh_lib.create(job.config, job.devices, job.processes.hosts)
-    config = run_dir.with_batch_size(job.config, job.workdir, mesh_lib.batch_devices(mesh))
-    self._config, self._mesh = config, mesh
-    division.check(config, config.batch_size, mesh)
-    self._timer.end_phase('devices')
-    self._open_data()
-    self._spec = spec = self._open_workdir(job)
+    self._experiment = opened = experiment.open(
+      job.config,
+      job.devices,
+      job.processes.hosts,
+      workdir=job.workdir,
+      offload_devices=job.offload_devices,
+    )
+    self._spec = spec = opened.spec
+    config = self._config = opened.config
+    self._mesh = opened.mesh
     self.total_steps = spec.total_steps
+    self._open_data()
     self._eval_steps = spec.steps(config.eval.every)
     self._checkpoint_steps = spec.steps(config.checkpoint.every)
     messages = self._build(job)
@@ -230,30 +227,21 @@ class Run:
     return compiled
 
   def _open_data(self):
-    self._train_source = sources.open_source(self._config, training=True)
-    self._eval_source = sources.open_source(self._config, training=False)
-    train, evaluation = self._train_source, self._eval_source
+    """Opens the validation split, and makes the workdir this run's."""
+    config, objective = self._config, self._spec.objective
+    train = self._train_source = self._experiment.source
+    evaluation = self._eval_source = sources.open_source(config, training=False)
     if train.vocabulary.names != evaluation.vocabulary.names:
       raise config_lib.ConfigError(
         f'{train.name} and {evaluation.name} have different classes: '
         f'{len(train.vocabulary)} and {len(evaluation.vocabulary)}'
       )
     agreement.check(self._processes, training=train, evaluation=evaluation)
-    self._timer.end_phase('data set')
-
-  def _open_workdir(self, job):
-    """Makes the workdir this run's; gives the run's spec."""
-    config, source = self._config, self._train_source
-    objective = objective_lib.create(
-      source.vocabulary, config, balance.class_weights(config, source)
-    )
+    self._timer.end_phase('devices, data set')
     if config.checkpoint.keep_best:
       manager.check_best_metric(config, objective.metric_names)
-    run_dir.open_or_refuse(self._workdir, config, source.vocabulary)
-    run_dir.record_class_sizes(self._workdir, source)
-    return run_spec.RunSpec(
-      config, self._mesh, objective, config.batch_size, len(source), job.offload_devices
-    )
+    run_dir.open_or_refuse(self._workdir, config, train.vocabulary)
+    run_dir.record_class_sizes(self._workdir, train)
 
   def _build(self, job):
     """Builds the steps, after a calibration where the strategy has one."""
@@ -262,10 +250,10 @@ class Run:
     strategy = strategy_lib.find(self._config)
     config, messages = strategy.calibrate(self._spec, job, self.total_steps > max(saved, default=0))
     self._timer.end_phase('plan')
-    spec = dataclasses.replace(self._spec, config=config)
-    self._program = build.create(spec)
-    self._replanner = strategy.replanner(spec, job)
-    helpers = [f'offload  {d.name}' for d in spec.offload_devices]
+    calibrated = self._experiment.with_config(config)
+    self._program = calibrated.program
+    self._replanner = strategy.replanner(calibrated.spec, job)
+    helpers = [f'offload  {d.name}' for d in job.offload_devices]
     return [*helpers, *messages]
 
   def _open_state(self):

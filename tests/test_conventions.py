@@ -19,6 +19,7 @@ _LAYERS = (
   'parallel',
   'training',
   'checkpoint',
+  'experiment',
   'reporting',
   'runtimes',
   'predict',

@@ -26,7 +26,7 @@ def with_batch_size(config, workdir: str, devices: int):
 
   Args:
     config: resolved; its batch_size may be 0.
-    workdir: of the run; one that is resumed keeps its batch.
+    workdir: folder of the run, which keeps its batch when it is resumed; '': none.
     devices: that divide the batch.
 
   Returns:
@@ -34,7 +34,7 @@ def with_batch_size(config, workdir: str, devices: int):
   """
   if config.batch_size:
     return config
-  saved = saved_config(workdir).get('batch_size', 0)
+  saved = saved_config(workdir).get('batch_size', 0) if workdir else 0
   batch_size = saved or config.batch_size_per_device * devices
   return config_lib.replaced(config, {'batch_size': batch_size})
 

@@ -4,11 +4,11 @@ import dataclasses
 
 import jax
 
-from anp_jax import config as config_lib
+from anp_jax import config as config_lib, experiment
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement, balance
+from anp_jax.data.sources import agreement
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.runtimes.parameter_server import (
   gradient as gradient_lib,
@@ -16,7 +16,7 @@ from anp_jax.runtimes.parameter_server import (
   look_ahead as look_ahead_lib,
   slice_optimizer,
 )
-from anp_jax.training import build, objective as objective_lib, optimizer as optimizer_lib, run_spec
+from anp_jax.training import build, objective as objective_lib, optimizer as optimizer_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +93,9 @@ def create(config, ahead: look_ahead_lib.Settings) -> Setup:
   if config.strategy.simulate.workers:
     # No bit depends on the number of servers, so those simulated are one.
     config = config_lib.replaced(config, {'strategy.servers': 1})
-  source = sources.open_source(config, training=True)
-  mesh = mesh_lib.create(config, jax.local_devices())
-  objective = objective_lib.create(source.vocabulary, config, balance.class_weights(config, source))
-  size, examples = config.batch_size, len(source)
-  spec = run_spec.RunSpec(config, mesh, objective, size, examples)
-  program = build.create(spec)
+  opened = experiment.open(config, jax.local_devices(), divides_batch=False)
+  spec, program = opened.spec, opened.program
+  size, examples = spec.batch_size, spec.examples
   layout = layout_lib.Layout(config, program.abstract_state)
   schedule = optimizer_lib.schedule(config, size, examples, spec.total_steps)
   chained = config
@@ -108,9 +105,9 @@ def create(config, ahead: look_ahead_lib.Settings) -> Setup:
   look_ahead = look_ahead_lib.LookAhead(ahead, config, chain, schedule)
   return Setup(
     config=config,
-    mesh=mesh,
-    source=source,
-    objective=objective,
+    mesh=opened.mesh,
+    source=opened.source,
+    objective=spec.objective,
     program=program,
     layout=layout,
     optimizers=[

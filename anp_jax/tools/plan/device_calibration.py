@@ -16,16 +16,12 @@ import statistics
 
 import jax
 
-from anp_jax import config as config_lib
+from anp_jax import config as config_lib, experiment
 from anp_jax.costs import hardware
-from anp_jax.data import sources
-from anp_jax.data.input import stream
-from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.runtimes.parameter_server import handling as handling_lib
 from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
 from anp_jax.tools.plan import plan_tables, sizes
-from anp_jax.training import build, objective as objective_lib, run_spec
 
 _TURNS = 5
 _MOST_SECONDS = 10.0  # of the turns of one batch size
@@ -223,31 +219,20 @@ def _steps_a_turn(config, device) -> int:
 
 def _seconds(config, workload, device, images) -> list[float]:
   """Seconds of a step, by turn, the first ones left out."""
-  spec, source = _spec_and_source(config, workload, device, images)
+  opened = experiment.open(_single(config, workload, images), [device])
   with contextlib.ExitStack() as stack, jax.default_device(device):
     batches, count = None, _steps_a_turn(config, device)
     if device.platform == 'cpu':
       # The cores that compute also make the batches, some of them ahead.
-      sharding = mesh_lib.batch_sharding(spec.mesh)
-      batches = stream.Stream(spec.config, sharding).train(source, images, 0)
+      batches = opened.batches()
       stack.callback(batches.close)
-    run = workloads.step(build.create(spec), spec, images, batches)
+    run = workloads.step(opened.program, opened.spec, images, batches)
 
     turn = functools.partial(run, count)
     run()
     first = stopwatch.timed(turn)
     turns = max(3, min(_TURNS, int(_MOST_SECONDS / first)))
     return [stopwatch.timed(turn) / count for _ in range(turns)]
-
-
-def _spec_and_source(config, workload, device, images):
-  """A run on one device, and the training examples."""
-  single = _single(config, workload, images)
-  mesh = mesh_lib.create(single, [device])
-  source = sources.open_source(single, training=True)
-  objective = objective_lib.create(source.vocabulary, single)
-  spec = run_spec.RunSpec(single, mesh, objective, images, len(source))
-  return spec, source
 
 
 def _single(config, workload, images):

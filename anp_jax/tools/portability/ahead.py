@@ -6,13 +6,13 @@ import time
 
 import jax
 
-from anp_jax import config as config_lib
+from anp_jax import experiment
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.parallel import division, mesh as mesh_lib
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import flops
 from anp_jax.tools.portability import compiled_collectives, portability_table, targets
-from anp_jax.training import build, objective as objective_lib, run_spec
+from anp_jax.training import build
 
 _MEMORY = {
   'arguments': 'argument_size_in_bytes',
@@ -41,20 +41,13 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     targets.CompilerMissingError: if the target's plugin is not installed.
     RuntimeError: if the plugin knows no such topology.
   """
-  mesh = mesh_lib.create(config, list(targets.devices(target)))
-  if not config.batch_size:
-    devices = mesh_lib.batch_devices(mesh)
-    batch_size = config.batch_size_per_device * devices
-    config = config_lib.replaced(config, {'batch_size': batch_size})
-  division.check(config, config.batch_size, mesh)
-  source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source)))
+  opened = experiment.open(config, list(targets.devices(target)))
+  config, mesh, program = opened.config, opened.mesh, opened.program
   report = {
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
-    'examples': len(source),
-    'parameters': sum(s.size for s in jax.tree.leaves(parts.abstract_single.params)),
+    'examples': len(opened.source),
+    'parameters': sum(s.size for s in jax.tree.leaves(program.abstract_single.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }
   batch = build.abstract_batch(config, mesh, config.batch_size)
@@ -63,7 +56,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     keep = functools.partial(_keep, folder, f'{target.text}-{step}')
     return _compile(function, arguments, keep)
 
-  report['train'] = train = compile_as('train', parts.train_step, parts.abstract_state, batch)
+  report['train'] = train = compile_as('train', program.train_step, program.abstract_state, batch)
   # All that JAX asks to be summed, less the gradients.
   summed = sum(compiled_collectives.sums(train['asked']).values())
   alone = mesh.shape[mesh_lib.DATA] == 1
@@ -74,8 +67,8 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = build.abstract_batch(config, mesh, size)
-  evaluated = parts.abstract_single.evaluated()
-  report['eval'] = compile_as('eval', parts.eval_step, *evaluated, batch)
+  evaluated = program.abstract_single.evaluated()
+  report['eval'] = compile_as('eval', program.eval_step, *evaluated, batch)
   return report
 
 

@@ -1,0 +1,106 @@
+"""What one network is trained with: devices, data, objective, programs, state."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+
+import jax
+
+from anp_jax.checkpoint import run_dir
+from anp_jax.checkpoint.weights import initial
+from anp_jax.data import sources
+from anp_jax.data.input import feed, stream
+from anp_jax.data.sources import balance
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.training import build, objective as objective_lib, run_spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A training, as far as it is the same in each step; nothing in it changes.
+
+  Attributes:
+    spec: config, mesh, objective and sizes.
+    source: training examples.
+  """
+
+  spec: run_spec.RunSpec
+  source: sources.Source
+
+  @property
+  def config(self):
+    """The config, with its batch size."""
+    return self.spec.config
+
+  @property
+  def mesh(self) -> jax.sharding.Mesh:
+    """The mesh of the training."""
+    return self.spec.mesh
+
+  @functools.cached_property
+  def program(self) -> build.Program:
+    """The steps, of which nothing is compiled yet.
+
+    Raises:
+      ConfigError: for what a config alone does not show.
+    """
+    return build.create(self.spec)
+
+  def with_config(self, config) -> 'Experiment':
+    """The same training with another config for the same mesh and data."""
+    return dataclasses.replace(self, spec=dataclasses.replace(self.spec, config=config))
+
+  def new_state(
+    self, workdir: str = '', gather: Callable | None = None
+  ) -> tuple[state_lib.TrainState, list[str]]:
+    """Returns the state that a run begins with, and lines about its weights.
+
+    Args:
+      workdir: folder of the run; '': there is none.
+      gather: see `cluster.Processes.gather`; None: this process is alone.
+
+    Raises:
+      ConfigError: if what config.init names does not fit.
+    """
+    program = self.program
+    more = {} if gather is None else {'gather': gather}
+    weights, messages = initial.load(self.config, program, self.source.vocabulary, workdir, **more)
+    return state_lib.create(program.init_fn, program.abstract_state, weights), messages
+
+  def batches(self, step: int = 0) -> feed.Feed:
+    """Returns the device batches from a step on, to be closed."""
+    sharding = mesh_lib.batch_sharding(self.mesh)
+    return stream.Stream(self.config, sharding).train(self.source, self.spec.batch_size, step)
+
+
+def open(  # noqa: A001 - as gzip.open: what it opens is the module's name
+  config,
+  devices: Sequence[jax.Device] | None = None,
+  hosts: Sequence[str] = ('',),
+  *,
+  workdir: str = '',
+  offload_devices: tuple = (),
+  divides_batch: bool = True,
+) -> Experiment:
+  """Opens devices and training data; nothing is compiled and no array made yet.
+
+  Args:
+    config: resolved and valid; its batch_size may be 0.
+    devices: devices of the mesh, which need not be of this machine; None: all
+      devices of all processes.
+    hosts: host of each process.
+    workdir: folder of the run, whose batch size a resumed run keeps; '': none.
+    offload_devices: devices outside the mesh that compute for it.
+    divides_batch: whether the batch of a step is divided over this mesh alone.
+
+  Raises:
+    ConfigError: if the config does not fit the devices or the data.
+  """
+  mesh = mesh_lib.create(config, devices, hosts)
+  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
+  if divides_batch:
+    division.check(config, config.batch_size, mesh)
+  source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config, balance.class_weights(config, source))
+  spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source), offload_devices)
+  return Experiment(spec, source)
