@@ -22,8 +22,8 @@ the commands, the versions and older measurements. [The log](log.md) explains th
 what failed.
 
 A figure is a median, followed by an interval in brackets: quartiles, unless the note says
-otherwise. `x` is a ratio; the text after "over" names its denominator, and a ratio of speeds above 1
-means that this package is faster. "Met" and "missed" compare the median with the goal; without a
+otherwise. `x` is a ratio; the text after "over" names its denominator, and a ratio of speeds above
+1 means that this package is faster. "Met" and "missed" compare the median with the goal; without a
 median, they compare the whole interval. The machines are shared and have no GPU, unless another is
 named.
 """
