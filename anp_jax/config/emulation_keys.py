@@ -65,7 +65,7 @@ def _check_slow(key, pairs):
 
 
 KEYS = {
-  'enabled': flag(False, 'this process emulates a node of a cluster; see docs/strategies.md'),
+  'enabled': flag(False, 'this process emulates a node of a cluster; see docs/study.md'),
   'sleep': flag(
     True,
     "a sleep takes the place of the network's computing; False: only the links are emulated",

@@ -10,7 +10,7 @@ from anp_jax.costs import steps
 _USABLE = {'tensor': 0.85, 'vector': 0.85, 'tpu': 0.95, 'cpu': 0.9}
 # Temporary arrays, over the activations that the backward pass needs: XLA's
 # own count of ResNet-50 for an H200 (32 images of 224 px in bfloat16: 2,007 MB,
-# docs/RESULTS.md) less state and gradients, over the activations.
+# docs/log.md) less state and gradients, over the activations.
 _TEMPORARY = 1.15
 _PIXEL_BYTES = 3
 

@@ -13,7 +13,7 @@ from anp_jax.tools.plan import plan_memory as memory_lib, sizes
 # speed.
 _PAYS = 0.5
 # Seconds of a core for an image, python scripts/bench/input.py, 2026-11-21
-# (docs/RESULTS.md): a photograph of 400 px decoded and cut to 224 px, and an
+# (docs/results.md): a photograph of 400 px decoded and cut to 224 px, and an
 # image of the embedded set.
 _PHOTOGRAPH, _EMBEDDED = 1.17e-3, 0.14e-3
 _NO_DECODING = ('synthetic', 'digits', 'arrays')

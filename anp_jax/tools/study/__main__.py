@@ -15,7 +15,7 @@ workdir. The same command goes on where it was stopped; what is finished is not
 run again. --config.KEY=VALUE is for all runs; --vary=KEY=V1,V2 makes any other
 key an axis of the grid; --tune=KEY=V1,V2 finds the best value of one for each
 cell; with --simulate one process computes for all of --workers=1,8,64.
-docs/strategies.md tells more.
+docs/study.md tells more.
 
 Status 0: all runs that can be came to their end; 1: one did not; 2: bad input.
 """

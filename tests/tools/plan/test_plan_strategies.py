@@ -142,7 +142,7 @@ def test_model_ring_needs_the_slots_of_the_paper(cost):
 
 
 def test_memory_is_near_that_of_the_compiled_program(cost):
-  # XLA's count for an H200, 32 images in bfloat16: 2,007 MB (docs/RESULTS.md).
+  # XLA's count for an H200, 32 images in bfloat16: 2,007 MB (docs/log.md).
   count = plan_memory.count(_setting(cost, 16, 4), 32)
   assert count.total == pytest.approx(2007e6, rel=0.05)
   # By hand: weights, momentum, averages; gradients.

@@ -1,0 +1,66 @@
+"""Tests of the page of results: it is what the script renders from the tables."""
+
+import datetime
+import pathlib
+
+import pytest
+
+from scripts import render_results
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_TABLES = sorted((_ROOT / 'results').glob('*.csv'))
+
+
+def _row(**changed):
+  row = dict.fromkeys(render_results.COLUMNS, '')
+  return {**row, 'question': 'speed', 'date': '2026-01-02', 'unit': 'x', **changed}
+
+
+def test_the_page_is_what_the_script_renders():
+  assert (_ROOT / 'docs/results.md').read_text() == render_results.render(_ROOT / 'results')
+
+
+@pytest.mark.parametrize('path', _TABLES, ids=lambda path: path.stem)
+def test_every_row_has_a_figure_a_date_and_a_goal_that_is_a_bound(path):
+  for row in render_results.read(path):
+    datetime.date.fromisoformat(row['date'])
+    assert row['question'] and row['machine'] and row['unit'], row
+    assert row['median'] or (row['low'] and row['high']), row
+    assert '|' not in ''.join(row.values()), row
+    sign, _, bound = (row['goal'] or '>= 0').partition(' ')
+    assert sign in ('>=', '<=') and float(bound) >= 0, row
+    if row['low'] and row['high']:
+      assert float(row['low']) <= float(row['median'] or row['low']) <= float(row['high']), row
+
+
+def test_a_question_shows_its_newest_row():
+  rows = [_row(median='2', date='2026-01-03'), _row(median='1'), _row(median='3', question='size')]
+  assert [row['median'] for row in render_results.newest(rows)] == ['2', '3']
+
+
+@pytest.mark.parametrize(
+  'row, figure, verdict',
+  [
+    (_row(median='1.5', goal='>= 1.5'), '1.5 x', '>= 1.5: met'),
+    (_row(median='1.5', low='1', high='2', goal='<= 1.4'), '1.5 (1 to 2) x', '<= 1.4: **missed**'),
+    (_row(median='1.5', low='1'), '1.5 (lowest 1) x', ''),
+    (_row(low='1', high='2', goal='<= 1.4'), '1 to 2 x', '<= 1.4: **missed**'),
+  ],
+)
+def test_a_figure_and_its_goal(row, figure, verdict):
+  assert render_results.figure(row) == figure
+  assert render_results.verdict(row) == verdict
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('question,goal\n', 'expected'),
+    (','.join(render_results.COLUMNS) + '\nspeed,,2026-01-01,m,v,c,1,fast,,,x,\n', "'fast'"),
+  ],
+)
+def test_a_table_that_does_not_parse_is_refused(tmp_path, text, message):
+  path = tmp_path / 'speed.csv'
+  path.write_text(text)
+  with pytest.raises(ValueError, match=message):
+    render_results.read(path)
