@@ -93,9 +93,11 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	ANP_FUZZ=2000 $(VENV_PYTHON) -m pytest -q tests/test_fuzz.py $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)
 
-lint: $(READY)  ## Check style and format.
+lint: $(READY)  ## Check style, format and spelling.
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m codespell_lib --skip='*.png,*.csv,*.txtpb' \
+	  anp_jax configs docs scripts *.md
 
 bench: $(READY)  ## Run every benchmark in scripts/bench, one after another.
 	@set -e; for script in scripts/bench/[!_]*.py; do \

@@ -39,7 +39,7 @@ class Experiment:
 
   @functools.cached_property
   def program(self) -> build.Program:
-    """The steps, of which nothing is compiled yet.
+    """The steps; nothing is compiled yet.
 
     Raises:
       ConfigError: for what a config alone does not show.

@@ -9,7 +9,7 @@ from anp_jax import config as config_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CONFIG_NAMES = ('config', '_config', 'run_config', '_run_config')
-# Attributes that the config and its groups have besides keys.
+# Attributes of a config and its groups that are no keys.
 _METHODS = ('get', 'items', 'keys', 'values', 'to_dict', 'to_json')
 
 
@@ -118,5 +118,5 @@ _ROOTS = frozenset(key.partition('.')[0] for key in _KEYS)
   ],
 )
 def test_the_check_sees_a_key_that_there_is_not(text, want):
-  known = [_is_known(names) for _, names in _paths(text) if names[0] in _ROOTS]
-  assert (all(known) if known else None) is want
+  results = [_is_known(names) for _, names in _paths(text) if names[0] in _ROOTS]
+  assert (all(results) if results else None) is want
