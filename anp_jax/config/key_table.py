@@ -319,9 +319,6 @@ _CHECKPOINT = {
   'best_metric': text(
     'anp_top1', 'of evaluations; class_top1 is the same', _METRICS, resumable=True
   ),
-  'on_error': text(
-    'stop', 'when one cannot be written (disk full)', ('stop', 'continue'), resumable=True
-  ),
 }
 _LOG = {
   'every': duration('20 steps', 'between lines', resumable=True),
