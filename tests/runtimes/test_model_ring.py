@@ -201,7 +201,7 @@ def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares
     assert max(sizes) - min(sizes) <= 1
   model_rings.assert_same(tmp_path, config, sizes, range(models))
   board = model_rings.leaderboard(tmp_path, config, LAPS)
-  assert board.finished() == list(range(models))
+  assert all(board.status(m, LAPS) == 'finished' for m in range(models))
   assert board.best() == best_scores
   for m in range(models):
     lines = telemetry.read(str(tmp_path / 'models' / f'{m:03}'))
@@ -370,7 +370,6 @@ def test_a_model_that_is_not_finite_leaves(tmp_path, stations, capsys):
   train.run(config, str(tmp_path))
   assert '001  failed: step ' in capsys.readouterr().out
   page = (tmp_path / 'leaderboard.md').read_text()
-  assert 'Mean of the 2 finished' in page
   (line,) = [line for line in page.splitlines() if '1e30' in line]
   assert line.startswith('| 3 |') and 'is not finite' in line
   model_rings.assert_same(tmp_path, config, (35, 35), (0, 2))

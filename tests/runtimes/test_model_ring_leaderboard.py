@@ -1,10 +1,8 @@
 """Which models stay in a ring, and what their scores show."""
 
-import numpy as np
 import pytest
 
-from anp_jax.runtimes.model_ring import controller, ensemble, leaderboard as leaderboard_lib
-from anp_jax.training import heads, objective as objective_lib
+from anp_jax.runtimes.model_ring import controller, leaderboard as leaderboard_lib
 from tests import model_rings
 
 
@@ -81,30 +79,3 @@ def test_halving_is_a_function_of_the_record(tmp_path):
   again = _board(tmp_path, 2, 8, {})
   assert again.decide(2, 2) == leaderboard_lib.RETIRED
   assert again.last_scores(0)['laps'] == 4
-
-
-def test_ensemble_is_the_mean_of_probabilities(tmp_path):
-  random = np.random.default_rng(0)
-  labels = random.integers(0, 5, 50)
-  weights = np.ones(50, np.float32)
-  weights[7] = 0
-  pairs = random.dirichlet(np.ones(5), (3, 50)).astype(np.float32)
-  nouns = random.dirichlet(np.ones(3), (3, 50)).astype(np.float32)
-  folders = []
-  for i, probabilities in enumerate(pairs):
-    (tmp_path / str(i)).mkdir()
-    folders.append(str(tmp_path / str(i)))
-    scores = {'anp': probabilities, 'noun': nouns[i]}
-    ensemble.write(folders[-1], scores, labels, weights)
-  ids = (0, 1, 2, 1, 0)
-  objective = objective_lib.Objective(heads.Joint(5, (heads.Factor('noun', 3, ids),)))
-  result = ensemble.score(folders, objective)
-  mean = pairs.astype(np.float64).mean(0)
-  counted = weights > 0
-  hits = (mean.argmax(-1) == labels)[counted]
-  assert result['anp_top1'] == pytest.approx(hits.mean(), rel=1e-6)
-  # A noun's probabilities are averaged too, not made of the pairs'.
-  hits = (nouns.mean(0).argmax(-1) == np.array(ids)[labels])[counted]
-  assert result['noun_top1'] == pytest.approx(hits.mean(), rel=1e-6)
-  loss = -np.log(mean[np.arange(50), labels])[counted].mean()
-  assert result['loss'] == pytest.approx(loss, rel=1e-5)  # float32 logarithms

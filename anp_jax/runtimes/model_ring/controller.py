@@ -6,7 +6,7 @@ import os
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
 from anp_jax.reporting import summary, telemetry
-from anp_jax.runtimes.model_ring import ensemble, leaderboard as leaderboard_lib, messages
+from anp_jax.runtimes.model_ring import leaderboard as leaderboard_lib, messages
 from anp_jax.training import metric_labels
 
 _OPEN = (leaderboard_lib.GO_ON, leaderboard_lib.WAIT)
@@ -285,17 +285,13 @@ def evaluate(ring, runners, store, which: str) -> dict:
 
 
 def announce(ring, leaderboard: leaderboard_lib.Leaderboard) -> dict:
-  """Prints the leaderboard, and the ensemble of the finished models.
+  """Prints the leaderboard.
 
   Returns:
     The last scores of the best model, {} if there are none.
   """
-  footer, finished = '', leaderboard.finished()
-  if len(finished) > 1:
-    scores = ensemble.score([ring.folder(m) for m in finished], ring.objective)
-    footer = f'\nMean of the {len(finished)} finished: {_text(scores)}\n'
-  leaderboard.write(footer)
-  note(f'{leaderboard.table()}\n{footer}')
+  leaderboard.write()
+  note(leaderboard.table())
   note(f'leaderboard: {os.path.join(ring.workdir, leaderboard_lib.PAGE)}')
   return leaderboard.best()
 

@@ -106,11 +106,6 @@ class Leaderboard:
         return self.decide(model, earlier)
     return self.decide(model, laps)
 
-  def finished(self) -> list[int]:
-    """Returns the models that have come to the end."""
-    ended = {model for model, laps in self._scores if laps == self._rungs.laps}
-    return sorted(ended - self._failures.keys())
-
   def best(self) -> dict:
     """Returns the last scores of the best model; {} if there are none."""
     return self.last_scores(self._ranking()[0])
@@ -144,10 +139,10 @@ class Leaderboard:
       )
     return markdown.table(lines)
 
-  def write(self, footer: str = '') -> None:
+  def write(self) -> None:
     """Writes the leaderboard to the workdir."""
     path = os.path.join(self._workdir, PAGE)
-    files.write_atomic(path, f'# Leaderboard\n\n{self.table()}\n{footer}')
+    files.write_atomic(path, f'# Leaderboard\n\n{self.table()}\n')
 
   def _ranking(self):
     """Returns all models by their last scores; failed ones are the last."""

@@ -54,7 +54,6 @@ class Ring:
     candidates: all models.
     source: of the training examples.
     eval_source: of the validation examples.
-    objective: `objective.Objective`.
     sizes: training examples of each station.
     owners: the process of each station.
     rungs: when models are scored, and when they may leave.
@@ -67,7 +66,6 @@ class Ring:
   candidates: Sequence[candidates_lib.Candidate]
   source: object
   eval_source: object
-  objective: object
   sizes: Sequence[int]
   owners: Sequence[int]
   rungs: Rungs
@@ -128,7 +126,6 @@ def create(config, workdir: str, processes) -> Ring:
     candidates,
     source,
     eval_source,
-    objective,
     sizes,
     owners,
     rungs,

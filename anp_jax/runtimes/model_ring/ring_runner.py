@@ -24,7 +24,7 @@ from anp_jax.training import (
   train_step as step_lib,
 )
 
-_NAMES = ('init_fn', 'train_step', 'eval_step', 'predict_step')
+_NAMES = ('init_fn', 'train_step', 'eval_step')
 
 
 class Runner:
@@ -104,11 +104,7 @@ class Runner:
     size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
     batch = self._batch(size)
     evaluated = self.abstract_state.evaluated()
-    programs = [
-      ('train_step', self._train_arguments()),
-      ('eval_step', (*evaluated, batch)),
-      ('predict_step', (*evaluated, batch)),
-    ]
+    programs = [('train_step', self._train_arguments()), ('eval_step', (*evaluated, batch))]
     # One that takes weights is compiled with their shapes, when it has them.
     if begins and not self.config.init['from']:
       programs.insert(0, ('init_fn', ({},)))
@@ -182,26 +178,6 @@ class Runner:
     batches = self._validation.evaluation(source)
     state = state_lib.TrainState(0, params, stats, (), {})
     return eval_loop.run(step, state, batches)
-
-  def probabilities(self, evaluated, source):
-    """Computes the probabilities of every example of a set, in order.
-
-    Args:
-      evaluated: like that of `score`.
-      source: of the validation set.
-
-    Returns:
-      probabilities (n, ...) by name, labels (n,) int32 and weights (n,)
-      float32, 0 for examples that cannot be read; NumPy.
-    """
-    params, stats = _placed(evaluated, self.abstract_state.evaluated())
-    batches = []
-    for batch in self._validation.evaluation(source):
-      program = self._program('predict_step', params, stats, batch)
-      batches.append(
-        jax.device_get((program(params, stats, batch), batch['label'], batch['weight']))
-      )
-    return jax.tree.map(lambda *x: np.concatenate(x)[: len(source)], *batches)
 
   def close(self) -> None:
     """Ends the stream; a later `prepare` opens it again."""

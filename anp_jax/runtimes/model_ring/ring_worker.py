@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from anp_jax.reporting import delayed_metrics
-from anp_jax.runtimes.model_ring import background_compiler, ensemble, messages
+from anp_jax.runtimes.model_ring import background_compiler, messages
 
 
 class RingWorker:
@@ -232,13 +232,11 @@ class RingWorker:
     self._send_event(messages.CONTROLLER if is_last else self._number + 1, message)
 
   def _score(self, request):
-    """Scores a model; after the last lap, keeps its probabilities, too."""
+    """Scores a model."""
     model, laps, source = request.model, request.laps, self._ring.eval_source
     runner = self._runners[model]
     with self._record('score', model, laps):
       scores = runner.score(request.state, source)
-      if laps == self._ring.rungs.laps:
-        ensemble.write(self._ring.folder(model), *runner.probabilities(request.state, source))
     self._send_event(messages.CONTROLLER, messages.Scored(model, laps, request.step, scores))
     if runner.config.checkpoint.keep_best:
       self._send_event(request.origin, messages.Ranked(model, request.step, scores=scores))
