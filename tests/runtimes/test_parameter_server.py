@@ -104,18 +104,15 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
         'strategy.servers': 2,
         'strategy.wire_dtype': 'bfloat16',
         'optimizer.name': 'nesterov',
-        'strategy.delay_compensation': 2.0,
       },
       marks=pytest.mark.slow,
     ),
-    pytest.param(
-      {'strategy.compensation': 'staleness', 'optimizer.name': 'rmsprop'}, marks=pytest.mark.soak
-    ),
+    pytest.param({'optimizer.name': 'rmsprop'}, marks=pytest.mark.soak),
     pytest.param(
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
     ),
   ],
-  ids=['async', 'bfloat16', 'bounded', 'smega2', 'dana', 'compensated', 'backup'],
+  ids=['async', 'bfloat16', 'bounded', 'smega2', 'dana', 'rmsprop', 'backup'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **serving.FULL, **keys)
@@ -156,49 +153,6 @@ def test_dedicated_server_of_another_config_ends_the_run(tmp_path, config, one_d
   config = serving.config_of(config, **serving.FULL, **keys)
   with pytest.raises(cluster.RunFailedError, match=r'config\.optimizer\.momentum 0\.5'):
     serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
-
-
-@pytest.mark.slow
-def test_replay_divides_a_stale_update_by_its_staleness(config, one_device, monkeypatch):
-  """All have one batch and one version read: each is a part of the first."""
-  config = serving.config_of(
-    config,
-    **{
-      'model.name': 'tests.user_network:PlainNet',
-      'data.image_size': 8,
-      'optimizer.name': 'sgd',
-      'optimizer.weight_decay': 0.0,
-      'schedule.name': 'constant',
-      'schedule.warmup': '0 steps',
-    },
-  )
-  # What the log says counts: the key may have changed since.
-  start = {
-    'start': 0,
-    'batch_size': config.batch_size,
-    'servers': 1,
-    'shards': 1,
-    'wire_dtype': 'float32',
-    'duration': '12 steps',
-    'compensation': 'staleness',
-  }
-  part = {'ticket': [3, 0], 'worker': 'a', 'reads': [0], 'weight': float(config.batch_size)}
-  records = [start, *({'order': n, 'parts': [part]} for n in range(5))]
-  real, weights = slice_optimizer.SliceOptimizer.apply, []
-
-  def apply(self, *arguments):
-    result = real(self, *arguments)
-    weights.append(np.concatenate(self.weights(result[0])))
-    return result
-
-  monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', apply)
-  replay.replay(config, records, 5)
-  moves = np.diff(weights, axis=0)
-  assert np.abs(moves[0]).max() > 1e-3
-  # Updates 0 and 1 are whole. Differences of float32 weights of up to about 1,
-  # each rounded by 6e-8.
-  for move, staleness in zip(moves, (1, 2, 3, 4), strict=True):
-    np.testing.assert_allclose(move, moves[0] / staleness, atol=3e-7)
 
 
 @pytest.mark.slow

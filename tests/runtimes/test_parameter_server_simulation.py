@@ -31,12 +31,7 @@ def _is_replayed(config, workdir, version):
 @pytest.mark.parametrize(
   'keys',
   [
-    {
-      'strategy.servers': 2,
-      'strategy.simulate.pull_seconds': 0.05,
-      'strategy.delay_compensation': 0.5,
-      'strategy.delay_decay': 0.95,
-    },
+    {'strategy.servers': 2, 'strategy.simulate.pull_seconds': 0.05},
     {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
     {
       'strategy.mode': 'bounded',
@@ -71,7 +66,7 @@ def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
   [(2, 'none'), pytest.param(3, 'smega2', marks=pytest.mark.soak), (4, 'dana')],
 )
 def test_it_follows_the_log_of_a_real_run(tmp_path, config, workers, look_ahead):
-  keys = {'strategy.look_ahead': look_ahead, 'strategy.delay_compensation': 2.0}
+  keys = {'strategy.look_ahead': look_ahead}
   real = serving.config_of(config, **serving.FULL, **keys)
   serving.run(real, tmp_path / 'real', workers)
   keys['strategy.simulate.log'] = str(tmp_path / 'real')
@@ -129,9 +124,7 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
     'shards': 1,
     'batch_size': config.batch_size,
     'wire_dtype': 'float32',
-    'compensation': 'none',
     'look_ahead': {},
-    'delay': {},
   }
   update = {'order': 0, 'devices': 1, 'parts': [{'reads': [0]}]}
   for changes, word in (
@@ -153,9 +146,7 @@ _START = {
   'servers': 1,
   'shards': 1,
   'wire_dtype': 'float32',
-  'compensation': 'none',
   'look_ahead': {},
-  'delay': {},
 }
 
 
@@ -181,8 +172,6 @@ def test_a_log_that_fits_is_followed(tmp_path, config):
     ('shards', {'shards': 2}, {}),
     ('batch_size', {'batch_size': 7}, {}),
     ('wire_dtype', {'wire_dtype': 'bfloat16'}, {}),
-    ('compensation', {'compensation': 'taylor'}, {}),
-    ('delay', {'delay': {'strength': 0.25}}, {}),
     ('look_ahead', {'look_ahead': {'method': 'dana'}}, {}),
     ('updates', {}, {'updates': 11}),
     ('devices', {}, {'devices': 2}),

@@ -233,8 +233,6 @@ class Chief:
         'shards': self._data_shards,
         'batch_size': config.batch_size,
         'wire_dtype': config.strategy.wire_dtype,
-        'compensation': config.strategy.compensation,
-        'delay': vars(setup.optimizers[0].delay),
         'look_ahead': vars(self._ahead),
         'workers': self._workers,
         'changeable': log_lib.changeable(config),
@@ -280,7 +278,7 @@ class Chief:
 
   def _log_run_info(self, version, lines):
     note, setup, s = self._telemetry.note, self._setup, self._config.strategy
-    total, server = self._total, setup.optimizers[0]
+    total = self._total
     note(f'workdir  {self._workdir}')
     summary.log_run_info(
       self._telemetry,
@@ -294,7 +292,6 @@ class Chief:
       f'server   {s.mode}: {self._workers} workers, {s.servers} '
       f'{"dedicated servers" if s.dedicated else "of them servers"}, '
       f'{s.wire_dtype}{look_ahead.describe(self._ahead)}'
-      f'{server.describe_delay(self._workers)}'
     )
     if self._simulates:
       note(f'workers  {simulation_lib.describe(self._config, setup.layout)}')

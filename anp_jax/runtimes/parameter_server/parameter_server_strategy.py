@@ -47,21 +47,6 @@ class ParameterServer(sync.Sync):
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
       ),
-      'compensation': keys.text(
-        'none', 'staleness: updates are divided by it', ('none', 'staleness')
-      ),
-      'delay_compensation': keys.number(
-        0,
-        'lambda of DC-ASGD, with which gradients are corrected for the '
-        'updates since their weights were read; 0: they are not',
-        at_least=0,
-      ),
-      'delay_decay': keys.number(
-        0,
-        'of a mean of squares, by whose root lambda is divided (DC-ASGD-a); 0: it is not',
-        at_least=0,
-        below=1,
-      ),
       'look_ahead': keys.text(
         'none',
         'how workers read weights that momentum has moved already',
@@ -113,28 +98,6 @@ class ParameterServer(sync.Sync):
       look_ahead,
       f"'none' where optimizer.name is "
       f'{optimizer!r}: only momentum and nesterov have the momentum for it',
-    )
-    strength = config['strategy.delay_compensation']
-    rules.check(
-      not strength or mode != 'synchronous',
-      'strategy.delay_compensation',
-      strength,
-      "0 where strategy.mode is 'synchronous': no gradient is stale there",
-    )
-    decay = config['strategy.delay_decay']
-    rules.check(
-      not decay or strength > 0,
-      'strategy.delay_decay',
-      decay,
-      '0 where strategy.delay_compensation is 0',
-    )
-    compensation = config['strategy.compensation']
-    rules.check(
-      look_ahead == 'none' or compensation == 'none',
-      'strategy.compensation',
-      compensation,
-      f"'none' where strategy.look_ahead is {look_ahead!r}: how "
-      'far workers look ahead would depend on the staleness of one gradient',
     )
     rules.check_replicated(
       config, 'strategy.name is parameter_server: the servers divide the state'

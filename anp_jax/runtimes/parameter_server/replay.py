@@ -65,9 +65,6 @@ def _sessions(records, version):
 
 def _session_config(config, session):
   """The config as it was in a session of the run."""
-  from anp_jax.runtimes.parameter_server import delay_compensation
-
-  delay = delay_compensation.Settings(**session['delay'])
   changes = {
     'duration': session['duration'],  # schedules end with the run
     'batch_size': session['batch_size'],
@@ -75,9 +72,6 @@ def _session_config(config, session):
     'strategy.name': 'parameter_server',
     'strategy.servers': 1,
     'strategy.wire_dtype': session['wire_dtype'],
-    'strategy.compensation': session['compensation'],
-    'strategy.delay_compensation': delay.strength,
-    'strategy.delay_decay': delay.decay,
   }
   return config_lib.replaced(config, changes | session['changeable'])
 
@@ -102,9 +96,7 @@ def _replay_session(setup, session, state, updates):
         weights = np.concatenate([sent[read][0][part] for part, read in zip(slices, reads)])
         results.append(program(weights, sent[reads[0]][1], contribution['ticket'][0], next(feed)))
       gradients, stats_deltas, _ = zip(*results)
-      state, _ = optimizer.apply(
-        state, gradients, stats_deltas, contributions, weights if optimizer.delay.strength else None
-      )
+      state, _ = optimizer.apply(state, gradients, stats_deltas, contributions)
       version += 1
       sent[version] = _sent(optimizer, state)
       sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}

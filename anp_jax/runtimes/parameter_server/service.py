@@ -100,7 +100,6 @@ def _weights_stream(session, request):
   except TimeoutError:
     return transport.stream({'wait': True}, [])
   weights = session.store.optimizer.weights(state)
-  session.store.note_read(ticket, worker, version, weights)
   return transport.stream(
     {'version': version}, [*weights, np.asarray(state.stats)], request.get('local', False)
   )

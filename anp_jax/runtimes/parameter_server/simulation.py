@@ -12,7 +12,6 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.runtimes.parameter_server import (
-  delay_compensation,
   log as log_lib,
   look_ahead,
   scheduler,
@@ -133,7 +132,6 @@ class Simulation:
       )
       return None
     store, worker = self._session.store, contribution['worker']
-    store.note_read(ticket, worker, reads[0], [weights])
     store.enqueue_gradient(ticket, worker, gradient, stats_delta)
     arrays = (weights, stats, gradient, stats_delta)
     return contribution | {
@@ -225,7 +223,6 @@ def _read_log(config, total):
     'updates': sum(n in updates for n in range(total)),
     'devices': sorted({r['devices'] for r in updates.values()}),
     'look_ahead': look_ahead.Settings(**starts[0]['look_ahead']),
-    'delay': delay_compensation.Settings(**starts[0]['delay']),
   }
   workers = settings.simulate.workers
   expected = {
@@ -236,8 +233,6 @@ def _read_log(config, total):
     'look_ahead': look_ahead.settings(config, workers),
     'batch_size': config.batch_size,
     'wire_dtype': settings.wire_dtype,
-    'compensation': settings.compensation,
-    'delay': delay_compensation.settings(config),
     'shards': scheduler.data_shards(config, workers),
   }
   for name, value in expected.items():
