@@ -417,7 +417,7 @@ def test_data_dir(monkeypatch):
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
     ({'strategy.servers': '0'}, 'strategy.servers=0'),
-    ({'strategy.wire_dtype': 'float16'}, 'float32, bfloat16'),
+    ({'strategy.look_ahead': 'dan'}, 'none, smega2, dana'),
   ],
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):

@@ -86,7 +86,6 @@ _MAY_CHANGE = {
   'strategy.max_staleness',
   'strategy.backup_workers',
   'strategy.look_ahead',
-  'strategy.wire_dtype',
   'strategy.in_flight',
   'strategy.lease_timeout',
   'strategy.bind',

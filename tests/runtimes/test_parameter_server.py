@@ -93,18 +93,11 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
   'keys',
   [
     pytest.param({}, marks=pytest.mark.slow),
-    pytest.param(
-      {'strategy.servers': 2, 'strategy.wire_dtype': 'bfloat16'}, marks=pytest.mark.soak
-    ),
+    pytest.param({'strategy.servers': 2}, marks=pytest.mark.soak),
     pytest.param({'strategy.mode': 'bounded', 'strategy.max_staleness': 1}, marks=pytest.mark.slow),
     pytest.param({'strategy.look_ahead': 'smega2', 'strategy.servers': 2}, marks=pytest.mark.slow),
     pytest.param(
-      {
-        'strategy.look_ahead': 'dana',
-        'strategy.servers': 2,
-        'strategy.wire_dtype': 'bfloat16',
-        'optimizer.name': 'nesterov',
-      },
+      {'strategy.look_ahead': 'dana', 'strategy.servers': 2, 'optimizer.name': 'nesterov'},
       marks=pytest.mark.slow,
     ),
     pytest.param({'optimizer.name': 'rmsprop'}, marks=pytest.mark.soak),
@@ -112,7 +105,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
     ),
   ],
-  ids=['async', 'bfloat16', 'bounded', 'smega2', 'dana', 'rmsprop', 'backup'],
+  ids=['async', 'servers', 'bounded', 'smega2', 'dana', 'rmsprop', 'backup'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **serving.FULL, **keys)

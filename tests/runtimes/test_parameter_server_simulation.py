@@ -123,7 +123,6 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
     'servers': 1,
     'shards': 1,
     'batch_size': config.batch_size,
-    'wire_dtype': 'float32',
     'look_ahead': {},
   }
   update = {'order': 0, 'devices': 1, 'parts': [{'reads': [0]}]}
@@ -140,14 +139,7 @@ def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
     serving.run(_simulated(config, 3, **keys), tmp_path / 'b')
 
 
-_START = {
-  'start': 0,
-  'workers': 3,
-  'servers': 1,
-  'shards': 1,
-  'wire_dtype': 'float32',
-  'look_ahead': {},
-}
+_START = {'start': 0, 'workers': 3, 'servers': 1, 'shards': 1, 'look_ahead': {}}
 
 
 def _followed(config, folder, start, updates=12, devices=1):
@@ -171,7 +163,6 @@ def test_a_log_that_fits_is_followed(tmp_path, config):
     ('servers', {'servers': 2}, {}),
     ('shards', {'shards': 2}, {}),
     ('batch_size', {'batch_size': 7}, {}),
-    ('wire_dtype', {'wire_dtype': 'bfloat16'}, {}),
     ('look_ahead', {'look_ahead': {'method': 'dana'}}, {}),
     ('updates', {}, {'updates': 11}),
     ('devices', {}, {'devices': 2}),

@@ -232,7 +232,6 @@ class Chief:
         'servers': config.strategy.servers,
         'shards': self._data_shards,
         'batch_size': config.batch_size,
-        'wire_dtype': config.strategy.wire_dtype,
         'look_ahead': vars(self._ahead),
         'workers': self._workers,
         'changeable': log_lib.changeable(config),
@@ -290,8 +289,8 @@ class Chief:
     )
     note(
       f'server   {s.mode}: {self._workers} workers, {s.servers} '
-      f'{"dedicated servers" if s.dedicated else "of them servers"}, '
-      f'{s.wire_dtype}{look_ahead.describe(self._ahead)}'
+      f'{"dedicated servers" if s.dedicated else "of them servers"}'
+      f'{look_ahead.describe(self._ahead)}'
     )
     if self._simulates:
       note(f'workers  {simulation_lib.describe(self._config, setup.layout)}')

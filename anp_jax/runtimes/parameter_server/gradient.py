@@ -30,7 +30,7 @@ class GradientProgram:
     self._replicated = mesh_lib.replicated(mesh)
     function = jax.jit(_make(config, program, layout), out_shardings=self._replicated)
     self._program = function.lower(
-      self._abstract((layout.params.size,), layout.wire_dtype),
+      self._abstract((layout.params.size,), layout.params.dtype),
       self._abstract((layout.stats.size,), layout.stats.dtype),
       self._abstract((), np.int32),
       build.abstract_batch(config, mesh, size),
@@ -40,16 +40,16 @@ class GradientProgram:
     """Computes one gradient, and waits for it.
 
     Args:
-      weights: (n,) in the wire's dtype.
+      weights: (n,).
       stats: (m,) running statistics.
       step: of the ticket; random numbers are folded from it.
       batch: on the mesh's devices.
 
     Returns:
-      gradient (n,) in the wire's dtype, a mean over the batch's examples and
-      clipped by its norm; stats_delta (m,): with norm momentum k and
-      no update in between, statistics become k stats + stats_delta, which is
-      the network's own update; values: name to float: sums over the examples,
+      gradient (n,), a mean over the batch's examples and clipped by its norm;
+      stats_delta (m,): with norm momentum k and no update in between, statistics
+      become k stats + stats_delta, which is the network's own update; values: name
+      to float: sums over the examples,
       'weight' of them, 'damaged', 'grad_norm', 'finite', 'vote'.
     """
     gradients, stats_delta, values = jax.device_get(
@@ -68,7 +68,7 @@ def _make(config, program, layout):
   clip = _clipping(config.optimizer)
 
   def gradient(weights, stats, step, batch):
-    params = layout.params.unflatten(weights.astype(dtype))
+    params = layout.params.unflatten(weights)
     grads, new_stats, weight, sums, damaged, vote = program.gradient(
       params, layout.stats.unflatten(stats), step, batch
     )
@@ -76,9 +76,8 @@ def _make(config, program, layout):
     grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads)
     norm = optax.tree.norm(grads)
     grads, _ = clip.update(grads, clip.init(params))
-    # The host joins them: with one long vector among its results, the program
-    # often took four times as long on two cores (LeNet, measured).
-    grads = jax.tree.map(lambda g: g.astype(layout.wire_dtype), grads)
+    # The host joins the gradients: with one long vector among its results, the
+    # program often took four times as long on two cores (LeNet, measured).
     # A network without batch norm has neither the key nor statistics.
     momentum = jnp.asarray(config.model.get('norm_momentum', 0.0), dtype)
     stats_delta = layout.stats.flatten(new_stats) - momentum * stats

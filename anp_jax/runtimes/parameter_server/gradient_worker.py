@@ -330,13 +330,13 @@ class _WorkerSession:
     answers = [job.result() for job in jobs]
     if None in answers:
       return None
-    wire = self._layout.wire_dtype
-    size = self._layout.slices[0].stop * wire.itemsize
+    dtype = self._layout.params.dtype
+    size = self._layout.slices[0].stop * dtype.itemsize
     weights, stats = data[:size], data[size:].view(self._layout.stats.dtype)
     if answers:
       weights = np.concatenate([weights, *(data for _, data in answers)])
     reads = [version, *(version for version, _ in answers)]
-    return reads, weights.view(wire), stats
+    return reads, weights.view(dtype), stats
 
   def _weights(self, server, **request):
     """(version, bytes) of a server's slice; None if they are not wanted."""
@@ -351,12 +351,7 @@ class _WorkerSession:
 
   def _push(self, ticket, gradient, stats_delta):
     """Sends each server its slice."""
-    request = {
-      'session': self._name,
-      'worker': self._worker.name,
-      'ticket': ticket,
-      'dtype': str(gradient.dtype),
-    }
+    request = {'session': self._name, 'worker': self._worker.name, 'ticket': ticket}
     deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
     jobs = [
       self._transfers.submit(server.put, request, [gradient[part], delta])

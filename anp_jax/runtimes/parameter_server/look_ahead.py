@@ -219,7 +219,7 @@ class LookAhead:
     Args:
       block: `slice_optimizer.BlockState`.
     """
-    block = jax.device_get(block).replace(wire=None)
+    block = jax.device_get(block).replace(ahead=None)
     if block.momentum is None:
       return block
     expected = self.expected(block.opt_state, block.momentum)

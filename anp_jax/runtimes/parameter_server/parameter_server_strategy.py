@@ -30,7 +30,7 @@ class ParameterServer(sync.Sync):
   steps_together = False
 
   def default_config(self):
-    """The servers, when they update, and what travels to them."""
+    """The servers, when they update, and what they wait for."""
     declared = {
       'servers': keys.integer(
         1, 'processes, the first ones, that each keep a slice of the weights', above=0
@@ -51,9 +51,6 @@ class ParameterServer(sync.Sync):
         'none',
         'how workers read weights that momentum has moved already',
         ('none', 'smega2', 'dana'),
-      ),
-      'wire_dtype': keys.text(
-        'float32', 'of weights and gradients on their way', ('float32', 'bfloat16')
       ),
       'in_flight': keys.integer(
         1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0

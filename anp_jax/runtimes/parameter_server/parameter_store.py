@@ -61,7 +61,7 @@ class ParameterStore:
     Args:
       ticket: (step, data shard).
       worker: that computed it.
-      gradient: (n,) in the wire's dtype.
+      gradient: (n,) of the slice.
       stats_delta: (m,) of the statistics.
 
     Raises:

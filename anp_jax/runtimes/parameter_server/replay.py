@@ -71,7 +71,6 @@ def _session_config(config, session):
     # One server makes the same weights as several: no bit depends on it.
     'strategy.name': 'parameter_server',
     'strategy.servers': 1,
-    'strategy.wire_dtype': session['wire_dtype'],
   }
   return config_lib.replaced(config, changes | session['changeable'])
 

@@ -56,10 +56,6 @@ class Service(transport.Port):
       session = self._session_of(request)
       optimizer = session.store.optimizer
       shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
-      if request['dtype'] != str(shapes[0].dtype):
-        raise parameter_store.InvalidMessageError(
-          f'a gradient in {request["dtype"]}, expected {shapes[0].dtype}'
-        )
       size = sum(map(transport.nbytes, shapes))
       if request['bytes'] != size:
         raise parameter_store.InvalidMessageError(f'{request["bytes"]} bytes, expected {size}')

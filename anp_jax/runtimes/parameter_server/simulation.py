@@ -150,7 +150,7 @@ def describe(config, layout) -> str:
   # Of several servers, a gradient's weights are of two versions at the most.
   reads = min(config.strategy.servers, 2)
   versions = settings.workers * config.strategy.in_flight * reads
-  megabytes = layout.params.size * layout.wire_dtype.itemsize / 1e6
+  megabytes = layout.params.size * layout.params.dtype.itemsize / 1e6
   order = f'in the order of {settings.log}'
   if not settings.log:
     spread = f', spread {100 * settings.spread:g} %' if settings.spread else ''
@@ -232,7 +232,6 @@ def _read_log(config, total):
     'devices': [jax.local_device_count()],
     'look_ahead': look_ahead.settings(config, workers),
     'batch_size': config.batch_size,
-    'wire_dtype': settings.wire_dtype,
     'shards': scheduler.data_shards(config, workers),
   }
   for name, value in expected.items():

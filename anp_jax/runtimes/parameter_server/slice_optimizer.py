@@ -29,7 +29,7 @@ class BlockState:
     params: (_VECTORS,) weights, or (_MATRICES, 1).
     opt_state: of the optax chain.
     average: like params, averaged over steps; None without config.ema.
-    wire: like params: the weights that are sent, current or ahead.
+    ahead: like params: the weights that workers read; None where these are params.
     momentum: `look_ahead.Cycle`; within an update of dana, its worker's
       momentum; else None.
   """
@@ -37,7 +37,7 @@ class BlockState:
   params: Any
   opt_state: Any
   average: Any
-  wire: Any
+  ahead: Any
   momentum: Any
 
 
@@ -111,10 +111,9 @@ class SliceOptimizer:
     self._decays = optimizer_lib.slice_decays(config, zeros)
     frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
     self._frozen_stats = layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
-    self._sends_params = look_ahead.keeps_read and layout.wire_dtype == params.dtype
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
-    self._wire = jax.jit(self._sent)
+    self._ahead = jax.jit(self._weights_ahead)
 
   @functools.cached_property
   def abstract_state(self) -> SliceState:
@@ -124,9 +123,9 @@ class SliceOptimizer:
 
   @property
   def abstract_gradient(self) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the slice of a gradient, as it is sent."""
+    """Shape and dtype of the slice of a gradient."""
     size = self.slice.stop - self.slice.start
-    return jax.ShapeDtypeStruct((size,), self._layout.wire_dtype)
+    return jax.ShapeDtypeStruct((size,), self._layout.params.dtype)
 
   def start(self, state) -> SliceState:
     """Returns the slice of a whole state.
@@ -136,14 +135,17 @@ class SliceOptimizer:
     """
     start = jax.device_put(self._start(state, np), self.device)
     blocks = [
-      block.replace(wire=self._wire(start.step, block, factors))
+      block.replace(ahead=self._ahead(start.step, block, factors))
       for block, factors in zip(start.blocks, self._factors, strict=True)
     ]
     return start.replace(blocks=tuple(blocks))
 
   def weights(self, state: SliceState) -> list[np.ndarray]:
     """Returns the slice's (n,) weights as they are sent, block by block."""
-    return [block.trim(b.wire) for block, b in zip(self.blocks, state.blocks, strict=True)]
+    return [
+      block.trim(b.params if b.ahead is None else b.ahead)
+      for block, b in zip(self.blocks, state.blocks, strict=True)
+    ]
 
   def saved(self, state: SliceState) -> list[BlockState]:
     """Returns the blocks' states as a checkpoint keeps them."""
@@ -177,8 +179,6 @@ class SliceOptimizer:
       # NumPy arrays, which follow the state's device.
       cuts = [block.cut(g) for g in gradients]
       new, finite = self._update(step, old, cuts, shares, factors)
-      if self._sends_params:  # not a copy, as the program would return
-        new = new.replace(wire=new.params)
       blocks.append(new)
       checks.append(finite)
     state = SliceState(step + 1, stats, average, tuple(blocks), state.momenta)
@@ -214,7 +214,7 @@ class SliceOptimizer:
         params=cut(weights),
         opt_state=block_opt_state,
         average=cut(averages) if ema else None,
-        wire=cut(weights).astype(self._layout.wire_dtype),
+        ahead=None if self._look_ahead.keeps_read else cut(weights),
         momentum=self._look_ahead.start(block_opt_state, xp),
       )
 
@@ -238,21 +238,20 @@ class SliceOptimizer:
       params=params,
       opt_state=opt_state,
       average=self._averaged(step, state.average, params),
-      wire=None,
+      ahead=None,
       momentum=momentum,
     )
-    if not self._sends_params:
-      state = state.replace(wire=self._sent(step + 1, state, factors))
+    state = state.replace(ahead=self._weights_ahead(step + 1, state, factors))
     return state, jnp.isfinite(updates).all()
 
-  def _sent(self, step, state, factors):
-    """A block's weights as workers read them before update `step`."""
-    weights, look_ahead = state.params, self._look_ahead
-    if not look_ahead.keeps_read:
-      expected = look_ahead.expected(state.opt_state, state.momentum)
-      move = look_ahead.move(step, expected)
-      weights = weights + _scaled(move, factors.rate)
-    return weights.astype(self._layout.wire_dtype)
+  def _weights_ahead(self, step, state, factors):
+    """A block's `ahead` before update `step`."""
+    look_ahead = self._look_ahead
+    if look_ahead.keeps_read:
+      return None
+    expected = look_ahead.expected(state.opt_state, state.momentum)
+    move = look_ahead.move(step, expected)
+    return state.params + _scaled(move, factors.rate)
 
   def _updated_stats(self, step, stats, average, deltas):
     # A network without batch norm has neither the key nor statistics.
