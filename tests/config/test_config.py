@@ -412,7 +412,7 @@ def test_data_dir(monkeypatch):
   'overrides, message',
   [
     ({'optimizer.name': 'lamb'}, 'norms of whole layers'),
-    ({'optimizer.name': 'lars'}, 'norms of whole layers'),
+    ({'optimizer.name': 'lars'}, 'expected one of sgd, momentum, nesterov, rmsprop, adam, adamw '),
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),

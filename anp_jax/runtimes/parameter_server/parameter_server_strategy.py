@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from anp_jax.config import keys, rules, simulation_keys
+from anp_jax.config import key_table, keys, rules, simulation_keys
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import cores
@@ -67,12 +67,13 @@ class ParameterServer(sync.Sync):
     """Refuses optimizers and modes that slices of weights cannot have."""
     rules.check_tls(config)
     optimizer = config['optimizer.name']
+    elementwise = [name for name, entry in key_table.OPTIMIZERS.items() if entry.elementwise]
     rules.check(
-      optimizer not in ('lars', 'lamb'),
+      optimizer in elementwise,
       'optimizer.name',
       optimizer,
-      'another one where strategy.name is parameter_server: its trust ratios are norms '
-      'of whole layers, and a server has a slice',
+      f'one of {", ".join(elementwise)} where strategy.name is parameter_server: a server '
+      'updates a slice of the weights, element by element',
     )
     mode = config['strategy.mode']
     backups = config['strategy.backup_workers']
