@@ -98,8 +98,6 @@ _MAY_CHANGE = {
   'strategy.batch_layers',
   'strategy.offload_to',
   'strategy.models',
-  'strategy.max_in_ring',
-  'strategy.simulate.log',
   'strategy.simulate.step_seconds',
   'strategy.simulate.image_seconds',
   'strategy.simulate.spread',

@@ -198,9 +198,9 @@ def test_replays_a_run_of_another_versions_keys(tmp_path, config, monkeypatch, c
 @pytest.mark.slow
 def test_an_evaluation_makes_no_gradient_stale(tmp_path, config, one_device, monkeypatch):
   """Another worker goes on while process 0 scores, which then reads again."""
-  real, apply, scored = (chief_lib.Chief._score, slice_optimizer.SliceOptimizer.apply, [])
+  real, apply, scored = (chief_lib.Chief._save_and_score, slice_optimizer.SliceOptimizer.apply, [])
 
-  def score(self, version, state, pause):
+  def save_and_score(self, version, state, is_last, pause):
     @contextlib.contextmanager
     def longer():
       with pause:
@@ -211,13 +211,13 @@ def test_an_evaluation_makes_no_gradient_stale(tmp_path, config, one_device, mon
         scored.append(scheduler.version)
         yield
 
-    real(self, version, state, longer())
+    real(self, version, state, is_last, longer())
 
   def slowly(self, *arguments):
     time.sleep(0.05)
     return apply(self, *arguments)
 
-  monkeypatch.setattr(chief_lib.Chief, '_score', score)
+  monkeypatch.setattr(chief_lib.Chief, '_save_and_score', save_and_score)
   monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', slowly)
   keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps', 'duration': '48 steps'}
   config = serving.config_of(config, **serving.FULL, **keys)

@@ -62,6 +62,35 @@ class GradientProgram:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
 
 
+def failure(step: int, values: dict) -> str:
+  """Returns why a gradient may not be applied; '' if it is finite.
+
+  Args:
+    step: of its ticket.
+    values: from `GradientProgram`.
+  """
+  if values['finite']:
+    return ''
+  loss = values['loss'] / max(values['weight'], 1)
+  return (
+    f'the gradient of step {step} is not finite: loss {loss}, gradient norm '
+    f'{values["grad_norm"]}; nothing of it was applied'
+  )
+
+
+def measured(values: dict, waited: float, arrays) -> dict:
+  """Returns what a contribution says of its gradient.
+
+  Args:
+    values: from `GradientProgram`.
+    waited: seconds that its batch was waited for.
+    arrays: that were sent for it.
+  """
+  reported = {k: v for k, v in values.items() if k not in ('vote', 'finite', 'weight')}
+  size = sum(a.nbytes for a in arrays)
+  return {'weight': values['weight'], 'values': {**reported, 'waited': waited, 'bytes': size}}
+
+
 def _make(config, program, layout):
   """The function that `GradientProgram` compiles."""
   dtype = layout.params.dtype

@@ -13,11 +13,6 @@ from anp_jax.system import cores
 _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
-  'simulate.log': keys.text(
-    '',
-    "workdir of a real run whose order is followed; '': by the times below",
-    **simulation_keys.SIMULATED,
-  ),
   'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
   'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the servers"),
 }

@@ -112,13 +112,7 @@ def _sent(optimizer, state):
 def _feed(setup, data_shards, updates):
   """The batches of a session's gradients, in the order of the log."""
   tickets = [c['ticket'] for update in updates for c in update['parts']]
-  rows = np.arange(setup.config.batch_size).reshape(data_shards, -1)
-
-  def step_and_rows(count):
-    step, shard = tickets[min(count, len(tickets) - 1)]
-    return step, rows[shard]
-
-  return setup.feed(step_and_rows, data_shards)
+  return setup.feed(lambda count: tickets[min(count, len(tickets) - 1)], data_shards)
 
 
 def _last_reads(updates):

@@ -21,9 +21,8 @@ from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.runtimes.parameter_server import handling as handling_lib
 from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
-from anp_jax.tools.plan import plan_tables, sizes
+from anp_jax.tools.plan import gradient_handling, plan_tables, sizes
 from anp_jax.training import build, objective as objective_lib, run_spec
 
 _TURNS = 5
@@ -82,7 +81,7 @@ class Measurement:
     device: kind, as JAX names it.
     platform: 'cpu', 'gpu' or 'tpu'.
     memory: bytes of the device; 0: it does not say.
-    handling: of a gradient of `parameter_server`, see `server.handling.seconds`; None:
+    handling: of a gradient of `parameter_server`, see `gradient_handling.seconds`; None:
       not timed.
   """
 
@@ -149,7 +148,7 @@ def measure(config, workload, batches: Sequence[int] = (), serves: bool = False)
   if serves and device.platform == 'cpu':
     single = _single(config, workload, batches[0])
     changes = {'strategy.name': 'parameter_server', 'strategy.servers': 1, 'mesh.data': -1}
-    handling = handling_lib.seconds(config_lib.replaced(single, changes))
+    handling = gradient_handling.seconds(config_lib.replaced(single, changes))
   return Measurement(
     fixed,
     per_image,
