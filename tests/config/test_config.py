@@ -411,8 +411,8 @@ def test_data_dir(monkeypatch):
 @pytest.mark.parametrize(
   'overrides, message',
   [
-    ({'optimizer.name': 'lamb'}, 'norms of whole layers'),
-    ({'optimizer.name': 'lars'}, 'expected one of sgd, momentum, nesterov, rmsprop, adam, adamw '),
+    ({'optimizer.name': 'lamb'}, 'one of sgd, momentum, nesterov, rmsprop, adam, adamw where'),
+    ({'optimizer.name': 'lars'}, 'a slice of the weights, element by element'),
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),

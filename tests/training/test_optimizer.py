@@ -481,7 +481,7 @@ def test_only_an_elementwise_optimizer_updates_a_matrix_that_is_cut_alike(x64, c
       params = params + updates
     return np.asarray(params)
 
-  whole = updated(slice(6))
+  expected = updated(slice(6))
   cut = np.concatenate([updated(slice(2)), updated(slice(2, 6))])
-  difference = np.abs(whole - cut).max()
+  difference = np.abs(expected - cut).max()
   assert difference < TIGHT if key_table.OPTIMIZERS[name].elementwise else difference > 1e-4

@@ -94,7 +94,7 @@ class Setup:
     Args:
       ticket: count of a batch -> its ticket; None after the last one, where any
         batch will do, since nobody uses it.
-      data_shards: parts of a batch, of which a ticket names one.
+      data_shards: parts of a batch; a ticket names one of them.
     """
     size = self.config.batch_size
     rows = np.arange(size).reshape(data_shards, -1)
