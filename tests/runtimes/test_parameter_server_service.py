@@ -326,8 +326,7 @@ def test_gradients_that_wait_are_bounded(server):
 class _Optimizer:
   """Counts updates; takes any gradient."""
 
-  def apply(self, state, gradients, stats_deltas, contributions, read):
-    assert read is None
+  def apply(self, state, gradients, stats_deltas, contributions):
     return serving.CountedState(state.step + 1), True
 
 
