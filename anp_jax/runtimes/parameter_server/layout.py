@@ -63,7 +63,7 @@ class FlatTree:
     """Returns a tree's leaves as a (size,) vector; xp is the library to use."""
     leaves = jax.tree.leaves(tree)
     vectors = [xp.ravel(leaves[i]) for i in self._order]
-    # Only if there are none: joined to bfloat16, zeros in float32 widen it.
+    # A network without batch norm has no statistics, and nothing to join.
     return xp.concatenate(vectors or [xp.zeros(0, self.dtype)])
 
   def unflatten(self, vector):
