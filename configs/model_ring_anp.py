@@ -12,25 +12,12 @@ networks go round; with one device it is one station. On more:
 
 WORKDIR/leaderboard.md has the scores after every lap. Variants:
 
-  search   sixteen networks, four at a time; the worse half leaves after laps 1,
-           2 and 4, and the next ones take their places
-  tiny     seconds; for tests
+  tiny   seconds; for tests
 """
 
 from anp_jax import config as config_lib
 
 VARIANTS = {
-  'search': {
-    'duration': '8 epochs',
-    'strategy.models': tuple(
-      f'optimizer.learning_rate={rate}; optimizer.weight_decay={decay}; label_smoothing={smoothing}'
-      for rate in (0.1, 0.3, 0.03, 0.01)
-      for decay in (5e-4, 5e-5)
-      for smoothing in (0.0, 0.1)
-    ),
-    'strategy.max_in_ring': 4,
-    'strategy.halving': 2,
-  },
   'tiny': {
     'batch_size': 16,
     'duration': '2 epochs',
@@ -43,7 +30,7 @@ VARIANTS = {
     'eval.batch_size': 32,
     'log.every': '2 steps',
     'strategy.models': ('seed=1', 'seed=2; optimizer.learning_rate=0.1'),
-  },
+  }
 }
 
 

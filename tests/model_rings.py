@@ -57,7 +57,7 @@ def leaderboard(workdir, config, laps):
   return leaderboard_lib.Leaderboard(
     str(workdir),
     candidates_lib.create(config, 1),
-    ring_lib.Rungs(laps, 1, config.strategy.halving),
+    ring_lib.Laps(laps, 1),
     config.checkpoint.best_metric,
   )
 

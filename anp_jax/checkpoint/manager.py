@@ -72,7 +72,6 @@ class Checkpoints:
       self._managers[NEWEST] = self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     self._save_starts = {}  # of the last save of each kind
     self._longest_save = 0.0  # seconds from a save's start until it is on disk
-    self._missing_reason = ''  # why the newest step has no checkpoint
     if config.checkpoint.keep_best and BEST in kinds:
       self._managers[BEST] = self._manager(
         BEST,
@@ -100,7 +99,7 @@ class Checkpoints:
 
     Raises:
       CheckpointError: if this one or the one before cannot be written, for want of
-        space say, and config.checkpoint.on_error is 'stop'.
+        space say.
     """
     self._await_previous_save(NEWEST)
     if step not in self.steps(NEWEST):
@@ -121,7 +120,8 @@ class Checkpoints:
       return
     # Orbax would write first and delete after; what cannot stay is not written.
     value = metrics[self._metric]
-    if self._best.accepts(value) and self._save(BEST, step, state, {self._metric: value}):
+    if self._best.accepts(value):
+      self._save(BEST, step, state, {self._metric: value})
       self._best.add(step, value)
 
   def restore(self, which: str = 'newest'):
@@ -194,8 +194,6 @@ class Checkpoints:
     Raises:
       CheckpointError: if it does not get there.
     """
-    if self._missing_reason:  # what a run ends with has to be there
-      raise CheckpointError(self._missing_reason)
     self._with_each_manager(lambda manager: manager.wait_until_finished())
 
   def close(self) -> None:
@@ -212,7 +210,7 @@ class Checkpoints:
       try:
         call(manager)
       except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        problem = problem or CheckpointError(self._not_saved(kind, reader.describe(e)))
+        problem = problem or self._error(kind, reader.describe(e))
     if problem:
       raise problem
 
@@ -237,28 +235,21 @@ class Checkpoints:
     try:
       self._managers[kind].wait_until_finished()
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      self._continue_without(kind, reader.describe(e), e)
-    # Orbax's list lacks one that failed.
-    self._best.keep_only(self.steps(BEST))
+      raise self._error(kind, reader.describe(e)) from e
 
   def _save(self, kind, step, state, metrics=None):
-    """Starts to write a checkpoint; returns whether it did."""
+    """Starts to write a checkpoint."""
     # One process looks, so that all save or none.
     problem = self._gather(self._disk_shortage())[0]
     if problem:
-      self._continue_without(kind, problem)
-      return False
+      raise self._error(kind, problem)
     start = time.monotonic()
     self._save_starts.pop(kind, None)
     try:
       self._write(kind, step, state, metrics)
     except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      self._continue_without(kind, reader.describe(e), e)
-      return False
+      raise self._error(kind, reader.describe(e)) from e
     self._save_starts[kind] = start
-    if kind == NEWEST:
-      self._missing_reason = ''
-    return True
 
   def _write(self, kind, step, state, metrics):
     meta = reader.meta(self._config, self._fingerprint, versions())
@@ -284,21 +275,9 @@ class Checkpoints:
       return ''
     return f'it takes {need / 1e6:.1f} MB, and {free / 1e6:.1f} are free'
 
-  def _continue_without(self, kind, problem, error=None):
-    """Logs what was not saved, or raises CheckpointError, as the config has it."""
-    text = self._not_saved(kind, problem)
-    # An error that one of several processes met is not known to the others,
-    # which may wait for it in the midst of their save.
-    all_agree = error is None or jax.process_count() == 1
-    if self._config.checkpoint.on_error == 'stop' or not all_agree:
-      raise CheckpointError(text) from error
-    logging.error('%s; going on', text)
-    if kind == NEWEST:
-      self._missing_reason = text
-
-  def _not_saved(self, kind, problem):
+  def _error(self, kind, problem):
     steps = ', '.join(map(str, self.steps(kind))) or 'none'
-    return (
+    return CheckpointError(
       f'{self._workdir}/{kind}: a checkpoint could not be written: {problem} '
       f'(there are, whole: {steps})'
     )

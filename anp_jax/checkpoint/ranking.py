@@ -42,7 +42,3 @@ class BestSteps:
     keys = {**self._keys, step: sort_key(self._metric, value)}
     best = sorted(keys, key=keys.get)[: self._size]
     self._keys = {s: keys[s] for s in best}
-
-  def keep_only(self, steps) -> None:
-    """Drops steps whose checkpoint does not exist."""
-    self._keys = {s: key for s, key in self._keys.items() if s in steps}

@@ -5,6 +5,7 @@ The keys of one strategy alone stand with that strategy, in its
 """
 
 import math
+from typing import NamedTuple
 
 from anp_jax.config import (
   data_keys,
@@ -28,16 +29,29 @@ from anp_jax.config.keys import (
   value,
 )
 
-# The keys that each takes, by optax's names for them.
+
+class Optimizer(NamedTuple):
+  """The entry of an optimizer in the registry.
+
+  Attributes:
+    keys: names of the keys that it takes, as optax has them.
+    elementwise: whether an element's update depends on no other element, so that
+      a part of a leaf may be updated without the rest.
+  """
+
+  keys: tuple[str, ...]
+  elementwise: bool = False
+
+
 OPTIMIZERS = {
-  'sgd': ('decay_multipliers',),
-  'momentum': ('momentum', 'decay_multipliers'),
-  'nesterov': ('momentum', 'decay_multipliers'),
-  'rmsprop': ('decay', 'momentum', 'eps', 'decay_multipliers'),
-  'adam': ('b1', 'b2', 'eps', 'decay_multipliers'),
-  'adamw': ('b1', 'b2', 'eps'),
-  'lars': ('momentum',),
-  'lamb': ('b1', 'b2', 'eps'),
+  'sgd': Optimizer(('decay_multipliers',), elementwise=True),
+  'momentum': Optimizer(('momentum', 'decay_multipliers'), elementwise=True),
+  'nesterov': Optimizer(('momentum', 'decay_multipliers'), elementwise=True),
+  'rmsprop': Optimizer(('decay', 'momentum', 'eps', 'decay_multipliers'), elementwise=True),
+  'adam': Optimizer(('b1', 'b2', 'eps', 'decay_multipliers'), elementwise=True),
+  'adamw': Optimizer(('b1', 'b2', 'eps'), elementwise=True),
+  'lars': Optimizer(('momentum',)),
+  'lamb': Optimizer(('b1', 'b2', 'eps')),
 }
 SCHEDULES = {
   'constant': (),
@@ -49,17 +63,14 @@ SCHEDULES = {
 }
 
 
-def _users(group, registry, leaf):
-  """The condition of a key that some names of a registry take."""
-  return f'{group}.name', tuple(n for n in registry if leaf in registry[n])
-
-
 def _optimizer(leaf):
-  return _users('optimizer', OPTIMIZERS, leaf)
+  """The condition of a key that some optimizers take."""
+  return 'optimizer.name', tuple(n for n, entry in OPTIMIZERS.items() if leaf in entry.keys)
 
 
 def _schedule(leaf):
-  return _users('schedule', SCHEDULES, leaf)
+  """The condition of a key that some schedules take."""
+  return 'schedule.name', tuple(n for n, keys in SCHEDULES.items() if leaf in keys)
 
 
 def _check_window(key, steps):
@@ -318,9 +329,6 @@ _CHECKPOINT = {
   'keep_best': integer(1, 'best by best_metric that are kept too', at_least=0, resumable=True),
   'best_metric': text(
     'anp_top1', 'of evaluations; class_top1 is the same', _METRICS, resumable=True
-  ),
-  'on_error': text(
-    'stop', 'when one cannot be written (disk full)', ('stop', 'continue'), resumable=True
   ),
 }
 _LOG = {

@@ -5,7 +5,7 @@ import dataclasses
 from anp_jax.config import emulation_keys, errors, keys
 
 _WORKERS = 'strategy.simulate.workers'
-SIMULATED = {'only_if': (_WORKERS, ('[!0]*',))}
+_SIMULATED = {'only_if': (_WORKERS, ('[!0]*',))}
 KEYS = {
   'simulate.workers': keys.integer(
     0,
@@ -13,7 +13,9 @@ KEYS = {
     at_least=0,
   ),
   **{
-    f'simulate.{name}': dataclasses.replace(emulation_keys.KEYS[name], resumable=False, **SIMULATED)
+    f'simulate.{name}': dataclasses.replace(
+      emulation_keys.KEYS[name], resumable=False, **_SIMULATED
+    )
     for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
   },
 }
@@ -21,7 +23,7 @@ KEYS = {
 
 def seconds(help: str) -> keys.Key:
   """Returns the key of a simulated time, 0 by default."""
-  return keys.number(0, help, at_least=0, **SIMULATED)
+  return keys.number(0, help, at_least=0, **_SIMULATED)
 
 
 def check(values: dict, groups: int = 1) -> None:

@@ -29,17 +29,6 @@ def test_the_best_are_kept_in_any_order(metric, is_best_first, values, size):
   assert _kept(best, range(len(values))) == set(order[:size])
 
 
-def test_a_step_whose_checkpoint_is_gone_makes_room():
-  best = ranking.BestSteps('loss', 2)
-  for step, loss in enumerate((1.0, 2.0, 3.0)):
-    best.add(step, loss)
-  assert _kept(best, range(3)) == {0, 1} and not best.accepts(2.5)
-  best.keep_only({1})
-  assert best.accepts(2.5)
-  best.add(3, 2.5)
-  assert _kept(best, range(4)) == {1, 3} and best.accepts(2.25)
-
-
 @pytest.mark.parametrize('metric, mode', [('loss', 'min'), ('anp_top1', 'max'), ('x', 'max')])
 def test_which_values_are_the_best(metric, mode):
   assert ranking.best_mode(metric) == mode

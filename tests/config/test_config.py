@@ -411,13 +411,13 @@ def test_data_dir(monkeypatch):
 @pytest.mark.parametrize(
   'overrides, message',
   [
-    ({'optimizer.name': 'lamb'}, 'norms of whole layers'),
-    ({'optimizer.name': 'lars'}, 'norms of whole layers'),
+    ({'optimizer.name': 'lamb'}, 'one of sgd, momentum, nesterov, rmsprop, adam, adamw where'),
+    ({'optimizer.name': 'lars'}, 'a slice of the weights, element by element'),
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
     ({'strategy.servers': '0'}, 'strategy.servers=0'),
-    ({'strategy.wire_dtype': 'float16'}, 'float32, bfloat16'),
+    ({'strategy.look_ahead': 'dan'}, 'none, smega2, dana'),
   ],
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):

@@ -49,7 +49,7 @@ def test_a_config_has_the_keys_of_its_strategy_alone(name):
 def test_a_config_has_the_keys_of_its_optimizer_alone(name):
   config = builders.config({'optimizer.name': name})
   common = {'name', 'learning_rate', 'weight_decay', 'clip_norm', 'clip_value', 'multipliers'}
-  assert set(config.optimizer) == common | set(key_table.OPTIMIZERS[name])
+  assert set(config.optimizer) == common | set(key_table.OPTIMIZERS[name].keys)
 
 
 @pytest.mark.parametrize('name', key_table.SCHEDULES)

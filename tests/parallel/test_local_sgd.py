@@ -305,12 +305,8 @@ def _states(keys, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'keys',
-  [{'strategy.exchange_probability': 0.5}, {'strategy.period': '1,3@4 steps,2@144 examples'}],
-)
-def test_groups_agree_after_an_exchange_and_nowhere_else(keys):
-  kernels, due = _states(keys, 12)
+def test_groups_agree_after_an_exchange_and_nowhere_else():
+  kernels, due = _states({'strategy.period': '1,3@4 steps,2@144 examples'}, 12)
   assert 0 < sum(due) < 12
   for (first, second), is_due in zip(kernels, due):
     assert (first == second).all() == is_due
@@ -436,7 +432,6 @@ def test_processes_train_like_one(tmp_path):
     ('groups', 0, 'groups=0: expected a number above 0'),
     ('period', 0, "period='0': expected a whole number above 0, such as '8'"),
     ('period', '1,8', "period='1,8': expected a whole number above 0"),
-    ('exchange_probability', 1.5, '1.5: expected a number from 0 to 1'),
     ('outer', 'nestrov', "one of average, nesterov, momentum; did you mean 'n"),
     ('outer_learning_rate', 0.0, 'expected a number above 0'),
     ('outer_momentum', 1.0, 'expected a number from 0, below 1'),

@@ -403,13 +403,3 @@ def test_a_server_has_no_clock_of_steps(config):
   simulated = {'strategy.name': 'parameter_server', 'strategy.simulate.workers': 2}
   spec = types.SimpleNamespace(config=builders.config(simulated))
   assert strategy_lib.find(spec.config).simulated_clock(spec) is None
-
-
-def test_compensation_by_staleness_is_refused():
-  keys = {
-    'strategy.name': 'parameter_server',
-    'strategy.look_ahead': 'smega2',
-    'strategy.compensation': 'staleness',
-  }
-  with pytest.raises(config_lib.ConfigError, match="'none' where strategy.look_ahead is 'smega2'"):
-    config_lib.resolved(builders.config(keys))

@@ -1,12 +1,10 @@
 """A simulated run has the bits that a real one with its order has."""
 
-import json
-
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.reporting import telemetry
-from anp_jax.runtimes.parameter_server import log as log_lib, simulation
+from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -31,12 +29,7 @@ def _is_replayed(config, workdir, version):
 @pytest.mark.parametrize(
   'keys',
   [
-    {
-      'strategy.servers': 2,
-      'strategy.simulate.pull_seconds': 0.05,
-      'strategy.delay_compensation': 0.5,
-      'strategy.delay_decay': 0.95,
-    },
+    {'strategy.servers': 2, 'strategy.simulate.pull_seconds': 0.05},
     {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1},
     {
       'strategy.mode': 'bounded',
@@ -63,22 +56,6 @@ def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
   assert [r['step'] for r in scored] == [6, 12]
   for record in [*scored, *(r for r in lines if r['kind'] == 'train')]:
     assert record['simulated_seconds'] == seconds[record['step']]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'workers, look_ahead',
-  [(2, 'none'), pytest.param(3, 'smega2', marks=pytest.mark.soak), (4, 'dana')],
-)
-def test_it_follows_the_log_of_a_real_run(tmp_path, config, workers, look_ahead):
-  keys = {'strategy.look_ahead': look_ahead, 'strategy.delay_compensation': 2.0}
-  real = serving.config_of(config, **serving.FULL, **keys)
-  serving.run(real, tmp_path / 'real', workers)
-  keys['strategy.simulate.log'] = str(tmp_path / 'real')
-  serving.run(_simulated(config, workers, **keys), tmp_path / 'simulated')
-  serving.same_bits(launching.weights(tmp_path / 'real'), launching.weights(tmp_path / 'simulated'))
-  # Rates and simulated seconds are its own; what was learnt is the same.
-  assert serving.losses(tmp_path / 'real') == serving.losses(tmp_path / 'simulated')
 
 
 @pytest.mark.slow
@@ -117,77 +94,3 @@ def test_averages_are_scored(tmp_path, config):
 def test_several_processes_are_refused(tmp_path, config):
   with pytest.raises(config_lib.ConfigError, match='workers=3: expected one process.* found 2'):
     serving.run(_simulated(config, 3), tmp_path, 2)
-
-
-def test_a_log_that_does_not_fit_is_refused(tmp_path, config):
-  log = tmp_path / log_lib.NAME
-  keys = {'strategy.simulate.log': str(tmp_path)}
-  start = {
-    'start': 0,
-    'workers': 2,
-    'servers': 1,
-    'shards': 1,
-    'batch_size': config.batch_size,
-    'wire_dtype': 'float32',
-    'compensation': 'none',
-    'look_ahead': {},
-    'delay': {},
-  }
-  update = {'order': 0, 'devices': 1, 'parts': [{'reads': [0]}]}
-  for changes, word in (
-    ({}, 'its workers is 2, expected 3'),
-    ({'workers': 3, 'servers': 2}, 'its servers is 2, expected 1'),
-    ({'workers': 3}, 'its updates is 1, expected 12'),
-  ):
-    log.write_text(f'{json.dumps(start | changes)}\n{json.dumps(update)}\n')
-    with pytest.raises(config_lib.ConfigError, match=word):
-      serving.run(_simulated(config, 3, **keys), tmp_path / 'a')
-  keys = {'strategy.simulate.log': str(tmp_path / 'nothing')}
-  with pytest.raises(config_lib.ConfigError, match='expected the workdir of'):
-    serving.run(_simulated(config, 3, **keys), tmp_path / 'b')
-
-
-_START = {
-  'start': 0,
-  'workers': 3,
-  'servers': 1,
-  'shards': 1,
-  'wire_dtype': 'float32',
-  'compensation': 'none',
-  'look_ahead': {},
-  'delay': {},
-}
-
-
-def _followed(config, folder, start, updates=12, devices=1):
-  start = {'batch_size': config.batch_size} | start
-  lines = [start] + [
-    {'order': n, 'devices': devices, 'parts': [{'reads': [n]}]} for n in range(updates)
-  ]
-  (folder / log_lib.NAME).write_text(''.join(json.dumps(x) + '\n' for x in lines))
-  keys = {'strategy.simulate.log': str(folder)}
-  return simulation._read_log(_simulated(config, 3, **keys), 12)
-
-
-def test_a_log_that_fits_is_followed(tmp_path, config):
-  assert len(_followed(config, tmp_path, _START)) == 13
-
-
-@pytest.mark.parametrize(
-  'name, changes, more',
-  [
-    ('workers', {'workers': 2}, {}),
-    ('servers', {'servers': 2}, {}),
-    ('shards', {'shards': 2}, {}),
-    ('batch_size', {'batch_size': 7}, {}),
-    ('wire_dtype', {'wire_dtype': 'bfloat16'}, {}),
-    ('compensation', {'compensation': 'taylor'}, {}),
-    ('delay', {'delay': {'strength': 0.25}}, {}),
-    ('look_ahead', {'look_ahead': {'method': 'dana'}}, {}),
-    ('updates', {}, {'updates': 11}),
-    ('devices', {}, {'devices': 2}),
-  ],
-)
-def test_each_key_of_a_log_must_fit(tmp_path, config, name, changes, more):
-  with pytest.raises(config_lib.ConfigError, match=f'its {name} is'):
-    _followed(config, tmp_path, _START | changes, **more)

@@ -159,18 +159,6 @@ def test_data_shards_count_by_their_examples(sgd):
   _close(_flat(setup, result.params), value)
 
 
-def test_stale_update_is_divided(config):
-  config.optimizer.name = 'sgd'
-  config.optimizer.weight_decay = 0.0
-  config.strategy.compensation = 'staleness'
-  setup = _setup(config, 2)
-  start = _flat(setup, _random_state(setup).params)
-  moves = [_flat(setup, _run(setup, staleness=s).params) - start for s in (0, 1, 4)]
-  np.testing.assert_array_equal(moves[0], moves[1])
-  # Differences of float32 weights around 0.1.
-  np.testing.assert_allclose(moves[2], moves[0] / 4, atol=1e-6)
-
-
 def test_clipping_by_norm_is_left_to_the_workers(config):
   config.optimizer.clip_norm = 1e-3
   clipped = _run(_setup(config, 2))

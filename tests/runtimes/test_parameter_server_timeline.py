@@ -146,14 +146,3 @@ def test_draws_depend_on_the_seed_alone():
   assert first == again
   # The same draws, times two.
   assert other == pytest.approx([2 * s for s in first], rel=1e-12)
-
-
-def test_a_log_is_followed_and_its_versions_kept():
-  parts = [[0], [0], [1], [0]]
-  records = [{'start': 0}] + [
-    {'order': n, 'parts': [{'ticket': [n, 0], 'reads': reads}]} for n, reads in enumerate(parts)
-  ]
-  updates = list(timeline.from_log(records, 0))
-  assert [u.contributions[0]['reads'] for u in updates] == parts
-  assert [set(u.versions) for u in updates] == [{0}, {0, 1}, {0}, set()]
-  assert len(list(timeline.from_log(records, 2))) == 2

@@ -3,22 +3,33 @@
 import threading
 import types
 
-import numpy as np
 import pytest
 
-from anp_jax.runtimes.parameter_server import gradient_worker as worker_lib, log as log_lib
+from anp_jax.runtimes.parameter_server import (
+  gradient_worker as worker_lib,
+  log as log_lib,
+  setup as setup_lib,
+)
 from tests import serving
 
 
 def test_rows_are_those_of_the_ticket():
   tickets = iter([(3, 1), (4, 0), None])
-  queue = worker_lib.BatchQueue(lambda: next(tickets), 2, 8, None)
-  step, rows = queue.step_and_rows(1)  # called out of order
+  queue = worker_lib.BatchQueue(lambda: next(tickets), None)
+  calls = []
+  stream = types.SimpleNamespace(tickets=lambda *arguments: calls.append(arguments))
+  setup = types.SimpleNamespace(
+    config=types.SimpleNamespace(batch_size=8), source='source', stream=lambda: stream
+  )
+  setup_lib.Setup.feed(setup, queue.ticket, 2)
+  ((source, batch_size, ticket_rows, step_and_rows),) = calls
+  assert (source, batch_size, ticket_rows) == ('source', 8, 4)
+  step, rows = step_and_rows(1)  # called out of order
   assert step == 4 and rows.tolist() == [0, 1, 2, 3]
-  step, rows = queue.step_and_rows(0)
+  step, rows = step_and_rows(0)
   assert step == 3 and rows.tolist() == [4, 5, 6, 7]
   assert queue.ticket(2) is None
-  assert len(queue.step_and_rows(7)[1]) == 4  # any: nobody uses it
+  assert len(step_and_rows(7)[1]) == 4  # any: nobody uses it
 
 
 def test_a_leased_ticket_is_returned_while_the_next_is_waited_for():
@@ -32,7 +43,7 @@ def test_a_leased_ticket_is_returned_while_the_next_is_waited_for():
     assert go_on.wait(10)
     return None
 
-  queue = worker_lib.BatchQueue(take, 1, 4, None)
+  queue = worker_lib.BatchQueue(take, None)
   assert queue.ticket(0) == (0, 0)
   reader = threading.Thread(target=queue.ticket, args=(1,))
   reader.start()
@@ -48,7 +59,7 @@ def test_a_leased_ticket_is_returned_while_the_next_is_waited_for():
 
 def test_a_ticket_beyond_the_limit_waits_until_one_is_finished():
   steps = iter(range(9))
-  queue = worker_lib.BatchQueue(lambda: (next(steps), 0), 1, 4, 1)
+  queue = worker_lib.BatchQueue(lambda: (next(steps), 0), 1)
   assert queue.ticket(0) == (0, 0)
   results = []
   reader = threading.Thread(target=lambda: results.append(queue.ticket(1)))
@@ -61,7 +72,7 @@ def test_a_ticket_beyond_the_limit_waits_until_one_is_finished():
 
 
 def test_closing_ends_a_wait():
-  queue = worker_lib.BatchQueue(lambda: (0, 0), 1, 4, 1)
+  queue = worker_lib.BatchQueue(lambda: (0, 0), 1)
   queue.ticket(0)
   results = []
   reader = threading.Thread(target=lambda: results.append(queue.ticket(1)))
@@ -69,7 +80,6 @@ def test_closing_ends_a_wait():
   queue.close()
   reader.join(10)
   assert results == [None]
-  assert np.array_equal(queue.step_and_rows(1)[1], np.arange(4))
 
 
 class _Versions:

@@ -256,9 +256,5 @@ def test_model_ring_scores_models_of_several_heads(pairs, tmp_path, monkeypatch,
     },
   )
   train.run(config, str(tmp_path))
-  (line,) = [
-    line
-    for line in capsys.readouterr().out.splitlines()
-    if line.startswith('Mean of the 2 finished')
-  ]
-  assert 'noun' in line and 'nan' not in line
+  lines = [line for line in capsys.readouterr().out.splitlines() if '  lap 1 of 1' in line]
+  assert len(lines) == 2 and all('noun' in line and 'nan' not in line for line in lines)

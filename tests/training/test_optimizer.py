@@ -463,3 +463,25 @@ def test_update_asks_for_the_parameters(config):
   transform = optimizer.create(config, BATCH, EXAMPLES, 100)
   with pytest.raises(ValueError, match='params'):
     transform.update(params, transform.init(params))
+
+
+@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+def test_only_an_elementwise_optimizer_updates_a_matrix_that_is_cut_alike(x64, config, name):
+  """The registry says which: servers cut the weights (strategy parameter_server)."""
+  config.optimizer.name = name
+  random = np.random.default_rng(0)
+  weights, gradients = random.normal(size=(6, 1)), random.normal(size=(STEPS, 6, 1))
+
+  def updated(rows):
+    transform = optimizer.create(config, BATCH, EXAMPLES, 100)
+    params = jnp.asarray(weights[rows])
+    state = transform.init(params)
+    for gradient in gradients[:, rows]:
+      updates, state = transform.update(jnp.asarray(gradient), state, params)
+      params = params + updates
+    return np.asarray(params)
+
+  expected = updated(slice(6))
+  cut = np.concatenate([updated(slice(2)), updated(slice(2, 6))])
+  difference = np.abs(expected - cut).max()
+  assert difference < TIGHT if key_table.OPTIMIZERS[name].elementwise else difference > 1e-4

@@ -1,17 +1,11 @@
 """After which steps groups exchange weights."""
 
 from collections.abc import Callable
-import functools
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import durations
-
-_COIN = 1  # told apart from a step's other random numbers
-_BLOCK = 1024  # steps that `on_host` asks about at once
 
 
 def in_steps(config, batch_size: int, examples: int):
@@ -42,21 +36,16 @@ def in_steps(config, batch_size: int, examples: int):
 def is_due(config, step):
   """Whether groups exchange after `step` updates: alike on all devices.
 
-  They do where a period follows another, and each so many steps from there.
+  Groups exchange where a period starts, and every `period` steps after it.
 
   Args:
     config: of the run, from `in_steps`.
-    step: integer array, traced or not; () with an exchange_probability.
+    step: integer array, traced or not.
 
   Returns:
     A bool array of its shape.
   """
-  s = config.strategy
-  if s.exchange_probability:
-    key = jax.random.fold_in(jax.random.key(config.seed), step)
-    key = jax.random.fold_in(key, _COIN)
-    return jax.random.bernoulli(key, s.exchange_probability)
-  (_, period), *later = durations.staircase(s.period, 1, 1)
+  (_, period), *later = durations.staircase(config.strategy.period, 1, 1)
   due = step % period == 0
   for start, period in later:
     due = jnp.where(step < start, due, (step - start) % period == 0)
@@ -64,15 +53,14 @@ def is_due(config, step):
 
 
 def on_host(config) -> Callable[[int], bool]:
-  """Returns what answers `is_due` outside a program, many steps at a time."""
-  are_due = jax.jit(jax.vmap(functools.partial(is_due, config)))
+  """Returns what answers `is_due` outside a program, without a device."""
+  phases = durations.staircase(config.strategy.period, 1, 1)
 
-  @functools.lru_cache(maxsize=1)
-  def block(index):
-    steps = np.arange(index * _BLOCK, (index + 1) * _BLOCK, dtype=np.int32)
-    return jax.device_get(are_due(jax.device_put(steps)))
+  def is_due_on_host(step):
+    start, period = [phase for phase in phases if phase[0] <= step][-1]
+    return (step - start) % period == 0
 
-  return lambda step: bool(block(step // _BLOCK)[step % _BLOCK])
+  return is_due_on_host
 
 
 def share(config, batch_size: int, examples: int) -> float:
@@ -83,10 +71,7 @@ def share(config, batch_size: int, examples: int) -> float:
     batch_size: images a step.
     examples: images an epoch.
   """
-  s = config.strategy
-  if s.exchange_probability:
-    return s.exchange_probability
-  phases = durations.staircase(s.period, batch_size, examples)
+  phases = durations.staircase(config.strategy.period, batch_size, examples)
   total = max(1, config_lib.steps(config.duration, batch_size, examples))
   ends = [start for start, _ in phases[1:]] + [total]
   return (

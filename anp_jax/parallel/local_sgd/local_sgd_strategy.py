@@ -21,9 +21,6 @@ class LocalSgd(sync.Sync):
       'period': keys.staircase(
         '8', "steps between exchanges; '1,8@1000 steps': 8 after 1000 steps"
       ),
-      'exchange_probability': keys.number(
-        0, 'of an exchange after a step; 0: by period', at_least=0, at_most=1
-      ),
       'outer': keys.text(
         'average',
         "what groups go on from; nesterov: DiLoCo's momentum, momentum: SlowMo's",

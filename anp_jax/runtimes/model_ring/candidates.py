@@ -77,8 +77,6 @@ def create(config, devices: int) -> list[Candidate]:
       {
         # Another list must not make a candidate's checkpoints another model's.
         'strategy.models': (),
-        'strategy.max_in_ring': 0,
-        'strategy.halving': 0,
         'batch_size': model_config.batch_size or per_device * devices,
       },
     )

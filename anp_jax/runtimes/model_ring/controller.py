@@ -6,50 +6,8 @@ import os
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
 from anp_jax.reporting import summary, telemetry
-from anp_jax.runtimes.model_ring import ensemble, leaderboard as leaderboard_lib, messages
+from anp_jax.runtimes.model_ring import leaderboard as leaderboard_lib, messages
 from anp_jax.training import metric_labels
-
-_OPEN = (leaderboard_lib.GO_ON, leaderboard_lib.WAIT)
-
-
-class AdmissionPolicy:
-  """Which models enter the ring: in their order, so many at a time.
-
-  Attributes:
-    inside: models in the ring.
-    outside: models that have not entered, in their order.
-  """
-
-  def __init__(self, models, max_in_ring: int):
-    """Begins with an empty ring.
-
-    Args:
-      models: all indices, in the order in which they enter.
-      max_in_ring: models in the ring at a time.
-    """
-    self._max_in_ring = max_in_ring
-    self.inside = set()
-    self.outside = list(models)
-
-  def first_models(self) -> list[int]:
-    """Returns the models that are in the ring once it is full."""
-    free = max(self._max_in_ring - len(self.inside), 0)
-    return sorted(self.inside) + self.outside[:free]
-
-  def next_model(self) -> int | None:
-    """Returns the model to enter now; None: nobody waits, or there is no room.
-
-    A model that was inside when a run was cut off, and had saved nothing,
-    enters before its turn: later ones may have to wait for its scores.
-    """
-    if not self.outside:
-      return None
-    is_late = any(self.outside[0] < m for m in self.inside)
-    if len(self.inside) < self._max_in_ring or is_late:
-      model = self.outside.pop(0)
-      self.inside.add(model)
-      return model
-    return None
 
 
 class RingController:
@@ -70,58 +28,40 @@ class RingController:
     self._ring, self._runners, self._store = ring, runners, store
     self._send_event = send_event
     self._leaderboard = open_leaderboard(ring)
-    self._policy = AdmissionPolicy(ring.models, ring.max_in_ring)
-    self._undecided = []  # messages that wait for a score
+    self._inside = set()  # models in the ring
     self._lost = set()  # (model, laps): scores that can no longer be made
 
-  def start(self) -> tuple[list[int], list[int]]:
-    """Sends saved models to where they go on, and the first new ones.
+  def start(self) -> list[int]:
+    """Sends each model to where it begins or goes on.
 
     Returns:
-      The models that will be in the ring first, and those that enter later.
+      The models that are in the ring.
     """
     self._introduce()
-    restored = [
-      message for model in self._ring.models if (message := self._restored(model)) is not None
-    ]
-    first_models = self._policy.first_models()
-    later_models = [m for m in self._policy.outside if m not in first_models]
-    self._admit()
-    for message in restored:
-      schedule = self._runners[message.model].schedule
-      at_lap_end = message.step in schedule.ends
-      station = schedule.at(message.step).station
-      address = messages.CONTROLLER if at_lap_end else station
-      self._send_event(address, message)
-    return first_models, later_models
+    for model in self._ring.models:
+      self._enter(model)
+    return sorted(self._inside)
 
   def on_event(self, event) -> None:
     """Handles a model that has done a lap, scores, or a failure."""
     handlers = {
-      messages.ModelMessage: self._undecided.append,
+      messages.ModelMessage: self._on_lap,
       messages.Scored: self._on_scores,
       messages.Failed: self._on_failure,
     }
     handlers[type(event)](event)
-    self._undecided = [m for m in self._undecided if not self._decide(m)]
-    self._admit()
 
   def is_over(self) -> bool:
     """Returns whether all models have left the ring and have their scores."""
-    if self._policy.inside or self._policy.outside:
+    if self._inside:
       return False
-    laps, leaderboard = self._ring.rungs.laps, self._leaderboard
+    laps, leaderboard = self._ring.laps.total, self._leaderboard
     return all(
       (model, k) in self._lost
       for model in self._ring.models
       if leaderboard.status(model, laps) == leaderboard_lib.FINISHED
       for k in leaderboard.missing_scores(model, laps)
     )
-
-  def release_undecided(self) -> None:
-    """Sends the models that wait here to station 0, to be saved."""
-    for message in self._undecided:
-      self._send_event(0, message)
 
   def conclude(self, steps: dict[int, int], reason: str) -> dict:
     """Reports how far all models have come, once no station works any more.
@@ -135,15 +75,13 @@ class RingController:
     """
     done, left = 0, 0
     for model in self._ring.models:
-      schedule, status = self._runners[model].schedule, leaderboard_lib.GO_ON
+      schedule = self._runners[model].schedule
       scores = self._leaderboard.last_scores(model)
       step = steps.get(model, scores.get('step', 0))
-      if model in steps or model not in self._policy.outside:
-        status = self._leaderboard.status(model, schedule.laps_done(step))
       self._append_scores(model, step)
       done += step
-      # Of a model that is lost and whose end is not known, nothing is left.
-      if status in _OPEN:
+      status = self._leaderboard.status(model, schedule.laps_done(step))
+      if status == leaderboard_lib.GO_ON:
         left += schedule.total - step
     if left and reason:
       run_dir.mark_stopped(self._ring.workdir, done, done + left, reason)
@@ -157,7 +95,7 @@ class RingController:
     for text in (
       f'workdir  {ring.workdir}',
       f'strategy {ring.config.strategy.name}',
-      f'ring     {len(ring.candidates)} models, {ring.stations} stations, {ring.rungs.laps} laps',
+      f'ring     {len(ring.candidates)} models, {ring.stations} stations, {ring.laps.total} laps',
       f'parts    {", ".join(map(str, ring.sizes))} of {len(ring.source)} '
       f'examples of {ring.source.name}',
       f'scores   {ring.config.checkpoint.best_metric} of {len(ring.eval_source)} examples',
@@ -167,20 +105,32 @@ class RingController:
     ):
       note(text)
 
-  def _restored(self, model):
-    """Returns the message of a saved model that is still in the ring.
+  def _enter(self, model):
+    """Sends a model into the ring, unless it has left it.
 
-    Requests the scores of those laps whose score was cut off, too.
+    A model that is restored has those laps scored whose score was cut off, too.
     """
     ring, schedule = self._ring, self._runners[model].schedule
     checkpoints = self._store.checkpoints(model)
     restored = checkpoints.restore()
     telemetry.truncate_after(ring.folder(model), restored[1] if restored else 0)
     if restored is None:
-      return None
+      self._inside.add(model)
+      self._send_event(0, messages.ModelMessage(model))
+      return
     state, step = restored
-    self._policy.outside.remove(model)
     laps = schedule.laps_done(step)
+    self._request_missing_scores(model, laps, checkpoints)
+    if self._leaderboard.status(model, laps) != leaderboard_lib.GO_ON:
+      return
+    self._inside.add(model)
+    note(f'{ring.candidates[model].name}  continuing from step {step}')
+    at_lap_end = step in schedule.ends
+    address = messages.CONTROLLER if at_lap_end else schedule.at(step).station
+    self._send_event(address, messages.ModelMessage(model, step, state))
+
+  def _request_missing_scores(self, model, laps, checkpoints):
+    ring, schedule = self._ring, self._runners[model].schedule
     for k in self._leaderboard.missing_scores(model, laps):
       lap_end = schedule.ends[k - 1]
       if lap_end not in checkpoints.steps():
@@ -194,34 +144,22 @@ class RingController:
         ring.scorer(model, k),
         messages.ScoreRequest(model, lap_end, lap_state.evaluated(), k, origin),
       )
-    if self._leaderboard.status(model, laps) not in _OPEN:
-      return None
-    self._policy.inside.add(model)
-    note(f'{ring.candidates[model].name}  continuing from step {step}')
-    return messages.ModelMessage(model, step, state)
 
-  def _admit(self):
-    while (model := self._policy.next_model()) is not None:
-      self._send_event(0, messages.ModelMessage(model))
-
-  def _decide(self, message):
-    """Sends a model on its next lap, or out; returns False to wait."""
+  def _on_lap(self, message):
+    """Sends a model on its next lap, or out of the ring."""
     model, step = message.model, message.step
     laps = self._runners[model].schedule.laps_done(step)
-    status = self._leaderboard.decide(model, laps)
-    if status == leaderboard_lib.WAIT:
-      return False
+    status = self._leaderboard.status(model, laps)
     self._append_scores(model, step)
     if status == leaderboard_lib.GO_ON:
       self._send_event(0, message)
-      return True
+      return
     note(f'{self._ring.candidates[model].name}  {status} at step {step}')
-    self._policy.inside.discard(model)
+    self._inside.discard(model)
     self._send_event(0, messages.Retired(model, step, message.state))
-    return True
 
   def _on_scores(self, event):
-    model, laps, count = event.model, event.laps, self._ring.rungs.laps
+    model, laps, count = event.model, event.laps, self._ring.laps.total
     if not self._leaderboard.add(model, laps, event.step, event.scores):
       return
     self._leaderboard.write()
@@ -235,7 +173,7 @@ class RingController:
     self._leaderboard.fail(event.model, event.step, event.reason)
     self._leaderboard.write()
     note(f'{self._ring.candidates[event.model].name}  failed: {event.reason}')
-    self._policy.inside.discard(event.model)
+    self._inside.discard(event.model)
     self._send_event(0, messages.Retired(event.model, event.step))
 
   def _append_scores(self, model, step):
@@ -247,7 +185,7 @@ class RingController:
 def open_leaderboard(ring) -> leaderboard_lib.Leaderboard:
   """Returns the leaderboard of a ring, with what its workdir has."""
   return leaderboard_lib.Leaderboard(
-    ring.workdir, ring.candidates, ring.rungs, ring.config.checkpoint.best_metric
+    ring.workdir, ring.candidates, ring.laps, ring.config.checkpoint.best_metric
   )
 
 
@@ -285,17 +223,13 @@ def evaluate(ring, runners, store, which: str) -> dict:
 
 
 def announce(ring, leaderboard: leaderboard_lib.Leaderboard) -> dict:
-  """Prints the leaderboard, and the ensemble of the finished models.
+  """Prints the leaderboard.
 
   Returns:
     The last scores of the best model, {} if there are none.
   """
-  footer, finished = '', leaderboard.finished()
-  if len(finished) > 1:
-    scores = ensemble.score([ring.folder(m) for m in finished], ring.objective)
-    footer = f'\nMean of the {len(finished)} finished: {_text(scores)}\n'
-  leaderboard.write(footer)
-  note(f'{leaderboard.table()}\n{footer}')
+  leaderboard.write()
+  note(leaderboard.table())
   note(f'leaderboard: {os.path.join(ring.workdir, leaderboard_lib.PAGE)}')
   return leaderboard.best()
 

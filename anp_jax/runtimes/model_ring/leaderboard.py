@@ -1,4 +1,4 @@
-"""The scores of all models, and which models stay in the ring."""
+"""The scores of all models of a ring, and their ranking."""
 
 from collections.abc import Sequence
 import math
@@ -12,21 +12,17 @@ from anp_jax.training import metric_labels
 LOG = 'model_ring.jsonl'
 PAGE = 'leaderboard.md'
 # What becomes of a model, as it stands in the leaderboard.
-GO_ON, FINISHED, RETIRED, FAILED, WAIT = ('goes on', 'finished', 'retired', 'failed', 'wait')
+GO_ON, FINISHED, FAILED = 'goes on', 'finished', 'failed'
 
 
 class Leaderboard:
-  """Process 0's record of scores and failures, kept in workdir/model_ring.jsonl.
-
-  Which models stay is a function of this record alone, so a run that is
-  started again decides as it would have.
-  """
+  """Process 0's record of scores and failures, kept in workdir/model_ring.jsonl."""
 
   def __init__(
     self,
     workdir: str,
     candidates: Sequence[candidates_lib.Candidate],
-    rungs: ring_lib.Rungs,
+    laps: ring_lib.Laps,
     best_metric: str,
   ):
     """Reads the record of the workdir.
@@ -34,12 +30,12 @@ class Leaderboard:
     Args:
       workdir: of the run.
       candidates: all models.
-      rungs: when models are scored, and when they may leave.
+      laps: how many a model makes, and when it is scored.
       best_metric: config.checkpoint.best_metric.
     """
     self._workdir = workdir
     self._candidates = candidates
-    self._rungs = rungs
+    self._laps = laps
     self._metric = metric_labels.key(best_metric)
     self._scores = {}  # (model, laps done) to its record
     self._failures = {}  # model to the reason
@@ -49,9 +45,7 @@ class Leaderboard:
   def missing_scores(self, model: int, laps: int) -> list[int]:
     """Returns those of a model's laps that are due and have no score."""
     return [
-      k
-      for k in range(1, laps + 1)
-      if self._rungs.is_score_due(k) and (model, k) not in self._scores
+      k for k in range(1, laps + 1) if self._laps.is_score_due(k) and (model, k) not in self._scores
     ]
 
   def add(self, model: int, laps: int, step: int, scores: dict) -> bool:
@@ -66,50 +60,15 @@ class Leaderboard:
     if model not in self._failures:
       self._record({'model': model, 'step': step, 'failed': reason})
 
-  def decide(self, model: int, laps: int) -> str:
-    """Decides what becomes of a model that has done so many laps.
-
-    After 1, h, h^2 ... laps, h being config.strategy.halving, those go on that
-    are among the best 1/h (rounded up) of the models up to this one that have
-    come so far. Successive halving as in Li et al. 2020 (arXiv 1810.05934):
-    no model waits for those that come later. Models enter in their order and go
-    round once a lap, so no model overtakes another.
+  def status(self, model: int, laps: int) -> str:
+    """Returns what becomes of a model that has done so many laps.
 
     Returns:
-      GO_ON, FINISHED, RETIRED, FAILED, or WAIT while a score is missing.
+      GO_ON, FINISHED or FAILED.
     """
     if model in self._failures:
       return FAILED
-    if laps == self._rungs.laps:
-      return FINISHED
-    if not self._rungs.is_rung(laps):
-      return GO_ON
-    rivals = []
-    for rival in range(model + 1):
-      if (rival, laps) in self._scores:
-        rivals.append(rival)
-      elif not self._left_before(rival, laps):
-        return WAIT
-    ranked = sorted(rivals, key=lambda m: (-self._value(m, laps), m))
-    best = ranked[: math.ceil(len(ranked) / self._rungs.halving)]
-    return GO_ON if model in best else RETIRED
-
-  def status(self, model: int, laps: int) -> str:
-    """Returns what `decide` gave at the lap after which a model left, if any.
-
-    Args:
-      model: its index.
-      laps: that the model has done; it may have left after fewer.
-    """
-    for earlier in range(1, laps):
-      if self._rungs.is_rung(earlier) and self.decide(model, earlier) != GO_ON:
-        return self.decide(model, earlier)
-    return self.decide(model, laps)
-
-  def finished(self) -> list[int]:
-    """Returns the models that have come to the end."""
-    ended = {model for model, laps in self._scores if laps == self._rungs.laps}
-    return sorted(ended - self._failures.keys())
+    return FINISHED if laps == self._laps.total else GO_ON
 
   def best(self) -> dict:
     """Returns the last scores of the best model; {} if there are none."""
@@ -137,17 +96,17 @@ class Leaderboard:
           f'{place}',
           candidate.name,
           candidate.text or 'nothing',
-          f'{laps} of {self._rungs.laps}',
+          f'{laps} of {self._laps.total}',
           self._state(candidate.index, laps),
           *values,
         ]
       )
     return markdown.table(lines)
 
-  def write(self, footer: str = '') -> None:
+  def write(self) -> None:
     """Writes the leaderboard to the workdir."""
     path = os.path.join(self._workdir, PAGE)
-    files.write_atomic(path, f'# Leaderboard\n\n{self.table()}\n{footer}')
+    files.write_atomic(path, f'# Leaderboard\n\n{self.table()}\n')
 
   def _ranking(self):
     """Returns all models by their last scores; failed ones are the last."""
@@ -162,16 +121,7 @@ class Leaderboard:
   def _state(self, model, laps):
     if model in self._failures:
       return f'failed: {self._failures[model]}'
-    if not laps:
-      return ''
-    status = self.status(model, laps)
-    return GO_ON if status == WAIT else status
-
-  def _left_before(self, model, laps):
-    """Returns whether a model has left the ring before so many laps."""
-    if model in self._failures:
-      return True
-    return any(self._rungs.is_rung(k) and self.decide(model, k) == RETIRED for k in range(1, laps))
+    return self.status(model, laps) if laps else ''
 
   def _value(self, model, laps):
     value = self._scores[model, laps].get(self._metric, math.nan)

@@ -99,10 +99,10 @@ class RingProcess:
       # Seconds where torch is installed; not in the middle of a turn.
       import tensorboardX  # noqa: F401
     with processes.handling_signals(self._store.expected_save_seconds):
-      first_and_later = self._controller.start() if self._controller else None
-      first_and_later = processes.gather(first_and_later)[0]
+      models = self._controller.start() if self._controller else None
+      models = processes.gather(models)[0]
       for worker in self._workers:
-        worker.start(*first_and_later)
+        worker.start(models)
       while self._end is None:
         if vote := processes.vote():
           end = messages.End(preemption.REASONS[vote])
@@ -149,8 +149,6 @@ class RingProcess:
     for worker in self._workers:
       worker.join()
     self._gather('halted')
-    if self._controller:
-      self._controller.release_undecided()
 
   def _finish(self):
     """Saves and scores what waits; returns the steps of models in the ring."""

@@ -15,7 +15,7 @@ class ModelRing(sync.Sync):
   keeps_models_apart = True
 
   def default_config(self):
-    """The models, the stations they go round, and when they leave."""
+    """The models, and the stations they go round."""
     return {
       # A list that may grow at its end; candidates without one have none.
       'models': keys.value(
@@ -27,15 +27,6 @@ class ModelRing(sync.Sync):
       ),
       'station': keys.text(
         'device', 'what holds a part of the data; host: all of its devices', ('device', 'host')
-      ),
-      'max_in_ring': keys.integer(
-        0, 'models at a time; others follow those that leave; 0: all', at_least=0, resumable=True
-      ),
-      'halving': keys.value(
-        0,
-        'after 1, h, h^2 .. epochs the best 1/h go on; 0: all do',
-        lambda factor: factor == 0 or factor >= 2,
-        '0, or 2 or more',
       ),
       'shares': keys.Key(
         (),

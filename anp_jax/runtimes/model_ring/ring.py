@@ -17,31 +17,20 @@ _MODELS = 'models'
 
 
 @dataclasses.dataclass(frozen=True)
-class Rungs:
-  """After which laps models are scored, and some of them leave.
+class Laps:
+  """How many laps each model makes, and after which it is scored.
 
   Attributes:
-    laps: of a model that stays to the end.
+    total: laps of the whole run.
     every: laps between two scores.
-    halving: config.strategy.halving; 0: all models stay.
   """
 
-  laps: int
+  total: int
   every: int
-  halving: int
 
   def is_score_due(self, laps: int) -> bool:
     """Returns whether a model is scored after so many laps."""
-    last = laps == self.laps
-    return last or laps % self.every == 0 or self.is_rung(laps)
-
-  def is_rung(self, laps: int) -> bool:
-    """Returns whether some models leave the ring after so many laps."""
-    if not self.halving or not 0 < laps < self.laps:
-      return False
-    while laps % self.halving == 0:
-      laps //= self.halving
-    return laps == 1
+    return laps == self.total or laps % self.every == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +43,9 @@ class Ring:
     candidates: all models.
     source: of the training examples.
     eval_source: of the validation examples.
-    objective: `objective.Objective`.
     sizes: training examples of each station.
     owners: the process of each station.
-    rungs: when models are scored, and when they may leave.
-    max_in_ring: models in the ring at a time.
+    laps: how many a model makes, and when it is scored.
     local_stations: those of this process.
   """
 
@@ -67,11 +54,9 @@ class Ring:
   candidates: Sequence[candidates_lib.Candidate]
   source: object
   eval_source: object
-  objective: object
   sizes: Sequence[int]
   owners: Sequence[int]
-  rungs: Rungs
-  max_in_ring: int
+  laps: Laps
   local_stations: Sequence[schedule_lib.Station]
 
   @property
@@ -87,12 +72,12 @@ class Ring:
   def schedule(self, model: int) -> schedule_lib.RingSchedule:
     """Returns the schedule of a model."""
     batch_size = self.candidates[model].config.batch_size
-    return schedule_lib.RingSchedule(self.sizes, batch_size, self.rungs.laps)
+    return schedule_lib.RingSchedule(self.sizes, batch_size, self.laps.total)
 
   def scorer(self, model: int, laps: int) -> int:
     """Returns the station that scores a model after so many laps."""
     # In turn; in the end the first, which is the first to have nothing to do.
-    return 0 if laps == self.rungs.laps else (model + laps) % self.stations
+    return 0 if laps == self.laps.total else (model + laps) % self.stations
 
   def folder(self, model: int) -> str:
     """Returns the folder of a model."""
@@ -115,10 +100,9 @@ def create(config, workdir: str, processes) -> Ring:
   objective = objective_lib.create(source.vocabulary, config)
   checkpoint_lib.check_best_metric(config, objective.metric_names)
   sizes = schedule_lib.shard_sizes(config, len(source), len(owners))
-  rungs = Rungs(
+  laps = Laps(
     candidates_lib.laps('duration', config.duration),
     candidates_lib.laps('eval.every', config.eval.every),
-    config.strategy.halving,
   )
   shards = schedule_lib.data_shards(source, sizes)
   first = sum(counts[: processes.index])
@@ -128,11 +112,9 @@ def create(config, workdir: str, processes) -> Ring:
     candidates,
     source,
     eval_source,
-    objective,
     sizes,
     owners,
-    rungs,
-    config.strategy.max_in_ring or len(candidates),
+    laps,
     [
       schedule_lib.Station(number, mesh, shards[number])
       for number, mesh in enumerate(meshes, first)

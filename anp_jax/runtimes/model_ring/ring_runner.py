@@ -24,13 +24,11 @@ from anp_jax.training import (
   train_step as step_lib,
 )
 
-_NAMES = ('init_fn', 'train_step', 'eval_step', 'predict_step')
+_NAMES = ('init_fn', 'train_step', 'eval_step')
 
 
 class Runner:
   """Trains and scores one model at one station.
-
-  One thread trains; another may `compile` at the same time.
 
   Attributes:
     config: of the model.
@@ -78,7 +76,7 @@ class Runner:
       for seed in (schedule_lib.stream_seed(config.seed, station.number), candidate.run_seed)
     )
     self._feed = self._next = None
-    self._compiled = programs_lib.Once()
+    self._compiled = {}  # programs by name
 
   def new_state(self, folder: str) -> state_lib.TrainState:
     """Returns the state with which the model begins.
@@ -93,28 +91,21 @@ class Runner:
     """Returns a state, or its bytes, on the devices of the station."""
     return _placed(state, self.abstract_state)
 
-  def compile(self, validation: int, begins: bool, stopped: Callable = lambda: False) -> None:
+  def compile(self, validation: int, begins: bool) -> None:
     """Compiles what is not compiled yet, in the order in which it is needed.
 
     Args:
       validation: examples of the validation set.
       begins: whether the model begins here, with `new_state`.
-      stopped: () -> whether to begin no further program.
     """
     size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
     batch = self._batch(size)
     evaluated = self.abstract_state.evaluated()
-    programs = [
-      ('train_step', self._train_arguments()),
-      ('eval_step', (*evaluated, batch)),
-      ('predict_step', (*evaluated, batch)),
-    ]
+    programs = [('train_step', self._train_arguments()), ('eval_step', (*evaluated, batch))]
     # One that takes weights is compiled with their shapes, when it has them.
     if begins and not self.config.init['from']:
       programs.insert(0, ('init_fn', ({},)))
     for name, arguments in programs:
-      if stopped():
-        return
       self._program(name, *arguments)
 
   def prepare(self, first: int) -> None:
@@ -183,26 +174,6 @@ class Runner:
     state = state_lib.TrainState(0, params, stats, (), {})
     return eval_loop.run(step, state, batches)
 
-  def probabilities(self, evaluated, source):
-    """Computes the probabilities of every example of a set, in order.
-
-    Args:
-      evaluated: like that of `score`.
-      source: of the validation set.
-
-    Returns:
-      probabilities (n, ...) by name, labels (n,) int32 and weights (n,)
-      float32, 0 for examples that cannot be read; NumPy.
-    """
-    params, stats = _placed(evaluated, self.abstract_state.evaluated())
-    batches = []
-    for batch in self._validation.evaluation(source):
-      program = self._program('predict_step', params, stats, batch)
-      batches.append(
-        jax.device_get((program(params, stats, batch), batch['label'], batch['weight']))
-      )
-    return jax.tree.map(lambda *x: np.concatenate(x)[: len(source)], *batches)
-
   def close(self) -> None:
     """Ends the stream; a later `prepare` opens it again."""
     if self._feed is not None:
@@ -213,7 +184,7 @@ class Runner:
     """Ends the stream, and forgets what was compiled for this model alone."""
     self.close()
     for name in _NAMES:
-      self._compiled.forget(name)
+      self._compiled.pop(name, None)
       if name != 'init_fn':
         # What JAX keeps of a function holds its compiled program, too.
         getattr(self._build, name).clear_cache()
@@ -227,15 +198,13 @@ class Runner:
 
   def _program(self, name, *arguments):
     """Returns the compiled program of this name, for arguments like these."""
-
-    def compiled():
+    if name not in self._compiled:
       program = getattr(self._build, name)
       if name == 'init_fn':
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract_state)
         program = jax.jit(program, out_shardings=shardings)
-      return self._programs.get(self._model, program, *arguments)
-
-    return self._compiled.get(name, compiled)
+      self._compiled[name] = self._programs.get(self._model, program, *arguments)
+    return self._compiled[name]
 
 
 class Runners:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from anp_jax.reporting import delayed_metrics
-from anp_jax.runtimes.model_ring import background_compiler, ensemble, messages
+from anp_jax.runtimes.model_ring import messages
 
 
 class RingWorker:
@@ -48,34 +48,22 @@ class RingWorker:
     self._store, self._spans = store, spans
     self._send_event = send_event
     self._queue = queue
-    self._compiler = None
-    self._first_models = ()
+    self._models = ()
     self._thread = threading.Thread(target=self._run, name=f'station {self._number}', daemon=True)
 
-  def start(self, first_models, later_models) -> None:
+  def start(self, models) -> None:
     """Begins to work.
 
     Args:
-      first_models: to prepare for before the first comes, so that no station
-        waits while another compiles.
-      later_models: that take the places of those, in their order: they are
-        compiled for while others train.
+      models: to prepare for before the first comes, so that no station waits
+        while another compiles.
     """
-    self._first_models = first_models
-    self._compiler = background_compiler.BackgroundCompiler(
-      f'ahead of station {self._number}',
-      later_models,
-      self._ring.max_in_ring,
-      self._compile,
-      self._on_error,
-    )
+    self._models = models
     self._thread.start()
 
   def stop(self) -> None:
-    """Takes no further message, and compiles nothing more ahead."""
+    """Takes no further message."""
     self._queue.close()
-    if self._compiler:
-      self._compiler.stop()
 
   def join(self) -> None:
     """Returns when the last step is made; call `stop` first."""
@@ -104,10 +92,8 @@ class RingWorker:
         self._keep(message)
 
   def close(self) -> None:
-    """Stops; returns when nothing is being compiled ahead."""
+    """Stops, and ends the streams of the station."""
     self.stop()
-    if self._compiler:
-      self._compiler.join()
     self._runners.close()
 
   def _run(self):
@@ -121,8 +107,7 @@ class RingWorker:
       # A station's own work lies on its own devices, also what is made on the
       # way, such as a seed.
       with jax.default_device(self._station.mesh.devices.flat[0]):
-        self._prepare_first()
-        self._compiler.start()
+        self._prepare()
         while (message := self._next_message()) is not None:
           handlers[type(message)](message)
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
@@ -140,8 +125,8 @@ class RingWorker:
     self.is_idle = False
     return message
 
-  def _prepare_first(self):
-    for model in self._first_models:
+  def _prepare(self):
+    for model in self._models:
       if self._queue.closed:
         return
       runner = self._runners[model]
@@ -150,19 +135,9 @@ class RingWorker:
         runner.prepare(0)
       self.progress += 1
 
-  def _compile(self, model, stopped):
-    """Compiles for a model that is to come, in the compiler's thread."""
-    # Which device is the default is a thread's own.
-    with (
-      jax.default_device(self._station.mesh.devices.flat[0]),
-      self._record('compile', model, None),
-    ):
-      self._runners[model].compile(len(self._ring.eval_source), not self._number, stopped)
-
   def _train(self, message):
     """Trains a model on this station's shard, and sends it on."""
     model, runner = message.model, self._runners[message.model]
-    self._compiler.on_arrival(model)
     segment = runner.schedule.at(message.step)
     if segment is None or segment.station != self._number:
       self._send_on(message)  # it fills no batch here
@@ -212,7 +187,7 @@ class RingWorker:
   def _request_score(self, model, step, state, lap):
     """Sends the weights to be scored, if a lap is complete and it is due."""
     laps = self._runners[model].schedule.laps_done(step)
-    if laps > lap and self._ring.rungs.is_score_due(laps):
+    if laps > lap and self._ring.laps.is_score_due(laps):
       # A copy: the next station donates what it gets. All of the state, where
       # it may be kept.
       if self._runners[model].config.checkpoint.keep_best:
@@ -232,13 +207,11 @@ class RingWorker:
     self._send_event(messages.CONTROLLER if is_last else self._number + 1, message)
 
   def _score(self, request):
-    """Scores a model; after the last lap, keeps its probabilities, too."""
+    """Scores a model."""
     model, laps, source = request.model, request.laps, self._ring.eval_source
     runner = self._runners[model]
     with self._record('score', model, laps):
       scores = runner.score(request.state, source)
-      if laps == self._ring.rungs.laps:
-        ensemble.write(self._ring.folder(model), *runner.probabilities(request.state, source))
     self._send_event(messages.CONTROLLER, messages.Scored(model, laps, request.step, scores))
     if runner.config.checkpoint.keep_best:
       self._send_event(request.origin, messages.Ranked(model, request.step, scores=scores))
@@ -251,7 +224,6 @@ class RingWorker:
   def _retire(self, message):
     """Forgets a model that has left the ring, and tells the next station."""
     self._save_elsewhere(message)
-    self._compiler.on_retired(message.model)
     runner = self._runners.get(message.model)
     if runner:
       # Its last score is made: the request came before this message.

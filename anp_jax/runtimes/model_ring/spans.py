@@ -27,8 +27,7 @@ class Spans:
 
     Args:
       station: where.
-      what: 'prepare', 'train', 'save', 'score' or 'send'; during these,
-        'compile' for a model that is to come.
+      what: 'prepare', 'train', 'save', 'score' or 'send'.
       model: its index.
       lap: from 0; of a score, the laps done.
     """

@@ -161,7 +161,7 @@ def _refusal(ring, training):
   path = os.path.join(ring.workdir, _FILE)
   current = {
     'parts': list(ring.sizes),
-    'laps': ring.rungs.laps,
+    'laps': ring.laps.total,
     'models': [c.text for c in ring.candidates],
     'config': json.loads(config_lib.to_json(ring.config)),
   }

@@ -30,7 +30,7 @@ class GradientProgram:
     self._replicated = mesh_lib.replicated(mesh)
     function = jax.jit(_make(config, program, layout), out_shardings=self._replicated)
     self._program = function.lower(
-      self._abstract((layout.params.size,), layout.wire_dtype),
+      self._abstract((layout.params.size,), layout.params.dtype),
       self._abstract((layout.stats.size,), layout.stats.dtype),
       self._abstract((), np.int32),
       build.abstract_batch(config, mesh, size),
@@ -40,16 +40,16 @@ class GradientProgram:
     """Computes one gradient, and waits for it.
 
     Args:
-      weights: (n,) in the wire's dtype.
+      weights: (n,).
       stats: (m,) running statistics.
       step: of the ticket; random numbers are folded from it.
       batch: on the mesh's devices.
 
     Returns:
-      gradient (n,) in the wire's dtype, a mean over the batch's examples and
-      clipped by its norm; stats_delta (m,): with norm momentum k and
-      no update in between, statistics become k stats + stats_delta, which is
-      the network's own update; values: name to float: sums over the examples,
+      gradient (n,), a mean over the batch's examples and clipped by its norm;
+      stats_delta (m,): with norm momentum k and no update in between, statistics
+      become k stats + stats_delta, which is the network's own update; values: name
+      to float: sums over the examples,
       'weight' of them, 'damaged', 'grad_norm', 'finite', 'vote'.
     """
     gradients, stats_delta, values = jax.device_get(
@@ -62,21 +62,49 @@ class GradientProgram:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
 
 
+def failure(step: int, values: dict) -> str:
+  """Returns why a gradient may not be applied; '' if it is finite.
+
+  Args:
+    step: of its ticket.
+    values: from `GradientProgram`.
+  """
+  if values['finite']:
+    return ''
+  loss = values['loss'] / max(values['weight'], 1)
+  return (
+    f'the gradient of step {step} is not finite: loss {loss}, gradient norm '
+    f'{values["grad_norm"]}; nothing of it was applied'
+  )
+
+
+def measured(values: dict, waited: float, arrays) -> dict:
+  """Returns what a contribution says of its gradient.
+
+  Args:
+    values: from `GradientProgram`.
+    waited: seconds that its batch was waited for.
+    arrays: that were sent for it.
+  """
+  reported = {k: v for k, v in values.items() if k not in ('vote', 'finite', 'weight')}
+  size = sum(a.nbytes for a in arrays)
+  return {'weight': values['weight'], 'values': {**reported, 'waited': waited, 'bytes': size}}
+
+
 def _make(config, program, layout):
   """The function that `GradientProgram` compiles."""
   dtype = layout.params.dtype
   clip = _clipping(config.optimizer)
 
   def gradient(weights, stats, step, batch):
-    params = layout.params.unflatten(weights.astype(dtype))
+    params = layout.params.unflatten(weights)
     reduced = program.gradient(params, layout.stats.unflatten(stats), step, batch)
     divisor = jnp.maximum(reduced.weight, 1)
     grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), reduced.gradients)
     norm = optax.tree.norm(grads)
     grads, _ = clip.update(grads, clip.init(params))
-    # The host joins them: with one long vector among its results, the program
-    # often took four times as long on two cores (LeNet, measured).
-    grads = jax.tree.map(lambda g: g.astype(layout.wire_dtype), grads)
+    # The host joins the gradients: with one long vector among its results, the
+    # program often took four times as long on two cores (LeNet, measured).
     # A network without batch norm has neither the key nor statistics.
     momentum = jnp.asarray(config.model.get('norm_momentum', 0.0), dtype)
     stats_delta = layout.stats.flatten(reduced.stats) - momentum * stats

@@ -11,7 +11,7 @@ import numpy as np
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.parameter_server import rendezvous
+from anp_jax.runtimes.parameter_server import gradient as gradient_lib, rendezvous
 
 _RETRY = 0.3  # seconds between two attempts to reach the servers
 _STARTED = time.time_ns()
@@ -20,29 +20,21 @@ _STARTED = time.time_ns()
 class BatchQueue:
   """The tickets of a worker, by count, as its data stream asks for them."""
 
-  def __init__(self, take, data_shards: int, batch_size: int, limit: int | None):
+  def __init__(self, take, limit: int | None):
     """Starts without tickets; none is leased yet.
 
     Args:
       take: () -> (step, data shard), None at the end.
-      data_shards: of a batch.
-      batch_size: images of a batch.
       limit: tickets that may be leased at a time; None: the stream's read-ahead
         decides.
     """
     self._take = take
-    self._rows = np.arange(batch_size).reshape(data_shards, -1)
     self._limit = limit
     self._tickets = []
     self._finished = 0
     self._closed = False
     self._changed = threading.Condition()
     self._taking = threading.Lock()
-
-  def step_and_rows(self, count: int) -> tuple[int, np.ndarray]:
-    """Returns a batch's step and rows; after the end any, which nobody uses."""
-    step, shard = self.ticket(count) or (0, 0)
-    return step, self._rows[shard]
 
   def ticket(self, count: int):
     """Returns the ticket of this count; None after the end."""
@@ -216,8 +208,6 @@ class _WorkerSession:
     self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
     self._queue = BatchQueue(
       self._take,
-      hello['data_shards'],
-      setup.config.batch_size,
       # A worker that still computes what others have finished must not hold a
       # part of the next update.
       1 if synchronous else None,
@@ -228,7 +218,7 @@ class _WorkerSession:
     self._taking = threading.Lock()
     self._transfers = futures.ThreadPoolExecutor(self._in_flight * len(servers))
     # Last: it asks for tickets at once.
-    self._feed = setup.feed(self._queue.step_and_rows, hello['data_shards'])
+    self._feed = setup.feed(self._queue.ticket, hello['data_shards'])
 
   def run(self):
     """Runs a thread for each gradient in flight; raises their first error."""
@@ -293,24 +283,13 @@ class _WorkerSession:
     if result is None:
       return
     (reads, weights, stats), (gradient, stats_delta, values) = result
-    del values['vote']
-    if not values.pop('finite'):
-      weight = max(values['weight'], 1)
-      self._ask(
-        'fail',
-        text=f'the gradient of step {ticket[0]} is not finite: loss '
-        f'{values["loss"] / weight}, gradient norm {values["grad_norm"]}; '
-        'nothing of it was applied',
-      )
+    if failure := gradient_lib.failure(ticket[0], values):
+      self._ask('fail', text=failure)
       return
     self._push(ticket, gradient, stats_delta)
     arrays = (weights, stats, gradient, stats_delta)
-    contribution = {
-      'ticket': ticket,
-      'reads': reads,
-      'weight': values.pop('weight'),
-      'values': {**values, 'waited': waited, 'bytes': sum(a.nbytes for a in arrays)},
-    }
+    contribution = {'ticket': ticket, 'reads': reads}
+    contribution |= gradient_lib.measured(values, waited, arrays)
     while not self._is_over():
       answer = self._ask('commit', worker=self._worker.name, contribution=contribution)
       if 'wait' not in answer:
@@ -330,13 +309,13 @@ class _WorkerSession:
     answers = [job.result() for job in jobs]
     if None in answers:
       return None
-    wire = self._layout.wire_dtype
-    size = self._layout.slices[0].stop * wire.itemsize
+    dtype = self._layout.params.dtype
+    size = self._layout.slices[0].stop * dtype.itemsize
     weights, stats = data[:size], data[size:].view(self._layout.stats.dtype)
     if answers:
       weights = np.concatenate([weights, *(data for _, data in answers)])
     reads = [version, *(version for version, _ in answers)]
-    return reads, weights.view(wire), stats
+    return reads, weights.view(dtype), stats
 
   def _weights(self, server, **request):
     """(version, bytes) of a server's slice; None if they are not wanted."""
@@ -351,12 +330,7 @@ class _WorkerSession:
 
   def _push(self, ticket, gradient, stats_delta):
     """Sends each server its slice."""
-    request = {
-      'session': self._name,
-      'worker': self._worker.name,
-      'ticket': ticket,
-      'dtype': str(gradient.dtype),
-    }
+    request = {'session': self._name, 'worker': self._worker.name, 'ticket': ticket}
     deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
     jobs = [
       self._transfers.submit(server.put, request, [gradient[part], delta])

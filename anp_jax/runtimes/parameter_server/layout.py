@@ -63,7 +63,7 @@ class FlatTree:
     """Returns a tree's leaves as a (size,) vector; xp is the library to use."""
     leaves = jax.tree.leaves(tree)
     vectors = [xp.ravel(leaves[i]) for i in self._order]
-    # Only if there are none: joined to bfloat16, zeros in float32 widen it.
+    # A network without batch norm has no statistics, and nothing to join.
     return xp.concatenate(vectors or [xp.zeros(0, self.dtype)])
 
   def unflatten(self, vector):
@@ -165,7 +165,6 @@ class Layout:
     params: FlatTree of the weights.
     stats: FlatTree of the running statistics, which server 0 alone keeps.
     slices: of the weights, by server.
-    wire_dtype: of weights and gradients between processes.
   """
 
   def __init__(self, config, abstract_state):
@@ -179,6 +178,3 @@ class Layout:
     self.params = FlatTree(abstract_state.params, dtype)
     self.stats = FlatTree(abstract_state.stats, dtype)
     self.slices = self.params.slices(config.strategy.servers)
-    # A float64 run is there to be exact: nothing of it is narrowed.
-    wire = dtype if dtype == 'float64' else config.strategy.wire_dtype
-    self.wire_dtype = jnp.dtype(wire)

@@ -219,7 +219,7 @@ class LookAhead:
     Args:
       block: `slice_optimizer.BlockState`.
     """
-    block = jax.device_get(block).replace(wire=None, square=None)
+    block = jax.device_get(block).replace(ahead=None)
     if block.momentum is None:
       return block
     expected = self.expected(block.opt_state, block.momentum)
@@ -249,29 +249,6 @@ class LookAhead:
     """
     rate = jnp.asarray(self._schedule(step), expected.dtype)
     return -rate * self._decay * self.settings.under_way * expected
-
-  def own_move(self, step, state):
-    """Returns what leads from the kept weights to where momentum moves them.
-
-    Of the next update alone, without its gradient. For one worker these are the
-    weights that it has read.
-
-    Args:
-      step: () updates before this one.
-      state: `slice_optimizer.BlockState`, see `update`.
-
-    Returns:
-      An array like the weights; None without look-ahead.
-    """
-    method = self.settings.method
-    if method == 'none':
-      return None
-    momentum = state.momentum if method == 'dana' else _trace(state.opt_state)
-    move = self.move(step, momentum) / self.settings.under_way
-    if self.keeps_read:
-      expected = self.expected(state.opt_state, state.momentum)
-      move = move - self.move(step, expected)
-    return move
 
 
 def _claim(momenta, worker, in_flight):

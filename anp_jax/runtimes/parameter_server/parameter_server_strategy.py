@@ -3,7 +3,7 @@
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.config import keys, rules, simulation_keys
+from anp_jax.config import key_table, keys, rules, simulation_keys
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import cores
@@ -14,11 +14,6 @@ from anp_jax.system import cores
 _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
-  'simulate.log': keys.text(
-    '',
-    "workdir of a real run whose order is followed; '': by the times below",
-    **simulation_keys.SIMULATED,
-  ),
   'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
   'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the servers"),
 }
@@ -33,7 +28,7 @@ class ParameterServer(sync.Sync):
   serves_gradients = True
 
   def default_config(self):
-    """The servers, when they update, and what travels to them."""
+    """The servers, when they update, and what they wait for."""
     declared = {
       'servers': keys.integer(
         1, 'processes, the first ones, that each keep a slice of the weights', above=0
@@ -50,28 +45,10 @@ class ParameterServer(sync.Sync):
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
       ),
-      'compensation': keys.text(
-        'none', 'staleness: updates are divided by it', ('none', 'staleness')
-      ),
-      'delay_compensation': keys.number(
-        0,
-        'lambda of DC-ASGD, with which gradients are corrected for the '
-        'updates since their weights were read; 0: they are not',
-        at_least=0,
-      ),
-      'delay_decay': keys.number(
-        0,
-        'of a mean of squares, by whose root lambda is divided (DC-ASGD-a); 0: it is not',
-        at_least=0,
-        below=1,
-      ),
       'look_ahead': keys.text(
         'none',
         'how workers read weights that momentum has moved already',
         ('none', 'smega2', 'dana'),
-      ),
-      'wire_dtype': keys.text(
-        'float32', 'of weights and gradients on their way', ('float32', 'bfloat16')
       ),
       'in_flight': keys.integer(
         1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0
@@ -88,12 +65,13 @@ class ParameterServer(sync.Sync):
     """Refuses optimizers and modes that slices of weights cannot have."""
     rules.check_tls(config)
     optimizer = config['optimizer.name']
+    elementwise = [name for name, entry in key_table.OPTIMIZERS.items() if entry.elementwise]
     rules.check(
-      optimizer not in ('lars', 'lamb'),
+      optimizer in elementwise,
       'optimizer.name',
       optimizer,
-      'another one where strategy.name is parameter_server: its trust ratios are norms '
-      'of whole layers, and a server has a slice',
+      f'one of {", ".join(elementwise)} where strategy.name is parameter_server: a server '
+      'updates a slice of the weights, element by element',
     )
     mode = config['strategy.mode']
     backups = config['strategy.backup_workers']
@@ -116,28 +94,6 @@ class ParameterServer(sync.Sync):
       look_ahead,
       f"'none' where optimizer.name is "
       f'{optimizer!r}: only momentum and nesterov have the momentum for it',
-    )
-    strength = config['strategy.delay_compensation']
-    rules.check(
-      not strength or mode != 'synchronous',
-      'strategy.delay_compensation',
-      strength,
-      "0 where strategy.mode is 'synchronous': no gradient is stale there",
-    )
-    decay = config['strategy.delay_decay']
-    rules.check(
-      not decay or strength > 0,
-      'strategy.delay_decay',
-      decay,
-      '0 where strategy.delay_compensation is 0',
-    )
-    compensation = config['strategy.compensation']
-    rules.check(
-      look_ahead == 'none' or compensation == 'none',
-      'strategy.compensation',
-      compensation,
-      f"'none' where strategy.look_ahead is {look_ahead!r}: how "
-      'far workers look ahead would depend on the staleness of one gradient',
     )
     rules.check_replicated(
       config, 'strategy.name is parameter_server: the servers divide the state'

@@ -41,7 +41,6 @@ class ParameterStore:
     self._is_snapshot = is_snapshot
     self._max_pending = max_pending
     self._pending = {}  # (ticket, worker) -> gradient, stats_delta
-    self._reads = {}  # (ticket, worker) -> version, weights; see `note_read`
     self._used = set()  # tickets of what was applied
     self._updates = collections.deque()
     self._snapshots = {}  # version -> SliceState, not fetched yet
@@ -62,7 +61,7 @@ class ParameterStore:
     Args:
       ticket: (step, data shard).
       worker: that computed it.
-      gradient: (n,) in the wire's dtype.
+      gradient: (n,) of the slice.
       stats_delta: (m,) of the statistics.
 
     Raises:
@@ -79,21 +78,6 @@ class ParameterStore:
       if len(self._pending) >= self._max_pending:
         raise InvalidMessageError(f'{len(self._pending)} gradients wait already')
       self._pending[ticket, worker] = gradient, stats_delta
-
-  def note_read(self, ticket, worker: str, version: int, weights) -> None:
-    """Keeps the weights of a ticket's gradient until that is applied.
-
-    Where delays are not compensated, nothing is kept.
-
-    Args:
-      ticket: (step, data shard).
-      worker: that reads.
-      version: of the weights, on this server.
-      weights: arrays of the slice, block by block, as they are sent.
-    """
-    with self._changed:
-      if self.optimizer.delay.strength and ticket not in self._used:
-        self._reads[ticket, worker] = version, weights
 
   def has_gradient(self, ticket, worker: str) -> bool:
     """Whether a gradient is pending, or its ticket was used."""
@@ -177,13 +161,7 @@ class ParameterStore:
     keys = [(tuple(c['ticket']), c['worker']) for c in contributions]
     with self._changed:
       gradients, stats_deltas = zip(*(self._pending[key] for key in keys))
-      version, read = self._reads.get(keys[0], (None, None))
-    if read is not None:
-      expected = contributions[0]['reads'][self.optimizer.index]
-      if version != expected:
-        return f'update {order} is of weights {expected}, but {version} was read'
-      read = np.concatenate(read)
-    state, finite = self.optimizer.apply(self._state, gradients, stats_deltas, contributions, read)
+    state, finite = self.optimizer.apply(self._state, gradients, stats_deltas, contributions)
     if not finite:
       return f'update {order} is not finite; nothing of it was saved'
     with self._changed:
@@ -194,7 +172,5 @@ class ParameterStore:
       self._used.update(ticket for ticket, _ in keys)
       for key in [k for k in self._pending if k[0] in self._used]:
         del self._pending[key]
-      for key in [k for k in self._reads if k[0] in self._used]:
-        del self._reads[key]
       self._changed.notify_all()
     return ''

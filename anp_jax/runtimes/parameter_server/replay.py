@@ -65,19 +65,12 @@ def _sessions(records, version):
 
 def _session_config(config, session):
   """The config as it was in a session of the run."""
-  from anp_jax.runtimes.parameter_server import delay_compensation
-
-  delay = delay_compensation.Settings(**session['delay'])
   changes = {
     'duration': session['duration'],  # schedules end with the run
     'batch_size': session['batch_size'],
     # One server makes the same weights as several: no bit depends on it.
     'strategy.name': 'parameter_server',
     'strategy.servers': 1,
-    'strategy.wire_dtype': session['wire_dtype'],
-    'strategy.compensation': session['compensation'],
-    'strategy.delay_compensation': delay.strength,
-    'strategy.delay_decay': delay.decay,
   }
   return config_lib.replaced(config, changes | session['changeable'])
 
@@ -102,9 +95,7 @@ def _replay_session(setup, session, state, updates):
         weights = np.concatenate([sent[read][0][part] for part, read in zip(slices, reads)])
         results.append(program(weights, sent[reads[0]][1], contribution['ticket'][0], next(feed)))
       gradients, stats_deltas, _ = zip(*results)
-      state, _ = optimizer.apply(
-        state, gradients, stats_deltas, contributions, weights if optimizer.delay.strength else None
-      )
+      state, _ = optimizer.apply(state, gradients, stats_deltas, contributions)
       version += 1
       sent[version] = _sent(optimizer, state)
       sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}
@@ -121,13 +112,7 @@ def _sent(optimizer, state):
 def _feed(setup, data_shards, updates):
   """The batches of a session's gradients, in the order of the log."""
   tickets = [c['ticket'] for update in updates for c in update['parts']]
-  rows = np.arange(setup.config.batch_size).reshape(data_shards, -1)
-
-  def step_and_rows(count):
-    step, shard = tickets[min(count, len(tickets) - 1)]
-    return step, rows[shard]
-
-  return setup.feed(step_and_rows, data_shards)
+  return setup.feed(lambda count: tickets[min(count, len(tickets) - 1)], data_shards)
 
 
 def _last_reads(updates):

@@ -57,7 +57,7 @@ def cycle(setting, busy: float) -> Cycle:
   s, cluster = setting.config.strategy, setting.cluster
   workers = max(1, cluster.nodes - s.servers * bool(s.dedicated))
   servers = min(s.servers, cluster.nodes)
-  size = setting.workload.parameters * device_step.width(s.wire_dtype)
+  size = setting.workload.parameters * device_step.width(setting.config.model.param_dtype)
   link = setting.reached.link
   update = _update(setting, servers)
   # What a worker sends to the server of its own process passes no port.

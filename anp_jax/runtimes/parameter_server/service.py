@@ -56,10 +56,6 @@ class Service(transport.Port):
       session = self._session_of(request)
       optimizer = session.store.optimizer
       shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
-      if request['dtype'] != str(shapes[0].dtype):
-        raise parameter_store.InvalidMessageError(
-          f'a gradient in {request["dtype"]}, expected {shapes[0].dtype}'
-        )
       size = sum(map(transport.nbytes, shapes))
       if request['bytes'] != size:
         raise parameter_store.InvalidMessageError(f'{request["bytes"]} bytes, expected {size}')
@@ -100,7 +96,6 @@ def _weights_stream(session, request):
   except TimeoutError:
     return transport.stream({'wait': True}, [])
   weights = session.store.optimizer.weights(state)
-  session.store.note_read(ticket, worker, version, weights)
   return transport.stream(
     {'version': version}, [*weights, np.asarray(state.stats)], request.get('local', False)
   )

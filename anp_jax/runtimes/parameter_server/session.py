@@ -61,6 +61,7 @@ class ChiefSession(Session):
 
   Attributes:
     scheduler: of the tickets.
+    log: `log.UpdateLog`.
     lost: whether a server has lost its slice, so that all must roll back.
     failed: why the run cannot continue.
     finished: whether the last version is scored and saved.
@@ -87,7 +88,7 @@ class ChiefSession(Session):
     self.lost = self.finished = self._closed = False
     self.failed = ''
     self.applied = collections.deque()
-    self._log = log
+    self.log = log
     self.starts = starts
     self.seconds = {}
     self._run = run
@@ -209,7 +210,7 @@ class ChiefSession(Session):
     with self._changing():
       self._closed = True
       self.store.close()
-      self._log.close()
+      self.log.close()
 
   @contextlib.contextmanager
   def _changing(self):
@@ -260,7 +261,7 @@ class ChiefSession(Session):
 
   def _submit(self, version, contributions):
     logged = [{k: c[k] for k in _LOGGED if k in c} for c in contributions]
-    self._log.append(version, self._devices, logged)
+    self.log.append(version, self._devices, logged)
     if len(self.starts) > 1:
       self._updates.append((version, logged))
     self.applied.append((time.monotonic(), version, contributions))

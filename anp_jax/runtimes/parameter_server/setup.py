@@ -1,8 +1,10 @@
 """What every process of the strategy makes alike from the config."""
 
+from collections.abc import Callable
 import dataclasses
 
 import jax
+import numpy as np
 
 from anp_jax import config as config_lib, experiment
 from anp_jax.checkpoint.weights import initial
@@ -30,6 +32,7 @@ class Setup:
     objective: `objective.Objective`.
     program: `build.Program` over the mesh.
     layout: `layout.Layout` of the weights.
+    ahead: how far workers look ahead.
     optimizers: `slice_optimizer.SliceOptimizer` of each server.
     schedule: update to learning rate.
   """
@@ -40,8 +43,19 @@ class Setup:
   objective: objective_lib.Objective
   program: build.Program
   layout: layout_lib.Layout
+  ahead: look_ahead_lib.Settings
   optimizers: list[slice_optimizer.SliceOptimizer]
   schedule: object
+
+  @property
+  def total(self) -> int:
+    """Updates of the whole run."""
+    return self.program.spec.total_steps
+
+  def every(self, name: str) -> int:
+    """Returns the updates between two of 'log', 'eval' or 'checkpoint'."""
+    config = self.config
+    return config_lib.steps(config[name].every, config.batch_size, len(self.source))
 
   def initial_state(self, folder: str = ''):
     """Returns a new state, and lines about the weights that it begins with.
@@ -74,10 +88,22 @@ class Setup:
     """Returns the device batches for this process."""
     return stream_lib.Stream(self.config, mesh_lib.batch_sharding(self.mesh))
 
-  def feed(self, where, data_shards: int):
-    """Returns batches by ticket; see `stream.Stream.tickets`."""
+  def feed(self, ticket: Callable, data_shards: int):
+    """Returns the batches of tickets; see `stream.Stream.tickets`.
+
+    Args:
+      ticket: count of a batch -> its ticket; None after the last one, where any
+        batch will do, since nobody uses it.
+      data_shards: parts of a batch; a ticket names one of them.
+    """
     size = self.config.batch_size
-    return self.stream().tickets(self.source, size, size // data_shards, where)
+    rows = np.arange(size).reshape(data_shards, -1)
+
+    def step_and_rows(count):
+      step, shard = ticket(count) or (0, 0)
+      return step, rows[shard]
+
+    return self.stream().tickets(self.source, size, size // data_shards, step_and_rows)
 
 
 def create(config, ahead: look_ahead_lib.Settings) -> Setup:
@@ -110,6 +136,7 @@ def create(config, ahead: look_ahead_lib.Settings) -> Setup:
     objective=spec.objective,
     program=program,
     layout=layout,
+    ahead=ahead,
     optimizers=[
       slice_optimizer.SliceOptimizer(config, look_ahead, layout, index)
       for index in range(config.strategy.servers)

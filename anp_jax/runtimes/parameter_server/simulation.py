@@ -4,17 +4,13 @@ The weights are those of a real run with the same log, bit for bit.
 """
 
 import contextlib
-import os
 import threading
 
 import jax
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax.runtimes.parameter_server import (
-  delay_compensation,
-  log as log_lib,
-  look_ahead,
+  gradient as gradient_lib,
   scheduler,
   timeline as timeline_lib,
 )
@@ -33,31 +29,16 @@ class Simulation:
       setup: `setup.Setup` of one server.
       session: `session.ChiefSession`, which has begun.
       records: of the run's log until then.
-
-    Raises:
-      ConfigError: if config.strategy.simulate.log cannot be followed.
     """
     settings = config.strategy.simulate
     self._setup, self._session = setup, session
     self._version = session.store.version
     data_shards = scheduler.data_shards(config, settings.workers)
-    total = setup.program.spec.total_steps
     self._slices = setup.layout.params.slices(config.strategy.servers)
-    if settings.log:
-      followed = _read_log(config, total)
-      _check_start(config, followed, self._version, total)
-      updates = timeline_lib.from_log(followed, self._version)
-    else:
-      updates = timeline_lib.Timeline(config, records, total, self._version)
-    self._updates = _Lookahead(updates)
+    timeline = timeline_lib.Timeline(config, records, setup.total, self._version)
+    self._updates = _Lookahead(timeline)
     self._program = setup.gradient_program(data_shards)
-    rows = np.arange(config.batch_size).reshape(data_shards, -1)
-
-    def step_and_rows(count):
-      step, shard = self._updates.ticket(count)
-      return step, rows[shard]
-
-    self._feed = setup.feed(step_and_rows, data_shards)
+    self._feed = setup.feed(self._updates.ticket, data_shards)
     self._computing = threading.Lock()
     self._closed = False
     self._sent = {}  # version -> weights and statistics that servers sent
@@ -123,27 +104,14 @@ class Simulation:
     batch = next(self._feed)
     with self._computing:
       gradient, stats_delta, values = self._program(weights, stats, ticket[0], batch)
-    del values['vote']
-    if not values.pop('finite'):
-      weight = max(values['weight'], 1)
-      self._session.fail(
-        f'the gradient of step {ticket[0]} is not finite: loss '
-        f'{values["loss"] / weight}, gradient norm {values["grad_norm"]}; '
-        'nothing of it was applied'
-      )
+    if failure := gradient_lib.failure(ticket[0], values):
+      self._session.fail(failure)
       return None
     store, worker = self._session.store, contribution['worker']
-    store.note_read(ticket, worker, reads[0], [weights])
     store.enqueue_gradient(ticket, worker, gradient, stats_delta)
     arrays = (weights, stats, gradient, stats_delta)
-    return contribution | {
-      'weight': values.pop('weight'),
-      'values': {
-        **values,
-        'waited': self._feed.waited - before,
-        'bytes': sum(a.nbytes for a in arrays),
-      },
-    }
+    waited = self._feed.waited - before
+    return contribution | gradient_lib.measured(values, waited, arrays)
 
 
 def describe(config, layout) -> str:
@@ -152,18 +120,13 @@ def describe(config, layout) -> str:
   # Of several servers, a gradient's weights are of two versions at the most.
   reads = min(config.strategy.servers, 2)
   versions = settings.workers * config.strategy.in_flight * reads
-  megabytes = layout.params.size * layout.wire_dtype.itemsize / 1e6
-  order = f'in the order of {settings.log}'
-  if not settings.log:
-    spread = f', spread {100 * settings.spread:g} %' if settings.spread else ''
-    slow = ''.join(f', worker {i} x {x:g}' for i, x in settings.slow)
-    order = (
-      f'a pass of {settings.step_seconds:g} s and {settings.image_seconds:g} s '
-      f'an image{spread}{slow}, pull {settings.pull_seconds:g} s, push '
-      f'{settings.push_seconds:g} s'
-    )
+  megabytes = layout.params.size * layout.params.dtype.itemsize / 1e6
+  spread = f', spread {100 * settings.spread:g} %' if settings.spread else ''
+  slow = ''.join(f', worker {i} x {x:g}' for i, x in settings.slow)
   return (
-    f'simulated, {order}; at most {versions} versions of the weights are kept, '
+    f'simulated, a pass of {settings.step_seconds:g} s and {settings.image_seconds:g} s '
+    f'an image{spread}{slow}, pull {settings.pull_seconds:g} s, push '
+    f'{settings.push_seconds:g} s; at most {versions} versions of the weights are kept, '
     f'{versions * megabytes:.3g} MB'
   )
 
@@ -204,60 +167,3 @@ class _Lookahead:
       self._updates.append(update)
       self._tickets += [tuple(c['ticket']) for c in update.contributions]
     return update is not None
-
-
-def _read_log(config, total):
-  """The records of the log to follow, of as many updates and the same form."""
-  path = config.strategy.simulate.log
-  folder = os.path.dirname(path) if path.endswith('.jsonl') else path
-  records = log_lib.read(folder)
-  where = f'config.strategy.simulate.log={path!r}: '
-  starts = [r for r in records if 'start' in r]
-  if [r['start'] for r in starts] != [0]:
-    raise config_lib.ConfigError(
-      f'{where}expected the workdir of an asynchronous run that was never '
-      f'interrupted, or its {log_lib.NAME}'
-    )
-  settings = config.strategy
-  updates = {r['order']: r for r in records if 'order' in r}
-  log = {
-    **starts[0],
-    'updates': sum(n in updates for n in range(total)),
-    'devices': sorted({r['devices'] for r in updates.values()}),
-    'look_ahead': look_ahead.Settings(**starts[0]['look_ahead']),
-    'delay': delay_compensation.Settings(**starts[0]['delay']),
-  }
-  workers = settings.simulate.workers
-  expected = {
-    'workers': workers,
-    'servers': settings.servers,
-    'updates': total,
-    'devices': [jax.local_device_count()],
-    'look_ahead': look_ahead.settings(config, workers),
-    'batch_size': config.batch_size,
-    'wire_dtype': settings.wire_dtype,
-    'compensation': settings.compensation,
-    'delay': delay_compensation.settings(config),
-    'shards': scheduler.data_shards(config, workers),
-  }
-  for name, value in expected.items():
-    if log.get(name) != value:
-      raise config_lib.ConfigError(f'{where}its {name} is {log.get(name)!r}, expected {value!r}')
-  return records
-
-
-def _check_start(config, records, version, total):
-  """Refuses to go on where gradients are of versions that are gone."""
-  reads = [
-    v
-    for r in records
-    if version <= r.get('order', -1) < total
-    for contribution in r['parts']
-    for v in contribution['reads']
-  ]
-  if min(reads, default=version) < version:
-    raise config_lib.ConfigError(
-      f'config.strategy.simulate.log={config.strategy.simulate.log!r}: the run '
-      f'in this workdir is at update {version}, and gradients after it are of '
-      'weights before it, which are not kept; expected a new --workdir'
-    )

@@ -11,7 +11,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.parameter_server import delay_compensation, layout as layout_lib
+from anp_jax.runtimes.parameter_server import layout as layout_lib
 from anp_jax.training import multipliers, optimizer as optimizer_lib
 
 # Elements that one call of the compiled update takes, padded with zeros. One
@@ -29,18 +29,16 @@ class BlockState:
     params: (_VECTORS,) weights, or (_MATRICES, 1).
     opt_state: of the optax chain.
     average: like params, averaged over steps; None without config.ema.
-    wire: like params: the weights that are sent, current or ahead.
+    ahead: like params: the weights that workers read; None where these are params.
     momentum: `look_ahead.Cycle`; within an update of dana, its worker's
       momentum; else None.
-    square: like params, of `delay_compensation`; None without its mean.
   """
 
   params: Any
   opt_state: Any
   average: Any
-  wire: Any
+  ahead: Any
   momentum: Any
-  square: Any = None
 
 
 @struct.dataclass
@@ -87,9 +85,7 @@ class SliceOptimizer:
   Attributes:
     slice: the elements.
     stats_size: of the statistics; 0 but on server 0.
-    index: of the server.
     device: that it computes on.
-    delay: `delay_compensation.Settings`.
   """
 
   def __init__(self, config, look_ahead, layout, index: int):
@@ -104,8 +100,6 @@ class SliceOptimizer:
     self._config = config
     self._look_ahead = look_ahead
     self._layout = layout
-    self.index = index
-    self.delay = delay_compensation.settings(config)
     self.slice = layout.slices[index]
     self.blocks = layout.params.blocks(self.slice, _MATRICES, _VECTORS)
     self.stats_size = layout.stats.size if index == 0 else 0
@@ -117,10 +111,9 @@ class SliceOptimizer:
     self._decays = optimizer_lib.slice_decays(config, zeros)
     frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
     self._frozen_stats = layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
-    self._sends_params = look_ahead.keeps_read and layout.wire_dtype == params.dtype
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
-    self._wire = jax.jit(self._sent)
+    self._ahead = jax.jit(self._weights_ahead)
 
   @functools.cached_property
   def abstract_state(self) -> SliceState:
@@ -130,9 +123,9 @@ class SliceOptimizer:
 
   @property
   def abstract_gradient(self) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the slice of a gradient, as it is sent."""
+    """Shape and dtype of the slice of a gradient."""
     size = self.slice.stop - self.slice.start
-    return jax.ShapeDtypeStruct((size,), self._layout.wire_dtype)
+    return jax.ShapeDtypeStruct((size,), self._layout.params.dtype)
 
   def start(self, state) -> SliceState:
     """Returns the slice of a whole state.
@@ -142,26 +135,23 @@ class SliceOptimizer:
     """
     start = jax.device_put(self._start(state, np), self.device)
     blocks = [
-      block.replace(wire=self._wire(start.step, block, factors))
+      block.replace(ahead=self._ahead(start.step, block, factors))
       for block, factors in zip(start.blocks, self._factors, strict=True)
     ]
     return start.replace(blocks=tuple(blocks))
 
   def weights(self, state: SliceState) -> list[np.ndarray]:
     """Returns the slice's (n,) weights as they are sent, block by block."""
-    return [block.trim(b.wire) for block, b in zip(self.blocks, state.blocks, strict=True)]
-
-  def describe_delay(self, workers: int) -> str:
-    """Returns what keeping the versions that so many workers read takes."""
-    versions = workers * self._config.strategy.in_flight
-    size = self._layout.params.size * self._layout.wire_dtype.itemsize
-    return delay_compensation.describe(self.delay, versions, size / 1e6)
+    return [
+      block.trim(b.params if b.ahead is None else b.ahead)
+      for block, b in zip(self.blocks, state.blocks, strict=True)
+    ]
 
   def saved(self, state: SliceState) -> list[BlockState]:
     """Returns the blocks' states as a checkpoint keeps them."""
     return [self._look_ahead.saved(block) for block in state.blocks]
 
-  def apply(self, state, gradients, stats_deltas, contributions, read=None):
+  def apply(self, state, gradients, stats_deltas, contributions):
     """Returns the state after an update.
 
     Args:
@@ -169,16 +159,10 @@ class SliceOptimizer:
       gradients: (n,) arrays, of the data shards of one batch in order.
       stats_deltas: (m,) arrays, of the same data shards.
       contributions: of the log, of the same data shards.
-      read: (n,) weights in the wire's dtype that a gradient is of; None where
-        delays are not compensated.
 
     Returns:
       SliceState, and whether all of it is finite.
     """
-    divisor = 1.0
-    if self._config.strategy.compensation == 'staleness':
-      staleness = int(state.step) - contributions[0]['reads'][0]
-      divisor = float(max(staleness, 1))
     weights = [c['weight'] for c in contributions]
     dtype = self._layout.params.dtype
     shares = np.asarray(weights, dtype) / max(sum(weights), 1)
@@ -186,9 +170,7 @@ class SliceOptimizer:
       shares = np.ones(1, dtype)
     worker = contributions[0]['worker']
     state, index = self._look_ahead.claim(state, worker)
-    step, shares, divisor = jax.device_put(
-      (state.step, shares, np.asarray(divisor, dtype)), self.device
-    )
+    step, shares = jax.device_put((state.step, shares), self.device)
     stats, average, finite = self._update_stats(
       step, state.stats, state.average, jax.device_put(stats_deltas, self.device)
     )
@@ -196,10 +178,7 @@ class SliceOptimizer:
     for block, old, factors in zip(self.blocks, state.blocks, self._factors, strict=True):
       # NumPy arrays, which follow the state's device.
       cuts = [block.cut(g) for g in gradients]
-      pushed = cuts, None if read is None else block.cut(read)
-      new, finite = self._update(step, old, pushed, shares, divisor, factors)
-      if self._sends_params:  # not a copy, as the program would return
-        new = new.replace(wire=new.params)
+      new, finite = self._update(step, old, cuts, shares, factors)
       blocks.append(new)
       checks.append(finite)
     state = SliceState(step + 1, stats, average, tuple(blocks), state.momenta)
@@ -235,9 +214,8 @@ class SliceOptimizer:
         params=cut(weights),
         opt_state=block_opt_state,
         average=cut(averages) if ema else None,
-        wire=cut(weights).astype(self._layout.wire_dtype),
+        ahead=None if self._look_ahead.keeps_read else cut(weights),
         momentum=self._look_ahead.start(block_opt_state, xp),
-        square=xp.zeros_like(cut(weights)) if self.delay.decay else None,
       )
 
     return SliceState(
@@ -247,17 +225,12 @@ class SliceOptimizer:
       blocks=tuple(map(block_state, self.blocks)),
     )
 
-  def _updated(self, step, state, pushed, shares, divisor, factors):
-    """A block's update of (gradients, weights read), whether it is finite."""
+  def _updated(self, step, state, gradients, shares, factors):
+    """A block's new state, and whether its update is finite."""
     dtype = state.params.dtype
-    gradients, read = pushed
     gradient = sum(s * g.astype(dtype) for s, g in zip(shares, gradients))
-    square = state.square
-    if read is not None:
-      drift = self._aim(step, state, factors) - read.astype(dtype)
-      gradient, square = delay_compensation.correct(self.delay, gradient, drift, square)
     updates, opt_state, momentum = self._look_ahead.update(step, gradient, state, factors.decay)
-    updates = _scaled(updates, factors.rate) / divisor
+    updates = _scaled(updates, factors.rate)
     params = state.params + updates
     if factors.rate is not None:  # to the bit, also the sign of a zero
       params = jnp.where(factors.rate > 0, params, state.params)
@@ -265,29 +238,20 @@ class SliceOptimizer:
       params=params,
       opt_state=opt_state,
       average=self._averaged(step, state.average, params),
-      wire=None,
+      ahead=None,
       momentum=momentum,
-      square=square,
     )
-    if not self._sends_params:
-      state = state.replace(wire=self._sent(step + 1, state, factors))
+    state = state.replace(ahead=self._weights_ahead(step + 1, state, factors))
     return state, jnp.isfinite(updates).all()
 
-  def _aim(self, step, state, factors):
-    """The weights at which a block's next gradient should be computed."""
-    move = self._look_ahead.own_move(step, state)
-    if move is None:
-      return state.params
+  def _weights_ahead(self, step, state, factors):
+    """A block's `ahead` before update `step`."""
+    look_ahead = self._look_ahead
+    if look_ahead.keeps_read:
+      return None
+    expected = look_ahead.expected(state.opt_state, state.momentum)
+    move = look_ahead.move(step, expected)
     return state.params + _scaled(move, factors.rate)
-
-  def _sent(self, step, state, factors):
-    """A block's weights as workers read them before update `step`."""
-    weights, look_ahead = state.params, self._look_ahead
-    if not look_ahead.keeps_read:
-      expected = look_ahead.expected(state.opt_state, state.momentum)
-      move = look_ahead.move(step, expected)
-      weights = weights + _scaled(move, factors.rate)
-    return weights.astype(self._layout.wire_dtype)
 
   def _updated_stats(self, step, stats, average, deltas):
     # A network without batch norm has neither the key nor statistics.

@@ -137,24 +137,3 @@ class Timeline:
     for process in self._waiting:
       self._schedule(0.0, process)
     self._waiting = []
-
-
-def from_log(records: list[dict], first: int) -> Iterator[Update]:
-  """Yields the updates of a log, from one version on.
-
-  Args:
-    records: see `log.read`.
-    first: the version.
-  """
-  updates = [r for r in records if r.get('order', -1) >= first]
-  last_reads = {
-    read: update['order']
-    for update in updates
-    for contribution in update['parts']
-    for read in contribution['reads']
-  }
-  versions = set()
-  for update in updates:
-    order = update['order']
-    versions = {v for v in {*versions, order} if last_reads.get(v, -1) > order}
-    yield Update([{'seconds': 0.0, **c} for c in update['parts']], versions)

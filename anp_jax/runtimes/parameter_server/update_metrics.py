@@ -17,17 +17,16 @@ def names(objective) -> tuple[str, ...]:
 class UpdateMetrics:
   """Averages over updates, logged every config.log.every."""
 
-  def __init__(self, setup, every: int, workers: int, telemetry):
+  def __init__(self, setup, workers: int, telemetry):
     """Starts from no update.
 
     Args:
       setup: `setup.Setup`.
-      every: updates between two records.
       workers: processes that train.
       telemetry: of the run.
     """
     self._setup = setup
-    self._every = every
+    self._every = setup.every('log')
     # Simulated ones wait for one stream of batches.
     simulates = setup.config.strategy.simulate.workers > 0
     self._workers = 1 if simulates else workers
@@ -54,7 +53,7 @@ class UpdateMetrics:
       staleness = version - contribution['reads'][0]
       self._staleness[min(staleness, _STALEST)] += 1
     self._damage.add_step(damaged)
-    if step % self._every == 0 or step == self._setup.program.spec.total_steps:
+    if step % self._every == 0 or step == self._setup.total:
       self._record(step, contributions)
 
   def _record(self, step, contributions):

@@ -19,9 +19,8 @@ import jax
 from anp_jax import config as config_lib, experiment
 from anp_jax.costs import hardware
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.runtimes.parameter_server import handling as handling_lib
 from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
-from anp_jax.tools.plan import plan_tables, sizes
+from anp_jax.tools.plan import gradient_handling, plan_tables, sizes
 
 _TURNS = 5
 _MOST_SECONDS = 10.0  # of the turns of one batch size
@@ -79,7 +78,7 @@ class Measurement:
     device: kind, as JAX names it.
     platform: 'cpu', 'gpu' or 'tpu'.
     memory: bytes of the device; 0: it does not say.
-    handling: of a gradient of `parameter_server`, see `server.handling.seconds`; None:
+    handling: of a gradient of `parameter_server`, see `gradient_handling.seconds`; None:
       not timed.
   """
 
@@ -146,7 +145,7 @@ def measure(config, workload, batches: Sequence[int] = (), serves: bool = False)
   if serves and device.platform == 'cpu':
     single = _single(config, workload, batches[0])
     changes = {'strategy.name': 'parameter_server', 'strategy.servers': 1, 'mesh.data': -1}
-    handling = handling_lib.seconds(config_lib.replaced(single, changes))
+    handling = gradient_handling.seconds(config_lib.replaced(single, changes))
   return Measurement(
     fixed,
     per_image,

@@ -355,7 +355,7 @@ def test_a_measured_server_handles_gradients_on_the_core_that_computes(capsys, m
     handled.append((config.strategy.name, config.batch_size))
     return 0.001, 0.002
 
-  monkeypatch.setattr(device_calibration.handling_lib, 'seconds', handling)
+  monkeypatch.setattr(device_calibration.gradient_handling, 'seconds', handling)
   lines, result = _plan(
     capsys,
     f'--config={_LENET}',

@@ -63,7 +63,6 @@ def seconds(config) -> tuple[float, float]:
   weights = optimizer.weights(state)
   gradients = jax.tree.map(np.zeros_like, jax.device_get(initial.params))
   gradient = setup.layout.params.flatten(gradients, np)
-  gradient = gradient.astype(setup.layout.wire_dtype)
   delta = np.zeros(optimizer.stats_size, setup.layout.stats.dtype)
   contribution = {'weight': 1, 'reads': [0], 'worker': '', 'ticket': (0, 0)}
 
