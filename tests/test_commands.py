@@ -22,7 +22,7 @@ _CALLS = {  # the module of each command, and what its function is given
   'prepare': ('anp_jax.data.prepare.__main__', {}),
   'show': ('anp_jax.data.show.__main__', {}),
   'export': ('anp_jax.export', {}),
-  'compare': ('anp_jax.tools.compare', {}),
+  'compare': ('anp_jax.tools.compare.__main__', {}),
   'study': ('anp_jax.tools.study.__main__', {}),
   'plan': ('anp_jax.tools.plan.__main__', {}),
 }

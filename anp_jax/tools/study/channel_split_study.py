@@ -5,9 +5,9 @@
     --workdir=runs/split_study --devices=2 --batch_sizes=8,16
 
 trains nothing: for each config, number of devices (processes of this machine, a
-core each; with --slurm of as many nodes) and batch size it times whole steps:
-of one device alone, with the plan, and with other shares. It compares them with
-the predictions of the cost model of `strategy.name=channel_split`, which is
+core each) and batch size it times whole steps: of one device alone, with the
+plan, and with other shares. It compares them with the predictions of the cost
+model of `strategy.name=channel_split`, which is
 fitted without steps with split convolutions: its calibration times single
 convolutions, the step that is not split, and collectives. Then it predicts the
 speed-up on up to 32 such devices, over links of --bandwidths and over links
@@ -27,14 +27,13 @@ on other machines. Status 0: all well; 1: a run failed; 2: bad input.
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, command_line, emulation_keys, exits, outputs
-from anp_jax.tools.study import channel_split_page, channel_split_process, grid, launching, slurm
+from anp_jax.tools.study import channel_split_page, channel_split_process, grid, launching
 
 
 @exits.with_status('interrupted; run the same command to start again')
@@ -46,10 +45,6 @@ def main(arguments: list[str]) -> int:
     devices = grid.numbers('--devices', flags.devices, 2)
     grid.numbers('--batch_sizes', flags.batch_sizes, 1)
     links = bandwidths(flags.bandwidths)
-    if flags.load and flags.slurm is not None:
-      raise config_lib.ConfigError(
-        "--load: expected without --slurm: it keeps a core of this machine's"
-      )
     configs = [c.strip() for c in flags.config.split(',')]
     for path in configs:
       channel_split_process.check(command_line.load(path, overrides))
@@ -88,7 +83,6 @@ def _flags(arguments):
     help='of simulated links (default: %(default)s)',
   )
   parser.add_argument('--load', action='store_true', help="keep the last device's core busy, too")
-  slurm.add_flag(parser)
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
@@ -132,12 +126,8 @@ def _run(flags, folder, config, count, options) -> list[channel_split_page.Run]:
     *options,
   ]
   cores = sorted(os.sched_getaffinity(0))
-  if flags.slurm is None:
-    launching.launch(program, folder, count, arguments, cores)
-  else:
-    options = shlex.split(flags.slurm)
-    slurm.launch(program, folder, count, arguments, options)
-  crowded = flags.slurm is None and count > len(cores)
+  launching.launch(program, folder, count, arguments, cores)
+  crowded = count > len(cores)
   with open(os.path.join(folder, channel_split_process.FILE)) as f:
     results = json.load(f)
   return [channel_split_page.Run.from_json(name, count, values, crowded) for values in results]

@@ -14,8 +14,9 @@ set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 # In the checkout its main.py is run, from there; else the installed package.
 program=(-m anp_jax)
-if [ -f "$here/../../main.py" ] && [ -f "$here/../../pyproject.toml" ]; then
-  cd "$here/../.." || exit 1
+root=$here/../../..
+if [ -f "$root/main.py" ] && [ -f "$root/pyproject.toml" ]; then
+  cd "$root" || exit 1
   program=(main.py)
 fi
 grace=15

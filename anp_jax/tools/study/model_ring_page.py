@@ -6,7 +6,7 @@ import shlex
 
 from anp_jax.runtimes.model_ring import leaderboard, schedule, spans as spans_lib
 from anp_jax.system import files
-from anp_jax.tools.study import hours, plots, study_table
+from anp_jax.tools.study import plots, study_table
 
 RING = 'ring'
 WAYS = {
@@ -33,9 +33,6 @@ class Page:
     self._flags, self._models, self._laps = flags, models, laps
     self._stations = flags.stations
     self._ring_folder = os.path.join(flags.workdir, RING)
-    self._interfaces = 'the interface lo'
-    if flags.slurm is not None:
-      self._interfaces = 'all interfaces of the nodes, other traffic included'
 
   def write(self, rows: list[dict], arguments: list[str]) -> str:
     """Writes the page and the chart; returns the tables for a terminal.
@@ -47,15 +44,7 @@ class Page:
     ratios = self._ratios(rows)
     lines = study_table.markdown(
       [
-        (
-          '',
-          'seconds',
-          'over the ring',
-          'devices in use',
-          'MB sent',
-          'MB read a station',
-          'MB of memory',
-        ),
+        ('', 'seconds', 'over the ring', 'devices in use', 'MB sent'),
         *(
           (
             WAYS[r['way']],
@@ -63,17 +52,12 @@ class Page:
             f'{r["seconds"] / rows[0]["seconds"]:.2f}',
             f'{100 * r["use"]:.1f} %' if r['use'] else '-',
             f'{r["sent"]:.1f}',
-            f'{r["read"]:.1f}',
-            f'{r["peak"]:.0f}',
           )
           for r in rows
         ),
       ]
     )
     notes = self._notes(rows, ratios)
-    if self._flags.data_set_gigabytes:
-      more, note = self._prediction(rows, ratios)
-      lines, notes = [*lines, '', *more], [*notes, note]
     path = self._write_page(lines, notes, arguments)
     return '\n'.join(['', *lines, '', *notes, f'\nstudy: {path}\n', json.dumps(ratios)])
 
@@ -92,37 +76,8 @@ class Page:
       'as long as the median one of its model, the scores, and no waiting.',
       f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
       f'{ring["most_steps"]} steps (medians), during the training.',
-      f'MB sent are those of {self._interfaces} (1e6 bytes); {", ".join(moved)}.',
-      'MB read are those that the input pipeline took from the files of the '
-      'data set, validation included; the system may have had them in memory. '
-      'Memory is the most that was resident in one process, JAX included.',
+      f'MB sent are those of the interface lo (1e6 bytes); {", ".join(moved)}.',
     ]
-
-  def _prediction(self, rows, ratios):
-    """Returns the table of hours for a large set, and its note."""
-    flags, ring = self._flags, rows[0]
-    size = 1e9 * flags.data_set_gigabytes
-    images = size / ring['image_bytes']
-    rate = 1e6 * flags.disk_megabytes_per_second
-    load = hours.Load(len(self._models), self._stations, self._laps, size, rate)
-    # A part's time grows with the set, a model's does not.
-    rates = {}
-    for r in rows:
-      transfer = {
-        'ring': r.get('send_seconds'),
-        'parts': r.get('byte_seconds', 0.0) * size / self._stations,
-      }
-      if r['way'] in hours.WAYS:
-        rates[r['way']] = hours.Rate(images * r['image_seconds'], transfer.get(r['way'], 0.0))
-    ratios['hours'] = load.hours(rates)
-    note = (
-      f'Hours are predicted for a set of {flags.data_set_gigabytes:g} GB, '
-      f'{images:.3g} images of {ring["image_bytes"]:.0f} bytes, on a disk of '
-      f'{flags.disk_megabytes_per_second:g} MB/s that {self._stations} '
-      'stations share, from the median steps and hand-overs of this run; '
-      'scores are left out. GB held are files; decoded images may be larger.'
-    )
-    return study_table.markdown(hours.table(load, rates, WAYS)), note
 
   def _ratios(self, rows):
     """Returns what the ring took and sent, relative to its ideal and rivals."""

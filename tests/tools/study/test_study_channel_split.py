@@ -255,7 +255,6 @@ def test_bandwidths_are_in_bytes():
     (['--rounds=0'], '--rounds=0: expected 1 or more'),
     (['--config=configs/lenet.py'], "name='sync': expected channel_split"),
     (['--batchsizes=8'], "did you mean '--batch_sizes'?"),
-    (['--load', '--slurm'], '--load: expected without --slurm'),
   ],
 )
 def test_bad_input(capsys, more, expected):

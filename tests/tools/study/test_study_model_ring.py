@@ -1,4 +1,4 @@
-"""The study of a ring: arithmetic, chart, baselines, hours of large sets."""
+"""The study of a ring: arithmetic, chart, baselines."""
 
 import collections
 import contextlib
@@ -12,13 +12,10 @@ from anp_jax.data import sources
 from anp_jax.runtimes.model_ring import spans as spans_lib
 from anp_jax.tools.study import (
   __main__ as study_main,
-  hours,
   launching,
   model_ring_baselines,
-  model_ring_page,
   model_ring_study,
   plots,
-  usage,
 )
 from tests import builders, model_rings
 
@@ -69,10 +66,6 @@ def test_devices_are_in_use_while_they_train_or_score(tmp_path):
   assert turns['score_seconds'] == pytest.approx(1)
   assert turns['hand_over'] == pytest.approx(1 / 3)
   assert turns['most_steps'] == 8
-  # Turns of 4 and 2 s; a second for 3 MB.
-  assert turns['step_seconds'] == [pytest.approx(3 / 8)]
-  assert turns['send_seconds'] == pytest.approx(1)
-  assert turns['byte_seconds'] == pytest.approx(1 / 3e6)
 
 
 def test_a_model_that_failed_is_named(tmp_path):
@@ -115,65 +108,6 @@ def test_a_shard_arrives_as_it_was_sent(kind):
     np.testing.assert_array_equal(result, expected)
 
 
-# The prediction for a large set. 100 GB at 100 MB/s are read in 1000 s.
-
-
-def _load(models, stations, epochs):
-  return hours.Load(models, stations, epochs, data_bytes=1e11, disk_rate=1e8)
-
-
-def test_hours_where_the_disk_is_slow():
-  """3 models, 2 stations, 4 epochs of 400 s: worked by hand."""
-  load = _load(3, 2, 4)
-  assert load.slots == 3 * 4 + 2 - 1
-  # 13 slots of 200 + 5 s; 2 of them wait for 500 s of reading: 300 s more.
-  assert load.ring(hours.Rate(400, 5)) == 13 * 205 + 2 * 300
-  # 1000 s, then two rounds of 4 epochs on 2 parts, 200 + 10 s each.
-  assert load.parts(hours.Rate(400, 10)) == 1000 + 2 * 4 * 2 * 210
-  # Two rounds of 4 epochs; two stations read in 2000 s during the first.
-  assert load.independent(hours.Rate(400)) == 2 * 4 * 400 + 1600
-  # Two models at a time, 2000 s an epoch, then one, 1000 s.
-  assert load.disk(hours.Rate(400)) == 4 * 2000 + 4 * 1000
-  assert load.data('ring') == load.data('parts') == (1e11, 5e10)
-  assert load.data('independent') == (2e11, 1e11)
-  assert load.data('disk') == (12e11, 0)
-
-
-def test_hours_where_computing_is_slow():
-  """1 model, 4 stations, 2 epochs of 4000 s: nobody waits for the disk."""
-  load = _load(1, 4, 2)
-  assert load.slots == 4 * 2 + 1 - 1
-  assert load.ring(hours.Rate(4000)) == 8 * 1000
-  assert load.independent(hours.Rate(4000)) == 2 * 4000
-  assert load.disk(hours.Rate(4000)) == 2 * 4000
-  assert load.data('independent') == (1e11, 1e11)
-
-
-def test_the_table_of_hours():
-  rates = {'ring': hours.Rate(400, 5), 'disk': hours.Rate(400)}
-  head, ring, disk = hours.table(_load(3, 2, 4), rates, model_ring_page.WAYS)
-  # 3265 and 12,000 s.
-  assert ring == ('ring', '0.9', '+0.0', '100', '50.0')
-  assert disk == ('whole set from disk', '3.3', '+2.4', '1200', '0.0')
-  assert head[2] == 'saved by the ring'
-
-
-# What is read from files.
-
-
-def test_reads_are_counted():
-  class Source:
-    def read(self, indices):
-      images = [b'abc', np.zeros((2, 2, 3), np.uint8)]
-      return [images[i] for i in indices], np.array(indices)
-
-  totals = collections.Counter()
-  source = usage.count_reads(lambda split: Source(), totals)('train')
-  images, labels = source.read([0, 1, 0])
-  assert images[0] == b'abc' and labels.tolist() == [0, 1, 0]
-  assert totals == {'read_bytes': 3 + 12 + 3, 'read_images': 3}
-
-
 @pytest.mark.slow  # TensorFlow is imported, to decode files
 @pytest.mark.parametrize('way', ['independent', 'disk'])
 def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
@@ -195,7 +129,20 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     },
   )
   totals = collections.Counter()
-  monkeypatch.setattr(sources, 'open_split', usage.count_reads(sources.open_split, totals))
+  open_split = sources.open_split
+
+  def open_counted(*arguments):
+    source = open_split(*arguments)
+    read = source.read
+
+    def read_counted(indices):
+      totals['read_images'] += len(indices)
+      return read(indices)
+
+    source.read = read_counted
+    return source
+
+  monkeypatch.setattr(sources, 'open_split', open_counted)
   processes = types.SimpleNamespace(
     index=0, count=1, heartbeat=lambda *_: None, gather=lambda value: [value]
   )
@@ -225,15 +172,6 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
       "no way 'dsk' (have: ring, sync, parts, independent, disk); did you mean 'disk'?",
     ),
     ([*_RING, '--baselines=sync'], 'expected ring among them'),
-    ([*_RING, '--data_set_gigabytes=9'], '--disk_megabytes_per_second is missing'),
-    (
-      [*_RING, '--data_set_gigabytes=9', '--disk_megabytes_per_second=0'],
-      '--disk_megabytes_per_second=0.0: expected a number above 0',
-    ),
-    (
-      [*_RING, '--data_set_gigabytes=9', '--disk_megabytes_per_second=9'],
-      '--data_set_gigabytes=9: config.data.source=synthetic',
-    ),
   ],
 )
 def test_bad_input_is_refused_in_one_line(capsys, more, expected):
@@ -258,8 +196,6 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
       '--config.optimizer.learning_rate=0.01',
       "--config.strategy.models=('seed=1', 'seed=2')",
       '--baselines=ring,sync,parts,independent,disk',
-      '--data_set_gigabytes=1',
-      '--disk_megabytes_per_second=100',
     ]
   )
   out = capsys.readouterr()
@@ -270,6 +206,4 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
   assert 0 < ratios['use_over_schedule'] <= 1.01
   page = (tmp_path / 'study.md').read_text()
   assert '## Leaderboard' in page and 'parts travel' in page
-  assert set(ratios['hours']) == {'ring', 'parts', 'independent', 'disk'}
-  assert min(ratios['hours'].values()) > 0
   assert (tmp_path / 'ring.png').stat().st_size > 5000
