@@ -4,18 +4,12 @@ import json
 import os
 import shlex
 
+from anp_jax.reporting import report_kit
 from anp_jax.runtimes.model_ring import leaderboard, schedule, spans as spans_lib
-from anp_jax.system import files
-from anp_jax.tools.study import plots, study_table
+from anp_jax.tools.study import plots
 
 RING = 'ring'
-WAYS = {
-  RING: 'ring',
-  'sync': 'one after another',
-  'parts': 'parts travel',
-  'independent': 'whole set in memory',
-  'disk': 'whole set from disk',
-}
+WAYS = {RING: 'ring', 'sync': 'one after another', 'independent': 'whole set in memory'}
 WORK = 'train', 'score'
 
 
@@ -42,30 +36,16 @@ class Page:
       arguments: of the command.
     """
     ratios = self._ratios(rows)
-    lines = study_table.markdown(
-      [
-        ('', 'seconds', 'over the ring', 'devices in use', 'MB sent'),
-        *(
-          (
-            WAYS[r['way']],
-            f'{r["seconds"]:.1f}',
-            f'{r["seconds"] / rows[0]["seconds"]:.2f}',
-            f'{100 * r["use"]:.1f} %' if r['use'] else '-',
-            f'{r["sent"]:.1f}',
-          )
-          for r in rows
-        ),
-      ]
-    )
+    head = ('', 'seconds', 'over the ring', 'devices in use', 'MB sent')
+    table = report_kit.Table([head, *(_row(r, rows[0]) for r in rows)])
     notes = self._notes(rows, ratios)
-    path = self._write_page(lines, notes, arguments)
-    return '\n'.join(['', *lines, '', *notes, f'\nstudy: {path}\n', json.dumps(ratios)])
+    path = self._write_page(table, notes, arguments)
+    blocks = [table, '\n'.join(notes), f'study: {path}']
+    return f'\n{report_kit.plain(blocks)}\n\n{json.dumps(ratios)}'
 
   def _notes(self, rows, ratios):
     """Explains the table."""
     ring = rows[0]
-    moved = [f'models and scores in the ring were {ring["moved"]:.1f}']
-    moved += [f'parts of the data set {r["moved"]:.1f}' for r in rows if r['way'] == 'parts']
     return [
       f'{ratios["models"]} models, {self._stations} stations, {self._laps} '
       f'laps: {ratios["slots"]} turns, in which '
@@ -76,7 +56,8 @@ class Page:
       'as long as the median one of its model, the scores, and no waiting.',
       f'A hand-over took {100 * ring["hand_over"]:.2f} % of a turn of at most '
       f'{ring["most_steps"]} steps (medians), during the training.',
-      f'MB sent are those of the interface lo (1e6 bytes); {", ".join(moved)}.',
+      f'MB sent are those of the interface lo (1e6 bytes); '
+      f'models and scores in the ring were {ring["moved"]:.1f}.',
     ]
 
   def _ratios(self, rows):
@@ -99,7 +80,7 @@ class Page:
       'sent_over_ring': {WAYS[r['way']]: r['sent'] / max(ring['sent'], 1e-9) for r in rows},
     }
 
-  def _write_page(self, lines, notes, arguments):
+  def _write_page(self, table, notes, arguments):
     """Writes study.md and its chart; returns the path of the page."""
     folder = self._flags.workdir
     chart = plots.gantt(
@@ -110,15 +91,28 @@ class Page:
     with open(os.path.join(self._ring_folder, leaderboard.PAGE)) as f:
       board = f.read().partition('\n\n')[2]
     command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'model_ring', *arguments])
-    page = [
-      f'# A ring of models, {self._flags.config}',
-      f'    {command}',
-      '\n'.join(lines),
-      '\n'.join(f'- {n}' for n in notes),
-      '![who did what when](ring.png)',
-      '## Leaderboard',
-      board,
-    ]
     path = os.path.join(folder, 'study.md')
-    files.write_atomic(path, '\n\n'.join(page) + '\n')
+    report_kit.write(
+      path,
+      f'A ring of models, {self._flags.config}',
+      [
+        report_kit.code([command]),
+        table,
+        report_kit.bullets(notes),
+        report_kit.Figure('who did what when', 'ring.png'),
+        '## Leaderboard',
+        board,
+      ],
+    )
     return path
+
+
+def _row(way, ring):
+  """What a way took, as texts."""
+  return (
+    WAYS[way['way']],
+    f'{way["seconds"]:.1f}',
+    f'{way["seconds"] / ring["seconds"]:.2f}',
+    f'{100 * way["use"]:.1f} %' if way['use'] else '-',
+    f'{way["sent"]:.1f}',
+  )

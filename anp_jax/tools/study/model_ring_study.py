@@ -4,14 +4,11 @@
     --workdir=runs/model_ring_study --stations=2
 
 trains the models of config.strategy.models on so many processes of this
-machine, a core each, in every way of --baselines:
+machine, a core each, in three ways:
 
   ring         the models travel
   sync         one model after another, its batch divided over the processes
-  parts        each model on one process, while parts of the data set travel
   independent  each model on one process, which has all of the set in memory
-  disk         each model on one process, which reads all of the set from its
-               files in each epoch
 
 Then it writes a table, and a chart of who did what when, to the workdir.
 --config.KEY=VALUE is for all of them.
@@ -62,12 +59,6 @@ def _flags(arguments):
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
   parser.add_argument('--stations', type=int, default=2, help='processes')
-  parser.add_argument(
-    '--baselines',
-    default='ring,sync,parts',
-    metavar='WAYS',
-    help=f'of {", ".join(model_ring_page.WAYS)} (default: %(default)s)',
-  )
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
@@ -75,29 +66,7 @@ def _flags(arguments):
   outputs.check_folder('--workdir', flags.workdir)
   if flags.stations < 1:
     raise config_lib.ConfigError(f'--stations={flags.stations}: expected 1 or more')
-  flags.baselines = baselines(flags.baselines)
   return flags
-
-
-def baselines(text: str) -> tuple[str, ...]:
-  """Returns the ways of a list such as 'ring,disk', the ring first.
-
-  Raises:
-    ConfigError: for one that there is not, and without the ring.
-  """
-  ways = model_ring_page.WAYS
-  names = [name.strip() for name in text.split(',')]
-  for name in names:
-    if name not in ways:
-      raise config_lib.ConfigError(
-        f'--baselines={text}: no way {name!r} (have: {", ".join(ways)})'
-        f'{config_lib.nearest(name, ways)}'
-      )
-  if model_ring_page.RING not in names:
-    raise config_lib.ConfigError(
-      f'--baselines={text}: expected ring among them, with which the others are compared'
-    )
-  return tuple(way for way in ways if way in names)
 
 
 class Study:
@@ -123,15 +92,13 @@ class Study:
   def run(self) -> list[dict]:
     """Runs each way from the beginning; returns the numbers of each."""
     rows = []
-    for way in self._flags.baselines:
+    for way, measure in (
+      (model_ring_page.RING, self._in_a_ring),
+      ('sync', self._one_by_one),
+      ('independent', self._independent),
+    ):
       print(f'{model_ring_page.WAYS[way]}: begins', flush=True)
-      if way == model_ring_page.RING:
-        measured = self._in_a_ring()
-      elif way == 'sync':
-        measured = self._one_by_one()
-      else:
-        measured = self._without_a_ring(way)
-      rows.append({'way': way, **measured})
+      rows.append({'way': way, **measure()})
     return rows
 
   def turns(self, folder: str, models: int) -> dict:
@@ -181,9 +148,9 @@ class Study:
       seconds += max(r['time'] for r in records) - begin + first
     return {'seconds': seconds, 'use': None, 'sent': sent}
 
-  def _without_a_ring(self, way):
-    folder = os.path.join(self._flags.workdir, way)
-    program = ['-m', 'anp_jax.tools.study.model_ring_baselines', f'--way={way}']
+  def _independent(self):
+    folder = os.path.join(self._flags.workdir, 'independent')
+    program = ['-m', 'anp_jax.tools.study.model_ring_independent']
     return self._measured(folder, self._launch(program, folder))
 
   def _measured(self, folder, sent):
@@ -218,8 +185,7 @@ class Study:
       f'--workdir={folder}',
       *(f'--config.{key}={value}' for key, value in overrides.items()),
     ]
-    cores = sorted(os.sched_getaffinity(0))
-    return launching.launch(program, folder, self.stations, arguments, cores)
+    return launching.launch(program, folder, self.stations, arguments)
 
 
 def _seconds(span):

@@ -282,30 +282,6 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
   return figure
 
 
-@matplotlib.rc_context(_STYLE)
-def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
-  """Predicted speed-up against devices, a panel a network, a line a link.
-
-  Args:
-    curves: by title, {'links': name to (devices, speed-up) pairs, 'ideal':
-      such pairs}.
-  """
-  figure, axes = _figure(len(curves))
-  for axis, (title, curve) in zip(axes, curves.items(), strict=True):
-    for (name, line), colour, marker in zip(
-      curve['links'].items(), itertools.cycle(drawing.COLOURS), itertools.cycle(_MARKERS)
-    ):
-      axis.plot(*zip(*line), color=colour, marker=marker, markersize=4, label=name)
-    counts = [n for n, _ in curve['ideal']]
-    axis.plot(*zip(*curve['ideal']), '--', color=drawing.GREY, label='ideal')
-    axis.set(title=title, xlabel='devices', xscale='log', ylim=(0, None))
-    axis.set_xticks(counts, [str(n) for n in counts])
-    axis.minorticks_off()
-    axis.legend()
-  axes[0].set_ylabel('predicted speed-up')
-  return figure
-
-
 def save(figure: matplotlib.figure.Figure, path: str) -> None:
   """Writes a PNG file."""
   figure.savefig(path, dpi=130, metadata={'Software': None})

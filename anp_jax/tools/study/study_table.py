@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 
-from anp_jax.system import markdown as markdown_lib
 from anp_jax.tools.study import grid, study_results, study_runner
 
 _CROWDED = '*'
@@ -147,16 +146,6 @@ def notes(
     refused.setdefault(kind, cell.name)
   notes += [f'left out: {name}: {e}' for (_, e), name in refused.items()]
   return notes
-
-
-def lines(table: list[tuple[str, ...]]) -> list[str]:
-  """Rows as aligned text."""
-  return markdown_lib.plain(table, 'lr').splitlines()
-
-
-def markdown(table: list[tuple[str, ...]]) -> list[str]:
-  """Rows as the lines of a Markdown table."""
-  return markdown_lib.table(table, 'lr').splitlines()
 
 
 def write_cells(

@@ -1,11 +1,9 @@
 """The study of a ring: arithmetic, chart, baselines."""
 
 import collections
-import contextlib
 import json
 import types
 
-import numpy as np
 import pytest
 
 from anp_jax.data import sources
@@ -13,7 +11,7 @@ from anp_jax.runtimes.model_ring import spans as spans_lib
 from anp_jax.tools.study import (
   __main__ as study_main,
   launching,
-  model_ring_baselines,
+  model_ring_independent,
   model_ring_study,
   plots,
 )
@@ -29,9 +27,6 @@ _SPANS = (
   (0, 'send', 0, 14.0, 15.0, {'bytes': 3_000_000}),
   (1, 'score', 0, 14.0, 15.0, {}),
 )
-
-
-_RING = '--config=configs/model_ring_anp.py:tiny', '--workdir=x'
 
 
 def _write(folder, spans=_SPANS):
@@ -91,27 +86,9 @@ def test_chart_has_a_bar_for_each_turn():
   assert text == 'seed=1'
 
 
-@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_a_shard_arrives_as_it_was_sent(kind):
-  random = np.random.default_rng(0)
-  if kind == 'encoded':
-    images = [random.bytes(n) for n in (3, 0, 500)]
-  else:
-    images = list(random.integers(0, 256, (3, 4, 5, 3), np.uint8))
-  source = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
-  sent, received = (model_ring_baselines.TravellingShard(source, 1, 3) for _ in range(2))
-  sent.fill(images, [4, 5, 6])
-  received.unpack(sent.pack())
-  results, labels = received.read(np.array([2, 0]))
-  np.testing.assert_array_equal(labels, [6, 4])
-  for result, expected in zip(results, (images[2], images[0]), strict=True):
-    np.testing.assert_array_equal(result, expected)
-
-
 @pytest.mark.slow  # TensorFlow is imported, to decode files
-@pytest.mark.parametrize('way', ['independent', 'disk'])
-def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
-  """24 and 6 images, three epochs: from memory, or from the files."""
+def test_independent_models_read_the_files_once(tmp_path, monkeypatch):
+  """24 and 6 images, three epochs."""
   files = {
     f'{split}/{label}/{i}.png': builders.encode_image(builders.random_pixels(8, 8, seed=i))
     for split, count in (('train', 12), ('validation', 3))
@@ -126,6 +103,7 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
       'model.norm_group': 1,
       'data.source': 'folder',
       'data.path': str(tmp_path / 'images'),
+      'data.cache': 'encoded',
     },
   )
   totals = collections.Counter()
@@ -146,17 +124,13 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
   processes = types.SimpleNamespace(
     index=0, count=1, heartbeat=lambda *_: None, gather=lambda value: [value]
   )
-  with contextlib.ExitStack() as stack:
-    model_ring_baselines.create(way, config, str(tmp_path / 'run'), processes, stack).run()
+  model_ring_independent.Independent(config, str(tmp_path / 'run'), processes).run()
   turns = [s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train']
   # The whole set, in batches of 8, in each of three turns.
   assert [s['steps'] for s in turns] == [24 // 8] * 3
   # Batches are read ahead, beyond the end of an epoch.
-  once, thrice = 24 + 6, 3 * (24 + 6)
-  if way == 'independent':
-    assert once <= totals['read_images'] < 1.5 * once
-  else:
-    assert totals['read_images'] >= thrice
+  once = 24 + 6
+  assert once <= totals['read_images'] < 1.5 * once
 
 
 @pytest.mark.parametrize(
@@ -167,11 +141,6 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     (['--stations=two'], "invalid int value: 'two'"),
     (['--config=x', '--workdir=x', '--stations=0'], '--stations=0: expected'),
     (['--statoins=2'], "did you mean '--stations'?"),
-    (
-      [*_RING, '--baselines=ring,dsk'],
-      "no way 'dsk' (have: ring, sync, parts, independent, disk); did you mean 'disk'?",
-    ),
-    ([*_RING, '--baselines=sync'], 'expected ring among them'),
   ],
 )
 def test_bad_input_is_refused_in_one_line(capsys, more, expected):
@@ -182,7 +151,7 @@ def test_bad_input_is_refused_in_one_line(capsys, more, expected):
 
 @pytest.mark.multiprocess
 @pytest.mark.soak
-def test_the_study_compares_five_ways(tmp_path, capsys):
+def test_the_study_compares_three_ways(tmp_path, capsys):
   pytest.importorskip('sklearn', reason="the digits are scikit-learn's")
   status = study_main.main(
     [
@@ -195,7 +164,6 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
       '--config.model.name=lenet',
       '--config.optimizer.learning_rate=0.01',
       "--config.strategy.models=('seed=1', 'seed=2')",
-      '--baselines=ring,sync,parts,independent,disk',
     ]
   )
   out = capsys.readouterr()
@@ -205,5 +173,5 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
   assert ratios['schedule_occupancy'] == pytest.approx(2 * 2 / 5)
   assert 0 < ratios['use_over_schedule'] <= 1.01
   page = (tmp_path / 'study.md').read_text()
-  assert '## Leaderboard' in page and 'parts travel' in page
+  assert '## Leaderboard' in page and 'whole set in memory' in page
   assert (tmp_path / 'ring.png').stat().st_size > 5000

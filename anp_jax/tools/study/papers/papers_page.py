@@ -5,7 +5,8 @@ import dataclasses
 import itertools
 import os
 
-from anp_jax.system import drawing, files, markdown
+from anp_jax.reporting import report_kit
+from anp_jax.system import drawing
 from anp_jax.tools.study.papers import published
 
 _HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio', 'hardware')
@@ -84,7 +85,7 @@ class Section:
     name: name of the paper.
     paper: what it published.
     rows: the comparison.
-    tables: captions, and rows of texts, the first the head.
+    tables: further tables.
     curves: our curves by panel and name.
     commands: commands that the page is made of.
   """
@@ -92,7 +93,7 @@ class Section:
   name: str
   paper: published.Paper
   rows: Sequence[Row]
-  tables: Sequence[tuple[str, Sequence[Sequence[str]]]]
+  tables: Sequence[report_kit.Table]
   curves: Sequence[Mapping[str, Mapping[int, float]]]
   commands: Sequence[str]
 
@@ -108,25 +109,24 @@ def write(path: str, title: str, command: str, sections: Sequence[Section]) -> N
   """
   images = os.path.join(os.path.dirname(path), _IMAGES)
   os.makedirs(images, exist_ok=True)
-  parts = [f'# {title}', f'    {command}', _PREAMBLE]
+  blocks = [report_kit.code([command]), _PREAMBLE]
   for section in sections:
-    parts += [f'## {section.name}: {section.paper.title}', section.paper.question]
-    parts.append(markdown.table([_HEAD, *(r.cells() for r in section.rows)]))
+    blocks += [f'## {section.name}: {section.paper.title}', section.paper.question]
+    blocks.append(report_kit.Table([_HEAD, *(r.cells() for r in section.rows)], 'l'))
     if section.curves:
       file = f'papers_{section.name}.png'
       _draw(section, os.path.join(images, file))
-      parts.append(f'![speed-ups]({_IMAGES}/{file})')
-    for caption, rows in section.tables:
-      parts += [caption, markdown.table(rows, 'lr')]
-    parts.append('\n'.join(f'- {note}' for note in section.paper.notes))
-    parts += ['Made of:', '\n'.join(f'    {line}' for line in section.commands)]
-  files.write_atomic(path, '\n\n'.join(parts) + '\n')
+      blocks.append(report_kit.Figure('speed-ups', f'{_IMAGES}/{file}'))
+    blocks += section.tables
+    blocks.append(report_kit.bullets(section.paper.notes))
+    blocks += ['Made of:', report_kit.code(section.commands)]
+  report_kit.write(path, title, blocks)
 
 
 def plain(section: Section) -> str:
   """The section's table for a terminal."""
-  rows = [_HEAD[:-1], *(row.cells()[:-1] for row in section.rows)]
-  return f'{section.name}: {section.paper.title}\n\n{markdown.plain(rows)}'
+  table = report_kit.Table([_HEAD[:-1], *(row.cells()[:-1] for row in section.rows)], 'l')
+  return report_kit.plain([f'{section.name}: {section.paper.title}', table])
 
 
 def _draw(section, path):

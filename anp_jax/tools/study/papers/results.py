@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from anp_jax.config import command_line
+from anp_jax.reporting import report_kit
 from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published
 
 _LEFT_OUT = 'not run, because of --predict_only'
@@ -16,7 +17,7 @@ def section(name: str, lab: lab_lib.Lab) -> papers_page.Section:
     name,
     paper,
     [numbers.row(row) for row in paper.rows],
-    [(table.caption, numbers.table(table)) for table in paper.tables],
+    [numbers.table(table) for table in paper.tables],
     [{curve: numbers.curve(curve) for curve in panel.curves} for panel in paper.panels],
     [lab.typed(key, command) for key, command in paper.commands.items()],
   )
@@ -65,8 +66,8 @@ class Numbers:
       comparison.unit,
     )
 
-  def table(self, table: published.Table) -> list[tuple[str, ...]]:
-    """A further table's rows, the first the head."""
+  def table(self, table: published.Table) -> report_kit.Table:
+    """A further table of the page."""
     rows = [tuple(table.head), *map(tuple, table.rows)]
     for name in table.curves:
       points = self.curve(name)
@@ -74,7 +75,7 @@ class Numbers:
       rows.append((name, *(f'{points[s]:.2f}' if s in points else '-' for s in sizes)))
     if table.settings:
       rows += self._settings(table)
-    return rows
+    return report_kit.Table(rows, caption=table.caption)
 
   def _settings(self, table):
     """The published settings, and those of our recipe."""
