@@ -287,6 +287,16 @@ def save(figure: matplotlib.figure.Figure, path: str) -> None:
   figure.savefig(path, dpi=130, metadata={'Software': None})
 
 
+def apart(sizes):
+  """The ascending sizes whose labels do not meet on an axis, the largest first."""
+  room = 0.1 * (sizes[-1] - sizes[0])
+  ticks = sizes[-1:]
+  for size in reversed(sizes[:-1]):
+    if ticks[-1] - size >= room:
+      ticks.append(size)
+  return ticks
+
+
 def _figure(panels):
   # Without pyplot: no window system, no state left behind.
   figure = matplotlib.figure.Figure(figsize=(4.6 * max(panels, 1.3), 3.8), layout='constrained')
@@ -309,16 +319,6 @@ def _looks(points):
   return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
 
 
-def _apart(sizes):
-  """Those of ascending sizes whose labels do not meet, the largest first."""
-  room = 0.1 * (sizes[-1] - sizes[0])
-  ticks = sizes[-1:]
-  for size in reversed(sizes[:-1]):
-    if ticks[-1] - size >= room:
-      ticks.append(size)
-  return ticks
-
-
 def _series(axis, points, size, value):
   """One line a strategy, with the deviation over seeds."""
   for series, (colour, marker) in _looks(points).items():
@@ -338,7 +338,7 @@ def _series(axis, points, size, value):
     for p, x in zip(chosen_points, sizes):
       fill = 'white' if p.crowded else colour
       axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
-  axis.set_xticks(_apart(sorted({size(p) for p in points})))
+  axis.set_xticks(apart(sorted({size(p) for p in points})))
   axis.set_ylim(bottom=0)
 
 

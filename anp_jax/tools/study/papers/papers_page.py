@@ -7,6 +7,7 @@ import os
 
 from anp_jax.reporting import report_kit
 from anp_jax.system import drawing
+from anp_jax.tools.study import plots
 from anp_jax.tools.study.papers import published
 
 _HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio', 'hardware')
@@ -160,17 +161,8 @@ def _speed_ups(axis, paper, panel, curves):
   style = {'markersize': 7, 'color': drawing.INK, 'markerfacecolor': 'none'}
   axis.plot(list(points), list(points.values()), 'D', label='published', **style)
   axis.set(title=panel.title, xlabel=panel.label, ylim=(0, None))
-  axis.set_xticks(_apart(sizes))
+  axis.set_xticks(plots.apart(sizes))
   axis.legend(fontsize=7)
-
-
-def _apart(sizes) -> list[int]:
-  """The sizes that have room on an axis, those of the large end first."""
-  room, chosen = 0.05 * (sizes[-1] - sizes[0]), []
-  for size in reversed(sizes):
-    if not chosen or chosen[-1] - size >= room:
-      chosen.append(size)
-  return chosen
 
 
 def _number(value, unit) -> str:
