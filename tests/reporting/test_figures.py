@@ -385,16 +385,3 @@ def test_split_steps(configs, devices, unit):
     for n in devices
   ]
   assert _faults(plots.save, plots.split_steps(points), 'a.png') == []
-
-
-@pytest.mark.parametrize('panels, links', [(1, 1), (4, 5)])
-def test_simulated(panels, links):
-  line = [(n, n**0.9) for n in (1, 2, 4, 8, 16, 32)]
-  drawn = {
-    f'channel_split_cifar10:500x1500, {i} images': {
-      'links': {f'{10**k} Gbit/s': line for k in range(links)},
-      'ideal': line,
-    }
-    for i in range(panels)
-  }
-  assert _faults(plots.save, plots.simulated(drawn), 'a.png') == []

@@ -3,6 +3,7 @@
 import os
 
 from anp_jax.data import vocabulary
+from anp_jax.reporting import report_kit
 from anp_jax.system import files, markdown
 from anp_jax.training import metric_labels
 
@@ -62,10 +63,10 @@ def figures(files: dict) -> list[tuple[str, str]]:
   return [(title, files[what]) for what, title in _FIGURES if what in files]
 
 
-def confusions(rows: list) -> str:
+def confusions(rows: list) -> report_kit.Table:
   """A table of the first of the (true, predicted, count) rows."""
   cells = [(a, b, str(n)) for a, b, n in rows[:_EACH]]
-  return markdown.table([('true', 'predicted', 'count'), *cells])
+  return report_kit.Table([('true', 'predicted', 'count'), *cells], 'l')
 
 
 def text(evaluation: dict, results) -> str:
@@ -80,10 +81,9 @@ def text(evaluation: dict, results) -> str:
     what = f'Weights of {markdown.escape(evaluation["weights"])}'
   images = vocabulary.counted(evaluation['scores']['examples'], 'image')
   blocks = [
-    f'# {markdown.escape(evaluation["data"])}',
     f'{what}, {images}'
     + (f'; {evaluation["damaged"]:,} of them could not be read' if evaluation['damaged'] else ''),
-    markdown.table([('', ''), *lines(evaluation['scores'])]),
+    report_kit.Table([('', ''), *lines(evaluation['scores'])], 'l'),
     'Macro accuracy is the mean of the accuracies of the classes, whatever '
     'their sizes. The calibration error (ECE) is the mean distance between '
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
@@ -95,11 +95,11 @@ def text(evaluation: dict, results) -> str:
   if 'examples' in evaluation['files']:  # other pages show them one by one
     drawings.insert(0, ('Examples', evaluation['files']['examples']))
   for title, file in drawings:
-    blocks += [f'## {title}', f'![{title}]({file})']
+    blocks += [f'## {title}', report_kit.Figure(title, file)]
   blocks.append(
     'All classes: [classes.csv](classes.csv). All images: [predictions.csv](predictions.csv).'
   )
-  return '\n\n'.join(blocks) + '\n'
+  return report_kit.text(markdown.escape(evaluation['data']), blocks)
 
 
 def _best_and_worst(results):
@@ -110,22 +110,7 @@ def _best_and_worst(results):
   head = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
 
   def table(chosen):
-    return markdown.table(
-      [
-        head,
-        *(
-          (
-            r['class'],
-            str(r['images']),
-            _percent(r['top1']),
-            _percent(r['top5']),
-            _percent(r['precision']),
-            r['most_confused_with'],
-          )
-          for r in chosen
-        ),
-      ]
-    )
+    return report_kit.Table([head, *map(_class_row, chosen)], 'l')
 
   if len(rows) <= 2 * _EACH:
     return ['## Classes, the hardest first', table(rows)]
@@ -135,6 +120,17 @@ def _best_and_worst(results):
     f'## The {_EACH} easiest classes',
     table(rows[: -_EACH - 1 : -1]),
   ]
+
+
+def _class_row(row):
+  return (
+    row['class'],
+    str(row['images']),
+    _percent(row['top1']),
+    _percent(row['top5']),
+    _percent(row['precision']),
+    row['most_confused_with'],
+  )
 
 
 def _percent(value):

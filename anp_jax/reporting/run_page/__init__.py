@@ -3,6 +3,7 @@
 import os
 
 from anp_jax.data import vocabulary
+from anp_jax.reporting import report_kit
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.reporting.run_page import curves, html, run_tables
 from anp_jax.system import files, markdown
@@ -107,18 +108,18 @@ def _name(workdir):
 def _page(name, scores, facts, config_text, evaluation):
   """The text of report.md."""
   fence = '```'
-  blocks = [f'# {name}']
+  blocks = []
   if scores:
-    blocks.append(markdown.table(scores, 'lr'))
+    blocks.append(report_kit.Table(scores))
   if facts:
-    blocks.append(markdown.table([('run', ''), *facts]))
+    blocks.append(report_kit.Table([('run', ''), *facts], 'l'))
   blocks += [
-    '![Loss, accuracy, learning rate and images/s over the epochs](curves.png)',
+    report_kit.Figure('Loss, accuracy, learning rate and images/s over the epochs', 'curves.png'),
     *_evaluation(evaluation),
     '## Config',
     f'{fence}\n{config_text.rstrip()}\n{fence}',
   ]
-  return '\n\n'.join(blocks) + '\n'
+  return report_kit.text(name, blocks)
 
 
 def _evaluation(folder):
@@ -131,7 +132,7 @@ def _evaluation(folder):
   blocks = [
     '## Evaluation',
     f'{data}: {images}, checkpoint of step {result["step"]}.',
-    markdown.table([('', ''), *evaluation_page.lines(result['scores'])]),
+    report_kit.Table([('', ''), *evaluation_page.lines(result['scores'])], 'l'),
   ]
   if result['confusions']:
     blocks.append(evaluation_page.confusions(result['confusions']))

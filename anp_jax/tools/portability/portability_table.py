@@ -1,5 +1,7 @@
 """What was compiled for several targets, side by side."""
 
+from anp_jax.system import markdown
+
 _STEPS = {'train': 'training', 'eval': 'evaluation'}
 
 
@@ -40,12 +42,7 @@ def lines(title: str, table: list[tuple], names: list[str]) -> list[str]:
       step = group
     mark = 'differs' if len(set(cells)) > 1 else ''
     all_rows.append(('  ' * bool(group) + label, *cells, mark))
-  widths = [max(len(row[i]) for row in all_rows) for i in range(len(all_rows[0]))]
-  text = [title]
-  for first, *cells, mark in all_rows:
-    padded = [c.rjust(w) for c, w in zip(cells, widths[1:])]
-    text.append('  '.join([first.ljust(widths[0]), *padded, mark]).rstrip())
-  return text
+  return [title, *markdown.plain(all_rows, 'l' + 'r' * len(names) + 'l').splitlines()]
 
 
 def one_line(error: BaseException) -> str:

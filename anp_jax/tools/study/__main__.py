@@ -22,7 +22,6 @@ Status 0: all runs that can be came to their end; 1: one did not; 2: bad input.
 
 import dataclasses
 import functools
-import json
 import os
 import shlex
 import signal
@@ -38,7 +37,6 @@ from anp_jax.tools.study import (
   grid,
   local,
   model_ring_study,
-  planned,
   scaling,
   simulate,
   slurm,
@@ -68,9 +66,6 @@ def main(arguments: list[str]) -> int:
   flags = _flags(rest)
   study, cells, plan = _study(flags, overrides)
   progress = progress_lib.Progress(study)
-  plans = {}
-  if flags.plan is not None:
-    plans = planned.rates(study, cells, flags.plan)
   lost, contests = {}, []
   if plan:
     train = functools.partial(_train, study, options=flags.slurm, progress=progress)
@@ -78,14 +73,12 @@ def main(arguments: list[str]) -> int:
     progress.note(*tune.notes(plan, contests))
   left = [cell for cell in cells if cell not in lost]
   failures = _train(study, left, flags.slurm, progress) | lost
-  runs = _runs(study, cells, failures, plans)
+  runs = _runs(study, cells, failures)
   tuned = plan, contests
   table = _written(study, cells, (runs, failures, tuned), flags, arguments)
   left_out = all(isinstance(e, study_runner.Refusal) for e in failures.values())
   print(f'\n{table}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
-  if plans:
-    print(json.dumps(planned.summary(runs)))
   return 0 if runs and left_out else 1
 
 
@@ -136,14 +129,6 @@ def _flags(arguments):
     default='strong',
     metavar='KIND,...',
     help="strong: batch_size is that of all nodes; weak: each node's",
-  )
-  parser.add_argument(
-    '--plan',
-    nargs='?',
-    const='',
-    metavar='BANDWIDTH',
-    help='show what anp_jax.tools.plan predicts for each run; BANDWIDTH, '
-    "such as 1gbit, is that of the nodes' links, unless --emulate sets it",
   )
   slurm.add_flag(parser)
   return parser.parse(arguments)
@@ -221,7 +206,6 @@ def _study(flags, overrides):
     emulate.check(study, cells)
     sleeps = emulation_keys.sleeps(study.first_config(cells))
     study = dataclasses.replace(study, sleeps=sleeps)
-  planned.check(study, cells, flags.plan, flags.slurm)
   return study, cells, plan
 
 
@@ -243,10 +227,6 @@ def _check_flags(flags, overrides, rates):
     )
   if target is not None and flags.emulate is not None:
     raise config_lib.ConfigError(f'--target_accuracy={target}: nothing is learnt with --emulate')
-  if flags.plan is not None and flags.vary:
-    raise config_lib.ConfigError(
-      f'--plan with --vary={flags.vary[0]}: expected one of them; one config is planned'
-    )
   simulate.check(flags)
 
 
@@ -338,7 +318,7 @@ def _emulation(study, cells):
   return emulation.describe(study.first_config(cells).emulate)
 
 
-def _runs(study, cells, failures, plans):
+def _runs(study, cells, failures):
   """The numbers of each finished run; one that has none is a failure, too."""
   runs, counted = {}, {}
   for cell in cells:
@@ -362,7 +342,7 @@ def _runs(study, cells, failures, plans):
         record['megabytes'] = counted[key]
         study_runner.write_record(study, cell, record)
       run = dataclasses.replace(run, megabytes=record['megabytes'])
-    runs[cell] = dataclasses.replace(run, planned=plans.get(cell))
+    runs[cell] = run
   return runs
 
 

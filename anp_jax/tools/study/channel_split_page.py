@@ -6,14 +6,11 @@ import os
 import shlex
 
 from anp_jax.parallel.channel_split import split as plan_lib
-from anp_jax.runtimes.calibration import costs as costs_lib, planner
-from anp_jax.system import markdown
+from anp_jax.reporting import report_kit
+from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.tools.study import channel_split_process, plots
 
-DEVICES = (1, 2, 3, 4, 8, 16, 32)
 _SHARED = '*'
-_MEASURED_LINK = 'as measured here'
-_LATENCY = 50e-6  # seconds a message, of the simulated links
 _HEAD = (
   'config',
   'devices',
@@ -27,90 +24,31 @@ _HEAD = (
 )
 
 
-def simulated(costs, bandwidth: float) -> list[tuple[int, float]]:
-  """(devices, predicted speed-up) on devices like the baseline, in a ring.
+def write(folder: str, runs: list['Run'], arguments) -> str:
+  """Writes study.md and its figure; returns the table for a terminal.
 
   Args:
-    costs: measured.
-    bandwidth: bytes a second of each device's link.
+    folder: folder of the study.
+    runs: all configs, numbers of devices and batch sizes.
+    arguments: arguments of the command.
   """
-  links = [costs_lib.CollectiveCost.ring(n, bandwidth, _LATENCY) for n in DEVICES]
-  return [(n, _speed_up(costs, n, x)) for n, x in zip(DEVICES, links)]
-
-
-def extrapolated(costs, count: int) -> float:
-  """The predicted speed-up on devices like the baseline, with links like its.
-
-  In a ring of n devices a collective takes n - 1 messages one after another,
-  and each device sends (n - 1) / n of the bytes, or twice both.
-
-  Args:
-    costs: measured on two devices or more.
-    count: of devices.
-  """
-  hops = (count - 1) / (len(costs.names) - 1)
-  share = hops * len(costs.names) / count
-  latency_and_rate = (
-    (seconds * hops, per_byte * share)
-    for seconds, per_byte in (costs.link.gather, costs.link.total)
-  )
-  link = costs_lib.CollectiveCost(*latency_and_rate)
-  return _speed_up(costs, count, link)
-
-
-def _speed_up(costs, count, link):
-  """The predicted speed-up on devices like the baseline, with the best plan."""
-  baseline = costs.baseline
-  ring = dataclasses.replace(
-    costs,
-    # There may be fewer images than devices.
-    boundaries=(),
-    fixed=(),
-    names=(costs.names[baseline],) * count,
-    unsplit=(costs.alone,) * count,
-    layers={
-      path: dataclasses.replace(
-        layer, alone=(layer.alone[baseline],) * count, seconds=(layer.seconds[baseline],) * count
-      )
-      for path, layer in costs.layers.items()
-    },
-    link=link,
-  )
-  return costs.alone / ring.step_seconds(planner.best_plan(ring))
-
-
-def write(folder: str, runs: list['Run'], links, arguments) -> str:
-  """Writes study.md and its figures; returns the tables for a terminal.
-
-  Args:
-    folder: of the study.
-    runs: of all configs, numbers of devices and batch sizes.
-    links: bytes a second, by name.
-    arguments: of the command.
-  """
-  points = [point for run in runs for point in run.points(runs)]
-  # Several runs may have the same title: the last one's measurements count.
-  curves = {r.title: r.curves(links) for r in runs if r.is_extrapolated}
+  points = [point for run in runs for point in run.points()]
   plots.save(plots.split_steps(points), os.path.join(folder, 'steps.png'))
-  tables = [_steps_table(points)]
-  if curves:
-    plots.save(plots.simulated(curves), os.path.join(folder, 'simulated.png'))
-    tables.append(_curves_table(curves))
   command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'channel_split', *arguments])
-  notes = '\n'.join(f'- {n}' for n in _notes(runs))
-  parts = [
-    '# Convolutions split over devices',
-    f'    {command}',
-    tables[0],
-    notes,
-    '![steps](steps.png)',
-    *(f'{t}\n\n![simulated](simulated.png)' for t in tables[1:]),
-  ]
   path = os.path.join(folder, 'study.md')
-  with open(path, 'w', encoding='utf-8') as f:
-    f.write('\n\n'.join(parts) + '\n')
+  table = _steps_table(points)
+  report_kit.write(
+    path,
+    'Convolutions split over devices',
+    [
+      report_kit.code([command]),
+      table,
+      report_kit.bullets(_notes(runs)),
+      report_kit.Figure('steps', 'steps.png'),
+    ],
+  )
   ratios = json.dumps(_ratios(runs, points))
-  return '\n'.join(['', *(f'{t}\n' for t in tables), f'study: {path}', ratios])
+  return f'\n{report_kit.plain([table, f"study: {path}"])}\n{ratios}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,50 +83,18 @@ class Run:
     return cls(config, devices, **values)
 
   @property
-  def is_extrapolated(self) -> bool:
-    """Whether other numbers of devices are predicted from its measurements."""
-    return not self.offload and not self.crowded
-
-  @property
-  def title(self) -> str:
-    """The heading of its simulated speed-ups."""
-    return f'{self.config}, {self.batch_size} images'
-
-  @property
   def ideal(self) -> float:
     """The speed-up over one device if communication took no time."""
     return self.costs.alone / self.costs.ideal_seconds()
 
-  def with_a_core_each(self, runs: list['Run']) -> float | None:
-    """The predicted speed-up of the plan if devices did not share cores.
-
-    Args:
-      runs: of the study; the largest of the same title that did not is used.
-
-    Returns:
-      None where the run is not crowded, or there is no such other run.
-    """
-    if not self.crowded:
-      return None
-    uncrowded_runs = [r for r in runs if r.title == self.title and r.is_extrapolated]
-    if not uncrowded_runs:
-      return None
-    largest = max(uncrowded_runs, key=lambda run: run.devices)
-    return extrapolated(largest.costs, self.devices)
-
-  def points(self, runs: list['Run'] = ()) -> list[dict]:
-    """Each plan with split convolutions once, for tables and figures.
-
-    Args:
-      runs: see `with_a_core_each`.
-    """
+  def points(self) -> list[dict]:
+    """Each plan with split convolutions once, for tables and figures."""
     run = {
       'config': self.config,
       'devices': self.devices,
       'ideal': self.ideal,
       'batch_size': self.batch_size,
       'crowded': self.crowded,
-      'with_a_core_each': self.with_a_core_each(runs),
     }
     # A step that splits nothing was timed for the predictions.
     by_plan = {}
@@ -197,25 +103,13 @@ class Run:
         by_plan.setdefault(step['plan'], {**step, **run})
     return list(by_plan.values())
 
-  def curves(self, links: dict[str, float]) -> dict:
-    """(devices, speed-up) of the ideal, and by link."""
-    share = self.costs.convolution_share
-    return {
-      'ideal': [(n, 1 / (1 - share + share / n)) for n in DEVICES],
-      'links': {
-        **{name: simulated(self.costs, b) for name, b in links.items()},
-        _MEASURED_LINK: [(n, extrapolated(self.costs, n)) for n in DEVICES],
-      },
-    }
 
-
-def _steps_table(points) -> str:
-  """Measured and predicted steps, in Markdown."""
-  is_crowded = any(p['crowded'] for p in points)
-  rows = [(*_HEAD, 'best plan, a core each') if is_crowded else _HEAD]
+def _steps_table(points) -> report_kit.Table:
+  """Measured and predicted steps."""
+  rows = [_HEAD]
   for p in points:
     mark = _SHARED if p['crowded'] else ''
-    row = [
+    row = (
       p['config'],
       str(p['devices']),
       str(p['batch_size']),
@@ -225,21 +119,9 @@ def _steps_table(points) -> str:
       f'{100 * _error(p):+.1f} %',
       f'{p["speed_up"]:.2f}{mark}',
       f'{p["speed_up"] / p["ideal"]:.3f}{mark}',
-    ]
-    if is_crowded:
-      speed_up = p['with_a_core_each']
-      row.append(f'{speed_up:.2f}' if speed_up else '-')
+    )
     rows.append(row)
-  return markdown.table(rows, 'lr')
-
-
-def _curves_table(curves) -> str:
-  """Predicted speed-ups by link, in Markdown."""
-  rows = [('speed-up on devices like the first', *map(str, DEVICES))]
-  for title, curve in curves.items():
-    for name, line in {**curve['links'], 'ideal': curve['ideal']}.items():
-      rows.append((f'{title}, {name}', *(f'{s:.2f}' for _, s in line)))
-  return markdown.table(rows, 'lr')
+  return report_kit.Table(rows)
 
 
 def _ratios(runs, points) -> dict:
@@ -261,10 +143,7 @@ def _ratios(runs, points) -> dict:
         'over_batch': round(by_batch[0] / plan['measured'], 4)
       }
     if run.crowded:
-      ratios[f'{run.config}_{run.devices}x{run.batch_size}'] |= {
-        'crowded': True,
-        'predicted_with_a_core_each': run.with_a_core_each(runs),
-      }
+      ratios[f'{run.config}_{run.devices}x{run.batch_size}'] |= {'crowded': True}
   errors = [abs(_error(p)) for p in points if not p['crowded']]
   ratios['predictions'] = len(errors)
   ratios['within_15_percent'] = sum(e <= 0.15 for e in errors)
@@ -286,19 +165,10 @@ def _notes(runs) -> list[str]:
     cores = len(os.sched_getaffinity(0))
     notes.append(
       f'{_SHARED} more devices than the {cores} cores of this machine: they '
-      'shared them, so these times and speed-ups mean nothing. The last column '
-      'is the predicted speed-up over one alone of the best plan for devices '
-      'with a core each, from the measurements of fewer devices that had one; '
-      '-: there are none.'
+      'shared them, so these times and speed-ups mean nothing.'
     )
   if any(run.offload for run in runs):
     notes.append("An offload device's rates include its transfers.")
-  if any(run.is_extrapolated for run in runs):
-    notes.append(
-      'Simulated: devices like the fastest one measured, in a ring of links of '
-      f'that bandwidth and {1e6 * _LATENCY:.0f} us a message, or of links like '
-      'those measured, each with the plan that is best for it.'
-    )
   return notes
 
 

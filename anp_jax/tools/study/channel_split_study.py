@@ -5,36 +5,28 @@
     --workdir=runs/split_study --devices=2 --batch_sizes=8,16
 
 trains nothing: for each config, number of devices (processes of this machine, a
-core each; with --slurm of as many nodes) and batch size it times whole steps:
-of one device alone, with the plan, and with other shares. It compares them with
-the predictions of the cost model of `strategy.name=channel_split`, which is
-fitted without steps with split convolutions: its calibration times single
-convolutions, the step that is not split, and collectives. Then it predicts the
-speed-up on up to 32 such devices, over links of --bandwidths and over links
-like those measured.
+core each) and batch size it times whole steps: of one device alone, with the
+plan, and with other shares. It compares them with the predictions of the cost
+model of `strategy.name=channel_split`, which is fitted without steps with split
+convolutions: its calibration times single convolutions, the step that is not
+split, and collectives. `python -m anp_jax.tools.plan
+--strategies=channel_split` predicts other numbers of devices.
 
 With more devices than cores, processes share cores, and their measured speed-up
-means nothing. The table then also has the predicted one for a core each, if the
-study measures the same config on fewer devices, too.
-
---load keeps the last device's core busy with another process, which takes half
-of it. --config.KEY=VALUE applies to all; with strategy.offload_to the other
-processes offload for the first, and nothing is predicted over links.
+means nothing. --config.KEY=VALUE applies to all; with strategy.offload_to the
+other processes offload for the first.
 `python -m anp_jax.tools.study.channel_split_process --help` explains how to measure
 on other machines. Status 0: all well; 1: a run failed; 2: bad input.
 """
 
-import contextlib
 import json
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, command_line, emulation_keys, exits, outputs
-from anp_jax.tools.study import channel_split_page, channel_split_process, grid, launching, slurm
+from anp_jax.config import argument_parser, command_line, exits, outputs
+from anp_jax.tools.study import channel_split_page, channel_split_process, grid, launching
 
 
 @exits.with_status('interrupted; run the same command to start again')
@@ -45,11 +37,6 @@ def main(arguments: list[str]) -> int:
     flags = _flags(rest)
     devices = grid.numbers('--devices', flags.devices, 2)
     grid.numbers('--batch_sizes', flags.batch_sizes, 1)
-    links = bandwidths(flags.bandwidths)
-    if flags.load and flags.slurm is not None:
-      raise config_lib.ConfigError(
-        "--load: expected without --slurm: it keeps a core of this machine's"
-      )
     configs = [c.strip() for c in flags.config.split(',')]
     for path in configs:
       channel_split_process.check(command_line.load(path, overrides))
@@ -57,13 +44,12 @@ def main(arguments: list[str]) -> int:
     runs = []
     for i, path in enumerate(configs):
       for count in devices:
-        with _busy(count) if flags.load else contextlib.nullcontext():
-          folder = os.path.join(flags.workdir, f'{i}-{count}')
-          runs += _run(flags, folder, path, count, options)
+        folder = os.path.join(flags.workdir, f'{i}-{count}')
+        runs += _run(flags, folder, path, count, options)
   except launching.RunFailedError as e:
     print(f'error: {e}', file=sys.stderr)
     return 1
-  print(channel_split_page.write(flags.workdir, runs, links, arguments))
+  print(channel_split_page.write(flags.workdir, runs, arguments))
   return 0
 
 
@@ -82,13 +68,6 @@ def _flags(arguments):
     help='steps of each division (%(default)s)',
   )
   parser.add_argument('--brief', action='store_true', help='leave out other shares than equal ones')
-  parser.add_argument(
-    '--bandwidths',
-    default='100mbit,1gbit,10gbit,100gbit',
-    help='of simulated links (default: %(default)s)',
-  )
-  parser.add_argument('--load', action='store_true', help="keep the last device's core busy, too")
-  slurm.add_flag(parser)
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):
@@ -96,25 +75,6 @@ def _flags(arguments):
   outputs.check_folder('--workdir', flags.workdir)
   channel_split_process.check_rounds(flags.rounds)
   return flags
-
-
-def bandwidths(text: str) -> dict[str, float]:
-  """Bytes a second of links, by name; '100mbit,1gbit' as tc writes them.
-
-  Raises:
-    ConfigError: naming the part that is no bandwidth.
-  """
-  links = {}
-  for part in map(str.strip, text.split(',')):
-    try:
-      links[part] = emulation_keys.bytes_per_second(part)
-    except ValueError:
-      links[part] = 0.0
-    if not links[part]:
-      raise config_lib.ConfigError(
-        f'--bandwidths={text!r}: {part!r} is none; expected such as 100mbit'
-      )
-  return links
 
 
 def _run(flags, folder, config, count, options) -> list[channel_split_page.Run]:
@@ -131,28 +91,8 @@ def _run(flags, folder, config, count, options) -> list[channel_split_page.Run]:
     *(['--brief'] if flags.brief else []),
     *options,
   ]
-  cores = sorted(os.sched_getaffinity(0))
-  if flags.slurm is None:
-    launching.launch(program, folder, count, arguments, cores)
-  else:
-    options = shlex.split(flags.slurm)
-    slurm.launch(program, folder, count, arguments, options)
-  crowded = flags.slurm is None and count > len(cores)
+  launching.launch(program, folder, count, arguments)
+  crowded = count > len(os.sched_getaffinity(0))
   with open(os.path.join(folder, channel_split_process.FILE)) as f:
     results = json.load(f)
   return [channel_split_page.Run.from_json(name, count, values, crowded) for values in results]
-
-
-@contextlib.contextmanager
-def _busy(devices):
-  """In this context, a process computes on the last device's core."""
-  cores = sorted(os.sched_getaffinity(0))
-  core = cores[(devices - 1) % len(cores)]
-  if not shutil.which('taskset'):
-    raise config_lib.ConfigError('--load: taskset is missing')
-  child = subprocess.Popen(['taskset', '-c', str(core), sys.executable, '-c', 'while True: pass'])
-  try:
-    yield
-  finally:
-    child.terminate()
-    child.wait()

@@ -8,16 +8,12 @@
 # --again=T    start a process that was lost again, T times; for strategy `parameter_server`
 #              and offload processes
 #
+# The variable PROGRAM is another program for the interpreter, such as "-m a.b".
 # SIGINT, SIGTERM and SIGUSR1 go to all processes. When one ends badly, the others
 # get 15 s to do the same. The status is that of the first that ended badly.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
-# In the checkout its main.py is run, from there; else the installed package.
-program=(-m anp_jax)
-if [ -f "$here/../../main.py" ] && [ -f "$here/../../pyproject.toml" ]; then
-  cd "$here/../.." || exit 1
-  program=(main.py)
-fi
+read -r -a program <<<"${PROGRAM:--m anp_jax}"
 grace=15
 
 usage() {

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 import os
+import pathlib
+import shlex
 import shutil
-import socket
 import subprocess
 import sys
 
-TRAIN = ('-m', 'anp_jax')  # main.py, which may not be here
+from anp_jax.tools.study import study_runner
+
+LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
+TRAIN = ('-m', 'anp_jax')
 _INTERFACE = '/sys/class/net/lo/statistics/tx_bytes'
 
 
@@ -15,64 +19,59 @@ class RunFailedError(Exception):
   """A run of a study did not come to its end."""
 
 
-def launch(
-  program: Sequence[str], folder: str, count: int, arguments: list[str], cores=()
-) -> float:
+def bound(command: list[str], cores: Sequence[int]) -> list[str]:
+  """Returns a command that runs on these cores, where taskset is there to bind it."""
+  if not shutil.which('taskset'):
+    return command
+  return ['taskset', '-c', ','.join(map(str, cores)), *command]
+
+
+def start(command: list[str], folder: str, environment: dict[str, str]) -> subprocess.Popen:
+  """Starts processes on CPU devices, whose output is the folder's log."""
+  os.makedirs(folder, exist_ok=True)
+  with open(os.path.join(folder, study_runner.LOG), 'w') as log:
+    # In a session of its own: a terminal's Ctrl-C would reach the processes,
+    # too, and a second signal means to leave without a save.
+    return subprocess.Popen(
+      command,
+      env=environment | {'JAX_PLATFORMS': 'cpu'},
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+
+
+def launch(program: Sequence[str], folder: str, count: int, arguments: list[str]) -> float:
   """Runs a program as processes that find each other, and waits for all.
 
   Args:
-    program: after the interpreter: a file, or '-m' and a module; it takes
+    program: arguments of the interpreter: a file, or '-m' and a module; it takes
       --coordinator, --num_processes and --process_id.
-    folder: of the run, where each process's output goes.
-    count: of processes.
-    arguments: for each of them.
-    cores: of this machine, dealt out in turn; () for no binding.
+    folder: folder of the run, where the output goes.
+    count: number of processes.
+    arguments: arguments of each process.
 
   Returns:
     Megabytes (1e6) that the loopback interface has sent meanwhile.
 
   Raises:
-    RunFailedError: naming the folder and the first process's error.
+    RunFailedError: naming the folder and the first error.
   """
-  os.makedirs(folder, exist_ok=True)
-  with socket.socket() as s:
-    s.bind(('127.0.0.1', 0))
-    port = s.getsockname()[1]
+  cores = sorted(os.sched_getaffinity(0))[:count]
+  command = bound([LAUNCHER, str(count), '--bind', *arguments], cores)
+  environment = {**os.environ, 'PYTHON': sys.executable, 'PROGRAM': shlex.join(program)}
   before = _sent()
-  children = []
-  logs = [os.path.join(folder, f'rank{i}.log') for i in range(count)]
+  child = start(command, folder, environment)
   try:
-    for i in range(count):
-      command = [
-        sys.executable,
-        *program,
-        f'--coordinator=127.0.0.1:{port}',
-        f'--num_processes={count}',
-        f'--process_id={i}',
-        *arguments,
-      ]
-      if cores and shutil.which('taskset'):
-        command = ['taskset', '-c', str(cores[i % len(cores)]), *command]
-      with open(logs[i], 'w') as log:
-        children.append(
-          subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'},
-          )
-        )
-    codes = [child.wait() for child in children]
-  finally:
-    for child in children:
-      if child.poll() is None:
-        child.terminate()
-        child.wait()
-  if any(codes):
-    bad = next(i for i, code in enumerate(codes) if code)
-    with open(logs[bad], errors='replace') as f:
-      lines = [line.strip() for line in f if 'error: ' in line]
-    raise RunFailedError(f'{folder}: {(lines or ["see " + logs[bad]])[0]}')
+    status = child.wait()
+  except BaseException:
+    child.terminate()
+    child.wait()
+    raise
+  if status:
+    error = study_runner.first_error(os.path.join(folder, study_runner.LOG))
+    raise RunFailedError(f'{folder}: {error or f"ended with status {status}"}')
   return (_sent() - before) / 1e6
 
 

@@ -12,14 +12,11 @@ cores.
 from collections.abc import Callable
 import contextlib
 import os
-import pathlib
-import shutil
 import subprocess
 
-from anp_jax.tools.study import emulate, grid, study_runner
+from anp_jax.tools.study import emulate, grid, launching, study_runner
 
 _POLL = 1.0  # seconds
-LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
 
 
 def run(
@@ -73,7 +70,7 @@ def _shares(study, cells, cores):
 
 def _command(study, cell, cores):
   command = [
-    LAUNCHER,
+    launching.LAUNCHER,
     str(cell.processes),
     f'--devices={cell.devices}',
     *([] if study.sleeps else ['--bind']),
@@ -81,24 +78,10 @@ def _command(study, cell, cores):
   ]
   if study.sleeps:
     return command
-  if shutil.which('taskset'):
-    core_list = ','.join(str(c) for c in cores[: cell.processes * cell.devices])
-    command = ['taskset', '-c', core_list, *command]
-  return command
+  return launching.bound(command, cores[: cell.processes * cell.devices])
 
 
 def _start(study, cell, cores):
   """The process that launches a cell's, with its output in the cell's log."""
-  os.makedirs(study.workdir(cell), exist_ok=True)
   environment = study_runner.environment(cell) | emulate.environment(study)
-  with open(os.path.join(study.workdir(cell), study_runner.LOG), 'w') as log:
-    # In a session of its own: a terminal's Ctrl-C would reach the processes,
-    # too, and a second signal means to leave without a save.
-    return subprocess.Popen(
-      _command(study, cell, cores),
-      env=environment | {'JAX_PLATFORMS': 'cpu'},
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
+  return launching.start(_command(study, cell, cores), study.workdir(cell), environment)

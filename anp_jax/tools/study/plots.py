@@ -282,33 +282,19 @@ def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
   return figure
 
 
-@matplotlib.rc_context(_STYLE)
-def simulated(curves: dict[str, dict]) -> matplotlib.figure.Figure:
-  """Predicted speed-up against devices, a panel a network, a line a link.
-
-  Args:
-    curves: by title, {'links': name to (devices, speed-up) pairs, 'ideal':
-      such pairs}.
-  """
-  figure, axes = _figure(len(curves))
-  for axis, (title, curve) in zip(axes, curves.items(), strict=True):
-    for (name, line), colour, marker in zip(
-      curve['links'].items(), itertools.cycle(drawing.COLOURS), itertools.cycle(_MARKERS)
-    ):
-      axis.plot(*zip(*line), color=colour, marker=marker, markersize=4, label=name)
-    counts = [n for n, _ in curve['ideal']]
-    axis.plot(*zip(*curve['ideal']), '--', color=drawing.GREY, label='ideal')
-    axis.set(title=title, xlabel='devices', xscale='log', ylim=(0, None))
-    axis.set_xticks(counts, [str(n) for n in counts])
-    axis.minorticks_off()
-    axis.legend()
-  axes[0].set_ylabel('predicted speed-up')
-  return figure
-
-
 def save(figure: matplotlib.figure.Figure, path: str) -> None:
   """Writes a PNG file."""
   figure.savefig(path, dpi=130, metadata={'Software': None})
+
+
+def apart(sizes):
+  """The ascending sizes whose labels do not meet on an axis, the largest first."""
+  room = 0.1 * (sizes[-1] - sizes[0])
+  ticks = sizes[-1:]
+  for size in reversed(sizes[:-1]):
+    if ticks[-1] - size >= room:
+      ticks.append(size)
+  return ticks
 
 
 def _figure(panels):
@@ -333,16 +319,6 @@ def _looks(points):
   return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
 
 
-def _apart(sizes):
-  """Those of ascending sizes whose labels do not meet, the largest first."""
-  room = 0.1 * (sizes[-1] - sizes[0])
-  ticks = sizes[-1:]
-  for size in reversed(sizes[:-1]):
-    if ticks[-1] - size >= room:
-      ticks.append(size)
-  return ticks
-
-
 def _series(axis, points, size, value):
   """One line a strategy, with the deviation over seeds."""
   for series, (colour, marker) in _looks(points).items():
@@ -362,7 +338,7 @@ def _series(axis, points, size, value):
     for p, x in zip(chosen_points, sizes):
       fill = 'white' if p.crowded else colour
       axis.plot(x, value(p).mean, marker, color=colour, markerfacecolor=fill)
-  axis.set_xticks(_apart(sorted({size(p) for p in points})))
+  axis.set_xticks(apart(sorted({size(p) for p in points})))
   axis.set_ylim(bottom=0)
 
 

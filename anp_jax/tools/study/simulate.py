@@ -62,11 +62,10 @@ def check(flags) -> None:
     raise config_lib.ConfigError(
       f'--nodes={flags.nodes}: expected --workers with --simulate: a run is one process'
     )
-  for name in ('emulate', 'plan'):
-    if getattr(flags, name) is not None:
-      raise config_lib.ConfigError(
-        f'--{name}: expected without --simulate: times are those of strategy.simulate'
-      )
+  if flags.emulate is not None:
+    raise config_lib.ConfigError(
+      '--emulate: expected without --simulate: times are those of strategy.simulate'
+    )
 
 
 def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[grid.Cell]:

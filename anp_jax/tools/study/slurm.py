@@ -1,22 +1,17 @@
-"""Cells as Slurm jobs, all submitted at once; other programs, one at a time."""
+"""Cells as Slurm jobs, all submitted at once."""
 
-from collections.abc import Callable, Sequence
-import contextlib
+from collections.abc import Callable
 import os
 import re
-import shlex
 import subprocess
-import sys
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import run_dir
-from anp_jax.tools.study import grid, launching, study_runner
+from anp_jax.tools.study import grid, study_runner
 
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
-_FAILED_POLLS = 5  # in succession
 _FOLDER = 'scripts/slurm'
 # Its processes do not go down together.
 _OWN_SCRIPTS = {'parameter_server': 'parameter_server.sbatch'}
@@ -85,64 +80,6 @@ def run(
         ended(cell, study_runner.ended(study, cell, _status(job), None))
 
 
-def launch(
-  program: Sequence[str],
-  folder: str,
-  count: int,
-  arguments: list[str],
-  options: list[str] = (),
-  poll: float = _POLL,
-) -> None:
-  """Runs a program as one job, a process on each node, and waits for its end.
-
-  A KeyboardInterrupt cancels the job.
-
-  Args:
-    program: see `launching.launch`.
-    folder: of the run, one of the arguments; all nodes see it.
-    count: of nodes.
-    arguments: for each process.
-    options: of sbatch; {devices} stands for 1.
-    poll: seconds between two looks at the queue.
-
-  Raises:
-    ConfigError: if Slurm refuses the job, with its line.
-    launching.RunFailedError: naming the folder and the first error.
-  """
-  os.makedirs(folder, exist_ok=True)
-  log = os.path.abspath(os.path.join(folder, study_runner.LOG))
-  environment = {
-    **os.environ,
-    'PYTHON': sys.executable,
-    'PROGRAM': shlex.join(program),
-    'JAX_NUM_CPU_DEVICES': '1',
-  }
-  # A job that is started again would not be timed as a whole.
-  job = _slurm(
-    'sbatch',
-    '--parsable',
-    '--no-requeue',
-    f'--nodes={count}',
-    f'--job-name={os.path.basename(folder)}',
-    f'--output={log}',
-    *(o.format(devices=1) for o in options),
-    script('sync'),
-    *arguments,
-    environment=environment,
-  ).partition(';')[0]
-  try:
-    _wait(job, poll)
-  except BaseException:
-    with contextlib.suppress(config_lib.ConfigError):
-      _slurm('scancel', job)
-    raise
-  if os.path.exists(os.path.join(folder, run_dir.MARKER)):
-    raise launching.RunFailedError(f'{folder}: stopped before its end, see {log}')
-  if status := _status(job):
-    error = study_runner.first_error(log) or f'ended with status {status}'
-    raise launching.RunFailedError(f'{folder}: {error}')
-
-
 def script(strategy: str) -> str:
   """Returns the file that trains with a strategy, as a job.
 
@@ -170,21 +107,6 @@ def _submit(study, cell, options):
     *study.arguments(cell),
     environment=study_runner.environment(cell),
   ).partition(';')[0]
-
-
-def _wait(job, poll):
-  """Waits until a job has ended; a busy controller may fail to answer."""
-  failures = 0
-  while True:
-    try:
-      if job not in _running():
-        return
-      failures = 0
-    except config_lib.ConfigError:
-      failures += 1
-      if failures > _FAILED_POLLS:
-        raise
-    time.sleep(poll)
 
 
 def _running() -> set[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 
+from anp_jax.reporting import report_kit
 from anp_jax.tools.study import grid, plots, scores, study_results, study_runner, study_table, tune
 
 PAGE = 'study.md'
@@ -66,28 +67,30 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
   if outcome.plan:
     notes += tune.notes(outcome.plan, outcome.contests)
   tables = _tables(points, outcome, target)
-  parts = [f'# {title}', f'    {command}']
-  for heading, rows in tables.items():
-    parts += [heading, '\n'.join(study_table.markdown(rows))]
-  parts += ['\n'.join(f'- {n}'.replace('*', '\\*') for n in notes)]
+  figures = []
   for name, figure in _figures(points, outcome, target).items():
     plots.save(figure, os.path.join(folder, f'{name}.png'))
-    parts.append(f'![{name}]({name}.png)')
-  parts.append('Every run: `cells.csv`; every evaluation: `curves.csv`.')
-  with open(os.path.join(folder, PAGE), 'w', encoding='utf-8') as f:
-    f.write('\n\n'.join(p for p in parts if p) + '\n')
+    figures.append(report_kit.Figure(name, f'{name}.png'))
+  report_kit.write(
+    os.path.join(folder, PAGE),
+    title,
+    [
+      report_kit.code([command]),
+      *tables,
+      report_kit.bullets(notes),
+      *figures,
+      'Every run: `cells.csv`; every evaluation: `curves.csv`.',
+    ],
+  )
   study_table.write_cells(
     os.path.join(folder, 'cells.csv'), outcome.cells, runs, outcome.failures, target
   )
   study_table.write_curves(os.path.join(folder, 'curves.csv'), runs)
-  lines = []
-  for heading, rows in tables.items():
-    lines += [heading, *study_table.lines(rows), ''] if heading else [*study_table.lines(rows), '']
-  return '\n'.join([*lines, *notes]).rstrip()
+  return report_kit.plain([*tables, '\n'.join(notes)])
 
 
 def _tables(points, outcome, target):
-  """The tables of a study that have something to show, by their headings."""
+  """The tables of a study that have something to show."""
   tables = {}
   if not outcome.simulation:
     tables[''] = study_table.rows(points, target, bool(outcome.emulation))
@@ -96,7 +99,7 @@ def _tables(points, outcome, target):
     tables['Accuracy by learning rate:'] = study_table.by_learning_rate(points)
   if outcome.plan:
     tables[_TUNED] = tune.rows(outcome.plan, outcome.contests)
-  return {heading: rows for heading, rows in tables.items() if rows}
+  return [report_kit.Table(rows, caption=caption) for caption, rows in tables.items() if rows]
 
 
 def _figures(points, outcome, target):

@@ -36,7 +36,6 @@ class Run:
     megabytes: sent in a step, by all devices (1e6 bytes); None: not known.
     staleness: updates by staleness; {} where the run does not say.
     crowded: whether its devices had to share cores.
-    planned: images a second that `anp_jax.tools.plan` predicts; None: not asked.
     scores: of the validation set at the end, 0 to 1, by metric.
   """
 
@@ -48,7 +47,6 @@ class Run:
   megabytes: float | None = None
   staleness: dict[int, float] = dataclasses.field(default_factory=dict)
   crowded: bool = False
-  planned: float | None = None
   scores: dict[str, float] = dataclasses.field(default_factory=dict)
 
   @property
@@ -257,16 +255,6 @@ class Point:
   def crowded(self) -> bool:
     """Whether devices had to share cores in any of the runs."""
     return any(r.crowded for r in self.runs.values())
-
-  @property
-  def planned(self) -> Spread | None:
-    """Images a second that `anp_jax.tools.plan` predicts, where it was asked."""
-    return spread(r.planned for r in self.runs.values())
-
-  @property
-  def plan_error(self) -> Spread | None:
-    """Predicted over measured images a second, less 1."""
-    return spread(r.planned and r.planned / r.images_per_second - 1 for r in self.runs.values())
 
   @property
   def megabytes(self) -> Spread | None:

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 
-from anp_jax.system import markdown as markdown_lib
 from anp_jax.tools.study import grid, study_results, study_runner
 
 _CROWDED = '*'
@@ -23,7 +22,6 @@ _CELL_COLUMNS = (
   'seconds_to_target',
   'megabytes_per_step',
   'crowded',
-  'planned',
   'error',
   'simulated',
   'weak',
@@ -45,7 +43,7 @@ def rows(
   """
   rate = 'images/s, emulated' if emulated else 'images/s'
   heads = places(points)
-  head = [*heads[0], rate, 'planned', 'error', 'over one device', 'over one node', 'learning rate']
+  head = [*heads[0], rate, 'over one device', 'over one node', 'learning rate']
   if target is not None:
     head.append(f'time to {100 * target:g} %')
   table = [(*head, 'MB sent a step', 'seeds')]
@@ -54,8 +52,6 @@ def rows(
     row = [
       *place,
       text(p.rate, '.0f'),
-      text(p.planned, '.0f'),
-      text(p.plan_error, '+.1f', ' %', 100),
       text(p.over_device, '.2f', mark),
       text(p.over_node, '.2f', mark),
       number(p.learning_rate),
@@ -152,16 +148,6 @@ def notes(
   return notes
 
 
-def lines(table: list[tuple[str, ...]]) -> list[str]:
-  """Rows as aligned text."""
-  return markdown_lib.plain(table, 'lr').splitlines()
-
-
-def markdown(table: list[tuple[str, ...]]) -> list[str]:
-  """Rows as the lines of a Markdown table."""
-  return markdown_lib.table(table, 'lr').splitlines()
-
-
 def write_cells(
   path: str,
   cells: list[grid.Cell],
@@ -207,7 +193,6 @@ def write_cells(
           'seconds_to_target': target and r.seconds_to(target),
           'megabytes_per_step': r.megabytes,
           'crowded': r.crowded,
-          'planned': r.planned,
           'mean_staleness': r.mean_staleness,
           'max_staleness': r.max_staleness,
           **r.scores,

@@ -79,8 +79,7 @@ def parse(
   """Returns what --tune asks for; None if nothing.
 
   Args:
-    flags: of the study: tune, tune_budget, learning_rates, plan, emulate,
-      config.
+    flags: of the study: tune, tune_budget, learning_rates, emulate, config.
     strategies: of the study.
     overrides: of its config, and its varied keys, by dotted key.
     of_flags: keys that a flag of their own varies, by dotted key.
@@ -93,9 +92,8 @@ def parse(
     if flags.tune_budget is not None:
       raise config_lib.ConfigError(f'--tune_budget={flags.tune_budget}: expected {FLAG} with it')
     return None
-  for name in ('plan', 'emulate'):
-    if getattr(flags, name) is not None:
-      raise config_lib.ConfigError(f'--{name} with {FLAG}={flags.tune[0]}: expected one of them')
+  if flags.emulate is not None:
+    raise config_lib.ConfigError(f'--emulate with {FLAG}={flags.tune[0]}: expected one of them')
   if any(text.partition('=')[0].strip() == 'duration' for text in flags.vary):
     raise config_lib.ConfigError(
       f'--vary={flags.vary[0]} with {FLAG}={flags.tune[0]}: expected one '

@@ -12,7 +12,15 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner, traffic
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  grid,
+  launching as launching_lib,
+  local,
+  slurm,
+  study_runner,
+  traffic,
+)
 from tests import launching, slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -290,7 +298,7 @@ def test_each_device_has_a_core(tmp_path):
     (_cell(nodes=2, devices=4), '4,5,7'),
   ):
     command = local._command(study, cell, [4, 5, 7])
-    assert command[:5] == ['taskset', '-c', want, local.LAUNCHER, str(cell.nodes)]
+    assert command[:5] == ['taskset', '-c', want, launching_lib.LAUNCHER, str(cell.nodes)]
     assert command[5:7] == [f'--devices={cell.devices}', '--bind']
 
 
@@ -300,12 +308,12 @@ def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   last = max(os.sched_getaffinity(0))
   python = tmp_path / 'python'
   python.write_text(
-    f'#!/usr/bin/env bash\n[ "$1" != main.py ] && exec {sys.executable} "$@"\n'
+    f'#!/usr/bin/env bash\n[ "$1" = -c ] && exec {sys.executable} "$@"\n'
     'taskset -cp $$ | sed "s/.*: //"\n'
   )
   python.chmod(python.stat().st_mode | stat.S_IXUSR)
   done = subprocess.run(
-    ['taskset', '-c', str(last), local.LAUNCHER, str(count), '--bind'],
+    ['taskset', '-c', str(last), launching_lib.LAUNCHER, str(count), '--bind'],
     cwd=launching.ROOT,
     env={**os.environ, 'PYTHON': str(python)},
     capture_output=True,

@@ -137,10 +137,6 @@ def test_short_names_tell_keys_apart():
       ['--vary=optimizer.name=lars,lamb', '--strategies=parameter_server'],
       "config.optimizer.name='lars': expected another one",
     ),
-    (
-      ['--vary=batch_size=32', '--plan', '--nodes=1'],
-      '--plan with --vary=batch_size=32: expected one of them',
-    ),
   ],
 )
 def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
@@ -175,8 +171,8 @@ def _points():
 def test_the_best_rate_is_that_of_each_combination(tmp_path):
   points, runs = _points()
   assert [(p.series, p.learning_rate) for p in points] == [
-    ('server, mode=async', 0.1),
-    ('server, mode=bounded', 0.2),
+    ('parameter_server, mode=async', 0.1),
+    ('parameter_server, mode=bounded', 0.2),
     ('sync', 0.2),
   ]
   head, *rows = study_table.rows(points, None)
@@ -185,8 +181,8 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
   assert study_table.by_learning_rate(points)[1][:4] == ('parameter_server', 'async', '2', '1')
   lines = plots.accuracy(points, None).axes[0].lines
   assert [line.get_label() for line in lines] == [
-    'server, mode=async, 2 x 1',
-    'server, mode=bounded, 2 x 1',
+    'parameter_server, mode=async, 2 x 1',
+    'parameter_server, mode=bounded, 2 x 1',
     'sync, 2 x 1',
   ]
   paths = [str(tmp_path / name) for name in ('cells.csv', 'curves.csv')]

@@ -13,7 +13,6 @@ from anp_jax.tools.study import (
   __main__ as study_main,
   channel_split_page,
   channel_split_process,
-  channel_split_study,
   plots,
 )
 from tests import splitting
@@ -36,8 +35,7 @@ def _run(costs, offload, *steps):
 
 
 def _write(folder, *runs):
-  links = channel_split_study.bandwidths('1gbit')
-  text = channel_split_page.write(str(folder), list(runs), links, ['--config=x'])
+  text = channel_split_page.write(str(folder), list(runs), ['--config=x'])
   return json.loads(text.splitlines()[-1])
 
 
@@ -117,33 +115,7 @@ def test_steps_and_programs_are_timed_at_second_calls(monkeypatch):
   assert timing._collective_rounds == [[2], [4]]
 
 
-def test_simulated_devices_are_like_the_fastest():
-  curve = channel_split_page.simulated(_costs(), bandwidth=1e15)
-  # 16 features on n devices; latency is 50 us a message, 3 messages a hop.
-  for count in (1, 2, 4):
-    speed_up = dict(curve)[count]
-    assert speed_up == pytest.approx(5 / (1 + 4 / count), rel=1e-3)
-  # Of 16 features one of three devices has 6.
-  assert dict(curve)[3] == pytest.approx(5 / (1 + 6 / 4), rel=1e-3)
-  # 800 bytes through 100 bytes a second: 4 s on two devices, 2 s saved.
-  assert dict(channel_split_page.simulated(_costs(), 100.0))[2] == pytest.approx(1.0, rel=1e-3)
-
-
-def test_links_like_those_measured():
-  """Two devices: 0.01 s and 1e-4 s a byte; twice that of a sum."""
-  costs = dataclasses.replace(
-    _costs(), other_bytes=1000, link=costs_lib.CollectiveCost((0.01, 1e-4), (0.02, 2e-4))
-  )
-  # Four pass on 3 messages instead of 1, and 3/4 of the bytes instead of 1/2.
-  # A second of rest, 4 features at 4 a second; their 800 bytes are gathered;
-  # gradients of 1000 bytes are summed.
-  step = 1 + 1 + (0.03 + 800 * 1.5e-4) + (0.06 + 1000 * 3e-4)
-  four = channel_split_page.extrapolated(costs, 4)
-  assert four == pytest.approx(5 / step)
-  assert channel_split_page.extrapolated(costs, 1) == pytest.approx(1)
-
-
-def test_more_devices_than_cores_are_predicted_beside(tmp_path):
+def test_more_devices_than_cores_are_marked(tmp_path):
   """The measured ones shared cores: half as fast, and nothing is made of it."""
   crowded = dataclasses.replace(
     _run(
@@ -162,19 +134,15 @@ def test_more_devices_than_cores_are_predicted_beside(tmp_path):
     ('equal shares', 'conv=8,8', 3.0, 3.0, 5 / 3),
   )
   ratios = _write(tmp_path, fast, crowded)
-  # Without time for links: 1 s of rest, and a quarter of 4 s.
-  assert ratios['net_4x32']['predicted_with_a_core_each'] == pytest.approx(2.5)
   assert ratios['net_4x32']['crowded']
   assert 'crowded' not in ratios['net_2x32']
   # The error of the crowded ones, 50 %, counts for nothing.
   assert (ratios['predictions'], ratios['largest_error']) == (1, 0)
   page = (tmp_path / 'study.md').read_text()
   (row,) = [line for line in page.splitlines() if 'conv=4,4,4,4' in line]
-  assert '| 0.75\\* |' in row and row.endswith('| 2.50 |')
+  assert '| 0.75\\* |' in row
   assert 'shared them, so these times and speed-ups mean nothing' in page
-  alone = _write(tmp_path, crowded)
-  assert alone['net_4x32']['predicted_with_a_core_each'] is None
-  assert alone['predictions'] == 0
+  assert _write(tmp_path, crowded)['predictions'] == 0
 
 
 def test_the_page_has_every_number(tmp_path):
@@ -199,11 +167,10 @@ def test_the_page_has_every_number(tmp_path):
   assert ratios['largest_error'] == pytest.approx(0.2)
   page = (tmp_path / 'study.md').read_text()
   assert 'plan: conv=11,5' in page and '-6.2 %' in page and '+20.0 %' in page
-  for name in ('steps.png', 'simulated.png'):
-    assert (tmp_path / name).stat().st_size > 5000
+  assert (tmp_path / 'steps.png').stat().st_size > 5000
 
 
-def test_offload_devices_are_not_simulated_over_other_links(tmp_path):
+def test_the_ideal_of_offload_devices(tmp_path):
   """Their times include the transfers."""
   fields = {**_costs().to_json(), 'whole': (5.0,), 'alike': False}
   costs = costs_lib.OffloadCosts.from_json(fields)
@@ -219,8 +186,6 @@ def test_offload_devices_are_not_simulated_over_other_links(tmp_path):
   ideal = 5 / (1 + 16 / 6)
   assert ratios['net_2x32']['of_ideal'] == pytest.approx(1.25 / ideal, abs=1e-4)
   assert ratios['predictions'] == 1
-  assert 'imulated' not in (tmp_path / 'study.md').read_text()
-  assert not (tmp_path / 'simulated.png').exists()
 
 
 def test_the_figure_of_steps_shows_what_was_measured():
@@ -239,23 +204,14 @@ def test_the_figure_of_steps_shows_what_was_measured():
   assert right.patches[0].get_height() == 1.5
 
 
-def test_bandwidths_are_in_bytes():
-  assert channel_split_study.bandwidths('100mbit, 1.5gbit') == {
-    '100mbit': 12.5e6,
-    '1.5gbit': 187.5e6,
-  }
-
-
 @pytest.mark.parametrize(
   'more, expected',
   [
     ([], '--config is missing'),
     (['--devices=1'], "--devices='1': expected whole numbers from 2"),
-    (['--bandwidths=fast'], "'fast' is none; expected such as 100mbit"),
     (['--rounds=0'], '--rounds=0: expected 1 or more'),
     (['--config=configs/lenet.py'], "name='sync': expected channel_split"),
     (['--batchsizes=8'], "did you mean '--batch_sizes'?"),
-    (['--load', '--slurm'], '--load: expected without --slurm'),
   ],
 )
 def test_bad_input(capsys, more, expected):
@@ -271,9 +227,8 @@ def test_bad_input(capsys, more, expected):
 @pytest.mark.parametrize('devices', ['()', "('processes',)"])
 def test_whole_study(tmp_path, capsys, devices):
   status = study_main.main(
-    # By its former name.
     [
-      'kernel_split',
+      'channel_split',
       '--config=configs/channel_split_cifar10.py',
       f'--workdir={tmp_path}',
       '--batch_sizes=8',

@@ -1,24 +1,19 @@
-"""The study of a ring: arithmetic, chart, baselines, hours of large sets."""
+"""The study of a ring: arithmetic, chart, baselines."""
 
 import collections
-import contextlib
 import json
 import types
 
-import numpy as np
 import pytest
 
 from anp_jax.data import sources
 from anp_jax.runtimes.model_ring import spans as spans_lib
 from anp_jax.tools.study import (
   __main__ as study_main,
-  hours,
   launching,
-  model_ring_baselines,
-  model_ring_page,
+  model_ring_independent,
   model_ring_study,
   plots,
-  usage,
 )
 from tests import builders, model_rings
 
@@ -32,9 +27,6 @@ _SPANS = (
   (0, 'send', 0, 14.0, 15.0, {'bytes': 3_000_000}),
   (1, 'score', 0, 14.0, 15.0, {}),
 )
-
-
-_RING = '--config=configs/model_ring_anp.py:tiny', '--workdir=x'
 
 
 def _write(folder, spans=_SPANS):
@@ -69,10 +61,6 @@ def test_devices_are_in_use_while_they_train_or_score(tmp_path):
   assert turns['score_seconds'] == pytest.approx(1)
   assert turns['hand_over'] == pytest.approx(1 / 3)
   assert turns['most_steps'] == 8
-  # Turns of 4 and 2 s; a second for 3 MB.
-  assert turns['step_seconds'] == [pytest.approx(3 / 8)]
-  assert turns['send_seconds'] == pytest.approx(1)
-  assert turns['byte_seconds'] == pytest.approx(1 / 3e6)
 
 
 def test_a_model_that_failed_is_named(tmp_path):
@@ -98,86 +86,9 @@ def test_chart_has_a_bar_for_each_turn():
   assert text == 'seed=1'
 
 
-@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_a_shard_arrives_as_it_was_sent(kind):
-  random = np.random.default_rng(0)
-  if kind == 'encoded':
-    images = [random.bytes(n) for n in (3, 0, 500)]
-  else:
-    images = list(random.integers(0, 256, (3, 4, 5, 3), np.uint8))
-  source = type('Source', (), {'kind': kind, 'vocabulary': None, 'name': 'x'})
-  sent, received = (model_ring_baselines.TravellingShard(source, 1, 3) for _ in range(2))
-  sent.fill(images, [4, 5, 6])
-  received.unpack(sent.pack())
-  results, labels = received.read(np.array([2, 0]))
-  np.testing.assert_array_equal(labels, [6, 4])
-  for result, expected in zip(results, (images[2], images[0]), strict=True):
-    np.testing.assert_array_equal(result, expected)
-
-
-# The prediction for a large set. 100 GB at 100 MB/s are read in 1000 s.
-
-
-def _load(models, stations, epochs):
-  return hours.Load(models, stations, epochs, data_bytes=1e11, disk_rate=1e8)
-
-
-def test_hours_where_the_disk_is_slow():
-  """3 models, 2 stations, 4 epochs of 400 s: worked by hand."""
-  load = _load(3, 2, 4)
-  assert load.slots == 3 * 4 + 2 - 1
-  # 13 slots of 200 + 5 s; 2 of them wait for 500 s of reading: 300 s more.
-  assert load.ring(hours.Rate(400, 5)) == 13 * 205 + 2 * 300
-  # 1000 s, then two rounds of 4 epochs on 2 parts, 200 + 10 s each.
-  assert load.parts(hours.Rate(400, 10)) == 1000 + 2 * 4 * 2 * 210
-  # Two rounds of 4 epochs; two stations read in 2000 s during the first.
-  assert load.independent(hours.Rate(400)) == 2 * 4 * 400 + 1600
-  # Two models at a time, 2000 s an epoch, then one, 1000 s.
-  assert load.disk(hours.Rate(400)) == 4 * 2000 + 4 * 1000
-  assert load.data('ring') == load.data('parts') == (1e11, 5e10)
-  assert load.data('independent') == (2e11, 1e11)
-  assert load.data('disk') == (12e11, 0)
-
-
-def test_hours_where_computing_is_slow():
-  """1 model, 4 stations, 2 epochs of 4000 s: nobody waits for the disk."""
-  load = _load(1, 4, 2)
-  assert load.slots == 4 * 2 + 1 - 1
-  assert load.ring(hours.Rate(4000)) == 8 * 1000
-  assert load.independent(hours.Rate(4000)) == 2 * 4000
-  assert load.disk(hours.Rate(4000)) == 2 * 4000
-  assert load.data('independent') == (1e11, 1e11)
-
-
-def test_the_table_of_hours():
-  rates = {'ring': hours.Rate(400, 5), 'disk': hours.Rate(400)}
-  head, ring, disk = hours.table(_load(3, 2, 4), rates, model_ring_page.WAYS)
-  # 3265 and 12,000 s.
-  assert ring == ('ring', '0.9', '+0.0', '100', '50.0')
-  assert disk == ('whole set from disk', '3.3', '+2.4', '1200', '0.0')
-  assert head[2] == 'saved by the ring'
-
-
-# What is read from files.
-
-
-def test_reads_are_counted():
-  class Source:
-    def read(self, indices):
-      images = [b'abc', np.zeros((2, 2, 3), np.uint8)]
-      return [images[i] for i in indices], np.array(indices)
-
-  totals = collections.Counter()
-  source = usage.count_reads(lambda split: Source(), totals)('train')
-  images, labels = source.read([0, 1, 0])
-  assert images[0] == b'abc' and labels.tolist() == [0, 1, 0]
-  assert totals == {'read_bytes': 3 + 12 + 3, 'read_images': 3}
-
-
 @pytest.mark.slow  # TensorFlow is imported, to decode files
-@pytest.mark.parametrize('way', ['independent', 'disk'])
-def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
-  """24 and 6 images, three epochs: from memory, or from the files."""
+def test_independent_models_read_the_files_once(tmp_path, monkeypatch):
+  """24 and 6 images, three epochs."""
   files = {
     f'{split}/{label}/{i}.png': builders.encode_image(builders.random_pixels(8, 8, seed=i))
     for split, count in (('train', 12), ('validation', 3))
@@ -192,24 +103,34 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
       'model.norm_group': 1,
       'data.source': 'folder',
       'data.path': str(tmp_path / 'images'),
+      'data.cache': 'encoded',
     },
   )
   totals = collections.Counter()
-  monkeypatch.setattr(sources, 'open_split', usage.count_reads(sources.open_split, totals))
+  open_split = sources.open_split
+
+  def open_counted(*arguments):
+    source = open_split(*arguments)
+    read = source.read
+
+    def read_counted(indices):
+      totals['read_images'] += len(indices)
+      return read(indices)
+
+    source.read = read_counted
+    return source
+
+  monkeypatch.setattr(sources, 'open_split', open_counted)
   processes = types.SimpleNamespace(
     index=0, count=1, heartbeat=lambda *_: None, gather=lambda value: [value]
   )
-  with contextlib.ExitStack() as stack:
-    model_ring_baselines.create(way, config, str(tmp_path / 'run'), processes, stack).run()
+  model_ring_independent.Independent(config, str(tmp_path / 'run'), processes).run()
   turns = [s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train']
   # The whole set, in batches of 8, in each of three turns.
   assert [s['steps'] for s in turns] == [24 // 8] * 3
   # Batches are read ahead, beyond the end of an epoch.
-  once, thrice = 24 + 6, 3 * (24 + 6)
-  if way == 'independent':
-    assert once <= totals['read_images'] < 1.5 * once
-  else:
-    assert totals['read_images'] >= thrice
+  once = 24 + 6
+  assert once <= totals['read_images'] < 1.5 * once
 
 
 @pytest.mark.parametrize(
@@ -220,20 +141,6 @@ def test_only_one_baseline_reads_again(tmp_path, monkeypatch, way):
     (['--stations=two'], "invalid int value: 'two'"),
     (['--config=x', '--workdir=x', '--stations=0'], '--stations=0: expected'),
     (['--statoins=2'], "did you mean '--stations'?"),
-    (
-      [*_RING, '--baselines=ring,dsk'],
-      "no way 'dsk' (have: ring, sync, parts, independent, disk); did you mean 'disk'?",
-    ),
-    ([*_RING, '--baselines=sync'], 'expected ring among them'),
-    ([*_RING, '--data_set_gigabytes=9'], '--disk_megabytes_per_second is missing'),
-    (
-      [*_RING, '--data_set_gigabytes=9', '--disk_megabytes_per_second=0'],
-      '--disk_megabytes_per_second=0.0: expected a number above 0',
-    ),
-    (
-      [*_RING, '--data_set_gigabytes=9', '--disk_megabytes_per_second=9'],
-      '--data_set_gigabytes=9: config.data.source=synthetic',
-    ),
   ],
 )
 def test_bad_input_is_refused_in_one_line(capsys, more, expected):
@@ -244,7 +151,7 @@ def test_bad_input_is_refused_in_one_line(capsys, more, expected):
 
 @pytest.mark.multiprocess
 @pytest.mark.soak
-def test_the_study_compares_five_ways(tmp_path, capsys):
+def test_the_study_compares_three_ways(tmp_path, capsys):
   pytest.importorskip('sklearn', reason="the digits are scikit-learn's")
   status = study_main.main(
     [
@@ -257,9 +164,6 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
       '--config.model.name=lenet',
       '--config.optimizer.learning_rate=0.01',
       "--config.strategy.models=('seed=1', 'seed=2')",
-      '--baselines=ring,sync,parts,independent,disk',
-      '--data_set_gigabytes=1',
-      '--disk_megabytes_per_second=100',
     ]
   )
   out = capsys.readouterr()
@@ -269,7 +173,5 @@ def test_the_study_compares_five_ways(tmp_path, capsys):
   assert ratios['schedule_occupancy'] == pytest.approx(2 * 2 / 5)
   assert 0 < ratios['use_over_schedule'] <= 1.01
   page = (tmp_path / 'study.md').read_text()
-  assert '## Leaderboard' in page and 'parts travel' in page
-  assert set(ratios['hours']) == {'ring', 'parts', 'independent', 'disk'}
-  assert min(ratios['hours'].values()) > 0
+  assert '## Leaderboard' in page and 'whole set in memory' in page
   assert (tmp_path / 'ring.png').stat().st_size > 5000

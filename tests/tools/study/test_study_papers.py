@@ -3,20 +3,14 @@
 import json
 import os
 import re
+import shlex
 
 import pytest
 
+from anp_jax.runtimes.model_ring import schedule
 from anp_jax.tools.plan import check, fit
 from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study.papers import (
-  invariant2016,
-  lab as lab_lib,
-  others,
-  papers_page,
-  published_figures,
-  ring2015,
-  uneven2017,
-)
+from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published, results
 
 # Read in the papers, their authors' code (c), or derived (d).
 _PUBLISHED = {
@@ -72,6 +66,8 @@ _PUBLISHED = {
     ('convolution_share_most', 0): (90, 'p'),
     ('batch_least', 0): (64, '?'),
     ('batch_most', 0): (1024, '?'),
+    ('implied_share_cpus', 4): (92.7, 'd'),
+    ('implied_share_gpus', 3): (88.8, 'd'),
   },
   'invariant2016': {
     **{
@@ -83,7 +79,13 @@ _PUBLISHED = {
       for n, s in ((2, 1.69), (4, 3.09), (8, 5.59), (12, 7.43), (16, 8.83))
     },
   },
-  'ring2015': {},
+  'ring2015': {
+    ('slots_2_4_10', 0): (41, 'd'),
+    ('slots_4_4_10', 0): (43, 'd'),
+    ('slots_16_4_10', 0): (163, 'd'),
+    ('slots_4_2_3', 0): (13, 'd'),
+    ('slots_64_16_90', 0): (5775, 'd'),
+  },
   'others': {
     ('poseidon_speed_up', 16): (15.5, 'p'),
     ('poseidon_gigabits', 0): (10, 'p'),
@@ -102,50 +104,81 @@ def priors_only(monkeypatch):
 
 
 def test_published_figures_are_those_of_the_papers():
-  facts = published_figures.read()
-  assert list(facts) == list(_PUBLISHED)
+  assert published.PAPERS == tuple(_PUBLISHED)
   for paper, expected in _PUBLISHED.items():
+    facts = published.read(paper).facts
     numbers = {
-      key: (fact.value, fact.mark) for key, fact in facts[paper].items() if fact.value is not None
+      key: (fact.number, fact.mark) for key, fact in facts.items() if fact.number is not None
     }
     assert numbers == expected
 
 
 def test_published_statements_in_words():
-  facts = published_figures.read()
-  assert str(facts['ring2015']['hours_saved']) == 'up to dozens of hours (p)'
-  slots = facts['ring2015']['slots']
-  assert (slots.text, slots.mark) == ('max(M, N) E + min(M, N) - 1', 'd')
-  assert str(facts['uneven2017']['kernels_largest']) == '500:1500 (p)'
-  assert facts['uneven2017']['kernels_smaller'].mark == '?'
-  assert str(facts['anp2017']['speed_up', 16]) == '10.3x (p)'
-  assert str(facts['anp2017']['hours', 1]) == '106 h (p)'
+  ring, uneven, anp = map(published.read, ('ring2015', 'uneven2017', 'anp2017'))
+  assert str(ring.fact('hours_saved')) == 'up to dozens of hours (p)'
+  slots = ring.fact('slots')
+  assert (slots.value, slots.mark) == ('max(M, N) E + min(M, N) - 1', 'd')
+  assert str(uneven.fact('kernels_largest')) == '500:1500 (p)'
+  assert uneven.fact('kernels_smaller').mark == '?'
+  assert str(anp.fact('speed_up.16')) == '10.3x (p)'
+  assert str(anp.fact('hours.1')) == '106 h (p)'
+  assert anp.by_size('hours') == {1: 106, 16: 16}
 
 
-def test_formulas_give_their_closed_forms():
-  # 1 / (0.1 + 0.9 / 4), and its inverse.
-  assert uneven2017.ideal(0.9, 4) == pytest.approx(3.0769, rel=1e-4)
-  assert uneven2017.implied_share(3.28, 4) == pytest.approx(0.92683, rel=1e-4)
-  assert uneven2017.implied_share(2.45, 3) == pytest.approx(0.88776, rel=1e-4)
-  # 64 x 15 x 8,192 numbers over 2 x 4,096^2 x 30 / 16.
-  assert others.factors(4096, 4096, 32, 16) == pytest.approx(0.125)
+@pytest.mark.parametrize('name', published.PAPERS)
+def test_all_that_a_paper_names_is_there(name):
+  paper = published.read(name)
+  for curve in paper.curves.values():
+    assert {curve.command, curve.over_command or curve.command} <= set(paper.commands)
+  for row in paper.rows:
+    assert paper.fact(row.paper) is not None or not row.paper
+    for value in (row.measured, row.predicted):
+      assert not isinstance(value, dict) or value['curve'] in paper.curves
+  for part in (*paper.tables, *paper.panels):
+    assert set(part.curves) <= set(paper.curves)
 
 
-def test_hours_saved_follow_from_what_is_sent():
-  # 110 GB are a million images: 90 epochs of 4 slots, in each a part
-  # of 27.5 GB takes 220 s and a state of 205 MB 1.64 s; the ring has 3 slots
-  # more, of 2,500 s and a hand-over. Both read the set once, in 880 s, which a
-  # ring hides.
-  saved = ring2015.hours_saved(110e9, 125e6, 0.01)
-  parts = 880 + 360 * (2500 + 220)
-  ring = 363 * (2500 + 1.64)
-  assert saved['parts'] == pytest.approx((parts - ring) / 3600)
-  # Four stations read the set in 3,520 s an epoch, in which they compute.
-  assert saved['disk'] == pytest.approx((90 * 10_000 - ring) / 3600)
+def test_derived_figures_have_their_closed_forms():
+  uneven = published.read('uneven2017')
+  for name, speed_up, devices in (('cpus', 3.28, 4), ('gpus', 2.45, 3)):
+    share = (1 - 1 / speed_up) / (1 - 1 / devices)
+    fact = uneven.fact(f'implied_share_{name}.{devices}')
+    assert fact.number == pytest.approx(100 * share, abs=0.05)
+  # Factors over the gradient: 2 K (P - 1) (M + N) over 2 M N (2 P - 2) / P.
+  for layer, ratio, sent in published.read('others').tables[0].rows:
+    m, n = map(int, layer.split(' x '))
+    exact = 2 * 32 * 15 * (m + n) / (2 * m * n * 30 / 16)
+    assert float(ratio) == pytest.approx(exact, abs=0.0051)
+    assert sent == 'factors'
+
+
+def test_recorded_slots_are_those_of_the_schedule():
+  paper = published.read('ring2015')
+  rows = [row for row in paper.rows if row.paper.startswith('slots')]
+  assert len(rows) == 5
+  for row in rows:
+    models, stations, epochs = map(int, row.paper.split('_')[1:])
+    assert row.predicted == len(schedule.slots(models, stations, epochs))
+
+
+def test_recorded_hours_saved_follow_from_what_is_sent():
+  # 4 models on 4 stations, 90 epochs, photographs of 110 KB, 18.3 ms an image.
+  table = iter(published.read('ring2015').tables[0].rows)
+  sizes = (10e9, 50e9, 150e9, 500e9, 1000e9)
+  bandwidths = (125e6, 1.25e9)
+  for way in ('parts', 'disk'):
+    for bandwidth in bandwidths:
+      _, *hours = next(table)
+      for size, text in zip(sizes, hours):
+        epoch, read = size / 110e3 * 0.0183, size / bandwidth
+        ring = 363 * (epoch / 4 + 205e6 / bandwidth) + max(0, read - epoch)
+        parts = read + 360 * (epoch / 4 + size / 4 / bandwidth)
+        baseline = parts if way == 'parts' else 90 * max(epoch, 4 * read)
+        assert float(text) == pytest.approx((baseline - ring) / 3600, abs=0.06, rel=0.003)
 
 
 def test_ratio_is_of_what_was_measured_before_what_is_predicted():
-  fact = published_figures.Fact('anp2017', 'speed_up', 16, '10', 'x', 'p', '')
+  fact = published.Fact('speed_up', '10', 'p', '', 16, 'x')
   assert papers_page.Row('a', fact, 5.0, 20.0).ratio == 0.5
   assert papers_page.Row('a', fact, None, 20.0).ratio == 2
   assert papers_page.Row('a', fact, 'text', 20.0).ratio is None
@@ -161,29 +194,59 @@ def test_ratio_is_of_what_was_measured_before_what_is_predicted():
   )
 
 
+def _one_curve(**settings):
+  """A paper of one curve, whose command prints the rates of two points."""
+  points = [{'nodes': 1, 'rate': 4}, {'nodes': 8, 'rate': 12}]
+  code = f'print("text"); print({json.dumps({"points": points})!r})'
+  commands = {'one': shlex.join(['python', '-c', code])}
+  curve = published.Curve('one', ['points', {'nodes': '{x}'}, 'rate'], **settings)
+  return published.Paper('', '', {}, commands, {'a': curve}, [], [], [], [])
+
+
+def test_a_number_is_picked_and_divided(tmp_path):
+  over = ['points', {'nodes': '1'}, 'rate']
+  paper = _one_curve(over=over, x_factor=4, each=[2, 3], hardware='there')
+  numbers = results.Numbers(paper, lab_lib.Lab(str(tmp_path)))
+  value, hardware = numbers.at('a', 2)
+  assert value == 3 and 'JAX' in hardware
+  assert numbers.curve('a') == {2: 3}  # nodes=12 has no point
+
+
+def test_a_recorded_number_stands_where_nothing_is_measured(tmp_path):
+  paper = _one_curve(recorded={'2': 1.5}, hardware='there')
+  numbers = results.Numbers(paper, lab_lib.Lab(str(tmp_path), predict_only=True))
+  assert numbers.at('a', 2) == (1.5, 'there')
+  row = numbers.row(
+    published.Comparison('b', measured={'curve': 'a', 'at': 2, 'part_of': 6, 'times': 10})
+  )
+  assert (row.measured, row.hardware, row.why_not) == (40, 'there', '')
+  row = numbers.row(published.Comparison('b', measured={'curve': 'a', 'at': 3}))
+  assert (row.measured, row.why_not) == (None, 'not run, because of --predict_only')
+  assert os.listdir(tmp_path) == []
+
+
 def test_a_measurement_is_made_once(tmp_path):
   count = tmp_path / 'count'
-  command = ['-c', f'{_PRINTS}; print("text"); print(\'{{"x": 2}}\')', str(count)]
+  command = shlex.join(['python', '-c', f'{_PRINTS}; print("text"); print(\'{{"x": 2}}\')'])
+  command += f' {count}'
   for _ in range(2):
     lab = lab_lib.Lab(str(tmp_path / 'study'))
-    result = lab.measure('one', command)
-    assert (result.get('x'), result.why_not) == (2, '')
-    assert result.get('y') is result.get('x', 'y') is None
-    assert len(lab.take_commands()) == 1 and lab.take_commands() == []
+    assert lab.result('one', command).values == {'x': 2}
   assert count.read_text() == 'x'
   # Another command of the same name is another measurement.
-  lab.measure('one', [*command, 'more'])
+  lab.result('one', command + ' more')
   assert count.read_text() == 'xx'
 
 
 def test_what_failed_is_named_and_tried_again(tmp_path):
+  path = tmp_path / 'there'
+  code = 'import pathlib, sys; assert pathlib.Path(sys.argv[1]).exists(); '
+  command = shlex.join(['python', '-c', code + "print('{}')", str(path)])
   for expected in (1, 0):
     lab = lab_lib.Lab(str(tmp_path))
-    path = tmp_path / 'there'
-    code = 'import pathlib, sys; assert pathlib.Path(sys.argv[1]).exists(); '
-    result = lab.measure('one', ['-c', code + "print('{}')", str(path)])
+    result = lab.result('one', command)
     assert len(lab.failures) == expected
-    assert bool(result.why_not) == bool(expected)
+    assert (result is None) == bool(expected)
     path.touch()
   log = (tmp_path / 'measured' / 'one.log').read_text()
   assert log.strip() == '{}'
@@ -191,8 +254,9 @@ def test_what_failed_is_named_and_tried_again(tmp_path):
 
 def test_what_a_failed_command_printed_is_no_result(tmp_path):
   lab = lab_lib.Lab(str(tmp_path))
-  result = lab.measure('one', ['-c', "print('{}'); raise SystemExit(1)"])
-  assert 'status 1' in result.why_not and lab.failures
+  command = shlex.join(['python', '-c', "print('{}'); raise SystemExit(1)"])
+  assert lab.result('one', command) is None
+  assert 'status 1' in lab.failures[0]
   assert not (tmp_path / 'measured' / 'one.json').exists()
 
 
@@ -200,47 +264,15 @@ def test_cells_of_an_earlier_command_are_no_result(tmp_path):
   (tmp_path / 'runs' / 'one').mkdir(parents=True)
   (tmp_path / 'runs' / 'one' / 'cells.csv').write_text('name\na\n')
   lab = lab_lib.Lab(str(tmp_path))
-  result = lab.measure('one', ['-c', 'pass'], lab_lib.cells)
-  assert result.why_not and lab.failures
+  assert lab.result('one', 'python -c pass') is None and lab.failures
 
 
-def test_predict_only_runs_nothing(tmp_path):
-  lab = lab_lib.Lab(str(tmp_path), predict_only=True)
-  result = lab.measure('one', ['-c', 'print("{}")'])
-  assert result.why_not == 'not run, because of --predict_only'
-  assert result.get('x') is None and not lab.failures
-  assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-  'command', [['scripts/bench/scaling.py', '--x'], ['-m', 'scripts.bench.layers', '--x']]
-)
-def test_a_benchmark_needs_the_checkout(tmp_path, monkeypatch, command):
-  monkeypatch.chdir(tmp_path)
+def test_cells_of_a_study_are_its_result(tmp_path):
+  code = "import pathlib, sys; pathlib.Path(sys.argv[1], 'cells.csv').write_text('a,b\\n1,2\\n')"
+  (tmp_path / 'runs' / 'one').mkdir(parents=True)
   lab = lab_lib.Lab(str(tmp_path))
-  result = lab.measure('one', command)
-  assert result.why_not == (
-    'not run, because scripts/bench is not here: start the study in the checkout of anp_jax'
-  )
-  assert not lab.failures
-
-
-def test_layers_of_a_measurement_are_a_table():
-  values = {
-    'conv1_2_alone': 1.9,
-    'conv1_16_alone': 9.0,
-    'all_2_alone': 1.5,
-    'conv1_2_at_once': 1.1,
-    'max_pool_2_alone': 1.2,
-  }
-  result = lab_lib.Measurement(values, 'here')
-  caption, rows = invariant2016.layer_table('mnist', result)
-  assert caption == 'MNIST, LeNet, by layer (here):'
-  assert rows[1:] == [
-    ('conv1', '1.90', '-', '-', '-', '9.00'),
-    ('max pool', '1.20', '-', '-', '-', '-'),
-    ('all', '1.50', '-', '-', '-', '-'),
-  ]
+  result = lab.result('one', shlex.join(['python', '-c', code]) + ' {folder}')
+  assert result.values == {'cells': [{'a': '1', 'b': '2'}]}
 
 
 @pytest.mark.parametrize(
@@ -274,26 +306,24 @@ def _check_images(folder, text):
     assert 10_000 < size < 200_000  # something is drawn; small enough for docs
 
 
-def test_page_of_predictions(tmp_path, capsys, monkeypatch):
-  # To count ResNet-50's work takes seconds.
-  monkeypatch.setattr(ring2015, '_image_seconds', lambda lab: 0.02)
-  text, ratios = _page(tmp_path, capsys, 'ring2015')
-  assert 'M = 4, N = 2, E = 3' in text and '| 13 slots (d) |' in text
-  assert 'not run, because of --predict\\_only' not in text  # nothing escaped
-  assert text.count('not run, because of --predict_only') == 9
-  assert set(ratios['ring2015'].values()) == {1.0}
+def test_page_of_what_is_recorded(tmp_path, capsys):
+  text, ratios = _page(tmp_path, capsys, 'invariant2016')
+  rows = [line for line in text.splitlines() if line.startswith('| MNIST')]
+  assert len(rows) == 6
+  assert rows[0].split(' | ')[2:5] == ['1.52x', '1.52x (planner)', '0.83 (measured)']
+  assert '6.63x (p) | not run, because this machine has 2 cores | 2.88x (planner)' in rows[4]
+  name = 'MNIST, LeNet: speed-up, 12 threads'
+  assert ratios['invariant2016'][name] == pytest.approx(2.88 / 6.63, abs=1e-4)
   _check_images(tmp_path, text)
 
 
 def test_planned_speed_ups_stand_in_the_page(tmp_path, capsys, priors_only):
-  text, ratios = _page(tmp_path, capsys, 'invariant2016')
-  rows = [line for line in text.splitlines() if line.startswith('| MNIST')]
-  assert len(rows) == 6 and '6.63x (p)' in rows[4]
-  planned = float(re.search(r'([\d.]+)x \(planner\)', rows[4])[1])
-  name = 'MNIST, LeNet: speed-up, 12 threads'
+  text, ratios = _page(tmp_path, capsys, 'uneven2017')
+  planned = float(re.search(r'4 CPUs, 500:1500.*3.28x.*?([\d.]+)x \(planner\)', text)[1])
+  name = 'speed-up, 4 CPUs, 500:1500, 64 images, 1 Gbit/s'
   # The text has three digits.
-  assert ratios['invariant2016'][name] == pytest.approx(planned / 6.63, rel=0.01)
-  assert 1 < planned < 12
+  assert ratios['uneven2017'][name] == pytest.approx(planned / 3.28, rel=0.01)
+  assert 1 < planned < 4
   _check_images(tmp_path, text)
 
 

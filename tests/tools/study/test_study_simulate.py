@@ -12,6 +12,7 @@ import pytest
 from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
+  launching as launching_lib,
   local,
   plots,
   scores,
@@ -41,10 +42,10 @@ def test_cells_of_simulated_workers():
   # What simulates nobody trains alike for any number of workers.
   assert names == [
     'invariant-1x1-seed0',
-    'local-simulated-1x1-seed0',
-    'server-simulated-1x1-seed0',
-    'local-simulated-16x1-seed0',
-    'server-simulated-16x1-seed0',
+    'local_sgd-simulated-1x1-seed0',
+    'parameter_server-simulated-1x1-seed0',
+    'local_sgd-simulated-16x1-seed0',
+    'parameter_server-simulated-16x1-seed0',
   ]
 
 
@@ -72,7 +73,6 @@ def test_the_config_of_a_simulated_cell():
     ),
     (['--simulate', '--workers=x'], "--workers='x': expected whole numbers"),
     (['--simulate', '--emulate'], '--emulate: expected without --simulate'),
-    (['--simulate', '--plan'], '--plan: expected without --simulate'),
     (['--simulate=step_secods=1'], "--simulate: no key 'step_secods' (have: "),
     (
       ['--simulate=step_seconds=long'],
@@ -100,7 +100,7 @@ def test_runs_at_once_have_a_core_each():
   cells = [grid.Cell('parameter_server', 16, 1, 0, simulated=True)]
   assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
   command = local._command(study, cells[0], [5])
-  assert command[:6] == ['taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1']
+  assert command[:6] == ['taskset', '-c', '5', launching_lib.LAUNCHER, '1', '--devices=1']
   # Two devices each: the third core is left; more than there are share all.
   pairs = [grid.Cell('parameter_server', 16, 2, 0, simulated=True), *cells]
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
@@ -224,7 +224,7 @@ def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   points = study_results.points(outcome.cells, outcome.runs, {})
   _, time, workers = plots.accuracy(points, None).axes
   assert time.get_xlabel() == 'simulated seconds'
-  curve = next(x for x in time.lines if x.get_label() == 'server, 16 workers')
+  curve = next(x for x in time.lines if x.get_label() == 'parameter_server, 16 workers')
   assert curve.get_xydata().tolist() == [[3600, 0.4], [7200, 0.6]]
   (server, _) = workers.containers
   assert server.lines[0].get_xydata().tolist() == [[4, 0.6], [16, 0.6]]

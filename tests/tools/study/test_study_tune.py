@@ -22,7 +22,6 @@ def _plan(*texts, budget=None, seeds=(0, 1), learning_rates=None):
     tune_budget=budget,
     learning_rates=learning_rates,
     vary=[],
-    plan=None,
     emulate=None,
     config=_LENET,
   )
@@ -177,7 +176,6 @@ def test_its_seed_is_none_of_those_that_are_scored():
       [f'--tune={_RATE}=0.1', '--learning_rates=1'],
       f'--tune={_RATE}=0.1: the study sets it; use --learning_rates',
     ),
-    ([f'--tune={_RATE}=1', '--plan'], f'--plan with --tune={_RATE}=1: expe'),
     (
       [f'--tune={_RATE}=1', '--vary=duration=1 epochs,2 epochs'],
       f'--vary=duration=1 epochs,2 epochs with --tune={_RATE}=1: expected one',

@@ -2,13 +2,13 @@
 
   python -m anp_jax.tools.study papers all --workdir=runs/papers
 
-NAME is anp2017, uneven2017, invariant2016, ring2015, others or all: for each
-paper, its experiment in the form in which it was published, measured as far as
-this machine allows, predicted by the emulator and the planner, or "not run,
-because ...". It writes a page to the workdir, with redrawn figures; --page=FILE
-writes it elsewhere. What has been measured is kept in the workdir and not
-measured again: the same command goes on where it was stopped. --predict_only
-leaves out what is not in the workdir and computes for more than some seconds.
+NAME is anp2017, uneven2017, invariant2016, ring2015, others or all. Each paper
+is a TOML file of the folder of this command: published figures, the commands
+that measure or predict ours, and the numbers of their results. The command
+writes a page to the workdir, with redrawn figures; --page=FILE writes it
+elsewhere. A result is kept in the workdir and not measured again: the same
+command goes on where it was stopped. --predict_only measures nothing, and
+shows what the workdir or the TOML file has recorded.
 
 Status 0: all well; 1: a measurement failed; 2: bad input.
 """
@@ -20,7 +20,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
-from anp_jax.tools.study.papers import published_figures
+from anp_jax.tools.study.papers import published
 
 _ALL = 'all'
 _PAGE = 'papers.md'
@@ -31,43 +31,32 @@ def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
   flags = _flags(arguments)
   # JAX and matplotlib, once the flags are right.
-  from anp_jax.tools.study.papers import lab as lab_lib, papers_page, sections
+  from anp_jax.tools.study.papers import lab as lab_lib, papers_page, results
 
   lab = lab_lib.Lab(flags.workdir, flags.predict_only)
-  facts = published_figures.read()
-  names = list(facts) if flags.name == _ALL else [flags.name]
-  written = []
-  for name in names:
-    section = sections.BY_NAME[name](lab, facts[name])
-    written.append((section, lab.take_commands()))
-    print(f'\n{papers_page.plain(section)}', flush=True)
+  sections = []
+  for name in published.PAPERS if flags.name == _ALL else [flags.name]:
+    sections.append(results.section(name, lab))
+    print(f'\n{papers_page.plain(sections[-1])}', flush=True)
   command = shlex.join(['python', '-m', 'anp_jax.tools.study', 'papers', *arguments])
   title = 'The papers and this code' if flags.name == _ALL else flags.name
-  papers_page.write(flags.page, title, command, written)
+  papers_page.write(flags.page, title, command, sections)
   for line in lab.failures:
     print(f'error: {line}', file=sys.stderr)
   print(f'\npage: {flags.page}')
-  print(
-    json.dumps(
-      {
-        name: {r.what: round(r.ratio, 4) for r in section.rows if r.ratio}
-        for name, (section, _) in zip(names, written)
-      }
-    )
-  )
+  ratios = {s.name: {r.what: round(r.ratio, 4) for r in s.rows if r.ratio} for s in sections}
+  print(json.dumps(ratios))
   return 1 if lab.failures else 0
 
 
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.study papers', description=__doc__)
   parser.add_argument('name', help='a paper, or all')
-  parser.add_argument('--workdir', default='runs/papers', help='of the study (%(default)s)')
+  parser.add_argument('--workdir', default='runs/papers', help='folder of the study (%(default)s)')
   parser.add_argument('--page', metavar='FILE', help=f'default: {_PAGE} in the workdir')
-  parser.add_argument(
-    '--predict_only', action='store_true', help='measure nothing that takes more than some seconds'
-  )
+  parser.add_argument('--predict_only', action='store_true', help='measure nothing')
   flags = parser.parse(arguments)
-  names = (*published_figures.read(), _ALL)
+  names = (*published.PAPERS, _ALL)
   if flags.name not in names:
     raise config_lib.ConfigError(
       f'papers {flags.name!r}: expected one of {", ".join(names)}'

@@ -1,11 +1,14 @@
 """A paper's page: a table of the paper's figures and ours, and figures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 import os
 
-from anp_jax.system import files, markdown
-from anp_jax.tools.study.papers import published_figures
+from anp_jax.reporting import report_kit
+from anp_jax.system import drawing
+from anp_jax.tools.study import plots
+from anp_jax.tools.study.papers import published
 
 _HEAD = ('what', 'paper', 'ours measured', 'ours predicted', 'ratio', 'hardware')
 _PREAMBLE = (
@@ -14,9 +17,9 @@ _PREAMBLE = (
   "over the paper's, measured where we measured, else predicted. *Planner* is "
   '`anp_jax.tools.plan`, arithmetic from data sheets and published rates; *emulator* '
   'is `anp_jax.tools.study strategies --emulate`: real processes and messages, a '
-  'sleep in place of computing. What was measured stands in the workdir of the '
-  'study: the same command in another one measures it again, or, with '
-  '`--predict_only`, says that it was not run.'
+  'sleep in place of computing. `{x}` in a command stands for a size. Without '
+  '`--predict_only` the commands that measure are run again where their results '
+  'are not in the workdir; otherwise the page shows what was recorded.'
 )
 _IMAGES = 'images'
 
@@ -37,7 +40,7 @@ class Row:
   """
 
   what: str
-  paper: published_figures.Fact | None = None
+  paper: published.Fact | None = None
   measured: float | str | None = None
   predicted: float | str | None = None
   by: str = 'planner'
@@ -48,7 +51,7 @@ class Row:
   @property
   def ratio(self) -> float | None:
     """Ours over the paper's; None where one of them is no number."""
-    base = self.paper.value if self.paper else None
+    base = self.paper.number if self.paper else None
     ours = self.predicted if self.measured is None else self.measured
     if not base or not isinstance(ours, int | float):
       return None
@@ -80,56 +83,86 @@ class Section:
   """A paper's page.
 
   Attributes:
-    title: of the paper.
-    question: that its experiment answers.
-    rows: of the table.
-    tables: further ones: a caption, and rows of texts, the first the head.
-    notes: what limits the comparison.
-    figures: a name, a caption, and a function that draws to a path.
+    name: name of the paper.
+    paper: what it published.
+    rows: the comparison.
+    tables: further tables.
+    curves: our curves by panel and name.
+    commands: commands that the page is made of.
   """
 
-  title: str
-  question: str
+  name: str
+  paper: published.Paper
   rows: Sequence[Row]
-  tables: Sequence[tuple[str, Sequence[Sequence[str]]]] = ()
-  notes: Sequence[str] = ()
-  figures: Sequence[tuple[str, str, Callable[[str], None]]] = ()
+  tables: Sequence[report_kit.Table]
+  curves: Sequence[Mapping[str, Mapping[int, float]]]
+  commands: Sequence[str]
 
 
-def write(
-  path: str, title: str, command: str, sections: Sequence[tuple[Section, Sequence[str]]]
-) -> None:
+def write(path: str, title: str, command: str, sections: Sequence[Section]) -> None:
   """Writes the page, and its figures to the folder images next to it.
 
   Args:
-    path: of the page, a Markdown file.
-    title: of the page.
-    command: that made it.
-    sections: each with the commands that it is made of.
+    path: the page, a Markdown file.
+    title: title of the page.
+    command: command that made it.
+    sections: the papers.
   """
   images = os.path.join(os.path.dirname(path), _IMAGES)
   os.makedirs(images, exist_ok=True)
-  parts = [f'# {title}', f'    {command}', _PREAMBLE]
-  for section, commands in sections:
-    parts += [f'## {section.title}', section.question]
-    parts.append(markdown.table([_HEAD, *(r.cells() for r in section.rows)]))
-    for name, caption, draw in section.figures:
-      file = f'papers_{name}.png'
-      draw(os.path.join(images, file))
-      parts.append(f'![{caption}]({_IMAGES}/{file})')
-    for caption, rows in section.tables:
-      parts += [caption, markdown.table(rows, 'lr')]
-    if section.notes:
-      parts.append('\n'.join(f'- {note}' for note in section.notes))
-    if commands:
-      parts += ['Made of:', '\n'.join(f'    {line}' for line in commands)]
-  files.write_atomic(path, '\n\n'.join(parts) + '\n')
+  blocks = [report_kit.code([command]), _PREAMBLE]
+  for section in sections:
+    blocks += [f'## {section.name}: {section.paper.title}', section.paper.question]
+    blocks.append(report_kit.Table([_HEAD, *(r.cells() for r in section.rows)], 'l'))
+    if section.curves:
+      file = f'papers_{section.name}.png'
+      _draw(section, os.path.join(images, file))
+      blocks.append(report_kit.Figure('speed-ups', f'{_IMAGES}/{file}'))
+    blocks += section.tables
+    blocks.append(report_kit.bullets(section.paper.notes))
+    blocks += ['Made of:', report_kit.code(section.commands)]
+  report_kit.write(path, title, blocks)
 
 
 def plain(section: Section) -> str:
   """The section's table for a terminal."""
-  rows = [_HEAD[:-1], *(row.cells()[:-1] for row in section.rows)]
-  return f'{section.title}\n\n{markdown.plain(rows)}'
+  table = report_kit.Table([_HEAD[:-1], *(row.cells()[:-1] for row in section.rows)], 'l')
+  return report_kit.plain([f'{section.name}: {section.paper.title}', table])
+
+
+def _draw(section, path):
+  """Draws the paper's panels next to each other."""
+  panels = section.paper.panels
+  with drawing.figure(path, 5.5 * len(panels), 4.2, 110, {'axes.grid.axis': 'both'}) as figure:
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, panel, curves in zip(axes, panels, section.curves):
+      _speed_ups(axis, section.paper, panel, curves)
+
+
+def _speed_ups(axis, paper, panel, curves):
+  """Draws speed-ups by size, with the ideal line."""
+  points = {}
+  for quantity in panel.published:
+    points |= paper.by_size(quantity)
+  sizes = sorted({1, *points, *itertools.chain(*curves.values())})
+  axis.plot(sizes, sizes, '--', color=drawing.GREY, label='ideal', linewidth=1.2)
+  colours = itertools.cycle(drawing.COLOURS)
+  for (name, curve), marker in zip(curves.items(), itertools.cycle('osD^vP')):
+    axis.plot(
+      list(curve),
+      list(curve.values()),
+      marker,
+      linestyle='-',
+      color=next(colours),
+      label=name,
+      markersize=4,
+      markerfacecolor='none',
+    )
+  style = {'markersize': 7, 'color': drawing.INK, 'markerfacecolor': 'none'}
+  axis.plot(list(points), list(points.values()), 'D', label='published', **style)
+  axis.set(title=panel.title, xlabel=panel.label, ylim=(0, None))
+  axis.set_xticks(plots.apart(sizes))
+  axis.legend(fontsize=7)
 
 
 def _number(value, unit) -> str:
@@ -139,5 +172,4 @@ def _number(value, unit) -> str:
   if isinstance(value, str):
     return value
   text = f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
-  space = ' ' if len(unit) > 1 or unit in ('h', 'M') else ''
-  return f'{text}{space}{unit}'
+  return published.with_unit(text, unit)

@@ -1,0 +1,201 @@
+"""What the papers published, and where our figures come from: the TOML files here.
+
+Each paper's file has the published figures, the commands that predict or
+measure ours, `curves` that say which numbers of a command's result are compared,
+and the rows, tables and panels of the page.
+
+Marks: (p) read in the paper or its abstract, (c) read in the authors' code, (d)
+derived from these, (?) not certain.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import pathlib
+import tomllib
+
+PAPERS = ('anp2017', 'uneven2017', 'invariant2016', 'ring2015', 'others')
+_FOLDER = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+  """One published figure.
+
+  Attributes:
+    quantity: its name, such as 'speed_up'.
+    value: the figure as published.
+    mark: 'p', 'c', 'd' or '?'.
+    statement: where it is from, and what it says.
+    size: nodes, threads or devices; 0: of none in particular.
+    unit: 'x' for a ratio, '%', 'h', ...; '' for none.
+  """
+
+  quantity: str
+  value: str
+  mark: str
+  statement: str
+  size: int = 0
+  unit: str = ''
+
+  @property
+  def number(self) -> float | None:
+    """The figure; None for a statement in words."""
+    try:
+      return float(self.value)
+    except ValueError:
+      return None
+
+  def __str__(self) -> str:
+    text = self.value
+    if self.number is not None and self.number >= 10_000:
+      text = f'{self.number:,.0f}'
+    return f'{with_unit(text, self.unit)} ({self.mark})'
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """Our numbers by size.
+
+  Attributes:
+    command: name of the command that gives them; '': they are recorded only.
+    path: keys of its result; a table chooses the first item that has its
+      values. '{x}', here and in the command, stands for the size.
+    over: path of the number that they are divided by; (): by none.
+    over_command: name of the command that gives it, by default `command`.
+    x_factor: what a size is multiplied with to be '{x}'.
+    each: sizes of the curve in a table or a figure.
+    recorded: numbers of an earlier measurement, used where there is no newer one.
+    hardware: on which they were recorded.
+  """
+
+  command: str = ''
+  path: Sequence[str | Mapping[str, str]] = ()
+  over: Sequence[str | Mapping[str, str]] = ()
+  over_command: str = ''
+  x_factor: int = 1
+  each: Sequence[int] = ()
+  recorded: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  hardware: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """A row of a paper's table.
+
+  Attributes:
+    what: the quantity that is compared.
+    paper: the published figure, as 'quantity' or 'quantity.size'; '': none.
+    measured: ours: a number, a text, or {curve, at, times, part_of}: a curve's
+      number at a size, times a factor, or as a divisor of `part_of`.
+    predicted: ours, written in the same way.
+    by: what predicted it.
+    hardware: on which ours is based, by default the curve's.
+    why_not: reason why nothing was measured, 'not run, because ...'.
+    unit: unit of ours, by default the paper's.
+  """
+
+  what: str
+  paper: str = ''
+  measured: float | str | Mapping | None = None
+  predicted: float | str | Mapping | None = None
+  by: str = 'planner'
+  hardware: str = ''
+  why_not: str = ''
+  unit: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A further table of a paper.
+
+  Attributes:
+    caption: line above it.
+    head: texts of its head.
+    rows: rows of texts.
+    curves: names of the curves that are rows, at `each` size of the first.
+    settings: a recipe's keys by the published quantity.
+    recipe: the recipe.
+  """
+
+  caption: str
+  head: Sequence[str]
+  rows: Sequence[Sequence[str]] = ()
+  curves: Sequence[str] = ()
+  settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  recipe: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  """Speed-ups by size.
+
+  Attributes:
+    title: title of the panel.
+    label: label of its x axis.
+    published: published quantities in it.
+    curves: names of our curves in it.
+  """
+
+  title: str
+  label: str
+  published: Sequence[str]
+  curves: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+  """One paper, or several that ask one question.
+
+  Attributes:
+    title: name and citation.
+    question: what its experiment answers.
+    facts: published figures, by quantity and size.
+    commands: commands by name; '{folder}' stands for a folder of the command's own.
+    curves: our numbers, by name.
+    rows: the comparison.
+    tables: further tables.
+    panels: panels of its figure.
+    notes: what limits the comparison.
+  """
+
+  title: str
+  question: str
+  facts: Mapping[tuple[str, int], Fact]
+  commands: Mapping[str, str]
+  curves: Mapping[str, Curve]
+  rows: Sequence[Comparison]
+  tables: Sequence[Table]
+  panels: Sequence[Panel]
+  notes: Sequence[str]
+
+  def fact(self, name: str) -> Fact | None:
+    """The published figure of 'quantity' or 'quantity.size'; None of ''."""
+    quantity, _, size = name.partition('.')
+    return self.facts[quantity, int(size or 0)] if name else None
+
+  def by_size(self, quantity: str) -> dict[int, float]:
+    """The numbers of a published quantity, by size."""
+    return {size: fact.number for (name, size), fact in self.facts.items() if name == quantity}
+
+
+def read(name: str) -> Paper:
+  """Reads the file of a paper, one of PAPERS."""
+  values = tomllib.loads((_FOLDER / f'{name}.toml').read_text(encoding='utf-8'))
+  facts = [Fact(**fact) for fact in values['published']]
+  return Paper(
+    values['title'],
+    values['question'],
+    {(fact.quantity, fact.size): fact for fact in facts},
+    values.get('commands', {}),
+    {name: Curve(**curve) for name, curve in values.get('curves', {}).items()},
+    [Comparison(**row) for row in values['rows']],
+    [Table(**table) for table in values.get('tables', ())],
+    [Panel(**panel) for panel in values.get('panels', ())],
+    values['notes'],
+  )
+
+
+def with_unit(text: str, unit: str) -> str:
+  """A number's text with its unit, after a space if that is a word."""
+  space = ' ' if len(unit) > 1 or unit in ('h', 'M') else ''
+  return f'{text}{space}{unit}'
