@@ -14,8 +14,8 @@ from anp_jax.runtimes.parameter_server import (
   log as log_lib,
   parameter_server_run as server_run,
   rendezvous,
-  replay,
 )
+from anp_jax.tools.trials import replay
 from tests import builders
 
 TINY = {

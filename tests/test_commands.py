@@ -31,7 +31,7 @@ _WITHOUT_NAME = (
   'anp_jax.tools.study.__main__',
   'anp_jax.tools.plan.__main__',
   'anp_jax.tools.portability.__main__',
-  'anp_jax.runtimes.parameter_server.replay',
+  'anp_jax.tools.trials.replay',
 )
 # Studies save what runs, and a planner ends by itself.
 _WITHOUT = 'study', 'plan'
@@ -92,7 +92,7 @@ def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
   [
     *sorted({m for m, _ in _CALLS.values()}),
     'anp_jax.tools.portability.__main__',
-    'anp_jax.runtimes.parameter_server.replay',
+    'anp_jax.tools.trials.replay',
   ],
 )
 @pytest.mark.parametrize('before', [[], ['--config=configs/lenet.py']])

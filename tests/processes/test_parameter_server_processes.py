@@ -63,13 +63,7 @@ def _whole(folder, total):
   tickets = [p['ticket'] for u in updates for p in u['parts']]
   assert sorted(tickets) == [[s, 0] for s in range(total)]
   result = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'anp_jax.runtimes.parameter_server.replay',
-      str(folder / 'run'),
-      '--trust',
-    ],
+    [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(folder / 'run'), '--trust'],
     cwd=launching.ROOT,
     capture_output=True,
     text=True,

@@ -39,13 +39,7 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
   assert sorted(tickets) == list(range(300))
   result = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'anp_jax.runtimes.parameter_server.replay',
-      str(tmp_path / 'run'),
-      '--trust',
-    ],
+    [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(tmp_path / 'run'), '--trust'],
     cwd=launching.ROOT,
     capture_output=True,
     text=True,

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, config as config_lib, train
-from anp_jax.runtimes.parameter_server import (
-  chief as chief_lib,
-  log as log_lib,
-  replay,
-  slice_optimizer,
-)
+from anp_jax.runtimes.parameter_server import chief as chief_lib, log as log_lib, slice_optimizer
+from anp_jax.tools.trials import replay
 from tests import launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')

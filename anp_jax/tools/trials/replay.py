@@ -1,6 +1,6 @@
 """Reproduces an asynchronous run in one process, from its log.
 
-  python -m anp_jax.runtimes.parameter_server.replay WORKDIR
+  python -m anp_jax.tools.trials.replay WORKDIR
 
 computes every gradient again from the versions that its worker read, applies
 them in the logged order, and compares the weights with the
@@ -128,7 +128,7 @@ def _last_reads(updates):
 def main(argv: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
   parser = argument_parser.Parser(
-    prog='python -m anp_jax.runtimes.parameter_server.replay', description=__doc__.splitlines()[0]
+    prog='python -m anp_jax.tools.trials.replay', description=__doc__.splitlines()[0]
   )
   parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
