@@ -13,7 +13,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import sources
-from anp_jax.data.prepare import actions as plan_lib, worker_pool
+from anp_jax.data.prepare import actions as plan_lib, examine, tasks, worker_pool
 from tests import builders, prepared
 
 # A set with a file of every kind.
@@ -292,18 +292,8 @@ def test_rare_classes_are_counted_without_damaged_files(tmp_path, capsys):
 
 
 def _split(sizes):
-  n = len(sizes)
-  return plan_lib.Split(
-    'train',
-    None,
-    np.array(sizes, np.int64),
-    np.ones((n, 2), np.int32),
-    np.zeros(n, np.uint32),
-    [b''] * n,
-    [''] * n,
-    {},
-    np.zeros(n, np.uint8),
-  )
+  finding = examine.Finding('JPEG', 1, 1, (), '')
+  return plan_lib.Split('train', None, [tasks.Row(b'', size, finding) for size in sizes])
 
 
 @pytest.mark.parametrize(
@@ -344,7 +334,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_work(tmp_path, capsys, monk
   bmp = 10 * size
   _with_room(monkeypatch, size + bmp - 1)
   with monkeypatch.context() as m:
-    m.setattr(worker_pool.Pool, 'make', lambda *_: pytest.fail('work has begun'))
+    m.setattr(worker_pool, 'run', lambda *_: pytest.fail('work has begun'))
     line = prepared.error(capsys, *flags)
   assert f'--data_dir={str(data)!r}' in line
   assert f'{(size + bmp) / 1e6:,.1f} MB are to be written' in line

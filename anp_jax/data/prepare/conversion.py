@@ -12,8 +12,63 @@ import shutil
 import time
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import prepared_target as target_lib, room, tasks as tasks_lib
+from anp_jax.data.prepare import (
+  prepared_target as target_lib,
+  room,
+  tasks as tasks_lib,
+  worker_pool,
+)
 from anp_jax.data.sources import tfds_set
+from anp_jax.system import files as files_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Copy(worker_pool.Task):
+  """Copies the examples of a TFRecord file as ArrayRecord.
+
+  Attributes:
+    source: path of the file.
+    count: examples that it has if it is whole.
+    out: path of the copy.
+  """
+
+  source: str
+  count: int
+  out: str = ''
+
+  def paths(self) -> list[str]:
+    """Returns the path of the file."""
+    return [self.source]
+
+  def run(self, begin_file) -> None:
+    """Writes the copy, or raises ConfigError for a damaged file."""
+    begin_file(0)
+    with files_lib.atomic_path(self.out) as draft:
+      self._copy(draft)
+      tasks_lib.sync(draft)
+
+  def _copy(self, draft):
+    from array_record.python import array_record_module
+
+    from anp_jax.data.input import tensorflow_cpu
+    from anp_jax.data.prepare import anp_folder
+
+    tf = tensorflow_cpu.load()
+    count, damage = 0, ''
+    writer = array_record_module.ArrayRecordWriter(draft, anp_folder.WRITER_OPTIONS)
+    try:
+      # It verifies the checksums.
+      for record in tf.data.TFRecordDataset(self.source).as_numpy_iterator():
+        writer.write(record)
+        count += 1
+    except tf.errors.OpError as e:
+      damage = f': {e.message.split("[")[0]}'
+    finally:
+      writer.close()
+    if damage or count != self.count:
+      raise config_lib.ConfigError(
+        f'{self.source} is damaged after {count} whole examples of {self.count}{damage}'
+      )
 
 
 def prepare(flags) -> list[str]:
@@ -28,88 +83,47 @@ def prepare(flags) -> list[str]:
   Raises:
     ConfigError: if there is no such set, or a shard of it is damaged.
   """
-  copy = _Copy(flags)
-  lines = copy.target.run(flags.overwrite, flags.workers, copy.make)
-  return [*lines, copy.command()]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shard:
-  """A file of the set: its path, the name of its copy, its examples."""
-
-  path: str
-  copy: str
-  count: int
-
-
-class _Copy:
-  """One set in the making."""
-
-  def __init__(self, flags):
-    self._start = time.monotonic()
-    builder = _builder(flags)
-    self._source = os.fspath(builder.data_path)
-    name = flags.name or f'{builder.name}_array_record'
-    if not name.isidentifier():
-      raise config_lib.ConfigError(
-        f'--name={name!r}: expected letters, digits and _ for a copied set'
-      )
-    # NAME/CONFIG/VERSION, as the source lies.
-    levels = self._source.split(os.sep)[-1 - bool(builder.builder_config) :]
-    final = os.path.join(flags.data_dir, name, *levels)
-    if os.path.abspath(self._source) == final:
-      raise config_lib.ConfigError(f'--name={name}: that is the set itself')
-    self._name = name
-    self._shards = _shards(builder, name)
-    stats = [os.stat(shard.path) for shard in self._shards]
-    digest = hashlib.sha256(
-      json.dumps(
-        [
-          os.path.abspath(self._source),
-          final,
-          [dataclasses.astuple(shard) for shard in self._shards],
-          [(s.st_size, s.st_mtime_ns) for s in stats],
-        ]
-      ).encode()
-    ).hexdigest()
-    self._data_dir = flags.data_dir
-    self._size = sum(s.st_size for s in stats)
-    self.target = target_lib.Target(
-      final, os.path.join(flags.data_dir, f'.{name}.{digest[:16]}'), digest
+  start = time.monotonic()
+  builder = _builder(flags)
+  source = os.fspath(builder.data_path)
+  name = flags.name or f'{builder.name}_array_record'
+  if not name.isidentifier():
+    raise config_lib.ConfigError(
+      f'--name={name!r}: expected letters, digits and _ for a copied set'
     )
+  # NAME/CONFIG/VERSION, as the source lies.
+  levels = source.split(os.sep)[-1 - bool(builder.builder_config) :]
+  final = os.path.join(flags.data_dir, name, *levels)
+  if os.path.abspath(source) == final:
+    raise config_lib.ConfigError(f'--name={name}: that is the set itself')
+  shards = _shards(builder, name)
+  states = [files_lib.state(shard.source) for shard in shards.values()]
+  content = [os.path.abspath(source), [*shards], [s.count for s in shards.values()], states]
+  digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+  target = target_lib.Target(final, os.path.join(flags.data_dir, f'.{name}'), digest)
 
-  def make(self, pool) -> list[str]:
-    """Copies the shards and their description; returns lines to print."""
-    room.check(self._data_dir, self.target.work, self._size)
-    folder = os.path.join(self.target.work, 'set')
+  def make():
+    room.check(flags.data_dir, target.work, sum(size for size, _ in states))
+    folder = target.folder('', shards)
+    finished = os.listdir(folder)
     tasks = [
-      tasks_lib.Copy(
-        root=os.path.dirname(shard.path),
-        files=[os.path.basename(shard.path)],
-        out=os.path.join(folder, shard.copy),
-        count=shard.count,
-      )
-      for shard in self._shards
+      dataclasses.replace(task, out=os.path.join(folder, copy))
+      for copy, task in shards.items()
+      if copy not in finished
     ]
-    pool.make('copying', tasks)
-    copies = {shard.copy for shard in self._shards}
-    for name in set(os.listdir(folder)) - copies:  # of a command that died
-      os.remove(os.path.join(folder, name))
-    _copy_info(self._source, folder, self._name)
-    self.target.finish(folder)
-    total = sum(shard.count for shard in self._shards)
-    return [
-      f'{self.target.final}: {total:,} examples in {len(self._shards):,} '
-      f'files, copied in {time.monotonic() - self._start:.1f} s'
-    ]
+    worker_pool.run('copying', tasks, flags.workers)
+    _copy_info(source, folder, name)
+    target.finish(folder)
+    total = sum(shard.count for shard in shards.values())
+    seconds = time.monotonic() - start
+    return [f'{final}: {total:,} examples in {len(shards):,} files, copied in {seconds:.1f} s']
 
-  def command(self) -> str:
-    """Returns the line that says how to train on the copy."""
-    name = os.path.relpath(os.path.dirname(self.target.final), self._data_dir)
-    return (
-      'train with: python main.py --config=configs/resnet_anp.py '
-      f'--config.data.source=tfds:{name} --config.data.dir={self._data_dir}'
-    )
+  relative = os.path.relpath(os.path.dirname(final), flags.data_dir)
+  return [
+    *target.run(flags.overwrite, make),
+    'train with: python main.py --config=configs/resnet_anp.py '
+    f'--config.data.source=tfds:{relative} --config.data.dir={flags.data_dir}',
+  ]
 
 
 def _builder(flags):
@@ -124,8 +138,8 @@ def _builder(flags):
 
 
 def _shards(builder, name):
-  """Every shard of the set, whose copy has this name."""
-  shards = []
+  """The tasks to copy every shard of the set, by the names of the copies."""
+  tasks = {}
   for split, info in builder.info.splits.items():
     template = info.filename_template.replace(
       dataset_name=name, split=split, filetype_suffix='array_record'
@@ -136,8 +150,8 @@ def _shards(builder, name):
     for path, copy, count in zip(paths, copies, info.shard_lengths):
       if not os.path.exists(path):
         raise config_lib.ConfigError(f'{os.fspath(path)} is missing')
-      shards.append(_Shard(os.fspath(path), copy, count))
-  return shards
+      tasks[copy] = Copy(source=os.fspath(path), count=count)
+  return tasks
 
 
 def _copy_info(source, folder, name):

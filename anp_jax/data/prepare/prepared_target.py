@@ -1,18 +1,16 @@
 """The place of a prepared set, which appears there finished or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import shutil
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import worker_pool
 from anp_jax.system import files as files_lib
 
-# A file of a finished set: digests of the files and options behind it.
+# A file of a finished set: the digest of the files and options behind it.
 _MARK = 'prepared.json'
 
 
@@ -33,18 +31,16 @@ class Target:
   def run(
     self,
     overwrite: bool,
-    workers: int,
-    make: Callable[[worker_pool.Pool], list[str]],
+    make: Callable[[], list[str]],
     changed: Callable[[], str | None] = lambda: None,
   ) -> list[str]:
     """Makes the set unless it is there.
 
     Args:
       overwrite: whether a set that was made from something else may go.
-      workers: processes.
       make: makes it, and calls `finish`; gives lines to print.
-      changed: the first of its files that has changed since the set that is
-        there was made; it may take long.
+      changed: returns the first file that has changed since the set that is
+        there was made.
 
     Returns:
       Lines to print.
@@ -53,54 +49,46 @@ class Target:
       ConfigError: if something else is in its place, or another process makes
         it, or `make` raises it.
     """
-    is_finished = self._is_finished()
-    file = changed() if is_finished else None
-    if is_finished and not file:
-      return [
-        f'{self.final} is made from the same files and options already; to make it again, delete it'
-      ]
-    if file and not overwrite:
-      raise config_lib.ConfigError(
-        f'{self.final} was made before some of its files changed (first '
-        f'{file}): --overwrite makes it again'
-      )
+    mark = files_lib.read_json_object(os.path.join(self.final, _MARK))
+    reason = (
+      'from other files or options, or by another version: give another --name, or '
+      '--overwrite to replace it'
+    )
+    if mark.get('digest') == self._digest:
+      file = changed()
+      if not file:
+        return [
+          f'{self.final} is made from the same files and options already; to make it again, '
+          'delete it'
+        ]
+      reason = f'before some of its files changed (first {file}): --overwrite makes it again'
     if os.path.lexists(self.final) and not overwrite:
-      raise config_lib.ConfigError(
-        f'{self.final} was made from other files or options, or by another '
-        'version: give another --name, or --overwrite to replace it'
-      )
-    os.makedirs(self.work, exist_ok=True)
-    with _lock(self.work), worker_pool.Pool(workers) as pool:
-      return make(pool)
+      raise config_lib.ConfigError(f'{self.final} was made {reason}')
+    with self._lock():
+      return make()
 
-  def choose_folder(self, findings: str) -> str:
-    """Makes the folder of all that depends on the findings in the files.
+  def folder(self, findings: str, shards: Collection[str]) -> str:
+    """Makes the folder of the set's files, and removes what does not belong there.
 
-    Those that earlier commands made of other findings are removed.
+    Shards that an earlier command has finished stay.
 
     Args:
-      findings: digest of them.
+      findings: digest of what was found in the files.
+      shards: names of their files.
     """
-    prefix = f'{self._digest[:16]}-'
-    folder = f'{prefix}{findings[:16]}'
+    folder = f'{self._digest[:16]}-{findings[:16]}'
     for name in os.listdir(self.work):
-      if name.startswith(prefix) and name != folder:
-        shutil.rmtree(os.path.join(self.work, name), ignore_errors=True)
+      if name != folder:
+        shutil.rmtree(os.path.join(self.work, name), ignore_errors=True)  # folders only
     path = os.path.join(self.work, folder)
     os.makedirs(path, exist_ok=True)
+    for name in set(os.listdir(path)) - set(shards):
+      os.remove(os.path.join(path, name))
     return path
 
-  def finish(self, folder: str, files_state: str = '') -> None:
-    """Moves a folder to the set's place, and removes the parts.
-
-    Args:
-      folder: that holds the set.
-      files_state: digest of the state of all files, which tells of changes.
-    """
-    mark = {'digest': self._digest}
-    if files_state:
-      mark['files_state'] = files_state
-    files_lib.write_atomic(os.path.join(folder, _MARK), json.dumps(mark))
+  def finish(self, folder: str) -> None:
+    """Moves a folder to the set's place, and removes the parts."""
+    files_lib.write_json(os.path.join(folder, _MARK), {'digest': self._digest})
     os.makedirs(os.path.dirname(self.final), exist_ok=True)
     if os.path.lexists(self.final):  # overwrite
       replaced = os.path.join(self.work, 'replaced')
@@ -109,24 +97,16 @@ class Target:
     os.rename(folder, self.final)
     shutil.rmtree(self.work, ignore_errors=True)
 
-  def _is_finished(self):
-    """Whether the set is there, made from the same as this one."""
-    try:
-      with open(os.path.join(self.final, _MARK), encoding='utf-8') as file:
-        return json.load(file)['digest'] == self._digest
-    except (OSError, ValueError, KeyError, TypeError):
-      return False
-
-
-@contextlib.contextmanager
-def _lock(folder):
-  """Refuses a second process that works on a folder; ConfigError."""
-  with open(os.path.join(folder, 'lock'), 'a') as file:
-    try:
-      # The kernel drops the lock with the process.
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-      # Some file systems have no locks; then nothing is refused.
-      if e.errno in (errno.EWOULDBLOCK, errno.EACCES):
-        raise config_lib.ConfigError(f'{folder} is being worked on by another process') from e
-    yield
+  @contextlib.contextmanager
+  def _lock(self):
+    """Refuses a second process that makes the set; ConfigError."""
+    os.makedirs(self.work, exist_ok=True)
+    with open(os.path.join(self.work, 'lock'), 'a') as file:
+      try:
+        # The kernel drops the lock with the process.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError as e:
+        # Some file systems have no locks; then nothing is refused.
+        if e.errno in (errno.EWOULDBLOCK, errno.EACCES):
+          raise config_lib.ConfigError(f'{self.work} is being worked on by another process') from e
+      yield

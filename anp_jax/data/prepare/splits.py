@@ -8,7 +8,6 @@ import re
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import disk_files
 from anp_jax.data.sources import image_folder, listings
 
 DEFAULT_NAMES = ('train', 'validation')
@@ -82,21 +81,12 @@ def _listing(flags, splits, i):
     classes = listing.vocabulary.with_pairs(flags.pairs)
   except config_lib.ConfigError as e:
     raise config_lib.ConfigError(_flags_for_keys(str(e), is_tree)) from e
-  listing = dataclasses.replace(
-    listing,
-    vocabulary=classes,
-    files=tuple(listing.files),
-    storage=listing.storage
-    or disk_files.DiskFiles(listing.root, listing.files, listing.confined_to),
-  )
-  if is_all and is_tree:
-    root = os.path.expanduser(flags.source)
-    listing = dataclasses.replace(listing, root=root, name=root)
+  listing = dataclasses.replace(listing, vocabulary=classes, files=tuple(listing.files))
   if not listing.files:
     raise config_lib.ConfigError(f'{listing.name} has no files')
   unlabelled = np.flatnonzero(listing.labels < 0)
   if len(unlabelled):
-    path = os.path.join(listing.root, listing.files[unlabelled[0]])
+    path = listing.paths()[unlabelled[0]]
     raise config_lib.ConfigError(f'{path} has no class, which a set needs')
   return listing
 
