@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 
 from anp_jax.data import sources, vocabulary
 from anp_jax.data.prepare import anp_folder, anp_folder_files
-from tests import builders
+from tests import builders, prepared
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = vocabulary.Vocabulary(
@@ -42,7 +42,7 @@ _EXAMPLES = [
 def written(request, tmp_path):
   """A set of two splits, the first of two shards."""
   classes = {'pairs': _PAIRS, 'plain': _PLAIN}[request.param]
-  folder = anp_folder_files.folder(str(tmp_path), 'My-set.v2')
+  folder = str(prepared.folder(tmp_path, 'My-set.v2'))
   os.makedirs(folder)
   for i, (split, examples) in enumerate(
     [('train', _EXAMPLES[:3]), ('train', _EXAMPLES[3:]), ('test', _EXAMPLES[1:2])]

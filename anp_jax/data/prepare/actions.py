@@ -1,11 +1,9 @@
 """The plan of a set: the kinds of each file, and the action on it."""
 
-import collections
-
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import tasks
+from anp_jax.data.prepare import examine
 from anp_jax.data.sources import image_folder
 
 # Each kind of file: its actions, the default first, and what it means. What
@@ -41,38 +39,30 @@ class Split:
   Attributes:
     name: in the prepared set.
     listing: of the files.
-    rows: results of examining them.
+    findings: in each file.
     sizes: (n,) int64, bytes of each file.
     kinds: for each of KINDS, (n,) bool, True for the files of this kind.
     actions: (n,) uint8, indices of ACTIONS, from `decide`.
     equals: split and index that a duplicate or a leak equals, by its index.
   """
 
-  def __init__(self, name: str, listing: image_folder.Listing, rows: list[tasks.Row]):
-    self.name, self.listing, self.rows = name, listing, rows
-    self.sizes = np.array([row.size for row in rows], np.int64)
-    self.kinds = {
-      kind: np.array([kind in row.finding.kinds for row in rows], bool) for kind in KINDS
-    }
-    self.actions = np.zeros(len(rows), np.uint8)
+  def __init__(self, name: str, listing: image_folder.Listing, findings: list[examine.Finding]):
+    self.name, self.listing, self.findings = name, listing, findings
+    self.sizes = np.array([f.size for f in findings], np.int64)
+    self.kinds = {kind: np.array([kind in f.kinds for f in findings], bool) for kind in KINDS}
+    self.actions = np.zeros(len(findings), np.uint8)
     self.equals: dict[int, tuple[Split, int]] = {}
 
-  def __len__(self) -> int:
-    return len(self.rows)
-
-  def kinds_of(self, index: int) -> list[str]:
-    """Returns the kinds of a file."""
-    return [kind for kind in KINDS if self.kinds[kind][index]]
+  def counts(self) -> dict[str, int]:
+    """Returns the number of files listed, stored and converted, and of each kind."""
+    stored, converted = len(self.stored), int((self.actions == CONVERT).sum())
+    counts = {'listed': len(self.findings), 'stored': stored, 'converted': converted}
+    return counts | {kind: int(is_kind.sum()) for kind, is_kind in self.kinds.items()}
 
   @property
   def stored(self) -> np.ndarray:
     """Indices of the files that the set will hold, in their order."""
     return np.flatnonzero(self.actions <= CONVERT)
-
-  @property
-  def converted(self) -> np.ndarray:
-    """Indices of the files that it will hold converted."""
-    return np.flatnonzero(self.actions == CONVERT)
 
 
 def policy(text: str) -> dict[str, str]:
@@ -85,13 +75,11 @@ def policy(text: str) -> dict[str, str]:
   for item in filter(None, text.split(',')):
     kind, _, action = item.partition('=')
     if kind not in POLICIES:
-      raise config_lib.ConfigError(
-        f'--policy: unknown kind {kind!r}{config_lib.nearest(kind, POLICIES)}'
-      )
+      hint = config_lib.nearest(kind, POLICIES)
+      raise config_lib.ConfigError(f'--policy: unknown kind {kind!r}{hint}')
     if action not in POLICIES[kind]:
-      raise config_lib.ConfigError(
-        f'--policy: {item!r}, expected {kind}=' + ' or '.join(POLICIES[kind])
-      )
+      expected = f'{kind}={" or ".join(POLICIES[kind])}'
+      raise config_lib.ConfigError(f'--policy: {item!r}, expected {expected}')
     result[kind] = action
   return result
 
@@ -111,12 +99,13 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
     min_count: examples below which a class is rare.
   """
   for split in splits:
-    sides = np.array([min(row.finding.height, row.finding.width) for row in split.rows])
+    sides = np.array([min(f.height, f.width) for f in split.findings])
     split.kinds['small'] |= (sides > 0) & (sides < min_size)
     _apply(policy, split)
-  firsts = [_mark_duplicates(split) for split in splits]
+  for split in splits:
+    _mark_equal('duplicate', split, split)
   if len(splits) == 2:
-    _mark_leaks(splits[0], splits[1], firsts[1])
+    _mark_equal('leak', *splits)
   for split in splits:
     _apply(policy, split)
   train = splits[0].listing
@@ -150,33 +139,17 @@ def _apply(policy, split):
     split.actions[is_kind] = np.maximum(split.actions[is_kind], ACTIONS.index(policy[kind]))
 
 
-def _mark_duplicates(split):
-  """Marks the duplicates; returns the first index of each digest."""
-  firsts = {}
+def _mark_equal(kind, split, other):
+  """Marks files of a split that have the bytes of an earlier file, or of the other split's."""
+  firsts = {other.findings[j].digest: j for j in reversed(other.stored.tolist())}
   for i in split.stored.tolist():
-    first = firsts.setdefault(split.rows[i].digest, i)
-    if first != i:
-      split.kinds['duplicate'][i] = True
-      split.equals[i] = (split, first)
-  return firsts
+    j = firsts.get(split.findings[i].digest)
+    if j is not None and (split is not other or j != i):
+      split.kinds[kind][i] = True
+      split.equals[i] = (other, j)
 
 
-def _mark_leaks(train, evaluation, firsts):
-  for i in train.stored.tolist():
-    j = firsts.get(train.rows[i].digest)
-    if j is not None:
-      train.kinds['leak'][i] = True
-      train.equals[i] = (evaluation, j)
-
-
-def count(split: Split) -> dict[str, int]:
-  """Returns the number of files of each kind."""
-  return {kind: int(is_kind.sum()) for kind, is_kind in split.kinds.items()}
-
-
-def failures(splits: list[Split], policy: dict[str, str]) -> dict[str, int]:
-  """Returns the number of files of each kind that forbids the set."""
-  counts = collections.Counter()
-  for split in splits:
-    counts.update(count(split))
-  return {kind: n for kind, n in counts.items() if n and policy[kind] == 'fail'}
+def count(splits: list[Split]) -> dict[str, int]:
+  """Returns the number of files of each kind that there is."""
+  counts = {kind: sum(int(split.kinds[kind].sum()) for split in splits) for kind in KINDS}
+  return {kind: number for kind, number in counts.items() if number}

@@ -71,11 +71,7 @@ def write_shard(
 
 
 def write_info(
-  folder: str,
-  name: str,
-  classes: vocabulary.Vocabulary,
-  splits: dict[str, list[int]],
-  metadata: dict,
+  folder: str, name: str, classes: vocabulary.Vocabulary, splits: dict[str, list], metadata: dict
 ) -> None:
   """Writes dataset_info.json, features.json and the other files tfds reads.
 
@@ -86,14 +82,12 @@ def write_info(
     splits: by name, the number of examples of each shard.
     metadata: for metadata.json.
   """
-  version = anp_folder_files.VERSION
   identity = dataset_info.DatasetIdentity(
     name=anp_folder_files.NAME,
-    version=tfds.core.Version(version),
+    version=tfds.core.Version(anp_folder_files.VERSION),
     data_dir=folder,
     module_name=__name__,
     config_name=name,
-    release_notes={version: 'First version.'},
   )
   info = tfds.core.DatasetInfo(
     builder=identity,

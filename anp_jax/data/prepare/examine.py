@@ -13,8 +13,7 @@ from anp_jax.data.image_files import colours, image_format, images, orientation
 
 # The picture that Flickr sends for a photograph that is gone has 2,051 bytes
 # and 500x374 pixels. Honest files of so few bytes hold much smaller pictures.
-PLACEHOLDER_BYTES = 2051
-PLACEHOLDER_SIDE = 200
+PLACEHOLDER_BYTES, PLACEHOLDER_SIDE = 2051, 200
 
 # Formats by suffix. Pillow learns of HEIF when it opens the first such file.
 _FORMATS = Image.registered_extensions() | dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF')
@@ -27,7 +26,7 @@ logging.getLogger('PIL').setLevel(logging.CRITICAL)
 
 
 class Finding(NamedTuple):
-  """What an image file holds.
+  """An image file, and what is unusual about it.
 
   Attributes:
     format: Pillow's name, such as 'JPEG'; '' if the bytes are of no image.
@@ -36,6 +35,8 @@ class Finding(NamedTuple):
     kinds: what is unusual, the worst first; none for an undamaged and upright
       colour picture in a format that training reads.
     reason: why it is corrupt, truncated or of a wrong format.
+    size: bytes of the file; 0 if it was not read from one.
+    digest: SHA-256 of them; b'' likewise.
   """
 
   format: str
@@ -43,6 +44,8 @@ class Finding(NamedTuple):
   width: int
   kinds: tuple[str, ...]
   reason: str
+  size: int = 0
+  digest: bytes = b''
 
 
 def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
@@ -71,16 +74,14 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   if fault == 'corrupt':
     return unusable(reason, format_name=name)
   try:
-    image = _decode(data, max_megapixels)
+    image, damage = _decode(data, max_megapixels)
   except image_format.TooLargeError as e:
     reason = str(e).removeprefix('large: ')  # the kind says so
     return Finding(name, e.height, e.width, ('large',), reason)
-  except Exception as e:  # whatever Pillow makes of damaged fields
-    fault, reason = 'truncated', _text(e)
-    try:
-      image = _decode(data, max_megapixels, tolerant=True)
-    except Exception:
-      return unusable(reason, format_name=name)
+  except ValueError as e:
+    return unusable(str(e), format_name=name)
+  if damage:
+    fault, reason = 'truncated', damage
   if image.mode not in _MODES:
     return unusable(f'pixels of kind {image.mode}', format_name=name)
   if not fault and name == 'GIF':
@@ -111,15 +112,9 @@ def convert(data: bytes) -> bytes:
     ValueError: if it cannot be decoded: `examine` calls it corrupt.
   """
   name = image_format.sniff(data)
-  try:
-    try:
-      image = _decode(data, math.inf)
-    except Exception:
-      image = _decode(data, math.inf, tolerant=True)
-    turn = orientation.transpose(image)
-    pixels = colours.rgb(image)
-  except Exception as e:
-    raise ValueError(_text(e)) from e
+  image, _ = _decode(data, math.inf)
+  turn = orientation.transpose(image)
+  pixels = colours.rgb(image)
   if turn is not None:
     pixels = pixels.transpose(turn)
   # A picture of its own: nothing of the file's information would follow.
@@ -148,17 +143,28 @@ def _kinds(image, size, name, fault, file_name):
   return tuple(kind for kind, holds in is_kind.items() if holds)
 
 
-def _decode(data, max_megapixels, tolerant=False):
-  """All pixels of the first frame; tolerant: those before the damage."""
-  before = ImageFile.LOAD_TRUNCATED_IMAGES
-  ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+def _decode(data, max_megapixels):
+  """Pixels of the first frame; if it is damaged, those before it and the damage."""
   try:
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')
-      image = images.open_image(data, max_megapixels, must_be_whole=False)
-      image.load()
+    return _load(data, max_megapixels), ''
+  except image_format.TooLargeError:
+    raise
+  except Exception as e:  # whatever Pillow makes of damaged fields
+    damage = _text(e)
+  ImageFile.LOAD_TRUNCATED_IMAGES = True
+  try:
+    return _load(data, max_megapixels), damage
+  except Exception as e:
+    raise ValueError(damage) from e
   finally:
-    ImageFile.LOAD_TRUNCATED_IMAGES = before
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+def _load(data, max_megapixels):
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    image = images.open_image(data, max_megapixels, must_be_whole=False)
+    image.load()
   return image
 
 

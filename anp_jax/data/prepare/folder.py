@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-import json
+from multiprocessing import pool
 import os
 import shlex
 import time
@@ -11,22 +11,22 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import (
-  actions as plan_lib,
+  actions as actions_lib,
   anp_folder_files,
   prepared_target as target_lib,
   report as report_lib,
-  room,
   splits as splits_lib,
   tasks as tasks_lib,
   worker_pool,
 )
+from anp_jax.data.sources import image_folder
 
 # Version of the shards: those of another one are not used again.
 _VERSION = 4
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 _FILES = 256  # that a worker examines in one go
-# In a finished set: (n, 2) int64, the state of every file.
-_STATES = 'prepared.npy'
+_THREADS = 16  # that look at the states of files
+_OPTIONS = ('max_megapixels', 'min_size', 'min_count', 'shard_megabytes')
 
 
 def prepare(flags) -> list[str]:
@@ -41,184 +41,122 @@ def prepare(flags) -> list[str]:
   Raises:
     ConfigError: if the input is bad, or a policy forbids the set.
   """
-  preparation = _Preparation(flags)
-  lines = preparation.target.run(flags.overwrite, preparation.make, preparation.changed)
-  return [*lines, '', *preparation.command()]
+  start = time.monotonic()
+  policy = actions_lib.policy(flags.policy)
+  names, listings = splits_lib.find(flags)
+  options = {'policy': policy, **{key: getattr(flags, key) for key in _OPTIONS}}
+  files = [(os.path.abspath(f.root), f.files, f.labels.tolist()) for f in listings]
+  content = (_VERSION, options, names, listings[0].vocabulary.to_json(), files)
+  states = _states(listings)  # before the files are read: a later change is noticed
+  folder = os.path.join(flags.data_dir, anp_folder_files.NAME)
+  target = target_lib.Target(
+    flags.data_dir,
+    os.path.join(folder, flags.name, anp_folder_files.VERSION),
+    os.path.join(folder, f'.{flags.name}'),
+    content,
+    [path for listing in listings for path in listing.paths()],
+    states,
+  )
 
-
-class _Preparation:
-  """One set in the making."""
-
-  def __init__(self, flags):
-    self._start = time.monotonic()
-    self._flags = flags
-    self._policy = plan_lib.policy(flags.policy)
-    self._names, self._listings = splits_lib.find(flags)
-    self._classes = self._listings[0].vocabulary
-    # Before the files are read: a change in between is noticed.
-    self._states = room.states(self._listings)
-    self._options = {
-      'policy': self._policy,
-      'max_megapixels': flags.max_megapixels,
-      'min_size': flags.min_size,
-      'min_count': flags.min_count,
-      'shard_megabytes': flags.shard_megabytes,
-    }
-    folder = os.path.join(flags.data_dir, anp_folder_files.NAME)
-    self.target = target_lib.Target(
-      anp_folder_files.folder(flags.data_dir, flags.name),
-      os.path.join(folder, f'.{flags.name}'),
-      self._digest(),
-    )
-
-  def make(self) -> list[str]:
-    """Makes the set; returns lines to print."""
-    if not self._flags.policy:  # which may leave out most of them
-      self._check_room(room.listed_bytes(self._listings, self._states[:, 0]))
-    splits = self._examine()
-    plan_lib.decide(splits, self._policy, self._flags.min_size, self._flags.min_count)
-    self._refuse(splits)
-    unchanged = [np.setdiff1d(s.stored, s.converted) for s in splits]
-    self._check_room(sum(int(s.sizes[i].sum()) for s, i in zip(splits, unchanged)))
-    self._write(splits)
-    return [
-      '',
-      f'{self.target.final}: made in {time.monotonic() - self._start:.1f} s',
-      *report_lib.summary(splits, self._policy),
-      f'details: {os.path.join(self.target.final, report_lib.MARKDOWN)}',
-    ]
-
-  def changed(self) -> str | None:
-    """Returns the first file that is not as it was for the finished set."""
-    paths = [path for listing in self._listings for path in listing.paths()]
-    try:
-      before = np.load(os.path.join(self.target.final, _STATES))
-    except (OSError, ValueError):
-      return paths[0]
-    changed = np.flatnonzero((self._states != before).any(1))
-    return paths[changed[0]] if len(changed) else None
-
-  def command(self) -> list[str]:
-    """Returns the lines that say how to train on the set."""
-    keys = {
-      'source': f'tfds:{anp_folder_files.NAME}/{self._flags.name}',
-      'dir': self._flags.data_dir,
-      'train_split': self._names[0],
-      'eval_split': self._names[-1],
-    }
-    for key, default in zip(('train_split', 'eval_split'), splits_lib.DEFAULT_NAMES):
-      if keys[key] == default:
-        del keys[key]
-    words = [f'--config.data.{key}={value}' for key, value in keys.items()]
-    lines = [f'train with: python main.py --config=configs/resnet_anp.py {shlex.join(words)}']
-    if len(self._names) == 1:
-      lines.insert(0, 'no evaluation split: scores will be of the training images')
-    return lines
-
-  def _digest(self):
-    """The digest of all that the set depends on, but for the files' contents."""
-    digest = hashlib.sha256()
-    for item in (
-      _VERSION,
-      self._options,
-      self._names,
-      self._classes.names,
-      self._classes.adjectives,
-      self._classes.nouns,
-      *((os.path.abspath(f.root), f.files, f.labels.tolist()) for f in self._listings),
-    ):
-      digest.update(json.dumps(item, sort_keys=True).encode() + b'\n')
-    return digest.hexdigest()
-
-  def _check_room(self, size):
-    room.check(self._flags.data_dir, self.target.work, size)
-
-  def _examine(self):
-    """All splits, examined."""
-    tasks = [
-      tasks_lib.Examine(
-        listing=listing.select(range(start, min(start + _FILES, len(listing.files)))),
-        max_megapixels=self._flags.max_megapixels,
-      )
-      for listing in self._listings
-      for start in range(0, len(listing.files), _FILES)
-    ]
-    results = worker_pool.run('examining', tasks, self._flags.workers, _count_damaged)
-    rows = itertools.chain.from_iterable(results)
-    return [
-      plan_lib.Split(name, listing, [*itertools.islice(rows, len(listing.files))])
-      for name, listing in zip(self._names, self._listings)
-    ]
-
-  def _refuse(self, splits):
-    """Raises where a policy says so, or where nothing would be left."""
-    failures = plan_lib.failures(splits, self._policy)
-    empty = next((s for s in splits if not len(s.stored)), None)
-    if failures:
-      counts = ', '.join(f'{n:,} {kind}' for kind, n in failures.items())
-      text = f'the policy forbids {counts} files'
-      first = report_lib.first(splits, failures)
-    elif empty:
-      text = f'none of the {len(empty):,} files of {empty.listing.name} is left'
-      first = report_lib.first([empty], plan_lib.KINDS)
-    else:
-      return
-    report_lib.write(self.target.work, self._flags.name, splits, self._policy)
-    report = os.path.join(self.target.work, report_lib.MARKDOWN)
-    raise config_lib.ConfigError(f'{text}, first {first}; report: {report}')
-
-  def _write(self, splits):
-    """Writes the shards and their description, and moves all to the final place."""
+  def make():
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
-    shards = {}  # indices of files, by name of the shard
-    lengths = {}
-    for split in splits:
-      parts = plan_lib.shards(split, self._flags.shard_megabytes << 20)
-      lengths[split.name] = [len(indices) for indices in parts]
-      for i, indices in enumerate(parts):
-        shards[anp_folder_files.shard(split.name, i, len(parts))] = split, indices
-    folder = self.target.folder(_digest_of_findings(splits), shards)
-    finished = os.listdir(folder)
-    tasks = [
-      self._shard_task(os.path.join(folder, name), *part)
-      for name, part in shards.items()
-      if name not in finished
+    if not flags.policy:  # which may leave out most of them
+      target.check_room(_listed_bytes(listings, states[:, 0]))
+    findings = _examine(listings, flags)
+    splits = [actions_lib.Split(*items) for items in zip(names, listings, findings)]
+    actions_lib.decide(splits, policy, flags.min_size, flags.min_count)
+    _refuse(splits, policy, flags.name, target.work)
+    target.check_room(sum(int(s.sizes[s.actions < actions_lib.CONVERT].sum()) for s in splits))
+    folder, lengths = _write(splits, flags, target)
+    report_lib.write(folder, flags.name, splits, policy)
+    metadata = {'from': [listing.root for listing in listings], **options}
+    metadata['files'] = {split.name: split.counts() for split in splits}
+    anp_folder.write_info(folder, flags.name, listings[0].vocabulary, lengths, metadata)
+    target.finish(folder)
+    return [
+      '',
+      f'{target.final}: made in {time.monotonic() - start:.1f} s',
+      *report_lib.summary(splits, policy),
+      f'details: {os.path.join(target.final, report_lib.MARKDOWN)}',
     ]
-    worker_pool.run('writing', tasks, self._flags.workers)
-    report_lib.write(folder, self._flags.name, splits, self._policy)
-    anp_folder.write_info(folder, self._flags.name, self._classes, lengths, self._metadata(splits))
-    np.save(os.path.join(folder, _STATES), self._states)
-    self.target.finish(folder)
 
-  def _shard_task(self, path, split, indices):
-    return tasks_lib.Write(
-      listing=split.listing.select(indices),
-      digests=[split.rows[i].digest for i in indices],
-      converted=split.actions[indices] == plan_lib.CONVERT,
-      out=path,
-    )
-
-  def _metadata(self, splits):
-    files = {
-      s.name: {
-        'listed': len(s),
-        'stored': len(s.stored),
-        'converted': len(s.converted),
-        **plan_lib.count(s),
-      }
-      for s in splits
-    }
-    return {'from': [f.root for f in self._listings], **self._options, 'files': files}
+  return [*target.run(flags.overwrite, make), '', *_command(flags, names)]
 
 
-def _count_damaged(rows):
-  return sum(not _DAMAGED.isdisjoint(row.finding.kinds) for row in rows)
+def _command(flags, names):
+  """Lines that say how to train on the set."""
+  source = f'tfds:{anp_folder_files.NAME}/{flags.name}'
+  words = [f'--config.data.source={source}', f'--config.data.dir={flags.data_dir}']
+  splits = {'train_split': names[0], 'eval_split': names[-1]}
+  for (key, name), default in zip(splits.items(), splits_lib.DEFAULT_NAMES):
+    words += [f'--config.data.{key}={name}'] * (name != default)
+  if len(names) == 1:
+    yield 'no evaluation split: scores will be of the training images'
+  yield f'train with: python main.py --config=configs/resnet_anp.py {shlex.join(words)}'
 
 
-def _digest_of_findings(splits):
-  """The digest of the files' contents, and of what is done about them."""
-  digest = hashlib.sha256()
+def _listed_bytes(listings, sizes):
+  """Bytes of the files that are stored as they are; others may shrink."""
+  is_stored = [file.lower().endswith(image_folder.SUFFIXES) for f in listings for file in f.files]
+  return int(sizes[is_stored].clip(0).sum())
+
+
+def _examine(listings, flags):
+  """The findings in the files of each listing."""
+  tasks = [
+    (listing.select(range(start, min(start + _FILES, len(listing.files)))), flags.max_megapixels)
+    for listing in listings
+    for start in range(0, len(listing.files), _FILES)
+  ]
+  results = worker_pool.run(
+    'examining', tasks_lib.examine_files, tasks, flags.workers, _count_damaged
+  )
+  findings = itertools.chain.from_iterable(results)
+  return [[*itertools.islice(findings, len(listing.files))] for listing in listings]
+
+
+def _count_damaged(findings):
+  return sum(not _DAMAGED.isdisjoint(finding.kinds) for finding in findings)
+
+
+def _refuse(splits, policy, name, folder):
+  """Raises where a policy says so, or where nothing would be left."""
+  counts = actions_lib.count(splits)
+  failures = {kind: n for kind, n in counts.items() if policy[kind] == 'fail'}
+  empty = next((split for split in splits if not len(split.stored)), None)
+  if failures:
+    text = ', '.join(f'{n:,} {kind}' for kind, n in failures.items())
+    text = f'the policy forbids {text} files, first {report_lib.first(splits, failures)}'
+  elif empty:
+    text = f'none of the {len(empty.findings):,} files of {empty.listing.name} is left'
+    text += f', first {report_lib.first([empty], actions_lib.KINDS)}'
+  else:
+    return
+  report_lib.write(folder, name, splits, policy)
+  raise config_lib.ConfigError(f'{text}; report: {os.path.join(folder, report_lib.MARKDOWN)}')
+
+
+def _write(splits, flags, target):
+  """Writes the shards; returns their folder, and the examples of each by split."""
+  shards, lengths = {}, {}
+  digest = hashlib.sha256()  # of the files' bytes, and of what is done about them
   for split in splits:
-    digest.update(b''.join(row.digest for row in split.rows) + split.actions.tobytes())
-  return digest.hexdigest()
+    digest.update(b''.join(f.digest for f in split.findings) + split.actions.tobytes())
+    parts = actions_lib.shards(split, flags.shard_megabytes << 20)
+    lengths[split.name] = [len(indices) for indices in parts]
+    for i, indices in enumerate(parts):
+      shards[anp_folder_files.shard(split.name, i, len(parts))] = (
+        split.listing.select(indices),
+        [split.findings[j].digest for j in indices],
+        split.actions[indices] == actions_lib.CONVERT,
+      )
+  findings = digest.hexdigest()
+  return target.write_shards(tasks_lib.write_shard, shards, flags.workers, findings), lengths
+
+
+def _states(listings):
+  """(files, 2) int64: size in bytes and time in ns of every file."""
+  with pool.ThreadPool(_THREADS) as threads:
+    states = [threads.map(f.storage.state, range(len(f.files))) for f in listings]
+  return np.concatenate(states, dtype=np.int64)

@@ -1,123 +1,81 @@
-"""The two tasks of a preparation: to examine files, and to write a shard."""
+"""What the workers of a preparation do: they examine files and write shards."""
 
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Callable, Sequence
 import hashlib
-import os
-from typing import NamedTuple
 
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import examine, worker_pool
+from anp_jax.data.prepare import examine
 from anp_jax.data.sources import image_folder, stored_images
 from anp_jax.system import files as files_lib
 
 
-class Row(NamedTuple):
-  """The result of examining a file.
+def examine_files(
+  begin_file: Callable[[int], None], listing: image_folder.Listing, max_megapixels: float
+) -> list[examine.Finding]:
+  """Returns the finding for each file.
 
-  Attributes:
-    digest: SHA-256 of its bytes; b'' if it could not be read.
-    size: bytes that were read.
-    finding: what they hold.
-  """
-
-  digest: bytes
-  size: int
-  finding: examine.Finding
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Listed(worker_pool.Task):
-  """Work on the files of a listing."""
-
-  listing: image_folder.Listing
-
-  def paths(self) -> list[str]:
-    """Returns the path of every file."""
-    return self.listing.paths()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Examine(_Listed):
-  """Examines files.
-
-  Attributes:
+  Args:
+    begin_file: see `worker_pool.run`.
+    listing: of the files.
     max_megapixels: million pixels above which a file is large.
   """
-
-  max_megapixels: float
-
-  def run(self, begin_file) -> list[Row]:
-    """Returns a row for each file."""
-    rows = []
-    for i in range(len(self.listing.files)):
-      begin_file(i)
-      rows.append(self._row(i))
-    return rows
-
-  def _row(self, index):
-    try:
-      data = self.listing.storage.read(index)
-    except stored_images.UnusableError as e:
-      return Row(b'', 0, examine.unusable(str(e)))
-    except OSError as e:
-      if e.errno in files_lib.MISSING:
-        return Row(b'', 0, examine.unusable('no such file', 'missing'))
-      if e.errno in files_lib.UNREADABLE:
-        return Row(b'', 0, examine.unusable(e.strerror))
-      raise
-    finding = examine.examine(data, self.listing.files[index], self.max_megapixels)
-    return Row(hashlib.sha256(data).digest(), len(data), finding)
+  findings = []
+  for i in range(len(listing.files)):
+    begin_file(i)
+    findings.append(_examine(listing, i, max_megapixels))
+  return findings
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Write(_Listed):
-  """Writes a shard, which appears under its name when it is whole.
+def write_shard(
+  begin_file: Callable[[int], None],
+  listing: image_folder.Listing,
+  path: str,
+  digests: Sequence[bytes],
+  converted: np.ndarray,
+) -> None:
+  """Writes the shard of some files.
 
-  Attributes:
+  Args:
+    begin_file: see `worker_pool.run`.
+    listing: of the files.
+    path: of the shard.
     digests: SHA-256 of each file's bytes, by which a change is noticed.
     converted: (n,) bool, files that are stored converted.
-    out: path of the shard.
+
+  Raises:
+    ConfigError: if a file has changed.
   """
+  from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
-  digests: Sequence[bytes]
-  converted: np.ndarray
-  out: str
-
-  def run(self, begin_file) -> None:
-    """Writes the shard."""
-    from anp_jax.data.prepare import anp_folder  # tfds: slow to import
-
-    with files_lib.atomic_path(self.out) as draft:
-      anp_folder.write_shard(draft, self.listing.vocabulary, self._examples(begin_file))
-      sync(draft)
-
-  def _examples(self, begin_file):
-    for i, name in enumerate(self.listing.files):
+  def examples():
+    for i, name in enumerate(listing.files):
       begin_file(i)
-      data = self._read(i)
-      if self.converted[i]:
-        data = examine.convert(data)
-      yield data, int(self.listing.labels[i]), name
+      data = _read(listing, i, digests[i])
+      yield examine.convert(data) if converted[i] else data, int(listing.labels[i]), name
 
-  def _read(self, index):
-    try:
-      data = self.listing.storage.read(index)
-    except stored_images.UnusableError as e:
-      raise config_lib.ConfigError(f'{self.paths()[index]}: {e}') from e
-    if hashlib.sha256(data).digest() != self.digests[index]:
-      raise config_lib.ConfigError(
-        f'{self.paths()[index]} has changed since it was examined: run the command again'
-      )
-    return data
+  anp_folder.write_shard(path, listing.vocabulary, examples())
 
 
-def sync(path: str) -> None:
-  """Waits until a file is on the disk: a power loss may not leave it empty."""
-  handle = os.open(path, os.O_RDONLY)
+def _examine(listing, index, max_megapixels):
   try:
-    os.fsync(handle)
-  finally:
-    os.close(handle)
+    data = listing.storage.read(index)
+  except stored_images.UnusableError as e:
+    return examine.unusable(str(e))
+  except OSError as e:
+    if e.errno in files_lib.MISSING:
+      return examine.unusable('no such file', 'missing')
+    if e.errno in files_lib.UNREADABLE:
+      return examine.unusable(e.strerror)
+    raise
+  finding = examine.examine(data, listing.files[index], max_megapixels)
+  return finding._replace(size=len(data), digest=hashlib.sha256(data).digest())
+
+
+def _read(listing, index, digest):
+  data = listing.storage.read(index)
+  if hashlib.sha256(data).digest() != digest:
+    text = 'has changed since it was examined: run the command again'
+    raise config_lib.ConfigError(f'{listing.paths()[index]} {text}')
+  return data
