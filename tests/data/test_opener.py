@@ -10,7 +10,6 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
-from anp_jax.data.prepare import disk_files
 from anp_jax.data.sources import stored_images
 from anp_jax.predict import file_batches as predict_files
 from tests import builders
@@ -44,7 +43,7 @@ def test_only_regular_files_of_some_size_are_read(tmp_path, pipe, kind):
   with pytest.raises(stored_images.UnusableError):
     stored_images.read_file(path)
   with pytest.raises(stored_images.UnusableError):
-    disk_files.DiskFiles('', [path]).read(0)
+    stored_images.DiskFiles('', [path]).read(0)
   paths = [(path, '')]
   (batch,) = predict_files.batches(paths, lambda data: data, 1, 8, 1)
   assert batch.files == [] and len(batch.unreadable) == 1

@@ -277,7 +277,7 @@ from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import synthetic
 from anp_jax.data import sources
-from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import stored_images
 
 def stream(**overrides):
   overrides = {'data.' + k: v for k, v in overrides.items()}
@@ -349,13 +349,13 @@ def test_a_stream_left_open_does_not_hang_the_exit(tree):
     """
 import time
 
-read = image_folder.ImageFolder.read
+read = stored_images.StoredImages.read
 
 def slowly(self, indices):
   time.sleep(0.5)  # so that the exit finds it at work
   return read(self, indices)
 
-image_folder.ImageFolder.read = slowly
+stored_images.StoredImages.read = slowly
 batches = stream(source='folder', path=sys.argv[1])
 next(batches)
 sys.exit('an error')

@@ -8,12 +8,15 @@ import pathlib
 import re
 import shutil
 
+import hypothesis
+from hypothesis import strategies
 import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources
-from anp_jax.data.prepare import actions as plan_lib, worker_pool
+from anp_jax.data import sources, vocabulary
+from anp_jax.data.prepare import actions as actions_lib, examine, worker_pool
+from anp_jax.data.sources import image_folder, stored_images
 from tests import builders, prepared
 
 # A set with a file of every kind.
@@ -291,19 +294,39 @@ def test_rare_classes_are_counted_without_damaged_files(tmp_path, capsys):
   ]
 
 
-def _split(sizes):
-  n = len(sizes)
-  return plan_lib.Split(
-    'train',
-    None,
-    np.array(sizes, np.int64),
-    np.ones((n, 2), np.int32),
-    np.zeros(n, np.uint32),
-    [b''] * n,
-    [''] * n,
-    {},
-    np.zeros(n, np.uint8),
-  )
+def _split(sizes, texts=None):
+  """A split of files of these sizes, whose bytes are these texts."""
+  findings = [
+    examine.Finding('JPEG', 1, 1, (), '', size, text.encode())
+    for size, text in zip(sizes, texts or [''] * len(sizes))
+  ]
+  labels = np.zeros(len(sizes), np.int32)
+  classes = vocabulary.Vocabulary(('a', 'b'))
+  listing = image_folder.Listing('', (), labels, classes, 'split', stored_images.DiskFiles('', ()))
+  return actions_lib.Split('train', listing, findings)
+
+
+@hypothesis.given(
+  strategies.lists(strategies.integers(1, 1000), min_size=1), strategies.integers(1, 3000)
+)
+def test_shards_hold_all_files_in_order(sizes, size):
+  shards = actions_lib.shards(_split(sizes), size)
+  assert all(map(len, shards)) and np.concatenate(shards).tolist() == list(range(len(sizes)))
+  assert len(shards) <= max(1, round(sum(sizes) / size))
+
+
+@hypothesis.given(*[strategies.lists(strategies.sampled_from('abcde'), min_size=1)] * 2)
+def test_files_with_equal_bytes_are_marked(train, evaluation):
+  """Against a search through all pairs."""
+  splits = [_split([1] * len(texts), texts) for texts in (train, evaluation)]
+  policy = actions_lib.policy('duplicate=keep,leak=keep')
+  actions_lib.decide(splits, policy, min_size=1, min_count=1)
+  for split, texts in zip(splits, (train, evaluation)):
+    expected = [text in texts[:i] for i, text in enumerate(texts)]
+    assert split.kinds['duplicate'].tolist() == expected
+  assert splits[0].kinds['leak'].tolist() == [text in evaluation for text in train]
+  for i, (other, j) in splits[0].equals.items():
+    assert (train if other is splits[0] else evaluation).index(train[i]) == j
 
 
 @pytest.mark.parametrize(
@@ -318,7 +341,7 @@ def _split(sizes):
   ],
 )
 def test_a_file_belongs_to_the_shard_of_its_middle(sizes, size, lengths):
-  shards = plan_lib.shards(_split(sizes), size)
+  shards = actions_lib.shards(_split(sizes), size)
   assert [len(shard) for shard in shards] == lengths
   assert np.concatenate(shards).tolist() == list(range(len(sizes)))
 
@@ -344,7 +367,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_work(tmp_path, capsys, monk
   bmp = 10 * size
   _with_room(monkeypatch, size + bmp - 1)
   with monkeypatch.context() as m:
-    m.setattr(worker_pool.Pool, 'make', lambda *_: pytest.fail('work has begun'))
+    m.setattr(worker_pool, 'run', lambda *_: pytest.fail('work has begun'))
     line = prepared.error(capsys, *flags)
   assert f'--data_dir={str(data)!r}' in line
   assert f'{(size + bmp) / 1e6:,.1f} MB are to be written' in line

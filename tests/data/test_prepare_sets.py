@@ -12,7 +12,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from anp_jax.data import sources
-from anp_jax.data.prepare import report
+from anp_jax.data.prepare import actions, report
 from tests import builders, prepared
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -123,23 +123,25 @@ def _bitmap(seed):
   return prepared.photo(seed, 'BMP')
 
 
-def test_changed_files_are_not_stored_as_examined(tmp_path, capsys):
+def test_changed_files_are_not_stored_as_examined(tmp_path, capsys, monkeypatch):
   """What was examined is what is stored, or nothing is."""
   root = builders.write_tree(
-    tmp_path / 'tree',
-    {'train/a/1.jpg': prepared.photo(1), 'train/a/2.jpg': b'', 'train/b/3.bmp': _bitmap(3)},
+    tmp_path / 'tree', {'train/a/1.jpg': prepared.photo(1), 'train/b/3.bmp': _bitmap(3)}
   )
   arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=']
-  prepared.error(capsys, *arguments, '--policy=corrupt=fail')
   path = root / 'train/b/3.bmp'
   when = path.stat().st_mtime_ns
-  path.write_bytes(_bitmap(4))
-  os.utime(path, ns=(when, when))  # only the bytes tell
-  line = prepared.error(capsys, *arguments)
-  assert str(path) in line and 'changed' in line
-  folder = re.search(r'delete (\S+) before', line)[1]
-  assert os.path.isdir(os.path.join(folder, 'examined'))
-  subprocess.run(['rm', '-r', folder], check=True)
+  divide = actions.shards
+
+  def change(*arguments):
+    path.write_bytes(_bitmap(4))
+    os.utime(path, ns=(when, when))  # only the bytes tell
+    return divide(*arguments)
+
+  with monkeypatch.context() as patch:  # after all was examined
+    patch.setattr(actions, 'shards', change)
+    line = prepared.error(capsys, *arguments)
+  assert f'{path} has changed since it was examined: run the command again' in line
   assert prepared.run(capsys, *arguments)[0] == 0
   assert prepared.examples(tmp_path, 'x', 'train')[1][1] == _bitmap(4)
 
@@ -174,8 +176,7 @@ def test_repaired_files_are_examined_again(tmp_path, capsys):
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
 
 
-def test_another_limit_of_large_files_examines_them_again(tmp_path, capsys):
-  """Files are looked at again where another limit says otherwise."""
+def test_another_limit_of_large_files_makes_another_set(tmp_path, capsys):
   root = builders.write_tree(
     tmp_path / 'tree',
     {
@@ -196,7 +197,7 @@ def test_another_limit_of_large_files_examines_them_again(tmp_path, capsys):
   prepared.error(capsys, *arguments, '--max_megapixels=0.0001')  # another set
   arguments.append('--overwrite')
   line = prepared.error(capsys, *arguments, '--max_megapixels=0.0001')
-  assert 'none of the 2 files' in line  # their findings stay
+  assert 'none of the 2 files' in line
   status, out, _ = prepared.run(capsys, *arguments)
   assert status == 0 and 'no file is damaged or unusual' in out
   assert len(prepared.examples(tmp_path, 'n', 'train')) == 2
@@ -214,7 +215,7 @@ def test_shards_of_files_that_changed_are_written_again(tmp_path, capsys, monkey
   with monkeypatch.context() as patch:  # in the last step
     patch.setattr(report, 'write', full)
     assert 'No space' in prepared.error(capsys, *arguments)
-  assert [*tmp_path.glob('anp_folder/.x.*/*/set/*array_record*')]
+  assert [*tmp_path.glob('anp_folder/.x/*/*array_record*')]
   (root / 'train/a/2.jpg').write_bytes(prepared.photo(22))
   assert prepared.run(capsys, *arguments)[0] == 0
   assert [data for _, data, _ in prepared.examples(tmp_path, 'x', 'train')] == [

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.prepare import __main__ as prepare, tasks
+from anp_jax.data.prepare import __main__ as prepare, conversion
 from tests import builders, prepared
 
 # Several processes import TensorFlow.
@@ -152,15 +152,9 @@ def test_damage_to_records_is_seen(records, tmp_path, damage):
     del data[: 16 + length]  # what is left is well formed
   shard.write_bytes(bytes(data))
   info = tfds.builder_from_directory(shard.parent).info.splits['train']
-  task = tasks.Copy(
-    root=str(shard.parent),
-    files=[shard.name],
-    out=str(tmp_path / 'out'),
-    count=info.shard_lengths[1],
-  )
+  records = conversion.Records(str(shard), info.shard_lengths[1])
   with pytest.raises(config_lib.ConfigError, match=str(shard)):
-    task.run()
-  assert not os.path.exists(task.out)
+    conversion.copy_records(lambda _: None, records, str(tmp_path / 'out'))
 
 
 def test_record_sets_that_are_refused(records, copied, tmp_path, capsys):

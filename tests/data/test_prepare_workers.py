@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pathlib
 import re
-import shutil
 import signal
 import time
 
@@ -15,13 +14,13 @@ from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import __main__ as prepare, worker_pool
+from anp_jax.data.prepare import worker_pool
 from tests import builders, prepared
 
 
 @pytest.fixture(scope='module')
 def many(tmp_path_factory):
-  """1,400 files, every seventh to be converted; 7 tasks to examine them."""
+  """1,400 files, every seventh to be converted."""
   files = {}
   for i in range(1400):
     kind = 'BMP' if i % 7 else 'TIFF'
@@ -85,7 +84,7 @@ def _work_files(data_dir):
   """Names of the files that tasks have finished so far."""
   return {
     os.path.relpath(path, data_dir)
-    for path in pathlib.Path(data_dir).glob('anp_folder/.many.*/**/*')
+    for path in pathlib.Path(data_dir).glob('anp_folder/.many/**/*')
     if path.is_file() and not path.name.startswith('.')
   }
 
@@ -101,15 +100,6 @@ def _runs(pid):
       return file.read().rpartition(')')[2].split()[0] != 'Z'
   except FileNotFoundError:
     return False
-
-
-def _workers(process):
-  """The worker processes, without multiprocessing's tracker."""
-  return [
-    pid
-    for pid in _children(process)
-    if b'spawn_main' in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
-  ]
 
 
 def _are_gone(pids):
@@ -154,15 +144,13 @@ _needs_proc = pytest.mark.skipif(
 
 @pytest.mark.slow
 @_needs_proc
-def test_a_killed_command_resumes_where_it_was(many, undisturbed, tmp_path):
-  """At several moments; each run resumes where the one before it was."""
+def test_a_killed_command_resumes_after_its_finished_shards(many, undisturbed, tmp_path):
+  """A command that is killed at any moment leaves no process, and costs no finished shard."""
   arguments = _arguments(many, tmp_path)
   for pattern, signal_number in (
-    (r'/examined/train-.*\.jsonl$', signal.SIGKILL),
-    (r'/examined/validation-.*\.jsonl$', signal.SIGTERM),
-    (r'/converted/', signal.SIGKILL),
-    (r'/set/', signal.SIGKILL),
-    (r'/written/', signal.SIGINT),
+    (r'/lock$', signal.SIGTERM),
+    (r'array_record', signal.SIGKILL),
+    (r'array_record', signal.SIGINT),
   ):
     status, err = _interrupt(arguments, tmp_path, pattern, signal_number)
     assert not prepared.folder(tmp_path, 'many').exists()
@@ -172,18 +160,14 @@ def test_a_killed_command_resumes_where_it_was(many, undisturbed, tmp_path):
     else:
       assert status == -signal_number
     assert 'Traceback' not in err and 'Warning' not in err
-  # A shard is finished when a record of it is there, too: a moment later.
-  names = _work_files(tmp_path)
   times = {
-    n: os.stat(tmp_path / n).st_mtime_ns
-    for n in names
-    if n.replace('/set/', '/written/') + '.json' in names - {n}
+    n: os.stat(tmp_path / n).st_mtime_ns for n in _work_files(tmp_path) if 'array_record' in n
   }
-  assert 0 < len(times) <= 6 and all('/set/' in n for n in times)
+  assert 2 <= len(times) <= 6
   # As if it had been killed in the last moments, too.
   folder = pathlib.Path(tmp_path, next(iter(times))).parent
   (folder / 'dataset_info.json').write_text('{"na')
-  (folder / 'anp_folder-train.array_record-00000-of-00005.x.1.draft').touch()
+  (folder / '.anp_folder-train.array_record-00000-of-00005.0123').touch()
   prepared.finish(prepared.start(*arguments))
   folder = prepared.folder(tmp_path, 'many')
   assert prepared.digests(folder) == undisturbed
@@ -193,30 +177,11 @@ def test_a_killed_command_resumes_where_it_was(many, undisturbed, tmp_path):
   assert os.listdir(tmp_path / 'anp_folder') == ['many']
 
 
-@pytest.mark.slow
-def test_what_several_processes_began_is_finished(many, undisturbed, tmp_path):
-  """By versions in which process i of n did every n-th task."""
-  arguments = _arguments(many, tmp_path)
-  _interrupt(arguments, tmp_path, r'/written/', signal.SIGKILL)
-  (work,) = tmp_path.glob('anp_folder/.many.*')
-  for path in sorted((work / 'examined').iterdir())[::2]:
-    path.unlink()
-  for path in work.glob('*-*'):
-    shutil.rmtree(path)
-  (work / 'lock-0').touch()
-  (work / 'lock-1').touch()
-  (work / 'failed-1').write_text('["0", "process 1 failed: KeyboardInterrupt"]')
-  _, err = prepared.finish(prepared.start(*arguments))
-  assert 'verifying: ' in err and 'examining: 1,400/1,400 files' in err
-  assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
-  assert os.listdir(tmp_path / 'anp_folder') == ['many']
-
-
 @_needs_proc
 def test_a_second_command_for_the_same_set_is_refused(many, tmp_path):
   arguments = _arguments(many, tmp_path, workers=1)
   first = prepared.start(*arguments)
-  _wait_for(lambda: _has_new_file(tmp_path, 'jsonl', set()), 'it works')
+  _wait_for(lambda: _has_new_file(tmp_path, '/lock$', set()), 'it works')
   second = prepared.start(*arguments)
   _, err = second.communicate(timeout=30)
   assert second.returncode == 2
@@ -227,19 +192,6 @@ def test_a_second_command_for_the_same_set_is_refused(many, tmp_path):
 
 
 # Workers that die.
-
-
-@pytest.mark.slow
-@_needs_proc
-def test_killed_workers_are_replaced(many, undisturbed, tmp_path):
-  process = prepared.start(*_arguments(many, tmp_path))
-  _wait_for(lambda: _has_new_file(tmp_path, 'jsonl', set()), 'it works')
-  # Both: one of them may still be starting, with no file in its hands.
-  for pid in _workers(process):
-    os.kill(pid, signal.SIGKILL)
-  _, err = prepared.finish(process)
-  assert re.search(rf'ended by signal 9 \(out of memory\?\) at {many}/\w+/\S+\.bmp: ', err)
-  assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
 
 
 # Found by each worker as it starts: a decoder that some files kill.
@@ -275,61 +227,34 @@ def _prepare_with_crashes(tmp_path, *signals):
   )
 
 
-def test_a_file_that_crashes_the_decoder_is_corrupt(tmp_path):
-  _, err = prepared.finish(_prepare_with_crashes(tmp_path, 'SIGSEGV'))
-  assert err.count(f'ended by signal 11 at {tmp_path}/tree/a/2SIGSEGV.png') == 2
-  names = [name for name, _, _ in prepared.examples(tmp_path, 'x', 'train')]
-  assert names == ['a/1.png', 'a/3.png']
-  (line,) = prepared.damaged(prepared.folder(tmp_path, 'x')).values()
-  assert (line['file'], line['kinds']) == ('a/2SIGSEGV.png', ['corrupt'])
-  assert line['reason'] == 'crashes the decoder'
-
-
-def test_a_file_whose_workers_are_killed_is_named(tmp_path):
-  """The set must not depend on the memory that there was."""
-  process = _prepare_with_crashes(tmp_path, 'SIGKILL')
+@pytest.mark.parametrize('name', ['SIGSEGV', 'SIGKILL'])
+def test_a_file_at_which_a_worker_dies_is_named(name, tmp_path):
+  process = _prepare_with_crashes(tmp_path, name)
   _, err = process.communicate(timeout=60)
   assert process.returncode == 2
   assert err.splitlines()[-1] == (
-    f'error: {tmp_path}/tree/a/2SIGKILL.png ended two worker processes, the '
-    'last by signal 9 (out of memory?): try fewer --workers'
+    f'error: a worker process died while it read {tmp_path}/tree/a/2{name}.png: leave out a '
+    'file that crashes the decoder (--workers=1 names it), or try fewer --workers'
   )
 
 
-class _Touching(worker_pool.Task):
-  """Leaves an empty file."""
+class _Files(list):
+  """Paths of files."""
 
-  def run(self):
-    pathlib.Path(self.out).touch()
-    return 0
-
-
-def _touching(path):
-  return _Touching(root='root', files=['file'], out=str(path))
+  def paths(self):
+    return self
 
 
-@pytest.mark.slow
-def test_a_worker_that_dies_while_it_is_idle_is_replaced(tmp_path):
-  with worker_pool.Pool(1) as pool:
-    pool.make('touching', [_touching(tmp_path / 'first')])
-    (worker,) = multiprocessing.active_children()
-    worker.kill()
-    worker.join()
-    pool.make('touching', [_touching(tmp_path / 'second')])
-  assert sorted(os.listdir(tmp_path)) == ['first', 'second']
+def _masked_signals(begin_file, files):
+  """Tells which signals a worker blocks."""
+  return signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_workers_ignore_the_interrupts_of_a_terminal():
+  tasks = [(_Files(['file']),)] * 3
+  masks = worker_pool.run('reading masks', _masked_signals, tasks, workers=2)
+  assert len(masks) == 3 and all(signal.SIGINT in mask for mask in masks)
   assert multiprocessing.active_children() == []
-
-
-@_needs_proc
-def test_workers_ignore_the_interrupts_of_a_terminal(tmp_path):
-  with worker_pool.Pool(2) as pool:
-    pool.make('touching', [_touching(tmp_path / name) for name in 'abcd'])
-    workers = multiprocessing.active_children()
-    assert len(workers) == 2
-    for worker in workers:
-      status = pathlib.Path(f'/proc/{worker.pid}/status').read_text()
-      blocked = int(re.search(r'SigBlk:\s*(\w+)', status)[1], 16)
-      assert blocked & 1 << signal.SIGINT - 1
 
 
 class _TwoArgumentsError(Exception):
@@ -339,58 +264,27 @@ class _TwoArgumentsError(Exception):
     super().__init__(f'{text} {number}')
 
 
-class _Failing(worker_pool.Task):
-  """Ends in the way that its file is called."""
-
-  def run(self):
-    if self.files[0] == 'exit':
-      os._exit(3)
-    if self.files[0] == 'two':
-      raise _TwoArgumentsError('the text', 2)
-    raise {'OSError': OSError, 'KeyError': KeyError}[self.files[0]]('the text')
+def _fail(begin_file, files):
+  """Ends in the way that the second file is called."""
+  begin_file(1)
+  if files[1] == 'exit':
+    os._exit(3)
+  if files[1] == 'two':
+    raise _TwoArgumentsError('the text', 2)
+  raise {'OSError': OSError, 'KeyError': KeyError}[files[1]]('the text')
 
 
 @pytest.mark.parametrize(
   'name, text',
   [
     ('OSError', 'the text'),
-    ('KeyError', "KeyError: 'the text'"),
-    ('two', '_TwoArgumentsError: the text 2'),
-    ('exit', 'root/exit ended two worker processes, the last with status 3'),
+    ('KeyError', "KeyError: KeyError: 'the text'"),
+    ('two', 'two: _TwoArgumentsError: the text 2'),
+    ('exit', 'a worker process died while it read exit: '),
   ],
 )
-def test_a_task_that_fails_ends_the_work(name, text, tmp_path):
-  task = _Failing(root='root', files=[name], out=str(tmp_path / 'out'))
-  with worker_pool.Pool(1) as pool:
-    with pytest.raises(config_lib.ConfigError) as error:
-      pool.make('failing', [task])
+def test_a_task_that_fails_ends_the_work(name, text):
+  with pytest.raises(config_lib.ConfigError) as error:
+    worker_pool.run('failing', _fail, [(_Files(['good', name]),)], workers=1)
   assert str(error.value).startswith(text)
-
-
-# What divided the work among hosts.
-
-
-@pytest.mark.parametrize('argument', ['--process_id=0', '--num_processes=2'])
-def test_flags_of_several_processes_are_refused(argument, capsys):
-  assert prepare.main(['prepare', '--from=x', '--name=x', argument]) == 2
-  line = builders.error_line(capsys)
-  assert argument.partition('=')[0] in line and '--workers=N' in line
-
-
-def test_tasks_of_srun_are_refused(monkeypatch, capsys):
-  for name in list(os.environ):
-    if name.startswith('SLURM_'):
-      monkeypatch.delenv(name)
-  for name, value in (('SLURM_JOB_ID', '7'), ('SLURM_PROCID', '0'), ('SLURM_NTASKS', '4')):
-    monkeypatch.setenv(name, value)
-  # A batch script has these variables of its job, and is one process.
-  assert prepare.main(['prepare', '--from=x']) == 2
-  assert '--name=NAME is missing' in builders.error_line(capsys)
-  monkeypatch.setenv('SLURM_STEP_ID', '0')
-  monkeypatch.setenv('SLURM_PROCID', '3')
-  assert prepare.main(['prepare', '--from=x']) == 2
-  line = builders.error_line(capsys)
-  assert 'srun with 4 tasks' in line and '--workers=N' in line
-  monkeypatch.setenv('SLURM_NTASKS', '1')
-  assert prepare.main(['prepare', '--from=x']) == 2
-  assert '--name=NAME is missing' in builders.error_line(capsys)
+  assert multiprocessing.active_children() == []

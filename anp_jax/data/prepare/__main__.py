@@ -21,65 +21,63 @@ import re
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, outputs, urls
-from anp_jax.data.prepare import actions as plan_lib
+from anp_jax.config import argument_parser, exits, outputs, urls
+from anp_jax.data.prepare import actions as actions_lib, worker_pool
 from anp_jax.data.sources import listings
 from anp_jax.system import cores
 
-_FOLDER_FLAGS = (
-  'path',
-  'train_split',
-  'eval_split',
-  'lists',
-  'pairs',
-  'policy',
-  'max_megapixels',
-  'min_size',
-  'min_count',
-  'shard_megabytes',
-)
+_FROM = """folder of class folders, with or without split folders; list:FILE, tar:PATTERN or
+hf:PATH, see docs/data.md; or tfds:NAME, a prepared set of TFRecord files, which is copied as
+ArrayRecord"""
+_OVERWRITE = 'replace a set of that name that was made from something else, or before files changed'
+# Flags by name: default, metavar and help.
+_FLAGS = {
+  'name': ('', 'NAME', 'of the set (default for tfds:NAME: NAME_array_record)'),
+  'data_dir': ('', 'DIR', 'where sets live (default: $ANP_DATA, else a cache folder)'),
+  'from_dir': ('', 'DIR', 'where the set of tfds:NAME lives (default: data_dir)'),
+  'workers': (0, 'N', 'worker processes; 0: as many as cores'),
+}
+# Those of images in files.
+_FOLDER_FLAGS = {
+  'path': ('', 'DIR', "where relative paths start (default: the list's folder, else .)"),
+  'shard_megabytes': (256, 'N', 'MiB of a file of the set, about'),
+  'train_split': ('train', 'SPLIT', 'folder, or file of lines PATH ID'),
+  'eval_split': ('validation', 'SPLIT', 'likewise; empty: none, all of a tree is for training'),
+  'lists': ('', 'FILES', 'ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes'),
+  'pairs': ('auto', 'yes|no', 'whether the classes are adjective_noun; auto: if words recur'),
+  'policy': ('', 'KIND=ACTION,...', 'what to do about a kind of file, see the table in the docs'),
+  'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'an image of more million pixels is large'),
+  'min_size': (1, 'PIXELS', 'a shorter side below this is small'),
+  'min_count': (1, 'N', 'a class with fewer images is rare'),
+}
 _INTERRUPTED = 'interrupted; run the same command to resume'
 
 
+@exits.with_status(_INTERRUPTED)
 def main(argv: list[str]) -> int:
-  """Returns the process's exit status: 0, 2 (bad input or a failing policy)."""
-  try:
-    flags = _parse(argv[1:])
-    interrupts.set_line(_INTERRUPTED)
-    if flags.source.startswith('tfds:'):
-      from anp_jax.data.prepare import conversion as preparation
-    else:
-      from anp_jax.data.prepare import folder as preparation
-    lines = preparation.prepare(flags)
-  except (config_lib.ConfigError, OSError) as e:
-    _say(f'error: {e}'.replace('\n', ' '))
-    return 2
-  except KeyboardInterrupt:  # of a program that calls this one
-    _say(f'\n{_INTERRUPTED}')
-    return 130
-  print('\n'.join(lines))
-  return 0
-
-
-def _say(line):
-  """Prints a message for people, where results do not go."""
-  print(line, file=sys.stderr, flush=True)
+  """Returns the process's exit status: 0, 2 (bad input or a failing policy), 130 (Ctrl-C)."""
+  flags = _parse(argv[1:])
+  interrupts.set_line(_INTERRUPTED)
+  if flags.source.startswith('tfds:'):
+    from anp_jax.data.prepare import conversion as preparation
+  else:
+    from anp_jax.data.prepare import folder as preparation
+  print('\n'.join(preparation.prepare(flags)))
 
 
 def _parse(arguments):
-  _refuse_several_processes(arguments)
-  parser = _parser()
-  flags = parser.parse(arguments)
-  if flags.source.startswith('tfds:'):
-    for name in _FOLDER_FLAGS:
-      if getattr(flags, name) != parser.get_default(name):
-        raise config_lib.ConfigError(
-          f'--{name} is for images in files, not for --from={flags.source}'
-        )
-  elif listings.kind(flags.source) == 'folder' and flags.path:
-    raise config_lib.ConfigError('--path is for --from=list:, tar: or hf:')
-  elif flags.from_dir:
+  flags = _parser().parse(arguments)
+  is_tfds = flags.source.startswith('tfds:')
+  for name, (default, *_) in _FOLDER_FLAGS.items():
+    if is_tfds and getattr(flags, name) != default:
+      text = f'--{name} is for images in files, not for --from={flags.source}'
+      raise config_lib.ConfigError(text)
+  if flags.from_dir and not is_tfds:
     raise config_lib.ConfigError('--from_dir is for --from=tfds:NAME')
+  if listings.kind(flags.source) == 'folder':
+    if flags.path:
+      raise config_lib.ConfigError('--path is for --from=list:, tar: or hf:')
+    flags.path = flags.source  # a tree is named by its path alone
   _check(flags)
   config = config_lib.base()
   config.data.dir = flags.data_dir
@@ -89,158 +87,26 @@ def _parse(arguments):
   return flags
 
 
-def _refuse_several_processes(arguments):
-  """Refuses several processes, which once shared a preparation."""
-  flags = [a.partition('=')[0] for a in arguments]
-  causes = [f for f in flags if f in ('--process_id', '--num_processes')]
-  tasks = _slurm_tasks()
-  if tasks > 1:
-    causes.append(f'srun with {tasks} tasks')
-  if causes:
-    raise config_lib.ConfigError(
-      f'{causes[0]}: several processes no longer share a preparation; start '
-      'the command once, on one host, with --workers=N'
-    )
-
-
-def _slurm_tasks():
-  """The number of tasks that srun started this command in; 1 without it."""
-  e = os.environ
-  # A batch script has these variables too, but is one process of its job.
-  is_step = 'SLURM_STEP_ID' in e or 'SLURM_STEPID' in e
-  count = e.get('SLURM_NTASKS', '')
-  if 'SLURM_JOB_ID' in e and not is_step or 'SLURM_PROCID' not in e:
-    return 1
-  return int(count) if count.isdigit() else 1
-
-
 def _parser():
   kinds = [
-    (kind, ', '.join(actions), plan_lib.MEANINGS[kind])
-    for kind, actions in plan_lib.POLICIES.items()
+    f'  {kind:<12}{", ".join(actions):<28}{actions_lib.MEANINGS[kind]}\n'
+    for kind, actions in actions_lib.POLICIES.items()
   ]
   parser = argument_parser.Parser(
     prog='python -m anp_jax.data.prepare',
     description=__doc__,
-    epilog='kinds, and the actions on each, the default first:\n'
-    + '\n'.join(f'  {k:<12}{a:<28}{m}' for k, a, m in kinds),
+    epilog='kinds, and the actions on each, the default first:\n' + ''.join(kinds),
   )
-  _add_places(parser.add_argument)
-  _add_splits(parser.add_argument)
-  _add_policy(parser.add_argument)
+  add = parser.add_argument
+  add('--from', dest='source', required=True, metavar='PATH', help=_FROM)
+  add('--overwrite', action='store_true', help=_OVERWRITE)
+  for name, (default, metavar, text) in (_FLAGS | _FOLDER_FLAGS).items():
+    if default:
+      text += ' (default: %(default)s)'
+    choices = ('auto', 'yes', 'no') if name == 'pairs' else None
+    value = {'type': type(default), 'default': default, 'choices': choices}
+    add(f'--{name}', metavar=metavar, help=text, **value)
   return parser
-
-
-def _add_places(add):
-  """Adds the flags of the input, the output and the workers."""
-  add(
-    '--from',
-    dest='source',
-    required=True,
-    metavar='PATH',
-    help='folder of class folders, with or without split folders; '
-    'list:FILE, tar:PATTERN or hf:PATH, see docs/data.md; or tfds:NAME, a '
-    'prepared set of TFRecord files, which is copied as ArrayRecord',
-  )
-  add(
-    '--path',
-    default='',
-    metavar='DIR',
-    help='where relative paths of list:, tar: and hf: start (default: the '
-    "list's folder, else the current one)",
-  )
-  add('--name', metavar='NAME', help='of the set (default for tfds:NAME: NAME_array_record)')
-  add(
-    '--data_dir',
-    default='',
-    metavar='DIR',
-    help='where sets live (default: $ANP_DATA, else a cache folder)',
-  )
-  add(
-    '--from_dir',
-    default='',
-    metavar='DIR',
-    help='where the set of tfds:NAME lives (default: data_dir)',
-  )
-  add(
-    '--shard_megabytes',
-    type=int,
-    default=256,
-    metavar='N',
-    help='MiB of a file of the set, about (default: %(default)s)',
-  )
-  add(
-    '--workers',
-    type=int,
-    default=0,
-    metavar='N',
-    help='worker processes (default: 0, as many as cores)',
-  )
-  add(
-    '--overwrite',
-    action='store_true',
-    help='replace a set of that name that was made from something else, or before files changed',
-  )
-
-
-def _add_splits(add):
-  """Adds the flags of the files and their classes."""
-  add(
-    '--train_split',
-    default='train',
-    metavar='SPLIT',
-    help='folder, or file of lines PATH ID (default: %(default)s)',
-  )
-  add(
-    '--eval_split',
-    default='validation',
-    metavar='SPLIT',
-    help='likewise; empty for none, then all of a tree without split folders '
-    'is for training (default: %(default)s)',
-  )
-  add(
-    '--lists',
-    default='',
-    metavar='FILES',
-    help='ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes',
-  )
-  add(
-    '--pairs',
-    default='auto',
-    choices=('auto', 'yes', 'no'),
-    help='whether the classes are adjective_noun; auto: if words recur (default: %(default)s)',
-  )
-
-
-def _add_policy(add):
-  """Adds the flags of unusual files, and of the actions on them."""
-  add(
-    '--policy',
-    default='',
-    metavar='KIND=ACTION,...',
-    help='what to do about a kind of file, see the table in the docs',
-  )
-  add(
-    '--max_megapixels',
-    type=float,
-    metavar='N',
-    default=config_lib.MOST_MEGAPIXELS,
-    help='an image of more million pixels is large (default: %(default)s)',
-  )
-  add(
-    '--min_size',
-    type=int,
-    default=1,
-    metavar='PIXELS',
-    help='a shorter side below this is small (default: %(default)s)',
-  )
-  add(
-    '--min_count',
-    type=int,
-    default=1,
-    metavar='N',
-    help='a class with fewer images is rare (default: %(default)s)',
-  )
 
 
 def _check(flags):
@@ -248,25 +114,23 @@ def _check(flags):
     value = getattr(flags, name)
     if value < least:
       raise config_lib.ConfigError(f'--{name}={value}: expected {least} or more')
-  if not 0 < flags.max_megapixels <= config_lib.MOST_MEGAPIXELS:
-    raise config_lib.ConfigError(
-      f'--max_megapixels={flags.max_megapixels:g}: expected above 0, at most '
-      f'{config_lib.MOST_MEGAPIXELS}'
-    )
-  name = flags.name
-  if name is None and not flags.source.startswith('tfds:'):
+  most = config_lib.MOST_MEGAPIXELS
+  if not 0 < flags.max_megapixels <= most:
+    text = f'--max_megapixels={flags.max_megapixels:g}: expected above 0, at most {most}'
+    raise config_lib.ConfigError(text)
+  if not flags.name and not flags.source.startswith('tfds:'):
     raise config_lib.ConfigError('--name=NAME is missing: what to call the set')
   # As tfds reads names; one like 1.0.0 would be taken for a version.
-  if name is not None and (
-    not re.fullmatch(r'[A-Za-z0-9_][\w.+-]*', name, re.ASCII) or re.fullmatch(r'[\d.]+', name)
-  ):
-    raise config_lib.ConfigError(
-      f'--name={name!r}: expected letters, digits and _ . + - only, with a letter'
-    )
+  is_version = re.fullmatch(r'[\d.]+', flags.name)
+  is_name = re.fullmatch(r'[A-Za-z0-9_][\w.+-]*', flags.name, re.ASCII)
+  if flags.name and (is_version or not is_name):
+    expected = 'expected letters, digits and _ . + - only, with a letter'
+    raise config_lib.ConfigError(f'--name={flags.name!r}: {expected}')
 
 
 def command() -> None:
   """Runs as a program: python -m anp_jax.data.prepare, anp-prepare."""
+  os.environ.update(worker_pool.ENVIRONMENT)
   interrupts.listen()
   interrupts.exit(main(sys.argv))
 

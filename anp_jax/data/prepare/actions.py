@@ -1,107 +1,68 @@
 """The plan of a set: the kinds of each file, and the action on it."""
 
-import collections
-import dataclasses
-
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import examine
 from anp_jax.data.sources import image_folder
 
-# The kinds of one file alone, and: there is no such file, its picture is small,
-# other files have its bytes, its class has few examples.
-KINDS = ('missing', *examine.KINDS, 'small', 'duplicate', 'leak', 'rare')
-
-# Actions by kind, the default first. What cannot be trained on is not kept.
-POLICIES = {
-  'missing': ('skip', 'fail'),
-  'corrupt': ('skip', 'fail'),
-  'large': ('skip', 'fail'),
-  'truncated': ('skip', 'convert', 'fail'),
-  'placeholder': ('skip', 'keep', 'fail'),
-  'format': ('convert', 'skip', 'fail'),
-  'rotated': ('convert', 'keep', 'skip', 'fail'),
-  'cmyk': ('convert', 'keep', 'skip', 'fail'),
-  'alpha': ('keep', 'convert', 'skip', 'fail'),
-  'grey': ('keep', 'convert', 'skip', 'fail'),
-  'suffix': ('keep', 'skip', 'fail'),
-  'small': ('keep', 'skip', 'fail'),
-  'duplicate': ('keep', 'skip', 'fail'),
-  'leak': ('skip', 'keep', 'fail'),
-  'rare': ('keep', 'skip', 'fail'),
+# Each kind of file: its actions, the default first, and what it means. What
+# cannot be trained on is not kept.
+_KINDS = {
+  'missing': ('skip fail', 'no such file'),
+  'corrupt': ('skip fail', 'nothing of it can be decoded'),
+  'large': ('skip fail', 'of more than --max_megapixels'),
+  'truncated': ('skip convert fail', 'damaged, it decodes in part'),
+  'placeholder': ('skip keep fail', 'a blank picture in few bytes'),
+  'format': ('convert skip fail', 'of a kind that training does not read'),
+  'rotated': ('convert keep skip fail', 'upright only by its EXIF orientation'),
+  'cmyk': ('convert keep skip fail', 'of four inks'),
+  'alpha': ('keep convert skip fail', 'transparent in places'),
+  'grey': ('keep convert skip fail', 'of one channel'),
+  'suffix': ('keep skip fail', 'its name says another format'),
+  'small': ('keep skip fail', 'shorter side below --min_size'),
+  'duplicate': ('keep skip fail', 'the bytes of an earlier file'),
+  'leak': ('skip keep fail', 'the bytes of an evaluation file'),
+  'rare': ('keep skip fail', 'of a class below --min_count'),
 }
-MEANINGS = {
-  'missing': 'no such file',
-  'corrupt': 'nothing of it can be decoded',
-  'large': 'of more than --max_megapixels',
-  'truncated': 'damaged, it decodes in part',
-  'placeholder': 'a blank picture in few bytes',
-  'format': 'of a kind that training does not read',
-  'rotated': 'upright only by its EXIF orientation',
-  'cmyk': 'of four inks',
-  'alpha': 'transparent in places',
-  'grey': 'of one channel',
-  'suffix': 'its name says another format',
-  'small': 'shorter side below --min_size',
-  'duplicate': 'the bytes of an earlier file',
-  'leak': 'the bytes of an evaluation file',
-  'rare': 'of a class below --min_count',
-}
+KINDS = tuple(_KINDS)
+POLICIES = {kind: actions.split() for kind, (actions, _) in _KINDS.items()}
+MEANINGS = {kind: meaning for kind, (_, meaning) in _KINDS.items()}
 # A file of several kinds: the last of these that any of them asks for.
 ACTIONS = ('keep', 'convert', 'skip', 'fail')
-KEEP, CONVERT, SKIP, FAIL = range(4)
+CONVERT = ACTIONS.index('convert')
 
 
-@dataclasses.dataclass
 class Split:
   """One split: its files, the findings in them, the actions on them.
 
   Attributes:
     name: in the prepared set.
     listing: of the files.
+    findings: in each file.
     sizes: (n,) int64, bytes of each file.
-    shapes: (n, 2) int32, height and width, 0 where unknown.
-    kinds: (n,) uint32, bit i for KINDS[i].
-    digests: n SHA-256 of the files' bytes, b'' for a missing one.
-    formats: n names, such as 'JPEG'.
-    reasons: of damage, by index of the file.
+    kinds: for each of KINDS, (n,) bool, True for the files of this kind.
     actions: (n,) uint8, indices of ACTIONS, from `decide`.
     equals: split and index that a duplicate or a leak equals, by its index.
   """
 
-  name: str
-  listing: image_folder.Listing
-  sizes: np.ndarray
-  shapes: np.ndarray
-  kinds: np.ndarray
-  digests: list[bytes]
-  formats: list[str]
-  reasons: dict[int, str]
-  actions: np.ndarray | None = None
-  equals: dict[int, tuple[str, int]] = dataclasses.field(default_factory=dict)
+  def __init__(self, name: str, listing: image_folder.Listing, findings: list[examine.Finding]):
+    self.name, self.listing, self.findings = name, listing, findings
+    self.sizes = np.array([f.size for f in findings], np.int64)
+    self.kinds = {kind: np.array([kind in f.kinds for f in findings], bool) for kind in KINDS}
+    self.actions = np.zeros(len(findings), np.uint8)
+    self.equals: dict[int, tuple[Split, int]] = {}
 
-  def __len__(self) -> int:
-    return len(self.listing.files)
-
-  def of_kind(self, kind: str) -> np.ndarray:
-    """Returns (n,) bool, True for the files of a kind."""
-    return (self.kinds & bit(kind)) != 0
+  def counts(self) -> dict[str, int]:
+    """Returns the number of files listed, stored and converted, and of each kind."""
+    stored, converted = len(self.stored), int((self.actions == CONVERT).sum())
+    counts = {'listed': len(self.findings), 'stored': stored, 'converted': converted}
+    return counts | {kind: int(is_kind.sum()) for kind, is_kind in self.kinds.items()}
 
   @property
   def stored(self) -> np.ndarray:
     """Indices of the files that the set will hold, in their order."""
     return np.flatnonzero(self.actions <= CONVERT)
-
-  @property
-  def converted(self) -> np.ndarray:
-    """Indices of the files that it will hold converted."""
-    return np.flatnonzero(self.actions == CONVERT)
-
-
-def bit(kind: str) -> int:
-  """Returns the bit of `Split.kinds` that stands for a kind."""
-  return 1 << KINDS.index(kind)
 
 
 def policy(text: str) -> dict[str, str]:
@@ -114,13 +75,11 @@ def policy(text: str) -> dict[str, str]:
   for item in filter(None, text.split(',')):
     kind, _, action = item.partition('=')
     if kind not in POLICIES:
-      raise config_lib.ConfigError(
-        f'--policy: unknown kind {kind!r}{config_lib.nearest(kind, POLICIES)}'
-      )
+      hint = config_lib.nearest(kind, POLICIES)
+      raise config_lib.ConfigError(f'--policy: unknown kind {kind!r}{hint}')
     if action not in POLICIES[kind]:
-      raise config_lib.ConfigError(
-        f'--policy: {item!r}, expected {kind}=' + ' or '.join(POLICIES[kind])
-      )
+      expected = f'{kind}={" or ".join(POLICIES[kind])}'
+      raise config_lib.ConfigError(f'--policy: {item!r}, expected {expected}')
     result[kind] = action
   return result
 
@@ -140,22 +99,20 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
     min_count: examples below which a class is rare.
   """
   for split in splits:
-    sides = split.shapes.min(1)
-    small = (sides > 0) & (sides < min_size)
-    split.kinds[small] |= bit('small')
-    split.actions = np.zeros(len(split), np.uint8)
+    sides = np.array([min(f.height, f.width) for f in split.findings])
+    split.kinds['small'] |= (sides > 0) & (sides < min_size)
     _apply(policy, split)
-  firsts = [_mark_duplicates(split) for split in splits]
+  for split in splits:
+    _mark_equal('duplicate', split, split)
   if len(splits) == 2:
-    _mark_leaks(splits[0], splits[1], firsts[1])
+    _mark_equal('leak', *splits)
   for split in splits:
     _apply(policy, split)
-  classes = len(splits[0].listing.vocabulary)
-  counts = np.bincount(splits[0].listing.labels[splits[0].stored], minlength=classes)
+  train = splits[0].listing
+  counts = np.bincount(train.labels[splits[0].stored], minlength=len(train.vocabulary))
   for split in splits:
-    rare = (counts < min_count)[split.listing.labels]
-    rare &= split.actions <= CONVERT
-    split.kinds[rare] |= bit('rare')
+    is_rare = (counts < min_count)[split.listing.labels]
+    split.kinds['rare'] |= is_rare & (split.actions <= CONVERT)
     _apply(policy, split)
 
 
@@ -178,41 +135,21 @@ def shards(split: Split, size: int) -> list[np.ndarray]:
 
 
 def _apply(policy, split):
-  for i, kind in enumerate(KINDS):
-    action = ACTIONS.index(policy[kind])
-    holds = (split.kinds >> i) & 1 != 0
-    split.actions[holds] = np.maximum(split.actions[holds], action)
+  for kind, is_kind in split.kinds.items():
+    split.actions[is_kind] = np.maximum(split.actions[is_kind], ACTIONS.index(policy[kind]))
 
 
-def _mark_duplicates(split):
-  """Marks the duplicates; returns the first index of each digest."""
-  firsts = {}
+def _mark_equal(kind, split, other):
+  """Marks files of a split that have the bytes of an earlier file, or of the other split's."""
+  firsts = {other.findings[j].digest: j for j in reversed(other.stored.tolist())}
   for i in split.stored.tolist():
-    first = firsts.setdefault(split.digests[i], i)
-    if first != i:
-      split.kinds[i] |= bit('duplicate')
-      split.equals[i] = (split.name, first)
-  return firsts
+    j = firsts.get(split.findings[i].digest)
+    if j is not None and (split is not other or j != i):
+      split.kinds[kind][i] = True
+      split.equals[i] = (other, j)
 
 
-def _mark_leaks(train, evaluation, firsts):
-  for i in train.stored.tolist():
-    j = firsts.get(train.digests[i])
-    if j is not None:
-      train.kinds[i] |= bit('leak')
-      train.equals[i] = (evaluation.name, j)
-
-
-def count(split: Split) -> dict[str, int]:
-  """Returns the number of files of each kind."""
-  return {kind: int(split.of_kind(kind).sum()) for kind in KINDS}
-
-
-def failures(splits: list[Split], policy: dict[str, str]) -> collections.Counter:
-  """Returns the number of files of each kind that forbids the set."""
-  result = collections.Counter()
-  for split in splits:
-    for kind, number in count(split).items():
-      if number and policy[kind] == 'fail':
-        result[kind] += number
-  return result
+def count(splits: list[Split]) -> dict[str, int]:
+  """Returns the number of files of each kind that there is."""
+  counts = {kind: sum(int(split.kinds[kind].sum()) for split in splits) for kind in KINDS}
+  return {kind: number for kind, number in counts.items() if number}

@@ -1,53 +1,22 @@
 """Examines image files before they are trained on, decoding each file once."""
 
-import contextlib
-import dataclasses
 import io
 import logging
 import math
 import os
+from typing import NamedTuple
 import warnings
 
 from PIL import Image, ImageFile
 
 from anp_jax.data.image_files import colours, image_format, images, orientation
 
-# What a file can be, the worst first. A file of no kind is an undamaged and
-# upright colour picture in a format that training reads.
-KINDS = (
-  'corrupt',
-  'large',
-  'truncated',
-  'placeholder',
-  'format',
-  'rotated',
-  'cmyk',
-  'alpha',
-  'grey',
-  'suffix',
-)
 # The picture that Flickr sends for a photograph that is gone has 2,051 bytes
 # and 500x374 pixels. Honest files of so few bytes hold much smaller pictures.
-PLACEHOLDER_BYTES = 2051
-PLACEHOLDER_SIDE = 200
+PLACEHOLDER_BYTES, PLACEHOLDER_SIDE = 2051, 200
 
-_SUFFIXES = {
-  '.jpg': 'JPEG',
-  '.jpeg': 'JPEG',
-  '.jpe': 'JPEG',
-  '.jfif': 'JPEG',
-  '.png': 'PNG',
-  '.gif': 'GIF',
-  '.bmp': 'BMP',
-  '.webp': 'WEBP',
-  '.tif': 'TIFF',
-  '.tiff': 'TIFF',
-  '.avif': 'AVIF',
-  '.jp2': 'JPEG2000',
-  '.ppm': 'PPM',
-  '.pgm': 'PPM',
-  **dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF'),
-}
+# Formats by suffix. Pillow learns of HEIF when it opens the first such file.
+_FORMATS = Image.registered_extensions() | dict.fromkeys(images.HEIF_SUFFIXES, 'HEIF')
 _GREY = ('1', 'L', 'LA', *colours.DEEP)
 # Others, such as floats, have no 8-bit colours that all agree on.
 _MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
@@ -56,25 +25,27 @@ _MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
 logging.getLogger('PIL').setLevel(logging.CRITICAL)
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-  """What an image file holds.
+class Finding(NamedTuple):
+  """An image file, and what is unusual about it.
 
   Attributes:
     format: Pillow's name, such as 'JPEG'; '' if the bytes are of no image.
     height: in pixels as stored, 0 for a corrupt file.
     width: like height.
-    mode: Pillow's name of the kind of pixels, such as 'RGB'.
-    kinds: those of KINDS that hold, in their order.
+    kinds: what is unusual, the worst first; none for an undamaged and upright
+      colour picture in a format that training reads.
     reason: why it is corrupt, truncated or of a wrong format.
+    size: bytes of the file; 0 if it was not read from one.
+    digest: SHA-256 of them; b'' likewise.
   """
 
   format: str
   height: int
   width: int
-  mode: str
   kinds: tuple[str, ...]
   reason: str
+  size: int = 0
+  digest: bytes = b''
 
 
 def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
@@ -98,36 +69,33 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   """
   name = image_format.sniff(data)
   if not name:
-    begins = f'begins with {data[:8]!r}' if data else 'is empty'
-    return corrupt('', f'no image: {begins}')
+    return unusable(f'no image: begins with {data[:8]!r}' if data else 'no image: is empty')
   fault, reason = image_format.check(data)
   if fault == 'corrupt':
-    return corrupt(name, reason)
+    return unusable(reason, format_name=name)
   try:
-    image = _decode(data, max_megapixels)
+    image, damage = _decode(data, max_megapixels)
   except image_format.TooLargeError as e:
     reason = str(e).removeprefix('large: ')  # the kind says so
-    return Finding(name, e.height, e.width, '', ('large',), reason)
-  except Exception as e:  # whatever Pillow makes of damaged fields
-    fault, reason = 'truncated', _text(e)
-    try:
-      image = _decode(data, max_megapixels, tolerant=True)
-    except Exception:
-      return corrupt(name, reason)
+    return Finding(name, e.height, e.width, ('large',), reason)
+  except ValueError as e:
+    return unusable(str(e), format_name=name)
+  if damage:
+    fault, reason = 'truncated', damage
   if image.mode not in _MODES:
-    return corrupt(name, f'pixels of kind {image.mode}')
+    return unusable(f'pixels of kind {image.mode}', format_name=name)
   if not fault and name == 'GIF':
     colors = image_format.gif_colors(data)
     if image.getextrema()[1] >= colors:
       fault, reason = 'format', f'GIF with colours beyond its {colors}'
   kinds = _kinds(image, len(data), name, fault, file_name)
   width, height = image.size
-  return Finding(name, height, width, image.mode, kinds, reason)
+  return Finding(name, height, width, kinds, reason)
 
 
-def corrupt(format_name: str, reason: str) -> Finding:
+def unusable(reason: str, kind: str = 'corrupt', format_name: str = '') -> Finding:
   """Returns the finding for a file that cannot be decoded at all."""
-  return Finding(format_name, 0, 0, '', ('corrupt',), reason)
+  return Finding(format_name, 0, 0, (kind,), reason)
 
 
 def convert(data: bytes) -> bytes:
@@ -144,15 +112,9 @@ def convert(data: bytes) -> bytes:
     ValueError: if it cannot be decoded: `examine` calls it corrupt.
   """
   name = image_format.sniff(data)
-  try:
-    try:
-      image = _decode(data, math.inf)
-    except Exception:
-      image = _decode(data, math.inf, tolerant=True)
-    turn = orientation.transpose(image)
-    pixels = colours.rgb(image)
-  except Exception as e:
-    raise ValueError(_text(e)) from e
+  image, _ = _decode(data, math.inf)
+  turn = orientation.transpose(image)
+  pixels = colours.rgb(image)
   if turn is not None:
     pixels = pixels.transpose(turn)
   # A picture of its own: nothing of the file's information would follow.
@@ -168,7 +130,7 @@ def convert(data: bytes) -> bytes:
 def _kinds(image, size, name, fault, file_name):
   suffix = os.path.splitext(file_name)[1].lower()
   few = size <= PLACEHOLDER_BYTES and min(image.size) >= PLACEHOLDER_SIDE
-  holds = {
+  is_kind = {
     'truncated': fault == 'truncated',
     'placeholder': few and fault != 'truncated',
     'format': fault == 'format',
@@ -176,29 +138,34 @@ def _kinds(image, size, name, fault, file_name):
     'cmyk': image.mode == 'CMYK',
     'alpha': image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info,
     'grey': image.mode in _GREY,
-    'suffix': _SUFFIXES.get(suffix, name) != name,
+    'suffix': _FORMATS.get(suffix, name) != name,
   }
-  return tuple(kind for kind in KINDS if holds.get(kind))
+  return tuple(kind for kind, holds in is_kind.items() if holds)
 
 
-def _decode(data, max_megapixels, tolerant=False):
-  """All pixels of the first frame; tolerant: those before the damage."""
-  before = ImageFile.LOAD_TRUNCATED_IMAGES
-  ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+def _decode(data, max_megapixels):
+  """Pixels of the first frame; if it is damaged, those before it and the damage."""
   try:
-    with _quietly():
-      image = images.open_image(data, max_megapixels, must_be_whole=False)
-      image.load()
+    return _load(data, max_megapixels), ''
+  except image_format.TooLargeError:
+    raise
+  except Exception as e:  # whatever Pillow makes of damaged fields
+    damage = _text(e)
+  ImageFile.LOAD_TRUNCATED_IMAGES = True
+  try:
+    return _load(data, max_megapixels), damage
+  except Exception as e:
+    raise ValueError(damage) from e
   finally:
-    ImageFile.LOAD_TRUNCATED_IMAGES = before
-  return image
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
-@contextlib.contextmanager
-def _quietly():
+def _load(data, max_megapixels):
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
-    yield
+    image = images.open_image(data, max_megapixels, must_be_whole=False)
+    image.load()
+  return image
 
 
 def _text(error):

@@ -1,60 +1,55 @@
 """The report of a preparation: tables for people, lines for programs."""
 
+from collections.abc import Iterable
 import json
 import os
 
 import numpy as np
 
-from anp_jax.data.prepare import actions as plan_lib
-from anp_jax.system import markdown
+from anp_jax.data.prepare import actions as actions_lib
+from anp_jax.system import files as files_lib, markdown
 
 MARKDOWN, LINES = 'report.md', 'damaged.jsonl'
 
 _FIRST = 3  # files named for each kind
 
 
-def write(folder: str, name: str, splits: list[plan_lib.Split], policy: dict) -> None:
+def write(folder: str, name: str, splits: list[actions_lib.Split], policy: dict) -> None:
   """Writes report.md and damaged.jsonl, the same for the same data.
 
   Args:
     folder: to write to.
     name: of the set.
-    splits: with their actions, from `plan.decide`.
+    splits: with their actions, from `actions.decide`.
     policy: the action of each kind.
   """
-  with open(os.path.join(folder, MARKDOWN), 'w', encoding='utf-8', errors='backslashreplace') as f:
-    f.write('\n'.join(_markdown(name, splits, policy)) + '\n')
-  with open(os.path.join(folder, LINES), 'w', encoding='utf-8') as f:
+  page = '\n'.join(_markdown(name, splits, policy)) + '\n'
+  files_lib.write_atomic(os.path.join(folder, MARKDOWN), page)
+  with open(os.path.join(folder, LINES), 'w', encoding='utf-8') as file:
     for split in splits:
-      for i in np.flatnonzero(split.kinds).tolist():
-        f.write(json.dumps(_line(splits, split, i)) + '\n')
+      for i in _of_kinds(split, actions_lib.KINDS):
+        file.write(json.dumps(_line(split, i)) + '\n')
 
 
-def summary(splits: list[plan_lib.Split], policy: dict) -> list[str]:
+def summary(splits: list[actions_lib.Split], policy: dict) -> list[str]:
   """Returns the lines that a preparation ends with."""
-  classes = splits[0].listing.vocabulary
-  lines = [classes.text()]
-  lines.append(markdown.plain(_split_rows(splits), 'lr'))
-  rows = [('kind', 'files', 'share', 'done', 'meaning')]
-  for kind, number, share in _counts(splits):
-    rows.append((kind, f'{number:,}', share, policy[kind], plan_lib.MEANINGS[kind]))
-  if len(rows) > 1:
-    lines += ['', markdown.plain(rows, 'lrrl')]
-  else:
-    lines += ['', 'no file is damaged or unusual']
-  return lines + _left_out(splits)
+  rows = [(kind, *numbers, meaning) for kind, meaning, *numbers in _kind_rows(splits, policy)]
+  kinds = markdown.plain(rows, 'lrrl') if len(rows) > 1 else 'no file is damaged or unusual'
+  table = markdown.plain(_split_rows(splits), 'lr')
+  return [splits[0].listing.vocabulary.text(), table, '', kinds, *_left_out(splits)]
 
 
-def first(splits: list[plan_lib.Split], kinds) -> str:
+def first(splits: list[actions_lib.Split], kinds: Iterable[str]) -> str:
   """Returns the path and kind of the first file of any of the kinds."""
-  for split in splits:
-    for i in np.flatnonzero(split.kinds).tolist():
-      for kind in kinds:
-        if split.kinds[i] & plan_lib.bit(kind):
-          path = os.path.join(split.listing.root, split.listing.files[i])
-          reason = split.reasons.get(i)
-          return f'{path} ({kind}{f": {reason}" if reason else ""})'
-  return ''
+  split, i = next((split, i) for split in splits for i in _of_kinds(split, kinds))
+  kind = next(kind for kind in kinds if split.kinds[kind][i])
+  reason = split.findings[i].reason
+  return f'{split.listing.paths()[i]} ({kind}{f": {reason}" if reason else ""})'
+
+
+def _of_kinds(split, kinds):
+  """Indices of the files of any of the kinds."""
+  return np.flatnonzero(np.any([split.kinds[kind] for kind in kinds], 0)).tolist()
 
 
 def _left_out(splits):
@@ -65,81 +60,64 @@ def _left_out(splits):
 def _split_rows(splits):
   """The rows of a table of splits, the head first."""
   rows = [('split', 'files', 'images', 'converted', 'smallest class')]
+  names = splits[0].listing.vocabulary.names
   for split in splits:
-    rows.append(
-      (
-        split.name,
-        f'{len(split):,}',
-        f'{len(split.stored):,}',
-        f'{len(split.converted):,}',
-        _smallest(split),
-      )
-    )
+    counts = split.counts()
+    numbers = [f'{counts[key]:,}' for key in ('listed', 'stored', 'converted')]
+    sizes = np.bincount(split.listing.labels[split.stored], minlength=len(names))
+    smallest = int(sizes.argmin())
+    rows.append((split.name, *numbers, f'{sizes[smallest]:,} ({names[smallest]})'))
   return rows
 
 
-def _smallest(split):
-  labels = split.listing.labels[split.stored]
-  classes = split.listing.vocabulary
-  counts = np.bincount(labels, minlength=len(classes))
-  i = int(counts.argmin())
-  return f'{counts[i]:,} ({classes.names[i]})'
-
-
-def _counts(splits):
-  """Yields each kind that there is, its files and their share."""
-  total = sum(map(len, splits))
-  for kind in plan_lib.KINDS:
-    number = sum(int(s.of_kind(kind).sum()) for s in splits)
-    if number:
-      yield kind, number, f'{100 * number / total:.2f} %'
+def _kind_rows(splits, policy):
+  """The rows of a table of the kinds that there are, the head first."""
+  rows = [('kind', 'meaning', 'files', 'share', 'done')]
+  total = sum(len(split.findings) for split in splits)
+  for kind, number in actions_lib.count(splits).items():
+    share = f'{100 * number / total:.2f} %'
+    rows.append((kind, actions_lib.MEANINGS[kind], f'{number:,}', share, policy[kind]))
+  return rows
 
 
 def _markdown(name, splits, policy):
-  yield f'# {name}: findings and actions'
-  yield ''
   folders = ['folder', *(split.listing.root for split in splits)]
-  rows = [(name, folder, *counts) for folder, (name, *counts) in zip(folders, _split_rows(splits))]
-  yield markdown.table(rows, 'llrrrl')
-  yield ''
-  rows = [('kind', 'meaning', 'files', 'share', 'done', 'first files')]
-  for kind, number, share in _counts(splits):
-    files = [
-      f'{split.name}: {split.listing.files[i]}'
-      for split in splits
-      for i in np.flatnonzero(split.of_kind(kind))[:_FIRST]
-    ]
-    rows.append(
-      (kind, plan_lib.MEANINGS[kind], f'{number:,}', share, policy[kind], ', '.join(files[:_FIRST]))
-    )
-  yield markdown.table(rows, 'llrrl')
-  yield ''
-  yield (
-    'A file of several kinds counts in each; its action is the strictest of '
-    f'theirs. Every file of a kind is a line of {LINES}.'
-  )
+  rows = [(row[0], folder, *row[1:]) for folder, row in zip(folders, _split_rows(splits))]
+  yield from (f'# {name}: findings and actions', '', markdown.table(rows, 'llrrrl'), '')
+  head, *rows = _kind_rows(splits, policy)
+  rows = [(*row, _first_files(splits, row[0])) for row in rows]
+  yield from (markdown.table([(*head, 'first files'), *rows], 'llrrl'), '')
+  yield 'A file of several kinds counts in each; its action is the strictest of theirs.'
+  yield f'Every file of a kind is a line of {LINES}.'
   for line in _left_out(splits):
-    yield ''
-    yield markdown.escape(line)
+    yield from ('', markdown.escape(line))
 
 
-def _line(splits, split, i):
-  height, width = split.shapes[i].tolist()
+def _first_files(splits, kind):
+  files = [
+    f'{split.name}: {split.listing.files[i]}'
+    for split in splits
+    for i in _of_kinds(split, [kind])[:_FIRST]
+  ]
+  return ', '.join(files[:_FIRST])
+
+
+def _line(split, i):
+  finding, listing = split.findings[i], split.listing
   result = {
     'split': split.name,
-    'file': split.listing.files[i],
-    'class': split.listing.vocabulary.names[split.listing.labels[i]],
-    'kinds': [k for k in plan_lib.KINDS if split.kinds[i] & plan_lib.bit(k)],
-    'done': plan_lib.ACTIONS[split.actions[i]],
-    'bytes': int(split.sizes[i]),
-    'format': split.formats[i],
-    'height': height,
-    'width': width,
+    'file': listing.files[i],
+    'class': listing.vocabulary.names[listing.labels[i]],
+    'kinds': [kind for kind in actions_lib.KINDS if split.kinds[kind][i]],
+    'done': actions_lib.ACTIONS[split.actions[i]],
+    'bytes': finding.size,
+    'format': finding.format,
+    'height': finding.height,
+    'width': finding.width,
   }
-  if i in split.reasons:
-    result['reason'] = split.reasons[i]
+  if finding.reason:
+    result['reason'] = finding.reason
   if i in split.equals:
-    name, j = split.equals[i]
-    other = next(s for s in splits if s.name == name)
-    result['equals'] = {'split': name, 'file': other.listing.files[j]}
+    other, j = split.equals[i]
+    result['equals'] = {'split': other.name, 'file': other.listing.files[j]}
   return result

@@ -1,14 +1,11 @@
 """The splits of a set: their files, and their names."""
 
-import argparse
 import dataclasses
-import os
 import re
 
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.prepare import disk_files
 from anp_jax.data.sources import image_folder, listings
 
 DEFAULT_NAMES = ('train', 'validation')
@@ -32,77 +29,45 @@ def find(flags) -> tuple[list[str], list[image_folder.Listing]]:
   listings = [_listing(flags, splits, i) for i in range(len(splits))]
   for listing in listings:
     if listing.vocabulary != listings[0].vocabulary:
-      raise config_lib.ConfigError(
-        f'{listing.name} has other classes than {listings[0].name}: give them by --lists'
-      )
+      text = f'has other classes than {listings[0].name}: give them by --lists'
+      raise config_lib.ConfigError(f'{listing.name} {text}')
   for name in listings[0].vocabulary.names:
     if not name.isprintable():  # nor are bytes that are no UTF-8
-      raise config_lib.ConfigError(
-        f'{flags.source}: class {ascii(name)} has a name that cannot be stored'
-      )
+      text = f'class {ascii(name)} has a name that cannot be stored'
+      raise config_lib.ConfigError(f'{flags.source}: {text}')
   return _names(splits), listings
 
 
 def _names(splits):
-  """Names of splits in the set, where tfds would not take every text."""
-  names = []
-  for split, default in zip(splits, DEFAULT_NAMES):
-    # 'all' means every split to tfds.
-    plain = re.fullmatch(r'[A-Za-z]\w*', split, re.ASCII) and split != 'all'
-    names.append(split if plain else default)
-  if len(set(names)) < len(names):
-    return list(DEFAULT_NAMES)
-  return names
+  """Names of splits in the set: their own, if tfds takes them."""
+  # 'all' means every split to tfds.
+  if all(re.fullmatch(r'[A-Za-z]\w*', split, re.ASCII) and split != 'all' for split in splits):
+    return splits
+  return [*DEFAULT_NAMES[: len(splits)]]
 
 
 def _listing(flags, splits, i):
   """The files of the split of index i."""
-  split, siblings = splits[i], splits[:i] + splits[i + 1 :]
-  # A tree is named by its path alone.
-  is_tree = listings.kind(flags.source) == 'folder'
-  d = argparse.Namespace(
-    source=flags.source,
-    path=flags.source if is_tree else flags.path,
-    lists=flags.lists,
-    pairs=flags.pairs,
-  )
+  split, sibling = splits[i], ''.join(splits[:i] + splits[i + 1 :])
   try:
-    is_all = (
-      not siblings
-      and split == 'train'
-      and not listings.has_splits(d.source, os.path.expanduser(d.path))
-    )
-    listing = listings.find(
-      d,
-      '' if is_all else split,
-      ''.join(siblings),
-      flags.data_dir,
-      (*image_folder.SUFFIXES, *image_folder.convertible()),
-    )
+    is_all = not sibling and split == 'train' and not listings.has_splits(flags.source, flags.path)
+    suffixes = (*image_folder.SUFFIXES, *image_folder.convertible())
+    listing = listings.find(flags, '' if is_all else split, sibling, flags.data_dir, suffixes)
     classes = listing.vocabulary.with_pairs(flags.pairs)
   except config_lib.ConfigError as e:
-    raise config_lib.ConfigError(_flags_for_keys(str(e), is_tree)) from e
-  listing = dataclasses.replace(
-    listing,
-    vocabulary=classes,
-    files=tuple(listing.files),
-    storage=listing.storage
-    or disk_files.DiskFiles(listing.root, listing.files, listing.confined_to),
-  )
-  if is_all and is_tree:
-    root = os.path.expanduser(flags.source)
-    listing = dataclasses.replace(listing, root=root, name=root)
+    raise config_lib.ConfigError(_flags_for_keys(str(e), flags.source)) from e
+  listing = dataclasses.replace(listing, vocabulary=classes, files=tuple(listing.files))
   if not listing.files:
     raise config_lib.ConfigError(f'{listing.name} has no files')
   unlabelled = np.flatnonzero(listing.labels < 0)
   if len(unlabelled):
-    path = os.path.join(listing.root, listing.files[unlabelled[0]])
+    path = listing.paths()[unlabelled[0]]
     raise config_lib.ConfigError(f'{path} has no class, which a set needs')
   return listing
 
 
-def _flags_for_keys(text, is_tree):
+def _flags_for_keys(text, source):
   """An error of a run's keys, with the flags of this command."""
-  text = text.replace('config.data.path', '--from' if is_tree else '--path')
-  text = text.replace('config.data.dir', '--data_dir')
+  flag = '--from' if listings.kind(source) == 'folder' else '--path'
+  text = text.replace('config.data.path', flag).replace('config.data.dir', '--data_dir')
   return text.replace('config.data.', '--')

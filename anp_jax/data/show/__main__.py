@@ -128,7 +128,7 @@ def _parse(arguments):
   if flags.step < 0:
     raise config_lib.ConfigError(f'--step={flags.step}: expected 0 or more')
   if not flags.stats:
-    outputs.check_folder('--output', os.path.expanduser(flags.output))
+    outputs.check_folder('--output', flags.output)
   return flags
 
 
@@ -136,32 +136,15 @@ def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.data.show', description=__doc__)
   add = parser.add_argument
   add('--config', metavar='FILE[:VARIANT]', help='see configs/')
-  add(
-    '--output', default='show', metavar='DIR', help='where the pictures go (default: %(default)s)'
-  )
-  add(
-    '--count', type=int, default=36, metavar='N', help='examples on a sheet (default: %(default)s)'
-  )
-  add(
-    '--step',
-    type=int,
-    default=0,
-    metavar='N',
-    help='of training, whose examples are shown (default: %(default)s)',
-  )
+  add('--output', default='show', metavar='DIR', help='where the pictures go (default: show)')
+  add('--count', type=int, default=36, metavar='N', help='examples on a sheet (default: 36)')
+  text = 'of training, whose examples are shown (default: 0)'
+  add('--step', type=int, default=0, metavar='N', help=text)
   add('--stats', action='store_true', help='print counts, draw nothing')
-  add(
-    '--sentiment',
-    default='',
-    metavar='FILE',
-    help='VSO or MVSO: how positive the images are, for --stats',
-  )
-  add(
-    '--emotions',
-    default='',
-    metavar='FILE',
-    help='of MVSO: the emotions of the images, for --stats',
-  )
+  text = 'VSO or MVSO: how positive the images are, for --stats'
+  add('--sentiment', default='', metavar='FILE', help=text)
+  text = 'of MVSO: the emotions of the images, for --stats'
+  add('--emotions', default='', metavar='FILE', help=text)
   return parser
 
 
@@ -186,9 +169,9 @@ def _stats(config, splits, flags):
   del config
   sentiments = emotions = None
   if flags.sentiment:
-    sentiments = lexicons.sentiments(os.path.expanduser(flags.sentiment))
+    sentiments = lexicons.sentiments(flags.sentiment)
   if flags.emotions:
-    emotions = lexicons.emotions(os.path.expanduser(flags.emotions))
+    emotions = lexicons.emotions(flags.emotions)
   counts = [stats.count(source) for source in splits]
   lines = stats.balance(counts)
   if sentiments is not None:
@@ -202,7 +185,7 @@ def _draw(config, splits, flags):
   """Yields the path of each picture once it is written."""
   from anp_jax.data.show import draw  # heavy: once the input is known
 
-  folder = os.path.expanduser(flags.output)
+  folder = flags.output
   os.makedirs(folder, exist_ok=True)
   for name, source in zip(('training', 'evaluation'), splits):
     training = name == 'training'

@@ -150,7 +150,7 @@ def find(d, split: str, other_split: str, data_dir: str) -> image_folder.Listing
   root = part.folder
   if part.is_split and part.are_parquet:
     root = os.path.join(root, split)
-  return image_folder.Listing(root, _Names(storage), labels[rows], classes, name, storage=storage)
+  return image_folder.Listing(root, _Names(storage), labels[rows], classes, name, storage)
 
 
 def full_path(source: str, path: str) -> str:

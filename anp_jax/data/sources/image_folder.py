@@ -11,14 +11,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
-from anp_jax.data.sources import (
-  folder_names,
-  skipped_files,
-  source as source_lib,
-  split_file,
-  stored_images,
-)
-from anp_jax.system import untrusted_text
+from anp_jax.data.sources import folder_names, skipped_files, split_file, stored_images
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
@@ -47,10 +40,8 @@ class Listing:
     labels: (n,) int32, class of each file.
     vocabulary: of the labels.
     name: what messages call the split.
+    storage: of the files.
     left_out: a line about files of the tree that are in no split; '': none.
-    storage: of the files, where these are within others; None: on disk.
-    confined_to: the folder that a file must lie in, links followed, where a
-      list gives the paths; '': links of a tree lead anywhere.
   """
 
   root: str
@@ -58,47 +49,21 @@ class Listing:
   labels: np.ndarray
   vocabulary: vocabulary_lib.Vocabulary
   name: str
+  storage: stored_images.Storage
   left_out: str = ''
-  storage: stored_images.Storage | None = None
-  confined_to: str = ''
 
+  def paths(self) -> list[str]:
+    """Returns the path of every file, which goes on within a file."""
+    return [os.path.join(self.root, file) for file in self.files]
 
-class ImageFolder(source_lib.Source):
-  """Image files in a tree of class folders, or named by a split file."""
-
-  kind = 'encoded'
-
-  def __init__(self, listing: Listing):
-    """Creates the source of the files that `find` listed."""
-    self.name = listing.name
-    self.vocabulary = listing.vocabulary
-    self._root = listing.root
-    self._files = listing.files
-    self._labels = listing.labels
-    self._confined_to = listing.confined_to
-
-  def __len__(self):
-    return len(self._files)
-
-  def read(self, indices):
-    """Returns the bytes of files by index, and labels."""
-    files = [
-      stored_images.read_file(os.path.join(self._root, self._files[i]), self._confined_to)
-      for i in indices
-    ]
-    return files, self._labels[indices]
-
-  def labels(self):
-    """Returns (n,) int32, of all files."""
-    return self._labels
-
-  def example_name(self, index):
-    """Returns the file's path, for people to read."""
-    return untrusted_text.printable(os.path.join(self._root, self._files[index]))
-
-  def listing(self):
-    """Returns the files' paths below the root."""
-    return self._files
+  def select(self, indices: np.ndarray) -> 'Listing':
+    """Returns the files of these indices."""
+    return dataclasses.replace(
+      self,
+      files=tuple(self.files[i] for i in indices),
+      labels=self.labels[indices],
+      storage=self.storage.select(indices),
+    )
 
 
 def convertible() -> tuple[str, ...]:
@@ -146,7 +111,8 @@ def find(
   vocabulary = vocabulary_lib.from_spec(lists, pairs) if lists else None
   if split.endswith('.txt'):
     file, files, labels, vocabulary = split_file.read(root, split, vocabulary, other_splits)
-    return Listing(root, files, labels, vocabulary, file, confined_to=root)
+    storage = stored_images.DiskFiles(root, files, confined_to=root)
+    return Listing(root, files, labels, vocabulary, file, storage)
   return _from_tree(root, split, vocabulary, other_splits, suffixes, pairs)
 
 
@@ -191,7 +157,8 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
     tuple(files),
     np.array(labels, np.int32),
     vocabulary,
-    f'{root}: {split}',
+    f'{root}: {split}' if split else root,
+    stored_images.DiskFiles(base, files),
     text and f'{base}: left out {text}',
   )
 

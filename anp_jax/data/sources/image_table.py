@@ -49,9 +49,9 @@ def find(d, split: str, other_split: str = '') -> image_folder.Listing:
   chosen = np.flatnonzero(_in_split(file, rows, split) & (labels >= 0))
   names = tuple(rows[i][0] for i in chosen)
   _check_root(file, root, [rows[i] for i in chosen])
-  return image_folder.Listing(
-    root, names, labels[chosen], classes, f'{file}: {split}' if split else file, confined_to=root
-  )
+  storage = stored_images.DiskFiles(root, names, confined_to=root)
+  name = f'{file}: {split}' if split else file
+  return image_folder.Listing(root, names, labels[chosen], classes, name, storage)
 
 
 def has_splits(path: str) -> bool:

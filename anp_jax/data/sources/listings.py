@@ -70,6 +70,4 @@ def open_listing(listing: image_folder.Listing) -> source_lib.Source:
   """The source of the images of a listing."""
   if listing.left_out:
     image_folder.warn_once('%s', listing.left_out)
-  if listing.storage is None:
-    return image_folder.ImageFolder(listing)
   return stored_images.StoredImages(listing)

@@ -100,8 +100,40 @@ class Storage(Protocol):
     """The files of these indices, in their order."""
 
 
+class DiskFiles(Storage):
+  """Files of a file system, among which anything may be."""
+
+  def __init__(self, root: str, files, confined_to: str = ''):
+    """Creates the storage of files by their paths below a root.
+
+    Args:
+      root: of the paths.
+      files: their paths.
+      confined_to: the folder that a file must lie in, links followed, where a
+        list gives the paths; '': links of a tree lead anywhere.
+    """
+    self._root, self._files = root, files
+    self._confined_to = confined_to
+
+  def read(self, index):
+    """Returns a file's bytes; refuses pipes, folders and huge files."""
+    return read_file(self._path(index), self._confined_to)
+
+  def state(self, index):
+    """Returns a file's size and time; NO_FILE if it is none."""
+    return files_lib.state(self._path(index))
+
+  def select(self, indices):
+    """Returns the files of these indices."""
+    files = [self._files[i] for i in indices]
+    return DiskFiles(self._root, files, self._confined_to)
+
+  def _path(self, index):
+    return os.path.join(self._root, self._files[index])
+
+
 class StoredImages(source_lib.Source):
-  """The images of a listing that has a storage."""
+  """The images of a listing."""
 
   kind = 'encoded'
 
@@ -126,7 +158,7 @@ class StoredImages(source_lib.Source):
 
   def example_name(self, index):
     """Returns the path of the image, which goes on within a file."""
-    return untrusted_text.printable(f'{self._listing.root}/{self._listing.files[index]}')
+    return untrusted_text.printable(os.path.join(self._listing.root, self._listing.files[index]))
 
   def listing(self):
     """Returns the names within the files, if these are in memory."""

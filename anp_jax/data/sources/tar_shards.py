@@ -125,8 +125,8 @@ def find(
     labels[chosen],
     classes,
     f'{pattern}: {split}' if split else pattern,
-    left_out and f'{pattern}: left out {left_out}',
     TarMembers(tuple(shards), places, [*map(files.state, shards)]),
+    left_out and f'{pattern}: left out {left_out}',
   )
 
 
