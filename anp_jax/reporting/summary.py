@@ -95,7 +95,7 @@ def log_run_info(
   telemetry.start(
     {
       'data': ' '.join(
-        filter(None, (config.data.source, urls.original(config.data.get('path', ''))))
+        filter(None, (config.data.source, urls.remote_url(config.data.get('path', ''))))
       ),
       'training_images': len(train),
       'validation_images': len(validation),
@@ -218,9 +218,9 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
     # Before the page, without which a run that ends again reports again.
     telemetry_lib.write_result(workdir, _result(workdir, mesh, abstract_state))
     print(run_page.write(workdir, text, facts, hardware(mesh)))
-    print(urls.named(f'report: {run_page.path(workdir)}'))
+    print(urls.remote_url(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
-    where = urls.original(workdir)
+    where = urls.remote_url(workdir)
     logging.error('%s: no report: %s: %s', where, type(e).__name__, e)
 
 
