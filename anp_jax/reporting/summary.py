@@ -20,8 +20,15 @@ from anp_jax.data.sources import scenes
 from anp_jax.reporting import event_file, run_page, telemetry as telemetry_lib, weights_and_biases
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.reporting.run_page import run_tables
-from anp_jax.system import cores as cores_lib, device_peaks, drawing, emulation, markdown, progress
-from anp_jax.system.onednn import library as onednn
+from anp_jax.system import (
+  cores as cores_lib,
+  device_peaks,
+  drawing,
+  emulation,
+  markdown,
+  onednn,
+  progress,
+)
 from anp_jax.training import build, metric_labels, schedule_change
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
