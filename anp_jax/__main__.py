@@ -48,7 +48,7 @@ def main(argv: list[str], mode: str = '') -> int:
     print(exits.error_line(e), file=sys.stderr)
     return 2
 
-  interrupts.set_line('interrupted; run the same command to resume in ' + urls.original(workdir))
+  interrupts.set_line('interrupted; run the same command to resume in ' + urls.remote_url(workdir))
   xla_flags.enable_for(config)
   config = compute_dtype.decide(config, workdir)
   names = 'mode', 'checkpoint', 'change'
@@ -72,7 +72,7 @@ def main(argv: list[str], mode: str = '') -> int:
         train.run(config, workdir, *how)
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
-    print(urls.named(f'error: {text}'), file=sys.stderr)
+    print(urls.remote_url(f'error: {text}'), file=sys.stderr)
     return code
   return interrupts.STATUS if processes.interrupted else 0
 

@@ -61,7 +61,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   trained = trained_lib.load(checkpoint, which)
   m = trained.config.model
   classes = vocabulary.counted(len(trained.vocabulary), 'class')
-  folder_name = urls.original(trained.folder)
+  folder_name = urls.remote_url(trained.folder)
   yield f'{folder_name}: {m.name}, {classes}, step {trained.step}'
   os.makedirs(folder, exist_ok=True)
   refusal = huggingface.refusal(trained.config)

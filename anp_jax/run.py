@@ -207,7 +207,6 @@ class Run:
     self._telemetry.evaluation(step, scores)
     saved = self._program.saved_form.of_run(state)
     self._checkpoints.save_best(step, saved, scores)
-    mirror.begin_upload(self._workdir)
     return scores
 
   def finish(self, step: int, vote: int) -> None:

@@ -57,6 +57,18 @@ def test_every_folder_imports_only_from_those_below_it():
   assert not wrong
 
 
+def test_onednn_has_one_door():
+  """Other folders import `anp_jax.system.onednn`, and no module in it."""
+  door = pathlib.Path('anp_jax/system/onednn')
+  wrong = [
+    f'{path}: {name}'
+    for path in _files('anp_jax')
+    for name in _imports(path)
+    if path.parent != door and name.startswith('anp_jax.system.onednn')
+  ]
+  assert not wrong
+
+
 def test_no_two_modules_import_each_other():
   """In no circle of any length: imports within functions count, too."""
   graph = {}

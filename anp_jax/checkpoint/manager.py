@@ -59,7 +59,7 @@ class Checkpoints:
       kinds: of checkpoints, whose folders are opened.
     """
     # In a store, Orbax works where it is.
-    self._workdir = urls.original(os.path.abspath(workdir))
+    self._workdir = urls.remote_url(os.path.abspath(workdir))
     self._config = config
     self._fingerprint = fingerprint
     self._read_only = fingerprint is None

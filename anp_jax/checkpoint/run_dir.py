@@ -143,7 +143,7 @@ def change(workdir: str, config, text: str, processes):
     _write_config(workdir, changed)
   processes.gather('written')
   if processes.index and urls.is_mirror(workdir):
-    mirror.fetch(urls.original(workdir))
+    mirror.fetch(urls.remote_url(workdir))
   try:
     yield
   except config_lib.ConfigError:
@@ -168,7 +168,7 @@ def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
 
 def _unwritable(workdir, error):
   return config_lib.ConfigError(
-    f'--workdir={urls.original(workdir)!r} cannot be written to: '
+    f'--workdir={urls.remote_url(workdir)!r} cannot be written to: '
     f'{error.strerror}; choose another folder'
   )
 

@@ -95,7 +95,7 @@ def find(path: str, which: str = 'newest') -> str:
     raise config_lib.ConfigError(
       f'{which!r}: expected newest, best or a step{config_lib.nearest(which, ("newest", "best"))}'
     )
-  path = urls.normal(mirror.fetch_checkpoint(path))
+  path = urls.normalize(mirror.fetch_checkpoint(path))
   if not os.path.isdir(path):
     raise config_lib.ConfigError(f'{path}: expected the workdir of a run or one of its checkpoints')
   if os.path.isdir(os.path.join(path, _STATE)):

@@ -235,7 +235,7 @@ def start(
       jax_processes.check_platform()
     return Processes(config, env)
   settings = config.cluster
-  env = env._replace(secret=secret_lib.for_run(urls.original(workdir)))
+  env = env._replace(secret=secret_lib.for_run(urls.remote_url(workdir)))
   info = process_info.collect(env, config, command or {})
   log_prefix.install(f'[{env.index} {info["host"]}] ')
   # One process a host says it.

@@ -11,8 +11,7 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.system import xla_flags
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn, xla_flags
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'pillow')
 # They decode images; the first that is installed.
@@ -92,7 +91,7 @@ def _cpu_library(config, platform):
   settings = strategy_lib.find(config).xla_settings(config)
   if platform != 'cpu' or not settings.get('deterministic'):
     return ''
-  opened = None if config.model.cpu_library == 'xla' else library.find()
+  opened = None if config.model.cpu_library == 'xla' else onednn.find()
   return f'oneDNN {opened.version}, {opened.isa}' if opened else 'XLA alone'
 
 

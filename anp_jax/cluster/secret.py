@@ -61,7 +61,7 @@ def for_run(workdir: str, environment=os.environ) -> str:
     return _read(path)
   except OSError as e:
     raise config_lib.ConfigError(
-      f'--workdir={urls.original(workdir)}: the secret of the run, {NAME}, '
+      f'--workdir={urls.remote_url(workdir)}: the secret of the run, {NAME}, '
       f'cannot be read or written there ({e.strerror}); or set {VARIABLE}'
     ) from e
 

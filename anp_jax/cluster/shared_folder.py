@@ -37,7 +37,7 @@ def check(workdir: str, processes) -> None:
   for rank, problem in enumerate(problems):
     if problem:
       raise config_lib.ConfigError(
-        f'--workdir={urls.original(workdir)}: rank {rank} on {processes.hosts[rank]} {problem}'
+        f'--workdir={urls.remote_url(workdir)}: rank {rank} on {processes.hosts[rank]} {problem}'
       )
 
 

@@ -262,7 +262,7 @@ def _check_store(workdir, config):
   meets = not strategy.spans_processes(config, 'train')
   if (meets or strategy.keeps_models_apart) and urls.is_mirror(workdir):
     raise errors.ConfigError(
-      f'--workdir={urls.original(workdir)!r}: expected a path of this machine '
+      f'--workdir={urls.remote_url(workdir)!r}: expected a path of this machine '
       f'for strategy {strategy.name}, whose processes share files there'
     )
 
@@ -271,7 +271,7 @@ def _check_apart(workdir, config):
   """Refuses a workdir inside the data folder, and the reverse."""
   if config.data.source != 'folder':
     return
-  run, data = urls.original(workdir), urls.normal(config.data.path)
+  run, data = urls.remote_url(workdir), urls.normalize(config.data.path)
   if bool(urls.scheme(run)) != bool(urls.scheme(data)):
     return
   paths = [p.replace('://', '/') for p in (run, data)]

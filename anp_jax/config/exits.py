@@ -12,7 +12,7 @@ _LONGEST = 4000
 
 def error_line(error: Exception) -> str:
   """The line of an error for people, without what a terminal would obey."""
-  text = urls.named(f'error: {error}').replace('\n', ' ')
+  text = urls.remote_url(f'error: {error}').replace('\n', ' ')
   if len(text) > _LONGEST:  # a file was typed in the place of its name, say
     text = f'{text[:_LONGEST]}... ({len(text):,} letters)'
   return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

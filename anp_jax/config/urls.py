@@ -1,9 +1,9 @@
 """Addresses in object stores, and where a run keeps their files meanwhile.
 
 An object store has no append and no rename, and much that writes into a workdir
-knows files alone. So a process has, of a workdir in a store, a mirror: a local
+knows files alone. So a process has a mirror of a workdir in a store: a local
 folder whose path tells the address. Code that names files to people, or hands
-them to what knows addresses, asks `original`; all other code sees a folder.
+them to Orbax, calls `remote_url`; all other code sees a folder.
 """
 
 import functools
@@ -61,17 +61,12 @@ def check_workdir(flag: str, path: str) -> None:
   check(flag, path, ('gs',))
 
 
-def normal(path: str) -> str:
+def normalize(path: str) -> str:
   """Returns a path without `~`, '..' and a last slash; an address likewise."""
   kind = scheme(path)
   if kind:
     return f'{kind}://{_inside(path)}'
   return os.path.normpath(os.path.expanduser(path))
-
-
-def absolute(path: str) -> str:
-  """Returns the absolute path; an address is absolute."""
-  return path if scheme(path) else os.path.abspath(path)
 
 
 def mirror(path: str) -> str:
@@ -82,26 +77,17 @@ def mirror(path: str) -> str:
   return os.path.join(root(), kind, _inside(path))
 
 
-def original(path: str) -> str:
-  """Returns the address that a path in a mirror stands for, or the path."""
-  if not root.cache_info().currsize:  # there is no mirror
-    return path
-  inside = path.removeprefix(root() + os.sep)
-  return path if inside == path else inside.replace(os.sep, '://', 1)
+def remote_url(text: str) -> str:
+  """Returns a path, or a text, with addresses instead of paths in mirrors."""
+  if root.cache_info().currsize:  # else there is no mirror
+    for kind in _EXAMPLES:
+      text = text.replace(os.path.join(root(), kind, ''), f'{kind}://')
+  return text
 
 
 def is_mirror(path: str) -> bool:
   """Returns whether a local path stands for an address."""
-  return original(path) != path
-
-
-def named(text: str) -> str:
-  """Returns text for people: with addresses instead of paths in mirrors."""
-  if not root.cache_info().currsize:
-    return text
-  for kind in _EXAMPLES:
-    text = text.replace(os.path.join(root(), kind, ''), f'{kind}://')
-  return text
+  return remote_url(path) != path
 
 
 def _inside(address):

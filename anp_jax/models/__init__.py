@@ -4,9 +4,7 @@ import inspect
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys, networks, strategy as strategy_lib, trust
-from anp_jax.models.layers import onednn
-from anp_jax.system import cores
-from anp_jax.system.onednn import library
+from anp_jax.system import cores, onednn
 
 _CONVNETS = {'lenet': 'LeNet', 'cifar10_full': 'Cifar10Full', 'two_convolutions': 'TwoConvolutions'}
 
@@ -39,7 +37,7 @@ def target(config, platform: str, devices: int = 1) -> str:
   is_xla = config.model.cpu_library == 'xla'
   if platform != 'cpu' or is_xla or emulation_keys.sleeps(config):
     return platform
-  opened = library.find()
+  opened = onednn.find()
   if opened:
     # Bits depend on the number of threads. Where a strategy fixes that, any
     # number of devices shares any number of cores, and oneDNN's threads spin
@@ -49,7 +47,7 @@ def target(config, platform: str, devices: int = 1) -> str:
     opened.threads = 1 if is_fixed else max(1, cores.count() // devices)
     return onednn.PLATFORM
   if config.model.cpu_library == 'onednn':
-    reason = library.missing_reason() or (f'{library.VARIABLE}=off, or not Linux on x86-64')
+    reason = onednn.missing_reason() or (f'{onednn.VARIABLE}=off, or not Linux on x86-64')
     raise config_lib.ConfigError(
       f"config.model.cpu_library='onednn': there is no oneDNN to use: {reason}"
     )

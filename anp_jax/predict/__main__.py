@@ -292,7 +292,7 @@ class _Sheet:
       self._bars,
       [
         f'{trained.config.model.name}, {_origin(trained)}: {count}',
-        f'{urls.original(trained.folder)}; {classes}',
+        f'{urls.remote_url(trained.folder)}; {classes}',
       ],
     )
 

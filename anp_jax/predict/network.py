@@ -9,7 +9,7 @@ import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn
 from anp_jax.training import mixing
 
 _P = jax.sharding.PartitionSpec
@@ -72,7 +72,7 @@ class Network:
     platform = self.devices[0].platform
     target = platform
     # Without a library, a network that was trained with one needs none.
-    if platform == 'cpu' and library.find():
+    if platform == 'cpu' and onednn.find():
       target = models.target(trained.config, platform, len(self.devices))
     each = _BATCH.get(platform, _BATCH_ELSEWHERE)
     if batch_size:

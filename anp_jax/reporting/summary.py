@@ -20,8 +20,15 @@ from anp_jax.data.sources import scenes
 from anp_jax.reporting import event_file, run_page, telemetry as telemetry_lib, weights_and_biases
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.reporting.run_page import run_tables
-from anp_jax.system import cores as cores_lib, device_peaks, drawing, emulation, markdown, progress
-from anp_jax.system.onednn import library as onednn
+from anp_jax.system import (
+  cores as cores_lib,
+  device_peaks,
+  drawing,
+  emulation,
+  markdown,
+  onednn,
+  progress,
+)
 from anp_jax.training import build, metric_labels, schedule_change
 
 _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
@@ -95,7 +102,7 @@ def log_run_info(
   telemetry.start(
     {
       'data': ' '.join(
-        filter(None, (config.data.source, urls.original(config.data.get('path', ''))))
+        filter(None, (config.data.source, urls.remote_url(config.data.get('path', ''))))
       ),
       'training_images': len(train),
       'validation_images': len(validation),
@@ -218,9 +225,9 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
     # Before the page, without which a run that ends again reports again.
     telemetry_lib.write_result(workdir, _result(workdir, mesh, abstract_state))
     print(run_page.write(workdir, text, facts, hardware(mesh)))
-    print(urls.named(f'report: {run_page.path(workdir)}'))
+    print(urls.remote_url(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
-    where = urls.original(workdir)
+    where = urls.remote_url(workdir)
     logging.error('%s: no report: %s: %s', where, type(e).__name__, e)
 
 

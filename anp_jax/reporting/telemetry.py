@@ -293,7 +293,7 @@ class Telemetry:
 
   def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""
-    self._line.note(urls.named(text))
+    self._line.note(urls.remote_url(text))
 
   def close(self) -> None:
     """Ends the live line and closes the files; a second call does nothing."""

@@ -2,8 +2,7 @@
 
 from anp_jax import config as config_lib
 from anp_jax.config import saved_run
-from anp_jax.system import xla_flags
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn, xla_flags
 
 
 def decide(config, workdir: str):
@@ -26,5 +25,5 @@ def _fastest(config):
   """bfloat16 on accelerators, and on a CPU that multiplies it faster."""
   if xla_flags.platform() != 'cpu':
     return 'bfloat16'
-  opened = None if config.model.cpu_library == 'xla' else library.find()
+  opened = None if config.model.cpu_library == 'xla' else onednn.find()
   return 'bfloat16' if opened and 'bfloat16' in opened.dtypes else 'float32'

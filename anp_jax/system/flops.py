@@ -10,7 +10,7 @@ import math
 import jax
 from jax.extend import core
 
-from anp_jax.system.onednn import specs
+from anp_jax.system import onednn
 
 
 def count_call(function: Callable, *arguments, branches: Callable[[Iterable], int] = max) -> int:
@@ -119,10 +119,10 @@ def _convolution(equation):
 def _custom_call(params):
   """Those of a convolution by oneDNN; its gradients have as many."""
   operation = dict(params['attributes']).get('operation')
-  if params['target_name'] != specs.TARGET or operation is None:
+  if params['target_name'] != onednn.TARGET or operation is None:
     return 0
-  spec = specs.parse(operation)
-  if not isinstance(spec, specs.ConvolutionSpec):
+  spec = onednn.parse(operation)
+  if not isinstance(spec, onednn.ConvolutionSpec):
     return 0
   meetings = math.prod(
     _meetings(

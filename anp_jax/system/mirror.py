@@ -1,30 +1,30 @@
-"""A run's workdir in an object store: its small files, kept in step.
+"""A run's workdir in an object store: its small files, uploaded at each save.
 
-Checkpoints go to the store by Orbax. All other files are written in a local
+Checkpoints go to the store by Orbax. All other files are written to a local
 mirror, as those of any workdir, and uploaded whole: before the first step, with
-each checkpoint and evaluation in the background, and when the command ends. A
-command begins by fetching what is there. So the store is what counts; a process
-that is killed loses the lines since its last upload, and no step.
+each checkpoint in the background, and when the command ends. A command begins
+by fetching what is there. So the store is what counts; a process that is killed
+loses the lines since its last save, and no step.
 """
 
 import atexit
 from concurrent import futures
+import contextlib
 import errno
 import os
+import pathlib
 import re
 import shutil
 
 from absl import logging
 
 from anp_jax.config import urls
-from anp_jax.system import error_lines, files, remote
+from anp_jax.system import error_lines, remote
 
-_CHECKPOINTS = ('checkpoints', 'best')
 # Written to the store by Orbax, or large and never read again.
-_NOT_FETCHED = (*_CHECKPOINTS, 'damaged', 'profile')
-_COMMITTED = 'commit_success.txt'  # Orbax's mark of a whole checkpoint
-_SCORES = ('metrics', 'metrics')  # the file of a best checkpoint's metric
-_DOWNLOADS = 16  # at a time: a small object takes a store 50 ms, in any number
+_NOT_FETCHED = ('checkpoints', 'best', 'damaged', 'profile')
+# Orbax's mark of a whole checkpoint.
+_COMMITTED = re.compile(r'((?:checkpoints|best)/\d+)/commit_success\.txt')
 _mirrors: dict[str, '_Mirror'] = {}  # by local folder
 
 
@@ -35,7 +35,7 @@ class UploadError(OSError):
 def fetch(workdir: str, flag: str = '--workdir') -> str:
   """Makes the mirror of a workdir in a store equal to what is there.
 
-  Of its checkpoints, the folders are made.
+  Checkpoints stay in the store; the mirror has empty folders named like them.
 
   Args:
     workdir: an address, or a local folder, for which nothing is done.
@@ -53,8 +53,7 @@ def fetch(workdir: str, flag: str = '--workdir') -> str:
   if not _mirrors:
     atexit.register(remove)
   folder = urls.mirror(workdir)
-  _mirrors[folder] = _Mirror(urls.normal(workdir), folder)
-  _mirrors[folder].fetch()
+  _mirrors[folder] = _Mirror(urls.normalize(workdir), folder)
   return folder
 
 
@@ -67,10 +66,9 @@ def fetch_checkpoint(path: str) -> str:
   Returns:
     The local path that stands for it; and errors: see `fetch`.
   """
-  if not urls.scheme(path):
-    return path
-  path = urls.normal(path)
-  fetch(re.sub(r'/(checkpoints|best)(/\d+)?$', '', path), '--checkpoint')
+  if urls.scheme(path):
+    path = urls.normalize(path)
+    fetch(re.sub(r'/(checkpoints|best)(/\d+)?$', '', path), '--checkpoint')
   return urls.mirror(path)
 
 
@@ -95,9 +93,7 @@ def upload(workdir: str) -> None:
 
 def remove() -> None:
   """Removes the mirrors of this process, but for what was not uploaded."""
-  if not _mirrors:
-    return
-  if not any(mirror.is_behind for mirror in _mirrors.values()):
+  if _mirrors and not any(mirror.is_behind for mirror in _mirrors.values()):
     shutil.rmtree(urls.root(), ignore_errors=True)
   _mirrors.clear()
 
@@ -110,52 +106,34 @@ class _Mirror:
   """
 
   def __init__(self, address, folder):
-    self._address, self._folder = address, folder
-    self._stored = {}  # path below the folder: its time and size when stored
-    self._uploader = futures.ThreadPoolExecutor(1)
-    self._pending = None
+    self._address, self._folder = address, pathlib.Path(folder)
+    self._fetch()
+    self._stored = self._local_files()
+    self._executor = futures.ThreadPoolExecutor(1)
+    self._pending = self._executor.submit(lambda: None)
     self.is_behind = False
 
-  def fetch(self):
-    shutil.rmtree(self._folder, ignore_errors=True)
-    objects = [name for name in remote.sizes(self._address) if name]
-    names = [n for n in objects if n.partition('/')[0] not in _NOT_FETCHED]
-    names += self._make_checkpoint_folders(objects)
-    with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
-      list(pool.map(self._download, names))
-    self._stored = self._local_files()
-
   def begin_upload(self):
-    if self._pending is None or self._pending.done():
-      self._pending = self._uploader.submit(self._try_upload)
+    if self._pending.done():
+      self._pending = self._executor.submit(self._try_upload)
 
   def upload(self):
-    if self._pending is not None:
-      self._pending.result()
+    futures.wait([self._pending])
     self._upload()
 
-  def _make_checkpoint_folders(self, objects):
-    """Makes the folders of whole checkpoints; gives the files to fetch."""
-    paths = [tuple(name.split('/')) for name in objects]
-    committed = {p[:2] for p in paths if len(p) == 3 and p[2] == _COMMITTED}
-    scores = []
-    for path in paths:
-      if path[0] in _CHECKPOINTS and path[:2] in committed:
-        folder = os.path.join(self._folder, *path[:-1])
-        os.makedirs(folder, exist_ok=True)
-        if path[2:] == _SCORES:
-          scores.append('/'.join(path))
-    return scores
-
-  def _download(self, name):
-    address = remote.join(self._address, name)
+  def _fetch(self):
+    shutil.rmtree(self._folder, ignore_errors=True)
+    objects = remote.sizes(self._address)
+    names = [n for n in objects if n and n.partition('/')[0] not in _NOT_FETCHED]
+    for mark in filter(None, map(_COMMITTED.fullmatch, objects)):
+      (self._folder / mark[1] / 'state').mkdir(parents=True)
+      score = f'{mark[1]}/metrics/metrics'  # only a best checkpoint has one
+      names += [score] if score in objects else []
+    paths = [str(self._folder / name) for name in names]
     try:
-      content = remote.file_system(address).cat_file(address)
+      remote.file_system(self._address).get([f'{self._address}/{n}' for n in names], paths)
     except Exception as e:  # noqa: BLE001 - each store has errors of its own
-      raise remote.unreadable(address, e) from e
-    path = os.path.join(self._folder, name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    files.write_atomic(path, content)
+      raise remote.unreadable(self._address, e) from e
 
   def _try_upload(self):
     try:
@@ -165,17 +143,15 @@ class _Mirror:
 
   def _upload(self):
     """Uploads files that are new or changed; removes those that are gone."""
-    store = remote.file_system(self._address)
-    present = self._local_files()
+    store, present = remote.file_system(self._address), self._local_files()
     self.is_behind = True
     try:
-      for name, state in present.items():
-        if self._stored.get(name) != state:
-          with open(os.path.join(self._folder, name), 'rb') as file:
-            store.pipe_file(remote.join(self._address, name), file.read())
-          self._stored[name] = state
+      for name, version in present.items():
+        if self._stored.get(name) != version:
+          store.pipe_file(f'{self._address}/{name}', (self._folder / name).read_bytes())
+          self._stored[name] = version
       for name in self._stored.keys() - present.keys():
-        store.rm_file(remote.join(self._address, name))
+        store.rm_file(f'{self._address}/{name}')
         del self._stored[name]
     except Exception as e:  # noqa: BLE001 - each store has errors of its own
       raise UploadError(
@@ -187,16 +163,13 @@ class _Mirror:
 
   def _local_files(self):
     """Path below the folder to (time, size), of files that are whole."""
-    result = {}
+    versions = {}
     for folder, _, names in os.walk(self._folder):
       for name in names:
-        if name.startswith('.'):  # a draft
-          continue
         path = os.path.join(folder, name)
-        try:
-          status = os.stat(path)
-        except FileNotFoundError:  # a draft of a library
-          continue
-        inside = os.path.relpath(path, self._folder)
-        result[inside] = status.st_mtime_ns, status.st_size
-    return result
+        # A draft begins with a dot, or is gone by now.
+        with contextlib.suppress(FileNotFoundError):
+          if not name.startswith('.'):
+            status = os.stat(path)
+            versions[os.path.relpath(path, self._folder)] = status.st_mtime_ns, status.st_size
+    return versions

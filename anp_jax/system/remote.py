@@ -18,11 +18,10 @@ def file_system(address: str):
   """
   import fsspec
 
-  kind = urls.scheme(address)
   # What another process, or Orbax past fsspec, has written must be seen.
-  for protocol in (kind, 'gcs') if kind == 'gs' else (kind,):
-    options = fsspec.config.conf.setdefault(protocol, {})
-    options.setdefault('use_listings_cache', False)
+  for protocol in ('gs', 'gcs', 's3'):
+    fsspec.config.conf.setdefault(protocol, {}).setdefault('use_listings_cache', False)
+  kind = urls.scheme(address)
   try:
     return fsspec.filesystem(kind)
   except ImportError as e:
@@ -41,7 +40,7 @@ def path(name: str):
   Raises:
     ConfigError: as `file_system`.
   """
-  name = urls.original(name)
+  name = urls.remote_url(name)
   if urls.scheme(name):
     file_system(name)
   from etils import epath  # takes half a second

@@ -44,8 +44,7 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
   from anp_jax.data import sources
   from anp_jax.data.input import stream as stream_lib
   from anp_jax.parallel import mesh as mesh_lib, state as state_lib
-  from anp_jax.system import compile_cache
-  from anp_jax.system.onednn import library
+  from anp_jax.system import compile_cache, onednn
   from anp_jax.training import (
     objective as objective_lib,
     optimizer as optimizer_lib,
@@ -54,7 +53,7 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
 
   opened = None
   if jax.default_backend() == 'cpu' and cpu_library != 'xla':
-    opened = library.find()
+    opened = onednn.find()
 
   def make(case):
     config = _cases.config(case, cache, cpu_library)

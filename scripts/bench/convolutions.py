@@ -255,14 +255,13 @@ def _seconds(program, at_least):
 def _our_platform(contestant):
   """What layers are made for, and what computes them in XLA's place."""
   from anp_jax import models
-  from anp_jax.models.layers import onednn
-  from anp_jax.system.onednn import library
+  from anp_jax.system import onednn
 
   choice = 'xla' if contestant == 'xla' else 'auto'
   config = _cases.config(_cases.CASES['tiny'], cpu_library=choice)
   platform = models.target(config, 'cpu')
-  opened = library.find() if platform == onednn.PLATFORM else None
-  onednn.custom_call.call = alone(onednn.custom_call.call)
+  opened = onednn.find() if platform == onednn.PLATFORM else None
+  onednn.call = alone(onednn.call)
   return platform, opened.describe() if opened else ''
 
 
@@ -313,7 +312,7 @@ def our_passes(layer: Layer, dtype: str, platform: str) -> dict[str, Callable]:
 
 
 def alone(call: Callable) -> Callable:
-  """Returns `custom_call.call` without the argument that sets an order.
+  """Returns `onednn.call` without the argument that sets an order.
 
   A weight gradient waits for the input's, which would be timed with it.
   """

@@ -33,7 +33,6 @@ from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.data import index_shuffle, sources
 from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
-from anp_jax.data.sources import image_folder
 from anp_jax.parallel import mesh as mesh_lib
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
@@ -241,7 +240,7 @@ def _dataset(parts, decode, shuffle=False):
 
 def _files(source, folder):
   """Paths of a tree's images; those of another set are written to a folder."""
-  if isinstance(source, image_folder.ImageFolder):
+  if os.path.isfile(source.example_name(0)):
     return [source.example_name(i) for i in range(len(source))]
   paths = [os.path.join(folder, f'{i}.jpg') for i in range(len(source))]
   for i, path in enumerate(paths):

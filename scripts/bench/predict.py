@@ -248,7 +248,7 @@ def _ours(side, model, dtype):
     network as network_lib,
     predict_rows as rows,
   )
-  from anp_jax.system.onednn import library
+  from anp_jax.system import onednn
 
   config = _config(side, model, dtype)
   trained = _trained(config)
@@ -287,7 +287,7 @@ def _ours(side, model, dtype):
 
   described = ''
   if models.target(config, 'cpu') != 'cpu':
-    described = library.opened().describe()
+    described = onednn.opened().describe()
   return types.SimpleNamespace(files=name_files, network=run, library=described)
 
 

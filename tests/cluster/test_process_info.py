@@ -294,7 +294,7 @@ def test_a_gpu_of_this_host_that_jax_has_no_plugin_for(monkeypatch):
 )
 def test_what_bits_depend_on_is_shown(monkeypatch, strategy, cpu_library, text):
   library = types.SimpleNamespace(version='3.2.0', isa='AVX512_CORE')
-  monkeypatch.setattr(process_info.library, 'find', lambda: library)
+  monkeypatch.setattr(process_info.onednn, 'find', lambda: library)
   monkeypatch.setattr(xla_flags, 'platform', lambda environment: 'cpu')
   config = builders.config({'strategy.name': strategy, 'model.cpu_library': cpu_library})
   env = cluster_env.ALONE

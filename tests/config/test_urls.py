@@ -24,20 +24,19 @@ def no_mirror(tmp_path, monkeypatch):
 @pytest.mark.parametrize('address', ['gs://b', 'gs://b/runs/one', 's3://b/x'])
 def test_path_in_a_mirror_tells_its_address(address):
   folder = urls.mirror(address + '//')
-  assert urls.normal(address.replace('/runs', '//./runs')) == address
+  assert urls.normalize(address.replace('/runs', '//./runs')) == address
   assert os.path.isabs(folder)
   assert urls.is_mirror(folder)
-  assert urls.original(folder) == address
-  assert urls.original(os.path.join(folder, 'a', 'b')) == f'{address}/a/b'
-  assert urls.named(f'see {folder}/a, {folder}') == f'see {address}/a, {address}'
+  assert urls.remote_url(folder) == address
+  assert urls.remote_url(os.path.join(folder, 'a', 'b')) == f'{address}/a/b'
+  assert urls.remote_url(f'see {folder}/a, {folder}') == f'see {address}/a, {address}'
 
 
 def test_paths_of_this_machine_stay_what_they_are(tmp_path):
   urls.mirror('gs://bucket')
   for path in ('runs/demo', str(tmp_path), ''):
     assert urls.mirror(path) == path
-    assert urls.original(path) == path
-    assert urls.named(path) == path
+    assert urls.remote_url(path) == path
     urls.check('--workdir', path)
 
 

@@ -249,10 +249,9 @@ def test_many_shards_do_not_take_all_files_of_a_process(tmp_path, config, monkey
   [
     ('{split}-{000..002}.tar', ['no file', 'train-002.tar', "mean 'train-00"]),
     ('trian-*.tar', ['trian-*.tar', "mean 'train-00"]),
-    ('{split}-{0..x}.tar', ["'{0..x}'", '{000..015}']),
-    ('{split}-{5..3}.tar', ["'{5..3}'"]),
-    ('{split}-{0..9999999}.tar', ['1,000,000 shards']),
-    ('{split}-00{0,0}.tar', ['twice']),
+    ('{split}-{0..x}.tar', ['no file', 'train-{0..x}.tar']),
+    ('{split}-{5..3}.tar', ['no file', 'train-{5..3}.tar']),
+    ('{split}-{0..9999999}.tar', ['no file', 'train-{0..9999999}.tar']),
   ],
 )
 def test_a_bad_pattern_is_one_line(tmp_path, config, pattern, words):
@@ -303,7 +302,7 @@ def test_damaged_shards(tmp_path, config):
     (b'\0' * 2000, []),
     (b'x' * 2000, ['no whole tar file']),
     (b'', ['no whole tar file']),
-    (gzip.compress(content), ['compressed (gzip)', 'plain tar']),
+    (gzip.compress(content), ['or a compressed one']),
     # A damaged header in the middle, which tarfile takes for the end.
     (content[:start] + b'x' * 512 + content[start + 512 :], [f'header at byte {start:,}']),
   ):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers
-from anp_jax.models.layers import depthwise, onednn
-from anp_jax.system.onednn import library
+from anp_jax.models.layers import depthwise
+from anp_jax.system import onednn
 
 needs_onednn = pytest.mark.skipif(
-  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
 )
 
 

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers, resnet
-from anp_jax.models.layers import onednn
 from anp_jax.parallel.channel_split import convolutions
-from anp_jax.system import flops
-from anp_jax.system.onednn import c_api, library, pieces
+from anp_jax.system import flops, onednn
+from anp_jax.system.onednn import c_api, pieces
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles'),
-  pytest.mark.skipif(library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'),
+  pytest.mark.skipif(onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'),
 ]
 PLATFORM = onednn.PLATFORM
-_BFLOAT16 = library.find() and 'bfloat16' in library.find().dtypes
+_BFLOAT16 = onednn.find() and 'bfloat16' in onednn.find().dtypes
 _DTYPES = ('float32', 'bfloat16') if _BFLOAT16 else ('float32',)
 # Of the largest value. float32 rounds each sum at 6e-8 a few times. bfloat16
 # rounds each weight, and the result, once at 2^-9 of its value.
@@ -119,7 +118,7 @@ def _compare(got, want, tolerance):
 )
 def test_one_call_equals_numpy(shape, settings, adds, dtype, monkeypatch):
   # The larger ones are cut in two; 7 images are not.
-  monkeypatch.setattr(library.find(), 'threads', 2)
+  monkeypatch.setattr(onednn.find(), 'threads', 2)
   pair = _Pair(dtype=dtype, **settings)
   variables, x = _variables(pair, shape[-1]), _values(0, shape, dtype)
   size = [-(-n // pair.stride) for n in shape[1:3]]

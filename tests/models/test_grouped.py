@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers
-from anp_jax.models.layers import onednn
 from anp_jax.parallel.channel_split import convolutions
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -64,9 +63,9 @@ def _reference(x, kernel, dy, stride, groups):
   ],
 )
 def test_groups_are_convolved_by_themselves(platform, dtype, channels, features, groups, stride):
-  if platform == 'cpu_onednn' and not library.find():
+  if platform == 'cpu_onednn' and not onednn.find():
     pytest.skip('no oneDNN here')
-  if platform == 'cpu_onednn' and dtype not in library.opened().dtypes:
+  if platform == 'cpu_onednn' and dtype not in onednn.opened().dtypes:
     pytest.skip(f'oneDNN has no {dtype} here')
   random = np.random.default_rng(0)
   conv = layers.Conv(features, 3, stride, groups=groups, dtype=dtype, platform=platform)
@@ -112,7 +111,7 @@ def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
     assert error < (2e-6 if dtype == 'float32' else 2**-7)
 
 
-@pytest.mark.skipif(library.find() is None, reason=f'no oneDNN: {library.missing_reason()}')
+@pytest.mark.skipif(onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}')
 def test_no_map_is_kept_padded_for_the_gradient():
   depth, side, size, channels = 6, 4, 7, 64
 

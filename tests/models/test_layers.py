@@ -13,7 +13,7 @@ import scipy.stats
 
 from anp_jax.models import layers, resnet
 from anp_jax.models.layers import convolution
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
@@ -367,7 +367,7 @@ def test_avg_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
   _check_avg_pool(side, plan, platform, 'float64', 1e-14)
 
 
-@pytest.mark.skipif(library.find() is None, reason='no oneDNN')
+@pytest.mark.skipif(onednn.find() is None, reason='no oneDNN')
 @pytest.mark.parametrize('plan', POOLS, ids=str)
 @pytest.mark.parametrize('side', [(3, 3), (7, 8)])
 def test_avg_pool_by_onednn_equals_numpy(side, plan):

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 
 from anp_jax.models import layers
-from anp_jax.models.layers import onednn, windows
+from anp_jax.models.layers import onednn_layers, windows
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system.onednn import c_api, library, pieces
+from anp_jax.system import onednn
+from anp_jax.system.onednn import c_api, pieces
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles'),
-  pytest.mark.skipif(library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'),
+  pytest.mark.skipif(onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'),
 ]
 PLATFORM = onednn.PLATFORM
 P = jax.sharding.PartitionSpec
-_BFLOAT16 = library.find() and 'bfloat16' in library.find().dtypes
+_BFLOAT16 = onednn.find() and 'bfloat16' in onednn.find().dtypes
 _DTYPES = ('float32', 'bfloat16') if _BFLOAT16 else ('float32',)
 # Of the largest value. float32 rounds each sum at 6e-8 a few times: 1e-6 was
 # seen. bfloat16's are sums in float32 rounded once, at 2^-8 of a value. A
@@ -298,7 +299,7 @@ def test_where_there_is_only_the_slow_reference_xla_computes(monkeypatch):
   assert _count((shape, 'float32'), ((3, 3, 19, 17), 'float32')) == 0
   x = jax.ShapeDtypeStruct((2, 81, 19), 'float32')
   scale = jax.ShapeDtypeStruct((19,), 'float32')
-  assert not onednn.takes_norm(x, scale, True, PLATFORM)
+  assert not onednn_layers.takes_norm(x, scale, True, PLATFORM)
 
 
 def _norm_reference(x, scale, bias, group, relu, dy):
@@ -371,7 +372,7 @@ def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
   # As many as the float32 groups can be divided among.
   groups = shape[0] // (group or shape[0])
   threads = next(n for n in (3, 2, 1) if groups % n == 0)
-  monkeypatch.setattr(library.find(), 'threads', threads)
+  monkeypatch.setattr(onednn.find(), 'threads', threads)
   x, scale, bias, dy = _norm_arrays(shape, dtype)
   layer = layers.BatchNorm(group, momentum=0.75, dtype=dtype, platform=PLATFORM, relu=relu)
   assert _calls(_step, layer, x, scale, bias, dy) == 2
@@ -404,14 +405,14 @@ def test_float32_groups_that_cannot_be_divided_are_xlas(monkeypatch):
   ):
     if dtype not in _DTYPES:
       continue
-    monkeypatch.setattr(library.find(), 'threads', threads)
+    monkeypatch.setattr(onednn.find(), 'threads', threads)
     x = jax.ShapeDtypeStruct((groups, 30, 16), dtype)
-    assert onednn.takes_norm(x, scale, True, PLATFORM) == takes
+    assert onednn_layers.takes_norm(x, scale, True, PLATFORM) == takes
 
 
 def test_a_mean_of_a_thousand_deviations_does_not_cancel():
   x = np.float32(np.random.default_rng(5).normal(1e3, 1, (2, 4096, 16)))
-  y, mean, var = onednn.normalise(x, jnp.ones(16), jnp.zeros(16), 0.0, False)
+  y, mean, var = onednn_layers.normalise(x, jnp.ones(16), jnp.zeros(16), 0.0, False)
   exact = np.float64(x)
   # oneDNN adds thousands of rows one by one in float32, each at 3e-8 of the
   # sum: of the mean 1e-6 was seen. E[x^2] - E[x]^2 would lose 0.06 of the
@@ -445,7 +446,7 @@ def test_constant_channels(dtype):
 
 def test_nothing_flows_back_through_statistics():
   def loss(x):
-    _, mean, var = onednn.normalise(x, jnp.ones(16), jnp.zeros(16), 1e-5, True)
+    _, mean, var = onednn_layers.normalise(x, jnp.ones(16), jnp.zeros(16), 1e-5, True)
     return mean.sum() + var.sum()
 
   x = _values(4, (2, 5, 16), 'float32')
@@ -467,7 +468,7 @@ def test_running_statistics_are_used_outside_training():
 
 @pytest.mark.parametrize('devices, calls', [(1, 2), (2, 0)])
 def test_a_group_over_devices_falls_back(config, devices, calls, monkeypatch):
-  monkeypatch.setattr(library.find(), 'threads', 1)
+  monkeypatch.setattr(onednn.find(), 'threads', 1)
   x, scale, bias, dy = _norm_arrays((8, 5, 3, 16), 'float32')
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   layer = layers.BatchNorm(0, momentum=0.75, axis_name=mesh_lib.DATA, platform=PLATFORM, relu=True)

@@ -14,8 +14,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import stream
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.invariant import invariant_step as invariant
-from anp_jax.system import cores
-from anp_jax.system.onednn import library
+from anp_jax.system import cores, onednn
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders
@@ -211,7 +210,7 @@ def _alone(case, steps):
 def _marks(case, devices):
   if case == 'onednn':
     absent = pytest.mark.skipif(
-      library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+      onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
     )
     return pytest.mark.slow if devices == 8 else pytest.mark.soak, absent
   if case == 'adamw':

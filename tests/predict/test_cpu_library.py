@@ -8,11 +8,11 @@ import pytest
 from anp_jax import models
 from anp_jax.checkpoint.weights import exported as program
 from anp_jax.predict import network
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn
 from tests import exporting
 
 pytestmark = pytest.mark.skipif(
-  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
+  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
 )
 _CALL = 'anp_onednn'
 _BATCH = 6
@@ -46,15 +46,15 @@ def test_prediction_by_onednn_names_what_xla_names():
 
 
 def test_a_network_trained_with_onednn_needs_none(monkeypatch):
-  monkeypatch.setattr(library, 'find', lambda: None)
+  monkeypatch.setattr(onednn, 'find', lambda: None)
   assert _calls(_network('onednn')) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_an_evaluation_by_onednn_agrees_with_xlas(dtype):
-  if dtype not in library.find().dtypes:
-    pytest.skip(f'{library.find().isa} has no bfloat16')
+  if dtype not in onednn.find().dtypes:
+    pytest.skip(f'{onednn.find().isa} has no bfloat16')
   logits = {}
   for name in ('onednn', 'xla'):
     trained = exporting.trained(model__cpu_library=name, model__dtype=dtype)

@@ -11,8 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from anp_jax.models.layers import onednn
-from anp_jax.system.onednn import library, specs
+from anp_jax.system import onednn
 
 _BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
 
@@ -96,8 +95,8 @@ def test_programs_compute_the_passes_they_are_named_for(bench, who, groups):
     programs = bench.torch_passes(layer, 'float32')
     orders = (0, 2, 3, 1), (0, 2, 3, 1), (2, 3, 1, 0)
   else:
-    if who == onednn.PLATFORM and not library.find():
-      pytest.skip(library.missing_reason() or 'no oneDNN')
+    if who == onednn.PLATFORM and not onednn.find():
+      pytest.skip(onednn.missing_reason() or 'no oneDNN')
     programs = bench.our_passes(layer, 'float32', who)
     orders = [(0, 1, 2, 3)] * 3
   x, kernel, dy = bench.arrays(layer)
@@ -113,7 +112,7 @@ def test_programs_compute_the_passes_they_are_named_for(bench, who, groups):
 def test_a_weight_gradient_is_timed_alone(bench):
   calls = []
   call = bench.alone(lambda *arguments: calls.append(arguments))
-  spec = specs.ConvolutionSpec(
+  spec = onednn.ConvolutionSpec(
     'backward_weights', 'float32', (1, 4, 4, 8), (3, 3, 8, 8), (1, 4, 4, 8), 1, (1, 1, 1, 1)
   )
   call(spec._replace(waits=True), 'result', 'x', 'dy', 'dx')
@@ -191,5 +190,5 @@ def test_the_last_line_is_of_finite_ratios():
   )
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
-  assert ('tiny_float32_all_over_xla' in ratios) == bool(library.find())
+  assert ('tiny_float32_all_over_xla' in ratios) == bool(onednn.find())
   assert all(math.isfinite(r) and r > 0 for r in ratios.values())

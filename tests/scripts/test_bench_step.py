@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax.system.onednn import library
+from anp_jax.system import onednn
 
 _BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
 H100 = 'NVIDIA H100 80GB HBM3'
@@ -347,7 +347,7 @@ def test_the_last_line_is_of_finite_ratios(tmp_path):
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
   expected = {'tiny_over_flax', 'tiny_compile_over_step'}
-  if library.find():
+  if onednn.find():
     expected |= {'tiny_over_xla'}
   if importlib.util.find_spec('torch'):
     expected |= {

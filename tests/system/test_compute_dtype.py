@@ -20,7 +20,7 @@ def config():
 def _decided(config, workdir, monkeypatch, platform, dtypes):
   library = dtypes and types.SimpleNamespace(dtypes=dtypes)
   monkeypatch.setattr(compute_dtype.xla_flags, 'platform', lambda: platform)
-  monkeypatch.setattr(compute_dtype.library, 'find', lambda: library)
+  monkeypatch.setattr(compute_dtype.onednn, 'find', lambda: library)
   return compute_dtype.decide(config, str(workdir)).model.dtype
 
 

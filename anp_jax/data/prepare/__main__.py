@@ -21,7 +21,7 @@ import re
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, exits, outputs, urls
+from anp_jax.config import argument_parser, exits, outputs
 from anp_jax.data.prepare import actions as actions_lib, worker_pool
 from anp_jax.data.sources import listings
 from anp_jax.system import cores
@@ -81,8 +81,8 @@ def _parse(arguments):
   _check(flags)
   config = config_lib.base()
   config.data.dir = flags.data_dir
-  flags.data_dir = urls.absolute(config_lib.data_dir(config))
-  outputs.check_folder('--data_dir', flags.data_dir)
+  outputs.check_folder('--data_dir', config_lib.data_dir(config))
+  flags.data_dir = os.path.abspath(config_lib.data_dir(config))
   flags.workers = flags.workers or cores.count()
   return flags
 

@@ -41,7 +41,7 @@ class ArrowRows(stored_images.Storage):
     """
     self._paths, self._folder, self._column = paths, folder, column
     self._rows, self._states = rows, states
-    self._opened = None
+    self._values = None
 
   def __getstate__(self):
     return self._paths, self._folder, self._column, self._rows, self._states
@@ -54,8 +54,7 @@ class ArrowRows(stored_images.Storage):
 
   def read(self, index):
     """Returns the bytes of an image, from any thread."""
-    batch, row = self._place(index)
-    value = self._chunks()[batch][row]
+    value = self._value(index)
     path = _path(value)
     if isinstance(value, pa.StructScalar):
       value = value['bytes'] if value.is_valid else value
@@ -76,30 +75,14 @@ class ArrowRows(stored_images.Storage):
 
   def name(self, index: int) -> str:
     """Returns what messages call an image: its row, and its file's name."""
-    batch, row = self._place(index)
-    value = self._chunks()[batch][row]
-    path = _path(value)
+    path = _path(self._value(index))
     return f'{self._rows[index]}' + (f'-{os.path.basename(path)}' if path else '')
 
-  def _place(self, index):
-    """The batch of an image, and its row in that."""
-    row = int(self._rows[index])
-    batch = int(np.searchsorted(self._ends(), row, side='right'))
-    return batch, row - int(self._ends()[batch - 1] if batch else 0)
-
-  def _chunks(self):
-    return self._open()[0]
-
-  def _ends(self):
-    return self._open()[1]
-
-  def _open(self):
+  def _value(self, index):
     # Two threads may open the files; either result will do.
-    if self._opened is None:
-      table = _table(self._paths, self._states)
-      chunks = table[self._column].chunks
-      self._opened = chunks, np.cumsum([len(chunk) for chunk in chunks])
-    return self._opened
+    if self._values is None:
+      self._values = _table(self._paths, self._states)[self._column]
+    return self._values[int(self._rows[index])]
 
 
 def find(d, split: str, other_split: str, data_dir: str) -> image_folder.Listing:

@@ -38,7 +38,7 @@ def path(name: str, address: str, config) -> str:
   urls.check(name, address)
   if not urls.scheme(address):
     return address
-  address = urls.normal(address)
+  address = urls.normalize(address)
   target = os.path.join(local_root(config), _FOLDER, *address.split('://', 1))
   parent, base = os.path.split(target)
   objects = remote.sizes(address)  # may take minutes: all processes at once
@@ -71,7 +71,7 @@ def prepared_path(directory: str, set_name: str, config) -> str:
   if not urls.scheme(directory):
     return directory
   inside = set_name.replace(':', '/')
-  folder = path('config.data.dir', f'{urls.normal(directory)}/{inside}', config)
+  folder = path('config.data.dir', f'{urls.normalize(directory)}/{inside}', config)
   return folder.removesuffix('/' + inside)
 
 

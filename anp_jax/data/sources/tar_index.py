@@ -36,7 +36,6 @@ _IMAGE_SUFFIXES = (*image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HE
 _CLASS_SUFFIXES = ('cls', 'json', 'txt')
 _CLASS_KEYS = ('label', 'class', 'cls', 'anp')  # of .json
 _MAX_CLASS_BYTES = 1 << 20
-_COMPRESSED = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
 _BLOCK = 512
 
 
@@ -83,7 +82,6 @@ def _batch(path, number):
   """The samples of a shard as rows."""
   try:
     with open(path, 'rb') as file:
-      _refuse_compressed(path, file.read(8))
       samples = _samples(path, file)
       rows = [_row(path, file, number, key, members) for key, members in samples.items()]
   except OSError as e:
@@ -91,15 +89,6 @@ def _batch(path, number):
   columns = list(zip(*rows)) or [[]] * len(_SCHEMA)
   arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA)]
   return pa.record_batch(arrays, schema=_SCHEMA)
-
-
-def _refuse_compressed(path, head):
-  for magic, name in _COMPRESSED.items():
-    if head.startswith(magic):
-      raise config_lib.ConfigError(
-        f'{path} is compressed ({name}), which has no random access; expected '
-        'a plain tar: unpack it, images do not shrink'
-      )
 
 
 def _samples(path, file):
@@ -131,7 +120,10 @@ def _members(path, file):
         tar.members.clear()  # else it keeps those of a million
       end = tar.offset
   except (tarfile.TarError, ValueError, OverflowError) as e:
-    raise config_lib.ConfigError(f'{path} is no whole tar file (byte {position:,}): {e}') from e
+    # A compressed one has no random access, and images do not shrink.
+    raise config_lib.ConfigError(
+      f'{path} is no whole tar file, or a compressed one (byte {position:,}): {e}'
+    ) from e
   # The library takes a damaged header for the end.
   file.seek(end)
   block = file.read(_BLOCK)

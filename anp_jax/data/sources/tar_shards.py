@@ -1,7 +1,6 @@
 """WebDataset's tar shards: their samples by index."""
 
 import glob
-import itertools
 import os
 import re
 
@@ -19,7 +18,7 @@ from anp_jax.data.sources import (
 from anp_jax.system import cached_reads, files
 
 SPLIT = '{split}'
-_MOST_SHARDS = 1_000_000
+_RANGE = re.compile(r'\{(\d{1,6})\.\.(\d{1,6})\}')
 
 
 class TarMembers(stored_images.Storage):
@@ -144,23 +143,15 @@ def expand(pattern: str) -> list[str]:
   """The paths that a pattern of shards stands for, in order.
 
   Args:
-    pattern: with ranges {000..015} and lists {a,b}, or *, ? and [...].
+    pattern: with *, ? and [...], or with a range {000..015}.
 
   Raises:
-    ConfigError: if no file has such a name, or a range is none.
+    ConfigError: if no file has such a name.
   """
-  paths = []
-  for path in _braces(pattern):
-    if glob.has_magic(path):
-      paths += sorted(glob.glob(path))
-    else:
-      paths.append(path)
-      if not os.path.isfile(path):
-        _refuse_missing(path)
-  if not paths:
-    _refuse_missing(pattern)
-  if len(paths) > len(set(paths)):
-    raise config_lib.ConfigError(f'{pattern} names a shard twice')
+  paths = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else _numbered(pattern)
+  for path in paths or [pattern]:
+    if not os.path.isfile(path):
+      _refuse_missing(path)
   return paths
 
 
@@ -173,37 +164,15 @@ def _refuse_missing(pattern):
   )
 
 
-def _braces(pattern):
-  """The texts that a pattern's braces stand for."""
-  pieces, count = [], 1
-  for piece in re.split(r'(\{[^{}]*\})', pattern):
-    choices = _choices(piece, pattern)
-    count *= len(choices)
-    if count > _MOST_SHARDS:
-      raise _too_many(pattern)
-    pieces.append(choices)
-  return [''.join(p) for p in itertools.product(*pieces)]
-
-
-def _choices(piece, pattern):
-  if not piece.startswith('{'):
-    return [piece]
-  bounds = re.fullmatch(r'\{(\d{1,12})\.\.(\d{1,12})\}', piece)
-  if bounds:
-    first, last = bounds.groups()
-    if int(first) <= int(last):
-      width = len(first) if first.startswith('0') else 0
-      numbers = range(int(first), int(last) + 1)
-      if len(numbers) > _MOST_SHARDS:
-        raise _too_many(pattern)
-      return [f'{i:0{width}}' for i in numbers]
-  elif ',' in piece:
-    return piece[1:-1].split(',')
-  raise config_lib.ConfigError(f'{pattern}: {piece!r}, expected {{000..015}}, {{a,b}} or {SPLIT}')
-
-
-def _too_many(pattern):
-  return config_lib.ConfigError(f'{pattern} names more than {_MOST_SHARDS:,} shards')
+def _numbered(pattern):
+  """The paths with each number of a range in its place, or the one path."""
+  bounds = _RANGE.search(pattern)
+  if not bounds:
+    return [pattern]
+  first, last = bounds.groups()
+  width = len(first) if first.startswith('0') else 0
+  before, after = pattern[: bounds.start()], pattern[bounds.end() :]
+  return [f'{before}{i:0{width}}{after}' for i in range(int(first), int(last) + 1)]
 
 
 def _shards_of_split(pattern, split):
@@ -224,8 +193,7 @@ def _shards_of_split(pattern, split):
 
 def _exists(pattern):
   """Whether the first path of a pattern is there."""
-  path = _braces(pattern)[0]
-  return bool(glob.glob(path)) or os.path.exists(path)
+  return bool(glob.glob(pattern)) or any(map(os.path.exists, _numbered(pattern)[:1]))
 
 
 def _other_texts(pattern, split, other_split, data_dir):

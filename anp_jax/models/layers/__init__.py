@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import onednn, windows
+from anp_jax.models.layers import onednn_layers, windows
 from anp_jax.models.layers.activation import gelu, relu, silu
 from anp_jax.models.layers.channelwise import by_channel
 from anp_jax.models.layers.convolution import add_bias, convolve
@@ -99,12 +99,12 @@ class Conv(nn.Module):
       x: (batch, height, width, in).
       kernel: (size, size, in / groups, features), of x's dtype.
       padding: see `windows.pads`.
-      after: onednn.After, with a kernel of float32; or None.
+      after: onednn_layers.After, with a kernel of float32; or None.
     """
     if after is None:
       return convolve(x, kernel, self.stride, padding, self.platform, self.groups)
     pads = windows.pads(padding, x.shape[1:3], kernel.shape[:2], self.stride)
-    return onednn.convolve_and(x, kernel, after, self.stride, pads)
+    return onednn_layers.convolve_and(x, kernel, after, self.stride, pads)
 
 
 class BatchNorm(nn.Module):
@@ -177,8 +177,8 @@ class BatchNorm(nn.Module):
     if axis_name is not None and lax.axis_size(axis_name) == 1:
       axis_name = None
     relu_within = self.relu and added is None
-    if axis_name is None and onednn.takes_norm(grouped, scale, relu_within, self.platform):
-      y, mean, var = onednn.normalise(grouped, scale, bias, self.epsilon, relu_within)
+    if axis_name is None and onednn_layers.takes_norm(grouped, scale, relu_within, self.platform):
+      y, mean, var = onednn_layers.normalise(grouped, scale, bias, self.epsilon, relu_within)
     else:
       relu_within &= self.platform == 'gpu'
       function = normalise_relu if relu_within else normalise

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import grouped, onednn, sums, windows
+from anp_jax.models.layers import grouped, onednn_layers, sums, windows
 
 # The most pixels of a result for which gathering patches beats a CPU's own
 # convolution: 181 against 2 GF/s at 2x2 (512 channels), 195 against 228 at 4x4
@@ -40,8 +40,8 @@ def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu', group
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
 def _convolve(x, kernel, stride, pads, platform, groups):
   window = kernel.shape[:2]
-  if onednn.takes_convolution(x, kernel, stride, pads, platform, groups):
-    return onednn.convolve(x, kernel, stride, pads, groups)
+  if onednn_layers.takes_convolution(x, kernel, stride, pads, platform, groups):
+    return onednn_layers.convolve(x, kernel, stride, pads, groups)
   if groups > 1 and not platform.startswith('cpu'):
     return _library(x, kernel, stride, pads, groups)
   if groups > 1 and groups == x.shape[-1] == kernel.shape[-1]:
@@ -66,7 +66,7 @@ def _convolve(x, kernel, stride, pads, platform, groups):
 def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
   """The name of the way in which XLA computes a convolution.
 
-  On a CPU with oneDNN, `onednn.takes_convolution` is asked first.
+  On a CPU with oneDNN, `onednn_layers.takes_convolution` is asked first.
 
   | where | what | because |
   |---|---|---|

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from anp_jax.models.layers import grouped, sums, windows
-from anp_jax.system.onednn import custom_call, specs
+from anp_jax.system import onednn
 
 # The widest depthwise kernel for whose gradient oneDNN has a quick form, of
 # maps with channels last.
@@ -36,7 +36,7 @@ def kernel_gradient(x, kernel, dy, stride, pads):
   if kernel.shape[1] <= _QUICK_COLUMNS:
     return None
   is_small = math.prod(dy.shape[1:3]) <= _SMALL_MAP
-  if is_small and custom_call.supports(_image_spec(x, kernel, dy, stride)):
+  if is_small and onednn.takes(_image_spec(x, kernel, dy, stride)):
     return _gradient_by_image(x, kernel, dy, stride, pads)
   return _gradient_by_columns(x, kernel, dy, stride, pads)
 
@@ -51,7 +51,7 @@ def _image_spec(x, kernel, dy, stride):
     for shape in ((1, *sides, channels), (*spans, 1, channels))
   )
   no_pads = (0, 0), (0, 0)
-  return specs.convolution_of('forward', image, window, 1, no_pads, channels)
+  return onednn.convolution_of('forward', image, window, 1, no_pads, channels)
 
 
 def _gradient_by_image(x, kernel, dy, stride, pads):
@@ -77,7 +77,7 @@ def _gradient_by_image(x, kernel, dy, stride, pads):
   image = placed(x, spec.image, *sides)
   window = placed(dy, spec.kernel, *[(0, 0, stride - 1)] * 2)
   result = jax.ShapeDtypeStruct(spec.result, jnp.float32)
-  shares = custom_call.call(spec, result, image, window)
+  shares = onednn.call(spec, result, image, window)
   shares = shares.reshape(-1, x.shape[0], x.shape[-1])
   total = sums.over_rows(lambda x: x, shares, platform='cpu')
   return total.reshape(kernel.shape).astype(kernel.dtype)
@@ -107,8 +107,8 @@ def _gradient_by_columns(x, kernel, dy, stride, pads):
       maps = jax.lax.pad(x, zero, (still, still, (*sides, 0), still))
       sides = 0, 0
     arguments = maps, part, stride, (pads[0], sides), x.shape[-1]
-    spec = specs.convolution_of('backward_weights', *arguments)
-    parts.append(custom_call.call(spec, part, maps, dy))
+    spec = onednn.convolution_of('backward_weights', *arguments)
+    parts.append(onednn.call(spec, part, maps, dy))
   return jnp.concatenate(parts, 1)
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import onednn, windows
+from anp_jax.models.layers import onednn_layers, windows
 
 
 def conv_norm(conv, norm, x, train: bool, added=None):
@@ -33,7 +33,7 @@ def conv_norm(conv, norm, x, train: bool, added=None):
   kernel, factor, summand = (
     a.astype(jnp.float32) for a in (conv.get_variable('params', 'kernel'), factor, summand)
   )
-  after = onednn.After(factor, summand, added, norm.relu)
+  after = onednn_layers.After(factor, summand, added, norm.relu)
   return conv.convolve(x, kernel, conv.pixels, after)
 
 
@@ -41,10 +41,10 @@ def _is_one_call(conv, norm, x, added):
   shape = (conv.size, conv.size, x.shape[-1], conv.features)
   pads = windows.pads(conv.pixels, x.shape[1:3], shape[:2], conv.stride)
   kernel = jax.ShapeDtypeStruct(shape, x.dtype)
-  after = onednn.After(None, None, added, norm.relu)
+  after = onednn_layers.After(None, None, added, norm.relu)
   return (
     conv.groups == 1
     and jnp.dtype(norm.dtype) == x.dtype
-    and onednn.takes_convolution(x, kernel, conv.stride, pads, conv.platform)
-    and onednn.takes_convolve_and(x, kernel, after, conv.stride, pads)
+    and onednn_layers.takes_convolution(x, kernel, conv.stride, pads, conv.platform)
+    and onednn_layers.takes_convolve_and(x, kernel, after, conv.stride, pads)
   )

@@ -7,7 +7,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import onednn, windows
+from anp_jax.models.layers import onednn_layers, windows
 
 
 def max_pool(x, window: int = 3, stride: int = 2, padding=1, platform: str = 'cpu'):
@@ -37,8 +37,8 @@ def avg_pool(x, window: int = 3, stride: int = 2, padding=0, platform: str = 'cp
   Arguments and result are those of `max_pool`.
   """
   over = _windows(x, window, stride, padding)
-  if onednn.takes_mean_pool(x, over, platform):
-    return onednn.mean_pool(x, x.shape, over)
+  if onednn_layers.takes_mean_pool(x, over, platform):
+    return onednn_layers.mean_pool(x, x.shape, over)
   if platform.startswith('cpu'):
     return _avg_pool(x, x.shape, over)
   return nn.avg_pool(x, over.shape, (stride, stride), over.pads)

@@ -223,9 +223,9 @@ def _report(subject, folder, scores, rows):
   summary.print_scores(subject.step, scores | results.scores(), subject.weights)
   try:
     _write(folder, subject, scores, results)
-    print(urls.named(f'evaluation: {os.path.join(folder, analysis_page.PAGE)}'))
+    print(urls.remote_url(f'evaluation: {os.path.join(folder, analysis_page.PAGE)}'))
     if run_page.rewrite(subject.workdir, folder):
-      print(urls.named(f'report: {run_page.path(subject.workdir)}'))
+      print(urls.remote_url(f'report: {run_page.path(subject.workdir)}'))
   except OSError as e:
     raise ReportError(f'{e.filename or folder}: {e.strerror or e}') from e
 

@@ -7,12 +7,10 @@ import time
 import jax
 
 from anp_jax import models
-from anp_jax.models.layers import onednn
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, planner, timing as timing_lib
-from anp_jax.system import files
-from anp_jax.system.onednn import library
+from anp_jax.system import files, onednn
 from anp_jax.training import run_spec
 
 FILE = 'channel_split.json'
@@ -139,7 +137,7 @@ def _key(spec, processes) -> dict:
   del model['cpu_library']
   # It also sets the number of the library's threads, which the key has.
   target = models.target(config, mesh_lib.platform(mesh), jax.local_device_count())
-  opened = library.opened() if target == onednn.PLATFORM else None
+  opened = onednn.opened() if target == onednn.PLATFORM else None
   return {
     **({'library': opened.describe()} if opened else {}),
     'format': _FORMAT,

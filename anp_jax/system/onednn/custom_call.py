@@ -12,7 +12,7 @@ import sys
 
 import jax
 
-from anp_jax.system.onednn import c_api, library, operations, specs, thread_pool
+from anp_jax.system.onednn import library, operations, specs, thread_pool
 
 # Places in the structures of c_api.h, bytes.
 _FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE = 8, 16, 32
@@ -41,18 +41,8 @@ class _ErrorArguments(ctypes.Structure):
 _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArguments))
 
 
-def call(spec, results, *arguments, into: int | None = None):
-  """Computes an operation in a traced program.
-
-  Args:
-    spec: one of `specs`.
-    results: jax.ShapeDtypeStruct, or a tuple of them.
-    *arguments: arrays, in the operation's order, without the results.
-    into: the number of the argument in whose memory the result is written.
-
-  Returns:
-    An array, or a list of them.
-  """
+def call(spec, results, *arguments, into: int | None):
+  """Computes an operation in a traced program; see `onednn.call`."""
   _register()
   compute = jax.ffi.ffi_call(
     specs.TARGET,
@@ -61,20 +51,6 @@ def call(spec, results, *arguments, into: int | None = None):
     input_output_aliases=None if into is None else {into: 0},
   )
   return compute(*arguments, operation=specs.name(spec))
-
-
-def supports(spec) -> bool:
-  """Returns whether the open library computes this operation fast."""
-  try:
-    _create(specs.name(spec))
-  except c_api.OneDnnError:
-    return False
-  return True
-
-
-def mask_bytes(spec: specs.BatchNormSpec) -> int:
-  """Returns the bytes that the ReLU of a group keeps for its gradient."""
-  return _create(specs.name(spec)).mask_bytes
 
 
 def _create(name):

@@ -7,8 +7,6 @@ can be kept on disk, and one that is read from there makes its operations again.
 import ast
 from typing import NamedTuple
 
-import numpy as np
-
 # XLA's name for a call of any of these.
 TARGET = 'anp_onednn'
 
@@ -61,7 +59,7 @@ def convolution_of(direction: str, x, kernel, stride: int, pads, groups: int) ->
   )
   return ConvolutionSpec(
     direction,
-    np.dtype(x.dtype).name,
+    x.dtype.name,
     tuple(x.shape),
     tuple(kernel.shape),
     (x.shape[0], *size, kernel.shape[-1]),

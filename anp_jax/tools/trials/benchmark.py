@@ -87,7 +87,7 @@ def run(job: strategy_lib.Job) -> dict:
     files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
     files.write_atomic(f'{path}.md', page(values, config_lib.golden(job.config)))
     print(markdown.plain(rows(values)))
-    print(urls.named(f'benchmark: {path}.md'))
+    print(urls.remote_url(f'benchmark: {path}.md'))
   return {}
 
 

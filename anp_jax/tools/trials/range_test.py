@@ -79,7 +79,7 @@ def run(job: strategy_lib.Job) -> dict:
   if job.processes.index == 0:
     folder = os.path.join(job.workdir, FOLDER)
     _write(folder, result, job.config.optimizer.name)
-    print(urls.named(f'range test: {folder}/range_test.png'))
+    print(urls.remote_url(f'range test: {folder}/range_test.png'))
     print(result.line())
   return {}
 

@@ -1,6 +1,6 @@
-"""Convolutions, batch norm and mean pools that oneDNN computes, and which.
+"""Convolutions, batch norm and mean pools by oneDNN, with their gradients.
 
-Of a platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
+They are for platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
 """
 
 import functools
@@ -13,39 +13,19 @@ from jax import custom_derivatives
 import jax.numpy as jnp
 
 from anp_jax.models.layers import channelwise, depthwise, windows
-from anp_jax.system.onednn import custom_call, library, specs
+from anp_jax.system import onednn
 
-PLATFORM = 'cpu_onednn'
-_FEW_PIXELS = 4
 # Pixels of a map up to which XLA multiplies by a float32 kernel of 1x1.
 _PRODUCT_PIXELS = 256
 
 
-def takes(x, platform: str) -> bool:
-  """Whether oneDNN may compute with an array on a platform.
-
-  Args:
-    x: array, or its shape and dtype.
-    platform: of the device it is compiled for.
-  """
-  return platform == PLATFORM and x.size > 0 and jnp.dtype(x.dtype).name in library.opened().dtypes
-
-
 def takes_convolution(x, kernel, stride: int, pads, platform: str, groups: int = 1) -> bool:
-  """Whether oneDNN computes a convolution; arguments are `convolve`'s.
-
-  Of float32 maps of few pixels, whose kernel is larger than they are, XLA
-  computes patches (3x3, 512 channels, 32 maps of 2x2: 1.8 against 2.6 ms, its
-  gradients 1.7 and 2.0 against 3.1 and 2.9).
-  """
-  if not takes(x, platform) or kernel.dtype != x.dtype:
+  """Whether oneDNN computes a convolution; arguments are `convolve`'s."""
+  if not _may_take(x, platform) or kernel.dtype != x.dtype:
     return False
-  spec = specs.convolution_of('forward', x, kernel, stride, pads, groups)
-  is_small = math.prod(spec.result[1:3]) <= _FEW_PIXELS
-  if spec.dtype == 'float32' and groups == 1 and is_small:
-    return False
+  spec = onednn.convolution_of('forward', x, kernel, stride, pads, groups)
   return all(
-    custom_call.supports(spec._replace(direction=direction))
+    onednn.takes(spec._replace(direction=direction))
     for direction in ('forward', 'backward_data', 'backward_weights')
   )
 
@@ -72,9 +52,9 @@ def convolve(x, kernel, stride: int, pads, groups: int = 1):
   """
   if _is_product(x, kernel, stride, pads, groups):
     return x @ kernel[0, 0]
-  spec = specs.convolution_of('forward', x, kernel, stride, pads, groups)
+  spec = onednn.convolution_of('forward', x, kernel, stride, pads, groups)
   result = jax.ShapeDtypeStruct(spec.result, x.dtype)
-  return custom_call.call(spec, result, x, kernel)
+  return onednn.call(spec, result, x, kernel)
 
 
 def _convolve_forward(x, kernel, stride, pads, groups):
@@ -93,8 +73,8 @@ def _convolve_backward(stride, pads, groups, saved, dy):
   if request is not None and _is_product(*arguments):
     dx = dy @ kernel[0, 0].T
   elif request is not None:
-    spec = specs.convolution_of('backward_data', *arguments)
-    dx = custom_call.call(spec, _like(x), dy, kernel)
+    spec = onednn.convolution_of('backward_data', *arguments)
+    dx = onednn.call(spec, _like(x), dy, kernel)
   if groups == x.shape[-1] == kernel.shape[-1]:
     dkernel = depthwise.kernel_gradient(x, kernel, dy, stride, pads)
     if dkernel is not None:
@@ -102,10 +82,10 @@ def _convolve_backward(stride, pads, groups, saved, dy):
   # The kernel's gradient waits for dx: else XLA, which sees no order between
   # dx and the update of the kernel in place, copies all kernels first (52 ms
   # of a step of ResNet-50 at 8 x 224 px).
-  spec = specs.convolution_of('backward_weights', *arguments)
+  spec = onednn.convolution_of('backward_weights', *arguments)
   spec = spec._replace(waits=dx is not None)
   awaited = () if dx is None else (dx,)
-  return dx, custom_call.call(spec, _like(kernel), x, dy, *awaited)
+  return dx, onednn.call(spec, _like(kernel), x, dy, *awaited)
 
 
 # Else a gradient of the kernel alone, which is asked for where convolutions are
@@ -158,7 +138,7 @@ def takes_convolve_and(x, kernel, after, stride: int, pads) -> bool:
   Its other condition is `takes_convolution`. Arrays may be shapes and dtypes.
   """
   added = x if after.added is None else after.added
-  return x.dtype == added.dtype and custom_call.supports(_spec_and(x, kernel, after, stride, pads))
+  return x.dtype == added.dtype and onednn.takes(_spec_and(x, kernel, after, stride, pads))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -180,8 +160,8 @@ def convolve_and(x, kernel, after: After, stride: int, pads):
   result = jax.ShapeDtypeStruct(spec.result, x.dtype)
   arguments = x, kernel, after.factor, after.summand
   if after.added is None:
-    return custom_call.call(spec, result, *arguments)
-  return custom_call.call(spec, result, *arguments, after.added, into=4)
+    return onednn.call(spec, result, *arguments)
+  return onednn.call(spec, result, *arguments, after.added, into=4)
 
 
 def _convolve_and_forward(x, kernel, after, stride, pads):
@@ -200,7 +180,7 @@ convolve_and.__wrapped__.defvjp(_convolve_and_forward, _convolve_and_backward)
 
 def _spec_and(x, kernel, after, stride, pads):
   steps = ('norm',) + ('add',) * (after.added is not None)
-  return specs.convolution_of('forward', x, kernel, stride, pads, 1)._replace(
+  return onednn.convolution_of('forward', x, kernel, stride, pads, 1)._replace(
     after=steps + ('relu',) * after.relu
   )
 
@@ -224,19 +204,12 @@ def normalise(x, scale, bias, epsilon: float, relu: bool):
 
 
 def takes_norm(x, scale, relu: bool, platform: str) -> bool:
-  """Whether oneDNN computes a batch norm; the arguments are `normalise`'s.
-
-  XLA computes float32 groups that cannot be divided among the threads: a step
-  of ResNet-50 with one group took 1.2 times as long by OpenMP's threads. With
-  two groups one of ResNet-18 took 0.82 times as long by oneDNN as by XLA.
-  """
+  """Whether oneDNN computes a batch norm; the arguments are `normalise`'s."""
   return (
-    takes(x, platform)
-    and (x.dtype != jnp.float32 or len(x) % library.opened().threads == 0)
+    _may_take(x, platform)
     and scale.dtype == jnp.float32
     and all(
-      custom_call.supports(_norm_spec(direction, x, 1e-5, relu))
-      for direction in ('forward', 'backward')
+      onednn.takes(_norm_spec(direction, x, 1e-5, relu)) for direction in ('forward', 'backward')
     )
   )
 
@@ -246,15 +219,15 @@ def _normalise_forward(x, scale, bias, epsilon, relu):
   statistics = jax.ShapeDtypeStruct((x.shape[0], x.shape[2]), jnp.float32)
   results = [_like(x), statistics, statistics]
   if relu:
-    mask = custom_call.mask_bytes(spec)
+    mask = onednn.mask_bytes(spec)
     results.append(jax.ShapeDtypeStruct((x.shape[0], mask), jnp.uint8))
-  y, mean, var, *mask = custom_call.call(spec, results, x, scale, bias)
+  y, mean, var, *mask = onednn.call(spec, results, x, scale, bias)
   return (y, mean, var), (x, mean, var, scale, mask)
 
 
 def _normalise_backward(epsilon, relu, saved, cotangents):
   x, mean, var, scale, mask = saved
-  dx, dscale, dbias = custom_call.call(
+  dx, dscale, dbias = onednn.call(
     _norm_spec('backward', x, epsilon, relu),
     (_like(x), _like(mean), _like(mean)),
     x,
@@ -272,7 +245,7 @@ normalise.__wrapped__.defvjp(_normalise_forward, _normalise_backward)
 
 def _norm_spec(direction, x, epsilon, relu):
   dtype = jnp.dtype(x.dtype).name
-  return specs.BatchNormSpec(direction, dtype, tuple(x.shape), epsilon, relu)
+  return onednn.BatchNormSpec(direction, dtype, tuple(x.shape), epsilon, relu)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -288,14 +261,13 @@ def mean_pool(x, shape, over):
     (batch, height', width', channels), the dtype of x.
   """
   spec = _pool_spec('forward', x, shape, over)
-  return custom_call.call(spec, jax.ShapeDtypeStruct(spec.result, x.dtype), x)
+  return onednn.call(spec, jax.ShapeDtypeStruct(spec.result, x.dtype), x)
 
 
 def takes_mean_pool(x, over, platform: str) -> bool:
   """Whether oneDNN computes means over windows; `mean_pool`'s arguments."""
-  return takes(x, platform) and all(
-    custom_call.supports(_pool_spec(direction, x, x.shape, over))
-    for direction in ('forward', 'backward')
+  return _may_take(x, platform) and all(
+    onednn.takes(_pool_spec(direction, x, x.shape, over)) for direction in ('forward', 'backward')
   )
 
 
@@ -306,7 +278,7 @@ def _mean_pool_forward(x, shape, over):
 def _mean_pool_backward(shape, over, saved, dy):
   del saved
   spec = _pool_spec('backward', dy, shape, over)
-  return (custom_call.call(spec, jax.ShapeDtypeStruct(shape, dy.dtype), dy),)
+  return (onednn.call(spec, jax.ShapeDtypeStruct(shape, dy.dtype), dy),)
 
 
 mean_pool.defvjp(_mean_pool_forward, _mean_pool_backward)
@@ -314,7 +286,7 @@ mean_pool.defvjp(_mean_pool_forward, _mean_pool_backward)
 
 def _pool_spec(direction, x, shape, over):
   rows, columns = windows.size(shape[1:3], over)
-  return specs.MeanPoolSpec(
+  return onednn.MeanPoolSpec(
     direction,
     jnp.dtype(x.dtype).name,
     tuple(shape),
@@ -327,3 +299,7 @@ def _pool_spec(direction, x, shape, over):
 
 def _like(x):
   return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _may_take(x, platform):
+  return platform == onednn.PLATFORM and x.size > 0
