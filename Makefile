@@ -98,8 +98,8 @@ lint: $(READY)  ## Check style and format.
 	$(VENV_PYTHON) -m ruff format --check .
 
 bench: $(READY)  ## Run every benchmark in scripts/bench, one after another.
-	@set -e; for script in scripts/bench/[!_]*.py; do \
-	  echo "== $$script"; $(VENV_PYTHON) "$$script"; done
+	@set -e; for script in $(basename $(notdir $(wildcard scripts/bench/[!_]*.py))); do \
+	  echo "== $$script"; $(VENV_PYTHON) -m "scripts.bench.$$script"; done
 
 wheelhouse:  ## Pack all wheels into ./wheelhouse, for machines off the network.
 	$(call run_setup,--wheelhouse)

@@ -9,7 +9,6 @@ import pytest
 from anp_jax.tools.plan import check, fit
 from anp_jax.tools.study import __main__ as study_main
 from anp_jax.tools.study.papers import (
-  invariant2016,
   lab as lab_lib,
   others,
   papers_page,
@@ -212,35 +211,14 @@ def test_predict_only_runs_nothing(tmp_path):
   assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-  'command', [['scripts/bench/scaling.py', '--x'], ['-m', 'scripts.bench.layers', '--x']]
-)
-def test_a_benchmark_needs_the_checkout(tmp_path, monkeypatch, command):
+def test_a_benchmark_needs_the_checkout(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   lab = lab_lib.Lab(str(tmp_path))
-  result = lab.measure('one', command)
+  result = lab.measure('one', ['-m', 'scripts.bench.scaling', '--x'])
   assert result.why_not == (
     'not run, because scripts/bench is not here: start the study in the checkout of anp_jax'
   )
   assert not lab.failures
-
-
-def test_layers_of_a_measurement_are_a_table():
-  values = {
-    'conv1_2_alone': 1.9,
-    'conv1_16_alone': 9.0,
-    'all_2_alone': 1.5,
-    'conv1_2_at_once': 1.1,
-    'max_pool_2_alone': 1.2,
-  }
-  result = lab_lib.Measurement(values, 'here')
-  caption, rows = invariant2016.layer_table('mnist', result)
-  assert caption == 'MNIST, LeNet, by layer (here):'
-  assert rows[1:] == [
-    ('conv1', '1.90', '-', '-', '-', '9.00'),
-    ('max pool', '1.20', '-', '-', '-', '-'),
-    ('all', '1.50', '-', '-', '-', '-'),
-  ]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from anp_jax.system import drawing
 from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 _NODES = (1, 2, 4, 8, 16)
-_MOST = _NODES[-1]
 _GPUS = 4
 _LINKS = {'eth-10': '10 Gbit/s Ethernet', 'ib-fdr56': 'InfiniBand FDR'}
 _QUARTERS = os.path.join(os.path.dirname(__file__), 'quarter_links.toml')
 _SERVERS = 4
-# The emulated cluster: time runs so many times slower, and gradients and links
-# are a part as large, so that this machine's own cost is small in a step.
+# The emulated cluster: time runs so many times slower, and gradients and links are a part
+# as large, so that this machine's own cost is small in a step.
 _SLOWER, _PART = 5, 20
 _EMULATED_LINK = 'eth-10'
 _GIGABITS = 10
@@ -104,16 +103,15 @@ def _curves(lab, facts) -> _Curves:
   """Predictions, and what the emulator measured."""
   planned, single = {}, 1.0
   by_link = {link: _plan(lab, facts, link) for link in _LINKS}
-  for link, text in _LINKS.items():
-    points = by_link[link]
+  for link, points in by_link.items():
     base = points['sync', 1]['images_per_second']
     for strategy, name in _WAYS.items():
-      planned[f'{name}, {text}'] = {
+      planned[f'{name}, {_LINKS[link]}'] = {
         n: points[strategy, n]['images_per_second'] / base for n in _NODES
       }
     # A server's worker is a node's devices: here each GPU is a node of its own.
     alone = _plan(lab, facts, f'{link}-quarter', _GPUS)
-    planned[f'{_PER_GPU}, {text}'] = {
+    planned[f'{_PER_GPU}, {_LINKS[link]}'] = {
       n: alone['parameter_server:async', n * _GPUS]['images_per_second'] / base for n in _NODES
     }
     single = base / alone['sync', 1]['images_per_second']
@@ -208,34 +206,34 @@ def _hardware(link) -> str:
 
 
 def _speed_up_rows(lab, facts, curves):
-  paper = facts['speed_up', _MOST]
+  paper = facts['speed_up', _NODES[-1]]
   for link, text in _LINKS.items():
     for name, curve in curves.planned.items():
-      if name.endswith(text) and _MOST in curve:
+      if name.endswith(text) and _NODES[-1] in curve:
         yield papers_page.Row(
-          f'speed-up, {_MOST} nodes: {name}',
+          f'speed-up, {_NODES[-1]} nodes: {name}',
           paper,
-          predicted=curve[_MOST],
+          predicted=curve[_NODES[-1]],
           hardware=_hardware(link),
           why_not=lab.no_cluster,
         )
   for name, curve in curves.emulated.items():
-    if _MOST in curve:
+    if _NODES[-1] in curve:
       yield papers_page.Row(
-        f'speed-up, {_MOST} nodes, emulated: {name}',
+        f'speed-up, {_NODES[-1]} nodes, emulated: {name}',
         paper,
-        predicted=curve[_MOST],
+        predicted=curve[_NODES[-1]],
         by='emulator',
         hardware=curves.hardware,
         why_not=lab.no_cluster,
       )
   if not curves.emulated:
-    yield papers_page.Row(f'speed-up, {_MOST} nodes, emulated', paper, why_not=curves.why_not)
+    yield papers_page.Row(f'speed-up, {_NODES[-1]} nodes, emulated', paper, why_not=curves.why_not)
   name = f'{_WAYS["sync"]}, {_LINKS[_EMULATED_LINK]}'
   yield papers_page.Row(
-    f'efficiency, {_MOST} nodes: {name}',
-    facts['efficiency', _MOST],
-    predicted=curves.planned[name][_MOST] / _MOST,
+    f'efficiency, {_NODES[-1]} nodes: {name}',
+    facts['efficiency', _NODES[-1]],
+    predicted=curves.planned[name][_NODES[-1]] / _NODES[-1],
     hardware=_hardware(_EMULATED_LINK),
     why_not=lab.no_cluster,
   )
@@ -253,18 +251,18 @@ def _hours_rows(lab, facts, curves):
   start = facts['hours', 1].value
   text = _LINKS[_EMULATED_LINK]
   for paper, name in (
-    (facts['hours', _MOST], f'{_WAYS["parameter_server:async"]}, {text}'),
-    (facts['hours_sync', _MOST], f'{_WAYS["sync"]}, {text}'),
+    (facts['hours', _NODES[-1]], f'{_WAYS["parameter_server:async"]}, {text}'),
+    (facts['hours_sync', _NODES[-1]], f'{_WAYS["sync"]}, {text}'),
   ):
     for by, how, group in (
       ('planner', '', curves.planned),
       ('emulator', ', emulated', curves.emulated),
     ):
-      if _MOST in group.get(name, {}):
+      if _NODES[-1] in group.get(name, {}):
         yield papers_page.Row(
-          f'hours to train, {_MOST} nodes{how}: {name}',
+          f'hours to train, {_NODES[-1]} nodes{how}: {name}',
           paper,
-          predicted=start / group[name][_MOST],
+          predicted=start / group[name][_NODES[-1]],
           by=by,
           why_not=lab.no_cluster,
           hardware=curves.hardware if by == 'emulator' else _hardware(_EMULATED_LINK),
@@ -274,9 +272,9 @@ def _hours_rows(lab, facts, curves):
     ('speed_up_to_result_mixed', f'{_WAYS["parameter_server:async"]}, {text}'),
   ):
     yield papers_page.Row(
-      f'speed-up in time to the result, {_MOST} nodes: {name}',
-      facts[quantity, _MOST],
-      predicted=curves.planned[name][_MOST],
+      f'speed-up in time to the result, {_NODES[-1]} nodes: {name}',
+      facts[quantity, _NODES[-1]],
+      predicted=curves.planned[name][_NODES[-1]],
       hardware=_hardware(_EMULATED_LINK),
       why_not=lab.no_cluster,
     )
@@ -304,7 +302,7 @@ def _accuracy_rows(facts, result):
     text = '; '.join(losses)
   yield papers_page.Row(
     'keeps the accuracy of one node',
-    facts['keeps_accuracy', _MOST],
+    facts['keeps_accuracy', _NODES[-1]],
     measured=text,
     why_not=result.why_not,
     hardware=result.hardware and f'LeNet, digits; {result.hardware}',

@@ -1,28 +1,23 @@
 """Coarse-grain parallelism that keeps convergence: Gonzalez Tallada 2016."""
 
 import functools
-import re
 
 from anp_jax.system import drawing
 from anp_jax.tools.study.papers import drawn, lab as lab_lib, papers_page, published_figures
 
 _SIZES = (2, 4, 8, 12, 16)
 _STRATEGIES = 'sync', 'invariant'
-# Data set: name, recipe, network, pixels, images a step, examples, and steps
-# of a turn of the two measurements, of processes and of layers.
+# Data set: name, recipe, network, pixels, images a step, examples, and steps of a turn.
 _NETWORKS = {
-  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000, (20, 8)),
-  'cifar10': ('CIFAR-10 full', 'configs/cifar10_full.py', 'cifar10_full', 32, 100, 50_000, (5, 4)),
+  'mnist': ('MNIST, LeNet', 'configs/lenet.py', 'lenet', 28, 64, 60_000, 20),
+  'cifar10': ('CIFAR-10 full', 'configs/cifar10_full.py', 'cifar10_full', 32, 100, 50_000, 5),
 }
-# Parts of a step that the figure leaves out, as `layers` names them.
-_SMALL = 'loss', 'no instruction running', 'activation and add'
 
 
 def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Section:
   """The paper's page."""
   results = {name: _measure(lab, name) for name in _NETWORKS}
   plans = {name: _plan(lab, name) for name in _NETWORKS}
-  layers = {name: _layers(lab, name) for name in _NETWORKS}
   rows = []
   for name in _NETWORKS:
     rows += _rows(lab, facts, name, results[name], plans[name])
@@ -32,7 +27,6 @@ def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Sec
     question='How much faster do 2 to 16 threads train a batch of the same '
     'size, when gradients are added in a fixed order?',
     rows=rows,
-    tables=[layer_table(name, result) for name, result in layers.items() if result.values],
     notes=[
       'The paper divides a batch over threads of one process; here it is '
       'divided over processes with a core each, joined by gloo over loopback, '
@@ -42,36 +36,17 @@ def section(lab: lab_lib.Lab, facts: published_figures.Facts) -> papers_page.Sec
       'timed" stands, else it follows from the entry `cpu`; sums over loopback '
       'are an assumption of links.toml. A batch that does not divide is '
       'rounded up.',
-      'By layer: the time of the whole batch over that of its n-th part, '
-      'forward and backward, on one core. It is what a division over n could '
-      'give before anything is sent or shared (memory, caches).',
       'Our `invariant` gives the same bits for any number of processes, which '
       "the paper's order does not: docs/strategies.md.",
     ],
     figures=[
       (
         'invariant2016',
-        'speed-up by threads or processes, and by layer',
-        functools.partial(_draw, facts, results, plans, layers),
+        'speed-up by threads or processes',
+        functools.partial(_draw, facts, results, plans),
       )
     ],
   )
-
-
-def layer_table(name, result) -> tuple[str, list[tuple[str, ...]]]:
-  """Speed-ups by layer, as a further table.
-
-  Args:
-    name: of the data set.
-    result: of `scripts.bench.layers` with shares.
-
-  Returns:
-    A caption, and rows of texts, the first the head.
-  """
-  rows = [('layer', *(f'1/{n} of the batch' for n in _SIZES))]
-  for layer, curve in _by_layer(result).items():
-    rows.append((layer, *(f'{curve[n]:.2f}' if n in curve else '-' for n in _SIZES)))
-  return f'{_NETWORKS[name][0]}, by layer ({result.hardware}):', rows
 
 
 def _measure(lab, name) -> lab_lib.Measurement:
@@ -83,11 +58,12 @@ def _measure(lab, name) -> lab_lib.Measurement:
   return lab.measure(
     f'invariant2016-{name}',
     [
-      'scripts/bench/scaling.py',
+      '-m',
+      'scripts.bench.scaling',
       f'--model={network}',
       f'--size={size}',
       f'--batch={batch // 2}',
-      f'--steps={steps[0]}',
+      f'--steps={steps}',
       '--rounds=8',
       f'--strategies={",".join(_STRATEGIES)}',
       *([f'--processes={",".join(map(str, counts))}'] if len(counts) > 1 else []),
@@ -132,36 +108,6 @@ def _plan(lab, name) -> tuple[dict[int, float], str]:
   return {p['nodes']: p['images_per_second'] / base for p in points}, source
 
 
-def _layers(lab, name) -> lab_lib.Measurement:
-  """Each layer with parts of the batch, on one core."""
-  _, _, network, size, batch, _, steps = _NETWORKS[name]
-  return lab.measure(
-    f'invariant2016-{name}-layers',
-    [
-      '-m',
-      'scripts.bench.layers',
-      f'--model={network}',
-      f'--size={size}',
-      f'--batch={batch}',
-      f'--shares={",".join(map(str, (1, *_SIZES)))}',
-      f'--steps={steps[1]}',
-      '--rounds=3',
-    ],
-  )
-
-
-def _by_layer(result) -> dict[str, dict[int, float]]:
-  """Speed-ups by layer and number of parts, the whole step ('all') last."""
-  by_layer = {}
-  for key, value in (result.values or {}).items():
-    match = re.fullmatch(r'(.+)_(\d+)_alone', key)
-    if match:
-      layer, count = match[1].replace('_', ' '), int(match[2])
-      by_layer.setdefault(layer, {})[count] = value
-  step = by_layer.pop('all', {})
-  return by_layer | {'all': step}
-
-
 def _rows(lab, facts, name, result, plan):
   curve, source = plan
   title = _NETWORKS[name][0]
@@ -180,36 +126,20 @@ def _rows(lab, facts, name, result, plan):
       )
 
 
-def _drawn_layers(result) -> dict[str, dict[int, float]]:
-  """Speed-ups by layer, without what is little of a step."""
-  return {name: curve for name, curve in _by_layer(result).items() if name not in _SMALL}
-
-
-def _draw(facts, results, plans, layers, path):
-  """A column for each network: speed-up by threads; below it by layer."""
-  has_layers = any(result.values for result in layers.values())
-  size = (9.5, 7.6) if has_layers else (9.5, 4)
-  with drawing.figure(path, *size, dpi=95, style=drawn.STYLE) as figure:
-    axes = figure.subplots(1 + has_layers, 2, squeeze=False)
-    for column, name in zip(axes.T, _NETWORKS):
+def _draw(facts, results, plans, path):
+  """Draws the speed-up by threads, a column for each network."""
+  with drawing.figure(path, 9.5, 4, dpi=95, style=drawn.STYLE) as figure:
+    axes = figure.subplots(1, 2)
+    for axis, name in zip(axes, _NETWORKS):
       measured = {}
       for strategy in _STRATEGIES:
         value = results[name].get(f'{strategy}_over_one')
         measured[f'{strategy}, measured'] = {2: value} if value else {}
       drawn.speed_ups(
-        column[0],
+        axis,
         _NETWORKS[name][0],
         'threads (paper), processes (ours)',
         facts.by_size(f'speed_up_{name}'),
         {'planned': plans[name][0]},
         measured,
       )
-      if has_layers:
-        drawn.speed_ups(
-          column[1],
-          f'{_NETWORKS[name][0]}, by layer, one core',
-          'parts of the batch',
-          facts.by_size(f'speed_up_{name}'),
-          _drawn_layers(layers[name]),
-          {},
-        )

@@ -215,5 +215,5 @@ class Lab:
 
 
 def _is_benchmark(command):
-  """Whether a command is a file or a module of scripts/bench."""
-  return command[command[0] == '-m'].replace('.', '/').startswith(_BENCHMARKS)
+  """Whether a command is a module of scripts/bench."""
+  return command[1].replace('.', '/').startswith(_BENCHMARKS)
