@@ -16,7 +16,9 @@ from anp_jax.config import (
   strategy as strategy_lib,
 )
 from anp_jax.config.keys import (
+  ADDRESS,
   CLASS,
+  FUNCTION,
   Key,
   duration,
   flag,
@@ -27,18 +29,8 @@ from anp_jax.config.keys import (
   text,
   value,
 )
+from anp_jax.config.optimizers import OPTIMIZERS
 
-# The keys that each takes, by optax's names for them.
-OPTIMIZERS = {
-  'sgd': ('decay_multipliers',),
-  'momentum': ('momentum', 'decay_multipliers'),
-  'nesterov': ('momentum', 'decay_multipliers'),
-  'rmsprop': ('decay', 'momentum', 'eps', 'decay_multipliers'),
-  'adam': ('b1', 'b2', 'eps', 'decay_multipliers'),
-  'adamw': ('b1', 'b2', 'eps'),
-  'lars': ('momentum',),
-  'lamb': ('b1', 'b2', 'eps'),
-}
 SCHEDULES = {
   'constant': (),
   'cosine': ('end',),
@@ -55,7 +47,7 @@ def _users(group, registry, leaf):
 
 
 def _optimizer(leaf):
-  return _users('optimizer', OPTIMIZERS, leaf)
+  return _users('optimizer', {name: o.keys for name, o in OPTIMIZERS.items()}, leaf)
 
 
 def _schedule(leaf):
@@ -115,11 +107,15 @@ _MODEL = {
     'resnet50',
     'network; a class of your own is called (images, train)',
     networks.MODELS,
-    r'\w+(\.\w+)*:\w+(\.\w+)*',
+    ADDRESS,
     CLASS,
   ),
   'head': text(
-    'joint', 'how outputs name pairs; see training/heads.py', ('joint', 'multitask', 'factored')
+    'joint',
+    'how outputs name pairs; see training/heads.py',
+    ('joint', 'multitask', 'factored'),
+    ADDRESS,
+    CLASS,
   ),
   'head_weights': value(
     (1.0, 0.5, 0.5),
@@ -182,7 +178,14 @@ _INIT = {
 }
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.
 _OPTIMIZER = {
-  'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS)),
+  'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS), ADDRESS, FUNCTION),
+  'arguments': Key(
+    (),
+    'further arguments of a function of optax or of your own, '
+    "(name, value) pairs such as (('b2', 0.95),)",
+    check=rules.check_arguments,
+    only_if=('optimizer.name', ('*:*',)),
+  ),
   'learning_rate': number(0.05, 'at the peak of the schedule', at_least=0, changeable=True),
   'momentum': number(
     0.9, 'of the sum of gradients', at_least=0, below=1, only_if=_optimizer('momentum')
@@ -190,7 +193,11 @@ _OPTIMIZER = {
   'decay': number(0.9, 'of the squared gradient', at_least=0, below=1, only_if=_optimizer('decay')),
   'b1': number(0.9, 'decay of the mean gradient', at_least=0, below=1, only_if=_optimizer('b1')),
   'b2': number(
-    0.999, 'decay of the squared gradient', at_least=0, below=1, only_if=_optimizer('b2')
+    0.999,
+    'decay of the squared gradient; of lion, which has 0.99, of the mean gradient',
+    at_least=0,
+    below=1,
+    only_if=_optimizer('b2'),
   ),
   'eps': number(
     1e-8,
@@ -233,6 +240,8 @@ _SCHEDULE = {
     'cosine',
     'of the learning rate; range: for --mode=range_test',
     tuple(SCHEDULES),
+    ADDRESS,
+    FUNCTION,
     changeable=True,
   ),
   'warmup': duration('0 steps', 'linear, from 0', zero=True, changeable=True),

@@ -140,9 +140,7 @@ def _refusal(name, text, choices, config):
 def _is_in_chain(key, value, config):
   """Whether the optimizer has a part for a key with this value."""
   # adamw, lars and lamb take weight decay in their own place, also of 0.
-  has_own_place = key == 'optimizer.weight_decay' and (
-    'decay_multipliers' not in key_table.OPTIMIZERS[config.optimizer.name]
-  )
+  has_own_place = key == 'optimizer.weight_decay' and ('decay_multipliers' not in config.optimizer)
   return has_own_place or value != 0
 
 

@@ -86,10 +86,10 @@ class ParameterServer(sync.Sync):
     rules.check_tls(config)
     optimizer = config['optimizer.name']
     rules.check(
-      optimizer not in ('lars', 'lamb'),
+      optimizer not in ('lars', 'lamb') and ':' not in optimizer,
       'optimizer.name',
       optimizer,
-      'another one where strategy.name is parameter_server: its trust ratios are norms '
+      'another one where strategy.name is parameter_server: its norms may be those '
       'of whole layers, and a server has a slice',
     )
     mode = config['strategy.mode']
