@@ -100,8 +100,8 @@ lint: $(READY)  ## Check style, format and spelling.
 	  anp_jax configs docs scripts *.md
 
 bench: $(READY)  ## Run every benchmark in scripts/bench, one after another.
-	@set -e; for script in scripts/bench/[!_]*.py; do \
-	  echo "== $$script"; $(VENV_PYTHON) "$$script"; done
+	@set -e; for script in $(basename $(notdir $(wildcard scripts/bench/[!_]*.py))); do \
+	  echo "== $$script"; $(VENV_PYTHON) -m "scripts.bench.$$script"; done
 
 wheelhouse:  ## Pack all wheels into ./wheelhouse, for machines off the network.
 	$(call run_setup,--wheelhouse)

@@ -159,8 +159,8 @@ def code_by_part() -> dict[str, int]:
   }
   core = sum(parts.values()) - parts['anp_jax/tools']
   docs = sum(len(_read(path).splitlines()) for path in ['README.md', *glob.glob('docs/*.md')])
-  plain = {path: _code_of_folder(path) for path in ('scripts', 'tests')}
-  return {**parts, 'core': core, **plain, 'docs': docs}
+  code = {path: _code_of_folder(path) for path in ('scripts', 'tests')}
+  return {**parts, 'core': core, **code, 'docs': docs}
 
 
 def _code_of_folder(path):

@@ -1,6 +1,7 @@
 """The keys of config.data: examples, how images are read, cut and mixed."""
 
-from anp_jax.config.keys import integer, number, numbers, text, value
+from anp_jax.config import trust
+from anp_jax.config.keys import CLASS, integer, number, numbers, text, value
 
 # TensorFlow decodes images of no more than 2 ** 29 bytes of three channels.
 MOST_MEGAPIXELS = 178.9
@@ -24,14 +25,15 @@ KEYS = {
     'anp_shapes',
     'data set, see docs/data.md; tfds:NAME is what `tfds build NAME` prepared',
     SOURCES,
-    r'tfds:\S+|(list|tar|hf):.+',
+    rf'tfds:\S+|(list|tar|hf):.+|{trust.SOURCE}',
+    CLASS,
   ),
   'dir': text('', "where sets are built; '': $ANP_DATA, else a cache folder", resumable=True),
   'path': text(
     '',
     'folder or file of the images; of list:, tar: and hf:, the folder '
-    'that relative paths start from',
-    only_if=('data.source', (*LISTED, 'arrays')),
+    'that relative paths start from; what a class of your own makes of it',
+    only_if=('data.source', (*LISTED, 'arrays', '*.*:*')),
     resumable=True,
   ),
   'lists': text(

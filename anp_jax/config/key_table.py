@@ -5,7 +5,6 @@ The keys of one strategy alone stand with that strategy, in its
 """
 
 import math
-from typing import NamedTuple
 
 from anp_jax.config import (
   data_keys,
@@ -17,7 +16,9 @@ from anp_jax.config import (
   strategy as strategy_lib,
 )
 from anp_jax.config.keys import (
+  ADDRESS,
   CLASS,
+  FUNCTION,
   Key,
   duration,
   flag,
@@ -28,31 +29,8 @@ from anp_jax.config.keys import (
   text,
   value,
 )
+from anp_jax.config.optimizers import OPTIMIZERS
 
-
-class Optimizer(NamedTuple):
-  """The entry of an optimizer in the registry.
-
-  Attributes:
-    keys: names of the keys that it takes, as optax has them.
-    elementwise: whether an element's update depends on no other element, so that
-      a part of a leaf may be updated without the rest.
-  """
-
-  keys: tuple[str, ...]
-  elementwise: bool = False
-
-
-OPTIMIZERS = {
-  'sgd': Optimizer(('decay_multipliers',), elementwise=True),
-  'momentum': Optimizer(('momentum', 'decay_multipliers'), elementwise=True),
-  'nesterov': Optimizer(('momentum', 'decay_multipliers'), elementwise=True),
-  'rmsprop': Optimizer(('decay', 'momentum', 'eps', 'decay_multipliers'), elementwise=True),
-  'adam': Optimizer(('b1', 'b2', 'eps', 'decay_multipliers'), elementwise=True),
-  'adamw': Optimizer(('b1', 'b2', 'eps'), elementwise=True),
-  'lars': Optimizer(('momentum',)),
-  'lamb': Optimizer(('b1', 'b2', 'eps')),
-}
 SCHEDULES = {
   'constant': (),
   'cosine': ('end',),
@@ -63,14 +41,17 @@ SCHEDULES = {
 }
 
 
+def _users(group, registry, leaf):
+  """The condition of a key that some names of a registry take."""
+  return f'{group}.name', tuple(n for n in registry if leaf in registry[n])
+
+
 def _optimizer(leaf):
-  """The condition of a key that some optimizers take."""
-  return 'optimizer.name', tuple(n for n, entry in OPTIMIZERS.items() if leaf in entry.keys)
+  return _users('optimizer', {name: o.keys for name, o in OPTIMIZERS.items()}, leaf)
 
 
 def _schedule(leaf):
-  """The condition of a key that some schedules take."""
-  return 'schedule.name', tuple(n for n, keys in SCHEDULES.items() if leaf in keys)
+  return _users('schedule', SCHEDULES, leaf)
 
 
 def _check_window(key, steps):
@@ -126,11 +107,15 @@ _MODEL = {
     'resnet50',
     'network; a class of your own is called (images, train)',
     networks.MODELS,
-    r'\w+(\.\w+)*:\w+(\.\w+)*',
+    ADDRESS,
     CLASS,
   ),
   'head': text(
-    'joint', 'how outputs name pairs; see training/heads.py', ('joint', 'multitask', 'factored')
+    'joint',
+    'how outputs name pairs; see training/heads.py',
+    ('joint', 'multitask', 'factored'),
+    ADDRESS,
+    CLASS,
   ),
   'head_weights': value(
     (1.0, 0.5, 0.5),
@@ -193,7 +178,14 @@ _INIT = {
 }
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.
 _OPTIMIZER = {
-  'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS)),
+  'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS), ADDRESS, FUNCTION),
+  'arguments': Key(
+    (),
+    'further arguments of a function of optax or of your own, '
+    "(name, value) pairs such as (('b2', 0.95),)",
+    check=rules.check_arguments,
+    only_if=('optimizer.name', ('*:*',)),
+  ),
   'learning_rate': number(0.05, 'at the peak of the schedule', at_least=0, changeable=True),
   'momentum': number(
     0.9, 'of the sum of gradients', at_least=0, below=1, only_if=_optimizer('momentum')
@@ -201,7 +193,11 @@ _OPTIMIZER = {
   'decay': number(0.9, 'of the squared gradient', at_least=0, below=1, only_if=_optimizer('decay')),
   'b1': number(0.9, 'decay of the mean gradient', at_least=0, below=1, only_if=_optimizer('b1')),
   'b2': number(
-    0.999, 'decay of the squared gradient', at_least=0, below=1, only_if=_optimizer('b2')
+    0.999,
+    'decay of the squared gradient; of lion, which has 0.99, of the mean gradient',
+    at_least=0,
+    below=1,
+    only_if=_optimizer('b2'),
   ),
   'eps': number(
     1e-8,
@@ -244,6 +240,8 @@ _SCHEDULE = {
     'cosine',
     'of the learning rate; range: for --mode=range_test',
     tuple(SCHEDULES),
+    ADDRESS,
+    FUNCTION,
     changeable=True,
   ),
   'warmup': duration('0 steps', 'linear, from 0', zero=True, changeable=True),

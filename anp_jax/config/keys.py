@@ -14,7 +14,9 @@ from typing import Any
 
 from anp_jax.config import durations, errors
 
+ADDRESS = r'\w+(\.\w+)*:\w+'
 CLASS = 'package.module:Class'
+FUNCTION = 'package.module:function'
 _KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
 # The ways in which ast.literal_eval refuses a text.
 _NO_LITERAL = ValueError, TypeError, SyntaxError, MemoryError, RecursionError

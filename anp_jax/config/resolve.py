@@ -4,6 +4,7 @@ A key that has a meaning with certain values of another key only is in the
 config only then.
 """
 
+import dataclasses
 import json
 import os
 
@@ -13,12 +14,14 @@ from anp_jax.config import (
   errors,
   key_table,
   keys as keys_lib,
+  optimizers,
   rules,
   strategy as strategy_lib,
   trust,
 )
 
 _NAME = 'strategy.name'
+_OPTIMIZER = 'optimizer.name'
 
 
 def base() -> ml_collections.ConfigDict:
@@ -72,6 +75,7 @@ def resolved(config, typed: dict[str, str] | None = None):
   for key, declared in key_table.KEYS.items():
     if key not in values and not declared.only_if:
       raise errors.ConfigError(f'config.{key} is missing (default: {declared.default!r})')
+  values = _without_defaults(values, typed.get(_OPTIMIZER, _optimizer_name(values)))
   for key, text in typed.items():
     _check_known(key, keys)
     values[key] = keys[key].parse(key, _expanded(text, keys[key]))
@@ -115,7 +119,8 @@ def replaced(config, changes: dict[str, object]):
   Raises:
     ConfigError: if there is no such key, or it does not apply.
   """
-  values = flat(config) | changes
+  values = flat(config)
+  values = _without_defaults(values, changes.get(_OPTIMIZER, _optimizer_name(values))) | changes
   keys = known_keys(_strategy_name(values))
   for key in changes:
     _check_known(key, keys)
@@ -204,10 +209,23 @@ def _strategy_name(values):
   return name
 
 
+def _optimizer_name(values):
+  return values.get(_OPTIMIZER, key_table.KEYS[_OPTIMIZER].default)
+
+
+def _without_defaults(values, name):
+  """The values without those that the optimizer before has by default, if it is another."""
+  before = _optimizer_name(values)
+  defaults = optimizers.defaults(before) if name != before else {}
+  return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
+
+
 def _applicable(values):
   """The keys that have a meaning with these values, by dotted key."""
   name = _strategy_name(values)
   keys = key_table.KEYS | strategy_keys(name)
+  for key, default in optimizers.defaults(_optimizer_name(values)).items():
+    keys[key] = dataclasses.replace(keys[key], default=default)
   effective = {key: values.get(key, k.default) for key, k in keys.items()}
   models = [effective] + [
     effective | texts for texts in strategy_lib.declared(name).alternatives(effective)

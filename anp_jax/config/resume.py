@@ -6,7 +6,7 @@ Most keys may not. `resumable` ones may, and `changeable` ones where the flag
 
 import json
 
-from anp_jax.config import errors, key_table, resolve, strategy as strategy_lib
+from anp_jax.config import errors, key_table, optimizers, resolve, strategy as strategy_lib
 
 _NAME = 'strategy.name'
 # At 0 these are no part of an optimizer, and its saved state has one part less;
@@ -139,9 +139,10 @@ def _refusal(name, text, choices, config):
 
 def _is_in_chain(key, value, config):
   """Whether the optimizer has a part for a key with this value."""
-  # adamw, lars and lamb take weight decay in their own place, also of 0.
-  has_own_place = key == 'optimizer.weight_decay' and (
-    'decay_multipliers' not in key_table.OPTIMIZERS[config.optimizer.name].keys
+  # What applies weight decay itself does so of 0 too; of a user's function it is not known.
+  optimizer = optimizers.OPTIMIZERS.get(config.optimizer.name)
+  has_own_place = (
+    key == 'optimizer.weight_decay' and optimizer is not None and optimizer.is_decoupled
   )
   return has_own_place or value != 0
 

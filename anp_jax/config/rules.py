@@ -131,6 +131,13 @@ def check_multipliers(key: str, pairs) -> None:
     check(good, key, pair, 'a number of 0 or more')
 
 
+def check_arguments(key: str, pairs) -> None:
+  """Refuses what are no (name, value) pairs."""
+  for pair in pairs:
+    good = isinstance(pair, tuple | list) and len(pair) == 2 and str(pair[0]).isidentifier()
+    check(good, key, pairs, "pairs such as (('b2', 0.95),)")
+
+
 def _check_pattern(key, pattern):
   try:
     re.compile(pattern)

@@ -384,4 +384,4 @@ def _imported(name):
   if name in BUILT_IN:
     module, _, attribute = BUILT_IN[name].partition(':')
     return getattr(importlib.import_module(module), attribute)()
-  return trust.made(_KEY, name, Strategy)
+  return trust.made(_KEY, name, Strategy, {})

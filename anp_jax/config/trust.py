@@ -1,7 +1,7 @@
 """Which code a command may import by name: what was typed, not what was read.
 
-A config may name classes of a user's, as package.module:Class, and the working
-directory is importable. A config that lies in the folder of a run was written
+A config may name classes and functions of a user's, as package.module:Class, and the
+working directory is importable. A config that lies in the folder of a run was written
 by whoever made the run, so what it names is imported only if the person who
 looks at the run types it again, or types --trust.
 """
@@ -9,16 +9,26 @@ looks at the run types it again, or types --trust.
 import argparse
 from collections.abc import Callable, Iterator
 import importlib
+import inspect
 import re
 
 from anp_jax.config import errors
 
 FLAG = '--trust'
 # The keys whose values may be names of classes.
-_KEYS = ('model.name', 'strategy.name')
+_KEYS = (
+  'data.source',
+  'model.head',
+  'model.name',
+  'optimizer.name',
+  'schedule.name',
+  'strategy.name',
+)
+# A source such as tfds:NAME or tar:PATTERN has no dot before its colon.
+SOURCE = r'\w+(\.\w+)+:\w+'
 # Texts of what differs in the models of a ring.
 _MODELS = 'strategy.models'
-_IN_TEXT = re.compile(r'(model\.name|strategy\.name)\s*=\s*([^;]+)')
+_IN_TEXT = re.compile(rf'({"|".join(map(re.escape, _KEYS))})\s*=\s*([^;]+)')
 # Compiled programs are machine code, and they are run as they are read.
 _PROGRAMS = 'compile_cache.dir'
 
@@ -86,18 +96,20 @@ def check(key: str, name: str) -> None:
     raise errors.ConfigError(_refusal(f'config.{key}={name!r}', key, name))
 
 
-def made(key: str, name: str, kind: type, arguments: Callable = lambda _: {}):
-  """Imports a class of the user's, and makes an object of it.
+def is_source_class(name: str) -> bool:
+  """Whether config.data.source names a class of the user's."""
+  return bool(re.fullmatch(SOURCE, name))
+
+
+def imported(key: str, name: str):
+  """Imports what a key names as package.module:attribute.
 
   Args:
     key: of the config, which names it.
-    name: package.module:Class.
-    kind: that the class has to inherit from; nothing else is called.
-    arguments: gives the keyword arguments for the class.
+    name: package.module:attribute.
 
   Raises:
-    ConfigError: if there is no such class, it is of another kind, it cannot be
-      made, or it may not be imported.
+    ConfigError: if there is no such attribute, or it may not be imported.
   """
   check(key, name)
   place = f'config.{key}={name!r}'
@@ -109,23 +121,65 @@ def made(key: str, name: str, kind: type, arguments: Callable = lambda _: {}):
   except Exception as e:  # whatever the user's file raises
     raise errors.ConfigError(f'{place}: {_line(e)}') from e
   result = getattr(module, attribute, None)
-  if result is None:
-    classes = [n for n, v in vars(module).items() if isinstance(v, type)]
+  if not callable(result):
+    names = [n for n, v in vars(module).items() if callable(v)]
     raise errors.ConfigError(
-      f'{place}: {path} has no {attribute!r}{errors.nearest(attribute, classes)}'
+      f'{place}: {path} has no {attribute!r}{errors.nearest(attribute, names)}'
     )
+  _allowed.add(name)  # its code has run: a program that uses it may read it
+  return result
+
+
+def class_of(key: str, name: str, kind: type) -> type:
+  """Imports a class of the user's; arguments and errors are those of `imported`.
+
+  Args:
+    key: of the config, which names it.
+    name: package.module:Class.
+    kind: that the class has to inherit from.
+  """
+  result = imported(key, name)
   # Not issubclass: of a protocol's it asks for methods, of some it refuses.
   if not isinstance(result, type) or kind not in result.__mro__:
     raise errors.ConfigError(
-      f'{place}: expected a class that inherits from {kind.__module__}.{kind.__qualname__}'
+      f'config.{key}={name!r}: expected a class that inherits from '
+      f'{kind.__module__}.{kind.__qualname__}'
     )
-  keywords = arguments(result)
+  return result
+
+
+def made(key: str, name: str, kind: type, arguments: dict):
+  """Makes an object of a class of the user's, with those arguments that the class takes.
+
+  For the other arguments and errors see `class_of` and `called`.
+  """
+  cls = class_of(key, name, kind)
+  return called(key, name, cls, **accepted(cls, arguments))
+
+
+def called(key: str, name: str, function: Callable, *arguments, **keywords):
+  """Calls a class or function of the user's.
+
+  Args:
+    key: of the config, which names it.
+    name: package.module:attribute.
+    function: that attribute.
+    *arguments: of the call.
+    **keywords: of the call.
+
+  Raises:
+    ConfigError: naming the key, for whatever the call raises.
+  """
   try:
-    made_object = result(**keywords)
+    return function(*arguments, **keywords)
   except Exception as e:
-    raise errors.ConfigError(f'{place}: {_line(e)}') from e
-  _allowed.add(name)  # its code has run: a program that uses it may read it
-  return made_object
+    raise errors.ConfigError(f'config.{key}={name!r}: {_line(e)}') from e
+
+
+def accepted(function: Callable, arguments: dict) -> dict:
+  """Returns those keyword arguments that a class or function has."""
+  parameters = inspect.signature(function).parameters
+  return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def from_file(saved: dict, file: str) -> dict:
@@ -157,12 +211,17 @@ def _line(error):
 
 def _named(values) -> Iterator[tuple[str, str]]:
   """The keys and names of all classes in a flat config."""
-  yield from ((key, str(values[key])) for key in _KEYS if key in values)
+  for key in _KEYS:
+    name = str(values.get(key, ''))
+    if key != 'data.source' or is_source_class(name):
+      yield key, name
   models = values.get(_MODELS, ())
   texts = [models] if isinstance(models, str) else models
   for text in texts if isinstance(texts, tuple | list) else ():
     for key, name in _IN_TEXT.findall(str(text)):
-      yield key, name.strip('\'"),( ')
+      name = name.strip('\'"),( ')
+      if key != 'data.source' or is_source_class(name):
+        yield key, name
 
 
 def _refusal(place: str, key: str, name: str) -> str:

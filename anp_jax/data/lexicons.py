@@ -19,7 +19,7 @@ _NUMBER = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?', re.I)
 _WORD = r'[^\s_,\[\]\x00-\x1f\x7f-\x9f]+'
 _PAIR = re.compile(f'{_WORD}_{_WORD}')
 _TAIL = r' \[sentiment: ([^\[\]]*)\] \[#(?:images|imgs): [0-9,]+\][ \t]*'
-_VSO_ADJECTIVE = re.compile(rf'([0-9]+)\. ({_WORD}){_TAIL}')
+_VSO_ADJECTIVE = re.compile(rf'[0-9]+\. {_WORD}{_TAIL}')
 _VSO_PAIR = re.compile(rf'[ \t]+({_PAIR.pattern}){_TAIL}')
 _VSO_MARK = '[sentiment:'
 _VSO_HEADER = 3
@@ -51,19 +51,10 @@ def sentiments(path: str) -> dict[str, float]:
       a line of another form, a pair that is repeated, a score that is no number
       or outside [-2, 2] (MVSO: [-3, 3], which the published file needs).
   """
-  return _sentiments(path)[0]
-
-
-def adjective_sentiments(path: str) -> dict[str, float]:
-  """The sentiment of each adjective in VSO; empty for MVSO, which has none.
-
-  Args:
-    path: of the file; all of it is checked, as by `sentiments`.
-
-  Returns:
-    Adjective to score in [-2, 2], in the file's order.
-  """
-  return _sentiments(path)[1]
+  lines = vocabulary.read_lines(path)
+  if any(_VSO_MARK in line for line in lines):
+    return _vso(path, lines)
+  return _mvso(path, lines)
 
 
 def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -109,14 +100,6 @@ def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   return names, rows
 
 
-def _sentiments(path):
-  """Scores of pairs, scores of adjectives."""
-  lines = vocabulary.read_lines(path)
-  if any(_VSO_MARK in line for line in lines):
-    return _vso(path, lines)
-  return _mvso(path, lines), {}
-
-
 def _mvso(path, lines):
   scores, places = {}, {}
   for number, line in enumerate(lines, 1):
@@ -142,51 +125,30 @@ def _is_mvso_header(name, score):
 
 
 def _vso(path, lines):
-  pairs, adjectives, places = {}, {}, {}
-  adjective = ''
+  scores, places = {}, {}
   start = next(i for i, line in enumerate(lines) if _VSO_MARK in line)
-  for number, line in enumerate(lines[start:], start + 1):
-    place = f'{path}:{number}'
-    position, name, score = _vso_entry(place, line)
-    _refuse_repeat(place, name, places)
-    places[name] = number
-    scores = adjectives if position else pairs
-    scores[name] = _value(place, score, -_VSO_LIMIT, _VSO_LIMIT)
-    # A heading that was lost would give its pairs to the adjective before.
-    if position:
-      adjective = name
-      if position != str(len(adjectives)):
-        raise config_lib.ConfigError(
-          f'{place}: {_quoted(position)} stands before the adjective {name!r}, '
-          f'expected {len(adjectives)}'
-        )
-    elif name.split('_')[0] != adjective:
-      raise config_lib.ConfigError(
-        f'{place}: {name!r} stands below {adjective or "no adjective"}, expected its own adjective'
-      )
   if start > _VSO_HEADER:
     raise config_lib.ConfigError(
       f'{path}:{start}: {_quoted(lines[start - 1])} stands before the first '
       f'adjective; a header has at most {_VSO_HEADER} lines'
     )
-  if not pairs:
+  for number, line in enumerate(lines[start:], start + 1):
+    if _VSO_ADJECTIVE.fullmatch(line):
+      continue
+    place, pair = f'{path}:{number}', _VSO_PAIR.fullmatch(line)
+    if not pair:
+      raise config_lib.ConfigError(
+        f'{place}: {_quoted(line)} is not a line of VSO, such as '
+        "'1. red [sentiment: 0.50] [#images: 1,234]' or, indented below it, "
+        "'red_car [sentiment: 0.5] [#imgs: 12]'"
+      )
+    name, score = pair.groups()
+    _refuse_repeat(place, name, places)
+    places[name] = number
+    scores[name] = _value(place, score, -_VSO_LIMIT, _VSO_LIMIT)
+  if not scores:
     raise config_lib.ConfigError(f'{path} has no adjective_noun pairs')
-  return pairs, adjectives
-
-
-def _vso_entry(place, line):
-  """The number of an adjective (None: a pair), the name, its score as text."""
-  adjective = _VSO_ADJECTIVE.fullmatch(line)
-  if adjective:
-    return adjective.groups()
-  pair = _VSO_PAIR.fullmatch(line)
-  if pair:
-    return None, *pair.groups()
-  raise config_lib.ConfigError(
-    f'{place}: {_quoted(line)} is not a line of VSO, such as '
-    "'1. red [sentiment: 0.50] [#images: 1,234]' or, indented below it, "
-    "'red_car [sentiment: 0.5] [#imgs: 12]'"
-  )
+  return scores
 
 
 def _header(path, line):

@@ -124,10 +124,7 @@ def _network(config, num_classes, platform, axis_name):
 def _user_module(name, arguments):
   from flax import linen as nn
 
-  def fields(network):
-    names = inspect.signature(network).parameters
-    if 'num_classes' not in names:
-      raise config_lib.ConfigError(f'config.model.name={name!r}: it needs a field num_classes')
-    return {k: v for k, v in arguments.items() if k in names}
-
-  return trust.made('model.name', name, nn.Module, fields)
+  network = trust.class_of('model.name', name, nn.Module)
+  if 'num_classes' not in inspect.signature(network).parameters:
+    raise config_lib.ConfigError(f'config.model.name={name!r}: it needs a field num_classes')
+  return trust.called('model.name', name, network, **trust.accepted(network, arguments))

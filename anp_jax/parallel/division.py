@@ -1,7 +1,5 @@
 """How a step's batch divides over the devices of a mesh."""
 
-import math
-
 from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -47,13 +45,3 @@ def check(config, batch_size: int, mesh) -> None:
       f'config.data.mixup and cutmix pair images: {micro} images a device and '
       'micro-batch is not an even number'
     )
-
-
-def unit(config, mesh) -> int:
-  """Returns the images of the smallest batch that divides over a mesh."""
-  strategy = strategy_lib.find(config)
-  division = strategy.batch_division(config, mesh_lib.batch_devices(mesh))
-  has_batch_norm = models.has_batch_norm(config)
-  group = config.model.norm_group if has_batch_norm else 0
-  pair = 2 if config.data.mixup or config.data.cutmix else 1
-  return division.parts * math.lcm(group or 1, pair)

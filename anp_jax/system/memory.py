@@ -1,7 +1,6 @@
 """Memory of this process, of its machine and of devices, without JAX."""
 
 import contextlib
-import os
 
 
 def of_process(field: str = 'VmRSS') -> int:
@@ -22,24 +21,6 @@ def reset_peak() -> None:
   """Forgets 'VmHWM' of `of_process`, where the system allows it."""
   with contextlib.suppress(OSError), open('/proc/self/clear_refs', 'w') as f:
     f.write('5')
-
-
-def available() -> int:
-  """Returns the bytes that processes of this machine may still take.
-
-  They are those of the machine, or those that its control group leaves.
-  """
-  free = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_AVPHYS_PAGES')
-  with contextlib.suppress(OSError), open('/proc/meminfo') as f:
-    fields = dict(line.split(':') for line in f)
-    free = int(fields['MemAvailable'].split()[0]) * 1024
-  with contextlib.suppress(OSError, ValueError):
-    limits = []
-    for name in ('max', 'current'):
-      with open(f'/sys/fs/cgroup/memory.{name}') as f:
-        limits.append(int(f.read()))  # 'max' where there is no limit
-    free = min(free, max(limits[0] - limits[1], 0))
-  return free
 
 
 def of_device(device, field: str) -> int:

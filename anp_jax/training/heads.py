@@ -37,8 +37,10 @@ class Factor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Joint:
-  """An output for each class; a word's probability is its classes' sum.
+class Head:
+  """What every head inherits from, as one of the user's own does.
+
+  Methods: `outputs`, `logits`, `scores` and `loss`, as those of `Joint`.
 
   Attributes:
     classes: number of classes.
@@ -47,6 +49,16 @@ class Joint:
 
   classes: int
   factors: tuple[Factor, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint(Head):
+  """An output for each class; a word's probability is its classes' sum.
+
+  Attributes:
+    classes: number of classes.
+    factors: adjectives and nouns; () for plain classes.
+  """
 
   @property
   def outputs(self) -> int:
@@ -73,7 +85,7 @@ class Joint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Multitask:
+class Multitask(Head):
   """Outputs for classes, adjectives and nouns, each with its own softmax.
 
   Attributes:
@@ -82,9 +94,7 @@ class Multitask:
     weights: of the losses of class, adjective and noun.
   """
 
-  classes: int
-  factors: tuple[Factor, ...]
-  weights: tuple[float, ...]
+  weights: tuple[float, ...] = ()
 
   @property
   def outputs(self) -> int:
@@ -113,7 +123,7 @@ class Multitask:
 
 
 @dataclasses.dataclass(frozen=True)
-class Factored:
+class Factored(Head):
   """Outputs for adjectives and nouns; a class's logit is the sum of its two.
 
   Adjective and noun are taken to be independent given the image:
@@ -123,9 +133,6 @@ class Factored:
     classes: number of classes.
     factors: adjectives and nouns.
   """
-
-  classes: int
-  factors: tuple[Factor, ...]
 
   @property
   def outputs(self) -> int:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from anp_jax import config as config_lib
+from anp_jax.config import trust
 from anp_jax.training import heads
 
 _TOP = (1, 5, 10, 100)
@@ -16,13 +17,13 @@ class Objective:
   """What is asked of the outputs of a network.
 
   Attributes:
-    head: `heads.Joint`, `Multitask` or `Factored`: how outputs are read.
+    head: how outputs are read.
     smoothing: share of the training target spread over all classes.
     class_weights: what an example of each class counts in the training loss;
       (): all 1.
   """
 
-  head: heads.Joint | heads.Multitask | heads.Factored = struct.field(pytree_node=False)
+  head: heads.Head = struct.field(pytree_node=False)
   smoothing: float = struct.field(pytree_node=False, default=0.0)
   class_weights: tuple[float, ...] = struct.field(pytree_node=False, default=())
 
@@ -172,7 +173,7 @@ def create(vocabulary, config, class_weights=()) -> Objective:
       ),
       heads.Factor('noun', len(vocabulary.nouns), tuple(vocabulary.noun_ids().tolist())),
     )
-  elif m.head != 'joint':
+  elif m.head in ('multitask', 'factored'):
     raise config_lib.ConfigError(
       f"config.model.head={m.head!r}: expected 'joint' where classes are no "
       f'adjective_noun pairs, as {vocabulary.names[0]!r} and others '
@@ -183,8 +184,11 @@ def create(vocabulary, config, class_weights=()) -> Objective:
     head = heads.Multitask(classes, factors, tuple(m.head_weights))
   elif m.head == 'factored':
     head = heads.Factored(classes, factors)
-  else:
+  elif m.head == 'joint':
     head = heads.Joint(classes, factors)
+  else:
+    arguments = {'classes': classes, 'factors': factors}
+    head = trust.made('model.head', m.head, heads.Head, arguments)
   return Objective(head, config.label_smoothing, tuple(class_weights))
 
 

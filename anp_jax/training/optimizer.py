@@ -6,9 +6,9 @@ A gradient goes through these effects, in this order:
 2. `optimizer.clip_norm`: the whole gradient to at most this global norm.
 3. `optimizer.weight_decay` times the weights, times a factor of
    `optimizer.decay_multipliers` by rules, is added to the gradient (L2, so the
-   decay is not clipped but does pass through momentum and scaling). adamw,
-   lars and lamb do not take it here but in their own place: adamw next
-   to the scaled gradient, lars before and lamb within the trust ratio.
+   decay is not clipped but does pass through momentum and scaling). A function
+   with an argument `weight_decay` applies it itself: adamw and lion next to the
+   scaled gradient, lars before and lamb within the trust ratio.
 4. The optimizer's direction.
 5. The learning rate. rmsprop and lars apply momentum after it, as their
    authors did, so that a decay of the rate takes time to be felt.
@@ -21,19 +21,18 @@ the name, so a matrix that a model calls something else than `kernel` decays
 too, and whole parameters must be given: raveled or stacked ones change rank.
 """
 
+from collections.abc import Callable
+import importlib
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from anp_jax import config as config_lib
-from anp_jax.config import key_table
+from anp_jax.config import key_table, optimizers, trust
 from anp_jax.training import multipliers
-
-# These take weight decay in their own place, not added to the gradient.
-_OWN_DECAY = ('adamw', 'lars', 'lamb')
-# The LARS paper's, and optax's default; stated so that it cannot drift.
-_LARS_TRUST = 0.001
 
 
 def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.Schedule:
@@ -48,6 +47,7 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
     step, exponential: p factor^floor(s / every), one staircase under the two
       names it is known by; decays are counted from step 0, not from w. Where
       schedule.every has several durations, p factor^n from the n-th on.
+    package.module:function: p function(d), of a NumPy or JAX array
   Each is multiplied by a + (1 - a) min(1, s / w), where a is
     schedule.warmup_start of the strategy `parameter_server`, else 0.
 
@@ -68,7 +68,8 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
   s = config.schedule
   peak = config.optimizer.learning_rate
   warmup = config_lib.steps(s.warmup, batch_size, examples)
-  if s.name not in key_table.SCHEDULES:
+  share_of = trust.imported('schedule.name', s.name) if ':' in s.name else None
+  if not share_of and s.name not in key_table.SCHEDULES:
     raise _unknown('schedule.name', s.name, key_table.SCHEDULES)
   if warmup > total_steps:
     raise config_lib.ConfigError(
@@ -85,7 +86,9 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
     xp = jnp if isinstance(step, jax.Array) else np
     now = xp.asarray(step, xp.result_type(float))
     done = xp.clip((now - warmup) / span, 0.0, 1.0)
-    if s.name == 'constant':
+    if share_of:
+      share = share_of(done)
+    elif s.name == 'constant':
       share = xp.ones_like(now)
     elif s.name == 'cosine':
       share = s.end + (1 - s.end) * (1 + xp.cos(xp.pi * done)) / 2
@@ -138,7 +141,7 @@ def create(
   if o.clip_norm:
     clip = optax.clip_by_global_norm(o.clip_norm)
     effects.append(clip if whole_leaves else optax.identity())
-  if o.weight_decay and o.name not in _OWN_DECAY:
+  if o.weight_decay and not _is_decoupled(o):
     effects.append(_decay(o, whole_leaves))
   effects.append(_optimizer(o, rate))
   if o.multipliers or multipliers.layer_decay(config) != 1:
@@ -171,7 +174,7 @@ def decay_mask(params):
 
 def _decay(o, whole_leaves):
   """The third effect."""
-  if not o.decay_multipliers:
+  if not o.get('decay_multipliers', ()):  # no key of a function of one's own
     return optax.add_decayed_weights(o.weight_decay, decay_mask)
   if not whole_leaves:
     return multipliers.decayed_slice()
@@ -179,45 +182,44 @@ def _decay(o, whole_leaves):
 
 
 def _optimizer(o, rate) -> optax.GradientTransformation:
-  if o.name == 'sgd':
-    return optax.sgd(rate)
-  if o.name in ('momentum', 'nesterov'):
-    return optax.sgd(rate, momentum=o.momentum, nesterov=o.name == 'nesterov')
-  if o.name == 'rmsprop':
-    # As tf.train.RMSPropOptimizer: epsilon under the root and a mean square
-    # that starts at 1. The paper's epsilon of 1.0 means nothing elsewhere.
-    return optax.rmsprop(
-      rate,
-      decay=o.decay,
-      eps=o.eps,
-      initial_scale=1.0,
-      eps_in_sqrt=True,
-      momentum=o.momentum or None,
-    )
-  if o.name == 'adam':
-    return optax.adam(rate, b1=o.b1, b2=o.b2, eps=o.eps)
-  if o.name == 'adamw':
-    return optax.adamw(
-      rate, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, mask=decay_mask
-    )
-  if o.name == 'lars':
-    return optax.lars(
-      rate,
-      weight_decay=o.weight_decay,
-      weight_decay_mask=decay_mask,
-      trust_coefficient=_LARS_TRUST,
-      trust_ratio_mask=decay_mask,
-      momentum=o.momentum,
-    )
-  if o.name == 'lamb':
-    # Not optax.lamb: that one scales biases by their trust ratio too.
-    return optax.chain(
-      optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps),
-      optax.add_decayed_weights(o.weight_decay, decay_mask),
-      optax.masked(optax.scale_by_trust_ratio(), decay_mask),
-      optax.scale_by_learning_rate(rate),
-    )
-  raise _unknown('optimizer.name', o.name, key_table.OPTIMIZERS)
+  """The optimizer of the registry, or of package.module:function.
+
+  The function is called with the learning rate by step, hyper-parameters by name and,
+  where it has arguments of these names, `weight_decay` and the `mask`s of kernels.
+  """
+  if o.name in optimizers.OPTIMIZERS:
+    entry = optimizers.OPTIMIZERS[o.name]
+    arguments = {name: o[name] for name in entry.defaults} | dict(entry.constants)
+  else:
+    arguments = dict(o.arguments)
+  function = _function(o)
+  masks = dict.fromkeys(('mask', 'weight_decay_mask', 'trust_ratio_mask'), decay_mask)
+  arguments |= trust.accepted(function, {'weight_decay': o.weight_decay, **masks})
+  return trust.called('optimizer.name', o.name, function, rate, **arguments)
+
+
+def _is_decoupled(o):
+  """Whether the optimizer's function applies weight decay itself."""
+  return 'weight_decay' in inspect.signature(_function(o)).parameters
+
+
+def _function(o) -> Callable:
+  if o.name in optimizers.OPTIMIZERS:
+    module, _, attribute = optimizers.OPTIMIZERS[o.name].address.partition(':')
+    return getattr(importlib.import_module(module), attribute)
+  if ':' in o.name:
+    return trust.imported('optimizer.name', o.name)
+  raise _unknown('optimizer.name', o.name, optimizers.OPTIMIZERS)
+
+
+def lamb(learning_rate, b1, b2, eps, weight_decay, mask) -> optax.GradientTransformation:
+  """LAMB; unlike optax.lamb, which scales biases by their trust ratio too."""
+  return optax.chain(
+    optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+    optax.add_decayed_weights(weight_decay, mask),
+    optax.masked(optax.scale_by_trust_ratio(), mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
 
 
 def _unknown(key, name, valid) -> config_lib.ConfigError:

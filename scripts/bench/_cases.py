@@ -1,10 +1,10 @@
-"""What the benchmarks of steps and of convolutions train."""
+"""The networks, images and goals of the benchmark of the training step."""
 
 from collections.abc import Mapping
 import dataclasses
-import os
 
-_ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+from scripts.bench import _common
+
 # Of all contestants, ours too.
 RATE, MOMENTUM, DECAY = 1e-3, 0.9, 5e-4
 # Of the peers' pixels, and ResNets' blocks a stage.
@@ -87,29 +87,21 @@ def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
     cpu_library: as config.model.cpu_library.
   """
   from anp_jax import config as config_lib
-  from anp_jax.config import command_line
 
-  spec = os.path.join(_ROOT, 'configs', 'resnet_anp.py')
-  keys = {
-    'batch_size': str(case.batch),
-    'data.image_size': str(case.side),
-    'data.resize': str(case.side),
-    'data.source': 'synthetic',
+  keys = _common.synthetic(case.model, case.side, case.batch) | {
     'data.synthetic_classes': str(case.classes),
     'model.cpu_library': cpu_library,
     'model.dtype': case.dtype,
-    'model.name': case.model,
     'model.norm_group': str(case.norm_group),
     'optimizer.learning_rate': str(RATE),
     'optimizer.momentum': str(MOMENTUM),
     'optimizer.name': 'momentum',
     'optimizer.weight_decay': str(DECAY),
     'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
   }
   if cache:
     keys['compile_cache.dir'] = cache
-  result = command_line.load(spec, command_line.applying(spec, keys))
+  result = _common.load(keys)
   return config_lib.replaced(
     result,
     {'data.mean': result.data.mean[: case.channels], 'data.std': result.data.std[: case.channels]},

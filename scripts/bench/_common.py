@@ -7,7 +7,49 @@ import platform
 import statistics
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+_RECIPE = os.path.join(ROOT, 'configs', 'resnet_anp.py')
+
+
+def load(keys: dict[str, str]):
+  """Returns the config of configs/resnet_anp.py with other values.
+
+  Args:
+    keys: values by key; those that the config's network or strategy does not have are left out.
+  """
+  # Heavy, and not every process of a benchmark needs it.
+  from anp_jax.config import command_line
+
+  return command_line.load(_RECIPE, command_line.applying(_RECIPE, keys))
+
+
+def synthetic(model: str, size: int, batch: int) -> dict[str, str]:
+  """Returns the keys of a run on noise, for `load`.
+
+  Args:
+    model: the network.
+    size: pixels a side of the images.
+    batch: global batch size.
+  """
+  return {
+    'batch_size': str(batch),
+    'data.image_size': str(size),
+    'data.resize': str(size),
+    'data.source': 'synthetic',
+    'model.name': model,
+    'schedule.warmup': '0 steps',
+  }
+
+
+def program(config, mesh, batch_size: int):
+  """Returns the `build.Program` of a config, and the source of its examples."""
+  from anp_jax.data import sources
+  from anp_jax.training import build, objective as objective_lib, run_spec
+
+  source = sources.open_source(config, training=True)
+  objective = objective_lib.create(source.vocabulary, config)
+  spec = run_spec.RunSpec(config, mesh, objective, batch_size, len(source))
+  return build.create(spec), source
 
 
 def unmarked():

@@ -6,7 +6,7 @@ by chance. A ratio is of one round.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import json
 import os
@@ -17,11 +17,8 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-# Puts the repository's root on the path, on which it is with -m.
-if not __package__:
-  import _common  # noqa: F401
-
 from anp_jax.system import xla_flags
+from scripts.bench import _common
 
 _ENVIRONMENT = {
   # Several workers share a GPU, and none may take all of its memory.
@@ -49,15 +46,21 @@ class Worker:
     ready: its first answer.
   """
 
-  def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str]):
-    """Starts `script --worker ARGUMENTS`, and waits for its first answer.
+  def __init__(self, module: str, arguments: Sequence[str], environment: dict[str, str]):
+    """Starts a worker process, and waits for its first answer.
+
+    Args:
+      module: of scripts/bench, run with --worker.
+      arguments: that follow.
+      environment: variables of the process.
 
     Raises:
-      Lost: if it ends before.
+      PeerLostError: if it ends before.
     """
     self._errors = tempfile.TemporaryFile('w+')
     self._process = subprocess.Popen(
-      [sys.executable, os.path.abspath(script), '--worker', *arguments],
+      [sys.executable, '-m', f'scripts.bench.{module}', '--worker', *arguments],
+      cwd=_common.ROOT,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=self._errors,
@@ -74,7 +77,7 @@ class Worker:
     """Sends a question, and waits for its answer.
 
     Raises:
-      Lost: if the process ends before.
+      PeerLostError: if the process ends before.
     """
     with contextlib.suppress(BrokenPipeError):  # the answer says why
       self._process.stdin.write(json.dumps(question) + '\n')
@@ -213,6 +216,39 @@ def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
     f'{">=" if goal > 0 else "<="} {abs(goal)}' if goal else '',
     ('met' if good else 'missed') if goal else '',
   )
+
+
+def faster_torch(seconds: dict[str, Sequence[float]]) -> str:
+  """Returns the faster of PyTorch's contestants, '' if there is none."""
+  peers = [name for name in seconds if name.startswith('torch')]
+  return min(peers, key=lambda name: statistics.median(seconds[name]), default='')
+
+
+def speeds(
+  label: str, seconds: dict[str, Sequence[float]], goals: Mapping[str, float]
+) -> tuple[list[tuple], dict[str, float]]:
+  """Compares ours with each peer, and with the faster of PyTorch's.
+
+  Args:
+    label: what is timed.
+    seconds: times of the rounds, by contestant; one is 'ours'.
+    goals: for `row`, by contestant; 'torch' is the faster of PyTorch's.
+
+  Returns:
+    Lines of the table, and medians by 'over_flax' and the like.
+  """
+  rows, ratios, faster = [], {}, faster_torch(seconds)
+  for name, peer_seconds in seconds.items():
+    if name == 'ours':
+      continue
+    ratio = over(seconds['ours'], peer_seconds)
+    ratios[f'over_{name}'] = ratio.median
+    goal, text = goals.get(name, 0), f'{label}: times as fast as {name}'
+    if name == faster:
+      ratios['over_torch'] = ratio.median
+      goal, text = goals.get('torch', 0), f'{text}, the faster torch'
+    rows.append(row(text, ratio, goal))
+  return rows, ratios
 
 
 HEADING = ('median', 'lowest', 'quartiles', 'of fastest', 'goal', '')

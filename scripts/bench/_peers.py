@@ -10,7 +10,7 @@ import functools
 import types
 from typing import NamedTuple
 
-import _cases
+from scripts.bench import _cases
 
 
 class Contestant(NamedTuple):

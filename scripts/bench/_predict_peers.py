@@ -8,8 +8,9 @@ import os
 import tempfile
 import types
 
-import _cases
 import numpy as np
+
+from scripts.bench import _cases
 
 CLASSES = 1000
 
@@ -77,8 +78,9 @@ def torch_names(model: str, dtype: str, top: int):
   Returns:
     In eval mode; called with uint8, it returns classes and probabilities.
   """
-  import _torch_peers
   import torch
+
+  from scripts.bench import _torch_peers
 
   torch.manual_seed(0)
   case = _cases.Case(model, 224, 1, classes=CLASSES)

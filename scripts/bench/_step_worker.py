@@ -7,12 +7,8 @@ import glob
 import os
 import time
 
-import _cases
-import _contest
-import _peers
-import _torch_peers
-
 from anp_jax.system import memory
+from scripts.bench import _cases, _contest, _peers, _torch_peers
 
 
 def work(contestant: str, case: _cases.Case, cache: str, on: str):

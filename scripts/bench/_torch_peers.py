@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import _cases
-import _peers
+from scripts.bench import _cases, _peers
 
 
 def step(case, compiled: bool, on_gpu: bool) -> _peers.Contestant:
@@ -72,7 +71,7 @@ def network(case) -> Any:
   if case.model in _cases.BLOCKS:
     return _resnet(case)
   if case.model not in ('lenet', 'cifar10_full'):
-    import _timm_networks
+    from scripts.bench import _timm_networks
 
     return _timm_networks.create(case.model, num_classes=case.classes)
   if case.model == 'lenet':

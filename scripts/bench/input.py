@@ -1,6 +1,6 @@
 """Images a second of the training input, against its limit and its peers.
 
-  python scripts/bench/input.py [--photographs=DIR] [--seconds=4] [--rounds=5]
+  python -m scripts.bench.input [--photographs=DIR] [--seconds=4] [--rounds=5]
 
 DIR is a tree of class folders (default: the clothing photographs next to the
 project, skipped where they are not there); the embedded set is measured too.
@@ -25,18 +25,16 @@ import tempfile
 import time
 import tracemalloc
 
-import _common
 import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
 from anp_jax.data import index_shuffle, sources
 from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
+from scripts.bench import _common
 
-_ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
-_PHOTOGRAPHS = os.path.join(_ROOT, '..', 'shared', 'data', 'clothing', 'train')
+_PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
 _BATCH = 64
 
 
@@ -71,7 +69,7 @@ def main():
 
 def _load(overrides, **more):
   more = {f'data.{key}': value for key, value in more.items()}
-  return command_line.load('configs/resnet_anp.py', {'data.max_damaged': '0'} | overrides | more)
+  return _common.load({'data.max_damaged': '0'} | overrides | more)
 
 
 def _rates(name, overrides, flags, rows, ratios):
@@ -120,7 +118,7 @@ def _measured(config, source, files, overrides, flags):
     contestants[f'ours, {decode}'] = lambda ours=ours: _ours(ours, source)
   contestants['tf.data'] = lambda: _plain(config, files)
   if importlib.util.find_spec('torch'):
-    import _torch_input
+    from scripts.bench import _torch_input
 
     d = config.data
     contestants['torch'] = lambda: _torch_input.batches(

@@ -25,16 +25,10 @@ import math
 import re
 import time
 
-# With -m the repository's root is on the path, as a file this folder is.
-if __package__:
-  from scripts.bench import _common
-else:
-  import _common
-
 from anp_jax import cluster
-from anp_jax.config import command_line
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.tools.study import traffic
+from scripts.bench import _common
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 
@@ -83,26 +77,18 @@ def _ring(size, count):
 def _load(flags, strategy, processes):
   # As many as invariant needs, with whole groups of images in each.
   shards = max(2, processes)
-  images = flags.batch * processes // shards
-  keys = {
-    'batch_size': str(flags.batch * processes),
+  batch = flags.batch * processes
+  images = batch // shards
+  keys = _common.synthetic(flags.model, flags.size, batch) | {
     'cluster.stall_timeout': '0',
-    'data.image_size': str(flags.size),
-    'data.resize': str(flags.size),
-    'data.source': 'synthetic',
     'duration': '1000 steps',
-    'model.name': flags.model,
     'model.norm_group': str(math.gcd(32, images)),
-    'schedule.warmup': '0 steps',
     'strategy.logical_shards': str(shards),
     'strategy.name': strategy,
     'strategy.groups': str(processes),
     'strategy.period': str(flags.period),
   }
-  # Some belong to one strategy, or to ResNets, alone.
-  return command_line.load(
-    'configs/resnet_anp.py', command_line.applying('configs/resnet_anp.py', keys)
-  )
+  return _common.load(keys)
 
 
 def _measure(flags, strategy, processes, count):
@@ -114,26 +100,22 @@ def _measure(flags, strategy, processes, count):
   # Heavy, and only once the processes have met.
   import jax
 
-  from anp_jax.data import sources
   from anp_jax.data.input import stream as stream_lib
   from anp_jax.parallel import mesh as mesh_lib, state as state_lib
-  from anp_jax.training import build, objective as objective_lib, run_spec
 
   config = _load(flags, strategy, count)
   mesh = mesh_lib.create(config, hosts=processes.hosts)
-  source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source)))
-  state = state_lib.create(parts.init_fn, parts.abstract_state)
+  program, source = _common.program(config, mesh, config.batch_size)
+  state = state_lib.create(program.init_fn, program.abstract_state)
   sharding = mesh_lib.batch_sharding(mesh)
   feed = stream_lib.Stream(config, sharding, processes.vote).train(source, config.batch_size, 0)
   batch = next(feed)
   feed.close()
-  compiled = parts.train_step.lower(state, batch).compile()
+  compiled = program.train_step.lower(state, batch).compile()
   rows = compiled_collectives.totals(compiled_collectives.compiled(compiled.as_text()))
   period = flags.period if strategy == 'local_sgd' else 1
   groups = count if strategy == 'local_sgd' else 1
-  program = traffic.sent(rows, count, groups, 1 / period) / count
+  sent_bytes = traffic.sent(rows, count, groups, 1 / period) / count
   steps = period * math.ceil(flags.steps / period)
   # The first takes longer, and the count of steps begins a period.
   for _ in range(max(period, 2)):
@@ -147,10 +129,10 @@ def _measure(flags, strategy, processes, count):
     jax.block_until_ready(values)
   seconds = time.perf_counter() - start
   moved = processes.gather(_interfaces() - before)
-  params = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(parts.abstract_state.params))
+  params = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(program.abstract_state.params))
   return {
     'bound': _ring(params // groups, count) / 1e6,
-    'program': program,
+    'program': sent_bytes,
     'interface': max(moved) / steps / 1e6,
     'seconds': max(processes.gather(seconds)) / steps,
   }

@@ -1,8 +1,8 @@
 """Times naming image files here, in PyTorch and in ONNX Runtime, in one run.
 
-  python scripts/bench/predict.py [--rounds=8] [--files=64] [--side=224]
+  python -m scripts.bench.predict [--rounds=8] [--files=64] [--side=224]
     [--dtype=float32,bfloat16] [--what=files,network]
-  python scripts/bench/predict.py --memory
+  python -m scripts.bench.predict --memory
 
 ResNet-50 of 1,000 classes with random weights, JPEG files of 500 x 375 pixels,
 from the file to the best five names: ours is what `python -m anp_jax.predict`
@@ -37,10 +37,9 @@ import tempfile
 import time
 import types
 
-import _common
-import _contest
-import _predict_peers
 import numpy as np
+
+from scripts.bench import _common, _contest, _predict_peers
 
 _PEERS = ('torch_eager', 'torch_compile', 'onnx')
 _LABELS = {'files': 'from files to names', 'network': 'network alone'}
@@ -147,7 +146,7 @@ def _start(flags, folder, dtype):
     arguments = [name, folder, str(flags.side), flags.model, dtype]
     variables = _contest.environment(name == 'ours', flags.max_isa)
     try:
-      workers[name] = _contest.Worker(__file__, arguments, variables)
+      workers[name] = _contest.Worker('predict', arguments, variables)
     except _contest.PeerLostError as e:
       if name == 'ours':
         raise
@@ -170,16 +169,9 @@ def _show(rows, ratios, which, seconds, count):
     rate, lowest = (count / f(times) for f in (_common.median, max))
     ratios[f'{dtype}_{what}_{name}_images_per_second'] = rate
     rows.append((f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4))
-  torches = [name for name in seconds if name.startswith('torch')]
-  faster = min(torches, key=lambda n: _common.median(seconds[n]), default='')
-  for name in list(seconds)[1:]:
-    over = _contest.over(seconds['ours'], seconds[name])
-    ratios[f'{dtype}_{what}_over_{name}'] = over.median
-    text, goal = f'{label}: times as fast as {name}', 0
-    if name == faster:
-      ratios[f'{dtype}_{what}_over_torch'] = over.median
-      text, goal = f'{text}, the faster torch', _GOALS.get(which, 0)
-    rows.append(_contest.row(text, over, goal))
+  speeds, overs = _contest.speeds(label, seconds, {'torch': _GOALS.get(which, 0)})
+  rows += speeds
+  ratios |= {f'{dtype}_{what}_{name}': value for name, value in overs.items()}
 
 
 def _work(name, folder, side, model, dtype):
@@ -206,17 +198,13 @@ def _work(name, folder, side, model, dtype):
 
 
 def _config(side, model, dtype):
-  from anp_jax.config import command_line
-
-  root = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-  return command_line.load(
-    os.path.join(root, 'configs', 'resnet_anp.py'),
+  return _common.load(
     {
       'data.image_size': str(side),
       'data.resize': str(side * 8 // 7),
       'model.dtype': dtype,
       'model.name': model,
-    },
+    }
   )
 
 
@@ -295,7 +283,6 @@ def _memory(counts):
   """The most memory of the command, for few files and for many."""
   with tempfile.TemporaryDirectory() as folder:
     run = os.path.join(folder, 'run')
-    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
     subprocess.run(
       [
         sys.executable,
@@ -306,7 +293,7 @@ def _memory(counts):
         '--config.log.tensorboard=False',
       ],
       check=True,
-      cwd=root,
+      cwd=_common.ROOT,
       stdout=subprocess.DEVNULL,
     )
     most = {}
@@ -331,7 +318,7 @@ def _memory(counts):
           f'--output={os.path.join(folder, "names.csv")}',
         ],
         check=True,
-        cwd=root,
+        cwd=_common.ROOT,
         stderr=subprocess.PIPE,
         text=True,
       )

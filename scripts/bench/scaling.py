@@ -1,6 +1,6 @@
 """Processes of one run, against those that know of no other and against one.
 
-  python scripts/bench/scaling.py [--processes=2] [--model=resnet18]
+  python -m scripts.bench.scaling [--processes=2] [--model=resnet18]
     [--batch=256] [--size=64] [--strategies=sync,invariant] [--rounds=8]
     [--steps=1]
 
@@ -38,19 +38,11 @@ import sys
 import tempfile
 import time
 
-# With -m the repository's root is on the path, as a file this folder is.
-if __package__:
-  from scripts.bench import _common, _contest
-else:
-  import _common
-  import _contest
-
 from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import secret
-from anp_jax.config import command_line, strategy as strategy_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import compile_cache, xla_flags
-
-_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+from scripts.bench import _common, _contest
 
 
 def _flags():
@@ -97,23 +89,14 @@ def batch_of(images: int, count: int) -> tuple[int, int]:
 
 def _config(flags, count, strategy='sync'):
   batch, shards = batch_of(2 * flags.batch, count)
-  keys = {
-    'batch_size': str(batch),
+  keys = _common.synthetic(flags.model, flags.size, batch) | {
     'model.norm_group': str(math.gcd(32, batch // shards)),
     'strategy.name': strategy,
     'strategy.logical_shards': str(shards),
     'cluster.stall_timeout': '0',
-    'data.image_size': str(flags.size),
-    'data.resize': str(flags.size),
-    'data.source': 'synthetic',
     'duration': '1000 steps',
-    'model.name': flags.model,
-    'schedule.warmup': '0 steps',
   }
-  # Some belong to one strategy, or to ResNets, alone.
-  return command_line.load(
-    'configs/resnet_anp.py', command_line.applying('configs/resnet_anp.py', keys)
-  )
+  return _common.load(keys)
 
 
 def _stepper(config, mesh, batch_size, meet=bool):
@@ -125,13 +108,10 @@ def _stepper(config, mesh, batch_size, meet=bool):
   import jax
   import numpy as np
 
-  from anp_jax.data import sources
   from anp_jax.parallel import state as state_lib
-  from anp_jax.training import build, objective as objective_lib, run_spec
+  from anp_jax.training import build
 
-  source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config)
-  parts = build.create(run_spec.RunSpec(config, mesh, objective, batch_size, len(source)))
+  program, _ = _common.program(config, mesh, batch_size)
   random = np.random.default_rng(0)
 
   def fill(spec):
@@ -142,8 +122,8 @@ def _stepper(config, mesh, batch_size, meet=bool):
 
   batch = build.abstract_batch(config, mesh, batch_size)
   batch = {name: fill(spec) for name, spec in batch.items()}
-  state = state_lib.create(parts.init_fn, parts.abstract_state)
-  step = parts.train_step.lower(state, batch).compile()
+  state = state_lib.create(program.init_fn, program.abstract_state)
+  step = program.train_step.lower(state, batch).compile()
 
   def run(count):
     nonlocal state
@@ -234,12 +214,13 @@ def _start(flags, count):
           '-c',
           str(cores[rank % len(cores)]),
           sys.executable,
-          os.path.abspath(sys.argv[0]),
+          '-m',
+          'scripts.bench.scaling',
           *sys.argv[1:],
           *more,
           f'--process_id={rank}',
         ],
-        cwd=_ROOT,
+        cwd=_common.ROOT,
         env=environment,
       )
       for rank in range(count)

@@ -1,6 +1,6 @@
 """Times the training step, and the same in stock Flax and PyTorch.
 
-  python scripts/bench/step.py [--cases=resnet50_64,lenet] [--rounds=8]
+  python -m scripts.bench.step [--cases=resnet50_64,lenet] [--rounds=8]
 
 Forward, loss, backward, SGD with momentum and weight decay, update: of ours
 exactly what training runs, metrics and all, with what main.py sets and, on a
@@ -42,12 +42,8 @@ import subprocess
 import sys
 import tempfile
 
-import _cases
-import _common
-import _contest
-import _step_worker
-
 from anp_jax.system import device_peaks
+from scripts.bench import _cases, _common, _contest, _step_worker
 
 _PEERS = ('xla', 'float32', 'flax', 'torch_eager', 'torch_compile')
 _CPU_ONLY = ('xla', 'float32')
@@ -111,7 +107,7 @@ def main():
 def _start(contestant, arguments, max_isa, **extra):
   environment = _contest.environment(contestant in _OURS, max_isa, extra)
   arguments = (contestant, *arguments)
-  return _contest.Worker(__file__, arguments, environment)
+  return _contest.Worker('step', arguments, environment)
 
 
 def _chosen(flag, text, valid_names):
@@ -191,29 +187,14 @@ def _rounds(workers, flags) -> dict[str, list[float]]:
   return seconds
 
 
-def _faster_torch(seconds):
-  peers = [c for c in seconds if c.startswith('torch')]
-  return min(peers, key=lambda c: _common.median(seconds[c]), default='')
-
-
 def _speeds(name, seconds, report):
-  faster = _faster_torch(seconds)
-  goals = _cases.CASES[name].goals
-  for contestant, other_seconds in seconds.items():
-    if contestant == 'ours':
-      continue
-    over = _contest.over(seconds['ours'], other_seconds)
-    report.ratios[f'{name}_over_{contestant}'] = over.median
-    goal = goals.get(contestant, 0)
-    label = f'{name}: times as fast as {contestant}'
-    if contestant == faster:
-      report.ratios[f'{name}_over_torch'] = over.median
-      goal, label = goals.get('torch', 0), f'{label}, the faster torch'
-    report.rows.append(_contest.row(label, over, goal))
+  rows, ratios = _contest.speeds(name, seconds, _cases.CASES[name].goals)
+  report.rows += rows
+  report.ratios.update({f'{name}_{key}': value for key, value in ratios.items()})
 
 
 def _memories(name, seconds, reply, report):
-  peer = _faster_torch(seconds)
+  peer = _contest.faster_torch(seconds)
   for key, goal in _cases.CASES[name].memory_goals.items():
     if peer and reply[peer].get(key, 0) > 0:
       ratio = reply['ours'][key] / reply[peer][key]

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from anp_jax import config as config_lib, models
-from anp_jax.config import command_line, key_table, keys, networks, strategy
+from anp_jax.config import command_line, key_table, keys, networks, optimizers, strategy
 from anp_jax.runtimes.model_ring import candidates
 from tests import builders
 
@@ -45,11 +45,11 @@ def test_a_config_has_the_keys_of_its_strategy_alone(name):
   }
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_a_config_has_the_keys_of_its_optimizer_alone(name):
   config = builders.config({'optimizer.name': name})
   common = {'name', 'learning_rate', 'weight_decay', 'clip_norm', 'clip_value', 'multipliers'}
-  assert set(config.optimizer) == common | set(key_table.OPTIMIZERS[name].keys)
+  assert set(config.optimizer) == common | set(optimizers.OPTIMIZERS[name].keys)
 
 
 @pytest.mark.parametrize('name', key_table.SCHEDULES)
@@ -80,7 +80,7 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
     ),
     (
       {'optimizer.b1': '0.5'},
-      'config.optimizer.b1 belongs to optimizer.name=adam, adamw, lamb, not nesterov',
+      'config.optimizer.b1 belongs to optimizer.name=adam, adamw, lamb, lion, not nesterov',
     ),
     (
       {'optimizer.name': 'adam', 'optimizer.momentum': '0.5'},

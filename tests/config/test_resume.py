@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import key_table, strategy as strategy_lib
+from anp_jax.config import key_table, optimizers, strategy as strategy_lib
 from anp_jax.training import optimizer
 from tests import builders
 
@@ -143,7 +143,8 @@ def _with_key(key):
   for changes in (
     {},
     *({'strategy.name': name} for name in strategy_lib.BUILT_IN),
-    *({'optimizer.name': name} for name in key_table.OPTIMIZERS),
+    *({'optimizer.name': name} for name in optimizers.OPTIMIZERS),
+    {'optimizer.name': 'optax:lion'},
     *({'schedule.name': name} for name in key_table.SCHEDULES),
     {'model.name': 'two_convolutions'},
     {'model.name': 'convnext_tiny'},
@@ -328,7 +329,7 @@ def test_a_flag_may_not_name_other_keys(text, words):
   assert words in str(error.value) and f'--change={text}: ' in str(error.value)
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 @pytest.mark.parametrize('key', ['weight_decay', 'clip_norm', 'clip_value'])
 def test_an_effect_comes_or_goes_only_where_the_state_stays_the_same(name, key):
   """The structure is optax's."""

@@ -64,8 +64,6 @@ def test_vso(tmp_path, header, end):
   scores = lexicons.sentiments(path)
   assert scores == _VSO_PAIRS
   assert list(scores) == list(_VSO_PAIRS)
-  adjectives = lexicons.adjective_sentiments(path)
-  assert adjectives == {'beautiful': 1.0, 'sad': -0.75}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,6 @@ def test_mvso(tmp_path, header):
   scores = lexicons.sentiments(path)
   assert scores == _MVSO_PAIRS
   assert list(scores) == list(_MVSO_PAIRS)
-  assert lexicons.adjective_sentiments(path) == {}
 
 
 def test_ways_to_write_a_score(tmp_path):
@@ -114,7 +111,6 @@ def test_rows_of_mvso_that_are_refused(tmp_path, line, words):
   for text, number in ((f'{line}\n{_MVSO}', 1), (f'a_b,1\n{line}\n{_MVSO}', 2)):
     path = _file(tmp_path, text)
     _refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
-    _refused([f'{path}:{number}: '], lexicons.adjective_sentiments, path)
 
 
 def test_mvso_as_a_whole(tmp_path):
@@ -136,28 +132,20 @@ def test_mvso_as_a_whole(tmp_path):
   'old, new, number, words',
   [
     ('2.00]', '2.01]', 5, ["'2.01' is outside [-2, 2]"]),
-    ('-0.75', '-2.75', 7, ['outside [-2, 2]']),
     ('1.5]', 'nan]', 6, ["'nan' is not a number"]),
     ('1.5]', '1e999]', 6, ['outside [-2, 2]']),
     ('1.5]', ']', 6, ["'' is not a number"]),
-    ('sad_9/11', 'bad_9/11', 8, ["'bad_9/11' stands below sad"]),
     ('sad_9/11', 'sad', 8, ['is not a line of VSO']),
     ('\tsad_9', 'sad_9', 8, ['is not a line of VSO']),
     ('[#imgs: 12]', '', 6, ['is not a line of VSO']),
     ('[#imgs: 12]', '[#imgs: x]', 6, ['is not a line of VSO']),
     ('beautiful_day', 'beautiful_sky', 6, ["'beautiful_sky' is on line 5"]),
-    ('2. sad', '3. sad', 7, ["'3' stands before the adjective 'sad'", 'ed 2']),
-    ('2. sad', '2. beautiful', 7, ["'beautiful' is on line 4"]),
     ('\tbeautiful_day', '\n\tbeautiful_day', 6, ["'' is not a line of VSO"]),
-    ('1. beautiful [sentiment', '1. beautiful [sentimemt', 5, ['no adjective']),
   ],
 )
 def test_lines_of_vso_that_are_refused(tmp_path, old, new, number, words):
-  header = _HEADER if 'sentimemt' not in new else _HEADER[:-1]
-  number -= header != _HEADER
-  path = _file(tmp_path, header + _VSO.replace(old, new, 1))
+  path = _file(tmp_path, _HEADER + _VSO.replace(old, new, 1))
   _refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
-  _refused([f'{path}:{number}: '], lexicons.adjective_sentiments, path)
 
 
 def test_vso_as_a_whole(tmp_path):
@@ -245,14 +233,11 @@ def test_emotions_without_rows(tmp_path):
 def test_published_vso(tmp_path):
   path = _ANP / 'vso_3244ANPs.txt'
   scores = lexicons.sentiments(str(path))
-  adjectives = lexicons.adjective_sentiments(str(path))
-  assert (len(adjectives), len(scores)) == (269, 3244)
+  assert len(scores) == 3244
   text = path.read_text()
   matches = re.findall(r'\t(\S+) .sentiment: (\S+)\]', text)
   assert scores == {name: float(score) for name, score in matches}
-  matches = re.findall(r'^\d+. (\S+) .sentiment: (\S+)\]', text, re.M)
-  assert adjectives == {name: float(score) for name, score in matches}
-  assert scores['beautiful_flower'] == 1.77 and adjectives['beautiful'] == 1
+  assert scores['beautiful_flower'] == 1.77
   names = (_ANP / 'mtvso553_anplabels.txt').read_text().split()
   assert len(names) == 553 and scores.keys() >= set(names)
   # The same file as other copies have it.
@@ -270,7 +255,6 @@ def test_published_mvso():
   with path.open(newline='') as f:
     assert scores == {name: float(score) for name, score in csv.reader(f)}
   assert (min(scores.values()), max(scores.values())) == (-2.363, 2.16)
-  assert lexicons.adjective_sentiments(str(path)) == {}
   names = (_ANP / 'mvso1200_anp_list.txt').read_text().split()
   assert len(names) == 1200 and scores.keys() >= set(names)
 

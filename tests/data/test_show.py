@@ -350,8 +350,6 @@ def test_many_classes_are_a_curve_over_ranks(tmp_path):
     ([showing.CONFIG, '--stats', '--count=9'], ['--count', 'not for --stats']),
     ([showing.CONFIG, '--stats', '--output=x'], ['--output', 'not for --stats']),
     ([showing.CONFIG, '--stats', '--step=1'], ['--step', 'not for --stats']),
-    ([showing.CONFIG, '--sentiment=x'], ['--sentiment', 'for --stats']),
-    ([showing.CONFIG, '--emotions=x'], ['--emotions', 'for --stats']),
   ],
 )
 def test_bad_input_is_one_clear_line(flags, words, capsys):
@@ -366,10 +364,6 @@ def _refused(capsys, *words):
 
 
 def test_missing_files_are_refused(tree, tmp_path, capsys):
-  for name in ('sentiment', 'emotions'):
-    missing = tmp_path / 'no.csv'
-    assert show.main(['show', *tree, '--stats', f'--{name}={missing}']) == 2
-    _refused(capsys, missing)
   file = tmp_path / 'file'
   file.write_text('')
   assert show.main(['show', *tree, f'--output={file}']) == 2

@@ -1,4 +1,4 @@
-"""Tests of show --stats: counts, balance, sentiment and emotions of sets."""
+"""Tests of show --stats: counts and balance of sets."""
 
 import os
 
@@ -96,96 +96,6 @@ def test_a_label_that_is_no_class_has_a_name():
   classes = vocabulary.Vocabulary(('a', 'b'))
   names = [stats.class_name(classes, i) for i in (-1, 0, 1, 2)]
   assert names == ['label -1', 'a', 'b', 'label 2']
-
-
-# Lexicons.
-
-
-def test_sentiment_is_a_mean_over_images(tree, tmp_path, capsys):
-  file = tmp_path / 'mvso.csv'
-  file.write_text('old_car,-1.5\nbig_cat,0.5\nbig_dog,2\nfar_away,-2\n')
-  lines = _stats(tree, capsys, f'--sentiment={file}')
-  start = lines.index('sentiment: of 3 of 4 classes')
-  # Training (-1.5 + 2 * 0.5 + 3 * 2) / 6, evaluation (3 * -1.5 + 0.5) / 4.
-  assert (
-    lines[start : start + 15]
-    == """\
-sentiment: of 3 of 4 classes
-not of old_dog
-
-                  training  evaluation
-mean over images    +0.917      -1.000
-
-most negative  sentiment  training  evaluation
-old_car           -1.500         1           3
-big_cat           +0.500         2           1
-big_dog           +2.000         3           0
-
-most positive  sentiment  training  evaluation
-big_dog           +2.000         3           0
-big_cat           +0.500         2           1
-old_car           -1.500         1           3
-""".splitlines()
-  )
-
-
-def test_only_the_five_most_are_named(tmp_path, capsys):
-  names = [f'adjective_n{i}' for i in range(12)]
-  flags = showing.save_arrays(tmp_path / 'set.npz', range(6), range(12), names)
-  file = tmp_path / 'vso.txt'
-  file.write_text(
-    '1. adjective [sentiment: 0.00] [#images: 1]\n'
-    + ''.join(f'\t{n} [sentiment: {-(i % 7) / 4}] [#imgs: 2]\n' for i, n in enumerate(names))
-  )
-  lines = _stats(flags, capsys, f'--sentiment={file}')
-  assert 'sentiment: of 12 of 12 classes' in lines
-  assert not any(line.startswith('not of') for line in lines)
-  tables = [i for i, line in enumerate(lines) if line.startswith('most ')]
-  pairs = [[line.split()[0][10:] for line in lines[i + 1 : i + 6]] for i in tables]
-  # Scores 0 to -6 quarters twice; equal ones in the order of the classes.
-  assert pairs == [['n6', 'n5', 'n4', 'n11', 'n3'], ['n0', 'n7', 'n1', 'n8', 'n2']]
-  assert all(lines[i + 6] == '' for i in tables)
-
-
-def test_emotions_are_shares_of_images(tree, tmp_path, capsys):
-  file = tmp_path / 'emotions.csv'
-  names = [f'e{i}' for i in range(24)]
-  rows = [('ANP', *names)]
-  for pair, shares in (('big_cat', {3: 0.75, 5: 0.25}), ('old_car', {5: 1}), ('no_pair', {0: 1})):
-    rows.append((pair, *(str(shares.get(i, 0)) for i in range(24))))
-  file.write_text('\n'.join(map(','.join, rows)))
-  lines = _stats(tree, capsys, f'--emotions={file}')
-  start = lines.index('emotions: of 2 of 4 classes')
-  assert lines[start + 1] == 'not of big_dog, old_dog'
-  # Training: big_cat 2 images, old_car 1. Evaluation: 1 and 3.
-  assert [line.split() for line in lines[start + 5 : start + 8]] == [
-    ['e3', '50.0%', '18.8%', '66.7%', '25.0%'],
-    ['e5', '50.0%', '81.2%', '33.3%', '75.0%'],
-    ['e0', '0.0%', '0.0%', '0.0%', '0.0%'],
-  ]
-  assert lines[start + 4].split('  ')[-3:] == [
-    'evaluation',
-    'strongest in training',
-    'strongest in evaluation',
-  ]
-  assert lines[start + 5 + 24] == ''
-
-
-def test_a_lexicon_of_other_pairs_covers_no_class(tree, tmp_path, capsys):
-  file = tmp_path / 'mvso.csv'
-  file.write_text('far_away,-2\n')
-  lines = _stats(tree, capsys, f'--sentiment={file}')
-  start = lines.index('sentiment: of 0 of 4 classes')
-  assert lines[start + 1] == 'not of big_cat, big_dog, old_car, old_dog'
-  assert lines[start + 2 : start + 4] == ['', 'adjectives  training  evaluation']
-
-
-@pytest.mark.filterwarnings('error')
-def test_a_split_without_images_of_the_lexicon_has_no_mean(tree, tmp_path, capsys):
-  file = tmp_path / 'mvso.csv'
-  file.write_text('big_dog,1\n')
-  lines = _stats(tree, capsys, f'--sentiment={file}')
-  assert 'mean over images    +1.000           -' in lines
 
 
 @pytest.mark.skipif(

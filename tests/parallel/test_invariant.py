@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import key_table
+from anp_jax.config import optimizers
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import stream
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
@@ -186,7 +186,7 @@ _CASES = {
   },
   **{
     name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3, 'model.name': 'lenet'}
-    for name in key_table.OPTIMIZERS
+    for name in optimizers.OPTIMIZERS
   },
   # Convolutions over and in larger maps, batch norm, and what XLA computes.
   'onednn': {'model.cpu_library': 'onednn', 'model.norm_group': 4},

@@ -98,6 +98,10 @@ def test_nothing_is_imported_that_a_run_names(look, foreign_run, capsys):
   [
     {'model.name': _NAME},
     {'strategy.name': 'payload_of_theirs:Spread'},
+    {'data.source': 'payload_of_theirs.data:Set'},
+    {'model.head': 'payload_of_theirs:Head'},
+    {'optimizer.name': 'payload_of_theirs:descent'},
+    {'schedule.name': 'payload_of_theirs:schedule'},
     {'strategy.name': 'model_ring', 'strategy.models': [f'model.name={_NAME}']},
     {'strategy.name': 'model_ring', 'strategy.models': [f'seed=1; model.name = {_NAME} ;seed=3']},
   ],

@@ -136,7 +136,7 @@ def test_each_process_tells_server_0_its_launch(run_member, end_run, tmp_path, m
 
 
 def test_the_end_of_a_run_names_the_launches_that_took_part(config, tmp_path):
-  """Each of its own, as `scripts/again.sh` names them on several hosts."""
+  """Each of its own, as `scripts/restart_on_failure.sh` names them on several hosts."""
   chief = serving.participant(config, tmp_path, 0, 3, 'a')
   session = _session(config, servers=2, chief=chief)
   session.join(1, 'x:1', chief.process, 'b')
@@ -210,7 +210,7 @@ def test_port_of_a_server_is_closed_also_where_the_run_has_ended(config, tmp_pat
 def test_a_process_that_ended_by_ctrl_c_is_not_started_again():
   """Its status is above 128, like that of a signal."""
   result = subprocess.run(
-    ['scripts/again.sh', '3', 'bash', '-c', 'echo started; exit 130'],
+    ['scripts/restart_on_failure.sh', '3', 'bash', '-c', 'echo started; exit 130'],
     cwd=launching.ROOT,
     capture_output=True,
     text=True,
@@ -236,7 +236,7 @@ def _launches(*command, **environment):
 
 
 def test_a_restarted_process_keeps_the_name_of_its_launch(monkeypatch):
-  command = ('scripts/again.sh', '1', 'bash', '-c')
+  command = ('scripts/restart_on_failure.sh', '1', 'bash', '-c')
   lost = 'echo $ANP_LAUNCHED; kill -9 $$'
   first, second = _launches(*command, lost)
   assert first == second

@@ -1,6 +1,5 @@
 """The benchmark of naming files: its peers, and its lines of the table."""
 
-import importlib
 import importlib.util
 import json
 import math
@@ -11,16 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-_BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
+from scripts.bench import _predict_peers, predict
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def bench(monkeypatch):
-  monkeypatch.syspath_prepend(str(_BENCH))
-  return importlib.import_module('predict')
-
-
-def test_rates_and_ratios_to_the_faster_torch(bench):
+def test_rates_and_ratios_to_the_faster_torch():
   rows, ratios = [], {}
   seconds = {
     'ours': [2.0, 2.0, 2.0],
@@ -28,7 +23,7 @@ def test_rates_and_ratios_to_the_faster_torch(bench):
     'torch_compile': [2.0, 1.0, 2.1],
     'onnx': [1.0, 1.0, 1.0],
   }
-  bench._show(rows, ratios, ('network', 'float32'), seconds, 32)
+  predict._show(rows, ratios, ('network', 'float32'), seconds, 32)
   assert ratios == pytest.approx(
     {
       'float32_network_ours_images_per_second': 16,
@@ -47,10 +42,9 @@ def test_rates_and_ratios_to_the_faster_torch(bench):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_a_peer_names_the_likeliest_of_its_network(bench, dtype):
+def test_a_peer_names_the_likeliest_of_its_network(dtype):
   torch = pytest.importorskip('torch')
-  peers = importlib.import_module('_predict_peers')
-  names = peers.torch_names('resnet18', dtype, 5)
+  names = _predict_peers.torch_names('resnet18', dtype, 5)
   pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
   mean, std = (123.68, 116.78, 103.94), (58.4, 57.1, 57.4)
   images = ((pixels - np.array(mean)) / np.array(std)).transpose(0, 3, 1, 2)
@@ -68,14 +62,13 @@ def test_a_peer_names_the_likeliest_of_its_network(bench, dtype):
   np.testing.assert_allclose(probabilities, -np.sort(-expected, -1)[:, :5], tolerance)
 
 
-def test_onnx_runtime_computes_the_same(bench):
+def test_onnx_runtime_computes_the_same():
   torch = pytest.importorskip('torch')
   pytest.importorskip('onnx')
   pytest.importorskip('onnxruntime')
-  peers = importlib.import_module('_predict_peers')
-  module = peers.torch_names('resnet18', 'float32', 5)
+  module = _predict_peers.torch_names('resnet18', 'float32', 5)
   pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
-  _, probabilities = peers.onnx_names(module, 32)(pixels)
+  _, probabilities = _predict_peers.onnx_names(module, 32)(pixels)
   with torch.inference_mode():
     expected = module(torch.from_numpy(pixels))[1].numpy()
   # Both in float32, in an order of their own.
@@ -87,7 +80,8 @@ def test_the_last_line_is_of_finite_ratios():
   result = subprocess.run(
     [
       sys.executable,
-      str(_BENCH / 'predict.py'),
+      '-m',
+      'scripts.bench.predict',
       '--rounds=1',
       '--files=4',
       '--side=32',
@@ -96,6 +90,7 @@ def test_the_last_line_is_of_finite_ratios():
       '--dtype=float32',
       '--peers=torch_eager,onnx',
     ],
+    cwd=_ROOT,
     capture_output=True,
     text=True,
     timeout=300,

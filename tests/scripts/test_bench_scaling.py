@@ -97,7 +97,8 @@ def test_processes_are_compared_with_one():
   done = subprocess.run(
     [
       sys.executable,
-      'scripts/bench/scaling.py',
+      '-m',
+      'scripts.bench.scaling',
       '--model=lenet',
       '--size=28',
       '--batch=4',

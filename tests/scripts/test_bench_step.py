@@ -1,6 +1,5 @@
 """The benchmark of the training step: its peers, sums and protocol."""
 
-import importlib
 import importlib.util
 import json
 import math
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 
 from anp_jax.system import onednn
+from scripts.bench import _cases, _contest, _peers, _step_worker, _torch_peers, step
 
-_BENCH = pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'bench'
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 H100 = 'NVIDIA H100 80GB HBM3'
 # As published: torchvision's ResNet-50, Caffe's examples.
 # The demo's: torchvision's ResNet-18 has 11,689,512, 513,000 in a
@@ -27,22 +27,6 @@ PARAMETERS = {
   'lenet': 431_080,
   'cifar10_full': 89_578,
 }
-
-
-@pytest.fixture
-def bench(monkeypatch):
-  monkeypatch.syspath_prepend(str(_BENCH))
-  return importlib.import_module('step')
-
-
-@pytest.fixture
-def cases(bench):
-  return importlib.import_module('_cases').CASES
-
-
-@pytest.fixture
-def contest(bench):
-  return importlib.import_module('_contest')
 
 
 class Worker:
@@ -57,7 +41,7 @@ class Worker:
 
   def __init__(self, contestant):
     if contestant not in self.seconds:
-      raise importlib.import_module('_contest').PeerLostError('ValueError: broken')
+      raise _contest.PeerLostError('ValueError: broken')
     self.contestant = contestant
     self.open = True
     self.contestants.append(self)
@@ -87,22 +71,21 @@ class Worker:
 PEERS = ('xla', 'float32', 'flax', 'torch_eager', 'torch_compile')
 
 
-def _measured(bench, monkeypatch, case, compiles=False, steps=0, **values):
+def _measured(monkeypatch, case, compiles=False, steps=0, **values):
   for name, value in values.items():
     monkeypatch.setattr(Worker, name, value)
   for name in ('requests', 'contestants'):
     monkeypatch.setattr(Worker, name, [])
   flags = types.SimpleNamespace(rounds=2, steps=steps)
-  report = bench._Report()
+  report = step._Report()
   peers = PEERS if Worker.device == 'cpu' else PEERS[2:]
-  bench._measure(case, peers, flags, Worker, report, compiles)
+  step._measure(case, peers, flags, Worker, report, compiles)
   assert not any(worker.open for worker in Worker.contestants)
   return report.rows[1:], report.ratios
 
 
-def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
+def test_ratios_goals_and_turns(monkeypatch, capsys):
   rows, ratios = _measured(
-    bench,
     monkeypatch,
     'resnet50_224_bfloat16',
     compiles=True,
@@ -158,9 +141,8 @@ def test_ratios_goals_and_turns(bench, monkeypatch, capsys):
   assert capsys.readouterr().out == f'{name}: ours computes with a library\n'
 
 
-def test_what_would_be_ours_once_more_is_left_out(bench, monkeypatch, capsys):
+def test_what_would_be_ours_once_more_is_left_out(monkeypatch, capsys):
   rows, ratios = _measured(
-    bench,
     monkeypatch,
     'lenet',
     library='',
@@ -174,13 +156,13 @@ def test_what_would_be_ours_once_more_is_left_out(bench, monkeypatch, capsys):
   assert capsys.readouterr().out == ('skipped: lenet: xla: ours computes with XLA alone\n')
 
 
-def test_median_lowest_and_quartiles_of_the_rounds(contest):
-  over = contest.over([1, 1, 2, 1, 1], [4, 1, 4, 3, 5])
+def test_median_lowest_and_quartiles_of_the_rounds():
+  over = _contest.over([1, 1, 2, 1, 1], [4, 1, 4, 3, 5])
   # The rounds' ratios, sorted: 1, 2, 3, 4, 5.
   # The fastest rounds took 1 and 1, the second contestant's was the second.
   assert over == (3, 1, (2, 4), 1)
-  assert contest.over([2], [3]) == (1.5, 1.5, (1.5, 1.5), 1.5)
-  assert contest.row('x', over, 3.5) == (
+  assert _contest.over([2], [3]) == (1.5, 1.5, (1.5, 1.5), 1.5)
+  assert _contest.row('x', over, 3.5) == (
     'x',
     '3.00',
     '1.00',
@@ -189,12 +171,12 @@ def test_median_lowest_and_quartiles_of_the_rounds(contest):
     '>= 3.5',
     'missed',
   )
-  assert contest.row('x', 1.0, -1.15) == ('x', '1.00', '', '', '', '<= 1.15', 'met')
+  assert _contest.row('x', 1.0, -1.15) == ('x', '1.00', '', '', '', '<= 1.15', 'met')
 
 
-def test_each_round_has_all_in_an_order_by_chance(contest):
-  orders = list(contest.rounds('abcd', 60))
-  assert orders == list(contest.rounds('abcd', 60))
+def test_each_round_has_all_in_an_order_by_chance():
+  orders = list(_contest.rounds('abcd', 60))
+  assert orders == list(_contest.rounds('abcd', 60))
   assert {''.join(sorted(order)) for order in orders} == {'abcd'}
   # Each of the 24 orders is missed with a chance of (23 / 24)^60 = 8 %, and
   # half of them with next to none.
@@ -206,23 +188,22 @@ def test_each_round_has_all_in_an_order_by_chance(contest):
   'isa, xla, aten, mkl',
   [('AVX2', 'AVX2', 'avx2', 'AVX2'), ('AVX512_CORE', 'AVX512', 'avx512', 'AVX512')],
 )
-def test_an_older_cpu_is_everyones(contest, monkeypatch, isa, xla, aten, mkl):
+def test_an_older_cpu_is_everyones(monkeypatch, isa, xla, aten, mkl):
   monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_enable_fast_math=false')
   for ours in (True, False):
-    variables = contest.environment(ours, isa)
+    variables = _contest.environment(ours, isa)
     flags = variables['XLA_FLAGS'].split()
     assert f'--xla_cpu_max_isa={xla}' in flags
     assert '--xla_cpu_enable_fast_math=false' in flags
     assert variables['ONEDNN_MAX_CPU_ISA'] == isa
     assert variables['ATEN_CPU_CAPABILITY'] == aten
     assert variables['MKL_ENABLE_INSTRUCTIONS'] == mkl
-  assert 'max_isa' not in contest.environment(True)['XLA_FLAGS']
+  assert 'max_isa' not in _contest.environment(True)['XLA_FLAGS']
 
 
-def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(bench, monkeypatch, capsys):
+def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(monkeypatch, capsys):
   # 256 images in 0.1 s and, in the second round, in 0.3 s: 1280 at the median.
   rows, ratios = _measured(
-    bench,
     monkeypatch,
     'resnet50_gpu',
     steps=7,
@@ -254,35 +235,34 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(bench, monkeypatch
   ]
 
 
-def test_our_flags_are_ours_and_the_allocator_is_everyones(contest, monkeypatch):
+def test_our_flags_are_ours_and_the_allocator_is_everyones(monkeypatch):
   for name in ('XLA_FLAGS', 'GLIBC_TUNABLES'):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
-  monkeypatch.setattr(contest.xla_flags, '_devices_are_open', lambda: False)
-  monkeypatch.setattr(contest.xla_flags, '_read', lambda path: '[madvise]')
-  monkeypatch.setattr(contest.xla_flags, '_can_restart', lambda: True)
-  ours, peer = (contest.environment(is_ours, extra={'A': '1'}) for is_ours in (True, False))
+  monkeypatch.setattr(_contest.xla_flags, '_devices_are_open', lambda: False)
+  monkeypatch.setattr(_contest.xla_flags, '_read', lambda path: '[madvise]')
+  monkeypatch.setattr(_contest.xla_flags, '_can_restart', lambda: True)
+  ours, peer = (_contest.environment(is_ours, extra={'A': '1'}) for is_ours in (True, False))
   assert 'xla_cpu' in ours.pop('XLA_FLAGS')
   assert ours == peer
   assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
 
 
-def test_mfu_in_closed_form(bench, cases):
-  case = cases['resnet50_gpu']
-  assert bench.mfu(case, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(1)
-  half = bench.dataclasses.replace(case, side=112)
-  assert bench.mfu(half, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(0.25)
-  assert bench.mfu(case, 1000, 'a card of next year') == 0
-  assert bench.mfu(cases['lenet'], 1000, H100) == 0
+def test_mfu_in_closed_form():
+  case = _cases.CASES['resnet50_gpu']
+  assert step.mfu(case, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(1)
+  half = step.dataclasses.replace(case, side=112)
+  assert step.mfu(half, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(0.25)
+  assert step.mfu(case, 1000, 'a card of next year') == 0
+  assert step.mfu(_cases.CASES['lenet'], 1000, H100) == 0
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_flax_peers_have_the_published_parameters(bench, cases, name):
-  case = cases[name]
-  peers = importlib.import_module('_peers')
+def test_flax_peers_have_the_published_parameters(name):
+  case = _cases.CASES[name]
   shape = (1, case.side, case.side, case.channels)
   variables = jax.eval_shape(
-    lambda x: peers.flax_network(case).init(jax.random.key(0), x, True),
+    lambda x: _peers.flax_network(case).init(jax.random.key(0), x, True),
     jax.ShapeDtypeStruct(shape, jnp.float32),
   )
   sizes = [np.prod(x.shape) for x in jax.tree.leaves(variables['params'])]
@@ -290,17 +270,17 @@ def test_flax_peers_have_the_published_parameters(bench, cases, name):
 
 
 @pytest.mark.parametrize('name', PARAMETERS)
-def test_torch_peers_have_the_published_parameters(bench, cases, name):
+def test_torch_peers_have_the_published_parameters(name):
   torch = pytest.importorskip('torch')
-  case = cases[name]
+  case = _cases.CASES[name]
   with torch.device('meta'):
-    net = importlib.import_module('_torch_peers').network(case)
+    net = _torch_peers.network(case)
     images = torch.zeros(2, case.channels, case.side, case.side)
     assert net(images).shape == (2, case.classes)
   assert sum(p.numel() for p in net.parameters()) == PARAMETERS[name]
 
 
-def test_operations_are_those_of_the_device_where_there_is_one(bench):
+def test_operations_are_those_of_the_device_where_there_is_one():
   def event(name, **stats):
     return types.SimpleNamespace(name=name, stats=list(stats.items()))
 
@@ -313,8 +293,7 @@ def test_operations_are_those_of_the_device_where_there_is_one(bench):
 
   def names(*planes):
     data = types.SimpleNamespace(planes=planes)
-    worker = importlib.import_module('_step_worker')
-    return [e.name for e in worker.operations(data)]
+    return [e.name for e in _step_worker.operations(data)]
 
   assert names(host) == ['fusion.1']
   assert names(host, device) == ['gemm']
@@ -322,7 +301,8 @@ def test_operations_are_those_of_the_device_where_there_is_one(bench):
 
 def _run(*arguments):
   return subprocess.run(
-    [sys.executable, str(_BENCH / 'step.py'), *arguments],
+    [sys.executable, '-m', 'scripts.bench.step', *arguments],
+    cwd=_ROOT,
     capture_output=True,
     text=True,
     timeout=300,

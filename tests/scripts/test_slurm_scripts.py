@@ -121,7 +121,7 @@ exit {status}
     # Of several tasks srun ends some, or they see that one has gone.
     ('node2: task 1: User defined signal 1', 143),
     ('node[1-2]: tasks 0-3: User defined signal 1 (core dumped)', 137),
-    ('node2: task 1: Exited with exit code 138', 75),  # of again.sh
+    ('node2: task 1: Exited with exit code 138', 75),  # of restart_on_failure.sh
   ],
 )
 def test_the_time_limit_of_tasks_that_are_starting(job, script, line, status):

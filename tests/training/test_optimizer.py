@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import key_table
+from anp_jax.config import key_table, optimizers
 from anp_jax.training import optimizer
 from tests import builders
 
@@ -139,6 +139,10 @@ def _delta(o, w, g, memory, step):
       trust = 0.001 * _norm(w) / _norm(g)
     memory['v'] = o.momentum * memory['v'] + rate * trust * g
     return -memory['v']
+  if o.name == 'lion':
+    mean = o.b1 * memory['m'] + (1 - o.b1) * g
+    memory['m'] = o.b2 * memory['m'] + (1 - o.b2) * g
+    return -rate * (np.sign(mean) + wd * w)
   memory['m'] = o.b1 * memory['m'] + (1 - o.b1) * g
   memory['s'] = o.b2 * memory['s'] + (1 - o.b2) * g * g
   mean = memory['m'] / (1 - o.b1 ** (step + 1))
@@ -159,7 +163,7 @@ def _assert_equal(actual, expected, tolerance=TIGHT):
     np.testing.assert_allclose(np.asarray(a), e, rtol=tolerance, atol=tolerance, err_msg=str(path))
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_optimizer_is_its_recurrence(x64, config, name):
   config.optimizer.name = name
   actual = _run(config)
@@ -167,14 +171,14 @@ def test_optimizer_is_its_recurrence(x64, config, name):
   _assert_equal(actual, _reference(config))
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_no_weight_decay(x64, config, name):
   config.optimizer.name = name
   config.optimizer.weight_decay = 0.0
   _assert_equal(_run(config), _reference(config))
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_float32_follows_float64(config, name):
   config.optimizer.name = name
   actual = _run(config, dtype=np.float32)
@@ -245,7 +249,7 @@ def _clip_norm(gradients, limit):
   return jax.tree.map(lambda g: g * min(1.0, limit / norm), gradients)
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_elements_are_clipped(x64, config, name):
   config.optimizer.name = name
   config.optimizer.clip_value = 2.0
@@ -279,7 +283,7 @@ def test_clipping_states_its_norm(x64, config):
   assert norm == pytest.approx(0.1, rel=1e-12)
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_decay_leaves_vectors_alone(x64, config, name):
   """Under a zero gradient only leaves of two or more dimensions move."""
   config.optimizer.name = name
@@ -306,7 +310,7 @@ def test_decay_mask():
   }
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_state_is_arrays_shaped_like_parameters(config, name):
   config.optimizer.name = name
   config.optimizer.clip_norm = config.optimizer.clip_value = 1.0
@@ -316,7 +320,7 @@ def test_state_is_arrays_shaped_like_parameters(config, name):
   shapes = [p.shape for p in jax.tree.leaves(params)]
   moments = [x for x in jax.tree.leaves(state) if x.ndim]
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-  copies = {'sgd': 0, 'momentum': 1, 'nesterov': 1, 'lars': 1}.get(name, 2)
+  copies = {'sgd': 0, 'momentum': 1, 'nesterov': 1, 'lars': 1, 'lion': 1}.get(name, 2)
   assert [x.shape for x in moments] == shapes * copies
   # Types stay as they were born: a change would compile the step twice.
   _, after = jax.eval_shape(transform.update, params, state, params)
@@ -465,7 +469,7 @@ def test_update_asks_for_the_parameters(config):
     transform.update(params, transform.init(params))
 
 
-@pytest.mark.parametrize('name', key_table.OPTIMIZERS)
+@pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_only_an_elementwise_optimizer_updates_a_matrix_that_is_cut_alike(x64, config, name):
   """The registry says which: servers cut the weights (strategy parameter_server)."""
   config.optimizer.name = name
@@ -484,4 +488,4 @@ def test_only_an_elementwise_optimizer_updates_a_matrix_that_is_cut_alike(x64, c
   expected = updated(slice(6))
   cut = np.concatenate([updated(slice(2)), updated(slice(2, 6))])
   difference = np.abs(expected - cut).max()
-  assert difference < TIGHT if key_table.OPTIMIZERS[name].elementwise else difference > 1e-4
+  assert difference < TIGHT if optimizers.OPTIMIZERS[name].is_elementwise else difference > 1e-4

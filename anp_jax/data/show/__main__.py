@@ -2,7 +2,7 @@
 
 python -m anp_jax.data.show --config=configs/resnet_anp.py:demo
 python -m anp_jax.data.show --config=... --count=100 --step=500 --output=look
-python -m anp_jax.data.show --config=... --stats --sentiment=english.csv
+python -m anp_jax.data.show --config=... --stats
 
 Writes training.png, evaluation.png and classes.png; with --stats it prints
 counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
@@ -21,14 +21,14 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, command_line, exits, outputs
-from anp_jax.data import index_shuffle, lexicons, sources, vocabulary
+from anp_jax.data import index_shuffle, sources, vocabulary
 from anp_jax.data.input import augment, batch_plan, pipeline
 from anp_jax.data.show import stats
 from anp_jax.data.sources import balance
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers, see `index_shuffle`
-_DRAWING, _PRINTING = ('output', 'count', 'step'), ('sentiment', 'emotions')
+_DRAWING = ('output', 'count', 'step')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +116,9 @@ def _parse(arguments):
   flags = parser.parse(arguments, config_lib.known_keys())
   if not flags.config:
     raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')
-  for name in _DRAWING if flags.stats else _PRINTING:
+  for name in _DRAWING if flags.stats else ():
     if getattr(flags, name) != parser.get_default(name):
-      raise config_lib.ConfigError(
-        f'--{name} is for drawing, not for --stats'
-        if flags.stats
-        else f'--{name} is for --stats, which is missing'
-      )
+      raise config_lib.ConfigError(f'--{name} is for drawing, not for --stats')
   if not 1 <= flags.count <= _MAX_COUNT:
     raise config_lib.ConfigError(f'--count={flags.count}: expected 1 to {_MAX_COUNT}')
   if flags.step < 0:
@@ -141,10 +137,6 @@ def _parser():
   text = 'of training, whose examples are shown (default: 0)'
   add('--step', type=int, default=0, metavar='N', help=text)
   add('--stats', action='store_true', help='print counts, draw nothing')
-  text = 'VSO or MVSO: how positive the images are, for --stats'
-  add('--sentiment', default='', metavar='FILE', help=text)
-  text = 'of MVSO: the emotions of the images, for --stats'
-  add('--emotions', default='', metavar='FILE', help=text)
   return parser
 
 
@@ -165,20 +157,10 @@ def _open(config):
 
 
 def _stats(config, splits, flags):
-  """Lines of text; a lexicon is read, and refused, before the long count."""
-  del config
-  sentiments = emotions = None
-  if flags.sentiment:
-    sentiments = lexicons.sentiments(flags.sentiment)
-  if flags.emotions:
-    emotions = lexicons.emotions(flags.emotions)
+  """The counts of a data set, as lines of text."""
+  del config, flags
   counts = [stats.count(source) for source in splits]
-  lines = stats.balance(counts)
-  if sentiments is not None:
-    lines += ['', *stats.sentiment(counts, sentiments)]
-  if emotions is not None:
-    lines += ['', *stats.emotions(counts, *emotions)]
-  return lines + stats.tables(counts)
+  return stats.balance(counts) + stats.tables(counts)
 
 
 def _draw(config, splits, flags):

@@ -113,70 +113,6 @@ def balance(counts: list[Counts]) -> list[str]:
   return lines
 
 
-def sentiment(counts: list[Counts], scores: dict[str, float]) -> list[str]:
-  """Returns lines on how positive the images are.
-
-  Args:
-    counts: of the splits.
-    scores: pair to sentiment, from `lexicons.sentiments`.
-  """
-  names = counts[0].vocabulary.names
-  covered, lines = _coverage('sentiment', counts, scores)
-  if not len(covered):
-    return lines
-  values = np.array([scores[names[i]] for i in covered])
-  means = (_mean(values[:, None], c.classes[covered])[0] for c in counts)
-  lines.append('')
-  lines += _table([('', *SPLITS), ('mean over images', *(_number(m, '+.3f') for m in means))])
-  for title, sign in (('negative', 1), ('positive', -1)):
-    ids = covered[np.argsort(sign * values, kind='stable')]
-    lines += [
-      '',
-      *_table(
-        [
-          (f'most {title}', 'sentiment', *SPLITS),
-          *(
-            (names[i], f'{scores[names[i]]:+.3f}', *_images(counts, 'classes', i))
-            for i in ids[:_FIRST]
-          ),
-        ]
-      ),
-    ]
-  return lines
-
-
-def emotions(
-  counts: list[Counts], names: tuple[str, ...], shares: dict[str, np.ndarray]
-) -> list[str]:
-  """Returns lines on the emotions of the images, the most frequent first.
-
-  Args:
-    counts: of the splits.
-    names: of the emotions.
-    shares: pair to (emotions,) shares, both from `lexicons.emotions`.
-  """
-  covered, lines = _coverage('emotions', counts, shares)
-  if not len(covered):
-    return lines
-  classes = counts[0].vocabulary.names
-  values = np.array([shares[classes[i]] for i in covered], np.float64)
-  strongest = np.eye(len(names))[values.argmax(1)]
-  columns = [_mean(table, c.classes[covered]) for table in (values, strongest) for c in counts]
-  lines.append('share of images; strongest: of those whose class shows it most')
-  head = ('', *SPLITS, *(f'strongest in {split}' for split in SPLITS))
-  return [
-    *lines,
-    '',
-    *_table(
-      [head]
-      + [
-        (names[i], *(_number(column[i], '.1%') for column in columns))
-        for i in np.argsort(-columns[0], kind='stable')
-      ]
-    ),
-  ]
-
-
 def tables(counts: list[Counts]) -> list[str]:
   """Returns tables of all adjectives, nouns and classes, most images first."""
   lines = []
@@ -222,28 +158,6 @@ def _listed(names, ids):
   first = ', '.join(drawing.printable(names[i]) for i in ids[:_FIRST])
   more = len(ids) - _FIRST
   return f'{first} and {more:,} more' if more > 0 else first
-
-
-def _coverage(title, counts, lexicon):
-  """Ids of the classes that a lexicon has, and lines about them."""
-  names = counts[0].vocabulary.names
-  is_covered = np.array([name in lexicon for name in names])
-  covered, missing = np.flatnonzero(is_covered), np.flatnonzero(~is_covered)
-  classes = vocabulary.counted(len(names), 'class')
-  lines = [f'{title}: of {len(covered):,} of {classes}']
-  if len(missing):
-    lines.append(f'not of {_listed(names, missing)}')
-  return covered, lines
-
-
-def _mean(table, images):
-  """Mean rows of (classes, n), weighted by images; nan without images."""
-  total = images.sum()
-  return images @ table / total if total else np.full(table.shape[1], np.nan)
-
-
-def _number(value, form):
-  return '-' if np.isnan(value) else format(value, form)
 
 
 def _table(rows):

@@ -7,7 +7,7 @@ import os
 import types
 
 from anp_jax import config as config_lib
-from anp_jax.config import urls
+from anp_jax.config import trust, urls
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import (
   arrays,
@@ -66,6 +66,9 @@ def open_split(config, split: str, other_split: str) -> Source:
     ConfigError: if it does not exist, naming the path.
   """
   d = config.data
+  if trust.is_source_class(d.source):
+    arguments = {'split': split, 'path': d.path, 'config': config}
+    return trust.made('data.source', d.source, Source, arguments)
   if d.source == 'arrays':
     path = store_copy.path('config.data.path', d.path, config)
     return arrays.Arrays(os.path.expanduser(path), split)

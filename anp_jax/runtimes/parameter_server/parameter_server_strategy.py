@@ -3,7 +3,7 @@
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.config import key_table, keys, rules, simulation_keys
+from anp_jax.config import keys, optimizers, rules, simulation_keys
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import cores
@@ -65,7 +65,7 @@ class ParameterServer(sync.Sync):
     """Refuses optimizers and modes that slices of weights cannot have."""
     rules.check_tls(config)
     optimizer = config['optimizer.name']
-    elementwise = [name for name, entry in key_table.OPTIMIZERS.items() if entry.elementwise]
+    elementwise = [name for name, entry in optimizers.OPTIMIZERS.items() if entry.is_elementwise]
     rules.check(
       optimizer in elementwise,
       'optimizer.name',

@@ -30,7 +30,7 @@ class RunEndedError(OSError):
 def launch_id(env: cluster_env.ClusterEnv) -> str:
   """Returns a name that no other launch has; '' if nobody gave it one.
 
-  The processes of one launch share it, except where `scripts/again.sh` gives
+  The processes of one launch share it, except where `scripts/restart_on_failure.sh` gives
   each its own; a process that is restarted keeps it.
   """
   return env.token or os.environ.get('ANP_LAUNCHED', '')

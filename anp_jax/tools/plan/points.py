@@ -12,7 +12,7 @@ from anp_jax.tools.plan import plan_memory as memory_lib, sizes
 # A size pays if its further devices bring at least this share of their own
 # speed.
 _PAYS = 0.5
-# Seconds of a core for an image, python scripts/bench/input.py, 2026-11-21
+# Seconds of a core for an image, python -m scripts.bench.input, 2026-11-21
 # (docs/results.md): a photograph of 400 px decoded and cut to 224 px, and an
 # image of the embedded set.
 _PHOTOGRAPH, _EMBEDDED = 1.17e-3, 0.14e-3

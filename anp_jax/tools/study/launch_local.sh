@@ -60,7 +60,7 @@ pids=()
 for ((i = 0; i < count; i++)); do
   command=("$python" "${program[@]}" "--coordinator=127.0.0.1:$port"
     "--num_processes=$count" "--process_id=$i" "$@")
-  [ -z "$again" ] || command=("$here/again.sh" "$again" "${command[@]}")
+  [ -z "$again" ] || command=("$here/restart_on_failure.sh" "$again" "${command[@]}")
   if [ ${#cores[@]} -gt 0 ]; then
     first=$((i * ${#cores[@]} / count))
     many=$(((i + 1) * ${#cores[@]} / count - first))

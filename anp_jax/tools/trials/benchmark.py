@@ -1,8 +1,7 @@
 """--mode=benchmark: what a config's training reaches on this machine.
 
 One page: images/s of the training step and of the step with its real input,
-the share of the time that waits for input, MFU, memory, the largest batch that
-fits, and the time to compile.
+the share of the time that waits for input, MFU, memory and the time to compile.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import summary
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache, device_peaks, files, flops, markdown, memory, stopwatch
-from anp_jax.tools.trials import largest_batch, trial as trial_lib
+from anp_jax.tools.trials import trial as trial_lib
 
 _ROUNDS = 9
 _ROUND_SECONDS = 1.0
@@ -32,10 +31,7 @@ Steps are timed in {_ROUNDS} rounds of about {_ROUND_SECONDS:g} s after a
 warm-up; a time is the median of the rounds, with the quartiles. The batch on
 the device is noise, the same in each step; the real input is that of the
 config. Multiplications and additions of matrix products and convolutions
-count for the arithmetic. What a step needs is XLA's account of the compiled
-program: state, waiting batches and temporary arrays, not what a CPU library
-takes within an operation. The largest batch follows from the needs of this
-batch and of one twice as large, by a line, and is not run.
+count for the arithmetic.
 """
 
 
@@ -108,8 +104,6 @@ def _measure(trial, processes) -> dict:
   with contextlib.closing(trial.open_feed()) as feed:
     fed = stepper.speed(lambda: next(feed), lambda: feed.waited, config.data.prefetch)
   peak_bytes = max(processes.gather(_peak_bytes(mesh)))
-  stepper.release()
-  fit = largest_batch.find(trial, processes)
   device = mesh.devices.flat[0]
   peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
   flops_per_second = operations / step.median
@@ -130,9 +124,6 @@ def _measure(trial, processes) -> dict:
     'mfu': flops_per_second / (peak * mesh.size) if peak else None,
     'compile_seconds': max(processes.gather(compile_seconds)),
     'memory_peak': peak_bytes,
-    'memory_of_step': fit.step_bytes,
-    'memory_limit': fit.limit_bytes,
-    'largest_batch': fit.images,
     'hardware': summary.hardware(mesh),
   }
 
@@ -189,10 +180,6 @@ class _Stepper:
     low, median, high = stopwatch.quartiles([max(r) for r in rounds])
     return Speed(low, median, high, max(self._processes.gather(share)))
 
-  def release(self) -> None:
-    """Frees the state."""
-    self._state = None
-
   def _run(self, next_batch, count):
     for _ in range(count):
       self._steps += 1
@@ -225,12 +212,7 @@ def rows(values: dict) -> list[tuple[str, str]]:
       'arithmetic',
       arithmetic + (f', MFU {mfu:.1%}' if mfu else ', MFU unknown: no peak of this device'),
     ),
-    (
-      'memory',
-      f'{_size(values["memory_peak"])} at most, of a {owner} while '
-      f'stepping; the step needs {_size(values["memory_of_step"])}',
-    ),
-    ('largest batch', f'{values["largest_batch"]:,} images, in {_size(values["memory_limit"])}'),
+    ('memory', f'{_size(values["memory_peak"])} at most, of a {owner} while stepping'),
     ('compiling', f'{values["compile_seconds"]:.1f} s'),
   ]
 

@@ -1,6 +1,6 @@
 """Time from the typed command to the first finished step.
 
-  python scripts/bench/startup.py
+  python -m scripts.bench.start
 
 Each row is a process of its own, timed from outside. `cold` has an empty
 compilation cache and no data set; `no set` a warm cache; `warm` both. The peer
@@ -14,9 +14,7 @@ import sys
 import tempfile
 import time
 
-import _common
-
-_ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
+from scripts.bench import _common
 
 
 def _start(recipe, folder):
@@ -38,7 +36,7 @@ def _start(recipe, folder):
   start = time.monotonic()
   process = subprocess.Popen(
     command,
-    cwd=_ROOT,
+    cwd=_common.ROOT,
     env=environment,
     text=True,
     stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts a command again when it was lost: killed, or with status 75.
 #
-#   scripts/again.sh TIMES COMMAND...
+#   scripts/restart_on_failure.sh TIMES COMMAND...
 #
 # For the processes of the strategy `parameter_server` and offload processes, which come back
 # to a run that goes on without them, or has ended meanwhile. SIGINT, SIGTERM and

@@ -1,1 +1,0 @@
-../anp_jax/tools/study/again.sh

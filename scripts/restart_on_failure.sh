@@ -1,0 +1,1 @@
+../anp_jax/tools/study/restart_on_failure.sh
