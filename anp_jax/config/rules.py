@@ -46,13 +46,6 @@ def _check_emulation(values):
   if not values['emulate.enabled']:
     return
   sleeps = values['emulate.sleep']
-  check(
-    not sleeps or values['strategy.name'] != 'channel_split',
-    'emulate.enabled',
-    True,
-    'False for strategy channel_split, which splits '
-    'the very convolutions that a sleep would replace',
-  )
   for name in emulation_keys.OF_SLEEPS:
     key = f'emulate.{name}'
     default = emulation_keys.KEYS[name].default

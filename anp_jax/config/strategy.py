@@ -206,7 +206,15 @@ class Strategy(Protocol):
     """The number of parts that an evaluation's batch is a multiple of."""
     return devices
 
-  # What a planner asks.
+  # What planners and studies ask.
+
+  def update_shards(self, config, workers: int) -> int:
+    """The parts of a batch that are in one update, each of one worker."""
+    return workers
+
+  def exchange_share(self, config, batch_size: int, examples: int) -> float:
+    """The share of the steps after which groups exchange weights."""
+    return 0.0
 
   def planned_parts(self, config, cluster) -> tuple[int, int]:
     """How a batch divides on a cluster that is not here.

@@ -91,6 +91,13 @@ class ChannelSplit(sync.Sync):
       '() where strategy.plan is given',
     )
     rules.check_replicated(config, 'strategy.name is channel_split')
+    rules.check(
+      not (config['emulate.enabled'] and config['emulate.sleep']),
+      'emulate.enabled',
+      True,
+      'False for strategy channel_split, which splits '
+      'the very convolutions that a sleep would replace',
+    )
 
   def joins_jax(self, config, mode):
     """Whether the devices are of one mesh: only process 0 trains otherwise."""

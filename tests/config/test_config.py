@@ -10,7 +10,7 @@ import ml_collections
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
+from anp_jax.config import command_line, optimizers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / 'tests' / 'golden'
@@ -228,8 +228,8 @@ def test_load_and_override(recipe):
     (
       'optimizer.name',
       'adamm',
-      "config.optimizer.name='adamm': expected one of sgd, momentum, "
-      "nesterov, rmsprop, adam, adamw, lars, lamb; did you mean 'adam'?",
+      f"config.optimizer.name='adamm': expected one of {', '.join(optimizers.OPTIMIZERS)} "
+      "or package.module:function; did you mean 'adam'?",
     ),
     ('schedule.name', 'cosin', "did you mean 'cosine'?"),
     ('model.name', 'resnet50v', "did you mean 'resnet50'?"),
@@ -411,7 +411,10 @@ def test_data_dir(monkeypatch):
 @pytest.mark.parametrize(
   'overrides, message',
   [
-    ({'optimizer.name': 'lamb'}, 'one of sgd, momentum, nesterov, rmsprop, adam, adamw where'),
+    (
+      {'optimizer.name': 'lamb'},
+      'one of sgd, momentum, nesterov, rmsprop, adam, adamw, lion where',
+    ),
     ({'optimizer.name': 'lars'}, 'a slice of the weights, element by element'),
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),

@@ -67,6 +67,12 @@ class LocalSgd(sync.Sync):
       f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
     )
 
+  def exchange_share(self, config, batch_size, examples):
+    """The mean over the run, in which the period may change."""
+    from anp_jax.parallel.local_sgd import exchanges
+
+    return exchanges.share(config, batch_size, examples)
+
   def predicted_step(self, setting, images):
     """Predicts a step within groups, and a part of an exchange between them."""
     from anp_jax.parallel.local_sgd import local_sgd_cost

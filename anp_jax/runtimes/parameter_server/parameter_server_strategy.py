@@ -125,6 +125,12 @@ class ParameterServer(sync.Sync):
       )
     return workers * cluster.devices, config.accumulate
 
+  def update_shards(self, config, workers):
+    """One, or in mode synchronous one of each worker but the backups."""
+    from anp_jax.runtimes.parameter_server import scheduler
+
+    return scheduler.data_shards(config, workers)
+
   def predicted_step(self, setting, images):
     """Predicts a step from how often the workers finish a gradient."""
     from anp_jax.runtimes.parameter_server import server_cost

@@ -134,7 +134,7 @@ def check(config) -> None:
   Raises:
     ConfigError: if strategy.name is another one.
   """
-  if config.strategy.name != 'channel_split':
+  if 'split_layers' not in config.strategy:
     raise config_lib.ConfigError(
       f'config.strategy.name={config.strategy.name!r}: expected channel_split'
     )

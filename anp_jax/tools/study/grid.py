@@ -16,8 +16,9 @@ RATE = 'optimizer.learning_rate'
 AXES = {'strategy.name': '--strategies', 'seed': '--seeds', RATE: '--learning_rates'}
 WORKERS = 'strategy.simulate.workers'
 # A ring's runs are of many models each.
-_RING = 'model_ring'
-_STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s != _RING)
+# A study compares ways to train one model.
+_RINGS = tuple(s for s in strategy_lib.BUILT_IN if strategy_lib.by_name(s).keeps_models_apart)
+_STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s not in _RINGS)
 _LETTERS = 40  # of a value, in the name of a folder
 
 
@@ -173,7 +174,7 @@ def strategies(text: str) -> tuple[str, ...]:
   """
   names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
   for name in names:
-    if name == _RING:
+    if name in _RINGS:
       raise config_lib.ConfigError(
         f'--strategies: {name} is of many models; compare it by '
         f'python -m anp_jax.tools.study {name}'

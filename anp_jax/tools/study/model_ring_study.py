@@ -25,7 +25,7 @@ import statistics
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, command_line, exits, outputs
+from anp_jax.config import argument_parser, command_line, exits, outputs, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.model_ring import candidates, spans as spans_lib
 from anp_jax.tools.study import launching, model_ring_page
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     overrides, rest = command_line.split_overrides(arguments)
     flags = _flags(rest)
     config = command_line.load(flags.config, overrides)
-    if config.strategy.name != 'model_ring':
+    if not strategy_lib.find(config).keeps_models_apart:
       raise config_lib.ConfigError(
         f'config.strategy.name={config.strategy.name!r}: expected model_ring'
       )

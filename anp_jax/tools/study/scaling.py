@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import dataclasses
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, resolve
-from anp_jax.runtimes.parameter_server import scheduler
+from anp_jax.config import command_line, resolve, strategy as strategy_lib
 from anp_jax.tools.study import grid
 
 _KINDS = ('strong', 'weak')
@@ -56,9 +55,7 @@ def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[
       f'--scaling=weak: config.duration={config.duration!r}: expected epochs '
       'or examples, so that all runs have as many samples'
     )
-  parts = workers
-  if config.strategy.name == 'parameter_server':
-    parts = scheduler.data_shards(config, workers)
+  parts = strategy_lib.find(config).update_shards(config, workers)
   return {_BATCH: repr(size * parts)}
 
 

@@ -14,7 +14,6 @@ _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
 _FOLDER = 'scripts/slurm'
 # Its processes do not go down together.
-_OWN_SCRIPTS = {'parameter_server': 'parameter_server.sbatch'}
 
 
 def add_flag(parser) -> None:
@@ -86,7 +85,8 @@ def script(strategy: str) -> str:
   Raises:
     ConfigError: outside the checkout, which alone has these files.
   """
-  path = os.path.join(_FOLDER, _OWN_SCRIPTS.get(strategy, 'train.sbatch'))
+  path = os.path.join(_FOLDER, f'{strategy}.sbatch')  # of its own, or that of all others
+  path = path if os.path.isfile(path) else os.path.join(_FOLDER, 'train.sbatch')
   if not os.path.isfile(path):
     raise config_lib.ConfigError(
       f'--slurm: there is no {path} here; start the study in the checkout of anp_jax'

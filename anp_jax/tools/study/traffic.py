@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 
-from anp_jax.parallel.local_sgd import exchanges
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.tools.study import grid, study_runner
 
 # In the ring of W devices that sums, all but a W-th part of the array leaves
@@ -47,11 +47,9 @@ def megabytes(study: study_runner.Study, cell: grid.Cell) -> float | None:
   if rows is None:
     return None
   config = study.config(cell)
-  if config.strategy.name != 'local_sgd':
-    return sent(rows, cell.workers)
-  groups = min(config.strategy.groups, cell.workers)
-  share = exchanges.share(config, report['train']['images'], report['examples'])
-  return sent(rows, cell.workers, groups, share)
+  strategy = strategy_lib.find(config)
+  share = strategy.exchange_share(config, report['train']['images'], report['examples'])
+  return sent(rows, cell.workers, strategy.groups(config, cell.workers), share)
 
 
 def sent(rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0) -> float:

@@ -366,7 +366,7 @@ def test_slurm_needs_the_checkout(tmp_path, monkeypatch):
   with pytest.raises(config_lib.ConfigError) as e:
     slurm.script('parameter_server')
   assert str(e.value) == (
-    '--slurm: there is no scripts/slurm/parameter_server.sbatch here; start the study in '
+    '--slurm: there is no scripts/slurm/train.sbatch here; start the study in '
     'the checkout of anp_jax'
   )
 

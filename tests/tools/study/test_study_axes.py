@@ -135,7 +135,7 @@ def test_short_names_tell_keys_apart():
     ),
     (
       ['--vary=optimizer.name=lars,lamb', '--strategies=parameter_server'],
-      "config.optimizer.name='lars': expected another one",
+      "config.optimizer.name='lars': expected one of sgd, momentum",
     ),
   ],
 )
