@@ -92,7 +92,13 @@ def vocabulary(columns: Columns) -> vocabulary_lib.Vocabulary | None:
 def _texts(column, names, place):
   """A column's values as texts."""
   values = column.to_pylist()
-  if not pa.types.is_integer(column.type):
+  if pa.types.is_floating(column.type):  # whole numbers with gaps, of pandas
+    values = [None if v is None or v != v else v for v in values]
+    odd = next((v for v in values if v is not None and v % 1 != 0), None)
+    if odd is not None:
+      raise config_lib.ConfigError(f'{place} has the class {odd}, expected whole numbers')
+    values = [v if v is None else int(v) for v in values]
+  elif not pa.types.is_integer(column.type):
     return ['' if value is None else value.strip() for value in values]
   lowest = min((v for v in values if v is not None), default=0)
   highest = max((v for v in values if v is not None), default=0)
@@ -131,7 +137,8 @@ def _is_image(field, feature):
 
 def _is_label(kind):
   types = pa.types
-  return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+  is_text = types.is_string(kind) or types.is_large_string(kind)
+  return is_text or types.is_integer(kind) or types.is_floating(kind)
 
 
 def _kind(field, feature):
