@@ -214,14 +214,14 @@ from anp_jax.config import command_line
 from anp_jax.parallel import mesh
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
-from anp_jax.data.input import synthetic
+from anp_jax.data.input import random_batches
 
 config = command_line.load('configs/resnet_anp.py:tiny', {})
 sharding = mesh.batch_sharding(mesh.create(config))
 
 def stream(start):
   plan = batch_plan.BatchPlan(config, 64, 64, np.arange(64), True, start)
-  return feed.Feed(synthetic.batches(plan, 5, sharding), 2)
+  return feed.Feed(random_batches.batches(plan, 5, sharding), 2)
 
 streams = [stream(start) for start in range(4)]
 for stream in streams:

@@ -275,7 +275,7 @@ from anp_jax.parallel import mesh
 from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
-from anp_jax.data.input import synthetic
+from anp_jax.data.input import random_batches
 from anp_jax.data import sources
 from anp_jax.data.sources import stored_images
 
@@ -287,7 +287,7 @@ def stream(**overrides):
   rows = np.arange(8)
   plan = batch_plan.BatchPlan(config, len(source), 8, rows, True)
   if source.kind == 'synthetic':
-    return synthetic.batches(plan, 9, sharding)
+    return random_batches.batches(plan, 9, sharding)
   return feed.on_device(pipeline.batches(source, plan), plan, sharding)
 """
 
