@@ -341,6 +341,7 @@ def _process(workdir, *arguments, **options):
       'loaded = {"tensorflow", "tensorboard", "matplotlib"} & {*sys.modules}\n'
       'sys.exit(f"imported {loaded}" if loaded else status)',
       f'--checkpoint={workdir}',
+      '--trust',
       *map(str, arguments),
     ],
     cwd=_ROOT,
