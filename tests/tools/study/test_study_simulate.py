@@ -301,7 +301,8 @@ def test_the_command_simulates_workers(tmp_path):
     (pair,) = csv.DictReader(f)
   assert pair['max_staleness'] == '1'
   # So many updates, two of them every 2 s.
-  config = json.loads((tmp_path / 'runs/parameter_server-simulated-2x1-seed0/config.json').read_text())
+  folder = tmp_path / 'runs' / 'parameter_server-simulated-2x1-seed0'
+  config = json.loads((folder / 'config.json').read_text())
   updates = int(config['duration'].split()[0])
   assert config['duration'].endswith('steps')
   assert float(pair['mean_staleness']) == pytest.approx(1 - 1 / updates)
