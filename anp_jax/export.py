@@ -45,7 +45,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
     checkpoint: a workdir or a checkpoint in one, see `trained.load`.
     folder: made if it is missing.
     which: of a workdir: 'newest', 'best' or a step.
-    platforms: that the program is for, see `weights.program.PLATFORMS`.
+    platforms: that the program is for, see `weights.exported.PLATFORMS`.
 
   Yields:
     Lines for people.

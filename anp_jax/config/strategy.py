@@ -80,7 +80,7 @@ class Job:
 class Strategy(Protocol):
   """A way to spread training over devices.
 
-  The defaults are those of synchronous training; `parallel.sync.strategy.Sync`
+  The defaults are those of synchronous training; `parallel.sync.sync_strategy.Sync`
   is what a strategy whose devices work in step inherits from.
 
   Attributes:
@@ -283,7 +283,7 @@ class Strategy(Protocol):
       offload_devices: devices outside the mesh.
 
     Returns:
-      An object with the methods of `parallel.sync.step.SyncStep`, which are
+      An object with the methods of `parallel.sync.sync_step.SyncStep`, which are
       called inside a shard_map over the mesh.
     """
     raise NotImplementedError

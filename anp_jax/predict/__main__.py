@@ -61,7 +61,7 @@ def named(network, batches: Iterable) -> Iterator[tuple]:
 
   Args:
     network: `network.Network`.
-    batches: from `files.batches`.
+    batches: from `file_batches.batches`.
 
   Yields:
     (batch, its `network.Names`; None where it has no files).

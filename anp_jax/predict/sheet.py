@@ -33,7 +33,7 @@ def bars(rows: list[dict]) -> list[Bar]:
   """Returns the bars of a file.
 
   Args:
-    rows: of the file, from `rows.Rows`.
+    rows: of the file, from `predict_rows.Rows`.
   """
   explained = 'best_adjective' in rows[0]
   count = 2 if explained else _LINES

@@ -41,7 +41,7 @@ class DelayedMetrics:
     """Starts without a step.
 
     Args:
-      names: of a step's values, in order; from `step.metric_names`.
+      names: of a step's values, in order; from `train_step.metric_names`.
     """
     self._names = names
     self._pending = None
@@ -129,7 +129,7 @@ class TrainingLog:
     """Starts at the step that comes next.
 
     Args:
-      names: of a step's values, in order; from `step.metric_names`.
+      names: of a step's values, in order; from `train_step.metric_names`.
       telemetry: `telemetry.Telemetry` of the run.
       damage: counts the examples that could not be read since the start.
       every: steps between two records.

@@ -53,12 +53,12 @@ class Program:
 
   @functools.cached_property
   def train_step(self) -> Callable:
-    """The jitted training step; see `step.TrainStep.jitted`."""
+    """The jitted training step; see `train_step.TrainStep.jitted`."""
     return self.training.jitted()
 
   @functools.cached_property
   def gradient(self) -> Callable:
-    """The mapped gradient, not jitted; see `step.TrainStep.gradient`."""
+    """The mapped gradient, not jitted; see `train_step.TrainStep.gradient`."""
     return self.training.gradient()
 
   @functools.cached_property

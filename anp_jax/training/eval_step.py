@@ -24,7 +24,7 @@ class EvalStep:
     mesh: of the run.
     model: Flax module called (images, train).
     objective: `objective.Objective`.
-    strategy_step: how sums travel, such as `parallel.sync.step.SyncStep`.
+    strategy_step: how sums travel, such as `parallel.sync.sync_step.SyncStep`.
     abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
       shardings.
   """

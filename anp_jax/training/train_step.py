@@ -40,7 +40,7 @@ class TrainStep:
     objective: `objective.Objective`.
     optimizer: optax chain.
     schedule: step to learning rate.
-    strategy_step: how gradients travel, such as `parallel.sync.step.SyncStep`.
+    strategy_step: how gradients travel, such as `parallel.sync.sync_step.SyncStep`.
     abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
       shardings.
   """

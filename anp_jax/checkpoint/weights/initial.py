@@ -31,7 +31,7 @@ class Matched:
   """The tensors of a source, matched with those of a network.
 
   Attributes:
-    source: `source.Source`.
+    source: `weights_source.Source`.
     loaded: our name to array, cast to the network's dtype.
     initialised: our name to why it begins at random.
     unused: names in the source that the network lacks.
@@ -138,10 +138,10 @@ def match(source, abstract: dict, head: set[str], outputs) -> Matched:
   outputs are, only where they are the run's.
 
   Args:
-    source: `source.Source`.
+    source: `weights_source.Source`.
     abstract: our name to array or shape.
     head: names of the classifier's tensors.
-    outputs: of the run, see `source.outputs`.
+    outputs: of the run, see `weights_source.outputs`.
 
   Raises:
     ConfigError: naming the file, a tensor and both shapes, for one that is

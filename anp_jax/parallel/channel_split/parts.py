@@ -26,7 +26,7 @@ class Parts:
   def convolve(self, convolve: Callable, x, kernel, counts: tuple[int, ...], *, sums: bool = True):
     """Convolves; each device computes its features, and gets all.
 
-    Arguments are those of `operation.own_features`.
+    Arguments are those of `split_operation.own_features`.
     """
     entry = self._parts.get(id(x))
     if entry:

@@ -36,7 +36,7 @@ class InvariantStep(sync.SyncStep):
   separate_programs = True
 
   def __init__(self, config, specs, order=()):
-    """Makes the strategy; see `sync.step.SyncStep`."""
+    """Makes the strategy; see `sync_step.SyncStep`."""
     super().__init__(config, specs, order)
     self._shards = config.strategy.logical_shards
 

@@ -49,7 +49,7 @@ class LocalStep(sync.SyncStep):
   per_group_spec = P(mesh_lib.GROUP)
 
   def __init__(self, config, specs, order=()):
-    """Makes the strategy; see `sync.step.SyncStep`."""
+    """Makes the strategy; see `sync_step.SyncStep`."""
     super().__init__(config, specs, order)
     self._run_config = config
     self._config = config.strategy
@@ -105,7 +105,7 @@ class LocalStep(sync.SyncStep):
   def wrap_update(self, update, mean_values, abstract_single):
     """Each group's update, then an exchange if one is due.
 
-    Arguments and result are those of `sync.step.SyncStep.wrap_update`.
+    Arguments and result are those of `sync_step.SyncStep.wrap_update`.
     """
     axes = state_lib.TrainState(step=None, params=0, stats=0, opt_state=0, average=0)
     update_groups = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))

@@ -16,7 +16,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
     folder: where it goes; made if it is missing.
     config: the run's config, which says how images are cut.
     source: of the examples.
-    results: `results.Results`.
+    results: `analysis_results.Results`.
     facts: further JSON values by name: step, scores and so on.
 
   Returns:

@@ -38,7 +38,7 @@ PHOTOGRAPHS = {'Most confused pairs'}
 
 
 def load(folder: str) -> dict:
-  """What `files.write` returned; {} where there is no complete evaluation."""
+  """What `analysis_files.write` returned; {} where there is no complete evaluation."""
   return files.read_json_object(os.path.join(folder, SCORES))
 
 
@@ -74,7 +74,7 @@ def text(evaluation: dict, results) -> str:
 
   Args:
     evaluation: what scores.json holds.
-    results: `results.Results`.
+    results: `analysis_results.Results`.
   """
   what = f'Checkpoint of step {evaluation["step"]}'
   if evaluation.get('weights'):

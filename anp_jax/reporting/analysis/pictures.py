@@ -111,7 +111,7 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
 
   Args:
     path: of the PNG.
-    results: `results.Results`.
+    results: `analysis_results.Results`.
     choice: from `choose`, with at least one pair.
     images: from `read`.
   """
@@ -145,7 +145,7 @@ def sheet(path: str, results, choice: Choice, images: dict) -> None:
 
   Args:
     path: of the PNG.
-    results: `results.Results`.
+    results: `analysis_results.Results`.
     choice: from `choose`, with at least one example.
     images: from `read`.
   """
@@ -178,7 +178,7 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
 
   Args:
     folder: where they go; made if it is missing.
-    results: `results.Results`.
+    results: `analysis_results.Results`.
     source: of the examples.
     choice: from `choose`.
     images: from `read`.

@@ -23,7 +23,7 @@ def plot(path: str, train: list[dict], validation: list[dict]) -> None:
 
   Args:
     path: of the PNG.
-    train: lines of training, from `tables.load`.
+    train: lines of training, from `run_tables.load`.
     validation: likewise.
   """
   with drawing.figure(path, 11, 7) as figure:

@@ -21,7 +21,7 @@ class RingController:
 
     Args:
       ring: `ring.Ring`.
-      runners: `runner.Runners` of station 0.
+      runners: `ring_runner.Runners` of station 0.
       store: `store.Store`.
       send_event: called (address, event), see `messages.Sender`.
     """
@@ -194,7 +194,7 @@ def evaluate(ring, runners, store, which: str) -> dict:
 
   Args:
     ring: `ring.Ring`.
-    runners: `runner.Runners` of any station.
+    runners: `ring_runner.Runners` of any station.
     store: `store.Store`.
     which: 'newest', 'best' or a step.
 

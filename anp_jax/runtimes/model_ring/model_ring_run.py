@@ -72,7 +72,7 @@ class RingProcess:
 
     Args:
       ring: `ring.Ring`.
-      runners: `runner.Runners` of each of this process's stations.
+      runners: `ring_runner.Runners` of each of this process's stations.
       store: `store.Store`.
       processes: of the run.
       stack: contextlib.ExitStack that closes what is opened.

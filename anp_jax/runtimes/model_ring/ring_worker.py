@@ -34,7 +34,7 @@ class RingWorker:
     """Prepares the thread; `start` begins to work.
 
     Args:
-      runners: `runner.Runners` of the station.
+      runners: `ring_runner.Runners` of the station.
       queue: `messages.MessageQueue` of the station.
       store: `store.Store`.
       spans: `spans.Spans`.

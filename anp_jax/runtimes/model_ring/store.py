@@ -51,7 +51,7 @@ class Store:
 
     Args:
       ring: `ring.Ring`.
-      runners: `runner.Runners` of the station on whose devices checkpoints are
+      runners: `ring_runner.Runners` of the station on whose devices checkpoints are
         restored.
       training: whether the ring trains; else nothing is changed.
     """

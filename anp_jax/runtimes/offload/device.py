@@ -90,7 +90,7 @@ class LocalDevice:
     platform: 'cpu', 'gpu' or 'tpu'.
     error: the first exception of a task, or None.
     rank: of its process, which trains.
-    is_lost: always False; see `remote.RemoteDevice`.
+    is_lost: always False; see `remote_device.RemoteDevice`.
   """
 
   error, rank, is_lost = None, 0, False

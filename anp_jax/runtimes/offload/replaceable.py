@@ -38,7 +38,7 @@ class ReplaceableDevice:
     """Stands for a device.
 
     Args:
-      device: `remote.RemoteDevice`.
+      device: `remote_device.RemoteDevice`.
       rank: of its process.
       substitute: computes for it.
       on_replaced: called before the substitute begins with a pass.

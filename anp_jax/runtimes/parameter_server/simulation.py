@@ -19,7 +19,7 @@ _PATIENCE = 1.0  # seconds, between two looks at whether the run has failed
 
 
 class Simulation:
-  """Stands in for the workers of a run; see `worker.Worker`."""
+  """Stands in for the workers of a run; see `gradient_worker.Worker`."""
 
   def __init__(self, config, setup, session, records: list[dict]):
     """Compiles the gradient.

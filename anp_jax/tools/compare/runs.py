@@ -25,7 +25,7 @@ class Run:
     path: its folder.
     name: the end of its path that no other run has.
     config: its values by the keys' names of now.
-    train: lines of training, from `tables.load`, and in each the 'images' and
+    train: lines of training, from `run_tables.load`, and in each the 'images' and
       the 'trained_seconds' until then, as far as they are known.
     validation: likewise.
     facts: what its page says of the network and the devices; {} before its end.

@@ -82,7 +82,7 @@ def _compile(function, arguments, keep) -> dict:
 
   Returns:
     `images` of a batch; `flops` of one device's products; `asked` and
-    `compiled`, the collectives of `collectives.totals`; `memory` of one device
+    `compiled`, the collectives of `compiled_collectives.totals`; `memory` of one device
     in bytes; `seconds` of compiling; or, where XLA refuses, `why_not`.
   """
   *_, batch = arguments

@@ -163,7 +163,7 @@ def _study(flags, overrides):
   """What the flags ask for; ConfigError for whatever is wrong with them.
 
   Returns:
-    `runner.Study`, its cells, `tune.Plan` or None.
+    `study_runner.Study`, its cells, `tune.Plan` or None.
   """
   rates = grid.learning_rates(flags.learning_rates)
   _check_flags(flags, overrides, rates)

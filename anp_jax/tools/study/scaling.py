@@ -63,7 +63,7 @@ def cells(study, of_study: Iterable[grid.Cell], kinds: tuple[str, ...]) -> list[
   """Returns the cells of each kind of scaling; those that agree are one.
 
   Args:
-    study: `runner.Study`.
+    study: `study_runner.Study`.
     of_study: cells that do not say yet how they scale.
     kinds: see `parse`.
   """

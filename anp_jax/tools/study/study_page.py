@@ -18,7 +18,7 @@ class Outcome:
   Attributes:
     cells: of the study.
     runs: finished ones, by cell.
-    failures: for each other cell, the line that says why; a `runner.Refusal`
+    failures: for each other cell, the line that says why; a `study_runner.Refusal`
       of one that cannot be.
     cores: of the one machine where all ran; None: of hosts of their own.
     emulation: what was emulated, in a line; '': nothing was.

@@ -161,7 +161,7 @@ def write_cells(
     path: of the file.
     cells: of the study.
     runs: of the cells that are finished.
-    failures: of the others; a `runner.Refusal` of one that cannot be.
+    failures: of the others; a `study_runner.Refusal` of one that cannot be.
     target: accuracy from 0 to 1 to which the time is written; None: none is.
   """
   keys = _keys(cells)

@@ -56,7 +56,7 @@ def sent(rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0
   """MB (1e6 bytes) of a program's collectives, a step's mean.
 
   Args:
-    rows: from `collectives.totals`.
+    rows: from `compiled_collectives.totals`.
     devices: of the program.
     groups: that they form; what is in a branch travels between groups, all
       else within each.

@@ -56,7 +56,7 @@ class Tuned:
     best: None if all failed.
     rungs: that were trained.
     spent: amount of training of all runs, in the plan's unit.
-    error: of the first run that failed; a `runner.Refusal` of one that cannot
+    error: of the first run that failed; a `study_runner.Refusal` of one that cannot
       be.
   """
 
