@@ -5,8 +5,13 @@ import math
 from anp_jax import config as config_lib
 
 
-def shape(config, devices: int) -> tuple[int, int]:
-  """Devices along 'data' and 'model', as `parallel.mesh` divides them.
+def shape(config, devices: int, platform: str = '') -> tuple[int, int]:
+  """Returns how many devices are along 'data' and 'model'.
+
+  Args:
+    config: resolved.
+    devices: all devices of the mesh.
+    platform: platform of the devices, for the error line; '': unknown.
 
   Raises:
     ConfigError: if config.mesh does not fit so many devices.
@@ -15,8 +20,9 @@ def shape(config, devices: int) -> tuple[int, int]:
   fixed = math.prod(n for n in sizes if n > 0)
   free = sizes.count(-1)
   if free > 1 or devices % fixed or (not free and fixed != devices):
+    kind = f'{devices} {platform}'.rstrip()
     raise config_lib.ConfigError(
-      f'config.mesh (data={sizes[0]}, model={sizes[1]}) does not fit {devices} devices'
+      f'config.mesh (data={sizes[0]}, model={sizes[1]}) does not fit {kind} devices'
     )
   data, model = (devices // fixed if n == -1 else n for n in sizes)
   return data, model

@@ -8,6 +8,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.costs import mesh_shape
 
 P = jsharding.PartitionSpec
 GROUP = 'group'
@@ -48,18 +49,9 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
     devices = jax.devices()
   if len(set(hosts)) > 1:
     devices = sorted(devices, key=lambda d: (hosts.index(hosts[d.process_index]), d.process_index))
-  shape = {DATA: config.mesh.data, MODEL: config.mesh.model}
-  fixed = int(np.prod([n for n in shape.values() if n > 0]))
-  free = [axis for axis, n in shape.items() if n == -1]
-  if len(free) > 1 or len(devices) % fixed or (not free and fixed != len(devices)):
-    text = ', '.join(f'{axis}={n}' for axis, n in shape.items())
-    raise config_lib.ConfigError(
-      f'config.mesh ({text}) does not fit {len(devices)} {devices[0].platform} devices'
-    )
-  for axis in free:
-    shape[axis] = len(devices) // fixed
-  groups = strategy_lib.find(config).groups(config, shape[DATA])
-  shape = {GROUP: groups, **shape, DATA: shape[DATA] // groups}
+  data, model = mesh_shape.shape(config, len(devices), devices[0].platform)
+  groups = strategy_lib.find(config).groups(config, data)
+  shape = {GROUP: groups, DATA: data // groups, MODEL: model}
   return jsharding.Mesh(
     np.array(devices).reshape(list(shape.values())),
     tuple(shape),
