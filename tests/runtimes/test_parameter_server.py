@@ -155,18 +155,6 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
   assert config.duration == '4 steps'
 
 
-@pytest.mark.slow
-def test_replays_a_log_of_an_earlier_version(tmp_path, config, one_device):
-  """It wrote no duration, and knew of no weights that are ahead."""
-  keys = {**serving.FULL, **_COSINE}
-  config = serving.config_of(config, **keys, duration='3 steps')
-  serving.run(config, tmp_path)
-  records = log_lib.read(str(tmp_path))
-  assert [r.pop('duration') for r in records if 'start' in r] == ['3 steps']
-  assert all(r.pop('look_ahead') for r in records if 'start' in r)
-  serving.same_bits(launching.weights(tmp_path), serving.replayed(config, tmp_path, 3, records))
-
-
 def test_replays_a_run_of_another_versions_keys(tmp_path, config, monkeypatch, capsys):
   """One key is gone, and one was added later."""
   config = serving.config_of(config, **serving.FULL)
