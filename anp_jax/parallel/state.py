@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.system import compile_cache
 
 
 @struct.dataclass
@@ -120,7 +121,8 @@ def create(init_fn, abstract_state: TrainState, weights=()) -> TrainState:
     weights: see `Init`; an argument of the program, not a constant in it.
   """
   shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
-  return jax.jit(init_fn, out_shardings=shardings)(weights)
+  options = compile_cache.run_once_options()
+  return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(weights)
 
 
 def ema_decay(decay: float, step):

@@ -10,6 +10,7 @@ import numpy as np
 from anp_jax.config import emulation_keys
 from anp_jax.data import index_shuffle
 from anp_jax.data.input import batch_plan, feed
+from anp_jax.system import compile_cache
 
 
 def batches(
@@ -69,12 +70,11 @@ def _maker(side, classes, blank=False):
       jax.random.randint(label, (), 0, classes),
     )
 
-  @jax.jit
   def make(word, examples):
     keys = jax.vmap(lambda example: jax.random.fold_in(word, example))(examples)
     return jax.vmap(make_one)(keys)
 
-  return make
+  return jax.jit(make, compiler_options=compile_cache.run_once_options())
 
 
 def _host_arrays(plan, count):
