@@ -1,6 +1,7 @@
 """The rules of docs/architecture.md: layers, words and sizes."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -60,9 +61,14 @@ def _files(folder):
   return [path.relative_to(_ROOT) for path in sorted((_ROOT / folder).rglob('*.py'))]
 
 
+@functools.cache
+def _tree(path):
+  return ast.parse((_ROOT / path).read_text())
+
+
 def _imports(path):
   """The modules of anp_jax that a file imports, anywhere in it."""
-  for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+  for node in ast.walk(_tree(path)):
     if isinstance(node, ast.ImportFrom) and node.module == 'anp_jax':
       yield from (f'anp_jax.{alias.name}' for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module.startswith('anp_jax.'):
@@ -98,7 +104,7 @@ def test_no_two_modules_import_each_other():
   for path in _files('anp_jax'):
     module = '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
     names = set()
-    for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+    for node in ast.walk(_tree(path)):
       if isinstance(node, ast.ImportFrom) and node.module.startswith('anp_jax'):
         names |= {f'{node.module}.{alias.name}' for alias in node.names}
     graph[module] = names
@@ -121,13 +127,36 @@ def test_only_a_strategy_asks_for_its_own_name():
   names = set(strategy_lib.BUILT_IN)
   compared = []
   for path in _files('anp_jax'):
-    for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+    for node in ast.walk(_tree(path)):
       if isinstance(node, ast.Compare):
         operands = (n for side in (node.left, *node.comparators) for n in ast.walk(side))
         texts = {n.value for n in operands if isinstance(n, ast.Constant)}
         if {text for text in texts if isinstance(text, str)} & names:
           compared.append(f'{path}:{node.lineno}')
   assert not compared
+
+
+def _public_functions(body):
+  """The public functions in a list of statements, and those of its public classes."""
+  for node in body:
+    if not getattr(node, 'name', '_').startswith('_'):
+      if isinstance(node, ast.FunctionDef):
+        yield node
+      elif isinstance(node, ast.ClassDef):
+        yield from _public_functions(node.body)
+
+
+def test_public_functions_are_fully_annotated():
+  missing = []
+  for path in _files('anp_jax'):
+    for function in _public_functions(_tree(path).body):
+      arguments = function.args
+      every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+      every += [a for a in (arguments.vararg, arguments.kwarg) if a]
+      names = [a.arg for a in every if a.annotation is None and a.arg not in ('self', 'cls')]
+      names += ['the result'] * (function.returns is None)
+      missing += [f'{path}: {function.name}: {name}' for name in names]
+  assert not missing
 
 
 def test_no_part_is_larger_than_its_budget(monkeypatch):
