@@ -48,7 +48,7 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
   """Returns the classes that the workdir's run was trained to name.
 
   Raises:
-    ConfigError: if its file is missing or is not what `open_or_refuse` wrote.
+    ConfigError: if its file is missing or is not what `claim_workdir` wrote.
   """
   path = os.path.join(workdir, LABELS_FILE)
   try:
@@ -82,7 +82,7 @@ def class_sizes(workdir: str, classes: int) -> np.ndarray | None:
   return np.array(sizes, np.int64) if len(sizes) == classes else None
 
 
-def open_or_refuse(workdir: str, config, vocabulary) -> None:
+def claim_workdir(workdir: str, config, vocabulary) -> None:
   """Writes the run's config and classes into its workdir, if it is this run's.
 
   Args:

@@ -69,7 +69,7 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'command': command,
     'cpu_library': _cpu_library(config, platform),
     'mixes_platforms': strategy.mixes_platforms(config, mode),
-    'optional': [i for i in range(env.count) if not strategy.is_essential(config, mode, i)],
+    'optional': [i for i in range(env.count) if not strategy.run_ends_if_lost(config, mode, i)],
   }
 
 

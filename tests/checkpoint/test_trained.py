@@ -211,19 +211,19 @@ def test_names_of_classes_stay_those_of_the_run(averaged):
   config = trained.load(str(averaged)).config
   other_classes = vocabulary.Vocabulary(('big_cat', 'old_dog'))
   with pytest.raises(config_lib.ConfigError, match='names of their classes'):
-    run_dir.open_or_refuse(str(averaged), config, other_classes)
+    run_dir.claim_workdir(str(averaged), config, other_classes)
   assert (averaged / run_dir.LABELS_FILE).read_text() == before
 
 
 def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
   pairs = vocabulary.Vocabulary(('big_cat', 'old_dog'), nouns=('cat', 'dog'))
-  run_dir.open_or_refuse(str(tmp_path), config, pairs)
+  run_dir.claim_workdir(str(tmp_path), config, pairs)
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
   plain = vocabulary.Vocabulary(pairs.names)
   with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
-    run_dir.open_or_refuse(str(tmp_path), config, plain)
+    run_dir.claim_workdir(str(tmp_path), config, plain)
   config.data.pairs = 'yes'
-  run_dir.open_or_refuse(str(tmp_path), config, plain.with_pairs('yes'))
+  run_dir.claim_workdir(str(tmp_path), config, plain.with_pairs('yes'))
   assert run_dir.labels(str(tmp_path)) == pairs
 
 
@@ -236,7 +236,7 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(config, tmp_path, monke
 
   monkeypatch.setattr(run_dir.os, 'makedirs', full)
   with pytest.raises(config_lib.ConfigError) as e:
-    run_dir.open_or_refuse(str(tmp_path / 'run'), config, classes)
+    run_dir.claim_workdir(str(tmp_path / 'run'), config, classes)
   assert str(e.value).endswith(
     "/run' cannot be written to: No space left on device; choose another folder"
   )

@@ -52,7 +52,7 @@ def _names():
   """Ours, with the shapes of a ResNet-18."""
   program = _program(_config())
   tensors = initial.flat(
-    {'params': program.abstract_single.params, **program.abstract_single.stats}
+    {'params': program.abstract_replica.params, **program.abstract_replica.stats}
   )
   return {name: tuple(leaf.shape) for name, leaf in tensors.items()}
 
@@ -224,7 +224,7 @@ def test_the_version_is_that_of_transformers_config(tmp_path, saved_config, vers
   config = _config(init__from=str(tmp_path / name), model__name='resnet50', model__version=version)
   program = _program(config)
   abstract = initial.flat(
-    {'params': program.abstract_single.params, **program.abstract_single.stats}
+    {'params': program.abstract_replica.params, **program.abstract_replica.stats}
   )
   tensors = {
     naming.published_name(n, naming.TRANSFORMERS): np.ones(

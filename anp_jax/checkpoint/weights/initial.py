@@ -83,7 +83,7 @@ def load(
   path = config.init['from']
   if not path:
     return {}, []
-  abstract = flat({'params': program.abstract_single.params, **program.abstract_single.stats})
+  abstract = flat({'params': program.abstract_replica.params, **program.abstract_replica.stats})
   # Before anything is read: Orbax lets processes wait for each other.
   _agree(published_weights.missing_path(path), gather)
   problem, matched = '', None
