@@ -33,7 +33,7 @@ def connect(address: tuple[str, int], secret: str) -> socket.socket:
 
   Args:
     address: host and port.
-    secret: of the run.
+    secret: the run's secret.
 
   Raises:
     RefusedError: if one side's proof does not convince the other.
@@ -52,12 +52,14 @@ def connect(address: tuple[str, int], secret: str) -> socket.socket:
 class Gate:
   """Lets only those who know the secret through to process 0."""
 
-  def __init__(self, secret: str, count: int, on_proved: Callable, log=print):
+  def __init__(
+    self, secret: str, count: int, on_proved: Callable, log: Callable[[str], None] = print
+  ):
     """Makes the gate; `accept` opens it.
 
     Args:
-      secret: of the run.
-      count: of the run's processes, which may come all at once.
+      secret: the run's secret.
+      count: number of the run's processes, which may come all at once.
       on_proved: coroutine function, called with the socket of a connection
         that has proved itself; closes it.
       log: called with a line for people.
@@ -68,7 +70,7 @@ class Gate:
     self._log = log
     self._logged = -LOG_PERIOD
     self._unproved: dict[asyncio.Task, None] = {}  # the oldest first
-    self._tasks = set()  # asyncio itself keeps none alive
+    self._tasks: set[asyncio.Task] = set()  # asyncio itself keeps none alive
 
   async def accept(self, listener: socket.socket) -> None:
     """Serves a listening socket for ever."""

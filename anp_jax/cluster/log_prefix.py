@@ -1,6 +1,7 @@
 """Prefixes each line that a process writes with its rank and host."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -35,9 +36,10 @@ def install(prefix: str) -> None:
           stdout=target,
           start_new_session=True,  # Ctrl-C ends us, and then it
         )
+      assert child.stdin is not None
       os.dup2(child.stdin.fileno(), number)
       child.stdin.close()
       # It ends by itself; nobody waits for it.
       child.returncode = 0
-  with contextlib.suppress(AttributeError, ValueError):
+  if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(line_buffering=True)

@@ -6,8 +6,8 @@ import dataclasses
 
 from anp_jax.cluster import process_info, watchdog
 
-# What a process does one after another at a step.
-_ORDER = ('input', 'step', 'evaluating', 'saving', 'leaving')
+# What a process does one after another until JAX is up, and at a step.
+_ORDER = (None, *watchdog.JOINING, 'starting', 'input', 'step', 'evaluating', 'saving', 'leaving')
 _MAX_NAMES = 8
 
 
@@ -16,10 +16,10 @@ class Member:
   """A process that is connected.
 
   Attributes:
-    info: from `process_info.collect`.
-    writer: of its connection.
+    info: description from `process_info.collect`.
+    writer: stream to the process.
     last_heard: seconds of the coordinator's clock.
-    state: of its last heartbeat.
+    state: last heartbeat; {} before.
     left: whether it is gone.
   """
 
@@ -41,13 +41,9 @@ class Member:
 
   def progress(self) -> tuple[int, int]:
     """A key that orders processes by how far they are."""
-    phase = self.state.get('phase', '')
+    phase = self.state.get('phase')
     # All else comes before the steps, or is the compiling of the first.
-    order = _ORDER.index(phase) if phase in _ORDER else -1
-    if phase in watchdog.JOINING:
-      order = watchdog.JOINING.index(phase) - len(watchdog.JOINING) - 1
-    elif not phase:  # not even that
-      order = -len(watchdog.JOINING) - 2
+    order = _ORDER.index(phase if phase in _ORDER else 'starting')
     return self.state.get('step', 0), order
 
 

@@ -1,5 +1,6 @@
 """Preemption: signals, and the end of the time that a run has."""
 
+from collections.abc import Callable, Mapping
 import functools
 import math
 import os
@@ -8,6 +9,9 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
+
+import ml_collections
 
 # Votes: what a process asks of all, the largest wins.
 CONTINUE, TIME_LIMIT, STOP = range(3)
@@ -36,7 +40,13 @@ class StopHandler:
     interrupted: whether the first signal was Ctrl-C.
   """
 
-  def __init__(self, config, stop_seconds=float, environment=os.environ, clock=time.time):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    stop_seconds: Callable[[], float] = float,
+    environment: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.time,
+  ):
     """Makes a handler that catches nothing yet.
 
     Args:
@@ -51,11 +61,11 @@ class StopHandler:
     self._end = _end_of_time(config.time_limit, environment, clock())
     # Set by two threads, so two attributes.
     self._out_of_time = False
-    self._signal_time = None  # of the first signal
+    self._signal_time: float | None = None  # of the first signal
     self.interrupted = False
-    self._old_handlers = {}
-    self._pipe = None
-    self._on_timeout = None
+    self._old_handlers: dict[int, Any] = {}
+    self._pipe: tuple | None = None
+    self._on_timeout: Callable[[str], None] | None = None
 
   def vote(self) -> int:
     """Returns what this process asks of all: CONTINUE, TIME_LIMIT or STOP."""
@@ -68,16 +78,16 @@ class StopHandler:
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
     return TIME_LIMIT if self._out_of_time else CONTINUE
 
-  def listen(self, on_timeout) -> 'StopHandler':
+  def listen(self, on_timeout: Callable[[str], None]) -> None:
     """Catches signals from now on, in the main thread only.
 
     Args:
-      on_timeout: called (text) where a stop that was asked for did not come
-        about within config.cluster.stop_timeout seconds; ends all processes.
+      on_timeout: called with a line where a stop did not come about within
+        config.cluster.stop_timeout seconds; ends all processes.
     """
     # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
-      return self
+      return
     self._on_timeout = on_timeout
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -86,7 +96,6 @@ class StopHandler:
       # The handler itself has nothing to do: the number is in the pipe.
       self._old_handlers[number] = signal.signal(number, lambda *_: None)
     threading.Thread(target=self._listen, args=(reader,), name='signals', daemon=True).start()
-    return self
 
   def close(self) -> None:
     """Restores the old handlers; an echo of the first signal is ignored."""

@@ -53,8 +53,8 @@ class Watchdog:
     self._joining_timeout = joining_timeout
     # One tuple, so that the watchdog's thread never reads half of a change.
     self._latest = ('starting', 0, self._clock())
-    self._last_step = None  # when the last step began
-    self._durations = collections.deque(maxlen=_RECENT)
+    self._last_step: float | None = None  # when the last step began
+    self._durations: collections.deque[float] = collections.deque(maxlen=_RECENT)
     self._phase_start = self._clock()  # when the present phase began
     self._longest_pause = 0.0  # a save or an evaluation
     self._thread = threading.Thread(target=self._run, name='watchdog', daemon=True)

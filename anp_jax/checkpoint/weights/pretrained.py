@@ -12,7 +12,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   """Reads a network that was trained elsewhere.
 
   Args:
-    path: of a .safetensors file, or of a folder with one.
+    path: path of a .safetensors file, or of a folder with one.
     labels: path of the names of the classes, see `published_weights.read_labels`; '':
       those of the folder's config.json.
 

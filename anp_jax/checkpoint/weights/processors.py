@@ -20,7 +20,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   """Reads the processor of a folder with weights.
 
   Args:
-    folder: of the weights.
+    folder: folder of the weights.
     architecture: the folder's config.json; {} for a file by itself.
 
   Returns:
@@ -42,7 +42,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   return {
     'size': min(_sides(path, 'input_size', side), default=224),
     'crop_pct': timm.get('crop_pct'),
-    'resample': FILTERS.get(timm.get('interpolation'), 3),
+    'resample': FILTERS.get(str(timm.get('interpolation')), 3),
     'image_mean': _colours(path, 'mean', timm.get('mean') or _MEAN),
     'image_std': _colours(path, 'std', timm.get('std') or _STD),
   }, path
@@ -52,9 +52,9 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
   """Values of the config for how images are prepared, and notes for people.
 
   Args:
-    processor: from `read`.
-    path: of the file that has it.
-    default_filter: of FILTERS, where there is no processor.
+    processor: processor from `read`.
+    path: path of the file that has it.
+    default_filter: one of FILTERS, used where there is no processor.
 
   Raises:
     ConfigError: for a processor of another form.
