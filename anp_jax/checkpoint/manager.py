@@ -34,7 +34,7 @@ _LOWER_IS_BETTER = ('loss',)
 
 
 class CheckpointError(cluster.RunFailedError):
-  """A checkpoint that could not be written; those before it are whole."""
+  """A checkpoint could not be written; those before it are whole."""
 
 
 class Checkpoints:
@@ -184,9 +184,9 @@ class Checkpoints:
     return config_lib.changes(saved, self._config) if saved else {}
 
   def expected_save_seconds(self) -> float:
-    """Returns the seconds that one more save may take, by those before.
+    """Returns the seconds that one more save may take, judged by earlier ones.
 
-    It is to be called often, from any thread: this is how a save is timed.
+    It must be called often, from any thread: this is how a save is timed.
     """
     left = 0.0
     for kind, start in tuple(self._save_starts.items()):
@@ -269,7 +269,7 @@ class Checkpoints:
       )
 
   def _disk_shortage(self):
-    """Why a save does not fit on the disk; '' if it does."""
+    """Why a save does not fit on the disk; '' if it fits."""
     if urls.scheme(self._workdir):
       return ''
     leaves = jax.tree.leaves(self._abstract_state)
@@ -308,7 +308,7 @@ class Checkpoints:
       raise config_lib.ConfigError(f'{self._workdir}/{kind}/{step} is damaged: {e}') from e
 
   def _quarantine(self, step):
-    """Moves a damaged checkpoint away, if it is the run's own; what to log."""
+    """Moves a damaged checkpoint away, unless the folders are only read; what to log."""
     if self._read_only:
       return ''
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
@@ -352,7 +352,7 @@ def check_best_metric(config: ml_collections.ConfigDict, names: Iterable[str]) -
 
 @contextlib.contextmanager
 def _undisturbed():
-  """Keeps Python's collector and other threads from holding a save up.
+  """Keeps Python's collector and other threads from delaying a save.
 
   A pass of the collector over a large heap took 100 ms; and each of Orbax's
   nine threads may hold the interpreter for its switch interval, often 5 ms.

@@ -1,4 +1,4 @@
-"""Reads a checkpoint: is it of this run, and is it whole?"""
+"""Reads a checkpoint, and checks that it belongs to this run and is whole."""
 
 from collections.abc import Callable
 import contextlib
@@ -39,7 +39,7 @@ class Reader:
     abstract_state: Any,
     gather: Callable[[Any], list],
   ):
-    """Makes a reader; for the arguments see `manager.Checkpoints`."""
+    """Creates a reader; `manager.Checkpoints` describes the arguments."""
     self._workdir = workdir
     self._config = config
     self._fingerprint = fingerprint
@@ -66,7 +66,7 @@ class Reader:
     return restored['state']
 
   def _on_all(self, call, *arguments):
-    """Makes a call that raises on all processes if it does on one."""
+    """Calls a function; an error on one process is raised on all."""
     result, problem = None, ''
     try:
       result = call(*arguments)
@@ -119,7 +119,7 @@ class Reader:
         )
 
   def _check_shapes(self, tree):
-    """Compared before the restore: Orbax answers a mismatch with a flood."""
+    """Compares shapes before the restore: Orbax answers a mismatch with a flood."""
     saved, expected = _shapes(tree), _shapes(self._abstract_state)
     for name in sorted(saved.keys() | expected.keys()):
       if saved.get(name) != expected.get(name):
@@ -145,7 +145,7 @@ def meta(
 
 
 def check_whole(saved: dict) -> None:
-  """Refuses metadata that are not what was saved.
+  """Refuses metadata that differ from what was saved.
 
   Args:
     saved: values that `meta` gave, read back.
@@ -159,7 +159,7 @@ def check_whole(saved: dict) -> None:
 
 
 def describe(error: BaseException) -> str:
-  """What went wrong with a disk, for people."""
+  """Describes an error of a disk for people."""
   if 'No space left on device' in str(error):
     return 'no space is left on the disk'
   return error_lines.typed_line(error)[:200]

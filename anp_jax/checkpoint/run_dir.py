@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and what was decided when it began."""
+"""The folder of a run: its owner, and what was decided when the run began."""
 
 from collections.abc import Iterator
 import contextlib
@@ -26,7 +26,7 @@ _MAX_COUNTED = 200_000  # examples
 def with_batch_size(
   config: ml_collections.ConfigDict, workdir: str, devices: int
 ) -> ml_collections.ConfigDict:
-  """Returns the config with the global batch size, decided once a run.
+  """Returns the config with the global batch size, decided once per run.
 
   Args:
     config: resolved config; its batch_size may be 0.
@@ -81,7 +81,7 @@ def record_class_sizes(workdir: str, source: sources.Source) -> None:
 
 
 def class_sizes(workdir: str, classes: int) -> np.ndarray | None:
-  """Returns (classes,) training images of each; None if not counted."""
+  """Returns (classes,) int64 training images of each class; None if not counted."""
   sizes = files.read_json(os.path.join(workdir, SIZES_FILE), [])
   return np.array(sizes, np.int64) if len(sizes) == classes else None
 
@@ -123,9 +123,9 @@ def claim_workdir(
 def change(
   workdir: str, config: ml_collections.ConfigDict, text: str, processes: cluster.Processes
 ) -> Iterator[None]:
-  """Resumes a run within, with new values in its config.
+  """A context in which a run is resumed with new values in its config.
 
-  What is refused within has trained nothing: the old values come back.
+  If the run refuses them, it has trained nothing, and the old values return.
 
   Args:
     workdir: folder of the run.

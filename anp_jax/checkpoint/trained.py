@@ -54,7 +54,7 @@ class Trained:
 
   @property
   def objective(self) -> objective_lib.Objective:
-    """What the network's outputs mean."""
+    """The meaning of the network's outputs."""
     return objective_lib.create(self.vocabulary, self.config)
 
   def model(self, platform: str) -> nn.Module:
@@ -150,7 +150,7 @@ def _orbax_path(folder, item):
 
 
 def _folders(path, which):
-  """The folders of a workdir, or of a kind, in which a checkpoint may lie."""
+  """The folders in which a checkpoint may lie, for a workdir or one of its kinds."""
   if os.path.basename(path) == manager.NEWEST:
     return [] if which == 'best' else [path]
   if _is_best(path):

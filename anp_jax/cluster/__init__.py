@@ -1,4 +1,4 @@
-"""The processes of a run: start together, agree, watch, stop together.
+"""The processes of a run: they start, agree, are watched and stop together.
 
 with cluster.start(config, env, command) as processes:
   train.run(config, workdir, processes=processes)
@@ -56,7 +56,7 @@ class Processes:
     env: cluster_env.ClusterEnv = cluster_env.ALONE,
     client: client_lib.CoordinatorClient | None = None,
   ):
-    """Makes the processes without connecting them; `start` connects them.
+    """Creates the processes without connecting them; `start` connects them.
 
     Args:
       config: the run's config.
@@ -84,7 +84,7 @@ class Processes:
     return self
 
   def __exit__(self, kind, error, trace):
-    """Leaves together with the others; an error of one ends all."""
+    """Leaves together with the others; an error of any process ends all."""
     if self._client is None:
       self._stack.close()
       return
@@ -100,14 +100,11 @@ class Processes:
     jax_processes.leave()
 
   def leave_early(self) -> None:
-    """Has this process leave without waiting for the others.
-
-    It must be one that the run can do without.
-    """
+    """Makes this process, which the run can do without, leave without waiting."""
     self._leaves_early = True
 
   def start_watchdog(self) -> None:
-    """Watches from now on whether this process stalls; see `watchdog`."""
+    """Starts to watch whether this process stalls; see `watchdog`."""
     self._watchdog.start()
     self._stack.callback(self._watchdog.stop)
 
@@ -144,7 +141,7 @@ class Processes:
       self._client.send(index, value)
 
   def receive_mail(self, on_mail: Callable[[int, Any, str], None]) -> None:
-    """Has `on_mail` called, see `client.CoordinatorClient.receive_mail`."""
+    """Calls `on_mail` with each value sent here, see `client.CoordinatorClient`."""
     if self._client:
       self._client.receive_mail(on_mail)
 
@@ -154,7 +151,7 @@ class Processes:
     return self._stop.interrupted
 
   def vote(self) -> int:
-    """Returns what this process asks of all; see `preemption`."""
+    """Returns the vote of this process; see `preemption`."""
     return self._stop.vote()
 
   @contextlib.contextmanager
@@ -269,5 +266,5 @@ def start(
 
 
 def _phase(state):
-  """What a process does, for people: 'saving 8'."""
+  """Phase and step for people: 'saving 8'."""
   return f'{state["phase"]} {state["step"] or ""}'.strip()

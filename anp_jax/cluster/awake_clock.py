@@ -11,12 +11,12 @@ class AwakeClock:
   """Seconds during which this process could run.
 
   Ctrl-Z, Slurm's suspend or a library that holds the interpreter stop all
-  threads. Whoever waits for another process must not count such seconds: it
-  could not have heard of the other.
+  threads. A timeout of another process must not count such seconds: nothing
+  of the other could be received.
   """
 
   def __init__(self, period: float, clock: Callable[[], float] = time.monotonic):
-    """Makes a clock that counts every second until the first tick.
+    """Creates a clock that counts every second until the first tick.
 
     Args:
       period: seconds between two ticks.
@@ -33,7 +33,7 @@ class AwakeClock:
     return self._seconds(self._clock())
 
   def tick(self) -> None:
-    """Shows that this process runs; one thread calls it every period."""
+    """Records that this process runs; one thread calls it every period."""
     now = self._clock()
     self._last = now, self._seconds(now)
 

@@ -91,7 +91,7 @@ class CoordinatorClient:
     self._send({'heartbeat': state})
 
   def stalled(self) -> None:
-    """Reports that nothing moves here; all will end, the late one named."""
+    """Reports that this process is stuck; all end, and the late one is named."""
     self._send({'stalled': 0})
 
   def gather(self, value: Any, name: str = '') -> list:

@@ -1,9 +1,9 @@
 """Process 0's coordinator: all processes connect to it and are watched by it.
 
-One line of JSON a message. It knows who has come, who has gone and who is late,
-and names them to the others; gradients never pass here. The loss of a process
-ends all of them, unless it is one that the run can do without: then process 0
-is told, and the process may come again.
+A message is one line of JSON. The coordinator knows which processes have come,
+are gone or late, and names them to the others; gradients do not pass here. If a
+process is lost, all end, unless the run can do without it: then process 0 is
+told, and the process may connect again.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class Coordinator:
         writer.close()
 
   def _refuse(self, info, writer, problem):
-    """Sends a process away; ends all if it is one of a run not yet begun."""
+    """Sends a process away, and ends all if it belongs to a run that has not begun."""
     is_ours = info['token'] == self._token
     before_start = is_ours and not self._running
     message = self._end_message if before_start or not problem else None
@@ -232,7 +232,7 @@ class Coordinator:
           self._drop(member, 'has left')
 
   def _fail(self, member, code, text):
-    """Ends all because of one's error, or drops one that need not be there."""
+    """Ends all because of a member's error, or drops a member that is optional."""
     if self._can_go_without(member):
       _send(member.writer, {'end': [code, text, False]})
       self._drop(member, f'has failed: {text}')
@@ -254,7 +254,7 @@ class Coordinator:
     self._answer_gather(name)
 
   def _answer_gather(self, name):
-    """Sends what was gathered, once it is there of all who still are."""
+    """Sends the gathered values, once all members have sent theirs."""
     values = self._gathered.get(name, {})
     if not values or self._members.keys() - values.keys():
       return

@@ -9,7 +9,7 @@ from anp_jax.cluster import client as client_lib, cluster_env, listener
 from anp_jax.system import cores, xla_flags
 
 # JAX's own watch over its processes is the last resort: it ends them without
-# saying who was lost. Seconds at least, and times as long as ours.
+# naming the one that was lost. Seconds at least, and a multiple of ours.
 _MIN_TIMEOUT, _TIMES_OURS = 600, 2
 # It counts time in which a process was suspended, as Slurm may do for hours,
 # and ours does not. A process that is lost is noticed by ours.

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-# A process of its own, which outlives a crash of ours and so passes on its last
-# words, those of native code too. Without site: it starts in 20 ms.
+# A separate process outlives a crash of ours, and so passes on its last words,
+# those of native code too. Without site it starts in 20 ms.
 _PROGRAM = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -23,7 +23,8 @@ for line in sys.stdin.buffer:
 def install(prefix: str) -> None:
   """Prefixes every line on standard output and error from now on.
 
-  Child processes inherit it. Where no process can be started, nothing changes.
+  Child processes inherit the prefix. Where no process can be started, nothing
+  changes.
   """
   for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(OSError, ValueError):

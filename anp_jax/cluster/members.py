@@ -31,12 +31,12 @@ class Member:
 
   @property
   def index(self) -> int:
-    """Its rank."""
+    """Rank of the process."""
     return self.info['index']
 
   @property
   def name(self) -> str:
-    """For people: 'rank 1 on node2'."""
+    """Name for people: 'rank 1 on node2'."""
     return process_info.name(self.info)
 
   def progress(self) -> tuple[int, int]:
@@ -48,10 +48,10 @@ class Member:
 
 
 def late(members: Mapping[int, Member]) -> str:
-  """Names those behind: 'rank 1 on node2 is'; all of them if none is.
+  """Names the processes that are behind: 'rank 1 on node2 is'; all if none is.
 
   Args:
-    members: by rank.
+    members: connected processes by rank.
   """
   ordered = [member for _, member in sorted(members.items())]
   least = min(member.progress() for member in ordered)
@@ -71,6 +71,6 @@ def whereabouts(members: Mapping[int, Member]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-  """Names in a row; of many, the first ones and how many more."""
+  """Joins names; of many, the first ones and the number of the others."""
   rest = len(names) - _MAX_NAMES
   return ', '.join(names[:_MAX_NAMES]) + f' and {rest} more' * (rest > 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ml_collections
 
-# Votes: what a process asks of all, the largest wins.
+# Votes of a process; the largest wins.
 CONTINUE, TIME_LIMIT, STOP = range(3)
 VOTES = 3
 REASONS = {TIME_LIMIT: 'the time limit', STOP: 'a signal'}
@@ -47,7 +47,7 @@ class StopHandler:
     environment: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.time,
   ):
-    """Makes a handler that catches nothing yet.
+    """Creates a handler that catches nothing yet.
 
     Args:
       config: the run's config.
@@ -68,7 +68,7 @@ class StopHandler:
     self._on_timeout: Callable[[str], None] | None = None
 
   def vote(self) -> int:
-    """Returns what this process asks of all: CONTINUE, TIME_LIMIT or STOP."""
+    """Returns the vote of this process: CONTINUE, TIME_LIMIT or STOP."""
     if self._signal_time is not None:
       return STOP
     if self._end is not None and not self._out_of_time:
@@ -137,13 +137,13 @@ class StopHandler:
       timer.start()
 
   def _max_stop_seconds(self):
-    """The seconds that a stop may take from now on."""
+    """Seconds that a stop may take from now on."""
     seconds = self._timeout + self._stop_seconds()
     left = self._end - self._clock() if self._end else math.inf
     return max(seconds, left - _LAST) if left < _NEAR else seconds
 
   def _handle_late(self, handler, number, frame):
-    """Handles a signal that comes when the run has stopped."""
+    """Handles a signal that arrives after the run has stopped."""
     del frame
     if time.monotonic() - self._signal_time > _ECHO:
       signal.signal(number, handler)

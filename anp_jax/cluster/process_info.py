@@ -73,16 +73,16 @@ def versions() -> dict[str, str]:
 
 
 def _cpu_library(config, platform):
-  """What a CPU computes with, if a run must be the same to the bit; or ''."""
+  """The CPU's library, if a run must be the same to the bit; or ''."""
   settings = strategy_lib.find(config).xla_settings(config)
   if platform != 'cpu' or not settings.get('deterministic'):
     return ''
-  opened = None if config.model.cpu_library == 'xla' else onednn.find()
-  return f'oneDNN {opened.version}, {opened.isa}' if opened else 'XLA alone'
+  library = None if config.model.cpu_library == 'xla' else onednn.find()
+  return f'oneDNN {library.version}, {library.isa}' if library else 'XLA alone'
 
 
 def startup_problem(environment: MutableMapping[str, str] = os.environ) -> str:
-  """What keeps this process from starting, whatever the others are; or ''."""
+  """Why this process cannot start, whatever the others are; or ''."""
   allocated = _slurm_gpus(environment)
   platform = xla_flags.platform(environment)
   if not allocated or platform == 'gpu' or environment.get('JAX_PLATFORMS'):
@@ -193,7 +193,7 @@ def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:
 def gpus(environment: MutableMapping[str, str] = os.environ) -> list[str]:
   """The UUIDs of the GPUs that this process sees, in CUDA's order.
 
-  Empty where NVIDIA's tool is missing.
+  The list is empty where NVIDIA's tool is missing.
   """
   text = xla_flags.nvidia_smi('--query-gpu=uuid', '--format=csv,noheader')
   uuids = [line.strip() for line in text.splitlines() if line.strip()]

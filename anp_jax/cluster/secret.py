@@ -30,8 +30,7 @@ _APPEARS_WITHIN = 30.0  # seconds
 def for_run(workdir: str, environment: Mapping[str, str] = os.environ) -> str:
   """Returns the secret of the run in a workdir, at least 64 hexadecimal digits.
 
-  Whichever process comes first makes the file; one that a run has left is used
-  again.
+  The first process makes the file; a resumed run uses its file again.
 
   Args:
     workdir: folder that all processes share; '' or an object store's address
@@ -84,7 +83,7 @@ def derive(secret: str, purpose: str) -> str:
   """Returns the key for one purpose, 64 hexadecimal digits.
 
   Args:
-    secret: from `for_run`.
+    secret: the run's secret, see `for_run`.
     purpose: name of a protocol; keys of two purposes tell nothing of each other
       (HMAC-SHA256).
   """
@@ -98,12 +97,12 @@ def prove(key: str, *texts: str) -> str:
 
 
 def is_proof(proof: Any, key: str, *texts: str) -> bool:
-  """Whether `prove` gives this; takes equally long for any wrong text."""
+  """Whether `prove` gives this; the time does not depend on where texts differ."""
   return isinstance(proof, str) and hmac.compare_digest(proof.encode(), prove(key, *texts).encode())
 
 
 def _create(path):
-  """Makes the file, whole, unless another process is first."""
+  """Creates the file at once with its text, unless another process is first."""
   draft = f'{path}.{secrets.token_hex(8)}'
   descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
   try:

@@ -46,7 +46,7 @@ def check(workdir: str, processes: 'cluster.Processes') -> None:
 
 
 def _try(path, processes):
-  """What keeps this process from the folder of a path that rank 0 wrote."""
+  """Why this process cannot use the folder in which rank 0 wrote a file; or ''."""
   if not _appears(path):
     return (
       f'does not see what rank 0 on {processes.hosts[0]} wrote there; it must '

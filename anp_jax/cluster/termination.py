@@ -13,7 +13,7 @@ FAILED, BAD_INPUT = 1, 2
 # Another process is lost, late or missing: sysexits' EX_TEMPFAIL. Starting
 # again may help; a launcher should try.
 TRY_AGAIN = 75
-# Until a process ends that cannot write down why: its output is stuck, say.
+# Until a process ends that cannot write its last line, as its output is stuck.
 _LAST_WORDS = 10.0  # seconds
 
 

@@ -1,4 +1,4 @@
-"""A file in the workdir that says which process is training there.
+"""A file in the workdir that names the process that trains there.
 
 Process 0 of a run creates it and gives a sign of life every few seconds by
 rewriting a number within it. No clocks of two hosts are compared, and no locks
@@ -73,7 +73,7 @@ class WorkdirLock:
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
   ):
-    """Makes the lock; `acquire` creates its file.
+    """Creates the lock; `acquire` creates its file.
 
     Args:
       workdir: folder that exists.
@@ -92,7 +92,7 @@ class WorkdirLock:
     )
 
   def acquire(self) -> None:
-    """Creates the file, in the place of one whose process is gone.
+    """Creates the file, or replaces one whose process is gone.
 
     Raises:
       ConfigError: if its process lives.
@@ -131,8 +131,8 @@ class WorkdirLock:
   def _beat(self):
     """Gives a sign of life in the file that this process has created.
 
-    Never in another one: where the lock was taken over, the path is of a file
-    that this process does not write to.
+    Where another process has taken the lock over, the path names a file that
+    this process does not write to.
     """
     self._beats += 1
     assert self._file is not None
@@ -210,7 +210,7 @@ class WorkdirLock:
 
 
 def _this_process(environment):
-  """What the lock says of this process, in JSON values."""
+  """Describes this process for the lock, in JSON values."""
   return {
     'host': socket.gethostname(),
     'process': os.getpid(),
@@ -234,10 +234,9 @@ def _is_gone(record, holder):
 
 
 def _machine():
-  """Identifies the kernel and the numbering of processes that this one is in.
+  """Identifies the kernel and the process namespace; '' where unknown.
 
-  Two containers may have one host name, or one kernel and other processes of
-  the same number. '' where the system does not tell.
+  Two containers may share a host name, or a kernel and process numbers.
   """
   try:
     with open('/proc/sys/kernel/random/boot_id') as file:
@@ -261,7 +260,7 @@ def _start_time(process):
 
 
 def _record(text):
-  """The values in a lock's file; {} of one that is not written yet."""
+  """The values in a lock's file; {} if it is not written yet."""
   try:
     record = json.loads(text or '')
   except ValueError:

@@ -74,6 +74,11 @@ def _largest_file(folder):
   return max(files, key=lambda p: p.stat().st_size)
 
 
+@pytest.fixture
+def config():
+  return config_lib.base()
+
+
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
   """A workdir with checkpoints of steps 1 and 2."""
@@ -388,7 +393,7 @@ async def _no_space(*_, **__):
   raise OSError(28, 'No space left on device')
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can mount a disk')
 def test_a_disk_that_fills_up_under_a_run(tmp_path):
   disk = tmp_path / 'disk'

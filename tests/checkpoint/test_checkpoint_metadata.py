@@ -34,6 +34,11 @@ def _restored(workdir, config):
   return step
 
 
+@pytest.fixture
+def config():
+  return config_lib.base()
+
+
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
   """A workdir with checkpoints of steps 1 and 2."""
@@ -92,4 +97,4 @@ def test_the_checksum_is_the_sha256_of_the_sorted_values(written):
   text = json.dumps(meta, sort_keys=True)
   assert checksum == hashlib.sha256(text.encode()).hexdigest()
   assert meta['packages']['jax'] == jax.__version__ and meta['data'] == _DATA
-  assert meta['config']['model.name'] == 'resnet18'
+  assert meta['config']['model.name'] == 'resnet50'

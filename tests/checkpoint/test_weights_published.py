@@ -12,6 +12,7 @@ import types
 import numpy as np
 from PIL import Image
 import pytest
+from safetensors import numpy as safetensors_numpy
 
 from anp_jax import cluster, config as config_lib, train
 from anp_jax.checkpoint.weights import initial, published_weights
@@ -133,6 +134,25 @@ def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
   assert text.count('\n') == 1
   for word in words:
     assert word in text
+
+
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    (
+      b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n',
+      'Git LFS.*git lfs pull',
+    ),
+    (b'version of something else', 'cannot be read'),
+    (safetensors_numpy.save({'module.fc.weight': np.zeros(2)}), 'its first are module.fc.weight'),
+    (safetensors_numpy.save({}), 'its first are none'),
+  ],
+)
+def test_files_of_other_kinds_are_named(tmp_path, content, words):
+  path = tmp_path / 'model.safetensors'
+  path.write_bytes(content)
+  with pytest.raises(config_lib.ConfigError, match=words):
+    published_weights.read(str(path))
 
 
 # The config of a run that begins with them, or is only evaluated.
@@ -330,18 +350,10 @@ def _transformers_network(folder, processor, paths, layer='basic', **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'processor, layer, settings',
-  [
-    (weight_files.CONVNEXT | {'size': 64}, 'basic', {}),
-    (weight_files.BIT, 'bottleneck', {'downsample_in_bottleneck': True}),
-  ],
-)
-def test_names_are_those_of_transformers(tmp_path, capfd, photographs, processor, layer, settings):
-  shares, best = _transformers_network(
-    tmp_path / 'network', processor, photographs, layer, **settings
-  )
-  arguments = [f'--checkpoint={tmp_path}/network', '--top=1', *photographs]
+def test_names_and_scores_are_those_of_transformers(tmp_path, capfd, photographs):
+  folder = tmp_path / 'network'
+  shares, best = _transformers_network(folder, weight_files.CONVNEXT | {'size': 64}, photographs)
+  arguments = [f'--checkpoint={folder}', '--top=1', *photographs]
   assert predict.main(['predict', *arguments]) == 0
   rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
   assert [row['file'] for row in rows] == photographs
@@ -349,17 +361,12 @@ def test_names_are_those_of_transformers(tmp_path, capfd, photographs, processor
   probabilities = [float(row['probability']) for row in rows]
   # Pixels are the same but for one level in a hundred.
   np.testing.assert_allclose(probabilities, shares.max(1), atol=2e-3)
-
-
-@pytest.mark.slow
-def test_evaluation_is_that_of_transformers(tmp_path, photographs):
-  for path in photographs:
-    path = pathlib.Path(path)
-    place = tmp_path / 'photos' / path.parent.name / path.name
+  # And an evaluation.
+  labels = [pathlib.Path(path).parent.name for path in photographs]
+  for path, label in zip(photographs, labels, strict=True):
+    place = tmp_path / 'photos' / label / pathlib.Path(path).name
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(path)
-  folder = tmp_path / 'network'
-  shares, best = _transformers_network(folder, weight_files.CONVNEXT | {'size': 64}, photographs)
   config, workdir = _config(
     _flags(tmp_path / 'run', config=None, mode='evaluate'),
     init__from=folder,
@@ -368,7 +375,6 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
     data__eval_split='.',
   )
   scores = train.run(config, workdir, 'evaluate')
-  labels = [pathlib.Path(path).parent.name for path in photographs]
   hits = [name == label for name, label in zip(best, labels, strict=True)]
   assert scores['anp_top1'] == pytest.approx(np.mean(hits))
   names = sorted(set(labels))
@@ -376,6 +382,17 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
   assert scores['loss'] == pytest.approx(-np.log(true_shares).mean(), abs=2e-3)
   path = tmp_path / 'run' / 'evaluation' / '0-all' / 'scores.json'
   assert json.loads(path.read_text())['weights'] == str(folder)
+
+
+@pytest.mark.soak
+def test_names_are_those_of_a_bottleneck_network_of_transformers(tmp_path, capfd, photographs):
+  _, best = _transformers_network(
+    tmp_path / 'network', weight_files.BIT, photographs, 'bottleneck', downsample_in_bottleneck=True
+  )
+  arguments = [f'--checkpoint={tmp_path}/network', '--top=1', *photographs]
+  assert predict.main(['predict', *arguments]) == 0
+  rows = csv.DictReader(io.StringIO(capfd.readouterr().out))
+  assert [row['class'] for row in rows] == best
 
 
 def test_weights_for_a_trained_run_are_refused(tmp_path):

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from anp_jax.cluster import coordinator
+from anp_jax.cluster import coordinator, handshake
 from tests import coordinating
 
 pytestmark = pytest.mark.usefixtures('short_waits')
@@ -41,8 +41,9 @@ def _messages():
 
 
 @pytest.mark.parametrize('proof', ['', 'wrong', 'reflected'])
-def test_a_stranger_is_told_nothing_and_harms_nothing(proof):
+def test_a_stranger_is_told_nothing_and_harms_nothing(monkeypatch, proof):
   """Whether the run waits for its processes or goes on."""
+  monkeypatch.setattr(handshake, 'LOG_PERIOD', 1000.0)
   run = coordinating.Run(2)
 
   def intrude(message):

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import ml_collections
 import numpy as np
+from safetensors import numpy as safetensors_numpy
 
 from anp_jax.checkpoint.weights import convnext_names, efficientnet_names, naming as resnet
+from anp_jax.system import files
 
 if TYPE_CHECKING:
   from anp_jax.checkpoint import trained as trained_lib
@@ -44,6 +46,12 @@ def namings() -> str:
   return '; or '.join(
     f'{family.NAME}, named as in {" or in ".join(family.CLASSIFIERS)}' for family in _ALL
   )
+
+
+def save(trained: 'trained_lib.Trained', naming: str, path: str) -> None:
+  """Writes the `tensors` of a network into a .safetensors file."""
+  with files.atomic_path(path) as draft:
+    safetensors_numpy.save_file(tensors(trained, naming), draft, metadata={'format': 'pt'})
 
 
 def tensors(trained: 'trained_lib.Trained', naming: str) -> dict[str, np.ndarray]:

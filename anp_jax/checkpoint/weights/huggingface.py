@@ -3,8 +3,6 @@
 import os
 
 import ml_collections
-import numpy as np
-from safetensors import numpy as safetensors_numpy
 
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import efficientnet_names, families, naming, processors
@@ -42,16 +40,10 @@ def write(trained: trained_lib.Trained, folder: str) -> list[str]:
     The names of the files.
   """
   weights, config, processor = (os.path.join(folder, name) for name in FILES)
-  with files.atomic_path(weights) as draft:
-    safetensors_numpy.save_file(tensors(trained), draft, metadata={'format': 'pt'})
+  families.save(trained, naming.TRANSFORMERS, weights)
   files.write_json(config, architecture(trained))
   files.write_json(processor, preprocessor(trained.config))
   return list(FILES)
-
-
-def tensors(trained: trained_lib.Trained) -> dict[str, np.ndarray]:
-  """Returns arrays, float32, by their names in transformers."""
-  return families.tensors(trained, naming.TRANSFORMERS)
 
 
 def architecture(trained: trained_lib.Trained) -> dict:

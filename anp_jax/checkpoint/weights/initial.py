@@ -124,7 +124,7 @@ def vocabulary(
     data: classes of its data, which count where the weights name none.
 
   Raises:
-    ConfigError: for what cannot be read; where nothing names the classes.
+    ConfigError: if the weights cannot be read, or nothing names the classes.
   """
   path = config.init['from']
   if not published_weights.is_published(path):

@@ -20,7 +20,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
     The network, of step 0, and lines for people.
 
   Raises:
-    ConfigError: for what cannot be read, or is no whole network.
+    ConfigError: if the weights cannot be read, or are not a whole network.
   """
   weights = published_weights.read(path)
   vocabulary = published_weights.vocabulary(weights, labels)

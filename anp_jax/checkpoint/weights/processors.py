@@ -28,7 +28,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
     the file that has it.
 
   Raises:
-    ConfigError: for a processor of another form.
+    ConfigError: if a processor has another form.
   """
   path = os.path.join(folder, 'preprocessor_config.json')
   processor = files.read_json_object(path) if architecture else {}
@@ -57,7 +57,7 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
     default_filter: one of FILTERS, used where there is no processor.
 
   Raises:
-    ConfigError: for a processor of another form.
+    ConfigError: if a processor has another form.
   """
   normalisation_keys = normalisation(processor, path)
   if not processor:

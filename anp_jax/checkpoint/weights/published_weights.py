@@ -21,7 +21,6 @@ from anp_jax.system import error_lines, files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
-_WRAPPERS = ('module.', '_orig_mod.')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
 
 
@@ -67,7 +66,7 @@ def weights_file(path: str) -> str:
   """Returns the file of weights at a path.
 
   Raises:
-    ConfigError: for a pickle, or if there is nothing.
+    ConfigError: if there is no such file, or it is a pickle.
   """
   if problem := missing_path(path):
     raise config_lib.ConfigError(problem)
@@ -105,33 +104,6 @@ def architecture(path: str) -> dict:
   return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
 
 
-class _Unwrapped:
-  """A file of weights, by the names of tensors without PyTorch's wrappers.
-
-  Data parallel and compiled modules save each name below module. or _orig_mod.
-  """
-
-  def __init__(self, file):
-    self._file, self._prefix = file, ''
-    names = list(file.keys())
-    while any(names):
-      wrapper = next((w for w in _WRAPPERS if all(n.startswith(w) for n in names)), '')
-      if not wrapper:
-        break
-      self._prefix += wrapper
-      names = [name.removeprefix(wrapper) for name in names]
-    self._names = names
-
-  def keys(self):
-    return self._names
-
-  def get_slice(self, name):
-    return self._file.get_slice(self._prefix + name)
-
-  def get_tensor(self, name):
-    return self._file.get_tensor(self._prefix + name)
-
-
 @contextlib.contextmanager
 def open_file(path: str) -> Iterator[Any]:
   """Opens a .safetensors file in a `with` block.
@@ -141,7 +113,7 @@ def open_file(path: str) -> Iterator[Any]:
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
-      yield _Unwrapped(file)
+      yield file
   except (safetensors.SafetensorError, OSError) as e:
     if files.is_lfs_pointer(path):
       raise config_lib.ConfigError(
@@ -160,8 +132,8 @@ def read(path: str) -> Published:
     path: path of a .safetensors file, or of a folder with one.
 
   Raises:
-    ConfigError: for what cannot be read, or is no network of the `families`
-      with a classifier.
+    ConfigError: if the weights cannot be read, or are not a network of the
+      `families` with a classifier.
   """
   path = weights_file(path)
   with open_file(path) as file:
@@ -196,7 +168,7 @@ def normalisation(path: str) -> dict[str, tuple]:
     path: path of a .safetensors file, or of a folder with one.
 
   Raises:
-    ConfigError: for a pickle, or a processor of another form.
+    ConfigError: if the file is a pickle, or a processor has another form.
   """
   path = weights_file(path)
   return processors.normalisation(*processors.read(os.path.dirname(path), architecture(path)))
@@ -210,7 +182,7 @@ def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabular
     labels: path of their names, see `read_labels`; '': the weights' own.
 
   Raises:
-    ConfigError: as `read_labels`, and for another number of names.
+    ConfigError: as `read_labels`, or if the number of names differs.
   """
   names = read_labels(labels) if labels else weights.names
   if names and len(names) != weights.classes:

@@ -3,8 +3,6 @@
 import os
 
 import ml_collections
-import numpy as np
-from safetensors import numpy as safetensors_numpy
 
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import efficientnet_names, families, naming
@@ -43,17 +41,11 @@ def write(trained: trained_lib.Trained, folder: str) -> list[str]:
     The names of the files.
   """
   weights, config = (os.path.join(folder, name) for name in FILES)
-  with files.atomic_path(weights) as draft:
-    safetensors_numpy.save_file(tensors(trained), draft, metadata={'format': 'pt'})
-  files.write_json(config, architecture(trained))
-  return list(FILES)
-
-
-def tensors(trained: trained_lib.Trained) -> dict[str, np.ndarray]:
-  """Returns arrays, float32, by their names in timm."""
   family = families.of_config(trained.config)
   assert family
-  return families.tensors(trained, family.TIMM)
+  families.save(trained, family.TIMM, weights)
+  files.write_json(config, architecture(trained))
+  return list(FILES)
 
 
 def architecture(trained: trained_lib.Trained) -> dict:

@@ -46,7 +46,7 @@ def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> 
     names: names of its network's tensors, for example 'params/head/kernel'.
 
   Raises:
-    ConfigError: for what cannot be read, or is of another architecture.
+    ConfigError: if the weights cannot be read, or have another architecture.
   """
   path = published_weights.weights_file(path)
   if not os.path.isfile(path):
