@@ -40,7 +40,6 @@ def collect(
   """
   platform = xla_flags.platform(environment)
   strategy, mode = strategy_lib.find(config), command.get('--mode', '')
-  python = platform_lib.python_version_tuple()
   return {
     'index': env.index,
     'count': env.count,
@@ -51,7 +50,7 @@ def collect(
     'problem': startup_problem(environment),
     'gpus': gpus(environment) if platform == 'gpu' else [],
     'loopback': _name_is_loopback(),
-    'versions': {'Python': '.'.join(python[:2]), **versions()},
+    'versions': versions(),
     'code': _code(),
     'modules': _user_modules(config),
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
@@ -63,9 +62,9 @@ def collect(
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions of the packages that decide what a run computes, by name."""
-  result = {name: importlib.metadata.version(name) for name in _PACKAGES}
-  result['tensorflow'] = ''
+  """Returns the versions of Python and the packages that a run computes with, by name."""
+  result = {'Python': '.'.join(platform_lib.python_version_tuple()[:2]), 'tensorflow': ''}
+  result |= {name: importlib.metadata.version(name) for name in _PACKAGES}
   for name in _TENSORFLOW:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       result['tensorflow'] = importlib.metadata.version(name)

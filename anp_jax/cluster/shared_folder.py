@@ -2,26 +2,23 @@
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
 from anp_jax.system import error_lines, remote
 
-if TYPE_CHECKING:
-  from anp_jax import cluster
-
 _SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
 
 
-def check(workdir: str, processes: 'cluster.Processes') -> None:
+def check(workdir: str, processes: Any) -> None:
   """Refuses a workdir that some process does not see or cannot write to.
 
   Each process writes a file of its own: checkpoints are written by all.
 
   Args:
     workdir: folder of the run, or its address; made if it is missing.
-    processes: the run's processes; all of them call it.
+    processes: `cluster.Processes`; all of them call it.
 
   Raises:
     ConfigError: on all processes, naming the rank and host.

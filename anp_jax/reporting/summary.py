@@ -249,7 +249,6 @@ def hardware(mesh) -> dict:
     'processes': jax.process_count(),
     'host': f'{platform.node()}, {platform.platform()}',
     'cores': f'{cores_lib.count()} of {platform.machine()}',
-    'Python': platform.python_version(),
   } | process_info.versions()
 
 

@@ -111,7 +111,8 @@ def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
 
 def test_averages_begin_with_the_weights(averaged):
   config = _user_config(init__from=str(averaged), ema=0.9)
-  program, arrays, _ = _load(config, program=_program(config))
+  words = trained.load(str(averaged)).vocabulary
+  program, arrays, _ = _load(config, program=_program(config, words=words), words=words)
   state = state_lib.create(program.init_fn, program.abstract_state, arrays)
   params, stats = state.evaluated()
   assert params is not state.params
@@ -268,9 +269,9 @@ def test_all_groups_begin_with_the_weights(averaged, outer):
   config = _user_config(
     init__from=str(averaged), strategy__name='local_sgd', strategy__groups=4, strategy__outer=outer
   )
-  program, want, _ = _load(config, program=_program(config, 2))
-  arrays = want
-  state = state_lib.create(program.init_fn, program.abstract_state, arrays)
+  words = trained.load(str(averaged)).vocabulary
+  program, want, _ = _load(config, program=_program(config, 2, words), words=words)
+  state = state_lib.create(program.init_fn, program.abstract_state, want)
   for group in range(4):
     got = _variables(state, lambda x, i=group: x[i])
     for name, value in want.items():
