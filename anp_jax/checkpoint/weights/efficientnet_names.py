@@ -26,10 +26,9 @@ PREFIXES = ('efficientnet.',)  # of transformers' backbone
 # Filters of processors that name none.
 FILTERS = {TIMM: 'bicubic', TRANSFORMERS: 'bicubic'}
 FIRST_CONVOLUTION = 'conv_stem'  # timm's
-# Axes and prefix are as those of a ResNet.
+# Axes are in the order of a ResNet's.
 to_published = naming_lib.to_published
 from_published = naming_lib.from_published
-prefix = naming_lib.prefix
 
 _TENSORFLOW = 'tf_'  # before a name
 _PATH = re.compile(
@@ -95,8 +94,11 @@ def published_names(names: Iterable[str], naming: str, prefix: str = PREFIXES[0]
     naming: TIMM or TRANSFORMERS.
     prefix: prefix of transformers' backbone; '' in a bare model.
   """
-  matches = {name: _PATH.fullmatch(name) for name in names}
-  paths = {name: match.groups() for name, match in matches.items() if match}
+  paths = {}
+  for name in names:
+    match = _PATH.fullmatch(name)
+    assert match, name
+    paths[name] = match.groups()
   blocks: dict[tuple, set] = {}  # the parts of each
   for stage, block, part, *_ in paths.values():
     if stage:
@@ -266,6 +268,12 @@ def architecture(config: ml_collections.ConfigDict) -> dict:
     'dropout_rate': config.model.dropout,
     'drop_connect_rate': config.model.drop_path,
   }
+
+
+def prefix(config: ml_collections.ConfigDict) -> str:
+  """Returns what transformers puts before the backbone's names."""
+  del config
+  return PREFIXES[0]
 
 
 def _blocks(names, naming):
