@@ -169,7 +169,7 @@ class Run:
         self._telemetry.note(line)
       if spec is not None:
         before, self._program = self._program, build.create(spec)
-        state = self._program.saved_form.to_run(before.saved_form.of_run(state))
+        state = self._program.checkpoint_layout.unpack(before.checkpoint_layout.pack(state))
         train_step = self._compile(state, self._batch_shapes)
     return train_step, state
 
@@ -192,7 +192,7 @@ class Run:
   def save(self, step: int, state) -> None:
     """Saves the newest checkpoint, while training goes on."""
     with self._pause('saving', step):
-      self._checkpoints.save(step, self._program.saved_form.of_run(state))
+      self._checkpoints.save(step, self._program.checkpoint_layout.pack(state))
       mirror.begin_upload(self._workdir)
 
   def wait_for_saves(self, step: int) -> None:
@@ -205,7 +205,7 @@ class Run:
     with self._pause('evaluating', step):
       scores = self._scores(step, state)
     self._telemetry.evaluation(step, scores)
-    saved = self._program.saved_form.of_run(state)
+    saved = self._program.checkpoint_layout.pack(state)
     self._checkpoints.save_best(step, saved, scores)
     return scores
 
@@ -239,7 +239,7 @@ class Run:
     self._timer.end_phase('devices, data set')
     if config.checkpoint.keep_best:
       manager.check_best_metric(config, objective.metric_names)
-    run_dir.open_or_refuse(self._workdir, config, train.vocabulary)
+    run_dir.claim_workdir(self._workdir, config, train.vocabulary)
     run_dir.record_class_sizes(self._workdir, train)
 
   def _build(self, job):
@@ -266,13 +266,13 @@ class Run:
       self._workdir,
       self._config,
       sources.fingerprint(self._train_source),
-      program.saved_form.abstract,
+      program.checkpoint_layout.abstract,
       self._processes.gather,
     )
     restored = self._checkpoints.restore()
     state, step = restored or (None, 0)
     if restored:
-      state = program.saved_form.to_run(state)
+      state = program.checkpoint_layout.unpack(state)
     weights, messages = (
       ({}, [])
       if restored
@@ -305,7 +305,7 @@ class Run:
       self._telemetry,
       self._config,
       self._mesh,
-      self._program.abstract_single,
+      self._program.abstract_replica,
       (self._train_source, self._eval_source),
       run_dir.class_sizes(self._workdir, len(self._train_source.vocabulary)),
     )
@@ -359,4 +359,4 @@ class Run:
     return float(count * mesh_lib.batch_devices(self._mesh))
 
   def _report(self):
-    summary.report(self._config, self._workdir, self._mesh, self._program.abstract_single)
+    summary.report(self._config, self._workdir, self._mesh, self._program.abstract_replica)

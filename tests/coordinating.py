@@ -74,7 +74,7 @@ class Run:
     self._threads = []
     self.coordinator = coordinator.Coordinator(
       self._env(0),
-      coordinator.Timeouts(rendezvous, heartbeat, leave),
+      _settings(rendezvous, heartbeat, leave),
       self.lines.append,
       **({'clock': clock, 'sleep': clock.sleep} if clock else {}),
     )
@@ -111,10 +111,7 @@ class Run:
 
     try:
       self.clients[index] = client.CoordinatorClient(
-        self._env(index),
-        info(index, self.count, values),
-        types.SimpleNamespace(rendezvous_timeout=SOON, heartbeat_timeout=SOON),
-        leave,
+        self._env(index), info(index, self.count, values), _settings(SOON, SOON, SOON), leave
       )
     except (config_lib.ConfigError, termination.PeerLostError) as e:
       self.errors[index] = e
@@ -161,6 +158,16 @@ class Run:
     """What each of these ranks was told when it had to end."""
     wait(lambda: set(indices) <= self.ended.keys())
     return [self.ended[i] for i in indices]
+
+
+def _settings(rendezvous, heartbeat, leave):
+  """The values of config.cluster that a coordinator and its clients read."""
+  return types.SimpleNamespace(
+    rendezvous_timeout=rendezvous,
+    heartbeat_timeout=heartbeat,
+    stall_timeout=leave,
+    stop_timeout=0.0,
+  )
 
 
 def info(index, count, values):

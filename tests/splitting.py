@@ -133,7 +133,7 @@ def assert_trains_as_unsplit(program, mesh, **overrides):
   """
   state, values = train(program, mesh)
   expected, expected_values, expected_scores = _unsplit(*overrides.items())
-  assert_same(program.saved_form.of_run(state), expected)
+  assert_same(program.checkpoint_layout.pack(state), expected)
   assert_same(values, expected_values)
   evaluated = program.eval_state_fn(state)
   scores = program.eval_step(evaluated.params, evaluated.stats, batch(mesh, 9))

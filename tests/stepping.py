@@ -100,7 +100,7 @@ class Run:
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),
       strategy_step=strategy_lib.find(config).build(config, specs),
-      abstract_single=self.like,
+      abstract_replica=self.like,
     ).jitted()
 
   def state(self, change=None):

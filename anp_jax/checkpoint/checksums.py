@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-def of_json(value) -> str:
+def of_json(value: Any) -> str:
   """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
   text = json.dumps(value, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
@@ -24,7 +25,7 @@ def of_array(x: np.ndarray) -> int:
 
 # One for all checkpoints of a process: models that are alike compile it once.
 @jax.jit
-def of_tree(tree) -> jax.Array:
+def of_tree(tree: Any) -> jax.Array:
   """(leaves,) uint32: for each leaf the sum of (2i + 1) word_i, modulo 2^32.
 
   The weights are odd, hence invertible: any one changed word is always seen,

@@ -6,20 +6,23 @@ restores flipped bytes without a word; a checksum of each leaf, computed on the
 device as part of the save, is stored with the state and compared on restore.
 """
 
+from collections.abc import Callable, Iterable
 import contextlib
 import gc
-import importlib.metadata
 import os
 import shutil
 import sys
 import time
+from typing import Any
 
 from absl import logging
 import jax
+import ml_collections
 import orbax.checkpoint as ocp
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.checkpoint import checksums, ranking, reader
+from anp_jax.checkpoint import checksums, reader
+from anp_jax.cluster import process_info
 from anp_jax.config import urls
 from anp_jax.system import remote
 from anp_jax.training import metric_labels
@@ -27,11 +30,11 @@ from anp_jax.training import metric_labels
 NEWEST = 'checkpoints'
 BEST = 'best'
 DAMAGED = 'damaged'
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+_LOWER_IS_BETTER = ('loss',)
 
 
 class CheckpointError(cluster.RunFailedError):
-  """A checkpoint that could not be written; those before it are whole."""
+  """A checkpoint could not be written; those before it are whole."""
 
 
 class Checkpoints:
@@ -40,23 +43,24 @@ class Checkpoints:
   def __init__(
     self,
     workdir: str,
-    config,
+    config: ml_collections.ConfigDict,
     fingerprint: dict | None,
-    abstract_state,
-    gather=lambda value: [value],
-    kinds=(NEWEST, BEST),
+    abstract_state: Any,
+    gather: Callable[[Any], list] = lambda value: [value],
+    kinds: tuple[str, ...] = (NEWEST, BEST),
   ):
     """Opens the folders; they are made, and cleared of torn saves, for a run.
 
     Args:
-      workdir: of the run.
-      config: resolved, stored with every checkpoint.
-      fingerprint: of the training data, stored and compared; None: the folders
-        are only read, as a run may be saving there, and any data may be scored.
+      workdir: folder of the run.
+      config: resolved config, stored with every checkpoint.
+      fingerprint: fingerprint of the training data, stored and compared; None:
+        the folders are only read, as a run may be saving there, and any data
+        may be scored.
       abstract_state: TrainState of jax.ShapeDtypeStruct with shardings: what a
         restore gives, whatever topology wrote it.
       gather: called with a JSON value, returns that of every process.
-      kinds: of checkpoints, whose folders are opened.
+      kinds: kinds of checkpoints whose folders are opened.
     """
     # In a store, Orbax works where it is.
     self._workdir = urls.remote_url(os.path.abspath(workdir))
@@ -70,28 +74,29 @@ class Checkpoints:
     self._managers = {}
     if NEWEST in kinds:
       self._managers[NEWEST] = self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
-    self._save_starts = {}  # of the last save of each kind
+    self._save_starts: dict[str, float] = {}  # of the last save of each kind
     self._longest_save = 0.0  # seconds from a save's start until it is on disk
     if config.checkpoint.keep_best and BEST in kinds:
       self._managers[BEST] = self._manager(
         BEST,
         max_to_keep=config.checkpoint.keep_best,
         best_fn=lambda metrics: metrics[self._metric],
-        best_mode=ranking.best_mode(self._metric),
+        best_mode='min' if self._metric in _LOWER_IS_BETTER else 'max',
         keep_checkpoints_without_metrics=False,
       )
-    self._best = ranking.BestSteps(self._metric, config.checkpoint.keep_best)
-    for step in self.steps(BEST):
-      metrics = self._managers[BEST].metrics(step) or {}
-      if self._metric in metrics:
-        self._best.add(step, metrics[self._metric])
+    # A process that looked at the folder later, while another writes to it,
+    # would decide for itself what is among the best.
+    saved = [self._managers[BEST].metrics(step) or {} for step in self.steps(BEST)]
+    self._best_keys = sorted(
+      sort_key(self._metric, metrics[self._metric]) for metrics in saved if self._metric in metrics
+    )
 
   def steps(self, kind: str = NEWEST) -> list[int]:
     """Returns the steps that have a checkpoint, ascending; NEWEST or BEST."""
     manager = self._managers.get(kind)
     return sorted(manager.all_steps()) if manager else []
 
-  def save(self, step: int, state) -> None:
+  def save(self, step: int, state: Any) -> None:
     """Starts to write the newest checkpoint; returns while it is written.
 
     The caller has read the step's own finite flag before. The state's buffers
@@ -105,13 +110,16 @@ class Checkpoints:
     if step not in self.steps(NEWEST):
       self._save(NEWEST, step, state)
 
-  def save_best(self, step: int, state, metrics: dict) -> None:
+  def save_best(self, step: int, state: Any, metrics: dict) -> None:
     """Writes a checkpoint if its metric is among the best so far.
 
     Args:
-      step: of the state.
+      step: step of the state.
       state: TrainState.
-      metrics: of an evaluation of this state.
+      metrics: results of an evaluation of this state.
+
+    Raises:
+      CheckpointError: as `save`.
     """
     if BEST not in self._managers:
       return
@@ -119,12 +127,13 @@ class Checkpoints:
     if step in self.steps(BEST):
       return
     # Orbax would write first and delete after; what cannot stay is not written.
-    value = metrics[self._metric]
-    if self._best.accepts(value):
+    value, keep = metrics[self._metric], self._config.checkpoint.keep_best
+    key = sort_key(self._metric, value)
+    if len(self._best_keys) < keep or key < self._best_keys[-1]:
       self._save(BEST, step, state, {self._metric: value})
-      self._best.add(step, value)
+      self._best_keys = sorted([*self._best_keys, key])[:keep]
 
-  def restore(self, which: str = 'newest'):
+  def restore(self, which: str = 'newest') -> tuple[Any, int] | None:
     """Reads the newest whole checkpoint, or a named one.
 
     A damaged newest one is named, moved to `damaged/` unless the folders are
@@ -175,9 +184,9 @@ class Checkpoints:
     return config_lib.changes(saved, self._config) if saved else {}
 
   def expected_save_seconds(self) -> float:
-    """Returns the seconds that one more save may take, by those before.
+    """Returns the seconds that one more save may take, judged by earlier ones.
 
-    It is to be called often, from any thread: this is how a save is timed.
+    It must be called often, from any thread: this is how a save is timed.
     """
     left = 0.0
     for kind, start in tuple(self._save_starts.items()):
@@ -194,7 +203,9 @@ class Checkpoints:
     Raises:
       CheckpointError: if it does not get there.
     """
-    self._with_each_manager(lambda manager: manager.wait_until_finished())
+    with contextlib.ExitStack() as stack:  # all, also if one raises
+      for kind, manager in self._managers.items():
+        stack.callback(self._call, kind, manager.wait_until_finished)
 
   def close(self) -> None:
     """Waits and releases the managers.
@@ -202,17 +213,16 @@ class Checkpoints:
     Raises:
       CheckpointError: if not everything gets to the disk.
     """
-    self._with_each_manager(lambda manager: manager.close())
+    with contextlib.ExitStack() as stack:
+      for kind, manager in self._managers.items():
+        stack.callback(self._call, kind, manager.close)
 
-  def _with_each_manager(self, call):
-    problem = None
-    for kind, manager in self._managers.items():
-      try:
-        call(manager)
-      except Exception as e:  # noqa: BLE001 - whatever a disk answers
-        problem = problem or self._error(kind, reader.describe(e))
-    if problem:
-      raise problem
+  def _call(self, kind, call, *arguments):
+    """Calls Orbax; what a disk answers becomes a CheckpointError."""
+    try:
+      call(*arguments)
+    except Exception as e:  # noqa: BLE001 - whatever a disk answers
+      raise self._error(kind, reader.describe(e)) from e
 
   def _manager(self, folder, max_to_keep, **options):
     # What is not this run's own may be in the midst of a save.
@@ -232,10 +242,7 @@ class Checkpoints:
 
   def _await_previous_save(self, kind):
     """Waits for the save before, as Orbax would, and sees whether it failed."""
-    try:
-      self._managers[kind].wait_until_finished()
-    except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      raise self._error(kind, reader.describe(e)) from e
+    self._call(kind, self._managers[kind].wait_until_finished)
 
   def _save(self, kind, step, state, metrics=None):
     """Starts to write a checkpoint."""
@@ -245,14 +252,11 @@ class Checkpoints:
       raise self._error(kind, problem)
     start = time.monotonic()
     self._save_starts.pop(kind, None)
-    try:
-      self._write(kind, step, state, metrics)
-    except Exception as e:  # noqa: BLE001 - whatever a disk answers
-      raise self._error(kind, reader.describe(e)) from e
+    self._call(kind, self._write, kind, step, state, metrics)
     self._save_starts[kind] = start
 
   def _write(self, kind, step, state, metrics):
-    meta = reader.meta(self._config, self._fingerprint, versions())
+    meta = reader.meta(self._config, self._fingerprint, process_info.versions())
     with _undisturbed():
       self._managers[kind].save(
         step,
@@ -265,7 +269,7 @@ class Checkpoints:
       )
 
   def _disk_shortage(self):
-    """Why a save does not fit on the disk; '' if it does."""
+    """Why a save does not fit on the disk; '' if it fits."""
     if urls.scheme(self._workdir):
       return ''
     leaves = jax.tree.leaves(self._abstract_state)
@@ -304,7 +308,7 @@ class Checkpoints:
       raise config_lib.ConfigError(f'{self._workdir}/{kind}/{step} is damaged: {e}') from e
 
   def _quarantine(self, step):
-    """Moves a damaged checkpoint away, if it is the run's own; what to log."""
+    """Moves a damaged checkpoint away, unless the folders are only read; what to log."""
     if self._read_only:
       return ''
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
@@ -322,33 +326,33 @@ def saved_steps(folder: str) -> list[int]:
   return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
 
 
-def versions() -> dict[str, str]:
-  """Returns the versions of the packages that decide what a run computes."""
-  return {name: importlib.metadata.version(name) for name in _PACKAGES}
+def sort_key(metric: str, value: float) -> float:
+  """Returns a key that sorts values of a metric from the best on."""
+  return value if metric in _LOWER_IS_BETTER else -value
 
 
-def check_best_metric(config, names) -> None:
+def check_best_metric(config: ml_collections.ConfigDict, names: Iterable[str]) -> None:
   """Refuses, before training, a metric that evaluation will not give.
 
   Args:
     config: the run's config.
-    names: of the metrics of an evaluation.
+    names: names of an evaluation's metrics.
 
   Raises:
     ConfigError: naming the metric and the nearest there is.
   """
   chosen = config.checkpoint.best_metric
   if metric_labels.key(chosen) not in names:
-    names = metric_labels.names(names).values()
+    labels = metric_labels.names(names).values()
     raise config_lib.ConfigError(
       f'config.checkpoint.best_metric={chosen!r}: evaluation of this data set '
-      f'gives {", ".join(names)}{config_lib.nearest(chosen, names)}'
+      f'gives {", ".join(labels)}{config_lib.nearest(chosen, labels)}'
     )
 
 
 @contextlib.contextmanager
 def _undisturbed():
-  """Keeps Python's collector and other threads from holding a save up.
+  """Keeps Python's collector and other threads from delaying a save.
 
   A pass of the collector over a large heap took 100 ms; and each of Orbax's
   nine threads may hold the interpreter for its switch interval, often 5 ms.

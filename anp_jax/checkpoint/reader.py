@@ -1,10 +1,14 @@
-"""Reads a checkpoint: is it of this run, and is it whole?"""
+"""Reads a checkpoint, and checks that it belongs to this run and is whole."""
 
+from collections.abc import Callable
 import contextlib
 import json
+from typing import Any
 
+from etils import epath
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -13,7 +17,6 @@ from anp_jax.checkpoint import checksums
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import error_lines
 
-_META = {'config', 'data', 'packages'}
 _CHECKSUM = 'checksum'
 
 
@@ -25,23 +28,30 @@ class Reader:
   """Reads the checkpoints of one run.
 
   Attributes:
-    saved_config: flat, of the checkpoint that was read; {} before.
+    saved_config: flat config of the checkpoint that was read; {} before.
   """
 
-  def __init__(self, workdir: str, config, fingerprint: dict | None, abstract_state, gather):
-    """Makes a reader; for the arguments see `manager.Checkpoints`."""
+  def __init__(
+    self,
+    workdir: str,
+    config: ml_collections.ConfigDict,
+    fingerprint: dict | None,
+    abstract_state: Any,
+    gather: Callable[[Any], list],
+  ):
+    """Creates a reader; `manager.Checkpoints` describes the arguments."""
     self._workdir = workdir
     self._config = config
     self._fingerprint = fingerprint
     self._abstract_state = abstract_state
     self._gather = gather
-    self.saved_config = {}
+    self.saved_config: dict[str, Any] = {}
 
-  def read(self, folder):
+  def read(self, folder: epath.Path) -> Any:
     """Returns the state of a checkpoint, on every process or on none.
 
     Args:
-      folder: of the checkpoint, as Orbax's managers name it.
+      folder: folder of the checkpoint.
 
     Raises:
       ConfigError: if it belongs to another run.
@@ -56,7 +66,7 @@ class Reader:
     return restored['state']
 
   def _on_all(self, call, *arguments):
-    """Makes a call that raises Damaged on all processes if it does on one."""
+    """Calls a function; an error on one process is raised on all."""
     result, problem = None, ''
     try:
       result = call(*arguments)
@@ -109,7 +119,7 @@ class Reader:
         )
 
   def _check_shapes(self, tree):
-    """Compared before the restore: Orbax answers a mismatch with a flood."""
+    """Compares shapes before the restore: Orbax answers a mismatch with a flood."""
     saved, expected = _shapes(tree), _shapes(self._abstract_state)
     for name in sorted(saved.keys() | expected.keys()):
       if saved.get(name) != expected.get(name):
@@ -119,13 +129,15 @@ class Reader:
         )
 
 
-def meta(config, fingerprint: dict | None, versions: dict) -> dict:
+def meta(
+  config: ml_collections.ConfigDict, fingerprint: dict | None, versions: dict[str, str]
+) -> dict:
   """Returns what is stored with a checkpoint's state, and its checksum.
 
   Args:
     config: the run's config.
-    fingerprint: of the training data.
-    versions: of the packages that compute, by name.
+    fingerprint: fingerprint of the training data.
+    versions: versions of the packages that compute, by name.
   """
   values = {'config': config_lib.flat(config), 'data': fingerprint, 'packages': versions}
   values = json.loads(json.dumps(values))  # lists in place of tuples
@@ -133,26 +145,21 @@ def meta(config, fingerprint: dict | None, versions: dict) -> dict:
 
 
 def check_whole(saved: dict) -> None:
-  """Refuses metadata that are not what was saved.
-
-  Checkpoints of version 0.1 have no checksum, and these keys only.
+  """Refuses metadata that differ from what was saved.
 
   Args:
-    saved: what was read back of `meta`.
+    saved: values that `meta` gave, read back.
 
   Raises:
     CorruptCheckpointError: if it is not whole.
   """
-  keys = set(saved) if isinstance(saved, dict) else set()
-  if keys == _META:
-    return
-  values = {key: saved[key] for key in keys & _META}
-  if keys != _META | {_CHECKSUM} or (saved[_CHECKSUM] != checksums.of_json(values)):
+  values = dict(saved) if isinstance(saved, dict) else {}
+  if values.pop(_CHECKSUM, '') != checksums.of_json(values):
     raise CorruptCheckpointError('the bytes of its metadata are not those that were saved')
 
 
 def describe(error: BaseException) -> str:
-  """What went wrong with a disk, for people."""
+  """Describes an error of a disk for people."""
   if 'No space left on device' in str(error):
     return 'no space is left on the disk'
   return error_lines.typed_line(error)[:200]

@@ -1,16 +1,18 @@
-"""The folder of a run: whose it is, and what was decided when it began."""
+"""The folder of a run: its owner, and what was decided when the run began."""
 
+from collections.abc import Iterator
 import contextlib
 import json
 import os
 
 import jax
+import ml_collections
 import numpy as np
 
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import manager
 from anp_jax.config import urls
-from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.system import files, mirror
 
 CONFIG_FILE = 'config.json'
@@ -21,13 +23,15 @@ MARKER = 'stopped.json'
 _MAX_COUNTED = 200_000  # examples
 
 
-def with_batch_size(config, workdir: str, devices: int):
-  """Returns the config with the global batch size, decided once a run.
+def with_batch_size(
+  config: ml_collections.ConfigDict, workdir: str, devices: int
+) -> ml_collections.ConfigDict:
+  """Returns the config with the global batch size, decided once per run.
 
   Args:
-    config: resolved; its batch_size may be 0.
+    config: resolved config; its batch_size may be 0.
     workdir: folder of the run, which keeps its batch when it is resumed; '': none.
-    devices: that divide the batch.
+    devices: number of devices that divide the batch.
 
   Returns:
     The config, or a copy of it with a batch_size above 0.
@@ -48,7 +52,7 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
   """Returns the classes that the workdir's run was trained to name.
 
   Raises:
-    ConfigError: if its file is missing or is not what `open_or_refuse` wrote.
+    ConfigError: if its file is missing or is not what `claim_workdir` wrote.
   """
   path = os.path.join(workdir, LABELS_FILE)
   try:
@@ -63,7 +67,7 @@ def has_checkpoints(workdir: str, kinds: tuple[str, ...] = (manager.NEWEST, mana
   return any(manager.saved_steps(os.path.join(workdir, kind)) for kind in kinds)
 
 
-def record_class_sizes(workdir: str, source) -> None:
+def record_class_sizes(workdir: str, source: sources.Source) -> None:
   """Writes how many images each class is trained on, if that is cheap."""
   path = os.path.join(workdir, SIZES_FILE)
   if jax.process_index() or os.path.exists(path) or source.kind == 'synthetic':
@@ -77,18 +81,20 @@ def record_class_sizes(workdir: str, source) -> None:
 
 
 def class_sizes(workdir: str, classes: int) -> np.ndarray | None:
-  """Returns (classes,) training images of each; None if not counted."""
+  """Returns (classes,) int64 training images of each class; None if not counted."""
   sizes = files.read_json(os.path.join(workdir, SIZES_FILE), [])
   return np.array(sizes, np.int64) if len(sizes) == classes else None
 
 
-def open_or_refuse(workdir: str, config, vocabulary) -> None:
+def claim_workdir(
+  workdir: str, config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabulary
+) -> None:
   """Writes the run's config and classes into its workdir, if it is this run's.
 
   Args:
-    workdir: of the run.
-    config: resolved.
-    vocabulary: of the training data.
+    workdir: folder of the run.
+    config: resolved config.
+    vocabulary: classes of the training data.
 
   Raises:
     ConfigError: if the workdir is another run's, or cannot be written to.
@@ -114,16 +120,18 @@ def open_or_refuse(workdir: str, config, vocabulary) -> None:
 
 
 @contextlib.contextmanager
-def change(workdir: str, config, text: str, processes):
-  """Resumes a run within, with new values in its config.
+def change(
+  workdir: str, config: ml_collections.ConfigDict, text: str, processes: cluster.Processes
+) -> Iterator[None]:
+  """A context in which a run is resumed with new values in its config.
 
-  What is refused within has trained nothing: the old values come back.
+  If the run refuses them, it has trained nothing, and the old values return.
 
   Args:
-    workdir: of the run.
-    config: resolved, with the new values.
-    text: of the flag --change, see `config.changed`.
-    processes: `cluster.Processes`; all of them call it.
+    workdir: folder of the run.
+    config: resolved config with the new values.
+    text: value of the flag --change, see `config.changed`.
+    processes: the run's processes; all of them call it.
 
   Raises:
     ConfigError: if the config differs in other keys too.

@@ -11,13 +11,14 @@ import os
 from typing import Any
 
 from absl import logging
+from flax import linen as nn
 import jax
 import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 
 from anp_jax import config as config_lib, models
-from anp_jax.checkpoint import checksums, manager, ranking, reader, run_dir
+from anp_jax.checkpoint import checksums, manager, reader, run_dir
 from anp_jax.config import strategy as strategy_lib, trust, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
@@ -35,10 +36,10 @@ class Trained:
   """A checkpoint's network.
 
   Attributes:
-    folder: of the checkpoint.
-    config: of the run, resolved.
-    vocabulary: of the classes that it was trained to name.
-    step: updates that made it.
+    folder: folder of the checkpoint.
+    config: resolved config of the run.
+    vocabulary: classes that the network was trained to name.
+    step: number of updates that made it.
     params: tree of NumPy arrays: those that evaluation sees, so averaged ones
       where the run averages (config.ema), the mean over groups for `local_sgd`.
     stats: the model's other collections, likewise.
@@ -53,10 +54,10 @@ class Trained:
 
   @property
   def objective(self) -> objective_lib.Objective:
-    """What the network's outputs mean."""
+    """The meaning of the network's outputs."""
     return objective_lib.create(self.vocabulary, self.config)
 
-  def model(self, platform: str):
+  def model(self, platform: str) -> nn.Module:
     """The Flax module, for devices of a platform: 'cpu', 'gpu', 'tpu'."""
     return models.create(self.config, self.objective.outputs, platform)
 
@@ -66,7 +67,7 @@ def load(path: str, which: str = 'newest') -> Trained:
 
   Args:
     path: a workdir, or in it `checkpoints`, `best` or the folder of a step.
-    which: of a workdir: 'newest', 'best' or a step.
+    which: 'newest', 'best' or a step of a workdir.
 
   Raises:
     ConfigError: if there is no checkpoint, it cannot be read whole, or it
@@ -120,7 +121,7 @@ def vocabulary(folder: str) -> vocabulary_lib.Vocabulary:
   """Returns the classes of the run, or the model of a run, of a checkpoint.
 
   Args:
-    folder: of a checkpoint.
+    folder: folder of a checkpoint.
 
   Raises:
     ConfigError: if the run has not written them.
@@ -149,7 +150,7 @@ def _orbax_path(folder, item):
 
 
 def _folders(path, which):
-  """The folders of a workdir, or of a kind, in which a checkpoint may lie."""
+  """The folders in which a checkpoint may lie, for a workdir or one of its kinds."""
   if os.path.basename(path) == manager.NEWEST:
     return [] if which == 'best' else [path]
   if _is_best(path):
@@ -210,7 +211,7 @@ def _score(folder):
   """A key that sorts best checkpoints from the best on."""
   with open(os.path.join(folder, 'metrics', 'metrics')) as f:
     ((name, value),) = json.load(f).items()
-  return ranking.sort_key(name, value)
+  return manager.sort_key(name, value)
 
 
 def _mean_of_groups(leaf):

@@ -1,13 +1,17 @@
-"""The processes of a run: start together, agree, watch, stop together.
+"""The processes of a run: they start, agree, are watched and stop together.
 
 with cluster.start(config, env, command) as processes:
   train.run(config, workdir, processes=processes)
 """
 
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import socket
 import sys
 import traceback
+from typing import Any
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import (
@@ -38,21 +42,26 @@ class Processes:
   """The processes of a run, seen from this one.
 
   Attributes:
-    index: of this process.
-    count: of processes.
-    hosts: the host of each process, by index; '' of one that has not come.
-    env: `cluster_env.ClusterEnv` of this process.
+    index: rank of this process.
+    count: number of processes.
+    hosts: host of each process, by index; '' where it has not come.
+    env: place of this process.
     secret: hexadecimal digits that only the run's processes know; '' of a lone
       process.
   """
 
-  def __init__(self, config, env: cluster_env.ClusterEnv = cluster_env.ALONE, client=None):
-    """Makes the processes without connecting them; `start` connects them.
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    env: cluster_env.ClusterEnv = cluster_env.ALONE,
+    client: client_lib.CoordinatorClient | None = None,
+  ):
+    """Creates the processes without connecting them; `start` connects them.
 
     Args:
       config: the run's config.
-      env: of this process.
-      client: `client.CoordinatorClient`; None: this process is alone.
+      env: place of this process.
+      client: connection to process 0; None: this process is alone.
     """
     self.index, self.count, self.env = env.index, env.count, env
     self.secret = env.secret
@@ -67,7 +76,7 @@ class Processes:
       coordinator.HEARTBEAT_PERIOD,
       joining_timeout=config.cluster.rendezvous_timeout,
     )
-    self._expected_save_seconds = float
+    self._expected_save_seconds: Callable[[], float] = float
     self._stop = preemption.StopHandler(config, self._expected_stop_seconds)
 
   def __enter__(self):
@@ -75,7 +84,7 @@ class Processes:
     return self
 
   def __exit__(self, kind, error, trace):
-    """Leaves together with the others; an error of one ends all."""
+    """Leaves together with the others; an error of any process ends all."""
     if self._client is None:
       self._stack.close()
       return
@@ -91,14 +100,11 @@ class Processes:
     jax_processes.leave()
 
   def leave_early(self) -> None:
-    """Has this process leave without waiting for the others.
-
-    It must be one that the run can do without.
-    """
+    """Makes this process, which the run can do without, leave without waiting."""
     self._leaves_early = True
 
   def start_watchdog(self) -> None:
-    """Watches from now on whether this process stalls; see `watchdog`."""
+    """Starts to watch whether this process stalls; see `watchdog`."""
     self._watchdog.start()
     self._stack.callback(self._watchdog.stop)
 
@@ -108,37 +114,34 @@ class Processes:
     code, text = exit_status(error)
     if code == termination.FAILED and not isinstance(error, EXPECTED):
       traceback.print_exception(error)
-    self._client.fail(code, text)
+    if self._client is not None:
+      self._client.fail(code, text)
     termination.end_process(code, text)
 
   def heartbeat(self, phase: str, step: int = 0) -> None:
     """Reports that this process begins a phase; see `watchdog.Watchdog`."""
     self._watchdog.heartbeat(phase, step)
 
-  def heartbeat_each(self, batches, phase: str, step: int):
+  def heartbeat_each(self, batches: Iterable, phase: str, step: int) -> Iterator:
     """Yields the batches with a heartbeat each, as there may be any number."""
     for batch in batches:
       self.heartbeat(phase, step)
       yield batch
 
-  def gather(self, value) -> list:
+  def gather(self, value: Any) -> list:
     """Returns every process's JSON value, by index; all must call it alike.
 
-    Not for the loop: a step's own sums carry what is decided there.
+    The loop does not call it: a step's own sums carry what is decided there.
     """
     return self._client.gather(value) if self._client else [value]
 
-  def send(self, index: int, value) -> None:
+  def send(self, index: int, value: Any) -> None:
     """Sends a JSON value to one process; see `receive_mail`."""
     if self._client:
       self._client.send(index, value)
 
-  def receive_mail(self, on_mail) -> None:
-    """Has `on_mail` called with what is sent here.
-
-    Args:
-      on_mail: see `client.CoordinatorClient.receive_mail`.
-    """
+  def receive_mail(self, on_mail: Callable[[int, Any, str], None]) -> None:
+    """Calls `on_mail` with each value sent here, see `client.CoordinatorClient`."""
     if self._client:
       self._client.receive_mail(on_mail)
 
@@ -148,11 +151,11 @@ class Processes:
     return self._stop.interrupted
 
   def vote(self) -> int:
-    """Returns what this process asks of all; see `preemption`."""
+    """Returns the vote of this process; see `preemption`."""
     return self._stop.vote()
 
   @contextlib.contextmanager
-  def handling_signals(self, expected_save_seconds=float):
+  def handling_signals(self, expected_save_seconds: Callable[[], float] = float) -> Iterator[None]:
     """A context in which a signal is a vote; outside, it ends the process.
 
     Args:
@@ -201,13 +204,16 @@ class Processes:
 
 
 def start(
-  config, env: cluster_env.ClusterEnv, command: dict | None = None, workdir: str = ''
+  config: ml_collections.ConfigDict,
+  env: cluster_env.ClusterEnv,
+  command: dict | None = None,
+  workdir: str = '',
 ) -> Processes:
   """Brings all processes of a run together, and JAX up in each.
 
   Args:
     config: the run's config.
-    env: of this process, from `detect`.
+    env: place of this process, from `detect`.
     command: flags that must be the same in all processes, by name.
     workdir: folder that all processes share, which holds their secret; '':
       only a variable does, see `secret.for_run`.
@@ -242,7 +248,7 @@ def start(
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:
     print('nvidia-smi lists no GPU here: shared ones cannot be detected')
   if not env.index:
-    coordinator.Coordinator(env, coordinator.Timeouts.of(settings))
+    coordinator.Coordinator(env, settings)
   client = client_lib.CoordinatorClient(env, info, settings)
   processes = Processes(config, env, client)
   # The others hear of it at once, and need not miss this one first.
@@ -260,5 +266,5 @@ def start(
 
 
 def _phase(state):
-  """What a process does, for people: 'saving 8'."""
+  """Phase and step for people: 'saving 8'."""
   return f'{state["phase"]} {state["step"] or ""}'.strip()

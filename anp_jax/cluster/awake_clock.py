@@ -11,12 +11,12 @@ class AwakeClock:
   """Seconds during which this process could run.
 
   Ctrl-Z, Slurm's suspend or a library that holds the interpreter stop all
-  threads. Whoever waits for another process must not count such seconds: it
-  could not have heard of the other.
+  threads. A timeout of another process must not count such seconds: nothing
+  of the other could be received.
   """
 
   def __init__(self, period: float, clock: Callable[[], float] = time.monotonic):
-    """Makes a clock that counts every second until the first tick.
+    """Creates a clock that counts every second until the first tick.
 
     Args:
       period: seconds between two ticks.
@@ -25,19 +25,21 @@ class AwakeClock:
     self._clock = clock
     self._most = _MOST * period
     # One tuple, so that no other thread reads half of a change.
-    self._last = None  # seconds of the clock and of this one at the last tick
+    # Seconds of the clock and of this one at the last tick.
+    self._last: tuple[float, float] | None = None
 
   def __call__(self) -> float:
     """Returns the seconds now, which never run backwards either."""
-    last, now = self._last, self._clock()
-    if last is None:
-      return now
-    return last[1] + min(now - last[0], self._most)
+    return self._seconds(self._clock())
 
   def tick(self) -> None:
-    """Shows that this process runs; one thread calls it every period."""
+    """Records that this process runs; one thread calls it every period."""
     now = self._clock()
-    seconds = now
-    if self._last is not None:
-      seconds = self._last[1] + min(now - self._last[0], self._most)
-    self._last = now, seconds
+    self._last = now, self._seconds(now)
+
+  def _seconds(self, now):
+    last = self._last
+    if last is None:
+      return now
+    before, seconds = last
+    return seconds + min(now - before, self._most)

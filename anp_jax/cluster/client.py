@@ -1,11 +1,14 @@
 """The connection of a process to process 0, and so to all others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import json
 import socket
 import threading
 import time
+from typing import Any
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import (
@@ -21,8 +24,6 @@ from anp_jax.cluster import (
 _RETRY = 0.3  # seconds between two attempts to reach process 0
 # Attempts: process 0 may close a connection when many come at once.
 _MAX_REFUSALS = 10
-# A name may appear late: that of a pod of Kubernetes once the pod has started.
-_RESOLVES_WITHIN = 20.0  # seconds
 # Longer than process 0 may hold a failure back.
 _PASSES_ON_WITHIN = 5.0  # seconds
 
@@ -31,20 +32,25 @@ class CoordinatorClient:
   """Sends the heartbeats of this process; receives the order to end.
 
   Attributes:
-    hosts: the host of each process, by index; '' of one that has not come.
+    hosts: host of each process, by index; '' where it has not come.
     devices: ordinals of the GPUs that this process uses; None: all it sees.
-    port: TCP, of JAX's coordinator on process 0.
+    port: TCP port of JAX's coordinator on process 0.
   """
 
-  def __init__(self, env: cluster_env.ClusterEnv, info: dict, settings, leave=None):
+  def __init__(
+    self,
+    env: cluster_env.ClusterEnv,
+    info: dict,
+    settings: ml_collections.ConfigDict,
+    leave: Callable[[int, str, bool], None] = termination.end_process,
+  ):
     """Connects to process 0 and waits until all processes have come.
 
     Args:
-      env: of this process.
-      info: from `process_info.collect`.
+      env: place of this process.
+      info: description from `process_info.collect`.
       settings: config.cluster.
-      leave: called (code, text, stacks) when all must end; None:
-        `termination.end_process`.
+      leave: called (code, text, stacks) when all must end.
 
     Raises:
       ConfigError: if the processes do not go together.
@@ -52,13 +58,14 @@ class CoordinatorClient:
     """
     self._env = env
     self._settings = settings
-    self._leave = leave or termination.end_process
+    self._leave = leave
     self._send_lock = threading.Lock()
     self._answers: dict[str, list] = {}
     self._answered = threading.Condition()
     self._gathers = 0
-    self._end = None  # the (code, text, ...) with which all must end
-    self._on_mail, self._mail = None, []
+    self._end: Sequence | None = None  # the (code, text, ...) with which all must end
+    self._on_mail: Callable | None = None
+    self._mail: list[tuple] = []
     self._mail_lock = threading.Lock()
     self._clock = awake_clock.AwakeClock(coordinator.HEARTBEAT_PERIOD)
     self._is_silent, self._hung_up = False, threading.Event()
@@ -84,10 +91,10 @@ class CoordinatorClient:
     self._send({'heartbeat': state})
 
   def stalled(self) -> None:
-    """Reports that nothing moves here; all will end, the late one named."""
+    """Reports that this process is stuck; all end, and the late one is named."""
     self._send({'stalled': 0})
 
-  def gather(self, value, name: str = '') -> list:
+  def gather(self, value: Any, name: str = '') -> list:
     """Returns every process's value, by index; all must call it as often."""
     if not name:
       self._gathers += 1
@@ -97,7 +104,7 @@ class CoordinatorClient:
       self._answered.wait_for(lambda: name in self._answers)
       return self._answers.pop(name)
 
-  def send(self, index: int, value) -> None:
+  def send(self, index: int, value: Any) -> None:
     """Sends a JSON value to one process; see `receive_mail`."""
     self._send({'mail': [index, value]})
 
@@ -141,7 +148,6 @@ class CoordinatorClient:
 
   def _connect(self):
     host, port = cluster_env.split_address(self._env.coordinator_address)
-    self._resolve(host, port)
     ports = [port, *self._env.other_ports]
     period = len(ports) * 2 * handshake.WITHIN + _RETRY
     refusals, clock = 0, awake_clock.AwakeClock(period)
@@ -165,8 +171,8 @@ class CoordinatorClient:
       if now - last_line >= coordinator.LOG_PERIOD and self._env.local_index < 1:
         last_line = now
         print(
-          f'waiting: rank 0 at {self._env.coordinator_address} does not '
-          f'answer yet; {deadline - now:.0f} s left' + (f'; {self._no_secret()}' if refused else '')
+          f'waiting: rank 0 at {self._env.coordinator_address} does not answer yet; '
+          f'{deadline - now:.0f} s left; {self._no_secret() if refused else _reason(errors[0])}'
         )
       time.sleep(_RETRY)
 
@@ -195,23 +201,8 @@ class CoordinatorClient:
     return (
       f'rank {self._env.index} on {socket.gethostname()}: no answer from rank '
       f'0 at {self._env.coordinator_address} within '
-      f'{self._settings.rendezvous_timeout:g} s ({error.strerror or error})'
-      f'{hint}'
+      f'{self._settings.rendezvous_timeout:g} s ({_reason(error)}){hint}'
     )
-
-  def _resolve(self, host, port):
-    deadline = time.monotonic() + _RESOLVES_WITHIN
-    while True:
-      try:
-        socket.getaddrinfo(host, port)
-        return
-      except OSError as e:
-        if time.monotonic() > deadline:
-          raise config_lib.ConfigError(
-            f'coordinator {self._env.coordinator_address!r} does not resolve '
-            f'on {socket.gethostname()}: {e.strerror or e}'
-          ) from e
-      time.sleep(_RETRY)
 
   def _wait_for_go(self):
     # A torn line is a ValueError, and so is a ConfigError.
@@ -300,3 +291,7 @@ class CoordinatorClient:
     # A message that cannot be sent is missed by process 0, which acts on it.
     with self._send_lock, contextlib.suppress(OSError):
       self._socket.sendall(json.dumps(message).encode() + b'\n')
+
+
+def _reason(error):
+  return error.strerror or error

@@ -20,21 +20,21 @@ class ClusterEnv(NamedTuple):
   """One process among those of a run.
 
   Attributes:
-    launcher: 'flags', 'Slurm', 'Open MPI', 'TPU', one of `launchers` or ''
-      (one process).
-    index: of this process, from 0.
-    count: of processes.
+    launcher: 'flags', 'Slurm', 'TPU', one of `launchers` or '' (one process).
+    index: rank of this process.
+    count: number of processes.
     coordinator_address: 'host:port' of process 0; '' for one process.
-    other_ports: of process 0, tried in turn if that port is taken.
-    local_index: among the processes of this host; -1 where unknown.
-    num_hosts: a lower bound on the number of hosts; 0 where unknown.
-    token: identifies this launch; the same in all of its processes.
-    secret: from `secret.for_run`; '' of one process.
+    local_index: rank among the processes of this host; -1 where unknown.
+    num_hosts: lower bound on the number of hosts; 0 where unknown.
+    token: identifier of this launch, the same in all of its processes.
+    secret: the run's secret, see `secret.for_run`; '' for one process.
+    other_ports: ports that process 0 tries in turn if the first is taken.
   """
 
   launcher: str = ''
-  index: int = 0
-  count: int = 1
+  # Names of tuple's methods, which nobody calls here.
+  index: int = 0  # type: ignore[assignment]
+  count: int = 1  # type: ignore[assignment]
   coordinator_address: str = ''
   local_index: int = -1
   num_hosts: int = 0
@@ -56,8 +56,8 @@ def detect(
 
   Args:
     coordinator: 'host:port'; alone, it replaces what a launcher would choose.
-    count: of processes.
-    index: of this process.
+    count: number of processes.
+    index: rank of this process.
     environment: variables.
 
   Returns:
@@ -67,20 +67,20 @@ def detect(
     ConfigError: naming the flag or variable at fault.
   """
   if (count is None) != (index is None):
-    present, missing = 'process_id', 'num_processes'
-    if index is None:
-      present, missing = missing, present
+    names = ['process_id', 'num_processes']
+    present, missing = names if count is None else reversed(names)
     raise config_lib.ConfigError(f'--{present} needs --{missing} as well')
-  if count is not None:
+  if count is not None and index is not None:
     return _checked(
       ClusterEnv('flags', index, count, coordinator or ''),
       '--num_processes',
       '--process_id',
       '--coordinator=HOST:PORT',
     )
-  for read in (_torchrun, _slurm, _open_mpi, _tpu, _other):
-    env = read(environment, coordinator)
-    if env:
+  # Processes of torchrun have the variables of the step in which it runs, too.
+  is_torchrun = launchers.is_torchrun(environment)
+  for read in (_launched,) if is_torchrun else (_slurm, _launched, _tpu):
+    if env := read(environment, coordinator):
       return env
   if coordinator:
     raise config_lib.ConfigError(
@@ -107,8 +107,9 @@ def split_address(address: str) -> tuple[str, int]:
 def first_host(node_list: str) -> str:
   """The first host of Slurm's short form: 'gpu[03-05,9],login' -> 'gpu03'."""
   # A comma within brackets does not end the first name.
-  name = re.match(r'(?:[^,\[]|\[[^\]]*\])*', node_list)[0]
-  return re.sub(r'\[([^\],-]*)[^\]]*\]', r'\1', name)
+  match = re.match(r'(?:[^,\[]|\[[^\]]*\])*', node_list)
+  assert match  # at least ''
+  return re.sub(r'\[([^\],-]*)[^\]]*\]', r'\1', match[0])
 
 
 def _slurm(environment, coordinator):
@@ -126,19 +127,18 @@ def _slurm(environment, coordinator):
     return ClusterEnv('Slurm', num_hosts=1, local_index=0)
   job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
   restart = environment.get('SLURM_RESTART_COUNT', '0')
-  nodes = environment.get('SLURM_STEP_NODELIST', '')
-  chosen = environment.get('JAX_COORDINATOR_PORT')
-  port, *more_ports = [chosen] if chosen else _ports(job, step)
+  host = first_host(environment.get('SLURM_STEP_NODELIST', ''))
+  address, other_ports = _address(environment, coordinator, host, job, step)
   return _checked(
     ClusterEnv(
       'Slurm',
       _number(environment, 'SLURM_PROCID'),
       count,
-      coordinator or f'{first_host(nodes)}:{port}',
+      address,
       _number(environment, 'SLURM_LOCALID'),
       _number(environment, 'SLURM_STEP_NUM_NODES', 'SLURM_NNODES'),
       f'{job}.{restart}.{step}',
-      other_ports=() if coordinator else tuple(more_ports),
+      other_ports=other_ports,
     ),
     'SLURM_STEP_NUM_TASKS',
     'SLURM_PROCID',
@@ -146,45 +146,37 @@ def _slurm(environment, coordinator):
   )
 
 
-def _open_mpi(environment, coordinator):
-  if 'OMPI_COMM_WORLD_SIZE' not in environment:
+def _launched(environment, coordinator):
+  """Reads the variables of one of `launchers`."""
+  launcher = launchers.find(environment)
+  if launcher is None:
     return None
-  count = _number(environment, 'OMPI_COMM_WORLD_SIZE')
-  local = _number(environment, 'OMPI_COMM_WORLD_LOCAL_RANK')
+  count = _number(environment, launcher.size)
   if count == 1:
-    return ClusterEnv('Open MPI', num_hosts=1, local_index=0)
-  name = environment.get('PMIX_NAMESPACE') or environment.get('OMPI_MCA_ess_base_jobid', '')
-  local_count = _number(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE')
-  more_ports = ()
-  if not coordinator:
-    host = ''
-    # mpirun's own address (Open MPI 4): process 0 runs where mpirun was typed,
-    # unless a host file says otherwise.
-    uri = environment.get('OMPI_MCA_orte_hnp_uri', '')
-    match = re.search(r'tcp://([0-9.]+)', uri)
-    if local_count == count:
-      host = '127.0.0.1'
-    elif match:
-      host = match[1]
-    else:
-      raise config_lib.ConfigError(
-        'Open MPI does not tell where process 0 runs: give main.py --coordinator=HOST:PORT'
-      )
-    port, *more_ports = _ports(name)
-    coordinator = f'{host}:{port}'
+    return ClusterEnv(launcher.name, num_hosts=1, local_index=0)
+  job = [environment[name] for name in launcher.job if environment.get(name)]
+  # Unknown where the launcher does not number the processes of a host.
+  num_hosts = 0
+  if local_count := environment.get(launcher.local_size):
+    num_hosts = 1 if local_count == str(count) else 2
+  address, other_ports = coordinator or environment.get(launcher.address), ()
+  if not address:
+    host, port = launchers.first_process(launcher, environment, num_hosts == 1)
+    address, other_ports = _address(environment, '', host, *job, port=port)
+  has_local = launcher.local_rank in environment
   return _checked(
     ClusterEnv(
-      'Open MPI',
-      _number(environment, 'OMPI_COMM_WORLD_RANK'),
+      launcher.name,
+      _number(environment, launcher.rank),
       count,
-      coordinator,
-      local,
-      1 if local_count == count else 2,
-      name,
-      other_ports=tuple(more_ports),
+      address,
+      _number(environment, launcher.local_rank) if has_local else -1,
+      num_hosts,
+      '.'.join(job),
+      other_ports=other_ports,
     ),
-    'OMPI_COMM_WORLD_SIZE',
-    'OMPI_COMM_WORLD_RANK',
+    launcher.size,
+    launcher.rank,
     '--coordinator',
   )
 
@@ -207,18 +199,17 @@ def _tpu(environment, coordinator):
     )
   if len(hosts) < 2:
     return None
-  chosen = environment.get('JAX_COORDINATOR_PORT')
-  port, *more_ports = [chosen] if chosen else _ports()
+  address, other_ports = _address(environment, coordinator, hosts[0])
   return _checked(
     ClusterEnv(
       'TPU',
       _number(environment, 'TPU_WORKER_ID'),
       len(hosts),
-      coordinator or f'{hosts[0]}:{port}',
+      address,
       0,
       len(hosts),
       environment.get('TPU_NAME', ''),
-      other_ports=() if coordinator else tuple(more_ports),
+      other_ports=other_ports,
     ),
     'TPU_WORKER_HOSTNAMES',
     'TPU_WORKER_ID',
@@ -226,42 +217,19 @@ def _tpu(environment, coordinator):
   )
 
 
-def _torchrun(environment, coordinator):
-  # Its processes have the variables of the step in which it runs, too.
-  is_torchrun = 'TORCHELASTIC_RUN_ID' in environment
-  return _other(environment, coordinator) if is_torchrun else None
-
-
-def _other(environment, coordinator):
-  launch = launchers.find(environment)
-  if launch is None:
-    return None
-  count = _number(environment, launch.count)
-  if count == 1:
-    return ClusterEnv(launch.launcher, num_hosts=1, local_index=0)
-  names = launchers.job_names(environment)
-  local = launch.local_index
-  local_count = environment.get(launch.local_count)
-  port, *more_ports = _ports(*names)
-  address = coordinator or launchers.first_address(launch, environment, port)
-  # What the variables or flags tell is meant.
-  is_chosen = split_address(address)[1] != port
-  return _checked(
-    ClusterEnv(
-      launch.launcher,
-      _number(environment, launch.index),
-      count,
-      address,
-      _number(environment, local) if local in environment else -1,
-      # Unknown where the launcher does not number the processes of a host.
-      0 if local_count is None else 1 if local_count == str(count) else 2,
-      '.'.join(names),
-      other_ports=() if is_chosen else tuple(more_ports),
-    ),
-    launch.count,
-    launch.index,
-    '--coordinator',
-  )
+def _address(environment, coordinator, host, *job, port=''):
+  """The address of process 0, and the ports that it tries if that one is taken."""
+  if coordinator:
+    return coordinator, ()
+  ports = [port or environment.get('JAX_COORDINATOR_PORT')]
+  if not ports[0]:
+    # Derived from the job, so that jobs on one host rarely collide.
+    number = 0
+    for character in '.'.join(job):
+      number = (number * 31 + ord(character)) % 2**31
+    ports = [_FIRST_PORT + (number + i * _STRIDE) % _PORTS for i in range(_CANDIDATES)]
+  host = f'[{host}]' if ':' in host else host
+  return f'{host}:{ports[0]}', tuple(ports[1:])
 
 
 def _checked(env, count_name, index_name, address_name):
@@ -309,11 +277,3 @@ def _number(environment, *names):
         raise config_lib.ConfigError(f'{name}={text!r}: expected a number')
       return int(text)
   raise config_lib.ConfigError(f'{names[0]} is not set, though others of its launcher are')
-
-
-def _ports(*names):
-  """Ports derived from a job, so that jobs on one host rarely collide."""
-  number = 0
-  for character in '.'.join(names):
-    number = (number * 31 + ord(character)) % 2**31
-  return [_FIRST_PORT + (number + i * _STRIDE) % _PORTS for i in range(_CANDIDATES)]

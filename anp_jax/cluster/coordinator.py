@@ -1,18 +1,21 @@
 """Process 0's coordinator: all processes connect to it and are watched by it.
 
-One line of JSON a message. It knows who has come, who has gone and who is late,
-and names them to the others; gradients never pass here. The loss of a process
-ends all of them, unless it is one that the run can do without: then process 0
-is told, and the process may come again.
+A message is one line of JSON. The coordinator knows which processes have come,
+are gone or late, and names them to the others; gradients do not pass here. If a
+process is lost, all end, unless the run can do without it: then process 0 is
+told, and the process may connect again.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 import contextlib
-import dataclasses
 import json
 import re
 import threading
 import time
+from typing import Any
+
+import ml_collections
 
 from anp_jax.cluster import (
   awake_clock,
@@ -38,47 +41,23 @@ _BROKEN = re.compile('gloo|nccl|connection (reset|closed|refused)', re.I)
 _MAX_LINE = 2**22  # bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Timeouts:
-  """Seconds after which the processes of a run are ended.
-
-  Attributes:
-    rendezvous: until all must have come.
-    heartbeat: of silence, after which a process is lost.
-    leave: until all must have come to the end, from the first that did.
-  """
-
-  rendezvous: float
-  heartbeat: float
-  leave: float
-
-  @classmethod
-  def of(cls, settings) -> 'Timeouts':
-    """The timeouts that config.cluster sets."""
-    return cls(
-      settings.rendezvous_timeout,
-      settings.heartbeat_timeout,
-      max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout,
-    )
-
-
 class Coordinator:
   """Lets all processes start together, and ends all when one is lost."""
 
   def __init__(
     self,
     env: cluster_env.ClusterEnv,
-    timeouts: Timeouts,
-    log=print,
-    clock=time.monotonic,
-    sleep=asyncio.sleep,
+    settings: ml_collections.ConfigDict,
+    log: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable] = asyncio.sleep,
   ):
     """Opens the port and serves it from a thread of its own.
 
     Args:
-      env: of process 0; all must prove its secret, then show its count and
-        token.
-      timeouts: of the run.
+      env: place of process 0; all must prove its secret, then show its count
+        and token.
+      settings: config.cluster.
       log: called with a line for people.
       clock: returns seconds that never run backwards.
       sleep: waits for seconds of that clock.
@@ -89,35 +68,38 @@ class Coordinator:
     """
     self._count = env.count
     self._token = env.token
-    self._timeouts = timeouts
+    self._rendezvous_timeout = settings.rendezvous_timeout
+    self._heartbeat_timeout = settings.heartbeat_timeout
+    # Until all must have come to the end, from the first that did.
+    self._leave_timeout = (
+      max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout
+    )
     self._log = log
     self._clock = awake_clock.AwakeClock(HEARTBEAT_PERIOD, clock)
     self._sleep = sleep
     self._members: dict[int, members_lib.Member] = {}
     self._running = False
-    self._go = {}  # what all processes were sent when they began
-    self._devices = {}  # of each process that was there then
-    self._end_message = None  # what all processes were sent
+    self._go: dict[str, Any] = {}  # what all processes were sent when they began
+    self._devices: dict[int, list[int] | None] = {}  # of each process that was there then
+    self._end_message: dict | None = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
-    self._tasks = set()
+    self._tasks: set[asyncio.Future] = set()
     self._gate = handshake.Gate(env.secret, env.count, self._meet, log)
     self._listeners = listener.listen(env)
-    threading.Thread(target=self._run, name='coordinator', daemon=True).start()
-
-  def _run(self):
-    asyncio.run(self._serve())
+    threading.Thread(
+      target=lambda: asyncio.run(self._serve()), name='coordinator', daemon=True
+    ).start()
 
   async def _serve(self):
     for listening in self._listeners:
-      accepting = asyncio.ensure_future(self._gate.accept(listening))
-      self._tasks.add(accepting)
+      self._tasks.add(asyncio.ensure_future(self._gate.accept(listening)))
     start = last_line = self._clock()
     while True:
       self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
       now = self._clock()
-      left = self._timeouts.rendezvous - (now - start)
+      left = self._rendezvous_timeout - (now - start)
       if self._running:
         self._check_members(now)
       elif left < 0 and self._has_all_it_needs():
@@ -126,7 +108,7 @@ class Coordinator:
         self._end(
           termination.TRY_AGAIN,
           f'{self._missing(self._members)} not come within '
-          f'{self._timeouts.rendezvous:g} s ({self._present()}): see their '
+          f'{self._rendezvous_timeout:g} s ({self._present()}): see their '
           'logs, or raise config.cluster.rendezvous_timeout',
         )
       elif now - last_line >= LOG_PERIOD and not self._end_message:
@@ -143,7 +125,6 @@ class Coordinator:
     try:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
-      process_info.check_types(info)
       problem = self._refusal(info)
       if problem or self._end_message:
         self._refuse(info, writer, problem)
@@ -163,7 +144,7 @@ class Coordinator:
         writer.close()
 
   def _refuse(self, info, writer, problem):
-    """Sends a process away; ends all if it is one of a run not yet begun."""
+    """Sends a process away, and ends all if it belongs to a run that has not begun."""
     is_ours = info['token'] == self._token
     before_start = is_ours and not self._running
     message = self._end_message if before_start or not problem else None
@@ -251,7 +232,7 @@ class Coordinator:
           self._drop(member, 'has left')
 
   def _fail(self, member, code, text):
-    """Ends all because of one's error, or drops one that need not be there."""
+    """Ends all because of a member's error, or drops a member that is optional."""
     if self._can_go_without(member):
       _send(member.writer, {'end': [code, text, False]})
       self._drop(member, f'has failed: {text}')
@@ -260,7 +241,7 @@ class Coordinator:
     if code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN
       if _BROKEN.search(text):
-        within += self._timeouts.heartbeat
+        within += self._heartbeat_timeout
       self._call_later(within, self._end, code, text)
     else:
       self._end(code, text)
@@ -273,7 +254,7 @@ class Coordinator:
     self._answer_gather(name)
 
   def _answer_gather(self, name):
-    """Sends what was gathered, once it is there of all who still are."""
+    """Sends the gathered values, once all members have sent theirs."""
     values = self._gathered.get(name, {})
     if not values or self._members.keys() - values.keys():
       return
@@ -297,18 +278,18 @@ class Coordinator:
       if not member.left:
         _send(member.writer, {'ping': 0})
         quiet = now - member.last_heard
-        if quiet > self._timeouts.heartbeat:
+        if quiet > self._heartbeat_timeout:
           self._lost(
             member,
             f'has been silent for {quiet:.0f} s: its process is stopped, '
             'or its host dead or cut off from the network',
           )
     arrived = self._gathered.get(LEAVE, {})
-    if self._leaving_since and now - self._leaving_since > self._timeouts.leave:
+    if self._leaving_since and now - self._leaving_since > self._leave_timeout:
       self._end(
         termination.TRY_AGAIN,
         f'{self._missing(arrived)} not come to the end within '
-        f'{self._timeouts.leave:g} s of the others'
+        f'{self._leave_timeout:g} s of the others'
         f'{members_lib.whereabouts(self._members)}',
       )
 

@@ -1,8 +1,8 @@
 """Two processes prove to each other that they know the run's secret.
 
-Process 0 sends a random challenge, the newcomer one of its own with its proof,
-and process 0 its proof. Before that nothing is parsed and nothing told. What
-follows is not encrypted.
+Process 0 sends a random challenge, the newcomer answers with another challenge
+and its proof, and process 0 sends its proof. Before that nothing is parsed, and
+nothing is revealed. What follows is not encrypted.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ _ANSWER = re.compile('([0-9a-f]{64}) ([0-9a-f]{64})')
 
 
 class RefusedError(ConnectionError):
-  """The other side does not know the secret, or knows another."""
+  """The other side does not know the secret of this run."""
 
 
 def connect(address: tuple[str, int], secret: str) -> socket.socket:
-  """Connects to process 0, which has then proved what it is.
+  """Connects to process 0, and has both sides prove the secret.
 
   Args:
     address: host and port.
-    secret: of the run.
+    secret: the run's secret.
 
   Raises:
-    RefusedError: if one side's proof does not convince the other.
+    RefusedError: if a proof is wrong.
     OSError: if there is no process 0.
   """
   connection = socket.create_connection(address, WITHIN)
@@ -50,14 +50,16 @@ def connect(address: tuple[str, int], secret: str) -> socket.socket:
 
 
 class Gate:
-  """Lets only those who know the secret through to process 0."""
+  """Lets only processes that know the secret connect to process 0."""
 
-  def __init__(self, secret: str, count: int, on_proved: Callable, log=print):
-    """Makes the gate; `accept` opens it.
+  def __init__(
+    self, secret: str, count: int, on_proved: Callable, log: Callable[[str], None] = print
+  ):
+    """Creates the gate; `accept` opens it.
 
     Args:
-      secret: of the run.
-      count: of the run's processes, which may come all at once.
+      secret: the run's secret.
+      count: number of the run's processes, which may come all at once.
       on_proved: coroutine function, called with the socket of a connection
         that has proved itself; closes it.
       log: called with a line for people.
@@ -68,7 +70,7 @@ class Gate:
     self._log = log
     self._logged = -LOG_PERIOD
     self._unproved: dict[asyncio.Task, None] = {}  # the oldest first
-    self._tasks = set()  # asyncio itself keeps none alive
+    self._tasks: set[asyncio.Task] = set()  # asyncio itself keeps none alive
 
   async def accept(self, listener: socket.socket) -> None:
     """Serves a listening socket for ever."""

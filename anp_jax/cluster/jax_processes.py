@@ -1,29 +1,38 @@
 """JAX in each process of a run: its devices, joined or on their own."""
 
+from collections.abc import Callable
+
+import ml_collections
+
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, listener
+from anp_jax.cluster import client as client_lib, cluster_env, listener
 from anp_jax.system import cores, xla_flags
 
 # JAX's own watch over its processes is the last resort: it ends them without
-# saying who was lost. Seconds at least, and times as long as ours.
+# naming the one that was lost. Seconds at least, and a multiple of ours.
 _MIN_TIMEOUT, _TIMES_OURS = 600, 2
 # It counts time in which a process was suspended, as Slurm may do for hours,
 # and ours does not. A process that is lost is noticed by ours.
 _HEARTBEAT = 7 * 24 * 3600  # seconds
 
 
-def join(env, client, settings, heartbeat) -> None:
+def join(
+  env: cluster_env.ClusterEnv,
+  client: client_lib.CoordinatorClient,
+  settings: ml_collections.ConfigDict,
+  heartbeat: Callable[[str], None],
+) -> None:
   """Starts JAX with the devices of all processes.
 
   Args:
-    env: of this process.
-    client: `client.CoordinatorClient`.
+    env: place of this process.
+    client: connection to process 0.
     settings: config.cluster.
     heartbeat: called with the phase that begins.
 
   Raises:
     ConfigError: if JAX does not use this host's accelerator, or the processes
-      have unlike numbers of devices.
+      have different numbers of devices.
   """
   heartbeat('loading')
   import jax  # noqa: PLC0415 - heavy: only once all processes are there
@@ -64,11 +73,11 @@ def _joined(host, port):
   return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
 
-def start_alone(devices: list[int] | None, heartbeat) -> None:
+def start_alone(devices: list[int] | None, heartbeat: Callable[[str], None]) -> None:
   """Starts JAX with the GPUs of this process only, as it does when joined.
 
   Args:
-    devices: ordinals of its GPUs; None: all local devices.
+    devices: ordinals of this process's GPUs; None: all local devices.
     heartbeat: called with the phase that begins.
 
   Raises:

@@ -22,9 +22,9 @@ def listen(env: cluster_env.ClusterEnv) -> list[socket.socket]:
     ConfigError: if a port cannot be opened at all.
     PeerLostError: if all ports are taken.
   """
-  host, port = cluster_env.split_address(env.coordinator_address)
+  host, first_port = cluster_env.split_address(env.coordinator_address)
   addresses = bind_addresses(host)
-  ports = [port, *env.other_ports]
+  ports = [first_port, *env.other_ports]
   for port in ports:
     listeners = []
     try:
@@ -49,23 +49,21 @@ def bind_addresses(host: str) -> list[str]:
   """The addresses of this host at which process 0 waits.
 
   Args:
-    host: by which the other processes find it.
+    host: name by which the other processes find it.
 
   Returns:
-    The addresses of that name; [''], all that this host has, if one of them is
-    not this host's, or is loopback though the name is not. Other hosts then
-    know it by another address, as behind NAT.
+    The addresses of that name that are this host's, and loopback only if the
+    name says so. [''], all that this host has, if there are none: other hosts
+    then know it by another address, as behind NAT.
   """
   host = _TO_ITSELF.get(host, host)
   try:
     answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
   except OSError:  # a name may appear late
     return ['']
-  addresses = list(dict.fromkeys(answer[4][0] for answer in answers))
-  if cluster_env.is_loopback_name(host):
-    return [a for a in addresses if _is_here(a)] or ['']
-  is_known_so = all(_is_here(a) and not _is_loopback(a) for a in addresses)
-  return addresses if is_known_so else ['']
+  may_be_loopback = cluster_env.is_loopback_name(host)
+  addresses = dict.fromkeys(str(answer[4][0]) for answer in answers)
+  return [a for a in addresses if _is_here(a) and (may_be_loopback or not _is_loopback(a))] or ['']
 
 
 def free_port() -> int:

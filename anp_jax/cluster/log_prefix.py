@@ -1,12 +1,13 @@
 """Prefixes each line that a process writes with its rank and host."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
 
-# A process of its own, which outlives a crash of ours and so passes on its last
-# words, those of native code too. Without site: it starts in 20 ms.
+# A separate process outlives a crash of ours, and so passes on its last words,
+# those of native code too. Without site it starts in 20 ms.
 _PROGRAM = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -22,7 +23,8 @@ for line in sys.stdin.buffer:
 def install(prefix: str) -> None:
   """Prefixes every line on standard output and error from now on.
 
-  Child processes inherit it. Where no process can be started, nothing changes.
+  Child processes inherit the prefix. Where no process can be started, nothing
+  changes.
   """
   for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(OSError, ValueError):
@@ -35,9 +37,10 @@ def install(prefix: str) -> None:
           stdout=target,
           start_new_session=True,  # Ctrl-C ends us, and then it
         )
+      assert child.stdin is not None
       os.dup2(child.stdin.fileno(), number)
       child.stdin.close()
       # It ends by itself; nobody waits for it.
       child.returncode = 0
-  with contextlib.suppress(AttributeError, ValueError):
+  if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(line_buffering=True)

@@ -6,8 +6,8 @@ import dataclasses
 
 from anp_jax.cluster import process_info, watchdog
 
-# What a process does one after another at a step.
-_ORDER = ('input', 'step', 'evaluating', 'saving', 'leaving')
+# What a process does one after another until JAX is up, and at a step.
+_ORDER = (None, *watchdog.JOINING, 'starting', 'input', 'step', 'evaluating', 'saving', 'leaving')
 _MAX_NAMES = 8
 
 
@@ -16,10 +16,10 @@ class Member:
   """A process that is connected.
 
   Attributes:
-    info: from `process_info.collect`.
-    writer: of its connection.
+    info: description from `process_info.collect`.
+    writer: stream to the process.
     last_heard: seconds of the coordinator's clock.
-    state: of its last heartbeat.
+    state: last heartbeat; {} before.
     left: whether it is gone.
   """
 
@@ -31,31 +31,27 @@ class Member:
 
   @property
   def index(self) -> int:
-    """Its rank."""
+    """Rank of the process."""
     return self.info['index']
 
   @property
   def name(self) -> str:
-    """For people: 'rank 1 on node2'."""
+    """Name for people: 'rank 1 on node2'."""
     return process_info.name(self.info)
 
   def progress(self) -> tuple[int, int]:
     """A key that orders processes by how far they are."""
-    phase = self.state.get('phase', '')
+    phase = self.state.get('phase')
     # All else comes before the steps, or is the compiling of the first.
-    order = _ORDER.index(phase) if phase in _ORDER else -1
-    if phase in watchdog.JOINING:
-      order = watchdog.JOINING.index(phase) - len(watchdog.JOINING) - 1
-    elif not phase:  # not even that
-      order = -len(watchdog.JOINING) - 2
+    order = _ORDER.index(phase if phase in _ORDER else 'starting')
     return self.state.get('step', 0), order
 
 
 def late(members: Mapping[int, Member]) -> str:
-  """Names those behind: 'rank 1 on node2 is'; all of them if none is.
+  """Names the processes that are behind: 'rank 1 on node2 is'; all if none is.
 
   Args:
-    members: by rank.
+    members: connected processes by rank.
   """
   ordered = [member for _, member in sorted(members.items())]
   least = min(member.progress() for member in ordered)
@@ -75,6 +71,6 @@ def whereabouts(members: Mapping[int, Member]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-  """Names in a row; of many, the first ones and how many more."""
+  """Joins names; of many, the first ones and the number of the others."""
   rest = len(names) - _MAX_NAMES
   return ', '.join(names[:_MAX_NAMES]) + f' and {rest} more' * (rest > 0)

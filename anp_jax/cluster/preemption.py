@@ -1,5 +1,6 @@
 """Preemption: signals, and the end of the time that a run has."""
 
+from collections.abc import Callable, Mapping
 import functools
 import math
 import os
@@ -8,8 +9,11 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
-# Votes: what a process asks of all, the largest wins.
+import ml_collections
+
+# Votes of a process; the largest wins.
 CONTINUE, TIME_LIMIT, STOP = range(3)
 VOTES = 3
 REASONS = {TIME_LIMIT: 'the time limit', STOP: 'a signal'}
@@ -36,8 +40,14 @@ class StopHandler:
     interrupted: whether the first signal was Ctrl-C.
   """
 
-  def __init__(self, config, stop_seconds=float, environment=os.environ, clock=time.time):
-    """Makes a handler that catches nothing yet.
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    stop_seconds: Callable[[], float] = float,
+    environment: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.time,
+  ):
+    """Creates a handler that catches nothing yet.
 
     Args:
       config: the run's config.
@@ -51,14 +61,14 @@ class StopHandler:
     self._end = _end_of_time(config.time_limit, environment, clock())
     # Set by two threads, so two attributes.
     self._out_of_time = False
-    self._signal_time = None  # of the first signal
+    self._signal_time: float | None = None  # of the first signal
     self.interrupted = False
-    self._old_handlers = {}
-    self._pipe = None
-    self._on_timeout = None
+    self._old_handlers: dict[int, Any] = {}
+    self._pipe: tuple | None = None
+    self._on_timeout: Callable[[str], None] | None = None
 
   def vote(self) -> int:
-    """Returns what this process asks of all: CONTINUE, TIME_LIMIT or STOP."""
+    """Returns the vote of this process: CONTINUE, TIME_LIMIT or STOP."""
     if self._signal_time is not None:
       return STOP
     if self._end is not None and not self._out_of_time:
@@ -68,16 +78,16 @@ class StopHandler:
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
     return TIME_LIMIT if self._out_of_time else CONTINUE
 
-  def listen(self, on_timeout) -> 'StopHandler':
+  def listen(self, on_timeout: Callable[[str], None]) -> None:
     """Catches signals from now on, in the main thread only.
 
     Args:
-      on_timeout: called (text) where a stop that was asked for did not come
-        about within config.cluster.stop_timeout seconds; ends all processes.
+      on_timeout: called with a line where a stop did not come about within
+        config.cluster.stop_timeout seconds; ends all processes.
     """
     # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
-      return self
+      return
     self._on_timeout = on_timeout
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -86,7 +96,6 @@ class StopHandler:
       # The handler itself has nothing to do: the number is in the pipe.
       self._old_handlers[number] = signal.signal(number, lambda *_: None)
     threading.Thread(target=self._listen, args=(reader,), name='signals', daemon=True).start()
-    return self
 
   def close(self) -> None:
     """Restores the old handlers; an echo of the first signal is ignored."""
@@ -128,13 +137,13 @@ class StopHandler:
       timer.start()
 
   def _max_stop_seconds(self):
-    """The seconds that a stop may take from now on."""
+    """Seconds that a stop may take from now on."""
     seconds = self._timeout + self._stop_seconds()
     left = self._end - self._clock() if self._end else math.inf
     return max(seconds, left - _LAST) if left < _NEAR else seconds
 
   def _handle_late(self, handler, number, frame):
-    """Handles a signal that comes when the run has stopped."""
+    """Handles a signal that arrives after the run has stopped."""
     del frame
     if time.monotonic() - self._signal_time > _ECHO:
       signal.signal(number, handler)

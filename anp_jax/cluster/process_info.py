@@ -1,5 +1,7 @@
 """What a process tells the others before they start, and what must agree."""
 
+from collections.abc import MutableMapping
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -9,49 +11,35 @@ import re
 import socket
 import sys
 
+import ml_collections
+
 from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import onednn, xla_flags
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'pillow')
-# They decode images; the first that is installed.
-_TENSORFLOW = ('tensorflow-cpu', 'tensorflow')
-_TYPES = {
-  'index': int,
-  'count': int,
-  'token': str,
-  'host': str,
-  'local_index': int,
-  'platform': str,
-  'problem': str,
-  'gpus': list,
-  'loopback': str,
-  'versions': dict,
-  'code': str,
-  'modules': dict,
-  'config': dict,
-  'command': dict,
-  'cpu_library': str,
-  'mixes_platforms': bool,
-  'optional': list,
-}
+# They decode images; the last that is installed.
+_TENSORFLOW = ('tensorflow', 'tensorflow-cpu')
 _CLASS = re.compile(r'([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*')
 
 
-def collect(env, config, command: dict, environment=os.environ) -> dict:
+def collect(
+  env: cluster_env.ClusterEnv,
+  config: ml_collections.ConfigDict,
+  command: dict,
+  environment: MutableMapping[str, str] = os.environ,
+) -> dict:
   """Describes this process in JSON values; JAX is not imported.
 
   Args:
-    env: `cluster_env.ClusterEnv` of this process.
+    env: place of this process.
     config: the run's config.
     command: flags that must be the same in all processes, by name.
     environment: variables.
   """
   platform = xla_flags.platform(environment)
   strategy, mode = strategy_lib.find(config), command.get('--mode', '')
-  versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-  versions['tensorflow'] = _first_version(_TENSORFLOW)
-  python = platform_lib.python_version_tuple()
   return {
     'index': env.index,
     'count': env.count,
@@ -62,41 +50,38 @@ def collect(env, config, command: dict, environment=os.environ) -> dict:
     'problem': startup_problem(environment),
     'gpus': gpus(environment) if platform == 'gpu' else [],
     'loopback': _name_is_loopback(),
-    'versions': {'Python': '.'.join(python[:2]), **versions},
+    'versions': versions(),
     'code': _code(),
     'modules': _user_modules(config),
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
     'cpu_library': _cpu_library(config, platform),
     'mixes_platforms': strategy.mixes_platforms(config, mode),
-    'optional': [i for i in range(env.count) if not strategy.is_essential(config, mode, i)],
+    'optional': [i for i in range(env.count) if not strategy.run_ends_if_lost(config, mode, i)],
   }
 
 
-def check_types(info) -> None:
-  """Refuses what `collect` cannot have returned.
-
-  Raises:
-    TypeError: if a value is missing or of another type.
-  """
-  if not isinstance(info, dict):
-    raise TypeError('expected an object')
-  for key, kind in _TYPES.items():
-    if type(info.get(key)) is not kind:  # True is an int, too
-      raise TypeError(f'{key}: expected {kind.__name__}')
+def versions() -> dict[str, str]:
+  """Returns the versions of Python and the packages that a run computes with, by name."""
+  result = {'Python': '.'.join(platform_lib.python_version_tuple()[:2]), 'tensorflow': ''}
+  result |= {name: importlib.metadata.version(name) for name in _PACKAGES}
+  for name in _TENSORFLOW:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      result['tensorflow'] = importlib.metadata.version(name)
+  return result
 
 
 def _cpu_library(config, platform):
-  """What a CPU computes with, if a run must be the same to the bit; or ''."""
+  """The CPU's library, if a run must be the same to the bit; or ''."""
   settings = strategy_lib.find(config).xla_settings(config)
   if platform != 'cpu' or not settings.get('deterministic'):
     return ''
-  opened = None if config.model.cpu_library == 'xla' else onednn.find()
-  return f'oneDNN {opened.version}, {opened.isa}' if opened else 'XLA alone'
+  library = None if config.model.cpu_library == 'xla' else onednn.find()
+  return f'oneDNN {library.version}, {library.isa}' if library else 'XLA alone'
 
 
-def startup_problem(environment=os.environ) -> str:
-  """What keeps this process from starting, whatever the others are; or ''."""
+def startup_problem(environment: MutableMapping[str, str] = os.environ) -> str:
+  """Why this process cannot start, whatever the others are; or ''."""
   allocated = _slurm_gpus(environment)
   platform = xla_flags.platform(environment)
   if not allocated or platform == 'gpu' or environment.get('JAX_PLATFORMS'):
@@ -122,7 +107,7 @@ def first_mismatch(infos: list[dict]) -> str:
   """The first thing that keeps these processes from starting; or ''.
 
   Args:
-    infos: of all processes, by index, from `collect`.
+    infos: descriptions of all processes, by index, from `collect`.
   """
   return mismatch_with_first(infos) or devices(infos)[1]
 
@@ -130,18 +115,17 @@ def first_mismatch(infos: list[dict]) -> str:
 def mismatch_with_first(infos: list[dict]) -> str:
   """Why one of some processes does not go with the first of them; or ''.
 
-  How they share GPUs, which all of a host must be asked for, does not count.
+  How they share GPUs does not count: that takes all processes of a host.
 
   Args:
-    infos: from `collect`.
+    infos: descriptions from `collect`.
   """
   for info in infos:
     if info['problem']:
       return f'{name(info)}: {info["problem"]}'
   first = infos[0]
   for info in infos[1:]:
-    text = run_mismatch(info, first)
-    if text:
+    if text := run_mismatch(info, first):
       return text
     if info['platform'] != first['platform'] and not first['mixes_platforms']:
       return (
@@ -167,20 +151,19 @@ def mismatch_with_first(infos: list[dict]) -> str:
 def run_mismatch(info: dict, first: dict) -> str:
   """The first difference in versions, config, command or code; '' if none.
 
-  The two may compute on unlike platforms.
+  The two may compute on different platforms.
   """
   for kind in ('versions', 'config', 'command'):
-    text = _difference(kind, info, first)
-    if text:
-      return text
+    if key := _first_difference(info[kind], first[kind]):
+      what = f'config.{key}' if kind == 'config' else key
+      value, expected = info[kind].get(key), first[kind].get(key)
+      return f'{name(info)} has {what} {value}, but {name(first)} has {expected}'
   if info['code'] != first['code']:
     return (
       f'{name(info)} runs other code than {name(first)}: the files of the package anp_jax differ'
     )
-  modules, expected = info['modules'], first['modules']
-  for module in sorted(modules.keys() | expected.keys()):
-    if modules.get(module) != expected.get(module):
-      return f'{name(info)} has another {module} than {name(first)}: the files of the module differ'
+  if module := _first_difference(info['modules'], first['modules']):
+    return f'{name(info)} has another {module} than {name(first)}: the files of the module differ'
   return ''
 
 
@@ -188,30 +171,28 @@ def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:
   """Assigns each process some of the GPUs that it sees.
 
   Args:
-    infos: of all processes, by index, from `collect`.
+    infos: descriptions of all processes, by index, from `collect`.
 
   Returns:
     By process, ordinals among the GPUs that it sees (None: all local devices),
     and what is wrong, or ''.
   """
-  ordinals = {info['index']: None for info in infos}
+  ordinals: dict[int, list[int] | None] = {info['index']: None for info in infos}
   on_gpus = [info for info in infos if info['platform'] == 'gpu']
   first = next((info for info in on_gpus if info['gpus']), None)
-  problem, hosts = '', {}
+  hosts: dict[str, list[dict]] = {}
   for info in on_gpus if first else ():
+    if first and not info['gpus']:
+      return list(ordinals.values()), f'{name(info)} sees no GPU, though {name(first)} does'
     hosts.setdefault(info['host'], []).append(info)
-    if not info['gpus'] and not problem:
-      problem = f'{name(info)} sees no GPU, though {name(first)} does'
-  if not problem:
-    problems = (_assign(group, ordinals) for group in hosts.values())
-    problem = next(filter(None, problems), '')
-  return list(ordinals.values()), problem
+  problems = [_assign(group, ordinals) for group in hosts.values()]
+  return list(ordinals.values()), next(filter(None, problems), '')
 
 
-def gpus(environment=os.environ) -> list[str]:
+def gpus(environment: MutableMapping[str, str] = os.environ) -> list[str]:
   """The UUIDs of the GPUs that this process sees, in CUDA's order.
 
-  Empty where NVIDIA's tool is missing.
+  The list is empty where NVIDIA's tool is missing.
   """
   text = xla_flags.nvidia_smi('--query-gpu=uuid', '--format=csv,noheader')
   uuids = [line.strip() for line in text.splitlines() if line.strip()]
@@ -282,23 +263,10 @@ def _name_is_loopback():
   return address if re.match(r'127\.|::1$', address) else ''
 
 
-def _difference(kind, info, first):
-  values, expected = info[kind], first[kind]
-  for key in sorted(values.keys() | expected.keys()):
-    if values.get(key) != expected.get(key):
-      what = f'config.{key}' if kind == 'config' else key
-      return f'{name(info)} has {what} {values.get(key)}, but {name(first)} has {expected.get(key)}'
-  return ''
-
-
-def _first_version(names):
-  """The version of the first package that is installed; '' of none."""
-  for package in names:
-    try:
-      return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  return ''
+def _first_difference(values, expected):
+  """The first key whose values differ; '' if none."""
+  keys = sorted(values.keys() | expected.keys())
+  return next((key for key in keys if values.get(key) != expected.get(key)), '')
 
 
 def _user_modules(config):

@@ -18,7 +18,7 @@ def bypass(env: cluster_env.ClusterEnv, environment: MutableMapping[str, str] = 
   whose clients use no proxy; see `runtimes.transport`.
 
   Args:
-    env: of this process; nothing changes where it is alone.
+    env: place of this process; nothing changes where it is alone.
     environment: variables; what they exempt already stays exempt.
   """
   if env.count == 1:

@@ -4,6 +4,7 @@ It is `ANP_RUN_SECRET`, or else a file in the workdir that only its owner may
 read. It is never sent: keys and tokens are derived from it.
 """
 
+from collections.abc import Mapping
 import hashlib
 import hmac
 import os
@@ -11,6 +12,7 @@ import re
 import secrets
 import stat
 import time
+from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
@@ -19,21 +21,19 @@ VARIABLE = 'ANP_RUN_SECRET'
 NAME = '.secret'
 _BYTES = 32
 _HEX = re.compile(f'(?:[0-9a-f]{{2}}){{{_BYTES},}}')
-# A network file system may show the name of a file before what is in it.
-_FILLED_WITHIN = 15.0  # seconds
-# Where one host alone cannot write to the workdir, a process of another one
+# A network file system may show the name of a file before what is in it. And
+# where one host alone cannot write to the workdir, a process of another one
 # makes the file, and all are then told which host it is.
-_MADE_WITHIN = 30.0  # seconds
+_APPEARS_WITHIN = 30.0  # seconds
 
 
-def for_run(workdir: str, environment=os.environ) -> str:
+def for_run(workdir: str, environment: Mapping[str, str] = os.environ) -> str:
   """Returns the secret of the run in a workdir, at least 64 hexadecimal digits.
 
-  Whichever process comes first makes the file; one that a run has left is used
-  again.
+  The first process makes the file; a resumed run uses its file again.
 
   Args:
-    workdir: a folder that all processes share; '' or an object store's address
+    workdir: folder that all processes share; '' or an object store's address
       holds no secret, so the variable must.
     environment: variables.
 
@@ -55,24 +55,37 @@ def for_run(workdir: str, environment=os.environ) -> str:
       f'example: export {VARIABLE}=$(openssl rand -hex 32)'
     )
   path = os.path.join(workdir, NAME)
-  try:
-    if not os.path.exists(path):
-      _create_or_wait(path)
-    return _read(path)
-  except OSError as e:
-    raise config_lib.ConfigError(
-      f'--workdir={urls.remote_url(workdir)}: the secret of the run, {NAME}, '
-      f'cannot be read or written there ({e.strerror}); or set {VARIABLE}'
-    ) from e
+  deadline = time.monotonic() + _APPEARS_WITHIN
+  while True:
+    is_last, problem = time.monotonic() > deadline, None
+    try:
+      if not os.path.exists(path):
+        os.makedirs(workdir, exist_ok=True)
+        _create(path)
+      text = _read(path)
+      if _HEX.fullmatch(text):
+        return text
+    except OSError as e:
+      problem = e
+    if is_last and problem:
+      raise config_lib.ConfigError(
+        f'--workdir={urls.remote_url(workdir)}: the secret of the run, {NAME}, '
+        f'cannot be read or written there ({problem.strerror}); or set {VARIABLE}'
+      ) from problem
+    if is_last:
+      raise config_lib.ConfigError(
+        f'{path} is no secret: remove it, and the next run makes another'
+      )
+    time.sleep(0.2)
 
 
 def derive(secret: str, purpose: str) -> str:
   """Returns the key for one purpose, 64 hexadecimal digits.
 
   Args:
-    secret: from `for_run`.
-    purpose: the name of a protocol; keys of two purposes tell nothing of each
-      other (HMAC-SHA256).
+    secret: the run's secret, see `for_run`.
+    purpose: name of a protocol; keys of two purposes tell nothing of each other
+      (HMAC-SHA256).
   """
   return prove(secret, 'key', purpose)
 
@@ -83,29 +96,13 @@ def prove(key: str, *texts: str) -> str:
   return hmac.new(bytes.fromhex(key), message, hashlib.sha256).hexdigest()
 
 
-def is_proof(proof, key: str, *texts: str) -> bool:
-  """Whether `prove` gives this; takes equally long for any wrong text."""
+def is_proof(proof: Any, key: str, *texts: str) -> bool:
+  """Whether `prove` gives this; the time does not depend on where texts differ."""
   return isinstance(proof, str) and hmac.compare_digest(proof.encode(), prove(key, *texts).encode())
 
 
-def _create_or_wait(path):
-  """Has the file made, here or by a process that can write there."""
-  deadline = time.monotonic() + _MADE_WITHIN
-  while True:
-    try:
-      os.makedirs(os.path.dirname(path), exist_ok=True)
-      _create(path)
-      return
-    except OSError:
-      if time.monotonic() > deadline:
-        raise
-    time.sleep(0.2)
-    if os.path.exists(path):
-      return
-
-
 def _create(path):
-  """Makes the file, whole, unless another process is first."""
+  """Creates the file at once with its text, unless another process is first."""
   draft = f'{path}.{secrets.token_hex(8)}'
   descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
   try:
@@ -122,21 +119,12 @@ def _create(path):
 
 
 def _read(path):
-  deadline = time.monotonic() + _FILLED_WITHIN
-  while True:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with open(descriptor, encoding='ascii', errors='replace') as f:
-      status = os.fstat(f.fileno())
-      if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise config_lib.ConfigError(
-          f'{path}: others may know this secret; expected a file of your own '
-          'with mode 0600: remove it, and the next run makes another'
-        )
-      text = f.read(1024)
-    if _HEX.fullmatch(text):
-      return text
-    if time.monotonic() > deadline:
+  descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+  with open(descriptor, encoding='ascii', errors='replace') as f:
+    status = os.fstat(f.fileno())
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
       raise config_lib.ConfigError(
-        f'{path} is no secret: remove it, and the next run makes another'
+        f'{path}: others may know this secret; expected a file of your own '
+        'with mode 0600: remove it, and the next run makes another'
       )
-    time.sleep(0.2)
+    return f.read(1024)

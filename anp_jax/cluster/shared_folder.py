@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
@@ -10,7 +11,7 @@ from anp_jax.system import error_lines, remote
 _SEEN_WITHIN = 15.0  # seconds: NFS clients remember for a while what was there
 
 
-def check(workdir: str, processes) -> None:
+def check(workdir: str, processes: Any) -> None:
   """Refuses a workdir that some process does not see or cannot write to.
 
   Each process writes a file of its own: checkpoints are written by all.
@@ -42,7 +43,7 @@ def check(workdir: str, processes) -> None:
 
 
 def _try(path, processes):
-  """What keeps this process from the folder of a path that rank 0 wrote."""
+  """Why this process cannot use the folder in which rank 0 wrote a file; or ''."""
   if not _appears(path):
     return (
       f'does not see what rank 0 on {processes.hosts[0]} wrote there; it must '

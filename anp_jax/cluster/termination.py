@@ -1,10 +1,10 @@
 """How a process of a run ends: errors, exit statuses and last words."""
 
 import contextlib
+import faulthandler
 import os
 import sys
 import threading
-import traceback
 
 from anp_jax import config as config_lib
 from anp_jax.system import error_lines, interrupts
@@ -13,7 +13,7 @@ FAILED, BAD_INPUT = 1, 2
 # Another process is lost, late or missing: sysexits' EX_TEMPFAIL. Starting
 # again may help; a launcher should try.
 TRY_AGAIN = 75
-# Until a process ends that cannot write down why: its output is stuck, say.
+# Until a process ends that cannot write its last line, as its output is stuck.
 _LAST_WORDS = 10.0  # seconds
 
 
@@ -48,31 +48,21 @@ def exit_status(error: BaseException) -> tuple[int, str]:
 def end_process(code: int, text: str, stacks: bool = False) -> None:
   """Ends this process at once, with a line that says why.
 
-  At once: the exit handlers of JAX would wait for processes that are gone.
+  The exit handlers of JAX would wait for processes that are gone.
+
+  Args:
+    code: exit status.
+    text: reason.
+    stacks: whether to print what every thread does, too.
   """
   # A stuck pipe or file system may hold the lines below up for ever.
   with contextlib.suppress(RuntimeError):
     timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
-  if stacks:
-    print_stacks()
+  if stacks:  # no lines of source: the file system may be what hangs
+    faulthandler.dump_traceback(sys.stderr)
   print(f'error: {text}', file=sys.stderr, flush=True)
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
   os._exit(code)
-
-
-def print_stacks() -> None:
-  """Prints what every thread of this process is doing, on standard error."""
-  names = {t.ident: t.name for t in threading.enumerate()}
-  lines = []
-  for ident, frame in sys._current_frames().items():
-    # No lines of source: to read them from a file system that hangs, which is
-    # what stops a run most often, would hang this process too.
-    calls = [
-      f'  File "{f.f_code.co_filename}", line {line}, in {f.f_code.co_qualname}'
-      for f, line in traceback.walk_stack(frame)
-    ]
-    lines += [f'thread {names.get(ident, ident)}:', *reversed(calls), '']
-  print('\n'.join(lines), file=sys.stderr, flush=True)

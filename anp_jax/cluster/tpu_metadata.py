@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping
 import re
-import time
-import urllib.error
 import urllib.request
 
 from anp_jax import config as config_lib
 
 _SERVER = 'metadata.google.internal'
 _PATH = '/computeMetadata/v1/instance/attributes/'
-# A virtual machine that has just started may have to ask more than once.
-_TRIES, _RETRY = 6, 0.5  # seconds between two
-_TIMEOUT = 5.0  # seconds, each
+_TIMEOUT = 5.0  # seconds
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -55,21 +51,14 @@ def _host(worker):
 
 
 def _ask(server, key):
-  """The text of an attribute; '' if it is missing."""
+  """The text of an attribute; '' where it is missing or nobody answers."""
   request = urllib.request.Request(
     f'http://{server}{_PATH}{key}', headers={'Metadata-Flavor': 'Google'}
   )
   # Never over a proxy: the server is the machine's own.
   opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-  for left in reversed(range(_TRIES)):
-    try:
-      with opener.open(request, timeout=_TIMEOUT) as answer:
-        return answer.read().decode().strip()
-    except urllib.error.HTTPError as e:
-      if e.code == 404:
-        return ''
-    except OSError:
-      pass
-    if left:
-      time.sleep(_RETRY)
-  return ''
+  try:
+    with opener.open(request, timeout=_TIMEOUT) as answer:
+      return answer.read().decode().strip()
+  except OSError:  # an HTTPError, too
+    return ''

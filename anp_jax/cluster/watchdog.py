@@ -1,4 +1,4 @@
-"""Watches that the steps of a process go on."""
+"""Watches that the steps of a process finish."""
 
 import collections
 from collections.abc import Callable
@@ -7,12 +7,12 @@ import time
 
 from anp_jax.cluster import awake_clock
 
-# Times the longest recent step: the timeout of a step. Times stall_timeout:
-# that of a compile, a save, an evaluation, the start.
+# The timeout of a step is a multiple of the longest recent step; that of a
+# compile, a save, an evaluation or the start is a multiple of stall_timeout.
 _STEP_FACTOR, _OTHER_FACTOR = 10, 10
 _RECENT = 32
 STEPPING = ('input', 'step')
-# What a process does once all have met, until JAX is up in each, in this order.
+# Phases of a process from the rendezvous until JAX is up, in this order.
 JOINING = ('loading', 'joining', 'opening', 'comparing')
 PAUSES = ('evaluating', 'saving')
 
@@ -20,10 +20,10 @@ PAUSES = ('evaluating', 'saving')
 class Watchdog:
   """Records the phases of this process, and calls when one lasts too long.
 
-  The timeout of a step adapts: ten times the longest of the last 32, and never
-  less than config.cluster.stall_timeout; all else may take ten times that, but
-  until JAX is up it is config.cluster.rendezvous_timeout. Seconds in which the
-  process is stopped do not count.
+  The timeout of a step adapts: it is ten times the longest of the last 32, and
+  at least config.cluster.stall_timeout. Other phases may take ten times the
+  stall timeout, and those until JAX is up config.cluster.rendezvous_timeout.
+  Seconds in which the process is stopped do not count.
   """
 
   def __init__(
@@ -35,7 +35,7 @@ class Watchdog:
     clock: Callable[[], float] = time.monotonic,
     joining_timeout: float = 0.0,
   ):
-    """Makes a watchdog that is not running yet.
+    """Creates a watchdog that is not running yet.
 
     Args:
       stall_timeout: seconds; 0: it never calls.
@@ -43,7 +43,7 @@ class Watchdog:
       report: called with the state every period.
       period: seconds between two checks.
       clock: returns seconds that never run backwards.
-      joining_timeout: seconds for each of JOINING.
+      joining_timeout: seconds for each phase of JOINING.
     """
     self._stall_timeout = stall_timeout
     self._on_stall = on_stall
@@ -53,9 +53,9 @@ class Watchdog:
     self._joining_timeout = joining_timeout
     # One tuple, so that the watchdog's thread never reads half of a change.
     self._latest = ('starting', 0, self._clock())
-    self._last_step = None  # when the last step began
-    self._durations = collections.deque(maxlen=_RECENT)
-    self._phase_start = self._clock()  # when the present phase began
+    self._last_step: float | None = None  # when the last step began
+    self._durations: collections.deque[float] = collections.deque(maxlen=_RECENT)
+    self._phase_start = self._clock()  # when the current phase began
     self._longest_pause = 0.0  # a save or an evaluation
     self._thread = threading.Thread(target=self._run, name='watchdog', daemon=True)
     self._ended = threading.Event()
@@ -73,7 +73,7 @@ class Watchdog:
   def heartbeat(self, phase: str, step: int = 0) -> None:
     """Records that a phase begins: 'input', 'step', 'saving' ...
 
-    The same phase of the same step again says that it makes progress.
+    A repeated phase of the same step shows progress.
     """
     now = self._clock()
     if phase == 'step':
@@ -109,7 +109,7 @@ class Watchdog:
     return 2 * self._longest_pause + 8 * max(self._durations, default=0.0)
 
   def is_stalled(self) -> bool:
-    """Returns whether the present phase lasts too long."""
+    """Returns whether the current phase lasts too long."""
     state = self.state()
     too_long = state['seconds'] > self.timeout(state['phase'])
     return bool(self._stall_timeout) and too_long

@@ -1,10 +1,11 @@
-"""A file in the workdir that says which process is training there.
+"""A file in the workdir that names the process that trains there.
 
 Process 0 of a run creates it and gives a sign of life every few seconds by
 rewriting a number within it. No clocks of two hosts are compared, and no locks
 of a file system are needed: an observer on another host watches the number.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import secrets
 import socket
 import threading
 import time
+from typing import IO
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, termination
@@ -26,7 +28,9 @@ _POLL = 0.5  # seconds
 
 
 @contextlib.contextmanager
-def held(workdir: str, env: cluster_env.ClusterEnv, environment=os.environ):
+def held(
+  workdir: str, env: cluster_env.ClusterEnv, environment: Mapping[str, str] = os.environ
+) -> Iterator[None]:
   """A context in which no other run trains in a workdir.
 
   Only process 0 holds the lock; in the others nothing is done. A workdir in an
@@ -35,7 +39,7 @@ def held(workdir: str, env: cluster_env.ClusterEnv, environment=os.environ):
 
   Args:
     workdir: folder of the run; made if it is missing.
-    env: of this process.
+    env: place of this process.
     environment: variables, for the job's number.
 
   Raises:
@@ -62,26 +66,33 @@ def held(workdir: str, env: cluster_env.ClusterEnv, environment=os.environ):
 class WorkdirLock:
   """The lock of one workdir, for one process."""
 
-  def __init__(self, workdir: str, holder: dict, clock=time.monotonic, sleep=time.sleep):
-    """Makes the lock; `acquire` creates its file.
+  def __init__(
+    self,
+    workdir: str,
+    holder: dict,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+  ):
+    """Creates the lock; `acquire` creates its file.
 
     Args:
       workdir: folder that exists.
       holder: JSON values that describe this process, see `_this_process`.
-      clock: () -> seconds.
-      sleep: waits for so many seconds.
+      clock: returns seconds that never run backwards.
+      sleep: waits for seconds of that clock.
     """
     self._workdir, self._holder = workdir, holder
     self._path = os.path.join(workdir, NAME)
     self._clock, self._sleep = clock, sleep
-    self._file, self._beats = None, 0
+    self._file: IO[str] | None = None
+    self._beats = 0
     self._released = threading.Event()
     self._thread = threading.Thread(
       target=self._beat_until_released, name='workdir lock', daemon=True
     )
 
   def acquire(self) -> None:
-    """Creates the file, in the place of one whose process is gone.
+    """Creates the file, or replaces one whose process is gone.
 
     Raises:
       ConfigError: if its process lives.
@@ -101,6 +112,7 @@ class WorkdirLock:
     with contextlib.suppress(OSError):
       if self._is_ours():
         os.unlink(self._path)
+    assert self._file is not None
     self._file.close()
 
   def _create(self):
@@ -119,10 +131,11 @@ class WorkdirLock:
   def _beat(self):
     """Gives a sign of life in the file that this process has created.
 
-    Never in another one: where the lock was taken over, the path is of a file
-    that this process does not write to.
+    Where another process has taken the lock over, the path names a file that
+    this process does not write to.
     """
     self._beats += 1
+    assert self._file is not None
     # Of one length, so that it is written in place.
     record = {**self._holder, 'beat': f'{self._beats:012d}'}
     self._file.seek(0)
@@ -135,12 +148,9 @@ class WorkdirLock:
       # A full disk, say: it ends the run elsewhere, if at all.
       with contextlib.suppress(OSError):
         self._beat()
-      try:
+      is_lost = False
+      with contextlib.suppress(OSError):  # somebody has removed it by hand, say
         is_lost = not self._is_ours()
-      except FileNotFoundError:  # somebody has removed it by hand
-        continue
-      except OSError:
-        continue
       if is_lost and not self._released.is_set():
         termination.end_process(
           termination.BAD_INPUT,
@@ -150,9 +160,8 @@ class WorkdirLock:
         )
 
   def _is_ours(self):
-    at_path = os.stat(self._path)
-    opened = os.fstat(self._file.fileno())
-    return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
+    assert self._file is not None
+    return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
 
   def _read(self):
     """The text of the file at the path; None if there is none."""
@@ -193,7 +202,7 @@ class WorkdirLock:
     except FileNotFoundError:
       return
     with open(aside) as file:
-      is_same = _identity(_record(file.read())) == _identity(_record(text))
+      is_same = _record(file.read()).get('launch') == _record(text).get('launch')
     if not is_same:  # another process has taken over meanwhile: put it back
       with contextlib.suppress(FileExistsError):
         os.link(aside, self._path)
@@ -201,7 +210,7 @@ class WorkdirLock:
 
 
 def _this_process(environment):
-  """What the lock says of this process, in JSON values."""
+  """Describes this process for the lock, in JSON values."""
   return {
     'host': socket.gethostname(),
     'process': os.getpid(),
@@ -225,10 +234,9 @@ def _is_gone(record, holder):
 
 
 def _machine():
-  """Identifies the kernel and the numbering of processes that this one is in.
+  """Identifies the kernel and the process namespace; '' where unknown.
 
-  Two containers may have one host name, or one kernel and other processes of
-  the same number. '' where the system does not tell.
+  Two containers may share a host name, or a kernel and process numbers.
   """
   try:
     with open('/proc/sys/kernel/random/boot_id') as file:
@@ -252,16 +260,12 @@ def _start_time(process):
 
 
 def _record(text):
-  """The values in a lock's file; {} of one that is not written yet."""
+  """The values in a lock's file; {} if it is not written yet."""
   try:
     record = json.loads(text or '')
   except ValueError:
     return {}
   return record if isinstance(record, dict) else {}
-
-
-def _identity(record):
-  return record.get('launch')
 
 
 def _number(text):

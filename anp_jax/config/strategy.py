@@ -158,7 +158,7 @@ class Strategy(Protocol):
     """Whether processes may compute on unlike platforms."""
     return False
 
-  def is_essential(self, config, mode: str, index: int) -> bool:
+  def run_ends_if_lost(self, config, mode: str, index: int) -> bool:
     """Whether the run ends if process `index` is lost."""
     return True
 

@@ -39,18 +39,18 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedForm:
+class CheckpointLayout:
   """How checkpoints hold a run's state.
 
   Attributes:
     abstract: TrainState of jax.ShapeDtypeStruct, with shardings.
-    of_run: a run's TrainState -> what is saved of it.
-    to_run: the inverse.
+    pack: a run's TrainState -> what is saved of it.
+    unpack: the inverse.
   """
 
   abstract: TrainState
-  of_run: Callable
-  to_run: Callable
+  pack: Callable
+  unpack: Callable
 
 
 class Init:

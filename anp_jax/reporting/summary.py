@@ -14,6 +14,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
+from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
@@ -248,8 +249,7 @@ def hardware(mesh) -> dict:
     'processes': jax.process_count(),
     'host': f'{platform.node()}, {platform.platform()}',
     'cores': f'{cores_lib.count()} of {platform.machine()}',
-    'Python': platform.python_version(),
-  } | manager.versions()
+  } | process_info.versions()
 
 
 def _count(params) -> int:

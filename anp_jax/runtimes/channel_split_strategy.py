@@ -107,7 +107,7 @@ class ChannelSplit(sync.Sync):
     """A device that only computes channels may be of any platform."""
     return bool(config.strategy.offload_to) and mode in _TRAINING
 
-  def is_essential(self, config, mode, index):
+  def run_ends_if_lost(self, config, mode, index):
     """A process whose devices only compute channels may be lost, and come.
 
     Not while times are taken: they would be of what computes in its place.

@@ -33,10 +33,10 @@ class Program:
     model: the network.
     init_fn: (weights) -> new TrainState, see `state.Init`.
     abstract_state: TrainState of jax.ShapeDtypeStruct, with shardings.
-    abstract_single: the same of one network; the run's state may have one for
+    abstract_replica: the same of one network; the run's state may have one for
       each group of devices.
     eval_state_fn: TrainState -> that of the one network that evaluation sees.
-    saved_form: `state.SavedForm`, how checkpoints hold the state.
+    checkpoint_layout: `state.CheckpointLayout`, how checkpoints hold the state.
     training: the training step.
     evaluation: the steps without a gradient.
   """
@@ -45,9 +45,9 @@ class Program:
   model: nn.Module
   init_fn: Callable
   abstract_state: state_lib.TrainState
-  abstract_single: state_lib.TrainState
+  abstract_replica: state_lib.TrainState
   eval_state_fn: Callable
-  saved_form: state_lib.SavedForm
+  checkpoint_layout: state_lib.CheckpointLayout
   training: step_lib.TrainStep
   evaluation: eval_step_lib.EvalStep
 
@@ -105,16 +105,16 @@ def create(spec: run_spec.RunSpec) -> Program:
     'model': model,
     'objective': objective,
     'strategy_step': strategy_step,
-    'abstract_single': single,
+    'abstract_replica': single,
   }
   return Program(
     spec=spec,
     model=model,
     init_fn=strategy_step.init_fn(init),
     abstract_state=strategy_step.abstract_state(single),
-    abstract_single=single,
+    abstract_replica=single,
     eval_state_fn=strategy_step.eval_state_fn(single),
-    saved_form=strategy_step.saved_form(single),
+    checkpoint_layout=strategy_step.checkpoint_layout(single),
     training=step_lib.TrainStep(
       optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of), **shared
     ),

@@ -25,7 +25,7 @@ class EvalStep:
     model: Flax module called (images, train).
     objective: `objective.Objective`.
     strategy_step: how sums travel, such as `parallel.sync.sync_step.SyncStep`.
-    abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
+    abstract_replica: TrainState of one network, of jax.ShapeDtypeStruct with
       shardings.
   """
 
@@ -34,7 +34,7 @@ class EvalStep:
   model: nn.Module
   objective: Any
   strategy_step: Any
-  abstract_single: state_lib.TrainState
+  abstract_replica: state_lib.TrainState
 
   def sums(self) -> Callable:
     """The step of an evaluation.
@@ -142,7 +142,7 @@ class EvalStep:
 
   def _jitted(self, shard, out_specs, *more_specs):
     """A shard's function of evaluated params, stats and a batch, jitted."""
-    specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_single.evaluated())
+    specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_replica.evaluated())
     return jax.jit(
       jax.shard_map(
         shard,

@@ -41,7 +41,7 @@ class TrainStep:
     optimizer: optax chain.
     schedule: step to learning rate.
     strategy_step: how gradients travel, such as `parallel.sync.sync_step.SyncStep`.
-    abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
+    abstract_replica: TrainState of one network, of jax.ShapeDtypeStruct with
       shardings.
   """
 
@@ -52,7 +52,7 @@ class TrainStep:
   optimizer: optax.GradientTransformation
   schedule: Callable
   strategy_step: Any
-  abstract_single: state_lib.TrainState
+  abstract_replica: state_lib.TrainState
 
   def jitted(self) -> Callable:
     """The step as one jitted function, or as several programs called as one.
@@ -104,15 +104,15 @@ class TrainStep:
 
   @functools.cached_property
   def _abstract_state(self):
-    return self.strategy_step.abstract_state(self.abstract_single)
+    return self.strategy_step.abstract_state(self.abstract_replica)
 
   @functools.cached_property
   def _frozen(self):
-    return multipliers.Frozen(self.config.optimizer.multipliers, self.abstract_single.params)
+    return multipliers.Frozen(self.config.optimizer.multipliers, self.abstract_replica.params)
 
   def _wrapped_update(self):
     """(state, reduced gradients) -> (state, values), of the whole run."""
-    update = self.strategy_step.wrap_update(self._update, _mean_values, self.abstract_single)
+    update = self.strategy_step.wrap_update(self._update, _mean_values, self.abstract_replica)
     update = self._frozen.wrap_update(update)
 
     def update_and_stack(state, reduced):
@@ -156,7 +156,7 @@ class TrainStep:
 
   def _separate_programs(self):
     """`gradient` in two programs, jitted: of a logical shard, of their sum."""
-    specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_single)
+    specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_replica)
     batch_spec = P(mesh_lib.BATCH)
 
     def shard(params, stats, step, batch, index):

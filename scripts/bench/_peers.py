@@ -82,7 +82,7 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
       optimizer=optimizer,
       schedule=optimizer_lib.schedule(*schedule_of),
       strategy_step=strategy.build(config, specs),
-      abstract_single=abstract_state,
+      abstract_replica=abstract_state,
     ).jitted()
     stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
     feed = stream.train(source, case.batch, 0)

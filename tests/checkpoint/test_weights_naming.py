@@ -18,7 +18,11 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 WIDTH = 8
 NAMINGS = ('torchvision', 'transformers')
 # Compiling them takes long, not computing.
-DEPTHS = [18, *(pytest.param(n, marks=pytest.mark.slow) for n in (34, 50, 101, 152))]
+DEPTHS = [
+  18,
+  pytest.param(50, marks=pytest.mark.slow),
+  *(pytest.param(n, marks=pytest.mark.soak) for n in (34, 101, 152)),
+]
 
 
 def _published(kind, depth, width=WIDTH, **settings):

@@ -12,11 +12,14 @@ import types
 import numpy as np
 from PIL import Image
 import pytest
+from safetensors import numpy as safetensors_numpy
 
-from anp_jax import config as config_lib, train
-from anp_jax.checkpoint.weights import published_weights
+from anp_jax import cluster, config as config_lib, train
+from anp_jax.checkpoint.weights import initial, published_weights
 from anp_jax.config import command_line
+from anp_jax.data import vocabulary
 from anp_jax.predict import __main__ as predict
+from anp_jax.reporting.analysis import analysis_run
 from tests import builders, weight_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,12 +30,7 @@ weight_files.CLASSES = 3
 
 @pytest.mark.parametrize(
   'stages, layers, name',
-  [
-    ((2, 2, 2, 2), 2, 'resnet18'),
-    ((3, 4, 6, 3), 2, 'resnet34'),
-    ((3, 4, 6, 3), 3, 'resnet50'),
-    ((3, 8, 36, 3), 3, 'resnet152'),
-  ],
+  [((2, 2, 2, 2), 2, 'resnet18'), ((3, 4, 6, 3), 3, 'resnet50'), ((3, 8, 36, 3), 3, 'resnet152')],
 )
 def test_a_file_tells_its_network(tmp_path, stages, layers, name):
   path = weight_files.file(tmp_path, stages, layers)
@@ -138,6 +136,25 @@ def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
     assert word in text
 
 
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    (
+      b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n',
+      'Git LFS.*git lfs pull',
+    ),
+    (b'version of something else', 'cannot be read'),
+    (safetensors_numpy.save({'module.fc.weight': np.zeros(2)}), 'its first are module.fc.weight'),
+    (safetensors_numpy.save({}), 'its first are none'),
+  ],
+)
+def test_files_of_other_kinds_are_named(tmp_path, content, words):
+  path = tmp_path / 'model.safetensors'
+  path.write_bytes(content)
+  with pytest.raises(config_lib.ConfigError, match=words):
+    published_weights.read(str(path))
+
+
 # The config of a run that begins with them, or is only evaluated.
 
 
@@ -198,11 +215,10 @@ def _saved(run, **overrides):
   return json.loads(text)
 
 
-@pytest.mark.parametrize('first', ['', 'other'])
-def test_a_run_without_a_checkpoint_gives_way(tmp_path, first):
+def test_a_run_without_a_checkpoint_gives_way(tmp_path):
   """Training overwrites what it has left, which says nothing of these."""
   weight_files.folder(tmp_path, weight_files.BIT)
-  _saved(tmp_path / 'run', init__from=first, data__mean='(1.0, 2.0, 3.0)')
+  _saved(tmp_path / 'run', init__from='other', data__mean='(1.0, 2.0, 3.0)')
   config, _ = _config(_flags(tmp_path / 'run'), init__from=tmp_path)
   assert config.data.mean == (127.5, 63.75, 191.25)
   assert config.data.std == (127.5, 51.0, 255.0)
@@ -334,18 +350,10 @@ def _transformers_network(folder, processor, paths, layer='basic', **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'processor, layer, settings',
-  [
-    (weight_files.CONVNEXT | {'size': 64}, 'basic', {}),
-    (weight_files.BIT, 'bottleneck', {'downsample_in_bottleneck': True}),
-  ],
-)
-def test_names_are_those_of_transformers(tmp_path, capfd, photographs, processor, layer, settings):
-  shares, best = _transformers_network(
-    tmp_path / 'network', processor, photographs, layer, **settings
-  )
-  arguments = [f'--checkpoint={tmp_path}/network', '--top=1', *photographs]
+def test_names_and_scores_are_those_of_transformers(tmp_path, capfd, photographs):
+  folder = tmp_path / 'network'
+  shares, best = _transformers_network(folder, weight_files.CONVNEXT | {'size': 64}, photographs)
+  arguments = [f'--checkpoint={folder}', '--top=1', *photographs]
   assert predict.main(['predict', *arguments]) == 0
   rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
   assert [row['file'] for row in rows] == photographs
@@ -353,17 +361,12 @@ def test_names_are_those_of_transformers(tmp_path, capfd, photographs, processor
   probabilities = [float(row['probability']) for row in rows]
   # Pixels are the same but for one level in a hundred.
   np.testing.assert_allclose(probabilities, shares.max(1), atol=2e-3)
-
-
-@pytest.mark.slow
-def test_evaluation_is_that_of_transformers(tmp_path, photographs):
-  for path in photographs:
-    path = pathlib.Path(path)
-    place = tmp_path / 'photos' / path.parent.name / path.name
+  # And an evaluation.
+  labels = [pathlib.Path(path).parent.name for path in photographs]
+  for path, label in zip(photographs, labels, strict=True):
+    place = tmp_path / 'photos' / label / pathlib.Path(path).name
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(path)
-  folder = tmp_path / 'network'
-  shares, best = _transformers_network(folder, weight_files.CONVNEXT | {'size': 64}, photographs)
   config, workdir = _config(
     _flags(tmp_path / 'run', config=None, mode='evaluate'),
     init__from=folder,
@@ -372,7 +375,6 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
     data__eval_split='.',
   )
   scores = train.run(config, workdir, 'evaluate')
-  labels = [pathlib.Path(path).parent.name for path in photographs]
   hits = [name == label for name, label in zip(best, labels, strict=True)]
   assert scores['anp_top1'] == pytest.approx(np.mean(hits))
   names = sorted(set(labels))
@@ -382,21 +384,26 @@ def test_evaluation_is_that_of_transformers(tmp_path, photographs):
   assert json.loads(path.read_text())['weights'] == str(folder)
 
 
+@pytest.mark.soak
+def test_names_are_those_of_a_bottleneck_network_of_transformers(tmp_path, capfd, photographs):
+  _, best = _transformers_network(
+    tmp_path / 'network', weight_files.BIT, photographs, 'bottleneck', downsample_in_bottleneck=True
+  )
+  arguments = [f'--checkpoint={tmp_path}/network', '--top=1', *photographs]
+  assert predict.main(['predict', *arguments]) == 0
+  rows = csv.DictReader(io.StringIO(capfd.readouterr().out))
+  assert [row['class'] for row in rows] == best
+
+
 def test_weights_for_a_trained_run_are_refused(tmp_path):
   """Its checkpoint would be scored, and not what was named."""
-  from anp_jax import cluster
-  from anp_jax.reporting.analysis import analysis_run as run
-
   (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
   config = command_line.load(_TINY, {'init.from': str(weight_files.file(tmp_path))})
   with pytest.raises(config_lib.ConfigError, match='checkpoints of its own'):
-    run.run(config, f'{tmp_path}/run', 'newest', cluster.Processes(config))
+    analysis_run.run(config, f'{tmp_path}/run', 'newest', cluster.Processes(config))
 
 
 def test_weights_without_names_are_those_of_the_data(tmp_path):
-  from anp_jax.checkpoint.weights import initial
-  from anp_jax.data import vocabulary
-
   weight_files.file(tmp_path)
   config = command_line.load(_TINY, {'init.from': str(tmp_path)})
   data = vocabulary.Vocabulary(('a', 'b', 'c'))
@@ -409,8 +416,6 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   'pairs, nouns', [('auto', ('cat', 'dog')), ('no', ()), ('yes', ('cat', 'dog'))]
 )
 def test_names_of_weights_are_pairs_as_the_config_says(tmp_path, pairs, nouns):
-  from anp_jax.checkpoint.weights import initial
-
   names = ('big_cat', 'old_cat', 'old_dog')
   weight_files.folder(tmp_path, id2label={str(i): name for i, name in enumerate(names)})
   overrides = {'init.from': str(tmp_path), 'data.pairs': pairs}

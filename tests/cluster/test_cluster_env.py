@@ -1,4 +1,4 @@
-"""Where a process stands, told by flags, Slurm, Open MPI or a TPU pod."""
+"""Where a process stands, told by flags, Slurm or a TPU pod."""
 
 import http.server
 import re
@@ -8,13 +8,12 @@ import threading
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, tpu_metadata
+from anp_jax.cluster import cluster_env
 
 # What srun sets for a task of a step over two nodes, 2 tasks on each.
 _STEP = {
   'SLURM_JOB_ID': '4711',
   'SLURM_JOB_NODELIST': 'gpu[03-05,9],login',
-  'SLURM_JOB_NUM_NODES': '5',
   'SLURM_NNODES': '5',
   'SLURM_NTASKS': '4',
   'SLURM_STEP_ID': '0',
@@ -23,32 +22,15 @@ _STEP = {
   'SLURM_STEP_NUM_TASKS': '4',
   'SLURM_PROCID': '3',
   'SLURM_LOCALID': '1',
-  'SLURM_NODEID': '1',
 }
 # What a batch script's own shell has: task 0 of the job, and no step.
-_BATCH = {
-  'SLURM_JOB_ID': '4711',
-  'SLURM_JOB_NODELIST': 'gpu[03-04]',
-  'SLURM_NNODES': '2',
-  'SLURM_NTASKS': '4',
-  'SLURM_PROCID': '0',
-  'SLURM_LOCALID': '0',
-}
-# What mpirun of Open MPI 4 sets: 2 hosts, 2 processes on each.
+_BATCH = {k: v for k, v in _STEP.items() if 'STEP' not in k} | {'SLURM_PROCID': '0'}
+_ONE_HOST = {**_STEP, 'SLURM_STEP_NUM_NODES': '1'}
 _MPI = {
   'OMPI_COMM_WORLD_SIZE': '4',
   'OMPI_COMM_WORLD_RANK': '2',
-  'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
-  'OMPI_COMM_WORLD_LOCAL_RANK': '0',
-  'OMPI_COMM_WORLD_NODE_RANK': '0',
-  'OMPI_MCA_ess_base_jobid': '1531576321',
   'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,172.17.0.1:34911',
   'PMIX_NAMESPACE': '1531576321',
-}
-# Open MPI 5 has no address of mpirun in the environment.
-_MPI_5 = {
-  **{k: v for k, v in _MPI.items() if not k.startswith('OMPI_MCA')},
-  'PMIX_NAMESPACE': 'prterun-gpu03-8151@1',
 }
 _TPU = {
   'TPU_WORKER_HOSTNAMES': 't1k-w-0.svc, t1k-w-1.svc,t1k-w-2.svc',
@@ -66,20 +48,18 @@ def _refused(text, environment=None, *flags):
     _detect(environment, *flags)
 
 
-def test_nobody_tells():
-  assert _detect() == cluster_env.ALONE
-  assert _detect().count == 1 and _detect().index == 0
+@pytest.mark.parametrize(
+  'environment', [{}, _BATCH, {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}]
+)
+def test_nobody_tells(environment):
+  assert _detect(environment) == cluster_env.ALONE
+  assert (cluster_env.ALONE.count, cluster_env.ALONE.index) == (1, 0)
 
 
-def test_flags():
-  env = _detect({}, 'node1:1234', 4, 3)
-  assert env[:4] == ('flags', 3, 4, 'node1:1234')
-  assert _detect({}, None, 1, 0).count == 1  # nobody to meet
-
-
-@pytest.mark.parametrize('variables', [_STEP, _MPI, _TPU, {**_STEP, **_MPI}])
+@pytest.mark.parametrize('variables', [{}, _STEP, _MPI, _TPU, {**_STEP, **_MPI}])
 def test_flags_come_first(variables):
   assert _detect(variables, 'node1:1234', 8, 7)[:4] == ('flags', 7, 8, 'node1:1234')
+  assert _detect(variables, None, 1, 0).count == 1  # nobody to meet
 
 
 @pytest.mark.parametrize(
@@ -88,6 +68,9 @@ def test_flags_come_first(variables):
     ({**_TPU, **_MPI, **_STEP}, 'Slurm'),
     ({**_TPU, **_MPI}, 'Open MPI'),
     ({**_BATCH, **_MPI}, 'Open MPI'),
+    # In srun's shell, or below mpirun's daemons, which srun has started.
+    ({**_STEP, **_MPI, 'SLURM_STEP_NUM_TASKS': '1'}, 'Open MPI'),
+    ({**_STEP, **_MPI, 'SLURM_STEP_NUM_TASKS': '2'}, 'Open MPI'),
     (_TPU, 'TPU'),
   ],
 )
@@ -120,66 +103,46 @@ def test_a_slurm_step():
   env = _detect(_STEP)
   assert (env.launcher, env.index, env.count) == ('Slurm', 3, 4)
   assert (env.local_index, env.num_hosts) == (1, 2)
-  assert re.fullmatch(r'gpu03:2[0-9]{4}', env.coordinator_address)
-  port = int(env.coordinator_address.split(':')[1])
-  assert 20480 <= port < 28672
-
-
-def test_all_tasks_of_a_step_meet_and_no_others():
-  first = _detect({**_STEP, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'})
-  assert first.coordinator_address == _detect(_STEP).coordinator_address
-  assert first.token == _detect(_STEP).token
-  for key in ('SLURM_JOB_ID', 'SLURM_STEP_ID'):
-    other = _detect({**_STEP, key: '7'})
-    assert other.token != first.token
-    assert other.coordinator_address != first.coordinator_address
-  # Processes of the start before this one may still be there.
-  assert _detect({**_STEP, 'SLURM_RESTART_COUNT': '1'}).token != first.token
-
-
-def test_a_coordinator_or_port_of_ones_own_under_slurm():
-  assert _detect(_STEP, 'mine:99').coordinator_address == 'mine:99'
-  port = {'JAX_COORDINATOR_PORT': '99'}
-  assert _detect({**_STEP, **port}).coordinator_address == 'gpu03:99'
-
-
-def test_the_ports_that_process_0_tries():
-  env = _detect(_STEP)
-  _, first = cluster_env.split_address(env.coordinator_address)
-  ports = [first, *env.other_ports]
+  host, port = cluster_env.split_address(env.coordinator_address)
+  ports = [port, *env.other_ports]
   # Below 32768, Linux's ephemeral ports, and 60001, those of srun.
-  assert len(set(ports)) == 8 and all(20480 <= p <= 28671 for p in ports)
-  assert _detect({**_STEP, 'SLURM_PROCID': '0'}).other_ports == env.other_ports
-  for launcher in (_STEP, _MPI, _TPU):
-    assert len(_detect(launcher).other_ports) == 7
-    assert not _detect(launcher, 'mine:99').other_ports  # that port is meant
-  assert not _detect({**_STEP, 'JAX_COORDINATOR_PORT': '99'}).other_ports
-
-
-def test_processes_of_one_host_meet_at_loopback():
-  single_host = {**_STEP, 'SLURM_STEP_NUM_NODES': '1'}
-  address = _detect(single_host).coordinator_address
-  assert address.startswith('127.0.0.1:')
-  address = _detect(single_host, 'gpu03:99').coordinator_address
-  assert address == '127.0.0.1:99'
-
-
-def test_a_batch_shell_is_one_process():
-  assert _detect(_BATCH) == cluster_env.ALONE
-
-
-def test_a_step_of_one_task_is_one_process():
+  assert host == 'gpu03' and len(set(ports)) == 8 and all(20480 <= p <= 28671 for p in ports)
   single_task = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
   env = _detect({**_STEP, **single_task})
   assert (env.launcher, env.count, env.index) == ('Slurm', 1, 0)
 
 
-@pytest.mark.parametrize('tasks', ['1', '2'])
-def test_mpirun_within_a_slurm_step(tasks):
-  """In srun's shell, or below mpirun's daemons, which srun has started."""
-  step = {**_STEP, 'SLURM_STEP_NUM_TASKS': tasks, 'SLURM_PROCID': '0'}
-  env = _detect({**step, **_MPI})
-  assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
+def test_all_tasks_of_a_step_meet_and_no_others():
+  env = _detect(_STEP)
+  first = _detect({**_STEP, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'})
+  assert first._replace(index=3, local_index=1) == env
+  for key in ('SLURM_JOB_ID', 'SLURM_STEP_ID'):
+    other = _detect({**_STEP, key: '7'})
+    assert other.token != env.token and other.coordinator_address != env.coordinator_address
+  # Processes of the start before this one may still be there.
+  assert _detect({**_STEP, 'SLURM_RESTART_COUNT': '1'}).token != env.token
+
+
+@pytest.mark.parametrize('launcher', [_STEP, _MPI, _TPU])
+def test_a_coordinator_or_port_of_ones_own(launcher):
+  assert len(_detect(launcher).other_ports) == 7
+  env = _detect(launcher, 'mine:99')
+  assert (env.coordinator_address, env.other_ports) == ('mine:99', ())  # that port is meant
+  env = _detect({**launcher, 'JAX_COORDINATOR_PORT': '99'})
+  assert env.coordinator_address.endswith(':99') and not env.other_ports
+
+
+@pytest.mark.parametrize(
+  'environment, flags, address',
+  [
+    (_ONE_HOST, (), '127.0.0.1:'),
+    (_ONE_HOST, ('gpu03:99',), '127.0.0.1:99'),
+    ({**_ONE_HOST, 'SLURM_STEP_NODELIST': 'localhost'}, (), 'localhost:'),
+    ({}, ('127.0.0.1:99', 2, 1), '127.0.0.1:99'),
+  ],
+)
+def test_processes_of_one_host_meet_at_loopback(environment, flags, address):
+  assert _detect(environment, *flags).coordinator_address.startswith(address)
 
 
 @pytest.mark.parametrize(
@@ -196,70 +159,42 @@ def test_mpirun_within_a_slurm_step(tasks):
   ],
 )
 def test_slurm_at_fault(changes, text):
-  environment = {**_STEP, **changes}
-  _refused(text, {k: v for k, v in environment.items() if v is not None})
+  _refused(text, {k: v for k, v in {**_STEP, **changes}.items() if v is not None})
 
 
 @pytest.mark.parametrize(
-  'host',
+  'host, is_loopback',
   [
-    'localhost',
-    'LOCALHOST',
-    'localhost.localdomain',
-    'ip6-localhost',
-    '[::1]',
-    '127.0.0.1',
-    '127.0.1.1',
-    '127.1',
-    '0.0.0.0',
-    '[::]',
+    *(
+      (host, True)
+      for host in (
+        'localhost localhost4 localhost6 localhost6.localdomain6 localhost.localdomain LOCALHOST '
+        'ip6-localhost ip6-loopback ::1 :: 127.0.0.1 127.0.1.1 127.1 ::ffff:127.0.0.1 '
+        '::FFFF:127.3.2.1 0.0.0.0'
+      ).split()
+    ),
+    *(
+      (host, False)
+      for host in 'node1 localhost7 ip6-loopbacks ::ffff:10.0.0.1 128.0.0.1 localhosts'.split()
+    ),
   ],
 )
-@pytest.mark.parametrize('launcher', [_STEP, _MPI, _TPU])
-def test_a_loopback_coordinator_of_several_hosts(launcher, host):
-  _refused('is a loopback address', launcher, f'{host}:99')
-
-
-def test_a_loopback_coordinator_of_one_host():
-  single_host = {'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NODELIST': 'localhost'}
-  assert _detect({**_STEP, **single_host}).coordinator_address.startswith('localhost:')
-  assert _detect({}, '127.0.0.1:99', 2, 1).coordinator_address == '127.0.0.1:99'
-
-
-def test_open_mpi_4():
-  env = _detect(_MPI)
-  assert (env.launcher, env.index, env.count) == ('Open MPI', 2, 4)
-  assert env.local_index == 0
-  assert re.fullmatch(r'10\.96\.0\.1:2[0-9]{4}', env.coordinator_address)
-  assert env.token == '1531576321'
-  assert _detect(_MPI, 'node1:99').coordinator_address == 'node1:99'
-
-
-def test_open_mpi_on_one_host():
-  single_host = {'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '2'}
-  env = _detect({**_MPI_5, **single_host})
-  assert re.fullmatch(r'127\.0\.0\.1:2[0-9]{4}', env.coordinator_address)
-  assert (env.num_hosts, env.local_index) == (1, 2)
-
-
-def test_open_mpi_5_needs_a_coordinator_for_several_hosts():
-  _refused('Open MPI does not tell where process 0 runs', _MPI_5)
-  env = _detect(_MPI_5, 'gpu03:99')
-  assert (env.index, env.coordinator_address) == (2, 'gpu03:99')
-  assert env.token == 'prterun-gpu03-8151@1'
-
-
-def test_mpirun_of_one_process():
-  single_task = {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'}
-  assert _detect({**_MPI, **single_task}).count == 1
+def test_a_loopback_coordinator_of_several_hosts(host, is_loopback):
+  assert cluster_env.is_loopback_name(host) == is_loopback
+  address = f'[{host}]:99' if ':' in host else f'{host}:99'
+  for launcher in (_STEP, _TPU):
+    if is_loopback:
+      _refused('is a loopback address', launcher, address)
+    else:
+      assert _detect(launcher, address).coordinator_address == address
 
 
 def test_a_tpu_pod():
   env = _detect(_TPU)
   assert (env.launcher, env.index, env.count) == ('TPU', 1, 3)
   assert env.coordinator_address == 't1k-w-0.svc:20480'
-  alone = {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_WORKER_ID': '0'}
-  assert _detect(alone) == cluster_env.ALONE
+  assert _detect({**_TPU, 'MEGASCALE_NUM_SLICES': '1'}) == env
+  _refused('MEGASCALE_NUM_SLICES=2', {**_TPU, 'MEGASCALE_NUM_SLICES': '2'})
 
 
 class _Metadata(http.server.BaseHTTPRequestHandler):
@@ -269,18 +204,17 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
     assert self.headers['Metadata-Flavor'] == 'Google'
     key = self.path.removeprefix('/computeMetadata/v1/instance/attributes/')
     self.server.requests.append(key)
-    # Not ready at first.
     value = self.server.attributes.get(key)
-    status = 503 if len(self.server.requests) < 3 else 200 if value else 404
-    self.send_response(status)
+    self.send_response(200 if value else 404)
     self.end_headers()
-    self.wfile.write((value or '').encode() if status == 200 else b'')
+    self.wfile.write((value or '').encode())
 
   def log_message(self, *_):
     pass
 
 
 _TRIPLES = 'unknown:unknown:10.0.0.4,unknown:unknown:10.0.0.5'
+_POD = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
 _TPU_ENV = "ACCELERATOR_TYPE: 'v4-16'\nMEGASCALE_NUM_SLICES: '{}'\nZONE: 'a'\n"
 
 
@@ -288,9 +222,8 @@ _TPU_ENV = "ACCELERATOR_TYPE: 'v4-16'\nMEGASCALE_NUM_SLICES: '{}'\nZONE: 'a'\n"
 def tpu_vm(monkeypatch):
   """(attributes, more) -> the ClusterEnv that a TPU VM detects."""
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'tpu')
-  monkeypatch.setattr(tpu_metadata, '_RETRY', 0.01)
   with http.server.HTTPServer(('127.0.0.1', 0), _Metadata) as server:
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
 
     def detect(attributes, more=None):
@@ -320,41 +253,32 @@ def test_a_tpu_vm_asks_its_metadata_server(tpu_vm, workers, first, slices):
 def test_a_tpu_vm_of_its_own(tpu_vm):
   alone = {'agent-worker-number': '0', 'worker-network-endpoints': 'a:b:10.1.1.1'}
   assert tpu_vm(alone) == tpu_vm({}) == cluster_env.ALONE
-
-
-def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
-  pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
-  assert tpu_vm(pod, _TPU).coordinator_address == 't1k-w-0.svc:20480'
-  assert tpu_vm(pod, {'TPU_SKIP_MDS_QUERY': '1'}) == cluster_env.ALONE
-  assert tpu_vm(pod, _STEP).launcher == 'Slurm'
-  monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'cpu')
-  assert tpu_vm(pod) == cluster_env.ALONE
-  assert not tpu_vm.server.requests
-
-
-def test_a_metadata_server_that_is_not_there(tpu_vm, monkeypatch):
-  monkeypatch.setattr(tpu_metadata, '_TRIES', 2)
   with socket.socket() as deaf:  # bound, and deaf
     deaf.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{deaf.getsockname()[1]}'
     assert tpu_vm({}, {'GCE_METADATA_IP': address}) == cluster_env.ALONE
 
 
-def test_what_a_metadata_server_may_not_say(tpu_vm):
-  pod = {'agent-worker-number': '1', 'worker-network-endpoints': _TRIPLES}
-  for changes, text in (
+def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
+  assert tpu_vm(_POD, _TPU).coordinator_address == 't1k-w-0.svc:20480'
+  assert tpu_vm(_POD, {'TPU_SKIP_MDS_QUERY': '1'}) == cluster_env.ALONE
+  assert tpu_vm(_POD, _STEP).launcher == 'Slurm'
+  monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'cpu')
+  assert tpu_vm(_POD) == cluster_env.ALONE
+  assert not tpu_vm.server.requests
+
+
+@pytest.mark.parametrize(
+  'changes, text',
+  [
     ({'tpu-env': _TPU_ENV.format(2)}, 'MEGASCALE_NUM_SLICES=2: expected 1'),
     ({'worker-network-endpoints': 'a:b,c:d'}, "has 'a:b': expected HOST or"),
     ({'agent-worker-number': '2'}, 'TPU_WORKER_ID=2: expected a number from 0'),
-  ):
-    with pytest.raises(config_lib.ConfigError, match=text):
-      tpu_vm({**pod, **changes})
-
-
-def test_several_slices_are_refused():
-  _refused('MEGASCALE_NUM_SLICES=2', {**_TPU, 'MEGASCALE_NUM_SLICES': '2'})
-  single_slice = {**_TPU, 'MEGASCALE_NUM_SLICES': '1'}
-  assert _detect(single_slice) == _detect(_TPU)
+  ],
+)
+def test_what_a_metadata_server_may_not_say(tpu_vm, changes, text):
+  with pytest.raises(config_lib.ConfigError, match=text):
+    tpu_vm({**_POD, **changes})
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """Processes meet at a coordinator, hear of each other and end together."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import coordinator, termination
-from tests import coordinating, launching
+from anp_jax.cluster import coordinator, members, termination
+from tests import coordinating
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -91,11 +87,8 @@ def test_a_missing_rank_is_named_while_waiting_and_after():
 
 
 def test_many_missing_ranks_are_counted():
-  run = coordinating.Run(64, rendezvous=9, clock=coordinating.Clock()).join(0)
-  coordinating.wait(lambda: run.coordinator._members)
-  run.clock.run(10)
-  run.started()
-  assert 'rank 7, rank 8 and 55 more have not come' in str(run.errors[0])
+  assert members.listed([f'rank {i}' for i in range(63)]).endswith('rank 7 and 55 more')
+  assert members.listed(['rank 1', 'rank 2']) == 'rank 1, rank 2'
 
 
 def test_a_rank_that_goes_while_waiting_may_come_again():
@@ -114,50 +107,31 @@ def test_a_dead_rank_ends_the_others():
   assert set(run.wait_for_end(0, 2)) == {(*end, False)}
 
 
-def test_a_silent_rank_ends_the_others():
-  run = coordinating.Run(
-    3, heartbeat=50.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
-  ).join(0, 2)
-  with run.raw_rank(1):
-    run.started().beats(50, silent=[1])
-    assert not run.ended
-    run.clock.move(coordinator.HEARTBEAT_PERIOD)
-    for code, text, _ in run.wait_for_end(0, 2):
-      assert code == 75
-      assert text.startswith('rank 1 on node1 has been silent for 3 s')
-
-
-def test_a_rank_that_falls_silent_after_its_heartbeats_ends_the_others():
-  run = coordinating.Run(
-    3, heartbeat=50.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
-  ).join(0, 2)
+@pytest.mark.parametrize('steps, pause', [(0, 0), (2, 0), (2, 600)])
+def test_a_rank_that_falls_silent_ends_the_others(steps, pause):
+  """Also after a pause of process 0."""
+  period = coordinator.HEARTBEAT_PERIOD
+  run = coordinating.Run(3, heartbeat=50.5 * period, clock=coordinating.Clock()).join(0, 2)
   with run.raw_rank(1) as rank:
     run.started()
-    for step in (1, 2):
+    for step in range(1, steps + 1):
       rank.sendall(json.dumps({'heartbeat': _at('step', step)}).encode() + b'\n')
-    coordinating.wait(lambda: run.coordinator._members[1].state.get('step') == 2)
-    run.beats(50, silent=[1])
+    coordinating.wait(lambda: run.coordinator._members[1].state.get('step', 0) == steps)
+    run.clock.move(pause or period)
+    run.beats(47, silent=[1])
     assert not run.ended
-    run.clock.move(coordinator.HEARTBEAT_PERIOD)
+    run.clock.run(4 * period)
     for code, text, _ in run.wait_for_end(0, 2):
       assert code == 75
       assert text.startswith('rank 1 on node1 has been silent for 3 s')
 
 
-def test_a_rank_that_only_waits_is_not_silent():
+def test_no_rank_is_silent_that_only_waits_nor_in_a_pause_of_process_0():
   """While JAX is imported and started, which may take a minute."""
-  run = coordinating.started(
-    2, heartbeat=4.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
-  )
-  run.beats(20)
-  assert not run.ended
-
-
-def test_a_pause_of_process_0_is_no_silence_of_the_others():
   run = coordinating.started(
     2, heartbeat=9.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
   )
-  run.beats(2)
+  run.beats(20)
   run.clock.move(1000)  # until the next pulse
   run.beats(20)
   assert not run.ended
@@ -186,21 +160,6 @@ def test_a_pause_of_process_0_is_no_time_to_come_to_the_end():
     assert text.startswith('rank 1 on node1 has not come to the end within 9 s')
 
 
-def test_a_rank_that_falls_silent_after_a_pause_of_process_0_is_lost():
-  run = coordinating.Run(
-    2, heartbeat=9.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
-  ).join(0)
-  with run.raw_rank(1):
-    run.started()
-    run.clock.move(600)
-    run.beats(7, silent=[1])
-    assert not run.ended
-    run.clock.run(4 * coordinator.HEARTBEAT_PERIOD)
-    ((code, text, _),) = run.wait_for_end(0)
-  assert code == 75
-  assert text.startswith('rank 1 on node1 has been silent for 0 s')
-
-
 def test_process_0_is_told_last(monkeypatch):
   """It ends as soon as it is told to, and the coordinator with it."""
   order, send = [], coordinator._send
@@ -219,54 +178,6 @@ def test_process_0_is_told_last(monkeypatch):
       # The coordinator of a test before this one may send something, too.
       coordinating.wait(lambda: set(ports) <= set(order))
     assert [port for port in order if port in ports][-1] == ports[0]
-
-
-_OTHER = """
-import json
-import sys
-import time
-import types
-from anp_jax.cluster import client
-from anp_jax.cluster import cluster_env
-
-card = json.loads(sys.argv[1])
-secret = sys.argv[3]
-env = cluster_env.ClusterEnv('flags', 1, 2, sys.argv[2], secret=secret)
-settings = types.SimpleNamespace(rendezvous_timeout=9, heartbeat_timeout=9)
-connected = client.CoordinatorClient(env, card, settings)
-time.sleep(0.5)
-print(connected.gather('one'), flush=True)
-connected.close()
-"""
-
-
-def test_a_process_that_is_stopped_for_a_moment_goes_on():
-  run = coordinating.Run(
-    2, heartbeat=60.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock()
-  ).join(0)
-  arguments = [
-    json.dumps(coordinating.info(1, 2, {})),
-    f'127.0.0.1:{run.port}',
-    coordinating.SECRET,
-  ]
-  with subprocess.Popen(
-    [sys.executable, '-c', _OTHER, *arguments],
-    stdout=subprocess.PIPE,
-    text=True,
-    cwd=launching.ROOT,
-    env={**os.environ, 'PYTHONPATH': '.'},
-  ) as other:
-    try:
-      run.started()
-      other.send_signal(signal.SIGSTOP)
-      run.beats(20, silent=[1])
-      other.send_signal(signal.SIGCONT)
-      assert run.clients[0].gather('zero') == ['zero', 'one']
-      run.clients[0].close()
-      assert other.wait(coordinating.SOON) == 0
-    finally:
-      other.kill()
-  assert not run.ended
 
 
 def _at(phase, step):
@@ -310,19 +221,13 @@ def test_a_stall_names_who_is_late(states, late):
   assert f'0: {states[0]["phase"]} {states[0]["step"] or ""}'.strip() in text
 
 
-def test_a_failure_ends_all_with_its_status():
+@pytest.mark.parametrize('rank, code', [(1, 2), (0, 1)])
+def test_a_failure_ends_all_with_its_status(rank, code):
   run = coordinating.started(3)
-  run.clients[1].fail(2, 'config.mesh does not fit')
-  assert run.clients[1]._end  # not for want of an answer
-  text = 'rank 1 on node1: config.mesh does not fit'
-  assert set(run.wait_for_end(0, 1, 2)) == {(2, text, False)}
-
-
-def test_an_error_ends_all_with_its_text():
-  run = coordinating.started(2)
-  run.clients[0].fail(1, 'ValueError: no')
-  text = 'rank 0 on node0: ValueError: no'
-  assert set(run.wait_for_end(0, 1)) == {(1, text, False)}
+  run.clients[rank].fail(code, 'ValueError: no')
+  assert run.clients[rank]._end  # not for want of an answer
+  text = f'rank {rank} on node{rank}: ValueError: no'
+  assert set(run.wait_for_end(0, 1, 2)) == {(code, text, False)}
 
 
 def test_an_error_that_follows_from_a_loss_does_not_hide_it():
@@ -363,8 +268,11 @@ def test_a_broken_connection_ends_all_if_none_is_lost():
   assert run.wait_for_end(0, 1)[0][0] == 1
 
 
-def test_one_that_does_not_come_to_the_end_is_named():
-  run = coordinating.started(3, leave=9, clock=coordinating.Clock())
+@pytest.mark.parametrize(
+  'rendezvous, leave', [(99, 9), (9, 0)], ids=['as long as a stall', 'without a limit of stalls']
+)
+def test_one_that_does_not_come_to_the_end_is_named(rendezvous, leave):
+  run = coordinating.started(3, rendezvous=rendezvous, leave=leave, clock=coordinating.Clock())
   run.clients[1].heartbeat(_at('saving', 8))
   coordinating.wait(lambda: run.coordinator._members[1].state)
   for index in (0, 2):
@@ -375,45 +283,6 @@ def test_one_that_does_not_come_to_the_end_is_named():
     assert code == 75
     assert text.startswith('rank 1 on node1 has not come to the end within 9 s of the others')
     assert '1: saving 8' in text
-
-
-def test_without_any_timeout_the_end_is_still_waited_for(config):
-  config.cluster.stall_timeout = config.cluster.stop_timeout = 0.0
-  timeouts = coordinator.Timeouts.of(config.cluster)
-  assert timeouts.leave == config.cluster.rendezvous_timeout
-
-
-@pytest.mark.parametrize(
-  'rubbish',
-  [
-    b'',
-    b'GET / HTTP/1.1\r\nHost: node0\r\n\r\n',
-    b'\x16\x03\x01\x02\x00\xff\n',
-    b'\n',
-    b'{}\n',
-    b'[]\n',
-    b'{"index": 1}\n',
-    b'{"index": [1], "token": "", "count": 2, "host": "x"}\n',
-    b'[' * 200_000 + b'\n',
-    b'x' * (coordinator._MAX_LINE + 2**20),
-  ],
-)
-def test_rubbish_on_the_port_harms_nothing(rubbish, caplog):
-  run = coordinating.Run(2)
-
-  def throw():
-    try:
-      run.raw(rubbish).close()
-    except OSError:  # the coordinator has hung up
-      pass
-
-  throw()
-  run.join(0, 1).started()
-  throw()
-  values = []
-  coordinating.at_once([lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)])
-  assert values == [[0, 1]] * 2
-  assert not run.errors and not run.ended and not caplog.records
 
 
 def test_a_stranger_does_not_end_a_run_that_goes_on():

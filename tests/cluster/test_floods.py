@@ -14,6 +14,7 @@ from tests import coordinating, launching
 
 _COORDINATOR = """
 import resource, sys
+from anp_jax import config
 from anp_jax.cluster import cluster_env, coordinator
 
 limit = int(sys.argv[3])
@@ -21,7 +22,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 env = cluster_env.ClusterEnv(
   'flags', 0, 2, f'127.0.0.1:{sys.argv[1]}', token='job', secret=sys.argv[2]
 )
-coordinator.Coordinator(env, coordinator.Timeouts(99, 99, 99))
+coordinator.Coordinator(env, config.base().cluster)
 print('open', flush=True)
 for line in sys.stdin:  # as a checkpoint would
   open('/dev/null').close()

@@ -13,7 +13,6 @@ _TORCHRUN = {
   'WORLD_SIZE': '4',
   'LOCAL_RANK': '0',
   'LOCAL_WORLD_SIZE': '2',
-  'GROUP_RANK': '1',
   'MASTER_ADDR': 'gpu03',
   'MASTER_PORT': '29500',
   'TORCHELASTIC_RUN_ID': 'job7',
@@ -37,6 +36,17 @@ _MVAPICH = {
   'MV2_COMM_WORLD_LOCAL_RANK': '0',
   'MV2_COMM_WORLD_LOCAL_SIZE': '2',
 }
+# Open MPI 4; Open MPI 5 has no address of mpirun in the environment.
+_OPEN_MPI_4 = {
+  'OMPI_COMM_WORLD_SIZE': '4',
+  'OMPI_COMM_WORLD_RANK': '2',
+  'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+  'OMPI_COMM_WORLD_LOCAL_RANK': '0',
+  'OMPI_MCA_ess_base_jobid': '1531576321',
+  'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,172.17.0.1:34911',
+  'PMIX_NAMESPACE': '1531576321',
+}
+_OPEN_MPI = {k: v for k, v in _OPEN_MPI_4.items() if not k.startswith('OMPI_MCA')}
 _STEP = {
   'SLURM_JOB_ID': '4711',
   'SLURM_STEP_ID': '0',
@@ -46,7 +56,13 @@ _STEP = {
   'SLURM_STEP_NODELIST': 'gpu[03-04]',
   'SLURM_LOCALID': '0',
 }
-_MPI = (_MPICH, _PALS, _MVAPICH)
+# Those whose variables do not tell where process 0 is, and of the number on a host.
+_MPI = [
+  (_MPICH, 'MPI_LOCALNRANKS'),
+  (_PALS, 'PALS_LOCAL_SIZE'),
+  (_MVAPICH, 'MV2_COMM_WORLD_LOCAL_SIZE'),
+  (_OPEN_MPI, 'OMPI_COMM_WORLD_LOCAL_SIZE'),
+]
 
 
 def _detect(environment, coordinator=None):
@@ -54,72 +70,64 @@ def _detect(environment, coordinator=None):
 
 
 @pytest.mark.parametrize(
-  'environment, launcher, local',
+  'environment, launcher, size, rank, local',
   [
-    (_TORCHRUN, 'torchrun', 0),
-    (_EXPORTED, 'torchrun', -1),
-    (_JAX, 'JAX', -1),
-    (_MPICH, 'MPICH or Intel MPI', 0),
-    (_PALS, 'PALS', 0),
-    (_MVAPICH, 'MVAPICH', 0),
+    (_TORCHRUN, 'torchrun', 'WORLD_SIZE', 'RANK', 0),
+    (_EXPORTED, 'torchrun', 'WORLD_SIZE', 'RANK', -1),
+    (_JAX, 'JAX', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', -1),
+    (_MPICH, 'MPICH or Intel MPI', 'PMI_SIZE', 'PMI_RANK', 0),
+    (_PALS, 'PALS', 'PMI_SIZE', 'PALS_RANKID', 0),
+    (_MVAPICH, 'MVAPICH', 'MV2_COMM_WORLD_SIZE', 'MV2_COMM_WORLD_RANK', 0),
+    (_OPEN_MPI, 'Open MPI', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', 0),
   ],
 )
-def test_a_process_of_four(environment, launcher, local):
+def test_a_process_of_four(environment, launcher, size, rank, local):
   env = _detect(environment, 'mine:99')
   assert (env.launcher, env.index, env.count) == (launcher, 2, 4)
   assert (env.coordinator_address, env.local_index) == ('mine:99', local)
+  env = _detect({**environment, size: '1', rank: '0'})
+  assert (env.count, env.index, env.coordinator_address) == (1, 0, '')
+  with pytest.raises(config_lib.ConfigError, match=f'{rank}=4: expected a num'):
+    _detect({**environment, rank: '4'}, 'mine:99')
 
 
-def test_where_variables_tell_of_process_0():
-  assert _detect(_EXPORTED).coordinator_address == 'job-master-0:23456'
-  assert _detect(_JAX).coordinator_address == 'node1:1234'
-  assert not _detect(_JAX).other_ports and not _detect(_EXPORTED).other_ports
-  assert len(_detect(_TORCHRUN).other_ports) == 7
-  # torchrun itself listens at MASTER_PORT.
-  address = _detect(_TORCHRUN).coordinator_address
-  assert re.fullmatch('gpu03:2[0-9]{4}', address)
-  other = {**_TORCHRUN, 'RANK': '0'}
-  assert _detect(other).coordinator_address == address
-  again = _detect({**_TORCHRUN, 'TORCHELASTIC_RESTART_COUNT': '1'})
-  assert again.token != _detect(_TORCHRUN).token
-  six = {**_EXPORTED, 'MASTER_ADDR': 'fd00::3'}
-  assert _detect(six).coordinator_address == '[fd00::3]:23456'
+@pytest.mark.parametrize(
+  'environment, address, count',
+  [
+    (_EXPORTED, 'job-master-0:23456', 0),
+    ({**_EXPORTED, 'MASTER_ADDR': 'fd00::3'}, r'\[fd00::3\]:23456', 0),
+    (_JAX, 'node1:1234', 0),
+    (_TORCHRUN, 'gpu03:2[0-9]{4}', 7),  # torchrun itself listens at MASTER_PORT
+    (_OPEN_MPI_4, r'10\.96\.0\.1:2[0-9]{4}', 7),
+  ],
+)
+def test_where_variables_tell_of_process_0(environment, address, count):
+  env = _detect(environment)
+  assert re.fullmatch(address, env.coordinator_address) and len(env.other_ports) == count
 
 
-@pytest.mark.parametrize('environment', _MPI)
-def test_mpi_of_two_hosts_needs_a_coordinator(environment):
+@pytest.mark.parametrize(
+  'environment, rank, job',
+  [
+    (_TORCHRUN, 'RANK', 'TORCHELASTIC_RESTART_COUNT'),
+    (_OPEN_MPI_4, 'OMPI_COMM_WORLD_RANK', 'PMIX_NAMESPACE'),
+  ],
+)
+def test_all_processes_of_a_launch_meet_and_no_others(environment, rank, job):
+  env = _detect(environment)
+  assert _detect({**environment, rank: '0'}) == env._replace(index=0)
+  assert _detect({**environment, job: '1'}).token != env.token
+
+
+@pytest.mark.parametrize('environment, local_size', _MPI)
+def test_mpi_of_two_hosts_needs_a_coordinator(environment, local_size):
   text = 'does not tell where process 0 runs: give main.py --coordinator='
   with pytest.raises(config_lib.ConfigError, match=text):
     _detect(environment)
   exported = {**environment, 'MASTER_ADDR': 'n1', 'MASTER_PORT': '7'}
   assert _detect(exported).coordinator_address == 'n1:7'
-
-
-@pytest.mark.parametrize('environment', _MPI)
-def test_mpi_of_one_host_meets_there(environment):
-  local = [k for k in environment if 'LOCAL' in k and 'RANKID' not in k]
-  name = next(k for k in local if k.endswith(('SIZE', 'NRANKS')))
-  env = _detect({**environment, name: '4'})
-  assert env.coordinator_address.startswith('127.0.0.1:')
-  assert env.num_hosts == 1
-
-
-@pytest.mark.parametrize(
-  'environment, size, rank',
-  [
-    (_TORCHRUN, 'WORLD_SIZE', 'RANK'),
-    (_JAX, 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'),
-    (_MPICH, 'PMI_SIZE', 'PMI_RANK'),
-    (_PALS, 'PMI_SIZE', 'PALS_RANKID'),
-    (_MVAPICH, 'MV2_COMM_WORLD_SIZE', 'MV2_COMM_WORLD_RANK'),
-  ],
-)
-def test_one_process_stays_one(environment, size, rank):
-  """An interactive shell of a job, for example."""
-  env = _detect({**environment, size: '1', rank: '0'})
-  assert (env.count, env.index, env.coordinator_address) == (1, 0, '')
-  with pytest.raises(config_lib.ConfigError, match=f'{rank}=4: expected a num'):
-    _detect({**environment, rank: '4'}, 'mine:99')
+  env = _detect({**environment, local_size: '4'})  # all on one host
+  assert env.coordinator_address.startswith('127.0.0.1:') and env.num_hosts == 1
 
 
 @pytest.mark.parametrize(

@@ -102,28 +102,20 @@ def test_the_others_end_with_rank_0():
   assert (code, text) == (termination.FAILED, 'rank 0 on node0: bad')
 
 
-def test_a_run_begins_without_those_that_do_not_come_in_time():
-  clock = coordinating.Clock()
-  run = coordinating.Run(3, rendezvous=2, clock=clock)
-  run.join(0, 2, optional=[1])
+@pytest.mark.parametrize('optional', [[1], [2]])
+def test_a_run_begins_only_without_those_that_it_does_not_need(optional):
+  run = coordinating.Run(3, rendezvous=2, clock=coordinating.Clock())
+  run.join(0, 2, optional=optional)
   coordinating.wait(lambda: len(run.coordinator._members) == 2)
-  clock.run(3)
+  run.clock.run(3)
   run.started()
+  if optional == [2]:
+    assert 'rank 1 has not come within 2 s' in str(run.errors[0])
+    return
   assert not run.errors and run.clients[2].hosts == ('node0', '', 'node2')
-  run.join(1, optional=[1]).started()
+  run.join(1, optional=optional).started()
   assert not run.errors
-  leaving = [run.clients[i].close for i in range(3)]
-  coordinating.at_once(leaving)
-
-
-def test_a_run_does_not_begin_without_those_that_it_needs():
-  clock = coordinating.Clock()
-  run = coordinating.Run(3, rendezvous=2, clock=clock)
-  run.join(0, 1, optional=[1])
-  coordinating.wait(lambda: len(run.coordinator._members) == 2)
-  clock.run(3)
-  run.started()
-  assert 'rank 2 has not come within 2 s' in str(run.errors[0])
+  coordinating.at_once([run.clients[i].close for i in range(3)])
 
 
 @pytest.mark.parametrize(

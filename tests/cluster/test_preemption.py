@@ -32,19 +32,6 @@ def _votes_at(stop, clock, seconds):
   return (before, stop.vote()) == (preemption.CONTINUE, preemption.TIME_LIMIT)
 
 
-def test_without_a_limit_nothing_is_asked():
-  clock = builders.Clock(_NOW)
-  stop = _stop(clock=clock)
-  clock.now += 1e9
-  assert stop.vote() == preemption.CONTINUE
-
-
-def test_a_time_limit_of_ones_own():
-  clock = builders.Clock(_NOW)
-  # 15 s are left over, for whatever else.
-  assert _votes_at(_stop(minutes=10.0, clock=clock), clock, 600 - 15)
-
-
 def test_the_time_that_a_stop_takes_is_left(capsys):
   clock = builders.Clock(_NOW)
   stop = _stop(minutes=10.0, clock=clock, stop_seconds=lambda: 120.0)
@@ -58,6 +45,7 @@ def test_the_time_that_a_stop_takes_is_left(capsys):
 @pytest.mark.parametrize(
   'text, minutes, ends',
   [
+    ('', 0.0, None),
     ('1700000300', 0.0, 300),
     ('1700000300', 10.0, 300),
     ('1700000300', 1.0, 60),
@@ -66,11 +54,14 @@ def test_the_time_that_a_stop_takes_is_left(capsys):
     ('Unknown', 10.0, 600),
   ],
 )
-def test_the_end_of_slurms_job(text, minutes, ends):
+def test_the_end_of_a_limit_or_of_slurms_job(text, minutes, ends):
   clock = builders.Clock(_NOW)
-  environment = {'SLURM_JOB_END_TIME': text}
-  stop = _stop(environment, minutes=minutes, clock=clock)
-  assert _votes_at(stop, clock, ends - 15)
+  stop = _stop({'SLURM_JOB_END_TIME': text}, minutes=minutes, clock=clock)
+  if ends is None:
+    clock.now += 1e9
+    assert stop.vote() == preemption.CONTINUE
+  else:
+    assert _votes_at(stop, clock, ends - 15)  # 15 s are left over, for whatever else
 
 
 @pytest.mark.parametrize(
@@ -139,7 +130,8 @@ def cannot(text):
   print(text, flush=True)
   os._exit(75)
 
-stop = preemption.StopHandler(config, environment={}).listen(cannot)
+stop = preemption.StopHandler(config, environment={})
+stop.listen(cannot)
 print('ready', flush=True)
 while not stop.vote():
   time.sleep(0.005)
@@ -147,7 +139,7 @@ print('vote', stop.vote(), flush=True)
 if then == 'stops':
   stop.close()
   print('closed', flush=True)
-time.sleep(1 if then == 'stops' else 20)
+time.sleep(0.5 if then == 'stops' else 20)
 """
 
 
@@ -201,38 +193,19 @@ def test_a_signal_is_a_vote(name):
   assert text == f'\n{line}\n'
 
 
-def test_sigterm_twice_is_once():
-  with _Child() as child:
-    child.send(signal.SIGTERM, signal.SIGCONT)
+@pytest.mark.parametrize(
+  'first, again', [('SIGTERM', 'SIGTERM'), ('SIGTERM', 'SIGUSR1'), ('SIGINT', 'SIGINT')]
+)
+def test_an_echo_of_a_signal_is_nothing_and_another_leaves_at_once(first, again):
+  """A launcher passes on the Ctrl-C that a terminal sends to all."""
+  first, again = (getattr(signal, name) for name in (first, again))
+  with _Child(echo=10 if first == signal.SIGINT else 1) as child:
+    child.send(first)
     child.hears('vote 2')
-    child.send(signal.SIGTERM, signal.SIGUSR1)
-    assert child.lives(0.5)
-
-
-def test_sigterm_again_later_leaves_at_once():
-  with _Child(echo=0.3) as child:
-    child.send(signal.SIGTERM)
-    child.hears('vote 2')
-    assert child.lives(0.4)
-    child.send(signal.SIGTERM)
-    assert child.ends() == 128 + signal.SIGTERM
-
-
-def test_ctrl_c_that_a_launcher_passes_on_is_one():
-  with _Child(echo=100) as child:  # 10 seconds for this signal
-    child.send(signal.SIGINT)
-    child.hears('vote 2')
-    child.send(signal.SIGINT)
-    assert child.lives(0.5)
-
-
-def test_ctrl_c_again_leaves_at_once():
-  with _Child(echo=1) as child:
-    child.send(signal.SIGINT)
-    child.hears('vote 2')
-    assert child.lives(0.2)
-    child.send(signal.SIGINT)
-    assert child.ends() == 130
+    child.send(again)
+    assert child.lives(1.2)
+    child.send(again)
+    assert child.ends() == 128 + again
 
 
 def test_a_stop_that_does_not_come_about():
@@ -243,34 +216,24 @@ def test_a_stop_that_does_not_come_about():
     child.hears('could not stop within 0.3 s of SIGTERM')
 
 
-def test_a_stop_in_time_is_well():
-  with _Child(stop_timeout=0.3, then='stops') as child:
+@pytest.mark.parametrize(
+  'echo, then, status',
+  [
+    (5, '', 0),
+    (5, 'SIGTERM', 0),  # a small run has stopped before Slurm sends it again
+    (0, 'SIGTERM', -signal.SIGTERM),
+    (5, 'SIGINT', -signal.SIGINT),
+  ],
+)
+def test_a_stop_in_time_and_a_signal_after_it(echo, then, status):
+  with _Child(echo, stop_timeout=0.3, then='stops') as child:
     child.send(signal.SIGTERM)
     child.hears('vote 2')
     child.hears('closed')
-    assert child.ends() == 0
+    if then:
+      child.send(getattr(signal, then))
+    assert child.ends() == status
     assert child.process.stdout.read() == ''
-
-
-def test_an_echo_after_the_stop_is_nothing():
-  """A small run has stopped before Slurm sends SIGTERM again."""
-  with _Child(then='stops') as child:
-    child.send(signal.SIGTERM)
-    child.hears('vote 2')
-    child.hears('closed')
-    child.send(signal.SIGTERM)
-    assert child.ends() == 0
-
-
-@pytest.mark.parametrize('echo, name', [(0, 'SIGTERM'), (5, 'SIGINT')])
-def test_another_signal_after_the_stop_ends_the_process(echo, name):
-  number = getattr(signal, name)
-  with _Child(echo, then='stops') as child:
-    child.send(signal.SIGTERM)
-    child.hears('vote 2')
-    child.hears('closed')
-    child.send(number)
-    assert child.ends() == -number
 
 
 def test_a_signal_is_received_while_the_main_thread_computes():

@@ -55,31 +55,3 @@ def test_one_process_alone_leaves_the_environment_as_it_is():
   environment = {'no_proxy': 'a.org'}
   proxies.bypass(cluster_env.ALONE, environment)
   assert environment == {'no_proxy': 'a.org'}
-
-
-@pytest.mark.parametrize(
-  'host, is_loopback',
-  [
-    ('localhost', True),
-    ('localhost4', True),
-    ('localhost6', True),
-    ('localhost6.localdomain6', True),
-    ('LOCALHOST', True),
-    ('ip6-localhost', True),
-    ('ip6-loopback', True),
-    ('::1', True),
-    ('127.0.0.1', True),
-    ('127.1', True),
-    ('::ffff:127.0.0.1', True),
-    ('::FFFF:127.3.2.1', True),
-    ('0.0.0.0', True),
-    ('node1', False),
-    ('localhost7', False),
-    ('ip6-loopbacks', False),
-    ('::ffff:10.0.0.1', False),
-    ('128.0.0.1', False),
-    ('localhosts', False),
-  ],
-)
-def test_names_of_the_host_itself(host, is_loopback):
-  assert cluster_env.is_loopback_name(host) == is_loopback

@@ -1,11 +1,11 @@
 """How a process ends: its exit status and its last words."""
 
-import linecache
 import os
 import re
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 
@@ -29,26 +29,23 @@ def test_exit_status(error, status):
   assert cluster.exit_status(error) == status
 
 
-def test_stacks_of_all_threads(monkeypatch, capsys):
-  """No file is read: the file system may be what hangs."""
-  monkeypatch.setattr(linecache, 'checkcache', pytest.fail)
-  monkeypatch.setattr(linecache, 'getlines', pytest.fail)
-  done = threading.Event()
+def test_stacks_of_all_threads(monkeypatch, capfd):
+  ends, done = [], threading.Event()
+  monkeypatch.setattr(termination.os, '_exit', ends.append)
+  monkeypatch.setattr(termination.threading, 'Timer', mock.Mock())
 
   def waits_for_data():
     done.wait(coordinating.SOON)
 
   thread = threading.Thread(target=waits_for_data, name='feed')
   thread.start()
-  termination.print_stacks()
+  termination.end_process(75, 'stuck', stacks=True)
   done.set()
   thread.join()
-  text = capsys.readouterr().err
-  feed = text[text.index('thread feed:') :].split('\n\n')[0]
-  assert re.search(r'test_termination.py", line \d+, in .*waits_for_d', feed)
-  # The innermost call is last.
-  assert feed.index('waits_for_data') < feed.rindex('wait')
-  assert 'thread MainThread:' in text
+  text = capfd.readouterr().err
+  assert re.search(r'test_termination.py", line \d+ in waits_for_data', text)
+  assert 'in test_stacks_of_all_threads' in text
+  assert text.endswith('\nerror: stuck\n') and ends == [75]
 
 
 _STUCK = """

@@ -89,17 +89,13 @@ def test_a_number_that_another_process_has_now_blocks_nobody(tmp_path):
   lock.release()
 
 
-def test_the_next_run_finds_the_workdir_free(tmp_path):
-  for _ in range(2):
-    with workdir_lock.held(str(tmp_path), cluster_env.ALONE):
-      assert os.listdir(tmp_path) == [workdir_lock.NAME]
-    assert os.listdir(tmp_path) == []
-
-
-def test_other_ranks_hold_nothing(tmp_path):
-  env = cluster_env.ALONE._replace(index=1, count=2)
-  with workdir_lock.held(str(tmp_path / 'run'), env):
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize('rank', [0, 1])
+def test_the_workdir_is_free_after_a_run(tmp_path, rank):
+  """And for ranks other than 0, which hold nothing."""
+  env = cluster_env.ALONE._replace(index=rank, count=rank + 1)
+  with workdir_lock.held(str(tmp_path), env):
+    assert os.listdir(tmp_path) == [workdir_lock.NAME] * (rank == 0)
+  assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize('text', [None, ''], ids=['silent', 'just created'])

@@ -9,7 +9,7 @@ from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import naming, timm_folder, weights_source as source_lib
+from anp_jax.checkpoint.weights import families, naming, weights_source as source_lib
 from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
@@ -164,9 +164,9 @@ def test_variants_equal_timm_and_go_back(tmp_path, names):
     # Back: the same tensors, by the same names, in the same order of axes.
     config = builders.config({'model.name': name})
     vocabulary = vocabulary_lib.Vocabulary(tuple(f'c{i}' for i in range(10)))
-    back = timm_folder.tensors(
-      trained_lib.Trained('', config, vocabulary, 0, variables.pop('params'), variables)
-    )
+    params = variables.pop('params')
+    network = trained_lib.Trained('', config, vocabulary, 0, params, variables)
+    back = families.tensors(network, naming.TIMM)
     assert set(back) == set(peer.tensors)
     for tensor, value in back.items():
       np.testing.assert_array_equal(value, peer.tensors[tensor])

@@ -160,10 +160,10 @@ def test_a_state_goes_on_with_another_split(x64):
   network = {'model.name': 'tests.user_network:WithOurLayers'}
   first, mesh = _split(1, 2, **network, **{'strategy.shares': (2, 1)})
   state, _ = splitting.train(first, mesh)
-  saved = first.saved_form.of_run(state)
-  assert jax.tree.map(jnp.shape, saved) == jax.tree.map(jnp.shape, first.saved_form.abstract)
+  saved = first.checkpoint_layout.pack(state)
+  assert jax.tree.map(jnp.shape, saved) == jax.tree.map(jnp.shape, first.checkpoint_layout.abstract)
   second, _ = _split(1, 2, **network, **{'strategy.plan': 'conv2=1,9'})
-  again = second.saved_form.of_run(second.saved_form.to_run(saved))
+  again = second.checkpoint_layout.pack(second.checkpoint_layout.unpack(saved))
   for leaf, expected in zip(jax.tree.leaves(again), jax.tree.leaves(saved), strict=True):
     np.testing.assert_array_equal(leaf, expected)
 

@@ -355,7 +355,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
       sent[name, conditional] = sum(
         c.size for c in compiled_collectives.compiled(text) if c.conditional == conditional
       )
-  parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_single.params))
+  parameters = sum(s.size for s in jax.tree.leaves(parts.abstract_replica.params))
   assert sent['sync', False] >= 4 * parameters and not sent['sync', True]
   # Weights alone, as this network has no statistics.
   assert sent['local_sgd', True] == 4 * parameters

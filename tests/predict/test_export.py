@@ -18,8 +18,10 @@ from anp_jax import config as config_lib, export
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import (
   exported as program,
+  families,
   huggingface,
   initial,
+  naming,
   published_weights as published_lib,
   weights_source,
 )
@@ -97,9 +99,8 @@ def test_it_is_read_back(name, tmp_path):
 def test_averages_in_float64_are_written_as_float32():
   trained = exporting.trained()
   wide = jax.tree.map(lambda x: x.astype(np.float64), trained.params)
-  tensors = huggingface.tensors(
-    trained_lib.Trained('', trained.config, exporting.PAIRS, 7, wide, trained.stats)
-  )
+  network = trained_lib.Trained('', trained.config, exporting.PAIRS, 7, wide, trained.stats)
+  tensors = families.tensors(network, naming.TRANSFORMERS)
   kinds = {n: x.dtype for n, x in tensors.items()}
   floats = {k for n, k in kinds.items() if not n.endswith('tracked')}
   assert floats == {np.dtype('float32')}

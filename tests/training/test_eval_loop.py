@@ -130,7 +130,7 @@ def _evaluator(config, devices, average=None, model=None, held_out=None):
     model=model or _network(),
     objective=objective,
     strategy_step=strategy_lib.find(config).build(config, specs),
-    abstract_single=abstract_state,
+    abstract_replica=abstract_state,
   )
   jitted = steps.sums() if held_out is None else steps.examples(held_out)
   return jitted, state, mesh

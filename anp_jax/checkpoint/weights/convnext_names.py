@@ -8,6 +8,7 @@ from 0; their 1x1 convolutions may be (out, in), as dense layers are.
 from collections.abc import Iterable
 import re
 
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -19,7 +20,7 @@ MODELS = networks.CONVNEXTS
 TIMM, TRANSFORMERS = 'timm', naming_lib.TRANSFORMERS
 CLASSIFIERS = {TIMM: 'head.fc.', TRANSFORMERS: 'classifier.'}
 PREFIXES = ('convnext.', 'convnextv2.')  # of transformers' backbone
-# Of processors that name none.
+# Filters of processors that name none.
 FILTERS = {TIMM: 'bicubic', TRANSFORMERS: 'bicubic'}
 
 _STEM = re.compile(r'(stem|head)(?:_(conv|norm))?')
@@ -54,7 +55,6 @@ _PLACES = {
   TIMM: ('stages', 'downsample', 'blocks'),
   TRANSFORMERS: ('encoder.stages', 'downsampling_layer', 'layers'),
 }
-_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _BLOCK = re.compile(r'(?:\w+\.)?(?:encoder\.)?stages\.(\d+)\.(?:blocks|layers)\.(\d+)\.')
 
 
@@ -74,7 +74,7 @@ def published_names(names: Iterable[str], naming: str, prefix: str = '') -> dict
   Args:
     names: paths in the variables of a `models.convnext.ConvNeXt`.
     naming: TIMM or TRANSFORMERS.
-    prefix: of transformers' backbone: '' in a bare model.
+    prefix: prefix of transformers' backbone; '' in a bare model.
   """
   return {name: _published_name(name, naming, prefix) for name in names}
 
@@ -83,16 +83,16 @@ def _published_name(name, naming, prefix):
   module, _, leaf = name.removeprefix('params/').rpartition('/')
   prefix = '' if naming == TIMM or module == 'head' else prefix
   if _STEM.fullmatch(module):
-    return f'{prefix}{_OUTER[naming][module]}.{_LEAVES[leaf]}'
+    return f'{prefix}{_OUTER[naming][module]}.{naming_lib.LEAVES[leaf]}'
   stage, kind, block, inner = _STAGE.fullmatch(module).groups()
   stages, between, blocks = _PLACES[naming]
   place = f'{prefix}{stages}.{int(stage) - 1}'
   if kind != 'block':
-    return f'{place}.{between}.{int(kind == "conv")}.{_LEAVES[leaf]}'
+    return f'{place}.{between}.{int(kind == "conv")}.{naming_lib.LEAVES[leaf]}'
   place = f'{place}.{blocks}.{int(block) - 1}'
   if leaf == 'layer_scale':
     return f'{place}.{_LAYER_SCALE[naming]}'
-  return f'{place}.{_INNER[naming][inner]}.{_LEAVES[leaf]}'
+  return f'{place}.{_INNER[naming][inner]}.{naming_lib.LEAVES[leaf]}'
 
 
 def to_published(name: str, value: np.ndarray, naming: str) -> np.ndarray:
@@ -133,9 +133,9 @@ def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
   """Values of the config for a file's network.
 
   Args:
-    path: of the file.
-    shapes: of its tensors by name.
-    naming: of its tensors.
+    path: path of the file.
+    shapes: shapes of its tensors by name.
+    naming: naming of its tensors.
     saved_config: transformers' config.json; {} without.
 
   Raises:
@@ -157,13 +157,15 @@ def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
   )
 
 
-def mismatch(config, names, naming: str, saved_config: dict) -> str:
+def mismatch(
+  config: ml_collections.ConfigDict, names: Iterable[str], naming: str, saved_config: dict
+) -> str:
   """Returns '': the tensors tell all."""
   del config, names, naming, saved_config
   return ''
 
 
-def architecture(config) -> dict:
+def architecture(config: ml_collections.ConfigDict) -> dict:
   """Returns the fields of transformers' config that say what network it is."""
   from anp_jax.models import convnext
 
@@ -182,17 +184,13 @@ def architecture(config) -> dict:
   }
 
 
-def prefix(config) -> str:
+def prefix(config: ml_collections.ConfigDict) -> str:
   """Returns what transformers puts before the backbone's names."""
   return PREFIXES[config.model.name.startswith('convnextv2')]
 
 
 def _blocks(names):
   """Version, and the blocks of each stage."""
-  counts, version = {}, 1
-  for name in names:
-    if match := _BLOCK.match(name):
-      stage, block = int(match[1]), int(match[2])
-      counts[stage] = max(counts.get(stage, 0), block + 1)
-    version = 2 if '.grn.' in name else version
-  return version, tuple(counts[stage] for stage in sorted(counts))
+  names = list(names)
+  version = 2 if any('.grn.' in name for name in names) else 1
+  return version, naming_lib.stage_blocks(names, _BLOCK)

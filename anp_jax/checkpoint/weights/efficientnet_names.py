@@ -10,8 +10,9 @@ the name.
 
 from collections.abc import Iterable
 import re
+from typing import Any
 
-import numpy as np
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import naming as naming_lib
@@ -22,9 +23,12 @@ MODELS = networks.EFFICIENTNETS
 TIMM, TRANSFORMERS = 'timm', naming_lib.TRANSFORMERS
 CLASSIFIERS = {TIMM: 'classifier.', TRANSFORMERS: 'classifier.'}
 PREFIXES = ('efficientnet.',)  # of transformers' backbone
-# Of processors that name none.
+# Filters of processors that name none.
 FILTERS = {TIMM: 'bicubic', TRANSFORMERS: 'bicubic'}
 FIRST_CONVOLUTION = 'conv_stem'  # timm's
+# Axes are in the order of a ResNet's.
+to_published = naming_lib.to_published
+from_published = naming_lib.from_published
 
 _TENSORFLOW = 'tf_'  # before a name
 _PATH = re.compile(
@@ -64,13 +68,6 @@ _INNER = {
   'project_conv': 'projection.project_conv',
   'project_norm': 'projection.project_bn',
 }
-_LEAVES = {
-  'kernel': 'weight',
-  'scale': 'weight',
-  'bias': 'bias',
-  'mean': 'running_mean',
-  'var': 'running_var',
-}
 _BLOCK = {
   TIMM: re.compile(r'blocks\.(\d+\.\d+)\.'),
   TRANSFORMERS: re.compile(r'(?:efficientnet\.)?encoder\.blocks\.(\d+)\.'),
@@ -95,10 +92,14 @@ def published_names(names: Iterable[str], naming: str, prefix: str = PREFIXES[0]
     names: paths in the variables of a `models.efficientnet.EfficientNet`; how a
       layer is called depends on the other ones.
     naming: TIMM or TRANSFORMERS.
-    prefix: of transformers' backbone: '' in a bare model.
+    prefix: prefix of transformers' backbone; '' in a bare model.
   """
-  paths = {name: _PATH.fullmatch(name).groups() for name in names}
-  blocks = {}  # what each has
+  paths = {}
+  for name in names:
+    match = _PATH.fullmatch(name)
+    assert match, name
+    paths[name] = match.groups()
+  blocks: dict[tuple, set] = {}  # the parts of each
   for stage, block, part, *_ in paths.values():
     if stage:
       blocks.setdefault((int(stage), int(block)), set()).add(part)
@@ -116,7 +117,7 @@ def published_names(names: Iterable[str], naming: str, prefix: str = PREFIXES[0]
       layer = _timm_layer(blocks[int(stage), int(block)], part, kind)
       module = f'blocks.{int(stage) - 1}.{int(block) - 1}.{layer}'
     start = prefix if naming == TRANSFORMERS and not head else ''
-    result[name] = f'{start}{module}.{_LEAVES[leaf]}'
+    result[name] = f'{start}{module}.{naming_lib.LEAVES[leaf]}'
   return result
 
 
@@ -127,17 +128,6 @@ def _timm_layer(parts, part, kind):
   order = tuple(p for p in _PARTS if p in parts)
   place = order.index(part)
   return f'bn{place + 1}' if kind == 'norm' else _CONVOLUTIONS[order][place]
-
-
-def to_published(name: str, value: np.ndarray, naming: str) -> np.ndarray:
-  """Returns a tensor of ours in the published order of axes."""
-  del naming
-  return naming_lib.to_published(name, value)
-
-
-def from_published(name: str, value: np.ndarray) -> np.ndarray:
-  """Returns a published tensor, by our name, as ours."""
-  return naming_lib.from_published(name, value)
 
 
 def is_backbone(name: str, naming: str) -> bool:
@@ -154,9 +144,9 @@ def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
   """Values of the config for a file's network.
 
   Args:
-    path: of the file.
-    shapes: of its tensors by name.
-    naming: of its tensors.
+    path: path of the file.
+    shapes: shapes of its tensors by name.
+    naming: naming of its tensors.
     saved_config: transformers' or timm's config.json; {} without.
 
   Raises:
@@ -183,13 +173,15 @@ def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
   )
 
 
-def mismatch(config, names, naming: str, saved_config: dict) -> str:
+def mismatch(
+  config: ml_collections.ConfigDict, names: Iterable[str], naming: str, saved_config: dict
+) -> str:
   """Returns why a file's network is another, whatever its tensors; ''.
 
   Args:
-    config: of the run that begins.
-    names: of its network's tensors.
-    naming: of the file's tensors.
+    config: config of the run that begins.
+    names: names of its network's tensors.
+    naming: naming of the file's tensors.
     saved_config: transformers' or timm's config.json; {} without.
   """
   del names
@@ -227,11 +219,11 @@ def _difference(name, naming, saved_config):
 def depthwise_padding(name: str, side: int) -> list[int]:
   """Returns the blocks that pad both sides alike, as transformers lists them.
 
-  Those of stride 2 whose map has an odd number of pixels a side.
+  They have stride 2 and a map with an odd number of pixels per side.
 
   Args:
-    name: of MODELS.
-    side: of the images, pixels.
+    name: one of MODELS.
+    side: pixels per side of the images.
   """
   from anp_jax.models import efficientnet
 
@@ -243,7 +235,7 @@ def depthwise_padding(name: str, side: int) -> list[int]:
   return result
 
 
-def refusal(config) -> str:
+def refusal(config: ml_collections.ConfigDict) -> str:
   """Returns why transformers has no such network; '' if it has."""
   name, side = config.model.name, config.data.image_size
   if not name.startswith(_TENSORFLOW):
@@ -258,12 +250,12 @@ def refusal(config) -> str:
   return ''
 
 
-def architecture(config) -> dict:
+def architecture(config: ml_collections.ConfigDict) -> dict:
   """Returns the fields of transformers' config that say what network it is."""
   from anp_jax.models import efficientnet
 
   name, side = config.model.name, config.data.image_size
-  fields = efficientnet.NETWORKS[name]
+  fields: Any = efficientnet.NETWORKS[name]
   return {
     'architectures': ['EfficientNetForImageClassification'],
     'model_type': 'efficientnet',
@@ -278,7 +270,7 @@ def architecture(config) -> dict:
   }
 
 
-def prefix(config) -> str:
+def prefix(config: ml_collections.ConfigDict) -> str:
   """Returns what transformers puts before the backbone's names."""
   del config
   return PREFIXES[0]

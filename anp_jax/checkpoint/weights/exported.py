@@ -6,8 +6,11 @@ import os
 
 import jax
 from jax import export, lax
+import ml_collections
 import numpy as np
 
+from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import augment, decode_pillow
 from anp_jax.system import files
 from anp_jax.training import mixing, objective as objective_lib
@@ -70,13 +73,13 @@ _SHRUNK = {
 }
 
 
-def write(trained, folder: str, platforms: tuple[str, ...]) -> list[str]:
+def write(trained: trained_lib.Trained, folder: str, platforms: tuple[str, ...]) -> list[str]:
   """Writes the program, its labels and what it expects of images.
 
   Args:
-    trained: `trained.Trained`.
-    folder: that exists.
-    platforms: of PLATFORMS, for which the program is lowered.
+    trained: network to export.
+    folder: folder that exists.
+    platforms: those of PLATFORMS for which the program is lowered.
 
   Returns:
     The names of the files.
@@ -89,17 +92,17 @@ def write(trained, folder: str, platforms: tuple[str, ...]) -> list[str]:
   return list(FILES)
 
 
-def exported(trained, platforms: tuple[str, ...]) -> export.Exported:
+def exported(trained: trained_lib.Trained, platforms: tuple[str, ...]) -> export.Exported:
   """Exports the program: images (b, size, size, 3) uint8 to a dict of arrays.
 
-  For any batch b. It normalises the images itself, and gives `logits` (b,
-  classes) and the probabilities of `objective.Objective.scores`, all in
+  The batch b may have any size. The program normalises the images itself, and
+  gives `logits` (b, classes) and the probabilities of `objective.Objective.scores`, all in
   config.model.param_dtype. Each platform's part is lowered as that platform
   computes it best, as in training; only one of them runs.
 
   Args:
-    trained: `trained.Trained`.
-    platforms: of PLATFORMS.
+    trained: network to export.
+    platforms: some of PLATFORMS.
   """
   config = trained.config
   side = config.data.image_size
@@ -144,11 +147,8 @@ def _without_paths():
       jax.config.update(name, value)
 
 
-def labels(vocabulary) -> dict:
+def labels(vocabulary: vocabulary_lib.Vocabulary) -> dict:
   """Returns names by id: an index of a list, and of the program's results.
-
-  Args:
-    vocabulary: `data.vocabulary.Vocabulary`.
 
   Returns:
     classes, adjectives and nouns; of each class its adjective's and its noun's
@@ -160,12 +160,8 @@ def labels(vocabulary) -> dict:
   }
 
 
-def preprocessing(config) -> dict:
-  """Returns what is done to an image before the program, and in it.
-
-  Args:
-    config: of the run, whose evaluation it describes.
-  """
+def preprocessing(config: ml_collections.ConfigDict) -> dict:
+  """Returns what a run's evaluation does to an image before the program, and in it."""
   d = config.data
   shrunk = decode_pillow.is_shrunk(config)
   decode = d.decode

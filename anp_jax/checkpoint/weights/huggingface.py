@@ -2,9 +2,9 @@
 
 import os
 
-import numpy as np
-from safetensors import numpy as safetensors_numpy
+import ml_collections
 
+from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import efficientnet_names, families, naming, processors
 from anp_jax.data.input import augment, decode_pillow
 from anp_jax.models import resnet
@@ -14,12 +14,8 @@ _RESNETS = [f'resnet{depth}' for depth in resnet.DEPTHS]
 FILES = ('model.safetensors', 'config.json', 'preprocessor_config.json')
 
 
-def refusal(config) -> str:
-  """Returns why transformers has no such network; '' if it has.
-
-  Args:
-    config: of the run that trained it.
-  """
+def refusal(config: ml_collections.ConfigDict) -> str:
+  """Returns why transformers has no such network as a run's; '' if it has."""
   m = config.model
   family = families.of_config(config)
   if not family:
@@ -33,35 +29,29 @@ def refusal(config) -> str:
   return ''
 
 
-def write(trained, folder: str) -> list[str]:
+def write(trained: trained_lib.Trained, folder: str) -> list[str]:
   """Writes model.safetensors, config.json and preprocessor_config.json.
 
   Args:
-    trained: `trained.Trained` without a `refusal`.
-    folder: that exists.
+    trained: network without a `refusal`.
+    folder: folder that exists.
 
   Returns:
     The names of the files.
   """
   weights, config, processor = (os.path.join(folder, name) for name in FILES)
-  with files.atomic_path(weights) as draft:
-    safetensors_numpy.save_file(tensors(trained), draft, metadata={'format': 'pt'})
+  families.save(trained, naming.TRANSFORMERS, weights)
   files.write_json(config, architecture(trained))
   files.write_json(processor, preprocessor(trained.config))
   return list(FILES)
 
 
-def tensors(trained) -> dict[str, np.ndarray]:
-  """Returns arrays, float32, by their names in transformers."""
-  return families.tensors(trained, naming.TRANSFORMERS)
-
-
-def architecture(trained) -> dict:
+def architecture(trained: trained_lib.Trained) -> dict:
   """Returns transformers' config, with the names of the classes."""
   family, names = families.of_config(trained.config), trained.vocabulary.names
-  network = _resnet if family is naming else family.architecture
+  assert family
   return {
-    **network(trained.config),
+    **family.architecture(trained.config),
     'num_channels': 3,
     'dtype': 'float32',
     'id2label': {str(i): name for i, name in enumerate(names)},
@@ -70,34 +60,12 @@ def architecture(trained) -> dict:
   }
 
 
-def _resnet(config):
-  """The fields that say what ResNet it is."""
-  m = config.model
-  network = resnet.NETWORKS[m.name]
-  stages, bottleneck = network['stages'], network['bottleneck']
-  wider = 4 if bottleneck else 1
-  return {
-    'architectures': ['ResNetForImageClassification'],
-    'model_type': 'resnet',
-    'embedding_size': m.width,
-    'hidden_sizes': [m.width * wider * 2**i for i in range(len(stages))],
-    'depths': list(stages),
-    'layer_type': 'bottleneck' if bottleneck else 'basic',
-    'hidden_act': 'relu',
-    'downsample_in_first_stage': False,
-    'downsample_in_bottleneck': m.version == 'v1',
-  }
-
-
-def preprocessor(config) -> dict:
+def preprocessor(config: ml_collections.ConfigDict) -> dict:
   """Returns the fields of an image processor of transformers.
 
   It brings the shorter side to `resize` pixels and cuts the centre, as ours
   where config.data.decode is bilinear or bicubic. For the other ways to decode
   it is the nearest that transformers has, see `is_approximate`.
-
-  Args:
-    config: of the run.
   """
   d = config.data
   return {
@@ -116,14 +84,11 @@ def preprocessor(config) -> dict:
   }
 
 
-def is_approximate(config) -> bool:
+def is_approximate(config: ml_collections.ConfigDict) -> bool:
   """Returns whether the processor's pixels differ from our evaluation's.
 
   On photographs of 400 pixels at 64, probabilities of a trained ResNet-18
   differ by 0.025 in the mean, and by up to 0.13, where decode is fast.
-
-  Args:
-    config: of the run.
   """
   d = config.data
   return d.decode not in augment.RESAMPLED or decode_pillow.is_shrunk(config)

@@ -5,12 +5,15 @@ will have it: that is right on any mesh, and for every strategy, which makes all
 of a run's state from one network's.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import os
+from typing import Any
 
 from flax import traverse_util
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib, models
@@ -23,7 +26,7 @@ from anp_jax.checkpoint.weights import (
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import files
-from anp_jax.training import objective as objective_lib
+from anp_jax.training import build, objective as objective_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Matched:
   """The tensors of a source, matched with those of a network.
 
   Attributes:
-    source: `weights_source.Source`.
-    loaded: our name to array, cast to the network's dtype.
-    initialised: our name to why it begins at random.
+    source: source of the weights.
+    loaded: arrays by our names, cast to the network's dtype.
+    initialised: reasons for a random start, by our names.
     unused: names in the source that the network lacks.
-    lines: one for each tensor, for people.
+    lines: lines for people, one for each tensor.
   """
 
   source: source_lib.Source
@@ -59,16 +62,21 @@ class Matched:
 
 
 def load(
-  config, program, vocabulary, folder: str = '', gather=lambda value: [value], exact: bool = False
-):
+  config: ml_collections.ConfigDict,
+  program: build.Program,
+  vocabulary: vocabulary_lib.Vocabulary,
+  folder: str = '',
+  gather: Callable[[Any], list] = lambda value: [value],
+  exact: bool = False,
+) -> tuple[dict[str, jax.Array], list[str]]:
   """Loads what config.init names, for `state.create`; all processes call it.
 
   Args:
-    config: of the run.
-    program: `build.Program`.
-    vocabulary: of the training data.
-    folder: of the run, where process 0 writes the list of all tensors; '': it
-      is not written.
+    config: config of the run.
+    program: program of the run.
+    vocabulary: classes of the training data.
+    folder: folder of the run, where process 0 writes the list of all tensors;
+      '': it is not written.
     gather: called with a JSON value, returns that of every process.
     exact: whether a classifier that does not fit is refused, since nothing will
       train a new one.
@@ -83,7 +91,7 @@ def load(
   path = config.init['from']
   if not path:
     return {}, []
-  abstract = flat({'params': program.abstract_single.params, **program.abstract_single.stats})
+  abstract = flat({'params': program.abstract_replica.params, **program.abstract_replica.stats})
   # Before anything is read: Orbax lets processes wait for each other.
   _agree(published_weights.missing_path(path), gather)
   problem, matched = '', None
@@ -95,6 +103,7 @@ def load(
   except config_lib.ConfigError as e:
     problem = str(e)
   _agree(problem, gather)
+  assert matched
   if folder and jax.process_index() == 0:
     text = '\n'.join([matched.summary(), *matched.lines]) + '\n'
     files.write_atomic(os.path.join(folder, run_dir.WEIGHTS_FILE), text)
@@ -105,16 +114,17 @@ def load(
   return arrays, [matched.summary()]
 
 
-def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
+def vocabulary(
+  config: ml_collections.ConfigDict, data: vocabulary_lib.Vocabulary
+) -> vocabulary_lib.Vocabulary:
   """Returns the classes that the weights of config.init.from name.
 
   Args:
-    config: of an evaluation.
-    data: vocabulary of its data, which names the classes where the weights do
-      not.
+    config: config of an evaluation.
+    data: classes of its data, which count where the weights name none.
 
   Raises:
-    ConfigError: for what cannot be read; where nothing names the classes.
+    ConfigError: if the weights cannot be read, or nothing names the classes.
   """
   path = config.init['from']
   if not published_weights.is_published(path):
@@ -131,24 +141,26 @@ def vocabulary(config, data) -> vocabulary_lib.Vocabulary:
   return data
 
 
-def match(source, abstract: dict, head: set[str], outputs) -> Matched:
+def match(source: source_lib.Source, abstract: dict, head: set[str], outputs: tuple) -> Matched:
   """Finds the tensor of a source for each of a network.
 
   The classifier is loaded where its shape fits; but if a source says what its
   outputs are, only where they are the run's.
 
   Args:
-    source: `weights_source.Source`.
-    abstract: our name to array or shape.
+    source: source of the weights.
+    abstract: arrays or shapes of the network by our names.
     head: names of the classifier's tensors.
-    outputs: of the run, see `weights_source.outputs`.
+    outputs: meaning of the run's outputs, see `weights_source.outputs`.
 
   Raises:
     ConfigError: naming the file, a tensor and both shapes, for one that is
       missing or has another shape and is not the classifier's.
   """
   other_outputs = source.outputs is not None and source.outputs != outputs
-  loaded, initialised, lines = {}, {}, []
+  loaded: dict[str, np.ndarray] = {}
+  initialised: dict[str, str] = {}
+  lines: list[str] = []
   for name, expected in abstract.items():
     source_name, value = source.tensors.get(name, ('', None))
     shape = tuple(expected.shape)
@@ -172,15 +184,13 @@ def match(source, abstract: dict, head: set[str], outputs) -> Matched:
   return Matched(source, loaded, initialised, unused, tuple(lines))
 
 
-def classifier(config, vocabulary) -> set[str]:
+def classifier(
+  config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabulary
+) -> set[str]:
   """Names the tensors whose shape follows the number of a network's outputs.
 
   This holds for any network, the user's own too: one with another number of
   outputs is compared.
-
-  Args:
-    config: of the run.
-    vocabulary: of the run.
   """
   outputs = objective_lib.create(vocabulary, config).outputs
   shapes, other_shapes = (
@@ -190,13 +200,13 @@ def classifier(config, vocabulary) -> set[str]:
   return {name for name in shapes if shapes[name] != other_shapes.get(name)}
 
 
-def abstract_variables(config, outputs: int):
+def abstract_variables(config: ml_collections.ConfigDict, outputs: int) -> Any:
   """Returns the variables of a config's network as jax.ShapeDtypeStruct."""
   model = models.create(config, outputs, 'cpu')
   return jax.eval_shape(functools.partial(state_lib.variables, model, config))
 
 
-def flat(variables) -> dict:
+def flat(variables: Any) -> dict:
   """Returns a network's variables by path, such as 'params/head/kernel'."""
   return traverse_util.flatten_dict(variables, sep='/')
 

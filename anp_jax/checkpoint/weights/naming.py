@@ -6,11 +6,15 @@ ones count blocks from 0; their kernels are (out, in, height, width), and dense
 ones (out, in).
 """
 
+import collections
 from collections.abc import Iterable
 import re
+from typing import Any
 
+import ml_collections
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.config import networks
 
 NAME = 'ResNet'
@@ -26,7 +30,7 @@ FILTERS = {TORCHVISION: 'bilinear', TRANSFORMERS: 'bicubic'}
 # Counts of training steps, which only a momentum of None would read.
 UNUSED = 'num_batches_tracked'
 
-_LEAVES = {
+LEAVES = {
   'kernel': 'weight',
   'scale': 'weight',
   'bias': 'bias',
@@ -74,13 +78,13 @@ def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
   Args:
     name: path in the variables of a `models.resnet.ResNet`.
     naming: TORCHVISION or TRANSFORMERS.
-    prefix: of transformers' backbone: '' in a bare ResNetModel.
+    prefix: prefix of transformers' backbone; '' in a bare ResNetModel.
 
   Raises:
     ValueError: if no ResNet has a tensor of that name.
   """
   match = _PATH.fullmatch(name)
-  if not match or match[6] not in _LEAVES:
+  if not match or match[6] not in LEAVES:
     raise ValueError(f'{name} is not of a ResNet')
   stage, block, part, kind, number, leaf = match.groups()
   kind = kind or part
@@ -105,7 +109,7 @@ def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
     place = ''
     if stage:
       place = f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
-  return f'{place}{module}.{_LEAVES[leaf]}'
+  return f'{place}{module}.{LEAVES[leaf]}'
 
 
 def published_names(names: Iterable[str], naming: str, prefix: str = 'resnet.') -> dict[str, str]:
@@ -135,15 +139,59 @@ def published_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   return tuple(shape)
 
 
-def mismatch(config, names, naming: str, saved_config: dict) -> str:
+def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
+  """Values of the config for a file's network.
+
+  Args:
+    path: path of the file.
+    shapes: shapes of its tensors by name.
+    naming: naming of its tensors.
+    saved_config: transformers' config.json; {} without.
+
+  Raises:
+    ConfigError: if it is none of MODELS.
+  """
+  from anp_jax.models import resnet  # heavy: it imports JAX
+
+  stages, layers = blocks(shapes, naming)
+  if naming == TORCHVISION:
+    width, fields = variant(shapes)
+  else:
+    stem = published_name('params/stem_conv/kernel', naming)
+    width = next(shape for name, shape in shapes.items() if stem.endswith(name))[0]
+    fields = dict(stages=stages, bottleneck=layers == 3)
+  models = [name for name, n in resnet.NETWORKS.items() if n == fields]
+  if not models:
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r} holds a network of '
+      f'{describe(shapes, naming)}: expected one of {", ".join(MODELS)}'
+    )
+  for key, value in (('downsample_in_first_stage', False), ('hidden_act', 'relu')):
+    if saved_config.get(key, value) != value:
+      raise config_lib.ConfigError(
+        f'config.init.from={path!r}: its config.json has '
+        f'{key}={saved_config[key]!r}, and this package has ResNets of {value!r} only'
+      )
+  first = saved_config.get('downsample_in_bottleneck')
+  return {
+    'model.name': models[0],
+    'model.version': 'v1' if first and layers == 3 else 'v1.5',
+    'model.width': width,
+    'model.head': 'joint',
+  }
+
+
+def mismatch(
+  config: ml_collections.ConfigDict, names: Iterable[str], naming: str, saved_config: dict
+) -> str:
   """Returns why a file's network is another, whatever its tensors; ''.
 
   Where a bottleneck strides, no tensor tells: transformers' config does.
 
   Args:
-    config: of the run that begins.
-    names: of its network's tensors.
-    naming: of the file's tensors.
+    config: config of the run that begins.
+    names: names of its network's tensors.
+    naming: naming of the file's tensors.
     saved_config: transformers' config.json; {} without.
   """
   m = config.model
@@ -159,7 +207,27 @@ def mismatch(config, names, naming: str, saved_config: dict) -> str:
   return ''
 
 
-def prefix(config) -> str:
+def architecture(config: ml_collections.ConfigDict) -> dict:
+  """Returns the fields of transformers' config that say what network it is."""
+  from anp_jax.models import resnet
+
+  m = config.model
+  network = resnet.NETWORKS[m.name]
+  stages, bottleneck = network['stages'], network['bottleneck']
+  return {
+    'architectures': ['ResNetForImageClassification'],
+    'model_type': 'resnet',
+    'embedding_size': m.width,
+    'hidden_sizes': [m.width * (4 if bottleneck else 1) * 2**i for i in range(len(stages))],
+    'depths': list(stages),
+    'layer_type': 'bottleneck' if bottleneck else 'basic',
+    'hidden_act': 'relu',
+    'downsample_in_first_stage': False,
+    'downsample_in_bottleneck': m.version == 'v1',
+  }
+
+
+def prefix(config: ml_collections.ConfigDict) -> str:
   """Returns what transformers puts before the backbone's names."""
   del config
   return PREFIXES[0]
@@ -174,21 +242,29 @@ def is_backbone(name: str, naming: str) -> bool:
 
 def blocks(names: Iterable[str], naming: str) -> tuple[tuple[int, ...], int]:
   """Returns the blocks of each stage of a ResNet, and convolutions a block."""
-  counts, layers = {}, set()
-  for name in names:
-    if match := _BLOCK[naming].match(name):
-      stage, block = int(match[1]), int(match[2])
-      counts[stage] = max(counts.get(stage, 0), block + 1)
-    if match := _LAYER[naming].match(name):
-      layers.add(match[1])
-  return tuple(counts[stage] for stage in sorted(counts)), len(layers)
+  names = list(names)
+  layers = {match[1] for name in names if (match := _LAYER[naming].match(name))}
+  return stage_blocks(names, _BLOCK[naming]), len(layers)
+
+
+def stage_blocks(names: Iterable[str], pattern: re.Pattern) -> tuple[int, ...]:
+  """Returns the number of blocks of each stage.
+
+  Args:
+    names: names of a network's tensors.
+    pattern: expression for a block's tensors, whose groups are the numbers of the
+      stage and of the block in it, from 0.
+  """
+  blocks = {(int(match[1]), int(match[2])) for name in names if (match := pattern.match(name))}
+  counts = collections.Counter(stage for stage, _ in blocks)
+  return tuple(counts[stage] for stage in sorted(counts))
 
 
 def variant(shapes: dict[str, tuple[int, ...]]) -> tuple[int, dict]:
   """Returns the width of torchvision's or timm's network, and its fields.
 
   Args:
-    shapes: of the tensors by their names.
+    shapes: shapes of the tensors by their names.
 
   Returns:
     Channels of the first stage, and what `models.resnet.NETWORKS` has of it.
@@ -196,7 +272,7 @@ def variant(shapes: dict[str, tuple[int, ...]]) -> tuple[int, dict]:
   stages, layers = blocks(shapes, TORCHVISION)
   is_deep = 'conv1.6.weight' in shapes
   stem = shapes.get('conv1.6.weight') or shapes['conv1.weight']
-  fields = dict(stages=stages, bottleneck=layers == 3)
+  fields: dict[str, Any] = dict(stages=stages, bottleneck=layers == 3)
   if is_deep:
     fields |= dict(stem='deep', shortcut='pooled')
   elif stem[-1] == 3:

@@ -12,7 +12,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   """Reads a network that was trained elsewhere.
 
   Args:
-    path: of a .safetensors file, or of a folder with one.
+    path: path of a .safetensors file, or of a folder with one.
     labels: path of the names of the classes, see `published_weights.read_labels`; '':
       those of the folder's config.json.
 
@@ -20,7 +20,7 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
     The network, of step 0, and lines for people.
 
   Raises:
-    ConfigError: for what cannot be read, or is no whole network.
+    ConfigError: if the weights cannot be read, or are not a whole network.
   """
   weights = published_weights.read(path)
   vocabulary = published_weights.vocabulary(weights, labels)

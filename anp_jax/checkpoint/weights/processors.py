@@ -20,7 +20,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   """Reads the processor of a folder with weights.
 
   Args:
-    folder: of the weights.
+    folder: folder of the weights.
     architecture: the folder's config.json; {} for a file by itself.
 
   Returns:
@@ -28,7 +28,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
     the file that has it.
 
   Raises:
-    ConfigError: for a processor of another form.
+    ConfigError: if a processor has another form.
   """
   path = os.path.join(folder, 'preprocessor_config.json')
   processor = files.read_json_object(path) if architecture else {}
@@ -42,7 +42,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   return {
     'size': min(_sides(path, 'input_size', side), default=224),
     'crop_pct': timm.get('crop_pct'),
-    'resample': FILTERS.get(timm.get('interpolation'), 3),
+    'resample': FILTERS.get(str(timm.get('interpolation')), 3),
     'image_mean': _colours(path, 'mean', timm.get('mean') or _MEAN),
     'image_std': _colours(path, 'std', timm.get('std') or _STD),
   }, path
@@ -52,12 +52,12 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
   """Values of the config for how images are prepared, and notes for people.
 
   Args:
-    processor: from `read`.
-    path: of the file that has it.
-    default_filter: of FILTERS, where there is no processor.
+    processor: processor from `read`.
+    path: path of the file that has it.
+    default_filter: one of FILTERS, used where there is no processor.
 
   Raises:
-    ConfigError: for a processor of another form.
+    ConfigError: if a processor has another form.
   """
   normalisation_keys = normalisation(processor, path)
   if not processor:

@@ -5,20 +5,22 @@ writes it also has config.json, with the names of the classes; how images are to
 be prepared is read by `processors`.
 """
 
+from collections.abc import Collection, Iterator
 import contextlib
 import dataclasses
 import os
+from types import ModuleType
+from typing import Any
 
 import safetensors
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families, naming as naming_lib, processors
+from anp_jax.checkpoint.weights import families, processors
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
-_WRAPPERS = ('module.', '_orig_mod.')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
 
 
@@ -27,11 +29,11 @@ class Published:
   """A file of weights, without its tensors.
 
   Attributes:
-    path: of the .safetensors file.
+    path: path of the .safetensors file.
     keys: values of the config by dotted key: the network, and how images are
       prepared for it.
-    classes: their number.
-    names: of the classes; () where no file has them.
+    classes: number of classes.
+    names: names of the classes; () where no file has them.
     notes: lines about what is done otherwise than its files say.
   """
 
@@ -64,7 +66,7 @@ def weights_file(path: str) -> str:
   """Returns the file of weights at a path.
 
   Raises:
-    ConfigError: for a pickle, or if there is nothing.
+    ConfigError: if there is no such file, or it is a pickle.
   """
   if problem := missing_path(path):
     raise config_lib.ConfigError(problem)
@@ -79,14 +81,14 @@ def weights_file(path: str) -> str:
   return path
 
 
-def naming(path: str, names: set[str]) -> tuple:
+def naming(path: str, names: Collection[str]) -> tuple[ModuleType, str]:
   """Returns the family and the naming of a file's tensors, see `families`.
 
   Raises:
     ConfigError: if they are those of none.
   """
   family, kind = families.of_tensors(names)
-  if family is None:
+  if family is None or kind is None:
     some = ', '.join(sorted(names)[:3]) or 'none'
     raise config_lib.ConfigError(
       f'config.init.from={path!r}: expected the tensors of '
@@ -102,35 +104,8 @@ def architecture(path: str) -> dict:
   return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
 
 
-class _Unwrapped:
-  """A file of weights, by the names of tensors without PyTorch's wrappers.
-
-  Data parallel and compiled modules save each name below module. or _orig_mod.
-  """
-
-  def __init__(self, file):
-    self._file, self._prefix = file, ''
-    names = list(file.keys())
-    while any(names):
-      wrapper = next((w for w in _WRAPPERS if all(n.startswith(w) for n in names)), '')
-      if not wrapper:
-        break
-      self._prefix += wrapper
-      names = [name.removeprefix(wrapper) for name in names]
-    self._names = names
-
-  def keys(self):
-    return self._names
-
-  def get_slice(self, name):
-    return self._file.get_slice(self._prefix + name)
-
-  def get_tensor(self, name):
-    return self._file.get_tensor(self._prefix + name)
-
-
 @contextlib.contextmanager
-def open_file(path: str):
+def open_file(path: str) -> Iterator[Any]:
   """Opens a .safetensors file in a `with` block.
 
   Raises:
@@ -138,7 +113,7 @@ def open_file(path: str):
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
-      yield _Unwrapped(file)
+      yield file
   except (safetensors.SafetensorError, OSError) as e:
     if files.is_lfs_pointer(path):
       raise config_lib.ConfigError(
@@ -154,11 +129,11 @@ def read(path: str) -> Published:
   """Reads all but the tensors themselves.
 
   Args:
-    path: of a .safetensors file, or of a folder with one.
+    path: path of a .safetensors file, or of a folder with one.
 
   Raises:
-    ConfigError: for what cannot be read, or is no network of the `families`
-      with a classifier.
+    ConfigError: if the weights cannot be read, or are not a network of the
+      `families` with a classifier.
   """
   path = weights_file(path)
   with open_file(path) as file:
@@ -179,8 +154,7 @@ def read(path: str) -> Published:
   keys, notes = processors.images(
     *processors.read(os.path.dirname(path), saved_config), family.FILTERS[kind]
   )
-  network = _resnet if family is naming_lib else family.network
-  keys = network(path, shapes, kind, saved_config) | keys
+  keys = family.network(path, shapes, kind, saved_config) | keys
   return Published(path, keys, classes, _names(saved_config, classes), notes)
 
 
@@ -191,10 +165,10 @@ def normalisation(path: str) -> dict[str, tuple]:
   without a classifier will do. JAX is not imported.
 
   Args:
-    path: of a .safetensors file, or of a folder with one.
+    path: path of a .safetensors file, or of a folder with one.
 
   Raises:
-    ConfigError: for a pickle, or a processor of another form.
+    ConfigError: if the file is a pickle, or a processor has another form.
   """
   path = weights_file(path)
   return processors.normalisation(*processors.read(os.path.dirname(path), architecture(path)))
@@ -204,11 +178,11 @@ def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabular
   """Returns the classes of a network; numbered where nothing names them.
 
   Args:
-    weights: as from `read`.
+    weights: weights from `read`.
     labels: path of their names, see `read_labels`; '': the weights' own.
 
   Raises:
-    ConfigError: as `read_labels`, and for another number of names.
+    ConfigError: as `read_labels`, or if the number of names differs.
   """
   names = read_labels(labels) if labels else weights.names
   if names and len(names) != weights.classes:
@@ -224,8 +198,9 @@ def read_labels(path: str) -> tuple[str, ...]:
   """Returns the names of classes in a file.
 
   Args:
-    path: of a text with a name a line, in the order of the ids; or of JSON: a
-      list, {id: name}, transformers' config.json, or an export's labels.json.
+    path: path of a text with one name per line, in the order of the ids; or of
+      JSON: a list, {id: name}, transformers' config.json, or an export's
+      labels.json.
 
   Raises:
     ConfigError: if it cannot be read, or is none of these.
@@ -251,41 +226,6 @@ def read_labels(path: str) -> tuple[str, ...]:
       f'{path}: expected a list of names, or names by id: 0, 1 and so on'
     )
   return tuple(str(name) for name in value)
-
-
-def _resnet(path, shapes, kind, saved_config):
-  """Values of the config for a ResNet's architecture."""
-  from anp_jax.models import resnet  # heavy: it imports JAX
-
-  stages, layers = naming_lib.blocks(shapes, kind)
-  if kind == naming_lib.TORCHVISION:
-    width, fields = naming_lib.variant(shapes)
-  else:
-    stem = naming_lib.published_name('params/stem_conv/kernel', kind)
-    stem = next(name for name in shapes if stem.endswith(name))
-    width = shapes[stem][0]
-    fields = dict(stages=stages, bottleneck=layers == 3)
-  models = [name for name, n in resnet.NETWORKS.items() if n == fields]
-  if not models:
-    names = ', '.join(resnet.NETWORKS)
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r} holds a network of '
-      f'{naming_lib.describe(shapes, kind)}: expected one of {names}'
-    )
-  for key, value in (('downsample_in_first_stage', False), ('hidden_act', 'relu')):
-    if saved_config.get(key, value) != value:
-      raise config_lib.ConfigError(
-        f'config.init.from={path!r}: its config.json has '
-        f'{key}={saved_config[key]!r}, and this package has ResNets of '
-        f'{value!r} only'
-      )
-  first = saved_config.get('downsample_in_bottleneck')
-  return {
-    'model.name': models[0],
-    'model.version': 'v1' if first and layers == 3 else 'v1.5',
-    'model.width': width,
-    'model.head': 'joint',
-  }
 
 
 def _names(saved_config, classes):

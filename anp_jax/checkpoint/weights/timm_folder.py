@@ -2,24 +2,20 @@
 
 import os
 
-import numpy as np
-from safetensors import numpy as safetensors_numpy
+import ml_collections
 
+from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import efficientnet_names, families, naming
 from anp_jax.data.input import augment
 from anp_jax.models import resnet
 from anp_jax.system import files
 
 FILES = ('model.safetensors', 'config.json')
-_WIDTH = 64  # of all ResNets that timm has
+_WIDTH = 64  # channels of the first stage of all ResNets that timm has
 
 
-def refusal(config) -> str:
-  """Returns why timm has no such network; '' if it has.
-
-  Args:
-    config: of the run that trained it.
-  """
+def refusal(config: ml_collections.ConfigDict) -> str:
+  """Returns why timm has no such network as a run's; '' if it has."""
   m, family = config.model, families.of_config(config)
   if family not in (naming, efficientnet_names):
     return f'{m.name} is no {naming.NAME} or {efficientnet_names.NAME}'
@@ -32,31 +28,27 @@ def refusal(config) -> str:
   return ''
 
 
-def write(trained, folder: str) -> list[str]:
+def write(trained: trained_lib.Trained, folder: str) -> list[str]:
   """Writes model.safetensors and config.json.
 
   `timm.create_model('local-dir:FOLDER')` loads them.
 
   Args:
-    trained: `trained.Trained` without a `refusal`.
-    folder: that exists.
+    trained: network without a `refusal`.
+    folder: folder that exists.
 
   Returns:
     The names of the files.
   """
   weights, config = (os.path.join(folder, name) for name in FILES)
-  with files.atomic_path(weights) as draft:
-    safetensors_numpy.save_file(tensors(trained), draft, metadata={'format': 'pt'})
+  family = families.of_config(trained.config)
+  assert family
+  families.save(trained, family.TIMM, weights)
   files.write_json(config, architecture(trained))
   return list(FILES)
 
 
-def tensors(trained) -> dict[str, np.ndarray]:
-  """Returns arrays, float32, by their names in timm."""
-  return families.tensors(trained, families.of_config(trained.config).TIMM)
-
-
-def architecture(trained) -> dict:
+def architecture(trained: trained_lib.Trained) -> dict:
   """Returns the fields of timm's config.json, with the names of the classes."""
   d = trained.config.data
   names = list(trained.vocabulary.names)
@@ -80,8 +72,9 @@ def architecture(trained) -> dict:
 
 
 def _ends(config):
-  """Returns timm's names for the first convolution and the classifier."""
+  """Names in timm for the first convolution and the classifier."""
   family = families.of_config(config)
+  assert family
   classifier = family.CLASSIFIERS[family.TIMM].rstrip('.')
   if family is efficientnet_names:
     return efficientnet_names.FIRST_CONVOLUTION, classifier

@@ -1,15 +1,17 @@
 """The source of weights: a file or a checkpoint, by our names for tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import os
 
 from flax import traverse_util
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
+from anp_jax.data import vocabulary as vocabulary_lib
 
 # What `safetensors` calls the types that weights can have.
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
@@ -20,11 +22,12 @@ class Source:
   """Weights that a run can begin with.
 
   Attributes:
-    path: that was read.
-    kind: for people.
-    tensors: our name to (name in the source, array in our order of axes).
+    path: path that was read.
+    kind: description for people.
+    tensors: (name in the source, array in our order of axes) by our names.
     unused: names in the source that no tensor of ours corresponds to.
-    outputs: see `outputs`; None where the source does not say.
+    outputs: meaning of the outputs, see `outputs`; None where the source does not
+      say.
   """
 
   path: str
@@ -34,16 +37,16 @@ class Source:
   outputs: tuple | None
 
 
-def read(path: str, config, names) -> Source:
+def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> Source:
   """Reads a .safetensors file, a folder with one, or a checkpoint of ours.
 
   Args:
-    path: as config.init.from has it.
-    config: of the run that begins.
-    names: of its network's tensors, for example 'params/head/kernel'.
+    path: value of config.init.from.
+    config: config of the run that begins.
+    names: names of its network's tensors, for example 'params/head/kernel'.
 
   Raises:
-    ConfigError: for what cannot be read, or is of another architecture.
+    ConfigError: if the weights cannot be read, or have another architecture.
   """
   path = published_weights.weights_file(path)
   if not os.path.isfile(path):
@@ -51,13 +54,8 @@ def read(path: str, config, names) -> Source:
   return _of_file(path, config, names)
 
 
-def outputs(config, vocabulary) -> tuple:
-  """Returns what each output of a network means: classes, adjectives, nouns.
-
-  Args:
-    config: of its run.
-    vocabulary: of its run.
-  """
+def outputs(config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabulary) -> tuple:
+  """Returns what each output of a run's network means: classes, adjectives, nouns."""
   names = ('class', vocabulary.names)
   words = (('adj.', vocabulary.adjectives), ('noun', vocabulary.nouns))
   return {'joint': (names,), 'multitask': (names, *words), 'factored': words}[config.model.head]

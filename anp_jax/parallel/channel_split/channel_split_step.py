@@ -81,22 +81,22 @@ class ChannelSplitStep(sync.SyncStep):
     plan_lib.check_layers(self._plan, self._features)
     return lambda weights=(): kernels.divided(init(weights), self._kernels)
 
-  def abstract_state(self, abstract_single):
+  def abstract_state(self, abstract_replica):
     """The abstract state of a run; split kernels are divided over 'model'."""
-    mesh = _mesh(abstract_single)
+    mesh = _mesh(abstract_replica)
     for layer, features in self._features.items():
       counts = self._plan.counts(layer, features, mesh.shape[mesh_lib.MODEL])
       if counts is not None:
         self._kernels[f'{layer}/kernel'] = counts
-    return kernels.abstract(abstract_single, self._kernels, mesh)
+    return kernels.abstract(abstract_replica, self._kernels, mesh)
 
-  def eval_state_fn(self, abstract_single):
+  def eval_state_fn(self, abstract_replica):
     """The run's weights, with all channels on each device."""
 
     def trees(state):
       return state.params, state.stats, state.average
 
-    join = self._join_fn(trees(abstract_single))
+    join = self._join_fn(trees(abstract_replica))
 
     def eval_state(state):
       params, stats, average = join(trees(state))
@@ -104,14 +104,14 @@ class ChannelSplitStep(sync.SyncStep):
 
     return eval_state if self._kernels else lambda state: state
 
-  def saved_form(self, abstract_single):
+  def checkpoint_layout(self, abstract_replica):
     """Checkpoints hold whole kernels: a run may go on with another split."""
-    abstract = self.abstract_state(abstract_single)
+    abstract = self.abstract_state(abstract_replica)
     if not self._kernels:
-      return super().saved_form(abstract_single)
-    return state_lib.SavedForm(
-      abstract_single,
-      self._join_fn(abstract_single),
+      return super().checkpoint_layout(abstract_replica)
+    return state_lib.CheckpointLayout(
+      abstract_replica,
+      self._join_fn(abstract_replica),
       jax.jit(
         lambda state: kernels.divided(state, self._kernels),
         out_shardings=jax.tree.map(lambda s: s.sharding, abstract),

@@ -60,7 +60,7 @@ class LocalStep(sync.SyncStep):
     # A copy: one buffer must not be donated twice.
     return lambda weights=(): self._state(init(weights), copies, jnp.array, jnp.zeros_like)
 
-  def abstract_state(self, abstract_single):
+  def abstract_state(self, abstract_replica):
     """The abstract state of all groups, from that of one network."""
 
     def copies(s):
@@ -69,7 +69,7 @@ class LocalStep(sync.SyncStep):
         (self._config.groups, *s.shape), s.dtype, sharding=jax.NamedSharding(s.sharding.mesh, spec)
       )
 
-    return self._state(abstract_single, copies, lambda s: s, lambda s: s)
+    return self._state(abstract_replica, copies, lambda s: s, lambda s: s)
 
   def _state(self, single, copies, same, zeros):
     """A run's state from one network's, by what becomes of a leaf."""
@@ -102,15 +102,15 @@ class LocalStep(sync.SyncStep):
 
     return all_groups
 
-  def wrap_update(self, update, mean_values, abstract_single):
+  def wrap_update(self, update, mean_values, abstract_replica):
     """Each group's update, then an exchange if one is due.
 
     Arguments and result are those of `sync_step.SyncStep.wrap_update`.
     """
     axes = state_lib.TrainState(step=None, params=0, stats=0, opt_state=0, average=0)
     update_groups = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
-    abstract_state = self.abstract_state(abstract_single)
-    replicated = mesh_lib.replicated(_mesh(abstract_single))
+    abstract_state = self.abstract_state(abstract_replica)
+    replicated = mesh_lib.replicated(_mesh(abstract_replica))
     abstract_rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
     exchange = self._on_each_device(
       self._exchanged, (abstract_state, abstract_rate), abstract_state
@@ -129,7 +129,7 @@ class LocalStep(sync.SyncStep):
 
     return update_and_exchange
 
-  def eval_state_fn(self, abstract_single):
+  def eval_state_fn(self, abstract_replica):
     """The mean over groups of weights, statistics and their averages."""
 
     def trees(state):
@@ -137,7 +137,7 @@ class LocalStep(sync.SyncStep):
 
     mean = jax.jit(
       self._on_each_device(
-        self._mean, (trees(self.abstract_state(abstract_single)),), trees(abstract_single)
+        self._mean, (trees(self.abstract_state(abstract_replica)),), trees(abstract_replica)
       )
     )
 

@@ -156,44 +156,44 @@ class SyncStep:
     """(weights) -> a run's new state, from that for one network."""
     return init
 
-  def abstract_state(self, abstract_single):
+  def abstract_state(self, abstract_replica):
     """A run's abstract state, from that of one network."""
-    return abstract_single
+    return abstract_replica
 
   def wrap_shard_step(self, shard):
     """One device's part of a step, from that for one network."""
     return shard
 
-  def wrap_update(self, update, mean_values, abstract_single):
+  def wrap_update(self, update, mean_values, abstract_replica):
     """(state, `step_sums.Reduced`) -> (state, values by name), from that for one network.
 
     Args:
       update: update of one network.
       mean_values: values (groups,) by name, and (groups,) weights of their
         examples, to the run's values by name.
-      abstract_single: abstract state of one network, with shardings.
+      abstract_replica: abstract state of one network, with shardings.
     """
     return update
 
-  def eval_state_fn(self, abstract_single):
+  def eval_state_fn(self, abstract_replica):
     """The run's state -> that of the one network that evaluation sees.
 
     Args:
-      abstract_single: abstract state of one network, with shardings.
+      abstract_replica: abstract state of one network, with shardings.
     """
     return lambda state: state
 
-  def saved_form(self, abstract_single):
+  def checkpoint_layout(self, abstract_replica):
     """How checkpoints hold the run's state: as it is.
 
     Args:
-      abstract_single: abstract state of one network, with shardings.
+      abstract_replica: abstract state of one network, with shardings.
 
     Returns:
-      `state.SavedForm`.
+      `state.CheckpointLayout`.
     """
-    return state_lib.SavedForm(
-      self.abstract_state(abstract_single), lambda state: state, lambda state: state
+    return state_lib.CheckpointLayout(
+      self.abstract_state(abstract_replica), lambda state: state, lambda state: state
     )
 
   def _sum(self, x):

@@ -169,14 +169,14 @@ def _initial_state(job, program, vocabulary):
 def _restored_state(job, program):
   """The state of the checkpoint that is asked for, and its step."""
   checkpoints = manager.Checkpoints(
-    job.workdir, job.config, None, program.saved_form.abstract, job.processes.gather
+    job.workdir, job.config, None, program.checkpoint_layout.abstract, job.processes.gather
   )
   restored = checkpoints.restore(job.checkpoint)
   checkpoints.close()
   if restored is None:
     raise config_lib.ConfigError(f'{job.workdir} has no checkpoint to evaluate')
   state, step = restored
-  return program.saved_form.to_run(state), step
+  return program.checkpoint_layout.unpack(state), step
 
 
 def _open_folder(job, step):

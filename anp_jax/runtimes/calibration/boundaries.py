@@ -64,7 +64,7 @@ class Tracer:
   def _is_possible(self, divisions: Mapping) -> bool:
     """Whether a training pass can be traced with a plan."""
     changes = {'strategy.plan': str(plan_lib.Plan(divisions)), 'strategy.shares': ()}
-    single, model = self._network.abstract_single, self._network.model
+    single, model = self._network.abstract_replica, self._network.model
     step = step_lib.ChannelSplitStep(
       config_lib.replaced(self._spec.config, changes),
       jax.tree.map(lambda leaf: leaf.sharding.spec, single.params),

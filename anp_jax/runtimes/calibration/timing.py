@@ -58,7 +58,7 @@ class Timing:
     is_wide = config.model.param_dtype == 'float64'
     dtype = 'float64' if is_wide else config.strategy.reduce_dtype
     self._gradient_bytes = jnp.dtype(dtype).itemsize
-    leaves = jax.tree.leaves(singles[0].abstract_single.params)
+    leaves = jax.tree.leaves(singles[0].abstract_replica.params)
     self._parameters = sum(leaf.size for leaf in leaves)
     # Each program by device; the first is the step that is not split.
     self._programs = []
@@ -339,7 +339,7 @@ def calls(network, config, rows: int) -> list[convolutions.Call]:
     config: of the run.
     rows: images of a device's batch.
   """
-  single = network.abstract_single
+  single = network.abstract_replica
   variables = {'params': single.params, **single.stats}
   return convolutions.find(network.model, variables, images(config, rows))
 

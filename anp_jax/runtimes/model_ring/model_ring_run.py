@@ -46,7 +46,7 @@ def run(
     )
   training = mode == 'train'
   ring = ring_lib.create(config, workdir, processes)
-  store_lib.open_or_refuse(ring, processes, training)
+  store_lib.claim_workdir(ring, processes, training)
   runners = [runner_lib.Runners(ring, s) for s in ring.local_stations]
   # Bad input is refused now, rather than when it is a model's turn.
   for model in ring.models:

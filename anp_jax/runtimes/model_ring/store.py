@@ -14,7 +14,7 @@ from anp_jax.system import files
 _FILE = 'model_ring.json'
 
 
-def open_or_refuse(ring, processes, training: bool) -> None:
+def claim_workdir(ring, processes, training: bool) -> None:
   """Takes the workdir for a ring, unless another run's is there.
 
   Args:
@@ -176,7 +176,7 @@ def _refusal(ring, training):
   elif not training:
     return f'{ring.workdir} has no checkpoint of a ring to evaluate'
   if training:
-    run_dir.open_or_refuse(ring.workdir, ring.config, ring.source.vocabulary)
+    run_dir.claim_workdir(ring.workdir, ring.config, ring.source.vocabulary)
     files.write_json(path, current)
   return ''
 

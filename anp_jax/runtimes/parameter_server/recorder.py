@@ -32,7 +32,7 @@ class Recorder:
     self._eval_source = sources.open_source(config, training=False)
     if config.checkpoint.keep_best:
       checkpoint_lib.check_best_metric(config, setup.objective.metric_names)
-    workdir_lib.open_or_refuse(workdir, config, setup.source.vocabulary)
+    workdir_lib.claim_workdir(workdir, config, setup.source.vocabulary)
     workdir_lib.record_class_sizes(workdir, setup.source)
     self._checkpoints = checkpoint_lib.Checkpoints(
       workdir, config, sources.fingerprint(setup.source), setup.program.abstract_state

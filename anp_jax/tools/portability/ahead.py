@@ -47,7 +47,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
     'device': mesh.devices.flat[0].device_kind,
     'devices': mesh.size,
     'examples': len(opened.source),
-    'parameters': sum(s.size for s in jax.tree.leaves(program.abstract_single.params)),
+    'parameters': sum(s.size for s in jax.tree.leaves(program.abstract_replica.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }
   batch = build.abstract_batch(config, mesh, config.batch_size)
@@ -67,7 +67,7 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
   examples = len(sources.open_source(config, training=False))
   size = stream_lib.evaluation_batch(config, examples, mesh.size)
   batch = build.abstract_batch(config, mesh, size)
-  evaluated = program.abstract_single.evaluated()
+  evaluated = program.abstract_replica.evaluated()
   report['eval'] = compile_as('eval', program.eval_step, *evaluated, batch)
   return report
 
