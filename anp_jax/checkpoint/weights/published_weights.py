@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterator
 import contextlib
 import dataclasses
 import os
+import re
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
@@ -21,6 +23,7 @@ from anp_jax.system import error_lines, files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
+_WRAPPERS = re.compile(r'(module\.|_orig_mod\.)*')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
 
 
@@ -104,6 +107,26 @@ def architecture(path: str) -> dict:
   return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
 
 
+class _Unwrapped:
+  """A file of weights, by the names of tensors without PyTorch's wrappers.
+
+  Data parallel and compiled modules save each name below module. or _orig_mod.
+  """
+
+  def __init__(self, file):
+    self._file = file
+    self._prefix = _WRAPPERS.match(os.path.commonprefix(list(file.keys())))[0]
+
+  def keys(self) -> list[str]:
+    return [name.removeprefix(self._prefix) for name in self._file.keys()]
+
+  def get_slice(self, name: str) -> Any:
+    return self._file.get_slice(self._prefix + name)
+
+  def get_tensor(self, name: str) -> np.ndarray:
+    return self._file.get_tensor(self._prefix + name)
+
+
 @contextlib.contextmanager
 def open_file(path: str) -> Iterator[Any]:
   """Opens a .safetensors file in a `with` block.
@@ -113,7 +136,7 @@ def open_file(path: str) -> Iterator[Any]:
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
-      yield file
+      yield _Unwrapped(file)
   except (safetensors.SafetensorError, OSError) as e:
     if files.is_lfs_pointer(path):
       raise config_lib.ConfigError(
