@@ -24,8 +24,8 @@ def batches(reader: batch_reader.BatchReader, threads: int) -> Iterator[batch_re
   """The decoded batches of a source of kind 'encoded'.
 
   Args:
-    reader: of image files.
-    threads: that decode.
+    reader: rows of image files.
+    threads: number of decoding threads.
 
   Yields:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.

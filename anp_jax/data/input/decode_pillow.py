@@ -7,6 +7,7 @@ follows are TensorFlow's float32 operations in their order, in NumPy.
 from collections.abc import Callable, Iterator
 import io
 
+import ml_collections
 import numpy as np
 from PIL import Image
 
@@ -17,7 +18,9 @@ from anp_jax.data.input import augment, batch_reader, numpy_resize
 ARRAYS = ('arrays', 'digits')
 
 
-def eval_decoder(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
+def eval_decoder(
+  config: ml_collections.ConfigDict, upright: bool = False
+) -> Callable[[bytes], np.ndarray]:
   """A function from an image file to the pixels that evaluation sees of it.
 
   Args:
@@ -48,7 +51,7 @@ def eval_decoder(config, upright: bool = False) -> Callable[[bytes], np.ndarray]
   return decode_file
 
 
-def is_shrunk(config) -> bool:
+def is_shrunk(config: ml_collections.ConfigDict) -> bool:
   """Whether views are cut out of what config.data.cache='decoded' keeps."""
   return config.data.cache == 'decoded' and config.data.source not in ARRAYS
 
@@ -57,7 +60,7 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   """The batches of arrays, or of files whose decoding is Pillow's.
 
   Args:
-    reader: of a source of any kind.
+    reader: rows of a source of kind 'encoded' or 'pixels'.
 
   Yields:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
@@ -85,7 +88,7 @@ def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
   """A file that TensorFlow decodes to the pixels that Pillow makes of `file`.
 
   Args:
-    file: of any format that is read.
+    file: image file of any format that is read.
     max_megapixels: million pixels that it may have.
 
   Returns:
@@ -107,11 +110,11 @@ def crop(image: np.ndarray, box: np.ndarray, flip: bool, side: int, decode: str)
   """One view of (height, width, 3) uint8 as (side, side, 3) uint8.
 
   Args:
-    image: whole.
+    image: whole image.
     box: top, left, height, width, as from `augment`.
     flip: whether it is mirrored left to right.
-    side: of the result, pixels.
-    decode: as config.data.decode; its filters see what lies beyond the box.
+    side: pixels a side of the result.
+    decode: config.data.decode, whose filters see what lies beyond the box.
   """
   if decode in augment.RESAMPLED:
     image = _resampled(Image.fromarray(image), box, side, decode)

@@ -26,7 +26,7 @@ def batches(
   Args:
     plan: the rows and steps of the batches.
     classes: labels are below it.
-    sharding: of the first axis over the mesh.
+    sharding: sharding of arrays whose first axis is the batch.
     vote: as in `feed.on_device`.
 
   Yields:

@@ -2,10 +2,11 @@
 
 import functools
 import os
+import types
 
 
 @functools.cache
-def load():
+def load() -> types.ModuleType:
   """Imports TensorFlow for readers, and returns the module."""
   # Its line about oneDNN escapes the log level, and decoding has no use for it.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')

@@ -1,4 +1,4 @@
-"""Pixels as they lie on disk: NumPy arrays, MNIST's and CIFAR-10's files."""
+"""Pixels on disk: NumPy arrays, MNIST's and CIFAR-10's files."""
 
 import os
 import zipfile
@@ -12,11 +12,11 @@ from anp_jax.data.sources import class_texts, raw_files, source as source_lib
 
 
 class Arrays(source_lib.Source):
-  """Pixels in memory or mapped; the format is told by what a folder holds.
+  """Pixels in memory or mapped; the files of a folder tell the format.
 
   NumPy: an .npz file, or a folder of .npy files (read by mapping), with arrays
-  `SPLIT_images` (n, height, width, 3) uint8 and `SPLIT_labels` (n,) of whole
-  numbers; optionally `class_names` (classes,) of texts. Else a folder of the
+  `SPLIT_images` (n, height, width, 3) uint8 and `SPLIT_labels` (n,), whole
+  numbers; optionally `class_names` (classes,), texts. Else a folder of the
   files that `raw_files` reads.
   """
 
@@ -26,8 +26,8 @@ class Arrays(source_lib.Source):
     """Opens one split.
 
     Args:
-      path: of the .npz file or the folder.
-      split: 'train', 'test' and so on.
+      path: .npz file or folder.
+      split: name of the split: 'train', 'test' and so on.
 
     Raises:
       ConfigError: for a file that is missing or damaged, or an unknown split.
@@ -40,18 +40,18 @@ class Arrays(source_lib.Source):
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{path}: {e}') from None
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._labels)
 
-  def read(self, indices):
-    """Returns (height, width, 3) pixels by index, and labels."""
+  def read(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Pixels (height, width, 3) by index, and labels."""
     # Grey images become three channels here. A stack of images that are not
     # contiguous would not be contiguous either, and slow to copy to a device.
     images = [np.ascontiguousarray(self._images[i]) for i in indices]
     return images, self._labels[indices]
 
-  def labels(self):
-    """Returns (n,) int32, of all examples."""
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all examples."""
     return self._labels
 
 
@@ -98,9 +98,7 @@ def _numpy(path, split):
   names = _array(path, 'class_names', optional=True)
   if names is None:
     used = _whole(_array(path, 'train_labels'))
-    count = int(used.max()) + 1 if len(used) else 0
-    class_texts.check_ids(f'{path}: train_labels', count - 1, len({*used}))
-    names = [f'class{i:0{len(str(count - 1))}}' for i in range(count)]
+    names = class_texts.number_classes(f'{path}: train_labels', used.tolist())
   else:
     names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))

@@ -1,5 +1,7 @@
 """Sets whose images are listed with their classes: folder, list, tar and hf."""
 
+from typing import Any
+
 from anp_jax.data.sources import (
   hf_files,
   hf_set,
@@ -20,16 +22,20 @@ def kind(text: str) -> str:
 
 
 def find(
-  d, split: str, other_split: str, data_dir: str, suffixes: tuple[str, ...] = image_folder.SUFFIXES
+  d: Any,
+  split: str,
+  other_split: str,
+  data_dir: str,
+  suffixes: tuple[str, ...] = image_folder.SUFFIXES,
 ) -> image_folder.Listing:
   """The images of a split.
 
   Args:
-    d: with source, path, lists and pairs, as config.data.
-    split: its name; '', or for a tree '.', for all of a set without splits.
-    other_split: of the run, or ''; its classes count too.
-    data_dir: the data folder, for what is built once.
-    suffixes: of the files to list, where the set is chosen by these.
+    d: namespace with source, path, lists and pairs, as config.data.
+    split: name; '', or for a tree '.', for all of a set without splits.
+    other_split: other split of the run, or ''; its classes count too.
+    data_dir: data folder, for what is built once.
+    suffixes: suffixes of the files to list, in a folder or in tar shards.
 
   Raises:
     ConfigError: naming the file, folder or key at fault.
@@ -50,7 +56,7 @@ def has_splits(text: str, path: str) -> bool:
   """Whether a set has splits of its own, rather than being divided.
 
   Args:
-    text: the source, as config.data.source.
+    text: source, as config.data.source.
     path: as config.data.path.
 
   Raises:
@@ -69,5 +75,5 @@ def has_splits(text: str, path: str) -> bool:
 def open_listing(listing: image_folder.Listing) -> source_lib.Source:
   """The source of the images of a listing."""
   if listing.left_out:
-    image_folder.warn_once('%s', listing.left_out)
+    image_folder.warn_once(listing.left_out)
   return stored_images.StoredImages(listing)
