@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # (devices on the data axis, devices on the model axis)
-_MESHES = [(1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (1, 2)]
+_MESHES = [(1, 1), (8, 1), (4, 2)]
 
 
 class _Part:
@@ -232,14 +232,13 @@ print('done')
 
 @pytest.mark.slow
 def test_streams_left_open_do_not_harm_the_exit():
-  """After an error too, threads in native code must end before Python."""
-  for _ in range(2):
-    done = subprocess.run(
-      [sys.executable, '-c', _LEFT_OPEN],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=60,
-      env={**os.environ, 'PYTHONPATH': str(_ROOT)},
-    )
-    assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr
+  """Threads in native code must end before Python."""
+  done = subprocess.run(
+    [sys.executable, '-c', _LEFT_OPEN],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+  )
+  assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr
