@@ -1,10 +1,9 @@
 """The global order of examples: a permutation that is computed, not stored.
 
-Position p of the endless stream belongs to epoch p // size; each epoch is a
-permutation of its own. Any process can therefore read any part
-of the stream, and a resumed run needs nothing but its step.
-
-Where all classes come equally often, each has a permutation of its own.
+Position p of the endless stream belongs to epoch p // size; each epoch is another
+permutation. Any process can therefore read any part of the stream, and a resumed
+run needs only its step. Where all classes come equally often, each class has its
+permutation.
 
 The permutation is a Feistel network (Luby and Rackoff 1988) over the next power
 of four, walked until it falls inside the set (Black and Rogaway 2002).

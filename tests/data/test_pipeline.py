@@ -126,7 +126,7 @@ def test_augmentation_differs_in_each_epoch(config, source):
   assert all((v[0] != v[1]).any() for v in views)
 
 
-@pytest.mark.parametrize('batch_size', [8, 7, 21, 64])
+@pytest.mark.parametrize('batch_size', [7, 64])
 def test_evaluation_covers_every_example_once(config, source, batch_size):
   batches = _evaluated(config, source, batch_size)
   assert len(batches) == -(-21 // batch_size)

@@ -34,7 +34,7 @@ def test_array_of_another_purpose_is_no_set(tmp_path):
   np.save(raw_data.mnist(tmp_path) / 'mean.npy', np.zeros(3))
   assert raw_data.read(tmp_path)[2] == [7, 0, 5]
   np.save(tmp_path / 'train_images.npy', np.zeros(3))
-  with pytest.raises(config_lib.ConfigError, match='NumPy in .*each in a'):
+  with pytest.raises(config_lib.ConfigError, match='NumPy in .*one per folder'):
     raw_data.read(tmp_path)
 
 

@@ -58,9 +58,9 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
 
 def test_tree_with_splits(tmp_path, config):
   images = ['big_cat/x.png', 'old_dog/a.JPEG', 'old_dog/b.jpg', 'old_dog/c.bmp', 'old_dog/d.gif']
-  others = ['old_dog/notes.txt', 'big_cat/y.webp', 'big_cat/jpg', 'readme.jpg']
-  others += ['.ipynb_checkpoints/a.jpg', 'old_dog/._b.jpg']  # of other programs
-  _tree(tmp_path / 'train', images + others)
+  clutter = ['old_dog/notes.txt', 'big_cat/y.webp', 'big_cat/jpg', 'readme.jpg']
+  clutter += ['.ipynb_checkpoints/a.jpg', 'old_dog/._b.jpg']  # of other programs
+  _tree(tmp_path / 'train', images + clutter)
   _tree(tmp_path / 'validation', ['big_cat/v.jpg', 'old_dog/w.jpg'])
   source = opening.source(config, 'folder', tmp_path)
   assert source.kind == 'encoded'

@@ -1,7 +1,7 @@
-"""Corrupt examples, which a run finds while it reads.
+"""Corrupt examples, which a run meets while it reads.
 
-Each is named in the log once; from then on another example replaces it with
-weight 0, so that batches keep their shape and batch-norm groups their size.
+The log names each once; from then on another example replaces it with weight 0,
+so that batches keep their shape and batch-norm groups their size.
 """
 
 from collections.abc import Iterator
@@ -91,8 +91,7 @@ class Registry:
     """The example and those that may replace it, in order.
 
     The first of them that can be decoded is a pure function of the index and
-    the data, so batches do not depend on when or by which process damage was
-    found.
+    the data, so batches do not depend on which process meets damage, or when.
     """
     size = len(self._source)
     for offset in range(size):

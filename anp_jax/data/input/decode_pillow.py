@@ -35,20 +35,18 @@ def eval_decoder(
   d = config.data
   shrinks, is_array = is_shrunk(config), d.source in ARRAYS
 
-  def decode(image, is_jpeg):
-    transpose = orientation.transpose(image) if upright else None
-    if shrinks:
-      return _eval_crop(config, images.shrink(image, d.resize, transpose))
-    if not is_array and d.decode not in augment.RESAMPLED:
-      return _eval_view(config, image, is_jpeg, transpose)
-    image = colours.rgb(image) if is_array else _rgb(image, is_jpeg)
-    return _eval_crop(config, np.asarray(images.transposed(image, transpose)))
-
-  def decode_file(file):
+  def decode(file):
+    is_jpeg = image_format.is_jpeg(file)
     with images.reading(file, d.max_megapixels) as image:
-      return decode(image, image_format.is_jpeg(file))
+      transpose = orientation.transpose(image) if upright else None
+      if shrinks:
+        return _eval_crop(config, images.shrink(image, d.resize, transpose))
+      if not is_array and d.decode not in augment.RESAMPLED:
+        return _eval_view(config, image, is_jpeg, transpose)
+      image = colours.rgb(image) if is_array else _rgb(image, is_jpeg)
+      return _eval_crop(config, np.asarray(images.transposed(image, transpose)))
 
-  return decode_file
+  return decode
 
 
 def is_shrunk(config: ml_collections.ConfigDict) -> bool:
@@ -112,7 +110,7 @@ def crop(image: np.ndarray, box: np.ndarray, flip: bool, side: int, decode: str)
   Args:
     image: whole image.
     box: top, left, height, width, as from `augment`.
-    flip: whether it is mirrored left to right.
+    flip: whether the view is mirrored left to right.
     side: pixels a side of the result.
     decode: config.data.decode, whose filters see what lies beyond the box.
   """

@@ -117,19 +117,14 @@ def place(batch: dict, sharding: jax.sharding.Sharding, rows: np.ndarray, batch_
   Returns:
     name to (batch_size, ...) jax.Array.
   """
-  pieces = sharding.addressable_devices_indices_map((batch_size,))
-  starts = {
-    device: np.searchsorted(rows, range(batch_size)[piece[0]].start)
-    for device, piece in pieces.items()
-  }
   length = sharding.shard_shape((batch_size,))[0]
 
   def global_array(array):
-    shards = [
-      jax.device_put(array[start : start + length], device) for device, start in starts.items()
-    ]
-    shape = (batch_size, *array.shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+    def shard(index):
+      start = np.searchsorted(rows, index[0].indices(batch_size)[0])
+      return array[start : start + length]
+
+    return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, shard)
 
   return {name: global_array(array) for name, array in batch.items()}
 

@@ -74,35 +74,30 @@ def _reader(path):
     )
   if len(formats) > 1:
     places = ' and '.join(f'{f.title} in {f.folder}' for f in formats)
-    raise config_lib.ConfigError(
-      f'{path} holds {places}; expected one, each in a folder of its own'
-    )
+    raise config_lib.ConfigError(f'{path} holds {places}; expected one per folder')
   return formats[0].read, formats[0].folder
 
 
 def _numpy(path, split):
   images = _array(path, f'{split}_images')
-  labels = _array(path, f'{split}_labels')
-  good = images.ndim == 4 and images.shape[-1] == 3
-  if not good or images.dtype != np.uint8:
-    raise config_lib.ConfigError(
-      f'{path}: {split}_images is {images.dtype}{images.shape}, expected '
-      'uint8 (n, height, width, 3)'
-    )
-  labels = _whole(labels)
-  if labels.shape != images.shape[:1] or labels.dtype.kind not in 'iu':
-    raise config_lib.ConfigError(
-      f'{path}: {split}_labels is {labels.dtype}{labels.shape}, expected '
-      f'{len(images)} whole numbers'
-    )
+  is_good = images.ndim == 4 and images.shape[-1] == 3 and images.dtype == np.uint8
+  _expect(is_good, f'{path}: {split}_images', images, 'uint8 (n, height, width, 3)')
+  labels = _whole(_array(path, f'{split}_labels'))
+  is_good = labels.shape == images.shape[:1] and labels.dtype.kind in 'iu'
+  _expect(is_good, f'{path}: {split}_labels', labels, f'{len(images)} whole numbers')
   names = _array(path, 'class_names', optional=True)
   if names is None:
     used = _whole(_array(path, 'train_labels'))
-    names = class_texts.number_classes(f'{path}: train_labels', used.tolist())
+    names = class_texts.number_classes(f'{path}: train_labels', map(int, used.tolist()))
   else:
     names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))
-  return images, np.asarray(labels, np.int32), tuple(str(n) for n in names)
+  return images, np.asarray(labels, np.int32), names
+
+
+def _expect(is_good, name, array, expected):
+  if not is_good:
+    raise config_lib.ConfigError(f'{name} is {array.dtype}{array.shape}, expected {expected}')
 
 
 def _whole(labels):
@@ -114,15 +109,13 @@ def _whole(labels):
 
 
 def _texts(path, names):
+  """The names of the classes, texts or UTF-8."""
+  is_good = names.ndim == 1 and names.dtype.kind in 'SU'
+  _expect(is_good, f'{path}: class_names', names, 'texts')
   try:
-    if names.ndim == 1 and names.dtype.kind == 'S':
-      return np.char.decode(names, 'utf-8')
-    if names.ndim == 1 and names.dtype.kind == 'U':
-      return names
-    form = f'{names.dtype}{names.shape}'
-  except UnicodeDecodeError:
-    form = 'not UTF-8'
-  raise config_lib.ConfigError(f'{path}: class_names is {form}, expected texts')
+    return tuple(n.decode() if isinstance(n, bytes) else n for n in names.tolist())
+  except UnicodeDecodeError as e:
+    raise config_lib.ConfigError(f'{path}: class_names is not UTF-8, expected texts') from e
 
 
 def _array(path, name, optional=False):

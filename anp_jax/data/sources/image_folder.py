@@ -136,7 +136,7 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
   if total and not files:
     raise config_lib.ConfigError(
       f'{root}: {split} has no examples: none of the {total:,} images falls '
-      f'into {split} by its hash; give each split a folder of its own'
+      f'into {split} by its hash; give each split a folder'
     )
   if not files:
     raise config_lib.ConfigError(

@@ -16,7 +16,7 @@ KINDS = ('list', 'tar', 'hf')
 
 
 def kind(text: str) -> str:
-  """The kind that a source such as 'tar:PATTERN' names; 'folder' without."""
+  """The kind that a source such as 'tar:PATTERN' names; 'folder' without a kind."""
   name, colon, _ = text.partition(':')
   return name if colon and name in KINDS else 'folder'
 
@@ -53,11 +53,11 @@ def find(
 
 
 def has_splits(text: str, path: str) -> bool:
-  """Whether a set has splits of its own, rather than being divided.
+  """Whether a set has splits, rather than being divided.
 
   Args:
-    text: source, as config.data.source.
-    path: as config.data.path.
+    text: config.data.source.
+    path: config.data.path.
 
   Raises:
     ConfigError: if it is a list that cannot be read.

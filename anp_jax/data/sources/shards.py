@@ -33,7 +33,7 @@ class TfRecords:
       self._places = np.concatenate([self._places, places])
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
-    """Records of the given indices."""
+    """Records by index."""
     result = []
     for index in indices:
       shard, start, length = self._places[index].tolist()
@@ -64,7 +64,7 @@ class ArrayRecords:
       _check_count(path, records, count)
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
-    """Records of the given indices."""
+    """Records by index."""
     positions = np.asarray(indices, np.int64)
     shards = np.searchsorted(self._ends, positions, side='right')
     result = np.empty(len(positions), object)

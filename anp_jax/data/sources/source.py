@@ -52,7 +52,7 @@ class Source:
 
 
 class Wrapper(Source):
-  """Another source, of which a subclass changes a part."""
+  """Another source; a subclass changes a part of it."""
 
   def __init__(self, source: Source):
     """Creates a source equal to another one."""

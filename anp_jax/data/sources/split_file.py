@@ -35,8 +35,8 @@ def read(
   """
   file, rows = _rows(root, split)
   if vocabulary is None:
-    others = [_rows(root, s) for s in other_splits if s.endswith('.txt')]
-    vocabulary = _vocabulary_of_rows([(file, rows), *others])
+    siblings = [_rows(root, s) for s in other_splits if s.endswith('.txt')]
+    vocabulary = _vocabulary_of_rows([(file, rows), *siblings])
   _check_rows(file, rows, vocabulary)
   files = tuple(path for path, _ in rows)
   stored_images.check_root(root, files, lambda i: f'{file}:{i + 1}')

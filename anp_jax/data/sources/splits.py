@@ -40,7 +40,7 @@ def choose(place: str, split: str, names: Iterable[str], alone: str = '') -> str
     place: name of the set in messages.
     split: name that the run gives.
     names: splits of the set.
-    alone: text before the name of an only split that makes it a set of its own.
+    alone: text that makes an only split a set, when its name follows.
 
   Raises:
     ConfigError: if none of the names, or more than one, means the split.
