@@ -256,7 +256,7 @@ from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import random_batches
-from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import listings
 
 def stream(**overrides):
   overrides = {'data.' + k: v for k, v in overrides.items()}
@@ -311,13 +311,13 @@ def test_decoding_is_silent_sees_no_accelerator_and_does_not_hang_the_exit(tree)
     """
 import time
 
-read = stored_images.StoredImages.read
+read = listings.StoredImages.read
 
 def slowly(self, indices):
   time.sleep(0.5)  # so that the exit finds it at work
   return read(self, indices)
 
-stored_images.StoredImages.read = slowly
+listings.StoredImages.read = slowly
 batches = stream(source='folder', path=sys.argv[1])
 next(batches)
 import tensorflow as tf

@@ -18,10 +18,10 @@ from anp_jax.data import index_shuffle, vocabulary as vocabulary_lib
 from anp_jax.data.sources import (
   hf_set,
   image_folder,
+  listings,
   scenes,
   source as source_lib,
   splits,
-  stored_images,
   table_cache,
 )
 from anp_jax.system import cores
@@ -70,7 +70,7 @@ def open_split(split: str, data_dir: str) -> source_lib.Source:
     name=f'anp_shapes: {split}',
     storage=hf_set.ArrowRows((path,), '', 'image', np.arange(len(jobs))),
   )
-  return stored_images.StoredImages(listing)
+  return listings.open_listing(listing)
 
 
 def scene_seed(split: str, index: int) -> int:

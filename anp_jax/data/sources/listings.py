@@ -1,6 +1,10 @@
 """Sets whose images are listed with their classes: folder, list, tar and hf."""
 
+from collections.abc import Sequence
+import os
 from typing import Any
+
+import numpy as np
 
 from anp_jax.data.sources import (
   hf_files,
@@ -8,9 +12,9 @@ from anp_jax.data.sources import (
   image_folder,
   image_table,
   source as source_lib,
-  stored_images,
   tar_shards,
 )
+from anp_jax.system import untrusted_text
 
 KINDS = ('list', 'tar', 'hf')
 
@@ -72,8 +76,40 @@ def has_splits(text: str, path: str) -> bool:
   return bool(image_folder.split_folders(path))
 
 
+class StoredImages(source_lib.Source):
+  """The images of a listing."""
+
+  kind = 'encoded'
+
+  def __init__(self, listing: image_folder.Listing):
+    """Creates the source; nothing is read."""
+    self.name = listing.name
+    self.vocabulary = listing.vocabulary
+    self._listing = listing
+
+  def __len__(self) -> int:
+    return len(self._listing.labels)
+
+  def read(self, indices: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+    """Image files by index, and labels."""
+    read = self._listing.storage.read
+    return [read(i) for i in indices], self._listing.labels[indices]
+
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all images."""
+    return self._listing.labels
+
+  def example_name(self, index: int) -> str:
+    """The path of an image, which may go on within a file."""
+    return untrusted_text.printable(os.path.join(self._listing.root, self._listing.files[index]))
+
+  def listing(self) -> Sequence[str]:
+    """The paths of all images below the root."""
+    return self._listing.files
+
+
 def open_listing(listing: image_folder.Listing) -> source_lib.Source:
   """The source of the images of a listing."""
   if listing.left_out:
     image_folder.warn_once(listing.left_out)
-  return stored_images.StoredImages(listing)
+  return StoredImages(listing)

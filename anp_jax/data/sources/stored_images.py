@@ -4,16 +4,12 @@ from collections.abc import Callable, Sequence
 import functools
 import os
 import stat
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import source as source_lib
-from anp_jax.system import files as files_lib, untrusted_text
-
-if TYPE_CHECKING:
-  from anp_jax.data.sources import image_folder
+from anp_jax.system import files as files_lib
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
@@ -158,35 +154,3 @@ class DiskFiles:
 
   def _path(self, index):
     return os.path.join(self._root, self._files[index])
-
-
-class StoredImages(source_lib.Source):
-  """The images of a listing."""
-
-  kind = 'encoded'
-
-  def __init__(self, listing: 'image_folder.Listing'):
-    """Creates the source; nothing is read."""
-    self.name = listing.name
-    self.vocabulary = listing.vocabulary
-    self._listing = listing
-
-  def __len__(self) -> int:
-    return len(self._listing.labels)
-
-  def read(self, indices: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-    """Image files by index, and labels."""
-    read = self._listing.storage.read
-    return [read(i) for i in indices], self._listing.labels[indices]
-
-  def labels(self) -> np.ndarray:
-    """(n,) int32, of all images."""
-    return self._listing.labels
-
-  def example_name(self, index: int) -> str:
-    """The path of an image, which may go on within a file."""
-    return untrusted_text.printable(os.path.join(self._listing.root, self._listing.files[index]))
-
-  def listing(self) -> Sequence[str]:
-    """The paths of all images below the root."""
-    return self._listing.files
