@@ -256,6 +256,7 @@ from anp_jax.data.input import batch_plan
 from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import random_batches
+from anp_jax.data import sources
 from anp_jax.data.sources import listings
 
 def stream(**overrides):

@@ -13,8 +13,8 @@ class SkippedFiles:
   """Counts of files by suffix or place, each kind with its first file."""
 
   def __init__(self):
-    self._counts: dict[str, int] = {}
-    self._first: dict[str, str] = {}
+    self._counts = {}
+    self._first = {}
 
   def __len__(self) -> int:
     return sum(self._counts.values())
