@@ -1,5 +1,6 @@
 """Sets of small images in tar shards, Arrow, Parquet and tables, for tests."""
 
+import csv
 import io
 import json
 import tarfile
@@ -90,3 +91,35 @@ def write_parquet(path, table: pa.Table):
   path.parent.mkdir(parents=True, exist_ok=True)
   pq.write_table(table, path, row_group_size=2)
   return path
+
+
+def write(root, kind, labels, split='train', photos=None) -> str:
+  """Writes a set whose images are 000.jpg and so on; returns its config.data.source.
+
+  Args:
+    root: folder of the set.
+    kind: 'list', 'tar' or 'hf'.
+    labels: classes of the images.
+    split: name of the images' split; '' for a set without splits.
+    photos: bytes of the images; None: image i is `prepared.photo(i)`.
+  """
+  photos = photos or [prepared.photo(i) for i in range(len(labels))]
+  root.mkdir(parents=True, exist_ok=True)
+  name = split or 'set'
+  if kind == 'list':
+    for i, photo in enumerate(photos):
+      (root / f'{i:03}.jpg').write_bytes(photo)
+    rows = [('path', 'label', 'split'), *((f'{i:03}.jpg', c, name) for i, c in enumerate(labels))]
+    with open(root / 'list.csv', 'w', newline='') as file:
+      csv.writer(file).writerows(row if split else row[:2] for row in rows)
+    return f'list:{root}/list.csv'
+  if kind == 'tar':
+    members = {}
+    for i, (photo, label) in enumerate(zip(photos, labels)):
+      members[f'{i:03}.jpg'] = photo
+      members[f'{i:03}.cls'] = label if isinstance(label, bytes) else str(label).encode()
+    write_tar(root / f'{name}.tar', members)
+    return f'tar:{root}/{{split}}.tar' if split else f'tar:{root}/set.tar'
+  table = hf_table({'image': [{'bytes': photo} for photo in photos], 'label': labels})
+  write_parquet(root / f'{name}.parquet', table)
+  return f'hf:{root}' if split else f'hf:{root}/set.parquet'

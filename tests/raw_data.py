@@ -79,83 +79,11 @@ def contents():
   return result
 
 
-def string(data):
-  """A text as Python 2 pickles it: bytes, behind a length of 1 or 4 bytes."""
-  if len(data) < 256:
-    return b'U' + bytes([len(data)]) + data
-  return b'T' + struct.pack('<I', len(data)) + data
-
-
-def list_of(items):
-  return b'](' + b''.join(items) + b'e'
-
-
-def number(value):
-  return b'K' + bytes([value]) if value < 256 else b'M' + struct.pack('<H', value)
-
-
-# dtype('u1', 0, 1), whose state is (3, '|', None x 3, -1, -1, 0).
-UINT8 = (
-  b'cnumpy\ndtype\n'
-  + string(b'u1')
-  + b'K\0K\x01\x87R'
-  + b'(K\x03'
-  + string(b'|')
-  + b'NNN'
-  + 2 * b'J\xff\xff\xff\xff'
-  + b'K\0tb'
-)
-
-
-def python2_array(data, *shape):
-  """A uint8 array as NumPy under Python 2 pickles it, in protocol 2."""
-  return (
-    b'cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n'
-    + (number(0) + b'\x85' + string(b'b') + b'\x87R')
-    + b'('
-    + number(1)
-    + (b'(' + b''.join(number(n) for n in shape) + b't')
-    + UINT8
-    + b'\x89'
-    + string(data)
-    + b'tb'
-  )
-
-
-def python2_dict(**entries):
-  items = b''.join(string(k.encode()) + v for k, v in entries.items())
-  return b'\x80\x02}(' + items + b'u.'
-
-
-def python2_batch(labels, data, /, **changes):
-  entries = {
-    'batch_label': string(b'training batch 1 of 5'),
-    'labels': list_of(number(n) for n in labels),
-    'data': python2_array(data, len(data) // 3072, 3072),
-    'filenames': list_of(string(b'x.png') for _ in labels),
-  } | changes
-  return python2_dict(**entries)
-
-
-def cifar(root, form, names=KINDS):
-  root.mkdir(exist_ok=True)
+def cifar(root, names=KINDS):
+  root.mkdir(parents=True, exist_ok=True)
   for name, (labels, seeds) in contents().items():
-    images = [planes(seed) for seed in seeds]
-    if form == 'binary':
-      records = [bytes([n]) + image for n, image in zip(labels, images)]
-      (root / f'{name}.bin').write_bytes(b''.join(records))
-    else:
-      batch = python2_batch(labels, b''.join(images))
-      (root / name).write_bytes(batch)
-  if names and form == 'binary':
-    text = ''.join(f'{name}\n' for name in names) + '\n'
-    (root / 'batches.meta.txt').write_text(text)
-  elif names:
-    listed = list_of(string(name.encode()) for name in names)
-    meta = python2_dict(num_cases_per_batch=number(9999), label_names=listed)
-    (root / 'batches.meta').write_bytes(meta)
+    records = [bytes([n]) + planes(seed) for n, seed in zip(labels, seeds)]
+    (root / f'{name}.bin').write_bytes(b''.join(records))
+  if names:
+    (root / 'batches.meta.txt').write_text(''.join(f'{name}\n' for name in names) + '\n')
   return root
-
-
-def cifar_file(root, form, name):
-  return root / (f'{name}.bin' if form == 'binary' else name)

@@ -1,10 +1,9 @@
 """The global order of examples: a permutation that is computed, not stored.
 
-Position p of the endless stream belongs to epoch p // size; each epoch is a
-permutation of its own. Any process can therefore read any part
-of the stream, and a resumed run needs nothing but its step.
-
-Where all classes come equally often, each has a permutation of its own.
+Position p of the endless stream belongs to epoch p // size; each epoch is another
+permutation. Any process can therefore read any part of the stream, and a resumed
+run needs only its step. Where all classes come equally often, each class has its
+permutation.
 
 The permutation is a Feistel network (Luby and Rackoff 1988) over the next power
 of four, walked until it falls inside the set (Black and Rogaway 2002).
@@ -16,7 +15,7 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Arrays, since NumPy warns when a scalar product wraps around.
 _SALTS = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
-# Of random numbers, see `uniform`; data/input and data/show have 1, 2, 4 and 5.
+# Streams 1, 2, 4 and 5 of `uniform` are those of data/input and data/show.
 _CLASS_STREAM = 3
 
 
@@ -34,14 +33,14 @@ def mix(x: np.ndarray) -> np.ndarray:
   return x ^ (x >> np.uint64(31))
 
 
-def uniform(seed: int, stream: int, positions: np.ndarray, count: int):
+def uniform(seed: int, stream: int, positions: np.ndarray, count: int) -> np.ndarray:
   """Random numbers that belong to positions of the stream.
 
   Args:
-    seed: of the run.
+    seed: the run's seed.
     stream: tells independent uses apart.
     positions: (n,) int64, at least 0.
-    count: numbers a position.
+    count: numbers per position.
 
   Returns:
     (n, count) float64 in [0, 1), a pure function of the arguments.
@@ -58,8 +57,8 @@ def shuffled(positions: np.ndarray, seed: int, size: int) -> np.ndarray:
 
   Args:
     positions: (n,) int64, at least 0; position p belongs to epoch p // size.
-    seed: of the run.
-    size: examples an epoch.
+    seed: the run's seed.
+    size: examples per epoch.
 
   Returns:
     (n,) int64 in [0, size); every example once within each epoch.
@@ -70,7 +69,7 @@ def shuffled(positions: np.ndarray, seed: int, size: int) -> np.ndarray:
   return _permuted(positions % size, keys, np.full(len(positions), size))
 
 
-def balanced(positions: np.ndarray, seed: int, counts: np.ndarray):
+def balanced(positions: np.ndarray, seed: int, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """The example at each position of the stream with classes equally often.
 
   An epoch is as long as that of `shuffled`. After any number of epochs the
@@ -79,7 +78,7 @@ def balanced(positions: np.ndarray, seed: int, counts: np.ndarray):
 
   Args:
     positions: (n,) int64, at least 0.
-    seed: of the run.
+    seed: the run's seed.
     counts: (classes,) int, examples of each class.
 
   Returns:

@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
@@ -13,46 +12,25 @@ import numpy as np
 from PIL import Image
 import pytest
 from sklearn import linear_model, pipeline, preprocessing
-import tensorflow_datasets as tfds
 
+from anp_jax import config as config_lib
 from anp_jax.data.sources import anp_shapes, scenes
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Together they build a small version of the set and print a digest of what they
-# read back.
-_BUILD = """
-import hashlib
-import sys
-import tensorflow_datasets as tfds
+# Draws a small version of the set and prints a digest of what it reads back.
+_PROGRAM = """
+import hashlib, sys
+import numpy as np
 from anp_jax.data.sources import anp_shapes
 
 anp_shapes.EXAMPLES_PER_CLASS = {'train': 3, 'validation': 2}
-"""
-_READ = """
-builder = anp_shapes.prepare(sys.argv[1])
 digest = hashlib.sha256()
-for split in ('train', 'validation'):
-  source = builder.as_data_source(
-      split=split, decoders={'image': tfds.decode.SkipDecoding()}
-  )
-  for example in source:
-    digest.update(example['image'] + bytes([example['label']]))
-print(digest.hexdigest())
-"""
-_KILL_WHILE_WRITING = """
-import itertools, os, signal
-generate = anp_shapes.AnpShapes._generate_examples
-def die_midway(self, split):
-  yield from itertools.islice(generate(self, split), 20)
-  os.kill(os.getpid(), signal.SIGKILL)
-anp_shapes.AnpShapes._generate_examples = die_midway
-"""
-_KILL_BEFORE_RENAME = """
-import os, signal
-def die(*args):
-  os.kill(os.getpid(), signal.SIGKILL)
-anp_shapes.os.rename = die
+for split in anp_shapes.EXAMPLES_PER_CLASS:
+  source = anp_shapes.open_split(split, sys.argv[1])
+  images, labels = source.read(np.arange(len(source)))
+  digest.update(b''.join(images) + labels.tobytes())
+print(digest.hexdigest(), 'tensorflow' in sys.modules)
 """
 
 
@@ -78,21 +56,11 @@ def counts(request):
 
 
 @pytest.fixture(scope='module')
-def data_dir(counts, tmp_path_factory):
-  return tmp_path_factory.mktemp('anp_shapes')
-
-
-@pytest.fixture(scope='module')
-def splits(data_dir):
-  """The set: {split: (list of JPEG bytes, labels (n,) int64)}."""
-  builder = anp_shapes.prepare(str(data_dir))
-  result = {}
-  for split in ('train', 'validation'):
-    source = builder.as_data_source(split=split, decoders={'image': tfds.decode.SkipDecoding()})
-    examples = list(source)
-    labels = np.array([example['label'] for example in examples])
-    result[split] = [example['image'] for example in examples], labels
-  return result
+def splits(counts, tmp_path_factory):
+  """The set: {split: (list of JPEG bytes, labels (n,) int32)}."""
+  folder = str(tmp_path_factory.mktemp('anp_shapes'))
+  sources = {split: anp_shapes.open_split(split, folder) for split in counts}
+  return {split: source.read(np.arange(len(source))) for split, source in sources.items()}
 
 
 @pytest.fixture(scope='module')
@@ -102,12 +70,6 @@ def pixels(splits):
     split: (np.stack([_decode(image) for image in images]), labels)
     for split, (images, labels) in splits.items()
   }
-
-
-@pytest.fixture(scope='session')
-def small_digest(tmp_path_factory):
-  """The digest that every undisturbed small build has to print."""
-  return _python(_BUILD + _READ, tmp_path_factory.mktemp('small'))
 
 
 def test_names_form_a_grid_with_holes():
@@ -168,10 +130,16 @@ def test_splits_are_balanced(splits, counts):
     np.testing.assert_array_equal(np.bincount(labels), [counts[split]] * len(scenes.CLASS_NAMES))
 
 
-def test_names_are_stored(splits, data_dir):
-  del splits  # built
-  builder = anp_shapes.prepare(str(data_dir))
-  assert tuple(builder.info.features['label'].names) == scenes.CLASS_NAMES
+def test_names_and_splits(counts, tmp_path):
+  del counts
+  source = anp_shapes.open_split('val', str(tmp_path))
+  assert source.vocabulary.names == scenes.CLASS_NAMES
+  labels = source.labels()
+  assert len(np.unique(labels[: len(labels) // 2])) > 30  # no half lacks half of the classes
+  name = source.listing()[0]
+  assert name.startswith(scenes.CLASS_NAMES[labels[0]]) and name in source.example_name(0)
+  with pytest.raises(config_lib.ConfigError, match="no split 'tset' .it has train, validation"):
+    anp_shapes.open_split('tset', str(tmp_path))
 
 
 def test_no_scene_is_in_both_splits(splits):
@@ -195,71 +163,21 @@ def test_stored_bytes_are_the_rendered_ones(splits, counts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kill', [_KILL_WHILE_WRITING, _KILL_BEFORE_RENAME])
-def test_a_killed_build_leaves_nothing_finished(tmp_path, small_digest, kill):
-  killed = _start(_BUILD + kill + _READ, tmp_path)
-  output, _ = killed.communicate(timeout=60)
-  assert killed.returncode == -signal.SIGKILL
-  assert not output
-  assert not (tmp_path / 'anp_shapes' / '1.0.0').exists()
-  assert _leftovers(tmp_path)  # it was killed in the midst of its work
-
-  assert _python(_BUILD + _READ, tmp_path) == small_digest
-  assert not _leftovers(tmp_path)
-
-
-@pytest.mark.slow
-def test_two_builds_at_once(tmp_path, small_digest):
-  builds = [_start(_BUILD + _READ, tmp_path) for _ in range(2)]
-  for build in builds:
-    output, error = build.communicate(timeout=60)
-    assert build.returncode == 0, error
-    assert output.strip() == small_digest
-  assert not _leftovers(tmp_path)
-
-
-@pytest.mark.slow
-def test_two_hosts_at_once(tmp_path, small_digest):
-  """Without a common lock both build, and the second rename loses."""
-  unlocked = """
-import fcntl, os, time
-def refuse(*args):
-  raise OSError('no locks here')
-fcntl.flock = refuse
-rename = os.rename
-def rename_together(source, target):
-  open(os.path.join(sys.argv[1], f'ready{os.getpid()}'), 'w').close()
-  while sum(name.startswith('ready') for name in os.listdir(sys.argv[1])) < 2:
-    time.sleep(0.01)
-  rename(source, target)
-anp_shapes.os.rename = rename_together
-"""
-  builds = [_start(_BUILD + unlocked + _READ, tmp_path) for _ in range(2)]
-  for build in builds:
-    output, error = build.communicate(timeout=60)
-    assert build.returncode == 0, error
-    assert output.strip() == small_digest
-  assert not _leftovers(tmp_path)
-
-
-@pytest.mark.slow
-def test_program_from_standard_input(tmp_path, small_digest):
-  result = subprocess.run(
-    [sys.executable, '-', str(tmp_path)],
-    input=_BUILD + _READ,
+def test_two_builds_at_once_read_the_same(tmp_path):
+  """From standard input too, where worker processes find no program."""
+  builds = [_start(_PROGRAM, tmp_path) for _ in range(2)]
+  outputs = [build.communicate(timeout=60) for build in builds]
+  again = subprocess.run(
+    [sys.executable, '-', str(tmp_path / 'other')],
+    input=_PROGRAM,
     capture_output=True,
     text=True,
     env=_environment(),
     check=True,
   )
-  assert result.stdout.strip() == small_digest
-  assert 'Traceback' not in result.stderr
-
-
-@pytest.mark.slow
-def test_tensorflow_is_not_imported(tmp_path):
-  program = _BUILD + _READ + "print('tensorflow' in sys.modules)"
-  assert _python(program, tmp_path).split()[-1] == 'False'
+  lines = {output for output, _ in outputs} | {again.stdout}
+  assert len(lines) == 1 and lines.pop().endswith(' False\n'), outputs
+  assert len(list((tmp_path / 'tables').glob('*.arrow'))) == 2
 
 
 def test_without_worker_processes(monkeypatch):
@@ -268,49 +186,34 @@ def test_without_worker_processes(monkeypatch):
   assert anp_shapes._render(jobs) == [scenes.render(*job) for job in jobs]
 
 
-def test_something_else_in_its_place(tmp_path, monkeypatch):
-  monkeypatch.setattr(anp_shapes, 'EXAMPLES_PER_CLASS', {'train': 1, 'validation': 1})
-  place = tmp_path / 'anp_shapes' / '1.0.0'
-  place.mkdir(parents=True)
-  (place / 'notes.txt').write_text('mine')
-  with pytest.raises(FileExistsError, match='not a finished anp_shapes'):
-    anp_shapes.prepare(str(tmp_path))
-  assert (place / 'notes.txt').read_text() == 'mine'
+def _shrunk(images, factor):
+  side = scenes.IMAGE_SIZE // factor
+  small = images.reshape(len(images), side, factor, side, factor, 3).mean((2, 4))
+  return small.reshape(len(images), -1)
 
 
-@_ALL
-def test_linear_classifier_on_pixels_stays_poor(pixels):
-  def features(images):
-    small = images.reshape(len(images), 24, 3, 24, 3, 3).mean((2, 4))
-    return small.reshape(len(images), -1)
-
-  accuracy = _accuracy(pixels, features, linear_model.RidgeClassifier(alpha=1000))
-  assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
+def _histogram(images):
+  """Square roots of the frequencies of 6 x 6 x 6 colours."""
+  colours = images.astype(np.int64) * 6 // 256 @ (36, 6, 1)
+  return np.sqrt([np.bincount(c.ravel(), minlength=216) for c in colours])
 
 
 @pytest.mark.filterwarnings('ignore:lbfgs failed to converge')
+@pytest.mark.parametrize(
+  'features, classifier',
+  [
+    (lambda images: _shrunk(images, 3), linear_model.RidgeClassifier(alpha=1000)),
+    (
+      lambda images: _shrunk(images, 6),
+      linear_model.LogisticRegression(C=0.01, max_iter=60, tol=1e-3),
+    ),
+    (_histogram, linear_model.RidgeClassifier(alpha=3)),
+  ],
+  ids=['pixels', 'logistic', 'colours'],
+)
 @_ALL
-def test_logistic_regression_on_pixels_stays_poor(pixels):
-  def features(images):
-    small = images.reshape(len(images), 12, 6, 12, 6, 3).mean((2, 4))
-    return small.reshape(len(images), -1)
-
-  accuracy = _accuracy(
-    pixels, features, linear_model.LogisticRegression(C=0.01, max_iter=60, tol=1e-3)
-  )
-  assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
-
-
-@_ALL
-def test_linear_classifier_on_colours_stays_poor(pixels):
-  def features(images):
-    """Square roots of the frequencies of 6 x 6 x 6 colours."""
-    levels = images.astype(np.int64) * 6 // 256
-    colours = levels @ (36, 6, 1)
-    counts = [np.bincount(c.ravel(), minlength=216) for c in colours]
-    return np.sqrt(counts)
-
-  accuracy = _accuracy(pixels, features, linear_model.RidgeClassifier(alpha=3))
+def test_linear_classifiers_stay_poor(pixels, features, classifier):
+  accuracy = _accuracy(pixels, features, classifier)
   assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
 
 
@@ -325,10 +228,6 @@ def _accuracy(pixels, features, classifier):
 
 def _decode(data):
   return np.asarray(Image.open(io.BytesIO(data)))
-
-
-def _leftovers(directory):
-  return [p for p in directory.iterdir() if p.is_dir() and p.name[0] == '.']
 
 
 def _environment():

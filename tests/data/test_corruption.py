@@ -58,10 +58,6 @@ class _Source:
     }[kind]
 
 
-_KINDS = [('encoded', k) for k in ('gone', 'empty', 'text', 'header', 'cut')]
-_KINDS += [('pixels', 'gone')]
-
-
 def _stream(config, source, start=0, training=True, rows=None, registry=None):
   config.data.flip = 0.0
   rows = np.arange(_BATCH) if rows is None else rows
@@ -78,15 +74,17 @@ def _order(config, count=9):
   return [plan.indices(step)[1] for step in range(count)]
 
 
-@pytest.mark.parametrize('kind, flaw', _KINDS)
-def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaw):
+@pytest.mark.parametrize(
+  'kind, flaws',
+  [('encoded', ('gone', 'empty', 'text', 'header', 'cut')), ('pixels', ('gone',) * 5)],
+)
+def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaws):
   # 6 to 8 in a row, and the last, whose next one is the first.
-  bad = [6, 7, 8, 20]
-  stands_for = {6: 9, 7: 9, 8: 9, 20: 0}
-  source = _Source(kind, ((i, flaw) for i in bad))
-  batches = _batches(config, source)
-  assert len(batches) == 9  # three epochs and a bit
-  for batch, indices in zip(batches, _order(config), strict=True):
+  stands_for = {6: 9, 7: 9, 8: 9, 14: 15, 20: 0}
+  bad = list(stands_for)
+  source = _Source(kind, zip(bad, flaws))
+  batches = _batches(config, source, count=4)  # an epoch and a half
+  for batch, indices in zip(batches, _order(config, 4), strict=True):
     labels = [stands_for.get(i, i) for i in indices]
     assert batch['image'].shape == (8, 32, 32, 3)
     assert batch['label'].tolist() == labels
@@ -99,8 +97,8 @@ def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaw):
 
 def test_damage_leaves_other_rows_as_they_are(config):
   """All rows but the damaged ones are the bytes of an undamaged run."""
-  undamaged = _batches(config, _Source('encoded'))
-  damaged = _batches(config, _Source('encoded', {4: 'cut', 11: 'gone'}))
+  undamaged = _batches(config, _Source('encoded'), count=4)
+  damaged = _batches(config, _Source('encoded', {4: 'cut', 11: 'gone'}), count=4)
   for a, b, indices in zip(undamaged, damaged, _order(config)):
     same = ~np.isin(indices, [4, 11])
     for name in a:
@@ -108,13 +106,12 @@ def test_damage_leaves_other_rows_as_they_are(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flaw', ['gone', 'cut'])
-def test_a_batch_with_damage_depends_on_the_step_only(config, flaw):
-  source = _Source('encoded', {4: flaw, 5: flaw, 11: flaw})
+def test_a_batch_with_damage_depends_on_the_step_only(config):
+  source = _Source('encoded', {4: 'gone', 5: 'cut', 11: 'cut'})
   batches = _batches(config, source)
   shares = [np.arange(3), np.arange(3, 8)]
   # A process that begins later, or has other rows, finds the damage elsewhere.
-  for start, rows in itertools.product((1, 4), shares):
+  for start, rows in zip((1, 4), shares):
     part = _batches(config, source, start, rows=rows, count=9 - start)
     for a, b in zip(batches[start:], part, strict=True):
       for name in a:
@@ -130,7 +127,7 @@ def test_damaged_examples_have_no_weight_in_evaluation(config, kind):
 
 
 def test_a_damaged_example_is_named_once(config, caplog):
-  source = _Source('encoded', {4: 'gone', 5: 'cut'})
+  source = _Source('pixels', {4: 'gone', 5: 'gone'})
   registry = corruption.Registry(source)
   for _ in range(2):
     _batches(config, source, registry=registry)
@@ -147,7 +144,7 @@ def test_a_damaged_example_is_named_once(config, caplog):
 
 
 def test_rows_are_blank_where_every_example_is_damaged(config):
-  source = _Source('encoded', {i: 'gone' for i in range(21)})
+  source = _Source('pixels', {i: 'gone' for i in range(21)})
   (batch,) = _batches(config, source, count=1)
   assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
   assert not batch['weight'].any()
@@ -156,7 +153,7 @@ def test_rows_are_blank_where_every_example_is_damaged(config):
 
 def test_a_repaired_example_stays_excluded(config):
   """What was damaged once stays out: an epoch is all of one kind."""
-  source = _Source('encoded', {4: 'gone'})
+  source = _Source('pixels', {4: 'gone'})
   batches = _stream(config, source)
   order = iter(_order(config, 30))
   for _, indices in zip(batches, order):
@@ -191,8 +188,8 @@ def test_an_outage_marks_no_example_damaged(config, kind, monkeypatch, caplog):
 
 
 def test_a_short_outage_is_waited_for(config):
-  source = _Source('encoded', {i: 'outage' for i in range(_SIZE)})
-  threading.Timer(0.5, source.bad.clear).start()
+  source = _Source('pixels', {i: 'outage' for i in range(_SIZE)})
+  threading.Timer(0.3, source.bad.clear).start()
   for batch in _batches(config, source, count=3):
     assert (batch['weight'] == 1).all()
 
@@ -210,7 +207,7 @@ def test_a_hundred_damaged_examples_have_one_replacement(config):
       return super()._image(index % 21)
 
   config.data.flip = 0.0
-  source = _Long('encoded')
+  source = _Long('pixels')
   registry = corruption.Registry(source)
   plan = batch_plan.BatchPlan(config, 200, 40, np.arange(40), False)
   for again in range(2):
@@ -227,17 +224,16 @@ def test_a_closed_stream_frees_its_source(config):
   """TensorFlow keeps the functions of a graph; what they read must go."""
   source = _Source('encoded')
   gone = weakref.ref(source)
-  for _ in range(2):
-    stream = _stream(config, source)
-    next(stream)
-    stream.close()
+  stream = _stream(config, source)
+  next(stream)
+  stream.close()
   del source, stream
   gc.collect()
   assert gone() is None
 
 
 # Ten thousand in `make soak`.
-_MUTANTS = int(os.environ.get('ANP_MUTANTS', 2500))
+_MUTANTS = int(os.environ.get('ANP_MUTANTS', 750))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # (devices on the data axis, devices on the model axis)
-_MESHES = [(1, 1), (2, 1), (4, 1), (8, 1), (4, 2), (1, 2)]
+_MESHES = [(1, 1), (8, 1), (4, 2)]
 
 
 class _Part:
@@ -74,25 +74,22 @@ def test_each_value_lands_where_numpy_says(config, data, model):
         np.testing.assert_array_equal(shard.data, host[name][row * share : (row + 1) * share])
 
 
-def test_rows_with_a_gap_are_found(config, monkeypatch):
+def test_rows_with_a_gap(config, monkeypatch):
   """A process whose devices lie apart on the mesh has rows that lie apart."""
   sharding = builders.batch_sharding(config, 4)
-  devices = [sharding.mesh.devices[0, i, 0] for i in (1, 3)]
-  part = _Part(sharding, devices)
+  part = _Part(sharding, [sharding.mesh.devices[0, i, 0] for i in (1, 3)])
   part.shard_shape = sharding.shard_shape
-  got = []
-  monkeypatch.setattr(
-    jax,
-    'make_array_from_single_device_arrays',
-    lambda shape, sharding, parts: got.append((shape, parts)),
-  )
   rows = feed.local_rows(part, 16)
   assert rows.tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
-  feed.place({'label': rows * 10}, part, rows, 16)
-  ((shape, parts),) = got
-  assert shape == (16,)
-  values = {p.device: np.asarray(p).tolist() for p in parts}
-  assert values == {devices[0]: [40, 50, 60, 70], devices[1]: [120, 130, 140, 150]}
+  monkeypatch.setattr(
+    jax,
+    'make_array_from_callback',
+    lambda shape, _, shard: [
+      shard(index).tolist() for index in part.addressable_devices_indices_map(shape).values()
+    ],
+  )
+  placed = feed.place({'label': rows * 10}, part, rows, 16)
+  assert placed == {'label': [[40, 50, 60, 70], [120, 130, 140, 150]]}
 
 
 def test_vote_is_read_for_every_batch(config):
@@ -232,14 +229,13 @@ print('done')
 
 @pytest.mark.slow
 def test_streams_left_open_do_not_harm_the_exit():
-  """After an error too, threads in native code must end before Python."""
-  for _ in range(2):
-    done = subprocess.run(
-      [sys.executable, '-c', _LEFT_OPEN],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=60,
-      env={**os.environ, 'PYTHONPATH': str(_ROOT)},
-    )
-    assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr
+  """Threads in native code must end before Python."""
+  done = subprocess.run(
+    [sys.executable, '-c', _LEFT_OPEN],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+  )
+  assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr

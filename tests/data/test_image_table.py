@@ -1,7 +1,5 @@
 """Tests of list: CSV and Parquet lists of images."""
 
-import hashlib
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -72,32 +70,6 @@ def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
   assert labels.tolist() == [2, 1]
 
 
-def test_a_list_without_splits_is_divided(tmp_path, config):
-  root = _files(tmp_path, 30)
-  lines = ['image,class', *(f'x/{i}.jpg,{i % 3}' for i in range(30))]
-  file = _write(root / 'list.csv', '\n'.join(lines))
-  held_out = [
-    i
-    for i in range(30)
-    if int.from_bytes(hashlib.sha256(f'x/{i}.jpg'.encode()).digest()[:8], 'big') >= 0.8 * 2**64
-  ]
-  assert held_out
-  validation = _open(config, file, training=False)
-  assert validation.labels().tolist() == [i % 3 for i in held_out]
-  assert len(_open(config, file)) == 30 - len(held_out)
-  assert validation.vocabulary.names == ('class0', 'class1', 'class2')
-  _write(root / 'classes.txt', 'c\nb\na\n')
-  assert _open(config, file).vocabulary.names == ('c', 'b', 'a')
-
-
-def test_lists_select_rows(tmp_path, config):
-  file = _write(_files(tmp_path) / 'list.csv', _SPLITS)
-  config.data.lists = str(_write(tmp_path / 'anps.txt', 'old_dog\nbig_dog\n'))
-  source = _open(config, file)
-  assert source.labels().tolist() == [0, 1]
-  assert source.read(np.array([1]))[0] == [prepared.photo(3)]
-
-
 @pytest.mark.parametrize(
   'text, words',
   [
@@ -107,7 +79,7 @@ def test_lists_select_rows(tmp_path, config):
     ('path,noun\nx/0.jpg,a\n', ['path, noun', 'adjective and noun']),
     ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
     ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
-    ('path,label\nx/0.jpg,a\nx/0.jpg,b\n', [':3:', 'in line 2 already']),
+    ('path,label\nx/0.jpg,a\nx/0.jpg,b\n', [':3:', 'already in', 'list.csv:2']),
     ('path,label\nx/0.jpg,a\n"x/1.jpg,b\n', [':3: unexpected end']),
     ('path,label\ny/0.jpg,a\n', [':2: no file', 'config.data.path']),
     ('path,label,split\nx/0.jpg,a,trian\n', ["no split 'train'", "'trian'"]),

@@ -38,49 +38,13 @@ def test_mix_is_the_finaliser_of_splitmix64():
 
 def test_shuffled_golden():
   p = np.arange(20)
-  assert index_shuffle.shuffled(p, 0, 10).tolist() == [
-    2,
-    5,
-    6,
-    0,
-    4,
-    8,
-    7,
-    3,
-    9,
-    1,
-    0,
-    4,
-    9,
-    3,
-    5,
-    6,
-    1,
-    7,
-    8,
-    2,
+  assert index_shuffle.shuffled(p, 0, 10).reshape(2, 10).tolist() == [
+    [2, 5, 6, 0, 4, 8, 7, 3, 9, 1],
+    [0, 4, 9, 3, 5, 6, 1, 7, 8, 2],
   ]
-  assert index_shuffle.shuffled(p, 1, 10).tolist() == [
-    8,
-    4,
-    3,
-    6,
-    2,
-    0,
-    9,
-    1,
-    5,
-    7,
-    0,
-    6,
-    8,
-    7,
-    4,
-    2,
-    1,
-    5,
-    9,
-    3,
+  assert index_shuffle.shuffled(p, 1, 10).reshape(2, 10).tolist() == [
+    [8, 4, 3, 6, 2, 0, 9, 1, 5, 7],
+    [0, 6, 8, 7, 4, 2, 1, 5, 9, 3],
   ]
   far = np.array([10**6, 2**31, 2**40, 2**62])
   assert index_shuffle.shuffled(far, 7, 1281167).tolist() == [1012113, 561270, 1075700, 992562]

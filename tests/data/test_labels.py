@@ -1,56 +1,28 @@
 """Tests of the one rule for labels, whatever kind of set they come in."""
 
-import io
 import os
-import tarfile
 import unicodedata
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import image_folder
-from tests import builders, opening
+from tests import builders, listed_sets, opening, prepared
 
 _KINDS = ('list', 'tar', 'hf', 'arrays')
 
 
-def _photo(seed=0):
-  return builders.encode_image(builders.random_pixels(12, 14, seed), 'JPEG')
-
-
 def _write(folder, config, kind, labels):
   """A set of one kind whose examples have these labels."""
-  photos = [_photo(i) for i in range(len(labels))]
-  if kind == 'list':
-    tree = {f'{i}.jpg': photo for i, photo in enumerate(photos)}
-    builders.write_tree(folder, tree)
-    rows = ''.join(f'{i}.jpg,{v},train\n' for i, v in enumerate(labels))
-    (folder / 'list.csv').write_text(f'path,label,split\n{rows}')
-    config.data.source = f'list:{folder}/list.csv'
-  elif kind == 'tar':
-    with tarfile.open(folder / 'train.tar', 'w') as tar:
-      for i, (photo, label) in enumerate(zip(photos, labels)):
-        data = label if isinstance(label, bytes) else str(label).encode()
-        for name, content in ((f'{i}.jpg', photo), (f'{i}.cls', data)):
-          info = tarfile.TarInfo(name)
-          info.size = len(content)
-          tar.addfile(info, io.BytesIO(content))
-    config.data.source = f'tar:{folder}/{{split}}.tar'
-  elif kind == 'hf':
-    images = [{'bytes': photo, 'path': None} for photo in photos]
-    table = pa.table({'image': images, 'label': labels})
-    pq.write_table(table, folder / 'train.parquet')
-    config.data.source = f'hf:{folder}'
-  else:
-    config.data.source, config.data.path = 'arrays', str(folder)
-    images = np.zeros((len(labels), 5, 5, 3), np.uint8)
-    np.save(folder / 'train_images.npy', images)
-    np.save(folder / 'train_labels.npy', np.array(labels))
   config.data.dir = str(folder / 'data')
+  if kind == 'arrays':
+    config.data.source, config.data.path = 'arrays', str(folder)
+    np.save(folder / 'train_images.npy', np.zeros((len(labels), 5, 5, 3), np.uint8))
+    np.save(folder / 'train_labels.npy', np.array(labels))
+  else:
+    config.data.source = listed_sets.write(folder, kind, labels)
 
 
 def _labels(folder, config, kind, labels):
@@ -125,8 +97,7 @@ def test_a_control_character_is_refused(tmp_path, config, kind):
 
 
 def _tree(folder, names):
-  tree = {name: _photo() for name in names}
-  return builders.write_tree(folder, tree)
+  return builders.write_tree(folder, {name: prepared.photo(0) for name in names})
 
 
 def _folder(config, root):

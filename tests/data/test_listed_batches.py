@@ -1,115 +1,153 @@
-"""Tests of lists, tar shards and sets of Hugging Face: the batches of a run."""
+"""Tests of what lists, tar shards and sets of Hugging Face share: examples and batches."""
 
+import hashlib
 import itertools
+import pathlib
+import pickle
 
 import numpy as np
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
-from tests import builders, image_sources, listed_sets
+from anp_jax.data.sources import hf_set, listings, table_cache, tar_index
+from tests import builders, image_sources, listed_sets, prepared
 
+_KINDS = ('list', 'tar', 'hf')
 _BATCH, _COUNT, _DAMAGED = 8, 21, 5
 _CLASSES = ('big_dog', 'old_cat', 'old_dog')
+_LABELS = [_CLASSES[i * len(_CLASSES) // _COUNT] for i in range(_COUNT)]
 
 
-def _images():
-  """Names, bytes and labels, in the order of a tree of class folders."""
-  images = []
-  for i in range(_COUNT):
-    data = builders.encode_image(image_sources.pixels(40, 50, i), 'JPEG')
-    if i == _DAMAGED:
-      data = data[: len(data) // 2]
-    images.append((f'{i:03}', data, i * len(_CLASSES) // _COUNT))
-  return images
+@pytest.fixture
+def config(config, tmp_path):
+  config.data.dir = str(tmp_path / 'data')
+  return config
 
 
-def _folder(root):
-  files = {f'train/{_CLASSES[label]}/{name}.jpg': data for name, data, label in _images()}
-  files['validation/old_dog/x.jpg'] = _images()[0][1]
-  builders.write_tree(root, files)
-  return 'folder', root
+def _photos():
+  photos = [builders.encode_image(image_sources.pixels(40, 50, i), 'JPEG') for i in range(_COUNT)]
+  photos[_DAMAGED] = photos[_DAMAGED][: len(photos[_DAMAGED]) // 2]
+  return photos
 
 
-def _tar(root):
-  for i, shard in enumerate((_images()[:10], _images()[10:])):
-    members = {}
-    for name, data, label in shard:
-      members[f'{name}.jpg'] = data
-      members[f'{name}.cls'] = _CLASSES[label].encode()
-    listed_sets.write_tar(root / f'train-{i:06}.tar', members)
-  return 'tar:{split}-{000000..000001}.tar', root
+def _open(config, source, training=True):
+  config.data.source, config.data.path = source, ''
+  return sources.open_source(config, training)
 
 
-def _hf(root):
-  images = [{'bytes': data, 'path': None} for _, data, _ in _images()]
-  columns = {'image': images, 'label': [label for _, _, label in _images()]}
-  label = {'_type': 'ClassLabel', 'names': list(_CLASSES)}
-  features = {'image': listed_sets.IMAGE, 'label': label}
-  table = listed_sets.hf_table(columns, features)
-  listed_sets.save_to_disk(root, {'train': table}, rows=4)
-  return f'hf:{root.name}', root.parent
+def _batches(config, source, count):
+  plan = batch_plan.BatchPlan(config, len(source), _BATCH, np.arange(_BATCH), True)
+  return list(itertools.islice(pipeline.batches(source, plan), count))
 
 
-def _list(root):
-  _folder(root / 'images')
-  lines = ['path,label,split']
-  for name, _, label in _images():
-    path = f'train/{_CLASSES[label]}/{name}.jpg'
-    lines.append(f'{path},{_CLASSES[label]},train')
-  (root / 'list.csv').write_text('\n'.join(lines))
-  return f'list:{root}/list.csv', root / 'images'
-
-
-def _open(config, make, root):
-  config.data.source, path = make(root)
-  config.data.path, config.data.dir = str(path), str(root / 'data')
-  return sources.open_source(config, training=True)
-
-
-def _batches(config, source, count, start=0):
-  plan = batch_plan.BatchPlan(config, len(source), _BATCH, np.arange(_BATCH), True, start)
-  stream = pipeline.batches(source, plan)
-  return list(itertools.islice(stream, count))
-
-
-def _assert_same(batches, want):
-  assert len(batches) == len(want)
-  for batch, other in zip(batches, want):
-    for name in other:
-      np.testing.assert_array_equal(batch[name], other[name], name)
-
-
-@pytest.mark.parametrize('make', [_tar, _hf, _list])
-def test_batches_are_those_of_a_tree(make, tmp_path, config, caplog):
+def test_batches_are_those_of_a_tree(tmp_path, config, caplog):
   """Pixels, labels and weights, also where an image is damaged."""
-  tree = _open(config, _folder, tmp_path / 'tree')
-  want = _batches(config, tree, 6)
-  replaced = sum(int((batch['weight'] == 0).sum()) for batch in want)
-  assert 1 <= replaced <= 4  # 48 rows of 21 images
-  caplog.clear()
-  source = _open(config, make, tmp_path / 'set')
-  assert source.vocabulary == tree.vocabulary
-  assert sources.fingerprint(source) == sources.fingerprint(tree)
-  _assert_same(_batches(config, source, 6), want)
-  (line,) = [r.getMessage() for r in caplog.records if 'cannot be used' in r.getMessage()]
-  assert source.example_name(_DAMAGED) in line
-  # A run that resumes at a step reads the same bytes.
-  again = _open(config, lambda root: _again(config), tmp_path / 'set')
-  _assert_same(_batches(config, again, 3, start=3), want[3:])
+  files = {
+    f'train/{label}/{i:03}.jpg': data for i, (label, data) in enumerate(zip(_LABELS, _photos()))
+  }
+  config.data.source, config.data.path = 'folder', str(builders.write_tree(tmp_path / 't', files))
+  tree = sources.open_source(config, True)
+  expected = _batches(config, tree, 4)
+  assert 1 <= sum(int((batch['weight'] == 0).sum()) for batch in expected) <= 4
+  for kind in _KINDS:
+    caplog.clear()
+    source = _open(config, listed_sets.write(tmp_path / kind, kind, _LABELS, photos=_photos()))
+    assert source.vocabulary == tree.vocabulary
+    assert sources.fingerprint(source) == sources.fingerprint(tree)
+    for batch, other in zip(_batches(config, source, 4), expected, strict=True):
+      for name in other:
+        np.testing.assert_array_equal(batch[name], other[name], name)
+    (line,) = [r.getMessage() for r in caplog.records if 'cannot be used' in r.getMessage()]
+    assert source.example_name(_DAMAGED) in line
 
 
-def _again(config):
-  return config.data.source, config.data.path
-
-
-@pytest.mark.parametrize('make', [_tar, _hf, _list])
-def test_classes_are_held_out_and_cut(make, tmp_path, config):
+@pytest.mark.parametrize('kind', _KINDS)
+def test_classes_are_held_out_and_cut(kind, tmp_path, config):
   config.data.pairs, config.data.cache = 'yes', 'encoded'
   config.data.held_out = ('old_dog',)
-  source = _open(config, make, tmp_path / 'set')
+  source = _open(config, listed_sets.write(tmp_path, kind, _LABELS))
   assert np.bincount(source.labels()).tolist() == [7, 7]
   config.data.held_out, config.data.imbalance = (), 7.0
   source = sources.open_source(config, training=True)
   # 7, and 7 over the root of 7, and 1.
   assert np.bincount(source.labels()).tolist() == [7, 2, 1]
+
+
+@pytest.mark.parametrize('kind, key', [('list', '{:03}.jpg'), ('tar', '/{:03}'), ('hf', '{}')])
+def test_a_set_without_splits_is_divided_by_names(tmp_path, config, kind, key):
+  """The documented rule: SHA-256 of the path, the sample's name or the row's number."""
+  source = listed_sets.write(tmp_path, kind, [i % 3 for i in range(30)], split='')
+  digests = [hashlib.sha256(key.format(i).encode()).digest()[:8] for i in range(30)]
+  is_training = [int.from_bytes(d, 'big') < 0.8 * 2**64 for d in digests]
+  for training in (True, False):
+    half = _open(config, source, training)
+    rows = [i for i in range(30) if is_training[i] == training]
+    images, labels = half.read(np.arange(len(half)))
+    assert images == [prepared.photo(i) for i in rows]
+    assert labels.tolist() == [i % 3 for i in rows]
+    assert half.vocabulary.names == ('class0', 'class1', 'class2')
+  (tmp_path / 'classes.txt').write_text('c\nb\na\n')
+  assert _open(config, source).vocabulary.names == ('c', 'b', 'a')
+  config.data.eval_split = 'test'
+  with pytest.raises(config_lib.ConfigError, match='no split .test.*divided'):
+    _open(config, source, training=False)
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_lists_select_examples(tmp_path, config, kind):
+  source = listed_sets.write(tmp_path, kind, list('abcabc'))
+  config.data.lists = str(tmp_path / 'lists.txt')
+  (tmp_path / 'lists.txt').write_text('c\na\n')
+  part = _open(config, source)
+  assert part.labels().tolist() == [1, 0, 1, 0]
+  assert part.read(np.array([1]))[0] == [prepared.photo(2)]
+  (tmp_path / 'lists.txt').write_text('aa\n')
+  with pytest.raises(config_lib.ConfigError, match="class 'a' is none of the 1 listed.*mean 'aa'"):
+    _open(config, source)
+
+
+@pytest.mark.parametrize('kind', ['tar', 'hf'])
+def test_names_that_look_like_numbers_in_one_split_are_names(tmp_path, config, kind):
+  source = listed_sets.write(tmp_path, kind, ['1', '2', '1'])
+  listed_sets.write(tmp_path, kind, ['2', 'cat'], split='val')
+  train = _open(config, source)
+  assert train.vocabulary.names == ('1', '2', 'cat')
+  assert train.labels().tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_a_storage_reads_in_another_process(tmp_path, config, kind):
+  config.data.source = listed_sets.write(tmp_path, kind, list('abcabc'))
+  listing = listings.find(config.data, 'train', '', config.data.dir)
+  part = pickle.loads(pickle.dumps(listing.storage.select(np.array([5, 2]))))
+  assert [part.read(0), part.read(1)] == [prepared.photo(5), prepared.photo(2)]
+  size, time = part.state(0)
+  path = pathlib.Path(listing.paths()[5])
+  if kind == 'list':
+    assert (size, time) == (path.stat().st_size, path.stat().st_mtime_ns)
+  if kind == 'tar':
+    assert (size, time) == (len(prepared.photo(5)), path.parent.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize('kind, build', [('tar', (tar_index, '_batch')), ('hf', (hf_set, '_copy'))])
+def test_a_table_is_built_once_and_again_for_other_files(
+  tmp_path, config, monkeypatch, kind, build
+):
+  source = listed_sets.write(tmp_path, kind, ['a', 'b'])
+  first = _open(config, source)
+  with monkeypatch.context() as patch:
+    patch.setattr(*build, None)  # would fail
+    again = _open(config, source)
+  assert again.labels().tolist() == first.labels().tolist()
+  # As exact resume compares it.
+  assert sources.fingerprint(again) == sources.fingerprint(first)
+  listed_sets.write(tmp_path, kind, ['a', 'b', 'a'])
+  assert len(_open(config, source)) == 3
+  tables = pathlib.Path(config.data.dir, table_cache.FOLDER)
+  assert len([*tables.glob('*.arrow')]) == 2
+  listed_sets.write(tmp_path, kind, ['a'])
+  config.data.dir = str(tmp_path / 'data' / table_cache.FOLDER / '.lock')  # no folder
+  with pytest.raises(config_lib.ConfigError, match='cannot be written.*config.data.dir'):
+    _open(config, source)

@@ -33,7 +33,7 @@ class Source(image_sources.Source):
   def __init__(self):
     super().__init__([b''] * count)
     if kind == 'array_record':
-      records = shards.ArrayRecords(paths, [1] * count)
+      records = shards.ArrayRecords(paths, [1] * count)  # opens each to count it
       self.get = lambda i: records.__getitems__([i])[0]
     else:
       places = np.array([(i, 512, 0) for i in range(count)])
@@ -82,7 +82,7 @@ def test_the_file_used_longest_ago_is_closed(tmp_path, monkeypatch):
     opened.append(key)
     return open(tmp_path / str(key), 'wb')
 
-  files = open_files.OpenFiles(open_file)
+  files = open_files.keep_open(open_file)
   first = files(0)
   for key in (1, 2, 3, 0, 4, 0, 1):
     files(key)

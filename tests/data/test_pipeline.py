@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from tests import builders, image_sources
 
@@ -73,13 +72,12 @@ def test_batch_of_a_step_does_not_depend_on_the_start(config, source):
   assert (other['label'] != first[0]['label']).any()
 
 
-@pytest.mark.parametrize('cuts', [[4], [2, 4, 6], [3, 4, 7]])
 @pytest.mark.parametrize('training', [True, False])
-def test_shares_of_processes_are_parts_of_one_batch(config, source, cuts, training):
+def test_shares_of_processes_are_parts_of_one_batch(config, source, training):
   batches = _batches(config, source, 3, training=training)
   shares = [
     _batches(config, source, 3, training=training, rows=rows)
-    for rows in np.split(np.arange(_BATCH), cuts)
+    for rows in np.split(np.arange(_BATCH), [3, 4])
   ]
   assert len(batches) == 3
   for step, batch in enumerate(batches):
@@ -94,17 +92,8 @@ def test_a_process_may_hold_rows_with_gaps(config, source):
   _same(part, {k: v[rows] for k, v in batch.items()})
 
 
-def test_every_example_once_an_epoch(config, source):
-  # 21 examples in batches of 8: the third and the sixth hold two epochs.
-  batches = _batches(config, source, 8)
-  labels = np.concatenate([b['label'] for b in batches])[:63].reshape(3, 21)
-  for epoch in labels:
-    assert sorted(epoch) == list(range(21))
-  assert (labels[0] != labels[1]).any()
-
-
-@pytest.mark.parametrize('processes', range(1, 9))
-@pytest.mark.parametrize('size', [1, 7, 101, 1009])
+@pytest.mark.parametrize('processes', [1, 2, 3, 8])
+@pytest.mark.parametrize('size', [1, 7, 1009])
 def test_every_example_once_an_epoch_over_processes(config, processes, size):
   batch = 24 * processes  # an epoch ends anywhere in it
   for training in (True, False):
@@ -137,7 +126,7 @@ def test_augmentation_differs_in_each_epoch(config, source):
   assert all((v[0] != v[1]).any() for v in views)
 
 
-@pytest.mark.parametrize('batch_size', [8, 7, 21, 64])
+@pytest.mark.parametrize('batch_size', [7, 64])
 def test_evaluation_covers_every_example_once(config, source, batch_size):
   batches = _evaluated(config, source, batch_size)
   assert len(batches) == -(-21 // batch_size)
@@ -201,15 +190,6 @@ def test_grey_and_transparent_files_become_rgb(config):
   assert np.abs(got[0] - _pillow(jpeg)).max() <= 1
   assert (got[1] == grey[..., None]).all()
   assert (got[2] == image).all()  # as if it were opaque
-
-
-def test_cmyk_jpeg_becomes_rgb(config):
-  image = image_sources.pixels(32, 32)
-  data = io.BytesIO()
-  Image.fromarray(image).convert('CMYK').save(data, 'JPEG', quality=95)
-  off = np.abs(_decoded(config, [data.getvalue()])[0] - image.astype(int))
-  # Four channels compressed, then multiplied.
-  assert off.mean() < 3 and off.max() <= 24
 
 
 def _reference(image, box, flip, side):
@@ -277,7 +257,7 @@ from anp_jax.data.input import feed
 from anp_jax.data.input import pipeline
 from anp_jax.data.input import random_batches
 from anp_jax.data import sources
-from anp_jax.data.sources import stored_images
+from anp_jax.data.sources import listings
 
 def stream(**overrides):
   overrides = {'data.' + k: v for k, v in overrides.items()}
@@ -326,43 +306,31 @@ def tree(tmp_path):
 
 
 @pytest.mark.slow
-def test_decoding_says_nothing_and_sees_no_accelerator(tree):
-  done = _program(
-    """
-batches = stream(source='folder', path=sys.argv[1])
-next(batches), next(batches)
-import tensorflow as tf
-print([tf.config.get_visible_devices(kind) for kind in ('GPU', 'TPU')])
-print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
-""",
-    tree,
-  )
-  # JAX's level, for JAX and for child processes.
-  assert (done.stdout, done.stderr) == ('[[], []]\n1\n', '')
-  assert done.returncode == 0
-
-
-@pytest.mark.slow
-def test_a_stream_left_open_does_not_hang_the_exit(tree):
-  """TensorFlow waits for Python functions that Python no longer runs."""
+def test_decoding_is_silent_sees_no_accelerator_and_does_not_hang_the_exit(tree):
+  """With a stream left open: TensorFlow waits for functions that Python no longer runs."""
   done = _program(
     """
 import time
 
-read = stored_images.StoredImages.read
+read = listings.StoredImages.read
 
 def slowly(self, indices):
   time.sleep(0.5)  # so that the exit finds it at work
   return read(self, indices)
 
-stored_images.StoredImages.read = slowly
+listings.StoredImages.read = slowly
 batches = stream(source='folder', path=sys.argv[1])
 next(batches)
+import tensorflow as tf
+print([tf.config.get_visible_devices(kind) for kind in ('GPU', 'TPU')])
+print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
 sys.exit('an error')
 """,
     tree,
   )
-  assert (done.stderr, done.returncode) == ('an error\n', 1)
+  # JAX's level, for JAX and for child processes.
+  assert (done.stdout, done.stderr) == ('[[], []]\n1\n', 'an error\n')
+  assert done.returncode == 1
 
 
 @pytest.mark.slow
@@ -379,13 +347,3 @@ sys.exit('an error')
   )
   assert done.returncode == 1 and done.stderr.endswith('an error\n')
   assert done.stderr.count('class1/4.jpeg cannot be used') == 1
-
-
-def test_real_source_goes_through(tree, config):
-  config.data.source, config.data.path = 'folder', str(tree)
-  source = sources.open_source(config, training=True)
-  names = source.vocabulary.names
-  (batch,) = _batches(config, source, 1)
-  assert names == ('class0', 'class1', 'class2')
-  assert 0 < len(source) < 12
-  assert set(batch['label']) <= {0, 1, 2}

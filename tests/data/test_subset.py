@@ -100,18 +100,8 @@ def test_long_tail_of_cifar10():
   """The counts of CIFAR-10-LT, as published (Cui et al.; Cao et al. 2019)."""
   labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
   indices = subset.cut(labels, 100.0, 0)
-  assert np.bincount(labels[indices]).tolist() == [
-    5000,
-    2997,
-    1796,
-    1077,
-    645,
-    387,
-    232,
-    139,
-    83,
-    50,
-  ]
+  counts = '5000 2997 1796 1077 645 387 232 139 83 50'
+  assert ' '.join(map(str, np.bincount(labels[indices]))) == counts
   assert (np.diff(indices) > 0).all()
   # A stronger imbalance leaves some of these.
   assert set(subset.cut(labels, 200.0, 0)) < set(indices)

@@ -30,7 +30,7 @@ def test_synthetic_is_a_pure_function_of_seed_and_step(config):
   config.data.image_size = 8
   expected = None
   # Few devices: each compiles a program of its own for each stream.
-  for data, model in ((1, 1), (4, 1), (2, 2)):
+  for data, model in ((1, 1), (2, 2)):
     sharding = builders.batch_sharding(config, data, model)
     stream = _synthetic(config, sharding)
     batches = [_host(next(stream)) for _ in range(4)]
@@ -59,7 +59,7 @@ def test_synthetic_is_a_pure_function_of_seed_and_step(config):
 def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
   config.data.image_size = 8
   examples = []
-  for batch, steps, devices in ((20, 1, 1), (8, 3, 4), (6, 4, 2)):
+  for batch, steps, devices in ((20, 1, 1), (8, 3, 2)):
     sharding = builders.batch_sharding(config, devices)
     stream = _synthetic(config, sharding, training=False, batch=batch)
     batches = [_host(b) for b in stream]
@@ -71,7 +71,6 @@ def test_synthetic_evaluation_is_one_set_in_batches_of_any_size(config):
       }
     )
   _same(examples[0], examples[1])
-  _same(examples[0], examples[2])
   assert examples[0]['weight'].all()
 
 

@@ -7,6 +7,7 @@ process, thread or library that makes it.
 
 import dataclasses
 
+import ml_collections
 import numpy as np
 
 from anp_jax.data import index_shuffle
@@ -26,14 +27,14 @@ class Views:
 
   Attributes:
     boxes: (n, 4) float64: top, left, height, width in pixels of the image.
-    flips: (n,) bool: mirrored left to right.
+    flips: (n,) bool: whether each is mirrored left to right.
   """
 
   boxes: np.ndarray
   flips: np.ndarray
 
 
-def train_draws(config, positions: np.ndarray) -> np.ndarray:
+def train_draws(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarray:
   """The random numbers of training examples.
 
   Args:
@@ -46,15 +47,15 @@ def train_draws(config, positions: np.ndarray) -> np.ndarray:
   return index_shuffle.uniform(config.seed, _STREAM, positions, _DRAWS)
 
 
-def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
+def train_views(config: ml_collections.ConfigDict, draws: np.ndarray, sizes: np.ndarray) -> Views:
   """Random crops and flips.
 
   augment='crop' draws area and aspect ratio (Szegedy et al. 2014, arXiv
-  1409.4842), a side longer than the image being cut to it; 'scale' draws the
+  1409.4842) and cuts a side longer than the image to it; 'scale' draws the
   length to which the shorter side is brought and a square in it (Simonyan and
   Zisserman 2014, arXiv 1409.1556); 'pad' mirrors the evaluation's view, whose
-  pixels `moved` moves; 'none' takes that view as it is. 'strong_crop' and the
-  like cut alike.
+  pixels `moved` moves; 'none' takes that view unchanged. 'strong_crop' and
+  the other strong cuts are cut alike.
 
   Args:
     config: the run's config.
@@ -84,11 +85,11 @@ def train_views(config, draws: np.ndarray, sizes: np.ndarray) -> Views:
   return Views(boxes, flips)
 
 
-def moved(config, draws: np.ndarray, images: np.ndarray) -> np.ndarray:
+def moved(config: ml_collections.ConfigDict, draws: np.ndarray, images: np.ndarray) -> np.ndarray:
   """The images of data.augment='pad': padded by zeros, and cut at random.
 
-  By an eighth of their side, rounded down, as He et al. 2015 (arXiv 1512.03385,
-  section 4.2) pad 32 pixels by 4. Any other augmentation moves nothing.
+  The padding is an eighth of their side, rounded down: He et al. 2015 (arXiv
+  1512.03385, section 4.2) pad 32 pixels by 4. Other augmentations move nothing.
 
   Args:
     config: the run's config.
@@ -96,7 +97,7 @@ def moved(config, draws: np.ndarray, images: np.ndarray) -> np.ndarray:
     images: (n, size, size, 3) uint8, by `train_views`.
 
   Returns:
-    Likewise.
+    The images, of the same shape and type.
   """
   if _cut(config) != 'pad':
     return images
@@ -112,7 +113,7 @@ def moved(config, draws: np.ndarray, images: np.ndarray) -> np.ndarray:
   )
 
 
-def eval_views(config, sizes: np.ndarray) -> Views:
+def eval_views(config: ml_collections.ConfigDict, sizes: np.ndarray) -> Views:
   """The central square that evaluation sees.
 
   Bringing the shorter side to `resize` pixels and cutting the central
@@ -123,8 +124,8 @@ def eval_views(config, sizes: np.ndarray) -> Views:
     sizes: (n, 2) height and width of the decoded images.
 
   Returns:
-    Views, none of them flipped; of whole pixels but where decode is bilinear
-    or bicubic, which resample from any box.
+    Views, none of them flipped. Their boxes are whole pixels, except where
+    decode is bilinear or bicubic, which resample from any box.
   """
   if config.data.decode in RESAMPLED:
     return _eval_views_of_resampled(config.data, np.asarray(sizes))
@@ -137,7 +138,7 @@ def eval_views(config, sizes: np.ndarray) -> Views:
 
 
 def _eval_views_of_resampled(d, sizes):
-  """The box that transformers cuts out, by its roundings.
+  """The box that transformers cuts out, with its roundings.
 
   It brings the whole image to whole pixels, the longer side rounded down, and
   cuts the centre out of that. torchvision may be a pixel off.
@@ -157,8 +158,8 @@ def reduced(boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
   result, so that what is decoded there is what would be cut out here.
 
   Args:
-    boxes: (n, 4) int32 of an image.
-    side: of the result, pixels.
+    boxes: (n, 4) int32, in pixels of an image.
+    side: pixels a side of the result.
 
   Returns:
     (n, 4) int32 boxes of the whole image, (n,) int32 halvings.
@@ -189,12 +190,12 @@ def random_sides(draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray
   return np.stack([np.sqrt(pixels / ratios), np.sqrt(pixels * ratios)], 1)
 
 
-def is_strong(config) -> bool:
+def is_strong(config: ml_collections.ConfigDict) -> bool:
   """Whether RandAugment and random erasing follow the cut."""
   return config.data.augment.startswith(_STRONG)
 
 
-def mean_colour(config) -> tuple[int, int, int]:
+def mean_colour(config: ml_collections.ConfigDict) -> tuple[int, int, int]:
   """The colour nearest to config.data.mean, RGB, 0..255."""
   return tuple(min(255, max(0, round(level))) for level in config.data.mean)
 

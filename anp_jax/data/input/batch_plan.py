@@ -9,6 +9,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
+import ml_collections
 import numpy as np
 
 from anp_jax.data import index_shuffle
@@ -18,21 +19,22 @@ from anp_jax.data.sources import balance
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-  """The rows that a process owns of the global batch of each step.
+  """The rows of each step's global batch that a process reads.
 
   Attributes:
     config: the run's config.
-    size: examples of the split.
-    batch_size: images of the global batch.
+    size: number of examples in the split.
+    batch_size: number of images in the global batch.
     rows: (n,) int64: this process's rows of the global batch, ascending.
-    training: shuffled, augmented and endless; else in order, once.
+    training: whether batches are shuffled, augmented and endless; else they
+      hold each example once, in order.
     start: first step.
-    tickets: count of a batch in this stream -> (step, n rows of its global
-      batch); None: the steps from `start` on, `rows` of each.
-    sampler: of the order of training; None: each example once an epoch.
+    tickets: function from a batch's place in this stream to (step, n rows of
+      its global batch); None: the steps from `start` on, `rows` of each.
+    sampler: order of training; None: each example once per epoch.
   """
 
-  config: object
+  config: ml_collections.ConfigDict
   size: int
   batch_size: int
   rows: np.ndarray
@@ -59,7 +61,7 @@ class BatchPlan:
     """The examples that a batch of this stream reads.
 
     Args:
-      count: of the batch in the stream; without tickets, its step.
+      count: place of the batch in the stream; without tickets, its step.
 
     Returns:
       positions in the stream, indices in the source, both (n,) int64, and
@@ -92,12 +94,12 @@ class BatchPlan:
     """The images of a batch of this stream, with all that follows the cut.
 
     Args:
-      count: of the batch in the stream.
+      count: place of the batch in the stream.
       images: (n, size, size, 3) uint8, as `views` cuts them.
       map_fn: like `map`, perhaps by several threads.
 
     Returns:
-      Likewise: moved, after RandAugment, in part erased.
+      The images: moved, after RandAugment, in part erased.
     """
     if not self.training:
       return images

@@ -5,6 +5,7 @@ from concurrent import futures
 import dataclasses
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ _MAX_OUTAGE, _RETRY_PAUSE = 3.0, 0.2
 # images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 # (image as the source has it, position in the stream) to (size, size, 3) uint8.
-Decode = Callable[[bytes | np.ndarray, int], np.ndarray]
+Decode = Callable[[Any, int], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Rows:
   """The rows of a batch as the source has them, not decoded.
 
   Attributes:
-    positions: (n,) int64, in the stream.
-    images: n of them, bytes or (height, width, 3) uint8.
+    positions: (n,) int64, places in the stream.
+    images: list of n, bytes or (height, width, 3) uint8.
     labels: (n,) int32.
     weights: (n,) float32: 0 where another example replaces a damaged one.
   """
@@ -39,15 +40,14 @@ class Rows:
 
 
 class BatchReader:
-  """The one object that decoders read batches from.
+  """The rows of batches, with other examples in place of damaged ones.
 
-  It knows the plan, the source and the source's damaged examples. A decoder
-  reads all rows of a batch at once (`read`); where one of them fails it has the
-  batch made row by row (`decode_rows`), so that it harms no other.
+  A decoder reads all rows of a batch at once (`read`). Where one of them fails,
+  it makes the batch row by row (`decode_rows`), so that it harms no other.
 
   Attributes:
-    plan: which examples are read, and how they are cut.
-    source: of the examples.
+    plan: examples of each batch, and their cuts.
+    source: examples.
   """
 
   def __init__(
@@ -60,9 +60,9 @@ class BatchReader:
     """Creates the reader; nothing is read yet.
 
     Args:
-      source: 'encoded' or 'pixels'.
-      plan: which examples, and whether they are augmented.
-      registry: of the source's damaged examples.
+      source: source of kind 'encoded' or 'pixels'.
+      plan: examples of each batch, and their cuts.
+      registry: damaged examples of the source.
       pool: threads that `decode_rows` uses.
     """
     self.plan = plan
@@ -80,7 +80,7 @@ class BatchReader:
     """Reads all rows of a batch at once.
 
     Args:
-      count: of the batch in the stream.
+      count: place of the batch in the stream.
 
     Raises:
       Exception: whatever the source raises for an example that it cannot read.
@@ -98,7 +98,7 @@ class BatchReader:
     weight 0.
 
     Args:
-      count: of the batch in the stream.
+      count: place of the batch in the stream.
       decode: makes a row's pixels; it may raise anything.
     """
     side = self.plan.config.data.image_size

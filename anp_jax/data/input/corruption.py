@@ -1,7 +1,7 @@
-"""Corrupt examples, which a run finds while it reads.
+"""Corrupt examples, which a run meets while it reads.
 
-Each is named in the log once; from then on another example replaces it with
-weight 0, so that batches keep their shape and batch-norm groups their size.
+The log names each once; from then on another example replaces it with weight 0,
+so that batches keep their shape and batch-norm groups their size.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,11 @@ import os
 import threading
 
 from absl import logging
+import ml_collections
 import numpy as np
 
-from anp_jax.system import error_lines
+from anp_jax.data import sources
+from anp_jax.system import error_lines, files
 
 # Beyond these a file system is gone rather than a file damaged; the rate of
 # damaged examples ends the run.
@@ -20,32 +22,11 @@ _MOST_NAMED = 1000
 # The fewest examples that make a rate of damage: a first batch with one bad
 # example is none yet.
 _FEW_EXAMPLES = 1000
-# The errors of one file; others are of the file system.
-_OF_THE_FILE = (
-  errno.ENOENT,
-  errno.ENOTDIR,
-  errno.EISDIR,
-  errno.ELOOP,
-  errno.EACCES,
-  errno.EPERM,
-  errno.ENAMETOOLONG,
-)
-# Of the machine. Libraries tell them as texts, in errors of no particular kind.
-_OF_THE_MACHINE = tuple(
-  os.strerror(number)
-  for number in (
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EINTR,
-    errno.EAGAIN,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EREMOTEIO,
-    errno.ENOTCONN,
-  )
-)
+# Errors of one file; others are of the file system.
+_OF_THE_FILE = files.MISSING | files.UNREADABLE | {errno.EISDIR}
+# Errors of the machine. Libraries tell them as texts, in errors of no particular kind.
+_MACHINE_ERRORS = 'EMFILE ENFILE ENOMEM EINTR EAGAIN EIO ESTALE ETIMEDOUT EREMOTEIO ENOTCONN'
+_OF_THE_MACHINE = [os.strerror(getattr(errno, name)) for name in _MACHINE_ERRORS.split()]
 
 
 def is_transient(error: Exception) -> bool:
@@ -59,15 +40,17 @@ def is_transient(error: Exception) -> bool:
   return isinstance(error, MemoryError) or any(reason in text for reason in _OF_THE_MACHINE)
 
 
-def too_many_error(config, damaged: int, examples: int, name: str, all_lost: bool = False) -> str:
+def too_many_error(
+  config: ml_collections.ConfigDict, damaged: int, examples: int, name: str, all_lost: bool = False
+) -> str:
   """The error of more damage than config.data.max_damaged allows.
 
   Args:
     config: the run's config.
-    damaged: examples that could not be read.
-    examples: that were to be read.
-    name: of the source.
-    all_lost: whether none is left, however few there are.
+    damaged: number of examples that could not be read.
+    examples: number of examples that were to be read.
+    name: name of the source.
+    all_lost: whether no example is left, however few there are.
 
   Returns:
     One line; '' where the damage is within the limit.
@@ -82,12 +65,13 @@ def too_many_error(config, damaged: int, examples: int, name: str, all_lost: boo
 
 
 class Registry:
-  """The damaged examples of one source, as far as they have been met."""
+  """The damaged examples of one source that readers have met so far."""
 
-  def __init__(self, source):
+  def __init__(self, source: sources.Source):
+    """Creates a registry without damage."""
     self._source = source
-    self._damaged = set()
-    self._replacements = {}  # by damaged index
+    self._damaged: set[int] = set()
+    self._replacements: dict[int, int] = {}  # by damaged index
     self._lock = threading.Lock()
 
   def replacements(self, indices: np.ndarray) -> np.ndarray:
@@ -107,8 +91,7 @@ class Registry:
     """The example and those that may replace it, in order.
 
     The first of them that can be decoded is a pure function of the index and
-    the data, so batches do not depend on when or by which process damage was
-    found.
+    the data, so batches do not depend on which process meets damage, or when.
     """
     size = len(self._source)
     for offset in range(size):

@@ -24,14 +24,13 @@ def batches(reader: batch_reader.BatchReader, threads: int) -> Iterator[batch_re
   """The decoded batches of a source of kind 'encoded'.
 
   Args:
-    reader: of image files.
-    threads: that decode.
+    reader: rows of image files.
+    threads: number of decoding threads.
 
   Yields:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
   """
-  # A local name, since a stream left open meets the end of Python, when modules
-  # go.
+  # A local name: a stream left open meets the end of Python, when modules go.
   broken = tensorflow_cpu.load().errors.OpError
   graph = _Graph(reader, threads)
   steps = reader.plan.steps
@@ -93,7 +92,7 @@ class _Graph:
     except tf.errors.ResourceExhaustedError as e:  # no fault of the file's
       raise MemoryError(e.message) from None
     except tf.errors.OpError as e:
-      # Without the names of TensorFlow's own operations.
+      # Without the names of TensorFlow's operations.
       text = re.sub(r'\{\{.*?\}\} ?| ?\[Op:.*', '', e.message)
       raise ValueError(f'not a whole image: {text}') from None
 
@@ -101,8 +100,8 @@ class _Graph:
     """Files and views of a step; labels and weights stay out of the graph."""
     tf, count = self._tf, len(self._reader.plan.rows)
 
-    # TensorFlow keeps a function that it was given for good; not so the source
-    # behind it, and all that may be cached there.
+    # TensorFlow keeps a function for ever; the source behind it, with all that may
+    # be cached there, must go.
     graph = weakref.ref(self)
     files, views = tf.numpy_function(
       lambda step: graph()._read(int(step)), [step], [tf.string, tf.int32]

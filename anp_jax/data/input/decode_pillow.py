@@ -7,6 +7,7 @@ follows are TensorFlow's float32 operations in their order, in NumPy.
 from collections.abc import Callable, Iterator
 import io
 
+import ml_collections
 import numpy as np
 from PIL import Image
 
@@ -17,7 +18,9 @@ from anp_jax.data.input import augment, batch_reader, numpy_resize
 ARRAYS = ('arrays', 'digits')
 
 
-def eval_decoder(config, upright: bool = False) -> Callable[[bytes], np.ndarray]:
+def eval_decoder(
+  config: ml_collections.ConfigDict, upright: bool = False
+) -> Callable[[bytes], np.ndarray]:
   """A function from an image file to the pixels that evaluation sees of it.
 
   Args:
@@ -32,23 +35,21 @@ def eval_decoder(config, upright: bool = False) -> Callable[[bytes], np.ndarray]
   d = config.data
   shrinks, is_array = is_shrunk(config), d.source in ARRAYS
 
-  def decode(image, is_jpeg):
-    transpose = orientation.transpose(image) if upright else None
-    if shrinks:
-      return _eval_crop(config, images.shrink(image, d.resize, transpose))
-    if not is_array and d.decode not in augment.RESAMPLED:
-      return _eval_view(config, image, is_jpeg, transpose)
-    image = colours.rgb(image) if is_array else _rgb(image, is_jpeg)
-    return _eval_crop(config, np.asarray(images.transposed(image, transpose)))
-
-  def decode_file(file):
+  def decode(file):
+    is_jpeg = image_format.is_jpeg(file)
     with images.reading(file, d.max_megapixels) as image:
-      return decode(image, image_format.is_jpeg(file))
+      transpose = orientation.transpose(image) if upright else None
+      if shrinks:
+        return _eval_crop(config, images.shrink(image, d.resize, transpose))
+      if not is_array and d.decode not in augment.RESAMPLED:
+        return _eval_view(config, image, is_jpeg, transpose)
+      image = colours.rgb(image) if is_array else _rgb(image, is_jpeg)
+      return _eval_crop(config, np.asarray(images.transposed(image, transpose)))
 
-  return decode_file
+  return decode
 
 
-def is_shrunk(config) -> bool:
+def is_shrunk(config: ml_collections.ConfigDict) -> bool:
   """Whether views are cut out of what config.data.cache='decoded' keeps."""
   return config.data.cache == 'decoded' and config.data.source not in ARRAYS
 
@@ -57,7 +58,7 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   """The batches of arrays, or of files whose decoding is Pillow's.
 
   Args:
-    reader: of a source of any kind.
+    reader: rows of a source of kind 'encoded' or 'pixels'.
 
   Yields:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
@@ -85,7 +86,7 @@ def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
   """A file that TensorFlow decodes to the pixels that Pillow makes of `file`.
 
   Args:
-    file: of any format that is read.
+    file: image file of any format that is read.
     max_megapixels: million pixels that it may have.
 
   Returns:
@@ -107,11 +108,11 @@ def crop(image: np.ndarray, box: np.ndarray, flip: bool, side: int, decode: str)
   """One view of (height, width, 3) uint8 as (side, side, 3) uint8.
 
   Args:
-    image: whole.
+    image: whole image.
     box: top, left, height, width, as from `augment`.
-    flip: whether it is mirrored left to right.
-    side: of the result, pixels.
-    decode: as config.data.decode; its filters see what lies beyond the box.
+    flip: whether the view is mirrored left to right.
+    side: pixels a side of the result.
+    decode: config.data.decode, whose filters see what lies beyond the box.
   """
   if decode in augment.RESAMPLED:
     image = _resampled(Image.fromarray(image), box, side, decode)

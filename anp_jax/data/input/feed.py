@@ -12,7 +12,7 @@ import numpy as np
 
 from anp_jax.data.input import batch_plan
 
-_open_feeds = weakref.WeakSet()
+_open_feeds: weakref.WeakSet['Feed'] = weakref.WeakSet()
 
 
 @atexit.register
@@ -26,7 +26,7 @@ class Feed:
   """An iterator of device batches, which a thread fills.
 
   Attributes:
-    waited: seconds the reader has spent waiting, in all.
+    waited: total seconds that readers have waited.
   """
 
   def __init__(
@@ -35,20 +35,20 @@ class Feed:
     """Starts to read ahead.
 
     Args:
-      batches: of device arrays; may block, may raise.
-      depth: batches that may wait on the device.
-      clock: monotonic, in seconds.
+      batches: device batches; may block, may raise.
+      depth: number of batches that may wait on the device.
+      clock: monotonic time in seconds.
     """
     self._clock = clock
     self.waited = 0.0
-    self._queue = queue.Queue(depth)
-    self._end = None  # what every further read raises
+    self._queue: queue.Queue = queue.Queue(depth)
+    self._end: BaseException | None = None  # every further read raises it
     self._stopped = threading.Event()
     self._thread = threading.Thread(target=self._fill, args=(batches,), name='feed', daemon=True)
     _open_feeds.add(self)
     self._thread.start()
 
-  def __iter__(self):
+  def __iter__(self) -> 'Feed':
     return self
 
   def __next__(self) -> dict:
@@ -94,8 +94,8 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> np.ndarray:
   """The rows of a global batch that this process holds.
 
   Args:
-    sharding: of an array whose first axis is the batch.
-    batch_size: images of the global batch.
+    sharding: sharding of an array whose first axis is the batch.
+    batch_size: number of images in the global batch.
 
   Returns:
     (n,) int64, ascending, each once however many devices hold it.
@@ -110,26 +110,21 @@ def place(batch: dict, sharding: jax.sharding.Sharding, rows: np.ndarray, batch_
 
   Args:
     batch: name to (n, ...) NumPy array.
-    sharding: of the first axis over the mesh.
+    sharding: sharding of arrays whose first axis is the batch.
     rows: (n,) rows of the global batch that `batch` holds.
-    batch_size: images of the global batch.
+    batch_size: number of images in the global batch.
 
   Returns:
     name to (batch_size, ...) jax.Array.
   """
-  pieces = sharding.addressable_devices_indices_map((batch_size,))
-  starts = {
-    device: np.searchsorted(rows, range(batch_size)[piece[0]].start)
-    for device, piece in pieces.items()
-  }
   length = sharding.shard_shape((batch_size,))[0]
 
   def global_array(array):
-    shards = [
-      jax.device_put(array[start : start + length], device) for device, start in starts.items()
-    ]
-    shape = (batch_size, *array.shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+    def shard(index):
+      start = np.searchsorted(rows, index[0].indices(batch_size)[0])
+      return array[start : start + length]
+
+    return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, shard)
 
   return {name: global_array(array) for name, array in batch.items()}
 
@@ -144,9 +139,9 @@ def on_device(
 
   Args:
     batches: host batches of `pipeline.batches`.
-    plan: which rows of the global batch they hold.
-    sharding: of the first axis over the mesh.
-    vote: read once a batch; the step reduces it over all processes.
+    plan: rows of the global batch that they hold.
+    sharding: sharding of arrays whose first axis is the batch.
+    vote: function that is read once per batch; the step reduces it over all processes.
 
   Yields:
     The same arrays on the device, and vote (batch_size,) int32.

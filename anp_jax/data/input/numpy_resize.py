@@ -11,7 +11,7 @@ def area(image: np.ndarray, side: int) -> np.ndarray:
 
   Args:
     image: (height, width, 3) uint8, both sides at least `side`.
-    side: of the result, pixels.
+    side: pixels a side of the result.
 
   Returns:
     (side, side, 3) float32.

@@ -16,9 +16,9 @@ def batches(
   """The batches of a process, from plan.start on.
 
   Args:
-    source: 'encoded' or 'pixels'.
-    plan: which examples, and whether they are augmented.
-    registry: of the source's damaged examples, for more than one stream of it.
+    source: source of kind 'encoded' or 'pixels'.
+    plan: examples of each batch, and their cuts.
+    registry: damaged examples of the source, shared by its streams.
 
   Yields:
     image (n, size, size, 3) uint8, label (n,) int32, weight (n,) float32 and

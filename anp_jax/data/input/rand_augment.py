@@ -1,13 +1,14 @@
 """RandAugment: random operations of one strength on each image.
 
-Cubuk et al. 2019 (arXiv 1909.13719), as timm's 'rand-mM-nN-mstd0.5-inc1' has
-it, with which DeiT and ConvNeXt were trained: with the magnitude each operation
-grows stronger; it is left out in half of the cases, and its own magnitude is
-normal around that of the config, with a deviation of 0.5.
+Cubuk et al. 2019 (arXiv 1909.13719), with the operations of timm's
+'rand-mM-nN-mstd0.5-inc1', which trained DeiT and ConvNeXt. Each operation
+grows stronger with its magnitude, which is normal around that of the config
+with a deviation of 0.5; half of the operations are left out.
 """
 
 from collections.abc import Callable
 
+import ml_collections
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -21,7 +22,7 @@ MAX_MAGNITUDE = 10
 _MAX_ADDED = 110  # grey levels of solarize_add
 
 
-def draws(config, positions: np.ndarray) -> np.ndarray:
+def draws(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarray:
   """The random numbers of training examples.
 
   Args:
@@ -43,10 +44,10 @@ def augmented(image: np.ndarray, draws: np.ndarray, magnitude: float, fill: tupl
     image: (height, width, 3) uint8.
     draws: (operations, 5) float64 in [0, 1), of one example.
     magnitude: mean of the operations' magnitudes, 0 to 10.
-    fill: RGB, 0..255, of what comes from beyond the image.
+    fill: RGB, 0..255, colour beyond the image.
 
   Returns:
-    Likewise.
+    (height, width, 3) uint8.
   """
   result = Image.fromarray(image)
   names = tuple(OPERATIONS)
@@ -69,10 +70,10 @@ def apply(
 
   Args:
     image: RGB.
-    name: of OPERATIONS.
+    name: one of OPERATIONS.
     magnitude: 0 to 10.
-    direction: 1 or -1, of the operations that have one: others ignore it.
-    fill: RGB, 0..255, of what comes from beyond the image.
+    direction: 1 or -1; operations without a direction ignore it.
+    fill: RGB, 0..255, colour beyond the image.
 
   Returns:
     An image of the same size.
@@ -86,84 +87,41 @@ def _affine(image, matrix, fill):
   )
 
 
-def _auto_contrast(image, level, direction, fill):
-  del level, direction, fill
-  return ImageOps.autocontrast(image)
-
-
-def _equalize(image, level, direction, fill):
-  del level, direction, fill
-  return ImageOps.equalize(image)
-
-
-def _invert(image, level, direction, fill):
-  del level, direction, fill
-  return ImageOps.invert(image)
-
-
-def _rotate(image, level, direction, fill):
-  return image.rotate(direction * level * 30, Image.Resampling.BICUBIC, fillcolor=fill)
-
-
-def _posterize(image, level, direction, fill):
-  del direction, fill
-  # At magnitude 10 timm keeps no bit: black, or an error of newer Pillows.
-  return ImageOps.posterize(image, max(1, 4 - int(level * 4)))
-
-
-def _solarize(image, level, direction, fill):
-  del direction, fill
-  return ImageOps.solarize(image, 256 - int(level * 256))
-
-
-def _solarize_add(image, level, direction, fill):
-  del direction, fill
+def _solarize_add(image, level):
   added = int(level * _MAX_ADDED)
-  table = [min(255, i + added) if i < 128 else i for i in range(256)]
-  return image.point(table * 3)
+  return image.point([min(255, i + added) if i < 128 else i for i in range(256)] * 3)
 
 
-def _enhanced(enhancer) -> Callable:
-  def enhance(image, level, direction, fill):
-    del fill
-    return enhancer(image).enhance(max(0.1, 1 + direction * level * 0.9))
-
-  return enhance
+def _enhanced(enhancer):
+  return lambda image, level, sign, _: enhancer(image).enhance(max(0.1, 1 + sign * level * 0.9))
 
 
-def _shear_x(image, level, direction, fill):
-  return _affine(image, (1, direction * level * 0.3, 0, 0, 1, 0), fill)
-
-
-def _shear_y(image, level, direction, fill):
-  return _affine(image, (1, 0, 0, direction * level * 0.3, 1, 0), fill)
-
-
-def _translate_x(image, level, direction, fill):
-  pixels = direction * level * 0.45 * image.size[0]
-  return _affine(image, (1, 0, pixels, 0, 1, 0), fill)
-
-
-def _translate_y(image, level, direction, fill):
-  pixels = direction * level * 0.45 * image.size[1]
-  return _affine(image, (1, 0, 0, 0, 1, pixels), fill)
-
-
-# By name, in timm's order: (image, level 0..1, direction, fill) -> image.
-OPERATIONS = {
-  'auto_contrast': _auto_contrast,
-  'equalize': _equalize,
-  'invert': _invert,
-  'rotate': _rotate,
-  'posterize': _posterize,
-  'solarize': _solarize,
-  'solarize_add': _solarize_add,
+# By name, in timm's order: (image, level 0..1, sign 1 or -1, fill) -> image.
+OPERATIONS: dict[str, Callable] = {
+  'auto_contrast': lambda image, *_: ImageOps.autocontrast(image),
+  'equalize': lambda image, *_: ImageOps.equalize(image),
+  'invert': lambda image, *_: ImageOps.invert(image),
+  'rotate': lambda image, level, sign, fill: image.rotate(
+    sign * level * 30, Image.Resampling.BICUBIC, fillcolor=fill
+  ),
+  # At magnitude 10 timm keeps no bit: black, or an error of newer Pillows.
+  'posterize': lambda image, level, *_: ImageOps.posterize(image, max(1, 4 - int(level * 4))),
+  'solarize': lambda image, level, *_: ImageOps.solarize(image, 256 - int(level * 256)),
+  'solarize_add': lambda image, level, *_: _solarize_add(image, level),
   'color': _enhanced(ImageEnhance.Color),
   'contrast': _enhanced(ImageEnhance.Contrast),
   'brightness': _enhanced(ImageEnhance.Brightness),
   'sharpness': _enhanced(ImageEnhance.Sharpness),
-  'shear_x': _shear_x,
-  'shear_y': _shear_y,
-  'translate_x': _translate_x,
-  'translate_y': _translate_y,
+  'shear_x': lambda image, level, sign, fill: _affine(
+    image, (1, sign * level * 0.3, 0, 0, 1, 0), fill
+  ),
+  'shear_y': lambda image, level, sign, fill: _affine(
+    image, (1, 0, 0, sign * level * 0.3, 1, 0), fill
+  ),
+  'translate_x': lambda image, level, sign, fill: _affine(
+    image, (1, 0, sign * level * 0.45 * image.width, 0, 1, 0), fill
+  ),
+  'translate_y': lambda image, level, sign, fill: _affine(
+    image, (1, 0, 0, 0, 1, sign * level * 0.45 * image.height), fill
+  ),
 }

@@ -1,6 +1,7 @@
 """Random batches, made on the devices: input that costs the host nothing."""
 
 from collections.abc import Callable, Iterator
+import functools
 import itertools
 
 import jax
@@ -26,9 +27,9 @@ def batches(
 
   Args:
     plan: the rows and steps of the batches.
-    classes: labels are below it.
-    sharding: of the first axis over the mesh.
-    vote: as in `feed.on_device`.
+    classes: number of classes.
+    sharding: sharding of arrays whose first axis is the batch.
+    vote: function that is read once per batch; the step reduces it.
 
   Yields:
     Batches like those of `feed.on_device`.
@@ -59,7 +60,8 @@ def batches(
     yield batch | {'image': joined(images), 'label': joined(labels)}
 
 
-def _maker(side, classes, blank=False):
+@functools.cache
+def _maker(side, classes, blank):
   """A compiled function (word, examples) -> images and labels of a device."""
   shape = side, side, 3
 

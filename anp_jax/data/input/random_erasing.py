@@ -4,6 +4,7 @@ Zhong et al. 2017 (arXiv 1708.04896), with the sizes that timm gives it and the
 colour of the paper's RE-M: the mean, which is 0 once images are normalised.
 """
 
+import ml_collections
 import numpy as np
 
 from anp_jax.data import index_shuffle
@@ -15,7 +16,7 @@ _AREA = (0.02, 1 / 3)  # shares of the image
 _RATIO = (0.3, 1 / 0.3)  # width over height
 
 
-def boxes(config, positions: np.ndarray) -> np.ndarray:
+def boxes(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarray:
   """The rectangles of training examples.
 
   Args:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import jax
+import ml_collections
 import numpy as np
 
 from anp_jax.config import strategy as strategy_lib
@@ -13,19 +15,24 @@ from anp_jax.data.sources import balance
 class Stream:
   """Device batches of a run, for training and for evaluation."""
 
-  def __init__(self, config, sharding, vote: Callable[[], int] = int):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    sharding: jax.sharding.Sharding,
+    vote: Callable[[], int] = int,
+  ):
     """Creates the streams; nothing is read yet.
 
     Args:
       config: the run's config.
-      sharding: of arrays whose first axis is the batch.
-      vote: of this process, sent along with every batch.
+      sharding: sharding of arrays whose first axis is the batch.
+      vote: function to this process's vote, which every batch carries.
     """
     self._config = config
     self._sharding = sharding
     self._vote = vote
     # By source: an evaluation names a damaged example once a run.
-    self._registries = {}
+    self._registries: dict[sources.Source, corruption.Registry] = {}
 
   def train(self, source: sources.Source, batch_size: int, start: int) -> feed.Feed:
     """Endless shuffled and augmented batches from step `start` on."""
@@ -42,12 +49,12 @@ class Stream:
     """Batches of training in an order that tickets decide.
 
     Args:
-      source: of the examples.
-      batch_size: images of a global batch.
-      ticket_rows: images of it that a ticket names.
-      step_and_rows: count of a batch in this stream -> (its step, its
-        `ticket_rows` rows of the global batch); may block, and is called ahead
-        of the reader and from several threads, for one count more than once.
+      source: training examples.
+      batch_size: number of images in a global batch.
+      ticket_rows: number of them that a ticket names.
+      step_and_rows: function from a batch's place in this stream to (its step,
+        its `ticket_rows` rows of the global batch); may block, and is called
+        ahead of the reader, from several threads, and again for one place.
     """
     rows = np.arange(ticket_rows)
     return self._feed(source, batch_size, rows, tickets=step_and_rows)
@@ -72,17 +79,17 @@ class Stream:
     return feed.Feed(batches, config.data.prefetch)
 
 
-def evaluation_batch(config, examples: int, devices: int) -> int:
+def evaluation_batch(config: ml_collections.ConfigDict, examples: int, devices: int) -> int:
   """Images of a batch of evaluation.
 
   Args:
     config: the run's config.
-    examples: of the split.
-    devices: over all processes.
+    examples: number of examples in the split.
+    devices: number of devices of all processes.
 
   Returns:
-    A multiple of what is computed by itself: the devices' parts, or the
-    logical shards. No longer than the split needs.
+    A multiple of the devices, or of the logical shards; no more than the split
+    needs.
   """
   parts = strategy_lib.find(config).eval_parts(config, devices)
   size = min(config.eval.batch_size, examples)

@@ -2,14 +2,15 @@
 
 import functools
 import os
+import types
 
 
 @functools.cache
-def load():
+def load() -> types.ModuleType:
   """Imports TensorFlow for readers, and returns the module."""
   # Its line about oneDNN escapes the log level, and decoding has no use for it.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-  # JAX has set a level of its own by now; it and child processes keep that one.
+  # JAX has set a level by now; it and child processes keep that one.
   before = os.environ.get('TF_CPP_MIN_LOG_LEVEL')
   os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
   try:

@@ -6,10 +6,13 @@ A source is one split: it has a vocabulary, a length, and examples by index.
 import os
 import types
 
+import ml_collections
+
 from anp_jax import config as config_lib
 from anp_jax.config import trust, urls
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import (
+  anp_shapes,
   arrays,
   cache,
   digits,
@@ -25,15 +28,15 @@ from anp_jax.data.sources.source import Source, fingerprint
 __all__ = ['Source', 'fingerprint', 'open_source', 'open_split']
 
 
-def open_source(config, training: bool) -> Source:
-  """The split of config.data that is trained or evaluated on.
+def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
+  """The split of config.data that a run trains or evaluates on.
 
-  The training split comes without the examples that config.data.held_out and
-  imbalance leave out.
+  The training split lacks the examples that config.data.held_out and imbalance
+  leave out.
 
   Raises:
-    ConfigError: if it does not exist or is empty, naming the path; for what is
-      to be left out, as `subset.wrap`.
+    ConfigError: if it does not exist or is empty, naming the path; or as
+      `subset.wrap`.
   """
   d = config.data
   split, other_split = d.train_split, d.eval_split
@@ -45,8 +48,9 @@ def open_source(config, training: bool) -> Source:
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
   for pair in vocabulary.look_alikes(source.vocabulary.names):
+    first, second = map(ascii, pair)
     image_folder.warn_once(
-      'the classes %s and %s differ by case or Unicode form only: one class?', *map(ascii, pair)
+      f'the classes {first} and {second} differ by case or Unicode form only: one class?'
     )
   source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
@@ -54,13 +58,13 @@ def open_source(config, training: bool) -> Source:
   return cache.wrap(source, config)
 
 
-def open_split(config, split: str, other_split: str) -> Source:
-  """A split as its files have it: all of it, nothing cached, not synthetic.
+def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) -> Source:
+  """A whole split as its files have it: nothing cached, not synthetic.
 
   Args:
-    config: of the run.
-    split: its name, as in config.data.train_split.
-    other_split: of the run; its classes count too.
+    config: the run's config.
+    split: name, as in config.data.train_split.
+    other_split: other split of the run; its classes count too.
 
   Raises:
     ConfigError: if it does not exist, naming the path.
@@ -81,11 +85,8 @@ def open_split(config, split: str, other_split: str) -> Source:
     return listings.open_listing(listings.find(place, split, other_split, directory))
   directory = config_lib.data_dir(config)
   if d.source == 'anp_shapes':
-    urls.check('config.data.dir', directory, ())  # the set is built there
-    from anp_jax.data.sources import anp_shapes
-
-    return tfds_set.TfdsSet(anp_shapes.prepare(directory), split)
+    urls.check('config.data.dir', directory, ())  # the set is stored there
+    return anp_shapes.open_split(split, directory)
   name = d.source.removeprefix('tfds:')
   directory = store_copy.prepared_path(directory, name, config)
-  builder = tfds_set.open_builder(name, directory)
-  return tfds_set.TfdsSet(builder, split)
+  return tfds_set.TfdsSet(tfds_set.open_builder(name, directory), split)

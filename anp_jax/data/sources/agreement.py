@@ -7,26 +7,30 @@ folder renamed, or an image missing.
 import hashlib
 import json
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import source as source_lib
 
+if TYPE_CHECKING:
+  from anp_jax import cluster
+
 _BLOCKS = 256  # whose digests narrow the first difference down
 # A pass over the labels of prepared records takes 24 us each.
 _MAX_COUNTED = 200_000
 
 
-def check(processes, **sources: source_lib.Source) -> None:
+def check(processes: 'cluster.Processes', **sources: source_lib.Source) -> None:
   """Refuses processes whose data differ, before the first step.
 
   No image is read: names of classes, labels and names of files count, as far as
   the sources know them.
 
   Args:
-    processes: `cluster.Processes`; all of them call it alike.
-    **sources: by what messages call the data: training, evaluation.
+    processes: the run's processes; all of them call it alike.
+    **sources: data by their name in messages: training, evaluation.
 
   Raises:
     ConfigError: on all processes, naming the first rank whose data differ from
@@ -43,13 +47,9 @@ def check(processes, **sources: source_lib.Source) -> None:
     # Only two processes send more: names of classes may be a megabyte.
     is_shown = processes.index in (0, rank)
     details = processes.gather(description if is_shown else None)
-    text, block = difference(details[rank], details[0])
-    names = _block_names(source, block) if is_shown else None
-    names = processes.gather(names)
     raise config_lib.ConfigError(
-      f'rank {rank} on {processes.hosts[rank]} has other {kind} data than '
-      f'rank 0 on {processes.hosts[0]}: '
-      f'{text or _first_example(names[rank], names[0])}'
+      f'rank {rank} on {processes.hosts[rank]} has other {kind} data than rank 0 on '
+      f'{processes.hosts[0]}: {difference(details[rank], details[0])}'
     )
 
 
@@ -57,24 +57,20 @@ def check_with(source: source_lib.Source, expected: dict, rank: int) -> None:
   """Refuses training data that are not those of rank 0.
 
   Args:
-    source: of this process.
-    expected: what `describe` has returned on rank 0.
-    rank: of this process.
+    source: training data of this process.
+    expected: result of `describe` on rank 0.
+    rank: rank of this process.
 
   Raises:
     ConfigError: naming the rank and the first difference.
   """
-  text, block = difference(describe(source), expected)
-  if text or block is not None:
-    size = expected['block']
-    raise config_lib.ConfigError(
-      f'rank {rank} has other training data than rank 0: '
-      + (text or f'examples {block * size} to {(block + 1) * size - 1} differ')
-    )
+  text = difference(describe(source), expected)
+  if text:
+    raise config_lib.ConfigError(f'rank {rank} has other training data than rank 0: {text}')
 
 
 def describe(source: source_lib.Source) -> dict:
-  """Returns JSON values that are equal where the examples are."""
+  """JSON values that are equal where the examples are."""
   total = len(source)
   files, labels = source.listing(), _labels(source)
   block = max(math.ceil(total / _BLOCKS), 1)
@@ -82,7 +78,7 @@ def describe(source: source_lib.Source) -> dict:
   for i in range(0, total, block):
     rows = slice(i, i + block)
     text = '\n'.join(files[rows]) if files is not None else ''
-    digests.append(_digest(text, _bytes(labels, rows)))
+    digests.append(_digest(text, b'' if labels is None else labels[rows].tobytes()))
   counts = []
   if labels is not None:
     counts = np.bincount(labels[labels >= 0], minlength=len(source.vocabulary)).tolist()
@@ -96,17 +92,12 @@ def describe(source: source_lib.Source) -> dict:
   }
 
 
-def difference(values: dict, expected: dict) -> tuple[str, int | None]:
-  """Compares two results of `describe`.
-
-  Returns:
-    The first difference in classes and counts, or ''; and the first block of
-    examples that differ, None where none do.
-  """
+def difference(values: dict, expected: dict) -> str:
+  """The first difference of two results of `describe`; '' without one."""
   names, other_names = values['classes'], expected['classes']
   for i, (name, other) in enumerate(zip(names, other_names)):
     if name != other:
-      return f'class {i} is {name!r}, there it is {other!r}', None
+      return f'class {i} is {name!r}, there it is {other!r}'
   for what, count, other in (
     ('classes', len(names), len(other_names)),
     *(
@@ -116,11 +107,15 @@ def difference(values: dict, expected: dict) -> tuple[str, int | None]:
     ('examples', values['examples'], expected['examples']),
   ):
     if count != other:
-      return f'{count} {what}, there {other}', None
+      return f'{count} {what}, there {other}'
   if values['vocabulary'] != expected['vocabulary']:
-    return 'the adjectives and nouns of the pairs are in another order', None
-  digests = zip(values['digests'], expected['digests'])
-  return '', next((i for i, (a, b) in enumerate(digests) if a != b), None)
+    return 'the adjectives and nouns of the pairs are in another order'
+  size = expected['block']
+  for i, digests in enumerate(zip(values['digests'], expected['digests'])):
+    if digests[0] != digests[1]:
+      end = min((i + 1) * size, expected['examples'])
+      return f'files or labels of the examples {i * size} to {end - 1} differ'
+  return ''
 
 
 def _labels(source):
@@ -130,37 +125,6 @@ def _labels(source):
   if source.listing() is None and len(source) > _MAX_COUNTED:
     return None
   return np.asarray(source.labels(), np.int32)
-
-
-def _block_names(source, block):
-  """The (file, class) of each example of a block; [] of no block."""
-  if block is None:
-    return []
-  size = describe(source)['block']
-  rows = range(block * size, min((block + 1) * size, len(source)))
-  files, labels = source.listing(), _labels(source)
-  names = source.vocabulary.names
-  return [
-    (
-      files[i] if files is not None else '',
-      names[labels[i]] if labels is not None and labels[i] >= 0 else '',
-    )
-    for i in rows
-  ]
-
-
-def _first_example(values, expected):
-  """Says which example of a block is the first to differ."""
-  texts = (
-    [' of the class '.join(repr(text) for text in x if text) for x in pair]
-    for pair in zip(values, expected)
-  )
-  text, other = next(pair for pair in texts if pair[0] != pair[1])
-  return f'one example is {text}, there it is {other}'
-
-
-def _bytes(labels, rows):
-  return b'' if labels is None else labels[rows].tobytes()
 
 
 def _digest(text, more=b''):

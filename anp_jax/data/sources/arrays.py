@@ -1,4 +1,4 @@
-"""Pixels as they lie on disk: NumPy arrays, MNIST's and CIFAR-10's files."""
+"""Pixels on disk: NumPy arrays, MNIST's and CIFAR-10's files."""
 
 import os
 import zipfile
@@ -12,11 +12,11 @@ from anp_jax.data.sources import class_texts, raw_files, source as source_lib
 
 
 class Arrays(source_lib.Source):
-  """Pixels in memory or mapped; the format is told by what a folder holds.
+  """Pixels in memory or mapped; the files of a folder tell the format.
 
   NumPy: an .npz file, or a folder of .npy files (read by mapping), with arrays
-  `SPLIT_images` (n, height, width, 3) uint8 and `SPLIT_labels` (n,) of whole
-  numbers; optionally `class_names` (classes,) of texts. Else a folder of the
+  `SPLIT_images` (n, height, width, 3) uint8 and `SPLIT_labels` (n,), whole
+  numbers; optionally `class_names` (classes,), texts. Else a folder of the
   files that `raw_files` reads.
   """
 
@@ -26,8 +26,8 @@ class Arrays(source_lib.Source):
     """Opens one split.
 
     Args:
-      path: of the .npz file or the folder.
-      split: 'train', 'test' and so on.
+      path: .npz file or folder.
+      split: name of the split: 'train', 'test' and so on.
 
     Raises:
       ConfigError: for a file that is missing or damaged, or an unknown split.
@@ -40,18 +40,18 @@ class Arrays(source_lib.Source):
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{path}: {e}') from None
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._labels)
 
-  def read(self, indices):
-    """Returns (height, width, 3) pixels by index, and labels."""
+  def read(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Pixels (height, width, 3) by index, and labels."""
     # Grey images become three channels here. A stack of images that are not
     # contiguous would not be contiguous either, and slow to copy to a device.
     images = [np.ascontiguousarray(self._images[i]) for i in indices]
     return images, self._labels[indices]
 
-  def labels(self):
-    """Returns (n,) int32, of all examples."""
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all examples."""
     return self._labels
 
 
@@ -74,37 +74,30 @@ def _reader(path):
     )
   if len(formats) > 1:
     places = ' and '.join(f'{f.title} in {f.folder}' for f in formats)
-    raise config_lib.ConfigError(
-      f'{path} holds {places}; expected one, each in a folder of its own'
-    )
+    raise config_lib.ConfigError(f'{path} holds {places}; expected one per folder')
   return formats[0].read, formats[0].folder
 
 
 def _numpy(path, split):
   images = _array(path, f'{split}_images')
-  labels = _array(path, f'{split}_labels')
-  good = images.ndim == 4 and images.shape[-1] == 3
-  if not good or images.dtype != np.uint8:
-    raise config_lib.ConfigError(
-      f'{path}: {split}_images is {images.dtype}{images.shape}, expected '
-      'uint8 (n, height, width, 3)'
-    )
-  labels = _whole(labels)
-  if labels.shape != images.shape[:1] or labels.dtype.kind not in 'iu':
-    raise config_lib.ConfigError(
-      f'{path}: {split}_labels is {labels.dtype}{labels.shape}, expected '
-      f'{len(images)} whole numbers'
-    )
+  is_good = images.ndim == 4 and images.shape[-1] == 3 and images.dtype == np.uint8
+  _expect(is_good, f'{path}: {split}_images', images, 'uint8 (n, height, width, 3)')
+  labels = _whole(_array(path, f'{split}_labels'))
+  is_good = labels.shape == images.shape[:1] and labels.dtype.kind in 'iu'
+  _expect(is_good, f'{path}: {split}_labels', labels, f'{len(images)} whole numbers')
   names = _array(path, 'class_names', optional=True)
   if names is None:
     used = _whole(_array(path, 'train_labels'))
-    count = int(used.max()) + 1 if len(used) else 0
-    class_texts.check_ids(f'{path}: train_labels', count - 1, len({*used}))
-    names = [f'class{i:0{len(str(count - 1))}}' for i in range(count)]
+    names = class_texts.number_classes(f'{path}: train_labels', map(int, used.tolist()))
   else:
     names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))
-  return images, np.asarray(labels, np.int32), tuple(str(n) for n in names)
+  return images, np.asarray(labels, np.int32), names
+
+
+def _expect(is_good, name, array, expected):
+  if not is_good:
+    raise config_lib.ConfigError(f'{name} is {array.dtype}{array.shape}, expected {expected}')
 
 
 def _whole(labels):
@@ -116,15 +109,13 @@ def _whole(labels):
 
 
 def _texts(path, names):
+  """The names of the classes, texts or UTF-8."""
+  is_good = names.ndim == 1 and names.dtype.kind in 'SU'
+  _expect(is_good, f'{path}: class_names', names, 'texts')
   try:
-    if names.ndim == 1 and names.dtype.kind == 'S':
-      return np.char.decode(names, 'utf-8')
-    if names.ndim == 1 and names.dtype.kind == 'U':
-      return names
-    form = f'{names.dtype}{names.shape}'
-  except UnicodeDecodeError:
-    form = 'not UTF-8'
-  raise config_lib.ConfigError(f'{path}: class_names is {form}, expected texts')
+    return tuple(n.decode() if isinstance(n, bytes) else n for n in names.tolist())
+  except UnicodeDecodeError as e:
+    raise config_lib.ConfigError(f'{path}: class_names is not UTF-8, expected texts') from e
 
 
 def _array(path, name, optional=False):

@@ -1,9 +1,10 @@
 """Classes of unequal sizes, balanced in the stream or in the loss."""
 
+import ml_collections
 import numpy as np
 
 from anp_jax.data import index_shuffle
-from anp_jax.data.sources import subset
+from anp_jax.data.sources import source as source_lib, subset
 
 
 class Sampler:
@@ -24,7 +25,7 @@ class Sampler:
 
     Args:
       positions: (n,) int64, at least 0.
-      seed: of the run.
+      seed: the run's seed.
 
     Returns:
       (n,) int64 in [0, examples).
@@ -33,19 +34,21 @@ class Sampler:
     return self._by_class[self._starts[classes] + members]
 
 
-def sampler(config, source) -> Sampler | None:
+def sampler(config: ml_collections.ConfigDict, source: source_lib.Source) -> Sampler | None:
   """The sampler of config.data.balance='sample'; None for other values."""
   if config.data.balance != 'sample':
     return None
   return Sampler(subset.complete_labels(source))
 
 
-def class_weights(config, source) -> tuple[float, ...]:
+def class_weights(
+  config: ml_collections.ConfigDict, source: source_lib.Source
+) -> tuple[float, ...]:
   """The weights of config.data.balance='weights'; () for other values.
 
   Args:
     config: the run's config.
-    source: of the training examples.
+    source: training examples.
 
   Returns:
     A weight for each class, inversely proportional to its number of examples to

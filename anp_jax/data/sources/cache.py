@@ -2,13 +2,14 @@
 
 import threading
 
+import ml_collections
 import numpy as np
 
 from anp_jax.data.image_files import images
 from anp_jax.data.sources import source as source_lib
 
 
-def wrap(source: source_lib.Source, config) -> source_lib.Source:
+def wrap(source: source_lib.Source, config: ml_collections.ConfigDict) -> source_lib.Source:
   """A source that keeps what it has read, as config.data.cache says."""
   d = config.data
   if source.kind != 'encoded' or d.cache == 'none':
@@ -19,35 +20,22 @@ def wrap(source: source_lib.Source, config) -> source_lib.Source:
   return Decoded(source, budget, d.resize, d.max_megapixels)
 
 
-class Encoded(source_lib.Source):
+class Encoded(source_lib.Wrapper):
   """Image files, kept until the budget is spent.
 
-  What came first stays: a shuffled stream needs each example once an epoch, so
+  The first files stay: a shuffled stream needs each example once per epoch, so
   no example is worth more than another.
   """
 
-  kind = 'encoded'
-
   def __init__(self, source: source_lib.Source, budget: int):
     """Creates a cache of a source of kind 'encoded'; budget in bytes."""
-    self.name = source.name
-    self.vocabulary = source.vocabulary
-    self.labels = source.labels
-    self.example_name = source.example_name
-    self._source = source
+    super().__init__(source)
     self._bytes_left = budget
-    self._items = {}  # (image, label) by index
+    self._items: dict[int, tuple] = {}  # (image, label) by index
     self._lock = threading.Lock()
 
-  def __len__(self):
-    return len(self._source)
-
-  def listing(self):
-    """Returns the files of the source."""
-    return self._source.listing()
-
-  def read(self, indices):
-    """Returns images by index, from memory where they are, and labels."""
+  def read(self, indices: np.ndarray) -> tuple[list, np.ndarray]:
+    """Images by index, from memory where they are, and labels."""
     items = [self._items.get(int(i)) for i in indices]
     missing = [i for i, item in enumerate(items) if item is None]
     if missing:
@@ -77,11 +65,10 @@ class Decoded(Encoded):
   changes no batch.
   """
 
-  kind = 'pixels'
-
   def __init__(self, source: source_lib.Source, budget: int, shorter: int, max_megapixels: float):
     """Creates a cache of a source of kind 'encoded'; `shorter` in pixels."""
     super().__init__(source, budget)
+    self.kind = 'pixels'
     self._shorter, self._max_megapixels = shorter, max_megapixels
 
   def _prepare(self, file):

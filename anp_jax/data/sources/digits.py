@@ -6,9 +6,8 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import arrays
+from anp_jax.data.sources import arrays, splits
 
-_SPLITS = ('train', 'validation')
 _HELD_OUT = 5  # of each class, every fifth image is for validation
 
 
@@ -26,11 +25,7 @@ class Digits(arrays.Arrays):
     Raises:
       ConfigError: for another split, or without scikit-learn.
     """
-    if split not in _SPLITS:
-      raise config_lib.ConfigError(
-        f'digits has no split {split!r} (it has {", ".join(_SPLITS)})'
-        f'{config_lib.nearest(split, _SPLITS)}'
-      )
+    split = splits.choose('digits', split, splits.HALVES)
     self.name = f'digits: {split}'
     self.vocabulary = vocabulary.Vocabulary(tuple('0123456789'))
     images, labels, is_held_out = _load()

@@ -11,9 +11,7 @@ import pyarrow as pa
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-
-_LABELS = ('label', 'labels', 'class', 'anp')
-_PAIR = ('adjective', 'noun')
+from anp_jax.data.sources import class_texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +19,9 @@ class Columns:
   """The columns that are read.
 
   Attributes:
-    image: name of a column of {bytes, path}, or of bytes.
-    label: names of the one column of the class, or of adjective and noun.
-    names: the classes of a ClassLabel, by column; () for another column.
+    image: name of a column that holds {bytes, path}, or bytes.
+    label: name of the class's column, or those of adjective and noun.
+    names: classes of each label column that is a ClassLabel; () for another.
   """
 
   image: str
@@ -39,8 +37,8 @@ def choose(schema: pa.Schema, place: str) -> Columns:
   `noun`.
 
   Args:
-    schema: of the table.
-    place: what messages call it.
+    schema: schema of the table.
+    place: name of the table in messages.
 
   Raises:
     ConfigError: if there are none, with the columns that there are.
@@ -50,10 +48,10 @@ def choose(schema: pa.Schema, place: str) -> Columns:
   labels = [n for n in schema.names if _names(features.get(n))]
   if 'label' in schema.names:
     labels = ['label']
-  elif len(labels) != 1 or set(labels) & set(_PAIR):
-    labels = [n for n in _LABELS if n in schema.names][:1]
-  if not labels and set(_PAIR) <= set(schema.names):
-    labels = _PAIR
+  elif len(labels) != 1 or set(labels) & set(class_texts.PAIR):
+    labels = [n for n in class_texts.LABELS if n in schema.names][:1]
+  if not labels and set(class_texts.PAIR) <= set(schema.names):
+    labels = list(class_texts.PAIR)
   wrong = [n for n in labels if not _is_label(schema.field(n).type)]
   if not images or not labels or wrong:
     columns = ', '.join(f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema)
@@ -112,7 +110,7 @@ def _texts(column, names, place):
 
 
 def _features(schema):
-  """The library's own description of each column; {} without it."""
+  """The description of each column that the library stores; {} without it."""
   data = (schema.metadata or {}).get(b'huggingface', b'{}')
   try:
     return json.loads(data).get('info', {}).get('features') or {}

@@ -10,7 +10,7 @@ import os
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import image_folder
+from anp_jax.data.sources import splits
 from anp_jax.system import files
 
 _STATE, _SPLITS = 'state.json', 'dataset_dict.json'
@@ -24,9 +24,9 @@ class Files:
   """The files of a set, or of its split.
 
   Attributes:
-    folder: that images outside of the files are relative to.
-    paths: of the files, in order; all Arrow or all Parquet.
-    is_split: whether they are those of one split; else of an undivided set.
+    folder: folder that images outside of the files are relative to.
+    paths: paths of the files, in order; all Arrow or all Parquet.
+    is_split: whether they are those of one split; else of a set without splits.
   """
 
   folder: str
@@ -43,25 +43,25 @@ def find(path: str, split: str) -> Files:
   """The files of a split.
 
   Args:
-    path: of a folder that `save_to_disk` made, of a folder of Parquet files, or
-      of Parquet files by pattern; the last, and a set that was saved without
-      splits, are undivided.
-    split: its name, or another that it usually goes by; '' for an undivided
-      set as a whole.
+    path: folder that `save_to_disk` made, folder of Parquet files, or pattern of
+      Parquet files; the last, and a set that was saved without splits, have no
+      splits.
+    split: name, or another that the split usually goes by; '' for all of a set
+      without splits.
 
   Raises:
     ConfigError: naming the folder, and the splits that it has.
   """
   if os.path.exists(os.path.join(path, _SPLITS)):
     names = files.read_json_object(os.path.join(path, _SPLITS)).get('splits')
-    name = _name(path, split, names or [])
+    name = splits.choose(path, split, names or [], f'hf:{path}/')
     return dataclasses.replace(_saved(os.path.join(path, name)), is_split=True)
   if os.path.exists(os.path.join(path, _STATE)):
-    image_folder.check_half(path, split)
+    splits.check_half(path, split)
     return _saved(path)
   if os.path.isdir(path):
     by_split = _parquet_files(path)
-    paths = by_split[_name(path, split, list(by_split))]
+    paths = by_split[splits.choose(path, split, by_split)]
     return Files(path, tuple(paths), True)
   paths = sorted(glob.glob(path)) or [path]
   if not all(p.endswith(_PARQUET) and os.path.isfile(p) for p in paths):
@@ -69,7 +69,7 @@ def find(path: str, split: str) -> Files:
       f'{path} is no data set of Hugging Face: expected a folder made by '
       'save_to_disk, or one of Parquet files, or Parquet files by pattern'
     )
-  image_folder.check_half(path, split)
+  splits.check_half(path, split)
   return Files(os.path.dirname(path), tuple(paths), False)
 
 
@@ -116,19 +116,3 @@ def _parquet_files(folder):
       f'{folder} has neither {_STATE} or {_SPLITS}, which save_to_disk writes, nor Parquet files'
     )
   return by_split
-
-
-def _name(path, split, names):
-  """The name of a split as the set has it."""
-  usual = image_folder.split_names(split)
-  same = [n for n in names if n == split] or [n for n in names if n in usual]
-  if len(same) == 1:
-    return same[0]
-  text = f'{path} has no split {split!r} (it has {", ".join(names)}); set '
-  text += 'config.data.train_split and config.data.eval_split'
-  if len(names) == 1:
-    text += (
-      f', or give hf:{os.path.join(path, names[0])} (Parquet: a pattern of its '
-      'files) to have that divided into train and validation'
-    )
-  raise config_lib.ConfigError(text + config_lib.nearest(split, names))

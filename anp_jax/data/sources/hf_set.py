@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 import functools
-import hashlib
-import json
 import os
+from typing import Any
 
 from absl import logging
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
@@ -17,87 +17,75 @@ from anp_jax.data.sources import (
   hf_columns,
   hf_files,
   image_folder,
+  splits,
   stored_images,
   table_cache,
 )
 from anp_jax.system import files
 
-_VERSION = 1  # of the copies of Parquet files
+_KIND = 'parquet-1'  # with the version of the copies of Parquet files
 _ROWS = 64  # of a batch of these
 
 
-class ArrowRows(stored_images.Storage):
+class ArrowRows:
   """Images in a column of Arrow files that are mapped into memory."""
 
-  def __init__(self, paths, folder: str, column: str, rows, states):
-    """Creates the storage; nothing is opened.
+  def __init__(self, paths: tuple[str, ...], folder: str, column: str, rows: np.ndarray):
+    """Creates the storage; the files are mapped when they are first read.
 
     Args:
-      paths: of the Arrow files.
-      folder: that the paths of images outside of these are relative to.
-      column: of the images.
-      rows: (n,) int64, of the files' rows in their order.
-      states: size and time of each file.
+      paths: paths of the Arrow files.
+      folder: folder that the paths of images outside of these are relative to.
+      column: name of the images' column.
+      rows: (n,) int64, numbers of the rows in all files.
     """
-    self._paths, self._folder, self._column = paths, folder, column
-    self._rows, self._states = rows, states
-    self._values = None
+    self._paths, self._folder, self._column, self._rows = paths, folder, column, rows
+    self._states = tuple(map(files.state, paths))
+    self._values: pa.ChunkedArray | None = None
 
-  def __getstate__(self):
-    return self._paths, self._folder, self._column, self._rows, self._states
+  def __reduce__(self):
+    return ArrowRows, (self._paths, self._folder, self._column, self._rows)
 
-  def __setstate__(self, state):
-    self.__init__(*state)
-
-  def __len__(self):
-    return len(self._rows)
-
-  def read(self, index):
-    """Returns the bytes of an image, from any thread."""
-    value = self._value(index)
-    path = _path(value)
-    if isinstance(value, pa.StructScalar):
-      value = value['bytes'] if value.is_valid else value
+  def read(self, index: int) -> bytes:
+    """The bytes of an image, from any thread."""
+    # Two threads may open the files; either result will do.
+    if self._values is None:
+      self._values = read_table(self._paths, self._states)[self._column]
+    value = self._values[int(self._rows[index])]
+    path = ''
+    if isinstance(value, pa.StructScalar) and value.is_valid:
+      path = value['path'].as_py() if 'path' in value else ''
+      value = value['bytes']
     if value.is_valid:
       return value.as_buffer().to_pybytes()
     if not path:
       raise stored_images.UnusableError('there is no image in the row')
     return stored_images.read_file(os.path.join(self._folder, path), self._folder or '.')
 
-  def state(self, index):
-    """Returns the size and time of the set's files, together."""
+  def state(self, index: int) -> tuple[int, int]:
+    """The size and time of the set's files, together."""
+    del index
     sizes, times = zip(*self._states)
     return sum(sizes), max(times)
 
-  def select(self, indices):
-    """Returns the images of these indices."""
-    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices], self._states)
-
-  def name(self, index: int) -> str:
-    """Returns what messages call an image: its row, and its file's name."""
-    path = _path(self._value(index))
-    return f'{self._rows[index]}' + (f'-{os.path.basename(path)}' if path else '')
-
-  def _value(self, index):
-    # Two threads may open the files; either result will do.
-    if self._values is None:
-      self._values = _table(self._paths, self._states)[self._column]
-    return self._values[int(self._rows[index])]
+  def select(self, indices: np.ndarray) -> 'ArrowRows':
+    """The images of these indices."""
+    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices])
 
 
-def find(d, split: str, other_split: str, data_dir: str) -> image_folder.Listing:
+def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Listing:
   """The examples of a split of config.data.source=hf:PATH.
 
   A set without splits is divided as a tree without splits, by a hash of each
   row's number; the split '' is then all of it.
 
   Args:
-    d: with source, path (which a relative PATH starts from), lists and pairs,
-      as config.data.
-    split: its name.
-    other_split: of the run, or ''; its classes count too.
-    data_dir: the data folder; Parquet files are copied there as Arrow files,
-      which have random access.
+    d: namespace with source, path (that a relative PATH starts from), lists and
+      pairs, as config.data.
+    split: name of the split.
+    other_split: other split of the run, or ''; its classes count too.
+    data_dir: data folder; Parquet files are copied there as Arrow files, which
+      have random access.
 
   Raises:
     ConfigError: naming the folder or file at fault.
@@ -105,35 +93,31 @@ def find(d, split: str, other_split: str, data_dir: str) -> image_folder.Listing
   path = full_path(d.source, d.path)
   part = hf_files.find(path, split)
   name = f'{path}: {split}' if split else path
-  paths, states, columns = _open(part, data_dir)
-  texts = hf_columns.texts(_table(paths, states), columns, name)
-  fixed = hf_columns.vocabulary(columns)
-  classes, are_names = fixed, fixed is not None
-  if d.lists or fixed is None:
-    other_texts = _other_texts(path, part, split, other_split, data_dir)
-    all_texts = {*texts, *other_texts} - {''}
-    classes = class_texts.vocabulary(all_texts, d.lists, part.folder, d.pairs)
-    # Of both splits: the names of one alone may all look like numbers.
-    are_names = are_names or not class_texts.are_numbers(all_texts)
-  labeled = np.array([bool(text) for text in texts], bool)
-  places = np.flatnonzero(labeled)
-  labels = np.full(len(texts), -1, np.int32)
-  labels[places] = class_texts.labels(
-    (texts[i] for i in places),
-    classes,
-    lambda i: f'{name}, row {places[i]}',
-    bool(d.lists),
-    are_names,
+  paths, table, columns = _open(part, data_dir)
+  texts = hf_columns.texts(table, columns, name)
+  labels, classes = class_texts.classify(
+    texts,
+    d,
+    part.folder,
+    lambda i: f'{name}, row {i}',
+    _other_texts(path, part, split, other_split, data_dir),
+    hf_columns.vocabulary(columns),
   )
-  chosen = (labels >= 0) | ~labeled  # the lists may leave classes out
-  if not part.is_split:
-    chosen &= [image_folder.in_half(str(i), split) for i in range(len(texts))]
-  rows = np.flatnonzero(chosen)
-  storage = ArrowRows(paths, part.folder, columns.image, rows, states)
+  # An example without a label stays; the lists may leave classes out.
+  rows = np.array(
+    [
+      i
+      for i, (label, text) in enumerate(zip(labels, texts))
+      if (label >= 0 or not text) and (part.is_split or splits.in_half(str(i), split))
+    ],
+    np.int64,
+  )
+  storage = ArrowRows(paths, part.folder, columns.image, rows)
   root = part.folder
   if part.is_split and part.are_parquet:
     root = os.path.join(root, split)
-  return image_folder.Listing(root, _Names(storage), labels[rows], classes, name, storage)
+  names = tuple(_names(table[columns.image], rows))
+  return image_folder.Listing(root, names, labels[rows], classes, name, storage)
 
 
 def full_path(source: str, path: str) -> str:
@@ -141,35 +125,18 @@ def full_path(source: str, path: str) -> str:
   return os.path.join(os.path.expanduser(path), os.path.expanduser(source.removeprefix('hf:')))
 
 
-class _Names(Sequence):
-  """The names of images in a storage, read when they are asked for."""
-
-  def __init__(self, storage):
-    self._storage = storage
-
-  def __len__(self):
-    return len(self._storage)
-
-  def __getitem__(self, index):
-    if not 0 <= index < len(self):
-      raise IndexError(index)
-    return self._storage.name(index)
-
-
-def _open(part, data_dir):
-  """The Arrow files of a set, their states, and its columns."""
-  paths = part.paths
-  if part.are_parquet:
-    paths = (_arrow_copy(part, data_dir),)
-  states = tuple(map(files.state, paths))
-  schema = _table(paths, states).schema
-  return paths, states, hf_columns.choose(schema, part.folder)
-
-
 @functools.lru_cache(4)
-def _table(paths, states):
-  """The rows of Arrow files; a process has many tasks on the same ones."""
-  del states  # of the same paths with another content
+def read_table(paths: Sequence[str], states: Sequence[tuple[int, int]]) -> pa.Table:
+  """The rows of Arrow files; a process has many tasks on the same ones.
+
+  Args:
+    paths: paths of the files.
+    states: size and time of each, which tell other content of the same paths.
+
+  Raises:
+    ConfigError: if one cannot be read or has other columns.
+  """
+  del states
   tables = [table_cache.read(path) for path in paths]
   for path, table in zip(paths, tables):
     if table.schema != tables[0].schema:
@@ -177,10 +144,26 @@ def _table(paths, states):
   return pa.concat_tables(tables)
 
 
+def _names(column, rows):
+  """Yields the name of each image: its row, and its file's name."""
+  has_paths = pa.types.is_struct(column.type) and column.type.get_field_index('path') >= 0
+  paths = pc.struct_field(column, 'path').to_pylist() if has_paths else [None] * len(column)
+  for row in rows.tolist():
+    path = paths[row]
+    yield f'{row}-{os.path.basename(path)}' if path else str(row)
+
+
+def _open(part, data_dir):
+  """The Arrow files of a set, their table, and its columns."""
+  paths = part.paths
+  if part.are_parquet:
+    paths = (_arrow_copy(part, data_dir),)
+  table = read_table(paths, tuple(map(files.state, paths)))
+  return paths, table, hf_columns.choose(table.schema, part.folder)
+
+
 def _arrow_copy(part, data_dir):
   """The Arrow file of a set's Parquet files, written once."""
-  states = [(os.path.abspath(p), *files.state(p)) for p in part.paths]
-  key = json.dumps([_VERSION, states])
 
   def build(path):
     logging.info('Copying %s, once: Parquet has no random access.', part.paths[0])
@@ -191,8 +174,7 @@ def _arrow_copy(part, data_dir):
         f'{part.folder} has a damaged Parquet file: {str(e).splitlines()[0]}'
       ) from e
 
-  digest = hashlib.sha256(key.encode()).hexdigest()
-  return table_cache.ensure(data_dir, f'parquet-{digest[:32]}', build)
+  return table_cache.ensure(data_dir, _KIND, part.paths, build)
 
 
 def _copy(part, path):
@@ -227,14 +209,5 @@ def _other_texts(path, part, split, other_split, data_dir):
     other = hf_files.find(path, other_split)
   except config_lib.ConfigError:  # opening it says so, if the run needs it
     return []
-  paths, states, columns = _open(other, data_dir)
-  return hf_columns.texts(_table(paths, states), columns, path)
-
-
-def _path(value):
-  """The path that an image names; '' without one."""
-  if not isinstance(value, pa.StructScalar) or not value.is_valid:
-    return ''
-  if 'path' not in value:
-    return ''
-  return value['path'].as_py() or ''
+  _, table, columns = _open(other, data_dir)
+  return hf_columns.texts(table, columns, path)

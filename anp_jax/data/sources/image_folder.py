@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import os
 
 from absl import logging
@@ -11,23 +10,16 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
-from anp_jax.data.sources import folder_names, skipped_files, split_file, stored_images
+from anp_jax.data.sources import folder_names, skipped_files, split_file, splits, stored_images
 
 SUFFIXES = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.gif')
 # Those that training cannot decode, and `prepare` turns into others.
 CONVERTIBLE = ('.webp', '.tif', '.tiff', '.avif', '.jp2', '.ppm', '.pgm')
-# Share of a tree without splits that is used for training.
-_TRAIN_SHARE = 0.8
-_ALL = '.'  # the split that is all of a tree without splits
-# Names that folders of splits go by, in any case; one row is one split.
-_SPLITS = (
-  ('train', 'training', 'training_set', 'train_set'),
-  ('validation', 'valid', 'val', 'validation_set', 'valid_set', 'val_set'),
-  ('test', 'testing', 'test_set', 'testing_set'),
-)
-# These need no class folders of their own, whose absence is told then.
+# Splits even without class folders, so that an error names what they lack.
 _PLAIN_SPLITS = ('train', 'validation', 'val', 'test')
 _DEEPER, _OUTSIDE = 'in deeper folders', 'outside of class folders'
+_ALL = '.'  # the split that is all of a tree without splits
+_USUAL_SPLITS = [name for names in splits.USUAL for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +28,12 @@ class Listing:
 
   Attributes:
     root: folder that `files` are relative to.
-    files: paths.
-    labels: (n,) int32, class of each file.
-    vocabulary: of the labels.
-    name: what messages call the split.
-    storage: of the files.
-    left_out: a line about files of the tree that are in no split; '': none.
+    files: paths, which may go on within a file.
+    labels: (n,) int32, class of each file; -1 for none.
+    vocabulary: classes of the labels.
+    name: name of the split in messages.
+    storage: bytes of the files.
+    left_out: line about files that are in no split; '': none.
   """
 
   root: str
@@ -53,11 +45,11 @@ class Listing:
   left_out: str = ''
 
   def paths(self) -> list[str]:
-    """Returns the path of every file, which goes on within a file."""
+    """The path of every file."""
     return [os.path.join(self.root, file) for file in self.files]
 
   def select(self, indices: np.ndarray) -> 'Listing':
-    """Returns the files of these indices."""
+    """The files of these indices."""
     return dataclasses.replace(
       self,
       files=tuple(self.files[i] for i in indices),
@@ -85,19 +77,18 @@ def find(
   The split's folder may be in any case, or go by another of its usual names
   (training, val, valid, testing). A tree without splits is divided into train
   and validation by a hash of each file's CLASS/NAME, about 80 to 20 in every
-  class. No file's side depends on other files, so one that is added moves none.
-  The split '.' is all of it.
+  class. The split '.' is all of it.
 
-  For split files, see `split_file`.
+  `split_file` describes split files.
 
   Args:
     path: ROOT.
-    split: its name, or the path of a split file (.txt), seen from here or ROOT.
+    split: name, or the path of a split file (.txt) from here or from ROOT.
     lists: 'ANPS.txt' or 'ANPS.txt,ADJECTIVES.txt,NOUNS.txt', which give classes
       their ids; folders that they do not name are left out.
-    other_splits: of the run; without lists, their classes count too.
-    suffixes: of a tree's files, in lower case; others are left out.
-    pairs: whether listed classes are adjective_noun, see config.data.pairs.
+    other_splits: other splits of the run; without lists, their classes count too.
+    suffixes: suffixes of a tree's files, in lower case; others are left out.
+    pairs: whether listed classes are adjective_noun, as config.data.pairs.
 
   Returns:
     Files in the order of their labels and names, or of the split file's lines.
@@ -117,7 +108,7 @@ def find(
 
 
 def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
-  base, is_divided = _base(root, split)
+  base, is_split = _base(root, split)
   folders = folder_names.class_folders(base)
   left_out = skipped_files.SkippedFiles()
   for file in _images(base):
@@ -139,13 +130,13 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
     for file in files_of.get(name, ()):
       total += 1
       inside = f'{name}/{file}'
-      if is_divided or (_in_train(inside) == (split == 'train')):
+      if is_split or splits.in_half(inside, split):
         files.append(inside)
         labels.append(label)
   if total and not files:
     raise config_lib.ConfigError(
-      f'{root}: {split} has no examples: none of its images ({total:,}) falls '
-      f'to {split} by its hash; give each split a folder of its own'
+      f'{root}: {split} has no examples: none of the {total:,} images falls '
+      f'into {split} by its hash; give each split a folder'
     )
   if not files:
     raise config_lib.ConfigError(
@@ -166,25 +157,20 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
 def _vocabulary_of_folders(root, base, files_of, other_splits, pairs):
   """The classes that this split or another of the run has images of."""
   siblings = [_split_folder(root, s) for s in other_splits if not s.endswith('.txt')]
-  bases_of = {name: [base] for name in files_of}
-  for folder in filter(None, siblings):
-    for name in folder_names.class_folders(folder):
-      bases_of.setdefault(name, []).append(folder)
-  empty = [
+  bases = [base, *filter(None, siblings)]
+  names = {name for b in bases for name in folder_names.class_folders(b)}
+  empty = {
     name
-    for name, bases in bases_of.items()
+    for name in names
     if not files_of.get(name)
     and not any(next(_images(f'{b}/{name}', below=True), '') for b in bases)
-  ]
-  names = set(bases_of).difference(empty) or set(bases_of)
-  if empty and len(empty) < len(bases_of):
+  }
+  if empty and empty != names:
     warn_once(
-      '%s: no file can be an image in %d of %d folders, which are no classes: %s',
-      root,
-      len(empty),
-      len(bases_of),
-      ', '.join(sorted(empty)[:8]),
+      f'{root}: no file can be an image in {len(empty)} of {len(names)} folders, '
+      f'which are no classes: {", ".join(sorted(empty)[:8])}'
     )
+    names -= empty
   return vocabulary_lib.from_names(names, root, pairs)
 
 
@@ -199,11 +185,8 @@ def _check_listed(base, folders, vocabulary):
     )
   if unlisted:
     warn_once(
-      '%s: %d of %d folders are no listed class and are left out, such as %s',
-      base,
-      len(unlisted),
-      len(folders),
-      min(unlisted),
+      f'{base}: {len(unlisted)} of {len(folders)} folders are no listed class and are '
+      f'left out, such as {min(unlisted)}'
     )
 
 
@@ -230,95 +213,43 @@ def hints(suffixes: tuple[str, ...]) -> dict[str, str]:
   return hints
 
 
-def split_folders(root: str) -> list[str]:
-  """Names of the folders in a tree that go by the name of a split."""
-  usual = [name for names in _SPLITS for name in names]
-  folders = [f for f in folder_names.class_folders(root) if _is_split(root, f, usual)]
-  return sorted(folders, key=lambda f: usual.index(f.casefold()))
+def split_folders(root: str, split: str = '') -> list[str]:
+  """Names of the folders in a tree that go by a usual name of a split, or by this one."""
+  usual = [*_USUAL_SPLITS, split.casefold()]
+  folders = [
+    name
+    for name in folder_names.class_folders(root)
+    if name.casefold() in usual
+    and (name in _PLAIN_SPLITS or folder_names.class_folders(os.path.join(root, name)))
+  ]
+  return sorted(folders, key=lambda name: usual.index(name.casefold()))
 
 
 def _split_folder(root, split):
   """The folder of a split of a tree; '' if there is none."""
   if os.path.isdir(os.path.join(root, split)):
     return os.path.join(root, split)
-  name = split.casefold()
-  usual = next((names for names in _SPLITS if name in names), ())
-  folders = [f for f in folder_names.class_folders(root) if _is_split(root, f, (name, *usual))]
-  same = [f for f in folders if f.casefold() == name]
-  folders = same or folders
-  if len(folders) > 1:
-    raise config_lib.ConfigError(
-      f'{root} has no split {split!r}, but {" and ".join(folders)}; set '
-      'config.data.train_split and config.data.eval_split'
-    )
-  return os.path.join(root, folders[0]) if folders else ''
-
-
-def split_names(split: str) -> tuple[str, ...]:
-  """The name of a split, then the others that it usually goes by."""
-  usual = next((names for names in _SPLITS if split.casefold() in names), ())
-  return (split, *(name for name in usual if name != split.casefold()))
-
-
-def in_half(name: str, split: str) -> bool:
-  """Whether an image of an undivided set is in train or validation.
-
-  Args:
-    name: of the image; its hash alone tells.
-    split: 'train' or 'validation'; '' for both.
-  """
-  return not split or _in_train(name) == (split == 'train')
-
-
-def check_half(root: str, split: str) -> None:
-  """Refuses another split of an undivided set than train and validation."""
-  if split not in ('', 'train', 'validation'):
-    raise config_lib.ConfigError(
-      f'{root} has no split {split!r}; a set without splits is divided into '
-      'train and validation: set config.data.train_split and '
-      'config.data.eval_split to these'
-      f'{config_lib.nearest(split, ("train", "validation"))}'
-    )
-
-
-def _is_split(root, folder, names):
-  """Whether a folder goes by one of these names, and is not a class's."""
-  return folder.casefold() in names and (
-    folder in _PLAIN_SPLITS or bool(folder_names.class_folders(os.path.join(root, folder)))
-  )
+  names = split_folders(root, split)
+  if not splits.matches(split, names):
+    return ''
+  return os.path.join(root, splits.choose(root, split, names))
 
 
 @functools.cache
-def warn_once(*text):
-  """Logs a warning that another split of the same tree would repeat."""
-  logging.warning(*text)
+def warn_once(text: str) -> None:
+  """Logs a warning that another split of the same set would repeat."""
+  logging.warning('%s', text)
 
 
 def _base(root, split):
-  """The folder of the class folders, and whether it is one split's own."""
+  """The folder of the class folders, and whether all in it is one split."""
   base = root if split in ('', _ALL) else _split_folder(root, split)
   if base:
     return base, True
-  splits = split_folders(root)
-  if splits:
-    text = (
-      f'{root} has no split {split!r} (it has {", ".join(splits)}); set '
-      'config.data.train_split and config.data.eval_split'
-    )
-    if len(splits) == 1:
-      text += (
-        f', or config.data.path={os.path.join(root, splits[0])} to have '
-        'that divided into train and validation'
-      )
-    elif splits[0].casefold() in _SPLITS[0]:
-      text += f', as in config.data.eval_split={splits[-1]}'
-    raise config_lib.ConfigError(text)
-  if split not in ('train', 'validation'):
-    raise config_lib.ConfigError(
-      f'{root} has no split {split!r}; a tree of classes without splits '
-      'is divided into train and validation: set config.data.train_split and '
-      'config.data.eval_split to these'
-    )
+  names = split_folders(root)
+  if names:
+    splits.choose(root, split, names, f'config.data.path={root}/')
+  splits.check_half(root, split)
   return root, False
 
 
@@ -351,9 +282,3 @@ def _images(folder, below=False):
     for name in sorted(names):
       if name.lower().endswith(suffixes) and not name.startswith('.'):
         yield os.path.relpath(os.path.join(place, name), folder)
-
-
-def _in_train(path):
-  """Whether a file of an undivided tree is trained on, by its own name."""
-  digest = hashlib.sha256(path.encode(errors='surrogateescape')).digest()
-  return int.from_bytes(digest[:8], 'big') / 2.0**64 < _TRAIN_SHARE

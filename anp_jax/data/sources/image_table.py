@@ -2,23 +2,31 @@
 
 import csv
 import os
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import class_texts, image_folder, stored_images
+from anp_jax.data.sources import class_texts, image_folder, splits, stored_images
 
 SUFFIXES = ('.csv', '.parquet')
 # Names that a column goes by, in any case.
 _PATHS = ('path', 'file', 'image', 'filename', 'file_name')
-_LABELS = ('label', 'class', 'anp')
-_PAIR = ('adjective', 'noun')
 _SPLITS = ('split',)
 
 
-def find(d, split: str, other_split: str = '') -> image_folder.Listing:
+class _Row(NamedTuple):
+  """An image of a list; `place` names its row in messages, `split` may be ''."""
+
+  path: str
+  label: str
+  split: str
+  place: str
+
+
+def find(d: Any, split: str) -> image_folder.Listing:
   """The images of a split of config.data.source=list:FILE.
 
   A row has a path, a class (a name or a number) or an adjective and a noun,
@@ -27,10 +35,9 @@ def find(d, split: str, other_split: str = '') -> image_folder.Listing:
   then all of them.
 
   Args:
-    d: with source, path (that paths start from; '': the list's folder), lists
-      and pairs, as config.data.
-    split: its name, or another that it usually goes by.
-    other_split: of the run; unused: the classes are those of all rows.
+    d: namespace with source, path (that paths start from; '': the list's
+      folder), lists and pairs, as config.data.
+    split: name, or another that the split usually goes by.
 
   Returns:
     The files, in the order of the rows.
@@ -38,17 +45,16 @@ def find(d, split: str, other_split: str = '') -> image_folder.Listing:
   Raises:
     ConfigError: naming the list and its row, and what is expected.
   """
-  del other_split
   file = os.path.expanduser(d.source.removeprefix('list:'))
   rows = _rows(file)
   folder = os.path.dirname(file)
   root = os.path.expanduser(d.path) or folder or '.'
-  texts = [row[1] for row in rows]
-  classes = class_texts.vocabulary({*texts}, d.lists, folder, d.pairs)
-  labels = class_texts.labels(texts, classes, lambda i: f'{file}:{rows[i][3]}', bool(d.lists))
+  labels, classes = class_texts.classify(
+    [row.label for row in rows], d, folder, lambda i: rows[i].place
+  )
   chosen = np.flatnonzero(_in_split(file, rows, split) & (labels >= 0))
-  names = tuple(rows[i][0] for i in chosen)
-  _check_root(file, root, [rows[i] for i in chosen])
+  names = tuple(rows[i].path for i in chosen)
+  stored_images.check_root(root, names, lambda i: rows[chosen[i]].place)
   storage = stored_images.DiskFiles(root, names, confined_to=root)
   name = f'{file}: {split}' if split else file
   return image_folder.Listing(root, names, labels[chosen], classes, name, storage)
@@ -56,51 +62,47 @@ def find(d, split: str, other_split: str = '') -> image_folder.Listing:
 
 def has_splits(path: str) -> bool:
   """Whether a list has a column of splits."""
-  file = os.path.expanduser(path)
-  _, columns, _ = _table(file)
+  columns, _ = _table(os.path.expanduser(path))
   return _column(columns, _SPLITS) is not None
 
 
 def _rows(file):
-  """The rows of a list: path, class, split or None, and number."""
-  kind, columns, rows = _table(file)
+  """The rows of a list."""
+  columns, table = _table(file)
   path, split = _column(columns, _PATHS), _column(columns, _SPLITS)
-  label = _column(columns, _LABELS)
-  pair = [_column(columns, (name,)) for name in _PAIR]
-  if path is None or label is None and None in pair:
+  label = _column(columns, class_texts.LABELS)
+  pair = [_column(columns, (name,)) for name in class_texts.PAIR]
+  labels = pair if label is None else [label]
+  if path is None or None in labels:
     raise config_lib.ConfigError(
       f'{file} has the columns {", ".join(columns) or "none"}; expected path, '
       'label or adjective and noun, and optionally split'
     )
-  fields = [path, *(pair if label is None else [label])]
-  fields += [] if split is None else [split]
-  result, number_of = [], {}
-  for number, row in rows:
-    if len(row) != len(columns):
-      raise config_lib.ConfigError(f'{file}:{number}: {len(row)} columns, expected {len(columns)}')
-    for i in fields:
-      if not row[i] or '\0' in row[i]:
-        raise config_lib.ConfigError(
-          f'{file}:{number}: {columns[i]} is {row[i]!r}, expected a text'
-        )
-    first = number_of.setdefault(row[path], number)
-    if first != number:
+  rows, firsts = [], {}
+  for number, cells in table:
+    place = f'{file}:{number}'
+    if len(cells) != len(columns):
+      raise config_lib.ConfigError(f'{place}: {len(cells)} columns, expected {len(columns)}')
+    for i in (path, *labels, *([] if split is None else [split])):
+      if not cells[i] or '\0' in cells[i]:
+        raise config_lib.ConfigError(f'{place}: {columns[i]} is {cells[i]!r}, expected a text')
+    if firsts.setdefault(cells[path], place) != place:
       raise config_lib.ConfigError(
-        f'{file}:{number}: {row[path]!r} stands in {kind} {first} already'
+        f'{place}: {cells[path]!r} stands already in {firsts[cells[path]]}'
       )
-    name = '_'.join(row[i] for i in pair) if label is None else row[label]
-    result.append((row[path], name, None if split is None else row[split], number))
-  if not result:
+    name = '_'.join(cells[i] for i in labels)
+    rows.append(_Row(cells[path], name, '' if split is None else cells[split], place))
+  if not rows:
     raise config_lib.ConfigError(f'{file} has no rows')
-  return result
+  return rows
 
 
 def _table(file):
-  """What a row is called, the columns, and rows of texts by number."""
+  """The columns of a list, and its rows of texts by number."""
   if file.lower().endswith('.parquet'):
-    return 'row', *_parquet(file)
+    return _parquet(file)
   if file.lower().endswith('.csv'):
-    return 'line', *_csv(file)
+    return _csv(file)
   raise config_lib.ConfigError(f'{file}: expected a list that ends in {" or ".join(SUFFIXES)}')
 
 
@@ -109,10 +111,7 @@ def _csv(file):
   try:
     with open(file, encoding='utf-8-sig', newline='') as f:
       reader = csv.reader(f, strict=True)
-      rows = []
-      for row in reader:
-        if row:
-          rows.append((reader.line_num, [cell.strip() for cell in row]))
+      rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
   except csv.Error as e:
     raise config_lib.ConfigError(f'{file}:{reader.line_num}: {e}') from e
   except UnicodeDecodeError as e:
@@ -125,17 +124,15 @@ def _csv(file):
 def _parquet(file):
   """Rows are counted from 0, as pandas does."""
   try:
-    names = pq.read_schema(file).names
-    lower = {*_PATHS, *_LABELS, *_PAIR, *_SPLITS}
-    names = [name for name in names if name.lower() in lower]
+    lower = {*_PATHS, *class_texts.LABELS, *class_texts.PAIR, *_SPLITS}
+    names = [name for name in pq.read_schema(file).names if name.lower() in lower]
     columns = [c.to_pylist() for c in pq.read_table(file, columns=names)]
   except (OSError, pa.ArrowException) as e:
     raise config_lib.ConfigError(f'cannot read {file}: {str(e).splitlines()[0]}') from e
-  rows = [
-    (i, ['' if cell is None else str(cell).strip() for cell in row])
-    for i, row in enumerate(zip(*columns))
+  rows = enumerate(zip(*columns))
+  return names, [
+    (i, ['' if cell is None else str(cell).strip() for cell in row]) for i, row in rows
   ]
-  return names, rows
 
 
 def _column(columns, names):
@@ -146,35 +143,9 @@ def _column(columns, names):
 
 def _in_split(file, rows, split):
   """(rows,) bool: whether each row is of a split."""
-  if rows[0][2] is None:
-    image_folder.check_half(file, split)
-    return np.array([image_folder.in_half(r[0], split) for r in rows], bool)
-  present = dict.fromkeys(row[2] for row in rows)
-  usual = image_folder.split_names(split)
-  same = [n for n in present if n == split]
-  same = same or [n for n in present if n.casefold() in usual]
-  if len(same) != 1:
-    raise config_lib.ConfigError(
-      f'{file} has no split {split!r} (it has {", ".join(present)}); set '
-      'config.data.train_split and config.data.eval_split'
-      f'{config_lib.nearest(split, present)}'
-    )
-  return np.array([row[2] == same[0] for row in rows], bool)
-
-
-def _check_root(file, root, rows):
-  """Refuses a path that leaves the root, and a root without three files."""
-  if not rows:
-    return
-  for row in rows:
-    if not stored_images.is_inside(row[0], root):
-      raise config_lib.ConfigError(
-        f'{file}:{row[3]}: {row[0]!r} lies outside of {root}; config.data.path '
-        'names a folder that all paths lie in'
-      )
-  some = (rows[0], rows[len(rows) // 2], rows[-1])
-  if not any(os.path.exists(os.path.join(root, row[0])) for row in some):
-    raise config_lib.ConfigError(
-      f'{file}:{rows[0][3]}: no file {os.path.join(root, rows[0][0])!r}; is '
-      f'{root} the folder that the paths start from (config.data.path)?'
-    )
+  names = dict.fromkeys(row.split for row in rows)
+  if '' in names:
+    splits.check_half(file, split)
+    return np.array([splits.in_half(row.path, split) for row in rows], bool)
+  name = splits.choose(file, split, names)
+  return np.array([row.split == name for row in rows], bool)

@@ -1,35 +1,45 @@
 """Sets whose images are listed with their classes: folder, list, tar and hf."""
 
+from collections.abc import Sequence
+import os
+from typing import Any
+
+import numpy as np
+
 from anp_jax.data.sources import (
   hf_files,
   hf_set,
   image_folder,
   image_table,
   source as source_lib,
-  stored_images,
   tar_shards,
 )
+from anp_jax.system import untrusted_text
 
 KINDS = ('list', 'tar', 'hf')
 
 
 def kind(text: str) -> str:
-  """The kind that a source such as 'tar:PATTERN' names; 'folder' without."""
+  """The kind that a source such as 'tar:PATTERN' names; 'folder' without a kind."""
   name, colon, _ = text.partition(':')
   return name if colon and name in KINDS else 'folder'
 
 
 def find(
-  d, split: str, other_split: str, data_dir: str, suffixes: tuple[str, ...] = image_folder.SUFFIXES
+  d: Any,
+  split: str,
+  other_split: str,
+  data_dir: str,
+  suffixes: tuple[str, ...] = image_folder.SUFFIXES,
 ) -> image_folder.Listing:
   """The images of a split.
 
   Args:
-    d: with source, path, lists and pairs, as config.data.
-    split: its name; '', or for a tree '.', for all of a set without splits.
-    other_split: of the run, or ''; its classes count too.
-    data_dir: the data folder, for what is built once.
-    suffixes: of the files to list, where the set is chosen by these.
+    d: namespace with source, path, lists and pairs, as config.data.
+    split: name; '', or for a tree '.', for all of a set without splits.
+    other_split: other split of the run, or ''; its classes count too.
+    data_dir: data folder, for what is built once.
+    suffixes: suffixes of the files to list, in a folder or in tar shards.
 
   Raises:
     ConfigError: naming the file, folder or key at fault.
@@ -47,11 +57,11 @@ def find(
 
 
 def has_splits(text: str, path: str) -> bool:
-  """Whether a set has splits of its own, rather than being divided.
+  """Whether a set has splits, rather than being divided.
 
   Args:
-    text: the source, as config.data.source.
-    path: as config.data.path.
+    text: config.data.source.
+    path: config.data.path.
 
   Raises:
     ConfigError: if it is a list that cannot be read.
@@ -66,8 +76,40 @@ def has_splits(text: str, path: str) -> bool:
   return bool(image_folder.split_folders(path))
 
 
+class StoredImages(source_lib.Source):
+  """The images of a listing."""
+
+  kind = 'encoded'
+
+  def __init__(self, listing: image_folder.Listing):
+    """Creates the source; nothing is read."""
+    self.name = listing.name
+    self.vocabulary = listing.vocabulary
+    self._listing = listing
+
+  def __len__(self) -> int:
+    return len(self._listing.labels)
+
+  def read(self, indices: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+    """Image files by index, and labels."""
+    read = self._listing.storage.read
+    return [read(i) for i in indices], self._listing.labels[indices]
+
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all images."""
+    return self._listing.labels
+
+  def example_name(self, index: int) -> str:
+    """The path of an image, which may go on within a file."""
+    return untrusted_text.printable(os.path.join(self._listing.root, self._listing.files[index]))
+
+  def listing(self) -> Sequence[str]:
+    """The paths of all images below the root."""
+    return self._listing.files
+
+
 def open_listing(listing: image_folder.Listing) -> source_lib.Source:
   """The source of the images of a listing."""
   if listing.left_out:
-    image_folder.warn_once('%s', listing.left_out)
-  return stored_images.StoredImages(listing)
+    image_folder.warn_once(listing.left_out)
+  return StoredImages(listing)

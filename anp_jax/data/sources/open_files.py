@@ -1,47 +1,30 @@
 """Files that stay open between reads, never more than the process may hold."""
 
-import collections
 from collections.abc import Callable
+import functools
 import resource
-import threading
+from typing import TypeVar
 
 _MOST = 256
 # Share of the descriptors that one source may hold: there are two in a run, and
 # much else needs some.
 _SHARE = 1 / 4
 
-
-class OpenFiles:
-  """Open files by key; the one that was used longest ago is closed first."""
-
-  def __init__(self, open_file: Callable):
-    """Creates the collection; nothing is opened.
-
-    Args:
-      open_file: opens the file of a key. What it returns is closed when its
-        last reference goes, so no thread reads from a closed file.
-    """
-    self._open_file = open_file
-    self._files = collections.OrderedDict()
-    self._lock = threading.Lock()
-
-  def __call__(self, key):
-    """The open file of a key, from any thread; raises what `open_file` does."""
-    with self._lock:
-      if key in self._files:
-        self._files.move_to_end(key)
-        return self._files[key]
-    # Two threads may open the same; either will do.
-    file = self._open_file(key)
-    with self._lock:
-      self._files[key] = file
-      while len(self._files) > _most():
-        self._files.popitem(last=False)
-    return file
+Key = TypeVar('Key')
+File = TypeVar('File')
 
 
-def _most():
+def keep_open(open_file: Callable[[Key], File]) -> Callable[[Key], File]:
+  """A function from a key to its open file, for any thread.
+
+  The file that was used longest ago is dropped first.
+
+  Args:
+    open_file: opens the file of a key. The file is closed when its last
+      reference goes, so no thread reads from a closed file.
+  """
   limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  if limit == resource.RLIM_INFINITY:
-    return _MOST
-  return max(1, min(_MOST, int(limit * _SHARE)))
+  most = _MOST
+  if limit != resource.RLIM_INFINITY:
+    most = max(1, min(most, int(limit * _SHARE)))
+  return functools.lru_cache(most)(open_file)

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10 in the files that their authors publish.
+"""MNIST and CIFAR-10 in the files that their authors publish, CIFAR-10 in its binary version.
 
 MNIST: LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
 CIFAR-10: Krizhevsky, "Learning multiple layers of features from tiny images",
@@ -10,7 +10,6 @@ from collections.abc import Callable
 import gzip
 import math
 import os
-import pickle
 import struct
 from typing import NamedTuple
 import zlib
@@ -18,23 +17,23 @@ import zlib
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.data.sources import splits
 
-# Where the archives of CIFAR-10 put their files.
-_ARCHIVES = ('cifar-10-batches-bin', 'cifar-10-batches-py')
+# Where the archive of CIFAR-10 puts its files.
+_ARCHIVE = 'cifar-10-batches-bin'
 # The published sets have no third split: the test images are evaluated on.
 _MNIST_SPLITS = {'train': 'train', 'test': 't10k', 't10k': 't10k', 'validation': 't10k'}
 _CIFAR_SPLITS = {
-  'train': tuple(f'data_batch_{i}' for i in range(1, 6)),
-  'test': ('test_batch',),
-  'validation': ('test_batch',),
+  'train': tuple(f'data_batch_{i}.bin' for i in range(1, 6)),
+  'test': ('test_batch.bin',),
+  'validation': ('test_batch.bin',),
 }
 _CLASSES = 10
 _CIFAR_PIXELS = 3 * 32 * 32
 
 LOOKED_FOR = (
-  'train-images-idx3-ubyte or its .gz (MNIST), data_batch_1.bin or '
-  'data_batch_1 (CIFAR-10), these two also in cifar-10-batches-bin/ and '
-  'cifar-10-batches-py/'
+  'train-images-idx3-ubyte or its .gz (MNIST), data_batch_1.bin (CIFAR-10, binary '
+  'version), also in cifar-10-batches-bin/'
 )
 
 # Images (n, height, width, 3) uint8, labels (n,) int32, class names.
@@ -42,12 +41,12 @@ Contents = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 class Format(NamedTuple):
-  """A format that was found.
+  """A format whose files a folder holds.
 
   Attributes:
-    title: what messages call it.
-    folder: where its files lie.
-    read: (folder, split) -> the split's contents; raises ConfigError.
+    title: name in messages.
+    folder: folder of its files.
+    read: function (folder, split) -> contents of the split; raises ConfigError.
   """
 
   title: str
@@ -58,12 +57,10 @@ class Format(NamedTuple):
 def find(path: str) -> list[Format]:
   """The formats whose files lie in a folder, or in an archive's below it."""
   formats = []
-  folders = [os.path.join(path, name) for name in _ARCHIVES]
-  for folder in (path, *folders):
+  for folder in (path, os.path.join(path, _ARCHIVE)):
     for title, read, names in (
       ('MNIST', mnist, _spellings('train') + _spellings('t10k')),
-      ('CIFAR-10 (binary)', cifar10_binary, _batch_files('.bin')),
-      ('CIFAR-10 (Python)', cifar10_python, _batch_files('')),
+      ('CIFAR-10', cifar10, [f for name in ('train', 'test') for f in _CIFAR_SPLITS[name]]),
     ):
       if any(os.path.isfile(os.path.join(folder, name)) for name in names):
         formats.append(Format(title, folder, read))
@@ -89,53 +86,37 @@ def mnist(folder: str, split: str) -> Contents:
   return colour, labels.astype(np.int32), names
 
 
-def cifar10_binary(folder: str, split: str) -> Contents:
+def cifar10(folder: str, split: str) -> Contents:
   """Records of a label and the planes R, G and B, in five batches."""
-  files = _cifar_files(folder, split, '.bin')
-  names = _cifar_names(folder, 'batches.meta.txt', _names_from_text)
-  batches = []
+  files = [os.path.join(folder, name) for name in _of_split(folder, split, _CIFAR_SPLITS)]
+  names = _cifar_names(folder)
+  records, size = [], 1 + _CIFAR_PIXELS
   for file in files:
-    data, size = _mapped(file), 1 + _CIFAR_PIXELS
+    if not os.path.isfile(file):
+      raise config_lib.ConfigError(
+        f'{folder} has no file {os.path.basename(file)}; expected '
+        f'{", ".join(map(os.path.basename, files))}'
+      )
+    data = _mapped(file)
     if not len(data) or len(data) % size:
       raise config_lib.ConfigError(f'{file} holds {len(data)} bytes, expected records of {size}')
-    records = data.reshape(-1, size)
-    check_labels(file, records[:, 0], len(names))
-    batches.append((records[:, 1:], records[:, 0]))
-  return *_joined(batches), names
-
-
-def cifar10_python(folder: str, split: str) -> Contents:
-  """Five batches pickled by Python 2; a file that would run code is refused."""
-  files = _cifar_files(folder, split, '')
-  names = _cifar_names(folder, 'batches.meta', _names_from_pickle)
-  batches = []
-  for file in files:
-    record = _unpickled(file)
-    data, labels = (_field(file, record, name) for name in ('data', 'labels'))
-    good = data.ndim == 2 and data.shape[1] == _CIFAR_PIXELS
-    if not good or data.dtype != np.uint8:
-      raise config_lib.ConfigError(
-        f'{file}: data is {data.dtype}{data.shape}, expected uint8 (n, {_CIFAR_PIXELS})'
-      )
-    if labels.shape != data.shape[:1] or labels.dtype.kind not in 'iu':
-      raise config_lib.ConfigError(
-        f'{file}: labels is {labels.dtype}{labels.shape}, expected {len(data)} whole numbers'
-      )
-    check_labels(file, labels, len(names))
-    batches.append((data, labels))
-  return *_joined(batches), names
+    records.append(data.reshape(-1, size))
+    check_labels(file, records[-1][:, 0], len(names))
+  joined = np.concatenate(records)
+  planes = joined[:, 1:].reshape(-1, 3, 32, 32)
+  return (np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), joined[:, 0].astype(np.int32), names)
 
 
 def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
   """Refuses labels outside 0 to classes - 1.
 
   Args:
-    name: of the file or split, for the message.
-    labels: (n,) of any whole numbers.
-    classes: how many there are.
+    name: file or split in the message.
+    labels: (n,) whole numbers of any type.
+    classes: number of classes.
 
   Raises:
-    ConfigError: with the range that was found and the one expected.
+    ConfigError: with the range of the labels and the one expected.
   """
   if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
     raise config_lib.ConfigError(
@@ -148,12 +129,7 @@ def _numbers(classes):
 
 
 def _of_split(folder, split, parts):
-  if split not in parts:
-    raise config_lib.ConfigError(
-      f'{folder} has no split {split!r} (it has {", ".join(parts)})'
-      f'{config_lib.nearest(split, parts)}'
-    )
-  return parts[split]
+  return parts[splits.choose(folder, split, parts)]
 
 
 def _spellings(part, kind='images'):
@@ -211,114 +187,20 @@ def _mapped(file):
     raise config_lib.ConfigError(f'cannot read {file}: {e}') from e
 
 
-def _batch_files(suffix):
-  parts = ('train', 'test')
-  return [f + suffix for part in parts for f in _CIFAR_SPLITS[part]]
-
-
-def _cifar_files(folder, split, suffix):
-  names = [f + suffix for f in _of_split(folder, split, _CIFAR_SPLITS)]
-  files = [os.path.join(folder, name) for name in names]
-  for name, file in zip(names, files):
-    if not os.path.isfile(file):
-      raise config_lib.ConfigError(f'{folder} has no file {name}; expected {", ".join(names)}')
-  return files
-
-
-def _cifar_names(folder, name, read):
-  file = os.path.join(folder, name)
+def _cifar_names(folder):
+  """The names of the classes; numbers if no file has them."""
+  file = os.path.join(folder, 'batches.meta.txt')
   if not os.path.isfile(file):
     return _numbers(_CLASSES)
   try:
-    names = read(file)
+    # The published file ends with an empty line. One further up would shift the
+    # classes, and is kept to be refused.
+    lines = _mapped(file).tobytes().decode().rstrip().splitlines()
   except UnicodeDecodeError as e:
     raise config_lib.ConfigError(f'{file} is not UTF-8 text: {e}') from e
+  names = tuple(line.strip() for line in lines)
   if not names or not all(names):
     raise config_lib.ConfigError(
       f'{file} holds the class names {names}, expected one a class, none empty'
     )
   return names
-
-
-def _names_from_text(file):
-  # The published file ends with an empty line. One further up would shift the
-  # classes, and is kept to be refused.
-  lines = _mapped(file).tobytes().decode().rstrip().splitlines()
-  return tuple(line.strip() for line in lines)
-
-
-def _names_from_pickle(file):
-  names = _field(file, _unpickled(file), 'label_names')
-  if names.ndim != 1 or names.dtype.kind not in 'SU':
-    raise config_lib.ConfigError(
-      f'{file}: label_names is {names.dtype}{names.shape}, expected texts'
-    )
-  return tuple(n.decode() if names.dtype.kind == 'S' else n for n in names.tolist())
-
-
-def _joined(batches):
-  """Images (n, 32, 32, 3) and labels (n,) of (planes, labels) of batches."""
-  sizes = [len(labels) for _, labels in batches]
-  images = np.empty((sum(sizes), 32, 32, 3), np.uint8)
-  parts = np.split(images, np.cumsum(sizes)[:-1])
-  for part, (planes, _) in zip(parts, batches):
-    part[...] = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-  labels = np.concatenate([labels for _, labels in batches])
-  return images, labels.astype(np.int32)
-
-
-def _latin1(text, encoding):
-  """Bytes that Python 3 pickled for Python 2, as text to be encoded again."""
-  if encoding != 'latin1':
-    raise ValueError(f'encoding {encoding!r}')
-  return text.encode(encoding)
-
-
-def _dtype(kind, align, copy):
-  # NumPy 2.4.0 to 2.4.4 warns of the 0 and 1 that Python 2 wrote for booleans.
-  return np.dtype(kind, align=bool(align), copy=bool(copy))
-
-
-# What pickled arrays refer to, under the names of NumPy 1 and 2.
-_array_maker = np.zeros(0).__reduce__()[0]
-_buffer_maker = np.zeros(0).__reduce_ex__(5)[0]
-_ADMITTED = {
-  ('numpy', 'ndarray'): np.ndarray,
-  ('numpy', 'dtype'): _dtype,
-  ('numpy.core.multiarray', '_reconstruct'): _array_maker,
-  ('numpy._core.multiarray', '_reconstruct'): _array_maker,
-  ('numpy.core.numeric', '_frombuffer'): _buffer_maker,
-  ('numpy._core.numeric', '_frombuffer'): _buffer_maker,
-  ('_codecs', 'encode'): _latin1,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-  """Refuses everything by which a pickle could run code."""
-
-  def find_class(self, module, name):
-    if (module, name) not in _ADMITTED:
-      raise pickle.UnpicklingError(f'refused {f"{module}.{name}"!r}')
-    return _ADMITTED[module, name]
-
-
-def _unpickled(file):
-  try:
-    with open(file, 'rb') as f:
-      return _Unpickler(f, encoding='bytes').load()
-  except Exception as e:  # a damaged pickle may raise anything
-    text = ' '.join(f'{type(e).__name__}: {e}'.split())
-    raise config_lib.ConfigError(
-      f'cannot read {file}, expected a pickle of arrays and plain values: {text}'
-    ) from e
-
-
-def _field(file, record, name):
-  """An entry of an unpickled dict as an array; Python 2 made its keys bytes."""
-  for key in (name.encode(), name):
-    if isinstance(record, dict) and key in record:
-      try:
-        return np.asarray(record[key])
-      except ValueError as e:
-        raise config_lib.ConfigError(f'{file}: {name} is no array: {e}') from e
-  raise config_lib.ConfigError(f'{file} has no {name!r}, expected a dict with it')

@@ -119,7 +119,7 @@ def render(class_id: int, seed: int) -> bytes:
 
 
 def _choose_colours(rng, adjective):
-  """Returns colours of object, background and pattern: (3,) float64 in 0..1."""
+  """Colours of object, background and pattern: (3,) float64 in 0..1."""
   while True:
     if adjective in _HUES:
       hue, half_width = _HUES[adjective]

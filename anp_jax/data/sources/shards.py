@@ -12,17 +12,31 @@ from anp_jax.data.sources import open_files
 class TfRecords:
   """Random access to TFRecord shards; reads their framing, not TensorFlow."""
 
-  def __init__(self, paths: list[str], places: list[np.ndarray]):
-    """Opens shards by their paths and the `record_places` of each."""
+  def __init__(self, paths: list[str], counts: list[int]):
+    """Indexes shards.
+
+    Args:
+      paths: paths of the shards.
+      counts: number of records that each should hold.
+
+    Raises:
+      ConfigError: for a shard that cannot be read or has other records.
+    """
     self._paths = paths
-    shards = [np.full((len(p), 1), i) for i, p in enumerate(places)]
-    self._places = np.concatenate([np.concatenate(pair, 1) for pair in zip(shards, places)])
+    self._places = np.zeros((0, 3), np.int64)  # shard, first byte, length
+    for shard, (path, count) in enumerate(zip(paths, counts)):
+      try:
+        places = _tf_record_places(shard, path)
+      except OSError as e:
+        raise _unreadable(path, e) from e
+      _check_count(path, len(places), count)
+      self._places = np.concatenate([self._places, places])
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
-    """Records of the given indices."""
+    """Records by index."""
     result = []
     for index in indices:
-      shard, start, length = self._places[index]
+      shard, start, length = self._places[index].tolist()
       with open(self._paths[shard], 'rb') as f:
         f.seek(start)
         result.append(f.read(length))
@@ -37,20 +51,27 @@ class ArrayRecords:
   """
 
   def __init__(self, paths: list[str], counts: list[int]):
-    """Opens shards by their paths and the number of records of each."""
+    """Opens shards; arguments and errors are those of `TfRecords`."""
     self._paths = paths
     self._ends = np.cumsum(counts)
-    self._reader = open_files.OpenFiles(self._open)
+    self._reader = open_files.keep_open(self._open)
+    for shard, (path, count) in enumerate(zip(paths, counts)):
+      try:
+        reader = self._reader(shard)
+        records = reader.num_records() if reader.ok() else 0
+      except (OSError, RuntimeError) as e:
+        raise _unreadable(path, e) from e
+      _check_count(path, records, count)
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
-    """Records of the given indices."""
-    indices = np.asarray(indices, np.int64)
-    shards = np.searchsorted(self._ends, indices, side='right')
-    result = np.empty(len(indices), object)
-    for shard in np.unique(shards):
+    """Records by index."""
+    positions = np.asarray(indices, np.int64)
+    shards = np.searchsorted(self._ends, positions, side='right')
+    result = np.empty(len(positions), object)
+    for shard in np.unique(shards).tolist():
       places = np.flatnonzero(shards == shard)
       start = self._ends[shard - 1] if shard else 0
-      records = self._reader(shard).read((indices[places] - start).tolist())
+      records = self._reader(shard).read((positions[places] - start).tolist())
       for place, record in zip(places, records):
         result[place] = record
     return result.tolist()
@@ -65,33 +86,17 @@ class ArrayRecords:
     )
 
 
-def record_places(file_format: str, path: str, count: int) -> np.ndarray:
-  """The places of a shard's records; refuses a damaged shard.
-
-  Args:
-    file_format: 'tfrecord' or 'array_record'.
-    path: of the shard.
-    count: records that it should hold.
-
-  Returns:
-    (count, 2) int64: first byte, bytes of each TFRecord's payload.
-
-  Raises:
-    ConfigError: if it cannot be read or holds another number of records.
-  """
-  try:
-    find = _tf_record_places if file_format == 'tfrecord' else _array_record_places
-    places = find(path)
-  except (OSError, RuntimeError) as e:
-    raise config_lib.ConfigError(f'cannot read {path}: {e}') from e
-  if len(places) != count:
-    raise config_lib.ConfigError(
-      f'{path} is damaged: {len(places)} whole examples, expected {count}'
-    )
-  return np.array(places, np.int64).reshape(-1, 2)
+def _unreadable(path, error):
+  return config_lib.ConfigError(f'cannot read {path}: {error}')
 
 
-def _tf_record_places(path):
+def _check_count(path, count, expected):
+  if count != expected:
+    raise config_lib.ConfigError(f'{path} is damaged: {count} whole examples, expected {expected}')
+
+
+def _tf_record_places(shard, path):
+  """(n, 3) int64: shard, first byte and length of each whole record's payload."""
   places = []
   with open(path, 'rb') as f:
     end = os.fstat(f.fileno()).st_size
@@ -102,14 +107,6 @@ def _tf_record_places(path):
       length = struct.unpack('<Q', header[:8])[0] if len(header) == 12 else end
       if position + 16 + length > end:
         break
-      places.append((position + 12, length))
+      places.append((shard, position + 12, length))
       position += 16 + length  # a uint32 checksum follows the payload
-  return places
-
-
-def _array_record_places(path):
-  """A pair of zeros for each record: array_record finds them itself."""
-  from array_record.python import array_record_module
-
-  reader = array_record_module.ArrayRecordReader(path)
-  return [(0, 0)] * (reader.num_records() if reader.ok() else 0)
+  return np.array(places, np.int64).reshape(-1, 3)

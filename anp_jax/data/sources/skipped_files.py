@@ -16,15 +16,15 @@ class SkippedFiles:
     self._counts = {}
     self._first = {}
 
-  def __len__(self):
+  def __len__(self) -> int:
     return sum(self._counts.values())
 
   def add(self, path: str, kind: str = '') -> None:
     """Counts a file.
 
     Args:
-      path: of the file, as messages name it.
-      kind: what messages call those like it; '': its suffix.
+      path: name of the file in messages.
+      kind: name of its kind in messages; '': its suffix.
     """
     path = untrusted_text.printable(path)
     kind = kind or os.path.splitext(path)[1].lower() or _NO_SUFFIX
@@ -35,7 +35,7 @@ class SkippedFiles:
     """A text such as '5 .heic (first a/1.heic), 2 .svg (first a/x.svg)'.
 
     Args:
-      hints: what can be done about a kind, for some of them.
+      hints: advice about some of the kinds.
     """
     kinds = sorted(self._counts, key=lambda kind: (-self._counts[kind], kind))
     items = []

@@ -1,14 +1,13 @@
 """The interface of every kind of data set: examples by index."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-from anp_jax.data import vocabulary
+from anp_jax.data import vocabulary as vocabulary_lib
 
 
-class Source(Protocol):
+class Source:
   """One split of a data set.
 
   Encoded images are decoded by `input.decode` or `input.decode_pillow`; pixels
@@ -16,16 +15,17 @@ class Source(Protocol):
 
   Attributes:
     kind: 'encoded' (image files), 'pixels' (uint8 arrays) or 'synthetic'.
-    vocabulary: of the labels.
-    name: of the split, in messages.
+    vocabulary: classes of the labels.
+    name: name of the split in messages.
   """
 
   kind: str
-  vocabulary: vocabulary.Vocabulary
+  vocabulary: vocabulary_lib.Vocabulary
   name: str
 
   def __len__(self) -> int:
     """Number of examples."""
+    raise NotImplementedError
 
   def read(self, indices: np.ndarray) -> tuple[list, np.ndarray]:
     """Examples by index, in any order, from any thread.
@@ -36,9 +36,11 @@ class Source(Protocol):
     Returns:
       n images, bytes or (height, width, 3) uint8; labels (n,) int32.
     """
+    raise NotImplementedError
 
   def labels(self) -> np.ndarray:
     """(n,) int32, of all examples; may take a pass over the data."""
+    raise NotImplementedError
 
   def example_name(self, index: int) -> str:
     """The name of an example in messages."""
@@ -47,6 +49,36 @@ class Source(Protocol):
   def listing(self) -> Sequence[str] | None:
     """The files of all examples; None where that takes reading them."""
     return None
+
+
+class Wrapper(Source):
+  """Another source; a subclass changes a part of it."""
+
+  def __init__(self, source: Source):
+    """Creates a source equal to another one."""
+    self.kind = source.kind
+    self.vocabulary = source.vocabulary
+    self.name = source.name
+    self._source = source
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def read(self, indices: np.ndarray) -> tuple[list, np.ndarray]:
+    """Examples of the wrapped source."""
+    return self._source.read(indices)
+
+  def labels(self) -> np.ndarray:
+    """Labels of the wrapped source."""
+    return self._source.labels()
+
+  def example_name(self, index: int) -> str:
+    """The name that the wrapped source gives to an example."""
+    return self._source.example_name(index)
+
+  def listing(self) -> Sequence[str] | None:
+    """The files of the wrapped source."""
+    return self._source.listing()
 
 
 def fingerprint(source: Source) -> dict:

@@ -7,12 +7,11 @@ removed. So a copy that was interrupted goes on.
 
 from concurrent import futures
 import contextlib
-import fcntl
 import os
 import shutil
 import time
 
-from absl import logging
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
@@ -23,14 +22,14 @@ _DOWNLOADS = 16  # at a time: a small object takes a store 50 ms, in any number
 _REPORT = 30.0  # seconds between two lines
 
 
-def path(name: str, address: str, config) -> str:
-  """Returns the local path of data, after a copy if they lie in a store.
+def path(name: str, address: str, config: ml_collections.ConfigDict) -> str:
+  """The local path of data, after a copy if they lie in a store.
 
   Args:
-    name: of the config's key or of the flag, for error lines.
-    address: of a folder or a file in a store; or a local path, which is
+    name: config key or flag, for error lines.
+    address: address of a folder or a file in a store; or a local path, which is
       returned.
-    config: of the run; the copy lies in its folder of data sets.
+    config: the run's config; the copy lies in its folder of data sets.
 
   Raises:
     ConfigError: if there is nothing, or it cannot be copied.
@@ -46,7 +45,7 @@ def path(name: str, address: str, config) -> str:
     raise config_lib.ConfigError(f'{name}: there is nothing at {address}')
   try:
     os.makedirs(parent, exist_ok=True)
-    with _lock(os.path.join(parent, f'.{base}.lock')):
+    with files.lock(os.path.join(parent, f'.{base}.lock')):
       _Copy(name, address, target).update(objects)
   except OSError as e:  # a full disk, say
     raise config_lib.ConfigError(
@@ -56,14 +55,14 @@ def path(name: str, address: str, config) -> str:
   return target
 
 
-def prepared_path(directory: str, set_name: str, config) -> str:
-  """Returns the local folder of data sets that has a prepared one.
+def prepared_path(directory: str, set_name: str, config: ml_collections.ConfigDict) -> str:
+  """The local folder of data sets that has a prepared one.
 
   Args:
-    directory: of data sets: an address, or a local path, which is returned.
-    set_name: of the set, NAME or NAME/CONFIG, with or without :VERSION. Of a
-      store's sets only this one is copied.
-    config: of the run.
+    directory: folder of data sets: an address, or a local path, which is returned.
+    set_name: NAME or NAME/CONFIG, with or without :VERSION; the one set that is
+      copied from a store.
+    config: the run's config.
 
   Raises:
     ConfigError: as `path`.
@@ -164,22 +163,9 @@ class _Copy:
       return -1
 
 
-def local_root(config) -> str:
-  """Returns the folder of data sets that is on this machine."""
+def local_root(config: ml_collections.ConfigDict) -> str:
+  """The folder of data sets on this machine."""
   folders = config.data.dir, os.environ.get('ANP_DATA', '')
   folder = next((f for f in folders if f and not urls.scheme(f)), '')
   folder = folder or os.path.join(config_lib.cache_dir(), 'data')
   return os.path.abspath(os.path.expanduser(folder))
-
-
-@contextlib.contextmanager
-def _lock(file_name):
-  """Waits for other processes of this machine that copy the same."""
-  with open(file_name, 'a') as file:
-    try:
-      # The kernel drops it with the process, so a killed one blocks nobody.
-      fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as e:
-      # Each file is whole by itself: all that is lost is time.
-      logging.warning('cannot lock %s: %s', file_name, e)
-    yield

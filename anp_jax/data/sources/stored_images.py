@@ -1,8 +1,6 @@
-"""Image files that are stored within other files, by their index.
+"""The bytes of image files by index, on disk or within other files."""
 
-The one opener of image files on disk is here too.
-"""
-
+from collections.abc import Callable, Sequence
 import functools
 import os
 import stat
@@ -10,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from anp_jax.data.sources import source as source_lib
-from anp_jax.system import files as files_lib, untrusted_text
+from anp_jax import config as config_lib
+from anp_jax.system import files as files_lib
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
@@ -25,8 +23,8 @@ def read_file(path: str, root: str = '') -> bytes:
   """The bytes of an image file, which may be a link to one.
 
   Args:
-    path: of the file.
-    root: a folder that the file must lie in, links followed, for a path that
+    path: path of the file.
+    root: folder that the file must lie in, links followed, for a path that
       a data set gives; '': anywhere.
 
   Raises:
@@ -61,6 +59,33 @@ def is_inside(path: str, root: str) -> bool:
   if '..' not in path and not os.path.isabs(path):
     return True  # at once, for lists of millions
   return _is_below(os.path.abspath(os.path.join(root, path)), root)
+
+
+def check_root(root: str, paths: Sequence[str], place: Callable[[int], str]) -> None:
+  """Refuses paths of a list that leave a root, and a root where their files are not.
+
+  Args:
+    root: folder that the paths start from.
+    paths: paths of the images.
+    place: name of an image's row in messages, by its index.
+
+  Raises:
+    ConfigError: naming the row.
+  """
+  for i, path in enumerate(paths):
+    if not is_inside(path, root):
+      raise config_lib.ConfigError(
+        f'{place(i)}: {path!r} lies outside of {root}; config.data.path '
+        'names a folder that all paths lie in'
+      )
+  # A million look-ups would take minutes on a shared file system: three tell a
+  # wrong root, and the reader names a single file that is gone.
+  some = {0, len(paths) // 2, len(paths) - 1} if paths else set()
+  if some and not any(os.path.exists(os.path.join(root, paths[i])) for i in some):
+    raise config_lib.ConfigError(
+      f'{place(0)}: no file {os.path.join(root, paths[0])!r}; is {root} the '
+      'folder that the paths start from (config.data.path)?'
+    )
 
 
 def _is_below(path, root):
@@ -100,67 +125,32 @@ class Storage(Protocol):
     """The files of these indices, in their order."""
 
 
-class DiskFiles(Storage):
+class DiskFiles:
   """Files of a file system, among which anything may be."""
 
-  def __init__(self, root: str, files, confined_to: str = ''):
+  def __init__(self, root: str, files: Sequence[str], confined_to: str = ''):
     """Creates the storage of files by their paths below a root.
 
     Args:
-      root: of the paths.
+      root: folder that the paths start from.
       files: their paths.
-      confined_to: the folder that a file must lie in, links followed, where a
-        list gives the paths; '': links of a tree lead anywhere.
+      confined_to: folder that a file must lie in, links followed, where a list
+        gives the paths; '': links of a tree lead anywhere.
     """
     self._root, self._files = root, files
     self._confined_to = confined_to
 
-  def read(self, index):
-    """Returns a file's bytes; refuses pipes, folders and huge files."""
+  def read(self, index: int) -> bytes:
+    """The bytes of a file; refuses pipes, folders and huge files."""
     return read_file(self._path(index), self._confined_to)
 
-  def state(self, index):
-    """Returns a file's size and time; NO_FILE if it is none."""
+  def state(self, index: int) -> tuple[int, int]:
+    """Size and time of a file; NO_FILE if it is none."""
     return files_lib.state(self._path(index))
 
-  def select(self, indices):
-    """Returns the files of these indices."""
-    files = [self._files[i] for i in indices]
-    return DiskFiles(self._root, files, self._confined_to)
+  def select(self, indices: np.ndarray) -> 'DiskFiles':
+    """The files of these indices."""
+    return DiskFiles(self._root, [self._files[i] for i in indices], self._confined_to)
 
   def _path(self, index):
     return os.path.join(self._root, self._files[index])
-
-
-class StoredImages(source_lib.Source):
-  """The images of a listing."""
-
-  kind = 'encoded'
-
-  def __init__(self, listing):
-    """Creates the source of an `image_folder.Listing`; nothing is read."""
-    self.name = listing.name
-    self.vocabulary = listing.vocabulary
-    self._listing = listing
-    self._read = listing.storage.read
-
-  def __len__(self):
-    return len(self._listing.labels)
-
-  def read(self, indices):
-    """Returns the bytes of image files by index, and labels."""
-    files = [self._read(i) for i in indices]
-    return files, self._listing.labels[indices]
-
-  def labels(self):
-    """Returns (n,) int32, of all images."""
-    return self._listing.labels
-
-  def example_name(self, index):
-    """Returns the path of the image, which goes on within a file."""
-    return untrusted_text.printable(os.path.join(self._listing.root, self._listing.files[index]))
-
-  def listing(self):
-    """Returns the names within the files, if these are in memory."""
-    files = self._listing.files
-    return files if isinstance(files, list | tuple) else None

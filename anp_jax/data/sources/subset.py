@@ -1,63 +1,68 @@
 """Some examples of a source, as a source."""
 
+from collections.abc import Sequence
+
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import index_shuffle
 from anp_jax.data.sources import source as source_lib
 
-_FACTORS = ('adjective', 'noun')
 
-
-class Subset(source_lib.Source):
+class Subset(source_lib.Wrapper):
   """Some examples of a source."""
 
-  def __init__(self, source, indices: np.ndarray, name: str, labels=None):
+  def __init__(
+    self,
+    source: source_lib.Source,
+    indices: np.ndarray,
+    name: str,
+    labels: np.ndarray | None = None,
+  ):
     """Creates the subset; no example is read.
 
     Args:
-      source: all of it.
-      indices: (n,) of its examples.
-      name: what messages call the part.
+      source: all examples.
+      indices: (n,) indices in the source.
+      name: name of the subset in messages.
       labels: (n,) int32 of these examples; None: read on demand.
     """
-    self.kind = source.kind
-    self.vocabulary = source.vocabulary
+    super().__init__(source)
     self.name = name
-    self._source = source
     self._indices = indices
     self._labels = labels
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self._indices)
 
-  def read(self, indices):
-    """Returns images by index in the subset, and labels."""
+  def read(self, indices: np.ndarray) -> tuple[list, np.ndarray]:
+    """Images by index in the subset, and labels."""
     return self._source.read(self._indices[np.asarray(indices)])
 
-  def labels(self):
-    """Returns (n,) int32, of the examples of the subset."""
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of the examples of the subset."""
     if self._labels is None:
       self._labels = self._source.labels()[self._indices]
     return self._labels
 
-  def example_name(self, index):
-    """Returns the name that the whole source has for an example."""
+  def example_name(self, index: int) -> str:
+    """The name that the whole source has for an example."""
     return self._source.example_name(int(self._indices[index]))
 
-  def listing(self):
-    """Returns the files that the whole source has for the examples."""
+  def listing(self) -> Sequence[str] | None:
+    """The files that the whole source has for the examples."""
     files = self._source.listing()
     return None if files is None else [files[i] for i in self._indices]
 
 
-def wrap(source, config):
+def wrap(source: source_lib.Source, config: ml_collections.ConfigDict) -> source_lib.Source:
   """The training examples without those that the config leaves out.
 
   The keys are config.data.held_out and imbalance.
 
   Args:
-    source: of the training split.
+    source: training split.
     config: the run's config.
 
   Raises:
@@ -74,14 +79,14 @@ def wrap(source, config):
   return Subset(source, indices, name, labels[indices])
 
 
-def complete_labels(source) -> np.ndarray:
+def complete_labels(source: source_lib.Source) -> np.ndarray:
   """The labels (n,) int32 of a source, if every example has one.
 
   Raises:
     ConfigError: naming the first example without.
   """
   labels = source.labels()
-  if len(labels) and labels.min() < 0:
+  if (labels < 0).any():
     example = source.example_name(int(np.argmax(labels < 0)))
     raise config_lib.ConfigError(
       f'{example} has no label, which config.data.balance, imbalance and held_out need'
@@ -100,8 +105,8 @@ def cut(labels: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
 
   Args:
     labels: (n,) int, the class of each example.
-    imbalance: 1 or more; 1: all examples.
-    seed: of the choice among a class's examples.
+    imbalance: largest class over the smallest, 1 or more; 1: all examples.
+    seed: seed of the choice among a class's examples.
 
   Returns:
     Indices, ascending int64.
@@ -141,19 +146,18 @@ def _without(source, labels, names):
       f'config.data.held_out={tuple(names)!r}: expected () for {source.name}, '
       'whose classes are no adjective_noun pairs'
     )
-  number = {name: i for i, name in enumerate(vocabulary.names)}
+  ids = {name: i for i, name in enumerate(vocabulary.names)}
   for name in names:
-    if name not in number:
+    if name not in ids:
       raise config_lib.ConfigError(
         f'config.data.held_out: {source.name} has no class {name!r}'
         f'{config_lib.nearest(name, vocabulary.names)}'
       )
-  indices = np.flatnonzero(~np.isin(labels, [number[name] for name in names]))
-  for factor, ids in zip(_FACTORS, (vocabulary.adjective_ids(), vocabulary.noun_ids())):
-    trained = set(ids[labels[indices]].tolist()) if names else ()
-    for name in names:
-      if ids[number[name]] not in trained:
-        word = name.split('_')[_FACTORS.index(factor)]
+  indices = np.flatnonzero(~np.isin(labels, [ids[name] for name in names]))
+  factor_ids = {'adjective': vocabulary.adjective_ids(), 'noun': vocabulary.noun_ids()}
+  for name in names:
+    for (factor, of_class), word in zip(factor_ids.items(), name.split('_')):
+      if of_class[ids[name]] not in of_class[labels[indices]]:
         raise config_lib.ConfigError(
           f'config.data.held_out: {name!r} leaves {source.name} without any '
           f'example of the {factor} {word!r}'

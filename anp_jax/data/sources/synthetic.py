@@ -1,7 +1,9 @@
-"""A source without data, whose batches `input.synthetic` makes."""
+"""A source without data, whose batches `input.random_batches` makes."""
+
+import ml_collections
 
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import class_texts, source as source_lib
 
 
 class Synthetic(source_lib.Source):
@@ -9,19 +11,18 @@ class Synthetic(source_lib.Source):
 
   kind = 'synthetic'
 
-  def __init__(self, d, split: str):
+  def __init__(self, d: ml_collections.ConfigDict, split: str):
     """Creates the source; there is nothing to read.
 
     Args:
       d: the run's config.data.
-      split: its name.
+      split: name of the split.
     """
     self.name = f'synthetic/{split}'
     self._examples = d.synthetic_examples
-    width = len(str(d.synthetic_classes - 1))
     self.vocabulary = vocabulary.Vocabulary(
-      tuple(f'class{i:0{width}}' for i in range(d.synthetic_classes))
+      class_texts.number_classes(self.name, range(d.synthetic_classes))
     )
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._examples

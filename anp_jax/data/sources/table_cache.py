@@ -1,6 +1,8 @@
 """Arrow files: mapped into memory, and those that are made once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+import hashlib
+import json
 import os
 
 import pyarrow as pa
@@ -11,22 +13,26 @@ from anp_jax.system import files
 FOLDER = 'tables'
 
 
-def ensure(data_dir: str, name: str, build: Callable[[str], None]) -> str:
+def ensure(data_dir: str, kind: str, inputs: Iterable[str], build: Callable[[str], None]) -> str:
   """The path of a stored table, which is made if it is missing.
 
   It appears under its name when it is whole. Processes of one host wait for
   the first that makes it; of several hosts each does, and all make the same.
 
   Args:
-    data_dir: the data folder; made if missing.
-    name: which tells all that the table depends on.
-    build: writes it as an Arrow file to a path.
+    data_dir: data folder; made if missing.
+    kind: name of the table, with the version of its form.
+    inputs: paths of the files that it is made from. If their names, sizes or
+      times change, it is made again.
+    build: writes the table as an Arrow file to a path.
 
   Raises:
     ConfigError: if the folder cannot be written to; whatever `build` raises.
   """
-  folder = os.path.join(os.path.abspath(data_dir), FOLDER)
-  path = os.path.join(folder, f'{name}.arrow')
+  key = json.dumps([(os.path.abspath(path), *files.state(path)) for path in inputs])
+  digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+  folder = os.path.join(os.path.abspath(os.path.expanduser(data_dir)), FOLDER)
+  path = os.path.join(folder, f'{kind}-{digest}.arrow')
   if os.path.exists(path):
     return path
   try:

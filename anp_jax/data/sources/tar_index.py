@@ -5,7 +5,6 @@ of their last part, as in 0017.jpg, 0017.cls. The index is built once, from the
 members' headers and the texts of the classes, and stored in the data folder.
 """
 
-import hashlib
 import json
 import os
 import tarfile
@@ -18,10 +17,9 @@ import pyarrow as pa
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
-from anp_jax.data.sources import image_folder, table_cache
-from anp_jax.system import files
+from anp_jax.data.sources import class_texts, image_folder, table_cache
 
-_VERSION = 2  # of the stored index
+_KIND = 'tar-2'  # with the version of the stored index
 _SCHEMA = pa.schema(
   [
     ('name', pa.binary()),
@@ -34,7 +32,6 @@ _SCHEMA = pa.schema(
 _IMAGE_SUFFIXES = (*image_folder.SUFFIXES, *image_folder.CONVERTIBLE, *images.HEIF_SUFFIXES)
 # Members that tell the class, the first that a sample has.
 _CLASS_SUFFIXES = ('cls', 'json', 'txt')
-_CLASS_KEYS = ('label', 'class', 'cls', 'anp')  # of .json
 _MAX_CLASS_BYTES = 1 << 20
 _BLOCK = 512
 
@@ -42,12 +39,11 @@ _BLOCK = 512
 def load(shards: list[str], data_dir: str) -> pa.Table:
   """The samples of shards, in their order; built if none is stored.
 
-  An index is of these files as they are: of other names, sizes or times it is
-  built again. Processes of one host wait for the first that builds it.
+  The index is built again if the name, size or time of a shard changes.
 
   Args:
-    shards: paths of files.
-    data_dir: the data folder.
+    shards: paths of the tar files.
+    data_dir: data folder, which stores the index.
 
   Returns:
     A table, mapped into memory, with a row for each sample: name (binary) of
@@ -57,9 +53,6 @@ def load(shards: list[str], data_dir: str) -> pa.Table:
   Raises:
     ConfigError: naming the shard, and the sample, that is not as expected.
   """
-  states = [files.state(path) for path in shards]
-  key = [_VERSION, [(os.path.abspath(p), *s) for p, s in zip(shards, states)]]
-  digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
   def build(path):
     start = time.monotonic()
@@ -68,8 +61,7 @@ def load(shards: list[str], data_dir: str) -> pa.Table:
         out.write_batch(_batch(shard, number))
     logging.info('Indexed %d tar shards, once, in %.1f s.', len(shards), time.monotonic() - start)
 
-  path = table_cache.ensure(data_dir, f'tar-{digest[:32]}', build)
-  return table_cache.read(path)
+  return table_cache.read(table_cache.ensure(data_dir, _KIND, shards, build))
 
 
 def places(table: pa.Table) -> np.ndarray:
@@ -160,7 +152,7 @@ def _class(path, file, key, members):
     text = ''
   if not text or vocabulary_lib.has_control(text):
     form = (
-      f'an object with one of {", ".join(_CLASS_KEYS)}, or adjective and noun'
+      f'an object with one of {", ".join(class_texts.LABELS)}, or adjective and noun'
       if suffix == 'json'
       else 'a line, the name or the number of a class'
     )
@@ -174,6 +166,6 @@ def _class_of_json(value):
     return ''
   if {'adjective', 'noun'} <= value.keys():
     return f'{value["adjective"]}_{value["noun"]}'
-  label = next((value[k] for k in _CLASS_KEYS if k in value), '')
+  label = next((value[k] for k in class_texts.LABELS if k in value), '')
   is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
   return str(label).strip() if is_number or isinstance(label, str) else ''

@@ -1,8 +1,11 @@
 """WebDataset's tar shards: their samples by index."""
 
+from collections.abc import Sequence
 import glob
+import io
 import os
 import re
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +15,7 @@ from anp_jax.data.sources import (
   image_folder,
   open_files,
   skipped_files,
+  splits,
   stored_images,
   tar_index,
 )
@@ -21,10 +25,10 @@ SPLIT = '{split}'
 _RANGE = re.compile(r'\{(\d{1,6})\.\.(\d{1,6})\}')
 
 
-class TarMembers(stored_images.Storage):
+class TarMembers:
   """Members of tar files, read where the index says they are."""
 
-  def __init__(self, shards, places: np.ndarray, states):
+  def __init__(self, shards: Sequence[str], places: np.ndarray, states: Sequence[tuple[int, int]]):
     """Creates the storage; nothing is opened.
 
     Args:
@@ -33,43 +37,39 @@ class TarMembers(stored_images.Storage):
       states: size and time of each shard.
     """
     self._shards, self._places, self._states = shards, places, states
-    self._file = open_files.OpenFiles(self._open)
+    self._file = open_files.keep_open(self._open)
 
-  def __getstate__(self):
-    return self._shards, self._places, self._states
+  def __reduce__(self):
+    return TarMembers, (self._shards, self._places, self._states)
 
-  def __setstate__(self, state):
-    self.__init__(*state)
-
-  def read(self, index):
-    """Returns the bytes of a member, from any thread."""
+  def read(self, index: int) -> bytes:
+    """The bytes of a member, from any thread."""
     shard, start, size = self._places[index].tolist()
-    file = self._file(shard)
-    data = cached_reads.pread(file.fileno(), size, start)
+    data = cached_reads.pread(self._file(shard).fileno(), size, start)
     if len(data) < size:
       raise stored_images.UnusableError(f'{self._shards[shard]} ends before byte {start + size:,}')
     return data
 
-  def state(self, index):
-    """Returns the size of a member and the time of its shard."""
+  def state(self, index: int) -> tuple[int, int]:
+    """The size of a member and the time of its shard."""
     shard, _, size = self._places[index].tolist()
     return size, self._states[shard][1]
 
-  def select(self, indices):
-    """Returns the members of these indices."""
+  def select(self, indices: np.ndarray) -> 'TarMembers':
+    """The members of these indices."""
     return TarMembers(self._shards, self._places[indices], self._states)
 
   def _open(self, shard):
     return open_shard(self._shards[shard])
 
 
-def open_shard(path: str):
+def open_shard(path: str) -> io.FileIO:
   """Opens a shard whose members are read by position."""
   return open(path, 'rb', buffering=0)
 
 
 def find(
-  d, split: str, other_split: str, data_dir: str, suffixes: tuple[str, ...]
+  d: Any, split: str, other_split: str, data_dir: str, suffixes: tuple[str, ...]
 ) -> image_folder.Listing:
   """The samples of a split of config.data.source=tar:PATTERN.
 
@@ -79,12 +79,12 @@ def find(
   the split '' is then all of them.
 
   Args:
-    d: with source, path (which a relative pattern starts from), lists and
-      pairs, as config.data.
-    split: its name.
-    other_split: of the run, or ''; its classes count too.
-    data_dir: the data folder, which stores the index.
-    suffixes: of the images, in lower case; others are left out.
+    d: namespace with source, path (that a relative pattern starts from), lists
+      and pairs, as config.data.
+    split: name of the split.
+    other_split: other split of the run, or ''; its classes count too.
+    data_dir: data folder, which stores the index.
+    suffixes: suffixes of the images, in lower case; others are left out.
 
   Returns:
     The samples, by shard and by their order in it.
@@ -97,24 +97,24 @@ def find(
   )
   shards = _shards_of_split(pattern, split)
   table = tar_index.load(shards, data_dir)
-  texts = table['class'].to_pylist()
   names = [os.fsdecode(name) for name in table['name'].to_pylist()]
   places = tar_index.places(table)
-  all_texts = {*texts, *_other_texts(pattern, split, other_split, data_dir)}
-  classes = class_texts.vocabulary(all_texts, d.lists, os.path.dirname(shards[0]), d.pairs)
-  # Of both splits: the names of one alone may all look like numbers.
-  labels = class_texts.labels(
-    texts,
-    classes,
+  labels, classes = class_texts.classify(
+    table['class'].to_pylist(),
+    d,
+    os.path.dirname(shards[0]),
     lambda i: f'{shards[places[i, 0]]}: {names[i]}',
-    bool(d.lists),
-    not class_texts.are_numbers(all_texts),
+    _other_texts(pattern, split, other_split, data_dir),
   )
-  chosen = labels >= 0  # the lists may leave classes out
-  if SPLIT not in pattern:
-    chosen &= [image_folder.in_half(_key(name), split) for name in names]
-  left_out = _left_out(names, chosen, suffixes)
-  chosen = np.flatnonzero(chosen)
+  chosen, skipped = [], skipped_files.SkippedFiles()
+  for i in np.flatnonzero(labels >= 0):  # the lists may leave classes out
+    if SPLIT not in pattern and not splits.in_half(_key(names[i]), split):
+      continue
+    if names[i].lower().endswith(suffixes):
+      chosen.append(i)
+    else:
+      skipped.add(names[i])
+  left_out = skipped.text(image_folder.hints(suffixes))
   places = places[chosen]
   root = os.path.dirname(os.path.commonprefix(shards)) or '.'
   tars = [os.path.relpath(shard, root) for shard in shards]
@@ -129,21 +129,11 @@ def find(
   )
 
 
-def _left_out(names, chosen, suffixes):
-  """Unchooses images of other suffixes; returns a text that counts them."""
-  skipped = skipped_files.SkippedFiles()
-  for i in np.flatnonzero(chosen):
-    if not names[i].lower().endswith(suffixes):
-      skipped.add(names[i])
-      chosen[i] = False
-  return skipped.text(image_folder.hints(suffixes))
-
-
 def expand(pattern: str) -> list[str]:
   """The paths that a pattern of shards stands for, in order.
 
   Args:
-    pattern: with *, ? and [...], or with a range {000..015}.
+    pattern: path with *, ? and [...], or with a range {000..015}.
 
   Raises:
     ConfigError: if no file has such a name.
@@ -151,17 +141,13 @@ def expand(pattern: str) -> list[str]:
   paths = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else _numbered(pattern)
   for path in paths or [pattern]:
     if not os.path.isfile(path):
-      _refuse_missing(path)
+      folder, name = os.path.split(path)
+      tars = sorted(glob.glob(os.path.join(glob.escape(folder), '*.tar')))
+      raise config_lib.ConfigError(
+        f'no file is called {path}; expected tar shards'
+        f'{config_lib.nearest(name, map(os.path.basename, tars))}'
+      )
   return paths
-
-
-def _refuse_missing(pattern):
-  folder, name = os.path.split(pattern)
-  tars = sorted(glob.glob(os.path.join(glob.escape(folder), '*.tar')))
-  raise config_lib.ConfigError(
-    f'no file is called {pattern}; expected tar shards'
-    f'{config_lib.nearest(name, map(os.path.basename, tars))}'
-  )
 
 
 def _numbered(pattern):
@@ -178,17 +164,11 @@ def _numbered(pattern):
 def _shards_of_split(pattern, split):
   """The shards of a split; all shards of a set without splits."""
   if SPLIT not in pattern:
-    image_folder.check_half(pattern, split)
+    splits.check_half(pattern, split)
     return expand(pattern)
-  names = image_folder.split_names(split)
-  patterns = [pattern.replace(SPLIT, name) for name in names]
-  existing = [p for p in patterns if _exists(p)]
-  if len(existing) > 1:
-    raise config_lib.ConfigError(
-      f'{pattern} has {" and ".join(existing)}; set config.data.train_split '
-      'and config.data.eval_split'
-    )
-  return expand((existing or patterns)[0])
+  names = [n for n in splits.usual_names(split) if _exists(pattern.replace(SPLIT, n))]
+  name = splits.choose(pattern, split, names) if names else split
+  return expand(pattern.replace(SPLIT, name))
 
 
 def _exists(pattern):

@@ -4,15 +4,19 @@ import glob
 import json
 import os
 import shlex
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import shards, source as source_lib
+from anp_jax.data.sources import shards, source as source_lib, splits
 from anp_jax.system import untrusted_text
 
-# Of features.json: what tfds imports.
+if TYPE_CHECKING:
+  import tensorflow_datasets as tfds
+
+# Keys of features.json whose values tfds imports.
 _CLASS_KEYS = {'pythonClassName', 'python_class_name', 'type'}
 _CHUNK = 256  # records that a pass over all of them holds at a time
 
@@ -26,33 +30,30 @@ class TfdsSet(source_lib.Source):
 
   kind = 'encoded'
 
-  def __init__(self, builder, split: str):
+  def __init__(self, builder: 'tfds.core.DatasetBuilder', split: str):
     """Opens one split.
 
     Args:
-      builder: of tfds, such as from `open_builder`.
-      split: its name.
+      builder: tfds builder, such as from `open_builder`.
+      split: name, or another that the split usually goes by.
 
     Raises:
       ConfigError: for a split that is missing, features or a format that are
         not read, or a damaged shard.
     """
-    full_name, splits = builder.info.full_name, builder.info.splits
+    full_name, parts = builder.info.full_name, builder.info.splits
     self.name = f'{full_name}: {split}'
-    if split not in splits:
-      raise config_lib.ConfigError(
-        f'{full_name} has no split {split!r} (it has {", ".join(splits)})'
-      )
+    part = parts[splits.choose(full_name, split, parts)]
     self._image, self._label = _image_and_label(builder)
     self.vocabulary = _vocabulary(builder.info.features, self._label)
-    self._size = splits[split].num_examples
-    self._records = _records(builder, splits[split])
+    self._size = part.num_examples
+    self._records = _records(builder, part)
 
-  def __len__(self):
+  def __len__(self) -> int:
     return self._size
 
-  def read(self, indices):
-    """Returns the bytes of image files by index, and labels."""
+  def read(self, indices: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+    """Image files by index, and labels."""
     # By hand: with tfds's dicts of arrays a read took 2.5 times as long.
     images, labels = [], []
     for features in self._features(indices):
@@ -60,8 +61,8 @@ class TfdsSet(source_lib.Source):
       labels.append(features[self._label].int64_list.value[0])
     return images, np.array(labels, np.int32)
 
-  def labels(self):
-    """Returns (n,) int32; takes a pass over the records."""
+  def labels(self) -> np.ndarray:
+    """(n,) int32; takes a pass over the records."""
     return np.array(
       [
         features[self._label].int64_list.value[0]
@@ -71,8 +72,8 @@ class TfdsSet(source_lib.Source):
       np.int32,
     )
 
-  def example_name(self, index):
-    """Returns the position in the split, and the file that the record names."""
+  def example_name(self, index: int) -> str:
+    """The position in the split, and the file that the record names."""
     text = super().example_name(index)
     try:  # the example may be damaged
       (features,) = self._features([index])
@@ -88,14 +89,14 @@ class TfdsSet(source_lib.Source):
     return [tf_example_pb2.Example.FromString(record).features.feature for record in records]
 
 
-def open_builder(name: str, directory: str):
+def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
   """The tfds builder of a set's generated files.
 
   A run neither downloads nor needs the code that made them.
 
   Args:
     name: NAME, NAME/CONFIG, with or without :VERSION.
-    directory: of data sets.
+    directory: folder of data sets.
 
   Raises:
     ConfigError: if there is none, with the command that makes it, or if its
@@ -159,15 +160,12 @@ def _records(builder, split_info):
       f'{builder.info.full_name} is stored as {file_format}, expected array_record or tfrecord'
     )
   paths = [os.fspath(p) for p in split_info.filepaths]
-  counts = list(split_info.shard_lengths)
-  places = [shards.record_places(file_format, path, count) for path, count in zip(paths, counts)]
-  if file_format == 'tfrecord':
-    return shards.TfRecords(paths, places)
-  return shards.ArrayRecords(paths, counts)
+  kind = shards.TfRecords if file_format == 'tfrecord' else shards.ArrayRecords
+  return kind(paths, list(split_info.shard_lengths))
 
 
 def _vocabulary(features, label):
-  """The class label's; with its factors in order where `anp_folder` made it."""
+  """The classes; with factors in order where the set has features of them."""
   names = tuple(features[label].names)
   if 'adjective' in features and 'noun' in features:
     return vocabulary.Vocabulary(
