@@ -173,14 +173,7 @@ def test_logits_equal_transformers(tmp_path):
 
 # As the config.json of google/efficientnet-b0 to -b4 have them.
 @pytest.mark.parametrize(
-  'name, side, blocks',
-  [
-    ('b0', 224, []),
-    ('b1', 240, [16]),
-    ('b2', 260, [5, 8, 16]),
-    ('b3', 300, [5, 18]),
-    ('b4', 380, [6]),
-  ],
+  'name, side, blocks', [('b0', 224, []), ('b2', 260, [5, 8, 16]), ('b4', 380, [6])]
 )
 def test_blocks_that_pad_both_sides_alike(name, side, blocks):
   assert names_lib.depthwise_padding(f'tf_efficientnet_{name}', side) == blocks
@@ -253,9 +246,9 @@ def test_rates_rise_over_all_blocks_as_timms(monkeypatch):
   """By the share of all blocks that lie before one: 15/16 for the last."""
   rates = []
 
-  def branch_factors(module, values, dtype):
+  def branch_factors(module, values, train):
     rates.extend(values)
-    return jnp.ones((len(values), 1, 1, 1, 1), dtype)
+    return [None] * len(values)
 
   monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
   _, module = _network('efficientnet_b0', **{'model.drop_path': 0.2})
