@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources, vocabulary
+from anp_jax.data import vocabulary
 from anp_jax.data.prepare import actions as actions_lib, examine, worker_pool
 from anp_jax.data.sources import image_folder, stored_images
 from tests import builders, prepared
@@ -140,18 +140,6 @@ def test_examples_are_the_files_in_order(default_set):
     ('old_dog/w.jpg', 1),
     ('old_dog/x.jpg', 1),
   ]
-
-
-def test_training_reads_the_set(default_set, config):
-  config.data.source = 'tfds:anp_folder/usual'
-  config.data.dir = str(default_set[0])
-  source = sources.open_source(config, training=True)
-  assert source.vocabulary.names == ('big_cat', 'old_dog', 'red_car')
-  images, labels = source.read(np.array([9, 0]))
-  files = prepared.files_of_every_kind()
-  assert bytes(images[0]) == files['train/red_car/one.jpg']
-  assert bytes(images[1]) == files['train/big_cat/0.jpg']
-  assert labels.tolist() == [2, 0]
 
 
 def test_report_and_summary_count_every_kind(default_set):
