@@ -1,11 +1,10 @@
 """Small networks to compare with: two of Caffe's examples, one of a paper.
 
-Caffe's run on a laptop in minutes and are known well enough. Of the originals,
-what is not of the network is left to the config: Caffe's solvers give biases
-twice the learning rate, and CIFAR-10's classifier 250 times the weight decay
-(`optimizer.multipliers` and `decay_multipliers`). Caffe also gives each layer
-its own spread of initial weights; here kernels start as everywhere in this
-package, and biases at zero.
+Caffe's run on a laptop in minutes. The config has what is not part of a network:
+Caffe's solvers give biases twice the learning rate, and CIFAR-10's classifier 250
+times the weight decay (`optimizer.multipliers` and `decay_multipliers`). Caffe also
+has a spread of initial weights for each layer; here kernels start as everywhere in
+this package, and biases at zero.
 """
 
 from typing import Any
@@ -51,9 +50,8 @@ class LeNet(_Network):
 
   Two 5x5 convolutions without padding, of 20 and 50 features, each followed by
   a maximum over 2x2; 500 hidden units with a ReLU; linear classifier. As in the
-  original no other layer has a nonlinearity. Of 28x28 gray images and 10
-  classes it has 431,080 parameters; of RGB, which is what training reads, 1,000
-  more.
+  original no other layer has a nonlinearity. For 28x28 gray images and 10 classes
+  it has 431,080 parameters; for RGB, which training reads, 1,000 more.
   """
 
   @nn.compact
@@ -85,7 +83,7 @@ class Cifar10Full(_Network):
   Three 5x5 convolutions of 32, 32 and 64 features, each followed by a pool of
   3x3 at every second pixel: the first a maximum (and then the ReLU), the others
   a mean (after the ReLU). Local response normalisation follows the first two
-  pools. Linear classifier. Of 32x32 colour images and 10 classes it has 89,578
+  pools. Linear classifier. For 32x32 colour images and 10 classes it has 89,578
   parameters.
 
   The response normalisation is the original's, constants too, and was tuned for
@@ -119,7 +117,7 @@ class TwoConvolutions(_Network):
   Their number of kernels is the paper's, from 50 and 500 to 500 and 1,500, and
   so is that convolutions are most of the work. What else there is, is chosen
   here: 5x5 pixels, each followed by a ReLU and a maximum over 2x2; linear
-  classifier. Of 32x32 images and 10 classes the largest has 19,749,510
+  classifier. For 32x32 images and 10 classes the largest has 19,749,510
   parameters.
 
   Attributes:

@@ -20,11 +20,11 @@ import numpy as np
 
 from anp_jax.system import emulation
 
-# Of a pass: a convolution's gradients, of its input and its kernel, take as
-# many operations each as its output.
+# Share of the forward pass: a convolution's gradients, of its input and its
+# kernel, take as many operations each as its output.
 _FORWARD = 1 / 3
-# Of `megabytes` without a network: each array costs a tenth of a second to
-# compile, in every process.
+# Arrays that hold `megabytes`: each costs a tenth of a second to compile, in
+# every process.
 _ARRAYS = 16
 _TOKEN = jax.ShapeDtypeStruct((), np.float32)
 
@@ -74,7 +74,7 @@ class Emulated:
       order.extend(traverse_util.flatten_dict(variables))
       return variables
 
-    # A pytree's own order is the alphabet's.
+    # The order of a pytree is alphabetical.
     shapes = traverse_util.flatten_dict(jax.eval_shape(make))
     self._order = [path[1:] for path in order if path[0] == 'params']
     return traverse_util.unflatten_dict(

@@ -111,9 +111,9 @@ def _parse(arguments):
       '--checkpoint=PATH is missing: the workdir of a run, or published weights'
     )
   if not flags.paths:
-    raise config_lib.ConfigError('no file or folder is given; - for a list')
+    raise config_lib.ConfigError('expected files, folders or -, for a list on standard input')
   if flags.paths.count('-') > 1:
-    raise config_lib.ConfigError('- is given twice: there is one list')
+    raise config_lib.ConfigError('- is there twice, and standard input has one list')
   for name in ('top', 'threads', 'batch_size'):
     value = getattr(flags, name)
     if value < (name == 'top'):

@@ -25,8 +25,8 @@ from anp_jax.data.sources import image_folder
 # Version of the shards: those of another one are not used again.
 _VERSION = 4
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
-_FILES = 256  # that a worker examines in one go
-_THREADS = 16  # that look at the states of files
+_FILES = 256  # files that a worker examines in one task
+_THREADS = 16  # threads that read the states of files
 _OPTIONS = ('max_megapixels', 'min_size', 'min_count', 'shard_megabytes')
 
 
@@ -134,7 +134,7 @@ def _refuse(splits, policy, name, folder):
 def _write(splits, flags, target):
   """Writes the shards; returns their folder, and the examples of each by split."""
   shards, lengths = {}, {}
-  digest = hashlib.sha256()  # of the files' bytes, and of what is done about them
+  digest = hashlib.sha256()  # of the files' bytes and of the actions on them
   for split in splits:
     digest.update(b''.join(f.digest for f in split.findings) + split.actions.tobytes())
     parts = actions_lib.shards(split, flags.shard_megabytes << 20)

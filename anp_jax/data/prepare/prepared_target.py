@@ -28,8 +28,8 @@ class Target:
 
   Args:
     data_dir: folder of the sets.
-    name: of the set.
-    content: all that the set depends on but for the files' bytes, for JSON.
+    name: name of the set.
+    content: everything that the set depends on except the files' bytes, for JSON.
     paths: source files.
     states: (n, 2) int64, sizes and times of the source files, which tell a change.
   """

@@ -40,7 +40,7 @@ def find(flags: argparse.Namespace) -> tuple[list[str], list[image_folder.Listin
 
 
 def _names(splits):
-  """Names of splits in the set: their own, if tfds takes them."""
+  """Names of splits in the set: those of the flags, if tfds accepts them."""
   # 'all' means every split to tfds.
   if all(re.fullmatch(r'[A-Za-z]\w*', split, re.ASCII) and split != 'all' for split in splits):
     return splits

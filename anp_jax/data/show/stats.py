@@ -17,7 +17,7 @@ from anp_jax.system import drawing, markdown
 SPLITS = ('training', 'evaluation')
 PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
 
-_FIRST = 5  # names given where there may be many
+_FIRST = 5  # names to list where there may be many
 
 
 @dataclasses.dataclass(frozen=True)
