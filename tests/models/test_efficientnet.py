@@ -250,11 +250,12 @@ def test_rates_rise_over_all_blocks_as_timms(monkeypatch):
     rates.extend(values)
     return [None] * len(values)
 
-  monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
   _, module = _network('efficientnet_b0', **{'model.drop_path': 0.2})
+  shapes = _shapes(module)
+  monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
   images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
   apply = functools.partial(module.apply, train=True, mutable=['batch_stats'])
-  jax.eval_shape(apply, _shapes(module), images)
+  jax.eval_shape(apply, shapes, images)
   np.testing.assert_allclose(rates, [0.2 * i / 16 for i in range(16)])
 
 
