@@ -4,6 +4,7 @@ VSO (Borth et al. 2013) and MVSO (Jou et al. 2015) score pairs by how positive
 they are; MVSO also spreads each over the 24 emotions of Plutchik's wheel.
 """
 
+from collections.abc import Iterator
 import re
 
 import numpy as np
@@ -41,7 +42,7 @@ def sentiments(path: str) -> dict[str, float]:
   line such as 'ANP,sentiment', of no pair and no number, is a header.
 
   Args:
-    path: of the file.
+    path: text file.
 
   Returns:
     Pair to score, in the file's order; about -2 (bad) to 2 (good).
@@ -52,9 +53,18 @@ def sentiments(path: str) -> dict[str, float]:
       or outside [-2, 2] (MVSO: [-3, 3], which the published file needs).
   """
   lines = vocabulary.read_lines(path)
-  if any(_VSO_MARK in line for line in lines):
-    return _vso(path, lines)
-  return _mvso(path, lines)
+  is_vso = any(_VSO_MARK in line for line in lines)
+  rows, limit = (_vso_rows, _VSO_LIMIT) if is_vso else (_mvso_rows, _MVSO_LIMIT)
+  scores: dict[str, float] = {}
+  numbers: dict[str, int] = {}
+  for number, name, score in rows(path, lines):
+    place = f'{path}:{number}'
+    _refuse_repeat(place, name, numbers)
+    numbers[name] = number
+    scores[name] = _value(place, score, -limit, limit)
+  if not scores:
+    raise config_lib.ConfigError(f'{path} has no adjective_noun pairs')
+  return scores
 
 
 def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -63,7 +73,7 @@ def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   The first line is 'ANP,ecstasy,joy,...', a row is 'happy_dog,0.1,0.25,...'.
 
   Args:
-    path: of the file.
+    path: text file.
 
   Returns:
     24 names of emotions; pair to (24,) float32, at least 0, which add up to 1
@@ -78,7 +88,8 @@ def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   """
   lines = vocabulary.read_lines(path)
   names = _header(path, lines[0])
-  rows, places = {}, {}
+  rows: dict[str, np.ndarray] = {}
+  numbers: dict[str, int] = {}
   for number, line in enumerate(lines[1:], 2):
     place = f'{path}:{number}'
     fields = _fields(place, line, EMOTIONS + 1)
@@ -92,40 +103,29 @@ def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     row = np.array(values, np.float32)
     # A repeat is harmless only where it says nothing new.
     if name in rows and not np.array_equal(rows[name], row):
-      _refuse_repeat(place, name, places)
+      _refuse_repeat(place, name, numbers)
     rows.setdefault(name, row)
-    places.setdefault(name, number)
+    numbers.setdefault(name, number)
   if not rows:
     raise config_lib.ConfigError(f'{path} has a header and no rows')
   return names, rows
 
 
-def _mvso(path, lines):
-  scores, places = {}, {}
+def _mvso_rows(path, lines) -> Iterator[tuple[int, str, str]]:
+  """Line number, pair and score of each line but the header."""
   for number, line in enumerate(lines, 1):
     place = f'{path}:{number}'
-    fields = _fields(place, line, 2)
-    if number == 1 and _is_mvso_header(*fields):
-      continue
-    name = _pair(place, fields[0])
-    _refuse_repeat(place, name, places)
-    places[name] = number
-    scores[name] = _value(place, fields[1], -_MVSO_LIMIT, _MVSO_LIMIT)
-  if not scores:
-    raise config_lib.ConfigError(f'{path} has a header and no rows')
-  return scores
+    name, score = _fields(place, line, 2)
+    # Only letters: a number with a slip in it must not pass for a title, nor a
+    # pair whose score is missing ('tiny_dog,NA').
+    is_title = score.replace('_', '').replace(' ', '').isalpha()
+    is_value = score.lower() in ('nan', 'inf', 'infinity')
+    if number > 1 or not is_title or is_value or _PAIR.fullmatch(name):
+      yield number, _pair(place, name), score
 
 
-def _is_mvso_header(name, score):
-  # Only letters: a number with a slip in it must not pass for a title, nor a
-  # pair whose score is missing ('tiny_dog,NA').
-  is_title = score.replace('_', '').replace(' ', '').isalpha()
-  is_value = score.lower() in ('nan', 'inf', 'infinity')
-  return is_title and not is_value and not _PAIR.fullmatch(name)
-
-
-def _vso(path, lines):
-  scores, places = {}, {}
+def _vso_rows(path, lines) -> Iterator[tuple[int, str, str]]:
+  """Line number, pair and score of each line but the header and adjectives."""
   start = next(i for i, line in enumerate(lines) if _VSO_MARK in line)
   if start > _VSO_HEADER:
     raise config_lib.ConfigError(
@@ -135,20 +135,14 @@ def _vso(path, lines):
   for number, line in enumerate(lines[start:], start + 1):
     if _VSO_ADJECTIVE.fullmatch(line):
       continue
-    place, pair = f'{path}:{number}', _VSO_PAIR.fullmatch(line)
+    pair = _VSO_PAIR.fullmatch(line)
     if not pair:
       raise config_lib.ConfigError(
-        f'{place}: {_quoted(line)} is not a line of VSO, such as '
+        f'{path}:{number}: {_quoted(line)} is not a line of VSO, such as '
         "'1. red [sentiment: 0.50] [#images: 1,234]' or, indented below it, "
         "'red_car [sentiment: 0.5] [#imgs: 12]'"
       )
-    name, score = pair.groups()
-    _refuse_repeat(place, name, places)
-    places[name] = number
-    scores[name] = _value(place, score, -_VSO_LIMIT, _VSO_LIMIT)
-  if not scores:
-    raise config_lib.ConfigError(f'{path} has no adjective_noun pairs')
-  return scores
+    yield number, pair[1], pair[2]
 
 
 def _header(path, line):
@@ -188,9 +182,9 @@ def _value(place, text, low, high):
   return value
 
 
-def _refuse_repeat(place, name, places):
-  if name in places:
-    raise config_lib.ConfigError(f'{place}: {name!r} is on line {places[name]} already')
+def _refuse_repeat(place, name, numbers):
+  if name in numbers:
+    raise config_lib.ConfigError(f'{place}: {name!r} is on line {numbers[name]} already')
 
 
 def _quoted(text):

@@ -1,5 +1,6 @@
 """Class names, and the adjective and the noun of each."""
 
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -16,49 +17,62 @@ _GIVEN = 'adjectives or nouns are given'
 _ASKED = 'config.data.pairs=yes'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class Vocabulary:
   """Class names in order; Adjective-Noun Pairs where every name is one.
 
   Attributes:
-    names: one a class, all different; an ANP is 'adjective_noun', with one
+    names: one per class, all different; an ANP is 'adjective_noun', with one
       underscore.
-    adjectives: their order gives the ids, and some may be of no class. None:
-      those of the classes, sorted; empty for plain classes. Never None once
-      made.
-    nouns: likewise. Where both are None, the names tell whether they are pairs:
-      each has the form of one, and an adjective or noun recurs.
-
-  Raises:
-    ConfigError: if a name, adjective or noun repeats, if given adjectives or
-      nouns miss one of a class, or if they are given for plain classes.
+    adjectives: adjectives in the order of their ids, some perhaps of no class;
+      empty for plain classes.
+    nouns: nouns, likewise.
   """
 
   names: tuple[str, ...]
-  adjectives: tuple[str, ...] | None = None
-  nouns: tuple[str, ...] | None = None
+  adjectives: tuple[str, ...]
+  nouns: tuple[str, ...]
 
-  def __post_init__(self):
-    _refuse_repeats(self.names, 'class ', 0)
-    if self.is_anp:  # cached before the factors are filled in
-      _refuse_plain(self.names, 'class ', 0, _GIVEN)
-    for i, factor in enumerate(_FACTORS):
-      order = getattr(self, factor)
+  def __init__(
+    self,
+    names: tuple[str, ...],
+    adjectives: Sequence[str] | None = None,
+    nouns: Sequence[str] | None = None,
+  ):
+    """Checks the names, and that every factor of a class has an id.
+
+    Args:
+      names: one per class.
+      adjectives: their order; None: those of the classes, sorted.
+      nouns: likewise. Where both are None, the names tell whether they are
+        pairs: each has the form of one, and an adjective or noun recurs.
+
+    Raises:
+      ConfigError: if a name, adjective or noun repeats, if adjectives or nouns
+        miss one of a class, or if they are not empty and the classes are plain.
+    """
+    _refuse_repeats(names, 'class ', 0)
+    is_derived = adjectives is None and nouns is None
+    is_anp = _are_pairs(names) if is_derived else bool(adjectives or nouns)
+    if is_anp:
+      _refuse_plain(names, 'class ', 0, _GIVEN)
+    orders = []
+    for factor, words, order in zip(_FACTORS, _words(names, is_anp), (adjectives, nouns)):
       if order is None:
-        order = sorted(set(self._words[i]))
-      elif self.is_anp:
+        order = sorted(set(words))
+      elif is_anp:
         _refuse_repeats(order, f'{factor} ', 0)
-        _refuse_missing(self.names, 'class ', 0, i, order, f'the {factor} given')
-      object.__setattr__(self, factor, tuple(order))
+        _refuse_missing(names, 'class ', 0, order, (factor, f'the {factor} given'))
+      orders.append(tuple(order))
+    values = {'names': names, 'adjectives': orders[0], 'nouns': orders[1]}
+    vars(self).update(values)  # a frozen dataclass refuses assignments
 
   def __len__(self) -> int:
     return len(self.names)
 
-  @functools.cached_property
+  @property
   def is_anp(self) -> bool:
     """Whether every class has an adjective and a noun."""
-    if self.adjectives is None and self.nouns is None:
-      return all(map(_is_pair, self.names)) and _factors_recur(self.names)
     return bool(self.adjectives or self.nouns)
 
   def adjective_ids(self) -> np.ndarray:
@@ -91,12 +105,17 @@ class Vocabulary:
     if pairs == 'auto' or self.is_anp:
       return self
     _refuse_plain(self.names, 'class ', 0, _ASKED)
-    words = zip(*(name.split('_') for name in self.names))
-    return Vocabulary(self.names, *(tuple(sorted(set(w))) for w in words))
+    return Vocabulary(self.names, *(tuple(sorted(set(w))) for w in _words(self.names, True)))
 
   def digest(self) -> str:
     """SHA-256 of the names, and of the factors where they are not sorted."""
-    return self._digest
+    words = _words(self.names, self.is_anp)
+    if (self.adjectives, self.nouns) == tuple(tuple(sorted(set(w))) for w in words):
+      # A folder's name that is not UTF-8 holds surrogates.
+      text = '\n'.join(self.names).encode(errors='surrogatepass')
+    else:
+      text = json.dumps([self.names, self.adjectives, self.nouns]).encode()
+    return hashlib.sha256(text).hexdigest()
 
   def to_json(self) -> dict:
     """The value that `from_json` reads; the factors keep their order."""
@@ -107,31 +126,15 @@ class Vocabulary:
     }
 
   @functools.cached_property
-  def _words(self):
-    """The adjective of each class, the noun of each class."""
-    if not self.is_anp or not self.names:
-      return (), ()
-    return tuple(zip(*(name.split('_') for name in self.names)))
-
-  @functools.cached_property
   def _ids(self):
     result = []
-    for words, order in zip(self._words, (self.adjectives, self.nouns)):
+    orders = self.adjectives, self.nouns
+    for words, order in zip(_words(self.names, self.is_anp), orders):
       index = {word: i for i, word in enumerate(order)}
       ids = np.array([index[word] for word in words], np.int32)
       ids.flags.writeable = False  # every caller gets the same array
       result.append(ids)
     return result
-
-  @functools.cached_property
-  def _digest(self):
-    derived = tuple(tuple(sorted(set(words))) for words in self._words)
-    if (self.adjectives, self.nouns) == derived:
-      # A folder's name that is not UTF-8 holds surrogates.
-      text = '\n'.join(self.names).encode(errors='surrogatepass')
-    else:
-      text = json.dumps([self.names, self.adjectives, self.nouns]).encode()
-    return hashlib.sha256(text).hexdigest()
 
 
 def from_json(value: dict) -> Vocabulary:
@@ -164,7 +167,8 @@ def from_spec(spec: str, pairs: str = 'auto') -> Vocabulary:
       f'config.data.lists is {spec!r}, expected one path or three: '
       "'anps.txt' or 'anps.txt,adjectives.txt,nouns.txt'"
     )
-  return from_lists(*paths, pairs=pairs)
+  anps, adjectives, nouns = paths if len(paths) == 3 else (*paths, '', '')
+  return from_lists(anps, adjectives, nouns, pairs)
 
 
 def from_lists(anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'auto') -> Vocabulary:
@@ -190,34 +194,28 @@ def from_lists(anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'a
       are expected, or has an adjective or noun that its list misses.
   """
   names = _read_names(anps)
-  likely = tuple(filter(_is_pair, names))
-  mostly_pairs = 2 * len(likely) > len(names)
   if adjectives or nouns:
     _refuse_plain(names, f'{anps}:', 1, _GIVEN)
   elif pairs == 'yes':
     _refuse_plain(names, f'{anps}:', 1, _ASKED)
-  elif pairs == 'auto' and mostly_pairs and _factors_recur(likely):
-    _refuse_plain(
-      names,
-      f'{anps}:',
-      1,
-      f'{len(likely)} of {len(names)} lines are (if none is meant to be one: config.data.pairs=no)',
-    )
-  orders = []
-  for i, path in enumerate((adjectives, nouns)):
-    orders.append(_read_names(path) if path else None)
-    if path:
-      _refuse_missing(names, f'{anps}:', 1, i, orders[i], path)
+  elif pairs == 'auto':
+    _refuse_mixed(names, f'{anps}:', 1)
+  orders: list[tuple[str, ...] | None] = []
+  for factor, path in zip(_FACTORS, (adjectives, nouns)):
+    order = _read_names(path) if path else None
+    if order:
+      _refuse_missing(names, f'{anps}:', 1, order, (factor, path))
+    orders.append(order)
   return Vocabulary(names, *orders).with_pairs(pairs)
 
 
-def from_names(names, place: str, pairs: str = 'auto') -> Vocabulary:
+def from_names(names: Iterable[str], place: str, pairs: str = 'auto') -> Vocabulary:
   """The vocabulary of names that a set has, in their order as texts.
 
   Where most names are pairs, all must be, as in a list.
 
   Args:
-    names: of the classes, in any order.
+    names: class names in any order.
     place: what messages call the set.
     pairs: config.data.pairs.
 
@@ -225,30 +223,19 @@ def from_names(names, place: str, pairs: str = 'auto') -> Vocabulary:
     ConfigError: naming the first that is no pair among pairs.
   """
   names = tuple(sorted(names))
-  likely = tuple(filter(_is_pair, names))
-  odd = next((name for name in names if not _is_pair(name)), '')
-  is_mixed = odd and 2 * len(likely) > len(names) and _factors_recur(likely)
-  if pairs == 'auto' and is_mixed:
-    raise config_lib.ConfigError(
-      f'{place}: the class {odd!r} is not an adjective_noun pair (one '
-      f'underscore, text on both sides), but {len(likely)} of {len(names)} '
-      'are: rename or remove it; if none is meant to be a pair: '
-      'config.data.pairs=no'
-    )
+  if pairs == 'auto':
+    _refuse_mixed(names, f'{place}: class ', 0)
   return Vocabulary(names)
 
 
-def look_alikes(names) -> list[tuple[str, str]]:
+def look_alikes(names: Iterable[str]) -> list[tuple[str, str]]:
   """Pairs of names that differ by case or Unicode form only."""
-  first_of, result = {}, []
-  for name in names:
-    first = first_of.setdefault(_form(name), name)
-    if first != name:
-      result.append((first, name))
-  return result
+  first_of: dict[str, str] = {}
+  firsts = [(first_of.setdefault(_form(name), name), name) for name in names]
+  return [(first, name) for first, name in firsts if first != name]
 
 
-def nearest(name: str, names) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
   """The end of an error line: a name that may be meant; '' without one."""
   for other in names:
     if _form(other) == _form(name) and other != name:
@@ -275,7 +262,7 @@ def read_lines(path: str) -> list[str]:
   """Lines of a UTF-8 text file without their ends, LF or CRLF.
 
   Args:
-    path: of the file; a byte order mark at its start is dropped.
+    path: text file; a byte order mark at its start is dropped.
 
   Returns:
     At least one line; without the blank ones at the end of the file.
@@ -311,13 +298,24 @@ def _is_pair(name):
   return bool(adjective and noun) and '_' not in noun
 
 
+def _words(names, is_anp):
+  """The adjective of each class, and the noun of each class; empty for plain classes."""
+  if not is_anp or not names:
+    return (), ()
+  return tuple(zip(*(name.split('_') for name in names)))
+
+
+def _are_pairs(names):
+  return all(map(_is_pair, names)) and _factors_recur(names)
+
+
 def _factors_recur(names):
   """Whether names in the form of pairs share an adjective or a noun."""
-  adjectives, nouns = [[name.split('_')[i] for name in names] for i in (0, 1)]
   # class_1, class_2 and so on: numbered, no pairs.
+  adjectives, nouns = _words(names, True)
   if all(noun.isdecimal() for noun in nouns):
     return False
-  return len({*adjectives}) < len(names) or len({*nouns}) < len(names)
+  return min(len({*adjectives}), len({*nouns})) < len(names)
 
 
 def _read_names(path):
@@ -361,12 +359,20 @@ def _refuse_plain(names, prefix, first, why):
       )
 
 
-def _refuse_missing(names, prefix, first, factor, order, source):
-  words = set(order)
-  for i, name in enumerate(names, first):
-    word = name.split('_')[factor]
-    if word not in words:
+def _refuse_mixed(names, prefix, first):
+  """Raises ConfigError where most names are pairs whose factors recur, and some are not."""
+  likely = [*filter(_is_pair, names)]
+  if 2 * len(likely) > len(names) and _factors_recur(likely):
+    no_pairs = 'if none is meant to be a pair: config.data.pairs=no'
+    _refuse_plain(names, prefix, first, f'{len(likely)} of {len(names)} are ({no_pairs})')
+
+
+def _refuse_missing(names, prefix, first, order, source):
+  """Raises ConfigError where a class has a word that `order`, from (factor, place), lacks."""
+  factor, place = source
+  for i, word in enumerate(_words(names, True)[_FACTORS.index(factor)]):
+    if word not in order:
       raise config_lib.ConfigError(
-        f'{prefix}{i}: {_FACTORS[factor][:-1]} {word!r} of {name!r} is not in '
-        f'{source}{config_lib.nearest(word, order)}'
+        f'{prefix}{first + i}: {factor[:-1]} {word!r} of {names[i]!r} is not in '
+        f'{place}{config_lib.nearest(word, order)}'
       )

@@ -1,6 +1,9 @@
 """Networks in Flax and the layers they are built from."""
 
 import inspect
+from typing import Any
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys, networks, strategy as strategy_lib, trust
@@ -9,24 +12,25 @@ from anp_jax.system import cores, onednn
 _CONVNETS = {'lenet': 'LeNet', 'cifar10_full': 'Cifar10Full', 'two_convolutions': 'TwoConvolutions'}
 
 
-def has_batch_norm(config) -> bool:
+def has_batch_norm(config: ml_collections.ConfigDict) -> bool:
   """Whether the network may normalise over groups of examples."""
   name = config.model.name
   return name not in (*_CONVNETS, *networks.CONVNEXTS)
 
 
-def is_resnet(config) -> bool:
+def is_resnet(config: ml_collections.ConfigDict) -> bool:
   """Whether the network is a ResNet, whose tensors have published names."""
   return config.model.name in networks.RESNETS
 
 
-def target(config, platform: str, devices: int = 1) -> str:
+def target(config: ml_collections.ConfigDict, platform: str, devices: int = 1) -> str:
   """Returns the platform that layers are made for; sets oneDNN's threads.
 
   Args:
-    config: the run's config; model.cpu_library says what a CPU computes with.
-    platform: of the mesh's devices: 'cpu', 'gpu', 'tpu'.
-    devices: of this process, which compute at one time and share its cores.
+    config: the run's config; model.cpu_library is the library of a CPU.
+    platform: platform of the mesh: 'cpu', 'gpu' or 'tpu'.
+    devices: devices of this process, which compute at one time and share its
+      cores.
 
   Returns:
     'cpu_onednn' for a CPU with oneDNN, else the platform.
@@ -54,7 +58,9 @@ def target(config, platform: str, devices: int = 1) -> str:
   return platform
 
 
-def create(config, num_classes: int, platform: str, axis_name=None):
+def create(
+  config: ml_collections.ConfigDict, num_classes: int, platform: str, axis_name: str | None = None
+) -> Any:
   """The network that config.model names, or one that emulates it.
 
   A user's module, `package.module:Class`, is a Flax module called
@@ -65,8 +71,8 @@ def create(config, num_classes: int, platform: str, axis_name=None):
 
   Args:
     config: the run's config.
-    num_classes: outputs, see `objective.Objective.outputs`.
-    platform: from `target`; a network of a user's gets it as it is.
+    num_classes: number of outputs, see `objective.Objective.outputs`.
+    platform: result of `target`; a user's network gets it as it is.
     axis_name: mesh axis that divides the batch, for global batch statistics.
 
   Returns:

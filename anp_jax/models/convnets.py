@@ -1,36 +1,30 @@
 """Small networks to compare with: two of Caffe's examples, one of a paper.
 
-Caffe's run on a laptop in minutes and are known well enough. Of the originals,
-what is not of the network is left to the config: Caffe's solvers give biases
-twice the learning rate, and CIFAR-10's classifier 250 times the weight decay
-(`optimizer.multipliers` and `decay_multipliers`). Caffe also gives each layer
-its own spread of initial weights; here kernels start as everywhere in this
-package, and biases at zero.
+Caffe's run on a laptop in minutes. The config has what is not part of a network:
+Caffe's solvers give biases twice the learning rate, and CIFAR-10's classifier 250
+times the weight decay (`optimizer.multipliers` and `decay_multipliers`). Caffe also
+has a spread of initial weights for each layer; here kernels start as everywhere in
+this package, and biases at zero.
 """
 
 from typing import Any
 
 from flax import linen as nn
+import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from anp_jax import config as config_lib
+from anp_jax.config import errors
 from anp_jax.models import layers
 
 
-class LeNet(nn.Module):
-  """The network of Caffe's MNIST example, after LeCun et al. 1998.
-
-  Two 5x5 convolutions without padding, of 20 and 50 features, each followed by
-  a maximum over 2x2; 500 hidden units with a ReLU; linear classifier. As in the
-  original no other layer has a nonlinearity. Of 28x28 gray images and 10
-  classes it has 431,080 parameters; of RGB, which is what training reads, 1,000
-  more.
+class _Network(nn.Module):
+  """The fields and layers of a small network.
 
   Attributes:
-    num_classes: of the logits.
-    dtype: of the computation; logits come in param_dtype.
+    num_classes: number of logits.
+    dtype: dtype of the computation; logits are in param_dtype.
     platform: see `layers`.
   """
 
@@ -38,6 +32,27 @@ class LeNet(nn.Module):
   dtype: Any = jnp.float32
   param_dtype: Any = jnp.float32
   platform: str = 'cpu'
+
+  def _conv(self, features, padding, name):
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
+    return layers.Conv(features, 5, padding=padding, use_bias=True, name=name, **types)
+
+  def _head(self, x):
+    return layers.head(self, nn.initializers.normal(0.01))(x.reshape(x.shape[0], -1))
+
+  def _check_side(self, images, least, name):
+    side = min(images.shape[1:3])
+    errors.check(side >= least, 'data.image_size', side, f'{least} or more for {name}')
+
+
+class LeNet(_Network):
+  """The network of Caffe's MNIST example, after LeCun et al. 1998.
+
+  Two 5x5 convolutions without padding, of 20 and 50 features, each followed by
+  a maximum over 2x2; 500 hidden units with a ReLU; linear classifier. As in the
+  original no other layer has a nonlinearity. For 28x28 gray images and 10 classes
+  it has 431,080 parameters; for RGB, which training reads, 1,000 more.
+  """
 
   @nn.compact
   def __call__(self, images, train: bool):
@@ -47,10 +62,10 @@ class LeNet(nn.Module):
       ConfigError: for images under 15 pixels a side.
     """
     del train
-    _check_side(images, 15, 'lenet')
+    self._check_side(images, 15, 'lenet')
     x = images
     for i, features in enumerate((20, 50), 1):
-      x = _conv(self, features, 'VALID', f'conv{i}')(x)
+      x = self._conv(features, 'VALID', f'conv{i}')(x)
       x = pool(x, 'max', 2, 2, self.platform)
     x = nn.Dense(
       500,
@@ -59,32 +74,22 @@ class LeNet(nn.Module):
       param_dtype=self.param_dtype,
       name='hidden',
     )(x.reshape(x.shape[0], -1))
-    return _head(self, layers.relu(x, self.platform))
+    return self._head(layers.relu(x, self.platform))
 
 
-class Cifar10Full(nn.Module):
+class Cifar10Full(_Network):
   """The "full" network of Caffe's CIFAR-10 example, after cuda-convnet.
 
   Three 5x5 convolutions of 32, 32 and 64 features, each followed by a pool of
   3x3 at every second pixel: the first a maximum (and then the ReLU), the others
   a mean (after the ReLU). Local response normalisation follows the first two
-  pools. Linear classifier. Of 32x32 colour images and 10 classes it has 89,578
+  pools. Linear classifier. For 32x32 colour images and 10 classes it has 89,578
   parameters.
 
   The response normalisation is the original's, constants too, and was tuned for
   pixels of 0 to 255 less their mean, that is config.data.std=(1, 1, 1). On
   images of unit spread it does next to nothing until activations have grown.
-
-  Attributes:
-    num_classes: of the logits.
-    dtype: of the computation; logits come in param_dtype.
-    platform: see `layers`.
   """
-
-  num_classes: int
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
 
   @nn.compact
   def __call__(self, images, train: bool):
@@ -94,38 +99,31 @@ class Cifar10Full(nn.Module):
       ConfigError: for images under 12 pixels a side.
     """
     del train
-    _check_side(images, 12, 'cifar10_full')
-    x = _conv(self, 32, 2, 'conv1')(images)
+    self._check_side(images, 12, 'cifar10_full')
+    x = self._conv(32, 2, 'conv1')(images)
     x = layers.relu(pool(x, 'max', 3, 2, self.platform), self.platform)
     x = normalise_response(x, platform=self.platform)
-    x = layers.relu(_conv(self, 32, 2, 'conv2')(x), self.platform)
+    x = layers.relu(self._conv(32, 2, 'conv2')(x), self.platform)
     x = pool(x, 'mean', 3, 2, self.platform)
     x = normalise_response(x, platform=self.platform)
-    x = layers.relu(_conv(self, 64, 2, 'conv3')(x), self.platform)
+    x = layers.relu(self._conv(64, 2, 'conv3')(x), self.platform)
     x = pool(x, 'mean', 3, 2, self.platform)
-    return _head(self, x.reshape(x.shape[0], -1))
+    return self._head(x)
 
 
-class TwoConvolutions(nn.Module):
+class TwoConvolutions(_Network):
   """Two wide convolutions: the networks of Marques et al. (arXiv 1712.02546).
 
   Their number of kernels is the paper's, from 50 and 500 to 500 and 1,500, and
   so is that convolutions are most of the work. What else there is, is chosen
   here: 5x5 pixels, each followed by a ReLU and a maximum over 2x2; linear
-  classifier. Of 32x32 images and 10 classes the largest has 19,749,510
+  classifier. For 32x32 images and 10 classes the largest has 19,749,510
   parameters.
 
   Attributes:
-    num_classes: of the logits.
-    dtype: of the computation; logits come in param_dtype.
-    platform: see `layers`.
     kernels: features of the two convolutions.
   """
 
-  num_classes: int
-  dtype: Any = jnp.float32
-  param_dtype: Any = jnp.float32
-  platform: str = 'cpu'
   kernels: tuple[int, int] = (500, 1500)
 
   @nn.compact
@@ -134,20 +132,20 @@ class TwoConvolutions(nn.Module):
     del train
     x = images
     for i, features in enumerate(self.kernels, 1):
-      x = layers.relu(_conv(self, features, 2, f'conv{i}')(x), self.platform)
+      x = layers.relu(self._conv(features, 2, f'conv{i}')(x), self.platform)
       x = pool(x, 'max', 2, 2, self.platform)
-    return _head(self, x.reshape(x.shape[0], -1))
+    return self._head(x)
 
 
-def pool(x, kind: str, window: int, stride: int, platform: str = 'cpu'):
+def pool(x: jax.Array, kind: str, window: int, stride: int, platform: str = 'cpu') -> jax.Array:
   """Pools as Caffe does: a window that the far edge cuts off counts too.
 
   Args:
     x: (batch, height, width, channels), any float dtype.
-    kind: 'max' or 'mean'; a mean is of the pixels that the window has.
+    kind: 'max' or 'mean'; a mean is over the pixels within the map.
     window: pixels a side.
     stride: pixels, at most `window`.
-    platform: of the device it is compiled for.
+    platform: platform of the device that computes.
 
   Returns:
     (batch, height', width', channels), the dtype of x; height' is
@@ -164,7 +162,7 @@ def pool(x, kind: str, window: int, stride: int, platform: str = 'cpu'):
 
 
 @layers.by_channel
-def normalise_response(x, platform: str = 'cpu'):
+def normalise_response(x: jax.Array, platform: str = 'cpu') -> jax.Array:
   """Local response normalisation within each channel.
 
   x (1 + 5e-5 m)^-0.75, m being the mean of x^2 over the 3x3 pixels around,
@@ -172,7 +170,7 @@ def normalise_response(x, platform: str = 'cpu'):
 
   Args:
     x: (batch, height, width, channels), any float dtype.
-    platform: of the device it is compiled for.
+    platform: platform of the device that computes.
 
   Returns:
     Like x.
@@ -189,34 +187,3 @@ def _share_of_window(shape, window, stride):
   """(height', width', 1): what a padded mean lacks where the edge cuts."""
   counts = [[min(window, n - i) for i in range(0, n - window + stride, stride)] for n in shape]
   return window**2 / np.multiply.outer(*counts)[..., None]
-
-
-def _conv(net, features, padding, name):
-  return layers.Conv(
-    features,
-    5,
-    padding=padding,
-    use_bias=True,
-    dtype=net.dtype,
-    param_dtype=net.param_dtype,
-    platform=net.platform,
-    name=name,
-  )
-
-
-def _head(net, x):
-  return nn.Dense(
-    net.num_classes,
-    kernel_init=nn.initializers.normal(0.01),
-    dtype=net.param_dtype,
-    param_dtype=net.param_dtype,
-    name='head',
-  )(x)
-
-
-def _check_side(images, least, name):
-  side = min(images.shape[1:3])
-  if side < least:
-    raise config_lib.ConfigError(
-      f'config.data.image_size={side}: expected {least} or more for {name}'
-    )

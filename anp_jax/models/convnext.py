@@ -63,9 +63,9 @@ class Block(nn.Module):
 
   Attributes:
     version: 1: the branch is scaled by channel; 2: GRN after the GELU.
-    conv: makes a convolution from (features, size, name=...).
-    norm: makes a layer norm from (name=...).
-    param_dtype: of parameters.
+    conv: constructor of a convolution, (features, size, name=...).
+    norm: constructor of a layer norm, (name=...).
+    param_dtype: dtype of the parameters.
   """
 
   version: int
@@ -79,7 +79,7 @@ class Block(nn.Module):
 
     Args:
       x: map.
-      factor: of the branch in each example, (batch, 1, 1, 1); None: 1.
+      factor: (batch, 1, 1, 1), factor of the branch in each example; None: 1.
     """
     channels = x.shape[-1]
     y = self.conv(channels, 7, groups=channels, name='depthwise')(x)
@@ -99,13 +99,13 @@ class ConvNeXt(nn.Module):
   """Patches of 4x4, four stages of blocks, mean over the map, classifier.
 
   Attributes:
-    num_classes: of the logits.
+    num_classes: number of logits.
     version: 1 or 2.
     stages: blocks in each stage.
     width: channels of the first stage.
-    drop_path: probability with which the last block is left out of an example;
-      that of the others rises to it linearly from 0.
-    dtype: of the computation; logits come in param_dtype.
+    drop_path: probability with which an example skips the last block; that of
+      the blocks before rises to it linearly from 0.
+    dtype: dtype of the computation; logits are in param_dtype.
     platform: see `layers`.
   """
 
@@ -126,7 +126,9 @@ class ConvNeXt(nn.Module):
       layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform, **types
     )
     norm = functools.partial(nn.LayerNorm, EPSILON, **types)
-    factors = iter(self._factors(train))
+    count = sum(self.stages)
+    rates = [self.drop_path * i / max(1, count - 1) for i in range(count)]
+    factors = iter(example_randomness.branch_factors(self, rates, train))
     x = conv(self.width, 4, 4, padding=0, name='stem_conv')(images)
     x = norm(name='stem_norm')(x)
     for i, blocks in enumerate(self.stages, 1):
@@ -139,18 +141,4 @@ class ConvNeXt(nn.Module):
         x = block(x, next(factors))
     x = x.mean((1, 2), dtype=self.param_dtype)
     norm = functools.partial(norm, dtype=self.param_dtype)
-    return nn.Dense(
-      self.num_classes,
-      kernel_init=_init,
-      dtype=self.param_dtype,
-      param_dtype=self.param_dtype,
-      name='head',
-    )(norm(name='head_norm')(x))
-
-  def _factors(self, train):
-    """What each block's branch is multiplied by; None: 1."""
-    blocks = sum(self.stages)
-    if not train or not self.drop_path:
-      return [None] * blocks
-    rates = [self.drop_path * i / max(1, blocks - 1) for i in range(blocks)]
-    return example_randomness.branch_factors(self, rates, self.dtype)
+    return layers.head(self, _init)(norm(name='head_norm')(x))

@@ -25,10 +25,10 @@ class Stage(NamedTuple):
       `size` and have no squeeze and excitation; else MBConv, which expand by
       1x1 and convolve depthwise.
     expansion: channels inside a block over those of its input.
-    size: of the convolution, pixels.
-    stride: of the first block.
+    size: pixels of the convolution's window.
+    stride: stride of the first block.
     features: channels of the result.
-    blocks: in a network of depth 1.
+    blocks: number of blocks in a network of depth 1.
   """
 
   fused: bool
@@ -59,7 +59,7 @@ V2_S = (
   Stage(False, 6, 3, 1, 160, 9),
   Stage(False, 6, 3, 2, 256, 15),
 )
-_PYTORCH = {
+_PYTORCH: dict[str, dict[str, Any]] = {
   'efficientnet_b0': dict(width=1.0, depth=1.0),
   'efficientnet_b1': dict(width=1.0, depth=1.1),
   'efficientnet_b2': dict(width=1.1, depth=1.2),
@@ -67,7 +67,7 @@ _PYTORCH = {
   'efficientnet_b4': dict(width=1.4, depth=1.8),
   'efficientnetv2_s': dict(stages=V2_S, stem=24),
 }
-_TENSORFLOW = dict(padding='SAME', epsilon=1e-3)
+_TENSORFLOW: dict[str, Any] = dict(padding='SAME', epsilon=1e-3)
 # The fields of each network.
 NETWORKS = {**_PYTORCH, **{f'tf_{name}': {**n, **_TENSORFLOW} for name, n in _PYTORCH.items()}}
 _HEAD = 1280  # channels before the classifier
@@ -98,9 +98,9 @@ class Block(nn.Module):
   """MBConv or Fused-MBConv: expands, convolves, gates and projects.
 
   Attributes:
-    stage: its row of the table; `blocks` are not read.
-    conv: makes a convolution from (features, size, stride, name=...).
-    norm: makes a normalisation, called (x, train).
+    stage: row of the table; its `blocks` are not read.
+    conv: constructor of a convolution, (features, size, stride, name=...).
+    norm: constructor of a normalisation, (name=...).
   """
 
   stage: Stage
@@ -114,7 +114,7 @@ class Block(nn.Module):
     Args:
       x: map.
       train: whether batch norm takes its groups' statistics.
-      factor: of the branch in each example, (batch, 1, 1, 1); None: 1.
+      factor: (batch, 1, 1, 1), factor of the branch in each example; None: 1.
     """
     stage, channels = self.stage, x.shape[-1]
     inner = stage.expansion * channels
@@ -152,17 +152,17 @@ class EfficientNet(nn.Module):
   """Stem, stages of blocks, 1x1, mean over the map, dropout, classifier.
 
   Attributes:
-    num_classes: of the logits.
+    num_classes: number of logits.
     stages: the paper's table.
     width: factor of all channels, which are `rounded`.
     depth: factor of each stage's blocks, rounded up.
     stem: channels of the first convolution, before `width`.
-    padding: of all convolutions, see `layers.Conv`.
+    padding: padding of all convolutions, see `layers.Conv`.
     epsilon, group, momentum, axis_name: see `layers.BatchNorm`.
-    drop_path: rate of stochastic depth, times the share of all blocks that lie
-      before a block, as in the authors' code and timm.
-    dropout: probability that a number before the classifier is left out.
-    dtype: of the computation; logits come in param_dtype.
+    drop_path: rate of stochastic depth; a block's is this rate times the share
+      of all blocks that lie before it, as in the authors' code and timm.
+    dropout: probability that a number before the classifier is set to zero.
+    dtype: dtype of the computation; logits are in param_dtype.
     platform: see `layers`.
   """
 
@@ -185,8 +185,13 @@ class EfficientNet(nn.Module):
   @nn.compact
   def __call__(self, images, train: bool):
     """(batch, height, width, 3) normalised to logits (batch, classes)."""
-    conv, norm = self._layers()
-    factors = iter(self._factors(train))
+    conv, norm = layers.makers(self)
+    fields = dict(padding=self.padding, kernel_init=_normal(2.0, 'fan_out'))
+    conv = functools.partial(conv, **fields)
+    norm = functools.partial(norm, epsilon=self.epsilon)
+    count = sum(map(self.blocks, self.stages))
+    rates = [self.drop_path * i / count for i in range(count)]
+    factors = iter(example_randomness.branch_factors(self, rates, train))
 
     def convolved(name, x, *shape):
       layer = conv(*shape, name=f'{name}_conv')
@@ -203,37 +208,8 @@ class EfficientNet(nn.Module):
     x = x.mean((1, 2), dtype=self.param_dtype)
     if train and self.dropout:
       x = example_randomness.dropout(self, x, self.dropout)
-    return nn.Dense(
-      self.num_classes,
-      kernel_init=nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform'),
-      dtype=self.param_dtype,
-      param_dtype=self.param_dtype,
-      name='head',
-    )(x)
-
-  def _layers(self):
-    types = dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
-    conv = functools.partial(
-      layers.Conv, padding=self.padding, kernel_init=_normal(2.0, 'fan_out'), **types
-    )
-    norm = functools.partial(
-      layers.BatchNorm,
-      group=self.group,
-      momentum=self.momentum,
-      epsilon=self.epsilon,
-      axis_name=self.axis_name,
-      **types,
-    )
-    return conv, norm
+    return layers.head(self, nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform'))(x)
 
   def blocks(self, stage: Stage) -> int:
-    """How many blocks it has of a stage."""
+    """The number of blocks of a stage."""
     return math.ceil(stage.blocks * self.depth)
-
-  def _factors(self, train):
-    """What each block's branch is multiplied by; None: 1."""
-    blocks = sum(map(self.blocks, self.stages))
-    if not train or not self.drop_path:
-      return [None] * blocks
-    rates = [self.drop_path * i / blocks for i in range(blocks)]
-    return example_randomness.branch_factors(self, rates, self.dtype)

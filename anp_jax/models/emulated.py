@@ -6,23 +6,25 @@ any strategy trains it as it is: what travels, and when, is real, and the
 computing takes no core.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import time
+from typing import Any, Literal
 
 from flax import linen as nn, traverse_util
 import jax
 from jax import lax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from anp_jax.system import emulation
 
-# Of a pass: a convolution's gradients, of its input and its kernel, take as
-# many operations each as its output.
+# Share of the forward pass: a convolution's gradients, of its input and its
+# kernel, take as many operations each as its output.
 _FORWARD = 1 / 3
-# Of `megabytes` without a network: each array costs a tenth of a second to
-# compile, in every process.
+# Arrays that hold `megabytes`: each costs a tenth of a second to compile, in
+# every process.
 _ARRAYS = 16
 _TOKEN = jax.ShapeDtypeStruct((), np.float32)
 
@@ -31,31 +33,31 @@ class Emulated:
   """Stands for a Flax module, with its `init` and `apply`.
 
   Attributes:
-    network: the Flax module that it stands for.
+    network: Flax module that it stands for.
     settings: config.emulate.
-    clock: monotonic, in seconds.
-    sleep: waits so many seconds.
+    clock: monotonic clock, in seconds.
+    sleep: function that waits for a number of seconds.
   """
 
   def __init__(
     self,
     network: nn.Module,
-    settings,
+    settings: ml_collections.ConfigDict,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
   ):
-    """Makes the network; arguments are its attributes."""
+    """Sets the attributes."""
     self.network, self.settings = network, settings
     self.clock, self.sleep = clock, sleep
-    self._order = []
+    self._order: list[tuple] = []
 
-  def init(self, rngs, images, train: bool) -> dict:
+  def init(self, rngs: Any, images: jax.Array, train: bool) -> dict:
     """The network's variables, all zeros.
 
     Args:
-      rngs: as for a Flax module.
+      rngs: keys, as for a Flax module.
       images: (n, side, side, 3).
-      train: as for a Flax module.
+      train: argument of the network.
 
     Returns:
       Arrays by collection and path, in the order in which the network makes
@@ -72,22 +74,29 @@ class Emulated:
       order.extend(traverse_util.flatten_dict(variables))
       return variables
 
-    # A pytree's own order is the alphabet's.
+    # The order of a pytree is alphabetical.
     shapes = traverse_util.flatten_dict(jax.eval_shape(make))
     self._order = [path[1:] for path in order if path[0] == 'params']
     return traverse_util.unflatten_dict(
       {path: jnp.zeros(shapes[path].shape, shapes[path].dtype) for path in order}
     )
 
-  def apply(self, variables, images, train: bool, mutable=False, rngs=None):
+  def apply(
+    self,
+    variables: Any,
+    images: jax.Array,
+    train: bool,
+    mutable: Literal[False] | Sequence[str] = False,
+    rngs: Any = None,
+  ) -> Any:
     """Outputs of zeros; training waits for as long as a real pass takes.
 
     Args:
-      variables: as from `init`.
+      variables: result of `init`.
       images: (n, side, side, 3); only their number counts.
-      train: whether the passes are slept for: an evaluation's are not.
+      train: whether the passes take time; those of an evaluation do not.
       mutable: collections that are returned with the outputs; False: none.
-      rngs: of training: 'dropout', from which the time is drawn.
+      rngs: training's key 'dropout', from which the time is drawn.
 
     Returns:
       (n, num_classes), and with `mutable` the collections, unchanged.
@@ -158,20 +167,16 @@ class _PassTimer:
     self._emulated, self._images = emulated, images
     self._passes = {}  # start and seconds, by the words of the draw
 
-  def forward(self, words, *after):
+  def forward(self, words, _):
     """Begins a pass, and sleeps for its forward part."""
-    del after
-    emulation.pace_sockets()
-    key = tuple(map(int, np.asarray(words)))
+    key = _key(words)
     seconds = emulation.pass_seconds(self._emulated.settings, self._images, key)
     self._passes[key] = self._emulated.clock(), seconds
     return self._wait(key, _FORWARD)
 
-  def backward(self, index, words, *after):
+  def backward(self, index, words, _):
     """Sleeps until a piece of the gradients would be there."""
-    del after
-    emulation.pace_sockets()
-    key = tuple(map(int, np.asarray(words)))
+    key = _key(words)
     share = (index + 1) / self._emulated.settings.pieces
     token = self._wait(key, _FORWARD + (1 - _FORWARD) * share)
     if share == 1:
@@ -179,10 +184,15 @@ class _PassTimer:
     return token
 
   def _wait(self, key, share):
+    emulation.pace_sockets()
     start, seconds = self._passes[key]
     end = start + share * seconds
     self._emulated.sleep(max(0.0, end - self._emulated.clock()))
     return np.float32(0)
+
+
+def _key(words):
+  return tuple(map(int, np.asarray(words)))
 
 
 def _later(token):

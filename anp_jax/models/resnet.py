@@ -5,7 +5,6 @@ convolution, as torchvision and Hugging Face transformers do; v1 in its first.
 """
 
 from collections.abc import Sequence
-import functools
 from typing import Any
 
 from flax import linen as nn
@@ -62,7 +61,7 @@ _BASE_WIDTH = 64  # of the first stage, that group_width refers to
 
 
 def least_width(fields: dict) -> int:
-  """The width from which on a group of the first stage has a channel."""
+  """The least width at which a group of the first stage has a channel."""
   return -(-_BASE_WIDTH // fields.get('group_width', _BASE_WIDTH))
 
 
@@ -71,19 +70,20 @@ class Block(nn.Module):
 
   Attributes:
     features: channels inside; a bottleneck gives four times as many.
-    conv: makes a convolution from (features, size, stride, name=...).
-    norm: makes a normalisation, called (x, train).
-    bottleneck: 1x1, 3x3, 1x1 instead of two 3x3.
+    conv: constructor of a convolution, (features, size, stride, name=...).
+    norm: constructor of a normalisation, (name=...).
+    bottleneck: whether it is 1x1, 3x3, 1x1 instead of two 3x3.
     stride: pixels.
     version: 'v1.5' or 'v1'.
     shortcut: past a block that changes the map's shape: 'projection' (the
       paper's option B), a 1x1 convolution; 'padding' (option A), every other
       pixel, between channels of zeros; 'pooled', a mean over 2x2 pixels and a
       1x1 convolution.
-    zero_init: the last scale starts at zero (Goyal et al., arXiv 1706.02677).
-    groups: of a bottleneck's 3x3 convolution.
-    group_width: its channels a group, in a stage of 64 features.
-    squeeze: by how much the channels that gate the others are fewer; 0: none.
+    zero_init: whether the last scale starts at zero (Goyal et al., arXiv
+      1706.02677).
+    groups: groups of a bottleneck's 3x3 convolution.
+    group_width: channels per group of that convolution, in a stage of 64 features.
+    squeeze: ratio of squeeze and excitation; 0: none.
     platform: see `layers`.
   """
 
@@ -135,7 +135,7 @@ class Block(nn.Module):
     return layers.squeeze_excite(y, self.conv, squeezed, nn.relu)
 
   def _shortcut(self, x, size, train):
-    """What is added to the last norm's result, of maps of that size."""
+    """The summand of the last norm's result, for maps of that size."""
     features = (4 if self.bottleneck else 1) * self.features
     if x.shape[1:] == (*size, features):
       return x
@@ -162,7 +162,7 @@ class ResNet(nn.Module):
   """Stem, stages of blocks, mean over the map, linear classifier.
 
   Attributes:
-    num_classes: of the logits.
+    num_classes: number of logits.
     stages: blocks in each stage.
     bottleneck: kind of block.
     width: channels of the first stage.
@@ -170,7 +170,7 @@ class ResNet(nn.Module):
       place of the 7x7; 'small', 3x3.
     shortcut, groups, group_width, squeeze: see `Block`.
     group, momentum, axis_name: see `layers.BatchNorm`.
-    dtype: of the computation; logits come in param_dtype.
+    dtype: dtype of the computation; logits are in param_dtype.
     platform: see `layers`.
   """
 
@@ -195,16 +195,7 @@ class ResNet(nn.Module):
   @nn.compact
   def __call__(self, images, train: bool):
     """(batch, height, width, 3) normalised to logits (batch, classes)."""
-    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    conv = functools.partial(layers.Conv, platform=self.platform, **types)
-    norm = functools.partial(
-      layers.BatchNorm,
-      group=self.group,
-      momentum=self.momentum,
-      axis_name=self.axis_name,
-      platform=self.platform,
-      **types,
-    )
+    conv, norm = layers.makers(self)
     x = images
     for name, features, size, stride in self._stem():
       stem = conv(features, size, stride, name=f'stem_conv{name}')
@@ -230,17 +221,10 @@ class ResNet(nn.Module):
           name=f'stage{i + 1}_block{j + 1}',
         )(x, train)
     x = x.mean((1, 2), dtype=self.param_dtype)
-    # Logits in full precision: a loss over a thousand bfloat16 logits is noise.
-    return nn.Dense(
-      self.num_classes,
-      kernel_init=nn.initializers.normal(0.01),
-      dtype=self.param_dtype,
-      param_dtype=self.param_dtype,
-      name='head',
-    )(x)
+    return layers.head(self, nn.initializers.normal(0.01))(x)
 
   def _stem(self):
-    """What the names end in, features, size and stride of its convolutions."""
+    """Name suffix, features, size and stride of each convolution of the stem."""
     if self.stem == 'deep':
       half = self.width // 2
       return (1, half, 3, 2), (2, half, 3, 1), (3, self.width, 3, 1)

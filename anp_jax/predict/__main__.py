@@ -19,15 +19,41 @@ if __name__ == '__main__':
 
 from collections.abc import Iterable, Iterator
 import contextlib
+import itertools
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs, trust, urls
 from anp_jax.system import cores, xla_flags
 
+if TYPE_CHECKING:
+  from anp_jax.predict import network as network_lib
+
 _FORMATS = ('csv', 'jsonl')
 _SUFFIXES = {'.csv': 'csv', '.jsonl': 'jsonl', '.json': 'jsonl', '.ndjson': 'jsonl'}
+# Flags by name: default, metavar and help.
+_FLAGS = {
+  'checkpoint': (
+    '',
+    'PATH',
+    'a workdir, a checkpoint in one; published weights: a .safetensors file, a folder as '
+    'transformers writes it',
+  ),
+  'labels': ('', 'FILE', 'names of the classes of published weights, one per line'),
+  'which': ('newest', 'NAME', 'of a workdir: newest, best or a step (default: %(default)s)'),
+  'top': (5, 'N', 'names per file (default: %(default)s)'),
+  'output': ('', 'FILE', 'default: standard output'),
+  'format': ('', 'NAME', "csv or jsonl (default: by the output's suffix, else csv)"),
+  'sentiment': ('', 'FILE', 'VSO or MVSO: how positive a pair is'),
+  'emotions': ('', 'FILE', 'MVSO: the emotions of a pair'),
+  'explain': (False, '', 'what adjective and noun contribute, and the best of each'),
+  'sheet': ('', 'FILE.png', 'the images, named'),
+  'upright': (False, '', 'turn photographs as their EXIF data say; evaluation does not'),
+  'batch_size': (0, 'N', 'images at a time over all devices (default: what suits them)'),
+  'threads': (0, 'N', 'threads that read and decode (default: as many as cores)'),
+}
 
 
 @exits.with_status()
@@ -56,12 +82,12 @@ def main(argv: list[str]) -> int:
   return 0 if progress.named else 1
 
 
-def named(network, batches: Iterable) -> Iterator[tuple]:
+def named(network: 'network_lib.Network', batches: Iterable) -> Iterator[tuple]:
   """Names batch after batch; one is read while the device has the next.
 
   Args:
-    network: `network.Network`.
-    batches: from `file_batches.batches`.
+    network: compiled network.
+    batches: batches of `file_batches.batches`.
 
   Yields:
     (batch, its `network.Names`; None where it has no files).
@@ -85,9 +111,9 @@ def _parse(arguments):
       '--checkpoint=PATH is missing: the workdir of a run, or published weights'
     )
   if not flags.paths:
-    raise config_lib.ConfigError('no file or folder is given; - for a list')
+    raise config_lib.ConfigError('expected files, folders or -, for a list on standard input')
   if flags.paths.count('-') > 1:
-    raise config_lib.ConfigError('- is given twice: there is one list')
+    raise config_lib.ConfigError('- is there twice, and standard input has one list')
   for name in ('top', 'threads', 'batch_size'):
     value = getattr(flags, name)
     if value < (name == 'top'):
@@ -122,61 +148,13 @@ def _check_outputs(flags):
 
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.predict', description=__doc__)
-  add = parser.add_argument
-  add('paths', nargs='*', metavar='PATHS', help='files, folders, -')
-  add(
-    '--checkpoint',
-    metavar='PATH',
-    help='a workdir, a checkpoint in one; published weights: a .safetensors '
-    'file, a folder as transformers writes it',
-  )
-  add(
-    '--labels',
-    default='',
-    metavar='FILE',
-    help='names of the classes of published weights, one a line',
-  )
-  add(
-    '--which',
-    default='newest',
-    metavar='NAME',
-    help='of a workdir: newest, best or a step (default: %(default)s)',
-  )
-  add('--top', type=int, default=5, metavar='N', help='names a file (default: %(default)s)')
-  add('--output', default='', metavar='FILE', help='default: standard output')
-  add(
-    '--format',
-    default='',
-    metavar='NAME',
-    help="csv or jsonl (default: by the output's suffix, else csv)",
-  )
-  add('--sentiment', default='', metavar='FILE', help='VSO or MVSO: how positive a pair is')
-  add('--emotions', default='', metavar='FILE', help='of MVSO: the emotions of a pair')
-  add(
-    '--explain',
-    action='store_true',
-    help='what adjective and noun contribute, and the best of each',
-  )
-  add('--sheet', default='', metavar='FILE.png', help='the images, named')
-  add(
-    '--upright',
-    action='store_true',
-    help='turn photographs as their EXIF data say; evaluation does not',
-  )
-  add(
-    '--batch_size',
-    type=int,
-    default=0,
-    metavar='N',
-    help='images at a time over all devices (default: what suits them)',
-  )
-  add(
-    '--threads',
-    type=int,
-    default=0,
-    metavar='N',
-    help='that read and decode (default: as many as cores)',
-  )
+  parser.add_argument('paths', nargs='*', metavar='PATHS', help='files, folders, -')
+  for name, (default, metavar, text) in _FLAGS.items():
+    if default is False:
+      parser.add_argument(f'--{name}', action='store_true', help=text)
+    else:
+      arguments = {'type': type(default), 'default': default, 'metavar': metavar}
+      parser.add_argument(f'--{name}', help=text, **arguments)
   trust.add_flag(parser)
   return parser
 
@@ -185,7 +163,12 @@ def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax.data.input import decode_pillow
   from anp_jax.data.sources import skipped_files
-  from anp_jax.predict import file_batches, network as network_lib, predict_rows as rows_lib
+  from anp_jax.predict import (
+    file_batches,
+    network as network_lib,
+    predict_rows as rows_lib,
+    sheet as sheet_lib,
+  )
   from anp_jax.system import compile_cache
 
   trained, notes = _network(flags)
@@ -205,7 +188,7 @@ def _run(flags, progress):
     trained.config.data.image_size,
     flags.threads or cores.count(),
   )
-  sheet = _Sheet(flags.sheet)
+  pictures = []  # of the sheet: image, file and bars
   with contextlib.ExitStack() as stack:
     stream = sys.stdout.buffer
     if flags.output:
@@ -214,13 +197,20 @@ def _run(flags, progress):
     write = rows_lib.writer(flags.format, stream, table.columns)
     for batch, names in named(network, batches):
       rows = [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
-      write([row for rows_of_file in rows for row in rows_of_file])
-      sheet.add(batch, rows)
+      write(list(itertools.chain.from_iterable(rows)))
+      if flags.sheet:
+        bars = map(sheet_lib.bars, rows)
+        room = sheet_lib.MOST - len(pictures)
+        # A view of an image would keep its whole batch.
+        images = (image.copy() for image in batch.images)
+        pictures += itertools.islice(zip(images, batch.files, bars), room)
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
     hints = skipped_files.heif_hints()
     progress.line.note(f'left out: {left_out.text(hints)}')
-  sheet.write(trained, progress)
+  if pictures:
+    title = _title(trained, progress, len(pictures))
+    sheet_lib.write(flags.sheet, *zip(*pictures), title)
 
 
 def _network(flags):
@@ -253,52 +243,21 @@ def _finished(network, batch, started):
   return batch, names
 
 
-class _Sheet:
-  """The images of the sheet, the first ones; without a path: none."""
+def _title(trained, progress, drawn):
+  """The lines above a sheet that has this many of the images."""
+  from anp_jax.data import vocabulary
 
-  def __init__(self, path):
-    self._path = path
-    self._images, self._files, self._bars = [], [], []
-    if path:
-      from anp_jax.predict import sheet  # heavy: it draws
-
-      self._sheet = sheet
-
-  def add(self, batch, rows):
-    if not self._path:
-      return
-    room = self._sheet.MOST - len(self._images)
-    for image, file, rows_of_file in list(zip(batch.images, batch.files, rows))[:room]:
-      self._images.append(image.copy())  # a view would keep its whole batch
-      self._files.append(file)
-      self._bars.append(self._sheet.bars(rows_of_file))
-
-  def write(self, trained, progress):
-    if not self._path or not self._images:
-      return
-    from anp_jax.data import vocabulary as vocabulary_lib
-
-    count = vocabulary_lib.counted(progress.named, 'image')
-    classes = vocabulary_lib.counted(len(trained.vocabulary), 'class')
-    if len(self._images) < progress.named:
-      left_out = progress.named - len(self._images)
-      count = f'the first {len(self._images)} of {count}; {left_out:,} left out'
-    if progress.failed:
-      count += f'; {progress.failed:,} unreadable'
-    self._sheet.write(
-      self._path,
-      self._images,
-      self._files,
-      self._bars,
-      [
-        f'{trained.config.model.name}, {_origin(trained)}: {count}',
-        f'{urls.remote_url(trained.folder)}; {classes}',
-      ],
-    )
-
-
-def _origin(trained):
-  return f'step {trained.step}' if trained.step else 'published weights'
+  count = vocabulary.counted(progress.named, 'image')
+  if drawn < progress.named:
+    count = f'the first {drawn} of {count}; {progress.named - drawn:,} left out'
+  if progress.failed:
+    count += f'; {progress.failed:,} unreadable'
+  origin = f'step {trained.step}' if trained.step else 'published weights'
+  classes = vocabulary.counted(len(trained.vocabulary), 'class')
+  return [
+    f'{trained.config.model.name}, {origin}: {count}',
+    f'{urls.remote_url(trained.folder)}; {classes}',
+  ]
 
 
 def command() -> None:

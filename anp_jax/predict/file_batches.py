@@ -22,9 +22,9 @@ class Batch:
   """Files in the order of their paths.
 
   Attributes:
-    files: paths of readable files; no more than the batch's size.
-    images: (size, side, side, 3) uint8, one a file, then black ones.
-    unreadable: (file, reason) of those between and after them.
+    files: paths of readable files, at most the batch's size.
+    images: (size, side, side, 3) uint8, one per file, then black ones.
+    unreadable: (file, reason) of the files between and after them.
   """
 
   files: list[str]
@@ -46,7 +46,7 @@ def find(
   Args:
     paths: files, folders, and '-' for the paths in `lines`.
     lines: one path each, in the system's encoding; empty ones do not count.
-    skipped: counts the files of folders that are left out by suffix.
+    skipped: counter of the files of folders that are left out by suffix.
 
   Yields:
     (path, fault): what a folder cannot be searched for; '' for a file, which
@@ -74,18 +74,18 @@ def batches(
   """Reads and decodes files in background threads, ahead of the consumer.
 
   Args:
-    files: from `find`; read as far ahead as the files themselves.
-    read: file -> (side, side, 3) uint8, ValueError for what is no image.
-    size: files a batch.
+    files: files of `find`, taken as far ahead as they are read.
+    read: decodes a file to (side, side, 3) uint8; ValueError if it is no image.
+    size: files per batch.
     side: pixels.
-    threads: that read.
+    threads: threads that read.
 
   Yields:
     Batches; only the last may have fewer files than `size`.
   """
   files = iter(files)
   most = 2 * size + threads  # files that are read or wait
-  waiting = collections.deque()
+  waiting: collections.deque[tuple[str, futures.Future]] = collections.deque()
   pool = futures.ThreadPoolExecutor(threads, 'read')
   try:
     batch = _empty(size, side)

@@ -1,5 +1,6 @@
 """A trained network, compiled to name batches of images on this machine."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,8 +27,8 @@ class Words(NamedTuple):
   Attributes:
     best: (batch, n) int32, the likeliest ones, the best first; n is `top`, or
       as many as there are.
-    probabilities: (batch, n) of these.
-    of_classes: (batch, top): natural logarithm of the probability of the word
+    probabilities: (batch, n), those of `best`.
+    of_classes: (batch, top), natural logarithm of the probability of the word
       that each named class has.
   """
 
@@ -40,9 +41,9 @@ class Names(NamedTuple):
   """What a batch shows.
 
   Attributes:
-    classes: (batch, top) int32, the best first; of equals the lower.
-    probabilities: (batch, top) of these.
-    words: 'adjective' and 'noun' to Words; {} for plain classes.
+    classes: (batch, top) int32, the best first; the lower of equals first.
+    probabilities: (batch, top), those of `classes`.
+    words: Words of 'adjective' and 'noun'; {} for plain classes.
   """
 
   classes: np.ndarray
@@ -54,19 +55,25 @@ class Network:
   """Names batches of one size, over all devices.
 
   Attributes:
-    batch_size: images of a batch.
-    devices: that share them.
+    batch_size: images per batch.
+    devices: devices that share a batch.
   """
 
-  def __init__(self, trained: trained_lib.Trained, top: int, batch_size: int = 0, devices=None):
+  def __init__(
+    self,
+    trained: trained_lib.Trained,
+    top: int,
+    batch_size: int = 0,
+    devices: Sequence[jax.Device] | None = None,
+  ):
     """Places the weights; the first batch compiles.
 
     Args:
-      trained: the network.
-      top: classes to name, at least 1; no more than there are.
+      trained: trained network.
+      top: classes to name, at least 1 and at most all.
       batch_size: images over all devices, rounded up to a multiple of their
         number; 0: what suits them.
-      devices: None: those of this process.
+      devices: devices to compute on; None: those of this process.
     """
     self.devices = jax.local_devices() if devices is None else devices
     platform = self.devices[0].platform
@@ -94,11 +101,11 @@ class Network:
       )
     )
 
-  def start(self, images: np.ndarray):
+  def start(self, images: np.ndarray) -> Names:
     """Starts naming images (batch_size, side, side, 3) uint8; see `names`."""
     return self._program(self._weights, jax.device_put(images, self._rows))
 
-  def names(self, started, count: int) -> Names:
+  def names(self, started: Names, count: int) -> Names:
     """Waits for a batch, and returns what its first `count` images show.
 
     Raises:

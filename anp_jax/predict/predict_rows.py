@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import csv
+import io
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import lexicons
+from anp_jax.data import lexicons, vocabulary as vocabulary_lib
 from anp_jax.predict import network
 from anp_jax.system import untrusted_text
 
@@ -22,15 +23,21 @@ class Rows:
   """The rows of named files.
 
   Attributes:
-    columns: names of the values of a row.
-    notes: lines of what the tables lack.
+    columns: names of a row's values.
+    notes: lines that say what the tables lack.
   """
 
-  def __init__(self, vocabulary, explain: bool = False, sentiment: str = '', emotions: str = ''):
+  def __init__(
+    self,
+    vocabulary: vocabulary_lib.Vocabulary,
+    explain: bool = False,
+    sentiment: str = '',
+    emotions: str = '',
+  ):
     """Reads the tables.
 
     Args:
-      vocabulary: of the network.
+      vocabulary: classes of the network.
       explain: whether rows say what adjective and noun contribute.
       sentiment: path of a table, VSO or MVSO; '': none.
       emotions: path of a table of MVSO; '': none.
@@ -39,31 +46,27 @@ class Rows:
       ConfigError: for a bad table, one that has none of the classes, or where
         something needs pairs and the classes are plain.
     """
-    self._vocabulary = vocabulary
-    self._explain = explain
-    for flag, value in (
-      ('--explain', explain),
-      ('--sentiment', sentiment),
-      ('--emotions', emotions),
-    ):
+    flags = {'--explain': explain, '--sentiment': sentiment, '--emotions': emotions}
+    for flag, value in flags.items():
       if value and not vocabulary.is_anp:
         raise config_lib.ConfigError(
           f'{flag} is for adjective_noun pairs, and the classes are plain, '
           f'such as {vocabulary.names[0]!r}'
         )
+    self._vocabulary, self._explain = vocabulary, explain
     self._parts = _PARTS if vocabulary.is_anp else ()
     name = 'anp' if vocabulary.is_anp else 'class'
     self.columns = ['file', 'rank', name, *self._parts, 'probability']
-    self.notes = []
-    self._sentiments, self._emotions, self._emotion_names = {}, {}, ()
+    self.notes: list[str] = []
+    self._sentiments: dict[str, float] | None = None
+    self._emotions: tuple[tuple[str, ...], dict[str, np.ndarray]] | None = None
     if sentiment:
       self._sentiments = lexicons.sentiments(os.path.expanduser(sentiment))
       self._note(sentiment, self._sentiments)
       self.columns.append('sentiment')
     if emotions:
-      path = os.path.expanduser(emotions)
-      self._emotion_names, self._emotions = lexicons.emotions(path)
-      self._note(emotions, self._emotions)
+      self._emotions = lexicons.emotions(os.path.expanduser(emotions))
+      self._note(emotions, self._emotions[1])
       for i in range(1, _EMOTIONS + 1):
         self.columns += [f'emotion_{i}', f'emotion_{i}_share']
     if explain:
@@ -76,42 +79,28 @@ class Rows:
 
     Args:
       file: its path.
-      names: of a batch.
-      row: the file's in it.
+      names: names of a batch.
+      row: the file's index in the batch.
 
     Returns:
       A dict of `columns` each; None where there is no value.
     """
-    chosen = names.classes[row]
-    ranked = zip(chosen, names.probabilities[row])
-    return [
-      self._row(file, names, row, i, int(label), probability)
-      for i, (label, probability) in enumerate(ranked)
-    ]
+    return [self._row(file, names, row, i) for i in range(names.classes.shape[1])]
 
-  def _row(self, file, names, row, i, label, probability):
+  def _row(self, file, names, row, i):
     vocabulary = self._vocabulary
-    name = vocabulary.names[label]
+    name = vocabulary.names[names.classes[row, i]]
     pair = name.split('_') if self._parts else ()
-    values = [file, i + 1, name, *pair, _short(probability)]
-    if 'sentiment' in self.columns:
+    values = [file, i + 1, name, *pair, _short(names.probabilities[row, i])]
+    if self._sentiments is not None:
       values.append(self._sentiments.get(name))
-    if self._emotion_names:
-      values += self._strongest(name)
+    if self._emotions is not None:
+      values += _strongest(name, *self._emotions)
     if self._explain:
       values += [_short(math.exp(names.words[part].of_classes[row, i])) for part in _PARTS]
       for part, words in zip(_PARTS, (vocabulary.adjectives, vocabulary.nouns)):
         values += _best(names.words[part], words, row, i)
     return dict(zip(self.columns, values, strict=True))
-
-  def _strongest(self, name):
-    shares = self._emotions.get(name)
-    if shares is None:
-      return [None] * (2 * _EMOTIONS)
-    values = []
-    for i in np.argsort(-shares, kind='stable')[:_EMOTIONS]:
-      values += [self._emotion_names[i], _short(shares[i])]
-    return values
 
   def _note(self, path, table):
     names = self._vocabulary.names
@@ -136,13 +125,22 @@ def writer(kind: str, stream: BinaryIO, columns: list[str]) -> Callable[[list[di
 
   Args:
     kind: 'csv' or 'jsonl'.
-    stream: of bytes; written through after each call.
-    columns: of the rows.
+    stream: file of bytes; flushed after each call.
+    columns: columns of the rows.
   """
   if kind == 'jsonl':
     return lambda rows: _write(stream, map(_json, rows))
   _write(stream, [_csv(columns)])
   return lambda rows: _write(stream, (_csv(row.values()) for row in rows))
+
+
+def _strongest(name, emotions, rows):
+  if name not in rows:
+    return [None] * (2 * _EMOTIONS)
+  values = []
+  for i in np.argsort(-rows[name], kind='stable')[:_EMOTIONS]:
+    values += [emotions[i], _short(rows[name][i])]
+  return values
 
 
 def _best(words, names, row, i):
@@ -161,17 +159,10 @@ def _write(stream, lines):
   stream.flush()
 
 
-class _Line:
-  """The file that csv writes to."""
-
-  def write(self, text):
-    self.text = text
-
-
 def _csv(values):
-  line = _Line()
+  line = io.StringIO()
   csv.writer(line, lineterminator='\n').writerow(map(untrusted_text.csv_cell, values))
-  return line.text.encode(errors='surrogateescape')
+  return line.getvalue().encode(errors='surrogateescape')
 
 
 def _json(row):

@@ -1,5 +1,6 @@
 """A sheet of named images: what each shows, and how sure the network is."""
 
+from collections.abc import Sequence
 import math
 import os
 from typing import NamedTuple
@@ -13,8 +14,6 @@ _SIDE = 144  # of a thumbnail, pixels
 _CELL = 2 * _SIDE + 8
 _NUMBER = 42  # pixels that a percentage takes
 _LINES = 8  # bars next to a thumbnail
-# Okabe and Ito's colours, light enough to be written on.
-_BLUE, _ORANGE, _GREEN = '#9fd0ee', '#f3c591', '#9fdcc4'
 
 
 class Bar(NamedTuple):
@@ -26,15 +25,12 @@ class Bar(NamedTuple):
 
 
 _LEGEND = {'anp': 'blue the pair', 'adjective': 'orange the adjective', 'noun': 'green the noun'}
-_COLORS = {'anp': _BLUE, 'adjective': _ORANGE, 'noun': _GREEN}
+# Okabe and Ito's colours, light enough to be written on.
+_COLORS = {'anp': '#9fd0ee', 'adjective': '#f3c591', 'noun': '#9fdcc4'}
 
 
 def bars(rows: list[dict]) -> list[Bar]:
-  """Returns the bars of a file.
-
-  Args:
-    rows: of the file, from `predict_rows.Rows`.
-  """
+  """Returns the bars of a file, from its rows of `predict_rows.Rows`."""
   explained = 'best_adjective' in rows[0]
   count = 2 if explained else _LINES
   name = 'anp' if 'anp' in rows[0] else 'class'
@@ -49,12 +45,8 @@ def bars(rows: list[dict]) -> list[Bar]:
   return result
 
 
-def legend(bars_of_files: list[list[Bar]]) -> str:
-  """Returns the line that says what the bars of a sheet are.
-
-  Args:
-    bars_of_files: those of each image.
-  """
+def legend(bars_of_files: Sequence[list[Bar]]) -> str:
+  """Returns the line that explains the bars of a sheet, from those of each image."""
   kinds = {bar.kind for bars_of_file in bars_of_files for bar in bars_of_file}
   text = 'below each image its file; bars: probabilities of the classes'
   if kinds <= {'anp'}:
@@ -65,32 +57,30 @@ def legend(bars_of_files: list[list[Bar]]) -> str:
 
 def write(
   path: str,
-  images: list[np.ndarray],
-  files: list[str],
-  bars_of_files: list[list[Bar]],
+  images: Sequence[np.ndarray],
+  files: Sequence[str],
+  bars_of_files: Sequence[list[Bar]],
   title: list[str],
 ) -> None:
   """Writes images, each with its bars to the right and its file's name below.
 
   Args:
-    path: of the PNG.
+    path: PNG file to write.
     images: (side, side, 3) uint8, as the network sees them.
     files: their paths.
-    bars_of_files: those of each image.
+    bars_of_files: bars of each image.
     title: lines above, the first one bold.
   """
-  title = [*title, legend(bars_of_files)]
   columns = min(max(math.ceil(math.sqrt(len(images) / 1.6)), 2), 8)
-  line = drawing.ContactSheet.LINE
-  contacts = drawing.ContactSheet(title, len(images), columns, (_CELL, _SIDE + line))
-  for i, (image, file) in enumerate(zip(images, files)):
+  size = _CELL, _SIDE + drawing.ContactSheet.LINE
+  contacts = drawing.ContactSheet([*title, legend(bars_of_files)], len(images), columns, size)
+  for i, (image, file, bars_of_file) in enumerate(zip(images, files, bars_of_files)):
     left, upper = contacts.corner(i)
     contacts.picture((left, upper), image, _SIDE)
     below = left, upper + _SIDE + 2
     contacts.text(below, os.path.basename(file), _CELL, drawing.SOFT)
-    for j, bar in enumerate(bars_of_files[i]):
-      place = left + _SIDE + 8, upper + j * (_SIDE // _LINES)
-      _draw_bar(contacts, place, bar)
+    for j, bar in enumerate(bars_of_file):
+      _draw_bar(contacts, (left + _SIDE + 8, upper + j * (_SIDE // _LINES)), bar)
   contacts.save(path)
 
 

@@ -159,10 +159,6 @@ _DAMAGED = {
 }
 
 
-def test_there_are_sixty_kinds():
-  assert len(_WHOLE) + len(_DAMAGED) >= 60
-
-
 class _Source(image_sources.Source):
   """Files in memory; it notes whose names are asked for."""
 

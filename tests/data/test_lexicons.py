@@ -89,12 +89,10 @@ def test_ways_to_write_a_score(tmp_path):
     ('tiny_dog,', ['is not a number']),
     ('tiny_dog,1_0', ['is not a number']),
     ('tiny_dog,0x1', ['is not a number']),
-    ('tiny_dog,-', ['is not a number']),
     ('tiny_dog,\u0661', ['is not a number']),
     ('tiny_dog,inf', ['is not a number']),
     ('tiny_dog,1e999', ['outside [-3, 3]']),
     ('tiny_dog,3.001', ["'3.001' is outside [-3, 3]"]),
-    ('tiny_dog,-3.001', ['outside [-3, 3]']),
     ('tiny_dog', ['1 fields', 'expected 2']),
     ('tiny_dog,1,2', ['3 fields', 'expected 2']),
     ('tinydog,1', ["'tinydog' is not an adjective_noun pair"]),
@@ -120,7 +118,7 @@ def test_mvso_as_a_whole(tmp_path):
     path = _file(tmp_path, f'{_MVSO}tiny_dog,{again}\n')
     _refused([f'{path}:5: ', "'tiny_dog'", 'line 1'], lexicons.sentiments, path)
   path = _file(tmp_path, 'anp,score\n')
-  _refused([path, 'no rows'], lexicons.sentiments, path)
+  _refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
   path = _file(tmp_path, '\n')
   _refused([path, 'empty'], lexicons.sentiments, path)
   path = _file(tmp_path, b'a_b,1\nc\xff_d,2\n')
@@ -131,6 +129,7 @@ def test_mvso_as_a_whole(tmp_path):
 @pytest.mark.parametrize(
   'old, new, number, words',
   [
+    ('1. beautiful', 'x\n1. beautiful', 4, ['at most 3']),
     ('2.00]', '2.01]', 5, ["'2.01' is outside [-2, 2]"]),
     ('1.5]', 'nan]', 6, ["'nan' is not a number"]),
     ('1.5]', '1e999]', 6, ['outside [-2, 2]']),
@@ -148,9 +147,7 @@ def test_lines_of_vso_that_are_refused(tmp_path, old, new, number, words):
   _refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
 
 
-def test_vso_as_a_whole(tmp_path):
-  path = _file(tmp_path, 'x\n' + _HEADER + _VSO)
-  _refused([f'{path}:4: ', 'at most 3'], lexicons.sentiments, path)
+def test_vso_without_pairs(tmp_path):
   path = _file(tmp_path, _VSO.split('\n')[0])
   _refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
 
@@ -200,6 +197,8 @@ def test_rows_of_emotions_that_are_refused(tmp_path, row, words):
 
 
 def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
+  header = _file(tmp_path, _EMOTIONS.split('\n')[0])
+  _refused([header, 'no rows'], lexicons.emotions, header)
   text = f'{_EMOTIONS}old_fear,1.000' + ',0.0' * 23 + '\n'
   rows = lexicons.emotions(_file(tmp_path, text))[1]
   assert list(rows) == ['happy_dog', 'old_fear']
@@ -222,11 +221,6 @@ def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
 def test_headers_of_emotions_that_are_refused(tmp_path, old, new, words):
   path = _file(tmp_path, _EMOTIONS.replace(old, new, 1))
   _refused([f'{path}:1: ', *words], lexicons.emotions, path)
-
-
-def test_emotions_without_rows(tmp_path):
-  path = _file(tmp_path, _EMOTIONS.split('\n')[0] + '\n')
-  _refused([path, 'no rows'], lexicons.emotions, path)
 
 
 @_NEEDS_ANP
@@ -294,7 +288,7 @@ def test_damaged_tables_load_or_are_refused_in_one_line(tmp_path, table):
   read = lexicons.emotions if table == _EMOTIONS else lexicons.sentiments
   path = f'{tmp_path}/table'
   loaded = 0
-  for round_ in range(4000):
+  for round_ in range(1500):
     data = mutations.mutated(table.encode(), draw, _TOKENS)
     mutations.replace_file(path, data)
     try:
@@ -314,4 +308,4 @@ def test_damaged_tables_load_or_are_refused_in_one_line(tmp_path, table):
     else:
       assert all(math.isfinite(s) and abs(s) <= 3 for s in result.values())
     assert result and all(map(_is_pair, result)), (round_, data)
-  assert 100 < loaded < 3900
+  assert 40 < loaded < 1460

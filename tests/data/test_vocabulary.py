@@ -279,34 +279,23 @@ def test_given_parts_mean_that_all_are_pairs(tmp_path):
   'data, words',
   [
     (b'red_car\n\nold_dog\n', ['anps.txt:2: ', 'empty']),
-    (b'red_car\n \t\r\nold_dog', ['anps.txt:2: ', 'empty']),
     (b'\nred_car\n', ['anps.txt:1: ', 'empty']),
     (b'', ['anps.txt is empty']),
-    (b' \r\n\n', ['anps.txt is empty']),
     (b'\xef\xbb\xbf', ['anps.txt is empty']),
     (b'a_b\nc_d\n a_b \n', ["anps.txt:3: 'a_b' repeats ", 'anps.txt:1']),
     (b'a_b\nc_d\xff\n', ['anps.txt:2: byte 0xff is not UTF-8']),
     (b'a_b\nc_d\ne_\xc3', ['anps.txt:3: byte 0xc3 is not UTF-8']),
-    ('a_b'.encode('utf-16'), ['anps.txt:1: byte 0xff']),
     (b'a_b\nbrave_9/11\n', ["anps.txt:2: 'brave_9/11'", 'folder']),
     (b'..\n', ["anps.txt:1: '..'", 'folder']),
-    (b'a\n.\n', ["anps.txt:2: '.'", 'folder']),
     (b'a_\x00b\n', [r"anps.txt:1: 'a_\x00b'", 'control']),
     (b'a_b\rc_d\r', [r"anps.txt:1: 'a_b\rc_d'", 'control']),
     (b'a_b\nc_\xc2\x85d\n', [r"anps.txt:2: 'c_\x85d'", 'control']),
-    (b'a_b\n' + b'c' * 256, ['anps.txt:2: ', 'folder']),
+    (b'a_b\n' + 'ä'.encode() * 128, ['anps.txt:2: ', 'folder']),  # 255 bytes is the limit
   ],
 )
 def test_lines_that_are_refused(tmp_path, data, words):
   text = _refused(words, vocabulary.from_lists, *_files(tmp_path, data))
   assert len(text) < 200 + len(str(tmp_path)) * 2
-
-
-def test_longest_name(tmp_path):
-  name = 'ä' * 127 + 'c'  # 255 bytes
-  assert vocabulary.from_lists(*_files(tmp_path, name.encode())).names == (name,)
-  longer = _files(tmp_path, f'{name}c'.encode())
-  _refused(['anps.txt:1: '], vocabulary.from_lists, *longer)
 
 
 def test_words_that_a_list_misses(tmp_path):
@@ -408,7 +397,7 @@ _TOKENS = (
 def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
   draw = random.Random(20)
   loaded = 0
-  for round_ in range(10000):
+  for round_ in range(4000):
     lists = [_PAIRS, _ADJECTIVES, _NOUNS][: draw.choice((1, 3))]
     damaged = draw.randrange(len(lists))
     lists[damaged] = mutations.mutated(lists[damaged], draw, _TOKENS)
@@ -433,4 +422,4 @@ def test_damaged_lists_load_or_are_refused_in_one_line(tmp_path):
     assert min(min(pair) for pair in ids) >= 0, (round_, lists)
     names = tuple(f'{v.adjectives[a]}_{v.nouns[n]}' for a, n in ids)
     assert names == v.names, (round_, lists)
-  assert 1000 < loaded < 9000
+  assert 400 < loaded < 3600

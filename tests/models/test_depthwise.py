@@ -10,6 +10,7 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.models.layers import depthwise
 from anp_jax.system import onednn
+from tests import layer_references as references
 
 needs_onednn = pytest.mark.skipif(
   onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
@@ -37,24 +38,10 @@ def _kernel_gradient(size, stride):
   return jax.jit(compute)
 
 
-def _tap_by_tap(x, dy, size, stride):
-  """The same in float64, by the definition."""
-  edge = size // 2
-  padded = np.pad(np.float64(x), ((0, 0), (edge, edge), (edge, edge), (0, 0)))
-  rows, columns = dy.shape[1:3]
-  result = np.zeros((size, size, 1, x.shape[-1]))
-  for i, j in np.ndindex(size, size):
-    part = padded[
-      :, i : i + (rows - 1) * stride + 1 : stride, j : j + (columns - 1) * stride + 1 : stride
-    ]
-    result[i, j, 0] = (part * np.float64(dy)).sum((0, 1, 2))
-  return result
-
-
 @needs_onednn
 @pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.parametrize('sign', [-1, 1])
-@pytest.mark.parametrize('size, stride', [(5, 1), (7, 1), (5, 2), (7, 2)])
+@pytest.mark.parametrize('size, stride', [(7, 1), (5, 2)])
 @pytest.mark.parametrize('sides', [(4, 3), (14, 11)])
 def test_gradient_with_either_sign_of_the_first_number(sides, size, stride, sign):
   """Edges are padded with what is computed of dy's first number: it must be 0.
@@ -71,7 +58,8 @@ def test_gradient_with_either_sign_of_the_first_number(sides, size, stride, sign
   program = _kernel_gradient(size, stride)
   assert 'custom_call @anp_onednn' in program.lower(x, kernel, dy).as_text()
   got = program(x, kernel, dy)
-  want = _tap_by_tap(x, dy, size, stride)
+  edges = ((size // 2, size // 2),) * 2
+  _, _, want = references.convolution(x, kernel, stride, edges, 16, dy)
   atol = 5e-6 * np.abs(want).max()
   np.testing.assert_allclose(got, want, rtol=0, atol=atol)
   np.testing.assert_array_equal(program(x, kernel, -4 * dy), -4 * got)

@@ -126,7 +126,7 @@ def _assert_read_back(trained, path):
 @pytest.mark.slow
 def test_logits_equal_timms(tmp_path):
   """It loads what is written for it, all names, and is read back."""
-  gains = {'efficientnet_b0': 2, 'tf_efficientnet_b0': 2, 'efficientnetv2_s': 1.25}
+  gains = {'efficientnet_b0': 2, 'efficientnetv2_s': 1.25}
   # Maps of 70, 35, 18, 9, 5 and 3 pixels: where paddings differ.
   trained = {name: _trained(name, gain, 70) for name, gain in gains.items()}
   arguments = {}
@@ -173,14 +173,7 @@ def test_logits_equal_transformers(tmp_path):
 
 # As the config.json of google/efficientnet-b0 to -b4 have them.
 @pytest.mark.parametrize(
-  'name, side, blocks',
-  [
-    ('b0', 224, []),
-    ('b1', 240, [16]),
-    ('b2', 260, [5, 8, 16]),
-    ('b3', 300, [5, 18]),
-    ('b4', 380, [6]),
-  ],
+  'name, side, blocks', [('b0', 224, []), ('b2', 260, [5, 8, 16]), ('b4', 380, [6])]
 )
 def test_blocks_that_pad_both_sides_alike(name, side, blocks):
   assert names_lib.depthwise_padding(f'tf_efficientnet_{name}', side) == blocks
@@ -253,15 +246,16 @@ def test_rates_rise_over_all_blocks_as_timms(monkeypatch):
   """By the share of all blocks that lie before one: 15/16 for the last."""
   rates = []
 
-  def branch_factors(module, values, dtype):
+  def branch_factors(module, values, train):
     rates.extend(values)
-    return jnp.ones((len(values), 1, 1, 1, 1), dtype)
+    return [None] * len(values)
 
-  monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
   _, module = _network('efficientnet_b0', **{'model.drop_path': 0.2})
+  shapes = _shapes(module)
+  monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
   images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
   apply = functools.partial(module.apply, train=True, mutable=['batch_stats'])
-  jax.eval_shape(apply, _shapes(module), images)
+  jax.eval_shape(apply, shapes, images)
   np.testing.assert_allclose(rates, [0.2 * i / 16 for i in range(16)])
 
 

@@ -117,10 +117,10 @@ def test_a_late_piece_does_not_delay_the_next(tiny_config):
   network = emulated.Emulated(None, config.emulate, clock, clock.sleep)
   timer = emulated._PassTimer(network, 4)
   words = np.array([1, 2], np.uint32)
-  timer.forward(words)
+  timer.forward(words, 0.0)
   clock.now += 0.75  # of the second that the next piece has
-  timer.backward(0, words)
-  timer.backward(1, words)
+  timer.backward(0, words, 0.0)
+  timer.backward(1, words, 0.0)
   np.testing.assert_allclose(clock.sleeps, [1.0, 0.25, 1.0])
 
 

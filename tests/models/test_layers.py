@@ -14,6 +14,7 @@ import scipy.stats
 from anp_jax.models import layers, resnet
 from anp_jax.models.layers import convolution
 from anp_jax.system import onednn
+from tests import layer_references as references
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
@@ -64,22 +65,9 @@ def _crop(x, around):
   return x[:, top : x.shape[1] - bottom, left : x.shape[2] - right]
 
 
-def _convolve(x, kernel, stride, padding, cotangent=None):
-  """Convolution one pixel at a time; with a cotangent also both gradients."""
-  around = _pixels(padding, x.shape[1:3], len(kernel), stride)
-  size, places = _windows(x.shape, len(kernel), stride, around)
-  padded = _pad(x, around, 0)
-  out = np.zeros((len(x), *size, kernel.shape[-1]))
-  for i, j, rows, columns in places:
-    out[:, i, j] = np.tensordot(padded[:, rows, columns], kernel, 3)
-  if cotangent is None:
-    return out
-  dx, dkernel = np.zeros_like(padded), np.zeros_like(kernel)
-  for i, j, rows, columns in places:
-    dy = cotangent[:, i, j]
-    dx[:, rows, columns] += np.tensordot(dy, kernel, ((1,), (3,)))
-    dkernel += np.tensordot(padded[:, rows, columns], dy, ((0,), (0,)))
-  return out, _crop(dx, around), dkernel
+def _convolve(x, kernel, stride, padding, dy=None):
+  pads = _pixels(padding, x.shape[1:3], len(kernel), stride)
+  return references.convolution(x, kernel, stride, pads, dy=dy)
 
 
 def _with_gradients(function, dy, *arguments):
@@ -120,26 +108,16 @@ def test_convolution_and_its_gradients_equal_numpy(x64, plan, platform):
 
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('padding', ['SAME', 'VALID', ((2, 0), (1, 3))])
-@pytest.mark.parametrize('size, stride', [(1, 1), (2, 1), (3, 2), (5, 1), (7, 2)])
+@pytest.mark.parametrize('size, stride', [(1, 1), (3, 2), (5, 1)])
 def test_every_way_to_say_the_padding(x64, padding, size, stride, platform):
   random = np.random.default_rng(1)
-  maps = [random.normal(size=(2, *s, 3)) for s in ((8, 11), (7, 7))]
-  kernel = random.normal(size=(size, size, 3, 4))
-  cotangents = [random.normal(size=_convolve(x, kernel, stride, padding).shape) for x in maps]
-  # Both maps in one program: compiling is most of the time.
-  ys, dmaps, dkernel = _with_gradients(
-    lambda maps, k: [layers.convolve(x, k, stride, padding, platform) for x in maps],
-    cotangents,
-    maps,
-    kernel,
+  x, kernel = random.normal(size=(2, 8, 11, 3)), random.normal(size=(size, size, 3, 4))
+  dy = random.normal(size=_convolve(x, kernel, stride, padding).shape)
+  got = _with_gradients(
+    lambda x, k: layers.convolve(x, k, stride, padding, platform), dy, x, kernel
   )
-  kernel_sum = 0
-  for x, dy, y, dx in zip(maps, cotangents, ys, dmaps):
-    want, want_dx, want_dkernel = _convolve(x, kernel, stride, padding, dy)
-    np.testing.assert_allclose(y, want, rtol=0, atol=TIGHT)
-    np.testing.assert_allclose(dx, want_dx, rtol=0, atol=TIGHT)
-    kernel_sum = kernel_sum + want_dkernel
-  np.testing.assert_allclose(dkernel, kernel_sum, rtol=0, atol=TIGHT)
+  for a, want in zip(got, _convolve(x, kernel, stride, padding, dy), strict=True):
+    np.testing.assert_allclose(a, want, rtol=0, atol=TIGHT)
 
 
 def test_padding_in_a_list_or_of_numpy():
@@ -318,7 +296,7 @@ POOLS = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 0), (3, 2, ((0, 1), (1, 0))), (
 
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('plan', POOLS, ids=str)
-@pytest.mark.parametrize('side', [(3, 3), (7, 8), (9, 14)])
+@pytest.mark.parametrize('side', [(3, 3), (7, 8)])
 def test_max_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
   window, stride, padding = plan
   random = np.random.default_rng(1)
@@ -346,36 +324,17 @@ def test_max_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
   np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=1e-14)
 
 
-def test_ties_in_max_pool_go_where_pytorch_sends_them():
-  torch = pytest.importorskip('torch')
-  random = np.random.default_rng(3)
-  x = np.float32(random.integers(0, 3, size=(2, 9, 14, 4)))
-  torch_x = torch.tensor(x.transpose(0, 3, 1, 2), requires_grad=True)
-  out = torch.nn.functional.max_pool2d(torch_x, 3, 2, 1)
-  dy = np.float32(random.integers(1, 9, size=out.shape))  # sums are exact
-  out.backward(torch.tensor(dy))
-  _, pull = jax.vjp(lambda x: layers.max_pool(x, platform='cpu'), x)
-  want = torch_x.grad.numpy().transpose(0, 2, 3, 1)
-  np.testing.assert_array_equal(pull(dy.transpose(0, 2, 3, 1))[0], want)
-
-
-@pytest.mark.parametrize('platform', PLATFORMS)
+@pytest.mark.parametrize('platform', (*PLATFORMS, 'cpu_onednn'))
 @pytest.mark.parametrize('plan', POOLS, ids=str)
-@pytest.mark.parametrize('side', [(3, 3), (7, 8)])
-def test_avg_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
-  # Means and sums of at most nine numbers of order one.
-  _check_avg_pool(side, plan, platform, 'float64', 1e-14)
-
-
-@pytest.mark.skipif(onednn.find() is None, reason='no oneDNN')
-@pytest.mark.parametrize('plan', POOLS, ids=str)
-@pytest.mark.parametrize('side', [(3, 3), (7, 8)])
-def test_avg_pool_by_onednn_equals_numpy(side, plan):
-  # The same in float32.
-  _check_avg_pool(side, plan, 'cpu_onednn', 'float32', 1e-6)
-
-
-def _check_avg_pool(side, plan, platform, dtype, tolerance):
+def test_avg_pool_and_its_gradient_equal_numpy(plan, platform, request):
+  if platform == 'cpu_onednn':
+    if onednn.find() is None:
+      pytest.skip('no oneDNN')
+    dtype, tolerance = 'float32', 1e-6
+  else:
+    request.getfixturevalue('x64')
+    dtype, tolerance = 'float64', 1e-14  # means and sums of at most nine numbers of order one
+  side = (7, 8)
   window, stride, padding = plan
   random = np.random.default_rng(4)
   x = random.normal(size=(2, *side, 3)).astype(dtype)

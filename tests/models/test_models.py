@@ -215,7 +215,7 @@ def test_bfloat16_computes_on_float32_parameters():
     assert inside[name]['__call__'][0].dtype == jnp.bfloat16, name
 
 
-@pytest.mark.parametrize('depth', [18, 34, 50, 101, 152])
+@pytest.mark.parametrize('depth', [34, 101])
 def test_create_hands_every_choice_down(config, depth):
   config.model.name = f'resnet{depth}'
   config.model.width = 24
@@ -285,10 +285,8 @@ def test_a_users_module_is_found_from_the_folder_a_run_starts_in(config, tmp_pat
   'name, message',
   [
     ('tests.no_such_module:Net', "No module named 'tests.no_such_module'"),
-    ('no_such_package:Net', "No module named 'no_such_package'"),
     ('tests.user_network:SmalNet', "no 'SmalNet'.*did you mean 'SmallNet'"),
     ('tests.models.test_models:WithoutClasses', 'needs a field num_classes'),
-    ('tests.models.test_models:NoNetwork', 'inherits from flax.*Module'),
     ('os:_exit', 'inherits from flax.*Module'),
     ('tests.user_network:', 'expected package.module:Class'),
   ],
@@ -305,10 +303,3 @@ class WithoutClasses(nn.Module):
   """What a user may point at by mistake."""
 
   features: int
-
-
-class NoNetwork:
-  """What is called by nobody."""
-
-  def __init__(self, num_classes: int):
-    raise AssertionError(num_classes)

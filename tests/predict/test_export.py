@@ -43,7 +43,6 @@ _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
     ('resnet50', {'model__version': 'v1', 'width': 8}),
     ('convnext_tiny', {}),
     ('convnextv2_atto', {}),
-    pytest.param('resnet50', {}, marks=pytest.mark.soak),
   ],
 )
 def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
@@ -150,9 +149,7 @@ def _run_alone(trained, folder, platforms=('cpu', 'cuda', 'tpu')):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'name', ['tests.user_network:WithOurLayers', 'lenet', 'cifar10_full', 'resnet18']
-)
+@pytest.mark.parametrize('name', ['tests.user_network:WithOurLayers', 'cifar10_full'])
 def test_it_runs_with_jax_alone(name, tmp_path):
   trained = exporting.trained(name)
   images, outputs = _run_alone(trained, tmp_path)
@@ -308,7 +305,7 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
   settings = program.preprocessing(config)
   random = np.random.default_rng(0)
   read = decode_pillow.eval_decoder(config)
-  for size in ((30, 36), (70, 61), (90, 171), (400, 455), (530, 390)):
+  for size in ((30, 36), (90, 171), (530, 390)):
     shape = (size[1] // 9 + 2, size[0] // 9 + 2, 3)
     image = Image.fromarray(random.integers(0, 256, shape, np.uint8))
     file = io.BytesIO()
@@ -330,7 +327,7 @@ def test_preprocessing_of_what_is_no_file():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
+@pytest.mark.parametrize('decode', ['fast', 'bicubic'])
 def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
@@ -448,7 +445,6 @@ def test_command_on_a_run(tmp_path, capsys, config):
   [
     ([], ('--checkpoint=DIR is missing',)),
     (['--checkpoint=x'], ('--output=DIR is missing',)),
-    (['--checkpont=x'], ("'--checkpont", "'--checkpoint'")),
     (['--checkpoint=x', '--output=y', '--platforms=cpu,cudda'], ("'cudda'", "did you mean 'cuda'")),
     (['--checkpoint=/nowhere', '--output=y'], ('/nowhere', 'expected')),
   ],

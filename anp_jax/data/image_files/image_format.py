@@ -69,14 +69,9 @@ def is_jpeg(data: bytes) -> bool:
   return data.startswith(_JPEG)
 
 
-def is_large(height: int, width: int, max_megapixels: float) -> bool:
-  """Whether an image has more pixels than may be decoded."""
-  return height * width > max_megapixels * 1e6
-
-
 def check_pixels(height: int, width: int, max_megapixels: float) -> None:
-  """Raises TooLargeError where `is_large`."""
-  if is_large(height, width, max_megapixels):
+  """Raises TooLargeError if an image has more pixels than may be decoded."""
+  if height * width > max_megapixels * 1e6:
     raise TooLargeError(height, width, max_megapixels)
 
 
@@ -89,7 +84,7 @@ def size(data: bytes) -> tuple[int, int]:
   try:
     name = sniff(data)
     if name == 'JPEG':
-      height, width = _jpeg_size(data)
+      height, width = struct.unpack_from('>HH', data, _jpeg_frame(data)[1] + 3)
     elif name == 'PNG':
       width, height = struct.unpack_from('>II', data, 16)
     elif name == 'GIF':
@@ -106,27 +101,39 @@ def size(data: bytes) -> tuple[int, int]:
   return height, width
 
 
-def _jpeg_size(data):
-  return struct.unpack_from('>HH', data, _jpeg_frame(data) + 5)
+def _jpeg_segments(data):
+  """Yields the markers of a JPEG, each with the position after it, up to its end marker."""
+  position = 2
+  while True:
+    # As libjpeg does: skips what is no marker, then fill bytes.
+    position = data.find(b'\xff', position)
+    while position >= 0 and data[position : position + 1] == b'\xff':
+      position += 1
+    if position < 0 or position >= len(data):
+      return
+    marker = data[position]
+    position += 1
+    if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD7:  # markers without a length
+      continue
+    yield marker, position
+    if marker == 0xD9:
+      return
+    position += struct.unpack_from('>H', data, position)[0]
+    if marker == 0xDA:
+      match = _MARKER.search(data, position)
+      position = match.start() if match else len(data)
+
+
+def _is_frame(marker):
+  return 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)
 
 
 def _jpeg_frame(data):
-  """The position of the marker of a JPEG's frame."""
-  position = 2
-  while True:
-    # Decoders pass over stray bytes before a marker.
-    position = data.find(b'\xff', position)
-    if position < 0:
-      raise IndexError
-    marker = data[position + 1]
-    if marker in (0x00, 0xFF):  # stuffing, or fill bytes before a marker
-      position += 1
-    elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-      return position
-    elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a length
-      position += 2
-    else:
-      position += 2 + int.from_bytes(data[position + 2 : position + 4], 'big')
+  """The marker of a JPEG's frame, and the position after it."""
+  for marker, position in _jpeg_segments(data):
+    if _is_frame(marker):
+      return marker, position
+  raise IndexError
 
 
 def check(data: bytes) -> tuple[str, str]:
@@ -175,10 +182,9 @@ def is_read_by_tensorflow(data: bytes) -> bool:
   if name != 'JPEG':
     return False
   try:
-    start = _jpeg_frame(data)
-    process, precision = data[start + 1], data[start + 4]
-    components = data[start + 9]
-  except IndexError:
+    process, position = _jpeg_frame(data)
+    precision, components = data[position + 2], data[position + 7]
+  except (IndexError, struct.error):
     raise ValueError('ends before the size of its picture') from None
   if process == 0xC2:
     check_whole(data)  # hundreds of scans may follow
@@ -191,28 +197,13 @@ def gif_colors(data: bytes) -> int:
 
 
 def _jpeg(data):
-  position, frame, scans = 2, 0, 0
-  while True:
-    # As libjpeg does: skips what is no marker, then fill bytes.
-    position = data.find(b'\xff', position)
-    while position >= 0 and data[position : position + 1] == b'\xff':
-      position += 1
-    if position < 0 or position >= len(data):
-      return 'truncated', 'no end marker'
-    marker = data[position]
-    position += 1
-    if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD7:
-      continue
-    if marker == 0xD9:
-      break
-    (length,) = struct.unpack_from('>H', data, position)
-    if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+  marker = frame = precision = scans = 0
+  for marker, position in _jpeg_segments(data):
+    if _is_frame(marker):
       frame, precision = marker, data[position + 2]
-    position += length
-    if marker == 0xDA:
-      scans += 1
-      match = _MARKER.search(data, position)
-      position = match.start() if match else len(data)
+    scans += marker == 0xDA
+  if marker != 0xD9:
+    return 'truncated', 'no end marker'
   if scans > _MAX_SCANS:
     return 'corrupt', f'{scans} scans'
   if not frame or not scans:

@@ -42,7 +42,7 @@ def open_image(data: bytes, max_megapixels: float, must_be_whole: bool = True) -
   some formats, such as EPS, would start programs.
 
   Args:
-    data: the file.
+    data: image file.
     max_megapixels: million pixels that it may have.
     must_be_whole: whether a file that ends early, or is damaged in a way that
       Pillow forgives and training does not, is refused.
@@ -72,13 +72,13 @@ def reading(data: bytes, max_megapixels: float) -> Iterator[Image.Image]:
   """Yields an opened image; decoding it fails with one line.
 
   Args:
-    data: the file.
+    data: image file.
     max_megapixels: million pixels that it may have.
 
   Raises:
-    ValueError: for what is no whole image.
-    OSError: with an errno, for what is no fault of the file's.
-    MemoryError: likewise.
+    ValueError: for a file that is no whole image.
+    OSError: with an errno, for an error of the machine.
+    MemoryError: if the machine lacks memory.
   """
   try:
     with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def reading(data: bytes, max_megapixels: float) -> Iterator[Image.Image]:
     raise
   except Exception as e:  # whatever a decoder raises
     if isinstance(e, OSError) and e.errno is not None:
-      raise  # of the machine: a decoder's has none
+      raise  # an error of the machine: a decoder's has no errno
     text = ' '.join(str(e).split()) or type(e).__name__
     if 'out of memory' in text:
       raise MemoryError(text) from e
@@ -108,7 +108,7 @@ def decode_shrunk(file: bytes, shorter: int, max_megapixels: float) -> np.ndarra
   """Decodes an image file, its shorter side brought down to a length.
 
   Args:
-    file: of any format that `image_format.sniff` knows.
+    file: image file in a format that `image_format.sniff` knows.
     shorter: pixels; a smaller image keeps its size.
     max_megapixels: million pixels that the file may have.
 
@@ -130,7 +130,7 @@ def shrink(
   A JPEG is decoded at 1/2 to 1/8 of its scale where twice the length is left.
 
   Args:
-    image: opened, not decoded yet.
+    image: opened image, not decoded yet.
     shorter: pixels; a smaller image keeps its size.
     transpose: applied to the decoded image; None: none.
 

@@ -25,7 +25,7 @@ def transpose(image: Image.Image) -> Image.Transpose | None:
       warnings.simplefilter('ignore')
       exif = Image.Exif()
       exif.load(image.info.get('exif') or b'')
-      return _TRANSPOSES.get(exif.get(_TAG))
+      return _TRANSPOSES.get(exif.get(_TAG, 0))
   except Exception:  # noqa: BLE001 - a damaged directory
     return None
 

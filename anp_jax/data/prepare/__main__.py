@@ -4,7 +4,6 @@ python -m anp_jax.data.prepare --from=photos --name=photos
 python -m anp_jax.data.prepare --from=photos --name=photos
     --train_split=train.txt --eval_split=test.txt --lists=anps.txt
 python -m anp_jax.data.prepare --from='tar:{split}-*.tar' --name=photos
-python -m anp_jax.data.prepare --from=tfds:NAME
 
 To train on the set: --config.data.source=tfds:anp_folder/NAME. After an
 interruption, run the same command to resume. One host does all the work, in
@@ -22,23 +21,18 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
-from anp_jax.data.prepare import actions as actions_lib, worker_pool
+from anp_jax.data.prepare import actions as actions_lib, folder, worker_pool
 from anp_jax.data.sources import listings
 from anp_jax.system import cores
 
-_FROM = """folder of class folders, with or without split folders; list:FILE, tar:PATTERN or
-hf:PATH, see docs/data.md; or tfds:NAME, a prepared set of TFRecord files, which is copied as
-ArrayRecord"""
+_FROM = """folder of class folders, with or without split folders; or list:FILE, tar:PATTERN,
+hf:PATH, see docs/data.md"""
 _OVERWRITE = 'replace a set of that name that was made from something else, or before files changed'
 # Flags by name: default, metavar and help.
 _FLAGS = {
-  'name': ('', 'NAME', 'of the set (default for tfds:NAME: NAME_array_record)'),
-  'data_dir': ('', 'DIR', 'where sets live (default: $ANP_DATA, else a cache folder)'),
-  'from_dir': ('', 'DIR', 'where the set of tfds:NAME lives (default: data_dir)'),
+  'name': ('', 'NAME', 'name of the set'),
+  'data_dir': ('', 'DIR', 'folder of sets (default: $ANP_DATA, else a cache folder)'),
   'workers': (0, 'N', 'worker processes; 0: as many as cores'),
-}
-# Those of images in files.
-_FOLDER_FLAGS = {
   'path': ('', 'DIR', "where relative paths start (default: the list's folder, else .)"),
   'shard_megabytes': (256, 'N', 'MiB of a file of the set, about'),
   'train_split': ('train', 'SPLIT', 'folder, or file of lines PATH ID'),
@@ -58,27 +52,17 @@ def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input or a failing policy), 130 (Ctrl-C)."""
   flags = _parse(argv[1:])
   interrupts.set_line(_INTERRUPTED)
-  if flags.source.startswith('tfds:'):
-    from anp_jax.data.prepare import conversion as preparation
-  else:
-    from anp_jax.data.prepare import folder as preparation
-  print('\n'.join(preparation.prepare(flags)))
+  print('\n'.join(folder.prepare(flags)))
+  return 0
 
 
 def _parse(arguments):
   flags = _parser().parse(arguments)
-  is_tfds = flags.source.startswith('tfds:')
-  for name, (default, *_) in _FOLDER_FLAGS.items():
-    if is_tfds and getattr(flags, name) != default:
-      text = f'--{name} is for images in files, not for --from={flags.source}'
-      raise config_lib.ConfigError(text)
-  if flags.from_dir and not is_tfds:
-    raise config_lib.ConfigError('--from_dir is for --from=tfds:NAME')
+  _check(flags)
   if listings.kind(flags.source) == 'folder':
     if flags.path:
       raise config_lib.ConfigError('--path is for --from=list:, tar: or hf:')
     flags.path = flags.source  # a tree is named by its path alone
-  _check(flags)
   config = config_lib.base()
   config.data.dir = flags.data_dir
   outputs.check_folder('--data_dir', config_lib.data_dir(config))
@@ -100,7 +84,7 @@ def _parser():
   add = parser.add_argument
   add('--from', dest='source', required=True, metavar='PATH', help=_FROM)
   add('--overwrite', action='store_true', help=_OVERWRITE)
-  for name, (default, metavar, text) in (_FLAGS | _FOLDER_FLAGS).items():
+  for name, (default, metavar, text) in _FLAGS.items():
     if default:
       text += ' (default: %(default)s)'
     choices = ('auto', 'yes', 'no') if name == 'pairs' else None
@@ -118,12 +102,12 @@ def _check(flags):
   if not 0 < flags.max_megapixels <= most:
     text = f'--max_megapixels={flags.max_megapixels:g}: expected above 0, at most {most}'
     raise config_lib.ConfigError(text)
-  if not flags.name and not flags.source.startswith('tfds:'):
+  if not flags.name:
     raise config_lib.ConfigError('--name=NAME is missing: what to call the set')
   # As tfds reads names; one like 1.0.0 would be taken for a version.
   is_version = re.fullmatch(r'[\d.]+', flags.name)
   is_name = re.fullmatch(r'[A-Za-z0-9_][\w.+-]*', flags.name, re.ASCII)
-  if flags.name and (is_version or not is_name):
+  if is_version or not is_name:
     expected = 'expected letters, digits and _ . + - only, with a letter'
     raise config_lib.ConfigError(f'--name={flags.name!r}: {expected}')
 

@@ -1,4 +1,4 @@
-"""The plan of a set: the kinds of each file, and the action on it."""
+"""The kinds of each file of a set, and the action on it."""
 
 import numpy as np
 
@@ -37,13 +37,13 @@ class Split:
   """One split: its files, the findings in them, the actions on them.
 
   Attributes:
-    name: in the prepared set.
-    listing: of the files.
-    findings: in each file.
+    name: name in the prepared set.
+    listing: files of the split.
+    findings: finding of each file.
     sizes: (n,) int64, bytes of each file.
     kinds: for each of KINDS, (n,) bool, True for the files of this kind.
     actions: (n,) uint8, indices of ACTIONS, from `decide`.
-    equals: split and index that a duplicate or a leak equals, by its index.
+    equals: split and index of the earlier file, by the index of a duplicate or leak.
   """
 
   def __init__(self, name: str, listing: image_folder.Listing, findings: list[examine.Finding]):
@@ -94,7 +94,7 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
 
   Args:
     splits: for training, and for evaluation if there is one.
-    policy: of `policy`.
+    policy: action on each kind, from `policy`.
     min_size: pixels of the shorter side below which a file is small.
     min_count: examples below which a class is rare.
   """

@@ -48,9 +48,9 @@ def write_shard(
   """Writes an ArrayRecord file.
 
   Args:
-    path: of the file, which a reader may see half written.
-    classes: of the set.
-    examples: the bytes of an image file, its label and its name.
+    path: file to write; a reader may see it half written.
+    classes: classes of the set.
+    examples: bytes, label and name of each image file.
   """
   encoder = features(classes)
   serializer = example_serializer.ExampleSerializer(encoder.get_serialized_info())
@@ -76,11 +76,11 @@ def write_info(
   """Writes dataset_info.json, features.json and the other files tfds reads.
 
   Args:
-    folder: of the shards.
-    name: of the set.
-    classes: of the set.
-    splits: by name, the number of examples of each shard.
-    metadata: for metadata.json.
+    folder: folder of the shards.
+    name: name of the set.
+    classes: classes of the set.
+    splits: number of examples of each shard, by split.
+    metadata: content of metadata.json.
   """
   identity = dataset_info.DatasetIdentity(
     name=anp_folder_files.NAME,

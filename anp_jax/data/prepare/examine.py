@@ -21,7 +21,7 @@ _GREY = ('1', 'L', 'LA', *colours.DEEP)
 # Others, such as floats, have no 8-bit colours that all agree on.
 _MODES = (*_GREY, 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr')
 
-# It tells the user of tags; the verdict is told by us.
+# Pillow logs what it thinks of tags; the finding is what counts.
 logging.getLogger('PIL').setLevel(logging.CRITICAL)
 
 
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
   Attributes:
     format: Pillow's name, such as 'JPEG'; '' if the bytes are of no image.
     height: in pixels as stored, 0 for a corrupt file.
-    width: like height.
+    width: in pixels as stored, likewise.
     kinds: what is unusual, the worst first; none for an undamaged and upright
       colour picture in a format that training reads.
     reason: why it is corrupt, truncated or of a wrong format.

@@ -1,5 +1,6 @@
 """Prepares a folder of images: examines all, decides, then writes shards."""
 
+import argparse
 import hashlib
 import itertools
 from multiprocessing import pool
@@ -24,16 +25,16 @@ from anp_jax.data.sources import image_folder
 # Version of the shards: those of another one are not used again.
 _VERSION = 4
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
-_FILES = 256  # that a worker examines in one go
-_THREADS = 16  # that look at the states of files
+_FILES = 256  # files that a worker examines in one task
+_THREADS = 16  # threads that read the states of files
 _OPTIONS = ('max_megapixels', 'min_size', 'min_count', 'shard_megabytes')
 
 
-def prepare(flags) -> list[str]:
+def prepare(flags: argparse.Namespace) -> list[str]:
   """Makes the set that the command line asks for, or finds it made.
 
   Args:
-    flags: of `prepare.main`.
+    flags: command line of `prepare.main`.
 
   Returns:
     Lines to print.
@@ -48,15 +49,8 @@ def prepare(flags) -> list[str]:
   files = [(os.path.abspath(f.root), f.files, f.labels.tolist()) for f in listings]
   content = (_VERSION, options, names, listings[0].vocabulary.to_json(), files)
   states = _states(listings)  # before the files are read: a later change is noticed
-  folder = os.path.join(flags.data_dir, anp_folder_files.NAME)
-  target = target_lib.Target(
-    flags.data_dir,
-    os.path.join(folder, flags.name, anp_folder_files.VERSION),
-    os.path.join(folder, f'.{flags.name}'),
-    content,
-    [path for listing in listings for path in listing.paths()],
-    states,
-  )
+  paths = [path for listing in listings for path in listing.paths()]
+  target = target_lib.Target(flags.data_dir, flags.name, content, paths, states)
 
   def make():
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
@@ -140,7 +134,7 @@ def _refuse(splits, policy, name, folder):
 def _write(splits, flags, target):
   """Writes the shards; returns their folder, and the examples of each by split."""
   shards, lengths = {}, {}
-  digest = hashlib.sha256()  # of the files' bytes, and of what is done about them
+  digest = hashlib.sha256()  # of the files' bytes and of the actions on them
   for split in splits:
     digest.update(b''.join(f.digest for f in split.findings) + split.actions.tobytes())
     parts = actions_lib.shards(split, flags.shard_megabytes << 20)
@@ -152,7 +146,7 @@ def _write(splits, flags, target):
         split.actions[indices] == actions_lib.CONVERT,
       )
   findings = digest.hexdigest()
-  return target.write_shards(tasks_lib.write_shard, shards, flags.workers, findings), lengths
+  return target.write_shards(shards, flags.workers, findings), lengths
 
 
 def _states(listings):

@@ -9,12 +9,13 @@ import json
 import os
 import pathlib
 import shutil
+from typing import Any
 
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import outputs
-from anp_jax.data.prepare import worker_pool
+from anp_jax.data.prepare import anp_folder_files as set_files, tasks as tasks_lib, worker_pool
 from anp_jax.system import files as files_lib
 
 # Files of a finished set: the digest of what it was made from; and (n, 2) int64,
@@ -27,33 +28,32 @@ class Target:
 
   Args:
     data_dir: folder of the sets.
-    final: folder of this set, in `data_dir`.
-    work: folder of its parts, likewise.
-    content: all that the set depends on but for the files' bytes, for JSON.
-    paths: of the files.
-    states: (n, 2) int64, by which a change of a file is noticed.
+    name: name of the set.
+    content: everything that the set depends on except the files' bytes, for JSON.
+    paths: source files.
+    states: (n, 2) int64, sizes and times of the source files, which tell a change.
   """
 
-  def __init__(
-    self, data_dir: str, final: str, work: str, content, paths: list[str], states: np.ndarray
-  ):
-    self._data_dir, self.final, self.work = data_dir, final, work
+  def __init__(self, data_dir: str, name: str, content: Any, paths: list[str], states: np.ndarray):
+    folder = os.path.join(data_dir, set_files.NAME)
+    self.final = os.path.join(folder, name, set_files.VERSION)
+    self.work = os.path.join(folder, f'.{name}')
+    self._data_dir, self._paths, self._states = data_dir, paths, states
     self._digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    self._paths, self._states = paths, states
 
   def run(self, overwrite: bool, make: Callable[[], list[str]]) -> list[str]:
     """Makes the set unless it is there.
 
     Args:
-      overwrite: whether a set that was made from something else may go.
-      make: makes it, and calls `finish`; gives lines to print.
+      overwrite: whether a set that was made from something else may be replaced.
+      make: makes the set, calls `finish` and returns lines to print.
 
     Returns:
       Lines to print.
 
     Raises:
-      ConfigError: if something else is in its place, or another process makes
-        it, or `make` raises it.
+      ConfigError: if another set is in its place, if another process makes it,
+        or from `make`.
     """
     mark = files_lib.read_json_object(os.path.join(self.final, _MARK))
     text = 'from other files or options, or by another version: give another --name or --overwrite'
@@ -71,22 +71,18 @@ class Target:
       return make()
 
   def check_room(self, size: int) -> None:
-    """Refuses a set of this many bytes if its disk has no room; ConfigError."""
-    # Less what an earlier command has written.
+    """Raises ConfigError if the disk has no room for a set of this many bytes."""
+    # An earlier command may have written some of it.
     written = sum(path.lstat().st_size for path in pathlib.Path(self.work).rglob('*'))
     outputs.check_room('--data_dir', self._data_dir, max(size - written, 0))
 
-  def write_shards(
-    self, function: Callable, shards: dict[str, tuple], workers: int, findings: str = ''
-  ) -> str:
+  def write_shards(self, shards: dict[str, tuple], workers: int, findings: str) -> str:
     """Writes the shards that an earlier command has not finished.
 
     Args:
-      function: writes one; called with `begin_file`, files, a path and what follows.
-      shards: by the names of their files, what they are made from, as for
-        `worker_pool.run`, and further arguments of the function.
+      shards: arguments of `tasks.write_shard` by file name; the path follows them.
       workers: processes.
-      findings: digest of what was found in the files.
+      findings: digest of the files' bytes and of the actions on them.
 
     Returns:
       The folder of the shards, which has no other files.
@@ -100,11 +96,11 @@ class Target:
     for file in finished - {*shards}:  # of a command that died
       os.remove(os.path.join(folder, file))
     tasks = [
-      (files, os.path.join(folder, file), function, *arguments)
-      for file, (files, *arguments) in shards.items()
+      (*arguments, os.path.join(folder, file))
+      for file, arguments in shards.items()
       if file not in finished
     ]
-    worker_pool.run('writing', _write, tasks, workers)
+    worker_pool.run('writing', tasks_lib.write_shard, tasks, workers)
     return folder
 
   def finish(self, folder: str) -> None:
@@ -118,17 +114,9 @@ class Target:
     shutil.rmtree(self.work, ignore_errors=True)
 
 
-def _write(begin_file, files, out, function, *arguments):
-  """Writes a shard, which appears under its name when it is whole."""
-  with files_lib.atomic_path(out) as draft:
-    function(begin_file, files, draft, *arguments)
-    with open(draft, 'rb') as file:
-      os.fsync(file)  # else a power loss may leave an empty file
-
-
 @contextlib.contextmanager
 def _lock(folder):
-  """Refuses a second process that works on a folder; ConfigError."""
+  """Raises ConfigError where another process works on a folder."""
   with open(os.path.join(folder, 'lock'), 'a') as file:
     try:
       # The kernel drops the lock with the process.

@@ -18,10 +18,10 @@ def write(folder: str, name: str, splits: list[actions_lib.Split], policy: dict)
   """Writes report.md and damaged.jsonl, the same for the same data.
 
   Args:
-    folder: to write to.
-    name: of the set.
-    splits: with their actions, from `actions.decide`.
-    policy: the action of each kind.
+    folder: folder of both files.
+    name: name of the set.
+    splits: splits after `actions.decide`.
+    policy: action on each kind.
   """
   page = '\n'.join(_markdown(name, splits, policy)) + '\n'
   files_lib.write_atomic(os.path.join(folder, MARKDOWN), page)

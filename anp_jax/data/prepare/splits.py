@@ -1,5 +1,6 @@
 """The splits of a set: their files, and their names."""
 
+import argparse
 import dataclasses
 import re
 
@@ -11,11 +12,11 @@ from anp_jax.data.sources import image_folder, listings
 DEFAULT_NAMES = ('train', 'validation')
 
 
-def find(flags) -> tuple[list[str], list[image_folder.Listing]]:
+def find(flags: argparse.Namespace) -> tuple[list[str], list[image_folder.Listing]]:
   """Finds the files of training and, if there is such a split, of evaluation.
 
   Args:
-    flags: of the command line.
+    flags: command line of `prepare.main`.
 
   Returns:
     The splits' names in the set, and their files, all of the same classes.
@@ -39,7 +40,7 @@ def find(flags) -> tuple[list[str], list[image_folder.Listing]]:
 
 
 def _names(splits):
-  """Names of splits in the set: their own, if tfds takes them."""
+  """Names of splits in the set: those of the flags, if tfds accepts them."""
   # 'all' means every split to tfds.
   if all(re.fullmatch(r'[A-Za-z]\w*', split, re.ASCII) and split != 'all' for split in splits):
     return splits

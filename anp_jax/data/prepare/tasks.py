@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import hashlib
+import os
 
 import numpy as np
 
@@ -18,7 +19,7 @@ def examine_files(
 
   Args:
     begin_file: see `worker_pool.run`.
-    listing: of the files.
+    listing: files to examine.
     max_megapixels: million pixels above which a file is large.
   """
   findings = []
@@ -31,18 +32,18 @@ def examine_files(
 def write_shard(
   begin_file: Callable[[int], None],
   listing: image_folder.Listing,
-  path: str,
   digests: Sequence[bytes],
   converted: np.ndarray,
+  path: str,
 ) -> None:
-  """Writes the shard of some files.
+  """Writes the shard of some files, which appears under its name when it is whole.
 
   Args:
     begin_file: see `worker_pool.run`.
-    listing: of the files.
-    path: of the shard.
+    listing: files of the shard.
     digests: SHA-256 of each file's bytes, by which a change is noticed.
     converted: (n,) bool, files that are stored converted.
+    path: file of the shard.
 
   Raises:
     ConfigError: if a file has changed.
@@ -52,10 +53,16 @@ def write_shard(
   def examples():
     for i, name in enumerate(listing.files):
       begin_file(i)
-      data = _read(listing, i, digests[i])
+      data = listing.storage.read(i)
+      if hashlib.sha256(data).digest() != digests[i]:
+        text = 'has changed since it was examined: run the command again'
+        raise config_lib.ConfigError(f'{listing.paths()[i]} {text}')
       yield examine.convert(data) if converted[i] else data, int(listing.labels[i]), name
 
-  anp_folder.write_shard(path, listing.vocabulary, examples())
+  with files_lib.atomic_path(path) as draft:
+    anp_folder.write_shard(draft, listing.vocabulary, examples())
+    with open(draft, 'rb') as file:
+      os.fsync(file)  # else a power loss may leave an empty file
 
 
 def _examine(listing, index, max_megapixels):
@@ -71,11 +78,3 @@ def _examine(listing, index, max_megapixels):
     raise
   finding = examine.examine(data, listing.files[index], max_megapixels)
   return finding._replace(size=len(data), digest=hashlib.sha256(data).digest())
-
-
-def _read(listing, index, digest):
-  data = listing.storage.read(index)
-  if hashlib.sha256(data).digest() != digest:
-    text = 'has changed since it was examined: run the command again'
-    raise config_lib.ConfigError(f'{listing.paths()[index]} {text}')
-  return data

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.system import progress as progress_lib
@@ -17,19 +18,25 @@ ENVIRONMENT = {'OMP_NUM_THREADS': '1', 'PYTHONWARNINGS': 'ignore:resource_tracke
 _LOG_SECONDS = 10.0
 # In a worker, shared with the parent: for each task, the file that is read,
 # counted from 1; 0 before and after.
-_positions = []
+_positions: Any = []
 
 
-def run(title: str, function: Callable, tasks: Sequence[tuple], workers: int, damaged=None) -> list:
+def run(
+  title: str,
+  function: Callable,
+  tasks: Sequence[tuple],
+  workers: int,
+  damaged: Callable[[Any], int] | None = None,
+) -> list:
   """Runs a function in worker processes.
 
   Args:
-    title: of the progress line.
-    function: called with `begin_file` and the arguments of a task. It calls
+    title: word of the progress line.
+    function: called with `begin_file` and the arguments of a task; calls
       `begin_file` with the index of each file before it reads it.
-    tasks: arguments; the first one's `paths` returns the paths of files.
+    tasks: arguments, first an object whose `paths` returns the files' paths.
     workers: processes at most.
-    damaged: returns how many of a task's files are damaged, by its result.
+    damaged: counts a task's damaged files, by its result; None: not counted.
 
   Returns:
     The results, in the order of the tasks.

@@ -17,6 +17,7 @@ import dataclasses
 import os
 import sys
 
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -24,7 +25,7 @@ from anp_jax.config import argument_parser, command_line, exits, outputs
 from anp_jax.data import index_shuffle, sources, vocabulary
 from anp_jax.data.input import augment, batch_plan, pipeline
 from anp_jax.data.show import stats
-from anp_jax.data.sources import balance
+from anp_jax.data.sources import balance, source as source_lib
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers, see `index_shuffle`
@@ -55,21 +56,31 @@ def main(argv: list[str]) -> int:
   flags = _parse(rest)
   config = command_line.load(flags.config, overrides)
   splits = _open(config)
-  for line in (_stats if flags.stats else _draw)(config, splits, flags):
-    print(line, flush=not flags.stats)
-  sys.stdout.flush()
+  if flags.stats:
+    counts = [stats.count(source) for source in splits]
+    print('\n'.join(stats.balance(counts) + stats.tables(counts)), flush=True)
+  else:
+    for path in _draw(config, splits, flags):
+      print(path, flush=True)
+  return 0
 
 
-def examples(config, source, training: bool, count: int, step: int = 0) -> dict:
+def examples(
+  config: ml_collections.ConfigDict,
+  source: source_lib.Source,
+  training: bool,
+  count: int,
+  step: int = 0,
+) -> dict:
   """Returns examples as the network gets them, before normalisation and mixing.
 
   Args:
     config: the run's config.
-    source: of the split, 'encoded' or 'pixels'.
-    training: the first of a training step and those that follow, augmented;
-      else examples from all over the split.
-    count: of examples; no more than there are where not training.
-    step: of training.
+    source: examples of the split.
+    training: whether they are those of a training step and the steps after
+      it, augmented; else they are spread over the split.
+    count: number of examples; at most all where not training.
+    step: training step.
 
   Returns:
     A batch of `pipeline.batches`: image (n, size, size, 3) uint8, label (n,)
@@ -98,8 +109,8 @@ def spread(seed: int, count: int, size: int) -> np.ndarray:
   of one class.
 
   Args:
-    seed: of the run.
-    count: at most size.
+    seed: seed of the run.
+    count: number of indices, at most `size`.
     size: examples of the split.
 
   Returns:
@@ -156,28 +167,20 @@ def _open(config):
   return splits
 
 
-def _stats(config, splits, flags):
-  """The counts of a data set, as lines of text."""
-  del config, flags
-  counts = [stats.count(source) for source in splits]
-  return stats.balance(counts) + stats.tables(counts)
-
-
 def _draw(config, splits, flags):
   """Yields the path of each picture once it is written."""
   from anp_jax.data.show import draw  # heavy: once the input is known
 
-  folder = flags.output
-  os.makedirs(folder, exist_ok=True)
-  for name, source in zip(('training', 'evaluation'), splits):
+  os.makedirs(flags.output, exist_ok=True)
+  for name, source in zip(stats.SPLITS, splits):
     training = name == 'training'
     batch = examples(config, source, training, flags.count, flags.step)
     names = [stats.class_name(source.vocabulary, i) for i in batch['label']]
     title = _title(config, source, training, flags.step, batch)
-    path = os.path.join(folder, f'{name}.png')
+    path = os.path.join(flags.output, f'{name}.png')
     draw.sheet(path, batch['image'], names, batch['weight'] == 0, title)
     yield path
-  path = os.path.join(folder, 'classes.png')
+  path = os.path.join(flags.output, 'classes.png')
   draw.balance(path, [stats.count(source) for source in splits])
   yield path
 
@@ -185,20 +188,17 @@ def _draw(config, splits, flags):
 def _title(config, source, training, step, batch):
   """The lines above a sheet, about its examples and their split."""
   d, count = config.data, len(batch['label'])
-  side = f'{d.image_size} x {d.image_size} px'
+  side = f'{source.name}; {d.image_size} x {d.image_size} px'
   if not training:
-    return [
-      f'Evaluation: {count:,} of {vocabulary.counted(len(source), "example")}, spread evenly',
-      f'{source.name}; {side}',
-    ]
+    total = vocabulary.counted(len(source), 'example')
+    return [f'Evaluation: {count:,} of {total}, spread evenly', side]
   last = step + (count - 1) // _batch_size(config)
   steps = f'step {step}' if last == step else f'steps {step} to {last}'
+  flip = '' if d.augment == 'none' else f', flip={d.flip:g}'  # none flips nothing either
   lines = [
     f'Training: {vocabulary.counted(count, "example")} of {steps}',
-    f'{source.name}; {side}, augment={d.augment}',
+    f'{side}, augment={d.augment}{flip}',
   ]
-  if d.augment != 'none':  # which flips nothing either
-    lines[-1] += f', flip={d.flip:g}'
   if augment.is_strong(config):
     lines.append(
       f'RandAugment: {d.rand_augment_ops} operations, magnitude '

@@ -4,18 +4,20 @@ The functions that return lines take the counts of training and of evaluation,
 which have the same classes.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from absl import logging
 import numpy as np
 
 from anp_jax.data import vocabulary
+from anp_jax.data.sources import source as source_lib
 from anp_jax.system import drawing, markdown
 
 SPLITS = ('training', 'evaluation')
 PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
 
-_FIRST = 5  # names given where there may be many
+_FIRST = 5  # names to list where there may be many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Counts:
   """The number of images of a split, in all and by class.
 
   Attributes:
-    name: of the split, as messages call it.
-    vocabulary: of its labels.
-    images: of the split, those without a class among them.
-    classes: (classes,) int64 images of each.
-    adjectives: (adjectives,) int64 images of each; empty for plain classes.
+    name: name of the split in messages.
+    vocabulary: classes of its labels.
+    images: number of images, also of those without a class.
+    classes: (classes,) int64, images of each.
+    adjectives: (adjectives,) int64, images of each; empty for plain classes.
     nouns: (nouns,) int64, likewise.
   """
 
@@ -44,7 +46,7 @@ class Counts:
     return getattr(self.vocabulary, part)
 
 
-def count(source) -> Counts:
+def count(source: source_lib.Source) -> Counts:
   """Counts the images of a split; may take a pass over it.
 
   An example whose label cannot be read, or is no class, counts for no class.
@@ -70,11 +72,11 @@ def class_name(classes: vocabulary.Vocabulary, label: int) -> str:
   return f'label {label}'
 
 
-def extremes(names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
+def extremes(names: Sequence[str], numbers: np.ndarray) -> list[str]:
   """Returns the smallest, middle and largest number, each with its name.
 
   Args:
-    names: n of them.
+    names: n names.
     numbers: (n,) int64; the middle one of an even n is the smaller of two.
   """
   ranked = np.argsort(numbers, kind='stable')
@@ -121,10 +123,8 @@ def tables(counts: list[Counts]) -> list[str]:
     if words:
       numbers = [getattr(c, part) for c in counts]
       ranked = np.lexsort([-n for n in reversed(numbers)])
-      lines += [
-        '',
-        *_table([(part, *SPLITS), *((words[i], *_images(counts, part, i)) for i in ranked)]),
-      ]
+      rows = [(words[i], *(f'{n[i]:,}' for n in numbers)) for i in ranked]
+      lines += ['', *_table([(part, *SPLITS), *rows])]
   return lines
 
 
@@ -147,10 +147,6 @@ def _sum_by(ids, size, images):
   result = np.zeros(size, np.int64)
   np.add.at(result, ids, images[: len(ids)])
   return result
-
-
-def _images(counts, part, i):
-  return (f'{getattr(c, part)[i]:,}' for c in counts)
 
 
 def _listed(names, ids):

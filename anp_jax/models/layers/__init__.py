@@ -6,9 +6,12 @@ arithmetic's shape differs. On a CPU gradients are by hand: reverse mode only.
 read from JAX's default backend.
 """
 
+from collections.abc import Callable
+import functools
 from typing import Any
 
 from flax import linen as nn
+import jax
 from jax import lax
 import jax.numpy as jnp
 
@@ -30,6 +33,8 @@ __all__ = [
   'conv_norm',
   'convolve',
   'gelu',
+  'head',
+  'makers',
   'max_pool',
   'normalise',
   'relu',
@@ -44,14 +49,32 @@ avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
 kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
+def head(network: nn.Module, kernel_init: Callable) -> nn.Dense:
+  """A network's linear classifier, to be called within its compact method.
+
+  Its logits are in param_dtype: a loss over a thousand bfloat16 logits is noise.
+  """
+  types = dict(dtype=network.param_dtype, param_dtype=network.param_dtype)
+  return nn.Dense(network.num_classes, kernel_init=kernel_init, name='head', **types)
+
+
+def makers(network: nn.Module) -> tuple[Callable, Callable]:
+  """`Conv` and `BatchNorm` with the dtypes, platform and groups of a network."""
+  names = ('dtype', 'param_dtype', 'platform')
+  common = {name: getattr(network, name) for name in names}
+  groups = {name: getattr(network, name) for name in ('group', 'momentum', 'axis_name')}
+  return functools.partial(Conv, **common), functools.partial(BatchNorm, **common, **groups)
+
+
 class Conv(nn.Module):
   """Convolution; kernel (size, size, in / groups, features).
 
   Attributes:
-    groups: of channels, each convolved with its share of the features (Xie et
-      al. 2016, arXiv 1611.05431); as many as channels: a depthwise convolution.
+    groups: groups of channels, each convolved with its share of the features
+      (Xie et al. 2016, arXiv 1611.05431); as many as channels: a depthwise
+      convolution.
     padding: see `windows.pads`; None: half of the window, rounded down.
-    platform: of the mesh's devices; see `convolution.lowering`.
+    platform: platform of the mesh; see `convolution.lowering`.
   """
 
   features: int
@@ -88,18 +111,24 @@ class Conv(nn.Module):
     return add_bias(y, bias.astype(self.dtype), self.platform)
 
   @property
-  def pixels(self):
+  def pixels(self) -> windows.Padding:
     """The padding, as `windows.pads` takes it."""
     return (self.size - 1) // 2 if self.padding is None else self.padding
 
-  def convolve(self, x, kernel, padding, after=None):
-    """Convolves; a strategy may replace this by `nn.intercept_methods`.
+  def convolve(
+    self,
+    x: jax.Array,
+    kernel: jax.Array,
+    padding: windows.Padding,
+    after: onednn_layers.After | None = None,
+  ) -> jax.Array:
+    """Convolves; a strategy may replace this method by `nn.intercept_methods`.
 
     Args:
       x: (batch, height, width, in).
       kernel: (size, size, in / groups, features), of x's dtype.
       padding: see `windows.pads`.
-      after: onednn_layers.After, with a kernel of float32; or None.
+      after: operations that follow, with a kernel of float32; or None.
     """
     if after is None:
       return convolve(x, kernel, self.stride, padding, self.platform, self.groups)
@@ -117,7 +146,7 @@ class BatchNorm(nn.Module):
   (arXiv 1705.08741).
 
   Attributes:
-    group: examples a group; 0: all of the batch, over `axis_name` if given.
+    group: examples per group; 0: the whole batch, over `axis_name` if given.
     axis_name: mesh axis over which a global group (group=0) is divided.
     relu: whether a ReLU follows, after what is added.
   """
@@ -137,9 +166,9 @@ class BatchNorm(nn.Module):
     """(batch, ..., channels) in and out; statistics in param_dtype.
 
     Args:
-      x: that is normalised.
-      train: whether by the statistics of its groups, or by the running ones.
-      added: like x, added before the ReLU; or None.
+      x: map or vectors.
+      train: whether the statistics are those of its groups, not the running ones.
+      added: summand before the ReLU, like x; or None.
 
     Raises:
       ValueError: if the batch is not a multiple of the group.
@@ -161,8 +190,8 @@ class BatchNorm(nn.Module):
       running.value = self.momentum * running.value + (1 - self.momentum) * new.mean(0)
     return y
 
-  def running_factors(self):
-    """What x is multiplied by in evaluation, and what is added: (channels,)."""
+  def running_factors(self) -> tuple[jax.Array, jax.Array]:
+    """The factor and the summand of x in evaluation, (channels,) each."""
     scale, bias = (self.get_variable('params', n) for n in ('scale', 'bias'))
     mean, var = (self.get_variable('batch_stats', n) for n in ('mean', 'var'))
     factor = scale * lax.rsqrt(var + self.epsilon)

@@ -1,6 +1,6 @@
 """Activations.
 
-The gradients of SiLU and GELU keep what goes in alone; JAX's own keep more.
+The gradients of SiLU and GELU keep only the input; JAX's own keep more.
 """
 
 import jax
@@ -8,12 +8,12 @@ from jax import lax
 import jax.numpy as jnp
 
 
-def relu(x, platform: str = 'cpu'):
+def relu(x: jax.Array, platform: str = 'cpu') -> jax.Array:
   """The larger of x and 0; NaN stays. At 0 the gradient is 0.
 
   Args:
     x: any shape, any float dtype.
-    platform: of the device it is compiled for.
+    platform: platform of the device that computes.
 
   Returns:
     Like x.
@@ -49,7 +49,7 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 @jax.custom_vjp
-def silu(x):
+def silu(x: jax.Array) -> jax.Array:
   """SiLU, x times its logistic function.
 
   Hendrycks and Gimpel 2016 (arXiv 1606.08415).
@@ -79,7 +79,7 @@ silu.defvjp(lambda x: (silu(x), x), _silu_backward)
 
 
 @jax.custom_vjp
-def gelu(x):
+def gelu(x: jax.Array) -> jax.Array:
   """GELU, x times the normal distribution function of x; not approximated.
 
   Hendrycks and Gimpel 2016 (arXiv 1606.08415).

@@ -4,22 +4,24 @@ A strategy that has some of a map's channels on each device may compute them
 there, before the device gets the others (`parallel.channel_split`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 import functools
 
-_HANDLER = contextvars.ContextVar('channelwise', default=None)
+_HANDLER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar(
+  'channelwise', default=None
+)
 
 
 def by_channel(function: Callable) -> Callable:
   """Lets a strategy compute a function on some of a map's channels.
 
   Args:
-    function: called with a map (batch, height, width, channels), then with
-      further arrays whose last axis is the channels, and settings, which are
-      no arrays; gives such a map, or a tuple of it and further such arrays,
-      each channel made of that channel alone.
+    function: maps a map (batch, height, width, channels), further arrays whose
+      last axis is the channels, and settings, which are no arrays, to such a
+      map, or to a tuple of it and further such arrays; each channel of a result
+      depends on that channel alone.
   """
 
   @functools.wraps(function)
@@ -34,8 +36,8 @@ def by_channel(function: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def computed_by(handler: Callable):
-  """In this context, `handler` computes all functions of this kind.
+def computed_by(handler: Callable) -> Iterator[None]:
+  """Within this context, `handler` computes all functions of this kind.
 
   Args:
     handler: called as (function, x, *arguments), returns what

@@ -1,5 +1,6 @@
 """Convolution, lowered as the platform computes it best."""
 
+from collections.abc import Sequence
 import functools
 
 import jax
@@ -16,17 +17,23 @@ _PATCHES_UP_TO = 4
 _TALL = 4096
 
 
-def convolve(x, kernel, stride: int = 1, padding=0, platform: str = 'cpu', groups: int = 1):
+def convolve(
+  x: jax.Array,
+  kernel: jax.Array,
+  stride: int = 1,
+  padding: windows.Padding = 0,
+  platform: str = 'cpu',
+  groups: int = 1,
+) -> jax.Array:
   """Two-dimensional convolution without bias.
 
   Args:
     x: (batch, height, width, channels), any float dtype.
     kernel: (height, width, channels of a group, features), the dtype of x.
     stride: pixels, both ways.
-    padding: of zeros; see `windows.pads`.
-    platform: of the device it is compiled for: 'cpu', 'cpu_onednn', 'gpu',
-      'tpu'; see `models.target`.
-    groups: of channels, each convolved with its share of the features.
+    padding: see `windows.pads`; its value is zero.
+    platform: 'cpu', 'cpu_onednn', 'gpu' or 'tpu'; see `models.target`.
+    groups: groups of channels, each convolved with its share of the features.
 
   Returns:
     (batch, height', width', features), the dtype of x.
@@ -63,7 +70,9 @@ def _convolve(x, kernel, stride, pads, platform, groups):
   return _library(x, kernel, stride, pads)
 
 
-def lowering(shape, kernel_shape, stride: int, pads, platform: str) -> str:
+def lowering(
+  shape: Sequence[int], kernel_shape: Sequence[int], stride: int, pads: windows.Pads, platform: str
+) -> str:
   """The name of the way in which XLA computes a convolution.
 
   On a CPU with oneDNN, `onednn_layers.takes_convolution` is asked first.
@@ -89,7 +98,7 @@ ResNet-50's step on an H200: 5 % less |
   Returns:
     'library', 'depth', 'product', 'patches' or 'apart'.
   """
-  window = tuple(kernel_shape[:2])
+  window = kernel_shape[0], kernel_shape[1]
   if not platform.startswith('cpu'):
     few = stride == 2 and shape[-1] <= 4 and min(window) > 2
     return 'depth' if few else 'library'
@@ -237,7 +246,7 @@ def _to_depth(x, kernel, pads):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def add_bias(y, bias, platform: str = 'cpu'):
+def add_bias(y: jax.Array, bias: jax.Array, platform: str = 'cpu') -> jax.Array:
   """Adds a bias (features,) to a map (batch, height, width, features)."""
   del platform
   return y + bias

@@ -1,12 +1,23 @@
 """A convolution and the batch norm after it, in evaluation one operation."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
 from anp_jax.models.layers import onednn_layers, windows
 
+if TYPE_CHECKING:
+  from anp_jax.models import layers
 
-def conv_norm(conv, norm, x, train: bool, added=None):
+
+def conv_norm(
+  conv: 'layers.Conv',
+  norm: 'layers.BatchNorm',
+  x: jax.Array,
+  train: bool,
+  added: jax.Array | None = None,
+) -> jax.Array:
   """A convolution, then batch norm, sum and ReLU; in evaluation one call.
 
   With running statistics a norm multiplies and adds. oneDNN, where it computes
@@ -15,8 +26,8 @@ def conv_norm(conv, norm, x, train: bool, added=None):
   Elsewhere, and in training, it is `norm(conv(x), train, added)`.
 
   Args:
-    conv: layers.Conv.
-    norm: layers.BatchNorm.
+    conv: convolution.
+    norm: batch norm after it.
     x: (batch, height, width, in).
     train: whether the batch's statistics count, not the running ones.
     added: (batch, height', width', features), added before the ReLU; or None.

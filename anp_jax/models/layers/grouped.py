@@ -20,17 +20,17 @@ _BLOCK = 64
 _FEW_PAIRS = 16
 
 
-def in_blocks(dense: Callable, x, kernel, groups: int):
+def in_blocks(dense: Callable, x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
   """A grouped convolution as dense ones of some groups each.
 
   A block has its groups' kernels on the diagonal and zeros elsewhere: more
   operations, of a kind that is many times as fast.
 
   Args:
-    dense: (x, kernel) to a convolution of one group.
+    dense: convolution of one group, called with (x, kernel).
     x: (batch, height, width, channels).
     kernel: (height, width, channels of a group, features).
-    groups: of channels.
+    groups: groups of channels.
 
   Returns:
     (batch, height', width', features).
@@ -49,7 +49,7 @@ def in_blocks(dense: Callable, x, kernel, groups: int):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def depthwise(x, kernel, stride: int, pads: windows.Pads):
+def depthwise(x: jax.Array, kernel: jax.Array, stride: int, pads: windows.Pads) -> jax.Array:
   """A convolution of each channel by itself, by adding shifted maps.
 
   Sums are in float32 or wider.
@@ -110,12 +110,12 @@ def _kernel_gradient(x, dy, over):
 depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
-def has_few_pairs(x, dy) -> bool:
+def has_few_pairs(x: jax.Array, dy: jax.Array) -> bool:
   """Whether `gradient_by_pairs`, which has these arguments, is quick."""
   return math.prod(x.shape[1:3]) * math.prod(dy.shape[1:3]) <= _FEW_PAIRS
 
 
-def gradient_by_pairs(x, dy, over: windows.Windows):
+def gradient_by_pairs(x: jax.Array, dy: jax.Array, over: windows.Windows) -> jax.Array:
   """The gradient of a depthwise kernel, from maps of a few pixels.
 
   Each pixel of a map meets each of the result at one place of the window, or
@@ -125,7 +125,7 @@ def gradient_by_pairs(x, dy, over: windows.Windows):
   Args:
     x: (batch, height, width, channels).
     dy: (batch, height', width', channels), the gradient of the result.
-    over: how the window goes over x.
+    over: windows over x.
 
   Returns:
     (places of the window, channels), float32 or wider.

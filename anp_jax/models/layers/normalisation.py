@@ -12,7 +12,14 @@ from anp_jax.models.layers import sums
 # The inner jit: a network has many norms of few shapes, traced once each.
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def normalise(x, scale, bias, epsilon: float, axis_name: str | None = None, platform: str = 'cpu'):
+def normalise(
+  x: jax.Array,
+  scale: jax.Array,
+  bias: jax.Array,
+  epsilon: float,
+  axis_name: str | None = None,
+  platform: str = 'cpu',
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Normalises each group by its own mean and variance.
 
   The gradient is written by hand in two passes over x; autodiff makes many
@@ -23,9 +30,9 @@ def normalise(x, scale, bias, epsilon: float, axis_name: str | None = None, plat
     x: (groups, rows, channels), any float dtype.
     scale: (channels,).
     bias: (channels,).
-    epsilon: added to the variance.
+    epsilon: summand of the variance.
     axis_name: mesh axis whose devices share each group, or None.
-    platform: of the device it is compiled for.
+    platform: platform of the device that computes.
 
   Returns:
     y: like x; mean and variance (biased): (groups, channels), float32 or wider.
@@ -97,7 +104,14 @@ normalise.__wrapped__.defvjp(_forward, _backward)
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def normalise_relu(x, scale, bias, epsilon, axis_name, platform):
+def normalise_relu(
+  x: jax.Array,
+  scale: jax.Array,
+  bias: jax.Array,
+  epsilon: float,
+  axis_name: str | None,
+  platform: str,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """`normalise` and a ReLU, whose gradient takes no pass of its own."""
   return _relu_forward(x, scale, bias, epsilon, axis_name, platform)[0]
 

@@ -3,11 +3,12 @@
 They are for platform 'cpu_onednn': a CPU for which `system.onednn` has a library.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
+from typing import TypeAlias
 
-from flax import struct
 import jax
 from jax import custom_derivatives
 import jax.numpy as jnp
@@ -15,11 +16,14 @@ import jax.numpy as jnp
 from anp_jax.models.layers import channelwise, depthwise, windows
 from anp_jax.system import onednn
 
+Shaped: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 # Pixels of a map up to which XLA multiplies by a float32 kernel of 1x1.
 _PRODUCT_PIXELS = 256
 
 
-def takes_convolution(x, kernel, stride: int, pads, platform: str, groups: int = 1) -> bool:
+def takes_convolution(
+  x: Shaped, kernel: Shaped, stride: int, pads: windows.Pads, platform: str, groups: int = 1
+) -> bool:
   """Whether oneDNN computes a convolution; arguments are `convolve`'s."""
   if not _may_take(x, platform) or kernel.dtype != x.dtype:
     return False
@@ -31,7 +35,9 @@ def takes_convolution(x, kernel, stride: int, pads, platform: str, groups: int =
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def convolve(x, kernel, stride: int, pads, groups: int = 1):
+def convolve(
+  x: jax.Array, kernel: jax.Array, stride: int, pads: windows.Pads, groups: int = 1
+) -> jax.Array:
   """Convolution by oneDNN; sums are in float32.
 
   A product with a float32 kernel of 1x1 and the gradient of its input are
@@ -45,7 +51,7 @@ def convolve(x, kernel, stride: int, pads, groups: int = 1):
     kernel: (height, width, channels of a group, features), likewise.
     stride: pixels, both ways.
     pads: padding of x, ((top, bottom), (left, right)).
-    groups: of channels, each convolved with its share of the features.
+    groups: groups of channels, each convolved with its share of the features.
 
   Returns:
     (batch, height', width', features), the dtype of x.
@@ -103,24 +109,25 @@ def _is_product(x, kernel, stride, pads, groups):
   )
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class After:
   """What follows a convolution before its result is rounded.
 
   Attributes:
-    factor: (features,), float32, multiplies.
-    summand: (features,), float32, is added then.
-    added: like the result; or None.
+    factor: (features,) float32, factor of the result.
+    summand: (features,) float32, summand of the product.
+    added: further summand, like the result; or None.
     relu: whether a ReLU is last. It makes 0 of NaN.
   """
 
-  factor: jax.Array
-  summand: jax.Array
+  factor: jax.Array | None
+  summand: jax.Array | None
   added: jax.Array | None
-  relu: bool = struct.field(pytree_node=False)
+  relu: bool = dataclasses.field(metadata={'static': True})
 
-  def follow(self, y):
-    """Returns what is made of a result that was computed without."""
+  def follow(self, y: jax.Array) -> jax.Array:
+    """Returns a plain convolution's result after these operations."""
 
     @channelwise.by_channel
     def followed(y, factor, summand, added):
@@ -132,7 +139,9 @@ class After:
     return followed(y, self.factor, self.summand, self.added)
 
 
-def takes_convolve_and(x, kernel, after, stride: int, pads) -> bool:
+def takes_convolve_and(
+  x: Shaped, kernel: Shaped, after: After, stride: int, pads: windows.Pads
+) -> bool:
   """Whether oneDNN computes `convolve_and`, whose arguments these are.
 
   Its other condition is `takes_convolution`. Arrays may be shapes and dtypes.
@@ -143,13 +152,15 @@ def takes_convolve_and(x, kernel, after, stride: int, pads) -> bool:
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def convolve_and(x, kernel, after: After, stride: int, pads):
+def convolve_and(
+  x: jax.Array, kernel: jax.Array, after: After, stride: int, pads: windows.Pads
+) -> jax.Array:
   """A convolution and what follows it, in one call.
 
   Args:
     x: (batch, height, width, channels), float32 or bfloat16.
     kernel: (height, width, channels, features), float32.
-    after: what follows.
+    after: operations that follow.
     stride: pixels, both ways.
     pads: padding of x, ((top, bottom), (left, right)).
 
@@ -187,7 +198,9 @@ def _spec_and(x, kernel, after, stride, pads):
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def normalise(x, scale, bias, epsilon: float, relu: bool):
+def normalise(
+  x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, relu: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Batch norm of each group by oneDNN, and the ReLU after it.
 
   Args:
@@ -203,7 +216,7 @@ def normalise(x, scale, bias, epsilon: float, relu: bool):
   return _normalise_forward(x, scale, bias, epsilon, relu)[0]
 
 
-def takes_norm(x, scale, relu: bool, platform: str) -> bool:
+def takes_norm(x: Shaped, scale: Shaped, relu: bool, platform: str) -> bool:
   """Whether oneDNN computes a batch norm; the arguments are `normalise`'s."""
   return (
     _may_take(x, platform)
@@ -249,13 +262,13 @@ def _norm_spec(direction, x, epsilon, relu):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def mean_pool(x, shape, over):
+def mean_pool(x: jax.Array, shape: tuple[int, ...], over: windows.Windows) -> jax.Array:
   """Mean of each window; padding counts as zeros.
 
   Args:
     x: (batch, height, width, channels), float32 or bfloat16.
-    shape: of x.
-    over: windows.Windows, square.
+    shape: shape of x.
+    over: square windows.
 
   Returns:
     (batch, height', width', channels), the dtype of x.
@@ -264,7 +277,7 @@ def mean_pool(x, shape, over):
   return onednn.call(spec, jax.ShapeDtypeStruct(spec.result, x.dtype), x)
 
 
-def takes_mean_pool(x, over, platform: str) -> bool:
+def takes_mean_pool(x: Shaped, over: windows.Windows, platform: str) -> bool:
   """Whether oneDNN computes means over windows; `mean_pool`'s arguments."""
   return _may_take(x, platform) and all(
     onednn.takes(_pool_spec(direction, x, x.shape, over)) for direction in ('forward', 'backward')

@@ -10,8 +10,14 @@ import jax.numpy as jnp
 from anp_jax.models.layers import onednn_layers, windows
 
 
-def max_pool(x, window: int = 3, stride: int = 2, padding=1, platform: str = 'cpu'):
-  """Largest value of each window; of equal ones the first gets the gradient.
+def max_pool(
+  x: jax.Array,
+  window: int = 3,
+  stride: int = 2,
+  padding: windows.Padding = 1,
+  platform: str = 'cpu',
+) -> jax.Array:
+  """Largest value of each window; the first of equal ones gets the gradient.
 
   Where a window has a NaN its result is NaN, and the gradient may go anywhere.
 
@@ -19,8 +25,8 @@ def max_pool(x, window: int = 3, stride: int = 2, padding=1, platform: str = 'cp
     x: (batch, height, width, channels), any float dtype.
     window: pixels a side.
     stride: pixels.
-    padding: of minus infinity; see `windows.pads`.
-    platform: of the device it is compiled for.
+    padding: see `windows.pads`; its value is minus infinity.
+    platform: platform of the device that computes.
 
   Returns:
     (batch, height', width', channels), the dtype of x.
@@ -31,7 +37,13 @@ def max_pool(x, window: int = 3, stride: int = 2, padding=1, platform: str = 'cp
   return nn.max_pool(x, over.shape, (stride, stride), over.pads)
 
 
-def avg_pool(x, window: int = 3, stride: int = 2, padding=0, platform: str = 'cpu'):
+def avg_pool(
+  x: jax.Array,
+  window: int = 3,
+  stride: int = 2,
+  padding: windows.Padding = 0,
+  platform: str = 'cpu',
+) -> jax.Array:
   """Mean of each window; padding counts as zeros.
 
   Arguments and result are those of `max_pool`.

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 
 
-def squeeze_excite(x, conv: Callable, squeezed: int, activation: Callable):
+def squeeze_excite(x: jax.Array, conv: Callable, squeezed: int, activation: Callable) -> jax.Array:
   """Multiplies each channel by a number from the means of all.
 
   Hu et al. 2017 (arXiv 1709.01507). To be called within a compact method, whose
@@ -14,9 +15,9 @@ def squeeze_excite(x, conv: Callable, squeezed: int, activation: Callable):
 
   Args:
     x: (batch, height, width, channels).
-    conv: makes a 1x1 convolution from (features, use_bias=..., name=...).
-    squeezed: channels of the first of two.
-    activation: after the first.
+    conv: constructor of a 1x1 convolution, (features, use_bias=..., name=...).
+    squeezed: channels of the first convolution.
+    activation: function after the first convolution.
 
   Returns:
     Like x.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import functools
 import math
+from typing import Any
 
 import jax
 from jax import lax
@@ -16,15 +17,15 @@ _SLICES = 8
 _LARGE = 2**15  # elements
 
 
-def over_rows(term: Callable, *arrays, platform: str):
+def over_rows(term: Callable, *arrays: jax.Array, platform: str) -> jax.Array:
   """The sum of term(*arrays) over axis 1.
 
   Args:
-    term: of arrays (groups, rows, channels) to one of as many groups and rows;
-      called for some of the rows at a time, or XLA writes out what the slices
-      have in common.
+    term: maps arrays (groups, rows, channels) to one of as many groups and
+      rows; called for some of the rows at a time, or XLA writes out what the
+      slices have in common.
     *arrays: (groups, rows, channels), each with channels of its own.
-    platform: of the device it is compiled for.
+    platform: platform of the device that computes.
 
   Returns:
     (groups, the term's channels).
@@ -38,33 +39,36 @@ def over_rows(term: Callable, *arrays, platform: str):
   return functools.reduce(jnp.add, terms).sum(1)
 
 
-def pair_over_rows(first, second, platform: str):
-  """Two results of `over_rows`, each given as (term, *arrays).
+def pair_over_rows(first: tuple, second: tuple, platform: str) -> tuple[jax.Array, jax.Array]:
+  """Two results of `over_rows`, each from (term, *arrays).
 
-  On a GPU they are one reduction of two operands. Of two, XLA would compute the
-  sums over all groups from all rows once more, in the next pass over them.
+  On a GPU they are one reduction of two operands: with two reductions, XLA would
+  compute the sums over all groups once more in the next pass over the rows.
   """
   if platform != 'gpu':
-    return tuple(over_rows(term, *arrays, platform=platform) for term, *arrays in (first, second))
+    sum_of_first, sum_of_second = (
+      over_rows(term, *arrays, platform=platform) for term, *arrays in (first, second)
+    )
+    return sum_of_first, sum_of_second
   terms = tuple(term(*arrays) for term, *arrays in (first, second))
   zeros = tuple(jnp.zeros((), x.dtype) for x in terms)
   return lax.reduce(terms, zeros, lambda x, y: (x[0] + y[0], x[1] + y[1]), [1])
 
 
 @functools.partial(jax.jit, static_argnames='platform')
-def of_squares(x, platform: str):
+def of_squares(x: jax.Array, platform: str) -> jax.Array:
   """The sum of x^2 over all elements, in float32 or wider."""
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(1, -1, 1)
   return over_rows(jnp.square, x, platform=platform).sum()
 
 
-def norm(tree, platform: str, divided=None):
+def norm(tree: Any, platform: str, divided: Any = None) -> jax.Array:
   """The L2 norm of all leaves of a float dtype, as one vector.
 
   Args:
-    tree: of arrays.
-    platform: of the mesh.
-    divided: tree of bools, whether a mesh divides the array; None: none is.
+    tree: pytree of arrays.
+    platform: platform of the mesh.
+    divided: pytree of bools, whether a mesh divides the array; None: none is.
   """
   leaves = jax.tree.leaves(tree)
   kinds = jax.tree.leaves(divided) if divided else [False] * len(leaves)

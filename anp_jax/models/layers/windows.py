@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 import functools
-import numbers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 # Pixels of padding before and after, for height and for width.
 Pads = tuple[tuple[int, int], tuple[int, int]]
+Padding = Any  # an int, a str or pairs of ints, see `pads`
 
 
 class Windows(NamedTuple):
@@ -26,7 +28,7 @@ class Windows(NamedTuple):
   pads: Pads
 
 
-def pads(padding: int | str | Sequence, shape: Sequence[int], window, stride: int) -> Pads:
+def pads(padding: Padding, shape: Sequence[int], window: Sequence[int], stride: int) -> Pads:
   """Padding in pixels, from any of the ways to say it.
 
   Args:
@@ -40,14 +42,15 @@ def pads(padding: int | str | Sequence, shape: Sequence[int], window, stride: in
   Raises:
     ValueError: for another text, or where the window has no room.
   """
-  if isinstance(padding, str):
-    if padding not in ('SAME', 'VALID'):
-      raise ValueError(f"padding is 'SAME', 'VALID' or pixels, not {padding!r}")
-    strides = (stride, stride)
-    padding = lax.padtype_to_pads(tuple(shape), window, strides, padding)
-  elif isinstance(padding, numbers.Integral):
-    padding = ((padding, padding),) * 2
-  (top, bottom), (left, right) = padding
+  if padding in ('SAME', 'VALID'):
+    pairs = lax.padtype_to_pads(tuple(shape), window, (stride, stride), padding)
+  elif isinstance(padding, str):
+    raise ValueError(f"padding is 'SAME', 'VALID' or pixels, not {padding!r}")
+  elif isinstance(padding, (int, np.integer)):
+    pairs = ((padding, padding),) * 2
+  else:
+    pairs = padding
+  (top, bottom), (left, right) = pairs
   result = (int(top), int(bottom)), (int(left), int(right))
   if any(n + sum(pad) < w for n, pad, w in zip(shape, result, window)):
     raise ValueError(
@@ -66,12 +69,12 @@ def size(map_shape: Sequence[int], windows: Windows) -> tuple[int, int]:
   return rows, columns
 
 
-def slices(x, windows: Windows, fill: float) -> list:
+def slices(x: jax.Array, windows: Windows, fill: float) -> list[jax.Array]:
   """The pixels at each place of the window, place by place, row by row.
 
   Args:
     x: (batch, height, width, channels).
-    windows: that slide over it.
+    windows: windows that slide over it.
     fill: value of the padding.
 
   Returns:
@@ -87,7 +90,13 @@ def slices(x, windows: Windows, fill: float) -> list:
   ]
 
 
-def gather_back(term: Callable, arrays, fills, map_shape, windows: Windows) -> jnp.ndarray:
+def gather_back(
+  term: Callable,
+  arrays: Sequence[jax.Array],
+  fills: Sequence[float],
+  map_shape: Sequence[int],
+  windows: Windows,
+) -> jax.Array:
   """The transpose of `slices`: adds what each place sends to its pixel.
 
   Pixels of one phase (row and column modulo the stride) get their sums from
@@ -97,11 +106,11 @@ def gather_back(term: Callable, arrays, fills, map_shape, windows: Windows) -> j
   CPU pads nine times as slowly where each place sends an array of its own.
 
   Args:
-    term: (i, j, *slices of arrays) to what place (i, j) of the window sends.
-    arrays: (batch, height', width', channels), of the result's resolution.
-    fills: of each array, a value beyond its edge that sends nothing.
+    term: maps (i, j, *slices of arrays) to what place (i, j) of the window sends.
+    arrays: (batch, height', width', channels), at the result's resolution.
+    fills: values beyond the edges of each array, which send nothing.
     map_shape: (batch, height, width, channels).
-    windows: over the map; padding gets what it is sent and is cut off.
+    windows: windows over the map; padding gets what it is sent and is cut off.
 
   Returns:
     (batch, height, width, channels).
