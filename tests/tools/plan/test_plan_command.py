@@ -26,12 +26,6 @@ _LENET = 'configs/lenet.py'
 _DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
 
 
-@pytest.fixture(autouse=True)
-def known_error(monkeypatch):
-  """The mean error takes a second, and has tests of its own."""
-  monkeypatch.setattr(check, 'sheet_error', lambda rows: 0.1)
-
-
 def _plan(capsys, *arguments):
   """Runs the command; gives its lines and the JSON of the last one."""
   assert command.main(list(arguments)) == 0
@@ -315,8 +309,6 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch):
   """Times are made up here; the plan has to repeat them."""
   seconds = {32: [0.0104], 128: [0.0200]}
   monkeypatch.setattr(device_calibration, '_seconds', lambda c, w, d, images: seconds[images] * 3)
-  monkeypatch.setattr(check, 'compare', lambda rows: [])
-  monkeypatch.setattr(check, 'errors', lambda rows: {'few_mean': 0.05})
   settings = []
   monkeypatch.setattr(xla_flags, 'enable_for', settings.append)
   lines, result = _plan(

@@ -12,15 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.study import (
-  __main__ as study_main,
-  grid,
-  launching as launching_lib,
-  local,
-  slurm,
-  study_runner,
-  traffic,
-)
+from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner, traffic
 from tests import launching, slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -298,7 +290,7 @@ def test_each_device_has_a_core(tmp_path):
     (_cell(nodes=2, devices=4), '4,5,7'),
   ):
     command = local._command(study, cell, [4, 5, 7])
-    assert command[:5] == ['taskset', '-c', want, launching_lib.LAUNCHER, str(cell.nodes)]
+    assert command[:5] == ['taskset', '-c', want, local.LAUNCHER, str(cell.nodes)]
     assert command[5:7] == [f'--devices={cell.devices}', '--bind']
 
 
@@ -313,7 +305,7 @@ def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   )
   python.chmod(python.stat().st_mode | stat.S_IXUSR)
   done = subprocess.run(
-    ['taskset', '-c', str(last), launching_lib.LAUNCHER, str(count), '--bind'],
+    ['taskset', '-c', str(last), local.LAUNCHER, str(count), '--bind'],
     cwd=launching.ROOT,
     env={**os.environ, 'PYTHON': str(python)},
     capture_output=True,

@@ -175,7 +175,7 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
     ('parameter_server, mode=bounded', 0.2),
     ('sync', 0.2),
   ]
-  head, *rows = study_table.rows(points, None)
+  head, *rows = study_table.speed(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'bounded', '-']
   assert study_table.by_learning_rate(points)[1][:4] == ('parameter_server', 'async', '2', '1')

@@ -11,7 +11,6 @@ from anp_jax.tools.study import (
   __main__ as study_main,
   emulate,
   grid,
-  launching as launching_lib,
   local,
   study_page,
   study_results,
@@ -80,7 +79,7 @@ def test_the_keys_reach_the_config():
 def test_emulated_processes_share_the_cores_with_a_thread_each():
   study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
-  assert command[:3] == [launching_lib.LAUNCHER, '64', '--devices=1']
+  assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
   assert emulate.environment(study)['OMP_NUM_THREADS'] == '1'
 

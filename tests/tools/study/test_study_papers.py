@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from anp_jax.runtimes.model_ring import schedule
-from anp_jax.tools.plan import check, fit
+from anp_jax.tools.plan import fit
 from anp_jax.tools.study import __main__ as study_main
 from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published, results
 
@@ -100,7 +100,6 @@ _PRINTS = 'import pathlib, sys; pathlib.Path(sys.argv[1]).open("a").write("x")'
 def priors_only(monkeypatch):
   """The planner's fits take seconds, and have tests of their own."""
   monkeypatch.setattr(fit, 'cases', lambda rows, workloads: [])
-  monkeypatch.setattr(check, 'sheet_error', lambda rows: 0.1)
 
 
 def test_published_figures_are_those_of_the_papers():

@@ -12,7 +12,6 @@ import pytest
 from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
-  launching as launching_lib,
   local,
   plots,
   scores,
@@ -100,7 +99,7 @@ def test_runs_at_once_have_a_core_each():
   cells = [grid.Cell('parameter_server', 16, 1, 0, simulated=True)]
   assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
   command = local._command(study, cells[0], [5])
-  assert command[:6] == ['taskset', '-c', '5', launching_lib.LAUNCHER, '1', '--devices=1']
+  assert command[:6] == ['taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1']
   # Two devices each: the third core is left; more than there are share all.
   pairs = [grid.Cell('parameter_server', 16, 2, 0, simulated=True), *cells]
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
