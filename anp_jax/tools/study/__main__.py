@@ -83,76 +83,36 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.study', description=__doc__)
+  add = functools.partial(parser.add_argument, metavar='KEY=VALUE,...')
   parser.add_argument('what', choices=['strategies', 'papers'], help='what is compared')
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
-  parser.add_argument('--nodes', help='processes, as in 1,2,4 (default: 1,2)')
+  parser.add_argument('--nodes', help=f'processes, as in 1,2,4 (default: {_NODES})')
   parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
-  parser.add_argument(
-    '--strategies',
-    help=f'of config.strategy.name (default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES})',
-  )
+  strategies = f'default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES}'
+  parser.add_argument('--strategies', help=f'of config.strategy.name ({strategies})')
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
-  parser.add_argument(
-    '--learning_rates',
-    help='as in 0.01,0.02: each strategy is shown with the one that is best '
-    "for it (default: the config's)",
-  )
-  parser.add_argument(
-    '--vary',
-    action='append',
-    default=[],
-    metavar='KEY=VALUE,...',
-    help='any key of the config is an axis, as in --vary=strategy.servers=1,'
-    '25%% (of the nodes); may be repeated',
-  )
-  _add_tuning(parser)
+  rates = "as in 0.01,0.02: each strategy is shown at its best one (default: the config's)"
+  parser.add_argument('--learning_rates', help=rates)
+  percent = 'any key of the config is an axis, as in --vary=strategy.servers=1,25%% (of the nodes)'
+  add('--vary', action='append', default=[], help=f'{percent}; may be repeated')
+  halving = 'successive halving of the grid: shorter runs first, with another seed'
+  best = f'each strategy is trained with its best value, found by {halving}'
+  add('--tune', action='append', default=[], help=best)
+  budget = "training of each tuning, such as '60 epochs' (default: for each rung that of one run)"
+  parser.add_argument('--tune_budget', metavar='DURATION', help=budget)
   parser.add_argument('--target_accuracy', type=float, help='from 0 to 1: show the time to it')
-  parser.add_argument(
-    '--emulate',
-    nargs='?',
-    const='',
-    metavar='KEY=VALUE,...',
-    help='any number of nodes whose computing is a sleep, such as '
-    '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit; keys '
-    'of config.emulate',
-  )
-  parser.add_argument(
-    '--simulate',
-    nargs='?',
-    const='',
-    metavar='KEY=VALUE,...',
-    help='a run is one process of this machine, which computes for --workers '
-    'in simulated time; keys of config.strategy.simulate, such as '
-    '--simulate=step_seconds=0.2,spread=0.3',
-  )
-  parser.add_argument(
-    '--workers', metavar='N,...', help=f'simulated ones (default: {simulate.NODES})'
-  )
-  parser.add_argument(
-    '--scaling',
-    default='strong',
-    metavar='KIND,...',
-    help="strong: batch_size is that of all nodes; weak: each node's",
-  )
+  sleeps = 'nodes, in any number, whose computing is a sleep; keys of config.emulate, such as'
+  times = 'step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit'
+  add('--emulate', nargs='?', const='', help=f'{sleeps} --emulate={times}')
+  workers = 'a run is one process of this machine, which computes for --workers in simulated time'
+  simulated = f'{workers}; keys of config.strategy.simulate, such as --simulate=step_seconds=0.2'
+  add('--simulate', nargs='?', const='', help=simulated)
+  parser.add_argument('--workers', metavar='N,...', help=f'simulated (default: {simulate.NODES})')
+  scalings = "strong: batch_size is that of all nodes; weak: each node's"
+  parser.add_argument('--scaling', default='strong', metavar='KIND,...', help=scalings)
   slurm.add_flag(parser)
   return parser.parse(arguments)
-
-
-def _add_tuning(parser):
-  parser.add_argument(
-    '--tune',
-    action='append',
-    default=[],
-    metavar='KEY=VALUE,...',
-    help='each strategy is trained with its best value, found by successive '
-    'halving of the grid: shorter runs first, with another seed',
-  )
-  parser.add_argument(
-    '--tune_budget',
-    metavar='DURATION',
-    help="training of each tuning, such as '60 epochs' (default: for each rung that of one run)",
-  )
 
 
 def _study(flags, overrides):
@@ -216,8 +176,8 @@ def _models(flags, overrides: dict[str, str], strategies: Iterable[str]) -> list
   for name in strategies:
     strategy = strategy_lib.by_name(name)
     if strategy.keeps_models_apart:
-      for flag in ('simulate', 'tune'):
-        if getattr(flags, flag):
+      for flag, is_set in (('simulate', flags.simulate is not None), ('tune', bool(flags.tune))):
+        if is_set:
           raise config_lib.ConfigError(f'--{flag}: expected no strategy of many models, not {name}')
       chosen = command_line.applying(flags.config, overrides | {'strategy.name': name})
       config = command_line.load(flags.config, chosen)

@@ -155,20 +155,6 @@ def test_independent_models_read_the_files_once(tmp_path, monkeypatch):
   assert once <= totals['read_images'] < 1.5 * once
 
 
-@pytest.mark.parametrize(
-  'flags, words',
-  [
-    (['--simulate'], '--simulate: expected no strategy of many models, not model_ring'),
-    (['--tune=ema=0,0.9'], '--tune: expected no strategy of many models, not model_ring'),
-    (['--config.strategy.models=()'], 'config.strategy.models=()'),
-  ],
-)
-def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
-  command = ['strategies', '--config=configs/model_ring_anp.py:tiny', f'--workdir={tmp_path}']
-  assert study_main.main([*command, '--strategies=sync,model_ring', *flags]) == 2
-  assert words in builders.error_line(capsys)
-
-
 def test_other_strategies_train_each_model_by_itself(tmp_path):
   command = ['strategies', '--config=configs/model_ring_anp.py:tiny', f'--workdir={tmp_path}']
   flags = study_main._flags([*command, '--strategies=model_ring,independent,sync', '--nodes=2'])

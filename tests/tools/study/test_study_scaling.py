@@ -3,8 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, grid, scaling, study_results, study_runner
-from tests import builders
+from anp_jax.tools.study import grid, scaling, study_results, study_runner
 
 _LENET = 'configs/lenet.py'
 
@@ -65,11 +64,3 @@ def test_steps_are_refused():
   """So many steps of a larger batch are more samples."""
   with pytest.raises(config_lib.ConfigError, match='expected epochs or exampl'):
     _study(duration='60 steps').config(_cell('sync', 4))
-
-
-def test_a_bad_kind_is_one_line(tmp_path, capsys):
-  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}', '--scaling=week']
-  assert study_main.main(arguments) == 2
-  assert builders.error_line(capsys) == (
-    "error: --scaling=week: expected strong, weak, or both with a comma; did you mean 'weak'?"
-  )
