@@ -162,7 +162,7 @@ def _study(flags, overrides):
   study = study_runner.Study(flags.config, overrides, flags.workdir, emulated, simulated=simulated)
   if simulated:
     cells = simulate.cells(study, cells)
-  cells = scaling.cells(study, cells, scaling.parse(flags.scaling))
+  cells = scaling.cells(study.config, cells, scaling.parse(flags.scaling))
   _check_keys(study, cells, varied + (plan.axes if plan else ()))
   if emulated:
     emulate.check(study, cells)
@@ -208,7 +208,7 @@ def _check_flags(flags, overrides, rates):
 
 
 def _check_keys(study, cells, varied):
-  """Refuses keys that no run of the study has, and a strategy of which no cell is valid."""
+  """Refuses keys that no run of the study has, and a strategy without a valid cell."""
   refusals: dict[str, config_lib.ConfigError] = {}
   possible = set()
   unused = set(study.overrides) | {axis.key for axis in varied}

@@ -32,7 +32,7 @@ from anp_jax.tools.study import ring_times
 
 
 class Independent(model_ring_strategy.ModelRing):
-  """Many models, each of which one process trains on the whole set."""
+  """Many models, each trained by one process on the whole set."""
 
   name = 'independent'
   state = 'independent'

@@ -5,18 +5,14 @@ a batch: if a strategy divides the batch over n workers, it is n times as large.
 gradient of an asynchronous worker is one of a whole batch already.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import dataclasses
-from typing import TYPE_CHECKING
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, resolve, strategy as strategy_lib
 from anp_jax.tools.study import grid
-
-if TYPE_CHECKING:
-  from anp_jax.tools.study import study_runner
 
 _KINDS = ('strong', 'weak')
 _BATCH = 'batch_size'
@@ -62,12 +58,14 @@ def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[
 
 
 def cells(
-  study: study_runner.Study, of_study: Iterable[grid.Cell], kinds: tuple[str, ...]
+  config: Callable[[grid.Cell], ml_collections.ConfigDict],
+  of_study: Iterable[grid.Cell],
+  kinds: tuple[str, ...],
 ) -> list[grid.Cell]:
   """Returns the cells of each kind of scaling; equal cells are one.
 
   Args:
-    study: the study.
+    config: function from a cell to its config, `study_runner.Study.config`.
     of_study: cells without a kind of scaling.
     kinds: kinds from `parse`.
   """
@@ -75,16 +73,15 @@ def cells(
   for cell in of_study:
     for kind in kinds:
       scaled = dataclasses.replace(cell, weak=kind == 'weak')
-      if scaled.weak and _is_alike(study, cell, scaled):
+      if scaled.weak and _is_alike(config, cell, scaled):
         scaled = cell
       every[scaled] = True
   return list(every)
 
 
-def _is_alike(study, cell, weak):
+def _is_alike(config, cell, weak):
   """Whether both cells are valid, with the same batch size."""
   try:
-    batch_size = study.config(weak).batch_size
-    return batch_size == study.config(cell).batch_size
+    return config(weak).batch_size == config(cell).batch_size
   except config_lib.ConfigError:
     return False

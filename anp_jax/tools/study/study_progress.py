@@ -18,7 +18,7 @@ class Progress:
     self._left = 0
 
   def begin(self, cells: list[grid.Cell], left: int) -> None:
-    """Prints the number of runs, and of those that are left to do."""
+    """Prints how many runs there are, and how many are left to do."""
     self._left = left
     durations = sorted({cell.duration for cell in cells if cell.duration})
     what = f' that tune, of {", ".join(durations)}' if durations else ''

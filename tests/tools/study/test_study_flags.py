@@ -58,11 +58,11 @@ _CASES = {
     ('--simulate --strategies=model_ring', '--simulate: expected no strategy of many models'),
   ],
   'tune': [
-    ('--tune_budget=3', '--tune_budget=3: expected --tune'),
+    ('--tune_budget=3 epochs', '--tune_budget=3 epochs: expected --tune'),
     ('--tune=optimizer.learning_rat=1', "learning_rat; did you mean 'optimizer.learning_rate'?"),
     (f'--tune={_RATE}=0.1,x', f"config.{_RATE}='x': expected a number"),
     (f'--tune={_RATE}=0.1 --learning_rates=1', 'the study sets it; use --learning_rates'),
-    (f'--tune={_RATE}=1 --vary=duration=1,2', 'expected one duration for all cells'),
+    (f'--tune={_RATE}=1 --vary=duration=1 epochs,2 epochs', 'expected one duration'),
     (f'--tune={_RATE}=1 --tune_budget=many', '--tune_budget=many: expected an amount'),
     ('--tune=strategy.period=1,2 --strategies=sync', '--tune=strategy.period=1,2: '),
     ('--tune=ema=0,0.9 --strategies=model_ring', '--tune: expected no strategy of many models'),
@@ -74,7 +74,10 @@ _CASES = {
 def test_bad_flags_are_one_line(tmp_path, capsys, monkeypatch, flags, words):
   monkeypatch.setattr(study_main, '_train', pytest.fail)  # what is not refused would run
   command = ['strategies', '--config=configs/lenet.py', f'--workdir={tmp_path}']
-  command += ['--strategies=sync,parameter_server', *flags.split()]
+  command += [
+    '--strategies=sync,parameter_server',
+    *(f'--{flag}' for flag in flags.removeprefix('--').split(' --')),
+  ]
   assert study_main.main(command) == 2
   assert words in builders.error_line(capsys)
   assert not list(tmp_path.iterdir())

@@ -66,7 +66,8 @@ def test_published_statements_in_words():
 def test_all_that_a_paper_names_is_there(name):
   paper = published.read(name)
   for curve in paper.curves.values():
-    assert {curve.command, curve.over_command or curve.command} <= set(paper.commands)
+    commands = {curve.command, curve.over_command or curve.command}
+    assert commands <= {'', *paper.commands} and (curve.command or curve.recorded)
   for row in paper.rows:
     assert paper.fact(row.paper) is not None or not row.paper
     for value in (row.measured, row.predicted):

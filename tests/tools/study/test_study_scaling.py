@@ -43,7 +43,7 @@ def test_a_batch_for_each_worker(cell, size):
 
 def test_cells_that_agree_are_one():
   cells = grid.expand(('sync', 'parameter_server'), (1, 4), (1,), (0,))
-  names = [c.name for c in scaling.cells(_study(), cells, ('strong', 'weak'))]
+  names = [c.name for c in scaling.cells(_study().config, cells, ('strong', 'weak'))]
   assert names == [
     'sync-1x1-seed0',
     'parameter_server-1x1-seed0',
@@ -51,11 +51,13 @@ def test_cells_that_agree_are_one():
     'sync-4x1-weak-seed0',
     'parameter_server-4x1-seed0',
   ]
-  assert scaling.cells(_study(), cells, ('strong',)) == cells
+  assert scaling.cells(_study().config, cells, ('strong',)) == cells
 
 
 def test_weak_and_strong_have_rows_of_their_own():
-  cells = scaling.cells(_study(), grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak'))
+  cells = scaling.cells(
+    _study().config, grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak')
+  )
   points = study_results.points(cells, {}, {})
   assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]
 
