@@ -359,29 +359,3 @@ def test_a_ring(stations, names, unit):
     for i, what in enumerate(('train', 'score'))
   ]
   assert _faults(plots.save, plots.gantt(spans, names), 'a.png') == []
-
-
-@pytest.mark.parametrize(
-  'configs, devices, unit',
-  [
-    (['net'], (2,), 1.0),
-    (['net', 'other'], (2, 3), 1e-3),
-    ([_LONG[:40], 'net'], (2, 4, 8, 64), 1e-4),
-  ],
-)
-def test_split_steps(configs, devices, unit):
-  points = [
-    {
-      'name': 'plan',
-      'config': c,
-      'devices': n,
-      'batch_size': 8**n % 65537,
-      'predicted': unit * n**2,
-      'measured': unit * n**2.1,
-      'speed_up': 0.7 * n,
-      'ideal': 0.9 * n,
-    }
-    for c in configs
-    for n in devices
-  ]
-  assert _faults(plots.save, plots.split_steps(points), 'a.png') == []

@@ -26,24 +26,21 @@ def main(argv: list[str]) -> int:
 
   print(comparison_page.write(flags.runs, flags.output))
   print(f'\ncomparison: {flags.output}', flush=True)
+  return 0
 
 
 def _parse(arguments):
-  flags = _parser().parse(arguments)
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.compare', description=__doc__)
+  add = parser.add_argument
+  add('runs', nargs='*', metavar='RUN', help='a workdir, or a folder of them')
+  add('--output', default='comparison.html', metavar='FILE', help='the page (default: %(default)s)')
+  flags = parser.parse(arguments)
   if not flags.runs:
     raise config_lib.ConfigError('no run is given: expected workdirs')
   flags.runs = [os.path.expanduser(path) for path in flags.runs]
   flags.output = os.path.expanduser(flags.output)
   outputs.check_file('--output', flags.output, ('.html', '.htm'))
   return flags
-
-
-def _parser():
-  parser = argument_parser.Parser(prog='python -m anp_jax.tools.compare', description=__doc__)
-  add = parser.add_argument
-  add('runs', nargs='*', metavar='RUN', help='a workdir, or a folder of them')
-  add('--output', default='comparison.html', metavar='FILE', help='the page (default: %(default)s)')
-  return parser
 
 
 def command() -> None:

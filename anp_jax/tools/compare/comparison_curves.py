@@ -1,8 +1,10 @@
-"""The curves of several runs as one figure, and how each run is drawn."""
+"""The curves of several runs as one figure, and the look of each run."""
 
 import dataclasses
 import io
+import itertools
 import math
+from typing import Any
 
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
@@ -20,13 +22,13 @@ _UNITS = (3600, 'hours'), (60, 'minutes'), (1, 'seconds')
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-  """How a run is drawn.
+  """The look of a run's curves.
 
   Attributes:
-    color: of matplotlib and CSS.
-    dashes: lengths of dashes and gaps in widths of the line; (): solid.
-    marker: of matplotlib.
-    glyph: the marker as a character.
+    color: colour for matplotlib and CSS.
+    dashes: lengths of dashes and gaps in line widths; (): solid.
+    marker: marker for matplotlib.
+    glyph: marker as a character.
   """
 
   color: str
@@ -34,26 +36,29 @@ class Look:
   marker: str
   glyph: str
 
+  @property
+  def style(self) -> dict:
+    """Arguments of a line for matplotlib."""
+    linestyle = (0, self.dashes) if self.dashes else '-'
+    look = {'color': self.color, 'marker': self.marker, 'linestyle': linestyle}
+    return look | {'linewidth': 1.5, 'markersize': 4}
+
 
 def look(index: int) -> Look:
-  """Returns how a run is drawn; 24 of them all differ, colours aside."""
+  """Returns the look of a run; 24 of them differ without their colours."""
   marker = list(_MARKERS)[index // len(_DASHES) % len(_MARKERS)]
-  return Look(
-    color=drawing.COLOURS[index % len(drawing.COLOURS)],
-    dashes=_DASHES[index % len(_DASHES)],
-    marker=marker,
-    glyph=_MARKERS[marker],
-  )
+  color = drawing.COLOURS[index % len(drawing.COLOURS)]
+  return Look(color, _DASHES[index % len(_DASHES)], marker, _MARKERS[marker])
 
 
 def draw(runs: list[runs_lib.Run]) -> bytes:
   """Draws losses and validation scores over steps, images and time.
 
   Args:
-    runs: from `runs.find`.
+    runs: runs from `runs.find`.
 
   Returns:
-    A PNG file; b'' where no run has recorded anything.
+    A PNG file; b'' if no run has recorded anything.
   """
   panels = _panels(runs)
   if not panels:
@@ -62,7 +67,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
   from matplotlib import lines
 
   columns = _columns(runs)
-  file = io.BytesIO()
+  file: Any = io.BytesIO()  # savefig takes paths and files
   rows = math.ceil(len(runs) / 3)  # of the legend
   height = 2.8 * len(panels) + 0.25 * rows + 0.6
   with drawing.figure(file, 12, height) as figure:
@@ -74,7 +79,9 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
           if run.labels.get(name) == label:
             points = _POINTS if kind == 'train' else None
             x, y = curves.curve(name, getattr(run, kind), points, over)
-            _line(axis, [value / scale for value in x], y, look(index))
+            if x:
+              every = math.ceil(len(x) / _MARKED)
+              axis.plot([v / scale for v in x], y, markevery=every, **look(index).style)
       _scale(axes, name)
     for axes in grid:
       for axis, (_, label, _) in zip(axes, columns):
@@ -83,7 +90,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
         axis.set_xlim(left=0)
         drawing.counts(axis.xaxis, 5)
     figure.legend(
-      [lines.Line2D([], [], **_style(look(i))) for i in range(len(runs))],
+      [lines.Line2D([], [], **look(i).style) for i in range(len(runs))],
       _names(runs),
       loc='outside upper left',
       ncols=3,
@@ -94,7 +101,7 @@ def draw(runs: list[runs_lib.Run]) -> bytes:
 
 
 def _panels(runs):
-  """(title, kind of lines, metric, its label) of each row of the figure."""
+  """Title, kind of lines, metric and label of each row of the figure."""
   panels = []
   for name, label in comparison_tables.metrics(runs):
     kinds = (('train', 'training'),) if name == 'loss' else ()
@@ -106,7 +113,7 @@ def _panels(runs):
 
 
 def _columns(runs):
-  """(key of the lines, label, unit) of what the curves are drawn over."""
+  """Key, label and unit of each column's horizontal axis."""
   most = max((line.get('trained_seconds', 0) for run in runs for line in run.train), default=0)
   scale, unit = next((u for u in _UNITS if most >= 2 * u[0]), _UNITS[-1])
   return (
@@ -124,35 +131,13 @@ def _names(runs):
   return names
 
 
-def _line(axis, x, y, line_look):
-  if x:
-    every = math.ceil(len(x) / _MARKED)
-    axis.plot(x, y, markevery=every, **_style(line_look))
-
-
-def _style(line_look):
-  dashes = line_look.dashes
-  return {
-    'color': line_look.color,
-    'marker': line_look.marker,
-    'linestyle': (0, dashes) if dashes else '-',
-    'linewidth': 1.5,
-    'markersize': 4,
-  }
-
-
 def _scale(axes, name):
-  """The vertical axis, which the panels of a row share."""
+  """Sets the vertical axis, which the panels of a row share."""
   if name != 'loss':
     drawing.percent(axes[0].yaxis)
     return
-  losses = [
-    value
-    for axis in axes
-    for line in axis.lines
-    for value in line.get_ydata()
-    if math.isfinite(value)
-  ]
+  values = itertools.chain(*(line.get_ydata() for axis in axes for line in axis.lines))
+  losses = list(filter(math.isfinite, values))
   if losses and min(losses) > 0 and max(losses) > _LOGARITHMIC * min(losses):
     axes[0].set_yscale('log')
     axes[0].yaxis.set_major_formatter(lambda value, _: f'{value:g}')

@@ -1,7 +1,4 @@
-"""Runs side by side: curves, what differs in their configs, what they reached.
-
-The page is one file, as that of a run.
-"""
+"""The page of several runs, one HTML file: curves, differences of configs, results."""
 
 import os
 
@@ -20,11 +17,11 @@ def write(paths: list[str], output: str) -> str:
   """Writes the page that compares runs.
 
   Args:
-    paths: of workdirs, or of folders that hold workdirs.
+    paths: paths of workdirs, or of folders that hold workdirs.
     output: path of the HTML file.
 
   Returns:
-    What differs and what was reached, as plain text for the terminal.
+    Differences and results, as plain text for the terminal.
 
   Raises:
     ConfigError: if a path leads to no run.

@@ -1,6 +1,5 @@
-"""Tables of several runs: what differs in their configs, what they came to."""
+"""Tables of several runs: differences of their configs, and results."""
 
-import collections
 import dataclasses
 import math
 
@@ -11,6 +10,7 @@ from anp_jax.training import metric_labels
 
 NONE = '-'
 _FACTS = 'network', 'parameters', 'devices'
+_RATES = 'input wait (median)', 'MFU (median)'
 _DATA = 'data.source', 'data.path', 'data.lists', 'data.train_split'
 SPEED, APART = 'images/s (median)', ' †'  # of a speed that is not compared
 _FINISHED = {True: 'yes', False: 'no', None: NONE}
@@ -21,9 +21,9 @@ class Row:
   """One row of a table.
 
   Attributes:
-    label: what the row shows.
-    cells: a text for each run.
-    best: indices of the runs that are best in it.
+    label: name of the quantity.
+    cells: text of each run.
+    best: indices of the best runs.
   """
 
   label: str
@@ -44,8 +44,8 @@ def differences(runs: list[runs_lib.Run]) -> list[Row]:
 def results(runs: list[runs_lib.Run]) -> list[Row]:
   """Returns the scores of the runs, their length, speed and size.
 
-  The best of the runs are marked where their scores differ, unless they name
-  different classes; nor is the fastest of runs of different data.
+  The best runs are marked where scores differ, unless the runs name different
+  classes; the fastest is not marked where the runs have different data.
   """
   rows = []
   for name, label in metrics(runs):
@@ -61,7 +61,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
   if not have_same_classes(runs):
     rows = [dataclasses.replace(row, best=frozenset()) for row in rows]
   facts = [dict(run_tables.facts(run.train, run.validation)) for run in runs]
-  ends = [max(run.train + run.validation, key=_step, default={}) for run in runs]
+  ends = [max(run.train + run.validation, key=lambda r: r['step'], default={}) for run in runs]
   rows += [
     Row('epochs', tuple(_text(end.get('epoch'), '.4g') for end in ends)),
     Row('steps', tuple(_text(end.get('step'), ',') for end in ends)),
@@ -69,24 +69,19 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
     Row('training time', tuple(_time(run) for run in runs)),
     _speed_row(runs),
   ]
-  for label in ('input wait (median)', 'MFU (median)'):
-    rows.append(Row(label, tuple(f.get(label, NONE) for f in facts)))
-  for label in _FACTS:
-    rows.append(Row(label, tuple(run.facts.get(label, NONE) for run in runs)))
+  for labels, texts in ((_RATES, facts), (_FACTS, [run.facts for run in runs])):
+    rows += [Row(label, tuple(f.get(label, NONE) for f in texts)) for label in labels]
   return [row for row in rows if set(row.cells) != {NONE}]
 
 
 def metrics(runs: list[runs_lib.Run]) -> list[tuple[str, str]]:
-  """Returns (name, label) of all scores, in the order in which people read.
+  """Returns (name, label) of all scores, in the order of `metric_labels`.
 
-  Of pairs and of plain classes the same name has two labels.
+  A name has one label for pairs and another for plain classes.
   """
-  labels = collections.defaultdict(list)
-  for run in runs:
-    for name, label in run.labels.items():
-      if label not in labels[name]:
-        labels[name].append(label)
-  return [(n, label) for n in metric_labels.LABELS for label in labels[n]]
+  labels = dict.fromkeys(item for run in runs for item in run.labels.items())
+  names = list(metric_labels.LABELS)
+  return sorted((x for x in labels if x[0] in names), key=lambda x: names.index(x[0]))
 
 
 def have_same_classes(runs: list[runs_lib.Run]) -> bool:
@@ -115,16 +110,12 @@ def _speed_row(runs):
 
 
 def _best(values, lowest=False):
-  """Indices of the best values, where not all are alike."""
+  """Indices of the best values, if the values differ."""
   ranked = {v for v in values if v is not None and math.isfinite(v)}
   if len(ranked) < 2:
     return frozenset()
   best = min(ranked) if lowest else max(ranked)
   return frozenset(i for i, value in enumerate(values) if value == best)
-
-
-def _step(line):
-  return line['step']
 
 
 def _text(value, form):
@@ -138,5 +129,5 @@ def _time(run):
 
 
 def _value(value):
-  """A value of a config: texts as they are, unless they are empty."""
+  """A value of a config: the repr of what is no text, or an empty one."""
   return value if isinstance(value, str) and value else repr(value)

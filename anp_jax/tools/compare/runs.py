@@ -1,4 +1,4 @@
-"""The runs that are compared: what they left in their workdirs."""
+"""The runs that are compared, from the files in their workdirs."""
 
 import dataclasses
 import glob
@@ -22,15 +22,15 @@ class Run:
   """A run, or one model of a run that has several.
 
   Attributes:
-    path: its folder.
-    name: the end of its path that no other run has.
-    config: its values by the keys' names of now.
-    train: lines of training, from `run_tables.load`, and in each the 'images' and
-      the 'trained_seconds' until then, as far as they are known.
-    validation: likewise.
-    facts: what its page says of the network and the devices; {} before its end.
-    is_finished: whether it has ended; None: that is not known.
-    classes: what labels.json says.
+    path: folder of the run.
+    name: shortest end of the path that no other run has.
+    config: values by dotted key.
+    train: lines of training from `run_tables.load`, each with the 'images' and
+      'trained_seconds' until then where they are known.
+    validation: lines of validation, likewise.
+    facts: facts of its page about the network and the devices; {} before its end.
+    is_finished: whether it has ended; None: unknown.
+    classes: content of labels.json.
   """
 
   path: str
@@ -44,7 +44,7 @@ class Run:
 
   @property
   def labels(self) -> dict[str, str]:
-    """What people call its metrics, by name."""
+    """Labels of its metrics, by name."""
     names = set().union(*self.train[-1:], *self.validation)
     return metric_labels.labels(names)
 
@@ -53,22 +53,18 @@ def find(paths: list[str]) -> list[Run]:
   """Returns the runs of workdirs, and of folders that hold workdirs.
 
   Args:
-    paths: in the order of the result. A run that two of them lead to is there
-      once.
+    paths: paths in the order of the result; a run that two paths lead to is returned once.
 
   Raises:
     ConfigError: naming the path that leads to no run, or the file that cannot
       be read.
   """
-  workdirs = {}
+  by_path: dict[str, str] = {}
   for path in paths:
     for workdir in _workdirs(path):
-      workdirs.setdefault(os.path.realpath(workdir), workdir)
-  workdirs = list(workdirs.values())
-  runs = []
-  for name, workdir in zip(_names(workdirs), workdirs):
-    runs += _load(name, workdir)
-  return runs
+      by_path.setdefault(os.path.realpath(workdir), workdir)
+  workdirs = list(by_path.values())
+  return [run for name, workdir in zip(_names(workdirs), workdirs) for run in _load(name, workdir)]
 
 
 def _workdirs(path):
@@ -92,7 +88,7 @@ def _is_workdir(path):
 
 
 def _names(paths):
-  """The shortest ends of paths that differ from each other."""
+  """The shortest ends that tell paths apart."""
   paths = [os.path.abspath(path).split(os.sep) for path in paths]
   names = [path[-1] for path in paths]
   for count in range(2, max(map(len, paths)) + 1):
@@ -113,46 +109,36 @@ def _load(name, workdir):
   if strategy.keeps_models_apart:
     return [
       Run(
-        path=folder,
-        name=f'{name}/{os.path.basename(folder)}',
-        config=model_config,
-        facts={},
-        is_finished=None,
-        classes=classes,
-        **_lines(folder, model_config),
+        folder,
+        f'{name}/{os.path.basename(folder)}',
+        values,
+        *_lines(folder, values),
+        {},
+        None,
+        classes,
       )
-      for folder, model_config in _models(workdir, config)
+      for folder, values in _models(workdir, config)
     ]
-  facts = run_page.facts(workdir)
-  return [
-    Run(
-      path=workdir,
-      name=name,
-      config=config,
-      facts=facts,
-      is_finished=bool(telemetry.result(workdir)),
-      classes=classes,
-      **_lines(workdir, config),
-    )
-  ]
+  lines, is_finished = _lines(workdir, config), bool(telemetry.result(workdir))
+  return [Run(workdir, name, config, *lines, run_page.facts(workdir), is_finished, classes)]
 
 
 def _models(workdir, config):
-  """(folder, config) of each model of a workdir."""
+  """Yields the folder and config of each model of a workdir."""
   keys = config_lib.known_keys(config['strategy.name'])
   strategy = strategy_lib.declared(config['strategy.name'])
   for index, texts in enumerate(strategy.alternatives(config)):
     changes = {k: keys[k].parse(k, v) for k, v in texts.items() if k in keys}
-    # Which models the others are is no part of a model's own config.
+    # The list of models is no part of one model's config.
     model_config = {**config, **changes, 'strategy.models': ()}
     folder = os.path.join(workdir, _MODELS, f'{index:03}')
     yield folder, config_lib.completed(model_config)
 
 
 def _lines(folder, config):
-  """The lines of a model's training and validation, as `Run` has them."""
+  """The lines of training and of validation, as `Run` has them."""
   train, validation = run_tables.load(folder)
-  return {'train': _placed(train, train, config), 'validation': _placed(validation, train, config)}
+  return _placed(train, train, config), _placed(validation, train, config)
 
 
 def _placed(lines, train, config):

@@ -3,16 +3,16 @@
   python -m anp_jax.tools.plan --config=configs/resnet_anp.py:modern --device=h200
     --nodes=1,2,4,...,512 --devices_per_node=8 --link=ib-ndr400x8
 
-predicts, for each number of nodes, images/s, where the time of a step goes,
-memory, and time and device-hours to the run's end, as a table, as a figure with
---out=FILE.png or --workdir=DIR, and as JSON on the last line. --strategies=
-sync,fsdp,local_sgd,parameter_server:bounded compares strategies; --config.KEY=VALUE is for
-all of them.
+predicts, for each number of nodes, images/s, the parts of a step's time, memory,
+and time and device-hours to the run's end, as a table, as a figure with
+--out=FILE.png or --workdir=DIR, and as JSON on the last line.
+--strategies=sync,fsdp,local_sgd,parameter_server:bounded compares strategies;
+--config.KEY=VALUE holds for all of them.
 
   python -m anp_jax.tools.plan --config=... --measure
 
-times some steps of the config on the device at hand, and predicts more of them:
-up to 64 nodes, joined by 10 Gbit/s Ethernet, unless --nodes and --link say it.
+times some steps of the config on this device, and predicts more of such devices:
+up to 64 nodes on 10 Gbit/s Ethernet, unless --nodes and --link say otherwise.
 
   python -m anp_jax.tools.plan --config=... --target_hours=2 --budget_devices=256
 
@@ -21,11 +21,11 @@ ranks nodes, strategies and (without --device) devices by device-hours.
   python -m anp_jax.tools.plan --check
 
 compares the model with published rates of ResNet-50: published, predicted and
-error by row, and the means. With --rows=FILE.csv those of another file, which
-has the columns of anp_jax/tools/plan/published_rates.csv. docs/planner.md explains more.
+error by row, and the means. --rows=FILE.csv takes the rates of another file with
+the columns of anp_jax/tools/plan/published.csv. docs/planner.md explains more.
 
-Status 0; 1: no way reaches the target; 2: bad input, or a config that fits none
-of the sizes. Hyphens in flags are underscores.
+Status 0; 1: nothing reaches the target; 2: bad input, or a config that fits none
+of the sizes. Flags may be typed with hyphens or underscores.
 """
 
 import json
@@ -34,7 +34,8 @@ import re
 import sys
 
 from anp_jax.config import argument_parser, command_line, exits
-from anp_jax.system import markdown, xla_flags
+from anp_jax.reporting import report_kit
+from anp_jax.system import xla_flags
 from anp_jax.tools.plan import plan_tables, sizes
 
 
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _underscored(argument: str) -> str:
-  """A flag with hyphens within its name as the one with underscores."""
+  """A flag whose name has underscores instead of hyphens."""
   name, equals, value = argument.partition('=')
   if re.fullmatch(r'--\w[\w-]*', name):
     name = f'--{name[2:].replace("-", "_")}'
@@ -72,7 +73,7 @@ def _flags(arguments):
   add('--device', help='of the table, such as h200; see --list')
   add('--nodes', default='', help='such as 1,2,4 or 1,2,4,...,512')
   add('--devices_per_node', type=int, help="default: 8; --measure: this host's")
-  add('--link', default='', metavar='NAMExPORTS', help="a node's ports")
+  add('--link', default='', metavar='NAMExPORTS', help='ports of a node')
   add('--node_link', default='', help="within a node (default: the device's)")
   add('--data_sheet', action='store_true', help="leave out the device's own published rates")
   add('--strategies', default='', help="such as sync,fsdp (default: config's)")
@@ -125,15 +126,13 @@ def _check(known_tables, flags) -> int:
 def _list(known_tables) -> int:
   devices = [('device', 'peak TFLOP/s', 'GB', 'GB/s', 'node link', 'source')]
   for d in known_tables.devices.values():
-    peak = f'{max(d.tflops.values()):g}'
-    devices.append(
-      (d.name, peak, f'{d.gigabytes:g}', f'{d.gigabytes_per_second:g}', d.node_link, d.source)
-    )
+    numbers = (max(d.tflops.values()), d.gigabytes, d.gigabytes_per_second)
+    devices.append((d.name, *(f'{n:g}' for n in numbers), d.node_link, d.source))
   links = [('link', 'GB/s', 'us', 'topology')]
   for link in known_tables.links.values():
     links.append((link.name, f'{link.bandwidth / 1e9:g}', f'{1e6 * link.latency:g}', link.topology))
-  print(markdown.plain(devices, 'lrrrl'))
-  print('\n' + markdown.plain(links, 'lrrl'))
+  tables = report_kit.Table(devices, 'lrrrl'), report_kit.Table(links, 'lrrl')
+  print(report_kit.plain(tables))
   return 0
 
 

@@ -15,9 +15,10 @@ import re
 import statistics
 
 import jax
+import ml_collections
 
 from anp_jax import config as config_lib, experiment
-from anp_jax.costs import hardware
+from anp_jax.costs import hardware, work
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
 from anp_jax.tools.plan import gradient_handling, plan_tables, sizes
@@ -71,14 +72,14 @@ class Measurement:
   """A step's seconds on one device.
 
   Attributes:
-    fixed: a of T(b) = a + c b, 0 or more.
-    per_image: c.
-    jitter: standard deviation over the mean, of the larger batch's steps.
-    batches: images that were timed, and the median seconds of each.
-    device: kind, as JAX names it.
+    fixed: a in T(b) = a + c b, 0 or more.
+    per_image: c in T(b) = a + c b.
+    jitter: standard deviation over the mean of the larger batch's steps.
+    batches: (images, median seconds) of the two batch sizes.
+    device: kind of the device, as JAX names it.
     platform: 'cpu', 'gpu' or 'tpu'.
-    memory: bytes of the device; 0: it does not say.
-    handling: of a gradient of `parameter_server`, see `gradient_handling.seconds`; None:
+    memory: bytes of the device; 0: unknown.
+    handling: times of a gradient of `parameter_server`, see `gradient_handling.seconds`; None:
       not timed.
   """
 
@@ -93,14 +94,12 @@ class Measurement:
 
 
 def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
-  """The a and c of T(b) = a + c b through two measured steps.
+  """Returns a and c of T(b) = a + c b through two measured steps.
+
+  Where noise makes one of them negative, a is 0 and c the larger batch's seconds per image.
 
   Args:
     batches: two pairs of images and seconds, the smaller one first.
-
-  Returns:
-    a and c; where noise makes a negative, 0 and the larger batch's seconds an
-    image; where it makes c negative, the same.
   """
   (few, low), (many, high) = batches
   per_image = (high - low) / (many - few)
@@ -110,17 +109,20 @@ def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
   return fixed, per_image
 
 
-def measure(config, workload, batches: Sequence[int] = (), serves: bool = False) -> Measurement:
+def measure(
+  config: ml_collections.ConfigDict,
+  workload: work.Workload,
+  batches: Sequence[int] = (),
+  serves: bool = False,
+) -> Measurement:
   """Times a few real steps of two batch sizes on JAX's first device.
 
   Args:
-    config: resolved; a joint head's data are made up, of the workload's
-      classes.
-    workload: of the config.
-    batches: images of the two; (): the fewest that the config can have, and
-      four times as many.
-    serves: whether `parameter_server` is planned, too: what it does with a gradient is
-      timed on a CPU, whose cores do it in place of computing.
+    config: resolved config; a joint head's data are synthetic, with the workload's classes.
+    workload: workload of the config.
+    batches: the two batch sizes; (): the smallest of the config, and four times as many.
+    serves: whether `parameter_server` is planned too; its handling of a gradient is then timed
+      on a CPU, whose cores do it in place of computing.
 
   Raises:
     ConfigError: for batches that the config cannot have.
@@ -161,17 +163,16 @@ def measure(config, workload, batches: Sequence[int] = (), serves: bool = False)
 def entry(
   measurement: Measurement, known_tables: plan_tables.Tables, devices: int
 ) -> tuple[hardware.Device, bool]:
-  """The table's device that was measured, with the memory that it has.
+  """Returns the table's entry of the measured device, with the memory that the device has.
 
   Args:
-    measurement: of the device.
-    known_tables: devices and links; entries of a user are found by their
-      aliases, before all others.
-    devices: of a node; on a CPU they divide the host's memory and cores.
+    measurement: measurement of the device.
+    known_tables: devices and links; aliases of a user's entries come first.
+    devices: devices of a node; on a CPU they divide the host's memory and cores.
 
   Returns:
-    The device, and whether it has an entry; if not, the entry is one of its
-    platform, whose link, host and year count.
+    The device, and whether it has an entry; if not, an entry of its platform, whose link, host
+    and year count.
   """
   kind, platform = measurement.device, measurement.platform
   if platform == 'cpu':
@@ -187,11 +188,8 @@ def entry(
     if name not in listed and device.aliases and device.kind != 'cpu'
   ]
   patterns = [*aliases, *((rf'\b{pattern}\b', name) for pattern, name in _KINDS)]
-  match = ''
-  for pattern, name in patterns:
-    if re.search(pattern, kind, re.IGNORECASE):
-      match = name
-      break
+  matches = (name for pattern, name in patterns if re.search(pattern, kind, re.IGNORECASE))
+  match = next(matches, '')
   device = known_tables.devices[match or _UNKNOWN[platform]]
   if measurement.memory:
     device = dataclasses.replace(device, gigabytes=measurement.memory / 1e9)
@@ -199,7 +197,7 @@ def entry(
 
 
 def _memory(device) -> float:
-  """Bytes of a device, as it says itself; 0: it does not."""
+  """Bytes of a device as it reports them; 0: it does not."""
   limit = (device.memory_stats() or {}).get('bytes_limit', 0)
   if device.platform != 'gpu':
     return limit
@@ -226,7 +224,6 @@ def _seconds(config, workload, device, images) -> list[float]:
       batches = opened.batches()
       stack.callback(batches.close)
     run = workloads.step(opened.program, opened.spec, images, batches)
-
     turn = functools.partial(run, count)
     run()
     first = stopwatch.timed(turn)

@@ -12,7 +12,7 @@ data sheet and the other systems. One or two rows move its factors as far as
 they can tell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 
@@ -44,8 +44,8 @@ class Fit:
   """Common numbers and the factors of each system.
 
   Attributes:
-    common: by name, see _COMMON.
-    factors: system to (compute, fixed, wire).
+    common: common numbers by name, see _COMMON.
+    factors: (compute, fixed, wire) of each system.
   """
 
   common: dict[str, float]
@@ -54,13 +54,13 @@ class Fit:
   def efficiency(
     self, device: hardware.Device, dtype: str, *systems: str
   ) -> device_step.Efficiency:
-    """What a device reaches.
+    """Returns what a device reaches.
 
     Args:
-      device: of the tables.
-      dtype: of the computation.
-      *systems: with rows among the fitted ones: the geometric mean of their
-        factors counts; none: what follows from data sheets alone.
+      device: device of the tables.
+      dtype: dtype of the computation.
+      *systems: systems whose factors count, as their geometric mean; none: what follows from
+        data sheets alone.
     """
     kind = device.effective_kind(dtype)
     factors = [self.factors[s] for s in systems if s in self.factors]
@@ -84,9 +84,9 @@ class Case:
   """A published row, and what its step costs.
 
   Attributes:
-    row: published.
-    workload: of the network in the row's dtype.
-    buckets: of gradients, from `device_step.buckets`.
+    row: published row.
+    workload: workload of the network in the row's dtype.
+    buckets: buckets of gradients, from `device_step.buckets`.
   """
 
   row: published_rates.Row
@@ -94,23 +94,24 @@ class Case:
   buckets: tuple[tuple[float, float], ...]
 
 
-def cases(rows: Sequence[published_rates.Row], workloads) -> list[Case]:
-  """Rows with their workloads.
+def cases(
+  rows: Sequence[published_rates.Row], workloads: Callable[[str], work.Workload]
+) -> list[Case]:
+  """Returns rows with their workloads.
 
   Args:
-    rows: published.
-    workloads: (dtype) -> Workload of the network that all rows trained.
+    rows: published rows.
+    workloads: function from a dtype to the workload of the network that all rows trained.
   """
   result = []
   for row in rows:
     workload = workloads(row.dtype)
-    buckets = published_rates.gradient_buckets(row, workload)
-    result.append(Case(row, workload, buckets))
+    result.append(Case(row, workload, published_rates.gradient_buckets(row, workload)))
   return result
 
 
 def predict(fit: Fit, case: Case) -> float:
-  """Seconds of a step of a published row, whose rate is not read."""
+  """Returns the seconds of a step of a published row, whose rate is not read."""
   row = case.row
   efficiency = fit.efficiency(row.device, row.dtype, row.system)
   alone = device_step.compute(case.workload, row.device, row.images, efficiency)
@@ -127,7 +128,7 @@ def fit_cases(fitted: Sequence[Case]) -> Fit:
   """Fits all numbers to rows, by Levenberg-Marquardt.
 
   Args:
-    fitted: published; an empty sequence gives the priors.
+    fitted: published rows; an empty sequence gives the priors.
   """
   rows = [case.row for case in fitted]
   systems = list(dict.fromkeys(row.system for row in rows))

@@ -1,8 +1,8 @@
-"""The work that a gradient is for a CPU's cores, apart from its pass.
+"""The work of a CPU's cores to handle a gradient, apart from its pass.
 
 A worker pulls weights, joins the gradient and pushes it; a server sends and
-receives, looks at the gradient and updates. Where these cores also compute,
-nothing of it is hidden.
+receives, checks the gradient and updates. Where these cores also compute, none of
+this work is hidden.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,10 @@ import contextlib
 import secrets
 import statistics
 import time
+from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 import optax
 
@@ -32,12 +34,12 @@ class _Port(transport.Port):
     super().__init__(config, cluster_env.ALONE, _TOKEN, 'a server')
     self._weights = weights
 
-  def do_get(self, context, ticket):
+  def do_get(self, context: Any, ticket: Any) -> Any:
     """Sends the weights."""
     del context, ticket
     return transport.stream({}, self._weights, local=True)
 
-  def do_put(self, context, descriptor, reader, writer):
+  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
     """Receives a gradient."""
     del context, descriptor
     size = sum(weights.nbytes for weights in self._weights)
@@ -45,16 +47,16 @@ class _Port(transport.Port):
     writer.write(b'taken')
 
 
-def seconds(config) -> tuple[float, float]:
-  """Times what becomes of a gradient, over loopback, with made-up numbers.
+def seconds(config: ml_collections.ConfigDict) -> tuple[float, float]:
+  """Times the handling of a gradient over loopback, with zeros.
 
   Args:
-    config: resolved, of the strategy `parameter_server` with one server.
+    config: resolved config of the strategy `parameter_server` with one server.
 
   Returns:
-    Seconds of the cores' work, without what is waited for: a worker's, less
-    the update of the weights that a step of `sync` has in it, and all servers'
-    together. What is sent counts at both ends.
+    Seconds that the cores work, without waiting: those of a worker, less the update of the
+    weights that a step of `sync` includes, and those of all servers together. Sending counts
+    at both ends.
   """
   setup = setup_lib.create(config, look_ahead.settings(config, 1))
   optimizer = setup.optimizers[0]

@@ -1,12 +1,21 @@
-"""Machines that a plan is for: devices, their clusters, what they reach."""
+"""The machines of a plan: devices, their clusters, and what they reach."""
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 import dataclasses
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.costs import collectives, device_step, hardware
-from anp_jax.tools.plan import check, fit as fit_lib, published_rates as published, sizes
+from anp_jax.costs import collectives, device_step, hardware, work
+from anp_jax.tools.plan import (
+  check,
+  fit as fit_lib,
+  plan_tables,
+  published_rates as published,
+  sizes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,15 +23,15 @@ class Machine:
   """A kind of device on several numbers of nodes.
 
   Attributes:
-    device: that computes.
-    clusters: one a size, the smallest first.
+    device: device that computes.
+    clusters: clusters, one per size, the smallest first.
     efficiency: what the device and its links reach.
     measured: (a, c) of its step if it was timed, else None.
-    handling: of a gradient of `parameter_server`, see `steps.Setting`.
+    jitter: deviation of its step over the mean.
+    published: published rates of its kind.
+    error: mean error of its predictions.
+    handling: seconds to handle a gradient of `parameter_server`, see `steps.Setting`.
     batches: (images, seconds) of the steps that were timed.
-    jitter: of its step.
-    published: rates of its kind.
-    error: mean error of predictions of it.
   """
 
   device: hardware.Device
@@ -36,7 +45,8 @@ class Machine:
   batches: tuple[tuple[int, float], ...] = ()
 
   def to_json(self) -> dict:
-    """What was timed, in seconds; only of a machine that was."""
+    """Returns what was timed, in seconds; only for a machine that was timed."""
+    assert self.measured is not None
     fixed, per_image = self.measured
     result = {
       'fixed': fixed,
@@ -49,15 +59,19 @@ class Machine:
     return result
 
 
-def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
+def from_flags(
+  known_tables: plan_tables.Tables,
+  flags: argparse.Namespace,
+  configs: Mapping[str, ml_collections.ConfigDict],
+  cost: work.Workload,
+) -> list[Machine]:
   """Returns the machines of the flags, each with what it reaches.
 
   Args:
     known_tables: devices and links.
-    flags: of the command, completed.
-    configs: of the strategies, by name; with --measure, a step of the first is
-      timed.
-    cost: `costs.work.Workload` of the first.
+    flags: completed flags of the command.
+    configs: configs of the strategies, by name; with --measure, a step of the first is timed.
+    cost: workload of the first.
 
   Raises:
     ConfigError: for a device or link that is missing or unknown.
@@ -74,7 +88,6 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
   rows = published.read(known_tables)
   if flags.measure:
     return [_measured(known_tables, flags, configs, cost, rows)]
-  error = check.sheet_error(rows)
   machines = []
   for device, sized in zip(devices, clusters):
     same = [r for r in rows if r.device.name == device.name]
@@ -83,7 +96,7 @@ def from_flags(known_tables, flags, configs, cost) -> list[Machine]:
     fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
     efficiency = fitted.efficiency(device, cost.dtype, *systems)
     jitter = device_step.JITTER if flags.jitter is None else flags.jitter
-    machines.append(Machine(device, sized, efficiency, None, jitter, same, error))
+    machines.append(Machine(device, sized, efficiency, None, jitter, same, check.SHEET_ERROR))
   return machines
 
 
@@ -91,9 +104,8 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   """The device at hand, whose step is timed."""
   from anp_jax.tools.plan import device_calibration  # opens the device
 
-  batches = ()
-  if flags.measure_batches:
-    batches = sizes.numbers('--measure_batches', flags.measure_batches)
+  typed = flags.measure_batches
+  batches = sizes.numbers('--measure_batches', typed) if typed else ()
   first = next(iter(configs.values()))
   serves = any(strategy_lib.find(c).serves_gradients for c in configs.values())
   measurement = device_calibration.measure(first, cost, batches, serves)
@@ -127,7 +139,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
     measured=(measurement.fixed, measurement.per_image),
     jitter=jitter,
     published=(),
-    error=check.errors(check.compare(rows))['few_mean'],
+    error=check.FEW_ERROR,
     handling=measurement.handling,
     batches=measurement.batches,
   )
@@ -145,27 +157,20 @@ def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
   return [collectives.Cluster(count, flags.devices_per_node, node_link, link) for count in counts]
 
 
-def published_rates(machine, workload) -> list[tuple[str, int, float]]:
-  """Returns published rates of the device and network, in a like dtype.
+def published_rates(machine: Machine, workload: work.Workload) -> list[tuple[str, int, float]]:
+  """Returns (system, devices, images/s) of published rates of the device and network.
 
-  Args:
-    machine: whose device it is.
-    workload: `costs.work.Workload`.
-
-  Returns:
-    (system, devices, images/s) of each; none of a machine that was timed.
+  Their dtype has the width and the peak of the workload's. A machine that was timed has none.
   """
   is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
   if not is_same or machine.measured:
     return []
+
+  def speed(dtype):
+    return device_step.width(dtype), machine.device.peak(dtype)
+
   return [
     (r.system, r.cluster.size, r.rate)
     for r in machine.published
-    if _is_as_fast(machine.device, r.dtype, workload.dtype)
+    if speed(r.dtype) == speed(workload.dtype)
   ]
-
-
-def _is_as_fast(device, dtype, other) -> bool:
-  """Whether numbers of two dtypes have one width and one peak."""
-  is_as_wide = device_step.width(dtype) == device_step.width(other)
-  return is_as_wide and device.peak(dtype) == device.peak(other)

@@ -14,23 +14,9 @@ from jax.extend import core
 
 _PRODUCTS = frozenset(('conv_general_dilated', 'dot_general'))
 _REDUCTIONS = frozenset(
-  (
-    'reduce_sum',
-    'reduce_max',
-    'reduce_min',
-    'argmax',
-    'argmin',
-    'cumsum',
-    'reduce_window',
-    'reduce_window_max',
-    'reduce_window_sum',
-    'sort',
-    'select_and_scatter_add',
-    'select_and_gather_add',
-    'gather',
-    'scatter-add',
-    'scatter',
-  )
+  'reduce_sum reduce_max reduce_min argmax argmin cumsum sort '
+  'reduce_window reduce_window_max reduce_window_sum '
+  'select_and_scatter_add select_and_gather_add gather scatter scatter-add'.split()
 )
 # Below this share of the largest array that a pass reads, one is a statistic.
 _SMALL = 0.05
@@ -54,8 +40,8 @@ def count(jaxpr: core.ClosedJaxpr) -> Traffic:
   """Counts a program's traffic, each group of fused operations as one pass.
 
   Args:
-    jaxpr: of a program, as from `jax.make_jaxpr`; calls within are inlined,
-      loops and branches are one operation each.
+    jaxpr: program, as from `jax.make_jaxpr`; calls are inlined, a loop or branch is one
+      operation.
   """
   flat = _Flat()
   names = {v: flat.add_array(v) for v in jaxpr.jaxpr.invars}
@@ -72,7 +58,7 @@ class _Flat:
     self._sizes = []  # bytes of each array
 
   def add_array(self, variable) -> int:
-    """Adds an array; gives its number."""
+    """Adds an array; returns its number."""
     self._sizes.append(_bytes(variable.aval))
     return len(self._sizes) - 1
 
@@ -103,7 +89,7 @@ class _Flat:
     stored = set(outputs)
     for name, operands, _ in self._operations:
       stored.update(operands if name in _PRODUCTS else ())
-    origins = {}  # array to the stored arrays that it is computed from
+    origins: dict[int, frozenset[int]] = {}  # array to the stored arrays that it is computed from
     size, kernels, passes = 0, 0, set()
     for name, operands, results in self._operations:
       inputs = frozenset().union(*(origins.get(a, frozenset((a,))) for a in operands))
@@ -149,7 +135,6 @@ def _called(equation):
 
 
 def _bytes(aval) -> int:
-  shape, dtype = getattr(aval, 'shape', None), getattr(aval, 'dtype', None)
-  if shape is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+  if not hasattr(aval, 'shape') or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
     return 0
-  return math.prod(shape) * dtype.itemsize
+  return math.prod(aval.shape) * aval.dtype.itemsize

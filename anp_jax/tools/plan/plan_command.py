@@ -1,9 +1,11 @@
 """Plans what the flags ask for."""
 
+import argparse
 import json
 import math
 import os
-from typing import Any
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, outputs, strategy as strategy_lib
@@ -40,7 +42,9 @@ _TARGET_STRATEGIES = 'sync,fsdp,local_sgd,parameter_server:async,parameter_serve
 _NAMES = (*strategy_lib.BUILT_IN, _FSDP, *_SERVERS)
 
 
-def run(known_tables: plan_tables.Tables, flags, overrides: dict[str, str]) -> int:
+def run(
+  known_tables: plan_tables.Tables, flags: argparse.Namespace, overrides: dict[str, str]
+) -> int:
   """Prints the plan and writes its files; returns the exit status.
 
   Raises:
@@ -212,7 +216,7 @@ def _complete_target(flags):
   flags.nodes = ','.join(map(str, counts))
 
 
-def _configs(flags, overrides) -> dict[str, Any]:
+def _configs(flags, overrides) -> dict[str, ml_collections.ConfigDict]:
   """The config of each strategy, by its name as typed."""
   if not flags.config:
     raise config_lib.ConfigError('--config=FILE[:VARIANT] is missing; see configs/')

@@ -1,4 +1,4 @@
-"""Memory that a device needs for a step."""
+"""The memory that a device needs for a step."""
 
 import dataclasses
 
@@ -20,10 +20,10 @@ class Memory:
   """Bytes of one device.
 
   Attributes:
-    state: parameters, statistics, optimizer and averages.
-    gradients: and parameters gathered for a step.
-    image: of each image: activations, temporary arrays, two batches of input.
-    images: at a time.
+    state: bytes of parameters, statistics, optimizer and averages.
+    gradients: bytes of gradients, and of parameters gathered for a step.
+    image: bytes per image: activations, temporary arrays, two batches of input.
+    images: images at a time.
     limit: bytes that a run may use.
   """
 
@@ -40,7 +40,7 @@ class Memory:
 
   @property
   def fits(self) -> bool:
-    """Whether a run has room."""
+    """Whether a run fits."""
     return self.total <= self.limit
 
   @property
@@ -51,7 +51,7 @@ class Memory:
 
 
 def count(setting: steps.Setting, images: float) -> Memory:
-  """Counts what a device holds that computes `images` in a step."""
+  """Counts the memory of a device that computes `images` in a step."""
   workload, config, size = setting.workload, setting.config, setting.cluster.size
   strategy = strategy_lib.find(config)
   divided = size // strategy.groups(config, size) if setting.is_sharded else 1

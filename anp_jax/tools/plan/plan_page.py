@@ -1,41 +1,41 @@
-"""A plan as tables for people, as JSON, and drawn."""
+"""A plan as tables and a figure."""
 
-from collections.abc import Mapping, Sequence
-import io
+from collections.abc import Callable, Mapping, Sequence
 import itertools
 
-from anp_jax.system import drawing, files, markdown, progress
+from anp_jax.system import drawing, markdown, progress
 from anp_jax.tools.plan import points as points_lib
 
-_HEAD = (
-  'strategy',
-  'nodes',
-  'devices',
-  'batch',
-  'a device',
-  'images/s',
-  'step',
-  'compute',
-  'sent',
-  'input',
-  'fixed',
-  'efficiency',
-  'GB a device',
-  'epoch',
-  'run',
-  'device-hours',
-)
 _PARTS = ('compute', 'communication', 'input', 'fixed')
+# Columns: their heads and the texts of a point.
+_COLUMNS: dict[str, Callable[[points_lib.Point], str]] = {
+  'strategy': lambda p: p.strategy,
+  'nodes': lambda p: f'{p.cluster.nodes}',
+  'devices': lambda p: f'{p.cluster.size:,}',
+  'batch': lambda p: f'{p.batch:,.0f}',
+  'a device': lambda p: f'{p.images:,}',
+  'images/s': lambda p: f'{p.rate:,.0f}',
+  'step': lambda p: f'{1e3 * sum(p.seconds.values()):,.4g} ms',
+  'compute': lambda p: f'{1e3 * p.seconds["compute"]:,.3g}',
+  'sent': lambda p: f'{1e3 * p.seconds["communication"]:,.3g}',
+  'input': lambda p: f'{1e3 * p.seconds["input"]:,.3g}',
+  'fixed': lambda p: f'{1e3 * p.seconds["fixed"]:,.3g}',
+  'efficiency': lambda p: f'{100 * p.efficiency:.0f} %',
+  'GB a device': lambda p: _gigabytes(p.memory),
+  'epoch': lambda p: progress.duration(p.epoch_seconds),
+  'run': lambda p: progress.duration(p.run_seconds),
+  'device-hours': lambda p: f'{p.device_hours:,.3g}',
+}
 
 
 def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
-  """All points as a table, and a line for each strategy below."""
-  rows = [_HEAD]
+  """Returns all points as a table, and below it a line for each strategy."""
+  rows: list[tuple[str, ...]] = [tuple(_COLUMNS)]
   notes = []
   for name, points in plans.items():
     rows += [_row(p) for p in points if p.memory is not None]
     notes.append(_summary(name, points))
-    reasons = {}
+    reasons: dict[str, list[int]] = {}
     for p in points:
       if p.why_not:
         reasons.setdefault(p.why_not, []).append(p.cluster.nodes)
@@ -46,23 +46,11 @@ def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
 
 
 def _row(point) -> tuple[str, ...]:
-  total = sum(point.seconds.values())
-  memory = f'{point.memory.total / 1e9:.1f}' + '!' * (not point.memory.fits)
-  return (
-    point.strategy,
-    f'{point.cluster.nodes}',
-    f'{point.cluster.size:,}',
-    f'{point.batch:,.0f}',
-    f'{point.images:,}',
-    f'{point.rate:,.0f}',
-    f'{1e3 * total:,.4g} ms',
-    *(f'{1e3 * point.seconds[part]:,.3g}' for part in _PARTS),
-    f'{100 * point.efficiency:.0f} %',
-    memory,
-    progress.duration(point.epoch_seconds),
-    progress.duration(point.run_seconds),
-    f'{point.device_hours:,.3g}',
-  )
+  return tuple(cell(point) for cell in _COLUMNS.values())
+
+
+def _gigabytes(memory) -> str:
+  return f'{memory.total / 1e9:.1f}' + '!' * (not memory.fits)
 
 
 def _summary(name, points) -> str:
@@ -77,11 +65,9 @@ def _summary(name, points) -> str:
 
 
 def ranking(ranked: Sequence[points_lib.Point], most: int = 12) -> str:
-  """The cheapest ways to a target, the first one first."""
-  rows = [('rank', *_HEAD)]
-  for i, point in enumerate(ranked[:most], 1):
-    rows.append((f'{i}', *_row(point)))
-  return markdown.plain(rows, 'rlr')
+  """Returns a table of the points of a target, the cheapest first."""
+  rows = [(f'{i}', *_row(point)) for i, point in enumerate(ranked[:most], 1)]
+  return markdown.plain([('rank', *_COLUMNS), *rows], 'rlr')
 
 
 def draw(
@@ -94,20 +80,17 @@ def draw(
   """Draws images/s and efficiency against devices, with the ideal line.
 
   Args:
-    path: of a PNG file.
-    title: of the figure.
+    path: path of a PNG file.
+    title: title of the figure.
     plans: points by strategy.
     error: mean relative error of predictions, the half-width of the band.
     published: (name, devices, images/s) of rates that others measured.
   """
-  image = io.BytesIO()
-  style = {'axes.grid.axis': 'both'}
-  with drawing.figure(image, 9, 3.9, style=style) as figure:
+  with drawing.figure(path, 9, 3.9, style={'axes.grid.axis': 'both'}) as figure:
     figure.suptitle(drawing.shortened(title, 90), fontsize=10)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_rates(left, plans, error, published)
     _draw_parts(right, plans)
-  files.write_atomic(path, image.getvalue())
 
 
 def _draw_rates(axis, plans, error, published):
@@ -146,13 +129,13 @@ def _draw_rates(axis, plans, error, published):
 
 
 def _styles():
-  """Colours and lines of curves: all colours, then again with another line."""
+  """Colours and line styles of curves: all colours, then again with another style."""
   pairs = itertools.product(('-', ':', '-.'), drawing.COLOURS)
   return itertools.cycle((colour, line) for line, colour in pairs)
 
 
 def _draw_parts(axis, plans):
-  """Where the time of a step goes, of the first strategy."""
+  """Draws the parts of the step time of the first strategy."""
   name, points = next(iter(plans.items()))
   running = [p for p in points if p.runs]
   x = [p.cluster.size for p in running]
@@ -166,7 +149,7 @@ def _draw_parts(axis, plans):
 
 
 def _ticks(axis, sizes):
-  """Marks at most eight of the sizes."""
+  """Labels at most eight of the sizes."""
   ordered = sorted(set(sizes))
   step = -(-len(ordered) // 8)
   labels = {n: f'{n:,}' for n in ordered[::step]}

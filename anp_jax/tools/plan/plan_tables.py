@@ -1,4 +1,4 @@
-"""What is known of devices and links: the tables, and entries of a user."""
+"""The tables of devices and links, and a user's entries."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -11,13 +11,13 @@ from anp_jax.costs import hardware
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
-_TOPOLOGIES = ('ring', 'torus')
+_GROUPS = 'devices', 'links'
 _MOST_PORTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-  """All devices and links by name; links of one port."""
+  """All devices and links by name; a link has one port."""
 
   devices: Mapping[str, hardware.Device]
   links: Mapping[str, hardware.Link]
@@ -59,7 +59,7 @@ def load(path: str = '') -> Tables:
   """Reads the tables, and a file of further entries, which take precedence.
 
   Args:
-    path: of a TOML file with [devices.NAME] and [links.NAME]; '': none.
+    path: path of a TOML file with [devices.NAME] and [links.NAME]; '': none.
 
   Raises:
     ConfigError: naming the file, the entry and the key at fault.
@@ -68,14 +68,8 @@ def load(path: str = '') -> Tables:
   files = [os.path.join(_HERE, f) for f in ('devices.toml', 'links.toml')]
   for file in [*files, *([path] if path else ())]:
     content = _read(file)
-    for group, entries in content.items():
-      for name, entry in entries.items():
-        if not isinstance(entry, dict):
-          raise config_lib.ConfigError(
-            f'--entries={file!r}: [{group}] {name}={entry!r}: expected a table [{group}.{name}]'
-          )
     for name, entry in content.get('devices', {}).items():
-      devices[name] = _entry(hardware.Device, file, f'devices.{name}', entry, name)
+      devices[name] = _device(file, name, entry)
     for name, entry in content.get('links', {}).items():
       links[name] = _link(file, name, entry)
   for device in devices.values():
@@ -93,86 +87,53 @@ def _read(file) -> dict:
       content = tomllib.load(f)
   except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
     raise config_lib.ConfigError(f'--entries={file!r}: {e}') from e
-  groups = ('devices', 'links')
-  for name in content:
-    if name not in groups:
+  for group, entries in content.items():
+    if group not in _GROUPS:
       raise config_lib.ConfigError(
-        f'--entries={file!r}: unknown table {name!r}, expected devices or links'
-        f'{config_lib.nearest(name, groups)}'
+        f'--entries={file!r}: unknown table {group!r}, expected devices or links'
+        f'{config_lib.nearest(group, _GROUPS)}'
       )
-    if not isinstance(content[name], dict):
+    if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
       raise config_lib.ConfigError(
-        f'--entries={file!r}: {name}={content[name]!r}: expected tables such as [{name}.mine]'
+        f'--entries={file!r}: {group}={entries!r}: expected tables such as [{group}.mine]'
       )
   return content
 
 
-def _entry(cls, file, place, entry, name):
-  """Makes a hardware.Device; every key is checked."""
-  fields = {f.name: f for f in dataclasses.fields(cls) if f.name != 'name'}
+def _check(where, entry, schema, optional) -> None:
+  """Refuses an entry with a key that is unknown, wrong or missing."""
   for key, value in entry.items():
-    where = f'--entries={file!r}: [{place}] {key}={value!r}'
-    if key not in fields:
-      raise config_lib.ConfigError(f'{where}: unknown key{config_lib.nearest(key, fields)}')
-    if key == 'tflops':
-      rates = value.values() if isinstance(value, dict) else ()
-      if not rates or not all(_is_positive(r) for r in rates):
-        raise config_lib.ConfigError(f'{where}: expected a table of dtype = TFLOP/s, above 0')
-    elif key in ('kind', 'node_link', 'source', 'aliases'):
-      if not isinstance(value, str):
-        raise config_lib.ConfigError(f'{where}: expected a text')
-      if key == 'aliases' and not _is_expression(value):
-        raise config_lib.ConfigError(f'{where}: no regular expression')
-    elif not _is_positive(value):
-      raise config_lib.ConfigError(f'{where}: expected a number above 0')
-  missing = [
-    key
-    for key, field in fields.items()
-    if field.default is dataclasses.MISSING and key not in entry
-  ]
+    if key not in schema:
+      raise config_lib.ConfigError(
+        f'{where} {key}={value!r}: unknown key{config_lib.nearest(key, schema)}'
+      )
+    expected, is_good = schema[key]
+    if not is_good(value):
+      raise config_lib.ConfigError(f'{where} {key}={value!r}: expected {expected}')
+  missing = [key for key in schema if key not in entry and key not in optional]
   if missing:
-    raise config_lib.ConfigError(f'--entries={file!r}: [{place}] lacks {", ".join(missing)}')
-  if entry['kind'] not in _KINDS:
-    raise config_lib.ConfigError(
-      f'--entries={file!r}: [{place}] kind={entry["kind"]!r}: expected one of '
-      f'{", ".join(_KINDS)}{config_lib.nearest(entry["kind"], _KINDS)}'
-    )
-  return cls(name=name, **entry)
+    raise config_lib.ConfigError(f'{where} lacks {", ".join(missing)}')
+
+
+def _device(file, name, entry) -> hardware.Device:
+  _check(f'--entries={file!r}: [devices.{name}]', entry, _DEVICE, ('aliases',))
+  return hardware.Device(name=name, **entry)
 
 
 def _link(file, name, entry) -> hardware.Link:
-  keys = {
-    'gigabytes_per_second': _is_positive,
-    'microseconds': _is_positive,
-    'topology': lambda v: v in _TOPOLOGIES,
-    'axes': lambda v: v in (2, 3),
-    'is_shared': lambda v: isinstance(v, bool),
-    'source': lambda v: isinstance(v, str),
-  }
-  for key, value in entry.items():
-    where = f'--entries={file!r}: [links.{name}] {key}={value!r}'
-    if key not in keys:
-      raise config_lib.ConfigError(f'{where}: unknown key{config_lib.nearest(key, keys)}')
-    if not keys[key](value):
-      raise config_lib.ConfigError(f'{where}: out of range; see links.toml')
-  missing = [k for k in (*list(keys)[:2], 'source') if k not in entry]
-  if missing or re.search(r'x\d+$', name):
-    reason = f'lacks {", ".join(missing)}' if missing else 'ends like a count'
-    raise config_lib.ConfigError(f'--entries={file!r}: [links.{name}] {reason}')
-  return hardware.Link(
-    name=name,
-    bandwidth=entry['gigabytes_per_second'] * 1e9,
-    latency=entry['microseconds'] * 1e-6,
-    topology=entry.get('topology', 'ring'),
-    axes=entry.get('axes', 2),
-    is_shared=entry.get('is_shared', False),
-  )
+  where = f'--entries={file!r}: [links.{name}]'
+  _check(where, entry, _LINK, ('topology', 'axes', 'is_shared'))
+  if re.search(r'x\d+$', name):
+    raise config_lib.ConfigError(f'{where} ends like a number of ports')
+  options = {key: entry[key] for key in ('topology', 'axes', 'is_shared') if key in entry}
+  bandwidth, latency = entry['gigabytes_per_second'] * 1e9, entry['microseconds'] * 1e-6
+  return hardware.Link(name, bandwidth, latency, **options)
 
 
-def _is_expression(text) -> bool:
+def _is_expression(value) -> bool:
   try:
-    re.compile(text)
-  except re.error:
+    re.compile(value)
+  except (re.error, TypeError):
     return False
   return True
 
@@ -180,3 +141,31 @@ def _is_expression(text) -> bool:
 def _is_positive(value) -> bool:
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   return is_number and 0 < value < float('inf')
+
+
+def _are_peaks(value) -> bool:
+  return isinstance(value, dict) and bool(value) and all(map(_is_positive, value.values()))
+
+
+# What a key of an entry holds: the words for it, and whether a value is good.
+_POSITIVE = 'a number above 0', _is_positive
+_TEXT = 'a text', lambda value: isinstance(value, str)
+_DEVICE = {
+  'kind': (f'one of {", ".join(_KINDS)}', lambda value: value in _KINDS),
+  'year': _POSITIVE,
+  'tflops': ('a table of dtype = TFLOP/s, above 0', _are_peaks),
+  'gigabytes': _POSITIVE,
+  'gigabytes_per_second': _POSITIVE,
+  'node_link': _TEXT,
+  'host_cores': _POSITIVE,
+  'source': _TEXT,
+  'aliases': ('a regular expression', _is_expression),
+}
+_LINK = {
+  'gigabytes_per_second': _POSITIVE,
+  'microseconds': _POSITIVE,
+  'topology': ('ring or torus', lambda value: value in ('ring', 'torus')),
+  'axes': ('2 or 3', lambda value: value in (2, 3)),
+  'is_shared': ('true or false', lambda value: isinstance(value, bool)),
+  'source': _TEXT,
+}

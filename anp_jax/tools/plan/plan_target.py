@@ -1,4 +1,4 @@
-"""The cheapest way to the end of a run within some hours."""
+"""The cheapest machines that end a run within some hours."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,14 +6,11 @@ from anp_jax.tools.plan import points as points_lib
 
 
 def ranked(plans: Mapping[str, Sequence[points_lib.Point]], hours: float) -> list[points_lib.Point]:
-  """The points that reach the run's end in time, cheapest first.
+  """Returns the points that end the run in time, by device-hours, then by time.
 
   Args:
     plans: points by device and strategy.
-    hours: that the run may take.
-
-  Returns:
-    Points by device-hours; of equal ones, the quicker first.
+    hours: hours that the run may take.
   """
   running = [p for points in plans.values() for p in points if p.runs]
   reaching = [p for p in running if p.run_seconds <= 3600 * hours]
@@ -21,13 +18,13 @@ def ranked(plans: Mapping[str, Sequence[points_lib.Point]], hours: float) -> lis
 
 
 def quickest(plans: Mapping[str, Sequence[points_lib.Point]]) -> points_lib.Point:
-  """The point that reaches the run's end first."""
+  """Returns the point that ends the run first."""
   running = [p for points in plans.values() for p in points if p.runs]
   return min(running, key=lambda p: p.run_seconds)
 
 
 def node_counts(budget: int, per_node: int) -> list[int]:
-  """Powers of two of nodes within a budget of devices, and all that it buys."""
+  """Returns powers of two of nodes within a budget of devices, and the most nodes in it."""
   most = budget // per_node
   counts = [2**i for i in range(most.bit_length())]
   return [n for n in counts if n < most] + [most]

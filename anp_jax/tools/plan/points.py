@@ -1,4 +1,4 @@
-"""A plan: what is predicted at each size, and where it stops paying."""
+"""A plan: predictions for each size, and the size beyond which more devices do not pay."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -27,20 +27,20 @@ LOSSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """What is predicted for one strategy at one size.
+  """The prediction for one strategy at one size.
 
   Attributes:
-    strategy: as typed, such as 'sync' or 'parameter_server:bounded'.
-    cluster: its nodes and links.
-    images: a step and device.
-    batch: images a step of all devices.
+    strategy: name as typed, such as 'sync' or 'parameter_server:bounded'.
+    cluster: nodes and links.
+    images: images per step and device.
+    batch: images per step of all devices.
     rate: images/s.
-    seconds: of a step: compute, communication, input, fixed.
-    efficiency: rate over that of as many devices that wait for nobody, with
-      the images a device of the smallest size.
-    memory: of a device.
-    epoch_seconds, run_seconds: to an epoch's images, and to the run's end.
-    why_not: why it cannot run; '': it can.
+    seconds: parts of a step's seconds: compute, communication, input, fixed.
+    efficiency: rate over that of as many devices that never wait, with the images per device of
+      the smallest size.
+    memory: memory of a device.
+    epoch_seconds, run_seconds: seconds to an epoch's images, and to the run's end.
+    why_not: reason why it cannot run; '': it can.
   """
 
   strategy: str
@@ -90,9 +90,9 @@ class Request:
   """What the flags ask for, without the sizes.
 
   Attributes:
-    scaling: of `sizes.images_per_device`.
-    per_device: images a device; 0: as the scaling says.
-    input_rate: images/s of a node's host; 0: from its cores.
+    scaling: scaling of `sizes.images_per_device`.
+    per_device: images per device; 0: those of the scaling.
+    input_rate: images/s that a node's host decodes; 0: from its cores.
   """
 
   scaling: str = 'auto'
@@ -104,14 +104,15 @@ def plan(name: str, settings: Sequence[steps.Setting], request: Request) -> list
   """Predicts one strategy at each size.
 
   Args:
-    name: of the strategy, as typed.
-    settings: one a size, the smallest first.
+    name: name of the strategy, as typed.
+    settings: one setting per size, the smallest first.
     request: how the batch divides, and what the hosts decode.
 
   Returns:
-    One point a size; those that cannot run say why not.
+    One point per size; those that cannot run say why.
   """
-  result, base, per_device = [], None, request.per_device
+  result: list[Point] = []
+  base, per_device = None, request.per_device
   for setting in settings:
     try:
       images = sizes.images_per_device(setting.config, setting.cluster, request.scaling, per_device)
@@ -120,16 +121,11 @@ def plan(name: str, settings: Sequence[steps.Setting], request: Request) -> list
       result.append(Point(name, setting.cluster, why_not=str(e)))
       continue
     if base is None:
-      base = _base_rate(setting, images)
+      base = images / setting.alone(images).total  # images/s of a device that never waits
     if request.scaling == 'weak':
       per_device = images  # those of the smallest size that can run
     result.append(_point(name, setting, images, step, request, base))
   return result
-
-
-def _base_rate(setting, images) -> float:
-  """Images/s of one device that waits for nobody."""
-  return images / setting.alone(images).total
 
 
 def _point(name, setting, images, step, request, base) -> Point:
@@ -189,14 +185,14 @@ def _host_rate(setting) -> float:
 
 
 def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
-  """The largest size whose further devices bring half of their speed or more.
+  """Returns the largest size whose further devices bring at least half of their own speed.
 
   Args:
-    points: of one strategy, the smallest first.
+    points: points of one strategy, the smallest first.
 
   Returns:
-    The point, and what costs the next one most of the time that it loses; ''
-    if all pay. (None, '') if none runs.
+    The point, and what costs the next one most of its lost time; '' if all pay. (None, '') if
+    none runs.
   """
   running = [p for p in points if p.runs]
   if not running:
@@ -209,7 +205,7 @@ def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:
 
 
 def binding(before: Point, after: Point) -> str:
-  """The part whose device-seconds an image grew most between two sizes."""
+  """Returns the part whose device-seconds per image grow most between two sizes."""
 
   def growth(name):
     first, second = (p.seconds[name] * p.cluster.size / p.batch for p in (before, after))

@@ -7,7 +7,7 @@ import os
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.costs import collectives, device_step, hardware
+from anp_jax.costs import collectives, device_step, hardware, work
 from anp_jax.tools.plan import plan_tables
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
@@ -21,6 +21,7 @@ _COLUMNS = {
   'images_per_second': float,
   'source': str,
 }
+_DTYPES = 'bfloat16', 'float16', 'float32'
 # What submissions send at once; frameworks differ, and no table says it.
 _BUCKET_MEGABYTES = 25
 # Names in the column 'network' of a node's ports: pattern, link, ports.
@@ -39,13 +40,13 @@ class Row:
 
   Attributes:
     system: name of the machine and its software.
-    device: of the tables.
-    cluster: its nodes and links.
-    images: a step and device.
-    dtype: of the computation.
+    device: device of the tables.
+    cluster: nodes and links.
+    images: images per step and device.
+    dtype: dtype of the computation.
     rate: images/s of all devices.
     source: where it was published.
-    collective: (cluster, bytes) to the seconds of summing gradients.
+    collective: function from (cluster, bytes) to the seconds of summing gradients.
   """
 
   system: str
@@ -68,7 +69,7 @@ def read(known_tables: plan_tables.Tables, path: str = FILE) -> list[Row]:
 
   Args:
     known_tables: devices and links.
-    path: of a CSV file with the columns of published.csv.
+    path: path of a CSV file with the columns of published.csv.
 
   Raises:
     ConfigError: naming the file, the line and the value at fault.
@@ -89,8 +90,8 @@ def read(known_tables: plan_tables.Tables, path: str = FILE) -> list[Row]:
   return rows
 
 
-def gradient_buckets(row: Row, workload):
-  """The buckets in which a published run is taken to send its gradients.
+def gradient_buckets(row: Row, workload: work.Workload) -> tuple[tuple[float, float], ...]:
+  """Returns the buckets in which a published run is assumed to send its gradients.
 
   Half precision is sent in half precision, as the submissions' code does.
   """
@@ -98,7 +99,7 @@ def gradient_buckets(row: Row, workload):
 
 
 def find_device(known_tables: plan_tables.Tables, system: str) -> hardware.Device:
-  """The device whose alias explains most of a system's name.
+  """Returns the device whose alias explains most of a system's name.
 
   Raises:
     ConfigError: if there is none.
@@ -128,59 +129,42 @@ def _row(known_tables, record, place) -> Row:
         f'{place}: {name}={record.get(name)!r}, expected '
         f'{"a text" if kind is str else "a number above 0"}'
       ) from None
-  device = find_device(known_tables, values['system'])
-  model_width = {'float32', 'float16', 'bfloat16'}
-  if values['dtype'] not in model_width:
+  if values['dtype'] not in _DTYPES:
     raise config_lib.ConfigError(
-      f'{place}: dtype={values["dtype"]!r}: expected one of {", ".join(sorted(model_width))}'
+      f'{place}: dtype={values["dtype"]!r}: expected one of {", ".join(_DTYPES)}'
     )
-  node_link = _node_link(values['network'], device)
+  device, network = find_device(known_tables, values['system']), values['network']
+  pcie = re.match(r'PCIe ?(\d)', network)
+  node_link = f'pcie{pcie[1]}' if pcie else device.node_link
   if node_link not in known_tables.links:
     raise config_lib.ConfigError(
-      f'{place}: network={values["network"]!r}: no link {node_link!r}'
+      f'{place}: network={network!r}: no link {node_link!r}'
       f'{config_lib.nearest(node_link, known_tables.links)}'
     )
   nodes = -(-values['devices'] // values['devices_per_node'])
-  cluster = collectives.Cluster(
-    nodes,
-    values['devices'] // nodes,
-    known_tables.links[node_link],
-    _link(known_tables, values['network']),
-  )
+  links = known_tables.links[node_link], _link(known_tables, network)
+  has_servers = 'parameter server' in network
   return Row(
     system=values['system'],
     device=device,
-    cluster=cluster,
+    cluster=collectives.Cluster(nodes, values['devices'] // nodes, *links),
     images=values['images_per_device'],
     dtype=values['dtype'],
     rate=values['images_per_second'],
     source=values['source'],
-    collective=_collective(values['network']),
+    collective=collectives.parameter_servers if has_servers else collectives.all_reduce,
   )
 
 
-def _node_link(network, device) -> str:
-  """The link within a node: what the network's text says, or the device's."""
-  match = re.match(r'PCIe ?(\d)', network)
-  return f'pcie{match[1]}' if match else device.node_link
-
-
-def _collective(network) -> Callable:
-  """How gradients are summed."""
-  has_servers = 'parameter server' in network
-  return collectives.parameter_servers if has_servers else collectives.all_reduce
-
-
 def _link(known_tables, network) -> hardware.Link:
-  """All ports of a node."""
+  """The link between nodes, with all ports of a node."""
   for pattern, name in _PORTS:
     if match := re.search(pattern, network):
       return known_tables.link('network', f'{name}x{match[1]}')
+  slow = known_tables.links['eth-10']
   if match := _ETHERNET.search(network):
-    ports, *rates = match.groups()
-    rates = [float(g) for g in rates if g]
+    ports, *texts = match.groups()
+    rates = [float(text) for text in texts if text]
     mean = int(ports or 1) * sum(rates) / len(rates)
-    slow = known_tables.links['eth-10']
-    bandwidth = mean * 1e9 / 8
-    return dataclasses.replace(slow, name=f'eth-{mean:g}', bandwidth=bandwidth)
-  return known_tables.links['eth-10']  # of one node, which sends nothing
+    return dataclasses.replace(slow, name=f'eth-{mean:g}', bandwidth=mean * 1e9 / 8)
+  return slow  # of one node, which sends nothing

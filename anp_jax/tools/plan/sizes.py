@@ -1,7 +1,9 @@
-"""Which sizes are planned for, and how a batch divides over them."""
+"""The sizes of a plan, and how a batch divides over them."""
 
 import math
 import re
+
+import ml_collections
 
 from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
@@ -13,17 +15,14 @@ _ELLIPSES = ('...', '…')
 
 
 def numbers(flag: str, text: str) -> tuple[int, ...]:
-  """Whole numbers from 1, such as '1,2,4' or '1,2,4,...,512'.
+  """Returns whole numbers from 1, such as '1,2,4' or '1,2,4,...,512', sorted, each once.
 
-  Three points stand for what goes on as it began: by equal differences if the
-  numbers before them have these, else by equal ratios.
+  Three points continue the numbers before them: by equal differences if the
+  numbers have these, else by equal ratios.
 
   Args:
-    flag: named where the text is refused.
-    text: as typed.
-
-  Returns:
-    The numbers, sorted, each once.
+    flag: flag that an error names.
+    text: text of the flag.
 
   Raises:
     ConfigError: naming the flag, the text and what was expected.
@@ -51,7 +50,7 @@ def numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def _progression(start, last) -> list[int] | None:
-  """The terms from a start to the last one; None if they do not get there."""
+  """The terms from a start to the last one; None if they do not reach it."""
   first, second = start[:2]
   if second <= first or last < start[-1] or last - first > 2**20:
     return None
@@ -66,18 +65,19 @@ def _progression(start, last) -> list[int] | None:
 
 
 def images_per_device(
-  config, cluster: collectives.Cluster, scaling: str, per_device: int = 0
+  config: ml_collections.ConfigDict, cluster: collectives.Cluster, scaling: str, per_device: int = 0
 ) -> int:
-  """Images that a device computes in a step.
+  """Returns the images that a device computes in a step.
 
   Args:
-    config: resolved.
-    cluster: its nodes and devices.
+    config: resolved config.
+    cluster: nodes and devices.
     scaling: 'strong' and 'weak': config.batch_size divides over the devices;
-      'auto': it does as far as it divides, then the fewest images a device
-      that do.
-    per_device: as many images whatever the devices, which is how a caller
-      scales weakly; 0: of the batch size, or config.batch_size_per_device.
+      'auto': it does as far as it divides, then each device has the fewest
+      images that hold it.
+    per_device: images of each device on any number of devices, with which a
+      caller scales weakly; 0: those of config.batch_size, or else of
+      config.batch_size_per_device.
 
   Raises:
     ConfigError: where the batch does not divide.
@@ -104,8 +104,8 @@ def images_per_device(
   )
 
 
-def unit(config) -> int:
-  """Images that a device cannot divide."""
+def unit(config: ml_collections.ConfigDict) -> int:
+  """Returns the smallest number of images that a device computes."""
   group = config.model.norm_group if models.has_batch_norm(config) else 0
   pairs = 2 if config.data.mixup or config.data.cutmix else 1
   return math.lcm(group or 1, pairs)

@@ -1,8 +1,8 @@
-"""What one training step of a config costs, whatever device computes it.
+"""The cost of a config's training step on any device.
 
 Everything is counted from abstract values: shapes are traced, nothing is
-compiled and no array is made, so that ResNet-50 takes seconds. The network is
-traced with a GPU's lowering, whose convolutions are plain ones.
+compiled and no array is made, so ResNet-50 takes seconds. The network is traced
+with a GPU's lowering, whose convolutions are plain ones.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib, models
@@ -29,18 +30,18 @@ _IMAGES = 32
 _EMBEDDED = 9600, 60
 
 
-def dtype(config) -> str:
-  """The dtype of the computation; 'auto' is bfloat16, as on accelerators."""
+def dtype(config: ml_collections.ConfigDict) -> str:
+  """Returns the dtype of the computation; 'auto' is bfloat16, as on accelerators."""
   name = config.model.dtype
   return 'bfloat16' if name == 'auto' else name
 
 
-def count(config, examples: int = 0, classes: int = 0) -> work.Workload:
+def count(config: ml_collections.ConfigDict, examples: int = 0, classes: int = 0) -> work.Workload:
   """Counts what a step of a config costs.
 
   Args:
-    config: resolved.
-    examples: images an epoch; 0: those of the config's data source.
+    config: resolved config.
+    examples: images per epoch; 0: those of the config's data source.
     classes: outputs of a plain classifier; 0: those of the config's source.
 
   Raises:

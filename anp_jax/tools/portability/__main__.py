@@ -4,9 +4,9 @@
     --config.data.source=synthetic --config.batch_size=0
     --target=cpu:8 --target=tpu:v5e:2x2 --target=gpu:h200:16x4
 
-Targets are cpu:N, tpu:GENERATION:TOPOLOGY and gpu:CARD:HOSTSxGPUS. The step is
-the one that main.py would compile there, with what main.py tells XLA there;
-each target is compiled in a process of its own. The last line is JSON.
+Targets are cpu:N, tpu:GENERATION:TOPOLOGY and gpu:CARD:HOSTSxGPUS. The step and
+XLA's settings are those of main.py there; each target is compiled in its own
+process. The last line is JSON.
 
 Status 0: all compiled, with gradients summed in config.strategy.reduce_dtype or
 wider; 1: one did not; 2: bad input. docs/portability.md says what such a
@@ -53,28 +53,23 @@ def main(arguments: list[str]) -> int:
 
 
 def _reasons(reports):
-  """Pairs of what is not as it has to be, as text, and why."""
+  """Yields (place, reason) of everything that failed or sums gradients too narrowly."""
   for name, result in reports.items():
     for step in ('', 'train', 'eval'):
       part = result.get(step, {}) if step else result
+      place = f'{name} {step}'.strip()
       if 'why_not' in part:
-        yield f'{name} {step}'.strip(), part['why_not']
+        yield place, part['why_not']
       dtypes = part.get('gradients_asked')
       if dtypes and part.get('gradients_compiled') == []:
-        yield (
-          f'{name} {step}',
-          (
-            f'gradients are to be summed in {", ".join(dtypes)}, and the '
-            'compiled program has no such sum'
-          ),
-        )
+        yield place, f'the compiled program has no sum of gradients in {", ".join(dtypes)}'
       named = result.get('named_dtype')
       for dtype in part.get('gradients_compiled', ()):
         # A CPU's are wider than bfloat16, which costs time and no digits.
         if compiled_collectives.width(dtype) < compiled_collectives.width(named):
           yield (
-            f'{name} {step}',
-            (f'gradients are summed in {dtype}, but config.strategy.reduce_dtype={named!r}'),
+            place,
+            f'gradients are summed in {dtype}, but config.strategy.reduce_dtype={named!r}',
           )
 
 
@@ -91,7 +86,7 @@ def _flags(arguments):
 
 
 def _in_a_process(target, flags, overrides) -> dict:
-  """What `_inspected` gives there; no target can bring the others down."""
+  """What `_inspected` returns in a process of its own, so that no target ends the others."""
   try:
     targets.check_plugin(target)
   except targets.CompilerMissingError as e:
@@ -111,7 +106,7 @@ def _in_a_process(target, flags, overrides) -> dict:
 
 
 def _inspected(config, target, folder) -> dict:
-  """What `ahead.inspect` gives, or why nothing could be compiled."""
+  """What `ahead.inspect` returns, or why nothing could be compiled."""
   targets.prepare(target, config=config)
   from anp_jax.tools.portability import ahead  # JAX, once it is told of the target
 

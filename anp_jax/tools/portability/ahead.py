@@ -5,6 +5,7 @@ import os
 import time
 
 import jax
+import ml_collections
 
 from anp_jax import experiment
 from anp_jax.data import sources
@@ -22,19 +23,18 @@ _MEMORY = {
 }
 
 
-def inspect(config, target: targets.Target, folder: str = '') -> dict:
+def inspect(config: ml_collections.ConfigDict, target: targets.Target, folder: str = '') -> dict:
   """Compiles the steps that a run of the config on the target would take.
 
   Args:
-    config: resolved; config.batch_size=0 is per device, as in training.
-    target: what to compile for.
-    folder: where the programs' texts are written; '': nowhere.
+    config: resolved config; config.batch_size=0 is per device, as in training.
+    target: target to compile for.
+    folder: folder for the programs' texts; '': they are not written.
 
   Returns:
-    `device`, the kind's name; `devices`; `examples` of an epoch; `parameters`,
-    how many; `named_dtype` of the gradients' sums; and for 'train' and 'eval'
-    what `_compile` gives, for 'train' with `gradients_asked` and
-    `gradients_compiled`: dtypes.
+    `device`, the kind's name; `devices`; `examples` of an epoch; number of `parameters`;
+    `named_dtype` of the gradients' sums; and for 'train' and 'eval' what `_compile` returns, for
+    'train' with the dtypes `gradients_asked` and `gradients_compiled`.
 
   Raises:
     ConfigError: if the config does not fit the devices.
@@ -73,12 +73,12 @@ def inspect(config, target: targets.Target, folder: str = '') -> dict:
 
 
 def _compile(function, arguments, keep) -> dict:
-  """What a jitted function becomes for abstract arguments.
+  """Compiles a jitted function for abstract arguments.
 
   Args:
-    function: jitted; its last argument is a batch.
+    function: jitted function, whose last argument is a batch.
     arguments: pytrees of jax.ShapeDtypeStruct, with shardings.
-    keep: called with an ending of a file's name and a program's text.
+    keep: called with the ending of a file's name and a program's text.
 
   Returns:
     `images` of a batch; `flops` of one device's products; `asked` and
@@ -105,7 +105,7 @@ def _compile(function, arguments, keep) -> dict:
   report['compiled'] = compiled_collectives.totals(compiled_collectives.compiled(text))
   sizes = compiled.memory_analysis()
   memory = {name: getattr(sizes, key) for name, key in _MEMORY.items()}
-  # What is updated in place is an argument and a result, but there once.
+  # An array that is updated in place is an argument and a result, but exists once.
   memory['together'] = (
     memory['arguments'] + memory['results'] - memory['in_place'] + memory['temporary']
   )

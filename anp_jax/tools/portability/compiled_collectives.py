@@ -1,9 +1,10 @@
-"""What a program sends between devices, from its text.
+"""The collectives of a program, from its text.
 
-Two texts are read: StableHLO, what JAX asks XLA for, and the HLO that XLA
+Two texts are read: StableHLO, which JAX gives to XLA, and the HLO that XLA
 compiled it to, in the order of its schedule.
 """
 
+import collections
 from collections.abc import Iterable
 import dataclasses
 import math
@@ -22,45 +23,23 @@ KINDS = (
 )
 # What an all-to-all brings, the strategies add.
 _SUMS = ('all-reduce', 'reduce-scatter', 'all-to-all')
+_COUNTS = (
+  *('operations', 'elements', 'bytes'),
+  *('asynchronous', 'overlapping_compute', 'overlapping_products'),
+)
 _ASKED = re.compile('"?stablehlo\\.(' + '|'.join(k.replace('-', '_') for k in KINDS) + ')"?')
 _BRANCHES = re.compile(r'"?stablehlo\.(?:case|if)"?\(')
 # An operation's types end the line on which its region ends, if it has one.
 _TYPES = re.compile(r' : \((tensor<.*>)\) -> \(?(tensor<.*>)\)?\s*(?:loc\(|$)')
 _TENSOR = re.compile(r'tensor<((?:\d+x)*)([a-z]\w*)>')
 _NUMBER = re.compile(r'(bf|f|s|si|i|u|ui|c)(\d+)')
-_NAMES = {
-  'bf': 'bfloat',
-  'f': 'float',
-  's': 'int',
-  'si': 'int',
-  'i': 'int',
-  'u': 'uint',
-  'ui': 'uint',
-  'c': 'complex',
-}
-# In a schedule, what takes no time of the units that compute.
+_NAMES = {'bf': 'bfloat', 'f': 'float', 'c': 'complex', 's': 'int', 'si': 'int', 'i': 'int'}
+_NAMES |= {'u': 'uint', 'ui': 'uint'}
+# Instructions of a schedule that take no time of the units that compute.
 _IDLE = frozenset(
-  (
-    'parameter',
-    'constant',
-    'tuple',
-    'get-tuple-element',
-    'bitcast',
-    'copy',
-    'after-all',
-    'partition-id',
-    'replica-id',
-    'opt-barrier',
-    'async-start',
-    'async-update',
-    'async-done',
-    'copy-start',
-    'copy-done',
-    'slice-start',
-    'slice-done',
-    'domain',
-    'iota',
-  )
+  'parameter constant tuple get-tuple-element bitcast copy after-all partition-id '
+  'replica-id opt-barrier async-start async-update async-done copy-start copy-done '
+  'slice-start slice-done domain iota'.split()
 )
 
 
@@ -69,14 +48,14 @@ class Collective:
   """One operation between devices.
 
   Attributes:
-    kind: of KINDS.
-    elements: dtype, as NumPy names it, and elements of each array: of the whole
-      array, which is an all-gather's result and a reduce-scatter's operand.
+    kind: one of KINDS.
+    elements: dtype (NumPy's name) and number of elements of each whole array, which is an
+      all-gather's result and a reduce-scatter's operand.
     size: bytes of all arrays.
-    conditional: whether it stands in a branch, which not every run takes.
-    overlapping: instructions that compute between its beginning and its end;
-      None for one that is synchronous.
-    products: matrix products and convolutions among them, or within.
+    conditional: whether it stands in a branch, which not every step takes.
+    overlapping: instructions that compute between its start and its end; None if it is
+      synchronous.
+    products: matrix products and convolutions among these instructions, or within them.
   """
 
   kind: str
@@ -88,8 +67,9 @@ class Collective:
 
 
 def asked(text: str) -> list[Collective]:
-  """Those that JAX's StableHLO names; what XLA will insert is not there yet."""
-  collectives, kind, branch = [], None, None
+  """Returns the collectives in JAX's StableHLO, without those that XLA will insert."""
+  collectives: list[Collective] = []
+  kind, branch = None, None
   for line in text.splitlines():
     indent = len(line) - len(line.lstrip())
     if branch is None and _BRANCHES.search(line):
@@ -99,23 +79,20 @@ def asked(text: str) -> list[Collective]:
     if match := _ASKED.search(line):
       kind = match[1].replace('_', '-')
     if kind and (types := _TYPES.search(line)):
-      sides = [
-        [
-          (dtype, tuple(int(n) for n in shape.split('x') if n))
-          for shape, dtype in _TENSOR.findall(side)
-        ]
+      operands, results = (
+        [(dtype, [int(n) for n in shape.split('x') if n]) for shape, dtype in _TENSOR.findall(side)]
         for side in types.groups()
-      ]
-      collectives.append(_collective(kind, *sides, branch is not None))
+      )
+      collectives.append(_collective(kind, operands, results, branch is not None))
       kind = None
   return collectives
 
 
 def compiled(text: str) -> list[Collective]:
-  """Those of a compiled program; one in a loop's body counts once.
+  """Returns the collectives of a compiled program; one in a loop's body counts once.
 
   Args:
-    text: of `jax.stages.Compiled.as_text`.
+    text: text from `jax.stages.Compiled.as_text`.
   """
   program = program_lib.Program(text)
   schedule = list(program.instructions.values())
@@ -127,49 +104,35 @@ def compiled(text: str) -> list[Collective]:
     if kind not in KINDS:
       continue
     caller = program.caller(i)
-    wrapped = caller is not None and caller.opcode == 'async-start'
-    start = caller if wrapped else i
-    done = _done(program, start) if wrapped or kind != i.opcode else None
+    start = caller if caller is not None and caller.opcode == 'async-start' else i
+    done = _done(program, start) if start is not i or kind != i.opcode else None
     conditional = any(c.opcode == 'conditional' for c in _around(program, i))
     operands = [a for o in i.operands for a in program.instructions[o].arrays]
     # The result of a start repeats its operands, among other things.
-    results = (done or i).arrays
-    overlapping, products = None, 0
+    collective = _collective(kind, operands, (done or i).arrays, conditional)
     if done and scheduled:
       between = schedule[place[start.name] + 1 : place[done.name]]
       working = [b for b in between if _computes(b)]
-      overlapping = len(working)
       products = sum(program.product(b) is not None for b in working)
-    collectives.append(_collective(kind, operands, results, conditional, overlapping, products))
+      collective = dataclasses.replace(collective, overlapping=len(working), products=products)
+    collectives.append(collective)
   return collectives
 
 
 def totals(collectives: Iterable[Collective]) -> list[dict]:
-  """Sums by kind, dtype and whether conditional, the most bytes first.
+  """Returns sums by kind, dtype and whether conditional, the most bytes first.
 
   Returns:
-    Dicts of kind, dtype, conditional, operations, elements, bytes and, of the
-    bytes: asynchronous, which the program does not wait for at once;
-    overlapping_compute and overlapping_products, which travel while something,
-    or a matrix product or convolution, is computed.
+    Dicts of kind, dtype, conditional, operations, elements and bytes, with those of the bytes
+    that are `asynchronous`, which the program does not wait for at once, and those that travel
+    while anything (`overlapping_compute`) or a matrix product or convolution
+    (`overlapping_products`) is computed.
   """
-  rows = {}
+  rows: dict[tuple, dict] = {}
   for c in collectives:
     for dtype in dict.fromkeys(d for d, _ in c.elements):
-      row = rows.setdefault(
-        (c.kind, dtype, c.conditional),
-        dict(
-          kind=c.kind,
-          dtype=dtype,
-          conditional=c.conditional,
-          operations=0,
-          elements=0,
-          bytes=0,
-          asynchronous=0,
-          overlapping_compute=0,
-          overlapping_products=0,
-        ),
-      )
+      key = {'kind': c.kind, 'dtype': dtype, 'conditional': c.conditional}
+      row = rows.setdefault(tuple(key.values()), key | dict.fromkeys(_COUNTS, 0))
       elements = sum(n for d, n in c.elements if d == dtype)
       size = elements * width(dtype) // 8
       row['operations'] += 1
@@ -182,50 +145,42 @@ def totals(collectives: Iterable[Collective]) -> list[dict]:
 
 
 def sums(rows: list[dict]) -> dict[str, int]:
-  """Elements that every step sums over devices, by dtype, from `totals`.
+  """Returns the elements that every step sums over devices, by dtype, from `totals`.
 
-  Integers, and what is only summed now and then, do not count.
+  Integers and conditional sums do not count.
   """
-  result = {}
+  counts: collections.Counter = collections.Counter()
   for row in rows:
-    floating = 'float' in row['dtype']
-    if row['kind'] in _SUMS and floating and not row['conditional']:
-      result[row['dtype']] = result.get(row['dtype'], 0) + row['elements']
-  return result
+    if row['kind'] in _SUMS and 'float' in row['dtype'] and not row['conditional']:
+      counts[row['dtype']] += row['elements']
+  return dict(counts)
 
 
 def gradient_dtypes(rows: list[dict], rest: int) -> list[str]:
-  """The dtypes in which a training step sums its gradients.
+  """Returns the dtypes in which a training step sums its gradients.
 
-  What XLA makes of a step has no names to go by, and of equal gradients it
-  sends one; but a dtype in which more is summed than is not a gradient at all
-  has gradients among it.
+  A compiled step has no names, and sends equal gradients once; but if more
+  numbers are summed in a dtype than are no gradients, gradients are among them.
 
   Args:
-    rows: from `totals`.
-    rest: how many numbers the step sums that are not gradients: statistics and
+    rows: sums from `totals`.
+    rest: count of the numbers that the step sums and that are not gradients: statistics and
       metrics.
   """
   return [dtype for dtype, n in sums(rows).items() if n > rest]
 
 
 def width(dtype: str) -> int:
-  """Bits of an element."""
+  """Returns the bits of an element."""
   digits = re.search(r'\d+', dtype)
   return int(digits[0]) if digits else 8
 
 
-def _collective(kind, operands, results, conditional, overlapping=None, products=0):
-  """Counts the larger side: the whole array, also where each has a part."""
+def _collective(kind, operands, results, conditional) -> Collective:
+  """Counts the larger side, which is the whole array where each device has a part."""
   arrays = max(operands, results, key=_size)
-  return Collective(
-    kind,
-    tuple((_dtype(name), math.prod(shape)) for name, shape in arrays),
-    _size(arrays),
-    conditional,
-    overlapping,
-    products,
-  )
+  elements = tuple((_dtype(name), math.prod(shape)) for name, shape in arrays)
+  return Collective(kind, elements, _size(arrays), conditional)
 
 
 def _size(arrays):
@@ -233,7 +188,7 @@ def _size(arrays):
 
 
 def _dtype(name):
-  """XLA's and MLIR's names of a dtype as NumPy's; others as they are."""
+  """NumPy's name of a dtype of XLA or MLIR; other names stay."""
   if name in ('pred', 'i1'):
     return 'bool'
   name = name.replace('f8e', 'float8_e')
@@ -250,7 +205,7 @@ def _done(program, start):
 
 
 def _around(program, instruction):
-  """What calls the computation of an instruction, and what calls that."""
+  """Yields the caller of an instruction's computation, its caller, and so on."""
   while instruction := program.caller(instruction):
     yield instruction
 

@@ -17,13 +17,13 @@ class Instruction:
   """One instruction of a compiled program.
 
   Attributes:
-    name: unique in the program.
-    opcode: such as 'fusion'.
-    arrays: results, pairs of dtype and dimensions; a tuple has several.
+    name: unique name in the program.
+    opcode: operation, such as 'fusion'.
+    arrays: dtype and dimensions of each result; a tuple has several.
     operands: names of instructions.
-    computation: that it is written in.
-    called: names of computations.
-    target: of a custom call, else ''.
+    computation: name of its computation.
+    called: names of the computations that it calls.
+    target: target of a custom call, else ''.
   """
 
   name: str
@@ -36,14 +36,14 @@ class Instruction:
 
 
 class Program:
-  """The instructions of a compiled program and how they hang together.
+  """The instructions of a compiled program, their users and callers.
 
   Attributes:
-    instructions: name to `Instruction`.
+    instructions: instructions by name.
   """
 
   def __init__(self, text: str):
-    """Reads what `jax.stages.Compiled.as_text` gives."""
+    """Reads the text from `jax.stages.Compiled.as_text`."""
     computation, lines = '', []
     for line in text.splitlines():
       header = _COMPUTATION.match(line)
@@ -54,7 +54,9 @@ class Program:
     computations = {computation for computation, *_ in lines}
     parsed = [_parse(*line, computations) for line in lines]
     self.instructions = {i.name: i for i in parsed}
-    self._members, self._users, self._callers = {}, {}, {}
+    self._members: dict[str, list[Instruction]] = {}
+    self._users: dict[str, list[Instruction]] = {}
+    self._callers: dict[str, Instruction] = {}
     for i in parsed:
       self._members.setdefault(i.computation, []).append(i)
       for operand in i.operands:
@@ -63,18 +65,18 @@ class Program:
         self._callers.setdefault(called, i)
 
   def inside(self, instruction: Instruction) -> Iterator[Instruction]:
-    """The instructions of all computations that one calls, however deep."""
+    """Yields the instructions of all computations that one calls, at any depth."""
     for called in instruction.called:
       for member in self._members.get(called, ()):
         yield member
         yield from self.inside(member)
 
   def caller(self, instruction: Instruction) -> Instruction | None:
-    """The first that calls the computation an instruction is written in."""
+    """Returns the first instruction that calls the computation of an instruction."""
     return self._callers.get(instruction.computation)
 
   def product(self, instruction: Instruction) -> Instruction | None:
-    """The first matrix product or convolution in an instruction, if any."""
+    """Returns the first matrix product or convolution in an instruction, if any."""
     for i in (instruction, *self.inside(instruction)):
       if i.opcode in ('dot', 'convolution') or _PRODUCT_CALL.search(i.target):
         return i
@@ -86,7 +88,7 @@ class Program:
     """Yields the instructions that need a result, directly or not, the nearest first.
 
     Args:
-      instruction: whose result.
+      instruction: instruction whose result is needed.
       through: whether the users of a user follow.
     """
     visited, queue = {instruction.name}, [instruction]

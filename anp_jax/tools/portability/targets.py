@@ -1,15 +1,18 @@
 """Machines to compile for that need not be here.
 
-Nothing heavy is imported before `devices`: a mistyped target is answered at
-once, and what JAX must be told before it starts can still be told.
+Nothing heavy is imported before `devices`: a mistyped target is refused at once,
+and variables that JAX reads when it starts can still be set.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 import dataclasses
 import importlib.util
+import math
 import os
 import pathlib
 import re
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.system import xla_flags
@@ -19,8 +22,8 @@ _FORMS = {'cpu': 'cpu:N', 'gpu': 'gpu:CARD:HOSTSxGPUS', 'tpu': 'tpu:GENERATION:T
 _EXAMPLES = ('cpu:8', 'gpu:h200:16x4', 'tpu:v5e:2x2', 'tpu:v6e:4x4')
 # Generations that libtpu knows; whether a topology exists it says itself.
 GENERATIONS = ('v2', 'v3', 'v4', 'v5e', 'v5p', 'v6e', 'tpu7x')
-# Of each plugin: the module that is looked for, and JAX's extra that brings it
-# at JAX's own version. `-local` leaves NVIDIA's libraries out: none is needed.
+# A platform's modules, and JAX's extra that installs one at JAX's version.
+# `-local` leaves NVIDIA's libraries out: none is needed.
 _PLUGINS = {
   'tpu': (('libtpu',), 'tpu'),
   'gpu': (('jax_cuda13_plugin', 'jax_cuda12_plugin'), 'cuda13-local'),
@@ -37,10 +40,10 @@ class Target:
   """Devices of one kind.
 
   Attributes:
-    text: as typed.
+    text: text as typed.
     platform: 'cpu', 'gpu' or 'tpu'.
     kind: card or generation; '' for cpu.
-    counts: of devices; of hosts and of GPUs in each; of chips along each axis.
+    counts: number of devices; or of hosts and GPUs in each; or of chips along each axis.
   """
 
   text: str
@@ -50,7 +53,7 @@ class Target:
 
 
 def parse(text: str) -> Target:
-  """A target from its name.
+  """Returns the target of a text.
 
   Raises:
     ConfigError: naming the text, the forms there are and the nearest one.
@@ -68,13 +71,12 @@ def parse(text: str) -> Target:
       f'--target={text!r}: {kind!r} is not one of {", ".join(kinds)}'
       f'{config_lib.nearest(kind, kinds)}'
     )
-  axes = {'cpu': '1', 'gpu': '2', 'tpu': '2,3'}[platform]
+  axes = {'cpu': (1,), 'gpu': (2,), 'tpu': (2, 3)}[platform]
   sizes = rest[0] if len(rest) == 1 else ''
-  counts = re.fullmatch(r'\d{1,5}(?:x\d{1,5})*', sizes) and tuple(int(n) for n in sizes.split('x'))
-  total = 1
-  for n in counts or (0,):
-    total *= n
-  if not 0 < total <= _LARGEST or str(len(counts)) not in axes.split(','):
+  counts: tuple[int, ...] = ()
+  if re.fullmatch(r'\d{1,5}(?:x\d{1,5})*', sizes):
+    counts = tuple(int(n) for n in sizes.split('x'))
+  if not 0 < math.prod(counts) <= _LARGEST or len(counts) not in axes:
     examples = [e for e in _EXAMPLES if e.startswith(platform)]
     raise config_lib.ConfigError(
       f'--target={text!r}: expected {_FORMS[platform]}, such as {examples[0]!r}'
@@ -83,7 +85,7 @@ def parse(text: str) -> Target:
 
 
 def cards() -> tuple[str, ...]:
-  """The GPUs whose facts lie next to this file."""
+  """Returns the GPUs that are described next to this file."""
   return tuple(sorted(p.stem for p in _HERE.glob('*.txtpb')))
 
 
@@ -101,14 +103,16 @@ def check_plugin(target: Target) -> None:
 
 
 def prepare(
-  target: Target, environment: MutableMapping[str, str] = os.environ, config=None
+  target: Target,
+  environment: MutableMapping[str, str] = os.environ,
+  config: ml_collections.ConfigDict | None = None,
 ) -> None:
-  """Tells XLA what a run on the target would; before JAX is imported.
+  """Sets XLA's variables as a run on the target would, before JAX is imported.
 
   Args:
-    target: what to compile for.
-    environment: where variables are set.
-    config: of the run; None: one that asks nothing of XLA.
+    target: target to compile for.
+    environment: variables to set.
+    config: config of the run; None: one without settings of XLA.
   """
   environment['JAX_PLATFORMS'] = target.platform
   if config is None:
@@ -120,17 +124,17 @@ def prepare(
   environment['TPU_SKIP_MDS_QUERY'] = '1'
   # No TPU is opened, so that no other process's is in danger.
   environment['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
-  # Out of the cache a program would come that was not compiled now.
+  # A program from the cache would not be compiled now.
   environment['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
   if target.platform == 'cpu':
     environment['JAX_NUM_CPU_DEVICES'] = str(target.counts[0])
 
 
-def devices(target: Target) -> list:
-  """Devices to make a mesh of, without the machine.
+def devices(target: Target) -> Sequence:
+  """Returns devices for a mesh, without the machine.
 
   Raises:
-    CompilerMissingError: if the plugin is.
+    CompilerMissingError: if the plugin is not installed.
     ConfigError: for fewer CPU devices than JAX was told of.
     RuntimeError: for a topology that the plugin does not know.
   """

@@ -1,25 +1,25 @@
 """Compares ways of spreading a training over devices and nodes.
 
-`python -m anp_jax.tools.study model_ring --help` describes the study of many models in a
-ring, `channel_split --help` that of convolutions split over devices, `papers
---help` the page of published figures and ours; here is that of strategies:
-
   python -m anp_jax.tools.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
     --strategies=sync,local_sgd --seeds=0,1,2 --target_accuracy=0.95
     --learning_rates=0.01,0.02,0.04
 
 trains every combination, as processes of this machine (a core for each device)
-or, with --slurm, as jobs; then writes a table, figures and CSV files to the
-workdir. The same command goes on where it was stopped; what is finished is not
-run again. --config.KEY=VALUE is for all runs; --vary=KEY=V1,V2 makes any other
-key an axis of the grid; --tune=KEY=V1,V2 finds the best value of one for each
-cell; with --simulate one process computes for all of --workers=1,8,64.
-docs/study.md tells more.
+or, with --slurm, as jobs, and writes a table, figures and CSV files to the
+workdir. Run the same command to resume; finished runs are not repeated.
+--config.KEY=VALUE sets a key for all runs; --vary=KEY=V1,V2 makes any other
+key an axis of the grid; --tune=KEY=V1,V2 finds its best value for each cell;
+with --simulate one process computes for all of --workers=1,8,64.
 
-Status 0: all runs that can be came to their end; 1: one did not; 2: bad input.
+With model_ring or independent in --strategies, the other strategies train each
+model of config.strategy.models by itself. `papers --help` describes the page
+that compares published figures with ours. docs/study.md explains more.
+
+Status 0: all runs that are possible finished; 1: one did not; 2: bad input.
 """
 
+from collections.abc import Iterable
 import dataclasses
 import functools
 import os
@@ -28,15 +28,20 @@ import signal
 import sys
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, command_line, emulation_keys, exits, outputs
+from anp_jax.config import (
+  argument_parser,
+  command_line,
+  emulation_keys,
+  exits,
+  outputs,
+  strategy as strategy_lib,
+)
 from anp_jax.system import emulation
 from anp_jax.tools.study import (
   axes,
-  channel_split_study,
   emulate,
   grid,
   local,
-  model_ring_study,
   scaling,
   simulate,
   slurm,
@@ -50,32 +55,26 @@ from anp_jax.tools.study.papers import papers_command as papers
 
 _NODES = '1,2'
 _STRATEGIES = 'sync,invariant,local_sgd,parameter_server'  # those that divide the batch
-_OTHER_STUDIES = {
-  'model_ring': model_ring_study,
-  'channel_split': channel_split_study,
-  'papers': papers,
-}
 
 
 @exits.with_status('interrupted; run the same command to resume')
 def main(arguments: list[str]) -> int:
   """Returns the process's exit status."""
-  if arguments and arguments[0] in _OTHER_STUDIES:
-    return _OTHER_STUDIES[arguments[0]].main(arguments[1:])
+  if arguments and arguments[0] == 'papers':
+    return papers.main(arguments[1:])
   overrides, rest = command_line.split_overrides(arguments)
   flags = _flags(rest)
   study, cells, plan = _study(flags, overrides)
   progress = progress_lib.Progress(study)
-  lost, contests = {}, []
+  lost: dict[grid.Cell, str] = {}
+  contests: list[tune.Tuned] = []
   if plan:
     train = functools.partial(_train, study, options=flags.slurm, progress=progress)
     cells, lost, contests = tune.run(study, cells, plan, train)
     progress.note(*tune.notes(plan, contests))
-  left = [cell for cell in cells if cell not in lost]
-  failures = _train(study, left, flags.slurm, progress) | lost
+  failures = _train(study, [c for c in cells if c not in lost], flags.slurm, progress) | lost
   runs = _runs(study, cells, failures)
-  tuned = plan, contests
-  table = _written(study, cells, (runs, failures, tuned), flags, arguments)
+  table = _write_page(study, cells, (runs, failures, plan, contests), flags, arguments)
   left_out = all(isinstance(e, study_runner.Refusal) for e in failures.values())
   print(f'\n{table}')
   print(f'\nstudy: {os.path.join(study.folder, "study.md")}')
@@ -84,79 +83,36 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.study', description=__doc__)
-  parser.add_argument(
-    'what', choices=['strategies', 'model_ring', 'channel_split', 'papers'], help='what is compared'
-  )
+  add = functools.partial(parser.add_argument, metavar='KEY=VALUE,...')
+  parser.add_argument('what', choices=['strategies', 'papers'], help='what is compared')
   parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
   parser.add_argument('--workdir', help='folder of the study')
-  parser.add_argument('--nodes', help='processes, as in 1,2,4 (default: 1,2)')
+  parser.add_argument('--nodes', help=f'processes, as in 1,2,4 (default: {_NODES})')
   parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
-  parser.add_argument(
-    '--strategies',
-    help=f'of config.strategy.name (default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES})',
-  )
+  strategies = f'default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES}'
+  parser.add_argument('--strategies', help=f'of config.strategy.name ({strategies})')
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
-  parser.add_argument(
-    '--learning_rates',
-    help='as in 0.01,0.02: each strategy is shown with the one that is best '
-    "for it (default: the config's)",
-  )
-  _add_keys(parser)
+  rates = "as in 0.01,0.02: each strategy is shown at its best one (default: the config's)"
+  parser.add_argument('--learning_rates', help=rates)
+  percent = 'any key of the config is an axis, as in --vary=strategy.servers=1,25%% (of the nodes)'
+  add('--vary', action='append', default=[], help=f'{percent}; may be repeated')
+  halving = 'successive halving of the grid: shorter runs first, with another seed'
+  best = f'each strategy is trained with its best value, found by {halving}'
+  add('--tune', action='append', default=[], help=best)
+  budget = "training of each tuning, such as '60 epochs' (default: for each rung that of one run)"
+  parser.add_argument('--tune_budget', metavar='DURATION', help=budget)
   parser.add_argument('--target_accuracy', type=float, help='from 0 to 1: show the time to it')
-  parser.add_argument(
-    '--emulate',
-    nargs='?',
-    const='',
-    metavar='KEY=VALUE,...',
-    help='any number of nodes whose computing is a sleep, such as '
-    '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit; keys '
-    'of config.emulate',
-  )
-  parser.add_argument(
-    '--simulate',
-    nargs='?',
-    const='',
-    metavar='KEY=VALUE,...',
-    help='a run is one process of this machine, which computes for --workers '
-    'in simulated time; keys of config.strategy.simulate, such as '
-    '--simulate=step_seconds=0.2,spread=0.3',
-  )
-  parser.add_argument(
-    '--workers', metavar='N,...', help=f'simulated ones (default: {simulate.NODES})'
-  )
-  parser.add_argument(
-    '--scaling',
-    default='strong',
-    metavar='KIND,...',
-    help="strong: batch_size is that of all nodes; weak: each node's",
-  )
+  sleeps = 'nodes, in any number, whose computing is a sleep; keys of config.emulate, such as'
+  times = 'step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit'
+  add('--emulate', nargs='?', const='', help=f'{sleeps} --emulate={times}')
+  workers = 'a run is one process of this machine, which computes for --workers in simulated time'
+  simulated = f'{workers}; keys of config.strategy.simulate, such as --simulate=step_seconds=0.2'
+  add('--simulate', nargs='?', const='', help=simulated)
+  parser.add_argument('--workers', metavar='N,...', help=f'simulated (default: {simulate.NODES})')
+  scalings = "strong: batch_size is that of all nodes; weak: each node's"
+  parser.add_argument('--scaling', default='strong', metavar='KIND,...', help=scalings)
   slurm.add_flag(parser)
   return parser.parse(arguments)
-
-
-def _add_keys(parser):
-  """Adds the flags that vary any key of the config."""
-  parser.add_argument(
-    '--vary',
-    action='append',
-    default=[],
-    metavar='KEY=VALUE,...',
-    help='any key of the config is an axis, as in --vary=strategy.servers=1,'
-    '25%% (of the nodes); may be repeated',
-  )
-  parser.add_argument(
-    '--tune',
-    action='append',
-    default=[],
-    metavar='KEY=VALUE,...',
-    help='each strategy is trained with the value that is best for it, by '
-    'successive halving of the grid: shorter runs first, of another seed',
-  )
-  parser.add_argument(
-    '--tune_budget',
-    metavar='DURATION',
-    help="training of each tuning, such as '60 epochs' (default: for each rung that of one run)",
-  )
 
 
 def _study(flags, overrides):
@@ -168,26 +124,32 @@ def _study(flags, overrides):
   rates = grid.learning_rates(flags.learning_rates)
   _check_flags(flags, overrides, rates)
   emulated, simulated = flags.emulate is not None, flags.simulate is not None
-  default = simulate.STRATEGIES if simulated else _STRATEGIES
-  strategies = grid.strategies(flags.strategies or default)
+  strategies = grid.strategies(
+    flags.strategies or (simulate.STRATEGIES if simulated else _STRATEGIES)
+  )
   overrides = emulate.overrides(flags.emulate, overrides)
   overrides = simulate.overrides(flags.simulate, overrides, strategies)
   flag, nodes = '--nodes', flags.nodes or _NODES
-  of_flags = dict(grid.AXES)
+  of_flags = grid.AXES | emulate.not_varied(emulated)
   if simulated:
     flag, nodes = '--workers', flags.workers or simulate.NODES
     of_flags[grid.WORKERS] = flag
-  of_flags |= emulate.not_varied(emulated)
   varied = axes.parse(flags.vary, strategies, overrides, of_flags)
   seeds = grid.numbers('--seeds', flags.seeds, 0)
   used = overrides | {axis.key: axis.values[0] for axis in varied}
   plan = tune.parse(flags, strategies, used, of_flags, seeds)
+  models = _models(flags, overrides, strategies)
 
   def combinations(strategy, nodes):
     chosen = overrides | {'strategy.name': strategy}
     if simulated:
       chosen[grid.WORKERS] = str(nodes)
-    return axes.combinations(flags.config, chosen, varied, nodes)
+    alone = models and not strategy_lib.by_name(strategy).keeps_models_apart
+    return [
+      (*model, *combination)
+      for model in (models if alone else [()])
+      for combination in axes.combinations(flags.config, chosen | dict(model), varied, nodes)
+    ]
 
   cells = grid.expand(
     strategies,
@@ -200,13 +162,28 @@ def _study(flags, overrides):
   study = study_runner.Study(flags.config, overrides, flags.workdir, emulated, simulated=simulated)
   if simulated:
     cells = simulate.cells(study, cells)
-  cells = scaling.cells(study, cells, scaling.parse(flags.scaling))
+  cells = scaling.cells(study.config, cells, scaling.parse(flags.scaling))
   _check_keys(study, cells, varied + (plan.axes if plan else ()))
   if emulated:
     emulate.check(study, cells)
     sleeps = emulation_keys.sleeps(study.first_config(cells))
     study = dataclasses.replace(study, sleeps=sleeps)
   return study, cells, plan
+
+
+def _models(flags, overrides: dict[str, str], strategies: Iterable[str]) -> list[axes.Varied]:
+  """What differs in each model, where a strategy of the study trains many; [] otherwise."""
+  for name in strategies:
+    strategy = strategy_lib.by_name(name)
+    if strategy.keeps_models_apart:
+      for flag, is_set in (('simulate', flags.simulate is not None), ('tune', bool(flags.tune))):
+        if is_set:
+          raise config_lib.ConfigError(f'--{flag}: expected no strategy of many models, not {name}')
+      chosen = command_line.applying(flags.config, overrides | {'strategy.name': name})
+      config = command_line.load(flags.config, chosen)
+      texts = strategy.alternatives({'strategy.models': config.strategy.models})
+      return [tuple((key, text) for key, text in model.items() if key) for model in texts]
+  return []
 
 
 def _check_flags(flags, overrides, rates):
@@ -231,11 +208,9 @@ def _check_flags(flags, overrides, rates):
 
 
 def _check_keys(study, cells, varied):
-  """Refuses keys that no run of the study has, and a strategy without a run.
-
-  Of a strategy's cells that cannot be, others may be; the first is looked for.
-  """
-  refusals, possible = {}, set()
+  """Refuses keys that no run of the study has, and a strategy without a valid cell."""
+  refusals: dict[str, config_lib.ConfigError] = {}
+  possible = set()
   unused = set(study.overrides) | {axis.key for axis in varied}
   tuned = tuple((a.key, a.values[0]) for a in varied if a.flag == tune.FLAG)
   for cell in {dataclasses.replace(c, seed=0): c for c in cells}.values():
@@ -246,9 +221,8 @@ def _check_keys(study, cells, varied):
         possible.add(cell.strategy)
       except config_lib.ConfigError as e:
         refusals.setdefault(cell.strategy, e)
-  for key in unused:
-    if key in study.overrides:
-      command_line.load(study.spec, {key: study.overrides[key]})
+  for key in unused & set(study.overrides):
+    command_line.load(study.spec, {key: study.overrides[key]})
   for axis in varied:
     if axis.key in unused:
       raise config_lib.ConfigError(
@@ -260,8 +234,9 @@ def _check_keys(study, cells, varied):
 
 
 def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
-  """Runs what is not finished; the line that says why, for each that failed."""
-  failures, waiting = {}, []
+  """Runs the cells that are not finished; returns the reason of each that failed."""
+  failures: dict[grid.Cell, str] = {}
+  waiting = []
   cores = len(os.sched_getaffinity(0)) if options is None else None
 
   def ended(cell, error):
@@ -286,13 +261,14 @@ def _train(study, cells, options, progress) -> dict[grid.Cell, str]:
   return failures
 
 
-def _written(study, cells, outcome, flags, arguments) -> str:
-  """Writes the page of runs, failures and tuning; the table for people."""
+def _write_page(study, cells, outcome, flags, arguments) -> str:
+  """Writes the page of runs, failures and tuning; returns the table for people."""
   from anp_jax.tools.study import study_page  # matplotlib, once there is something to draw
 
-  runs, failures, (plan, contests) = outcome
+  runs, failures, plan, contests = outcome
   cores = [study_runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
+  emulated = emulation.describe(study.first_config(cells).emulate) if study.emulated else ''
   return study_page.write(
     study.folder,
     f'Strategies, {how}{flags.config}',
@@ -302,7 +278,7 @@ def _written(study, cells, outcome, flags, arguments) -> str:
       runs,
       failures,
       min((n for n in cores if n), default=None),
-      _emulation(study, cells),
+      emulated,
       simulate.describe(study.overrides) if study.simulated else '',
       plan,
       contests,
@@ -311,16 +287,10 @@ def _written(study, cells, outcome, flags, arguments) -> str:
   )
 
 
-def _emulation(study, cells):
-  """What a study emulates, in a line; '' of one that computes."""
-  if not study.emulated:
-    return ''
-  return emulation.describe(study.first_config(cells).emulate)
-
-
 def _runs(study, cells, failures):
-  """The numbers of each finished run; one that has none is a failure, too."""
-  runs, counted = {}, {}
+  """The numbers of each finished run; one without numbers is added to the failures."""
+  runs: dict[grid.Cell, study_results.Run] = {}
+  counted: dict[tuple, float | None] = {}
   for cell in cells:
     if cell in failures:
       continue

@@ -9,9 +9,9 @@ import re
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, resolve
 
-# What a run's config says of the varied keys that it has: (key, text) pairs.
+# (key, text) pairs of the varied keys that a run has.
 Varied = tuple[tuple[str, str], ...]
-# There are at the most as many of them as nodes.
+# Keys that count some of the nodes.
 _COUNTS = (
   'strategy.backup_workers',
   'strategy.groups',
@@ -27,11 +27,10 @@ class Axis:
   """One varied key.
 
   Attributes:
-    key: its dotted name.
-    values: its values as texts.
-    is_count: whether a value such as '25%' is a count, of that many of the
-      nodes.
-    flag: that varies it.
+    key: dotted name.
+    values: values as texts.
+    is_count: whether a value such as '25%' is a count: that share of the nodes.
+    flag: flag that varies it.
   """
 
   key: str
@@ -40,7 +39,7 @@ class Axis:
   flag: str = '--vary'
 
   def on(self, nodes: int) -> tuple[str, ...]:
-    """Returns the values on so many nodes, each once."""
+    """Returns the values on a number of nodes, each once."""
     if not self.is_count:
       return self.values
     return tuple(dict.fromkeys(_on_nodes(v, nodes) for v in self.values))
@@ -53,22 +52,22 @@ def parse(
   flags: Mapping[str, str],
   flag: str = '--vary',
 ) -> tuple[Axis, ...]:
-  """Returns the axes that a flag asks for, in their order.
+  """Returns the axes of a flag, in their order.
 
   Args:
-    texts: of the flag, such as 'strategy.mode=async,bounded'. A comma in
-      brackets does not separate values; those around a text are no part of it.
-    strategies: of the study.
-    overrides: of all its runs, by dotted key.
-    flags: of keys that a flag of their own varies, by dotted key.
-    flag: that asks, named where it is refused.
+    texts: texts of the flag, such as 'strategy.mode=async,bounded'. A comma in brackets does not
+      separate values; brackets around a text are not part of it.
+    strategies: strategies of the study.
+    overrides: overrides of all its runs, by dotted key.
+    flags: other flags that set a key, by dotted key.
+    flag: flag that an error names.
 
   Raises:
-    ConfigError: for a key that there is not, with the nearest, for one that is
-      set twice, and for a value that the key does not take.
+    ConfigError: for an unknown key, with the nearest, for one that is set twice, and for a value
+      that the key does not take.
   """
   keys = resolve.known_keys(*strategies)
-  axes = {}
+  axes: dict[str, Axis] = {}
   for text in texts:
     typed, equals, values = text.partition('=')
     key = typed.strip()
@@ -93,18 +92,18 @@ def parse(
 def combinations(
   spec: str, overrides: Mapping[str, str], axes: Iterable[Axis], nodes: int
 ) -> list[Varied]:
-  """Returns every combination of the values that a run can have, each once.
+  """Returns every combination of values, each once.
 
-  A key that has no meaning in a run, such as strategy.mode with
-  strategy.name=sync, is not in its combination.
+  A key that does not apply to a run, such as strategy.mode to strategy.name=sync,
+  is not in its combination.
 
   Args:
     spec: FILE[:VARIANT] of the config.
-    overrides: of the run, the strategy's name among them, by dotted key.
-    axes: of the study.
-    nodes: of the run.
+    overrides: overrides of the run with the strategy's name, by dotted key.
+    axes: axes of the study.
+    nodes: nodes of the run.
   """
-  combined = {}
+  combined: dict[Varied, bool] = {}
   for values in itertools.product(*(axis.on(nodes) for axis in axes)):
     varied = dict(zip((axis.key for axis in axes), values))
     applying = command_line.applying(spec, dict(overrides) | varied)
@@ -128,7 +127,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _value(key, declared, text, is_count, flag):
-  """The text of a value in one form, whatever way it was typed."""
+  """The text of a value in its canonical form."""
   text = text.strip()
   percent = _PERCENT.fullmatch(text)
   if percent and is_count:
@@ -145,7 +144,7 @@ def _value(key, declared, text, is_count, flag):
 
 
 def _on_nodes(text, nodes):
-  """A value on so many nodes: a percentage is a count of them, at least 1."""
+  """A value on a number of nodes: a percentage is a count of them, at least 1."""
   percent = _PERCENT.fullmatch(text)
   if not percent:
     return text
@@ -153,7 +152,7 @@ def _on_nodes(text, nodes):
 
 
 def _split(text):
-  """The parts between commas that are not in brackets."""
+  """The parts between the commas outside brackets."""
   parts, depth = [''], 0
   for letter in text:
     depth += (letter in '([{') - (letter in ')]}')

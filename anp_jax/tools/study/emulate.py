@@ -1,7 +1,7 @@
 """The flag --emulate of a study: nodes whose computing is a sleep.
 
-Each node is a process of this machine, as many as are asked for, whatever its
-cores: they sleep most of the time. The flag's keys are those of config.emulate.
+Each node is a process of this machine. There may be more nodes than cores, since
+they sleep most of the time. The flag's keys are those of config.emulate.
 """
 
 from anp_jax import config as config_lib
@@ -10,8 +10,8 @@ from anp_jax.tools.study import grid, settings, study_runner
 
 _GROUP = 'emulate.'
 _KEYS = tuple(k for k in emulation_keys.KEYS if k != 'enabled')
-# What costs cores and shows nothing, where there is nothing to learn; and time
-# for many processes that start on a few cores.
+# Nothing is learnt, so evaluations and saves would only take cores; and many
+# processes that start on a few cores need time.
 _DEFAULTS = {
   'data.source': 'synthetic',
   'eval.every': '1000000 steps',
@@ -28,16 +28,15 @@ _ONE_THREAD = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
 def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
-  """The config's overrides of a study, with those of its emulation.
+  """Returns the config's overrides of a study, with those of its emulation.
 
   Args:
-    text: of --emulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing is
-      emulated.
-    typed: text by dotted key, from --config.KEY=VALUE.
+    text: text of --emulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing is emulated.
+    typed: texts of --config.KEY=VALUE by dotted key.
 
   Raises:
-    ConfigError: for a key that there is not, with the nearest, and for one that
-      is set twice or without --emulate.
+    ConfigError: for an unknown key, with the nearest, and for one that is set twice or without
+      --emulate.
   """
   if text is None:
     for key in typed:
@@ -56,22 +55,14 @@ def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
 
 
 def not_varied(emulated: bool) -> dict[str, str]:
-  """Returns the keys of config.emulate that --vary cannot have, and their flag.
-
-  Args:
-    emulated: whether the study has the flag.
-  """
-  # All runs are launched alike, and their page says how.
+  """Returns the keys of config.emulate that --vary cannot have, and their flag."""
+  # All runs of an emulated study are launched alike, and their page says how.
   names = ('enabled', 'sleep') if emulated else emulation_keys.KEYS
   return {_GROUP + name: '--emulate' for name in names}
 
 
 def check(study: study_runner.Study, cells: list[grid.Cell]) -> None:
-  """Refuses a slow process that no cell of the study has.
-
-  Raises:
-    ConfigError: naming it and the processes that there are.
-  """
+  """Raises ConfigError for a slow process that no cell of the study has."""
   most = max(cell.nodes for cell in cells)
   for process, _ in study.first_config(cells).emulate.slow:
     if process >= most:
@@ -81,7 +72,7 @@ def check(study: study_runner.Study, cells: list[grid.Cell]) -> None:
 
 
 def environment(study: study_runner.Study) -> dict[str, str]:
-  """Variables of a study's processes; {} where they compute."""
+  """Returns the variables of a study's processes; {} where they compute."""
   if not study.sleeps:
     return {}
   return dict.fromkeys(_ONE_THREAD, '1')

@@ -1,4 +1,4 @@
-"""The cells of a study: which runs there are, and what each of them is told."""
+"""The cells of a study: its runs, and the config of each."""
 
 from collections.abc import Callable, Iterable
 import dataclasses
@@ -15,10 +15,9 @@ RATE = 'optimizer.learning_rate'
 # A study's own axes: not to be set for all its cells.
 AXES = {'strategy.name': '--strategies', 'seed': '--seeds', RATE: '--learning_rates'}
 WORKERS = 'strategy.simulate.workers'
-# A ring's runs are of many models each.
-# A study compares ways to train one model.
-_RINGS = tuple(s for s in strategy_lib.BUILT_IN if strategy_lib.by_name(s).keeps_models_apart)
-_STRATEGIES = tuple(s for s in strategy_lib.BUILT_IN if s not in _RINGS)
+# Baselines that only a study has, by the name that --strategies takes.
+_BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
+_STRATEGIES = (*strategy_lib.BUILT_IN, *_BASELINES)
 _LETTERS = 40  # of a value, in the name of a folder
 
 
@@ -28,15 +27,15 @@ class Cell:
 
   Attributes:
     strategy: config.strategy.name.
-    nodes: processes, or the workers for whom one process computes.
-    devices: of each node.
+    nodes: processes, or the workers that one process simulates.
+    devices: devices of each node.
     seed: config.seed.
-    learning_rate: config.optimizer.learning_rate; None: the config's own.
-    varied: (key, text) of the keys of --vary that it has.
+    learning_rate: config.optimizer.learning_rate; None: the config's.
+    varied: (key, text) of the keys of --vary that it has, and of a model's keys.
     simulated: whether its nodes are workers that one process simulates.
     weak: whether config.batch_size is that of each node.
-    tuned: (key, text) of the keys of --tune: what is tried, or the best.
-    duration: config.duration of a run that only tunes; '': the config's own.
+    tuned: (key, text) of the keys of --tune: a value to try, or the best.
+    duration: config.duration of a run that only tunes; '': the config's.
   """
 
   strategy: str
@@ -52,23 +51,30 @@ class Cell:
 
   @property
   def rate(self) -> float | None:
-    """Its learning rate, also a tuned one; None: the config's own."""
+    """The learning rate, tuned or not; None: the config's."""
     tuned = dict(self.tuned).get(RATE)
     return self.learning_rate if tuned is None else float(tuned)
 
   @property
+  def label(self) -> str:
+    """The strategy's name in tables and figures."""
+    names = {path: name for name, path in _BASELINES.items()}
+    return names.get(self.strategy, self.strategy)
+
+  @property
   def name(self) -> str:
     """The name of its folder."""
-    rate = self.learning_rate
-    keys = 'tune-' + self.duration.replace(' ', '') + '-'
-    keys = keys if self.duration else ''
-    own_keys = self.varied + self.tuned
-    keys += ''.join(f'{key}={_plain(text)}-' for key, text in own_keys)
-    keys += 'weak-' * self.weak
-    keys += '' if rate is None else f'rate{rate!r}-'
-    strategy = re.sub(r'[^\w.]+', '-', self.strategy)
-    mark = 'simulated-' if self.simulated else ''
-    return f'{strategy}-{mark}{self.nodes}x{self.devices}-{keys}seed{self.seed}'
+    parts = [
+      re.sub(r'[^\w.]+', '-', self.label),
+      'simulated' if self.simulated else '',
+      f'{self.nodes}x{self.devices}',
+      'tune-' + self.duration.replace(' ', '') if self.duration else '',
+      *(f'{key}={_plain(text)}' for key, text in self.varied + self.tuned),
+      'weak' if self.weak else '',
+      '' if self.learning_rate is None else f'rate{self.learning_rate!r}',
+      f'seed{self.seed}',
+    ]
+    return '-'.join(filter(None, parts))
 
   @property
   def processes(self) -> int:
@@ -82,12 +88,12 @@ class Cell:
 
   @property
   def defaults(self) -> dict[str, str]:
-    """What its config says unless it is said for all cells, by dotted key."""
+    """Overrides that those of the whole study precede, by dotted key."""
     return {'strategy.groups': str(self.nodes)} if self.simulated else {}
 
   @property
   def overrides(self) -> dict[str, str]:
-    """What its config says of its own, by dotted key."""
+    """Overrides of this cell, by dotted key."""
     keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
     if self.simulated:
       keys[WORKERS] = str(self.nodes)
@@ -107,15 +113,15 @@ def expand(
   learning_rates: Iterable[float | None] = (None,),
   varied: Callable[[str, int], list[axes.Varied]] = lambda *_: [()],
 ) -> list[Cell]:
-  """Every combination; whole grids seed by seed, small cells first.
+  """Returns every combination: whole grids seed by seed, small cells first.
 
   Args:
-    strategies: names.
-    nodes: processes, or the workers for whom one process computes.
-    devices: of each node.
-    seeds: of the runs.
+    strategies: names of strategies.
+    nodes: processes, or the workers that one process simulates.
+    devices: devices of each node.
+    seeds: seeds of the runs.
     learning_rates: see `Cell`.
-    varied: called (strategy, nodes); the values of further keys.
+    varied: function from (strategy, nodes) to the combinations of further keys.
   """
   further = {(s, n): varied(s, n) for s in strategies for n in nodes}
   every = itertools.product(seeds, nodes, devices, strategies)
@@ -128,12 +134,12 @@ def expand(
 
 
 def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
-  """A list such as '1,2,4', sorted, each once.
+  """Returns the numbers of a list such as '1,2,4', sorted, each once.
 
   Args:
-    flag: named where the text is refused.
-    text: as typed.
-    least: below which a number is refused.
+    flag: flag that an error names.
+    text: text of the flag.
+    least: smallest number that is accepted.
 
   Raises:
     ConfigError: naming the flag, the text and what was expected.
@@ -147,7 +153,7 @@ def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
 
 
 def learning_rates(text: str | None) -> tuple[float | None, ...]:
-  """A list such as '0.01,0.02', sorted, each once; (None,) of no list.
+  """Returns the rates of a list such as '0.01,0.02', sorted, each once; (None,) without a list.
 
   Raises:
     ConfigError: for what is not a number above 0.
@@ -166,30 +172,24 @@ def learning_rates(text: str | None) -> tuple[float | None, ...]:
 
 
 def strategies(text: str) -> tuple[str, ...]:
-  """A list of strategies such as 'sync,local_sgd', in its order, each once.
+  """Returns the strategies of a list such as 'sync,local_sgd', in its order, each once.
 
   Raises:
-    ConfigError: for one that there is not, with those there are, and for that
-      of many models.
+    ConfigError: for an unknown name, with those there are.
   """
   names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
   for name in names:
-    if name in _RINGS:
-      raise config_lib.ConfigError(
-        f'--strategies: {name} is of many models; compare it by '
-        f'python -m anp_jax.tools.study {name}'
-      )
     if name not in _STRATEGIES and ':' not in name:
       raise config_lib.ConfigError(
         f'--strategies: no strategy {name!r} (have: '
         f'{", ".join(_STRATEGIES)}, or package.module:Class)'
         f'{config_lib.nearest(name, _STRATEGIES)}'
       )
-  return names
+  return tuple(_BASELINES.get(name, name) for name in names)
 
 
 def _plain(text):
-  """A value as a part of a folder's name; texts that differ stay different."""
+  """A value as a part of a folder's name; different texts stay different."""
   plain = re.sub(r'[^\w.+-]+', '_', text)[:_LETTERS]
   if plain == text:
     return text

@@ -1,21 +1,21 @@
 """Cells as processes of this machine, one cell after another.
 
-Cells of simulated workers, whose own speed is not measured, run as many at once
-as there are cores for their devices.
-
-Every device has a core to itself, whether it is alone or one of many: else one
-device would use all cores, and more devices could not be faster. Where there
-are fewer cores than devices, they share them. Devices that sleep share all
-cores.
+Every device has a core to itself: a single device that used all cores would hide
+the gain of more devices. If there are fewer cores than devices, they share them.
+Devices that sleep share all cores. Cells of simulated workers, whose own speed is
+not measured, run at the same time, as many as have cores for their devices.
 """
 
 from collections.abc import Callable
 import contextlib
 import os
+import pathlib
+import shutil
 import subprocess
 
-from anp_jax.tools.study import emulate, grid, launching, study_runner
+from anp_jax.tools.study import emulate, grid, study_runner
 
+LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
 _POLL = 1.0  # seconds
 
 
@@ -29,15 +29,16 @@ def run(
 
   Args:
     study: the study.
-    cells: of it, in this order.
-    began: called (cell) at its start and every second or more until its end.
-    ended: called (cell, error) at its end; '' if all went well.
+    cells: cells to run, in this order.
+    began: called (cell) at its start and about every second until its end.
+    ended: called (cell, error) at its end; '' if it succeeded.
 
   Raises:
     KeyboardInterrupt: once the processes have saved and stopped.
   """
   cores = sorted(os.sched_getaffinity(0))
-  waiting, free, running = list(cells), _shares(study, cells, cores), {}
+  waiting, free = list(cells), _shares(study, cells, cores)
+  running: dict[grid.Cell, tuple[list[int], subprocess.Popen]] = {}
   try:
     while waiting or running:
       while waiting and free:
@@ -60,7 +61,7 @@ def run(
 
 
 def _shares(study, cells, cores):
-  """The cores of each run that is under way at one time."""
+  """The cores of each of the runs that run at the same time."""
   devices = max((cell.devices for cell in cells), default=1)
   if not study.simulated or devices >= len(cores):
     return [cores]
@@ -69,19 +70,27 @@ def _shares(study, cells, cores):
 
 
 def _command(study, cell, cores):
-  command = [
-    launching.LAUNCHER,
-    str(cell.processes),
-    f'--devices={cell.devices}',
-    *([] if study.sleeps else ['--bind']),
-    *study.arguments(cell),
-  ]
+  command = [LAUNCHER, str(cell.processes), f'--devices={cell.devices}']
   if study.sleeps:
+    return [*command, *study.arguments(cell)]
+  command += ['--bind', *study.arguments(cell)]
+  if not shutil.which('taskset'):
     return command
-  return launching.bound(command, cores[: cell.processes * cell.devices])
+  return ['taskset', '-c', ','.join(map(str, cores[: cell.processes * cell.devices])), *command]
 
 
 def _start(study, cell, cores):
   """The process that launches a cell's, with its output in the cell's log."""
-  environment = study_runner.environment(cell) | emulate.environment(study)
-  return launching.start(_command(study, cell, cores), study.workdir(cell), environment)
+  workdir = study.workdir(cell)
+  os.makedirs(workdir, exist_ok=True)
+  with open(os.path.join(workdir, study_runner.LOG), 'w') as log:
+    # In a session of its own: a terminal's Ctrl-C would reach the processes,
+    # too, and a second signal means to leave without a save.
+    return subprocess.Popen(
+      _command(study, cell, cores),
+      env=study_runner.environment(cell) | emulate.environment(study) | {'JAX_PLATFORMS': 'cpu'},
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )

@@ -1,10 +1,11 @@
 """The figures of a study."""
 
+import collections
 import itertools
+from typing import Any
 
 import matplotlib
 import matplotlib.figure
-import matplotlib.ticker
 import numpy as np
 
 from anp_jax.system import drawing
@@ -15,59 +16,47 @@ _MODEL = 110  # letters of a model's name below a chart
 _SERIES = 30  # letters of a name that a panel has room for
 _LETTERS = 12  # of a legend's names, in an inch
 _AT_THE_END = 'Accuracy at the end'
-_STYLE = drawing.STYLE | {'axes.grid.axis': 'both'}
+# matplotlib declares the type of each setting.
+_STYLE: Any = drawing.STYLE | {'axes.grid.axis': 'both'}
 
 
 @matplotlib.rc_context(_STYLE)
 def speed(points: list[study_results.Point]) -> matplotlib.figure.Figure:
-  """Images/s, and the speed-up at the two levels of the grid.
+  """Draws images/s, and the speed-up at the two levels of the grid.
 
   Within a node: devices of one node over one device. Across nodes: nodes with
   all their devices over one of them. Hollow: more devices than cores.
   """
   most = max(p.devices for p in points)
   plural = 's' if most > 1 else ''
-  levels = (
-    (
-      'Within a node',
-      'devices of one node, over one device',
-      [p for p in points if p.nodes == 1],
-      lambda p: p.devices,
-      lambda p: p.over_device,
-    ),
-    (
-      'Across nodes',
-      f'nodes of {most} device{plural}, over one node',
-      [p for p in points if p.devices == most],
-      lambda p: p.nodes,
-      lambda p: p.over_node,
-    ),
-  )
+  hollow = ' (hollow: more than cores)' if any(p.crowded for p in points) else ''
+  within = [p for p in points if p.nodes == 1]
+  across = [p for p in points if p.devices == most]
   # A level of one size has nothing to compare.
-  levels = [level for level in levels if len(set(map(level[3], level[2]))) > 1]
-  figure, axes = _figure(1 + len(levels))
-  hollow = any(p.crowded for p in points)
-  more = ' (hollow: more than cores)' if hollow else ''
-  axes[0].set(title='Images/s', xlabel=f'devices in all{more}')
+  has_within = len({p.devices for p in within}) > 1
+  has_across = len({p.nodes for p in across}) > 1
+  figure, axes = _figure(1 + has_within + has_across)
+  axes[0].set(title='Images/s', xlabel=f'devices in all{hollow}')
   _series(axes[0], _both_levels(points), _workers, lambda p: p.rate)
-  for axis, (title, label, chosen, size, over) in zip(axes[1:], levels):
-    axis.set(title=f'{title}: speed-up', xlabel=label)
-    ideal = [1, max(map(size, chosen))]
-    axis.plot(ideal, ideal, '--', color=drawing.GREY, label='ideal')
-    _series(axis, chosen, size, over)
+  if has_within:
+    axes[1].set(title='Within a node: speed-up', xlabel='devices of one node, over one device')
+    _speed_up(axes[1], within, lambda p: p.devices, lambda p: p.over_device)
+  if has_across:
+    axes[-1].set(
+      title='Across nodes: speed-up', xlabel=f'nodes of {most} device{plural}, over one node'
+    )
+    _speed_up(axes[-1], across, lambda p: p.nodes, lambda p: p.over_node)
   _add_legends(figure, axes)
   return figure
 
 
 @matplotlib.rc_context(_STYLE)
 def accuracy(points: list[study_results.Point], target: float | None) -> matplotlib.figure.Figure:
-  """Accuracy against samples and time, and the time to a target accuracy.
+  """Draws accuracy against samples and time, and the time to a target accuracy.
 
-  Of simulated workers, time is theirs, and a panel has the accuracy by their
-  number.
-
-  Curves are of each series' largest cell, and of the smallest cell of all in
-  grey; bands reach from the lowest seed to the highest.
+  With simulated workers, time is theirs, and a panel shows the accuracy by their
+  number. Curves are those of each series' largest cell, and of the smallest cell
+  in grey; bands reach from the lowest seed to the highest.
   """
   simulated = any(p.simulated for p in points)
   panels = _size_panels(points, target, simulated)
@@ -116,13 +105,10 @@ def _size(simulated):
 
 @matplotlib.rc_context(_STYLE)
 def staleness(points: list[study_results.Point]) -> matplotlib.figure.Figure | None:
-  """Share of updates by staleness, of each cell that has any; None if none."""
+  """Draws the share of updates by staleness for each cell that has any; None if none has."""
   series = []
   for p in points:
-    counts = {}
-    for run in p.runs.values():
-      for key, count in run.staleness.items():
-        counts[key] = counts.get(key, 0) + count
+    counts = sum((collections.Counter(r.staleness) for r in p.runs.values()), collections.Counter())
     if counts:
       series.append((p, counts))
   if not series:
@@ -156,7 +142,7 @@ def staleness(points: list[study_results.Point]) -> matplotlib.figure.Figure | N
 
 @matplotlib.rc_context(_STYLE)
 def traffic(points: list[study_results.Point]) -> matplotlib.figure.Figure | None:
-  """MB that a step sends, against devices; None where it is not known."""
+  """Draws the MB that a step sends against devices; None where they are not known."""
   if not any(p.megabytes for p in points):
     return None
   figure, (axis,) = _figure(1)
@@ -169,12 +155,11 @@ def traffic(points: list[study_results.Point]) -> matplotlib.figure.Figure | Non
 
 @matplotlib.rc_context(_STYLE)
 def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
-  """Who did what when, a line a station.
+  """Draws what the stations of a ring did and when, a line per station.
 
   Args:
-    spans: of a ring, see `anp_jax.runtimes.model_ring.spans`; what, station,
-      model, start, end.
-    names: of the models.
+    spans: spans of training and scoring, see `anp_jax.runtimes.model_ring.spans`.
+    names: names of the models.
   """
   stations = max(s['station'] for s in spans) + 1
   names = [drawing.shortened(name, _MODEL) for name in names]
@@ -215,80 +200,13 @@ def gantt(spans: list[dict], names: list[str]) -> matplotlib.figure.Figure:
   return figure
 
 
-@matplotlib.rc_context(_STYLE)
-def split_steps(points: list[dict]) -> matplotlib.figure.Figure:
-  """Predicted against measured steps; speed-up of each plan and its ideal.
-
-  Args:
-    points: of steps with split convolutions: config, devices, batch_size, name,
-      predicted and measured seconds, speed_up, ideal.
-  """
-  figure, (left, right) = _figure(2)
-  configs = list(dict.fromkeys(p['config'] for p in points))
-  for config, colour, marker in zip(
-    configs, itertools.cycle(drawing.COLOURS), itertools.cycle(_MARKERS)
-  ):
-    chosen_points = [p for p in points if p['config'] == config]
-    left.plot(
-      [p['measured'] for p in chosen_points],
-      [p['predicted'] for p in chosen_points],
-      marker,
-      color=colour,
-      label=config,
-      markersize=4,
-    )
-  times = [t for p in points for t in (p['measured'], p['predicted'])]
-  ends = np.array([min(times) / 1.2, max(times) * 1.2])
-  left.plot(ends, ends, '--', color=drawing.GREY, label='as predicted')
-  left.fill_between(ends, 0.85 * ends, 1.15 * ends, color=drawing.GREY, alpha=0.15)
-  left.set(
-    title='Seconds of a step',
-    xlabel='measured',
-    xscale='log',
-    yscale='log',
-    ylabel='predicted (band: 15 %)',
-    xlim=ends,
-  )
-  subs = (1, 2, 5) if ends[1] < 100 * ends[0] else (1,)
-  for axis in (left.xaxis, left.yaxis):
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
-    axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter('%g'))
-    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-  left.legend()
-  plans = [p for p in points if p['name'] == 'plan']
-  upright = len(plans) > 3
-  if upright:  # names of so many do not fit side by side
-    figure.set_figheight(1.5 * figure.get_figheight())
-  names = [
-    (', ' if upright else '\n').join(
-      (drawing.shortened(p['config'], 24), f'{p["devices"]} devices', f'{p["batch_size"]} images')
-    )
-    for p in plans
-  ]
-  places = np.arange(len(plans))
-  right.bar(places, [p['speed_up'] for p in plans], 0.6, color=drawing.BLUE, label='measured')
-  right.hlines(
-    [p['ideal'] for p in plans],
-    places - 0.4,
-    places + 0.4,
-    color=drawing.GREY,
-    linestyles='--',
-    label='ideal',
-  )
-  right.set(title='The plan over one device alone')
-  right.set_xticks(places, names, fontsize=7, rotation=90 * upright)
-  right.set_ylim(top=1.3 * max((p['ideal'] for p in plans), default=1))
-  right.legend(loc='upper left', ncols=2)
-  return figure
-
-
 def save(figure: matplotlib.figure.Figure, path: str) -> None:
   """Writes a PNG file."""
   figure.savefig(path, dpi=130, metadata={'Software': None})
 
 
-def apart(sizes):
-  """The ascending sizes whose labels do not meet on an axis, the largest first."""
+def apart(sizes: list[int]) -> list[int]:
+  """Returns those of ascending sizes whose labels do not meet on an axis, largest first."""
   room = 0.1 * (sizes[-1] - sizes[0])
   ticks = sizes[-1:]
   for size in reversed(sizes[:-1]):
@@ -317,6 +235,13 @@ def _looks(points):
   """Colour and marker of each strategy with its varied keys that ran."""
   names = dict.fromkeys(p.series for p in points if p.runs)
   return dict(zip(names, itertools.cycle(zip(drawing.COLOURS, _MARKERS))))
+
+
+def _speed_up(axis, points, size, value):
+  """Speed-ups next to the ideal line."""
+  ideal = [1, max(map(size, points))]
+  axis.plot(ideal, ideal, '--', color=drawing.GREY, label='ideal')
+  _series(axis, points, size, value)
 
 
 def _series(axis, points, size, value):

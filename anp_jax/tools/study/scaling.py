@@ -1,12 +1,14 @@
-"""The flag --scaling of a study: whose batch config.batch_size is.
+"""The flag --scaling of a study: config.batch_size is that of all nodes or of each.
 
-Strong scaling divides one batch over the workers. Weak scaling gives each
-worker a batch: where a strategy divides the batch, it is as many times as
-large. A gradient of an asynchronous worker is of a whole batch already.
+Strong scaling divides one batch over the workers. Weak scaling gives each worker
+a batch: if a strategy divides the batch over n workers, it is n times as large. A
+gradient of an asynchronous worker is one of a whole batch already.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import dataclasses
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, resolve, strategy as strategy_lib
@@ -18,11 +20,7 @@ _STEPS = ('step', 'steps')
 
 
 def parse(text: str) -> tuple[str, ...]:
-  """Returns the kinds that --scaling asks for, each once.
-
-  Raises:
-    ConfigError: for one that there is not, with the nearest.
-  """
+  """Returns the kinds of scaling in a text, each once; ConfigError for an unknown one."""
   kinds = tuple(dict.fromkeys(part.strip() for part in text.split(',')))
   for kind in kinds:
     if kind not in _KINDS:
@@ -38,12 +36,12 @@ def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[
 
   Args:
     spec: FILE[:VARIANT] of the config.
-    overrides: of the run, by dotted key, without those that do not apply.
-    workers: of the run.
+    overrides: overrides of the run that apply, by dotted key.
+    workers: workers of the run.
 
   Raises:
-    ConfigError: if the run's config is not valid, and if it counts steps, of
-      which a larger batch needs fewer for as many samples.
+    ConfigError: if the run's config is not valid, and if it counts steps: a larger batch needs
+      fewer of them for as many samples.
   """
   size = command_line.load(spec, {}).batch_size
   if _BATCH in overrides:
@@ -59,28 +57,31 @@ def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[
   return {_BATCH: repr(size * parts)}
 
 
-def cells(study, of_study: Iterable[grid.Cell], kinds: tuple[str, ...]) -> list[grid.Cell]:
-  """Returns the cells of each kind of scaling; those that agree are one.
+def cells(
+  config: Callable[[grid.Cell], ml_collections.ConfigDict],
+  of_study: Iterable[grid.Cell],
+  kinds: tuple[str, ...],
+) -> list[grid.Cell]:
+  """Returns the cells of each kind of scaling; equal cells are one.
 
   Args:
-    study: `study_runner.Study`.
-    of_study: cells that do not say yet how they scale.
-    kinds: see `parse`.
+    config: function from a cell to its config, `study_runner.Study.config`.
+    of_study: cells without a kind of scaling.
+    kinds: kinds from `parse`.
   """
-  every = {}
+  every: dict[grid.Cell, bool] = {}
   for cell in of_study:
     for kind in kinds:
       scaled = dataclasses.replace(cell, weak=kind == 'weak')
-      if scaled.weak and _is_alike(study, cell, scaled):
+      if scaled.weak and _is_alike(config, cell, scaled):
         scaled = cell
       every[scaled] = True
   return list(every)
 
 
-def _is_alike(study, cell, weak):
-  """Whether both cells have one batch size; not where one cannot be."""
+def _is_alike(config, cell, weak):
+  """Whether both cells are valid, with the same batch size."""
   try:
-    batch_size = study.config(weak).batch_size
-    return batch_size == study.config(cell).batch_size
+    return config(weak).batch_size == config(cell).batch_size
   except config_lib.ConfigError:
     return False

@@ -10,50 +10,34 @@ _LABELS = {'anp_top5': 'top-5', 'adjective_top1': 'adjective', 'noun_top1': 'nou
 
 
 def rows(points: list[study_results.Point], target: float | None) -> list[tuple[str, ...]]:
-  """One point a row, after a head; columns that no point fills are left out.
+  """Returns a head, then a row per point; columns that no point fills are left out.
 
   Args:
-    points: of the study.
-    target: accuracy from 0 to 1 to which the simulated time is shown; None:
-      none is.
+    points: points of the study.
+    target: accuracy from 0 to 1 to which the simulated time is shown; None: none is.
   """
-  places = study_table.places(points)
-  head = [
-    *places[0],
-    'learning rate',
-    'top-1',
-    'points over sync',
-    *_LABELS.values(),
-    'staleness',
-    'at most',
+
+  def score(name) -> study_table.Column:
+    return _LABELS[name], lambda p: percent(p.over_runs(lambda r: r.scores.get(name)))
+
+  columns: list[study_table.Column] = [
+    ('learning rate', lambda p: study_table.number(p.learning_rate)),
+    ('top-1', lambda p: percent(p.accuracy)),
+    ('points over sync', lambda p: difference(over_sync(p, points))),
+    *map(score, _LABELS),
+    ('staleness', lambda p: study_table.text(p.over_runs(lambda r: r.mean_staleness), '.2f')),
+    ('at most', _stalest),
   ]
-  simulated = any(p.simulated for p in points)
-  if simulated and target is not None:
-    head.append(f'simulated time to {100 * target:g} %')
-  if simulated:
-    head.append('simulated time')
-  body = []
-  for p, place in zip(points, places[1:]):
-    row = [
-      *place,
-      study_table.number(p.learning_rate),
-      percent(p.accuracy),
-      difference(over_sync(p, points)),
-    ]
-    row += [_score(p, name) for name in _LABELS]
-    stalest = [r.max_staleness for r in p.runs.values() if r.staleness]
-    row.append(study_table.text(p.over_runs(lambda r: r.mean_staleness), '.2f'))
-    row.append(str(max(stalest)) if stalest else '-')
-    if simulated and target is not None:
-      row.append(study_table.reached(p, target))
-    if simulated:
-      row.append(study_table.duration(p.over_runs(lambda r: r.end)))
-    body.append((*row, study_table.seeds(p)))
-  return study_table.filled([(*head, 'seeds'), *body], len(places[0]))
+  if any(p.simulated for p in points):
+    if target is not None:
+      title = f'simulated time to {100 * target:g} %'
+      columns.append((title, lambda p: study_table.reached(p, target)))
+    columns.append(('simulated time', lambda p: study_table.duration(p.over_runs(lambda r: r.end))))
+  return study_table.rows(points, [*columns, ('seeds', study_table.seeds)])
 
 
 def percent(spread: study_results.Spread | None, form: str = '.1f') -> str:
-  """'mean ± half of the 95 % interval %'; '-' for no number."""
+  """Returns 'mean ± half of the 95 % interval %'; '-' for no number."""
   if spread is None:
     return '-'
   text = f'{100 * spread.mean:{form}}'
@@ -65,18 +49,18 @@ def percent(spread: study_results.Spread | None, form: str = '.1f') -> str:
 def over_sync(
   point: study_results.Point, points: list[study_results.Point]
 ) -> study_results.Spread | None:
-  """The accuracy less that of `sync`, each at its best rate, seed by seed.
+  """Returns the accuracy less that of `sync`, each at its best rate, seed by seed.
 
-  Paired, since runs of one seed share their first weights and the order of
-  their batches. `sync` has the same varied keys, as far as it has them, and as
-  many samples; of the same size if the study has that.
+  Differences are paired because runs of one seed share their first weights and the order of
+  their batches. `sync` has the same varied keys, as far as it has them, and as many samples;
+  if there is one of the same size, that one counts.
 
   Args:
-    point: of the study.
-    points: all of them.
+    point: point of the study.
+    points: all points.
 
   Returns:
-    None of `sync` itself, and where none has a seed in common.
+    None for `sync` itself, and where no seed is common.
   """
   candidates = [
     p for p in points if p.strategy == _BASELINE and _keys(p).items() <= _keys(point).items()
@@ -99,7 +83,7 @@ def over_sync(
 
 
 def difference(spread: study_results.Spread | None) -> str:
-  """Points with the 95 % interval, and whether it contains no difference."""
+  """Returns points with the 95 % interval, and whether it contains no difference."""
   if spread is None:
     return '-'
   text = f'{100 * spread.mean:+.1f}'
@@ -115,5 +99,6 @@ def _keys(point):
   return {k: v for k, v in point.varied.items() if k != study_results.SCALING}
 
 
-def _score(point, name):
-  return percent(point.over_runs(lambda r: r.scores.get(name)))
+def _stalest(point):
+  most = [r.max_staleness for r in point.runs.values() if r.max_staleness is not None]
+  return str(max(most)) if most else '-'

@@ -8,18 +8,17 @@ from anp_jax import config as config_lib
 def parse(
   flag: str, text: str, group: str, names: Iterable[str], typed: Mapping[str, str]
 ) -> dict[str, str]:
-  """Returns the config's overrides that a flag asks for, by dotted key.
+  """Returns the config's overrides of a flag, by dotted key.
 
   Args:
-    flag: such as '--emulate'.
-    text: of it, such as 'step_seconds=0.1,slow=3:2+5:1.5'.
-    group: of the config, with its dot: 'emulate.'.
-    names: of the group's keys that the flag takes.
-    typed: overrides by dotted key that the user gave in other ways.
+    flag: name of the flag, such as '--emulate'.
+    text: text of the flag, such as 'step_seconds=0.1,slow=3:2+5:1.5'.
+    group: group of the config with its dot, such as 'emulate.'.
+    names: names of the group's keys that the flag takes.
+    typed: other overrides that were typed, by dotted key.
 
   Raises:
-    ConfigError: for a key that there is not, with the nearest, and for one that
-      is set twice.
+    ConfigError: for an unknown key, with the nearest, and for one that is set twice.
   """
   names = tuple(names)
   keys = {}

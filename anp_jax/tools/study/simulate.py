@@ -1,9 +1,10 @@
 """The flag --simulate of a study: one process computes for all workers.
 
 The flag's keys are those of config.strategy.simulate, the times of a worker. A
-run is one process of this machine, however many workers it has.
+run is one process of this machine with any number of workers.
 """
 
+import argparse
 from collections.abc import Iterable, Mapping
 import dataclasses
 
@@ -17,17 +18,15 @@ NODES = '1,2,4,8'  # the default of --workers
 
 
 def overrides(text: str | None, typed: dict[str, str], strategies: Iterable[str]) -> dict[str, str]:
-  """The config's overrides of a study, with those of its simulation.
+  """Returns the config's overrides of a study, with those of its simulation.
 
   Args:
-    text: of --simulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing
-      is simulated.
-    typed: text by dotted key, from --config.KEY=VALUE.
-    strategies: of the study.
+    text: text of --simulate, such as 'step_seconds=0.1,spread=0.05'; None: nothing is simulated.
+    typed: texts of --config.KEY=VALUE by dotted key.
+    strategies: strategies of the study.
 
   Raises:
-    ConfigError: for a key that there is not, with the nearest, and for one that
-      is set twice.
+    ConfigError: for an unknown key, with the nearest, and for one that is set twice.
   """
   if text is None:
     return typed
@@ -43,15 +42,8 @@ def overrides(text: str | None, typed: dict[str, str], strategies: Iterable[str]
   return typed | settings.parse('--simulate', text, _GROUP, names, typed)
 
 
-def check(flags) -> None:
-  """Refuses flags that do not go together.
-
-  Args:
-    flags: of the study: simulate, workers, nodes, emulate, plan.
-
-  Raises:
-    ConfigError: naming them.
-  """
+def check(flags: argparse.Namespace) -> None:
+  """Raises ConfigError for flags of a study that do not go together."""
   if flags.simulate is None:
     if flags.workers is not None:
       raise config_lib.ConfigError(
@@ -69,13 +61,13 @@ def check(flags) -> None:
 
 
 def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[grid.Cell]:
-  """The cells of a study whose nodes are workers to simulate, each once.
+  """Returns the cells of a study whose nodes are simulated workers, each once.
 
-  A strategy that simulates none trains alike for any number: by one process.
+  A strategy that simulates no workers trains alike for any number: with one process.
 
   Args:
     study: the study.
-    of_workers: cells that do not say yet that they are simulated.
+    of_workers: cells that are not marked as simulated yet.
 
   Raises:
     ConfigError: if no strategy of the study simulates workers.
@@ -89,7 +81,7 @@ def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[gr
   if not any(cell.simulated for cell in simulated_cells):
     raise config_lib.ConfigError(
       '--simulate: no strategy of the study simulates workers; expected '
-      'sync, local_sgd or server in --strategies'
+      'sync, local_sgd or parameter_server in --strategies'
     )
   return list(simulated_cells)
 

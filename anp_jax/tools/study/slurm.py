@@ -1,5 +1,6 @@
 """Cells as Slurm jobs, all submitted at once."""
 
+import argparse
 from collections.abc import Callable
 import os
 import re
@@ -13,11 +14,10 @@ JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
 _FOLDER = 'scripts/slurm'
-# Its processes do not go down together.
 
 
-def add_flag(parser) -> None:
-  """Adds --slurm, None where it is not given, to a study's parser."""
+def add_flag(parser: argparse.ArgumentParser) -> None:
+  """Adds --slurm to a study's parser; its default is None."""
   parser.add_argument(
     '--slurm',
     nargs='?',
@@ -38,15 +38,15 @@ def run(
 ) -> None:
   """Submits cells to their scripts in scripts/slurm, and waits for them.
 
-  Jobs that an earlier call submitted, and that are not at their end, are waited
-  for; a KeyboardInterrupt leaves them all running.
+  Jobs of an earlier call that have not ended are waited for, not submitted again;
+  a KeyboardInterrupt leaves all jobs running.
 
   Args:
-    study: the study; all nodes see its folder.
-    cells: of it.
-    began: called (cell) when it is submitted.
-    ended: called (cell, error) at its end; '' if all went well.
-    options: of sbatch; {devices} stands for those of a node.
+    study: the study, whose folder all nodes see.
+    cells: cells to run.
+    began: called (cell) when the cell is submitted.
+    ended: called (cell, error) at its end; '' if it succeeded.
+    options: options of sbatch; {devices} is replaced by the devices of a node.
     poll: seconds between two looks at the queue.
 
   Raises:
@@ -110,12 +110,12 @@ def _submit(study, cell, options):
 
 
 def _running() -> set[str]:
-  """Numbers of this user's jobs that are not at their end."""
+  """Numbers of this user's jobs that have not ended."""
   return set(_slurm('squeue', '--me', '--noheader', '--format=%i').split())
 
 
 def _status(job):
-  """What a job that has just ended, ended with; 1 for one that was killed."""
+  """Exit status of a job that has just ended; 1 if it was killed."""
   text = _slurm('scontrol', 'show', 'job', '--oneliner', job)
   status, number = re.search(r'\bExitCode=(\d+):(\d+)', text).groups()
   return int(status) or int(number != '0')

@@ -16,15 +16,14 @@ class Outcome:
   """What became of a study's cells.
 
   Attributes:
-    cells: of the study.
-    runs: finished ones, by cell.
-    failures: for each other cell, the line that says why; a `study_runner.Refusal`
-      of one that cannot be.
-    cores: of the one machine where all ran; None: of hosts of their own.
-    emulation: what was emulated, in a line; '': nothing was.
-    simulation: the times of simulated workers, in a line; '': none were.
-    plan: what was tuned; None: nothing was.
-    contests: what became of the tuned values.
+    cells: all cells of the study.
+    runs: numbers of the finished cells.
+    failures: reasons of the other cells; a `study_runner.Refusal` of a refused config.
+    cores: cores of the one machine where all ran; None: hosts of their own.
+    emulation: what was emulated, in a line; '': nothing.
+    simulation: times of simulated workers, in a line; '': none were.
+    plan: what was tuned; None: nothing.
+    contests: results of the tuned values.
   """
 
   cells: list[grid.Cell]
@@ -50,10 +49,10 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
   """Writes study.md, cells.csv, curves.csv and the figures.
 
   Args:
-    folder: of the study.
-    title: of the page.
-    command: that made it.
-    outcome: of the study.
+    folder: folder of the study.
+    title: title of the page.
+    command: command that made the page.
+    outcome: what became of the cells.
     target: accuracy from 0 to 1 to which the time is shown; None: none is.
 
   Returns:
@@ -93,7 +92,8 @@ def _tables(points, outcome, target):
   """The tables of a study that have something to show."""
   tables = {}
   if not outcome.simulation:
-    tables[''] = study_table.rows(points, target, bool(outcome.emulation))
+    tables[''] = study_table.speed(points, target, bool(outcome.emulation))
+  tables['All models of a run:'] = study_table.all_models(points)
   if not outcome.emulation:
     tables[_SCORES] = scores.rows(points, target)
     tables['Accuracy by learning rate:'] = study_table.by_learning_rate(points)
@@ -112,4 +112,8 @@ def _figures(points, outcome, target):
     'staleness': plots.staleness(points),
     'traffic': plots.traffic(points),
   }
+  rings = [run.ring for run in outcome.runs.values() if run.ring]
+  if rings:
+    names = [text or 'as the config' for text in rings[-1].models]
+    figures['ring'] = plots.gantt(rings[-1].work, names)
   return {name: figure for name, figure in figures.items() if figure}

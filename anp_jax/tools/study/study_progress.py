@@ -9,12 +9,12 @@ from anp_jax.tools.study import grid, study_runner
 
 
 class Progress:
-  """Tells a person which runs are under way, and how they end."""
+  """Prints which runs are running, and how they end."""
 
   def __init__(self, study: study_runner.Study):
     self._study = study
     self._line = progress_lib.LiveLine(sys.stdout)
-    self._starts = {}
+    self._starts: dict[grid.Cell, float] = {}
     self._left = 0
 
   def begin(self, cells: list[grid.Cell], left: int) -> None:
@@ -25,12 +25,12 @@ class Progress:
     self._line.note(f'{len(cells)} runs{what}, {left} of them to do')
 
   def note(self, *lines: str) -> None:
-    """Prints lines that stay."""
+    """Prints permanent lines."""
     for line in lines:
       self._line.note(line)
 
   def began(self, cell: grid.Cell) -> None:
-    """Shows a run; may be called again and again while it runs."""
+    """Shows a run; called again while it runs."""
     if cell not in self._starts:
       self._starts[cell] = time.monotonic()
       if not self._line.is_live:
@@ -40,7 +40,7 @@ class Progress:
     self._line.show(f'{cell.name}{step}, {self._time(cell)}, {self._left} to do')
 
   def ended(self, cell: grid.Cell, error: str) -> None:
-    """Prints how a run ended; error is empty where all went well."""
+    """Prints how a run ended; `error` is empty if it succeeded."""
     self._left -= cell in self._starts
     self._line.close(keep=False)
     what = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'

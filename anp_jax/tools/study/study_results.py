@@ -1,42 +1,49 @@
-"""What the cells of a study show: numbers from their runs' metrics.jsonl."""
+"""The numbers of a study's cells, from the files that their runs left."""
 
+from collections.abc import Callable, Iterable
 import dataclasses
 import itertools
+import os
 import statistics
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as server_log
-from anp_jax.tools.study import axes, grid
+from anp_jax.system import files
+from anp_jax.tools.study import axes, grid, ring_times
 
 _STALENESS = 'staleness_'
 _SENT = 'megabytes_per_update'
 _SIMULATED = 'simulated_seconds'
-# Beyond the accuracy: of the validation set.
+# Scores of the validation set beyond the accuracy.
 SCORES = ('anp_top5', 'adjective_top1', 'noun_top1')
 SCALING = 'scaling'  # a column like those of varied keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-  """One finished run.
+  """One finished run; of many models, scores are those of the best.
 
   Attributes:
-    images_per_second: over all devices, pauses (compiling, evaluation, saves)
-      left out.
-    steps: (n,) int, at which the validation set was scored.
+    images_per_second: rate of all devices, without compiling, evaluation and saves.
+    steps: (n,) int, steps of the evaluations.
     samples: (n,) images trained on until then.
-    seconds: (n,) trained until then, without pauses; those of the simulated
-      workers in a study of such, NaN where a run simulates none.
-    accuracy: (n,) of the validation set, 0 to 1.
-    megabytes: sent in a step, by all devices (1e6 bytes); None: not known.
-    staleness: updates by staleness; {} where the run does not say.
-    crowded: whether its devices had to share cores.
-    scores: of the validation set at the end, 0 to 1, by metric.
+    seconds: (n,) training time until then, without pauses; simulated seconds in a study of
+      simulated workers, NaN where the run simulates none.
+    accuracy: (n,) accuracy on the validation set, 0 to 1.
+    megabytes: MB (1e6 bytes) that all devices send in a step; None: unknown.
+    staleness: number of updates by staleness; {} where the run does not record it.
+    crowded: whether devices shared cores.
+    scores: scores of the validation set at the end, 0 to 1, by metric.
+    predicted: images/s that the plan of a channel split predicts; None: no plan was measured.
+    ideal: speed-up of a channel split over one device without communication; None: unknown.
+    ring: times of a run of many models; None of any other.
   """
 
   images_per_second: float
@@ -48,6 +55,9 @@ class Run:
   staleness: dict[int, float] = dataclasses.field(default_factory=dict)
   crowded: bool = False
   scores: dict[str, float] = dataclasses.field(default_factory=dict)
+  predicted: float | None = None
+  ideal: float | None = None
+  ring: ring_times.RingTimes | None = None
 
   @property
   def end(self) -> float | None:
@@ -56,46 +66,42 @@ class Run:
 
   @property
   def mean_staleness(self) -> float | None:
-    """Mean staleness of gradients; None where the run does not say."""
+    """Mean staleness of gradients; None where it is not recorded."""
     count = sum(self.staleness.values())
     total = sum(key * n for key, n in self.staleness.items())
     return total / count if count else None
 
   @property
   def max_staleness(self) -> int | None:
-    """Staleness of the stalest gradient; None where the run does not say."""
+    """Staleness of the stalest gradient; None where it is not recorded."""
     return max(self.staleness, default=None)
 
-  def reaches(self, accuracy: float) -> bool:
-    """Whether an evaluation is as good."""
-    return bool(np.any(self.accuracy >= accuracy))
-
   def seconds_to(self, accuracy: float) -> float | None:
-    """Until the first evaluation that is as good; None if there is none."""
+    """Seconds to the first evaluation that reaches an accuracy; None: none does."""
     reached = np.flatnonzero(self.accuracy >= accuracy)
     return _number(self.seconds[reached[0]]) if len(reached) else None
 
 
 def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
-  """The numbers of a finished run.
+  """Reads the numbers of a finished run.
 
-  The first interval of the log is left out of the rate where there are more:
-  it holds what is slow only once. So is the last one of an emulated run: its
-  numbers are read at once, those of the others a step late, and it is a step
-  shorter. A step's time is that of the interval it is
-  in, so a run that was stopped and continued has no gap.
+  The rate leaves out the first interval of the log, which holds what is slow only once, and
+  the last one of an emulated run, whose numbers are read a step earlier than the others'. A
+  step takes the mean time of its interval, so a run that was stopped and resumed has no gap.
 
   Args:
-    workdir: of the run.
-    crowded: whether its devices had to share cores.
+    workdir: folder of the run.
+    crowded: whether devices shared cores.
     simulated: whether seconds are those of simulated workers.
 
   Raises:
     ConfigError: if none of its steps was timed.
   """
   config = workdir_lib.saved_config(workdir)
+  if strategy_lib.declared(config.get('strategy.name', 'sync')).keeps_models_apart:
+    return _read_ring(workdir, crowded)
   batch_size = config['batch_size']
-  lines = {'train': {}, 'validation': {}}
+  lines: dict[str, dict[int, dict]] = {'train': {}, 'validation': {}}
   for record in telemetry.read(workdir):
     lines.setdefault(record['kind'], {})[record['step']] = record
   train = [lines['train'][s] for s in sorted(lines['train'])]
@@ -105,39 +111,74 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   counted = timed[1:] or timed
   if config.get('emulate.enabled'):
     counted = counted[:-1] or counted
-  seconds = sum(r['seconds'] for r in counted)
   images = sum(r['seconds'] * r['images_per_second'] for r in counted)
-  # Seconds at the end of each interval; a step's own are alike within it.
+  # Seconds at the end of each interval.
   ends = np.array([0] + [r['step'] for r in timed])
   each = [batch_size / r['images_per_second'] for r in timed]
   clock = np.concatenate([[0], np.cumsum(np.diff(ends) * each)])
   steps = np.array(sorted(lines['validation']), int)
   validation = [lines['validation'][s] for s in steps]
-  trained = np.interp(steps, ends, clock)
+  seconds = np.interp(steps, ends, clock)
   if simulated:
-    trained = np.array([r.get(_SIMULATED, np.nan) for r in validation])
+    seconds = np.array([r.get(_SIMULATED, np.nan) for r in validation])
   return Run(
-    images_per_second=images / seconds,
+    images_per_second=images / sum(r['seconds'] for r in counted),
     steps=steps,
     samples=steps * batch_size,
-    seconds=trained,
+    seconds=seconds,
     accuracy=np.array([r['anp_top1'] for r in validation]),
     megabytes=_sent(train),
     # The histograms of the metrics count the stalest together.
     staleness=_logged_staleness(workdir) or _staleness(train),
     crowded=crowded,
-    scores={name: validation[-1][name] for name in SCORES if validation and name in validation[-1]},
+    scores=_scores(validation),
+    **_split_prediction(workdir, batch_size),
   )
 
 
 def accuracy(workdir: str) -> float | None:
-  """The last accuracy on the validation set; None of a run without one."""
+  """Returns the last accuracy on the validation set; None of a run without one."""
   scored = [r for r in telemetry.read(workdir) if r['kind'] == 'validation']
   return scored[-1]['anp_top1'] if scored else None
 
 
+def _read_ring(workdir, crowded) -> Run:
+  times = ring_times.read(workdir)
+  records = ring_times.best_scores(workdir, times)
+  return Run(
+    images_per_second=times.images / times.seconds,
+    steps=np.array([r['step'] for r in records]),
+    samples=np.array([r['samples'] for r in records]),
+    seconds=np.array([r['seconds'] for r in records]),
+    accuracy=np.array([r['anp_top1'] for r in records]),
+    megabytes=times.megabytes / times.steps,
+    crowded=crowded,
+    scores=_scores(records),
+    ring=times,
+  )
+
+
+def _scores(records):
+  return {name: records[-1][name] for name in SCORES if records and name in records[-1]}
+
+
+def _split_prediction(workdir, batch_size) -> dict[str, Any]:
+  """What the cost model of a channel split predicted before the first step."""
+  saved = files.read_json_object(os.path.join(workdir, 'channel_split.json'))
+  if not saved:
+    return {}
+  from anp_jax.runtimes.calibration import costs as costs_lib  # seconds
+
+  kind = costs_lib.OffloadCosts if saved['key']['helpers'] else costs_lib.Costs
+  costs = kind.from_json(saved['costs'])
+  return {
+    'predicted': batch_size / costs.step_seconds(saved['plan']),
+    'ideal': costs.alone / costs.ideal_seconds(),
+  }
+
+
 def _sent(train):
-  """A step's mean: each record's is of the steps since the one before it."""
+  """MB of a mean step; a record is the mean of the steps since the one before it."""
   ends = [0] + [r['step'] for r in train]
   parts = [(end - start, r[_SENT]) for start, end, r in zip(ends, ends[1:], train) if _SENT in r]
   steps = sum(n for n, _ in parts)
@@ -145,7 +186,6 @@ def _sent(train):
 
 
 def _number(value):
-  """A float; None of NaN."""
   return None if np.isnan(value) else float(value)
 
 
@@ -155,7 +195,7 @@ def _logged_staleness(workdir):
 
 
 def _staleness(train):
-  counts = {}
+  counts: dict[int, float] = {}
   for record in train:
     for name, value in record.items():
       if name.startswith(_STALENESS) and name[len(_STALENESS) :].isdigit():
@@ -169,9 +209,9 @@ class Spread:
   """Mean and standard deviation over seeds (of a sample: n - 1).
 
   Attributes:
-    mean: of the values.
-    deviation: 0 of a single value.
-    count: of the values.
+    mean: mean of the values.
+    deviation: standard deviation; 0 of a single value.
+    count: number of values.
   """
 
   mean: float
@@ -187,36 +227,36 @@ class Spread:
     return float(quantile * self.deviation / self.count**0.5)
 
 
-def spread(values) -> Spread | None:
-  """The spread of the numbers that are not None; None if there is none."""
-  values = [v for v in values if v is not None]
-  if not values:
+def spread(values: Iterable[float | None]) -> Spread | None:
+  """Returns the spread of the numbers that are not None; None if there is none."""
+  numbers = [v for v in values if v is not None]
+  if not numbers:
     return None
-  deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-  return Spread(statistics.fmean(values), deviation, len(values))
+  deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+  return Spread(statistics.fmean(numbers), deviation, len(numbers))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Point:
-  """A strategy with its varied keys on so many nodes, over all seeds.
+  """A strategy with its varied keys on a number of nodes, over all seeds.
 
-  Where there are several learning rates, runs are those of the best: most seeds
-  at their end, and of these the highest mean accuracy.
+  If there are several learning rates, runs are those of the best: most seeds that finish,
+  then the highest mean accuracy.
 
   Attributes:
-    strategy: its name.
+    strategy: name in tables and figures.
     nodes: processes.
-    devices: of each node.
-    runs: by seed, the finished ones.
-    failures: of all learning rates, the line that says why by the run's name.
-    rate: images a second.
-    over_device: rate over one device's of the same strategy and seed.
-    over_node: rate over one node's, with as many devices.
-    accuracy: at the end.
-    learning_rate: of the runs; None: the config's own.
-    tried: accuracy at the end by learning rate; None where no run ended.
-    varied: texts of the varied keys that the runs have, by short name, and
-      `scaling` where that is weak.
+    devices: devices of each node.
+    runs: finished runs by seed.
+    failures: reasons of the runs that failed at any learning rate, by the run's name.
+    rate: images/s.
+    over_device: rate over that of one device with the same strategy and seed.
+    over_node: rate over that of one node with as many devices.
+    accuracy: accuracy at the end.
+    learning_rate: learning rate of the runs; None: the config's.
+    tried: accuracy at the end by learning rate; None where no run finished.
+    varied: texts of the varied keys that the runs have, by short name, and `scaling` where
+      that is weak.
     simulated: whether its nodes are simulated workers.
   """
 
@@ -236,14 +276,14 @@ class Point:
 
   @property
   def label(self) -> str:
-    """What it is called in a figure."""
+    """Its name in a figure."""
     if not self.simulated:
       return f'{self.series}, {self.nodes} x {self.devices}'
     return f'{self.series}, {self.nodes} workers'
 
   @property
   def series(self) -> str:
-    """What points of other numbers of nodes and devices have in common."""
+    """The name that it shares with points of other numbers of nodes and devices."""
     return ', '.join([self.strategy, *(f'{k}={v}' for k, v in self.varied.items())])
 
   @property
@@ -253,32 +293,32 @@ class Point:
 
   @property
   def crowded(self) -> bool:
-    """Whether devices had to share cores in any of the runs."""
+    """Whether devices shared cores in any of the runs."""
     return any(r.crowded for r in self.runs.values())
 
   @property
   def megabytes(self) -> Spread | None:
-    """That a step sends, of the seeds for which it is known."""
-    return spread(r.megabytes for r in self.runs.values())
+    """MB that a step sends, over the seeds for which it is known."""
+    return self.over_runs(lambda run: run.megabytes)
 
-  def over_runs(self, value) -> Spread | None:
-    """The spread of what `value` says of a run, of those it says it of."""
+  def over_runs(self, value: Callable[[Run], float | None]) -> Spread | None:
+    """Returns the spread of a number of each run, without those that have none."""
     return spread(value(r) for r in self.runs.values())
 
   def seconds_to(self, accuracy: float) -> Spread | None:
-    """Training time to it, of the seeds that reached it."""
-    return spread(r.seconds_to(accuracy) for r in self.runs.values())
+    """Returns the training time to an accuracy, over the seeds that reached it."""
+    return self.over_runs(lambda run: run.seconds_to(accuracy))
 
 
 def points(
   cells: list[grid.Cell], runs: dict[grid.Cell, Run], failures: dict[grid.Cell, str]
 ) -> list[Point]:
-  """The cells' seeds put together, in the order of the grid.
+  """Puts the seeds of the cells together, in the order of the grid.
 
   Args:
-    cells: of the study.
-    runs: of the cells that are finished.
-    failures: of the others.
+    cells: all cells of the study.
+    runs: numbers of the finished cells.
+    failures: reasons of the others.
   """
   # Strategies in their order; `sorted` keeps it.
   kinds = dict.fromkeys((c.strategy, c.varied, c.weak) for c in cells)
@@ -300,7 +340,6 @@ def _point(cells, runs, failures, names):
     rate: spread(runs[c].accuracy[-1] for c in cells if c.learning_rate == rate and c in runs)
     for rate in dict.fromkeys(c.learning_rate for c in cells)
   }
-  varied = {SCALING: 'weak'} if cells[0].weak else {}
   best = max(tried, key=lambda rate: _standing(tried[rate]))
   chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
   first = cells[0]
@@ -308,10 +347,9 @@ def _point(cells, runs, failures, names):
   by_place = {dataclasses.replace(c, tuned=()): run for c, run in runs.items()}
 
   def ratios(nodes, devices):
-    baselines = (
-      dataclasses.replace(c, nodes=nodes, devices=devices, tuned=()) for c in chosen_cells
-    )
-    # Of one worker, both kinds of scaling are one run.
+    changes: dict[str, Any] = {'nodes': nodes, 'devices': devices, 'tuned': ()}
+    baselines = [dataclasses.replace(c, **changes) for c in chosen_cells]
+    # On one worker, both kinds of scaling are one run.
     baselines = [b if b in by_place else dataclasses.replace(b, weak=False) for b in baselines]
     return spread(
       runs[c].images_per_second / by_place[b].images_per_second
@@ -320,7 +358,7 @@ def _point(cells, runs, failures, names):
     )
 
   return Point(
-    first.strategy,
+    first.label,
     first.nodes,
     first.devices,
     {c.seed: runs[c] for c in chosen_cells},
@@ -331,7 +369,8 @@ def _point(cells, runs, failures, names):
     accuracy=tried[best],
     learning_rate=first.rate if best is None else best,
     tried=tried,
-    varied={names[key]: text for key, text in first.varied} | varied,
+    varied={names[key]: text for key, text in first.varied}
+    | ({SCALING: 'weak'} if first.weak else {}),
     simulated=first.simulated,
   )
 
@@ -341,10 +380,9 @@ def _standing(accuracy):
 
 
 def curve(point: Point) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Mean samples, seconds and accuracy (seeds, n) at the steps all seeds have.
+  """Returns mean samples (n,), mean seconds (n,) and accuracy (seeds, n).
 
-  Returns:
-    samples (n,), seconds (n,), accuracy (seeds, n).
+  They are those of the steps that all seeds have.
   """
   runs = list(point.runs.values())
   steps = set(runs[0].steps).intersection(*(r.steps for r in runs))

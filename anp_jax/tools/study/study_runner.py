@@ -1,19 +1,22 @@
-"""What all launchers of a study's cells share: what a cell is, and its end.
+"""What all launchers of a study's cells share: a cell's command, and its end.
 
-A cell's folder is the workdir of its run, and holds two more files:
-`study.log`, all that the launcher and the processes said, and `study.json`,
-written when the run came to its end.
+A cell's folder is the workdir of its run, and holds two more files: `study.log`,
+the output of the launcher and the processes, and `study.json`, which is written
+when the run has finished.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import re
 import sys
 
+import ml_collections
+
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.config import command_line
+from anp_jax.config import command_line, recipes, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.system import files
 from anp_jax.tools.study import grid, scaling
@@ -38,12 +41,11 @@ class Study:
 
   Attributes:
     spec: FILE[:VARIANT] of the config.
-    overrides: of it, text by dotted key.
-    folder: of the study.
+    overrides: texts of the config's overrides, by dotted key.
+    folder: folder of the study.
     emulated: whether the processes emulate nodes; see `emulate`.
     sleeps: whether a sleep takes the place of computing.
-    simulated: whether one process computes for all workers of a run, whose
-      times are simulated.
+    simulated: whether one process computes for all workers of a run, in simulated time.
   """
 
   spec: str
@@ -57,15 +59,15 @@ class Study:
     """The workdir of a cell's run."""
     return os.path.join(self.folder, 'runs', cell.name)
 
-  def config(self, cell: grid.Cell):
+  def config(self, cell: grid.Cell) -> ml_collections.ConfigDict:
     """A cell's resolved config; ConfigError if it is not valid."""
     return command_line.load(self.spec, self._overrides(cell))
 
-  def first_config(self, cells: list[grid.Cell]):
+  def first_config(self, cells: list[grid.Cell]) -> ml_collections.ConfigDict:
     """The resolved config of the first cell that has a valid one.
 
     Raises:
-      ConfigError: of the first cell, if none has.
+      ConfigError: that of the first cell, if no config is valid.
     """
     refusals = []
     for cell in cells:
@@ -85,29 +87,45 @@ class Study:
     return [f'--config.{key}={value}' for key, value in overrides.items()]
 
   def keys(self, cell: grid.Cell) -> set[str]:
-    """The keys that the study and the cell set, and that its strategy has."""
+    """The keys that the study and the cell set, as far as its strategy has them."""
     return set(self._applying(cell))
 
   def _overrides(self, cell):
-    """Those of the study and the cell that its strategy has, with the batch."""
+    """The overrides of a cell, with the batch size of weak scaling."""
     overrides = self._applying(cell)
     if not cell.weak:
       return overrides
     return overrides | scaling.batch_overrides(self.spec, overrides, cell.nodes)
 
   def _applying(self, cell):
-    """Those of the study and the cell that its strategy has."""
-    overrides = cell.defaults | self.overrides | cell.overrides
+    """The overrides of the study and the cell that the cell's strategy has."""
+    mesh = _mesh(self.spec, cell.strategy)
+    overrides = mesh | cell.defaults | self.overrides | cell.overrides
     return command_line.applying(self.spec, overrides)
 
 
+@functools.cache
+def _mesh(spec, strategy):
+  """The mesh that a strategy needs, where the recipe's strategy has another."""
+  planned = strategy_lib.by_name(strategy).planned_mesh
+  return {} if planned == _recipe_mesh(spec) else planned
+
+
+@functools.cache
+def _recipe_mesh(spec):
+  path, _, variant = spec.partition(':')
+  # The recipe alone need not be valid.
+  recipe = recipes.read(recipes.find(path), variant)
+  return strategy_lib.find(recipe).planned_mesh
+
+
 def record(study: Study, cell: grid.Cell) -> dict:
-  """What is known of a run that has come to its end; {} of any other.
+  """Returns what is known of a finished run; {} for any other.
 
   Returns:
     `config`, with which it ran; `cores` of the machine where all its processes
-    ran, or None if these were on hosts of their own; `error`, of a run that
-    tunes and diverged, which is an end like others.
+    ran, or None if they had hosts of their own; `error` of a run that tunes and
+    diverged, which counts as finished.
   """
   return files.read_json(os.path.join(study.workdir(cell), ENDED)) or {}
 
@@ -118,22 +136,21 @@ def write_record(study: Study, cell: grid.Cell, values: dict) -> None:
 
 
 def is_finished(study: Study, cell: grid.Cell) -> bool:
-  """Whether the run of this very config has come to its end."""
+  """Returns whether the run of exactly this config has finished."""
   config = _as_saved(study.config(cell))
   saved = record(study, cell).get('config')
-  # It may have been written before keys had their names of now.
-  return bool(saved) and config_lib.completed(saved) == config
+  return bool(saved) and saved == config
 
 
 def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
-  """Writes the record of a run that ended while no study waited for it.
+  """Writes the record of a run that finished while no study waited for it.
 
   A study that Ctrl-C ended leaves its jobs running. The last line of a job's
-  metrics.jsonl says that it is at its end, and config.json what it ran.
+  metrics.jsonl says that it has finished, and config.json what it ran.
 
   Args:
     study: the study.
-    cell: of it.
+    cell: cell of the run.
     cores: see `record`.
   """
   workdir = study.workdir(cell)
@@ -148,17 +165,17 @@ def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
 
 
 def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
-  """Notes the end of a cell's run.
+  """Records the end of a cell's run.
 
   Args:
     study: the study.
-    cell: of it.
-    status: that its launcher, or job, ended with.
+    cell: cell of the run.
+    status: exit status of its launcher or job.
     cores: see `record`.
 
   Returns:
-    The one line that says why the run has not come to its end, a `Refusal` if
-    it never can; '' if it has.
+    The one line that says why the run has not finished, a `Refusal` if it never
+    can; '' if it has finished.
   """
   workdir = study.workdir(cell)
   if status:
@@ -170,7 +187,7 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
       write_record(study, cell, values)
     if status != _REFUSED or not error.startswith(_OF_CONFIG):
       return error
-    # What had begun could be once: now something else is wrong.
+    # A run that has begun was valid: now something else is wrong.
     has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))
     return error if has_begun else Refusal(error)
   stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
@@ -188,7 +205,7 @@ def first_error(log: str) -> str:
   """Returns the first line of a log that is an error, else the last.
 
   Args:
-    log: path of the file; '' is returned where it is missing or empty.
+    log: path of the file; '' is returned if it is missing or empty.
   """
   if not os.path.exists(log):
     return ''

@@ -1,5 +1,6 @@
 """The numbers of a study as tables: for people, and as CSV files."""
 
+from collections.abc import Callable, Iterable, Sequence
 import csv
 import dataclasses
 
@@ -8,6 +9,8 @@ from anp_jax.tools.study import grid, study_results, study_runner
 _CROWDED = '*'
 _BEST = ' best'
 _HOUR = 3600  # seconds
+# A column: its head, and the text of a point; '-' for none.
+Column = tuple[str, Callable[[study_results.Point], str]]
 _CELL_COLUMNS = (
   'strategy',
   'nodes',
@@ -29,69 +32,106 @@ _CELL_COLUMNS = (
   'max_staleness',
   *study_results.SCORES,
 )
+_CURVE_COLUMNS = (
+  'strategy',
+  'nodes',
+  'devices_per_node',
+  'seed',
+  'step',
+  'samples',
+  'seconds',
+  'accuracy',
+  'learning_rate',
+)
 
 
-def rows(
+def speed(
   points: list[study_results.Point], target: float | None, emulated: bool = False
 ) -> list[tuple[str, ...]]:
-  """How fast each point is, a row each after a head; see `filled`.
+  """Returns how fast each point is: a head, then a row per point.
 
   Args:
-    points: of the study.
+    points: points of the study.
     target: accuracy from 0 to 1 to which the time is shown; None: none is.
-    emulated: whether computing was, and so nothing was learnt.
+    emulated: whether computing is emulated, so that nothing is learnt.
   """
-  rate = 'images/s, emulated' if emulated else 'images/s'
-  heads = places(points)
-  head = [*heads[0], rate, 'over one device', 'over one node', 'learning rate']
-  if target is not None:
-    head.append(f'time to {100 * target:g} %')
-  table = [(*head, 'MB sent a step', 'seeds')]
-  for p, place in zip(points, heads[1:]):
-    mark = _CROWDED if p.crowded else ''
-    row = [
-      *place,
-      text(p.rate, '.0f'),
-      text(p.over_device, '.2f', mark),
-      text(p.over_node, '.2f', mark),
-      number(p.learning_rate),
-    ]
-    if target is not None:
-      row.append(reached(p, target))
-    table.append((*row, text(p.megabytes, '.2f'), seeds(p)))
-  return filled(table, len(heads[0]))
 
+  def marked(spread, point):
+    return text(spread, '.2f', _CROWDED if point.crowded else '')
 
-def filled(table: list[tuple[str, ...]], first: int) -> list[tuple[str, ...]]:
-  """Returns a table without the columns that no row but the head fills.
-
-  Args:
-    table: rows after a head.
-    first: columns that stay, from the left.
-  """
-  columns = [
-    i for i in range(len(table[0])) if i < first or any(row[i] != '-' for row in table[1:])
+  columns: list[Column] = [
+    ('images/s, emulated' if emulated else 'images/s', lambda p: text(p.rate, '.0f')),
+    ('predicted', lambda p: text(p.over_runs(lambda r: r.predicted), '.0f')),
+    ('over one device', lambda p: marked(p.over_device, p)),
+    ('ideal', lambda p: text(p.over_runs(lambda r: r.ideal), '.2f')),
+    ('over one node', lambda p: marked(p.over_node, p)),
+    ('learning rate', lambda p: number(p.learning_rate)),
   ]
-  return [tuple(row[i] for i in columns) for row in table]
+  if target is not None:
+    columns.append((f'time to {100 * target:g} %', lambda p: reached(p, target)))
+  columns += [('MB sent a step', lambda p: text(p.megabytes, '.2f')), ('seeds', seeds)]
+  return rows(points, columns)
+
+
+def rows(points: list[study_results.Point], columns: Sequence[Column]) -> list[tuple[str, ...]]:
+  """Returns a table of points; columns that no point fills are left out.
+
+  The first columns are the place of a point: strategy, varied keys, nodes and devices.
+  """
+  names = tuple(dict.fromkeys(name for p in points for name in p.varied))
+  simulated = any(p.simulated for p in points)
+  heads = ['strategy', *names, 'workers' if simulated else 'nodes']
+  if not simulated or any(p.devices > 1 for p in points):
+    heads.append('devices a node')
+  filled = []
+  for head, cell in columns:
+    cells = [cell(p) for p in points]
+    if any(c != '-' for c in cells):
+      filled.append((head, *cells))
+  table = [(*heads, *(column[0] for column in filled))]
+  for i, p in enumerate(points, 1):
+    varied = (p.varied.get(name, '-') for name in names)
+    place = (p.strategy, *varied, str(p.nodes), str(p.devices))[: len(heads)]
+    table.append((*place, *(column[i] for column in filled)))
+  return table
 
 
 def by_learning_rate(points: list[study_results.Point]) -> list[tuple[str, ...]]:
-  """Accuracy of each learning rate, one point a row, after a head.
-
-  Args:
-    points: of the study.
-
-  Returns:
-    [] where there is one learning rate only.
-  """
+  """Returns the accuracy of each learning rate; [] if there is only one."""
   rates = sorted({r for p in points for r in p.tried if r is not None})
-  if len(rates) < 2:
+
+  def column(rate) -> Column:
+    def cell(p):
+      return text(p.tried.get(rate), '.1f', ' %' + _BEST * (rate == p.learning_rate), 100)
+
+    return number(rate), cell
+
+  return rows(points, [column(rate) for rate in rates]) if len(rates) > 1 else []
+
+
+def all_models(points: list[study_results.Point]) -> list[tuple[str, ...]]:
+  """Returns what all models of a ring took, in a ring and one after another; [] without a ring.
+
+  A row of a strategy that trains one model at a time is the sum over its runs of one size.
+  """
+  if not any(run.ring for p in points for run in p.runs.values()):
     return []
-  heads = places(points)
-  table = [(*heads[0], *map(number, rates))]
-  for p, place in zip(points, heads[1:]):
-    texts = [text(p.tried.get(r), '.1f', ' %' + _BEST * (r == p.learning_rate), 100) for r in rates]
-    table.append((*place, *texts))
+  head = ('strategy', 'nodes', 'devices a node', 'models', 'seconds', 'stations in use')
+  table: list[tuple[str, ...]] = [(*head, 'of the schedule', 'over the ideal', 'hand-over')]
+  alone: dict[tuple[str, int, int], list[float]] = {}
+  for p in points:
+    size = str(p.nodes), str(p.devices)
+    for run in p.runs.values():
+      if run.ring:
+        t = run.ring
+        shares = (t.use, t.use / t.occupancy, t.over_ideal, t.hand_over)
+        texts = [f'{share:.3f}' for share in shares]
+        table.append((p.series, *size, f'{len(t.models)}', f'{t.seconds:.1f}', *texts))
+      elif run.end is not None:
+        alone.setdefault((p.strategy, p.nodes, p.devices), []).append(run.end)
+  for (strategy, nodes, devices), ends in alone.items():
+    cells = f'{nodes}', f'{devices}', f'{len(ends)}', f'{sum(ends):.1f}'
+    table.append((f'{strategy}, one after another', *cells, '-', '-', '-', '-'))
   return table
 
 
@@ -102,50 +142,61 @@ def notes(
   left_out: dict[grid.Cell, str] | None = None,
   simulation: str = '',
 ) -> list[str]:
-  """The notes below the table, one line each.
+  """Returns the notes below the table, one line each.
 
   Args:
-    points: of the study.
-    cores: of the one machine where all ran; None: of hosts of their own.
-    emulation: what was emulated, in a line; '': nothing was.
-    left_out: cells that cannot be, with the line that says why.
-    simulation: the times of simulated workers, in a line; '': none were.
+    points: points of the study.
+    cores: cores of the one machine where all ran; None: hosts of their own.
+    emulation: what was emulated, in a line; '': nothing.
+    left_out: reasons of the cells whose config is refused.
+    simulation: times of simulated workers, in a line; '': none were.
   """
-  notes = []
+  lines = []
   if emulation:
     shared = '' if cores is None else f', on {cores} cores in all'
-    notes.append(
+    lines.append(
       f'Emulated: {emulation}. Processes, collectives, requests and updates are real{shared}.'
     )
   elif simulation:
-    notes.append(
+    lines.append(
       f'Simulated workers, {simulation}: one process of this machine computed '
       'for all of a run, and times are theirs.'
     )
   elif cores is not None:
-    notes.append(
+    lines.append(
       f'All nodes are processes of one machine with {cores} cores, a core for each device.'
     )
   if any(p.crowded for p in points):
-    notes.append(
+    lines.append(
       f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.'
     )
+  runs = [run for p in points for run in p.runs.values()]
+  if any(run.predicted for run in runs):
+    lines.append(
+      'Predicted: images/s by the cost model of the channel split, from times of single layers '
+      'and collectives. Ideal: speed-up over one device if communication took no time.'
+    )
+  if any(run.ring for run in runs):
+    lines.append(
+      'Of many models in one run, images/s is the rate of all, from the first step to the last '
+      'score, and accuracy that of the best.'
+    )
   if any(len(p.tried) > 1 for p in points):
-    notes.append('Of several learning rates the one with the best mean accuracy.')
+    lines.append('Of several learning rates the one with the best mean accuracy.')
   if any(len(p.runs) > 1 for p in points):
-    notes.append(
+    lines.append(
       'Mean and standard deviation over seeds; in the table of scores, the '
       '95 % interval of the mean (Student t). Differences are paired by seed.'
     )
   for p in points:
-    notes += [f'failed: {name}: {error}' for name, error in p.failures.items()]
-  # A line for all seeds and learning rates that are refused for one reason.
-  refused = {}
+    lines += [f'failed: {name}: {error}' for name, error in p.failures.items()]
+  # One line for all seeds and learning rates that are refused for one reason.
+  refused: dict[tuple[grid.Cell, str], str] = {}
   for cell, error in (left_out or {}).items():
     kind = dataclasses.replace(cell, seed=0, learning_rate=None), error
     refused.setdefault(kind, cell.name)
-  notes += [f'left out: {name}: {e}' for (_, e), name in refused.items()]
-  return notes
+  lines += [f'left out: {name}: {e}' for (_, e), name in refused.items()]
+  return lines
 
 
 def write_cells(
@@ -155,34 +206,22 @@ def write_cells(
   failures: dict[grid.Cell, str],
   target: float | None,
 ) -> None:
-  """Writes a CSV file with one cell a row; empty where there is no number.
+  """Writes a CSV file with one row per cell; a field without a number is empty.
 
   Args:
-    path: of the file.
-    cells: of the study.
-    runs: of the cells that are finished.
-    failures: of the others; a `study_runner.Refusal` of one that cannot be.
+    path: path of the file.
+    cells: all cells of the study.
+    runs: numbers of the finished cells.
+    failures: reasons of the others; a `study_runner.Refusal` of a refused config.
     target: accuracy from 0 to 1 to which the time is written; None: none is.
   """
-  keys = _keys(cells)
   with open(path, 'w', newline='') as f:
-    columns = (*_CELL_COLUMNS, *keys)
-    writer = csv.DictWriter(f, columns, extrasaction='ignore')
+    writer = csv.DictWriter(f, (*_CELL_COLUMNS, *_keys(cells)), extrasaction='ignore')
     writer.writeheader()
     for c in cells:
       error = failures.get(c, '')
       lost = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'
-      row = dict(c.varied + c.tuned) | {
-        'strategy': c.strategy,
-        'nodes': c.nodes,
-        'devices_per_node': c.devices,
-        'seed': c.seed,
-        'learning_rate': c.rate,
-        'state': 'finished' if c in runs else lost,
-        'error': error,
-        'simulated': c.simulated,
-        'weak': c.weak,
-      }
+      row = _place(c) | {'state': 'finished' if c in runs else lost, 'error': error}
       if c in runs:
         r = runs[c]
         row |= {
@@ -201,65 +240,38 @@ def write_cells(
 
 
 def write_curves(path: str, runs: dict[grid.Cell, study_results.Run]) -> None:
-  """Writes a CSV file with one evaluation a row."""
-  keys = _keys(runs)
+  """Writes a CSV file with one row per evaluation."""
   with open(path, 'w', newline='') as f:
-    writer = csv.writer(f)
-    writer.writerow(
-      (
-        'strategy',
-        'nodes',
-        'devices_per_node',
-        'seed',
-        'step',
-        'samples',
-        'seconds',
-        'accuracy',
-        'learning_rate',
-        *keys,
-        'simulated',
-        'weak',
-      )
-    )
+    writer = csv.DictWriter(f, (*_CURVE_COLUMNS, *_keys(runs), 'simulated', 'weak'))
+    writer.writeheader()
+    names = ('step', 'samples', 'seconds', 'accuracy')
     for c, r in runs.items():
-      varied = dict(c.varied + c.tuned)
       for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
-        writer.writerow(
-          (
-            c.strategy,
-            c.nodes,
-            c.devices,
-            c.seed,
-            *values,
-            c.rate,
-            *(varied.get(key) for key in keys),
-            c.simulated,
-            c.weak,
-          )
-        )
+        writer.writerow(_place(c) | dict(zip(names, values)))
 
 
-def _keys(cells):
+def _place(cell) -> dict:
+  """The columns that say which run it is."""
+  return {k: v for k, v in cell.varied + cell.tuned if k != grid.RATE} | {
+    'strategy': cell.label,
+    'nodes': cell.nodes,
+    'devices_per_node': cell.devices,
+    'seed': cell.seed,
+    'learning_rate': cell.rate,
+    'simulated': cell.simulated,
+    'weak': cell.weak,
+  }
+
+
+def _keys(cells: Iterable[grid.Cell]) -> tuple[str, ...]:
   """The varied and tuned keys of any of the cells, in their order."""
   keys = dict.fromkeys(key for c in cells for key, _ in c.varied + c.tuned)
-  return tuple(key for key in keys if key != grid.RATE)  # a column of its own
-
-
-def places(points: list[study_results.Point]) -> list[tuple[str, ...]]:
-  """A head, and a row a point: its strategy, varied keys, nodes, devices."""
-  names = tuple(dict.fromkeys(name for p in points for name in p.varied))
-  simulated = any(p.simulated for p in points)
-  devices = not simulated or any(p.devices > 1 for p in points)
-  sizes = ('workers' if simulated else 'nodes', 'devices a node')[: 1 + devices]
-  table = [('strategy', *names, *sizes)]
-  for p in points:
-    varied = (p.varied.get(name, '-') for name in names)
-    table.append((p.strategy, *varied, *map(str, (p.nodes, p.devices)[: len(sizes)])))
-  return table
+  # Columns of their own; models of a ring may differ in the seed.
+  return tuple(key for key in keys if key not in (grid.RATE, 'seed'))
 
 
 def text(spread: study_results.Spread | None, form: str, unit: str = '', scale: float = 1) -> str:
-  """'mean ± deviation' with its unit; '-' for no number."""
+  """Returns 'mean ± deviation' with its unit; '-' for no number."""
   if spread is None:
     return '-'
   words = f'{scale * spread.mean:{form}}'
@@ -269,15 +281,15 @@ def text(spread: study_results.Spread | None, form: str, unit: str = '', scale: 
 
 
 def duration(spread: study_results.Spread | None) -> str:
-  """Seconds, or hours where they are many; '-' for no number."""
+  """Returns seconds, or hours from one hour on; '-' for no number."""
   if spread and spread.mean >= _HOUR:
     return text(spread, '.2f', ' h', 1 / _HOUR)
   return text(spread, '.1f', ' s')
 
 
 def reached(point: study_results.Point, target: float) -> str:
-  """The time to an accuracy, and how many runs did not come so far."""
-  missed = sum(not r.reaches(target) for r in point.runs.values())
+  """Returns the time to an accuracy, and the number of runs that did not reach it."""
+  missed = sum(not (r.accuracy >= target).any() for r in point.runs.values())
   if missed == len(point.runs):
     return 'not reached' if missed else '-'
   words = duration(point.seconds_to(target))
@@ -285,11 +297,11 @@ def reached(point: study_results.Point, target: float) -> str:
 
 
 def number(value: float | None) -> str:
-  """A number in its shortest form; '-' for none."""
+  """Returns a number in its shortest form; '-' for none."""
   return '-' if value is None else repr(value)
 
 
 def seeds(point: study_results.Point) -> str:
-  """How many seeds came to their end, and how many runs did not."""
+  """Returns the number of seeds that finished, and of runs that failed."""
   failed = f', {len(point.failures)} failed' if point.failures else ''
   return f'{len(point.runs)}{failed}'

@@ -1,7 +1,7 @@
-"""What a run's devices send to each other in a step.
+"""The bytes that a run's devices send to each other in a step.
 
-The asynchronous strategy counts what it sends and records it. What the others
-send is in their compiled program, from which it is counted here.
+The asynchronous strategy records the bytes that it sends. Those of the others are
+counted here, from their compiled program.
 """
 
 import json
@@ -11,38 +11,25 @@ import sys
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.tools.study import grid, study_runner
 
-# In the ring of W devices that sums, all but a W-th part of the array leaves
-# each device twice; in any other collective, once.
+# In a ring of W devices, (W - 1) / W of the array leaves each device: twice in a
+# sum, once in any other collective.
 _TWICE = ('all-reduce',)
 
 
 def megabytes(study: study_runner.Study, cell: grid.Cell) -> float | None:
-  """That all devices together send in a training step, in MB (1e6 bytes).
+  """Returns the MB (1e6 bytes) that all devices send in a training step.
 
-  Args:
-    study: the study.
-    cell: of it; its seed does not matter.
-
-  Returns:
-    None where the step does not compile for as many CPU devices.
+  Returns None if the step does not compile for as many CPU devices. The cell's seed does not
+  matter.
   """
   if cell.workers == 1:
     return 0.0
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'anp_jax.tools.portability',
-      f'--config={study.spec}',
-      f'--target=cpu:{cell.workers}',
-      *study.overridden(cell),
-    ],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  target = f'cpu:{cell.workers}'
+  command = [sys.executable, '-m', 'anp_jax.tools.portability', f'--config={study.spec}']
+  command += [f'--target={target}', *study.overridden(cell)]
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
   last = (done.stdout.splitlines() or ['{}'])[-1]
-  report = json.loads(last).get('targets', {}).get(f'cpu:{cell.workers}', {})
+  report = json.loads(last).get('targets', {}).get(target, {})
   rows = report.get('train', {}).get('compiled')
   if rows is None:
     return None
@@ -53,13 +40,13 @@ def megabytes(study: study_runner.Study, cell: grid.Cell) -> float | None:
 
 
 def sent(rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0) -> float:
-  """MB (1e6 bytes) of a program's collectives, a step's mean.
+  """Returns the MB (1e6 bytes) of a program's collectives in a mean step.
 
   Args:
-    rows: from `compiled_collectives.totals`.
-    devices: of the program.
-    groups: that they form; what is in a branch travels between groups, all
-      else within each.
+    rows: sums from `compiled_collectives.totals`.
+    devices: devices of the program.
+    groups: groups of devices; conditional collectives travel between groups, all others within
+      each.
     exchanges: share of the steps that take the branch.
   """
   group_devices = devices // groups

@@ -2,15 +2,16 @@
 
 Successive halving of a grid (Jamieson and Talwalkar 2016, arXiv 1502.07943):
 all values train for a short time, the better half of them for longer, until one
-is left, with which the cell's seeds are trained. Each rung of the n values that
-are left costs the same: a run of it trains for an n-th of a rung's budget.
+is left, with which the cell's seeds are trained. Each rung costs the same: with n
+values left, a run trains for an n-th of the rung's budget.
 
-A run of a longer rung starts from scratch; it does not go on with the shorter
-one. Schedules end with a run, so that values are compared after all of it; a
-run of workers that is resumed is another run than one that was not; and a run
-stays a function of its config. It costs at most as many epochs again.
+A run of a longer rung starts from scratch and does not resume the shorter one:
+schedules end with a run, so values are compared after a whole schedule; a resumed
+run of workers differs from one that was not stopped; and a run stays a function
+of its config. This costs at most as many epochs again.
 """
 
+import argparse
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import math
@@ -26,15 +27,14 @@ _SEED = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a study tunes.
+  """The keys that a study tunes, and the budget.
 
   Attributes:
-    axes: the keys with their values, numbers in ascending order.
-    budget: amount of training of one cell's tuning, in `unit`; None: of each
-      rung, the config's duration.
-    unit: of config.duration: epochs, steps or examples.
-    duration: number of config.duration, in `unit`.
-    seed: of the runs.
+    axes: keys with their values, numbers in ascending order.
+    budget: training of one cell's tuning, in `unit`; None: config.duration for each rung.
+    unit: unit of config.duration: epochs, steps or examples.
+    duration: config.duration in `unit`.
+    seed: seed of the runs that tune.
   """
 
   axes: tuple[axes.Axis, ...]
@@ -46,18 +46,17 @@ class Plan:
 
 @dataclasses.dataclass
 class Tuned:
-  """What became of one cell's values.
+  """The results of one cell's values.
 
   Attributes:
-    name: of the cell, without its seed.
-    values: that were tried, in the grid's order.
-    scores: accuracy from 0 to 1, and duration, of the longest run of a value;
-      the accuracy is None of one that failed.
-    best: None if all failed.
-    rungs: that were trained.
-    spent: amount of training of all runs, in the plan's unit.
-    error: of the first run that failed; a `study_runner.Refusal` of one that cannot
-      be.
+    name: name of the cell, without its seed.
+    values: values that were tried, in the grid's order.
+    scores: accuracy from 0 to 1 and duration of each value's longest run; the accuracy of a
+      run that failed is None.
+    best: best value; None if all failed.
+    rungs: number of rungs that were trained.
+    spent: training of all runs, in the plan's unit.
+    error: reason of the first run that failed; a `study_runner.Refusal` of a refused config.
   """
 
   name: str
@@ -70,20 +69,20 @@ class Tuned:
 
 
 def parse(
-  flags,
+  flags: argparse.Namespace,
   strategies: Iterable[str],
   overrides: Mapping[str, str],
   of_flags: Mapping[str, str],
   seeds: Iterable[int],
 ) -> Plan | None:
-  """Returns what --tune asks for; None if nothing.
+  """Returns the plan of --tune; None without the flag.
 
   Args:
-    flags: of the study: tune, tune_budget, learning_rates, emulate, config.
-    strategies: of the study.
-    overrides: of its config, and its varied keys, by dotted key.
-    of_flags: keys that a flag of their own varies, by dotted key.
-    seeds: that are scored.
+    flags: flags of the study: tune, tune_budget, learning_rates, vary, emulate, config.
+    strategies: strategies of the study.
+    overrides: overrides of its config and its varied keys, by dotted key.
+    of_flags: other flags that set a key, by dotted key.
+    seeds: seeds of the scored runs.
 
   Raises:
     ConfigError: naming the flag, its value and what was expected.
@@ -123,17 +122,17 @@ def run(
   plan: Plan,
   train: Callable[[list[grid.Cell]], dict[grid.Cell, str]],
 ) -> tuple[list[grid.Cell], dict[grid.Cell, str], list[Tuned]]:
-  """Finds the best values, and tells them to the cells.
+  """Finds the best values for the cells.
 
   Args:
     study: the study.
-    cells: of it, of all seeds, without tuned values.
-    plan: what is tuned.
-    train: cells -> the line that says why, of each that failed.
+    cells: cells of all seeds, without tuned values.
+    plan: keys and budget.
+    train: trains cells; returns the reason of each that failed.
 
   Returns:
-    The cells with the best values; of those none of whose values could be
-    trained, the line that says why; what became of the values.
+    The cells with the best values; the reasons of the cells for which no value could be trained;
+    the results of the values.
   """
   contests = {}
   for cell in cells:
@@ -157,18 +156,19 @@ def run(
 
 
 def candidates(study: study_runner.Study, cell: grid.Cell, plan: Plan) -> list[axes.Varied]:
-  """Returns the values that a cell tries; one, of no keys, if it has none."""
+  """Returns the values that a cell tries; one without keys if it has none."""
   overrides = cell.defaults | study.overrides | cell.overrides
   return axes.combinations(study.spec, overrides, plan.axes, cell.nodes)
 
 
 def durations(values: int, plan: Plan) -> list[float]:
-  """Returns how long a run of each rung trains, in the plan's unit.
+  """Returns the training of a run of each rung, in the plan's unit.
+
+  The plan's budget is spread evenly over the rungs. No run is longer than a scored one.
 
   Args:
-    values: that are tried.
-    plan: whose budget is spread evenly over the rungs; no run is longer than
-      one that is scored.
+    values: number of values that are tried.
+    plan: keys and budget.
   """
   counts = []
   while values > 1:
@@ -179,9 +179,9 @@ def durations(values: int, plan: Plan) -> list[float]:
 
 
 def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
-  """Returns a table: the accuracy of each value of each cell, after a head.
+  """Returns the accuracy of each value of each cell, after a head.
 
-  Cells that cannot be are left out.
+  Cells whose config is refused are left out.
   """
   contests = [t for t in contests if not isinstance(t.error, study_runner.Refusal)]
   every = list(dict.fromkeys(v for t in contests for v in t.values))
@@ -199,7 +199,7 @@ def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
 
 
 def notes(plan: Plan, contests: list[Tuned]) -> list[str]:
-  """Returns what the tuning cost, and where the grid should be wider."""
+  """Returns notes on the cost of the tuning, and on where the grid should be wider."""
   keys = ', '.join(axis.key for axis in plan.axes)
   lines = [
     f'Tuned by successive halving: {keys}, with seed {plan.seed}, which is not '
@@ -208,10 +208,8 @@ def notes(plan: Plan, contests: list[Tuned]) -> list[str]:
   for tuned in contests:
     for axis in plan.axes:
       best = dict(tuned.best or ()).get(axis.key)
-      values = dict.fromkeys(dict(v).get(axis.key) for v in tuned.values)
-      values = [v for v in values if v is not None]
-      is_ordered = len(values) > 1 and all(map(_is_number, values))
-      if is_ordered and best in (values[0], values[-1]):
+      values = list(dict.fromkeys(dict(v)[axis.key] for v in tuned.values if axis.key in dict(v)))
+      if len(values) > 1 and all(map(_is_number, values)) and best in (values[0], values[-1]):
         place = 'first' if best == values[0] else 'last'
         lines.append(
           f"{tuned.name}: the best value of {axis.key}, {best}, is the grid's {place}: widen it"
@@ -247,7 +245,7 @@ def _climb(study, plan, contests, left, train):
 
 
 def _duration(amount, unit):
-  """An amount of training as config.duration says it; steps are whole."""
+  """An amount of training as a text for config.duration; steps are whole."""
   if unit == 'epochs':
     return f'{max(amount, 1e-4):.4f}'.rstrip('0').rstrip('.') + ' epochs'
   return f'{math.ceil(round(amount, 6))} {unit}'
@@ -277,7 +275,7 @@ def _is_number(text):
 
 
 def _text(value):
-  """Values of the tuned keys, for people; of one key without its name."""
+  """Values of the tuned keys, for people; a single key has no name."""
   names = axes.short_names(key for key, _ in value)
   if len(value) == 1:
     return value[0][1]

@@ -1,4 +1,4 @@
-"""--mode=benchmark: what a config's training reaches on this machine.
+"""--mode=benchmark: the speed of a config's training on this machine.
 
 One page: images/s of the training step and of the step with its real input,
 the share of the time that waits for input, MFU, memory and the time to compile.
@@ -17,7 +17,7 @@ import jax
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.reporting import summary
+from anp_jax.reporting import report_kit, summary
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache, device_peaks, files, flops, markdown, memory, stopwatch
 from anp_jax.tools.trials import trial as trial_lib
@@ -29,9 +29,9 @@ _WARM_UP = 3  # steps
 _HOW = f"""\
 Steps are timed in {_ROUNDS} rounds of about {_ROUND_SECONDS:g} s after a
 warm-up; a time is the median of the rounds, with the quartiles. The batch on
-the device is noise, the same in each step; the real input is that of the
-config. Multiplications and additions of matrix products and convolutions
-count for the arithmetic.
+the device is noise, the same in each step; the real input is the config's.
+Arithmetic counts the multiplications and additions of matrix products and
+convolutions.
 """
 
 
@@ -41,9 +41,9 @@ class Speed:
 
   Attributes:
     low: lower quartile over the rounds.
-    median: over the rounds.
-    high: upper quartile.
-    waited: share of the time that waits for input; 0 where there is none.
+    median: median over the rounds.
+    high: upper quartile over the rounds.
+    waited: share of the time spent waiting for input; 0 without input.
   """
 
   low: float
@@ -52,7 +52,7 @@ class Speed:
   waited: float = 0.0
 
   def rates(self, images: int) -> dict[str, float]:
-    """Returns images/s of a batch, with the quartiles."""
+    """Returns images/s with a batch of `images`, and the quartiles."""
     return {
       'images_per_second': images / self.median,
       'low_quartile': images / self.high,
@@ -64,11 +64,7 @@ class Speed:
 def run(job: strategy_lib.Job) -> dict:
   """Times a config's training, and writes benchmark.json and benchmark.md.
 
-  Args:
-    job: of the command.
-
-  Returns:
-    {}: nothing is evaluated.
+  Returns {}, since nothing is evaluated.
 
   Raises:
     ConfigError: if the config does not fit the devices.
@@ -81,7 +77,15 @@ def run(job: strategy_lib.Job) -> dict:
     os.makedirs(job.workdir, exist_ok=True)
     path = os.path.join(job.workdir, 'benchmark')
     files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
-    files.write_atomic(f'{path}.md', page(values, config_lib.golden(job.config)))
+    config_text = config_lib.golden(job.config).rstrip()
+    hardware = [(name, str(text)) for name, text in values['hardware'].items()]
+    blocks = (
+      report_kit.Table([('', ''), *rows(values)], 'l'),
+      _HOW.rstrip(),
+      report_kit.Table([('hardware', ''), *hardware], 'l'),
+      f'## Config\n\n```\n{config_text}\n```',
+    )
+    report_kit.write(f'{path}.md', 'Benchmark', blocks)
     print(markdown.plain(rows(values)))
     print(urls.remote_url(f'benchmark: {path}.md'))
   return {}
@@ -189,15 +193,9 @@ class _Stepper:
 
 
 def rows(values: dict) -> list[tuple[str, str]]:
-  """Returns the numbers of a benchmark for people, as (name, text) rows.
-
-  Args:
-    values: of benchmark.json.
-  """
-  mfu = values['mfu']
-  arithmetic = f'{values["flops_per_second"] / 1e12:.3g} TFLOP/s'
-  on_cpu = values['platform'] == 'cpu'
-  owner = 'process' if on_cpu else 'device'
+  """Returns the numbers of benchmark.json for people, as (name, text) rows."""
+  mfu = f'MFU {values["mfu"]:.1%}' if values['mfu'] else 'MFU unknown: no peak of this device'
+  owner = 'process' if values['platform'] == 'cpu' else 'device'
   return [
     ('network', f'{values["network"]}, {values["dtype"]}'),
     (
@@ -208,32 +206,10 @@ def rows(values: dict) -> list[tuple[str, str]]:
     ('step', _speed(values['step'])),
     ('with input', f'{_speed(values["with_input"])}, {values["input"]}'),
     ('input wait', f'{values["input_wait"]:.1%}'),
-    (
-      'arithmetic',
-      arithmetic + (f', MFU {mfu:.1%}' if mfu else ', MFU unknown: no peak of this device'),
-    ),
+    ('arithmetic', f'{values["flops_per_second"] / 1e12:.3g} TFLOP/s, {mfu}'),
     ('memory', f'{_size(values["memory_peak"])} at most, of a {owner} while stepping'),
     ('compiling', f'{values["compile_seconds"]:.1f} s'),
   ]
-
-
-def page(values: dict, config_text: str) -> str:
-  """Returns the text of benchmark.md.
-
-  Args:
-    values: of benchmark.json.
-    config_text: the resolved config.
-  """
-  hardware = [(name, str(text)) for name, text in values['hardware'].items()]
-  return '\n\n'.join(
-    [
-      '# Benchmark',
-      markdown.table([('', ''), *rows(values)]),
-      _HOW.rstrip(),
-      markdown.table([('hardware', ''), *hardware]),
-      f'## Config\n\n```\n{config_text.rstrip()}\n```\n',
-    ]
-  )
 
 
 def _speed(rates):

@@ -1,9 +1,9 @@
-"""--mode=range_test: which learning rates train, after Smith (2015).
+"""--mode=range_test: a range test of learning rates, after Smith (2015).
 
-The learning rate rises exponentially over the steps of a run that is then thrown away
-(arXiv 1506.01186). The loss of step s is that of a run with
-config.schedule.name='range': a function of the seed and the step, whatever the
-number of devices.
+The learning rate rises exponentially over the steps of a run that is then thrown
+away (arXiv 1506.01186). The loss of step s is that of a run with
+config.schedule.name='range': a function of the seed and the step on any number
+of devices.
 """
 
 import contextlib
@@ -25,11 +25,7 @@ _LIMIT = 4.0  # times the smallest mean loss is divergence
 def run(job: strategy_lib.Job) -> dict:
   """Makes the steps of a range test, and writes range_test.json and range_test.png.
 
-  Args:
-    job: the command; its config has the schedule 'range'.
-
-  Returns:
-    {}: nothing is evaluated.
+  Returns {}, since nothing is evaluated. The config has the schedule 'range'.
 
   Raises:
     ConfigError: if the config does not fit the devices.
@@ -57,11 +53,11 @@ def analyse(rates: list[float], losses: list[float]) -> tuple[np.ndarray, float 
 
   Args:
     rates: (n,) learning rates, rising by equal ratios.
-    losses: (n,) finite.
+    losses: (n,) finite losses.
 
   Returns:
-    (n,) means of the losses around each step, with normal weights; and the rate where
-    the mean falls fastest over the logarithm of the rate, None where it never falls.
+    (n,) means of the losses around each step, with normal weights; and the rate where the mean
+    falls fastest over the logarithm of the rate, None if it never falls.
   """
   steps = np.arange(len(losses))
   width = max(len(losses) / _PARTS, 1)  # standard deviation, in steps

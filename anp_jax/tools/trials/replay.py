@@ -9,27 +9,28 @@ workdir's newest checkpoint: bit for bit, on a CPU of the kind that trained.
 
 import os
 import sys
+from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, trust
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.runtimes.parameter_server import log as log_lib, parameter_server_strategy
 from anp_jax.system import xla_flags
 
 
-def replay(config, records: list[dict], version: int):
-  """Returns the state after the first `version` updates of a log.
+def replay(
+  config: ml_collections.ConfigDict, records: list[dict], version: int
+) -> state_lib.TrainState:
+  """Returns the state after the first `version` updates of a log, as NumPy arrays.
 
   Args:
-    config: of the run.
-    records: of the log; it must begin at version 0.
-    version: to stop at.
-
-  Returns:
-    TrainState of NumPy arrays.
+    config: config of the run.
+    records: records of the log, which must begin at version 0.
+    version: number of updates.
 
   Raises:
     ConfigError: if the log has not all of these updates.
@@ -44,7 +45,7 @@ def replay(config, records: list[dict], version: int):
       f'{log_lib.NAME} has no update {missing}: a replay needs all of them, so '
       'not a run that another strategy began, or one whose log was cut'
     )
-  state = None
+  state: Any = None
   for session, stop in _sessions(records, version):
     # The log counts: keys may have changed since.
     ahead = look_ahead.Settings(**session['look_ahead'])
@@ -57,7 +58,7 @@ def replay(config, records: list[dict], version: int):
 
 
 def _sessions(records, version):
-  """The settings of each session of a run, and the version where it ends."""
+  """Pairs of a session's settings and the version at which it ends."""
   starts = [r for r in records if 'start' in r and r['start'] < version]
   stops = [*(r['start'] for r in starts[1:]), version]
   return zip(starts, stops)
@@ -130,7 +131,7 @@ def main(argv: list[str]) -> int:
   parser = argument_parser.Parser(
     prog='python -m anp_jax.tools.trials.replay', description=__doc__.splitlines()[0]
   )
-  parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
+  parser.add_argument('workdir', help='workdir of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
   try:
     flags = parser.parse(argv)

@@ -1,4 +1,4 @@
-"""What a trial makes of a config: a step, a new state and the input."""
+"""The parts of a trial: a step, a new state and the input."""
 
 from anp_jax import experiment
 from anp_jax.config import strategy as strategy_lib
@@ -11,12 +11,12 @@ class Trial:
   """The training of a run, as far as it is the same in each step.
 
   Attributes:
-    config: of the run, with its batch size.
-    mesh: of the run.
-    source: of the training examples.
+    config: config of the run, with its batch size.
+    mesh: mesh of the run.
+    source: source of the training examples.
     program: `build.Program`.
-    open_feed: () -> the run's batches from its first step on, to be closed.
-    messages: lines for people, of what had to be measured first.
+    open_feed: function that opens the run's batches from its first step on, to be closed.
+    messages: lines for people about what had to be measured first.
   """
 
   def __init__(self, job: strategy_lib.Job):
@@ -41,10 +41,10 @@ class Trial:
     self.program, self.open_feed = self._experiment.program, opened.batches
 
   def new_state(self) -> state_lib.TrainState:
-    """Returns the state that the run would begin with.
+    """Returns the first state of the run.
 
     Raises:
-      ConfigError: if what config.init names does not fit.
+      ConfigError: if the weights of config.init do not fit.
     """
     state, messages = self._experiment.new_state(gather=self._processes.gather)
     self.messages = [*self.messages, *messages]

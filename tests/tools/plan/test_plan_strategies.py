@@ -35,30 +35,42 @@ def _setting(cost, nodes, devices=1, efficiency=_PERFECT, **overrides):
   return steps.Setting(config, cost, device, cluster, efficiency, 0.0)
 
 
-def test_sync_sends_all_gradients_twice(cost):
+_INVARIANT = {'strategy__name': 'invariant', 'strategy__logical_shards': '12'}
+_FSDP = {'sharding': "(('.*', 'fsdp'),)"}
+_LOCAL = {'strategy__name': 'local_sgd', 'strategy__groups': '2', 'strategy__period': '10'}
+
+
+@pytest.mark.parametrize(
+  'nodes, images, keys, sent',
+  [
+    # 4 devices in a ring: 2 x 3/4 of the bytes, nothing hidden.
+    (4, 32, {}, 1.5 * _BYTES),
+    # Three shards a device are three sums: two more are scattered. Four are one.
+    (4, 33, _INVARIANT, (1.5 + 2 * 0.75) * _BYTES),
+    (3, 44, _INVARIANT, 4 / 3 * _BYTES),
+    (4, 32, {'strategy__reduce_dtype': 'bfloat16'}, 1.5 * (2 * 25557032 + 4 * 53120)),
+    # 3/4 of the weights and 3/4 of the gradients: half of a sum each.
+    (4, 32, _FSDP, 0.75 * (4 * 25557032 + _BYTES)),
+    # Two groups of one device: a sum of two, once in ten steps.
+    (2, 32, _LOCAL, _BYTES / 10),
+  ],
+)
+def test_what_a_strategy_sends(cost, nodes, images, keys, sent):
+  step = _predicted(_setting(cost, nodes, **keys), images)
+  assert step.communication == pytest.approx(sent / 1e9, rel=1e-3)
+
+
+def test_sync_computes_its_images(cost):
   step = _predicted(_setting(cost, 4), 32)
-  # 4 devices in a ring: 2 x 3/4 of the bytes, nothing hidden.
-  assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
   assert step.compute == pytest.approx(32 * cost.image_flops / 989.5e12, rel=1e-3)
   assert step.images == 128
 
 
-def test_invariant_sends_each_sum_of_its_tree(cost):
-  """Three shards a device are three sums: two more are scattered."""
-  keys = {'strategy__name': 'invariant', 'strategy__logical_shards': '12'}
-  step = _predicted(_setting(cost, 4, **keys), 33)
-  expected = (1.5 + 2 * 0.75) * _BYTES / 1e9
-  assert step.communication == pytest.approx(expected, rel=1e-3)
-  # Four are one.
-  step = _predicted(_setting(cost, 3, **keys), 44)
-  expected = 4 / 3 * _BYTES / 1e9
-  assert step.communication == pytest.approx(expected, rel=1e-3)
-
-
-def test_half_precision_halves_what_is_sent(cost):
-  step = _predicted(_setting(cost, 4, strategy__reduce_dtype='bfloat16'), 32)
-  expected = 1.5 * (2 * 25557032 + 4 * 53120) / 1e9
-  assert step.communication == pytest.approx(expected, rel=1e-3)
+def test_fsdp_divides_the_state(cost):
+  divided, unsplit = (
+    plan_memory.count(_setting(cost, 4, **keys), 32).state for keys in (_FSDP, {})
+  )
+  assert divided == unsplit / 4
 
 
 def test_a_long_backward_pass_hides_all_but_the_last_bucket(cost):
@@ -67,26 +79,6 @@ def test_a_long_backward_pass_hides_all_but_the_last_bucket(cost):
   *_, (over, last) = device_step.buckets(cost, 4, 25)
   assert over == 1 and last < 5e6
   assert step.communication == pytest.approx(1.5 * last / 1e9, rel=1e-3)
-
-
-def test_fsdp_gathers_weights_and_scatters_gradients(cost):
-  fsdp = _setting(cost, 4, sharding="(('.*', 'fsdp'),)")
-  step = _predicted(fsdp, 32)
-  # 3/4 of the weights and 3/4 of the gradients: half of a sum each.
-  expected = 0.75 * (4 * 25557032 + _BYTES) / 1e9
-  assert step.communication == pytest.approx(expected, rel=1e-3)
-  divided, unsplit = plan_memory.count(fsdp, 32), plan_memory.count(_setting(cost, 4), 32)
-  assert divided.state == unsplit.state / 4
-
-
-def test_local_exchanges_weights_once_a_period(cost):
-  setting = _setting(
-    cost, 2, strategy__name='local_sgd', strategy__groups='2', strategy__period='10'
-  )
-  step = _predicted(setting, 32)
-  # Two groups of one device: a sum of two, once in ten steps.
-  expected = _BYTES / 1e9 / 10
-  assert step.communication == pytest.approx(expected, rel=1e-3)
 
 
 def test_servers_saturate_at_their_ports(cost):

@@ -103,6 +103,5 @@ def test_gradients_that_are_not_summed_are_refused(monkeypatch, capsys):
   arguments = ['--target=cpu:1', '--config=configs/resnet_anp.py:tiny']
   assert command.main(arguments) == 1
   assert capsys.readouterr().err == (
-    'error: cpu:1 train: gradients are to be summed in float32, and the '
-    'compiled program has no such sum\n'
+    'error: cpu:1 train: the compiled program has no sum of gradients in float32\n'
   )

@@ -12,15 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools.study import (
-  __main__ as study_main,
-  grid,
-  launching as launching_lib,
-  local,
-  slurm,
-  study_runner,
-  traffic,
-)
+from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner, traffic
 from tests import launching, slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -49,13 +41,12 @@ if os.path.basename(workdir) in open(failing).read():
   print('[0 host] error: rank 1 has gone')
   sys.exit(75)
 nodes = int(sys.argv[1])
+timed = {} if nodes == 3 else {'seconds': 1 / nodes, 'images_per_second': 20 * nodes}
 with open(os.path.join(workdir, 'config.json'), 'w') as f:
   json.dump({'batch_size': 10}, f)
 with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
   for step in (2, 4):
-    print(json.dumps({
-      'kind': 'train', 'step': step, 'epoch': step / 10, 'seconds': 1 / nodes,
-      'images_per_second': 20 * nodes}), file=f)
+    print(json.dumps({'kind': 'train', 'step': step, 'epoch': step / 10, **timed}), file=f)
   print(json.dumps({'kind': 'validation', 'step': 4, 'epoch': 0.4,
                     'anp_top1': 0.5}), file=f)
 """
@@ -63,7 +54,7 @@ with open(os.path.join(workdir, 'metrics.jsonl'), 'w') as f:
 
 @pytest.fixture
 def pretend(tmp_path, monkeypatch):
-  """A launcher that notes its calls; cells named in `failing` fail.
+  """A launcher that notes its calls; cells in `failing` fail, three nodes time no step.
 
   The counting of traffic, which compiles, is noted too.
   """
@@ -107,9 +98,10 @@ def test_what_is_finished_is_not_run_again(pretend, capsys):
   assert '2 runs, 0 of them to do' in again
   # The same table, from the same runs.
   assert first[first.index('strategy') :] == again[again.index('strategy') :]
-  # A larger grid runs what is new; another config runs all.
-  assert study_main.main(_command(folder, '--nodes=1,2,3')) == 0
+  # A larger grid runs what is new, here a run without numbers; another config runs all.
+  assert study_main.main(_command(folder, '--nodes=1,2,3')) == 1
   assert _calls(pretend) == ['sync-3x1-seed0']
+  assert 'failed: sync-3x1-seed0: no step was timed' in (folder / 'study.md').read_text()
   assert study_main.main([*command, '--config.duration=99 steps']) == 0
   assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
 
@@ -166,6 +158,10 @@ def test_bytes_of_a_compiled_step(strategy, period):
 def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   folder = pretend / 'study'
   (pretend / 'failing').write_text('sync-1x1-seed0')
+  # When all fail there is still a page.
+  assert study_main.main(_command(folder, '--nodes=1')) == 1
+  assert _calls(pretend) == ['sync-1x1-seed0']
+  assert 'out of luck' in (folder / 'study.md').read_text()
   command = _command(folder, '--nodes=1,2', '--target_accuracy=0.5')
   assert study_main.main(command) == 1
   assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
@@ -224,26 +220,6 @@ def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
   assert not isinstance(study_runner.ended(study, _cell(), 2, None), study_runner.Refusal)
 
 
-def test_a_run_too_short_to_be_timed_is_shown(pretend, capsys):
-  """Its first step, which compiles, is no rate."""
-  folder = pretend / 'study'
-  command = _command(folder, '--nodes=1,2')
-  assert study_main.main(command) == 0
-  metrics = folder / 'runs' / 'sync-1x1-seed0' / 'metrics.jsonl'
-  metrics.write_text('{"kind": "train", "step": 1, "epoch": 0.1}\n')
-  assert study_main.main(command) == 1
-  line = 'failed: sync-1x1-seed0: no step was timed'
-  assert line in capsys.readouterr().out
-  assert line in (folder / 'study.md').read_text()
-
-
-def test_when_all_fail_there_is_still_a_page(pretend):
-  folder = pretend / 'study'
-  (pretend / 'failing').write_text('sync-1x1-seed0')
-  assert study_main.main(_command(folder, '--nodes=1')) == 1
-  assert 'out of luck' in (folder / 'study.md').read_text()
-
-
 def test_a_stopped_run_is_not_finished(tmp_path):
   study = study_runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _cell().name
@@ -298,7 +274,7 @@ def test_each_device_has_a_core(tmp_path):
     (_cell(nodes=2, devices=4), '4,5,7'),
   ):
     command = local._command(study, cell, [4, 5, 7])
-    assert command[:5] == ['taskset', '-c', want, launching_lib.LAUNCHER, str(cell.nodes)]
+    assert command[:5] == ['taskset', '-c', want, local.LAUNCHER, str(cell.nodes)]
     assert command[5:7] == [f'--devices={cell.devices}', '--bind']
 
 
@@ -313,7 +289,7 @@ def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   )
   python.chmod(python.stat().st_mode | stat.S_IXUSR)
   done = subprocess.run(
-    ['taskset', '-c', str(last), launching_lib.LAUNCHER, str(count), '--bind'],
+    ['taskset', '-c', str(last), local.LAUNCHER, str(count), '--bind'],
     cwd=launching.ROOT,
     env={**os.environ, 'PYTHON': str(python)},
     capture_output=True,
@@ -414,21 +390,11 @@ def test_without_slurm_one_line_says_so(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.multiprocess
-def test_the_command_on_one_and_two_processes(tmp_path):
-  command = [
-    sys.executable,
-    '-m',
-    'anp_jax.tools.study',
-    *_command(
-      tmp_path,
-      '--nodes=1,2',
-      '--strategies=sync',
-      '--target_accuracy=0.01',
-      *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
-    ),
-  ]
-  done = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True, timeout=300)
-  assert done.returncode == 0, done.stdout + done.stderr
+def test_the_command_on_one_and_two_processes(tmp_path, capsys):
+  more = ('--nodes=1,2', '--target_accuracy=0.01')
+  more += tuple(f'--config.{k}={v}' for k, v in launching.TINY.items())
+  command = _command(tmp_path, *more)
+  assert study_main.main(command) == 0, capsys.readouterr()
   with open(tmp_path / 'cells.csv') as f:
     row_one, row_two = csv.DictReader(f)
   assert (row_one['nodes'], row_two['nodes']) == ('1', '2')
@@ -438,8 +404,8 @@ def test_the_command_on_one_and_two_processes(tmp_path):
   assert re.search(r'^\[1 ', log, re.M) and '2 x cpu' in log
   for name in ('study.md', 'curves.csv', 'speed.png', 'accuracy.png'):
     assert (tmp_path / name).stat().st_size > 0
-  again = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True, timeout=60)
-  assert again.returncode == 0 and '0 of them to do' in again.stdout
+  capsys.readouterr()
+  assert study_main.main(command) == 0 and '0 of them to do' in capsys.readouterr().out
 
 
 @pytest.mark.slurm
@@ -447,27 +413,11 @@ def test_the_command_on_one_and_two_processes(tmp_path):
 @pytest.mark.soak
 def test_the_command_on_a_cluster(tmp_path):
   """Jobs of one and two nodes, and one that cannot be."""
+  # In groups of 4 images.
+  more = ('--nodes=1,2', '--slurm=--time=10', '--config.batch_size=20')
+  more += tuple(f'--config.{k}={v}' for k, v in launching.TINY.items())
   with slurm_cluster.open_cluster():
-    done = subprocess.run(
-      [
-        sys.executable,
-        '-m',
-        'anp_jax.tools.study',
-        *_command(
-          tmp_path,
-          '--nodes=1,2',
-          '--strategies=sync',
-          '--slurm=--time=10',
-          '--config.batch_size=20',  # in groups of 4 images
-          *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
-        ),
-      ],
-      cwd=launching.ROOT,
-      capture_output=True,
-      text=True,
-      timeout=500,
-    )
-  assert done.returncode == 0, done.stdout + done.stderr
+    assert study_main.main(_command(tmp_path, *more)) == 0
   with open(tmp_path / 'cells.csv') as f:
     row_one, row_two = csv.DictReader(f)
   assert row_two['state'] == 'left out'

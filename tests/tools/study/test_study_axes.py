@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import (
-  __main__ as study_main,
-  axes,
-  grid,
-  plots,
-  study_results,
-  study_runner,
-  study_table,
-)
-from tests import builders
+from anp_jax.tools.study import axes, grid, plots, study_results, study_runner, study_table
 
 _LENET = 'configs/lenet.py'
 
@@ -100,58 +91,6 @@ def test_short_names_tell_keys_apart():
   assert axes.short_names(['size', 'a.size']) == {'size': 'size', 'a.size': 'a.size'}
 
 
-@pytest.mark.parametrize(
-  'flags, words',
-  [
-    (
-      ['--vary=strategy.mod=async'],
-      "--vary=strategy.mod=async: unknown key strategy.mod; did you mean 'strategy.mode'?",
-    ),
-    (
-      ['--vary=strategy.mode=asinc'],
-      "config.strategy.mode='asinc': expected one of async, bounded, "
-      "synchronous; did you mean 'async'?",
-    ),
-    (['--vary=batch_size=64,big'], "config.batch_size='big': expected a whole"),
-    (['--vary=batch_size'], '--vary=batch_size: expected KEY=VALUE,VALUE,...'),
-    (['--vary=seed=1,2'], '--vary=seed=1,2: the study sets it; use --seeds'),
-    (
-      ['--vary=emulate.step_seconds=1,2'],
-      '--vary=emulate.step_seconds=1,2: the study sets it; use --emulate',
-    ),
-    (['--vary=emulate.sleep=True,False', '--emulate'], 'the study sets it; use --emulate'),
-    (['--vary=optimizer.learning_rate=1'], 'the study sets it; use --learning_rates'),
-    (
-      ['--vary=batch_size=8', '--config.batch_size=16'],
-      '--vary=batch_size=8: batch_size is set twice',
-    ),
-    (
-      ['--vary=strategy.servers=0%'],
-      '--vary=strategy.servers=0%: expected a percentage of the nodes above 0',
-    ),
-    (
-      ['--vary=strategy.mode=async', '--strategies=sync'],
-      '--vary=strategy.mode=async: no run of the study has this key',
-    ),
-    (
-      ['--vary=optimizer.name=lars,lamb', '--strategies=parameter_server'],
-      "config.optimizer.name='lars': expected one of sgd, momentum",
-    ),
-  ],
-)
-def test_bad_flags_are_one_line(tmp_path, capsys, flags, words):
-  arguments = [
-    'strategies',
-    f'--config={_LENET}',
-    f'--workdir={tmp_path}',
-    '--strategies=sync,parameter_server',
-    *flags,
-  ]
-  assert study_main.main(arguments) == 2
-  assert words in builders.error_line(capsys)
-  assert not list(tmp_path.iterdir())
-
-
 def _run(accuracy):
   steps = np.array([1])
   return study_results.Run(100.0, steps, steps, steps / 1.0, np.array([accuracy]))
@@ -175,7 +114,7 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
     ('parameter_server, mode=bounded', 0.2),
     ('sync', 0.2),
   ]
-  head, *rows = study_table.rows(points, None)
+  head, *rows = study_table.speed(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'bounded', '-']
   assert study_table.by_learning_rate(points)[1][:4] == ('parameter_server', 'async', '2', '1')

@@ -7,60 +7,9 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import (
-  __main__ as study_main,
-  emulate,
-  grid,
-  launching as launching_lib,
-  local,
-  study_page,
-  study_results,
-  study_runner,
-)
-from tests import builders
+from anp_jax.tools.study import emulate, grid, local, study_page, study_results, study_runner
 
 _COMMAND = ['strategies', '--config=configs/lenet.py']
-
-
-@pytest.mark.parametrize(
-  'flags, line',
-  [
-    (
-      ['--emulate=step_secods=1'],
-      "--emulate: no key 'step_secods' (have: sleep, step_seconds, "
-      'image_seconds, spread, slow, pieces, megabytes, bandwidth); did you '
-      "mean 'step_seconds'?",
-    ),
-    (['--emulate=spread'], "--emulate: 'spread': expected spread=VALUE"),
-    (['--emulate=spread=wide'], "config.emulate.spread='wide': expected a number"),
-    (
-      ['--emulate=slow=3'],
-      "--emulate: slow='3': expected PROCESS:FACTOR, or several with +, such as 3:2+5:1.5",
-    ),
-    (
-      ['--emulate=slow=3:0'],
-      'config.emulate.slow=((3, 0.0),): expected pairs (process, factor) as in ((3, 2.0),)',
-    ),
-    (
-      ['--emulate=slow=4:2', '--nodes=1,4'],
-      '--emulate: slow=4: expected a process below 4, the largest of --nodes',
-    ),
-    (['--emulate=spread=1,spread=2'], '--emulate: spread is set twice'),
-    (['--emulate=spread=1', '--config.emulate.spread=2'], '--emulate: spread is set twice'),
-    (
-      ['--config.emulate.spread=2'],
-      '--config.emulate.spread=2: expected --emulate with it, as in --emulate=step_seconds=0.1',
-    ),
-    (
-      ['--emulate', '--target_accuracy=0.5'],
-      '--target_accuracy=0.5: nothing is learnt with --emulate',
-    ),
-  ],
-)
-def test_bad_input_gets_one_line(tmp_path, capsys, flags, line):
-  arguments = [*_COMMAND, f'--workdir={tmp_path / "study"}', *flags]
-  assert study_main.main(arguments) == 2
-  assert builders.error_line(capsys) == f'error: {line}'
 
 
 def test_the_keys_reach_the_config():
@@ -80,7 +29,7 @@ def test_the_keys_reach_the_config():
 def test_emulated_processes_share_the_cores_with_a_thread_each():
   study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
-  assert command[:3] == [launching_lib.LAUNCHER, '64', '--devices=1']
+  assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
   assert emulate.environment(study)['OMP_NUM_THREADS'] == '1'
 
@@ -113,12 +62,6 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   assert 'on 2 cores in all' in text
   assert not (tmp_path / 'accuracy.png').exists()
   assert (tmp_path / 'study.md').read_text().startswith('# Strategies, emulated\n')
-
-
-def test_an_emulated_study_of_a_strategy_that_has_none_is_refused(tmp_path, capsys):
-  arguments = [*_COMMAND, f'--workdir={tmp_path}', '--emulate', '--strategies=channel_split']
-  assert study_main.main(arguments) == 2
-  assert 'config.emulate.enabled=True' in builders.error_line(capsys)
 
 
 def test_spread_is_a_key_of_emulation_alone():

@@ -3,8 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, grid, scaling, study_results, study_runner
-from tests import builders
+from anp_jax.tools.study import grid, scaling, study_results, study_runner
 
 _LENET = 'configs/lenet.py'
 
@@ -44,7 +43,7 @@ def test_a_batch_for_each_worker(cell, size):
 
 def test_cells_that_agree_are_one():
   cells = grid.expand(('sync', 'parameter_server'), (1, 4), (1,), (0,))
-  names = [c.name for c in scaling.cells(_study(), cells, ('strong', 'weak'))]
+  names = [c.name for c in scaling.cells(_study().config, cells, ('strong', 'weak'))]
   assert names == [
     'sync-1x1-seed0',
     'parameter_server-1x1-seed0',
@@ -52,11 +51,13 @@ def test_cells_that_agree_are_one():
     'sync-4x1-weak-seed0',
     'parameter_server-4x1-seed0',
   ]
-  assert scaling.cells(_study(), cells, ('strong',)) == cells
+  assert scaling.cells(_study().config, cells, ('strong',)) == cells
 
 
 def test_weak_and_strong_have_rows_of_their_own():
-  cells = scaling.cells(_study(), grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak'))
+  cells = scaling.cells(
+    _study().config, grid.expand(('sync',), (4,), (1,), (0,)), ('strong', 'weak')
+  )
   points = study_results.points(cells, {}, {})
   assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]
 
@@ -65,11 +66,3 @@ def test_steps_are_refused():
   """So many steps of a larger batch are more samples."""
   with pytest.raises(config_lib.ConfigError, match='expected epochs or exampl'):
     _study(duration='60 steps').config(_cell('sync', 4))
-
-
-def test_a_bad_kind_is_one_line(tmp_path, capsys):
-  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}', '--scaling=week']
-  assert study_main.main(arguments) == 2
-  assert builders.error_line(capsys) == (
-    "error: --scaling=week: expected strong, weak, or both with a comma; did you mean 'weak'?"
-  )

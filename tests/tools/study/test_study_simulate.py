@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
-  launching as launching_lib,
   local,
   plots,
   scores,
@@ -21,7 +19,7 @@ from anp_jax.tools.study import (
   study_results,
   study_runner,
 )
-from tests import builders, launching
+from tests import launching
 
 _LENET = 'configs/lenet.py'
 
@@ -63,44 +61,12 @@ def test_the_config_of_a_simulated_cell():
   assert study.config(cell).strategy.groups == 4
 
 
-@pytest.mark.parametrize(
-  'flags, line',
-  [
-    (['--workers=4'], '--workers=4: expected --simulate with it, or --nodes'),
-    (
-      ['--simulate', '--nodes=2'],
-      '--nodes=2: expected --workers with --simulate: a run is one process',
-    ),
-    (['--simulate', '--workers=x'], "--workers='x': expected whole numbers"),
-    (['--simulate', '--emulate'], '--emulate: expected without --simulate'),
-    (['--simulate=step_secods=1'], "--simulate: no key 'step_secods' (have: "),
-    (
-      ['--simulate=step_seconds=long'],
-      "config.strategy.simulate.step_seconds='long': expected a number",
-    ),
-    (
-      ['--simulate', '--config.strategy.simulate.workers=4'],
-      '--config.strategy.simulate.workers=4: the study sets it; use --workers',
-    ),
-    (['--simulate', '--vary=strategy.simulate.workers=4'], 'the study sets it; use --workers'),
-    (
-      ['--simulate', '--strategies=invariant'],
-      '--simulate: no strategy of the study simulates workers',
-    ),
-  ],
-)
-def test_bad_flags_are_one_line(tmp_path, capsys, flags, line):
-  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}']
-  assert study_main.main([*arguments, *flags]) == 2
-  assert line in builders.error_line(capsys)
-
-
 def test_runs_at_once_have_a_core_each():
   study = _study()
   cells = [grid.Cell('parameter_server', 16, 1, 0, simulated=True)]
   assert local._shares(study, cells, [4, 5, 7]) == [[4], [5], [7]]
   command = local._command(study, cells[0], [5])
-  assert command[:6] == ['taskset', '-c', '5', launching_lib.LAUNCHER, '1', '--devices=1']
+  assert command[:6] == ['taskset', '-c', '5', local.LAUNCHER, '1', '--devices=1']
   # Two devices each: the third core is left; more than there are share all.
   pairs = [grid.Cell('parameter_server', 16, 2, 0, simulated=True), *cells]
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
@@ -278,25 +244,10 @@ def test_the_page_says_that_workers_are_simulated(tmp_path):
 @pytest.mark.multiprocess
 def test_the_command_simulates_workers(tmp_path):
   """Two workers take turns: all gradients but the first are one update old."""
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'anp_jax.tools.study',
-      'strategies',
-      '--config=configs/resnet_anp.py:tiny',
-      f'--workdir={tmp_path}',
-      '--strategies=parameter_server',
-      '--simulate=step_seconds=2',
-      '--workers=2',
-      *(f'--config.{k}={v}' for k, v in launching.TINY.items()),
-    ],
-    cwd=launching.ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stdout + done.stderr
+  flags = ['--strategies=parameter_server', '--simulate=step_seconds=2', '--workers=2']
+  flags += [f'--config.{k}={v}' for k, v in launching.TINY.items()]
+  command = ['strategies', '--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}']
+  assert study_main.main([*command, *flags]) == 0
   with open(tmp_path / 'cells.csv') as f:
     (pair,) = csv.DictReader(f)
   assert pair['max_staleness'] == '1'

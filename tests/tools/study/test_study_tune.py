@@ -8,7 +8,6 @@ import types
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.tools.study import __main__ as study_main, grid, local, study_runner, traffic, tune
 from tests import builders
 
@@ -162,41 +161,6 @@ def test_its_seed_is_none_of_those_that_are_scored():
   assert _plan(f'{_RATE}=1,2', seeds=(1000, 1003)).seed == 1004
 
 
-@pytest.mark.parametrize(
-  'flags, line',
-  [
-    (['--tune_budget=3 epochs'], '--tune_budget=3 epochs: expected --tune'),
-    (
-      ['--tune=optimizer.learning_rat=1'],
-      '--tune=optimizer.learning_rat=1: unknown key optimizer.learning_rat; '
-      "did you mean 'optimizer.learning_rate'?",
-    ),
-    ([f'--tune={_RATE}=0.1,x'], f"config.{_RATE}='x': expected a number"),
-    (
-      [f'--tune={_RATE}=0.1', '--learning_rates=1'],
-      f'--tune={_RATE}=0.1: the study sets it; use --learning_rates',
-    ),
-    (
-      [f'--tune={_RATE}=1', '--vary=duration=1 epochs,2 epochs'],
-      f'--vary=duration=1 epochs,2 epochs with --tune={_RATE}=1: expected one',
-    ),
-    (
-      [f'--tune={_RATE}=1', '--tune_budget=many'],
-      "--tune_budget=many: expected an amount of training like config.duration='20 epochs'",
-    ),
-    (
-      [f'--tune={_RATE}=1', '--tune_budget=100 steps'],
-      '--tune_budget=100 steps: expected an amount of training like',
-    ),
-    (['--tune=strategy.period=1,2', '--strategies=sync'], '--tune=strategy.period=1,2: '),
-  ],
-)
-def test_bad_flags_are_one_line(tmp_path, capsys, flags, line):
-  arguments = ['strategies', f'--config={_LENET}', f'--workdir={tmp_path}']
-  assert study_main.main([*arguments, *flags]) == 2
-  assert line in builders.error_line(capsys)
-
-
 # Running, with a launcher that trains nothing: accuracy 1 - |log10(10 rate)|,
 # and the largest rate diverges.
 _PRETEND = """\
@@ -264,8 +228,3 @@ def test_a_command_that_tunes_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
   # A seed more is trained with the value that is known.
   assert study_main.main([*command, '--seeds=0,1,2']) == 0
   assert (tmp_path / 'calls').read_text().split()[len(calls) :] == [f'sync-1x1-{_RATE}=0.1-seed2']
-
-
-def test_bad_input_needs_no_config():
-  with pytest.raises(config_lib.ConfigError, match='expected --tune'):
-    _plan(budget='1 epochs')

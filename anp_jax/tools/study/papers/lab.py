@@ -1,8 +1,8 @@
-"""Runs the commands of the papers' pages, and keeps what they measured.
+"""Runs the commands of the papers' pages, and keeps their results.
 
-A measurement is a command of this repository, whose last line of output is
-JSON, or which leaves a file of cells. It is run once; its result is kept in the
-study's workdir, so that the same study goes on where it was stopped.
+A measurement is a command of this repository whose last line of output is JSON,
+or which writes a file of cells. It is run once: its result is kept in the study's
+workdir, where the same study finds it.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _PLANNER = ['python', '-m', 'anp_jax.tools.plan']
 
 
 class Result(NamedTuple):
-  """What a command gave.
+  """The result of a command.
 
   Attributes:
-    values: nested dicts and lists, {'cells': rows} of a study of strategies.
-    hardware: on which it was measured; '' of a prediction.
+    values: nested dicts and lists; {'cells': rows} of a study of strategies.
+    hardware: hardware of the measurement; '' for a prediction.
   """
 
   values: dict
@@ -48,24 +48,24 @@ class Lab:
   """
 
   def __init__(self, folder: str, predict_only: bool = False):
-    self.failures = []
+    self.failures: list[str] = []
     self._folder = folder
     self._predict_only = predict_only
-    self._results = {}
+    self._results: dict[str, Result | None] = {}
 
   def typed(self, name: str, command: str) -> str:
-    """A command as a person would type it."""
+    """Returns a command as a person would type it."""
     return command.replace('{folder}', os.path.join(self._folder, _RUNS, name))
 
   def result(self, name: str, command: str) -> Result | None:
-    """A command's result: predicted here, kept in the workdir, or measured now.
+    """Returns a command's result: predicted here, kept in the workdir, or measured now.
 
     Args:
-      name: name of the command: that of its files.
-      command: the command; '{folder}' stands for a folder of its own.
+      name: name of the command and its files.
+      command: the command; '{folder}' is replaced by a folder of its own.
 
     Returns:
-      None if it failed, or is left out as all measurements are.
+      None if it failed, or if nothing is measured.
 
     Raises:
       RuntimeError: with the planner's line, if it refuses.
@@ -91,7 +91,7 @@ class Lab:
       return None
     print(f'{name}: begins: {shlex.join(arguments)}', flush=True)
     folder = os.path.join(self._folder, _RUNS, name)
-    # What an earlier, other command left is no result of this one.
+    # The cells of an earlier, other command are no result of this one.
     with contextlib.suppress(FileNotFoundError):
       os.remove(os.path.join(folder, _CELLS))
     hardware = f'{device.processor()}, JAX {jax.__version__}, {datetime.date.today()}'
@@ -128,7 +128,7 @@ class Lab:
 
 
 def _plan(arguments):
-  """What `python -m anp_jax.tools.plan` predicts."""
+  """The prediction of `python -m anp_jax.tools.plan`."""
   output, errors = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
     status = planner.main(arguments)

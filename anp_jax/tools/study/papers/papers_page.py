@@ -29,14 +29,14 @@ class Row:
   """One figure of the paper's, and ours.
 
   Attributes:
-    what: that is compared.
-    paper: as published; None: no such figure was published.
-    measured: by us.
-    predicted: by us.
+    what: quantity that is compared.
+    paper: published figure; None: none was published.
+    measured: our measured figure.
+    predicted: our predicted figure.
     by: what predicted it, such as 'planner'.
-    hardware: of ours.
-    why_not: why nothing was measured, 'not run, because ...'.
-    unit: of ours; by default the paper's.
+    hardware: hardware of our figure.
+    why_not: reason why nothing was measured, 'not run, because ...'.
+    unit: unit of our figure; by default the paper's.
   """
 
   what: str
@@ -50,7 +50,7 @@ class Row:
 
   @property
   def ratio(self) -> float | None:
-    """Ours over the paper's; None where one of them is no number."""
+    """Our figure over the paper's; None where one of them is no number."""
     base = self.paper.number if self.paper else None
     ours = self.predicted if self.measured is None else self.measured
     if not base or not isinstance(ours, int | float):
@@ -58,7 +58,7 @@ class Row:
     return ours / base
 
   def cells(self) -> tuple[str, ...]:
-    """The texts of the table's columns."""
+    """Returns the texts of the table's columns."""
     unit = self.unit or (self.paper.unit if self.paper else '')
     measured = _number(self.measured, unit) or self.why_not or '-'
     predicted = _number(self.predicted, unit)
@@ -110,7 +110,7 @@ def write(path: str, title: str, command: str, sections: Sequence[Section]) -> N
   """
   images = os.path.join(os.path.dirname(path), _IMAGES)
   os.makedirs(images, exist_ok=True)
-  blocks = [report_kit.code([command]), _PREAMBLE]
+  blocks: list[report_kit.Block] = [report_kit.code([command]), _PREAMBLE]
   for section in sections:
     blocks += [f'## {section.name}: {section.paper.title}', section.paper.question]
     blocks.append(report_kit.Table([_HEAD, *(r.cells() for r in section.rows)], 'l'))
@@ -125,7 +125,7 @@ def write(path: str, title: str, command: str, sections: Sequence[Section]) -> N
 
 
 def plain(section: Section) -> str:
-  """The section's table for a terminal."""
+  """Returns the section's table for a terminal."""
   table = report_kit.Table([_HEAD[:-1], *(row.cells()[:-1] for row in section.rows)], 'l')
   return report_kit.plain([f'{section.name}: {section.paper.title}', table])
 

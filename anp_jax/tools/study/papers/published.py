@@ -1,4 +1,4 @@
-"""What the papers published, and where our figures come from: the TOML files here.
+"""The figures that the papers published, and the sources of ours: the TOML files here.
 
 Each paper's file has the published figures, the commands that predict or
 measure ours, `curves` that say which numbers of a command's result are compared,
@@ -26,7 +26,7 @@ class Fact:
     value: the figure as published.
     mark: 'p', 'c', 'd' or '?'.
     statement: where it is from, and what it says.
-    size: nodes, threads or devices; 0: of none in particular.
+    size: nodes, threads or devices; 0: any.
     unit: 'x' for a ratio, '%', 'h', ...; '' for none.
   """
 
@@ -57,15 +57,15 @@ class Curve:
   """Our numbers by size.
 
   Attributes:
-    command: name of the command that gives them; '': they are recorded only.
+    command: name of the command that measures them; '': they are only recorded.
     path: keys of its result; a table chooses the first item that has its
-      values. '{x}', here and in the command, stands for the size.
-    over: path of the number that they are divided by; (): by none.
-    over_command: name of the command that gives it, by default `command`.
-    x_factor: what a size is multiplied with to be '{x}'.
+      values. '{x}', here and in the command, is replaced by the size.
+    over: path of the divisor; (): none.
+    over_command: name of the command that measures the divisor, by default `command`.
+    x_factor: factor from a size to '{x}'.
     each: sizes of the curve in a table or a figure.
     recorded: numbers of an earlier measurement, used where there is no newer one.
-    hardware: on which they were recorded.
+    hardware: hardware of the recorded numbers.
   """
 
   command: str = ''
@@ -169,13 +169,14 @@ class Paper:
   notes: Sequence[str]
 
   def fact(self, name: str) -> Fact | None:
-    """The published figure of 'quantity' or 'quantity.size'; None of ''."""
+    """Returns the published figure of 'quantity' or 'quantity.size'; None for ''."""
     quantity, _, size = name.partition('.')
     return self.facts[quantity, int(size or 0)] if name else None
 
   def by_size(self, quantity: str) -> dict[int, float]:
-    """The numbers of a published quantity, by size."""
-    return {size: fact.number for (name, size), fact in self.facts.items() if name == quantity}
+    """Returns the numbers of a published quantity, by size."""
+    facts = {size: fact for (name, size), fact in self.facts.items() if name == quantity}
+    return {size: fact.number for size, fact in facts.items() if fact.number is not None}
 
 
 def read(name: str) -> Paper:
@@ -196,6 +197,6 @@ def read(name: str) -> Paper:
 
 
 def with_unit(text: str, unit: str) -> str:
-  """A number's text with its unit, after a space if that is a word."""
+  """Returns a number's text and its unit, after a space if the unit is a word."""
   space = ' ' if len(unit) > 1 or unit in ('h', 'M') else ''
   return f'{text}{space}{unit}'

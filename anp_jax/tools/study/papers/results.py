@@ -1,4 +1,4 @@
-"""Our numbers for a paper: picked from results, or recorded."""
+"""Our numbers for a paper, from results or recorded."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ _LEFT_OUT = 'not run, because of --predict_only'
 
 
 def section(name: str, lab: lab_lib.Lab) -> papers_page.Section:
-  """A paper's part of the page."""
+  """Returns a paper's part of the page."""
   paper = published.read(name)
   numbers = Numbers(paper, lab)
   return papers_page.Section(
@@ -31,7 +31,7 @@ class Numbers:
     self._lab = lab
 
   def at(self, name: str, size: int | str = '') -> tuple[float | None, str]:
-    """A curve's number at a size, None if there is none, and its hardware."""
+    """Returns a curve's number at a size, None if there is none, and its hardware."""
     curve = self._paper.curves[name]
     text = str(size * curve.x_factor) if size else ''
     result = self._result(curve.command, text)
@@ -44,12 +44,12 @@ class Numbers:
     return value, result.hardware
 
   def curve(self, name: str) -> dict[int, float]:
-    """A curve's numbers, by size."""
+    """Returns a curve's numbers, by size."""
     points = {size: self.at(name, size)[0] for size in self._paper.curves[name].each}
     return {size: value for size, value in points.items() if value is not None}
 
   def row(self, comparison: published.Comparison) -> papers_page.Row:
-    """A row of the page."""
+    """Returns a row of the page."""
     measured, where = self._value(comparison.measured)
     predicted, based_on = self._value(comparison.predicted)
     why_not = comparison.why_not
@@ -67,7 +67,7 @@ class Numbers:
     )
 
   def table(self, table: published.Table) -> report_kit.Table:
-    """A further table of the page."""
+    """Returns a further table of the page."""
     rows = [tuple(table.head), *map(tuple, table.rows)]
     for name in table.curves:
       points = self.curve(name)

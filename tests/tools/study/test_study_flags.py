@@ -1,0 +1,83 @@
+"""The study's flags: what is wrong with them is one line, before anything is written."""
+
+import pytest
+
+from anp_jax.tools.study import __main__ as study_main
+from tests import builders
+
+_RATE = 'optimizer.learning_rate'
+_CASES = {
+  'grid': [
+    ('--nodes=1,x', "--nodes='1,x': expected whole numbers from 1"),
+    ('--devices_per_node=1,,2', "--devices_per_node='1,,2': expected whole"),
+    ('--seeds=-1', "--seeds='-1': expected whole numbers from 0"),
+    ('--learning_rates=0.1,x', "--learning_rates='0.1,x': expected numbers"),
+    ('--learning_rates=inf', "--learning_rates='inf': expected numbers"),
+    (f'--learning_rates=0.1 --config.{_RATE}=1', 'the study sets it; use --learning_rates'),
+    ('--target_accuracy=95', '--target_accuracy=95.0: expected a number'),
+    ('--strategy=sync', "unknown argument '--strategy=sync'; did you mean"),
+    ('--config.seed=3', '--config.seed=3: the study sets it; use --seeds'),
+    ('--config.duraton=3', "unknown key config.duraton; did you mean 'dur"),
+    ('--config=configs/none.py', "no file 'configs/none.py'"),
+    ('--workdir=', '--workdir is missing'),
+    ('--scaling=week', "expected strong, weak, or both with a comma; did you mean 'weak'?"),
+  ],
+  'vary': [
+    ('--vary=strategy.mod=async', 'unknown key strategy.mod; did you mean'),
+    ('--vary=strategy.mode=asinc', "config.strategy.mode='asinc': expected one of"),
+    ('--vary=batch_size', '--vary=batch_size: expected KEY=VALUE,VALUE,...'),
+    ('--vary=seed=1,2', '--vary=seed=1,2: the study sets it; use --seeds'),
+    ('--vary=emulate.sleep=True,False --emulate', 'the study sets it; use --emulate'),
+    ('--vary=emulate.step_seconds=1,2', 'the study sets it; use --emulate'),
+    ('--vary=batch_size=8 --config.batch_size=16', 'batch_size is set twice'),
+    ('--vary=strategy.servers=0%', 'expected a percentage of the nodes above 0'),
+    ('--vary=strategy.mode=async --strategies=sync', 'no run of the study has this key'),
+    ('--vary=optimizer.name=lars,lamb --strategies=parameter_server', "name='lars': expected"),
+  ],
+  'emulate': [
+    ('--emulate=step_secods=1', "no key 'step_secods' (have: sleep, step_seconds, "),
+    ('--emulate=spread', "--emulate: 'spread': expected spread=VALUE"),
+    ('--emulate=spread=wide', "config.emulate.spread='wide': expected a number"),
+    ('--emulate=slow=3', "--emulate: slow='3': expected PROCESS:FACTOR, or several with +"),
+    ('--emulate=slow=3:0', 'config.emulate.slow=((3, 0.0),): expected pairs'),
+    ('--emulate=slow=4:2 --nodes=1,4', 'slow=4: expected a process below 4'),
+    ('--emulate=spread=1,spread=2', '--emulate: spread is set twice'),
+    ('--config.emulate.spread=2', '--config.emulate.spread=2: expected --emulate with it'),
+    ('--emulate --target_accuracy=0.5', '--target_accuracy=0.5: nothing is learnt'),
+    ('--emulate --strategies=channel_split', 'config.emulate.enabled=True'),
+  ],
+  'simulate': [
+    ('--workers=4', '--workers=4: expected --simulate with it, or --nodes'),
+    ('--simulate --nodes=2', '--nodes=2: expected --workers with --simulate'),
+    ('--simulate --workers=x', "--workers='x': expected whole numbers"),
+    ('--simulate --emulate', '--emulate: expected without --simulate'),
+    ('--simulate=step_secods=1', "--simulate: no key 'step_secods' (have: "),
+    ('--simulate --config.strategy.simulate.workers=4', 'the study sets it; use --workers'),
+    ('--simulate --vary=strategy.simulate.workers=4', 'the study sets it; use --workers'),
+    ('--simulate --strategies=invariant', 'no strategy of the study simulates workers'),
+    ('--simulate --strategies=model_ring', '--simulate: expected no strategy of many models'),
+  ],
+  'tune': [
+    ('--tune_budget=3 epochs', '--tune_budget=3 epochs: expected --tune'),
+    ('--tune=optimizer.learning_rat=1', "learning_rat; did you mean 'optimizer.learning_rate'?"),
+    (f'--tune={_RATE}=0.1,x', f"config.{_RATE}='x': expected a number"),
+    (f'--tune={_RATE}=0.1 --learning_rates=1', 'the study sets it; use --learning_rates'),
+    (f'--tune={_RATE}=1 --vary=duration=1 epochs,2 epochs', 'expected one duration'),
+    (f'--tune={_RATE}=1 --tune_budget=many', '--tune_budget=many: expected an amount'),
+    ('--tune=strategy.period=1,2 --strategies=sync', '--tune=strategy.period=1,2: '),
+    ('--tune=ema=0,0.9 --strategies=model_ring', '--tune: expected no strategy of many models'),
+  ],
+}
+
+
+@pytest.mark.parametrize('flags, words', [case for cases in _CASES.values() for case in cases])
+def test_bad_flags_are_one_line(tmp_path, capsys, monkeypatch, flags, words):
+  monkeypatch.setattr(study_main, '_train', pytest.fail)  # what is not refused would run
+  command = ['strategies', '--config=configs/lenet.py', f'--workdir={tmp_path}']
+  command += [
+    '--strategies=sync,parameter_server',
+    *(f'--{flag}' for flag in flags.removeprefix('--').split(' --')),
+  ]
+  assert study_main.main(command) == 2
+  assert words in builders.error_line(capsys)
+  assert not list(tmp_path.iterdir())
