@@ -112,7 +112,7 @@ def log_run_info(
 
 
 def log_changes(
-  telemetry: telemetry_lib.Telemetry, checkpoints: manager.Checkpoints, program: build.Program
+  telemetry: telemetry_lib.Telemetry, checkpoints: manager.Checkpoints, program: build.ModelAndSteps
 ) -> None:
   """Records what differs since the restored checkpoint was saved.
 

@@ -65,7 +65,7 @@ def load(
 
   Args:
     config: of the run.
-    program: `build.Program`.
+    program: `build.ModelAndSteps`.
     vocabulary: of the training data.
     folder: of the run, where process 0 writes the list of all tensors; '': it
       is not written.

@@ -43,7 +43,7 @@ class Subject:
   Attributes:
     config: of the run.
     workdir: of the run.
-    program: `build.Program` of the run.
+    program: `build.ModelAndSteps` of the run.
     source: of the examples.
     step: of the state.
     weights: where the weights are from, if nothing trained them; else ''.
@@ -51,7 +51,7 @@ class Subject:
 
   config: Any
   workdir: str
-  program: build.Program
+  program: build.ModelAndSteps
   source: Any
   step: int
   weights: str = ''

@@ -26,7 +26,7 @@ class Tracer:
 
     Args:
       spec: of the run.
-      network: `build.Program`, with nothing split.
+      network: `build.ModelAndSteps`, with nothing split.
       images: (batch, height, width, 3), normalised, of a micro-batch.
     """
     self._spec, self._network, self._images = spec, network, images

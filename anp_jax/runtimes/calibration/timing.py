@@ -335,7 +335,7 @@ def calls(network, config, rows: int) -> list[convolutions.Call]:
   """The network's convolutions of a micro-batch.
 
   Args:
-    network: `build.Program`.
+    network: `build.ModelAndSteps`.
     config: of the run.
     rows: images of a device's batch.
   """

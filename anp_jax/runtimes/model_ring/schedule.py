@@ -6,10 +6,11 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import index_shuffle
+from anp_jax.data import index_shuffle, sources
 from anp_jax.data.sources import subset
 from anp_jax.parallel import apportionment
 
@@ -50,7 +51,7 @@ def partition(labels: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
   return [np.sort(by_class[owners == i]) for i in range(len(sizes))]
 
 
-def shard_sizes(config, examples: int, stations: int) -> tuple[int, ...]:
+def shard_sizes(config: ml_collections.ConfigDict, examples: int, stations: int) -> tuple[int, ...]:
   """Returns the examples of each station, by config.strategy.shares.
 
   Raises:
@@ -69,7 +70,7 @@ def shard_sizes(config, examples: int, stations: int) -> tuple[int, ...]:
   return sizes
 
 
-def data_shards(source, sizes: Sequence[int]) -> list[subset.Subset]:
+def data_shards(source: sources.Source, sizes: Sequence[int]) -> list[subset.Subset]:
   """Divides a training set into shards of these sizes, one a station."""
   # Synthetic examples have no label before they are made.
   synthetic = source.kind == 'synthetic'
@@ -93,13 +94,13 @@ class Segment(NamedTuple):
     lap: from 0.
     station: from 0.
     first: step of the shard's own stream at which the segment begins.
-    count: steps that are left of the segment.
+    steps: steps that are left of the segment.
   """
 
   lap: int
   station: int
   first: int
-  count: int
+  steps: int
 
 
 class RingSchedule:
@@ -132,10 +133,10 @@ class RingSchedule:
     for lap in range(laps):
       for station in range(len(sizes)):
         segment = self.segment(lap, station)
-        if segment.count:
+        if segment.steps:
           self._starts.append(self.total)
           self._segments.append(segment)
-          self.total += segment.count
+          self.total += segment.steps
       self.ends.append(self.total)
 
   def segment(self, lap: int, station: int) -> Segment:
@@ -152,27 +153,8 @@ class RingSchedule:
       return None
     i = bisect.bisect_right(self._starts, step) - 1
     segment, done = self._segments[i], step - self._starts[i]
-    return segment._replace(first=segment.first + done, count=segment.count - done)
+    return segment._replace(first=segment.first + done, steps=segment.steps - done)
 
   def laps_done(self, step: int) -> int:
     """Returns the laps that are complete after so many steps."""
     return bisect.bisect_right(self.ends, step)
-
-
-def slots(models: int, stations: int, laps: int) -> list[list[int | None]]:
-  """Returns the schedule of a ring without delays (Chen et al. 2015).
-
-  At slot t station j trains model (t - j) mod max(models, stations).
-
-  Returns:
-    By slot, the model at each station; None: the station is idle.
-  """
-  period = max(models, stations)
-  count = period * laps + min(models, stations) - 1
-
-  def model(slot, station):
-    turn = slot - station
-    active = 0 <= turn < period * laps and turn % period < models
-    return turn % period if active else None
-
-  return [[model(t, j) for j in range(stations)] for t in range(count)]

@@ -72,7 +72,7 @@ class Independent:
     station = schedule_lib.Station(0, self._mesh, self._source)
     runner = runner_lib.Runner(candidate, schedule, station, self._programs)
     with self._spans.record(self._index, 'prepare', model, None):
-      runner.compile(len(self._validation), begins=True)
+      runner.compile(len(self._validation))
       return runner, runner.new_state('')
 
   def _train(self, runner, state, step, lap, model):
@@ -80,11 +80,11 @@ class Independent:
     segment = runner.schedule.segment(lap, 0)
     runner.prepare(segment.first)
     with self._spans.record(self._index, 'train', model, lap) as span:
-      for metrics, current in runner.train(state, step, segment.count):
+      for metrics, current in runner.train(state, step, segment.steps):
         if current is not None:
           state, step = current, metrics.step
       jax.block_until_ready(state)
-      span['steps'] = segment.count
+      span['steps'] = segment.steps
     return state, step
 
 

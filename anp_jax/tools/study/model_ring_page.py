@@ -5,7 +5,7 @@ import os
 import shlex
 
 from anp_jax.reporting import report_kit
-from anp_jax.runtimes.model_ring import leaderboard, schedule, spans as spans_lib
+from anp_jax.runtimes.model_ring import leaderboard, model_ring_cost, spans as spans_lib
 from anp_jax.tools.study import plots
 
 RING = 'ring'
@@ -63,7 +63,7 @@ class Page:
   def _ratios(self, rows):
     """Returns what the ring took and sent, relative to its ideal and rivals."""
     ring, models = rows[0], len(self._models)
-    slots = len(schedule.slots(models, self._stations, self._laps))
+    slots = model_ring_cost.slots(models, self._stations, self._laps)
     occupancy = models * self._laps / slots
     work = sum(ring['turn_seconds']) + ring['score_seconds']
     return {

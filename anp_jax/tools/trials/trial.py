@@ -14,7 +14,7 @@ class Trial:
     config: of the run, with its batch size.
     mesh: of the run.
     source: of the training examples.
-    program: `build.Program`.
+    program: `build.ModelAndSteps`.
     open_feed: () -> the run's batches from its first step on, to be closed.
     messages: lines for people, of what had to be measured first.
   """
