@@ -156,9 +156,6 @@ def test_the_report_names_the_network(config, tmp_path, monkeypatch, capsys):
   assert re.search(r'^network +lenet$', text, re.M)
   assert re.search(r'^parameters +1,234,000$', text, re.M)
   assert re.search(r'^strategy +sync$', text, re.M)
-  assert re.search(
-    r'^\| strategy +\| sync +\|$', (tmp_path / 'report' / 'report.md').read_text(), re.M
-  )
   page = (tmp_path / 'report' / 'index.html').read_text()
   for name, value in (('network', 'lenet'), ('strategy', 'sync'), ('parameters', '1,234,000')):
     assert f'<th>{name}</th><td>{value}</td>' in page
