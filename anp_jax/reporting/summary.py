@@ -136,7 +136,7 @@ def log_changes(
 
 
 def _computing(config, mesh):
-  """Returns the line about what computes besides XLA, if there is one."""
+  """Returns the line about the library or emulation that computes, if there is one."""
   if config.emulate.enabled:
     return [f'emulated {emulation.describe(config.emulate)}']
   platform_name = mesh.devices.flat[0].platform

@@ -31,7 +31,7 @@ class DevicePool:
   Devices of other processes may be lost and join while the run goes on.
 
   Attributes:
-    processes: processes of which this process is the only one.
+    processes: this process alone, in place of all processes of the run.
     mesh_devices: devices of the run's mesh: the training device.
   """
 
