@@ -22,20 +22,8 @@ TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
 # caches, compilation) leaves it, and the noise of one interval hardly shows.
 _RECENT = 32
 
-# The parts of the progress line that a narrow terminal keeps, first to last.
-_PRIORITY = (
-  'activity',
-  'step',
-  'loss',
-  'anp_top1',
-  'ETA',
-  'adjective_top1',
-  'noun_top1',
-  'rate',
-  'input',
-  'MFU',
-  'epoch',
-)
+# The parts of the progress line that a narrow terminal lacks, first to last.
+_DROPPED = 'epoch MFU input rate noun_top1 adjective_top1 ETA anp_top1 loss'.split()
 
 
 def read(workdir: str) -> list[dict]:
@@ -377,10 +365,9 @@ def _of_kind(lines, kind):
 
 
 def _fitted(fields, width):
-  """Returns the most important fields that fit into a width, in their own order."""
-  names = set()
-  for name in _PRIORITY:
-    texts = [text for k, text in fields.items() if k in names | {name}]
-    if name in fields and len('  '.join(texts)) <= width:
-      names.add(name)
-  return '  '.join(text for k, text in fields.items() if k in names)[:width]
+  """Returns the fields that fit into a width, without the least important ones."""
+  for name in _DROPPED:
+    if len('  '.join(fields.values())) <= width:
+      break
+    fields.pop(name, None)
+  return '  '.join(fields.values())[:width]

@@ -113,7 +113,7 @@ def test_speed_and_time_equal_those_of_the_jsonl(tmp_path, no_figure):
 
 
 def test_the_figure_is_drawn_and_the_same_run_gives_the_same_files(tmp_path):
-  records, contents = _records(steps=20000), []
+  records, contents = _records(steps=6000), []
   for _ in range(2):
     _write(tmp_path, records, {'b': 1, 'a': 2})
     folder = tmp_path / 'report'

@@ -72,15 +72,20 @@ def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
   for records in (write(), write()):
     records.append_scores(0, 20, scores)
     records.append_scores(0, 20, scores)
+    records.close()
   line = {'kind': 'validation', 'step': 17, 'time': 9.0, 'anp_top1': 0.25}
   lines = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
   assert lines == [{**line, 'epoch': 17 * 4 / 70}]
   telemetry.truncate_after(str(folder), 10)
-  write().append_scores(0, 40, scores)
+  last = write()
+  last.train(0, 11, {'loss': 0.5})  # which a run does that resumes
+  last.append_scores(0, 40, scores)
+  last.close()
   steps = [r['step'] for r in telemetry.read(str(folder))]
-  assert steps == [17, 35]
+  assert steps == [11, 17, 35]
+  assert _steps(folder / 'tensorboard', 'validation/anp_top1') == {17: 0.25, 35: 0.5}
   events = [e for e in event_files.read(folder / 'tensorboard') if e.summary.value]
-  assert {e.wall_time for e in events} == {9.0}
+  assert {e.wall_time for e in events if e.step != 11} == {9.0}
 
 
 def test_a_full_disk_ends_nothing(write, tmp_path, capsys):

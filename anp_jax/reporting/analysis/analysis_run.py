@@ -197,26 +197,18 @@ def _open_folder(job, step):
   folder = os.path.expanduser(job.output) or os.path.join(
     job.workdir, analysis_page.FOLDER, _name(job.config, job.workdir, step)
   )
-  problem = job.processes.gather(_make_folder(folder))[0]
-  if problem:
-    raise config_lib.ConfigError(problem)
+  problem = ''
   if jax.process_index() == 0:
+    try:
+      os.makedirs(folder, exist_ok=True)
+      problem = '' if os.access(folder, os.W_OK) else f'{folder} cannot be written to'
+    except OSError as e:
+      problem = f'{folder} cannot be made: {e.strerror}'
     for line in _other_pixels(job.config, job.workdir):
       print(line)
+  if problem := job.processes.gather(problem)[0]:
+    raise config_lib.ConfigError(problem)
   return folder
-
-
-def _make_folder(folder):
-  """Creates a folder, on process 0; returns the reason of a failure, else ''."""
-  if jax.process_index():
-    return ''
-  try:
-    os.makedirs(folder, exist_ok=True)
-  except OSError as e:
-    return f'{folder} cannot be made: {e.strerror}'
-  if not os.access(folder, os.W_OK):
-    return f'{folder} cannot be written to'
-  return ''
 
 
 def _scores(subject, state, batches):

@@ -10,6 +10,7 @@ ones end all wait.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -186,7 +187,7 @@ class Costs:
   @property
   def convolution_share(self) -> float:
     """The fraction of the baseline's step that its convolutions take."""
-    return min(self._convolutions(self.baseline) / self.alone, 1.0)
+    return min(self._convolutions[self.baseline] / self.alone, 1.0)
 
   def ideal_seconds(self) -> float:
     """Returns the seconds of a step if communication took no time.
@@ -195,7 +196,7 @@ class Costs:
     n equal devices 1 / ((1 - f) + f / n) times as fast as on one, where f is
     `convolution_share`.
     """
-    return self._rest(self.baseline) + sum(
+    return self._rest[self.baseline] + sum(
       1 / sum(1 / t for t in layer.alone) for layer in self.layers.values()
     )
 
@@ -270,10 +271,7 @@ class Costs:
 
   def _rest_around(self, path):
     """Returns a layer's part of each device's rest, by the layer's share of seconds."""
-    devices = range(len(self.names))
-    alone = self.layers[path].alone
-    share = np.mean([alone[d] / self._convolutions(d) for d in devices])
-    return share * np.array([self._rest(d) for d in devices])
+    return self._rest_by_layer[path]
 
   def _work(self, path, counts):
     """Returns the seconds that each device computes for a layer."""
@@ -304,13 +302,20 @@ class Costs:
     size = layer.input * _padding(operand)
     return seconds + latencies + self.link.gather_seconds(size)
 
-  def _rest(self, device):
-    """Returns the seconds of everything outside the layers here."""
-    return max(self.unsplit[device] - self._convolutions(device), 0.0)
+  @functools.cached_property
+  def _rest_by_layer(self):
+    shares = {k: np.mean(v.alone / self._convolutions) for k, v in self.layers.items()}
+    return {path: share * self._rest for path, share in shares.items()}
 
-  def _convolutions(self, device):
-    """Returns the seconds of a device for all layers here, not split."""
-    return sum(layer.alone[device] for layer in self.layers.values())
+  @functools.cached_property
+  def _rest(self):
+    """Seconds of everything outside the layers here, of each device of `unsplit`."""
+    return np.maximum(self.unsplit - self._convolutions[: len(self.unsplit)], 0.0)
+
+  @functools.cached_property
+  def _convolutions(self):
+    """Seconds of each device for all layers here, not split."""
+    return np.sum([layer.alone for layer in self.layers.values()], 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +336,7 @@ class OffloadCosts(Costs):
 
   def step_seconds(self, plan: Plan) -> float:
     """Returns the predicted seconds: the rest, and each layer's slowest device."""
-    return self._rest(0) + sum(
+    return self._rest[0] + sum(
       self.layer_seconds(path, plan.get(path), plan) for path in self.layers
     )
 

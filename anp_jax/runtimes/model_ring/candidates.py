@@ -22,7 +22,7 @@ class Candidate:
 
   Attributes:
     index: index among all models, in the order in which they enter the ring.
-    text: what differs, as it stands in the config.
+    text: differing keys, as they stand in the config.
     config: config of this model alone.
     run_seed: seed of the run, which makes the synthetic validation examples that
       all models share.

@@ -165,7 +165,7 @@ class Receiver(transport.Port):
     Args:
       config: the run's config.
       env: environment of this process.
-      token: see `transport.session_token`; a call without it is refused.
+      token: token of each call, see `transport.session_token`.
       on_data: called (request, (n,) uint8) for what arrives, from any thread.
 
     Raises:

@@ -150,7 +150,7 @@ class Runner:
     """Computes means over a validation set, every example once.
 
     Args:
-      evaluated: what `TrainState.evaluated` returned at any station, or its bytes.
+      evaluated: result of `TrainState.evaluated` at any station, or its bytes.
       source: validation set.
     """
     params, stats = _placed(evaluated, self.abstract_state.evaluated())

@@ -1,4 +1,4 @@
-"""Which examples a station holds, and which steps a model makes there."""
+"""The examples of each station, and the steps of each model there."""
 
 import bisect
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class Station:
   """A place in the ring: devices, and the examples that stay there.
 
   Attributes:
-    number: from 0, in the order in which models visit the stations.
-    mesh: of the station's devices.
+    number: number of the station, from 0, in the order of the models' visits.
+    mesh: mesh of the station's devices.
     shard: the station's part of the training set.
   """
 
@@ -33,13 +33,13 @@ class Station:
 def partition(labels: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
   """Cuts a set into stratified shards.
 
-  In the order of their classes, examples are dealt out evenly: shard i gets
-  those nearest to the points (k + 1/2) / sizes[i] of the set. A class's share
-  of a shard is its share of the set, to about one example.
+  Sorted by class, examples are dealt out evenly: shard i gets those nearest to
+  the points (k + 1/2) / sizes[i] of the set. A class has the same share of each
+  shard and of the set, to about one example.
 
   Args:
     labels: (n,) int, the class of each example.
-    sizes: of the shards, n in all.
+    sizes: sizes of the shards, n in all.
 
   Returns:
     Indices of each shard, ascending int64; every example is in one shard.
@@ -71,7 +71,7 @@ def shard_sizes(config: ml_collections.ConfigDict, examples: int, stations: int)
 
 
 def data_shards(source: sources.Source, sizes: Sequence[int]) -> list[subset.Subset]:
-  """Divides a training set into shards of these sizes, one a station."""
+  """Divides a training set into shards of these sizes, one per station."""
   # Synthetic examples have no label before they are made.
   synthetic = source.kind == 'synthetic'
   labels = np.zeros(len(source)) if synthetic else source.labels()
@@ -91,8 +91,8 @@ class Segment(NamedTuple):
   """The steps that a model makes at one station in one lap.
 
   Attributes:
-    lap: from 0.
-    station: from 0.
+    lap: lap, from 0.
+    station: station, from 0.
     first: step of the shard's own stream at which the segment begins.
     steps: steps that are left of the segment.
   """
@@ -113,17 +113,17 @@ class RingSchedule:
 
   Attributes:
     total: steps of all segments.
-    ends: by lap, the steps made when it is done.
-    examples: of all shards.
+    ends: steps made at the end of each lap.
+    examples: examples of all shards.
   """
 
   def __init__(self, sizes: Sequence[int], batch_size: int, laps: int):
     """Computes the segments.
 
     Args:
-      sizes: examples of each shard.
-      batch_size: images a step.
-      laps: visits to each shard.
+      sizes: number of examples of each shard.
+      batch_size: images per step.
+      laps: number of visits to each shard.
     """
     self._sizes, self._batch_size, self._laps = sizes, batch_size, laps
     self._starts, self._segments = [], []
@@ -148,7 +148,7 @@ class RingSchedule:
     return Segment(lap, station, first, end - first)
 
   def at(self, step: int) -> Segment | None:
-    """Returns what is left of the segment of a step; None at the end."""
+    """Returns the rest of the segment of a step; None at the end."""
     if step >= self.total:
       return None
     i = bisect.bisect_right(self._starts, step) - 1

@@ -196,7 +196,7 @@ class OffloadServer(transport.Port):
     Args:
       config: the run's config.
       env: environment of this process.
-      token: see `transport.session_token`.
+      token: token of each call, see `transport.session_token`.
       devices: devices of this process.
     """
     self.requests = 0

@@ -172,7 +172,7 @@ def test_the_page_has_every_number(tmp_path):
 
 def test_the_ideal_of_offload_devices(tmp_path):
   """Their times include the transfers."""
-  fields = {**_costs().to_json(), 'whole': (5.0,), 'alike': False}
+  fields = {**_costs().to_json(), 'unsplit': (5.0,), 'alike': False}
   costs = costs_lib.OffloadCosts.from_json(fields)
   ratios = _write(
     tmp_path,
