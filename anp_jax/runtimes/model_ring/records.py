@@ -25,8 +25,7 @@ class Records:
 
   def train(self, model: int, step: int, metrics: dict[str, float]) -> None:
     """Records a step of a model that this process holds."""
-    # Events after the step before were written by a run that was cut off.
-    self._append(model, step - 1, 'train', step, time.time(), metrics)
+    self._append(model, 'train', step, time.time(), metrics)
 
   def append_scores(self, model: int, step: int, records: list[dict]) -> None:
     """Adds scores to the files of a model that this process holds.
@@ -43,7 +42,7 @@ class Records:
     for r in records:
       if r['step'] <= step and r['step'] not in self._score_steps[model]:
         scores = {k: v for k, v in r.items() if k not in _NO_SCORES}
-        self._append(model, step, 'validation', r['step'], r['time'], scores)
+        self._append(model, 'validation', r['step'], r['time'], scores)
         self._score_steps[model].add(r['step'])
 
   def close_model(self, model: int) -> None:
@@ -57,9 +56,11 @@ class Records:
     for model in list(self._events):
       self.close_model(model)
 
-  def _append(self, model, last_step, kind, step, when, values):
-    """Writes a line and events; events after last_step are purged."""
+  def _append(self, model, kind, step, when, values):
+    """Writes a line and events."""
     ring = self._ring
+    if ring.config.log.tensorboard and model not in self._events:
+      self._events[model] = self._open(ring.folder(model))
     path = os.path.join(ring.folder(model), telemetry.METRICS)
     epoch = step * ring.candidates[model].config.batch_size / len(ring.source)
     line = {'kind': kind, 'step': step, 'time': when, 'epoch': epoch, **values}
@@ -67,15 +68,14 @@ class Records:
       files.append_json_line(path, line)
     except OSError as e:  # a full disk: what is trained is worth more
       print(f'{path}: step {step} is not recorded: {e.strerror}', flush=True)
-    if ring.config.log.tensorboard:
-      if model not in self._events:
-        self._events[model] = self._open(model, last_step)
-      if events := self._events[model]:
-        events.write(kind, step, values, when)
+    if events := self._events.get(model):
+      events.write(kind, step, values, when)
 
-  def _open(self, model, last_step):
+  def _open(self, model_folder):
     """Returns the event file; None if it cannot be opened."""
-    folder = os.path.join(self._ring.folder(model), telemetry.TENSORBOARD)
+    folder = os.path.join(model_folder, telemetry.TENSORBOARD)
+    # Later events than in metrics.jsonl were written by a run that was cut off.
+    last_step = max((r['step'] for r in telemetry.read(model_folder)), default=0)
     try:
       return event_file.EventFile(folder, last_step)
     except OSError as e:
