@@ -60,7 +60,9 @@ class ReplaceableDevice:
     if keep:
       self._operands[task.number] = x, kernel
 
-    compute = functools.partial(self._substitute.forward, task, x, kernel, keep=False)
+    def compute():
+      return self._substitute.forward(task, x, kernel, keep=False)
+
     if self.is_lost:
       return compute()
     future = self._device.forward(task, x, kernel, keep)
