@@ -38,7 +38,7 @@ class Experiment:
     return self.spec.mesh
 
   @functools.cached_property
-  def program(self) -> build.Program:
+  def program(self) -> build.ModelAndSteps:
     """The steps; nothing is compiled yet.
 
     Raises:

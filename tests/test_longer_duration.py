@@ -81,7 +81,7 @@ def test_both_rates_are_told_at_the_step_of_resume(
       'new_rate': pytest.approx(new),
     }
   ]
-  page = (tmp_path / 'report' / 'report.md').read_text()
+  page = (tmp_path / 'report' / 'index.html').read_text()
   assert f'duration=9 steps, 5 steps before: learning rate {new:.6g}' in page
   lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
   rates = {r['step']: r['learning_rate'] for r in map(json.loads, lines) if 'learning_rate' in r}

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 import dataclasses
 
 import jax
+import ml_collections
 
 from anp_jax import cluster
 from anp_jax.cluster import preemption
+from anp_jax.data.input import feed as feed_lib
+from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.training import eval_loop
 
 
@@ -16,12 +19,12 @@ class NotFiniteError(cluster.RunFailedError, ArithmeticError):
 
 @dataclasses.dataclass(frozen=True)
 class StepMetrics:
-  """What one step measured.
+  """The metrics of one step.
 
   Attributes:
-    step: updates made so far, this one among them.
+    step: updates made so far, this one included.
     values: name to number: loss, accuracies, grad_norm, learning_rate, damaged.
-    vote: what the processes decided, one of `preemption`'s.
+    vote: decision of the processes, a constant of `preemption`.
   """
 
   step: int
@@ -30,9 +33,9 @@ class StepMetrics:
 
 
 class DelayedMetrics:
-  """Reads a step's metrics once the next step is under way.
+  """Reads a step's metrics while the next step computes.
 
-  The host never waits for the step that it has just started: `push` gives the
+  The host never waits for the step that it has just started: `push` returns the
   one before. Every process reads the same reduced numbers, so all raise or
   none.
   """
@@ -41,10 +44,10 @@ class DelayedMetrics:
     """Starts without a step.
 
     Args:
-      names: of a step's values, in order; from `train_step.metric_names`.
+      names: names of a step's values, in order; from `train_step.metric_names`.
     """
     self._names = names
-    self._pending = None
+    self._pending: tuple[int, jax.Array] | None = None
 
   def push(self, step: int, values: jax.Array) -> StepMetrics | None:
     """Keeps the metrics of a step, and reads those of the step before.
@@ -73,8 +76,7 @@ class DelayedMetrics:
       return None
     step, values = self._pending
     self._pending = None
-    values = jax.device_get(values).tolist()
-    metrics = dict(zip(self._names, values, strict=True))
+    metrics = dict(zip(self._names, jax.device_get(values).tolist(), strict=True))
     vote = int(metrics.pop('vote'))
     if not metrics.pop('finite'):
       raise NotFiniteError(
@@ -89,16 +91,16 @@ class DamageCounter:
 
   Attributes:
     damaged: examples that could not be read.
-    examples: those that were asked for.
+    examples: examples that were requested.
   """
 
-  def __init__(self, config, source_name: str, batch_size: int):
+  def __init__(self, config: ml_collections.ConfigDict, source_name: str, batch_size: int):
     """Starts at zero.
 
     Args:
       config: the run's config.
-      source_name: of the data set, for the error.
-      batch_size: examples of a step.
+      source_name: name of the data set, for the error.
+      batch_size: examples per step.
     """
     self._config = config
     self._source_name = source_name
@@ -109,7 +111,7 @@ class DamageCounter:
     """Counts the examples of a step.
 
     Args:
-      damaged: how many of them could not be read.
+      damaged: number of examples that could not be read.
 
     Raises:
       eval_loop.CorruptExampleError: if more are damaged than config.data.max_damaged
@@ -121,20 +123,26 @@ class DamageCounter:
 
 
 class TrainingLog:
-  """Passes delayed metrics to telemetry, every so many steps."""
+  """Passes delayed metrics to telemetry, every few steps."""
 
   def __init__(
-    self, names: Sequence[str], telemetry, damage: DamageCounter, every: int, total: int, feed
+    self,
+    names: Sequence[str],
+    telemetry: telemetry_lib.Telemetry,
+    damage: DamageCounter,
+    every: int,
+    total: int,
+    feed: feed_lib.Feed,
   ):
-    """Starts at the step that comes next.
+    """Starts at the next step.
 
     Args:
-      names: of a step's values, in order; from `train_step.metric_names`.
-      telemetry: `telemetry.Telemetry` of the run.
-      damage: counts the examples that could not be read since the start.
+      names: names of a step's values, in order; from `train_step.metric_names`.
+      telemetry: telemetry of the run.
+      damage: counter of the examples that could not be read since the start.
       every: steps between two records.
-      total: the step at which the run ends, which is recorded too.
-      feed: of training batches; its `waited` tells the seconds waited so far.
+      total: step at which the run ends, which is recorded too.
+      feed: training batches; its `waited` has the seconds waited so far.
     """
     self._metrics = DelayedMetrics(names)
     self._telemetry = telemetry

@@ -9,10 +9,10 @@ class EventFile:
   """A file of events, which TensorBoard shows with those before it."""
 
   def __init__(self, folder: str, start_step: int):
-    """Opens it; what is after start_step in older ones is taken back.
+    """Opens the file; events after start_step in older files are purged.
 
     Args:
-      folder: of the files; one writes to it at a time.
+      folder: folder of the files; one process writes to it at a time.
       start_step: steps that were made before.
 
     Raises:
@@ -34,12 +34,14 @@ class EventFile:
       max_queue=0,
     )
 
-  def write(self, kind: str, step: int, values: dict[str, float], when: float | None = None):
+  def write(
+    self, kind: str, step: int, values: dict[str, float], when: float | None = None
+  ) -> None:
     """Adds values of a step, measured at a time; None: now."""
     for name, value in values.items():
       self._writer.add_scalar(f'{kind}/{name}', value, step, when)
 
-  def close(self):
-    """Writes what waits, and closes the file."""
+  def close(self) -> None:
+    """Writes pending events, and closes the file."""
     with contextlib.suppress(OSError):  # a full disk
       self._writer.close()

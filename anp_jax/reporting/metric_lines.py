@@ -1,4 +1,4 @@
-"""The whole lines of metrics.jsonl; torn ones and others are left out."""
+"""The complete lines of metrics.jsonl; torn ones and others are left out."""
 
 import math
 import os
@@ -9,15 +9,15 @@ import sys
 from anp_jax.system import files
 
 NAME = 'metrics.jsonl'  # in a workdir
-# Kinds of lines that hold no metrics of a step: how long something other than a
-# step has taken, what the run has come to, a key of the config that is new from
-# a step on, by which command a run began or was resumed.
+# Kinds of lines without metrics of a step: the seconds of something other than a
+# step, the result of the run, a key of the config that changes at a step, the
+# command by which a run began or was resumed.
 TIME, RESULT, CHANGE, START = 'time', 'result', 'change', 'run'
 WITHOUT_METRICS = TIME, RESULT, CHANGE, START
 
 
 def read(workdir: str) -> list[dict]:
-  """Returns the whole lines of a workdir's metrics.jsonl, oldest first."""
+  """Returns the complete lines of a workdir's metrics.jsonl, oldest first."""
   lines = files.read_json_lines(os.path.join(workdir, NAME))
   return [line for line in lines if _is_whole(line)]
 
@@ -37,7 +37,7 @@ def command() -> str:
 
 
 def _is_whole(record):
-  """Whether a line has what a line of its kind has, numbers of steps too."""
+  """Returns whether a line has the fields of its kind."""
   kind, step = record.get('kind'), record.get('step')
   if not isinstance(kind, str) or not _is_number(step) or step < 0:
     return False
@@ -48,13 +48,14 @@ def _is_whole(record):
   if kind == CHANGE:
     return {'key', 'old', 'new'} <= record.keys()
   if kind == TIME:
-    seconds = record.get('seconds')
-    is_named = isinstance(record.get('what'), str)
-    return is_named and _is_number(seconds) and 0 <= seconds < math.inf
-  times = (record.get(name, 0) for name in ('epoch', 'seconds'))
-  return all(_is_number(v) for k, v in record.items() if k != 'kind') and all(
-    0 <= time < math.inf for time in times
-  )
+    return isinstance(record.get('what'), str) and _is_time(record.get('seconds'))
+  numbers = [v for k, v in record.items() if k != 'kind']
+  times = [record.get(name, 0) for name in ('epoch', 'seconds')]
+  return all(map(_is_number, numbers)) and all(map(_is_time, times))
+
+
+def _is_time(value):
+  return _is_number(value) and 0 <= value < math.inf
 
 
 def _is_number(value):

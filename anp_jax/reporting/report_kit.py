@@ -1,4 +1,4 @@
-"""Reports: texts, tables and figures in one order, as Markdown or for a terminal."""
+"""Reports: texts, tables and figures in order, as Markdown or for a terminal."""
 
 from collections.abc import Iterable, Sequence
 import dataclasses
@@ -11,9 +11,9 @@ class Table:
   """A table.
 
   Attributes:
-    rows: rows of texts, the first the head.
-    align: a letter a column, see `markdown.table`.
-    caption: line above it.
+    rows: rows of texts, the first one the header.
+    align: one letter per column, see `markdown.table`.
+    caption: line above the table.
   """
 
   rows: Sequence[Sequence[str]]
@@ -21,11 +21,11 @@ class Table:
   caption: str = ''
 
   def markdown(self) -> str:
-    """The table on a page."""
+    """Returns the table on a page."""
     return _captioned(self.caption, markdown.table(self.rows, self.align))
 
   def plain(self) -> str:
-    """The table in a terminal."""
+    """Returns the table in a terminal."""
     return _captioned(self.caption, markdown.plain(self.rows, self.align))
 
 
@@ -34,15 +34,15 @@ class Figure:
   """A figure.
 
   Attributes:
-    caption: what it shows.
-    file: its path from the page.
+    caption: subject of the figure.
+    file: path of the figure, relative to the page.
   """
 
   caption: str
   file: str
 
   def markdown(self) -> str:
-    """The figure on a page."""
+    """Returns the figure on a page."""
     return f'![{self.caption}]({self.file})'
 
 
@@ -50,7 +50,7 @@ Block = str | Table | Figure
 
 
 def text(title: str, blocks: Iterable[Block]) -> str:
-  """A page in Markdown: its title, then the blocks that are not empty."""
+  """Returns a page in Markdown: its title, then the blocks that are not empty."""
   parts = [block if isinstance(block, str) else block.markdown() for block in blocks]
   return '\n\n'.join([f'# {title}', *filter(None, parts)]) + '\n'
 
@@ -61,18 +61,18 @@ def write(path: str, title: str, blocks: Iterable[Block]) -> None:
 
 
 def plain(blocks: Iterable[str | Table]) -> str:
-  """Blocks for a terminal, a blank line between them."""
+  """Returns blocks for a terminal, with a blank line between them."""
   parts = [block if isinstance(block, str) else block.plain() for block in blocks]
   return '\n\n'.join(filter(None, parts))
 
 
 def code(lines: Iterable[str]) -> str:
-  """Commands or other lines as they are typed."""
+  """Returns commands or other lines as they are typed."""
   return '\n'.join(f'    {line}' for line in lines)
 
 
 def bullets(notes: Iterable[str]) -> str:
-  """Notes as a list; a star in them marks nothing up."""
+  """Returns notes as a list; a star in them is no markup."""
   return '\n'.join(f'- {note}'.replace('*', '\\*') for note in notes)
 
 

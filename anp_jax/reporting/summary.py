@@ -1,4 +1,4 @@
-"""What a run says of itself, at its start and at its end."""
+"""Summaries of a run, at its start and at its end."""
 
 import collections
 from collections.abc import Callable
@@ -10,14 +10,16 @@ import time
 
 from absl import logging
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager
 from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib, urls
-from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
+from anp_jax.parallel import state as state_lib
 from anp_jax.reporting import event_file, run_page, telemetry as telemetry_lib, weights_and_biases
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.reporting.run_page import run_tables
@@ -36,25 +38,25 @@ _NAMED, _LETTERS = 5, 40  # classes in a line, letters of each
 
 
 def telemetry(
-  config,
+  config: ml_collections.ConfigDict,
   workdir: str,
-  mesh,
+  mesh: jax.sharding.Mesh,
   length: telemetry_lib.RunLength,
   clock: Callable[[], float] = time.monotonic,
 ) -> telemetry_lib.Telemetry:
   """Returns the telemetry of a run, which the primary process writes.
 
   Args:
-    config: of the run.
-    workdir: of the run.
-    mesh: of the run.
-    length: of the run.
-    clock: returns seconds that never run backwards.
+    config: config of the run.
+    workdir: folder of the run.
+    mesh: mesh of the run.
+    length: length of the run.
+    clock: function that returns seconds, which never run backwards.
   """
   is_primary = jax.process_index() == 0
   device = mesh.devices.flat[0]
   peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
-  writers = []
+  writers: list[Callable[[], telemetry_lib.Writer]] = []
   if config.log.wandb:
     writers.append(functools.partial(weights_and_biases.Writer, workdir, config))
   if config.log.tensorboard:
@@ -65,25 +67,29 @@ def telemetry(
 
 
 def log_run_info(
-  telemetry: telemetry_lib.Telemetry, config, mesh, abstract_state, splits: tuple, class_sizes=None
+  telemetry: telemetry_lib.Telemetry,
+  config: ml_collections.ConfigDict,
+  mesh: jax.sharding.Mesh,
+  abstract_state: state_lib.TrainState,
+  splits: tuple[sources.Source, sources.Source],
+  class_sizes: np.ndarray | None = None,
 ) -> None:
-  """Prints what this run is, in a few lines, and records it.
+  """Prints network, data and devices of a run, and records them.
 
   Args:
-    telemetry: of the run.
-    config: of the run.
-    mesh: of the run.
-    abstract_state: the state of one device, or its shapes.
+    telemetry: telemetry of the run.
+    config: config of the run.
+    mesh: mesh of the run.
+    abstract_state: state of one device, or its shapes.
     splits: sources of the training and of the validation examples.
-    class_sizes: (classes,) training images of each; None: not counted.
+    class_sizes: (classes,) training images of each class; None: not counted.
   """
   train, validation = splits
   vocabulary = train.vocabulary
   classes = vocabulary.text()
   devices = f'{mesh.size} x {mesh.devices.flat[0].device_kind}'
-  # Of this process: what feeds its devices.
-  count = cores_lib.count()
-  cores = f'{count} core' + 's' * (count > 1)
+  # The cores of this process feed its devices.
+  cores = vocabulary_lib.counted(cores_lib.count(), 'core')
   size = f'{_count(abstract_state.params) / 1e6:.2f} M parameters'
   head, balance = config.model.head, config.data.balance
   head = '' if head == 'joint' else f', head {head}'
@@ -113,14 +119,14 @@ def log_run_info(
 
 
 def log_changes(
-  telemetry: telemetry_lib.Telemetry, checkpoints: manager.Checkpoints, program: build.Program
+  telemetry: telemetry_lib.Telemetry, checkpoints: manager.Checkpoints, program: build.ModelAndSteps
 ) -> None:
   """Records what differs since the restored checkpoint was saved.
 
   Args:
-    telemetry: of the run.
-    checkpoints: of the run, restored; of a new run, none was.
-    program: of the run.
+    telemetry: telemetry of the run.
+    checkpoints: checkpoints of the run, which may have been restored.
+    program: model and steps of the run.
   """
   values, spec, step = checkpoints.changes(), program.spec, telemetry.start_step
   rates = schedule_change.rates(checkpoints.saved_config, spec, step)
@@ -131,7 +137,7 @@ def log_changes(
 
 
 def _computing(config, mesh):
-  """The line that says what computes instead of XLA alone; or none."""
+  """Returns the line about the library or emulation that computes, if there is one."""
   if config.emulate.enabled:
     return [f'emulated {emulation.describe(config.emulate)}']
   platform_name = mesh.devices.flat[0].platform
@@ -146,15 +152,21 @@ def _computing(config, mesh):
   return [f'library  XLA alone: {reason}'] if reason else []
 
 
-def cautions(config, train, batch_size: int, examples: int, class_sizes=None) -> list[str]:
-  """Lines about training data that are hardly meant as they are.
+def cautions(
+  config: ml_collections.ConfigDict,
+  train: sources.Source,
+  batch_size: int,
+  examples: int,
+  class_sizes: np.ndarray | None = None,
+) -> list[str]:
+  """Returns lines about training data that are hardly meant as they are.
 
   Args:
-    config: of the run.
+    config: config of the run.
     train: source of the training examples.
-    batch_size: images of a step.
-    examples: that it draws from.
-    class_sizes: (classes,) training images of each; None: not counted.
+    batch_size: images per step.
+    examples: images that a step draws from.
+    class_sizes: (classes,) training images of each class; None: not counted.
   """
   lines = []
   if batch_size > examples:
@@ -188,14 +200,13 @@ def cautions(config, train, batch_size: int, examples: int, class_sizes=None) ->
 
 
 def is_scored(workdir: str, step: int) -> bool:
-  """Whether this step's evaluation is in metrics.jsonl."""
-  return any(r['kind'] == 'validation' and r['step'] == step for r in telemetry_lib.read(workdir))
+  """Returns whether this step's evaluation is in metrics.jsonl."""
+  return any(r['step'] == step for r in _validation(workdir))
 
 
 def last_scores(workdir: str) -> dict:
-  """The last evaluation in metrics.jsonl; {} if there is none."""
-  lines = [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
-  return lines[-1] if lines else {}
+  """Returns the last evaluation in metrics.jsonl; {} if there is none."""
+  return next(reversed(_validation(workdir)), {})
 
 
 def print_scores(step: int, scores: dict, weights: str = '') -> None:
@@ -212,7 +223,12 @@ def print_scores(step: int, scores: dict, weights: str = '') -> None:
     print(markdown.plain(rows))
 
 
-def report(config, workdir: str, mesh, abstract_state) -> None:
+def report(
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  mesh: jax.sharding.Mesh,
+  abstract_state: state_lib.TrainState,
+) -> None:
   """Writes the run's page and prints its tables."""
   facts = {
     'network': config.model.name,
@@ -224,7 +240,12 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
   text = config_lib.golden(config)
   try:
     # Before the page, without which a run that ends again reports again.
-    telemetry_lib.write_result(workdir, _result(workdir, mesh, abstract_state))
+    result = run_tables.result(*run_tables.load(workdir)) | {
+      'parameters': _count(abstract_state.params),
+      'devices': mesh.size,
+      'device': mesh.devices.flat[0].device_kind,
+    }
+    telemetry_lib.write_result(workdir, result)
     print(run_page.write(workdir, text, facts, hardware(mesh)))
     print(urls.remote_url(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
@@ -232,17 +253,8 @@ def report(config, workdir: str, mesh, abstract_state) -> None:
     logging.error('%s: no report: %s: %s', where, type(e).__name__, e)
 
 
-def _result(workdir, mesh, abstract_state):
-  """What the run's last line of metrics.jsonl says."""
-  return run_tables.result(*run_tables.load(workdir)) | {
-    'parameters': _count(abstract_state.params),
-    'devices': mesh.size,
-    'device': mesh.devices.flat[0].device_kind,
-  }
-
-
-def hardware(mesh) -> dict:
-  """What a run was computed on, and with what, name to value."""
+def hardware(mesh: jax.sharding.Mesh) -> dict[str, object]:
+  """Returns the hardware and the versions of a run, name to value."""
   kinds = collections.Counter(d.device_kind for d in mesh.devices.flat)
   return {
     'devices': ', '.join(f'{n} x {kind}' for kind, n in kinds.items()),
@@ -250,6 +262,10 @@ def hardware(mesh) -> dict:
     'host': f'{platform.node()}, {platform.platform()}',
     'cores': f'{cores_lib.count()} of {platform.machine()}',
   } | process_info.versions()
+
+
+def _validation(workdir):
+  return [r for r in telemetry_lib.read(workdir) if r['kind'] == 'validation']
 
 
 def _count(params) -> int:

@@ -1,14 +1,14 @@
-"""What a run says while it runs: progress line, metrics.jsonl, TensorBoard."""
+"""Telemetry of a run: progress line, metrics.jsonl, TensorBoard."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import json
 import os
 import sys
 import time
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from anp_jax.config import urls
 from anp_jax.reporting import metric_lines
@@ -22,41 +22,28 @@ TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
 # caches, compilation) leaves it, and the noise of one interval hardly shows.
 _RECENT = 32
 
-# The parts of the progress line that a narrow terminal keeps, first to last.
-_PRIORITY = (
-  'activity',
-  'step',
-  'loss',
-  'anp_top1',
-  'ETA',
-  'adjective_top1',
-  'noun_top1',
-  'rate',
-  'input',
-  'MFU',
-  'epoch',
-)
+# The parts of the progress line that a narrow terminal lacks, first to last.
+_DROPPED = 'epoch MFU input rate noun_top1 adjective_top1 ETA anp_top1 loss'.split()
 
 
 def read(workdir: str) -> list[dict]:
-  """The metrics in workdir/metrics.jsonl, oldest first; torn lines left out."""
+  """Returns the metrics in workdir/metrics.jsonl, oldest first, without torn lines."""
   return [
     line for line in metric_lines.read(workdir) if line['kind'] not in metric_lines.WITHOUT_METRICS
   ]
 
 
 def result(workdir: str) -> dict:
-  """What a run that has ended came to; {} of one that has not, or goes on."""
-  lines = metric_lines.read(workdir)[-1:]
-  return lines[0] if lines and lines[0]['kind'] == metric_lines.RESULT else {}
+  """Returns the result of a run that has ended; {} before its end."""
+  return next(iter(_of_kind(metric_lines.read(workdir)[-1:], metric_lines.RESULT)), {})
 
 
 def write_result(workdir: str, values: dict) -> None:
   """Ends workdir/metrics.jsonl with a line of kind 'result'.
 
   Args:
-    workdir: of a run that has ended.
-    values: 'step' and what else there is to say, fit for JSON.
+    workdir: folder of a run that has ended.
+    values: 'step' and further JSON values.
 
   Raises:
     OSError: if it cannot be written.
@@ -66,30 +53,28 @@ def write_result(workdir: str, values: dict) -> None:
 
 
 def changes(workdir: str) -> list[dict]:
-  """The keys that --change made new: step, key, old and new value of each."""
-  return [r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.CHANGE]
+  """Returns the keys that --change changed: step, key, old and new value of each."""
+  return _of_kind(metric_lines.read(workdir), metric_lines.CHANGE)
 
 
 def starts(workdir: str) -> list[dict]:
-  """What `Telemetry.start` has recorded, the first command's line first."""
-  return [r for r in metric_lines.read(workdir) if r['kind'] == metric_lines.START]
+  """Returns the records of `Telemetry.start`, the first command's line first."""
+  return _of_kind(metric_lines.read(workdir), metric_lines.START)
 
 
 def durations(workdir: str) -> dict[str, float]:
-  """Seconds that a run spent between its steps: 'start', 'compiling', ..."""
-  seconds = {}
-  for record in metric_lines.read(workdir):
-    if record['kind'] == metric_lines.TIME:
-      what = record['what']
-      seconds[what] = seconds.get(what, 0.0) + record['seconds']
+  """Returns the seconds between a run's steps by activity: 'start', 'compiling', ..."""
+  seconds: dict[str, float] = {}
+  for record in _of_kind(metric_lines.read(workdir), metric_lines.TIME):
+    seconds[record['what']] = seconds.get(record['what'], 0.0) + record['seconds']
   return seconds
 
 
 def truncate_after(workdir: str, step: int) -> None:
-  """Takes lines after a step out of metrics.jsonl, torn ones too."""
+  """Removes lines after a step from metrics.jsonl, and torn ones."""
   # At step 0 nothing was restored: every line is of a run that left no state.
-  # A change at the step itself is to be told again, if it still is one; so is
-  # the command.
+  # A change at the step itself is recorded again, if it still is one; so is the
+  # command.
   records = [
     r
     for r in metric_lines.read(workdir)
@@ -99,31 +84,31 @@ def truncate_after(workdir: str, step: int) -> None:
 
 
 def elapsed(seconds: float) -> str:
-  """A time as 1:02:03, or 4:05 below one hour."""
+  """Returns a time as 1:02:03, or 4:05 below one hour."""
   minutes, second = divmod(round(seconds), 60)
   hour, minute = divmod(minutes, 60)
   return f'{hour}:{minute:02}:{second:02}' if hour else f'{minute}:{second:02}'
 
 
 class Writer(Protocol):
-  """One more place for metrics."""
+  """A further destination of metrics."""
 
   def write(self, kind: str, step: int, values: dict[str, float]) -> None:
     """Adds the metrics of a step; kind is 'train' or 'validation'."""
 
   def close(self) -> None:
-    """Writes what waits, and ends."""
+    """Writes pending metrics, and ends."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-  """How long a run is, and where it begins.
+  """The length of a run, and its first step.
 
   Attributes:
-    total_steps: the step at which the run ends.
-    batch_size: images a step over all devices.
-    examples: of an epoch.
-    start_step: the restored step; 0 for a new run.
+    total_steps: step at which the run ends.
+    batch_size: images per step over all devices.
+    examples: images per epoch.
+    start_step: restored step; 0 for a new run.
   """
 
   total_steps: int
@@ -132,12 +117,12 @@ class RunLength:
   start_step: int = 0
 
   def epoch(self, step: int) -> float:
-    """Epochs that are done after a step."""
+    """Returns the epochs that are done after a step."""
     return step * self.batch_size / self.examples
 
 
 class Telemetry:
-  """Tells people and files how a run goes; only the primary process writes."""
+  """The progress of a run for people and files; only the primary process writes."""
 
   def __init__(
     self,
@@ -148,16 +133,15 @@ class Telemetry:
     primary: bool = True,
     line: progress.LiveLine | None = None,
   ):
-    """Opens the files; what is after length.start_step in them is taken back.
+    """Opens the files; lines after length.start_step are removed.
 
     Args:
-      workdir: the run's folder; metrics.jsonl goes there.
-      length: of the run.
+      workdir: folder of the run, with metrics.jsonl.
+      length: length of the run.
       peak_flops: FLOP/s of all devices together; 0.0 leaves the MFU out.
-      writers: each opens one more place for the metrics, where this process
-        writes.
+      writers: functions that open further destinations, where this process writes.
       primary: whether this is the one process that writes.
-      line: where lines for people go; on standard output by default. Its clock
+      line: destination of lines for people, standard output by default. Its clock
         is the telemetry's.
     """
     self._line = line or progress.LiveLine(sys.stdout if primary else None)
@@ -168,10 +152,12 @@ class Telemetry:
     self._mark = self._clock()  # when the current interval began
     self._paused = 0.0  # seconds of pauses in the current interval
     self._pauses = 0.0  # seconds of pauses that come back, since the start
-    self._intervals = collections.deque(maxlen=_RECENT)  # (steps, seconds)
-    self._activity, self._fields = '', {}  # of the progress line
-    self._simulated_seconds = None
-    self._file, self._writers = None, []
+    self._intervals: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
+    self._activity = ''
+    self._fields: dict[str, str] = {}  # parts of the progress line by name
+    self._simulated_seconds: Callable[[int], float] | None = None
+    self._file: TextIO | None = None
+    self._writers: list[Writer] = []
     if primary:
       os.makedirs(workdir, exist_ok=True)
       truncate_after(workdir, length.start_step)
@@ -193,16 +179,16 @@ class Telemetry:
     self._simulated_seconds = seconds
 
   def start_timing(self, step: int) -> None:
-    """Counts rates from here: `step` is done, and what it took is no rate."""
+    """Counts rates from here on; `step` is done and counts in no rate."""
     self._mark, self._paused, self._step = self._clock(), 0.0, step
 
   def train(self, step: int, metrics: dict[str, float], input_wait: float) -> None:
-    """Records what was measured since the last call.
+    """Records the metrics of a step, and rates since the last call.
 
     Args:
       step: updates made so far.
       metrics: name to Python float: loss, accuracies, learning_rate, ...
-      input_wait: seconds the loop waited for input since the last call.
+      input_wait: seconds that the loop waited for input since the last call.
     """
     if self._file is None:
       return
@@ -227,12 +213,12 @@ class Telemetry:
     self.note(f'validation at step {step} (epoch {epoch:.2f}): {scores}')
 
   @contextlib.contextmanager
-  def paused(self, what: str):
-    """Time in here counts in no rate; the ETA expects it to come back.
+  def paused(self, what: str) -> Iterator[None]:
+    """Excludes its block from all rates; the ETA expects it to come back.
 
     Args:
-      what: shown in a terminal: 'evaluating', 'saving', or 'compiling', which
-        the ETA takes to happen once.
+      what: activity, shown in a terminal: 'evaluating', 'saving', or 'compiling',
+        which the ETA takes to happen once.
     """
     start, outer, self._activity = self._clock(), self._activity, what
     self._draw()
@@ -248,11 +234,8 @@ class Telemetry:
       self._draw()
 
   def log_duration(self, what: str, seconds: float) -> None:
-    """Records how long something other than a step has taken."""
-    if self._file is not None:
-      self._write_line(
-        {'kind': metric_lines.TIME, 'step': self._last, 'what': what, 'seconds': seconds}
-      )
+    """Records the duration of something other than a step."""
+    self._write_line(metric_lines.TIME, self._last, what=what, seconds=seconds)
 
   @property
   def start_step(self) -> int:
@@ -260,7 +243,7 @@ class Telemetry:
     return self._length.start_step
 
   def changes(self, values: dict[str, tuple], rates: tuple = ()) -> None:
-    """Records keys of the config that are new from the start step on.
+    """Records keys of the config that change at the start step.
 
     Args:
       values: (old, new) by dotted key; None where the key does not apply.
@@ -270,26 +253,24 @@ class Telemetry:
     step = self._length.start_step
     for key, (old, new) in values.items():
       text = f'change   config.{key}={new} from step {step} on, {old} before'
-      line = {'kind': metric_lines.CHANGE, 'step': step, 'key': key}
-      line |= {'old': old, 'new': new}
+      fields = {'key': key, 'old': old, 'new': new}
       if rates and key == 'duration':
         text += f': learning rate {rates[1]:.6g}, not {rates[0]:.6g}'
-        line |= {'old_rate': rates[0], 'new_rate': rates[1]}
+        fields |= {'old_rate': rates[0], 'new_rate': rates[1]}
       self.note(text)
-      if self._file is not None:
-        self._write_line(line)
+      self._write_line(metric_lines.CHANGE, step, **fields)
 
   def start(self, values: dict) -> None:
-    """Records by which command a run begins or is resumed, and on what.
+    """Records the command by which a run begins or is resumed, and its data.
 
     Args:
-      values: what else there is to say, fit for JSON.
+      values: further JSON values.
     """
     step = self._length.start_step
     # A run that has ended ends with its result.
-    if self._file is not None and step < self._length.total_steps:
-      line = {'kind': metric_lines.START, 'step': step, 'time': time.time()}
-      self._write_line(line | {'command': metric_lines.command()} | values)
+    if step < self._length.total_steps:
+      fields = {'time': time.time(), 'command': metric_lines.command()} | values
+      self._write_line(metric_lines.START, step, **fields)
 
   def note(self, text: str) -> None:
     """Prints a line for people, above the live line."""
@@ -298,14 +279,17 @@ class Telemetry:
   def close(self) -> None:
     """Ends the live line and closes the files; a second call does nothing."""
     self._line.close()
-    for file in (*self._writers, *filter(None, [self._file])):
+    closings = [writer.close for writer in self._writers]
+    if self._file is not None:
+      closings.append(self._file.close)
+    for close in closings:
       with contextlib.suppress(OSError):  # a full disk
-        file.close()
+        close()
     self._line = progress.LiveLine(None)
     self._file, self._writers = None, []
 
   def _rates(self, step, input_wait):
-    """Speed since the last call; nothing at the first step that is timed."""
+    """Returns the rates since the last call; {} at the first step that is timed."""
     now = self._clock()  # which may stand still between two calls
     seconds = max(now - self._mark - self._paused, 1e-9)
     steps = step - self._step
@@ -328,22 +312,23 @@ class Telemetry:
     if self._simulated_seconds:
       values['simulated_seconds'] = self._simulated_seconds(step)
     self._last = step
-    line = {'kind': kind, 'step': step, 'time': time.time()}
-    line['epoch'] = self._length.epoch(step)
-    self._write_line(line | values)
+    self._write_line(kind, step, time=time.time(), epoch=self._length.epoch(step), **values)
     for writer in self._writers:
       writer.write(kind, step, values)
 
-  def _write_line(self, line):
+  def _write_line(self, kind, step, **fields):
+    """Writes a line, where this process writes."""
+    if self._file is None:
+      return
     # One write and a flush: a crash tears the last line at most.
     try:
-      self._file.write(json.dumps(line) + '\n')
+      self._file.write(json.dumps({'kind': kind, 'step': step, **fields}) + '\n')
       self._file.flush()
     except OSError as e:  # a full disk: what is trained is worth more
-      self.note(f'{METRICS}: step {line["step"]} is not recorded: {e.strerror}')
+      self.note(f'{METRICS}: step {step} is not recorded: {e.strerror}')
 
   def _progress(self, step, values):
-    """The parts of the progress line, by name and in order."""
+    """Returns the parts of the progress line, by name and in order."""
     fields = {
       'step': f'{step}/{self._length.total_steps}',
       'epoch': f'epoch {self._length.epoch(step):.2f}',
@@ -362,7 +347,7 @@ class Telemetry:
     return fields
 
   def _eta(self, step):
-    """Seconds to the end: recent steps, and pauses averaged over the run."""
+    """Returns the seconds to the end by recent steps, and pauses averaged over the run."""
     steps = max(sum(s for s, _ in self._intervals), 1)
     seconds = sum(t for _, t in self._intervals) / steps
     seconds += self._pauses / max(step - self._length.start_step, 1)
@@ -375,11 +360,14 @@ class Telemetry:
       self._line.show(_fitted(fields | self._fields, self._line.width))
 
 
+def _of_kind(lines, kind):
+  return [line for line in lines if line['kind'] == kind]
+
+
 def _fitted(fields, width):
-  """The most important fields that fit into a width, in their own order."""
-  names = set()
-  for name in _PRIORITY:
-    texts = [text for k, text in fields.items() if k in names | {name}]
-    if name in fields and len('  '.join(texts)) <= width:
-      names.add(name)
-  return '  '.join(text for k, text in fields.items() if k in names)[:width]
+  """Returns the fields that fit into a width, without the least important ones."""
+  for name in _DROPPED:
+    if len('  '.join(fields.values())) <= width:
+      break
+    fields.pop(name, None)
+  return '  '.join(fields.values())[:width]

@@ -4,8 +4,10 @@ import contextlib
 import importlib.util
 import os
 import secrets
+from typing import Any
 
 from absl import logging
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.system import error_lines, files
@@ -15,7 +17,7 @@ _ID_FILE = 'run_id'
 _TIMEOUT = 30.0  # seconds for a server, at the start and at the end
 
 
-def check(config) -> None:
+def check(config: ml_collections.ConfigDict) -> None:
   """Refuses config.log.wandb where the package is missing.
 
   Raises:
@@ -31,14 +33,14 @@ def check(config) -> None:
 class Writer:
   """Sends metrics to the service; no failure there ends the run."""
 
-  def __init__(self, workdir: str, config):
+  def __init__(self, workdir: str, config: ml_collections.ConfigDict):
     """Starts, or resumes, the W&B run of a workdir.
 
     Args:
-      workdir: of the run; nothing is written outside of it.
-      config: resolved; config.log.wandb is 'offline' or 'online'.
+      workdir: folder of the run; nothing is written outside of it.
+      config: resolved config; config.log.wandb is 'offline' or 'online'.
     """
-    self._run = None
+    self._run: Any = None
     try:
       self._run = _open(workdir, config)
     except Exception as e:  # noqa: BLE001 - whatever is wrong with the package
@@ -96,7 +98,7 @@ def _open(workdir, config):
 
 
 def _run_id(folder):
-  """The id of the workdir: a run that is resumed is the same one there."""
+  """Returns the id of the workdir, so that a resumed run continues the same W&B run."""
   path = os.path.join(folder, _ID_FILE)
   if not os.path.exists(path):
     files.write_atomic(path, secrets.token_hex(8))

@@ -1,14 +1,24 @@
 """The strategy `channel_split`: on a mesh, or with devices outside it."""
 
+from collections.abc import Callable, Sequence
 import dataclasses
 import re
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, strategy as strategy_lib
-from anp_jax.costs import mesh_shape
+from anp_jax.costs import collectives, mesh_shape, steps
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import xla_flags
+
+if TYPE_CHECKING:
+  import jax
+
+  from anp_jax.runtimes.calibration import replanner
+  from anp_jax.training import run_spec
 
 _TRAINING = ('train', *strategy_lib.TRIALS)  # modes
 # Devices outside the mesh, of this process or all of the other processes.
@@ -31,7 +41,7 @@ def _is_pattern(pattern):
 class ChannelSplit(sync.Sync):
   """Convolutions split by channels over unequal devices.
 
-  The devices are those of the mesh's axis 'model', or, with
+  The devices are those of the mesh's axis 'model'. With
   config.strategy.offload_to, one device trains and others, which may be of
   other platforms and processes, compute channels for it.
   """
@@ -39,12 +49,12 @@ class ChannelSplit(sync.Sync):
   name = 'channel_split'
   planned_mesh = {'mesh.data': '1', 'mesh.model': '-1'}
 
-  def default_config(self):
-    """Which convolutions are split, how, and over which devices."""
+  def default_config(self) -> dict[str, keys.Key]:
+    """Returns the keys of the split plan and of the offload devices."""
     return {
       'shares': keys.Key(
         (),
-        'of the channels, for each device, in proportion; (): measured',
+        'proportional share of the channels of each device; (): measured',
         check=rules.check_shares,
         resumable=True,
       ),
@@ -73,16 +83,16 @@ class ChannelSplit(sync.Sync):
       ),
       'check_plan': keys.number(
         60.0,
-        'seconds between two looks whether the devices of a measured '
-        'plan are as fast as they were, in proportion; 0: never',
+        'seconds between two checks of the relative speeds of the devices '
+        'of a measured plan; 0: never',
         at_least=0,
         resumable=True,
       ),
       **transport_keys.KEYS,
     }
 
-  def check(self, config):
-    """Refuses both shares and a plan, and parameters that are divided."""
+  def check(self, config: dict[str, Any]) -> None:
+    """Refuses shares with a plan, and parameters that are divided."""
     rules.check_tls(config)
     rules.check(
       not (config['strategy.plan'] and config['strategy.shares']),
@@ -99,48 +109,56 @@ class ChannelSplit(sync.Sync):
       'the very convolutions that a sleep would replace',
     )
 
-  def joins_jax(self, config, mode):
-    """Whether the devices are of one mesh: only process 0 trains otherwise."""
+  def joins_jax(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns whether the devices are of one mesh: only process 0 trains otherwise."""
     return not (config.strategy.offload_to and mode in _TRAINING)
 
-  def mixes_platforms(self, config, mode):
-    """A device that only computes channels may be of any platform."""
+  def mixes_platforms(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns True with offload devices, which may be of any platform."""
     return bool(config.strategy.offload_to) and mode in _TRAINING
 
-  def run_ends_if_lost(self, config, mode, index):
-    """A process whose devices only compute channels may be lost, and come.
+  def run_ends_if_lost(self, config: ml_collections.ConfigDict, mode: str, index: int) -> bool:
+    """Returns False for an offload process, which may be lost and join again.
 
-    Not while times are taken: they would be of what computes in its place.
+    In a trial the run ends, or its substitute would be timed.
     """
     return not (index and config.strategy.offload_to and mode == 'train')
 
-  def xla_settings(self, config):
-    """Spare threads: a program waits for what the same CPU pool computes.
+  def xla_settings(self, config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns spare threads where a program may wait for work of the same CPU pool.
 
-    So it may once another process is lost, too.
+    It also does once another process is lost.
     """
     names = config.strategy.offload_to
     waits = any(n.startswith('cpu:') or n == 'processes' for n in names)
     return {'spare': xla_flags.SPARE_THREADS * waits}
 
-  def check_mesh(self, config, mesh):
-    """Refuses a plan that is none, and shares of other devices."""
+  def check_mesh(self, config: ml_collections.ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
+    """Refuses a malformed plan, and shares of another number of devices."""
     from anp_jax.parallel.channel_split import channel_split_step
 
     channel_split_step.check(config, mesh)
 
-  def planned_parts(self, config, cluster):
+  def planned_parts(
+    self, config: ml_collections.ConfigDict, cluster: collectives.Cluster
+  ) -> tuple[int, int]:
     """Divides the batch over the mesh's axis 'data' only."""
     return mesh_shape.shape(config, cluster.size)[0], config.accumulate
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step whose convolutions are divided where that is faster."""
     from anp_jax.parallel.channel_split import channel_split_cost
 
     return channel_split_cost.predicted_step(setting, images)
 
-  def build(self, config, specs, order=(), offload_devices=()):
-    """Splits over the mesh, or offloads."""
+  def build(
+    self,
+    config: ml_collections.ConfigDict,
+    specs: Any,
+    order: Sequence[str] = (),
+    offload_devices: Sequence[Any] = (),
+  ) -> Any:
+    """Returns the step that splits over the mesh, or offloads."""
     if offload_devices:
       from anp_jax.runtimes.offload import offload_step
 
@@ -149,7 +167,9 @@ class ChannelSplit(sync.Sync):
 
     return channel_split_step.ChannelSplitStep(config, specs, order)
 
-  def calibrate(self, spec, job, training):
+  def calibrate(
+    self, spec: 'run_spec.RunSpec', job: strategy_lib.Job, training: bool
+  ) -> tuple[ml_collections.ConfigDict, list[str]]:
     """Times devices and links, where the config has neither plan nor shares."""
     from anp_jax.parallel import mesh as mesh_lib
 
@@ -162,13 +182,15 @@ class ChannelSplit(sync.Sync):
     from anp_jax.runtimes.calibration import calibrate
 
     if not training:  # without a gradient, each device may score by itself
-      changes = {'strategy.plan': split.NOTHING, 'strategy.shares': ()}
+      changes: dict[str, object] = {'strategy.plan': split.NOTHING, 'strategy.shares': ()}
       return config_lib.replaced(spec.config, changes), []
     chosen, messages = calibrate.choose_plan(spec, job.workdir, job.processes)
     return config_lib.replaced(spec.config, {'strategy.plan': chosen}), messages
 
-  def replanner(self, spec, job):
-    """Plans again where devices change, unless there is one device alone."""
+  def replanner(
+    self, spec: 'run_spec.RunSpec', job: strategy_lib.Job
+  ) -> 'replanner.Replanner | None':
+    """Returns what changes the plan as devices change; None for a single device."""
     from anp_jax.parallel import mesh as mesh_lib
     from anp_jax.runtimes.calibration import replanner
 
@@ -177,7 +199,7 @@ class ChannelSplit(sync.Sync):
     by_hand = job.config.strategy.plan or job.config.strategy.shares
     return replanner.Replanner(spec, job, is_measured=not by_hand)
 
-  def run(self, job, loop):
+  def run(self, job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
     """Trains on one device, with others to offload to, where they are named."""
     if not job.config.strategy.offload_to or job.mode not in _TRAINING:
       return loop(job)

@@ -25,7 +25,7 @@ from anp_jax.training import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ModelAndSteps:
   """A run's model and steps; nothing is compiled and no array made yet.
 
   Attributes:
@@ -76,7 +76,7 @@ class Program:
     return self.evaluation.examples(held_out)
 
 
-def create(spec: run_spec.RunSpec) -> Program:
+def create(spec: run_spec.RunSpec) -> ModelAndSteps:
   """Builds what config.model, optimizer and strategy name.
 
   Raises:
@@ -107,7 +107,7 @@ def create(spec: run_spec.RunSpec) -> Program:
     'strategy_step': strategy_step,
     'abstract_replica': single,
   }
-  return Program(
+  return ModelAndSteps(
     spec=spec,
     model=model,
     init_fn=strategy_step.init_fn(init),

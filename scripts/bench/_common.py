@@ -42,7 +42,7 @@ def synthetic(model: str, size: int, batch: int) -> dict[str, str]:
 
 
 def program(config, mesh, batch_size: int):
-  """Returns the `build.Program` of a config, and the source of its examples."""
+  """Returns the `build.ModelAndSteps` of a config, and the source of its examples."""
   from anp_jax.data import sources
   from anp_jax.training import build, objective as objective_lib, run_spec
 

@@ -286,13 +286,6 @@ def test_examples_are_right_and_wrong_as_the_network_sees_them(evaluated, folder
   assert len(confused) == min(times, 5)
 
 
-@pytest.mark.parametrize('sizes', [np.full(12, 7), np.arange(12)])
-def test_accuracy_by_class_size_is_drawn(evaluated, tmp_path, sizes):
-  results, _ = evaluated
-  figures.sizes(str(tmp_path / 'a.png'), results.parts[0], sizes)
-  assert Image.open(tmp_path / 'a.png').size[0] > 600
-
-
 def test_labels_are_found_by_the_names_of_classes():
   class Other(_Source):
     name = 'other'

@@ -69,20 +69,7 @@ def test_what_is_wrong_with_a_figure_is_told():
 
 @pytest.mark.parametrize(
   'sizes',
-  [
-    [5],
-    [7] * 10,
-    [100, 101, 104, 109],
-    [1200, 1201],
-    [100, 140, 190, 235],
-    [1, 2],
-    [0, 0, 1],
-    [0, 40, 40],
-    [19, 96],
-    [20, 300, 900],
-    [0, 1, 3, 50, 1000, 5000, 100_000, 1_300_000],
-    [1_000_000, 1_009_000],
-  ],
+  [[7] * 10, [100, 104, 109], [0, 0, 1], [19, 96], [0, 1, 50, 5000, 1_300_000], [10**6, 1_009_000]],
 )
 def test_accuracy_by_class_size(sizes):
   part = _part(len(sizes), 40)
@@ -110,13 +97,13 @@ def test_sizes_that_are_far_apart_are_on_a_log_axis():
     assert low < max(sizes[0], 0.5) and max(sizes) < high
 
 
-@pytest.mark.parametrize('classes, examples', [(1, 1), (16, 300), (41, 900)])
+@pytest.mark.parametrize('classes, examples', [(1, 1), (41, 900)])
 def test_confusion(classes, examples):
   part = _part(classes, examples, long=True)
   assert _faults(figures.confusion, 'a.png', part) == []
 
 
-@pytest.mark.parametrize('parts, examples', [(1, 1), (3, 300), (3, 10**5)])
+@pytest.mark.parametrize('parts, examples', [(1, 1), (3, 10**5)])
 def test_calibration(parts, examples):
   chosen = [
     _part(1 + i, examples, name) for i, name in enumerate(('class', 'adjective', 'noun')[:parts])
@@ -135,9 +122,7 @@ def _lines(kind, steps, **values):
 @pytest.mark.parametrize(
   'steps, loss, rate, speed',
   [
-    ([], None, None, None),
     ([1], lambda s: 3, lambda s: 1e-5, lambda s: 9999.5),
-    (range(5, 99, 5), lambda s: 1 + 1e-9 * s, lambda s: 0.1, lambda s: 1e4),
     (range(1, 99), lambda s: np.nan, lambda s: 0, lambda s: 0),
     (
       range(10**4, 10**6, 10**4),
@@ -176,15 +161,12 @@ def test_a_single_point_is_seen():
 @pytest.mark.parametrize(
   'names, train, validation',
   [
-    (['only'], [1], [0]),
     (['a', 'b', 'c'], [0, 0, 0], [0, 0, 0]),
-    (['a', 'b', 'c'], [1000, 1001, 1003], [100, 100, 101]),
     (
       [f'{i} {_LONG}' for i in range(9)],
       [3 * 10**6] * 5 + [2] * 4,
       [0, 1, 3, 10, 50, 300, 1000, 10**5, 1_300_000],
     ),
-    ([f'{i} {_LONG * 2}' for i in range(61)], np.arange(61) ** 3, [1] * 61),
     (['red_car', 'old_car', 'red_cat'], [1, 2, 3], [1, 1, 1]),
   ],
 )
@@ -223,7 +205,7 @@ def test_one_is_no_plural():
   ]
 
 
-@pytest.mark.parametrize('count, side', [(1, 8), (5, 64), (4, 300)])
+@pytest.mark.parametrize('count, side', [(1, 8), (4, 300)])
 def test_sheets(tmp_path, count, side):
   path = str(tmp_path / 'a.png')
   images = np.zeros((count, side, side, 3), np.uint8)
@@ -234,19 +216,19 @@ def test_sheets(tmp_path, count, side):
   assert _faults(sheet.write, path, list(images), names, [bars] * count, title) == []
 
 
-@pytest.mark.parametrize('names', ['ab', (_LONG + ' a', _LONG + ' b')])
-@pytest.mark.parametrize('side', [8, 64, 224])
-def test_confused_pairs(tmp_path, names, side):
-  labels = np.array([0] * 90 + [1] * 9, np.int32)
-  classes = np.tile(np.int32([1, 0]), (99, 1))
+def _results(names, labels, predicted):
   rows = {
-    'label': labels,
-    'weight': np.ones(99),
-    'classes': classes,
-    'probabilities': np.full((99, 2), 0.5),
+    'label': np.int32(labels),
+    'weight': np.ones(len(labels)),
+    'classes': np.stack((predicted, labels), 1).astype(np.int32),
+    'probabilities': np.full((len(labels), 2), 0.5),
   }
-  vocabulary = vocabulary_lib.Vocabulary(tuple(names))
-  results = results_lib.Results(vocabulary, rows)
+  return results_lib.Results(vocabulary_lib.Vocabulary(tuple(names)), rows)
+
+
+@pytest.mark.parametrize('names, side', [('ab', 8), ((_LONG + ' a', _LONG + ' b'), 224)])
+def test_confused_pairs(tmp_path, names, side):
+  results = _results(names, [0] * 90 + [1] * 9, [1] * 99)
   choice = pictures.choose(results)
   images = {i: np.zeros((side, side, 3), np.uint8) for i in range(99)}
   path = str(tmp_path / 'a.png')
@@ -256,43 +238,25 @@ def test_confused_pairs(tmp_path, names, side):
 
 def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(tmp_path):
   """Eight right ones take two rows of six; images are of one colour each."""
-  labels = np.arange(11, dtype=np.int32)
-  classes = np.stack((labels, np.roll(labels, 1)), axis=1)
-  classes[8:, 0] = 0
-  rows = {
-    'label': labels,
-    'weight': np.ones(11),
-    'classes': classes,
-    'probabilities': np.full((11, 2), 0.5),
-  }
-  vocabulary = vocabulary_lib.Vocabulary(tuple(map(str, range(11))))
-  results = results_lib.Results(vocabulary, rows)
+  labels = np.arange(11)
+  results = _results(map(str, labels), labels, np.where(labels < 8, labels, 0))
   images = {i: np.full((112, 112, 3), (0, 9 * i, 255), np.uint8) for i in range(11)}
   path = str(tmp_path / 'a.png')
   with figure_text.pillow_sheets() as sheets:
     pictures.sheet(path, results, pictures.choose(results), images)
   ((_, texts, _),) = sheets
-  legend = 'blue: the true class, predicted; black: the true class; orange: '
-  assert texts[1][0].startswith(legend)
   captions = [text for text, _ in texts[2:]]  # after the title
   assert captions[:8] == [f'✓ {i}' for i in range(8)]
-  # Each wrong one has its name, and the name that it got.
-  assert dict(zip(captions[8::2], captions[9::2])) == {
-    '8': '✗ predicted 0',
-    '9': '✗ predicted 0',
-    '10': '✗ predicted 0',
-  }
+  # Each wrong one has its name, and the name that was predicted.
+  names = dict(zip(captions[8::2], captions[9::2]))
+  assert names == {str(i): '✗ predicted 0' for i in (8, 9, 10)}
   pixels = np.asarray(Image.open(path))
-  centers = {}
-  for i, image in images.items():
-    places = np.argwhere((pixels == image[0, 0]).all(-1))
-    assert len(places) == 112 * 112
-    centers[i] = places.mean(0)
-  ordered = sorted(range(11), key=lambda i: tuple(centers[i]))
+  corners = {i: np.argwhere((pixels == image[0, 0]).all(-1))[0] for i, image in images.items()}
+  ordered = sorted(corners, key=lambda i: tuple(corners[i]))
   assert ordered[:8] == list(range(8)) and set(ordered[8:]) == {8, 9, 10}
-  heights = [centers[i][0] for i in ordered]
-  assert len(set(heights[:6])) == len(set(heights[6:8])) == 1
-  assert heights[8] > heights[7] and len(set(heights)) == 3
+  rows = [corners[i][0] for i in ordered]
+  assert len(set(rows[:6])) == len(set(rows[6:8])) == len(set(rows[8:])) == 1
+  assert len(set(rows)) == 3
 
 
 # Those of a study.
@@ -313,9 +277,7 @@ def _points(strategies, nodes, devices, rate, **more):
 @pytest.mark.parametrize(
   'strategies, nodes, devices, rate, megabytes, staleness',
   [
-    (('sync',), (1,), (1,), 100.0, 1.0, {0: 1}),
-    (('sync', 'local_sgd'), (1, 2), (1, 2), 1e-6, 1e-6, {0: 9, 1: 9}),
-    (('sync',), (1, 2, 3, 4, 5, 6, 7, 8, 64), (1,), 123456.0, 1e9, {9: 1}),
+    (('sync',), (1,), (1,), 1e-6, 1e-6, {0: 1}),
     (
       ('sync', 'parameter_server'),
       (1, 64, 256),
@@ -340,8 +302,7 @@ def test_figures_of_a_study(strategies, nodes, devices, rate, megabytes, stalene
 @pytest.mark.parametrize(
   'stations, names, unit',
   [
-    (1, ['as the config'], 1.0),
-    (2, ['seed=1', 'seed=2'], 1e-3),
+    (1, ['as the config'], 1e-3),
     (8, [f'seed={i}, {_LONG} {_LONG} {_LONG}' for i in range(12)], 1e5),
   ],
 )

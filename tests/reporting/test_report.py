@@ -1,7 +1,9 @@
 """report: its numbers are those of the jsonl, whatever a run left behind."""
 
+import html
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -45,64 +47,59 @@ def _save(workdir, records):
 
 
 def _write(workdir, records, summary=None):
-  """The text, and the page's tables as {first cell: other cells}."""
+  """The text, the page, and the page's tables as {first cell: other cells}."""
   _save(workdir, records)
   text = run_page.write(str(workdir), _CONFIG, summary or {})
-  page = (workdir / 'report' / 'report.md').read_text()
-  rows = [
-    [cell.strip() for cell in line.strip('|').split('|')]
-    for line in page.splitlines()
-    if line.startswith('|')
-  ]
+  page = (workdir / 'report' / 'index.html').read_text()
+  rows = (re.findall('<t[hd]>(.*?)</t[hd]>', row) for row in re.findall('<tr>(.*?)</tr>', page))
   return text, page, {row[0]: row[1:] for row in rows}
 
 
 @pytest.fixture
 def no_figure(monkeypatch):
-  """For tests of the numbers alone: drawing takes half a second."""
+  """For tests of the numbers alone: drawing takes seconds."""
   monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
+
+
+def _of_kind(records, kind):
+  return [r for r in records if r['kind'] == kind]
 
 
 def test_scores_equal_those_of_the_jsonl(tmp_path, no_figure):
   records = _records(steps=200, evaluations=10)
   text, page, rows = _write(tmp_path / 'run_7', records)
-  train = [r for r in records if r['kind'] == 'train']
-  validation = [r for r in records if r['kind'] == 'validation']
-  losses = [r['loss'] for r in validation]
-  at = validation[int(np.argmin(losses))]
-  assert rows['loss'] == [
-    f'{min(losses):.4g}',
-    f'epoch {at["epoch"]:g}, step {at["step"]}',
-    f'{losses[-1]:.4g}',
-    f'{train[-1]["loss"]:.4g}',
-  ]
-  for label, name in (
-    ('ANP top-1', 'anp_top1'),
-    ('ANP top-5', 'anp_top5'),
-    ('adjective', 'adjective_top1'),
-    ('noun', 'noun_top1'),
-  ):
+  train, validation = _of_kind(records, 'train'), _of_kind(records, 'validation')
+  table = text.split('\n\n')[0].splitlines()
+  assert len({len(line) for line in table}) == 1  # aligned
+  labels = {
+    'loss': 'loss',
+    'ANP top-1': 'anp_top1',
+    'adjective': 'adjective_top1',
+    'noun': 'noun_top1',
+    'ANP top-5': 'anp_top5',
+  }
+  assert [line.split('  ')[0] for line in table[1:]] == [*labels, 'ANP top-10']
+  for label, name in labels.items():
     values = [r[name] for r in validation]
-    at = validation[int(np.argmax(values))]
-    expected = [
-      f'{100 * max(values):.1f}%',
-      f'epoch {at["epoch"]:g}, step {at["step"]}',
-      f'{100 * values[-1]:.1f}%',
-      f'{100 * train[-1][name]:.1f}%',
-    ]
+    best = min(values) if name == 'loss' else max(values)
+    at = validation[values.index(best)]
+    best, *last = (
+      f'{v:.4g}' if name == 'loss' else f'{100 * v:.1f}%'
+      for v in (best, values[-1], train[-1][name])
+    )
+    expected = [best, f'epoch {at["epoch"]:g}, step {at["step"]}', *last]
     assert rows[label] == expected
     assert all(cell in text for cell in expected)
   assert rows['ANP top-10'][-1] == '-'  # not measured in training
-  assert page.startswith('# run_7\n')
-  assert f'```\n{_CONFIG}```' in page
-  assert '](curves.png)' in page
+  assert '<title>run_7</title>' in page
+  assert html.escape(_CONFIG, quote=False).replace("'", '&#39;') in page
 
 
 def test_speed_and_time_equal_those_of_the_jsonl(tmp_path, no_figure):
   records = _records(steps=600)
   summary = {'peak_memory': '1.5 GB', 'images': 12, 'ratio': 1 / 3}
   text, _, rows = _write(tmp_path, records, summary)
-  train = [r for r in records if r['kind'] == 'train']
+  train = _of_kind(records, 'train')
   speed = statistics.median(r['images_per_second'] for r in train)
   wait = statistics.median(r['input_wait'] for r in train)
   assert rows['images/s (median)'] == [f'{speed:.0f}']
@@ -115,16 +112,14 @@ def test_speed_and_time_equal_those_of_the_jsonl(tmp_path, no_figure):
   assert '\x1b' not in text
 
 
-def test_columns_of_the_text_are_aligned(tmp_path, no_figure):
-  text, _, _ = _write(tmp_path, _records())
-  table = text.split('\n\n')[0].splitlines()
-  assert len({len(line) for line in table}) == 1
-  names = [line.split('  ')[0] for line in table[1:]]
-  assert names == ['loss', 'ANP top-1', 'adjective', 'noun', 'ANP top-5', 'ANP top-10']
-
-
-def test_the_figure_is_drawn(tmp_path):
-  _write(tmp_path, _records(steps=20000))
+def test_the_figure_is_drawn_and_the_same_run_gives_the_same_files(tmp_path):
+  records, contents = _records(steps=6000), []
+  for _ in range(2):
+    _write(tmp_path, records, {'b': 1, 'a': 2})
+    folder = tmp_path / 'report'
+    contents.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
+  assert contents[0] == contents[1]
+  assert list(contents[0]) == ['curves.png', 'index.html', 'run.json']
   image = matplotlib.image.imread(tmp_path / 'report' / 'curves.png')
   assert image.shape[:2] == (910, 1430)
   for color in ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c'):
@@ -132,74 +127,52 @@ def test_the_figure_is_drawn(tmp_path):
     assert (np.abs(image[..., :3] - rgb) < 0.01).all(-1).sum() > 100
 
 
-def test_the_same_run_gives_the_same_files(tmp_path):
-  contents = []
-  for _ in range(2):
-    _write(tmp_path, _records(), {'b': 1, 'a': 2})
-    folder = tmp_path / 'report'
-    contents.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
-  assert contents[0] == contents[1]
-  assert list(contents[0]) == ['curves.png', 'index.html', 'report.md', 'run.json']
-
-
-def test_a_run_without_evaluation(tmp_path):
+def test_a_run_without_evaluation(tmp_path, no_figure):
   records = _records(evaluations=0)
   text, _, rows = _write(tmp_path, records)
   assert rows['ANP top-1'] == [f'{100 * records[-1]["anp_top1"]:.1f}%']
   assert 'validation' not in text
 
 
-def test_a_plain_class_set(tmp_path):
+def test_a_plain_class_set(tmp_path, no_figure):
   text, page, rows = _write(tmp_path, _records(parts=False))
   assert 'class top-1' in rows and 'ANP' not in text + page
   assert 'adjective' not in text + page and 'noun' not in text + page
 
 
-def test_evaluation_only(tmp_path):
-  records = [r for r in _records() if r['kind'] == 'validation']
+def test_evaluation_only(tmp_path, no_figure):
+  records = _of_kind(_records(), 'validation')
   _, _, rows = _write(tmp_path, records)
   assert rows['ANP top-1'][2] == f'{100 * records[-1]["anp_top1"]:.1f}%'
 
 
 def test_a_run_that_recorded_nothing(tmp_path):
-  assert 'nothing' in run_page.write(str(tmp_path), _CONFIG, {})
-  assert _CONFIG in (tmp_path / 'report' / 'report.md').read_text()
+  text, page, _ = _write(tmp_path, [])
+  assert 'nothing' in text and 'batch_size = 256' in page
   assert (tmp_path / 'report' / 'curves.png').exists()
 
 
-def test_a_step_that_was_done_again_counts_once(tmp_path):
+def test_a_step_that_was_done_again_counts_once(tmp_path, no_figure):
   first, again = _records(seed=1), _records(seed=2)
   before = [r for r in first if r['step'] < 40]
-  _, _, expected = _write(tmp_path / 'a', before + again[len(before) :])
+  expected = before + again[len(before) :]
+  _save(tmp_path / 'a', expected)
   # What the first try left behind stands in the way and out of order.
-  resumed = first[: len(before) - 1 : -1] + before + again[len(before) :]
-  _save(tmp_path / 'b', resumed)
+  _save(tmp_path / 'b', first[: len(before) - 1 : -1] + expected)
   with open(tmp_path / 'b' / 'metrics.jsonl', 'a') as f:
     f.write('{"kind": "train", "step": 999, "loss"')  # torn
-  run_page.write(str(tmp_path / 'b'), _CONFIG, {})
-  a, b = (tmp_path / d / 'report' for d in 'ab')
-  assert b.joinpath('report.md').read_text()[3:] == (a.joinpath('report.md').read_text()[3:])
-  assert (b / 'curves.png').read_bytes() == (a / 'curves.png').read_bytes()
-  assert expected['training time'] == ['6:09 without pauses']
+  assert run_tables.load(str(tmp_path / 'b')) == run_tables.load(str(tmp_path / 'a'))
 
 
 @pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_are_never_the_best(tmp_path, bad):
-  records = _records()
-  validation = [r for r in records if r['kind'] == 'validation']
-  validation[0] |= {'loss': bad, 'anp_top1': bad}
-  _, _, rows = _write(tmp_path, records)
-  finite = [r['anp_top1'] for r in validation[1:]]
-  assert rows['ANP top-1'][0] == f'{100 * max(finite):.1f}%'
-  assert rows['loss'][0] == f'{min(r["loss"] for r in validation[1:]):.4g}'
-
-
-def test_the_first_of_equal_scores_is_the_best(tmp_path, no_figure):
-  records = _records()
-  for record in records:
-    record['anp_top1'] = 0.5
-  _, _, rows = _write(tmp_path, records)
-  assert rows['ANP top-1'][:2] == ['50.0%', 'epoch 1, step 20']
+def test_values_that_are_not_finite_are_never_the_best(bad):
+  validation = _of_kind(_records(), 'validation')
+  for name, best in (('loss', min), ('anp_top1', max)):
+    validation[0][name] = bad
+    line = run_tables.best_line(name, validation)
+    assert line[name] == best(r[name] for r in validation[1:])
+  lines = [{'step': step, 'anp_top1': 0.5} for step in (20, 40)]
+  assert run_tables.best_line('anp_top1', lines)['step'] == 20  # the first of equal ones
 
 
 def test_matplotlib_is_loaded_only_to_write():
@@ -214,8 +187,7 @@ def test_matplotlib_is_loaded_only_to_write():
 
 def test_the_result_of_a_run_for_programs(tmp_path):
   records = _records()
-  train = [r for r in records if r['kind'] == 'train']
-  validation = [r for r in records if r['kind'] == 'validation']
+  train, validation = _of_kind(records, 'train'), _of_kind(records, 'validation')
   validation[0]['loss'] = math.nan
   validation[-1]['anp_top5'] = math.inf
   _save(tmp_path, records)

@@ -82,36 +82,30 @@ def _evaluation(folder):
 
 
 def _lines(workdir):
+  def train(step, loss, **more):
+    return {'kind': 'train', 'step': step, 'epoch': step / 20, 'loss': loss, 'seconds': 100, **more}
+
+  def pause(step, what, seconds):
+    return {'kind': 'time', 'step': step, 'what': what, 'seconds': seconds}
+
   lines = [
-    {'kind': 'time', 'step': 0, 'what': 'start', 'seconds': 10},
-    {'kind': 'time', 'step': 0, 'what': 'compiling', 'seconds': 20},
-    {
-      'kind': 'train',
-      'step': 20,
-      'epoch': 1,
-      'loss': 2.0,
-      'seconds': 100,
-      'input_wait': 0.2,
-      'images_per_second': 50.0,
-      'learning_rate': 0.1,
-    },
-    {'kind': 'time', 'step': 20, 'what': 'evaluating', 'seconds': 30},
+    pause(0, 'start', 10),
+    pause(0, 'compiling', 20),
+    train(20, 2.0, input_wait=0.2, images_per_second=50.0, learning_rate=0.1),
+    pause(20, 'evaluating', 30),
     {'kind': 'validation', 'step': 20, 'epoch': 1, 'loss': 1.5, 'anp_top1': 0.5},
-    {
-      'kind': 'train',
-      'step': 40,
-      'epoch': 2,
-      'loss': 1.0,
-      'seconds': 100,
-      'input_wait': 0.0,
-      'images_per_second': 60.0,
-      'learning_rate': 0.05,
-    },
-    {'kind': 'time', 'step': 40, 'what': 'evaluating', 'seconds': 40},
+    train(40, 1.0, input_wait=0.0, images_per_second=60.0, learning_rate=0.05),
+    pause(40, 'evaluating', 40),
   ]
   workdir.mkdir(parents=True)
   text = ''.join(json.dumps(line) + '\n' for line in lines)
   (workdir / 'metrics.jsonl').write_text(text)
+
+
+@pytest.fixture
+def no_figure(monkeypatch):
+  """For tests without curves: drawing takes seconds."""
+  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
 
 
 @pytest.fixture(scope='module')
@@ -162,7 +156,8 @@ def test_what_a_person_looks_for_is_there(page):
     '12.5%',
     '1,234 images',
     'checkpoint of step 40',
-    'red_car',
+    'predicted red_car',
+    'count',
     '88%',
     'seed = 0',
     'parameters',
@@ -211,26 +206,22 @@ def test_a_later_evaluation_takes_the_place_of_the_first(workdir, tmp_path):
   evaluation = json.loads((folder / 'scores.json').read_text())
   evaluation['data'] = 'another set'
   (folder / 'scores.json').write_text(json.dumps(evaluation))
-  before = (workdir / 'report' / 'report.md').read_text()
-  assert 'another set' not in before and '## Evaluation' in before
+  before = (workdir / 'report' / 'index.html').read_text()
+  assert 'another set' not in before and 'id="evaluation"' in before
   assert run_page.rewrite(str(workdir), str(folder))
-  text = ' '.join(_parsed(workdir / 'report' / 'index.html').text)
-  assert 'another set' in text and '8 x <cpu>' in text
-  after = (workdir / 'report' / 'report.md').read_text()
-  assert 'another set: 1,234 images, checkpoint of step 40.' in after
-  assert re.search(r'^\| macro accuracy +\| 12.5% +\|$', after, re.MULTILINE)
-  assert re.search(r'^\| .* \| red\\?_car +\| 9 +\|$', after, re.MULTILINE)
+  after = (workdir / 'report' / 'index.html').read_text()
+  for words in ('another set: 1,234 images, checkpoint of step 40.', '8 x &lt;cpu&gt;'):
+    assert words in after
   # All else stays.
-  first, last = (text.partition('## Evaluation')[0] for text in (before, after))
-  assert first == last and after.endswith(before[before.index('## Config') :])
+  for name in ('scores', 'run', 'time', 'hardware', 'config'):
+    assert _section(before, name) == _section(after, name)
 
 
 def _section(text, name):
   return re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)[0]
 
 
-def test_what_was_trained_on_what_when_and_how(tmp_path, monkeypatch):
-  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
+def test_what_was_trained_on_what_when_and_how(tmp_path, no_figure):
   place = tmp_path / 'run'
   _lines(place)
   path = place / 'metrics.jsonl'
@@ -251,32 +242,22 @@ def test_what_was_trained_on_what_when_and_how(tmp_path, monkeypatch):
   )
   run_page.write(str(place), _CONFIG, {'network': 'resnet', 'devices': '8 x a'})
   page = (place / 'report' / 'index.html').read_text()
-  markdown = (place / 'report' / 'report.md').read_text()
-  for text in (_section(page, 'run'), markdown.replace('\\', '')):
-    for words in (
-      'folder photos',
-      '1,234 for training, 56 for validation',
-      '4 classes of 2 adjectives and 3 nouns',
-      '2023-11-14 22:13:20 UTC',
-      '2023-11-14 23:13:20 UTC',
-      '1 x',
-      'anp-train',
-      'resnet',
-      '8 x a',
-    ):
-      assert words in text, words
+  for words in (
+    'folder photos',
+    '1,234 for training, 56 for validation',
+    '4 classes of 2 adjectives and 3 nouns',
+    '2023-11-14 22:13:20 UTC',
+    '2023-11-14 23:13:20 UTC',
+    '1 x',
+    'anp-train',
+    'resnet',
+    '8 x a',
+  ):
+    assert words in _section(page, 'run'), words
   assert '<i>' not in page
   time = _section(page, 'time')
   assert 'training time' in time and 'images/s' in time
   assert 'resnet' not in time and '8 x a' not in time
-
-
-def test_words_are_those_of_the_field(page):
-  texts = [text.strip() for text in page.text]
-  for words in ('true', 'predicted', 'count', 'predicted red_car'):
-    assert words in texts, words
-  for words in ('called', 'times', 'one of a kind', 'named right'):
-    assert words not in ' '.join(texts), words
 
 
 def test_a_page_in_the_dark_and_on_a_telephone(workdir, page):
@@ -294,9 +275,8 @@ def test_a_run_that_goes_on_has_no_page(tmp_path):
   assert not run_page.exists(str(tmp_path / 'run'))
 
 
-def test_a_page_without_an_evaluation(tmp_path, monkeypatch):
+def test_a_page_without_an_evaluation(tmp_path, no_figure):
   _lines(tmp_path / 'run')
-  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
   run_page.write(str(tmp_path / 'run'), _CONFIG, {})
   parsed = _parsed(tmp_path / 'run' / 'report' / 'index.html')
   assert 'Evaluation' not in parsed.text and 'Scores' in parsed.text
@@ -314,7 +294,7 @@ def test_the_newest_evaluation_is_shown(tmp_path):
   assert newest == str(tmp_path / 'evaluation' / 'a')
 
 
-def test_what_is_torn_or_gone_costs_no_report(tmp_path):
+def test_what_is_torn_or_gone_costs_no_report(tmp_path, no_figure):
   place = tmp_path / 'run'
   _lines(place)
   folder = place / 'evaluation' / '40-validation'

@@ -3,8 +3,6 @@
 import io
 import json
 import math
-import os
-import pty
 import struct
 import sys
 import time
@@ -56,9 +54,9 @@ def _lines(workdir):
 def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
   clock = _Clock()
   t = _telemetry(tmp_path, clock=clock, peak_flops=1e10)
-  t.set_flops(3e9)
   clock.now += 5
   t.train(20, {'loss': 2.0}, input_wait=0.5)
+  t.set_flops(3e9)
   with t.paused('evaluating'):
     clock.now += 7
     with t.paused('saving'):  # within a pause: counted once
@@ -72,37 +70,26 @@ def test_rates_wait_and_mfu_are_closed_forms(tmp_path):
   assert telemetry.read(str(tmp_path)) == [first, second]
   assert first['images_per_second'] == 20 * 32 / 5
   assert first['input_wait'] == 0.1
-  assert first['mfu'] == pytest.approx(20 * 3e9 / 5 / 1e10, rel=1e-15)
+  assert 'mfu' not in first  # the operations of a step were not known yet
+  assert second['mfu'] == pytest.approx(20 * 3e9 / 8 / 1e10, rel=1e-15)
   assert second['seconds'] == 8
   assert second['images_per_second'] == 20 * 32 / 8
   assert second['input_wait'] == 0.25
   assert second['epoch'] == 0.4
 
 
-def test_mfu_is_told_once_both_counts_are_known(tmp_path):
-  clock = _Clock()
-  t = _telemetry(tmp_path, clock=clock, peak_flops=1e10)
-  clock.now += 5
-  t.train(20, {}, 0.0)
-  t.set_flops(1e9)
-  clock.now += 5
-  t.train(40, {}, 0.0)
-  first, second = _lines(tmp_path)
-  assert 'mfu' not in first
-  assert second['mfu'] == pytest.approx(20 * 1e9 / 5 / 1e10, rel=1e-15)
-
-
 def test_eta_counts_steps_and_the_average_pause(tmp_path):
+  """A resumed run counts from its own first step."""
   clock, stream = _Clock(), io.StringIO()
-  t = _telemetry(tmp_path, clock=clock, stream=stream, total_steps=1040)
+  t = _telemetry(tmp_path, clock=clock, stream=stream, total_steps=1940, start_step=900)
   with t.paused('compiling'):  # happens once: in no rate and in no ETA
     clock.now += 60
   clock.now += 4
-  t.train(20, {}, 0.0)  # 0.2 s a step, 1020 to go
+  t.train(920, {}, 0.0)  # 0.2 s a step, 1020 to go
   with t.paused('evaluating'):
     clock.now += 20
   clock.now += 8
-  t.train(40, {}, 0.0)  # 12 s and a pause of 20 s for 40 steps, 1000 to go
+  t.train(940, {}, 0.0)  # 12 s and a pause of 20 s for 40 steps, 1000 to go
   first, second = stream.getvalue().splitlines()
   assert first.endswith('ETA 3:24')
   assert second.endswith(f'ETA {telemetry.elapsed(1000 * 32 / 40)}')
@@ -116,24 +103,6 @@ def test_eta_forgets_a_slow_start(tmp_path):
     clock.now += 500 if step < 5 else 2
     t.train(step, {}, 0.0)
   assert stream.getvalue().splitlines()[-1].endswith('ETA 32:00')
-
-
-def test_eta_after_a_resume_uses_this_process_only(tmp_path):
-  clock, stream = _Clock(), io.StringIO()
-  t = _telemetry(tmp_path, clock=clock, stream=stream, start_step=900)
-  with t.paused('saving'):
-    clock.now += 5
-  clock.now += 10
-  t.train(910, {}, 0.0)  # 1.5 s a step with the pause, 90 to go
-  assert telemetry.read(str(tmp_path))[0]['images_per_second'] == 32
-  assert stream.getvalue().endswith('ETA 2:15\n')
-
-
-def test_a_clock_that_stands_still_divides_nothing_by_zero(tmp_path):
-  t = _telemetry(tmp_path)
-  t.train(1, {}, 0.0)
-  t.train(2, {}, 0.0)
-  assert all(math.isfinite(line['input_wait']) for line in _lines(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -171,20 +140,13 @@ def test_a_resume_cuts_back_to_the_restored_step(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   whole_lines = b''.join(path.read_bytes().splitlines(keepends=True)[:4])
   with open(path, 'ab') as f:
-    f.write(b'{"kind": "train", "step": 15, "loss": 0.')  # killed while writing
+    f.write(b'\x00\xff\n{"kind": "train", "step": 15, "loss": 0.')  # killed while writing
   t = _telemetry(tmp_path, start_step=20)
   assert path.read_bytes() == whole_lines
   t.train(30, {'loss': 9.0}, 0.0)
   t.close()
   assert [r['step'] for r in _lines(tmp_path)] == [10, 10, 20, 20, 30]
   assert [r['loss'] for r in telemetry.read(str(tmp_path))][-1] == 9.0
-
-
-def test_a_torn_last_line_without_its_newline_is_not_continued(tmp_path):
-  path = tmp_path / 'metrics.jsonl'
-  path.write_bytes(b'{"kind": "train", "step": 1}\n\x00\xff\n{"kind": "train",')
-  _telemetry(tmp_path, start_step=1).close()
-  assert path.read_bytes() == b'{"kind": "train", "step": 1}\n'
 
 
 def test_a_new_run_starts_with_empty_files(tmp_path):
@@ -248,7 +210,7 @@ def test_a_plain_class_set_has_no_parts(tmp_path):
   assert [r['anp_top1'] for r in _lines(tmp_path)] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize('columns', [1, 20, 40, 80, 120, 200])
+@pytest.mark.parametrize('columns', [1, 40, 120])
 def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
   monkeypatch.setenv('COLUMNS', str(columns))
   monkeypatch.setenv('TERM', 'xterm')
@@ -272,47 +234,6 @@ def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
   t.close()
   t.close()
   assert stream.getvalue().endswith(f'{live}\n')
-
-
-def test_a_real_terminal_is_found(tmp_path, monkeypatch):
-  monkeypatch.setenv('TERM', 'xterm')
-  leader, follower = pty.openpty()
-  try:
-    with open(follower, 'w', closefd=False) as stream:
-      t = _telemetry(tmp_path, stream=stream)
-      t.train(20, {'loss': 1.0}, 0.0)
-      t.close()
-    text = ''
-    while not text.endswith('\n'):  # one read may give a part
-      text += os.read(leader, 4096).decode()
-  finally:
-    os.close(leader)
-    os.close(follower)
-  assert text.startswith(f'{_ERASE}20/1000  ')
-  assert text.count('\n') == 1 and text.endswith('\r\n')
-
-
-def test_a_dumb_terminal_is_a_log_file(tmp_path, monkeypatch):
-  monkeypatch.setenv('TERM', 'dumb')
-  stream = _Terminal()
-  t = _telemetry(tmp_path, stream=stream)
-  t.train(20, {'loss': 1.0}, 0.0)
-  t.note('a line')
-  t.close()
-  assert '\x1b' not in stream.getvalue() and '\r' not in stream.getvalue()
-  assert stream.getvalue().count('\n') == 2
-
-
-def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
-  read, write = os.pipe()
-  os.close(read)
-  with open(write, 'wb', buffering=0) as raw:
-    t = _telemetry(tmp_path, stream=io.TextIOWrapper(raw, write_through=True))
-    for step in (20, 40):
-      t.train(step, {'loss': 1.0}, 0.0)
-    t.note('to nobody')
-    t.close()
-  assert [r['step'] for r in _lines(tmp_path)] == [20, 40]
 
 
 def test_other_processes_write_nothing(tmp_path, capfd):

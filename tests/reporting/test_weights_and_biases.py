@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import pathlib
-import struct
 import subprocess
 import sys
 import types
@@ -14,7 +13,6 @@ from anp_jax import config as config_lib
 from anp_jax.reporting import weights_and_biases
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_BLOCK = 32768  # bytes, which no record's head crosses
 
 # In a process of its own: the package leaves a service and settings behind.
 _CODE = """
@@ -49,39 +47,24 @@ def _run(workdir, mode, **environment):
   return done
 
 
-def _scan(data):
-  """Records of LevelDB's log format, which offline files have."""
-  place, record = 7, b''
-  while place + 7 <= len(data):
-    left = _BLOCK - place % _BLOCK
-    if left < 7:  # too little for a head
-      place += left
-      continue
-    _, size, kind = struct.unpack_from('<IHB', data, place)
-    place += 7 + size
-    record += data[place - size : place]
-    if kind in (1, 4):  # whole, or the last part
-      yield record
-      record = b''
-
-
 def _records(workdir):
   """(id, name to values, config) of each offline file, in order."""
   from wandb.proto import wandb_internal_pb2
+  from wandb.sdk.internal import datastore
 
   runs = []
   for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
-    history, runs_id, settings = {}, '', ''
-    for data in _scan(path.read_bytes()):
-      record = wandb_internal_pb2.Record()
-      record.ParseFromString(data)
+    store = datastore.DataStore()
+    store.open_for_scan(str(path))
+    history, run_id, settings = {}, '', ''
+    while data := store.scan_data():
+      record = wandb_internal_pb2.Record.FromString(data)
       for item in record.history.item:
         name = item.key or '/'.join(item.nested_key)
         history.setdefault(name, []).append(float(item.value_json))
       if record.HasField('run'):
-        runs_id = record.run.run_id
-        settings = str(record.run.config)
-    runs.append((runs_id, history, settings))
+        run_id, settings = record.run.run_id, str(record.run.config)
+    runs.append((run_id, history, settings))
   return runs
 
 
@@ -124,24 +107,19 @@ def test_other_values_are_refused(config):
     config_lib.resolved(config)
 
 
-class _Broken:
-  def log(self, *_, **__):
-    raise RuntimeError('the service has died')
-
-  def finish(self):
-    raise RuntimeError('the service has died')
-
-
-def test_a_service_that_dies_stops_no_run():
-  writer = weights_and_biases.Writer.__new__(weights_and_biases.Writer)
-  writer._run = _Broken()
+def test_a_package_that_fails_stops_no_run(tmp_path, config, monkeypatch, caplog):
+  broken = types.ModuleType('wandb')
+  broken.Settings = dict
+  broken.init = lambda **_: None  # a run whose methods fail
+  monkeypatch.setitem(sys.modules, 'wandb', broken)
+  config.log.wandb = 'offline'
+  for folder in ('CACHE', 'DATA', 'ARTIFACT'):
+    monkeypatch.setenv(f'WANDB_{folder}_DIR', '')
+  writer = weights_and_biases.Writer(str(tmp_path), config)
   writer.write('train', 1, {'loss': 1.0})
   writer.close()
-
-
-def test_a_package_that_cannot_begin_stops_no_run(tmp_path, config, monkeypatch, caplog):
-  broken = types.ModuleType('wandb')  # without `init`
-  monkeypatch.setitem(sys.modules, 'wandb', broken)
+  assert not caplog.text
+  del broken.init
   config.log.wandb = 'offline'
   writer = weights_and_biases.Writer(str(tmp_path), config)
   writer.write('train', 1, {'loss': 1.0})

@@ -29,10 +29,13 @@ def _measured(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 2, 4, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize('devices', [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 8))])
 def test_every_layer_and_device_is_measured(devices, monkeypatch):
   monkeypatch.setattr(calibrate, '_ROUNDS', (1, 1))
   costs = _measured(_spec(devices))
+  # Also after a round trip through a file.
+  text = json.dumps(costs.to_json())
+  assert json.dumps(costs_lib.Costs.from_json(json.loads(text)).to_json()) == text
   assert len(costs.unsplit) == len(costs.names) == devices
   assert costs.alike  # devices of one process
   assert list(costs.layers) == ['conv1', 'conv2']
@@ -49,7 +52,7 @@ def test_every_layer_and_device_is_measured(devices, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('data, model', [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize('data, model', [(2, 2), pytest.param(1, 4, marks=pytest.mark.soak)])
 def test_times_are_put_where_they_belong(data, model, monkeypatch):
   """A program's seconds follow from its layer, count and device."""
 
@@ -98,27 +101,12 @@ def test_measurements_are_used_again(tmp_path, monkeypatch):
     calibrate.choose_plan(other, str(workdir), processes)
 
 
-def test_a_file_of_an_earlier_version_is_read():
-  costs = splitting.costs({'a': splitting.layer(4, 2)}, other_bytes=9)
-  values = json.loads(json.dumps(costs.to_json()))
-  assert values['whole'] == list(costs.unsplit) and values['others'] == 9
-  assert costs_lib.Costs.from_json(values).step_seconds({'a': (16, 8)}) == costs.step_seconds(
-    {'a': (16, 8)}
-  )
-
-
 @pytest.mark.slow
-def test_a_pattern_that_no_layer_matches_is_refused():
-  spec = _spec(2, **{'strategy.split_layers': 'stage'})
+def test_only_layers_of_the_pattern_are_measured(monkeypatch):
+  splitting.pretend_times(monkeypatch)
+  assert list(_measured(_spec(2, **{'strategy.split_layers': 'conv2'})).layers) == ['conv2']
   with pytest.raises(config_lib.ConfigError, match="'stage': no convolution"):
-    _measured(spec)
-
-
-@pytest.mark.slow
-def test_layers_outside_the_pattern_are_not_measured(monkeypatch):
-  monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
-  costs = _measured(_spec(2, **{'strategy.split_layers': 'conv2'}))
-  assert list(costs.layers) == ['conv2']
+    _measured(_spec(2, **{'strategy.split_layers': 'stage'}))
 
 
 class _Convolutions(nn.Module):
@@ -135,7 +123,7 @@ class _Convolutions(nn.Module):
     return x
 
 
-@pytest.mark.parametrize('axes', [1, 2, 3])
+@pytest.mark.parametrize('axes', [1, 3])
 def test_a_part_of_a_convolution_along_other_axes(axes):
   """The first features are computed; the others' gradient is zero."""
   model = _Convolutions(axes)

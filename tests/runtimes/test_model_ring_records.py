@@ -50,13 +50,14 @@ def test_a_repeated_step_is_shown_once(write, tmp_path):
   for step in (5, 10, 15, 20):
     first.train(0, step, {'loss': step / 4})
   first.train(1, 5, {'loss': 0.5})
-  first.close_training(0)
+  first.close_model(0)
   assert _steps(folder, 'train/loss') == {5: 1.25, 10: 2.5, 15: 3.75, 20: 5.0}
-  # Another process goes on; then, from step 11 on, a run that was cut off.
+  # Another process continues; then, from step 11 on, a run that was cut off.
   other = write()
   other.train(0, 25, {'loss': 7.0})
-  other.close_training(0)
+  other.close_model(0)
   assert list(_steps(folder, 'train/loss')) == [5, 10, 15, 20, 25]
+  telemetry.truncate_after(str(tmp_path / '0'), 10)
   again = write()
   for step in (15, 20):
     again.train(0, step, {'loss': step / 8})
@@ -66,41 +67,33 @@ def test_a_repeated_step_is_shown_once(write, tmp_path):
   assert _steps(tmp_path / '1/tensorboard', 'train/loss') == {5: 0.5}
 
 
-def test_scores_are_shown_in_a_folder_of_their_own(write, tmp_path):
-  folder = tmp_path / '0' / 'tensorboard' / 'validation'
-  scores = [_score(2, 35, 0.5), _score(1, 17, 0.25), _score(3, 54, 0.75)]
-  first = write()
-  first.show_scores(0, scores[:1], False)
-  first.show_scores(0, scores[:2], False)  # which came late
-  first.close()
-  again = write()  # a last one, after the model has left
-  again.close_model(0)
-  again.show_scores(0, scores, True)
-  want = {35: 0.5, 17: 0.25, 54: 0.75}
-  assert _steps(folder, 'validation/anp_top1') == want
-  events = [e for e in event_files.read(folder) if e.summary.value]
-  assert {e.wall_time for e in events} == {9.0}
-
-
 def test_scores_are_kept_once_and_up_to_the_models_step(write, tmp_path):
   folder = tmp_path / '0'
   scores = [_score(1, 17, 0.25), _score(2, 35, 0.5)]
   for records in (write(), write()):
     records.append_scores(0, 20, scores)
     records.append_scores(0, 20, scores)
+    records.close()
   line = {'kind': 'validation', 'step': 17, 'time': 9.0, 'anp_top1': 0.25}
   lines = [json.loads(x) for x in (folder / 'metrics.jsonl').open()]
   assert lines == [{**line, 'epoch': 17 * 4 / 70}]
   telemetry.truncate_after(str(folder), 10)
-  write().append_scores(0, 40, scores)
+  last = write()
+  last.append_scores(0, 40, scores)
+  last.close()
   steps = [r['step'] for r in telemetry.read(str(folder))]
   assert steps == [17, 35]
+  assert _steps(folder / 'tensorboard', 'validation/anp_top1') == {17: 0.25, 35: 0.5}
+  events = [e for e in event_files.read(folder / 'tensorboard') if e.summary.value]
+  assert {e.wall_time for e in events} == {9.0}
 
 
 def test_a_full_disk_ends_nothing(write, tmp_path, capsys):
   records = write()
-  (tmp_path / '0' / 'metrics.jsonl').symlink_to('/dev/full')
   (tmp_path / '0' / 'tensorboard').write_text('no folder')
+  records.train(0, 1, {'loss': np.pi})
+  (tmp_path / '0' / 'metrics.jsonl').unlink()
+  (tmp_path / '0' / 'metrics.jsonl').symlink_to('/dev/full')
   for step in (5, 10):
     records.train(0, step, {'loss': np.pi})
   text = capsys.readouterr().out

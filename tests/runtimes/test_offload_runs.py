@@ -175,6 +175,7 @@ _OFFLOAD = {
 _X64 = {'JAX_ENABLE_X64': '1'}
 
 
+@pytest.mark.soak  # in one process, a run resumes with other devices above
 @pytest.mark.multiprocess
 def test_a_run_resumes_with_more_offload_devices(tmp_path):
   def train_for(name, steps, processes, devices=1, **more):

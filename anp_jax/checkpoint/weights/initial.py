@@ -63,7 +63,7 @@ class Matched:
 
 def load(
   config: ml_collections.ConfigDict,
-  program: build.Program,
+  program: build.ModelAndSteps,
   vocabulary: vocabulary_lib.Vocabulary,
   folder: str = '',
   gather: Callable[[Any], list] = lambda value: [value],

@@ -5,18 +5,32 @@ import csv
 import os
 import shutil
 
-from anp_jax.reporting.analysis import analysis_page, figures, pictures
+import ml_collections
+
+from anp_jax.data import sources
+from anp_jax.reporting.analysis import (
+  analysis_page,
+  analysis_results as results_lib,
+  figures,
+  pictures,
+)
 from anp_jax.system import files, untrusted_text
 
 
-def write(folder: str, config, source, results, facts: dict) -> dict:
-  """Writes everything about an evaluation; what was there is replaced.
+def write(
+  folder: str,
+  config: ml_collections.ConfigDict,
+  source: sources.Source,
+  results: results_lib.Results,
+  facts: dict,
+) -> dict:
+  """Writes the folder of an evaluation; earlier content is replaced.
 
   Args:
-    folder: where it goes; made if it is missing.
+    folder: path of the folder, created if it is missing.
     config: the run's config, which says how images are cut.
-    source: of the examples.
-    results: `analysis_results.Results`.
+    source: evaluated examples.
+    results: scores of the examples.
     facts: further JSON values by name: step, scores and so on.
 
   Returns:
@@ -58,7 +72,7 @@ def write(folder: str, config, source, results, facts: dict) -> dict:
 
 
 def _write_tables(place, source, results):
-  """Writes a row a class, and a row an example."""
+  """Writes a row per class, and a row per example."""
   classes = results.classes()
   _write_csv(place('classes', 'classes.csv'), list(classes[0]), classes)
   # The columns of an example that could be read.
@@ -82,7 +96,9 @@ def _write_figures(place, results):
 
 def _predictions(source, results):
   """A row for each example, in the order of the source."""
-  for i, where in enumerate(_places(source, len(results.rows['label']))):
+  for i in range(len(results.rows['label'])):
+    is_named = source.kind != 'synthetic'
+    where = source.example_name(i) if is_named else f'{source.name}, example {i}'
     yield _prediction(results, i, where)
 
 
@@ -95,35 +111,23 @@ def _prediction(results, i, where):
   row |= {
     'label': vocabulary.names[rows['label'][i]],
     'predicted': vocabulary.names[rows['classes'][i, 0]],
-    'probability': _rounded(rows['probabilities'][i, 0]),
+    'probability': float(rows['probabilities'][i, 0]),
     'rank_of_label': int(rows['rank'][i]),
-    'probability_of_label': _rounded(rows['own'][i]),
-    'loss': _rounded(rows['loss'][i]),
+    'probability_of_label': float(rows['own'][i]),
+    'loss': float(rows['loss'][i]),
   }
   for name, words in (('adjective', vocabulary.adjectives), ('noun', vocabulary.nouns)):
     if name in rows:
       row[name] = words[rows[name][i]]
-      row[f'{name}_probability'] = _rounded(rows[f'{name}_probability'][i])
+      row[f'{name}_probability'] = float(rows[f'{name}_probability'][i])
   for j in range(1, rows['classes'].shape[1]):
     row[f'predicted_{j + 1}'] = vocabulary.names[rows['classes'][i, j]]
-    row[f'probability_{j + 1}'] = _rounded(rows['probabilities'][i, j])
+    row[f'probability_{j + 1}'] = float(rows['probabilities'][i, j])
   return row
 
 
-def _places(source, count):
-  if source.kind == 'synthetic':
-    return (f'{source.name}, example {i}' for i in range(count))
-  return (source.example_name(i) for i in range(count))
-
-
-def _rounded(value):
-  return f'{value:.6g}'
-
-
 def _cell(value):
-  if isinstance(value, float):
-    return f'{value:.6g}'
-  return untrusted_text.csv_cell(value)
+  return f'{value:.6g}' if isinstance(value, float) else untrusted_text.csv_cell(value)
 
 
 def _write_csv(path, columns, rows):

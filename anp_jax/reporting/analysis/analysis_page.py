@@ -1,14 +1,15 @@
-"""The page of an evaluation as Markdown, and what other pages show of it."""
+"""The page of an evaluation as Markdown, and the parts that other pages show."""
 
 import os
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting import report_kit
+from anp_jax.reporting.analysis import analysis_results as results_lib
 from anp_jax.system import files, markdown
 from anp_jax.training import metric_labels
 
 FOLDER = 'evaluation'  # in a workdir, with a folder for each
-# Of an evaluation's folder.
+# Names in the folder of an evaluation.
 SCORES, PAGE, EXAMPLES = 'scores.json', 'evaluation.md', 'examples'
 _EACH = 10  # classes in the tables of the best and the worst
 
@@ -38,49 +39,50 @@ PHOTOGRAPHS = {'Most confused pairs'}
 
 
 def load(folder: str) -> dict:
-  """What `analysis_files.write` returned; {} where there is no complete evaluation."""
+  """Returns what `analysis_files.write` returned; {} without a complete evaluation."""
   return files.read_json_object(os.path.join(folder, SCORES))
 
 
 def lines(scores: dict) -> list[tuple[str, str]]:
-  """(label, value) of an evaluation's scores, as people read them."""
-  rows = []
-  for name, label in (metric_labels.labels(scores) | LABELS).items():
-    if scores.get(name) is not None:
-      rows.append((label, score(name, scores[name])))
-  return rows
+  """Returns (label, value) of an evaluation's scores, as people read them."""
+  labels = metric_labels.labels(scores) | LABELS
+  return [
+    (label, score(name, scores[name]))
+    for name, label in labels.items()
+    if scores.get(name) is not None
+  ]
 
 
 def score(name: str, value: float) -> str:
-  """A score's value for people."""
+  """Returns a score's value for people."""
   if name in LABELS:
     return f'{100 * value:.1f}%'
   return metric_labels.format_value(name, value)
 
 
 def figures(files: dict) -> list[tuple[str, str]]:
-  """(title, file) of the figures among an evaluation's files."""
+  """Returns (title, file) of the figures among an evaluation's files."""
   return [(title, files[what]) for what, title in _FIGURES if what in files]
 
 
 def confusions(rows: list) -> report_kit.Table:
-  """A table of the first of the (true, predicted, count) rows."""
+  """Returns a table of the first of the (true, predicted, count) rows."""
   cells = [(a, b, str(n)) for a, b, n in rows[:_EACH]]
   return report_kit.Table([('true', 'predicted', 'count'), *cells], 'l')
 
 
-def text(evaluation: dict, results) -> str:
-  """The text of the page.
+def text(evaluation: dict, results: results_lib.Results) -> str:
+  """Returns the text of the page.
 
   Args:
-    evaluation: what scores.json holds.
-    results: `analysis_results.Results`.
+    evaluation: content of scores.json.
+    results: scores of the examples.
   """
   what = f'Checkpoint of step {evaluation["step"]}'
   if evaluation.get('weights'):
     what = f'Weights of {markdown.escape(evaluation["weights"])}'
   images = vocabulary.counted(evaluation['scores']['examples'], 'image')
-  blocks = [
+  blocks: list[report_kit.Block] = [
     f'{what}, {images}'
     + (f'; {evaluation["damaged"]:,} of them could not be read' if evaluation['damaged'] else ''),
     report_kit.Table([('', ''), *lines(evaluation['scores'])], 'l'),
@@ -107,10 +109,19 @@ def _best_and_worst(results):
   rows.sort(key=lambda r: (r['recall'], r['f1']))
   if not rows:
     return []
-  head = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
 
   def table(chosen):
-    return report_kit.Table([head, *map(_class_row, chosen)], 'l')
+    cells = [
+      (
+        row['class'],
+        str(row['images']),
+        *('-' if row[k] is None else f'{100 * row[k]:.1f}%' for k in ('top1', 'top5', 'precision')),
+        row['most_confused_with'],
+      )
+      for row in chosen
+    ]
+    header = ('class', 'images', 'top-1', 'top-5', 'precision', 'confused with')
+    return report_kit.Table([header, *cells], 'l')
 
   if len(rows) <= 2 * _EACH:
     return ['## Classes, the hardest first', table(rows)]
@@ -120,18 +131,3 @@ def _best_and_worst(results):
     f'## The {_EACH} easiest classes',
     table(rows[: -_EACH - 1 : -1]),
   ]
-
-
-def _class_row(row):
-  return (
-    row['class'],
-    str(row['images']),
-    _percent(row['top1']),
-    _percent(row['top5']),
-    _percent(row['precision']),
-    row['most_confused_with'],
-  )
-
-
-def _percent(value):
-  return '-' if value is None else f'{100 * value:.1f}%'

@@ -1,5 +1,6 @@
-"""What an evaluation found, example by example, and what follows from it."""
+"""Results of an evaluation, example by example, and the scores that follow."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 
@@ -12,15 +13,15 @@ BINS = 15  # of the calibration, as in Guo et al.
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """One question that was asked: which class, which adjective, which noun.
+  """Answers to one question: the class, the adjective or the noun of each example.
 
   Attributes:
     name: 'class', 'adjective' or 'noun'.
     plural: 'classes' and so on.
-    names: of all answers.
+    names: all possible answers.
     labels: (n,) int, the right answers.
-    predicted: (n,) int.
-    confidence: (n,) float, the probability of what was predicted.
+    predicted: (n,) int, the predicted answers.
+    confidence: (n,) float, the probability of the predicted answer.
   """
 
   name: str
@@ -32,40 +33,44 @@ class Part:
 
   @functools.cached_property
   def hits(self) -> np.ndarray:
-    """(n,) bool: whether it is right; never where scores are no numbers."""
+    """(n,) bool: whether the prediction is right; False where scores are not finite."""
     return (self.labels == self.predicted) & np.isfinite(self.confidence)
 
   @functools.cached_property
   def counts(self) -> np.ndarray:
-    """(names,) int64: examples of each."""
-    return np.bincount(self.labels, minlength=len(self.names))
+    """(names,) int64: examples of each name."""
+    return self._count(self.labels)
 
   @functools.cached_property
   def recalls(self) -> np.ndarray:
-    """(names,) float: share of each that is named right; NaN without any."""
-    right = np.bincount(self.labels[self.hits], minlength=len(self.names))
-    return _ratio(right, self.counts)
+    """(names,) float: share of a name's examples predicted right; NaN without any."""
+    return _ratio(self._count(self.labels[self.hits]), self.counts)
 
   @functools.cached_property
   def precisions(self) -> np.ndarray:
-    """(names,) float: share of what is called so that is; NaN where none is."""
-    right = np.bincount(self.labels[self.hits], minlength=len(self.names))
-    called = np.bincount(self.predicted, minlength=len(self.names))
-    return _ratio(right, called)
+    """(names,) float: share of a name's predictions that are right; NaN without any."""
+    return _ratio(self._count(self.labels[self.hits]), self._count(self.predicted))
+
+  @functools.cached_property
+  def f1(self) -> np.ndarray:
+    """(names,) float: harmonic mean of precision and recall; NaN without examples."""
+    right = self._count(self.labels[self.hits])
+    f1 = _ratio(2 * right, self.counts + self._count(self.predicted))
+    return np.where(self.counts > 0, f1, np.nan)
 
   @property
   def macro_accuracy(self) -> float:
-    """Mean of the recalls of those names that have examples."""
+    """Mean of the recalls of the names with examples."""
     return mean(self.recalls[self.counts > 0])
 
   @functools.cached_property
   def calibration(self) -> 'Calibration':
-    """How far confidence is from accuracy, over `BINS` bins."""
+    """Accuracy by confidence, over `BINS` bins."""
     return calibration(self.confidence, self.hits)
 
   @functools.cached_property
   def confusions(self) -> list[tuple[int, int, int]]:
-    """(label, predicted, count) of what is wrong, the most frequent first."""
+    """(label, predicted, count) of wrong predictions, the most frequent first."""
     # Where a score is not a number nothing is a hit, nor a confusion.
     wrong = ~self.hits & (self.labels != self.predicted)
     size = len(self.names)
@@ -75,7 +80,7 @@ class Part:
     return [(*divmod(int(codes[i]), size), int(counts[i])) for i in order]
 
   def matrix(self, chosen: np.ndarray) -> np.ndarray:
-    """(k, k) int64: how often each of `chosen` (rows) is called each."""
+    """(k, k) int64: examples of each chosen name (rows) by predicted name."""
     place = np.full(len(self.names), -1)
     place[chosen] = np.arange(len(chosen))
     rows, columns = place[self.labels], place[self.predicted]
@@ -84,16 +89,19 @@ class Part:
     np.add.at(counts, (rows[is_shown], columns[is_shown]), 1)
     return counts
 
+  def _count(self, answers):
+    return np.bincount(answers, minlength=len(self.names))
+
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """How often an answer is right, by how sure it is.
+  """Accuracy by confidence.
 
   Attributes:
     counts: (bins,) int64 examples.
-    accuracies: (bins,) float, NaN where there are none.
-    confidences: (bins,) float, their mean, likewise.
-    error: the expected calibration error.
+    accuracies: (bins,) float, NaN where there are no examples.
+    confidences: (bins,) float, the mean confidence, likewise.
+    error: expected calibration error.
   """
 
   counts: np.ndarray
@@ -104,14 +112,13 @@ class Calibration:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-  """The rows of an evaluation, with what they are about.
+  """The rows of an evaluation, with the classes that they name.
 
   Attributes:
-    vocabulary: of the run.
-    rows: of `evaluate.examples`.
-    training: (classes,) int images that each class was trained on; None where
-      that is not known.
-    held_out: classes that were not trained on.
+    vocabulary: classes of the run.
+    rows: arrays with a row per example, from `eval_loop.examples`.
+    training: (classes,) int training images of each class; None: unknown.
+    held_out: classes without training images.
   """
 
   vocabulary: vocabulary_lib.Vocabulary
@@ -127,37 +134,29 @@ class Results:
   @functools.cached_property
   def parts(self) -> tuple[Part, ...]:
     """The class, and where classes are pairs the adjective and the noun."""
-    vocabulary, rows = self.vocabulary, self.rows
-    labels = rows['label'][self.seen]
+    vocabulary = self.vocabulary
+    rows = {name: values[self.seen] for name, values in self.rows.items()}
+    labels, predicted = rows['label'], rows['classes'][:, 0]
     parts = [
-      Part(
-        'class',
-        'classes',
-        vocabulary.names,
-        labels,
-        rows['classes'][self.seen, 0],
-        rows['probabilities'][self.seen, 0],
-      )
+      Part('class', 'classes', vocabulary.names, labels, predicted, rows['probabilities'][:, 0])
     ]
-    for name, ids, words in (
-      ('adjective', vocabulary.adjective_ids(), vocabulary.adjectives),
-      ('noun', vocabulary.noun_ids(), vocabulary.nouns),
-    ):
+    for name, words, ids in self._factors:
       if name in rows:
-        parts.append(
-          Part(
-            name,
-            f'{name}s',
-            words,
-            ids[labels],
-            rows[name][self.seen],
-            rows[f'{name}_probability'][self.seen],
-          )
-        )
+        confidence = rows[f'{name}_probability']
+        parts.append(Part(name, f'{name}s', words, ids[labels], rows[name], confidence))
     return tuple(parts)
 
+  @property
+  def _factors(self):
+    """(name, words, word of each class) of the adjectives and of the nouns."""
+    vocabulary = self.vocabulary
+    return (
+      ('adjective', vocabulary.adjectives or (), vocabulary.adjective_ids()),
+      ('noun', vocabulary.nouns or (), vocabulary.noun_ids()),
+    )
+
   def scores(self) -> dict:
-    """What these rows add to the means of an evaluation, name to number."""
+    """Returns further scores of an evaluation, name to number."""
     first, *factors = self.parts
     scores = {'macro_accuracy': first.macro_accuracy, 'ece': first.calibration.error}
     for part in factors:
@@ -172,86 +171,70 @@ class Results:
     return scores
 
   def classes(self) -> list[dict]:
-    """A row for each class, in the order of the vocabulary.
-
-    Returns:
-      Name of a column to its value; None where there is none.
-    """
+    """Returns a row per class: name of a column to its value, None if undefined."""
     vocabulary, part = self.vocabulary, self.parts[0]
-    top = np.bincount(
-      part.labels[(self.rows['classes'][self.seen] == part.labels[:, None]).any(1)],
-      minlength=len(vocabulary),
-    )
-    top5 = _ratio(top, part.counts)
-    worst = {}
+    is_in_top5 = (self.rows['classes'][self.seen] == part.labels[:, None]).any(1)
+    top5 = _ratio(np.bincount(part.labels[is_in_top5], minlength=len(vocabulary)), part.counts)
+    worst: dict[int, tuple[str, int]] = {}
     for label, predicted, count in part.confusions:
       worst.setdefault(label, (vocabulary.names[predicted], count))
     rows = []
     for i, name in enumerate(vocabulary.names):
-      precision, recall = part.precisions[i], part.recalls[i]
-      row = {'class': name}
+      row: dict[str, object] = {'class': name}
       if vocabulary.is_anp:
-        row['adjective'] = vocabulary.adjectives[vocabulary.adjective_ids()[i]]
-        row['noun'] = vocabulary.nouns[vocabulary.noun_ids()[i]]
+        row |= {factor: words[ids[i]] for factor, words, ids in self._factors}
       if self.training is not None:
         row['training_images'] = int(self.training[i])
+      confused_with, times = worst.get(i, ('', 0))
       row |= {
         'images': int(part.counts[i]),
-        'top1': number(recall),
+        'top1': number(part.recalls[i]),
         'top5': number(top5[i]),
-        'precision': number(precision),
-        'recall': number(recall),
-        'f1': number(_f1(precision, recall)),
-        'most_confused_with': worst.get(i, ('', 0))[0],
-        'times': worst.get(i, ('', 0))[1],
+        'precision': number(part.precisions[i]),
+        'recall': number(part.recalls[i]),
+        'f1': number(part.f1[i]),
+        'most_confused_with': confused_with,
+        'times': times,
       }
       rows.append(row)
     return rows
 
 
-def calibration(confidence, hits, bins: int = BINS) -> Calibration:
-  """How far confidence is from accuracy, over bins of equal width.
+def calibration(
+  confidence: Sequence[float] | np.ndarray, hits: Sequence[bool] | np.ndarray, bins: int = BINS
+) -> Calibration:
+  """Returns accuracy by confidence, over bins of equal width.
 
   Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks",
   ICML 2017, arXiv:1706.04599: the expected calibration error is the mean of
   |accuracy - confidence| of the bins, weighted by their examples.
 
   Args:
-    confidence: (n,) probabilities of what was predicted.
-    hits: (n,) bool.
-    bins: their number; bin i holds confidences in (i / bins, (i + 1) / bins].
+    confidence: (n,) probabilities of the predictions.
+    hits: (n,) bool, whether they are right.
+    bins: number of bins; bin i holds confidences in (i / bins, (i + 1) / bins].
   """
-  confidence = np.float64(confidence)
-  finite = np.isfinite(confidence)
-  confidence, hits = confidence[finite], np.float64(hits)[finite]
-  place = np.ceil(confidence * bins).astype(np.int64) - 1
-  place = np.clip(place, 0, bins - 1)
+  values, right = np.asarray(confidence, np.float64), np.asarray(hits, np.float64)
+  finite = np.isfinite(values)
+  values, right = values[finite], right[finite]
+  place = np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
   counts = np.bincount(place, minlength=bins)
-  accuracies = _ratio(np.bincount(place, hits, bins), counts)
-  confidences = _ratio(np.bincount(place, confidence, bins), counts)
-  gaps = np.abs(accuracies - confidences)[counts > 0]
-  error = float((gaps * counts[counts > 0]).sum() / counts.sum()) if len(confidence) else np.nan
+  accuracies = _ratio(np.bincount(place, right, bins), counts)
+  confidences = _ratio(np.bincount(place, values, bins), counts)
+  gaps = np.nan_to_num(np.abs(accuracies - confidences))
+  error = float((gaps * counts).sum() / counts.sum()) if len(values) else np.nan
   return Calibration(counts, accuracies, confidences, error)
 
 
-def mean(values) -> float:
-  """NaN of nothing."""
+def mean(values: np.ndarray) -> float:
+  """Returns the mean; NaN for no values."""
   return float(np.mean(values)) if len(values) else float('nan')
 
 
 def number(value: float) -> float | None:
-  """What JSON and CSV can hold: None for NaN."""
+  """Returns a value as JSON and CSV can hold it: None for NaN."""
   return float(value) if np.isfinite(value) else None
 
 
 def _ratio(above, below):
   return np.where(below > 0, above / np.maximum(below, 1), np.nan)
-
-
-def _f1(precision, recall):
-  """0 where nothing is right; NaN where the class has no examples."""
-  if np.isnan(recall):
-    return np.nan
-  precision = 0.0 if np.isnan(precision) else precision
-  total = precision + recall
-  return 2 * precision * recall / total if total else 0.0

@@ -1,13 +1,14 @@
-"""Mode evaluate: a checkpoint, and any examples of classes that it knows."""
+"""Mode evaluate: scores of a checkpoint on any examples of its classes."""
 
+from collections.abc import Iterable
 import dataclasses
 import math
 import os
 import re
-from typing import Any
 
 from absl import logging
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import cluster, config as config_lib
@@ -33,40 +34,46 @@ _PIXELS = ('data.image_size', 'data.resize', 'data.mean', 'data.std', 'data.deco
 
 
 class ReportError(cluster.RunFailedError):
-  """The files of an evaluation, for which it was made."""
+  """The files of an evaluation could not be written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A state that is evaluated, and the examples that it is evaluated on.
+  """The subject of an evaluation: a network, and examples.
 
   Attributes:
-    config: of the run.
-    workdir: of the run.
-    program: `build.Program` of the run.
-    source: of the examples.
-    step: of the state.
-    weights: where the weights are from, if nothing trained them; else ''.
+    config: config of the run.
+    workdir: folder of the run.
+    program: model and steps of the run.
+    source: evaluated examples.
+    step: step of the evaluated state.
+    weights: source of the weights, if nothing trained them; else ''.
   """
 
-  config: Any
+  config: ml_collections.ConfigDict
   workdir: str
-  program: build.Program
-  source: Any
+  program: build.ModelAndSteps
+  source: sources.Source
   step: int
   weights: str = ''
 
 
-def run(config, workdir: str, checkpoint: str, processes, output: str = '') -> dict:
-  """Scores a checkpoint and writes what there is to see.
+def run(
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  checkpoint: str,
+  processes: cluster.Processes,
+  output: str = '',
+) -> dict:
+  """Scores a checkpoint and writes the folder of the evaluation.
 
   Args:
-    config: of the run; its data may be any others with classes of the run.
-    workdir: of the run; where it has no checkpoint, the weights that
+    config: config of the run; its data may be any with classes of the run.
+    workdir: folder of the run; where it has no checkpoint, the weights that
       config.init names are scored.
     checkpoint: 'newest', 'best' or a step.
-    processes: of the evaluation.
-    output: folder for what is written; '': WORKDIR/evaluation/STEP-SPLIT.
+    processes: processes of the evaluation.
+    output: folder that is written; '': WORKDIR/evaluation/STEP-SPLIT.
 
   Returns:
     The metrics, as `eval_loop.run`.
@@ -107,12 +114,14 @@ def run(config, workdir: str, checkpoint: str, processes, output: str = '') -> d
   return scores
 
 
-def of_training(subject: Subject, state, batches) -> dict:
-  """Makes the evaluation that ends a training; process 0 writes its folder.
+def of_training(
+  subject: Subject, state: state_lib.TrainState, batches: Iterable[dict[str, jax.Array]]
+) -> dict:
+  """Runs the evaluation that ends a training; process 0 writes its folder.
 
   Args:
-    subject: of the run's last step.
-    state: TrainState that is scored.
+    subject: network and examples at the run's last step.
+    state: state that is scored.
     batches: device batches of the whole split, in order.
 
   Returns:
@@ -133,7 +142,7 @@ def of_training(subject: Subject, state, batches) -> dict:
 
 
 def _is_untrained(config, workdir):
-  """Whether there are weights to begin with, and no checkpoint."""
+  """Returns whether there are weights to begin with, and no checkpoint."""
   if not run_dir.has_checkpoints(workdir):
     if not config.init['from']:
       raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
@@ -148,7 +157,7 @@ def _is_untrained(config, workdir):
 
 
 def _build(job, mesh, objective):
-  """The programs of a run, for evaluation alone."""
+  """Returns model and steps of a run, for evaluation alone."""
   # No schedule matters.
   config = config_lib.replaced(job.config, {'schedule.warmup': '0 steps'})
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
@@ -157,7 +166,7 @@ def _build(job, mesh, objective):
 
 
 def _initial_state(job, program, vocabulary):
-  """The state of weights that nothing trained."""
+  """Returns the state of weights that nothing trained."""
   weights, lines = initial.load(
     job.config, program, vocabulary, gather=job.processes.gather, exact=True
   )
@@ -167,7 +176,7 @@ def _initial_state(job, program, vocabulary):
 
 
 def _restored_state(job, program):
-  """The state of the checkpoint that is asked for, and its step."""
+  """Returns the state of the requested checkpoint, and its step."""
   checkpoints = manager.Checkpoints(
     job.workdir, job.config, None, program.checkpoint_layout.abstract, job.processes.gather
   )
@@ -180,34 +189,30 @@ def _restored_state(job, program):
 
 
 def _open_folder(job, step):
-  """The folder of the evaluation; all processes know whether it can be made."""
+  """Returns the folder of the evaluation, created by process 0.
+
+  Raises:
+    ConfigError: on all processes, if it cannot be created.
+  """
   folder = os.path.expanduser(job.output) or os.path.join(
     job.workdir, analysis_page.FOLDER, _name(job.config, job.workdir, step)
   )
-  problem = job.processes.gather(_make_folder(folder))[0]
-  if problem:
-    raise config_lib.ConfigError(problem)
+  problem = ''
   if jax.process_index() == 0:
+    try:
+      os.makedirs(folder, exist_ok=True)
+      problem = '' if os.access(folder, os.W_OK) else f'{folder} cannot be written to'
+    except OSError as e:
+      problem = f'{folder} cannot be made: {e.strerror}'
     for line in _other_pixels(job.config, job.workdir):
       print(line)
+  if problem := job.processes.gather(problem)[0]:
+    raise config_lib.ConfigError(problem)
   return folder
 
 
-def _make_folder(folder):
-  """Makes a folder, on process 0; returns why it cannot be, '' if it can."""
-  if jax.process_index():
-    return ''
-  try:
-    os.makedirs(folder, exist_ok=True)
-  except OSError as e:
-    return f'{folder} cannot be made: {e.strerror}'
-  if not os.access(folder, os.W_OK):
-    return f'{folder} cannot be written to'
-  return ''
-
-
 def _scores(subject, state, batches):
-  """Scores and rows; raises where too many examples are lost."""
+  """Returns scores and rows; raises where too many examples are lost."""
   source = subject.source
   held_out = _held_out(subject)
   scores, rows = eval_loop.examples(
@@ -258,7 +263,7 @@ def _write(folder, subject, scores, results):
 
 
 def _held_out(subject):
-  """Classes that the run had no training examples of."""
+  """Returns the classes without training examples."""
   saved = run_dir.saved_config(subject.workdir)
   names = {*saved.get('data.held_out', subject.config.data.held_out)}
   vocabulary = subject.source.vocabulary
@@ -266,7 +271,7 @@ def _held_out(subject):
 
 
 def _other_pixels(config, workdir):
-  """A line for each key by which images are not those of training."""
+  """Yields a line for each key by which images differ from those of training."""
   saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   for key in _PIXELS:
     trained = saved.get(key, values[key])
@@ -283,7 +288,7 @@ def _network_line(config):
 
 
 def _name(config, workdir, step):
-  """STEP-SPLIT; for other data than the run's, also whose."""
+  """Returns STEP-SPLIT, and for other data than the run's their name."""
   saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
   name = f'{step}-{_split(config)}'
   if not saved or all(saved.get(key, '') == values.get(key, '') for key in _SAME_DATA):

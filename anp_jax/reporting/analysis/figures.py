@@ -12,15 +12,15 @@ _FAR = 5  # from the smallest class to the largest; beyond it the axis is log
 
 
 def confusion(path: str, part: results_lib.Part) -> None:
-  """Draws how often a true name (rows) is predicted as which (columns).
+  """Draws shares of true names (rows) by predicted name (columns).
 
   Rows add up to 100 % with what is not shown. Of more than MOST names those
-  with the most wrong examples are shown, and names that are taken for each
+  with the most wrong examples are shown, and names that are confused with each
   other stand side by side.
 
   Args:
-    path: of the PNG.
-    part: with at least one example.
+    path: path of the PNG.
+    part: answers, with at least one example.
   """
   chosen = shown(part)
   counts = part.matrix(chosen)
@@ -68,11 +68,11 @@ def confusion(path: str, part: results_lib.Part) -> None:
 
 
 def shown(part: results_lib.Part, most: int = MOST) -> np.ndarray:
-  """(k,) int64: which names a matrix shows, in which order.
+  """Returns the names of a matrix in order, (k,) int64.
 
-  All with examples in their own order where they are at most `most`, else those
-  with the most errors, made and suffered, each next to one that it is confused
-  with.
+  At most `most` names with examples are in their own order; of more, those with
+  the most errors, as true or predicted name, each next to one that it is
+  confused with.
   """
   everything = np.flatnonzero(part.counts + np.bincount(part.predicted, minlength=len(part.names)))
   if len(everything) <= most:
@@ -86,7 +86,7 @@ def shown(part: results_lib.Part, most: int = MOST) -> np.ndarray:
 
 
 def _chain(counts):
-  """An order in which each follows the one it is most confused with."""
+  """Returns an order in which each follows the one it is most confused with."""
   links = (counts + counts.T).astype(float)
   np.fill_diagonal(links, -1)
   order, left = [0], set(range(1, len(links)))
@@ -99,19 +99,19 @@ def _chain(counts):
 
 
 def calibration(path: str, parts: tuple[results_lib.Part, ...]) -> None:
-  """Draws accuracy over confidence, with how many examples there are."""
+  """Draws accuracy over confidence, with the number of examples."""
   count = len(parts)
   with drawing.figure(path, 4.3 * count, 5.2) as figure:
     axes = figure.subplots(2, count, squeeze=False, sharex=True, height_ratios=(3.2, 1))
     for column, part in zip(axes.T, parts):
-      _calibration(*column, part)
+      _draw_calibration(column[0], column[1], part)
     axes[0, 0].set_ylabel('accuracy')
     axes[1, 0].set_ylabel('examples')
     # Within a panel it would lie over the bars.
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
 
 
-def _calibration(axis, below, part):
+def _draw_calibration(axis, below, part):
   bars = part.calibration
   bins = len(bars.counts)
   places, width = (np.arange(bins) + 0.5) / bins, 0.92 / bins
@@ -140,9 +140,9 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
   """Draws the accuracy of classes over the images they were trained on.
 
   Args:
-    path: of the PNG.
-    part: the classes.
-    training: (classes,) int.
+    path: path of the PNG.
+    part: answers about the classes.
+    training: (classes,) int, training images of each class.
   """
   has_examples = part.counts > 0
   images, recalls = training[has_examples], part.recalls[has_examples]
@@ -171,7 +171,7 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
 
 
 def _size_axis(axis, sizes):
-  """An axis of sizes: logarithmic where they are far apart."""
+  """Scales an axis of sizes: logarithmic where they are far apart."""
   low, high = sizes.min(), sizes.max()
   if low >= 1 and high < _FAR * low:
     drawing.counts(axis.xaxis, 6)
@@ -188,7 +188,7 @@ def _size_axis(axis, sizes):
 
 
 def _means(sizes, recalls):
-  """Mean size (geometric) and mean recall of classes between powers of 2."""
+  """Returns mean size (geometric) and mean recall of classes between powers of 2."""
   octave = np.floor(np.log2(sizes)).astype(int)
   groups = [octave == value for value in np.unique(octave)]
   return (

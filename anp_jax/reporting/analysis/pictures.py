@@ -1,11 +1,13 @@
-"""Examples to look at: which ones, read again as the network saw them."""
+"""Examples to look at: their choice, and their images as the network saw them."""
 
 import dataclasses
 import os
 
+import ml_collections
 import numpy as np
 from PIL import Image
 
+from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.reporting.analysis import analysis_results as results_lib
 from anp_jax.system import drawing
@@ -30,14 +32,14 @@ _EXAMPLES_TITLE = [
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """Which examples are shown.
+  """The examples that are shown.
 
   Attributes:
-    pairs: (label, predicted, count, indices confused so, indices of what
-      predicted looks like), the most frequent first.
-    right: indices of examples that are named right, from all over the set.
-    wrong: indices of the wrong ones that the network is surest of, one of each
-      pair of label and prediction.
+    pairs: (label, predicted, count, indices of confused examples, indices of
+      examples of the predicted class), the most frequent first.
+    right: indices of examples that are classified correctly, from all over the set.
+    wrong: indices of the errors with the highest confidence, one of each pair of
+      label and prediction.
   """
 
   pairs: list[tuple]
@@ -46,7 +48,7 @@ class Choice:
 
   @property
   def indices(self) -> np.ndarray:
-    """All of them, ascending, each once."""
+    """All indices, ascending, each once."""
     indices = {*self.right, *self.wrong}
     for *_, confused, examples in self.pairs:
       indices |= {*confused, *examples}
@@ -54,7 +56,7 @@ class Choice:
 
 
 def choose(results: results_lib.Results) -> Choice:
-  """The examples that say most; a function of the rows alone."""
+  """Returns the examples that say most; a function of the rows alone."""
   part, readable = results.parts[0], results.seen
   by_confidence = np.argsort(-np.nan_to_num(part.confidence), kind='stable')
   wrong = by_confidence[~part.hits[by_confidence]]
@@ -81,13 +83,15 @@ def choose(results: results_lib.Results) -> Choice:
   return Choice(pairs, readable[right].tolist(), readable[wrong].tolist())
 
 
-def read(config, source, indices: np.ndarray) -> dict[int, np.ndarray]:
-  """Examples as evaluation cuts them.
+def read(
+  config: ml_collections.ConfigDict, source: sources.Source, indices: np.ndarray
+) -> dict[int, np.ndarray]:
+  """Returns examples as evaluation cuts them.
 
   Args:
     config: the run's config.
-    source: 'encoded' or 'pixels'.
-    indices: (n,) int64.
+    source: examples of kind 'encoded' or 'pixels'.
+    indices: (n,) int64, the chosen examples.
 
   Returns:
     Index to (size, size, 3) uint8.
@@ -106,14 +110,14 @@ def read(config, source, indices: np.ndarray) -> dict[int, np.ndarray]:
   return dict(zip(indices.tolist(), batch['image']))
 
 
-def pairs(path: str, results, choice: Choice, images: dict) -> None:
+def pairs(path: str, results: results_lib.Results, choice: Choice, images: dict) -> None:
   """Writes the most confused pairs, a row each, with images of both.
 
   Args:
-    path: of the PNG.
-    results: `analysis_results.Results`.
-    choice: from `choose`, with at least one pair.
-    images: from `read`.
+    path: path of the PNG.
+    results: scores of the examples.
+    choice: chosen examples, with at least one pair.
+    images: image by index, from `read`.
   """
   names = results.vocabulary.names
   totals = results.parts[0].counts
@@ -140,14 +144,14 @@ def pairs(path: str, results, choice: Choice, images: dict) -> None:
   sheet.save(path)
 
 
-def sheet(path: str, results, choice: Choice, images: dict) -> None:
-  """Writes the examples named right, and those named wrong, on one sheet.
+def sheet(path: str, results: results_lib.Results, choice: Choice, images: dict) -> None:
+  """Writes the right and the wrong examples on one sheet.
 
   Args:
-    path: of the PNG.
-    results: `analysis_results.Results`.
-    choice: from `choose`, with at least one example.
-    images: from `read`.
+    path: path of the PNG.
+    results: scores of the examples.
+    choice: chosen examples, at least one.
+    images: image by index, from `read`.
   """
   names, rows = results.vocabulary.names, results.rows
   size = next(iter(images.values())).shape[0]
@@ -173,18 +177,20 @@ def sheet(path: str, results, choice: Choice, images: dict) -> None:
   contact_sheet.save(path)
 
 
-def save(folder: str, results, source, choice: Choice, images: dict) -> list:
+def save(
+  folder: str, results: results_lib.Results, source: sources.Source, choice: Choice, images: dict
+) -> list[dict]:
   """Writes the right and the wrong examples as files of their own.
 
   Args:
-    folder: where they go; made if it is missing.
-    results: `analysis_results.Results`.
-    source: of the examples.
-    choice: from `choose`.
-    images: from `read`.
+    folder: path of the folder, created if it is missing.
+    results: scores of the examples.
+    source: evaluated examples.
+    choice: chosen examples.
+    images: image by index, from `read`.
 
   Returns:
-    A dict each: file, where, label, predicted, probability, right.
+    A record per example: file, where, label, predicted, probability, right.
   """
   os.makedirs(folder, exist_ok=True)
   names, rows = results.vocabulary.names, results.rows
@@ -207,7 +213,7 @@ def save(folder: str, results, source, choice: Choice, images: dict) -> list:
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen(batch_plan.BatchPlan):
-  """One batch of examples that are named."""
+  """One batch of chosen examples."""
 
   chosen: tuple[int, ...] = ()
 
@@ -216,13 +222,13 @@ class _Chosen(batch_plan.BatchPlan):
     return 1
 
   def indices(self, count):
-    """The examples that were named, each at a position of its own."""
+    """Returns the chosen examples, each at a position of its own."""
     chosen = np.array(self.chosen, np.int64)
     return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
 
 
 def _sentence(form, names, width, font):
-  """A text with names as long as the width, in pixels, has room for."""
+  """Returns a text with names shortened to a width in pixels."""
   for most in range(_NAME, 2, -1):
     text = form.format(*(drawing.shortened(name, most) for name in names))
     if font.getlength(text) <= width:

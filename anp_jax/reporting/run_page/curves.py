@@ -21,25 +21,39 @@ _POINTS, _MARKERS = 400, 30
 def plot(path: str, train: list[dict], validation: list[dict]) -> None:
   """Draws loss, accuracy, learning rate and speed over the epochs.
 
+  Accuracy is that of validation; training's where there was no evaluation.
+
   Args:
-    path: of the PNG.
+    path: path of the PNG.
     train: lines of training, from `run_tables.load`.
-    validation: likewise.
+    validation: lines of validation, likewise.
   """
   with drawing.figure(path, 11, 7) as figure:
-    axes = figure.subplots(2, 2, sharex=True)
-    _plot_loss(axes[0, 0], train, validation)
-    _plot_accuracy(axes[0, 1], train, validation)
-    axes[1, 0].set_title('Learning rate')
-    _line(axes[1, 0], 'learning_rate', train, color=drawing.BLUE)
-    axes[1, 1].set_title('Images/s')
-    _line(axes[1, 1], 'images_per_second', train, color=drawing.BLUE)
-    for axis in axes[1]:
+    (loss, accuracy), (rate, speed) = figure.subplots(2, 2, sharex=True)
+    loss.set_title('Loss')
+    _line(loss, 'loss', train, color=drawing.GREY, label='training')
+    _line(loss, 'loss', validation, 'o', color=drawing.BLUE, label='validation')
+    accuracy.set_title('Accuracy, ' + ('validation' if validation else 'training'))
+    drawing.percent(accuracy.yaxis)
+    labels = metric_labels.labels(set().union(*train[-1:], *validation))
+    for name, color, marker in _SCORES:
+      lines, marker = (validation, marker) if validation else (train, '')
+      _line(accuracy, name, lines, marker, color=color, label=labels.get(name))
+    if validation:
+      label = f'{labels.get("anp_top1")}, training'
+      style = {'color': drawing.GREY, 'linewidth': 1, 'zorder': 1}
+      _line(accuracy, 'anp_top1', train, label=label, **style)
+    for axis, title, name in (
+      (rate, 'Learning rate', 'learning_rate'),
+      (speed, 'Images/s', 'images_per_second'),
+    ):
+      axis.set_title(title)
+      _line(axis, name, train, color=drawing.BLUE)
       axis.set_xlabel('epoch')
-    axes[0, 0].set_xlim(left=0)  # the axes share it
-    for axis in axes.flat[1:]:
+    loss.set_xlim(left=0)  # the axes share it
+    for axis in (accuracy, rate, speed):
       axis.set_ylim(0, 1.04 * axis.get_ylim()[1])
-    for axis in axes[0]:
+    for axis in (loss, accuracy):
       if axis.lines:
         axis.legend()
 
@@ -50,46 +64,16 @@ def curve(
   """Returns the coordinates of a metric's curve.
 
   Args:
-    name: of the metric.
-    lines: those that lack it, or what it is drawn over, are left out.
-    points: thins it to the means of at most so many stretches; None: does not.
-    over: what it is drawn over.
+    name: name of the metric.
+    lines: lines of metrics.jsonl; those without both coordinates are left out.
+    points: largest number of points, means of stretches of lines; None: no limit.
+    over: name of the horizontal coordinate.
   """
   lines = [r for r in lines if name in r and over in r]
   size = math.ceil(len(lines) / points) if points and lines else 1
   stretches = [lines[i : i + size] for i in range(0, len(lines), size)]
-  return tuple(
-    [statistics.fmean(r[key] for r in stretch) for stretch in stretches] for key in (over, name)
-  )
-
-
-def _plot_loss(axis, train, validation):
-  axis.set_title('Loss')
-  _line(axis, 'loss', train, color=drawing.GREY, label='training')
-  _line(axis, 'loss', validation, 'o', color=drawing.BLUE, label='validation')
-
-
-def _plot_accuracy(axis, train, validation):
-  """Validation scores; training's where there was no evaluation."""
-  axis.set_title('Accuracy, ' + ('validation' if validation else 'training'))
-  drawing.percent(axis.yaxis)
-  labels = metric_labels.labels(set().union(*train[-1:], *validation))
-  for name, color, marker in _SCORES:
-    label = labels.get(name)
-    if validation:
-      _line(axis, name, validation, marker, color=color, label=label)
-    else:
-      _line(axis, name, train, color=color, label=label)
-  if validation:
-    _line(
-      axis,
-      'anp_top1',
-      train,
-      color=drawing.GREY,
-      linewidth=1,
-      zorder=1,
-      label=f'{labels.get("anp_top1")}, training',
-    )
+  x, y = ([statistics.fmean(r[key] for r in s) for s in stretches] for key in (over, name))
+  return x, y
 
 
 def _line(axis, name, lines, marker='', **style):

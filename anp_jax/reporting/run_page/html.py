@@ -4,11 +4,15 @@ import base64
 import glob
 import io
 import os
+from typing import TYPE_CHECKING
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting import telemetry
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.system import drawing
+
+if TYPE_CHECKING:
+  import jinja2
 
 _COLORS = {
   'start': '#56b4e9',
@@ -36,14 +40,13 @@ def page(
   """Returns the text of index.html.
 
   Args:
-    name: of the run.
-    tables: rows of texts by name: 'scores', the first row its head; 'run', what
-      was trained on what; 'facts' of its time and speed; 'hardware'. An empty
-      one is left out.
-    config_text: the resolved config.
+    name: name of the run.
+    tables: rows of texts by name: 'scores', with a header row; 'run', network
+      and data; 'facts', time and speed; 'hardware'. An empty one is left out.
+    config_text: resolved config.
     curves: path of a PNG.
-    times: seconds by what they were spent on.
-    evaluation: folder of one; '': none.
+    times: seconds by activity.
+    evaluation: folder of an evaluation; '': none.
   """
   result = evaluation_page.load(evaluation) if evaluation else {}
   values = {
@@ -79,11 +82,11 @@ def newest_evaluation(workdir: str) -> str:
   return os.path.dirname(paths[-1]) if paths else ''
 
 
-def template(folder: str = _FOLDER):
+def template(folder: str = _FOLDER) -> 'jinja2.Template':
   """Returns the jinja2 template index.html.j2 of a folder, which escapes all.
 
   Args:
-    folder: of the template; it may use those of this folder.
+    folder: folder of the template, which may use the templates here.
   """
   import jinja2  # 0.1 s, at the end of a run
 
@@ -164,33 +167,26 @@ def _examples(result, folder):
 
 
 def _figure_uri(path):
-  """A figure; a large one, of photographs, as JPEG. None if it is not there."""
+  """Returns a figure as a URI, a large one as JPEG; None if it is not there."""
   if not os.path.exists(path):
     return None
-  if os.path.getsize(path) > _LARGE:
-    return data_uri(_jpeg(path), 'jpeg')
-  return data_uri(_bytes(path), 'png')
+  return _image_uri(path, is_png=os.path.getsize(path) <= _LARGE)
 
 
 def _thumbnail(path):
-  """An example's image, and whether its pixels are to be seen."""
+  """Returns an example's image, and whether it is enlarged pixel by pixel."""
   from PIL import Image
 
   with Image.open(path) as image:
     is_small = max(image.size) <= _THUMBNAIL // 2
-  if is_small:
-    uri = data_uri(_bytes(path), 'png')
-  else:
-    uri = data_uri(_jpeg(path, _THUMBNAIL * 2), 'jpeg')
-  return {'uri': uri, 'is_small': is_small}
+  return {'uri': _image_uri(path, is_small, 2 * _THUMBNAIL), 'is_small': is_small}
 
 
-def _bytes(path):
-  with open(path, 'rb') as f:
-    return f.read()
-
-
-def _jpeg(path, most=None):
+def _image_uri(path, is_png, most=None):
+  """Returns a file as it is, or as JPEG of at most so many pixels a side."""
+  if is_png:
+    with open(path, 'rb') as f:
+      return data_uri(f.read(), 'png')
   from PIL import Image
 
   with Image.open(path) as image:
@@ -199,4 +195,4 @@ def _jpeg(path, most=None):
       image.thumbnail((most, most))
     out = io.BytesIO()
     image.save(out, 'JPEG', quality=85)
-  return out.getvalue()
+  return data_uri(out.getvalue(), 'jpeg')

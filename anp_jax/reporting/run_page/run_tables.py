@@ -9,26 +9,24 @@ from anp_jax.training import metric_labels
 
 
 def load(workdir: str) -> tuple[list[dict], list[dict]]:
-  """The lines of training and of validation, each step once, in order."""
-  records = {'train': {}, 'validation': {}}
+  """Returns the lines of training and of validation, each step once, in order."""
+  train: dict[int, dict] = {}
+  validation: dict[int, dict] = {}
   for record in telemetry.read(workdir):
     # The last line counts: a resumed run may evaluate its first step again.
-    records.setdefault(record['kind'], {})[record['step']] = record
-  return tuple(
-    [by_step[step] for step in sorted(by_step)]
-    for by_step in (records['train'], records['validation'])
-  )
+    by_step = train if record['kind'] == 'train' else validation
+    by_step[record['step']] = record
+  return [train[step] for step in sorted(train)], [validation[step] for step in sorted(validation)]
 
 
 def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
-  """Rows of the table of scores, the first one its head; [] if none."""
+  """Returns the rows of the table of scores with a header row; [] if none."""
   names = set().union(*train[-1:], *validation)
   rows = []
   for name, label in metric_labels.labels(names).items():
     best = best_line(name, validation)
-    row = [label, _value(name, best), _where(best)]
-    row += [_value(name, last_line(name, lines)) for lines in (validation, train)]
-    rows.append(row)
+    last = [_value(name, last_line(name, lines)) for lines in (validation, train)]
+    rows.append([label, _value(name, best), _where(best), *last])
   head = ['', 'best validation', 'at', 'last validation', 'last training']
   if not validation:
     return [[r[0], r[-1]] for r in [head, *rows]] if rows else []
@@ -36,7 +34,7 @@ def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
 
 
 def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
-  """Speed and time as (name, text) rows."""
+  """Returns speed and time as (name, text) rows."""
   if not train:
     return []
   ends = train[-1:] + validation[-1:]
@@ -56,11 +54,11 @@ def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
 
 
 def result(train: list[dict], validation: list[dict]) -> dict:
-  """Returns what a run has come to, for programs.
+  """Returns the result of a run, for programs.
 
   Args:
     train: lines of training, from `load`.
-    validation: likewise.
+    validation: lines of validation, likewise.
 
   Returns:
     'step' and 'epoch' at the end, the 'best' and the 'last' validation metrics
@@ -89,7 +87,7 @@ def images_per_second(train: list[dict]) -> float | None:
 
 
 def run(workdir: str) -> list[tuple]:
-  """What was trained on, when and by which command, as (name, text) rows."""
+  """Returns data, dates and command of a run as (name, text) rows."""
   starts = telemetry.starts(workdir)
   if not starts:
     return []
@@ -110,7 +108,7 @@ def run(workdir: str) -> list[tuple]:
 
 
 def changes(workdir: str) -> list[tuple]:
-  """Keys of the config that --change made new, as (name, text) rows."""
+  """Returns the keys of the config that --change changed, as (name, text) rows."""
   rows = []
   for r in telemetry.changes(workdir):
     text = f'{r["key"]}={r["new"]}, {r["old"]} before'
@@ -122,10 +120,10 @@ def changes(workdir: str) -> list[tuple]:
 
 
 def durations(workdir: str, train: list[dict]) -> dict[str, float]:
-  """Seconds of a run by what they were spent on, in the order of drawing.
+  """Returns the seconds of a run by activity, in the order of drawing.
 
   Args:
-    workdir: of the run.
+    workdir: folder of the run.
     train: lines of training, from `load`.
   """
   seconds = sum(r.get('seconds', 0) for r in train)
@@ -140,13 +138,13 @@ def durations(workdir: str, train: list[dict]) -> dict[str, float]:
   return {k: v for k, v in (seconds_by_cause | pauses).items() if v > 0}
 
 
-def fact(value) -> str:
-  """A value for people."""
+def fact(value: object) -> str:
+  """Returns a value for people."""
   return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
 def align(rows: list) -> str:
-  """The columns' alignment: to the right below a head (first cell empty)."""
+  """Returns the columns' alignment: right below a header row (first cell empty)."""
   return 'l' if rows[0][0] else 'lr'
 
 

@@ -1,6 +1,6 @@
-"""Finds where a network's layers may divide the batch."""
+"""Layers of a network that may divide the batch."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 import itertools
 
 import jax
@@ -15,26 +15,28 @@ from anp_jax.parallel.channel_split import (
   split as plan_lib,
   split_rows as rows_lib,
 )
-from anp_jax.training import run_spec
+from anp_jax.training import build, run_spec
 
 
 class Tracer:
-  """Traces training passes of a network with its batch divided, which tells."""
+  """Traces training passes of a network with its batch divided."""
 
-  def __init__(self, spec: run_spec.RunSpec, network, images: jax.ShapeDtypeStruct):
+  def __init__(
+    self, spec: run_spec.RunSpec, network: build.ModelAndSteps, images: jax.ShapeDtypeStruct
+  ):
     """Prepares the tracer.
 
     Args:
-      spec: of the run.
-      network: `build.Program`, with nothing split.
-      images: (batch, height, width, 3), normalised, of a micro-batch.
+      spec: spec of the run.
+      network: network with nothing split.
+      images: (batch, height, width, 3), normalised images of a micro-batch.
     """
     self._spec, self._network, self._images = spec, network, images
 
   def find(self, calls: Sequence[convolutions.Call], layers: Collection[str]) -> tuple[str, ...]:
-    """The layers before which layers that are computed by batch may end.
+    """Returns the layers before which layers that are computed by batch may end.
 
-    There one map alone may lead on, and nothing before it may need the whole
+    One map alone may lead on there, and nothing before it may need the whole
     batch.
 
     Args:
@@ -48,7 +50,8 @@ class Tracer:
     if not rows_lib.divides(devices, self._images.shape[0]):
       return ()
     paths = list(dict.fromkeys(call.layer for call in calls))
-    result, by_batch = [], {}
+    result = []
+    by_batch: dict[str, str] = {}
     for path, following in itertools.pairwise(paths):
       if path not in layers:
         break
@@ -58,12 +61,13 @@ class Tracer:
     return tuple(result)
 
   def divides_rows(self) -> bool:
-    """Whether each device may have its rows of the batch in all layers."""
+    """Returns whether each device may have its rows of the batch in all layers."""
     return self._is_possible({plan_lib.ROWS: self._images.shape[:1]})
 
-  def _is_possible(self, divisions: Mapping) -> bool:
-    """Whether a training pass can be traced with a plan."""
-    changes = {'strategy.plan': str(plan_lib.Plan(divisions)), 'strategy.shares': ()}
+  def _is_possible(self, divisions):
+    """Returns whether a training pass can be traced with a plan."""
+    plan = str(plan_lib.Plan(divisions))
+    changes: dict[str, object] = {'strategy.plan': plan, 'strategy.shares': ()}
     single, model = self._network.abstract_replica, self._network.model
     step = step_lib.ChannelSplitStep(
       config_lib.replaced(self._spec.config, changes),
@@ -85,7 +89,7 @@ class Tracer:
     mapped = jax.shard_map(
       forward, mesh=self._spec.mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(), check_vma=False
     )
-    # Of arrays on no mesh: those of the network are on one device.
+    # Shapes without a mesh: the network's arrays are on one device.
     params, stats = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (single.params, single.stats)
     )

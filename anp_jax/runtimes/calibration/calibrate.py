@@ -6,7 +6,7 @@ import time
 
 import jax
 
-from anp_jax import models
+from anp_jax import cluster, models
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, planner, timing as timing_lib
@@ -14,22 +14,24 @@ from anp_jax.system import files, onednn
 from anp_jax.training import run_spec
 
 FILE = 'channel_split.json'
-# Least and most; more than the least until the ratios of the devices' speeds
-# are known well enough, while seconds are left.
+# Rounds at least and at most, seconds after which no further round begins, and the
+# relative width of an interval of the devices' speeds that is narrow enough.
 _ROUNDS, _SECONDS, _INTERVAL = (3, 30), 20.0, 0.05
-_FORMAT = 4  # of the file
+_FORMAT = 5  # version of the file
 
 
-def choose_plan(spec: run_spec.RunSpec, workdir: str, processes) -> tuple[str, list[str]]:
+def choose_plan(
+  spec: run_spec.RunSpec, workdir: str, processes: cluster.Processes
+) -> tuple[str, list[str]]:
   """Decides which layers are split, and how; all processes call it.
 
   The measurements are kept in the workdir, where a run that is resumed with the
   same network on the same devices finds them.
 
   Args:
-    spec: of the run.
-    workdir: of the run.
-    processes: `cluster.Processes`.
+    spec: spec of the run.
+    workdir: folder of the run.
+    processes: processes of the run.
 
   Returns:
     The text for config.strategy.plan, and messages for people.
@@ -42,14 +44,14 @@ def choose_plan(spec: run_spec.RunSpec, workdir: str, processes) -> tuple[str, l
 
 
 def load(
-  spec: run_spec.RunSpec, workdir: str, processes
+  spec: run_spec.RunSpec, workdir: str, processes: cluster.Processes
 ) -> tuple[costs_lib.Costs, costs_lib.Plan] | None:
-  """What `measure_and_plan` has kept of the same network and devices.
+  """Reads what `measure_and_plan` has kept of the same network and devices.
 
   Args:
-    spec: of the run.
-    workdir: of the run.
-    processes: `cluster.Processes`.
+    spec: spec of the run.
+    workdir: folder of the run.
+    processes: processes of the run.
 
   Returns:
     The measured costs and the plan; None where none were kept.
@@ -59,30 +61,30 @@ def load(
     with open(path) as f:
       saved = json.load(f)
   saved = processes.gather(saved)[0]
-  if not saved or not _is_same(saved.get('key', {}), _key(spec, processes)):
+  if not saved or saved['key'] != _key(spec, processes):
     return None
   kind = costs_lib.OffloadCosts if spec.offload_devices else costs_lib.Costs
   return kind.from_json(saved['costs']), saved['plan']
 
 
 def measure_and_plan(
-  spec: run_spec.RunSpec, workdir: str, processes
+  spec: run_spec.RunSpec, workdir: str, processes: cluster.Processes
 ) -> tuple[costs_lib.Costs, costs_lib.Plan]:
   """Times the network on the run's devices, plans, and keeps both.
 
   Args:
-    spec: of the run.
-    workdir: of the run.
-    processes: `cluster.Processes`.
+    spec: spec of the run.
+    workdir: folder of the run.
+    processes: processes of the run.
 
   Returns:
     The measured costs and the plan.
   """
   key = _key(spec, processes)
   costs = measure(spec, processes)
-  # Unlike hosts may round otherwise: one of them decides.
+  # Hosts may round differently: one of them decides.
   plan = processes.gather(planner.best_plan(costs))[0]
-  # Of a device that was lost meanwhile, what replaces it was timed.
+  # If a device was lost meanwhile, its substitute was timed.
   if not processes.index and not any(d.is_lost for d in spec.offload_devices):
     # A trial's workdir may not be there yet.
     os.makedirs(workdir, exist_ok=True)
@@ -93,22 +95,22 @@ def measure_and_plan(
 
 
 def plan_text(costs: costs_lib.Costs, plan: costs_lib.Plan) -> str:
-  """The text for config.strategy.plan of a plan of these devices."""
+  """Returns the text for config.strategy.plan of a plan of these devices."""
   if not plan and costs.alike:
     return plan_lib.APART
   return str(plan_lib.Plan(plan))
 
 
-def measure(spec: run_spec.RunSpec, processes) -> costs_lib.Costs:
+def measure(spec: run_spec.RunSpec, processes: cluster.Processes) -> costs_lib.Costs:
   """Times the network on the run's devices; all processes call it."""
   timing = timing_lib.Timing(spec, processes)
   run_rounds(timing, processes)
   return timing.costs()
 
 
-def run_rounds(timing: timing_lib.Timing, processes) -> None:
+def run_rounds(timing: timing_lib.Timing, processes: cluster.Processes) -> None:
   """Times until the devices' speeds are known; all processes call it."""
-  seconds = rounds = 0
+  seconds, rounds = 0.0, 0
   while rounds < _ROUNDS[0] or (
     seconds < _SECONDS and rounds < _ROUNDS[1] and timing.interval() > _INTERVAL
   ):
@@ -119,27 +121,18 @@ def run_rounds(timing: timing_lib.Timing, processes) -> None:
     seconds += max(processes.gather(time.perf_counter() - start))
 
 
-def _is_same(saved: dict, key: dict) -> bool:
-  """Whether measurements with a saved key serve; both as `_key` gives them."""
-  # Runs once noted all keys of config.model, also those of other networks.
-  model = saved.get('model', {})
-  model = {name: model[name] for name in key['model'] if name in model}
-  return {**saved, 'model': model} == key
-
-
-def _key(spec, processes) -> dict:
-  """What measurements depend on; with another key they are made again."""
+def _key(spec, processes):
+  """Returns what measurements depend on, as JSON; another key needs new ones."""
   config, mesh = spec.config, spec.mesh
   rows = spec.batch_size // mesh_lib.batch_devices(mesh)
   devices = timing_lib.devices(mesh, processes)
   model = json.loads(config.model.to_json())
-  # Not its setting but what it comes to; plans of XLA alone have never had it.
+  # The key has the library that is opened, rather than its setting.
   del model['cpu_library']
-  # It also sets the number of the library's threads, which the key has.
   target = models.target(config, mesh_lib.platform(mesh), jax.local_device_count())
   opened = onednn.opened() if target == onednn.PLATFORM else None
   return {
-    **({'library': opened.describe()} if opened else {}),
+    'library': opened.describe() if opened else '',
     'format': _FORMAT,
     'jax': jax.__version__,
     'devices': [list(device) for row in devices for device in row],

@@ -1,26 +1,25 @@
-"""Predicts how long a step with split convolutions takes, from measured times.
+"""Predicted seconds of a step with split convolutions, from measured times.
 
 A step is a sum. Devices wait for each other where a split layer's parts are
-joined: up to there each has its part of that layer to compute, all of the
-layers before that are not split, and of the rest, and the slowest counts. The
-collectives are added. Nothing overlaps: forward and backward, a layer needs the
-result of the layer before. Of layers by batch each device has a part of the
-work; where the first ones end all wait.
+joined: up to there each computes its part of that layer, all layers before that
+are not split, and the rest, and the slowest counts. The collectives are added.
+Nothing overlaps: forward and backward, a layer needs the result of the layer
+before. Each device has a part of the work of layers by batch; where the first
+ones end all wait.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 
 import numpy as np
 
+from anp_jax.costs import collectives, hardware
 from anp_jax.parallel.channel_split import split as plan_lib
 
 # Features that registers or matrix units compute together: rounding a device's
 # share up to a multiple costs nothing.
 MULTIPLES = {'cpu': 8, 'gpu': 8, 'tpu': 128}
-# Names of fields in files, where they differ.
-_STORED_NAMES = {'unsplit': 'whole', 'other_bytes': 'others'}
-
 # By the path of each layer that is divided: features of each device, or BATCH;
 # or by ROWS alone the rows of each device.
 BATCH, ROWS = plan_lib.BATCH, plan_lib.ROWS
@@ -29,36 +28,37 @@ Plan = Mapping[str, Sequence[int] | str]
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCost:
-  """How long collectives take between the devices of a plan.
+  """Seconds of collectives between the devices of a plan.
 
   Attributes:
-    gather: (seconds, seconds per byte) of a gather; bytes are those that a
-      device has in the end.
-    total: likewise of a sum over the devices, by the bytes of the sum.
+    gather: (seconds, seconds per byte) of a gather, by the bytes that a device
+      has in the end.
+    total: (seconds, seconds per byte) of a sum over the devices, by its bytes.
   """
 
   gather: Sequence[float]
   total: Sequence[float]
 
   @classmethod
-  def ring(cls, devices: int, bandwidth: float, latency: float):
-    """The cost in a ring of devices, each with a link of its own.
+  def ring(cls, devices: int, bandwidth: float, latency: float) -> 'CollectiveCost':
+    """Returns the cost in a ring of devices, each with a link of its own.
 
     Args:
-      devices: in the ring.
-      bandwidth: bytes a second of each link, one way at a time.
-      latency: seconds a message.
+      devices: number of devices in the ring.
+      bandwidth: bytes per second of each link, one way at a time.
+      latency: seconds per message.
     """
-    hops = devices - 1
-    gather = (hops * latency, hops / devices / bandwidth)
-    return cls(gather, tuple(2 * x for x in gather))
+    link = hardware.Link('', bandwidth, latency)
+    fixed = collectives.ring_all_reduce(devices, 0, link)
+    per_byte = collectives.ring_all_reduce(devices, 1, link) - fixed
+    return cls((fixed / 2, per_byte / 2), (fixed, per_byte))
 
   def gather_seconds(self, size: float) -> float:
-    """Seconds of a gather of that many bytes."""
+    """Returns the seconds of a gather of that many bytes."""
     return self.gather[0] + size * self.gather[1]
 
   def sum_seconds(self, size: float) -> float:
-    """Seconds of a sum of that many bytes."""
+    """Returns the seconds of a sum of that many bytes."""
     return self.total[0] + size * self.total[1]
 
 
@@ -73,14 +73,14 @@ class Layer:
     features: output channels.
     alone: seconds of each device for all features, not split.
     counts: numbers of features that were timed, ascending, the last one all.
-    seconds: of each device, for each of counts: forward and backward, as part
-      of a split layer.
-    output: bytes of the map that is gathered: the result, or what functions
-      whose channels do not meet have made of it.
+    seconds: seconds of each device for each of counts: forward and backward, as
+      part of a split layer.
+    output: bytes of the gathered map: the result, after functions that keep
+      channels apart.
     input: bytes of the operand; 0 where it needs no gradient.
     kernel: bytes of the kernel's gradient.
-    uses: collectives that gather the map.
-    reads: path of the layer whose map is the operand; '': another array is.
+    uses: number of collectives that gather the map.
+    reads: path of the layer whose map is the operand; '': another array.
   """
 
   features: int
@@ -93,8 +93,8 @@ class Layer:
   uses: int = 1
   reads: str = ''
 
-  def seconds_for(self, device: int, count) -> np.ndarray:
-    """Seconds that a device takes for that many features (any shape).
+  def seconds_for(self, device: int, count: int | np.ndarray) -> np.ndarray:
+    """Returns the seconds of a device for that many features (any shape).
 
     Interpolates between measured counts; below them, extends the first line,
     but not to less than in proportion.
@@ -116,17 +116,17 @@ class Costs:
   """Measured times and sizes of a network on the devices of a mesh.
 
   Attributes:
-    names: of the devices, for people.
+    names: names of the devices, for people.
     unsplit: seconds of a step of each device by itself, nothing split.
     layers: path to Layer, for those that may be split.
-    other_bytes: of the gradients of all parameters that no layer here has.
+    other_bytes: bytes of the gradients of all other parameters.
     link: cost of collectives between the devices.
     alike: whether the devices are of one kind.
-    multiple: see MULTIPLES.
+    multiple: number of features that are computed together, see MULTIPLES.
     boundaries: paths of the layers before which layers by batch may end.
     rows: images of a micro-batch that the devices share.
-    row_multiple: what a device's rows are a multiple of.
-    fixed: of `unsplit`, what does not depend on the rows; (): rows are not
+    row_multiple: divisor of each device's rows.
+    fixed: seconds of `unsplit` that do not depend on the rows; (): rows are not
       divided.
   """
 
@@ -142,32 +142,25 @@ class Costs:
   row_multiple: int = 1
   fixed: Sequence[float] = ()
 
-  # For people: which devices these are, and who computes a layer that is not
-  # split.
+  # For people: the devices, and those that compute a layer that is not split.
   devices_are = 'along mesh.model'
   computes_unsplit = 'every device'
 
   @classmethod
   def from_json(cls, values: dict) -> 'Costs':
     """Reads what `to_json` returned, also after a round trip through JSON."""
-    fields = {
-      field.name: values[_STORED_NAMES.get(field.name, field.name)]
-      for field in dataclasses.fields(cls)
-    }
-    fields['layers'] = {k: Layer(**v) for k, v in fields['layers'].items()}
-    fields['link'] = CollectiveCost(**fields['link'])
-    return cls(**fields)
+    layers = {k: Layer(**v) for k, v in values['layers'].items()}
+    return cls(**{**values, 'layers': layers, 'link': CollectiveCost(**values['link'])})
 
   def to_json(self) -> dict:
-    """All fields as JSON values."""
-    fields = dataclasses.asdict(self)
-    return {_STORED_NAMES.get(name, name): v for name, v in fields.items()}
+    """Returns all fields as JSON values."""
+    return dataclasses.asdict(self)
 
   def of_devices(self, devices: Sequence[int]) -> 'Costs':
-    """The costs of some of the devices, as they were measured with the others.
+    """Returns the costs of some of the devices, as measured with the others.
 
     Args:
-      devices: their places.
+      devices: indices of the devices.
     """
 
     def some(values):
@@ -183,7 +176,7 @@ class Costs:
 
   @property
   def baseline(self) -> int:
-    """The device that would be the fastest alone."""
+    """The index of the device that would be the fastest alone."""
     return int(np.argmin(self.unsplit))
 
   @property
@@ -194,68 +187,69 @@ class Costs:
   @property
   def convolution_share(self) -> float:
     """The fraction of the baseline's step that its convolutions take."""
-    return min(self._convolutions(self.baseline) / self.alone, 1.0)
+    return min(self._convolutions[self.baseline] / self.alone, 1.0)
 
   def ideal_seconds(self) -> float:
-    """Seconds of a step if communication took no time.
+    """Returns the seconds of a step if communication took no time.
 
     Convolutions at all devices' rates together, the rest at the baseline's: on
     n equal devices 1 / ((1 - f) + f / n) times as fast as on one, where f is
     `convolution_share`.
     """
-    return self._rest(self.baseline) + sum(
+    return self._rest[self.baseline] + sum(
       1 / sum(1 / t for t in layer.alone) for layer in self.layers.values()
     )
 
   def layer_seconds(
-    self, path: str, counts: Sequence[int] | str | None, plan: Plan, behind=0.0
+    self,
+    path: str,
+    counts: Sequence[int] | str | None,
+    plan: Plan,
+    behind: float | np.ndarray = 0.0,
   ) -> float:
-    """Seconds of a layer.
+    """Returns the seconds of a layer.
 
     Args:
-      path: of the layer.
+      path: path of the layer.
       counts: features of each device, or BATCH; None: not divided.
-      plan: of the layers before it.
+      plan: plan of the layers before.
       behind: seconds that each device computes before; see `behind`.
     """
     communication = self._communication(path, counts, plan)
     return max(behind + np.array(self._work(path, counts))) + communication
 
   def step_seconds(self, plan: Plan) -> float:
-    """Predicted seconds of a step; layers without a plan are not divided."""
+    """Returns the predicted seconds; layers without a plan are not divided."""
+    kernels = [layer.kernel for path, layer in self.layers.items() if not is_split(plan.get(path))]
+    size = 0 if not plan and self.alike else self.other_bytes + sum(kernels)
+    gradients = self.link.sum_seconds(size)
     if not plan:
-      kernels = sum(layer.kernel for layer in self.layers.values())
-      gradients = 0 if self.alike else self.other_bytes + kernels
-      return max(self.unsplit) + self.link.sum_seconds(gradients)
-    unsplit = [layer.kernel for path, layer in self.layers.items() if not is_split(plan.get(path))]
-    gradients = self.link.sum_seconds(self.other_bytes + sum(unsplit))
+      return max(self.unsplit) + gradients
     if ROWS in plan:
-      return float(max(self.rows_seconds(plan[ROWS])) + gradients)
+      return float(max(self.rows_seconds(np.array(plan[ROWS]))) + gradients)
     seconds, behind = self._progress(plan)
     return float(seconds + max(behind) + gradients)
 
-  def rows_seconds(self, rows: Sequence[int]) -> np.ndarray:
-    """Seconds in which each device computes so many rows of all layers."""
+  def rows_seconds(self, rows: np.ndarray) -> np.ndarray:
+    """Returns the seconds in which each device computes its rows of all layers."""
     fixed = np.array(self.fixed)
     return fixed + (np.array(self.unsplit) - fixed) * rows / self.rows
 
   def behind(self, plan: Plan, path: str) -> np.ndarray:
-    """Seconds that each device computes before it has its part of a layer.
-
-    Counted from where the devices waited for each other last.
+    """Returns the seconds of each device since the last wait, up to a layer.
 
     Args:
-      plan: of the layers before it.
-      path: of the layer.
+      plan: plan of the layers before.
+      path: path of the layer.
     """
     return self._progress(plan, path)[1]
 
   def _progress(self, plan, until=None):
-    """Seconds up to the last wait, and those of each device since then.
+    """Returns the seconds up to the last wait, and those of each device since then.
 
     Args:
-      plan: of the layers.
-      until: path of the layer before whose own work to stop; None: all count.
+      plan: plan of the layers.
+      until: path of the layer before whose own work to stop; None: the end.
     """
     seconds, behind = 0.0, np.zeros(len(self.names))
     is_by_batch = False
@@ -276,14 +270,11 @@ class Costs:
     return seconds, behind
 
   def _rest_around(self, path):
-    """A layer's part of each device's rest: by the layer's share of seconds."""
-    devices = range(len(self.names))
-    alone = self.layers[path].alone
-    share = np.mean([alone[d] / self._convolutions(d) for d in devices])
-    return share * np.array([self._rest(d) for d in devices])
+    """Returns a layer's part of each device's rest, by the layer's share of seconds."""
+    return self._rest_by_layer[path]
 
   def _work(self, path, counts):
-    """Seconds that each device computes for a layer."""
+    """Returns the seconds that each device computes for a layer."""
     layer = self.layers[path]
     if not is_split(counts):
       devices = len(self.names) if counts == BATCH else 1
@@ -291,7 +282,7 @@ class Costs:
     return [float(layer.seconds_for(d, n)) for d, n in enumerate(counts)]
 
   def _communication(self, path, counts, plan):
-    """Seconds in which a layer's map and its operand's gradient travel."""
+    """Returns the seconds in which a layer's map and its operand's gradient travel."""
     if not is_split(counts):
       return 0.0
     layer = self.layers[path]
@@ -311,13 +302,20 @@ class Costs:
     size = layer.input * _padding(operand)
     return seconds + latencies + self.link.gather_seconds(size)
 
-  def _rest(self, device):
-    """Seconds of everything outside the layers here."""
-    return max(self.unsplit[device] - self._convolutions(device), 0.0)
+  @functools.cached_property
+  def _rest_by_layer(self):
+    shares = {k: np.mean(v.alone / self._convolutions) for k, v in self.layers.items()}
+    return {path: share * self._rest for path, share in shares.items()}
 
-  def _convolutions(self, device):
-    """Seconds of a device for all layers here, not split."""
-    return sum(layer.alone[device] for layer in self.layers.values())
+  @functools.cached_property
+  def _rest(self):
+    """Seconds of everything outside the layers here, of each device of `unsplit`."""
+    return np.maximum(self.unsplit - self._convolutions[: len(self.unsplit)], 0.0)
+
+  @functools.cached_property
+  def _convolutions(self):
+    """Seconds of each device for all layers here, not split."""
+    return np.sum([layer.alone for layer in self.layers.values()], 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,7 +323,7 @@ class OffloadCosts(Costs):
   """Costs of the training device, which comes first, and its offload devices.
 
   The offload devices compute nothing of the rest, and their times include the
-  transfers. `unsplit` is of the training device alone.
+  transfers. `unsplit` has the training device alone.
   """
 
   devices_are = 'offload devices from 1 on'
@@ -333,12 +331,12 @@ class OffloadCosts(Costs):
 
   @property
   def baseline(self) -> int:
-    """The training device."""
+    """The index of the training device."""
     return 0
 
   def step_seconds(self, plan: Plan) -> float:
-    """Predicted seconds of a step: the rest, and each layer's slowest."""
-    return self._rest(0) + sum(
+    """Returns the predicted seconds: the rest, and each layer's slowest device."""
+    return self._rest[0] + sum(
       self.layer_seconds(path, plan.get(path), plan) for path in self.layers
     )
 
@@ -355,10 +353,10 @@ class OffloadCosts(Costs):
 
 
 def is_split(counts: Sequence[int] | str | None) -> bool:
-  """Whether a layer of a plan is divided by channels."""
+  """Returns whether a layer of a plan is divided by channels."""
   return counts is not None and counts != BATCH
 
 
 def _padding(counts):
-  """How much longer a gather takes than of equal parts: by the largest one."""
+  """Returns the seconds of a gather over those of equal parts: the largest part decides."""
   return len(counts) * max(counts) / sum(counts)

@@ -1,4 +1,4 @@
-"""Finds the plan that makes the predicted step fastest."""
+"""The plan with the fastest predicted step."""
 
 import bisect
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ import numpy as np
 from anp_jax.parallel import apportionment
 from anp_jax.runtimes.calibration import costs as costs_lib
 
-_WIDTHS = 16  # of a layer's largest part, that are tried
+_WIDTHS = 16  # sizes of a layer's largest part that are tried
 
 
 def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...] | str]:
-  """Features of each device, or BATCH, for each layer that is best divided.
+  """Returns features of each device, or BATCH, for each layer that is best divided.
 
   All layers are divided by rows, in equal parts or by the devices' speeds; or
   layers are by batch up to each place where they may end, or none is. Those
@@ -40,14 +40,14 @@ def balanced_counts(
   most: float = np.inf,
   behind: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
-  """Features of each device with which some devices are ready together.
+  """Returns the features with which some devices are ready together.
 
   Args:
-    costs: measured.
-    path: of the layer.
-    devices: among which it is divided; the others get 0.
+    costs: measured costs.
+    path: path of the layer.
+    devices: devices that divide it; the others get 0.
     most: features that one device may have, if the others can have the rest.
-    behind: seconds that each device computes before; None: none does.
+    behind: seconds that each device computes before; None: 0.
   """
   layer = costs.layers[path]
   unit = costs.multiple
@@ -70,7 +70,7 @@ def balanced_counts(
 
 
 def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
-  """Describes a plan and its predicted step time, a line each."""
+  """Returns lines that describe a plan and its predicted step time."""
   names = '; '.join(f'{i}: {name}' for i, name in enumerate(costs.names))
   lines = [f'devices  {names}, {costs.devices_are}']
   width = max(map(len, costs.layers), default=0)
@@ -107,7 +107,7 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
 
 
 def _by_rows(costs):
-  """Plans that divide the rows: in equal parts, and to be ready together."""
+  """Yields plans that divide the rows: in equal parts, and to be ready together."""
   if not costs.fixed:
     return
   devices, unit = range(len(costs.names)), costs.row_multiple
@@ -121,7 +121,7 @@ def _by_rows(costs):
 
 
 def _split_after(costs, by_batch):
-  """A plan of layers by batch, after which others are split."""
+  """Returns a plan of layers by batch, after which others are split."""
   plan = dict.fromkeys(by_batch, costs_lib.BATCH)
   layers = {k: v for k, v in costs.layers.items() if k not in plan}
   for path, layer in layers.items():
@@ -143,7 +143,7 @@ def _split_after(costs, by_batch):
 
 
 def _best_divisions(costs, path, plan):
-  """Features of each device, over the fastest one, two, ... devices."""
+  """Returns features of each device, over the fastest one, two, ... devices."""
   layer, behind = costs.layers[path], costs.behind(plan, path)
   order = np.argsort(layer.alone, kind='stable')
   result = []
@@ -160,13 +160,13 @@ def _best_divisions(costs, path, plan):
 
 
 def _widths(features, devices):
-  """Sizes of the largest part, from equal parts to all features."""
+  """Returns sizes of the largest part, from equal parts to all features."""
   equal = -(-features // devices)
   return np.unique(np.linspace(equal, features, _WIDTHS).round())
 
 
 def _units_within(times, limit):
-  """The most units that take at most the limit, or none."""
+  """Returns the most units that take at most the limit, or 0."""
   return max(int(np.searchsorted(times, limit, side='right')) - 1, 0)
 
 

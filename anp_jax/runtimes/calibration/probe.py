@@ -1,10 +1,11 @@
-"""Times one convolution of a running channel split, on all of its devices."""
+"""Timing of one convolution of a running channel split, on all of its devices."""
 
 from concurrent import futures
 
 import jax
 import numpy as np
 
+from anp_jax import cluster
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.calibration import costs as costs_lib, timing, workloads
 from anp_jax.system import stopwatch
@@ -14,22 +15,26 @@ _ROUNDS = 3
 
 
 class Probe:
-  """The part of one layer, of equal width on all devices, timed now and then.
+  """A part of one layer, of equal width on all devices, timed now and then.
 
-  How the devices' speeds have changed since they were measured is in these
-  times over those of that measurement.
+  Its times over those of the calibration show how the devices' speeds have
+  changed.
   """
 
   def __init__(
-    self, spec: run_spec.RunSpec, processes, costs: costs_lib.Costs, plan: costs_lib.Plan
+    self,
+    spec: run_spec.RunSpec,
+    processes: cluster.Processes,
+    costs: costs_lib.Costs,
+    plan: costs_lib.Plan,
   ):
     """Compiles the part; all processes call it.
 
     Args:
-      spec: of the run.
-      processes: `cluster.Processes`.
-      costs: as the devices were measured.
-      plan: of the layers, or of rows.
+      spec: spec of the run.
+      processes: processes of the run.
+      costs: costs from the calibration.
+      plan: plan of the layers, or of rows.
     """
     self._spec, self._processes = spec, processes
     divided = [path for path in plan if path in costs.layers] or costs.layers
@@ -53,7 +58,7 @@ class Probe:
       run()
 
   def slowdown(self) -> np.ndarray:
-    """(devices of a plan,) times as long as when it was measured.
+    """Returns each device's seconds over those of the calibration.
 
     All processes call it, while their devices compute nothing else.
     """

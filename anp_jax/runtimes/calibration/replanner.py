@@ -1,4 +1,4 @@
-"""Changes the plan of a channel split whose devices change in the run."""
+"""Changes of a channel split's plan during a run, as its devices change."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -6,8 +6,9 @@ import math
 import time
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel.channel_split import split as plan_lib
-from anp_jax.runtimes.calibration import calibrate, planner, probe as probe_lib
+from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, planner, probe as probe_lib
 from anp_jax.training import run_spec
 
 _FIRST_STEPS = 10  # until the time of a step is known
@@ -20,32 +21,36 @@ class Replanner:
   """Watches the devices of a channel split, between the steps of its run.
 
   Every config.strategy.check_plan seconds a part of one layer is timed on all
-  of them, unless the plan was given. Where offload devices are lost, or come,
-  the plan changes at the next step.
+  of them, unless the plan was made by hand. Where offload devices are lost, or
+  join, the plan changes at the next step.
   """
 
-  def __init__(self, spec: run_spec.RunSpec, job, is_measured: bool):
+  def __init__(self, spec: run_spec.RunSpec, job: strategy_lib.Job, is_measured: bool):
     """Prepares the replanner; all processes call it.
 
     Args:
-      spec: of the run; its config has the plan with which the run begins.
-      job: `config.strategy.Job`, of the run.
-      is_measured: whether that plan was made of measurements, not by hand.
+      spec: spec of the run; its config has the plan with which the run begins.
+      job: invocation of the run.
+      is_measured: whether that plan was made from measurements, not by hand.
     """
     self._spec, self._workdir = spec, job.workdir
     self._processes, self._pool = job.processes, job.pool
     # Measurements are not kept if a device was lost meanwhile: then the plan is
     # treated as one by hand.
-    saved = is_measured and calibrate.load(spec, job.workdir, job.processes)
-    self._costs, self._plan = saved or (None, {})
-    self._given_devices = spec.offload_devices
-    self._given = spec.config.strategy
-    self._news = []
-    self._probe, self._normal, self._in_a_row = None, 1.0, 0
+    saved = calibrate.load(spec, job.workdir, job.processes) if is_measured else None
+    self._costs: costs_lib.Costs | None = None
+    self._plan: costs_lib.Plan = {}
+    if saved:
+      self._costs, self._plan = saved
+    self._first_devices = spec.offload_devices
+    self._check_plan = spec.config.strategy.check_plan
+    self._news: list[str] = []
+    self._probe: probe_lib.Probe | None = None
+    self._normal, self._in_a_row = 1.0, 0
     self._last_check, self._next_step = (0, time.monotonic()), 0
 
   def is_due(self, step: int) -> bool:
-    """Whether `revise` has something to do after a step, on all processes."""
+    """Returns whether `revise` has something to do after a step, on all processes."""
     if self._pool is not None:
       self._news += self._pool.news()
     if not self._next_step:
@@ -54,18 +59,18 @@ class Replanner:
     # One that trains alone may know that it stops soon.
     if self._processes.count == 1 and self._processes.vote():
       return False
-    is_time = self._checks_speeds() and step >= self._next_step
-    return bool(self._news) or is_time
+    checks_speeds = bool(self._check_plan and self._plan)
+    return bool(self._news) or (checks_speeds and step >= self._next_step)
 
   def revise(self, step: int) -> tuple[run_spec.RunSpec | None, list[str]]:
     """Plans again where that is due; all processes call it after the same step.
 
     Args:
-      step: that all devices have ended.
+      step: step that all devices have completed.
 
     Returns:
-      The run with another plan or other offload devices, None if it stays as it
-      is; and lines for people.
+      The run with another plan or other offload devices, or None; and lines for
+      people.
     """
     news, self._news = self._news, []
     if news:
@@ -83,14 +88,12 @@ class Replanner:
     lines = [*news, f'config.strategy.{text} after step {step}']
     return spec, [f'plan     {line}' for line in lines]
 
-  def _checks_speeds(self):
-    return self._given.check_plan and self._plan
-
   def _with_present_devices(self):
-    present = self._pool.devices()
     if self._costs is None:
-      return self._given_plan(present)
-    present = tuple(d for d in present if not d.is_lost)
+      # By hand: the plan stays, and this process computes for devices that are lost.
+      devices = _in_places(self._first_devices, self._pool.devices())
+      return dataclasses.replace(self._spec, offload_devices=devices)
+    present = tuple(d for d in self._pool.devices() if not d.is_lost)
     before = self._spec.offload_devices
     spec = dataclasses.replace(self._spec, offload_devices=present)
     if all(device in before for device in present):
@@ -121,14 +124,14 @@ class Replanner:
     return self._planned(self._spec)
 
   def _is_time(self, step):
-    """Whether the seconds between two checks have gone by; counts in steps.
+    """Returns whether the seconds between two checks have passed; counts in steps.
 
-    All processes must check after the same step, but not each by its own clock.
+    All processes must check after the same step, by the clock of the first.
     """
     last_step, last_time = self._last_check
     seconds = self._processes.gather(time.monotonic() - last_time)[0]
-    is_time = seconds >= self._given.check_plan
-    left = self._given.check_plan - (0 if is_time else seconds)
+    is_time = seconds >= self._check_plan
+    left = self._check_plan - (0 if is_time else seconds)
     if is_time:
       self._last_check = step, time.monotonic()
     self._next_step = step + max(1, math.ceil(left / max(seconds, 1e-9) * (step - last_step)))
@@ -139,40 +142,12 @@ class Replanner:
     config = config_lib.replaced(spec.config, changes)
     return dataclasses.replace(spec, config=config)
 
-  def _given_plan(self, present):
-    """The plan by hand; this process computes for the devices that are lost."""
-    devices = _in_places(self._given_devices, present)
-    lost = [1 + i for i, device in enumerate(devices) if device.is_lost]
-    if self._given.plan:
-      plan = plan_lib.parse(self._given.plan)
-      counts = {layer: plan.of(layer) for layer in plan.layers}
-      moved = {k: _moved_to_first(v, lost) for k, v in counts.items()}
-      changes = {'strategy.plan': str(plan_lib.Plan(moved))}
-    else:
-      shares = _moved_to_first(self._given.shares, lost)
-      changes = {'strategy.shares': shares}
-    config = config_lib.replaced(self._spec.config, changes)
-    return dataclasses.replace(self._spec, config=config, offload_devices=devices)
-
 
 def _in_places(original: Sequence, present: Sequence) -> tuple:
-  """The devices of a plan by hand, each replaced if its process came again."""
-  ranks = {}  # to the devices that a process has now
+  """Returns the devices of a plan by hand, replaced where their process joined again."""
+  by_rank: dict[int, list] = {}
   for device in present:
-    ranks.setdefault(device.rank, []).append(device)
-  result, counts = [], {}
-  for device in original:
-    place = counts.get(device.rank, 0)
-    counts[device.rank] = place + 1
-    now = ranks.get(device.rank, [])
-    result.append(now[place] if place < len(now) else device)
-  return tuple(result)
-
-
-def _moved_to_first(values: Sequence, places: Sequence[int]) -> tuple:
-  """Values with those at some places added to the first, and 0 there."""
-  values = list(values)
-  for place in places:
-    values[0] += values[place]
-    values[place] = 0
-  return tuple(values)
+    by_rank.setdefault(device.rank, []).append(device)
+  return tuple(
+    by_rank[device.rank].pop(0) if by_rank.get(device.rank) else device for device in original
+  )

@@ -1,4 +1,4 @@
-"""Devices that are about equally fast count as equally fast."""
+"""Equal times for devices that are about equally fast."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from anp_jax.runtimes.calibration import costs as costs_lib
 
-_SIMILAR = 1.1  # by how much their times may differ, as a factor
+_SIMILAR = 1.1  # largest ratio of their times
 
 
 def average(costs: costs_lib.Costs) -> costs_lib.Costs:
@@ -15,7 +15,7 @@ def average(costs: costs_lib.Costs) -> costs_lib.Costs:
   Their times differ by chance, and shares would follow the difference.
   """
   unsplit = costs.unsplit
-  groups = {}  # fastest device to those about as fast
+  groups: dict[int, list[int]] = {}  # fastest device to those about as fast
   for d in sorted(range(len(unsplit)), key=lambda d: unsplit[d]):
     fastest = next((f for f in groups if unsplit[d] <= _SIMILAR * unsplit[f]), d)
     groups.setdefault(fastest, []).append(d)

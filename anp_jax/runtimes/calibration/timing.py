@@ -1,5 +1,6 @@
-"""Times a network's convolutions, steps and collectives on a run's devices."""
+"""Timing of a network's convolutions, steps and collectives on a run's devices."""
 
+from collections.abc import Callable
 from concurrent import futures
 import functools
 import math
@@ -7,10 +8,11 @@ import platform
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from scipy import stats
 
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
 from anp_jax.runtimes.calibration import boundaries, costs as costs_lib, similar, workloads
@@ -30,18 +32,18 @@ _STEP, _HALF = '', '/2'
 class Timing:
   """Times convolutions, the whole step and collectives, round after round.
 
-  In a round each is run once, so a machine that is slower for a while is slower
+  In a round each runs once, so a machine that is slower for a while is slower
   for all of them. All devices work at once, as in a step: those that share a
   memory or a core are timed as they will be used.
   """
 
-  def __init__(self, spec: run_spec.RunSpec, processes):
+  def __init__(self, spec: run_spec.RunSpec, processes: cluster.Processes):
     """Compiles all programs; all processes call it.
 
     Args:
-      spec: of the run; its offload devices are timed with their transfers, in
-        place of collectives.
-      processes: `cluster.Processes`.
+      spec: spec of the run; its offload devices are timed with their transfers,
+        in place of collectives.
+      processes: processes of the run.
 
     Raises:
       ConfigError: if no convolution may be split.
@@ -61,7 +63,7 @@ class Timing:
     leaves = jax.tree.leaves(singles[0].abstract_replica.params)
     self._parameters = sum(leaf.size for leaf in leaves)
     # Each program by device; the first is the step that is not split.
-    self._programs = []
+    self._programs: list[list[Callable]] = []
     self._compile(
       functools.partial(workloads.step, single, s, rows)
       for single, s in zip(singles, specs, strict=True)
@@ -69,10 +71,11 @@ class Timing:
     # By layer, its calls and the programs of each.
     network_calls = calls(singles[0], config, rows)
     self._layers = self._compile_layers(network_calls)
-    self._rows, self._boundaries = rows // config.accumulate, ()
+    self._rows = rows // config.accumulate
+    self._boundaries: tuple[str, ...] = ()
     self._row_multiple = plan_lib.row_multiple(config)
     # The index of the step with half of the rows, if rows may be divided.
-    self._half = None
+    self._half: int | None = None
     if config.strategy.batch_layers and not spec.offload_devices:
       tracer = boundaries.Tracer(spec, singles[0], images(config, rows))
       self._boundaries = tracer.find(network_calls, self._layers)
@@ -84,7 +87,8 @@ class Timing:
         )
     processes.gather('compiled')  # Gloo waits half a minute for the slowest
     self._collectives = [] if spec.offload_devices else self._links()
-    self._rounds, self._collective_rounds = [], []
+    self._rounds: list[list[list[float]]] = []  # seconds by round, program and device
+    self._collective_rounds: list[list[float]] = []
 
   def round(self) -> None:
     """Times everything once; all processes call it equally often."""
@@ -99,19 +103,19 @@ class Timing:
     self._collective_rounds.append([stopwatch.timed_again(run) for _, _, run in self._collectives])
 
   def interval(self) -> float:
-    """How well the devices' speeds are known, the same on all processes.
+    """Returns the uncertainty of the devices' speeds, the same on all processes.
 
-    The width of the 95 % interval of the mean of the rounds' ratios, over that
-    mean, of any device's seconds in a round to the first one's. Infinite after
-    one round; 0 with one device.
+    The ratios of a device's seconds in a round to the first one's have a mean;
+    the result is the largest width of its 95 % interval, over that mean.
+    Infinite after one round; 0 with one device.
     """
     rounds = len(self._rounds)
-    # Of each device, all programs that it has.
-    seconds = [
+    # All programs of a device together.
+    local_seconds = [
       [sum(t[i] for t in times if i < len(t)) for times in self._rounds]
       for i in range(len(device_ids(self._spec)))
     ]
-    seconds = np.array(sum(self._processes.gather(seconds), []))
+    seconds = np.array(sum(self._processes.gather(local_seconds), []))
     if len(seconds) == 1:
       return 0.0
     if rounds == 1:
@@ -122,7 +126,7 @@ class Timing:
     return float(width.max())
 
   def costs(self) -> costs_lib.Costs:
-    """Costs from the medians over the rounds; the same on all processes."""
+    """Returns costs from the medians over the rounds; the same on all processes."""
     mesh, times = self._spec.mesh, self._gather_times()
 
     def slowest(column, name):
@@ -131,7 +135,7 @@ class Timing:
     all_columns = columns(self._spec)
     in_mesh = all_columns[: mesh.shape[mesh_lib.MODEL]]
     unsplit = [slowest(column, _STEP) for column in in_mesh]
-    fixed = ()
+    fixed: list[float] = []
     if self._half is not None:
       halves = [slowest(column, _HALF) for column in in_mesh]
       fixed = [max(2 * half - step, 0.0) for half, step in zip(halves, unsplit, strict=True)]
@@ -159,7 +163,7 @@ class Timing:
     return similar.average(costs)
 
   def _kinds(self):
-    """Names of the devices, and whether all are of one kind."""
+    """Returns names of the devices, and whether all are of one kind."""
     rows = devices(self._spec.mesh, self._processes)
     names = [f'{kind} ({host})' for kind, host in rows[0]]
     names += [device.name for device in self._offload_devices]
@@ -170,8 +174,8 @@ class Timing:
     """Adds a program, built and run once on each device; returns its index.
 
     Args:
-      builders: for this process's devices; further ones are for offload
-        devices, which are no matter of JAX's here.
+      builders: builders for this process's devices, then for offload devices,
+        which JAX does not place here.
     """
     self._processes.heartbeat('compiling')
     runs = []
@@ -184,7 +188,7 @@ class Timing:
     return len(self._programs) - 1
 
   def _compile_layers(self, network_calls):
-    """By layer that may be split, (call, indices of its programs)."""
+    """Returns (call, indices of its programs) by layer that may be split."""
     config = self._spec.config
     shares = plan_lib.Shares((), config.strategy.split_layers)
     layers, indices = {}, {}
@@ -223,7 +227,7 @@ class Timing:
     return [self._compile(builders(*way)) for way in ways]
 
   def _gather_times(self) -> dict:
-    """By device, the median seconds of its step, and of each layer's ways."""
+    """Returns the median seconds of the step and of each layer's ways, by device."""
     steps = self._median(0)
     layers = {
       path: self._spec.config.accumulate * sum(self._call_seconds(indices) for _, indices in uses)
@@ -240,18 +244,18 @@ class Timing:
     return dict(sum(self._processes.gather(rows), []))
 
   def _call_seconds(self, indices) -> np.ndarray:
-    """(ways, devices) seconds of a convolution: not split, and by count."""
+    """Returns (ways, devices) seconds of a convolution: not split, and by count."""
     ways = [self._median(i) for i in indices]
     # For all features an offload device needs the time of the last count.
     ways[0] = np.concatenate([ways[0], ways[-1][len(ways[0]) :]])
     return np.array(ways)
 
   def _median(self, program) -> np.ndarray:
-    """Seconds of a program by device, medians over the rounds."""
+    """Returns the seconds of a program by device, medians over the rounds."""
     return np.median([times[program] for times in self._rounds], 0)
 
   def _layer(self, calls, seconds) -> costs_lib.Layer:
-    """A layer from its calls and its (devices, ways) seconds."""
+    """Returns a layer from its calls and its (devices, ways) seconds."""
     first, times = calls[0], self._spec.config.accumulate
     return costs_lib.Layer(
       features=first.features,
@@ -266,7 +270,7 @@ class Timing:
     )
 
   def _links(self):
-    """(name, bytes, function) of gathers and sums over the axis 'model'."""
+    """Returns (name, bytes, function) of gathers and sums over the axis 'model'."""
     links = []
     for name in ('gather', 'total'):
       for size in _SIZES:
@@ -279,7 +283,7 @@ class Timing:
     return links
 
   def _link(self) -> costs_lib.CollectiveCost:
-    """Latency and seconds per byte, from the smallest and largest size."""
+    """Returns latency and seconds per byte, from the smallest and largest size."""
     if not self._collectives:
       return costs_lib.NO_COLLECTIVES
     medians = np.median(self._collective_rounds, 0).tolist()
@@ -297,8 +301,8 @@ class Timing:
     return costs_lib.CollectiveCost(**lines)
 
 
-def devices(mesh, processes) -> list[list[tuple[str, str]]]:
-  """Processor and host of each device, by its place on data and model."""
+def devices(mesh: jax.sharding.Mesh, processes: cluster.Processes) -> list[list[tuple[str, str]]]:
+  """Returns processor and host of each device, by its place on data and model."""
   hosts = processes.gather(f'{platform.node()}, rank {processes.index}')
   cpus = processes.gather(device_lib.processor())
   return [
@@ -310,33 +314,34 @@ def devices(mesh, processes) -> list[list[tuple[str, str]]]:
   ]
 
 
-def local_devices(mesh) -> list[jax.Device]:
-  """The devices of a mesh that are of this process."""
-  index = jax.process_index()
-  return [d for d in mesh.devices.flat if d.process_index == index]
+def local_devices(mesh: jax.sharding.Mesh) -> list[jax.Device]:
+  """Returns the devices of a mesh in this process."""
+  return [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
 
 
 def device_ids(spec: run_spec.RunSpec) -> list[int]:
-  """A number for each device of this process, then for offload devices."""
+  """Returns a number for each device of this process, then for offload devices."""
   ids = [device.id for device in local_devices(spec.mesh)]
-  # Unlike those of the mesh's devices, which are 0 and above.
+  # The numbers of the mesh's devices are 0 and above.
   return ids + [-1 - i for i in range(len(spec.offload_devices))]
 
 
 def columns(spec: run_spec.RunSpec) -> list[list[int]]:
-  """By device of a plan, the numbers of those with other parts of the batch."""
+  """Returns the numbers of the devices along data, by device of a plan."""
   model = spec.mesh.shape[mesh_lib.MODEL]
   in_mesh = spec.mesh.devices.reshape(-1, model).T
   result = [[device.id for device in column] for column in in_mesh]
   return result + [[-1 - i] for i in range(len(spec.offload_devices))]
 
 
-def calls(network, config, rows: int) -> list[convolutions.Call]:
-  """The network's convolutions of a micro-batch.
+def calls(
+  network: build.ModelAndSteps, config: ml_collections.ConfigDict, rows: int
+) -> list[convolutions.Call]:
+  """Returns the network's convolutions of a micro-batch.
 
   Args:
-    network: `build.Program`.
-    config: of the run.
+    network: model and steps.
+    config: config of the run.
     rows: images of a device's batch.
   """
   single = network.abstract_replica
@@ -344,11 +349,11 @@ def calls(network, config, rows: int) -> list[convolutions.Call]:
   return convolutions.find(network.model, variables, images(config, rows))
 
 
-def images(config, rows: int) -> jax.ShapeDtypeStruct:
-  """The normalised images of a micro-batch.
+def images(config: ml_collections.ConfigDict, rows: int) -> jax.ShapeDtypeStruct:
+  """Returns the normalised images of a micro-batch.
 
   Args:
-    config: of the run.
+    config: config of the run.
     rows: images of a device's batch.
   """
   side = config.data.image_size
@@ -358,7 +363,7 @@ def images(config, rows: int) -> jax.ShapeDtypeStruct:
 
 
 def _counts(features) -> tuple[int, ...]:
-  """Numbers of features that are timed."""
+  """Returns the numbers of features that are timed."""
   return tuple(sorted({max(round(features * f), 1) for f in _FRACTIONS}))
 
 

@@ -1,4 +1,4 @@
-"""The workloads that are timed: steps, convolutions and collectives.
+"""Workloads that are timed: steps, convolutions and collectives.
 
 Each function compiles for JAX's default device, unless told otherwise, and
 returns a function without arguments that ends when its results exist.
@@ -7,6 +7,7 @@ returns a function without arguments that ends when its results exist.
 from collections.abc import Callable, Iterator
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 from jax import lax
@@ -21,7 +22,7 @@ from anp_jax.training import build, run_spec
 
 
 def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
-  """The run on one device of this process, with nothing split."""
+  """Returns the run on one device of this process, with nothing split."""
   changes = {'strategy.name': 'sync', 'mesh.data': 1, 'mesh.model': 1}
   config = config_lib.replaced(spec.config, changes)
   mesh = mesh_lib.create(config, [device])
@@ -29,26 +30,30 @@ def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
 
 
 def unsplit_step(spec: run_spec.RunSpec, device: jax.Device) -> Callable:
-  """A step of the whole batch on one device, with nothing split."""
+  """Returns a step of the whole batch on one device, with nothing split."""
   single = unsplit(spec, device)
   with jax.default_device(device):
     return step(build.create(single), single, spec.batch_size)
 
 
 def step(
-  program, spec: run_spec.RunSpec, rows: int, batches: Iterator[dict[str, jax.Array]] | None = None
+  program: build.ModelAndSteps,
+  spec: run_spec.RunSpec,
+  rows: int,
+  batches: Iterator[dict[str, jax.Array]] | None = None,
 ) -> Callable:
-  """A function (steps=1) that trains as many steps and waits for the last.
+  """Returns a function (steps=1) that trains as many steps and waits for the last.
 
   Args:
-    program: of the run, see `build.create`.
-    spec: of the run.
+    program: model and steps of the run.
+    spec: spec of the run.
     rows: images of the batch.
-    batches: what the steps train on; None: noise, the same in all of them.
+    batches: batches of the steps; None: noise, the same in all of them.
   """
   state = [state_lib.create(program.init_fn, program.abstract_state)]
   batches = batches or itertools.repeat(images(spec, rows))
-  compiled = program.train_step.lower(state[0], next(batches)).compile()
+  train_step: Any = program.train_step  # jitted
+  compiled = train_step.lower(state[0], next(batches)).compile()
 
   def run(steps=1):
     for _ in range(steps):
@@ -59,7 +64,7 @@ def step(
 
 
 def images(spec: run_spec.RunSpec, rows: int) -> dict[str, jax.Array]:
-  """A batch of noise on the run's mesh."""
+  """Returns a batch of noise on the run's mesh."""
   batch = {
     name: np.zeros(array.shape, array.dtype)
     for name, array in build.abstract_batch(spec.config, spec.mesh, rows).items()
@@ -76,23 +81,23 @@ def images(spec: run_spec.RunSpec, rows: int) -> dict[str, jax.Array]:
 
 
 def operands(call: convolutions.Call) -> list[jax.Array]:
-  """Noise for x, kernel and dy of a convolution."""
+  """Returns noise for x, kernel and dy of a convolution."""
   return [jnp.asarray(x) for x in _noise(call.x, call.kernel, call.y)]
 
 
 def convolution(
   call: convolutions.Call, count: int, split: bool, arrays: list[jax.Array]
 ) -> Callable:
-  """The forward and backward pass of some features of a convolution.
+  """Returns the forward and backward pass of some features of a convolution.
 
-  Those of a split layer are computed as in `channel_split.operation`: in a
-  branch, with the features cut out of the kernel, and their gradient padded.
+  A split layer is computed as in `channel_split.operation`: in a branch, with
+  the features cut out of the kernel, and their gradient padded.
 
   Args:
-    call: of the network.
-    count: features that are computed.
+    call: convolution of the network.
+    count: number of features that are computed.
     split: whether the layer is split; else count is all features.
-    arrays: from `operands`.
+    arrays: operands, from `operands`.
   """
 
   def compute(x, kernel, dy):
@@ -118,12 +123,12 @@ def convolution(
   return lambda: jax.block_until_ready(compiled(*arguments))
 
 
-def offloaded_convolution(call: convolutions.Call, count: int, device) -> Callable:
-  """The passes of some features on an offload device, with the transfers.
+def offloaded_convolution(call: convolutions.Call, count: int, device: Any) -> Callable:
+  """Returns the passes of some features on an offload device, with the transfers.
 
   Args:
-    call: of the network.
-    count: features of the device.
+    call: convolution of the network.
+    count: number of features of the device.
     device: `offload.device.LocalDevice` or another with its methods.
   """
   shapes = call.x, call.kernel, call.y
@@ -138,12 +143,12 @@ def offloaded_convolution(call: convolutions.Call, count: int, device) -> Callab
   return run
 
 
-def collective(name: str, mesh, size: int) -> tuple[int, Callable]:
-  """A collective over the axis 'model' of float32 arrays.
+def collective(name: str, mesh: jax.sharding.Mesh, size: int) -> tuple[int, Callable]:
+  """Returns a collective over the axis 'model' of float32 arrays.
 
   Args:
     name: 'gather' or 'total'.
-    mesh: of the run.
+    mesh: mesh of the run.
     size: bytes that each device has in the end.
 
   Returns:

@@ -2,33 +2,17 @@
 
 import dataclasses
 
+import ml_collections
+
 from anp_jax import config as config_lib
 
 _KEY = 'config.strategy.models'
-# Groups and keys that may differ: all that is not of the run or of the shards.
-_FREE = (
-  'seed',
-  'batch_size',
-  'batch_size_per_device',
-  'accumulate',
-  'label_smoothing',
-  'ema',
-  'init',
-  'model',
-  'optimizer',
-  'schedule',
-  'data.augment',
-  'data.crop_area',
-  'data.crop_ratio',
-  'data.scale_range',
-  'data.rand_augment_ops',
-  'data.rand_augment_magnitude',
-  'data.erase',
-  'data.flip',
-  'data.mixup',
-  'data.cutmix',
-  'data.mean',
-  'data.std',
+# Groups and keys that may differ: all that describe neither the run nor its shards.
+_FREE = tuple(
+  'seed batch_size batch_size_per_device accumulate label_smoothing ema init model optimizer '
+  'schedule data.augment data.crop_area data.crop_ratio data.scale_range data.rand_augment_ops '
+  'data.rand_augment_magnitude data.erase data.flip data.mixup data.cutmix data.mean '
+  'data.std'.split()
 )
 
 
@@ -37,16 +21,16 @@ class Candidate:
   """One of the models.
 
   Attributes:
-    index: among all, in the order in which they enter the ring.
-    text: what differs, as it stands in the config.
-    config: of this model alone.
-    run_seed: of the run: synthetic validation examples are made of it, the same
-      for all models.
+    index: index among all models, in the order in which they enter the ring.
+    text: differing keys, as they stand in the config.
+    config: config of this model alone.
+    run_seed: seed of the run, which makes the synthetic validation examples that
+      all models share.
   """
 
   index: int
   text: str
-  config: object
+  config: ml_collections.ConfigDict
   run_seed: int
 
   @property
@@ -55,12 +39,12 @@ class Candidate:
     return f'{self.index:03}'
 
 
-def create(config, devices: int) -> list[Candidate]:
+def create(config: ml_collections.ConfigDict, devices: int) -> list[Candidate]:
   """Returns the candidates of config.strategy.models.
 
   Args:
     config: the run's config.
-    devices: of a station, for batch_size_per_device.
+    devices: number of a station's devices, for batch_size_per_device.
 
   Raises:
     ConfigError: naming the candidate and the key at fault.
@@ -71,15 +55,9 @@ def create(config, devices: int) -> list[Candidate]:
       model_config = config_lib.resolved(config, _overrides(text))
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{_KEY}[{index}]={text!r}: {e}') from None
-    per_device = model_config.batch_size_per_device
-    model_config = config_lib.replaced(
-      model_config,
-      {
-        # Another list must not make a candidate's checkpoints another model's.
-        'strategy.models': (),
-        'batch_size': model_config.batch_size or per_device * devices,
-      },
-    )
+    size = model_config.batch_size or model_config.batch_size_per_device * devices
+    # Another list must not make a candidate's checkpoints another model's.
+    model_config = config_lib.replaced(model_config, {'strategy.models': (), 'batch_size': size})
     candidates.append(Candidate(index, text.strip(), model_config, config.seed))
   return candidates
 
@@ -88,8 +66,8 @@ def laps(key: str, text: str) -> int:
   """Converts a duration to laps of the ring, which are epochs.
 
   Args:
-    key: of the config, named where the text is refused.
-    text: the key's value.
+    key: key of the config, named in the error.
+    text: value of the key.
 
   Raises:
     ConfigError: if that is not a whole number of epochs.
@@ -107,14 +85,13 @@ def laps(key: str, text: str) -> int:
 def _overrides(text):
   """Returns the texts that make one model differ, by dotted key."""
   keys = config_lib.known_keys('model_ring')
-  free = [k for k in keys if k in _FREE or k.rpartition('.')[0] in _FREE]
   overrides = {}
   for part in filter(str.strip, text.split(';')):
     key, equals, value = part.partition('=')
     key = key.strip()
     if not equals:
       raise config_lib.ConfigError(f'{part.strip()!r}: expected key=value, with ; between several')
-    if key in keys and key not in free:
+    if key in keys and key not in _FREE and key.rpartition('.')[0] not in _FREE:
       raise config_lib.ConfigError(
         f'config.{key} is the same for all models of a ring; these may differ: {", ".join(_FREE)}'
       )

@@ -1,48 +1,55 @@
-"""Process 0 of a ring: which models are in it, and all scores."""
+"""The controller of a ring, in process 0: the models in the ring, and all scores."""
 
 from collections.abc import Callable
 import os
+from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
 from anp_jax.reporting import summary, telemetry
-from anp_jax.runtimes.model_ring import leaderboard as leaderboard_lib, messages
+from anp_jax.runtimes.model_ring import (
+  leaderboard as leaderboard_lib,
+  messages,
+  ring_runner as runner_lib,
+  store as store_lib,
+)
 from anp_jax.training import metric_labels
 
 
 class RingController:
-  """Decides what enters the ring, what stays in it, and when the ring ends.
+  """Decides which models enter and stay in the ring, and when the ring ends.
 
-  Models come here after each lap. Only the main thread calls it.
+  Models arrive here after each lap. Only the main thread calls it.
   """
 
-  def __init__(self, ring, runners, store, send_event: Callable):
+  def __init__(
+    self,
+    runners: runner_lib.Runners,
+    store: store_lib.Store,
+    send_event: Callable[[int, Any], None],
+  ):
     """Reads the leaderboard; nothing is written yet.
 
     Args:
-      ring: `ring.Ring`.
-      runners: `ring_runner.Runners` of station 0.
-      store: `store.Store`.
-      send_event: called (address, event), see `messages.Sender`.
+      runners: runners of station 0.
+      store: folders of the models.
+      send_event: (address, event) -> None, see `messages.Sender`.
     """
-    self._ring, self._runners, self._store = ring, runners, store
+    self._ring = runners.ring
+    self._runners, self._store = runners, store
     self._send_event = send_event
-    self._leaderboard = open_leaderboard(ring)
-    self._inside = set()  # models in the ring
-    self._lost = set()  # (model, laps): scores that can no longer be made
+    self._leaderboard = _open_leaderboard(self._ring)
+    self._inside: set[int] = set()  # models in the ring
+    self._lost: set[tuple[int, int]] = set()  # (model, laps) that can no longer be scored
 
   def start(self) -> list[int]:
-    """Sends each model to where it begins or goes on.
-
-    Returns:
-      The models that are in the ring.
-    """
+    """Sends each model to where it begins or continues; returns those in the ring."""
     self._introduce()
     for model in self._ring.models:
       self._enter(model)
     return sorted(self._inside)
 
-  def on_event(self, event) -> None:
+  def on_event(self, event: Any) -> None:
     """Handles a model that has done a lap, scores, or a failure."""
     handlers = {
       messages.ModelMessage: self._on_lap,
@@ -67,8 +74,8 @@ class RingController:
     """Reports how far all models have come, once no station works any more.
 
     Args:
-      steps: that each model in the ring has made.
-      reason: why the run stops before its end; '' if it does not.
+      steps: steps that each model in the ring has made.
+      reason: cause of a stop before the end; '' at the end.
 
     Returns:
       The last scores of the best model, {} if there are none.
@@ -78,17 +85,17 @@ class RingController:
       schedule = self._runners[model].schedule
       scores = self._leaderboard.last_scores(model)
       step = steps.get(model, scores.get('step', 0))
-      self._append_scores(model, step)
+      self._store.records.append_scores(model, step, self._leaderboard.all_scores(model))
       done += step
       status = self._leaderboard.status(model, schedule.laps_done(step))
       if status == leaderboard_lib.GO_ON:
         left += schedule.total - step
     if left and reason:
       run_dir.mark_stopped(self._ring.workdir, done, done + left, reason)
-      note(
+      _note(
         f'stopped after {done} of {done + left} steps of all models; run the same command to resume'
       )
-    return announce(self._ring, self._leaderboard)
+    return _announce(self._ring, self._leaderboard)
 
   def _introduce(self):
     ring = self._ring
@@ -103,7 +110,7 @@ class RingController:
         ring.config, ring.source, max(c.config.batch_size for c in ring.candidates), min(ring.sizes)
       ),
     ):
-      note(text)
+      _note(text)
 
   def _enter(self, model):
     """Sends a model into the ring, unless it has left it.
@@ -124,7 +131,7 @@ class RingController:
     if self._leaderboard.status(model, laps) != leaderboard_lib.GO_ON:
       return
     self._inside.add(model)
-    note(f'{ring.candidates[model].name}  continuing from step {step}')
+    _note(f'{ring.candidates[model].name}  continuing from step {step}')
     at_lap_end = step in schedule.ends
     address = messages.CONTROLLER if at_lap_end else schedule.at(step).station
     self._send_event(address, messages.ModelMessage(model, step, state))
@@ -150,52 +157,36 @@ class RingController:
     model, step = message.model, message.step
     laps = self._runners[model].schedule.laps_done(step)
     status = self._leaderboard.status(model, laps)
-    self._append_scores(model, step)
+    self._store.records.append_scores(model, step, self._leaderboard.all_scores(model))
     if status == leaderboard_lib.GO_ON:
       self._send_event(0, message)
       return
-    note(f'{self._ring.candidates[model].name}  {status} at step {step}')
+    _note(f'{self._ring.candidates[model].name}  {status} at step {step}')
     self._inside.discard(model)
     self._send_event(0, messages.Retired(model, step, message.state))
 
   def _on_scores(self, event):
-    model, laps, count = event.model, event.laps, self._ring.laps.total
-    if not self._leaderboard.add(model, laps, event.step, event.scores):
-      return
-    self._leaderboard.write()
-    self._store.records.show_scores(model, self._leaderboard.all_scores(model), laps == count)
-    note(
-      f'{self._ring.candidates[model].name}  lap {laps} of {count}, step '
-      f'{event.step}: {_text(event.scores)}'
-    )
+    if self._leaderboard.add(event.model, event.laps, event.step, event.scores):
+      self._leaderboard.write()
+      _note(
+        f'{self._ring.candidates[event.model].name}  lap {event.laps} of {self._ring.laps.total}, '
+        f'step {event.step}: {_text(event.scores)}'
+      )
 
   def _on_failure(self, event):
     self._leaderboard.fail(event.model, event.step, event.reason)
     self._leaderboard.write()
-    note(f'{self._ring.candidates[event.model].name}  failed: {event.reason}')
+    _note(f'{self._ring.candidates[event.model].name}  failed: {event.reason}')
     self._inside.discard(event.model)
     self._send_event(0, messages.Retired(event.model, event.step))
 
-  def _append_scores(self, model, step):
-    """Adds scores to the metrics.jsonl of a model, which this process holds."""
-    records = self._leaderboard.all_scores(model)
-    self._store.records.append_scores(model, step, records)
 
-
-def open_leaderboard(ring) -> leaderboard_lib.Leaderboard:
-  """Returns the leaderboard of a ring, with what its workdir has."""
-  return leaderboard_lib.Leaderboard(
-    ring.workdir, ring.candidates, ring.laps, ring.config.checkpoint.best_metric
-  )
-
-
-def evaluate(ring, runners, store, which: str) -> dict:
+def evaluate(runners: runner_lib.Runners, store: store_lib.Store, which: str) -> dict:
   """Scores a checkpoint of every model.
 
   Args:
-    ring: `ring.Ring`.
-    runners: `ring_runner.Runners` of any station.
-    store: `store.Store`.
+    runners: runners of any station.
+    store: folders of the models.
     which: 'newest', 'best' or a step.
 
   Returns:
@@ -204,7 +195,7 @@ def evaluate(ring, runners, store, which: str) -> dict:
   Raises:
     ConfigError: if there is no such checkpoint.
   """
-  count = 0
+  ring, count = runners.ring, 0
   for candidate in ring.candidates:
     checkpoints = store.checkpoints(candidate.index)
     if which == 'best' and not checkpoints.steps(checkpoint_lib.BEST):
@@ -213,29 +204,29 @@ def evaluate(ring, runners, store, which: str) -> dict:
     if restored is None:
       continue
     state, step = restored
-    runner = runners[candidate.index]
-    scores = runner.score(state.evaluated(), ring.eval_source)
-    note(f'{candidate.name}  step {step}: {_text(scores)}')
+    scores = runners[candidate.index].score(state.evaluated(), ring.eval_source)
+    _note(f'{candidate.name}  step {step}: {_text(scores)}')
     count += 1
   if not count:
     raise config_lib.ConfigError(f'{ring.workdir} has no checkpoint to evaluate')
-  return announce(ring, open_leaderboard(ring))
+  return _announce(ring, _open_leaderboard(ring))
 
 
-def announce(ring, leaderboard: leaderboard_lib.Leaderboard) -> dict:
-  """Prints the leaderboard.
+def _open_leaderboard(ring):
+  return leaderboard_lib.Leaderboard(
+    ring.workdir, ring.candidates, ring.laps, ring.config.checkpoint.best_metric
+  )
 
-  Returns:
-    The last scores of the best model, {} if there are none.
-  """
+
+def _announce(ring, leaderboard):
+  """Prints the leaderboard; returns the last scores of the best model."""
   leaderboard.write()
-  note(leaderboard.table())
-  note(f'leaderboard: {os.path.join(ring.workdir, leaderboard_lib.PAGE)}')
+  _note(leaderboard.table())
+  _note(f'leaderboard: {os.path.join(ring.workdir, leaderboard_lib.PAGE)}')
   return leaderboard.best()
 
 
-def note(text: str) -> None:
-  """Prints a line for people."""
+def _note(text):
   print(text, flush=True)
 
 

@@ -11,7 +11,7 @@ from anp_jax.training import metric_labels
 
 LOG = 'model_ring.jsonl'
 PAGE = 'leaderboard.md'
-# What becomes of a model, as it stands in the leaderboard.
+# Status of a model, as it stands in the leaderboard.
 GO_ON, FINISHED, FAILED = 'goes on', 'finished', 'failed'
 
 
@@ -28,17 +28,15 @@ class Leaderboard:
     """Reads the record of the workdir.
 
     Args:
-      workdir: of the run.
+      workdir: folder of the run.
       candidates: all models.
-      laps: how many a model makes, and when it is scored.
+      laps: number of laps of each model, and those after which it is scored.
       best_metric: config.checkpoint.best_metric.
     """
-    self._workdir = workdir
-    self._candidates = candidates
-    self._laps = laps
+    self._workdir, self._candidates, self._laps = workdir, candidates, laps
     self._metric = metric_labels.key(best_metric)
-    self._scores = {}  # (model, laps done) to its record
-    self._failures = {}  # model to the reason
+    self._scores: dict[tuple[int, int], dict] = {}  # (model, laps done) to its record
+    self._failures: dict[int, str] = {}  # model to the reason
     for record in files.read_json_lines(os.path.join(workdir, LOG)):
       self._include(record)
 
@@ -61,11 +59,7 @@ class Leaderboard:
       self._record({'model': model, 'step': step, 'failed': reason})
 
   def status(self, model: int, laps: int) -> str:
-    """Returns what becomes of a model that has done so many laps.
-
-    Returns:
-      GO_ON, FINISHED or FAILED.
-    """
+    """Returns GO_ON, FINISHED or FAILED for a model that has done so many laps."""
     if model in self._failures:
       return FAILED
     return FINISHED if laps == self._laps.total else GO_ON
@@ -89,18 +83,13 @@ class Leaderboard:
     labels = metric_labels.labels(set().union(*(scores for _, scores in rows)))
     lines = [['', 'model', 'what differs', 'laps', 'state', *labels.values()]]
     for place, (candidate, scores) in enumerate(rows, 1):
-      laps = scores.get('laps', 0)
+      model, laps = candidate.index, scores.get('laps', 0)
+      status = self.status(model, laps) if laps else ''
+      if model in self._failures:
+        status = f'failed: {self._failures[model]}'
+      fields = [f'{place}', candidate.name, candidate.text or 'nothing']
       values = [metric_labels.format_value(k, scores[k]) if k in scores else '' for k in labels]
-      lines.append(
-        [
-          f'{place}',
-          candidate.name,
-          candidate.text or 'nothing',
-          f'{laps} of {self._laps.total}',
-          self._state(candidate.index, laps),
-          *values,
-        ]
-      )
+      lines.append([*fields, f'{laps} of {self._laps.total}', status, *values])
     return markdown.table(lines)
 
   def write(self) -> None:
@@ -111,23 +100,12 @@ class Leaderboard:
   def _ranking(self):
     """Returns all models by their last scores; failed ones are the last."""
 
-    def key(model):
-      scores = self.last_scores(model)
-      value = self._value(model, scores['laps']) if scores else -math.inf
-      return (model in self._failures, -value, model)
+    def rank(model):
+      value = self.last_scores(model).get(self._metric, math.nan)
+      loss = value if self._metric == 'loss' else -value
+      return model in self._failures, math.inf if math.isnan(loss) else loss, model
 
-    return sorted((c.index for c in self._candidates), key=key)
-
-  def _state(self, model, laps):
-    if model in self._failures:
-      return f'failed: {self._failures[model]}'
-    return self.status(model, laps) if laps else ''
-
-  def _value(self, model, laps):
-    value = self._scores[model, laps].get(self._metric, math.nan)
-    if math.isnan(value):
-      return -math.inf
-    return -value if self._metric == 'loss' else value
+    return sorted((c.index for c in self._candidates), key=rank)
 
   def _record(self, record):
     record = {**record, 'time': time.time()}

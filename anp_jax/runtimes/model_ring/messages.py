@@ -1,8 +1,8 @@
-"""What the stations and the controller of a ring send each other.
+"""Messages and events that the stations and the controller of a ring exchange.
 
-Everything is sent by `Sender.send_event`, from any thread: messages arrive in
-the queue of a station, all else in the queue of events of a process. Between
-processes it travels over Apache Arrow Flight.
+`Sender.send_event` sends all of them, from any thread: messages arrive in the
+queue of a station, other events in the queue of a process. Between processes
+they travel over Apache Arrow Flight.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,16 @@ import json
 import queue
 import secrets
 import threading
+from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import cluster
+from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
+from anp_jax.runtimes.model_ring import ring as ring_lib, spans as spans_lib, store as store_lib
 from anp_jax.system import error_lines
 
 # Addresses; a station's is its number.
@@ -29,17 +33,17 @@ ALL = -3  # processes
 
 @dataclasses.dataclass
 class Message:
-  """What is sent to a station.
+  """A message to a station.
 
   Attributes:
     model: index of a model.
     step: steps that the model has made.
-    state: its TrainState, or the bytes of that, or None.
+    state: TrainState of the model, or its bytes, or None.
   """
 
   model: int
   step: int = 0
-  state: object = None
+  state: Any = None
 
 
 class ModelMessage(Message):
@@ -47,19 +51,19 @@ class ModelMessage(Message):
 
 
 class Retired(Message):
-  """A model has left the ring: each station in turn forgets it.
+  """A model that has left the ring and is forgotten by one station after another.
 
-  Its state, if there is one, is yet to be saved.
+  A state that comes along is not saved yet.
   """
 
 
 @dataclasses.dataclass
 class ScoreRequest(Message):
-  """A model to be scored; its state is what TrainState.evaluated gave.
+  """A model to be scored; its state is what TrainState.evaluated returned.
 
   Attributes:
-    laps: that it has made.
-    origin: the station that asks, whose process holds all of the state.
+    laps: laps that the model has made.
+    origin: station that sends the request; its process holds the whole state.
   """
 
   laps: int = 0
@@ -94,10 +98,10 @@ class Failed:
 
 @dataclasses.dataclass
 class End:
-  """All stations stop.
+  """The end of the ring, at which all stations stop.
 
   Attributes:
-    reason: why before all models have left the ring; '' if they have.
+    reason: cause of a stop while models are in the ring; '' if none is.
   """
 
   reason: str
@@ -109,30 +113,30 @@ _KINDS = {
 
 
 class MessageQueue:
-  """What waits at a station: scores first, which others wait for.
+  """Messages that wait at a station: scores first, for which others wait.
 
   Attributes:
     closed: whether the station takes no further message.
   """
 
-  def __init__(self, on_put: Callable):
+  def __init__(self, place: Callable[[int, Any], Any]):
     """Starts empty.
 
     Args:
-      on_put: called (message) before a message waits.
+      place: (model, state) -> the state of a message while it waits.
     """
     self.closed = False
-    self._on_put = on_put
-    self._queue = queue.PriorityQueue()
+    self._place = place
+    self._queue: queue.PriorityQueue[tuple[int, int, Message | None]] = queue.PriorityQueue()
     self._numbers = itertools.count()
 
-  def put(self, message) -> None:
+  def put(self, message: Message) -> None:
     """Appends a message to those of its kind."""
-    self._on_put(message)
+    message.state = self._place(message.model, message.state)
     rank = 0 if isinstance(message, (ScoreRequest, Ranked)) else 1
     self._queue.put((rank, next(self._numbers), message))
 
-  def get(self):
+  def get(self) -> Message | None:
     """Returns the next message, once there is one; None once closed."""
     return self._queue.get()[-1]
 
@@ -141,21 +145,27 @@ class MessageQueue:
     self.closed = True
     self._queue.put((-1, next(self._numbers), None))
 
-  def remaining(self) -> list:
-    """Returns the messages that nobody got before the queue was closed."""
-    return [entry[-1] for entry in sorted(self._queue.queue) if entry[-1]]
+  def remaining(self) -> list[Message]:
+    """Returns the messages that waited when the queue was closed."""
+    return [message for *_, message in sorted(self._queue.queue) if message]
 
 
 class Receiver(transport.Port):
-  """Takes what other processes send to this one."""
+  """The port on which a process receives what others send."""
 
-  def __init__(self, config, env, token: str, on_data: Callable):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    env: cluster_env.ClusterEnv,
+    token: str,
+    on_data: Callable[[dict, np.ndarray], None],
+  ):
     """Opens the port.
 
     Args:
       config: the run's config.
-      env: `cluster_env.ClusterEnv` of this process.
-      token: see `transport.session_token`; a call without it is refused.
+      env: environment of this process.
+      token: token of each call, see `transport.session_token`.
       on_data: called (request, (n,) uint8) for what arrives, from any thread.
 
     Raises:
@@ -164,46 +174,52 @@ class Receiver(transport.Port):
     self._on_data = on_data
     super().__init__(config, env, token, 'a station')
 
-  def do_put(self, context, descriptor, reader, writer):
-    """Takes one request and its bytes; called by Flight."""
+  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    """Receives one request and its bytes; called by Flight."""
     del context
     request = json.loads(descriptor.command)
     size, local = request.pop('bytes'), request.pop('local', False)
-    data = transport.read_bytes(reader, size, local)
-    self._on_data(request, data)
+    self._on_data(request, transport.read_bytes(reader, size, local))
     writer.write(b'taken')
 
 
 class Sender:
   """Sends events to their addresses.
 
-  What holds arrays is sent by one thread, in order; all else at once.
+  One thread sends arrays, in order; events without arrays are sent at once.
 
   Attributes:
-    events: queue of this process's events that are no messages; an exception is
+    events: queue of this process's events other than messages; an exception is
       an event too.
   """
 
-  def __init__(self, ring, processes, store, spans, queues):
+  def __init__(
+    self,
+    ring: ring_lib.Ring,
+    processes: cluster.Processes,
+    store: store_lib.Store,
+    spans: spans_lib.Spans,
+    queues: dict[int, MessageQueue],
+  ):
     """Opens this process's receiver; all processes do so at once.
 
     Args:
-      ring: `ring.Ring`.
-      processes: of the run.
-      store: `store.Store`, which lets go of a model before it is sent.
-      spans: `spans.Spans`.
-      queues: the MessageQueue of each station of this process, by number.
+      ring: models, stations and data.
+      processes: processes of the run.
+      store: store, which lets go of a model before it is sent.
+      spans: record of how long models travel.
+      queues: queue of each station of this process, by number.
 
     Raises:
       ConfigError: if the port cannot be opened.
     """
-    self.events = queue.SimpleQueue()
+    self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._queues = queues
     self._ring, self._processes = ring, processes
     self._store, self._spans = store, spans
     self._thread = futures.ThreadPoolExecutor(1, 'sender')
     self._lock = threading.Lock()
-    self._clients = {}
+    self._clients: dict[int, transport.Client] = {}
     self._receiver = None
     if processes.count > 1:
       session = '' if processes.index else secrets.token_hex(8)
@@ -211,7 +227,7 @@ class Sender:
       self._receiver = Receiver(ring.config, processes.env, self._token, self._on_data)
       self._addresses = processes.gather(self._receiver.address)
 
-  def send_event(self, address: int, event) -> None:
+  def send_event(self, address: int, event: Any) -> None:
     """Sends a message to a station, or an event to one of the addresses."""
     for process in self._processes_of(address):
       if process == self._processes.index:

@@ -6,7 +6,7 @@ from anp_jax.costs import collectives, steps
 
 
 def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
-  """Models go round a ring of stations, each with its part of the data."""
+  """Predicts a step of all stations, each with its part of the data."""
   s, cluster = setting.config.strategy, setting.cluster
   per_device = s.station == 'device'
   stations = cluster.size if per_device else cluster.nodes
@@ -22,12 +22,18 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
     sent = collectives.send(link, setting.workload.state_bytes) / lap_steps
   late = setting.lateness(inner.seconds, active)
   epochs = max(1, round(setting.workload.total_images / setting.workload.examples))
-  laps = max(models, stations)
-  slots = laps * epochs + active - 1
   return steps.Step(
     images=inner.images * active,
     compute=inner.compute,
     fixed=inner.fixed,
     communication=inner.communication + sent + late,
-    run_factor=models * slots / (laps * epochs),
+    run_factor=models * slots(models, stations, epochs) / (max(models, stations) * epochs),
   )
+
+
+def slots(models: int, stations: int, laps: int) -> int:
+  """Returns the slots of a ring without delays (Chen et al. 2015).
+
+  At slot t station j trains model (t - j) mod max(models, stations), if there is one.
+  """
+  return max(models, stations) * laps + min(models, stations) - 1

@@ -3,6 +3,8 @@
 import contextlib
 import queue
 
+import ml_collections
+
 from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import preemption
 from anp_jax.runtimes.model_ring import (
@@ -20,14 +22,18 @@ _POLL = 0.05  # seconds
 
 
 def run(
-  config, workdir: str, processes: cluster.Processes, mode: str = 'train', which: str = 'newest'
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  processes: cluster.Processes,
+  mode: str = 'train',
+  which: str = 'newest',
 ) -> dict:
   """Trains, or continues, the models of a ring; or scores them again.
 
   Args:
-    config: resolved and valid.
+    config: config, resolved and valid.
     workdir: folder of the run, which all processes see.
-    processes: of the run.
+    processes: processes of the run.
     mode: 'train' or 'evaluate'.
     which: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
 
@@ -50,35 +56,27 @@ def run(
   runners = [runner_lib.Runners(ring, s) for s in ring.local_stations]
   # Bad input is refused now, rather than when it is a model's turn.
   for model in ring.models:
-    _ = runners[0][model]
+    runners[0][model]
   with contextlib.ExitStack() as stack:
-    store = store_lib.Store(ring, runners[0], training)
+    store = store_lib.Store(runners[0], training)
     stack.callback(store.close)
     if not training:
-      return controller_lib.evaluate(ring, runners[0], store, which)
-    return RingProcess(ring, runners, store, processes, stack).train()
+      return controller_lib.evaluate(runners[0], store, which)
+    return _RingProcess(ring, runners, store, processes, stack).train()
 
 
-class RingProcess:
-  """The stations of this process, on process 0 the controller, and the events.
+class _RingProcess:
+  """The stations of this process, on process 0 the controller, and their events.
 
   Stations, controller and other processes share nothing but the events that
   they send. Messages go straight to the queue of a station; all other events
-  are handled one at a time by `_on_event`.
+  are handled one at a time by the main thread.
   """
 
   def __init__(self, ring, runners, store, processes, stack):
-    """Opens the port of this process; nothing is trained yet.
-
-    Args:
-      ring: `ring.Ring`.
-      runners: `ring_runner.Runners` of each of this process's stations.
-      store: `store.Store`.
-      processes: of the run.
-      stack: contextlib.ExitStack that closes what is opened.
-    """
+    """Opens the port of this process, which `stack` closes; nothing is trained yet."""
     self._config, self._processes, self._store = ring.config, processes, store
-    self._end = None  # messages.End, once there is one
+    self._end: messages.End | None = None
     spans = spans_lib.Spans(ring.workdir, processes.index)
     queues = {r.station.number: messages.MessageQueue(r.place) for r in runners}
     self._sender = messages.Sender(ring, processes, store, spans, queues)
@@ -86,7 +84,7 @@ class RingProcess:
     send_event = self._sender.send_event
     self._controller = None
     if not processes.index:
-      self._controller = controller_lib.RingController(ring, runners[0], store, send_event)
+      self._controller = controller_lib.RingController(runners[0], store, send_event)
     self._workers = [
       worker_lib.RingWorker(r, queues[r.station.number], store, spans, send_event) for r in runners
     ]
@@ -111,7 +109,9 @@ class RingProcess:
           self._sender.send_event(messages.ALL, messages.End(''))
         self._handle_events(_POLL)
         self._heartbeat()
-      self._halt()
+      for worker in self._workers:
+        worker.join()
+      self._gather('halted')
       steps = self._finish()
     if self._controller is None:
       return {}
@@ -124,18 +124,15 @@ class RingProcess:
         event = self._sender.events.get(timeout=wait)
       except queue.Empty:
         return
-      self._on_event(event)
       wait = 0.0
-
-  def _on_event(self, event):
-    if isinstance(event, BaseException):
-      raise event
-    if isinstance(event, messages.End):
-      self._end = self._end or event
-      for worker in self._workers:
-        worker.stop()
-    else:
-      self._controller.on_event(event)
+      if isinstance(event, BaseException):
+        raise event
+      if isinstance(event, messages.End):
+        self._end = self._end or event
+        for worker in self._workers:
+          worker.stop()
+      else:
+        self._controller.on_event(event)
 
   def _heartbeat(self):
     if all(worker.is_idle for worker in self._workers):
@@ -144,15 +141,10 @@ class RingProcess:
       steps = sum(worker.progress for worker in self._workers)
       self._processes.heartbeat('training', steps)
 
-  def _halt(self):
-    """Returns when no station works and all that was sent has arrived."""
-    for worker in self._workers:
-      worker.join()
-    self._gather('halted')
-
   def _finish(self):
     """Saves and scores what waits; returns the steps of models in the ring."""
-    workers, steps = self._workers, {}
+    workers = self._workers
+    steps: dict[int, int] = {}
     self._processes.heartbeat('saving')
     for worker in workers:
       steps |= worker.save_waiting()

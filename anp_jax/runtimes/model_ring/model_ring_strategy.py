@@ -1,6 +1,12 @@
 """The strategy `model_ring`: many models in a ring; see `run`."""
 
-from anp_jax.config import keys, rules
+from collections.abc import Callable
+from typing import Any
+
+import ml_collections
+
+from anp_jax.config import keys, rules, strategy as strategy_lib
+from anp_jax.costs import collectives, steps
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 
@@ -14,8 +20,8 @@ class ModelRing(sync.Sync):
   planned_mesh = {}
   keeps_models_apart = True
 
-  def default_config(self):
-    """The models, and the stations they go round."""
+  def default_config(self) -> dict[str, keys.Key]:
+    """Returns the models, and the stations that they visit."""
     return {
       # A list that may grow at its end; candidates without one have none.
       'models': keys.value(
@@ -30,28 +36,22 @@ class ModelRing(sync.Sync):
       ),
       'shares': keys.Key(
         (),
-        'of the training set, for each station, in proportion; (): alike',
+        'proportional share of the training set of each station; (): equal',
         check=rules.check_shares,
         resumable=True,
       ),
       **transport_keys.KEYS,
     }
 
-  def alternatives(self, config):
-    """What differs in each model of the ring."""
+  def alternatives(self, config: dict[str, Any]) -> list[dict[str, str]]:
+    """Returns what differs in each model of the ring."""
     models = config['strategy.models']
     if not isinstance(models, tuple | list):
       return []  # it is refused by its type
-    texts = [m for m in models if isinstance(m, str)]
-    return [
-      {
-        key.strip(): value.strip()
-        for key, _, value in (part.partition('=') for part in text.split(';'))
-      }
-      for text in texts
-    ]
+    parts = [[p.partition('=') for p in m.split(';')] for m in models if isinstance(m, str)]
+    return [{key.strip(): value.strip() for key, _, value in model} for model in parts]
 
-  def check(self, config):
+  def check(self, config: dict[str, Any]) -> None:
     """Refuses records and balances that a ring cannot have."""
     rules.check_tls(config)
     rules.check(
@@ -60,29 +60,30 @@ class ModelRing(sync.Sync):
       config['log.wandb'],
       "'' where strategy.name is model_ring: its models have records of their own",
     )
-    balance = config['data.balance']
     rules.check(
-      balance == 'none',
+      config['data.balance'] == 'none',
       'data.balance',
-      balance,
+      config['data.balance'],
       "'none' where strategy.name is model_ring: a station knows its own part of the data only",
     )
 
-  def joins_jax(self, config, mode):
-    """No program spans the processes of a ring."""
+  def joins_jax(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns False: no program spans the processes of a ring."""
     return False
 
-  def planned_parts(self, config, cluster):
+  def planned_parts(
+    self, config: ml_collections.ConfigDict, cluster: collectives.Cluster
+  ) -> tuple[int, int]:
     """Divides a model's batch over the devices of its station."""
     return (1 if config.strategy.station == 'device' else cluster.devices), config.accumulate
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step of all stations."""
     from anp_jax.runtimes.model_ring import model_ring_cost
 
     return model_ring_cost.predicted_step(setting, images)
 
-  def run(self, job, loop):
+  def run(self, job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
     """Trains the models of the ring, or scores them again."""
     from anp_jax.runtimes.model_ring import model_ring_run as run
 

@@ -1,11 +1,13 @@
-"""What all processes of a ring agree on before a model is trained."""
+"""Models, stations and data of a ring, on which all processes agree before a model is trained."""
 
 from collections.abc import Sequence
 import dataclasses
 import os
 
 import jax
+import ml_collections
 
+from anp_jax import cluster
 from anp_jax.checkpoint import manager as checkpoint_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import agreement
@@ -13,12 +15,10 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.model_ring import candidates as candidates_lib, schedule as schedule_lib
 from anp_jax.training import objective as objective_lib
 
-_MODELS = 'models'
-
 
 @dataclasses.dataclass(frozen=True)
 class Laps:
-  """How many laps each model makes, and after which it is scored.
+  """Number of laps of each model, and those after which it is scored.
 
   Attributes:
     total: laps of the whole run.
@@ -39,21 +39,21 @@ class Ring:
 
   Attributes:
     config: the run's config.
-    workdir: of the run.
+    workdir: folder of the run.
     candidates: all models.
-    source: of the training examples.
-    eval_source: of the validation examples.
-    sizes: training examples of each station.
-    owners: the process of each station.
-    laps: how many a model makes, and when it is scored.
-    local_stations: those of this process.
+    source: training examples.
+    eval_source: validation examples.
+    sizes: number of training examples of each station.
+    owners: process of each station.
+    laps: number of laps of each model, and those after which it is scored.
+    local_stations: stations of this process.
   """
 
-  config: object
+  config: ml_collections.ConfigDict
   workdir: str
   candidates: Sequence[candidates_lib.Candidate]
-  source: object
-  eval_source: object
+  source: sources.Source
+  eval_source: sources.Source
   sizes: Sequence[int]
   owners: Sequence[int]
   laps: Laps
@@ -81,10 +81,10 @@ class Ring:
 
   def folder(self, model: int) -> str:
     """Returns the folder of a model."""
-    return os.path.join(self.workdir, _MODELS, self.candidates[model].name)
+    return os.path.join(self.workdir, 'models', self.candidates[model].name)
 
 
-def create(config, workdir: str, processes) -> Ring:
+def create(config: ml_collections.ConfigDict, workdir: str, processes: cluster.Processes) -> Ring:
   """Opens the data, and divides them over the stations of all processes.
 
   Raises:
@@ -106,20 +106,10 @@ def create(config, workdir: str, processes) -> Ring:
   )
   shards = schedule_lib.data_shards(source, sizes)
   first = sum(counts[: processes.index])
-  return Ring(
-    config,
-    workdir,
-    candidates,
-    source,
-    eval_source,
-    sizes,
-    owners,
-    laps,
-    [
-      schedule_lib.Station(number, mesh, shards[number])
-      for number, mesh in enumerate(meshes, first)
-    ],
-  )
+  stations = [
+    schedule_lib.Station(number, mesh, shards[number]) for number, mesh in enumerate(meshes, first)
+  ]
+  return Ring(config, workdir, candidates, source, eval_source, sizes, owners, laps, stations)
 
 
 def _meshes(config):

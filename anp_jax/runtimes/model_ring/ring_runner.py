@@ -1,19 +1,21 @@
 """A model at one station: its programs, and its stream of the shard there."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import initial
-from anp_jax.data.input import stream as stream_lib
+from anp_jax import config as config_lib, experiment
+from anp_jax.data import sources
+from anp_jax.data.input import feed as feed_lib, stream as stream_lib
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.model_ring import (
   candidates as candidates_lib,
   compiled as programs_lib,
+  ring as ring_lib,
   schedule as schedule_lib,
 )
 from anp_jax.training import (
@@ -24,15 +26,13 @@ from anp_jax.training import (
   train_step as step_lib,
 )
 
-_NAMES = ('init_fn', 'train_step', 'eval_step')
-
 
 class Runner:
   """Trains and scores one model at one station.
 
   Attributes:
-    config: of the model.
-    schedule: of the model.
+    config: config of the model.
+    schedule: schedule of the model.
     abstract_state: the model's TrainState of jax.ShapeDtypeStruct, on the
       station's devices.
   """
@@ -51,62 +51,48 @@ class Runner:
     """
     self.config = config = candidate.config
     self.schedule = schedule
-    self._model = candidate.index
-    self._shard, self._mesh = station.shard, station.mesh
-    self._programs = programs
-    division.check(config, config.batch_size, self._mesh)
+    self._model, self._programs = candidate.index, programs
+    self._mesh = mesh = station.mesh
+    division.check(config, config.batch_size, mesh)
     # Schedules end with the last step: with several shards, more batches are
     # filled up than with one.
     build_config = config_lib.replaced(config, {'duration': f'{schedule.total} steps'})
-    self._objective = objective_lib.create(self._shard.vocabulary, config)
-    self._build = build.create(
-      run_spec.RunSpec(
-        build_config, self._mesh, self._objective, config.batch_size, schedule.examples
-      )
-    )
-    self.abstract_state = self._build.abstract_state
-    self._save_every = config_lib.steps(
-      config.checkpoint.every, config.batch_size, schedule.examples
-    )
-    self._metric_names = step_lib.metric_names(self._objective)
+    objective = objective_lib.create(station.shard.vocabulary, config)
+    spec = run_spec.RunSpec(build_config, mesh, objective, config.batch_size, schedule.examples)
+    self._experiment = experiment.Experiment(spec, station.shard)
+    self.abstract_state = self._experiment.program.abstract_state
+    self._save_every = spec.steps(config.checkpoint.every)
+    self._metric_names = step_lib.metric_names(objective)
     self._stream, self._validation = (
-      stream_lib.Stream(
-        config_lib.replaced(config, {'seed': seed}), mesh_lib.batch_sharding(self._mesh)
-      )
+      stream_lib.Stream(config_lib.replaced(config, {'seed': seed}), mesh_lib.batch_sharding(mesh))
       for seed in (schedule_lib.stream_seed(config.seed, station.number), candidate.run_seed)
     )
-    self._feed = self._next = None
-    self._compiled = {}  # programs by name
+    self._feed: feed_lib.Feed | None = None
+    self._next = 0  # step of the shard's stream that the feed yields next
+    self._compiled: dict[str, jax.stages.Compiled] = {}  # programs by name
 
   def new_state(self, folder: str) -> state_lib.TrainState:
     """Returns the state with which the model begins.
 
     Args:
-      folder: of the model, see `weights.initial.load`.
+      folder: folder of the model, see `weights.initial.load`.
     """
-    weights, _ = initial.load(self.config, self._build, self._shard.vocabulary, folder)
-    return self._program('init_fn', weights)(weights)
+    return self._experiment.new_state(folder)[0]
 
-  def place(self, state) -> state_lib.TrainState:
-    """Returns a state, or its bytes, on the devices of the station."""
+  def place(self, state: Any) -> state_lib.TrainState:
+    """Returns a TrainState, or its bytes, on the devices of the station."""
     return _placed(state, self.abstract_state)
 
-  def compile(self, validation: int, begins: bool) -> None:
+  def compile(self, validation: int) -> None:
     """Compiles what is not compiled yet, in the order in which it is needed.
 
     Args:
-      validation: examples of the validation set.
-      begins: whether the model begins here, with `new_state`.
+      validation: number of examples of the validation set.
     """
+    self._train_step()
     size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
-    batch = self._batch(size)
-    evaluated = self.abstract_state.evaluated()
-    programs = [('train_step', self._train_arguments()), ('eval_step', (*evaluated, batch))]
-    # One that takes weights is compiled with their shapes, when it has them.
-    if begins and not self.config.init['from']:
-      programs.insert(0, ('init_fn', ({},)))
-    for name, arguments in programs:
-      self._program(name, *arguments)
+    batch = build.abstract_batch(self.config, self._mesh, size)
+    self._program('eval_step', *self.abstract_state.evaluated(), batch)
 
   def prepare(self, first: int) -> None:
     """Opens the stream of the shard, and compiles the step if it is not yet.
@@ -117,18 +103,19 @@ class Runner:
     if self._feed is None or self._next != first:
       self.close()
       # Open from lap to lap: a segment begins where the last one ended.
-      self._feed = self._stream.train(self._shard, self.config.batch_size, first)
+      shard = self._experiment.source
+      self._feed = self._stream.train(shard, self.config.batch_size, first)
       self._next = first
-    self._program('train_step', *self._train_arguments())
+    self._train_step()
 
   def train(
-    self, state, start_step: int, count: int, stopped: Callable = lambda: False
+    self, state: Any, start_step: int, count: int, stopped: Callable[[], bool] = lambda: False
   ) -> Iterator[tuple[delayed_metrics.StepMetrics, state_lib.TrainState | None]]:
     """Makes the steps of a segment; call `prepare` first.
 
     Args:
-      state: on the station's devices; donated.
-      start_step: of the state.
+      state: TrainState on the station's devices; donated.
+      start_step: step of the state.
       count: steps to make.
       stopped: () -> whether to make no more.
 
@@ -139,7 +126,8 @@ class Runner:
     Raises:
       delayed_metrics.NotFiniteError: naming the step; there is no state any more.
     """
-    program = self._program('train_step', *self._train_arguments())
+    assert self._feed is not None
+    program = self._train_step()
     metrics = delayed_metrics.DelayedMetrics(self._metric_names)
     for step in range(start_step + 1, start_step + count + 1):
       if stopped():
@@ -149,8 +137,8 @@ class Runner:
       state, values = program(state, batch)
       if previous := metrics.push(step, values):
         yield previous, None
-      if self.is_save_due(step):
-        yield metrics.flush(), state
+      if self.is_save_due(step) and (current := metrics.flush()):
+        yield current, state
     if last := metrics.flush():
       yield last, state
 
@@ -158,12 +146,12 @@ class Runner:
     """Returns whether config.checkpoint.every says to save after a step."""
     return step % self._save_every == 0 or step == self.schedule.total
 
-  def score(self, evaluated, source) -> dict[str, float]:
+  def score(self, evaluated: Any, source: sources.Source) -> dict[str, float]:
     """Computes means over a validation set, every example once.
 
     Args:
-      evaluated: what `TrainState.evaluated` gave at any station, or its bytes.
-      source: of the validation set.
+      evaluated: result of `TrainState.evaluated` at any station, or its bytes.
+      source: validation set.
     """
     params, stats = _placed(evaluated, self.abstract_state.evaluated())
 
@@ -171,7 +159,7 @@ class Runner:
       return self._program('eval_step', *arguments)(*arguments)
 
     batches = self._validation.evaluation(source)
-    state = state_lib.TrainState(0, params, stats, (), {})
+    state = state_lib.TrainState(0, params, stats, (), {})  # type: ignore[call-arg]  # of flax.struct
     return eval_loop.run(step, state, batches)
 
   def close(self) -> None:
@@ -181,48 +169,42 @@ class Runner:
       self._feed = None
 
   def release(self) -> None:
-    """Ends the stream, and forgets what was compiled for this model alone."""
+    """Ends the stream, and drops what was compiled for this model alone."""
     self.close()
-    for name in _NAMES:
-      self._compiled.pop(name, None)
-      if name != 'init_fn':
-        # What JAX keeps of a function holds its compiled program, too.
-        getattr(self._build, name).clear_cache()
+    for name in self._compiled:
+      # What JAX keeps of a function holds its compiled program, too.
+      getattr(self._experiment.program, name).clear_cache()
+    self._compiled.clear()
     self._programs.release(self._model)
 
-  def _train_arguments(self):
-    return self.abstract_state, self._batch(self.config.batch_size)
-
-  def _batch(self, size):
-    return build.abstract_batch(self.config, self._mesh, size)
+  def _train_step(self):
+    batch = build.abstract_batch(self.config, self._mesh, self.config.batch_size)
+    return self._program('train_step', self.abstract_state, batch)
 
   def _program(self, name, *arguments):
     """Returns the compiled program of this name, for arguments like these."""
     if name not in self._compiled:
-      program = getattr(self._build, name)
-      if name == 'init_fn':
-        shardings = jax.tree.map(lambda s: s.sharding, self.abstract_state)
-        program = jax.jit(program, out_shardings=shardings)
+      program = getattr(self._experiment.program, name)
       self._compiled[name] = self._programs.get(self._model, program, *arguments)
     return self._compiled[name]
 
 
 class Runners:
-  """The runners of one station by model, each made at its first use.
+  """The runners of one station by model, each created at its first use.
 
   Attributes:
-    ring: `ring.Ring`.
-    station: where the models run.
+    ring: models, stations and data.
+    station: station at which the models run.
   """
 
-  def __init__(self, ring, station: schedule_lib.Station):
-    """Makes no runner yet."""
+  def __init__(self, ring: ring_lib.Ring, station: schedule_lib.Station):
+    """Creates no runner yet."""
     self.ring, self.station = ring, station
     self._programs = programs_lib.Programs()
-    self._runners = {}
+    self._runners: dict[int, Runner] = {}
 
   def __getitem__(self, model: int) -> Runner:
-    """Returns a model's runner; any thread may ask.
+    """Returns a model's runner; any thread may call it.
 
     Raises:
       ConfigError: see `Runner`.
@@ -231,19 +213,18 @@ class Runners:
       runner = Runner(
         self.ring.candidates[model], self.ring.schedule(model), self.station, self._programs
       )
-      # Of two threads that make one at the same time, the first one's counts.
+      # Of two threads that create one at the same time, the first one's counts.
       self._runners.setdefault(model, runner)
     return self._runners[model]
-
-  def place(self, message) -> None:
-    """Begins to move a model of this process to the station's devices."""
-    runner = self.get(message.model)
-    if runner and isinstance(message.state, state_lib.TrainState):
-      message.state = runner.place(message.state)
 
   def get(self, model: int) -> Runner | None:
     """Returns a model's runner if it was used before."""
     return self._runners.get(model)
+
+  def place(self, model: int, state: Any) -> Any:
+    """Begins to move a TrainState of this process to the station's devices."""
+    runner = self.get(model)
+    return runner.place(state) if runner and isinstance(state, state_lib.TrainState) else state
 
   def close(self) -> None:
     """Ends all streams."""

@@ -1,6 +1,6 @@
-"""A station of the ring: it trains what comes, scores, and sends on.
+"""A station of the ring: it trains, scores and sends on the models that arrive.
 
-This is one lap of a model, from station to station:
+One lap of a model, from station to station:
 
   1. `controller.RingController` sends the model to station 0.
   2. `RingWorker._train` makes the steps of the model's segment and sends it to
@@ -12,14 +12,20 @@ This is one lap of a model, from station to station:
      round the ring (`RingWorker._retire`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from anp_jax.reporting import delayed_metrics
-from anp_jax.runtimes.model_ring import messages
+from anp_jax.runtimes.model_ring import (
+  messages,
+  ring_runner as runner_lib,
+  spans as spans_lib,
+  store as store_lib,
+)
 
 
 class RingWorker:
@@ -30,33 +36,39 @@ class RingWorker:
     progress: steps made since the start, and models prepared for.
   """
 
-  def __init__(self, runners, queue, store, spans, send_event: Callable):
+  def __init__(
+    self,
+    runners: runner_lib.Runners,
+    queue: messages.MessageQueue,
+    store: store_lib.Store,
+    spans: spans_lib.Spans,
+    send_event: Callable[[int, Any], None],
+  ):
     """Prepares the thread; `start` begins to work.
 
     Args:
-      runners: `ring_runner.Runners` of the station.
-      queue: `messages.MessageQueue` of the station.
-      store: `store.Store`.
-      spans: `spans.Spans`.
-      send_event: called (address, event), see `messages.Sender`.
+      runners: runners of the station.
+      queue: messages to the station.
+      store: folders of the models.
+      spans: record of the station's work.
+      send_event: (address, event) -> None, see `messages.Sender`.
     """
     self.is_idle = False
     self.progress = 0
-    self._runners = runners
-    self._ring, self._station = runners.ring, runners.station
+    self._runners, self._ring = runners, runners.ring
     self._number = runners.station.number
     self._store, self._spans = store, spans
     self._send_event = send_event
     self._queue = queue
-    self._models = ()
+    self._models: Sequence[int] = ()
     self._thread = threading.Thread(target=self._run, name=f'station {self._number}', daemon=True)
 
-  def start(self, models) -> None:
+  def start(self, models: Sequence[int]) -> None:
     """Begins to work.
 
     Args:
-      models: to prepare for before the first comes, so that no station waits
-        while another compiles.
+      models: models to prepare for before the first arrives, so that no station
+        waits while another compiles.
     """
     self._models = models
     self._thread.start()
@@ -104,26 +116,19 @@ class RingWorker:
       messages.Retired: self._retire,
     }
     try:
-      # A station's own work lies on its own devices, also what is made on the
-      # way, such as a seed.
-      with jax.default_device(self._station.mesh.devices.flat[0]):
+      # All arrays of a station lie on its devices, also those made on the way,
+      # such as a seed.
+      with jax.default_device(self._runners.station.mesh.devices.flat[0]):
         self._prepare()
-        while (message := self._next_message()) is not None:
+        while (message := self._queue.get()) is not None:
+          self.is_idle = False
           handlers[type(message)](message)
+          self.is_idle = True
     except BaseException as e:  # noqa: BLE001 - raised by the main thread
-      self._on_error(e)
+      self._send_event(messages.HERE, e)
 
   def _record(self, what, model, lap):
     return self._spans.record(self._number, what, model, lap)
-
-  def _on_error(self, error):
-    self._send_event(messages.HERE, error)
-
-  def _next_message(self):
-    self.is_idle = True
-    message = self._queue.get()
-    self.is_idle = False
-    return message
 
   def _prepare(self):
     for model in self._models:
@@ -131,9 +136,10 @@ class RingWorker:
         return
       runner = self._runners[model]
       with self._record('prepare', model, None):
-        runner.compile(len(self._ring.eval_source), begins=not self._number)
+        runner.compile(len(self._ring.eval_source))
         runner.prepare(0)
       self.progress += 1
+    self.is_idle = True
 
   def _train(self, message):
     """Trains a model on this station's shard, and sends it on."""
@@ -142,58 +148,48 @@ class RingWorker:
     if segment is None or segment.station != self._number:
       self._send_on(message)  # it fills no batch here
       return
-    step, state = message.step, self._prepared_state(message, segment)
+    step, state = message.step, message.state
+    message.state = None  # it will be donated
+    with self._record('prepare', model, segment.lap):
+      if state is None:
+        state = runner.new_state(self._ring.folder(model))
+      else:
+        state = runner.place(state)
+      runner.prepare(segment.first)
     try:
       with self._record('train', model, segment.lap) as span:
         for metrics, current in runner.train(
-          state, message.step, segment.count, lambda: self._queue.closed
+          state, message.step, segment.steps, lambda: self._queue.closed
         ):
           self.progress += 1
           self._store.record_step(model, metrics)
           if current is not None:
             step, state = metrics.step, current
-            self._save_if_due(model, step, state)
+            if runner.is_save_due(step):
+              with self._record('save', model, None):
+                self._store.save(model, step, state)
         jax.block_until_ready(state)
         span['steps'] = step - message.step
     except delayed_metrics.NotFiniteError as e:
-      failure = messages.Failed(model, message.step, str(e))
-      self._send_event(messages.CONTROLLER, failure)
+      self._send_event(messages.CONTROLLER, messages.Failed(model, message.step, str(e)))
       return
     self._request_score(model, step, state, segment.lap)
     if step == runner.schedule.total:
       state = None  # it is saved
-    elif step < message.step + segment.count:  # stopped on the way
+    elif step < message.step + segment.steps:  # stopped on the way
       self._queue.put(messages.ModelMessage(model, step, state))
       return
     self._send_on(messages.ModelMessage(model, step, state))
-
-  def _prepared_state(self, message, segment):
-    """Returns the state on this station's devices; the stream is open."""
-    runner, state = self._runners[message.model], message.state
-    with self._record('prepare', message.model, segment.lap):
-      if state is None:
-        state = runner.new_state(self._ring.folder(message.model))
-      else:
-        state = runner.place(state)
-      runner.prepare(segment.first)
-    message.state = None  # it will be donated
-    return state
-
-  def _save_if_due(self, model, step, state):
-    if self._runners[model].is_save_due(step):
-      with self._record('save', model, None):
-        self._store.save(model, step, state)
 
   def _request_score(self, model, step, state, lap):
     """Sends the weights to be scored, if a lap is complete and it is due."""
     laps = self._runners[model].schedule.laps_done(step)
     if laps > lap and self._ring.laps.is_score_due(laps):
-      # A copy: the next station donates what it gets. All of the state, where
-      # it may be kept.
+      # A copy: the next station donates what it gets.
       if self._runners[model].config.checkpoint.keep_best:
-        copy = jax.tree.map(jnp.copy, state)
-        self._store.hold(model, step, copy)
-        evaluated = copy.evaluated()
+        state = jax.tree.map(jnp.copy, state)
+        self._store.hold(model, step, state)
+        evaluated = state.evaluated()
       else:
         evaluated = jax.tree.map(jnp.copy, state.evaluated())
       self._send_event(
@@ -207,11 +203,9 @@ class RingWorker:
     self._send_event(messages.CONTROLLER if is_last else self._number + 1, message)
 
   def _score(self, request):
-    """Scores a model."""
-    model, laps, source = request.model, request.laps, self._ring.eval_source
-    runner = self._runners[model]
+    model, laps, runner = request.model, request.laps, self._runners[request.model]
     with self._record('score', model, laps):
-      scores = runner.score(request.state, source)
+      scores = runner.score(request.state, self._ring.eval_source)
     self._send_event(messages.CONTROLLER, messages.Scored(model, laps, request.step, scores))
     if runner.config.checkpoint.keep_best:
       self._send_event(request.origin, messages.Ranked(model, request.step, scores=scores))
@@ -222,10 +216,9 @@ class RingWorker:
       self._store.keep_if_best(message.model, message.step, message.scores)
 
   def _retire(self, message):
-    """Forgets a model that has left the ring, and tells the next station."""
+    """Releases a model that has left the ring, and tells the next station."""
     self._save_elsewhere(message)
-    runner = self._runners.get(message.model)
-    if runner:
+    if runner := self._runners.get(message.model):
       # Its last score is made: the request came before this message.
       runner.release()
     self._store.records.close_model(message.model)

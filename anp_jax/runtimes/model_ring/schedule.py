@@ -1,4 +1,4 @@
-"""Which examples a station holds, and which steps a model makes there."""
+"""The examples of each station, and the steps of each model there."""
 
 import bisect
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import index_shuffle
+from anp_jax.data import index_shuffle, sources
 from anp_jax.data.sources import subset
 from anp_jax.parallel import apportionment
 
@@ -19,8 +20,8 @@ class Station:
   """A place in the ring: devices, and the examples that stay there.
 
   Attributes:
-    number: from 0, in the order in which models visit the stations.
-    mesh: of the station's devices.
+    number: number of the station, from 0, in the order of the models' visits.
+    mesh: mesh of the station's devices.
     shard: the station's part of the training set.
   """
 
@@ -32,13 +33,13 @@ class Station:
 def partition(labels: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
   """Cuts a set into stratified shards.
 
-  In the order of their classes, examples are dealt out evenly: shard i gets
-  those nearest to the points (k + 1/2) / sizes[i] of the set. A class's share
-  of a shard is its share of the set, to about one example.
+  Sorted by class, examples are dealt out evenly: shard i gets those nearest to
+  the points (k + 1/2) / sizes[i] of the set. A class has the same share of each
+  shard and of the set, to about one example.
 
   Args:
     labels: (n,) int, the class of each example.
-    sizes: of the shards, n in all.
+    sizes: sizes of the shards, n in all.
 
   Returns:
     Indices of each shard, ascending int64; every example is in one shard.
@@ -50,7 +51,7 @@ def partition(labels: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
   return [np.sort(by_class[owners == i]) for i in range(len(sizes))]
 
 
-def shard_sizes(config, examples: int, stations: int) -> tuple[int, ...]:
+def shard_sizes(config: ml_collections.ConfigDict, examples: int, stations: int) -> tuple[int, ...]:
   """Returns the examples of each station, by config.strategy.shares.
 
   Raises:
@@ -69,8 +70,8 @@ def shard_sizes(config, examples: int, stations: int) -> tuple[int, ...]:
   return sizes
 
 
-def data_shards(source, sizes: Sequence[int]) -> list[subset.Subset]:
-  """Divides a training set into shards of these sizes, one a station."""
+def data_shards(source: sources.Source, sizes: Sequence[int]) -> list[subset.Subset]:
+  """Divides a training set into shards of these sizes, one per station."""
   # Synthetic examples have no label before they are made.
   synthetic = source.kind == 'synthetic'
   labels = np.zeros(len(source)) if synthetic else source.labels()
@@ -90,16 +91,16 @@ class Segment(NamedTuple):
   """The steps that a model makes at one station in one lap.
 
   Attributes:
-    lap: from 0.
-    station: from 0.
+    lap: lap, from 0.
+    station: station, from 0.
     first: step of the shard's own stream at which the segment begins.
-    count: steps that are left of the segment.
+    steps: steps that are left of the segment.
   """
 
   lap: int
   station: int
   first: int
-  count: int
+  steps: int
 
 
 class RingSchedule:
@@ -112,17 +113,17 @@ class RingSchedule:
 
   Attributes:
     total: steps of all segments.
-    ends: by lap, the steps made when it is done.
-    examples: of all shards.
+    ends: steps made at the end of each lap.
+    examples: examples of all shards.
   """
 
   def __init__(self, sizes: Sequence[int], batch_size: int, laps: int):
     """Computes the segments.
 
     Args:
-      sizes: examples of each shard.
-      batch_size: images a step.
-      laps: visits to each shard.
+      sizes: number of examples of each shard.
+      batch_size: images per step.
+      laps: number of visits to each shard.
     """
     self._sizes, self._batch_size, self._laps = sizes, batch_size, laps
     self._starts, self._segments = [], []
@@ -132,10 +133,10 @@ class RingSchedule:
     for lap in range(laps):
       for station in range(len(sizes)):
         segment = self.segment(lap, station)
-        if segment.count:
+        if segment.steps:
           self._starts.append(self.total)
           self._segments.append(segment)
-          self.total += segment.count
+          self.total += segment.steps
       self.ends.append(self.total)
 
   def segment(self, lap: int, station: int) -> Segment:
@@ -147,32 +148,13 @@ class RingSchedule:
     return Segment(lap, station, first, end - first)
 
   def at(self, step: int) -> Segment | None:
-    """Returns what is left of the segment of a step; None at the end."""
+    """Returns the rest of the segment of a step; None at the end."""
     if step >= self.total:
       return None
     i = bisect.bisect_right(self._starts, step) - 1
     segment, done = self._segments[i], step - self._starts[i]
-    return segment._replace(first=segment.first + done, count=segment.count - done)
+    return segment._replace(first=segment.first + done, steps=segment.steps - done)
 
   def laps_done(self, step: int) -> int:
     """Returns the laps that are complete after so many steps."""
     return bisect.bisect_right(self.ends, step)
-
-
-def slots(models: int, stations: int, laps: int) -> list[list[int | None]]:
-  """Returns the schedule of a ring without delays (Chen et al. 2015).
-
-  At slot t station j trains model (t - j) mod max(models, stations).
-
-  Returns:
-    By slot, the model at each station; None: the station is idle.
-  """
-  period = max(models, stations)
-  count = period * laps + min(models, stations) - 1
-
-  def model(slot, station):
-    turn = slot - station
-    active = 0 <= turn < period * laps and turn % period < models
-    return turn % period if active else None
-
-  return [[model(t, j) for j in range(stations)] for t in range(count)]

@@ -1,5 +1,6 @@
-"""What every station did when: a line each in WORKDIR/spans/PROCESS.jsonl."""
+"""Time spans of the stations' work: a line each in WORKDIR/spans/PROCESS.jsonl."""
 
+from collections.abc import Iterator
 import contextlib
 import glob
 import os
@@ -15,36 +16,31 @@ class Spans:
   """Writes one process's spans; any thread may."""
 
   def __init__(self, workdir: str, process: int):
-    """Makes the folder; a file that exists is continued."""
+    """Creates the folder; a file that exists is continued."""
     folder = os.path.join(workdir, _FOLDER)
     os.makedirs(folder, exist_ok=True)
     self._path = os.path.join(folder, f'{process}.jsonl')
     self._lock = threading.Lock()
 
   @contextlib.contextmanager
-  def record(self, station: int, what: str, model: int, lap: int | None):
-    """Times what happens within; yields a dict for further fields of the line.
+  def record(
+    self, station: int, what: str, model: int, lap: int | None
+  ) -> Iterator[dict[str, object]]:
+    """Times its block; yields a dict for further fields of the line.
 
     Args:
-      station: where.
+      station: number of the station.
       what: 'prepare', 'train', 'save', 'score' or 'send'.
-      model: its index.
-      lap: from 0; of a score, the laps done.
+      model: index of the model.
+      lap: lap, from 0; for a score, the laps done.
     """
-    fields = {}
+    fields: dict[str, object] = {}
     start = time.time()
     try:
       yield fields
     finally:
-      line = {
-        'station': station,
-        'what': what,
-        'model': model,
-        'lap': lap,
-        'start': start,
-        'end': time.time(),
-        **fields,
-      }
+      line = {'station': station, 'what': what, 'model': model, 'lap': lap}
+      line |= {'start': start, 'end': time.time(), **fields}
       with self._lock, contextlib.suppress(OSError):  # a full disk
         files.append_json_line(self._path, line)
 

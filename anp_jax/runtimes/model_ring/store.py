@@ -3,28 +3,33 @@
 import json
 import os
 import threading
+from typing import Any
 
-from anp_jax import config as config_lib
+from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
 from anp_jax.data import sources
 from anp_jax.reporting import delayed_metrics
-from anp_jax.runtimes.model_ring import records as records_lib
+from anp_jax.runtimes.model_ring import (
+  records as records_lib,
+  ring as ring_lib,
+  ring_runner as runner_lib,
+)
 from anp_jax.system import files
 
 _FILE = 'model_ring.json'
 
 
-def claim_workdir(ring, processes, training: bool) -> None:
-  """Takes the workdir for a ring, unless another run's is there.
+def claim_workdir(ring: ring_lib.Ring, processes: cluster.Processes, training: bool) -> None:
+  """Claims the workdir for a ring; process 0 reads and writes.
 
   Args:
-    ring: `ring.Ring`.
-    processes: of the run; process 0 reads and writes.
+    ring: models, stations and data.
+    processes: processes of the run.
     training: whether the ring is to train; else its checkpoints are scored,
       and nothing is written.
 
   Raises:
-    ConfigError: on all processes, if the workdir is of another run.
+    ConfigError: on all processes, if the workdir belongs to another run.
   """
   refusal = '' if processes.index else _refusal(ring, training)
   refusal = processes.gather(refusal)[0]
@@ -43,19 +48,18 @@ class Store:
   (`let_go`). The best are written by the process whose station ended the lap.
 
   Attributes:
-    records: `records.Records`.
+    records: metrics of the models.
   """
 
-  def __init__(self, ring, runners, training: bool):
+  def __init__(self, runners: runner_lib.Runners, training: bool):
     """Prepares the folders' writers; nothing is written yet.
 
     Args:
-      ring: `ring.Ring`.
-      runners: `ring_runner.Runners` of the station on whose devices checkpoints are
-        restored.
+      runners: runners of the station on whose devices checkpoints are restored.
       training: whether the ring trains; else nothing is changed.
     """
-    self._ring, self._runners = ring, runners
+    self._ring = ring = runners.ring
+    self._runners = runners
     examples = len(ring.source)
     self._log_every = config_lib.steps(
       ring.config.log.every, ring.candidates[0].config.batch_size, examples
@@ -63,9 +67,10 @@ class Store:
     self._fingerprint = sources.fingerprint(ring.source) if training else None
     # Orbax numbers its saves: two that begin at one time wait for each other.
     self._saving = threading.Lock()
-    self._checkpoints = {}
+    self._checkpoints: dict[int, checkpoint_lib.Checkpoints] = {}
     self._training = training
-    self._held, self._best = {}, {}  # (model, step) -> state; model -> folder
+    self._held: dict[tuple[int, int], Any] = {}  # states by model and step
+    self._best: dict[int, checkpoint_lib.Checkpoints] = {}
     self._damage = [
       delayed_metrics.DamageCounter(ring.config, ring.source.name, c.config.batch_size)
       for c in ring.candidates
@@ -76,18 +81,18 @@ class Store:
   def checkpoints(self, model: int) -> checkpoint_lib.Checkpoints:
     """Returns a model's checkpoints, opened at the first call."""
     if model not in self._checkpoints:
-      kinds = (checkpoint_lib.NEWEST,)
+      kinds = [checkpoint_lib.NEWEST]
       if not self._training:  # nobody writes
-        kinds += (checkpoint_lib.BEST,)
-      self._checkpoints[model] = self._open(model, kinds)
+        kinds.append(checkpoint_lib.BEST)
+      self._checkpoints[model] = self._open(model, *kinds)
     return self._checkpoints[model]
 
-  def save(self, model: int, step: int, state) -> None:
+  def save(self, model: int, step: int, state: Any) -> None:
     """Begins to save a model, unless it is saved at this step."""
     with self._saving:
       self.checkpoints(model).save(step, state)
 
-  def hold(self, model: int, step: int, state) -> None:
+  def hold(self, model: int, step: int, state: Any) -> None:
     """Keeps a copy of a model's state in memory until its scores come."""
     self._held[model, step] = state
 
@@ -95,9 +100,9 @@ class Store:
     """Begins to save a state that is held, if its scores are among the best.
 
     Args:
-      model: index.
-      step: of the state.
-      scores: of the evaluation.
+      model: index of the model.
+      step: step of the state.
+      scores: scores of the state.
     """
     state = self._held.pop((model, step), None)
     if state is None:
@@ -106,17 +111,16 @@ class Store:
       if model in self._best:
         self._best.pop(model).close()
       # Opened for each: the lap before may have ended in another process.
-      best = self._best[model] = self._open(model, (checkpoint_lib.BEST,))
+      best = self._best[model] = self._open(model, checkpoint_lib.BEST)
       best.save_best(step, self._runners[model].place(state), scores)
 
   def expected_save_seconds(self) -> float:
     """Returns the seconds that a save takes; any thread may call it."""
-    checkpoints = [*self._checkpoints.values(), *self._best.values()]
-    return max((self._save_seconds, *(c.expected_save_seconds() for c in checkpoints)))
+    return max((self._save_seconds, *(c.expected_save_seconds() for c in self._all())))
 
   def let_go(self, model: int) -> None:
     """Returns once a model's last save is done and its files are closed."""
-    self.records.close_training(model)
+    self.records.close_model(model)
     with self._saving:
       checkpoints = self._checkpoints.pop(model, None)
     if checkpoints:
@@ -125,13 +129,13 @@ class Store:
 
   def wait(self) -> None:
     """Returns once all saves are done."""
-    for checkpoints in [*self._checkpoints.values(), *self._best.values()]:
+    for checkpoints in self._all():
       checkpoints.wait()
 
   def close(self) -> None:
     """Waits, and releases all checkpoints and files."""
     self.records.close()
-    for checkpoints in [*self._checkpoints.values(), *self._best.values()]:
+    for checkpoints in self._all():
       checkpoints.close()
 
   def record_step(self, model: int, metrics: delayed_metrics.StepMetrics) -> None:
@@ -146,7 +150,10 @@ class Store:
       values = metrics.values | {'damaged': damage.damaged}
       self.records.train(model, step, values)
 
-  def _open(self, model, kinds):
+  def _all(self):
+    return [*self._checkpoints.values(), *self._best.values()]
+
+  def _open(self, model, *kinds):
     return checkpoint_lib.Checkpoints(
       self._ring.folder(model),
       self._ring.candidates[model].config,
@@ -183,13 +190,11 @@ def _refusal(ring, training):
 
 def _difference(saved, current, config):
   """Returns what makes a workdir's ring another one; '' if nothing does."""
-  for key, what in (
-    ('parts', 'ring: its stations have parts of'),
-    ('laps', 'ring: its models make laps:'),
-  ):
+  other = '; choose another --workdir'
+  for key, what in (('parts', 'stations have parts of'), ('laps', 'models make laps:')):
     if saved[key] != current[key]:
-      return f'{what} {saved[key]}, not {current[key]}; choose another --workdir'
+      return f'ring: its {what} {saved[key]}, not {current[key]}{other}'
   if saved['models'] != current['models'][: len(saved['models'])]:
-    return 'ring: config.strategy.models may only grow at its end; choose another --workdir'
+    return f'ring: config.strategy.models may only grow at its end{other}'
   difference = config_lib.difference(saved['config'], config)
-  return difference and f'run: {difference}; choose another --workdir'
+  return difference and f'run: {difference}{other}'

@@ -1,7 +1,7 @@
 """A device outside the mesh that computes some of a convolution's features.
 
 Arrays reach it and return as NumPy arrays in host memory, so it may be of any
-platform, and of any process that can be sent bytes.
+platform, and of any process that receives bytes.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import platform as platform_lib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,9 @@ class Task:
 
   Attributes:
     convolve: (x, kernel, platform) -> y.
-    x, kernel, y: jax.ShapeDtypeStruct; kernel and y have the offload device's
-      features only.
-    number: unique within the process.
+    x, kernel, y: shapes of the operands and the result; kernel and y have the
+      offload device's features only.
+    number: number of the task, unique within the process.
   """
 
   convolve: Callable
@@ -38,15 +39,15 @@ class Task:
   number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
   @classmethod
-  def create(cls, convolve: Callable, x, kernel, y, count: int) -> 'Task':
-    """The task of computing some features of a convolution.
+  def create(cls, convolve: Callable, x: Any, kernel: Any, y: Any, count: int) -> 'Task':
+    """Returns the task of computing some features of a convolution.
 
     Args:
       convolve: (x, kernel, platform) -> y.
       x: array or its shape.
       kernel: array or its shape, with all features.
       y: array or its shape, with all features.
-      count: features of the offload device.
+      count: number of features of the offload device.
     """
 
     def narrow(array):
@@ -56,15 +57,15 @@ class Task:
     return cls(convolve, x, narrow(kernel), narrow(y))
 
   def programs(self, platform: str) -> dict[str, tuple[Callable, tuple]]:
-    """The jitted 'y', 'dx' and 'dkernel', each with its operands' shapes.
+    """Returns the jitted 'y', 'dx' and 'dkernel', each with its operands' shapes.
 
     Args:
-      platform: of the offload device.
+      platform: platform of the offload device.
     """
     convolve = functools.partial(self.convolve, platform=platform)
 
     # A convolution is linear in x and in its kernel: neither gradient needs the
-    # value of what it is taken with respect to.
+    # value of its own variable.
     def x_gradient(kernel, dy):
       x = jnp.zeros(self.x.shape, self.x.dtype)
       return split_operation.x_gradient(convolve, x, kernel, dy)
@@ -83,24 +84,25 @@ class Task:
 class LocalDevice:
   """An offload device of this process.
 
-  A thread of its own executes the tasks one after another.
+  One thread executes the tasks one after another.
 
   Attributes:
-    name: of the device, for people.
+    name: name of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
-    error: the first exception of a task, or None.
-    rank: of its process, which trains.
+    error: first exception of a task, or None.
+    rank: rank of its process, which trains.
     is_lost: always False; see `remote_device.RemoteDevice`.
   """
 
-  error, rank, is_lost = None, 0, False
+  error: Exception | None = None
+  rank, is_lost = 0, False
 
   def __init__(self, device: jax.Device, name: str):
     """Starts the device's thread."""
     self.name, self.platform = name, device.platform
     self._device = device
-    self._programs = {}  # by task
-    self._operands = {}  # of the backward pass, by task
+    self._programs: dict[int, dict] = {}  # programs by task
+    self._operands: dict[int, Any] = {}  # operands of the backward pass, by task
     self._thread = futures.ThreadPoolExecutor(1, 'offload')
 
   def forward(self, task: Task, x: np.ndarray, kernel: np.ndarray, keep: bool) -> futures.Future:
@@ -109,7 +111,7 @@ class LocalDevice:
     Args:
       task: the device's part of the convolution.
       x: NumPy array that is no longer written to.
-      kernel: likewise, of the task's features.
+      kernel: NumPy array with the task's features, likewise.
       keep: whether `backward` follows.
 
     Returns:
@@ -132,7 +134,8 @@ class LocalDevice:
     Returns:
       Futures of the gradients of x (None if not computed) and of the kernel.
     """
-    number, arrays = task.number, {}  # on the device, from the first gradient
+    number = task.number
+    arrays: dict[str, Any] = {}  # on the device, from the first gradient on
 
     def gradient(name, operand):
       with self._context(dy.dtype):
@@ -159,7 +162,7 @@ class LocalDevice:
 
   @contextlib.contextmanager
   def _context(self, dtype):
-    """JAX's settings are per thread: those of the maker do not reach here."""
+    """Sets what JAX keeps per thread, and keeps the first error."""
     try:
       with jax.enable_x64(dtype == np.float64):
         with jax.default_device(self._device):
@@ -170,12 +173,12 @@ class LocalDevice:
 
 
 def kind(device: jax.Device) -> str:
-  """The name of a device of this process, for people."""
+  """Returns the name of a device of this process, for people."""
   return processor() if device.platform == 'cpu' else device.device_kind
 
 
 def processor() -> str:
-  """The CPU's name, and how many of its cores this process may use."""
+  """Returns the CPU's name, and the number of cores that this process may use."""
   name = platform_lib.machine()
   try:
     with open('/proc/cpuinfo') as f:

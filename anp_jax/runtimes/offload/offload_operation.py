@@ -7,10 +7,11 @@ may be of any platform and host. Nothing else is computed twice, unlike on a
 mesh whose devices split convolutions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import jax
 from jax import lax
@@ -34,25 +35,27 @@ class OffloadedConvolution:
   Attributes:
     convolve: (x, kernel) -> y.
     local: slice of the training device's features, which are the first.
-    dtype: of the kernel.
+    dtype: dtype of the kernel.
     has_backward: whether the program has its backward pass.
   """
 
-  def __init__(self, convolve: Callable, x, kernel, counts, devices):
+  def __init__(
+    self, convolve: Callable, x: Any, kernel: Any, counts: Sequence[int], devices: Sequence[Any]
+  ):
     """Divides a convolution over devices.
 
     Args:
       convolve: (x, kernel, platform=None) -> (..., features), each feature
-        computed from its own part of the kernel alone; platform: what it is
-        lowered for, where that is not the program's.
-      x: (batch, height, width, channels).
-      kernel: (height, width, channels, features).
+        computed from its own part of the kernel alone; platform: platform that
+        it is lowered for, where that is not the program's.
+      x: (batch, height, width, channels) array or its shape.
+      kernel: (height, width, channels, features) array or its shape.
       counts: features of the training device, then of each offload device; 0
         or more.
       devices: offload devices, see `device.LocalDevice`.
 
     Raises:
-      ValueError: if the counts are not of as many devices or features.
+      ValueError: for other numbers of devices or features.
     """
     if len(counts) != 1 + len(devices) or sum(counts) != kernel.shape[-1]:
       raise ValueError(
@@ -61,7 +64,7 @@ class OffloadedConvolution:
     self.convolve, self.local = convolve, slice(0, counts[0])
     self.dtype, self.has_backward = kernel.dtype, False
     y = jax.eval_shape(convolve, x, kernel)
-    self._parts = []  # (offload device, its features, task)
+    self._parts: list[tuple[Any, slice, device_lib.Task]] = []  # device, features, task
     end = counts[0]
     for count, device in zip(counts[1:], devices, strict=True):
       cut = slice(end, end := end + count)
@@ -69,32 +72,34 @@ class OffloadedConvolution:
         task = device_lib.Task.create(convolve, x, kernel, y, count)
         self._parts.append((device, cut, task))
     self._tokens = itertools.count(1)
-    self._results = {}  # token to futures
-    self._kernel_gradients = []  # futures that were not fetched yet
+    self._results: dict[int, list] = {}  # futures by token
+    self._kernel_gradients: list[list] = []  # futures that were not fetched yet
 
   # Called while the program is traced.
 
-  def start_forward(self, x, kernel, keep: bool):
+  def start_forward(self, x: jax.Array, kernel: jax.Array, keep: bool) -> jax.Array:
     """Starts the forward pass; returns its token."""
     start = functools.partial(self._start_forward, keep=keep)
     return jax.pure_callback(start, _TOKEN, x, kernel)
 
-  def start_backward(self, token, dy, needs_dx: bool):
+  def start_backward(
+    self, token: jax.Array, dy: jax.Array, needs_dx: bool
+  ) -> tuple[jax.Array, jax.Array]:
     """Starts the backward pass; returns its token and a zero.
 
-    XLA cannot know that what is made with the zero does not need the call.
+    XLA cannot know that a value computed with the zero does not need the call.
     """
     self.has_backward = True
     start = functools.partial(self._start_backward, needs_dx=needs_dx)
     zero = jax.ShapeDtypeStruct((), self.dtype)
     return jax.pure_callback(start, (_TOKEN, zero), token, dy)
 
-  def fetch(self, name: str, token, local) -> tuple:
-    """The offload devices' results, after the training device's own.
+  def fetch(self, name: str, token: jax.Array, local: jax.Array | None) -> tuple:
+    """Returns the offload devices' results, after the training device's own.
 
     Args:
       name: 'y', or 'x' for their parts of its gradient.
-      token: of the pass.
+      token: token of the pass.
       local: array of the training device's part; None: it has none.
     """
     shapes = tuple(getattr(task, name) for _, _, task in self._parts)
@@ -106,10 +111,10 @@ class OffloadedConvolution:
   # Called by the running program, in a thread of its own.
 
   def kernel_gradient(self) -> np.ndarray:
-    """The gradient of the offloaded features since the last call, summed.
+    """Returns the summed gradient of the offloaded features since the last call.
 
     In float32 at least, as the training device adds its own. Zero where there
-    was none: of a loop's body, traced twice, one is run.
+    was none: a loop's body is traced twice, and one of the two runs.
     """
     passes, self._kernel_gradients = self._kernel_gradients, []
     wide = jnp.promote_types(self.dtype, jnp.float32)
@@ -151,8 +156,8 @@ class OffloadedConvolution:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def split(x, kernel, convolution: OffloadedConvolution):
-  """convolution.convolve(x, kernel), computed by all of its devices.
+def split(x: jax.Array, kernel: jax.Array, convolution: OffloadedConvolution) -> jax.Array:
+  """Returns convolution.convolve(x, kernel), computed by all of its devices.
 
   The kernel's gradient has zeros for the features of the offload devices; see
   `kernel_gradients`.
@@ -161,7 +166,7 @@ def split(x, kernel, convolution: OffloadedConvolution):
 
 
 def _split_forward(x, kernel, convolution):
-  # Perturbed: its gradient is needed, which that of images is not.
+  # Perturbed: the gradient is needed; that of images is not.
   y, token = _forward(x.value, kernel.value, convolution, keep=True)
   return y, (x.value, kernel.value, token, _Static(x.perturbed))
 
@@ -174,17 +179,15 @@ def _split_backward(convolution, residuals, dy):
   # The offload devices start before the training device does.
   x, kernel, dy, token = lax.optimization_barrier((x, kernel, dy, token))
   local = convolution.local
+  operands = convolution.convolve, x, kernel[..., local], dy[..., local]
   dx, dkernel = None, []
   if local.stop and needs_dx.value:
-    dx = split_operation.x_gradient(convolution.convolve, x, kernel[..., local], dy[..., local])
+    dx = split_operation.x_gradient(*operands)
   if needs_dx.value:
     parts = convolution.fetch('x', token, dx)
     dx = sum(parts, start=0 if dx is None else dx)
   if local.stop:
-    gradient = split_operation.kernel_gradient(
-      convolution.convolve, x, kernel[..., local], dy[..., local]
-    )
-    dkernel = [gradient]
+    dkernel = [split_operation.kernel_gradient(*operands)]
   # What waits for the offload devices' gradients must not run before they have
   # started.
   zeros = jnp.broadcast_to(zero, (*kernel.shape[:-1], kernel.shape[-1] - local.stop))
@@ -196,13 +199,15 @@ def _split_backward(convolution, residuals, dy):
 split.defvjp(_split_forward, _split_backward, symbolic_zeros=True)
 
 
-def kernel_gradients(convolutions, gradients) -> tuple:
-  """The offload devices' parts of kernels' gradients, awaited all at once.
+def kernel_gradients(
+  convolutions: Sequence[Sequence[OffloadedConvolution]], gradients: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+  """Returns the offload devices' parts of kernels' gradients, awaited all at once.
 
   Args:
-    convolutions: a list of `OffloadedConvolution` for each kernel.
-    gradients: each kernel's gradient on the training device: the offload
-      devices' are awaited after it.
+    convolutions: uses of each kernel.
+    gradients: gradient of each kernel on the training device, after which the
+      offload devices' are awaited.
 
   Returns:
     (..., offloaded features) for each kernel, in its gradient's dtype.
@@ -224,7 +229,7 @@ def kernel_gradients(convolutions, gradients) -> tuple:
 
 
 def _forward(x, kernel, convolution, keep):
-  """y, and the token of the offload devices' pass."""
+  """Returns y, and the token of the offload devices' pass."""
   token = convolution.start_forward(x, kernel, keep)
   x, kernel, token = lax.optimization_barrier((x, kernel, token))
   y = None

@@ -1,7 +1,12 @@
-"""What one device does in a step whose convolutions are offloaded."""
+"""The step of the training device, whose convolutions are offloaded in part."""
+
+from collections.abc import Sequence
+import contextlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
@@ -12,7 +17,13 @@ from anp_jax.runtimes.offload import offload_operation
 class OffloadStep(sync.SyncStep):
   """Trains on one device, with offload devices for some of the channels."""
 
-  def __init__(self, config, specs, order, offload_devices):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    specs: Any,
+    order: Sequence[str],
+    offload_devices: Sequence[Any],
+  ):
     """Prepares the strategy.
 
     Args:
@@ -25,15 +36,14 @@ class OffloadStep(sync.SyncStep):
     super().__init__(config, specs, order)
     self._plan = plan_lib.from_config(config)
     self._devices = tuple(offload_devices)
-    self._layers = set()  # paths of the convolutions that were traced
-    # By a kernel's path, its convolutions of the trace under way.
-    self._convolutions = {}
+    self._layers: set[str] = set()  # paths of the convolutions that were traced
+    # Convolutions of the trace under way, by the kernel's path.
+    self._convolutions: dict[str, list[offload_operation.OffloadedConvolution]] = {}
 
-  def reduce(self, gradients, metrics):
+  def reduce(self, gradients: Any, metrics: Any) -> Any:
     """Sums over data, see `SyncStep`; adds the offload devices' gradients.
 
-    They are awaited here, all at once, rather than where they are begun:
-    nothing needs them before.
+    They are awaited here, all at once, since nothing needs them before.
     """
     plan_lib.check_layers(self._plan, self._layers)
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
@@ -51,8 +61,8 @@ class OffloadStep(sync.SyncStep):
         totals[i] += jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(before, 0)])
     return super().reduce(tree.unflatten(totals), metrics)
 
-  def convolution_context(self):
-    """The context in which an applied model has its convolutions split."""
+  def convolution_context(self) -> contextlib.AbstractContextManager:
+    """Returns the context in which an applied model has its convolutions split."""
     return convolutions.computed_by(self._convolve)
 
   def _convolve(self, layer, convolve, x, kernel):

@@ -1,12 +1,15 @@
-"""The offload devices of a run: met at its start, and whenever they come."""
+"""The offload devices of a run, which join at its start or later."""
 
 import contextlib
+import itertools
 import secrets
 import socket
 import threading
 import time
+from typing import Any
 
 import jax
+import ml_collections
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.runtimes.offload import device as device_lib
@@ -18,26 +21,26 @@ _POLL = 0.05  # seconds
 # Seconds that a process goes on computing after it was told to stop: most often
 # all are, and process 0 ends it once it has saved.
 _GRACE = 10.0
-# What process 0 tells the others: that it cannot reach them, or has ended.
+# Messages of process 0: it cannot reach the process, or has ended.
 _DROPPED, _ENDED = 'dropped', 'ended'
 
 
 class DevicePool:
   """The offload devices of the process that trains, on one device.
 
-  Those of other processes may be lost, and come, while the run goes on.
+  Devices of other processes may be lost and join while the run goes on.
 
   Attributes:
-    processes: `cluster.Processes` in which this process is alone.
-    mesh_devices: of the run's mesh: the training device.
+    processes: this process alone, in place of all processes of the run.
+    mesh_devices: devices of the run's mesh: the training device.
   """
 
-  def __init__(self, config, processes: cluster.Processes):
-    """Meets the offload devices; the other processes call `serve`.
+  def __init__(self, config: ml_collections.ConfigDict, processes: cluster.Processes):
+    """Connects to the offload devices; the other processes call `serve`.
 
     Args:
       config: the run's config.
-      processes: of the run; this one is process 0.
+      processes: processes of the run; this one is process 0.
 
     Raises:
       ConfigError: if a device that the config names does not exist.
@@ -46,10 +49,13 @@ class DevicePool:
     self.processes = _SingleProcess(processes)
     self._config, self._all = config, processes
     self._names = tuple(config.strategy.offload_to)
-    self._local, self._remote = {}, {}  # by name; by rank, a list for each
-    self._clients, self._news = {}, []  # by rank; lines of what has changed
-    self._is_closed, self._refusal = False, None
-    self._met = threading.Condition()  # guards the others
+    self._local: dict[str, device_lib.LocalDevice] = {}  # devices by name
+    self._remote: dict[int, list] = {}  # devices by rank
+    self._clients: dict[int, Any] = {}  # clients by rank
+    self._news: list[str] = []  # lines about changes
+    self._is_closed = False
+    self._refusal: config_lib.ConfigError | None = None
+    self._met = threading.Condition()  # guards the fields above
     for name in self._names:
       if name != PROCESSES:
         self._local[name] = self._open(name)
@@ -83,22 +89,17 @@ class DevicePool:
       client.close()
 
   def devices(self) -> tuple:
-    """The offload devices, also those that are lost and did not come again.
+    """Returns the offload devices, also those that are lost and did not join again.
 
     They are in the order of config.strategy.offload_to and of the processes.
     """
     with self._met:
-      devices = []
-      for name in self._names:
-        if name == PROCESSES:
-          for _, of_rank in sorted(self._remote.items()):
-            devices += of_rank
-        else:
-          devices.append(self._local[name])
-      return tuple(devices)
+      remote = [device for _, devices in sorted(self._remote.items()) for device in devices]
+      parts = (remote if name == PROCESSES else [self._local[name]] for name in self._names)
+      return tuple(itertools.chain.from_iterable(parts))
 
   def news(self) -> list[str]:
-    """What has changed of the devices since the last call, a line each."""
+    """Returns a line for each change of the devices since the last call."""
     with self._met:
       for rank, devices in self._remote.items():
         # Its process may not know: a call has failed, but no heartbeat.
@@ -109,7 +110,7 @@ class DevicePool:
       return lines
 
   def _meet(self):
-    """Waits until the processes that are there have told their addresses."""
+    """Waits until the present processes have sent their addresses."""
     processes = self._all
     if processes.count == 1:
       raise config_lib.ConfigError(
@@ -126,7 +127,7 @@ class DevicePool:
       self._news.clear()
 
   def _receive(self, rank, value, why_lost):
-    """Hears of a process that has come, or is lost; in a thread of its own."""
+    """Handles a process that has joined, or is lost; called by another thread."""
     with self._met:
       if value is None:
         self._remote.setdefault(rank, [])  # it is not waited for
@@ -156,7 +157,7 @@ class DevicePool:
       self._news.append(f'rank {rank}: {why}')
 
   def _connect(self, rank, value):
-    """The devices of a process, from what `serve` has sent."""
+    """Returns the devices of a process, from what `serve` has sent."""
     from anp_jax.runtimes import transport  # imports Flight
     from anp_jax.runtimes.offload import remote_device, replaceable
 
@@ -172,7 +173,7 @@ class DevicePool:
     return devices
 
   def _open(self, name):
-    """The offload device of this process that a name such as 'cpu:1' means."""
+    """Returns the offload device of this process with a name such as 'cpu:1'."""
     device = _local_device(name)
     if device in self.mesh_devices:
       raise config_lib.ConfigError(
@@ -182,7 +183,7 @@ class DevicePool:
     return device_lib.LocalDevice(device, label)
 
 
-def serve(config, processes: cluster.Processes) -> None:
+def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> None:
   """Serves this process's devices to process 0 until that ends it.
 
   Raises:
@@ -199,7 +200,7 @@ def serve(config, processes: cluster.Processes) -> None:
   devices, session = jax.local_devices(), secrets.token_hex(8)
   token = transport.session_token(processes.secret, session)
   server = remote_device.OffloadServer(config, processes.env, token, devices)
-  orders = []  # of process 0
+  orders: list[str] = []  # messages of process 0
   processes.receive_mail(lambda _, order, __: orders.append(order))
   processes.send(
     0,
@@ -226,7 +227,7 @@ def serve(config, processes: cluster.Processes) -> None:
 
 
 class _SingleProcess:
-  """The process that trains, as if the offload processes did not exist."""
+  """The process that trains, without the offload processes."""
 
   index, count, hosts = 0, 1, ('',)
 
@@ -236,7 +237,7 @@ class _SingleProcess:
     self.handling_signals = processes.handling_signals
 
   def gather(self, value) -> list:
-    """The value of this process alone."""
+    """Returns the value of this process alone."""
     return [value]
 
   def check_shared(self, workdir: str) -> None:
@@ -244,7 +245,7 @@ class _SingleProcess:
 
 
 def _local_device(name):
-  """The device of this process that a name such as 'cpu:1' means."""
+  """Returns the device of this process with a name such as 'cpu:1'."""
   platform, _, number = name.partition(':')
   try:
     devices = jax.local_devices(backend=platform)

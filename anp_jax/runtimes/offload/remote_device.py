@@ -1,28 +1,31 @@
-"""Offload devices of other processes, which are called over Arrow Flight."""
+"""Offload devices of other processes, called over Arrow Flight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 import dataclasses
 import json
 import queue
 import threading
+from typing import Any
 
 import jax
 from jax import export
+import ml_collections
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.offload import device as device_lib
 
-# Seconds of a call: the first one waits until a program is compiled. Process 0
-# hears sooner of a process that has gone.
+# Seconds of a call: the first one waits until a program is compiled. The
+# coordinator reports a lost process sooner.
 TIMEOUT = 600.0
 
 
 def describe(device: jax.Device) -> dict:
-  """What another process needs to know of a device: JSON values."""
+  """Returns the description of a device for another process, as JSON values."""
   target = device.platform
   if target == 'gpu':
     is_rocm = 'rocm' in device.client.platform_version.lower()
@@ -35,9 +38,9 @@ class RemoteDevice:
   """A device of another process; the interface of `device.LocalDevice`.
 
   Attributes:
-    name: of the device, for people.
+    name: name of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
-    error: the first exception of a call or of a task there, or None.
+    error: first exception of a call or of a task there, or None.
     is_lost: whether its process has gone, or does not answer.
   """
 
@@ -45,16 +48,17 @@ class RemoteDevice:
     """Starts the threads that send and receive.
 
     Args:
-      client: of the process.
-      index: of the device, among those of its process.
-      name: of the device, for people.
-      description: see `describe`.
+      client: client of the process.
+      index: index of the device, among those of its process.
+      name: name of the device, for people.
+      description: description of the device, from `describe`.
     """
     self.name, self.platform = name, description['platform']
-    self.error, self.is_lost = None, False
+    self.error: Exception | None = None
+    self.is_lost = False
     self._client, self._index = client, index
     self._target = description['target']
-    self._installed = set()
+    self._installed: set[int] = set()  # numbers of tasks
     # Each thread keeps the order of its calls; a layer's input may be sent
     # while the gradient of the next one is received.
     self._sender, self._receiver = _Caller('send'), _Caller('receive')
@@ -105,7 +109,7 @@ class RemoteDevice:
     self._call(self._client.put, request, arrays)
 
   def _result(self, request, number, name, shape):
-    """A future of a result, received once its request was sent."""
+    """Returns a future of a result, received once its request was sent."""
 
     def receive():
       request.result()
@@ -125,7 +129,7 @@ class RemoteDevice:
 
 
 def _says_lost(error):
-  """Whether a call's error says that its process cannot be reached."""
+  """Returns whether a call's error says that its process cannot be reached."""
   if isinstance(error, pa.ArrowInvalid):
     # Arrow has no type of its own for a connection that was closed here.
     return 'FlightClient is closed' in str(error)
@@ -135,18 +139,19 @@ def _says_lost(error):
 class _Caller:
   """Makes calls one after another, in a thread that keeps no process alive.
 
-  Unlike those of an executor: a call to a process that does not answer cannot
-  be ended.
+  An executor's thread would: a call to a process that does not answer cannot be
+  ended.
   """
 
   def __init__(self, name: str):
-    self._calls, self._is_closed = queue.SimpleQueue(), False
+    self._calls: queue.SimpleQueue[tuple[futures.Future, Callable] | None] = queue.SimpleQueue()
+    self._is_closed = False
     self._lock = threading.Lock()  # no call is added once it is closed
     threading.Thread(target=self._run, name=name, daemon=True).start()
 
   def submit(self, call: Callable, *arguments, **options) -> futures.Future:
-    """A future of what a call returns."""
-    future = futures.Future()
+    """Returns a future of a call's result."""
+    future: futures.Future = futures.Future()
     with self._lock:
       if self._is_closed:
         future.cancel()
@@ -179,22 +184,28 @@ class OffloadServer(transport.Port):
     requests: number of tasks and programs that were received.
   """
 
-  def __init__(self, config, place, token: str, devices):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    env: cluster_env.ClusterEnv,
+    token: str,
+    devices: Sequence[jax.Device],
+  ):
     """Opens the server's port.
 
     Args:
       config: the run's config.
-      place: of this process, see `transport.Port`.
-      token: see `transport.session_token`.
-      devices: jax.Devices of this process.
+      env: environment of this process.
+      token: token of each call, see `transport.session_token`.
+      devices: devices of this process.
     """
     self.requests = 0
     self._devices = [device_lib.LocalDevice(d, str(d)) for d in devices]
-    self._tasks = {}  # by (device, number)
-    self._results = {}  # (device, number, name) to future
-    super().__init__(config, place, token, 'an offload process')
+    self._tasks: dict[tuple[int, int], Any] = {}  # tasks by device and number
+    self._results: dict[tuple, Any] = {}  # futures by device, number and name
+    super().__init__(config, env, token, 'an offload process')
 
-  def do_put(self, context, descriptor, reader, writer):
+  def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
     """Receives a program of a task, or starts a pass of one."""
     del context
     with transport.answering():
@@ -217,7 +228,7 @@ class OffloadServer(transport.Port):
         self._results[*key, 'dkernel'] = dkernel
     writer.write(b'taken')
 
-  def do_get(self, context, ticket):
+  def do_get(self, context: Any, ticket: Any) -> flight.RecordBatchStream:
     """Sends a result as soon as it has been computed."""
     del context
     with transport.answering():
@@ -225,17 +236,17 @@ class OffloadServer(transport.Port):
       key = request['device'], request['number'], request['part']
       return transport.stream({}, [self._results.pop(key).result()])
 
-  def close(self):
+  def close(self) -> None:
     """Closes the port."""
     self.shutdown()
 
 
 @dataclasses.dataclass(frozen=True)
 class _ReceivedTask:
-  """A task of another process; the part of `Task` that a device calls.
+  """A task of another process, with the part of `Task` that a device calls.
 
   Attributes:
-    number: unique within the other process.
+    number: number of the task, unique within the other process.
     exported: programs by name.
   """
 
@@ -243,6 +254,6 @@ class _ReceivedTask:
   exported: dict[str, export.Exported]
 
   def programs(self, platform: str) -> dict[str, tuple[Callable, tuple]]:
-    """The jitted programs, exported for the platform of the device."""
+    """Returns the jitted programs, exported for the platform of the device."""
     del platform
     return {k: (jax.jit(p.call), p.in_avals) for k, p in self.exported.items()}

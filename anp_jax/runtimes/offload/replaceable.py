@@ -1,15 +1,16 @@
-"""An offload device of another process, which may be lost during a step."""
+"""An offload device of another process that may be lost during a step."""
 
 from collections.abc import Callable
 from concurrent import futures
 import functools
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.offload import device as device_lib
+from anp_jax.runtimes.offload import device as device_lib, remote_device
 
 _POLL = 0.5  # seconds between two looks whether a device is lost
 # Seconds after an error of a call in which the process may turn out to be lost.
@@ -19,39 +20,33 @@ _LOSS_SEEN_WITHIN = 5.0
 class ReplaceableDevice:
   """A device of another process; once it is lost, this process computes for it.
 
-  So a step under way ends as if the device had not been lost. The operands of a
-  forward pass are kept until its backward pass begins. The interface is that of
-  `device.LocalDevice`.
+  A step under way then ends as if the device had not been lost. The operands of
+  a forward pass are kept until its backward pass begins. The interface is that
+  of `device.LocalDevice`.
 
   Attributes:
-    name: of the device, for people.
-    rank: of its process.
+    name: name of the device, for people.
+    rank: rank of its process.
   """
 
   def __init__(
-    self,
-    device,
-    rank: int,
-    substitute: device_lib.LocalDevice,
-    on_replaced: Callable = lambda: None,
+    self, device: remote_device.RemoteDevice, rank: int, substitute: device_lib.LocalDevice
   ):
     """Stands for a device.
 
     Args:
-      device: `remote_device.RemoteDevice`.
-      rank: of its process.
-      substitute: computes for it.
-      on_replaced: called before the substitute begins with a pass.
+      device: device of the other process.
+      rank: rank of that process.
+      substitute: device of this process that computes in its place.
     """
     self.name, self.rank = device.name, rank
     self._device, self._substitute = device, substitute
-    self._on_replaced = on_replaced
-    self._operands = {}  # x and kernel, by the number of a task
+    self._operands: dict[int, tuple] = {}  # x and kernel, by the number of a task
     self._lock = threading.Lock()
 
   @property
   def error(self) -> Exception | None:
-    """The first exception of a task, but for those of a lost connection."""
+    """The first exception of a task, except those of a lost connection."""
     error = None if self.is_lost else self._device.error
     return error or self._substitute.error
 
@@ -60,13 +55,12 @@ class ReplaceableDevice:
     """Whether its process has gone, or does not answer."""
     return self._device.is_lost
 
-  def forward(self, task: device_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool):
+  def forward(self, task: device_lib.Task, x: np.ndarray, kernel: np.ndarray, keep: bool) -> Any:
     """Starts the forward pass; see `device.LocalDevice.forward`."""
     if keep:
       self._operands[task.number] = x, kernel
 
     def compute():
-      self._on_replaced()
       return self._substitute.forward(task, x, kernel, keep=False)
 
     if self.is_lost:
@@ -74,13 +68,12 @@ class ReplaceableDevice:
     future = self._device.forward(task, x, kernel, keep)
     return _Result(self._device, future, compute)
 
-  def backward(self, task: device_lib.Task, dy: np.ndarray, needs_dx: bool):
+  def backward(self, task: device_lib.Task, dy: np.ndarray, needs_dx: bool) -> tuple[Any, Any]:
     """Starts the backward pass; see `device.LocalDevice.backward`."""
     x, kernel = self._operands.pop(task.number)
 
     @functools.cache
     def compute():
-      self._on_replaced()
       self._substitute.forward(task, x, kernel, keep=True)
       return self._substitute.backward(task, dy, needs_dx)
 
@@ -108,7 +101,7 @@ class ReplaceableDevice:
 
 
 class _Result:
-  """What a device computes, or its substitute if it is lost before."""
+  """The result of a device, or of its substitute if the device is lost before."""
 
   def __init__(self, device, future: futures.Future, compute: Callable):
     self._device, self._future, self._compute = device, future, compute
@@ -124,7 +117,7 @@ class _Result:
         if not self._is_lost_soon():
           raise
       except Exception:
-        # Whatever a lost device answers, such as that its client is closed.
+        # A lost device may answer anything, such as that its client is closed.
         if not self._device.is_lost:
           raise
     return self._compute().result()

@@ -21,7 +21,7 @@ class GradientProgram:
 
     Args:
       config: the run's config.
-      program: `build.Program` over the worker's own devices.
+      program: `build.ModelAndSteps` over the worker's own devices.
       layout: `layout.Layout`.
       mesh: of the worker's own devices.
       size: images of a batch.

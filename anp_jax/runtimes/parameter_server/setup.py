@@ -30,7 +30,7 @@ class Setup:
     mesh: of this process's own devices.
     source: of the training examples.
     objective: `objective.Objective`.
-    program: `build.Program` over the mesh.
+    program: `build.ModelAndSteps` over the mesh.
     layout: `layout.Layout` of the weights.
     ahead: how far workers look ahead.
     optimizers: `slice_optimizer.SliceOptimizer` of each server.
@@ -41,7 +41,7 @@ class Setup:
   mesh: jax.sharding.Mesh
   source: sources.Source
   objective: objective_lib.Objective
-  program: build.Program
+  program: build.ModelAndSteps
   layout: layout_lib.Layout
   ahead: look_ahead_lib.Settings
   optimizers: list[slice_optimizer.SliceOptimizer]

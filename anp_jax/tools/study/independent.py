@@ -48,7 +48,7 @@ class Independent(model_ring_strategy.ModelRing):
     trainer = Trainer(config, job.workdir, processes)
     laps = ring_lib.Laps(trainer.laps, 1)
     if not processes.index:
-      run_dir.open_or_refuse(job.workdir, config, trainer.source.vocabulary)
+      run_dir.claim_workdir(job.workdir, config, trainer.source.vocabulary)
       ring_times.start(job.workdir, [c.text for c in trainer.candidates], len(trainer.source), laps)
     processes.gather('opened')
     scores = processes.gather(trainer.run())

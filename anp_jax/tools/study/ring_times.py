@@ -9,7 +9,12 @@ import statistics
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.model_ring import leaderboard, ring as ring_lib, schedule, spans as spans_lib
+from anp_jax.runtimes.model_ring import (
+  leaderboard,
+  model_ring_cost,
+  ring as ring_lib,
+  spans as spans_lib,
+)
 from anp_jax.system import files
 
 _RING = 'model_ring.json'
@@ -75,7 +80,9 @@ def read(workdir: str) -> RingTimes:
   stations = 1 + max(s['station'] for s in spans)
   models, laps = len(run['models']), run['laps']
   is_ring = len({(s['model'], s['station']) for s in turns}) > models
-  slots = len(schedule.slots(models, stations, laps)) if is_ring else laps * -(-models // stations)
+  slots = (
+    model_ring_cost.slots(models, stations, laps) if is_ring else laps * -(-models // stations)
+  )
   visits = models * laps * (stations if is_ring else 1)
   occupancy = visits / slots / stations
   by_model = [[_seconds(s) for s in turns if s['model'] == m and s['steps']] for m in range(models)]

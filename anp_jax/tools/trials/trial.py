@@ -14,7 +14,7 @@ class Trial:
     config: config of the run, with its batch size.
     mesh: mesh of the run.
     source: source of the training examples.
-    program: `build.Program`.
+    program: `build.ModelAndSteps`.
     open_feed: function that opens the run's batches from its first step on, to be closed.
     messages: lines for people about what had to be measured first.
   """

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from anp_jax.runtimes.model_ring import schedule
+from anp_jax.runtimes.model_ring import model_ring_cost
 from anp_jax.tools.plan import fit
 from anp_jax.tools.study import __main__ as study_main
 from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published, results
@@ -96,7 +96,7 @@ def test_recorded_slots_are_those_of_the_schedule():
   assert len(rows) == 5
   for row in rows:
     models, stations, epochs = map(int, row.paper.split('_')[1:])
-    assert row.predicted == len(schedule.slots(models, stations, epochs))
+    assert row.predicted == model_ring_cost.slots(models, stations, epochs)
 
 
 def test_recorded_hours_saved_follow_from_what_is_sent():
