@@ -21,9 +21,9 @@ class Cycle:
   """What all workers do between two gradients of one of them.
 
   Attributes:
-    seconds: that it takes.
+    seconds: seconds that it takes.
     useful: gradients that are applied.
-    updates: of the weights.
+    updates: updates of the weights.
   """
 
   seconds: float
@@ -47,11 +47,11 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   )
 
 
-def cycle(setting, busy: float) -> Cycle:
+def cycle(setting: steps.Setting, busy: float) -> Cycle:
   """A cycle of config.strategy, in any of its modes.
 
   Args:
-    setting: `costs.steps.Setting`.
+    setting: what is planned for.
     busy: seconds of a worker's pass, its node's devices together.
   """
   s, cluster = setting.config.strategy, setting.cluster

@@ -1,7 +1,7 @@
 """The work that a gradient is for a CPU's cores, apart from its pass.
 
-A worker pulls weights, joins the gradient and pushes it; a server sends and
-receives, looks at the gradient and updates. Where these cores also compute,
+A worker pulls weights, joins the gradient and pushes it; a server sends,
+receives and updates. Where these cores also compute,
 nothing of it is hidden.
 """
 
@@ -58,7 +58,7 @@ def seconds(config) -> tuple[float, float]:
   """
   setup = setup_lib.create(config, look_ahead.settings(config, 1))
   optimizer = setup.optimizers[0]
-  initial, _ = setup.initial_state()
+  initial, _ = setup.new_state()
   state = optimizer.start(jax.device_get(initial))
   weights = optimizer.weights(state)
   gradients = jax.tree.map(np.zeros_like, jax.device_get(initial.params))
@@ -67,7 +67,6 @@ def seconds(config) -> tuple[float, float]:
   contribution = {'weight': 1, 'reads': [0], 'worker': '', 'ticket': (0, 0)}
 
   def serve():
-    np.add.reduce(gradient, dtype=np.float64)  # as `ParameterStore` looks at it
     optimizer.apply(state, [gradient], [delta], [contribution])
 
   with contextlib.ExitStack() as stack:
