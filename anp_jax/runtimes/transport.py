@@ -84,7 +84,7 @@ class Port(flight.FlightServerBase):
     Args:
       config: the run's config.
       env: environment of this process.
-      token: see `session_token`; a call without it is refused.
+      token: session's token, see `session_token`; a call without it is refused.
       owner: owner of the port, for people, such as 'a server'.
 
     Raises:
@@ -117,7 +117,7 @@ class Client:
 
     Args:
       address: 'host:port'.
-      token: see `session_token`.
+      token: session's token, see `session_token`.
       certificate: PEM that the server must show; None: no TLS.
       timeout: seconds that each call may take.
     """
@@ -129,7 +129,7 @@ class Client:
         f'{_scheme(certificate)}://{address}',
         generic_options=[
           ('grpc.max_receive_message_length', -1),
-          # A server that has gone is asked again soon after it came back.
+          # A server that was restarted is reached again soon.
           ('grpc.max_reconnect_backoff_ms', 1000),
           ('grpc.use_local_subchannel_pool', 1),  # a connection each
           ('grpc.enable_http_proxy', 0),  # gradients stay within the run
@@ -191,7 +191,7 @@ def connect(
   Args:
     config: the run's config.
     address: address of the port, as another process has told it.
-    token: see `session_token`.
+    token: session's token, see `session_token`.
     timeout: seconds that each call may take.
 
   Raises:
@@ -267,7 +267,7 @@ def read_bytes(
     start += len(column)
     link.carry(emulation.DOWN, len(column), since)
   if start != size:
-    raise ValueError(f'{start} bytes came, expected {size}')
+    raise ValueError(f'{start} bytes received, expected {size}')
   return data
 
 

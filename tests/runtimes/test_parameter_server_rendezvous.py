@@ -98,13 +98,15 @@ def test_run_before_is_none_to_wait_for_without_end(run_member, end_run, launch,
     run_member(launch)
 
 
-def test_each_process_tells_server_0_its_launch(run_member, end_run, tmp_path, monkeypatch):
+@pytest.fixture
+def requests(end_run, tmp_path, monkeypatch):
+  """Requests to a server 0 whose run ends after the first one."""
   record = {'address': 'x:1', 'session': 'a'}
   (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
-  launches = []
+  requests = []
 
   def ask(name, **request):
-    launches.append(request['launch'])
+    requests.append(request)
     end_run()
     return {'wait': True}
 
@@ -113,8 +115,12 @@ def test_each_process_tells_server_0_its_launch(run_member, end_run, tmp_path, m
     return types.SimpleNamespace(ask=ask, close=lambda: None)
 
   monkeypatch.setattr(rendezvous.Participant, 'connect', connect)
+  return requests
+
+
+def test_each_process_tells_server_0_its_launch(run_member, requests):
   run_member('ours')
-  assert launches == ['ours']
+  assert [request['launch'] for request in requests] == ['ours']
 
 
 def test_the_end_of_a_run_names_the_launches_that_took_part(config, tmp_path):
@@ -163,30 +169,18 @@ def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(config
   assert [r for r in log_lib.read(str(tmp_path)) if 'order' in r] == []
 
 
-def test_port_of_a_server_is_closed_also_where_the_run_has_ended(config, tmp_path, monkeypatch):
-  participant = serving.participant(config, tmp_path, 1, 3)
-  server = secondary.SecondaryServer(participant, None)
-  record = {'address': 'x:1', 'session': 'a'}
-  (tmp_path / rendezvous.NAME).write_text(json.dumps(record))
-  real_shutdown, closed, joined = service_lib.Service.shutdown, [], []
+def test_port_of_a_server_is_closed_also_where_the_run_has_ended(
+  config, tmp_path, monkeypatch, requests
+):
+  real_shutdown, closed = service_lib.Service.shutdown, []
 
   def shutdown(self):
     closed.append(self.address)
     real_shutdown(self)
 
-  def ask(name, **request):
-    participant.announce_end('')
-    joined.append(request['address'])
-    return {'wait': True}
-
-  def connect(self):
-    rendezvous.read_address(self.workdir)
-    return types.SimpleNamespace(ask=ask, close=lambda: None)
-
   monkeypatch.setattr(service_lib.Service, 'shutdown', shutdown)
-  monkeypatch.setattr(rendezvous.Participant, 'connect', connect)
-  server.run()
-  assert closed == joined and len(closed) == 1
+  secondary.SecondaryServer(serving.participant(config, tmp_path, 1, 3), None).run()
+  assert closed == [request['address'] for request in requests] and len(closed) == 1
 
 
 def test_a_process_that_ended_by_ctrl_c_is_not_started_again():

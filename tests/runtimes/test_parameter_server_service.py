@@ -23,7 +23,7 @@ from anp_jax.runtimes.parameter_server import (
   scheduler as scheduler_lib,
   session as session_lib,
 )
-from tests import certificates, serving
+from tests import builders, certificates, launching, serving
 
 # A worker's commit of its first ticket.
 _CONTRIBUTION = {'ticket': [0, 0], 'reads': [0], 'weight': 16.0, 'values': {'loss': 1.5}}
@@ -32,10 +32,9 @@ _CONTRIBUTION = {'ticket': [0, 0], 'reads': [0], 'weight': 16.0, 'values': {'los
 class _Server:
   """Server 0 of a run of one server, on zeros."""
 
-  def __init__(self, config, folder):
+  def __init__(self, config, folder, setup):
     participant = serving.participant(config, folder)
-    self.process = participant.process
-    self.setup = setup = serving.small_setup(config)
+    self.process, self.setup = participant.process, setup
     (optimizer,) = setup.optimizers
     start = optimizer.start(
       jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state)
@@ -79,10 +78,19 @@ class _Server:
     assert self.session.failed == ''
 
 
+@pytest.fixture(scope='module')
+def setup():
+  """The setup of a tiny network, whose update is compiled once."""
+  config = builders.load(str(launching.ROOT / 'configs' / 'resnet_anp.py:tiny'))
+  with pytest.MonkeyPatch.context() as patch:
+    serving.on_devices(patch, 1)
+    return serving.small_setup(config, **{'schedule.warmup': '0 steps'})
+
+
 @pytest.fixture
-def server(config, tmp_path, monkeypatch):
+def server(config, tmp_path, monkeypatch, setup):
   serving.on_devices(monkeypatch, 1)
-  server = _Server(serving.config_of(config, **{'schedule.warmup': '0 steps'}), tmp_path)
+  server = _Server(serving.config_of(config), tmp_path, setup)
   yield server
   server.close()
 
@@ -330,10 +338,10 @@ def _error(server):
   return server.store.error
 
 
-def test_tls(config, tmp_path, monkeypatch):
+def test_tls(config, tmp_path, monkeypatch, setup):
   serving.on_devices(monkeypatch, 1)
   config = serving.config_of(config, **certificates.keys(tmp_path))
-  server = _Server(config, tmp_path)
+  server = _Server(config, tmp_path, setup)
   assert _update(server)[1] == {}
   naked = transport.Client(server.address, server.token)
   with pytest.raises(flight.FlightError):

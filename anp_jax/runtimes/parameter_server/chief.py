@@ -39,6 +39,9 @@ class Chief:
 
   A session begins with the newest checkpoint and ends with the run, or when a
   server has lost its slice: then all roll back to the newest checkpoint.
+
+  Attributes:
+    recorder: checkpoints, telemetry and scores.
   """
 
   def __init__(
@@ -57,16 +60,16 @@ class Chief:
     self._setup = setup = setup_lib.create(config, look_ahead.settings(config, workers))
     workdir = participant.workdir
     evaluation = recorder_lib.open_validation(setup, workdir, processes)
-    self._recorder = recorder_lib.Recorder(setup, setup.program, evaluation, workdir, processes)
+    self.recorder = recorder_lib.Recorder(setup, setup.program, evaluation, workdir, processes)
     self._vote = preemption.CONTINUE
     self._session: session_lib.ChiefSession | None = None
     self._service = participant.open_service()
 
   def begin_session(self) -> None:
     """Restores the newest checkpoint, or a new state, and serves it."""
-    self._recorder.checkpoints.wait()  # for the last save of the session before
+    self.recorder.checkpoints.wait()  # for the last save of the session before
     self._end_session()
-    recorder, lines = self._recorder, self._describe()
+    recorder, lines = self.recorder, self._describe()
     state = recorder.restore()
     if state is None:
       state, more = self._setup.new_state(recorder.workdir)
@@ -98,7 +101,7 @@ class Chief:
     Raises:
       cluster.RunFailedError: if a gradient or an update is not finite, say.
     """
-    session, recorder = self._session, self._recorder
+    session, recorder = self._session, self.recorder
     assert session is not None  # `begin_session` was called
     store, scheduler = session.store, session.scheduler
     saved = applied = store.version
@@ -152,18 +155,14 @@ class Chief:
     records = log_lib.read(self._participant.workdir)
     return simulation_lib.Simulation(self._setup, self._session, records)
 
-  def expected_save_seconds(self) -> float:
-    """Returns the seconds that a save takes while training continues."""
-    return self._recorder.checkpoints.expected_save_seconds()
-
   def finish(self) -> dict[str, float]:
     """Ends the run well; returns the last scores."""
     assert self._session is not None  # `supervise` has returned
-    self._recorder.checkpoints.wait()
+    self.recorder.checkpoints.wait()
     self._session.finish()
     self._participant.announce_end('')
-    self._recorder.telemetry.close()
-    return self._recorder.finish(self._session.store.version, self._vote)
+    self.recorder.telemetry.close()
+    return self.recorder.finish(self._session.store.version, self._vote)
 
   def fail(self, text: str) -> None:
     """Tells the other processes why the run cannot continue."""
@@ -177,7 +176,7 @@ class Chief:
     if self._session and not s.simulate.workers:
       self._session.wait_until_alone(self._workers + s.servers - 1, _FAREWELL)
     self._end_session()
-    self._recorder.close()
+    self.recorder.close()
     self._service.shutdown()
 
   def _describe(self):
@@ -247,7 +246,7 @@ class Chief:
     self._service.session = None
     if self._session:
       self._session.close()
-      self._recorder.telemetry.close()
+      self.recorder.telemetry.close()
     self._session = None
 
   def _collect(self, session, version) -> state_lib.TrainState | None:
@@ -279,7 +278,7 @@ class Chief:
           raise cluster.RunFailedError(f'server {index}: {text}') from e
         if time.monotonic() > deadline:
           raise cluster.PeerLostError(
-            f'server {index} has not given its slice of version {version} '
+            f'server {index} has not sent its slice of version {version} '
             f'within {timeout:g} s: {text}'
           ) from e
         time.sleep(_POLL)
@@ -289,8 +288,8 @@ class Chief:
     """Scores a state while this process computes no gradient; others go on."""
     start = time.monotonic()
     with pause:
-      self._recorder.evaluate(version, state)
-    self._recorder.telemetry.log_duration('evaluating', time.monotonic() - start)
+      self.recorder.evaluate(version, state)
+    self.recorder.telemetry.log_duration('evaluating', time.monotonic() - start)
 
 
 def _with_batch_size(participant, workers) -> ml_collections.ConfigDict:

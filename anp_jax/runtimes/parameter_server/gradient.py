@@ -80,7 +80,7 @@ def failure(step: int, values: dict) -> str:
 
   Args:
     step: step of its ticket.
-    values: from `GradientProgram`.
+    values: numbers from `GradientProgram`.
   """
   if values['finite']:
     return ''
@@ -95,7 +95,7 @@ def measured(values: dict, waited: float, arrays: Iterable[np.ndarray]) -> dict:
   """Returns what a contribution says of its gradient.
 
   Args:
-    values: from `GradientProgram`.
+    values: numbers from `GradientProgram`.
     waited: seconds that its batch was waited for.
     arrays: arrays that were sent for it.
   """

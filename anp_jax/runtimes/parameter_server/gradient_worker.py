@@ -19,7 +19,6 @@ from anp_jax.runtimes.parameter_server import (
   threads,
 )
 
-_RETRY = 0.3  # seconds between two attempts to reach the servers
 _STARTED = time.time_ns()
 
 
@@ -124,7 +123,7 @@ class Worker:
         if 'refused:' in str(e):
           raise cluster.RunFailedError(transport.describe_error(e)) from e
         logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
-        time.sleep(_RETRY)
+        time.sleep(rendezvous.RETRY)
       finally:
         for server in servers:
           server.close()
@@ -154,7 +153,7 @@ class Worker:
     Args:
       pull: () -> (versions read, weights, statistics), or None.
       step: step of the ticket.
-      batch: see `gradient.GradientProgram`.
+      batch: arrays, see `gradient.GradientProgram`.
 
     Returns:
       The results of `pull` and of `gradient.GradientProgram`; None where `pull`

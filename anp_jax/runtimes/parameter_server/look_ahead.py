@@ -101,7 +101,7 @@ class LookAhead:
     Args:
       ahead: how far workers look ahead.
       config: the run's config.
-      chain: from `optimizer.create` with whole_leaves=False; that of `momentum`
+      chain: effects from `optimizer.create` with whole_leaves=False; `momentum`
         for a run of `nesterov` that looks ahead.
       schedule: update to learning rate.
     """

@@ -120,7 +120,7 @@ def _run_chief(participant, processes, workers, worker):
   chief = chief_lib.Chief(participant, processes, workers)
   job = worker and threads.start(worker.run, 'worker')
   try:
-    with processes.handling_signals(chief.expected_save_seconds):
+    with processes.handling_signals(chief.recorder.checkpoints.expected_save_seconds):
       chief.begin_session()
       if not worker and (worker := chief.simulation()):
         job = threads.start(worker.run, 'simulated workers')

@@ -17,7 +17,7 @@ from anp_jax.runtimes.parameter_server import service as service_lib
 from anp_jax.system import files
 
 NAME = 'server0.json'
-_RETRY = 0.3  # seconds between two attempts to reach server 0
+RETRY = 0.3  # seconds between two attempts to reach server 0
 
 
 class RunEndedError(OSError):
@@ -139,7 +139,7 @@ class Participant:
         if self.is_over(e, name):
           return None
         reason = transport.describe_error(e)
-      time.sleep(_RETRY)
+      time.sleep(RETRY)
     raise cluster.PeerLostError(f'{name}: nothing to do for {timeout:g} s: {reason}')
 
   def is_over(self, error: Exception, name: str) -> bool:

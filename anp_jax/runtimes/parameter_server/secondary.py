@@ -18,7 +18,6 @@ from anp_jax.runtimes.parameter_server import (
   slice_optimizer,
 )
 
-_RETRY = 0.3  # seconds between two attempts to reach server 0
 _SILENCE = 5.0  # seconds without server 0 before its session counts as lost
 
 
@@ -60,7 +59,7 @@ class SecondaryServer:
           self._serve(*admitted)
           return
         except transport.CONNECTION_ERRORS:
-          time.sleep(_RETRY)
+          time.sleep(rendezvous.RETRY)
     finally:
       # A caller of a port that is left open while Python shuts down would take
       # the process down.
@@ -122,4 +121,4 @@ class SecondaryServer:
       except flight.FlightUnavailableError as e:
         if 'another session' in str(e) or time.monotonic() > deadline:
           raise
-        time.sleep(_RETRY)
+        time.sleep(rendezvous.RETRY)

@@ -109,7 +109,7 @@ def _wait_at_port(workers, away, alone) -> float:
   passes each way what is there at a time in equal parts, as TCP does.
 
   Args:
-    workers: that pull and push through the port.
+    workers: workers that pull and push through the port.
     away: seconds of a cycle in which a worker has no message at the port.
     alone: seconds of a message that has the port to itself.
   """
@@ -139,7 +139,7 @@ def _cycles_on_cores(setting, passes, is_local, transfer, servers):
       worker's is in the process of the server, if that is local.
     is_local: whether a worker sends to its own process.
     transfer: seconds of a worker's messages, both ways.
-    servers: that divide the weights, each on the core of another process.
+    servers: servers that divide the weights, each on another core.
   """
   at_worker, at_server = setting.handling
   share = at_server / servers

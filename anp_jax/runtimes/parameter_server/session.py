@@ -180,7 +180,7 @@ class ChiefSession(Session):
     """Makes the next update of what a simulation has ordered.
 
     Args:
-      contributions: as workers report them, with gradients that are pending,
+      contributions: workers' reports, whose gradients are pending,
         and 'seconds': simulated, until the update.
       devices: devices that computed each gradient.
 

@@ -74,7 +74,7 @@ class Simulation:
     self._closed = True
 
   def _apply(self, contributions):
-    """Makes one update; returns whether the run goes on."""
+    """Makes one update; returns whether the run continues."""
     version, last_reads = self._version, self._last_reads
     if version in last_reads and not self._note_weights(version):
       return False

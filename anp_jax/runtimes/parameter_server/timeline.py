@@ -1,7 +1,7 @@
 """The order of reads and updates in simulated time.
 
 An asynchronous run is a function of its log: who read which version, and which
-update came when. Here both follow from the times that workers take, by the same
+update was made when. Here both follow from the times that workers take, by the same
 scheduler that orders a real run; nothing is computed, sent or waited for.
 """
 
@@ -78,7 +78,7 @@ class Timeline:
     """One gradient in flight of a worker after the other.
 
     Yields:
-      Seconds until it goes on; None: once the next update has been made.
+      Seconds until it continues; None: once the next update has been made.
     """
     name, scheduler = f'worker {index}', self._scheduler
     for count in itertools.count():
