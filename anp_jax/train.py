@@ -106,7 +106,7 @@ def _train_or_score(job: strategy_lib.Job) -> dict:
   if job.mode == 'evaluate':
     return analysis.run(job.config, job.workdir, job.checkpoint, job.processes, job.output)
   run = run_lib.Run(job)
-  return run.finish_again() if run.is_finished else _train(run)
+  return run.finish_again() if run.recorder.is_finished else _train(run)
 
 
 def _train(run: run_lib.Run) -> dict:
@@ -115,32 +115,32 @@ def _train(run: run_lib.Run) -> dict:
   Order of effects after a step: its numbers, newest checkpoint, evaluation,
   best checkpoint, stop, another plan.
   """
-  scores, vote = {}, preemption.CONTINUE
+  scores, vote, recorder = {}, preemption.CONTINUE, run.recorder
   with run.opened():
     state = run.take_state()
-    if run.owes_evaluation:
-      scores = run.evaluate(run.start_step, state)
+    if recorder.owes_evaluation():
+      scores = run.evaluate(recorder.start_step, state)
     train_step, batches = run.compile(state)
-    for step in range(run.start_step + 1, run.total_steps + 1):
+    for step in range(recorder.start_step + 1, recorder.total_steps + 1):
       with run.profile.step(step, state):
         batch = next(batches)
         state, values = train_step(state, batch)
-      if step == run.start_step + 1:
+      if step == recorder.start_step + 1:
         jax.block_until_ready(values)
         emulation.pace_sockets()
         run.report_startup()
       # While this step computes, the numbers of the one before are read.
       vote = run.log.push(step, values)
       run.profile.end(step, values)
-      if vote or run.saves_at(step):
+      if vote or recorder.saves_at(step):
         vote = max(run.log.flush(), vote)
         run.save(step, state)
         # An evaluation that a stop puts off comes first when the run resumes.
-        if run.evaluates_at(step) and (not vote or step == run.total_steps):
+        if recorder.evaluates_at(step) and (not vote or step == recorder.total_steps):
           scores = run.evaluate(step, state)
       if vote:
         break
       train_step, state = run.replan(step, train_step, state)
     run.wait_for_saves(step)
-  run.finish(step, vote)
+  recorder.finish(step, vote)
   return scores

@@ -1,6 +1,5 @@
 """Asynchronous runs in one process, a thread for each process of the run."""
 
-import dataclasses
 import threading
 import time
 
@@ -12,8 +11,11 @@ from anp_jax.cluster import cluster_env, process_info, secret
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import (
   log as log_lib,
+  look_ahead,
   parameter_server_run as server_run,
   rendezvous,
+  setup as setup_lib,
+  slice_optimizer,
 )
 from anp_jax.tools.trials import replay
 from tests import builders
@@ -36,16 +38,68 @@ FULL = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class CountedState:
-  """A server's state that counts updates, and holds nothing else."""
+def small_setup(config, ahead=None, servers=1, **keys):
+  """Returns the setup of a tiny network with batch norm."""
+  small = {
+    'strategy.servers': servers,
+    'model.name': 'tests.user_network:SmallNet',
+    'model.norm_momentum': 0.5,
+    'data.image_size': 8,
+  }
+  return setup_lib.create(config_of(config, **{**small, **keys}), ahead or look_ahead.Settings())
 
-  step: int
-  momenta: tuple = ()
 
-  def replace(self, **changes):
-    """Returns a copy with these fields, as a SliceState's does."""
-    return dataclasses.replace(self, **changes)
+def random_state(setup):
+  """Returns a state as after some steps: each weight and momentum is another."""
+  rng = np.random.default_rng(1)
+
+  def leaf(shape):
+    if not shape.ndim:
+      return np.zeros((), shape.dtype)
+    return np.abs(rng.normal(size=shape.shape)).astype(shape.dtype)
+
+  return jax.tree.map(leaf, setup.program.abstract_state)
+
+
+def flat(setup, params):
+  """Returns a tree like the parameters as one vector, float64."""
+  return setup.layout.params.flatten(params, np).astype(float)
+
+
+class Servers:
+  """The slices of all servers, driven by hand."""
+
+  def __init__(self, setup, state=None):
+    """Starts from a state, by default a random one."""
+    state = state or random_state(setup)
+    self._setup = setup
+    self._slices = [optimizer.start(state) for optimizer in setup.optimizers]
+
+  def apply(self, gradients, deltas=None, worker='a', weights=(1.0,)):
+    """Makes one update of data shards: gradients, and changes of the statistics."""
+    if deltas is None:
+      deltas = np.zeros((len(gradients), self._setup.layout.stats.size), np.float32)
+    contributions = [{'weight': weight, 'worker': str(worker)} for weight in weights]
+    results = [
+      optimizer.apply(
+        state,
+        [g[optimizer.slice] for g in gradients],
+        [d[: optimizer.stats_size] for d in deltas],
+        contributions,
+      )
+      for optimizer, state in zip(self._setup.optimizers, self._slices, strict=True)
+    ]
+    assert all(finite for _, finite in results)
+    self._slices = [state for state, _ in results]
+
+  def read(self):
+    """Returns the weights that workers read."""
+    pairs = zip(self._setup.optimizers, self._slices, strict=True)
+    return np.concatenate([block for o, s in pairs for block in o.weights(s)])
+
+  def state(self):
+    """Returns the whole TrainState."""
+    return slice_optimizer.join(self._setup.layout, self._setup.optimizers, self._slices)
 
 
 def config_of(config, **keys):

@@ -23,6 +23,7 @@ _LAYERS = (
   'checkpoint',
   'experiment',
   'reporting',
+  'recorder',
   'runtimes',
   'predict',
   'run',
@@ -35,7 +36,7 @@ _LAYERS = (
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.
 _BUDGET = {
-  'anp_jax': 600,
+  'anp_jax': 645,
   'anp_jax/checkpoint': 1_960,
   'anp_jax/cluster': 2_180,
   'anp_jax/config': 2_280,

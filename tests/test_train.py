@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import cluster, config as config_lib, run as run_lib, train
+from anp_jax import cluster, config as config_lib, recorder as recorder_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
 from anp_jax.reporting import delayed_metrics, run_page, telemetry
 
@@ -430,7 +430,7 @@ def test_shipped_demo_learns(tmp_path):
 @pytest.mark.parametrize('at', [pytest.param(6, marks=pytest.mark.soak), 12])
 def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path, tiny_config, monkeypatch, at):
   """Nothing that was trained is lost, and no score: also those of the end."""
-  real = run_lib.eval_loop.run
+  real = recorder_lib.eval_loop.run
 
   def cut_off(eval_step, state, batches):
     if int(state.step) == at:
@@ -438,7 +438,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path, tiny_config, mo
     return real(eval_step, state, batches)
 
   with monkeypatch.context() as patched:
-    patched.setattr(run_lib.eval_loop, 'run', cut_off)
+    patched.setattr(recorder_lib.eval_loop, 'run', cut_off)
     with pytest.raises(RuntimeError, match='the power is off'):
       train.run(tiny_config, str(tmp_path / 'cut'))
   train.run(tiny_config, str(tmp_path / 'cut'))
@@ -456,13 +456,13 @@ def test_operations_of_a_step_do_not_depend_on_micro_batches(tmp_path, tiny_conf
   """What the MFU rests on, also where JAX itself does not count: on GPUs."""
   monkeypatch.setattr(run_lib.device_peaks, 'peak_flops', lambda *_: 1e12)
   counts = []
-  real = run_lib.telemetry_lib.Telemetry.set_flops
+  real = recorder_lib.telemetry_lib.Telemetry.set_flops
 
   def set_flops(self, count):
     counts.append(count)
     real(self, count)
 
-  monkeypatch.setattr(run_lib.telemetry_lib.Telemetry, 'set_flops', set_flops)
+  monkeypatch.setattr(recorder_lib.telemetry_lib.Telemetry, 'set_flops', set_flops)
   tiny_config.duration = '3 steps'
   for accumulate in (1, 2):
     tiny_config.accumulate = accumulate

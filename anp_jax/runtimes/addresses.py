@@ -12,12 +12,12 @@ _SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
 _FORM = re.compile(r'(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})')
 
 
-def problem(address) -> str:
+def problem(address: object) -> str:
   """What is wrong with an address that another process has told; '' if nothing.
 
   It holds no scheme: whether a port is called with TLS must not be up to it.
   """
-  match = isinstance(address, str) and _FORM.fullmatch(address)
+  match = _FORM.fullmatch(address) if isinstance(address, str) else None
   if match and 0 < int(match[2]) < 65536:
     return ''
   return (
@@ -32,7 +32,7 @@ def own_address(bind: str, env: cluster_env.ClusterEnv) -> str:
 
   Args:
     bind: config.strategy.bind.
-    env: of this process.
+    env: environment of this process.
 
   Raises:
     ConfigError: if only this host would find that address.

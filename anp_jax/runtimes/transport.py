@@ -6,13 +6,17 @@ which both ends derive from the run's secret.
 """
 
 import collections
+from collections.abc import Iterator, Sequence
 import contextlib
 import ctypes
 import functools
 import hmac
 import json
+import pathlib
+from typing import Any
 import weakref
 
+import ml_collections
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
@@ -28,7 +32,7 @@ _SPARE = 4  # buffers of one size that wait to be used again
 _HEADER = 'authorization'
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 # Addresses of this process: what it sends to itself passes no link.
-_own_addresses = set()
+_own_addresses: set[str] = set()
 # What a call raises when its server is gone, or has begun another session.
 CONNECTION_ERRORS = (flight.FlightError, OSError, EOFError)
 
@@ -37,8 +41,8 @@ def session_token(secret: str, session: str) -> str:
   """Returns what calls of a session must show; nobody sends it otherwise.
 
   Args:
-    secret: of the run, from `cluster.secret`.
-    session: a random name, new for each start of a server, which anybody may
+    secret: the run's secret, from `cluster.secret`.
+    session: random name, new for each start of a server, which anybody may
       know. A token that reached a wrong process is of no use in the next one.
 
   Raises:
@@ -55,7 +59,7 @@ class Gate(flight.ServerMiddlewareFactory):
   def __init__(self, token: str):
     self._expected = f'Bearer {token}'
 
-  def start_call(self, info, headers):
+  def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
     """Refuses a call or lets it pass; header names are in lower case."""
     del info
     for value in headers.get(_HEADER, ()):
@@ -68,18 +72,20 @@ class Port(flight.FlightServerBase):
   """A process's open port; subclasses write the calls.
 
   Attributes:
-    address: for other processes, such as '10.0.0.3:40123'; whether it is
-      called with TLS is in the config of whoever connects.
+    address: 'host:port' for other processes; whether it is called with TLS is
+      in the config of whoever connects.
   """
 
-  def __init__(self, config, env: cluster_env.ClusterEnv, token: str, owner: str):
+  def __init__(
+    self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv, token: str, owner: str
+  ):
     """Opens a free port.
 
     Args:
       config: the run's config.
-      env: of this process.
-      token: see `session_token`; a call without it is refused.
-      owner: of the port, for people, such as 'a server'.
+      env: environment of this process.
+      token: session's token, see `session_token`; a call without it is refused.
+      owner: owner of the port, for people, such as 'a server'.
 
     Raises:
       ConfigError: if it cannot be opened.
@@ -111,9 +117,9 @@ class Client:
 
     Args:
       address: 'host:port'.
-      token: see `session_token`.
-      certificate: PEM, that the server must show; None: no TLS.
-      timeout: seconds of each call.
+      token: session's token, see `session_token`.
+      certificate: PEM that the server must show; None: no TLS.
+      timeout: seconds that each call may take.
     """
     self._local = address in _own_addresses
     options = {'tls_root_certs': certificate} if certificate else {}
@@ -123,7 +129,7 @@ class Client:
         f'{_scheme(certificate)}://{address}',
         generic_options=[
           ('grpc.max_receive_message_length', -1),
-          # A server that has gone is asked again soon after it came back.
+          # A server that was restarted is reached again soon.
           ('grpc.max_reconnect_backoff_ms', 1000),
           ('grpc.use_local_subchannel_pool', 1),  # a connection each
           ('grpc.enable_http_proxy', 0),  # gradients stay within the run
@@ -136,13 +142,13 @@ class Client:
       timeout=timeout, headers=[(_HEADER.encode(), f'Bearer {token}'.encode())]
     )
 
-  def ask(self, name: str, **request) -> dict:
+  def ask(self, name: str, **request: Any) -> dict:
     """Sends a request and returns its answer, both JSON."""
     action = flight.Action(name, json.dumps(request).encode())
     (result,) = self._down.do_action(action, self._options)
     return json.loads(result.body.to_pybytes())
 
-  def get(self, name: str, **request) -> tuple[dict, np.ndarray]:
+  def get(self, name: str, **request: Any) -> tuple[dict, np.ndarray]:
     """Requests bytes.
 
     Returns:
@@ -154,12 +160,12 @@ class Client:
     answer = json.loads(reader.schema.metadata[b'said'])
     return answer, read_bytes(reader, answer['bytes'], self._local)
 
-  def put(self, request: dict, arrays) -> None:
+  def put(self, request: dict, arrays: Sequence[np.ndarray]) -> None:
     """Sends arrays; returns once the server has received them.
 
     Args:
-      request: JSON.
-      arrays: whose bytes are sent one after another.
+      request: JSON values.
+      arrays: arrays that are sent one after another.
     """
     size = sum(a.nbytes for a in arrays)
     request = {**request, 'bytes': size, 'local': self._local}
@@ -177,14 +183,16 @@ class Client:
     self._up.close()
 
 
-def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
+def connect(
+  config: ml_collections.ConfigDict, address: str, token: str, timeout: float = 60.0
+) -> Client:
   """Returns a client of another process's `Port`.
 
   Args:
     config: the run's config.
-    address: of the port, as another process has told it.
-    token: see `session_token`.
-    timeout: seconds of each call.
+    address: address of the port, as another process has told it.
+    token: session's token, see `session_token`.
+    timeout: seconds that each call may take.
 
   Raises:
     ConfigError: if the address is not 'host:port'.
@@ -196,27 +204,27 @@ def connect(config, address: str, token: str, timeout: float = 60.0) -> Client:
   return Client(address, token, pair and pair[0], timeout)
 
 
-def tls(config) -> tuple[bytes, bytes] | None:
+def tls(config: ml_collections.ConfigDict) -> tuple[bytes, bytes] | None:
   """Returns (certificate, key) as PEM, or None where nothing is encrypted."""
   if not config.strategy.tls_key:
     return None
-  texts = []
-  for path in (config.strategy.tls_certificate, config.strategy.tls_key):
-    with open(path, 'rb') as f:
-      texts.append(f.read())
-  return tuple(texts)
+  paths = (config.strategy.tls_certificate, config.strategy.tls_key)
+  certificate, key = (pathlib.Path(path).read_bytes() for path in paths)
+  return certificate, key
 
 
 def _scheme(certificate):
   return 'grpc+tls' if certificate else 'grpc'
 
 
-def stream(answer: dict, arrays, local: bool = False) -> flight.RecordBatchStream:
+def stream(
+  answer: dict, arrays: Sequence[np.ndarray], local: bool = False
+) -> flight.FlightDataStream:
   """Returns the answer to a `get`: JSON, and arrays one after another.
 
   Args:
-    answer: JSON.
-    arrays: whose bytes are sent.
+    answer: JSON values.
+    arrays: arrays that are sent one after another.
     local: whether it was this process that asked; such bytes pass no link.
   """
   answer = {**answer, 'bytes': sum(a.nbytes for a in arrays)}
@@ -230,7 +238,9 @@ def stream(answer: dict, arrays, local: bool = False) -> flight.RecordBatchStrea
   return flight.RecordBatchStream(reader)
 
 
-def read_bytes(reader, size: int, local: bool = False) -> np.ndarray:
+def read_bytes(
+  reader: flight.MetadataRecordBatchReader, size: int, local: bool = False
+) -> np.ndarray:
   """Receives what a `put` or a `stream` sends.
 
   Args:
@@ -257,16 +267,16 @@ def read_bytes(reader, size: int, local: bool = False) -> np.ndarray:
     start += len(column)
     link.carry(emulation.DOWN, len(column), since)
   if start != size:
-    raise ValueError(f'{start} bytes came, expected {size}')
+    raise ValueError(f'{start} bytes received, expected {size}')
   return data
 
 
-def split(data: np.ndarray, shapes) -> list[np.ndarray]:
+def split(data: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
   """Returns views of bytes as the arrays that were sent.
 
   Args:
     data: (n,) uint8.
-    shapes: with shape and dtype, of each array.
+    shapes: shape and dtype of each array.
 
   Raises:
     ValueError: if they have another size.
@@ -284,7 +294,7 @@ def describe_error(e: Exception) -> str:
 
 
 @contextlib.contextmanager
-def answering():
+def answering() -> Iterator[None]:
   """Turns an error of a call into an answer to its caller."""
   try:
     yield
@@ -294,7 +304,7 @@ def answering():
     raise flight.FlightTimedOutError(str(e)) from None
 
 
-def nbytes(shape) -> int:
+def nbytes(shape: Any) -> int:
   """Returns the bytes of an array with this shape and dtype."""
   return int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize
 
@@ -309,7 +319,9 @@ class _Buffers:
   def __init__(self):
     # By size. A deque's own methods need no lock, which could be held where
     # the collector calls `_give_back`.
-    self._free = collections.defaultdict(functools.partial(collections.deque, maxlen=_SPARE))
+    self._free: collections.defaultdict[int, collections.deque] = collections.defaultdict(
+      functools.partial(collections.deque, maxlen=_SPARE)
+    )
 
   def take(self, size: int) -> np.ndarray:
     """Returns (size,) uint8 of any content."""
@@ -321,7 +333,7 @@ class _Buffers:
     # itself, but to one that is not NumPy's.
     lease = (ctypes.c_uint8 * size).from_buffer(memory)
     weakref.finalize(lease, self._free[size].append, memory).atexit = False
-    return np.frombuffer(lease, np.uint8)
+    return np.frombuffer(memoryview(lease), np.uint8)
 
 
 _buffers = _Buffers()

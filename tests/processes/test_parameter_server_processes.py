@@ -40,18 +40,8 @@ def _updates(folder):
 
 def _until(folder, count, ranks):
   """Waits for this many updates."""
-  _wait(lambda: len(_updates(folder)) >= count, ranks)
-
-
-def _until_saved(folder, ranks):
-  """Waits for a checkpoint: updates do not wait for one to be written."""
-  saved = folder / 'run' / 'checkpoints'
-  _wait(lambda: any(p.name.isdigit() for p in saved.glob('*')), ranks)
-
-
-def _wait(condition, ranks):
   end = time.monotonic() + 90
-  while not condition():
+  while len(_updates(folder)) < count:
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.05)
 
@@ -109,21 +99,6 @@ def test_dedicated_server_and_evaluation(tmp_path):
   assert 'checkpoint of step 20, 70 images' in text
 
 
-@pytest.mark.soak
-def test_killed_worker_stops_nobody_and_may_come_back(tmp_path):
-  arguments = _arguments(tmp_path, duration='600 steps')
-  with launching.Ranks(tmp_path, 3, arguments) as ranks:
-    _until(tmp_path, 100, ranks)
-    _kill(ranks, 2)
-    _until(tmp_path, len(_updates(tmp_path)) + 100, ranks)
-    ranks.restart(2)
-    codes = ranks.wait()
-    assert codes == [0, 0, 0], ranks.text(0) + ranks.text(2)
-  _whole(tmp_path, 600)
-  names = {p['worker'] for u in _updates(tmp_path) for p in u['parts']}
-  assert sum(name.startswith('2.') for name in names) >= 1
-
-
 @pytest.mark.slow
 @pytest.mark.soak
 def test_stalled_workers_ticket_goes_to_another(tmp_path):
@@ -135,22 +110,6 @@ def test_stalled_workers_ticket_goes_to_another(tmp_path):
     assert code == 0, ranks.text(0)
   _whole(tmp_path, 200)
   assert max(log_lib.staleness(_updates(tmp_path))) <= 4
-
-
-@pytest.mark.soak  # `test_a_kill_in_each_phase` kills both, too
-@pytest.mark.parametrize('rank', [0, 1])
-def test_killed_server_returns_all_to_the_newest_checkpoint(tmp_path, rank):
-  arguments = _arguments(tmp_path, duration='600 steps', **{'strategy.servers': '2'})
-  with launching.Ranks(tmp_path, 3, arguments) as ranks:
-    _until(tmp_path, 130, ranks)
-    _until_saved(tmp_path, ranks)
-    _kill(ranks, rank)
-    ranks.restart(rank)
-    codes = ranks.wait()
-    assert codes == [0, 0, 0], '\n'.join(ranks.text(i) for i in range(3))
-  _whole(tmp_path, 600)
-  starts = [r['start'] for r in log_lib.read(str(tmp_path / 'run')) if 'start' in r]
-  assert len(starts) == 2 and starts[1] > 0 and starts[1] % 50 == 0, starts
 
 
 @pytest.mark.slow
@@ -204,6 +163,9 @@ def test_a_kill_in_each_phase(tmp_path, kills):
     assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
   assert log.read_text().splitlines() == kills
   _whole(tmp_path, 800)
+  # A server that was killed has returned all to a checkpoint.
+  starts = [r['start'] for r in log_lib.read(str(tmp_path / 'run')) if 'start' in r]
+  assert all(start % 50 == 0 for start in starts), starts
 
 
 @pytest.mark.soak

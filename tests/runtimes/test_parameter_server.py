@@ -1,16 +1,11 @@
 """The server strategy equals its references, in one process of threads."""
 
-import contextlib
-import json
-import time
-
 import jax
 import numpy as np
 import pytest
 
-from anp_jax import cluster, config as config_lib, train
+from anp_jax import cluster, train
 from anp_jax.runtimes.parameter_server import chief as chief_lib, log as log_lib, slice_optimizer
-from anp_jax.tools.trials import replay
 from tests import launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -91,7 +86,6 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
     pytest.param({}, marks=pytest.mark.slow),
     pytest.param({'strategy.servers': 2}, marks=pytest.mark.soak),
     pytest.param({'strategy.mode': 'bounded', 'strategy.max_staleness': 1}, marks=pytest.mark.slow),
-    pytest.param({'strategy.look_ahead': 'smega2', 'strategy.servers': 2}, marks=pytest.mark.slow),
     pytest.param(
       {'strategy.look_ahead': 'dana', 'strategy.servers': 2, 'optimizer.name': 'nesterov'},
       marks=pytest.mark.slow,
@@ -101,7 +95,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
     ),
   ],
-  ids=['async', 'servers', 'bounded', 'smega2', 'dana', 'rmsprop', 'backup'],
+  ids=['async', 'servers', 'bounded', 'dana', 'rmsprop', 'backup'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **serving.FULL, **keys)
@@ -153,69 +147,6 @@ def test_replays_a_run_that_was_made_longer(tmp_path, config, one_device):
     serving.run(config, tmp_path)
   serving.same_bits(launching.weights(tmp_path), serving.replayed(config, tmp_path, 4))
   assert config.duration == '4 steps'
-
-
-def test_replays_a_run_of_another_versions_keys(tmp_path, config, monkeypatch, capsys):
-  """One key is gone, and one was added later."""
-  config = serving.config_of(config, **serving.FULL)
-  config.optimizer.multipliers = (('norm', 0.5), ('conv', 0.25))
-  saved = json.loads(config_lib.to_json(config))
-  saved['strategy.gone'] = 3
-  del saved['optimizer.clip_value']
-  (tmp_path / 'config.json').write_text(json.dumps(saved))
-  log_lib.UpdateLog(str(tmp_path), 0, {}).append(0, 1, [])
-  configs = []
-
-  def replayed(config, records, version):
-    configs.append(config)
-    return {'step': np.array(version)}
-
-  monkeypatch.setattr(replay, 'replay', replayed)
-  monkeypatch.setattr(replay, '_newest', lambda _: (1, {'step': np.array(1)}))
-  monkeypatch.setattr(jax.config, 'update', lambda *_: None)
-  assert replay.main([str(tmp_path)]) == 0
-  assert capsys.readouterr().out.startswith('1 updates, the same bits in all 1')
-  (replayed_config,) = configs
-  assert config_lib.golden(replayed_config) == config_lib.golden(config)
-
-
-@pytest.mark.slow
-def test_an_evaluation_makes_no_gradient_stale(tmp_path, config, one_device, monkeypatch):
-  """Another worker goes on while process 0 scores, which then reads again."""
-  real, apply, scored = (chief_lib.Chief._save_and_score, slice_optimizer.SliceOptimizer.apply, [])
-
-  def save_and_score(self, version, state, is_last, pause):
-    @contextlib.contextmanager
-    def longer():
-      with pause:
-        scheduler = self._session.scheduler
-        end = min(scheduler.version + 12, scheduler.limit)
-        while scheduler.version < end:
-          time.sleep(0.01)
-        scored.append(scheduler.version)
-        yield
-
-    real(self, version, state, is_last, longer())
-
-  def slowly(self, *arguments):
-    time.sleep(0.05)
-    return apply(self, *arguments)
-
-  monkeypatch.setattr(chief_lib.Chief, '_save_and_score', save_and_score)
-  monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', slowly)
-  keys = {'eval.every': '16 steps', 'checkpoint.every': '99 steps', 'duration': '48 steps'}
-  config = serving.config_of(config, **serving.FULL, **keys)
-  serving.run(config, tmp_path, 2)
-  records = log_lib.read(str(tmp_path))
-  stale = [
-    (r['order'], p['reads'][0])
-    for r in records
-    if 'order' in r
-    for p in r['parts']
-    if p['worker'].startswith('0.')
-    and any(p['reads'][0] <= end - 6 and r['order'] >= end for end in scored)
-  ]
-  assert len(scored) == 3 and not stale
 
 
 @pytest.mark.soak

@@ -135,7 +135,7 @@ def test_quick_worker_waits_for_the_bound_of_a_slow_one():
   assert len(scheduler.commit('quick', ticket, _contribution(read))) == 1
 
 
-@pytest.mark.parametrize('bound', [0, 1, 2, 3, 5])
+@pytest.mark.parametrize('bound', [0, 2, 5])
 def test_bound_holds_and_nobody_waits_for_ever(bound):
   """Workers of random speed run, and some of them die."""
   rng = random.Random(bound)

@@ -1,9 +1,11 @@
 """A server's port: what it carries, and what it refuses without harm."""
 
+from concurrent import futures
 import json
 import time
 import types
 
+from flax import struct
 import jax
 import numpy as np
 import pyarrow as pa
@@ -15,40 +17,24 @@ from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
 from anp_jax.runtimes.parameter_server import (
   log as log_lib,
-  look_ahead,
   parameter_server_run as server_run,
   parameter_store,
   rendezvous,
   scheduler as scheduler_lib,
   session as session_lib,
-  setup as setup_lib,
-  update_metrics,
 )
-from tests import certificates, serving
+from tests import builders, certificates, launching, serving
 
 # A worker's commit of its first ticket.
-_CONTRIBUTION = {
-  'ticket': [0, 0],
-  'reads': [0],
-  'weight': 16.0,
-  'values': {
-    'loss': 1.5,
-    'anp_top1': 2.0,
-    'grad_norm': 1.0,
-    'damaged': 0.0,
-    'waited': 0.0,
-    'bytes': 8.0,
-  },
-}
+_CONTRIBUTION = {'ticket': [0, 0], 'reads': [0], 'weight': 16.0, 'values': {'loss': 1.5}}
 
 
 class _Server:
   """Server 0 of a run of one server, on zeros."""
 
-  def __init__(self, config, folder):
+  def __init__(self, config, folder, setup):
     participant = serving.participant(config, folder)
-    self.process = participant.process
-    self.setup = setup = setup_lib.create(config, look_ahead.Settings())
+    self.process, self.setup = participant.process, setup
     (optimizer,) = setup.optimizers
     start = optimizer.start(
       jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state)
@@ -56,15 +42,10 @@ class _Server:
     self.store = parameter_store.ParameterStore(optimizer, start, lambda version: False, 9)
     self.log = log_lib.UpdateLog(str(folder), 0, {})
     self.service = participant.open_service()
-    run = session_lib.RunInfo(
-      address=self.service.address,
-      process=self.process,
-      settings={'batch_size': 16, 'data_shards': 1},
-      metric_names=update_metrics.names(setup.objective),
-    )
+    roster = session_lib.Roster(self.process, {'batch_size': 16}, {0: self.service.address})
     scheduler = scheduler_lib.TicketScheduler(config, 5, 0, set())
     self.session = self.service.session = session_lib.ChiefSession(
-      'now', self.store, scheduler, self.log, [start], run
+      'now', self.store, scheduler, self.log, [start], roster
     )
     self.client = participant.connect()
     self.address, session = rendezvous.read_address(str(folder))
@@ -97,13 +78,19 @@ class _Server:
     assert self.session.failed == ''
 
 
+@pytest.fixture(scope='module')
+def setup():
+  """The setup of a tiny network, whose update is compiled once."""
+  config = builders.load(str(launching.ROOT / 'configs' / 'resnet_anp.py:tiny'))
+  with pytest.MonkeyPatch.context() as patch:
+    serving.on_devices(patch, 1)
+    return serving.small_setup(config, **{'schedule.warmup': '0 steps'})
+
+
 @pytest.fixture
-def server(config, tmp_path, monkeypatch):
+def server(config, tmp_path, monkeypatch, setup):
   serving.on_devices(monkeypatch, 1)
-  config = serving.config_of(
-    config, **{'model.name': 'tests.user_network:SmallNet', 'schedule.warmup': '0 steps'}
-  )
-  server = _Server(config, tmp_path)
+  server = _Server(serving.config_of(config), tmp_path, setup)
   yield server
   server.close()
 
@@ -129,20 +116,7 @@ def test_an_update_goes_round(server):
   # The next reader waits until it is applied.
   weights, _ = _update(server)
   assert weights.any()
-  assert server.session.applied[0][2][0]['values'] == _CONTRIBUTION['values']
-
-
-def test_wrong_token_is_refused(server):
-  stranger = transport.Client(server.address, 'guessed')
-  for call in (
-    lambda: stranger.ask('take', session='now', worker='a'),
-    lambda: stranger.get('weights', session='now', worker='a', ticket=(0, 0)),
-    lambda: stranger.put({'session': 'now'}, server.arrays()),
-  ):
-    with pytest.raises(flight.FlightUnauthenticatedError, match='token'):
-      call()
-  stranger.close()
-  server.unchanged()
+  assert server.session.applied[0][2] == [{**_CONTRIBUTION, 'worker': 'a'}]
 
 
 def test_no_file_holds_the_token(server, tmp_path):
@@ -155,24 +129,14 @@ def test_no_file_holds_the_token(server, tmp_path):
 
 @pytest.mark.parametrize(
   'change, message',
-  [
-    (lambda a: [a[0][:-1], a[1]], 'bytes, expected'),
-    (lambda a: [a[0], a[1], a[1]], 'bytes, expected'),
-    (lambda a: [a[0] * np.nan, a[1]], 'not finite'),
-    (lambda a: [a[0], a[1] + np.inf], 'not finite'),
-  ],
-  ids=['short', 'long', 'nan', 'inf'],
+  [(lambda a: [a[0][:-1], a[1]], 'bytes'), (lambda a: [a[0], a[1], a[1]], 'bytes')],
+  ids=['short', 'long'],
 )
 def test_invalid_gradient_changes_nothing(server, change, message):
   with pytest.raises(flight.FlightError, match=f'refused: .*{message}'):
     server.push(change(server.arrays()))
   server.unchanged()
   assert _update(server)[1] == {}
-
-
-def test_large_finite_gradient_is_accepted(server):
-  server.push(server.arrays(3e38))
-  assert len(server.store._pending) == 1
 
 
 def test_other_session_is_refused(server):
@@ -208,24 +172,15 @@ def test_bytes_that_lie_are_refused(server):
   server.unchanged()
 
 
-def _commit(worker='a', **keys):
-  return {'worker': worker, 'contribution': {**_CONTRIBUTION, **keys}}
-
-
 @pytest.mark.parametrize(
   'name, request_',
   [
     ('take', {}),
     ('commit', {'worker': 'a', 'contribution': 3}),
-    ('commit', _commit(reads=[7])),
-    ('commit', _commit(weight=-1.0)),
-    ('commit', _commit(ticket='x')),
-    ('commit', _commit(values={})),
-    ('commit', _commit(values={**_CONTRIBUTION['values'], 'damaged': float('nan')})),
+    ('commit', {'worker': 'a', 'contribution': {**_CONTRIBUTION, 'ticket': 'x'}}),
     # Another's ticket, for which this one has pushed nothing.
-    ('commit', _commit('b')),
+    ('commit', {'worker': 'b', 'contribution': _CONTRIBUTION}),
     ('finish', {}),
-    ('__init__', {}),
   ],
 )
 def test_senseless_request_is_refused(server, name, request_):
@@ -244,14 +199,10 @@ def test_ticket_nobody_gave_is_dropped(server):
   assert server.session.scheduler.version == 0
 
 
-def test_worker_of_another_config_is_named(server):
+def test_process_of_another_config_is_named(server):
   other = {**server.process, 'config': {**server.process['config'], 'seed': '7'}}
   answer = server.client.ask('hello', worker='b', process=other, devices=1)
   assert 'seed' in answer['problem']
-
-
-def test_server_of_another_config_is_named(server):
-  other = {**server.process, 'config': {**server.process['config'], 'seed': '7'}}
   answer = server.client.ask('join', server=1, address='x:1', process=other)
   assert 'config.seed 7' in answer['problem']
   assert server.session.failed == answer['problem']
@@ -267,25 +218,19 @@ def test_stop_is_asked_for_until_the_run_ends(server, monkeypatch):
   """Server 0 may have no session yet, or begin another."""
   monkeypatch.setattr(server_run, '_REPEAT', 0.1)
   server.service.session = None
-  calls, stopped, end = [], [], time.monotonic() + 10
+  job, calls = futures.Future(), []
 
   def connect():
-    calls.append(server.service.session)
+    calls.append(server.session.scheduler.limit)
     if len(calls) == 2:
       server.service.session = server.session
+    if len(calls) == 3:
+      job.set_result(None)
     return transport.Client(server.address, server.token)
 
-  def done():
-    assert time.monotonic() < end, f'stopped {len(stopped)} times'
-    if server.session.scheduler.limit == 0:
-      stopped.append(server.session.scheduler)
-      server.session.scheduler = scheduler_lib.TicketScheduler(server.setup.config, 5, 0, set())
-    return len(stopped) == 2
-
   processes = types.SimpleNamespace(vote=lambda: 1, heartbeat=lambda *_: None)
-  jobs = [types.SimpleNamespace(done=done)]
-  server_run._wait_for_jobs(processes, jobs, types.SimpleNamespace(progress=0), connect)
-  assert calls[0] is None
+  server_run._wait_for_jobs(processes, [job], types.SimpleNamespace(progress=0), connect)
+  assert calls == [5, 5, 0]
 
 
 def test_snapshot_can_be_fetched_again(server):
@@ -316,24 +261,23 @@ def test_devices_must_be_alike(server):
   assert answer['problem'].startswith('2 devices')
 
 
-def test_gradients_that_wait_are_bounded(server):
-  for step in range(9):
-    server.push(server.arrays(), ticket=(step, 0))
-  with pytest.raises(flight.FlightError, match='9 gradients wait'):
-    server.push(server.arrays(), ticket=(9, 0))
+class _State(struct.PyTreeNode):
+  """A server's state that counts updates, and holds nothing else."""
+
+  step: int = 0
+  momenta: tuple = ()
 
 
-class _Optimizer:
-  """Counts updates; takes any gradient."""
-
-  def apply(self, state, gradients, stats_deltas, contributions):
-    return serving.CountedState(state.step + 1), True
+def _store(is_snapshot, max_pending):
+  """A store that counts updates, and takes any gradient."""
+  apply = lambda state, *_: (_State(state.step + 1), True)  # noqa: E731
+  optimizer = types.SimpleNamespace(apply=apply)
+  return parameter_store.ParameterStore(optimizer, _State(), is_snapshot, max_pending)
 
 
 def test_gradients_of_used_tickets_do_not_pile_up():
   """Neither what waits when its ticket is used nor what comes later."""
-  start = serving.CountedState(0)
-  store = parameter_store.ParameterStore(_Optimizer(), start, lambda version: False, 3)
+  store = _store(lambda version: False, 3)
   arrays = np.ones(2, np.float32), np.ones(1, np.float32)
   for step in range(5):
     for worker in ('quick', 'spare', 'late'):
@@ -353,8 +297,7 @@ def test_gradients_of_used_tickets_do_not_pile_up():
 
 def test_updates_wait_while_two_snapshots_are_not_fetched():
   """Each is as large as the weights; the third one waits, and so each time."""
-  start = serving.CountedState(0)
-  store = parameter_store.ParameterStore(_Optimizer(), start, lambda version: True, 9)
+  store = _store(lambda version: True, 9)
   for step in range(5):
     store.enqueue_gradient((step, 0), 'a', np.ones(2), np.ones(1))
     contribution = {'ticket': (step, 0), 'worker': 'a', 'reads': [step]}
@@ -369,13 +312,9 @@ def test_updates_wait_while_two_snapshots_are_not_fetched():
 
 
 def test_poisoned_update_is_not_applied(server):
-  """Finite on its way, infinite once applied."""
   server.client.ask('take', session='now', worker='a')
   server.client.get('weights', session='now', worker='a', ticket=(0, 0))
-  server.push([np.full(s, 3e38, np.float32) for s in server.sizes])
-  # Statistics grow beyond what a float holds.
-  state = server.store._state
-  server.store._state = state.replace(stats=state.stats + 3e38)
+  server.push([np.full(s, np.inf, np.float32) for s in server.sizes])
   server.client.ask('commit', session='now', worker='a', contribution=_CONTRIBUTION)
   assert 'update 0 is not finite' in _error(server)
   assert server.store.version == 0
@@ -399,12 +338,10 @@ def _error(server):
   return server.store.error
 
 
-def test_tls(config, tmp_path, monkeypatch):
+def test_tls(config, tmp_path, monkeypatch, setup):
   serving.on_devices(monkeypatch, 1)
-  config = serving.config_of(
-    config, **{'model.name': 'tests.user_network:SmallNet', **certificates.keys(tmp_path)}
-  )
-  server = _Server(config, tmp_path)
+  config = serving.config_of(config, **certificates.keys(tmp_path))
+  server = _Server(config, tmp_path, setup)
   assert _update(server)[1] == {}
   naked = transport.Client(server.address, server.token)
   with pytest.raises(flight.FlightError):

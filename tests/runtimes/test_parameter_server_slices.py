@@ -6,18 +6,20 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax.runtimes.parameter_server import (
-  layout as layout_lib,
-  look_ahead,
-  setup as setup_lib,
-  slice_optimizer,
-)
+from anp_jax.runtimes.parameter_server import layout as layout_lib, slice_optimizer
 from anp_jax.training import multipliers
 from tests import serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
+pytestmark = pytest.mark.usefixtures('quick_compiles', 'small_blocks')
 
 _STEPS = 4
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  """Networks of some hundred weights are not padded to a quarter million."""
+  for kind in ('_MATRICES', '_VECTORS'):
+    monkeypatch.setattr(slice_optimizer, kind, 2**10)
 
 
 @pytest.fixture
@@ -31,33 +33,7 @@ def sgd(config):
 
 
 def _setup(config, servers):
-  config = serving.config_of(
-    config,
-    **{
-      'strategy.servers': servers,
-      'model.name': 'tests.user_network:SmallNet',
-      'data.image_size': 8,
-      'model.norm_momentum': 0.5,
-    },
-  )
-  return setup_lib.create(config, look_ahead.Settings())
-
-
-def _random_state(setup):
-  """A state of random weights and moments, as after some steps."""
-  rng = np.random.default_rng(1)
-
-  def leaf(shape):
-    if not shape.ndim:
-      return np.zeros((), shape.dtype)
-    return np.abs(rng.normal(size=shape.shape)).astype(shape.dtype)
-
-  return jax.tree.map(leaf, setup.program.abstract_state)
-
-
-def _start(setup, state=None):
-  state = state or _random_state(setup)
-  return [optimizer.start(state) for optimizer in setup.optimizers]
+  return serving.small_setup(config, servers=servers)
 
 
 def _gradients(setup, data_shards=1):
@@ -68,38 +44,21 @@ def _gradients(setup, data_shards=1):
   ]
 
 
-def _apply(setup, states, update, weights=(1.0,), staleness=0):
-  """The states of all servers after an update (gradients, stats deltas)."""
-  gradients, deltas = update
-  reads = [int(states[0].step) - staleness]
-  contributions = [{'weight': weight, 'reads': reads, 'worker': 'a'} for weight in weights]
-  results = [
-    optimizer.apply(
-      state,
-      [g[optimizer.slice] for g in gradients],
-      [d[: optimizer.stats_size] for d in deltas],
-      contributions,
-    )
-    for optimizer, state in zip(setup.optimizers, states, strict=True)
-  ]
-  assert all(finite for _, finite in results)
-  return [state for state, _ in results]
-
-
-def _run(setup, data_shards=1, weights=(1.0,), staleness=0, states=None):
+def _run(setup, state=None, data_shards=1, weights=(1.0,)):
   """The whole state after all updates."""
-  states = states or _start(setup)
-  for update in _gradients(setup, data_shards):
-    states = _apply(setup, states, update, weights, staleness)
-  return _join(setup, states)
+  servers = serving.Servers(setup, state)
+  for gradients, deltas in _gradients(setup, data_shards):
+    servers.apply(gradients, deltas, weights=weights)
+  return servers.state()
 
 
-def _join(setup, states):
-  return slice_optimizer.join(setup.layout, setup.optimizers, states)
-
-
-def _flat(setup, params):
-  return setup.layout.params.flatten(params, np)
+def _leaves(setup, *trees):
+  """By path: the leaf of each tree like the parameters, and of each gradient."""
+  names = setup.layout.params.names
+  gradients = [setup.layout.params.unflatten(g) for (g,), _ in _gradients(setup)]
+  for name in names:
+    module, leaf = name.split('/')
+    yield name, [t[module][leaf] for t in trees], [g[module][leaf] for g in gradients]
 
 
 def _same(a, b):
@@ -113,10 +72,10 @@ def _close(a, b):
 
 def test_start_and_join_are_inverse(config):
   config.ema = 0.9
-  for servers in (1, 2, 3, 5):
+  for servers in (1, 3):
     setup = _setup(config, servers)
-    state = _random_state(setup)
-    _same(state, _join(setup, _start(setup, state)))
+    state = serving.random_state(setup)
+    _same(state, serving.Servers(setup, state).state())
 
 
 @pytest.mark.parametrize('name', ['sgd', 'momentum', 'nesterov', 'rmsprop', 'adam', 'adamw'])
@@ -133,30 +92,30 @@ def test_update_is_that_of_the_closed_form(sgd):
   sgd.optimizer.name = 'momentum'
   sgd.optimizer.weight_decay = 0.1
   setup = _setup(sgd, 3)
-  state = _random_state(setup)
-  value = _flat(setup, state.params).astype(float)
-  decays = _flat(setup, jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1, float), state.params))
+  state = serving.random_state(setup)
+  value = serving.flat(setup, state.params)
+  decays = serving.flat(setup, jax.tree.map(lambda p: np.full(p.shape, p.ndim > 1), state.params))
   flat_stats = setup.layout.stats
   stats = flat_stats.flatten(state.stats, np).astype(float)
-  speed = _flat(setup, optax.tree.get(state.opt_state, 'trace')).astype(float)
+  speed = serving.flat(setup, optax.tree.get(state.opt_state, 'trace'))
   for (gradient,), (delta,) in _gradients(setup):
     speed = 0.9 * speed + gradient + 0.1 * decays * value
     value = value - sgd.optimizer.learning_rate * speed
     stats = 0.5 * stats + delta
   result = _run(setup)
-  _close(_flat(setup, result.params), value)
+  _close(serving.flat(setup, result.params), value)
   _close(flat_stats.flatten(result.stats, np), stats)
   assert result.step == _STEPS
 
 
 def test_data_shards_count_by_their_examples(sgd):
   setup = _setup(sgd, 2)
-  result = _run(setup, 3, (4.0, 0.0, 12.0))
-  value = _flat(setup, _random_state(setup).params).astype(float)
+  result = _run(setup, data_shards=3, weights=(4.0, 0.0, 12.0))
+  value = serving.flat(setup, serving.random_state(setup).params)
   for gradients, _ in _gradients(setup, 3):
     mean = (4 * gradients[0].astype(float) + 12 * gradients[2]) / 16
     value = value - sgd.optimizer.learning_rate * mean
-  _close(_flat(setup, result.params), value)
+  _close(serving.flat(setup, result.params), value)
 
 
 def test_clipping_by_norm_is_left_to_the_workers(config):
@@ -185,7 +144,6 @@ def test_slices_are_even_and_cover_all():
     (122, 145, False),
   ]
   padded = blocks[2].cut(np.arange(145.0))
-  assert padded.shape == (100,)
   assert padded.tolist() == [*range(122, 145), *[0] * 77]
   assert blocks[2].trim(padded).tolist() == [*range(122, 145)]
   assert blocks[0].cut(np.ones(145)).shape == (40, 1)
@@ -224,12 +182,11 @@ def test_averages_follow_their_recurrence(sgd, rules):
   sgd.ema = 0.15
   sgd.optimizer.multipliers = rules
   setup = _setup(sgd, 2)
-  start = _random_state(setup)
+  start = serving.random_state(setup)
   # As a new run has it.
   start = start.replace(average={'params': start.params, 'stats': start.stats})
-  value = _flat(setup, start.params).astype(float)
   flat_stats = setup.layout.stats
-  stats = flat_stats.flatten(start.stats, np).astype(float)
+  value, stats = serving.flat(setup, start.params), flat_stats.flatten(start.stats, np)
   means = [value, stats]
   for step, ((gradient,), (delta,)) in enumerate(_gradients(setup)):
     # 0.1 at first, then 2/11 and more are cut to 0.15.
@@ -237,44 +194,29 @@ def test_averages_follow_their_recurrence(sgd, rules):
     value = value - sgd.optimizer.learning_rate * gradient
     stats = 0.5 * stats + delta
     means = [decay * m + (1 - decay) * n for m, n in zip(means, (value, stats))]
-  average = _run(setup, states=_start(setup, start)).average
+  average = _run(setup, start).average
   if rules:
     _same(average['stats'], start.stats)
     _same(average['params']['norm'], start.params['norm'])
     return
-  _close(_flat(setup, average['params']), means[0])
+  _close(serving.flat(setup, average['params']), means[0])
   _close(flat_stats.flatten(average['stats'], np), means[1])
 
 
-@pytest.mark.parametrize('servers', [1, 2, 3, 5])
+@pytest.mark.parametrize('servers', [1, 3])
 def test_rates_are_multiplied_wherever_slices_end(sgd, servers):
   """SGD with decay of matrices, each leaf by its factor, written in NumPy."""
   sgd.optimizer.weight_decay = 0.1
   sgd.optimizer.multipliers = (('norm|conv2/kernel', 0), ('conv', 0.25))
   setup = _setup(sgd, servers)
-  result, start = _run(setup), _random_state(setup)
-  factors = {
-    'conv1/kernel': 0.25,
-    'conv1/bias': 0.25,
-    'conv2/kernel': 0,
-    'conv2/bias': 0.25,
-    'norm/scale': 0,
-    'norm/bias': 0,
-    'head/kernel': 1,
-    'head/bias': 1,
-  }
-  flat = setup.layout.params
-  assert set(factors) == set(flat.names)
-  gradients = [flat.unflatten(gradient) for (gradient,), _ in _gradients(setup)]
-  for name, factor in factors.items():
-    module, leaf = name.split('/')
-    value = start.params[module][leaf]
-    weights = result.params[module][leaf]
-    if not factor:
+  result, start = _run(setup), serving.random_state(setup)
+  for name, (weights, value), gradients in _leaves(setup, result.params, start.params):
+    if 'norm' in name or name == 'conv2/kernel':
       assert weights.tobytes() == value.tobytes(), name
       continue
+    factor = 0.25 if 'conv' in name else 1
     for gradient in gradients:
-      step = gradient[module][leaf] + 0.1 * (value.ndim > 1) * value
+      step = gradient + 0.1 * (value.ndim > 1) * value
       value = value - sgd.optimizer.learning_rate * factor * step
     _close(weights, value)
   # All parameters of the norm are frozen, and so are its statistics.
@@ -293,42 +235,30 @@ def test_rates_decay_from_the_head_down_wherever_slices_end(sgd, monkeypatch):
   )
   sgd.init['from'], sgd.optimizer.layer_decay = 'weights.safetensors', 0.5
   setup = _setup(sgd, 3)
-  result, start = _run(setup), _random_state(setup)
-  flat = setup.layout.params
-  gradients = [flat.unflatten(gradient) for (gradient,), _ in _gradients(setup)]
-  for name in flat.names:
-    module, leaf = name.split('/')
-    value = start.params[module][leaf]
-    rate = sgd.optimizer.learning_rate * 0.5 ** (2 - layers.get(module, 2))
-    for gradient in gradients:
-      value = value - rate * gradient[module][leaf]
-    _close(result.params[module][leaf], value)
+  result, start = _run(setup), serving.random_state(setup)
+  for name, (weights, value), gradients in _leaves(setup, result.params, start.params):
+    rate = sgd.optimizer.learning_rate * 0.5 ** (2 - layers.get(name.split('/')[0], 2))
+    _close(weights, value - rate * sum(gradients))
 
 
-@pytest.mark.parametrize('name', ['sgd', 'momentum'])
-@pytest.mark.parametrize('servers', [1, 2, 3, 5])
+@pytest.mark.parametrize('name, servers', [('sgd', 1), ('momentum', 3)])
 def test_decays_are_multiplied_wherever_slices_end(sgd, servers, name):
   """Decay is not clipped, and is of matrices alone; written in NumPy."""
   sgd.optimizer.name, sgd.optimizer.clip_value = name, 0.5
   sgd.optimizer.weight_decay = 0.1
   sgd.optimizer.decay_multipliers = (('head', 25.0), ('conv1', 0))
   setup = _setup(sgd, servers)
-  result, start = _run(setup), _random_state(setup)
+  result, start = _run(setup), serving.random_state(setup)
   keep = sgd.optimizer.momentum if name == 'momentum' else 0.0
-  flat = setup.layout.params
-  gradients = [flat.unflatten(gradient) for (gradient,), _ in _gradients(setup)]
-  factors = {'head': 25, 'conv1': 0}
-  for path in flat.names:
-    module, leaf = path.split('/')
-    value, trace = start.params[module][leaf], 0.0
-    if name == 'momentum':
-      trace = optax.tree.get(start.opt_state, 'trace')[module][leaf]
-    decay = 0.1 * factors.get(module, 1) * (value.ndim > 1)
+  traces = optax.tree.get(start.opt_state, 'trace') if keep else start.params
+  trees = result.params, start.params, traces
+  for path, (weights, value, trace), gradients in _leaves(setup, *trees):
+    factor = {'head': 25, 'conv1': 0}.get(path.split('/')[0], 1)
+    decay = 0.1 * factor * (value.ndim > 1)
     for gradient in gradients:
-      clipped = np.clip(gradient[module][leaf], -0.5, 0.5)
-      trace = keep * trace + clipped + decay * value
+      trace = keep * trace + np.clip(gradient, -0.5, 0.5) + decay * value
       value = value - sgd.optimizer.learning_rate * trace
-    _close(result.params[module][leaf], value)
+    _close(weights, value)
 
 
 @pytest.mark.parametrize('xp', [np, jnp])

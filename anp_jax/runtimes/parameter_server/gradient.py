@@ -1,11 +1,15 @@
 """The program of a worker: weights and a batch in, a gradient out."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import optax
 
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.runtimes.parameter_server import layout as layout_lib
 from anp_jax.training import build
 
 
@@ -13,17 +17,24 @@ class GradientProgram:
   """The gradient, compiled; a replay compiles the same program.
 
   Attributes:
-    layout: `layout.Layout` of the weights.
+    layout: layout of the weights.
   """
 
-  def __init__(self, config, program, layout, mesh, size: int):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    program: build.ModelAndSteps,
+    layout: layout_lib.Layout,
+    mesh: jax.sharding.Mesh,
+    size: int,
+  ):
     """Compiles the gradient.
 
     Args:
       config: the run's config.
-      program: `build.ModelAndSteps` over the worker's own devices.
-      layout: `layout.Layout`.
-      mesh: of the worker's own devices.
+      program: steps over the worker's own devices.
+      layout: layout of the weights.
+      mesh: mesh of the worker's own devices.
       size: images of a batch.
     """
     self.layout = layout
@@ -36,21 +47,23 @@ class GradientProgram:
       build.abstract_batch(config, mesh, size),
     ).compile()
 
-  def __call__(self, weights, stats, step: int, batch):
+  def __call__(
+    self, weights: np.ndarray, stats: np.ndarray, step: int, batch: dict
+  ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
     """Computes one gradient, and waits for it.
 
     Args:
       weights: (n,).
       stats: (m,) running statistics.
-      step: of the ticket; random numbers are folded from it.
-      batch: on the mesh's devices.
+      step: step of the ticket; random numbers are folded from it.
+      batch: arrays on the mesh's devices.
 
     Returns:
       gradient (n,), a mean over the batch's examples and clipped by its norm;
       stats_delta (m,): with norm momentum k and no update in between, statistics
       become k stats + stats_delta, which is the network's own update; values: name
-      to float: sums over the examples,
-      'weight' of them, 'damaged', 'grad_norm', 'finite', 'vote'.
+      to float: sums over the examples, their 'weight', 'damaged', 'grad_norm',
+      'finite', 'vote'.
     """
     gradients, stats_delta, values = jax.device_get(
       self._program(weights, stats, np.int32(step), batch)
@@ -66,8 +79,8 @@ def failure(step: int, values: dict) -> str:
   """Returns why a gradient may not be applied; '' if it is finite.
 
   Args:
-    step: of its ticket.
-    values: from `GradientProgram`.
+    step: step of its ticket.
+    values: numbers from `GradientProgram`.
   """
   if values['finite']:
     return ''
@@ -78,13 +91,13 @@ def failure(step: int, values: dict) -> str:
   )
 
 
-def measured(values: dict, waited: float, arrays) -> dict:
+def measured(values: dict, waited: float, arrays: Iterable[np.ndarray]) -> dict:
   """Returns what a contribution says of its gradient.
 
   Args:
-    values: from `GradientProgram`.
+    values: numbers from `GradientProgram`.
     waited: seconds that its batch was waited for.
-    arrays: that were sent for it.
+    arrays: arrays that were sent for it.
   """
   reported = {k: v for k, v in values.items() if k not in ('vote', 'finite', 'weight')}
   size = sum(a.nbytes for a in arrays)

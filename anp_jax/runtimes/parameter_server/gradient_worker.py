@@ -1,5 +1,6 @@
 """A worker: leases tickets, pulls weights, pushes gradients."""
 
+from collections.abc import Callable, Iterator
 from concurrent import futures
 import contextlib
 import threading
@@ -9,18 +10,22 @@ from absl import logging
 import jax
 import numpy as np
 
-from anp_jax import cluster, config as config_lib
+from anp_jax import cluster
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.parameter_server import gradient as gradient_lib, rendezvous
+from anp_jax.runtimes.parameter_server import (
+  gradient as gradient_lib,
+  rendezvous,
+  setup as setup_lib,
+  threads,
+)
 
-_RETRY = 0.3  # seconds between two attempts to reach the servers
 _STARTED = time.time_ns()
 
 
 class BatchQueue:
   """The tickets of a worker, by count, as its data stream asks for them."""
 
-  def __init__(self, take, limit: int | None):
+  def __init__(self, take: Callable[[], tuple[int, int] | None], limit: int | None):
     """Starts without tickets; none is leased yet.
 
     Args:
@@ -30,13 +35,13 @@ class BatchQueue:
     """
     self._take = take
     self._limit = limit
-    self._tickets = []
+    self._tickets: list[tuple[int, int] | None] = []
     self._finished = 0
     self._closed = False
     self._changed = threading.Condition()
     self._taking = threading.Lock()
 
-  def ticket(self, count: int):
+  def ticket(self, count: int) -> tuple[int, int] | None:
     """Returns the ticket of this count; None after the end."""
     # A leased ticket is returned also while the next is waited for.
     if count >= len(self._tickets):
@@ -70,17 +75,19 @@ class Worker:
   """Computes gradients until the run is over, as processes join and leave.
 
   Attributes:
-    name: of this start of its process: when that is gone, others take over.
-    progress: answers received and gradients computed; grows while it lives.
+    name: name of this start of its process; others take over when that is gone.
+    progress: requests made and gradients computed; grows while it lives.
     closed: whether it is to end.
   """
 
-  def __init__(self, participant: rendezvous.Participant, prepare):
+  def __init__(
+    self, participant: rendezvous.Participant, prepare: Callable[[dict], setup_lib.Setup]
+  ):
     """Prepares the worker; `run` connects.
 
     Args:
       participant: this process.
-      prepare: server 0's settings -> `setup.Setup`.
+      prepare: server 0's settings -> setup.
     """
     self.name = f'{participant.env.index}.{_STARTED:x}'
     self.progress = 0
@@ -90,7 +97,8 @@ class Worker:
     self._computing = threading.Lock()
     self._pausing = threading.Lock()
     self._pauses = 0
-    self._setup = self._program = None
+    self._setup: setup_lib.Setup | None = None
+    self._program: gradient_lib.GradientProgram | None = None
 
   def run(self) -> None:
     """Computes until the run is over, or `close`.
@@ -101,21 +109,21 @@ class Worker:
         config.cluster.rendezvous_timeout.
       cluster.RunFailedError: if the run has failed, or a server refuses a request.
     """
-    while not self.closed.is_set():
-      hello, servers = self._join()
-      if hello is None:
-        return
+    participant = self._participant
+    while admitted := participant.admit(f'worker {self.name}', self._request, self.closed):
+      chief, hello = admitted
+      servers = [chief, *map(participant.connect, hello['servers'][1:])]
       try:
-        if self._program is None:
+        if self._setup is None:
           self._setup = self._prepare(hello)
           self._program = self._setup.gradient_program(hello['data_shards'])
-        _WorkerSession(self, hello, servers, self._setup, self._program).run()
+        _WorkerSession(self, hello, servers, self._setup).run()
         return
       except transport.CONNECTION_ERRORS as e:
         if 'refused:' in str(e):
           raise cluster.RunFailedError(transport.describe_error(e)) from e
         logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
-        time.sleep(_RETRY)
+        time.sleep(rendezvous.RETRY)
       finally:
         for server in servers:
           server.close()
@@ -125,7 +133,7 @@ class Worker:
     self.closed.set()
 
   @contextlib.contextmanager
-  def paused(self):
+  def paused(self) -> Iterator[None]:
     """Within it, no gradient is computed in this process.
 
     Those that follow are of weights that are read after it.
@@ -134,7 +142,9 @@ class Worker:
       self._pauses += 1
       yield
 
-  def compute(self, pull, step, batch):
+  def compute(
+    self, pull: Callable[[], tuple | None], step: int, batch: dict
+  ) -> tuple[tuple, tuple] | None:
     """Computes a gradient, of weights that were read since the last pause.
 
     No lock is held while weights are waited for: they may need updates that
@@ -142,13 +152,14 @@ class Worker:
 
     Args:
       pull: () -> (versions read, weights, statistics), or None.
-      step: of the ticket.
-      batch: see `gradient.GradientProgram`.
+      step: step of the ticket.
+      batch: arrays, see `gradient.GradientProgram`.
 
     Returns:
       The results of `pull` and of `gradient.GradientProgram`; None where `pull`
       returned none.
     """
+    assert self._program is not None  # `run` compiles it
     while True:
       with self._pausing:
         pauses = self._pauses
@@ -158,52 +169,24 @@ class Worker:
       with self._computing:
         if pauses != self._pauses:
           continue
-        result = self._program(*pulled[1:], step, batch)
+        _, weights, stats = pulled
+        result = self._program(weights, stats, step, batch)
       self.progress += 1
       return pulled, result
 
-  def _join(self):
-    """Says hello until all servers are there."""
-    start = time.monotonic()
-    timeout = self._participant.config.cluster.rendezvous_timeout
-    reason = ''
-    while time.monotonic() - start < timeout:
-      if self.closed.is_set():
-        return None, []
-      try:
-        chief = self._participant.connect()
-        hello = chief.ask(
-          'hello',
-          worker=self.name,
-          process=self._participant.process,
-          devices=jax.local_device_count(),
-          launch=self._participant.launch,
-        )
-        if 'problem' in hello:
-          raise config_lib.ConfigError(hello['problem'])
-        self.progress += 1
-        if 'session' in hello:
-          addresses = hello['servers'][1:]
-          return hello, [chief, *map(self._participant.connect, addresses)]
-        chief.close()
-        reason = 'not all servers are there'
-      except transport.CONNECTION_ERRORS as e:
-        if self._participant.is_over(e, f'worker {self.name}'):
-          return None, []
-        reason = transport.describe_error(e)
-      time.sleep(_RETRY)
-    raise cluster.PeerLostError(f'worker {self.name}: nothing to do for {timeout:g} s: {reason}')
+  def _request(self):
+    self.progress += 1
+    return 'hello', {'worker': self.name, 'devices': jax.local_device_count()}
 
 
 class _WorkerSession:
   """A worker's time with the servers, until they begin another session."""
 
-  def __init__(self, worker, hello, servers, setup, program):
+  def __init__(self, worker, hello, servers, setup):
     self._worker = worker
     self._name = hello['session']
     self._servers = servers
     self._layout = setup.layout
-    self._program = program
     synchronous = setup.config.strategy.mode == 'synchronous'
     self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
     self._queue = BatchQueue(
@@ -213,7 +196,6 @@ class _WorkerSession:
       1 if synchronous else None,
     )
     self._closed = False
-    self._errors = []
     self._count = 0
     self._taking = threading.Lock()
     self._transfers = futures.ThreadPoolExecutor(self._in_flight * len(servers))
@@ -222,40 +204,28 @@ class _WorkerSession:
 
   def run(self):
     """Runs a thread for each gradient in flight; raises their first error."""
-    threads = [
-      threading.Thread(target=self._run, name=f'gradient {i}', daemon=True)
-      for i in range(self._in_flight)
-    ]
-    for thread in threads:
-      thread.start()
+    jobs = [threads.start(self._run, f'gradient {i}') for i in range(self._in_flight)]
     try:
-      for thread in threads:
-        thread.join()
+      done, _ = futures.wait(jobs, return_when=futures.FIRST_EXCEPTION)
     finally:
-      self._close()
+      self._closed = True
+      self._queue.close()
+      futures.wait(jobs)
       self._feed.close()
       self._transfers.shutdown(wait=False)
-    if self._errors:
-      raise self._errors[0]
-
-  def _close(self):
-    self._closed = True
-    self._queue.close()
+    for job in done:
+      job.result()
 
   def _is_over(self):
     return self._closed or self._worker.closed.is_set()
 
   def _run(self):
-    try:
-      while not self._is_over():
-        ticket, batch, waited = self._next()
-        if ticket is None:
-          return
-        self._process(ticket, batch, waited)
-        self._queue.finish()
-    except BaseException as e:  # noqa: BLE001 - raised by `run`
-      self._errors.append(e)
-      self._close()
+    while not self._is_over():
+      ticket, batch, waited = self._next()
+      if ticket is None:
+        return
+      self._process(ticket, batch, waited)
+      self._queue.finish()
 
   def _take(self):
     while not self._is_over():

@@ -6,10 +6,14 @@ servers: XLA rounds Adam's update of one leaf otherwise than that of the same
 leaf among others (measured: one element of ten, by the last bit).
 """
 
+from collections.abc import Callable
 import dataclasses
+from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -27,18 +31,18 @@ class FlatTree:
   alike are neighbours.
 
   Attributes:
-    names: of the leaves, such as 'stage1/conv1/kernel', in the vector's order.
+    names: leaves' names, such as 'stage1/conv1/kernel', in the vector's order.
     size: elements.
     matrices: elements of the leaves of two or more axes.
-    dtype: of all leaves.
+    dtype: dtype of all leaves.
   """
 
-  def __init__(self, tree, dtype):
+  def __init__(self, tree: Any, dtype: Any):
     """Reads the shapes of a tree.
 
     Args:
       tree: pytree of arrays or shapes.
-      dtype: that every leaf must have.
+      dtype: dtype that every leaf must have.
 
     Raises:
       ConfigError: naming a leaf of another dtype.
@@ -59,22 +63,23 @@ class FlatTree:
     self.size = sum(self._sizes)
     self.matrices = sum(n for n, shape in zip(self._sizes, self._shapes) if len(shape) > 1)
 
-  def flatten(self, tree, xp=jnp):
+  def flatten(self, tree: Any, xp: ModuleType = jnp) -> Any:
     """Returns a tree's leaves as a (size,) vector; xp is the library to use."""
     leaves = jax.tree.leaves(tree)
     vectors = [xp.ravel(leaves[i]) for i in self._order]
     # A network without batch norm has no statistics, and nothing to join.
     return xp.concatenate(vectors or [xp.zeros(0, self.dtype)])
 
-  def unflatten(self, vector):
+  def unflatten(self, vector: Any) -> Any:
     """Returns the tree whose leaves are views of a (size,) vector."""
-    leaves, start = [None] * len(self._order), 0
+    leaves: list[Any] = [None] * len(self._order)
+    start = 0
     for i, shape, size in zip(self._order, self._shapes, self._sizes):
       leaves[i] = vector[start : start + size].reshape(shape)
       start += size
     return jax.tree.unflatten(self._structure, leaves)
 
-  def flatten_within(self, tree, xp=jnp):
+  def flatten_within(self, tree: Any, xp: ModuleType = jnp) -> Any:
     """Flattens each subtree that has this structure, as an optimizer's has."""
 
     def is_tree(node):
@@ -85,7 +90,7 @@ class FlatTree:
 
     return jax.tree.map(flatten, tree, is_leaf=is_tree)
 
-  def spread(self, value) -> np.ndarray:
+  def spread(self, value: Callable[[str], float]) -> np.ndarray:
     """Returns a (size,) vector with one value for all elements of a leaf.
 
     Args:
@@ -131,6 +136,9 @@ class Block:
   """Elements [start, stop) of a slice, all of matrices or all of vectors.
 
   Attributes:
+    start: first element.
+    stop: element after the last one.
+    is_matrix: whether they are of matrices.
     size: elements that it is padded to.
   """
 
@@ -139,7 +147,7 @@ class Block:
   is_matrix: bool
   size: int
 
-  def cut(self, vector, xp=np):
+  def cut(self, vector: Any, xp: ModuleType = np) -> Any:
     """Returns this block of a slice's vector, padded with zeros.
 
     Returns:
@@ -152,7 +160,7 @@ class Block:
       block = xp.concatenate([block, padding])
     return block.reshape(-1, 1) if self.is_matrix else block
 
-  def trim(self, block) -> np.ndarray:
+  def trim(self, block: Any) -> np.ndarray:
     """Returns the (stop - start,) elements of what `cut` has padded."""
     return np.asarray(block).reshape(-1)[: self.stop - self.start]
 
@@ -164,10 +172,10 @@ class Layout:
     abstract_state: TrainState of shapes.
     params: FlatTree of the weights.
     stats: FlatTree of the running statistics, which server 0 alone keeps.
-    slices: of the weights, by server.
+    slices: slice of the weights of each server.
   """
 
-  def __init__(self, config, abstract_state):
+  def __init__(self, config: ml_collections.ConfigDict, abstract_state: Any):
     """Cuts the weights for config.strategy.servers.
 
     Raises:

@@ -12,6 +12,8 @@ import collections
 import json
 import os
 
+import ml_collections
+
 from anp_jax import config as config_lib
 from anp_jax.system import files
 
@@ -25,12 +27,12 @@ class UpdateLog:
     """Drops the records at or after `version`, and begins a session there.
 
     Args:
-      workdir: of the run.
+      workdir: folder of the run.
       version: updates that the run's checkpoint has.
       settings: JSON values.
     """
     path = os.path.join(workdir, NAME)
-    records = [r for r in read(workdir) if r.get('start', r.get('order')) < version]
+    records = [r for r in read(workdir) if r.get('start', r.get('order', 0)) < version]
     lines = map(json.dumps, [*records, {'start': version, **settings}])
     files.write_atomic(path, '\n'.join(lines) + '\n')
     self._file = open(path, 'a')
@@ -55,7 +57,7 @@ def read(workdir: str) -> list[dict]:
   return files.read_json_lines(os.path.join(workdir, NAME))
 
 
-def changeable(config) -> dict:
+def changeable(config: ml_collections.ConfigDict) -> dict:
   """Returns the keys that --change may name, with their values of a session."""
   keys = config_lib.changeable(config)
   return {k: v for k, v in config_lib.flat(config).items() if k in keys}
@@ -73,8 +75,23 @@ def used_steps(records: list[dict], version: int) -> set[int]:
 
 def simulated_seconds(records: list[dict], version: int) -> float:
   """Returns when the update to a version was made; 0 if the log has no time."""
-  parts = next((r['parts'] for r in records if r.get('order') == version - 1), [])
+  parts: list[dict] = next((r['parts'] for r in records if r.get('order') == version - 1), [])
   return max((part.get('seconds', 0.0) for part in parts), default=0.0)
+
+
+def last_reads(updates: list[list[dict]], version: int) -> dict[int, int]:
+  """Returns, by version that gradients read, the version that the last of them made.
+
+  Args:
+    updates: contributions of each update.
+    version: version that the first of them makes.
+  """
+  return {
+    read: order
+    for order, contributions in enumerate(updates, version)
+    for contribution in contributions
+    for read in contribution['reads']
+  }
 
 
 def staleness(records: list[dict]) -> collections.Counter:

@@ -1,35 +1,28 @@
 """Weights that workers read ahead of the servers', by the momentum to come.
 
 When a gradient is applied, momentum has moved the weights since its worker read
-them. That part of the move is known beforehand, so workers read weights w that
-have made it already. With rate r, momentum k, gradients g and n of them under
-way, element by element:
+them. That part of the move is known beforehand, so workers read weights that
+have made it already. DANA-Zero (Hakimi et al., 2019, arXiv 1907.11612) keeps a
+momentum v_i for each of n gradients under way, of the worker that computes it.
+With weights w, rate r, momentum k and a gradient g, element by element:
 
-  dana (Hakimi et al., 2019, arXiv 1907.11612): a momentum v_i for each gradient
-    under way, of the worker that computes it.
-      v_i <- k v_i + g,  w <- w - r v_i;  workers read w - r k sum(v_i)
-  smega2 (Cohen, Hakimi and Schuster, ICPP 2022): one momentum v for all, which
-    stays for a cycle of n gradients, and then becomes the mean of its m.
-      m = k v + g,  w <- w - r m;  workers read w - r k ((n - c) v + c u)
-    after c gradients of a cycle, with u = (sum(m) + (n - c) k v) / n: the next
-    v, if the gradients that the cycle lacks were zero.
+  v_i <- k v_i + g,  w <- w - r v_i;  workers read w - r k sum(v_i)
 
-Both read w - r k n e, where e is the mean momentum of the next n updates. This
-is what a checkpoint keeps as the trace, so it has the form that all strategies
-have, workers read the same weights after a resume, and for one worker nothing
-is lost. After a resume each v_i, or v, is e.
+A checkpoint keeps the mean of the v_i as the trace, so it has the form that all
+strategies have, workers read the same weights after a resume, and for one
+worker nothing is lost. After a resume each v_i is that mean.
 
 With optimizer.name=nesterov the servers keep (score, average, save) what
-workers read, as Nesterov's momentum of optax does: for one worker both methods
-are that optimizer.
+workers read, as Nesterov's momentum of optax does: for one worker it is that
+optimizer.
 """
 
 import dataclasses
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import optax
 
@@ -45,8 +38,8 @@ class Settings:
 
   Attributes:
     method: config.strategy.look_ahead.
-    under_way: n, gradients that are computed at a time, and count.
-    workers: of the run.
+    under_way: gradients that are computed at a time, and count.
+    workers: number of processes that train.
     in_flight: gradients of a worker at a time.
   """
 
@@ -56,7 +49,7 @@ class Settings:
   in_flight: int = 1
 
 
-def settings(config, workers: int) -> Settings:
+def settings(config: ml_collections.ConfigDict, workers: int) -> Settings:
   """Returns the settings of a run of so many workers."""
   s = config.strategy
   if s.look_ahead == 'none':
@@ -74,26 +67,13 @@ def describe(ahead: Settings) -> str:
   return f', {ahead.method} looks {ahead.under_way} gradients ahead'
 
 
-@struct.dataclass
-class Cycle:
-  """The gradients since the momentum changed, of smega2.
-
-  Attributes:
-    total: sum of their m.
-    count: () int32, c.
-  """
-
-  total: Any
-  count: Any
-
-
 @dataclasses.dataclass(frozen=True)
 class WorkerMomentum:
-  """The v_i of dana.
+  """The momentum of a gradient under way.
 
   Attributes:
-    worker: its name; '': nobody's yet.
-    order: of the last update that it made.
+    worker: name of the worker that computes it; '': nobody's yet.
+    order: last update that it made.
     blocks: arrays, by block of the slice; None: zero.
   """
 
@@ -103,109 +83,97 @@ class WorkerMomentum:
 
 
 class LookAhead:
-  """The optax chain of a run, and what it sends workers ahead.
+  """The optax chain of a run, and how far ahead of its weights workers read.
 
   Attributes:
-    settings: `Settings`.
     keeps_read: whether the servers' weights are those that workers read.
   """
 
-  def __init__(self, ahead: Settings, config, chain, schedule):
+  def __init__(
+    self,
+    ahead: Settings,
+    config: ml_collections.ConfigDict,
+    chain: optax.GradientTransformation,
+    schedule: optax.Schedule,
+  ):
     """Keeps what every block's update needs.
 
     Args:
-      ahead: the settings.
-      config: of the run.
-      chain: from `optimizer.create` with whole_leaves=False; of `momentum` for
-        a run of `nesterov` that looks ahead.
+      ahead: how far workers look ahead.
+      config: the run's config.
+      chain: effects from `optimizer.create` with whole_leaves=False; `momentum`
+        for a run of `nesterov` that looks ahead.
       schedule: update to learning rate.
     """
-    self.settings = ahead
-    is_ahead = ahead.method != 'none'
-    self.keeps_read = not is_ahead or config.optimizer.name == 'nesterov'
+    self._is_ahead = ahead.method != 'none'
+    self.keeps_read = not self._is_ahead or config.optimizer.name == 'nesterov'
+    self._under_way, self._in_flight = ahead.under_way, ahead.in_flight
+    self._count = ahead.workers * ahead.in_flight
     self._chain = optax.with_extra_args_support(chain)
     self._schedule = schedule
-    self._decay = config.optimizer.momentum if is_ahead else 0.0
+    self._momentum = config.optimizer.momentum if self._is_ahead else 0.0
 
-  def start(self, opt_state, xp=jnp):
-    """Returns the Cycle that a session begins with; None if there is none."""
-    if self.settings.method != 'smega2':
-      return None
-    total = xp.zeros_like(_trace(opt_state))
-    return Cycle(total=total, count=xp.zeros((), xp.int32))
-
-  def update(self, step, gradient, state, decays):
+  def update(
+    self, step: jax.Array, gradient: jax.Array, state: Any, decays: jax.Array | None
+  ) -> tuple[jax.Array, Any, jax.Array | None]:
     """Computes a block's update.
 
     Args:
       step: () updates before this one.
-      gradient: of the block.
-      state: `slice_optimizer.BlockState`; its `momentum` is the Cycle, or the
-        v_i of the gradient's worker.
+      gradient: like the block's weights.
+      state: `slice_optimizer.BlockState`, with the momentum of the gradient's
+        worker.
       decays: like the gradient, the block's part of `optimizer.slice_decays`;
         or None.
 
     Returns:
-      What is added to the kept weights; the new opt_state; the new momentum.
+      What is added to the kept weights; the new opt_state; the new momentum of
+      the worker, None without look-ahead.
     """
-    method, n = self.settings.method, self.settings.under_way
-    old = state.opt_state
-    if method == 'dana':
-      old = optax.tree.set(old, trace=state.momentum)
+    if not self._is_ahead:
+      updates, new = self._chain.update(gradient, state.opt_state, state.params, decays=decays)
+      return updates, new, None
+    old = optax.tree.set(state.opt_state, trace=state.momentum)
     updates, new = self._chain.update(gradient, old, state.params, decays=decays)
-    momentum = None
-    if method == 'dana':
-      momentum = _trace(new)
-      count = self.settings.workers * self.settings.in_flight
-      # For one worker the mean is its own, to the bit.
-      total = count * _trace(state.opt_state) - state.momentum + momentum
-      new = optax.tree.set(new, trace=total / count)
-    if method == 'smega2':
-      total = state.momentum.total + _trace(new)
-      count = state.momentum.count + 1
-      is_full = count == n
-      trace = jnp.where(is_full, total / n, _trace(old))
-      new = optax.tree.set(new, trace=trace)
-      momentum = Cycle(total=jnp.where(is_full, 0, total), count=jnp.where(is_full, 0, count))
-    if method != 'none' and self.keeps_read:
-      before = self.expected(state.opt_state, state.momentum)
-      after = self.expected(new, momentum)
-      updates = updates + self.move(step, after - before)
-    return updates, new, momentum
+    before, momentum = trace(state.opt_state), trace(new)
+    # For one worker the mean is its own, to the bit.
+    mean = (self._count * before - state.momentum + momentum) / self._count
+    if self.keeps_read:
+      updates = updates + self.move(step, mean - before)
+    return updates, optax.tree.set(new, trace=mean), momentum
 
-  def claim(self, state, worker: str):
-    """Gives a dana update the momentum of its worker's gradient.
+  def claim(self, state: Any, worker: str) -> tuple[Any, int | None]:
+    """Gives an update the momentum of its worker's gradient.
 
-    A worker's gradients take turns. One that joins takes what is nobody's, or
-    over from the one that has been silent for longest.
+    A worker's gradients take turns. A worker that joins takes a momentum that
+    is nobody's, or that of the worker that has been silent for longest.
 
     Args:
       state: `slice_optimizer.SliceState`.
-      worker: name, of the log.
+      worker: name, as in the log.
 
     Returns:
       The state, and the momentum's index for `release`.
     """
-    if self.settings.method != 'dana':
+    if not self._is_ahead:
       return state, None
     order, blocks, momenta = int(state.step), state.blocks, [*state.momenta]
-    in_flight = self.settings.in_flight
-    count = self.settings.workers * in_flight
+    count = self._count
     if not momenta:
-      traces = tuple(_trace(block.opt_state) for block in blocks)
+      traces = tuple(trace(block.opt_state) for block in blocks)
       momenta = [WorkerMomentum('', order - 1, traces)] * count
     for i, old in enumerate(momenta):
       if old.blocks and order - old.order > _GONE * count:
         blocks = [_without(b, m, count) for b, m in zip(blocks, old.blocks)]
         momenta[i] = WorkerMomentum('', old.order, None)
-    index = _claim(momenta, worker, in_flight)
-    vectors = momenta[index].blocks or [np.zeros_like(_trace(block.opt_state)) for block in blocks]
+    index = _claim(momenta, worker, self._in_flight)
+    vectors = momenta[index].blocks or [np.zeros_like(trace(b.opt_state)) for b in blocks]
     momenta[index] = WorkerMomentum(worker, order, None)
     blocks = [b.replace(momentum=m) for b, m in zip(blocks, vectors, strict=True)]
     return state.replace(blocks=tuple(blocks), momenta=tuple(momenta)), index
 
-  def release(self, state, index: int | None):
-    """Returns the state after an update that has used `claim`."""
+  def release(self, state: Any, index: int | None) -> Any:
+    """Returns the SliceState after an update that has used `claim`."""
     if index is None:
       return state
     momenta, new = [*state.momenta], tuple(b.momentum for b in state.blocks)
@@ -213,42 +181,20 @@ class LookAhead:
     blocks = tuple(block.replace(momentum=None) for block in state.blocks)
     return state.replace(blocks=blocks, momenta=tuple(momenta))
 
-  def saved(self, block):
-    """Returns a block's state as a checkpoint keeps it, in NumPy arrays.
-
-    Args:
-      block: `slice_optimizer.BlockState`.
-    """
-    block = jax.device_get(block).replace(ahead=None)
-    if block.momentum is None:
-      return block
-    expected = self.expected(block.opt_state, block.momentum)
-    return block.replace(opt_state=optax.tree.set(block.opt_state, trace=expected), momentum=None)
-
-  def expected(self, opt_state, momentum):
-    """Returns e, the mean momentum of the next n updates.
-
-    Args:
-      opt_state: of the chain; NumPy arrays give NumPy arrays.
-      momentum: the Cycle of smega2.
-    """
-    trace = _trace(opt_state)
-    if self.settings.method != 'smega2':
-      return trace
-    n = self.settings.under_way
-    done = (momentum.count / n).astype(trace.dtype)
-    later = momentum.total / n + (1 - done) * self._decay * trace
-    return trace + done * (later - trace)
-
-  def move(self, step, expected):
+  def move(self, step: jax.Array, momentum: jax.Array) -> jax.Array:
     """Returns what momentum adds to the weights before a gradient counts.
 
     Args:
       step: () update whose learning rate it is.
-      expected: see `expected`.
+      momentum: mean of the gradients under way.
     """
-    rate = jnp.asarray(self._schedule(step), expected.dtype)
-    return -rate * self._decay * self.settings.under_way * expected
+    rate = jnp.asarray(self._schedule(step), momentum.dtype)
+    return -rate * self._momentum * self._under_way * momentum
+
+
+def trace(opt_state: Any) -> Any:
+  """Returns the sum of gradients in the state of an optax chain."""
+  return optax.tree.get(opt_state, 'trace')
 
 
 def _claim(momenta, worker, in_flight):
@@ -261,9 +207,5 @@ def _claim(momenta, worker, in_flight):
 
 def _without(block, momentum, count):
   """A block's state whose trace, a mean of `count`, lacks a momentum."""
-  trace = _trace(block.opt_state) - momentum / count
-  return block.replace(opt_state=optax.tree.set(block.opt_state, trace=trace))
-
-
-def _trace(opt_state):
-  return optax.tree.get(opt_state, 'trace')
+  rest = trace(block.opt_state) - momentum / count
+  return block.replace(opt_state=optax.tree.set(block.opt_state, trace=rest))

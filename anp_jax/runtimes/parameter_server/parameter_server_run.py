@@ -1,12 +1,13 @@
 """One process of an asynchronous run: it serves, trains, or both."""
 
+from concurrent import futures
 import contextlib
 import os
 import secrets
-import threading
 import time
 
 import jax
+import ml_collections
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import process_info, secret as secret_lib
@@ -14,11 +15,12 @@ from anp_jax.data.sources import agreement
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.parameter_server import (
   chief as chief_lib,
-  gradient_worker as worker_lib,
+  gradient_worker,
   look_ahead,
   rendezvous,
   secondary,
   setup as setup_lib,
+  threads,
 )
 from anp_jax.system import compile_cache
 
@@ -27,7 +29,9 @@ _FAREWELL = 5.0  # seconds
 _REPEAT = 1.0  # seconds between two requests to stop
 
 
-def run(config, workdir: str, processes: cluster.Processes) -> dict:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, processes: cluster.Processes
+) -> dict[str, float]:
   """Trains, or continues, the run of a workdir, together with other processes.
 
   The first config.strategy.servers processes are servers; unless these are
@@ -35,9 +39,9 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
   saves and reports.
 
   Args:
-    config: resolved and valid.
+    config: resolved and valid config.
     workdir: folder of the run, which all processes see.
-    processes: this one, and how many there are.
+    processes: this process among all.
 
   Returns:
     The validation metrics of the last evaluation on process 0, else {}.
@@ -62,7 +66,8 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     process=process_info.collect(processes.env, config, {}),
     launch=rendezvous.launch_id(processes.env),
     before=rendezvous.last_record(workdir),
-    secret=_secret(workdir, processes),
+    # A lone process needs no file of a secret.
+    secret=secrets.token_hex(32) if processes.count == 1 else secret_lib.for_run(workdir),
   )
   with contextlib.ExitStack() as stack:
 
@@ -76,25 +81,20 @@ def run(config, workdir: str, processes: cluster.Processes) -> dict:
     worker = None
     trains = index >= s.servers or not s.dedicated
     if trains and not s.simulate.workers:
-      worker = worker_lib.Worker(participant, prepare)
+      worker = gradient_worker.Worker(participant, prepare)
       stack.callback(worker.close)
     if index == 0:
       return _run_chief(participant, processes, workers, worker)
-    jobs = [_Job(worker.run, 'worker')] if worker else []
+    jobs = [threads.start(worker.run, 'worker')] if worker else []
+    member: gradient_worker.Worker | secondary.SecondaryServer | None = worker
     if index < s.servers:
       server = secondary.SecondaryServer(participant, prepare)
       stack.callback(server.close)
-      jobs.append(_Job(server.run, 'server'))
+      jobs.append(threads.start(server.run, 'server'))
+      member = member or server
     with processes.handling_signals():
-      _wait_for_jobs(processes, jobs, worker or server, participant.connect)
+      _wait_for_jobs(processes, jobs, member, participant.connect)
   return {}
-
-
-def _secret(workdir, processes):
-  """The secret that the run's processes share."""
-  if processes.count == 1:  # needs no file
-    return secrets.token_hex(32)
-  return secret_lib.for_run(workdir)
 
 
 def _count_workers(s, processes):
@@ -118,12 +118,12 @@ def _count_workers(s, processes):
 def _run_chief(participant, processes, workers, worker):
   """Process 0, session after session."""
   chief = chief_lib.Chief(participant, processes, workers)
-  job = worker and _Job(worker.run, 'worker')
+  job = worker and threads.start(worker.run, 'worker')
   try:
-    with processes.handling_signals(chief.expected_save_seconds):
+    with processes.handling_signals(chief.recorder.checkpoints.expected_save_seconds):
       chief.begin_session()
       if not worker and (worker := chief.simulation()):
-        job = _Job(worker.run, 'simulated workers')
+        job = threads.start(worker.run, 'simulated workers')
       while not chief.supervise(job, worker):
         chief.begin_session()
       return chief.finish()
@@ -134,39 +134,9 @@ def _run_chief(participant, processes, workers, worker):
     chief.close()
     if worker:
       worker.close()
-      job.join()
-
-
-class _Job:
-  """A function in a thread of its own, whose error is not lost."""
-
-  def __init__(self, function, name):
-    self._function = function
-    self._error = None
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-    self._thread.start()
-
-  def done(self) -> bool:
-    """Whether it has ended; raises what it raised."""
-    if self._thread.is_alive():
-      return False
-    if self._error:
-      raise self._error
-    return True
-
-  def join(self) -> None:
-    """Waits for its end, for a while.
-
-    A thread that is within Arrow's code when Python shuts down takes the
-    process down.
-    """
-    self._thread.join(_FAREWELL)
-
-  def _run(self):
-    try:
-      self._function()
-    except BaseException as e:  # noqa: BLE001 - raised by `done`
-      self._error = e
+      # A thread that is within Arrow's code when Python shuts down takes the
+      # process down.
+      futures.wait([job], _FAREWELL)
 
 
 def _wait_for_jobs(processes, jobs, member, connect):
@@ -174,12 +144,15 @@ def _wait_for_jobs(processes, jobs, member, connect):
 
   Args:
     processes: this one among all.
-    jobs: threads of this process.
+    jobs: futures of this process.
     member: `Worker` or `SecondaryServer` whose progress shows that it lives.
     connect: () -> `transport.Client` of server 0.
   """
-  progress, last_request = -1, -_REPEAT
-  while not all([job.done() for job in jobs]):
+  progress, last_request, waiting = -1, -_REPEAT, jobs
+  while waiting:
+    done, waiting = futures.wait(waiting, _POLL, futures.FIRST_EXCEPTION)
+    for job in done:
+      job.result()
     if member.progress != progress:
       progress = member.progress
       processes.heartbeat('step', progress)
@@ -190,4 +163,3 @@ def _wait_for_jobs(processes, jobs, member, connect):
         with contextlib.closing(connect()) as chief:
           chief.ask('stop')
       last_request = time.monotonic()
-    time.sleep(_POLL)

@@ -1,12 +1,20 @@
 """The strategy `parameter_server`: which processes do what; see `run`."""
 
+from collections.abc import Callable
 import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import keys, optimizers, rules, simulation_keys
+from anp_jax.config import keys, optimizers, rules, simulation_keys, strategy as strategy_lib
 from anp_jax.parallel.sync import sync_strategy as sync
 from anp_jax.runtimes import transport_keys
 from anp_jax.system import cores
+
+if TYPE_CHECKING:
+  from anp_jax.costs import collectives, steps, work
+  from anp_jax.training import run_spec
 
 # On one core a worker's pass holds the only thread of XLA's CPU devices: an
 # update, and a batch that is made ahead, would wait for its end. (On two cores
@@ -15,7 +23,7 @@ _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
   'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
-  'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the servers"),
+  'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the server"),
 }
 
 
@@ -27,7 +35,7 @@ class ParameterServer(sync.Sync):
   planned_mesh = {}
   serves_gradients = True
 
-  def default_config(self):
+  def default_config(self) -> dict[str, keys.Key]:
     """The servers, when they update, and what they wait for."""
     declared = {
       'servers': keys.integer(
@@ -46,9 +54,7 @@ class ParameterServer(sync.Sync):
         0, 'workers that a synchronous update does not wait for', at_least=0
       ),
       'look_ahead': keys.text(
-        'none',
-        'how workers read weights that momentum has moved already',
-        ('none', 'smega2', 'dana'),
+        'none', 'how workers read weights that momentum has moved already', ('none', 'dana')
       ),
       'in_flight': keys.integer(
         1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0
@@ -61,7 +67,7 @@ class ParameterServer(sync.Sync):
     settings = {name: dataclasses.replace(key, resumable=True) for name, key in declared.items()}
     return settings | transport_keys.KEYS
 
-  def check(self, config):
+  def check(self, config: dict[str, Any]) -> None:
     """Refuses optimizers and modes that slices of weights cannot have."""
     rules.check_tls(config)
     optimizer = config['optimizer.name']
@@ -72,6 +78,13 @@ class ParameterServer(sync.Sync):
       optimizer,
       f'one of {", ".join(elementwise)} where strategy.name is parameter_server: a server '
       'updates a slice of the weights, element by element',
+    )
+    servers = config['strategy.servers']
+    rules.check(
+      servers == 1 or not config['strategy.simulate.workers'],
+      'strategy.servers',
+      servers,
+      '1 where strategy.simulate.workers are simulated',
     )
     mode = config['strategy.mode']
     backups = config['strategy.backup_workers']
@@ -99,20 +112,22 @@ class ParameterServer(sync.Sync):
       config, 'strategy.name is parameter_server: the servers divide the state'
     )
 
-  def spans_processes(self, config, mode):
+  def spans_processes(self, config: ml_collections.ConfigDict, mode: str) -> bool:
     """Asynchronous processes meet at their servers, and outlive each other."""
     return mode != 'train'
 
-  def needs_platform(self, config, index):
+  def needs_platform(self, config: ml_collections.ConfigDict, index: int) -> bool:
     """A process that only serves may do so on the CPU."""
     s = config.strategy
     return not s.dedicated or index >= s.servers
 
-  def xla_settings(self, config):
+  def xla_settings(self, config: ml_collections.ConfigDict) -> dict[str, Any]:
     """Threads for updates that come while a worker computes."""
     return {'spare': spare_threads()}
 
-  def planned_parts(self, config, cluster):
+  def planned_parts(
+    self, config: ml_collections.ConfigDict, cluster: 'collectives.Cluster'
+  ) -> tuple[int, int]:
     """Divides a batch over a worker's devices, or over those of all workers."""
     s, workers = config.strategy, 1
     serving = s.servers * bool(s.dedicated)
@@ -125,27 +140,30 @@ class ParameterServer(sync.Sync):
       )
     return workers * cluster.devices, config.accumulate
 
-  def update_shards(self, config, workers):
+  def update_shards(self, config: ml_collections.ConfigDict, workers: int) -> int:
     """One, or in mode synchronous one of each worker but the backups."""
     from anp_jax.runtimes.parameter_server import scheduler
 
     return scheduler.data_shards(config, workers)
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: 'steps.Setting', images: int) -> 'steps.Step':
     """Predicts a step from how often the workers finish a gradient."""
     from anp_jax.runtimes.parameter_server import server_cost
 
     return server_cost.predicted_step(setting, images)
 
-  def state_bytes(self, config, workload, devices, divided):
+  def state_bytes(
+    self, config: ml_collections.ConfigDict, workload: 'work.Workload', devices: int, divided: int
+  ) -> float:
     """Weights and statistics: a host's memory holds the optimizer's state."""
     return workload.param_bytes + 4 * workload.statistics
 
-  def simulated_clock(self, spec):
+  def simulated_clock(self, spec: 'run_spec.RunSpec') -> None:
     """None: the order of the updates tells the time; see `timeline`."""
-    return None
 
-  def run(self, job, loop):
+  def run(
+    self, job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]
+  ) -> dict[str, float]:
     """Serves, trains, or both."""
     if job.mode != 'train':
       return loop(job)

@@ -1,10 +1,14 @@
 """One server's slice during a run: gradients in, weights out."""
 
 import collections
+from collections.abc import Callable
 import threading
+from typing import Any
 
 from absl import logging
 import numpy as np
+
+from anp_jax.runtimes.parameter_server import slice_optimizer
 
 # Snapshots that wait to be fetched before updates wait for them.
 _SNAPSHOTS = 2
@@ -22,29 +26,36 @@ class ParameterStore:
   arrays: a reader keeps the version that it began with.
 
   Attributes:
-    optimizer: of the slice.
+    optimizer: optimizer of the slice.
     error: why no more updates are applied; '' while they are.
   """
 
-  def __init__(self, optimizer, state, is_snapshot, max_pending: int):
+  def __init__(
+    self,
+    optimizer: slice_optimizer.SliceOptimizer,
+    state: slice_optimizer.SliceState,
+    is_snapshot: Callable[[int], bool],
+    max_pending: int,
+  ):
     """Starts the thread.
 
     Args:
-      optimizer: `slice_optimizer.SliceOptimizer`.
-      state: SliceState to begin with.
+      optimizer: optimizer of the slice.
+      state: state to begin with.
       is_snapshot: version -> whether its state is kept until it is fetched.
       max_pending: gradients that may be pending, of all workers.
     """
     self.optimizer = optimizer
-    self._state = state
-    self._version = int(state.step)
+    self._newest = int(state.step), state  # version and state
     self._is_snapshot = is_snapshot
     self._max_pending = max_pending
-    self._pending = {}  # (ticket, worker) -> gradient, stats_delta
-    self._used = set()  # tickets of what was applied
-    self._updates = collections.deque()
-    self._snapshots = {}  # version -> SliceState, not fetched yet
-    self._fetched = None, None  # the last version that was, and its state
+    # (ticket, worker) -> gradient, stats_delta
+    self._pending: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
+    self._used: set[tuple[int, int]] = set()  # tickets of what was applied
+    self._updates: collections.deque = collections.deque()
+    # Version -> state, not fetched yet; and the last one that was.
+    self._snapshots: dict[int, slice_optimizer.SliceState] = {}
+    self._fetched: tuple[int, Any] = -1, None
     self._closed = False
     self.error = ''
     self._changed = threading.Condition()
@@ -53,25 +64,22 @@ class ParameterStore:
   @property
   def version(self) -> int:
     """Updates applied."""
-    return self._version
+    return self._newest[0]
 
-  def enqueue_gradient(self, ticket, worker: str, gradient, stats_delta):
+  def enqueue_gradient(
+    self, ticket: tuple[int, int], worker: str, gradient: np.ndarray, stats_delta: np.ndarray
+  ) -> None:
     """Holds a gradient until its update; drops one of a used ticket.
 
     Args:
       ticket: (step, data shard).
-      worker: that computed it.
+      worker: name of the worker that computed it.
       gradient: (n,) of the slice.
       stats_delta: (m,) of the statistics.
 
     Raises:
-      InvalidMessageError: if it is not finite, or too many are pending.
+      InvalidMessageError: if too many are pending.
     """
-    for name, array in (('gradient', gradient), ('statistics', stats_delta)):
-      # A sum is quicker to look at; it may overflow where no element does.
-      total = np.add.reduce(array, dtype=np.float64)
-      if not np.isfinite(total) and not np.isfinite(array).all():
-        raise InvalidMessageError(f'{name} of ticket {ticket} are not finite')
     with self._changed:
       if ticket in self._used:
         return
@@ -79,7 +87,7 @@ class ParameterStore:
         raise InvalidMessageError(f'{len(self._pending)} gradients wait already')
       self._pending[ticket, worker] = gradient, stats_delta
 
-  def has_gradient(self, ticket, worker: str) -> bool:
+  def has_gradient(self, ticket: tuple[int, int], worker: str) -> bool:
     """Whether a gradient is pending, or its ticket was used."""
     with self._changed:
       return ticket in self._used or (ticket, worker) in self._pending
@@ -90,7 +98,7 @@ class ParameterStore:
       self._updates.append((order, contributions))
       self._changed.notify_all()
 
-  def read(self, at_least: int, timeout: float):
+  def read(self, at_least: int, timeout: float) -> tuple[int, slice_optimizer.SliceState]:
     """Returns (version, SliceState), not older than version `at_least`.
 
     Raises:
@@ -98,14 +106,14 @@ class ParameterStore:
     """
     with self._changed:
       self._wait_for_version(at_least, timeout)
-      return self._version, self._state
+      return self._newest
 
   def next_snapshot(self) -> int | None:
     """Returns the oldest version whose snapshot waits to be fetched."""
     with self._changed:
       return min(self._snapshots, default=None)
 
-  def snapshot(self, version: int, timeout: float):
+  def snapshot(self, version: int, timeout: float) -> slice_optimizer.SliceState:
     """Returns the SliceState of a snapshot, or of the newest version.
 
     It can be fetched again until a later one is: an answer may be lost.
@@ -117,10 +125,10 @@ class ParameterStore:
     with self._changed:
       self._wait_for_version(version, timeout)
       if version != self._fetched[0]:
-        is_newest = version == self._version
-        state = self._state if is_newest else self._snapshots.get(version)
-        if state is None:
+        states = self._snapshots | dict([self._newest])
+        if version not in states:
           raise InvalidMessageError(f'version {version} is not kept here')
+        state = states[version]
         self._fetched = version, state.replace(momenta=())
         self._snapshots = {v: s for v, s in self._snapshots.items() if v > version}
         self._changed.notify_all()
@@ -133,8 +141,8 @@ class ParameterStore:
       self._changed.notify_all()
 
   def _wait_for_version(self, version, timeout):
-    self._changed.wait_for(lambda: self._version >= version or self._closed, timeout)
-    if self._version < version:
+    self._changed.wait_for(lambda: self.version >= version or self._closed, timeout)
+    if self.version < version:
       raise TimeoutError(f'version {version} is not there yet')
 
   def _run(self):
@@ -161,14 +169,14 @@ class ParameterStore:
     keys = [(tuple(c['ticket']), c['worker']) for c in contributions]
     with self._changed:
       gradients, stats_deltas = zip(*(self._pending[key] for key in keys))
-    state, finite = self.optimizer.apply(self._state, gradients, stats_deltas, contributions)
+    state, finite = self.optimizer.apply(self._newest[1], gradients, stats_deltas, contributions)
     if not finite:
       return f'update {order} is not finite; nothing of it was saved'
     with self._changed:
-      self._state, self._version = state, order + 1
-      if self._is_snapshot(self._version):
+      self._newest = order + 1, state
+      if self._is_snapshot(self.version):
         # Not saved: momenta that are kept nowhere else are as large as weights.
-        self._snapshots[self._version] = state.replace(momenta=())
+        self._snapshots[self.version] = state.replace(momenta=())
       self._used.update(ticket for ticket, _ in keys)
       for key in [k for k in self._pending if k[0] in self._used]:
         del self._pending[key]

@@ -1,17 +1,23 @@
 """How the processes of a run find server 0: by a file in the workdir."""
 
+from collections.abc import Callable
 import dataclasses
 import json
 import os
 import secrets
+import threading
+import time
 
-from anp_jax import cluster
+import ml_collections
+
+from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.parameter_server import service as service_lib
 from anp_jax.system import files
 
 NAME = 'server0.json'
+RETRY = 0.3  # seconds between two attempts to reach server 0
 
 
 class RunEndedError(OSError):
@@ -51,16 +57,16 @@ class Participant:
 
   Attributes:
     config: the run's config.
-    workdir: that all processes see.
-    env: of this process.
+    workdir: folder that all processes see.
+    env: environment of this process.
     process: this process, as server 0 compares it; see `cluster.process_info`.
-    launch: see `launch_id`.
+    launch: name of its launch, see `launch_id`.
     before: `last_record` when this process started.
-    launches: of the processes that took part, as server 0 knows them.
-    secret: of the run, from `cluster.secret`.
+    secret: the run's secret, from `cluster.secret`.
+    launches: launches of the processes that took part, as server 0 knows them.
   """
 
-  config: object
+  config: ml_collections.ConfigDict
   workdir: str
   env: cluster_env.ClusterEnv
   process: dict
@@ -95,6 +101,47 @@ class Participant:
     token = transport.session_token(self.secret, session)
     return transport.connect(self.config, address or chief, token)
 
+  def admit(
+    self, name: str, request: Callable[[], tuple[str, dict]], closed: threading.Event
+  ) -> tuple[transport.Client, dict] | None:
+    """Asks server 0 to let this process take part, until a session begins.
+
+    Args:
+      name: name of this member, for people.
+      request: () -> name and arguments of the request; it may raise OSError.
+      closed: set where nobody waits any more.
+
+    Returns:
+      A client of server 0, and its answer; None where this member is to leave.
+
+    Raises:
+      ConfigError: if this process's config or code is not server 0's.
+      cluster.PeerLostError: if no session has begun within
+        config.cluster.rendezvous_timeout.
+      cluster.RunFailedError: if the run has failed.
+    """
+    timeout = self.config.cluster.rendezvous_timeout
+    deadline, reason = time.monotonic() + timeout, ''
+    while time.monotonic() < deadline:
+      if closed.is_set():
+        return None
+      try:
+        action, arguments = request()
+        chief = self.connect()
+        answer = chief.ask(action, process=self.process, launch=self.launch, **arguments)
+        if 'problem' in answer:
+          raise config_lib.ConfigError(answer['problem'])
+        if 'session' in answer:
+          return chief, answer
+        chief.close()
+        reason = 'not all servers are there'
+      except transport.CONNECTION_ERRORS as e:
+        if self.is_over(e, name):
+          return None
+        reason = transport.describe_error(e)
+      time.sleep(RETRY)
+    raise cluster.PeerLostError(f'{name}: nothing to do for {timeout:g} s: {reason}')
+
   def is_over(self, error: Exception, name: str) -> bool:
     """Whether a call's error says that this process's run has ended.
 
@@ -103,8 +150,8 @@ class Participant:
     process started. Else it is of a run before, and this one is waited for.
 
     Args:
-      error: of the call.
-      name: of who leaves then, for people.
+      error: error of the call.
+      name: name of the member that leaves then, for people.
 
     Raises:
       cluster.RunFailedError: if that run could not continue.

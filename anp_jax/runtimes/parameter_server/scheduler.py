@@ -6,9 +6,13 @@ or one of the equal parts of it that a synchronous update is made of. Version n
 is the weights after n updates.
 """
 
+from collections.abc import Callable
 import heapq
+import itertools
 import math
 import time
+
+import ml_collections
 
 from anp_jax import config as config_lib
 
@@ -21,61 +25,68 @@ class TicketScheduler:
   Attributes:
     version: updates ordered so far.
     limit: version at which the run ends; `stop` brings it forward.
-    data_shards: that an update is made of.
+    data_shards: parts of a batch that an update is made of.
   """
 
   def __init__(
-    self, config, total: int, version: int, used: set[int], workers: int = 1, clock=time.monotonic
+    self,
+    config: ml_collections.ConfigDict,
+    total: int,
+    version: int,
+    used: set[int],
+    workers: int = 1,
+    clock: Callable[[], float] = time.monotonic,
   ):
     """Starts from a version, with no ticket leased.
 
     Args:
       config: the run's config.
       total: updates of the whole run.
-      version: of the state that the run starts from.
+      version: version of the state that the run starts from.
       used: steps whose batches are in that state.
-      workers: of the run; in mode 'synchronous' an update is made of as many
-        data shards, less config.strategy.backup_workers.
+      workers: workers of the run; in mode 'synchronous' an update is made of as
+        many data shards, less config.strategy.backup_workers.
       clock: returns seconds that never run backwards.
     """
     s = config.strategy
     self.version, self.limit = version, total
     self.data_shards = data_shards(config, workers)
-    self._synchronous = s.mode == 'synchronous'
+    self._settings, self._clock = s, clock
     # Not the updates of the run: more workers than these may read one version.
     self._bound = s.max_staleness if s.mode == 'bounded' else math.inf
-    self._spares = s.backup_workers if self._synchronous else total
-    self._lease_timeout = s.lease_timeout
-    self._clock = clock
-    self._used = used
-    self._next = 0  # no batch of a smaller step is left
-    self._left = total - version  # batches not leased yet
-    self._free = []  # heap of tickets that wait for a worker
-    self._leases = {}  # ticket -> {worker: version that it read, or None}
-    self._committed = {}  # data shard -> contribution, of the update being made
-    self._contributors = set()  # workers, of the update being made
-    self._last_calls = {}  # worker -> seconds
+    self._spares = s.backup_workers if self._is_synchronous else total
+    unused = (step for step in itertools.count() if step not in used)
+    self._steps = itertools.islice(unused, total - version)  # batches not leased yet
+    self._free: list[tuple[int, int]] = []  # heap of tickets that wait for a worker
+    # Ticket -> {worker: version that it read, or None}
+    self._leases: dict[tuple[int, int], dict[str, int | None]] = {}
+    # Data shard -> worker and contribution, of the update being made
+    self._committed: dict[int, tuple[str, dict]] = {}
+    self._last_calls: dict[str, float] = {}  # worker -> seconds
 
-  def take(self, worker: str):
+  @property
+  def _is_synchronous(self):
+    return self._settings.mode == 'synchronous'
+
+  def take(self, worker: str) -> tuple[int, int] | str:
     """Leases a ticket; WAIT if there is none now, OVER at the end."""
     self._note_call(worker)
     if self.version >= self.limit:
       return OVER
-    if self._synchronous:
+    needs_batch = not self._free
+    if self._is_synchronous:
       if any(worker in lease for lease in self._leases.values()):
         return WAIT
-      if not (self._free or self._leases or self._committed):
-        step = self._next_step()
-        self._free = [(step, shard) for shard in range(self.data_shards)]
-    elif not self._free and self._left:
-      self._free = [(self._next_step(), 0)]
+      needs_batch = not (self._free or self._leases or self._committed)
+    if needs_batch and (step := next(self._steps, None)) is not None:
+      self._free = [(step, shard) for shard in range(self.data_shards)]
     ticket = heapq.heappop(self._free) if self._free else self._spare(worker)
     if ticket is None:
       return WAIT
     self._leases.setdefault(ticket, {})[worker] = None
     return ticket
 
-  def begin_read(self, worker: str, ticket):
+  def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
     """Returns the version to read for a ticket, or WAIT or DROP."""
     self._note_call(worker)
     if worker not in self._leases.get(ticket, ()):
@@ -86,13 +97,13 @@ class TicketScheduler:
     self._leases[ticket][worker] = self.version
     return self.version
 
-  def commit(self, worker: str, ticket, contribution: dict):
+  def commit(self, worker: str, ticket: tuple[int, int], contribution: dict) -> list[dict] | str:
     """Accepts a gradient that all servers hold, unless its ticket is used.
 
     Args:
-      worker: that computed it.
-      ticket: of it.
-      contribution: for the log; it has 'reads'.
+      worker: name of the worker that computed it.
+      ticket: its ticket.
+      contribution: record for the log; it has 'reads'.
 
     Returns:
       WAIT (call again), DROP, or the contributions of the update that is
@@ -105,7 +116,7 @@ class TicketScheduler:
     stale = self.version - contribution['reads'][0]
     if stale > self._bound:  # this worker's lease had expired
       return DROP
-    if not self._synchronous and not self._keeps_bound(
+    if not self._is_synchronous and not self._keeps_bound(
       self._other_reads(worker, ticket), self.version + 1
     ):
       return WAIT
@@ -113,12 +124,11 @@ class TicketScheduler:
     if ticket in self._free:  # the lease had expired, and yet it is the first
       self._free.remove(ticket)
       heapq.heapify(self._free)
-    self._committed[ticket[1]] = contribution
-    self._contributors.add(worker)
+    self._committed[ticket[1]] = worker, contribution
     if len(self._committed) < self.data_shards:
       return []
-    contributions = [self._committed[i] for i in range(self.data_shards)]
-    self._committed, self._contributors = {}, set()
+    contributions = [self._committed[i][1] for i in range(self.data_shards)]
+    self._committed = {}
     self.version += 1
     return contributions
 
@@ -136,7 +146,7 @@ class TicketScheduler:
     """Releases the tickets of workers that have been silent for too long."""
     now = self._clock()
     for worker, last_call in list(self._last_calls.items()):
-      if now - last_call > self._lease_timeout:
+      if now - last_call > self._settings.lease_timeout:
         self.release(worker)
 
   def stop(self) -> None:
@@ -146,18 +156,11 @@ class TicketScheduler:
   def _note_call(self, worker):
     self._last_calls[worker] = self._clock()
 
-  def _next_step(self):
-    while self._next in self._used:
-      self._next += 1
-    self._left -= 1
-    self._next += 1
-    return self._next - 1
-
   def _spare(self, worker):
     """A ticket that another worker has had for longest, to be quicker."""
     # One that began now would still compute when the next update begins, and
     # that one would lack a worker: a second pass takes as long as the first.
-    if worker in self._contributors:
+    if worker in [contributor for contributor, _ in self._committed.values()]:
       return None
     twice = sum(len(lease) > 1 for lease in self._leases.values())
     if twice >= self._spares:
@@ -184,7 +187,7 @@ class TicketScheduler:
     return all(version + place - read <= self._bound for place, read in enumerate(sorted(reads)))
 
 
-def data_shards(config, workers: int) -> int:
+def data_shards(config: ml_collections.ConfigDict, workers: int) -> int:
   """Returns the number of parts of a batch that an update is made of.
 
   Raises:

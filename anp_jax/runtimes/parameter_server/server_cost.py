@@ -21,9 +21,9 @@ class Cycle:
   """What all workers do between two gradients of one of them.
 
   Attributes:
-    seconds: that it takes.
+    seconds: seconds that it takes.
     useful: gradients that are applied.
-    updates: of the weights.
+    updates: updates of the weights.
   """
 
   seconds: float
@@ -47,11 +47,11 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   )
 
 
-def cycle(setting, busy: float) -> Cycle:
+def cycle(setting: steps.Setting, busy: float) -> Cycle:
   """A cycle of config.strategy, in any of its modes.
 
   Args:
-    setting: `costs.steps.Setting`.
+    setting: what is planned for.
     busy: seconds of a worker's pass, its node's devices together.
   """
   s, cluster = setting.config.strategy, setting.cluster
@@ -109,7 +109,7 @@ def _wait_at_port(workers, away, alone) -> float:
   passes each way what is there at a time in equal parts, as TCP does.
 
   Args:
-    workers: that pull and push through the port.
+    workers: workers that pull and push through the port.
     away: seconds of a cycle in which a worker has no message at the port.
     alone: seconds of a message that has the port to itself.
   """
@@ -139,7 +139,7 @@ def _cycles_on_cores(setting, passes, is_local, transfer, servers):
       worker's is in the process of the server, if that is local.
     is_local: whether a worker sends to its own process.
     transfer: seconds of a worker's messages, both ways.
-    servers: that divide the weights, each on the core of another process.
+    servers: servers that divide the weights, each on another core.
   """
   at_worker, at_server = setting.handling
   share = at_server / servers

@@ -3,10 +3,17 @@
 import json
 
 import jax
+import ml_collections
 import numpy as np
+from pyarrow import flight
 
+from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import transport
-from anp_jax.runtimes.parameter_server import parameter_store, session as session_lib
+from anp_jax.runtimes.parameter_server import (
+  parameter_store,
+  session as session_lib,
+  slice_optimizer,
+)
 
 _ACTIONS = ('hello', 'join', 'take', 'commit', 'updates', 'stop', 'fail')
 
@@ -15,15 +22,15 @@ class Service(transport.Port):
   """The Flight calls of one server.
 
   Attributes:
-    session: that calls are of; None between two.
+    session: session that calls must name; None between two.
   """
 
-  def __init__(self, config, env, token: str):
+  def __init__(self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv, token: str):
     """Opens the port; arguments are those of `transport.Port`."""
-    self.session = None
+    self.session: session_lib.Session | None = None
     super().__init__(config, env, token, 'a server')
 
-  def do_action(self, context, action):
+  def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
     """Answers small requests; see the methods of `session.ChiefSession`."""
     del context
     with transport.answering():
@@ -31,7 +38,9 @@ class Service(transport.Port):
       answer = self._act(action.type, request)
     return [json.dumps(answer).encode()]
 
-  def do_get(self, context, ticket):
+  def do_get(
+    self, context: flight.ServerCallContext, ticket: flight.Ticket
+  ) -> flight.FlightDataStream:
     """Sends weights to a worker, or a slice to another server."""
     del context
     with transport.answering():
@@ -41,14 +50,19 @@ class Service(transport.Port):
       if name == 'start':
         return _state_stream(session.starts[request['server']], request)
       if name == 'snapshot':
-        return _state_stream(
-          session.store.snapshot(request['version'], session_lib.PATIENCE), request
-        )
+        state = session.store.snapshot(request['version'], session_lib.PATIENCE)
+        return _state_stream(state, request)
       if name == 'weights':
         return _weights_stream(session, request)
       raise parameter_store.InvalidMessageError(f'nothing is called {name!r}')
 
-  def do_put(self, context, descriptor, reader, writer):
+  def do_put(
+    self,
+    context: flight.ServerCallContext,
+    descriptor: flight.FlightDescriptor,
+    reader: flight.MetadataRecordBatchReader,
+    writer: flight.FlightMetadataWriter,
+  ) -> None:
     """Receives a gradient."""
     del context
     with transport.answering():
@@ -57,8 +71,6 @@ class Service(transport.Port):
       optimizer = session.store.optimizer
       shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
       size = sum(map(transport.nbytes, shapes))
-      if request['bytes'] != size:
-        raise parameter_store.InvalidMessageError(f'{request["bytes"]} bytes, expected {size}')
       data = transport.read_bytes(reader, size, request.get('local', False))
       arrays = transport.split(data, shapes)
       session.store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)
@@ -102,16 +114,17 @@ def _weights_stream(session, request):
 
 
 def _state_stream(state, request):
-  return transport.stream(
-    {}, [np.asarray(leaf) for leaf in jax.tree.leaves(state)], request.get('local', False)
-  )
+  leaves = list(map(np.asarray, jax.tree.leaves(state)))
+  return transport.stream({}, leaves, request.get('local', False))
 
 
-def unpack_state(optimizer, data):
+def unpack_state(
+  optimizer: slice_optimizer.SliceOptimizer, data: np.ndarray
+) -> slice_optimizer.SliceState:
   """Returns the SliceState that a server has sent.
 
   Args:
-    optimizer: `slice_optimizer.SliceOptimizer` of the server.
+    optimizer: optimizer of the server.
     data: (n,) uint8.
   """
   leaves, structure = jax.tree.flatten(optimizer.abstract_state)

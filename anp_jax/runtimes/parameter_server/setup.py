@@ -1,94 +1,78 @@
-"""What every process of the strategy makes alike from the config."""
+"""What every process of the strategy derives alike from the config."""
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 import jax
+import ml_collections
 import numpy as np
+import optax
 
 from anp_jax import config as config_lib, experiment
-from anp_jax.checkpoint.weights import initial
-from anp_jax.data import sources
-from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement
-from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.data.input import feed as feed_lib, stream
+from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.runtimes.parameter_server import (
-  gradient as gradient_lib,
+  gradient,
   layout as layout_lib,
-  look_ahead as look_ahead_lib,
+  look_ahead,
   slice_optimizer,
 )
-from anp_jax.training import build, objective as objective_lib, optimizer as optimizer_lib
+from anp_jax.training import optimizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
-  """What a process trains and serves with.
+class Setup(experiment.Experiment):
+  """The experiment of a process, and how its weights are cut and updated.
 
   Attributes:
-    config: the run's config.
-    mesh: of this process's own devices.
-    source: of the training examples.
-    objective: `objective.Objective`.
-    program: `build.ModelAndSteps` over the mesh.
-    layout: `layout.Layout` of the weights.
     ahead: how far workers look ahead.
-    optimizers: `slice_optimizer.SliceOptimizer` of each server.
-    schedule: update to learning rate.
   """
 
-  config: object
-  mesh: jax.sharding.Mesh
-  source: sources.Source
-  objective: objective_lib.Objective
-  program: build.ModelAndSteps
-  layout: layout_lib.Layout
-  ahead: look_ahead_lib.Settings
-  optimizers: list[slice_optimizer.SliceOptimizer]
-  schedule: object
+  ahead: look_ahead.Settings
 
   @property
-  def total(self) -> int:
-    """Updates of the whole run."""
-    return self.program.spec.total_steps
+  def schedule(self) -> optax.Schedule:
+    """Update to learning rate."""
+    return self.program.training.schedule
 
-  def every(self, name: str) -> int:
-    """Returns the updates between two of 'log', 'eval' or 'checkpoint'."""
-    config = self.config
-    return config_lib.steps(config[name].every, config.batch_size, len(self.source))
-
-  def initial_state(self, folder: str = ''):
-    """Returns a new state, and lines about the weights that it begins with.
-
-    Args:
-      folder: see `weights.initial.load`.
+  @functools.cached_property
+  def layout(self) -> layout_lib.Layout:
+    """The layout of the weights.
 
     Raises:
-      ConfigError: if what config.init names does not fit.
+      ConfigError: if there are too few for the servers.
     """
-    program = self.program
-    weights, lines = initial.load(self.config, program, self.source.vocabulary, folder)
-    return state_lib.create(program.init_fn, program.abstract_state, weights), lines
+    return layout_lib.Layout(self.config, self.program.abstract_state)
 
-  def data_description(self) -> dict:
-    """Returns what all processes' training data must agree in."""
-    return agreement.describe(self.source)
+  @functools.cached_property
+  def optimizers(self) -> list[slice_optimizer.SliceOptimizer]:
+    """The optimizer of each server."""
+    config, spec = self.config, self.spec
+    if self.ahead.method != 'none':  # which makes Nesterov's step itself
+      config = config_lib.replaced(config, {'optimizer.name': 'momentum'})
+    chain = optimizer.create(
+      config, spec.batch_size, spec.examples, spec.total_steps, whole_leaves=False
+    )
+    ahead = look_ahead.LookAhead(self.ahead, self.config, chain, self.schedule)
+    return [
+      slice_optimizer.SliceOptimizer(self.config, ahead, self.layout, index)
+      for index in range(self.config.strategy.servers)
+    ]
 
-  def gradient_program(self, data_shards: int) -> gradient_lib.GradientProgram:
+  def gradient_program(self, data_shards: int) -> gradient.GradientProgram:
     """Returns the compiled gradient of one of `data_shards` parts of a batch.
 
     Raises:
       ConfigError: if that does not divide over this process's devices.
     """
-    size = self.config.batch_size // data_shards
+    size = self.spec.batch_size // data_shards
     division.check(self.config, size, self.mesh)
-    return gradient_lib.GradientProgram(self.config, self.program, self.layout, self.mesh, size)
+    return gradient.GradientProgram(self.config, self.program, self.layout, self.mesh, size)
 
-  def stream(self) -> stream_lib.Stream:
-    """Returns the device batches for this process."""
-    return stream_lib.Stream(self.config, mesh_lib.batch_sharding(self.mesh))
-
-  def feed(self, ticket: Callable, data_shards: int):
+  def feed(
+    self, ticket: Callable[[int], tuple[int, int] | None], data_shards: int
+  ) -> feed_lib.Feed:
     """Returns the batches of tickets; see `stream.Stream.tickets`.
 
     Args:
@@ -96,17 +80,18 @@ class Setup:
         batch will do, since nobody uses it.
       data_shards: parts of a batch; a ticket names one of them.
     """
-    size = self.config.batch_size
+    size = self.spec.batch_size
     rows = np.arange(size).reshape(data_shards, -1)
 
     def step_and_rows(count):
       step, shard = ticket(count) or (0, 0)
       return step, rows[shard]
 
-    return self.stream().tickets(self.source, size, size // data_shards, step_and_rows)
+    batches = stream.Stream(self.config, mesh_lib.batch_sharding(self.mesh))
+    return batches.tickets(self.source, size, size // data_shards, step_and_rows)
 
 
-def create(config, ahead: look_ahead_lib.Settings) -> Setup:
+def create(config: ml_collections.ConfigDict, ahead: look_ahead.Settings) -> Setup:
   """Returns the setup; nothing is compiled and no array made yet.
 
   Args:
@@ -116,30 +101,5 @@ def create(config, ahead: look_ahead_lib.Settings) -> Setup:
   Raises:
     ConfigError: for what a config alone does not show.
   """
-  if config.strategy.simulate.workers:
-    # No bit depends on the number of servers, so those simulated are one.
-    config = config_lib.replaced(config, {'strategy.servers': 1})
   opened = experiment.open(config, jax.local_devices(), divides_batch=False)
-  spec, program = opened.spec, opened.program
-  size, examples = spec.batch_size, spec.examples
-  layout = layout_lib.Layout(config, program.abstract_state)
-  schedule = optimizer_lib.schedule(config, size, examples, spec.total_steps)
-  chained = config
-  if ahead.method != 'none':  # which makes Nesterov's step itself
-    chained = config_lib.replaced(config, {'optimizer.name': 'momentum'})
-  chain = optimizer_lib.create(chained, size, examples, spec.total_steps, whole_leaves=False)
-  look_ahead = look_ahead_lib.LookAhead(ahead, config, chain, schedule)
-  return Setup(
-    config=config,
-    mesh=opened.mesh,
-    source=opened.source,
-    objective=spec.objective,
-    program=program,
-    layout=layout,
-    ahead=ahead,
-    optimizers=[
-      slice_optimizer.SliceOptimizer(config, look_ahead, layout, index)
-      for index in range(config.strategy.servers)
-    ],
-    schedule=schedule,
-  )
+  return Setup(opened.spec, opened.source, ahead)

@@ -3,17 +3,24 @@
 The weights are those of a real run with the same log, bit for bit.
 """
 
+from collections.abc import Iterator
 import contextlib
 import threading
 
 import jax
+import ml_collections
 import numpy as np
 
 from anp_jax.runtimes.parameter_server import (
   gradient as gradient_lib,
+  layout as layout_lib,
+  log as log_lib,
   scheduler,
+  session as session_lib,
+  setup as setup_lib,
   timeline as timeline_lib,
 )
+from anp_jax.system import emulation
 
 _PATIENCE = 1.0  # seconds, between two looks at whether the run has failed
 
@@ -21,43 +28,43 @@ _PATIENCE = 1.0  # seconds, between two looks at whether the run has failed
 class Simulation:
   """Stands in for the workers of a run; see `gradient_worker.Worker`."""
 
-  def __init__(self, config, setup, session, records: list[dict]):
+  def __init__(
+    self, setup: setup_lib.Setup, session: session_lib.ChiefSession, records: list[dict]
+  ):
     """Compiles the gradient.
 
     Args:
-      config: of the run, with its batch size.
-      setup: `setup.Setup` of one server.
-      session: `session.ChiefSession`, which has begun.
-      records: of the run's log until then.
+      setup: setup of one server.
+      session: session, which has begun.
+      records: records of the run's log until then.
     """
-    settings = config.strategy.simulate
+    config = setup.config
     self._setup, self._session = setup, session
     self._version = session.store.version
-    data_shards = scheduler.data_shards(config, settings.workers)
-    self._slices = setup.layout.params.slices(config.strategy.servers)
-    timeline = timeline_lib.Timeline(config, records, setup.total, self._version)
-    self._updates = _Lookahead(timeline)
+    data_shards = scheduler.data_shards(config, config.strategy.simulate.workers)
+    timeline = timeline_lib.Timeline(config, records, setup.spec.total_steps, self._version)
+    self._updates = timeline.updates()
+    self._last_reads = log_lib.last_reads(self._updates, self._version + 1)
+    tickets = dict(enumerate(c['ticket'] for update in self._updates for c in update))
     self._program = setup.gradient_program(data_shards)
-    self._feed = setup.feed(self._updates.ticket, data_shards)
+    self._feed = setup.feed(tickets.get, data_shards)
     self._computing = threading.Lock()
     self._closed = False
-    self._sent = {}  # version -> weights and statistics that servers sent
+    # Version -> weights and statistics that the server sent.
+    self._sent: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
   def run(self) -> None:
     """Computes and applies updates until the run is over."""
     try:
-      for update in self._updates:
-        if not self._apply(update):
+      for contributions in self._updates:
+        if not self._apply(contributions):
           return
         self._version += 1
-      if self._version < self._session.scheduler.limit:
-        self._session.fail(f'no update from version {self._version} is ordered')
     finally:
-      self._updates.close()
       self._feed.close()
 
   @contextlib.contextmanager
-  def paused(self):
+  def paused(self) -> Iterator[None]:
     """Within it, no gradient is computed."""
     with self._computing:
       yield
@@ -66,18 +73,14 @@ class Simulation:
     """Makes `run` return soon."""
     self._closed = True
 
-  def _apply(self, update):
-    """Makes one update; returns whether the run goes on."""
-    version = self._version
-    read = {v for c in update.contributions for v in c['reads']}
-    needed = read | update.versions
-    if version in needed and not self._note_weights(version):
+  def _apply(self, contributions):
+    """Makes one update; returns whether the run continues."""
+    version, last_reads = self._version, self._last_reads
+    if version in last_reads and not self._note_weights(version):
       return False
-    self._sent = {v: sent for v, sent in self._sent.items() if v in needed}
-    contributions = [self._contribution(c) for c in update.contributions]
-    return None not in contributions and self._session.order(
-      contributions, jax.local_device_count()
-    )
+    self._sent = {v: sent for v, sent in self._sent.items() if last_reads[v] > version}
+    reported = [self._contribution(c) for c in contributions]
+    return None not in reported and self._session.order(reported, jax.local_device_count())
 
   def _note_weights(self, version):
     """Keeps what servers send of the newest version; False if it fails."""
@@ -96,10 +99,8 @@ class Simulation:
 
     Its ticket and its gradient are then with the parameter store.
     """
-    reads, ticket = contribution['reads'], tuple(contribution['ticket'])
-    weights, stats = self._sent[reads[0]]
-    if len(set(reads)) > 1:
-      weights = np.concatenate([self._sent[v][0][part] for part, v in zip(self._slices, reads)])
+    ticket = tuple(contribution['ticket'])
+    weights, stats = self._sent[contribution['reads'][0]]
     before = self._feed.waited
     batch = next(self._feed)
     with self._computing:
@@ -114,56 +115,14 @@ class Simulation:
     return contribution | gradient_lib.measured(values, waited, arrays)
 
 
-def describe(config, layout) -> str:
+def describe(config: ml_collections.ConfigDict, layout: layout_lib.Layout) -> str:
   """Returns what is simulated, and what it holds, in one line."""
   settings = config.strategy.simulate
-  # Of several servers, a gradient's weights are of two versions at the most.
-  reads = min(config.strategy.servers, 2)
-  versions = settings.workers * config.strategy.in_flight * reads
+  versions = settings.workers * config.strategy.in_flight
   megabytes = layout.params.size * layout.params.dtype.itemsize / 1e6
-  spread = f', spread {100 * settings.spread:g} %' if settings.spread else ''
-  slow = ''.join(f', worker {i} x {x:g}' for i, x in settings.slow)
+  passes = ', '.join(emulation.describe_pass(settings, 'worker'))
   return (
-    f'simulated, a pass of {settings.step_seconds:g} s and {settings.image_seconds:g} s '
-    f'an image{spread}{slow}, pull {settings.pull_seconds:g} s, push '
+    f'simulated, {passes}, pull {settings.pull_seconds:g} s, push '
     f'{settings.push_seconds:g} s; at most {versions} versions of the weights are kept, '
     f'{versions * megabytes:.3g} MB'
   )
-
-
-class _Lookahead:
-  """Updates in order, whose tickets the data stream asks for ahead."""
-
-  def __init__(self, updates):
-    self._source = iter(updates)
-    self._updates, self._tickets = [], []
-    self._lock = threading.Lock()
-    self._closed = False
-
-  def __iter__(self):
-    while True:
-      with self._lock:
-        if not self._updates and not self._extend():
-          return
-        update = self._updates.pop(0)
-      yield update
-
-  def ticket(self, count: int) -> tuple[int, int]:
-    """Returns the ticket of a gradient; after the end any, which none uses."""
-    with self._lock:
-      while count >= len(self._tickets):
-        if self._closed or not self._extend():
-          return 0, 0
-      return self._tickets[count]
-
-  def close(self) -> None:
-    """Looks no further ahead."""
-    with self._lock:
-      self._closed = True
-
-  def _extend(self):
-    update = next(self._source, None)
-    if update is not None:
-      self._updates.append(update)
-      self._tickets += [tuple(c['ticket']) for c in update.contributions]
-    return update is not None

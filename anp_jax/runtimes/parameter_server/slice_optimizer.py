@@ -1,5 +1,6 @@
 """One server's slice of the state, and its update, compiled for a CPU."""
 
+from collections.abc import Sequence
 import functools
 import os
 from typing import Any, NamedTuple
@@ -7,11 +8,12 @@ from typing import Any, NamedTuple
 from flax import struct
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.parameter_server import layout as layout_lib
+from anp_jax.runtimes.parameter_server import layout as layout_lib, look_ahead as look_ahead_lib
 from anp_jax.training import multipliers, optimizer as optimizer_lib
 
 # Elements that one call of the compiled update takes, padded with zeros. One
@@ -21,28 +23,23 @@ from anp_jax.training import multipliers, optimizer as optimizer_lib
 _MATRICES, _VECTORS = 2**18, 2**14
 
 
-@struct.dataclass
-class BlockState:
+class BlockState(struct.PyTreeNode):
   """The state of one block of a server's slice.
 
   Attributes:
     params: (_VECTORS,) weights, or (_MATRICES, 1).
-    opt_state: of the optax chain.
+    opt_state: state of the optax chain.
     average: like params, averaged over steps; None without config.ema.
-    ahead: like params: the weights that workers read; None where these are params.
-    momentum: `look_ahead.Cycle`; within an update of dana, its worker's
-      momentum; else None.
+    momentum: within an update that looks ahead, its worker's; else None.
   """
 
   params: Any
   opt_state: Any
   average: Any
-  ahead: Any
-  momentum: Any
+  momentum: Any = None
 
 
-@struct.dataclass
-class SliceState:
+class SliceState(struct.PyTreeNode):
   """A server's part of the TrainState.
 
   Attributes:
@@ -50,8 +47,8 @@ class SliceState:
     stats: (m,) the network's running statistics; (0,) but on server 0.
     average: (m,) the same averaged over steps; None without config.ema.
     blocks: tuple of BlockState.
-    momenta: tuple of `look_ahead.WorkerMomentum`, of dana; (): all are as the
-      trace. No part of the pytree, so neither sent nor saved.
+    momenta: tuple of `look_ahead.WorkerMomentum`; (): all are as the trace. No
+      part of the pytree, so neither sent nor saved.
   """
 
   step: Any
@@ -65,9 +62,8 @@ class Factors(NamedTuple):
   """What one block's elements are multiplied by.
 
   Attributes:
-    rate: like the weights, of the update; None: 1.
-    decay: like the weights, of the weights that are added to the gradient;
-      None where no rules say so.
+    rate: like the weights, factors of the update; None: 1.
+    decay: like the weights, weight decay of each; None without rules.
   """
 
   rate: Any
@@ -83,19 +79,26 @@ class SliceOptimizer:
   slice's update is the slice of the whole update.
 
   Attributes:
-    slice: the elements.
-    stats_size: of the statistics; 0 but on server 0.
-    device: that it computes on.
+    slice: elements of the weights that the server keeps.
+    blocks: the slice's `layout.Block`s.
+    stats_size: number of statistics; 0 but on server 0.
+    device: CPU that computes the updates.
   """
 
-  def __init__(self, config, look_ahead, layout, index: int):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    look_ahead: look_ahead_lib.LookAhead,
+    layout: layout_lib.Layout,
+    index: int,
+  ):
     """Prepares the update; nothing is compiled yet.
 
     Args:
       config: the run's config.
-      look_ahead: `look_ahead.LookAhead`, with the optax chain.
-      layout: `layout.Layout`.
-      index: of the server.
+      look_ahead: optax chain of the run.
+      layout: layout of the weights.
+      index: number of the server.
     """
     self._config = config
     self._look_ahead = look_ahead
@@ -104,12 +107,7 @@ class SliceOptimizer:
     self.blocks = layout.params.blocks(self.slice, _MATRICES, _VECTORS)
     self.stats_size = layout.stats.size if index == 0 else 0
     self.device = _cpu()
-    params = layout.params
-    zeros = params.unflatten(np.zeros(params.size))
-    rates = multipliers.rate_factors(config, zeros)
-    self._rates = None if set(rates.values()) == {1.0} else rates
-    self._decays = optimizer_lib.slice_decays(config, zeros)
-    frozen = multipliers.Frozen(config.optimizer.multipliers, zeros)
+    frozen = multipliers.Frozen(config.optimizer.multipliers, layout.abstract_state.params)
     self._frozen_stats = layout.stats.spread(frozen.is_frozen_stat)[: self.stats_size] > 0
     self._update = jax.jit(self._updated)
     self._update_stats = jax.jit(self._updated_stats)
@@ -127,41 +125,32 @@ class SliceOptimizer:
     size = self.slice.stop - self.slice.start
     return jax.ShapeDtypeStruct((size,), self._layout.params.dtype)
 
-  def start(self, state) -> SliceState:
-    """Returns the slice of a whole state.
-
-    Args:
-      state: TrainState of NumPy arrays.
-    """
-    start = jax.device_put(self._start(state, np), self.device)
-    blocks = [
-      block.replace(ahead=self._ahead(start.step, block, factors))
-      for block, factors in zip(start.blocks, self._factors, strict=True)
-    ]
-    return start.replace(blocks=tuple(blocks))
+  def start(self, state: state_lib.TrainState) -> SliceState:
+    """Returns the slice of a whole state of NumPy arrays."""
+    return jax.device_put(self._start(state, np), self.device)
 
   def weights(self, state: SliceState) -> list[np.ndarray]:
     """Returns the slice's (n,) weights as they are sent, block by block."""
-    return [
-      block.trim(b.params if b.ahead is None else b.ahead)
-      for block, b in zip(self.blocks, state.blocks, strict=True)
-    ]
+    weights = [block.params for block in state.blocks]
+    if not self._look_ahead.keeps_read:
+      pairs = zip(state.blocks, self._factors, strict=True)
+      weights = [self._ahead(state.step, block, factors) for block, factors in pairs]
+    return [block.trim(w) for block, w in zip(self.blocks, weights, strict=True)]
 
-  def saved(self, state: SliceState) -> list[BlockState]:
-    """Returns the blocks' states as a checkpoint keeps them."""
-    return [self._look_ahead.saved(block) for block in state.blocks]
-
-  def apply(self, state, gradients, stats_deltas, contributions):
-    """Returns the state after an update.
+  def apply(
+    self,
+    state: SliceState,
+    gradients: Sequence[np.ndarray],
+    stats_deltas: Sequence[np.ndarray],
+    contributions: Sequence[dict],
+  ) -> tuple[SliceState, bool]:
+    """Returns the state after an update, and whether all of it is finite.
 
     Args:
-      state: SliceState.
+      state: state before the update.
       gradients: (n,) arrays, of the data shards of one batch in order.
       stats_deltas: (m,) arrays, of the same data shards.
-      contributions: of the log, of the same data shards.
-
-    Returns:
-      SliceState, and whether all of it is finite.
+      contributions: records of the log, of the same data shards.
     """
     weights = [c['weight'] for c in contributions]
     dtype = self._layout.params.dtype
@@ -188,6 +177,8 @@ class SliceOptimizer:
   @functools.cached_property
   def _factors(self):
     """The Factors of each block."""
+    params = self._layout.abstract_state.params
+    rates = multipliers.rate_factors(self._config, params)
 
     def cut(values):
       if values is None:
@@ -195,7 +186,8 @@ class SliceOptimizer:
       vector = self._layout.params.spread(values.__getitem__)[self.slice]
       return jax.device_put([block.cut(vector) for block in self.blocks], self.device)
 
-    return list(map(Factors, cut(self._rates), cut(self._decays)))
+    decays = optimizer_lib.slice_decays(self._config, params)
+    return list(map(Factors, cut(None if set(rates.values()) == {1.0} else rates), cut(decays)))
 
   def _start(self, state, xp):
     params, stats = self._layout.params, self._layout.stats
@@ -209,13 +201,10 @@ class SliceOptimizer:
       def cut(leaf):
         return block.cut(leaf[self.slice], xp) if xp.ndim(leaf) else leaf
 
-      block_opt_state = jax.tree.map(cut, opt_state)
       return BlockState(
         params=cut(weights),
-        opt_state=block_opt_state,
+        opt_state=jax.tree.map(cut, opt_state),
         average=cut(averages) if ema else None,
-        ahead=None if self._look_ahead.keeps_read else cut(weights),
-        momentum=self._look_ahead.start(block_opt_state, xp),
       )
 
     return SliceState(
@@ -234,23 +223,12 @@ class SliceOptimizer:
     params = state.params + updates
     if factors.rate is not None:  # to the bit, also the sign of a zero
       params = jnp.where(factors.rate > 0, params, state.params)
-    state = BlockState(
-      params=params,
-      opt_state=opt_state,
-      average=self._averaged(step, state.average, params),
-      ahead=None,
-      momentum=momentum,
-    )
-    state = state.replace(ahead=self._weights_ahead(step + 1, state, factors))
-    return state, jnp.isfinite(updates).all()
+    average = self._averaged(step, state.average, params)
+    return BlockState(params, opt_state, average, momentum), jnp.isfinite(updates).all()
 
   def _weights_ahead(self, step, state, factors):
-    """A block's `ahead` before update `step`."""
-    look_ahead = self._look_ahead
-    if look_ahead.keeps_read:
-      return None
-    expected = look_ahead.expected(state.opt_state, state.momentum)
-    move = look_ahead.move(step, expected)
+    """The weights of a block that workers read before update `step`."""
+    move = self._look_ahead.move(step, look_ahead_lib.trace(state.opt_state))
     return state.params + _scaled(move, factors.rate)
 
   def _updated_stats(self, step, stats, average, deltas):
@@ -275,16 +253,12 @@ def join(
   """Returns the TrainState of all servers' slices, as NumPy arrays.
 
   Args:
-    layout: of the run.
-    optimizers: of each server.
-    states: of each server, with the same step.
+    layout: layout of the weights.
+    optimizers: the servers' optimizers.
+    states: the servers' states, of the same step.
   """
   blocks = [block for optimizer in optimizers for block in optimizer.blocks]
-  saved = [
-    block
-    for optimizer, state in zip(optimizers, states, strict=True)
-    for block in optimizer.saved(state)
-  ]
+  saved = [block for state in states for block in jax.device_get(state.blocks)]
 
   def join_leaf(*leaves):
     if not leaves[0].ndim:
@@ -297,7 +271,7 @@ def join(
   if first.average is not None:
     stats_average = layout.stats.unflatten(np.asarray(first.average))
     average = {'params': params.average, 'stats': stats_average}
-  return state_lib.TrainState(
+  return layout.abstract_state.replace(
     step=np.asarray(first.step),
     params=params.params,
     stats=layout.stats.unflatten(np.asarray(first.stats)),

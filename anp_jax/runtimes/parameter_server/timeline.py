@@ -1,14 +1,15 @@
 """The order of reads and updates in simulated time.
 
 An asynchronous run is a function of its log: who read which version, and which
-update came when. Here both follow from the times that workers take, by the same
+update was made when. Here both follow from the times that workers take, by the same
 scheduler that orders a real run; nothing is computed, sent or waited for.
 """
 
-from collections.abc import Collection, Iterator
-import dataclasses
+from collections.abc import Iterator
 import heapq
 import itertools
+
+import ml_collections
 
 from anp_jax.runtimes.parameter_server import log as log_lib, scheduler as scheduler_lib
 from anp_jax.system import emulation
@@ -16,36 +17,23 @@ from anp_jax.system import emulation
 _ENDED = object()
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
-  """An update of the weights.
-
-  Attributes:
-    contributions: by data shard: 'ticket', 'worker', 'reads' (the version that
-      was read from each server) and 'seconds', simulated, of the update.
-    versions: that gradients of later updates were read from, so far.
-  """
-
-  contributions: list[dict]
-  versions: Collection[int]
-
-
 class Timeline:
   """Simulated workers, each between its requests to the servers.
 
   A worker's pass takes config.strategy.simulate's times; its gradients in
-  flight share its one device, first come, first served. Of several servers, the
-  first answers after its share of the pull, and the others are read then.
+  flight share its one device, first come, first served.
   """
 
-  def __init__(self, config, records: list[dict], total: int, version: int):
+  def __init__(
+    self, config: ml_collections.ConfigDict, records: list[dict], total: int, version: int
+  ):
     """Starts all workers, where the log's last update ended.
 
     Args:
-      config: of the run, with its batch size.
-      records: of its log; see `log.read`.
+      config: the run's config, with its batch size.
+      records: records of its log; see `log.read`.
       total: updates of the whole run.
-      version: of the state that the run starts from.
+      version: version of the state that the run starts from.
     """
     self._config, self._settings = config, config.strategy.simulate
     workers = self._settings.workers
@@ -57,10 +45,9 @@ class Timeline:
     )
     self._images = config.batch_size // self._scheduler.data_shards
     self._numbers = itertools.count()  # of events, for those of one time
-    self._events = []  # heap of (seconds, number, process)
-    self._waiting = []  # processes, until the next update
-    self._reads = {}  # process's name and ticket -> versions
-    self._updates = []
+    self._events: list[tuple[float, int, Iterator]] = []  # heap of (seconds, number, process)
+    self._waiting: list[Iterator] = []  # processes, until the next update
+    self._updates: list[list[dict]] = []
     self._free_at = [self._seconds] * workers
     synchronous = config.strategy.mode == 'synchronous'
     in_flight = 1 if synchronous else config.strategy.in_flight
@@ -68,17 +55,20 @@ class Timeline:
       for index in range(workers):
         self._schedule(0.0, self._gradients(index))
 
-  def __iter__(self) -> Iterator[Update]:
-    """Yields the updates in order, as far ahead of the weights as asked."""
+  def updates(self) -> list[list[dict]]:
+    """Returns the contributions of each update, in order.
+
+    Each is by data shard: 'ticket', 'worker', 'reads' (the version that was read)
+    and 'seconds', simulated, until the update.
+    """
     while self._events:
       self._seconds, _, process = heapq.heappop(self._events)
       delay = next(process, _ENDED)
-      yield from self._updates
-      self._updates.clear()
       if delay is None:
         self._waiting.append(process)
       elif delay is not _ENDED:
         self._schedule(delay, process)
+    return self._updates
 
   def _schedule(self, delay, process):
     event = self._seconds + delay, next(self._numbers), process
@@ -88,7 +78,7 @@ class Timeline:
     """One gradient in flight of a worker after the other.
 
     Yields:
-      Seconds until it goes on; None: once the next update has been made.
+      Seconds until it continues; None: once the next update has been made.
     """
     name, scheduler = f'worker {index}', self._scheduler
     for count in itertools.count():
@@ -98,16 +88,15 @@ class Timeline:
       version = yield from self._answer(scheduler.begin_read, name, ticket)
       if version == scheduler_lib.DROP:
         continue
-      reads = self._reads[name, ticket] = [version]
-      yield from self._pull(reads)
+      yield self._settings.pull_seconds
       seconds = self._pass_seconds(index, ticket, count)
       end = max(self._seconds, self._free_at[index]) + seconds
       self._free_at[index] = end
       yield end - self._seconds
       yield self._settings.push_seconds
-      contribution = {'ticket': list(ticket), 'worker': name, 'reads': reads}
+      contribution = {'ticket': list(ticket), 'worker': name, 'reads': [version]}
       answer = yield from self._answer(scheduler.commit, name, ticket, contribution)
-      self._end(name, ticket, answer)
+      self._end(answer)
 
   def _answer(self, request, *arguments):
     """Makes a request until the answer is not WAIT."""
@@ -115,25 +104,16 @@ class Timeline:
       yield None
     return answer
 
-  def _pull(self, reads):
-    pull, servers = self._settings.pull_seconds, self._config.strategy.servers
-    yield pull / servers
-    if servers > 1:
-      reads += [self._scheduler.version] * (servers - 1)
-      yield pull - pull / servers
-
   def _pass_seconds(self, index, ticket, count):
     words = (self._config.seed, *ticket, index, count)
     return emulation.pass_seconds(self._settings, self._images, words, index)
 
-  def _end(self, name, ticket, answer):
-    """Notes what a commit has changed, and wakes whoever waits for it."""
-    del self._reads[name, ticket]
-    if isinstance(answer, list) and answer:
-      for contribution in answer:
+  def _end(self, contributions):
+    """Keeps the update that a commit has made, and wakes whoever waits for it."""
+    if isinstance(contributions, list) and contributions:
+      for contribution in contributions:
         contribution['seconds'] = self._seconds
-      versions = {v for reads in self._reads.values() for v in reads}
-      self._updates.append(Update(answer, versions))
+      self._updates.append(contributions)
     for process in self._waiting:
       self._schedule(0.0, process)
     self._waiting = []

@@ -1,8 +1,7 @@
 """The work of a CPU's cores to handle a gradient, apart from its pass.
 
-A worker pulls weights, joins the gradient and pushes it; a server sends and
-receives, checks the gradient and updates. Where these cores also compute, none of
-this work is hidden.
+A worker pulls weights, joins the gradient and pushes it; a server sends, receives
+and updates. Where these cores also compute, none of this work is hidden.
 """
 
 from collections.abc import Callable
@@ -60,7 +59,7 @@ def seconds(config: ml_collections.ConfigDict) -> tuple[float, float]:
   """
   setup = setup_lib.create(config, look_ahead.settings(config, 1))
   optimizer = setup.optimizers[0]
-  initial, _ = setup.initial_state()
+  initial, _ = setup.new_state()
   state = optimizer.start(jax.device_get(initial))
   weights = optimizer.weights(state)
   gradients = jax.tree.map(np.zeros_like, jax.device_get(initial.params))
@@ -69,7 +68,6 @@ def seconds(config: ml_collections.ConfigDict) -> tuple[float, float]:
   contribution = {'weight': 1, 'reads': [0], 'worker': '', 'ticket': (0, 0)}
 
   def serve():
-    np.add.reduce(gradient, dtype=np.float64)  # as `ParameterStore` looks at it
     optimizer.apply(state, [gradient], [delta], [contribution])
 
   with contextlib.ExitStack() as stack:

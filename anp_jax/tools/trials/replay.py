@@ -51,7 +51,7 @@ def replay(
     ahead = look_ahead.Settings(**session['look_ahead'])
     setup = setup_lib.create(_session_config(config, session), ahead)
     if state is None:
-      state = jax.device_get(setup.initial_state()[0])
+      state = jax.device_get(setup.new_state()[0])
     first = int(state.step)
     state = _replay_session(setup, session, state, [updates[n] for n in range(first, stop)])
   return state
@@ -84,7 +84,7 @@ def _replay_session(setup, session, state, updates):
   slices = setup.layout.params.slices(session['servers'])
   state, version = optimizer.start(state), int(state.step)
   program = setup.gradient_program(data_shards)
-  last_reads = _last_reads(updates)
+  last_reads = log_lib.last_reads([update['parts'] for update in updates], version + 1)
   # Version -> weights and statistics that a worker may still read.
   sent = {version: _sent(optimizer, state)}
   feed = _feed(setup, data_shards, updates)
@@ -99,7 +99,7 @@ def _replay_session(setup, session, state, updates):
       state, _ = optimizer.apply(state, gradients, stats_deltas, contributions)
       version += 1
       sent[version] = _sent(optimizer, state)
-      sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) >= version}
+      sent = {v: s for v, s in sent.items() if last_reads.get(v, 0) > version}
   finally:
     feed.close()
   return slice_optimizer.join(setup.layout, [optimizer], [state])
@@ -114,16 +114,6 @@ def _feed(setup, data_shards, updates):
   """The batches of a session's gradients, in the order of the log."""
   tickets = [c['ticket'] for update in updates for c in update['parts']]
   return setup.feed(lambda count: tickets[min(count, len(tickets) - 1)], data_shards)
-
-
-def _last_reads(updates):
-  """Version -> the last update that has a gradient of its weights."""
-  return {
-    read: update['order']
-    for update in updates
-    for contribution in update['parts']
-    for read in contribution['reads']
-  }
 
 
 def main(argv: list[str]) -> int:

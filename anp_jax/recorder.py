@@ -1,0 +1,217 @@
+"""What a run keeps: checkpoints, metrics, scores and the report."""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import time
+from typing import Any
+
+import jax
+
+from anp_jax import cluster, config as config_lib, experiment
+from anp_jax.checkpoint import manager, run_dir
+from anp_jax.cluster import preemption
+from anp_jax.data import sources
+from anp_jax.data.input import stream
+from anp_jax.data.sources import agreement
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.reporting import run_page, summary, telemetry as telemetry_lib
+from anp_jax.reporting.analysis import analysis_run
+from anp_jax.system import mirror
+from anp_jax.training import build, eval_loop
+
+
+def open_validation(
+  opened: experiment.Experiment, workdir: str, processes: cluster.Processes
+) -> sources.Source:
+  """Returns the validation examples, and makes the workdir this run's.
+
+  Raises:
+    ConfigError: if the data do not fit each other, or the workdir belongs to
+      another run.
+  """
+  config, train = opened.config, opened.source
+  evaluation = sources.open_source(config, training=False)
+  if train.vocabulary.names != evaluation.vocabulary.names:
+    raise config_lib.ConfigError(
+      f'{train.name} and {evaluation.name} have different classes: '
+      f'{len(train.vocabulary)} and {len(evaluation.vocabulary)}'
+    )
+  agreement.check(processes, training=train, evaluation=evaluation)
+  if config.checkpoint.keep_best:
+    manager.check_best_metric(config, opened.spec.objective.metric_names)
+  run_dir.claim_workdir(workdir, config, train.vocabulary)
+  run_dir.record_class_sizes(workdir, train)
+  return evaluation
+
+
+class Recorder:
+  """The records of a run, new or resumed.
+
+  Attributes:
+    experiment: what is trained.
+    program: steps of the run; those of another plan may replace them.
+    workdir: folder of the run.
+    checkpoints: saved states.
+    start_step: step of the restored state; 0 for a new run.
+    telemetry: metrics and lines for people, once opened.
+  """
+
+  telemetry: telemetry_lib.Telemetry
+
+  def __init__(
+    self,
+    opened: experiment.Experiment,
+    program: build.ModelAndSteps,
+    evaluation: sources.Source,
+    workdir: str,
+    processes: cluster.Processes,
+  ):
+    """Opens the checkpoints.
+
+    Args:
+      opened: what is trained.
+      program: steps of the run.
+      evaluation: validation examples, from `open_validation`.
+      workdir: folder of the run.
+      processes: this process among all.
+    """
+    self.experiment, self.program, self.workdir = opened, program, workdir
+    self.start_step = 0
+    self._evaluation, self._processes = evaluation, processes
+    self._stream = stream.Stream(opened.config, mesh_lib.batch_sharding(opened.mesh))
+    self._scores: dict[str, float] = {}
+    self._closing = contextlib.ExitStack()
+    self.checkpoints = manager.Checkpoints(
+      workdir,
+      opened.config,
+      sources.fingerprint(opened.source),
+      program.checkpoint_layout.abstract,
+      processes.gather,
+    )
+    self._closing.callback(self.checkpoints.close)
+
+  @property
+  def total_steps(self) -> int:
+    """Updates of the whole run."""
+    return self.experiment.spec.total_steps
+
+  @property
+  def is_finished(self) -> bool:
+    """Whether the restored state has had all updates."""
+    return self.start_step >= self.total_steps
+
+  def restore(self) -> Any:
+    """Returns the newest checkpoint's TrainState; None for a new run."""
+    restored = self.checkpoints.restore()
+    if restored is None:
+      self.start_step = 0
+      return None
+    state, self.start_step = restored
+    return self.program.checkpoint_layout.unpack(state)
+
+  def open_telemetry(
+    self, lines: Sequence[str], clock: Callable[[], float] = time.monotonic
+  ) -> None:
+    """Begins to record from `start_step` on, and says what the run is.
+
+    Args:
+      lines: what else to say.
+      clock: returns seconds that never run backwards.
+    """
+    spec, source = self.experiment.spec, self.experiment.source
+    self.telemetry = telemetry = summary.telemetry(
+      spec.config,
+      self.workdir,
+      spec.mesh,
+      telemetry_lib.RunLength(self.total_steps, spec.batch_size, spec.examples, self.start_step),
+      clock,
+    )
+    self._closing.callback(telemetry.close)
+    telemetry.note(f'workdir  {self.workdir}')
+    summary.log_run_info(
+      telemetry,
+      spec.config,
+      spec.mesh,
+      self.program.abstract_replica,
+      (source, self._evaluation),
+      run_dir.class_sizes(self.workdir, len(source.vocabulary)),
+    )
+    for line in lines:
+      telemetry.note(line)
+    if self.is_finished:
+      telemetry.note(
+        f'{self.workdir} is finished: step {self.start_step} of {self.total_steps}; '
+        'for more, set a longer config.duration or another --workdir'
+      )
+      return
+    summary.log_changes(telemetry, self.checkpoints, self.program)
+    if self.start_step:
+      telemetry.note(f'continuing from step {self.start_step} of {self.total_steps}')
+
+  def owes_evaluation(self) -> bool:
+    """Whether the run was stopped before, or in, the evaluation of `start_step`."""
+    step = self.start_step
+    if not step or not self.evaluates_at(step):
+      return False
+    return not self._processes.gather(summary.is_scored(self.workdir, step))[0]
+
+  def evaluates_at(self, step: int) -> bool:
+    """Whether an evaluation is due after a step."""
+    spec = self.experiment.spec
+    return step % spec.steps(spec.config.eval.every) == 0 or step == self.total_steps
+
+  def saves_at(self, step: int) -> bool:
+    """Whether a checkpoint is due after a step; before each evaluation too."""
+    spec = self.experiment.spec
+    return self.evaluates_at(step) or step % spec.steps(spec.config.checkpoint.every) == 0
+
+  def save(self, step: int, state: Any) -> None:
+    """Begins to write the newest checkpoint of a TrainState."""
+    self.checkpoints.save(step, self.program.checkpoint_layout.pack(state))
+    mirror.begin_upload(self.workdir)
+
+  def evaluate(self, step: int, state: Any) -> dict[str, float]:
+    """Scores a step's TrainState, and keeps it if it is among the best.
+
+    The evaluation that ends the run also writes its folder.
+    """
+    config, program = self.experiment.config, self.program
+    batches = self._processes.heartbeat_each(
+      self._stream.evaluation(self._evaluation), 'evaluating', step
+    )
+    scored = program.eval_state_fn(state)
+    if step == self.total_steps and config.eval.examples:
+      subject = analysis_run.Subject(config, self.workdir, program, self._evaluation, step)
+      scores = analysis_run.of_training(subject, scored, batches)
+    else:
+      scores = eval_loop.run(program.eval_step, scored, batches)
+      eval_loop.check_damage(config, self._evaluation, scores)
+    self.telemetry.evaluation(step, scores)
+    self.checkpoints.save_best(step, program.checkpoint_layout.pack(state), scores)
+    self._scores = scores
+    return scores
+
+  def finish(self, step: int, vote: int = preemption.CONTINUE) -> dict[str, float]:
+    """Writes the report after the last step, or why the run stopped before.
+
+    Args:
+      step: step of the last state.
+      vote: vote that has stopped the run.
+
+    Returns:
+      The scores of the last evaluation.
+    """
+    if jax.process_index() == 0:
+      if step < self.total_steps:
+        reason = preemption.REASONS.get(vote, 'a signal')
+        run_dir.mark_stopped(self.workdir, step, self.total_steps, reason)
+        print(f'stopped at step {step} of {self.total_steps}; run the same command to resume')
+      # Else stopped between the last save and the report.
+      elif not self.is_finished or not run_page.exists(self.workdir):
+        spec = self.experiment.spec
+        summary.report(spec.config, self.workdir, spec.mesh, self.program.abstract_replica)
+    return self._scores or summary.last_scores(self.workdir)
+
+  def close(self) -> None:
+    """Closes the telemetry, waits for the checkpoints and closes them."""
+    self._closing.close()
