@@ -34,7 +34,7 @@ class Run:
     log: `delayed_metrics.TrainingLog`, once the step is compiled.
   """
 
-  def __init__(self, job: strategy_lib.Job):
+  def __init__(self, invocation: strategy_lib.Invocation):
     """Opens devices, data, model and checkpoints; nothing is compiled yet.
 
     Raises:
@@ -43,15 +43,15 @@ class Run:
     self._timer = startup.StartupTimer()
     self._timer.end_phase('imports')
     self._starting = contextlib.ExitStack()
-    self._processes, self._workdir = job.processes, job.workdir
-    self._processes.check_shared(job.workdir)
-    compile_cache.enable(job.config)
+    self._processes, self._workdir = invocation.processes, invocation.workdir
+    self._processes.check_shared(invocation.workdir)
+    compile_cache.enable(invocation.config)
     self._experiment = opened = experiment.open(
-      job.config,
-      job.devices,
-      job.processes.hosts,
-      workdir=job.workdir,
-      offload_devices=job.offload_devices,
+      invocation.config,
+      invocation.devices,
+      invocation.processes.hosts,
+      workdir=invocation.workdir,
+      offload_devices=invocation.offload_devices,
     )
     self._spec = spec = opened.spec
     config = self._config = opened.config
@@ -60,7 +60,7 @@ class Run:
     self._open_data()
     self._eval_steps = spec.steps(config.eval.every)
     self._checkpoint_steps = spec.steps(config.checkpoint.every)
-    messages = self._build(job)
+    messages = self._build(invocation)
     self.start_step, self._state, more = self._open_state()
     self._open_telemetry([*messages, *more])
     self.owes_evaluation = (
@@ -83,7 +83,7 @@ class Run:
     if self.owes_evaluation:
       self.evaluate(self.start_step, self.take_state())
       self._checkpoints.wait()
-    self._telemetry.note(
+    self._telemetry.log(
       f'{self._workdir} is finished: step {self.start_step} of '
       f'{self.total_steps}; for more, set a longer config.duration or another '
       '--workdir'
@@ -99,13 +99,13 @@ class Run:
   def opened(self) -> Iterator[None]:
     """The context of the loop, which hears signals and closes the run."""
     if self.start_step:
-      self._telemetry.note(f'continuing from step {self.start_step} of {self.total_steps}')
+      self._telemetry.log(f'continuing from step {self.start_step} of {self.total_steps}')
     self.profile = profiling.Profile(
       self._config,
       self._workdir,
       self.start_step,
       self.total_steps,
-      self._telemetry.note,
+      self._telemetry.log,
       jax.process_index() == 0,
     )
     with self._processes.handling_signals(self._checkpoints.expected_save_seconds):
@@ -166,7 +166,7 @@ class Run:
       jax.block_until_ready(state)
       spec, messages = self._replanner.revise(step)
       for line in messages:
-        self._telemetry.note(line)
+        self._telemetry.log(line)
       if spec is not None:
         before, self._program = self._program, build.create(spec)
         state = self._program.saved_form.to_run(before.saved_form.of_run(state))
@@ -177,7 +177,7 @@ class Run:
     """Says what the start took, once the first step has been computed."""
     self._starting.close()
     self._timer.end_phase('compile and first step')
-    self._telemetry.note(self._timer.text())
+    self._telemetry.log(self._timer.text())
     self._telemetry.log_duration('start', self._timer.before('first batch'))
     self._telemetry.start_timing(self.start_step + 1)
 
@@ -242,17 +242,19 @@ class Run:
     run_dir.open_or_refuse(self._workdir, config, train.vocabulary)
     run_dir.record_class_sizes(self._workdir, train)
 
-  def _build(self, job):
+  def _build(self, invocation):
     """Builds the steps, after a calibration where the strategy has one."""
     folder = os.path.join(self._workdir, manager.NEWEST)
     saved = self._processes.gather(manager.saved_steps(folder))[0]
     strategy = strategy_lib.find(self._config)
-    config, messages = strategy.calibrate(self._spec, job, self.total_steps > max(saved, default=0))
+    config, messages = strategy.calibrate(
+      self._spec, invocation, self.total_steps > max(saved, default=0)
+    )
     self._timer.end_phase('plan')
     calibrated = self._experiment.with_config(config)
     self._program = calibrated.program
-    self._replanner = strategy.replanner(calibrated.spec, job)
-    helpers = [f'offload  {d.name}' for d in job.offload_devices]
+    self._replanner = strategy.replanner(calibrated.spec, invocation)
+    helpers = [f'offload  {d.name}' for d in invocation.offload_devices]
     return [*helpers, *messages]
 
   def _open_state(self):
@@ -300,7 +302,7 @@ class Run:
         self.total_steps, self._spec.batch_size, self._spec.examples, self.start_step
       ),
     )
-    self._telemetry.note(f'workdir  {self._workdir}')
+    self._telemetry.log(f'workdir  {self._workdir}')
     summary.log_run_info(
       self._telemetry,
       self._config,
@@ -314,7 +316,7 @@ class Run:
       self._telemetry.simulate(clock.seconds)
       messages = [*messages, f'workers  {clock.describe()}']
     for line in messages:
-      self._telemetry.note(line)
+      self._telemetry.log(line)
     if not self.is_finished:  # else the line of the result would not be last
       summary.log_changes(self._telemetry, self._checkpoints, self._program)
 

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
       '--version',
       action='version',
       version=f'anp_jax {anp_jax.__version__}',
-      help='the version of the package',
+      help='package version',
     )
 
   def parse(self, arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:

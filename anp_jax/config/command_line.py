@@ -52,32 +52,35 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     nargs='?',
     const='',
     metavar='GROUP',
-    help="this; with a name, the keys of the config's group",
+    help='this text, or the keys of a config group',
   )
-  add('--config', metavar='FILE[:VARIANT]', help='the recipe; see configs/')
-  add('--workdir', metavar='DIR', help='folder of the run (default: a fresh one in runs/)')
+  add('--config', metavar='FILE[:VARIANT]', help='recipe and variant; see configs/')
+  add('--workdir', metavar='DIR', help='run folder (default: a new one in runs/)')
   parser.set_defaults(mode=mode)
   if not mode:
     add(
-      '--mode', default='train', metavar='NAME', help=f'{", ".join(_MODES)} (default: %(default)s)'
+      '--mode',
+      default='train',
+      metavar='NAME',
+      help=f'mode: {", ".join(_MODES)} (default: %(default)s)',
     )
   add(
     '--checkpoint',
     default='newest',
     metavar='NAME',
-    help='what --mode=evaluate scores: newest, best or a step (default: %(default)s)',
+    help='checkpoint for --mode=evaluate: newest, best or a step (default: %(default)s)',
   )
   add(
     '--output',
     default='',
     metavar='DIR',
-    help='where --mode=evaluate writes its files (default: in the workdir)',
+    help='output folder for --mode=evaluate (default: in the workdir)',
   )
   add(
     '--change',
     default='',
     metavar='KEYS',
-    help='what is new in a run that is resumed, such as optimizer.learning_rate,schedule',
+    help='keys to change when resuming, such as optimizer.learning_rate,schedule',
   )
   trust.add_flag(parser)
   _add_process_flags(parser)
@@ -106,9 +109,11 @@ def _add_process_flags(parser):
   several = parser.add_argument_group(
     'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
   )
-  several.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 is met')
-  several.add_argument('--num_processes', type=int, metavar='N', help='of the run, on all hosts')
-  several.add_argument('--process_id', type=int, metavar='I', help='of this process, from 0 on')
+  several.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
+  several.add_argument(
+    '--num_processes', type=int, metavar='N', help='number of processes on all hosts'
+  )
+  several.add_argument('--process_id', type=int, metavar='I', help='index of this process, from 0')
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:

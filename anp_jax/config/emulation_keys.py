@@ -65,21 +65,19 @@ def _check_slow(key, pairs):
 
 
 KEYS = {
-  'enabled': flag(False, 'this process emulates a node of a cluster; see docs/study.md'),
+  'enabled': flag(False, 'emulation of a cluster node by this process; see docs/study.md'),
   'sleep': flag(
-    True,
-    "a sleep takes the place of the network's computing; False: only the links are emulated",
-    **_SWITCH,
+    True, "sleep in place of the network's computation; False: emulate the links only", **_SWITCH
   ),
   'step_seconds': number(
     0.1,
-    "of a device's forward and backward pass, whatever its batch",
+    "seconds of a device's forward and backward pass, whatever its batch",
     at_least=0,
     resumable=True,
     **_SWITCH,
   ),
   'image_seconds': number(
-    0, 'that each image of its batch adds', at_least=0, resumable=True, **_SWITCH
+    0, "seconds added per image of the device's batch", at_least=0, resumable=True, **_SWITCH
   ),
   'spread': number(
     0,
@@ -89,21 +87,21 @@ KEYS = {
     **_SWITCH,
   ),
   'slow': Key(
-    (),
-    '(process, factor) pairs: these take that many times as long',
-    check=_check_slow,
+    (), 'slow-down factors, (process, factor) pairs', check=_check_slow, resumable=True, **_SWITCH
+  ),
+  'pieces': integer(
+    4,
+    'pieces in which the backward pass releases its gradients',
+    above=0,
     resumable=True,
     **_SWITCH,
   ),
-  'pieces': integer(
-    4, 'parts in which the backward pass gives its gradients', above=0, resumable=True, **_SWITCH
-  ),
   'megabytes': number(
-    0, "of parameters and gradients; 0: those of the config's network", at_least=0, **_SWITCH
+    0, "MB of parameters and of gradients; 0: those of the config's network", at_least=0, **_SWITCH
   ),
   'bandwidth': Key(
     '',
-    "of each process's link, each way, such as 100mbit; '': not limited",
+    "bandwidth of each process's link, per direction, such as 100mbit; '': no limit",
     check=_check_bandwidth,
     resumable=True,
     **_SWITCH,

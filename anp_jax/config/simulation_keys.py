@@ -9,7 +9,7 @@ _SIMULATED = {'only_if': (_WORKERS, ('[!0]*',))}
 KEYS = {
   'simulate.workers': keys.integer(
     0,
-    'of a cluster whose time is simulated, while this one computes for all of them; 0: none',
+    'workers of a simulated cluster, for all of which this process computes; 0: no simulation',
     at_least=0,
   ),
   **{

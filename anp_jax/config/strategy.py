@@ -47,7 +47,7 @@ class BatchDivision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Invocation:
   """What a command asks of a strategy's `run`.
 
   Attributes:
@@ -288,12 +288,12 @@ class Strategy(Protocol):
     """
     raise NotImplementedError
 
-  def calibrate(self, spec, job: Job, training: bool):
+  def calibrate(self, spec, invocation: Invocation, training: bool):
     """Decides what has to be measured first; all processes call it.
 
     Args:
       spec: `training.run_spec.RunSpec`.
-      job: of the run.
+      invocation: of the run.
       training: whether steps are left to make; else checkpoints are scored.
 
     Returns:
@@ -301,12 +301,12 @@ class Strategy(Protocol):
     """
     return spec.config, []
 
-  def replanner(self, spec, job: Job):
+  def replanner(self, spec, invocation: Invocation):
     """What changes the plan of a run that is under way.
 
     Args:
       spec: `training.run_spec.RunSpec`, from `calibrate`.
-      job: of the run.
+      invocation: of the run.
 
     Returns:
       `runtimes.calibration.replanner.Replanner`, or None where nothing does.
@@ -325,18 +325,18 @@ class Strategy(Protocol):
     """
     return None
 
-  def run(self, job: Job, loop: 'Callable[[Job], dict]') -> dict:
+  def run(self, invocation: Invocation, loop: 'Callable[[Invocation], dict]') -> dict:
     """Does what a command asks, in this process.
 
     Args:
-      job: the command.
+      invocation: the command.
       loop: trains one model in step over the mesh of all processes, or scores
         its checkpoint.
 
     Returns:
       The metrics of the last evaluation, {} if there was none.
     """
-    return loop(job)
+    return loop(invocation)
 
 
 def find(config) -> Strategy:

@@ -42,8 +42,8 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     FLAG,
     action='store_true',
-    help="import the classes that the run's files name, as "
-    'package.module:Class: it runs their code',
+    help="permission to import the classes named in the run's files as "
+    'package.module:Class, which runs their code',
   )
 
 

@@ -123,59 +123,61 @@ def _check_outputs(flags):
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.predict', description=__doc__)
   add = parser.add_argument
-  add('paths', nargs='*', metavar='PATHS', help='files, folders, -')
+  add('paths', nargs='*', metavar='PATHS', help='files, folders or - for standard input')
   add(
     '--checkpoint',
     metavar='PATH',
-    help='a workdir, a checkpoint in one; published weights: a .safetensors '
-    'file, a folder as transformers writes it',
+    help='workdir or a checkpoint in one; for published weights a .safetensors file or'
+    ' a transformers folder',
   )
   add(
     '--labels',
     default='',
     metavar='FILE',
-    help='names of the classes of published weights, one a line',
+    help='file of class names of published weights, one per line',
   )
   add(
     '--which',
     default='newest',
     metavar='NAME',
-    help='of a workdir: newest, best or a step (default: %(default)s)',
+    help='checkpoint in a workdir: newest, best or a step (default: %(default)s)',
   )
-  add('--top', type=int, default=5, metavar='N', help='names a file (default: %(default)s)')
-  add('--output', default='', metavar='FILE', help='default: standard output')
+  add('--top', type=int, default=5, metavar='N', help='classes per file (default: %(default)s)')
+  add('--output', default='', metavar='FILE', help='output file (default: standard output)')
   add(
     '--format',
     default='',
     metavar='NAME',
-    help="csv or jsonl (default: by the output's suffix, else csv)",
+    help="csv or jsonl (default: from the output's suffix, else csv)",
   )
-  add('--sentiment', default='', metavar='FILE', help='VSO or MVSO: how positive a pair is')
-  add('--emotions', default='', metavar='FILE', help='of MVSO: the emotions of a pair')
+  add('--sentiment', default='', metavar='FILE', help='VSO or MVSO file of sentiments per pair')
+  add('--emotions', default='', metavar='FILE', help='MVSO file of emotions per pair')
   add(
     '--explain',
     action='store_true',
-    help='what adjective and noun contribute, and the best of each',
+    help='contributions of adjective and noun, and the best of each',
   )
-  add('--sheet', default='', metavar='FILE.png', help='the images, named')
+  add(
+    '--sheet', default='', metavar='FILE.png', help='contact sheet of the images with their classes'
+  )
   add(
     '--upright',
     action='store_true',
-    help='turn photographs as their EXIF data say; evaluation does not',
+    help='rotation of photographs by their EXIF data; evaluation has none',
   )
   add(
     '--batch_size',
     type=int,
     default=0,
     metavar='N',
-    help='images at a time over all devices (default: what suits them)',
+    help='global batch size (default: chosen for the devices)',
   )
   add(
     '--threads',
     type=int,
     default=0,
     metavar='N',
-    help='that read and decode (default: as many as cores)',
+    help='reading and decoding threads (default: one per core)',
   )
   trust.add_flag(parser)
   return parser
@@ -191,7 +193,7 @@ def _run(flags, progress):
   trained, notes = _network(flags)
   table = rows_lib.Rows(trained.vocabulary, flags.explain, flags.sentiment, flags.emotions)
   for line in [*notes, *table.notes]:
-    progress.line.note(line)
+    progress.line.log(line)
   compile_cache.enable(trained.config)
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size)
@@ -219,7 +221,7 @@ def _run(flags, progress):
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
     hints = skipped_files.heif_hints()
-    progress.line.note(f'left out: {left_out.text(hints)}')
+    progress.line.log(f'left out: {left_out.text(hints)}')
   sheet.write(trained, progress)
 
 

@@ -45,7 +45,7 @@ class LiveLine:
     if self.is_live:
       self._write(erase=True, live=text)
 
-  def note(self, text: str) -> None:
+  def log(self, text: str) -> None:
     """Prints a line that stays, above the live line."""
     self._write(erase=True, above=text + '\n', live=self._text)
 
@@ -169,7 +169,7 @@ class Progress:
     return text
 
   def _show(self):
-    show = self.line.show if self.line.is_live else self.line.note
+    show = self.line.show if self.line.is_live else self.line.log
     show(self.text())
 
   def _set_total(self, files):

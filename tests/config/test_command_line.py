@@ -243,14 +243,14 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
 def test_help_of_a_key_is_what_its_declaration_says():
   assert help.text('init') == (
     "config.init.from = ''\n"
-    '      what a new run begins with: .safetensors of a ResNet, ConvNeXt or\n'
-    "      EfficientNet, or a run's workdir or checkpoint; '': random weights. "
-    'See\n      docs/use.md.'
+    '      initial weights: a .safetensors file of a ResNet, ConvNeXt or\n'
+    "      EfficientNet, or a run's workdir or checkpoint; '': random; see\n"
+    '      docs/use.md'
   )
   assert help.text('config.data.mixup') == (
-    'config.data.mixup = 0.0  alpha of the Beta distribution; 0: none (0 or more)'
+    'config.data.mixup = 0.0  mixup alpha, of a Beta distribution; 0: none (0 or more)'
   )
-  assert help.text('schedule.warmup') == ("config.schedule.warmup = '0 steps'  linear, from 0")
+  assert help.text('schedule.warmup') == "config.schedule.warmup = '0 steps'  linear warm-up from 0"
   # A key of several strategies has a meaning in each.
   lines = help.text('strategy.shares').splitlines()
   titles = [x.partition(':')[0] for x in lines if x.startswith('# strategy')]
@@ -278,6 +278,12 @@ def test_help_has_every_key_with_its_default():
   assert help.text('config.duration') in help.text('config')
 
 
+def test_text_of_a_key_is_a_phrase_that_stands_alone():
+  texts = {key: declared.help.strip() for key, declared in config_lib.known_keys().items()}
+  assert not [key for key, text in texts.items() if not text]
+  assert not [key for key, text in texts.items() if text.lower().startswith(('of ', 'see ', 'as '))]
+
+
 def test_help_of_what_there_is_not(capsys):
   text = _line(capsys, main.main, 'main.py', '--help=dta')
   assert '--help=dta: expected a group (config, data, model, init' in text
@@ -291,7 +297,7 @@ def test_help_as_a_person_types_it(arguments):
   )
   assert (done.returncode, done.stderr) == (0, '')
   words = (
-    ['config.data.source = ', 'alpha of the Beta distribution']
+    ['config.data.source = ', 'mixup alpha']
     if arguments[1:]
     else [
       '--workdir DIR',

@@ -24,7 +24,7 @@ def test_cores_beside_the_devices(config, monkeypatch, cores, text):
   )()
   lines, records = [], []
   summary.log_run_info(
-    types.SimpleNamespace(note=lines.append, start=records.append),
+    types.SimpleNamespace(log=lines.append, start=records.append),
     config,
     types.SimpleNamespace(size=4, devices=devices),
     types.SimpleNamespace(params={'w': np.zeros(3)}),
@@ -116,7 +116,7 @@ def test_numbers_of_the_first_lines_are_words_of_a_language(config):
   )()
   lines, records = [], []
   summary.log_run_info(
-    types.SimpleNamespace(note=lines.append, start=records.append),
+    types.SimpleNamespace(log=lines.append, start=records.append),
     config,
     types.SimpleNamespace(
       size=1, devices=np.array([types.SimpleNamespace(device_kind='x86', platform='tpu')])

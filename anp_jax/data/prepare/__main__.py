@@ -29,26 +29,30 @@ from anp_jax.system import cores
 _FROM = """folder of class folders, with or without split folders; list:FILE, tar:PATTERN or
 hf:PATH, see docs/data.md; or tfds:NAME, a prepared set of TFRecord files, which is copied as
 ArrayRecord"""
-_OVERWRITE = 'replace a set of that name that was made from something else, or before files changed'
+_OVERWRITE = 'replacement of a set of that name made from other files, or before files changed'
 # Flags by name: default, metavar and help.
 _FLAGS = {
-  'name': ('', 'NAME', 'of the set (default for tfds:NAME: NAME_array_record)'),
-  'data_dir': ('', 'DIR', 'where sets live (default: $ANP_DATA, else a cache folder)'),
-  'from_dir': ('', 'DIR', 'where the set of tfds:NAME lives (default: data_dir)'),
-  'workers': (0, 'N', 'worker processes; 0: as many as cores'),
+  'name': ('', 'NAME', 'name of the set (default for tfds:NAME: NAME_array_record)'),
+  'data_dir': ('', 'DIR', 'folder of the sets (default: $ANP_DATA, else a cache folder)'),
+  'from_dir': ('', 'DIR', 'folder of the set tfds:NAME (default: data_dir)'),
+  'workers': (0, 'N', 'worker processes; 0: one per core'),
 }
 # Those of images in files.
 _FOLDER_FLAGS = {
-  'path': ('', 'DIR', "where relative paths start (default: the list's folder, else .)"),
-  'shard_megabytes': (256, 'N', 'MiB of a file of the set, about'),
-  'train_split': ('train', 'SPLIT', 'folder, or file of lines PATH ID'),
-  'eval_split': ('validation', 'SPLIT', 'likewise; empty: none, all of a tree is for training'),
-  'lists': ('', 'FILES', 'ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes'),
+  'path': ('', 'DIR', "base of relative paths (default: the list's folder, else .)"),
+  'shard_megabytes': (256, 'N', 'approximate MiB per file of the set'),
+  'train_split': ('train', 'SPLIT', 'training split: folder, or file of lines PATH ID'),
+  'eval_split': (
+    'validation',
+    'SPLIT',
+    'evaluation split; empty: none, and all images of a tree train',
+  ),
+  'lists': ('', 'FILES', 'files of the classes: ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt'),
   'pairs': ('auto', 'yes|no', 'whether the classes are adjective_noun; auto: if words recur'),
-  'policy': ('', 'KIND=ACTION,...', 'what to do about a kind of file, see the table in the docs'),
-  'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'an image of more million pixels is large'),
-  'min_size': (1, 'PIXELS', 'a shorter side below this is small'),
-  'min_count': (1, 'N', 'a class with fewer images is rare'),
+  'policy': ('', 'KIND=ACTION,...', 'action per kind of file; see docs/data.md'),
+  'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'megapixels above which an image is large'),
+  'min_size': (1, 'PIXELS', 'shorter side below which an image is small'),
+  'min_count': (1, 'N', 'image count below which a class is rare'),
 }
 _INTERRUPTED = 'interrupted; run the same command to resume'
 

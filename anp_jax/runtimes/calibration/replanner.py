@@ -24,19 +24,19 @@ class Replanner:
   the plan changes at the next step.
   """
 
-  def __init__(self, spec: run_spec.RunSpec, job, is_measured: bool):
+  def __init__(self, spec: run_spec.RunSpec, invocation, is_measured: bool):
     """Prepares the replanner; all processes call it.
 
     Args:
       spec: of the run; its config has the plan with which the run begins.
-      job: `config.strategy.Job`, of the run.
+      invocation: `config.strategy.Invocation` of the run.
       is_measured: whether that plan was made of measurements, not by hand.
     """
-    self._spec, self._workdir = spec, job.workdir
-    self._processes, self._pool = job.processes, job.pool
+    self._spec, self._workdir = spec, invocation.workdir
+    self._processes, self._pool = invocation.processes, invocation.pool
     # Measurements are not kept if a device was lost meanwhile: then the plan is
     # treated as one by hand.
-    saved = is_measured and calibrate.load(spec, job.workdir, job.processes)
+    saved = is_measured and calibrate.load(spec, invocation.workdir, invocation.processes)
     self._costs, self._plan = saved or (None, {})
     self._given_devices = spec.offload_devices
     self._given = spec.config.strategy

@@ -20,17 +20,19 @@ class ModelRing(sync.Sync):
       # A list that may grow at its end; candidates without one have none.
       'models': keys.value(
         (),
-        "what differs in each, as in ('seed=1', 'seed=2; model.width=32')",
+        "overrides of each model, as in ('seed=1', 'seed=2; model.width=32')",
         lambda models: models and all(isinstance(m, str) for m in models),
         "texts such as ('seed=1', 'seed=2; model.width=32')",
         resumable=True,
       ),
       'station': keys.text(
-        'device', 'what holds a part of the data; host: all of its devices', ('device', 'host')
+        'device',
+        'what holds a part of the data: a device, or a host with all of its devices',
+        ('device', 'host'),
       ),
       'shares': keys.Key(
         (),
-        'of the training set, for each station, in proportion; (): alike',
+        'relative shares of the training set, one per station; (): equal',
         check=rules.check_shares,
         resumable=True,
       ),
@@ -82,8 +84,14 @@ class ModelRing(sync.Sync):
 
     return model_ring_cost.predicted_step(setting, images)
 
-  def run(self, job, loop):
+  def run(self, invocation, loop):
     """Trains the models of the ring, or scores them again."""
     from anp_jax.runtimes.model_ring import model_ring_run as run
 
-    return run.run(job.config, job.workdir, job.processes, job.mode, job.checkpoint)
+    return run.run(
+      invocation.config,
+      invocation.workdir,
+      invocation.processes,
+      invocation.mode,
+      invocation.checkpoint,
+    )

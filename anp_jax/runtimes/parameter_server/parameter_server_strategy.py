@@ -14,8 +14,10 @@ from anp_jax.system import cores
 _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
-  'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
-  'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the servers"),
+  'simulate.pull_seconds': simulation_keys.seconds("seconds of a worker's pull of the weights"),
+  'simulate.push_seconds': simulation_keys.seconds(
+    'seconds of a push of a gradient to the servers'
+  ),
 }
 
 
@@ -31,30 +33,32 @@ class ParameterServer(sync.Sync):
     """The servers, when they update, and what they wait for."""
     declared = {
       'servers': keys.integer(
-        1, 'processes, the first ones, that each keep a slice of the weights', above=0
+        1, 'number of server processes, the first ones; each keeps a slice of the weights', above=0
       ),
-      'dedicated': keys.flag(False, 'server processes do not also train'),
+      'dedicated': keys.flag(False, 'whether server processes only serve, and do not also train'),
       'mode': keys.text(
         'async',
-        'bounded: in staleness; synchronous: updates of all workers',
+        'update mode; bounded: with limited staleness; synchronous: all workers together',
         ('async', 'bounded', 'synchronous'),
       ),
       'max_staleness': keys.integer(
-        4, "updates between a gradient's reading and its use, for bounded", at_least=0
+        4,
+        'largest number of updates between reading weights and applying the gradient, for bounded',
+        at_least=0,
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
       ),
       'look_ahead': keys.text(
         'none',
-        'how workers read weights that momentum has moved already',
+        'prediction of weights that momentum will move, as workers read them',
         ('none', 'smega2', 'dana'),
       ),
       'in_flight': keys.integer(
-        1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0
+        1, 'gradients in flight per worker; 2 overlaps compute and transfer', above=0
       ),
       'lease_timeout': keys.number(
-        60, "seconds of a worker's silence, after which others compute its batches", above=0
+        60, "seconds of a worker's silence after which others compute its batches", above=0
       ),
       **_SIMULATION,
     }
@@ -145,13 +149,13 @@ class ParameterServer(sync.Sync):
     """None: the order of the updates tells the time; see `timeline`."""
     return None
 
-  def run(self, job, loop):
+  def run(self, invocation, loop):
     """Serves, trains, or both."""
-    if job.mode != 'train':
-      return loop(job)
+    if invocation.mode != 'train':
+      return loop(invocation)
     from anp_jax.runtimes.parameter_server import parameter_server_run as run  # Flight is imported
 
-    return run.run(job.config, job.workdir, job.processes)
+    return run.run(invocation.config, invocation.workdir, invocation.processes)
 
 
 def spare_threads() -> int:

@@ -129,7 +129,7 @@ class Recorder:
     total, setup = self._setup.total, self._setup
     if version < total:
       workdir_lib.mark_stopped(self._workdir, version, total, reason)
-      self._telemetry.note(f'stopped at step {version} of {total}; run the same command to resume')
+      self._telemetry.log(f'stopped at step {version} of {total}; run the same command to resume')
     elif self._start_version < total or not run_page.exists(self._workdir):
       summary.report(self._config, self._workdir, setup.mesh, setup.program.abstract_state)
     self._telemetry.close()
@@ -154,9 +154,9 @@ class Recorder:
     self._checkpoints.close()
 
   def _log_header(self, lines):
-    note, setup = self._telemetry.note, self._setup
+    log, setup = self._telemetry.log, self._setup
     version, total = self._start_version, setup.total
-    note(f'workdir  {self._workdir}')
+    log(f'workdir  {self._workdir}')
     summary.log_run_info(
       self._telemetry,
       self._config,
@@ -166,11 +166,11 @@ class Recorder:
       workdir_lib.class_sizes(self._workdir, len(setup.source.vocabulary)),
     )
     for line in lines:
-      note(line)
+      log(line)
     if version == total:
-      note(
+      log(
         f'{self._workdir} is finished: step {version} of {total}; for more, '
         'set a longer config.duration or another --workdir'
       )
     elif version:
-      note(f'continuing from step {version} of {total}')
+      log(f'continuing from step {version} of {total}')

@@ -41,8 +41,13 @@ def _parse(arguments):
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.compare', description=__doc__)
   add = parser.add_argument
-  add('runs', nargs='*', metavar='RUN', help='a workdir, or a folder of them')
-  add('--output', default='comparison.html', metavar='FILE', help='the page (default: %(default)s)')
+  add('runs', nargs='*', metavar='RUN', help='workdir, or a folder of workdirs')
+  add(
+    '--output',
+    default='comparison.html',
+    metavar='FILE',
+    help='comparison page (default: %(default)s)',
+  )
   return parser
 
 

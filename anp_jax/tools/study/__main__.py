@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
   if plan:
     train = functools.partial(_train, study, options=flags.slurm, progress=progress)
     cells, lost, contests = tune.run(study, cells, plan, train)
-    progress.note(*tune.notes(plan, contests))
+    progress.log(*tune.notes(plan, contests))
   left = [cell for cell in cells if cell not in lost]
   failures = _train(study, left, flags.slurm, progress) | lost
   runs = _runs(study, cells, failures)
@@ -85,50 +85,52 @@ def main(arguments: list[str]) -> int:
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.study', description=__doc__)
   parser.add_argument(
-    'what', choices=['strategies', 'model_ring', 'channel_split', 'papers'], help='what is compared'
+    'what', choices=['strategies', 'model_ring', 'channel_split', 'papers'], help='kind of study'
   )
-  parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
-  parser.add_argument('--workdir', help='folder of the study')
-  parser.add_argument('--nodes', help='processes, as in 1,2,4 (default: 1,2)')
-  parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
+  parser.add_argument('--config', help='recipe, FILE[:VARIANT], with any --config.KEY=VALUE')
+  parser.add_argument('--workdir', help='study folder')
+  parser.add_argument('--nodes', help='process counts, such as 1,2,4 (default: 1,2)')
+  parser.add_argument('--devices_per_node', default='1', help='devices per process, such as 1,2')
   parser.add_argument(
     '--strategies',
-    help=f'of config.strategy.name (default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES})',
+    help=f'strategies (default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES})',
   )
-  parser.add_argument('--seeds', default='0', help='as in 0,1,2')
+  parser.add_argument('--seeds', default='0', help='seeds, such as 0,1,2')
   parser.add_argument(
     '--learning_rates',
-    help='as in 0.01,0.02: each strategy is shown with the one that is best '
-    "for it (default: the config's)",
+    help='learning rates, such as 0.01,0.02, of which each strategy is shown with its '
+    "best (default: the config's)",
   )
   _add_keys(parser)
-  parser.add_argument('--target_accuracy', type=float, help='from 0 to 1: show the time to it')
+  parser.add_argument(
+    '--target_accuracy', type=float, help='accuracy from 0 to 1 whose time is shown'
+  )
   parser.add_argument(
     '--emulate',
     nargs='?',
     const='',
     metavar='KEY=VALUE,...',
-    help='any number of nodes whose computing is a sleep, such as '
-    '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit; keys '
-    'of config.emulate',
+    help='emulation of any number of nodes whose computation is a sleep, by keys of '
+    'config.emulate, such as '
+    '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit',
   )
   parser.add_argument(
     '--simulate',
     nargs='?',
     const='',
     metavar='KEY=VALUE,...',
-    help='a run is one process of this machine, which computes for --workers '
-    'in simulated time; keys of config.strategy.simulate, such as '
+    help='simulation of all --workers by one process per run, in simulated time, by '
+    'keys of config.strategy.simulate, such as '
     '--simulate=step_seconds=0.2,spread=0.3',
   )
   parser.add_argument(
-    '--workers', metavar='N,...', help=f'simulated ones (default: {simulate.NODES})'
+    '--workers', metavar='N,...', help=f'counts of simulated workers (default: {simulate.NODES})'
   )
   parser.add_argument(
     '--scaling',
     default='strong',
     metavar='KIND,...',
-    help="strong: batch_size is that of all nodes; weak: each node's",
+    help='strong: batch_size is global; weak: batch_size is per node',
   )
   slurm.add_flag(parser)
   return parser.parse(arguments)
@@ -141,21 +143,21 @@ def _add_keys(parser):
     action='append',
     default=[],
     metavar='KEY=VALUE,...',
-    help='any key of the config is an axis, as in --vary=strategy.servers=1,'
-    '25%% (of the nodes); may be repeated',
+    help='further axis of the study: any config key, such as '
+    '--vary=strategy.servers=1,25%% (of the nodes); repeatable',
   )
   parser.add_argument(
     '--tune',
     action='append',
     default=[],
     metavar='KEY=VALUE,...',
-    help='each strategy is trained with the value that is best for it, by '
-    'successive halving of the grid: shorter runs first, of another seed',
+    help="grid from which each strategy's best value is found by successive halving: "
+    'shorter runs first, with another seed',
   )
   parser.add_argument(
     '--tune_budget',
     metavar='DURATION',
-    help="training of each tuning, such as '60 epochs' (default: for each rung that of one run)",
+    help="training per tuning, such as '60 epochs' (default: that of one run for each rung)",
   )
 
 

@@ -239,9 +239,9 @@ def _flags(arguments):
   parser = argument_parser.Parser(
     prog='python -m anp_jax.tools.study.channel_split_process', description=__doc__
   )
-  parser.add_argument('--config', required=True, help='FILE[:VARIANT]')
+  parser.add_argument('--config', required=True, help='recipe, FILE[:VARIANT]')
   parser.add_argument('--workdir', required=True)
-  parser.add_argument('--batch_sizes', required=True, help='as in 32,64')
+  parser.add_argument('--batch_sizes', required=True, help='batch sizes, such as 32,64')
   parser.add_argument('--rounds', type=int, default=ROUNDS)
   parser.add_argument('--brief', action='store_true')
   parser.add_argument('--coordinator')

@@ -57,17 +57,17 @@ def _flags(arguments):
   parser = argument_parser.Parser(
     prog='python -m anp_jax.tools.study channel_split', description=__doc__
   )
-  parser.add_argument('--config', help='FILE[:VARIANT], or several with commas')
-  parser.add_argument('--workdir', help='folder of the study')
-  parser.add_argument('--devices', default='2', help='processes, as in 2,4')
-  parser.add_argument('--batch_sizes', default='32', help='as in 32,64')
+  parser.add_argument('--config', help='recipes, FILE[:VARIANT], separated by commas')
+  parser.add_argument('--workdir', help='study folder')
+  parser.add_argument('--devices', default='2', help='process counts, such as 2,4')
+  parser.add_argument('--batch_sizes', default='32', help='batch sizes, such as 32,64')
   parser.add_argument(
     '--rounds',
     type=int,
     default=channel_split_process.ROUNDS,
-    help='steps of each division (%(default)s)',
+    help='steps per division (%(default)s)',
   )
-  parser.add_argument('--brief', action='store_true', help='leave out other shares than equal ones')
+  parser.add_argument('--brief', action='store_true', help='equal shares only')
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):

@@ -56,9 +56,9 @@ def _flags(arguments):
   parser = argument_parser.Parser(
     prog='python -m anp_jax.tools.study model_ring', description=__doc__
   )
-  parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
-  parser.add_argument('--workdir', help='folder of the study')
-  parser.add_argument('--stations', type=int, default=2, help='processes')
+  parser.add_argument('--config', help='recipe, FILE[:VARIANT], with any --config.KEY=VALUE')
+  parser.add_argument('--workdir', help='study folder')
+  parser.add_argument('--stations', type=int, default=2, help='number of processes')
   flags = parser.parse(arguments)
   for name in ('config', 'workdir'):
     if not getattr(flags, name):

@@ -23,8 +23,8 @@ def add_flag(parser) -> None:
     nargs='?',
     const='',
     metavar='OPTIONS',
-    help='submit jobs, with these options of sbatch, such as '
-    '--slurm="--partition=gpu --gpus-per-node={devices}"',
+    help='submission as Slurm jobs with these options of sbatch, such as --slurm="--'
+    'partition=gpu --gpus-per-node={devices}"',
   )
 
 

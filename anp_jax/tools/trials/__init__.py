@@ -22,4 +22,4 @@ def run(config, workdir: str, mode: str, processes: cluster.Processes | None = N
   Raises:
     ConfigError: if the config does not fit the devices.
   """
-  return train.start(strategy_lib.Job(config, workdir, processes, mode), _LOOPS[mode])
+  return train.start(strategy_lib.Invocation(config, workdir, processes, mode), _LOOPS[mode])

@@ -61,11 +61,11 @@ class Speed:
     }
 
 
-def run(job: strategy_lib.Job) -> dict:
+def run(invocation: strategy_lib.Invocation) -> dict:
   """Times a config's training, and writes benchmark.json and benchmark.md.
 
   Args:
-    job: of the command.
+    invocation: command, with its config.
 
   Returns:
     {}: nothing is evaluated.
@@ -73,15 +73,15 @@ def run(job: strategy_lib.Job) -> dict:
   Raises:
     ConfigError: if the config does not fit the devices.
   """
-  compile_cache.enable(job.config)
-  job.processes.check_shared(job.workdir)
-  trial = trial_lib.Trial(job)
-  values = _measure(trial, job.processes)
-  if job.processes.index == 0:
-    os.makedirs(job.workdir, exist_ok=True)
-    path = os.path.join(job.workdir, 'benchmark')
+  compile_cache.enable(invocation.config)
+  invocation.processes.check_shared(invocation.workdir)
+  trial = trial_lib.Trial(invocation)
+  values = _measure(trial, invocation.processes)
+  if invocation.processes.index == 0:
+    os.makedirs(invocation.workdir, exist_ok=True)
+    path = os.path.join(invocation.workdir, 'benchmark')
     files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
-    files.write_atomic(f'{path}.md', page(values, config_lib.golden(job.config)))
+    files.write_atomic(f'{path}.md', page(values, config_lib.golden(invocation.config)))
     print(markdown.plain(rows(values)))
     print(urls.remote_url(f'benchmark: {path}.md'))
   return {}

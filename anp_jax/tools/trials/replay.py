@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
   parser = argument_parser.Parser(
     prog='python -m anp_jax.tools.trials.replay', description=__doc__.splitlines()[0]
   )
-  parser.add_argument('workdir', help='of the run, or its ' + log_lib.NAME)
+  parser.add_argument('workdir', help='workdir of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
   try:
     flags = parser.parse(argv)

@@ -357,7 +357,7 @@ def _head(config, platform_name='cpu'):
   source = type('Source', (), {'vocabulary': words, '__len__': lambda _: 2000})()
   lines = []
   summary.log_run_info(
-    types.SimpleNamespace(note=lines.append, start=lambda _: None),
+    types.SimpleNamespace(log=lines.append, start=lambda _: None),
     config,
     mesh,
     types.SimpleNamespace(params={'w': np.zeros(3)}),
