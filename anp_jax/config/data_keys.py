@@ -102,7 +102,7 @@ KEYS = {
     only_if=('data.augment', _STRONG),
   ),
   'flip': number(0.5, 'probability of a horizontal flip', at_least=0, at_most=1),
-  'mixup': number(0, 'mixup alpha, of a Beta distribution; 0: none', at_least=0),
+  'mixup': number(0, 'mixup alpha; 0: none', at_least=0),
   'cutmix': number(
     0, 'CutMix alpha; with mixup too, each group of images uses one of them; 0: none', at_least=0
   ),

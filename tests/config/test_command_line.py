@@ -248,7 +248,7 @@ def test_help_of_a_key_is_what_its_declaration_says():
     '      docs/use.md'
   )
   assert help.text('config.data.mixup') == (
-    'config.data.mixup = 0.0  mixup alpha, of a Beta distribution; 0: none (0 or more)'
+    'config.data.mixup = 0.0  mixup alpha; 0: none (0 or more)'
   )
   assert help.text('schedule.warmup') == "config.schedule.warmup = '0 steps'  linear warm-up from 0"
   # A key of several strategies has a meaning in each.
