@@ -1,7 +1,7 @@
 """The keys of config.data: examples, how images are read, cut and mixed."""
 
 from anp_jax.config import trust
-from anp_jax.config.keys import CLASS, integer, number, numbers, text, value
+from anp_jax.config.keys import CLASS, integer, number, numbers, share, text, value
 
 # TensorFlow decodes images of no more than 2 ** 29 bytes of three channels.
 MOST_MEGAPIXELS = 178.9
@@ -68,7 +68,6 @@ KEYS = {
     above=0,
     at_most=1,
     increasing=True,
-    expected='shares of the image, at most 1',
     only_if=('data.augment', ('crop', 'strong_crop')),
   ),
   'crop_ratio': numbers(
@@ -94,14 +93,12 @@ KEYS = {
   'rand_augment_magnitude': number(
     9, 'RandAugment magnitude', at_least=0, at_most=10, only_if=('data.augment', _STRONG)
   ),
-  'erase': number(
+  'erase': share(
     0.25,
     'random-erasing probability; 2 to 33 % of an image are erased',
-    at_least=0,
-    at_most=1,
     only_if=('data.augment', _STRONG),
   ),
-  'flip': number(0.5, 'probability of a horizontal flip', at_least=0, at_most=1),
+  'flip': share(0.5, 'probability of a horizontal flip'),
   'mixup': number(0, 'mixup alpha; 0: none', at_least=0),
   'cutmix': number(
     0, 'CutMix alpha; with mixup too, each group of images uses one of them; 0: none', at_least=0
@@ -128,9 +125,7 @@ KEYS = {
     only_if=('data.cache', ('encoded', 'decoded')),
     resumable=True,
   ),
-  'max_damaged': number(
-    0.01, 'share of unreadable examples at which a run stops', at_least=0, at_most=1, resumable=True
-  ),
+  'max_damaged': share(0.01, 'share of unreadable examples at which a run stops', resumable=True),
   'max_megapixels': number(
     MOST_MEGAPIXELS,
     'largest image in megapixels; a larger one counts as damaged',

@@ -4,30 +4,26 @@ The keys of one strategy alone stand with that strategy, in its
 `default_config`; see `strategy.py`.
 """
 
+import dataclasses
 import math
 
-from anp_jax.config import (
-  data_keys,
-  durations,
-  emulation_keys,
-  errors,
-  networks,
-  rules,
-  strategy as strategy_lib,
-)
+from anp_jax.config import data_keys, emulation_keys, networks, rules, strategy as strategy_lib
 from anp_jax.config.keys import (
   ADDRESS,
   CLASS,
   FUNCTION,
   Key,
+  decay,
   duration,
   flag,
   integer,
   milestones,
   number,
   numbers,
+  share,
   text,
   value,
+  window,
 )
 from anp_jax.config.optimizers import OPTIMIZERS
 
@@ -41,24 +37,8 @@ SCHEDULES = {
 }
 
 
-def _users(group, registry, leaf):
-  """The condition of a key that some names of a registry take."""
-  return f'{group}.name', tuple(n for n in registry if leaf in registry[n])
-
-
-def _optimizer(leaf):
-  return _users('optimizer', {name: o.keys for name, o in OPTIMIZERS.items()}, leaf)
-
-
-def _schedule(leaf):
-  return _users('schedule', SCHEDULES, leaf)
-
-
-def _check_window(key, steps):
-  try:
-    durations.window(steps)
-  except errors.ConfigError as e:
-    raise errors.ConfigError(f'config.{key}={e}') from None
+def _check_strategy(_, name):
+  strategy_lib.declared(name)
 
 
 def _is_devices(count):
@@ -95,14 +75,9 @@ _ALL = {
   'accumulate': integer(
     1, 'micro-batches per device and step, computed one after another', above=0
   ),
-  'label_smoothing': number(
-    0, 'share of the target probability spread over all classes', at_least=0, at_most=1
-  ),
-  'ema': number(
-    0,
-    'decay of the exponential moving average of weights and batch statistics; 0: none',
-    at_least=0,
-    at_most=1,
+  'label_smoothing': share(0, 'share of the target probability spread over all classes'),
+  'ema': share(
+    0, 'decay of the exponential moving average of weights and batch statistics; 0: none'
   ),
   'time_limit': number(
     0,
@@ -169,25 +144,17 @@ _MODEL = {
   'norm_group': integer(
     32, 'images that share batch statistics; 0: whole batch', at_least=0, only_if=_NORMALISED
   ),
-  'norm_momentum': number(
-    0.9, 'decay of the running batch statistics', at_least=0, at_most=1, only_if=_NORMALISED
-  ),
+  'norm_momentum': share(0.9, 'decay of the running batch statistics', only_if=_NORMALISED),
   'zero_init': flag(
     True, "zero initialization of the last norm's scale in each block", only_if=_RESNET
   ),
-  'drop_path': number(
+  'drop_path': decay(
     0,
     'stochastic depth: probability of skipping the last block, linear from 0 at the first',
-    at_least=0,
-    below=1,
     only_if=_DROPS_PATHS,
   ),
-  'dropout': number(
-    0,
-    'dropout probability before the classifier',
-    at_least=0,
-    below=1,
-    only_if=('model.name', networks.EFFICIENTNETS),
+  'dropout': decay(
+    0, 'dropout probability before the classifier', only_if=('model.name', networks.EFFICIENTNETS)
   ),
 }
 _INIT = {
@@ -210,32 +177,13 @@ _OPTIMIZER = {
     only_if=('optimizer.name', ('*:*',)),
   ),
   'learning_rate': number(0.05, 'peak learning rate of the schedule', at_least=0, changeable=True),
-  'momentum': number(
-    0.9, 'momentum coefficient', at_least=0, below=1, only_if=_optimizer('momentum')
+  'momentum': decay(0.9, 'momentum coefficient'),
+  'decay': decay(0.9, 'RMSProp decay of the squared-gradient average'),
+  'b1': decay(0.9, 'Adam decay of the gradient average'),
+  'b2': decay(
+    0.999, 'Adam decay of the squared-gradient average; Lion decay of the gradient average'
   ),
-  'decay': number(
-    0.9,
-    'RMSProp decay of the squared-gradient average',
-    at_least=0,
-    below=1,
-    only_if=_optimizer('decay'),
-  ),
-  'b1': number(
-    0.9, 'Adam decay of the gradient average', at_least=0, below=1, only_if=_optimizer('b1')
-  ),
-  'b2': number(
-    0.999,
-    'Adam decay of the squared-gradient average; Lion decay of the gradient average',
-    at_least=0,
-    below=1,
-    only_if=_optimizer('b2'),
-  ),
-  'eps': number(
-    1e-8,
-    'numerical epsilon; inside the square root for rmsprop',
-    above=0,
-    only_if=_optimizer('eps'),
-  ),
+  'eps': number(1e-8, 'numerical epsilon; inside the square root for rmsprop', above=0),
   'weight_decay': number(
     5e-4,
     'L2 penalty on kernels; decoupled for adamw, lars, lamb and lion',
@@ -266,7 +214,6 @@ _OPTIMIZER = {
     (),
     'weight-decay multipliers, written like multipliers; vectors have no weight decay',
     check=rules.check_multipliers,
-    only_if=_optimizer('decay_multipliers'),
   ),
 }
 _SCHEDULE = {
@@ -276,56 +223,27 @@ _SCHEDULE = {
     tuple(SCHEDULES),
     ADDRESS,
     FUNCTION,
-    changeable=True,
   ),
-  'warmup': duration('0 steps', 'linear warm-up from 0', zero=True, changeable=True),
-  'warmup_start': number(
+  'warmup': duration('0 steps', 'linear warm-up from 0', zero=True),
+  'warmup_start': share(
     0,
     'first learning rate of the warm-up over the peak; 1 / n for n asynchronous workers',
-    at_least=0,
-    at_most=1,
-    changeable=True,
     only_if=('strategy.name', ('parameter_server',)),
   ),
   'every': milestones(
-    '30 epochs',
-    "interval between decays; '32000 steps, 48000 steps': only at those two",
-    only_if=_schedule('every'),
-    changeable=True,
+    '30 epochs', "interval between decays; '32000 steps, 48000 steps': only at those two"
   ),
-  'factor': number(
-    0.1, 'factor of each decay', above=0, only_if=_schedule('factor'), changeable=True
-  ),
-  'power': number(
-    1,
-    'exponent of the remaining share of the run',
-    above=0,
-    changeable=True,
-    only_if=_schedule('power'),
-  ),
-  'end': number(
-    0,
-    'last learning rate over the peak',
-    at_least=0,
-    at_most=1,
-    only_if=_schedule('end'),
-    changeable=True,
-  ),
-  'start': number(
-    1e-6,
-    'first learning rate over the peak',
-    above=0,
-    at_most=1,
-    only_if=_schedule('start'),
-    changeable=True,
-  ),
+  'factor': number(0.1, 'factor of each decay', above=0),
+  'power': number(1, 'exponent of the remaining share of the run', above=0),
+  'end': share(0, 'last learning rate over the peak'),
+  'start': number(1e-6, 'first learning rate over the peak', above=0, at_most=1),
 }
 _STRATEGY = {
   'name': Key(
     'sync',
     'how training is spread over devices; see docs/strategies.md',
     f'one of {", ".join(strategy_lib.BUILT_IN)} or {CLASS}',
-    lambda _, name: strategy_lib.declared(name),
+    _check_strategy,
   ),
   'reduce_dtype': text(
     'float32', 'dtype of the gradient all-reduce', ('float32', 'bfloat16', 'float64')
@@ -335,8 +253,8 @@ _STRATEGY = {
   ),
 }
 _MESH = {
-  'data': value(-1, 'devices that divide the batch', _is_devices, _DEVICES, resumable=True),
-  'model': value(1, 'devices that divide the network', _is_devices, _DEVICES, resumable=True),
+  'data': value(-1, 'devices that divide the batch', _is_devices, _DEVICES),
+  'model': value(1, 'devices that divide the network', _is_devices, _DEVICES),
 }
 _SHARDING = {
   'sharding': Key(
@@ -348,11 +266,9 @@ _SHARDING = {
   )
 }
 _EVAL = {
-  'every': duration('1 epochs', 'interval between evaluations', resumable=True),
-  'batch_size': integer(256, 'global batch size of evaluations', above=0, resumable=True),
-  'examples': flag(
-    True, 'per-example results of the last evaluation, for the report', resumable=True
-  ),
+  'every': duration('1 epochs', 'interval between evaluations'),
+  'batch_size': integer(256, 'global batch size of evaluations', above=0),
+  'examples': flag(True, 'per-example results of the last evaluation, for the report'),
 }
 _METRICS = (
   'anp_top1',
@@ -367,80 +283,73 @@ _METRICS = (
 )
 _CHECKPOINT = {
   'every': duration(
-    '1 epochs',
-    'interval between saves; a run also saves at its end and when stopped',
-    resumable=True,
+    '1 epochs', 'interval between saves; a run also saves at its end and when stopped'
   ),
-  'keep': integer(2, 'number of newest checkpoints kept', above=0, resumable=True),
+  'keep': integer(2, 'number of newest checkpoints kept', above=0),
   'keep_best': integer(
-    1, 'number of checkpoints with the best best_metric kept besides', at_least=0, resumable=True
+    1, 'number of checkpoints with the best best_metric kept besides', at_least=0
   ),
   'best_metric': text(
     'anp_top1',
     'evaluation metric that ranks checkpoints; anp_top1 and class_top1 are the same',
     _METRICS,
-    resumable=True,
   ),
 }
 _LOG = {
-  'every': duration('20 steps', 'interval between log lines', resumable=True),
-  'tensorboard': flag(True, 'TensorBoard event files', resumable=True),
-  'wandb': text('', "Weights & Biases mode; '': none", ('', 'offline', 'online'), resumable=True),
+  'every': duration('20 steps', 'interval between log lines'),
+  'tensorboard': flag(True, 'TensorBoard event files'),
+  'wandb': text('', "Weights & Biases mode; '': none", ('', 'offline', 'online')),
 }
 _COMPILE_CACHE = {
   'dir': text(
     'auto',
     'folder of compiled programs; auto: $JAX_COMPILATION_CACHE_DIR/anp_jax, else a '
     "cache folder; '': off",
-    resumable=True,
   ),
   'max_gigabytes': number(
-    4,
-    'size limit in GB; the least recently used programs are removed first',
-    at_least=0,
-    resumable=True,
+    4, 'size limit in GB; the least recently used programs are removed first', at_least=0
   ),
 }
 _CLUSTER = {
   'rendezvous_timeout': number(
-    300,
-    'seconds until all processes have met, and again until JAX is up in all',
-    above=0,
-    resumable=True,
+    300, 'seconds until all processes have met, and again until JAX is up in all', above=0
   ),
   # Signs of life come once a second.
   'heartbeat_timeout': number(
-    20,
-    'seconds of silence after which a process counts as lost',
-    at_least=3,
-    expected='3 seconds or more',
-    resumable=True,
+    20, 'seconds of silence after which a process counts as lost', at_least=3
   ),
   'stall_timeout': number(
-    120,
-    'seconds per step after which all processes end; 0: no watchdog',
-    at_least=0,
-    resumable=True,
+    120, 'seconds per step after which all processes end; 0: no watchdog', at_least=0
   ),
   'stop_timeout': number(
     60,
     'seconds from a signal to a finished save, after which the run ends without it; 0: no limit',
     at_least=0,
-    resumable=True,
   ),
 }
-_PROFILE = {
-  'steps': Key(
-    '',
-    "steps to trace, 'first:last' with last excluded, such as '10:15'",
-    check=_check_window,
-    resumable=True,
-  )
-}
+_PROFILE = {'steps': window('', "steps to trace, 'first:last' with last excluded, such as '10:15'")}
 
 
-def _group(name, keys):
-  return {f'{name}.{leaf}': key for leaf, key in keys.items()}
+def _group(name, keys, **fields):
+  """The keys of a group, by dotted key, with fields that they share."""
+  return {f'{name}.{leaf}': dataclasses.replace(key, **fields) for leaf, key in keys.items()}
+
+
+def _chosen(name, keys, leaves, **fields):
+  """The keys of a group; one that a choice of its `name` takes applies with it alone.
+
+  Args:
+    name: group.
+    keys: keys by leaf.
+    leaves: leaves that each choice takes.
+    **fields: fields that the keys share.
+  """
+  keys = _group(name, keys, **fields)
+  for leaf in set().union(*leaves.values()):
+    users = tuple(choice for choice in leaves if leaf in leaves[choice])
+    key = f'{name}.{leaf}'
+    keys[key] = dataclasses.replace(keys[key], only_if=(f'{name}.name', users))
+  return keys
 
 
 # By dotted key.
@@ -449,16 +358,16 @@ KEYS = {
   **_group('data', data_keys.KEYS),
   **_group('model', _MODEL),
   **_group('init', _INIT),
-  **_group('optimizer', _OPTIMIZER),
-  **_group('schedule', _SCHEDULE),
+  **_chosen('optimizer', _OPTIMIZER, {name: o.keys for name, o in OPTIMIZERS.items()}),
+  **_chosen('schedule', _SCHEDULE, SCHEDULES, changeable=True),
   **_group('strategy', _STRATEGY),
-  **_group('mesh', _MESH),
+  **_group('mesh', _MESH, resumable=True),
   **_SHARDING,
-  **_group('eval', _EVAL),
-  **_group('checkpoint', _CHECKPOINT),
-  **_group('log', _LOG),
-  **_group('compile_cache', _COMPILE_CACHE),
-  **_group('cluster', _CLUSTER),
-  **_group('profile', _PROFILE),
+  **_group('eval', _EVAL, resumable=True),
+  **_group('checkpoint', _CHECKPOINT, resumable=True),
+  **_group('log', _LOG, resumable=True),
+  **_group('compile_cache', _COMPILE_CACHE, resumable=True),
+  **_group('cluster', _CLUSTER, resumable=True),
+  **_group('profile', _PROFILE, resumable=True),
   **_group('emulate', emulation_keys.KEYS),
 }

@@ -236,7 +236,7 @@ def _applicable(values):
 def _completed(values):
   """The values of the keys that apply, in the table's order."""
   return {
-    key: declared.renewed(values.get(key, declared.default))
+    key: declared.as_text(values.get(key, declared.default))
     for key, declared in _applicable(values).items()
   }
 
