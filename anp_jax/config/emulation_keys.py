@@ -2,26 +2,26 @@
 
 import math
 import re
+from typing import Any
+
+import ml_collections
 
 from anp_jax.config import errors
 from anp_jax.config.keys import Key, flag, integer, number
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
-_SWITCH = {'only_if': ('emulate.enabled', ('True',))}
+_SWITCH: dict[str, Any] = {'only_if': ('emulate.enabled', ('True',))}
 
 # Keys of the sleep, which say nothing of a network that computes.
 OF_SLEEPS = ('step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes')
 
 
 def bytes_per_second(text: str) -> float:
-  """The bytes a second of a bandwidth as tc writes it, such as '100mbit'.
+  """Returns a bandwidth in bytes per second; 0 for ''.
 
   Args:
-    text: the bandwidth; '' is none.
-
-  Returns:
-    0 for ''.
+    text: bandwidth as tc writes it, such as '100mbit'.
 
   Raises:
     ValueError: for any other text.
@@ -34,8 +34,8 @@ def bytes_per_second(text: str) -> float:
   return float(match[1]) * _UNITS[match[2]] / 8
 
 
-def sleeps(config) -> bool:
-  """Whether a sleep takes the place of the network's computing."""
+def sleeps(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether a sleep replaces the network's computation."""
   return config.emulate.enabled and config.emulate.sleep
 
 

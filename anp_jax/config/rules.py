@@ -99,7 +99,7 @@ def _check_synthetic(values):
     check(values[key] == default, key, values[key], f'{words} for synthetic examples')
 
 
-def check_sharding(key: str, pairs) -> None:
+def check_sharding(key: str, pairs: tuple) -> None:
   """Refuses what are no (regex, rule) pairs."""
   for pair in pairs:
     good = isinstance(pair, tuple | list) and len(pair) == 2
@@ -113,7 +113,7 @@ def check_sharding(key: str, pairs) -> None:
       )
 
 
-def check_multipliers(key: str, pairs) -> None:
+def check_multipliers(key: str, pairs: tuple) -> None:
   """Refuses what are no (regex, factor) pairs."""
   for pair in pairs:
     good = isinstance(pair, tuple | list) and len(pair) == 2
@@ -124,7 +124,7 @@ def check_multipliers(key: str, pairs) -> None:
     check(good, key, pair, 'a number of 0 or more')
 
 
-def check_arguments(key: str, pairs) -> None:
+def check_arguments(key: str, pairs: tuple) -> None:
   """Refuses what are no (name, value) pairs."""
   for pair in pairs:
     good = isinstance(pair, tuple | list) and len(pair) == 2 and str(pair[0]).isidentifier()
@@ -160,7 +160,7 @@ def check_tls(values: dict) -> None:
     check(not path or os.path.isfile(path), key, path, 'a file that exists')
 
 
-def check_shares(key: str, shares) -> None:
+def check_shares(key: str, shares: tuple) -> None:
   """Refuses shares that are no numbers, below 0 or all 0."""
   good = all(isinstance(s, int | float) and s >= 0 for s in shares)
   check(

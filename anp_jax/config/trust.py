@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import importlib
 import inspect
 import re
+from typing import Any
 
 from anp_jax.config import errors
 
@@ -79,7 +80,7 @@ def is_refused(name: str) -> bool:
   return name in _read and not _is_allowed(name)
 
 
-def is_class_name(name) -> bool:
+def is_class_name(name: object) -> bool:
   """Whether a text has the form package.module:Class."""
   if not isinstance(name, str) or name.count(':') != 1:
     return False
@@ -101,7 +102,7 @@ def is_source_class(name: str) -> bool:
   return bool(re.fullmatch(SOURCE, name))
 
 
-def imported(key: str, name: str):
+def imported(key: str, name: str) -> Callable:
   """Imports what a key names as package.module:attribute.
 
   Args:
@@ -148,7 +149,7 @@ def class_of(key: str, name: str, kind: type) -> type:
   return result
 
 
-def made(key: str, name: str, kind: type, arguments: dict):
+def made(key: str, name: str, kind: type, arguments: dict) -> Any:
   """Makes an object of a class of the user's, with those arguments that the class takes.
 
   For the other arguments and errors see `class_of` and `called`.
@@ -157,7 +158,7 @@ def made(key: str, name: str, kind: type, arguments: dict):
   return called(key, name, cls, **accepted(cls, arguments))
 
 
-def called(key: str, name: str, function: Callable, *arguments, **keywords):
+def called(key: str, name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
   """Calls a class or function of the user's.
 
   Args:

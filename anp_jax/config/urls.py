@@ -6,6 +6,7 @@ folder whose path tells the address. Code that names files to people, or hands
 them to Orbax, calls `remote_url`; all other code sees a folder.
 """
 
+from collections.abc import Collection
 import functools
 import os
 import tempfile
@@ -25,7 +26,7 @@ def scheme(path: str) -> str:
   return head if mark else ''
 
 
-def check(name: str, path: str, schemes=('gs', 's3')) -> None:
+def check(name: str, path: str, schemes: Collection[str] = ('gs', 's3')) -> None:
   """Refuses an address that is of no such store or names no bucket.
 
   Args:

@@ -233,7 +233,7 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
   run = _run(tmp_path)
   evaluate = ['main.py', '--mode=evaluate']
   text = _line(capsys, main.main, *evaluate, f'--workdir={tmp_path}')
-  assert f'{str(tmp_path)!r} is no run: it has no config.json' in text
+  assert f'{str(tmp_path)!r} is not a run: it has no config.json' in text
   text = _line(capsys, main.main, *evaluate, f'--workdir={run}n')
   assert f"not '{run}n'; did you mean 'run'?" in text
   text = _line(capsys, main.main, *evaluate)

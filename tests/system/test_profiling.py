@@ -171,7 +171,7 @@ def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, short_run, capsys):
     jax.profiler.stop_trace()
   assert scores['examples'] == 64
   (line,) = _lines(capsys)
-  assert 'failed, the run goes on: Profile has already been started' in line
+  assert 'failed, the run continues: Profile has already been started' in line
 
 
 def test_one_process_of_many_records(tmp_path, config):

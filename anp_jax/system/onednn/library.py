@@ -1,11 +1,11 @@
-"""Finds oneDNN's shared library, checks it, and opens it once a process.
+"""Finds, checks and opens oneDNN's shared library, once per process.
 
-It is looked for in this order:
+The order of the search:
   1. $ANP_ONEDNN, the path of a file; `off` for none;
   2. the package onednn-cpu-gomp (the extra `onednn`; `make setup` installs it);
-  3. libdnnl.so.3 where the system's loader looks, such as Debian's libdnnl3 or
-     a module of the centre.
-The first that is there is taken, or, where it does not pass its checks, none.
+  3. libdnnl.so.3 of the system's loader, such as Debian's libdnnl3 or a module of
+     the centre.
+The first library that exists is used, or, if it fails its checks, none.
 """
 
 from collections.abc import MutableMapping
@@ -41,10 +41,10 @@ class Library:
   """An open library.
 
   Attributes:
-    api: its C interface.
-    path: of the file, or the name that the system's loader knows.
-    version: such as '3.2.0'.
-    isa: the instruction set that it uses, such as 'AVX512_CORE_BF16'.
+    api: C interface of the library.
+    path: path of the file, or name for the system's loader.
+    version: version, such as '3.2.0'.
+    isa: instruction set in use, such as 'AVX512_CORE_BF16'.
   """
 
   def __init__(self, path: str):
@@ -52,7 +52,7 @@ class Library:
 
     Raises:
       OSError: if it cannot be opened.
-      OneDnnError: if it is none that can be used here.
+      OneDnnError: if it cannot be used here.
     """
     self.api = c_api.Api(path)
     self.path = path
@@ -81,7 +81,7 @@ class Library:
 
   @property
   def dtypes(self) -> tuple[str, ...]:
-    """The dtypes in which it is faster than XLA on this CPU."""
+    """The dtypes in which the library is faster than XLA on this CPU."""
     if 'AVX512' not in self.isa and 'AVX10' not in self.isa:
       return ()
     # Below, oneDNN computes bfloat16 as float32 with a rounding after it.
@@ -90,39 +90,35 @@ class Library:
 
   @property
   def threads(self) -> int:
-    """The threads that compute one operation together; bits depend on it."""
+    """The number of threads per operation, on which the bits depend."""
     return self._threads
 
   @threads.setter
-  def threads(self, count: int):
+  def threads(self, count: int) -> None:
     # oneDNN leaves out what the threads were to do that OpenMP does not give.
     self._threads = max(1, min(count, self._most_threads))
 
   def describe(self) -> str:
-    """Returns a few words for people."""
+    """Returns version, instruction set and threads for the log."""
     threads = f'{self.threads} thread' + 's' * (self.threads > 1)
     return f'oneDNN {self.version}, {self.isa}, {threads}'
 
 
 def find() -> Library | None:
-  """Returns the library, opened; None if there is none, or it cannot be used.
-
-  Called again, it returns the same.
-  """
+  """Returns the open library, always the same; None if none can be used."""
   return _found()[0]
 
 
 def missing_reason() -> str:
-  """Returns why `find` found none; '' where none is expected or one is open."""
+  """Returns why `find` returns None; '' where none is expected or one is open."""
   return _found()[1]
 
 
 def opened() -> Library:
-  """Returns the library that `find` found.
+  """Returns the library of `find`.
 
   Raises:
-    OneDnnError: if there is none; a compiled program that was kept calls for
-      it.
+    OneDnnError: if there is none, as when a cached program calls it.
   """
   result, reason = _found()
   if result is None:
@@ -151,7 +147,7 @@ def _found():
 
 
 def locate(environment: MutableMapping[str, str] = os.environ) -> str:
-  """Returns the path or name of the library to take; '' for none."""
+  """Returns the path or name of the library to open; '' for none."""
   if not _is_supported():
     return ''
   named = environment.get(VARIABLE, '').strip()
@@ -162,13 +158,11 @@ def locate(environment: MutableMapping[str, str] = os.environ) -> str:
 
 def _binding():
   """The name of a variable by which OpenMP binds threads to cores; or ''."""
-  if os.environ.get('OMP_PROC_BIND', 'false').strip().lower() == 'false':
-    names = ()
-  else:
-    names = ('OMP_PROC_BIND',)
-  if 'OMP_PROC_BIND' not in os.environ:
-    names = ('OMP_PLACES', 'GOMP_CPU_AFFINITY')
-  return next((name for name in names if os.environ.get(name)), '')
+  binding = os.environ.get('OMP_PROC_BIND')
+  if binding is None:
+    names = 'OMP_PLACES', 'GOMP_CPU_AFFINITY'
+    return next((name for name in names if os.environ.get(name)), '')
+  return 'OMP_PROC_BIND' if binding.strip().lower() not in ('', 'false') else ''
 
 
 def _is_supported():
@@ -203,9 +197,9 @@ def _system_has_it():
 
 
 def _self_test(library):
-  """Compares its results with NumPy's; once for each library and CPU.
+  """Compares a library's results with NumPy's, once for each library and CPU.
 
-  In a process of its own: a library may end it with a signal.
+  A separate process does it: a library may end it with a signal.
 
   Raises:
     OneDnnError: if they differ.
@@ -244,10 +238,7 @@ def _identity(library):
 
 
 def _run_self_test(path):
-  """What is wrong with a library, and whether it would be so again.
-
-  Nothing is wrong with ''.
-  """
+  """The fault of a library ('': none), and whether it would occur again."""
   command = [sys.executable, '-m', 'anp_jax.system.onednn.self_test', path]
   # The same package as here, wherever the process was started.
   folders = [_ROOT, *filter(None, [os.environ.get('PYTHONPATH')])]
