@@ -52,16 +52,15 @@ def _check_bandwidth(key, text):
 
 
 def _check_slow(key, pairs):
-  for pair in pairs:
-    good = (
-      isinstance(pair, tuple | list)
-      and len(pair) == 2
-      and type(pair[0]) is int
-      and pair[0] >= 0
-      and type(pair[1]) in (int, float)
-      and 0 < pair[1] < math.inf
-    )
-    errors.check(good, key, pairs, 'pairs (process, factor) as in ((3, 2.0),)')
+  def is_good(process, factor):
+    is_factor = type(factor) in (int, float) and 0 < factor < math.inf
+    return type(process) is int and process >= 0 and is_factor
+
+  try:
+    good = all(is_good(*pair) for pair in pairs)
+  except TypeError:
+    good = False
+  errors.check(good, key, pairs, 'pairs (process, factor) as in ((3, 2.0),)')
 
 
 KEYS = {
