@@ -1,4 +1,4 @@
-"""What --help=GROUP prints: a group's keys, what they are and may be."""
+"""The text of --help=GROUP: a group's keys, defaults and allowed values."""
 
 import textwrap
 
@@ -24,8 +24,8 @@ def text(name: str) -> str:
   """Returns what --help=NAME prints.
 
   Args:
-    name: a group, a key, 'config' (the keys of no group) or 'all'; '': how keys
-      are set, and which groups there are.
+    name: group, key, 'config' (the keys without a group) or 'all'; '': how to set
+      keys, and the groups.
 
   Raises:
     ConfigError: for another name, with the nearest.

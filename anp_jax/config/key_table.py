@@ -1,7 +1,6 @@
 """The keys of every config, each with its default, unit, reason and range.
 
-The keys of one strategy alone stand with that strategy, in its
-`default_config`; see `strategy.py`.
+The keys of one strategy are in its `default_config`; see `strategy.py`.
 """
 
 import dataclasses
@@ -270,16 +269,11 @@ _EVAL = {
   'batch_size': integer(256, 'global batch size of evaluations', above=0),
   'examples': flag(True, 'per-example results of the last evaluation, for the report'),
 }
+_TOP = ('top1', 'top5', 'top10')
 _METRICS = (
-  'anp_top1',
-  'anp_top5',
-  'anp_top10',
-  'adjective_top1',
-  'noun_top1',
-  'loss',
-  'class_top1',
-  'class_top5',
-  'class_top10',
+  *(f'anp_{top}' for top in _TOP),
+  *('adjective_top1', 'noun_top1', 'loss'),
+  *(f'class_{top}' for top in _TOP),
 )
 _CHECKPOINT = {
   'every': duration(
@@ -336,12 +330,12 @@ def _group(name, keys, **fields):
 
 
 def _chosen(name, keys, leaves, **fields):
-  """The keys of a group; one that a choice of its `name` takes applies with it alone.
+  """The keys of a group, some of which apply with some values of its `name` alone.
 
   Args:
     name: group.
     keys: keys by leaf.
-    leaves: leaves that each choice takes.
+    leaves: leaves of these keys, by value of `name`.
     **fields: fields that the keys share.
   """
   keys = _group(name, keys, **fields)

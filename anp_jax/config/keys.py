@@ -1,7 +1,7 @@
-"""A key of the config: its default, what it is, and what values it takes.
+"""A key of the config: its default, text and allowed values.
 
-A key is declared once, by one of the makers below; its type is that of its
-default. The error lines and `--help` are derived from the declaration.
+A key is declared once, by one of the makers below; its type is that of its default.
+Error lines and `--help` are derived from the declaration.
 """
 
 import ast

@@ -42,7 +42,7 @@ def path(name: str) -> 'epath.Path':
     name: path, address, or path in a mirror, which stands for its address.
 
   Raises:
-    ConfigError: as `file_system`.
+    ConfigError: if a package is missing; see `file_system`.
   """
   name = urls.remote_url(name)
   if urls.scheme(name):

@@ -146,7 +146,7 @@ class Api:
     """Describes an array.
 
     Args:
-      shape: in oneDNN's order of axes: batch, channels, height, width.
+      shape: shape in oneDNN's order of axes: batch, channels, height, width.
       dtype: 'float32' or 'bfloat16'.
       strides: elements, one an axis; None: oneDNN chooses the layout.
     """

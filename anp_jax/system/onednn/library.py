@@ -130,11 +130,9 @@ def opened() -> Library:
 def _found():
   path = locate()
   if not path:
-    switched_off = os.environ.get(VARIABLE, '').strip() == 'off'
-    expected = _is_supported() and not switched_off
-    return None, NOT_FOUND if expected else ''
+    return None, ''
   if binding := _binding():
-    return None, (f'{binding} is set, by which OpenMP would bind the threads of XLA, too')
+    return None, f'{binding} is set, by which OpenMP would bind the threads of XLA too'
   # A waiting thread of OpenMP spins by default, on a core that XLA needs.
   # libgomp reads this when it is loaded.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -142,18 +140,18 @@ def _found():
     library = Library(path)
     _self_test(library)
   except (OSError, c_api.OneDnnError) as e:
-    return None, str(e).partition('\n')[0]
+    is_absent = isinstance(e, OSError) and path == _SYSTEM_NAME
+    return None, NOT_FOUND if is_absent else str(e).partition('\n')[0]
   return library, ''
 
 
 def locate(environment: MutableMapping[str, str] = os.environ) -> str:
   """Returns the path or name of the library to open; '' for none."""
-  if not _is_supported():
-    return ''
   named = environment.get(VARIABLE, '').strip()
-  if named:
-    return '' if named == 'off' else named
-  return _packaged() or (_SYSTEM_NAME if _system_has_it() else '')
+  # Other systems were not tried.
+  if named == 'off' or (platform.system(), platform.machine()) != ('Linux', 'x86_64'):
+    return ''
+  return named or _packaged() or _SYSTEM_NAME
 
 
 def _binding():
@@ -165,35 +163,14 @@ def _binding():
   return 'OMP_PROC_BIND' if binding.strip().lower() not in ('', 'false') else ''
 
 
-def _is_supported():
-  """Whether the library was tried on this kind of system."""
-  return platform.system() == 'Linux' and platform.machine() == 'x86_64'
-
-
 def _packaged():
   """The path of the package's library; '' if it is not installed."""
   try:
     listed = importlib.metadata.files(PACKAGE) or ()
   except importlib.metadata.PackageNotFoundError:
     return ''
-  for file in listed:
-    if file.name == _SYSTEM_NAME:
-      path = os.path.realpath(file.locate())
-      return path if os.path.exists(path) else ''
-  return ''
-
-
-def _system_has_it():
-  try:
-    lines = subprocess.run(
-      ['/sbin/ldconfig', '-p'], capture_output=True, text=True, check=False, timeout=10
-    ).stdout
-  except (OSError, subprocess.SubprocessError):
-    lines = ''
-  if _SYSTEM_NAME in lines:
-    return True
-  folders = os.environ.get('LD_LIBRARY_PATH', '').split(':')
-  return any(f and os.path.exists(os.path.join(f, _SYSTEM_NAME)) for f in folders)
+  paths = [os.path.realpath(f.locate()) for f in listed if f.name == _SYSTEM_NAME]
+  return next(filter(os.path.exists, paths), '')
 
 
 def _self_test(library):
