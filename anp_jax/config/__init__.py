@@ -1,7 +1,8 @@
 """Configs: keys with defaults and ranges, recipes, the command line.
 
-Nothing heavy is imported here: a mistyped flag is refused in well under a second. A config file is Python with `get_config(variant='') -> ConfigDict`; it
-starts from `base()` and says only what differs.
+Nothing heavy is imported here: a mistyped flag is refused in well under a second.
+A config file is Python with `get_config(variant='') -> ConfigDict`; it starts from
+`base()` and says only what differs.
 """
 
 import os

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
       arguments: command line.
-      keys: config keys, one of which may be meant by an unknown flag.
+      keys: config keys that an unknown flag may mean.
     """
     options = [option for a in self._actions for option in a.option_strings]
     try:

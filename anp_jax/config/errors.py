@@ -15,7 +15,7 @@ class ConfigError(ValueError):
 def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns the valid name nearest to `name`, as text for an error line.
 
-  A name of which the start was typed comes first, then a key that was typed
+  A name whose start was typed comes first, then a key that was typed
   without its group, then a similar name; '' if there is none.
   """
   text, names = str(name), [str(v) for v in valid]

@@ -281,7 +281,7 @@ _CHECKPOINT = {
   ),
   'keep': integer(2, 'number of newest checkpoints kept', above=0),
   'keep_best': integer(
-    1, 'number of checkpoints with the best best_metric kept besides', at_least=0
+    1, 'number of further checkpoints kept, with the best best_metric', at_least=0
   ),
   'best_metric': text(
     'anp_top1',
@@ -330,7 +330,7 @@ def _group(name, keys, **fields):
 
 
 def _chosen(name, keys, leaves, **fields):
-  """The keys of a group, some of which apply with some values of its `name` alone.
+  """The keys of a group; a key may apply with some values of its `name` alone.
 
   Args:
     name: group.

@@ -9,9 +9,7 @@ _WORKERS = 'strategy.simulate.workers'
 _SIMULATED: dict[str, Any] = {'only_if': (_WORKERS, ('[!0]*',))}
 KEYS = {
   'simulate.workers': keys.integer(
-    0,
-    'workers of a simulated cluster, for all of which this process computes; 0: no simulation',
-    at_least=0,
+    0, 'simulated workers, for which this process computes; 0: no simulation', at_least=0
   ),
   **{
     f'simulate.{name}': dataclasses.replace(

@@ -116,10 +116,7 @@ class Strategy:
   # Its keys and their checks.
 
   def default_config(self) -> dict[str, keys.Key]:
-    """Returns the keys that the strategy adds, by the last part of config.strategy.KEY.
-
-    A config has them only if this strategy is chosen; see `anp_jax.config.keys`.
-    """
+    """Returns the keys that the strategy adds, by the last part of config.strategy.KEY."""
     return {}
 
   def check(self, config: dict[str, Any]) -> None:

@@ -157,9 +157,7 @@ def _parser():
     action='store_true',
     help='contributions of adjective and noun, and the best of each',
   )
-  add(
-    '--sheet', default='', metavar='FILE.png', help='contact sheet of the images with their classes'
-  )
+  add('--sheet', default='', metavar='FILE.png', help='contact sheet with the classes')
   add(
     '--upright',
     action='store_true',

@@ -84,7 +84,7 @@ def test_a_run_that_fails_inside_closes_the_trace(tmp_path, short_run):
   assert _recorded(tmp_path)[:2] == [2, 3]
 
 
-def _profile(config, folder, text, done, total):
+def _profile(config, folder, text, done=0, total=6):
   """Makes steps done + 1 to total under a profile; returns its lines."""
   config.profile.steps = text
   lines = []
@@ -99,20 +99,20 @@ def _profile(config, folder, text, done, total):
 
 
 @pytest.mark.parametrize(
-  'text, done, total, recorded, words',
+  'run, recorded, words',
   [
-    ('1:13', 0, 12, range(1, 13), ['steps 1 to 12 in']),
-    ('8:10', 6, 12, [8, 9], ['steps 8 to 9 in']),  # of a resumed run
-    ('11:20', 0, 12, [11, 12], ['of steps 11 to 12:', 'steps 11 to 19']),
-    ('12:20', 0, 12, [12], ['of step 12:', 'steps 12 to 19']),
-    ('13:20', 0, 12, [], ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
-    ('8:10', 12, 14, [], ['no step', 'steps 8 to 9', 'steps 13 to 14']),
+    (('1:13', 0, 12), range(1, 13), ['steps 1 to 12 in']),
+    (('8:10', 6, 12), [8, 9], ['steps 8 to 9 in']),  # of a resumed run
+    (('11:20', 0, 12), [11, 12], ['of steps 11 to 12:', 'steps 11 to 19']),
+    (('12:20', 0, 12), [12], ['of step 12:', 'steps 12 to 19']),
+    (('13:20', 0, 12), [], ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
+    (('8:10', 12, 14), [], ['no step', 'steps 8 to 9', 'steps 13 to 14']),
   ],
 )
-def test_steps_that_a_run_has(text, done, total, recorded, words, tmp_path, config, monkeypatch):
+def test_steps_that_a_run_has(run, recorded, words, tmp_path, config, monkeypatch):
   waits = []
   monkeypatch.setattr(jax, 'block_until_ready', waits.append)
-  line = _profile(config, tmp_path, text, done, total)[0]
+  line = _profile(config, tmp_path, *run)[0]
   assert all(word in line for word in words), line
   assert (_recorded(tmp_path) if _traces(tmp_path) else []) == list(recorded)
   # The host waits before the first of them and after the last.
@@ -122,7 +122,7 @@ def test_steps_that_a_run_has(text, done, total, recorded, words, tmp_path, conf
 def test_a_run_continues_where_no_trace_can_be_taken(tmp_path, config):
   jax.profiler.start_trace(str(tmp_path / 'other'))
   try:
-    (line,) = _profile(config, tmp_path, '3:5', 0, 6)
+    (line,) = _profile(config, tmp_path, '3:5')
   finally:
     jax.profiler.stop_trace()
   assert 'failed, the run continues: Profile has already been started' in line

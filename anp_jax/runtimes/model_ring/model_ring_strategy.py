@@ -27,7 +27,7 @@ class ModelRing(sync.Sync):
       ),
       'station': keys.text(
         'device',
-        'what holds a part of the data: a device, or a host with all of its devices',
+        'holder of a data part: a device, or a host with all its devices',
         ('device', 'host'),
       ),
       'shares': keys.Key(

@@ -15,9 +15,7 @@ _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
   'simulate.pull_seconds': simulation_keys.seconds("seconds of a worker's pull of the weights"),
-  'simulate.push_seconds': simulation_keys.seconds(
-    'seconds of a push of a gradient to the servers'
-  ),
+  'simulate.push_seconds': simulation_keys.seconds("seconds of a gradient's push to the servers"),
 }
 
 
@@ -42,9 +40,7 @@ class ParameterServer(sync.Sync):
         ('async', 'bounded', 'synchronous'),
       ),
       'max_staleness': keys.integer(
-        4,
-        'largest number of updates between reading weights and applying the gradient, for bounded',
-        at_least=0,
+        4, 'largest staleness of a gradient in updates, for bounded', at_least=0
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0

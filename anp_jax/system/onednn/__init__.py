@@ -32,23 +32,6 @@ from anp_jax.system.onednn.specs import (
 if TYPE_CHECKING:
   import jax
 
-__all__ = [
-  'PLATFORM',
-  'TARGET',
-  'VARIABLE',
-  'BatchNormSpec',
-  'ConvolutionSpec',
-  'MeanPoolSpec',
-  'call',
-  'convolution_of',
-  'find',
-  'mask_bytes',
-  'missing_reason',
-  'opened',
-  'parse',
-  'takes',
-]
-
 PLATFORM = 'cpu_onednn'  # a CPU for which `find` gives a library
 _FEW_PIXELS = 4
 

@@ -98,20 +98,16 @@ def _flags(arguments):
   parser.add_argument('--seeds', default='0', help='seeds, such as 0,1,2')
   parser.add_argument(
     '--learning_rates',
-    help='learning rates, such as 0.01,0.02, of which each strategy is shown with its '
-    "best (default: the config's)",
+    help="learning rates, such as 0.01,0.02; the best is shown (default: the config's)",
   )
   _add_keys(parser)
-  parser.add_argument(
-    '--target_accuracy', type=float, help='accuracy from 0 to 1 whose time is shown'
-  )
+  parser.add_argument('--target_accuracy', type=float, help='accuracy (0 to 1) to time')
   parser.add_argument(
     '--emulate',
     nargs='?',
     const='',
     metavar='KEY=VALUE,...',
-    help='emulation of any number of nodes whose computation is a sleep, by keys of '
-    'config.emulate, such as '
+    help='keys of config.emulate, for nodes whose computation is a sleep, such as '
     '--emulate=step_seconds=0.1,spread=0.05,megabytes=10,bandwidth=1gbit',
   )
   parser.add_argument(
@@ -124,7 +120,7 @@ def _flags(arguments):
     '--simulate=step_seconds=0.2,spread=0.3',
   )
   parser.add_argument(
-    '--workers', metavar='N,...', help=f'counts of simulated workers (default: {simulate.NODES})'
+    '--workers', metavar='N,...', help=f'simulated worker counts (default: {simulate.NODES})'
   )
   parser.add_argument(
     '--scaling',

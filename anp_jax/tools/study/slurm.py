@@ -23,8 +23,8 @@ def add_flag(parser) -> None:
     nargs='?',
     const='',
     metavar='OPTIONS',
-    help='submission as Slurm jobs with these options of sbatch, such as --slurm="--'
-    'partition=gpu --gpus-per-node={devices}"',
+    help='options of sbatch, by which the runs become Slurm jobs, such as '
+    '--slurm="--partition=gpu --gpus-per-node={devices}"',
   )
 
 
