@@ -106,13 +106,8 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
 def _train_or_score(invocation: strategy_lib.Invocation) -> dict:
   """Trains one model in step over the mesh of all processes, or scores its checkpoint."""
   if invocation.mode == 'evaluate':
-    return analysis.run(
-      invocation.config,
-      invocation.workdir,
-      invocation.checkpoint,
-      invocation.processes,
-      invocation.output,
-    )
+    how = invocation.checkpoint, invocation.processes, invocation.output
+    return analysis.run(invocation.config, invocation.workdir, *how)
   run = run_lib.Run(invocation)
   return run.finish_again() if run.is_finished else _train(run)
 

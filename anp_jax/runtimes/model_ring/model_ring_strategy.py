@@ -88,10 +88,5 @@ class ModelRing(sync.Sync):
     """Trains the models of the ring, or scores them again."""
     from anp_jax.runtimes.model_ring import model_ring_run as run
 
-    return run.run(
-      invocation.config,
-      invocation.workdir,
-      invocation.processes,
-      invocation.mode,
-      invocation.checkpoint,
-    )
+    how = invocation.mode, invocation.checkpoint
+    return run.run(invocation.config, invocation.workdir, invocation.processes, *how)
