@@ -121,19 +121,19 @@ def _parse(arguments):
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.export', description=__doc__)
   add = parser.add_argument
-  add('--checkpoint', metavar='DIR', help='a workdir, or a checkpoint in one')
+  add('--checkpoint', metavar='DIR', help='workdir, or a checkpoint in one')
   add(
     '--which',
     default='newest',
     metavar='NAME',
-    help='of a workdir: newest, best or a step (default: %(default)s)',
+    help='checkpoint in a workdir: newest, best or a step (default: %(default)s)',
   )
-  add('--output', metavar='DIR', help='where the files go; made if missing')
+  add('--output', metavar='DIR', help='output folder; created if missing')
   add(
     '--platforms',
     default=_PLATFORMS,
     metavar='LIST',
-    help='that the program is for (default: %(default)s)',
+    help='target platforms of the program (default: %(default)s)',
   )
   trust.add_flag(parser)
   return parser

@@ -127,7 +127,7 @@ class Recorder:
       clock,
     )
     self._closing.callback(telemetry.close)
-    telemetry.note(f'workdir  {self.workdir}')
+    telemetry.log(f'workdir  {self.workdir}')
     summary.log_run_info(
       telemetry,
       spec.config,
@@ -137,16 +137,16 @@ class Recorder:
       run_dir.class_sizes(self.workdir, len(source.vocabulary)),
     )
     for line in lines:
-      telemetry.note(line)
+      telemetry.log(line)
     if self.is_finished:
-      telemetry.note(
+      telemetry.log(
         f'{self.workdir} is finished: step {self.start_step} of {self.total_steps}; '
         'for more, set a longer config.duration or another --workdir'
       )
       return
     summary.log_changes(telemetry, self.checkpoints, self.program)
     if self.start_step:
-      telemetry.note(f'continuing from step {self.start_step} of {self.total_steps}')
+      telemetry.log(f'continuing from step {self.start_step} of {self.total_steps}')
 
   def owes_evaluation(self) -> bool:
     """Whether the run was stopped before, or in, the evaluation of `start_step`."""

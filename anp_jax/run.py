@@ -29,7 +29,7 @@ class Run:
 
   _feed: feed.Feed
 
-  def __init__(self, job: strategy_lib.Job):
+  def __init__(self, invocation: strategy_lib.Invocation):
     """Opens devices, data, model and checkpoints; nothing is compiled yet.
 
     Raises:
@@ -38,20 +38,22 @@ class Run:
     self._timer = startup.StartupTimer()
     self._timer.end_phase('imports')
     self._starting = contextlib.ExitStack()
-    self._processes = job.processes
-    self._processes.check_shared(job.workdir)
-    compile_cache.enable(job.config)
+    self._processes = invocation.processes
+    self._processes.check_shared(invocation.workdir)
+    compile_cache.enable(invocation.config)
     opened = experiment.open(
-      job.config,
-      job.devices,
-      job.processes.hosts,
-      workdir=job.workdir,
-      offload_devices=job.offload_devices,
+      invocation.config,
+      invocation.devices,
+      invocation.processes.hosts,
+      workdir=invocation.workdir,
+      offload_devices=invocation.offload_devices,
     )
-    evaluation = recorder_lib.open_validation(opened, job.workdir, job.processes)
+    evaluation = recorder_lib.open_validation(opened, invocation.workdir, invocation.processes)
     self._timer.end_phase('devices, data set')
-    program, lines = self._calibrate(job, opened)
-    self.recorder = recorder_lib.Recorder(opened, program, evaluation, job.workdir, job.processes)
+    program, lines = self._calibrate(invocation, opened)
+    self.recorder = recorder_lib.Recorder(
+      opened, program, evaluation, invocation.workdir, invocation.processes
+    )
     self._state, more = self._open_state()
     clock = strategy_lib.find(opened.config).simulated_clock(opened.spec)
     if clock:
@@ -146,7 +148,7 @@ class Run:
       jax.block_until_ready(state)
       spec, messages = self._replanner.revise(step)
       for line in messages:
-        recorder.telemetry.note(line)
+        recorder.telemetry.log(line)
       if spec is not None:
         before, recorder.program = recorder.program, build.create(spec)
         state = recorder.program.checkpoint_layout.unpack(before.checkpoint_layout.pack(state))
@@ -158,7 +160,7 @@ class Run:
     telemetry = self.recorder.telemetry
     self._starting.close()
     self._timer.end_phase('compile and first step')
-    telemetry.note(self._timer.text())
+    telemetry.log(self._timer.text())
     telemetry.log_duration('start', self._timer.before('first batch'))
     telemetry.start_timing(self.recorder.start_step + 1)
 
@@ -183,17 +185,17 @@ class Run:
     self._processes.gather('compiled')  # Gloo waits half a minute at most
     return compiled
 
-  def _calibrate(self, job, opened):
+  def _calibrate(self, invocation, opened):
     """The steps, and log lines, after a calibration where the strategy has one."""
-    folder = os.path.join(job.workdir, manager.NEWEST)
+    folder = os.path.join(invocation.workdir, manager.NEWEST)
     saved = self._processes.gather(manager.saved_steps(folder))[0]
     strategy = strategy_lib.find(opened.config)
     is_training = opened.spec.total_steps > max(saved, default=0)
-    config, messages = strategy.calibrate(opened.spec, job, is_training)
+    config, messages = strategy.calibrate(opened.spec, invocation, is_training)
     self._timer.end_phase('plan')
     calibrated = opened.with_config(config)
-    self._replanner = strategy.replanner(calibrated.spec, job)
-    helpers = [f'offload  {d.name}' for d in job.offload_devices]
+    self._replanner = strategy.replanner(calibrated.spec, invocation)
+    helpers = [f'offload  {d.name}' for d in invocation.offload_devices]
     return calibrated.program, [*helpers, *messages]
 
   def _open_state(self):

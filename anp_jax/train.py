@@ -42,31 +42,33 @@ def run(
     NotFiniteError: if a step gave a number that is not finite.
     eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
-  job = strategy_lib.Job(config, workdir, processes, mode, checkpoint, output)
-  return start(job, _train_or_score)
+  invocation = strategy_lib.Invocation(config, workdir, processes, mode, checkpoint, output)
+  return start(invocation, _train_or_score)
 
 
-def start(job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
-  """Prepares this process for a job, and has its strategy run it.
+def start(
+  invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]
+) -> dict:
+  """Prepares this process for an invocation, and has its strategy run it.
 
   Args:
-    job: without processes it is that of this process alone.
+    invocation: command; without processes, a run of this process alone.
     loop: what a strategy calls that has none of its own.
 
   Returns:
     What the loop returns.
   """
   # What a run's files name was checked where they were read.
-  trust.allow(config_lib.flat(job.config))
-  workdir = mirror.fetch(job.workdir)
-  if job.mode == 'train':
-    weights_and_biases.check(job.config)
-  config = compute_dtype.decide(job.config, workdir)
-  processes = job.processes or cluster.Processes(config)
-  _emulate(config, job.mode, processes)
-  job = dataclasses.replace(job, config=config, workdir=workdir, processes=processes)
+  trust.allow(config_lib.flat(invocation.config))
+  workdir = mirror.fetch(invocation.workdir)
+  if invocation.mode == 'train':
+    weights_and_biases.check(invocation.config)
+  config = compute_dtype.decide(invocation.config, workdir)
+  processes = invocation.processes or cluster.Processes(config)
+  _emulate(config, invocation.mode, processes)
+  invocation = dataclasses.replace(invocation, config=config, workdir=workdir, processes=processes)
   with _uploading(workdir):
-    return strategy_lib.find(config).run(job, loop)
+    return strategy_lib.find(config).run(invocation, loop)
 
 
 @contextlib.contextmanager
@@ -101,11 +103,17 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
   emulation.begin(processes.index, emulation_keys.bytes_per_second(bandwidth), paces_sockets)
 
 
-def _train_or_score(job: strategy_lib.Job) -> dict:
+def _train_or_score(invocation: strategy_lib.Invocation) -> dict:
   """The job of one model, trained in step over the mesh of all processes."""
-  if job.mode == 'evaluate':
-    return analysis.run(job.config, job.workdir, job.checkpoint, job.processes, job.output)
-  run = run_lib.Run(job)
+  if invocation.mode == 'evaluate':
+    return analysis.run(
+      invocation.config,
+      invocation.workdir,
+      invocation.checkpoint,
+      invocation.processes,
+      invocation.output,
+    )
+  run = run_lib.Run(invocation)
   return run.finish_again() if run.recorder.is_finished else _train(run)
 
 

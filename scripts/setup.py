@@ -371,17 +371,15 @@ def main(arguments: list[str]) -> int:
   """Reads the flags, does the work, returns the exit status."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--accelerator', default='auto', choices=('auto', *EXTRAS))
-  parser.add_argument('--no-dev', action='store_true', help='without the tools for testing')
+  parser.add_argument('--no-dev', action='store_true', help='no tools for testing')
   parser.add_argument(
     '--pin-python',
     action='store_true',
-    help='make .venv again if it has another Python than the one running this',
+    help='new .venv if its Python differs from the one running this',
   )
-  parser.add_argument('--wheelhouse', action='store_true', help='pack wheels, set nothing up')
+  parser.add_argument('--wheelhouse', action='store_true', help='wheels only, no set-up')
   parser.add_argument(
-    '--check-python',
-    action='store_true',
-    help='only say, by the exit status, whether this Python will do',
+    '--check-python', action='store_true', help='exit status only: whether this Python is supported'
   )
   flags = parser.parse_args(arguments)
   try:

@@ -117,7 +117,7 @@ def test_anp_evaluate_only_evaluates(monkeypatch, capsys, tmp_path):
   assert capsys.readouterr().err.startswith(line)
   argv = ['anp-evaluate', f'--workdir={tmp_path}']
   assert train_command.main(argv, mode='evaluate') == 2
-  assert 'is no run: it has no config.json' in capsys.readouterr().err
+  assert 'is not a run: it has no config.json' in capsys.readouterr().err
   with pytest.raises(SystemExit):
     train_command.main(['anp-evaluate', '--help'], mode='evaluate')
   text = capsys.readouterr().out

@@ -138,7 +138,7 @@ def test_the_first_error_is_the_one_that_ends_a_run(monkeypatch, body, failure):
     raise mirror.UploadError(errno.EIO, 'the store is gone')
 
   class Strategy:
-    def run(self, job, one_model):
+    def run(self, invocation, one_model):
       return 1 // (not body)
 
   monkeypatch.setattr(mirror, 'upload', fail)

@@ -1,11 +1,13 @@
-"""Configs: keys with defaults and ranges, recipes, what is typed.
+"""Configs: keys with defaults and ranges, recipes, the command line.
 
-Nothing heavy is imported here: a typing mistake is answered in well under a
-second. A config file is Python with `get_config(variant='') -> ConfigDict`; it
-starts from `base()` and says only what differs.
+Nothing heavy is imported here: a mistyped flag is refused in well under a second.
+A config file is Python with `get_config(variant='') -> ConfigDict`; it starts from
+`base()` and says only what differs.
 """
 
 import os
+
+import ml_collections
 
 from anp_jax.config.data_keys import MOST_MEGAPIXELS
 from anp_jax.config.durations import milestones, steps, window
@@ -24,40 +26,14 @@ from anp_jax.config.resolve import (
 )
 from anp_jax.config.resume import changeable, changed, changes, difference, resumable
 
-__all__ = [
-  'MOST_MEGAPIXELS',
-  'ConfigError',
-  'base',
-  'cache_dir',
-  'changeable',
-  'changed',
-  'changes',
-  'completed',
-  'data_dir',
-  'difference',
-  'flat',
-  'from_flat',
-  'golden',
-  'known_keys',
-  'milestones',
-  'nearest',
-  'replaced',
-  'resolved',
-  'resumable',
-  'steps',
-  'to_json',
-  'variant',
-  'window',
-]
-
 
 def cache_dir() -> str:
-  """Returns the folder for what can be made again: data sets, programs."""
+  """Returns the folder of data sets and compiled programs, which can be rebuilt."""
   root = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   return os.path.join(root, 'anp_jax')
 
 
-def data_dir(config) -> str:
-  """Returns where data sets live: config.data.dir, $ANP_DATA, a cache."""
+def data_dir(config: ml_collections.ConfigDict) -> str:
+  """Returns the folder of data sets: config.data.dir, $ANP_DATA, or a cache."""
   chosen = config.data.dir or os.environ.get('ANP_DATA')
   return os.path.expanduser(chosen or os.path.join(cache_dir(), 'data'))

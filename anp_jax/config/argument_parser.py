@@ -5,16 +5,17 @@ from collections.abc import Iterable
 import os
 import re
 import sys
+from typing import Any, NoReturn
 
 import anp_jax
 from anp_jax.config import errors
 
 
 def expanded(text: str) -> str:
-  """Returns a path with ~ and $VARIABLE replaced, which a shell may have left.
+  """Returns a path with ~ and $VARIABLE replaced.
 
-  It leaves --workdir=~/runs as it is, and all between single quotes. A path
-  that exists as it was typed stays.
+  A shell leaves them in --workdir=~/runs and in single quotes. A path that exists
+  as it was typed stays.
   """
   if '\0' in text or os.path.lexists(text):
     return text
@@ -30,22 +31,23 @@ def _expanded(value):
 class Parser(argparse.ArgumentParser):
   """The parser of a command: a bad argument is one line, a ConfigError."""
 
-  def __init__(self, prog: str, **arguments):
-    """Takes argparse's arguments; lines are kept, names must be whole.
+  def __init__(self, prog: str, **arguments: Any):
+    """Takes argparse's arguments; line breaks are kept, flags are not abbreviated.
 
     Where the command was started by its installed name, such as anp-show, all
     texts say this name.
 
     Args:
       prog: python main.py or python -m MODULE, and what follows.
-      **arguments: others, among them description and epilog.
+      **arguments: further arguments of argparse, such as description and epilog.
     """
     texts = {'prog': prog} | arguments
     name = os.path.basename(sys.argv[0])
     if name.startswith('anp-'):
-      typed = re.match(r'python (main\.py|-m [\w.]+)', prog)[0]
+      typed = re.match(r'python (main\.py|-m [\w.]+)', prog)
+      assert typed is not None
       for key in texts.keys() & {'prog', 'description', 'epilog'}:
-        texts[key] = re.sub(rf'{re.escape(typed)}(?!\.?\w)', name, texts[key])
+        texts[key] = re.sub(rf'{re.escape(typed[0])}(?!\.?\w)', name, texts[key])
     super().__init__(
       formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
     )
@@ -53,15 +55,15 @@ class Parser(argparse.ArgumentParser):
       '--version',
       action='version',
       version=f'anp_jax {anp_jax.__version__}',
-      help='the version of the package',
+      help='package version',
     )
 
   def parse(self, arguments: list[str], keys: Iterable[str] = ()) -> argparse.Namespace:
     """Returns the flags; ConfigError for an unknown one, with the nearest.
 
     Args:
-      arguments: of the command line.
-      keys: of a config, which may be meant by what is no flag.
+      arguments: command line.
+      keys: config keys that an unknown flag may mean.
     """
     options = [option for a in self._actions for option in a.option_strings]
     try:
@@ -86,6 +88,6 @@ class Parser(argparse.ArgumentParser):
       setattr(flags, name, _expanded(value))
     return flags
 
-  def error(self, message):
-    """Raises where argparse would print two lines and exit."""
+  def error(self, message: str) -> NoReturn:
+    """Raises ConfigError, where argparse would print two lines and exit."""
     raise errors.ConfigError(message)

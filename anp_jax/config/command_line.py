@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import sys
 import time
 
 import ml_collections
@@ -11,6 +10,7 @@ import ml_collections
 from anp_jax.config import (
   argument_parser,
   errors,
+  exits,
   outputs,
   recipes,
   resolve,
@@ -36,13 +36,13 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
   """Reads the flags of main.py, all but those of the config's keys.
 
   Args:
-    arguments: of the command line, from `split_overrides`.
-    description: of the command, for --help.
-    mode: of a command that has but one; '': --mode says it.
+    arguments: rest of the command line, from `split_overrides`.
+    description: text for --help.
+    mode: only mode of the command; '': --mode chooses.
 
   Raises:
     SystemExit: once --help is printed.
-    ConfigError: for a flag or value that there is not, with the nearest.
+    ConfigError: for an unknown flag or value, with the nearest.
   """
   parser = argument_parser.Parser(prog='python main.py', description=description, add_help=False)
   add = parser.add_argument
@@ -52,32 +52,35 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     nargs='?',
     const='',
     metavar='GROUP',
-    help="this; with a name, the keys of the config's group",
+    help='this text, or the keys of a config group',
   )
-  add('--config', metavar='FILE[:VARIANT]', help='the recipe; see configs/')
-  add('--workdir', metavar='DIR', help='folder of the run (default: a fresh one in runs/)')
+  add('--config', metavar='FILE[:VARIANT]', help='recipe and variant; see configs/')
+  add('--workdir', metavar='DIR', help='run folder (default: a new one in runs/)')
   parser.set_defaults(mode=mode)
   if not mode:
     add(
-      '--mode', default='train', metavar='NAME', help=f'{", ".join(_MODES)} (default: %(default)s)'
+      '--mode',
+      default='train',
+      metavar='NAME',
+      help=f'mode: {", ".join(_MODES)} (default: %(default)s)',
     )
   add(
     '--checkpoint',
     default='newest',
     metavar='NAME',
-    help='what --mode=evaluate scores: newest, best or a step (default: %(default)s)',
+    help='checkpoint for --mode=evaluate: newest, best or a step (default: %(default)s)',
   )
   add(
     '--output',
     default='',
     metavar='DIR',
-    help='where --mode=evaluate writes its files (default: in the workdir)',
+    help='output folder for --mode=evaluate (default: in the workdir)',
   )
   add(
     '--change',
     default='',
     metavar='KEYS',
-    help='what is new in a run that is resumed, such as optimizer.learning_rate,schedule',
+    help='keys to change when resuming, such as optimizer.learning_rate,schedule',
   )
   trust.add_flag(parser)
   _add_process_flags(parser)
@@ -86,11 +89,8 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     from anp_jax.config import help  # seldom needed
 
     keys = help.text(flags.help)
-    try:
-      print(keys if flags.help else f'{parser.format_help()}\n{keys}')
-      sys.stdout.flush()
-    except BrokenPipeError:  # of head, or less
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with exits.until_reader_goes():
+      print(keys if flags.help else f'{parser.format_help()}\n{keys}', flush=True)
     raise SystemExit(0)
   if flags.mode not in _MODES:
     raise errors.ConfigError(
@@ -106,9 +106,11 @@ def _add_process_flags(parser):
   several = parser.add_argument_group(
     'several processes', 'Slurm, Open MPI and TPU pods need none of these.'
   )
-  several.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 is met')
-  several.add_argument('--num_processes', type=int, metavar='N', help='of the run, on all hosts')
-  several.add_argument('--process_id', type=int, metavar='I', help='of this process, from 0 on')
+  several.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
+  several.add_argument(
+    '--num_processes', type=int, metavar='N', help='number of processes on all hosts'
+  )
+  several.add_argument('--process_id', type=int, metavar='I', help='index of this process, from 0')
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -134,19 +136,21 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
   return overrides, rest
 
 
-def from_flags(flags, overrides: dict[str, str], processes: int = 1):
+def from_flags(
+  flags: argparse.Namespace, overrides: dict[str, str], processes: int = 1
+) -> tuple[ml_collections.ConfigDict, str]:
   """Returns the config and the workdir that a command line asks for.
 
   Args:
-    flags: with config, workdir, mode, checkpoint, output and change.
-    overrides: from `split_overrides`.
-    processes: of the run; several cannot each choose a workdir.
+    flags: flags config, workdir, mode, checkpoint, output and change.
+    overrides: texts by dotted key, from `split_overrides`.
+    processes: number of processes; several cannot each choose a workdir.
 
   Returns:
-    A resolved config, and the workdir's path.
+    Resolved config, and path of the workdir.
 
   Raises:
-    ConfigError: for a missing flag, or whatever is wrong with the config.
+    ConfigError: for a missing flag, or an invalid config.
   """
   overrides = _MODE_KEYS.get(flags.mode, {}) | overrides
   is_evaluation = flags.mode == 'evaluate'
@@ -168,13 +172,9 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   saved_run.check_change(flags, config, run)
   _check_checkpoint(flags, config, is_untrained)
   _check_output(flags, config)
-  workdir = flags.workdir
-  if not workdir and processes > 1:
+  if not flags.workdir and processes > 1:
     raise errors.ConfigError(f'--workdir is missing: {processes} processes need one that all see')
-  if not workdir:
-    name = flags.config or os.path.normpath(config.init['from'])
-    name = os.path.basename(name).replace('.py', '').replace(':', '-')
-    workdir = os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
+  workdir = flags.workdir or _new_workdir(flags.config or os.path.normpath(config.init['from']))
   # With --output, nothing is written there. Several processes try it together:
   # the others would wait for one that ends here.
   if not flags.output and processes == 1:
@@ -183,6 +183,12 @@ def from_flags(flags, overrides: dict[str, str], processes: int = 1):
   if not is_evaluation:
     _check_apart(workdir, config)
   return config, os.path.normpath(workdir)
+
+
+def _new_workdir(source):
+  """A path in runs/, named after the recipe or the weights, and the time."""
+  name = os.path.basename(source).replace('.py', '').replace(':', '-')
+  return os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
 
 
 def _wanted_config(flags, overrides, run):
@@ -200,21 +206,21 @@ def _wanted_config(flags, overrides, run):
     return resolve.resolved(resolve.base(), overrides)
   saved_run.check(flags.workdir)
   raise errors.ConfigError(
-    f'--workdir={flags.workdir!r} is no run: it has no config.json; '
+    f'--workdir={flags.workdir!r} is not a run: it has no config.json; '
     '--mode=evaluate expects the --workdir of a training, or '
     '--config=FILE[:VARIANT] too'
   )
 
 
 def _check_trial(flags, config):
-  """Refuses to try out what has no step, or no range of rates."""
+  """Refuses a trial mode for a config without common steps or a range of rates."""
   if flags.mode not in strategy_lib.TRIALS:
     return
   strategy = strategy_lib.find(config)
   if not strategy.steps_together:
     raise errors.ConfigError(
       f'--mode={flags.mode}: with config.strategy.name={strategy.name!r} '
-      'devices make no step together; expected another strategy, such as '
+      'devices do not step together; expected another strategy, such as '
       '--config.strategy.name=sync'
     )
   if flags.mode == 'range_test' and config.schedule.name != 'range':
@@ -233,7 +239,7 @@ def _check_checkpoint(flags, config, is_untrained):
     )
   if chosen != 'newest' and flags.mode != 'evaluate':
     raise errors.ConfigError(
-      f'--checkpoint={chosen} is for --mode=evaluate: training goes on from the newest'
+      f'--checkpoint={chosen} is for --mode=evaluate: training resumes from the newest'
     )
   if chosen != 'newest' and is_untrained:
     raise errors.ConfigError(
@@ -249,8 +255,8 @@ def _check_output(flags, config):
     )
   if flags.output and strategy_lib.find(config).keeps_models_apart:
     raise errors.ConfigError(
-      f'--output={flags.output}: of the models of a ring --mode=evaluate '
-      'writes the leaderboard in the workdir, and no folder'
+      f'--output={flags.output}: --mode=evaluate of a model ring writes its '
+      'leaderboard in the workdir'
     )
   if flags.output:
     outputs.check_folder('--output', os.path.expanduser(flags.output))
@@ -282,7 +288,7 @@ def _check_apart(workdir, config):
     how = 'inside' if common == paths[1] else 'around'
     raise errors.ConfigError(
       f'--workdir={run} is {how} config.data.path={config.data.path}, '
-      'where each folder is taken for a class; expected a folder apart from it'
+      'where each folder counts as a class; expected a folder outside it'
     )
 
 
@@ -291,10 +297,10 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
 
   Args:
     spec: path of a config file, optionally with a variant after a colon.
-    overrides: dotted key to text, as typed after --config.
+    overrides: texts by dotted key, as typed after --config.
 
   Returns:
-    The resolved config: every key that applies, and no other.
+    Resolved config: every key that applies, and no other.
 
   Raises:
     ConfigError: in one line that names the file or key at fault.

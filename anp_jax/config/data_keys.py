@@ -1,7 +1,7 @@
 """The keys of config.data: examples, how images are read, cut and mixed."""
 
 from anp_jax.config import trust
-from anp_jax.config.keys import CLASS, integer, number, numbers, text, value
+from anp_jax.config.keys import CLASS, integer, number, numbers, share, text, value
 
 # TensorFlow decodes images of no more than 2 ** 29 bytes of three channels.
 MOST_MEGAPIXELS = 178.9
@@ -23,136 +23,142 @@ _STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
 KEYS = {
   'source': text(
     'anp_shapes',
-    'data set, see docs/data.md; tfds:NAME is what `tfds build NAME` prepared',
+    'data set; see docs/data.md; tfds:NAME was prepared by `tfds build NAME`',
     SOURCES,
     rf'tfds:\S+|(list|tar|hf):.+|{trust.SOURCE}',
     CLASS,
   ),
-  'dir': text('', "where sets are built; '': $ANP_DATA, else a cache folder", resumable=True),
+  'dir': text('', "folder of built data sets; '': $ANP_DATA, else a cache folder", resumable=True),
   'path': text(
     '',
-    'folder or file of the images; of list:, tar: and hf:, the folder '
-    'that relative paths start from; what a class of your own makes of it',
+    'folder or file of the images; for list:, tar: and hf: the base of relative paths; '
+    'for a class of yours what it defines',
     only_if=('data.source', (*LISTED, 'arrays', '*.*:*')),
     resumable=True,
   ),
   'lists': text(
     '',
-    "'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]': class ids by line",
+    "files of class ids by line: 'ANPS.txt[,ADJECTIVES.txt,NOUNS.txt]'",
     only_if=('data.source', LISTED),
     resumable=True,
   ),
   # The classes themselves are compared when a run is resumed.
   'pairs': text(
     'auto',
-    'whether classes are adjective_noun; auto: if parts recur',
+    'whether classes are adjective_noun pairs; auto: if parts recur',
     ('auto', 'yes', 'no'),
     resumable=True,
   ),
-  'train_split': text('train', 'or, for folder, a split file (.txt)'),
-  'eval_split': text('validation', 'or, for folder, a split file (.txt)', resumable=True),
-  'image_size': integer(64, 'pixels a side that the network sees', above=0),
-  'resize': integer(72, 'pixels of the shorter side before the crop in evaluation', above=0),
+  'train_split': text('train', 'training split; for folder also a split file (.txt)'),
+  'eval_split': text(
+    'validation', 'evaluation split; for folder also a split file (.txt)', resumable=True
+  ),
+  'image_size': integer(64, 'input side of the network in pixels', above=0),
+  'resize': integer(72, 'shorter side in pixels before the centre crop of evaluation', above=0),
   'augment': text(
     'crop',
-    'crop: random area and aspect; scale: random shorter side; pad: '
-    'moved by up to an eighth of image_size, black beyond; strong_crop and the '
-    'like: RandAugment and random erasing follow',
+    'training crop; crop: random area and aspect; scale: random shorter side; pad: '
+    'shift by up to an eighth of image_size, black outside; strong_*: RandAugment and '
+    'random erasing after it',
     ('crop', 'scale', 'pad', 'none', *_STRONG),
   ),
   'crop_area': numbers(
     (0.35, 1.0),
-    'shares of the image',
+    "range of the crop's share of the image area",
     above=0,
     at_most=1,
     increasing=True,
-    expected='shares of the image, at most 1',
     only_if=('data.augment', ('crop', 'strong_crop')),
   ),
   'crop_ratio': numbers(
     (0.75, 4 / 3),
-    'width over height',
+    "range of the crop's aspect ratio, width over height",
     above=0,
     increasing=True,
     only_if=('data.augment', ('crop', 'strong_crop')),
   ),
   'scale_range': numbers(
     (256, 512),
-    'pixels of the shorter side',
+    'range of the shorter side in pixels',
     above=0,
     increasing=True,
     only_if=('data.augment', ('scale', 'strong_scale')),
   ),
   'rand_augment_ops': integer(
     2,
-    'operations of RandAugment on an image, each left out in half of the cases; 0: none',
+    'RandAugment operations per image, each skipped with probability 0.5; 0: none',
     at_least=0,
     only_if=('data.augment', _STRONG),
   ),
   'rand_augment_magnitude': number(
-    9, 'of these operations', at_least=0, at_most=10, only_if=('data.augment', _STRONG)
+    9, 'RandAugment magnitude', at_least=0, at_most=10, only_if=('data.augment', _STRONG)
   ),
-  'erase': number(
+  'erase': share(
     0.25,
-    'probability that 2 to 33 % of an image are painted over',
-    at_least=0,
-    at_most=1,
+    'random-erasing probability; 2 to 33 % of an image are erased',
     only_if=('data.augment', _STRONG),
   ),
-  'flip': number(0.5, 'probability of a horizontal flip', at_least=0, at_most=1),
-  'mixup': number(0, 'alpha of the Beta distribution; 0: none', at_least=0),
-  'cutmix': number(0, 'alpha; with both, each group of images takes one of them', at_least=0),
-  'mean': numbers((123.68, 116.78, 103.94), 'RGB, 0..255, subtracted on the device'),
-  'std': numbers((58.4, 57.1, 57.4), 'RGB, 0..255, divided by on the device', above=0),
+  'flip': share(0.5, 'probability of a horizontal flip'),
+  'mixup': number(0, 'mixup alpha; 0: none', at_least=0),
+  'cutmix': number(
+    0, 'CutMix alpha; with mixup too, each group of images uses one of them; 0: none', at_least=0
+  ),
+  'mean': numbers((123.68, 116.78, 103.94), 'RGB mean (0..255), subtracted on the device'),
+  'std': numbers(
+    (58.4, 57.1, 57.4), 'RGB standard deviation (0..255), divided by on the device', above=0
+  ),
   'decode': text(
     'fast',
-    'fast: large JPEG crops at 1/2 to 1/8, area mean; exact: '
-    "antialiased crops; bilinear, bicubic: the whole image by Pillow's "
-    'filter, as in transformers',
+    'decoder; fast: large JPEGs at 1/2 to 1/8 scale, area mean; exact: antialiased '
+    "crops; bilinear, bicubic: Pillow's filter on the whole image, as in transformers",
     ('fast', 'exact', 'bilinear', 'bicubic'),
   ),
   'cache': text(
     'none',
-    'in memory: encoded files, or decoded images of `resize` pixels',
+    'in-memory cache of encoded files, or of decoded images of `resize` pixels',
     ('none', 'encoded', 'decoded'),
   ),
   'cache_gigabytes': number(
     4,
-    'that the cache of each split and process may take',
+    'size limit in GB of the cache, per split and process',
     at_least=0,
     only_if=('data.cache', ('encoded', 'decoded')),
     resumable=True,
   ),
-  'max_damaged': number(
-    0.01, 'share of unreadable examples at which a run stops', at_least=0, at_most=1, resumable=True
-  ),
+  'max_damaged': share(0.01, 'share of unreadable examples at which a run stops', resumable=True),
   'max_megapixels': number(
     MOST_MEGAPIXELS,
-    'million pixels of an image; a larger one counts as damaged',
+    'largest image in megapixels; a larger one counts as damaged',
     above=0,
     at_most=MOST_MEGAPIXELS,
   ),
-  'prefetch': integer(2, 'batches that wait on the device', above=0, resumable=True),
-  'threads': integer(0, 'decoding threads; 0: as many as cores', at_least=0, resumable=True),
+  'prefetch': integer(2, 'batches prefetched to the device', above=0, resumable=True),
+  'threads': integer(0, 'decoding threads; 0: one per core', at_least=0, resumable=True),
   'held_out': value(
     (),
-    'pairs that training shows no example of',
+    'pairs excluded from training',
     lambda names: all(isinstance(n, str) for n in names),
     "names of classes, as in ('red_car',)",
   ),
-  'imbalance': number(1, 'largest class over smallest that training is cut to', at_least=1),
+  'imbalance': number(
+    1, 'ratio of the largest to the smallest class that training is cut to', at_least=1
+  ),
   'balance': text(
-    'none', 'sample: all classes equally often; weights: of the loss', ('none', 'sample', 'weights')
+    'none',
+    'class balancing; sample: all classes equally often; weights: in the loss',
+    ('none', 'sample', 'weights'),
   ),
   'balance_power': number(
     1,
-    "of the classes' sizes in the weights of the loss; 0.5: the root",
+    'exponent of the class sizes in the loss weights; 0.5: square root',
     above=0,
     at_most=1,
     only_if=('data.balance', ('weights',)),
   ),
   'synthetic_examples': integer(
-    1280, 'examples of a split', above=0, only_if=('data.source', ('synthetic',))
+    1280, 'examples per split', above=0, only_if=('data.source', ('synthetic',))
   ),
-  'synthetic_classes': integer(1000, 'classes', above=0, only_if=('data.source', ('synthetic',))),
+  'synthetic_classes': integer(
+    1000, 'number of classes', above=0, only_if=('data.source', ('synthetic',))
+  ),
 }

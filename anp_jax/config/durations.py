@@ -17,29 +17,28 @@ def steps(text: str, batch_size: int, examples: int) -> int:
   """Returns a duration in steps, rounded up so that nothing is cut short.
 
   Args:
-    text: a number and steps, epochs or examples ('1.5 epochs', '2e6 examples').
-    batch_size: images a step.
-    examples: images an epoch.
+    text: number and steps, epochs or examples ('1.5 epochs', '2e6 examples').
+    batch_size: images per step.
+    examples: images per epoch.
 
   Raises:
     ConfigError: if the text is not of that form.
   """
   match = _DURATION.fullmatch(str(text))
-  unit = match and (match[2] if match[2].endswith('s') else match[2] + 's')
-  if unit not in _UNITS or not math.isfinite(float(match[1])):
-    word = match[2] if match else text
+  count, unit = match.groups() if match else ('0', str(text))
+  number, units = float(count), unit.removesuffix('s') + 's'
+  if units not in _UNITS or not match or not math.isfinite(number):
     raise errors.ConfigError(
       f'{text!r} is not a duration: expected a number and a unit, such as '
       f"'10 epochs', '500 steps' or '1e6 examples'"
-      f'{errors.nearest(word, _UNITS)}'
+      f'{errors.nearest(unit, _UNITS)}'
     )
-  number = float(match[1])
-  images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[unit]
-  count = number * images / batch_size
-  if count > _MOST_STEPS:
-    raise errors.ConfigError(f'{text!r} is {count:.3g} steps: expected {_MOST_STEPS:.0e} at most')
+  images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[units]
+  total = number * images / batch_size
+  if total > _MOST_STEPS:
+    raise errors.ConfigError(f'{text!r} is {total:.3g} steps: expected {_MOST_STEPS:.0e} at most')
   # Rounded first: 0.1 x 30 must not become 4 steps by its last bit.
-  return max(math.ceil(round(count, 6)), int(number > 0))
+  return max(math.ceil(round(total, 6)), int(number > 0))
 
 
 def milestones(text: str, batch_size: int, examples: int) -> list[int]:
@@ -47,8 +46,8 @@ def milestones(text: str, batch_size: int, examples: int) -> list[int]:
 
   Args:
     text: durations, divided by commas, each longer than the one before.
-    batch_size: images a step.
-    examples: images an epoch.
+    batch_size: images per step.
+    examples: images per epoch.
 
   Raises:
     ConfigError: if the text is not of that form.
@@ -67,8 +66,8 @@ def staircase(text: str, batch_size: int, examples: int) -> list[tuple[int, int]
   Args:
     text: the first number, then more, each with the duration after which it
       holds ('1,8@1000 steps,32@5 epochs').
-    batch_size: images a step.
-    examples: images an epoch.
+    batch_size: images per step.
+    examples: images per epoch.
 
   Returns:
     [(0, number), (step, number), ...], in the text's order.

@@ -2,26 +2,26 @@
 
 import math
 import re
+from typing import Any
+
+import ml_collections
 
 from anp_jax.config import errors
 from anp_jax.config.keys import Key, flag, integer, number
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
-_SWITCH = {'only_if': ('emulate.enabled', ('True',))}
+_SWITCH: dict[str, Any] = {'only_if': ('emulate.enabled', ('True',))}
 
 # Keys of the sleep, which say nothing of a network that computes.
 OF_SLEEPS = ('step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes')
 
 
 def bytes_per_second(text: str) -> float:
-  """The bytes a second of a bandwidth as tc writes it, such as '100mbit'.
+  """Returns a bandwidth in bytes per second; 0 for ''.
 
   Args:
-    text: the bandwidth; '' is none.
-
-  Returns:
-    0 for ''.
+    text: bandwidth as tc writes it, such as '100mbit'.
 
   Raises:
     ValueError: for any other text.
@@ -34,8 +34,8 @@ def bytes_per_second(text: str) -> float:
   return float(match[1]) * _UNITS[match[2]] / 8
 
 
-def sleeps(config) -> bool:
-  """Whether a sleep takes the place of the network's computing."""
+def sleeps(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether a sleep replaces the network's computation."""
   return config.emulate.enabled and config.emulate.sleep
 
 
@@ -52,34 +52,31 @@ def _check_bandwidth(key, text):
 
 
 def _check_slow(key, pairs):
-  for pair in pairs:
-    good = (
-      isinstance(pair, tuple | list)
-      and len(pair) == 2
-      and type(pair[0]) is int
-      and pair[0] >= 0
-      and type(pair[1]) in (int, float)
-      and 0 < pair[1] < math.inf
-    )
-    errors.check(good, key, pairs, 'pairs (process, factor) as in ((3, 2.0),)')
+  def is_good(process, factor):
+    is_factor = type(factor) in (int, float) and 0 < factor < math.inf
+    return type(process) is int and process >= 0 and is_factor
+
+  try:
+    good = all(is_good(*pair) for pair in pairs)
+  except TypeError:
+    good = False
+  errors.check(good, key, pairs, 'pairs (process, factor) as in ((3, 2.0),)')
 
 
 KEYS = {
-  'enabled': flag(False, 'this process emulates a node of a cluster; see docs/study.md'),
+  'enabled': flag(False, 'emulation of a cluster node by this process; see docs/study.md'),
   'sleep': flag(
-    True,
-    "a sleep takes the place of the network's computing; False: only the links are emulated",
-    **_SWITCH,
+    True, "sleep in place of the network's computation; False: emulate the links only", **_SWITCH
   ),
   'step_seconds': number(
     0.1,
-    "of a device's forward and backward pass, whatever its batch",
+    "seconds of a device's forward and backward pass, whatever its batch",
     at_least=0,
     resumable=True,
     **_SWITCH,
   ),
   'image_seconds': number(
-    0, 'that each image of its batch adds', at_least=0, resumable=True, **_SWITCH
+    0, "seconds added per image of the device's batch", at_least=0, resumable=True, **_SWITCH
   ),
   'spread': number(
     0,
@@ -89,21 +86,21 @@ KEYS = {
     **_SWITCH,
   ),
   'slow': Key(
-    (),
-    '(process, factor) pairs: these take that many times as long',
-    check=_check_slow,
+    (), 'slow-down factors, (process, factor) pairs', check=_check_slow, resumable=True, **_SWITCH
+  ),
+  'pieces': integer(
+    4,
+    'pieces in which the backward pass releases its gradients',
+    above=0,
     resumable=True,
     **_SWITCH,
   ),
-  'pieces': integer(
-    4, 'parts in which the backward pass gives its gradients', above=0, resumable=True, **_SWITCH
-  ),
   'megabytes': number(
-    0, "of parameters and gradients; 0: those of the config's network", at_least=0, **_SWITCH
+    0, "MB of parameters and of gradients; 0: those of the config's network", at_least=0, **_SWITCH
   ),
   'bandwidth': Key(
     '',
-    "of each process's link, each way, such as 100mbit; '': not limited",
+    "bandwidth of each process's link, per direction, such as 100mbit; '': no limit",
     check=_check_bandwidth,
     resumable=True,
     **_SWITCH,

@@ -1,5 +1,6 @@
-"""What a person who mistypes is told: one line, with the nearest name."""
+"""Errors of configs, flags and workdirs: one line each, with the nearest valid name."""
 
+from collections.abc import Iterable
 import difflib
 import os
 
@@ -8,29 +9,29 @@ _ALIKE = 0.6
 
 
 class ConfigError(ValueError):
-  """A config, flag or workdir the run cannot start with; one clear line."""
+  """A config, flag or workdir that a run cannot start with; its text is one line."""
 
 
-def nearest(name: str, valid) -> str:
+def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns the valid name nearest to `name`, as text for an error line.
 
-  A name that was not typed to its end comes first, then a key that was typed
-  without its group, then a name that is much alike; '' where none is.
+  A name whose start was typed comes first, then a key that was typed
+  without its group, then a similar name; '' if there is none.
   """
-  name, valid = str(name), [str(v) for v in valid]
-  stem, suffix = os.path.splitext(name)
-  continued = [v for v in valid if v.startswith(stem) and v.endswith(suffix)]
-  continued = continued if len(stem.strip('-')) > 1 else []
-  leaf = name.rpartition('.')[2]
-  same_leaf = [v for v in valid if v.rpartition('.')[2] == leaf]
-  for candidates, cutoff in ((continued, 0), (same_leaf, 0), (valid, _ALIKE)):
-    matches = difflib.get_close_matches(name, candidates, 1, cutoff)
+  text, names = str(name), [str(v) for v in valid]
+  stem, suffix = os.path.splitext(text)
+  is_short = len(stem.strip('-')) < 2
+  continued = [n for n in names if n.startswith(stem) and n.endswith(suffix) and not is_short]
+  leaf = text.rpartition('.')[2]
+  same_leaf = [n for n in names if n.rpartition('.')[2] == leaf]
+  for candidates, cutoff in ((continued, 0), (same_leaf, 0), (names, _ALIKE)):
+    matches = difflib.get_close_matches(text, candidates, 1, cutoff)
     if matches:
       return f'; did you mean {matches[0]!r}?'
   return ''
 
 
-def check(good, key: str, value, expected: str) -> None:
+def check(good: object, key: str, value: object, expected: str) -> None:
   """Raises ConfigError, naming the key and what was expected, if not good."""
   if not good:
     raise ConfigError(f'config.{key}={value!r}: expected {expected}')

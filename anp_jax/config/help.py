@@ -1,4 +1,4 @@
-"""What --help=GROUP prints: a group's keys, what they are and may be."""
+"""The text of --help=GROUP: a group's keys, defaults and allowed values."""
 
 import textwrap
 
@@ -24,8 +24,8 @@ def text(name: str) -> str:
   """Returns what --help=NAME prints.
 
   Args:
-    name: a group, a key, 'config' (the keys of no group) or 'all'; '': how keys
-      are set, and which groups there are.
+    name: group, key, 'config' (the keys without a group) or 'all'; '': how to set
+      keys, and the groups.
 
   Raises:
     ConfigError: for another name, with the nearest.
@@ -49,7 +49,7 @@ def text(name: str) -> str:
       f'--help={name}: expected a group ({", ".join([_TOP, *groups])}), a key '
       f'or all{errors.nearest(name, [_ALL, _TOP, *groups, *keys])}'
     )
-  lines = []
+  lines: list[str] = []
   for title, section in sections:
     members = {k: d for k, d in section.items() if k in chosen}
     lines += _wrapped(title, '# ') if title and members else []
@@ -60,8 +60,7 @@ def text(name: str) -> str:
 
 def _sections():
   """(title, keys by dotted name): the common table, then each strategy's."""
-  common = {k: d for k, d in key_table.KEYS.items()}
-  sections = [('', common)]
+  sections = [('', key_table.KEYS)]
   for name in strategy_lib.BUILT_IN:
     purpose = type(strategy_lib.by_name(name)).__doc__.splitlines()[0]
     sections.append((f'strategy.name={name}: {purpose}', resolve.strategy_keys(name)))

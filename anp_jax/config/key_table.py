@@ -1,33 +1,28 @@
 """The keys of every config, each with its default, unit, reason and range.
 
-The keys of one strategy alone stand with that strategy, in its
-`default_config`; see `strategy.py`.
+The keys of one strategy are in its `default_config`; see `strategy.py`.
 """
 
+import dataclasses
 import math
 
-from anp_jax.config import (
-  data_keys,
-  durations,
-  emulation_keys,
-  errors,
-  networks,
-  rules,
-  strategy as strategy_lib,
-)
+from anp_jax.config import data_keys, emulation_keys, networks, rules, strategy as strategy_lib
 from anp_jax.config.keys import (
   ADDRESS,
   CLASS,
   FUNCTION,
   Key,
+  decay,
   duration,
   flag,
   integer,
   milestones,
   number,
   numbers,
+  share,
   text,
   value,
+  window,
 )
 from anp_jax.config.optimizers import OPTIMIZERS
 
@@ -41,24 +36,8 @@ SCHEDULES = {
 }
 
 
-def _users(group, registry, leaf):
-  """The condition of a key that some names of a registry take."""
-  return f'{group}.name', tuple(n for n in registry if leaf in registry[n])
-
-
-def _optimizer(leaf):
-  return _users('optimizer', {name: o.keys for name, o in OPTIMIZERS.items()}, leaf)
-
-
-def _schedule(leaf):
-  return _users('schedule', SCHEDULES, leaf)
-
-
-def _check_window(key, steps):
-  try:
-    durations.window(steps)
-  except errors.ConfigError as e:
-    raise errors.ConfigError(f'config.{key}={e}') from None
+def _check_strategy(_, name):
+  strategy_lib.declared(name)
 
 
 def _is_devices(count):
@@ -78,24 +57,32 @@ _MOST_IMAGES = 2**24  # of a batch: its pixels are in memory
 _ALL = {
   'seed': integer(
     0,
-    'of the weights, the order of the data and all augmentation',
+    'seed of the initial weights, the shuffling and the augmentation',
     at_least=0,
     below=2**31,  # a JAX key is made of 32 bits; one is the sign's
   ),
-  'duration': duration('10 epochs', 'of the whole run', resumable=True),
+  'duration': duration('10 epochs', 'run length', resumable=True),
   'batch_size': integer(
-    64, 'images a step over all devices; 0: per device x devices', at_least=0, at_most=_MOST_IMAGES
+    64,
+    'global batch size; 0: batch_size_per_device times the devices',
+    at_least=0,
+    at_most=_MOST_IMAGES,
   ),
   'batch_size_per_device': integer(
-    32, 'images; used when batch_size is 0', at_least=0, at_most=_MOST_IMAGES
+    32, 'batch size per device, used when batch_size is 0', at_least=0, at_most=_MOST_IMAGES
   ),
-  'accumulate': integer(1, 'micro-batches a device computes one after another', above=0),
-  'label_smoothing': number(
-    0, 'share of the target spread over all classes', at_least=0, at_most=1
+  'accumulate': integer(
+    1, 'micro-batches per device and step, computed one after another', above=0
   ),
-  'ema': number(0, 'decay of the averaged weights and statistics; 0: none', at_least=0, at_most=1),
+  'label_smoothing': share(0, 'share of the target probability spread over all classes'),
+  'ema': share(
+    0, 'decay of the exponential moving average of weights and batch statistics; 0: none'
+  ),
   'time_limit': number(
-    0, "minutes of wall clock, then save and stop; 0: Slurm's own", at_least=0, resumable=True
+    0,
+    "wall-clock limit in minutes, then save and stop; 0: Slurm's own limit",
+    at_least=0,
+    resumable=True,
   ),
 }
 _RESNET = ('model.name', networks.RESNETS)
@@ -105,275 +92,258 @@ _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
     'resnet50',
-    'network; a class of your own is called (images, train)',
+    'network, built in or a class of yours, called with (images, train)',
     networks.MODELS,
     ADDRESS,
     CLASS,
   ),
   'head': text(
     'joint',
-    'how outputs name pairs; see training/heads.py',
+    'classifier head: how outputs score pairs; see training/heads.py',
     ('joint', 'multitask', 'factored'),
     ADDRESS,
     CLASS,
   ),
   'head_weights': value(
     (1.0, 0.5, 0.5),
-    'of the losses: pair, adjective, noun',
+    'loss weights of pair, adjective and noun',
     _is_head_weights,
     'three numbers, the first above 0 and none below',
     only_if=('model.head', ('multitask',)),
   ),
   'version': text(
-    'v1.5', 'where a bottleneck strides: v1.5 3x3, v1 first 1x1', ('v1.5', 'v1'), only_if=_RESNET
+    'v1.5',
+    "position of a bottleneck's stride: v1.5: 3x3 convolution, v1: first 1x1",
+    ('v1.5', 'v1'),
+    only_if=_RESNET,
   ),
   'kernels': numbers(
     (500, 1500),
-    'channels of the two layers',
+    'output channels of the two layers',
     above=0,
     integers=True,
     only_if=('model.name', ('two_convolutions',)),
   ),
   'width': integer(
-    64, 'channels of the first stage; of resnet20, 32 and 56 usually 16', above=0, only_if=_RESNET
+    64, 'channels of the first stage; resnet20, 32 and 56 usually have 16', above=0, only_if=_RESNET
   ),
   'dtype': text(
     'float32',
-    'of the computation; auto: bfloat16 where it is fast',
+    'compute dtype; auto: bfloat16 where it is fast',
     ('auto', 'float32', 'bfloat16', 'float64'),
   ),
   'cpu_library': text(
-    'auto', 'of convolutions on a CPU; auto: oneDNN where it is found', ('auto', 'onednn', 'xla')
+    'auto',
+    'library of convolutions on CPUs; auto: oneDNN where it is installed',
+    ('auto', 'onednn', 'xla'),
   ),
-  'param_dtype': text('float32', 'of parameters and statistics', ('float32', 'float64')),
+  'param_dtype': text(
+    'float32', 'dtype of parameters and batch statistics', ('float32', 'float64')
+  ),
   'norm_group': integer(
     32, 'images that share batch statistics; 0: whole batch', at_least=0, only_if=_NORMALISED
   ),
-  'norm_momentum': number(
-    0.9, 'of the running statistics', at_least=0, at_most=1, only_if=_NORMALISED
+  'norm_momentum': share(0.9, 'decay of the running batch statistics', only_if=_NORMALISED),
+  'zero_init': flag(
+    True, "zero initialization of the last norm's scale in each block", only_if=_RESNET
   ),
-  'zero_init': flag(True, 'last scale of each block starts at zero', only_if=_RESNET),
-  'drop_path': number(
+  'drop_path': decay(
     0,
-    'stochastic depth: the probabilities with which an example skips blocks rise to it from 0',
-    at_least=0,
-    below=1,
+    'stochastic depth: probability of skipping the last block, linear from 0 at the first',
     only_if=_DROPS_PATHS,
   ),
-  'dropout': number(
-    0,
-    'probability that a number before the classifier is left out',
-    at_least=0,
-    below=1,
-    only_if=('model.name', networks.EFFICIENTNETS),
+  'dropout': decay(
+    0, 'dropout probability before the classifier', only_if=('model.name', networks.EFFICIENTNETS)
   ),
 }
 _INIT = {
   'from': text(
     '',
-    'what a new run begins with: .safetensors of a ResNet, ConvNeXt or '
-    "EfficientNet, or a run's workdir or checkpoint; '': random weights. See "
-    'docs/use.md.',
+    'initial weights: a .safetensors file of a ResNet, ConvNeXt or EfficientNet, or a '
+    "run's workdir or checkpoint; '': random; see docs/use.md",
   )
 }
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.
 _OPTIMIZER = {
-  'name': text('nesterov', 'how weights are updated', tuple(OPTIMIZERS), ADDRESS, FUNCTION),
+  'name': text(
+    'nesterov', 'optimizer, built in or a function of yours', tuple(OPTIMIZERS), ADDRESS, FUNCTION
+  ),
   'arguments': Key(
     (),
-    'further arguments of a function of optax or of your own, '
-    "(name, value) pairs such as (('b2', 0.95),)",
+    'further arguments of a function of optax or yours, (name, value) pairs such as '
+    "(('b2', 0.95),)",
     check=rules.check_arguments,
     only_if=('optimizer.name', ('*:*',)),
   ),
-  'learning_rate': number(0.05, 'at the peak of the schedule', at_least=0, changeable=True),
-  'momentum': number(
-    0.9, 'of the sum of gradients', at_least=0, below=1, only_if=_optimizer('momentum')
+  'learning_rate': number(0.05, 'peak learning rate of the schedule', at_least=0, changeable=True),
+  'momentum': decay(0.9, 'momentum coefficient'),
+  'decay': decay(0.9, 'RMSProp decay of the squared-gradient average'),
+  'b1': decay(0.9, 'Adam decay of the gradient average'),
+  'b2': decay(
+    0.999, 'Adam decay of the squared-gradient average; Lion decay of the gradient average'
   ),
-  'decay': number(0.9, 'of the squared gradient', at_least=0, below=1, only_if=_optimizer('decay')),
-  'b1': number(0.9, 'decay of the mean gradient', at_least=0, below=1, only_if=_optimizer('b1')),
-  'b2': number(
-    0.999,
-    'decay of the squared gradient; of lion, which has 0.99, of the mean gradient',
-    at_least=0,
-    below=1,
-    only_if=_optimizer('b2'),
-  ),
-  'eps': number(
-    1e-8,
-    'added to the root of the squared gradient; under it for rmsprop',
-    above=0,
-    only_if=_optimizer('eps'),
-  ),
+  'eps': number(1e-8, 'numerical epsilon; inside the square root for rmsprop', above=0),
   'weight_decay': number(
-    5e-4, 'of kernels only; in the gradient, or decoupled', at_least=0, changeable=True
+    5e-4,
+    'L2 penalty on kernels; decoupled for adamw, lars, lamb and lion',
+    at_least=0,
+    changeable=True,
   ),
   'clip_norm': number(
     0, 'largest global norm of the gradient; 0: no limit', at_least=0, changeable=True
   ),
   'clip_value': number(
-    0, 'largest element of the gradient; 0: no limit', at_least=0, changeable=True
+    0, "largest absolute value of a gradient's element; 0: no limit", at_least=0, changeable=True
   ),
   'multipliers': Key(
     (),
-    "ordered (regex of the parameter's path, factor of its learning rate) "
-    'pairs; the first match wins, none: 1. 0 freezes it, as in '
-    "(('stem|stage1', 0),).",
+    "learning-rate multipliers: ordered (regex of the parameter's path, factor) pairs; "
+    "the first match wins; no match: 1; 0 freezes, as in (('stem|stage1', 0),)",
     check=rules.check_multipliers,
   ),
   'layer_decay': number(
     1,
-    "of the learning rate from each block to the one below it; the head's is whole",
+    'ratio of the learning rate of each block to that of the block above it; the head '
+    'has the full rate',
     above=0,
     at_most=1,
     only_if=('init.from', ('?*',)),
   ),
   'decay_multipliers': Key(
     (),
-    'the same of weight decay, where it is in the gradient; vectors have none',
+    'weight-decay multipliers, written like multipliers; vectors have no weight decay',
     check=rules.check_multipliers,
-    only_if=_optimizer('decay_multipliers'),
   ),
 }
 _SCHEDULE = {
   'name': text(
     'cosine',
-    'of the learning rate; range: for --mode=range_test',
+    'learning-rate schedule; range: for --mode=range_test',
     tuple(SCHEDULES),
     ADDRESS,
     FUNCTION,
-    changeable=True,
   ),
-  'warmup': duration('0 steps', 'linear, from 0', zero=True, changeable=True),
-  'warmup_start': number(
+  'warmup': duration('0 steps', 'linear warm-up from 0', zero=True),
+  'warmup_start': share(
     0,
-    'first learning rate of the warm-up over the peak; of n asynchronous workers 1 / n',
-    at_least=0,
-    at_most=1,
-    changeable=True,
+    'first learning rate of the warm-up over the peak; 1 / n for n asynchronous workers',
     only_if=('strategy.name', ('parameter_server',)),
   ),
   'every': milestones(
-    '30 epochs',
-    "between decays; '32000 steps, 48000 steps': those two only",
-    only_if=_schedule('every'),
-    changeable=True,
+    '30 epochs', "interval between decays; '32000 steps, 48000 steps': only at those two"
   ),
-  'factor': number(0.1, 'of each decay', above=0, only_if=_schedule('factor'), changeable=True),
-  'power': number(
-    1, 'of the share of the run that is left', above=0, changeable=True, only_if=_schedule('power')
-  ),
-  'end': number(
-    0,
-    'last learning rate over the peak',
-    at_least=0,
-    at_most=1,
-    only_if=_schedule('end'),
-    changeable=True,
-  ),
-  'start': number(
-    1e-6,
-    'first learning rate over the peak',
-    above=0,
-    at_most=1,
-    only_if=_schedule('start'),
-    changeable=True,
-  ),
+  'factor': number(0.1, 'factor of each decay', above=0),
+  'power': number(1, 'exponent of the remaining share of the run', above=0),
+  'end': share(0, 'last learning rate over the peak'),
+  'start': number(1e-6, 'first learning rate over the peak', above=0, at_most=1),
 }
 _STRATEGY = {
   'name': Key(
     'sync',
     'how training is spread over devices; see docs/strategies.md',
     f'one of {", ".join(strategy_lib.BUILT_IN)} or {CLASS}',
-    lambda _, name: strategy_lib.declared(name),
+    _check_strategy,
   ),
   'reduce_dtype': text(
-    'float32', 'of the gradient sums between devices', ('float32', 'bfloat16', 'float64')
+    'float32', 'dtype of the gradient all-reduce', ('float32', 'bfloat16', 'float64')
   ),
-  'bucket_megabytes': number(25, 'of gradients that leave together', above=0),
+  'bucket_megabytes': number(
+    25, 'gradient bucket size in MB; a bucket is reduced at once', above=0
+  ),
 }
 _MESH = {
-  'data': value(-1, 'devices that divide the batch', _is_devices, _DEVICES, resumable=True),
-  'model': value(1, 'devices that divide the network', _is_devices, _DEVICES, resumable=True),
+  'data': value(-1, 'devices that divide the batch', _is_devices, _DEVICES),
+  'model': value(1, 'devices that divide the network', _is_devices, _DEVICES),
 }
 _SHARDING = {
   'sharding': Key(
     (('.*', 'replicate'),),
-    "ordered (regex of the parameter's path, rule) "
-    'pairs, the first match wins; replicate, or fsdp: divided over mesh.data',
+    "parameter sharding: ordered (regex of the parameter's path, rule) pairs; the first"
+    ' match wins; replicate, or fsdp: divided over mesh.data',
     check=rules.check_sharding,
     resumable=True,
   )
 }
 _EVAL = {
-  'every': duration('1 epochs', 'between evaluations', resumable=True),
-  'batch_size': integer(256, 'images over all devices', above=0, resumable=True),
-  'examples': flag(True, 'the last one tells of each example, for the report', resumable=True),
+  'every': duration('1 epochs', 'interval between evaluations'),
+  'batch_size': integer(256, 'global batch size of evaluations', above=0),
+  'examples': flag(True, 'per-example results of the last evaluation, for the report'),
 }
+_TOP = ('top1', 'top5', 'top10')
 _METRICS = (
-  'anp_top1',
-  'anp_top5',
-  'anp_top10',
-  'adjective_top1',
-  'noun_top1',
-  'loss',
-  'class_top1',
-  'class_top5',
-  'class_top10',
+  *(f'anp_{top}' for top in _TOP),
+  *('adjective_top1', 'noun_top1', 'loss'),
+  *(f'class_{top}' for top in _TOP),
 )
 _CHECKPOINT = {
-  'every': duration('1 epochs', 'between saves; also at the end and when stopped', resumable=True),
-  'keep': integer(2, 'newest checkpoints that are kept', above=0, resumable=True),
-  'keep_best': integer(1, 'best by best_metric that are kept too', at_least=0, resumable=True),
+  'every': duration(
+    '1 epochs', 'interval between saves; a run also saves at its end and when stopped'
+  ),
+  'keep': integer(2, 'number of newest checkpoints kept', above=0),
+  'keep_best': integer(
+    1, 'number of further checkpoints kept, with the best best_metric', at_least=0
+  ),
   'best_metric': text(
-    'anp_top1', 'of evaluations; class_top1 is the same', _METRICS, resumable=True
+    'anp_top1',
+    'evaluation metric that ranks checkpoints; anp_top1 and class_top1 are the same',
+    _METRICS,
   ),
 }
 _LOG = {
-  'every': duration('20 steps', 'between lines', resumable=True),
-  'tensorboard': flag(True, 'also write event files', resumable=True),
-  'wandb': text('', "Weights & Biases; '': none", ('', 'offline', 'online'), resumable=True),
+  'every': duration('20 steps', 'interval between log lines'),
+  'tensorboard': flag(True, 'TensorBoard event files'),
+  'wandb': text('', "Weights & Biases mode; '': none", ('', 'offline', 'online')),
 }
 _COMPILE_CACHE = {
-  'dir': text('auto', "$JAX_COMPILATION_CACHE_DIR/anp_jax, else a cache; '': off", resumable=True),
+  'dir': text(
+    'auto',
+    'folder of compiled programs; auto: $JAX_COMPILATION_CACHE_DIR/anp_jax, else a '
+    "cache folder; '': off",
+  ),
   'max_gigabytes': number(
-    4, 'the least recently used entries go first', at_least=0, resumable=True
+    4, 'size limit in GB; the least recently used programs are removed first', at_least=0
   ),
 }
 _CLUSTER = {
   'rendezvous_timeout': number(
-    300, 'seconds until all have come; until JAX is up in all', above=0, resumable=True
+    300, 'seconds until all processes have met, and again until JAX is up in all', above=0
   ),
   # Signs of life come once a second.
   'heartbeat_timeout': number(
-    20,
-    'seconds of silence, after which a process is lost',
-    at_least=3,
-    expected='3 seconds or more',
-    resumable=True,
+    20, 'seconds of silence after which a process counts as lost', at_least=3
   ),
   'stall_timeout': number(
-    120, 'seconds of one step, then all end; 0: no watchdog', at_least=0, resumable=True
+    120, 'seconds per step after which all processes end; 0: no watchdog', at_least=0
   ),
   'stop_timeout': number(
     60,
-    'seconds from a signal to a finished save, then without; 0: no limit',
+    'seconds from a signal to a finished save, after which the run ends without it; 0: no limit',
     at_least=0,
-    resumable=True,
   ),
 }
-_PROFILE = {
-  'steps': Key(
-    '',
-    "'first:last' of a trace, last not included, as in '10:15'",
-    check=_check_window,
-    resumable=True,
-  )
-}
+_PROFILE = {'steps': window('', "steps to trace, 'first:last' with last excluded, such as '10:15'")}
 
 
-def _group(name, keys):
-  return {f'{name}.{leaf}': key for leaf, key in keys.items()}
+def _group(name, keys, **fields):
+  """The keys of a group, by dotted key, with fields that they share."""
+  return {f'{name}.{leaf}': dataclasses.replace(key, **fields) for leaf, key in keys.items()}
+
+
+def _chosen(name, keys, leaves, **fields):
+  """The keys of a group; a key may apply with some values of its `name` alone.
+
+  Args:
+    name: group.
+    keys: keys by leaf.
+    leaves: leaves of these keys, by value of `name`.
+    **fields: fields that the keys share.
+  """
+  keys = _group(name, keys, **fields)
+  for leaf in set().union(*leaves.values()):
+    users = tuple(choice for choice in leaves if leaf in leaves[choice])
+    key = f'{name}.{leaf}'
+    keys[key] = dataclasses.replace(keys[key], only_if=(f'{name}.name', users))
+  return keys
 
 
 # By dotted key.
@@ -382,16 +352,16 @@ KEYS = {
   **_group('data', data_keys.KEYS),
   **_group('model', _MODEL),
   **_group('init', _INIT),
-  **_group('optimizer', _OPTIMIZER),
-  **_group('schedule', _SCHEDULE),
+  **_chosen('optimizer', _OPTIMIZER, {name: o.keys for name, o in OPTIMIZERS.items()}),
+  **_chosen('schedule', _SCHEDULE, SCHEDULES, changeable=True),
   **_group('strategy', _STRATEGY),
-  **_group('mesh', _MESH),
+  **_group('mesh', _MESH, resumable=True),
   **_SHARDING,
-  **_group('eval', _EVAL),
-  **_group('checkpoint', _CHECKPOINT),
-  **_group('log', _LOG),
-  **_group('compile_cache', _COMPILE_CACHE),
-  **_group('cluster', _CLUSTER),
-  **_group('profile', _PROFILE),
+  **_group('eval', _EVAL, resumable=True),
+  **_group('checkpoint', _CHECKPOINT, resumable=True),
+  **_group('log', _LOG, resumable=True),
+  **_group('compile_cache', _COMPILE_CACHE, resumable=True),
+  **_group('cluster', _CLUSTER, resumable=True),
+  **_group('profile', _PROFILE, resumable=True),
   **_group('emulate', emulation_keys.KEYS),
 }

@@ -1,14 +1,15 @@
-"""A key of the config: its default, what it is, and what values it takes.
+"""A key of the config: its default, text and allowed values.
 
-A key is declared once, by one of the makers below; its type is that of its
-default. The error lines and `--help` are derived from the declaration.
+A key is declared once, by one of the makers below; its type is that of its default.
+Error lines and `--help` are derived from the declaration.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import fnmatch
 import math
+import operator
 import re
 from typing import Any
 
@@ -31,38 +32,37 @@ class Key:
   """A key of the config.
 
   Attributes:
-    default: its type is the key's.
-    help: what the key is, with its unit and reason.
-    expected: the values it takes, for --help; '' if `help` says it.
-    check: raises ConfigError for (dotted key, value) of the right type that is
-      out of range; None: every value is good.
-    only_if: another key, and values of it (as fnmatch patterns) with which this
-      key has a meaning; (): it always has.
-    resumable: whether it may differ when a run is resumed.
-    changeable: whether it may if --change names it.
-    was_integer: whether a whole number stands for its text: what the key was
-      before it became a text.
+    default: default value, whose type is the key's.
+    help: noun phrase for --help, with unit and reason.
+    expected: allowed values, for --help; '' if `help` says them.
+    check: check of (dotted key, value), which raises ConfigError; None: every
+      value of the right type is allowed.
+    only_if: other key, and values of it (as fnmatch patterns) with which this
+      key applies; (): it always applies.
+    resumable: whether the value may differ when a run is resumed.
+    changeable: whether the value may differ if --change names the key.
+    was_integer: whether a whole number stands for its text.
   """
 
   default: Any
   help: str
   expected: str = ''
   check: Callable[[str, Any], None] | None = None
-  only_if: tuple = ()
+  only_if: tuple[()] | tuple[str, tuple[str, ...]] = ()
   resumable: bool = False
   changeable: bool = False
   was_integer: bool = False
 
-  def renewed(self, value):
-    """Returns a value of the type that the key has now."""
+  def as_text(self, value: Any) -> Any:
+    """Returns the value, where a whole number stands for a text as that text."""
     return str(value) if self.was_integer and type(value) is int else value
 
-  def validate(self, name: str, value) -> None:
+  def validate(self, name: str, value: Any) -> None:
     """Refuses a value of another type, NaN, and what is out of range.
 
     Args:
-      name: the dotted key.
-      value: of the key.
+      name: dotted key.
+      value: value of any type.
 
     Raises:
       ConfigError: naming the key, the value and what was expected.
@@ -71,11 +71,8 @@ class Key:
     if self.check:
       self.check(name, value)
 
-  def validate_kind(self, name: str, value) -> None:
-    """Refuses a value of another type, NaN, and what is too large.
-
-    For the arguments and errors see `validate`.
-    """
+  def validate_kind(self, name: str, value: Any) -> None:
+    """Refuses a value of another type, NaN, and too large numbers; see `validate`."""
     kind = type(self.default)
     good = type(value) is kind or (kind is float and type(value) is int)
     if not good or (type(value) is float and not math.isfinite(value)):
@@ -83,7 +80,7 @@ class Key:
     if _is_too_large(value):
       raise errors.ConfigError(f'config.{name}={_shown(value)}: expected whole numbers below 2**53')
 
-  def parse(self, name: str, text: str):
+  def parse(self, name: str, text: str) -> Any:
     """Returns the value that was typed as `text`.
 
     Raises:
@@ -104,7 +101,7 @@ class Key:
     return value
 
   def applies(self, values: dict[str, Any]) -> bool:
-    """Returns whether the key has a meaning with these values of others."""
+    """Returns whether the key applies with these values of other keys."""
     if not self.only_if:
       return True
     key, patterns = self.only_if
@@ -114,6 +111,7 @@ class Key:
   @property
   def condition(self) -> str:
     """Returns `only_if` in words: the other key and its values."""
+    assert self.only_if
     key, patterns = self.only_if
     return f'{key}={", ".join(_PATTERNS.get(p, p) for p in patterns)}'
 
@@ -123,7 +121,7 @@ class Key:
 
 
 def _is_too_large(value):
-  """Whether there is a whole number that no float has exactly."""
+  """Whether a value holds a whole number that no float represents exactly."""
   if isinstance(value, tuple | list):
     return any(map(_is_too_large, value))
   return isinstance(value, int) and abs(value) > _LARGEST
@@ -138,84 +136,83 @@ def _shown(value):
   return text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'
 
 
-@dataclasses.dataclass(frozen=True)
-class _Limits:
-  above: float | None = None
-  at_least: float | None = None
-  below: float | None = None
-  at_most: float | None = None
-
-  @classmethod
-  def pop_from(cls, arguments: dict) -> '_Limits':
-    """Takes the limits out of a maker's keyword arguments."""
-    names = [f.name for f in dataclasses.fields(cls)]
-    return cls(**{n: arguments.pop(n) for n in names if n in arguments})
-
-  def hold(self, value) -> bool:
-    """Returns whether a number is within the limits."""
-    return (
-      (self.above is None or value > self.above)
-      and (self.at_least is None or value >= self.at_least)
-      and (self.below is None or value < self.below)
-      and (self.at_most is None or value <= self.at_most)
-    )
-
-  def words(self) -> str:
-    """Returns the limits as an error line says them; '' if there are none."""
-    if self.above is not None:
-      most = '' if self.at_most is None else f', at most {self.at_most}'
-      return f'above {self.above}{most}' if most else (f'a number above {self.above}')
-    if self.at_least is None:
-      return ''
-    if self.at_most is not None:
-      return f'a number from {self.at_least} to {self.at_most}'
-    if self.below is not None:
-      return f'a number from {self.at_least}, below {self.below}'
-    return f'{self.at_least} or more'
+_LIMITS = {
+  'above': operator.gt,
+  'at_least': operator.ge,
+  'below': operator.lt,
+  'at_most': operator.le,
+}
 
 
-def _limited(default, help, expected, more):
-  limits = _Limits.pop_from(more)
-  words = expected or limits.words()
-
-  def check(name, value):
-    errors.check(limits.hold(value), name, value, words)
-
-  return Key(default, help, words, check if words else None, **more)
+def _pop_limits(arguments: dict) -> dict[str, float]:
+  """Takes the limits out of a maker's keyword arguments."""
+  return {name: arguments.pop(name) for name in _LIMITS if name in arguments}
 
 
-def number(default: float, help: str, *, expected: str = '', **more) -> Key:
+def _holds(limits, value):
+  return all(_LIMITS[name](value, limit) for name, limit in limits.items())
+
+
+def _limit_words(limits):
+  """The limits for an error line; '' if there are none."""
+  if not limits:
+    return ''
+  if list(limits) == ['at_least']:
+    return f'{limits["at_least"]} or more'
+  upper = ' to' if 'at_least' in limits else ', at most'
+  words = {'above': ' above', 'at_least': ' from', 'below': ', below', 'at_most': upper}
+  return 'a number' + ''.join(f'{words[name]} {limit}' for name, limit in limits.items())
+
+
+def number(default: float, help: str, **more: Any) -> Key:
   """Returns the key of a number within limits.
 
   Args:
-    default: of the key.
-    help: what it is.
-    expected: the limits in words; '': derived from them.
-    **more: the limits `above`, `at_least`, `below` and `at_most`; `only_if`
-      and `resumable` of `Key`.
+    default: default value.
+    help: text of the key.
+    **more: the limits `above`, `at_least`, `below` and `at_most`, and further
+      fields of `Key`.
   """
-  return _limited(float(default), help, expected, more)
+  return integer(float(default), help, **more)
 
 
-def integer(default: int, help: str, *, expected: str = '', **more) -> Key:
+def integer(default: float, help: str, **more: Any) -> Key:
   """Returns the key of a whole number within limits; see `number`."""
-  return _limited(default, help, expected, more)
+  limits = _pop_limits(more)
+  words = _limit_words(limits)
+
+  def check(name, value):
+    errors.check(_holds(limits, value), name, value, words)
+
+  return Key(default, help, words, check if limits else None, **more)
 
 
-def flag(default: bool, help: str, **more) -> Key:
+def share(default: float, help: str, **more: Any) -> Key:
+  """Returns the key of a number from 0 to 1; see `number`."""
+  return number(default, help, at_least=0, at_most=1, **more)
+
+
+def decay(default: float, help: str, **more: Any) -> Key:
+  """Returns the key of a number from 0, below 1; see `number`."""
+  return number(default, help, at_least=0, below=1, **more)
+
+
+def flag(default: bool, help: str, **more: Any) -> Key:
   """Returns the key of True or False."""
   return Key(default, help, **more)
 
 
-def text(default: str, help: str, choices=(), form: str = '', words: str = '', **more) -> Key:
+def text(
+  default: str, help: str, choices: Sequence[str] = (), form: str = '', words: str = '', **more: Any
+) -> Key:
   """Returns the key of a text.
 
   Args:
-    default: of the key.
-    help: what it is.
-    choices: the texts that are allowed; (): any.
-    form: regular expression of other texts that are allowed beyond these.
-    words: what `form` is, for an error line; '': `choices` say it.
+    default: default value.
+    help: text of the key.
+    choices: allowed texts; (): any.
+    form: regular expression of further allowed texts.
+    words: name of `form` in error lines; '': `choices` say it.
     **more: further fields of `Key`.
   """
   if not choices:
@@ -233,90 +230,79 @@ def text(default: str, help: str, choices=(), form: str = '', words: str = '', *
   return Key(default, help, expected, check, **more)
 
 
-def duration(default: str, help: str, zero: bool = False, **more) -> Key:
+def _parsed(default: str, help: str, parse: Callable, **more: Any) -> Key:
+  """Returns the key of a text; `parse` raises ConfigError for a wrong one."""
+
+  def check(name, value):
+    try:
+      parse(value)
+    except errors.ConfigError as e:
+      raise errors.ConfigError(f'config.{name}={e}') from None
+
+  return Key(default, help, '', check, **more)
+
+
+def duration(default: str, help: str, zero: bool = False, **more: Any) -> Key:
   """Returns the key of a duration ('3 epochs'), which may be 0 if `zero`."""
 
-  def check(name, value):
-    try:
-      count = durations.steps(value, 1, 1)
-    except errors.ConfigError as e:
-      raise errors.ConfigError(f'config.{name}={e}') from None
-    errors.check(count > 0 or zero, name, value, 'more than nothing')
+  def parse(text):
+    if not durations.steps(text, 1, 1) and not zero:
+      raise errors.ConfigError(f'{text!r}: expected more than nothing')
 
-  return Key(default, help, '', check, **more)
+  return _parsed(default, help, parse, **more)
 
 
-def milestones(default: str, help: str, **more) -> Key:
-  """Returns the key of durations, divided by commas; of one, each repeats."""
-
-  def check(name, value):
-    try:
-      durations.milestones(value, 1, 1)
-    except errors.ConfigError as e:
-      raise errors.ConfigError(f'config.{name}={e}') from None
-
-  return Key(default, help, '', check, **more)
+def milestones(default: str, help: str, **more: Any) -> Key:
+  """Returns the key of `durations.milestones`."""
+  return _parsed(default, help, lambda text: durations.milestones(text, 1, 1), **more)
 
 
-def staircase(default: str, help: str, **more) -> Key:
-  """Returns the key of whole numbers over time; see `durations.staircase`."""
+def staircase(default: str, help: str, **more: Any) -> Key:
+  """Returns the key of `durations.staircase`, which may be a whole number."""
+  return _parsed(
+    default, help, lambda text: durations.staircase(text, 1, 1), was_integer=True, **more
+  )
 
-  def check(name, value):
-    try:
-      durations.staircase(value, 1, 1)
-    except errors.ConfigError as e:
-      raise errors.ConfigError(f'config.{name}={e}') from None
 
-  return Key(default, help, '', check, was_integer=True, **more)
+def window(default: str, help: str, **more: Any) -> Key:
+  """Returns the key of `durations.window`."""
+  return _parsed(default, help, durations.window, **more)
 
 
 def numbers(
-  default: tuple,
-  help: str,
-  *,
-  expected: str = '',
-  increasing: bool = False,
-  integers: bool = False,
-  **more,
+  default: tuple, help: str, increasing: bool = False, integers: bool = False, **more: Any
 ) -> Key:
   """Returns the key of a tuple of as many numbers as the default has.
 
   Args:
-    default: of the key.
-    help: what it is.
-    expected: the words for `at_most`.
+    default: default value.
+    help: text of the key.
     increasing: whether the first is at most the second.
-    integers: whether they are whole numbers.
-    **more: `above` and `at_most`, the limits of each; `only_if` and `resumable`
-      of `Key`.
+    integers: whether the numbers are whole.
+    **more: the limits of each number, and further fields of `Key`; see `number`.
   """
-  limits = _Limits.pop_from(more)
-  above = _Limits(above=limits.above)
+  limits = _pop_limits(more)
   kinds = (int,) if integers else (int, float)
   words = f'{len(default)} {"whole " * integers}numbers'
-  words += '' if limits.above is None else f' above {limits.above}'
+  words += _limit_words(limits).removeprefix('a number') + ', low before high' * increasing
 
   def check(name, value):
     good = len(value) == len(default) and all(
-      type(v) in kinds and math.isfinite(v) and above.hold(v) for v in value
+      type(v) in kinds and math.isfinite(v) and _holds(limits, v) for v in value
     )
-    errors.check(good, name, value, words)
-    if increasing:
-      errors.check(value[0] <= value[1], name, value, 'low before high')
-    errors.check(limits.hold(max(value)), name, value, expected)
+    errors.check(good and (not increasing or value[0] <= value[1]), name, value, words)
 
-  order = ', low before high' if increasing else ''
-  return Key(default, help, words + order, check, **more)
+  return Key(default, help, words, check, **more)
 
 
-def value(default, help: str, good: Callable, expected: str, **more) -> Key:
-  """Returns the key of a value of a kind of its own.
+def value(default: Any, help: str, good: Callable[[Any], Any], expected: str, **more: Any) -> Key:
+  """Returns the key of a value with a check of its own.
 
   Args:
-    default: of the key.
-    help: what it is.
+    default: default value.
+    help: text of the key.
     good: whether a value of the right type is allowed.
-    expected: what is, for an error line.
+    expected: allowed values, for error lines.
     **more: further fields of `Key`.
   """
 

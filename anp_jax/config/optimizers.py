@@ -1,4 +1,4 @@
-"""The optimizers that a config can name: what makes each, and its hyper-parameters.
+"""The optimizers that a config can name: their functions and hyper-parameters.
 
 Nothing heavy is imported here: an optimizer is looked up when a run is built.
 """
@@ -15,8 +15,8 @@ class Optimizer:
     address: module:function, called as `training.optimizer` describes.
     defaults: hyper-parameters, by the names of the keys and of the function's arguments.
     constants: further arguments of the function.
-    is_elementwise: whether an element's update depends on no other element, so that
-      a part of a leaf may be updated without the rest.
+    is_elementwise: whether the update of an element depends on no other element, so
+      that a part of a leaf may be updated alone.
     is_decoupled: whether the function applies weight decay itself; else the decay is
       added to the gradient, and has multipliers.
   """
@@ -29,7 +29,7 @@ class Optimizer:
 
   @property
   def keys(self) -> tuple[str, ...]:
-    """The keys of config.optimizer that this optimizer takes and others may not."""
+    """The keys of config.optimizer that apply with this optimizer."""
     return (*self.defaults, *(() if self.is_decoupled else ('decay_multipliers',)))
 
 

@@ -1,4 +1,4 @@
-"""What a command writes to, checked before anything heavy."""
+"""Checks of the files and folders that a command writes, before heavy imports."""
 
 from collections.abc import Sequence
 import os
@@ -11,11 +11,11 @@ _LONGEST = 220  # bytes of a file's name, which a draft makes longer
 
 
 def check_folder(flag: str, path: str) -> None:
-  """Refuses a folder to write to that cannot be made or written to.
+  """Refuses an output folder that cannot be created or written to.
 
   Args:
-    flag: that names it, with its dashes.
-    path: of the folder, which need not be there.
+    flag: flag that names the folder, with its dashes.
+    path: path of the folder, which need not exist.
 
   Raises:
     ConfigError: naming the flag, and the file or folder at fault.
@@ -30,12 +30,12 @@ def check_folder(flag: str, path: str) -> None:
 
 
 def check_file(flag: str, path: str, suffixes: Sequence[str] = ()) -> None:
-  """Refuses a file that cannot be written, or of an unknown suffix.
+  """Refuses an output file that cannot be written or has an unknown suffix.
 
   Args:
-    flag: that names it, with its dashes.
-    path: of the file; one that exists will be replaced.
-    suffixes: of the formats that are written, such as '.png'; (): any.
+    flag: flag that names the file, with its dashes.
+    path: path of the file; an existing file will be replaced.
+    suffixes: suffixes of the known formats, such as '.png'; (): any.
 
   Raises:
     ConfigError: naming the flag, and the file or folder at fault.
@@ -60,15 +60,15 @@ def check_file(flag: str, path: str, suffixes: Sequence[str] = ()) -> None:
 
 
 def check_room(flag: str, path: str, size: int) -> None:
-  """Refuses a place whose disk has less room than is to be written there.
+  """Refuses a path whose disk has too little free space.
 
   Args:
-    flag: that names it, with its dashes.
-    path: of the file or folder, which need not be there.
-    size: bytes that are to be written.
+    flag: flag that names the path, with its dashes.
+    path: path of the file or folder, which need not exist.
+    size: bytes to write.
 
   Raises:
-    ConfigError: naming the flag, the room and the size.
+    ConfigError: naming the flag, the free space and the size.
   """
   free = shutil.disk_usage(_existing(path)).free
   if size > free:
@@ -79,14 +79,14 @@ def check_room(flag: str, path: str, size: int) -> None:
 
 
 def _existing(path):
-  """The path, or the nearest folder above it that is there."""
+  """The path, or the nearest existing folder above it."""
   while not os.path.lexists(path):
     path = os.path.dirname(os.path.abspath(path))
   return path
 
 
 def _check_names(flag, path):
-  """Refuses names too long for what is not there yet."""
+  """Refuses too long names of files and folders that do not exist yet."""
   place = path
   while place and not os.path.isdir(place):
     place, name = os.path.split(place)
@@ -97,7 +97,7 @@ def _check_names(flag, path):
 
 
 def _probe(flag, path, folder, what):
-  """Writes a file without a name there: permissions do not say all."""
+  """Writes a file without a name in a folder: permissions do not tell everything."""
   try:
     if not os.access(folder, os.W_OK | os.X_OK):
       _refuse(flag, path, folder, what)

@@ -1,4 +1,4 @@
-"""Where the recipes are: the files of configs/, or of an installed package.
+"""Finds and reads recipes: the files of configs/, or of an installed package.
 
 A wheel holds configs/ as `anp_jax.recipes`. The name configs/NAME.py means the
 shipped recipe wherever no file of that path is in the working directory.
@@ -20,7 +20,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
 def shipped() -> pathlib.Path:
-  """Returns the folder of the recipes that this package came with."""
+  """Returns the folder of the recipes that came with this package."""
   installed = _PACKAGE / 'recipes'
   return installed if installed.is_dir() else _PACKAGE.parent / _FOLDER
 
@@ -29,10 +29,10 @@ def find(path: str) -> str:
   """Returns the path of a recipe's file.
 
   Args:
-    path: as typed; a file there is taken first.
+    path: path as typed; an existing file takes precedence.
 
   Raises:
-    ConfigError: if there is no such file, with the nearest that there is.
+    ConfigError: if there is no such file, with the nearest file.
   """
   if os.path.isfile(path):
     return path
@@ -48,20 +48,21 @@ def find(path: str) -> str:
 
 
 def read(path: str, variant: str) -> ml_collections.ConfigDict:
-  """Returns the config that a recipe's `get_config(variant)` gives, as it is.
+  """Returns the config of a recipe's `get_config(variant)`, unresolved.
 
-  The folder of the recipe is on Python's path meanwhile, so that it may import
-  helpers from there.
+  The folder of the recipe is on Python's path meanwhile, so that the recipe may
+  import helpers from it.
 
   Args:
-    path: of the file, from `find`.
-    variant: that is asked for; '': the plain recipe.
+    path: path of the file, from `find`.
+    variant: name of a variant; '': the plain recipe.
 
   Raises:
-    ConfigError: for a file that is no recipe, or whatever goes wrong in it.
+    ConfigError: for a file that is not a recipe, or any error in it.
   """
   _check_python(path)
   spec = importlib.util.spec_from_file_location(_MODULE, path)
+  assert spec is not None and spec.loader is not None  # the suffix is .py
   module = importlib.util.module_from_spec(spec)
   folder = os.path.dirname(os.path.abspath(path))
   sys.path.insert(0, folder)
@@ -89,20 +90,20 @@ def read(path: str, variant: str) -> ml_collections.ConfigDict:
 
 
 def _check_python(path):
-  """Refuses a file that is no Python, and says what to type for a run's."""
+  """Refuses a file that is not Python; for a run's config, says what to type."""
   if path.endswith('.py'):
     return
   folder, name = os.path.split(path)
   if name == _RUN_FILE:
     raise _run_error(path, folder or '.')
   raise errors.ConfigError(
-    f'--config={path} is no recipe: expected a Python file (.py), as in {_FOLDER}/'
+    f'--config={path} is not a recipe: expected a Python file (.py), as in {_FOLDER}/'
   )
 
 
 def _run_error(path, workdir):
   return errors.ConfigError(
-    f'--config={path} is of a run, expected a recipe (.py): '
+    f'--config={path} is the config of a run, expected a recipe (.py): '
     f'--workdir={workdir} --mode=evaluate evaluates the run; to resume it, '
     'type the command that it was started with'
   )

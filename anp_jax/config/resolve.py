@@ -1,12 +1,12 @@
-"""Configs: which keys there are, and from what is asked for to what is valid.
+"""Configs: the keys that apply, and valid configs from recipes and typed overrides.
 
-A key that has a meaning with certain values of another key only is in the
-config only then.
+A config has a key that depends on the value of another key only while it applies.
 """
 
 import dataclasses
 import json
 import os
+from typing import Any
 
 import ml_collections
 
@@ -53,17 +53,18 @@ def strategy_keys(name: str) -> dict[str, keys_lib.Key]:
   return {f'strategy.{leaf}': key for leaf, key in leaves.items()}
 
 
-def resolved(config, typed: dict[str, str] | None = None):
-  """Returns the config that a recipe and what was typed ask for.
+def resolved(
+  config: ml_collections.ConfigDict, typed: dict[str, str] | None = None
+) -> ml_collections.FrozenConfigDict:
+  """Returns the config of a recipe and typed overrides.
 
   Args:
-    config: a ConfigDict that began as `base()` or was resolved before. Keys
-      that do not apply are left out, those that come to apply have their
-      defaults.
-    typed: text by dotted key; these keys must apply.
+    config: config from `base()`, or resolved before. Keys that do not apply are left
+      out; keys that come to apply have their defaults.
+    typed: texts by dotted key; these keys must apply.
 
   Returns:
-    A valid config of all keys that apply; it cannot be written to.
+    Valid, immutable config of all keys that apply.
 
   Raises:
     ConfigError: naming the key, the value and what was expected.
@@ -91,15 +92,15 @@ def resolved(config, typed: dict[str, str] | None = None):
   return _frozen(values)
 
 
-def applying(config, typed: dict[str, str]) -> dict[str, str]:
+def applying(config: ml_collections.ConfigDict, typed: dict[str, str]) -> dict[str, str]:
   """Returns the typed keys that apply, when all of them are set.
 
-  It is for commands that give runs of several strategies, models or optimizers
-  the same keys. Keys that there are not stay, to be refused by `resolved`.
+  It serves commands that give runs of several strategies, models or optimizers the
+  same keys. Unknown keys stay, and `resolved` refuses them.
 
   Args:
-    config: see `resolved`.
-    typed: text by dotted key.
+    config: config; see `resolved`.
+    typed: texts by dotted key.
   """
   values = flat(config)
   keys = _keys_of(values, typed)
@@ -109,15 +110,17 @@ def applying(config, typed: dict[str, str]) -> dict[str, str]:
   return {key: text for key, text in typed.items() if key not in inapplicable}
 
 
-def replaced(config, changes: dict[str, object]):
+def replaced(
+  config: ml_collections.ConfigDict, changes: dict[str, Any]
+) -> ml_collections.FrozenConfigDict:
   """Returns a copy of a config with other values; they are not checked.
 
   Args:
-    config: it stays as it is.
+    config: config, which stays as it is.
     changes: values by dotted key.
 
   Raises:
-    ConfigError: if there is no such key, or it does not apply.
+    ConfigError: if a key is unknown or does not apply.
   """
   values = flat(config)
   values = _without_defaults(values, changes.get(_OPTIMIZER, _optimizer_name(values))) | changes
@@ -128,11 +131,11 @@ def replaced(config, changes: dict[str, object]):
   return _frozen(_completed(values))
 
 
-def from_flat(saved: dict):
+def from_flat(saved: dict) -> ml_collections.FrozenConfigDict:
   """Returns the config whose `flat()` is `saved`, after JSON.
 
-  A key that it lacks has its default, and one that there is no more is left
-  out; values are not checked, since its paths may be those of another machine.
+  Missing keys have their defaults and unknown keys are left out; values are not
+  checked, since paths may be those of another machine.
   """
   trust.note_read(saved)
   values = {key: _tuples(value) for key, value in saved.items()}
@@ -140,9 +143,9 @@ def from_flat(saved: dict):
 
 
 def completed(saved: dict) -> dict:
-  """Returns `saved`, after JSON, with the defaults of keys that it lacks.
+  """Returns `saved`, after JSON, with the defaults of missing keys.
 
-  Keys that are not known stay; keys that do not apply do not.
+  Unknown keys stay; keys that do not apply are left out.
   """
   trust.note_read(saved)
   keys = known_keys(_strategy_name(saved))
@@ -150,7 +153,7 @@ def completed(saved: dict) -> dict:
   return json.loads(json.dumps(_completed(saved))) | removed
 
 
-def flat(config) -> dict[str, object]:
+def flat(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the config as {dotted key: value}, tuples kept."""
   result = {}
   for key, value in config.items(preserve_field_references=False):
@@ -161,13 +164,13 @@ def flat(config) -> dict[str, object]:
   return result
 
 
-def golden(config) -> str:
+def golden(config: ml_collections.ConfigDict) -> str:
   """Returns one line a key, sorted: the text of a golden file."""
   lines = [f'{k} = {v!r}' for k, v in sorted(flat(config).items())]
   return '\n'.join(lines) + '\n'
 
 
-def to_json(config) -> str:
+def to_json(config: ml_collections.ConfigDict) -> str:
   """Returns the resolved config as JSON text, one flat object."""
   return json.dumps(flat(config), indent=1)
 
@@ -186,9 +189,9 @@ def variant(name: str, variants: dict) -> dict:
 
 
 def _expanded(text, declared):
-  """What was typed, with ~ and $VARIABLE of a path replaced.
+  """The typed text, with ~ and $VARIABLE of a path replaced.
 
-  A ~ stays where its key is compared when a run is resumed: whoever opens the
+  A ~ stays where its key is compared when a run is resumed: the code that opens the
   path replaces it.
   """
   if not isinstance(declared.default, str) or '\0' in text:
@@ -198,7 +201,7 @@ def _expanded(text, declared):
 
 
 def _keys_of(values, typed):
-  """All keys, with those of the strategy that is typed and of the recipe's."""
+  """All keys, first those of the typed strategy and of the recipe's."""
   names = dict.fromkeys([_strategy_name(values | typed), _strategy_name(values)])
   return known_keys(*names)
 
@@ -214,14 +217,14 @@ def _optimizer_name(values):
 
 
 def _without_defaults(values, name):
-  """The values without those that the optimizer before has by default, if it is another."""
+  """The values without the defaults of the previous optimizer, if `name` is another."""
   before = _optimizer_name(values)
   defaults = optimizers.defaults(before) if name != before else {}
   return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
 
 
 def _applicable(values):
-  """The keys that have a meaning with these values, by dotted key."""
+  """The keys that apply with these values, by dotted key."""
   name = _strategy_name(values)
   keys = key_table.KEYS | strategy_keys(name)
   for key, default in optimizers.defaults(_optimizer_name(values)).items():
@@ -236,7 +239,7 @@ def _applicable(values):
 def _completed(values):
   """The values of the keys that apply, in the table's order."""
   return {
-    key: declared.renewed(values.get(key, declared.default))
+    key: declared.as_text(values.get(key, declared.default))
     for key, declared in _applicable(values).items()
   }
 
@@ -251,7 +254,7 @@ def _check_known(key, keys):
 
 
 def _check_applies(key, values):
-  """Refuses a known key that has no meaning with these values."""
+  """Refuses a known key that does not apply with these values."""
   if key in _applicable(values):
     return
   name = _strategy_name(values)

@@ -1,25 +1,26 @@
-"""What may differ between a run and the run that goes on with it.
+"""The keys that may differ between a run and its resumption.
 
-Most keys may not. `resumable` ones may, and `changeable` ones where the flag
---change names them.
+`resumable` keys may differ, and `changeable` keys if the flag --change names them.
 """
 
 import json
 
+import ml_collections
+
 from anp_jax.config import errors, key_table, optimizers, resolve, strategy as strategy_lib
 
 _NAME = 'strategy.name'
-# At 0 these are no part of an optimizer, and its saved state has one part less;
-# weight decay is always a part of the optimizers that have it in its own place.
+# At 0 the optimizer omits these, and its saved state has one part less; optimizers
+# with decoupled weight decay always have a part for it.
 _LEFT_OUT_AT_0 = ('optimizer.clip_norm', 'optimizer.clip_value', 'optimizer.weight_decay')
 
 
-def resumable(config) -> tuple[str, ...]:
+def resumable(config: ml_collections.ConfigDict) -> tuple[str, ...]:
   """Returns the keys that may differ when a run is resumed.
 
-  They say where, how long and how often; everything else must equal what the
-  checkpoint was made with. A new duration also moves a schedule that ends with
-  the run (cosine, polynomial). Of a group that may differ whole, the group.
+  They say where, how long and how often; all other keys must equal those of the
+  checkpoint. A new duration also moves a schedule that ends with the run (cosine,
+  polynomial). A group all of whose keys may differ is one entry.
   """
   keys = key_table.KEYS | resolve.strategy_keys(config.strategy.name)
   entries = []
@@ -31,18 +32,18 @@ def resumable(config) -> tuple[str, ...]:
   return tuple(dict.fromkeys(entries))
 
 
-def changeable(config) -> tuple[str, ...]:
+def changeable(config: ml_collections.ConfigDict) -> tuple[str, ...]:
   """Returns the keys that --change may name."""
   keys = resolve.known_keys(config.strategy.name)
   return tuple(key for key, declared in keys.items() if declared.changeable)
 
 
-def changes(saved: dict, config) -> dict[str, tuple]:
+def changes(saved: dict, config: ml_collections.ConfigDict) -> dict[str, tuple]:
   """Returns {key: (old, new)} of the `changeable` keys that differ.
 
   Args:
-    saved: `flat()` of the run before, after JSON.
-    config: the config of this run. A value is None where a key does not apply.
+    saved: `flat()` of the previous run, after JSON.
+    config: config of this run. A value is None where a key does not apply.
   """
   before, now = resolve.completed(saved), json.loads(resolve.to_json(config))
   return {
@@ -52,17 +53,17 @@ def changes(saved: dict, config) -> dict[str, tuple]:
   }
 
 
-def changed(saved: dict, config, text: str) -> dict:
-  """Returns the flat config of a run whose keys --change names are new.
+def changed(saved: dict, config: ml_collections.ConfigDict, text: str) -> dict:
+  """Returns the flat config of a run with new values of the keys in --change.
 
   Args:
     saved: `flat()` of the run, after JSON.
-    config: has the new values.
-    text: of --change: keys, or the group 'schedule', divided by commas.
+    config: config with the new values.
+    text: value of --change: keys, or the group 'schedule', separated by commas.
 
   Raises:
-    ConfigError: for a name that is not `changeable`, or a value that the saved
-      state of the optimizer does not fit.
+    ConfigError: for a name that is not `changeable`, or a value that does not fit
+      the saved state of the optimizer.
   """
   choices = changeable(config)
   names = [name.strip().removeprefix('config.') for name in text.split(',')]
@@ -91,16 +92,16 @@ def changed(saved: dict, config, text: str) -> dict:
   return result
 
 
-def difference(saved: dict, config, free: tuple[str, ...] = ()) -> str:
-  """Returns what keeps a checkpoint's config from being continued, or ''.
+def difference(saved: dict, config: ml_collections.ConfigDict, free: tuple[str, ...] = ()) -> str:
+  """Returns why a checkpoint cannot be resumed with a config, or ''.
 
   Args:
     saved: `flat()` of the run that wrote the checkpoint, after JSON.
-    config: the config of this run.
+    config: config of this run.
     free: keys or groups that may differ beyond `resumable`.
 
   Returns:
-    One line that names the first key that differs and may not.
+    Line that names the first key that differs and may not.
   """
   now = json.loads(resolve.to_json(config))
   # A key that came after the run began had its default there.

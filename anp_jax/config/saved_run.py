@@ -1,9 +1,13 @@
-"""What a run left in its workdir, and what its weights say of the config."""
+"""The config of a run in its workdir, and what its weights imply for a config."""
 
+import argparse
+from collections.abc import Container
 import glob
 import importlib
 import json
 import os
+
+import ml_collections
 
 from anp_jax.config import errors, key_table, resolve, resume, strategy as strategy_lib
 
@@ -16,7 +20,7 @@ _PUBLISHED = 'anp_jax.checkpoint.weights.published_weights'
 
 
 def read(workdir: str | None) -> dict:
-  """Returns the flat config that a run left in its workdir; {} if none.
+  """Returns the flat config of the run in a workdir; {} without a run.
 
   Raises:
     ConfigError: if it cannot be read.
@@ -36,14 +40,14 @@ def read(workdir: str | None) -> dict:
 
 
 def _check_values(run):
-  """Refuses values of kinds that no config has; paths may be elsewhere."""
+  """Refuses values of wrong types; paths may be those of another machine."""
   keys = resolve.known_keys(run[_STRATEGY])
   for key, value in resolve.flat(resolve.from_flat(run)).items():
     keys[key].validate_kind(key, value)
 
 
 def check(workdir: str | None) -> None:
-  """Refuses to evaluate what is no folder; names the run that may be meant."""
+  """Refuses to evaluate a path that is not a folder; names the nearest run."""
   if not os.path.isdir(workdir or ''):
     what = f', not {workdir!r}' if workdir else ''
     raise errors.ConfigError(
@@ -52,10 +56,10 @@ def check(workdir: str | None) -> None:
 
 
 def nearest_run(path: str) -> str:
-  """Returns the name of the run that may be meant, as text for an error line.
+  """Returns the name of the nearest run in the same folder, as text for an error line.
 
   Args:
-    path: of what is no run; runs of the same folder are looked at.
+    path: path that is not a run.
   """
   folder, name = os.path.split(os.path.normpath(path))
   runs = glob.glob(os.path.join(glob.escape(folder), '*', FILE))
@@ -63,13 +67,13 @@ def nearest_run(path: str) -> str:
   return errors.nearest(name, names)
 
 
-def check_change(flags, config, run: dict) -> None:
-  """Refuses a flag --change that names what may not change.
+def check_change(flags: argparse.Namespace, config: ml_collections.ConfigDict, run: dict) -> None:
+  """Refuses a flag --change that names keys which may not change.
 
   Args:
-    flags: with workdir, mode and change.
-    config: resolved.
-    run: the flat config of the workdir's run, {} without.
+    flags: flags workdir, mode and change.
+    config: resolved config.
+    run: flat config of the workdir's run; {} without a run.
 
   Raises:
     ConfigError: saying what was expected.
@@ -90,32 +94,35 @@ def check_change(flags, config, run: dict) -> None:
 
 
 def has_checkpoints(workdir: str | None) -> bool:
-  """Returns whether a workdir has checkpoints; told without JAX."""
-  kinds = ('checkpoints', 'best') if workdir else ()
-  folders = [os.path.join(workdir, kind) for kind in kinds]
+  """Returns whether a workdir has checkpoints, without importing JAX."""
+  if not workdir:
+    return False
+  folders = [os.path.join(workdir, kind) for kind in ('checkpoints', 'best')]
   return any(
     name.isdigit() for folder in filter(os.path.isdir, folders) for name in os.listdir(folder)
   )
 
 
-def with_weights_keys(config, typed, run: dict, is_untrained: bool):
-  """Returns the config with what the weights of config.init.from say.
+def with_weights_keys(
+  config: ml_collections.ConfigDict, typed: Container[str], run: dict, is_untrained: bool
+) -> ml_collections.ConfigDict:
+  """Returns the config with the keys that the weights of config.init.from imply.
 
-  A network that is only evaluated is theirs, and so are its images. One that
-  is trained has the recipe's; but its normalisation is theirs too where the
+  Weights that are only evaluated decide the network and its images. A network that
+  is trained is the recipe's, but the weights decide its normalisation where the
   recipe has the default.
 
   Args:
-    config: resolved.
-    typed: by dotted key; these keys stay.
-    run: the flat config of the workdir's run, {} without: the weights may be
-      gone when a run is resumed.
-    is_untrained: whether the weights are evaluated as they are.
+    config: resolved config.
+    typed: dotted keys that were typed, and stay.
+    run: flat config of the workdir's run; {} without a run. The weights may be gone
+      when a run is resumed.
+    is_untrained: whether the weights are evaluated without training.
   """
   path = config.init['from']
   if not path:
     return config
-  # JAX, which reads variables that a config sets, is imported by `read` alone.
+  # JAX, which reads variables that a config sets, is imported by its `read` alone.
   published = importlib.import_module(_PUBLISHED)
   keys = published.NORMALISATION
   if run.get('init.from') == path and not is_untrained:

@@ -1,16 +1,15 @@
-"""The keys of config.strategy.simulate, of strategies whose time can be it."""
+"""The keys of config.strategy.simulate, for strategies that can be simulated."""
 
 import dataclasses
+from typing import Any
 
 from anp_jax.config import emulation_keys, errors, keys
 
 _WORKERS = 'strategy.simulate.workers'
-_SIMULATED = {'only_if': (_WORKERS, ('[!0]*',))}
+_SIMULATED: dict[str, Any] = {'only_if': (_WORKERS, ('[!0]*',))}
 KEYS = {
   'simulate.workers': keys.integer(
-    0,
-    'of a cluster whose time is simulated, while this one computes for all of them; 0: none',
-    at_least=0,
+    0, 'simulated workers, for which this process computes; 0: no simulation', at_least=0
   ),
   **{
     f'simulate.{name}': dataclasses.replace(
@@ -22,7 +21,7 @@ KEYS = {
 
 
 def seconds(help: str) -> keys.Key:
-  """Returns the key of a simulated time, 0 by default."""
+  """Returns the key of a simulated time in seconds, 0 by default."""
   return keys.number(0, help, at_least=0, **_SIMULATED)
 
 
@@ -30,8 +29,8 @@ def check(values: dict, groups: int = 1) -> None:
   """Refuses workers that do not divide a step's batch, or into groups.
 
   Args:
-    values: by dotted key.
-    groups: of workers that train in step with each other.
+    values: config values by dotted key.
+    groups: number of groups of workers that train in step.
 
   Raises:
     ConfigError: naming the key, its value and what was expected.

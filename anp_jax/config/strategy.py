@@ -1,19 +1,23 @@
 """Strategies: how training is spread over devices, and where to find them.
 
-A strategy is one object: what a config says of it, what it refuses, what it
-does inside a step, and what it starts. Nothing heavy is imported to look at
-one; what needs JAX is imported by the methods that need it.
+A strategy is one object: its keys and checks, its part of a step, and what it
+starts. Importing this module imports nothing heavy; methods import JAX.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import importlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
 
 from anp_jax.config import errors, trust
 
 if TYPE_CHECKING:
-  from collections.abc import Callable
+  import jax
 
   from anp_jax.config import keys
 
@@ -36,9 +40,9 @@ class BatchDivision:
   """How the global batch is cut into parts that are computed by themselves.
 
   Attributes:
-    parts: micro-batches of the global batch, all of one size.
-    at_once: micro-batches that are computed at the same time.
-    description: the keys and counts that give `parts`, for an error line.
+    parts: number of equal micro-batches of the global batch.
+    at_once: number of micro-batches computed at the same time.
+    description: keys and counts that give `parts`, for an error line.
   """
 
   parts: int
@@ -47,19 +51,19 @@ class BatchDivision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """What a command asks of a strategy's `run`.
+class Invocation:
+  """A command as a strategy's `run` executes it.
 
   Attributes:
-    config: resolved and valid.
-    workdir: folder of the run.
+    config: resolved config.
+    workdir: run folder.
     processes: `cluster.Processes` of the run.
     mode: 'train', 'evaluate' or one of TRIALS.
-    checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
-    output: folder for what mode 'evaluate' writes; '': one in the workdir.
-    devices: of the mesh; None: all devices of all processes.
-    pool: `runtimes.offload.pool.DevicePool`, of devices outside the mesh that
-      compute for it; None: there are none.
+    checkpoint: checkpoint for mode 'evaluate': 'newest', 'best' or a step.
+    output: output folder for mode 'evaluate'; '': one in the workdir.
+    devices: devices of the mesh; None: all devices of all processes.
+    pool: `runtimes.offload.pool.DevicePool` of devices outside the mesh that
+      compute for it; None: no such devices.
   """
 
   config: Any
@@ -77,25 +81,25 @@ class Job:
     return self.pool.devices() if self.pool else ()
 
 
-class Strategy(Protocol):
+class Strategy:
   """A way to spread training over devices.
 
   The defaults are those of synchronous training; `parallel.sync.sync_strategy.Sync`
   is what a strategy whose devices work in step inherits from.
 
   Attributes:
-    name: in config.strategy.name.
-    state: kind of the saved state; strategies of one kind go on with each
-      other's checkpoints.
+    name: value of config.strategy.name.
+    state: kind of the saved state; strategies of one kind resume each other's
+      checkpoints.
     sums_statistics: whether a network may take statistics of the batch over the
       mesh's data axis.
     has_group_weights: whether leaves of the saved state have a leading axis of
       groups.
-    steps_together: whether all devices make each step of the run together.
-    keeps_models_apart: whether a run has several models with checkpoints and
-      scores of their own.
-    planned_mesh: keys of config.mesh, and their texts, with which it uses all
-      devices of a cluster.
+    steps_together: whether all devices compute each step together.
+    keeps_models_apart: whether a run has several models, each with its checkpoints
+      and scores.
+    planned_mesh: overrides of config.mesh with which the strategy uses all devices
+      of a cluster.
     serves_gradients: whether cores of the hosts receive and apply gradients
       while devices compute.
   """
@@ -106,72 +110,68 @@ class Strategy(Protocol):
   has_group_weights: bool = False
   steps_together: bool = True
   keeps_models_apart: bool = False
-  planned_mesh: 'dict[str, str]' = {'mesh.data': '-1', 'mesh.model': '1'}
+  planned_mesh: dict[str, str] = {'mesh.data': '-1', 'mesh.model': '1'}
   serves_gradients: bool = False
 
-  # What a config says.
+  # Its keys and their checks.
 
-  def default_config(self) -> dict[str, 'keys.Key']:
-    """The keys that it adds, config.strategy.KEY, by the last part KEY.
-
-    `anp_jax.config.keys` makes them; a config has them only if this strategy is
-    chosen.
-    """
+  def default_config(self) -> dict[str, keys.Key]:
+    """Returns the keys that the strategy adds, by the last part of config.strategy.KEY."""
     return {}
 
   def check(self, config: dict[str, Any]) -> None:
     """Refuses a config that the strategy cannot run.
 
     Args:
-      config: by dotted key, each good by itself.
+      config: values by dotted key, each valid by itself.
 
     Raises:
       ConfigError: naming the key, its value and what was expected.
     """
 
   def alternatives(self, config: dict[str, Any]) -> list[dict[str, str]]:
-    """What differs in the models of a run; keys that apply to one are kept.
+    """Returns the overrides of each model; keys that apply to one model are kept.
 
     Args:
-      config: by dotted key; no value is checked yet.
+      config: values by dotted key, not checked yet.
 
     Returns:
-      For each model, texts by dotted key.
+      Texts by dotted key, for each model.
     """
     return []
 
-  def describe_scores(self, config) -> str:
-    """What is scored beyond one network's weights, to end a sentence."""
+  def describe_scores(self, config: ml_collections.ConfigDict) -> str:
+    """Returns the end of a sentence that says what is scored beyond one network."""
     return ''
 
   # Which processes and devices it takes.
 
-  def spans_processes(self, config, mode: str) -> bool:
-    """Whether all processes meet, and end together, when the run starts."""
+  def spans_processes(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns whether all processes meet when the run starts, and end together."""
     return True
 
-  def joins_jax(self, config, mode: str) -> bool:
-    """Whether one JAX program spans the processes."""
+  def joins_jax(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns whether one JAX program spans the processes."""
     return True
 
-  def mixes_platforms(self, config, mode: str) -> bool:
-    """Whether processes may compute on unlike platforms."""
+  def mixes_platforms(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns whether processes may compute on different platforms."""
     return False
 
-  def run_ends_if_lost(self, config, mode: str, index: int) -> bool:
-    """Whether the run ends if process `index` is lost."""
+  def run_ends_if_lost(self, config: ml_collections.ConfigDict, mode: str, index: int) -> bool:
+    """Returns whether the run ends if process `index` is lost."""
     return True
 
-  def needs_platform(self, config, index: int) -> bool:
-    """Whether process `index` needs the accelerator that others have."""
+  def needs_platform(self, config: ml_collections.ConfigDict, index: int) -> bool:
+    """Returns whether process `index` needs the accelerator of the others."""
     return True
 
-  def xla_settings(self, config) -> dict[str, Any]:
-    """Arguments of `xla_flags.enable` for a run."""
+  def xla_settings(self, config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns the arguments of `xla_flags.enable` for a run."""
     return {}
 
-  def groups(self, config, devices: int) -> int:
-    """How many groups of the devices have weights of their own.
+  def groups(self, config: ml_collections.ConfigDict, devices: int) -> int:
+    """Returns the number of device groups that each have their own weights.
 
     Raises:
       ConfigError: if the devices do not divide into the config's groups.
@@ -180,64 +180,65 @@ class Strategy(Protocol):
 
   # How it divides a batch.
 
-  def check_mesh(self, config, mesh) -> None:
+  def check_mesh(self, config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
     """Refuses devices on which the strategy cannot keep its promises.
 
     Raises:
       ConfigError: naming the key and what would fit.
     """
 
-  def check_evaluation(self, config, mesh) -> None:
+  def check_evaluation(self, config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
     """Refuses devices that would give other scores; see `check_mesh`."""
 
-  def batch_division(self, config, devices: int) -> BatchDivision:
-    """How a step's batch is cut.
+  def batch_division(self, config: ml_collections.ConfigDict, devices: int) -> BatchDivision:
+    """Returns how a step's batch is divided.
 
     Args:
-      config: of the run.
-      devices: that divide the batch.
+      config: resolved config.
+      devices: devices that divide the batch.
     """
     parts = devices * config.accumulate
     return BatchDivision(
       parts, devices, f'{devices} devices x config.accumulate={config.accumulate}'
     )
 
-  def eval_parts(self, config, devices: int) -> int:
-    """The number of parts that an evaluation's batch is a multiple of."""
+  def eval_parts(self, config: ml_collections.ConfigDict, devices: int) -> int:
+    """Returns the number whose multiple an evaluation's batch size is."""
     return devices
 
   # What planners and studies ask.
 
-  def update_shards(self, config, workers: int) -> int:
-    """The parts of a batch that are in one update, each of one worker."""
+  def update_shards(self, config: ml_collections.ConfigDict, workers: int) -> int:
+    """Returns the number of workers whose gradients one update combines."""
     return workers
 
-  def exchange_share(self, config, batch_size: int, examples: int) -> float:
-    """The share of the steps after which groups exchange weights."""
+  def exchange_share(
+    self, config: ml_collections.ConfigDict, batch_size: int, examples: int
+  ) -> float:
+    """Returns the share of the steps after which groups exchange weights."""
     return 0.0
 
-  def planned_parts(self, config, cluster) -> tuple[int, int]:
-    """How a batch divides on a cluster that is not here.
+  def planned_parts(self, config: ml_collections.ConfigDict, cluster: Any) -> tuple[int, int]:
+    """Returns how a batch divides on a planned cluster.
 
     Args:
-      config: resolved.
+      config: resolved config.
       cluster: `costs.collectives.Cluster`.
 
     Returns:
-      The parts of the batch, and the micro-batches of each.
+      Number of parts of the batch, and of micro-batches in each.
 
     Raises:
-      ConfigError: where the strategy cannot have so many devices.
+      ConfigError: where the strategy cannot use so many devices.
     """
     raise errors.ConfigError(f'config.{_KEY}={self.name!r}: nothing predicts its steps')
 
-  def predicted_step(self, setting, images: int):
-    """The seconds of a step on a cluster that is not here.
+  def predicted_step(self, setting: Any, images: int) -> Any:
+    """Returns the predicted seconds of a step on a planned cluster.
 
     Args:
       setting: `costs.steps.Setting`.
-      images: images that a device computes in a step; for `parameter_server`,
-        those of a worker's devices together.
+      images: images per device and step; for `parameter_server`, per worker.
 
     Returns:
       `costs.steps.Step`.
@@ -247,133 +248,135 @@ class Strategy(Protocol):
     """
     raise errors.ConfigError(f'config.{_KEY}={self.name!r}: nothing predicts its steps')
 
-  def passes(self, config, devices: int) -> int:
-    """The passes that a device makes in a step, whose gradients are all held."""
+  def passes(self, config: ml_collections.ConfigDict, devices: int) -> int:
+    """Returns the passes per device and step, all of whose gradients are held."""
     return 1
 
-  def state_bytes(self, config, workload, devices: int, divided: int) -> float:
-    """The bytes of a device's state: weights, statistics, optimizer, averages.
+  def state_bytes(
+    self, config: ml_collections.ConfigDict, workload: Any, devices: int, divided: int
+  ) -> float:
+    """Returns the bytes of a device's state: weights, statistics, optimizer, averages.
 
     Args:
-      config: resolved.
+      config: resolved config.
       workload: `costs.work.Workload`.
-      devices: devices of the batch.
-      divided: devices over which parameters are divided.
+      devices: devices that divide the batch.
+      divided: devices that divide the parameters.
     """
     return workload.state_bytes / divided
 
   # What it does inside a step, and around the loop.
 
-  def in_steps(self, spec):
-    """The config of a run, with durations of its own keys in steps.
+  def in_steps(self, spec: Any) -> ml_collections.ConfigDict:
+    """Returns the config of a run, with the durations of the strategy's keys in steps.
 
     Args:
       spec: `training.run_spec.RunSpec`.
     """
     return spec.config
 
-  def build(self, config, specs, order=(), offload_devices=()):
-    """What the strategy does inside a step.
+  def build(
+    self,
+    config: ml_collections.ConfigDict,
+    specs: Any,
+    order: Sequence[str] = (),
+    offload_devices: Sequence[Any] = (),
+  ) -> Any:
+    """Returns the strategy's part of a step.
 
     Args:
-      config: of the run, from `in_steps`.
-      specs: PartitionSpec of each parameter.
+      config: config from `in_steps`.
+      specs: pytree of each parameter's PartitionSpec.
       order: paths of the parameters in the order in which the network uses
         them.
       offload_devices: devices outside the mesh.
 
     Returns:
-      An object with the methods of `parallel.sync.sync_step.SyncStep`, which are
+      Object with the methods of `parallel.sync.sync_step.SyncStep`, which are
       called inside a shard_map over the mesh.
     """
     raise NotImplementedError
 
-  def calibrate(self, spec, job: Job, training: bool):
-    """Decides what has to be measured first; all processes call it.
+  def calibrate(
+    self, spec: Any, invocation: Invocation, training: bool
+  ) -> tuple[ml_collections.ConfigDict, list[str]]:
+    """Measures what the strategy's choices depend on; all processes call it.
 
     Args:
       spec: `training.run_spec.RunSpec`.
-      job: of the run.
-      training: whether steps are left to make; else checkpoints are scored.
+      invocation: command that runs.
+      training: whether steps remain; else checkpoints are scored.
 
     Returns:
-      The config to build the steps from, and lines for people.
+      Config to build the steps from, and log lines.
     """
     return spec.config, []
 
-  def replanner(self, spec, job: Job):
-    """What changes the plan of a run that is under way.
+  def replanner(self, spec: Any, invocation: Invocation) -> Any:
+    """Returns the object that changes the plan of a running run.
 
     Args:
       spec: `training.run_spec.RunSpec`, from `calibrate`.
-      job: of the run.
+      invocation: command that runs.
 
     Returns:
-      `runtimes.calibration.replanner.Replanner`, or None where nothing does.
+      `runtimes.calibration.replanner.Replanner`, or None for a fixed plan.
     """
     return None
 
-  def simulated_clock(self, spec):
-    """What tells the time of a cluster that is simulated.
+  def simulated_clock(self, spec: Any) -> Any:
+    """Returns the clock of a simulated cluster.
 
     Args:
       spec: `training.run_spec.RunSpec`.
 
     Returns:
-      `parallel.simulated_clock.SimulatedClock`, or None where none is
-      simulated.
+      `parallel.simulated_clock.SimulatedClock`, or None without a simulation.
     """
     return None
 
-  def run(self, job: Job, loop: 'Callable[[Job], dict]') -> dict:
-    """Does what a command asks, in this process.
+  def run(self, invocation: Invocation, loop: Callable[[Invocation], dict]) -> dict:
+    """Executes a command in this process.
 
     Args:
-      job: the command.
-      loop: trains one model in step over the mesh of all processes, or scores
-        its checkpoint.
+      invocation: command.
+      loop: function that trains one model over the mesh of all processes, or
+        scores its checkpoint.
 
     Returns:
-      The metrics of the last evaluation, {} if there was none.
+      Metrics of the last evaluation; {} without one.
     """
-    return loop(job)
+    return loop(invocation)
 
 
-def find(config) -> Strategy:
-  """The strategy that config.strategy.name names.
-
-  Raises:
-    ConfigError: if there is none of that name, with the nearest.
-  """
+def find(config: ml_collections.ConfigDict) -> Strategy:
+  """Returns the strategy that config.strategy.name names; for errors see `by_name`."""
   return by_name(config.strategy.name)
 
 
 def by_name(name: str) -> Strategy:
-  """The strategy of a name, or of 'package.module:Class'.
+  """Returns the strategy of a name, or of 'package.module:Class'.
 
   Raises:
-    ConfigError: if there is none, with the nearest name, or if a class of the
-      user's may not be imported; see `trust`.
+    ConfigError: for an unknown name, with the nearest, or if a user's class may
+      not be imported; see `trust`.
   """
   _check_form(name)
   return _imported(name)
 
 
 def declared(name: str) -> Strategy:
-  """The strategy of a name; of one that may not be imported, the defaults.
-
-  It is for those who only look at the config of a run, whose class is not
-  called.
+  """Returns the strategy of a name; one that may not be imported has the defaults.
 
   Raises:
-    ConfigError: as `by_name`, but for what may not be imported.
+    ConfigError: for an unknown name, with the nearest.
   """
   _check_form(name)
   return _NotImported() if trust.is_refused(name) else _imported(name)
 
 
 class _NotImported(Strategy):
-  """A strategy of a user's whose class was not imported."""
+  """A user's strategy whose class was not imported."""
 
   name = ''
 

@@ -1,9 +1,9 @@
-"""Which code a command may import by name: what was typed, not what was read.
+"""Which code a command may import by name: names that were typed, not names from files.
 
-A config may name classes and functions of a user's, as package.module:Class, and the
-working directory is importable. A config that lies in the folder of a run was written
-by whoever made the run, so what it names is imported only if the person who
-looks at the run types it again, or types --trust.
+A config may name a user's classes and functions, as package.module:Class, and the
+working directory is importable. The config in a run's folder was written by whoever
+made the run, so its names are imported only if the person at the command line types
+them again, or types --trust.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import importlib
 import inspect
 import re
+from typing import Any
 
 from anp_jax.config import errors
 
@@ -42,8 +43,8 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     FLAG,
     action='store_true',
-    help="import the classes that the run's files name, as "
-    'package.module:Class: it runs their code',
+    help="permission to import the classes named in the run's files as "
+    'package.module:Class, which runs their code',
   )
 
 
@@ -51,13 +52,13 @@ def allow(values: dict) -> None:
   """Allows the classes that a command line, its recipe or a caller names.
 
   Args:
-    values: by dotted key.
+    values: config values by dotted key.
   """
   _allowed.update(name for _, name in _named(values))
 
 
 def allow_all() -> None:
-  """Allows whatever is named: --trust was typed."""
+  """Allows all names, as --trust does."""
   global _is_all_allowed
   _is_all_allowed = True
 
@@ -65,29 +66,29 @@ def allow_all() -> None:
 def note_read(saved: dict) -> None:
   """Marks the classes of a config that comes from a file.
 
-  Every config from a file passes here, so that nothing imports what it names,
-  even where `from_file` was forgotten.
+  Every config from a file passes here, so that nothing imports its names, even
+  where `from_file` was forgotten.
 
   Args:
-    saved: flat, after JSON.
+    saved: flat config, after JSON.
   """
   _read.update(name for _, name in _named(saved))
 
 
 def is_refused(name: str) -> bool:
-  """Whether a name was read from a file, and not allowed."""
+  """Returns whether a name was read from a file and not allowed."""
   return name in _read and not _is_allowed(name)
 
 
-def is_class_name(name) -> bool:
-  """Whether a text has the form package.module:Class."""
+def is_class_name(name: object) -> bool:
+  """Returns whether a value has the form package.module:Class."""
   if not isinstance(name, str) or name.count(':') != 1:
     return False
   return all(part.isidentifier() for half in name.split(':') for part in half.split('.'))
 
 
 def check(key: str, name: str) -> None:
-  """Refuses what would be imported and was not typed.
+  """Refuses a name that was read from a file and not allowed.
 
   Raises:
     ConfigError: naming the class and what to type.
@@ -97,15 +98,15 @@ def check(key: str, name: str) -> None:
 
 
 def is_source_class(name: str) -> bool:
-  """Whether config.data.source names a class of the user's."""
+  """Returns whether config.data.source names a user's class."""
   return bool(re.fullmatch(SOURCE, name))
 
 
-def imported(key: str, name: str):
-  """Imports what a key names as package.module:attribute.
+def imported(key: str, name: str) -> Callable:
+  """Imports the package.module:attribute that a key names.
 
   Args:
-    key: of the config, which names it.
+    key: config key that names it.
     name: package.module:attribute.
 
   Raises:
@@ -131,12 +132,12 @@ def imported(key: str, name: str):
 
 
 def class_of(key: str, name: str, kind: type) -> type:
-  """Imports a class of the user's; arguments and errors are those of `imported`.
+  """Imports a user's class; for errors see `imported`.
 
   Args:
-    key: of the config, which names it.
+    key: config key that names it.
     name: package.module:Class.
-    kind: that the class has to inherit from.
+    kind: required base class.
   """
   result = imported(key, name)
   # Not issubclass: of a protocol's it asks for methods, of some it refuses.
@@ -148,8 +149,8 @@ def class_of(key: str, name: str, kind: type) -> type:
   return result
 
 
-def made(key: str, name: str, kind: type, arguments: dict):
-  """Makes an object of a class of the user's, with those arguments that the class takes.
+def made(key: str, name: str, kind: type, arguments: dict) -> Any:
+  """Creates an object of a user's class with those arguments that the class takes.
 
   For the other arguments and errors see `class_of` and `called`.
   """
@@ -157,18 +158,18 @@ def made(key: str, name: str, kind: type, arguments: dict):
   return called(key, name, cls, **accepted(cls, arguments))
 
 
-def called(key: str, name: str, function: Callable, *arguments, **keywords):
-  """Calls a class or function of the user's.
+def called(key: str, name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
+  """Calls a user's class or function.
 
   Args:
-    key: of the config, which names it.
+    key: config key that names it.
     name: package.module:attribute.
-    function: that attribute.
-    *arguments: of the call.
-    **keywords: of the call.
+    function: imported attribute.
+    *arguments: positional arguments of the call.
+    **keywords: keyword arguments of the call.
 
   Raises:
-    ConfigError: naming the key, for whatever the call raises.
+    ConfigError: naming the key, for any error of the call.
   """
   try:
     return function(*arguments, **keywords)
@@ -183,11 +184,11 @@ def accepted(function: Callable, arguments: dict) -> dict:
 
 
 def from_file(saved: dict, file: str) -> dict:
-  """Returns the config of a run's file, without what would run its code.
+  """Returns the config of a run's file, without values that would run its code.
 
   Args:
-    saved: flat, after JSON.
-    file: where it was read.
+    saved: flat config, after JSON.
+    file: path of the file, for error lines.
 
   Raises:
     ConfigError: naming the class, the file and what to type.
@@ -201,7 +202,7 @@ def from_file(saved: dict, file: str) -> dict:
 
 
 def _is_allowed(name):
-  """Whether it may be imported; names without a colon are the package's."""
+  """Whether a name may be imported; names without a colon are the package's."""
   return ':' not in name or _is_all_allowed or name in _allowed
 
 
@@ -233,7 +234,7 @@ def _refusal(place: str, key: str, name: str) -> str:
 
 
 def forget() -> None:
-  """Allows nothing, as when a process starts."""
+  """Resets all permissions, as at the start of a process."""
   global _is_all_allowed
   _is_all_allowed = False
   _allowed.clear()

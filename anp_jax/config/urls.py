@@ -1,11 +1,12 @@
-"""Addresses in object stores, and where a run keeps their files meanwhile.
+"""Addresses in object stores, and the local mirrors of their files.
 
-An object store has no append and no rename, and much that writes into a workdir
-knows files alone. So a process has a mirror of a workdir in a store: a local
-folder whose path tells the address. Code that names files to people, or hands
-them to Orbax, calls `remote_url`; all other code sees a folder.
+An object store has no append and no rename, and most code that writes into a workdir
+needs files. So a process has a mirror of a workdir in a store: a local folder whose
+path implies the address. Code that prints paths, or passes them to Orbax, calls
+`remote_url`; all other code sees a folder.
 """
 
+from collections.abc import Collection
 import functools
 import os
 import tempfile
@@ -25,13 +26,13 @@ def scheme(path: str) -> str:
   return head if mark else ''
 
 
-def check(name: str, path: str, schemes=('gs', 's3')) -> None:
-  """Refuses an address that is of no such store or names no bucket.
+def check(name: str, path: str, schemes: Collection[str] = ('gs', 's3')) -> None:
+  """Refuses an address of another store or without a bucket.
 
   Args:
-    name: of the flag or key, for the error line.
-    path: an address, or a path of this machine, which is good.
-    schemes: of the stores that will do.
+    name: name of the flag or key, for the error line.
+    path: address, or path of this machine, which is valid.
+    schemes: schemes of the valid stores.
 
   Raises:
     ConfigError: naming the flag, the path and what was expected.
@@ -70,7 +71,7 @@ def normalize(path: str) -> str:
 
 
 def mirror(path: str) -> str:
-  """Returns the local folder that stands for an address in this process."""
+  """Returns the local folder of an address in this process."""
   kind = scheme(path)
   if not kind:
     return path
@@ -78,7 +79,7 @@ def mirror(path: str) -> str:
 
 
 def remote_url(text: str) -> str:
-  """Returns a path, or a text, with addresses instead of paths in mirrors."""
+  """Returns a path or text with addresses in place of mirrored paths."""
   if root.cache_info().currsize:  # else there is no mirror
     for kind in _EXAMPLES:
       text = text.replace(os.path.join(root(), kind, ''), f'{kind}://')
@@ -86,7 +87,7 @@ def remote_url(text: str) -> str:
 
 
 def is_mirror(path: str) -> bool:
-  """Returns whether a local path stands for an address."""
+  """Returns whether a local path lies in a mirror."""
   return remote_url(path) != path
 
 
@@ -97,9 +98,9 @@ def _inside(address):
 
 @functools.cache
 def root() -> str:
-  """The folder of this process's mirrors.
+  """Returns the folder of this process's mirrors.
 
-  No other process has it: one that evaluates a run that still trains must not
-  take the files from under it.
+  Other processes have others: one that evaluates a run which still trains must not
+  remove its files.
   """
   return tempfile.mkdtemp(prefix='anp_jax-')

@@ -174,7 +174,7 @@ def _run(flags, progress):
   trained, notes = _network(flags)
   table = rows_lib.Rows(trained.vocabulary, flags.explain, flags.sentiment, flags.emotions)
   for line in [*notes, *table.notes]:
-    progress.line.note(line)
+    progress.line.log(line)
   compile_cache.enable(trained.config)
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size)
@@ -207,7 +207,7 @@ def _run(flags, progress):
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
     hints = skipped_files.heif_hints()
-    progress.line.note(f'left out: {left_out.text(hints)}')
+    progress.line.log(f'left out: {left_out.text(hints)}')
   if pictures:
     title = _title(trained, progress, len(pictures))
     sheet_lib.write(flags.sheet, *zip(*pictures), title)

@@ -31,7 +31,7 @@ class NamingProgress(progress.Progress):
     """Counts a batch: how many files were named, (file, reason) of the rest."""
     for file, reason in unreadable:
       text = f'unreadable: {file}: {reason}'
-      self.line.note(untrusted_text.printable(text))
+      self.line.log(untrusted_text.printable(text))
     self.add(named + len(unreadable), len(unreadable))
     if not self._has_compiled:  # the first batch is no part of the rate
       self._has_compiled = True
@@ -46,4 +46,4 @@ class NamingProgress(progress.Progress):
       text += f' ({self.named / seconds:.1f} a second, start included)'
     if self.failed:
       text += f', {self.failed:,} unreadable'
-    self.line.note(text)
+    self.line.log(text)

@@ -105,7 +105,7 @@ def log_run_info(
     f'scores   {_scored_weights(config)}',
     *cautions(config, train, config.batch_size, len(train), class_sizes),
   ):
-    telemetry.note(text)
+    telemetry.log(text)
   telemetry.start(
     {
       'data': ' '.join(

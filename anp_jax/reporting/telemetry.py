@@ -198,7 +198,7 @@ class Telemetry:
     if self._line.is_live:
       self._draw()
     else:
-      self._line.note('  '.join(self._fields.values()))
+      self._line.log('  '.join(self._fields.values()))
 
   def evaluation(self, step: int, metrics: dict[str, float]) -> None:
     """Records the scores over the whole validation set at `step`."""
@@ -210,7 +210,7 @@ class Telemetry:
       for name, label in metric_labels.labels(metrics).items()
     )
     epoch = self._length.epoch(step)
-    self.note(f'validation at step {step} (epoch {epoch:.2f}): {scores}')
+    self.log(f'validation at step {step} (epoch {epoch:.2f}): {scores}')
 
   @contextlib.contextmanager
   def paused(self, what: str) -> Iterator[None]:
@@ -257,7 +257,7 @@ class Telemetry:
       if rates and key == 'duration':
         text += f': learning rate {rates[1]:.6g}, not {rates[0]:.6g}'
         fields |= {'old_rate': rates[0], 'new_rate': rates[1]}
-      self.note(text)
+      self.log(text)
       self._write_line(metric_lines.CHANGE, step, **fields)
 
   def start(self, values: dict) -> None:
@@ -272,9 +272,9 @@ class Telemetry:
       fields = {'time': time.time(), 'command': metric_lines.command()} | values
       self._write_line(metric_lines.START, step, **fields)
 
-  def note(self, text: str) -> None:
+  def log(self, text: str) -> None:
     """Prints a line for people, above the live line."""
-    self._line.note(urls.remote_url(text))
+    self._line.log(urls.remote_url(text))
 
   def close(self) -> None:
     """Ends the live line and closes the files; a second call does nothing."""
@@ -325,7 +325,7 @@ class Telemetry:
       self._file.write(json.dumps({'kind': kind, 'step': step, **fields}) + '\n')
       self._file.flush()
     except OSError as e:  # a full disk: what is trained is worth more
-      self.note(f'{METRICS}: step {step} is not recorded: {e.strerror}')
+      self.log(f'{METRICS}: step {step} is not recorded: {e.strerror}')
 
   def _progress(self, step, values):
     """Returns the parts of the progress line, by name and in order."""

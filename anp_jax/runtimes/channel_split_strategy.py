@@ -60,7 +60,7 @@ class ChannelSplit(sync.Sync):
       ),
       'split_layers': keys.value(
         '.*',
-        'regular expression: convolutions that may be split',
+        'regular expression of the convolutions that may be split',
         _is_pattern,
         'a regular expression',
         resumable=True,
@@ -71,12 +71,12 @@ class ChannelSplit(sync.Sync):
         resumable=True,
       ),
       'plan': keys.text(
-        '', "by hand, as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
+        '', "plan by hand, such as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
       ),
       'offload_to': keys.value(
         (),
-        "devices that compute channels for one that trains: 'cpu:0' of "
-        "this process; 'processes': all others'. (): the mesh's devices train",
+        "devices that compute channels for one that trains: 'cpu:0' of this process, or "
+        "'processes': those of all others; (): the mesh's devices train",
         _are_devices,
         "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
         resumable=True,
@@ -168,7 +168,7 @@ class ChannelSplit(sync.Sync):
     return channel_split_step.ChannelSplitStep(config, specs, order)
 
   def calibrate(
-    self, spec: 'run_spec.RunSpec', job: strategy_lib.Job, training: bool
+    self, spec: 'run_spec.RunSpec', invocation: strategy_lib.Invocation, training: bool
   ) -> tuple[ml_collections.ConfigDict, list[str]]:
     """Times devices and links, where the config has neither plan nor shares."""
     from anp_jax.parallel import mesh as mesh_lib
@@ -184,31 +184,35 @@ class ChannelSplit(sync.Sync):
     if not training:  # without a gradient, each device may score by itself
       changes: dict[str, object] = {'strategy.plan': split.NOTHING, 'strategy.shares': ()}
       return config_lib.replaced(spec.config, changes), []
-    chosen, messages = calibrate.choose_plan(spec, job.workdir, job.processes)
+    chosen, messages = calibrate.choose_plan(spec, invocation.workdir, invocation.processes)
     return config_lib.replaced(spec.config, {'strategy.plan': chosen}), messages
 
   def replanner(
-    self, spec: 'run_spec.RunSpec', job: strategy_lib.Job
+    self, spec: 'run_spec.RunSpec', invocation: strategy_lib.Invocation
   ) -> 'replanner.Replanner | None':
     """Returns what changes the plan as devices change; None for a single device."""
     from anp_jax.parallel import mesh as mesh_lib
     from anp_jax.runtimes.calibration import replanner
 
-    if job.pool is None and spec.mesh.shape[mesh_lib.MODEL] == 1:
+    if invocation.pool is None and spec.mesh.shape[mesh_lib.MODEL] == 1:
       return None
-    by_hand = job.config.strategy.plan or job.config.strategy.shares
-    return replanner.Replanner(spec, job, is_measured=not by_hand)
+    by_hand = invocation.config.strategy.plan or invocation.config.strategy.shares
+    return replanner.Replanner(spec, invocation, is_measured=not by_hand)
 
-  def run(self, job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
+  def run(
+    self, invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]
+  ) -> dict:
     """Trains on one device, with others to offload to, where they are named."""
-    if not job.config.strategy.offload_to or job.mode not in _TRAINING:
-      return loop(job)
+    if not invocation.config.strategy.offload_to or invocation.mode not in _TRAINING:
+      return loop(invocation)
     from anp_jax.runtimes.offload import pool as pool_lib
 
-    if job.processes.index:
-      pool_lib.serve(job.config, job.processes)
+    if invocation.processes.index:
+      pool_lib.serve(invocation.config, invocation.processes)
       return {}
-    with pool_lib.DevicePool(job.config, job.processes) as pool:
+    with pool_lib.DevicePool(invocation.config, invocation.processes) as pool:
       return loop(
-        dataclasses.replace(job, processes=pool.processes, devices=pool.mesh_devices, pool=pool)
+        dataclasses.replace(
+          invocation, processes=pool.processes, devices=pool.mesh_devices, pool=pool
+        )
       )

@@ -9,5 +9,5 @@ KEYS = {
   'tls_certificate': keys.text(
     '', "PEM file with the certificate of all servers; '': no encryption", resumable=True
   ),
-  'tls_key': keys.text('', 'PEM file with its key', resumable=True),
+  'tls_key': keys.text('', "PEM file with the certificate's private key", resumable=True),
 }

@@ -1,4 +1,4 @@
-"""Reads of a file by position that do not give up Python's lock in vain.
+"""Reads of a file by position that keep Python's lock for cached bytes.
 
 os.pread releases the lock and has to get it back, which other threads delay: a
 batch of small files from the page cache spent most of its time on that.
@@ -38,15 +38,15 @@ _PREADV2 = _load()
 
 
 def pread(handle: int, size: int, start: int) -> bytes:
-  """The bytes of a file from `start` on, as os.pread.
+  """Returns the bytes of a file from `start` on, like os.pread.
 
-  What lies in the page cache is copied with the lock held, in microseconds;
-  for anything else os.pread waits, without it.
+  Bytes in the page cache are copied with the lock held, in microseconds; for others
+  os.pread waits without it.
 
   Args:
-    handle: of the open file.
-    size: bytes; fewer are returned at the end of the file.
-    start: the first of them.
+    handle: descriptor of the open file.
+    size: number of bytes; fewer are returned at the end of the file.
+    start: offset of the first byte.
 
   Raises:
     OSError: if they cannot be read.

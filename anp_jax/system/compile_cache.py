@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk, so that a second start is quick."""
+"""The persistent cache of compiled programs, which makes a second start quick."""
 
 from collections.abc import Iterator
 import contextlib
@@ -11,19 +11,20 @@ import tempfile
 from absl import logging
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+import ml_collections
 
 from anp_jax import config as config_lib
 
 
-def enable(config) -> str:
+def enable(config: ml_collections.ConfigDict) -> str:
   """Turns JAX's persistent compilation cache on, with a bound on its size.
 
   Args:
-    config: the run's config; compile_cache.dir '' leaves the cache off.
+    config: config; compile_cache.dir '' leaves the cache off.
 
   Returns:
-    The folder in use, or '': also where none can be written to, as on a node
-    whose home is read-only. The run goes on without.
+    Folder in use; '' without a cache, also where no folder can be written to, as on
+    a node whose home is read-only.
   """
   folder = config.compile_cache.dir
   if folder == 'auto':
@@ -59,7 +60,7 @@ def enable(config) -> str:
 
 
 def _problem(folder):
-  """Why nothing can be kept in a folder, which is made if missing; or ''."""
+  """Why a folder, which is created if missing, cannot be written to; or ''."""
   try:
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):  # a read-only file system, say
@@ -70,7 +71,7 @@ def _problem(folder):
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-  """A context in which every program is compiled, and none is kept."""
+  """Yields a context in which every program is compiled and none is cached."""
   before = jax.config.jax_enable_compilation_cache
   jax.config.update('jax_enable_compilation_cache', False)
   compilation_cache.reset_cache()  # JAX looks once whether there is one
@@ -92,7 +93,7 @@ def run_once_options() -> dict[str, int]:
 
 
 def release_memory() -> None:
-  """Hands the memory that a compile has freed back to the system.
+  """Returns the memory that a compilation has freed to the system.
 
   glibc keeps it for the threads that compiled: 1 GB after a ResNet-50.
   """

@@ -1,19 +1,21 @@
 """The dtype that config.model.dtype='auto' stands for."""
 
+import ml_collections
+
 from anp_jax import config as config_lib
 from anp_jax.config import saved_run
 from anp_jax.system import onednn, xla_flags
 
 
-def decide(config, workdir: str):
-  """Returns the config with the dtype of the computation, decided once a run.
+def decide(config: ml_collections.ConfigDict, workdir: str) -> ml_collections.ConfigDict:
+  """Returns the config with the compute dtype, decided once per run.
 
-  It is asked before the processes of a run compare their configs: those of
-  unlike machines may not decide alike, and then the run is refused.
+  The processes of a run compare their configs afterwards: if different machines
+  decide differently, the run is refused.
 
   Args:
-    config: resolved; its model.dtype may be 'auto'.
-    workdir: of the run; one that is resumed keeps its dtype.
+    config: resolved config, whose model.dtype may be 'auto'.
+    workdir: run folder; a resumed run keeps its dtype.
   """
   if config.model.dtype != 'auto':
     return config

@@ -1,20 +1,20 @@
-"""CPU cores: how many there are to work with, and how threads share them."""
+"""CPU cores: their number, and how threads share them."""
 
 import contextlib
 import os
 
 
 def count() -> int:
-  """Cores that this process may use; all, where a system does not tell."""
+  """Returns the number of cores that this process may use; all, where it is unknown."""
   if hasattr(os, 'sched_getaffinity'):  # not on macOS
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def wait_for_turn() -> None:
-  """Has this thread, and those it makes, not interrupt others on waking up.
+  """Keeps this thread, and threads it starts, from interrupting others on waking up.
 
-  Linux's scheduling policy SCHED_BATCH. Gloo, with which JAX sums over CPUs of
+  It sets Linux's scheduling policy SCHED_BATCH. Gloo, with which JAX sums over CPUs of
   several processes, needs it: its thread that receives tries to lock what the
   thread that sends holds, again and again. Where it wakes up on the same core,
   it interrupts the sender, which then cannot let go until Linux takes the core
@@ -23,7 +23,7 @@ def wait_for_turn() -> None:
   """
   if not hasattr(os, 'SCHED_BATCH'):  # not Linux
     return
-  # What somebody has chosen stays; a sandbox may refuse the call.
+  # A policy that the user chose stays; a sandbox may refuse the call.
   with contextlib.suppress(OSError):
     if os.sched_getscheduler(0) == os.SCHED_OTHER:
       os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_getparam(0))

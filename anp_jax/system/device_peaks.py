@@ -1,4 +1,4 @@
-"""How fast devices are at most, from their data sheets."""
+"""Peak rates of devices, from their data sheets."""
 
 import re
 
@@ -40,11 +40,11 @@ _PEAKS = (
 
 
 def peak_flops(device_kind: str, dtype: str) -> float:
-  """Returns the dense peak FLOP/s of one device, 0.0 where it is not known.
+  """Returns the dense peak FLOP/s of one device; 0.0 where it is unknown.
 
   Args:
     device_kind: JAX's `device.device_kind`, such as 'NVIDIA H100 80GB HBM3'.
-    dtype: of the computation; 'bfloat16' or 'float32' (TF32 where there is).
+    dtype: compute dtype; 'bfloat16' or 'float32' (TF32 where available).
   """
   # A MIG slice carries the whole chip's name and a part of its units.
   if dtype not in ('bfloat16', 'float32') or ' MIG ' in f'{device_kind} ':

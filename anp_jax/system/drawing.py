@@ -1,11 +1,17 @@
-"""How figures look: colours, type, and a figure without a window system."""
+"""The style of figures: colours, typefaces, and figures without a window system."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import os
+from typing import TYPE_CHECKING, Any
 import warnings
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from matplotlib.axis import Axis
+  from matplotlib.figure import Figure
+  from PIL.ImageFont import FreeTypeFont
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, PURPLE, GREY = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8c8c8c')
@@ -13,7 +19,7 @@ COLOURS = BLUE, ORANGE, GREEN, PURPLE, '#e69f00', '#56b4e9'
 INK, FAINT, SOFT = '#222222', '#e4e4e4', '#666666'
 
 # Settings of matplotlib's.
-STYLE = {
+STYLE: dict[Any, Any] = {
   'font.size': 10,
   'axes.titlesize': 11,
   'axes.titlelocation': 'left',
@@ -36,39 +42,39 @@ STYLE = {
 
 
 @contextlib.contextmanager
-def figure(path: str, width: float, height: float, dpi: int = 130, style=None):
-  """A figure to draw on, written to `path` at the end.
+def figure(
+  path: str, width: float, height: float, dpi: int = 130, style: dict[Any, Any] | None = None
+) -> 'Iterator[Figure]':
+  """Yields a figure to draw on, and writes it to `path` at the end.
 
   Args:
-    path: of a PNG file.
-    width: inches.
-    height: inches.
-    dpi: pixels an inch.
+    path: path of a PNG file.
+    width: width in inches.
+    height: height in inches.
+    dpi: pixels per inch.
     style: settings that differ from STYLE.
   """
   # Here, because loading it takes longer than a mistyped flag should.
   import matplotlib
   import matplotlib.figure
+  import matplotlib.layout_engine
 
   with matplotlib.rc_context(STYLE | (style or {})), warnings.catch_warnings():
     # A name in a script that the type lacks is drawn as boxes.
     warnings.filterwarnings('ignore', 'Glyph .* missing')
+    layout = matplotlib.layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
     # Without pyplot: no window system, no state left behind.
-    canvas = matplotlib.figure.Figure(figsize=(width, height), layout='constrained')
+    canvas = matplotlib.figure.Figure(figsize=(width, height), layout=layout)
     yield canvas
-    canvas.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     canvas.savefig(path, dpi=dpi, metadata={'Software': None})
 
 
-def typeface(name: str, size: int):
-  """The figures' type, for what Pillow draws.
+def typeface(name: str, size: int) -> 'FreeTypeFont':
+  """Returns the typeface of figures for Pillow.
 
   Args:
-    name: of a file that matplotlib has, such as 'DejaVuSans'.
-    size: pixels.
-
-  Returns:
-    PIL.ImageFont.FreeTypeFont.
+    name: name of a font file of matplotlib, such as 'DejaVuSans'.
+    size: size in pixels.
   """
   import matplotlib
   from PIL import ImageFont
@@ -77,13 +83,13 @@ def typeface(name: str, size: int):
   return ImageFont.truetype(os.path.join(folder, f'{name}.ttf'), size)
 
 
-def percent(axis) -> None:
-  """Makes ticks of an axis percents."""
+def percent(axis: 'Axis') -> None:
+  """Labels the ticks of an axis in percent."""
   axis.set_major_formatter(lambda x, _: f'{100 * x:.3g}%')
 
 
-def counts(axis, most: int = 7) -> None:
-  """Makes ticks of a linear axis whole numbers, thousands apart by commas."""
+def counts(axis: 'Axis', most: int = 7) -> None:
+  """Labels the ticks of a linear axis with whole numbers, with thousands separators."""
   import matplotlib.ticker
 
   axis.set_major_locator(
@@ -98,15 +104,15 @@ def printable(name: str) -> str:
 
 
 def fitted(text: str, width: float, measure: Callable[[str], float]) -> str:
-  """Returns the text, or as much of its two ends as the width has room for.
+  """Returns the text, or the parts of its two ends that fit into a width.
 
   Args:
-    text: a name.
-    width: that it may have.
-    measure: the width of a text.
+    text: name of any length.
+    width: largest width.
+    measure: function that returns the width of a text.
 
   Returns:
-    The text, or one with '…' in the middle, which is at least that.
+    The text, or a shorter one with '…' in the middle.
   """
   result = text
   keep = len(text)
@@ -124,11 +130,11 @@ def shortened(text: str, most: int) -> str:
 
 
 class ContactSheet:
-  """Pictures in rows and columns below a title, each in a cell of its own.
+  """Pictures in rows and columns below a title, one per cell.
 
   Attributes:
     plain: PIL.ImageFont.FreeTypeFont of captions.
-    pen: PIL.ImageDraw.ImageDraw, for what a sheet has but pictures.
+    pen: PIL.ImageDraw.ImageDraw for everything except pictures.
   """
 
   MARGIN, GAP, LINE = 16, 10, 19  # pixels: around all, between cells, of a line
@@ -137,13 +143,13 @@ class ContactSheet:
   def __init__(
     self, title: Sequence[str | tuple[str, str]], count: int, columns: int, cell: tuple[int, int]
   ):
-    """Makes a white sheet with its title.
+    """Creates a white sheet with its title.
 
     Args:
-      title: lines, or (line, colour); the first one is bold.
-      count: cells.
-      columns: cells a row.
-      cell: its width and height in pixels.
+      title: lines, or (line, colour) pairs; the first line is bold.
+      count: number of cells.
+      columns: cells per row.
+      cell: width and height of a cell in pixels.
     """
     from PIL import Image, ImageDraw
 
@@ -168,14 +174,16 @@ class ContactSheet:
     row, column = divmod(index, self._columns)
     return (self.MARGIN + column * self._pitch[0], self._top + row * self._pitch[1])
 
-  def picture(self, place: tuple[int, int], image: np.ndarray, side: int, frame: str | None = None):
+  def picture(
+    self, place: tuple[int, int], image: np.ndarray, side: int, frame: str | None = None
+  ) -> None:
     """Draws an image.
 
     Args:
-      place: of its upper left corner.
-      image: (size, size, 3) uint8; one that is enlarged shows its pixels.
-      side: of the drawn image, pixels.
-      frame: colour of a frame around it.
+      place: upper left corner.
+      image: (size, size, 3) uint8; an enlarged image shows its pixels.
+      side: side of the drawn image in pixels.
+      frame: colour of a frame around the image.
     """
     from PIL import Image
 
@@ -194,17 +202,17 @@ class ContactSheet:
     width: float,
     color: str = INK,
     anchor: str | None = None,
-    font=None,
-  ):
+    font: 'FreeTypeFont | None' = None,
+  ) -> None:
     """Writes a line, shortened in its middle to a width.
 
     Args:
-      place: of the anchor.
-      text: of any characters.
-      width: pixels.
-      color: of the letters.
-      anchor: of Pillow's, such as 'mm'; by default the upper left corner.
-      font: by default `plain`.
+      place: position of the anchor.
+      text: line of any characters.
+      width: largest width in pixels.
+      color: text colour.
+      anchor: anchor in Pillow's notation, such as 'mm'; None: upper left corner.
+      font: font; None: `plain`.
     """
     font = font or self.plain
     line = fitted(printable(text), width, font.getlength)

@@ -1,4 +1,4 @@
-"""Emulated time: computing that is slept for, and links slower than these.
+"""Emulated time: sleeps in place of computation, and slowed links.
 
 A process emulates one node of a cluster. Its computing is a sleep, so any
 number of processes share a core, unless only its link is emulated; its
@@ -9,7 +9,7 @@ bytes of Arrow Flight wait their turn on one `Link`, which all connections of
 the process share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import math
 import os
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 
+import ml_collections
 import numpy as np
 
 UP, DOWN = 'up', 'down'
@@ -30,7 +31,7 @@ _BATCH_SECONDS, _LEAST = 0.02, 2**14
 
 
 class Link:
-  """The link of a process: each way carries so many bytes a second."""
+  """The link of a process, with a bandwidth per direction."""
 
   def __init__(
     self,
@@ -38,12 +39,12 @@ class Link:
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
   ):
-    """Makes an idle link.
+    """Creates an idle link.
 
     Args:
-      bytes_per_second: each way; 0: not limited.
-      clock: monotonic, in seconds.
-      sleep: waits so many seconds.
+      bytes_per_second: bandwidth per direction; 0: no limit.
+      clock: monotonic clock in seconds.
+      sleep: function that waits for seconds.
     """
     self.bytes_per_second = bytes_per_second
     self._clock, self._sleep = clock, sleep
@@ -55,15 +56,15 @@ class Link:
     return self._clock()
 
   def carry(self, way: str, count: int, since: float) -> None:
-    """Waits until bytes have passed, after all that came before them.
+    """Waits until bytes have passed, after all earlier bytes.
 
-    A thread that a busy core wakes up late does not hold up the link: what it
-    was to send has been under way meanwhile.
+    A thread that a busy core wakes up late does not delay the link: its bytes have
+    been under way meanwhile.
 
     Args:
       way: UP or DOWN.
-      count: of bytes.
-      since: when they were ready to pass, see `now`.
+      count: number of bytes.
+      since: time at which the bytes were ready; see `now`.
     """
     if not self.bytes_per_second:
       return
@@ -73,19 +74,19 @@ class Link:
     self._sleep(max(0.0, end - self._clock()))
 
   def batch_bytes(self, most: int) -> int:
-    """How many bytes to send at a time.
+    """Returns the number of bytes to send at a time.
 
-    Both ends wait for each batch, at the same time for two that follow each
-    other: a message of a single batch would take twice as long.
+    Both ends wait for each batch, at the same time for consecutive batches: a message
+    of a single batch would take twice as long.
 
     Args:
-      most: of a link that is not limited.
+      most: number for an unlimited link.
     """
     if not self.bytes_per_second:
       return most
     return min(most, max(_LEAST, int(self.bytes_per_second * _BATCH_SECONDS)))
 
-  def upload(self, batches):
+  def upload(self, batches: Iterable) -> Iterator:
     """Yields Arrow's record batches, each once the link is free for it."""
     since = self._clock()
     for batch in batches:
@@ -94,12 +95,12 @@ class Link:
 
 
 class _Process:
-  """What this process emulates.
+  """The node that this process emulates.
 
   Attributes:
-    index: of this process among those of its run.
-    link: its `Link`.
-    paces_sockets: whether its collectives' connections are slowed down too.
+    index: index of this process in its run.
+    link: `Link` of the process.
+    paces_sockets: whether the connections of collectives are paced too.
   """
 
   def __init__(self, index=0, bytes_per_second=0.0, paces_sockets=False):
@@ -140,17 +141,17 @@ _UNLIMITED = Link()
 
 
 def can_pace_sockets() -> bool:
-  """Whether this system can slow down connections that others have opened."""
+  """Returns whether this system can pace connections that libraries have opened."""
   return sys.platform == 'linux' and os.path.isdir(_FILES)
 
 
 def begin(index: int, bytes_per_second: float, paces_sockets: bool) -> None:
-  """Says what this process emulates from now on.
+  """Starts the emulation of a node by this process.
 
   Args:
-    index: of this process among those of its run.
-    bytes_per_second: of its link, each way; 0: not limited.
-    paces_sockets: whether TCP connections are paced, too: those of a run whose
+    index: index of this process in its run.
+    bytes_per_second: bandwidth of its link per direction; 0: no limit.
+    paces_sockets: whether TCP connections are paced too: those of a run whose
       collectives span processes.
   """
   global _process
@@ -158,36 +159,38 @@ def begin(index: int, bytes_per_second: float, paces_sockets: bool) -> None:
 
 
 def process_index() -> int:
-  """The number of this process in its run."""
+  """Returns the index of this process in its run."""
   return _process.index
 
 
 def link(local: bool = False) -> Link:
-  """The link of this process, which is not limited unless one is emulated.
+  """Returns the link of this process, unlimited unless one is emulated.
 
   Args:
-    local: whether the other end is this process, too.
+    local: whether the other end is this process too.
   """
   return _UNLIMITED if local else _process.link
 
 
 def pace_sockets() -> None:
-  """Slows down the connections of collectives; see `_Process`."""
+  """Paces the connections of collectives; see `_Process`."""
   _process.pace_sockets()
 
 
-def pass_seconds(settings, images: int, words, process=None) -> float:
-  """The seconds that an emulated device computes for one micro-batch.
+def pass_seconds(
+  settings: ml_collections.ConfigDict, images: int, words: Sequence[int], process: int | None = None
+) -> float:
+  """Returns the seconds that an emulated device computes for one micro-batch.
 
-  A pure function of the seed, the step and the rows, but for the factor of the
-  process. The draw is lognormal with mean 1: computing times are above 0 and
+  They are a pure function of the seed, the step and the rows, times the factor of
+  the process. The draw is lognormal with mean 1: computing times are above 0 and
   have a longer tail above their mean than below.
 
   Args:
     settings: config.emulate, or config.strategy.simulate.
-    images: of the micro-batch.
-    words: integers from which the draw is made.
-    process: that computes; None: this one.
+    images: size of the micro-batch.
+    words: integers that seed the draw.
+    process: index of the computing process; None: this one.
   """
   process = _process.index if process is None else process
   (mean,) = _mean_seconds(settings, images, [process])
@@ -195,16 +198,18 @@ def pass_seconds(settings, images: int, words, process=None) -> float:
   return mean * draw
 
 
-def worker_seconds(settings, images: int, words, workers: int) -> np.ndarray:
-  """The seconds that each of several workers computes for its micro-batch.
+def worker_seconds(
+  settings: ml_collections.ConfigDict, images: int, words: Sequence[int], workers: int
+) -> np.ndarray:
+  """Returns the seconds that each worker computes for its micro-batch.
 
-  Those of a worker do not depend on how many there are; see `pass_seconds`.
+  A worker's seconds do not depend on the number of workers; see `pass_seconds`.
 
   Args:
     settings: config.strategy.simulate.
-    images: of each worker's micro-batch.
-    words: integers from which the draws are made.
-    workers: whose times are asked for.
+    images: size of each worker's micro-batch.
+    words: integers that seed the draws.
+    workers: number of workers.
 
   Returns:
     (workers,) float64.
@@ -229,24 +234,24 @@ def _draws(spread, words, count):
   return [math.exp(scale * normal - variance / 2) for normal in normals]
 
 
-def describe_pass(settings, who: str) -> list[str]:
-  """What a pass takes, in phrases for people.
+def describe_pass(settings: ml_collections.ConfigDict, who: str) -> list[str]:
+  """Returns phrases about the time of a pass.
 
   Args:
-    settings: see `pass_seconds`.
-    who: computes, in one word.
+    settings: settings as for `pass_seconds`.
+    who: word for a computing process, such as 'worker'.
   """
   parts = [f'a pass of {settings.step_seconds:g} s']
   if settings.image_seconds:
-    parts.append(f'{settings.image_seconds:g} s an image')
+    parts.append(f'{settings.image_seconds:g} s per image')
   if settings.spread:
     parts.append(f'spread {100 * settings.spread:g} %')
   return parts + [f'{who} {i} x {factor:g}' for i, factor in settings.slow]
 
 
-def describe(settings) -> str:
-  """What of a run is emulated, in one line for people."""
-  parts = ['computing is real', *describe_pass(settings, 'process')[1:]]
+def describe(settings: ml_collections.ConfigDict) -> str:
+  """Returns one line about the emulation of a run."""
+  parts = ['computation is real', *describe_pass(settings, 'process')[1:]]
   if settings.sleep:
     parts[0] = f'a pass is a sleep of {settings.step_seconds:g} s'
   if settings.megabytes:

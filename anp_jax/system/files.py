@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and lines of JSON that may be torn."""
+"""Files that are written atomically, locks, and lines of JSON that may be torn."""
 
 from collections.abc import Iterator
 import contextlib
@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import stat
+from typing import Any
 
 from absl import logging
 
@@ -19,16 +20,16 @@ NO_FILE = (-1, -1)  # the state of what is no file
 
 
 def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
-  """Writes a file that a reader, or a crash, never sees half written.
+  """Writes a file atomically: neither a reader nor a crash sees it half written.
 
   Args:
-    path: of the file; one that exists is replaced.
-    content: bytes; or text, which is written as UTF-8. Names of files that are
-      not UTF-8 are escaped.
+    path: path of the file; an existing file is replaced.
+    content: bytes, or text, which is written as UTF-8 with escapes for file names
+      that are not UTF-8.
     mode: permissions, less the umask: 0o600 for a secret.
 
   Raises:
-    OSError: if it cannot be written; what was at the path stays.
+    OSError: if the file cannot be written; an existing file stays.
   """
   if isinstance(content, str):
     content = content.encode('utf-8', 'backslashreplace')
@@ -42,8 +43,8 @@ def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
 def atomic_path(path: str, mode: int = 0o666) -> Iterator[str]:
   """Yields the path of an empty draft, which becomes the file at the end.
 
-  For what is written bit by bit, or by a library. The arguments are those of
-  `write_atomic`. A draft that is not finished is removed.
+  It serves files that a library writes, or that are written in parts. For the
+  arguments see `write_atomic`. An unfinished draft is removed.
   """
   folder, name = os.path.split(path)
   # Two processes may write the same path: each has a draft of its own.
@@ -60,7 +61,7 @@ def atomic_path(path: str, mode: int = 0o666) -> Iterator[str]:
 
 
 def state(path: str) -> tuple[int, int]:
-  """A file's size in bytes and time in ns; NO_FILE if it is none."""
+  """Returns a file's size in bytes and time in ns; NO_FILE if it is not a file."""
   try:
     status = os.stat(path)
   except OSError as e:
@@ -74,13 +75,13 @@ def state(path: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def lock(path: str) -> Iterator[bool]:
-  """Waits for other processes of this host that hold a lock; then holds it.
+  """Waits for a lock that other processes of this host hold, then holds it.
 
   Args:
-    path: of a file that stands for the lock; made if missing, and left.
+    path: path of the lock file, which is created if missing, and stays.
 
   Yields:
-    Whether the lock is held: False where the file system has no locks.
+    Whether the lock is held; False where the file system has no locks.
   """
   # The kernel drops the lock with the process, so a killed one blocks nobody.
   with open(path, 'a') as file:
@@ -94,7 +95,7 @@ def lock(path: str) -> Iterator[bool]:
 
 
 def is_lfs_pointer(path: str) -> bool:
-  """Whether Git LFS left its pointer in the place of a file."""
+  """Returns whether a file is a pointer of Git LFS."""
   try:
     with open(path, 'rb') as file:
       return file.read(len(LFS_POINTER)) == LFS_POINTER
@@ -102,13 +103,13 @@ def is_lfs_pointer(path: str) -> bool:
     return False
 
 
-def write_json(path: str, value) -> None:
+def write_json(path: str, value: Any) -> None:
   """Writes a value as indented JSON; see `write_atomic`."""
   write_atomic(path, json.dumps(value, indent=1) + '\n')
 
 
-def read_json(path: str, default=None):
-  """The value in a file of JSON; the default if there is no such file."""
+def read_json(path: str, default: Any = None) -> Any:
+  """Returns the value in a JSON file; the default if there is no such file."""
   try:
     with open(path, encoding='utf-8') as file:
       return loads(file.read())
@@ -116,11 +117,11 @@ def read_json(path: str, default=None):
     return default
 
 
-def loads(text: str | bytes):
-  """The value of a text of JSON.
+def loads(text: str | bytes) -> Any:
+  """Returns the value of a JSON text.
 
   Raises:
-    ValueError: if it is no JSON, or nested too deeply to be read.
+    ValueError: if the text is not JSON, or nested too deeply.
   """
   try:
     return json.loads(text)
@@ -129,7 +130,7 @@ def loads(text: str | bytes):
 
 
 def read_json_object(path: str) -> dict:
-  """The JSON object in a file; {} if there is none that can be read."""
+  """Returns the JSON object in a file; {} if it cannot be read."""
   try:
     value = read_json(path)
   except (OSError, ValueError):
@@ -140,7 +141,7 @@ def read_json_object(path: str) -> dict:
 def append_json_line(path: str, record: dict) -> None:
   """Appends a record as one line of JSON.
 
-  A line that a killed process left unfinished is ended first.
+  An unfinished line of a killed process is ended first.
   """
   with open(path, 'ab+') as file:
     if file.tell():
@@ -151,10 +152,10 @@ def append_json_line(path: str, record: dict) -> None:
 
 
 def read_json_lines(path: str) -> list[dict]:
-  """The records of a file of JSON lines, in order; torn lines are left out.
+  """Returns the records of a file of JSON lines, in order, without torn lines.
 
   Args:
-    path: of the file; if it is missing, there are no records.
+    path: path of the file; a missing file has no records.
   """
   try:
     with open(path, 'rb') as file:

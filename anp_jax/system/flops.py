@@ -6,6 +6,7 @@ a device behind a plugin, and so it is for one that is not here.
 
 from collections.abc import Callable, Iterable
 import math
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -13,13 +14,15 @@ from jax.extend import core
 from anp_jax.system import onednn
 
 
-def count_call(function: Callable, *arguments, branches: Callable[[Iterable], int] = max) -> int:
-  """Counts the operations of a call, which is traced and not made.
+def count_call(
+  function: Callable, *arguments: Any, branches: Callable[[Iterable], int] = max
+) -> int:
+  """Counts the operations of a call, which is traced and not executed.
 
   Args:
-    function: of arrays; a jitted one is traced once for this and its lowering.
+    function: function of arrays; if jitted, its trace is cached for its lowering.
     *arguments: pytrees of arrays or jax.ShapeDtypeStruct.
-    branches: as for `count`.
+    branches: reduction over the branches of a conditional; see `count`.
   """
   return count(jax.make_jaxpr(function)(*arguments), branches)
 
@@ -33,9 +36,9 @@ def count(jaxpr: core.ClosedJaxpr | core.Jaxpr, branches: Callable[[Iterable], i
   dilation puts in.
 
   Args:
-    jaxpr: of a program.
-    branches: takes the counts of a conditional's branches: `max` counts the
-      largest, `sum` what devices compute together that each take another one.
+    jaxpr: jaxpr of a program.
+    branches: reduction of the counts of a conditional's branches: `max` counts the
+      largest, `sum` the total of devices that each take another branch.
   """
   if isinstance(jaxpr, core.ClosedJaxpr):
     jaxpr = jaxpr.jaxpr

@@ -22,8 +22,8 @@ STATUS = 130  # as a shell says of what SIGINT ended: 128 + 2
 _FLUSH = 1.0  # seconds; a pipe that nobody reads would hold it for ever
 
 _line = 'interrupted'
-_callbacks = []
-_status = None
+_callbacks: list[Callable[[], None]] = []
+_status: int | None = None
 
 
 def install() -> None:
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def listen() -> None:
-  """Lets a thread hear Ctrl-C too, while the main thread is in native code."""
+  """Handles Ctrl-C in a thread too, while the main thread is in native code."""
   if signal.getsignal(signal.SIGINT) is not _leave_now:
     return
   import threading
@@ -57,16 +57,16 @@ def set_line(line: str) -> None:
 
 
 def before_leaving(callback: Callable[[], None]) -> None:
-  """Has a function called on Ctrl-C, in a thread, before the line is printed.
+  """Registers a function to call on Ctrl-C, in a thread, before the line is printed.
 
   Args:
-    callback: tells other processes, say; must not take long.
+    callback: quick function, which may tell other processes.
   """
   _callbacks.append(callback)
 
 
 def exit(status: int) -> None:
-  """Ends a command that is done.
+  """Ends a command with a status.
 
   After the last exit handler Python takes itself and large libraries to pieces,
   for up to a second, with no handler of signals left: that part is skipped.

@@ -1,4 +1,4 @@
-"""Tables for people: in Markdown, and as aligned plain text."""
+"""Tables in Markdown and as aligned plain text."""
 
 from collections.abc import Sequence
 import re
@@ -10,12 +10,12 @@ _RULES = {'l': '---', 'r': '---:'}
 
 
 def table(rows: Sequence[Sequence[str]], align: str = 'l') -> str:
-  """Returns a Markdown table, whose cells show as the texts that they are.
+  """Returns a Markdown table whose cells are escaped.
 
   Args:
-    rows: of cells; the first one is the head.
-    align: a letter a column, 'l' or 'r'; the last one counts for the columns
-      that follow, so 'lr' is a column to the left and all others to the right.
+    rows: rows of cells; the first row is the header.
+    align: one letter per column, 'l' or 'r'; the last letter also holds for all
+      further columns.
   """
   head, *body = ([escape(cell) for cell in row] for row in rows)
   rule = [_RULES[letter] for letter in _letters(align, len(head))]
@@ -27,8 +27,8 @@ def plain(rows: Sequence[Sequence[str]], align: str = 'l') -> str:
   """Returns rows as aligned columns, two spaces apart, for a terminal.
 
   Args:
-    rows: of cells, each of one line.
-    align: as for `table`.
+    rows: rows of one-line cells.
+    align: alignment as for `table`.
   """
   widths = [max(map(len, column)) for column in zip(*rows)]
   letters = _letters(align, len(widths))
@@ -43,7 +43,7 @@ def plain(rows: Sequence[Sequence[str]], align: str = 'l') -> str:
 
 
 def escape(text: str) -> str:
-  """Returns a text on one line that Markdown takes for no markup."""
+  """Returns a text on one line without Markdown markup."""
   return _MARKUP.sub(r'\\\g<0>', ' '.join(text.split()))
 
 

@@ -1,14 +1,15 @@
 """Memory of this process, of its machine and of devices, without JAX."""
 
 import contextlib
+from typing import Any
 
 
 def of_process(field: str = 'VmRSS') -> int:
-  """Returns the bytes of this process; 0 where a system does not tell.
+  """Returns the bytes of this process; 0 where they are unknown.
 
   Args:
-    field: 'VmRSS' now, 'VmHWM' the most since `reset_peak`. Not getrusage: its
-      maximum is inherited from the process that started this one.
+    field: 'VmRSS' for the current bytes, 'VmHWM' for the peak since `reset_peak`.
+      getrusage would inherit its maximum from the parent process.
   """
   with contextlib.suppress(OSError), open('/proc/self/status') as f:
     for line in f:
@@ -18,13 +19,13 @@ def of_process(field: str = 'VmRSS') -> int:
 
 
 def reset_peak() -> None:
-  """Forgets 'VmHWM' of `of_process`, where the system allows it."""
+  """Resets 'VmHWM' of `of_process`, where the system allows it."""
   with contextlib.suppress(OSError), open('/proc/self/clear_refs', 'w') as f:
     f.write('5')
 
 
-def of_device(device, field: str) -> int:
-  """Returns what JAX's allocator of a device tells; 0 where it does not.
+def of_device(device: Any, field: str) -> int:
+  """Returns a number of JAX's allocator of a device; 0 where it is unknown.
 
   Args:
     device: jax.Device.

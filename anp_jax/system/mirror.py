@@ -33,16 +33,16 @@ class UploadError(OSError):
 
 
 def fetch(workdir: str, flag: str = '--workdir') -> str:
-  """Makes the mirror of a workdir in a store equal to what is there.
+  """Makes the mirror of a workdir in a store equal to the store.
 
   Checkpoints stay in the store; the mirror has empty folders named like them.
 
   Args:
-    workdir: an address, or a local folder, for which nothing is done.
-    flag: that names it, for error lines.
+    workdir: address, or local folder, for which nothing is done.
+    flag: flag that names the workdir, for error lines.
 
   Returns:
-    The local folder that stands for it.
+    Local folder that stands for the workdir.
 
   Raises:
     ConfigError: if the address cannot be a workdir, or cannot be read.
@@ -61,10 +61,10 @@ def fetch_checkpoint(path: str) -> str:
   """Fetches the workdir of a checkpoint, or of a folder of checkpoints.
 
   Args:
-    path: of the checkpoint, of its workdir or of a folder between the two.
+    path: path of the checkpoint, of its workdir or of a folder between the two.
 
   Returns:
-    The local path that stands for it; and errors: see `fetch`.
+    Local path that stands for `path`. For errors see `fetch`.
   """
   if urls.scheme(path):
     path = urls.normalize(path)
@@ -73,7 +73,7 @@ def fetch_checkpoint(path: str) -> str:
 
 
 def begin_upload(workdir: str) -> None:
-  """Starts to upload what changed in a mirror; nothing for other folders.
+  """Starts to upload changed files of a mirror; does nothing for other folders.
 
   A failure is logged: the next upload tries again.
   """
@@ -82,24 +82,24 @@ def begin_upload(workdir: str) -> None:
 
 
 def upload(workdir: str) -> None:
-  """Uploads what changed in a mirror; nothing for other folders.
+  """Uploads changed files of a mirror; does nothing for other folders.
 
   Raises:
-    UploadError: if the store does not take it.
+    UploadError: if the store refuses a file.
   """
   if workdir in _mirrors:
     _mirrors[workdir].upload()
 
 
 def remove() -> None:
-  """Removes the mirrors of this process, but for what was not uploaded."""
+  """Removes the mirrors of this process, unless files were not uploaded."""
   if _mirrors and not any(mirror.is_behind for mirror in _mirrors.values()):
     shutil.rmtree(urls.root(), ignore_errors=True)
   _mirrors.clear()
 
 
 class _Mirror:
-  """One workdir.
+  """The mirror of one workdir.
 
   Attributes:
     is_behind: whether the last upload failed.

@@ -1,8 +1,11 @@
-"""A trace of chosen steps of a run, for TensorBoard or XProf."""
+"""A trace of some steps of a run, for TensorBoard or XProf."""
 
+from collections.abc import Callable
 import os
+from typing import Any
 
 import jax
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.system import error_lines
@@ -15,36 +18,44 @@ class Profile:
   the trace has these steps and no other.
   """
 
-  def __init__(self, config, workdir: str, done: int, total: int, note, primary=True):
-    """Chooses the steps; notes it if the run makes fewer than the config names.
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    done: int,
+    total: int,
+    log: Callable[[str], None],
+    primary: bool = True,
+  ):
+    """Chooses the steps, and logs if the run has fewer than the config names.
 
     Args:
-      config: the run's config.
-      workdir: of the run.
-      done: steps made before this run; those are not recorded.
-      total: the step at which the run ends.
-      note: called with a line of text for people.
-      primary: whether this process records. All run the same program, and
-        several on one machine would write one file: so it is one of them.
+      config: resolved config.
+      workdir: run folder.
+      done: steps before this run, which are not recorded.
+      total: last step of the run.
+      log: function that logs a line.
+      primary: whether this process records. All processes run the same program,
+        and several on one machine would write the same file.
     """
     window = config_lib.window(config.profile.steps)
     steps = range(max(window.start, done + 1), min(window.stop, total + 1))
     if len(steps) < len(window):
-      note(
+      log(
         f'profile  of {_span(steps)}: config.profile.steps asks for '
-        f'{_span(window)}, this run makes {_span(range(done + 1, total + 1))}'
+        f'{_span(window)}, this run has {_span(range(done + 1, total + 1))}'
       )
     self._steps = steps if primary else range(0)
     self._folder = os.path.join(workdir, 'profile')
-    self._note = note
-    self._recorded = None  # the steps in the trace, while it is open
+    self._log = log
+    self._recorded: range | None = None  # the steps in the open trace
 
-  def step(self, number: int, before) -> jax.profiler.StepTraceAnnotation:
-    """The context that step `number` is made in; starts the trace if due.
+  def step(self, number: int, before: Any) -> jax.profiler.StepTraceAnnotation:
+    """Returns the context of a step, and starts the trace if due.
 
     Args:
-      number: of the step, from 1.
-      before: arrays that the step before has computed.
+      number: number of the step, from 1.
+      before: pytree of arrays that the previous step computed.
     """
     if self._steps and number == self._steps[0]:
       jax.block_until_ready(before)
@@ -53,8 +64,8 @@ class Profile:
       self._recorded = range(self._steps[0], number + 1)
     return jax.profiler.StepTraceAnnotation('train', step_num=number)
 
-  def end(self, number: int, values) -> None:
-    """Closes the trace if `number` is its last step; `values` are its own."""
+  def end(self, number: int, values: Any) -> None:
+    """Closes the trace if `number` is its last step, which computed `values`."""
     if self._recorded is not None and number == self._steps[-1]:
       jax.block_until_ready(values)
       self.close()
@@ -69,7 +80,7 @@ class Profile:
     except (RuntimeError, OSError) as e:
       self._failed(e)
       return
-    self._note(
+    self._log(
       f'profile  of {_span(recorded)} in {self._folder}: pip install xprof, '
       f'then xprof --logdir={self._folder} or TensorBoard'
     )
@@ -86,7 +97,7 @@ class Profile:
       self._failed(e)
 
   def _failed(self, error):
-    self._note(f'profile  failed, the run goes on: {error_lines.first_line(error)}')
+    self._log(f'profile  failed, the run continues: {error_lines.first_line(error)}')
 
 
 def _span(steps):

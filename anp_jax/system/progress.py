@@ -21,8 +21,8 @@ class LiveLine:
     """Finds out whether the stream is a terminal.
 
     Args:
-      stream: where lines go; None writes nothing.
-      clock: returns seconds that never run backwards.
+      stream: output stream; None writes nothing.
+      clock: monotonic clock in seconds.
     """
     self.clock = clock
     self._stream = stream
@@ -45,8 +45,8 @@ class LiveLine:
     if self.is_live:
       self._write(erase=True, live=text)
 
-  def note(self, text: str) -> None:
-    """Prints a line that stays, above the live line."""
+  def log(self, text: str) -> None:
+    """Prints a permanent line above the live line."""
     self._write(erase=True, above=text + '\n', live=self._text)
 
   def close(self, keep: bool = True) -> None:
@@ -86,11 +86,11 @@ class LiveLine:
 
 
 class Progress:
-  """How many files are done, at which rate: a live line, or lines in a log.
+  """Progress over files and its rate, as a live line or as lines in a log.
 
   Attributes:
-    done: files that are done, `failed` ones among them.
-    failed: files that could not be used.
+    done: number of processed files, including `failed`.
+    failed: number of files that could not be used.
   """
 
   def __init__(
@@ -105,12 +105,12 @@ class Progress:
     """Starts the clock.
 
     Args:
-      title: what is being done.
-      total: files; None where it is not known (yet).
-      done: files that were done before, which count in no rate.
-      failed_word: the participle of a file that failed.
-      log_seconds: seconds between two lines of a log; None: there are none.
-      line: where the progress is shown; on standard error by default.
+      title: name of the work.
+      total: number of files; None where it is unknown (yet).
+      done: number of files processed before, which count in no rate.
+      failed_word: participle for failed files.
+      log_seconds: seconds between two log lines; None: no log lines.
+      line: live line; None: one on standard error.
     """
     self.done, self.failed = done, 0
     self.line = line or LiveLine(sys.stderr)
@@ -120,7 +120,7 @@ class Progress:
     self.start_timing()
 
   def start_timing(self) -> None:
-    """Rates count from here."""
+    """Restarts the clock of the rate."""
     self._start, self._done_before = self.line.clock(), self.done
 
   def count_total(self, files: Iterable) -> None:
@@ -129,11 +129,11 @@ class Progress:
       threading.Thread(target=self._set_total, args=(files,), daemon=True).start()
 
   def add(self, done: int, failed: int = 0) -> None:
-    """Counts files that are done, and shows the state if it is time.
+    """Counts processed files, and shows the state if due.
 
     Args:
-      done: files, those that failed among them.
-      failed: files.
+      done: number of files, including failed ones.
+      failed: number of failed files.
     """
     self.done += done
     self.failed += failed
@@ -155,7 +155,7 @@ class Progress:
     self.line.close(keep)
 
   def text(self) -> str:
-    """The state, such as 'naming: 31/100 files, 4/s, 17.2 s left'."""
+    """Returns the state, such as 'naming: 31/100 files, 4/s, 17.2 s left'."""
     total = '' if self._total is None else f'/{self._total:,}'
     text = f'{self._title}: {self.done:,}{total} files'
     seconds = max(self.line.clock() - self._start, 1e-3)
@@ -169,7 +169,7 @@ class Progress:
     return text
 
   def _show(self):
-    show = self.line.show if self.line.is_live else self.line.note
+    show = self.line.show if self.line.is_live else self.line.log
     show(self.text())
 
   def _set_total(self, files):
@@ -177,7 +177,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-  """A time such as '12.3 s', '4 min 05 s' or '2 h 04 min'."""
+  """Returns a time such as '12.3 s', '4 min 05 s' or '2 h 04 min'."""
   if seconds < 59.95:
     return f'{seconds:.1f} s'
   minutes, rest = divmod(round(seconds), 60)

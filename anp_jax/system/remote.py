@@ -2,19 +2,23 @@
 
 import os
 import shutil
+from typing import TYPE_CHECKING, Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import urls
 from anp_jax.system import error_lines
 
+if TYPE_CHECKING:
+  from etils import epath
+
 _PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
 
 
-def file_system(address: str):
+def file_system(address: str) -> Any:
   """Returns the fsspec file system of an address.
 
   Raises:
-    ConfigError: if the package that it takes is not installed.
+    ConfigError: if its package is not installed.
   """
   import fsspec
 
@@ -31,14 +35,14 @@ def file_system(address: str):
     ) from e
 
 
-def path(name: str):
+def path(name: str) -> 'epath.Path':
   """Returns a path, local or in a store, with the methods of pathlib.
 
   Args:
-    name: a path, an address, or a path in a mirror, which is its address.
+    name: path, address, or path in a mirror, which stands for its address.
 
   Raises:
-    ConfigError: as `file_system`.
+    ConfigError: if a package is missing; see `file_system`.
   """
   name = urls.remote_url(name)
   if urls.scheme(name):
@@ -49,13 +53,13 @@ def path(name: str):
 
 
 def sizes(address: str) -> dict[str, tuple[int, str]]:
-  """Returns the objects below an address, or the one that lies there.
+  """Returns the objects below an address, or the object at it.
 
   Returns:
-    Path below the address ('' of one object) to (bytes, version tag).
+    Path below the address ('' for one object) to (bytes, version tag).
 
   Raises:
-    ConfigError: if the store cannot be asked, naming the address.
+    ConfigError: if the store cannot be read, naming the address.
   """
   store = file_system(address)
   try:
@@ -81,7 +85,7 @@ def unreadable(address: str, error: Exception) -> config_lib.ConfigError:
 
 
 def move(folder: str, target: str) -> None:
-  """Moves a folder to a path that is not there, within one store or disk."""
+  """Moves a folder to a new path within one store or disk."""
   if urls.scheme(folder):
     file_system(folder).mv(folder, target, recursive=True)
   else:
@@ -90,6 +94,6 @@ def move(folder: str, target: str) -> None:
 
 
 def _tag(info):
-  """What changes with an object's content, as far as its store tells."""
+  """A tag that changes with an object's content, as far as its store has one."""
   names = ('etag', 'ETag', 'md5Hash', 'mtime', 'created')
   return str(next((info[n] for n in names if info.get(n)), ''))

@@ -1,43 +1,39 @@
-"""Where the time goes between the typed command and the first step."""
+"""The time of each phase between the command and the first step."""
 
 import os
 import time
 
 
 class StartupTimer:
-  """Seconds of each phase of a start, from the process's own birth.
+  """Seconds of each phase of a start, from the start of the process.
 
   Attributes:
     phases: seconds by name, in order.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._last = 0.0
     self.phases: dict[str, float] = {}
 
   def end_phase(self, name: str) -> None:
-    """Ends a phase; one that ends twice adds up."""
+    """Ends a phase; a phase that ends twice adds up."""
     now = _age()
     self.phases[name] = self.phases.get(name, 0.0) + now - self._last
     self._last = now
 
   def before(self, name: str) -> float:
-    """Seconds of the phases ahead of one."""
+    """Returns the seconds of all phases before one."""
     names = list(self.phases)
     return sum(self.phases[n] for n in names[: names.index(name)])
 
   def text(self) -> str:
-    """One line: the time from the command to now, then that of each phase."""
+    """Returns one line: the time since the command, then that of each phase."""
     parts = ', '.join(f'{k} {v:.1f}' for k, v in self.phases.items())
     return f'first step after {self._last:.1f} s: {parts}'
 
 
 def _age() -> float:
-  """Seconds since this process was started.
-
-  Imports before the first line of ours count too, so the start is taken from
-  the kernel where it tells.
-  """
+  """Seconds since this process started, by the kernel, so imports count too."""
   try:
     with open('/proc/self/stat') as f:
       ticks = int(f.read().rpartition(')')[2].split()[19])

@@ -1,4 +1,4 @@
-"""Times functions, and says what is usual of several times."""
+"""Times of functions, and their quartiles."""
 
 from collections.abc import Callable, Sequence
 import statistics
@@ -13,10 +13,10 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def timed_again(run: Callable[[], object]) -> float:
-  """Returns the seconds that a function takes at its second call.
+  """Returns the seconds of a function's second call.
 
-  Steps of a run follow each other. A core that has waited, or done something
-  else, takes longer for the first one (a fifth, measured).
+  Steps of a run follow each other. A core that was idle, or did something else,
+  takes a fifth longer for the first call.
   """
   run()
   return timed(run)

@@ -1,5 +1,6 @@
-"""Texts that a data set brings, such as names of files, for people to read."""
+"""Texts from data sets, such as file names, made safe to print."""
 
+from typing import Any
 import unicodedata
 
 # Control characters, ends of lines and paragraphs.
@@ -10,7 +11,7 @@ _FORMULA = ('=', '+', '-', '@', '\t', '\r')
 
 
 def printable(text: str) -> str:
-  """The text; what a terminal would obey stands there as an escape."""
+  """Returns the text, with escapes for what a terminal would obey."""
   if text.isprintable():
     return text
   return ''.join(
@@ -21,15 +22,14 @@ def printable(text: str) -> str:
   )
 
 
-def csv_cell(value):
-  """A value of a CSV file; a text that a spreadsheet would run is quoted.
+def csv_cell(value: Any) -> Any:
+  """Returns a value for a CSV file, where no spreadsheet runs a text as a formula.
 
   Args:
-    value: of any type; a text that is a number stays as it is.
+    value: value of any type; a text that is a number stays.
 
   Returns:
-    The value; or the text after an apostrophe, which spreadsheets take for the
-    mark of a text.
+    The value, or the text after an apostrophe, by which spreadsheets mark a text.
   """
   if not isinstance(value, str) or not value.startswith(_FORMULA):
     return value

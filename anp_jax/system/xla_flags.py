@@ -1,10 +1,9 @@
-"""Settings of XLA and the memory allocators, made before JAX starts.
+"""Settings of XLA and the memory allocators, applied before JAX starts.
 
 XLA reads XLA_FLAGS once, when the first device is opened, and ends the process
-on a flag that it does not know. So each flag is one that jaxlib 0.10.2 and
-0.12.0 take (a test tries all of them on the jaxlib that is installed), and only
-a run on its platform gets it. What a user has set is never changed. docs/gpu.md
-says what was left out.
+on an unknown flag. So each flag is one that jaxlib 0.10.2 and 0.12.0 know (a test
+tries all of them on the installed jaxlib), and only a run on its platform gets it.
+Settings of the user are never changed. docs/gpu.md says what was left out.
 """
 
 from collections.abc import Callable, MutableMapping
@@ -15,9 +14,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from anp_jax.system import cores
+
+if TYPE_CHECKING:
+  import ml_collections
 
 
 class Setting(NamedTuple):
@@ -88,7 +90,7 @@ VARIABLES = (
 # JAX refuses to start with both names of one variable.
 _OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
 _CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
-_NVIDIA, _GOOGLE = '0x10de', '0x1ae0'  # as PCI numbers their makers
+_GOOGLE = '0x1ae0'  # vendor in PCI's list
 _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 # How many threads XLA's CPU devices share, all of a process; by default as many
 # as there are cores. XLA looks at the first of these names first.
@@ -105,21 +107,20 @@ def enable(
   threads: int = 0,
   emulated: bool = False,
 ) -> list[str]:
-  """Sets what this machine's platform gets; a second call sets nothing.
+  """Applies the settings of this machine's platform; a second call does nothing.
 
-  Nothing is set either where JAX has opened its devices already: it would be
-  too late.
+  Nothing is set once JAX has opened its devices: it would be too late.
 
   Args:
-    environment: where variables are read and set.
+    environment: environment variables, read and set.
     deterministic: whether the run must be the same to the bit.
-    spare: threads of the pool that the CPU devices share, on top of one for
-      each core: for programs that begin while others hold these.
+    spare: threads of the pool that the CPU devices share beyond one per core, for
+      programs that begin while others hold these.
     threads: size of the pool; 0: the cores and `spare`.
-    emulated: whether computing is a sleep, which holds a thread, too.
+    emulated: whether computation is a sleep, which also holds a thread.
 
   Returns:
-    What was set: '--flag=value' and 'VARIABLE=value'.
+    Settings applied: '--flag=value' and 'VARIABLE=value'.
   """
   if _devices_are_open():
     return []
@@ -143,7 +144,9 @@ def enable(
   return flags + [f'{name}={value}' for name, value in variables.items()]
 
 
-def enable_for(config, environment: MutableMapping[str, str] = os.environ) -> list[str]:
+def enable_for(
+  config: 'ml_collections.ConfigDict', environment: MutableMapping[str, str] = os.environ
+) -> list[str]:
   """Calls `enable` with the settings of a config and its strategy."""
   # Not before a restart: it imports what a config is made of.
   from anp_jax.config import emulation_keys, strategy as strategy_lib
@@ -163,8 +166,8 @@ def use_huge_pages(
   the old one's number, files and arguments.
 
   Args:
-    environment: where variables are read and set.
-    restart: called (program, arguments, environment).
+    environment: environment variables, read and set.
+    restart: function of (program, arguments, environment).
   """
   tunables = environment.get('GLIBC_TUNABLES', '')
   if 'glibc.malloc.hugetlb' in tunables or not _can_restart():
@@ -172,8 +175,8 @@ def use_huge_pages(
   # [always]: there is nothing to do; [never]: nothing can be done.
   if platform(environment) != 'cpu' or '[madvise]' not in _read(_HUGE_PAGES):
     return
-  tunables = [tunables] * bool(tunables) + ['glibc.malloc.hugetlb=1']
-  environment['GLIBC_TUNABLES'] = ':'.join(tunables)
+  settings = filter(None, [tunables, 'glibc.malloc.hugetlb=1'])
+  environment['GLIBC_TUNABLES'] = ':'.join(settings)
   # A Ctrl-C that comes now waits for the new process; see `interrupts.install`.
   before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   # Without it a step is slower, and no less right.
@@ -194,10 +197,10 @@ def _can_restart():
 
 
 def platform(environment: MutableMapping[str, str] = os.environ) -> str:
-  """Returns where JAX will compute, without importing it.
+  """Returns the platform on which JAX will compute, without importing it.
 
   Returns:
-    'cpu', 'gpu' (NVIDIA's), 'tpu', or another name that JAX_PLATFORMS has.
+    'cpu', 'gpu' (NVIDIA's), 'tpu', or another name in JAX_PLATFORMS.
   """
   named = environment.get('JAX_PLATFORMS', '').split(',')[0].strip().lower()
   if named:
@@ -205,15 +208,10 @@ def platform(environment: MutableMapping[str, str] = os.environ) -> str:
   # A build of JAX without a plugin computes on the CPU, whatever is plugged in.
   if _installed('libtpu') and _exists('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'):
     return 'tpu'
-  hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
-  if (
-    not hidden
-    and _installed(*_CUDA_PLUGINS)
-    # The last two: a container that hides /proc, and WSL.
-    and _exists('/proc/driver/nvidia', '/dev/nvidiactl', '/dev/dxg')
-  ):
-    return 'gpu'
-  return 'cpu'
+  # The last two files: a container that hides /proc, and WSL.
+  files = '/proc/driver/nvidia', '/dev/nvidiactl', '/dev/dxg'
+  has_gpu = not _hides_gpus(environment) and _installed(*_CUDA_PLUGINS) and _exists(*files)
+  return 'gpu' if has_gpu else 'cpu'
 
 
 def cpu_threads(devices: int, environment: MutableMapping[str, str] = os.environ) -> int:
@@ -221,7 +219,7 @@ def cpu_threads(devices: int, environment: MutableMapping[str, str] = os.environ
 
   Args:
     devices: CPU devices of this process; the pool has a thread for each.
-    environment: as it was when JAX opened them.
+    environment: variables at the time when JAX opened the devices.
   """
   text = named_threads(environment)
   # XLA takes what is no number, or none, for a variable that is not set.
@@ -230,12 +228,12 @@ def cpu_threads(devices: int, environment: MutableMapping[str, str] = os.environ
 
 
 def named_threads(environment: MutableMapping[str, str] = os.environ) -> str:
-  """Returns the text that sets the pool's size; '' if nothing does."""
+  """Returns the text of the variable that sets the pool's size; '' without one."""
   return next((environment[n] for n in _THREADS if n in environment), '')
 
 
 def nvidia_smi(*arguments: str) -> str:
-  """Returns what NVIDIA's tool prints; '' where it is missing or fails."""
+  """Returns the output of nvidia-smi; '' where it is missing or fails."""
   try:
     return subprocess.run(
       ['nvidia-smi', *arguments], capture_output=True, text=True, timeout=30, check=True
@@ -247,31 +245,27 @@ def nvidia_smi(*arguments: str) -> str:
 def missing_plugin(environment: MutableMapping[str, str] = os.environ, root: str = '/') -> str:
   """Returns what to install where JAX cannot use this host's accelerator.
 
-  JAX itself says nothing, or only warns, and computes on the CPU.
+  JAX itself only warns, and computes on the CPU.
 
   Args:
-    environment: variables; one that names the platform, or hides the devices,
-      says that the CPU is meant.
-    root: of the file system to look at.
+    environment: variables; a variable that names the platform or hides the devices
+      chooses the CPU.
+    root: root of the file system.
 
   Returns:
     One line; '' where nothing is missing.
   """
   if environment.get('JAX_PLATFORMS', '').strip():
     return ''
-  hidden = environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
-  gpu = '' if hidden or _installed(*_CUDA_PLUGINS) else _nvidia(root)
-  tpu = '' if _installed('libtpu') else _tpu(root, environment)
-  if gpu:
-    what, install = (
-      f'an NVIDIA GPU ({gpu})',
-      (
-        'make setup ACCELERATOR=cuda13 (cuda12 below driver 580 or Turing), or '
-        'pip install -r requirements-cuda.txt'
-      ),
+  if not _hides_gpus(environment) and not _installed(*_CUDA_PLUGINS) and (gpu := _nvidia(root)):
+    what = f'an NVIDIA GPU ({gpu})'
+    install = (
+      'make setup ACCELERATOR=cuda13 (cuda12 below driver 580 or Turing), or '
+      'pip install -r requirements-cuda.txt'
     )
-  elif tpu:
-    what, install = (f'a TPU ({tpu})', ("make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"))
+  elif not _installed('libtpu') and (tpu := _tpu(root, environment)):
+    what = f'a TPU ({tpu})'
+    install = "make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"
   else:
     return ''
   return (
@@ -280,52 +274,36 @@ def missing_plugin(environment: MutableMapping[str, str] = os.environ, root: str
   )
 
 
+def _hides_gpus(environment):
+  return environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
+
+
 def _nvidia(root):
-  """The file or line that shows an NVIDIA GPU; '' if there is none."""
+  """The file or line that shows an NVIDIA GPU with its driver; '' without one."""
   for pattern in ('dev/nvidia[0-9]*', 'proc/driver/nvidia/gpus/*'):
-    paths = sorted(glob.glob(os.path.join(root, pattern)))
-    if paths:
+    if paths := sorted(glob.glob(os.path.join(root, pattern))):
       return paths[0]
-  for device, vendor in _pci(root):
-    kind = _read(os.path.join(device, 'class'))
-    # A display or 3D controller: NVIDIA's network cards have its number too.
-    if vendor == _NVIDIA and kind.startswith('0x03'):
-      return device
-  return _listed_by_nvidia_smi()
-
-
-def _listed_by_nvidia_smi():
-  """The first GPU that NVIDIA's tool lists; all that WSL shows of one."""
+  # All that WSL shows of a GPU.
   line = nvidia_smi('--list-gpus').partition('\n')[0]
   return line.partition(' (UUID')[0] if line.startswith('GPU ') else ''
 
 
 def _tpu(root, environment):
-  """The file that shows a TPU; '' if there is none. See scripts/hardware.py."""
-  for pattern in ('dev/accel[0-9]*', 'dev/vfio/[0-9]*'):
-    paths = sorted(glob.glob(os.path.join(root, pattern)))
-    # vfio is for any device that a virtual machine is given.
-    if paths and (
-      'accel' in pattern
-      or environment.get('TPU_ACCELERATOR_TYPE')
-      or environment.get('TPU_NAME')
-      or any(vendor == _GOOGLE for _, vendor in _pci(root))
-    ):
-      return paths[0]
+  """The file that shows a TPU; '' without one. See scripts/hardware.py."""
+  if paths := sorted(glob.glob(os.path.join(root, 'dev/accel[0-9]*'))):
+    return paths[0]
+  # vfio is for any device that a virtual machine is given.
+  is_tpu_host = environment.get('TPU_ACCELERATOR_TYPE') or environment.get('TPU_NAME')
+  vendors = glob.glob(os.path.join(root, 'sys/bus/pci/devices/*/vendor'))
+  if is_tpu_host or any(_read(path).strip() == _GOOGLE for path in vendors):
+    return next(iter(sorted(glob.glob(os.path.join(root, 'dev/vfio/[0-9]*')))), '')
   return ''
-
-
-def _pci(root):
-  """The folder and the vendor of each PCI device."""
-  devices = os.path.join(root, 'sys/bus/pci/devices/*')
-  for device in sorted(glob.glob(devices)):
-    yield device, _read(os.path.join(device, 'vendor')).strip()
 
 
 def not_deterministic(
   platform: str, environment: MutableMapping[str, str] = os.environ
 ) -> list[str]:
-  """Returns the flags that a bit-exact run needs and XLA_FLAGS lacks."""
+  """Returns the flags that a bit-exact run needs and XLA_FLAGS does not have."""
   words = environment.get('XLA_FLAGS', '').split()
   flags = [f'--{s.name}={s.value}' for s in DETERMINISTIC if s.platform == platform]
   return [flag for flag in flags if flag not in words]

@@ -116,7 +116,9 @@ def questions() -> tuple[Iterator[dict], Callable]:
 
 def add_max_isa(parser: argparse.ArgumentParser) -> None:
   """Adds --max-isa, which `environment` takes."""
-  parser.add_argument('--max-isa', default='', choices=_ISAS, help='a CPU to simulate')
+  parser.add_argument(
+    '--max-isa', default='', choices=_ISAS, help='instruction set to limit oneDNN to'
+  )
 
 
 def environment(ours: bool, max_isa: str = '', extra: dict | None = None) -> dict[str, str]:

@@ -35,12 +35,12 @@ _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--rate', type=_bits, help='of the link, as 100mbit')
+  parser.add_argument('--rate', type=_bits, help='link bandwidth, such as 100mbit')
   parser.add_argument('--strategies', default='sync')
-  parser.add_argument('--period', type=int, default=16, help='of local')
+  parser.add_argument('--period', type=int, default=16, help='steps between exchanges of local_sgd')
   parser.add_argument('--model', default='resnet18')
-  parser.add_argument('--batch', type=int, default=32, help='a process')
-  parser.add_argument('--size', type=int, default=32, help='pixels')
+  parser.add_argument('--batch', type=int, default=32, help='batch size per process')
+  parser.add_argument('--size', type=int, default=32, help='image side in pixels')
   parser.add_argument('--steps', type=int, default=5)
   parser.add_argument('--coordinator')
   parser.add_argument('--num_processes', type=int)

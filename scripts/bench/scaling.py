@@ -49,11 +49,13 @@ def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--processes', type=_common.counts, default=(2,))
   parser.add_argument('--model', default='resnet18')
-  parser.add_argument('--batch', type=int, default=256, help='images; all processes have twice')
-  parser.add_argument('--size', type=int, default=64, help='pixels')
+  parser.add_argument(
+    '--batch', type=int, default=256, help='batch size of one process; all processes have twice'
+  )
+  parser.add_argument('--size', type=int, default=64, help='image side in pixels')
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
-  parser.add_argument('--steps', type=int, default=1, help='a turn')
+  parser.add_argument('--steps', type=int, default=1, help='steps per round')
   # Given to the processes that this one starts.
   for name, kind in ('coordinator', str), ('results', str), ('process_id', int):
     parser.add_argument(f'--{name}', type=kind, help=argparse.SUPPRESS)

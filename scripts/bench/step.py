@@ -68,7 +68,7 @@ def main():
   parser.add_argument('--cases', default='', help=', '.join(_cases.CASES))
   parser.add_argument('--peers', default=','.join(_PEERS))
   parser.add_argument('--rounds', type=int, default=8)
-  parser.add_argument('--steps', type=int, default=0, help='a turn; 0: ~0.5 s')
+  parser.add_argument('--steps', type=int, default=0, help='steps per round; 0: ~0.5 s')
   _contest.add_max_isa(parser)
   parser.add_argument('--profile', default='', metavar='DIR')
   parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)

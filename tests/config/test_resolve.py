@@ -99,6 +99,11 @@ def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
       {'model.kernels': '(1, 2)'},
       'config.model.kernels belongs to model.name=two_convolutions, not resnet50',
     ),
+    # The default is refused alike.
+    (
+      {'strategy.mode': 'async', 'strategy.servers': '1'},
+      'config.strategy.mode belongs to strategy.name=parameter_server, not sync',
+    ),
     # What a wrong value is of comes first.
     (
       {'optimizer.name': 'adan', 'optimizer.b1': '0.5'},
@@ -173,32 +178,6 @@ def test_networks_of_the_registry_are_the_configs():
     config = builders.config({'model.name': name})
     assert models.create(config, 3, 'cpu')
     assert models.has_batch_norm(config) == ('norm_group' in config.model)
-
-
-@pytest.mark.parametrize(
-  'typed, line',
-  [
-    (
-      {'strategy.mode': 'async', 'strategy.servers': '1'},
-      'config.strategy.mode belongs to strategy.name=parameter_server, not sync',
-    ),
-    (
-      {'strategy.mode': 'bounded'},
-      'config.strategy.mode belongs to strategy.name=parameter_server, not sync',
-    ),
-    ({'strategy.period': '8'}, 'belongs to strategy.name=local_sgd'),
-    ({'strategy.in_flight': '2'}, 'strategy.in_flight belongs to'),
-    ({'data.lists': ''}, 'config.data.lists belongs to data.source=folder'),
-    (
-      {'optimizer.name': 'lars', 'optimizer.eps': '1e-8'},
-      'config.optimizer.eps belongs to optimizer.name=rmsprop',
-    ),
-    ({'schedule.power': '1'}, 'schedule.power belongs to schedule.name='),
-  ],
-)
-def test_what_is_typed_applies_or_is_refused_though_it_is_the_default(typed, line):
-  with pytest.raises(config_lib.ConfigError, match=line):
-    command_line.load(_TINY, typed)
 
 
 def test_every_key_that_does_not_apply_is_refused_at_its_default():

@@ -191,7 +191,7 @@ def test_another_limit_of_large_files_makes_another_set(tmp_path, capsys):
   names = [name for name, _, _ in prepared.examples(tmp_path, 'n', 'train')]
   assert names == ['a/1.png']
   line = prepared.error(capsys, *arguments, '--max_megapixels=180')
-  assert '--max_megapixels=180: expected above 0, at most 178.9' in line
+  assert '--max_megapixels=180: expected a number above 0, at most 178.9' in line
   prepared.error(capsys, *arguments, '--max_megapixels=0.0001')  # another set
   arguments.append('--overwrite')
   line = prepared.error(capsys, *arguments, '--max_megapixels=0.0001')

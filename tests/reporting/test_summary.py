@@ -18,7 +18,7 @@ def _run_info(config, device, devices, names, images, class_sizes=None):
   methods = {'vocabulary': vocabulary.Vocabulary(names), '__len__': lambda _: images}
   source = type('Source', (), methods)()
   summary.log_run_info(
-    types.SimpleNamespace(note=lines.append, start=records.append),
+    types.SimpleNamespace(log=lines.append, start=records.append),
     config,
     types.SimpleNamespace(size=devices, devices=np.array([device] * devices)),
     types.SimpleNamespace(params={'w': np.zeros(3)}),

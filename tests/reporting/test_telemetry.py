@@ -182,7 +182,7 @@ def test_a_log_file_gets_plain_lines(tmp_path):
     clock.now += 30
   clock.now += 2
   t.train(20, scores, 0.1)
-  t.note('saved step 20')
+  t.log('saved step 20')
   t.evaluation(20, scores | {'anp_top5': 0.45})
   t.close()
   assert stream.getvalue() == (
@@ -229,7 +229,7 @@ def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
   live = drawn[-1]
   if columns >= 80:
     assert '40/1000  ' in live and 'loss 3.4' in live and 'ETA' in live
-  t.note('a line')
+  t.log('a line')
   assert stream.getvalue().endswith(f'{_ERASE}a line\n{live}')
   t.close()
   t.close()
@@ -242,7 +242,7 @@ def test_other_processes_write_nothing(tmp_path, capfd):
   with t.paused('evaluating'):
     t.train(20, {'loss': 1.0}, 0.0)
     t.evaluation(20, {'loss': 1.0})
-  t.note('a line')
+  t.log('a line')
   t.close()
   assert not workdir.exists()
   assert stream.getvalue() == ''

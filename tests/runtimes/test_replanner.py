@@ -124,8 +124,8 @@ class _Pool:
 
 
 def _replanner(spec, workdir, processes, pool, is_measured=True):
-  job = strategy_lib.Job(spec.config, str(workdir), processes, pool=pool)
-  return replanner.Replanner(spec, job, is_measured)
+  invocation = strategy_lib.Invocation(spec.config, str(workdir), processes, pool=pool)
+  return replanner.Replanner(spec, invocation, is_measured)
 
 
 def _device(rank, name=''):

@@ -32,17 +32,21 @@ def _start(*arguments, **environment):
   )
 
 
-def _interrupted(program):
-  """What a program prints and ends with that is interrupted once it is ready.
+_HEAD = 'from anp_jax.system import interrupts\ninterrupts.install()\n'
+
+
+def _interrupted(program, *lines):
+  """How a program ends, and what it prints, that is interrupted after each line.
 
   Args:
-    program: lines after `install`; prints 'ready' and flushes.
+    program: lines after `install`.
+    *lines: that it prints and flushes.
   """
-  head = 'from anp_jax.system import interrupts\ninterrupts.install()\n'
-  with _start('-c', head + program) as process:
+  with _start('-c', _HEAD + program) as process:
     try:
-      assert process.stdout.readline() == 'ready\n'
-      process.send_signal(signal.SIGINT)
+      for line in lines:
+        assert process.stdout.readline() == f'{line}\n'
+        process.send_signal(signal.SIGINT)
       out, err = process.communicate(timeout=20)
     finally:
       process.kill()
@@ -60,27 +64,25 @@ class Callback:
     print('ready', flush=True)
     time.sleep(30)
 Callback()
-"""
+""",
+    'ready',
   )
   assert status == (130, '', _LINE)
 
 
 def test_it_is_heard_while_native_code_computes():
-  status = _interrupted("""
+  program = """
 import hashlib
 interrupts.listen()
 print('ready', flush=True)
 hashlib.pbkdf2_hmac('sha256', b'a', b'b', 100_000_000)
-""")
+"""
+  status = _interrupted(program, 'ready')
   assert status == (130, '', _LINE)
 
 
 def test_what_was_printed_is_there_and_others_are_told_first():
-  with _start(
-    '-c',
-    """
-from anp_jax.system import interrupts
-interrupts.install()
+  status = _interrupted("""
 import signal
 import sys
 import time
@@ -91,16 +93,12 @@ interrupts.before_leaving(lambda: print('told', file=sys.stderr))
 print('printed')
 signal.raise_signal(signal.SIGINT)
 time.sleep(30)
-""",
-  ) as process:
-    out, err = process.communicate(timeout=20)
-  status = process.returncode, out, err
+""")
   assert status == (130, 'printed\n', 'told\n\nthe line\n')
 
 
 def test_a_second_one_does_not_wait_for_the_first():
   """Telling the other processes may take its time."""
-  head = 'from anp_jax.system import interrupts\ninterrupts.install()\n'
   program = """
 import time
 interrupts.listen()
@@ -111,28 +109,12 @@ interrupts.before_leaving(tell)
 print('ready', flush=True)
 time.sleep(600)
 """
-  with _start('-c', head + program) as process:
-    try:
-      for line in ('ready\n', 'telling\n'):
-        assert process.stdout.readline() == line
-        process.send_signal(signal.SIGINT)
-      _, err = process.communicate(timeout=20)
-    finally:
-      process.kill()
-  assert (process.returncode, err) == (130, _LINE)
+  assert _interrupted(program, 'ready', 'telling') == (130, '', _LINE)
 
 
 def test_a_reader_that_does_not_read_holds_nothing_up():
-  with _start(
-    '-c',
-    """
-from anp_jax.system import interrupts
-interrupts.install()
-interrupts.listen()
-print('ready', flush=True)
-print('x' * 1_000_000)
-""",
-  ) as process:
+  program = "interrupts.listen()\nprint('ready', flush=True)\nprint('x' * 1_000_000)\n"
+  with _start('-c', _HEAD + program) as process:
     try:
       assert process.stdout.readline() == 'ready\n'
       process.send_signal(signal.SIGINT)
@@ -169,29 +151,21 @@ time.sleep(20)
 
 
 def test_a_shells_background_process_goes_on_ignoring_it():
-  with _start(
-    '-c',
-    """
+  program = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-from anp_jax.system import interrupts
+signal.raise_signal(signal.SIGINT)
 interrupts.install()
 interrupts.listen()
 signal.raise_signal(signal.SIGINT)
 print('here')
-""",
-  ) as process:
-    out, err = process.communicate(timeout=20)
-  assert (process.returncode, out, err) == (0, 'here\n', '')
+"""
+  assert _interrupted(program) == (0, 'here\n', '')
 
 
 def test_a_command_that_is_done_ends_behind_its_exit_handlers():
   """Not in Python's own end, which has no handler any more."""
-  with _start(
-    '-c',
-    """
-from anp_jax.system import interrupts
-interrupts.install()
+  program = """
 import atexit
 import sys
 class Slow:
@@ -200,10 +174,8 @@ class Slow:
 sys.slow = Slow()
 atexit.register(print, 'exit handler')
 interrupts.exit(3)
-""",
-  ) as process:
-    out, err = process.communicate(timeout=20)
-  assert (process.returncode, out, err) == (3, 'exit handler\n', '')
+"""
+  assert _interrupted(program) == (3, 'exit handler\n', '')
 
 
 _COMMANDS = {

@@ -1,8 +1,6 @@
 """Tests of profiling: which steps a trace holds, read by JAX's own reader."""
 
 import collections
-import os
-import signal
 
 import jax
 import pytest
@@ -77,81 +75,6 @@ def test_exactly_the_steps_that_were_asked_for(tmp_path, short_run, capsys):
 
 
 @pytest.mark.slow
-def test_the_host_waits_at_both_ends_of_the_window_only(tmp_path, short_run, monkeypatch):
-  waits = []
-  real = jax.block_until_ready
-  monkeypatch.setattr(jax, 'block_until_ready', lambda x: (waits.append(1), real(x))[1])
-  train.run(short_run, str(tmp_path / 'without'))
-  without = len(waits)
-  short_run.profile.steps = '3:9'
-  train.run(short_run, str(tmp_path / 'with'))
-  assert len(waits) == 2 * without + 2
-  assert not _traces(tmp_path / 'without')
-  assert not (tmp_path / 'without' / 'profile').exists()
-
-
-@pytest.mark.slow
-def test_the_first_step_and_the_last(tmp_path, short_run):
-  short_run.profile.steps = '1:13'
-  train.run(short_run, str(tmp_path))
-  assert _recorded(tmp_path) == list(range(1, 13))
-
-
-@pytest.mark.soak
-def test_a_resumed_run_may_ask_for_other_steps(tmp_path, short_run, capsys):
-  short_run.duration = '6 steps'
-  train.run(short_run, str(tmp_path))
-  short_run.duration = '12 steps'
-  short_run.profile.steps = '8:10'
-  train.run(short_run, str(tmp_path))
-  assert _recorded(tmp_path) == [8, 9]
-  # Past them there is nothing more to record, and it says so.
-  capsys.readouterr()
-  short_run.duration = '14 steps'
-  train.run(short_run, str(tmp_path))
-  assert len(_traces(tmp_path)) == 1
-  (line,) = _lines(capsys)
-  for words in ('no step', 'steps 8 to 9', 'steps 13 to 14'):
-    assert words in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'steps, recorded, words',
-  [
-    ('11:20', [11, 12], ['of steps 11 to 12:', 'steps 11 to 19']),
-    ('12:20', [12], ['of step 12:', 'steps 12 to 19']),
-    ('13:20', None, ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
-  ],
-)
-def test_steps_after_the_end(tmp_path, short_run, capsys, steps, recorded, words):
-  short_run.profile.steps = steps
-  train.run(short_run, str(tmp_path))
-  assert (_recorded(tmp_path) if _traces(tmp_path) else None) == recorded
-  line = _lines(capsys)[0]
-  for word in words:
-    assert word in line
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_inside_closes_the_trace(tmp_path, short_run, monkeypatch, capsys):
-  short_run.profile.steps = '3:12'
-  real = delayed_metrics.TrainingLog.push
-
-  def push(self, step, values):
-    if step == 4:
-      os.kill(os.getpid(), signal.SIGINT)
-    return real(self, step, values)
-
-  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
-  train.run(short_run, str(tmp_path))
-  stopped = max(int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*'))
-  assert 4 <= stopped < 11
-  assert _recorded(tmp_path) == list(range(3, stopped + 1))
-  assert f'steps 3 to {stopped} in' in _lines(capsys)[0]
-
-
-@pytest.mark.slow
 def test_a_run_that_fails_inside_closes_the_trace(tmp_path, short_run):
   short_run.optimizer.name = 'sgd'
   short_run.optimizer.learning_rate = 1e30
@@ -161,17 +84,48 @@ def test_a_run_that_fails_inside_closes_the_trace(tmp_path, short_run):
   assert _recorded(tmp_path)[:2] == [2, 3]
 
 
-@pytest.mark.soak
-def test_a_run_goes_on_where_no_trace_can_be_taken(tmp_path, short_run, capsys):
-  short_run.profile.steps = '3:5'
+def _profile(config, folder, text, done=0, total=6):
+  """Makes steps done + 1 to total under a profile; returns its lines."""
+  config.profile.steps = text
+  lines = []
+  profile = profiling.Profile(config, str(folder), done, total, lines.append)
+  x = jax.numpy.ones(4)
+  for number in range(done + 1, total + 1):
+    with profile.step(number, x):
+      x = jax.numpy.sin(x)
+    profile.end(number, x)
+  profile.close()
+  return lines
+
+
+@pytest.mark.parametrize(
+  'run, recorded, words',
+  [
+    (('1:13', 0, 12), range(1, 13), ['steps 1 to 12 in']),
+    (('8:10', 6, 12), [8, 9], ['steps 8 to 9 in']),  # of a resumed run
+    (('11:20', 0, 12), [11, 12], ['of steps 11 to 12:', 'steps 11 to 19']),
+    (('12:20', 0, 12), [12], ['of step 12:', 'steps 12 to 19']),
+    (('13:20', 0, 12), [], ['of no step:', 'steps 13 to 19', 'steps 1 to 12']),
+    (('8:10', 12, 14), [], ['no step', 'steps 8 to 9', 'steps 13 to 14']),
+  ],
+)
+def test_steps_that_a_run_has(run, recorded, words, tmp_path, config, monkeypatch):
+  waits = []
+  monkeypatch.setattr(jax, 'block_until_ready', waits.append)
+  line = _profile(config, tmp_path, *run)[0]
+  assert all(word in line for word in words), line
+  assert (_recorded(tmp_path) if _traces(tmp_path) else []) == list(recorded)
+  # The host waits before the first of them and after the last.
+  assert len(waits) == (2 if recorded else 0)
+
+
+def test_a_run_continues_where_no_trace_can_be_taken(tmp_path, config):
   jax.profiler.start_trace(str(tmp_path / 'other'))
   try:
-    scores = train.run(short_run, str(tmp_path / 'run'))
+    (line,) = _profile(config, tmp_path, '3:5')
   finally:
     jax.profiler.stop_trace()
-  assert scores['examples'] == 64
-  (line,) = _lines(capsys)
-  assert 'failed, the run goes on: Profile has already been started' in line
+  assert 'failed, the run continues: Profile has already been started' in line
 
 
 def test_one_process_of_many_records(tmp_path, config):

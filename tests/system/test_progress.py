@@ -39,7 +39,7 @@ def test_a_live_line_is_rewritten_and_notes_stay_above_it():
   stream = Terminal()
   line = progress.LiveLine(stream)
   line.show('one of [two]')
-  line.note('saved')
+  line.log('saved')
   line.show('two')
   line.close()
   line.close()
@@ -61,7 +61,7 @@ def test_a_live_line_is_cut_and_a_note_is_not(monkeypatch, columns):
   line = progress.LiveLine(stream)
   line.show('x' * 100)
   assert stream.getvalue() == _ERASE + 'x' * (columns - 1)
-  line.note('y' * 100)
+  line.log('y' * 100)
   assert f'{_ERASE}{"y" * 100}\n' in stream.getvalue()
 
 
@@ -69,7 +69,7 @@ def test_a_pipe_gets_the_notes_and_no_codes():
   stream = io.StringIO()
   line = progress.LiveLine(stream)
   line.show('one')
-  line.note('saved')
+  line.log('saved')
   line.close()
   assert not line.is_live and stream.getvalue() == 'saved\n'
 
@@ -79,14 +79,14 @@ def test_a_dumb_terminal_is_a_pipe(monkeypatch):
   stream = Terminal()
   line = progress.LiveLine(stream)
   line.show('one')
-  line.note('saved')
+  line.log('saved')
   assert stream.getvalue() == 'saved\n'
 
 
 def test_a_name_that_is_not_utf8_is_escaped():
   for stream in (Terminal(), io.TextIOWrapper(io.BytesIO(), 'ascii')):
     line = progress.LiveLine(stream)
-    line.note('a\udcff.jpg')
+    line.log('a\udcff.jpg')
     stream.seek(0)
     assert stream.read().endswith('a\\udcff.jpg\n')
 
@@ -96,8 +96,8 @@ def test_a_lost_reader_ends_nothing():
   os.close(read)
   with open(write, 'wb', buffering=0) as raw:
     line = progress.LiveLine(io.TextIOWrapper(raw, write_through=True))
-    line.note('one')
-    line.note('two')
+    line.log('one')
+    line.log('two')
     line.close()
   leader, follower = pty.openpty()
   with open(follower, 'wb', buffering=0) as raw:
@@ -106,9 +106,9 @@ def test_a_lost_reader_ends_nothing():
     assert line.is_live
     os.close(leader)
     line.show('two')
-    line.note('three')
+    line.log('three')
     line.close()
-  progress.LiveLine(None).note('nowhere')
+  progress.LiveLine(None).log('nowhere')
 
 
 def test_progress_in_a_terminal():

@@ -39,10 +39,10 @@ _FLAGS = {
   'eval_split': ('validation', 'SPLIT', 'likewise; empty: none, all of a tree is for training'),
   'lists': ('', 'FILES', 'ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes'),
   'pairs': ('auto', 'yes|no', 'whether the classes are adjective_noun; auto: if words recur'),
-  'policy': ('', 'KIND=ACTION,...', 'what to do about a kind of file, see the table in the docs'),
-  'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'an image of more million pixels is large'),
-  'min_size': (1, 'PIXELS', 'a shorter side below this is small'),
-  'min_count': (1, 'N', 'a class with fewer images is rare'),
+  'policy': ('', 'KIND=ACTION,...', 'action per kind of file; see docs/data.md'),
+  'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'megapixels above which an image is large'),
+  'min_size': (1, 'PIXELS', 'shorter side below which an image is small'),
+  'min_count': (1, 'N', 'image count below which a class is rare'),
 }
 _INTERRUPTED = 'interrupted; run the same command to resume'
 

@@ -142,12 +142,12 @@ def _parse(arguments):
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.data.show', description=__doc__)
   add = parser.add_argument
-  add('--config', metavar='FILE[:VARIANT]', help='see configs/')
-  add('--output', default='show', metavar='DIR', help='where the pictures go (default: show)')
-  add('--count', type=int, default=36, metavar='N', help='examples on a sheet (default: 36)')
-  text = 'of training, whose examples are shown (default: 0)'
+  add('--config', metavar='FILE[:VARIANT]', help='recipe; see configs/')
+  add('--output', default='show', metavar='DIR', help='folder for the pictures (default: show)')
+  add('--count', type=int, default=36, metavar='N', help='examples per sheet (default: 36)')
+  text = 'training step whose examples are shown (default: 0)'
   add('--step', type=int, default=0, metavar='N', help=text)
-  add('--stats', action='store_true', help='print counts, draw nothing')
+  add('--stats', action='store_true', help='counts only, no pictures')
   return parser
 
 

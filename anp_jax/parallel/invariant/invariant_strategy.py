@@ -17,9 +17,12 @@ class Invariant(sync.Sync):
   def default_config(self):
     """What decides the bits."""
     return {
-      'logical_shards': keys.integer(8, 'parts of the batch, each summed by itself', at_least=2),
+      'logical_shards': keys.integer(8, 'parts of the batch, each reduced by itself', at_least=2),
       'threads': keys.integer(
-        2, "of a process's CPU pool: they decide its bits", at_least=1, at_most=4096
+        2,
+        "size of a process's CPU thread pool, which decides the bits of its sums",
+        at_least=1,
+        at_most=4096,
       ),
     }
 

@@ -16,24 +16,30 @@ class LocalSgd(sync.Sync):
     """The groups, and when and how they exchange weights."""
     return {
       'groups': keys.integer(
-        2, 'groups of neighbouring devices; one device may also have several', above=0
+        2, 'groups of neighbouring devices; one device may also hold several', above=0
       ),
       'period': keys.staircase(
         '8', "steps between exchanges; '1,8@1000 steps': 8 after 1000 steps"
       ),
       'outer': keys.text(
         'average',
-        "what groups go on from; nesterov: DiLoCo's momentum, momentum: SlowMo's",
+        'outer optimizer of the exchange; nesterov: DiLoCo, momentum: SlowMo',
         ('average', 'nesterov', 'momentum'),
       ),
       'outer_learning_rate': keys.number(
-        0.7, 'for nesterov and momentum; 1 without momentum is the average', above=0
+        0.7,
+        'outer learning rate of nesterov and momentum; 1 without momentum is the average',
+        above=0,
       ),
-      'outer_momentum': keys.number(0.9, 'for nesterov and momentum', at_least=0, below=1),
-      'moments': keys.text('keep', "a group's optimizer state in an exchange", ('keep', 'average')),
+      'outer_momentum': keys.number(
+        0.9, 'outer momentum of nesterov and momentum', at_least=0, below=1
+      ),
+      'moments': keys.text(
+        'keep', "what an exchange does with a group's optimizer state", ('keep', 'average')
+      ),
       **super().default_config(),
       'simulate.exchange_seconds': simulation_keys.seconds(
-        'of an exchange of weights between groups'
+        'seconds of an exchange of weights between groups'
       ),
     }
 

@@ -15,7 +15,7 @@ class Sync(strategy.Strategy):
     return {
       **simulation_keys.KEYS,
       'simulate.reduce_seconds': simulation_keys.seconds(
-        'of the sum of gradients over workers that train in step'
+        'seconds of the gradient all-reduce over workers that train in step'
       ),
     }
 

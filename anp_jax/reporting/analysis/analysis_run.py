@@ -95,16 +95,16 @@ def run(
   else:
     vocabulary = run_dir.labels(workdir)
   source = label_mapping.map_labels(source, vocabulary)
-  job = strategy_lib.Job(config, workdir, processes, 'evaluate', checkpoint, output)
-  program = _build(job, mesh, objective_lib.create(vocabulary, config))
+  invocation = strategy_lib.Invocation(config, workdir, processes, 'evaluate', checkpoint, output)
+  program = _build(invocation, mesh, objective_lib.create(vocabulary, config))
   if is_untrained:
-    state, step = _initial_state(job, program, vocabulary), 0
+    state, step = _initial_state(invocation, program, vocabulary), 0
   else:
-    state, step = _restored_state(job, program)
+    state, step = _restored_state(invocation, program)
   subject = Subject(
     config, workdir, program, source, step, config.init['from'] if is_untrained else ''
   )
-  folder = _open_folder(job, step)
+  folder = _open_folder(invocation, step)
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
   batches = processes.heartbeat_each(stream.evaluation(source), 'evaluating', step)
   scores, rows = _scores(subject, program.eval_state_fn(state), batches)
@@ -156,46 +156,50 @@ def _is_untrained(config, workdir):
   return False
 
 
-def _build(job, mesh, objective):
+def _build(invocation, mesh, objective):
   """Returns model and steps of a run, for evaluation alone."""
   # No schedule matters.
-  config = config_lib.replaced(job.config, {'schedule.warmup': '0 steps'})
+  config = config_lib.replaced(invocation.config, {'schedule.warmup': '0 steps'})
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
-  config, _ = strategy_lib.find(config).calibrate(spec, job, training=False)
+  config, _ = strategy_lib.find(config).calibrate(spec, invocation, training=False)
   return build.create(dataclasses.replace(spec, config=config))
 
 
-def _initial_state(job, program, vocabulary):
+def _initial_state(invocation, program, vocabulary):
   """Returns the state of weights that nothing trained."""
   weights, lines = initial.load(
-    job.config, program, vocabulary, gather=job.processes.gather, exact=True
+    invocation.config, program, vocabulary, gather=invocation.processes.gather, exact=True
   )
   if jax.process_index() == 0:
-    print('\n'.join([*lines, _network_line(job.config)]))
+    print('\n'.join([*lines, _network_line(invocation.config)]))
   return state_lib.create(program.init_fn, program.abstract_state, weights)
 
 
-def _restored_state(job, program):
+def _restored_state(invocation, program):
   """Returns the state of the requested checkpoint, and its step."""
   checkpoints = manager.Checkpoints(
-    job.workdir, job.config, None, program.checkpoint_layout.abstract, job.processes.gather
+    invocation.workdir,
+    invocation.config,
+    None,
+    program.checkpoint_layout.abstract,
+    invocation.processes.gather,
   )
-  restored = checkpoints.restore(job.checkpoint)
+  restored = checkpoints.restore(invocation.checkpoint)
   checkpoints.close()
   if restored is None:
-    raise config_lib.ConfigError(f'{job.workdir} has no checkpoint to evaluate')
+    raise config_lib.ConfigError(f'{invocation.workdir} has no checkpoint to evaluate')
   state, step = restored
   return program.checkpoint_layout.unpack(state), step
 
 
-def _open_folder(job, step):
+def _open_folder(invocation, step):
   """Returns the folder of the evaluation, created by process 0.
 
   Raises:
     ConfigError: on all processes, if it cannot be created.
   """
-  folder = os.path.expanduser(job.output) or os.path.join(
-    job.workdir, analysis_page.FOLDER, _name(job.config, job.workdir, step)
+  folder = os.path.expanduser(invocation.output) or os.path.join(
+    invocation.workdir, analysis_page.FOLDER, _name(invocation.config, invocation.workdir, step)
   )
   problem = ''
   if jax.process_index() == 0:
@@ -204,9 +208,9 @@ def _open_folder(job, step):
       problem = '' if os.access(folder, os.W_OK) else f'{folder} cannot be written to'
     except OSError as e:
       problem = f'{folder} cannot be made: {e.strerror}'
-    for line in _other_pixels(job.config, job.workdir):
+    for line in _other_pixels(invocation.config, invocation.workdir):
       print(line)
-  if problem := job.processes.gather(problem)[0]:
+  if problem := invocation.processes.gather(problem)[0]:
     raise config_lib.ConfigError(problem)
   return folder
 

@@ -25,19 +25,21 @@ class Replanner:
   join, the plan changes at the next step.
   """
 
-  def __init__(self, spec: run_spec.RunSpec, job: strategy_lib.Job, is_measured: bool):
+  def __init__(
+    self, spec: run_spec.RunSpec, invocation: strategy_lib.Invocation, is_measured: bool
+  ):
     """Prepares the replanner; all processes call it.
 
     Args:
       spec: spec of the run; its config has the plan with which the run begins.
-      job: invocation of the run.
+      invocation: invocation of the run.
       is_measured: whether that plan was made from measurements, not by hand.
     """
-    self._spec, self._workdir = spec, job.workdir
-    self._processes, self._pool = job.processes, job.pool
+    self._spec, self._workdir = spec, invocation.workdir
+    self._processes, self._pool = invocation.processes, invocation.pool
     # Measurements are not kept if a device was lost meanwhile: then the plan is
     # treated as one by hand.
-    saved = calibrate.load(spec, job.workdir, job.processes) if is_measured else None
+    saved = calibrate.load(spec, invocation.workdir, invocation.processes) if is_measured else None
     self._costs: costs_lib.Costs | None = None
     self._plan: costs_lib.Plan = {}
     if saved:

@@ -26,13 +26,15 @@ class ModelRing(sync.Sync):
       # A list that may grow at its end; candidates without one have none.
       'models': keys.value(
         (),
-        "what differs in each, as in ('seed=1', 'seed=2; model.width=32')",
+        "overrides of each model, as in ('seed=1', 'seed=2; model.width=32')",
         lambda models: models and all(isinstance(m, str) for m in models),
         "texts such as ('seed=1', 'seed=2; model.width=32')",
         resumable=True,
       ),
       'station': keys.text(
-        'device', 'what holds a part of the data; host: all of its devices', ('device', 'host')
+        'device',
+        'holder of a data part: a device, or a host with all its devices',
+        ('device', 'host'),
       ),
       'shares': keys.Key(
         (),
@@ -83,8 +85,11 @@ class ModelRing(sync.Sync):
 
     return model_ring_cost.predicted_step(setting, images)
 
-  def run(self, job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
+  def run(
+    self, invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]
+  ) -> dict:
     """Trains the models of the ring, or scores them again."""
     from anp_jax.runtimes.model_ring import model_ring_run as run
 
-    return run.run(job.config, job.workdir, job.processes, job.mode, job.checkpoint)
+    how = invocation.mode, invocation.checkpoint
+    return run.run(invocation.config, invocation.workdir, invocation.processes, *how)

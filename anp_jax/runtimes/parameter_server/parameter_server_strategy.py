@@ -39,16 +39,16 @@ class ParameterServer(sync.Sync):
     """The servers, when they update, and what they wait for."""
     declared = {
       'servers': keys.integer(
-        1, 'processes, the first ones, that each keep a slice of the weights', above=0
+        1, 'number of server processes, the first ones; each keeps a slice of the weights', above=0
       ),
-      'dedicated': keys.flag(False, 'server processes do not also train'),
+      'dedicated': keys.flag(False, 'whether server processes only serve, and do not also train'),
       'mode': keys.text(
         'async',
-        'bounded: in staleness; synchronous: updates of all workers',
+        'update mode; bounded: with limited staleness; synchronous: all workers together',
         ('async', 'bounded', 'synchronous'),
       ),
       'max_staleness': keys.integer(
-        4, "updates between a gradient's reading and its use, for bounded", at_least=0
+        4, 'largest staleness of a gradient in updates, for bounded', at_least=0
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
@@ -57,10 +57,10 @@ class ParameterServer(sync.Sync):
         'none', 'how workers read weights that momentum has moved already', ('none', 'dana')
       ),
       'in_flight': keys.integer(
-        1, 'gradients in flight per worker; 2 overlap compute and transfer', above=0
+        1, 'gradients in flight per worker; 2 overlaps compute and transfer', above=0
       ),
       'lease_timeout': keys.number(
-        60, "seconds of a worker's silence, after which others compute its batches", above=0
+        60, "seconds of a worker's silence after which others compute its batches", above=0
       ),
       **_SIMULATION,
     }
@@ -162,14 +162,14 @@ class ParameterServer(sync.Sync):
     """None: the order of the updates tells the time; see `timeline`."""
 
   def run(
-    self, job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]
+    self, invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]
   ) -> dict[str, float]:
     """Serves, trains, or both."""
-    if job.mode != 'train':
-      return loop(job)
+    if invocation.mode != 'train':
+      return loop(invocation)
     from anp_jax.runtimes.parameter_server import parameter_server_run as run  # Flight is imported
 
-    return run.run(job.config, job.workdir, job.processes)
+    return run.run(invocation.config, invocation.workdir, invocation.processes)
 
 
 def spare_threads() -> int:

@@ -1,9 +1,9 @@
-"""oneDNN: convolutions and batch norm of a CPU, called from XLA's programs.
+"""oneDNN: convolutions, batch norm and mean pools on CPUs, called from XLA's programs.
 
 XLA's CPU backend computes convolutions in bfloat16 no faster than in float32,
-and their gradients slower than PyTorch, which gives them to oneDNN. So does
-this package, over oneDNN's public C interface: no compiler is needed, and none
-of JAX's private names. Other folders import this module, and none below it.
+and their gradients slower than PyTorch, which uses oneDNN. So does this package,
+through oneDNN's public C interface, without a compiler or private names of JAX.
+Other folders import this module only.
 
 | module | what it does |
 |---|---|
@@ -16,6 +16,7 @@ of JAX's private names. Other folders import this module, and none below it.
 """
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from anp_jax.system.onednn import c_api, operations, specs
 from anp_jax.system.onednn.library import VARIABLE, find, missing_reason, opened
@@ -28,29 +29,15 @@ from anp_jax.system.onednn.specs import (
   parse,
 )
 
-__all__ = [
-  'PLATFORM',
-  'TARGET',
-  'VARIABLE',
-  'BatchNormSpec',
-  'ConvolutionSpec',
-  'MeanPoolSpec',
-  'call',
-  'convolution_of',
-  'find',
-  'mask_bytes',
-  'missing_reason',
-  'opened',
-  'parse',
-  'takes',
-]
+if TYPE_CHECKING:
+  import jax
 
 PLATFORM = 'cpu_onednn'  # a CPU for which `find` gives a library
 _FEW_PIXELS = 4
 
 
 def takes(spec: specs.Spec) -> bool:
-  """Returns whether the open library computes an operation faster than XLA."""
+  """Returns whether the open library computes an operation, and faster than XLA."""
   library = opened()
   if spec.dtype not in library.dtypes or _is_faster_by_xla(spec, library.threads):
     return False
@@ -61,17 +48,17 @@ def takes(spec: specs.Spec) -> bool:
   return True
 
 
-def call(spec: specs.Spec, results, *arguments, into: int | None = None):
+def call(spec: specs.Spec, results: Any, *arguments: 'jax.Array', into: int | None = None) -> Any:
   """Computes an operation in a traced program.
 
   Args:
-    spec: that `takes` accepts.
+    spec: operation that `takes` accepts.
     results: jax.ShapeDtypeStruct, or a tuple of them.
-    *arguments: arrays, in the operation's order, without the results.
-    into: the number of the argument in whose memory the result is written.
+    *arguments: arrays in the operation's order, without the results.
+    into: index of the argument whose memory receives the result.
 
   Returns:
-    An array, or a list of them.
+    Array, or list of arrays.
   """
   from anp_jax.system.onednn import custom_call  # imports JAX, which a bad config need not
 
@@ -79,9 +66,11 @@ def call(spec: specs.Spec, results, *arguments, into: int | None = None):
 
 
 def mask_bytes(spec: BatchNormSpec) -> int:
-  """Returns the bytes that the ReLU of a group keeps for its gradient."""
+  """Returns the bytes per group that a norm's ReLU keeps for its gradient."""
   library = opened()
-  return operations.create(library.api, specs.name(spec), library.threads).mask_bytes
+  operation = operations.create(library.api, specs.name(spec), library.threads)
+  assert isinstance(operation, operations.BatchNorm)
+  return operation.mask_bytes
 
 
 def _is_faster_by_xla(spec, threads):

@@ -1,12 +1,13 @@
-"""The C interface of oneDNN 3, as far as it is used here, by ctypes.
+"""The part of oneDNN 3's C interface that this package uses, by ctypes.
 
-Numbers are those of oneDNN's public header dnnl_types.h, which are the same in
-every 3.x release. What oneDNN makes is never freed: it is kept by shape.
+Constants are those of oneDNN's public header dnnl_types.h, the same in every 3.x
+release. Objects of oneDNN are never freed: they are cached by shape.
 """
 
 from collections.abc import Sequence
 import ctypes
 import threading
+from typing import Any
 
 POINTER = ctypes.c_void_p
 _INT, _SIZE = ctypes.c_int, ctypes.c_size_t
@@ -49,7 +50,7 @@ ARG_FACTORS = 4097  # of what a copy reads
 
 
 class OneDnnError(RuntimeError):
-  """A function of oneDNN did not succeed."""
+  """A failed call of oneDNN."""
 
 
 class _Version(ctypes.Structure):
@@ -115,7 +116,7 @@ class Api:
     self.set_data = self._quick.dnnl_memory_set_data_handle
     self.set_data.argtypes = [POINTER, POINTER]
 
-  def call(self, function: str, *arguments) -> None:
+  def call(self, function: str, *arguments: Any) -> None:
     """Calls a function that returns a dnnl_status_t.
 
     Raises:
@@ -125,7 +126,7 @@ class Api:
     if status:
       raise OneDnnError(f'{function}: status {status}')
 
-  def create(self, function: str, *arguments) -> POINTER:
+  def create(self, function: str, *arguments: Any) -> POINTER:
     """Calls a function whose first argument receives a new object."""
     result = POINTER()
     self.call(function, ctypes.byref(result), *arguments)
@@ -138,14 +139,14 @@ class Api:
     return text.removeprefix('cpu_isa_').upper()
 
   def stream(self) -> POINTER:
-    """Makes an execution stream of the engine."""
+    """Creates an execution stream of the engine."""
     return self.create('dnnl_stream_create', self.engine, _INT(_IN_ORDER))
 
   def array(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None) -> POINTER:
     """Describes an array.
 
     Args:
-      shape: in oneDNN's order of axes: batch, channels, height, width.
+      shape: shape in oneDNN's order of axes: batch, channels, height, width.
       dtype: 'float32' or 'bfloat16'.
       strides: elements, one an axis; None: oneDNN chooses the layout.
     """
@@ -158,22 +159,22 @@ class Api:
       'dnnl_memory_desc_create_with_strides', size, dimensions(shape), kind, dimensions(strides)
     )
 
-  def size(self, array: POINTER) -> int:
-    """Returns the bytes of an array; 0 of one that is not there."""
+  def size(self, array: POINTER | None) -> int:
+    """Returns the bytes of an array; 0 without one."""
     return self.functions.dnnl_memory_desc_get_size(array)
 
   def equal(self, left: POINTER, right: POINTER) -> bool:
     """Returns whether two descriptions of arrays are the same."""
     return bool(self.functions.dnnl_memory_desc_equal(left, right))
 
-  def describe(self, operation: str, *arguments, after=()) -> POINTER:
+  def describe(self, operation: str, *arguments: Any, after: Sequence[str] = ()) -> POINTER:
     """Describes a primitive, such as 'convolution_forward'.
 
     Args:
-      operation: its name.
-      *arguments: those that are its own.
-      after: what follows before a result is written: 'add', to add what its
-        memory holds, 'relu', or both, in this order.
+      operation: name of the operation.
+      *arguments: arguments of the operation.
+      after: steps before the result is written: 'add', which adds to the content of
+        its memory, 'relu', or both, in this order.
     """
     attributes = self._attributes
     if after:
@@ -195,10 +196,10 @@ class Api:
     """Describes the copy of an array into another layout, or dtype.
 
     Args:
-      source: that is read.
-      target: that is written.
-      factors: whether each element is multiplied by ARG_FACTORS, which has one
-        for each place of the first axis.
+      source: description of the array that is read.
+      target: description of the array that is written.
+      factors: whether elements are multiplied by ARG_FACTORS, one factor per index
+        of the first axis.
     """
     attributes = self._attributes
     if factors:
@@ -208,7 +209,7 @@ class Api:
       'dnnl_reorder_primitive_desc_create', source, self.engine, target, self.engine, attributes
     )
 
-  def describe_sum(self, sources: Sequence[POINTER], target: POINTER):
+  def describe_sum(self, sources: Sequence[POINTER], target: POINTER) -> POINTER:
     """Describes the sum of arrays of one shape, added in this order."""
     count = len(sources)
     return self.create(
@@ -224,17 +225,17 @@ class Api:
   def slice(
     self, array: POINTER, shape: Sequence[int], axis: int, start: int
   ) -> tuple[POINTER, int]:
-    """Describes a part of an array, which begins at the others' first elements.
+    """Describes a slice of an array along one axis.
 
     Args:
-      array: description of the whole.
-      shape: of the part.
-      axis: in which it begins elsewhere.
-      start: where; a multiple of the layout's blocks.
+      array: description of the array.
+      shape: shape of the slice.
+      axis: axis along which the slice starts at `start`; it starts at 0 in others.
+      start: first index; a multiple of the layout's blocks.
 
     Returns:
-      The description of such a part at the array's begin, as primitives take
-      it that read no offset; and how many bytes later this one begins.
+      Description of such a slice at the start of the array, for primitives without
+      offsets; and the offset of the slice in bytes.
     """
     first, later = (
       self.create(
@@ -252,7 +253,7 @@ class Api:
     return first, offset.value * element
 
   def use_threads(self, count: int) -> None:
-    """Makes what the calling thread asks for use so many threads of OpenMP."""
+    """Sets the number of OpenMP threads for calls by the calling thread."""
     quick, counts = self._quick, self._thread.__dict__
     if counts.get('count') == count == quick.omp_get_max_threads():
       return
@@ -272,11 +273,11 @@ class Api:
     self.call(
       'dnnl_primitive_desc_query', primitive, _INT(_IMPLEMENTATION), _INT(0), ctypes.byref(name)
     )
-    return name.value.decode()
+    return (name.value or b'').decode()
 
 
 class Primitive:
-  """An operation of fixed shapes, which any number of threads may run at once.
+  """An operation of fixed shapes, which several threads may run at once.
 
   Attributes:
     scratch_bytes: temporary memory that a run needs.
@@ -287,10 +288,10 @@ class Primitive:
     """Compiles a primitive.
 
     Args:
-      api: of the library.
-      description: from `Api.describe`.
-      arguments: pairs (name of an argument, description of an array), in the
-        order in which `run` is given their addresses.
+      api: C interface of the library.
+      description: description from `Api.describe`.
+      arguments: pairs (name of an argument, description of an array), in the order
+        of `run`'s addresses.
     """
     self._api = api
     self._primitive = api.create('dnnl_primitive_create', description)
@@ -300,17 +301,17 @@ class Primitive:
     self.implementation = api.implementation(description)
     # Sets of memory objects that no run uses. A list's pop and append are
     # atomic in Python.
-    self._idle = []
+    self._idle: list[tuple[list, ctypes.Array]] = []
 
   def run(self, stream: int, *addresses: int) -> None:
-    """Computes, and returns when it is done.
+    """Computes the operation, and waits for its end.
 
     Args:
-      stream: of the calling thread alone.
-      *addresses: of the arguments' data, and last of the scratch memory.
+      stream: stream of the calling thread alone.
+      *addresses: addresses of the arguments' data, and last of the scratch memory.
 
     Raises:
-      OneDnnError: if it does not succeed.
+      OneDnnError: if oneDNN fails.
     """
     try:
       memories, arguments = self._idle.pop()

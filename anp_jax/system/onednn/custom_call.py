@@ -9,10 +9,11 @@ oneDNN computes, Python's lock is free.
 import ctypes
 import functools
 import sys
+from typing import Any
 
 import jax
 
-from anp_jax.system.onednn import library, operations, specs, thread_pool
+from anp_jax.system.onednn import library, operations, pieces, specs, thread_pool
 
 # Places in the structures of c_api.h, bytes.
 _FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE = 8, 16, 32
@@ -41,7 +42,7 @@ class _ErrorArguments(ctypes.Structure):
 _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArguments))
 
 
-def call(spec, results, *arguments, into: int | None):
+def call(spec: specs.Spec, results: Any, *arguments: jax.Array, into: int | None) -> Any:
   """Computes an operation in a traced program; see `onednn.call`."""
   _register()
   compute = jax.ffi.ffi_call(
@@ -53,15 +54,6 @@ def call(spec, results, *arguments, into: int | None):
   return compute(*arguments, operation=specs.name(spec))
 
 
-def _create(name):
-  """The operation of a name, for the library's number of threads.
-
-  It is cut into as many pieces: bits depend on the number.
-  """
-  opened = library.opened()
-  return operations.create(opened.api, name, opened.threads)
-
-
 @functools.cache
 def _register():
   # A call waits for Python's lock, and a thread that is busy in Python keeps it
@@ -71,7 +63,7 @@ def _register():
   jax.ffi.register_ffi_target(specs.TARGET, capsule, platform='cpu')
 
 
-_operations = {}
+_operations: dict[tuple[bytes, int], pieces.Operation] = {}
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -92,11 +84,12 @@ def _execute(frame):
   text = ctypes.string_at(
     _pointer(attribute), _size(attribute + ctypes.sizeof(ctypes.c_void_p)).value
   )
-  key = text, library.opened().threads
+  opened = library.opened()
+  key = text, opened.threads  # bits depend on the number of threads
   thread_pool.prepare_thread()
   operation = _operations.get(key)
   if operation is None:
-    operation = _operations[key] = _create(text.decode())
+    operation = _operations[key] = operations.create(opened.api, text.decode(), opened.threads)
   addresses = [
     *_buffers(frame + _FRAME_ARGUMENTS, frame + _FRAME_ARGUMENTS_SIZE),
     *_buffers(frame + _FRAME_RESULTS, frame + _FRAME_RESULTS_SIZE),
@@ -133,9 +126,6 @@ def _error(frame, message):
   return create(ctypes.byref(arguments))
 
 
-def _pointer(address):
-  return ctypes.c_void_p.from_address(address).value
-
-
+_pointer = thread_pool.pointer
 _integer = ctypes.c_int.from_address
 _size = ctypes.c_size_t.from_address

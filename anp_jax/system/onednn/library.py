@@ -1,11 +1,11 @@
-"""Finds oneDNN's shared library, checks it, and opens it once a process.
+"""Finds, checks and opens oneDNN's shared library, once per process.
 
-It is looked for in this order:
+The order of the search:
   1. $ANP_ONEDNN, the path of a file; `off` for none;
   2. the package onednn-cpu-gomp (the extra `onednn`; `make setup` installs it);
-  3. libdnnl.so.3 where the system's loader looks, such as Debian's libdnnl3 or
-     a module of the centre.
-The first that is there is taken, or, where it does not pass its checks, none.
+  3. libdnnl.so.3 of the system's loader, such as Debian's libdnnl3 or a module of
+     the centre.
+The first library that exists is used, or, if it fails its checks, none.
 """
 
 from collections.abc import MutableMapping
@@ -41,10 +41,10 @@ class Library:
   """An open library.
 
   Attributes:
-    api: its C interface.
-    path: of the file, or the name that the system's loader knows.
-    version: such as '3.2.0'.
-    isa: the instruction set that it uses, such as 'AVX512_CORE_BF16'.
+    api: C interface of the library.
+    path: path of the file, or name for the system's loader.
+    version: version, such as '3.2.0'.
+    isa: instruction set in use, such as 'AVX512_CORE_BF16'.
   """
 
   def __init__(self, path: str):
@@ -52,7 +52,7 @@ class Library:
 
     Raises:
       OSError: if it cannot be opened.
-      OneDnnError: if it is none that can be used here.
+      OneDnnError: if it cannot be used here.
     """
     self.api = c_api.Api(path)
     self.path = path
@@ -81,7 +81,7 @@ class Library:
 
   @property
   def dtypes(self) -> tuple[str, ...]:
-    """The dtypes in which it is faster than XLA on this CPU."""
+    """The dtypes in which the library is faster than XLA on this CPU."""
     if 'AVX512' not in self.isa and 'AVX10' not in self.isa:
       return ()
     # Below, oneDNN computes bfloat16 as float32 with a rounding after it.
@@ -90,39 +90,35 @@ class Library:
 
   @property
   def threads(self) -> int:
-    """The threads that compute one operation together; bits depend on it."""
+    """The number of threads per operation, on which the bits depend."""
     return self._threads
 
   @threads.setter
-  def threads(self, count: int):
+  def threads(self, count: int) -> None:
     # oneDNN leaves out what the threads were to do that OpenMP does not give.
     self._threads = max(1, min(count, self._most_threads))
 
   def describe(self) -> str:
-    """Returns a few words for people."""
+    """Returns version, instruction set and threads for the log."""
     threads = f'{self.threads} thread' + 's' * (self.threads > 1)
     return f'oneDNN {self.version}, {self.isa}, {threads}'
 
 
 def find() -> Library | None:
-  """Returns the library, opened; None if there is none, or it cannot be used.
-
-  Called again, it returns the same.
-  """
+  """Returns the open library, always the same; None if none can be used."""
   return _found()[0]
 
 
 def missing_reason() -> str:
-  """Returns why `find` found none; '' where none is expected or one is open."""
+  """Returns why `find` returns None; '' where none is expected or one is open."""
   return _found()[1]
 
 
 def opened() -> Library:
-  """Returns the library that `find` found.
+  """Returns the library of `find`.
 
   Raises:
-    OneDnnError: if there is none; a compiled program that was kept calls for
-      it.
+    OneDnnError: if there is none, as when a cached program calls it.
   """
   result, reason = _found()
   if result is None:
@@ -134,11 +130,9 @@ def opened() -> Library:
 def _found():
   path = locate()
   if not path:
-    switched_off = os.environ.get(VARIABLE, '').strip() == 'off'
-    expected = _is_supported() and not switched_off
-    return None, NOT_FOUND if expected else ''
+    return None, ''
   if binding := _binding():
-    return None, (f'{binding} is set, by which OpenMP would bind the threads of XLA, too')
+    return None, f'{binding} is set, by which OpenMP would bind the threads of XLA too'
   # A waiting thread of OpenMP spins by default, on a core that XLA needs.
   # libgomp reads this when it is loaded.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -146,34 +140,27 @@ def _found():
     library = Library(path)
     _self_test(library)
   except (OSError, c_api.OneDnnError) as e:
-    return None, str(e).partition('\n')[0]
+    is_absent = isinstance(e, OSError) and path == _SYSTEM_NAME
+    return None, NOT_FOUND if is_absent else str(e).partition('\n')[0]
   return library, ''
 
 
 def locate(environment: MutableMapping[str, str] = os.environ) -> str:
-  """Returns the path or name of the library to take; '' for none."""
-  if not _is_supported():
-    return ''
+  """Returns the path or name of the library to open; '' for none."""
   named = environment.get(VARIABLE, '').strip()
-  if named:
-    return '' if named == 'off' else named
-  return _packaged() or (_SYSTEM_NAME if _system_has_it() else '')
+  # Other systems were not tried.
+  if named == 'off' or (platform.system(), platform.machine()) != ('Linux', 'x86_64'):
+    return ''
+  return named or _packaged() or _SYSTEM_NAME
 
 
 def _binding():
   """The name of a variable by which OpenMP binds threads to cores; or ''."""
-  if os.environ.get('OMP_PROC_BIND', 'false').strip().lower() == 'false':
-    names = ()
-  else:
-    names = ('OMP_PROC_BIND',)
-  if 'OMP_PROC_BIND' not in os.environ:
-    names = ('OMP_PLACES', 'GOMP_CPU_AFFINITY')
-  return next((name for name in names if os.environ.get(name)), '')
-
-
-def _is_supported():
-  """Whether the library was tried on this kind of system."""
-  return platform.system() == 'Linux' and platform.machine() == 'x86_64'
+  binding = os.environ.get('OMP_PROC_BIND')
+  if binding is None:
+    names = 'OMP_PLACES', 'GOMP_CPU_AFFINITY'
+    return next((name for name in names if os.environ.get(name)), '')
+  return 'OMP_PROC_BIND' if binding.strip().lower() not in ('', 'false') else ''
 
 
 def _packaged():
@@ -182,30 +169,14 @@ def _packaged():
     listed = importlib.metadata.files(PACKAGE) or ()
   except importlib.metadata.PackageNotFoundError:
     return ''
-  for file in listed:
-    if file.name == _SYSTEM_NAME:
-      path = os.path.realpath(file.locate())
-      return path if os.path.exists(path) else ''
-  return ''
-
-
-def _system_has_it():
-  try:
-    lines = subprocess.run(
-      ['/sbin/ldconfig', '-p'], capture_output=True, text=True, check=False, timeout=10
-    ).stdout
-  except (OSError, subprocess.SubprocessError):
-    lines = ''
-  if _SYSTEM_NAME in lines:
-    return True
-  folders = os.environ.get('LD_LIBRARY_PATH', '').split(':')
-  return any(f and os.path.exists(os.path.join(f, _SYSTEM_NAME)) for f in folders)
+  paths = [os.path.realpath(f.locate()) for f in listed if f.name == _SYSTEM_NAME]
+  return next(filter(os.path.exists, paths), '')
 
 
 def _self_test(library):
-  """Compares its results with NumPy's; once for each library and CPU.
+  """Compares a library's results with NumPy's, once for each library and CPU.
 
-  In a process of its own: a library may end it with a signal.
+  A separate process does it: a library may end it with a signal.
 
   Raises:
     OneDnnError: if they differ.
@@ -244,10 +215,7 @@ def _identity(library):
 
 
 def _run_self_test(path):
-  """What is wrong with a library, and whether it would be so again.
-
-  Nothing is wrong with ''.
-  """
+  """The fault of a library ('': none), and whether it would occur again."""
   command = [sys.executable, '-m', 'anp_jax.system.onednn.self_test', path]
   # The same package as here, wherever the process was started.
   folders = [_ROOT, *filter(None, [os.environ.get('PYTHONPATH')])]

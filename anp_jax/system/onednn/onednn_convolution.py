@@ -6,11 +6,11 @@ import math
 
 from anp_jax.system.onednn import c_api, pieces, specs
 
-# Of a kernel, from which it is copied by several threads, and at whose
+# Bytes of a kernel from which several threads copy it, and channels at whose
 # multiples it is cut: oneDNN's layouts have blocks of up to 64 channels.
 _LARGE_KERNEL, _BLOCK = 2**18, 64
-# Elements of the parts' gradients of a kernel, as a share of the maps', up to
-# which these are added: reading and writing them takes time, too.
+# Elements of the parts' kernel gradients, as a share of the maps' elements, up to
+# which the parts are added: reading and writing them takes time too.
 _LARGEST_SUM = 0.4
 
 
@@ -20,18 +20,17 @@ class Convolution(pieces.Operation):
   The addresses of `run`: forward: image, kernel, result. backward_data: the
   result's gradient, kernel, the image's gradient. backward_weights: image, the
   result's gradient, the kernel's gradient. With a norm after it: image, kernel,
-  factors, summands, the result's if it is added to, result.
+  factors, summands, the result as it is added to (if it is), result.
 
   Attributes:
     implementation: oneDNN's name for how it is computed.
   """
 
   def __init__(self, api: c_api.Api, spec: specs.ConvolutionSpec, threads: int):
-    """Compiles it, for that many threads.
+    """Compiles the operation for a number of threads.
 
     Raises:
-      OneDnnError: if oneDNN has none for these shapes, or only its slow
-        reference.
+      OneDnnError: if oneDNN has only its slow reference for these shapes, or none.
     """
     parts, each = pieces.count_parts(spec.image[0], threads, _flops(spec))
     maps = math.prod(spec.image) + math.prod(spec.result)

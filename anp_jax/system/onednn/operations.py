@@ -1,4 +1,4 @@
-"""What oneDNN computes here, one object for each direction and shape."""
+"""Batch norm and mean pools by oneDNN, and a cache of all operations."""
 
 import ctypes
 import functools
@@ -12,18 +12,17 @@ class BatchNorm(pieces.Operation):
 
   The addresses of `run`: forward: x, scale, shift, y, mean, variance, mask.
   backward: x, mean, variance, y's gradient, scale, mask, and the gradients of
-  x, scale and shift, those of the last two for each group. The mask is there
-  with a ReLU.
+  x, scale and shift, the last two for each group. The mask exists with a ReLU.
 
   Attributes:
-    mask_bytes: of a group, what the ReLU keeps for its gradient.
+    mask_bytes: bytes per group that the ReLU keeps for its gradient; 0 without one.
   """
 
   def __init__(self, api: c_api.Api, spec: specs.BatchNormSpec, threads: int):
-    """Compiles it, for that many threads.
+    """Compiles the operation for a number of threads.
 
     Raises:
-      OneDnnError: if oneDNN has none, or only its slow reference.
+      OneDnnError: if oneDNN has only its slow reference, or none.
     """
     groups, rows, channels = spec.shape
     # A group's sums are over all of its rows, and cannot be cut.
@@ -42,10 +41,10 @@ class BatchNorm(pieces.Operation):
         'batch_normalization_backward', ctypes.c_int(c_api.BACKWARD), x, x, x, *settings, forward
       )
     vector = api.array((channels,), 'float32', (1,))
-    mask = api.query(forward, c_api.WORKSPACE) if spec.relu else None
-    self.mask_bytes = api.size(mask) if spec.relu else 0
+    mask = api.query(forward, c_api.WORKSPACE)
+    self.mask_bytes = api.size(mask)
     map_bytes = pieces.count_bytes((rows, channels), spec.dtype)
-    # Of each argument, name, description, and bytes from group to group.
+    # Each argument's name, description, and bytes from group to group.
     each = 4 * channels
     if spec.direction == 'forward':
       arguments = [
@@ -89,10 +88,10 @@ class MeanPool(pieces.Operation):
   """
 
   def __init__(self, api: c_api.Api, spec: specs.MeanPoolSpec, threads: int):
-    """Compiles it, for that many threads.
+    """Compiles the operation for a number of threads.
 
     Raises:
-      OneDnnError: if oneDNN has none, or only its slow reference.
+      OneDnnError: if oneDNN has only its slow reference, or none.
     """
     flops = math.prod(spec.result) * spec.window**2
     parts, each = pieces.count_parts(spec.image[0], threads, flops)
@@ -140,10 +139,10 @@ _OPERATIONS = {
 
 @functools.cache
 def create(api: c_api.Api, text: str, threads: int) -> pieces.Operation:
-  """Returns the operation of a name, made once for each number of threads.
+  """Returns the operation of a name, cached for each number of threads.
 
   Raises:
-    OneDnnError: if oneDNN has none.
+    OneDnnError: if oneDNN cannot compute it.
   """
   spec = specs.parse(text)
   return _OPERATIONS[type(spec)](api, spec, threads)

@@ -1,14 +1,15 @@
-"""What oneDNN is asked to compute: shapes, dtypes, settings.
+"""The operations of oneDNN: shapes, dtypes, settings.
 
-An operation is named by a text, which a compiled program carries: so programs
-can be kept on disk, and one that is read from there makes its operations again.
+A compiled program names an operation by a text. So programs can be cached on disk,
+and a cached program creates its operations again.
 """
 
 import ast
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # XLA's name for a call of any of these.
 TARGET = 'anp_onednn'
+Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class ConvolutionSpec(NamedTuple):
@@ -16,19 +17,19 @@ class ConvolutionSpec(NamedTuple):
 
   Attributes:
     direction: 'forward', 'backward_data' or 'backward_weights'.
-    dtype: of all arrays; float32 or bfloat16. Sums are in float32.
+    dtype: dtype of all arrays; float32 or bfloat16. Sums are in float32.
     image: (batch, height, width, channels).
     kernel: (height, width, channels of a group, features).
     result: (batch, height', width', features).
-    stride: pixels, both ways.
+    stride: stride in pixels along both axes.
     pads: (top, bottom, left, right), none below zero.
-    groups: of channels, each convolved with its share of the features.
-    waits: whether `run` gets one more address after the arguments', where it
-      reads nothing: XLA makes such an argument before it runs the call.
-    after: what follows a forward pass, of 'norm', 'add', 'relu', in this order:
-      a factor and a summand of each feature in float32, and the kernel is
-      float32, too; the sum with what the result's memory holds; a ReLU, which
-      makes 0 of NaN. The result is rounded once, after all.
+    groups: channel groups, each convolved with its share of the features.
+    waits: whether `run` gets one more address after the arguments, which it does
+      not read: XLA computes this argument before the call.
+    after: steps after a forward pass, some of 'norm', 'add', 'relu' in this order:
+      a float32 factor and summand per feature, with a float32 kernel; the sum with
+      the content of the result's memory; a ReLU, which maps NaN to 0. The result is
+      rounded once, at the end.
   """
 
   direction: str
@@ -43,16 +44,18 @@ class ConvolutionSpec(NamedTuple):
   after: tuple[str, ...] = ()
 
 
-def convolution_of(direction: str, x, kernel, stride: int, pads, groups: int) -> ConvolutionSpec:
-  """Returns the spec of a convolution of arrays, or of shapes and dtypes.
+def convolution_of(
+  direction: str, x: Any, kernel: Any, stride: int, pads: Pads, groups: int
+) -> ConvolutionSpec:
+  """Returns the spec of a convolution.
 
   Args:
     direction: 'forward', 'backward_data' or 'backward_weights'.
-    x: (batch, height, width, channels).
+    x: array or shape and dtype, (batch, height, width, channels).
     kernel: (height, width, channels of a group, features).
-    stride: pixels, both ways.
+    stride: stride in pixels along both axes.
     pads: padding of x, ((top, bottom), (left, right)).
-    groups: of channels.
+    groups: number of channel groups.
   """
   size = (
     (n + sum(pad) - k) // stride + 1 for n, k, pad in zip(x.shape[1:3], kernel.shape[:2], pads)
@@ -74,10 +77,10 @@ class BatchNormSpec(NamedTuple):
 
   Attributes:
     direction: 'forward' or 'backward'.
-    dtype: of x and y; float32 or bfloat16. All else is float32.
-    shape: (groups, rows, channels); each group has statistics of its own.
-    epsilon: added to the variance.
-    relu: whether y is what a ReLU makes of it.
+    dtype: dtype of x and y; float32 or bfloat16. All else is float32.
+    shape: (groups, rows, channels); each group has its own statistics.
+    epsilon: constant added to the variance.
+    relu: whether a ReLU follows.
   """
 
   direction: str
@@ -92,11 +95,11 @@ class MeanPoolSpec(NamedTuple):
 
   Attributes:
     direction: 'forward' or 'backward'.
-    dtype: of all arrays; float32 or bfloat16.
+    dtype: dtype of all arrays; float32 or bfloat16.
     image: (batch, height, width, channels).
     result: (batch, height', width', channels).
-    window: pixels a side.
-    stride: pixels, both ways.
+    window: side of the window in pixels.
+    stride: stride in pixels along both axes.
     pads: (top, bottom, left, right).
   """
 
@@ -121,6 +124,6 @@ def name(spec: Spec) -> str:
 
 
 def parse(text: str) -> Spec:
-  """Returns what `name` was given."""
+  """Returns the spec of a text from `name`."""
   kind, _, fields = text.partition(' ')
   return _KINDS[kind](*ast.literal_eval(fields))

@@ -1,4 +1,4 @@
-"""Pieces of an operation, computed by the threads of XLA's own pool.
+"""Computes pieces of an operation by the threads of XLA's pool.
 
 XLA's foreign-function interface lets a call give tasks to the pool, without a
 promise that they run at once, or before the call returns. So a task only helps:
@@ -7,12 +7,14 @@ but those that others have begun.
 """
 
 import atexit
+from collections.abc import Sequence
 import contextlib
 import ctypes
 import itertools
 import os
 import threading
 import time
+from typing import Any
 
 from anp_jax.system.onednn import pieces
 
@@ -59,24 +61,29 @@ _schedule_type = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ScheduleArgu
 _destroy_type = ctypes.PYFUNCTYPE(None, ctypes.POINTER(_DestroyArguments))
 
 
+def pointer(address: int) -> Any:
+  """Returns the address that lies at an address."""
+  return ctypes.c_void_p.from_address(address).value
+
+
 class Pool:
-  """The pool of the thread that runs a call.
+  """The thread pool of a call.
 
   Args:
-    frame: address of the call's frame.
+    frame: address of the call frame.
     functions: address of XLA's table of functions.
   """
 
   def __init__(self, frame: int, functions: int):
-    self._context = _pointer(frame + _CONTEXT)
+    self._context = pointer(frame + _CONTEXT)
     self._functions = functions
 
   def help(self, phase: '_Phase', count: int) -> None:
-    """Asks that many threads of the pool to work for a phase."""
+    """Asks `count` threads of the pool to work for a phase."""
     size = ctypes.c_size_t.from_address(self._functions).value
     if count < 1 or size <= _SCHEDULE or _ending.is_set():
       return  # an older XLA ends before this function
-    schedule = _schedule_type(_pointer(self._functions + _SCHEDULE))
+    schedule = _schedule_type(pointer(self._functions + _SCHEDULE))
     for number in itertools.islice(_numbers, count):
       _tasks[number] = phase
       error = schedule(
@@ -90,22 +97,22 @@ class Pool:
       )
       if error:  # a device without a pool: the caller does it all
         del _tasks[number]
-        _destroy_type(_pointer(self._functions + _DESTROY_ERROR))(
+        _destroy_type(pointer(self._functions + _DESTROY_ERROR))(
           _DestroyArguments(ctypes.sizeof(_DestroyArguments), None, error)
         )
         return
 
 
-def run(operation: pieces.Operation, addresses, pool: Pool) -> None:
+def run(operation: pieces.Operation, addresses: Sequence[int], pool: Pool) -> None:
   """Computes an operation with the threads of a pool.
 
   Args:
-    operation: of the threads' library.
-    addresses: of its arguments and results; see `pieces.Operation.run`.
-    pool: of the calling thread.
+    operation: operation of the library.
+    addresses: addresses of its arguments and results; see `pieces.Operation.run`.
+    pool: thread pool of the calling thread.
 
   Raises:
-    OneDnnError: if oneDNN does not succeed.
+    OneDnnError: if oneDNN fails.
   """
   api = operation.api
   with _memory(api, _idle_shared) as shared, _memory(api, _idle) as memory:
@@ -227,7 +234,3 @@ def _memory(api, idle):
     yield memory
   finally:
     idle.append(memory)
-
-
-def _pointer(address):
-  return ctypes.c_void_p.from_address(address).value

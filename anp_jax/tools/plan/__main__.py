@@ -80,34 +80,32 @@ def _flags(arguments):
   add(
     '--scaling',
     default='auto',
-    help=f'{", ".join(sizes.SCALINGS)}: the batch stays, or grows with the '
-    'devices; auto: it stays as far as it divides (default: %(default)s)',
+    help=f'{", ".join(sizes.SCALINGS)}: constant or growing batch; '
+    'auto: constant as far as it divides (default: %(default)s)',
   )
-  add('--strong', action='store_true', help='--scaling=strong')
-  add('--weak', action='store_true', help='--scaling=weak')
-  add('--images_per_device', type=int, default=0, help='for weak scaling')
-  add('--input_rate', type=float, default=0, help="images/s of a node's host")
-  add('--jitter', type=float, help='of a step: deviation over mean')
-  add('--examples', type=int, default=0, help='images an epoch')
-  add('--classes', type=int, default=0, help='of data that is not here')
+  add('--strong', action='store_true', help='same as --scaling=strong')
+  add('--weak', action='store_true', help='same as --scaling=weak')
+  add('--images_per_device', type=int, default=0, help='batch size per device for weak scaling')
+  add('--input_rate', type=float, default=0, help="images/s that a node's host reads")
+  add('--jitter', type=float, help="standard deviation of a step's time over its mean")
+  add('--examples', type=int, default=0, help='images per epoch')
+  add('--classes', type=int, default=0, help='number of classes of data that is absent')
   add(
-    '--measure',
-    action='store_true',
-    help='time some steps of the config on the device at hand first',
+    '--measure', action='store_true', help="measurement of the config's steps on this device first"
   )
-  add('--measure_batches', default='', help='the two that are timed: 32,128')
-  add('--target_hours', type=float, default=0, help="to the run's end")
-  add('--budget_devices', type=int, default=0, help='at most so many')
-  add('--out', default='', metavar='FILE.png', help='the figure')
-  add('--workdir', default='', metavar='DIR', help='for plan.png, plan.json')
-  parser.add_argument('--check', action='store_true', help='compare with published rates')
-  add('--rows', default='', metavar='FILE', help='for --check: other rates')
-  add('--list', action='store_true', help='the devices and links there are')
+  add('--measure_batches', default='', help='two batch sizes to measure: 32,128')
+  add('--target_hours', type=float, default=0, help='longest run in hours')
+  add('--budget_devices', type=int, default=0, help='largest number of devices')
+  add('--out', default='', metavar='FILE.png', help='output figure')
+  add('--workdir', default='', metavar='DIR', help='folder for plan.png and plan.json')
+  parser.add_argument('--check', action='store_true', help='comparison with published rates')
+  add('--rows', default='', metavar='FILE', help='other published rates for --check')
+  add('--list', action='store_true', help='table of devices and links')
   add(
     '--entries',
     default='',
     metavar='FILE',
-    help='TOML with devices and links of your own; see anp_jax/tools/plan/*.toml',
+    help='TOML file with devices and links of yours; see anp_jax/tools/plan/*.toml',
   )
   return parser.parse(arguments)
 

@@ -75,9 +75,9 @@ def _reasons(reports):
 
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.portability', description=__doc__)
-  parser.add_argument('--config', help='FILE[:VARIANT], and --config.KEY=VALUE')
+  parser.add_argument('--config', help='recipe, FILE[:VARIANT], with any --config.KEY=VALUE')
   parser.add_argument('--target', action='append', default=[])
-  parser.add_argument('--dump', default='', metavar='DIR', help="for the programs' texts")
+  parser.add_argument('--dump', default='', metavar='DIR', help="folder for the programs' texts")
   parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
   flags = parser.parse(arguments)
   if flags.dump:

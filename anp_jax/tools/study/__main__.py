@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
   if plan:
     train = functools.partial(_train, study, options=flags.slurm, progress=progress)
     cells, lost, contests = tune.run(study, cells, plan, train)
-    progress.note(*tune.notes(plan, contests))
+    progress.log(*tune.notes(plan, contests))
   failures = _train(study, [c for c in cells if c not in lost], flags.slurm, progress) | lost
   runs = _runs(study, cells, failures)
   table = _write_page(study, cells, (runs, failures, plan, contests), flags, arguments)

@@ -37,25 +37,29 @@ class Independent(model_ring_strategy.ModelRing):
   name = 'independent'
   state = 'independent'
 
-  def run(self, job: strategy_lib.Job, loop: Callable) -> dict:
+  def run(self, invocation: strategy_lib.Invocation, loop: Callable) -> dict:
     """Trains the models, and writes their scores as a ring does."""
     del loop
-    if job.mode != 'train':
-      raise config_lib.ConfigError(f'--mode={job.mode}: expected train, since nothing is saved')
-    config, processes = job.config, job.processes
-    processes.check_shared(job.workdir)
+    if invocation.mode != 'train':
+      raise config_lib.ConfigError(
+        f'--mode={invocation.mode}: expected train, since nothing is saved'
+      )
+    config, processes = invocation.config, invocation.processes
+    processes.check_shared(invocation.workdir)
     compile_cache.enable(config)
-    trainer = Trainer(config, job.workdir, processes)
+    trainer = Trainer(config, invocation.workdir, processes)
     laps = ring_lib.Laps(trainer.laps, 1)
     if not processes.index:
-      run_dir.claim_workdir(job.workdir, config, trainer.source.vocabulary)
-      ring_times.start(job.workdir, [c.text for c in trainer.candidates], len(trainer.source), laps)
+      run_dir.claim_workdir(invocation.workdir, config, trainer.source.vocabulary)
+      ring_times.start(
+        invocation.workdir, [c.text for c in trainer.candidates], len(trainer.source), laps
+      )
     processes.gather('opened')
     scores = processes.gather(trainer.run())
     if processes.index:
       return {}
     best = leaderboard_lib.Leaderboard(
-      job.workdir, trainer.candidates, laps, config.checkpoint.best_metric
+      invocation.workdir, trainer.candidates, laps, config.checkpoint.best_metric
     )
     for record in (record for records in scores for record in records):
       best.add(*record)

@@ -23,7 +23,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     nargs='?',
     const='',
     metavar='OPTIONS',
-    help='submit jobs, with these options of sbatch, such as '
+    help='options of sbatch, by which the runs become Slurm jobs, such as '
     '--slurm="--partition=gpu --gpus-per-node={devices}"',
   )
 

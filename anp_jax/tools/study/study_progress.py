@@ -22,19 +22,19 @@ class Progress:
     self._left = left
     durations = sorted({cell.duration for cell in cells if cell.duration})
     what = f' that tune, of {", ".join(durations)}' if durations else ''
-    self._line.note(f'{len(cells)} runs{what}, {left} of them to do')
+    self._line.log(f'{len(cells)} runs{what}, {left} of them to do')
 
-  def note(self, *lines: str) -> None:
+  def log(self, *lines: str) -> None:
     """Prints permanent lines."""
     for line in lines:
-      self._line.note(line)
+      self._line.log(line)
 
   def began(self, cell: grid.Cell) -> None:
     """Shows a run; called again while it runs."""
     if cell not in self._starts:
       self._starts[cell] = time.monotonic()
       if not self._line.is_live:
-        self._line.note(f'{cell.name}: begins, {self._left} to do')
+        self._line.log(f'{cell.name}: begins, {self._left} to do')
     lines = telemetry.read(self._study.workdir(cell))
     step = f', step {lines[-1]["step"]}' if lines else ''
     self._line.show(f'{cell.name}{step}, {self._time(cell)}, {self._left} to do')
@@ -45,7 +45,7 @@ class Progress:
     self._line.close(keep=False)
     what = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'
     text = f'{what}: {error}' if error else f'done, {self._time(cell)}'
-    self._line.note(f'{cell.name}: {text}')
+    self._line.log(f'{cell.name}: {text}')
 
   def _time(self, cell):
     return progress_lib.duration(time.monotonic() - self._starts[cell])

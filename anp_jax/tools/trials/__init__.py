@@ -26,4 +26,4 @@ def run(
   Raises:
     ConfigError: if the config does not fit the devices.
   """
-  return train.start(strategy_lib.Job(config, workdir, processes, mode), _LOOPS[mode])
+  return train.start(strategy_lib.Invocation(config, workdir, processes, mode), _LOOPS[mode])

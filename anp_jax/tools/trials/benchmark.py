@@ -61,7 +61,7 @@ class Speed:
     }
 
 
-def run(job: strategy_lib.Job) -> dict:
+def run(invocation: strategy_lib.Invocation) -> dict:
   """Times a config's training, and writes benchmark.json and benchmark.md.
 
   Returns {}, since nothing is evaluated.
@@ -69,15 +69,15 @@ def run(job: strategy_lib.Job) -> dict:
   Raises:
     ConfigError: if the config does not fit the devices.
   """
-  compile_cache.enable(job.config)
-  job.processes.check_shared(job.workdir)
-  trial = trial_lib.Trial(job)
-  values = _measure(trial, job.processes)
-  if job.processes.index == 0:
-    os.makedirs(job.workdir, exist_ok=True)
-    path = os.path.join(job.workdir, 'benchmark')
+  compile_cache.enable(invocation.config)
+  invocation.processes.check_shared(invocation.workdir)
+  trial = trial_lib.Trial(invocation)
+  values = _measure(trial, invocation.processes)
+  if invocation.processes.index == 0:
+    os.makedirs(invocation.workdir, exist_ok=True)
+    path = os.path.join(invocation.workdir, 'benchmark')
     files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
-    config_text = config_lib.golden(job.config).rstrip()
+    config_text = config_lib.golden(invocation.config).rstrip()
     hardware = [(name, str(text)) for name, text in values['hardware'].items()]
     blocks = (
       report_kit.Table([('', ''), *rows(values)], 'l'),

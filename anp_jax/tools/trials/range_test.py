@@ -22,7 +22,7 @@ _PARTS = 20  # of the steps; losses are averaged over about one
 _LIMIT = 4.0  # times the smallest mean loss is divergence
 
 
-def run(job: strategy_lib.Job) -> dict:
+def run(invocation: strategy_lib.Invocation) -> dict:
   """Makes the steps of a range test, and writes range_test.json and range_test.png.
 
   Returns {}, since nothing is evaluated. The config has the schedule 'range'.
@@ -31,13 +31,13 @@ def run(job: strategy_lib.Job) -> dict:
     ConfigError: if the config does not fit the devices.
     eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
-  compile_cache.enable(job.config)
-  job.processes.check_shared(job.workdir)
-  rates, losses, diverged = _train(trial_lib.Trial(job), job.processes)
+  compile_cache.enable(invocation.config)
+  invocation.processes.check_shared(invocation.workdir)
+  rates, losses, diverged = _train(trial_lib.Trial(invocation), invocation.processes)
   smoothed, suggested = analyse(rates, losses)
-  if job.processes.index == 0:
-    os.makedirs(job.workdir, exist_ok=True)
-    path = os.path.join(job.workdir, 'range_test')
+  if invocation.processes.index == 0:
+    os.makedirs(invocation.workdir, exist_ok=True)
+    path = os.path.join(invocation.workdir, 'range_test')
     values = {'rates': rates, 'losses': losses, 'smoothed': smoothed.tolist()}
     marks = {'suggested': suggested, 'diverged': diverged}
     files.write_atomic(f'{path}.json', json.dumps(marks | values, indent=1))

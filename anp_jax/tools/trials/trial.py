@@ -19,7 +19,7 @@ class Trial:
     messages: lines for people about what had to be measured first.
   """
 
-  def __init__(self, job: strategy_lib.Job):
+  def __init__(self, invocation: strategy_lib.Invocation):
     """Opens devices and data, and builds the step; nothing is compiled yet.
 
     Raises:
@@ -27,16 +27,16 @@ class Trial:
     """
     interrupts.set_line('interrupted; nothing was written')
     opened = experiment.open(
-      job.config,
-      job.devices,
-      job.processes.hosts,
-      workdir=job.workdir,
-      offload_devices=job.offload_devices,
+      invocation.config,
+      invocation.devices,
+      invocation.processes.hosts,
+      workdir=invocation.workdir,
+      offload_devices=invocation.offload_devices,
     )
-    agreement.check(job.processes, training=opened.source)
-    strategy = strategy_lib.find(job.config)
-    chosen, self.messages = strategy.calibrate(opened.spec, job, True)
-    self._processes, self._experiment = job.processes, opened.with_config(chosen)
+    agreement.check(invocation.processes, training=opened.source)
+    strategy = strategy_lib.find(invocation.config)
+    chosen, self.messages = strategy.calibrate(opened.spec, invocation, True)
+    self._processes, self._experiment = invocation.processes, opened.with_config(chosen)
     self.config, self.mesh, self.source = opened.config, opened.mesh, opened.source
     self.program, self.open_feed = self._experiment.program, opened.batches
 

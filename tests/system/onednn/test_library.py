@@ -98,20 +98,11 @@ def _package(monkeypatch, path):
   monkeypatch.setattr(importlib.metadata, 'files', files)
 
 
-def _loader_lists(monkeypatch, text):
-  """What `ldconfig -p` prints."""
-  monkeypatch.setattr(
-    library.subprocess, 'run', lambda *_, **__: types.SimpleNamespace(stdout=text)
-  )
-  monkeypatch.delenv('LD_LIBRARY_PATH', raising=False)
-
-
 def test_the_order_is_variable_package_system(monkeypatch, tmp_path):
   packaged = tmp_path / 'libdnnl.so.3'
   packaged.touch()
   _on(monkeypatch)
   _package(monkeypatch, packaged)
-  _loader_lists(monkeypatch, '\tlibdnnl.so.3 (libc6,x86-64) => /lib/libdnnl')
   assert library.locate({library.VARIABLE: ' /a/b.so '}) == '/a/b.so'
   assert library.locate({}) == str(packaged)
   assert library.locate({library.VARIABLE: ''}) == str(packaged)
@@ -121,18 +112,6 @@ def test_the_order_is_variable_package_system(monkeypatch, tmp_path):
   _package(monkeypatch, None)
   assert library.locate({}) == 'libdnnl.so.3'
   assert library.locate({library.VARIABLE: 'off'}) == ''
-  _loader_lists(monkeypatch, '\tlibdnnl.so.2 (libc6,x86-64) => /lib/libdnnl')
-  assert library.locate({}) == ''
-
-
-def test_a_module_of_the_centre_is_in_the_loaders_path(monkeypatch, tmp_path):
-  _on(monkeypatch)
-  _package(monkeypatch, None)
-  _loader_lists(monkeypatch, '')
-  monkeypatch.setenv('LD_LIBRARY_PATH', f'/nowhere::{tmp_path}')
-  assert library.locate({}) == ''
-  (tmp_path / 'libdnnl.so.3').touch()
-  assert library.locate({}) == 'libdnnl.so.3'
 
 
 @pytest.mark.parametrize(
@@ -150,7 +129,11 @@ def test_other_systems_fall_back_silently(fresh, monkeypatch, tmp_path, system, 
 def test_none_where_one_is_expected_is_said(fresh, monkeypatch):
   _on(monkeypatch)
   _package(monkeypatch, None)
-  _loader_lists(monkeypatch, '')
+
+  def fail(name):
+    raise OSError(f'{name}: cannot open shared object file')
+
+  monkeypatch.setattr(c_api.ctypes, 'CDLL', fail)
   _is_refused('pip install onednn-cpu-gomp==2023.2.0')
 
 
@@ -357,7 +340,7 @@ def _head(config, platform_name='cpu'):
   source = type('Source', (), {'vocabulary': words, '__len__': lambda _: 2000})()
   lines = []
   summary.log_run_info(
-    types.SimpleNamespace(note=lines.append, start=lambda _: None),
+    types.SimpleNamespace(log=lines.append, start=lambda _: None),
     config,
     mesh,
     types.SimpleNamespace(params={'w': np.zeros(3)}),

@@ -51,10 +51,10 @@ def main(arguments: list[str]) -> int:
 
 def _flags(arguments):
   parser = argument_parser.Parser(prog='python -m anp_jax.tools.study papers', description=__doc__)
-  parser.add_argument('name', help='a paper, or all')
-  parser.add_argument('--workdir', default='runs/papers', help='folder of the study (%(default)s)')
-  parser.add_argument('--page', metavar='FILE', help=f'default: {_PAGE} in the workdir')
-  parser.add_argument('--predict_only', action='store_true', help='measure nothing')
+  parser.add_argument('name', help='paper, or all')
+  parser.add_argument('--workdir', default='runs/papers', help='study folder (%(default)s)')
+  parser.add_argument('--page', metavar='FILE', help=f'page (default: {_PAGE} in the workdir)')
+  parser.add_argument('--predict_only', action='store_true', help='predictions only')
   flags = parser.parse(arguments)
   names = (*published.PAPERS, _ALL)
   if flags.name not in names:
