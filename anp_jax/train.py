@@ -6,6 +6,7 @@ import dataclasses
 
 from absl import logging
 import jax
+import ml_collections
 
 from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
@@ -16,7 +17,7 @@ from anp_jax.system import compute_dtype, emulation, mirror
 
 
 def run(
-  config,
+  config: ml_collections.ConfigDict,
   workdir: str,
   mode: str = 'train',
   checkpoint: str = 'newest',
@@ -26,13 +27,13 @@ def run(
   """Trains, or resumes, the run of a workdir, or scores it.
 
   Args:
-    config: resolved and valid.
+    config: resolved and valid config.
     workdir: folder of the run, or its address in a store, see
       `system.mirror`; made if it is missing.
     mode: 'train' or 'evaluate'.
-    checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
-    processes: of the run, from `cluster.start`; None: this one.
-    output: folder for what mode 'evaluate' writes; '': one in the workdir.
+    checkpoint: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
+    processes: processes of the run, from `cluster.start`; None: this process.
+    output: folder for the files of mode 'evaluate'; '': one in the workdir.
 
   Returns:
     The validation metrics of the last evaluation, {} if there was none.
@@ -47,16 +48,16 @@ def run(
 
 
 def start(job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> dict:
-  """Prepares this process for a job, and has its strategy run it.
+  """Prepares this process for a job, and lets its strategy run it.
 
   Args:
-    job: without processes it is that of this process alone.
-    loop: what a strategy calls that has none of its own.
+    job: job of the run's processes, or without processes of this process alone.
+    loop: loop that `Strategy.run` calls by default.
 
   Returns:
-    What the loop returns.
+    The result of the strategy's `run`.
   """
-  # What a run's files name was checked where they were read.
+  # Names in a run's files were checked when the files were read.
   trust.allow(config_lib.flat(job.config))
   workdir = mirror.fetch(job.workdir)
   if job.mode == 'train':
@@ -71,13 +72,13 @@ def start(job: strategy_lib.Job, loop: Callable[[strategy_lib.Job], dict]) -> di
 
 @contextlib.contextmanager
 def _uploading(workdir):
-  """Uploads what is left to upload in the end, whatever the end."""
+  """Uploads the remaining files at the end, also after an error."""
   try:
     yield
   except BaseException:
     try:
       mirror.upload(workdir)
-    except mirror.UploadError as e:  # the first error says more
+    except mirror.UploadError as e:  # the first error is the cause
       logging.error('%s', e.strerror)
     raise
   try:
@@ -87,7 +88,7 @@ def _uploading(workdir):
 
 
 def _emulate(config, mode: str, processes: cluster.Processes) -> None:
-  """Makes this process the node of a cluster that config.emulate describes."""
+  """Makes this process a node of the cluster that config.emulate describes."""
   if not config.emulate.enabled:
     return
   joined = strategy_lib.find(config).joins_jax(config, mode)
@@ -102,7 +103,7 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
 
 
 def _train_or_score(job: strategy_lib.Job) -> dict:
-  """The job of one model, trained in step over the mesh of all processes."""
+  """Trains or scores one model over the mesh of all processes."""
   if job.mode == 'evaluate':
     return analysis.run(job.config, job.workdir, job.checkpoint, job.processes, job.output)
   run = run_lib.Run(job)
@@ -112,8 +113,8 @@ def _train_or_score(job: strategy_lib.Job) -> dict:
 def _train(run: run_lib.Run) -> dict:
   """Trains until the run's last step, or until a process asks to stop.
 
-  Order of effects after a step: its numbers, newest checkpoint, evaluation,
-  best checkpoint, stop, another plan.
+  Order of effects after a step: metrics, newest checkpoint, evaluation, best
+  checkpoint, stop, new plan.
   """
   scores, vote = {}, preemption.CONTINUE
   with run.opened():
@@ -129,13 +130,13 @@ def _train(run: run_lib.Run) -> dict:
         jax.block_until_ready(values)
         emulation.pace_sockets()
         run.report_startup()
-      # While this step computes, the numbers of the one before are read.
+      # While this step computes, the metrics of the step before are read.
       vote = run.log.push(step, values)
       run.profile.end(step, values)
       if vote or run.saves_at(step):
         vote = max(run.log.flush(), vote)
         run.save(step, state)
-        # An evaluation that a stop puts off comes first when the run resumes.
+        # An evaluation that a stop postpones runs first when training resumes.
         if run.evaluates_at(step) and (not vote or step == run.total_steps):
           scores = run.evaluate(step, state)
       if vote:

@@ -272,13 +272,13 @@ class Strategy(Protocol):
     """
     return spec.config
 
-  def build(self, config, specs, order=(), offload_devices=()):
+  def build(self, config, specs, forward_order=(), offload_devices=()):
     """What the strategy does inside a step.
 
     Args:
       config: of the run, from `in_steps`.
       specs: PartitionSpec of each parameter.
-      order: paths of the parameters in the order in which the network uses
+      forward_order: paths of the parameters in the order in which the network uses
         them.
       offload_devices: devices outside the mesh.
 

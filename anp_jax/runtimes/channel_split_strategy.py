@@ -61,7 +61,7 @@ class ChannelSplit(sync.Sync):
         resumable=True,
       ),
       'plan': keys.text(
-        '', "by hand, as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
+        '', "split plan by hand, as 'conv1=batch; conv2=900,600', or nothing", resumable=True
       ),
       'offload_to': keys.value(
         (),
@@ -139,15 +139,15 @@ class ChannelSplit(sync.Sync):
 
     return channel_split_cost.predicted_step(setting, images)
 
-  def build(self, config, specs, order=(), offload_devices=()):
+  def build(self, config, specs, forward_order=(), offload_devices=()):
     """Splits over the mesh, or offloads."""
     if offload_devices:
       from anp_jax.runtimes.offload import offload_step
 
-      return offload_step.OffloadStep(config, specs, order, offload_devices)
+      return offload_step.OffloadStep(config, specs, forward_order, offload_devices)
     from anp_jax.parallel.channel_split import channel_split_step
 
-    return channel_split_step.ChannelSplitStep(config, specs, order)
+    return channel_split_step.ChannelSplitStep(config, specs, forward_order)
 
   def calibrate(self, spec, job, training):
     """Times devices and links, where the config has neither plan nor shares."""

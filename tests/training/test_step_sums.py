@@ -89,7 +89,7 @@ def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
 def test_gradients_leave_in_few_sums_the_last_layers_first():
   run = _bfloat16()
   # The network's own order of use, which is not the alphabet's.
-  order = run.init.order
+  order = run.init.forward_order
   assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
   assert set(order) == {
     mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)

@@ -1,20 +1,24 @@
-"""After which steps groups exchange weights."""
+"""The steps after which groups exchange weights."""
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
+import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import durations
 
 
-def in_steps(config, batch_size: int, examples: int):
+def in_steps(
+  config: ml_collections.ConfigDict, batch_size: int, examples: int
+) -> ml_collections.ConfigDict:
   """Returns the config with the starts of its periods in steps.
 
   Args:
-    config: of the run.
-    batch_size: images a step.
-    examples: images an epoch.
+    config: config of the run.
+    batch_size: images per step.
+    examples: images per epoch.
 
   Raises:
     ConfigError: if a period does not start after the one before it.
@@ -33,13 +37,13 @@ def in_steps(config, batch_size: int, examples: int):
   return config_lib.replaced(config, {'strategy.period': ','.join(texts)})
 
 
-def is_due(config, step):
-  """Whether groups exchange after `step` updates: alike on all devices.
+def is_due(config: ml_collections.ConfigDict, step: jax.Array) -> jax.Array:
+  """Whether groups exchange after `step` updates: the same on all devices.
 
-  Groups exchange where a period starts, and every `period` steps after it.
+  Groups exchange at the start of each period and every `period` steps after it.
 
   Args:
-    config: of the run, from `in_steps`.
+    config: config of the run, from `in_steps`.
     step: integer array, traced or not.
 
   Returns:
@@ -52,8 +56,8 @@ def is_due(config, step):
   return due
 
 
-def on_host(config) -> Callable[[int], bool]:
-  """Returns what answers `is_due` outside a program, without a device."""
+def on_host(config: ml_collections.ConfigDict) -> Callable[[int], bool]:
+  """Returns `is_due` as a function of an int, which uses no device."""
   phases = durations.staircase(config.strategy.period, 1, 1)
 
   def is_due_on_host(step):
@@ -63,13 +67,13 @@ def on_host(config) -> Callable[[int], bool]:
   return is_due_on_host
 
 
-def share(config, batch_size: int, examples: int) -> float:
+def share(config: ml_collections.ConfigDict, batch_size: int, examples: int) -> float:
   """Returns the share of a run's steps after which groups exchange.
 
   Args:
-    config: of the run.
-    batch_size: images a step.
-    examples: images an epoch.
+    config: config of the run.
+    batch_size: images per step.
+    examples: images per epoch.
   """
   phases = durations.staircase(config.strategy.period, batch_size, examples)
   total = max(1, config_lib.steps(config.duration, batch_size, examples))

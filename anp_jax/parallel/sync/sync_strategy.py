@@ -1,8 +1,18 @@
 """The strategy `sync`; see its step."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
+
 from anp_jax import config as config_lib
-from anp_jax.config import simulation_keys, strategy
-from anp_jax.costs import mesh_shape, steps
+from anp_jax.config import keys, simulation_keys, strategy
+from anp_jax.costs import collectives, mesh_shape, steps
+
+if TYPE_CHECKING:
+  from anp_jax.parallel import simulated_clock
+  from anp_jax.parallel.sync import sync_step
+  from anp_jax.training import run_spec
 
 
 class Sync(strategy.Strategy):
@@ -10,20 +20,22 @@ class Sync(strategy.Strategy):
 
   name = 'sync'
 
-  def default_config(self):
+  def default_config(self) -> dict[str, keys.Key]:
     """The simulated time of a cluster."""
     return {
       **simulation_keys.KEYS,
       'simulate.reduce_seconds': simulation_keys.seconds(
-        'of the sum of gradients over workers that train in step'
+        'sum of gradients over workers that train in step'
       ),
     }
 
-  def check(self, config):
+  def check(self, config: dict[str, Any]) -> None:
     """Refuses simulated workers that do not divide the batch."""
     simulation_keys.check(config)
 
-  def planned_parts(self, config, cluster):
+  def planned_parts(
+    self, config: ml_collections.ConfigDict, cluster: collectives.Cluster
+  ) -> tuple[int, int]:
     """Divides the batch over all devices."""
     if mesh_shape.shape(config, cluster.size)[1] > 1:
       raise config_lib.ConfigError(
@@ -32,19 +44,29 @@ class Sync(strategy.Strategy):
     self.groups(config, cluster.size)
     return cluster.size, config.accumulate
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step in which all devices sum their gradients."""
     return steps.synchronous(setting, images)
 
-  def build(self, config, specs, order=(), offload_devices=()):
-    """Sums gradients over all devices."""
+  def build(
+    self,
+    config: ml_collections.ConfigDict,
+    specs: Any,
+    forward_order: Sequence[str] = (),
+    offload_devices: Sequence[Any] = (),
+  ) -> 'sync_step.SyncStep':
+    """Makes an object of the strategy's `step_class`."""
+    return self.step_class()(config, specs, forward_order)
+
+  def step_class(self) -> 'type[sync_step.SyncStep]':
+    """The class that sums gradients over all devices."""
     from anp_jax.parallel.sync import sync_step
 
-    return sync_step.SyncStep(config, specs, order)
+    return sync_step.SyncStep
 
-  def simulated_clock(self, spec):
+  def simulated_clock(self, spec: 'run_spec.RunSpec') -> 'simulated_clock.SimulatedClock | None':
     """The clock of workers that all wait for each other in each step."""
-    # A strategy that inherits from this one may have other keys.
+    # A strategy that inherits from `sync` may lack the keys.
     settings = spec.config.strategy.get('simulate')
     if not settings or not settings.workers:
       return None

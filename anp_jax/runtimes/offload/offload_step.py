@@ -12,17 +12,17 @@ from anp_jax.runtimes.offload import offload_operation
 class OffloadStep(sync.SyncStep):
   """Trains on one device, with offload devices for some of the channels."""
 
-  def __init__(self, config, specs, order, offload_devices):
+  def __init__(self, config, specs, forward_order, offload_devices):
     """Prepares the strategy.
 
     Args:
       config: the run's config.
       specs: PartitionSpec of each parameter.
-      order: paths of the parameters, see `SyncStep`.
+      forward_order: see `SyncStep`.
       offload_devices: `device.LocalDevice` or `replaceable.ReplaceableDevice`,
         in the order of the plan's counts.
     """
-    super().__init__(config, specs, order)
+    super().__init__(config, specs, forward_order)
     self._plan = plan_lib.from_config(config)
     self._devices = tuple(offload_devices)
     self._layers = set()  # paths of the convolutions that were traced

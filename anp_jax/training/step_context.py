@@ -1,0 +1,36 @@
+"""The objects that training and evaluation steps are built from."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from flax import linen as nn
+import jax
+import ml_collections
+
+from anp_jax.training import objective as objective_lib
+
+if TYPE_CHECKING:
+  from anp_jax.parallel import state as state_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+  """The objects that training and evaluation steps share.
+
+  Attributes:
+    config: config of the run.
+    mesh: mesh of the run.
+    model: Flax module called (images, train).
+    objective: losses and metrics.
+    strategy_step: `parallel.sync.sync_step.SyncStep` or another object with its
+      methods, which sends gradients and sums.
+    abstract_single: TrainState of one network, of jax.ShapeDtypeStruct with
+      shardings.
+  """
+
+  config: ml_collections.ConfigDict
+  mesh: jax.sharding.Mesh
+  model: nn.Module
+  objective: objective_lib.Objective
+  strategy_step: Any
+  abstract_single: 'state_lib.TrainState'
