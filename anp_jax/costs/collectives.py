@@ -111,7 +111,7 @@ def all_reduce(cluster: Cluster, size: float) -> float:
 def gather(cluster: Cluster, size: float) -> float:
   """Seconds to gather `size` bytes, of which each device has a part, on all devices.
 
-  It is half of a sum, in rings: a tree does not divide what it passes. A
+  It takes half as long as a sum, in rings: a tree would pass all bytes. A
   reduce-scatter takes as long, in the other direction.
   """
   if cluster.size == 1 or not size:

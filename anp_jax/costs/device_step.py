@@ -105,7 +105,7 @@ def buckets(
   total = sum(layer.flops for layer in workload.layers) or 1.0
   limit = megabytes * 1e6
   # Statistics and metrics leave with the last gradients, in a small bucket: nothing
-  # is left to compute while it travels. `parallel.buckets` has the same rule.
+  # is left to compute while it is sent. `parallel.buckets` has the same rule.
   result, size, before = [], workload.statistics * 4.0, 0.0
   over, full = 1.0, limit / 16
   for layer in workload.layers:

@@ -124,7 +124,7 @@ def create(
   Args:
     init_fn: (weights) -> new TrainState.
     abstract_state: shapes and shardings of the state.
-    weights: see `Init`; an argument of the program, not a constant in it.
+    weights: arrays for `Init`; an argument of the program, not a constant in it.
   """
   shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
   return jax.jit(init_fn, out_shardings=shardings)(weights)

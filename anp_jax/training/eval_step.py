@@ -22,20 +22,13 @@ class EvalStep(step_context.StepContext):
       (params, stats, batch) -> sums of metrics and weight over the global batch,
       a dict of () float arrays; rows of weight 0 are ignored.
     """
-
-    def shard(params, stats, batch):
-      outputs = self._outputs(params, stats, batch)
-      values = self.objective.metrics(outputs, batch['label'])
-      weight = batch['weight'].astype(outputs.dtype)
-      return microsteps.weighted_sums(values, weight), None
-
-    return self._summed(shard)
+    return self._summed(lambda outputs, batch: None)
 
   def examples(self, held_out: tuple[int, ...] = ()) -> Callable:
     """The step of an evaluation that also gives the scores of each example.
 
     Args:
-      held_out: see `per_example.rows`.
+      held_out: classes without a training example.
 
     Returns:
       (params, stats, batch) -> (those of `sums`, rows): those of
@@ -43,14 +36,11 @@ class EvalStep(step_context.StepContext):
       order, whole on every device.
     """
 
-    def shard(params, stats, batch):
-      outputs, label = self._outputs(params, stats, batch), batch['label']
-      values = self.objective.metrics(outputs, label)
-      sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
-      rows = per_example.rows(self.objective, outputs, label, held_out)
-      return sums, rows | {'label': label, 'weight': batch['weight']}
+    def rows(outputs, batch):
+      scores = per_example.rows(self.objective, outputs, batch['label'], held_out)
+      return scores | {'label': batch['label'], 'weight': batch['weight']}
 
-    return self._summed(shard)
+    return self._summed(rows)
 
   def _outputs(self, params, stats, batch):
     """The network's outputs (batch, outputs) for one device's part."""
@@ -63,17 +53,22 @@ class EvalStep(step_context.StepContext):
       outputs.astype(self.config.model.param_dtype), len(images)
     )
 
-  def _summed(self, shard):
-    """Sums over the global batch, and rows of all of it, jitted.
+  def _summed(self, rows_of):
+    """Sums of metrics over the global batch, and rows of all of it, jitted.
 
     Args:
-      shard: (params, stats, batch) -> (sums, rows or None) of a part of a
-        batch.
+      rows_of: (outputs, batch) -> rows of a part of a batch, or None.
 
     Returns:
       (params, stats, batch) -> sums, or (sums, rows) if there are rows.
     """
     strategy, mesh = self.strategy_step, self.mesh
+
+    def shard(params, stats, batch):
+      outputs = self._outputs(params, stats, batch)
+      values = self.objective.metrics(outputs, batch['label'])
+      sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
+      return sums, rows_of(outputs, batch)
 
     def whole(*shards):
       sums, rows = zip(*shards, strict=True)
