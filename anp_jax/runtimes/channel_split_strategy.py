@@ -61,7 +61,7 @@ class ChannelSplit(sync.Sync):
         resumable=True,
       ),
       'plan': keys.text(
-        '', "split plan by hand, as 'conv1=batch; conv2=900,600', or nothing", resumable=True
+        '', "split plan by hand, as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
       ),
       'offload_to': keys.value(
         (),

@@ -51,9 +51,10 @@ class ChannelSplitStep(sync.SyncStep):
   Only the device holds its channels of a split kernel and their optimizer state, so
   neither these weights nor their gradients are sent (`kernels`). All devices of the
   axis 'model' compute everything else, and the first device's result is used:
-  unlike devices round differently, and weights must stay the same everywhere. If
-  the first layers, or all, are computed by batch (`split_rows`), gradients are sums
-  of all devices' shares.
+  unlike devices round differently, and weights must stay the same everywhere. With
+  the plan 'apart' nothing is split and no gradient is sent: devices of one kind round
+  alike, and each trains the network. If the first layers, or all, are computed by
+  batch (`split_rows`), gradients are sums of all devices' shares.
   """
 
   def __init__(
@@ -145,8 +146,8 @@ class ChannelSplitStep(sync.SyncStep):
         first device's.
 
     Returns:
-      Sums of gradients, of which a device has its part for a split kernel; sums of
-      metrics.
+      Sums of gradients, of which a device has its part for a split kernel, and its own
+      sums with the plan 'apart'; sums of metrics.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
@@ -157,7 +158,11 @@ class ChannelSplitStep(sync.SyncStep):
     summed, metrics = super().reduce(tree.unflatten(local), self._local_metrics(metrics))
     summed = jax.tree.leaves(summed)
     metrics, metrics_tree = jax.tree.flatten(metrics)
-    wires, metrics = self._complete(self._narrowed(summed), counts, metrics)
+    wires = self._narrowed(summed)
+    if self._config.strategy.plan == plan_lib.APART:
+      metrics = buckets.summed(metrics, mesh_lib.MODEL, self._size)
+    else:
+      wires, metrics = self._complete(wires, counts, metrics)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
     return tree.unflatten(gradients), metrics_tree.unflatten(metrics)
 

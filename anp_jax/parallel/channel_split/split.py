@@ -9,8 +9,9 @@ import ml_collections
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment
 
-# A plan without split layers: all devices use the first one's gradients.
-NOTHING = 'nothing'
+# Plans without split layers: all devices use the first one's gradients; or each of
+# several devices of one kind uses its own, and no gradient is sent.
+NOTHING, APART = 'nothing', 'apart'
 # In place of a layer's features: each device computes its rows of the batch.
 BATCH = 'batch'
 # In place of a layer: the rows of each device, for all layers.
@@ -98,7 +99,7 @@ def parse(text: str) -> Plan:
     ConfigError: if the text is not a plan.
   """
   divisions: dict[str, Sequence[int] | str] = {}
-  for part in [] if text == NOTHING else text.split(';'):
+  for part in [] if text in (NOTHING, APART) else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
     is_valid = re.fullmatch(rf'[^=\s]+=(\d+(,\d+)*|{BATCH})', part.strip())
     stands_alone = layer != ROWS or (numbers != BATCH and ';' not in text)
@@ -106,7 +107,7 @@ def parse(text: str) -> Plan:
       raise config_lib.ConfigError(
         f'config.strategy.plan={text!r}: expected a text such as '
         f"'conv1={BATCH}; conv2=1000,500', each layer once, one such as "
-        f"'{ROWS}=40,24', or {NOTHING!r}"
+        f"'{ROWS}=40,24', {NOTHING!r} or {APART!r}"
       )
     divisions[layer] = BATCH if numbers == BATCH else tuple(map(int, numbers.split(',')))
   return Plan(divisions)

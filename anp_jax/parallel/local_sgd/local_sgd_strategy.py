@@ -12,7 +12,6 @@ from anp_jax.parallel.sync import sync_strategy as sync
 if TYPE_CHECKING:
   from anp_jax.parallel import simulated_clock
   from anp_jax.parallel.local_sgd import local_sgd_step
-  from anp_jax.training import run_spec
 
 
 class LocalSgd(sync.Sync):
@@ -105,7 +104,7 @@ class LocalSgd(sync.Sync):
     # Weights after the last exchange, and a momentum like them.
     return state + 2 * workload.param_bytes / divided
 
-  def in_steps(self, spec: 'run_spec.RunSpec') -> ml_collections.ConfigDict:
+  def in_steps(self, spec: Any) -> ml_collections.ConfigDict:
     """The config, with the starts of its periods in steps."""
     from anp_jax.parallel.local_sgd import exchanges
 
@@ -117,7 +116,7 @@ class LocalSgd(sync.Sync):
 
     return local_sgd_step.LocalStep
 
-  def simulated_clock(self, spec: 'run_spec.RunSpec') -> 'simulated_clock.SimulatedClock | None':
+  def simulated_clock(self, spec: Any) -> 'simulated_clock.SimulatedClock | None':
     """The clock of groups that wait for each other in exchanges only."""
     s = spec.config.strategy
     if not s.simulate.workers:

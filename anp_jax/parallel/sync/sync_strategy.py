@@ -12,7 +12,6 @@ from anp_jax.costs import collectives, mesh_shape, steps
 if TYPE_CHECKING:
   from anp_jax.parallel import simulated_clock
   from anp_jax.parallel.sync import sync_step
-  from anp_jax.training import run_spec
 
 
 class Sync(strategy.Strategy):
@@ -64,7 +63,7 @@ class Sync(strategy.Strategy):
 
     return sync_step.SyncStep
 
-  def simulated_clock(self, spec: 'run_spec.RunSpec') -> 'simulated_clock.SimulatedClock | None':
+  def simulated_clock(self, spec: Any) -> 'simulated_clock.SimulatedClock | None':
     """The clock of workers that all wait for each other in each step."""
     # A strategy that inherits from `sync` may lack the keys.
     settings = spec.config.strategy.get('simulate')
