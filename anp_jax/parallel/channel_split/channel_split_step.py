@@ -157,14 +157,14 @@ class ChannelSplitStep(sync.SyncStep):
     ]
     summed, metrics = super().reduce(tree.unflatten(local), self._local_metrics(metrics))
     summed = jax.tree.leaves(summed)
-    metrics, metrics_tree = jax.tree.flatten(metrics)
+    values, metrics_tree = jax.tree.flatten(metrics)
     wires = self._narrowed(summed)
     if self._config.strategy.plan == plan_lib.APART:
-      metrics = buckets.summed(metrics, mesh_lib.MODEL, self._size)
+      values = buckets.summed(values, mesh_lib.MODEL, self._size)
     else:
-      wires, metrics = self._complete(wires, counts, metrics)
+      wires, values = self._complete(wires, counts, values)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
-    return tree.unflatten(gradients), metrics_tree.unflatten(metrics)
+    return tree.unflatten(gradients), metrics_tree.unflatten(values)
 
   def sum_scores(self, sums: Any) -> Any:
     """The sums of an evaluation, from the first device of 'model'."""
