@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
@@ -30,7 +30,7 @@ class Experiment:
   source: sources.Source
 
   @property
-  def config(self) -> ml_collections.ConfigDict:
+  def config(self) -> ConfigDict:
     """The config, with its batch size."""
     return self.spec.config
 
@@ -44,7 +44,7 @@ class Experiment:
     """The steps; nothing is compiled yet. Errors are those of `build.create`."""
     return build.create(self.spec)
 
-  def with_config(self, config: ml_collections.ConfigDict) -> 'Experiment':
+  def with_config(self, config: ConfigDict) -> 'Experiment':
     """The same training with another config for the same mesh and data."""
     return dataclasses.replace(self, spec=dataclasses.replace(self.spec, config=config))
 
@@ -71,7 +71,7 @@ class Experiment:
 
 
 def open(  # noqa: A001 - like gzip.open
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   devices: Sequence[jax.Device] | None = None,
   hosts: Sequence[str] = ('',),
   *,

@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import logging
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
@@ -17,7 +17,7 @@ from anp_jax.system import compute_dtype, emulation, mirror
 
 
 def run(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   workdir: str,
   mode: str = 'train',
   checkpoint: str = 'newest',

@@ -109,7 +109,7 @@ def all_reduce(cluster: Cluster, size: float) -> float:
 
 
 def gather(cluster: Cluster, size: float) -> float:
-  """Seconds to gather `size` bytes, of which each device has a part, on all devices.
+  """Seconds to gather `size` bytes on all devices, of the parts that they hold.
 
   It takes half as long as a sum, in rings: a tree would pass all bytes. A
   reduce-scatter takes as long, in the other direction.

@@ -89,9 +89,7 @@ def compute(
   )
 
 
-def buckets(
-  workload: work.Workload, number_bytes: int, megabytes: float
-) -> tuple[tuple[float, float], ...]:
+def buckets(workload: work.Workload, number_bytes: int, megabytes: float) -> tuple:
   """Buckets of gradients, in the order in which the backward pass fills them.
 
   Args:
@@ -131,54 +129,35 @@ def scaled(cluster: collectives.Cluster, efficiency: Efficiency) -> collectives.
   )
 
 
-def exposed_sum(
-  gradient_buckets: Sequence[tuple[float, float]],
-  cluster: collectives.Cluster,
-  backward: float,
-  overlap: float,
-  collective: Callable[[collectives.Cluster, float], float] = collectives.all_reduce,
-) -> float:
-  """Seconds that a step waits for the sum of its gradients.
-
-  A bucket leaves when its last gradient is computed and the bucket before it has
-  arrived. Communication also slows down the computation that runs meanwhile, so
-  that at most `overlap` of it is hidden.
-
-  Args:
-    gradient_buckets: buckets from `buckets`.
-    cluster: cluster from `scaled`.
-    backward: seconds of the backward pass.
-    overlap: largest share that is hidden; 0: nothing leaves before the end.
-    collective: (cluster, bytes) to seconds.
-  """
-  clock = total = 0.0
-  for over, size in gradient_buckets:
-    seconds = collective(cluster, size)
-    total += seconds
-    clock = max(clock, over * backward) + seconds
-  return max(clock - backward, (1 - overlap) * total)
-
-
 def waiting(
   alone: Compute,
-  gradient_buckets: Sequence[tuple[float, float]],
+  gradient_buckets: Sequence[tuple],
   cluster: collectives.Cluster,
   overlap: float,
   jitter: float = JITTER,
-  collective: Callable[[collectives.Cluster, float], float] = collectives.all_reduce,
+  collective: Callable = collectives.all_reduce,
 ) -> float:
   """Seconds of a synchronous step in which a device computes nothing.
 
-  It waits for the slowest device and for the communication that is not hidden.
+  It waits for the slowest device and for the sum of gradients. A bucket leaves when
+  its last gradient is computed and the bucket before it has arrived. Communication
+  also slows down the computation that runs meanwhile, so that at most `overlap` of
+  it is hidden.
 
   Args:
     alone: step of one device that waits for no other.
     gradient_buckets: buckets from `buckets`.
     cluster: cluster from `scaled`.
-    overlap: largest share of the communication that is hidden.
+    overlap: largest share of the communication that is hidden; 0: no bucket leaves
+      before the end of the backward pass.
     jitter: standard deviation of a device's step time over its mean.
     collective: (cluster, bytes) to seconds.
   """
   late = order_statistics.slowest(alone.total, jitter, cluster.size)
-  exposed = exposed_sum(gradient_buckets, cluster, BACKWARD * alone.images, overlap, collective)
-  return late - alone.total + exposed
+  backward = BACKWARD * alone.images
+  clock = total = 0.0
+  for over, size in gradient_buckets:
+    seconds = collective(cluster, size)
+    total += seconds
+    clock = max(clock, over * backward) + seconds
+  return late - alone.total + max(clock - backward, (1 - overlap) * total)

@@ -2,12 +2,12 @@
 
 import math
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 
 
-def shape(config: ml_collections.ConfigDict, devices: int, platform: str = '') -> tuple[int, int]:
+def shape(config: ConfigDict, devices: int, platform: str = '') -> tuple[int, int]:
   """Returns the number of devices along 'data' and 'model'.
 
   Args:

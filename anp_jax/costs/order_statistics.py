@@ -62,7 +62,5 @@ def slowest(
   exceeds = {time: special.ndtr((1 - x / time) / jitter) for time in set(times)}
   for time in times:
     before = [np.zeros_like(x), *working[:-1]]
-    working = [
-      w * (1 - exceeds[time]) + b * exceeds[time] for w, b in zip(working, before, strict=True)
-    ]
+    working = [w * (1 - exceeds[time]) + b * exceeds[time] for w, b in zip(working, before)]
   return float(np.trapezoid(1 - np.sum(working, axis=0), x))

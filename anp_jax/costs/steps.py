@@ -5,7 +5,7 @@ Strategies that sum gradients in every step predict their steps with `synchronou
 
 import dataclasses
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax.costs import collectives, device_step, hardware, order_statistics, work
 
@@ -28,7 +28,7 @@ class Setting:
       servers, where the same cores compute and it was timed.
   """
 
-  config: ml_collections.ConfigDict
+  config: ConfigDict
   workload: work.Workload
   device: hardware.Device
   cluster: collectives.Cluster

@@ -1,14 +1,14 @@
 """How a step's batch divides over the devices of a mesh."""
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
 
 
-def check(config: ml_collections.ConfigDict, batch_size: int, mesh: jax.sharding.Mesh) -> None:
+def check(config: ConfigDict, batch_size: int, mesh: jax.sharding.Mesh) -> None:
   """Refuses a batch that does not divide into whole groups on each device.
 
   Args:

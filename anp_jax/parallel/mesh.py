@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from jax import sharding as jsharding
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -22,9 +22,7 @@ BATCH = (GROUP, DATA)
 
 
 def create(
-  config: ml_collections.ConfigDict,
-  devices: Sequence[jax.Device] | None = None,
-  hosts: Sequence[str] = ('',),
+  config: ConfigDict, devices: Sequence[jax.Device] | None = None, hosts: Sequence[str] = ('',)
 ) -> jsharding.Mesh:
   """The mesh of config.mesh over all devices of all processes.
 

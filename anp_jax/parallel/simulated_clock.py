@@ -6,7 +6,7 @@ When workers wait for each other, timing does not affect what they learn.
 from collections.abc import Callable, Iterator
 import itertools
 
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax.system import emulation
@@ -21,7 +21,7 @@ class SimulatedClock:
 
   def __init__(
     self,
-    config: ml_collections.ConfigDict,
+    config: ConfigDict,
     groups: int = 1,
     is_exchange: Callable[[int], bool] = lambda step: False,
     exchange_seconds: float = 0.0,

@@ -1,13 +1,13 @@
 """The state of a run: one pytree, made with its sharding."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
 from flax import linen as nn, struct, traverse_util
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from anp_jax.parallel import mesh as mesh_lib
@@ -61,16 +61,11 @@ class Init:
       that of `abstract`.
   """
 
-  def __init__(
-    self,
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    config: ml_collections.ConfigDict,
-  ):
+  def __init__(self, model: nn.Module, optimizer: optax.GradientTransformation, config: ConfigDict):
     self._model, self._optimizer, self._config = model, optimizer, config
     self.forward_order: tuple[str, ...] = ()
 
-  def __call__(self, weights: Mapping[str, jax.Array] | tuple = ()) -> TrainState:
+  def __call__(self, weights: Any = ()) -> TrainState:
     """A new state, each leaf whole.
 
     Args:
@@ -96,7 +91,7 @@ class Init:
     )
 
 
-def variables(model: nn.Module, config: ml_collections.ConfigDict) -> dict[str, Any]:
+def variables(model: nn.Module, config: ConfigDict) -> dict[str, Any]:
   """A network's random variables by collection, 'params' among them."""
   side, dtype = config.data.image_size, config.model.dtype
   key = jax.random.key(config.seed)
@@ -104,7 +99,7 @@ def variables(model: nn.Module, config: ml_collections.ConfigDict) -> dict[str, 
   return dict(model.init({'params': key}, images, False))
 
 
-def abstract(init: Init, config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> TrainState:
+def abstract(init: Init, config: ConfigDict, mesh: jax.sharding.Mesh) -> TrainState:
   """Shapes, dtypes and shardings of a new state, without making it."""
   shapes = jax.eval_shape(init)
   params = mesh_lib.param_specs(config.sharding, shapes.params, mesh)
@@ -114,11 +109,7 @@ def abstract(init: Init, config: ml_collections.ConfigDict, mesh: jax.sharding.M
   )
 
 
-def create(
-  init_fn: Callable[..., TrainState],
-  abstract_state: TrainState,
-  weights: Mapping[str, jax.Array] | tuple = (),
-) -> TrainState:
+def create(init_fn: Callable, abstract_state: TrainState, weights: Any = ()) -> TrainState:
   """A new state, each shard made on its device.
 
   Args:

@@ -10,7 +10,7 @@ import functools
 
 from flax import linen as nn
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import models
@@ -21,6 +21,7 @@ from anp_jax.training import (
   multipliers,
   optimizer as optimizer_lib,
   run_spec,
+  step_context,
   train_step as step_lib,
 )
 
@@ -97,14 +98,7 @@ def create(spec: run_spec.RunSpec) -> Program:
   strategy_step = strategy.build(
     strategy.in_steps(spec), specs, init.forward_order, spec.offload_devices
   )
-  shared = {
-    'config': config,
-    'mesh': mesh,
-    'model': model,
-    'objective': objective,
-    'strategy_step': strategy_step,
-    'abstract_single': single,
-  }
+  context = step_context.StepContext(config, mesh, model, objective, strategy_step, single)
   return Program(
     spec=spec,
     model=model,
@@ -114,15 +108,13 @@ def create(spec: run_spec.RunSpec) -> Program:
     eval_state_fn=strategy_step.eval_state_fn(single),
     saved_form=strategy_step.saved_form(single),
     training=step_lib.TrainStep(
-      optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of), **shared
+      **vars(context), optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of)
     ),
-    evaluation=eval_step_lib.EvalStep(**shared),
+    evaluation=eval_step_lib.EvalStep(**vars(context)),
   )
 
 
-def abstract_batch(
-  config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh, size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh, size: int) -> dict:
   """Shapes, dtypes and shardings of the batches of `data.input.stream`, by name.
 
   Args:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 import math
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import cluster
@@ -17,9 +17,7 @@ class CorruptExampleError(cluster.RunFailedError):
   """More examples cannot be read than config.data.max_damaged allows."""
 
 
-def run(
-  eval_step: Callable, state: state_lib.TrainState, batches: Iterable[dict[str, jax.Array]]
-) -> dict[str, float]:
+def run(eval_step: Callable, state: state_lib.TrainState, batches: Iterable[dict]) -> dict:
   """Means over all examples of weight 1.
 
   Args:
@@ -38,11 +36,8 @@ def run(
 
 
 def examples(
-  examples_step: Callable,
-  state: state_lib.TrainState,
-  batches: Iterable[dict[str, jax.Array]],
-  count: int,
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+  examples_step: Callable, state: state_lib.TrainState, batches: Iterable[dict], count: int
+) -> tuple[dict, dict]:
   """The means of `run`, and the scores of each example.
 
   Args:
@@ -66,9 +61,7 @@ def examples(
   }
 
 
-def check_damage(
-  config: ml_collections.ConfigDict, source: sources.Source, scores: dict[str, float]
-) -> None:
+def check_damage(config: ConfigDict, source: sources.Source, scores: dict[str, float]) -> None:
   """Refuses scores of too few examples.
 
   Args:
@@ -84,7 +77,7 @@ def check_damage(
 
 
 def check_excess(
-  config: ml_collections.ConfigDict, damaged: int, examples: int, name: str, all_lost: bool = False
+  config: ConfigDict, damaged: int, examples: int, name: str, all_lost: bool = False
 ) -> None:
   """Raises CorruptExampleError if `corruption.too_many_error` has a text.
 

@@ -57,7 +57,7 @@ class Head:
     """(batch, outputs) to the (batch, classes) that rank the classes."""
     raise NotImplementedError
 
-  def scores(self, outputs: jax.Array) -> dict[str, jax.Array]:
+  def scores(self, outputs: jax.Array) -> dict:
     """(batch, outputs) to probabilities by name.
 
     Returns:
@@ -84,7 +84,7 @@ class Joint(Head):
     """The outputs."""
     return outputs
 
-  def scores(self, outputs: jax.Array) -> dict[str, jax.Array]:
+  def scores(self, outputs: jax.Array) -> dict:
     """A softmax over the classes, and its sums by word."""
     anp = jax.nn.softmax(outputs)
     return {'anp': anp} | {factor.name: factor.sum_classes(anp) for factor in self.factors}
@@ -99,13 +99,10 @@ class _WordHead(Head):
 
   def _words(self, outputs: jax.Array) -> list[jax.Array]:
     """Outputs of adjectives and of nouns."""
-    words, end = [], self.outputs
-    for factor in reversed(self.factors):
-      words.append(outputs[:, end - factor.count : end])
-      end -= factor.count
-    return words[::-1]
+    counts = [factor.count for factor in self.factors]
+    return jnp.split(outputs[:, -sum(counts) :], [counts[0]], axis=1)
 
-  def scores(self, outputs: jax.Array) -> dict[str, jax.Array]:
+  def scores(self, outputs: jax.Array) -> dict:
     """Softmaxes over classes, adjectives and nouns, which need not agree."""
     logits = (self.logits(outputs), *self._words(outputs))
     names = ('anp', *(factor.name for factor in self.factors))

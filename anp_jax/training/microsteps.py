@@ -47,6 +47,14 @@ class _Sequential:
       return [np.int32(i) for i in range(self.count)]
     return self._indices
 
+  def as_text(self) -> str:
+    """The text of the compiled sum, with all communication."""
+    return self.add.as_text()
+
+  def memory_analysis(self) -> Any:
+    """The memory of a compiled shard, which needs the most temporaries."""
+    return self.shard.memory_analysis()
+
   def _lower(self, *arguments):
     """The lowered program of a shard, and the abstract totals of one."""
     replicated = mesh_lib.replicated(self.mesh)
@@ -117,33 +125,10 @@ class Lowered:
     """The text of the sum, with all communication, and of a shard's products."""
     return self.programs['add'].as_text() + self.programs['shard'].as_text()
 
-  def compile(self) -> 'Compiled':
-    """Compiles each program."""
+  def compile(self) -> SequentialScores | SequentialSteps:
+    """The sequence of the compiled programs, with the interface of jax.stages.Compiled."""
     compiled = {name: p.compile() for name, p in self.programs.items()}
-    return Compiled(dataclasses.replace(self.sequence, **compiled))
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-  """The compiled programs of one step, called like jax.stages.Compiled.
-
-  Attributes:
-    sequence: compiled programs.
-  """
-
-  sequence: SequentialScores | SequentialSteps
-
-  def __call__(self, *arguments: Any) -> Any:
-    """Runs the programs."""
-    return self.sequence(*arguments)
-
-  def as_text(self) -> str:
-    """The text of the sum, with all communication."""
-    return self.sequence.add.as_text()
-
-  def memory_analysis(self) -> Any:
-    """The memory of a shard's program, which needs the most temporaries."""
-    return self.sequence.shard.memory_analysis()
+    return dataclasses.replace(self.sequence, **compiled)
 
 
 def micro_batch(batch: Any, index: jax.Array | int, count: int) -> Any:
@@ -158,7 +143,7 @@ def with_axis(tree: Any) -> Any:
   return jax.tree.map(lambda x: x[None], tree)
 
 
-def weighted_sums(values: dict[str, jax.Array], weight: jax.Array) -> dict[str, jax.Array]:
+def weighted_sums(values: dict, weight: jax.Array) -> dict:
   """Sums of (n,) values times (n,) weights by name, and `weight`, their sum.
 
   A row of weight 0 is ignored even if its value is not finite.

@@ -1,14 +1,13 @@
 """Normalisation, mixup and cutmix of images on the device."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def normalise(
-  images: jax.Array, mean: Sequence[float], std: Sequence[float], dtype: str | jnp.dtype
-) -> jax.Array:
+def normalise(images: jax.Array, mean: Sequence, std: Sequence, dtype: Any) -> jax.Array:
   """Images (batch, height, width, 3) with zero mean and unit spread.
 
   Args:
@@ -23,12 +22,7 @@ def normalise(
 
 
 def blend(
-  images: jax.Array,
-  targets: jax.Array,
-  rows: jax.Array,
-  key: jax.Array,
-  mixup: float,
-  cutmix: float,
+  images: jax.Array, targets: jax.Array, rows: jax.Array, key: Any, mixup: float, cutmix: float
 ) -> tuple[jax.Array, jax.Array]:
   """Mixup (arXiv 1710.09412) and cutmix (arXiv 1905.04899) of neighbours.
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
@@ -40,7 +40,7 @@ def factor(rules: Rules, name: str) -> float:
   return 1.0
 
 
-def rate_factors(config: ml_collections.ConfigDict, params: Any) -> dict[str, float]:
+def rate_factors(config: ConfigDict, params: Any) -> dict[str, float]:
   """The multiplier of each parameter's learning rate, by path.
 
   It is the factor of config.optimizer.multipliers times layer_decay to the power
@@ -57,7 +57,7 @@ def rate_factors(config: ml_collections.ConfigDict, params: Any) -> dict[str, fl
   return {name: factor(rules, name) * decay ** (top - layers_of[name]) for name in names}
 
 
-def layer_decay(config: ml_collections.ConfigDict) -> float:
+def layer_decay(config: ConfigDict) -> float:
   """config.optimizer.layer_decay; 1 for a run with random initial weights."""
   return config.optimizer.get('layer_decay', 1.0)
 
@@ -78,7 +78,7 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
   }
 
 
-def scaled(config: ml_collections.ConfigDict) -> optax.GradientTransformation:
+def scaled(config: ConfigDict) -> optax.GradientTransformation:
   """Multiplies the update of each parameter, as the last effect of a chain."""
 
   def scale(updates, _):
@@ -157,7 +157,7 @@ def check(key: str, rules: Rules, params: Any) -> None:
       )
 
 
-def check_layers(config: ml_collections.ConfigDict, params: Any) -> None:
+def check_layers(config: ConfigDict, params: Any) -> None:
   """Refuses layer-wise decay for a network without stages of blocks.
 
   Args:

@@ -5,8 +5,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import ml_collections
-import numpy as np
+from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
@@ -45,11 +44,11 @@ class Objective:
     """(batch, outputs) to the (batch, classes) that rank the classes."""
     return self.head.logits(outputs)
 
-  def scores(self, outputs: jax.Array) -> dict[str, jax.Array]:
+  def scores(self, outputs: jax.Array) -> dict:
     """(batch, outputs) to probabilities by name; see `heads.Head.scores`."""
     return self.head.scores(outputs)
 
-  def contributions(self, scores: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+  def contributions(self, scores: dict) -> dict:
     """The evidence of adjective and noun for each class.
 
     Args:
@@ -93,18 +92,16 @@ class Objective:
       losses *= (targets * weights).sum(-1)
     return losses
 
-  def train_metrics(self, outputs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+  def train_metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
     """The metrics of a training step: (batch,) 0 or 1 for each example, by name."""
     hits = {'anp_top1': _hits(self.logits(outputs), labels, 1)}
     return hits | self._factor_hits(self.scores(outputs), labels)
 
-  def metrics(self, outputs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+  def metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
     """The metrics of an evaluation, from (batch, outputs) and (batch,) labels."""
     return self.measures(self.logits(outputs), self.scores(outputs), labels)
 
-  def measures(
-    self, logits: jax.Array, scores: dict[str, jax.Array], labels: jax.Array
-  ) -> dict[str, jax.Array]:
+  def measures(self, logits: jax.Array, scores: dict, labels: jax.Array) -> dict:
     """The metrics of an evaluation, from logits and scores.
 
     Args:
@@ -147,9 +144,7 @@ class Objective:
 
 
 def create(
-  vocabulary: vocabulary_lib.Vocabulary,
-  config: ml_collections.ConfigDict,
-  class_weights: Sequence[float] = (),
+  vocabulary: vocabulary_lib.Vocabulary, config: ConfigDict, class_weights: Sequence[float] = ()
 ) -> Objective:
   """The objective of a vocabulary.
 

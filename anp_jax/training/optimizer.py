@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -37,9 +37,7 @@ from anp_jax.config import key_table, optimizers, trust
 from anp_jax.training import multipliers
 
 
-def schedule(
-  config: ml_collections.ConfigDict, batch_size: int, examples: int, total_steps: int
-) -> optax.Schedule:
+def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: int) -> Callable:
   """The learning rate as a closed form of the step.
 
   With peak p, warm-up w and total t steps, and d = clip((s - w) / (t - w)):
@@ -114,11 +112,7 @@ def schedule(
 
 
 def create(
-  config: ml_collections.ConfigDict,
-  batch_size: int,
-  examples: int,
-  total_steps: int,
-  whole_leaves: bool = True,
+  config: ConfigDict, batch_size: int, examples: int, total_steps: int, whole_leaves: bool = True
 ) -> optax.GradientTransformation:
   """The update of the weights from the reduced gradient.
 
@@ -158,7 +152,7 @@ def create(
   return optax.chain(*effects)
 
 
-def slice_decays(config: ml_collections.ConfigDict, params: Any) -> dict[str, float] | None:
+def slice_decays(config: ConfigDict, params: Any) -> dict[str, float] | None:
   """Each parameter's weight decay, by path; None if decays have no multipliers.
 
   Args:
@@ -218,12 +212,7 @@ def _function(o) -> Callable:
 
 
 def lamb(
-  learning_rate: optax.Schedule,
-  b1: float,
-  b2: float,
-  eps: float,
-  weight_decay: float,
-  mask: Callable,
+  learning_rate: optax.Schedule, b1: float, b2: float, eps: float, weight_decay: float, mask: Any
 ) -> optax.GradientTransformation:
   """LAMB; unlike optax.lamb, which scales biases by their trust ratio too."""
   return optax.chain(

@@ -10,11 +10,8 @@ TOP = 5
 
 
 def rows(
-  objective: objective_lib.Objective,
-  outputs: jax.Array,
-  labels: jax.Array,
-  held_out: tuple[int, ...] = (),
-) -> dict[str, jax.Array]:
+  objective: objective_lib.Objective, outputs: jax.Array, labels: jax.Array, held_out: tuple = ()
+) -> dict:
   """The best classes of each example, and the rank of its true class.
 
   Among equal scores the lower class comes first, as in the metrics.

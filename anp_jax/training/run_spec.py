@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.training import objective as objective_lib
@@ -23,7 +23,7 @@ class RunSpec:
     offload_devices: devices outside the mesh that compute for it.
   """
 
-  config: ml_collections.ConfigDict
+  config: ConfigDict
   mesh: jax.sharding.Mesh
   objective: objective_lib.Objective
   batch_size: int

@@ -1,16 +1,14 @@
 """The objects that training and evaluation steps are built from."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import linen as nn
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
+from anp_jax.parallel import state as state_lib
 from anp_jax.training import objective as objective_lib
-
-if TYPE_CHECKING:
-  from anp_jax.parallel import state as state_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +26,9 @@ class StepContext:
       shardings.
   """
 
-  config: ml_collections.ConfigDict
+  config: ConfigDict
   mesh: jax.sharding.Mesh
   model: nn.Module
   objective: objective_lib.Objective
   strategy_step: Any
-  abstract_single: 'state_lib.TrainState'
+  abstract_single: state_lib.TrainState

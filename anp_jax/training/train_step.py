@@ -17,18 +17,12 @@ import optax
 from anp_jax.cluster import preemption
 from anp_jax.models.layers import example_randomness, sums as sums_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib, step_sums
-from anp_jax.training import (
-  microsteps,
-  mixing,
-  multipliers,
-  objective as objective_lib,
-  step_context,
-)
+from anp_jax.training import microsteps, mixing, multipliers, objective as losses_lib, step_context
 
 P = mesh_lib.P
 
 
-def metric_names(objective: objective_lib.Objective) -> tuple[str, ...]:
+def metric_names(objective: losses_lib.Objective) -> tuple[str, ...]:
   """The names of the values of a step's metrics, in order."""
   return (*objective.train_names, 'grad_norm', 'learning_rate', 'damaged', 'finite', 'vote')
 

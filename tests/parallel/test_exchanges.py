@@ -43,8 +43,7 @@ def test_periods_change_where_they_should(text, first, changes):
   config = _config(period=text)
   config = exchanges.in_steps(config, BATCH, 640)
   due = _due_steps(90, first, changes)
-  is_due = exchanges.on_host(config)
-  assert [step for step in range(1, 91) if is_due(step)] == due
+  assert [step for step in range(1, 91) if exchanges.is_due(config, step)] == due
   in_program = jax.jit(lambda step: exchanges.is_due(config, step))
   assert [s for s in range(1, 91) if in_program(jnp.int32(s))] == due
   # Of the last period a part may be left.

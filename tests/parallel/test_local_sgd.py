@@ -266,7 +266,7 @@ def _states(keys, steps):
   config = _config('float32', **_LINEAR, **keys)
   parts = programs.build(config, 2)
   state = programs.new_state(parts)
-  is_due = exchanges.on_host(exchanges.in_steps(config, BATCH, 640))
+  is_due = functools.partial(exchanges.is_due, exchanges.in_steps(config, BATCH, 640))
   kernels = []
   for i in range(steps):
     state, _ = parts.train_step(state, programs.put(programs.batch(i), parts.spec.mesh))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -23,7 +23,7 @@ from anp_jax.parallel.channel_split import (
 from anp_jax.parallel.sync import sync_step as sync
 
 
-def check(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> None:
+def check(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   """Refuses an invalid plan, and shares that do not fit the mesh.
 
   Raises:
@@ -57,9 +57,7 @@ class ChannelSplitStep(sync.SyncStep):
   batch (`split_rows`), gradients are sums of all devices' shares.
   """
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, specs: Any, forward_order: Sequence[str] = ()
-  ):
+  def __init__(self, config: ConfigDict, specs: Any, forward_order: Sequence[str] = ()):
     """Makes the strategy; see `sync_step.SyncStep`."""
     super().__init__(config, specs, forward_order)
     self._plan = plan_lib.from_config(config)
@@ -146,8 +144,8 @@ class ChannelSplitStep(sync.SyncStep):
         first device's.
 
     Returns:
-      Sums of gradients, of which a device has its part for a split kernel, and its own
-      sums with the plan 'apart'; sums of metrics.
+      Sums of gradients (a device's part for a split kernel; with the plan 'apart' the
+      device's own sums) and of metrics.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]

@@ -1,4 +1,4 @@
-"""Maps of which each device has its channels, and channelwise functions of them.
+"""Maps whose channels are divided over devices, and channelwise functions of them.
 
 A network's code receives whole arrays, so that it may do anything with them. For
 each gathered array this device's channels are remembered: a function of
@@ -25,13 +25,7 @@ class Parts:
     self._parts: dict[int, tuple[jax.Array, jax.Array, tuple[int, ...]]] = {}
 
   def convolve(
-    self,
-    convolve: Callable,
-    x: jax.Array,
-    kernel: jax.Array,
-    counts: tuple[int, ...],
-    *,
-    sums: bool = True,
+    self, convolve: Callable, x: jax.Array, kernel: jax.Array, counts: tuple, *, sums: bool = True
   ) -> jax.Array:
     """A convolution: each device computes its features, and all are gathered.
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 import math
 import re
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment
@@ -131,7 +131,7 @@ def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
       )
 
 
-def row_multiple(config: ml_collections.ConfigDict) -> int:
+def row_multiple(config: ConfigDict) -> int:
   """The divisor of each device's number of rows, if all layers are divided by rows.
 
   Groups of batch norm and pairs of blended images stay whole; 0: all rows are
@@ -141,7 +141,7 @@ def row_multiple(config: ml_collections.ConfigDict) -> int:
   return math.lcm(config.model.get('norm_group', 1), pair)
 
 
-def from_config(config: ml_collections.ConfigDict) -> Shares | Plan:
+def from_config(config: ConfigDict) -> Shares | Plan:
   """The plan of config.strategy, or its shares for all layers."""
   t = config.strategy
   return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

@@ -11,6 +11,7 @@ and the gradient of a gather would count it once for each device.
 
 from collections.abc import Callable, Sequence
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -34,8 +35,8 @@ def own_features(
     convolve: (x, kernel) -> (batch, height', width', features), each feature
       computed from its own part of the kernel alone.
     x: (batch, height, width, channels), the same on all devices of the axis.
-    kernel: (height, width, channels, features), of which this device's features
-      are used.
+    kernel: (height, width, channels, features); only this device's features are
+      used.
     counts: features of each device of the axis, 0 or more.
     sums: whether the gradient of x is summed over the devices; False where
       `operand` sums it.
@@ -74,7 +75,7 @@ def operand(part: jax.Array, gathered: jax.Array, counts: tuple[int, ...]) -> ja
   """`gathered`, as the operand of a convolution that is split.
 
   Each device computes the gradient from its features of the result. The gradient is
-  their sum, of which a device receives its channels.
+  their sum; a device receives its channels of it.
 
   Args:
     part: this device's channels, (..., widest).
@@ -99,14 +100,12 @@ def join(parts: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
   return jnp.concatenate([p[..., :n] for p, n in zip(parts, counts, strict=True) if n], -1)
 
 
-def x_gradient(convolve: Callable, x: jax.Array, kernel: jax.Array, dy: jax.Array) -> jax.Array:
+def x_gradient(convolve: Callable, x: jax.Array, kernel: jax.Array, dy: Any) -> jax.Array:
   """The gradient of convolve(x, kernel) with respect to x."""
   return jax.vjp(lambda x: convolve(x, kernel), x)[1](dy)[0]
 
 
-def kernel_gradient(
-  convolve: Callable, x: jax.Array, kernel: jax.Array, dy: jax.Array
-) -> jax.Array:
+def kernel_gradient(convolve: Callable, x: jax.Array, kernel: jax.Array, dy: Any) -> jax.Array:
   """The gradient of convolve(x, kernel) with respect to kernel."""
   return jax.vjp(lambda kernel: convolve(x, kernel), kernel)[1](dy)[0]
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -116,7 +116,7 @@ def tree_sum(x: jax.Array) -> jax.Array:
   return x[0]
 
 
-def check(config: ml_collections.ConfigDict, devices: int, platform: str) -> None:
+def check(config: ConfigDict, devices: int, platform: str) -> None:
   """Refuses values that would make the bits depend on the number of devices.
 
   Args:

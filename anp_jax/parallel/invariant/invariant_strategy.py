@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, strategy
@@ -44,31 +44,27 @@ class Invariant(sync.Sync):
       'depend on the number of devices',
     )
 
-  def xla_settings(self, config: ml_collections.ConfigDict) -> dict[str, Any]:
+  def xla_settings(self, config: ConfigDict) -> dict[str, Any]:
     """Deterministic operations, and a CPU pool of the config's size."""
     return {'deterministic': True, 'threads': config.strategy.threads}
 
-  def check_mesh(self, config: ml_collections.ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
+  def check_mesh(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
     """Refuses devices, threads or flags that would change the bits."""
     from anp_jax.parallel import mesh as mesh_lib
     from anp_jax.parallel.invariant import invariant_step
 
     invariant_step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
 
-  def check_evaluation(self, config: ml_collections.ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
+  def check_evaluation(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
     """Refuses the meshes that training refuses: scores are bits, too."""
     self.check_mesh(config, mesh)
 
-  def batch_division(
-    self, config: ml_collections.ConfigDict, devices: int
-  ) -> strategy.BatchDivision:
+  def batch_division(self, config: ConfigDict, devices: int) -> strategy.BatchDivision:
     """Logical shards, computed one after another on each device."""
     shards = config.strategy.logical_shards
     return strategy.BatchDivision(shards, 1, f'config.strategy.logical_shards={shards}')
 
-  def planned_parts(
-    self, config: ml_collections.ConfigDict, cluster: collectives.Cluster
-  ) -> tuple[int, int]:
+  def planned_parts(self, config: ConfigDict, cluster: collectives.Cluster) -> tuple[int, int]:
     """Divides the logical shards over all devices."""
     super().planned_parts(config, cluster)
     shards = config.strategy.logical_shards
@@ -82,11 +78,11 @@ class Invariant(sync.Sync):
     """Predicts a step of logical shards, one after another."""
     return invariant_cost.predicted_step(setting, images)
 
-  def passes(self, config: ml_collections.ConfigDict, devices: int) -> int:
+  def passes(self, config: ConfigDict, devices: int) -> int:
     """A pass for each logical shard of a device."""
     return max(1, config.strategy.logical_shards // devices)
 
-  def eval_parts(self, config: ml_collections.ConfigDict, devices: int) -> int:
+  def eval_parts(self, config: ConfigDict, devices: int) -> int:
     """The logical shards, on any number of devices."""
     return config.strategy.logical_shards
 

@@ -1,18 +1,17 @@
 """The steps after which groups exchange weights."""
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
+import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import durations
 
 
-def in_steps(
-  config: ml_collections.ConfigDict, batch_size: int, examples: int
-) -> ml_collections.ConfigDict:
+def in_steps(config: ConfigDict, batch_size: int, examples: int) -> ConfigDict:
   """Returns the config with the starts of its periods in steps.
 
   Args:
@@ -37,37 +36,27 @@ def in_steps(
   return config_lib.replaced(config, {'strategy.period': ','.join(texts)})
 
 
-def is_due(config: ml_collections.ConfigDict, step: jax.Array) -> jax.Array:
+def is_due(config: ConfigDict, step: jax.Array | int) -> Any:
   """Whether groups exchange after `step` updates: the same on all devices.
 
   Groups exchange at the start of each period and every `period` steps after it.
 
   Args:
     config: config of the run, from `in_steps`.
-    step: integer array, traced or not.
+    step: integer array, traced or not, or an int, which uses no device.
 
   Returns:
-    A bool array of its shape.
+    A bool, or a bool array of the step's shape.
   """
+  xp = jnp if isinstance(step, jax.Array) else np
   (_, period), *later = durations.staircase(config.strategy.period, 1, 1)
   due = step % period == 0
   for start, period in later:
-    due = jnp.where(step < start, due, (step - start) % period == 0)
+    due = xp.where(step < start, due, (step - start) % period == 0)
   return due
 
 
-def on_host(config: ml_collections.ConfigDict) -> Callable[[int], bool]:
-  """Returns `is_due` as a function of an int, which uses no device."""
-  phases = durations.staircase(config.strategy.period, 1, 1)
-
-  def is_due_on_host(step):
-    start, period = [phase for phase in phases if phase[0] <= step][-1]
-    return (step - start) % period == 0
-
-  return is_due_on_host
-
-
-def share(config: ml_collections.ConfigDict, batch_size: int, examples: int) -> float:
+def share(config: ConfigDict, batch_size: int, examples: int) -> float:
   """Returns the share of a run's steps after which groups exchange.
 
   Args:

@@ -99,9 +99,7 @@ class LocalStep(sync.SyncStep):
 
     return all_groups
 
-  def wrap_update(
-    self, update: Callable, mean_values: Callable, abstract_single: state_lib.TrainState
-  ) -> Callable:
+  def wrap_update(self, update: Callable, mean_values: Callable, abstract_single: Any) -> Callable:
     """Each group's update, then an exchange if one is due.
 
     Arguments and result are those of `sync_step.SyncStep.wrap_update`.
@@ -210,5 +208,5 @@ def _copies(count, x):
 
 
 def _exchanged_trees(state):
-  """The fields of a state of which groups take the mean."""
+  """The fields of a state that groups average."""
   return {'params': state.params, 'stats': state.stats, 'average': state.average}

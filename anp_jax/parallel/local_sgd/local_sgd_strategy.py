@@ -1,8 +1,9 @@
 """The strategy `local_sgd`: its groups of devices; see its step."""
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, simulation_keys, strategy
@@ -48,11 +49,11 @@ class LocalSgd(sync.Sync):
     """Refuses simulated workers that divide neither the batch nor groups."""
     simulation_keys.check(config, config.get('strategy.groups', 1))
 
-  def describe_scores(self, config: ml_collections.ConfigDict) -> str:
+  def describe_scores(self, config: ConfigDict) -> str:
     """The mean that is evaluated."""
     return f', the mean of {config.strategy.groups} groups'
 
-  def groups(self, config: ml_collections.ConfigDict, devices: int) -> int:
+  def groups(self, config: ConfigDict, devices: int) -> int:
     """The mesh's groups; if there are more than devices, a device has several."""
     groups = config.strategy.groups
     # With four groups on six devices, a device would have rows of two groups.
@@ -63,9 +64,7 @@ class LocalSgd(sync.Sync):
       )
     return min(groups, devices)
 
-  def batch_division(
-    self, config: ml_collections.ConfigDict, devices: int
-  ) -> strategy.BatchDivision:
+  def batch_division(self, config: ConfigDict, devices: int) -> strategy.BatchDivision:
     """A part for each device, or for each group if there are more groups."""
     groups = config.strategy.groups
     if groups <= devices:
@@ -76,9 +75,7 @@ class LocalSgd(sync.Sync):
       f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
     )
 
-  def exchange_share(
-    self, config: ml_collections.ConfigDict, batch_size: int, examples: int
-  ) -> float:
+  def exchange_share(self, config: ConfigDict, batch_size: int, examples: int) -> float:
     """The mean over the run, in which the period may change."""
     from anp_jax.parallel.local_sgd import exchanges
 
@@ -90,12 +87,12 @@ class LocalSgd(sync.Sync):
 
     return local_sgd_cost.predicted_step(setting, images)
 
-  def passes(self, config: ml_collections.ConfigDict, devices: int) -> int:
+  def passes(self, config: ConfigDict, devices: int) -> int:
     """A pass for each group of a device."""
     return max(1, config.strategy.groups // devices)
 
   def state_bytes(
-    self, config: ml_collections.ConfigDict, workload: work.Workload, devices: int, divided: int
+    self, config: ConfigDict, workload: work.Workload, devices: int, divided: int
   ) -> float:
     """The bytes of a state for each group, and of an outer momentum."""
     state = super().state_bytes(config, workload, devices, divided) * self.passes(config, devices)
@@ -104,7 +101,7 @@ class LocalSgd(sync.Sync):
     # Weights after the last exchange, and a momentum like them.
     return state + 2 * workload.param_bytes / divided
 
-  def in_steps(self, spec: Any) -> ml_collections.ConfigDict:
+  def in_steps(self, spec: Any) -> ConfigDict:
     """The config, with the starts of its periods in steps."""
     from anp_jax.parallel.local_sgd import exchanges
 
@@ -124,6 +121,7 @@ class LocalSgd(sync.Sync):
     from anp_jax.parallel import simulated_clock
     from anp_jax.parallel.local_sgd import exchanges
 
+    is_exchange = functools.partial(exchanges.is_due, self.in_steps(spec))
     return simulated_clock.SimulatedClock(
-      spec.config, s.groups, exchanges.on_host(self.in_steps(spec)), s.simulate.exchange_seconds
+      spec.config, s.groups, is_exchange, s.simulate.exchange_seconds
     )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib, step_sums
 
@@ -26,9 +26,7 @@ class SyncStep:
   # Spec of results that each group of devices has: here all devices are one group.
   per_group_spec = mesh_lib.P()
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, specs: Any, forward_order: Sequence[str] = ()
-  ):
+  def __init__(self, config: ConfigDict, specs: Any, forward_order: Sequence[str] = ()):
     """Makes the strategy.
 
     Args:
@@ -93,8 +91,7 @@ class SyncStep:
       metrics: other summands, sent in their own dtypes.
 
     Returns:
-      Sums of gradients, of which a device has its part for a divided parameter;
-      sums of metrics.
+      Sums of gradients (a device's part for a divided parameter) and of metrics.
     """
     leaves = self._tree.flatten_up_to(gradients)
     wires = self._narrowed(leaves)
@@ -157,9 +154,7 @@ class SyncStep:
     """One device's part of the run's step, from that of one network."""
     return shard
 
-  def wrap_update(
-    self, update: Callable, mean_values: Callable, abstract_single: state_lib.TrainState
-  ) -> Callable:
+  def wrap_update(self, update: Callable, mean_values: Callable, abstract_single: Any) -> Callable:
     """The run's update: (state, `step_sums.Reduced`) -> (state, values by name).
 
     Args:

@@ -1,9 +1,8 @@
 """The strategy `sync`; see its step."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, simulation_keys, strategy
@@ -32,9 +31,7 @@ class Sync(strategy.Strategy):
     """Refuses simulated workers that do not divide the batch."""
     simulation_keys.check(config)
 
-  def planned_parts(
-    self, config: ml_collections.ConfigDict, cluster: collectives.Cluster
-  ) -> tuple[int, int]:
+  def planned_parts(self, config: ConfigDict, cluster: collectives.Cluster) -> tuple[int, int]:
     """Divides the batch over all devices."""
     if mesh_shape.shape(config, cluster.size)[1] > 1:
       raise config_lib.ConfigError(
@@ -48,11 +45,7 @@ class Sync(strategy.Strategy):
     return steps.synchronous(setting, images)
 
   def build(
-    self,
-    config: ml_collections.ConfigDict,
-    specs: Any,
-    forward_order: Sequence[str] = (),
-    offload_devices: Sequence[Any] = (),
+    self, config: ConfigDict, specs: Any, forward_order: tuple = (), offload_devices: tuple = ()
   ) -> 'sync_step.SyncStep':
     """Makes an object of the strategy's `step_class`."""
     return self.step_class()(config, specs, forward_order)
