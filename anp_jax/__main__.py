@@ -8,7 +8,7 @@ srun python main.py ...    # or mpirun, or see docs/clusters.md
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
+  interrupts.install()  # before the slow imports
 
 import contextlib
 import os
@@ -30,8 +30,8 @@ def main(argv: list[str], mode: str = '') -> int:
   """Trains or evaluates.
 
   Args:
-    argv: the command line.
-    mode: 'evaluate' of a command that does nothing else; '': see --mode.
+    argv: command line.
+    mode: 'evaluate' for a command without --mode; '': the mode of --mode.
 
   Returns:
     The process's exit status; see `cluster.exit_status`.
@@ -58,7 +58,7 @@ def main(argv: list[str], mode: str = '') -> int:
       processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':
         stack.enter_context(workdir_lock.held(workdir, place))
-      # Heavy: only once the input is known to be good.
+      # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
       from anp_jax.tools import trials
@@ -83,7 +83,7 @@ def command(mode: str = '') -> None:
   interrupts.listen()
   status = main(sys.argv, mode)
   if status == 1:
-    # Of a failed save, pages of errors would follow while Python shuts down.
+    # After a failed save, Python's shutdown would print pages of errors.
     print(end='', flush=True)
     mirror.remove()
     os._exit(status)

@@ -1,8 +1,8 @@
-"""The commands of an installed package: anp-train and the others.
+"""The commands of an installed package, such as anp-train.
 
-Each is a module's `command`, as `python -m` starts it. Ctrl-C ends them in one
-line from the start, so that modules are imported only after that; a study waits
-for its processes on Ctrl-C, and a planner has no handler of its own.
+Each calls a module's `command`, as `python -m` does. Modules are imported after
+the handler of Ctrl-C is installed, so that Ctrl-C always ends a command with one
+line; a study waits for its processes on Ctrl-C, and the planner has no handler.
 """
 
 import importlib
@@ -56,6 +56,6 @@ def plan() -> None:
 
 
 def _start(module, **arguments):
-  """Runs a module's command; Ctrl-C is answered before it is imported."""
+  """Runs a module's command, with the handler of Ctrl-C installed first."""
   interrupts.install()
   importlib.import_module(module).command(**arguments)

@@ -1,10 +1,12 @@
-"""What one network is trained with: devices, data, objective, programs, state."""
+"""The devices, data, objective, programs and state of one network's training."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
@@ -17,7 +19,7 @@ from anp_jax.training import build, objective as objective_lib, run_spec
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """A training, as far as it is the same in each step; nothing in it changes.
+  """The parts of a training that are the same in each step.
 
   Attributes:
     spec: config, mesh, objective and sizes.
@@ -28,7 +30,7 @@ class Experiment:
   source: sources.Source
 
   @property
-  def config(self):
+  def config(self) -> ConfigDict:
     """The config, with its batch size."""
     return self.spec.config
 
@@ -46,35 +48,34 @@ class Experiment:
     """
     return build.create(self.spec)
 
-  def with_config(self, config) -> 'Experiment':
+  def with_config(self, config: ConfigDict) -> 'Experiment':
     """The same training with another config for the same mesh and data."""
     return dataclasses.replace(self, spec=dataclasses.replace(self.spec, config=config))
 
   def new_state(
-    self, workdir: str = '', gather: Callable | None = None
+    self, workdir: str = '', gather: Callable[[Any], list] = lambda value: [value]
   ) -> tuple[state_lib.TrainState, list[str]]:
-    """Returns the state that a run begins with, and lines about its weights.
+    """Returns the initial state of a run, and lines about its weights.
 
     Args:
       workdir: folder of the run; '': there is none.
-      gather: see `cluster.Processes.gather`; None: this process is alone.
+      gather: `cluster.Processes.gather`; by default for one process.
 
     Raises:
-      ConfigError: if what config.init names does not fit.
+      ConfigError: if the weights that config.init names do not fit.
     """
     program = self.program
-    more = {} if gather is None else {'gather': gather}
-    weights, messages = initial.load(self.config, program, self.source.vocabulary, workdir, **more)
+    weights, messages = initial.load(self.config, program, self.source.vocabulary, workdir, gather)
     return state_lib.create(program.init_fn, program.abstract_state, weights), messages
 
   def batches(self, step: int = 0) -> feed.Feed:
-    """Returns the device batches from a step on, to be closed."""
+    """Returns the device batches from a step on; the caller closes the feed."""
     sharding = mesh_lib.batch_sharding(self.mesh)
     return stream.Stream(self.config, sharding).train(self.source, self.spec.batch_size, step)
 
 
-def open(  # noqa: A001 - as gzip.open: what it opens is the module's name
-  config,
+def open(  # noqa: A001 - like gzip.open
+  config: ConfigDict,
   devices: Sequence[jax.Device] | None = None,
   hosts: Sequence[str] = ('',),
   *,
@@ -85,8 +86,8 @@ def open(  # noqa: A001 - as gzip.open: what it opens is the module's name
   """Opens devices and training data; nothing is compiled and no array made yet.
 
   Args:
-    config: resolved and valid; its batch_size may be 0.
-    devices: devices of the mesh, which need not be of this machine; None: all
+    config: resolved and valid config; its batch_size may be 0.
+    devices: devices of the mesh, which may be of another machine; None: all
       devices of all processes.
     hosts: host of each process.
     workdir: folder of the run, whose batch size a resumed run keeps; '': none.

@@ -1,21 +1,21 @@
-"""Exports a trained network: for transformers, and as a program of its own.
+"""Exports a trained network for transformers or timm, and as a StableHLO program.
 
 python -m anp_jax.export --checkpoint=runs/demo --output=demo
 
 For a network that transformers has (ResNet, ConvNeXt, tf_efficientnet) it
-writes what `AutoModelForImageClassification.from_pretrained` loads:
-model.safetensors, config.json, preprocessor_config.json. For one that timm has
-and transformers has not, it writes what `timm.create_model('local-dir:FOLDER')`
-loads. For every network it writes
-model.stablehlo, which JAX runs without this package, with labels.json and
-preprocessing.json.
+writes the files that `AutoModelForImageClassification.from_pretrained` loads:
+model.safetensors, config.json, preprocessor_config.json. For a network that only
+timm has, it writes those that `timm.create_model('local-dir:FOLDER')` loads. For
+every network it writes model.stablehlo, which JAX runs without this package, with
+labels.json and preprocessing.json.
 """
 
 from anp_jax.system import interrupts
 
 if __name__ == '__main__':
-  interrupts.install()  # all else takes time
+  interrupts.install()  # before the slow imports
 
+from collections.abc import Iterator
 import os
 import sys
 
@@ -24,28 +24,28 @@ import jax
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs, trust, urls
 
-# Those that have a backend in JAX itself; --platforms takes rocm as well.
+# Platforms with a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
 
 
 @exits.with_status()
-def main(argv: list[str]) -> int:
-  """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
+def main(argv: list[str]) -> None:
+  """Exports; the exit status is 0, 2 (bad input) or 130 (Ctrl-C)."""
   flags = _parse(argv[1:])
-  # Nothing is computed here, and no accelerator needed.
+  # Nothing is computed, so that no accelerator is needed.
   jax.config.update('jax_platforms', 'cpu')
   for line in export(flags.checkpoint, flags.output, flags.which, flags.platforms):
     print(line, flush=True)
 
 
-def export(checkpoint: str, folder: str, which: str, platforms):
+def export(checkpoint: str, folder: str, which: str, platforms: tuple[str, ...]) -> Iterator[str]:
   """Writes all files.
 
   Args:
     checkpoint: a workdir or a checkpoint in one, see `trained.load`.
-    folder: made if it is missing.
-    which: of a workdir: 'newest', 'best' or a step.
-    platforms: that the program is for, see `weights.exported.PLATFORMS`.
+    folder: folder of the files; made if it is missing.
+    which: checkpoint of a workdir: 'newest', 'best' or a step.
+    platforms: platforms of the program, some of `weights.exported.PLATFORMS`.
 
   Yields:
     Lines for people.
@@ -53,7 +53,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
   Raises:
     ConfigError: if the checkpoint cannot be read.
   """
-  # Heavy: only once the input is known to be good.
+  # Slow imports: only after the flags are checked.
   from anp_jax.checkpoint import trained as trained_lib
   from anp_jax.checkpoint.weights import exported, huggingface, timm_folder
   from anp_jax.data import vocabulary
@@ -79,7 +79,7 @@ def export(checkpoint: str, folder: str, which: str, platforms):
     yield f'nothing for transformers: {refusal}'
     if not missing:
       yield from _sizes(folder, timm_folder.write(trained, folder))
-      yield f"timm.create_model('local-dir:{folder}') loads them"
+      yield f"timm.create_model('local-dir:{folder}') loads the files"
   else:
     yield from _sizes(folder, huggingface.write(trained, folder))
     if huggingface.is_approximate(trained.config):

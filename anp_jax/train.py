@@ -6,6 +6,7 @@ import dataclasses
 
 from absl import logging
 import jax
+from ml_collections import ConfigDict
 
 from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
@@ -16,7 +17,7 @@ from anp_jax.system import compute_dtype, emulation, mirror
 
 
 def run(
-  config,
+  config: ConfigDict,
   workdir: str,
   mode: str = 'train',
   checkpoint: str = 'newest',
@@ -26,13 +27,13 @@ def run(
   """Trains, or resumes, the run of a workdir, or scores it.
 
   Args:
-    config: resolved and valid.
+    config: resolved and valid config.
     workdir: folder of the run, or its address in a store, see
       `system.mirror`; made if it is missing.
     mode: 'train' or 'evaluate'.
-    checkpoint: that mode 'evaluate' scores: 'newest', 'best' or a step.
-    processes: of the run, from `cluster.start`; None: this one.
-    output: folder for what mode 'evaluate' writes; '': one in the workdir.
+    checkpoint: checkpoint that mode 'evaluate' scores: 'newest', 'best' or a step.
+    processes: processes of the run, from `cluster.start`; None: this process.
+    output: folder for the files of mode 'evaluate'; '': one in the workdir.
 
   Returns:
     The validation metrics of the last evaluation, {} if there was none.
@@ -56,7 +57,7 @@ def start(
     loop: what a strategy calls that has none of its own.
 
   Returns:
-    What the loop returns.
+    The result of the strategy's `run`.
   """
   # What a run's files name was checked where they were read.
   trust.allow(config_lib.flat(invocation.config))
@@ -73,13 +74,13 @@ def start(
 
 @contextlib.contextmanager
 def _uploading(workdir):
-  """Uploads what is left to upload in the end, whatever the end."""
+  """Uploads the remaining files at the end, also after an error."""
   try:
     yield
   except BaseException:
     try:
       mirror.upload(workdir)
-    except mirror.UploadError as e:  # the first error says more
+    except mirror.UploadError as e:  # the first error is the cause
       logging.error('%s', e.strerror)
     raise
   try:
@@ -89,7 +90,7 @@ def _uploading(workdir):
 
 
 def _emulate(config, mode: str, processes: cluster.Processes) -> None:
-  """Makes this process the node of a cluster that config.emulate describes."""
+  """Makes this process a node of the cluster that config.emulate describes."""
   if not config.emulate.enabled:
     return
   joined = strategy_lib.find(config).joins_jax(config, mode)
@@ -120,8 +121,8 @@ def _train_or_score(invocation: strategy_lib.Invocation) -> dict:
 def _train(run: run_lib.Run) -> dict:
   """Trains until the run's last step, or until a process asks to stop.
 
-  Order of effects after a step: its numbers, newest checkpoint, evaluation,
-  best checkpoint, stop, another plan.
+  Order of effects after a step: metrics, newest checkpoint, evaluation, best
+  checkpoint, stop, new plan.
   """
   scores, vote, recorder = {}, preemption.CONTINUE, run.recorder
   with run.opened():
@@ -137,7 +138,7 @@ def _train(run: run_lib.Run) -> dict:
         jax.block_until_ready(values)
         emulation.pace_sockets()
         run.report_startup()
-      # While this step computes, the numbers of the one before are read.
+      # While this step computes, the metrics of the step before are read.
       vote = run.log.push(step, values)
       run.profile.end(step, values)
       if vote or recorder.saves_at(step):

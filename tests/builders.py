@@ -9,8 +9,10 @@ import numpy as np
 from PIL import Image
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
+from anp_jax.config import command_line, data_keys
 from anp_jax.parallel import mesh as mesh_lib
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Clock:
@@ -39,6 +41,22 @@ def config(changes: dict | None = None) -> ml_collections.ConfigDict:
 def load(spec: str, typed: dict | None = None) -> ml_collections.ConfigDict:
   """Returns the config of a recipe and what is typed, to write to."""
   return editable(command_line.load(spec, typed or {}))
+
+
+def tiny_recipe() -> ml_collections.ConfigDict:
+  """Returns the tiny recipe, for any source, cut, cache and balance."""
+  config = load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'))
+  for key, declared in data_keys.KEYS.items():
+    if key not in config.data:
+      config.data[key] = declared.default
+  return config
+
+
+def on_small_network(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Changes a config to a network that compiles in a moment."""
+  config.model.name = 'tests.user_network:SmallNet'
+  config.log.tensorboard = False
+  return config
 
 
 def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:

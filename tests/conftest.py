@@ -21,7 +21,6 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from xdist import scheduler  # noqa: E402
 
-from anp_jax.config import data_keys  # noqa: E402
 from tests import builders, gcs_server  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
@@ -77,20 +76,13 @@ def gcs():
 @pytest.fixture
 def config():
   """The tiny recipe, a fresh copy for each test."""
-  config = builders.load(str(_ROOT / 'configs' / 'resnet_anp.py:tiny'))
-  # A test may choose any source, cut, cache and balance.
-  for key, declared in data_keys.KEYS.items():
-    if key not in config.data:
-      config.data[key] = declared.default
-  return config
+  return builders.tiny_recipe()
 
 
 @pytest.fixture
 def tiny_config(config):
   """The tiny recipe on a network that compiles in a moment."""
-  config.model.name = 'tests.user_network:SmallNet'
-  config.log.tensorboard = False
-  return config
+  return builders.on_small_network(config)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ class SignSgd(sync.Sync):
   name = 'tests.sign_sgd:SignSgd'
   state = 'single'  # it resumes checkpoints of `sync`, which resumes its own
 
-  def build(self, config, specs, order=(), offload_devices=()):
+  def build(self, config, specs, forward_order=(), offload_devices=()):
     """What happens to the gradients inside a step."""
     import jax
     import jax.numpy as jnp
@@ -29,4 +29,4 @@ class SignSgd(sync.Sync):
         examples = metrics[1]  # the update divides by it
         return jax.tree.map(lambda v: jnp.sign(v) * examples.astype(v.dtype), votes), metrics
 
-    return SignStep(config, specs, order)
+    return SignStep(config, specs, forward_order)

@@ -46,6 +46,16 @@ class SEResNeXt(resnet.ResNet):
   group: int = 2
 
 
+class ResNet(resnet.ResNet):
+  """A block with an identity, and one with a projection."""
+
+  stages: Sequence[int] = (1, 1)
+  bottleneck: bool = False
+  width: int = 6
+  stem: str = 'small'
+  group: int = 2
+
+
 class Biases(nn.Module):
   """Logits that are the parameters, whatever the images: 0, 1, 2, ..."""
 

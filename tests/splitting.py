@@ -6,13 +6,12 @@ import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, workloads
 from anp_jax.system import stopwatch
 from anp_jax.tools.portability import compiled_collectives
-from anp_jax.training import build as build_lib, objective as objective_lib, run_spec
-from tests import builders, launching
+from anp_jax.training import build as build_lib, run_spec
+from tests import builders, launching, programs
 
 BATCH, SIDE = 16, 8
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
@@ -22,7 +21,6 @@ FLOAT32 = {
   'model.param_dtype': 'float32',
   'strategy.reduce_dtype': 'float32',
 }
-CLASSES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 
 # Networks that are built and trained here.
 
@@ -36,7 +34,7 @@ def mesh(data, model):
 
 def spec(config, mesh, examples=80, offload_devices=()):
   """The run of a config with 12 classes."""
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(CLASSES), config)
+  objective = programs.objective(config)
   return run_spec.RunSpec(
     config, mesh, objective, config.batch_size, examples, tuple(offload_devices)
   )
@@ -72,25 +70,12 @@ def build(name, data, model, offload_devices=(), **overrides):
 
 def batch(mesh, step):
   """Noise, for each step always the same."""
-  random = np.random.default_rng(step)
-  arrays = {
-    'image': random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
-    'label': random.integers(0, len(CLASSES), BATCH).astype(np.int32),
-    'row': np.arange(BATCH, dtype=np.int32),
-    'weight': np.ones(BATCH, np.float32),
-    'vote': np.zeros(BATCH, np.int32),
-  }
-  return jax.device_put(arrays, mesh_lib.batch_sharding(mesh))
-
-
-def new_state(program):
-  """The state before the first step."""
-  return state_lib.create(program.init_fn, program.abstract_state)
+  return programs.put(programs.batch(step, BATCH, SIDE), mesh)
 
 
 def train(program, mesh, steps=4):
   """The state after some steps, and the values of each."""
-  state = new_state(program)
+  state = programs.new_state(program)
   values = []
   for step in range(steps):
     state, values_of_step = program.train_step(state, batch(mesh, step))

@@ -6,15 +6,10 @@ import jax
 import numpy as np
 
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import resnet
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
-from anp_jax.training import (
-  objective as objective_lib,
-  optimizer as optimizer_lib,
-  train_step as step_lib,
-)
-from tests import builders, user_network
+from anp_jax.training import optimizer as optimizer_lib, train_step as step_lib
+from tests import builders, programs, user_network
 
 BATCH = 16
 SIDE = 16
@@ -73,11 +68,6 @@ def small_of(config, **fields):
   )
 
 
-def objective_of(config):
-  names = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-  return objective_lib.create(vocabulary_lib.Vocabulary(names), config)
-
-
 class Run:
   """All that a step is made of, on the first `devices` devices."""
 
@@ -90,7 +80,7 @@ class Run:
     optimizer = optimizer_lib.create(*schedule_of)
     self.init = state_lib.Init(model, optimizer, config)
     self.like = state_lib.abstract(self.init, config, self.mesh)
-    self.objective = objective_of(config)
+    self.objective = programs.objective(config)
     specs = jax.tree.map(lambda s: s.sharding.spec, self.like.params)
     self.train_step = step_lib.TrainStep(
       config=config,
@@ -111,7 +101,7 @@ class Run:
     return jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), values, self.like)
 
   def put(self, batch):
-    return jax.device_put(batch, mesh_lib.batch_sharding(self.mesh))
+    return programs.put(batch, self.mesh)
 
   def steps(self, state, batches):
     """The state after the batches, and each step's metrics."""
@@ -152,15 +142,8 @@ def weights_of(template):
   )
 
 
-def batch_of(seed=0, size=BATCH):
-  random = np.random.default_rng(seed)
-  return {
-    'image': random.integers(0, 256, (size, SIDE, SIDE, 3), np.uint8),
-    'label': random.integers(0, CLASSES, size, np.int32),
-    'row': np.arange(size, dtype=np.int32),
-    'weight': np.ones(size, np.float32),
-    'vote': np.zeros(size, np.int32),
-  }
+def batch_of(seed=0):
+  return programs.batch(seed, BATCH, SIDE)
 
 
 @functools.cache

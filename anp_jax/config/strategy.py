@@ -279,7 +279,7 @@ class Strategy:
     self,
     config: ml_collections.ConfigDict,
     specs: Any,
-    order: Sequence[str] = (),
+    forward_order: Sequence[str] = (),
     offload_devices: Sequence[Any] = (),
   ) -> Any:
     """Returns the strategy's part of a step.
@@ -287,7 +287,7 @@ class Strategy:
     Args:
       config: config from `in_steps`.
       specs: pytree of each parameter's PartitionSpec.
-      order: paths of the parameters in the order in which the network uses
+      forward_order: paths of the parameters in the order in which the network uses
         them.
       offload_devices: devices outside the mesh.
 

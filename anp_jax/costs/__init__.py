@@ -1,1 +1,1 @@
-"""Arithmetic of what a step costs on devices and links that are not here."""
+"""Predicted costs of a step on devices and links of other machines."""

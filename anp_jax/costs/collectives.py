@@ -16,10 +16,10 @@ class Cluster:
   """Nodes of devices, all alike.
 
   Attributes:
-    nodes: how many.
-    devices: of each node.
-    node_link: of a device, to the others of its node; of a torus, to all.
-    link: of a node, all its ports together.
+    nodes: number of nodes.
+    devices: devices per node.
+    node_link: link of a device to the others of its node; in a torus, to all.
+    link: all ports of a node together.
   """
 
   nodes: int
@@ -29,7 +29,7 @@ class Cluster:
 
   @property
   def size(self) -> int:
-    """All devices."""
+    """Number of all devices."""
     return self.nodes * self.devices
 
   @property
@@ -75,8 +75,8 @@ def torus_all_reduce(devices: int, size: float, axes: int, link: hardware.Link) 
 def hierarchical_all_reduce(cluster: Cluster, size: float, trees: bool = True) -> float:
   """Seconds to sum within nodes, between them, and to gather within them.
 
-  Between nodes each device sums its own part with its peers, in a ring or, if
-  there may be `trees`, in one; all share the ports of the node.
+  Between nodes each device sums its part with its peers, in a ring or, if `trees`
+  are allowed, in a tree; the devices share the ports of their node.
   """
   within = _within(cluster)
   part = size / cluster.devices
@@ -89,7 +89,7 @@ def hierarchical_all_reduce(cluster: Cluster, size: float, trees: bool = True) -
 
 
 def all_reduce(cluster: Cluster, size: float) -> float:
-  """Seconds to sum `size` bytes over all devices, the fastest way there is."""
+  """Seconds to sum `size` bytes over all devices with the fastest algorithm."""
   if cluster.size == 1 or not size:
     return 0.0
   if cluster.is_torus:
@@ -109,9 +109,9 @@ def all_reduce(cluster: Cluster, size: float) -> float:
 
 
 def gather(cluster: Cluster, size: float) -> float:
-  """Seconds until all devices have the parts of `size` bytes of all.
+  """Seconds to gather `size` bytes on all devices, of the parts that they hold.
 
-  It is half of a sum, in rings: a tree does not divide what it passes. A
+  It takes half as long as a sum, in rings: a tree would pass all bytes. A
   reduce-scatter takes as long, in the other direction.
   """
   if cluster.size == 1 or not size:
@@ -130,11 +130,11 @@ def send(link: hardware.Link, size: float) -> float:
 
 
 def parameter_servers(cluster: Cluster, size: float) -> float:
-  """Seconds in which servers on all nodes get gradients and send weights.
+  """Seconds in which servers on all nodes receive gradients and send weights.
 
-  Each worker sends and receives all `size` bytes. The servers of a node, which
-  hold an equal part of the weights each, pass what its own workers and the
-  others send over the node's bus, or its ports, whichever takes longer.
+  Each worker sends and receives all `size` bytes. Each node's servers hold an
+  equal part of the weights. Messages of workers on the same node pass over its
+  bus, the others over its ports; the slower of the two counts.
   """
   within = _within(cluster)
   bus = 1 if cluster.node_link.is_shared else cluster.devices
@@ -144,10 +144,10 @@ def parameter_servers(cluster: Cluster, size: float) -> float:
   return max(local, remote) + 2 * cluster.link.latency
 
 
-def _ports(cluster) -> hardware.Link:
-  """A node's ports, as its devices reach them.
+def _ports(cluster: Cluster) -> hardware.Link:
+  """A node's ports, with the bandwidth that its devices reach.
 
-  Devices on a bus share it with the ports: what is sent is staged through the
+  Devices on a bus share it with the ports: a message is staged through the
   host, first over the bus and then over the port.
   """
   if not cluster.node_link.is_shared or cluster.devices < 2:
@@ -157,7 +157,7 @@ def _ports(cluster) -> hardware.Link:
   return dataclasses.replace(cluster.link, bandwidth=bandwidth)
 
 
-def _slowest(cluster) -> hardware.Link:
+def _slowest(cluster: Cluster) -> hardware.Link:
   """The slowest link of a ring or tree through all devices."""
   bandwidth = _ports(cluster).bandwidth
   if cluster.devices > 1:
@@ -165,7 +165,7 @@ def _slowest(cluster) -> hardware.Link:
   return hardware.Link('slowest', bandwidth, cluster.link.latency)
 
 
-def _within(cluster) -> hardware.Link:
+def _within(cluster: Cluster) -> hardware.Link:
   """The link of a device in its node; devices on one bus share it."""
   link = cluster.node_link
   if not link.is_shared or cluster.devices < 3:

@@ -1,25 +1,26 @@
 """Seconds of a step on one device, and of synchronous steps on many."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 
 from anp_jax.costs import collectives, hardware, order_statistics, work
 
-# The backward pass has two products for each one of the forward pass.
+# Share of a step that is its backward pass, which has two products for each one of
+# the forward pass.
 BACKWARD = 2 / 3
-# Standard deviation of a device's step over its mean, where none was measured.
+# Standard deviation of a device's step time over its mean, where none was measured.
 JITTER = 0.005
 _BYTES = {'float64': 8, 'float32': 4, 'bfloat16': 2, 'float16': 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-  """What a device and its links reach of what their data sheets say.
+  """Shares of the data sheets' numbers that a device and its links reach.
 
   Attributes:
     product: share of the peak FLOP/s, in convolutions and matrix products.
-    memory: share of the memory's bandwidth, of the bytes that are counted if
-      everything element-wise is fused; above 1 where caches serve a part.
+    memory: share of the memory's bandwidth, for the bytes that move if all
+      element-wise work is fused; above 1 where caches serve a part.
     kernel_seconds: fixed cost of one pass over arrays.
     wire: share of the links' bandwidth.
     overlap: largest share of the communication that the backward pass hides.
@@ -37,9 +38,10 @@ class Compute:
   """Seconds of one device's step.
 
   Attributes:
-    products: of convolutions and matrix products.
-    memory: of what moves through the memory.
-    fixed: whatever the batch: kernels' starts, weights and optimizer.
+    products: seconds of convolutions and matrix products.
+    memory: seconds of memory traffic.
+    fixed: seconds that do not depend on the batch: kernel launches, weights and
+      optimizer.
   """
 
   products: float
@@ -54,11 +56,11 @@ class Compute:
   @property
   def total(self) -> float:
     """All seconds."""
-    return self.products + self.memory + self.fixed
+    return self.images + self.fixed
 
 
 def width(dtype: str) -> int:
-  """Bytes of a number."""
+  """Bytes of a number of a dtype."""
   return _BYTES[dtype]
 
 
@@ -72,11 +74,11 @@ def compute(
   """Seconds of a step of some images on one device.
 
   Args:
-    workload: of the network.
-    device: that computes.
-    images: of the step on this device.
-    efficiency: of the device.
-    share: of the state that its optimizer updates.
+    workload: work of the network.
+    device: data sheet of the device.
+    images: images that this device computes.
+    efficiency: shares of the data sheet that the device reaches.
+    share: share of the state that this device updates.
   """
   bandwidth = device.gigabytes_per_second * 1e9 * efficiency.memory
   peak = device.peak(workload.dtype) * efficiency.product
@@ -87,23 +89,21 @@ def compute(
   )
 
 
-def buckets(
-  workload: work.Workload, number_bytes: int, megabytes: float
-) -> tuple[tuple[float, float], ...]:
+def buckets(workload: work.Workload, number_bytes: int, megabytes: float) -> tuple:
   """Buckets of gradients, in the order in which the backward pass fills them.
 
   Args:
-    workload: of the network.
-    number_bytes: of a gradient's number.
-    megabytes: of a bucket, as config.strategy.bucket_megabytes.
+    workload: work of the network.
+    number_bytes: bytes of a gradient's number.
+    megabytes: size of a full bucket, config.strategy.bucket_megabytes.
 
   Returns:
-    (share of the backward pass that is over, bytes) of each bucket.
+    For each bucket, (share of the backward pass that is done, bytes).
   """
   total = sum(layer.flops for layer in workload.layers) or 1.0
   limit = megabytes * 1e6
-  # Statistics and metrics leave with the last ones, in a bucket that is small:
-  # nothing is left to compute while it travels. As `parallel.buckets` has it.
+  # Statistics and metrics leave with the last gradients, in a small bucket: nothing
+  # is left to compute while it is sent. `parallel.buckets` has the same rule.
   result, size, before = [], workload.statistics * 4.0, 0.0
   over, full = 1.0, limit / 16
   for layer in workload.layers:
@@ -118,9 +118,9 @@ def buckets(
 
 
 def scaled(cluster: collectives.Cluster, efficiency: Efficiency) -> collectives.Cluster:
-  """The cluster with the bandwidths that are reached."""
+  """The cluster with the bandwidths that its links reach."""
 
-  def reached(link):
+  def reached(link: hardware.Link) -> hardware.Link:
     bandwidth = link.bandwidth * efficiency.wire
     return dataclasses.replace(link, bandwidth=bandwidth)
 
@@ -129,57 +129,35 @@ def scaled(cluster: collectives.Cluster, efficiency: Efficiency) -> collectives.
   )
 
 
-def exposed_sum(
-  gradient_buckets: Sequence[tuple[float, float]],
+def waiting(
+  alone: Compute,
+  gradient_buckets: Sequence[tuple],
   cluster: collectives.Cluster,
-  backward: float,
   overlap: float,
-  collective=collectives.all_reduce,
-) -> tuple[float, float]:
-  """Seconds of summing gradients, in all and after the backward pass.
+  jitter: float = JITTER,
+  collective: Callable = collectives.all_reduce,
+) -> float:
+  """Seconds of a synchronous step in which a device computes nothing.
 
-  A bucket leaves when its last gradient is there and the bucket before it is
-  through. Sums that travel while a device computes also slow it down, so that
-  at most `overlap` of them is hidden.
+  It waits for the slowest device and for the sum of gradients. A bucket leaves when
+  its last gradient is computed and the bucket before it has arrived. Communication
+  also slows down the computation that runs meanwhile, so that at most `overlap` of
+  it is hidden.
 
   Args:
-    gradient_buckets: from `buckets`.
-    cluster: with the bandwidths that are reached.
-    backward: seconds of the backward pass.
-    overlap: largest share that is hidden; 0: nothing leaves before the end.
+    alone: step of one device that waits for no other.
+    gradient_buckets: buckets from `buckets`.
+    cluster: cluster from `scaled`.
+    overlap: largest share of the communication that is hidden; 0: no bucket leaves
+      before the end of the backward pass.
+    jitter: standard deviation of a device's step time over its mean.
     collective: (cluster, bytes) to seconds.
-
-  Returns:
-    Seconds in all, and those that a step waits.
   """
+  late = order_statistics.slowest(alone.total, jitter, cluster.size)
+  backward = BACKWARD * alone.images
   clock = total = 0.0
   for over, size in gradient_buckets:
     seconds = collective(cluster, size)
     total += seconds
     clock = max(clock, over * backward) + seconds
-  return total, max(clock - backward, (1 - overlap) * total)
-
-
-def waiting(
-  alone: Compute,
-  gradient_buckets: Sequence[tuple[float, float]],
-  cluster: collectives.Cluster,
-  overlap: float,
-  jitter: float = JITTER,
-  collective=collectives.all_reduce,
-) -> float:
-  """Seconds of a synchronous step in which a device computes nothing.
-
-  It waits for the slowest device and for what `exposed_sum` leaves exposed.
-
-  Args:
-    alone: step of one device that waits for nobody.
-    gradient_buckets: from `buckets`.
-    cluster: with the bandwidths that are reached.
-    overlap: largest share that is hidden.
-    jitter: standard deviation of a device's step over its mean.
-    collective: (cluster, bytes) to seconds.
-  """
-  late = order_statistics.slowest(alone.total, jitter, cluster.size)
-  _, exposed = exposed_sum(gradient_buckets, cluster, BACKWARD * alone.images, overlap, collective)
-  return late - alone.total + exposed
+  return late - alone.total + max(clock - backward, (1 - overlap) * total)

@@ -11,17 +11,17 @@ class Device:
   """A device, from its data sheet.
 
   Attributes:
-    name: in the table.
+    name: name in the table.
     kind: 'tensor', 'vector', 'tpu' or 'cpu'; devices of one kind reach similar
       shares of their peaks.
-    year: of its introduction.
+    year: year of introduction.
     tflops: dense peak TFLOP/s by dtype.
-    gigabytes: of its memory.
-    gigabytes_per_second: of its memory.
+    gigabytes: size of the memory.
+    gigabytes_per_second: bandwidth of the memory.
     node_link: name of the link between devices of a node.
-    host_cores: of the usual host, for each device.
+    host_cores: CPU cores per device of a usual host.
     aliases: regular expression for names of published systems.
-    source: of these numbers.
+    source: where the numbers are published.
   """
 
   name: str
@@ -39,7 +39,7 @@ class Device:
     """The peak FLOP/s in a dtype; one half precision may stand for the other.
 
     Raises:
-      ConfigError: for a dtype that the entry does not have.
+      ConfigError: if the entry lacks the dtype.
     """
     half = ('bfloat16', 'float16')
     names = (dtype, *half) if dtype in half else (dtype,)
@@ -54,7 +54,7 @@ class Device:
 
   def effective_kind(self, dtype: str) -> str:
     """The kind of the units that compute in a dtype."""
-    # Matrix units that do not know a dtype leave it to the vector units.
+    # Vector units compute in dtypes that the matrix units lack.
     is_slow = self.peak(dtype) < max(self.tflops.values()) * 1e12 / 3
     return 'vector' if self.kind == 'tensor' and is_slow else self.kind
 
@@ -64,12 +64,12 @@ class Link:
   """A link of a device, or the ports of a node.
 
   Attributes:
-    name: in the table, with the number of ports.
-    bandwidth: bytes a second in each direction, of all ports.
+    name: name in the table, with the number of ports.
+    bandwidth: bytes per second in each direction, over all ports.
     latency: seconds of a step of a ring or tree.
     topology: 'ring' or 'torus'.
-    axes: of a torus.
-    is_shared: whether a node's devices share it.
+    axes: number of axes of a torus.
+    is_shared: whether a node's devices share the link.
   """
 
   name: str

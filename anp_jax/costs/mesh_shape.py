@@ -2,15 +2,17 @@
 
 import math
 
+from ml_collections import ConfigDict
+
 from anp_jax import config as config_lib
 
 
-def shape(config, devices: int, platform: str = '') -> tuple[int, int]:
-  """Returns how many devices are along 'data' and 'model'.
+def shape(config: ConfigDict, devices: int, platform: str = '') -> tuple[int, int]:
+  """Returns the number of devices along 'data' and 'model'.
 
   Args:
-    config: resolved.
-    devices: all devices of the mesh.
+    config: resolved config.
+    devices: number of devices of the mesh.
     platform: platform of the devices, for the error line; '': unknown.
 
   Raises:

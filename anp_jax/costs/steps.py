@@ -1,34 +1,34 @@
 """Seconds of a synchronous step, on any number of nodes.
 
-Each strategy answers `predicted_step` from here, or with an arithmetic of its
-own, which stands in its folder.
+Strategies that sum gradients in every step predict their steps with `synchronous`.
 """
 
 import dataclasses
-from typing import Any
+
+from ml_collections import ConfigDict
 
 from anp_jax.costs import collectives, device_step, hardware, order_statistics, work
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What is planned for.
+  """A config, its workload, and the cluster that its steps are predicted for.
 
   Attributes:
-    config: resolved.
-    workload: of its network.
-    device: that computes.
-    cluster: nodes and links, nominal.
-    efficiency: what is reached.
-    jitter: standard deviation of a device's step over its mean.
+    config: resolved config.
+    workload: work of its network.
+    device: data sheet of the devices.
+    cluster: nodes and links with the bandwidths of their data sheets.
+    efficiency: shares of the data sheets that devices and links reach.
+    jitter: standard deviation of a device's step time over its mean.
     measured: a and c of T(b) = a + c b, where the device's step was timed.
-    slow: factors of the nodes that take so many times as long.
-    sharing: devices that share the cores of one, on a machine with too few.
-    handling: seconds of work that each gradient of `parameter_server` is for its worker
-      and for the servers, where the cores that compute do it and it was timed.
+    slow: slowdown of each slow node.
+    sharing: devices per set of cores, above 1 on a machine with too few cores.
+    handling: seconds that a gradient of `parameter_server` costs its worker and the
+      servers, where the same cores compute and it was timed.
   """
 
-  config: Any
+  config: ConfigDict
   workload: work.Workload
   device: hardware.Device
   cluster: collectives.Cluster
@@ -41,7 +41,7 @@ class Setting:
 
   @property
   def reached(self) -> collectives.Cluster:
-    """The cluster with the bandwidths that are reached."""
+    """The cluster with the bandwidths that its links reach."""
     return device_step.scaled(self.cluster, self.efficiency)
 
   @property
@@ -50,19 +50,19 @@ class Setting:
     return any(rule == 'fsdp' for _, rule in self.config.sharding)
 
   def alone(self, images: float, share: float = 1.0) -> device_step.Compute:
-    """A step of one device that waits for nobody."""
+    """A step of one device that waits for no other."""
     if self.measured is not None:
       fixed, per_image = (self.sharing * seconds for seconds in self.measured)
-      # A measured step has its micro-batches' starts in it.
+      # A measured step includes the launches of its micro-batches.
       return device_step.Compute(per_image * images, 0.0, fixed)
     alone = device_step.compute(self.workload, self.device, images, self.efficiency, share)
-    # Each micro-batch starts the same kernels again.
+    # Each micro-batch launches the same kernels again.
     extra = self.config.accumulate - 1
     starts = self.workload.kernels * self.efficiency.kernel_seconds
     return dataclasses.replace(alone, fixed=alone.fixed + extra * starts)
 
   def lateness(self, seconds: float, count: int) -> float:
-    """How much longer than one the last of `count` devices takes."""
+    """Seconds that the slowest of `count` devices takes longer than the mean."""
     factors = [f for f in self.slow for _ in range(self.cluster.devices)]
     late = order_statistics.slowest(seconds, self.jitter, count, factors=factors)
     return late - seconds
@@ -73,13 +73,12 @@ class Step:
   """One step of all devices.
 
   Attributes:
-    images: that all devices compute in it.
+    images: images of all devices.
     compute: seconds that grow with a device's images.
-    fixed: seconds whatever they are.
-    communication: seconds that are neither: waiting for data or for others.
+    fixed: seconds that do not depend on the images.
+    communication: seconds of waiting for data or for other devices.
     run_factor: seconds of a run over those of its images at this rate.
-    update_images: of one update of the weights, where it is not `images`; 0:
-      it is.
+    update_images: images per update of the weights; 0: `images`.
   """
 
   images: float
@@ -91,7 +90,7 @@ class Step:
 
   @property
   def seconds(self) -> float:
-    """All of it, without waiting for input."""
+    """All seconds, without waiting for input."""
     return self.compute + self.fixed + self.communication
 
 
@@ -106,7 +105,7 @@ def synchronous(
   Parameters are whole on each device or divided over them.
 
   Args:
-    setting: what is predicted for.
+    setting: config and cluster.
     images: images that a device computes in the step.
     cluster: devices that sum their gradients; None: all of the setting.
     overlap: largest share of the communication that the backward pass hides;
@@ -115,7 +114,7 @@ def synchronous(
   cluster = cluster or setting.cluster
   reached = device_step.scaled(cluster, setting.efficiency)
   if overlap is None:
-    # Micro-batches are added before anything is sent.
+    # Gradients of micro-batches are added before any is sent.
     is_one = setting.config.accumulate == 1
     overlap = setting.efficiency.overlap if is_one else 0.0
   size = cluster.size

@@ -1,4 +1,4 @@
-"""What a step computes, holds and sends, in numbers."""
+"""The work of a training step: operations, bytes and parameters."""
 
 import dataclasses
 
@@ -8,14 +8,14 @@ class Layer:
   """A layer with a kernel, in the order of the forward pass.
 
   Attributes:
-    path: of its parameters.
-    flops: of the forward pass of one image.
-    parameters: numbers in the kernel, and in what follows it up to the next
-      layer with a kernel (biases, normalisation).
-    inputs, outputs: numbers of one image that the layer reads and writes.
+    path: path of its parameters.
+    flops: operations of the forward pass per image.
+    parameters: numbers in the kernel and in the layers that follow it, up to the
+      next one with a kernel (biases, normalisation).
+    inputs, outputs: numbers per image that the layer reads and writes.
     is_convolution: whether `channel_split` can divide it.
-    gathered: numbers of one image that its devices then gather.
-    reads: path of the layer that gathered what it reads; '': none did.
+    gathered: numbers per image that the devices gather after the layer.
+    reads: path of the layer whose gathered map is read; '': none.
   """
 
   path: str
@@ -30,23 +30,24 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """What a step costs, and what a device has to hold for it.
+  """The operations of a step, and the memory that it needs.
 
   Attributes:
-    name: of the network.
-    dtype: of the computation.
-    layers: with kernels, in the order of the forward pass.
-    image_flops: multiplications and additions of products, forward and
-      backward, of one image.
-    image_bytes: that one image moves through the device's memory, if
-      element-wise work is fused; without weights.
-    step_bytes: that a step moves whatever the batch: weights and optimizer.
+    name: name of the network.
+    dtype: dtype of the computation.
+    layers: layers with kernels, in the order of the forward pass.
+    image_flops: multiplications and additions of products per image, forward and
+      backward.
+    image_bytes: memory traffic per image, if element-wise work is fused; without
+      weights.
+    step_bytes: memory traffic of weights and optimizer, which does not depend on
+      the batch.
     kernels: separate passes of a step, see `memory_traffic`.
-    parameters, statistics: numbers in them.
-    state_bytes: of parameters, statistics, optimizer state and averages.
-    param_bytes: of the parameters.
-    activation_bytes: that the backward pass of one image needs.
-    examples: images an epoch.
+    parameters, statistics: counts of numbers.
+    state_bytes: bytes of parameters, statistics, optimizer state and averages.
+    param_bytes: bytes of the parameters.
+    activation_bytes: bytes per image that the backward pass needs.
+    examples: images per epoch.
     total_images: images of the whole run.
   """
 

@@ -1,4 +1,4 @@
-"""What each of several unlike devices gets of a whole."""
+"""Division of a whole number among unequal devices."""
 
 from collections.abc import Sequence
 import math
@@ -8,17 +8,17 @@ def apportion(total: int, shares: Sequence[float], multiple: int = 1) -> tuple[i
   """Whole numbers in proportion to shares, by the largest remainder.
 
   Args:
-    total: their sum.
-    shares: of each device, 0 or more.
-    multiple: that each is of, but that of the largest share.
+    total: sum of the numbers.
+    shares: share of each device, 0 or more.
+    multiple: divisor of each number but that of the largest share.
 
   Returns:
-    As many numbers as shares.
+    A number for each share.
   """
   units = total // multiple
   exact = [units * s / sum(shares) for s in shares]
   counts = [math.floor(e) for e in exact]
-  # Of equal remainders the first: the order of the devices is fixed.
+  # The first of equal remainders wins: the order of the devices is fixed.
   by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
   for i in by_remainder[: units - sum(counts)]:
     counts[i] += 1

@@ -1,20 +1,23 @@
 """How a step's batch divides over the devices of a mesh."""
 
+import jax
+from ml_collections import ConfigDict
+
 from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
 
 
-def check(config, batch_size: int, mesh) -> None:
+def check(config: ConfigDict, batch_size: int, mesh: jax.sharding.Mesh) -> None:
   """Refuses a batch that does not divide into whole groups on each device.
 
   Args:
-    config: of the run.
-    batch_size: images a step over all devices.
-    mesh: of the run.
+    config: config of the run.
+    batch_size: images per step over all devices.
+    mesh: mesh of the run.
 
   Raises:
-    ConfigError: naming the keys and what would fit.
+    ConfigError: naming the keys and values that would fit.
   """
   strategy = strategy_lib.find(config)
   strategy.check_mesh(config, mesh)

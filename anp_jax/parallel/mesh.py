@@ -1,9 +1,12 @@
-"""Devices: the mesh of a run, and how arrays lie on it."""
+"""The mesh of a run, and the sharding of arrays over it."""
 
+from collections.abc import Callable, Collection, Sequence
 import re
+from typing import Any
 
 import jax
 from jax import sharding as jsharding
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -18,28 +21,30 @@ MODEL = 'model'
 BATCH = (GROUP, DATA)
 
 
-def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
+def create(
+  config: ConfigDict, devices: Sequence[jax.Device] | None = None, hosts: Sequence[str] = ('',)
+) -> jsharding.Mesh:
   """The mesh of config.mesh over all devices of all processes.
 
-  Devices of one host stand side by side, whatever order its processes were
-  numbered in: neighbours on the inner axis, 'model', then share a host, and so
-  does a group that is no larger than one.
+  Devices of one host are adjacent in any numbering of the processes, so that
+  neighbours on the inner axis, 'model', share a host, and so does a group that is
+  no larger than a host.
 
   Args:
-    config: the run's config; -1 stands for all devices that remain.
-    devices: list of devices; None: jax.devices().
-    hosts: the host of each process, by index.
+    config: config of the run; -1 in config.mesh stands for all remaining devices.
+    devices: devices of the mesh; None: jax.devices().
+    hosts: host of each process, by index.
 
   Returns:
-    A mesh with the axes 'group', 'data' and 'model'. There is one group, but
-    where the strategy has each group train weights of its own.
+    A mesh with the axes 'group', 'data' and 'model'. There is one group unless
+    the strategy trains weights for each group.
 
   Raises:
     ConfigError: if the counts do not fit the devices, or JAX has processes
       that `hosts` does not name.
   """
   if devices is None:
-    # A TPU pod is one to JAX, whatever its workers were told of each other.
+    # JAX joins all hosts of a TPU pod, even without --coordinator.
     if jax.process_count() > len(hosts):
       raise config_lib.ConfigError(
         f'JAX computes with {jax.process_count()} processes, but this one was '
@@ -60,12 +65,12 @@ def create(config, devices=None, hosts=('',)) -> jsharding.Mesh:
 
 
 def platform(mesh: jsharding.Mesh) -> str:
-  """'cpu', 'gpu' or 'tpu': what the mesh's devices are."""
+  """The platform of the mesh's devices: 'cpu', 'gpu' or 'tpu'."""
   return mesh.devices.flat[0].platform
 
 
 def batch_devices(mesh: jsharding.Mesh) -> int:
-  """How many parts the mesh divides the batch into."""
+  """The number of parts into which the mesh divides the batch."""
   return mesh.shape[GROUP] * mesh.shape[DATA]
 
 
@@ -79,29 +84,42 @@ def replicated(mesh: jsharding.Mesh) -> jsharding.NamedSharding:
   return jsharding.NamedSharding(mesh, P())
 
 
-def path_name(path) -> str:
+def mesh_of(abstract_tree: Any) -> jsharding.Mesh:
+  """The mesh of a pytree of jax.ShapeDtypeStruct with shardings."""
+  return jax.tree.leaves(abstract_tree)[0].sharding.mesh
+
+
+def path_name(path: Sequence[Any]) -> str:
   """A pytree path as text: 'stage1_block1/conv1/kernel'."""
   return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
 
 
-def parameter_name(path, names) -> str | None:
-  """Which parameter a leaf of a state is like: its path ends in that one's.
+def map_by_name(function: Callable, *trees: Any) -> Any:
+  """jax.tree.map of function(path_name, *leaves)."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, *leaves: function(path_name(path), *leaves), *trees
+  )
+
+
+def parameter_name(name: str, names: Collection[str]) -> str | None:
+  """The parameter whose sharding a leaf of a state has.
+
+  Optimizer moments and averages repeat the parameters' tree under a longer path.
 
   Args:
-    path: of the leaf, in any tree that repeats the parameters' under a longer
-      path, as optimizer moments and averages do.
-    names: of parameters.
+    name: path of the leaf.
+    names: paths of the parameters.
 
   Returns:
-    The longest that fits; None: there is none.
+    The longest of `names` that is an end of the path; None: there is none.
   """
-  parts = path_name(path).split('/')
+  parts = name.split('/')
   ends = ('/'.join(parts[i:]) for i in range(len(parts)))
   return next((end for end in ends if end in names), None)
 
 
-def param_specs(rules, params, mesh: jsharding.Mesh):
-  """How each parameter lies on the mesh, by the first rule that matches.
+def param_specs(rules: Sequence[tuple[str, str]], params: Any, mesh: jsharding.Mesh) -> Any:
+  """The sharding of each parameter, by the first rule that matches.
 
   The rules are those of big_vision: an ordered list of (regex, name), the
   regex searched for in the parameter's path.
@@ -109,52 +127,48 @@ def param_specs(rules, params, mesh: jsharding.Mesh):
   Args:
     rules: pairs of regex and 'replicate' or 'fsdp'.
     params: pytree of arrays or shapes.
-    mesh: of the run.
+    mesh: mesh of the run.
 
   Returns:
     Pytree of PartitionSpec, like params.
 
   Raises:
-    ConfigError: for a parameter that no rule matches.
+    ConfigError: if no rule matches a parameter.
   """
 
-  def spec(path, leaf):
-    name = path_name(path)
+  def spec(name, leaf):
     for pattern, rule in rules:
       if re.search(pattern, name):
         return _fsdp(leaf.shape, mesh) if rule == 'fsdp' else P()
     raise config_lib.ConfigError(f'config.sharding: no rule matches the parameter {name}')
 
-  return jax.tree_util.tree_map_with_path(spec, params)
+  return map_by_name(spec, params)
 
 
-def state_specs(state, specs):
-  """Specs of a whole state: a leaf that is like a parameter lies like it.
-
-  Optimizer moments and averages repeat the parameters' tree under a longer
-  path, so a leaf whose path ends in a parameter's path, with the same number
-  of axes, takes the parameter's spec; everything else is replicated.
+def state_specs(state: Any, specs: Any) -> Any:
+  """Specs of a whole state: optimizer moments and averages lie like parameters.
 
   Args:
     state: pytree of arrays or shapes.
-    specs: of the parameters, from `param_specs`.
+    specs: specs of the parameters, from `param_specs`.
 
   Returns:
-    Pytree of PartitionSpec, like state.
+    Pytree of PartitionSpec, like state: that of `parameter_name` if it has no
+    more axes than the leaf, else replicated.
   """
   spec_of = {
     path_name(path): spec
     for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda s: isinstance(s, P))
   }
 
-  def find(path, leaf):
-    spec = spec_of.get(parameter_name(path, spec_of), P())
-    return spec if len(spec) <= len(leaf.shape) else P()
+  def spec(name, leaf):
+    result = spec_of.get(parameter_name(name, spec_of), P())
+    return result if len(result) <= len(leaf.shape) else P()
 
-  return jax.tree_util.tree_map_with_path(find, state)
+  return map_by_name(spec, state)
 
 
-def shardings(specs, mesh: jsharding.Mesh):
+def shardings(specs: Any, mesh: jsharding.Mesh) -> Any:
   """PartitionSpecs as NamedShardings, leaf by leaf."""
   return jax.tree.map(
     lambda s: jsharding.NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P)

@@ -1,27 +1,27 @@
-"""The time that steps would take on a cluster that is not there.
+"""The time that steps would take on a simulated cluster.
 
-What is computed stays as it is: of workers that wait for each other, no time
-decides what they learn.
+When workers wait for each other, timing does not affect what they learn.
 """
 
 from collections.abc import Callable, Iterator
 import itertools
 
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax.system import emulation
 
 
 class SimulatedClock:
-  """Tells when simulated workers have made a step, all of their groups.
+  """The simulated time at which all groups of workers have made a step.
 
-  It is a pure function of the config and the step, so that it survives a
-  resume.
+  It is a pure function of the config and the step, so that a resumed run has the
+  same times.
   """
 
   def __init__(
     self,
-    config,
+    config: ConfigDict,
     groups: int = 1,
     is_exchange: Callable[[int], bool] = lambda step: False,
     exchange_seconds: float = 0.0,
@@ -29,31 +29,26 @@ class SimulatedClock:
     """Starts before the first step.
 
     Args:
-      config: of the run, with its batch size and strategy.simulate.
-      groups: of neighbouring workers, equally many in each, which wait for each
-        other in every step. Groups wait for each other in exchanges only.
+      config: config of the run, with its batch size and strategy.simulate.
+      groups: number of groups of neighbouring workers, of one size. Workers of a
+        group wait for each other in every step, groups in exchanges only.
       is_exchange: whether groups exchange weights after a step.
-      exchange_seconds: what that takes them.
+      exchange_seconds: seconds of an exchange.
     """
     self._config, self._groups = config, groups
     self._settings = config.strategy.simulate
     self._is_exchange = is_exchange
     self._exchange_seconds = exchange_seconds
-    self._restart()
+    self._ends = [0.0]
+    self._steps = self._simulate()
 
   def seconds(self, step: int) -> float:
-    """Returns the simulated seconds from the run's start to a step's end.
-
-    It is quick where a step is not smaller than that of the last call.
-    """
-    if step < self._step:
-      self._restart()
-    while self._step < step:
-      self._step, self._seconds = next(self._steps)
-    return self._seconds
+    """Returns the simulated seconds from the run's start to a step's end."""
+    self._ends.extend(itertools.islice(self._steps, max(0, step + 1 - len(self._ends))))
+    return self._ends[step]
 
   def describe(self) -> str:
-    """Returns what is simulated, in one line for people."""
+    """Returns the simulated cluster in one line for people."""
     s = self._settings
     parts = [f'simulated, {s.workers}', *emulation.describe_pass(s, 'worker')]
     if self._groups > 1:
@@ -63,11 +58,7 @@ class SimulatedClock:
       parts.append(f'exchange {self._exchange_seconds:g} s')
     return ', '.join(parts)
 
-  def _restart(self):
-    self._step, self._seconds = 0, 0.0
-    self._steps = enumerate(self._ends(), 1)
-
-  def _ends(self) -> Iterator[float]:
+  def _simulate(self) -> Iterator[float]:
     """Yields the simulated end of each step, from the first one on."""
     config, s = self._config, self._settings
     images = config.batch_size // s.workers
@@ -81,6 +72,6 @@ class SimulatedClock:
       yield float(clocks.max())
 
   def _reduce_seconds(self):
-    """Seconds of a sum of gradients, which a group of one does not make."""
+    """Seconds of a sum of gradients; 0 for groups of one worker."""
     s = self._settings
     return s.reduce_seconds if s.workers > self._groups else 0.0

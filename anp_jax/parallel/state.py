@@ -1,27 +1,27 @@
-"""The state of a run: one pytree, born sharded."""
+"""The state of a run: one pytree, made with its sharding."""
 
 from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-from flax import struct, traverse_util
+from flax import linen as nn, struct, traverse_util
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import optax
 
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import compile_cache
 
 
-@struct.dataclass
-class TrainState:
-  """All that a run carries from step to step.
+class TrainState(struct.PyTreeNode):
+  """The arrays that a run carries from step to step.
 
   Attributes:
     step: () int32, updates applied.
     params: pytree in config.model.param_dtype.
     stats: the model's other collections, {'batch_stats': ...} or {}.
-    opt_state: of the optax chain.
+    opt_state: state of the optax chain.
     average: {'params', 'stats'} averaged over steps, or {} without config.ema.
   """
 
@@ -31,8 +31,8 @@ class TrainState:
   opt_state: Any
   average: Any
 
-  def evaluated(self):
-    """The params and stats that evaluation sees: averaged, where they are."""
+  def evaluated(self) -> tuple[Any, Any]:
+    """The params and stats to evaluate: the averages if there are any."""
     if self.average:
       return self.average['params'], self.average['stats']
     return self.params, self.stats
@@ -40,11 +40,11 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointLayout:
-  """How checkpoints hold a run's state.
+  """The layout of a run's state in checkpoints.
 
   Attributes:
     abstract: TrainState of jax.ShapeDtypeStruct, with shardings.
-    pack: a run's TrainState -> what is saved of it.
+    pack: a run's TrainState -> the saved one.
     unpack: the inverse.
   """
 
@@ -57,29 +57,27 @@ class Init:
   """(weights) -> new TrainState, a pure function of the config.
 
   Attributes:
-    order: paths of the parameters, as `mesh.path_name` gives them, in the order
-      in which the model makes them, which is that in which it uses them; there
-      once this was called or traced, as `abstract` does.
+    forward_order: paths of the parameters (`mesh.path_name`) in the order in which
+      the model makes and uses them; () before the first call or trace, such as
+      that of `abstract`.
   """
 
-  def __init__(self, model, optimizer: optax.GradientTransformation, config):
+  def __init__(self, model: nn.Module, optimizer: optax.GradientTransformation, config: ConfigDict):
     self._model, self._optimizer, self._config = model, optimizer, config
-    self.order = ()
+    self.forward_order: tuple[str, ...] = ()
 
-  def __call__(self, weights=()) -> TrainState:
+  def __call__(self, weights: Any = ()) -> TrainState:
     """A new state, each leaf whole.
 
     Args:
-      weights: path in the network's variables, as 'params/head/kernel', to the
-        array that stands there instead of the random one.
+      weights: arrays in place of random ones, by path in the network's variables,
+        such as 'params/head/kernel'.
     """
     trees = variables(self._model, self._config)
-    # A pytree's own order is the alphabet's.
-    self.order = tuple(traverse_util.flatten_dict(trees['params'], sep='/'))
+    # A pytree sorts its keys.
+    self.forward_order = tuple(traverse_util.flatten_dict(trees['params'], sep='/'))
     weights = dict(weights)
-    trees = jax.tree_util.tree_map_with_path(
-      lambda path, leaf: weights.get(mesh_lib.path_name(path), leaf), trees
-    )
+    trees = mesh_lib.map_by_name(lambda name, leaf: weights.get(name, leaf), trees)
     params = trees.pop('params')
     average = {}
     if self._config.ema:
@@ -94,7 +92,7 @@ class Init:
     )
 
 
-def variables(model, config) -> dict:
+def variables(model: nn.Module, config: ConfigDict) -> dict[str, Any]:
   """A network's random variables by collection, 'params' among them."""
   side, dtype = config.data.image_size, config.model.dtype
   key = jax.random.key(config.seed)
@@ -102,7 +100,7 @@ def variables(model, config) -> dict:
   return dict(model.init({'params': key}, images, False))
 
 
-def abstract(init, config, mesh) -> TrainState:
+def abstract(init: Init, config: ConfigDict, mesh: jax.sharding.Mesh) -> TrainState:
   """Shapes, dtypes and shardings of a new state, without making it."""
   shapes = jax.eval_shape(init)
   params = mesh_lib.param_specs(config.sharding, shapes.params, mesh)
@@ -112,30 +110,30 @@ def abstract(init, config, mesh) -> TrainState:
   )
 
 
-def create(init_fn, abstract_state: TrainState, weights=()) -> TrainState:
-  """A new state, each shard made where it lies.
+def create(init_fn: Callable, abstract_state: TrainState, weights: Any = ()) -> TrainState:
+  """A new state, each shard made on its device.
 
   Args:
     init_fn: (weights) -> new TrainState.
-    abstract_state: the same of shapes, with shardings.
-    weights: see `Init`; an argument of the program, not a constant in it.
+    abstract_state: shapes and shardings of the state.
+    weights: arrays for `Init`; an argument of the program, not a constant in it.
   """
   shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
   options = compile_cache.run_once_options()
   return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(weights)
 
 
-def ema_decay(decay: float, step):
+def ema_decay(decay: float, step: jax.Array | int) -> jax.Array:
   """The averages' decay at a step: short at first, then `decay`.
 
-  min(decay, (1 + step) / (10 + step)), as tf.train.ExponentialMovingAverage
-  does, so that the random start is soon forgotten.
+  min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage,
+  so that the random start is soon forgotten.
   """
   step = jnp.asarray(step, jnp.float32)
   return jnp.minimum(decay, (1 + step) / (10 + step))
 
 
-def averaged(decay: float, state: TrainState, params, stats) -> dict:
+def averaged(decay: float, state: TrainState, params: Any, stats: Any) -> dict[str, Any]:
   """The averages after a step; statistics are averaged like parameters."""
   if not decay:
     return {}

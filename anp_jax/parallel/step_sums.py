@@ -1,4 +1,4 @@
-"""What a step sums over devices, by name."""
+"""The sums that a step makes over devices."""
 
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ class Totals(NamedTuple):
 
 
 class Metrics(NamedTuple):
-  """What is summed together with the gradients.
+  """The numbers that are summed together with the gradients.
 
   Attributes:
     stats: floating statistics of the network.
     weight: sum of the examples' weights.
     sums: weighted sums of metrics by name.
     damaged: number of damaged rows.
-    votes: how often each vote is cast.
+    votes: number of times that each vote is cast.
   """
 
   stats: Any
@@ -38,7 +38,7 @@ class Metrics(NamedTuple):
 
 
 class Reduced(NamedTuple):
-  """What an update needs of the whole batch.
+  """The sums over the whole batch that an update needs.
 
   Attributes:
     gradients: sums of gradients, like the parameters.

@@ -155,17 +155,17 @@ class ChannelSplit(sync.Sync):
     self,
     config: ml_collections.ConfigDict,
     specs: Any,
-    order: Sequence[str] = (),
+    forward_order: Sequence[str] = (),
     offload_devices: Sequence[Any] = (),
   ) -> Any:
     """Returns the step that splits over the mesh, or offloads."""
     if offload_devices:
       from anp_jax.runtimes.offload import offload_step
 
-      return offload_step.OffloadStep(config, specs, order, offload_devices)
+      return offload_step.OffloadStep(config, specs, forward_order, offload_devices)
     from anp_jax.parallel.channel_split import channel_split_step
 
-    return channel_split_step.ChannelSplitStep(config, specs, order)
+    return channel_split_step.ChannelSplitStep(config, specs, forward_order)
 
   def calibrate(
     self, spec: 'run_spec.RunSpec', invocation: strategy_lib.Invocation, training: bool

@@ -1,7 +1,7 @@
 """A run's model, state and steps, from its config, on any mesh.
 
-Training, benchmarks and compiling ahead of time all get theirs here, so that
-what is measured or compiled is what trains.
+Training, benchmarks and compiling ahead of time all build their steps here, so
+that a benchmark measures the program that trains.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import functools
 
 from flax import linen as nn
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import models
@@ -20,6 +21,7 @@ from anp_jax.training import (
   multipliers,
   optimizer as optimizer_lib,
   run_spec,
+  step_context,
   train_step as step_lib,
 )
 
@@ -29,16 +31,16 @@ class ModelAndSteps:
   """A run's model and steps; nothing is compiled and no array made yet.
 
   Attributes:
-    spec: what it was built from.
-    model: the network.
+    spec: run that it was built for.
+    model: network.
     init_fn: (weights) -> new TrainState, see `state.Init`.
     abstract_state: TrainState of jax.ShapeDtypeStruct, with shardings.
-    abstract_replica: the same of one network; the run's state may have one for
-      each group of devices.
-    eval_state_fn: TrainState -> that of the one network that evaluation sees.
-    checkpoint_layout: `state.CheckpointLayout`, how checkpoints hold the state.
-    training: the training step.
-    evaluation: the steps without a gradient.
+    abstract_replica: abstract state of one network; the run's state may have one
+      for each group of devices.
+    eval_state_fn: the run's TrainState -> the single network's that is evaluated.
+    checkpoint_layout: layout of the state in checkpoints.
+    training: training step.
+    evaluation: steps without a gradient.
   """
 
   spec: run_spec.RunSpec
@@ -66,22 +68,17 @@ class ModelAndSteps:
     """The jitted step of evaluation; see `eval_step.EvalStep.sums`."""
     return self.evaluation.sums()
 
-  @functools.cached_property
-  def predict_step(self) -> Callable:
-    """The jitted step of prediction; see `EvalStep.probabilities`."""
-    return self.evaluation.probabilities()
-
-  def examples_step(self, held_out=()) -> Callable:
+  def examples_step(self, held_out: tuple[int, ...] = ()) -> Callable:
     """The jitted step of each example's scores; see `EvalStep.examples`."""
     return self.evaluation.examples(held_out)
 
 
 def create(spec: run_spec.RunSpec) -> ModelAndSteps:
-  """Builds what config.model, optimizer and strategy name.
+  """Builds the model, the optimizer and the steps of a run.
 
   Raises:
-    ConfigError: for what a config alone does not show, such as a warm-up that
-      outlasts the run.
+    ConfigError: for errors that only the network or the run's length show, such
+      as a warm-up that outlasts the run.
   """
   config, mesh, objective = spec.config, spec.mesh, spec.objective
   schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
@@ -98,15 +95,10 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
   multipliers.check_layers(config, single.params)
   multipliers.check_that_some_train(config.optimizer.multipliers, single.params)
   specs = jax.tree.map(lambda s: s.sharding.spec, single.params)
-  strategy_step = strategy.build(strategy.in_steps(spec), specs, init.order, spec.offload_devices)
-  shared = {
-    'config': config,
-    'mesh': mesh,
-    'model': model,
-    'objective': objective,
-    'strategy_step': strategy_step,
-    'abstract_replica': single,
-  }
+  strategy_step = strategy.build(
+    strategy.in_steps(spec), specs, init.forward_order, spec.offload_devices
+  )
+  context = step_context.StepContext(config, mesh, model, objective, strategy_step, single)
   return ModelAndSteps(
     spec=spec,
     model=model,
@@ -116,22 +108,19 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
     eval_state_fn=strategy_step.eval_state_fn(single),
     checkpoint_layout=strategy_step.checkpoint_layout(single),
     training=step_lib.TrainStep(
-      optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of), **shared
+      **vars(context), optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of)
     ),
-    evaluation=eval_step_lib.EvalStep(**shared),
+    evaluation=eval_step_lib.EvalStep(**vars(context)),
   )
 
 
-def abstract_batch(config, mesh, size: int) -> dict:
-  """Shapes, dtypes and shardings of the batches of `data.input.stream`.
+def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh, size: int) -> dict:
+  """Shapes, dtypes and shardings of the batches of `data.input.stream`, by name.
 
   Args:
-    config: of the run.
-    mesh: of the run.
+    config: config of the run.
+    mesh: mesh of the run.
     size: images over all devices.
-
-  Returns:
-    name to jax.ShapeDtypeStruct.
   """
   side = config.data.image_size
   sharding = mesh_lib.batch_sharding(mesh)

@@ -1,51 +1,58 @@
 """Evaluation on every example exactly once, on any number of devices."""
 
+from collections.abc import Callable, Iterable
 import math
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import cluster
+from anp_jax.data import sources
 from anp_jax.data.input import corruption
+from anp_jax.parallel import state as state_lib
 
 
 class CorruptExampleError(cluster.RunFailedError):
   """More examples cannot be read than config.data.max_damaged allows."""
 
 
-def run(eval_step, state, batches) -> dict[str, float]:
+def run(eval_step: Callable, state: state_lib.TrainState, batches: Iterable[dict]) -> dict:
   """Means over all examples of weight 1.
 
   Args:
-    eval_step: from `eval_step.EvalStep.sums`.
-    state: TrainState; its averaged weights are used where there are any.
+    eval_step: step from `eval_step.EvalStep.sums`.
+    state: state of one network; averaged weights are used if it has them.
     batches: device batches that hold every example once, padded with rows of
       weight 0.
 
   Returns:
-    Name to mean; `examples` counts what was seen.
+    Means by name, and the number of `examples`.
   """
-  totals = {}
+  totals: dict = {}
   for sums in _late(eval_step, state, batches):
     _add(totals, sums)
   return _means(totals)
 
 
-def examples(examples_step, state, batches, count: int):
-  """The same means, and what was made of each example.
+def examples(
+  examples_step: Callable, state: state_lib.TrainState, batches: Iterable[dict], count: int
+) -> tuple[dict, dict]:
+  """The means of `run`, and the scores of each example.
 
   Args:
-    examples_step: from `eval_step.EvalStep.examples`.
-    state: as for `run`.
-    batches: as for `run`, in the order of the source.
-    count: of examples.
+    examples_step: step from `eval_step.EvalStep.examples`.
+    state: state of one network.
+    batches: batches of `run`, in the order of the source.
+    count: number of examples.
 
   Returns:
-    Name to mean, as `run`; and the rows of `per_example.rows` with label and
-    weight, NumPy arrays (count, ...) in the order of the source, on every
-    process. An example that cannot be read has weight 0.
+    The means of `run`; and the rows of `per_example.rows` with label and weight,
+    NumPy arrays (count, ...) in the order of the source, on every process. An
+    example that cannot be read has weight 0.
   """
-  totals, batch_rows = {}, []
+  totals: dict = {}
+  batch_rows = []
   for sums, rows in _late(examples_step, state, batches):
     _add(totals, sums)
     batch_rows.append(jax.device_get(rows))
@@ -54,23 +61,25 @@ def examples(examples_step, state, batches, count: int):
   }
 
 
-def check_damage(config, source, scores: dict) -> None:
+def check_damage(config: ConfigDict, source: sources.Source, scores: dict[str, float]) -> None:
   """Refuses scores of too few examples.
 
   Args:
-    config: the run's config.
-    source: that was evaluated.
-    scores: from `run` or `examples`.
+    config: config of the run.
+    source: validation examples.
+    scores: means from `run` or `examples`.
 
   Raises:
     CorruptExampleError: if too many examples could not be read.
   """
   lost = len(source) - scores['examples']
-  check_excess(config, lost, len(source), source.name, not scores['examples'])
+  check_excess(config, int(lost), len(source), source.name, not scores['examples'])
 
 
-def check_excess(config, damaged, examples, name, all_lost=False) -> None:
-  """Raises CorruptExampleError where `corruption.too_many_error` says so.
+def check_excess(
+  config: ConfigDict, damaged: int, examples: int, name: str, all_lost: bool = False
+) -> None:
+  """Raises CorruptExampleError if `corruption.too_many_error` has a text.
 
   All processes count the same reduced numbers, so all raise or none.
   """
@@ -80,7 +89,7 @@ def check_excess(config, damaged, examples, name, all_lost=False) -> None:
 
 
 def _late(step, state, batches):
-  """What a step gives, one batch late: the device is never waited for."""
+  """Yields each batch's result one batch late: the host never waits for it."""
   params, stats = state.evaluated()
   pending = None
   for batch in batches:

@@ -1,62 +1,34 @@
-"""Steps without a gradient: evaluation, evaluation by example, prediction."""
+"""Steps without a gradient: evaluation, and evaluation by example."""
 
 from collections.abc import Callable
-import dataclasses
-from typing import Any
 
-from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
-from anp_jax.training import microsteps, mixing, per_example
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.training import microsteps, mixing, per_example, step_context
 
 P = mesh_lib.P
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalStep:
-  """What a network says of a batch; each method gives a jitted function.
-
-  Attributes:
-    config: of the run.
-    mesh: of the run.
-    model: Flax module called (images, train).
-    objective: `objective.Objective`.
-    strategy_step: how sums travel, such as `parallel.sync.sync_step.SyncStep`.
-    abstract_replica: TrainState of one network, of jax.ShapeDtypeStruct with
-      shardings.
-  """
-
-  config: Any
-  mesh: jax.sharding.Mesh
-  model: nn.Module
-  objective: Any
-  strategy_step: Any
-  abstract_replica: state_lib.TrainState
+class EvalStep(step_context.StepContext):
+  """Steps that score a batch; each method gives a jitted function."""
 
   def sums(self) -> Callable:
     """The step of an evaluation.
 
     Returns:
-      (params, stats, batch) -> (names..., weight) sums over the global batch as
-      a dict of () float arrays; rows of weight 0 count for nothing.
+      (params, stats, batch) -> sums of metrics and weight over the global batch,
+      a dict of () float arrays; rows of weight 0 are ignored.
     """
+    return self._summed(lambda outputs, batch: None)
 
-    def shard(params, stats, batch):
-      outputs = self._outputs(params, stats, batch)
-      values = self.objective.metrics(outputs, batch['label'])
-      weight = batch['weight'].astype(outputs.dtype)
-      return microsteps.weighted_sums(values, weight), None
-
-    return self._summed(shard)
-
-  def examples(self, held_out=()) -> Callable:
-    """The step of an evaluation that tells of each example.
+  def examples(self, held_out: tuple[int, ...] = ()) -> Callable:
+    """The step of an evaluation that also gives the scores of each example.
 
     Args:
-      held_out: see `per_example.rows`.
+      held_out: classes without a training example.
 
     Returns:
       (params, stats, batch) -> (those of `sums`, rows): those of
@@ -64,27 +36,11 @@ class EvalStep:
       order, whole on every device.
     """
 
-    def shard(params, stats, batch):
-      outputs, label = self._outputs(params, stats, batch), batch['label']
-      values = self.objective.metrics(outputs, label)
-      sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
-      rows = per_example.rows(self.objective, outputs, label, held_out)
-      return sums, rows | {'label': label, 'weight': batch['weight']}
+    def rows(outputs, batch):
+      scores = per_example.rows(self.objective, outputs, batch['label'], held_out)
+      return scores | {'label': batch['label'], 'weight': batch['weight']}
 
-    return self._summed(shard)
-
-  def probabilities(self) -> Callable:
-    """The step of prediction.
-
-    Returns:
-      (params, stats, batch) -> the probabilities of
-      `objective.Objective.scores`.
-    """
-
-    def shard(params, stats, batch):
-      return self.objective.scores(self._outputs(params, stats, batch))
-
-    return self._jitted(shard, P(mesh_lib.BATCH))
+    return self._summed(rows)
 
   def _outputs(self, params, stats, batch):
     """The network's outputs (batch, outputs) for one device's part."""
@@ -97,17 +53,22 @@ class EvalStep:
       outputs.astype(self.config.model.param_dtype), len(images)
     )
 
-  def _summed(self, shard):
-    """Sums over the global batch, and rows of all of it, jitted.
+  def _summed(self, rows_of):
+    """Sums of metrics over the global batch, and rows of all of it, jitted.
 
     Args:
-      shard: (params, stats, batch) -> (sums, rows or None) of a part of a
-        batch.
+      rows_of: (outputs, batch) -> rows of a part of a batch, or None.
 
     Returns:
-      (params, stats, batch) -> sums, or, where there are rows, (sums, rows).
+      (params, stats, batch) -> sums, or (sums, rows) if there are rows.
     """
     strategy, mesh = self.strategy_step, self.mesh
+
+    def shard(params, stats, batch):
+      outputs = self._outputs(params, stats, batch)
+      values = self.objective.metrics(outputs, batch['label'])
+      sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
+      return sums, rows_of(outputs, batch)
 
     def whole(*shards):
       sums, rows = zip(*shards, strict=True)

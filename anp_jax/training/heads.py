@@ -1,6 +1,6 @@
 """Heads: how a network's outputs are read as pairs, adjectives and nouns.
 
-A head has no parameters. Any network that gives `outputs` numbers an image has
+A head has no parameters. Any network that gives `outputs` numbers per image has
 every head.
 """
 
@@ -17,7 +17,7 @@ class Factor:
 
   Attributes:
     name: 'adjective' or 'noun'.
-    count: of the words; some may be of no class.
+    count: number of words; some may belong to no class.
     ids: word of each class.
   """
 
@@ -25,22 +25,20 @@ class Factor:
   count: int
   ids: tuple[int, ...]
 
-  def sum_classes(self, values):
+  def sum_classes(self, values: jax.Array) -> jax.Array:
     """Sums over each word's classes: (batch, classes) to (batch, count)."""
     words = jnp.array(self.ids)
     members = jax.nn.one_hot(words, self.count, dtype=values.dtype)
     return jnp.matmul(values, members, precision=jax.lax.Precision.HIGHEST)
 
-  def by_class(self, values):
-    """Each class's word's value: (batch, count) to (batch, classes)."""
+  def by_class(self, values: jax.Array) -> jax.Array:
+    """The value of each class's word: (batch, count) to (batch, classes)."""
     return jnp.take(values, jnp.array(self.ids), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """What every head inherits from, as one of the user's own does.
-
-  Methods: `outputs`, `logits`, `scores` and `loss`, as those of `Joint`.
+  """The interface of all heads, and the base class of a user's own.
 
   Attributes:
     classes: number of classes.
@@ -50,126 +48,123 @@ class Head:
   classes: int
   factors: tuple[Factor, ...] = ()
 
+  @property
+  def outputs(self) -> int:
+    """Numbers per image that the network gives."""
+    raise NotImplementedError
+
+  def logits(self, outputs: jax.Array) -> jax.Array:
+    """(batch, outputs) to the (batch, classes) that rank the classes."""
+    raise NotImplementedError
+
+  def scores(self, outputs: jax.Array) -> dict:
+    """(batch, outputs) to probabilities by name.
+
+    Returns:
+      anp (batch, classes) and, for pairs, adjective (batch, adjectives) and noun
+      (batch, nouns). Each row adds up to 1.
+    """
+    raise NotImplementedError
+
+  def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """(batch, outputs) and target probabilities (batch, classes) to (batch,) nats."""
+    raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
 class Joint(Head):
-  """An output for each class; a word's probability is its classes' sum.
-
-  Attributes:
-    classes: number of classes.
-    factors: adjectives and nouns; () for plain classes.
-  """
+  """An output for each class; a word's probability is the sum over its classes."""
 
   @property
   def outputs(self) -> int:
-    """Numbers an image that the network gives."""
+    """The classes."""
     return self.classes
 
-  def logits(self, outputs):
-    """(batch, outputs) to the (batch, classes) that rank the classes."""
+  def logits(self, outputs: jax.Array) -> jax.Array:
+    """The outputs."""
     return outputs
 
-  def scores(self, outputs) -> dict:
-    """(batch, outputs) to probabilities by name; each row adds up to 1.
-
-    Returns:
-      anp (batch, classes) and, of pairs, adjective (batch, adjectives) and noun
-      (batch, nouns).
-    """
+  def scores(self, outputs: jax.Array) -> dict:
+    """A softmax over the classes, and its sums by word."""
     anp = jax.nn.softmax(outputs)
     return {'anp': anp} | {factor.name: factor.sum_classes(anp) for factor in self.factors}
 
-  def loss(self, outputs, targets):
-    """Cross-entropy: (batch, outputs), (batch, classes) to (batch,) nats."""
+  def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """The cross-entropy of the class."""
     return optax.softmax_cross_entropy(outputs, targets)
 
 
+class _WordHead(Head):
+  """A head with outputs for adjectives and nouns, which follow those of classes."""
+
+  def _words(self, outputs: jax.Array) -> list[jax.Array]:
+    """Outputs of adjectives and of nouns."""
+    counts = [factor.count for factor in self.factors]
+    return jnp.split(outputs[:, -sum(counts) :], [counts[0]], axis=1)
+
+  def scores(self, outputs: jax.Array) -> dict:
+    """Softmaxes over classes, adjectives and nouns, which need not agree."""
+    logits = (self.logits(outputs), *self._words(outputs))
+    names = ('anp', *(factor.name for factor in self.factors))
+    return {name: jax.nn.softmax(x) for name, x in zip(names, logits)}
+
+  def _losses(self, outputs, targets):
+    """Cross-entropies of adjective and noun."""
+    return [
+      optax.softmax_cross_entropy(words, factor.sum_classes(targets))
+      for factor, words in zip(self.factors, self._words(outputs))
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
-class Multitask(Head):
+class Multitask(_WordHead):
   """Outputs for classes, adjectives and nouns, each with its own softmax.
 
   Attributes:
-    classes: number of classes.
-    factors: adjectives and nouns.
-    weights: of the losses of class, adjective and noun.
+    weights: weights of the losses of class, adjective and noun.
   """
 
   weights: tuple[float, ...] = ()
 
   @property
   def outputs(self) -> int:
-    """Numbers an image that the network gives."""
+    """Classes, adjectives and nouns."""
     return self.classes + sum(factor.count for factor in self.factors)
 
-  def logits(self, outputs):
-    """(batch, outputs) to the (batch, classes) that rank the classes."""
+  def logits(self, outputs: jax.Array) -> jax.Array:
+    """The outputs of the classes."""
     return outputs[:, : self.classes]
 
-  def scores(self, outputs) -> dict:
-    """The probabilities of `Joint.scores`; the three need not agree."""
-    words = _words(self.factors, outputs[:, self.classes :])
-    scores = {name: jax.nn.softmax(x) for name, x in words.items()}
-    return {'anp': jax.nn.softmax(self.logits(outputs))} | scores
-
-  def loss(self, outputs, targets):
-    """The weighted sum of three cross-entropies; see `Joint.loss`."""
-    words = _words(self.factors, outputs[:, self.classes :])
-    word_targets = (targets, *(factor.sum_classes(targets) for factor in self.factors))
-    logits = (self.logits(outputs), *words.values())
-    return sum(
-      weight * optax.softmax_cross_entropy(scores, target)
-      for weight, scores, target in zip(self.weights, logits, word_targets)
-    )
+  def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """The weighted sum of three cross-entropies."""
+    pair = optax.softmax_cross_entropy(self.logits(outputs), targets)
+    losses = (pair, *self._losses(outputs, targets))
+    return sum(weight * loss for weight, loss in zip(self.weights, losses))
 
 
-@dataclasses.dataclass(frozen=True)
-class Factored(Head):
+class Factored(_WordHead):
   """Outputs for adjectives and nouns; a class's logit is the sum of its two.
 
   Adjective and noun are taken to be independent given the image:
   p(adjective, noun) = p(adjective) p(noun).
-
-  Attributes:
-    classes: number of classes.
-    factors: adjectives and nouns.
   """
 
   @property
   def outputs(self) -> int:
-    """Numbers an image that the network gives."""
+    """Adjectives and nouns."""
     return sum(factor.count for factor in self.factors)
 
-  def logits(self, outputs):
-    """(batch, outputs) to the (batch, classes) that rank the classes."""
-    words = _words(self.factors, outputs)
-    return sum(factor.by_class(words[factor.name]) for factor in self.factors)
+  def logits(self, outputs: jax.Array) -> jax.Array:
+    """The sum of the logits of adjective and noun."""
+    words = self._words(outputs)
+    return sum(factor.by_class(x) for factor, x in zip(self.factors, words))
 
-  def scores(self, outputs) -> dict:
-    """The probabilities of `Joint.scores`; the classes alone add up to 1."""
-    words = _words(self.factors, outputs)
-    scores = {name: jax.nn.softmax(x) for name, x in words.items()}
-    return {'anp': jax.nn.softmax(self.logits(outputs))} | scores
-
-  def loss(self, outputs, targets):
+  def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """The cross-entropy of the adjective plus that of the noun.
 
-    That is the cross-entropy of the pair among all combinations of adjectives
-    and nouns; the classes are a few of these. A softmax over the classes alone
-    would also teach that classes without an example are unlikely; here nothing
-    is said of a pair, only of its words, so that pairs never seen can be named.
-    Shapes are those of `Joint.loss`.
+    It equals the cross-entropy of the pair among all combinations of adjectives
+    and nouns. The classes are a few of these: a softmax over them alone would
+    also teach that classes without an example are unlikely. This loss concerns
+    words only, so that pairs never seen can be named.
     """
-    words = _words(self.factors, outputs)
-    return sum(
-      optax.softmax_cross_entropy(words[factor.name], factor.sum_classes(targets))
-      for factor in self.factors
-    )
-
-
-def _words(factors, outputs):
-  """Outputs of adjectives and nouns, which follow each other, by name."""
-  words, start = {}, 0
-  for factor in factors:
-    words[factor.name] = outputs[:, start : start + factor.count]
-    start += factor.count
-  return words
+    return sum(self._losses(outputs, targets))

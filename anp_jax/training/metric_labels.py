@@ -1,8 +1,9 @@
-"""What the metrics of a run are called, by people and in files."""
+"""Names and labels of metrics, in files and for people."""
 
+from collections.abc import Collection
 import re
 
-# Scores in the order people read them, adjective and noun next to their pair.
+# Scores in the order in which people read them, adjective and noun next to their pair.
 LABELS = {
   'loss': 'loss',
   'anp_top1': 'ANP top-1',
@@ -13,32 +14,32 @@ LABELS = {
   'anp_top100': 'ANP top-100',
 }
 
-# What the keys of LABELS may also be called; files have those of LABELS.
+# People may write class_top1 for anp_top1; files have the keys of LABELS.
 _ALIAS = re.compile('class_(?=top)')
 
 
 def key(name: str) -> str:
-  """The key under which files have a metric that people may call `name`."""
+  """The key in files of a metric that people call `name`."""
   return _ALIAS.sub('anp_', name)
 
 
-def names(keys) -> dict[str, str]:
-  """Names by key for the metrics of a run, as people type or read them.
+def names(keys: Collection[str]) -> dict[str, str]:
+  """Names for people, by key, of the metrics of a run.
 
   Args:
-    keys: of all its metrics. Only pairs have some of adjective and noun; a run
-      on plain classes calls anp_top1 class_top1.
+    keys: keys of all metrics. Without those of adjective and noun the classes
+      are plain, and anp_top1 is called class_top1.
   """
   if _has_pairs(keys):
     return {k: k for k in keys}
   return {k: k.replace('anp_', 'class_') for k in keys}
 
 
-def labels(keys) -> dict[str, str]:
-  """LABELS for the metrics of a run; of plain classes they say class, not ANP.
+def labels(keys: Collection[str]) -> dict[str, str]:
+  """LABELS of the metrics of a run, with 'class' for 'ANP' if classes are plain.
 
   Args:
-    keys: see `names`.
+    keys: keys of all metrics.
   """
   word = 'ANP' if _has_pairs(keys) else 'class'
   return {k: label.replace('ANP', word) for k, label in LABELS.items() if k in keys}

@@ -1,27 +1,29 @@
-"""What happens to images on the device: normalisation, mixup and cutmix."""
+"""Normalisation, mixup and cutmix of images on the device."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def normalise(images, mean, std, dtype):
-  """(batch, height, width, 3) uint8 to zero mean and unit spread.
+def normalise(images: jax.Array, mean: Sequence, std: Sequence, dtype: Any) -> jax.Array:
+  """Images (batch, height, width, 3) with zero mean and unit spread.
 
   Args:
-    images: uint8, 0..255.
-    mean: 3 numbers, RGB, on the scale of the images.
-    std: 3 numbers, RGB.
-    dtype: of the result; the arithmetic is float32 or wider.
-
-  Returns:
-    (batch, height, width, 3) of dtype.
+    images: (batch, height, width, 3), 0..255.
+    mean: mean of each RGB channel, on the scale of the images.
+    std: standard deviation of each RGB channel.
+    dtype: dtype of the result; the arithmetic is float32 or wider.
   """
   wide = jnp.promote_types(dtype, jnp.float32)
   images = images.astype(wide)
   return ((images - jnp.array(mean, wide)) / jnp.array(std, wide)).astype(dtype)
 
 
-def blend(images, targets, rows, key, mixup: float, cutmix: float):
+def blend(
+  images: jax.Array, targets: jax.Array, rows: jax.Array, key: Any, mixup: float, cutmix: float
+) -> tuple[jax.Array, jax.Array]:
   """Mixup (arXiv 1710.09412) and cutmix (arXiv 1905.04899) of neighbours.
 
   Rows 2i and 2i + 1 of the global batch form a pair. The stream is shuffled, so
@@ -29,12 +31,13 @@ def blend(images, targets, rows, key, mixup: float, cutmix: float):
   result does not depend on how many there are.
 
   Args:
-    images: (batch, height, width, 3) float, an even number of whole pairs.
+    images: (batch, height, width, 3) float; the batch holds whole pairs.
     targets: (batch, classes) float, probabilities.
     rows: (batch,) int32, rows of the global batch.
-    key: of the step; folded with the pair's number.
-    mixup: alpha of the Beta distribution, 0: none.
-    cutmix: alpha; where both are set each pair takes one by a fair coin.
+    key: random key of the step; folded with the pair's number.
+    mixup: alpha of the Beta distribution; 0: no mixup.
+    cutmix: alpha of the Beta distribution; 0: no cutmix. With both, a fair coin
+      chooses for each pair.
 
   Returns:
     Images and targets, blended.
@@ -53,8 +56,8 @@ def blend(images, targets, rows, key, mixup: float, cutmix: float):
       use_cut = jax.random.bernoulli(coin)
     return jnp.where(use_cut, box, uniform)
 
-  # (batch, height, width): the share of each pixel that stays the image's own.
-  # Rounded first, so that targets are divided just as pixels are.
+  # (batch, height, width): the share of each pixel that stays. Rounded first, so
+  # that targets are divided as pixels are.
   mask = jnp.repeat(jax.vmap(masks)(keys), 2, axis=0).astype(images.dtype)
   share = mask.mean((1, 2), dtype=targets.dtype)[:, None]
   mask = mask[..., None]

@@ -1,4 +1,4 @@
-"""Multipliers of rates and decays, and what a rate of 0 freezes.
+"""Multipliers of learning rates and weight decays; a rate of 0 freezes parameters.
 
 Rules are those of sharding: an ordered list of (regex, value), the regex
 searched for in the parameter's path; the first that matches wins. A frozen
@@ -7,14 +7,16 @@ batch norm all of whose parameters are frozen normalises with its running
 statistics and leaves these as they are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import re
+from typing import Any
 
 from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
@@ -22,14 +24,15 @@ from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 
 _STAGE = re.compile(r'stage(\d+)_(?:block(\d+))?')
+Rules = Sequence[tuple[str, float]]
 
 
-def factor(rules, name: str) -> float:
-  """What the learning rate of a parameter is multiplied by.
+def factor(rules: Rules, name: str) -> float:
+  """The multiplier of a parameter's learning rate.
 
   Args:
     rules: pairs of regex and value.
-    name: the parameter's path, as `mesh.path_name` gives it.
+    name: path of the parameter, from `mesh.path_name`.
   """
   for pattern, value in rules:
     if re.search(pattern, name):
@@ -37,14 +40,14 @@ def factor(rules, name: str) -> float:
   return 1.0
 
 
-def rate_factors(config, params) -> dict[str, float]:
-  """What each parameter's learning rate is multiplied by, by its path.
+def rate_factors(config: ConfigDict, params: Any) -> dict[str, float]:
+  """The multiplier of each parameter's learning rate, by path.
 
-  The factor of config.optimizer.multipliers times layer_decay to the power of
-  the layers above the parameter's own.
+  It is the factor of config.optimizer.multipliers times layer_decay to the power
+  of the number of layers above the parameter's layer.
 
   Args:
-    config: the run's config.
+    config: config of the run.
     params: pytree of all parameters, arrays or shapes.
   """
   rules, decay = config.optimizer.multipliers, layer_decay(config)
@@ -54,17 +57,17 @@ def rate_factors(config, params) -> dict[str, float]:
   return {name: factor(rules, name) * decay ** (top - layers_of[name]) for name in names}
 
 
-def layer_decay(config) -> float:
-  """config.optimizer.layer_decay; 1 where a run begins at random."""
+def layer_decay(config: ConfigDict) -> float:
+  """config.optimizer.layer_decay; 1 for a run with random initial weights."""
   return config.optimizer.get('layer_decay', 1.0)
 
 
 def layer_numbers(names: Iterable[str]) -> dict[str, int]:
-  """The layer that each parameter belongs to, by its path.
+  """The layer that each parameter belongs to, by path.
 
-  The stem is 0; blocks are 1, 2, ... from the first stage to the last, a
-  stage's own modules (ConvNeXt's downsampling) belonging to its first block;
-  all else, the head with its norm, is one more than the last block.
+  The stem is 0; blocks are 1, 2, ... from the first stage to the last, with
+  ConvNeXt's downsampling in the first block of its stage; all else, the head with
+  its norm, is one more than the last block.
   """
   places = {name: _place(name) for name in names}
   blocks = sorted({place for place in places.values() if place})
@@ -75,14 +78,12 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
   }
 
 
-def scaled(config) -> optax.GradientTransformation:
+def scaled(config: ConfigDict) -> optax.GradientTransformation:
   """Multiplies the update of each parameter, as the last effect of a chain."""
 
   def scale(updates, _):
     factors = rate_factors(config, updates)
-    return jax.tree_util.tree_map_with_path(
-      lambda path, update: multiplied(update, factors[mesh_lib.path_name(path)]), updates
-    )
+    return mesh_lib.map_by_name(lambda name, u: multiplied(u, factors[name]), updates)
 
   def multiplied(update, value):
     if not value:  # also of an update that is not finite
@@ -92,36 +93,33 @@ def scaled(config) -> optax.GradientTransformation:
   return optax.stateless(scale)
 
 
-def decays(weight_decay: float, rules, mask) -> dict[str, float]:
-  """What each parameter is multiplied by and added to its gradient, by path.
+def decays(weight_decay: float, rules: Rules, mask: Any) -> dict[str, float]:
+  """Each parameter's weight decay, by path.
 
   Args:
-    weight_decay: of a parameter that no rule matches.
-    rules: pairs of regex and value.
-    mask: pytree of all parameters, True for those that decay at all.
+    weight_decay: decay of a parameter that no rule matches.
+    rules: pairs of regex and multiplier.
+    mask: pytree like the parameters, True for those that decay.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(mask)
-  names = {mesh_lib.path_name(path): is_decayed for path, is_decayed in leaves}
   return {
-    name: is_decayed * weight_decay * factor(rules, name) for name, is_decayed in names.items()
+    mesh_lib.path_name(path): is_decayed * weight_decay * factor(rules, mesh_lib.path_name(path))
+    for path, is_decayed in jax.tree_util.tree_leaves_with_path(mask)
   }
 
 
-def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
-  """Adds weight decay to the gradient, a multiple of it by rules.
+def decayed(weight_decay: float, rules: Rules, mask: Callable) -> optax.GradientTransformation:
+  """Adds weight decay, multiplied by rules, to the gradient.
 
   Args:
-    weight_decay: of a parameter that no rule matches.
-    rules: pairs of regex and value.
-    mask: params -> a pytree of them, True for those that decay at all.
+    weight_decay: decay of a parameter that no rule matches.
+    rules: pairs of regex and multiplier.
+    mask: params -> pytree like them, True for those that decay.
   """
 
   def add(updates, params):
     amounts = decays(weight_decay, rules, mask(params))
-    return jax.tree_util.tree_map_with_path(
-      lambda path, update, parameter: (
-        update + jnp.asarray(amounts[mesh_lib.path_name(path)], update.dtype) * parameter
-      ),
+    return mesh_lib.map_by_name(
+      lambda name, update, parameter: update + jnp.asarray(amounts[name], update.dtype) * parameter,
       updates,
       params,
     )
@@ -130,7 +128,7 @@ def decayed(weight_decay: float, rules, mask) -> optax.GradientTransformation:
 
 
 def decayed_slice() -> optax.GradientTransformationExtraArgs:
-  """Adds to the gradient of a slice `decays`, an array, times its weights."""
+  """Adds `decays`, an array, times the weights to the gradient of a slice."""
 
   def update(gradient, state, weights, *, decays, **_):
     return gradient + decays * weights, state
@@ -138,54 +136,52 @@ def decayed_slice() -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def check(key: str, rules, params) -> None:
+def check(key: str, rules: Rules, params: Any) -> None:
   """Refuses a rule that no parameter matches.
 
   Args:
-    key: of the rules.
+    key: config key of the rules.
     rules: pairs of regex and value.
-    params: pytree of arrays or shapes.
+    params: pytree of all parameters, arrays or shapes.
 
   Raises:
     ConfigError: naming the rule, with the nearest path or the modules.
   """
   names = list(_paths(params))
-  modules = sorted({name.partition('/')[0] for name in names})
   for pattern, _ in rules:
     if not any(re.search(pattern, name) for name in names):
-      near = config_lib.nearest(pattern, [*modules, *names])
+      near = config_lib.nearest(pattern, [*_modules(names), *names])
       raise config_lib.ConfigError(
         f'config.{key}: {pattern!r} matches no parameter'
-        + (near or f'; the modules are {", ".join(modules)}')
+        + (near or f'; the modules are {", ".join(_modules(names))}')
       )
 
 
-def check_layers(config, params) -> None:
-  """Refuses layer-wise decay of a network without stages of blocks.
+def check_layers(config: ConfigDict, params: Any) -> None:
+  """Refuses layer-wise decay for a network without stages of blocks.
 
   Args:
-    config: the run's config.
-    params: pytree of arrays or shapes.
+    config: config of the run.
+    params: pytree of all parameters, arrays or shapes.
 
   Raises:
     ConfigError: naming the network's modules.
   """
   names = _paths(params)
   if layer_decay(config) != 1 and not any(map(_place, names)):
-    modules = sorted({name.partition('/')[0] for name in names})
     raise config_lib.ConfigError(
       f'config.optimizer.layer_decay={layer_decay(config):g}: expected 1, or a '
       'network whose modules are stage1_block1 and so on; those of '
-      f'{config.model.name} are {", ".join(modules)}'
+      f'{config.model.name} are {", ".join(_modules(names))}'
     )
 
 
-def check_that_some_train(rules, params) -> None:
+def check_that_some_train(rules: Rules, params: Any) -> None:
   """Refuses rules that freeze all parameters.
 
   Args:
     rules: pairs of regex and value of config.optimizer.multipliers.
-    params: pytree of arrays or shapes.
+    params: pytree of all parameters, arrays or shapes.
 
   Raises:
     ConfigError: naming the rules.
@@ -198,44 +194,40 @@ def check_that_some_train(rules, params) -> None:
 
 
 class Frozen:
-  """What a step leaves as it is; a step without any is not changed.
+  """The parameters and norms that a step does not change.
 
   Attributes:
-    norms: paths of the modules all of whose parameters are frozen.
+    norms: paths of the modules whose parameters are all frozen.
   """
 
-  def __init__(self, rules, params):
+  def __init__(self, rules: Rules, params: Any):
     """Finds the frozen parameters and norms.
 
     Args:
       rules: pairs of regex and value.
-      params: pytree of arrays or shapes.
+      params: pytree of all parameters, arrays or shapes.
     """
     free = {name: bool(factor(rules, name)) for name in _paths(params)}
     self._names = {name for name, trains in free.items() if not trains}
     modules = {name.rpartition('/')[0] for name in self._names}
     self.norms = modules - {name.rpartition('/')[0] for name, trains in free.items() if trains}
 
-  def stop_gradients(self, params):
-    """The same parameters; no gradient is computed of the frozen ones."""
+  def stop_gradients(self, params: Any) -> Any:
+    """The same parameters; no gradient of the frozen ones is computed."""
     return self._params(lax.stop_gradient, params)
 
-  def zero_gradients(self, gradients):
+  def zero_gradients(self, gradients: Any) -> Any:
     """The same gradients, zero for frozen parameters."""
     return self._params(jnp.zeros_like, gradients)
 
   def is_frozen_stat(self, statistic: str) -> bool:
-    """Whether a norm's running statistic stays as it is.
-
-    Args:
-      statistic: its path, such as 'batch_stats/stem_norm/mean'.
-    """
+    """Whether a running statistic, such as 'batch_stats/stem_norm/mean', is kept."""
     return statistic.partition('/')[2].rpartition('/')[0] in self.norms
 
-  def wrap_update(self, update):
-    """An update that leaves what is frozen as it was.
+  def wrap_update(self, update: Callable) -> Callable:
+    """An update that keeps frozen parameters and statistics.
 
-    Sums over devices, and means over groups, may round what does not change.
+    Sums over devices, and means over groups, may round numbers that do not change.
 
     Args:
       update: (state, reduced) -> (state, values).
@@ -245,18 +237,15 @@ class Frozen:
 
     def update_rest(state, reduced):
       new, values = update(state, reduced)
-      average = {}
-      if new.average:
-        average = self._restored(new.average, state.average)
-      trees = self._restored(
-        {'params': new.params, 'stats': new.stats}, {'params': state.params, 'stats': state.stats}
-      )
+      trees = {'params': new.params, 'stats': new.stats}
+      trees = self._restored(trees, {'params': state.params, 'stats': state.stats})
+      average = new.average and self._restored(new.average, state.average)
       return new.replace(**trees, average=average), values
 
     return update_rest
 
   @contextlib.contextmanager
-  def applied(self):
+  def applied(self) -> Iterator[None]:
     """In this context, frozen norms of a model use their running statistics."""
     if not self.norms:
       yield
@@ -283,28 +272,29 @@ class Frozen:
       object.__setattr__(module, 'use_running_average', field)
 
   def _restored(self, new, old):
-    """New parameters and statistics, with the old ones where frozen."""
-    stats = jax.tree_util.tree_map_with_path(
-      lambda path, now, before: before if self.is_frozen_stat(mesh_lib.path_name(path)) else now,
+    """New parameters and statistics, with the old values of frozen ones."""
+    stats = mesh_lib.map_by_name(
+      lambda name, now, before: before if self.is_frozen_stat(name) else now,
       new['stats'],
       old['stats'],
     )
     params = self._params(lambda _, o: o, new['params'], old['params'])
     return {'params': params, 'stats': stats}
 
-  def _params(self, function, tree, *more_trees):
-    """A tree like the parameters, with a function of what is frozen there."""
+  def _params(self, function, *trees):
+    """The first tree, with `function` of the trees' leaves for frozen parameters."""
+    return mesh_lib.map_by_name(
+      lambda name, *leaves: function(*leaves) if name in self._names else leaves[0], *trees
+    )
 
-    def apply(path, leaf, *more):
-      if mesh_lib.path_name(path) in self._names:
-        return function(leaf, *more)
-      return leaf
 
-    return jax.tree_util.tree_map_with_path(apply, tree, *more_trees)
+def _modules(names):
+  """The network's modules, from the paths of its parameters."""
+  return sorted({name.partition('/')[0] for name in names})
 
 
 def _place(name):
-  """(stage, block) of a parameter; None: of no stage."""
+  """(stage, block) of a parameter; None: outside of all stages."""
   match = _STAGE.match(name)
   return match and (int(match[1]), int(match[2] or 1))
 

@@ -1,31 +1,34 @@
 """Targets, losses and metrics of Adjective-Noun Pairs and plain classes."""
 
-from flax import struct
+from collections.abc import Sequence
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
 from anp_jax.config import trust
+from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.training import heads
 
 _TOP = (1, 5, 10, 100)
 
 
-@struct.dataclass
+@dataclasses.dataclass(frozen=True)
 class Objective:
-  """What is asked of the outputs of a network.
+  """The losses and metrics of a network's outputs.
 
   Attributes:
-    head: how outputs are read.
+    head: interpretation of the outputs.
     smoothing: share of the training target spread over all classes.
-    class_weights: what an example of each class counts in the training loss;
-      (): all 1.
+    class_weights: weight of each class in the training loss; (): all 1.
   """
 
-  head: heads.Head = struct.field(pytree_node=False)
-  smoothing: float = struct.field(pytree_node=False, default=0.0)
-  class_weights: tuple[float, ...] = struct.field(pytree_node=False, default=())
+  head: heads.Head
+  smoothing: float = 0.0
+  class_weights: tuple[float, ...] = ()
 
   @property
   def classes(self) -> int:
@@ -34,54 +37,49 @@ class Objective:
 
   @property
   def outputs(self) -> int:
-    """Numbers an image that the network gives."""
+    """Numbers per image that the network gives."""
     return self.head.outputs
 
-  def logits(self, outputs):
+  def logits(self, outputs: jax.Array) -> jax.Array:
     """(batch, outputs) to the (batch, classes) that rank the classes."""
     return self.head.logits(outputs)
 
-  def scores(self, outputs) -> dict:
-    """(batch, outputs) to probabilities; each row adds up to 1.
-
-    Returns:
-      anp (batch, classes) and, of pairs, adjective (batch, adjectives) and noun
-      (batch, nouns).
-    """
+  def scores(self, outputs: jax.Array) -> dict:
+    """(batch, outputs) to probabilities by name; see `heads.Head.scores`."""
     return self.head.scores(outputs)
 
-  def contributions(self, scores) -> dict:
-    """What adjective and noun say for each class.
+  def contributions(self, scores: dict) -> dict:
+    """The evidence of adjective and noun for each class.
 
     Args:
-      scores: as from `scores`.
+      scores: probabilities from `scores`.
 
     Returns:
       adjective and noun, each (batch, classes): logarithms of the probability
       of the class's adjective and of its noun; {} for plain classes. With the
       factored head their sum is that of the pair among all combinations, which
       is the logarithm of `anp` less a number that all classes share; with the
-      others the rest is what the pair says beyond its two words.
+      others the rest is the evidence of the pair beyond its two words.
     """
     evidence = {}
     for factor in self.head.factors:
       values = jnp.asarray(scores[factor.name])
-      # Of a probability of 0 the logarithm would be infinite.
+      # The logarithm of 0 would be infinite.
       least = jnp.finfo(values.dtype).tiny
       logs = jnp.log(jnp.maximum(values, least))
       evidence[factor.name] = factor.by_class(logs)
     return evidence
 
-  def targets(self, labels, dtype):
+  def targets(self, labels: jax.Array, dtype: str) -> jax.Array:
     """(batch,) int32 labels to (batch, classes) probabilities, 0 or 1."""
     return jax.nn.one_hot(labels, self.classes, dtype=dtype)
 
-  def loss(self, outputs, targets):
+  def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """The training loss of each example, smoothed and weighted.
 
     Args:
       outputs: (batch, outputs), float32 or wider.
-      targets: (batch, classes) probabilities; those of blended images blended.
+      targets: (batch, classes) probabilities.
 
     Returns:
       (batch,) nats. Weights are 1 in the mean over the training examples, so
@@ -94,35 +92,27 @@ class Objective:
       losses *= (targets * weights).sum(-1)
     return losses
 
-  def train_metrics(self, outputs, labels) -> dict:
-    """What a training step shows: (batch,) 0 or 1 for each example."""
+  def train_metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
+    """The metrics of a training step: (batch,) 0 or 1 for each example, by name."""
     hits = {'anp_top1': _hits(self.logits(outputs), labels, 1)}
     return hits | self._factor_hits(self.scores(outputs), labels)
 
-  def metrics(self, outputs, labels) -> dict:
-    """What evaluation counts.
-
-    Args:
-      outputs: (batch, outputs).
-      labels: (batch,) int32.
-
-    Returns:
-      As `measures`.
-    """
+  def metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
+    """The metrics of an evaluation, from (batch, outputs) and (batch,) labels."""
     return self.measures(self.logits(outputs), self.scores(outputs), labels)
 
-  def measures(self, logits, scores, labels) -> dict:
-    """The same from what the outputs were read as.
+  def measures(self, logits: jax.Array, scores: dict, labels: jax.Array) -> dict:
+    """The metrics of an evaluation, from logits and scores.
 
     Args:
       logits: (batch, classes), which rank the classes.
-      scores: as from `scores`.
+      scores: probabilities from `scores`.
       labels: (batch,) int32.
 
     Returns:
-      Name to (batch,): loss, the cross-entropy of the class among the classes
-      whatever the head, in nats without smoothing or weights; the others 0 or
-      1.
+      (batch,) values by name: loss, the cross-entropy of the class among the
+      classes with any head, in nats without smoothing or weights; the others are
+      0 or 1.
     """
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     top = {f'anp_top{k}': _hits(logits, labels, k) for k in self._top}
@@ -130,12 +120,12 @@ class Objective:
 
   @property
   def metric_names(self) -> tuple[str, ...]:
-    """Names of what `metrics` gives; top-k where there are more classes."""
+    """Names of `metrics`; top-k only for more than k classes."""
     return ('loss', *(f'anp_top{k}' for k in self._top), *self._factor_names)
 
   @property
   def train_names(self) -> tuple[str, ...]:
-    """Names of a training step's: the loss, and what `train_metrics` gives."""
+    """Names of the loss and of `train_metrics`."""
     return ('loss', 'anp_top1', *self._factor_names)
 
   @property
@@ -153,25 +143,28 @@ class Objective:
     }
 
 
-def create(vocabulary, config, class_weights=()) -> Objective:
+def create(
+  vocabulary: vocabulary_lib.Vocabulary, config: ConfigDict, class_weights: Sequence[float] = ()
+) -> Objective:
   """The objective of a vocabulary.
 
   Args:
-    vocabulary: `data.vocabulary.Vocabulary`.
-    config: the run's config.
-    class_weights: of `data.balance.class_weights`; () where nothing is trained.
+    vocabulary: classes of the data.
+    config: config of the run.
+    class_weights: weights from `data.balance.class_weights`; (): all 1.
 
   Raises:
-    ConfigError: for a head of pairs where classes are plain.
+    ConfigError: if a head of pairs meets plain classes.
   """
   m = config.model
-  factors = ()
+  factors: tuple[heads.Factor, ...] = ()
   if vocabulary.is_anp:
-    factors = (
-      heads.Factor(
-        'adjective', len(vocabulary.adjectives), tuple(vocabulary.adjective_ids().tolist())
-      ),
-      heads.Factor('noun', len(vocabulary.nouns), tuple(vocabulary.noun_ids().tolist())),
+    factors = tuple(
+      heads.Factor(name, len(words or ()), tuple(ids.tolist()))
+      for name, words, ids in (
+        ('adjective', vocabulary.adjectives, vocabulary.adjective_ids()),
+        ('noun', vocabulary.nouns, vocabulary.noun_ids()),
+      )
     )
   elif m.head in ('multitask', 'factored'):
     raise config_lib.ConfigError(
@@ -180,6 +173,7 @@ def create(vocabulary, config, class_weights=()) -> Objective:
       '(config.data.pairs=yes, if they are)'
     )
   classes = len(vocabulary)
+  head: heads.Head
   if m.head == 'multitask':
     head = heads.Multitask(classes, factors, tuple(m.head_weights))
   elif m.head == 'factored':
@@ -192,16 +186,16 @@ def create(vocabulary, config, class_weights=()) -> Objective:
   return Objective(head, config.label_smoothing, tuple(class_weights))
 
 
-def ranks(scores, labels):
-  """Where each example's class stands among all.
+def ranks(scores: jax.Array, labels: jax.Array) -> jax.Array:
+  """The rank of each example's class among all classes.
 
   Args:
     scores: (batch, classes).
     labels: (batch,) int32.
 
   Returns:
-    (batch,) int32, from 1; of equal scores the lower class comes first. Where a
-    score is not a number nothing is known: one more than there are classes.
+    (batch,) int32, from 1; among equal scores the lower class comes first. If a
+    score is not a number the rank is classes + 1.
   """
   label_scores = jnp.take_along_axis(scores, labels[:, None], axis=-1)
   lower = jnp.arange(scores.shape[-1]) < labels[:, None]

@@ -16,17 +16,19 @@ A gradient goes through these effects, in this order:
    parameter, hence of its learning rate; 0 freezes it, see `multipliers`.
 
 Weight decay and trust ratios act on leaves of two or more dimensions only:
-biases and the scales of norm layers are vectors. The rank alone decides, not
-the name, so a matrix that a model calls something else than `kernel` decays
-too, and whole parameters must be given: raveled or stacked ones change rank.
+biases and the scales of norm layers are vectors. The rank decides, not the name,
+so a matrix with another name than `kernel` decays too, and parameters must be
+whole: raveled or stacked ones change rank.
 """
 
 from collections.abc import Callable
 import importlib
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -35,8 +37,8 @@ from anp_jax.config import key_table, optimizers, trust
 from anp_jax.training import multipliers
 
 
-def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.Schedule:
-  """The learning rate as a closed form of the step, so any step can be asked.
+def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: int) -> Callable:
+  """The learning rate as a closed form of the step.
 
   With peak p, warm-up w and total t steps, and d = clip((s - w) / (t - w)):
     constant:    p
@@ -44,23 +46,23 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
     polynomial:  p (end + (1 - end) (1 - d)^power)
     range:       p start^(1 - d), the range test of Smith (2015), arXiv
       1506.01186, with equal ratios
-    step, exponential: p factor^floor(s / every), one staircase under the two
-      names it is known by; decays are counted from step 0, not from w. Where
-      schedule.every has several durations, p factor^n from the n-th on.
+    step, exponential: p factor^floor(s / every), one staircase under its two usual
+      names; decays are counted from step 0, not from w. If schedule.every has
+      several durations, p factor^n from the n-th on.
     package.module:function: p function(d), of a NumPy or JAX array
   Each is multiplied by a + (1 - a) min(1, s / w), where a is
     schedule.warmup_start of the strategy `parameter_server`, else 0.
 
   Args:
-    config: the resolved config; `optimizer.learning_rate` and `schedule.*`.
-    batch_size: images a step, over all devices.
-    examples: images an epoch.
+    config: resolved config; `optimizer.learning_rate` and `schedule.*` are read.
+    batch_size: images per step over all devices.
+    examples: images per epoch.
     total_steps: steps of the whole run.
 
   Returns:
-    A function of the step. Given a traced or device step it computes with JAX,
-    in the widest float enabled; given an int or a NumPy array it computes on
-    the host and touches no device, so that it is free to log and to plot.
+    A function of the step. For a traced or device step it computes with JAX, in
+    the widest float enabled; for an int or a NumPy array it computes on the host
+    and uses no device.
 
   Raises:
     ConfigError: if the name is unknown or the warm-up outlasts the run.
@@ -110,28 +112,28 @@ def schedule(config, batch_size: int, examples: int, total_steps: int) -> optax.
 
 
 def create(
-  config, batch_size: int, examples: int, total_steps: int, whole_leaves: bool = True
+  config: ConfigDict, batch_size: int, examples: int, total_steps: int, whole_leaves: bool = True
 ) -> optax.GradientTransformation:
-  """The whole update, from the reduced gradient to what is added to weights.
+  """The update of the weights from the reduced gradient.
 
   Its state is a pytree of arrays that are scalars or shaped like parameters,
   so it shards as they do. Call it on whole (or automatically partitioned)
   arrays: norms over one shard's slices are wrong.
 
   Args:
-    config: the resolved config; `optimizer.*` and `schedule.*`.
-    batch_size: images a step, over all devices.
-    examples: images an epoch.
+    config: resolved config; `optimizer.*` and `schedule.*` are read.
+    batch_size: images per step over all devices.
+    examples: images per epoch.
     total_steps: steps of the whole run.
-    whole_leaves: whether it is given whole parameters, by their names. With
-      slices, effects 2 and 6 are the caller's, and `update` is given
-      `decays=`, the part of `slice_decays`; the state's structure is the same.
+    whole_leaves: whether `update` receives whole parameters, by their names. For
+      slices, the caller applies effects 2 and 6 and passes `decays=`, its part of
+      `slice_decays`, to `update`; the state's structure is the same.
 
   Returns:
     The optax transformation; `update` needs the parameters as well.
 
   Raises:
-    ConfigError: for an unknown name or a warm-up that outlasts the run.
+    ConfigError: if a name is unknown or the warm-up outlasts the run.
   """
   o = config.optimizer
   rate = schedule(config, batch_size, examples, total_steps)
@@ -150,15 +152,12 @@ def create(
   return optax.chain(*effects)
 
 
-def slice_decays(config, params) -> dict[str, float] | None:
-  """What `update` of a slice needs of each parameter, by its path.
+def slice_decays(config: ConfigDict, params: Any) -> dict[str, float] | None:
+  """Each parameter's weight decay, by path; None if decays have no multipliers.
 
   Args:
-    config: the run's config.
+    config: config of the run.
     params: pytree of all parameters, arrays or shapes.
-
-  Returns:
-    What `multipliers.decays` does; None where decays are not multiplied.
   """
   o = config.optimizer
   rules = o.get('decay_multipliers', ())
@@ -167,14 +166,14 @@ def slice_decays(config, params) -> dict[str, float] | None:
   return multipliers.decays(o.weight_decay, rules, decay_mask(params))
 
 
-def decay_mask(params):
-  """True for each leaf of `params` that weight decay and trust ratios touch."""
+def decay_mask(params: Any) -> Any:
+  """A pytree like `params`, True for leaves with weight decay and trust ratios."""
   return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 
 def _decay(o, whole_leaves):
   """The third effect."""
-  if not o.get('decay_multipliers', ()):  # no key of a function of one's own
+  if not o.get('decay_multipliers', ()):  # a user's function lacks the key
     return optax.add_decayed_weights(o.weight_decay, decay_mask)
   if not whole_leaves:
     return multipliers.decayed_slice()
@@ -212,7 +211,9 @@ def _function(o) -> Callable:
   raise _unknown('optimizer.name', o.name, optimizers.OPTIMIZERS)
 
 
-def lamb(learning_rate, b1, b2, eps, weight_decay, mask) -> optax.GradientTransformation:
+def lamb(
+  learning_rate: optax.Schedule, b1: float, b2: float, eps: float, weight_decay: float, mask: Any
+) -> optax.GradientTransformation:
   """LAMB; unlike optax.lamb, which scales biases by their trust ratio too."""
   return optax.chain(
     optax.scale_by_adam(b1=b1, b2=b2, eps=eps),

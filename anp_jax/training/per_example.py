@@ -1,4 +1,4 @@
-"""What a network makes of each example, in a few numbers an example."""
+"""A few numbers per example that describe the network's prediction."""
 
 import jax
 from jax import lax
@@ -9,23 +9,25 @@ from anp_jax.training import objective as objective_lib
 TOP = 5
 
 
-def rows(objective, outputs, labels, held_out: tuple[int, ...] = ()) -> dict:
-  """The best classes of each example, and where its own class stands.
+def rows(
+  objective: objective_lib.Objective, outputs: jax.Array, labels: jax.Array, held_out: tuple = ()
+) -> dict:
+  """The best classes of each example, and the rank of its true class.
 
-  Of equal scores the lower class comes first, as in the metrics.
+  Among equal scores the lower class comes first, as in the metrics.
 
   Args:
-    objective: `objective.Objective`.
-    outputs: (batch, outputs) of the network.
+    objective: losses and metrics.
+    outputs: (batch, outputs), outputs of the network.
     labels: (batch,) int32.
     held_out: classes without a training example.
 
   Returns:
-    Name to array with the batch as its first axis: classes (batch, k) int32 and
-    probabilities (batch, k), k the smaller of 5 and the classes; rank int32, of
-    the own class from 1; own, its probability; loss in nats. Of pairs,
-    adjective, noun int32 and adjective_probability, noun_probability. Where
-    classes were held out, held_out int32: the best among these.
+    Arrays by name, with the batch as the first axis: classes (batch, k) int32 and
+    probabilities (batch, k), k the smaller of 5 and the classes; rank int32 of the
+    true class, from 1; own, its probability; loss in nats. For pairs also
+    adjective and noun, int32, with adjective_probability and noun_probability. If
+    classes were held out, held_out int32: the best class among them.
   """
   logits, scores = objective.logits(outputs), objective.scores(outputs)
   # Ranked by logits: probabilities far below the best are all 0.
@@ -35,7 +37,7 @@ def rows(objective, outputs, labels, held_out: tuple[int, ...] = ()) -> dict:
   results = {
     'classes': classes,
     'probabilities': jnp.take_along_axis(probabilities, classes, -1),
-    # What is not known comes last.
+    # A rank that is not known (a score is not a number) is the last one.
     'rank': jnp.minimum(objective_lib.ranks(logits, labels), logits.shape[-1]),
     'own': jnp.take_along_axis(probabilities, label, -1)[:, 0],
     'loss': -jnp.take_along_axis(jax.nn.log_softmax(logits), label, -1)[:, 0],

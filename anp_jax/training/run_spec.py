@@ -1,30 +1,31 @@
-"""What one network's programs follow from."""
+"""The parts of a run that determine its programs."""
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
+from anp_jax.training import objective as objective_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-  """A run, as far as its programs follow from it; nothing in it changes.
+  """The parts of a run that determine its programs; they never change.
 
   Attributes:
-    config: resolved and valid; never written to.
-    mesh: of the run; its devices need not be of this machine.
-    objective: `objective.Objective`.
-    batch_size: images a step over all devices; config.batch_size may be 0.
-    examples: images an epoch.
+    config: resolved and valid config.
+    mesh: mesh of the run; its devices may be of another machine.
+    objective: losses and metrics.
+    batch_size: images per step over all devices; config.batch_size may be 0.
+    examples: images per epoch.
     offload_devices: devices outside the mesh that compute for it.
   """
 
-  config: Any
+  config: ConfigDict
   mesh: jax.sharding.Mesh
-  objective: Any
+  objective: objective_lib.Objective
   batch_size: int
   examples: int
   offload_devices: tuple = ()

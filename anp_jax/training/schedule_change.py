@@ -1,4 +1,4 @@
-"""What another duration does to the learning rate of a resumed run."""
+"""The effect of a new duration on the learning rate of a resumed run."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from anp_jax import config as config_lib
 from anp_jax.training import optimizer, run_spec
 
 
-def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple:
+def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple[float, ...]:
   """Returns the learning rates of a step under both durations of a run.
 
   A schedule that ends with the run (cosine, polynomial) is stretched by a
@@ -14,12 +14,12 @@ def rates(saved: dict, spec: run_spec.RunSpec, step: int) -> tuple:
 
   Args:
     saved: flat config of the run before, after JSON; {} for a new run.
-    spec: of the run now.
-    step: the first one to come, 0 being that of a new run.
+    spec: run with the new config.
+    step: next step, 0 for a new run.
 
   Returns:
-    (old, new), each by all of its own config; () where the duration is the
-    same, or the rates of all steps to come are.
+    (old, new), each of its whole config; () if the duration, or the rate of
+    every further step, is unchanged.
   """
   if not saved:
     return ()

@@ -7,9 +7,7 @@ follows outside it, in the same jit, where norms see whole arrays.
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
 
-from flax import linen as nn
 import jax
 from jax import lax
 from jax.experimental import layout
@@ -19,40 +17,27 @@ import optax
 from anp_jax.cluster import preemption
 from anp_jax.models.layers import example_randomness, sums as sums_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib, step_sums
-from anp_jax.training import microsteps, mixing, multipliers
+from anp_jax.training import microsteps, mixing, multipliers, objective as losses_lib, step_context
 
 P = mesh_lib.P
 
 
-def metric_names(objective) -> tuple[str, ...]:
+def metric_names(objective: losses_lib.Objective) -> tuple[str, ...]:
   """The names of the values of a step's metrics, in order."""
   return (*objective.train_names, 'grad_norm', 'learning_rate', 'damaged', 'finite', 'vote')
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainStep:
+class TrainStep(step_context.StepContext):
   """One update of the weights.
 
   Attributes:
-    config: of the run.
-    mesh: of the run.
-    model: Flax module called (images, train).
-    objective: `objective.Objective`.
     optimizer: optax chain.
     schedule: step to learning rate.
-    strategy_step: how gradients travel, such as `parallel.sync.sync_step.SyncStep`.
-    abstract_replica: TrainState of one network, of jax.ShapeDtypeStruct with
-      shardings.
   """
 
-  config: Any
-  mesh: jax.sharding.Mesh
-  model: nn.Module
-  objective: Any
   optimizer: optax.GradientTransformation
   schedule: Callable
-  strategy_step: Any
-  abstract_replica: state_lib.TrainState
 
   def jitted(self) -> Callable:
     """The step as one jitted function, or as several programs called as one.
@@ -97,8 +82,8 @@ class TrainStep:
       mesh=self.mesh,
       in_specs=(specs.params, specs.stats, P(), P(mesh_lib.BATCH)),
       out_specs=step_sums.Reduced(specs.params, specs.stats, group, group, group, group),
-      # Off, so that a user's module may scan over constants; what travels is
-      # explicit in the strategy, and tests read it off the compiled program.
+      # Off, so that a user's module may scan over constants; communication is
+      # explicit in the strategy, and tests read it from the compiled program.
       check_vma=False,
     )
 
@@ -111,7 +96,7 @@ class TrainStep:
     return multipliers.Frozen(self.config.optimizer.multipliers, self.abstract_replica.params)
 
   def _wrapped_update(self):
-    """(state, reduced gradients) -> (state, values), of the whole run."""
+    """(state, reduced gradients) -> (state, values) for the whole run."""
     update = self.strategy_step.wrap_update(self._update, _mean_values, self.abstract_replica)
     update = self._frozen.wrap_update(update)
 
@@ -125,7 +110,7 @@ class TrainStep:
     """The update of one network, and its values by name."""
     gradients, stats, sums = reduced.gradients, reduced.stats, reduced.sums
     norm = functools.partial(sums_lib.norm, platform=mesh_lib.platform(self.mesh))
-    # An axis of groups is not of one network.
+    # The group axis is not sharding.
     divided = jax.tree.map(
       lambda s: any(axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec),
       self._abstract_state.params,
@@ -155,7 +140,7 @@ class TrainStep:
     return state, {name: jnp.asarray(v, weight.dtype) for name, v in values.items()}
 
   def _separate_programs(self):
-    """`gradient` in two programs, jitted: of a logical shard, of their sum."""
+    """`gradient` in two jitted programs: a logical shard, and the sum of shards."""
     specs = jax.tree.map(lambda s: s.sharding.spec, self.abstract_replica)
     batch_spec = P(mesh_lib.BATCH)
 
@@ -235,11 +220,11 @@ class TrainStep:
     return (losses * weight).sum(), (sums, new_stats)
 
   def _row_counts(self, batch):
-    """How many rows are damaged, and how often each vote is cast, as floats.
+    """The number of damaged rows, and how often each vote is cast.
 
-    Floats like the weight, to travel with it. Votes are a sum, where a maximum
-    would be another collective, which costs as much as that of a small
-    network's gradients.
+    They are floats, to be summed together with the weight. A maximum of votes
+    would be another collective, which costs as much as that of a small network's
+    gradients.
     """
     damaged = (batch['weight'] == 0).sum(dtype=batch['weight'].dtype)
     vote = self.strategy_step.local_vote(batch['vote'].max())
@@ -247,12 +232,12 @@ class TrainStep:
     return damaged, jax.nn.one_hot(vote, preemption.VOTES, dtype=dtype)
 
   def _all_reduced(self, stats, totals, row_counts):
-    """What `gradient` gives, from the totals of one device's batch."""
+    """The result of `gradient`, from the totals of one device's batch."""
     strategy = self.strategy_step
     gradients, new_stats, sums = totals
     weight = sums.pop('weight')
     new_stats, counts = _split_counts(new_stats)
-    # Statistics travel with the gradients: a mean over equally many groups.
+    # Statistics are sent with the gradients: a mean over groups of one size.
     gradients, metrics = strategy.reduce(
       gradients, step_sums.Metrics(new_stats, weight, sums, *row_counts)
     )
@@ -262,8 +247,8 @@ class TrainStep:
     new_stats = jax.tree.map(lambda s: s / shards, metrics.stats)
     counts = jax.tree.map(lambda c: c // micro_batches, counts)
     counts = lax.pmax(counts, mesh_lib.DATA)
-    # A user's module may widen its own: the state must keep its dtypes, or the
-    # next step is another program.
+    # A user's module may widen its statistics: the state must keep its dtypes, or
+    # the next step is another program.
     new_stats = jax.tree.map(
       lambda old, mean, most: jnp.asarray(most if mean is None else mean, old.dtype),
       stats,
@@ -277,7 +262,7 @@ class TrainStep:
 
 
 def _split_counts(stats):
-  """Floating statistics, which are averaged, and integers, which are not."""
+  """Floating statistics, which are averaged, and integer ones, which are not."""
 
   def keep(is_float):
     return jax.tree.map(
@@ -291,18 +276,15 @@ def _row_major(gradient):
   """A gradient with its axes in memory as the parameter has them.
 
   XLA's GPU backend leaves the gradient of a kernel in the convolution's order,
-  and turns the new parameter, moments and average instead, each by a kernel of
-  its own.
+  and transposes the new parameter, moments and average instead, each by a
+  separate kernel.
   """
   order = layout.Layout(tuple(range(gradient.ndim)))
   return layout.with_layout_constraint(gradient, order)
 
 
 def _mean_values(values, weight):
-  """The run's values from those of its groups, (groups,) each by name.
-
-  Means are weighted by (groups,) examples.
-  """
+  """The run's values from (groups,) values by name, and (groups,) weights."""
   share = jnp.maximum(weight, 1)
   joins = {'damaged': jnp.sum, 'finite': jnp.min, 'vote': jnp.max}
   names = [name for name in values if name not in joins]

@@ -16,7 +16,7 @@ from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import emulation
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, run_spec
-from tests import stepping
+from tests import programs
 
 _CLASSES = 12
 
@@ -146,7 +146,7 @@ def test_the_draw_has_its_mean_and_spread(tiny_config):
 
 def _program(config, devices):
   mesh = mesh_lib.create(config, jax.devices()[:devices])
-  objective = stepping.objective_of(config)
+  objective = programs.objective(config)
   return build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, 64))
 
 

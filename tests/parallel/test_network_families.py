@@ -15,7 +15,7 @@ from tests import launching, small_networks, splitting
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-_STEPS = 3
+_STEPS = 2
 # With clipping, a group of `local_sgd` would clip its own gradient.
 _KEYS = {'optimizer.clip_norm': 0.0}
 _INVARIANT = {
@@ -61,7 +61,7 @@ def _assert_same(result, name):
   np.testing.assert_allclose(values[:, 0], expected_values[:, 0], 1e-6)
 
 
-@pytest.mark.parametrize('name, devices', _cases({('EfficientNet', 4)}, (2, 4)))
+@pytest.mark.parametrize('name, devices', _cases((), (2, 4)))
 def test_sync_trains_alike_on_any_number_of_devices(x64, name, devices):
   _assert_same(_sync(name, devices), name)
 
@@ -86,7 +86,7 @@ def _invariant(name, devices):
   return bits, values
 
 
-@pytest.mark.parametrize('name, devices', _cases({('EfficientNet', 8)}, (2, 4, 8)))
+@pytest.mark.parametrize('name, devices', _cases({('SEResNeXt', 4)}, (2, 4, 8)))
 def test_invariant_has_the_same_bits_on_any_number_of_devices(name, devices):
   expected, expected_values = _invariant(name, 1)
   bits, values = _invariant(name, devices)

@@ -19,7 +19,6 @@ BATCH = 16
 NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
 ADJECTIVE_IDS = np.arange(12) // 4
 NOUN_IDS = np.arange(12) % 4
-METRICS = ('loss', 'anp_top1', 'anp_top5', 'anp_top10', 'adjective_top1', 'noun_top1')
 
 
 @pytest.fixture
@@ -74,36 +73,45 @@ def _batches(mesh, padding=0):
     yield jax.device_put(batch, mesh_lib.batch_sharding(mesh))
 
 
-def _logits(config, variables):
-  """(examples, classes) float64 logits, and labels."""
-  params, stats = variables
+def _rows(config, held_out=(0,), variables=None):
+  """The scores of each example, one at a time, in float64."""
+  params, stats = variables or _variables(0)
   images, labels = _examples()
   pixels = (np.float64(images) - config.data.mean) / np.float64(config.data.std)
-  result = _network().apply({'params': params, **stats}, np.float32(pixels), False)
-  return np.float64(result), labels
-
-
-def _recount(config, variables):
-  """Each metric's mean, one example at a time, in float64."""
-  logits, labels = _logits(config, variables)
-  rows = []
-  for scores, label in zip(logits, labels):
+  logits = _network().apply({'params': params, **stats}, np.float32(pixels), False)
+  result = []
+  for scores, label in zip(np.float64(logits), labels):
     e = np.exp(scores - scores.max())
     softmax = e / e.sum()
     order = np.argsort(-scores)
     adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
     noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
-    rows.append(
-      (
-        -np.log(softmax[label]),
-        label == order[0],
-        label in order[:5],
-        label in order[:10],
-        np.argmax(adjective) == ADJECTIVE_IDS[label],
-        np.argmax(noun) == NOUN_IDS[label],
-      )
+    result.append(
+      {
+        'label': label,
+        'weight': 1,
+        'classes': order[:5],
+        'probabilities': softmax[order[:5]],
+        'rank': order.tolist().index(label) + 1,
+        'own': softmax[label],
+        'loss': -np.log(softmax[label]),
+        'adjective': np.argmax(adjective),
+        'adjective_probability': max(adjective),
+        'noun': np.argmax(noun),
+        'noun_probability': max(noun),
+        'held_out': max(held_out, key=lambda i: scores[i]),
+      }
     )
-  return dict(zip(METRICS, np.mean(rows, 0)))
+  return {name: np.stack([row[name] for row in result]) for name in result[0]}
+
+
+def _recount(config, variables):
+  """Each metric's mean in float64."""
+  rows = _rows(config, variables=variables)
+  means = {'loss': rows['loss']} | {f'anp_top{k}': rows['rank'] <= k for k in (1, 5, 10)}
+  for name, ids in (('adjective', ADJECTIVE_IDS), ('noun', NOUN_IDS)):
+    means[f'{name}_top1'] = rows[name] == ids[rows['label']]
+  return {name: values.mean() for name, values in means.items()}
 
 
 def _evaluator(config, devices, average=None, model=None, held_out=None):
@@ -144,11 +152,11 @@ def _assert_scores(got, want):
     np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+@pytest.mark.parametrize('devices', [1, 8])
 def test_every_example_once_on_any_number_of_devices(small, devices):
   want = _recount(small, _variables(0))
   # Nothing here is won or lost by all.
-  assert all(0 < want[name] < 1 for name in METRICS[1:])
+  assert all(0 < value < 1 for name, value in want.items() if name != 'loss')
   eval_step, state, mesh = _evaluator(small, devices)
   _assert_scores(eval_loop.run(eval_step, state, _batches(mesh)), want)
   # Whatever the padding holds.
@@ -156,36 +164,7 @@ def test_every_example_once_on_any_number_of_devices(small, devices):
   _assert_scores(got, want)
 
 
-def _rows(config, held_out):
-  """What is told of each example, one at a time, in float64."""
-  logits, labels = _logits(config, _variables(0))
-  result = []
-  for scores, label in zip(logits, labels):
-    e = np.exp(scores - scores.max())
-    softmax = e / e.sum()
-    order = np.argsort(-scores)
-    adjective = [softmax[ADJECTIVE_IDS == i].sum() for i in range(3)]
-    noun = [softmax[NOUN_IDS == i].sum() for i in range(4)]
-    result.append(
-      {
-        'label': label,
-        'weight': 1,
-        'classes': order[:5],
-        'probabilities': softmax[order[:5]],
-        'rank': order.tolist().index(label) + 1,
-        'own': softmax[label],
-        'loss': -np.log(softmax[label]),
-        'adjective': np.argmax(adjective),
-        'adjective_probability': max(adjective),
-        'noun': np.argmax(noun),
-        'noun_probability': max(noun),
-        'held_out': max(held_out, key=lambda i: scores[i]),
-      }
-    )
-  return {name: np.stack([row[name] for row in result]) for name in result[0]}
-
-
-@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+@pytest.mark.parametrize('devices', [1, 4])
 def test_rows_of_each_example_on_any_number_of_devices(small, devices):
   held_out = (3, 7, 8)
   step, state, mesh = _evaluator(small, devices, held_out=held_out)
@@ -201,7 +180,7 @@ def test_rows_of_each_example_on_any_number_of_devices(small, devices):
       np.testing.assert_array_equal(rows[name], values, err_msg=name)
 
 
-@pytest.mark.parametrize('devices', [1, 4])
+@pytest.mark.parametrize('devices', [4])
 def test_an_example_that_cannot_be_read_has_weight_0(small, devices):
   """In any batch, also a full one; the others are scored without it."""
   step, state, mesh = _evaluator(small, devices, held_out=(3, 7, 8))

@@ -24,14 +24,13 @@ BATCH = 16
 pytestmark = pytest.mark.usefixtures('x64')
 
 
-def _objective(head, names=PAIRS, smoothing=0.0, class_weights=()):
+def _objective(head, names=PAIRS):
   config = config_lib.base()
   config.model.head = head
   config.model.head_weights = WEIGHTS
-  config.label_smoothing = smoothing
   words = (ADJECTIVES, NOUNS) if names == PAIRS else (None, None)
   vocabulary = vocabulary_lib.Vocabulary(names, *words)
-  return objective_lib.create(vocabulary, config, class_weights)
+  return objective_lib.create(vocabulary, config)
 
 
 def _outputs(head):
@@ -169,16 +168,6 @@ def test_contributions_are_logarithms_of_the_words(head):
     np.testing.assert_allclose(result[name], want, rtol=1e-13)
   nothing = {k: np.zeros_like(v) for k, v in scores.items()}
   assert np.isfinite(objective.contributions(nothing)['noun']).all()
-
-
-def test_an_example_counts_by_its_class():
-  weights = (0.5, 1.0, 2.0, 3.0, 0.0, 1.5)
-  outputs, targets = _outputs('multitask'), _soft_targets()
-  smoothed = 0.9 * targets + 0.1 / 6
-  # A blend of two examples counts as the blend of their weights.
-  want = _loss('multitask', outputs, smoothed) * (targets @ np.array(weights))
-  objective = _objective('multitask', PAIRS, 0.1, weights)
-  np.testing.assert_allclose(objective.loss(outputs, targets), want, rtol=1e-13)
 
 
 def test_heads_of_pairs_need_pairs():

@@ -10,12 +10,9 @@ from sklearn.utils import class_weight
 from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
-from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import telemetry
 from anp_jax.system import cores
-from anp_jax.training import build, objective as objective_lib, run_spec
-from tests import serving
+from tests import programs, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -79,18 +76,9 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
       'schedule.warmup': '0 steps',
     }
   )
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(PAIRS), config, CLASS_WEIGHTS)
-  mesh = mesh_lib.create(config, jax.devices()[:devices])
-  parts = build.create(run_spec.RunSpec(config, mesh, objective, BATCH, 64))
-  random = np.random.default_rng(0)
-  batch = {
-    'image': random.integers(0, 256, (BATCH, 16, 16, 3), np.uint8),
-    'label': random.integers(0, 6, BATCH).astype(np.int32),
-    'row': np.arange(BATCH, dtype=np.int32),
-    'weight': np.ones(BATCH, np.float32),
-    'vote': np.zeros(BATCH, np.int32),
-  }
-  state = state_lib.create(parts.init_fn, parts.abstract_state)
+  parts = programs.build(config, devices, PAIRS, CLASS_WEIGHTS)
+  batch = programs.batch(0, BATCH, 16, 6)
+  state = programs.new_state(parts)
   before = jax.device_get(state.params)
   mean, std = np.float64(config.data.mean), np.float64(config.data.std)
   images = (batch['image'] - mean) / std
@@ -102,8 +90,7 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
     return _loss(outputs, batch['label'], head).sum() / BATCH
 
   loss, gradients = jax.value_and_grad(loss_fn)(before)
-  placed = jax.device_put(batch, mesh_lib.batch_sharding(mesh))
-  state, values = parts.train_step(state, placed)
+  state, values = parts.train_step(state, programs.put(batch, parts.spec.mesh))
   # float64; sums over devices in another order.
   np.testing.assert_allclose(values[0], loss, rtol=1e-12)
   jax.tree.map(

@@ -6,10 +6,9 @@ import optax
 import pytest
 
 from anp_jax import config as config_lib, models
-from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.training import build, multipliers, objective as objective_lib, optimizer, run_spec
-from tests import builders
+from anp_jax.training import multipliers, optimizer
+from tests import builders, programs
 
 
 def _config(name='convnextv2_atto', **keys):
@@ -144,12 +143,8 @@ def test_decoupled_decay_is_scaled_too():
 
 
 def test_a_network_without_stages_is_refused():
-  config = _config('lenet')
-  mesh = mesh_lib.create(config, jax.devices()[:1])
-  vocabulary = vocabulary_lib.Vocabulary(tuple('abcde'))
-  objective = objective_lib.create(vocabulary, config)
   with pytest.raises(config_lib.ConfigError) as e:
-    build.create(run_spec.RunSpec(config, mesh, objective, 8, 640))
+    programs.build(_config('lenet'), 1)
   assert str(e.value) == (
     'config.optimizer.layer_decay=0.5: expected 1, or a network whose modules '
     'are stage1_block1 and so on; those of lenet are conv1, conv2, head, hidden'

@@ -56,10 +56,10 @@ def test_nothing_asked_for_changes_nothing():
 @pytest.mark.parametrize(
   'mixup, cutmix, dtype',
   [
-    *((*kind, 'float32') for kind in _KINDS),
     # One image in two is mixed, the others are cut.
+    (*_KINDS[2], 'float32'),
     (*_KINDS[2], 'bfloat16'),
-    *(pytest.param(*kind, 'bfloat16', marks=pytest.mark.slow) for kind in _KINDS[:2]),
+    *(pytest.param(*kind, 'float32', marks=pytest.mark.slow) for kind in _KINDS[:2]),
   ],
 )
 def test_targets_are_divided_as_the_pixels_are(mixup, cutmix, dtype):
@@ -79,7 +79,7 @@ def test_targets_are_divided_as_the_pixels_are(mixup, cutmix, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mixup, cutmix', _KINDS)
+@pytest.mark.parametrize('mixup, cutmix', _KINDS[2:])
 def test_blend_is_a_convex_combination_of_partners(mixup, cutmix):
   """On random images, with the shares that white and black rows show."""
   rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_blend_is_a_convex_combination_of_partners(mixup, cutmix):
   np.testing.assert_allclose(got[1], share * targets + (1 - share) * targets[partner], atol=1e-6)
 
 
-@pytest.mark.parametrize('alpha', [0.2, 1.0, 3.0])
+@pytest.mark.parametrize('alpha', [0.2, 3.0])
 def test_mixup_draws_from_beta(alpha):
   images, targets = _shares(3000, alpha, 0.0, height=1, width=2)
   share = targets[::2, 0]

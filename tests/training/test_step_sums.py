@@ -13,12 +13,6 @@ from anp_jax.models.layers import sums
 from anp_jax.parallel import mesh as mesh_lib
 from tests import stepping
 
-FSDP = stepping.FSDP
-_config = stepping.config_of
-_resnet = stepping.resnet_of
-_batch = stepping.batch_of
-Run = stepping.Run
-
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -54,8 +48,8 @@ def _total(actual, kind, dtype):
 
 @functools.cache
 def _bfloat16(reduce_dtype='float32'):
-  config = _config('bfloat16', **{'strategy.reduce_dtype': reduce_dtype})
-  return Run(config, 4, _resnet(config))
+  config = stepping.config_of('bfloat16', **{'strategy.reduce_dtype': reduce_dtype})
+  return stepping.Run(config, 4, stepping.resnet_of(config))
 
 
 def _count(tree):
@@ -65,7 +59,7 @@ def _count(tree):
 @pytest.mark.slow
 def test_a_bfloat16_network_sums_its_gradients_in_float32():
   run = _bfloat16()
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
   # Parameters, statistics, the weight, the count of rows without one, the four
   # sums of metrics and the counts of the three votes.
   expected = _count(run.like.params) + _count(run.like.stats) + 9
@@ -81,7 +75,7 @@ def test_a_bfloat16_network_sums_its_gradients_in_float32():
 def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
   # Read off the program before XLA: its CPU backend widens the sums again.
   run = _bfloat16('bfloat16')
-  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  actual = _asked(run.train_step.lower(run.like, run.put(stepping.batch_of())).as_text())
   assert _total(actual, 'all_reduce', 'bf16') == _count(run.like.params)
   assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 9
 
@@ -89,13 +83,13 @@ def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
 def test_gradients_leave_in_few_sums_the_last_layers_first():
   run = _bfloat16()
   # The network's own order of use, which is not the alphabet's.
-  order = run.init.order
+  order = run.init.forward_order
   assert order[0].startswith('stem_conv') and order[-1] == 'head/bias'
   assert set(order) == {
     mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(run.like.params)
   }
   specs = jax.tree.map(lambda s: s.sharding.spec, run.like.params)
-  config = _config('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
+  config = stepping.config_of('bfloat16', **{'strategy.bucket_megabytes': 1e-9})
   one_by_one = strategy_lib.find(config).build(config, specs, order)
   gradients = jax.tree.map(lambda s: jnp.zeros(s.shape), run.like.params)
   text = (
@@ -117,15 +111,15 @@ def test_gradients_leave_in_few_sums_the_last_layers_first():
   }
   assert [n for _, _, n in _asked(text)] == [sizes[p] for p in order[::-1]]
   # 25 MB at a time: this network's leave together, the last of them apart.
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
   sums = [n for _, dtype, n in _asked(lowered.as_text()) if dtype == 'f32']
   assert len(sums) <= 2
 
 
 def test_divided_parameters_are_gathered_once_and_scattered():
-  config = _config('bfloat16', sharding=FSDP)
-  run = Run(config, 4, _resnet(config))
-  actual = _asked(run.train_step.lower(run.like, run.put(_batch())).as_text())
+  config = stepping.config_of('bfloat16', sharding=stepping.FSDP)
+  run = stepping.Run(config, 4, stepping.resnet_of(config))
+  actual = _asked(run.train_step.lower(run.like, run.put(stepping.batch_of())).as_text())
   divided = [
     int(np.prod(s.shape))
     for s in jax.tree.leaves(run.like.params)
@@ -141,17 +135,17 @@ def test_divided_parameters_are_gathered_once_and_scattered():
 
 def test_one_device_sends_no_gradient():
   # XLA's CPU backend copies what it "sends" to itself: 100 MB for ResNet-50.
-  config = _config('float32')
-  run = Run(config, 1, _resnet(config))
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  config = stepping.config_of('float32')
+  run = stepping.Run(config, 1, stepping.resnet_of(config))
+  lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
   assert not _asked(lowered.as_text())
 
 
 @pytest.mark.slow
 def test_norms_do_not_gather_divided_parameters():
-  config = _config('float32', sharding=FSDP)
-  run = Run(config, 4, _resnet(config))
-  lowered = run.train_step.lower(run.like, run.put(_batch()))
+  config = stepping.config_of('float32', sharding=stepping.FSDP)
+  run = stepping.Run(config, 4, stepping.resnet_of(config))
+  lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
   actual = _collectives(lowered.compile().as_text())
   before = _asked(lowered.as_text())
   assert _total(actual, 'all-gather', 'f32') == (_total(before, 'all_gather', 'f32'))

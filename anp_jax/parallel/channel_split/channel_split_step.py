@@ -1,10 +1,13 @@
-"""What the devices of the axis 'model' do inside a step."""
+"""The training step of devices that share the layers along the axis 'model'."""
 
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -20,11 +23,11 @@ from anp_jax.parallel.channel_split import (
 from anp_jax.parallel.sync import sync_step as sync
 
 
-def check(config, mesh) -> None:
-  """Refuses a text that is no plan, and shares that do not fit the mesh.
+def check(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
+  """Refuses an invalid plan, and shares that do not fit the mesh.
 
   Raises:
-    ConfigError: naming the key and what would fit.
+    ConfigError: naming the key and the expected value.
   """
   plan = plan_lib.from_config(config)
   if config.strategy.offload_to and (plan.by_batch or plan.rows):
@@ -33,7 +36,7 @@ def check(config, mesh) -> None:
       'where config.strategy.offload_to names some'
     )
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
-  if config.strategy.offload_to:  # in no mesh: the offload pool checks its own
+  if config.strategy.offload_to:  # outside of the mesh: the offload pool checks them
     return
   if shares and len(shares) != devices:
     raise config_lib.ConfigError(
@@ -45,27 +48,25 @@ def check(config, mesh) -> None:
 class ChannelSplitStep(sync.SyncStep):
   """Sums over 'data'; over 'model', each device trains its own channels.
 
-  Of a split kernel it has them alone, with what the optimizer keeps of them,
-  and neither weights nor gradients travel (`kernels`). Everything else is
-  computed by all devices of the axis 'model', and the first device's result
-  counts: unlike devices round differently, and weights must stay the same
-  everywhere. With the plan 'apart' nothing is split and no gradient travels:
-  devices of one kind, which round alike, each train the network by themselves.
-  Where the first layers are computed by batch, or all (`rows`), gradients are
-  sums of all devices' shares.
+  Only the device holds its channels of a split kernel and their optimizer state, so
+  neither these weights nor their gradients are sent (`kernels`). All devices of the
+  axis 'model' compute everything else, and the first device's result is used:
+  unlike devices round differently, and weights must stay the same everywhere. With
+  the plan 'apart' nothing is split and no gradient is sent: devices of one kind round
+  alike, and each trains the network. If the first layers, or all, are computed by
+  batch (`split_rows`), gradients are sums of all devices' shares.
   """
 
-  def __init__(self, config, specs, order=()):
-    """Prepares the strategy; arguments as for `SyncStep`."""
-    super().__init__(config, specs, order)
+  def __init__(self, config: ConfigDict, specs: Any, forward_order: Sequence[str] = ()):
+    """Makes the strategy; see `sync_step.SyncStep`."""
+    super().__init__(config, specs, forward_order)
     self._plan = plan_lib.from_config(config)
-    self._apart = config.strategy.plan == plan_lib.APART
     self._row_multiple = plan_lib.row_multiple(config)
-    # Features by convolution; of split ones, the kernel's path to the features
-    # of each device.
-    self._features, self._kernels = {}, {}
+    # Features of each convolution, and of each device by the path of a split kernel.
+    self._features: dict[str, int] = {}
+    self._kernels: dict[str, tuple[int, ...]] = {}
 
-  def init_fn(self, init):
+  def init_fn(self, init: state_lib.Init) -> Callable:
     """(weights) -> a new state; a device holds its channels of a split kernel.
 
     Raises:
@@ -77,35 +78,28 @@ class ChannelSplitStep(sync.SyncStep):
       return convolve(x, kernel)
 
     with convolutions.computed_by(record):
-      jax.eval_shape(lambda: init())  # not what was traced for `init` before
+      jax.eval_shape(lambda: init())  # a new function: `init` has a cached trace
     plan_lib.check_layers(self._plan, self._features)
     return lambda weights=(): kernels.divided(init(weights), self._kernels)
 
-  def abstract_state(self, abstract_replica):
+  def abstract_state(self, abstract_replica: state_lib.TrainState) -> state_lib.TrainState:
     """The abstract state of a run; split kernels are divided over 'model'."""
-    mesh = _mesh(abstract_replica)
+    mesh = mesh_lib.mesh_of(abstract_replica)
     for layer, features in self._features.items():
       counts = self._plan.counts(layer, features, mesh.shape[mesh_lib.MODEL])
       if counts is not None:
         self._kernels[f'{layer}/kernel'] = counts
     return kernels.abstract(abstract_replica, self._kernels, mesh)
 
-  def eval_state_fn(self, abstract_replica):
+  def eval_state_fn(self, abstract_replica: state_lib.TrainState) -> Callable:
     """The run's weights, with all channels on each device."""
+    if not self._kernels:
+      return lambda state: state
+    join = self._join_fn(abstract_replica.replace(opt_state=()))
+    return lambda state: join(state.replace(opt_state=()))
 
-    def trees(state):
-      return state.params, state.stats, state.average
-
-    join = self._join_fn(trees(abstract_replica))
-
-    def eval_state(state):
-      params, stats, average = join(trees(state))
-      return state_lib.TrainState(state.step, params, stats, (), average)
-
-    return eval_state if self._kernels else lambda state: state
-
-  def checkpoint_layout(self, abstract_replica):
-    """Checkpoints hold whole kernels: a run may go on with another split."""
+  def checkpoint_layout(self, abstract_replica: state_lib.TrainState) -> state_lib.CheckpointLayout:
+    """Checkpoints hold whole kernels: a run may resume with another split."""
     abstract = self.abstract_state(abstract_replica)
     if not self._kernels:
       return super().checkpoint_layout(abstract_replica)
@@ -118,8 +112,8 @@ class ChannelSplitStep(sync.SyncStep):
       ),
     )
 
-  def wrap_shard_step(self, shard):
-    """One device's part of a step, from its own channels of split kernels."""
+  def wrap_shard_step(self, shard: Callable) -> Callable:
+    """One device's part of a step, from its channels of split kernels."""
 
     def split_step(params, stats, step, batch):
       devices = lax.axis_size(mesh_lib.MODEL)
@@ -130,8 +124,8 @@ class ChannelSplitStep(sync.SyncStep):
 
     return split_step
 
-  def accumulate(self, compute, batch):
-    """Sums over micro-batches, see `SyncStep`; of each, this device's rows."""
+  def accumulate(self, compute: Callable[[Any], Any], batch: Any) -> Any:
+    """The sum over this device's rows of each micro-batch; see `SyncStep`."""
     counts = self._plan.rows
 
     def compute_rows(micro_batch):
@@ -140,18 +134,18 @@ class ChannelSplitStep(sync.SyncStep):
     is_divided = counts and lax.axis_size(mesh_lib.MODEL) > 1
     return super().accumulate(compute_rows if is_divided else compute, batch)
 
-  def reduce(self, gradients, metrics):
-    """Sums over data; over 'model', what all devices have computed.
+  def reduce(self, gradients: Any, metrics: step_sums.Metrics) -> tuple[Any, step_sums.Metrics]:
+    """Sums over 'data', and over 'model' except for gradients of split kernels.
 
     Args:
-      gradients: like the whole parameters; that of a split kernel holds this
-        device's channels.
-      metrics: `step_sums.Metrics`. The first device's are taken, but for what
-        is of a device's own rows.
+      gradients: pytree like the whole parameters; the gradient of a split kernel is
+        zero outside of this device's channels.
+      metrics: other summands; of numbers that all devices of 'model' have, the
+        first device's.
 
     Returns:
-      gradients, of a split kernel this device's part (with the plan 'apart',
-      all are the device's own); metrics.
+      Sums of gradients (a device's part for a split kernel; with the plan 'apart' the
+      device's own sums) and of metrics.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
@@ -161,23 +155,22 @@ class ChannelSplitStep(sync.SyncStep):
     ]
     summed, metrics = super().reduce(tree.unflatten(local), self._local_metrics(metrics))
     summed = jax.tree.leaves(summed)
-    metrics, metrics_tree = jax.tree.flatten(metrics)
-    # In the dtype and the buckets that the config names, like `SyncStep`.
-    wires = [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in summed]
-    if self._apart:
-      metrics = self._sums(metrics)
+    values, metrics_tree = jax.tree.flatten(metrics)
+    wires = self._narrowed(summed)
+    if self._config.strategy.plan == plan_lib.APART:
+      values = buckets.summed(values, mesh_lib.MODEL, self._size)
     else:
-      wires, metrics = self._complete(wires, counts, metrics)
+      wires, values = self._complete(wires, counts, values)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
-    return tree.unflatten(gradients), metrics_tree.unflatten(metrics)
+    return tree.unflatten(gradients), metrics_tree.unflatten(values)
 
-  def sum_scores(self, sums):
-    """Sums an evaluation; all devices get those of the first of 'model'."""
+  def sum_scores(self, sums: Any) -> Any:
+    """The sums of an evaluation, from the first device of 'model'."""
     sums = jax.tree.map(_first_device, sums)
     return lax.psum(sums, (*mesh_lib.BATCH, mesh_lib.MODEL))
 
-  def of_whole_batch(self, outputs, rows):
-    """The outputs; their gradient is shared out if layers are by batch."""
+  def of_whole_batch(self, outputs: jax.Array, rows: int) -> jax.Array:
+    """The outputs; their gradient is divided by the devices if layers are by batch."""
     if not self._plan.by_batch:
       return outputs
     if len(outputs) < rows:
@@ -187,12 +180,12 @@ class ChannelSplitStep(sync.SyncStep):
       )
     return rows_lib.shared(outputs)
 
-  def local_vote(self, vote):
+  def local_vote(self, vote: jax.Array) -> jax.Array:
     """The largest vote of devices that have the same images."""
     return lax.pmax(vote, mesh_lib.MODEL)
 
   @contextlib.contextmanager
-  def convolution_context(self):
+  def convolution_context(self) -> Iterator[None]:
     """In this context, a model that is applied has its convolutions split.
 
     Raises:
@@ -212,32 +205,33 @@ class ChannelSplitStep(sync.SyncStep):
       yield
 
   def _join_fn(self, abstract_tree):
-    """A part of a run's state -> the same with kernels whole on all devices."""
+    """A part of a run's state -> that part with kernels whole on all devices."""
     return jax.jit(
       lambda tree: kernels.joined(tree, self._kernels),
       out_shardings=jax.tree.map(lambda s: s.sharding, abstract_tree),
     )
 
   def _complete(self, wires, counts, metrics):
-    """Gives all devices of 'model' what is not split, as the first has it.
+    """Sums unsplit gradients and metrics over 'model'.
 
     Args:
-      wires: gradients; of split kernels, local parts.
-      counts: of each gradient the features of each device; None: not split.
+      wires: gradients; local parts of split kernels' gradients.
+      counts: features of each device for each gradient; None: not split.
       metrics: arrays that are summed together with the gradients.
     """
     wires = list(wires)
     unsplit = [i for i in self._backward if counts[i] is None]
-    # Each device has its share of those already, or all have the same.
+    # Devices have different shares of the gradients, or all have the same ones.
     is_shared = self._plan.by_batch or self._plan.rows
     mask = (lambda x: x) if is_shared else _first_device
-    sums = self._sums([mask(wires[i]) for i in unsplit] + metrics)
+    summands = [mask(wires[i]) for i in unsplit] + metrics
+    sums = buckets.summed(summands, mesh_lib.MODEL, self._size)
     for i, total in zip(unsplit, sums, strict=False):
       wires[i] = total
     return wires, sums[len(unsplit) :]
 
   def _check_rows(self, devices, rows):
-    """Refuses a plan that does not divide a micro-batch of so many rows."""
+    """Refuses a plan that does not divide a micro-batch of `rows` rows."""
     multiple, counts = self._row_multiple, self._plan.rows
     if self._plan.by_batch and not rows_lib.divides(devices, rows):
       raise config_lib.ConfigError(
@@ -271,21 +265,10 @@ class ChannelSplitStep(sync.SyncStep):
     return step_sums.Metrics(statistics, *of_rows, *counts)
 
   def _unshared(self, x):
-    """A gradient that one device alone has, of the loss's share."""
+    """The whole gradient of a split kernel, from that of the device's loss share."""
     return x * lax.axis_size(mesh_lib.MODEL) if self._plan.by_batch else x
-
-  def _sums(self, arrays):
-    """Sums over 'model', in few and large collectives."""
-    sums = buckets.fused(
-      lambda x: lax.psum(x, mesh_lib.MODEL), [x.ravel() for x in arrays], self._size
-    )
-    return [s.reshape(x.shape) for s, x in zip(sums, arrays, strict=True)]
 
 
 def _first_device(x):
   """Zeros on all devices of 'model' but the first: a sum gives its value."""
   return jnp.where(lax.axis_index(mesh_lib.MODEL) == 0, x, 0)
-
-
-def _mesh(abstract_tree):
-  return jax.tree.leaves(abstract_tree)[0].sharding.mesh

@@ -1,8 +1,9 @@
-"""Finds a network's convolutions, and lets a strategy compute them."""
+"""A network's convolutions: their list, and a hook for a strategy to compute them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -16,21 +17,21 @@ _KERNEL_MAKERS = (nn.SpectralNorm, nn.WeightNorm)
 
 
 @contextlib.contextmanager
-def computed_by(handler: Callable, by_channel: Callable | None = None):
+def computed_by(handler: Callable, by_channel: Callable | None = None) -> Iterator[None]:
   """In this context, `handler` computes the convolutions of applied models.
 
-  Left out are those whose kernel is computed from several parameters, such as
+  It does not compute those whose kernel depends on several parameters, such as
   nn.WeightNorm's: the gradient of each would need that of the whole kernel.
 
   Args:
-    handler: called as (path, convolve, x, kernel) for each convolution of one
+    handler: (path, convolve, x, kernel) -> y, called for each convolution of one
       group; path is its layer's, such as 'stage1_block1/conv1'; convolve is
-      called as (x, kernel, platform=None), where platform names what it is
-      lowered for if that is not the program's. Returns the result.
-    by_channel: computes functions whose channels do not meet, see
-      `layers.channelwise.computed_by`; None: they compute themselves.
+      (x, kernel, platform=None) -> y, lowered for the program's platform or the
+      one named.
+    by_channel: computes channelwise functions, see
+      `layers.channelwise.computed_by`; None: they are called directly.
   """
-  kernel_makers = []  # that are being applied, from the outermost
+  kernel_makers = []  # modules that are being applied, from the outermost
 
   def intercept(following, arguments, keywords, context):
     module, method = context.module, context.method_name
@@ -42,7 +43,7 @@ def computed_by(handler: Callable, by_channel: Callable | None = None):
         kernel_makers.pop()
     if kernel_makers:
       return following(*arguments, **keywords)
-    # Of a grouped one, a feature sees some of the channels.
+    # In a grouped convolution a feature depends on some of the channels only.
     if isinstance(module, layers.Conv) and method == 'convolve' and module.groups == 1:
       return _handle(handler, module, *arguments)
     if isinstance(module, nn.Conv) and method == '__call__':
@@ -64,11 +65,11 @@ class Call:
   Attributes:
     layer: path of its layer; a layer that is used twice has two calls.
     convolve: (x, kernel, platform=None) -> y.
-    x, kernel, y: jax.ShapeDtypeStruct, of one device's images.
+    x, kernel, y: shapes for one device's images.
     reads_images: whether x are the images, which need no gradient.
-    gathered: jax.ShapeDtypeStruct of what functions whose channels do not meet
-      have made of y, such as a pool, where another function follows.
-    reads: path of the layer whose `gathered` is x; '': it is of none.
+    gathered: shape of the last result of channelwise functions of y, such as a
+      pool, before another function follows.
+    reads: path of the layer whose `gathered` is x; '': none.
   """
 
   layer: str
@@ -86,17 +87,17 @@ class Call:
     return self.kernel.shape[-1]
 
 
-def find(model, variables, images) -> list[Call]:
+def find(model: nn.Module, variables: Any, images: jax.ShapeDtypeStruct) -> list[Call]:
   """The convolutions of a model, in the order in which they are called.
 
   Args:
     model: Flax module called as (images, train).
-    variables: of the model, or their shapes.
-    images: jax.ShapeDtypeStruct (batch, height, width, 3), normalised.
+    variables: variables of the model, or their shapes.
+    images: shape (batch, height, width, 3) of normalised images.
   """
-  calls = []
+  calls: list[Call] = []
   # By a map's id: the map, which keeps its id in use, and its call's index.
-  places = {}
+  places: dict[int, tuple[Any, int]] = {}
 
   def record(path, convolve, x, kernel):
     y = convolve(x, kernel)
@@ -132,7 +133,7 @@ def find(model, variables, images) -> list[Call]:
 
 
 def _handle(handler, module, x, kernel, padding, after=None):
-  """Lets the handler compute a `layers.Conv`, without its module."""
+  """The result of a `layers.Conv`, computed by the handler."""
   stride, default = module.stride, module.platform
 
   def convolve(x, kernel, platform=None):
@@ -153,10 +154,10 @@ def _handling(handler, module):
 
   def convolve(x, kernel, *arguments, feature_group_count=1, **keywords):
     def convolve_on(x, kernel, platform=None):
-      del platform  # Flax's is the same on all
+      del platform  # Flax lowers alike for all platforms
       return general(x, kernel, *arguments, feature_group_count=feature_group_count, **keywords)
 
-    if feature_group_count > 1:  # a feature sees some of the channels
+    if feature_group_count > 1:  # a feature depends on some of the channels only
       return convolve_on(x, kernel)
     return handler(path, convolve_on, x, kernel)
 

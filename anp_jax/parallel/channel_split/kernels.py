@@ -1,12 +1,13 @@
-"""Kernels in a run's state: of a split one, each device holds its own channels.
+"""Kernels in a run's state: each device holds its channels of a split kernel.
 
-The parts lie one after another, each padded with zeros to the most features
-that a device has, so that the mesh's axis 'model' divides them: no array has
-shards of unlike sizes. Optimizer moments and averages lie like their kernel.
-An update leaves the zeros zero, since gradient, weight and moments are.
+The parts follow one another, each padded with zeros to the most features that a
+device has, so that the mesh's axis 'model' divides them: an array's shards have one
+size. Optimizer moments and averages lie like their kernel. An update leaves the
+padding zero, since its gradient, weight and moments are zero.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -22,15 +23,15 @@ _SPEC = mesh_lib.P(None, None, None, mesh_lib.MODEL)
 Counts = Mapping[str, Sequence[int]]
 
 
-def divided(tree, counts: Counts):
-  """A state, or a part of it, as a run has it.
+def divided(tree: Any, counts: Counts) -> Any:
+  """A state, or a part of it, with split kernels in the run's layout.
 
   Args:
-    tree: of arrays; kernels (height, width, channels, features) whole.
-    counts: of the split kernels.
+    tree: pytree of arrays; kernels (height, width, channels, features) are whole.
+    counts: features of each device for the split kernels.
 
   Returns:
-    The same with split kernels (height, width, channels, devices * widest).
+    The tree with split kernels (height, width, channels, devices * widest).
   """
 
   def divide(x, numbers):
@@ -45,7 +46,7 @@ def divided(tree, counts: Counts):
   return _of_kernels(divide, tree, counts)
 
 
-def joined(tree, counts: Counts):
+def joined(tree: Any, counts: Counts) -> Any:
   """The inverse of `divided`."""
 
   def join(x, numbers):
@@ -54,7 +55,7 @@ def joined(tree, counts: Counts):
   return _of_kernels(join, tree, counts)
 
 
-def abstract(tree, counts: Counts, mesh: jax.sharding.Mesh):
+def abstract(tree: Any, counts: Counts, mesh: jax.sharding.Mesh) -> Any:
   """Shapes and shardings of `divided`, from those of whole kernels."""
 
   def divide(x, numbers):
@@ -65,16 +66,16 @@ def abstract(tree, counts: Counts, mesh: jax.sharding.Mesh):
   return _of_kernels(divide, tree, counts)
 
 
-def surrounded(params, counts: Counts):
-  """Whole kernels on one device, zero but for the channels that it holds.
+def surrounded(params: Any, counts: Counts) -> Any:
+  """Whole kernels on one device, zero outside of the channels that it holds.
 
   Args:
-    params: this device's, inside a shard_map; split kernels (height, width,
-      channels, widest).
-    counts: of the split kernels.
+    params: this device's parameters, inside a shard_map; split kernels (height,
+      width, channels, widest).
+    counts: features of each device for the split kernels.
 
   Returns:
-    The same with split kernels (height, width, channels, features).
+    The parameters with split kernels (height, width, channels, features).
   """
 
   def surround(x, numbers):
@@ -89,12 +90,12 @@ def surrounded(params, counts: Counts):
 
 
 def _of_kernels(function: Callable, tree, counts: Counts):
-  """The tree with function(leaf, counts) for all that lies like a kernel."""
+  """The tree with function(leaf, counts) for split kernels, moments and averages."""
 
-  def apply(path, leaf):
-    name = mesh_lib.parameter_name(path, counts)
-    if name is None or len(leaf.shape) != len(_SPEC):
+  def apply(name, leaf):
+    kernel = mesh_lib.parameter_name(name, counts)
+    if kernel is None or len(leaf.shape) != len(_SPEC):
       return leaf
-    return function(leaf, tuple(counts[name]))
+    return function(leaf, tuple(counts[kernel]))
 
-  return jax.tree_util.tree_map_with_path(apply, tree)
+  return mesh_lib.map_by_name(apply, tree)

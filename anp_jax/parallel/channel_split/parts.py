@@ -1,12 +1,13 @@
-"""Maps with each device's own channels, and what follows them.
+"""Maps whose channels are divided over devices, and channelwise functions of them.
 
-All that a network sees is whole arrays, so that it may do with them what it
-likes. Behind an array that was gathered stands what it was gathered from: a
-function of the kind of `layers.channelwise` is applied to that, and its result
-is gathered in turn. A gather that nobody uses is not done.
+A network's code receives whole arrays, so that it may do anything with them. For
+each gathered array this device's channels are remembered: a function of
+`layers.channelwise` is applied to them, and its result is gathered in turn. XLA
+removes a gather whose result is not used.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import lax
@@ -20,11 +21,13 @@ class Parts:
 
   def __init__(self):
     # By a map's id: the map, which keeps its id in use; this device's channels
-    # of it; how many each device has.
-    self._parts = {}
+    # of it; the number of channels of each device.
+    self._parts: dict[int, tuple[jax.Array, jax.Array, tuple[int, ...]]] = {}
 
-  def convolve(self, convolve: Callable, x, kernel, counts: tuple[int, ...], *, sums: bool = True):
-    """Convolves; each device computes its features, and gets all.
+  def convolve(
+    self, convolve: Callable, x: jax.Array, kernel: jax.Array, counts: tuple, *, sums: bool = True
+  ) -> jax.Array:
+    """A convolution: each device computes its features, and all are gathered.
 
     Arguments are those of `split_operation.own_features`.
     """
@@ -35,8 +38,8 @@ class Parts:
     part = split_operation.own_features(convolve, x, kernel, counts, sums=sums and entry is None)
     return self._whole(part, counts)
 
-  def apply(self, function: Callable, x, *arguments):
-    """function(x, *arguments), where the channels of x are.
+  def apply(self, function: Callable, x: jax.Array, *arguments: Any) -> Any:
+    """function(x, *arguments), computed on the devices that have the channels of x.
 
     Arguments and result are those of `layers.by_channel`.
     """
@@ -48,20 +51,20 @@ class Parts:
     if not isinstance(result, tuple):
       return self._whole(result, counts)
     first, *rest = result
-    # Together: they are small, and each collective costs a latency.
+    # In one collective: they are small, and each collective costs a latency.
     rest = split_operation.whole(jnp.stack(rest), counts)
     return self._whole(first, counts), *rest
 
   def _own_arguments(self, arguments, counts):
-    """The arguments, of arrays this device's channels."""
+    """The arguments, with this device's channels of arrays."""
     result = list(arguments)
-    alike = {}  # indices of arrays that are cut together, by shape and dtype
+    alike: dict = {}  # indices of arrays that are cut together, by shape and dtype
     for i, x in enumerate(arguments):
       if not isinstance(x, jax.Array):
         continue
-      _, part, channels = self._parts.get(id(x), (None, None, None))
-      if channels == counts:
-        result[i] = part
+      entry = self._parts.get(id(x))
+      if entry and entry[2] == counts:
+        result[i] = entry[1]
       else:
         alike.setdefault((x.shape, x.dtype), []).append(i)
     for indices in alike.values():

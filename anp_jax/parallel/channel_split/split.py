@@ -1,34 +1,40 @@
-"""Which convolutions are split, and how many features each device computes."""
+"""Split plans: the features of each convolution that each device computes."""
 
 from collections.abc import Collection, Mapping, Sequence
 import math
 import re
 
-from anp_jax import config as config_lib
-from anp_jax.parallel import apportionment as shares_lib
+from ml_collections import ConfigDict
 
-# Plans that split nothing: all devices take the first one's gradients; or each
-# device, all being of one kind, has its own.
+from anp_jax import config as config_lib
+from anp_jax.parallel import apportionment
+
+# Plans without split layers: all devices use the first one's gradients; or each of
+# several devices of one kind uses its own, and no gradient is sent.
 NOTHING, APART = 'nothing', 'apart'
-# Of a layer, in place of features: each device computes its rows of the batch.
+# In place of a layer's features: each device computes its rows of the batch.
 BATCH = 'batch'
-# In place of layers: the rows of the batch for each device, of all layers.
+# In place of a layer: the rows of each device, for all layers.
 ROWS = 'rows'
 
 
 class Shares:
-  """The same shares for every convolution."""
+  """The same shares for every convolution.
 
-  layers = ()  # that the network must have
-  by_batch = frozenset()
-  rows = ()
+  Attributes:
+    layers, by_batch, rows: empty; see `Plan`.
+  """
+
+  layers: tuple[str, ...] = ()
+  by_batch: frozenset[str] = frozenset()
+  rows: tuple[int, ...] = ()
 
   def __init__(self, shares: Sequence[float], layers: str):
     """Compiles the pattern.
 
     Args:
-      shares: of each device, in proportion; () for equal ones.
-      layers: regular expression; a layer is split if it is found in its path.
+      shares: share of each device, in proportion; () for equal shares.
+      layers: regular expression that is searched for in a layer's path.
     """
     self._shares = tuple(shares)
     self._layers = re.compile(layers)
@@ -37,7 +43,7 @@ class Shares:
     """Features of each device; None for a layer that is not split."""
     if devices == 1 or not self._layers.search(layer):
       return None
-    return shares_lib.apportion(features, self._shares or (1,) * devices)
+    return apportionment.apportion(features, self._shares or (1,) * devices)
 
 
 class Plan:
@@ -46,18 +52,20 @@ class Plan:
   Attributes:
     layers: paths of the layers that the plan names.
     by_batch: paths of the layers that are computed by batch.
-    rows: of each device, if all layers are divided by rows; else ().
+    rows: rows of each device, if all layers are divided by rows; else ().
   """
 
   def __init__(self, divisions: Mapping[str, Sequence[int] | str]):
     """Copies the features of each device, or BATCH, by layer; or the ROWS."""
-    self.rows = tuple(divisions.get(ROWS, ()))
+    # A text is BATCH.
+    counts = {k: tuple(v) for k, v in divisions.items() if not isinstance(v, str)}
+    self.rows = counts.pop(ROWS, ())
     self.layers = tuple(layer for layer in divisions if layer != ROWS)
-    self._counts = {k: tuple(divisions[k]) for k in self.layers if divisions[k] != BATCH}
-    self.by_batch = frozenset(self.layers) - frozenset(self._counts)
+    self._counts = counts
+    self.by_batch = frozenset(self.layers) - frozenset(counts)
 
   def of(self, layer: str) -> tuple[int, ...]:
-    """Features of each device, of a layer that is split."""
+    """Features of each device for a layer that is split."""
     return self._counts[layer]
 
   def counts(self, layer: str, features: int, devices: int) -> tuple[int, ...] | None:
@@ -78,10 +86,9 @@ class Plan:
 
   def __str__(self):
     """The text that `parse` reads."""
-    divisions = {k: self._counts.get(k, [BATCH]) for k in self.layers}
+    texts = [f'{k}={",".join(map(str, self._counts.get(k, [BATCH])))}' for k in self.layers]
     if self.rows:
-      divisions[ROWS] = self.rows
-    texts = [f'{k}={",".join(map(str, v))}' for k, v in divisions.items()]
+      texts.append(f'{ROWS}={",".join(map(str, self.rows))}')
     return '; '.join(texts) or NOTHING
 
 
@@ -91,7 +98,7 @@ def parse(text: str) -> Plan:
   Raises:
     ConfigError: if the text is not a plan.
   """
-  divisions = {}
+  divisions: dict[str, Sequence[int] | str] = {}
   for part in [] if text in (NOTHING, APART) else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
     is_valid = re.fullmatch(rf'[^=\s]+=(\d+(,\d+)*|{BATCH})', part.strip())
@@ -110,7 +117,7 @@ def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
   """Refuses a plan of layers that the network does not have.
 
   Args:
-    plan: of the run.
+    plan: plan of the run.
     layers: paths of the network's convolutions.
 
   Raises:
@@ -124,8 +131,8 @@ def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
       )
 
 
-def row_multiple(config) -> int:
-  """What each device's rows are a multiple of, where all layers divide them.
+def row_multiple(config: ConfigDict) -> int:
+  """The divisor of each device's number of rows, if all layers are divided by rows.
 
   Groups of batch norm and pairs of blended images stay whole; 0: all rows are
   one group.
@@ -134,7 +141,7 @@ def row_multiple(config) -> int:
   return math.lcm(config.model.get('norm_group', 1), pair)
 
 
-def from_config(config) -> Shares | Plan:
+def from_config(config: ConfigDict) -> Shares | Plan:
   """The plan of config.strategy, or its shares for all layers."""
   t = config.strategy
   return parse(t.plan) if t.plan else Shares(t.shares, t.split_layers)

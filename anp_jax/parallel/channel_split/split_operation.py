@@ -1,16 +1,17 @@
 """Maps whose channels are divided over the devices, inside a shard_map.
 
 Device k of the mesh's axis 'model' has counts[k] channels, which begin where
-those of the devices before it end. In an array they are followed by zeros up to
-the most that a device has, `widest`, since all devices run one program; they
-travel only where that costs less than more messages.
+those of the devices before it end. All devices run one program, so an array of a
+device's channels is padded with zeros to the most channels of a device, `widest`;
+zeros are sent only where that costs less than more messages.
 
-Gradients are by hand: all devices compute the same from a map that is whole,
+Gradients are written by hand: all devices compute the same from a whole map,
 and the gradient of a gather would count it once for each device.
 """
 
 from collections.abc import Callable, Sequence
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -20,29 +21,32 @@ import numpy as np
 from anp_jax.parallel import mesh as mesh_lib
 
 _AXIS = mesh_lib.MODEL
-# Elements, and a share of zeros among them, under which several messages cost
-# more than sending the zeros in one.
+# Below this number of elements, or this share of zeros, several messages cost more
+# than one with the zeros.
 _SMALL, _LITTLE = 2**14, 0.1
 
 
-def own_features(convolve: Callable, x, kernel, counts: Sequence[int], *, sums: bool = True):
+def own_features(
+  convolve: Callable, x: jax.Array, kernel: jax.Array, counts: Sequence[int], *, sums: bool = True
+) -> jax.Array:
   """A convolution's features that this device computes.
 
   Args:
     convolve: (x, kernel) -> (batch, height', width', features), each feature
       computed from its own part of the kernel alone.
     x: (batch, height, width, channels), the same on all devices of the axis.
-    kernel: (height, width, channels, features); a device's own features count.
+    kernel: (height, width, channels, features); only this device's features are
+      used.
     counts: features of each device of the axis, 0 or more.
-    sums: whether the gradient of x is summed over the devices; each has that
-      of its own features. Not where `operand` sums it.
+    sums: whether the gradient of x is summed over the devices; False where
+      `operand` sums it.
 
   Returns:
     (batch, height', width', widest). The kernel's gradient has this device's
     features, and zeros elsewhere.
 
   Raises:
-    ValueError: if the counts are not of as many devices or features.
+    ValueError: if the counts fit neither the devices nor the features.
   """
   devices = lax.axis_size(_AXIS)
   if len(counts) != devices or sum(counts) != kernel.shape[-1]:
@@ -53,25 +57,25 @@ def own_features(convolve: Callable, x, kernel, counts: Sequence[int], *, sums: 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def whole(part, counts: tuple[int, ...]):
-  """All channels of a map on each device, from its own ones.
+def whole(part: jax.Array, counts: tuple[int, ...]) -> jax.Array:
+  """All channels of a map on each device.
 
   Args:
     part: this device's channels, (..., widest).
     counts: channels of each device of the axis.
 
   Returns:
-    (..., channels); of its gradient, a device takes that of its own channels.
+    (..., channels); the gradient of `part` is that of this device's channels.
   """
   return _gathered(part, counts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def operand(part, gathered, counts: tuple[int, ...]):
+def operand(part: jax.Array, gathered: jax.Array, counts: tuple[int, ...]) -> jax.Array:
   """`gathered`, as the operand of a convolution that is split.
 
-  Each device has the gradient of its own features of the result. Their sum is
-  the gradient; a device gets that of its own channels alone.
+  Each device computes the gradient from its features of the result. The gradient is
+  their sum; a device receives its channels of it.
 
   Args:
     part: this device's channels, (..., widest).
@@ -83,33 +87,25 @@ def operand(part, gathered, counts: tuple[int, ...]):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def own_part(x, counts: tuple[int, ...]):
+def own_part(x: jax.Array, counts: tuple[int, ...]) -> jax.Array:
   """This device's channels of an array that all devices have: (..., widest).
 
-  Its gradient is whole on all devices.
+  The gradient of x is whole on all devices.
   """
   return _cut(x, counts)
 
 
-def join(parts, counts: Sequence[int]):
-  """The devices' channels one after another, without the zeros.
-
-  Args:
-    parts: of each device (..., widest).
-    counts: channels of each device.
-
-  Returns:
-    (..., channels).
-  """
+def join(parts: Sequence[jax.Array], counts: Sequence[int]) -> jax.Array:
+  """The channels (..., channels) of all devices, from (..., widest) of each."""
   return jnp.concatenate([p[..., :n] for p, n in zip(parts, counts, strict=True) if n], -1)
 
 
-def x_gradient(convolve: Callable, x, kernel, dy):
+def x_gradient(convolve: Callable, x: jax.Array, kernel: jax.Array, dy: Any) -> jax.Array:
   """The gradient of convolve(x, kernel) with respect to x."""
   return jax.vjp(lambda x: convolve(x, kernel), x)[1](dy)[0]
 
 
-def kernel_gradient(convolve: Callable, x, kernel, dy):
+def kernel_gradient(convolve: Callable, x: jax.Array, kernel: jax.Array, dy: Any) -> jax.Array:
   """The gradient of convolve(x, kernel) with respect to kernel."""
   return jax.vjp(lambda kernel: convolve(x, kernel), kernel)[1](dy)[0]
 
@@ -157,12 +153,12 @@ def _own_features_backward(convolve, counts, sums, residuals, dy):
 
     return compute
 
-  # Two switches: a network's first convolution needs no gradient of x, and what
-  # is not needed is neither computed nor summed.
+  # Two switches: a network's first convolution needs no gradient of x, which is then
+  # neither computed nor summed.
   dx = _switch(counts, x_branch, dy)
   if sums:
-    # Each device's part was rounded to the computation's dtype already; a sum
-    # in bfloat16 would round once more for each device.
+    # Each device has rounded its part to the computation's dtype; a sum in bfloat16
+    # would round once more for each device.
     dtype, wide = dx.dtype, _wide(dx.dtype)
     dx = lax.psum(dx.astype(wide), _AXIS)
     if dtype != wide:
@@ -188,7 +184,7 @@ own_part.defvjp(
 
 
 def _gathered(part, counts):
-  """All devices' channels, from those of each."""
+  """All devices' channels (..., channels)."""
   if _is_padded(part, counts):
     return join(lax.all_gather(part, _AXIS), counts)
   devices = len(counts)
@@ -201,8 +197,7 @@ def _gathered(part, counts):
 def _scattered_sum(x, counts):
   """This device's channels of the sum of all devices' arrays (..., channels).
 
-  They travel in their dtype, to which each device rounded them, and are added
-  in float32 or wider.
+  The arrays are sent in their dtype and added in float32 or wider.
   """
   devices, widest = len(counts), max(counts)
   ends = np.cumsum(counts).tolist()
@@ -223,21 +218,21 @@ def _scattered_sum(x, counts):
 
 
 def _is_padded(part, counts):
-  """Whether parts travel with their zeros, in one collective."""
+  """Whether parts are sent with their zeros, in one collective."""
   zeros = 1 - sum(counts) / (len(counts) * max(counts))
   return zeros < _LITTLE or part.size < _SMALL
 
 
 def _rotated(part, sent, step):
-  """What the device `step` places before this one sends it: (..., widest).
+  """The array (..., widest) that the device `step` places before this one sends.
 
   Args:
-    part: (..., widest), what this device sends to the one `step` places on.
-    sent: channels of it that each device of the axis sends.
+    part: (..., widest), which this device sends to the one `step` places after it.
+    sent: number of channels that each device of the axis sends.
     step: places along the axis.
   """
   levels = sorted({0, *sent})
-  # A message is of as many channels on all devices that send it.
+  # A message has one number of channels on all devices that send it.
   pieces = [
     lax.ppermute(
       part[..., low:high],
@@ -256,14 +251,14 @@ def _cut(x, counts):
 
 
 def _switch(counts, branch, *operands):
-  """Calls this device's branch, made by `branch` from its channels' slice."""
+  """Calls branch(slice of this device's channels) with the operands."""
   ends = np.cumsum(counts).tolist()
   cuts = [slice(e - n, e) for e, n in zip(ends, counts, strict=True)]
   return lax.switch(lax.axis_index(_AXIS), [branch(cut) for cut in cuts], *operands)
 
 
 def _padded(x, start, width):
-  """The array with zeros around its last axis, to that width."""
+  """The array, padded with zeros to (..., width)."""
   after = width - start - x.shape[-1]
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(start, after)])
 

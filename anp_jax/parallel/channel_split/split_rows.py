@@ -1,21 +1,23 @@
-"""Layers that are computed by batch: each device has its own rows.
+"""Layers that are computed by batch: each device computes its rows.
 
 The first layers of a plan, with large maps and small kernels, may divide the
 batch in place of the channels, as Krizhevsky 2014 (arXiv 1404.5997) divides the
-convolutions of a network, but not its dense layers. Where they end, the devices
-give each other their rows; from there on all have the whole batch. In the
-backward pass each takes the gradient of its own rows; where a layer split by
-channels reads them, each is sent it by all others.
+convolutions of a network, but not its dense layers. After them the devices gather
+their rows, and all have the whole batch. In the backward pass each device takes the
+gradient of its rows; if a layer that is split by channels reads them, the others
+send it.
 
-Or all layers are, in parts that may be unlike (`computed`).
+Alternatively all layers are computed by batch, in parts that may be unequal
+(`computed`).
 
-Gradients are by hand, as in `operation`. What all devices compute alike counts
-once for each of them, so a device's loss counts for its share, `shared`: then
-gradients of weights are sums over the devices, before and after the place.
+Gradients are written by hand, as in `split_operation`. All devices compute the same
+loss, so each takes an equal share of it, `shared`: then gradients of weights are
+sums over the devices, before and after the gather.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 import contextlib
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -34,39 +36,39 @@ class Rows:
   """The rows of one forward pass while it is traced.
 
   Attributes:
-    layers: paths; they are computed by batch.
-    are_joined: whether they have ended.
+    layers: paths of the layers that are computed by batch.
+    are_joined: whether the rows have been gathered.
   """
 
   def __init__(self, layers: Collection[str], is_of_rows: bool = False):
     """Begins a pass.
 
     Args:
-      layers: paths; they are computed by batch.
-      is_of_rows: whether all of the pass is, of a device's rows alone.
+      layers: paths of the layers that are computed by batch.
+      is_of_rows: whether all layers are computed by batch.
     """
     self.layers = layers
     self.are_joined = not (layers or is_of_rows)
-    self._batch = None
-    self._joined = None  # the last map of a device's rows, and that of all
+    self._batch = 0  # 0: no convolution yet
+    # The last map of a device's rows, and the map of all rows.
+    self._joined: tuple[jax.Array, jax.Array] | None = None
 
-  def operand(self, layer: str, x, is_split: bool):
-    """What a layer's convolution reads, in place of x.
+  def operand(self, layer: str, x: jax.Array, is_split: bool) -> tuple[jax.Array, bool]:
+    """The array that a layer's convolution reads in place of x.
 
     Args:
-      layer: path.
+      layer: path of the layer.
       x: (batch, height, width, channels), or a device's rows of it.
-      is_split: whether the devices compute channels of the layer.
+      is_split: whether the layer is split by channels.
 
     Returns:
       The operand; whether its gradient is summed over the devices already.
 
     Raises:
-      ValueError: if the layer is computed by batch, and comes after others; or
-        if it reads another map than the first one after them.
+      ValueError: if a layer by batch follows other layers, or if a layer after
+        them reads another map than the first one.
     """
-    if self._batch is None:
-      self._batch = x.shape[0]
+    self._batch = self._batch or x.shape[0]
     # The batches of an evaluation may be of any size.
     if not self.layers or not divides(lax.axis_size(_AXIS), self._batch):
       return x, False
@@ -86,12 +88,12 @@ class Rows:
 
 
 @contextlib.contextmanager
-def checked(rows: Rows):
-  """In this context, the network is applied to which the rows belong.
+def checked(rows: Rows) -> Iterator[None]:
+  """In this context, the network of the rows is applied.
 
   Raises:
-    ConfigError: if it uses more than one map of those before the place where
-      layers by batch end, or something before it needs the whole batch.
+    ConfigError: if a layer before the gather needs the whole batch, or layers after
+      it read more than one map from before.
   """
   if rows.are_joined:
     yield
@@ -105,7 +107,7 @@ def checked(rows: Rows):
       isinstance(module, layers_lib.BatchNorm) and not module.group
     ):
       raise ValueError('a batch norm is over the whole batch')
-    # Of rows alone, it draws by the first of them.
+    # Dropout draws by the first row.
     unchanged = any(result is x for x in (*arguments, *keywords.values()))
     if isinstance(module, nn.Dropout) and not unchanged and rows.layers:
       raise ValueError('dropout would leave out the same of all parts')
@@ -122,27 +124,27 @@ def checked(rows: Rows):
 
 
 def divides(devices: int, batch: int) -> bool:
-  """Whether so many devices may divide a batch.
+  """Whether `devices` devices may divide a batch.
 
-  Each has two rows or more: a map of one would be broadcast to those of all,
-  where a network adds them, and nobody would see the mistake.
+  Each needs two rows or more: a network that adds a map of one row to a map of all
+  would broadcast it without an error.
   """
   return batch % devices == 0 and batch >= 2 * devices
 
 
-def own(x):
+def own(x: jax.Array) -> jax.Array:
   """This device's rows (batch / devices, ...) of an array (batch, ...)."""
   rows = x.shape[0] // lax.axis_size(_AXIS)
   return lax.dynamic_slice_in_dim(x, lax.axis_index(_AXIS) * rows, rows)
 
 
-def computed(compute: Callable, batch, counts: Sequence[int]):
+def computed(compute: Callable, batch: Any, counts: Sequence[int]) -> Any:
   """compute(this device's rows of a batch); zeros for a device without any.
 
   Args:
     compute: batch -> pytree of arrays, whose shapes do not depend on the rows.
-      Devices of unlike numbers run unlike programs: no collective is in it
-      that is of both.
+      Devices with different numbers of rows run different programs, so it has no
+      collective over the axis.
     batch: pytree of arrays (rows, ...), the same on all devices of the axis.
     counts: rows of each device of the axis.
   """
@@ -165,27 +167,27 @@ def computed(compute: Callable, batch, counts: Sequence[int]):
 
 
 @jax.custom_vjp
-def shared(x):
-  """x, which all devices have; its gradient is shared out among them."""
+def shared(x: jax.Array) -> jax.Array:
+  """x, which all devices have; each has its share of the gradient."""
   return x
 
 
 @jax.custom_vjp
 def _operand(part, gathered):
-  """`gathered`, which all devices compute the same from."""
+  """`gathered`, as the operand of a layer that all devices compute in full."""
   del part
   return gathered
 
 
 @jax.custom_vjp
 def _split_operand(part, gathered):
-  """`gathered`, of whose gradient each device has that of its channels."""
+  """`gathered`, as the operand of a layer that is split by channels."""
   del part
   return gathered
 
 
-def share(x):
-  """A device's share of what all have: x / devices."""
+def share(x: jax.Array) -> jax.Array:
+  """A device's share of an array that all devices have: x / devices."""
   return x / lax.axis_size(_AXIS)
 
 
@@ -197,7 +199,7 @@ def _split_operand_backward(_, dy):
   devices = lax.axis_size(_AXIS)
   for_each = dy.reshape(devices, -1, *dy.shape[1:])
   parts = lax.all_to_all(for_each, _AXIS, 0, 0)
-  # They travel in their dtype, to which each device rounded them.
+  # Sent in their dtype, to which each device rounded them, and added wider.
   wide = jnp.promote_types(dy.dtype, jnp.float32)
   total = parts.astype(wide).sum(0) * devices
   return total.astype(dy.dtype), jnp.zeros_like(dy)

@@ -6,12 +6,12 @@ from anp_jax.costs import collectives, device_step, steps
 
 
 def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
-  """Logical shards one after another; sums follow the backward pass."""
+  """A step of logical shards one after another; sums follow the backward pass."""
   shards, size = setting.config.strategy.logical_shards, setting.cluster.size
   result = steps.synchronous(setting, images, overlap=0.0)
   per_device = max(1, shards // size)
   starts = setting.workload.kernels * setting.efficiency.kernel_seconds
-  # A device sends that many sums of the tree; the first is in `result`.
+  # A device sends so many partial sums; the first is in `result`.
   partial = per_device // (per_device & -per_device) if size > 1 else 1
   reached = device_step.scaled(setting.cluster, setting.efficiency)
   sent = setting.workload.param_bytes + 4 * setting.workload.statistics

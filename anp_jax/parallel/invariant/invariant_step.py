@@ -1,21 +1,23 @@
 """Synchronous training whose bits do not depend on the number of devices.
 
-The batch is cut into logical shards, a number that the config fixes. A device
-computes its shards one after another with one compiled program, the same for
-any number of devices, and all shards' gradients are added in one fixed binary
-tree, whose lower levels lie within devices and whose upper ones between them.
-An evaluation is computed and added in the same way. Gonzalez Tallada (PPoPP
-2016) adds in a fixed order for one number of threads; here the order is that of
-any number of devices. On a CPU the number of threads is fixed by the config:
-Eigen, which computes XLA's products and convolutions there, cuts their inner
-sums by the size of its pool.
+The config fixes the number of logical shards of the batch. A device computes its
+shards one after another with one compiled program, the same for any number of
+devices, and all shards' gradients are added in one fixed binary tree: its lower
+levels within devices, its upper ones between them. Evaluation works alike.
+Gonzalez Tallada (PPoPP 2016) adds in an order that is fixed for one number of
+threads; this order is the same for any number of devices. On a CPU the config also
+fixes the number of threads: Eigen, which computes XLA's products and convolutions
+there, cuts their inner sums by the size of its pool.
 """
 
+from collections.abc import Sequence
 import os
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -26,42 +28,37 @@ from anp_jax.system import xla_flags
 class InvariantStep(sync.SyncStep):
   """Sums in the order of a tree over the logical shards.
 
-  Between devices, sums travel as slices: each device gets every device's part
+  Between devices, sums are sent as slices: each device receives every device's part
   of one slice (all-to-all), adds them, and all slices are gathered. That moves
   the bytes of a ring's sum, or more: see `_partial_sums`.
   """
 
-  # In one program, how a gradient or an update is fused with the sums next to
-  # it would depend on how many there are.
+  # In one program, the fusion of a gradient or an update with the sums next to it
+  # would depend on their number.
   separate_programs = True
-
-  def __init__(self, config, specs, order=()):
-    """Makes the strategy; see `sync_step.SyncStep`."""
-    super().__init__(config, specs, order)
-    self._shards = config.strategy.logical_shards
 
   def micro_batches(self) -> int:
     """The logical shards of a device."""
-    return self._shards // lax.axis_size(mesh_lib.DATA)
+    return self._config.strategy.logical_shards // lax.axis_size(mesh_lib.DATA)
 
-  def shards_per_device(self, mesh) -> int:
+  def shards_per_device(self, mesh: jax.sharding.Mesh) -> int:
     """The logical shards that each device of a mesh computes."""
-    return self._shards // mesh_lib.batch_devices(mesh)
+    return self._config.strategy.logical_shards // mesh_lib.batch_devices(mesh)
 
-  def add_shards(self, shards):
-    """Adds what the tree adds of a device's logical shards.
+  def add_shards(self, shards: Sequence[Any]) -> Any:
+    """Adds the logical shards of this device, as far as the tree adds within it.
 
     Args:
-      shards: pytrees of arrays (...), one of each of the device's shards.
+      shards: a pytree of arrays (...) for each of the device's shards.
 
     Returns:
-      The pytree of their sums (...). Where the tree joins some of them with
-      another device's first, the n sums (n, ...) that it has of them.
+      The pytree of their sums (...), or of n partial sums (n, ...) if the tree
+      joins some of them with another device's first.
     """
     return jax.tree.map(lambda *x: self._add(jnp.stack(x)), *shards)
 
-  def sum_scores(self, sums):
-    """The sums of an evaluation over the whole batch, from a device's own."""
+  def sum_scores(self, sums: Any) -> Any:
+    """The sums of an evaluation over the whole batch, from one device's sums."""
 
     def total(x):
       if self._partial_sums(x) > 1:
@@ -71,12 +68,12 @@ class InvariantStep(sync.SyncStep):
     return jax.tree.map(total, lax.all_gather(sums, mesh_lib.BATCH))
 
   def _partial_sums(self, x) -> int:
-    """The sums that the tree has of a device's shards, all of one size.
+    """The number of partial sums of a device's shards.
 
-    Each is of as many neighbours as the largest power of two that divides the
-    device's shards: the tree has joined just these, on any number of devices.
-    n of them travel as (n + 1) / 2 times the bytes of one.
-    Whole numbers are exact in any order: they are one sum.
+    The size of each is the largest power of two that divides the device's shards:
+    the tree joins such neighbours on any number of devices. n partial sums are
+    sent as (n + 1) / 2 times the bytes of one. Integers are exact in any order:
+    they have one sum.
     """
     exact = not jnp.issubdtype(x.dtype, jnp.inexact)
     if exact or lax.axis_size(mesh_lib.DATA) == 1:
@@ -119,22 +116,23 @@ def tree_sum(x: jax.Array) -> jax.Array:
   return x[0]
 
 
-def check(config, devices: int, platform: str) -> None:
-  """Refuses what would make the bits depend on the number of devices.
+def check(config: ConfigDict, devices: int, platform: str) -> None:
+  """Refuses values that would make the bits depend on the number of devices.
 
   Args:
-    config: the run's config.
-    devices: over which the batch is divided.
-    platform: of the mesh.
+    config: config of the run.
+    devices: number of devices over which the batch is divided.
+    platform: platform of the mesh.
 
   Raises:
-    ConfigError: naming the key and what it has to be.
+    ConfigError: naming the key and the expected value.
   """
   shards = config.strategy.logical_shards
   if shards % devices:
+    divisors = [n for n in range(1, shards + 1) if shards % n == 0]
     raise config_lib.ConfigError(
       f'config.strategy.logical_shards={shards}: {devices} devices do not '
-      f'divide it, only {", ".join(map(str, _divisors(shards)))} do; expected '
+      f'divide it, only {", ".join(map(str, divisors))} do; expected '
       f'a multiple of {devices}, the nearest is '
       f'{_nearest(shards, devices, config.batch_size)}, the same for every run '
       'to compare'
@@ -164,25 +162,18 @@ def check(config, devices: int, platform: str) -> None:
     )
 
 
-def _divisors(number):
-  return [n for n in range(1, number + 1) if number % n == 0]
-
-
 def _nearest(shards, devices, batch_size):
-  """The number nearest to `shards` that `devices` divide.
-
-  It divides the batch, too, if there is any that does.
-  """
+  """The multiple of `devices` nearest to `shards`, if possible a divisor of the batch."""
   multiples = range(devices, max(shards + devices, batch_size) + 1, devices)
   fitting = [n for n in multiples if n > 1 and batch_size % n == 0]
   return min(fitting or multiples, key=lambda n: abs(n - shards))
 
 
 def _check_threads(config, platform):
-  """Refuses a process whose CPU pool is not of the size that the config says.
+  """Refuses a process whose CPU pool has another size than the config's.
 
-  XLA's CPU client does not tell how many threads it has: this is the number
-  that it takes from the environment and from its devices.
+  XLA's CPU client does not expose its number of threads: `xla_flags.cpu_threads`
+  derives it, as XLA does, from the environment and the devices.
   """
   if platform != 'cpu':
     return

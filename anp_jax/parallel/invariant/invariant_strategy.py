@@ -1,9 +1,19 @@
-"""The strategy `invariant`: what it promises and refuses; see its step."""
+"""The strategy `invariant`; see its step."""
+
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
 from anp_jax.config import keys, rules, strategy
+from anp_jax.costs import collectives, steps
 from anp_jax.parallel.invariant import invariant_cost
 from anp_jax.parallel.sync import sync_strategy as sync
+
+if TYPE_CHECKING:
+  import jax
+
+  from anp_jax.parallel.invariant import invariant_step
 
 
 class Invariant(sync.Sync):
@@ -11,11 +21,11 @@ class Invariant(sync.Sync):
 
   name = 'invariant'
   state = 'invariant'
-  # Sums over devices would depend on how many there are.
+  # Sums over devices would depend on their number.
   sums_statistics = False
 
-  def default_config(self):
-    """What decides the bits."""
+  def default_config(self) -> dict[str, keys.Key]:
+    """The shards and threads, which determine the bits."""
     return {
       'logical_shards': keys.integer(8, 'parts of the batch, each reduced by itself', at_least=2),
       'threads': keys.integer(
@@ -26,7 +36,7 @@ class Invariant(sync.Sync):
       ),
     }
 
-  def check(self, config):
+  def check(self, config: dict[str, Any]) -> None:
     """Refuses a batch that depends on the number of devices."""
     rules.check(
       config['batch_size'],
@@ -37,27 +47,27 @@ class Invariant(sync.Sync):
       'depend on the number of devices',
     )
 
-  def xla_settings(self, config):
+  def xla_settings(self, config: ConfigDict) -> dict[str, Any]:
     """Deterministic operations, and a CPU pool of the config's size."""
     return {'deterministic': True, 'threads': config.strategy.threads}
 
-  def check_mesh(self, config, mesh):
+  def check_mesh(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
     """Refuses devices, threads or flags that would change the bits."""
     from anp_jax.parallel import mesh as mesh_lib
     from anp_jax.parallel.invariant import invariant_step
 
     invariant_step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
 
-  def check_evaluation(self, config, mesh):
-    """Refuses what training refuses: scores are bits, too."""
+  def check_evaluation(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
+    """Refuses the meshes that training refuses: scores are bits, too."""
     self.check_mesh(config, mesh)
 
-  def batch_division(self, config, devices):
+  def batch_division(self, config: ConfigDict, devices: int) -> strategy.BatchDivision:
     """Logical shards, computed one after another on each device."""
     shards = config.strategy.logical_shards
     return strategy.BatchDivision(shards, 1, f'config.strategy.logical_shards={shards}')
 
-  def planned_parts(self, config, cluster):
+  def planned_parts(self, config: ConfigDict, cluster: collectives.Cluster) -> tuple[int, int]:
     """Divides the logical shards over all devices."""
     super().planned_parts(config, cluster)
     shards = config.strategy.logical_shards
@@ -67,20 +77,20 @@ class Invariant(sync.Sync):
       )
     return cluster.size, shards // cluster.size
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step of logical shards, one after another."""
     return invariant_cost.predicted_step(setting, images)
 
-  def passes(self, config, devices):
+  def passes(self, config: ConfigDict, devices: int) -> int:
     """A pass for each logical shard of a device."""
     return max(1, config.strategy.logical_shards // devices)
 
-  def eval_parts(self, config, devices):
+  def eval_parts(self, config: ConfigDict, devices: int) -> int:
     """The logical shards, on any number of devices."""
     return config.strategy.logical_shards
 
-  def build(self, config, specs, order=(), offload_devices=()):
-    """Sums in one fixed tree."""
+  def step_class(self) -> 'type[invariant_step.InvariantStep]':
+    """The class that sums in one fixed tree."""
     from anp_jax.parallel.invariant import invariant_step
 
-    return invariant_step.InvariantStep(config, specs, order)
+    return invariant_step.InvariantStep

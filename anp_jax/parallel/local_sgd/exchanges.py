@@ -1,20 +1,23 @@
-"""After which steps groups exchange weights."""
+"""The steps after which groups exchange weights."""
 
-from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.config import durations
 
 
-def in_steps(config, batch_size: int, examples: int):
+def in_steps(config: ConfigDict, batch_size: int, examples: int) -> ConfigDict:
   """Returns the config with the starts of its periods in steps.
 
   Args:
-    config: of the run.
-    batch_size: images a step.
-    examples: images an epoch.
+    config: config of the run.
+    batch_size: images per step.
+    examples: images per epoch.
 
   Raises:
     ConfigError: if a period does not start after the one before it.
@@ -33,43 +36,33 @@ def in_steps(config, batch_size: int, examples: int):
   return config_lib.replaced(config, {'strategy.period': ','.join(texts)})
 
 
-def is_due(config, step):
-  """Whether groups exchange after `step` updates: alike on all devices.
+def is_due(config: ConfigDict, step: jax.Array | int) -> Any:
+  """Whether groups exchange after `step` updates: the same on all devices.
 
-  Groups exchange where a period starts, and every `period` steps after it.
+  Groups exchange at the start of each period and every `period` steps after it.
 
   Args:
-    config: of the run, from `in_steps`.
-    step: integer array, traced or not.
+    config: config of the run, from `in_steps`.
+    step: integer array, traced or not, or an int, which uses no device.
 
   Returns:
-    A bool array of its shape.
+    A bool, or a bool array of the step's shape.
   """
+  xp = jnp if isinstance(step, jax.Array) else np
   (_, period), *later = durations.staircase(config.strategy.period, 1, 1)
   due = step % period == 0
   for start, period in later:
-    due = jnp.where(step < start, due, (step - start) % period == 0)
+    due = xp.where(step < start, due, (step - start) % period == 0)
   return due
 
 
-def on_host(config) -> Callable[[int], bool]:
-  """Returns what answers `is_due` outside a program, without a device."""
-  phases = durations.staircase(config.strategy.period, 1, 1)
-
-  def is_due_on_host(step):
-    start, period = [phase for phase in phases if phase[0] <= step][-1]
-    return (step - start) % period == 0
-
-  return is_due_on_host
-
-
-def share(config, batch_size: int, examples: int) -> float:
+def share(config: ConfigDict, batch_size: int, examples: int) -> float:
   """Returns the share of a run's steps after which groups exchange.
 
   Args:
-    config: of the run.
-    batch_size: images a step.
-    examples: images an epoch.
+    config: config of the run.
+    batch_size: images per step.
+    examples: images per epoch.
   """
   phases = durations.staircase(config.strategy.period, batch_size, examples)
   total = max(1, config_lib.steps(config.duration, batch_size, examples))

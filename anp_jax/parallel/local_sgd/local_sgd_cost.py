@@ -7,7 +7,7 @@ from anp_jax.parallel.local_sgd import exchanges
 
 
 def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
-  """Synchronous within groups, which exchange weights now and then."""
+  """Synchronous steps within groups, which exchange weights periodically."""
   s, cluster = setting.config.strategy, setting.cluster
   groups = min(s.groups, cluster.size)
   # A device of several groups makes a pass and an update for each.
@@ -18,7 +18,7 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   punctual = dataclasses.replace(setting, jitter=0.0, slow=())
   inner = steps.synchronous(punctual, images, cluster=group)
   inner = dataclasses.replace(inner, fixed=passes * inner.fixed)
-  # A group that is smaller than a node exchanges within it, too.
+  # A group that is smaller than a node also exchanges within the node.
   within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
   peers = dataclasses.replace(setting.reached, nodes=max(1, groups // within), devices=within)
   size = setting.workload.param_bytes + 4 * setting.workload.statistics
@@ -26,7 +26,7 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
     size += setting.workload.state_bytes - setting.workload.param_bytes
   share = exchanges.share(setting.config, images * cluster.size, setting.workload.examples)
   exchange = share * collectives.all_reduce(peers, size)
-  # Groups exchange numbers of each step, so that all wait for the last device.
+  # Groups exchange the values of each step, so that all wait for the slowest device.
   late = setting.lateness(inner.compute + inner.fixed, cluster.size)
   return dataclasses.replace(
     inner, images=images * cluster.size, communication=inner.communication + exchange + late

@@ -1,19 +1,29 @@
 """The strategy `local_sgd`: its groups of devices; see its step."""
 
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
 from anp_jax import config as config_lib
 from anp_jax.config import keys, simulation_keys, strategy
+from anp_jax.costs import steps, work
 from anp_jax.parallel.sync import sync_strategy as sync
+
+if TYPE_CHECKING:
+  from anp_jax.parallel import simulated_clock
+  from anp_jax.parallel.local_sgd import local_sgd_step
 
 
 class LocalSgd(sync.Sync):
-  """Groups of devices that exchange weights now and then."""
+  """Groups of devices that exchange weights periodically."""
 
   name = 'local_sgd'
   state = 'local_sgd'
   has_group_weights = True
 
-  def default_config(self):
-    """The groups, and when and how they exchange weights."""
+  def default_config(self) -> dict[str, keys.Key]:
+    """The groups, and the times and the form of their exchanges."""
     return {
       'groups': keys.integer(
         2, 'groups of neighbouring devices; one device may also hold several', above=0
@@ -43,18 +53,18 @@ class LocalSgd(sync.Sync):
       ),
     }
 
-  def check(self, config):
+  def check(self, config: dict[str, Any]) -> None:
     """Refuses simulated workers that divide neither the batch nor groups."""
     simulation_keys.check(config, config.get('strategy.groups', 1))
 
-  def describe_scores(self, config):
-    """What evaluation sees of the groups."""
+  def describe_scores(self, config: ConfigDict) -> str:
+    """The mean that is evaluated."""
     return f', the mean of {config.strategy.groups} groups'
 
-  def groups(self, config, devices):
-    """The mesh's groups: of more groups than devices, each has several."""
+  def groups(self, config: ConfigDict, devices: int) -> int:
+    """The mesh's groups; if there are more than devices, a device has several."""
     groups = config.strategy.groups
-    # Of four groups on six devices, a device would have rows of two.
+    # With four groups on six devices, a device would have rows of two groups.
     if groups % devices and devices % groups:
       raise config_lib.ConfigError(
         f'config.strategy.groups={groups}: expected a number that divides the '
@@ -62,8 +72,8 @@ class LocalSgd(sync.Sync):
       )
     return min(groups, devices)
 
-  def batch_division(self, config, devices):
-    """Divides like `sync`; each group has a part if there are more of them."""
+  def batch_division(self, config: ConfigDict, devices: int) -> strategy.BatchDivision:
+    """A part for each device, or for each group if there are more groups."""
     groups = config.strategy.groups
     if groups <= devices:
       return super().batch_division(config, devices)
@@ -73,43 +83,45 @@ class LocalSgd(sync.Sync):
       f'config.strategy.groups={groups} x config.accumulate={config.accumulate}',
     )
 
-  def exchange_share(self, config, batch_size, examples):
+  def exchange_share(self, config: ConfigDict, batch_size: int, examples: int) -> float:
     """The mean over the run, in which the period may change."""
     from anp_jax.parallel.local_sgd import exchanges
 
     return exchanges.share(config, batch_size, examples)
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step within groups, and a part of an exchange between them."""
     from anp_jax.parallel.local_sgd import local_sgd_cost
 
     return local_sgd_cost.predicted_step(setting, images)
 
-  def passes(self, config, devices):
+  def passes(self, config: ConfigDict, devices: int) -> int:
     """A pass for each group of a device."""
     return max(1, config.strategy.groups // devices)
 
-  def state_bytes(self, config, workload, devices, divided):
-    """A state for each group, and what an outer momentum keeps."""
+  def state_bytes(
+    self, config: ConfigDict, workload: work.Workload, devices: int, divided: int
+  ) -> float:
+    """The bytes of a state for each group, and of an outer momentum."""
     state = super().state_bytes(config, workload, devices, divided) * self.passes(config, devices)
     if config.strategy.outer == 'average':
       return state
-    # Weights of the last exchange, and a momentum like them.
+    # Weights after the last exchange, and a momentum like them.
     return state + 2 * workload.param_bytes / divided
 
-  def in_steps(self, spec):
+  def in_steps(self, spec: Any) -> ConfigDict:
     """The config, with the starts of its periods in steps."""
     from anp_jax.parallel.local_sgd import exchanges
 
     return exchanges.in_steps(spec.config, spec.batch_size, spec.examples)
 
-  def build(self, config, specs, order=(), offload_devices=()):
-    """Sums inside a group, and exchanges between groups."""
+  def step_class(self) -> 'type[local_sgd_step.LocalStep]':
+    """The class that sums inside a group, and exchanges between groups."""
     from anp_jax.parallel.local_sgd import local_sgd_step
 
-    return local_sgd_step.LocalStep(config, specs, order)
+    return local_sgd_step.LocalStep
 
-  def simulated_clock(self, spec):
+  def simulated_clock(self, spec: Any) -> 'simulated_clock.SimulatedClock | None':
     """The clock of groups that wait for each other in exchanges only."""
     s = spec.config.strategy
     if not s.simulate.workers:
@@ -117,6 +129,7 @@ class LocalSgd(sync.Sync):
     from anp_jax.parallel import simulated_clock
     from anp_jax.parallel.local_sgd import exchanges
 
+    is_exchange = functools.partial(exchanges.is_due, self.in_steps(spec))
     return simulated_clock.SimulatedClock(
-      spec.config, s.groups, exchanges.on_host(self.in_steps(spec)), s.simulate.exchange_seconds
+      spec.config, s.groups, is_exchange, s.simulate.exchange_seconds
     )

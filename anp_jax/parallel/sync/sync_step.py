@@ -1,47 +1,48 @@
 """Synchronous training: every shard's gradient in every update."""
 
+from collections.abc import Callable, Sequence
 import contextlib
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
-from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib
-
-_MEGABYTE = 10**6
+from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib, step_sums
 
 
 class SyncStep:
-  """Explicit sums over the data axis, in a named dtype.
+  """Explicit sums over the data axis, in the dtype that the config names.
 
-  Left to XLA's partitioner, gradients of a bfloat16 network would be summed in
-  bfloat16 whatever the dtype of the parameters.
+  XLA's partitioner would sum gradients of a bfloat16 network in bfloat16, whatever
+  the dtype of the parameters.
   """
 
   # Whether micro-batches, their sum and the update are separate programs.
   separate_programs = False
   # Mesh axes over which a step's sums go.
   _summed = (mesh_lib.DATA,)
-  # Spec of what each group of devices has: here all devices are one group.
+  # Spec of results that each group of devices has: here all devices are one group.
   per_group_spec = mesh_lib.P()
 
-  def __init__(self, config, specs, order=()):
+  def __init__(self, config: ConfigDict, specs: Any, forward_order: Sequence[str] = ()):
     """Makes the strategy.
 
     Args:
-      config: the run's config.
+      config: config of the run.
       specs: PartitionSpec of each parameter.
-      order: paths of the parameters, as `mesh.path_name` gives them, in the
-        order in which the network uses them; others follow.
+      forward_order: paths of the parameters, from `mesh.path_name`, in the order
+        in which the network uses them; parameters that are not named follow.
     """
+    self._config = config
     self._dtype = jnp.dtype(config.strategy.reduce_dtype)
-    self._accumulate = config.accumulate
-    self._size = config.strategy.bucket_megabytes * _MEGABYTE
+    self._size = config.strategy.bucket_megabytes * 10**6  # bytes
     paths, self._tree = jax.tree_util.tree_flatten_with_path(
       specs, is_leaf=lambda s: isinstance(s, mesh_lib.P)
     )
     self._axes = [_divided_axis(spec) for _, spec in paths]
-    place = {name: i for i, name in enumerate(order)}
+    place = {name: i for i, name in enumerate(forward_order)}
     # The backward pass gives the last layer's gradient first.
     self._backward = sorted(
       range(len(paths)),
@@ -49,7 +50,7 @@ class SyncStep:
       reverse=True,
     )
 
-  def gather(self, params):
+  def gather(self, params: Any) -> Any:
     """Whole parameters from this device's part of them."""
     leaves = self._tree.flatten_up_to(params)
     divided = [i for i in self._backward if self._axes[i] >= 0]
@@ -65,22 +66,14 @@ class SyncStep:
     return self._tree.unflatten(leaves)
 
   def micro_batches(self) -> int:
-    """How many parts of its batch a device computes in turn."""
-    return self._accumulate
+    """The number of parts of its batch that a device computes in turn."""
+    return self._config.accumulate
 
-  def accumulate(self, compute, batch):
-    """Sums over the micro-batches that this device computes in turn.
-
-    Args:
-      compute: micro-batch -> pytree of arrays.
-      batch: this device's part of the batch.
-
-    Returns:
-      The sum of what `compute` gives for each.
-    """
-    if self._accumulate == 1:
+  def accumulate(self, compute: Callable[[Any], Any], batch: Any) -> Any:
+    """The sum of compute(micro-batch) over the parts of this device's batch."""
+    if self._config.accumulate == 1:
       return compute(batch)
-    micro_batches = split(batch, self._accumulate)
+    micro_batches = split(batch, self._config.accumulate)
     first = jax.tree.map(lambda x: x[0], micro_batches)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, first))
     totals, _ = lax.scan(
@@ -90,21 +83,18 @@ class SyncStep:
     )
     return totals
 
-  def reduce(self, gradients, metrics):
+  def reduce(self, gradients: Any, metrics: step_sums.Metrics) -> tuple[Any, step_sums.Metrics]:
     """Sums over the data axis.
 
     Args:
-      gradients: like the parameters; they travel in the dtype that the config
-        names.
-      metrics: `step_sums.Metrics` or another pytree of what else is summed, in its own
-        dtype.
+      gradients: pytree like the parameters; sent in the dtype that the config names.
+      metrics: other summands, sent in their own dtypes.
 
     Returns:
-      gradients, of a divided parameter this device's part; metrics.
+      Sums of gradients (a device's part for a divided parameter) and of metrics.
     """
     leaves = self._tree.flatten_up_to(gradients)
-    # A float64 run is there to be exact: its sums are never narrowed.
-    wires = [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in leaves]
+    wires = self._narrowed(leaves)
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
       undivided = [i for i in self._backward if self._axes[i] < 0]
@@ -130,89 +120,82 @@ class SyncStep:
     totals = [w.astype(x.dtype) for w, x in zip(wires, leaves, strict=True)]
     return self._tree.unflatten(totals), metrics
 
-  def sum_scores(self, sums):
-    """The sums of an evaluation over the whole batch, from a device's own."""
+  def sum_scores(self, sums: Any) -> Any:
+    """The sums of an evaluation over the whole batch, from one device's sums."""
     return lax.psum(sums, mesh_lib.BATCH)
 
-  def convolution_context(self):
+  def convolution_context(self) -> contextlib.AbstractContextManager[None]:
     """The context in which a step applies a model."""
     return contextlib.nullcontext()
 
-  def of_whole_batch(self, outputs, rows: int):
+  def of_whole_batch(self, outputs: jax.Array, rows: int) -> jax.Array:
     """A network's outputs for all of a device's part of the batch.
 
     Args:
-      outputs: of an applied model, whose gradient is that of one loss.
-      rows: examples of the part.
+      outputs: outputs of a model, to compute one loss from.
+      rows: number of examples in the part.
     """
     del rows
     return outputs
 
-  def local_vote(self, vote):
+  def local_vote(self, vote: jax.Array) -> jax.Array:
     """The vote that this device adds for its process."""
     return vote
 
-  def init_fn(self, init):
-    """(weights) -> a run's new state, from that for one network."""
+  def init_fn(self, init: state_lib.Init) -> Callable:
+    """(weights) -> new state of the run, from `init` of one network."""
     return init
 
-  def abstract_state(self, abstract_replica):
-    """A run's abstract state, from that of one network."""
+  def abstract_state(self, abstract_replica: state_lib.TrainState) -> state_lib.TrainState:
+    """The run's abstract state, from that of one network."""
     return abstract_replica
 
-  def wrap_shard_step(self, shard):
-    """One device's part of a step, from that for one network."""
+  def wrap_shard_step(self, shard: Callable) -> Callable:
+    """One device's part of the run's step, from that of one network."""
     return shard
 
-  def wrap_update(self, update, mean_values, abstract_replica):
-    """(state, `step_sums.Reduced`) -> (state, values by name), from that for one network.
+  def wrap_update(self, update: Callable, mean_values: Callable, abstract_replica: Any) -> Callable:
+    """The run's update: (state, `step_sums.Reduced`) -> (state, values by name).
 
     Args:
       update: update of one network.
-      mean_values: values (groups,) by name, and (groups,) weights of their
-        examples, to the run's values by name.
+      mean_values: (groups,) values by name and (groups,) weights to the run's
+        values by name.
       abstract_replica: abstract state of one network, with shardings.
     """
     return update
 
-  def eval_state_fn(self, abstract_replica):
-    """The run's state -> that of the one network that evaluation sees.
-
-    Args:
-      abstract_replica: abstract state of one network, with shardings.
-    """
+  def eval_state_fn(self, abstract_replica: state_lib.TrainState) -> Callable:
+    """The run's state -> the state of one network, which is evaluated."""
     return lambda state: state
 
-  def checkpoint_layout(self, abstract_replica):
-    """How checkpoints hold the run's state: as it is.
-
-    Args:
-      abstract_replica: abstract state of one network, with shardings.
-
-    Returns:
-      `state.CheckpointLayout`.
-    """
+  def checkpoint_layout(self, abstract_replica: state_lib.TrainState) -> state_lib.CheckpointLayout:
+    """The layout of checkpoints: that of the run."""
     return state_lib.CheckpointLayout(
       self.abstract_state(abstract_replica), lambda state: state, lambda state: state
     )
+
+  def _narrowed(self, arrays):
+    """Gradients in the dtype in which they are sent; float64 runs stay exact."""
+    return [x if x.dtype == jnp.float64 else x.astype(self._dtype) for x in arrays]
 
   def _sum(self, x):
     return lax.psum(x, self._summed)
 
   def _flat(self, x):
-    """What `_sum` takes of an array: all of it on one, last axis."""
+    """The array in the shape (..., n) that `_sum` adds."""
     return x.ravel()
 
   def _shaped(self, total, x):
-    """The sum (n,) of arrays like x, in its shape."""
+    """The sum (n,) of arrays like x, in their shape."""
     return total.reshape(x.shape)
 
 
-def split(batch, count: int):
+def split(batch: Any, count: int) -> Any:
   """The batch's arrays (n, ...) as (count, n / count, ...)."""
   return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
 
 
 def _divided_axis(spec):
-  """Which axis of an array its spec divides over the data axis; -1: none."""
+  """The axis of an array that its spec divides over the data axis; -1: none."""
   return next((i for i, a in enumerate(spec) if a == mesh_lib.DATA), -1)

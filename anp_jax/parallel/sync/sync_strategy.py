@@ -1,8 +1,16 @@
 """The strategy `sync`; see its step."""
 
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
 from anp_jax import config as config_lib
-from anp_jax.config import simulation_keys, strategy
-from anp_jax.costs import mesh_shape, steps
+from anp_jax.config import keys, simulation_keys, strategy
+from anp_jax.costs import collectives, mesh_shape, steps
+
+if TYPE_CHECKING:
+  from anp_jax.parallel import simulated_clock
+  from anp_jax.parallel.sync import sync_step
 
 
 class Sync(strategy.Strategy):
@@ -10,7 +18,7 @@ class Sync(strategy.Strategy):
 
   name = 'sync'
 
-  def default_config(self):
+  def default_config(self) -> dict[str, keys.Key]:
     """The simulated time of a cluster."""
     return {
       **simulation_keys.KEYS,
@@ -19,11 +27,11 @@ class Sync(strategy.Strategy):
       ),
     }
 
-  def check(self, config):
+  def check(self, config: dict[str, Any]) -> None:
     """Refuses simulated workers that do not divide the batch."""
     simulation_keys.check(config)
 
-  def planned_parts(self, config, cluster):
+  def planned_parts(self, config: ConfigDict, cluster: collectives.Cluster) -> tuple[int, int]:
     """Divides the batch over all devices."""
     if mesh_shape.shape(config, cluster.size)[1] > 1:
       raise config_lib.ConfigError(
@@ -32,19 +40,25 @@ class Sync(strategy.Strategy):
     self.groups(config, cluster.size)
     return cluster.size, config.accumulate
 
-  def predicted_step(self, setting, images):
+  def predicted_step(self, setting: steps.Setting, images: int) -> steps.Step:
     """Predicts a step in which all devices sum their gradients."""
     return steps.synchronous(setting, images)
 
-  def build(self, config, specs, order=(), offload_devices=()):
-    """Sums gradients over all devices."""
+  def build(
+    self, config: ConfigDict, specs: Any, forward_order: tuple = (), offload_devices: tuple = ()
+  ) -> 'sync_step.SyncStep':
+    """Makes an object of the strategy's `step_class`."""
+    return self.step_class()(config, specs, forward_order)
+
+  def step_class(self) -> 'type[sync_step.SyncStep]':
+    """The class that sums gradients over all devices."""
     from anp_jax.parallel.sync import sync_step
 
-    return sync_step.SyncStep(config, specs, order)
+    return sync_step.SyncStep
 
-  def simulated_clock(self, spec):
+  def simulated_clock(self, spec: Any) -> 'simulated_clock.SimulatedClock | None':
     """The clock of workers that all wait for each other in each step."""
-    # A strategy that inherits from this one may have other keys.
+    # A strategy that inherits from `sync` may lack the keys.
     settings = spec.config.strategy.get('simulate')
     if not settings or not settings.workers:
       return None

@@ -21,7 +21,7 @@ class OffloadStep(sync.SyncStep):
     self,
     config: ml_collections.ConfigDict,
     specs: Any,
-    order: Sequence[str],
+    forward_order: Sequence[str],
     offload_devices: Sequence[Any],
   ):
     """Prepares the strategy.
@@ -29,11 +29,11 @@ class OffloadStep(sync.SyncStep):
     Args:
       config: the run's config.
       specs: PartitionSpec of each parameter.
-      order: paths of the parameters, see `SyncStep`.
+      forward_order: see `SyncStep`.
       offload_devices: `device.LocalDevice` or `replaceable.ReplaceableDevice`,
         in the order of the plan's counts.
     """
-    super().__init__(config, specs, order)
+    super().__init__(config, specs, forward_order)
     self._plan = plan_lib.from_config(config)
     self._devices = tuple(offload_devices)
     self._layers: set[str] = set()  # paths of the convolutions that were traced

@@ -56,10 +56,10 @@ def count(config: ml_collections.ConfigDict, examples: int = 0, classes: int = 0
   init = state_lib.Init(model, optimizer, config)
   state = jax.eval_shape(init)
   if emulation_keys.sleeps(config):
-    layers = _slept_layers(config, state, init.order)
+    layers = _slept_layers(config, state, init.forward_order)
     traffic, products = memory_traffic.Traffic(0, 0), 0
   else:
-    layers = _layers(config, model, state, init.order)
+    layers = _layers(config, model, state, init.forward_order)
     jaxpr = _gradient(config, model, state)
     traffic, products = memory_traffic.count(jaxpr), flops.count(jaxpr)
   param_bytes, width = _bytes(state.params), jnp.dtype(config.model.dtype)

@@ -1,0 +1,42 @@
+"""Programs of tiny networks on this machine's first devices, and their batches."""
+
+import jax
+import numpy as np
+
+from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.training import build as build_lib, objective as objective_lib, run_spec
+
+NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
+
+
+def objective(config, names=NAMES, class_weights=()):
+  return objective_lib.create(vocabulary_lib.Vocabulary(names), config, class_weights)
+
+
+def build(config, devices, names=NAMES, class_weights=()):
+  """The program of a config whose batch divides over the devices."""
+  mesh = mesh_lib.create(config, jax.devices()[:devices])
+  division.check(config, config.batch_size, mesh)
+  losses = objective(config, names, class_weights)
+  return build_lib.create(run_spec.RunSpec(config, mesh, losses, config.batch_size, 640))
+
+
+def new_state(program):
+  return state_lib.create(program.init_fn, program.abstract_state)
+
+
+def batch(seed, size=16, side=8, classes=12):
+  """Noise, the same for each seed."""
+  random = np.random.default_rng(seed)
+  return {
+    'image': random.integers(0, 256, (size, side, side, 3), np.uint8),
+    'label': random.integers(0, classes, size, np.int32),
+    'row': np.arange(size, dtype=np.int32),
+    'weight': np.ones(size, np.float32),
+    'vote': np.zeros(size, np.int32),
+  }
+
+
+def put(arrays, mesh):
+  return jax.device_put(arrays, mesh_lib.batch_sharding(mesh))
