@@ -83,7 +83,7 @@ class Run:
       recorder.workdir,
       recorder.start_step,
       recorder.total_steps,
-      recorder.telemetry.note,
+      recorder.telemetry.log,
       jax.process_index() == 0,
     )
     with self._processes.handling_signals(recorder.checkpoints.expected_save_seconds):

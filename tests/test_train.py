@@ -91,8 +91,8 @@ def test_run_leaves_what_a_person_expects(finished):
     assert text in finished.output
   saved = json.loads((folder / 'config.json').read_text())
   assert saved['optimizer.name'] == 'nesterov'
-  page = (folder / 'report' / 'report.md').read_text()
-  assert 'curves.png' in page and 'nesterov' in page
+  page = (folder / 'report' / 'index.html').read_text()
+  assert 'data:image/png' in page and 'nesterov' in page
 
 
 def test_finished_run_says_so_and_changes_nothing(finished, copied, capsys):

@@ -6,7 +6,7 @@ restores flipped bytes without a word; a checksum of each leaf, computed on the
 device as part of the save, is stored with the state and compared on restore.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 import contextlib
 import gc
 import os
@@ -331,7 +331,7 @@ def sort_key(metric: str, value: float) -> float:
   return value if metric in _LOWER_IS_BETTER else -value
 
 
-def check_best_metric(config: ml_collections.ConfigDict, names: Iterable[str]) -> None:
+def check_best_metric(config: ml_collections.ConfigDict, names: Collection[str]) -> None:
   """Refuses, before training, a metric that evaluation will not give.
 
   Args:

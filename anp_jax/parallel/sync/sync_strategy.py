@@ -1,5 +1,6 @@
 """The strategy `sync`; see its step."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
@@ -45,7 +46,11 @@ class Sync(strategy.Strategy):
     return steps.synchronous(setting, images)
 
   def build(
-    self, config: ConfigDict, specs: Any, forward_order: tuple = (), offload_devices: tuple = ()
+    self,
+    config: ConfigDict,
+    specs: Any,
+    forward_order: Sequence[str] = (),
+    offload_devices: Sequence[Any] = (),
   ) -> 'sync_step.SyncStep':
     """Makes an object of the strategy's `step_class`."""
     return self.step_class()(config, specs, forward_order)

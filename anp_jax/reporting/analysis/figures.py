@@ -1,5 +1,7 @@
 """Figures of an evaluation: confusion, calibration, accuracy by class size."""
 
+from typing import Any
+
 import numpy as np
 
 from anp_jax.reporting.analysis import analysis_results as results_lib
@@ -42,7 +44,7 @@ def confusion(path: str, part: results_lib.Part) -> None:
     axis.set_title(title)
     drawn = axis.imshow(shares, 'Blues', vmin=0, vmax=1)
     places = np.arange(k)
-    small = {'fontsize': 8 if k > _NUMBERED else 9}
+    small: dict[str, Any] = {'fontsize': 8 if k > _NUMBERED else 9}
     axis.set_xticks(places, names, rotation=90, **small)
     axis.set_yticks(places, names, **small)
     axis.tick_params(length=0)

@@ -102,18 +102,18 @@ class Trainer:
       station = schedule_lib.Station(0, self._mesh, shard)
       runner = ring_runner.Runner(self.candidates[model], schedule, station, self._programs)
       with spans.record(index, 'prepare', model, None):
-        runner.compile(len(self._validation), begins=True)
+        runner.compile(len(self._validation))
         state, step = runner.new_state(''), 0
       for lap in range(self.laps):
         self._processes.heartbeat('training', step)
         segment = schedule.segment(lap, 0)
         runner.prepare(segment.first)
         with spans.record(index, 'train', model, lap) as span:
-          for metrics, current in runner.train(state, step, segment.count):
+          for metrics, current in runner.train(state, step, segment.steps):
             if current is not None:
               state, step = current, metrics.step
           jax.block_until_ready(state)
-          span['steps'] = segment.count
+          span['steps'] = segment.steps
         with spans.record(index, 'score', model, lap + 1):
           values = runner.score(state.evaluated(), self._validation)
         scores.append((model, lap + 1, step, values))
