@@ -2,24 +2,32 @@
 
 When a gradient is applied, momentum has moved the weights since its worker read
 them. That part of the move is known beforehand, so workers read weights that
-have made it already. DANA-Zero (Hakimi et al., 2019, arXiv 1907.11612) keeps a
-momentum v_i for each of n gradients under way, of the worker that computes it.
-With weights w, rate r, momentum k and a gradient g, element by element:
+have made it already. With weights w, rate r, momentum k, gradients g and n of them
+under way, element by element:
 
-  v_i <- k v_i + g,  w <- w - r v_i;  workers read w - r k sum(v_i)
+  dana (DANA-Zero; Hakimi et al., 2019, arXiv 1907.11612): a momentum v_i for each
+    gradient under way, of the worker that computes it.
+      v_i <- k v_i + g,  w <- w - r v_i;  workers read w - r k sum(v_i)
+  smega2 (Cohen, Hakimi and Schuster, ICPP 2022): one momentum v for all, which
+    stays for a cycle of n gradients, and then becomes the mean of its m.
+      m = k v + g,  w <- w - r m;  workers read w - r k ((n - c) v + c u)
+    after c gradients of a cycle, with u = (sum(m) + (n - c) k v) / n: the next
+    v, if the gradients that the cycle lacks were zero.
 
-A checkpoint keeps the mean of the v_i as the trace, so it has the form that all
-strategies have, workers read the same weights after a resume, and for one
-worker nothing is lost. After a resume each v_i is that mean.
+Both read w - r k n e, where e is the mean momentum of the next n updates. A
+checkpoint keeps e as the trace, so it has the form that all strategies have,
+workers read the same weights after a resume, and for one worker nothing is lost.
+After a resume each v_i, or v, is e.
 
 With optimizer.name=nesterov the servers keep (score, average, save) what
-workers read, as Nesterov's momentum of optax does: for one worker it is that
-optimizer.
+workers read, as Nesterov's momentum of optax does: for one worker both methods
+are that optimizer.
 """
 
 import dataclasses
 from typing import Any
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -67,6 +75,18 @@ def describe(ahead: Settings) -> str:
   return f', {ahead.method} looks {ahead.under_way} gradients ahead'
 
 
+class Cycle(struct.PyTreeNode):
+  """The gradients since the momentum changed, of smega2.
+
+  Attributes:
+    total: sum of their m.
+    count: () int32, c.
+  """
+
+  total: Any
+  count: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkerMomentum:
   """The momentum of a gradient under way.
@@ -105,45 +125,81 @@ class LookAhead:
         for a run of `nesterov` that looks ahead.
       schedule: update to learning rate.
     """
-    self._is_ahead = ahead.method != 'none'
-    self.keeps_read = not self._is_ahead or config.optimizer.name == 'nesterov'
+    self._method = ahead.method
+    self.keeps_read = ahead.method == 'none' or config.optimizer.name == 'nesterov'
     self._under_way, self._in_flight = ahead.under_way, ahead.in_flight
     self._count = ahead.workers * ahead.in_flight
     self._chain = optax.with_extra_args_support(chain)
     self._schedule = schedule
-    self._momentum = config.optimizer.momentum if self._is_ahead else 0.0
+    self._momentum = config.optimizer.momentum if ahead.method != 'none' else 0.0
+
+  def start(self, opt_state: Any, xp: Any = jnp) -> Cycle | None:
+    """Returns the cycle that a session begins with; None but for smega2."""
+    if self._method != 'smega2':
+      return None
+    return Cycle(total=xp.zeros_like(trace(opt_state)), count=xp.zeros((), xp.int32))
 
   def update(
     self, step: jax.Array, gradient: jax.Array, state: Any, decays: jax.Array | None
-  ) -> tuple[jax.Array, Any, jax.Array | None]:
+  ) -> tuple[jax.Array, Any, Any]:
     """Computes a block's update.
 
     Args:
       step: () updates before this one.
       gradient: like the block's weights.
-      state: `slice_optimizer.BlockState`, with the momentum of the gradient's
-        worker.
+      state: `slice_optimizer.BlockState`; its `momentum` is the Cycle, or the
+        momentum of the gradient's worker.
       decays: like the gradient, the block's part of `optimizer.slice_decays`;
         or None.
 
     Returns:
-      What is added to the kept weights; the new opt_state; the new momentum of
-      the worker, None without look-ahead.
+      What is added to the kept weights; the new opt_state; the new momentum.
     """
-    if not self._is_ahead:
-      updates, new = self._chain.update(gradient, state.opt_state, state.params, decays=decays)
-      return updates, new, None
-    old = optax.tree.set(state.opt_state, trace=state.momentum)
+    old = state.opt_state
+    if self._method == 'dana':
+      old = optax.tree.set(old, trace=state.momentum)
     updates, new = self._chain.update(gradient, old, state.params, decays=decays)
-    before, momentum = trace(state.opt_state), trace(new)
-    # For one worker the mean is its own, to the bit.
-    mean = (self._count * before - state.momentum + momentum) / self._count
+    if self._method == 'none':
+      return updates, new, None
+    momentum: Any = trace(new)
+    if self._method == 'dana':
+      # For one worker the mean is its own, to the bit.
+      total = self._count * trace(state.opt_state) - state.momentum + momentum
+      new = optax.tree.set(new, trace=total / self._count)
+    else:
+      total, count = state.momentum.total + momentum, state.momentum.count + 1
+      is_full = count == self._under_way
+      new = optax.tree.set(new, trace=jnp.where(is_full, total / self._under_way, trace(old)))
+      momentum = Cycle(total=jnp.where(is_full, 0, total), count=jnp.where(is_full, 0, count))
     if self.keeps_read:
-      updates = updates + self.move(step, mean - before)
-    return updates, optax.tree.set(new, trace=mean), momentum
+      before = self.expected(state.opt_state, state.momentum)
+      updates = updates + self.move(step, self.expected(new, momentum) - before)
+    return updates, new, momentum
+
+  def saved(self, block: Any) -> Any:
+    """Returns a `slice_optimizer.BlockState` as a checkpoint keeps it, in NumPy arrays."""
+    block = jax.device_get(block)
+    if block.momentum is None:
+      return block
+    expected = self.expected(block.opt_state, block.momentum)
+    return block.replace(opt_state=optax.tree.set(block.opt_state, trace=expected), momentum=None)
+
+  def expected(self, opt_state: Any, momentum: Any) -> Any:
+    """Returns the mean momentum of the next updates, one for each gradient under way.
+
+    Args:
+      opt_state: state of the chain; NumPy arrays give NumPy arrays.
+      momentum: Cycle of smega2.
+    """
+    current, n = trace(opt_state), self._under_way
+    if not isinstance(momentum, Cycle):
+      return current
+    done = (momentum.count / n).astype(current.dtype)
+    later = momentum.total / n + (1 - done) * self._momentum * current
+    return current + done * (later - current)
 
   def claim(self, state: Any, worker: str) -> tuple[Any, int | None]:
-    """Gives an update the momentum of its worker's gradient.
+    """Gives an update of dana the momentum of its worker's gradient.
 
     A worker's gradients take turns. A worker that joins takes a momentum that
     is nobody's, or that of the worker that has been silent for longest.
@@ -155,7 +211,7 @@ class LookAhead:
     Returns:
       The state, and the momentum's index for `release`.
     """
-    if not self._is_ahead:
+    if self._method != 'dana':
       return state, None
     order, blocks, momenta = int(state.step), state.blocks, [*state.momenta]
     count = self._count
@@ -186,7 +242,7 @@ class LookAhead:
 
     Args:
       step: () update whose learning rate it is.
-      momentum: mean of the gradients under way.
+      momentum: mean momentum, from `expected`.
     """
     rate = jnp.asarray(self._schedule(step), momentum.dtype)
     return -rate * self._momentum * self._under_way * momentum

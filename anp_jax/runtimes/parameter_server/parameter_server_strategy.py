@@ -54,7 +54,9 @@ class ParameterServer(sync.Sync):
         0, 'workers that a synchronous update does not wait for', at_least=0
       ),
       'look_ahead': keys.text(
-        'none', 'how workers read weights that momentum has moved already', ('none', 'dana')
+        'none',
+        'how workers read weights that momentum has moved already',
+        ('none', 'smega2', 'dana'),
       ),
       'in_flight': keys.integer(
         1, 'gradients in flight per worker; 2 overlaps compute and transfer', above=0

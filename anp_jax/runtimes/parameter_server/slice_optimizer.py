@@ -30,7 +30,8 @@ class BlockState(struct.PyTreeNode):
     params: (_VECTORS,) weights, or (_MATRICES, 1).
     opt_state: state of the optax chain.
     average: like params, averaged over steps; None without config.ema.
-    momentum: within an update that looks ahead, its worker's; else None.
+    momentum: `look_ahead.Cycle` of smega2; within an update of dana, its worker's
+      momentum; else None.
   """
 
   params: Any
@@ -137,6 +138,10 @@ class SliceOptimizer:
       weights = [self._ahead(state.step, block, factors) for block, factors in pairs]
     return [block.trim(w) for block, w in zip(self.blocks, weights, strict=True)]
 
+  def saved(self, state: SliceState) -> list[BlockState]:
+    """Returns the blocks' states as a checkpoint keeps them."""
+    return [self._look_ahead.saved(block) for block in state.blocks]
+
   def apply(
     self,
     state: SliceState,
@@ -201,10 +206,12 @@ class SliceOptimizer:
       def cut(leaf):
         return block.cut(leaf[self.slice], xp) if xp.ndim(leaf) else leaf
 
+      block_opt_state = jax.tree.map(cut, opt_state)
       return BlockState(
         params=cut(weights),
-        opt_state=jax.tree.map(cut, opt_state),
+        opt_state=block_opt_state,
         average=cut(averages) if ema else None,
+        momentum=self._look_ahead.start(block_opt_state, xp),
       )
 
     return SliceState(
@@ -228,7 +235,8 @@ class SliceOptimizer:
 
   def _weights_ahead(self, step, state, factors):
     """The weights of a block that workers read before update `step`."""
-    move = self._look_ahead.move(step, look_ahead_lib.trace(state.opt_state))
+    expected = self._look_ahead.expected(state.opt_state, state.momentum)
+    move = self._look_ahead.move(step, expected)
     return state.params + _scaled(move, factors.rate)
 
   def _updated_stats(self, step, stats, average, deltas):
@@ -258,7 +266,11 @@ def join(
     states: the servers' states, of the same step.
   """
   blocks = [block for optimizer in optimizers for block in optimizer.blocks]
-  saved = [block for state in states for block in jax.device_get(state.blocks)]
+  saved = [
+    block
+    for optimizer, state in zip(optimizers, states, strict=True)
+    for block in optimizer.saved(state)
+  ]
 
   def join_leaf(*leaves):
     if not leaves[0].ndim:
