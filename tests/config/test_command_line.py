@@ -89,16 +89,6 @@ _WRITING = {
   'show': (show.main, ['show', _TINY], '--output'),
   'prepare': (prepare.main, ['prepare', '--from={run}', '--name=x'], '--data_dir'),
   'study': (study.main, ['strategies', _TINY], '--workdir'),
-  'model_ring study': (
-    study.main,
-    ['model_ring', f'--config={_ROOT}/configs/model_ring_anp.py'],
-    '--workdir',
-  ),
-  'split study': (
-    study.main,
-    ['channel_split', f'--config={_ROOT}/configs/channel_split_cifar10.py'],
-    '--workdir',
-  ),
 }
 
 

@@ -100,7 +100,7 @@ def _check(flags):
       raise config_lib.ConfigError(f'--{name}={value}: expected {least} or more')
   most = config_lib.MOST_MEGAPIXELS
   if not 0 < flags.max_megapixels <= most:
-    text = f'--max_megapixels={flags.max_megapixels:g}: expected above 0, at most {most}'
+    text = f'--max_megapixels={flags.max_megapixels:g}: expected a number above 0, at most {most}'
     raise config_lib.ConfigError(text)
   if not flags.name:
     raise config_lib.ConfigError('--name=NAME is missing: what to call the set')

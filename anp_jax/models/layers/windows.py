@@ -42,10 +42,10 @@ def pads(padding: Padding, shape: Sequence[int], window: Sequence[int], stride: 
   Raises:
     ValueError: for another text, or where the window has no room.
   """
-  if padding in ('SAME', 'VALID'):
+  if isinstance(padding, str):
+    if padding not in ('SAME', 'VALID'):
+      raise ValueError(f"padding is 'SAME', 'VALID' or pixels, not {padding!r}")
     pairs = lax.padtype_to_pads(tuple(shape), window, (stride, stride), padding)
-  elif isinstance(padding, str):
-    raise ValueError(f"padding is 'SAME', 'VALID' or pixels, not {padding!r}")
   elif isinstance(padding, (int, np.integer)):
     pairs = ((padding, padding),) * 2
   else:

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 _SPARE_THREADS = 2
 _SIMULATION = {
   **simulation_keys.KEYS,
-  'simulate.pull_seconds': simulation_keys.seconds("of a worker's reading of the weights"),
-  'simulate.push_seconds': simulation_keys.seconds("of a gradient's way to the server"),
+  'simulate.pull_seconds': simulation_keys.seconds('seconds in which a worker reads the weights'),
+  'simulate.push_seconds': simulation_keys.seconds(
+    'seconds in which a gradient reaches the servers'
+  ),
 }
 
 
