@@ -105,7 +105,7 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
 
 
 def _train_or_score(invocation: strategy_lib.Invocation) -> dict:
-  """The job of one model, trained in step over the mesh of all processes."""
+  """Trains one model in step over the mesh of all processes, or scores its checkpoint."""
   if invocation.mode == 'evaluate':
     return analysis.run(
       invocation.config,

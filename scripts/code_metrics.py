@@ -5,7 +5,7 @@
   python -m scripts.code_metrics --code
 
 The first form prints a table of the files named, a row each; the second prints
-the places that break the rules of docs/architecture.md (Language and size), and
+the places that break the rules of docs/architecture.md (What the tests hold), and
 ends with status 1 if there are any; the third prints how large each part of the
 project is: lines of code, without docstrings, comments and blanks, and for docs
 all lines. tests/test_conventions.py has the budget of each part.

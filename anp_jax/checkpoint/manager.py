@@ -89,7 +89,7 @@ class Checkpoints:
     saved = [self._managers[BEST].metrics(step) or {} for step in self.steps(BEST)]
     self._best_keys = sorted(
       sort_key(self._metric, metrics[self._metric]) for metrics in saved if self._metric in metrics
-    )
+    )[: config.checkpoint.keep_best]
 
   def steps(self, kind: str = NEWEST) -> list[int]:
     """Returns the steps that have a checkpoint, ascending; NEWEST or BEST."""

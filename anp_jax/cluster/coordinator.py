@@ -135,7 +135,7 @@ class Coordinator:
       async for line in reader:
         member.last_heard = self._clock()
         self._receive(member, json.loads(line))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
       pass  # not one of ours, or its connection broke
     finally:
       if member is not None and not member.left:

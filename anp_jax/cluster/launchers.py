@@ -87,10 +87,13 @@ def find(environment: Mapping[str, str]) -> Launcher | None:
     if not missing:
       return launcher
     # RANK alone may be anybody's, and the number of all is that of PMI, too.
-    is_started = launcher.rank in environment or launcher.address in environment
+    is_started = launcher.rank in environment or (
+      # On a TPU this address alone is enough: the pod tells the rest.
+      launcher.address in environment and 'TPU_WORKER_HOSTNAMES' not in environment
+    )
     if is_started and launcher is not _TORCHRUN:
       raise config_lib.ConfigError(
-        f'{launcher.name} started this process, but {" and ".join(missing)} is not set: {_FLAGS}'
+        f'{launcher.name} started this process without {" and ".join(missing)}: {_FLAGS}'
       )
   return None
 
@@ -108,15 +111,16 @@ def first_process(
   Raises:
     ConfigError: if the variables do not tell the host.
   """
+  # mpirun's own address (Open MPI 4): process 0 runs where mpirun was typed,
+  # unless a host file says otherwise. It counts before MASTER_ADDR, which mpirun
+  # hands to this host only.
+  if match := re.search(r'tcp://([0-9.]+)', environment.get('OMPI_MCA_orte_hnp_uri', '')):
+    return '127.0.0.1' if is_one_host else match[1], ''
   if host := environment.get('MASTER_ADDR'):
     # At MASTER_PORT torchrun itself listens.
     return host, '' if is_torchrun(environment) else environment.get('MASTER_PORT', '')
   if is_one_host:
     return '127.0.0.1', ''
-  # mpirun's own address (Open MPI 4): process 0 runs where mpirun was typed,
-  # unless a host file says otherwise.
-  if match := re.search(r'tcp://([0-9.]+)', environment.get('OMPI_MCA_orte_hnp_uri', '')):
-    return match[1], ''
   raise config_lib.ConfigError(
     f'{launcher.name} does not tell where process 0 runs: give main.py --coordinator=HOST:PORT'
   )

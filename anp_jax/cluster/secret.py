@@ -5,6 +5,7 @@ read. It is never sent: keys and tokens are derived from it.
 """
 
 from collections.abc import Mapping
+import errno
 import hashlib
 import hmac
 import os
@@ -67,6 +68,8 @@ def for_run(workdir: str, environment: Mapping[str, str] = os.environ) -> str:
         return text
     except OSError as e:
       problem = e
+      # A file of somebody else, or a link, does not change by waiting.
+      is_last |= os.path.lexists(path) and e.errno in (errno.EACCES, errno.EPERM, errno.ELOOP)
     if is_last and problem:
       raise config_lib.ConfigError(
         f'--workdir={urls.remote_url(workdir)}: the secret of the run, {NAME}, '

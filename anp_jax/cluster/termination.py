@@ -61,7 +61,10 @@ def end_process(code: int, text: str, stacks: bool = False) -> None:
     timer.daemon = True
     timer.start()
   if stacks:  # no lines of source: the file system may be what hangs
-    faulthandler.dump_traceback(sys.stderr)
+    names = [f'{t.ident:#018x}: {t.name}' for t in threading.enumerate()]
+    print('threads', *names, sep='\n', file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+      faulthandler.dump_traceback(sys.stderr)
   print(f'error: {text}', file=sys.stderr, flush=True)
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 import re
+import time
+import urllib.error
 import urllib.request
 
 from anp_jax import config as config_lib
@@ -9,6 +11,7 @@ from anp_jax import config as config_lib
 _SERVER = 'metadata.google.internal'
 _PATH = '/computeMetadata/v1/instance/attributes/'
 _TIMEOUT = 5.0  # seconds
+_TRIES = 6  # the server of a VM that has just started may not be ready
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -57,8 +60,15 @@ def _ask(server, key):
   )
   # Never over a proxy: the server is the machine's own.
   opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-  try:
-    with opener.open(request, timeout=_TIMEOUT) as answer:
-      return answer.read().decode().strip()
-  except OSError:  # an HTTPError, too
-    return ''
+  for left in reversed(range(_TRIES)):
+    try:
+      with opener.open(request, timeout=_TIMEOUT) as answer:
+        return answer.read().decode().strip()
+    except urllib.error.HTTPError as e:
+      if e.code == 404:
+        break
+    except OSError:
+      pass
+    if left:
+      time.sleep(0.5)
+  return ''

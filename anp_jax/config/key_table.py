@@ -185,7 +185,7 @@ _OPTIMIZER = {
   'eps': number(1e-8, 'numerical epsilon; inside the square root for rmsprop', above=0),
   'weight_decay': number(
     5e-4,
-    'L2 penalty on kernels; decoupled for adamw, lars, lamb and lion',
+    'weight decay of kernels; decoupled for adamw, lamb and lion, else an L2 penalty',
     at_least=0,
     changeable=True,
   ),

@@ -283,8 +283,9 @@ def numbers(
   """
   limits = _pop_limits(more)
   kinds = (int,) if integers else (int, float)
+  limit = _limit_words(limits).removeprefix('a number')
   words = f'{len(default)} {"whole " * integers}numbers'
-  words += _limit_words(limits).removeprefix('a number') + ', low before high' * increasing
+  words += ' of ' * limit[:1].isdigit() + limit + ', low before high' * increasing
 
   def check(name, value):
     good = len(value) == len(default) and all(

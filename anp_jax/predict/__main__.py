@@ -113,7 +113,7 @@ def _parse(arguments):
   if not flags.paths:
     raise config_lib.ConfigError('expected files, folders or -, for a list on standard input')
   if flags.paths.count('-') > 1:
-    raise config_lib.ConfigError('- is there twice, and standard input has one list')
+    raise config_lib.ConfigError('- is given twice, but standard input holds one list')
   for name in ('top', 'threads', 'batch_size'):
     value = getattr(flags, name)
     if value < (name == 'top'):

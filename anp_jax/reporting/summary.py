@@ -261,7 +261,9 @@ def hardware(mesh: jax.sharding.Mesh) -> dict[str, object]:
     'processes': jax.process_count(),
     'host': f'{platform.node()}, {platform.platform()}',
     'cores': f'{cores_lib.count()} of {platform.machine()}',
-  } | process_info.versions()
+    **{name: version for name, version in process_info.versions().items() if version},
+    'Python': platform.python_version(),
+  }
 
 
 def _validation(workdir):

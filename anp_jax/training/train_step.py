@@ -110,7 +110,7 @@ class TrainStep(step_context.StepContext):
     """The update of one network, and its values by name."""
     gradients, stats, sums = reduced.gradients, reduced.stats, reduced.sums
     norm = functools.partial(sums_lib.norm, platform=mesh_lib.platform(self.mesh))
-    # The group axis is not sharding.
+    # The axis of groups divides no parameter.
     divided = jax.tree.map(
       lambda s: any(axis not in (None, mesh_lib.GROUP) for axis in s.sharding.spec),
       self._abstract_state.params,

@@ -303,7 +303,7 @@ def _memory(counts):
       os.makedirs(images)
       _write_files(images, count, (96, 72))
       code = (
-        'import sys; from anp_jax import predict; '
+        'import sys; from anp_jax.predict import __main__ as predict; '
         'status = predict.main(sys.argv); '
         "line = next(x for x in open('/proc/self/status') if 'VmHWM' in x); "
         'print(line.split()[1], file=sys.stderr); sys.exit(status)'

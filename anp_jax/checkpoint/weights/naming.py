@@ -6,7 +6,6 @@ ones count blocks from 0; their kernels are (out, in, height, width), and dense
 ones (out, in).
 """
 
-import collections
 from collections.abc import Iterable
 import re
 from typing import Any
@@ -256,7 +255,8 @@ def stage_blocks(names: Iterable[str], pattern: re.Pattern) -> tuple[int, ...]:
       stage and of the block in it, from 0.
   """
   blocks = {(int(match[1]), int(match[2])) for name in names if (match := pattern.match(name))}
-  counts = collections.Counter(stage for stage, _ in blocks)
+  # A block without any tensor counts, so that the error names them.
+  counts = {stage: block + 1 for stage, block in sorted(blocks)}
   return tuple(counts[stage] for stage in sorted(counts))
 
 

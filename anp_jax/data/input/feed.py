@@ -141,7 +141,7 @@ def on_device(
     batches: host batches of `pipeline.batches`.
     plan: rows of the global batch that they hold.
     sharding: sharding of arrays whose first axis is the batch.
-    vote: function that is read once per batch; the step reduces it over all processes.
+    vote: function that is called once per batch; the step reduces it over all processes.
 
   Yields:
     The same arrays on the device, and vote (batch_size,) int32.

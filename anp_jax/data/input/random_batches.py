@@ -29,7 +29,7 @@ def batches(
     plan: the rows and steps of the batches.
     classes: number of classes.
     sharding: sharding of arrays whose first axis is the batch.
-    vote: function that is read once per batch; the step reduces it.
+    vote: function that is called once per batch; the step reduces it.
 
   Yields:
     Batches like those of `feed.on_device`.

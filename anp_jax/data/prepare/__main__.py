@@ -94,6 +94,11 @@ def _parser():
 
 
 def _check(flags):
+  if flags.source.startswith('tfds:'):
+    raise config_lib.ConfigError(
+      f'--from={flags.source}: expected images; such a set is trained on as it is: '
+      f'--config.data.source={flags.source}'
+    )
   for name, least in (('min_size', 1), ('min_count', 1), ('shard_megabytes', 1), ('workers', 0)):
     value = getattr(flags, name)
     if value < least:

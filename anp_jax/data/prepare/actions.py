@@ -43,7 +43,7 @@ class Split:
     sizes: (n,) int64, bytes of each file.
     kinds: for each of KINDS, (n,) bool, True for the files of this kind.
     actions: (n,) uint8, indices of ACTIONS, from `decide`.
-    equals: split and index of the earlier file, by the index of a duplicate or leak.
+    equals: split and index of the equal file that stays, by the index of a duplicate or leak.
   """
 
   def __init__(self, name: str, listing: image_folder.Listing, findings: list[examine.Finding]):

@@ -17,7 +17,7 @@ from anp_jax.data.sources import image_folder
 
 CLASSES_FILE = 'classes.txt'
 # Columns, and keys of JSON, that name a class.
-LABELS = ('label', 'labels', 'class', 'cls', 'anp')
+LABELS = ('label', 'class', 'cls', 'anp', 'labels')
 PAIR = ('adjective', 'noun')
 # Whole numbers from 0, also as a table of floats has them: 3.0.
 _NUMBER = re.compile(r'([0-9]{1,9})(?:\.0*)?')

@@ -30,7 +30,14 @@ _ROWS = 64  # of a batch of these
 class ArrowRows:
   """Images in a column of Arrow files that are mapped into memory."""
 
-  def __init__(self, paths: tuple[str, ...], folder: str, column: str, rows: np.ndarray):
+  def __init__(
+    self,
+    paths: tuple[str, ...],
+    folder: str,
+    column: str,
+    rows: np.ndarray,
+    states: tuple[tuple[int, int], ...] | None = None,
+  ):
     """Creates the storage; the files are mapped when they are first read.
 
     Args:
@@ -38,13 +45,14 @@ class ArrowRows:
       folder: folder that the paths of images outside of these are relative to.
       column: name of the images' column.
       rows: (n,) int64, numbers of the rows in all files.
+      states: sizes and times of the files; None: those of now.
     """
     self._paths, self._folder, self._column, self._rows = paths, folder, column, rows
-    self._states = tuple(map(files.state, paths))
+    self._states = tuple(map(files.state, paths)) if states is None else states
     self._values: pa.ChunkedArray | None = None
 
   def __reduce__(self):
-    return ArrowRows, (self._paths, self._folder, self._column, self._rows)
+    return ArrowRows, (self._paths, self._folder, self._column, self._rows, self._states)
 
   def read(self, index: int) -> bytes:
     """The bytes of an image, from any thread."""
@@ -70,7 +78,7 @@ class ArrowRows:
 
   def select(self, indices: np.ndarray) -> 'ArrowRows':
     """The images of these indices."""
-    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices])
+    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices], self._states)
 
 
 def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Listing:
@@ -95,13 +103,12 @@ def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Li
   name = f'{path}: {split}' if split else path
   paths, table, columns = _open(part, data_dir)
   texts = hf_columns.texts(table, columns, name)
+  declared = hf_columns.vocabulary(columns)
+  other_texts: Sequence[str] = ()
+  if d.lists or declared is None:  # else no class is in the other split alone
+    other_texts = _other_texts(path, part, split, other_split, data_dir)
   labels, classes = class_texts.classify(
-    texts,
-    d,
-    part.folder,
-    lambda i: f'{name}, row {i}',
-    _other_texts(path, part, split, other_split, data_dir),
-    hf_columns.vocabulary(columns),
+    texts, d, part.folder, lambda i: f'{name}, row {i}', other_texts, declared
   )
   # An example without a label stays; the lists may leave classes out.
   rows = np.array(

@@ -23,14 +23,15 @@ class TfRecords:
       ConfigError: for a shard that cannot be read or has other records.
     """
     self._paths = paths
-    self._places = np.zeros((0, 3), np.int64)  # shard, first byte, length
+    parts = [np.zeros((0, 3), np.int64)]  # shard, first byte, length
     for shard, (path, count) in enumerate(zip(paths, counts)):
       try:
         places = _tf_record_places(shard, path)
       except OSError as e:
         raise _unreadable(path, e) from e
       _check_count(path, len(places), count)
-      self._places = np.concatenate([self._places, places])
+      parts.append(places)
+    self._places = np.concatenate(parts)
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
     """Records by index."""

@@ -52,10 +52,10 @@ class Source:
 
 
 class Wrapper(Source):
-  """Another source; a subclass changes a part of it."""
+  """A source that passes everything on to another; subclasses change a part of it."""
 
   def __init__(self, source: Source):
-    """Creates a source equal to another one."""
+    """Wraps a source."""
     self.kind = source.kind
     self.vocabulary = source.vocabulary
     self.name = source.name

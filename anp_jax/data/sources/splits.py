@@ -40,7 +40,8 @@ def choose(place: str, split: str, names: Iterable[str], alone: str = '') -> str
     place: name of the set in messages.
     split: name that the run gives.
     names: splits of the set.
-    alone: text that makes an only split a set, when its name follows.
+    alone: beginning of the config value that names an only split as a set of its
+      own; '': there is none.
 
   Raises:
     ConfigError: if none of the names, or more than one, means the split.
@@ -49,7 +50,13 @@ def choose(place: str, split: str, names: Iterable[str], alone: str = '') -> str
   result = matches(split, names)
   if len(result) == 1:
     return result[0]
+  if result:
+    raise config_lib.ConfigError(
+      f'{place} has several splits that may be {split!r} ({", ".join(result)}); {KEYS}'
+    )
   text = f'{place} has no split {split!r} (it has {", ".join(names)}); {KEYS}'
+  if len(names) > 1 and split == 'validation':
+    text += f', as in config.data.eval_split={names[-1]}'
   if len(names) == 1 and alone:
     text += f', or {alone}{names[0]} to have that divided into train and validation'
   raise config_lib.ConfigError(text + config_lib.nearest(split, names))

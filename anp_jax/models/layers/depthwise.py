@@ -1,16 +1,19 @@
 """Gradients of depthwise kernels, where oneDNN's own are slow."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 
-from anp_jax.models.layers import grouped, windows
+from anp_jax.models.layers import grouped, sums, windows
 from anp_jax.system import onednn
 
 # The widest depthwise kernel for whose gradient oneDNN has a quick form, of
 # maps with channels last.
 _QUICK_COLUMNS = 3
+# Pixels of a result up to which that gradient is computed by image.
+_SMALL_MAP = 16
 
 
 def kernel_gradient(
@@ -34,7 +37,52 @@ def kernel_gradient(
     return dkernel.reshape(kernel.shape).astype(kernel.dtype)
   if kernel.shape[1] <= _QUICK_COLUMNS:
     return None
+  is_small = math.prod(dy.shape[1:3]) <= _SMALL_MAP
+  if is_small and onednn.takes(_image_spec(x, kernel, dy, stride)):
+    return _gradient_by_image(x, kernel, dy, stride, pads)
   return _gradient_by_columns(x, kernel, dy, stride, pads)
+
+
+def _image_spec(x, kernel, dy, stride):
+  """The spec of a forward pass over one image that has the channels of all images."""
+  channels = x.shape[0] * x.shape[-1]
+  spans = [(n - 1) * stride + 1 for n in dy.shape[1:3]]
+  sides = [span + k - 1 for span, k in zip(spans, kernel.shape)]
+  image, window = (
+    jax.ShapeDtypeStruct(shape, jnp.float32)
+    for shape in ((1, *sides, channels), (*spans, 1, channels))
+  )
+  no_pads = (0, 0), (0, 0)
+  return onednn.convolution_of('forward', image, window, 1, no_pads, channels)
+
+
+def _gradient_by_image(x, kernel, dy, stride, pads):
+  """The gradient of a depthwise kernel from small maps, by a forward pass.
+
+  Each image's share of it is the depthwise convolution of its map by dy, spread
+  over the stride: images are more channels of one image. For a 7x7 kernel and 32
+  maps of 4 x 4 pixels and 384 channels this takes 1.4 ms, by columns 5.9 ms (2
+  cores with AVX-512).
+  """
+  spec = _image_spec(x, kernel, dy, stride)
+  zero = _zero_after(dy).astype(jnp.float32)
+
+  def placed(maps, shape, *edges):
+    maps = maps.astype(jnp.float32)  # shares are added before they are rounded
+    maps = jax.lax.pad(maps, zero, ((0, 0, 0), *edges, (0, 0, 0)))
+    return maps.transpose(1, 2, 0, 3).reshape(shape)
+
+  sides = [
+    (low, (n - 1) * stride + k - size - low, 0)
+    for n, k, size, (low, _) in zip(dy.shape[1:3], kernel.shape[:2], x.shape[1:3], pads)
+  ]
+  image = placed(x, spec.image, *sides)
+  window = placed(dy, spec.kernel, *[(0, 0, stride - 1)] * 2)
+  result = jax.ShapeDtypeStruct(spec.result, jnp.float32)
+  shares = onednn.call(spec, result, image, window)
+  shares = shares.reshape(-1, x.shape[0], x.shape[-1])
+  total = sums.over_rows(lambda x: x, shares, platform='cpu')
+  return total.reshape(kernel.shape).astype(kernel.dtype)
 
 
 def _gradient_by_columns(x, kernel, dy, stride, pads):

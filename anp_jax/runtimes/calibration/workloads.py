@@ -90,7 +90,7 @@ def convolution(
 ) -> Callable:
   """Returns the forward and backward pass of some features of a convolution.
 
-  A split layer is computed as in `channel_split.operation`: in a branch, with
+  A split layer is computed as in `channel_split.split_operation`: in a branch, with
   the features cut out of the kernel, and their gradient padded.
 
   Args:

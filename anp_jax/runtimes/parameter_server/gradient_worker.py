@@ -112,9 +112,11 @@ class Worker:
     participant = self._participant
     while admitted := participant.admit(f'worker {self.name}', self._request, self.closed):
       chief, hello = admitted
-      servers = [chief, *map(participant.connect, hello['servers'][1:])]
+      servers = [chief]
       try:
-        if self._setup is None:
+        for address in hello['servers'][1:]:
+          servers.append(participant.connect(address))
+        if self._program is None:
           self._setup = self._prepare(hello)
           self._program = self._setup.gradient_program(hello['data_shards'])
         _WorkerSession(self, hello, servers, self._setup).run()
@@ -136,7 +138,7 @@ class Worker:
   def paused(self) -> Iterator[None]:
     """Within it, no gradient is computed in this process.
 
-    Those that follow are of weights that are read after it.
+    Later gradients use weights that were read after it.
     """
     with self._pausing, self._computing:
       self._pauses += 1

@@ -102,7 +102,11 @@ class Participant:
     return transport.connect(self.config, address or chief, token)
 
   def admit(
-    self, name: str, request: Callable[[], tuple[str, dict]], closed: threading.Event
+    self,
+    name: str,
+    request: Callable[[], tuple[str, dict]],
+    closed: threading.Event,
+    is_server: bool = False,
   ) -> tuple[transport.Client, dict] | None:
     """Asks server 0 to let this process take part, until a session begins.
 
@@ -110,6 +114,7 @@ class Participant:
       name: name of this member, for people.
       request: () -> name and arguments of the request; it may raise OSError.
       closed: set where nobody waits any more.
+      is_server: whether to wait for as long as server 0 answers: it may evaluate.
 
     Returns:
       A client of server 0, and its answer; None where this member is to leave.
@@ -135,12 +140,14 @@ class Participant:
           return chief, answer
         chief.close()
         reason = 'not all servers are there'
+        if is_server:
+          deadline = time.monotonic() + timeout
       except transport.CONNECTION_ERRORS as e:
         if self.is_over(e, name):
           return None
         reason = transport.describe_error(e)
       time.sleep(RETRY)
-    raise cluster.PeerLostError(f'{name}: nothing to do for {timeout:g} s: {reason}')
+    raise cluster.PeerLostError(f'{name}: no session has begun within {timeout:g} s: {reason}')
 
   def is_over(self, error: Exception, name: str) -> bool:
     """Whether a call's error says that this process's run has ended.

@@ -49,14 +49,15 @@ class TicketScheduler:
       clock: returns seconds that never run backwards.
     """
     s = config.strategy
-    self.version, self.limit = version, total
+    # A run may be resumed with a shorter duration than it has had.
+    self.version, self.limit = version, max(total, version)
     self.data_shards = data_shards(config, workers)
     self._settings, self._clock = s, clock
     # Not the updates of the run: more workers than these may read one version.
     self._bound = s.max_staleness if s.mode == 'bounded' else math.inf
     self._spares = s.backup_workers if self._is_synchronous else total
     unused = (step for step in itertools.count() if step not in used)
-    self._steps = itertools.islice(unused, total - version)  # batches not leased yet
+    self._steps = itertools.islice(unused, self.limit - version)  # batches not leased yet
     self._free: list[tuple[int, int]] = []  # heap of tickets that wait for a worker
     # Ticket -> {worker: version that it read, or None}
     self._leases: dict[tuple[int, int], dict[str, int | None]] = {}

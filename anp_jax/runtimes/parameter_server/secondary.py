@@ -54,7 +54,7 @@ class SecondaryServer:
     """Serves until the run is over; raises as `Participant.admit`."""
     name = f'server {self._index}'
     try:
-      while admitted := self._participant.admit(name, self._request, self._closed):
+      while admitted := self._participant.admit(name, self._request, self._closed, True):
         try:
           self._serve(*admitted)
           return

@@ -135,9 +135,10 @@ class ChiefSession(Session):
         self.fail(problem)  # the run needs this server
         return {'problem': problem}
       roster.launches.add(launch)
-      if self.status == LOST or server in roster.addresses:
+      if self.status != OPEN or server in roster.addresses:
         # It has restarted, and lost its slice: all begin another session.
-        self.status = LOST
+        if self.status == OPEN:
+          self.status = LOST
         return {'wait': True}
       roster.addresses[server] = address
       return {'session': self.name, **roster.settings}

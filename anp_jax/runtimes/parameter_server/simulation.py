@@ -34,7 +34,7 @@ class Simulation:
     """Compiles the gradient.
 
     Args:
-      setup: setup of one server.
+      setup: setup of the run, which has one server.
       session: session, which has begun.
       records: records of the run's log until then.
     """
@@ -60,6 +60,8 @@ class Simulation:
         if not self._apply(contributions):
           return
         self._version += 1
+      if self._version < self._session.scheduler.limit:
+        self._session.fail(f'no update of version {self._version} is ordered')
     finally:
       self._feed.close()
 

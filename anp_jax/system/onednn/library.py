@@ -132,7 +132,7 @@ def _found():
   if not path:
     return None, ''
   if binding := _binding():
-    return None, f'{binding} is set, by which OpenMP would bind the threads of XLA too'
+    return None, f'{binding} is set, by which OpenMP would bind the threads of XLA too; no oneDNN'
   # A waiting thread of OpenMP spins by default, on a core that XLA needs.
   # libgomp reads this when it is loaded.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -140,7 +140,7 @@ def _found():
     library = Library(path)
     _self_test(library)
   except (OSError, c_api.OneDnnError) as e:
-    is_absent = isinstance(e, OSError) and path == _SYSTEM_NAME
+    is_absent = isinstance(e, OSError) and str(e).startswith(f'{_SYSTEM_NAME}: cannot open')
     return None, NOT_FOUND if is_absent else str(e).partition('\n')[0]
   return library, ''
 

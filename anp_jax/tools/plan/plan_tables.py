@@ -93,10 +93,12 @@ def _read(file) -> dict:
         f'--entries={file!r}: unknown table {group!r}, expected devices or links'
         f'{config_lib.nearest(group, _GROUPS)}'
       )
-    if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
-      raise config_lib.ConfigError(
-        f'--entries={file!r}: {group}={entries!r}: expected tables such as [{group}.mine]'
-      )
+    of_group = entries if isinstance(entries, dict) else {group: entries}
+    for name, entry in of_group.items():
+      if not isinstance(entry, dict):
+        raise config_lib.ConfigError(
+          f'--entries={file!r}: {name}={entry!r}: expected tables such as [{group}.mine]'
+        )
   return content
 
 

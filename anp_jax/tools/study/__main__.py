@@ -176,9 +176,10 @@ def _models(flags, overrides: dict[str, str], strategies: Iterable[str]) -> list
   for name in strategies:
     strategy = strategy_lib.by_name(name)
     if strategy.keeps_models_apart:
-      for flag, is_set in (('simulate', flags.simulate is not None), ('tune', bool(flags.tune))):
-        if is_set:
-          raise config_lib.ConfigError(f'--{flag}: expected no strategy of many models, not {name}')
+      label = grid.Cell(name, 1, 1, 0).label
+      for flag in ('simulate', 'emulate', 'tune'):
+        if getattr(flags, flag) not in (None, []):
+          raise config_lib.ConfigError(f'--{flag}: not with {label}, which trains many models')
       chosen = command_line.applying(flags.config, overrides | {'strategy.name': name})
       config = command_line.load(flags.config, chosen)
       texts = strategy.alternatives({'strategy.models': config.strategy.models})

@@ -52,8 +52,8 @@ class Cell:
   @property
   def rate(self) -> float | None:
     """The learning rate, tuned or not; None: the config's."""
-    tuned = dict(self.tuned).get(RATE)
-    return self.learning_rate if tuned is None else float(tuned)
+    own = dict(self.varied + self.tuned).get(RATE)
+    return self.learning_rate if own is None else float(own)
 
   @property
   def label(self) -> str:
@@ -88,7 +88,7 @@ class Cell:
 
   @property
   def defaults(self) -> dict[str, str]:
-    """Overrides that those of the whole study precede, by dotted key."""
+    """Overrides that those of the whole study replace, by dotted key."""
     return {'strategy.groups': str(self.nodes)} if self.simulated else {}
 
   @property

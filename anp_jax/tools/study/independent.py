@@ -17,6 +17,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import augment, tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.reporting import telemetry
 from anp_jax.runtimes.model_ring import (
   candidates as candidates_lib,
   compiled,
@@ -51,9 +52,8 @@ class Independent(model_ring_strategy.ModelRing):
     laps = ring_lib.Laps(trainer.laps, 1)
     if not processes.index:
       run_dir.claim_workdir(invocation.workdir, config, trainer.source.vocabulary)
-      ring_times.start(
-        invocation.workdir, [c.text for c in trainer.candidates], len(trainer.source), laps
-      )
+      models = [c.text for c in trainer.candidates]
+      ring_times.start(invocation.workdir, models, len(trainer.source), laps, processes.count)
     processes.gather('opened')
     scores = processes.gather(trainer.run())
     if processes.index:
@@ -64,6 +64,8 @@ class Independent(model_ring_strategy.ModelRing):
     for record in (record for records in scores for record in records):
       best.add(*record)
     best.write()
+    # A study that was interrupted sees by it that the run has ended.
+    telemetry.write_result(invocation.workdir, {'step': scores[0][-1][2] if scores[0] else 0})
     return best.best()
 
 

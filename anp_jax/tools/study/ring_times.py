@@ -51,12 +51,15 @@ class RingTimes:
   work: list[dict]
 
 
-def start(workdir: str, models: list[str], examples: int, laps: ring_lib.Laps) -> None:
+def start(
+  workdir: str, models: list[str], examples: int, laps: ring_lib.Laps, stations: int
+) -> None:
   """Prepares the files of a run that starts; removes those of an earlier one."""
   shutil.rmtree(os.path.join(workdir, 'spans'), ignore_errors=True)
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(workdir, leaderboard.LOG))
   record = {'parts': [examples], 'laps': laps.total, 'models': models}
+  record['stations'] = stations
   files.write_json(os.path.join(workdir, _RING), record)
 
 
@@ -77,7 +80,8 @@ def read(workdir: str) -> RingTimes:
   first = min(s['start'] for s in turns)
   seconds = max(s['end'] for s in work) - first
   busy = sum(max(s['end'] - max(s['start'], first), 0.0) for s in work)
-  stations = 1 + max(s['station'] for s in spans)
+  # A process without a model has no span.
+  stations = run.get('stations', 1 + max(s['station'] for s in spans))
   models, laps = len(run['models']), run['laps']
   is_ring = len({(s['model'], s['station']) for s in turns}) > models
   slots = (
@@ -112,12 +116,18 @@ def best_scores(workdir: str, times: RingTimes) -> list[dict]:
   """
   records = files.read_json_lines(os.path.join(workdir, leaderboard.LOG))
   last = {r['model']: r['anp_top1'] for r in records if 'anp_top1' in r}
+  if not last:
+    raise config_lib.ConfigError('no model was scored')
   best = max(last, key=lambda model: np.nan_to_num(last[model], nan=-1))
   run = files.read_json_object(os.path.join(workdir, _RING))
   first = min(s['start'] for s in times.work)
   ends = {(s['model'], s['lap']): s['end'] for s in times.work if s['what'] == 'score'}
   return [
-    r | {'samples': r['laps'] * sum(run['parts']), 'seconds': ends[best, r['laps']] - first}
+    r
+    | {
+      'samples': r['laps'] * sum(run['parts']),
+      'seconds': ends.get((best, r['laps']), r['time']) - first,
+    }
     for r in records
     if r['model'] == best and 'anp_top1' in r
   ]

@@ -112,8 +112,9 @@ def _figures(points, outcome, target):
     'staleness': plots.staleness(points),
     'traffic': plots.traffic(points),
   }
-  rings = [run.ring for run in outcome.runs.values() if run.ring]
+  # The ring itself, where there is one, rather than the baseline `independent`.
+  rings = {c.label: run.ring for c, run in outcome.runs.items() if run.ring}
   if rings:
-    names = [text or 'as the config' for text in rings[-1].models]
-    figures['ring'] = plots.gantt(rings[-1].work, names)
+    ring = rings.get('model_ring') or next(iter(rings.values()))
+    figures['ring'] = plots.gantt(ring.work, [text or 'as the config' for text in ring.models])
   return {name: figure for name, figure in figures.items() if figure}

@@ -118,18 +118,18 @@ def all_models(points: list[study_results.Point]) -> list[tuple[str, ...]]:
     return []
   head = ('strategy', 'nodes', 'devices a node', 'models', 'seconds', 'stations in use')
   table: list[tuple[str, ...]] = [(*head, 'of the schedule', 'over the ideal', 'hand-over')]
-  alone: dict[tuple[str, int, int], list[float]] = {}
+  alone: dict[tuple[str, int, int, int], list[float]] = {}
   for p in points:
     size = str(p.nodes), str(p.devices)
-    for run in p.runs.values():
+    for seed, run in p.runs.items():
       if run.ring:
         t = run.ring
         shares = (t.use, t.use / t.occupancy, t.over_ideal, t.hand_over)
         texts = [f'{share:.3f}' for share in shares]
         table.append((p.series, *size, f'{len(t.models)}', f'{t.seconds:.1f}', *texts))
       elif run.end is not None:
-        alone.setdefault((p.strategy, p.nodes, p.devices), []).append(run.end)
-  for (strategy, nodes, devices), ends in alone.items():
+        alone.setdefault((p.strategy, p.nodes, p.devices, seed), []).append(run.end)
+  for (strategy, nodes, devices, _), ends in alone.items():
     cells = f'{nodes}', f'{devices}', f'{len(ends)}', f'{sum(ends):.1f}'
     table.append((f'{strategy}, one after another', *cells, '-', '-', '-', '-'))
   return table
@@ -228,7 +228,7 @@ def write_cells(
           'images_per_second': r.images_per_second,
           'accuracy': r.accuracy[-1],
           'best_accuracy': r.accuracy.max(),
-          'seconds': r.end,
+          'seconds': r.ring.seconds if r.ring else r.end,
           'seconds_to_target': target and r.seconds_to(target),
           'megabytes_per_step': r.megabytes,
           'crowded': r.crowded,
@@ -256,7 +256,7 @@ def _place(cell) -> dict:
     'strategy': cell.label,
     'nodes': cell.nodes,
     'devices_per_node': cell.devices,
-    'seed': cell.seed,
+    'seed': dict(cell.varied).get('seed', cell.seed),  # a model may have its own
     'learning_rate': cell.rate,
     'simulated': cell.simulated,
     'weak': cell.weak,
