@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import types
@@ -12,6 +13,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.reporting import weights_and_biases
 
+_BLOCK = 2**15  # bytes, of LevelDB's log format
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # In a process of its own: the package leaves a service and settings behind.
@@ -47,17 +49,30 @@ def _run(workdir, mode, **environment):
   return done
 
 
+def _scan(data):
+  """Records of LevelDB's log format, which offline files have."""
+  place, record = 7, b''
+  while place + 7 <= len(data):
+    left = _BLOCK - place % _BLOCK
+    if left < 7:  # too little for a head
+      place += left
+      continue
+    _, size, kind = struct.unpack_from('<IHB', data, place)
+    place += 7 + size
+    record += data[place - size : place]
+    if kind in (1, 4):  # whole, or the last part
+      yield record
+      record = b''
+
+
 def _records(workdir):
   """(id, name to values, config) of each offline file, in order."""
   from wandb.proto import wandb_internal_pb2
-  from wandb.sdk.internal import datastore
 
   runs = []
   for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
-    store = datastore.DataStore()
-    store.open_for_scan(str(path))
     history, run_id, settings = {}, '', ''
-    while data := store.scan_data():
+    for data in _scan(path.read_bytes()):
       record = wandb_internal_pb2.Record.FromString(data)
       for item in record.history.item:
         name = item.key or '/'.join(item.nested_key)
