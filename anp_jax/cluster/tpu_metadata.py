@@ -11,7 +11,8 @@ from anp_jax import config as config_lib
 _SERVER = 'metadata.google.internal'
 _PATH = '/computeMetadata/v1/instance/attributes/'
 _TIMEOUT = 5.0  # seconds
-_TRIES = 6  # the server of a VM that has just started may not be ready
+# The server of a VM that has just started may not be ready.
+_TRIES, _RETRY = 6, 0.5  # seconds
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -70,5 +71,5 @@ def _ask(server, key):
     except OSError:
       pass
     if left:
-      time.sleep(0.5)
+      time.sleep(_RETRY)
   return ''

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
+from anp_jax.cluster import cluster_env, tpu_metadata
 
 # What srun sets for a task of a step over two nodes, 2 tasks on each.
 _STEP = {
@@ -205,9 +205,11 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
     key = self.path.removeprefix('/computeMetadata/v1/instance/attributes/')
     self.server.requests.append(key)
     value = self.server.attributes.get(key)
-    self.send_response(200 if value else 404)
+    # Not ready at first.
+    status = 503 if len(self.server.requests) < 3 else 200 if value else 404
+    self.send_response(status)
     self.end_headers()
-    self.wfile.write((value or '').encode())
+    self.wfile.write((value or '').encode() if status == 200 else b'')
 
   def log_message(self, *_):
     pass
@@ -222,6 +224,7 @@ _TPU_ENV = "ACCELERATOR_TYPE: 'v4-16'\nMEGASCALE_NUM_SLICES: '{}'\nZONE: 'a'\n"
 def tpu_vm(monkeypatch):
   """(attributes, more) -> the ClusterEnv that a TPU VM detects."""
   monkeypatch.setattr(cluster_env.xla_flags, 'platform', lambda _: 'tpu')
+  monkeypatch.setattr(tpu_metadata, '_RETRY', 0.01)
   with http.server.HTTPServer(('127.0.0.1', 0), _Metadata) as server:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -99,6 +99,8 @@ def test_a_process_of_four(environment, launcher, size, rank, local):
     (_JAX, 'node1:1234', 0),
     (_TORCHRUN, 'gpu03:2[0-9]{4}', 7),  # torchrun itself listens at MASTER_PORT
     (_OPEN_MPI_4, r'10\.96\.0\.1:2[0-9]{4}', 7),
+    # Of this host alone: mpirun passes no variables to others.
+    ({**_OPEN_MPI_4, 'MASTER_ADDR': 'n1', 'MASTER_PORT': '7'}, r'10\.96\.0\.1:2[0-9]{4}', 7),
   ],
 )
 def test_where_variables_tell_of_process_0(environment, address, count):
@@ -141,7 +143,7 @@ def test_mpi_of_two_hosts_needs_a_coordinator(environment, local_size):
   ],
 )
 def test_variables_that_say_too_little_are_refused(environment, missing):
-  text = f'started this process, but {missing} is not set: give main.py'
+  text = f'started this process without {missing}: give main.py'
   with pytest.raises(config_lib.ConfigError, match=text):
     _detect(environment)
 

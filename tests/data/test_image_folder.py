@@ -186,7 +186,7 @@ def test_split_folders_that_are_not_the_one(tmp_path):
     ["no split 'validation'", 'it has Train, Test', 'config.data.eval_split'], root, 'validation'
   )
   _tree(tmp_path / 'tree', ['val/a/1.jpg', 'Valid/a/2.jpg'])
-  _refused(["no split 'validation'", 'Valid, val'], root, 'validation')
+  _refused(["several splits that may be 'validation'", 'Valid, val'], root, 'validation')
   none = _tree(tmp_path / 'none', ['validation/a/1.jpg', 'test/a/1.jpg'])
   with pytest.raises(config_lib.ConfigError, match='no split') as e:
     image_folder.find(none, 'train')

@@ -43,6 +43,11 @@ def test_one_worker_gets_each_step_once_and_in_order():
   assert scheduler.version == 6
 
 
+def test_a_run_that_has_had_more_updates_is_over():
+  scheduler, _ = _scheduler(total=6, version=9, used=set(range(9)))
+  assert scheduler.take('a') == scheduler_lib.OVER
+
+
 def test_goes_on_with_the_steps_that_were_not_used():
   scheduler, _ = _scheduler(version=3, used={0, 1, 4})
   steps = []

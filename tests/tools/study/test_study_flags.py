@@ -55,7 +55,10 @@ _CASES = {
     ('--simulate --config.strategy.simulate.workers=4', 'the study sets it; use --workers'),
     ('--simulate --vary=strategy.simulate.workers=4', 'the study sets it; use --workers'),
     ('--simulate --strategies=invariant', 'no strategy of the study simulates workers'),
-    ('--simulate --strategies=model_ring', '--simulate: expected no strategy of many models'),
+    (
+      '--simulate --strategies=model_ring',
+      '--simulate: not with model_ring, which trains many models',
+    ),
   ],
   'tune': [
     ('--tune_budget=3 epochs', '--tune_budget=3 epochs: expected --tune'),
@@ -65,7 +68,10 @@ _CASES = {
     (f'--tune={_RATE}=1 --vary=duration=1 epochs,2 epochs', 'expected one duration'),
     (f'--tune={_RATE}=1 --tune_budget=many', '--tune_budget=many: expected an amount'),
     ('--tune=strategy.period=1,2 --strategies=sync', '--tune=strategy.period=1,2: '),
-    ('--tune=ema=0,0.9 --strategies=model_ring', '--tune: expected no strategy of many models'),
+    (
+      '--tune=ema=0,0.9 --strategies=model_ring',
+      '--tune: not with model_ring, which trains many models',
+    ),
   ],
 }
 
