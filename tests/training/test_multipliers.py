@@ -93,7 +93,7 @@ def _same(old, new, name):
   'model, keys',
   [
     (_FLAX, {'strategy__name': 'sync'}),
-    (_OURS, {'strategy__name': 'invariant'}),
+    (_OURS, {'strategy__name': 'invariant', 'strategy__threads': 8}),
     (_OURS, {'strategy__name': 'local_sgd', 'strategy__period': 2, 'strategy__outer': 'nesterov'}),
     (_FLAX, {'sharding': (('.*', 'fsdp'),), 'accumulate': 2}),
     (
