@@ -120,12 +120,12 @@ def buckets(workload: work.Workload, number_bytes: int, megabytes: float) -> tup
 def scaled(cluster: collectives.Cluster, efficiency: Efficiency) -> collectives.Cluster:
   """The cluster with the bandwidths that its links reach."""
 
-  def reached(link: hardware.Link) -> hardware.Link:
+  def effective(link: hardware.Link) -> hardware.Link:
     bandwidth = link.bandwidth * efficiency.wire
     return dataclasses.replace(link, bandwidth=bandwidth)
 
   return dataclasses.replace(
-    cluster, node_link=reached(cluster.node_link), link=reached(cluster.link)
+    cluster, node_link=effective(cluster.node_link), link=effective(cluster.link)
   )
 
 

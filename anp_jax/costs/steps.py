@@ -40,7 +40,7 @@ class Setting:
   handling: tuple[float, float] | None = None
 
   @property
-  def reached(self) -> collectives.Cluster:
+  def effective(self) -> collectives.Cluster:
     """The cluster with the bandwidths that its links reach."""
     return device_step.scaled(self.cluster, self.efficiency)
 
@@ -61,7 +61,7 @@ class Setting:
     starts = self.workload.kernels * self.efficiency.kernel_seconds
     return dataclasses.replace(alone, fixed=alone.fixed + extra * starts)
 
-  def lateness(self, seconds: float, count: int) -> float:
+  def straggler_delay(self, seconds: float, count: int) -> float:
     """Seconds that the slowest of `count` devices takes longer than the mean."""
     factors = [f for f in self.slow for _ in range(self.cluster.devices)]
     late = order_statistics.slowest(seconds, self.jitter, count, factors=factors)
@@ -112,7 +112,7 @@ def synchronous(
       None: that of the setting.
   """
   cluster = cluster or setting.cluster
-  reached = device_step.scaled(cluster, setting.efficiency)
+  effective = device_step.scaled(cluster, setting.efficiency)
   if overlap is None:
     # Gradients of micro-batches are added before any is sent.
     is_one = setting.config.accumulate == 1
@@ -126,11 +126,11 @@ def synchronous(
   collective = collectives.all_reduce
   gathered = 0.0
   if setting.is_sharded and size > 1:
-    gather = collectives.gather(reached, setting.workload.param_bytes)
+    gather = collectives.gather(effective, setting.workload.param_bytes)
     gathered = gather * (1 - overlap)
     collective = collectives.gather  # a reduce-scatter takes as long
-  waiting = setting.lateness(alone.total, size)
-  waiting += device_step.waiting(alone, buckets, reached, overlap, 0.0, collective)
+  waiting = setting.straggler_delay(alone.total, size)
+  waiting += device_step.waiting(alone, buckets, effective, overlap, 0.0, collective)
   return Step(
     images=images * size, compute=alone.images, fixed=alone.fixed, communication=waiting + gathered
   )

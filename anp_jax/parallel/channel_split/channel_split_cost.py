@@ -11,7 +11,7 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   data, count = mesh_shape.shape(config, cluster.size)
   if count == 1:  # only the batch is divided
     return steps.synchronous(setting, images)
-  split = _part(setting.reached, count)
+  split = _part(setting.effective, count)
   alone = setting.alone(images)
   flops = sum(x.flops for x in setting.workload.layers) or 1.0
   number = device_step.width(setting.workload.dtype)
@@ -37,8 +37,8 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
       compute += unsplit
       summed += layer.parameters * wire
   total = compute + alone.fixed
-  communication += setting.lateness(total, cluster.size)
-  communication += collectives.all_reduce(_peers(setting.reached, data, count), summed)
+  communication += setting.straggler_delay(total, cluster.size)
+  communication += collectives.all_reduce(_peers(setting.effective, data, count), summed)
   return steps.Step(images * data, compute, alone.fixed, communication)
 
 

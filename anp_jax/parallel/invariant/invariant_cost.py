@@ -13,9 +13,9 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   starts = setting.workload.kernels * setting.efficiency.kernel_seconds
   # A device sends so many partial sums; the first is in `result`.
   partial = per_device // (per_device & -per_device) if size > 1 else 1
-  reached = device_step.scaled(setting.cluster, setting.efficiency)
+  effective = device_step.scaled(setting.cluster, setting.efficiency)
   sent = setting.workload.param_bytes + 4 * setting.workload.statistics
-  scattered = collectives.gather(reached, sent)
+  scattered = collectives.gather(effective, sent)
   return dataclasses.replace(
     result,
     fixed=result.fixed + (per_device - 1) * starts,

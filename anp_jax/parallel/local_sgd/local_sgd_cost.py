@@ -20,14 +20,14 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   inner = dataclasses.replace(inner, fixed=passes * inner.fixed)
   # A group that is smaller than a node also exchanges within the node.
   within = max(1, cluster.devices // devices) if size <= cluster.devices else 1
-  peers = dataclasses.replace(setting.reached, nodes=max(1, groups // within), devices=within)
+  peers = dataclasses.replace(setting.effective, nodes=max(1, groups // within), devices=within)
   size = setting.workload.param_bytes + 4 * setting.workload.statistics
   if s.moments == 'average':
     size += setting.workload.state_bytes - setting.workload.param_bytes
   share = exchanges.share(setting.config, images * cluster.size, setting.workload.examples)
   exchange = share * collectives.all_reduce(peers, size)
   # Groups exchange the values of each step, so that all wait for the slowest device.
-  late = setting.lateness(inner.compute + inner.fixed, cluster.size)
+  late = setting.straggler_delay(inner.compute + inner.fixed, cluster.size)
   return dataclasses.replace(
     inner, images=images * cluster.size, communication=inner.communication + exchange + late
   )

@@ -15,12 +15,12 @@ def predicted_step(setting: steps.Setting, images: int) -> steps.Step:
   node = dataclasses.replace(cluster, nodes=1, devices=1 if per_device else cluster.devices)
   inner = steps.synchronous(setting, images, cluster=node)
   lap_steps = max(1.0, setting.workload.examples / stations / inner.images)
-  reached = setting.reached
-  link = reached.link if cluster.nodes > 1 else reached.node_link
+  effective = setting.effective
+  link = effective.link if cluster.nodes > 1 else effective.node_link
   sent = 0.0
   if stations > 1:
     sent = collectives.send(link, setting.workload.state_bytes) / lap_steps
-  late = setting.lateness(inner.seconds, active)
+  late = setting.straggler_delay(inner.seconds, active)
   epochs = max(1, round(setting.workload.total_images / setting.workload.examples))
   return steps.Step(
     images=inner.images * active,

@@ -58,7 +58,7 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   workers = max(1, cluster.nodes - s.servers * bool(s.dedicated))
   servers = min(s.servers, cluster.nodes)
   size = setting.workload.parameters * device_step.width(setting.config.model.param_dtype)
-  link = setting.reached.link
+  link = setting.effective.link
   update = _update(setting, servers)
   # What a worker sends to the server of its own process passes no port.
   is_local = servers == 1 and not s.dedicated

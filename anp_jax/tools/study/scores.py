@@ -18,37 +18,37 @@ def rows(points: list[study_results.Point], target: float | None) -> list[tuple[
   """
 
   def score(name) -> study_table.Column:
-    return _LABELS[name], lambda p: percent(p.over_runs(lambda r: r.scores.get(name)))
+    return _LABELS[name], lambda p: percent(p.summarize(lambda r: r.scores.get(name)))
 
   columns: list[study_table.Column] = [
     ('learning rate', lambda p: study_table.number(p.learning_rate)),
     ('top-1', lambda p: percent(p.accuracy)),
     ('points over sync', lambda p: difference(over_sync(p, points))),
     *map(score, _LABELS),
-    ('staleness', lambda p: study_table.text(p.over_runs(lambda r: r.mean_staleness), '.2f')),
+    ('staleness', lambda p: study_table.text(p.summarize(lambda r: r.mean_staleness), '.2f')),
     ('at most', _stalest),
   ]
   if any(p.simulated for p in points):
     if target is not None:
       title = f'simulated time to {100 * target:g} %'
       columns.append((title, lambda p: study_table.reached(p, target)))
-    columns.append(('simulated time', lambda p: study_table.duration(p.over_runs(lambda r: r.end))))
+    columns.append(('simulated time', lambda p: study_table.duration(p.summarize(lambda r: r.end))))
   return study_table.rows(points, [*columns, ('seeds', study_table.seeds)])
 
 
-def percent(spread: study_results.Spread | None, form: str = '.1f') -> str:
+def percent(summary: study_results.Summary | None, form: str = '.1f') -> str:
   """Returns 'mean ± half of the 95 % interval %'; '-' for no number."""
-  if spread is None:
+  if summary is None:
     return '-'
-  text = f'{100 * spread.mean:{form}}'
-  if spread.interval is not None:
-    text += f' ± {100 * spread.interval:.1f}'
+  text = f'{100 * summary.mean:{form}}'
+  if summary.interval is not None:
+    text += f' ± {100 * summary.interval:.1f}'
   return f'{text} %'
 
 
 def over_sync(
   point: study_results.Point, points: list[study_results.Point]
-) -> study_results.Spread | None:
+) -> study_results.Summary | None:
   """Returns the accuracy less that of `sync`, each at its best rate, seed by seed.
 
   Differences are paired because runs of one seed share their first weights and the order of
@@ -74,7 +74,7 @@ def over_sync(
     return same_size, same_scaling, p.runs != {}
 
   best = max(candidates, key=nearness)
-  return study_results.spread(
+  return study_results.summarize(
     run.accuracy[-1] - best.runs[seed].accuracy[-1]
     for seed, run in point.runs.items()
     if seed in best.runs
@@ -82,15 +82,15 @@ def over_sync(
   )
 
 
-def difference(spread: study_results.Spread | None) -> str:
+def difference(summary: study_results.Summary | None) -> str:
   """Returns points with the 95 % interval, and whether it contains no difference."""
-  if spread is None:
+  if summary is None:
     return '-'
-  text = f'{100 * spread.mean:+.1f}'
-  if spread.interval is None:
+  text = f'{100 * summary.mean:+.1f}'
+  if summary.interval is None:
     return text
-  text += f' ± {100 * spread.interval:.1f}'
-  same = abs(spread.mean) <= spread.interval
+  text += f' ± {100 * summary.interval:.1f}'
+  same = abs(summary.mean) <= summary.interval
   return text + ', not distinguishable' * same
 
 

@@ -205,7 +205,7 @@ def _staleness(train):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class Summary:
   """Mean and standard deviation over seeds (of a sample: n - 1).
 
   Attributes:
@@ -227,13 +227,13 @@ class Spread:
     return float(quantile * self.deviation / self.count**0.5)
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-  """Returns the spread of the numbers that are not None; None if there is none."""
+def summarize(values: Iterable[float | None]) -> Summary | None:
+  """Returns the summary of the numbers that are not None; None if there is none."""
   numbers = [v for v in values if v is not None]
   if not numbers:
     return None
   deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
-  return Spread(statistics.fmean(numbers), deviation, len(numbers))
+  return Summary(statistics.fmean(numbers), deviation, len(numbers))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -265,12 +265,12 @@ class Point:
   devices: int
   runs: dict[int, Run]
   failures: dict[str, str]
-  rate: Spread | None
-  over_device: Spread | None
-  over_node: Spread | None
-  accuracy: Spread | None
+  rate: Summary | None
+  over_device: Summary | None
+  over_node: Summary | None
+  accuracy: Summary | None
   learning_rate: float | None
-  tried: dict[float | None, Spread | None]
+  tried: dict[float | None, Summary | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
 
@@ -297,17 +297,17 @@ class Point:
     return any(r.crowded for r in self.runs.values())
 
   @property
-  def megabytes(self) -> Spread | None:
+  def megabytes(self) -> Summary | None:
     """MB that a step sends, over the seeds for which it is known."""
-    return self.over_runs(lambda run: run.megabytes)
+    return self.summarize(lambda run: run.megabytes)
 
-  def over_runs(self, value: Callable[[Run], float | None]) -> Spread | None:
-    """Returns the spread of a number of each run, without those that have none."""
-    return spread(value(r) for r in self.runs.values())
+  def summarize(self, value: Callable[[Run], float | None]) -> Summary | None:
+    """Returns the summary of a number of each run, without those that have none."""
+    return summarize(value(r) for r in self.runs.values())
 
-  def seconds_to(self, accuracy: float) -> Spread | None:
+  def seconds_to(self, accuracy: float) -> Summary | None:
     """Returns the training time to an accuracy, over the seeds that reached it."""
-    return self.over_runs(lambda run: run.seconds_to(accuracy))
+    return self.summarize(lambda run: run.seconds_to(accuracy))
 
 
 def points(
@@ -337,7 +337,7 @@ def points(
 def _point(cells, runs, failures, names):
   """The point of cells that differ in seed and learning rate only."""
   tried = {
-    rate: spread(runs[c].accuracy[-1] for c in cells if c.learning_rate == rate and c in runs)
+    rate: summarize(runs[c].accuracy[-1] for c in cells if c.learning_rate == rate and c in runs)
     for rate in dict.fromkeys(c.learning_rate for c in cells)
   }
   best = max(tried, key=lambda rate: _standing(tried[rate]))
@@ -351,7 +351,7 @@ def _point(cells, runs, failures, names):
     baselines = [dataclasses.replace(c, **changes) for c in chosen_cells]
     # On one worker, both kinds of scaling are one run.
     baselines = [b if b in by_place else dataclasses.replace(b, weak=False) for b in baselines]
-    return spread(
+    return summarize(
       runs[c].images_per_second / by_place[b].images_per_second
       for c, b in zip(chosen_cells, baselines)
       if b in by_place
@@ -363,7 +363,7 @@ def _point(cells, runs, failures, names):
     first.devices,
     {c.seed: runs[c] for c in chosen_cells},
     {c.name: failures[c] for c in cells if c in failures},
-    rate=spread(runs[c].images_per_second for c in chosen_cells),
+    rate=summarize(runs[c].images_per_second for c in chosen_cells),
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
     accuracy=tried[best],

@@ -56,14 +56,14 @@ def speed(
     emulated: whether computing is emulated, so that nothing is learnt.
   """
 
-  def marked(spread, point):
-    return text(spread, '.2f', _CROWDED if point.crowded else '')
+  def marked(summary, point):
+    return text(summary, '.2f', _CROWDED if point.crowded else '')
 
   columns: list[Column] = [
     ('images/s, emulated' if emulated else 'images/s', lambda p: text(p.rate, '.0f')),
-    ('predicted', lambda p: text(p.over_runs(lambda r: r.predicted), '.0f')),
+    ('predicted', lambda p: text(p.summarize(lambda r: r.predicted), '.0f')),
     ('over one device', lambda p: marked(p.over_device, p)),
-    ('ideal', lambda p: text(p.over_runs(lambda r: r.ideal), '.2f')),
+    ('ideal', lambda p: text(p.summarize(lambda r: r.ideal), '.2f')),
     ('over one node', lambda p: marked(p.over_node, p)),
     ('learning rate', lambda p: number(p.learning_rate)),
   ]
@@ -270,21 +270,21 @@ def _keys(cells: Iterable[grid.Cell]) -> tuple[str, ...]:
   return tuple(key for key in keys if key not in (grid.RATE, 'seed'))
 
 
-def text(spread: study_results.Spread | None, form: str, unit: str = '', scale: float = 1) -> str:
+def text(summary: study_results.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:
   """Returns 'mean ± deviation' with its unit; '-' for no number."""
-  if spread is None:
+  if summary is None:
     return '-'
-  words = f'{scale * spread.mean:{form}}'
-  if spread.count > 1:
-    words += f' ± {scale * spread.deviation:{form}}'
+  words = f'{scale * summary.mean:{form}}'
+  if summary.count > 1:
+    words += f' ± {scale * summary.deviation:{form}}'
   return words + unit
 
 
-def duration(spread: study_results.Spread | None) -> str:
+def duration(summary: study_results.Summary | None) -> str:
   """Returns seconds, or hours from one hour on; '-' for no number."""
-  if spread and spread.mean >= _HOUR:
-    return text(spread, '.2f', ' h', 1 / _HOUR)
-  return text(spread, '.1f', ' s')
+  if summary and summary.mean >= _HOUR:
+    return text(summary, '.2f', ' h', 1 / _HOUR)
+  return text(summary, '.1f', ' s')
 
 
 def reached(point: study_results.Point, target: float) -> str:

@@ -137,7 +137,7 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   assert across.workers == 8
   # Its own baseline, without one device and one seed.
   local = results_by_name['local_sgd', 4, 2]
-  assert local.over_node == study_results.Spread(3.0, 0.0, 1)
+  assert local.over_node == study_results.Summary(3.0, 0.0, 1)
   assert local.over_device is None
   assert results_by_name['local_sgd', 1, 1].failures == {'local_sgd-1x1-seed0': 'lost'}
   assert results_by_name['sync', 4, 1].rate is None
@@ -164,7 +164,7 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
   sync, local_point = study_results.points(cells, runs, failures)
   assert (sync.learning_rate, local_point.learning_rate) == (0.2, 0.1)
   assert sync.accuracy.mean == pytest.approx(0.7, rel=1e-12)
-  assert local_point.tried[0.4] == study_results.Spread(0.9, 0.0, 1)
+  assert local_point.tried[0.4] == study_results.Summary(0.9, 0.0, 1)
   assert local_point.failures == {'local_sgd-1x1-rate0.4-seed1': 'not finite'}
   rows = study_table.speed([sync, local_point], None)
   assert rows[0][-2:] == ('learning rate', 'seeds')
@@ -190,8 +190,8 @@ def test_a_strategy_is_shown_with_its_best_learning_rate():
 
 def test_spread():
   # Deviations -1, 0, 1 from the mean, over n - 1 = 2.
-  assert study_results.spread([4.0, None, 2.0, 3.0]) == study_results.Spread(3.0, 1.0, 3)
-  assert study_results.spread([None]) is None
+  assert study_results.summarize([4.0, None, 2.0, 3.0]) == study_results.Summary(3.0, 1.0, 3)
+  assert study_results.summarize([None]) is None
 
 
 # Tables and figures.

@@ -30,21 +30,21 @@ def _points(accuracies, nodes=4, varied=(), samples=100):
 def test_the_interval_of_a_mean_is_students():
   values = [0.90, 0.92, 0.97]
   low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-  interval = study_results.spread(values).interval
+  interval = study_results.summarize(values).interval
   assert interval == pytest.approx((high - low) / 2, rel=1e-9)
-  assert study_results.spread([0.5]).interval is None
+  assert study_results.summarize([0.5]).interval is None
 
 
 def test_differences_are_paired_by_seed():
   sync, server = _points((0.88, 0.89, 0.90))
   # -2, -3 and -1 points: deviation 1, and t of two degrees of freedom 4.303.
-  spread = scores.over_sync(server, [sync, server])
-  assert spread.mean == pytest.approx(-0.02, abs=1e-12)
-  assert spread.interval == pytest.approx(0.0430265 / 3**0.5, rel=1e-5)
-  assert scores.difference(spread) == '-2.0 ± 2.5, not distinguishable'
+  summary = scores.over_sync(server, [sync, server])
+  assert summary.mean == pytest.approx(-0.02, abs=1e-12)
+  assert summary.interval == pytest.approx(0.0430265 / 3**0.5, rel=1e-5)
+  assert scores.difference(summary) == '-2.0 ± 2.5, not distinguishable'
   pairs = stats.ttest_rel((0.88, 0.89, 0.90), _SYNC)
   low, high = pairs.confidence_interval(0.95)
-  assert spread.interval == pytest.approx((high - low) / 2, rel=1e-9)
+  assert summary.interval == pytest.approx((high - low) / 2, rel=1e-9)
   assert scores.over_sync(sync, [sync, server]) is None
   # Clear of 0: -2, -2.1 and -1.9 points.
   points = _points((0.88, 0.899, 0.891))
@@ -62,8 +62,8 @@ def test_what_a_run_ends_at_is_compared(sync, server):
       1.0, samples, samples, samples, np.array(accuracy)
     )
   points = study_results.points(list(runs), runs, {})
-  spread = scores.over_sync(points[1], points)
-  assert spread.mean == pytest.approx(0.1, abs=1e-12)
+  summary = scores.over_sync(points[1], points)
+  assert summary.mean == pytest.approx(0.1, abs=1e-12)
   assert [p.accuracy.mean for p in points] == [0.5, 0.6]
 
 
@@ -93,14 +93,14 @@ def test_the_baseline_has_the_same_keys_and_size():
   server = grid.Cell('parameter_server', 4, 1, 0, None, more)
   runs[server] = _run(0.9)
   points = study_results.points(list(runs), runs, {})
-  spread = scores.over_sync(points[-1], points)
-  assert spread.mean == pytest.approx(0.5, abs=1e-12)
+  summary = scores.over_sync(points[-1], points)
+  assert summary.mean == pytest.approx(0.5, abs=1e-12)
   # Of a size that `sync` does not have, that of the same keys.
   fewer = {cell: run for cell, run in runs.items() if cell.nodes == 1}
   fewer[server] = runs[server]
   points = study_results.points(list(fewer), fewer, {})
-  spread = scores.over_sync(points[-1], points)
-  assert spread.mean == pytest.approx(0.7, abs=1e-12)
+  summary = scores.over_sync(points[-1], points)
+  assert summary.mean == pytest.approx(0.7, abs=1e-12)
 
 
 def test_weak_scaling_is_compared_with_weak_scaling():
@@ -113,15 +113,15 @@ def test_weak_scaling_is_compared_with_weak_scaling():
     )
   }
   points = study_results.points(list(runs), runs, {})
-  spread = scores.over_sync(points[-1], points)
-  assert spread.mean == pytest.approx(-0.1, abs=1e-12)
+  summary = scores.over_sync(points[-1], points)
+  assert summary.mean == pytest.approx(-0.1, abs=1e-12)
   # An asynchronous gradient is of a whole batch in both: `sync` of its size.
   runs = {cell: run for cell, run in runs.items() if cell.weak}
   runs[grid.Cell('sync', 1, 1, 0)] = _run(0.8)
   runs[grid.Cell('parameter_server', 4, 1, 0)] = _run(0.65)
   points = study_results.points(list(runs), runs, {})
-  spread = scores.over_sync(points[-1], points)
-  assert spread.mean == pytest.approx(-0.05, abs=1e-12)
+  summary = scores.over_sync(points[-1], points)
+  assert summary.mean == pytest.approx(-0.05, abs=1e-12)
 
 
 def test_speed_ups_of_weak_scaling_are_over_one_worker():
