@@ -75,14 +75,13 @@ class Replanner:
       people.
     """
     news, self._news = self._news, []
-    lines = [f'plan     {line}' for line in news]
     if news:
       spec = self._with_present_devices()
     else:
       news = ['the devices are not as fast as they were']
       spec = self._with_present_speeds(step)
     if spec is None:
-      return None, lines
+      return None, []
     self._spec = spec
     self._probe, self._normal, self._in_a_row = None, 1.0, 0
     self._next_step = 0  # a step takes another time now
@@ -95,8 +94,6 @@ class Replanner:
     if self._costs is None:
       # By hand: the plan stays, and this process computes for devices that are lost.
       devices = _in_places(self._first_devices, self._pool.devices())
-      if devices == self._spec.offload_devices:
-        return None
       return dataclasses.replace(self._spec, offload_devices=devices)
     present = tuple(d for d in self._pool.devices() if not d.is_lost)
     before = self._spec.offload_devices
