@@ -370,9 +370,9 @@ def _refuse_mixed(names, prefix, first):
 def _refuse_missing(names, prefix, first, order, source):
   """Raises ConfigError where a class has a word that `order`, from (factor, place), lacks."""
   factor, place = source
-  known = set(order)
+  words = set(order)
   for i, word in enumerate(_words(names, True)[_FACTORS.index(factor)]):
-    if word not in known:
+    if word not in words:
       raise config_lib.ConfigError(
         f'{prefix}{first + i}: {factor[:-1]} {word!r} of {names[i]!r} is not in '
         f'{place}{config_lib.nearest(word, order)}'

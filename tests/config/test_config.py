@@ -397,7 +397,7 @@ def test_data_dir(monkeypatch):
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
     ({'strategy.servers': '0'}, 'strategy.servers=0'),
-    ({'strategy.look_ahead': 'dan'}, 'none, dana'),
+    ({'strategy.look_ahead': 'dan'}, 'none, smega2, dana'),
   ],
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):

@@ -52,8 +52,8 @@ class Cell:
   @property
   def rate(self) -> float | None:
     """The learning rate, tuned or not; None: the config's."""
-    own = dict(self.varied + self.tuned).get(RATE)
-    return self.learning_rate if own is None else float(own)
+    rate = dict(self.varied + self.tuned).get(RATE)
+    return self.learning_rate if rate is None else float(own)
 
   @property
   def label(self) -> str:
