@@ -53,7 +53,7 @@ class Cell:
   def rate(self) -> float | None:
     """The learning rate, tuned or not; None: the config's."""
     rate = dict(self.varied + self.tuned).get(RATE)
-    return self.learning_rate if rate is None else float(own)
+    return self.learning_rate if rate is None else float(rate)
 
   @property
   def label(self) -> str:
