@@ -105,7 +105,16 @@ class LocalStep(sync.SyncStep):
     Arguments and result are those of `sync_step.SyncStep.wrap_update`.
     """
     axes = state_lib.TrainState(step=None, params=0, stats=0, opt_state=0, average=0)
-    update_groups = jax.vmap(update, in_axes=(axes, 0), out_axes=(axes, 0))
+    names: list[str] = []
+
+    # Within the map: XLA's compiler for GPUs fails (jaxlib 0.10.2) on values of
+    # all groups that are stacked after it.
+    def update_and_stack(state: state_lib.TrainState, reduced: step_sums.Reduced):
+      state, values = update(state, reduced)
+      names[:] = values
+      return state, jnp.stack([*values.values()])
+
+    update_groups = jax.vmap(update_and_stack, in_axes=(axes, 0), out_axes=(axes, 0))
     abstract_state = self.abstract_state(abstract_replica)
     replicated = mesh_lib.replicated(mesh_lib.mesh_of(abstract_replica))
     abstract_rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
@@ -117,13 +126,13 @@ class LocalStep(sync.SyncStep):
       groups, outer = state.opt_state
       state, values = update_groups(state.replace(opt_state=groups), reduced)
       state = state.replace(opt_state=OptState(state.opt_state, outer))
-      rate = values['learning_rate'][0]
+      rate = values[0, names.index('learning_rate')]
       is_due = exchanges.is_due(self._config, state.step)
       state = lax.cond(is_due, exchange, lambda state, _: state, state, rate)
       # All groups' values in one collective.
-      numbers = jnp.stack([*values.values(), reduced.weight], axis=1)
+      numbers = jnp.concatenate([values, reduced.weight[:, None]], axis=1)
       *columns, weight = lax.with_sharding_constraint(numbers, replicated).T
-      return state, mean_values(dict(zip(values, columns, strict=True)), weight)
+      return state, mean_values(dict(zip(names, columns, strict=True)), weight)
 
     return update_and_exchange
 

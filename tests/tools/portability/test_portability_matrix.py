@@ -22,7 +22,7 @@ pytestmark = [
   pytest.mark.timeout(1800),
 ]
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
 # The workers of `parameter_server`, and the stations of `model_ring`, are runs of `sync` on a
 # few devices each; what `channel_split` sends is told apart below.
