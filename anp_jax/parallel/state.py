@@ -119,7 +119,7 @@ def create(init_fn: Callable, abstract_state: TrainState, weights: Any = ()) -> 
     weights: arrays for `Init`; an argument of the program, not a constant in it.
   """
   shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
-  options = compile_cache.run_once_options()
+  options = compile_cache.quick_compile_options()
   return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(weights)
 
 

@@ -76,7 +76,7 @@ def _maker(side, classes, blank):
     keys = jax.vmap(lambda example: jax.random.fold_in(word, example))(examples)
     return jax.vmap(make_one)(keys)
 
-  return jax.jit(make, compiler_options=compile_cache.run_once_options())
+  return jax.jit(make, compiler_options=compile_cache.quick_compile_options())
 
 
 def _host_arrays(plan, count):

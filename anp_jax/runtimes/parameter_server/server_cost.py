@@ -82,8 +82,8 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   if setting.handling:
     cycles = _cycles_on_cores(setting, [f * busy for f in factors], is_local, transfer, servers)
   else:
-    travelling = [transfer + update] * sending + [update] * is_local
-    cycles = [_cycle(setting, f * busy, t) for f, t in zip(factors, travelling)]
+    transit = [transfer + update] * sending + [update] * is_local
+    cycles = [_cycle(setting, f * busy, t) for f, t in zip(factors, transit)]
   rate = sum(1 / seconds for seconds in cycles[:sending])
   rate = min(rate, servers * link.bandwidth / size)
   rate += sum(1 / seconds for seconds in cycles[sending:])
@@ -120,12 +120,12 @@ def _wait_at_port(workers, away, alone) -> float:
   return seconds - alone
 
 
-def _cycle(setting, busy, travelling) -> float:
+def _cycle(setting, busy, transit) -> float:
   """Seconds between two gradients of a worker that waits for nobody else."""
   if setting.config.strategy.in_flight > 1:
-    return max(busy, travelling)
+    return max(busy, transit)
   # Of workers that share a core, one computes while another sends.
-  return max(busy, busy / setting.sharing + travelling)
+  return max(busy, busy / setting.sharing + transit)
 
 
 def _cycles_on_cores(setting, passes, is_local, transfer, servers):
