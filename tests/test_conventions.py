@@ -52,7 +52,7 @@ _BUDGET = {
   'anp_jax/training': 1_090,
   'core': 27_850,
   'scripts': 2_510,
-  'tests': 39_840,
+  'tests': 39_850,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

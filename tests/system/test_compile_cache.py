@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from anp_jax.system import compile_cache
@@ -170,3 +171,14 @@ def test_a_folder_that_exists_but_is_read_only(tmp_path, config, monkeypatch):
 
   monkeypatch.setattr(compile_cache.tempfile, 'TemporaryFile', refuse)
   assert compile_cache.enable(config) == ''
+
+
+def test_programs_that_compile_quickly_draw_the_same_bits():
+  def draw(key):
+    return jax.random.truncated_normal(key, -2, 2, (64, 9)), jax.random.bits(key, (64, 9))
+
+  plain, quick = (
+    jax.jit(draw, compiler_options=options)(jax.random.key(3))
+    for options in ({}, compile_cache.quick_compile_options())
+  )
+  jax.tree.map(np.testing.assert_array_equal, plain, quick)
