@@ -14,7 +14,8 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.input import feed, stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import delayed_metrics
-from anp_jax.system import compile_cache, device_peaks, flops, profiling, startup
+from anp_jax.runtimes.calibration import row_speeds
+from anp_jax.system import compile_cache, device_peaks, profiling, startup
 from anp_jax.training import build, train_step as step_lib
 
 
@@ -50,11 +51,11 @@ class Run:
     )
     evaluation = recorder_lib.open_validation(opened, invocation.workdir, invocation.processes)
     self._timer.end_phase('devices, data set')
-    program, lines = self._calibrate(invocation, opened)
+    calibrated, lines = self._calibrate(invocation, opened)
     self.recorder = recorder_lib.Recorder(
-      opened, program, evaluation, invocation.workdir, invocation.processes
+      opened, calibrated.program, evaluation, invocation.workdir, invocation.processes
     )
-    self._state, more = self._open_state()
+    self._state, more = self._open_state(calibrated.config)
     clock = strategy_lib.find(opened.config).simulated_clock(opened.spec)
     if clock:
       more = [*more, f'workers  {clock.describe()}']
@@ -186,7 +187,7 @@ class Run:
     return compiled
 
   def _calibrate(self, invocation, opened):
-    """The steps, and log lines, after a calibration where the strategy has one."""
+    """The training and log lines after a calibration, where the strategy has one."""
     folder = os.path.join(invocation.workdir, manager.NEWEST)
     saved = self._processes.gather(manager.saved_steps(folder))[0]
     strategy = strategy_lib.find(opened.config)
@@ -194,18 +195,27 @@ class Run:
     config, messages = strategy.calibrate(opened.spec, invocation, is_training)
     self._timer.end_phase('plan')
     calibrated = opened.with_config(config)
+    if is_training:
+      calibrated, lines = row_speeds.with_measured_rows(
+        calibrated, invocation.workdir, self._processes
+      )
+      messages = [*messages, *lines]
     self._replanner = strategy.replanner(calibrated.spec, invocation)
     helpers = [f'offload  {d.name}' for d in invocation.offload_devices]
-    return calibrated.program, [*helpers, *messages]
+    return calibrated, [*helpers, *messages]
 
-  def _open_state(self):
-    """The state, restored or new, and lines about its weights; begins the stream."""
+  def _open_state(self, config):
+    """The state, restored or new, and lines about its weights; begins the stream.
+
+    Args:
+      config: config after the calibration.
+    """
     recorder, opened = self.recorder, self.recorder.experiment
     state, lines = recorder.restore(), []
     self._timer.end_phase('model, checkpoint')
     if not recorder.is_finished:  # begun now: it reads ahead
       sharding = mesh_lib.batch_sharding(opened.mesh)
-      stream = stream_lib.Stream(opened.config, sharding, self._processes.vote)
+      stream = stream_lib.Stream(config, sharding, self._processes.vote)
       self._feed = stream.train(opened.source, opened.spec.batch_size, recorder.start_step)
     if state is None:
       try:
@@ -239,7 +249,4 @@ class Run:
     kind = opened.mesh.devices.flat[0].device_kind
     if not device_peaks.peak_flops(kind, opened.config.model.dtype):
       return 0.0
-    # Shapes, and so the count, are those of one device. Of a split layer, each
-    # device takes another branch: a batch costs all branches together.
-    count = flops.count_call(self.recorder.program.train_step, state, batch, branches=sum)
-    return float(count * mesh_lib.batch_devices(opened.mesh))
+    return self.recorder.program.flops(state, batch)

@@ -202,6 +202,18 @@ class Strategy:
       parts, devices, f'{devices} devices x config.accumulate={config.accumulate}'
     )
 
+  def row_counts(
+    self, config: ml_collections.ConfigDict, batch_size: int, devices: int
+  ) -> tuple[int, ...]:
+    """Returns the rows of a step's batch that each device computes; (): equal parts.
+
+    Args:
+      config: resolved config.
+      batch_size: images per step over all devices.
+      devices: devices that divide the batch.
+    """
+    return ()
+
   def eval_parts(self, config: ml_collections.ConfigDict, devices: int) -> int:
     """Returns the number whose multiple an evaluation's batch size is."""
     return devices

@@ -66,9 +66,7 @@ class ChannelSplit(sync.Sync):
         resumable=True,
       ),
       'batch_layers': keys.flag(
-        True,
-        'whether a measured plan may divide the batch, in the first layers or in all',
-        resumable=True,
+        True, 'whether a measured plan may divide the batch in the first layers', resumable=True
       ),
       'plan': keys.text(
         '', "plan by hand, such as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True

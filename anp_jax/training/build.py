@@ -16,6 +16,7 @@ import numpy as np
 from anp_jax import models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.system import flops as flops_lib
 from anp_jax.training import (
   eval_step as eval_step_lib,
   multipliers,
@@ -68,6 +69,18 @@ class ModelAndSteps:
     """The jitted step of evaluation; see `eval_step.EvalStep.sums`."""
     return self.evaluation.sums()
 
+  def flops(self, state: state_lib.TrainState, batch: dict) -> float:
+    """Counts the operations of a step on all devices, from its trace.
+
+    Args:
+      state: state of the run, or its shapes.
+      batch: batch of a step, or its shapes.
+    """
+    branches = self.training.strategy_step.join_branches
+    count = flops_lib.count_call(self.train_step, state, batch, branches=branches)
+    # The trace has the shapes of one device, with the most rows that one has.
+    return count * mesh_lib.batch_devices(self.spec.mesh) * self.spec.batch_size / len(batch['row'])
+
   def examples_step(self, held_out: tuple[int, ...] = ()) -> Callable:
     """The jitted step of each example's scores; see `EvalStep.examples`."""
     return self.evaluation.examples(held_out)
@@ -110,7 +123,9 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
     training=step_lib.TrainStep(
       **vars(context), optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of)
     ),
-    evaluation=eval_step_lib.EvalStep(**vars(context)),
+    evaluation=eval_step_lib.EvalStep(
+      **vars(context) | {'strategy_step': strategy_step.for_evaluation()}
+    ),
   )
 
 

@@ -7,6 +7,8 @@ import jax
 from ml_collections import ConfigDict
 
 from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.training import objective as objective_lib
 
 
@@ -34,6 +36,13 @@ class RunSpec:
   def total_steps(self) -> int:
     """The steps of the whole run."""
     return self.steps(self.config.duration)
+
+  @property
+  def array_rows(self) -> int:
+    """The rows of a step's arrays: above `batch_size` where devices have unequal parts."""
+    devices = mesh_lib.batch_devices(self.mesh)
+    counts = strategy_lib.find(self.config).row_counts(self.config, self.batch_size, devices)
+    return devices * max(counts) if counts else self.batch_size
 
   def steps(self, duration: str) -> int:
     """A duration such as '2 epochs' in steps of this run."""

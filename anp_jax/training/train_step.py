@@ -146,7 +146,10 @@ class TrainStep(step_context.StepContext):
 
     def shard(params, stats, step, batch, index):
       micro = microsteps.micro_batch(batch, index, self.strategy_step.micro_batches())
-      return microsteps.with_axis(self._local_sums(params, stats, step, micro))
+      totals = self.strategy_step.compute_shard(
+        lambda micro: self._local_sums(params, stats, step, micro), micro, index
+      )
+      return microsteps.with_axis(totals)
 
     def add(stats, batch, *shards):
       count = self.strategy_step.micro_batches()
@@ -243,8 +246,8 @@ class TrainStep(step_context.StepContext):
     )
     vote = jnp.where(metrics.votes > 0, jnp.arange(len(metrics.votes)), 0).max()
     micro_batches = strategy.micro_batches()
-    shards = lax.axis_size(mesh_lib.DATA) * micro_batches
-    new_stats = jax.tree.map(lambda s: s / shards, metrics.stats)
+    parts = strategy.parts()
+    new_stats = jax.tree.map(lambda s: s / parts, metrics.stats)
     counts = jax.tree.map(lambda c: c // micro_batches, counts)
     counts = lax.pmax(counts, mesh_lib.DATA)
     # A user's module may widen its statistics: the state must keep its dtypes, or

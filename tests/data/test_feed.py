@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan, feed
+from anp_jax.data.input import feed
 from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -35,22 +35,23 @@ class _Part:
 
 @pytest.mark.parametrize('data, model', _MESHES)
 def test_one_process_holds_every_row_once(config, data, model):
-  rows = feed.local_rows(builders.batch_sharding(config, data, model), 16)
-  assert rows.tolist() == list(range(16))
+  placement = feed.Placement.create(builders.batch_sharding(config, data, model), 16)
+  assert placement.local_rows().tolist() == list(range(16))
 
 
 def test_each_process_holds_its_own_rows(config):
   sharding = builders.batch_sharding(config, 4, 2)
   grid = sharding.mesh.devices[0]  # (4, 2)
 
-  def rows(devices):
-    return feed.local_rows(_Part(sharding, list(devices)), 24).tolist()
+  def rows(devices, counts=(6,) * 4):
+    return feed.Placement(_Part(sharding, list(devices)), counts).local_rows().tolist()
 
   assert rows(grid[1]) == list(range(6, 12))
   assert rows(grid[2:].flat) == list(range(12, 24))
   # Both devices of a row of the mesh hold the same rows of the batch.
   assert rows(grid[:, 0]) == rows(grid[:, 1]) == list(range(24))
   assert rows(grid[[3, 0], 1]) == [*range(6), *range(18, 24)]
+  assert rows(grid[1:3, 0], (12, 4, 2, 6)) == list(range(12, 18))
 
 
 @pytest.mark.parametrize('data, model', _MESHES)
@@ -60,7 +61,7 @@ def test_each_value_lands_where_numpy_says(config, data, model):
     'image': np.arange(16 * 12, dtype=np.uint8).reshape(16, 2, 2, 3),
     'label': np.arange(16, dtype=np.int32) * 7,
   }
-  batch = feed.place(host, sharding, np.arange(16), 16)
+  batch = feed.Placement.create(sharding, 16).put(host, np.arange(16))
   assert batch.keys() == host.keys()
   for name, array in batch.items():
     assert array.shape == host[name].shape
@@ -78,8 +79,8 @@ def test_rows_with_a_gap(config, monkeypatch):
   """A process whose devices lie apart on the mesh has rows that lie apart."""
   sharding = builders.batch_sharding(config, 4)
   part = _Part(sharding, [sharding.mesh.devices[0, i, 0] for i in (1, 3)])
-  part.shard_shape = sharding.shard_shape
-  rows = feed.local_rows(part, 16)
+  placement = feed.Placement(part, (4,) * 4)
+  rows = placement.local_rows()
   assert rows.tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
   monkeypatch.setattr(
     jax,
@@ -88,16 +89,24 @@ def test_rows_with_a_gap(config, monkeypatch):
       shard(index).tolist() for index in part.addressable_devices_indices_map(shape).values()
     ],
   )
-  placed = feed.place({'label': rows * 10}, part, rows, 16)
+  placed = placement.put({'label': rows * 10}, rows)
   assert placed == {'label': [[40, 50, 60, 70], [120, 130, 140, 150]]}
+
+
+def test_a_device_with_fewer_rows_has_rows_that_count_as_undamaged(config):
+  sharding = builders.batch_sharding(config, 2)
+  host = {'label': np.arange(1, 9), 'weight': np.zeros(8, np.float32)}
+  batch = feed.Placement.create(sharding, 8, (5, 3)).put(host, np.arange(8))
+  assert np.asarray(batch['label']).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 0, 0]
+  assert np.asarray(batch['weight']).tolist() == [0] * 8 + [1] * 2
 
 
 def test_vote_is_read_for_every_batch(config):
   sharding = builders.batch_sharding(config, 2)
   votes = iter([0, 3, 1])
   host = [{'label': np.full(8, i)} for i in range(3)]
-  plan = batch_plan.BatchPlan(config, 24, 8, np.arange(8), True)
-  got = [*feed.on_device(iter(host), plan, sharding, lambda: next(votes))]
+  placement = feed.Placement.create(sharding, 8)
+  got = [*feed.on_device(iter(host), np.arange(8), placement, lambda: next(votes))]
   for i, vote in enumerate([0, 3, 1]):
     assert got[i]['vote'].dtype == np.int32
     assert got[i]['vote'].sharding == sharding
@@ -218,7 +227,8 @@ sharding = mesh.batch_sharding(mesh.create(config))
 
 def stream(start):
   plan = batch_plan.BatchPlan(config, 64, 64, np.arange(64), True, start)
-  return feed.Feed(random_batches.batches(plan, 5, sharding), 2)
+  placement = feed.Placement.create(sharding, 64)
+  return feed.Feed(random_batches.batches(plan, 5, placement), 2)
 
 streams = [stream(start) for start in range(4)]
 for stream in streams:

@@ -263,12 +263,12 @@ def stream(**overrides):
   overrides = {'data.' + k: v for k, v in overrides.items()}
   config = command_line.load('configs/resnet_anp.py:tiny', overrides)
   source = sources.open_source(config, True)
-  sharding = mesh.batch_sharding(mesh.create(config))
+  placement = feed.Placement.create(mesh.batch_sharding(mesh.create(config)), 8)
   rows = np.arange(8)
   plan = batch_plan.BatchPlan(config, len(source), 8, rows, True)
   if source.kind == 'synthetic':
-    return random_batches.batches(plan, 9, sharding)
-  return feed.on_device(pipeline.batches(source, plan), plan, sharding)
+    return random_batches.batches(plan, 9, placement)
+  return feed.on_device(pipeline.batches(source, plan), rows, placement)
 """
 
 

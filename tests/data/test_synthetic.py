@@ -11,9 +11,10 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 def _synthetic(config, sharding, start=0, training=True, batch=8):
   """Batches of 20 examples of five classes."""
-  rows = feed.local_rows(sharding, batch)
+  placement = feed.Placement.create(sharding, batch)
+  rows = placement.local_rows()
   plan = batch_plan.BatchPlan(config, 20, batch, rows, training, start)
-  return random_batches.batches(plan, 5, sharding)
+  return random_batches.batches(plan, 5, placement)
 
 
 def _host(batch):

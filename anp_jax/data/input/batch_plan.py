@@ -48,11 +48,6 @@ class BatchPlan:
     """Batches until all is read once; None when training."""
     return None if self.training else -(-self.size // self.batch_size)
 
-  @property
-  def device_batch_size(self) -> int:
-    """Images of the batch on the devices: a ticket's rows, or all of it."""
-    return len(self.rows) if self.tickets else self.batch_size
-
   def step_and_rows(self, count: int) -> tuple[int, np.ndarray]:
     """The step of a batch of this stream, and its rows of the global batch."""
     return self.tickets(count) if self.tickets else (count, self.rows)

@@ -1,7 +1,9 @@
 """From host batches to device arrays, ahead of the step that needs them."""
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
 import queue
 import threading
 import time
@@ -9,8 +11,6 @@ import weakref
 
 import jax
 import numpy as np
-
-from anp_jax.data.input import batch_plan
 
 _open_feeds: weakref.WeakSet['Feed'] = weakref.WeakSet()
 
@@ -90,63 +90,101 @@ class Feed:
         pass
 
 
-def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> np.ndarray:
-  """The rows of a global batch that this process holds.
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """The rows of a batch on the devices that divide it.
 
-  Args:
-    sharding: sharding of an array whose first axis is the batch.
-    batch_size: number of images in the global batch.
-
-  Returns:
-    (n,) int64, ascending, each once however many devices hold it.
-  """
-  pieces = sharding.addressable_devices_indices_map((batch_size,)).values()
-  every = np.arange(batch_size)
-  return np.unique(np.concatenate([every[piece] for piece in pieces]))
-
-
-def place(batch: dict, sharding: jax.sharding.Sharding, rows: np.ndarray, batch_size: int) -> dict:
-  """Host arrays of a process's rows as one global array each.
-
-  Args:
-    batch: name to (n, ...) NumPy array.
+  Attributes:
     sharding: sharding of arrays whose first axis is the batch.
-    rows: (n,) rows of the global batch that `batch` holds.
-    batch_size: number of images in the global batch.
-
-  Returns:
-    name to (batch_size, ...) jax.Array.
+    row_counts: rows of each part of the batch.
   """
-  length = sharding.shard_shape((batch_size,))[0]
 
-  def global_array(array):
-    def shard(index):
-      start = np.searchsorted(rows, index[0].indices(batch_size)[0])
-      return array[start : start + length]
+  sharding: jax.sharding.Sharding
+  row_counts: Sequence[int]
 
-    return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, shard)
+  @classmethod
+  def create(
+    cls, sharding: jax.sharding.Sharding, batch_size: int, row_counts: Sequence[int] = ()
+  ) -> 'Placement':
+    """Places a batch of a size; without `row_counts` in equal parts."""
+    count = parts(sharding)
+    return cls(sharding, row_counts or (batch_size // count,) * count)
 
-  return {name: global_array(array) for name, array in batch.items()}
+  @functools.cached_property
+  def _begins(self):
+    return np.cumsum([0, *self.row_counts])
+
+  @property
+  def most(self) -> int:
+    """The rows of each device's array: the most that a part has."""
+    return max(self.row_counts)
+
+  @property
+  def size(self) -> int:
+    """The rows of an array on all devices."""
+    return self.most * len(self.row_counts)
+
+  def local_rows(self) -> np.ndarray:
+    """The rows of the batch that this process holds.
+
+    Returns:
+      (n,) int64, ascending, each once however many devices hold it.
+    """
+    indices = self.sharding.addressable_devices_indices_map((self.size,)).values()
+    parts = sorted({self._part(index) for index in indices})
+    return np.concatenate([np.arange(*self._begins[i : i + 2]) for i in parts])
+
+  def put(self, batch: dict, rows: np.ndarray) -> dict:
+    """Host arrays of a process's rows as one global array each.
+
+    Args:
+      batch: name to (n, ...) NumPy array.
+      rows: (n,) rows of the batch that it holds.
+
+    Returns:
+      name to (size, ...) jax.Array. A part with fewer rows than another ends with zeros,
+      and with the weight 1, so that nothing there counts as damaged.
+    """
+
+    def global_array(name, array):
+      def shard(index):
+        part = self._part(index)
+        start = np.searchsorted(rows, self._begins[part])
+        found = array[start : start + self.row_counts[part]]
+        missing = self.most - len(found)
+        if not missing:
+          return found
+        padding = np.full((missing, *array.shape[1:]), name == 'weight', array.dtype)
+        return np.concatenate([found, padding])
+
+      return jax.make_array_from_callback((self.size, *array.shape[1:]), self.sharding, shard)
+
+    return {name: global_array(name, array) for name, array in batch.items()}
+
+  def _part(self, index):
+    """The part of the batch at an index of the global array."""
+    return index[0].indices(self.size)[0] // self.most
+
+
+def parts(sharding: jax.sharding.Sharding) -> int:
+  """The number of parts into which a sharding divides a batch."""
+  return sharding.num_devices // sharding.shard_shape((sharding.num_devices,))[0]
 
 
 def on_device(
-  batches: Iterator[dict],
-  plan: batch_plan.BatchPlan,
-  sharding: jax.sharding.Sharding,
-  vote: Callable[[], int] = int,
+  batches: Iterator[dict], rows: np.ndarray, placement: Placement, vote: Callable[[], int] = int
 ) -> Iterator[dict]:
   """Host batches as device batches, each with this process's vote.
 
   Args:
     batches: host batches of `pipeline.batches`.
-    plan: rows of the global batch that they hold.
-    sharding: sharding of arrays whose first axis is the batch.
+    rows: (n,) rows of the batch that they hold.
+    placement: rows of each device.
     vote: function that is called once per batch; the step reduces it over all processes.
 
   Yields:
-    The same arrays on the device, and vote (batch_size,) int32.
+    The same arrays on the device, see `Placement.put`, and vote, int32.
   """
   for batch in batches:
-    votes = np.full(len(plan.rows), vote(), np.int32)
-    batch = dict(batch, vote=votes)
-    yield place(batch, sharding, plan.rows, plan.device_batch_size)
+    votes = np.full(len(rows), vote(), np.int32)
+    yield placement.put(dict(batch, vote=votes), rows)

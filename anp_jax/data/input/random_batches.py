@@ -15,10 +15,7 @@ from anp_jax.system import compile_cache
 
 
 def batches(
-  plan: batch_plan.BatchPlan,
-  classes: int,
-  sharding: jax.sharding.Sharding,
-  vote: Callable[[], int] = int,
+  plan: batch_plan.BatchPlan, classes: int, placement: feed.Placement, vote: Callable[[], int] = int
 ) -> Iterator[dict]:
   """Random batches, a pure function of the seed.
 
@@ -28,7 +25,7 @@ def batches(
   Args:
     plan: the rows and steps of the batches.
     classes: number of classes.
-    sharding: sharding of arrays whose first axis is the batch.
+    placement: rows of each device.
     vote: function that is called once per batch; the step reduces it.
 
   Yields:
@@ -37,18 +34,17 @@ def batches(
   # An emulated network does not look at the images.
   blank = emulation_keys.sleeps(plan.config)
   make = _maker(plan.config.data.image_size, classes, blank)
-  size = plan.device_batch_size
 
   def joined(shards):
-    shape = (size, *shards[0].shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+    shape = (placement.size, *shards[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, placement.sharding, shards)
 
   for count in itertools.count(plan.start):
     if count == plan.steps:
       return
     step, host = _host_arrays(plan, count)
     host['vote'] = np.full(len(plan.rows), vote(), np.int32)
-    batch = feed.place(host, sharding, plan.rows, size)
+    batch = placement.put(host, plan.rows)
     word = _seed_word(plan, step).view(np.uint32)
     # Device by device: a program over all processes, started by this thread,
     # would meet those of the main thread in another order on each of them.

@@ -36,8 +36,10 @@ class Stream:
 
   def train(self, source: sources.Source, batch_size: int, start: int) -> feed.Feed:
     """Endless shuffled and augmented batches from step `start` on."""
-    rows = feed.local_rows(self._sharding, batch_size)
-    return self._feed(source, batch_size, rows, start=start)
+    parts = feed.parts(self._sharding)
+    counts = strategy_lib.find(self._config).row_counts(self._config, batch_size, parts)
+    placement = feed.Placement.create(self._sharding, batch_size, counts)
+    return self._feed(source, batch_size, placement.local_rows(), placement, start=start)
 
   def tickets(
     self,
@@ -56,26 +58,26 @@ class Stream:
         its `ticket_rows` rows of the global batch); may block, and is called
         ahead of the reader, from several threads, and again for one place.
     """
-    rows = np.arange(ticket_rows)
-    return self._feed(source, batch_size, rows, tickets=step_and_rows)
+    rows, placement = np.arange(ticket_rows), feed.Placement.create(self._sharding, ticket_rows)
+    return self._feed(source, batch_size, rows, placement, tickets=step_and_rows)
 
   def evaluation(self, source: sources.Source) -> feed.Feed:
     """Every example once, in order."""
     size = evaluation_batch(self._config, len(source), self._sharding.num_devices)
-    rows = feed.local_rows(self._sharding, size)
-    return self._feed(source, size, rows, training=False)
+    placement = feed.Placement.create(self._sharding, size)
+    return self._feed(source, size, placement.local_rows(), placement, training=False)
 
-  def _feed(self, source, batch_size, rows, training=True, **options):
+  def _feed(self, source, batch_size, rows, placement, training=True, **options):
     config, is_synthetic = self._config, source.kind == 'synthetic'
     if training and not is_synthetic:
       options['sampler'] = balance.sampler(config, source)
     plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, training, **options)
     if is_synthetic:
-      batches = random_batches.batches(plan, len(source.vocabulary), self._sharding, self._vote)
+      batches = random_batches.batches(plan, len(source.vocabulary), placement, self._vote)
     else:
       registry = self._registries.setdefault(source, corruption.Registry(source))
       host_batches = pipeline.batches(source, plan, registry)
-      batches = feed.on_device(host_batches, plan, self._sharding, self._vote)
+      batches = feed.on_device(host_batches, rows, placement, self._vote)
     return feed.Feed(batches, config.data.prefetch)
 
 

@@ -8,7 +8,6 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
-import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib, step_sums
@@ -30,7 +29,7 @@ def check(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
     ConfigError: naming the key and the expected value.
   """
   plan = plan_lib.from_config(config)
-  if config.strategy.offload_to and (plan.by_batch or plan.rows):
+  if config.strategy.offload_to and plan.by_batch:
     raise config_lib.ConfigError(
       f'config.strategy.plan={str(plan)!r}: expected features of each device '
       'where config.strategy.offload_to names some'
@@ -53,15 +52,17 @@ class ChannelSplitStep(sync.SyncStep):
   axis 'model' compute everything else, and the first device's result is used:
   unlike devices round differently, and weights must stay the same everywhere. With
   the plan 'apart' nothing is split and no gradient is sent: devices of one kind round
-  alike, and each trains the network. If the first layers, or all, are computed by
-  batch (`split_rows`), gradients are sums of all devices' shares.
+  alike, and each trains the network. If the first layers are computed by batch
+  (`split_rows`), gradients are sums of all devices' shares.
   """
+
+  # Of a split layer, each device takes another branch: a batch costs all together.
+  join_branches = staticmethod(sum)
 
   def __init__(self, config: ConfigDict, specs: Any, forward_order: Sequence[str] = ()):
     """Makes the strategy; see `sync_step.SyncStep`."""
     super().__init__(config, specs, forward_order)
     self._plan = plan_lib.from_config(config)
-    self._row_multiple = plan_lib.row_multiple(config)
     # Features of each convolution, and of each device by the path of a split kernel.
     self._features: dict[str, int] = {}
     self._kernels: dict[str, tuple[int, ...]] = {}
@@ -124,16 +125,6 @@ class ChannelSplitStep(sync.SyncStep):
 
     return split_step
 
-  def accumulate(self, compute: Callable[[Any], Any], batch: Any) -> Any:
-    """The sum over this device's rows of each micro-batch; see `SyncStep`."""
-    counts = self._plan.rows
-
-    def compute_rows(micro_batch):
-      return rows_lib.computed(compute, micro_batch, counts)
-
-    is_divided = counts and lax.axis_size(mesh_lib.MODEL) > 1
-    return super().accumulate(compute_rows if is_divided else compute, batch)
-
   def reduce(self, gradients: Any, metrics: step_sums.Metrics) -> tuple[Any, step_sums.Metrics]:
     """Sums over 'data', and over 'model' except for gradients of split kernels.
 
@@ -176,7 +167,7 @@ class ChannelSplitStep(sync.SyncStep):
     if len(outputs) < rows:
       raise config_lib.ConfigError(
         'config.strategy.plan: expected a layer after those by batch; '
-        f"'{plan_lib.ROWS}=...' gives all layers by batch"
+        "config.strategy.name='sync' computes all layers by batch"
       )
     return rows_lib.shared(outputs)
 
@@ -192,7 +183,7 @@ class ChannelSplitStep(sync.SyncStep):
       ConfigError: if the network cannot divide its batch as planned.
     """
     maps, plan = parts.Parts(), self._plan
-    rows = rows_lib.Rows(plan.by_batch, is_of_rows=bool(plan.rows))
+    rows = rows_lib.Rows(plan.by_batch)
 
     def convolve_split(layer, convolve, x, kernel):
       counts = self._kernels.get(f'{layer}/kernel')
@@ -222,8 +213,7 @@ class ChannelSplitStep(sync.SyncStep):
     wires = list(wires)
     unsplit = [i for i in self._backward if counts[i] is None]
     # Devices have different shares of the gradients, or all have the same ones.
-    is_shared = self._plan.by_batch or self._plan.rows
-    mask = (lambda x: x) if is_shared else _first_device
+    mask = (lambda x: x) if self._plan.by_batch else _first_device
     summands = [mask(wires[i]) for i in unsplit] + metrics
     sums = buckets.summed(summands, mesh_lib.MODEL, self._size)
     for i, total in zip(unsplit, sums, strict=False):
@@ -232,37 +222,19 @@ class ChannelSplitStep(sync.SyncStep):
 
   def _check_rows(self, devices, rows):
     """Refuses a plan that does not divide a micro-batch of `rows` rows."""
-    multiple, counts = self._row_multiple, self._plan.rows
     if self._plan.by_batch and not rows_lib.divides(devices, rows):
       raise config_lib.ConfigError(
         f'config.strategy.plan: expected {2 * devices} images in a '
         f'micro-batch, or another multiple of {devices}, which divide it, '
         f'not {rows}'
       )
-    if not counts or devices == 1:
-      return
-    is_right = len(counts) == devices and sum(counts) == rows
-    if not (is_right and multiple and all(n % multiple == 0 for n in counts)):
-      raise config_lib.ConfigError(
-        f'config.strategy.plan: {plan_lib.ROWS}={",".join(map(str, counts))}: '
-        f'expected {devices} multiples of '
-        f'{multiple or "the whole batch (config.model.norm_group=0)"}, '
-        f'{rows} in all'
-      )
 
   def _local_metrics(self, metrics: step_sums.Metrics) -> step_sums.Metrics:
     """This device's summands."""
-    rows, of_rows, statistics = self._plan.rows, (metrics.weight, metrics.sums), metrics.stats
-    if rows:
-      share = jnp.asarray(np.array(rows) / sum(rows))
-      share = share[lax.axis_index(mesh_lib.MODEL)]
-      statistics = jax.tree.map(lambda x: x * share.astype(x.dtype), statistics)
-    else:
-      share = rows_lib.share if self._plan.by_batch else _first_device
-      statistics = jax.tree.map(share, statistics)
-      of_rows = jax.tree.map(_first_device, of_rows)
-    counts = _first_device(metrics.damaged), _first_device(metrics.votes)
-    return step_sums.Metrics(statistics, *of_rows, *counts)
+    stats = metrics.stats
+    share = rows_lib.share if self._plan.by_batch else _first_device
+    metrics = jax.tree.map(_first_device, metrics._replace(stats=None))
+    return metrics._replace(stats=jax.tree.map(share, stats))
 
   def _unshared(self, x):
     """The whole gradient of a split kernel, from that of the device's loss share."""

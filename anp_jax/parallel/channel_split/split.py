@@ -1,7 +1,6 @@
 """Split plans: the features of each convolution that each device computes."""
 
 from collections.abc import Collection, Mapping, Sequence
-import math
 import re
 
 from ml_collections import ConfigDict
@@ -14,20 +13,17 @@ from anp_jax.parallel import apportionment
 NOTHING, APART = 'nothing', 'apart'
 # In place of a layer's features: each device computes its rows of the batch.
 BATCH = 'batch'
-# In place of a layer: the rows of each device, for all layers.
-ROWS = 'rows'
 
 
 class Shares:
   """The same shares for every convolution.
 
   Attributes:
-    layers, by_batch, rows: empty; see `Plan`.
+    layers, by_batch: empty; see `Plan`.
   """
 
   layers: tuple[str, ...] = ()
   by_batch: frozenset[str] = frozenset()
-  rows: tuple[int, ...] = ()
 
   def __init__(self, shares: Sequence[float], layers: str):
     """Compiles the pattern.
@@ -52,17 +48,14 @@ class Plan:
   Attributes:
     layers: paths of the layers that the plan names.
     by_batch: paths of the layers that are computed by batch.
-    rows: rows of each device, if all layers are divided by rows; else ().
   """
 
   def __init__(self, divisions: Mapping[str, Sequence[int] | str]):
-    """Copies the features of each device, or BATCH, by layer; or the ROWS."""
+    """Copies the features of each device, or BATCH, by layer."""
+    self.layers = tuple(divisions)
     # A text is BATCH.
-    counts = {k: tuple(v) for k, v in divisions.items() if not isinstance(v, str)}
-    self.rows = counts.pop(ROWS, ())
-    self.layers = tuple(layer for layer in divisions if layer != ROWS)
-    self._counts = counts
-    self.by_batch = frozenset(self.layers) - frozenset(counts)
+    self._counts = {k: tuple(v) for k, v in divisions.items() if not isinstance(v, str)}
+    self.by_batch = frozenset(divisions) - frozenset(self._counts)
 
   def of(self, layer: str) -> tuple[int, ...]:
     """Features of each device for a layer that is split."""
@@ -87,8 +80,6 @@ class Plan:
   def __str__(self):
     """The text that `parse` reads."""
     texts = [f'{k}={",".join(map(str, self._counts.get(k, [BATCH])))}' for k in self.layers]
-    if self.rows:
-      texts.append(f'{ROWS}={",".join(map(str, self.rows))}')
     return '; '.join(texts) or NOTHING
 
 
@@ -102,12 +93,10 @@ def parse(text: str) -> Plan:
   for part in [] if text in (NOTHING, APART) else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
     is_valid = re.fullmatch(rf'[^=\s]+=(\d+(,\d+)*|{BATCH})', part.strip())
-    stands_alone = layer != ROWS or (numbers != BATCH and ';' not in text)
-    if not (is_valid and stands_alone) or layer in divisions:
+    if not is_valid or layer in divisions:
       raise config_lib.ConfigError(
         f'config.strategy.plan={text!r}: expected a text such as '
-        f"'conv1={BATCH}; conv2=1000,500', each layer once, one such as "
-        f"'{ROWS}=40,24', {NOTHING!r} or {APART!r}"
+        f"'conv1={BATCH}; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
       )
     divisions[layer] = BATCH if numbers == BATCH else tuple(map(int, numbers.split(',')))
   return Plan(divisions)
@@ -129,16 +118,6 @@ def check_layers(plan: Shares | Plan, layers: Collection[str]) -> None:
         f'config.strategy.plan: the network has no convolution {layer!r}'
         f'{config_lib.nearest(layer, sorted(layers))}'
       )
-
-
-def row_multiple(config: ConfigDict) -> int:
-  """The divisor of each device's number of rows, if all layers are divided by rows.
-
-  Groups of batch norm and pairs of blended images stay whole; 0: all rows are
-  one group.
-  """
-  pair = 2 if config.data.mixup or config.data.cutmix else 1
-  return math.lcm(config.model.get('norm_group', 1), pair)
 
 
 def from_config(config: ConfigDict) -> Shares | Plan:

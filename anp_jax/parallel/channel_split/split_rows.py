@@ -7,23 +7,18 @@ their rows, and all have the whole batch. In the backward pass each device takes
 gradient of its rows; if a layer that is split by channels reads them, the others
 send it.
 
-Alternatively all layers are computed by batch, in parts that may be unequal
-(`computed`).
-
 Gradients are written by hand, as in `split_operation`. All devices compute the same
 loss, so each takes an equal share of it, `shared`: then gradients of weights are
 sums over the devices, before and after the gather.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 import contextlib
-from typing import Any
 
 from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.models import layers as layers_lib
@@ -40,15 +35,10 @@ class Rows:
     are_joined: whether the rows have been gathered.
   """
 
-  def __init__(self, layers: Collection[str], is_of_rows: bool = False):
-    """Begins a pass.
-
-    Args:
-      layers: paths of the layers that are computed by batch.
-      is_of_rows: whether all layers are computed by batch.
-    """
+  def __init__(self, layers: Collection[str]):
+    """Begins a pass; `layers` are the paths of those that are computed by batch."""
     self.layers = layers
-    self.are_joined = not (layers or is_of_rows)
+    self.are_joined = not layers
     self._batch = 0  # 0: no convolution yet
     # The last map of a device's rows, and the map of all rows.
     self._joined: tuple[jax.Array, jax.Array] | None = None
@@ -109,7 +99,7 @@ def checked(rows: Rows) -> Iterator[None]:
       raise ValueError('a batch norm is over the whole batch')
     # Dropout draws by the first row.
     unchanged = any(result is x for x in (*arguments, *keywords.values()))
-    if isinstance(module, nn.Dropout) and not unchanged and rows.layers:
+    if isinstance(module, nn.Dropout) and not unchanged:
       raise ValueError('dropout would leave out the same of all parts')
     return result
 
@@ -136,34 +126,6 @@ def own(x: jax.Array) -> jax.Array:
   """This device's rows (batch / devices, ...) of an array (batch, ...)."""
   rows = x.shape[0] // lax.axis_size(_AXIS)
   return lax.dynamic_slice_in_dim(x, lax.axis_index(_AXIS) * rows, rows)
-
-
-def computed(compute: Callable, batch: Any, counts: Sequence[int]) -> Any:
-  """compute(this device's rows of a batch); zeros for a device without any.
-
-  Args:
-    compute: batch -> pytree of arrays, whose shapes do not depend on the rows.
-      Devices with different numbers of rows run different programs, so it has no
-      collective over the axis.
-    batch: pytree of arrays (rows, ...), the same on all devices of the axis.
-    counts: rows of each device of the axis.
-  """
-  device, sizes = lax.axis_index(_AXIS), sorted(set(counts))
-  begin = jnp.asarray(np.cumsum([0, *counts[:-1]]))[device]
-
-  def program(size):
-    def compute_rows(batch):
-      if not size:
-        shapes = jax.eval_shape(compute, batch)
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-      return compute(jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, begin, size), batch))
-
-    return compute_rows
-
-  if len(sizes) == 1:
-    return program(sizes[0])(batch)
-  choice = jnp.asarray([sizes.index(n) for n in counts])[device]
-  return lax.switch(choice, [program(size) for size in sizes], batch)
 
 
 @jax.custom_vjp

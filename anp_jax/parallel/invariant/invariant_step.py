@@ -10,7 +10,9 @@ fixes the number of threads: Eigen, which computes XLA's products and convolutio
 there, cuts their inner sums by the size of its pool.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import copy
+import math
 import os
 from typing import Any
 
@@ -18,6 +20,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
+import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -38,12 +41,31 @@ class InvariantStep(sync.SyncStep):
   separate_programs = True
 
   def micro_batches(self) -> int:
-    """The logical shards of a device."""
-    return self._config.strategy.logical_shards // lax.axis_size(mesh_lib.DATA)
+    """The most logical shards of a device."""
+    return max(self._shard_counts(lax.axis_size(mesh_lib.DATA)))
+
+  def parts(self) -> int:
+    """The logical shards of the whole batch."""
+    return self._config.strategy.logical_shards
 
   def shards_per_device(self, mesh: jax.sharding.Mesh) -> int:
-    """The logical shards that each device of a mesh computes."""
-    return self._config.strategy.logical_shards // mesh_lib.batch_devices(mesh)
+    """The most logical shards that a device of a mesh computes."""
+    return max(self._shard_counts(mesh_lib.batch_devices(mesh)))
+
+  def for_evaluation(self) -> 'InvariantStep':
+    """The strategy of steps without a gradient, whose batches divide equally."""
+    step = copy.copy(self)
+    step._config = config_lib.replaced(self._config, {'strategy.rows': 'equal'})
+    return step
+
+  def compute_shard(self, compute: Callable[[Any], Any], shard: Any, index: jax.Array) -> Any:
+    """compute(shard), or zeros where this device has no shard of that index."""
+    counts = self._shard_counts(lax.axis_size(mesh_lib.DATA))
+    if len(set(counts)) == 1:
+      return compute(shard)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, shard))
+    has_shard = index < jnp.asarray(counts)[lax.axis_index(mesh_lib.DATA)]
+    return lax.cond(has_shard, compute, lambda _: zeros, shard)
 
   def add_shards(self, shards: Sequence[Any]) -> Any:
     """Adds the logical shards of this device, as far as the tree adds within it.
@@ -67,10 +89,21 @@ class InvariantStep(sync.SyncStep):
 
     return jax.tree.map(total, lax.all_gather(sums, mesh_lib.BATCH))
 
+  def _shard_counts(self, devices) -> tuple[int, ...]:
+    """The logical shards of each device."""
+    shards = self._config.strategy.logical_shards
+    rows = self._row_counts(devices)
+    if not rows:
+      return (shards // devices,) * devices
+    return tuple(n * shards // sum(rows) for n in rows)
+
+  def _weighted(self, stats):
+    return stats  # sums over logical shards, which are of one size
+
   def _partial_sums(self, x) -> int:
     """The number of partial sums of a device's shards.
 
-    The size of each is the largest power of two that divides the device's shards:
+    The size of each is the largest power of two that divides every device's shards:
     the tree joins such neighbours on any number of devices. n partial sums are
     sent as (n + 1) / 2 times the bytes of one. Integers are exact in any order:
     they have one sum.
@@ -78,8 +111,9 @@ class InvariantStep(sync.SyncStep):
     exact = not jnp.issubdtype(x.dtype, jnp.inexact)
     if exact or lax.axis_size(mesh_lib.DATA) == 1:
       return 1
-    count = self.micro_batches()
-    return count // (count & -count)
+    counts = self._shard_counts(lax.axis_size(mesh_lib.DATA))
+    unit = math.gcd(*counts)
+    return max(counts) // (unit & -unit)
 
   def _add(self, x):
     partial = self._partial_sums(x)
@@ -99,7 +133,13 @@ class InvariantStep(sync.SyncStep):
     slices = jnp.pad(x, ((0, 0), (0, -size % devices)))
     slices = slices.reshape(partial, devices, -1).swapaxes(0, 1)
     slices = lax.all_to_all(slices, mesh_lib.DATA, 0, 0)
-    total = tree_sum(slices.reshape(devices * partial, -1))
+    slices = slices.reshape(devices * partial, -1)
+    counts = np.array(self._shard_counts(devices))
+    if partial > 1 and len(set(counts)) > 1:
+      # A device with fewer shards than another has no sums in its last places.
+      sums = partial * counts // max(counts)
+      slices = slices[np.flatnonzero(np.arange(partial) < sums[:, None])]
+    total = tree_sum(slices)
     return lax.all_gather(total, mesh_lib.DATA, tiled=True)[:size]
 
 

@@ -25,8 +25,9 @@ class Invariant(sync.Sync):
   sums_statistics = False
 
   def default_config(self) -> dict[str, keys.Key]:
-    """The shards and threads, which determine the bits."""
+    """The shards and threads, which determine the bits, and how devices divide the shards."""
     return {
+      'rows': sync.ROWS_KEY,
       'logical_shards': keys.integer(8, 'parts of the batch, each reduced by itself', at_least=2),
       'threads': keys.integer(
         2,
@@ -46,6 +47,7 @@ class Invariant(sync.Sync):
       'strategy.name is invariant: batch_size_per_device makes the batch '
       'depend on the number of devices',
     )
+    sync.check_rows(config)
 
   def xla_settings(self, config: ConfigDict) -> dict[str, Any]:
     """Deterministic operations, and a CPU pool of the config's size."""
@@ -57,6 +59,16 @@ class Invariant(sync.Sync):
     from anp_jax.parallel.invariant import invariant_step
 
     invariant_step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
+    super().check_mesh(config, mesh)
+
+  def row_multiple(self, config: ConfigDict, batch_size: int) -> int:
+    """The rows of a logical shard."""
+    return batch_size // config.strategy.logical_shards
+
+  def single_device(self, config: ConfigDict, batch_size: int, rows: int) -> dict[str, Any]:
+    """The changes with which one device trains on so many rows as in this run."""
+    shards = rows // self.row_multiple(config, batch_size)
+    return {'strategy.rows': sync.EQUAL, 'strategy.logical_shards': shards}
 
   def check_evaluation(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
     """Refuses the meshes that training refuses: scores are bits, too."""

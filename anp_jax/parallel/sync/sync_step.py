@@ -8,7 +8,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
+import numpy as np
 
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import buckets, mesh as mesh_lib, state as state_lib, step_sums
 
 
@@ -19,6 +21,8 @@ class SyncStep:
   the dtype of the parameters.
   """
 
+  # Operations of a conditional in a step, from those of its branches.
+  join_branches: Callable = staticmethod(max)
   # Whether micro-batches, their sum and the update are separate programs.
   separate_programs = False
   # Mesh axes over which a step's sums go.
@@ -66,11 +70,34 @@ class SyncStep:
     return self._tree.unflatten(leaves)
 
   def micro_batches(self) -> int:
-    """The number of parts of its batch that a device computes in turn."""
+    """The most parts of its batch that a device computes in turn."""
     return self._config.accumulate
 
+  def parts(self) -> int:
+    """The number of parts of the whole batch, over which statistics are averaged."""
+    return lax.axis_size(mesh_lib.DATA) * self._config.accumulate
+
   def accumulate(self, compute: Callable[[Any], Any], batch: Any) -> Any:
-    """The sum of compute(micro-batch) over the parts of this device's batch."""
+    """The sum of compute(micro-batch) over the parts of this device's batch.
+
+    Args:
+      compute: micro-batch -> pytree of arrays, whose shapes do not depend on the rows.
+        Devices with different numbers of rows run different programs, so it has no
+        collective over the data axis.
+      batch: pytree of arrays (rows, ...), of the most rows that a device has.
+    """
+    counts = self._row_counts(lax.axis_size(mesh_lib.DATA))
+    if not counts:
+      return self._accumulate(compute, batch)
+    sizes = sorted(set(counts))
+    programs = [
+      lambda batch, n=n: self._accumulate(compute, jax.tree.map(lambda x: x[:n], batch))
+      for n in sizes
+    ]
+    choice = jnp.asarray([sizes.index(n) for n in counts])[lax.axis_index(mesh_lib.DATA)]
+    return lax.switch(choice, programs, batch)
+
+  def _accumulate(self, compute, batch):
     if self._config.accumulate == 1:
       return compute(batch)
     micro_batches = split(batch, self._config.accumulate)
@@ -94,6 +121,7 @@ class SyncStep:
       Sums of gradients (a device's part for a divided parameter) and of metrics.
     """
     leaves = self._tree.flatten_up_to(gradients)
+    metrics = metrics._replace(stats=self._weighted(metrics.stats))
     wires = self._narrowed(leaves)
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
@@ -119,6 +147,10 @@ class SyncStep:
         wires[i] = jnp.moveaxis(part, 0, self._axes[i])
     totals = [w.astype(x.dtype) for w, x in zip(wires, leaves, strict=True)]
     return self._tree.unflatten(totals), metrics
+
+  def for_evaluation(self) -> 'SyncStep':
+    """The strategy of steps without a gradient, whose batches divide equally."""
+    return self
 
   def sum_scores(self, sums: Any) -> Any:
     """The sums of an evaluation over the whole batch, from one device's sums."""
@@ -174,6 +206,19 @@ class SyncStep:
     return state_lib.CheckpointLayout(
       self.abstract_state(abstract_replica), lambda state: state, lambda state: state
     )
+
+  def _row_counts(self, devices):
+    """The rows of each device of the data axis; (): equal parts."""
+    config = self._config
+    return strategy_lib.find(config).row_counts(config, config.batch_size, devices)
+
+  def _weighted(self, stats):
+    """Means over a device's rows, weighted for a mean over equal parts."""
+    counts = np.array(self._row_counts(lax.axis_size(mesh_lib.DATA)))
+    if not counts.size:
+      return stats
+    weight = jnp.asarray(counts / counts.mean())[lax.axis_index(mesh_lib.DATA)]
+    return jax.tree.map(lambda x: x * weight.astype(x.dtype), stats)
 
   def _narrowed(self, arrays):
     """Gradients in the dtype in which they are sent; float64 runs stay exact."""

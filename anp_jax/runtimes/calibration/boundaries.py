@@ -60,10 +60,6 @@ class Tracer:
         result.append(following)
     return tuple(result)
 
-  def divides_rows(self) -> bool:
-    """Returns whether each device may have its rows of the batch in all layers."""
-    return self._is_possible({plan_lib.ROWS: self._images.shape[:1]})
-
   def _is_possible(self, divisions):
     """Returns whether a training pass can be traced with a plan."""
     plan = str(plan_lib.Plan(divisions))

@@ -20,9 +20,8 @@ from anp_jax.parallel.channel_split import split as plan_lib
 # Features that registers or matrix units compute together: rounding a device's
 # share up to a multiple costs nothing.
 MULTIPLES = {'cpu': 8, 'gpu': 8, 'tpu': 128}
-# By the path of each layer that is divided: features of each device, or BATCH;
-# or by ROWS alone the rows of each device.
-BATCH, ROWS = plan_lib.BATCH, plan_lib.ROWS
+# By the path of each layer that is divided: features of each device, or BATCH.
+BATCH = plan_lib.BATCH
 Plan = Mapping[str, Sequence[int] | str]
 
 
@@ -124,10 +123,6 @@ class Costs:
     alike: whether the devices are of one kind.
     multiple: number of features that are computed together, see MULTIPLES.
     boundaries: paths of the layers before which layers by batch may end.
-    rows: images of a micro-batch that the devices share.
-    row_multiple: divisor of each device's rows.
-    fixed: seconds of `unsplit` that do not depend on the rows; (): rows are not
-      divided.
   """
 
   names: Sequence[str]
@@ -138,9 +133,6 @@ class Costs:
   alike: bool = True
   multiple: int = 1
   boundaries: Sequence[str] = ()
-  rows: int = 0
-  row_multiple: int = 1
-  fixed: Sequence[float] = ()
 
   # For people: the devices, and those that compute a layer that is not split.
   devices_are = 'along mesh.model'
@@ -225,15 +217,8 @@ class Costs:
     gradients = self.link.sum_seconds(size)
     if not plan:
       return max(self.unsplit) + gradients
-    if ROWS in plan:
-      return float(max(self.rows_seconds(np.array(plan[ROWS]))) + gradients)
     seconds, behind = self._progress(plan)
     return float(seconds + max(behind) + gradients)
-
-  def rows_seconds(self, rows: np.ndarray) -> np.ndarray:
-    """Returns the seconds in which each device computes its rows of all layers."""
-    fixed = np.array(self.fixed)
-    return fixed + (np.array(self.unsplit) - fixed) * rows / self.rows
 
   def behind(self, plan: Plan, path: str) -> np.ndarray:
     """Returns the seconds of each device since the last wait, up to a layer.

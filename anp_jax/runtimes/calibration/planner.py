@@ -14,20 +14,19 @@ _WIDTHS = 16  # sizes of a layer's largest part that are tried
 def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...] | str]:
   """Returns features of each device, or BATCH, for each layer that is best divided.
 
-  All layers are divided by rows, in equal parts or by the devices' speeds; or
-  layers are by batch up to each place where they may end, or none is. Those
-  after it are planned one after another, in the order in which they are called:
-  each is not split, or divided over the fastest one, two, ... devices such that
-  they are ready at the same time, which a device reaches later that has more of
-  the layers before to compute; or nearly so, since the largest part takes
-  longest to send. Then each is planned again by the predicted step, since a
-  layer may be worth splitting for what it saves the next one. {} if nothing is
-  faster than the whole network on each device.
+  Layers are by batch up to each place where they may end, or none is. Those after it
+  are planned one after another, in the order in which they are called: each is not
+  split, or divided over the fastest one, two, ... devices such that they are ready at
+  the same time, which a device reaches later that has more of the layers before to
+  compute; or nearly so, since the largest part takes longest to send. Then each is
+  planned again by the predicted step, since a layer may be worth splitting for what
+  it saves the next one. {} if nothing is faster than the whole network on each
+  device.
   """
   if len(costs.names) == 1:
     return {}
   paths = list(costs.layers)
-  plans = [{}, _split_after(costs, []), *_by_rows(costs)] + [
+  plans = [{}, _split_after(costs, [])] + [
     _split_after(costs, paths[: paths.index(end)]) for end in costs.boundaries
   ]
   return min(plans, key=costs.step_seconds)
@@ -75,8 +74,7 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
   lines = [f'devices  {names}, {costs.devices_are}']
   width = max(map(len, costs.layers), default=0)
   for path, layer in costs.layers.items():
-    is_by_rows = costs_lib.ROWS in plan
-    counts = costs_lib.BATCH if is_by_rows else plan.get(path)
+    counts = plan.get(path)
     if counts is None:
       division = f'computed by {costs.computes_unsplit}'
     elif counts == costs_lib.BATCH:
@@ -85,15 +83,12 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
       division = f'computed by device {int(np.argmax(counts))}'
     else:
       division = ' + '.join(map(str, counts))
-    if plan and not is_by_rows:
+    if plan:
       division += f', {_text(costs.layer_seconds(path, counts, plan))}'
     lines.append(
       f'plan     {path.ljust(width)}  {layer.features} features, '
       f'{_text(layer.alone[costs.baseline])} alone; {division}'
     )
-  if costs_lib.ROWS in plan:
-    rows = ' + '.join(map(str, plan[costs_lib.ROWS]))
-    lines.append(f'plan     of the {costs.rows} images of a batch {rows}')
   step, baseline = costs.step_seconds(plan), costs.baseline
   ratio = costs.alone / step
   nothing = '' if plan else 'nothing is split; '
@@ -104,20 +99,6 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
   if ratio < 0.95:
     lines.append(f'plan     {costs.names[baseline]} alone would be faster')
   return lines
-
-
-def _by_rows(costs):
-  """Yields plans that divide the rows: in equal parts, and to be ready together."""
-  if not costs.fixed:
-    return
-  devices, unit = range(len(costs.names)), costs.row_multiple
-  ones = [1] * len(devices)
-  yield {costs_lib.ROWS: apportionment.apportion(costs.rows, ones, unit)}
-  counts = np.zeros(len(devices), int)
-  for _ in range(costs.rows // unit):
-    # To the device that would be ready first with them.
-    counts[np.argmin(costs.rows_seconds(counts + unit))] += unit
-  yield {costs_lib.ROWS: tuple(counts.tolist())}
 
 
 def _split_after(costs, by_batch):

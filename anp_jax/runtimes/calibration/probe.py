@@ -34,7 +34,7 @@ class Probe:
       spec: spec of the run.
       processes: processes of the run.
       costs: costs from the calibration.
-      plan: plan of the layers, or of rows.
+      plan: plan of the layers.
     """
     self._spec, self._processes = spec, processes
     divided = [path for path in plan if path in costs.layers] or costs.layers

@@ -1,7 +1,5 @@
 """Timing of a network's convolutions, steps and collectives on a run's devices."""
 
-from collections.abc import Callable
-from concurrent import futures
 import functools
 import math
 import platform
@@ -10,12 +8,17 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from scipy import stats
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
-from anp_jax.runtimes.calibration import boundaries, costs as costs_lib, similar, workloads
+from anp_jax.runtimes.calibration import (
+  boundaries,
+  costs as costs_lib,
+  rounds as rounds_lib,
+  similar,
+  workloads,
+)
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import stopwatch
 from anp_jax.training import build, run_spec
@@ -25,17 +28,11 @@ _FRACTIONS = (0.25, 0.5, 1.0)
 # Bytes of collectives; the last size only if the one before is quick.
 _SIZES = (4 * 2**10, 4 * 2**20, 32 * 2**20)
 _QUICK = 0.05  # seconds
-# In place of a layer's path: the step, and the step with half of the rows.
-_STEP, _HALF = '', '/2'
+_STEP = ''  # in place of a layer's path
 
 
 class Timing:
-  """Times convolutions, the whole step and collectives, round after round.
-
-  In a round each runs once, so a machine that is slower for a while is slower
-  for all of them. All devices work at once, as in a step: those that share a
-  memory or a core are timed as they will be used.
-  """
+  """Convolutions, the whole step and collectives, timed in rounds."""
 
   def __init__(self, spec: run_spec.RunSpec, processes: cluster.Processes):
     """Compiles all programs; all processes call it.
@@ -49,9 +46,8 @@ class Timing:
       ConfigError: if no convolution may be split.
     """
     self._spec, self._processes = spec, processes
-    self._offload_devices = spec.offload_devices
+    self._rounds = rounds_lib.Rounds(processes)
     self._devices = local_devices(spec.mesh)
-    self._names, self._alike = self._kinds()
     rows = spec.batch_size // mesh_lib.batch_devices(spec.mesh)
     specs = [workloads.unsplit(spec, d) for d in self._devices]
     singles = [build.create(s) for s in specs]
@@ -62,8 +58,7 @@ class Timing:
     self._gradient_bytes = jnp.dtype(dtype).itemsize
     leaves = jax.tree.leaves(singles[0].abstract_replica.params)
     self._parameters = sum(leaf.size for leaf in leaves)
-    # Each program by device; the first is the step that is not split.
-    self._programs: list[list[Callable]] = []
+    # Its index is 0.
     self._compile(
       functools.partial(workloads.step, single, s, rows)
       for single, s in zip(singles, specs, strict=True)
@@ -71,63 +66,19 @@ class Timing:
     # By layer, its calls and the programs of each.
     network_calls = calls(singles[0], config, rows)
     self._layers = self._compile_layers(network_calls)
-    self._rows = rows // config.accumulate
     self._boundaries: tuple[str, ...] = ()
-    self._row_multiple = plan_lib.row_multiple(config)
-    # The index of the step with half of the rows, if rows may be divided.
-    self._half: int | None = None
     if config.strategy.batch_layers and not spec.offload_devices:
       tracer = boundaries.Tracer(spec, singles[0], images(config, rows))
       self._boundaries = tracer.find(network_calls, self._layers)
-      unit = 2 * config.accumulate * self._row_multiple
-      if unit and rows % unit == 0 and tracer.divides_rows():
-        self._half = self._compile(
-          functools.partial(workloads.step, single, s, rows // 2)
-          for single, s in zip(singles, specs, strict=True)
-        )
     processes.gather('compiled')  # Gloo waits half a minute for the slowest
-    self._collectives = [] if spec.offload_devices else self._links()
-    self._rounds: list[list[list[float]]] = []  # seconds by round, program and device
-    self._collective_rounds: list[list[float]] = []
-
-  def round(self) -> None:
-    """Times everything once; all processes call it equally often."""
-    processes = self._processes
-    self._rounds.append([])
-    with futures.ThreadPoolExecutor(max(map(len, self._programs))) as pool:
-      for program in self._programs:
-        processes.heartbeat('timing')
-        processes.gather('ready')
-        self._rounds[-1].append(list(pool.map(stopwatch.timed_again, program)))
-    processes.gather('ready')
-    self._collective_rounds.append([stopwatch.timed_again(run) for _, _, run in self._collectives])
-
-  def interval(self) -> float:
-    """Returns the uncertainty of the devices' speeds, the same on all processes.
-
-    The ratios of a device's seconds in a round to the first one's have a mean;
-    the result is the largest width of its 95 % interval, over that mean.
-    Infinite after one round; 0 with one device.
-    """
-    rounds = len(self._rounds)
-    # All programs of a device together.
-    local_seconds = [
-      [sum(t[i] for t in times if i < len(t)) for times in self._rounds]
-      for i in range(len(device_ids(self._spec)))
-    ]
-    seconds = np.array(sum(self._processes.gather(local_seconds), []))
-    if len(seconds) == 1:
-      return 0.0
-    if rounds == 1:
-      return np.inf
-    ratios = seconds[1:] / seconds[0]
-    error = ratios.std(1, ddof=1) / np.sqrt(rounds)
-    width = 2 * stats.t.ppf(0.975, rounds - 1) * error / ratios.mean(1)
-    return float(width.max())
+    # (name, bytes) of gathers and sums over the axis 'model'.
+    self._collectives = [] if spec.offload_devices else self._add_collectives()
 
   def costs(self) -> costs_lib.Costs:
-    """Returns costs from the medians over the rounds; the same on all processes."""
+    """Times in rounds; returns costs from the medians, the same on all processes."""
+    self._rounds.run()
     mesh, times = self._spec.mesh, self._gather_times()
+    names, are_alike = self._kinds()
 
     def slowest(column, name):
       return np.max([times[device][name] for device in column], 0).tolist()
@@ -135,30 +86,23 @@ class Timing:
     all_columns = columns(self._spec)
     in_mesh = all_columns[: mesh.shape[mesh_lib.MODEL]]
     unsplit = [slowest(column, _STEP) for column in in_mesh]
-    fixed: list[float] = []
-    if self._half is not None:
-      halves = [slowest(column, _HALF) for column in in_mesh]
-      fixed = [max(2 * half - step, 0.0) for half, step in zip(halves, unsplit, strict=True)]
     layers = {
       path: self._layer([call for call, _ in uses], [slowest(c, path) for c in all_columns])
       for path, uses in self._layers.items()
     }
     kernels = sum(layer.kernel for layer in layers.values())
-    kind = costs_lib.OffloadCosts if self._offload_devices else costs_lib.Costs
+    kind = costs_lib.OffloadCosts if self._spec.offload_devices else costs_lib.Costs
     costs = kind(
-      names=self._names,
+      names=names,
       unsplit=unsplit,
       layers=layers,
       other_bytes=self._gradient_bytes * self._parameters - kernels,
       link=self._link(),
-      alike=self._alike,
+      alike=are_alike,
       multiple=costs_lib.MULTIPLES.get(mesh_lib.platform(mesh), 1),
       boundaries=self._boundaries,
-      rows=self._rows,
-      row_multiple=self._row_multiple,
-      fixed=fixed,
     )
-    if self._offload_devices:
+    if self._spec.offload_devices:
       return costs
     return similar.average(costs)
 
@@ -166,9 +110,9 @@ class Timing:
     """Returns names of the devices, and whether all are of one kind."""
     rows = devices(self._spec.mesh, self._processes)
     names = [f'{kind} ({host})' for kind, host in rows[0]]
-    names += [device.name for device in self._offload_devices]
+    names += [device.name for device in self._spec.offload_devices]
     kinds = {kind for row in rows for kind, _ in row}
-    return names, len(kinds) == 1 and not self._offload_devices
+    return names, len(kinds) == 1 and not self._spec.offload_devices
 
   def _compile(self, builders) -> int:
     """Adds a program, built and run once on each device; returns its index.
@@ -184,8 +128,7 @@ class Timing:
       with jax.default_device(device):
         runs.append(builder())
         runs[-1]()
-    self._programs.append(runs)
-    return len(self._programs) - 1
+    return self._rounds.add(runs)
 
   def _compile_layers(self, network_calls):
     """Returns (call, indices of its programs) by layer that may be split."""
@@ -219,7 +162,7 @@ class Timing:
       for operands in arrays:
         yield functools.partial(workloads.convolution, call, count, split, operands)
       # A layer that is not split is the training device's alone.
-      for device in self._offload_devices if split else ():
+      for device in self._spec.offload_devices if split else ():
         yield functools.partial(workloads.offloaded_convolution, call, count, device)
 
     ways = [(call.features, False)]
@@ -228,7 +171,7 @@ class Timing:
 
   def _gather_times(self) -> dict:
     """Returns the median seconds of the step and of each layer's ways, by device."""
-    steps = self._median(0)
+    steps = self._rounds.median(0)
     layers = {
       path: self._spec.config.accumulate * sum(self._call_seconds(indices) for _, indices in uses)
       for path, uses in self._layers.items()
@@ -238,21 +181,15 @@ class Timing:
       times = {path: ways[:, i].tolist() for path, ways in layers.items()}
       if i < len(steps):
         times[_STEP] = float(steps[i])
-        if self._half is not None:
-          times[_HALF] = float(self._median(self._half)[i])
       rows.append([device, times])
     return dict(sum(self._processes.gather(rows), []))
 
   def _call_seconds(self, indices) -> np.ndarray:
     """Returns (ways, devices) seconds of a convolution: not split, and by count."""
-    ways = [self._median(i) for i in indices]
+    ways = [self._rounds.median(i) for i in indices]
     # For all features an offload device needs the time of the last count.
     ways[0] = np.concatenate([ways[0], ways[-1][len(ways[0]) :]])
     return np.array(ways)
-
-  def _median(self, program) -> np.ndarray:
-    """Returns the seconds of a program by device, medians over the rounds."""
-    return np.median([times[program] for times in self._rounds], 0)
 
   def _layer(self, calls, seconds) -> costs_lib.Layer:
     """Returns a layer from its calls and its (devices, ways) seconds."""
@@ -269,15 +206,16 @@ class Timing:
       reads=first.reads,
     )
 
-  def _links(self):
-    """Returns (name, bytes, function) of gathers and sums over the axis 'model'."""
+  def _add_collectives(self):
+    """Adds gathers and sums over the axis 'model'; returns name and bytes of each."""
     links = []
     for name in ('gather', 'total'):
       for size in _SIZES:
         self._processes.heartbeat('compiling')
-        size_sent, run = workloads.collective(name, self._spec.mesh, size)
+        size_sent, run = workloads.collective(name, self._spec.mesh, mesh_lib.MODEL, size)
         run()
-        links.append((name, size_sent, run))
+        self._rounds.add_collective(run)
+        links.append((name, size_sent))
         if size > _SIZES[0] and (max(self._processes.gather(stopwatch.timed(run))) > _QUICK):
           break
     return links
@@ -286,14 +224,10 @@ class Timing:
     """Returns latency and seconds per byte, from the smallest and largest size."""
     if not self._collectives:
       return costs_lib.NO_COLLECTIVES
-    medians = np.median(self._collective_rounds, 0).tolist()
-    medians = np.max(self._processes.gather(medians), 0)
-    lines = {}
+    medians, lines = self._rounds.collective_medians(), {}
     for name in ('gather', 'total'):
       points = [
-        (size, seconds)
-        for (kind, size, _), seconds in zip(self._collectives, medians)
-        if kind == name
+        (size, seconds) for (kind, size), seconds in zip(self._collectives, medians) if kind == name
       ]
       (small, quick), (large, slow) = points[0], points[-1]
       slope = max(slow - quick, 0.0) / (large - small)

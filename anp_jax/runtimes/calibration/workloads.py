@@ -6,6 +6,7 @@ returns a function without arguments that ends when its results exist.
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -143,23 +144,28 @@ def offloaded_convolution(call: convolutions.Call, count: int, device: Any) -> C
   return run
 
 
-def collective(name: str, mesh: jax.sharding.Mesh, size: int) -> tuple[int, Callable]:
-  """Returns a collective over the axis 'model' of float32 arrays.
+def collective(name: str, mesh: jax.sharding.Mesh, axis: str, size: int) -> tuple[int, Callable]:
+  """Returns a collective of float32 arrays.
 
   Args:
     name: 'gather' or 'total'.
     mesh: mesh of the run.
+    axis: axis of the mesh.
     size: bytes that each device has in the end.
 
   Returns:
     The bytes, rounded to whole rows, and the function.
   """
   function = {'gather': _gather, 'total': _total}[name]
-  parts = mesh.shape[mesh_lib.MODEL] if name == 'gather' else 1
+  parts = mesh.shape[axis] if name == 'gather' else 1
   columns = max(size // 4 // parts // 64, 1)
   mapped = jax.jit(
     jax.shard_map(
-      function, mesh=mesh, in_specs=mesh_lib.P(), out_specs=mesh_lib.P(), check_vma=False
+      functools.partial(function, axis=axis),
+      mesh=mesh,
+      in_specs=mesh_lib.P(),
+      out_specs=mesh_lib.P(),
+      check_vma=False,
     )
   )
   zeros = jax.jit(
@@ -168,12 +174,12 @@ def collective(name: str, mesh: jax.sharding.Mesh, size: int) -> tuple[int, Call
   return (4 * 64 * columns * parts, lambda: jax.block_until_ready(mapped(zeros)))
 
 
-def _gather(x):
-  return jnp.concatenate(list(lax.all_gather(x, mesh_lib.MODEL)), -1)
+def _gather(x, axis):
+  return jnp.concatenate(list(lax.all_gather(x, axis)), -1)
 
 
-def _total(x):
-  return lax.psum(x, mesh_lib.MODEL)
+def _total(x, axis):
+  return lax.psum(x, axis)
 
 
 def _noise(*shapes) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import report_kit, summary
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.system import compile_cache, device_peaks, files, flops, markdown, memory, stopwatch
+from anp_jax.system import compile_cache, device_peaks, files, markdown, memory, stopwatch
 from anp_jax.tools.trials import trial as trial_lib
 
 _ROUNDS = 9
@@ -95,11 +95,9 @@ def _measure(trial, processes) -> dict:
   """All numbers of the page, in JSON values; all processes call it."""
   images, mesh, config = trial.config.batch_size, trial.mesh, trial.config
   state = trial.new_state()
-  batch = workloads.images(trial.program.spec, images)
+  batch = workloads.images(trial.program.spec, trial.program.spec.array_rows)
   processes.heartbeat('compiling')
-  operations = mesh_lib.batch_devices(mesh) * flops.count_call(
-    trial.program.train_step, state, batch, branches=sum
-  )
+  operations = trial.program.flops(state, batch)
   train_step, compile_seconds = _compile(trial, state, batch)
   processes.gather('compiled')  # Gloo waits half a minute for the slowest
   memory.reset_peak()

@@ -4,6 +4,7 @@ from anp_jax import experiment
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import state as state_lib
+from anp_jax.runtimes.calibration import row_speeds
 from anp_jax.system import interrupts
 
 
@@ -36,9 +37,13 @@ class Trial:
     agreement.check(invocation.processes, training=opened.source)
     strategy = strategy_lib.find(invocation.config)
     chosen, self.messages = strategy.calibrate(opened.spec, invocation, True)
-    self._processes, self._experiment = invocation.processes, opened.with_config(chosen)
+    self._processes = invocation.processes
+    self._experiment, lines = row_speeds.with_measured_rows(
+      opened.with_config(chosen), invocation.workdir, invocation.processes
+    )
+    self.messages = [*self.messages, *lines]
     self.config, self.mesh, self.source = opened.config, opened.mesh, opened.source
-    self.program, self.open_feed = self._experiment.program, opened.batches
+    self.program, self.open_feed = self._experiment.program, self._experiment.batches
 
   def new_state(self) -> state_lib.TrainState:
     """Returns the first state of the run.

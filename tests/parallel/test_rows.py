@@ -1,0 +1,159 @@
+"""Unequal parts of a batch: the numbers are those of equal ones."""
+
+import jax
+import numpy as np
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.data.input import feed
+from anp_jax.parallel import division, mesh as mesh_lib
+from anp_jax.runtimes.calibration import row_speeds
+from anp_jax.system import cores
+from tests import builders, programs, splitting
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+# Of this process's pool, whose size JAX has decided; see test_invariant.py.
+_THREADS = max(8, cores.count())
+# Its batch norm has the group of the config, two images.
+OURS = {'model.name': 'tests.user_network:WithOurLayers'}
+
+
+def _batch(step, program):
+  """Noise with unreadable examples, as the run's feed places it."""
+  spec, size = program.spec, program.spec.batch_size
+  host = programs.batch(step, size, spec.config.data.image_size)
+  host['weight'][step % size] = host['weight'][-1] = 0
+  sharding = mesh_lib.batch_sharding(spec.mesh)
+  counts = strategy_lib.find(spec.config).row_counts(spec.config, size, feed.parts(sharding))
+  return feed.Placement.create(sharding, size, counts).put(host, np.arange(size))
+
+
+def _train(program, steps=3):
+  state, values = programs.new_state(program), []
+  for step in range(steps):
+    state, values_of_step = program.train_step(state, _batch(step, program))
+    values.append(values_of_step)
+  return jax.device_get(state), np.stack(values)
+
+
+@pytest.mark.parametrize(
+  'rows, expected',
+  [
+    ('equal', ()),
+    ('measured', ()),
+    ('1,1', ()),
+    ('3,1', (12, 4)),
+    ('2,1', (10, 6)),  # of eight pairs 5.3 and 2.7
+    ('9,3,2,2', (10, 2, 2, 2)),  # of eight pairs 4.5, 1.5, 1 and 1: the first remainder wins
+  ],
+)
+def test_rows_are_in_proportion_to_the_shares(rows, expected):
+  config = builders.config({'strategy.rows': rows, 'model.norm_group': 2, **OURS})
+  assert strategy_lib.find(config).row_counts(config, 16, 1 + rows.count(',')) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'rows, devices, overrides',
+  [
+    ('3,1', 2, {}),
+    ('1,2', 2, {'accumulate': 2, 'data.mixup': 0.2}),
+    ('9,3,2,2', 4, {'sharding': (('.*', 'fsdp'),), 'ema': 0.9}),
+    pytest.param('1,1,1,1,1,1,1,9', 8, {'model.norm_group': 1}, marks=pytest.mark.soak),
+  ],
+)
+def test_steps_are_those_of_one_device(x64, rows, devices, overrides):
+  overrides = OURS | overrides
+  program, _ = splitting.build('sync', devices, 1, **{'strategy.rows': rows}, **overrides)
+  state, values = _train(program)
+  alone, _ = splitting.build('sync', 1, 1, **overrides)
+  expected, expected_values = _train(alone)
+  splitting.assert_same(state, expected)
+  splitting.assert_same(values, expected_values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rows, devices', [('5,3', 2), ('6,2', 2), ('4,2,1,1', 4)])
+def test_invariant_has_the_same_bits(rows, devices):
+  """Of eight logical shards: five and three are sent one by one, six and two in pairs."""
+
+  def trained(rows, devices):
+    config = builders.config(
+      {
+        'batch_size': 32,
+        'duration': '1000 steps',
+        'data.image_size': 8,
+        'data.resize': 8,
+        'model.norm_group': 2,
+        'strategy.name': 'invariant',
+        'strategy.threads': _THREADS,
+        'strategy.rows': rows,
+        'optimizer.clip_norm': 0.5,
+        **OURS,
+      }
+    )
+    program = programs.build(config, devices)
+    state, values = _train(program)
+    scored = program.eval_state_fn(programs.new_state(program))
+    batch = programs.put(programs.batch(9, 32, 8), program.spec.mesh)
+    return state, values, jax.device_get(program.eval_step(scored.params, scored.stats, batch))
+
+  leaves, expected = map(jax.tree.leaves, (trained(rows, devices), trained('equal', 1)))
+  for leaf, same in zip(leaves, expected, strict=True):
+    np.testing.assert_array_equal(leaf, same)
+
+
+@pytest.mark.parametrize(
+  'rows, overrides, message',
+  [
+    ('2,1,1', {}, "rows='2,1,1': expected 2 numbers, one for each device"),
+    ('99,1', {}, 'of 16 images, in multiples of 2, a device gets none'),
+    ('99,1', {'strategy.name': 'invariant', 'batch_size': 8}, 'in multiples of 1, a device'),
+  ],
+)
+def test_shares_that_do_not_fit_are_refused(rows, overrides, message):
+  keys = {
+    'batch_size': 16,
+    'model.norm_group': 2 if not overrides else 1,
+    'strategy.rows': rows,
+    **overrides,
+    **OURS,
+  }
+  if overrides:
+    keys['strategy.threads'] = _THREADS
+  config = builders.config(keys)
+  mesh = mesh_lib.create(config, jax.devices()[:2])
+  with pytest.raises(config_lib.ConfigError, match=message):
+    division.check(config, config.batch_size, mesh)
+
+
+@pytest.mark.parametrize('rows', ['', '0,1', '1.5,1', '2:1', 'fast'])
+def test_other_texts_are_refused(rows):
+  with pytest.raises(config_lib.ConfigError, match='expected equal, measured, or whole numbers'):
+    builders.load('configs/resnet_anp.py:tiny', {'strategy.rows': rows})
+
+
+@pytest.mark.parametrize('name', ['sync', 'invariant'])
+def test_batch_norm_of_the_whole_batch_is_refused(name):
+  keys = {'strategy.name': name, 'strategy.rows': '2,1', 'model.norm_group': '0'}
+  with pytest.raises(config_lib.ConfigError, match='norm_group=0.*where strategy.rows is not'):
+    builders.load('configs/resnet_anp.py:tiny', keys)
+
+
+@pytest.mark.parametrize(
+  'fixed, per_row, batch, multiple, expected, seconds',
+  [
+    ((0, 0), (1, 2), 12, 1, (8, 4), 8),
+    ((0, 0), (1, 3), 16, 4, (12, 4), 12),
+    ((4, 0), (1, 1), 12, 1, (4, 8), 8),
+    # However slow, a device has one multiple.
+    ((0, 0, 0), (1, 1, 100), 20, 4, (8, 8, 4), 400),
+  ],
+)
+def test_devices_are_ready_together(fixed, per_row, batch, multiple, expected, seconds):
+  costs = row_speeds.RowCosts([*fixed], [*per_row], 0.25)
+  counts = costs.division(batch, multiple)
+  assert counts == expected
+  assert costs.step_seconds(counts) == seconds + 0.25
