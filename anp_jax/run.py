@@ -193,13 +193,13 @@ class Run:
     strategy = strategy_lib.find(opened.config)
     is_training = opened.spec.total_steps > max(saved, default=0)
     config, messages = strategy.calibrate(opened.spec, invocation, is_training)
-    self._timer.end_phase('plan')
     calibrated = opened.with_config(config)
     if is_training:
       calibrated, lines = row_speeds.with_measured_rows(
         calibrated, invocation.workdir, self._processes
       )
       messages = [*messages, *lines]
+    self._timer.end_phase('plan')
     self._replanner = strategy.replanner(calibrated.spec, invocation)
     helpers = [f'offload  {d.name}' for d in invocation.offload_devices]
     return calibrated, [*helpers, *messages]

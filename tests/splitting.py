@@ -7,7 +7,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import division, mesh as mesh_lib
-from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, workloads
+from anp_jax.runtimes.calibration import costs as costs_lib, rounds, workloads
 from anp_jax.system import stopwatch
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build as build_lib, run_spec
@@ -205,7 +205,7 @@ def pretend_times(monkeypatch, **builders):
     monkeypatch: of the test.
     **builders: in place of those of `calibration.workloads`.
   """
-  monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
+  monkeypatch.setattr(rounds, '_SECONDS', 0.0)
   monkeypatch.setattr(stopwatch, 'timed', lambda run: getattr(run, 'seconds', 0.0))
   for name, builder in builders.items():
     monkeypatch.setattr(workloads, name, builder)

@@ -213,31 +213,6 @@ def test_layers_by_batch_in_closed_form():
   assert costs.step_seconds(plan) == pytest.approx(early + late + gradients)
 
 
-def test_rows_by_the_speeds_of_devices():
-  link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
-  layers = {'conv': splitting.layer(4, 2, kernel=240, output=10**6)}
-  costs = splitting.costs(layers, rest=0.0, link=link, other_bytes=100, rows=64)
-  # 6 s of one, 12 s of the other, for 64 rows.
-  gradients = 0.25 + (100 + 240) * 2e-3
-  assert planner.best_plan(costs) == {}  # rows are not divided
-  costs = dataclasses.replace(costs, fixed=(0, 0))
-  assert planner.best_plan(costs) == {'rows': (43, 21)}
-  assert costs.step_seconds({'rows': (43, 21)}) == pytest.approx(
-    max(6 * 43, 12 * 21) / 64 + gradients
-  )
-  # Of the slower one's 12 s 4 are not of the rows: 8 s for 64.
-  costs = dataclasses.replace(costs, fixed=(0, 4))
-  # 6 n / 64 = 4 + 8 (64 - n) / 64: n = 54.86.
-  assert planner.best_plan(costs) == {'rows': (55, 9)}
-  # In groups of batch norm.
-  costs = dataclasses.replace(costs, row_multiple=8)
-  plan = planner.best_plan(costs)
-  assert plan == {'rows': (56, 8)}
-  lines = planner.messages(costs, plan)
-  assert lines[1].endswith('alone; each device computes its part of the batch')
-  assert lines[2] == 'plan     of the 64 images of a batch 56 + 8'
-
-
 def test_the_first_layers_are_by_batch_where_that_is_faster():
   """The first has a large map, the last a large kernel; four equal devices."""
   rates = (4,) * 4
@@ -323,26 +298,12 @@ def test_a_plan_is_read_as_it_is_written():
   assert plan.counts('conv9', 500, 2) is None
   assert plan.counts('stem', 500, 2) is None
   assert plan.by_batch == {'stem'} and len(plan.layers) == 3
-  rows = plan_lib.parse('rows=40,24')
-  assert str(rows) == 'rows=40,24'
-  assert (rows.rows, rows.layers) == ((40, 24), ())
   assert str(plan_lib.parse('nothing')) == 'nothing'
   assert plan_lib.parse('nothing').layers == ()
 
 
 @pytest.mark.parametrize(
-  'text',
-  [
-    'conv1',
-    'conv1=1,2;',
-    'a=1,-2',
-    'a=x',
-    '=',
-    'a=batch,1',
-    'rows=batch',
-    'rows=4,4; a=1,2',
-    'a=1,2; a=2,1',
-  ],
+  'text', ['conv1', 'conv1=1,2;', 'a=1,-2', 'a=x', '=', 'a=batch,1', 'a=1,2; a=2,1']
 )
 def test_a_text_that_is_no_plan_is_refused(text):
   with pytest.raises(config_lib.ConfigError, match='expected a text such as'):

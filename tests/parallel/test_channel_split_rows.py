@@ -5,7 +5,6 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.runtimes.calibration import boundaries, timing, workloads
-from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build
 from tests import splitting
 
@@ -35,9 +34,6 @@ def _by_batch(layers):
   [
     ('conv1=batch; conv2=7,1,2,0', OURS, 2, 4),
     ('conv1=batch', OURS, 1, 2),  # the second by all devices
-    ('rows=8,8', OURS, 1, 2),
-    ('rows=0,6,2,0', OURS, 2, 4),
-    ('rows=6,10', {**OURS, 'data.mixup': 0.2}, 1, 2),
     ('first=batch; plain=batch; ours=4,2', TWICE, 1, 2),
     *(
       pytest.param(*case, marks=pytest.mark.soak)
@@ -45,9 +41,6 @@ def _by_batch(layers):
         ('conv1=batch', OURS, 1, 1),
         ('conv1=batch; conv2=7,3', OURS, 1, 2),
         ('conv1=batch; conv2=3,1,1,1,1,1,2,0', OURS, 1, 8),
-        ('rows=16', OURS, 1, 1),
-        ('rows=2,0,0,6,2,4,0,2', OURS, 1, 8),
-        ('rows=12,4', RESNET, 1, 2),
       )
     ),
   ],
@@ -68,9 +61,8 @@ def test_a_resnet_is_that_of_the_unsplit_network(x64):
 @pytest.mark.slow
 def test_micro_batches_are_divided_one_by_one(x64):
   accumulated = {**OURS, 'accumulate': 2}
-  for plan in ('conv1=batch; conv2=7,3', 'rows=2,6'):
-    split = _split(plan, **accumulated)
-    splitting.assert_trains_as_unsplit(*split, **accumulated)
+  split = _split('conv1=batch; conv2=7,3', **accumulated)
+  splitting.assert_trains_as_unsplit(*split, **accumulated)
 
 
 @pytest.mark.slow
@@ -94,19 +86,12 @@ def test_what_a_step_sends():
   'plan, overrides, message',
   [
     ('conv1=batch; conv2=4,4', {}, 'a batch norm is over the whole batch'),
-    ('rows=8,8', {}, 'a batch norm is over the whole batch'),
     (
       'conv1=batch; conv2=batch',
       {'model.name': 'tests.user_network:WithDropoutAlone'},
       'dropout would leave out the same of all',
     ),
     ('conv1=batch; conv2=batch', OURS, 'expected a layer after those by batch'),
-    ('rows=8,9', OURS, 'rows=8,9: expected 2 multiples of 2, 16 in all'),
-    ('rows=7,9', OURS, 'expected 2 multiples of 2'),
-    # Blended images are pairs.
-    ('rows=7,9', {**OURS, 'model.norm_group': 1, 'data.cutmix': 0.2}, 'expected 2 multiples of 2'),
-    ('rows=8,4,4', OURS, 'expected 2 multiples of 2'),
-    ('rows=8,8', {**OURS, 'model.norm_group': 0}, 'of the whole batch'),
     ('conv1=5,2; conv2=batch', OURS, 'conv2 is used after them'),
     (_by_batch(EARLY[:-1]), RESNET, 'incompatible shapes'),
     (
@@ -120,15 +105,6 @@ def test_what_cannot_be_divided_is_refused(plan, overrides, message):
   program, mesh = _split(plan, 1, overrides.get('mesh.model', 2), **splitting.FLOAT32, **overrides)
   with pytest.raises(config_lib.ConfigError, match=message):
     program.train_step.lower(program.abstract_state, splitting.batch(mesh, 0))
-
-
-def test_a_plan_of_rows_sends_gradients_alone():
-  """Whatever the devices' parts; what they compute has no collective."""
-  program, mesh = _split('rows=12,4', **splitting.FLOAT32, **OURS)
-  text = program.train_step.lower(program.abstract_state, splitting.batch(mesh, 0)).as_text()
-  operations = compiled_collectives.asked(text)
-  assert {c.kind for c in operations} == {'all-reduce'}
-  assert not any(c.conditional for c in operations)
 
 
 def test_offload_devices_have_no_part_of_the_batch():
@@ -162,7 +138,3 @@ def test_where_layers_by_batch_may_end(overrides, expected):
   assert tracer.find(calls, layers) == expected
   # Not after a layer that has to be computed by all devices.
   assert tracer.find(calls, layers - {calls[0].layer}) == ()
-  # Of user networks, one has Flax's batch norm.
-  is_over_all = overrides.get('model.norm_group') == 0
-  has_flax_norm = overrides.get('model.name', '').endswith('SmallNet')
-  assert tracer.divides_rows() == (not (is_over_all or has_flax_norm))

@@ -10,7 +10,7 @@ import pytest
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
-from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, similar, workloads
+from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, rounds, similar, workloads
 from anp_jax.training import build
 from tests import splitting
 
@@ -31,7 +31,7 @@ def _measured(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 8))])
 def test_every_layer_and_device_is_measured(devices, monkeypatch):
-  monkeypatch.setattr(calibrate, '_ROUNDS', (1, 1))
+  monkeypatch.setattr(rounds, '_ROUNDS', (1, 1))
   costs = _measured(_spec(devices))
   # Also after a round trip through a file.
   text = json.dumps(costs.to_json())
@@ -82,7 +82,7 @@ def test_times_are_put_where_they_belong(data, model, monkeypatch):
 
 @pytest.mark.slow
 def test_measurements_are_used_again(tmp_path, monkeypatch):
-  monkeypatch.setattr(calibrate, '_SECONDS', 0.0)
+  monkeypatch.setattr(rounds, '_SECONDS', 0.0)
   spec = _spec(2)
   processes = cluster.Processes(spec.config)
   workdir = tmp_path / 'of_a_trial'  # which nothing has made yet

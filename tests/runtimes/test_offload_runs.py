@@ -11,7 +11,7 @@ import pytest
 from anp_jax import cluster, config as config_lib, train
 from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.runtimes.calibration import calibrate
+from anp_jax.runtimes.calibration import calibrate, rounds
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import xla_flags
 from tests import launching, splitting
@@ -37,7 +37,7 @@ def _config(**overrides):
 
 @pytest.mark.slow
 def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(calibrate, '_ROUNDS', (1, 1))
+  monkeypatch.setattr(rounds, '_ROUNDS', (1, 1))
   train.run(_config(), str(tmp_path))
   printed = capsys.readouterr().out
   assert ' (cpu:1), offload devices from 1 on' in printed
