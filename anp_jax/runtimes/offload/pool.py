@@ -1,4 +1,4 @@
-"""The offload devices of a run, which join at its start or later."""
+"""The offload devices of a run, which are those that are there at its start."""
 
 import contextlib
 import itertools
@@ -21,14 +21,15 @@ _POLL = 0.05  # seconds
 # Seconds that a process goes on computing after it was told to stop: most often
 # all are, and process 0 ends it once it has saved.
 _GRACE = 10.0
-# Messages of process 0: it cannot reach the process, or has ended.
-_DROPPED, _ENDED = 'dropped', 'ended'
+# Messages of process 0: it cannot reach the process; it has ended; it began without it.
+_DROPPED, _ENDED, _LATE = 'dropped', 'ended', 'late'
 
 
 class DevicePool:
   """The offload devices of the process that trains, on one device.
 
-  Devices of other processes may be lost and join while the run goes on.
+  Devices of other processes may be lost while the run goes on. A process that
+  comes later, or again, is left to the next run.
 
   Attributes:
     processes: this process alone, in place of all processes of the run.
@@ -49,19 +50,19 @@ class DevicePool:
     self.processes = _SingleProcess(processes)
     self._config, self._all = config, processes
     self._names = tuple(config.strategy.offload_to)
-    self._local: dict[str, device_lib.LocalDevice] = {}  # devices by name
+    self._mail: dict[int, dict | None] = {}  # by rank; None: it is lost already
     self._remote: dict[int, list] = {}  # devices by rank
     self._clients: dict[int, Any] = {}  # clients by rank
     self._news: list[str] = []  # lines about changes
-    self._is_closed = False
-    self._refusal: config_lib.ConfigError | None = None
-    self._met = threading.Condition()  # guards the fields above
-    for name in self._names:
-      if name != PROCESSES:
-        self._local[name] = self._open(name)
+    self._has_met = False
+    self._changed = threading.Condition()  # guards the fields above
+    local = {name: self._open(name) for name in self._names if name != PROCESSES}
     if PROCESSES in self._names:
       self._meet()
-    shares, count = config.strategy.shares, 1 + len(self.devices())
+    remote = [device for _, devices in sorted(self._remote.items()) for device in devices]
+    parts = (remote if name == PROCESSES else [local[name]] for name in self._names)
+    self._devices = tuple(itertools.chain.from_iterable(parts))
+    shares, count = config.strategy.shares, 1 + len(self._devices)
     if shares and len(shares) != count:
       raise config_lib.ConfigError(
         f'config.strategy.shares={tuple(shares)}: expected {count}, of the '
@@ -72,13 +73,11 @@ class DevicePool:
     return self
 
   def __exit__(self, kind, error, trace):
-    with self._met:
-      self._is_closed = True
+    with self._changed:
       clients = dict(self._clients)
-    devices = self.devices()
-    for device in devices:
+    for device in self._devices:
       device.close()
-    for device in devices:
+    for device in self._devices:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
         text = error_lines.first_line(device.error)
@@ -89,28 +88,25 @@ class DevicePool:
       client.close()
 
   def devices(self) -> tuple:
-    """Returns the offload devices, also those that are lost and did not join again.
+    """Returns the offload devices, also those that are lost.
 
     They are in the order of config.strategy.offload_to and of the processes.
     """
-    with self._met:
-      remote = [device for _, devices in sorted(self._remote.items()) for device in devices]
-      parts = (remote if name == PROCESSES else [self._local[name]] for name in self._names)
-      return tuple(itertools.chain.from_iterable(parts))
+    return self._devices
 
   def news(self) -> list[str]:
     """Returns a line for each change of the devices since the last call."""
-    with self._met:
-      for rank, devices in self._remote.items():
+    with self._changed:
+      for rank in list(self._clients):
         # Its process may not know: a call has failed, but no heartbeat.
-        if rank in self._clients and any(d.is_lost for d in devices):
+        if any(device.is_lost for device in self._remote[rank]):
           self._all.send(rank, _DROPPED)
           self._forget(rank, 'does not answer')
       lines, self._news = self._news, []
       return lines
 
   def _meet(self):
-    """Waits until the present processes have sent their addresses."""
+    """Connects to the present processes, once all have sent their addresses."""
     processes = self._all
     if processes.count == 1:
       raise config_lib.ConfigError(
@@ -118,41 +114,32 @@ class DevicePool:
       )
     expected = {i for i, host in enumerate(processes.hosts) if i and host}
     processes.receive_mail(self._receive)
-    with self._met:
-      while not expected <= self._remote.keys():
+    with self._changed:
+      while not expected <= self._mail.keys():
         processes.heartbeat('starting')
-        self._met.wait(_POLL)
-      if self._refusal:
-        raise self._refusal
-      self._news.clear()
+        self._changed.wait(_POLL)
+      self._has_met = True
+      for rank, value in self._mail.items():
+        if value is not None:
+          self._remote[rank] = self._connect(rank, value)
 
   def _receive(self, rank, value, why_lost):
-    """Handles a process that has joined, or is lost; called by another thread."""
-    with self._met:
-      if value is None:
-        self._remote.setdefault(rank, [])  # it is not waited for
-        self._forget(rank, why_lost)
+    """Handles a process that has come, or is lost; called by another thread."""
+    with self._changed:
+      if not self._has_met:
+        self._mail[rank] = value
+        self._changed.notify_all()
         return
-      if self._is_closed:
-        self._all.send(rank, _ENDED)
-        return
-      if rank in self._clients:
-        self._forget(rank, 'has been started again')
-      try:
-        self._remote[rank] = self._connect(rank, value)
-        change = f'rank {rank} on {value["host"]} computes channels'
-      except config_lib.ConfigError as e:  # the run can do without it
-        self._remote[rank], self._refusal = [], e
-        self._all.send(rank, _DROPPED)
-        change = f'rank {rank}: {e}'
-      self._news.append(change)
-      self._met.notify_all()
+      self._forget(rank, why_lost or 'has been started again')
+      if value is not None:
+        self._all.send(rank, _LATE)
 
   def _forget(self, rank, why):
-    for device in self._remote[rank]:
-      device.lose()
+    """Does without a process from now on, if it was there."""
     client = self._clients.pop(rank, None)
     if client is not None:
+      for device in self._remote[rank]:
+        device.lose()
       client.close()
       self._news.append(f'rank {rank}: {why}')
 
@@ -224,6 +211,9 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
       time.sleep(_POLL)
   if orders[0] == _DROPPED:
     raise cluster.PeerLostError('process 0 has had no answer from this process')
+  if orders[0] == _LATE:
+    print('the run goes on without this process, which the next run may have')
+    processes.leave_early()
 
 
 class _SingleProcess:
