@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, config as config_lib, train
-from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.calibration import calibrate
 from anp_jax.runtimes.offload import device as device_lib
@@ -108,48 +107,24 @@ def test_an_error_of_an_offload_device_ends_the_run_by_name(tmp_path, monkeypatc
 
 
 def test_platforms_may_differ_only_between_offload_processes():
-  def describe(index, here, mixes):
-    return {
-      'index': index,
-      'host': f'node{index}',
-      'count': 2,
-      'platform': here,
-      'problem': '',
-      'gpus': [],
-      'loopback': '',
-      'versions': {},
-      'code': 'a',
-      'mixes_platforms': mixes,
-      'optional': [],
-      'cpu_library': '',
-      'modules': {},
-      'config': {},
-      'command': {},
-    }
-
   offloads = _config(**{'strategy.offload_to': "('processes',)"})
   split = strategy_lib.find(offloads)
   assert split.mixes_platforms(offloads, 'train')
   assert not split.mixes_platforms(offloads, 'evaluate')
   assert not split.mixes_platforms(_config(**{'strategy.offload_to': '()'}), 'train')
-  for mixes in (True, False):
-    pair = [describe(0, 'cpu', mixes), describe(1, 'tpu', mixes)]
-    text = process_info.first_mismatch(pair)
-    assert (not text) == mixes
-  assert 'rank 1 on node1 would compute on tpu' in text
 
 
 def test_a_program_that_waits_has_spare_threads(monkeypatch):
   monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
-  for set_before, spare in ((None, True), ('3', False)):
-    environment = {'JAX_PLATFORMS': 'cpu'}
-    if set_before:
-      environment['NPROC'] = set_before
-    xla_flags.enable(environment, spare=xla_flags.SPARE_THREADS)
-    assert (int(environment['NPROC']) > 8) == spare
-  environment = {'JAX_PLATFORMS': 'cpu'}
-  xla_flags.enable(environment)
-  assert 'NPROC' not in environment
+  waiting = {'spare': xla_flags.SPARE_THREADS}
+  for given, keys, is_spare in (
+    ({}, waiting, True),
+    ({'NPROC': '3'}, waiting, False),
+    ({}, {}, False),
+  ):
+    environment = {'JAX_PLATFORMS': 'cpu', **given}
+    xla_flags.enable(environment, **keys)
+    assert (int(environment.get('NPROC', 0)) > 8) == is_spare
 
 
 # Processes.
@@ -171,7 +146,7 @@ _X64 = {'JAX_ENABLE_X64': '1'}
 
 
 def _await(ranks, words, times=1):
-  end = time.monotonic() + 90
+  end = time.monotonic() + 180
   while ranks.text(0).count(words) < times:
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.05)
@@ -180,7 +155,7 @@ def _await(ranks, words, times=1):
 @pytest.mark.multiprocess
 def test_offload_processes_that_leave_die_or_are_silent_are_done_without(tmp_path):
   """The weights are those of a run that never had them."""
-  keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '20 steps'}
+  keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '5 steps'}
 
   def arguments(name, steps, **more):
     return launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more)
@@ -194,7 +169,7 @@ def test_offload_processes_that_leave_die_or_are_silent_are_done_without(tmp_pat
     for words in ('rank 2: rank 2 on ', 'has gone', 'has been silent for', 'has left'):
       _await(ranks, words)
     ranks.restart(2)  # which comes too late
-    assert [ranks.processes[rank].wait(60) for rank in (1, 2)] == [0, 0]
+    assert [ranks.processes[rank].wait(120) for rank in (1, 2)] == [0, 0]
     assert 'the run goes on without this process' in ranks.text(2)
     lines = ranks.text(0).count('epoch')
     _await(ranks, 'epoch', times=lines + 3)

@@ -60,13 +60,7 @@ def test_a_slow_worker_makes_fewer_updates_of_older_weights():
   assert slow == [2, 3, 3, 3, 3, 3]
 
 
-def test_seconds_of_images_are_added():
-  # A pass of 64 images: 1 + 64 / 128 s.
-  updates = _updates(1, 3, **{'simulate.image_seconds': 1 / 128})
-  assert _seconds(updates) == [1.5, 3.0, 4.5]
-
-
-@pytest.mark.parametrize('workers, backup', [(4, 0), (5, 1), (9, 1)])
+@pytest.mark.parametrize('workers, backup', [(1, 0), (4, 0), (9, 1)])
 def test_a_pass_is_of_a_data_shards_images(workers, backup):
   keys = {'mode': 'synchronous', 'backup_workers': backup}
   updates = _updates(workers, 3, **{'simulate.image_seconds': 1 / 128}, **keys)
