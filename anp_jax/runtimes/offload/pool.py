@@ -1,12 +1,10 @@
 """The offload devices of a run, which are those that are there at its start."""
 
 import contextlib
-import itertools
 import secrets
 import socket
 import threading
 import time
-from typing import Any
 
 import jax
 import ml_collections
@@ -49,19 +47,15 @@ class DevicePool:
     self.mesh_devices = jax.local_devices()[:1]
     self.processes = _SingleProcess(processes)
     self._config, self._all = config, processes
-    self._names = tuple(config.strategy.offload_to)
     self._mail: dict[int, dict | None] = {}  # by rank; None: it is lost already
-    self._remote: dict[int, list] = {}  # devices by rank
-    self._clients: dict[int, Any] = {}  # clients by rank
+    self._peers: dict[int, tuple] = {}  # (client, devices) by rank
     self._news: list[str] = []  # lines about changes
     self._has_met = False
     self._changed = threading.Condition()  # guards the fields above
-    local = {name: self._open(name) for name in self._names if name != PROCESSES}
-    if PROCESSES in self._names:
-      self._meet()
-    remote = [device for _, devices in sorted(self._remote.items()) for device in devices]
-    parts = (remote if name == PROCESSES else [local[name]] for name in self._names)
-    self._devices = tuple(itertools.chain.from_iterable(parts))
+    names = config.strategy.offload_to
+    local = {name: [self._open(name)] for name in names if name != PROCESSES}
+    remote = {PROCESSES: self._meet()} if PROCESSES in names else {}
+    self._devices = tuple(device for name in names for device in (local | remote)[name])
     shares, count = config.strategy.shares, 1 + len(self._devices)
     if shares and len(shares) != count:
       raise config_lib.ConfigError(
@@ -74,7 +68,7 @@ class DevicePool:
 
   def __exit__(self, kind, error, trace):
     with self._changed:
-      clients = dict(self._clients)
+      peers = dict(self._peers)
     for device in self._devices:
       device.close()
     for device in self._devices:
@@ -82,7 +76,7 @@ class DevicePool:
         # XLA says no more than that a callback failed.
         text = error_lines.first_line(device.error)
         raise cluster.RunFailedError(f'offload device {device.name}: {text}') from device.error
-    for rank, client in clients.items():
+    for rank, (client, _) in peers.items():
       if error is None:
         self._all.send(rank, _ENDED)
       client.close()
@@ -97,16 +91,16 @@ class DevicePool:
   def news(self) -> list[str]:
     """Returns a line for each change of the devices since the last call."""
     with self._changed:
-      for rank in list(self._clients):
+      for rank, (_, devices) in list(self._peers.items()):
         # Its process may not know: a call has failed, but no heartbeat.
-        if any(device.is_lost for device in self._remote[rank]):
+        if any(device.is_lost for device in devices):
           self._all.send(rank, _DROPPED)
           self._forget(rank, 'does not answer')
       lines, self._news = self._news, []
       return lines
 
   def _meet(self):
-    """Connects to the present processes, once all have sent their addresses."""
+    """Returns the devices of the present processes, once all have sent their addresses."""
     processes = self._all
     if processes.count == 1:
       raise config_lib.ConfigError(
@@ -119,9 +113,8 @@ class DevicePool:
         processes.heartbeat('starting')
         self._changed.wait(_POLL)
       self._has_met = True
-      for rank, value in self._mail.items():
-        if value is not None:
-          self._remote[rank] = self._connect(rank, value)
+      present = [(rank, value) for rank, value in sorted(self._mail.items()) if value is not None]
+      return [device for peer in present for device in self._connect(*peer)]
 
   def _receive(self, rank, value, why_lost):
     """Handles a process that has come, or is lost; called by another thread."""
@@ -129,19 +122,20 @@ class DevicePool:
       if not self._has_met:
         self._mail[rank] = value
         self._changed.notify_all()
-        return
-      self._forget(rank, why_lost or 'has been started again')
-      if value is not None:
+      elif value is None:
+        self._forget(rank, why_lost)
+      else:
         self._all.send(rank, _LATE)
 
   def _forget(self, rank, why):
     """Does without a process from now on, if it was there."""
-    client = self._clients.pop(rank, None)
-    if client is not None:
-      for device in self._remote[rank]:
-        device.lose()
-      client.close()
-      self._news.append(f'rank {rank}: {why}')
+    if rank not in self._peers:
+      return
+    client, devices = self._peers.pop(rank)
+    for device in devices:
+      device.lose()
+    client.close()
+    self._news.append(f'rank {rank}: {why}')
 
   def _connect(self, rank, value):
     """Returns the devices of a process, from what `serve` has sent."""
@@ -150,13 +144,13 @@ class DevicePool:
 
     token = transport.session_token(self._all.secret, value['session'])
     client = transport.connect(self._config, value['address'], token, remote_device.TIMEOUT)
-    self._clients[rank] = client
     substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
     for index, description in enumerate(value['devices']):
       label = f'{description["kind"]} (rank {rank} on {value["host"]})'
       device = remote_device.RemoteDevice(client, index, label, description)
       devices.append(replaceable.ReplaceableDevice(device, rank, substitute))
+    self._peers[rank] = client, devices
     return devices
 
   def _open(self, name):
