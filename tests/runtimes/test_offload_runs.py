@@ -117,12 +117,12 @@ def test_platforms_may_differ_only_between_offload_processes():
 def test_a_program_that_waits_has_spare_threads(monkeypatch):
   monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
   waiting = {'spare': xla_flags.SPARE_THREADS}
-  for given, keys, is_spare in (
+  for environ, keys, is_spare in (
     ({}, waiting, True),
     ({'NPROC': '3'}, waiting, False),
     ({}, {}, False),
   ):
-    environment = {'JAX_PLATFORMS': 'cpu', **given}
+    environment = {'JAX_PLATFORMS': 'cpu', **environ}
     xla_flags.enable(environment, **keys)
     assert (int(environment.get('NPROC', 0)) > 8) == is_spare
 

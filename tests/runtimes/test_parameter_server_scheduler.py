@@ -42,13 +42,13 @@ def _compute(scheduler, worker, ticket):
 )
 def test_one_worker_gets_each_step_once_and_in_order(total, version, used, steps):
   scheduler, _ = _scheduler(total=total, version=version, used=used)
-  taken = []
+  tickets = []
   while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
-    read = version + len(taken)
+    read = version + len(tickets)
     assert scheduler.begin_read('a', ticket) == read
     assert len(scheduler.commit('a', ticket, _contribution(read))) == 1
-    taken.append(ticket)
-  assert taken == [(s, 0) for s in steps]
+    tickets.append(ticket)
+  assert tickets == [(s, 0) for s in steps]
   assert scheduler.version == max(total, version)
 
 

@@ -125,9 +125,9 @@ def test_an_update_names_the_versions_that_are_still_to_be_used(mode):
   updates = [*_timeline(5, 60, **keys)]
   last = log_lib.last_reads([u.contributions for u in updates], 0)
   for version, update in enumerate(updates):
-    wanted = {read for read, last_use in last.items() if read <= version <= last_use}
+    versions = {read for read, last_use in last.items() if read <= version <= last_use}
     # The gradients under way at the end are not among those that count.
-    assert wanted == update.reads or version > 50 and wanted < update.reads
+    assert versions == update.reads or version > 50 and versions < update.reads
 
 
 def test_an_update_is_ordered_once_it_is_asked_for():
