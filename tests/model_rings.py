@@ -62,13 +62,23 @@ def leaderboard(workdir, config, laps):
   )
 
 
-def alone(config, index, sizes, laps=3, devices=1):
+_ALONE = {}  # results of `alone`, which several tests of a module need
+
+
+def alone(config, index, sizes, laps, devices):
   """Returns the leaves of a model trained by itself, shard after shard.
 
   Written without the ring's own bookkeeping: which batches it sees follows from
   the sizes of the shards alone.
   """
   model_config = candidates_lib.create(config, 1)[index].config
+  key = config_lib.to_json(model_config), tuple(sizes), laps, devices
+  if key not in _ALONE:
+    _ALONE[key] = _alone(config, model_config, *key[1:])
+  return _ALONE[key]
+
+
+def _alone(config, model_config, sizes, laps, devices):
   source = sources.open_source(config, training=True)
   shards = schedule_lib.data_shards(source, sizes)
   assert [len(shard) for shard in shards] == list(sizes)
@@ -106,11 +116,11 @@ def ended(workdir, index):
   return {'/'.join(k.split('/')[1:]): v for k, v in leaves.items()}
 
 
-def assert_same(workdir, config, sizes, indices, laps=3):
+def assert_same(workdir, config, sizes, indices, laps=LAPS, devices=1):
   """Compares every leaf of models' last checkpoints, bit for bit."""
   for index in indices:
     leaves = list(ended(workdir, index).values())
-    expected = alone(config, index, sizes, laps)
+    expected = alone(config, index, sizes, laps, devices)
     assert len(leaves) == len(expected) > 10
     for pair in zip(by_content(leaves), by_content(expected)):
       np.testing.assert_array_equal(*pair)

@@ -1,7 +1,10 @@
 """The strategy `model_ring`: models that travel around a ring of stations."""
 
+import contextlib
+import io
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -177,61 +180,121 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, stations, overrides, ex
   assert expected in str(e.value)
 
 
-# Fewer models than stations, as many, more.
-@pytest.mark.parametrize(
-  'devices, models, shares',
-  [
-    pytest.param(2, 3, (3, 2), marks=pytest.mark.slow),
-    pytest.param(1, 2, (), marks=pytest.mark.soak),
-    pytest.param(4, 4, (), marks=pytest.mark.soak),
-    pytest.param(4, 2, (5, 1, 1, 2), marks=pytest.mark.soak),
-    pytest.param(8, 4, (), marks=pytest.mark.soak),
-  ],
-)
-def test_each_model_ends_as_if_alone(tmp_path, stations, devices, models, shares):
-  stations(devices)
-  config = model_rings.config(MODELS[:models], **{'strategy.shares': shares})
-  best_scores = train.run(config, str(tmp_path))
-  sizes = json.loads((tmp_path / 'model_ring.json').read_text())['parts']
-  if not shares:
-    assert max(sizes) - min(sizes) <= 1
-  model_rings.assert_same(tmp_path, config, sizes, range(models))
-  board = model_rings.leaderboard(tmp_path, config, LAPS)
-  assert all(board.status(m, LAPS) == 'finished' for m in range(models))
+# Two stations with parts of 42 and 28 examples.
+_SHARES = {'strategy.shares': (3, 2), 'checkpoint.every': '4 steps'}
+_SIZES = 42, 28
+_ENDS = [sum(lap * n // BATCH for n in _SIZES) for lap in range(1, LAPS)]
+_TOTAL = sum(math.ceil(LAPS * n / BATCH) for n in _SIZES)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A ring of three models and one that fails: its workdir, config, scores and output."""
+  workdir = tmp_path_factory.mktemp('ring')
+  config = model_rings.config((*MODELS[:3], 'optimizer.learning_rate=1e30'), **_SHARES)
+  devices = jax.devices()[:2]
+  with pytest.MonkeyPatch.context() as m, contextlib.redirect_stdout(io.StringIO()) as out:
+    m.setattr(jax, 'local_devices', lambda: devices)
+    scores = train.run(config, str(workdir))
+  return workdir, config, scores, out.getvalue()
+
+
+@pytest.mark.slow
+def test_each_model_ends_as_if_alone(trained):
+  workdir, config, best_scores, printed = trained
+  assert json.loads((workdir / 'model_ring.json').read_text())['parts'] == [*_SIZES]
+  model_rings.assert_same(workdir, config, _SIZES, range(3))
+  board = model_rings.leaderboard(workdir, config, LAPS)
+  assert [board.status(m, LAPS) for m in range(4)] == ['finished'] * 3 + ['failed']
   assert board.best() == best_scores
-  for m in range(models):
-    lines = telemetry.read(str(tmp_path / 'models' / f'{m:03}'))
-    total = sum(math.ceil(LAPS * n / BATCH) for n in sizes)
-    steps = [*range(5, total, 5), total]
+  assert '003  failed: step ' in printed
+  (line,) = [x for x in (workdir / 'leaderboard.md').read_text().splitlines() if '1e30' in x]
+  assert line.startswith('| 4 |') and 'is not finite' in line
+  for m in range(3):
+    lines = telemetry.read(str(workdir / 'models' / f'{m:03}'))
+    steps = [*range(5, _TOTAL, 5), _TOTAL]
     assert [r['step'] for r in lines if r['kind'] == 'train'] == steps
     scores = [r for r in lines if r['kind'] == 'validation']
-    ends = [sum(lap * n // BATCH for n in sizes) for lap in range(1, LAPS)]
-    assert sorted(r['step'] for r in scores) == [*ends, total]
+    assert sorted(r['step'] for r in scores) == [*_ENDS, _TOTAL]
     for record in board.all_scores(m):
       (line,) = [r for r in scores if r['step'] == record['step']]
       epoch = record['step'] * BATCH / model_rings.EXAMPLES
       record = {'kind': 'validation', 'epoch': epoch} | record
       assert line == {k: record[k] for k in record if k not in _NOT_IN_LINES}
-  spans = spans_lib.read(str(tmp_path))
-  trained = [s for s in spans if s['what'] == 'train']
-  assert len(trained) == models * devices * LAPS
+  spans = spans_lib.read(str(workdir))
+  assert len([s for s in spans if s['what'] == 'train' and s['model'] < 3]) == 3 * 2 * LAPS
   # The last scores fall to the station that has nothing to train any more.
   scored = {(s['station'], s['lap']) for s in spans if s['what'] == 'score'}
   assert {station for station, laps in scored if laps == LAPS} == {0}
-  assert devices == 1 or {1} <= {k for k, laps in scored if laps < LAPS}
+  assert {1} <= {k for k, laps in scored if laps < LAPS}
 
 
 @pytest.mark.slow
-def test_a_station_of_several_devices(tmp_path, stations):
+def test_another_ring_is_refused_but_the_list_of_models_may_grow(trained, tmp_path, stations):
   stations(2)
-  config = model_rings.config(MODELS[:2], **{'strategy.station': 'host'})
+  workdir, config = shutil.copytree(trained[0], tmp_path / 'ring'), trained[1]
+  models = config.strategy.models
+  for models_, overrides, expected in (
+    (models, {'strategy.shares': (1, 1)}, 'its stations have parts of [42, 28]'),
+    (models, {'duration': '4 epochs'}, 'its models make laps: 3, not 4'),
+    (('seed=7',), {}, 'may only grow at its end'),
+    (models, {'label_smoothing': 0.2}, 'config.label_smoothing is 0.2'),
+  ):
+    with pytest.raises(config_lib.ConfigError) as e:
+      train.run(model_rings.config(models_, **{**_SHARES, **overrides}), str(workdir))
+    assert expected in str(e.value) and str(workdir) in str(e.value)
+  longer = model_rings.config((*models, 'seed=2'), **_SHARES)
+  train.run(longer, str(workdir))
+  model_rings.assert_same(workdir, longer, _SIZES, (0, 4))
+
+
+@pytest.mark.slow
+def test_evaluation_scores_all_models_as_training_did(trained, stations, capsys):
+  workdir, config, _, printed = trained
+  stations(1)  # the shares were two stations'
+  config = model_rings.config(config.strategy.models, **{**_SHARES, 'strategy.shares': ()})
+  # Of a ring that still trains, and is writing this.
+  save = workdir / 'models/000/checkpoints/99.orbax-checkpoint-tmp'
+  save.mkdir()
+
+  def lines_of(which):
+    train.run(config, str(workdir), 'evaluate', which)
+    lines = capsys.readouterr().out.splitlines()
+    return [next(x for x in lines if f'{m:03}  step' in x) for m in range(3)]
+
+  newest = lines_of('newest')
+  assert save.is_dir()
+  save.rmdir()
+  board = model_rings.leaderboard(workdir, config, LAPS)
+  for model, (again, best) in enumerate(zip(newest, lines_of('best'), strict=True)):
+    name, scores = f'{model:03}', board.all_scores(model)
+    (folder,) = (workdir / 'models' / name / 'best').iterdir()
+    (record,) = [r for r in scores if r['step'] == int(folder.name)]
+    assert len(scores) == LAPS
+    assert record['anp_top1'] == max(r['anp_top1'] for r in scores)
+    assert best.startswith(f'{name}  step {folder.name}:')
+    for text, laps in ((again, LAPS), (best, record['laps'])):
+      (line,) = [x for x in printed.splitlines() if f'{name}  lap {laps} of' in x]
+      assert line.partition(': ')[2] == text.partition(': ')[2]
+
+
+# A model more than stations, as many, fewer; a host with two devices.
+@pytest.mark.parametrize(
+  'devices, models, keys, sizes',
+  [
+    pytest.param(2, 1, {'strategy.station': 'host'}, (70,), marks=pytest.mark.slow),
+    pytest.param(4, 4, {}, (18, 18, 17, 17), marks=pytest.mark.soak),
+    pytest.param(8, 2, {}, (9,) * 6 + (8,) * 2, marks=pytest.mark.soak),
+  ],
+)
+def test_other_stations(tmp_path, stations, devices, models, keys, sizes):
+  stations(devices)
+  config = model_rings.config(MODELS[-models:], **keys)
   train.run(config, str(tmp_path))
-  assert json.loads((tmp_path / 'model_ring.json').read_text())['parts'] == [70]
-  for index in range(2):
-    ended = model_rings.by_content(model_rings.ended(tmp_path, index).values())
-    want = model_rings.by_content(model_rings.alone(config, index, (70,), devices=2))
-    for leaf, expected in zip(ended, want, strict=True):
-      np.testing.assert_array_equal(leaf, expected)
+  parts = json.loads((tmp_path / 'model_ring.json').read_text())['parts']
+  assert sorted(parts) == sorted(sizes)
+  each = devices if keys else 1
+  model_rings.assert_same(tmp_path, config, parts, range(models), devices=each)
 
 
 class _Stopping(cluster.Processes):
@@ -256,7 +319,7 @@ class _Stopping(cluster.Processes):
 )
 def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_votes):
   stations(2)
-  config = model_rings.config(('seed=1', 'seed=2', 'seed=3'), **{'checkpoint.every': '4 steps'})
+  config = model_rings.config(MODELS[:3], **_SHARES)
   stops = 0
   monkeypatch.setattr(model_ring_run, '_POLL', 0.02)
   for votes in all_votes:
@@ -266,10 +329,10 @@ def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_vo
       break
     marker = json.loads((tmp_path / 'stopped.json').read_text())
     assert marker['reason'] == 'a signal'
-    assert marker['step'] < marker['total'] == 3 * 2 * math.ceil(3 * 35 / 4)
+    assert marker['step'] < marker['total'] == 3 * _TOTAL
     stops += 1
   assert stops >= 2
-  model_rings.assert_same(tmp_path, config, (35, 35), range(3))
+  model_rings.assert_same(tmp_path, config, _SIZES, range(3))
   lines = (tmp_path / 'model_ring.jsonl').read_text().splitlines()
   scores = sorted((r['model'], r['laps']) for r in map(json.loads, lines))
   assert scores == [(m, k) for m in range(3) for k in (1, 2, 3)]
@@ -296,68 +359,3 @@ def test_a_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
   assert expected in str(e.value) and str(tmp_path) in str(e.value)
   after = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
   assert after == before
-
-
-@pytest.mark.slow
-def test_another_ring_is_refused_but_the_list_of_models_may_grow(tmp_path, stations):
-  stations(2)
-  train.run(model_rings.config(('seed=1',)), str(tmp_path))
-  for models, overrides, expected in (
-    (('seed=1',), {'strategy.shares': (2, 1)}, 'its stations have parts of [35, 35]'),
-    (('seed=1',), {'duration': '4 epochs'}, 'its models make laps: 3, not 4'),
-    (('seed=7',), {}, 'may only grow at its end'),
-    (('seed=1',), {'label_smoothing': 0.2}, 'config.label_smoothing is 0.2'),
-  ):
-    with pytest.raises(config_lib.ConfigError) as e:
-      train.run(model_rings.config(models, **overrides), str(tmp_path))
-    assert expected in str(e.value) and str(tmp_path) in str(e.value)
-  config = model_rings.config(('seed=1', 'seed=2'))
-  train.run(config, str(tmp_path))
-  model_rings.assert_same(tmp_path, config, (35, 35), (0, 1))
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_finite_leaves(tmp_path, stations, capsys):
-  stations(2)
-  config = model_rings.config(('seed=1', 'optimizer.learning_rate=1e30', 'seed=3'))
-  train.run(config, str(tmp_path))
-  assert '001  failed: step ' in capsys.readouterr().out
-  page = (tmp_path / 'leaderboard.md').read_text()
-  (line,) = [line for line in page.splitlines() if '1e30' in line]
-  assert line.startswith('| 3 |') and 'is not finite' in line
-  model_rings.assert_same(tmp_path, config, (35, 35), (0, 2))
-
-
-@pytest.mark.slow
-def test_evaluation_scores_all_models_as_training_did(tmp_path, stations, capsys):
-  stations(2)
-  config = model_rings.config(MODELS[:2])
-  train.run(config, str(tmp_path))
-  trained = capsys.readouterr().out
-  stations(1)
-  # Of a ring that still trains, and is writing this.
-  save = tmp_path / 'models/000/checkpoints/99.orbax-checkpoint-tmp'
-  save.mkdir()
-  train.run(config, str(tmp_path), 'evaluate')
-  assert save.is_dir()
-  scored = capsys.readouterr().out
-  for name in ('000', '001'):
-    (line,) = [x for x in trained.splitlines() if f'{name}  lap 3' in x]
-    (again,) = [x for x in scored.splitlines() if f'{name}  step' in x]
-    assert line.partition(': ')[2] == again.partition(': ')[2]
-  # Of the same laps, the best is read again.
-  train.run(config, str(tmp_path), 'evaluate', 'best')
-  scored = capsys.readouterr().out
-  board = model_rings.leaderboard(tmp_path, config, LAPS)
-  for model, name in enumerate(('000', '001')):
-    scores = board.all_scores(model)
-    assert len(scores) == LAPS
-    (folder,) = (tmp_path / 'models' / name / 'best').iterdir()
-    top = max(record['anp_top1'] for record in scores)
-    (record,) = [r for r in scores if r['step'] == int(folder.name)]
-    assert record['anp_top1'] == top
-    lap = f'{name}  lap {record["laps"]} of'
-    (line,) = [x for x in trained.splitlines() if lap in x]
-    (again,) = [x for x in scored.splitlines() if f'{name}  step' in x]
-    assert again.startswith(f'{name}  step {folder.name}:')
-    assert line.partition(': ')[2] == again.partition(': ')[2]

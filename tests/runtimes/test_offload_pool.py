@@ -1,4 +1,4 @@
-"""Which offload devices of other processes there are, as these come and go."""
+"""Which offload devices of other processes there are, and which are lost."""
 
 import threading
 
@@ -47,22 +47,23 @@ class _Processes:
     )
 
   def go(self, rank, why='gone'):
+    self._is_open.wait()
     self._on_mail(rank, None, why)
 
 
-def _config(**overrides):
-  return splitting.two_convolutions(**{'strategy.offload_to': "('processes',)", **overrides})
-
-
-def _pool(processes, *ranks, **overrides):
+def _pool(processes, *ranks, address=None, **overrides):
   """A pool that has met some processes."""
-  meetings = [threading.Thread(target=processes.come, args=(r,)) for r in ranks]
+  meetings = [
+    threading.Thread(target=processes.come, args=(r,), kwargs={'address': address}) for r in ranks
+  ]
   for meeting in meetings:
     meeting.start()
-  pool = pool_lib.DevicePool(_config(**overrides), processes)
-  for meeting in meetings:
-    meeting.join()
-  return pool
+  config = splitting.two_convolutions(**{'strategy.offload_to': "('processes',)", **overrides})
+  try:
+    return pool_lib.DevicePool(config, processes)
+  finally:
+    for meeting in meetings:
+      meeting.join()
 
 
 def _names(pool):
@@ -78,42 +79,32 @@ def test_devices_are_in_the_order_of_their_processes():
   processes.go(1, 'rank 1 on b has gone')
   assert _names(pool) == [(names[0], True), (names[1], False)]
   assert pool.news() == ['rank 1: rank 1 on b has gone']
-  processes.come(1, devices=2, host='c')
-  new = 'CPU (rank 1 on c)'
-  assert _names(pool) == [(new, False), (new, False), (names[1], False)]
-  assert pool.news() == ['rank 1 on c computes channels']
   assert not pool.news() and not processes.sent
+
+
+def test_a_process_that_comes_later_or_again_is_left_to_the_next_run():
+  processes = _Processes('a', 'b', '')
+  pool = _pool(processes, 1)
+  processes.come(2)
+  assert not pool.news() and processes.sent == [(2, 'late')]
+  processes.go(1)
+  processes.come(1)
+  assert pool.news() == ['rank 1: gone'] and processes.sent[1:] == [(1, 'late')]
+  assert _names(pool) == [('CPU (rank 1 on b)', True)]
 
 
 def test_processes_that_have_not_come_are_not_waited_for():
   processes = _Processes('a', '', 'b', 'b')
-  threading.Timer(0.1, lambda: processes.go(3)).start()
+  threading.Thread(target=processes.go, args=(3,)).start()
   pool = _pool(processes, 2)
   assert _names(pool) == [('CPU (rank 2 on b)', False)]
 
 
 def test_an_address_with_a_scheme_is_refused():
   """It could have weights and activations sent without TLS."""
-  processes = _Processes('a', 'b')
   address = 'grpc://127.0.0.1:1'
-  thread = threading.Thread(target=processes.come, args=(1,), kwargs={'address': address})
-  thread.start()
   with pytest.raises(config_lib.ConfigError, match=address):
-    pool_lib.DevicePool(_config(), processes)
-  thread.join()
-
-
-def test_a_process_that_comes_with_such_an_address_is_done_without():
-  processes = _Processes('a', 'b')
-  pool = _pool(processes, 1)
-  processes.go(1)
-  assert pool.news()
-  processes.come(1, address='grpc+tls://127.0.0.1:1')
-  assert pool.devices() == () and processes.sent == [(1, 'dropped')]
-  (line,) = pool.news()
-  assert line.startswith('rank 1: ') and 'HOST:PORT' in line
-  processes.come(1)
-  assert _names(pool) == [('CPU (rank 1 on b)', False)]
+    _pool(_Processes('a', 'b'), 1, address=address)
 
 
 def test_shares_count_on_all_processes():
@@ -133,13 +124,11 @@ def test_a_process_that_does_not_answer_is_told():
   assert not pool.news()
 
 
-def test_all_are_told_of_the_end_also_those_that_come_later():
+def test_those_that_are_there_are_told_of_the_end():
   processes = _Processes('a', 'b', 'b')
   with _pool(processes, 1, 2) as pool:
     processes.go(2)
   assert processes.sent == [(1, 'ended')]
-  processes.come(2)
-  assert processes.sent == [(1, 'ended'), (2, 'ended')]
   assert len(pool.devices()) == 2
 
 

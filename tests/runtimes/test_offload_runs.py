@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, config as config_lib, train
-from anp_jax.cluster import process_info
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.calibration import calibrate, rounds
 from anp_jax.runtimes.offload import device as device_lib
@@ -47,7 +46,7 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
   assert saved['key']['helpers'] == [f'{device_lib.processor()} (cpu:1)']
   seconds = saved['costs']['layers']['conv2']['seconds']
   assert len(seconds) == 2 and all(t > 0 for row in seconds for t in row)
-  # On the same devices the plan stays; without offload devices there is none.
+  # On the same devices the plan stays.
   train.run(_config(duration='8 steps'), str(tmp_path))
   assert 'continuing from step 6' in capsys.readouterr().out
   assert json.loads((tmp_path / 'channel_split.json').read_text()) == saved
@@ -57,11 +56,6 @@ def test_a_run_measures_plans_and_resumes(tmp_path, capsys, monkeypatch):
     elsewhere = _config(**{'duration': '8 steps', 'strategy.offload_to': "('cpu:1', 'cpu:2')"})
     train.run(elsewhere, str(tmp_path))
   assert 'is finished: step 8 of 8' in capsys.readouterr().out
-  alone = _config(**{'duration': '9 steps', 'strategy.offload_to': '()'})
-  alone.mesh.model, alone.mesh.data = 1, -1
-  alone.strategy.name, alone.batch_size = 'sync', 8
-  train.run(alone, str(tmp_path))
-  assert 'continuing from step 8' in capsys.readouterr().out
   scores = train.run(_config(), str(tmp_path), mode='evaluate')
   assert scores['examples'] == 64
 
@@ -113,48 +107,24 @@ def test_an_error_of_an_offload_device_ends_the_run_by_name(tmp_path, monkeypatc
 
 
 def test_platforms_may_differ_only_between_offload_processes():
-  def describe(index, here, mixes):
-    return {
-      'index': index,
-      'host': f'node{index}',
-      'count': 2,
-      'platform': here,
-      'problem': '',
-      'gpus': [],
-      'loopback': '',
-      'versions': {},
-      'code': 'a',
-      'mixes_platforms': mixes,
-      'optional': [],
-      'cpu_library': '',
-      'modules': {},
-      'config': {},
-      'command': {},
-    }
-
   offloads = _config(**{'strategy.offload_to': "('processes',)"})
   split = strategy_lib.find(offloads)
   assert split.mixes_platforms(offloads, 'train')
   assert not split.mixes_platforms(offloads, 'evaluate')
   assert not split.mixes_platforms(_config(**{'strategy.offload_to': '()'}), 'train')
-  for mixes in (True, False):
-    pair = [describe(0, 'cpu', mixes), describe(1, 'tpu', mixes)]
-    text = process_info.first_mismatch(pair)
-    assert (not text) == mixes
-  assert 'rank 1 on node1 would compute on tpu' in text
 
 
 def test_a_program_that_waits_has_spare_threads(monkeypatch):
   monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
-  for set_before, spare in ((None, True), ('3', False)):
-    environment = {'JAX_PLATFORMS': 'cpu'}
-    if set_before:
-      environment['NPROC'] = set_before
-    xla_flags.enable(environment, spare=xla_flags.SPARE_THREADS)
-    assert (int(environment['NPROC']) > 8) == spare
-  environment = {'JAX_PLATFORMS': 'cpu'}
-  xla_flags.enable(environment)
-  assert 'NPROC' not in environment
+  waiting = {'spare': xla_flags.SPARE_THREADS}
+  for environ, keys, is_spare in (
+    ({}, waiting, True),
+    ({'NPROC': '3'}, waiting, False),
+    ({}, {}, False),
+  ):
+    environment = {'JAX_PLATFORMS': 'cpu', **environ}
+    xla_flags.enable(environment, **keys)
+    assert (int(environment.get('NPROC', 0)) > 8) == is_spare
 
 
 # Processes.
@@ -175,87 +145,41 @@ _OFFLOAD = {
 _X64 = {'JAX_ENABLE_X64': '1'}
 
 
-@pytest.mark.soak  # in one process, a run resumes with other devices above
-@pytest.mark.multiprocess
-def test_a_run_resumes_with_more_offload_devices(tmp_path):
-  def train_for(name, steps, processes, devices=1, **more):
-    return launching.run(
-      tmp_path / f'{name}{steps}',
-      processes,
-      launching.arguments(tmp_path / name, duration=f'{steps} steps', **_KEYS, **more),
-      devices,
-      environment=_X64,
-    )
-
-  train_for('unsplit', 8, 1)
-  train_for('split', 4, 2, **_OFFLOAD)
-  # Each of the second process's devices is an offload device. Without shares,
-  # they are timed.
-  texts = train_for('split', 8, 2, devices=[1, 2], **{**_OFFLOAD, 'strategy.shares': '()'})
-  assert re.search(r'devices  0: .*; 1: .*; 2: .* \(rank 1 on', texts[0])
-  splitting.assert_same_weights(tmp_path / 'split', tmp_path / 'unsplit', '8/params/conv1/kernel')
-
-
 def _await(ranks, words, times=1):
-  end = time.monotonic() + 90
+  end = time.monotonic() + 180
   while ranks.text(0).count(words) < times:
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.05)
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize('shares', ['()', pytest.param('(2, 1)', marks=pytest.mark.soak)])
-def test_an_offload_process_may_be_lost_and_come_again(tmp_path, shares):
+def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
   """The weights are those of a run that never had it."""
-  keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '20 steps'}
+  keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '5 steps'}
 
   def arguments(name, steps, **more):
     return launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more)
 
-  split = arguments('split', 100_000, **{**_OFFLOAD, 'strategy.shares': shares})
-  with launching.Ranks(tmp_path, 2, split, environment=_X64) as ranks:
+  more = {**_OFFLOAD, 'strategy.shares': '(2, 1, 1)', 'cluster.heartbeat_timeout': '10'}
+  with launching.Ranks(tmp_path, 3, arguments('split', 100_000, **more), environment=_X64) as ranks:
     _await(ranks, 'epoch')
-    ranks.processes[1].kill()
-    _await(ranks, ' after step ')
-    ranks.restart(1)
-    _await(ranks, ' after step ', times=2)
-    lines = len(re.findall('epoch', ranks.text(0)))
-    _await(ranks, 'epoch', times=lines + 3)
+    ranks.processes[2].send_signal(signal.SIGSTOP)
+    ranks.processes[1].send_signal(signal.SIGTERM)
+    assert ranks.processes[1].wait(120) == 0
+    ranks.restart(1)  # which comes too late
+    for words in ('has left', 'has been silent for'):
+      _await(ranks, words)
+    assert ranks.processes[1].wait(120) == 0
+    assert 'the run goes on without this process' in ranks.text(1)
+    lines = ranks.text(0).count('epoch')
+    _await(ranks, 'epoch', times=lines + 1)
     ranks.processes[0].send_signal(signal.SIGTERM)
-    assert ranks.wait(60) == [0, 0], ranks.text(0)
+    # Its silent process keeps nothing of it waiting.
+    assert ranks.processes[0].wait(60) == 0, ranks.text(0)
     text = ranks.text(0)
-  assert 'rank 1: rank 1 on ' in text and 'has gone' in text
-  assert re.search('rank 1 on .* computes channels', text)
-  assert 'Traceback' not in text + ranks.text(1)
-  steps = int(re.search(r'stopped at step (\d+)', text)[1])
+  assert ' after step ' in text and 'Traceback' not in text + ranks.text(1)
+  steps = int(re.search(r'stopped at step (\d+) of .*run the same command to resume', text)[1])
   launching.run(tmp_path / 'alone', 1, arguments('unsplit', steps), environment=_X64)
   splitting.assert_same_weights(
     tmp_path / 'split', tmp_path / 'unsplit', f'{steps}/params/conv1/kernel'
   )
-
-
-@pytest.mark.multiprocess
-def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
-  arguments = launching.arguments(
-    tmp_path / 'run',
-    duration='100000 steps',
-    **_KEYS,
-    **_OFFLOAD,
-    **{'cluster.heartbeat_timeout': '5'},
-  )
-  arguments = [a.replace('(2, 1)', '(2, 1, 1)') for a in arguments]
-  with launching.Ranks(tmp_path, 3, arguments, environment=_X64) as ranks:
-    _await(ranks, 'epoch')
-    ranks.processes[1].send_signal(signal.SIGTERM)
-    assert ranks.processes[1].wait(60) == 0
-    _await(ranks, 'has left')
-    ranks.processes[2].send_signal(signal.SIGSTOP)
-    _await(ranks, 'has been silent for')
-    _await(ranks, ' after step ', times=2)
-    lines = len(re.findall('epoch', ranks.text(0)))
-    _await(ranks, 'epoch', times=lines + 3)
-    ranks.processes[0].send_signal(signal.SIGTERM)
-    # Its silent process keeps nothing of it waiting.
-    assert ranks.processes[0].wait(60) == 0, ranks.text(0)
-    assert 'Traceback' not in ranks.text(0)
-    assert 'run the same command to resume' in ranks.text(0)

@@ -9,19 +9,12 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.runtimes.parameter_server import look_ahead, parameter_store, slice_optimizer
+from anp_jax.runtimes.parameter_server import look_ahead, parameter_store
 from tests import builders, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'small_blocks')
 
 _MOMENTUM = 0.9
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-  """Networks of some hundred weights are not padded to a quarter million."""
-  for kind in ('_MATRICES', '_VECTORS'):
-    monkeypatch.setattr(slice_optimizer, kind, 2**10)
 
 
 class _Plain:

@@ -118,11 +118,6 @@ def requests(end_run, tmp_path, monkeypatch):
   return requests
 
 
-def test_each_process_tells_server_0_its_launch(run_member, requests):
-  run_member('ours')
-  assert [request['launch'] for request in requests] == ['ours']
-
-
 def test_the_end_of_a_run_names_the_launches_that_took_part(config, tmp_path):
   """Each of its own, as `scripts/restart_on_failure.sh` names them on several hosts."""
   chief = serving.participant(config, tmp_path, 0, 3, 'a')
@@ -137,24 +132,18 @@ def test_the_end_of_a_run_names_the_launches_that_took_part(config, tmp_path):
   assert record['over'] == '' and record['launches'] == ['a', 'b', 'c']
 
 
-def test_a_restarted_server_waits_for_the_next_session(config, tmp_path):
+def test_a_server_joins_once_and_waits_for_the_next_session_when_it_is_restarted(config, tmp_path):
   """It has lost what this session's updates were applied to."""
   chief = serving.participant(config, tmp_path, 0, 3)
   process, session = chief.process, _session(config, servers=2, chief=chief)
+  # Workers would be told to call it without TLS.
+  (problem,) = _session(config, servers=2, chief=chief).join(1, 'grpc://x:1', process).values()
+  assert "'grpc://x:1'" in problem
   assert session.join(1, 'x:1', process) == {'session': 'now'}
   assert session.status == session_lib.OPEN
   assert session.join(1, 'x:2', process) == {'wait': True}
   assert session.status == session_lib.LOST
   assert session.join(1, 'x:2', process) == {'wait': True}
-
-
-def test_a_server_whose_address_has_a_scheme_is_refused(config, tmp_path):
-  """Workers would be told to call it without TLS."""
-  chief = serving.participant(config, tmp_path, 0, 3)
-  process, session = chief.process, _session(config, servers=2, chief=chief)
-  (problem,) = session.join(1, 'grpc://x:1', process).values()
-  assert "'grpc://x:1'" in problem and session.roster.addresses == {0: ''}
-  assert session.failed == problem
 
 
 def test_a_call_that_waits_when_its_session_ends_has_its_worker_reconnect(config, tmp_path):
@@ -179,8 +168,10 @@ def test_port_of_a_server_is_closed_also_where_the_run_has_ended(
     real_shutdown(self)
 
   monkeypatch.setattr(service_lib.Service, 'shutdown', shutdown)
-  secondary.SecondaryServer(serving.participant(config, tmp_path, 1, 3), None).run()
-  assert closed == [request['address'] for request in requests] and len(closed) == 1
+  participant = serving.participant(config, tmp_path, 1, 3, 'ours')
+  secondary.SecondaryServer(participant, None).run()
+  (request,) = requests
+  assert closed == [request['address']] and request['launch'] == 'ours'
 
 
 def test_a_process_that_ended_by_ctrl_c_is_not_started_again():

@@ -32,29 +32,24 @@ def _compute(scheduler, worker, ticket):
   return scheduler.commit(worker, ticket, _contribution(version))
 
 
-def test_one_worker_gets_each_step_once_and_in_order():
-  scheduler, _ = _scheduler()
-  steps = []
+@pytest.mark.parametrize(
+  'total, version, used, steps',
+  [
+    (6, 0, (), [0, 1, 2, 3, 4, 5]),
+    (6, 3, (0, 1, 4), [2, 3, 5]),  # goes on with those that were not used
+    (6, 9, range(9), []),  # has had more updates than a shorter run
+  ],
+)
+def test_one_worker_gets_each_step_once_and_in_order(total, version, used, steps):
+  scheduler, _ = _scheduler(total=total, version=version, used=used)
+  tickets = []
   while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
-    steps.append(ticket)
-    assert scheduler.begin_read('a', ticket) == len(steps) - 1
-    assert len(scheduler.commit('a', ticket, _contribution(len(steps) - 1))) == 1
-  assert steps == [(s, 0) for s in range(6)]
-  assert scheduler.version == 6
-
-
-def test_a_run_that_has_had_more_updates_is_over():
-  scheduler, _ = _scheduler(total=6, version=9, used=set(range(9)))
-  assert scheduler.take('a') == scheduler_lib.OVER
-
-
-def test_goes_on_with_the_steps_that_were_not_used():
-  scheduler, _ = _scheduler(version=3, used={0, 1, 4})
-  steps = []
-  while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
-    steps.append(ticket[0])
-    _compute(scheduler, 'a', ticket)
-  assert steps == [2, 3, 5]
+    read = version + len(tickets)
+    assert scheduler.begin_read('a', ticket) == read
+    assert len(scheduler.commit('a', ticket, _contribution(read))) == 1
+    tickets.append(ticket)
+  assert tickets == [(s, 0) for s in steps]
+  assert scheduler.version == max(total, version)
 
 
 def test_silent_workers_ticket_goes_to_another_and_counts_once():
@@ -68,16 +63,6 @@ def test_silent_workers_ticket_goes_to_another_and_counts_once():
   # It was only slow: what it computed is not counted again.
   assert scheduler.commit('dead', lost, _contribution(0)) == scheduler_lib.DROP
   assert scheduler.version == 1
-
-
-def test_slow_worker_that_is_still_first_counts():
-  scheduler, clock = _scheduler()
-  ticket = scheduler.take('slow')
-  scheduler.begin_read('slow', ticket)
-  clock.now = 11
-  scheduler.expire_leases()
-  assert len(scheduler.commit('slow', ticket, _contribution(0))) == 1
-  assert scheduler.take('b') == (1, 0)
 
 
 @pytest.mark.parametrize('updates, counts', [(2, True), (3, False)])
@@ -123,21 +108,6 @@ def test_stop_ends_at_the_present_version():
   assert scheduler.commit('a', ticket, _contribution(version)) == scheduler_lib.DROP
   assert scheduler.take('a') == scheduler_lib.OVER
   assert scheduler.limit == scheduler.version == 1
-
-
-def test_quick_worker_waits_for_the_bound_of_a_slow_one():
-  scheduler, _ = _scheduler('bounded', max_staleness=2, total=20)
-  slow = scheduler.take('slow')
-  assert scheduler.begin_read('slow', slow) == 0
-  for version in range(2):
-    assert len(_compute(scheduler, 'quick', scheduler.take('quick'))) == 1
-    assert scheduler.version == version + 1
-  ticket = scheduler.take('quick')
-  read = scheduler.begin_read('quick', ticket)
-  # A third would leave the slow one, which read version 0, three behind.
-  assert scheduler.commit('quick', ticket, _contribution(read)) == scheduler_lib.WAIT
-  assert len(scheduler.commit('slow', slow, _contribution(0))) == 1
-  assert len(scheduler.commit('quick', ticket, _contribution(read))) == 1
 
 
 @pytest.mark.parametrize('bound', [0, 2, 5])

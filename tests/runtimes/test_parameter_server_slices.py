@@ -6,20 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from anp_jax.runtimes.parameter_server import layout as layout_lib, slice_optimizer
-from anp_jax.training import multipliers
+from anp_jax.runtimes.parameter_server import layout as layout_lib
 from tests import serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'small_blocks')
 
 _STEPS = 4
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-  """Networks of some hundred weights are not padded to a quarter million."""
-  for kind in ('_MATRICES', '_VECTORS'):
-    monkeypatch.setattr(slice_optimizer, kind, 2**10)
 
 
 @pytest.fixture
@@ -221,24 +213,6 @@ def test_rates_are_multiplied_wherever_slices_end(sgd, servers):
     _close(weights, value)
   # All parameters of the norm are frozen, and so are its statistics.
   _same(result.stats, start.stats)
-
-
-def test_rates_decay_from_the_head_down_wherever_slices_end(sgd, monkeypatch):
-  """Layer 0 is conv1, layer 1 conv2, layer 2 the rest; plain SGD again."""
-  layers = {'conv1': 0, 'conv2': 1}
-  # Of a network without stages.
-  monkeypatch.setattr(multipliers, 'check_layers', lambda *_: None)
-  monkeypatch.setattr(
-    multipliers,
-    'layer_numbers',
-    lambda names: {name: layers.get(name.split('/')[0], 2) for name in names},
-  )
-  sgd.init['from'], sgd.optimizer.layer_decay = 'weights.safetensors', 0.5
-  setup = _setup(sgd, 3)
-  result, start = _run(setup), serving.random_state(setup)
-  for name, (weights, value), gradients in _leaves(setup, result.params, start.params):
-    rate = sgd.optimizer.learning_rate * 0.5 ** (2 - layers.get(name.split('/')[0], 2))
-    _close(weights, value - rate * sum(gradients))
 
 
 @pytest.mark.parametrize('name, servers', [('sgd', 1), ('momentum', 3)])

@@ -5,10 +5,10 @@ import collections
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.runtimes.parameter_server import timeline
+from anp_jax.runtimes.parameter_server import log as log_lib, timeline
 
 
-def _updates(workers, total=24, records=(), **keys):
+def _timeline(workers, total=24, records=(), **keys):
   typed = {
     'batch_size': '64',
     'strategy.name': 'parameter_server',
@@ -18,6 +18,10 @@ def _updates(workers, total=24, records=(), **keys):
   }
   config = config_lib.resolved(config_lib.base(), typed)
   return timeline.Timeline(config, records, total, len(records)).updates()
+
+
+def _updates(*arguments, **keys):
+  return [update.contributions for update in _timeline(*arguments, **keys)]
 
 
 def _seconds(updates):
@@ -56,13 +60,7 @@ def test_a_slow_worker_makes_fewer_updates_of_older_weights():
   assert slow == [2, 3, 3, 3, 3, 3]
 
 
-def test_seconds_of_images_are_added():
-  # A pass of 64 images: 1 + 64 / 128 s.
-  updates = _updates(1, 3, **{'simulate.image_seconds': 1 / 128})
-  assert _seconds(updates) == [1.5, 3.0, 4.5]
-
-
-@pytest.mark.parametrize('workers, backup', [(4, 0), (5, 1), (9, 1)])
+@pytest.mark.parametrize('workers, backup', [(1, 0), (4, 0), (9, 1)])
 def test_a_pass_is_of_a_data_shards_images(workers, backup):
   keys = {'mode': 'synchronous', 'backup_workers': backup}
   updates = _updates(workers, 3, **{'simulate.image_seconds': 1 / 128}, **keys)
@@ -119,3 +117,19 @@ def test_draws_depend_on_the_seed_alone():
   assert first == again
   # The same draws, times two.
   assert other == pytest.approx([2 * s for s in first], rel=1e-12)
+
+
+@pytest.mark.parametrize('mode', ['async', 'bounded', 'synchronous'])
+def test_an_update_names_the_versions_that_are_still_to_be_used(mode):
+  keys = {'mode': mode, 'max_staleness': 2, 'simulate.spread': 0.5, 'in_flight': 2}
+  updates = [*_timeline(5, 60, **keys)]
+  last = log_lib.last_reads([u.contributions for u in updates], 0)
+  for version, update in enumerate(updates):
+    versions = {read for read, last_use in last.items() if read <= version <= last_use}
+    # The gradients under way at the end are not among those that count.
+    assert versions == update.reads or version > 50 and versions < update.reads
+
+
+def test_an_update_is_ordered_once_it_is_asked_for():
+  updates = _timeline(4, 10**12)
+  assert [next(updates).contributions[0]['ticket'] for _ in range(3)] == [[0, 0], [1, 0], [2, 0]]

@@ -176,9 +176,3 @@ def test_log_is_taken_back_to_a_version(tmp_path):
   log_lib.UpdateLog(folder, 2, {'shards': 1}).close()
   records = log_lib.read(folder)
   assert [r.get('start', r.get('order')) for r in records] == [0, 0, 1, 2]
-
-
-def test_a_version_is_kept_until_its_last_gradient_is_applied():
-  reads = [0, 1, 0, 3, 1]
-  updates = [[{'reads': [read]}] for read in reads]
-  assert log_lib.last_reads(updates, 1) == {0: 3, 1: 5, 3: 4}

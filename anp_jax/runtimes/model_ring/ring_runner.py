@@ -52,7 +52,7 @@ class Runner:
     self.config = config = candidate.config
     self.schedule = schedule
     self._model, self._programs = candidate.index, programs
-    self._mesh = mesh = station.mesh
+    mesh = station.mesh
     division.check(config, config.batch_size, mesh)
     # Schedules end with the last step: with several shards, more batches are
     # filled up than with one.
@@ -61,8 +61,6 @@ class Runner:
     spec = run_spec.RunSpec(build_config, mesh, objective, config.batch_size, schedule.examples)
     self._experiment = experiment.Experiment(spec, station.shard)
     self.abstract_state = self._experiment.program.abstract_state
-    self._save_every = spec.steps(config.checkpoint.every)
-    self._metric_names = step_lib.metric_names(objective)
     self._stream, self._validation = (
       stream_lib.Stream(config_lib.replaced(config, {'seed': seed}), mesh_lib.batch_sharding(mesh))
       for seed in (schedule_lib.stream_seed(config.seed, station.number), candidate.run_seed)
@@ -90,8 +88,8 @@ class Runner:
       validation: number of examples of the validation set.
     """
     self._train_step()
-    size = stream_lib.evaluation_batch(self.config, validation, self._mesh.size)
-    batch = build.abstract_batch(self.config, self._mesh, size)
+    size = stream_lib.evaluation_batch(self.config, validation, self._experiment.mesh.size)
+    batch = build.abstract_batch(self.config, self._experiment.mesh, size)
     self._program('eval_step', *self.abstract_state.evaluated(), batch)
 
   def prepare(self, first: int) -> None:
@@ -128,7 +126,8 @@ class Runner:
     """
     assert self._feed is not None
     program = self._train_step()
-    metrics = delayed_metrics.DelayedMetrics(self._metric_names)
+    names = step_lib.metric_names(self._experiment.spec.objective)
+    metrics = delayed_metrics.DelayedMetrics(names)
     for step in range(start_step + 1, start_step + count + 1):
       if stopped():
         break
@@ -144,7 +143,8 @@ class Runner:
 
   def is_save_due(self, step: int) -> bool:
     """Returns whether config.checkpoint.every says to save after a step."""
-    return step % self._save_every == 0 or step == self.schedule.total
+    every = self._experiment.spec.steps(self.config.checkpoint.every)
+    return step % every == 0 or step == self.schedule.total
 
   def score(self, evaluated: Any, source: sources.Source) -> dict[str, float]:
     """Computes means over a validation set, every example once.
@@ -178,7 +178,7 @@ class Runner:
     self._programs.release(self._model)
 
   def _train_step(self):
-    batch = build.abstract_batch(self.config, self._mesh, self.config.batch_size)
+    batch = build.abstract_batch(self.config, self._experiment.mesh, self.config.batch_size)
     return self._program('train_step', self.abstract_state, batch)
 
   def _program(self, name, *arguments):

@@ -1,12 +1,10 @@
-"""The offload devices of a run, which join at its start or later."""
+"""The offload devices of a run, which are those that are there at its start."""
 
 import contextlib
-import itertools
 import secrets
 import socket
 import threading
 import time
-from typing import Any
 
 import jax
 import ml_collections
@@ -21,14 +19,15 @@ _POLL = 0.05  # seconds
 # Seconds that a process goes on computing after it was told to stop: most often
 # all are, and process 0 ends it once it has saved.
 _GRACE = 10.0
-# Messages of process 0: it cannot reach the process, or has ended.
-_DROPPED, _ENDED = 'dropped', 'ended'
+# Messages of process 0: it cannot reach the process; it has ended; it began without it.
+_DROPPED, _ENDED, _LATE = 'dropped', 'ended', 'late'
 
 
 class DevicePool:
   """The offload devices of the process that trains, on one device.
 
-  Devices of other processes may be lost and join while the run goes on.
+  Devices of other processes may be lost while the run goes on. A process that
+  comes later, or again, is left to the next run.
 
   Attributes:
     processes: this process alone, in place of all processes of the run.
@@ -48,20 +47,16 @@ class DevicePool:
     self.mesh_devices = jax.local_devices()[:1]
     self.processes = _SingleProcess(processes)
     self._config, self._all = config, processes
-    self._names = tuple(config.strategy.offload_to)
-    self._local: dict[str, device_lib.LocalDevice] = {}  # devices by name
-    self._remote: dict[int, list] = {}  # devices by rank
-    self._clients: dict[int, Any] = {}  # clients by rank
+    self._mail: dict[int, dict | None] = {}  # by rank; None: it is lost already
+    self._peers: dict[int, tuple] = {}  # (client, devices) by rank
     self._news: list[str] = []  # lines about changes
-    self._is_closed = False
-    self._refusal: config_lib.ConfigError | None = None
-    self._met = threading.Condition()  # guards the fields above
-    for name in self._names:
-      if name != PROCESSES:
-        self._local[name] = self._open(name)
-    if PROCESSES in self._names:
-      self._meet()
-    shares, count = config.strategy.shares, 1 + len(self.devices())
+    self._has_met = False
+    self._changed = threading.Condition()  # guards the fields above
+    names = config.strategy.offload_to
+    local = {name: [self._open(name)] for name in names if name != PROCESSES}
+    remote = {PROCESSES: self._meet()} if PROCESSES in names else {}
+    self._devices = tuple(device for name in names for device in (local | remote)[name])
+    shares, count = config.strategy.shares, 1 + len(self._devices)
     if shares and len(shares) != count:
       raise config_lib.ConfigError(
         f'config.strategy.shares={tuple(shares)}: expected {count}, of the '
@@ -72,45 +67,40 @@ class DevicePool:
     return self
 
   def __exit__(self, kind, error, trace):
-    with self._met:
-      self._is_closed = True
-      clients = dict(self._clients)
-    devices = self.devices()
-    for device in devices:
+    with self._changed:
+      peers = dict(self._peers)
+    for device in self._devices:
       device.close()
-    for device in devices:
+    for device in self._devices:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
         text = error_lines.first_line(device.error)
         raise cluster.RunFailedError(f'offload device {device.name}: {text}') from device.error
-    for rank, client in clients.items():
+    for rank, (client, _) in peers.items():
       if error is None:
         self._all.send(rank, _ENDED)
       client.close()
 
   def devices(self) -> tuple:
-    """Returns the offload devices, also those that are lost and did not join again.
+    """Returns the offload devices, also those that are lost.
 
     They are in the order of config.strategy.offload_to and of the processes.
     """
-    with self._met:
-      remote = [device for _, devices in sorted(self._remote.items()) for device in devices]
-      parts = (remote if name == PROCESSES else [self._local[name]] for name in self._names)
-      return tuple(itertools.chain.from_iterable(parts))
+    return self._devices
 
   def news(self) -> list[str]:
     """Returns a line for each change of the devices since the last call."""
-    with self._met:
-      for rank, devices in self._remote.items():
+    with self._changed:
+      for rank, (_, devices) in list(self._peers.items()):
         # Its process may not know: a call has failed, but no heartbeat.
-        if rank in self._clients and any(d.is_lost for d in devices):
+        if any(device.is_lost for device in devices):
           self._all.send(rank, _DROPPED)
           self._forget(rank, 'does not answer')
       lines, self._news = self._news, []
       return lines
 
   def _meet(self):
-    """Waits until the present processes have sent their addresses."""
+    """Returns the devices of the present processes, once all have sent their addresses."""
     processes = self._all
     if processes.count == 1:
       raise config_lib.ConfigError(
@@ -118,43 +108,34 @@ class DevicePool:
       )
     expected = {i for i, host in enumerate(processes.hosts) if i and host}
     processes.receive_mail(self._receive)
-    with self._met:
-      while not expected <= self._remote.keys():
+    with self._changed:
+      while not expected <= self._mail.keys():
         processes.heartbeat('starting')
-        self._met.wait(_POLL)
-      if self._refusal:
-        raise self._refusal
-      self._news.clear()
+        self._changed.wait(_POLL)
+      self._has_met = True
+      present = [(rank, value) for rank, value in sorted(self._mail.items()) if value is not None]
+      return [device for peer in present for device in self._connect(*peer)]
 
   def _receive(self, rank, value, why_lost):
-    """Handles a process that has joined, or is lost; called by another thread."""
-    with self._met:
-      if value is None:
-        self._remote.setdefault(rank, [])  # it is not waited for
+    """Handles a process that has come, or is lost; called by another thread."""
+    with self._changed:
+      if not self._has_met:
+        self._mail[rank] = value
+        self._changed.notify_all()
+      elif value is None:
         self._forget(rank, why_lost)
-        return
-      if self._is_closed:
-        self._all.send(rank, _ENDED)
-        return
-      if rank in self._clients:
-        self._forget(rank, 'has been started again')
-      try:
-        self._remote[rank] = self._connect(rank, value)
-        change = f'rank {rank} on {value["host"]} computes channels'
-      except config_lib.ConfigError as e:  # the run can do without it
-        self._remote[rank], self._refusal = [], e
-        self._all.send(rank, _DROPPED)
-        change = f'rank {rank}: {e}'
-      self._news.append(change)
-      self._met.notify_all()
+      else:
+        self._all.send(rank, _LATE)
 
   def _forget(self, rank, why):
-    for device in self._remote[rank]:
+    """Does without a process from now on, if it was there."""
+    if rank not in self._peers:
+      return
+    client, devices = self._peers.pop(rank)
+    for device in devices:
       device.lose()
-    client = self._clients.pop(rank, None)
-    if client is not None:
-      client.close()
-      self._news.append(f'rank {rank}: {why}')
+    client.close()
+    self._news.append(f'rank {rank}: {why}')
 
   def _connect(self, rank, value):
     """Returns the devices of a process, from what `serve` has sent."""
@@ -163,13 +144,13 @@ class DevicePool:
 
     token = transport.session_token(self._all.secret, value['session'])
     client = transport.connect(self._config, value['address'], token, remote_device.TIMEOUT)
-    self._clients[rank] = client
     substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
     for index, description in enumerate(value['devices']):
       label = f'{description["kind"]} (rank {rank} on {value["host"]})'
       device = remote_device.RemoteDevice(client, index, label, description)
       devices.append(replaceable.ReplaceableDevice(device, rank, substitute))
+    self._peers[rank] = client, devices
     return devices
 
   def _open(self, name):
@@ -224,6 +205,9 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
       time.sleep(_POLL)
   if orders[0] == _DROPPED:
     raise cluster.PeerLostError('process 0 has had no answer from this process')
+  if orders[0] == _LATE:
+    print('the run goes on without this process, which the next run may have')
+    processes.leave_early()
 
 
 class _SingleProcess:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from anp_jax.runtimes import transport
 from anp_jax.runtimes.offload import device as device_lib, remote_device
 
 _POLL = 0.5  # seconds between two looks whether a device is lost
@@ -113,12 +112,9 @@ class _Result:
         return self._future.result(_POLL)
       except futures.TimeoutError:
         pass
-      except (*transport.CONNECTION_ERRORS, futures.CancelledError):
-        if not self._is_lost_soon():
-          raise
       except Exception:
         # A lost device may answer anything, such as that its client is closed.
-        if not self._device.is_lost:
+        if not self._is_lost_soon():
           raise
     return self._compute().result()
 

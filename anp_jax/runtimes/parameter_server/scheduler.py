@@ -150,6 +150,11 @@ class TicketScheduler:
       if now - last_call > self._settings.lease_timeout:
         self.release(worker)
 
+  def reads(self) -> set[int]:
+    """Returns the versions that the gradients under way have read."""
+    leases = self._leases.values()
+    return {read for lease in leases for read in lease.values() if read is not None}
+
   def stop(self) -> None:
     """Ends the run at the version that it has."""
     self.limit = min(self.limit, self.version)

@@ -3,6 +3,7 @@
 The weights are those of a real run with the same log, bit for bit.
 """
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import threading
@@ -13,8 +14,8 @@ import numpy as np
 
 from anp_jax.runtimes.parameter_server import (
   gradient as gradient_lib,
+  gradient_worker,
   layout as layout_lib,
-  log as log_lib,
   scheduler,
   session as session_lib,
   setup as setup_lib,
@@ -43,11 +44,11 @@ class Simulation:
     self._version = session.store.version
     data_shards = scheduler.data_shards(config, config.strategy.simulate.workers)
     timeline = timeline_lib.Timeline(config, records, setup.spec.total_steps, self._version)
-    self._updates = timeline.updates()
-    self._last_reads = log_lib.last_reads(self._updates, self._version + 1)
-    tickets = dict(enumerate(c['ticket'] for update in self._updates for c in update))
+    self._ordered: collections.deque[timeline_lib.Update] = collections.deque()
+    tickets = self._tickets(timeline)
+    self._queue = gradient_worker.BatchQueue(lambda: next(tickets, None), None)
     self._program = setup.gradient_program(data_shards)
-    self._feed = setup.feed(tickets.get, data_shards)
+    self._feed = setup.feed(self._queue.ticket, data_shards)
     self._computing = threading.Lock()
     self._closed = False
     # Version -> weights and statistics that the server sent.
@@ -55,15 +56,23 @@ class Simulation:
 
   def run(self) -> None:
     """Computes and applies updates until the run is over."""
+    count = 0
     try:
-      for contributions in self._updates:
-        if not self._apply(contributions):
+      while self._queue.ticket(count):
+        update = self._ordered.popleft()
+        if not self._apply(update):
           return
         self._version += 1
-      if self._version < self._session.scheduler.limit:
-        self._session.fail(f'no update of version {self._version} is ordered')
+        count += len(update.contributions)
     finally:
       self._feed.close()
+
+  def _tickets(self, timeline):
+    """Yields the ticket of each gradient, once its update is ordered."""
+    for update in timeline.updates():
+      self._ordered.append(update)
+      for contribution in update.contributions:
+        yield tuple(contribution['ticket'])
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -75,13 +84,12 @@ class Simulation:
     """Makes `run` return soon."""
     self._closed = True
 
-  def _apply(self, contributions):
+  def _apply(self, update):
     """Makes one update; returns whether the run continues."""
-    version, last_reads = self._version, self._last_reads
-    if version in last_reads and not self._note_weights(version):
+    if self._version in update.reads and not self._note_weights(self._version):
       return False
-    self._sent = {v: sent for v, sent in self._sent.items() if last_reads[v] > version}
-    reported = [self._contribution(c) for c in contributions]
+    self._sent = {v: sent for v, sent in self._sent.items() if v in update.reads}
+    reported = [self._contribution(c) for c in update.contributions]
     return None not in reported and self._session.order(reported, jax.local_device_count())
 
   def _note_weights(self, version):

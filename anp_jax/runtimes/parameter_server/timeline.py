@@ -8,6 +8,7 @@ scheduler that orders a real run; nothing is computed, sent or waited for.
 from collections.abc import Iterator
 import heapq
 import itertools
+from typing import NamedTuple
 
 import ml_collections
 
@@ -15,6 +16,19 @@ from anp_jax.runtimes.parameter_server import log as log_lib, scheduler as sched
 from anp_jax.system import emulation
 
 _ENDED = object()
+
+
+class Update(NamedTuple):
+  """One update of a simulated run.
+
+  Attributes:
+    contributions: by data shard, 'ticket', 'worker', 'reads' (the version that was read)
+      and 'seconds', simulated, until the update.
+    reads: versions that were read by them and by all gradients under way.
+  """
+
+  contributions: list[dict]
+  reads: set[int]
 
 
 class Timeline:
@@ -47,7 +61,7 @@ class Timeline:
     self._numbers = itertools.count()  # of events, for those of one time
     self._events: list[tuple[float, int, Iterator]] = []  # heap of (seconds, number, process)
     self._waiting: list[Iterator] = []  # processes, until the next update
-    self._updates: list[list[dict]] = []
+    self._ordered: Update | None = None  # made by the last commit
     self._free_at = [self._seconds] * workers
     synchronous = config.strategy.mode == 'synchronous'
     in_flight = 1 if synchronous else config.strategy.in_flight
@@ -55,12 +69,8 @@ class Timeline:
       for index in range(workers):
         self._schedule(0.0, self._gradients(index))
 
-  def updates(self) -> list[list[dict]]:
-    """Returns the contributions of each update, in order.
-
-    Each is by data shard: 'ticket', 'worker', 'reads' (the version that was read)
-    and 'seconds', simulated, until the update.
-    """
+  def updates(self) -> Iterator[Update]:
+    """Yields the updates in order, each as late as possible."""
     while self._events:
       self._seconds, _, process = heapq.heappop(self._events)
       delay = next(process, _ENDED)
@@ -68,7 +78,9 @@ class Timeline:
         self._waiting.append(process)
       elif delay is not _ENDED:
         self._schedule(delay, process)
-    return self._updates
+      if self._ordered:
+        yield self._ordered
+        self._ordered = None
 
   def _schedule(self, delay, process):
     event = self._seconds + delay, next(self._numbers), process
@@ -113,7 +125,8 @@ class Timeline:
     if isinstance(contributions, list) and contributions:
       for contribution in contributions:
         contribution['seconds'] = self._seconds
-      self._updates.append(contributions)
+      reads = {c['reads'][0] for c in contributions} | self._scheduler.reads()
+      self._ordered = Update(contributions, reads)
     for process in self._waiting:
       self._schedule(0.0, process)
     self._waiting = []

@@ -3,8 +3,8 @@
 #
 #   scripts/restart_on_failure.sh TIMES COMMAND...
 #
-# For the processes of the strategy `parameter_server` and offload processes, which come back
-# to a run that goes on without them, or has ended meanwhile. SIGINT, SIGTERM and
+# For the processes of the strategy `parameter_server`, which come back to a run that
+# goes on without them, or has ended meanwhile. SIGINT, SIGTERM and
 # SIGUSR1 are passed on, and end this too.
 set -uo pipefail
 left=${1:?TIMES is missing}
