@@ -116,7 +116,7 @@ class ChannelSplit(sync.Sync):
     return bool(config.strategy.offload_to) and mode in _TRAINING
 
   def run_ends_if_lost(self, config: ml_collections.ConfigDict, mode: str, index: int) -> bool:
-    """Returns False for an offload process, which may be lost and join again.
+    """Returns False for an offload process, which may be lost.
 
     In a trial the run ends, or its substitute would be timed.
     """

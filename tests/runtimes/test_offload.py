@@ -161,7 +161,7 @@ def test_a_step_whose_device_is_lost_is_that_of_the_unsplit_network(
   monkeypatch.setattr(replaceable, '_POLL', 0.01)
   present, other, substitute = local_devices(3)
   lost = _LostAt(other, at, is_silent)
-  devices = [present, replaceable.ReplaceableDevice(lost, 1, substitute)]
+  devices = [present, replaceable.ReplaceableDevice(lost, substitute)]
   name = {'model.name': 'tests.user_network:WithOurLayers'}
   _assert_trains_as_unsplit(devices, {'strategy.shares': (2, 1, 2)}, **name)
   assert lost.is_lost and devices[1].is_lost and devices[1].error is None
@@ -173,7 +173,7 @@ def test_an_error_of_a_device_that_is_there_is_not_hidden(monkeypatch):
   future = futures.Future()
   future.set_exception(flight.FlightInternalError('no memory'))
   device = types.SimpleNamespace(name='bad', is_lost=False, forward=lambda *_: future)
-  bad = replaceable.ReplaceableDevice(device, 1, None)
+  bad = replaceable.ReplaceableDevice(device, None)
   task = types.SimpleNamespace(number=1)
   with pytest.raises(flight.FlightInternalError, match='no memory'):
     bad.forward(task, None, None, keep=True).result()
@@ -209,7 +209,7 @@ def test_no_error_of_a_lost_device_ends_the_run(error, name):
   substitute = types.SimpleNamespace(
     forward=lambda *_, **__: done, backward=lambda *_: (done, done)
   )
-  replaced = replaceable.ReplaceableDevice(device, 1, substitute)
+  replaced = replaceable.ReplaceableDevice(device, substitute)
   task = types.SimpleNamespace(number=1)
   results = {'y': replaced.forward(task, None, None, keep=True)}
   if name != 'y':

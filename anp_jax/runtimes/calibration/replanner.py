@@ -1,6 +1,5 @@
 """Changes of a channel split's plan during a run, as its devices change."""
 
-from collections.abc import Sequence
 import dataclasses
 import math
 import time
@@ -21,8 +20,8 @@ class Replanner:
   """Watches the devices of a channel split, between the steps of its run.
 
   Every config.strategy.check_plan seconds a part of one layer is timed on all
-  of them, unless the plan was made by hand. Where offload devices are lost, or
-  join, the plan changes at the next step.
+  of them, unless the plan was made by hand. Where offload devices are lost, a
+  measured plan changes at the next step.
   """
 
   def __init__(
@@ -44,8 +43,6 @@ class Replanner:
     self._plan: costs_lib.Plan = {}
     if saved:
       self._costs, self._plan = saved
-    self._first_devices = spec.offload_devices
-    self._check_plan = spec.config.strategy.check_plan
     self._news: list[str] = []
     self._probe: probe_lib.Probe | None = None
     self._normal, self._in_a_row = 1.0, 0
@@ -61,7 +58,7 @@ class Replanner:
     # One that trains alone may know that it stops soon.
     if self._processes.count == 1 and self._processes.vote():
       return False
-    checks_speeds = bool(self._check_plan and self._plan)
+    checks_speeds = bool(self._spec.config.strategy.check_plan and self._plan)
     return bool(self._news) or (checks_speeds and step >= self._next_step)
 
   def revise(self, step: int) -> tuple[run_spec.RunSpec | None, list[str]]:
@@ -75,6 +72,9 @@ class Replanner:
       people.
     """
     news, self._news = self._news, []
+    if news and self._costs is None:
+      # By hand: the plan stays, and this process computes for devices that are lost.
+      return None, [f'plan     {line}' for line in news]
     if news:
       spec = self._with_present_devices()
     else:
@@ -91,20 +91,12 @@ class Replanner:
     return spec, [f'plan     {line}' for line in lines]
 
   def _with_present_devices(self):
-    if self._costs is None:
-      # By hand: the plan stays, and this process computes for devices that are lost.
-      devices = _in_places(self._first_devices, self._pool.devices())
-      return dataclasses.replace(self._spec, offload_devices=devices)
     present = tuple(d for d in self._pool.devices() if not d.is_lost)
     before = self._spec.offload_devices
-    spec = dataclasses.replace(self._spec, offload_devices=present)
-    if all(device in before for device in present):
-      places = [0, *(1 + before.index(device) for device in present)]
-      self._costs = self._costs.of_devices(places)
-      self._plan = planner.best_plan(self._costs)
-    else:
-      self._costs, self._plan = calibrate.measure_and_plan(spec, self._workdir, self._processes)
-    return self._planned(spec)
+    places = [0, *(1 + before.index(device) for device in present)]
+    self._costs = self._costs.of_devices(places)
+    self._plan = planner.best_plan(self._costs)
+    return self._planned(dataclasses.replace(self._spec, offload_devices=present))
 
   def _with_present_speeds(self, step):
     if not self._is_time(step):
@@ -132,8 +124,9 @@ class Replanner:
     """
     last_step, last_time = self._last_check
     seconds = self._processes.gather(time.monotonic() - last_time)[0]
-    is_time = seconds >= self._check_plan
-    left = self._check_plan - (0 if is_time else seconds)
+    interval = self._spec.config.strategy.check_plan
+    is_time = seconds >= interval
+    left = interval - (0 if is_time else seconds)
     if is_time:
       self._last_check = step, time.monotonic()
     self._next_step = step + max(1, math.ceil(left / max(seconds, 1e-9) * (step - last_step)))
@@ -143,13 +136,3 @@ class Replanner:
     changes = {'strategy.plan': calibrate.plan_text(self._costs, self._plan), 'strategy.shares': ()}
     config = config_lib.replaced(spec.config, changes)
     return dataclasses.replace(spec, config=config)
-
-
-def _in_places(original: Sequence, present: Sequence) -> tuple:
-  """Returns the devices of a plan by hand, replaced where their process joined again."""
-  by_rank: dict[int, list] = {}
-  for device in present:
-    by_rank.setdefault(device.rank, []).append(device)
-  return tuple(
-    by_rank[device.rank].pop(0) if by_rank.get(device.rank) else device for device in original
-  )

@@ -90,12 +90,11 @@ class LocalDevice:
     name: name of the device, for people.
     platform: 'cpu', 'gpu' or 'tpu'.
     error: first exception of a task, or None.
-    rank: rank of its process, which trains.
     is_lost: always False; see `remote_device.RemoteDevice`.
   """
 
   error: Exception | None = None
-  rank, is_lost = 0, False
+  is_lost = False
 
   def __init__(self, device: jax.Device, name: str):
     """Starts the device's thread."""

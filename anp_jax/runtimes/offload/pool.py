@@ -149,7 +149,7 @@ class DevicePool:
     for index, description in enumerate(value['devices']):
       label = f'{description["kind"]} (rank {rank} on {value["host"]})'
       device = remote_device.RemoteDevice(client, index, label, description)
-      devices.append(replaceable.ReplaceableDevice(device, rank, substitute))
+      devices.append(replaceable.ReplaceableDevice(device, substitute))
     self._peers[rank] = client, devices
     return devices
 

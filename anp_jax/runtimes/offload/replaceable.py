@@ -25,20 +25,16 @@ class ReplaceableDevice:
 
   Attributes:
     name: name of the device, for people.
-    rank: rank of its process.
   """
 
-  def __init__(
-    self, device: remote_device.RemoteDevice, rank: int, substitute: device_lib.LocalDevice
-  ):
+  def __init__(self, device: remote_device.RemoteDevice, substitute: device_lib.LocalDevice):
     """Stands for a device.
 
     Args:
       device: device of the other process.
-      rank: rank of that process.
       substitute: device of this process that computes in its place.
     """
-    self.name, self.rank = device.name, rank
+    self.name = device.name
     self._device, self._substitute = device, substitute
     self._operands: dict[int, tuple] = {}  # x and kernel, by the number of a task
     self._lock = threading.Lock()
