@@ -129,7 +129,7 @@ def _replanner(spec, workdir, processes, pool, is_measured=True):
 
 
 def _device():
-  return types.SimpleNamespace(is_lost=False)
+  return types.SimpleNamespace(name='offload', is_lost=False)
 
 
 def _offloaded(rates):
