@@ -1,4 +1,4 @@
-"""Tests of show: the examples, sheets and charts of sets made by hand."""
+"""Tests of show: the examples and sheets of sets made by hand."""
 
 import itertools
 import os
@@ -10,13 +10,13 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources, vocabulary
+from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
-from anp_jax.data.show import __main__ as show, draw, stats
+from anp_jax.data.show import __main__ as show, draw
 from tests import builders, showing
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_RED, _BLUE, _ORANGE = (204, 0, 0), (0, 114, 178), (213, 94, 0)
+_RED = (204, 0, 0)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_sheets_show_every_file_of_the_tree(tree, tmp_path, capsys):
   output = tmp_path / 'a' / 'b'
   flags = [*tree, f'--output={output}', '--count=9']
   assert showing.printed(flags, capsys) == [
-    str(output / f'{name}.png') for name in ('training', 'evaluation', 'classes')
+    str(output / f'{name}.png') for name in ('training', 'evaluation')
   ]
   for split, name in enumerate(('training', 'evaluation')):
     sheet = showing.pixels(output / f'{name}.png')
@@ -243,52 +243,6 @@ def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
   assert ['old_car', '1', '3'] in [line.split() for line in lines]
 
 
-# The chart.
-
-
-def _chart(tmp_path, train, evaluation, names):
-  """The picture for these numbers of images a class."""
-  labels = [np.repeat(np.arange(len(names)), n) for n in (train, evaluation)]
-  classes = vocabulary.Vocabulary(tuple(names))
-  counts = [stats.count(showing.LabelSource(classes, ids)) for ids in labels]
-  path = str(tmp_path / 'classes.png')
-  draw.balance(path, counts)
-  return showing.pixels(path)
-
-
-def test_many_classes_are_a_curve_over_ranks(tmp_path):
-  train = np.arange(100)[::-1] % 50 + 1  # two of each of 1 to 50
-  image = _chart(tmp_path, train, train * 51, [f'n{i}' for i in range(100)])
-  for color in (_BLUE, _ORANGE):
-    mask = (image == color).all(-1)
-    assert mask.any(1).sum() > 150
-    columns = np.flatnonzero(mask.any(0))[2:-2]
-    heights = mask[:, columns].sum(0)
-    assert (np.diff(heights) <= 0).all()
-    # Straight down to the smallest: half of the height in the middle.
-    middle = heights[len(heights) // 2] / heights[0]
-    assert middle == pytest.approx(0.5, abs=0.03)
-
-
-def _heights(image, color, shares):
-  """Heights of a curve at shares of its width."""
-  mask = (image == color).all(-1)
-  columns = np.flatnonzero(mask.any(0))
-  return mask[:, [columns[int(share * len(columns))] for share in shares]].sum(0)
-
-
-def test_a_wide_range_is_logarithmic(tmp_path):
-  image = _chart(tmp_path, [1000, 10, 1, 0], [50, 1, 0, 0], list('abcd'))
-  # A curve begins in the middle of its first rank, and changes halfway between
-  # two. matplotlib's symlog: 10 / 9 up to 1, then decimal logarithms.
-  heights = _heights(image, _BLUE, (0.1, 0.4, 0.8))
-  expected = 10 / 9 + np.array([3, 1, 0])
-  np.testing.assert_allclose(heights / heights[0], expected / expected[0], atol=0.03)
-  # 50 times is not yet wide.
-  heights = _heights(image, _ORANGE, (0.15, 0.7))
-  assert heights[1] / heights[0] == pytest.approx(1 / 50, abs=0.015)
-
-
 # The command.
 
 
@@ -370,7 +324,7 @@ def test_the_command_imports_no_heavy_library(tmp_path):
   done = _run(*flags, PYTHONPATH=str(heavy))
   assert (done.returncode, done.stderr) == (0, '')
   paths = [pathlib.Path(line) for line in done.stdout.splitlines()]
-  assert [p.name for p in paths] == ['training.png', 'evaluation.png', 'classes.png']
+  assert [p.name for p in paths] == ['training.png', 'evaluation.png']
   assert all(p.parent == tmp_path / 'out' for p in paths)
   assert showing.pixels(paths[0]).size
 
