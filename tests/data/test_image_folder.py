@@ -315,11 +315,11 @@ def test_bad_lines_are_named(tmp_path, lists, line, words):
   [
     (['a_b/1.jpg 0 0 0', 'a_c/2.jpg 1 0 0'], [':2: ', 'noun 0', "'c'", "'b'"]),
     (['a_b/1.jpg 0', 'a_c/2.jpg 0'], [':2: ', 'class 0', "'a_c'", "'a_b'"]),
-    (['a_b/1.jpg 0', 'a_b/2.jpg 1'], [':2: ', 'class 1', 'class 0']),
+    (['a_b/1.jpg 0', 'a_b/2.jpg 1'], ["class 1: 'a_b' repeats class 0"]),
     (['a_b/1.jpg 1', 'a_c/2.jpg 2'], ['class 0', 'config.data.lists']),
     (['a_b/1.jpg 0 0 1', 'a_c/2.jpg 1 1 1'], ['adjective 0', 'config.data.lists']),
     (['1.jpg 0'], [':1: ', 'config.data.lists']),
-    (['dog/1.jpg 0 0 0'], [':1: ', "'dog'", 'adjective_noun']),
+    (['dog/1.jpg 0 0 0'], ["class 0: 'dog'", 'adjective_noun']),
   ],
 )
 def test_ids_that_do_not_name_classes(tmp_path, lines, words):

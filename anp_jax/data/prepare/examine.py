@@ -54,9 +54,10 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
   The kinds: 'corrupt': nothing can be decoded; 'large': of more than
   `max_megapixels`; 'truncated': a part can be decoded; 'placeholder': at most
   2,051 bytes though 200 pixels a side or more; 'format': of none that training
-  reads (all but 8-bit JPEG and PNG, GIF and BMP); 'rotated' by its EXIF orientation; 'cmyk'; 'alpha': transparent in
-  places; 'grey': of one channel; 'suffix': the name says another format. A
-  corrupt or large file has no other kind, and a large one is not decoded.
+  reads (all but 8-bit JPEG and PNG, GIF and BMP); 'rotated' by its EXIF
+  orientation; 'cmyk'; 'alpha': transparent in places; 'grey': of one channel;
+  'suffix': the name says another format. A corrupt or large file has no other
+  kind, and a large one is not decoded.
 
   Args:
     data: the file.
