@@ -1,6 +1,5 @@
 """Tests of the embedded data set: its scenes, its files, its difficulty."""
 
-import collections
 import hashlib
 import io
 import os
@@ -72,62 +71,29 @@ def pixels(splits):
   }
 
 
-def test_names_form_a_grid_with_holes():
-  names = scenes.CLASS_NAMES
-  assert len(set(names)) == len(names)
-  pairs = [tuple(name.split('_')) for name in names]
-  for pair in pairs:
-    assert len(pair) == 2
-    assert all(word.isascii() and word.islower() for word in pair)
-  adjectives = collections.Counter(adjective for adjective, _ in pairs)
-  nouns = collections.Counter(noun for _, noun in pairs)
-  assert min(adjectives.values()) >= 3
-  assert min(nouns.values()) >= 3
-  assert 55 <= len(pairs) < len(adjectives) * len(nouns)
-  assert not set(adjectives) & set(nouns)
-
-
 def test_render_gives_the_same_bytes_in_another_process():
   jobs = [(0, 0), (1, 0), (0, 1), (len(scenes.CLASS_NAMES) - 1, 2**32 + 7)]
   here = [hashlib.sha256(scenes.render(*job)).hexdigest() for job in jobs]
   assert len(set(here)) == len(jobs)
   there = _python(
-    'import hashlib\n'
-    'from anp_jax.data.sources import scenes\n'
-    f'for job in {jobs}:\n'
-    '  print(hashlib.sha256(scenes.render(*job)).hexdigest())\n'
-  )
-  assert there.split() == here
-
-
-@pytest.mark.parametrize('class_id', [-1, len(scenes.CLASS_NAMES)])
-def test_render_refuses_an_unknown_class(class_id):
-  with pytest.raises(IndexError):
-    scenes.render(class_id, 0)
-
-
-def test_renderer_imports_little():
-  heavy = _python(
-    'import sys\n'
+    'import hashlib, sys\n'
     'sys.path.insert(0, "anp_jax/data/sources")\n'
     'import scenes\n'
-    'print({"tensorflow", "jax", "absl", "scipy"} & set(sys.modules))\n'
+    f'for job in {jobs}:\n'
+    '  print(hashlib.sha256(scenes.render(*job)).hexdigest())\n'
+    'print(len({"tensorflow", "jax", "absl", "scipy"} & set(sys.modules)))\n'
   )
-  assert heavy == 'set()'
+  assert there.split() == [*here, '0']  # renderers have to start fast
 
 
-def test_images_are_small_rgb_jpegs(splits):
-  for images, _ in splits.values():
+def test_images_are_small_rgb_jpegs_of_balanced_classes(splits, counts):
+  for split, (images, labels) in splits.items():
+    np.testing.assert_array_equal(np.bincount(labels), [counts[split]] * len(scenes.CLASS_NAMES))
     for data in images[:100]:
       image = Image.open(io.BytesIO(data))
       assert image.format == 'JPEG'
       assert image.mode == 'RGB'
       assert image.size == (scenes.IMAGE_SIZE, scenes.IMAGE_SIZE)
-
-
-def test_splits_are_balanced(splits, counts):
-  for split, (_, labels) in splits.items():
-    np.testing.assert_array_equal(np.bincount(labels), [counts[split]] * len(scenes.CLASS_NAMES))
 
 
 def test_names_and_splits(counts, tmp_path):
@@ -198,18 +164,13 @@ def _histogram(images):
   return np.sqrt([np.bincount(c.ravel(), minlength=216) for c in colours])
 
 
-@pytest.mark.filterwarnings('ignore:lbfgs failed to converge')
 @pytest.mark.parametrize(
   'features, classifier',
   [
     (lambda images: _shrunk(images, 3), linear_model.RidgeClassifier(alpha=1000)),
-    (
-      lambda images: _shrunk(images, 6),
-      linear_model.LogisticRegression(C=0.01, max_iter=60, tol=1e-3),
-    ),
     (_histogram, linear_model.RidgeClassifier(alpha=3)),
   ],
-  ids=['pixels', 'logistic', 'colours'],
+  ids=['pixels', 'colours'],
 )
 @_ALL
 def test_linear_classifiers_stay_poor(pixels, features, classifier):

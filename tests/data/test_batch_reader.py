@@ -39,12 +39,6 @@ def _mark(image, position):
   return pixels
 
 
-def test_the_counts_of_a_split_end_and_those_of_training_do_not(config, images, create):
-  assert [*create(config, images, training=False).counts()] == [0, 1, 2]
-  counts = create(config, images, training=True, start=7).counts()
-  assert [next(counts) for _ in range(5)] == [7, 8, 9, 10, 11]
-
-
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('rows', [[0, 1, 2, 3], [1, 3]])
 def test_rows_are_the_same_at_once_and_one_at_a_time(config, images, create, rows, training):
@@ -72,14 +66,3 @@ def test_damage_fails_a_batch_at_once_and_is_replaced_by_row(config, images, cre
   at_once = reader.read(0)
   assert at_once.labels.tolist() == [0, 3, 3, 3]
   assert at_once.weights.tolist() == [1, 0, 0, 1]
-
-
-def test_an_image_that_is_not_decoded_is_damaged(config, images, create):
-  def decode(image, position):
-    if memoryview(image) == memoryview(images[2]):
-      raise ValueError('no whole image')
-    return _mark(image, position)
-
-  reader = create(config, images, training=False)
-  _, labels, weights = reader.decode_rows(0, decode)
-  assert labels.tolist() == [0, 1, 3, 3] and weights.tolist() == [1, 1, 0, 1]

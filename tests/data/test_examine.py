@@ -1,11 +1,8 @@
 """Tests of examine: a file for each kind of fault, and thousands of mutants."""
 
 import io
-import pathlib
 import random
 import struct
-import subprocess
-import sys
 import time
 import warnings
 import zlib
@@ -94,11 +91,6 @@ def test_a_usual_file_is_of_no_kind(name, data):
   assert _trained_on(data).shape == (height, width, 3)
 
 
-def test_a_finding_names_the_format():
-  assert _examine(_JPEG, 'x').format == 'JPEG'
-  assert _examine(_encode(_IMAGE.convert('LA'), 'PNG'), 'x').format == 'PNG'
-
-
 @pytest.mark.parametrize(
   'data',
   [
@@ -111,7 +103,6 @@ def test_a_finding_names_the_format():
     b'\x89PNG\r\n\x1a\n',
     _JPEG[:20],
     _PNG[:20],
-    b'\xff\xd8\xff nothing',
   ],
 )
 def test_what_cannot_be_decoded_is_corrupt(data):
@@ -139,6 +130,11 @@ def test_a_bomb_is_large():
   assert finding.reason == ('40000 x 40000 pixels, above max_megapixels=178.9')
 
 
+def test_pixels_without_agreed_colours_are_corrupt():
+  values = Image.fromarray(np.ones((24, 31), np.float32))
+  assert _kinds(_encode(values, 'TIFF')) == ('corrupt',)
+
+
 def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):
   progressive = _encode(_IMAGE, 'JPEG', progressive=True)
   first = progressive.index(b'\xff\xda')
@@ -149,11 +145,6 @@ def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):
   monkeypatch.setattr(Image, 'open', lambda *_, **__: pytest.fail('decoded'))
   finding = _examine(bomb, 'a.jpg')
   assert finding.kinds == ('corrupt',) and finding.reason.endswith(' scans')
-
-
-def test_pixels_without_agreed_colours_are_corrupt():
-  values = Image.fromarray(np.ones((24, 31), np.float32))
-  assert _kinds(_encode(values, 'TIFF')) == ('corrupt',)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +185,6 @@ def test_what_was_whole_of_a_truncated_file_is_kept():
   assert off < 3  # twice compressed with quality 95
 
 
-@pytest.mark.parametrize('kind', ['PNG', 'GIF', 'JPEG'])
-def test_a_large_blank_picture_in_few_bytes_is_a_placeholder(kind):
-  """Flickr's is blank, 500x374, and has 2,051 bytes at most."""
-  blank = Image.new('RGB', (500, 374), (240, 240, 240))
-  options = {'quality': 1, 'optimize': True} if kind == 'JPEG' else {}
-  data = _encode(blank.convert('L') if kind == 'JPEG' else blank, kind, **options)
-  assert 500 < len(data) <= 2051
-  assert 'placeholder' in _kinds(data)
-
-
 @pytest.mark.parametrize(
   'size, bytes_, is_one',
   [
@@ -221,11 +202,6 @@ def test_limits_of_a_placeholder(size, bytes_, is_one):
   data = data[:33] + fill + data[33:]
   assert len(data) == bytes_
   assert _kinds(data) == (('placeholder',) if is_one else ())
-
-
-def test_a_blank_file_with_a_hole_is_not_a_placeholder():
-  data = _encode(Image.new('RGB', (500, 374)), 'PNG')
-  assert _kinds(data[:-12]) == ('truncated',)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +223,10 @@ def test_one_channel_is_grey(image, kind):
   assert np.abs(got - tone[..., None]).max() <= limit
 
 
-def test_four_inks_are_cmyk():
+def test_four_inks_are_cmyk_and_kinds_come_in_order():
+  data = _encode(_IMAGE.convert('CMYK'), 'JPEG', exif=_exif(3))
+  assert _kinds(data, 'a.png') == ('rotated', 'cmyk', 'suffix')
+  assert _kinds(data[:-2]) == ('truncated', 'rotated', 'cmyk')
   data = _encode(_IMAGE.convert('CMYK'), 'JPEG', quality=95)
   assert _kinds(data) == ('cmyk',)
   converted = examine.convert(data)
@@ -339,12 +318,6 @@ def test_pixels_of_another_format_are_kept(data):
   assert (_pixels(converted) == expected).all()
 
 
-def test_several_kinds_come_in_order():
-  data = _encode(_IMAGE.convert('CMYK'), 'JPEG', exif=_exif(3))
-  assert _kinds(data, 'a.png') == ('rotated', 'cmyk', 'suffix')
-  assert _kinds(data[:-2]) == ('truncated', 'rotated', 'cmyk')
-
-
 def test_conversion_is_the_same_each_time_and_holds_no_metadata():
   data = _encode(_IMAGE, 'JPEG', exif=_exif(6), icc_profile=b'profile' * 9, comment=b'hello')
   converted = examine.convert(data)
@@ -414,12 +387,12 @@ def _mutant(data, rng):
 
 
 @pytest.mark.slow
-def test_what_passes_is_decoded_in_training(capfd, recwarn):
+def test_mutants_that_pass_are_decoded_in_training_and_others_converted(capfd, recwarn):
   warnings.simplefilter('always')
   rng = random.Random(0)
   seeds = _seeds()
   slowest, usable, verdicts = 0.0, [], set()
-  for i in range(10000):
+  for i in range(4000):
     data = _mutant(seeds[i % len(seeds)], rng)
     start = time.thread_time()  # of this thread alone: others load the machine
     finding = _examine(data, 'x.jpg')
@@ -430,42 +403,19 @@ def test_what_passes_is_decoded_in_training(capfd, recwarn):
       usable.append((data, finding))
     elif not {'corrupt', 'large'} & set(finding.kinds):
       assert finding.height > 0 and finding.width > 0
+    if 'corrupt' not in finding.kinds and finding.height * finding.width < 10**6 and i % 4 == 0:
+      converted = _examine(examine.convert(data), 'x')
+      assert not {'corrupt', 'truncated', 'format', 'rotated'} & set(converted.kinds)
+      sizes = sorted((finding.height, finding.width))
+      assert sorted((converted.height, converted.width)) == sizes
   assert [str(w.message) for w in recwarn] == []
   assert capfd.readouterr() == ('', '')
   # A damaged header may announce a hundred million pixels.
   assert slowest < 5
   assert verdicts == {*actions.KINDS[1:11]} - {'placeholder'}
   # Some are harmless, such as a changed pixel.
-  assert 2000 < len(usable) < 6000
+  assert 800 < len(usable) < 2400
   for data, finding in usable[::2]:
     image = _trained_on(data)
     assert image is not None, finding
     assert image.shape == (finding.height, finding.width, 3), finding
-
-
-def test_mutants_are_converted(capfd, recwarn):
-  warnings.simplefilter('always')
-  rng = random.Random(1)
-  seeds = _seeds()
-  for i in range(1000):
-    data = _mutant(seeds[i % len(seeds)], rng)
-    finding = _examine(data, 'x')
-    if 'corrupt' in finding.kinds or finding.height * finding.width > 10**6:
-      continue
-    converted = _examine(examine.convert(data), 'x')
-    kinds = set(converted.kinds)
-    assert not {'corrupt', 'truncated', 'format', 'rotated'} & kinds
-    sizes = sorted((finding.height, finding.width))
-    assert sorted((converted.height, converted.width)) == sizes
-  assert [str(w.message) for w in recwarn] == []
-  assert capfd.readouterr() == ('', '')
-
-
-def test_tensorflow_is_not_imported():
-  code = (
-    'import sys, anp_jax.data.prepare.examine\n'
-    'print([m for m in sys.modules if m.startswith(("tensorflow", "jax"))])'
-  )
-  root = str(pathlib.Path(__file__).resolve().parents[2])
-  done = subprocess.run([sys.executable, '-c', code], cwd=root, text=True, capture_output=True)
-  assert done.stdout == '[]\n', done.stderr

@@ -33,12 +33,6 @@ class _Part:
     return {d: every[d] for d in self._devices}
 
 
-@pytest.mark.parametrize('data, model', _MESHES)
-def test_one_process_holds_every_row_once(config, data, model):
-  rows = feed.local_rows(builders.batch_sharding(config, data, model), 16)
-  assert rows.tolist() == list(range(16))
-
-
 def test_each_process_holds_its_own_rows(config):
   sharding = builders.batch_sharding(config, 4, 2)
   grid = sharding.mesh.devices[0]  # (4, 2)

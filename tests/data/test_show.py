@@ -117,11 +117,8 @@ def test_spread_takes_one_of_each_stretch(size, count):
   assert len(indices) == count
   for i, index in enumerate(indices):
     assert edges[i] <= index < edges[i + 1]
-
-
-def test_spread_is_not_caught_by_classes_that_take_turns():
+  # Classes that take turns do not catch it.
   assert len(set((show.spread(0, 36, 3600) % 10).tolist())) >= 8
-  assert (show.spread(0, 36, 3600) != show.spread(1, 36, 3600)).any()
 
 
 # Sheets.
@@ -200,15 +197,6 @@ def test_replaced_examples_are_red(tmp_path):
   assert len(sheet) > len(undamaged)  # a line explains it
 
 
-def test_names_are_beneath_their_images(tmp_path):
-  first, boxes = _sheet(tmp_path, ['cat', 'dog'], [False] * 2)
-  other, _ = _sheet(tmp_path, ['cat', 'owl'], [False] * 2)
-  rows, columns = np.nonzero((first != other).any(-1))
-  top, left = boxes[1]
-  assert left <= columns.min() and columns.max() < left + 100
-  assert top + 100 <= rows.min() and rows.max() < top + 125
-
-
 def test_images_are_shown_unmixed(tree, tmp_path):
   sheets = []
   for i, mixup in enumerate((0.0, 0.2)):
@@ -224,7 +212,7 @@ def test_images_are_shown_unmixed(tree, tmp_path):
   np.testing.assert_array_equal(sheets[0][-150:], sheets[1][-150:])
 
 
-@pytest.mark.parametrize('cache', ['none', 'encoded', 'decoded'])
+@pytest.mark.parametrize('cache', ['none', 'decoded'])
 def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
   damaged = tmp_path / 'tree/validation/old_car/1.png'
   damaged.write_bytes(b'no image')
@@ -331,18 +319,3 @@ def test_the_command_imports_no_heavy_library(tmp_path):
   done = _run(*flags, '--cuont=3')
   assert (done.returncode, done.stdout) == (2, '')
   assert done.stderr == ("error: unknown argument '--cuont=3'; did you mean '--count'?\n")
-
-
-def test_a_reader_may_close_the_output(tmp_path):
-  names = [f'class_{i:06}' for i in range(20_000)]
-  flags = showing.save_arrays(tmp_path / 'set.npz', [0], [0], names)
-  with subprocess.Popen(
-    [sys.executable, '-m', 'anp_jax.data.show', *flags, '--stats'],
-    cwd=_ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-  ) as process:
-    assert process.stdout.readline().startswith(b'training ')
-    process.stdout.close()
-    assert process.stderr.read() == b''
-  assert process.returncode == 0
