@@ -1,4 +1,4 @@
-"""Tests of the embedded data set: its scenes, its files, its difficulty."""
+"""Tests of the embedded data set: its scenes and its files."""
 
 import hashlib
 import io
@@ -10,7 +10,6 @@ import sys
 import numpy as np
 from PIL import Image
 import pytest
-from sklearn import linear_model, pipeline, preprocessing
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import anp_shapes, scenes
@@ -33,25 +32,17 @@ print(digest.hexdigest(), 'tensorflow' in sys.modules)
 """
 
 
-# The full set takes a quick run seventeen seconds of a core's time; a part of
-# it is still divided among worker processes.
-_PART = {'train': 8, 'validation': 3}
-_SIZES = [
-  pytest.param(_PART, id='part'),
-  pytest.param(anp_shapes.EXAMPLES_PER_CLASS, id='all', marks=pytest.mark.soak),
-]
+# The full set takes seventeen seconds of a core's time; a part of it is still
+# divided among worker processes.
+_COUNTS = {'train': 8, 'validation': 3}
 
 
-# What is said of its difficulty is said of the full set.
-_ALL = pytest.mark.parametrize('counts', _SIZES[1:], indirect=True)
-
-
-@pytest.fixture(scope='module', params=_SIZES)
-def counts(request):
+@pytest.fixture(scope='module')
+def counts():
   """Scenes of a class: {split: count}, as the set is built in these tests."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(anp_shapes, 'EXAMPLES_PER_CLASS', request.param)
-    yield request.param
+    patch.setattr(anp_shapes, 'EXAMPLES_PER_CLASS', _COUNTS)
+    yield _COUNTS
 
 
 @pytest.fixture(scope='module')
@@ -60,15 +51,6 @@ def splits(counts, tmp_path_factory):
   folder = str(tmp_path_factory.mktemp('anp_shapes'))
   sources = {split: anp_shapes.open_split(split, folder) for split in counts}
   return {split: source.read(np.arange(len(source))) for split, source in sources.items()}
-
-
-@pytest.fixture(scope='module')
-def pixels(splits):
-  """Decoded: {split: (images (n, size, size, 3) uint8, labels (n,))}."""
-  return {
-    split: (np.stack([_decode(image) for image in images]), labels)
-    for split, (images, labels) in splits.items()
-  }
 
 
 def test_render_gives_the_same_bytes_in_another_process():
@@ -150,45 +132,6 @@ def test_without_worker_processes(monkeypatch):
   monkeypatch.setattr(sys, 'executable', '/nonexistent/python')
   jobs = [(3, 1), (0, 2), (5, 0)]
   assert anp_shapes._render(jobs) == [scenes.render(*job) for job in jobs]
-
-
-def _shrunk(images, factor):
-  side = scenes.IMAGE_SIZE // factor
-  small = images.reshape(len(images), side, factor, side, factor, 3).mean((2, 4))
-  return small.reshape(len(images), -1)
-
-
-def _histogram(images):
-  """Square roots of the frequencies of 6 x 6 x 6 colours."""
-  colours = images.astype(np.int64) * 6 // 256 @ (36, 6, 1)
-  return np.sqrt([np.bincount(c.ravel(), minlength=216) for c in colours])
-
-
-@pytest.mark.parametrize(
-  'features, classifier',
-  [
-    (lambda images: _shrunk(images, 3), linear_model.RidgeClassifier(alpha=1000)),
-    (_histogram, linear_model.RidgeClassifier(alpha=3)),
-  ],
-  ids=['pixels', 'colours'],
-)
-@_ALL
-def test_linear_classifiers_stay_poor(pixels, features, classifier):
-  accuracy = _accuracy(pixels, features, classifier)
-  assert 2 / len(scenes.CLASS_NAMES) < accuracy <= 0.35
-
-
-def _accuracy(pixels, features, classifier):
-  """Validation accuracy of a classifier on standardised features."""
-  model = pipeline.make_pipeline(preprocessing.StandardScaler(), classifier)
-  images, labels = pixels['train']
-  model.fit(features(images), labels)
-  images, labels = pixels['validation']
-  return model.score(features(images), labels)
-
-
-def _decode(data):
-  return np.asarray(Image.open(io.BytesIO(data)))
 
 
 def _environment():

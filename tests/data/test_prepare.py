@@ -32,7 +32,7 @@ def default_set(faulty, tmp_path_factory):
   """The faulty tree, prepared with the default policies, and what was said."""
   data_dir = tmp_path_factory.mktemp('usual')
   out, err = prepared.finish(
-    prepared.start(f'--from={faulty}', '--name=usual', f'--data_dir={data_dir}')
+    prepared.start(f'--from={faulty}', '--name=usual', f'--data_dir={data_dir}', '--workers=1')
   )
   return data_dir, out, err
 

@@ -160,43 +160,6 @@ def test_small_images_are_enlarged_pixel_by_pixel(tmp_path, side, times):
   np.testing.assert_array_equal(part, enlarged)
 
 
-def _sheet(tmp_path, names, replaced, title=('one', 'two')):
-  """A sheet of grey images of 100 pixels, and their boxes."""
-  values = 100 + np.arange(len(names), dtype=np.uint8)
-  images = np.broadcast_to(values[:, None, None, None], (len(names), 100, 100, 3))
-  path = str(tmp_path / 'sheet.png')
-  draw.sheet(path, images, list(names), np.array(replaced), list(title))
-  sheet = showing.pixels(path)
-  boxes = []
-  for value in values:
-    rows, columns = np.nonzero((sheet == value).all(-1))
-    # Shades of letters may be equal; the rectangle has most of the pixels.
-    top = int(np.flatnonzero(np.bincount(rows) >= 100)[0])
-    left = int(np.flatnonzero(np.bincount(columns) >= 100)[0])
-    assert (sheet[top : top + 100, left : left + 100] == value).all()
-    boxes.append((top, left))
-  return sheet, boxes
-
-
-def test_replaced_examples_are_red(tmp_path):
-  sheet, boxes = _sheet(tmp_path, ['a', 'bb', 'ccc'], [False, True, False])
-  for i, (top, left) in enumerate(boxes):
-    around = [
-      sheet[top - 2, left + 50],
-      sheet[top + 101, left + 50],
-      sheet[top + 50, left - 2],
-      sheet[top + 50, left + 101],
-    ]
-    for pixel in around:
-      assert tuple(pixel) == (_RED if i == 1 else (255, 255, 255))
-    label = sheet[top + 106 : top + 122, left : left + 100].reshape(-1, 3)
-    assert (label[:, 1] < 128).any()  # something is written
-    reddish = label[:, 0].astype(int) - label[:, 1] > 100
-    assert reddish.any() == (i == 1)
-  undamaged, _ = _sheet(tmp_path, ['a', 'bb', 'ccc'], [False] * 3)
-  assert len(sheet) > len(undamaged)  # a line explains it
-
-
 def test_images_are_shown_unmixed(tree, tmp_path):
   sheets = []
   for i, mixup in enumerate((0.0, 0.2)):

@@ -39,17 +39,9 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
   config.data.held_out = ('old_dog',)
   opening.refused(["'old_dog'", 'adjective'], config, 'folder', tmp_path)
   config.data.held_out = ()
-  # Listed, most lines would be pairs whose noun recurs.
-  anps = tmp_path / 'anps.txt'
-  anps.write_text('big_cat\nold_cat\nold_dog\nhat\n')
-  config.data.lists, config.data.pairs = str(anps), 'auto'
-  opening.refused(["'hat'", 'config.data.pairs=no'], config, 'folder', tmp_path)
-  config.data.pairs = 'no'
-  vocabulary = opening.source(config, 'folder', tmp_path).vocabulary
-  assert vocabulary.adjectives == vocabulary.nouns == () and len(vocabulary) == 4
   # Of folders whose parts recur.
   _tree(tmp_path, ['train/old_cat/c.jpg'])
-  config.data.lists = ''
+  config.data.pairs = 'no'
   assert not opening.source(config, 'folder', tmp_path).vocabulary.is_anp
   config.data.pairs = 'auto'
   assert opening.source(config, 'folder', tmp_path).vocabulary.is_anp

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pathlib
-import pickle
 
 import numpy as np
 import pytest
@@ -106,17 +105,6 @@ def test_orders_that_do_not_fit_the_classes():
   _refused(["class 2: 'red_car' repeats class 0"], make, ('red_car', 'b') * 2)
   for orders in ((('red',),), (None, ('car',))):
     _refused(["class 1: 'hat'", 'given'], make, ('red_car', 'hat'), *orders)
-
-
-def test_equal_vocabularies():
-  names = ('red_car', 'old_zoo', 'red_zoo')
-  v = vocabulary.Vocabulary(names)
-  spelt = vocabulary.Vocabulary(names, ['old', 'red'], ['car', 'zoo'])
-  assert v == spelt and hash(v) == hash(spelt)
-  assert v != vocabulary.Vocabulary(names, ('red', 'old'))
-  plain = vocabulary.Vocabulary(('a', 'b'))
-  assert plain == vocabulary.Vocabulary(('a', 'b'), (), ())
-  assert pickle.loads(pickle.dumps(v)).digest() == v.digest()
 
 
 def test_names_of_any_script():
