@@ -37,24 +37,34 @@ def default_set(faulty, tmp_path_factory):
   return data_dir, out, err
 
 
-def test_every_kind_is_found(default_set):
+def test_every_kind_is_found_and_has_its_action(default_set):
   lines = prepared.damaged(prepared.folder(default_set[0], 'usual'))
-  kinds = {os.path.basename(f): x['kinds'] for (_, f), x in lines.items()}
-  assert kinds == {
-    'alpha.png': ['alpha'],
-    'cmyk.jpg': ['cmyk'],
-    'corrupt.jpg': ['corrupt'],
-    'empty.jpg': ['corrupt'],
-    'leak.jpg': ['leak'],
-    'rotated.jpg': ['rotated'],
-    'again.jpg': ['duplicate'],
-    'gone.jpg': ['placeholder', 'suffix'],
-    'grey.jpg': ['grey'],
-    'named.png': ['suffix'],
-    'new.jpg': ['format', 'suffix'],
-    'short.jpg': ['truncated'],
-    'x.jpg': ['duplicate'],
+  assert {os.path.basename(f): (*x['kinds'], x['done']) for (_, f), x in lines.items()} == {
+    'alpha.png': ('alpha', 'keep'),
+    'cmyk.jpg': ('cmyk', 'convert'),
+    'corrupt.jpg': ('corrupt', 'skip'),
+    'empty.jpg': ('corrupt', 'skip'),
+    'leak.jpg': ('leak', 'skip'),
+    'rotated.jpg': ('rotated', 'convert'),
+    'again.jpg': ('duplicate', 'keep'),
+    'gone.jpg': ('placeholder', 'suffix', 'skip'),
+    'grey.jpg': ('grey', 'keep'),
+    'named.png': ('suffix', 'keep'),
+    'new.jpg': ('format', 'suffix', 'convert'),
+    'short.jpg': ('truncated', 'skip'),
+    'x.jpg': ('duplicate', 'keep'),
   }
+  files = prepared.files_of_every_kind()
+  for (split, file), line in lines.items():
+    assert line['bytes'] == len(files[f'{split}/{file}'])
+    assert line['class'] == file.split('/')[0]
+  again = lines['train', 'old_dog/again.jpg']
+  assert again['equals'] == {'split': 'train', 'file': 'big_cat/0.jpg'}
+  leak = lines['train', 'big_cat/leak.jpg']
+  assert leak['equals'] == {'split': 'validation', 'file': 'big_cat/v.jpg'}
+  gone = lines['train', 'old_dog/gone.jpg']
+  assert (gone['height'], gone['width'], gone['format']) == (374, 500, 'PNG')
+  assert 'empty' in lines['train', 'big_cat/empty.jpg']['reason']
 
 
 def test_files_of_formats_that_training_leaves_out_are_converted(tmp_path, capsys):
@@ -81,62 +91,25 @@ def test_files_of_formats_that_training_leaves_out_are_converted(tmp_path, capsy
     assert (np.asarray(image) == builders.random_pixels(12, 10, seed)).all()
 
 
-def test_every_damaged_file_has_a_line(default_set):
-  lines = prepared.damaged(prepared.folder(default_set[0], 'usual'))
-  files = prepared.files_of_every_kind()
-  for (split, file), line in lines.items():
-    assert line['bytes'] == len(files[f'{split}/{file}'])
-    assert line['class'] == file.split('/')[0]
-  done = {os.path.basename(f): x['done'] for (_, f), x in lines.items()}
-  assert {n for n, d in done.items() if d == 'skip'} == {
-    'corrupt.jpg',
-    'empty.jpg',
-    'leak.jpg',
-    'gone.jpg',
-    'short.jpg',
-  }
-  assert {n for n, d in done.items() if d == 'convert'} == {'cmyk.jpg', 'rotated.jpg', 'new.jpg'}
-  again = lines['train', 'old_dog/again.jpg']
-  assert again['equals'] == {'split': 'train', 'file': 'big_cat/0.jpg'}
-  leak = lines['train', 'big_cat/leak.jpg']
-  assert leak['equals'] == {'split': 'validation', 'file': 'big_cat/v.jpg'}
-  gone = lines['train', 'old_dog/gone.jpg']
-  assert (gone['height'], gone['width'], gone['format']) == (374, 500, 'PNG')
-  assert 'empty' in lines['train', 'big_cat/empty.jpg']['reason']
-
-
 def test_examples_are_the_files_in_order(default_set):
   data_dir = default_set[0]
   files = prepared.files_of_every_kind()
-  stored = prepared.examples(data_dir, 'usual', 'train')
-  assert [name for name, _, _ in stored] == [
-    'big_cat/0.jpg',
-    'big_cat/alpha.png',
-    'big_cat/cmyk.jpg',
-    'big_cat/rotated.jpg',
-    'old_dog/again.jpg',
-    'old_dog/grey.jpg',
-    'old_dog/named.png',
-    'old_dog/new.jpg',
-    'old_dog/tiny.png',
-    'red_car/one.jpg',
-  ]
-  assert [label for _, _, label in stored] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
-  for name, data, _ in stored:
-    original = files[f'train/{name}']
-    if os.path.basename(name) not in ('cmyk.jpg', 'rotated.jpg', 'new.jpg'):
-      assert data == original, name
-    else:
+  lines = prepared.damaged(prepared.folder(data_dir, 'usual'))
+  for split in ('train', 'validation'):
+    names = [file.removeprefix(f'{split}/') for file in files if file.startswith(split)]
+    done = {name: lines.get((split, name), {}).get('done') for name in names}
+    stored = prepared.examples(data_dir, 'usual', split)
+    assert [name for name, _, _ in stored] == [n for n in names if done[n] != 'skip']
+    for name, data, label in stored:
+      assert name.startswith(('big_cat', 'old_dog', 'red_car')[label])
+      original = files[f'{split}/{name}']
+      if done[name] != 'convert':
+        assert data == original, name
+        continue
       image, before = (Image.open(io.BytesIO(x)) for x in (data, original))
       assert image.mode == 'RGB' and not image.getexif()
       turned = name == 'big_cat/rotated.jpg'
       assert image.size == (before.size[::-1] if turned else before.size)
-  evaluation = prepared.examples(data_dir, 'usual', 'validation')
-  assert [(name, label) for name, _, label in evaluation] == [
-    ('big_cat/v.jpg', 0),
-    ('old_dog/w.jpg', 1),
-    ('old_dog/x.jpg', 1),
-  ]
 
 
 def test_report_and_summary_count_every_kind(default_set):
