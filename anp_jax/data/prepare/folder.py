@@ -22,7 +22,7 @@ from anp_jax.data.prepare import (
 )
 
 # Version of the shards: those of another one are not used again.
-_VERSION = 4
+_VERSION = 5
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 _FILES = 256  # files that a worker examines in one task
 _THREADS = 16  # threads that read the states of files

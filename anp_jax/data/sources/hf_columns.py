@@ -49,9 +49,7 @@ def choose(schema: pa.Schema, place: str) -> Columns:
   if 'label' in schema.names:
     labels = ['label']
   elif len(labels) != 1 or set(labels) & set(class_texts.PAIR):
-    labels = [n for n in class_texts.LABELS if n in schema.names][:1]
-  if not labels and set(class_texts.PAIR) <= set(schema.names):
-    labels = list(class_texts.PAIR)
+    labels = class_texts.columns(schema.names)
   wrong = [n for n in labels if not _is_label(schema.field(n).type)]
   if not images or not labels or wrong:
     columns = ', '.join(f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema)
