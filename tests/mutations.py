@@ -49,7 +49,7 @@ def check_reader(path, data, read, check, rounds=400):
     data: text, whole.
     read: function of the path.
     check: asserts what holds for whatever is read.
-    rounds: number of copies, of which some are read and some refused.
+    rounds: number of copies; some must be read and some refused.
   """
   draw = random.Random(20)
   loaded = 0
