@@ -99,7 +99,7 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
   (root / 'train/a/folder.jpg').mkdir()
   os.mkfifo(root / 'train/a/pipe.jpg')
   (root / 'train/a/link.jpg').symlink_to(root / 'nowhere')
-  (root / 'train/a/loop.jpg').symlink_to(root / 'train/a/loop.jpg')
+  (root / 'train/b/loop.jpg').symlink_to(root / 'train/b/loop.jpg')
   status, out, err = prepared.run(
     capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split='
   )
@@ -110,7 +110,7 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
   assert kinds == {
     'a/folder.jpg': ['corrupt'],
     'a/pipe.jpg': ['corrupt'],
-    'a/loop.jpg': ['corrupt'],
+    'b/loop.jpg': ['corrupt'],
     'a/link.jpg': ['missing'],
     'a/x|y\n.jpg': ['corrupt'],
   }
