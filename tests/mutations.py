@@ -1,6 +1,9 @@
 """Damaged copies of text files, for tests that fuzz their readers."""
 
 import os
+import random
+
+from anp_jax import config as config_lib
 
 
 def replace_file(path, data):
@@ -29,3 +32,35 @@ def mutated(data, draw, tokens):
       )
     )
   return data
+
+
+TOKENS = (
+  *(b'\n', b'\r', b'\r\n', b' ', b'\t', b'\0', b'/', b'_', b',', b'-', b'.', b'9', b'e99'),
+  *(b'nan', b'inf', b'\xef\xbb\xbf', b'\xff', b'\xc3', b'\xc2\x85', b'\xe2\x80\xa8'),
+  *('\u00e9'.encode(), b'dog', b'red', b'[', b']', b'[sentiment:', b'2. sad'),
+)
+
+
+def check_reader(path, data, read, check, rounds=400):
+  """Damaged copies of a text are refused in a line that names the file, or mean what they say.
+
+  Args:
+    path: file that each copy is written to.
+    data: text, whole.
+    read: function of the path.
+    check: asserts what holds for whatever is read.
+    rounds: number of copies; some must be read and some refused.
+  """
+  draw = random.Random(20)
+  loaded = 0
+  for _ in range(rounds):
+    damaged = mutated(data, draw, TOKENS)
+    replace_file(path, damaged)
+    try:
+      result = read(str(path))
+    except config_lib.ConfigError as e:
+      assert len(str(e).splitlines()) == 1 and str(path) in str(e), damaged
+      continue
+    loaded += 1
+    check(result)
+  assert 0.02 * rounds < loaded < 0.98 * rounds

@@ -9,9 +9,10 @@ import subprocess
 import sys
 
 from PIL import Image
+import pytest
 import tensorflow_datasets as tfds
 
-from anp_jax.data.prepare import __main__ as prepare
+from anp_jax.data.prepare import __main__ as prepare, worker_pool
 from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -58,13 +59,16 @@ def files_of_every_kind() -> dict[str, bytes]:
 def run(capsys, *arguments) -> tuple[int, str, str]:
   """Runs the command in this process.
 
-  It has one worker: starting workers is most of the time, and where their
-  number matters, it is an argument.
+  Its tasks run in this process, since starting workers is most of the time;
+  where workers matter, their number is an argument.
 
   Returns:
     The exit status, standard output, standard error.
   """
-  status = prepare.main(['prepare', '--workers=1', *map(str, arguments)])
+  with pytest.MonkeyPatch.context() as patch:
+    if not any(str(a).startswith('--workers') for a in arguments):
+      patch.setattr(worker_pool, 'run', _run_here)
+    status = prepare.main(['prepare', *map(str, arguments)])
   out, err = capsys.readouterr()
   return status, out, err
 
@@ -126,3 +130,10 @@ def examples(data_dir, name: str, split: str) -> list[tuple[str, bytes, int]]:
     decoders={'image': tfds.decode.SkipDecoding()},
   )
   return [(os.fsdecode(e['file_name']), bytes(e['image']), int(e['label'])) for e in data]
+
+
+def _run_here(title, function, tasks, workers, damaged=None):
+  """Does what `worker_pool.run` does, without processes."""
+  del title, workers, damaged
+  worker_pool._positions = [0] * len(tasks)
+  return [worker_pool._run(i, function, task) for i, task in enumerate(tasks)]

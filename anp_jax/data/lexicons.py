@@ -23,7 +23,6 @@ _TAIL = r' \[sentiment: ([^\[\]]*)\] \[#(?:images|imgs): [0-9,]+\][ \t]*'
 _VSO_ADJECTIVE = re.compile(rf'[0-9]+\. {_WORD}{_TAIL}')
 _VSO_PAIR = re.compile(rf'[ \t]+({_PAIR.pattern}){_TAIL}')
 _VSO_MARK = '[sentiment:'
-_VSO_HEADER = 3
 # Scores lie in [-limit, limit]. VSO adds a score of the adjective and one of
 # the noun, each in [-1, 1]. The published English MVSO has six outside [-2, 2],
 # from -2.363 to 2.16.
@@ -38,8 +37,8 @@ def sentiments(path: str) -> dict[str, float]:
   """The sentiment of each pair in VSO or MVSO, told apart by content.
 
   VSO ('3244ANPs.txt') has numbered adjectives, each over its indented pairs,
-  below a header of at most three lines. MVSO has lines 'anp,score'; one first
-  line such as 'ANP,sentiment', of no pair and no number, is a header.
+  below a header. MVSO has lines 'anp,score'; a first line of no pair and no
+  number, such as 'ANP,sentiment', is a header.
 
   Args:
     path: text file.
@@ -116,22 +115,14 @@ def _mvso_rows(path, lines) -> Iterator[tuple[int, str, str]]:
   for number, line in enumerate(lines, 1):
     place = f'{path}:{number}'
     name, score = _fields(place, line, 2)
-    # Only letters: a number with a slip in it must not pass for a title, nor a
-    # pair whose score is missing ('tiny_dog,NA').
-    is_title = score.replace('_', '').replace(' ', '').isalpha()
-    is_value = score.lower() in ('nan', 'inf', 'infinity')
-    if number > 1 or not is_title or is_value or _PAIR.fullmatch(name):
+    is_header = number == 1 and not _PAIR.fullmatch(name) and not _NUMBER.fullmatch(score)
+    if not is_header:
       yield number, _pair(place, name), score
 
 
 def _vso_rows(path, lines) -> Iterator[tuple[int, str, str]]:
   """Line number, pair and score of each line but the header and adjectives."""
   start = next(i for i, line in enumerate(lines) if _VSO_MARK in line)
-  if start > _VSO_HEADER:
-    raise config_lib.ConfigError(
-      f'{path}:{start}: {_quoted(lines[start - 1])} stands before the first '
-      f'adjective; a header has at most {_VSO_HEADER} lines'
-    )
   for number, line in enumerate(lines[start:], start + 1):
     if _VSO_ADJECTIVE.fullmatch(line):
       continue

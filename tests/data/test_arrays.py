@@ -47,8 +47,9 @@ def test_arrays(tmp_path, config, name):
 
 @pytest.mark.parametrize('name', ['set.npz', 'folder'])
 def test_arrays_with_names(tmp_path, config, name):
-  names = [f'fine_n{i}' for i in range(12)]
-  _save(tmp_path / name, _arrays() | {'class_names': np.array(names)})
+  names = [f'fine_é{i}' for i in range(12)]
+  texts = names if name == 'folder' else [n.encode() for n in names]
+  _save(tmp_path / name, _arrays() | {'class_names': np.array(texts)})
   source = opening.source(config, 'arrays', tmp_path / name, 'validation')
   assert source.vocabulary.names == tuple(names)
   assert source.vocabulary.is_anp
@@ -59,18 +60,18 @@ def test_arrays_with_names(tmp_path, config, name):
   'change, words',
   [
     ({'train_images': None}, ["'train_images'"]),
-    ({'train_labels': None}, ["'train_labels'"]),
     ({'train_images': np.zeros((7, 5, 4, 3))}, ['train_images', 'float64']),
-    ({'train_images': np.zeros((7, 5, 4), np.uint8)}, ['(7, 5, 4)']),
     ({'train_images': np.zeros((7, 3, 5, 4), np.uint8)}, ['(7, 3, 5, 4)']),
     ({'train_labels': np.zeros(6, int)}, ['train_labels', '(6,)', '7 whole']),
     ({'train_labels': np.full(7, 0.5)}, ['train_labels', 'float64']),
-    ({'train_labels': np.zeros((7, 1), int)}, ['train_labels', '(7, 1)']),
     ({'train_labels': np.arange(-1, 6)}, ['-1 to 5', '0 to 5']),
     ({'class_names': np.array(['a', 'b'])}, ['0 to 11', '0 to 1']),
     # 2**32 must not pass for 0 in int32.
     ({'class_names': np.array(['a', 'b']), 'train_labels': np.full(7, 2**32)}, ['4294967296']),
     ({'class_names': np.array(['a', 3], object)}, ['class_names']),
+    ({'class_names': np.arange(12)}, ['class_names', 'texts']),
+    ({'class_names': np.array([b'\xff'] * 12)}, ['class_names', 'texts']),
+    ({'class_names': np.array(['a', 'b', 'a', *'345678901'])}, ["'a'", 'class 2', 'class 0']),
     (
       {'train_images': np.zeros((0, 5, 4, 3), np.uint8), 'train_labels': np.zeros(0, int)},
       ['no examples'],
@@ -98,11 +99,6 @@ def test_unknown_split_of_arrays(tmp_path, config, name):
     tmp_path / name,
     'test',
   )
-
-
-def test_folder_of_misnamed_arrays(tmp_path, config):
-  np.save(tmp_path / 'trainimages.npy', np.zeros(3))
-  opening.refused(["'train_images'", "did you mean 'trainimages'"], config, 'arrays', tmp_path)
 
 
 def test_images_are_contiguous(tmp_path):
@@ -135,25 +131,3 @@ def test_bad_array_files(tmp_path, config):
   labels = folder / 'train_labels.npy'
   labels.write_bytes(labels.read_bytes()[:-9])
   opening.refused([labels], config, 'arrays', folder)
-
-
-def test_class_names_of_bytes(tmp_path, config):
-  names = ['happy_dog', *'abcdefghij', 'é']
-  encoded = np.array([n.encode() for n in names])
-  _save(tmp_path / 'set.npz', _arrays() | {'class_names': encoded})
-  source = opening.source(config, 'arrays', tmp_path / 'set.npz')
-  assert source.vocabulary.names == tuple(names)
-
-
-@pytest.mark.parametrize('names', [np.arange(12), np.array([['a'] * 12]), np.array([b'\xff'] * 12)])
-def test_class_names_that_are_no_texts(tmp_path, config, names):
-  path = tmp_path / 'set.npz'
-  _save(path, _arrays() | {'class_names': names})
-  opening.refused([path, 'class_names', 'texts'], config, 'arrays', path)
-
-
-def test_class_names_that_repeat(tmp_path, config):
-  path = tmp_path / 'set.npz'
-  names = ['a', 'b', 'a', *map(str, range(9))]
-  _save(path, _arrays() | {'class_names': np.array(names)})
-  opening.refused([path, "'a'", 'class 2', 'class 0'], config, 'arrays', path)

@@ -104,8 +104,7 @@ def test_scales_are_whole_numbers_alike(config):
   assert stats.chisquare(counts).pvalue > 1e-4
 
 
-@pytest.mark.parametrize('mode', ['crop', 'scale', 'pad'])
-@pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
+@pytest.mark.parametrize('mode, share', [('crop', 0.25), ('scale', 0.25), ('pad', 1.0)])
 def test_share_of_flips(config, mode, share):
   changes = {'data.augment': mode, 'data.flip': share}
   config = config_lib.replaced(config, changes)
@@ -164,31 +163,14 @@ def test_evaluation_by_hand(config):
     [28, 3, 44, 44],  # 50 * 224 / 256 = 43.75
     [1, 0, 1, 1],
   ]
+  # Of a margin that is odd, the pixel left over is below, and on the right.
+  config.data.image_size, config.data.resize = 7, 8
+  boxes = augment.eval_views(config, np.array([[100, 103], [104, 107]])).boxes
+  assert boxes.tolist() == [[6, 7, 88, 88], [6, 8, 91, 91]]  # 87.5 and 91 pixels
   assert not views.flips.any() and views.flips.shape == (4,)
 
 
-@pytest.mark.parametrize(
-  'size, corner',
-  # Of a margin that is odd, the pixel left over is below, and on the right.
-  [
-    ((100, 100), (6, 6)),
-    ((101, 100), (6, 6)),
-    ((100, 103), (6, 7)),
-    ((104, 107), (6, 8)),
-    ((103, 102), (7, 6)),
-  ],
-)
-def test_evaluation_of_odd_margins(config, size, corner):
-  config.data.image_size, config.data.resize = 7, 8
-  # Seven eighths of the shorter side are 87.5, 89.25, 91 pixels.
-  side = {100: 88, 102: 89, 104: 91}[min(size)]
-  box = augment.eval_views(config, np.array([size])).boxes[0]
-  assert box.tolist() == [*corner, side, side]
-
-
-@pytest.mark.parametrize(
-  'size', [(300, 400), (401, 299), (256, 256), (1000, 257), (97, 64), (64, 65)]
-)
+@pytest.mark.parametrize('size', [(300, 400), (1000, 257), (64, 65)])
 def test_evaluation_is_resize_then_central_crop(config, size):
   """Pillow brings the shorter side to `resize` and cuts; we look where."""
   side, resize = 48, 64

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn.utils import class_weight
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import balance
@@ -137,13 +136,3 @@ def test_a_smaller_power_makes_weights_less_unlike(config, source):
   want = (counts[last] / counts[first]) ** 0.5
   np.testing.assert_allclose(weights[first] / weights[last], want, rtol=1e-14)
   np.testing.assert_allclose(weights[_LABELS].mean(), 1, rtol=1e-14)
-
-
-@pytest.mark.parametrize(
-  'power, expected', [(0.0, 'above 0, at most 1'), (1.5, 'above 0, at most 1')]
-)
-def test_powers_that_there_are_not(config, power, expected):
-  config.data.source, config.data.path = 'digits', ''
-  config.data.balance, config.data.balance_power = 'weights', power
-  with pytest.raises(config_lib.ConfigError, match=expected):
-    config_lib.resolved(config)

@@ -118,14 +118,6 @@ def test_a_batch_with_damage_depends_on_the_step_only(config):
         np.testing.assert_array_equal(a[name][rows], b[name])
 
 
-@pytest.mark.parametrize('kind', ['encoded', 'pixels'])
-def test_damaged_examples_have_no_weight_in_evaluation(config, kind):
-  source = _Source(kind, {0: 'gone', 13: 'gone'})
-  batches = _batches(config, source, training=False)
-  weights = np.concatenate([b['weight'] for b in batches])
-  assert weights.tolist() == [float(i not in (0, 13)) for i in range(21)] + [0.0, 0.0, 0.0]
-
-
 def test_a_damaged_example_is_named_once(config, caplog):
   source = _Source('pixels', {4: 'gone', 5: 'gone'})
   registry = corruption.Registry(source)

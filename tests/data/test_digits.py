@@ -54,11 +54,8 @@ def test_without_scikit_learn_the_command_is_named(config, monkeypatch):
   opening.refused([text], config, 'digits')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'recipe, epochs, least',
-  [('lenet', 2, 0.85), pytest.param('cifar10_full', 15, 0.9, marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize('recipe, epochs, least', [('lenet', 2, 0.85), ('cifar10_full', 15, 0.9)])
 def test_the_networks_learn_them(tmp_path, recipe, epochs, least):
   """In part of their configs' time, to somewhat less."""
   subprocess.run(

@@ -1,9 +1,5 @@
 """Tests of feed: from host batches to the devices of a mesh."""
 
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,7 +12,6 @@ from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 # (devices on the data axis, devices on the model axis)
 _MESHES = [(1, 1), (8, 1), (4, 2)]
 
@@ -31,12 +26,6 @@ class _Part:
   def addressable_devices_indices_map(self, shape):
     every = self._sharding.devices_indices_map(shape)
     return {d: every[d] for d in self._devices}
-
-
-@pytest.mark.parametrize('data, model', _MESHES)
-def test_one_process_holds_every_row_once(config, data, model):
-  placement = feed.Placement.create(builders.batch_sharding(config, data, model), 16)
-  assert placement.local_rows().tolist() == list(range(16))
 
 
 def test_each_process_holds_its_own_rows(config):
@@ -210,42 +199,3 @@ def test_waited_is_the_time_that_the_reader_waits():
   with pytest.raises(StopIteration):
     next(stream)
   assert stream.waited == sum(seconds)
-
-
-_LEFT_OPEN = """
-import itertools
-import jax
-import numpy as np
-from anp_jax.config import command_line
-from anp_jax.parallel import mesh
-from anp_jax.data.input import batch_plan
-from anp_jax.data.input import feed
-from anp_jax.data.input import random_batches
-
-config = command_line.load('configs/resnet_anp.py:tiny', {})
-sharding = mesh.batch_sharding(mesh.create(config))
-
-def stream(start):
-  plan = batch_plan.BatchPlan(config, 64, 64, np.arange(64), True, start)
-  placement = feed.Placement.create(sharding, 64)
-  return feed.Feed(random_batches.batches(plan, 5, placement), 2)
-
-streams = [stream(start) for start in range(4)]
-for stream in streams:
-  next(stream), next(stream)
-print('done')
-"""
-
-
-@pytest.mark.slow
-def test_streams_left_open_do_not_harm_the_exit():
-  """Threads in native code must end before Python."""
-  done = subprocess.run(
-    [sys.executable, '-c', _LEFT_OPEN],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=60,
-    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
-  )
-  assert (done.returncode, done.stdout) == (0, 'done\n'), done.stderr

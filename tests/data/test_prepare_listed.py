@@ -4,62 +4,20 @@ import os
 import re
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from anp_jax.data import sources
-from tests import builders, listed_sets, prepared
+from tests import listed_sets, prepared
 
 
-def _tar(folder):
-  members = listed_sets.samples(range(6), ('old_dog', 'old_cat'))
+@pytest.mark.parametrize('kind', ['tar', 'hf'])
+def test_a_set_is_examined_repaired_and_stored(kind, tmp_path, capsys, config):
+  photos = [prepared.photo(i) for i in range(6)]
   # Damaged, of a format that training does not read, and a leak.
-  members |= {'6.jpg': b'<html>', '6.cls': b'old_cat'}
-  members |= {'7.webp': prepared.photo(7, 'WEBP'), '7.cls': b'old_dog'}
-  members |= {'8.jpg': prepared.photo(50), '8.cls': b'old_cat'}
-  listed_sets.write_tar(folder / 'train-0.tar', members)
-  members = {'50.jpg': prepared.photo(50), '50.cls': b'old_cat'}
-  listed_sets.write_tar(folder / 'val-0.tar', members)
-  return f'tar:{folder}/{{split}}-*.tar'
-
-
-def _hf(folder):
-  features = {'image': listed_sets.IMAGE}
-  values = [prepared.photo(i) for i in range(6)]
-  values += [b'<html>', prepared.photo(7, 'WEBP'), prepared.photo(50)]
-  suffixes = ['.jpg'] * 7 + ['.webp', '.jpg']
-  images = [
-    {'bytes': data, 'path': f'{i}{suffix}'}
-    for i, (data, suffix) in enumerate(zip(values, suffixes))
-  ]
-  nouns = ['dog', 'cat'] * 3 + ['cat', 'dog', 'cat']
-  train = {'image': images, 'adjective': ['old'] * 9, 'noun': nouns}
-  evaluation = {'image': listed_sets.photos([50]), 'adjective': ['old'], 'noun': ['cat']}
-  listed_sets.save_to_disk(
-    folder,
-    {
-      'train': listed_sets.hf_table(train, features),
-      'validation': listed_sets.hf_table(evaluation, features),
-    },
-  )
-  return f'hf:{folder}'
-
-
-def _list(folder):
-  files = {f'{i}.jpg': prepared.photo(i) for i in range(6)}
-  files |= {'6.jpg': b'<html>', '7.webp': prepared.photo(7, 'WEBP')}
-  files |= {'8.jpg': prepared.photo(50), '50.jpg': prepared.photo(50)}
-  builders.write_tree(folder, files)
-  nouns = ['dog', 'cat'] * 3 + ['cat', 'dog', 'cat', 'cat']
-  splits = ['train'] * 9 + ['validation']
-  table = pa.table({'path': [*files], 'adjective': ['old'] * 10, 'noun': nouns, 'split': splits})
-  listed_sets.write_parquet(folder / 'list.parquet', table)
-  return f'list:{folder}/list.parquet'
-
-
-@pytest.mark.parametrize('make', [_tar, _hf, pytest.param(_list, marks=pytest.mark.slow)])
-def test_a_set_is_examined_repaired_and_stored(make, tmp_path, capsys, config):
-  source = make(tmp_path / 'in')
+  photos += [b'<html>', prepared.photo(7, 'WEBP'), prepared.photo(50)]
+  labels = ['old_dog', 'old_cat'] * 3 + ['old_cat', 'old_dog', 'old_cat']
+  source = listed_sets.write(tmp_path / 'in', kind, labels, photos=photos)
+  listed_sets.write(tmp_path / 'in', kind, ['old_cat'], 'validation', [prepared.photo(50)])
   arguments = [f'--from={source}', '--name=x', f'--data_dir={tmp_path}']
   status, out, err = prepared.run(capsys, *arguments)
   assert status == 0, err
@@ -85,27 +43,23 @@ def test_a_set_is_examined_repaired_and_stored(make, tmp_path, capsys, config):
   assert direct.vocabulary == copy.vocabulary
 
 
-@pytest.mark.slow
-def test_all_of_a_set_without_splits(tmp_path, capsys):
-  path = listed_sets.write_tar(
-    tmp_path / 'in' / 'all.tar', listed_sets.samples(range(20), ('a', 'b'))
-  )
-  arguments = [f'--data_dir={tmp_path}', f'--path={tmp_path / "in"}']
-  status, out, err = prepared.run(
-    capsys, '--from=tar:all.tar', '--name=one', '--eval_split=', *arguments
-  )
+@pytest.mark.parametrize('kind', ['list', 'tar'])
+def test_all_of_a_set_without_splits(kind, tmp_path, capsys):
+  source = listed_sets.write(tmp_path / 'in', kind, ['a', 'b'] * 10, split='')
+  arguments = [f'--from={source}', f'--data_dir={tmp_path}']
+  status, _, err = prepared.run(capsys, '--name=one', '--eval_split=', *arguments)
   assert status == 0, err
   assert len(prepared.examples(tmp_path, 'one', 'train')) == 20
-  prepared.run(capsys, '--from=tar:all.tar', '--name=two', *arguments)
+  prepared.run(capsys, '--name=two', *arguments)
   splits = [
     {data for _, data, _ in prepared.examples(tmp_path, 'two', split)}
     for split in ('train', 'validation')
   ]
   assert all(splits) and len(splits[0] | splits[1]) == 20
-  # A shard that changed is another set.
-  members = listed_sets.samples(range(1, 21), ('a', 'b'))
-  listed_sets.write_tar(path, members)
-  line = prepared.error(capsys, '--from=tar:all.tar', '--name=one', '--eval_split=', *arguments)
+  # Files that changed are another set.
+  photos = [prepared.photo(i) for i in range(1, 21)]
+  listed_sets.write(tmp_path / 'in', kind, ['a', 'b'] * 10, '', photos)
+  line = prepared.error(capsys, '--name=one', '--eval_split=', *arguments)
   assert '--overwrite' in line
 
 

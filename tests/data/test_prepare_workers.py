@@ -20,16 +20,16 @@ from tests import builders, prepared
 
 @pytest.fixture(scope='module')
 def many(tmp_path_factory):
-  """1,400 files, every seventh to be converted."""
+  """350 files, every seventh to be converted."""
   files = {}
-  for i in range(1400):
+  for i in range(350):
     kind = 'BMP' if i % 7 else 'TIFF'
     split = 'train' if i % 5 else 'validation'
-    # 5 KB that do not shrink.
-    pixels = builders.random_pixels(32, 50, i)
+    # 20 KB that do not shrink.
+    pixels = builders.random_pixels(64, 100, i)
     name = f'{split}/{"ab"[i % 2]}/{i:04}.bmp'
     files[name] = builders.encode_image(pixels, kind)
-  for i in (3, 500, 1399):
+  for i in (3, 125, 349):
     name = next(n for n in files if n.endswith(f'{i:04}.bmp'))
     files[name] = files[name][:-1]
   return builders.write_tree(tmp_path_factory.mktemp('many'), files)
@@ -69,7 +69,7 @@ def undisturbed(many, tmp_path_factory):
       else:
         image = Image.open(io.BytesIO(data))
         assert image.format == 'PNG'
-        pixels = builders.random_pixels(32, 50, number)
+        pixels = builders.random_pixels(64, 100, number)
         np.testing.assert_array_equal(image, pixels)
   return result
 

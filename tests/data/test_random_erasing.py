@@ -51,19 +51,6 @@ def test_areas_ratios_and_places(strong):
   assert np.abs(correlations).max() < 5 / np.sqrt(small.sum())
 
 
-@pytest.mark.parametrize('share', [0.25, 0.75])
-def test_whether_is_independent_of_where(strong, share):
-  strong.data.erase = share
-  boxes = random_erasing.boxes(strong, np.arange(_N)).astype(float)
-  boxes = boxes[boxes[:, 2] > 0]
-  places = boxes[:, :2] / (_SIDE - boxes[:, 2:]).clip(1)
-  area = boxes[:, 2] * boxes[:, 3] / _SIDE**2
-  small = area < 0.29
-  columns = [*places[small].T, (area[small] - 0.02) / 0.27]
-  for column in columns:
-    assert stats.kstest(column, 'uniform').pvalue > 1e-4
-
-
 @pytest.mark.parametrize('side', [1, 2, 7, 32])
 def test_boxes_are_inside_the_image(strong, side):
   strong.data.image_size, strong.data.erase = side, 1.0

@@ -1,6 +1,5 @@
 """Tests of sources: every kind of data set, whole and broken."""
 
-import collections
 import os
 import pathlib
 
@@ -40,17 +39,9 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
   config.data.held_out = ('old_dog',)
   opening.refused(["'old_dog'", 'adjective'], config, 'folder', tmp_path)
   config.data.held_out = ()
-  # Listed, most lines would be pairs whose noun recurs.
-  anps = tmp_path / 'anps.txt'
-  anps.write_text('big_cat\nold_cat\nold_dog\nhat\n')
-  config.data.lists, config.data.pairs = str(anps), 'auto'
-  opening.refused(["'hat'", 'config.data.pairs=no'], config, 'folder', tmp_path)
-  config.data.pairs = 'no'
-  vocabulary = opening.source(config, 'folder', tmp_path).vocabulary
-  assert vocabulary.adjectives == vocabulary.nouns == () and len(vocabulary) == 4
   # Of folders whose parts recur.
   _tree(tmp_path, ['train/old_cat/c.jpg'])
-  config.data.lists = ''
+  config.data.pairs = 'no'
   assert not opening.source(config, 'folder', tmp_path).vocabulary.is_anp
   config.data.pairs = 'auto'
   assert opening.source(config, 'folder', tmp_path).vocabulary.is_anp
@@ -105,34 +96,6 @@ def test_division_stays_as_it_was_published(tmp_path, config):
   _tree(tmp_path, [f'a/{i}.jpg' for i in range(12)])
   validation = _names(config, tmp_path, 'validation')
   assert validation == {f'a/{i}.jpg' for i in (3, 4, 5, 7, 8, 10, 11)}
-
-
-@pytest.mark.skipif(not _CLOTHING.is_dir(), reason='the photographs of clothing are not here')
-def test_photographs(config):
-  def files(split):
-    return sorted(_CLOTHING.glob(f'{split}/*/*.jpg'))
-
-  for split in ('train', 'test'):
-    source = opening.source(config, 'folder', _CLOTHING, split)
-    assert source.vocabulary.names == _GARMENTS
-    assert not source.vocabulary.is_anp
-    images, labels = source.read(np.arange(len(source))[::37])
-    for path, image, label in zip(files(split)[::37], images, labels):
-      assert path.read_bytes() == image
-      assert path.parent.name == _GARMENTS[label]
-    assert len(source) == len(files(split)) > 0
-  opening.refused(
-    [_CLOTHING, "'validation'", 'train, test', 'config.data.eval_split'],
-    config,
-    'folder',
-    _CLOTHING,
-    'validation',
-  )
-  full_set = _CLOTHING / 'train'
-  parts = [len(opening.source(config, 'folder', full_set, s)) for s in ('train', 'validation')]
-  assert sum(parts) == len(files('train'))
-  wide = 5 * 0.4 / np.sqrt(sum(parts))
-  assert abs(parts[0] / sum(parts) - 0.8) < wide
 
 
 # TensorFlow Datasets.
@@ -203,7 +166,7 @@ def _tfds_reads(stored, directory, split):
 
 def test_tfds_random_access_is_its_own_order(stored, config):
   for split, count in _COUNTS.items():
-    source = opening.source(config, 'tfds:tiny_pairs', split=split)
+    source = opening.source(config, 'tfds:tiny_pairs:1.0.0', split=split)
     assert source.kind == 'encoded' and len(source) == count
     assert source.vocabulary.names == ('tall_tree', 'red_car', 'old_dog')
     expected = _tfds_reads(stored, config.data.dir, split)
@@ -215,15 +178,6 @@ def test_tfds_random_access_is_its_own_order(stored, config):
     assert all(type(image) is bytes for image in images)
     assert images == [expected[i]['image'] for i in order]
   assert len(set(images)) == 5  # there is something to mistake
-
-
-def test_tfds_examples_are_all_there(stored, config):
-  labels = _all(opening.source(config, 'tfds:tiny_pairs'))[1]
-  assert collections.Counter(labels.tolist()) == {0: 6, 1: 6, 2: 5}
-
-
-def test_tfds_name_with_version(stored, config):
-  assert len(opening.source(config, 'tfds:tiny_pairs:1.0.0')) == 17
 
 
 def test_tfds_set_that_is_missing(stored, config, tmp_path):
@@ -247,7 +201,7 @@ def test_tfds_set_that_is_missing(stored, config, tmp_path):
   )
 
 
-@pytest.mark.parametrize('damage', ['half', 'record', 'byte', 'gone'])
+@pytest.mark.parametrize('damage', ['record', 'byte', 'gone'])
 def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
   copy = tmp_path / 'tiny_pairs' / '1.0.0'
   copy.mkdir(parents=True)
@@ -255,7 +209,7 @@ def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
     (copy / path.name).write_bytes(path.read_bytes())
   shard = copy / f'tiny_pairs-train.{stored}-00001-of-00002'
   data = shard.read_bytes()
-  keep = {'half': len(data) // 2, 'byte': len(data) - 1}
+  keep = {'byte': len(data) - 1}
   # Bytes of the first TFRecord with its frame: what is left is well formed.
   keep['record'] = min(16 + int.from_bytes(data[:8], 'little'), len(data) // 3)
   shard.write_bytes(data[: keep.get(damage)])
@@ -267,18 +221,6 @@ def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
 
 
 # Random images, and what all kinds share.
-
-
-def test_synthetic_vocabulary(config):
-  config.data.synthetic_classes = 101
-  config.data.synthetic_examples = 77
-  source = opening.source(config, 'synthetic')
-  assert source.kind == 'synthetic' and len(source) == 77
-  names = source.vocabulary.names
-  assert len(names) == 101 and list(names) == sorted(names)
-  assert (names[0], names[9], names[100]) == ('class000', 'class009', 'class100')
-  config.data.synthetic_classes = 10
-  assert opening.source(config, 'synthetic').vocabulary.names[9] == 'class9'
 
 
 def test_fingerprint_tells_sets_apart(tmp_path, config):

@@ -1,6 +1,7 @@
 """Tests of store_copy: data sets in object stores, and runs on them."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -73,11 +74,10 @@ def test_folder_in_a_store_is_that_folder(scheme, request, root, tmp_path, capsy
   np.testing.assert_array_equal(labels, expected.labels())
   size = sum(map(len, _tree().values())) / 1e6
   folder = root / 'remote' / scheme / 'bucket' / 'photos'
-  lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == (f'copying {scheme}://bucket/photos to {folder}: 8 files, {size:.1f} MB')
-  assert len(lines) == 2  # the other split is there
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f'copying {scheme}://bucket/photos to {folder}, {size:.1f} MB: 8/8 files')
   sources.open_source(config, training=False)
-  assert not capsys.readouterr().out
+  assert not capsys.readouterr().err  # the other split is there
 
 
 def test_only_what_changed_is_copied_again(gcs, root, capsys):
@@ -89,7 +89,7 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
   def copy():
     store_copy.path('config.data.path', config.data.path, config)
     copied = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
-    return copied, capsys.readouterr().out
+    return copied, capsys.readouterr().err
 
   assert copy()[0] == tree
   # Of the same size, as a label that was corrected may be.
@@ -101,7 +101,7 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
   del tree['train/cat/1.png']
   copied, text = copy()
   assert copied == tree | {name: tree[name][::-1]}
-  assert ': 3 files, ' in text
+  assert ': 3/3 files, ' in text
 
 
 def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):
@@ -163,10 +163,10 @@ def test_what_cannot_be_copied_is_one_line(gcs, root, keys, words):
 def test_full_disk_and_a_torn_copy_are_one_line(gcs, root, monkeypatch):
   _put(gcs, 'torn', _tree())
   config = _config('folder', path=f'{_BUCKET}/torn')
-  usage = store_copy.shutil.disk_usage
+  usage = shutil.disk_usage
   with monkeypatch.context() as patch:
-    patch.setattr(store_copy.shutil, 'disk_usage', lambda p: usage(p)._replace(free=10))
-    with pytest.raises(config_lib.ConfigError, match=r'0\.0 are free in .*ANP'):
+    patch.setattr(shutil, 'disk_usage', lambda p: usage(p)._replace(free=10))
+    with pytest.raises(config_lib.ConfigError, match=r'ANP_DATA=.* 0\.0 MB of room'):
       sources.open_source(config, training=True)
   store = remote.file_system(config.data.path)
   get_file = store.get_file

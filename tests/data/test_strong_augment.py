@@ -84,16 +84,6 @@ def test_nothing_is_left_where_both_are_off(strong, sources):
   np.testing.assert_array_equal(images, _images(strong, sources['pixels'], 2))
 
 
-def test_erasing_alone(strong, sources):
-  strong.data.rand_augment_ops, strong.data.erase = 0, 1.0
-  images = _images(strong, sources['pixels'], 2)
-  strong.data.augment = 'crop'
-  plain = _images(strong, sources['pixels'], 2)
-  same = (images == plain).all(-1)
-  colour = (images == np.array([124, 117, 104])).all(-1)
-  assert (same | colour).all() and colour.any((1, 2)).all()
-
-
 @pytest.mark.parametrize('kind, decode', _PATHS)
 def test_evaluation_is_as_it_was(strong, sources, kind, decode):
   strong.data.decode = decode
@@ -120,21 +110,3 @@ def test_the_keys_apply_to_strong_augmentation_only():
     flat = config_lib.flat(builders.config({'data.augment': f'strong_{cut}'}))
     assert its | keys <= set(flat)
     assert flat['data.rand_augment_ops'] == 2 and flat['data.erase'] == 0.25
-
-
-@pytest.mark.parametrize(
-  'key, value, line',
-  [
-    ('data.augment', 'strong_cropp', "did you mean 'strong_crop'?"),
-    ('data.rand_augment_magnitude', 11.0, 'a number from 0 to 10'),
-    ('data.rand_augment_ops', -1, '0 or more'),
-    ('data.erase', 1.5, 'a number from 0 to 1'),
-  ],
-)
-def test_what_is_refused(key, value, line):
-  recipe = {'data.augment': 'strong_crop', key: value}
-  with pytest.raises(config_lib.ConfigError) as e:
-    builders.config(recipe)
-  text = str(e.value)
-  assert text.startswith(f'config.{key}={value!r}: ') and line in text
-  assert '\n' not in text

@@ -11,7 +11,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.sources import table_cache, tar_index, tar_shards
+from anp_jax.data.sources import stored_images, table_cache, tar_index, tar_shards
 from tests import listed_sets, opening, prepared
 
 
@@ -227,7 +227,7 @@ def test_a_member_whose_last_byte_is_cut_off(tmp_path):
   path = tmp_path / 'a.tar'
   path.write_bytes(bytes(range(200)))
   places = np.array([[0, 0, 50], [0, 100, 100]])
-  members = tar_shards.TarMembers((str(path),), places, [(200, 0)])
+  members = stored_images.FileRanges((str(path),), places)
   assert members.read(1) == bytes(range(100, 200))
   for size in (199, 101, 100, 99):
     os.truncate(path, size)

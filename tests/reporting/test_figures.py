@@ -7,7 +7,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.data.show import draw, stats
+from anp_jax.data.show import draw
 from anp_jax.predict import sheet
 from anp_jax.reporting.analysis import analysis_results as results_lib, figures, pictures
 from anp_jax.reporting.run_page import curves
@@ -156,53 +156,6 @@ def test_a_single_point_is_seen():
     curves.plot('a.png', train, [])
   (line,) = drawn[0].axes[0].lines
   assert line.get_marker() == 'o'
-
-
-@pytest.mark.parametrize(
-  'names, train, validation',
-  [
-    (['a', 'b', 'c'], [0, 0, 0], [0, 0, 0]),
-    (
-      [f'{i} {_LONG}' for i in range(9)],
-      [3 * 10**6] * 5 + [2] * 4,
-      [0, 1, 3, 10, 50, 300, 1000, 10**5, 1_300_000],
-    ),
-    (['red_car', 'old_car', 'red_cat'], [1, 2, 3], [1, 1, 1]),
-  ],
-)
-def test_class_balance(names, train, validation):
-  vocabulary = vocabulary_lib.Vocabulary(tuple(names))
-  counts = []
-  for images in (train, validation):
-    images = np.array(images)
-    parts = [
-      np.int64(np.bincount(ids, images[: len(ids)], len(words)))
-      for ids, words in (
-        (vocabulary.adjective_ids(), vocabulary.adjectives),
-        (vocabulary.noun_ids(), vocabulary.nouns),
-      )
-    ]
-    counts.append(stats.Counts('set', vocabulary, images.sum(), images, *parts))
-  assert _faults(draw.balance, 'a.png', counts) == []
-
-
-def test_one_is_no_plural():
-  vocabulary = vocabulary_lib.Vocabulary(('red_car', 'red_cat'))
-  single, two = np.array([1]), np.array([1, 1])
-  counts = stats.Counts('set', vocabulary, 2, two, np.array([2]), two)
-  alone = vocabulary_lib.Vocabulary(('bag',))
-  none = np.zeros(0, np.int64)
-  single = stats.Counts('set', alone, 1, single, none, none)
-  with figure_text.matplotlib_figures() as drawn:
-    draw.balance('a.png', [single, single])
-    draw.balance('a.png', [counts, counts])
-  titles = [axes.get_title('left') for f in drawn for axes in f.axes[::2]]
-  assert titles == [
-    'training: 1 image of 1 class',
-    'training: 2 images of 2 classes',
-    'training: 2 images of 1 adjective',
-    'training: 2 images of 2 nouns',
-  ]
 
 
 @pytest.mark.parametrize('count, side', [(1, 8), (4, 300)])

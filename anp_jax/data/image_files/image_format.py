@@ -1,8 +1,8 @@
 """The format, the size and the faults of an image file, without decoding it.
 
-Pillow forgives damage at which TensorFlow, the decoder of training, gives up:
-a JPEG without its end marker, a PNG without its last chunk, a BMP with two
-bytes too many. Checksums and structure tell such files apart.
+Pillow forgives damage at which TensorFlow, the decoder of JPEG and PNG in
+training, gives up: a JPEG without its end marker, a PNG without its last chunk.
+Checksums and structure tell such files apart.
 """
 
 import re
@@ -76,7 +76,7 @@ def check_pixels(height: int, width: int, max_megapixels: float) -> None:
 
 
 def size(data: bytes) -> tuple[int, int]:
-  """Height and width that a JPEG, PNG, GIF or BMP announces, in pixels.
+  """Height and width that a JPEG, PNG or BMP announces, in pixels.
 
   Raises:
     ValueError: if it is none of these, ends before it says, or says nothing.
@@ -87,15 +87,12 @@ def size(data: bytes) -> tuple[int, int]:
       height, width = struct.unpack_from('>HH', data, _jpeg_frame(data)[1] + 3)
     elif name == 'PNG':
       width, height = struct.unpack_from('>II', data, 16)
-    elif name == 'GIF':
-      width, height = struct.unpack_from('<HH', data, 6)
     elif name == 'BMP':
       width, height = struct.unpack_from('<ii', data, 18)
     else:
-      raise ValueError('not a JPEG, PNG, GIF or BMP image')
+      raise ValueError('not a JPEG, PNG or BMP image')
   except (struct.error, IndexError):
     raise ValueError('ends before the size of its picture') from None
-  height = abs(height)  # negative in a BMP from top to bottom
   if height < 1 or width < 1:
     raise ValueError(f'a picture of {width} x {height} pixels')
   return height, width
@@ -137,7 +134,7 @@ def _jpeg_frame(data):
 
 
 def check(data: bytes) -> tuple[str, str]:
-  """Whether the training decoder takes a file that Pillow can decode.
+  """Whether training takes a file that Pillow can decode.
 
   Args:
     data: a file whose format `sniff` knows.
@@ -149,17 +146,15 @@ def check(data: bytes) -> tuple[str, str]:
   name = sniff(data)
   if name not in _TRAINING_FORMATS:
     return 'format', f'{name} is not read in training'
-  checker = {'JPEG': _jpeg, 'PNG': _png, 'GIF': _gif, 'BMP': _bmp}[name]
+  checker = {'JPEG': _jpeg, 'PNG': _png}.get(name)
   try:
-    return checker(data)
+    return checker(data) if checker else ('', '')  # of others Pillow notices damage
   except (IndexError, struct.error):
     return 'truncated', 'ends within a header'
 
 
 def check_whole(data: bytes) -> None:
   """Raises ValueError for a truncated or corrupt file, as `check` tells it."""
-  if sniff(data) not in _TRAINING_FORMATS:
-    return  # Pillow notices
   fault, reason = check(data)
   if fault in ('corrupt', 'truncated'):
     raise ValueError(f'{fault}: {reason}')
@@ -189,11 +184,6 @@ def is_read_by_tensorflow(data: bytes) -> bool:
   if process == 0xC2:
     check_whole(data)  # hundreds of scans may follow
   return process in _PROCESSES and precision == 8 and components in (1, 3, 4)
-
-
-def gif_colors(data: bytes) -> int:
-  """Colours in the table of a whole GIF's first frame; 0 if it has none."""
-  return next(_gif_frames(data), ((), 0))[1]
 
 
 def _jpeg(data):
@@ -227,66 +217,3 @@ def _png(data):
       return '', ''
     position = end + 4
   return 'truncated', 'no end chunk'
-
-
-def _gif(data):
-  canvas = (0, 0, *struct.unpack_from('<HH', data, 6))
-  first = True
-  for frame, _ in _gif_frames(data):
-    if frame is None:
-      return 'truncated', 'what follows a block is none'
-    if first and frame != canvas:
-      return 'format', 'GIF whose first frame does not fill it'
-    if frame[2] > canvas[2] or frame[3] > canvas[3]:
-      return 'format', 'GIF with a frame that is larger'
-    first = False
-  return '', ''
-
-
-def _gif_frames(data):
-  """Yields (left, top, width, height) and colours; None where it is damaged."""
-
-  def skip_blocks(position):
-    while data[position]:
-      position += 1 + data[position]
-    return position + 1
-
-  def colors(flags):
-    return 2 << (flags & 7) if flags & 0x80 else 0
-
-  global_colors = colors(data[10])
-  position = 13 + 3 * global_colors
-  while position < len(data) and data[position] != 0x3B:
-    kind = data[position]
-    if kind == 0x21:
-      position = skip_blocks(position + 2)
-    elif kind == 0x2C:
-      *frame, flags = struct.unpack_from('<HHHHB', data, position + 1)
-      local_colors = colors(flags)
-      position = skip_blocks(position + 11 + 3 * local_colors)
-      yield tuple(frame), local_colors or global_colors
-    else:
-      yield None, 0
-      return
-
-
-def _bmp(data):
-  start, header = struct.unpack_from('<II', data, 10)
-  if header < 40:
-    return 'format', 'BMP of an old version'
-  width, height, _, bits, coding = struct.unpack_from('<iiHHI', data, 18)
-  size = start + (bits // 8 * width + 3) // 4 * 4 * abs(height)
-  if bits not in (8, 24, 32) or coding not in (0, 3):
-    return 'format', f'BMP of {bits} bits, coding {coding}'
-  if bits == 8:
-    # Indices are taken for tones of grey, whatever the palette.
-    (colors,) = struct.unpack_from('<I', data, 46)
-    palette = data[14 + header : start]
-    tones = b''.join(bytes((i, i, i, 0)) for i in range(min(colors or 256, 256)))
-    if palette[: len(tones)] != tones:
-      return 'format', 'BMP with a palette'
-  if len(data) < size:
-    return 'truncated', f'{len(data)} bytes of {size}'
-  if len(data) > size:
-    return 'format', f'BMP with {len(data) - size} bytes after the picture'
-  return '', ''

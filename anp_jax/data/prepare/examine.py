@@ -53,11 +53,11 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
 
   The kinds: 'corrupt': nothing can be decoded; 'large': of more than
   `max_megapixels`; 'truncated': a part can be decoded; 'placeholder': at most
-  2,051 bytes though 200 pixels a side or more; 'format': the training decoder
-  would refuse or distort the picture (all but 8-bit JPEG, PNG, GIF and plain
-  BMP); 'rotated' by its EXIF orientation; 'cmyk'; 'alpha': transparent in
-  places; 'grey': of one channel; 'suffix': the name says another format. A
-  corrupt or large file has no other kind, and a large one is not decoded.
+  2,051 bytes though 200 pixels a side or more; 'format': of none that training
+  reads (all but 8-bit JPEG and PNG, GIF and BMP); 'rotated' by its EXIF
+  orientation; 'cmyk'; 'alpha': transparent in places; 'grey': of one channel;
+  'suffix': the name says another format. A corrupt or large file has no other
+  kind, and a large one is not decoded.
 
   Args:
     data: the file.
@@ -84,10 +84,6 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
     fault, reason = 'truncated', damage
   if image.mode not in _MODES:
     return unusable(f'pixels of kind {image.mode}', format_name=name)
-  if not fault and name == 'GIF':
-    colors = image_format.gif_colors(data)
-    if image.getextrema()[1] >= colors:
-      fault, reason = 'format', f'GIF with colours beyond its {colors}'
   kinds = _kinds(image, len(data), name, fault, file_name)
   width, height = image.size
   return Finding(name, height, width, kinds, reason)

@@ -20,10 +20,9 @@ from anp_jax.data.prepare import (
   tasks as tasks_lib,
   worker_pool,
 )
-from anp_jax.data.sources import image_folder
 
 # Version of the shards: those of another one are not used again.
-_VERSION = 4
+_VERSION = 5
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 _FILES = 256  # files that a worker examines in one task
 _THREADS = 16  # threads that read the states of files
@@ -55,8 +54,6 @@ def prepare(flags: argparse.Namespace) -> list[str]:
   def make():
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
-    if not flags.policy:  # which may leave out most of them
-      target.check_room(_listed_bytes(listings, states[:, 0]))
     findings = _examine(listings, flags)
     splits = [actions_lib.Split(*items) for items in zip(names, listings, findings)]
     actions_lib.decide(splits, policy, flags.min_size, flags.min_count)
@@ -88,12 +85,6 @@ def _command(flags, names):
   if len(names) == 1:
     yield 'no evaluation split: scores will be of the training images'
   yield f'train with: python main.py --config=configs/resnet_anp.py {shlex.join(words)}'
-
-
-def _listed_bytes(listings, sizes):
-  """Bytes of the files that are stored as they are; others may shrink."""
-  is_stored = [file.lower().endswith(image_folder.SUFFIXES) for f in listings for file in f.files]
-  return int(sizes[is_stored].clip(0).sum())
 
 
 def _examine(listings, flags):

@@ -1,11 +1,11 @@
-"""Shows a data set: examples as the network gets them, and class balance.
+"""Shows a data set: examples as the network gets them, or counts of its classes.
 
 python -m anp_jax.data.show --config=configs/resnet_anp.py:demo
 python -m anp_jax.data.show --config=... --count=100 --step=500 --output=look
 python -m anp_jax.data.show --config=... --stats
 
-Writes training.png, evaluation.png and classes.png; with --stats it prints
-counts and writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
+Writes training.png and evaluation.png; with --stats it prints counts and
+writes nothing. Any --config.KEY=VALUE goes with it, as in main.py.
 """
 
 from anp_jax.system import interrupts
@@ -180,9 +180,6 @@ def _draw(config, splits, flags):
     path = os.path.join(flags.output, f'{name}.png')
     draw.sheet(path, batch['image'], names, batch['weight'] == 0, title)
     yield path
-  path = os.path.join(flags.output, 'classes.png')
-  draw.balance(path, [stats.count(source) for source in splits])
-  yield path
 
 
 def _title(config, source, training, step, batch):

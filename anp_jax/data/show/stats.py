@@ -4,7 +4,6 @@ The functions that return lines take the counts of training and of evaluation,
 which have the same classes.
 """
 
-from collections.abc import Sequence
 import dataclasses
 
 from absl import logging
@@ -15,7 +14,6 @@ from anp_jax.data.sources import source as source_lib
 from anp_jax.system import drawing, markdown
 
 SPLITS = ('training', 'evaluation')
-PARTS = {'classes': 'class', 'adjectives': 'adjective', 'nouns': 'noun'}
 
 _FIRST = 5  # names to list where there may be many
 
@@ -29,21 +27,12 @@ class Counts:
     vocabulary: classes of its labels.
     images: number of images, also of those without a class.
     classes: (classes,) int64, images of each.
-    adjectives: (adjectives,) int64, images of each; empty for plain classes.
-    nouns: (nouns,) int64, likewise.
   """
 
   name: str
   vocabulary: vocabulary.Vocabulary
   images: int
   classes: np.ndarray
-  adjectives: np.ndarray
-  nouns: np.ndarray
-
-  def words(self, part: str) -> tuple[str, ...]:
-    """Returns the names that belong to the counts of one of PARTS."""
-    part = 'names' if part == 'classes' else part
-    return getattr(self.vocabulary, part)
 
 
 def count(source: source_lib.Source) -> Counts:
@@ -54,15 +43,7 @@ def count(source: source_lib.Source) -> Counts:
   classes = source.vocabulary
   labels = _labels(source)
   labels = labels[(labels >= 0) & (labels < len(classes))]
-  images = np.bincount(labels, minlength=len(classes))
-  return Counts(
-    source.name,
-    classes,
-    len(source),
-    images,
-    _sum_by(classes.adjective_ids(), len(classes.adjectives), images),
-    _sum_by(classes.noun_ids(), len(classes.nouns), images),
-  )
+  return Counts(source.name, classes, len(source), np.bincount(labels, minlength=len(classes)))
 
 
 def class_name(classes: vocabulary.Vocabulary, label: int) -> str:
@@ -70,24 +51,6 @@ def class_name(classes: vocabulary.Vocabulary, label: int) -> str:
   if 0 <= label < len(classes):
     return classes.names[label]
   return f'label {label}'
-
-
-def extremes(names: Sequence[str], numbers: np.ndarray) -> list[str]:
-  """Returns the smallest, middle and largest number, each with its name.
-
-  Args:
-    names: n names.
-    numbers: (n,) int64; the middle one of an even n is the smaller of two.
-  """
-  ranked = np.argsort(numbers, kind='stable')
-  result = []
-  for i in ranked[[0, (len(ranked) - 1) // 2, -1]]:
-    ties = int((numbers == numbers[i]).sum()) - 1
-    name = drawing.printable(names[i])
-    if ties:
-      name = 'all' if ties == len(names) - 1 else f'{name} and {ties:,} more'
-    result.append(f'{numbers[i]:,} ({name})')
-  return result
 
 
 def balance(counts: list[Counts]) -> list[str]:
@@ -102,7 +65,7 @@ def balance(counts: list[Counts]) -> list[str]:
     ('images', *(f'{c.images:,}' for c in counts)),
     *zip(
       ('smallest class', 'middle class', 'largest class'),
-      *(extremes(classes.names, c.classes) for c in counts),
+      *(_extremes(classes.names, c.classes) for c in counts),
     ),
     ('classes without images', *(f'{len(ids):,}' for ids in empty)),
   ]
@@ -119,9 +82,9 @@ def tables(counts: list[Counts]) -> list[str]:
   """Returns tables of all adjectives, nouns and classes, most images first."""
   lines = []
   for part in ('adjectives', 'nouns', 'classes'):
-    words = counts[0].words(part)
+    words, _ = _images_of(counts[0], part)
     if words:
-      numbers = [getattr(c, part) for c in counts]
+      numbers = [_images_of(c, part)[1] for c in counts]
       ranked = np.lexsort([-n for n in reversed(numbers)])
       rows = [(words[i], *(f'{n[i]:,}' for n in numbers)) for i in ranked]
       lines += ['', *_table([(part, *SPLITS), *rows])]
@@ -142,11 +105,27 @@ def _labels(source):
   return np.concatenate([np.zeros(0, np.int32), *labels])
 
 
-def _sum_by(ids, size, images):
-  """Sums the images of classes by their ids; plain classes have no ids."""
-  result = np.zeros(size, np.int64)
-  np.add.at(result, ids, images[: len(ids)])
+def _extremes(names, numbers):
+  """The smallest, middle (the smaller of two) and largest number, each with its name."""
+  ranked = np.argsort(numbers, kind='stable')
+  result = []
+  for i in ranked[[0, (len(ranked) - 1) // 2, -1]]:
+    ties = int((numbers == numbers[i]).sum()) - 1
+    name = drawing.printable(names[i])
+    if ties:
+      name = 'all' if ties == len(names) - 1 else f'{name} and {ties:,} more'
+    result.append(f'{numbers[i]:,} ({name})')
   return result
+
+
+def _images_of(counts, part):
+  """The words of a part, and the number of images of each; none for plain classes."""
+  classes = counts.vocabulary
+  if part == 'classes':
+    return classes.names, counts.classes
+  words = getattr(classes, part)
+  ids = classes.adjective_ids() if part == 'adjectives' else classes.noun_ids()
+  return words, np.bincount(ids, counts.classes[: len(ids)], len(words)).astype(np.int64)
 
 
 def _listed(names, ids):

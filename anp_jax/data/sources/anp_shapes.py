@@ -6,6 +6,7 @@ seconds, and stored in an Arrow file for each split.
 
 import concurrent.futures
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -111,19 +112,8 @@ def _render(jobs):
   try:
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
       for worker, output in enumerate(pool.map(run, range(workers))):
-        images[worker::workers] = _split_records(output)
+        images[worker::workers] = pickle.loads(output)
   except (OSError, subprocess.CalledProcessError) as error:
     logging.warning('Drawing in this process, which is slower: %s', error)
     images = [scenes.render(*job) for job in jobs]
   return images
-
-
-def _split_records(output):
-  """Undoes the framing of `scenes.main`."""
-  records = []
-  position = 0
-  while position < len(output):
-    start = position + 4
-    position = start + int.from_bytes(output[position:start], 'little')
-    records.append(output[start:position])
-  return records

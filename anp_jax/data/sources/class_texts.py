@@ -25,6 +25,13 @@ _NEGATIVE = re.compile(r'-[0-9]+(?:\.0*)?')
 _MAX_UNUSED = 10_000  # numbers up to here may be classes without an example
 
 
+def columns(names: Iterable[str]) -> list[str]:
+  """The names, of columns or keys, that tell the class: one, or adjective and noun; or none."""
+  names = set(names)
+  label = [name for name in LABELS if name in names][:1]
+  return label or [*PAIR] * names.issuperset(PAIR)
+
+
 def number_classes(place: str, numbers: Iterable[int]) -> tuple[str, ...]:
   """Names of the classes that examples number: class0, class1 and so on.
 

@@ -49,9 +49,7 @@ def choose(schema: pa.Schema, place: str) -> Columns:
   if 'label' in schema.names:
     labels = ['label']
   elif len(labels) != 1 or set(labels) & set(class_texts.PAIR):
-    labels = [n for n in class_texts.LABELS if n in schema.names][:1]
-  if not labels and set(class_texts.PAIR) <= set(schema.names):
-    labels = list(class_texts.PAIR)
+    labels = class_texts.columns(schema.names)
   wrong = [n for n in labels if not _is_label(schema.field(n).type)]
   if not images or not labels or wrong:
     columns = ', '.join(f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema)
@@ -88,25 +86,16 @@ def vocabulary(columns: Columns) -> vocabulary_lib.Vocabulary | None:
 
 
 def _texts(column, names, place):
-  """A column's values as texts."""
-  values = column.to_pylist()
-  if pa.types.is_floating(column.type):  # whole numbers with gaps, of pandas
-    values = [None if v is None or v != v else v for v in values]
-    odd = next((v for v in values if v is not None and v % 1 != 0), None)
-    if odd is not None:
-      raise config_lib.ConfigError(f'{place} has the class {odd}, expected whole numbers')
-    values = [v if v is None else int(v) for v in values]
-  elif not pa.types.is_integer(column.type):
-    return ['' if value is None else value.strip() for value in values]
-  lowest = min((v for v in values if v is not None), default=0)
-  highest = max((v for v in values if v is not None), default=0)
-  if lowest < -1 or (names and highest >= len(names)):
-    most = f' to {len(names) - 1}' if names else ' on'
+  """A column's values as texts; '' for null, NaN (pandas' null) and -1."""
+  values = [None if v in (None, -1) or v != v else v for v in column.to_pylist()]
+  if not names:
+    return ['' if v is None else str(v).strip() for v in values]
+  outside = next((v for v in values if v is not None and v not in range(len(names))), None)
+  if outside is not None:
     raise config_lib.ConfigError(
-      f'{place} has the class {lowest if lowest < -1 else highest}, expected '
-      f'0{most}, or -1 for none'
+      f'{place} has the class {outside}, expected 0 to {len(names) - 1}, or -1 for none'
     )
-  return ['' if v in (None, -1) else names[v] if names else str(v) for v in values]
+  return ['' if v is None else names[int(v)] for v in values]
 
 
 def _features(schema):

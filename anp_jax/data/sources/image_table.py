@@ -70,10 +70,9 @@ def _rows(file):
   """The rows of a list."""
   columns, table = _table(file)
   path, split = _column(columns, _PATHS), _column(columns, _SPLITS)
-  label = _column(columns, class_texts.LABELS)
-  pair = [_column(columns, (name,)) for name in class_texts.PAIR]
-  labels = pair if label is None else [label]
-  if path is None or None in labels:
+  lower = [c.lower() for c in columns]
+  labels = [lower.index(name) for name in class_texts.columns(lower)]
+  if path is None or not labels:
     raise config_lib.ConfigError(
       f'{file} has the columns {", ".join(columns) or "none"}; expected path, '
       'label or adjective and noun, and optionally split'

@@ -17,6 +17,7 @@ import zlib
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
 from anp_jax.data.sources import splits
 
 # Where the archive of CIFAR-10 puts its files.
@@ -92,12 +93,7 @@ def cifar10(folder: str, split: str) -> Contents:
   names = _cifar_names(folder)
   records, size = [], 1 + _CIFAR_PIXELS
   for file in files:
-    if not os.path.isfile(file):
-      raise config_lib.ConfigError(
-        f'{folder} has no file {os.path.basename(file)}; expected '
-        f'{", ".join(map(os.path.basename, files))}'
-      )
-    data = _mapped(file)
+    data = _content(file)
     if not len(data) or len(data) % size:
       raise config_lib.ConfigError(f'{file} holds {len(data)} bytes, expected records of {size}')
     records.append(data.reshape(-1, size))
@@ -147,7 +143,7 @@ def _idx(folder, part, kind):
   file = next((f for f in files if os.path.isfile(f)), None)
   if file is None:
     raise config_lib.ConfigError(f'{folder} has no file {names[0]} or its .gz')
-  data = _unzipped(file) if file.endswith('.gz') else _mapped(file)
+  data = _content(file)
   dimensions = {'images': 3, 'labels': 1}[kind]
   magic, start_bytes = 0x800 + dimensions, data[:4].tobytes()
   if start_bytes != struct.pack('>I', magic):
@@ -169,22 +165,15 @@ def _idx(folder, part, kind):
   return file, data[start:].reshape(shape)
 
 
-def _unzipped(file):
+def _content(file):
+  """The file's bytes, (n,) uint8, unpacked."""
   try:
+    if not file.endswith('.gz'):
+      return np.fromfile(file, np.uint8)
     with gzip.open(file) as f:
       return np.frombuffer(f.read(), np.uint8)
   except (OSError, EOFError, zlib.error) as e:
-    raise config_lib.ConfigError(f'cannot read {file}, expected a whole gzip file: {e}') from e
-
-
-def _mapped(file):
-  """The file's bytes, (n,) uint8, read when they are used."""
-  try:
-    if not os.path.getsize(file):  # cannot be mapped
-      return np.zeros(0, np.uint8)
-    return np.asarray(np.memmap(file, np.uint8, 'r'))
-  except OSError as e:
-    raise config_lib.ConfigError(f'cannot read {file}: {e}') from e
+    raise config_lib.ConfigError(f'cannot read {file}, expected a whole file: {e}') from e
 
 
 def _cifar_names(folder):
@@ -192,14 +181,10 @@ def _cifar_names(folder):
   file = os.path.join(folder, 'batches.meta.txt')
   if not os.path.isfile(file):
     return _numbers(_CLASSES)
-  try:
-    # The published file ends with an empty line. One further up would shift the
-    # classes, and is kept to be refused.
-    lines = _mapped(file).tobytes().decode().rstrip().splitlines()
-  except UnicodeDecodeError as e:
-    raise config_lib.ConfigError(f'{file} is not UTF-8 text: {e}') from e
-  names = tuple(line.strip() for line in lines)
-  if not names or not all(names):
+  # The published file ends with an empty line. One further up would shift the
+  # classes, and is kept to be refused.
+  names = tuple(line.strip() for line in vocabulary.read_lines(file))
+  if not all(names):
     raise config_lib.ConfigError(
       f'{file} holds the class names {names}, expected one a class, none empty'
     )

@@ -15,6 +15,7 @@ the worker processes of `anp_shapes`, which have to start fast.
 import colorsys
 import io
 import math
+import pickle
 import signal
 import sys
 
@@ -357,8 +358,8 @@ _PATTERNS = {'dotted': _dots, 'striped': _stripes}
 def main() -> None:
   """Renders the scenes named on standard input to standard output.
 
-  Input: (class_id, seed) pairs as little-endian int64. Output, in their order:
-  a little-endian uint32 with the number of bytes, then the bytes.
+  Input: (class_id, seed) pairs as little-endian int64. Output: the pickled list
+  of the files, in their order.
   """
   # If the reader dies, or is interrupted from the keyboard, so does this
   # process, without a word.
@@ -366,9 +367,7 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   signal.signal(signal.SIGINT, signal.SIG_DFL)
   jobs = np.frombuffer(sys.stdin.buffer.read(), '<i8').reshape(-1, 2)
-  for class_id, seed in jobs.tolist():
-    data = render(class_id, seed)
-    sys.stdout.buffer.write(len(data).to_bytes(4, 'little') + data)
+  pickle.dump([render(class_id, seed) for class_id, seed in jobs.tolist()], sys.stdout.buffer)
   sys.stdout.buffer.flush()
 
 

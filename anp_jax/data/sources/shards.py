@@ -6,7 +6,7 @@ import struct
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import open_files
+from anp_jax.data.sources import open_files, stored_images
 
 
 class TfRecords:
@@ -22,7 +22,6 @@ class TfRecords:
     Raises:
       ConfigError: for a shard that cannot be read or has other records.
     """
-    self._paths = paths
     parts = [np.zeros((0, 3), np.int64)]  # shard, first byte, length
     for shard, (path, count) in enumerate(zip(paths, counts)):
       try:
@@ -31,17 +30,11 @@ class TfRecords:
         raise _unreadable(path, e) from e
       _check_count(path, len(places), count)
       parts.append(places)
-    self._places = np.concatenate(parts)
+    self._records = stored_images.FileRanges(paths, np.concatenate(parts))
 
   def __getitems__(self, indices: list[int]) -> list[bytes]:
     """Records by index."""
-    result = []
-    for index in indices:
-      shard, start, length = self._places[index].tolist()
-      with open(self._paths[shard], 'rb') as f:
-        f.seek(start)
-        result.append(f.read(length))
-    return result
+    return [self._records.read(index) for index in indices]
 
 
 class ArrayRecords:

@@ -1,5 +1,6 @@
 """Counts of the files that are not read, by suffix or place."""
 
+import collections
 import os
 
 from anp_jax.data.image_files import images
@@ -13,11 +14,11 @@ class SkippedFiles:
   """Counts of files by suffix or place, each kind with its first file."""
 
   def __init__(self):
-    self._counts = {}
-    self._first = {}
+    self._counts: collections.Counter[str] = collections.Counter()
+    self._first: dict[str, str] = {}
 
   def __len__(self) -> int:
-    return sum(self._counts.values())
+    return self._counts.total()
 
   def add(self, path: str, kind: str = '') -> None:
     """Counts a file.
@@ -28,7 +29,7 @@ class SkippedFiles:
     """
     path = untrusted_text.printable(path)
     kind = kind or os.path.splitext(path)[1].lower() or _NO_SUFFIX
-    self._counts[kind] = self._counts.get(kind, 0) + 1
+    self._counts[kind] += 1
     self._first.setdefault(kind, path)
 
   def text(self, hints: dict[str, str]) -> str:
@@ -37,14 +38,12 @@ class SkippedFiles:
     Args:
       hints: advice about some of the kinds.
     """
-    kinds = sorted(self._counts, key=lambda kind: (-self._counts[kind], kind))
+    kinds = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
     items = []
-    for kind in kinds[:_MOST_KINDS]:
-      detail = f'first {self._first[kind]}'
-      if kind in hints:
-        detail += f'; {hints[kind]}'
-      items.append(f'{self._counts[kind]:,} {kind} ({detail})')
-    more = sum(self._counts[kind] for kind in kinds[_MOST_KINDS:])
+    for kind, count in kinds[:_MOST_KINDS]:
+      hint = f'; {hints[kind]}' if kind in hints else ''
+      items.append(f'{count:,} {kind} (first {self._first[kind]}{hint})')
+    more = sum(count for _, count in kinds[_MOST_KINDS:])
     if more:
       items.append(f'{more:,} others')
     return ', '.join(items)

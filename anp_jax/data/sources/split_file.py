@@ -78,44 +78,37 @@ def _row(line, columns):
 
 def _vocabulary_of_rows(tables):
   """The classes that the folders of images name, in all split files together."""
-  names, ids_of = {}, {}  # by kind: name by id; by kind and name: id
+  words_of = {'class': {}, 'noun': {}, 'adjective': {}}  # by kind: word by id
   for file, rows in tables:
     for number, (path, ids) in enumerate(rows, 1):
-      place = f'{file}:{number}'
-      for kind, kind_id, name in zip(('class', 'noun', 'adjective'), ids, _names(place, path, ids)):
-        name_of = names.setdefault(kind, {})
-        first = name_of.setdefault(kind_id, name), ids_of.setdefault((kind, name), kind_id)
-        if first != (name, kind_id):
+      name = _folder(path)
+      if not name:
+        raise config_lib.ConfigError(
+          f'{file}:{number}: {path!r} is in no folder that names its class; give the '
+          'classes (config.data.lists)'
+        )
+      adjective, _, noun = name.partition('_')
+      for kind, kind_id, word in zip(words_of, ids, (name, noun, adjective)):
+        first = words_of[kind].setdefault(kind_id, word)
+        if first != word:
           raise config_lib.ConfigError(
-            f'{place}: {kind} {kind_id} is {name!r}, but above {kind} {first[1]} is {first[0]!r}'
+            f'{file}:{number}: {kind} {kind_id} is {word!r}, but above it is {first!r}'
           )
-  for kind, name_of in names.items():
-    gap = next((i for i in range(len(name_of)) if i not in name_of), None)
+  places = ', '.join(file for file, _ in tables)
+  for kind, words in words_of.items():
+    gap = next((i for i in range(len(words)) if i not in words), None)
     if gap is not None:
       raise config_lib.ConfigError(
-        f'{", ".join(file for file, _ in tables)}: no image of {kind} {gap}, but of '
-        f'{max(name_of)}; give the names (config.data.lists)'
+        f'{places}: no image of {kind} {gap}, but of {max(words)}; give the names '
+        '(config.data.lists)'
       )
-  in_order = {kind: tuple(name for _, name in sorted(n.items())) for kind, n in names.items()}
-  return vocabulary_lib.Vocabulary(
-    in_order['class'], in_order.get('adjective'), in_order.get('noun')
+  names, nouns, adjectives = (
+    tuple(words[i] for i in range(len(words))) for words in words_of.values()
   )
-
-
-def _names(place, path, ids):
-  """The names of a class, its noun and its adjective, as an image's folder tells."""
-  name = _folder(path)
-  if not name:
-    raise config_lib.ConfigError(
-      f'{place}: {path!r} is in no folder that names its class; give the '
-      'classes (config.data.lists)'
-    )
-  adjective, _, noun = name.partition('_')
-  if len(ids) == 3 and (not adjective or not noun or '_' in noun):
-    raise config_lib.ConfigError(
-      f'{place}: noun and adjective ids, but folder {name!r} is no adjective_noun pair'
-    )
-  return name, noun, adjective
+  try:
+    return vocabulary_lib.Vocabulary(names, adjectives or None, nouns or None)
+  except config_lib.ConfigError as e:
+    raise config_lib.ConfigError(f'{places}: {e}') from e
 
 
 def _check_rows(file, rows, vocabulary):

@@ -8,18 +8,16 @@ removed. So a copy that was interrupted goes on.
 from concurrent import futures
 import contextlib
 import os
-import shutil
-import time
 
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import urls
-from anp_jax.system import files, remote
+from anp_jax.config import outputs, urls
+from anp_jax.system import files, progress as progress_lib, remote
 
 _FOLDER = 'remote'  # in the folder of data sets
 _DOWNLOADS = 16  # at a time: a small object takes a store 50 ms, in any number
-_REPORT = 30.0  # seconds between two lines
+_LOG_SECONDS = 30.0
 
 
 def path(name: str, address: str, config: ml_collections.ConfigDict) -> str:
@@ -46,7 +44,7 @@ def path(name: str, address: str, config: ml_collections.ConfigDict) -> str:
   try:
     os.makedirs(parent, exist_ok=True)
     with files.lock(os.path.join(parent, f'.{base}.lock')):
-      _Copy(name, address, target).update(objects)
+      _update(address, target, objects)
   except OSError as e:  # a full disk, say
     raise config_lib.ConfigError(
       f'{name}: the copy of {address} cannot be written to {target}: '
@@ -74,93 +72,72 @@ def prepared_path(directory: str, set_name: str, config: ml_collections.ConfigDi
   return folder.removesuffix('/' + inside)
 
 
-class _Copy:
-  """The copy of one address."""
-
-  def __init__(self, name, address, target):
-    self._name, self._address, self._target = name, address, target
-    folder, base = os.path.split(target)
-    self._list_file = os.path.join(folder, f'.{base}.json')
-
-  def update(self, objects):
-    """Makes the copy equal to what the store has, as `remote.sizes`."""
-    copied = files.read_json_object(self._list_file)
-    missing = {
-      name: size
-      for name, (size, tag) in objects.items()
-      if copied.get(name) != [size, tag] or self._size(name) != size
-    }
-    gone = [name for name in copied if name not in objects]
-    if not missing and not gone:
-      return
-    for name in gone:
-      with contextlib.suppress(FileNotFoundError):
-        os.remove(self._path(name))
-    try:
-      if missing:
-        self._download(missing)
-    finally:
-      files.write_json(
-        self._list_file,
-        {name: state for name, state in objects.items() if self._size(name) == state[0]},
-      )
-
-  def _download(self, sizes):
-    total, done, start = sum(sizes.values()), 0, time.monotonic()
-    self._check_room(total)
-    print(
-      f'copying {self._address} to {self._target}: {len(sizes):,} files, {total / 1e6:,.1f} MB',
-      flush=True,
+def _update(address, target, objects):
+  """Makes the copy of an address equal to what the store has, as `remote.sizes`."""
+  folder, base = os.path.split(target)
+  list_file = os.path.join(folder, f'.{base}.json')
+  copied = files.read_json_object(list_file)
+  missing = {
+    name: size
+    for name, (size, tag) in objects.items()
+    if copied.get(name) != [size, tag] or _size(remote.join(target, name)) != size
+  }
+  gone = [name for name in copied if name not in objects]
+  if not missing and not gone:
+    return
+  for name in gone:
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(remote.join(target, name))
+  try:
+    _download(address, target, missing)
+  finally:
+    files.write_json(
+      list_file,
+      {n: state for n, state in objects.items() if _size(remote.join(target, n)) == state[0]},
     )
-    report = start + _REPORT
-    with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
-      jobs = [pool.submit(self._copy_file, *item) for item in sizes.items()]
-      try:
-        for job in futures.as_completed(jobs):
-          done += job.result()
-          if time.monotonic() > report:
-            print(f'copied {done / max(total, 1):.0%}', flush=True)
-            report += _REPORT
-      finally:
-        pool.shutdown(cancel_futures=True)
-    print(f'copied in {time.monotonic() - start:.1f} s', flush=True)
 
-  def _copy_file(self, name, size):
-    """Copies an object; it appears whole or not at all. Returns its size."""
-    address, target = remote.join(self._address, name), self._path(name)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    store = remote.file_system(address)
-    with files.atomic_path(target) as draft:
-      try:
-        store.get_file(address, draft)
-      except Exception as e:  # noqa: BLE001 - each store has errors of its own
-        raise remote.unreadable(address, e) from e
-      copied = os.path.getsize(draft)
-      if copied != size:
-        raise config_lib.ConfigError(
-          f'{address}: {copied:,} bytes were copied of {size:,}; start again'
-        )
-    return size
 
-  def _check_room(self, total):
-    folder = os.path.dirname(self._target)
-    free = shutil.disk_usage(folder).free
-    if free < total:
+def _download(address, target, sizes):
+  """Copies objects of these sizes by name, several at a time."""
+  total = sum(sizes.values())
+  outputs.check_room('$ANP_DATA', os.path.dirname(target), total)
+  progress = progress_lib.Progress(
+    f'copying {address} to {target}, {total / 1e6:,.1f} MB', len(sizes), log_seconds=_LOG_SECONDS
+  )
+  with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
+    jobs = [pool.submit(_copy_file, address, target, *item) for item in sizes.items()]
+    try:
+      for job in futures.as_completed(jobs):
+        job.result()
+        progress.add(1)
+    finally:
+      pool.shutdown(cancel_futures=True)
+      progress.close()
+
+
+def _copy_file(address, target, name, size):
+  """Copies an object; it appears whole or not at all."""
+  address, target = remote.join(address, name), remote.join(target, name)
+  os.makedirs(os.path.dirname(target), exist_ok=True)
+  store = remote.file_system(address)
+  with files.atomic_path(target) as draft:
+    try:
+      store.get_file(address, draft)
+    except Exception as e:  # noqa: BLE001 - each store has errors of its own
+      raise remote.unreadable(address, e) from e
+    copied = os.path.getsize(draft)
+    if copied != size:
       raise config_lib.ConfigError(
-        f'{self._name}: {self._address} takes {total / 1e9:.1f} GB, and '
-        f'{free / 1e9:.1f} are free in {folder}; expected $ANP_DATA to be a '
-        'folder with room'
+        f'{address}: {copied:,} bytes were copied of {size:,}; start again'
       )
 
-  def _path(self, name):
-    return os.path.join(self._target, name) if name else self._target
 
-  def _size(self, name):
-    """Bytes of a file of the copy; -1 if there is none."""
-    try:
-      return os.path.getsize(self._path(name))
-    except OSError:
-      return -1
+def _size(path):
+  """Bytes of a file; -1 if there is none."""
+  try:
+    return os.path.getsize(path)
+  except OSError:
+    return -1
 
 
 def local_root(config: ml_collections.ConfigDict) -> str:

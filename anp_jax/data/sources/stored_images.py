@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.system import files as files_lib
+from anp_jax.data.sources import open_files
+from anp_jax.system import cached_reads, files as files_lib
 
 # TensorFlow's readers count bytes in 32 bits.
 _MAX_BYTES = 2**31 - 1
@@ -123,6 +124,46 @@ class Storage(Protocol):
 
   def select(self, indices: np.ndarray) -> 'Storage':
     """The files of these indices, in their order."""
+
+
+class FileRanges:
+  """Images within other files, such as the members of tar files."""
+
+  def __init__(
+    self, paths: Sequence[str], places: np.ndarray, states: Sequence[tuple[int, int]] = ()
+  ):
+    """Creates the storage; nothing is opened.
+
+    Args:
+      paths: paths of the files.
+      places: (n, 3) int64: number of the file, first byte and size of each image.
+      states: size and time of each file.
+    """
+    self._paths, self._places, self._states = paths, places, states
+    self._file = open_files.keep_open(self._open)
+
+  def __reduce__(self):
+    return FileRanges, (self._paths, self._places, self._states)
+
+  def read(self, index: int) -> bytes:
+    """The bytes of an image, from any thread."""
+    number, start, size = self._places[index].tolist()
+    data = cached_reads.pread(self._file(number).fileno(), size, start)
+    if len(data) < size:
+      raise UnusableError(f'{self._paths[number]} ends before byte {start + size:,}')
+    return data
+
+  def state(self, index: int) -> tuple[int, int]:
+    """The size of an image and the time of its file."""
+    number, _, size = self._places[index].tolist()
+    return size, self._states[number][1]
+
+  def select(self, indices: np.ndarray) -> 'FileRanges':
+    """The images of these indices."""
+    return FileRanges(self._paths, self._places[indices], self._states)
+
+  def _open(self, number):
+    return open(self._paths[number], 'rb', buffering=0)
 
 
 class DiskFiles:

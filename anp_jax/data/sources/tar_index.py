@@ -164,8 +164,6 @@ def _class_of_json(value):
   """The class that an object names; '' if it names none."""
   if not isinstance(value, dict):
     return ''
-  if {'adjective', 'noun'} <= value.keys():
-    return f'{value["adjective"]}_{value["noun"]}'
-  label = next((value[k] for k in class_texts.LABELS if k in value), '')
-  is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
-  return str(label).strip() if is_number or isinstance(label, str) else ''
+  words = [value[key] for key in class_texts.columns(value)]
+  are_texts = all(isinstance(w, (str, int, float)) and not isinstance(w, bool) for w in words)
+  return '_'.join(str(word).strip() for word in words) if are_texts else ''

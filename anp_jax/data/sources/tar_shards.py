@@ -1,8 +1,6 @@
 """WebDataset's tar shards: their samples by index."""
 
-from collections.abc import Sequence
 import glob
-import io
 import os
 import re
 from typing import Any
@@ -13,59 +11,15 @@ from anp_jax import config as config_lib
 from anp_jax.data.sources import (
   class_texts,
   image_folder,
-  open_files,
   skipped_files,
   splits,
   stored_images,
   tar_index,
 )
-from anp_jax.system import cached_reads, files
+from anp_jax.system import files
 
 SPLIT = '{split}'
 _RANGE = re.compile(r'\{(\d{1,6})\.\.(\d{1,6})\}')
-
-
-class TarMembers:
-  """Members of tar files, read where the index says they are."""
-
-  def __init__(self, shards: Sequence[str], places: np.ndarray, states: Sequence[tuple[int, int]]):
-    """Creates the storage; nothing is opened.
-
-    Args:
-      shards: paths of the tar files.
-      places: (n, 3) int64: shard, first byte and size of each member.
-      states: size and time of each shard.
-    """
-    self._shards, self._places, self._states = shards, places, states
-    self._file = open_files.keep_open(self._open)
-
-  def __reduce__(self):
-    return TarMembers, (self._shards, self._places, self._states)
-
-  def read(self, index: int) -> bytes:
-    """The bytes of a member, from any thread."""
-    shard, start, size = self._places[index].tolist()
-    data = cached_reads.pread(self._file(shard).fileno(), size, start)
-    if len(data) < size:
-      raise stored_images.UnusableError(f'{self._shards[shard]} ends before byte {start + size:,}')
-    return data
-
-  def state(self, index: int) -> tuple[int, int]:
-    """The size of a member and the time of its shard."""
-    shard, _, size = self._places[index].tolist()
-    return size, self._states[shard][1]
-
-  def select(self, indices: np.ndarray) -> 'TarMembers':
-    """The members of these indices."""
-    return TarMembers(self._shards, self._places[indices], self._states)
-
-  def _open(self, shard):
-    return open_shard(self._shards[shard])
-
-
-def open_shard(path: str) -> io.FileIO:
-  """Opens a shard whose members are read by position."""
-  return open(path, 'rb', buffering=0)
 
 
 def find(
@@ -124,7 +78,7 @@ def find(
     labels[chosen],
     classes,
     f'{pattern}: {split}' if split else pattern,
-    TarMembers(tuple(shards), places, [*map(files.state, shards)]),
+    stored_images.FileRanges(tuple(shards), places, [*map(files.state, shards)]),
     left_out and f'{pattern}: left out {left_out}',
   )
 
