@@ -10,14 +10,13 @@ import contextlib
 import dataclasses
 import os
 import re
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families, processors
+from anp_jax.checkpoint.weights import families, naming as naming_lib, processors
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
@@ -84,20 +83,20 @@ def weights_file(path: str) -> str:
   return path
 
 
-def naming(path: str, names: Collection[str]) -> tuple[ModuleType, str]:
+def naming(path: str, names: Collection[str]) -> tuple[naming_lib.Family, str]:
   """Returns the family and the naming of a file's tensors, see `families`.
 
   Raises:
     ConfigError: if they are those of none.
   """
-  family, kind = families.of_tensors(names)
-  if family is None or kind is None:
+  detected = families.of_tensors(names)
+  if detected is None:
     some = ', '.join(sorted(names)[:3]) or 'none'
     raise config_lib.ConfigError(
       f'config.init.from={path!r}: expected the tensors of '
       f'{families.namings()}; its first are {some}'
     )
-  return family, kind
+  return detected
 
 
 def architecture(path: str) -> dict:
@@ -166,8 +165,7 @@ def read(path: str) -> Published:
     }
   family, kind = naming(path, shapes.keys())
   saved_config = architecture(path)
-  head = 'params/head/kernel'
-  classifier = family.published_names([head], kind)[head]
+  classifier = f'{family.namings[kind].classifier}.weight'
   if classifier not in shapes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has no {classifier}: without a classifier '
@@ -175,7 +173,7 @@ def read(path: str) -> Published:
     )
   classes = shapes[classifier][0]
   keys, notes = processors.images(
-    *processors.read(os.path.dirname(path), saved_config), family.FILTERS[kind]
+    *processors.read(os.path.dirname(path), saved_config), family.namings[kind].filter
   )
   keys = family.network(path, shapes, kind, saved_config) | keys
   return Published(path, keys, classes, _names(saved_config, classes), notes)
