@@ -1,6 +1,9 @@
 """Checkpoints: keeping, falling back, refusing, checking bytes."""
 
 import asyncio
+import contextlib
+import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -13,7 +16,7 @@ from orbax.checkpoint._src.path import atomicity
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import checksums, manager
+from anp_jax.checkpoint import checksums, manager, trained
 from anp_jax.parallel import mesh as mesh_lib
 
 DATA = {'examples': 64, 'classes': 12, 'names': 'abc'}
@@ -382,3 +385,61 @@ def test_a_best_checkpoint_that_was_not_written_stops_the_run(tmp_path, config, 
 
 async def _no_space(*_, **__):
   raise OSError(28, 'No space left on device')
+
+
+# A checkpoint's own metadata: what a changed bit of them leads to.
+
+_META = 'checkpoints/2/meta/metadata'
+
+
+def _restored_step(workdir, config):
+  """The step that is restored, once the run goes on as it was."""
+  with contextlib.closing(_open(workdir, config)) as checkpoints:
+    state, step = checkpoints.restore()
+    assert int(state['step']) == step and checkpoints.changes() == {}
+  return step
+
+
+@pytest.mark.parametrize('case', range(6))
+def test_a_changed_bit_of_the_metadata_is_damage(workdir, config, caplog, case):
+  path = workdir / _META
+  data = bytearray(path.read_bytes())
+  before = json.loads(data)
+  data[case * (len(data) - 1) // 5] ^= 1 << case
+  path.write_bytes(bytes(data))
+  try:
+    is_harmless = json.loads(data) == before  # a space, say
+  except ValueError:
+    is_harmless = False
+  assert _restored_step(workdir, config) == (2 if is_harmless else 1)
+  assert (workdir / 'damaged').exists() != is_harmless
+  assert ('checkpoint 2 is damaged' in caplog.text) != is_harmless
+
+
+@pytest.mark.parametrize(
+  'old, new',
+  [
+    ('"examples": 64', '"examples": 65'),
+    ('"optimizer.learning_rate": ', '"optimizer.learning_rate": 1'),
+    ('"checksum"', '"checksun"'),
+    ('"packages"', '"packaget"'),
+  ],
+)
+def test_changed_values_are_damage_and_no_change(workdir, config, caplog, old, new):
+  path = workdir / _META
+  text = json.dumps(json.loads(path.read_text()))
+  assert old in text
+  path.write_text(text.replace(old, new))
+  with pytest.raises(config_lib.ConfigError, match='its metadata'):  # prediction
+    trained.load(str(workdir))
+  assert _restored_step(workdir, config) == 1
+  assert 'its metadata' in caplog.text
+
+
+def test_the_checksum_is_the_sha256_of_the_sorted_values(written):
+  meta = json.loads((written / _META).read_text())
+  checksum = meta.pop('checksum')
+  text = json.dumps(meta, sort_keys=True)
+  assert checksum == hashlib.sha256(text.encode()).hexdigest()
+  assert meta['packages']['jax'] == jax.__version__ and meta['data'] == DATA
+  assert meta['config']['model.name'] == 'resnet50'

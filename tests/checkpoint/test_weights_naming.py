@@ -52,9 +52,9 @@ def _read(folder, network, published, module, bottleneck):
   'kind, bottleneck, version',
   [
     (naming.TIMM, False, 'v1.5'),
-    (naming.TIMM, True, 'v1.5'),
     (naming.TRANSFORMERS, False, 'v1.5'),
-    (naming.TRANSFORMERS, True, 'v1'),
+    pytest.param(naming.TIMM, True, 'v1.5', marks=pytest.mark.slow),
+    pytest.param(naming.TRANSFORMERS, True, 'v1', marks=pytest.mark.slow),
   ],
 )
 def test_evaluation_and_training_equal_pytorchs(kind, bottleneck, version, tmp_path):
@@ -78,7 +78,7 @@ def test_evaluation_and_training_equal_pytorchs(kind, bottleneck, version, tmp_p
   got, new = _trained(module, variables, images)
   compare(got, network.train())
   after = _read(tmp_path, network, published, module, bottleneck)
-  olds, news, others = (
+  olds, news, afters = (
     traverse_util.flatten_dict(tree['batch_stats'], sep='/') for tree in (variables, new, after)
   )
   for name, old in olds.items():
@@ -86,7 +86,7 @@ def test_evaluation_and_training_equal_pytorchs(kind, bottleneck, version, tmp_p
     if name.endswith('/var'):  # theirs are unbiased: n / (n - 1) of ours, n values a channel
       count = len(images) * _map_side(name, bottleneck and version == 'v1.5') ** 2
       got = 0.9 * old + (got - 0.9 * old) * count / (count - 1)
-    np.testing.assert_allclose(got, others[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    np.testing.assert_allclose(got, afters[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -135,8 +135,9 @@ def test_variants_equal_timm_and_go_back(tmp_path, names):
 
 def test_transformers_names_are_refused_where_it_has_no_such_network(tmp_path):
   path = str(tmp_path / 'model.safetensors')
-  names = ('embedder.embedder.normalization', 'encoder.stages.0.layers.0.layer.0.convolution')
-  tensors = {f'resnet.{name}.weight': np.zeros(1) for name in names}
+  layers = ('embedder.embedder', 'encoder.stages.0.layers.0.layer.0')
+  kinds = ('convolution', 'normalization')
+  tensors = {f'resnet.{a}.{b}.weight': np.zeros(1) for a in layers for b in kinds}
   safetensors_numpy.save_file(tensors, path)
   config = builders.config({'model.name': 'seresnet50'})
   names = ['params/stage1_block1/se_fc1/kernel']

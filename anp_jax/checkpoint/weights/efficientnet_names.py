@@ -76,7 +76,7 @@ class EfficientNet(naming.Family):
   def mismatch(
     self, config: ml_collections.ConfigDict, paths: Iterable[str], kind: str, saved_config: dict
   ) -> str:
-    """Returns why it is another: padding, epsilon and activation are in no tensor."""
+    """Returns why it is another, see `naming.Family`; no tensor tells how it pads."""
     del paths
     name = config.model.name
     other = 'a tf_efficientnet, as all of transformers'

@@ -120,7 +120,8 @@ class Family:
   Attributes:
     name: name for people.
     models: values of config.model.name.
-    signature: our modules that tell the family and the naming of a file.
+    signature: our modules that tell the family and the naming of a file; 'a|b':
+      either of two.
   """
 
   name: str
@@ -135,7 +136,8 @@ class Family:
   def detect(self, names: Collection[str]) -> str | None:
     """Returns which of `namings` a file's tensors have, or None."""
     for kind, naming in self.namings.items():
-      if set(self.signature) <= set(naming.modules(names)):
+      modules = set(naming.modules(names))
+      if all(modules & set(either.split('|')) for either in self.signature):
         return kind
     return None
 

@@ -16,7 +16,7 @@ class ResNet(naming.Family):
 
   name = 'ResNet'
   models = networks.RESNETS
-  signature = ('stem_norm', 'stage1_block1/conv1')
+  signature = ('stem_conv|stem_conv3', 'stem_norm', 'stage1_block1/conv1')
 
   def network(self, path: str, shapes: dict, kind: str, saved_config: dict) -> dict:
     """Returns the values of the config; see `naming.Family`."""
@@ -46,7 +46,7 @@ class ResNet(naming.Family):
   def mismatch(
     self, config: ml_collections.ConfigDict, paths: Iterable[str], kind: str, saved_config: dict
   ) -> str:
-    """Returns why it is another: transformers' config tells where a bottleneck strides."""
+    """Returns why it is another, see `naming.Family`; no tensor tells where a block strides."""
     m = config.model
     if kind != naming.TRANSFORMERS:
       return ''
