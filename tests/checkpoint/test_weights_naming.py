@@ -116,7 +116,7 @@ def _map_side(name, strides_late):
 def test_every_name_has_a_published_one_with_its_shape(kind, depth):
   network, published = _published(kind, *resnet.DEPTHS[depth])
   tensors = published.tensors(network)
-  assert families.of_tensors(tensors) == (families.RESNET, kind)
+  assert families.of_tensors('x', tensors) == (families.RESNET, kind)
   shapes = _shapes(resnet.ResNet(10, *resnet.DEPTHS[depth], width=WIDTH))
   prefix = '' if kind == naming.TIMM else 'resnet.'
   got = {

@@ -95,6 +95,7 @@ _SMALL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_small', [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_logits_equal_timms(tmp_path, monkeypatch, is_small):
   """It loads what is written for it, all names, and is read back."""

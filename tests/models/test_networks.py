@@ -90,7 +90,7 @@ def test_parameters_and_what_a_file_tells_of_them(name):
     published: family.to_published(path, np.broadcast_to(0, flat[path].shape), kind).shape
     for path, published in family.published_names(flat, kind).items()
   }
-  assert families.of_tensors(shapes) == (family, kind)
+  assert families.of_tensors('x', shapes) == (family, kind)
   keys = family.network('x', shapes, kind, {'architecture': name})
   assert keys['model.name'] == name and keys['model.head'] == 'joint'
   assert {key: keys[key] for key in width} == width

@@ -96,6 +96,7 @@ def _losses(devices, **keys):
   return jax.device_get(state.params), stepping.column(metrics)
 
 
+@pytest.mark.slow
 def test_paths_dropped_do_not_depend_on_devices(x64):
   want_params, want = _losses(1)
   params, losses = _losses(4, accumulate=2)

@@ -7,6 +7,7 @@ import ml_collections
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
+from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import convnext_names, efficientnet_names, naming, resnet_names
 from anp_jax.system import files
 
@@ -24,25 +25,28 @@ def of_config(config: ml_collections.ConfigDict) -> naming.Family | None:
   return next((family for family in _ALL if config.model.name in family.models), None)
 
 
-def of_tensors(names: Collection[str]) -> tuple[naming.Family, str] | None:
-  """Returns the family of a file's tensors and their naming, or None."""
+def of_tensors(path: str, names: Collection[str]) -> tuple[naming.Family, str]:
+  """Returns the family of a file's tensors, and their naming.
+
+  Raises:
+    ConfigError: if they are those of none.
+  """
   for family in _ALL:
     if kind := family.detect(names):
       return family, kind
-  return None
+  expected = '; or '.join(
+    f'{family.name}, named as in {" or in ".join(n.label for n in family.namings.values())}'
+    for family in _ALL
+  )
+  raise config_lib.ConfigError(
+    f'config.init.from={path!r}: expected the tensors of {expected}; its first are '
+    f'{", ".join(sorted(names)[:3]) or "none"}'
+  )
 
 
 def names() -> str:
   """Returns the families' names, for people."""
   return ' or '.join(family.name for family in _ALL)
-
-
-def namings() -> str:
-  """Returns what files can be read, for people."""
-  return '; or '.join(
-    f'{family.name}, named as in {" or in ".join(n.label for n in family.namings.values())}'
-    for family in _ALL
-  )
 
 
 def save(trained: 'trained_lib.Trained', kind: str, path: str) -> None:

@@ -5,7 +5,7 @@ writes it also has config.json, with the names of the classes; how images are to
 be prepared is read by `processors`.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families, naming as naming_lib, processors
+from anp_jax.checkpoint.weights import families, processors
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
@@ -83,22 +83,6 @@ def weights_file(path: str) -> str:
   return path
 
 
-def naming(path: str, names: Collection[str]) -> tuple[naming_lib.Family, str]:
-  """Returns the family and the naming of a file's tensors, see `families`.
-
-  Raises:
-    ConfigError: if they are those of none.
-  """
-  detected = families.of_tensors(names)
-  if detected is None:
-    some = ', '.join(sorted(names)[:3]) or 'none'
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected the tensors of '
-      f'{families.namings()}; its first are {some}'
-    )
-  return detected
-
-
 def architecture(path: str) -> dict:
   """Returns the config.json of a file that lies in a folder; {} if none."""
   if os.path.basename(path) != FILE:
@@ -163,7 +147,7 @@ def read(path: str) -> Published:
       name: tuple(file.get_slice(name).get_shape())
       for name in file.keys()  # noqa: SIM118 - it is no dict
     }
-  family, kind = naming(path, shapes.keys())
+  family, kind = families.of_tensors(path, shapes.keys())
   saved_config = architecture(path)
   classifier = f'{family.namings[kind].classifier}.weight'
   if classifier not in shapes:

@@ -93,7 +93,7 @@ def _of_file(path, config, names):
 
 def _of_tensors(path, file, names, config):
   file_names = set(file.keys())
-  family, kind = published_weights.naming(path, file_names)
+  family, kind = families.of_tensors(path, file_names)
   if family is not families.of_config(config):
     raise config_lib.ConfigError(
       f'config.init.from={path!r} holds weights of {family.name}, but '
