@@ -55,7 +55,9 @@ SMALL = {
   # (75 + 1) 500 + (25 500 + 1) 1500 + (64 1500 + 1) 10.
   'two_convolutions': ((32, 32, 3), 19_749_510),
 }
-_SLOW = ('b1', 'b2', 'b3', 'b4', 'seresnet50', '32x8d', 'tf_efficientnet_b0')
+# Endings of the names of networks that are one of several of their kind.
+_SLOW = ('_b1', '_b2', '_b3', '_b4', 'tf_efficientnet_b0', '101', '152', '32x8d', 'seresnet50')
+_SLOW = (*_SLOW, '_small', '_base', 'v2_tiny', 'wide_resnet50_2')
 
 
 def test_the_config_offers_the_networks_that_there_are():
