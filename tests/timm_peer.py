@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
+from scripts.bench import _timm_networks
+
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -44,8 +46,9 @@ def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
   Args:
     folder: that exists, for files.
     networks: by a name for each (a-z, 0-9, _ and -): the arguments of
-      timm.create_model; with `state`, the path of a .safetensors file, all
-      tensors are loaded from it instead.
+      timm.create_model, or with `blocks`, timm's texts for them, an EfficientNet
+      of these; with `state`, the path of a .safetensors file, all tensors are
+      loaded from it instead.
     side: of the images, pixels.
 
   Returns:
@@ -82,13 +85,13 @@ def main(folder, networks):
   from safetensors import torch as safetensors_torch
   import torch
 
-  from scripts.bench import _timm_networks
   from tests import published
 
   images = np.load(os.path.join(folder, 'images.npy'))
   for name, arguments in networks.items():
     state = arguments.pop('state', None)
-    network = published.randomised(_timm_networks.create(**arguments))
+    create = _efficientnet if 'blocks' in arguments else _timm_networks.create
+    network = published.randomised(create(**arguments))
     if state:
       network.load_state_dict(safetensors_torch.load_file(state))
     with torch.no_grad():
@@ -97,6 +100,21 @@ def main(folder, networks):
     safetensors_numpy.save_file(
       published.tensors(network), os.path.join(folder, f'{name}.safetensors')
     )
+
+
+def _efficientnet(blocks, num_classes):
+  """EfficientNet of these blocks, with 8 and 1,280 channels at its ends."""
+  _timm_networks.create('efficientnet_lite0')  # timm's import needs the stand-in
+  from timm.models import _efficientnet_builder as builder, efficientnet
+  import torch
+
+  return efficientnet.EfficientNet(
+    builder.decode_arch_def(blocks),
+    num_classes,
+    num_features=1280,
+    stem_size=8,
+    act_layer=torch.nn.SiLU,
+  )
 
 
 if __name__ == '__main__':

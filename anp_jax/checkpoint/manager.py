@@ -6,8 +6,9 @@ restores flipped bytes without a word; a checksum of each leaf, computed on the
 device as part of the save, is stored with the state and compared on restore.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 import contextlib
+import dataclasses
 import gc
 import os
 import shutil
@@ -37,39 +38,20 @@ class CheckpointError(cluster.RunFailedError):
   """A checkpoint could not be written; those before it are whole."""
 
 
-class Checkpoints:
-  """The checkpoints of one workdir."""
+@dataclasses.dataclass
+class Checkpoints(reader.Reader):
+  """The checkpoints of one workdir.
 
-  def __init__(
-    self,
-    workdir: str,
-    config: ml_collections.ConfigDict,
-    fingerprint: dict | None,
-    abstract_state: Any,
-    gather: Callable[[Any], list] = lambda value: [value],
-    kinds: tuple[str, ...] = (NEWEST, BEST),
-  ):
-    """Opens the folders; they are made, and cleared of torn saves, for a run.
+  Attributes:
+    kinds: kinds of checkpoints whose folders are opened.
+  """
 
-    Args:
-      workdir: folder of the run.
-      config: resolved config, stored with every checkpoint.
-      fingerprint: fingerprint of the training data, stored and compared; None:
-        the folders are only read, as a run may be saving there, and any data
-        may be scored.
-      abstract_state: TrainState of jax.ShapeDtypeStruct with shardings: what a
-        restore gives, whatever topology wrote it.
-      gather: called with a JSON value, returns that of every process.
-      kinds: kinds of checkpoints whose folders are opened.
-    """
-    # In a store, Orbax works where it is.
-    self._workdir = urls.remote_url(os.path.abspath(workdir))
-    self._config = config
-    self._fingerprint = fingerprint
-    self._read_only = fingerprint is None
-    self._abstract_state = abstract_state
-    self._gather = gather
-    self._reader = reader.Reader(self._workdir, config, fingerprint, abstract_state, gather)
+  kinds: tuple[str, ...] = (NEWEST, BEST)
+
+  def __post_init__(self):
+    """Opens the folders; they are made, and cleared of torn saves, for a run."""
+    super().__post_init__()
+    config, kinds = self.config, self.kinds
     self._metric = metric_labels.key(config.checkpoint.best_metric)
     self._managers = {}
     if NEWEST in kinds:
@@ -127,7 +109,7 @@ class Checkpoints:
     if step in self.steps(BEST):
       return
     # Orbax would write first and delete after; what cannot stay is not written.
-    value, keep = metrics[self._metric], self._config.checkpoint.keep_best
+    value, keep = metrics[self._metric], self.config.checkpoint.keep_best
     key = sort_key(self._metric, value)
     if len(self._best_keys) < keep or key < self._best_keys[-1]:
       self._save(BEST, step, state, {self._metric: value})
@@ -153,12 +135,12 @@ class Checkpoints:
     manager, tried = self._managers[NEWEST], []
     while True:
       left = [s for s in reversed(self.steps()) if s not in tried]
-      left = self._gather(left)[0]
+      left = self.gather(left)[0]
       if not left:
         break
       step = left[0]
       try:
-        return self._reader.read(manager.directory / str(step)), step
+        return self.read(manager.directory / str(step)), step
       except reader.CorruptCheckpointError as e:
         where = self._quarantine(step)
         logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
@@ -167,21 +149,16 @@ class Checkpoints:
       manager.reload()
     if tried:
       raise config_lib.ConfigError(
-        f'{self._workdir}: none of the checkpoints '
+        f'{self.workdir}: none of the checkpoints '
         f'{", ".join(map(str, tried))} is whole; to start again, choose '
         'another --workdir'
       )
     return None
 
-  @property
-  def saved_config(self) -> dict:
-    """The flat config of the restored checkpoint; {} where there is none."""
-    return self._reader.saved_config
-
   def changes(self) -> dict[str, tuple]:
     """Returns what --change altered since the restored checkpoint was saved."""
     saved = self.saved_config
-    return config_lib.changes(saved, self._config) if saved else {}
+    return config_lib.changes(saved, self.config) if saved else {}
 
   def expected_save_seconds(self) -> float:
     """Returns the seconds that one more save may take, judged by earlier ones.
@@ -226,9 +203,9 @@ class Checkpoints:
 
   def _manager(self, folder, max_to_keep, **options):
     # What is not this run's own may be in the midst of a save.
-    may_change = not self._read_only
+    may_change = self.fingerprint is not None
     return ocp.CheckpointManager(
-      remote.path(os.path.join(self._workdir, folder)),
+      remote.path(os.path.join(self.workdir, folder)),
       options=ocp.CheckpointManagerOptions(
         create=may_change,
         cleanup_tmp_directories=may_change,
@@ -247,7 +224,7 @@ class Checkpoints:
   def _save(self, kind, step, state, metrics=None):
     """Starts to write a checkpoint."""
     # One process looks, so that all save or none.
-    problem = self._gather(self._disk_shortage())[0]
+    problem = self.gather(self._disk_shortage())[0]
     if problem:
       raise self._error(kind, problem)
     start = time.monotonic()
@@ -256,7 +233,7 @@ class Checkpoints:
     self._save_starts[kind] = start
 
   def _write(self, kind, step, state, metrics):
-    meta = reader.meta(self._config, self._fingerprint, process_info.versions())
+    meta = reader.meta(self.config, self.fingerprint, process_info.versions())
     with _undisturbed():
       self._managers[kind].save(
         step,
@@ -270,11 +247,11 @@ class Checkpoints:
 
   def _disk_shortage(self):
     """Why a save does not fit on the disk; '' if it fits."""
-    if urls.scheme(self._workdir):
+    if urls.scheme(self.workdir):
       return ''
-    leaves = jax.tree.leaves(self._abstract_state)
+    leaves = jax.tree.leaves(self.abstract_state)
     need = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    free = shutil.disk_usage(self._workdir).free
+    free = shutil.disk_usage(self.workdir).free
     if free >= need:
       return ''
     return f'it takes {need / 1e6:.1f} MB, and {free / 1e6:.1f} are free'
@@ -282,7 +259,7 @@ class Checkpoints:
   def _error(self, kind, problem):
     steps = ', '.join(map(str, self.steps(kind))) or 'none'
     return CheckpointError(
-      f'{self._workdir}/{kind}: a checkpoint could not be written: {problem} '
+      f'{self.workdir}/{kind}: a checkpoint could not be written: {problem} '
       f'(there are, whole: {steps})'
     )
 
@@ -291,31 +268,31 @@ class Checkpoints:
       kind = BEST
       step = self._managers[BEST].best_step() if BEST in self._managers else None
       if step is None:
-        raise config_lib.ConfigError(f'{self._workdir} has no best checkpoint')
+        raise config_lib.ConfigError(f'{self.workdir} has no best checkpoint')
     else:
       step = int(which)
       kind = next((k for k in (NEWEST, BEST) if step in self.steps(k)), None)
       if kind is None:
         steps = sorted({*self.steps(NEWEST), *self.steps(BEST)})
         raise config_lib.ConfigError(
-          f'{self._workdir} has no checkpoint of step {step} (it has '
+          f'{self.workdir} has no checkpoint of step {step} (it has '
           f'{", ".join(map(str, steps)) or "none"})'
         )
     try:
       folder = self._managers[kind].directory / str(step)
-      return self._reader.read(folder), step
+      return self.read(folder), step
     except reader.CorruptCheckpointError as e:
-      raise config_lib.ConfigError(f'{self._workdir}/{kind}/{step} is damaged: {e}') from e
+      raise config_lib.ConfigError(f'{self.workdir}/{kind}/{step} is damaged: {e}') from e
 
   def _quarantine(self, step):
     """Moves a damaged checkpoint away, unless the folders are only read; what to log."""
-    if self._read_only:
+    if self.fingerprint is None:
       return ''
     name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
-    target = os.path.join(self._workdir, DAMAGED, name)
+    target = os.path.join(self.workdir, DAMAGED, name)
     if jax.process_index() == 0:
-      remote.move(os.path.join(self._workdir, NEWEST, str(step)), target)
-    return f'; set aside as {self._gather(target)[0]}'
+      remote.move(os.path.join(self.workdir, NEWEST, str(step)), target)
+    return f'; set aside as {self.gather(target)[0]}'
 
 
 def saved_steps(folder: str) -> list[int]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 import contextlib
+import dataclasses
 import json
+import os
 from typing import Any
 
 from etils import epath
@@ -14,6 +16,7 @@ import orbax.checkpoint as ocp
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums
+from anp_jax.config import urls
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import error_lines
 
@@ -24,28 +27,34 @@ class CorruptCheckpointError(Exception):
   """A checkpoint that cannot be read back as it was written."""
 
 
+@dataclasses.dataclass
 class Reader:
   """Reads the checkpoints of one run.
 
   Attributes:
+    workdir: folder of the run; where it is a mirror, the store's folder.
+    config: resolved config, stored with every checkpoint.
+    fingerprint: fingerprint of the training data, stored and compared; None: the
+      folders are only read, as a run may be saving there, and any data may be
+      scored.
+    abstract_state: TrainState of jax.ShapeDtypeStruct with shardings: what a
+      restore gives, whatever topology wrote it.
+    gather: function that is called with a JSON value and returns that of every
+      process.
     saved_config: flat config of the checkpoint that was read; {} before.
   """
 
-  def __init__(
-    self,
-    workdir: str,
-    config: ml_collections.ConfigDict,
-    fingerprint: dict | None,
-    abstract_state: Any,
-    gather: Callable[[Any], list],
-  ):
-    """Creates a reader; `manager.Checkpoints` describes the arguments."""
-    self._workdir = workdir
-    self._config = config
-    self._fingerprint = fingerprint
-    self._abstract_state = abstract_state
-    self._gather = gather
-    self.saved_config: dict[str, Any] = {}
+  workdir: str
+  config: ml_collections.ConfigDict
+  fingerprint: dict | None
+  abstract_state: Any
+  gather: Callable[[Any], list] = lambda value: [value]
+  saved_config: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+
+  def __post_init__(self):
+    """Finds the folder."""
+    # In a store, Orbax works where it is.
+    self.workdir = urls.remote_url(os.path.abspath(self.workdir))
 
   def read(self, folder: epath.Path) -> Any:
     """Returns the state of a checkpoint, on every process or on none.
@@ -72,7 +81,7 @@ class Reader:
       result = call(*arguments)
     except CorruptCheckpointError as e:
       problem = str(e)
-    problems = self._gather(problem)
+    problems = self.gather(problem)
     for rank, text in enumerate(problems):
       if text:
         raise CorruptCheckpointError(text if all(problems) else f'rank {rank}: {text}')
@@ -89,42 +98,42 @@ class Reader:
     self._check_shapes(tree)
 
   def _arrays(self, handler, folder):
-    leaves = jax.tree.leaves(self._abstract_state)
+    leaves = jax.tree.leaves(self.abstract_state)
     sums = jax.ShapeDtypeStruct(
       (len(leaves),), jnp.uint32, sharding=mesh_lib.replicated(leaves[0].sharding.mesh)
     )
-    target = {'state': self._abstract_state, 'sums': sums}
+    target = {'state': self.abstract_state, 'sums': sums}
     try:
       return handler.restore(folder / 'state', args=ocp.args.StandardRestore(target))
     except Exception as e:  # noqa: BLE001
       raise CorruptCheckpointError(describe(e)) from e
 
   def _check_meta(self, saved):
-    free = () if self._fingerprint else ('data',)
+    free = () if self.fingerprint else ('data',)
     # Those are the run's since --change, whose word is the run's config file.
-    changeable = config_lib.changeable(self._config)
-    difference = config_lib.difference(saved['config'], self._config, (*free, *changeable))
+    changeable = config_lib.changeable(self.config)
+    difference = config_lib.difference(saved['config'], self.config, (*free, *changeable))
     if difference:
-      resumable = (*free, *config_lib.resumable(self._config))
+      resumable = (*free, *config_lib.resumable(self.config))
       raise config_lib.ConfigError(
-        f'{self._workdir}: {difference}; only these keys may change: '
+        f'{self.workdir}: {difference}; only these keys may change: '
         f'{", ".join(resumable)}. Another --workdir starts a new run'
       )
     self.saved_config = saved['config']
-    for key, value in (self._fingerprint or {}).items():
+    for key, value in (self.fingerprint or {}).items():
       if saved['data'].get(key) != value:
         raise config_lib.ConfigError(
-          f'{self._workdir}: the training data differ in {key!r}: '
+          f'{self.workdir}: the training data differ in {key!r}: '
           f'{value!r}, but the run was started with {saved["data"].get(key)!r}'
         )
 
   def _check_shapes(self, tree):
     """Compares shapes before the restore: Orbax answers a mismatch with a flood."""
-    saved, expected = _shapes(tree), _shapes(self._abstract_state)
+    saved, expected = _shapes(tree), _shapes(self.abstract_state)
     for name in sorted(saved.keys() | expected.keys()):
       if saved.get(name) != expected.get(name):
         raise config_lib.ConfigError(
-          f'{self._workdir}: {name} has shape {expected.get(name)}, but '
+          f'{self.workdir}: {name} has shape {expected.get(name)}, but '
           f'{saved.get(name)} in the checkpoint; did the model change?'
         )
 

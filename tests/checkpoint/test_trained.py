@@ -1,5 +1,6 @@
 """Tests of trained: what is read back of a run, and what is refused."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,9 +10,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from anp_jax import config as config_lib, train
-from anp_jax.checkpoint import checksums, run_dir as run_dir, trained
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import checksums, manager, run_dir, trained
 from anp_jax.data import vocabulary
+from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -79,30 +82,25 @@ def test_of_several_best_the_best(tmp_path):
     assert folder == str(tmp_path / 'best/6')
 
 
-@pytest.mark.slow
-def test_the_mean_of_groups(tmp_path, config, monkeypatch):
-  changes = {
-    'model.name': 'tests.user_network:SmallNet',
-    'log.tensorboard': False,
-    'strategy.name': 'local_sgd',
-    'strategy.groups': 2,
-    'strategy.period': '100',  # never: the groups differ
-  }
-  devices = jax.devices()[:2]
-  monkeypatch.setattr(jax, 'devices', lambda: devices)
-  train.run(config_lib.replaced(config, changes), str(tmp_path))
+def test_the_mean_of_groups(tmp_path):
+  """local_sgd saves each group's weights; evaluation sees their mean."""
+  config = builders.config({'strategy.name': 'local_sgd', 'strategy.groups': 2})
+  random = np.random.default_rng(0)
+  params = {'head': {'kernel': random.normal(size=(2, 3, 4)).astype(np.float32)}}
+  stats = {'batch_stats': {'norm': {'count': np.array([[5, 7], [6, 1]], np.int32)}}}
+  state = state_lib.TrainState(np.array([3, 3], np.int32), params, stats, {'trace': params}, {})
+  where = mesh_lib.replicated(mesh_lib.create(config_lib.base(), jax.devices()[:1]))
+  state = jax.device_put(state, where)
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state)
+  run_dir.claim_workdir(str(tmp_path), config, vocabulary.Vocabulary(('a', 'b')))
+  with contextlib.closing(manager.Checkpoints(str(tmp_path), config, {}, abstract)) as checkpoints:
+    checkpoints.save(3, state)
   network = trained.load(str(tmp_path))
-  saved = _saved(tmp_path, 'checkpoints', network.step)['params']
-  leaf = jax.tree.leaves(saved)[0]
-  assert leaf.shape[0] == 2 and not np.array_equal(leaf[0], leaf[1])
-  # Of two numbers, halves and their sum are exact but for the last rounding.
-  jax.tree.map(
-    lambda actual, want: np.testing.assert_allclose(
-      actual, (want[0] + want[1]) / 2, rtol=2e-7, atol=1e-9
-    ),
-    network.params,
-    saved,
-  )
+  first, second = params['head']['kernel']
+  # Halves and their sum are exact but for the last rounding.
+  np.testing.assert_allclose(network.params['head']['kernel'], (first + second) / 2, rtol=2e-7)
+  np.testing.assert_array_equal(network.stats['batch_stats']['norm']['count'], [6, 7])
+  assert network.step == 3
 
 
 @pytest.mark.parametrize(

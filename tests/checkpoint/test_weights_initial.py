@@ -13,7 +13,7 @@ from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
-from anp_jax.checkpoint.weights import initial, naming
+from anp_jax.checkpoint.weights import families, initial, naming
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.training import build, objective as objective_lib, run_spec
@@ -60,9 +60,7 @@ def _abstract(program):
   return initial.flat({'params': replica.params, **replica.stats})
 
 
-def _file(
-  folder, change=lambda tensors: None, kind=naming.TORCHVISION, dtype=np.float32, prefix='resnet.'
-):
+def _file(folder, change=lambda tensors: None, kind=naming.TIMM, dtype=np.float32, prefix=''):
   """A file of made-up weights, and those by our names."""
   random = np.random.default_rng(0)
   want, tensors = {}, {}
@@ -70,8 +68,8 @@ def _file(
     shape = leaf.shape
     value = random.uniform(0.5, 1.5, shape).astype(dtype)
     want[name] = value.astype(np.float32)
-    file_name = naming.published_name(name, kind, prefix)
-    tensors[file_name] = np.ascontiguousarray(naming.to_published(name, value))
+    file_name = families.RESNET.namings[kind].published(name, prefix)
+    tensors[file_name] = np.ascontiguousarray(families.RESNET.to_published(name, value, kind))
     if file_name.endswith('running_var'):
       count = file_name.replace('running_var', naming.UNUSED)
       tensors[count] = np.array(7)
@@ -89,7 +87,7 @@ def _variables(state, select=lambda x: x):
 @pytest.mark.parametrize(
   'kind, dtype, prefix',
   [
-    (naming.TORCHVISION, np.float32, ''),
+    (naming.TIMM, np.float32, ''),
     (naming.TRANSFORMERS, np.float16, 'resnet.'),
     (naming.TRANSFORMERS, ml_dtypes.bfloat16, ''),
   ],
@@ -105,7 +103,7 @@ def test_every_tensor_of_a_file_is_loaded(tmp_path, kind, dtype, prefix):
   assert lines == [f'weights  {len(want)} loaded, 0 initialised, 0 unused of {path}']
   text = (tmp_path / 'weights.txt').read_text().splitlines()
   assert text[0] == lines[0] and len(text) == 1 + len(want)
-  file_name = naming.published_name('params/stem_conv/kernel', kind, prefix)
+  file_name = families.RESNET.namings[kind].published('params/stem_conv/kernel', prefix)
   assert f'loaded       params/stem_conv/kernel (7, 7, 3, 4)  {file_name}' in text
 
 
@@ -173,7 +171,7 @@ def test_the_classifier_of_a_backbone_starts_at_random(tmp_path):
     (
       lambda t: t.update({'conv1.weight': np.ones((4, 1, 7, 7), np.float32)}),
       {},
-      ('conv1.weight', '(4, 1, 7, 7)', '(4, 3, 7, 7)', 'params/stem_conv'),
+      ('conv1.weight', '(7, 7, 1, 4)', '(7, 7, 3, 4)', 'params/stem_conv'),
     ),
     (lambda t: t.update({'bn1.bias': np.ones(4, np.int32)}), {}, ('bn1.bias is I32', 'F32')),
     (
@@ -234,8 +232,8 @@ def test_the_version_is_that_of_transformers_config(tmp_path, saved_config, vers
   config = _config(init__from=str(tmp_path), model__name='resnet50', model__version=version)
   program = _program(config)
   tensors = {
-    naming.published_name(n, naming.TRANSFORMERS): np.ones(
-      naming.published_shape(n, x.shape), np.float32
+    families.RESNET.namings[naming.TRANSFORMERS].published(n): np.ascontiguousarray(
+      families.RESNET.to_published(n, np.ones(x.shape, np.float32), naming.TRANSFORMERS)
     )
     for n, x in _abstract(program).items()
   }
@@ -250,24 +248,25 @@ def test_the_version_is_that_of_transformers_config(tmp_path, saved_config, vers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 4])
-def test_divided_parameters_on_any_number_of_devices(tmp_path, devices):
+def test_divided_parameters(tmp_path):
   path, want = _file(tmp_path)
   config = _config(init__from=path, sharding=(('.*', 'fsdp'),))
-  program, arrays, _ = _load(config, program=_program(config, devices))
+  program, arrays, _ = _load(config, program=_program(config, 4))
   state = state_lib.create(program.init_fn, program.abstract_state, arrays)
   kernel = state.params['stage4_block1']['conv1']['kernel']
   shard = kernel.addressable_shards[0].data
-  assert shard.size * devices == kernel.size
+  assert shard.size * 4 == kernel.size
   for name, value in _variables(state).items():
     np.testing.assert_array_equal(value, want[name], name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('outer', ['average', 'nesterov'])
-def test_all_groups_begin_with_the_weights(averaged, outer):
+def test_all_groups_begin_with_the_weights(averaged):
   config = _user_config(
-    init__from=str(averaged), strategy__name='local_sgd', strategy__groups=4, strategy__outer=outer
+    init__from=str(averaged),
+    strategy__name='local_sgd',
+    strategy__groups=4,
+    strategy__outer='nesterov',
   )
   words = trained.load(str(averaged)).vocabulary
   program, want, _ = _load(config, program=_program(config, 2, words), words=words)
@@ -276,7 +275,7 @@ def test_all_groups_begin_with_the_weights(averaged, outer):
     got = _variables(state, lambda x, i=group: x[i])
     for name, value in want.items():
       np.testing.assert_array_equal(got[name], value, name)
-  outer = initial.flat(state.opt_state.outer.get('weights', {}))
+  outer = initial.flat(state.opt_state.outer['weights'])
   for name, value in outer.items():
     np.testing.assert_array_equal(value, want[f'params/{name}'], name)
 
@@ -342,15 +341,11 @@ def test_another_network_is_refused(averaged):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('servers', [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_servers_begin_with_the_weights(averaged, tmp_path, servers):
-  config = serving.config_of(
-    _user_config(init__from=str(averaged), optimizer__learning_rate=0.0),
-    **{'strategy.servers': servers},
-  )
+def test_a_server_begins_with_the_weights(averaged, tmp_path):
+  config = serving.config_of(_user_config(init__from=str(averaged), optimizer__learning_rate=0.0))
   with pytest.MonkeyPatch.context() as patch:
     serving.on_devices(patch, 1)
-    serving.run(config, tmp_path, servers)
+    serving.run(config, tmp_path)
   want, got = trained.load(str(averaged)), trained.load(str(tmp_path))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import huggingface, initial, published_weights, weights_source
 from tests import exporting
 
@@ -44,25 +43,3 @@ def test_a_prefix_of_some_names_is_no_wrapper(network, tmp_path):
   safetensors.numpy.save_file(tensors, path)
   with published_weights.open_file(path) as file:
     assert set(file.keys()) == set(tensors)
-
-
-def test_a_file_of_nothing_but_prefixes(tmp_path):
-  path = str(tmp_path / 'model.safetensors')
-  safetensors.numpy.save_file({'module.': np.zeros(2)}, path)
-  with pytest.raises(config_lib.ConfigError, match='its first are'):
-    published_weights.read(path)
-  safetensors.numpy.save_file({}, path)
-  with pytest.raises(config_lib.ConfigError, match='its first are none'):
-    published_weights.read(path)
-
-
-def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
-  path = tmp_path / 'model.safetensors'
-  path.write_text(
-    f'version https://git-lfs.github.com/spec/v1\noid sha256:{"0" * 64}\nsize 46807446\n'
-  )
-  with pytest.raises(config_lib.ConfigError, match='Git LFS.*git lfs pull'):
-    published_weights.read(str(path))
-  path.write_text('version of something else')
-  with pytest.raises(config_lib.ConfigError, match='cannot be read'):
-    published_weights.read(str(path))

@@ -1,23 +1,16 @@
-"""Networks against Hugging Face transformers and closed forms."""
+"""Networks against closed forms; test_weights_naming.py has their logits."""
 
 import functools
-import pathlib
-import subprocess
-import sys
-import textwrap
 
-from flax import linen as nn, traverse_util
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from anp_jax import config as config_lib, models
-from anp_jax.checkpoint.weights import naming
 from anp_jax.models import resnet
 
-# With 1,000 classes, as torchvision publishes them.
-PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 CLASSES = 10
 WIDTH = 8
 
@@ -40,104 +33,6 @@ def _fill(shapes, seed=0):
   """Small random weights, the same whatever the generator of JAX."""
   random = np.random.default_rng(seed)
   return jax.tree.map(lambda s: (0.1 * random.normal(size=s.shape)).astype(s.dtype), shapes)
-
-
-@pytest.mark.parametrize('depth', PARAMETERS)
-def test_parameter_counts(depth):
-  variables = _shapes(_net(depth, 1000, width=64))
-  assert _count(variables['params']) == PARAMETERS[depth]
-
-
-def _from_theirs(state, depth):
-  """Their state_dict as our variables; every entry must be used."""
-  # Copies: their training pass writes into the buffers themselves.
-  state = {k: v.numpy().copy() for k, v in state.items()}
-  values = {}
-  for name in traverse_util.flatten_dict(dict(_shapes(_net(depth))), sep='/'):
-    value = state.pop(naming.published_name(name, naming.TRANSFORMERS))
-    values[name] = naming.from_published(name, value)
-  assert all(name.endswith(naming.UNUSED) for name in state), state.keys()
-  return traverse_util.unflatten_dict(values, sep='/')
-
-
-def _their_network(depth, torch, transformers):
-  torch.manual_seed(depth)
-  stages, bottleneck = resnet.DEPTHS[depth]
-  wider = 4 if bottleneck else 1
-  network = transformers.ResNetForImageClassification(
-    transformers.ResNetConfig(
-      embedding_size=WIDTH,
-      hidden_sizes=[WIDTH * wider * 2**i for i in range(4)],
-      depths=list(stages),
-      layer_type='bottleneck' if bottleneck else 'basic',
-      num_labels=CLASSES,
-    )
-  )
-  # Random scales and statistics: at 1 and 0 a swap would not show. Scales are
-  # low, so that 16 blocks leave logits of order one.
-  with torch.no_grad():
-    for name, value in network.state_dict().items():
-      if value.ndim == 1 and value.is_floating_point():
-        spread = torch.rand(value.shape)
-        positive = name.endswith(('normalization.weight', 'running_var'))
-        value.copy_(0.3 + spread / 2 if positive else spread - 0.5)
-  return network
-
-
-@pytest.mark.slow
-# Depth 50 is also that of test_weights_naming.py.
-@pytest.mark.parametrize('depth', [18, pytest.param(50, marks=pytest.mark.soak)])
-def test_resnet_equals_transformers(depth):
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  reference = _their_network(depth, torch, transformers)
-  variables = _from_theirs(reference.state_dict(), depth)
-  # One group of the whole batch, and torch's momentum of 0.1 for the new.
-  ours = _net(depth, group=0, momentum=0.9)
-  expected = _shapes(ours)
-  assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, dict(expected))
-  random = np.random.default_rng(0)
-  images = random.normal(size=(4, 64, 64, 3)).astype(np.float32)
-  pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-
-  with torch.no_grad():
-    want = reference.eval()(pixels).logits.numpy()
-    got = jax.jit(lambda v, x: ours.apply(v, x, False))(variables, images)
-    # Logits of order one, through up to 53 float32 convolutions summed in
-    # another order: about 1e-6 was seen.
-    assert 0.1 < want.std() < 10
-    assert np.abs(got - want).max() <= 1e-4
-
-    want = reference.train()(pixels).logits.numpy()
-    got, new = jax.jit(lambda v, x: ours.apply(v, x, True, mutable=['batch_stats']))(
-      variables, images
-    )
-    assert 0.1 < want.std() < 10
-    assert np.abs(got - want).max() <= 1e-4
-
-  # The running statistics that the training pass leaves behind. Theirs are of
-  # the unbiased variance: n / (n - 1) of ours, n values a channel.
-  after = _from_theirs(reference.state_dict(), depth)['batch_stats']
-  leaves = traverse_util.flatten_dict(variables['batch_stats'])
-  for path in {path[:-1] for path in leaves}:
-    old, updated, other = variables['batch_stats'], new['batch_stats'], after
-    for name in path:
-      old, updated, other = old[name], updated[name], other[name]
-    np.testing.assert_allclose(updated['mean'], other['mean'], atol=1e-4)
-    count = len(images) * _map_side(path, depth == 50) ** 2
-    unbiased = (updated['var'] - 0.9 * old['var']) * count / (count - 1)
-    np.testing.assert_allclose(0.9 * old['var'] + unbiased, other['var'], rtol=1e-3, atol=1e-4)
-
-
-def _map_side(path, bottleneck):
-  """Pixels a side of what a norm sees, of images of 64."""
-  if path[0] == 'stem_norm':
-    return 32
-  stage, block = (int(part[5:]) for part in path[0].split('_'))
-  side = 16 >> (stage - 1)
-  # v1.5: the first 1x1 of a bottleneck that strides still sees the larger map.
-  larger = bottleneck and path[1] == 'norm1' and stage > 1 and block == 1
-  return 2 * side if larger else side
 
 
 @pytest.mark.parametrize('version', ['v1.5', 'v1'])
@@ -195,26 +90,6 @@ def test_kernels_start_as_he_et_al_say():
   np.testing.assert_allclose(spread, np.sqrt(2 / (9 * 64)), rtol=0.02)
 
 
-def test_bfloat16_computes_on_float32_parameters():
-  module = _net(18, dtype='bfloat16', group=2)
-  variables = _fill(_shapes(module))
-  leaves = jax.tree.leaves(variables)
-  assert all(x.dtype == np.float32 for x in leaves)
-  images = jnp.ones((4, 32, 32, 3), 'bfloat16')
-
-  def apply(v, x):
-    return module.apply(
-      v, x, True, capture_intermediates=True, mutable=['batch_stats', 'intermediates']
-    )
-
-  logits, state = jax.eval_shape(apply, variables, images)
-  assert logits.dtype == jnp.float32
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(state['batch_stats']))
-  inside = state['intermediates']
-  for name in ('stem_conv', 'stem_norm', 'stage1_block1', 'stage4_block2'):
-    assert inside[name]['__call__'][0].dtype == jnp.bfloat16, name
-
-
 @pytest.mark.parametrize('depth', [34, 101])
 def test_create_hands_every_choice_down(config, depth):
   config.model.name = f'resnet{depth}'
@@ -258,27 +133,6 @@ def test_a_module_of_the_users_own_is_made_with_the_fields_it_has(config):
   assert _count(variables['params']) == 168 + 12 + 440 + 63
   logits = module.apply(_fill(variables), jnp.ones((2, 32, 32, 3)), False)
   assert logits.shape == (2, 7)
-
-
-def test_a_users_module_is_found_from_the_folder_a_run_starts_in(config, tmp_path):
-  """What main.py is for Python: the folder of the script is on the path."""
-  root = str(pathlib.Path(__file__).resolve().parents[2])
-  script = """
-    from anp_jax import config as config_lib
-    from anp_jax import models
-
-    config = config_lib.base()
-    config.model.name = 'tests.user_network:SmallNet'
-    print(models.create(config, 5, 'cpu').num_classes)
-  """
-  result = subprocess.run(
-    [sys.executable, '-c', textwrap.dedent(script)],
-    cwd=root,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert result.stdout.strip() == '5', result.stderr
 
 
 @pytest.mark.parametrize(

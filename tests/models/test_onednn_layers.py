@@ -266,20 +266,6 @@ def test_float32_groups_that_cannot_be_divided_are_xlas(monkeypatch):
     assert onednn_layers.takes_norm(x, scale, True, PLATFORM) == takes
 
 
-def test_a_mean_of_a_thousand_deviations_does_not_cancel():
-  x = np.float32(np.random.default_rng(5).normal(1e3, 1, (2, 4096, 16)))
-  y, mean, var = onednn_layers.normalise(x, jnp.ones(16), jnp.zeros(16), 0.0, False)
-  exact = np.float64(x)
-  # oneDNN adds thousands of rows one by one in float32, each at 3e-8 of the
-  # sum: of the mean 1e-6 was seen. E[x^2] - E[x]^2 would lose 0.06 of the
-  # variance on these numbers.
-  np.testing.assert_allclose(var, exact.var(1), rtol=2e-5)
-  np.testing.assert_allclose(mean, exact.mean(1), rtol=3e-6)
-  unit = exact - exact.mean(1, keepdims=True)
-  unit /= exact.std(1, keepdims=True)
-  np.testing.assert_allclose(y, unit, atol=3e-3)
-
-
 @pytest.mark.parametrize('dtype', _DTYPES)
 def test_constant_channels(dtype):
   """Their variance is 0, and y the bias; dx is dy less its mean, over eps."""
@@ -298,15 +284,6 @@ def test_constant_channels(dtype):
   np.testing.assert_allclose(np.float64(dx), want.reshape(dx.shape), rtol=0, atol=1e-2 * want.max())
   np.testing.assert_allclose(dbias, groups.sum((0, 1)), atol=1e-4)
   assert np.isfinite(dscale).all()
-
-
-def test_nothing_flows_back_through_statistics():
-  def loss(x):
-    _, mean, var = onednn_layers.normalise(x, jnp.ones(16), jnp.zeros(16), 1e-5, True)
-    return mean.sum() + var.sum()
-
-  x = references.values(4, (2, 5, 16), 'float32')
-  np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), 0)
 
 
 @pytest.mark.parametrize('devices, calls', [(1, 2), (2, 0)])

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax.models import convnext
+from anp_jax.models import convnext, efficientnet
 from anp_jax.models.layers import example_randomness
 from tests import stepping
 
@@ -73,21 +73,24 @@ def test_numbers_left_out_are_of_the_row_and_a_quarter():
   assert not (is_out == is_out[0]).all()
 
 
-def _small(config, drop_path):
-  return convnext.ConvNeXt(
-    stepping.CLASSES,
-    2,
-    (1, 1),
-    4,
-    drop_path,
-    dtype=config.model.dtype,
-    param_dtype=config.model.param_dtype,
-  )
+class _Branch(nn.Module):
+  """A branch that some examples leave out, before the classifier."""
+
+  dtype: str = 'float64'
+
+  @nn.compact
+  def __call__(self, images, train):
+    types = dict(dtype=self.dtype, param_dtype=self.dtype)
+    x = nn.Dense(8, **types, name='first')(images[:, ::4, ::4].reshape(len(images), -1))
+    (factor,) = example_randomness.branch_factors(self, (0.5,), train)
+    branch = nn.Dense(8, **types, name='branch')(x)
+    x += branch if factor is None else factor[:, 0, 0] * branch
+    return nn.Dense(stepping.CLASSES, **types, name='head')(x)
 
 
-def _losses(drop_path, devices=1, **keys):
+def _losses(devices, **keys):
   config = stepping.config_of(**keys)
-  run = stepping.Run(config, devices, _small(config, drop_path))
+  run = stepping.Run(config, devices, _Branch())
   batches = [stepping.batch_of(i) for i in range(3)]
   state, metrics = run.steps(run.state(), batches)
   return jax.device_get(state.params), stepping.column(metrics)
@@ -95,15 +98,28 @@ def _losses(drop_path, devices=1, **keys):
 
 @pytest.mark.slow
 def test_paths_dropped_do_not_depend_on_devices(x64):
-  want_params, want = _losses(0.5)
-  assert (want != _losses(0.1)[1]).any()
-  params, losses = _losses(0.5, 4, accumulate=2)
+  want_params, want = _losses(1)
+  params, losses = _losses(4, accumulate=2)
   np.testing.assert_allclose(losses, want, stepping.TIGHT)
   stepping.assert_close(params, want_params, stepping.TIGHT)
 
 
-@pytest.mark.parametrize('stages, want', [((1, 2, 1), [0, 0.1, 0.2, 0.3]), ((1,), [0])])
-def test_rates_of_convnext_rise_to_that_of_the_last_block(monkeypatch, stages, want):
+def test_no_branch_is_left_out_in_evaluation_or_at_rate_0():
+  for rates, train in (((0.5, 0.5), False), ((0.0, 0.0), True)):
+    assert example_randomness.branch_factors(None, rates, train) == [None] * 2
+
+
+@pytest.mark.parametrize(
+  'network, want',
+  [
+    # To that of the last block.
+    (convnext.ConvNeXt(10, stages=(1, 2, 1), drop_path=0.3, width=4), [0, 0.1, 0.2, 0.3]),
+    (convnext.ConvNeXt(10, stages=(1,), drop_path=0.3, width=4), [0]),
+    # By the share of all blocks that lie before one, as timm's: 15/16 for the last.
+    (efficientnet.EfficientNet(10, drop_path=0.2), [0.2 * i / 16 for i in range(16)]),
+  ],
+)
+def test_rates_rise_over_all_blocks(monkeypatch, network, want):
   rates = []
 
   def branch_factors(module, values, train):
@@ -111,11 +127,5 @@ def test_rates_of_convnext_rise_to_that_of_the_last_block(monkeypatch, stages, w
     return [None] * len(values)
 
   monkeypatch.setattr(example_randomness, 'branch_factors', branch_factors)
-  network = convnext.ConvNeXt(10, stages=stages, drop_path=0.3, width=4)
   jax.eval_shape(lambda x: network.init(jax.random.key(0), x, True), jnp.zeros((1, 32, 32, 3)))
   np.testing.assert_allclose(rates, want, atol=1e-12)
-
-
-def test_no_branch_is_left_out_in_evaluation_or_at_rate_0():
-  for rates, train in (((0.5, 0.5), False), ((0.0, 0.0), True)):
-    assert example_randomness.branch_factors(None, rates, train) == [None] * 2

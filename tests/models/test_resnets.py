@@ -10,12 +10,12 @@ from safetensors import numpy as safetensors_numpy
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming, weights_source as source_lib
-from anp_jax.config import networks
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.models import resnet
 from tests import builders, timm_peer
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+_TABLE = families.RESNET.namings[naming.TIMM]
 
 
 def _network(name, width, classes=10):
@@ -30,20 +30,6 @@ def _shapes(module, side=32):
 
 def _named(path):
   return '/'.join(key.key for key in path)
-
-
-def test_the_config_offers_the_networks_that_there_are():
-  assert set(networks.RESNETS) == set(resnet.NETWORKS)
-
-
-# With shortcuts of no parameters: those that implementations in PyTorch with
-# option A report (Idelbayev 2018, github.com/akamaster/pytorch_resnet_cifar10).
-@pytest.mark.parametrize(
-  'name, count', [('resnet20', 269_722), ('resnet32', 464_154), ('resnet56', 853_018)]
-)
-def test_parameters_of_the_networks_for_cifar(name, count):
-  params = _shapes(_network(name, 16))['params']
-  assert sum(x.size for x in jax.tree.leaves(params)) == count
 
 
 def _cifar_peer(torch, blocks, width):
@@ -98,8 +84,8 @@ def test_networks_for_cifar_equal_pytorch(blocks):
   tensors = published.tensors(peer)
   module = _network('resnet20', 4).copy(stages=(blocks,) * 3)
   variables = jax.tree_util.tree_map_with_path(
-    lambda path, _: naming.from_published(
-      _named(path), tensors[naming.published_name(_named(path), naming.TORCHVISION)]
+    lambda path, _: families.RESNET.from_published(
+      _named(path), tensors[_TABLE.published(_named(path))], naming.TIMM
     ),
     _shapes(module),
   )
@@ -110,29 +96,6 @@ def test_networks_for_cifar_equal_pytorch(blocks):
   # Logits of order one, float32 sums in another order.
   assert 0.1 < want.std() < 10
   np.testing.assert_allclose(got, want, atol=1e-4)
-
-
-# torchvision's and timm's, 1,000 classes; none of the images' size matters.
-@pytest.mark.parametrize(
-  'name, count',
-  [
-    ('resnet18d', 11_708_744),
-    ('resnext50_32x4d', 25_028_904),
-    ('wide_resnet50_2', 68_883_240),
-    pytest.param('seresnet50', 28_088_024, marks=pytest.mark.slow),
-    pytest.param('seresnext101_32x8d', 93_569_048, marks=pytest.mark.slow),
-  ],
-)
-def test_parameters_of_variants_and_what_a_file_tells_of_them(name, count):
-  variables = _shapes(_network(name, 64, classes=1000))
-  assert sum(x.size for x in jax.tree.leaves(variables['params'])) == count
-  shapes = {
-    naming.published_name(_named(path), naming.TORCHVISION): naming.published_shape(
-      _named(path), leaf.shape
-    )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables)
-  }
-  assert naming.variant(shapes) == (64, resnet.NETWORKS[name])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +135,9 @@ def test_variants_equal_timm_and_go_back(tmp_path, names):
 
 def test_transformers_names_are_refused_where_it_has_no_such_network(tmp_path):
   path = str(tmp_path / 'model.safetensors')
-  tensors = {'resnet.embedder.embedder.convolution.weight': np.zeros(1)}
+  layers = ('embedder.embedder', 'encoder.stages.0.layers.0.layer.0')
+  kinds = ('convolution', 'normalization')
+  tensors = {f'resnet.{a}.{b}.weight': np.zeros(1) for a in layers for b in kinds}
   safetensors_numpy.save_file(tensors, path)
   config = builders.config({'model.name': 'seresnet50'})
   names = ['params/stage1_block1/se_fc1/kernel']

@@ -12,7 +12,7 @@ from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.system import cores
-from tests import programs, serving
+from tests import programs
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -185,44 +185,20 @@ def plain(pairs, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'overrides',
-  [
-    {
-      'strategy.name': 'invariant',
-      'strategy.logical_shards': 4,
-      'strategy.threads': max(8, cores.count()),
-    },  # of this process's pool
-    pytest.param(
-      {'strategy.name': 'channel_split', 'mesh.model': 2, 'strategy.shares': (2, 1)},
-      marks=pytest.mark.soak,
-    ),
-    # A group of all devices, which exchanges with none.
-    pytest.param({'strategy.name': 'local_sgd', 'strategy.groups': 1}, marks=pytest.mark.soak),
-  ],
-)
-def test_strategies_train_what_sync_does(pairs, plain, tmp_path, monkeypatch, capsys, overrides):
+def test_invariant_trains_what_sync_does(pairs, plain, tmp_path, monkeypatch, capsys):
   chosen_devices = jax.devices()[:2]
   monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
+  overrides = {
+    'strategy.name': 'invariant',
+    'strategy.logical_shards': 4,
+    'strategy.threads': max(8, cores.count()),  # of this process's pool
+  }
   scores = train.run(_run_config(pairs, **overrides), str(tmp_path))
   assert scores.keys() == plain.keys() >= {'noun_top1', 'adjective_top1'}
   text = capsys.readouterr().out
   assert ', head factored\n' in text and ', balanced by sample\n' in text
   # float32 sums in another order, over six steps.
   assert scores['loss'] == pytest.approx(plain['loss'], rel=1e-4)
-
-
-@pytest.mark.soak
-def test_server_trains_what_sync_does(pairs, tmp_path, monkeypatch):
-  """All of a batch in each update; without averages, which a server refuses."""
-  serving.on_devices(monkeypatch, 1)
-  chosen_devices = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
-  keys = {'ema': 0.0, 'strategy.mode': 'synchronous', 'strategy.in_flight': 1}
-  config = serving.config_of(_run_config(pairs), **keys)
-  scores = serving.run(config, tmp_path / 'server')
-  want = train.run(_run_config(pairs, ema=0.0), str(tmp_path / 'sync'))
-  assert scores['loss'] == pytest.approx(want['loss'], rel=1e-4)
 
 
 @pytest.mark.soak

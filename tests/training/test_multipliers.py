@@ -129,15 +129,6 @@ def test_what_is_frozen_stays_to_the_bit(model, keys):
   assert calls[True] >= 10 and calls[False] >= 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 8])
-def test_statistics_stay_on_any_number_of_devices(devices):
-  old, new, _ = _trained(_config((('norm', 0),)), devices, count=2)
-  for name in ('mean', 'var'):
-    assert _same(old, new, f'stats/batch_stats/norm/{name}')
-  assert not _same(old, new, 'params/conv1/kernel')
-
-
 def test_sums_of_three_parts_do_not_round_what_is_frozen():
   # (x + x + x) / 3 is not x for every x.
   config = _config((('norm', 0),), accumulate=3, model__norm_group=1)

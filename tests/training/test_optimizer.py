@@ -268,15 +268,6 @@ def test_decay_leaves_vectors_alone(x64, config, name):
     assert bool(np.any(update)) == expected, text
 
 
-def test_decay_mask():
-  assert optimizer.decay_mask(_params()) == {
-    'conv': {'kernel': True},
-    'dense': {'bias': False, 'kernel': True},
-    'norm': {'scale': False, 'bias': False},
-    'relative': {'table': True},
-  }
-
-
 @pytest.mark.parametrize('name', optimizers.OPTIMIZERS)
 def test_state_is_arrays_shaped_like_parameters(config, name):
   config.optimizer.name = name
@@ -427,13 +418,6 @@ def test_unknown_names(config):
   config.schedule.name = 'cosin'
   with pytest.raises(config_lib.ConfigError, match="mean 'cosine'"):
     optimizer.schedule(config, BATCH, EXAMPLES, 60)
-
-
-def test_update_asks_for_the_parameters(config):
-  params = _params()
-  transform = optimizer.create(config, BATCH, EXAMPLES, 100)
-  with pytest.raises(ValueError, match='params'):
-    transform.update(params, transform.init(params))
 
 
 @pytest.mark.parametrize('name', optimizers.OPTIMIZERS)

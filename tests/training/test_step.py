@@ -18,35 +18,20 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 @pytest.mark.slow
-def test_fifty_steps_halve_the_loss(x64):
-  _, metrics = stepping.trained(50, 1)
+def test_twenty_steps_lower_the_loss(x64):
+  _, metrics = stepping.trained(20, 1)
   losses = stepping.column(metrics)
-  assert losses[-2:].mean() < losses[:2].mean() / 2
+  assert losses[-2:].mean() < losses[:2].mean() / 1.5
   # The rate of each step is the one that is shown with it.
-  want = stepping.RATE * 0.98 ** (np.arange(50) // 2)
+  want = stepping.RATE * 0.98 ** (np.arange(20) // 2)
   np.testing.assert_allclose(stepping.column(metrics, 'learning_rate'), want, stepping.TIGHT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices, fsdp', [(8, False), (4, True)])
-def test_loss_curve_is_that_of_one_device(x64, devices, fsdp):
-  want, got = stepping.trained(50, 1), stepping.trained(50, devices, fsdp=fsdp)
-  stepping.same_curve(got, want, 1e-9)
-  stepping.assert_close(got[0], want[0], 1e-9)
-
-
-@pytest.mark.slow
-def test_loss_curve_in_float32():
-  # float32 rounds at 6e-8, and five steps multiply that by some ten.
-  want, got = (stepping.trained(5, 1, 'float32'), stepping.trained(5, 8, 'float32'))
-  np.testing.assert_allclose(stepping.column(got[1]), stepping.column(want[1]), rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('devices, accumulate', [(1, 4), (4, 2)])
-def test_micro_batches_are_one_large_batch(x64, devices, accumulate):
+@pytest.mark.parametrize('devices, keys', [(8, {}), (4, {'fsdp': True}), (4, {'accumulate': 2})])
+def test_loss_curve_is_that_of_one_device(x64, devices, keys):
   """Gradients through the weights, and the running statistics."""
-  want, got = (stepping.trained(5, 1), stepping.trained(5, devices, accumulate=accumulate))
+  want, got = stepping.trained(20, 1), stepping.trained(20, devices, **keys)
   stepping.same_curve(got, want, stepping.TIGHT)
   stepping.assert_close(got[0], want[0], stepping.TIGHT)
 
@@ -157,22 +142,6 @@ def test_a_batch_without_weight_changes_nothing_but_decay(x64):
   assert metrics['finite'] and metrics['loss'] == metrics['grad_norm'] == 0
   want = jax.tree.map(lambda p: p * (1 - stepping.RATE * stepping.DECAY * (p.ndim > 1)), before)
   stepping.assert_close(state.params, want, stepping.TIGHT)
-
-
-@functools.cache
-def _mixed(devices, mixup=0.4):
-  config = stepping.config_of(**{'data.mixup': mixup})
-  run = stepping.Run(config, devices, stepping.small_of(config))
-  return stepping.column(run.steps(run.state(), [stepping.batch_of(0)] * 3)[1])
-
-
-# The model's batch norm is the user's own, over the axis it is handed.
-@pytest.mark.slow
-@pytest.mark.parametrize('devices', [8])
-def test_mixup_on_any_number_of_devices(x64, devices):
-  want = _mixed(1)
-  np.testing.assert_allclose(_mixed(devices), want, rtol=stepping.TIGHT)
-  assert np.abs(want / _mixed(1, 0.0) - 1).max() > 1e-3  # it does mix
 
 
 @pytest.mark.slow

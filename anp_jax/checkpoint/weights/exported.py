@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+from importlib import resources
 import os
+import tomllib
 
 import jax
 from jax import export, lax
@@ -23,53 +25,6 @@ PLATFORMS = {'cpu': 'cpu', 'cuda': 'gpu', 'rocm': 'gpu', 'tpu': 'tpu'}
 _PATHLESS = {
   'jax_include_full_tracebacks_in_locations': False,
   'jax_hlo_source_file_canonicalization_regex': '.*',
-}
-_SQUARE = (
-  'the central square, of round(shorter side x image_size / resize) pixels a '
-  'side (halves to the even number), its corner rounded down; it is resized '
-  'to image_size pixels a side'
-)
-_RESAMPLED = {
-  filter_name: {
-    'crop': (
-      'the shorter side is brought to resize pixels, the longer one in '
-      'proportion and rounded down; then the central image_size x image_size '
-      'pixels, their corner rounded down'
-    ),
-    'resample': f"Pillow's {filter_name.upper()} of the whole image",
-  }
-  for filter_name in augment.RESAMPLED
-}
-# What is done with each config.data.decode, see data.decode_pillow.
-_HOW = _RESAMPLED | {
-  'fast': {
-    'jpeg': (
-      'decoded at 1/2, 1/4 or 1/8 of its scale where the square is 2, 4 or 8 '
-      'times image_size or larger; side and corner of the square are divided '
-      'likewise and rounded down'
-    ),
-    'crop': _SQUARE,
-    'resample': (
-      'the mean over the area that a result covers, parts of pixels in '
-      'proportion; where the square is smaller than image_size, bilinear '
-      'between the four nearest pixels (half-pixel centres); rounded once'
-    ),
-  },
-  'exact': {
-    'crop': _SQUARE,
-    'resample': (
-      'bilinear of the square, antialiased (a triangle over all pixels that a '
-      'result covers), in float32 and rounded once'
-    ),
-  },
-  'arrays': {'crop': _SQUARE, 'resample': "Pillow's BILINEAR of the square, cut out before"},
-}
-_SHRUNK = {
-  'shrink': (
-    'a shorter side above resize is brought down to it first, by '
-    "Pillow's BILINEAR of the whole image; a JPEG is decoded at 1/2, 1/4 or "
-    '1/8 of its scale where twice that length is left'
-  )
 }
 
 
@@ -165,14 +120,17 @@ def preprocessing(config: ml_collections.ConfigDict) -> dict:
   d = config.data
   shrunk = decode_pillow.is_shrunk(config)
   decode = d.decode
-  if decode not in _RESAMPLED and (shrunk or d.source in decode_pillow.ARRAYS):
+  if decode not in augment.RESAMPLED and (shrunk or d.source in decode_pillow.ARRAYS):
     decode = 'arrays'
+  how = tomllib.loads(
+    resources.files('anp_jax.checkpoint.weights').joinpath('preparation.toml').read_text()
+  )
   return {
     'image_size': d.image_size,
     'resize': d.resize,
     'decode': decode,
-    **(_SHRUNK if shrunk else {}),
-    **_HOW[decode],
+    **(how['shrunk'] if shrunk else {}),
+    **how[decode],
     'orientation': 'as the pixels are stored; EXIF is not looked at',
     'channels': 'RGB',
     'input': f'(batch, {d.image_size}, {d.image_size}, 3) uint8',

@@ -20,9 +20,9 @@ def refusal(config: ml_collections.ConfigDict) -> str:
   family = families.of_config(config)
   if not family:
     return f'{m.name} is no {families.names()}'
-  if family is naming and m.name not in _RESNETS:
+  if family is families.RESNET and m.name not in _RESNETS:
     return f'transformers has {", ".join(_RESNETS)}, and no {m.name}'
-  if family is efficientnet_names and (problem := efficientnet_names.refusal(config)):
+  if family is families.EFFICIENTNET and (problem := efficientnet_names.refusal(config)):
     return problem
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'

@@ -18,11 +18,7 @@ import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import run_dir, trained as trained_lib
-from anp_jax.checkpoint.weights import (
-  naming as naming_lib,
-  published_weights,
-  weights_source as source_lib,
-)
+from anp_jax.checkpoint.weights import published_weights, weights_source as source_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import files
@@ -224,9 +220,8 @@ def _agree(problem, gather):
 def _mismatch(source, name, shape):
   """The error for a tensor of the network that the source does not fit."""
   source_name, value = source.tensors.get(name, ('', None))
-  shape_there = naming_lib.published_shape if source_name != name else lambda _, shape: shape
-  problem = 'is missing' if value is None else f'has shape {shape_there(name, value.shape)}'
+  problem = 'is missing' if value is None else f'is an array {value.shape} in our order of axes'
   return config_lib.ConfigError(
     f'config.init.from={source.path!r}: {source_name or name} {problem}, '
-    f'expected {shape_there(name, shape)} for {name} of this network'
+    f'expected {shape} for {name} of this network'
   )

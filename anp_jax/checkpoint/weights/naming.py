@@ -1,296 +1,252 @@
-"""Names of a ResNet's tensors: ours, torchvision's (and timm's), transformers'.
+"""Tables of published names: how libraries name and shape a network's tensors.
 
-Ours are paths in the variables of `models.resnet`, such as
+Our names are paths in the variables of a network of `models`, such as
 'params/stage1_block2/conv1/kernel' and 'batch_stats/stem_norm/mean'. Published
-ones count blocks from 0; their kernels are (out, in, height, width), and dense
-ones (out, in).
+kernels are (out, in, height, width), and dense ones (out, in).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+import functools
+from importlib import resources
 import re
-from typing import Any
+import tomllib
+from typing import NamedTuple
 
 import ml_collections
 import numpy as np
 
-from anp_jax import config as config_lib
-from anp_jax.config import networks
-
-NAME = 'ResNet'
-MODELS = networks.RESNETS
-TORCHVISION = 'torchvision and timm'
-TIMM = TORCHVISION
-TRANSFORMERS = 'transformers'
-# The classifier of each; another data set has another one.
-CLASSIFIERS = {TORCHVISION: 'fc.', TRANSFORMERS: 'classifier.'}
-PREFIXES = ('resnet.',)  # of transformers' backbone
-# With these torchvision's weights and transformers' ResNets are evaluated.
-FILTERS = {TORCHVISION: 'bilinear', TRANSFORMERS: 'bicubic'}
+TIMM, TRANSFORMERS = 'timm', 'transformers'
 # Counts of training steps, which only a momentum of None would read.
 UNUSED = 'num_batches_tracked'
-
-LEAVES = {
+_LEAVES = {
   'kernel': 'weight',
   'scale': 'weight',
   'bias': 'bias',
   'mean': 'running_mean',
   'var': 'running_var',
 }
-_PATH = re.compile(
-  r'(?:params|batch_stats)/'
-  r'(?:stage(\d+)_block(\d+)/(?=shortcut|pooled|se_|conv|norm)|(?=stem|head))'
-  r'(stem|head|shortcut|pooled|se|conv|norm)(?:_(conv|norm|fc))?(\d*)/(\w+)'
-)
-# The convolutions of a stem, and the norms after the first two of three.
-_STEM_CONVS = {'': 'conv1', '1': 'conv1.0', '2': 'conv1.3', '3': 'conv1.6'}
-_STEM_NORMS = {'': 'bn1', '1': 'conv1.1', '2': 'conv1.4', '3': 'bn1'}
-_STEMS = {'conv1.weight', 'conv1.0.weight'}
-_EMBEDDER = 'embedder.embedder'
-_BLOCK = {
-  TORCHVISION: re.compile(r'layer(\d+)\.(\d+)\.'),
-  TRANSFORMERS: re.compile(r'(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)'),
-}
-_LAYER = {
-  TORCHVISION: re.compile(r'layer1\.0\.conv(\d+)\.weight'),
-  TRANSFORMERS: re.compile(
-    r'(?:resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.(\d+)\.convolution'
-  ),
-}
+_BLOCK = re.compile(r'(?:stage(\d+)_)?block(\d+)/')
 # Axes, by their number.
-_KERNEL_TO_PUBLISHED = {4: (3, 2, 0, 1), 2: (1, 0)}
-_KERNEL_FROM_PUBLISHED = {4: (2, 3, 1, 0), 2: (1, 0)}
+_TO_PUBLISHED = {4: (3, 2, 0, 1), 2: (1, 0)}
+_FROM_PUBLISHED = {4: (2, 3, 1, 0), 2: (1, 0)}
 
 
-def detect(names: Iterable[str]) -> str | None:
-  """Returns which naming a file's tensors have, or None."""
-  names = set(names)
-  if names & _STEMS and 'bn1.weight' in names:
-    return TORCHVISION
-  if any(f'{_EMBEDDER}.convolution.weight' in name for name in names):
-    return TRANSFORMERS
-  return None
+class Row(NamedTuple):
+  """The names of one kind of layer, see names.toml.
 
-
-def published_name(name: str, naming: str, prefix: str = 'resnet.') -> str:
-  """Returns the name that a tensor of ours has in a naming.
-
-  Args:
-    name: path in the variables of a `models.resnet.ResNet`.
-    naming: TORCHVISION or TRANSFORMERS.
-    prefix: prefix of transformers' backbone; '' in a bare ResNetModel.
-
-  Raises:
-    ValueError: if no ResNet has a tensor of that name.
+  Attributes:
+    ours: module, or array, of our network.
+    published: published name of it.
+    layout: 'dense': a 1x1 kernel that may have two axes; 'map': (1, 1, 1, channels)
+      for our (channels,); '': as the other tensors.
   """
-  match = _PATH.fullmatch(name)
-  if not match or match[6] not in LEAVES:
-    raise ValueError(f'{name} is not of a ResNet')
-  stage, block, part, kind, number, leaf = match.groups()
-  kind = kind or part
-  if naming == TORCHVISION:
-    module = {
-      'head': 'fc',
-      'stem': (_STEM_CONVS if kind == 'conv' else _STEM_NORMS)[number],
-      'shortcut': f'downsample.{int(kind == "norm")}',
-      'pooled': f'downsample.{1 + int(kind == "norm")}',  # after the pool
-      'se': f'se.fc{number}',
-      'conv': f'conv{number}',
-      'norm': f'bn{number}',
-    }[part]
-    place = f'layer{stage}.{int(block) - 1}.' if stage else ''
-  else:
-    layer = 'convolution' if kind == 'conv' else 'normalization'
-    module = {
-      'head': 'classifier.1',
-      'stem': f'{prefix}{_EMBEDDER}.{layer}',
-      'shortcut': f'shortcut.{layer}',
-    }.get(part) or f'layer.{int(number) - 1}.{layer}'
-    place = ''
-    if stage:
-      place = f'{prefix}encoder.stages.{int(stage) - 1}.layers.{int(block) - 1}.'
-  return f'{place}{module}.{LEAVES[leaf]}'
+
+  ours: str
+  published: str
+  layout: str = ''
 
 
-def published_names(names: Iterable[str], naming: str, prefix: str = 'resnet.') -> dict[str, str]:
-  """Returns `published_name` by our name, of a network's tensors."""
-  return {name: published_name(name, naming, prefix) for name in names}
+class Naming(NamedTuple):
+  """The names that a library gives to the tensors of a family of networks.
 
-
-def to_published(name: str, value: np.ndarray, naming: str = TORCHVISION) -> np.ndarray:
-  """Returns a tensor of ours with its axes in the order of all namings."""
-  del naming
-  if name.endswith('/kernel'):
-    return value.transpose(_KERNEL_TO_PUBLISHED[value.ndim])
-  return value
-
-
-def from_published(name: str, value: np.ndarray) -> np.ndarray:
-  """Returns a published tensor, by our name, with its axes in our order."""
-  if name.endswith('/kernel') and value.ndim in _KERNEL_FROM_PUBLISHED:
-    return value.transpose(_KERNEL_FROM_PUBLISHED[value.ndim])
-  return value
-
-
-def published_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the shape of a tensor of ours in the published order of axes."""
-  if name.endswith('/kernel') and len(shape) in _KERNEL_TO_PUBLISHED:
-    return tuple(shape[i] for i in _KERNEL_TO_PUBLISHED[len(shape)])
-  return tuple(shape)
-
-
-def network(path: str, shapes: dict, naming: str, saved_config: dict) -> dict:
-  """Values of the config for a file's network.
-
-  Args:
-    path: path of the file.
-    shapes: shapes of its tensors by name.
-    naming: naming of its tensors.
-    saved_config: transformers' config.json; {} without.
-
-  Raises:
-    ConfigError: if it is none of MODELS.
+  Attributes:
+    label: library, for people.
+    filter: filter for images where no processor names one.
+    prefixes: prefixes of a backbone's names; a file of a backbone alone has none.
+    rows: table of names.
   """
-  from anp_jax.models import resnet  # heavy: it imports JAX
 
-  stages, layers = blocks(shapes, naming)
-  if naming == TORCHVISION:
-    width, fields = variant(shapes)
-  else:
-    stem = published_name('params/stem_conv/kernel', naming)
-    width = next(shape for name, shape in shapes.items() if stem.endswith(name))[0]
-    fields = dict(stages=stages, bottleneck=layers == 3)
-  models = [name for name, n in resnet.NETWORKS.items() if n == fields]
-  if not models:
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r} holds a network of '
-      f'{describe(shapes, naming)}: expected one of {", ".join(MODELS)}'
-    )
-  for key, value in (('downsample_in_first_stage', False), ('hidden_act', 'relu')):
-    if saved_config.get(key, value) != value:
-      raise config_lib.ConfigError(
-        f'config.init.from={path!r}: its config.json has '
-        f'{key}={saved_config[key]!r}, and this package has ResNets of {value!r} only'
+  label: str
+  filter: str
+  prefixes: tuple[str, ...]
+  rows: tuple[Row, ...]
+
+  @property
+  def classifier(self) -> str:
+    """The published name of the classifier."""
+    return next(row.published for row in self.rows if row.ours == 'head')
+
+  def published(self, path: str, prefix: str = '') -> str:
+    """Returns the published name of a tensor of ours.
+
+    Args:
+      path: path in a network's variables.
+      prefix: prefix of the backbone.
+
+    Raises:
+      ValueError: if no row of the table has it.
+    """
+    module, _, leaf = path.partition('/')[2].rpartition('/')
+    ending = f'.{_LEAVES[leaf]}' if leaf in _LEAVES else ''
+    module = module if ending else f'{module}/{leaf}'
+    for row in self.rows:
+      if name := _translated(module, row.ours, row.published, -1):
+        return f'{"" if module == "head" else prefix}{name}{ending}'
+    raise ValueError(f'{path} is not in the table of {self.label}')
+
+  def layout(self, path: str) -> str:
+    """Returns the layout of a tensor of ours, by its path."""
+    module = path.partition('/')[2].rpartition('/')[0]
+    layouts = (row.layout for row in self.rows if _translated(module, row.ours, row.ours, 0))
+    return next(layouts, '')
+
+  def modules(self, names: Iterable[str]) -> Iterator[str]:
+    """Yields our modules, or arrays, for those published names that are in the table."""
+    for name in names:
+      for prefix in self.prefixes:
+        name = name.removeprefix(prefix)
+      for published in (name, name.rpartition('.')[0]):
+        yield from filter(None, (_translated(published, r.published, r.ours, 1) for r in self.rows))
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Naming]]:
+  """The namings of each family, by library."""
+  text = resources.files('anp_jax.checkpoint.weights').joinpath('names.toml').read_text()
+  namings = tomllib.loads(text)
+  for kinds in namings.values():
+    for kind, naming in kinds.items():
+      rows = naming['rows'].items()
+      naming['rows'] = tuple(
+        Row(ours, *([names] if isinstance(names, str) else names)) for ours, names in rows
       )
-  first = saved_config.get('downsample_in_bottleneck')
-  return {
-    'model.name': models[0],
-    'model.version': 'v1' if first and layers == 3 else 'v1.5',
-    'model.width': width,
-    'model.head': 'joint',
-  }
+      kinds[kind] = Naming(**naming)
+  return namings
 
 
-def mismatch(
-  config: ml_collections.ConfigDict, names: Iterable[str], naming: str, saved_config: dict
-) -> str:
-  """Returns why a file's network is another, whatever its tensors; ''.
+class Family:
+  """Networks whose tensors have published names alike.
 
-  Where a bottleneck strides, no tensor tells: transformers' config does.
-
-  Args:
-    config: config of the run that begins.
-    names: names of its network's tensors.
-    naming: naming of the file's tensors.
-    saved_config: transformers' config.json; {} without.
+  Attributes:
+    name: name for people.
+    models: values of config.model.name.
+    signature: our modules that tell the family and the naming of a file; 'a|b':
+      either of two.
   """
-  m = config.model
-  if naming != TRANSFORMERS:
+
+  name: str
+  models: Collection[str]
+  signature: tuple[str, ...]
+
+  @property
+  def namings(self) -> Mapping[str, Naming]:
+    """Its namings by library, TIMM or TRANSFORMERS."""
+    return _tables()[self.name]
+
+  def detect(self, names: Collection[str]) -> str | None:
+    """Returns which of `namings` a file's tensors have, or None."""
+    for kind, naming in self.namings.items():
+      modules = set(naming.modules(names))
+      if all(modules & set(either.split('|')) for either in self.signature):
+        return kind
+    return None
+
+  def published_names(self, paths: Iterable[str], kind: str, prefix: str = '') -> dict[str, str]:
+    """Returns the published name of each tensor of a network.
+
+    Args:
+      paths: paths in the network's variables.
+      kind: one of `namings`.
+      prefix: prefix of transformers' backbone; '' in a bare model.
+    """
+    return {path: self.namings[kind].published(path, prefix) for path in paths}
+
+  def to_published(self, path: str, value: np.ndarray, kind: str) -> np.ndarray:
+    """Returns a tensor of ours with its axes as a naming has them."""
+    layout = self.namings[kind].layout(path)
+    if layout == 'map':
+      return value[None, None, None]
+    if path.endswith('/kernel'):
+      value = value.transpose(_TO_PUBLISHED[value.ndim])
+    return value[:, :, 0, 0] if layout == 'dense' and value.ndim == 4 else value
+
+  def from_published(self, path: str, value: np.ndarray, kind: str) -> np.ndarray:
+    """Returns a published tensor, by our path, with its axes in our order."""
+    layout = self.namings[kind].layout(path)
+    if layout == 'map':
+      return value.reshape(-1)
+    if layout == 'dense' and path.endswith('/kernel') and value.ndim == 2:
+      value = value[:, :, None, None]
+    if path.endswith('/kernel') and value.ndim in _FROM_PUBLISHED:
+      return value.transpose(_FROM_PUBLISHED[value.ndim])
+    return value
+
+  def is_backbone(self, name: str, kind: str) -> bool:
+    """Returns whether a published tensor is one below the classifier."""
+    naming = self.namings[kind]
+    for prefix in naming.prefixes:
+      name = name.removeprefix(prefix)
+    if name.startswith(f'{naming.classifier}.'):
+      return False
+    tops = (row.published.partition('.')[0] for row in naming.rows if row.ours != 'head')
+    return any(_pattern(top).fullmatch(name.partition('.')[0]) for top in tops)
+
+  def blocks(self, names: Iterable[str], kind: str) -> tuple[int, ...]:
+    """Returns the number of blocks of each stage of a published network."""
+    counts: dict[int, int] = {}
+    for match in filter(None, map(_BLOCK.match, self.namings[kind].modules(names))):
+      stage = int(match[1] or 0)
+      # A block without any tensor counts, so that the error names them.
+      counts[stage] = max(counts.get(stage, 0), int(match[2]))
+    return tuple(counts[stage] for stage in sorted(counts))
+
+  def describe(self, names: Iterable[str], kind: str) -> str:
+    """Returns what network a file holds, for people."""
+    return f'{", ".join(map(str, self.blocks(names, kind))) or "no"} blocks'
+
+  def network(self, path: str, shapes: dict, kind: str, saved_config: dict) -> dict:
+    """Returns the values of the config for a file's network.
+
+    Args:
+      path: path of the file.
+      shapes: shapes of its tensors by name.
+      kind: naming of its tensors.
+      saved_config: config.json of transformers or timm; {} without.
+
+    Raises:
+      ConfigError: if it is none of `models`.
+    """
+    raise NotImplementedError
+
+  def mismatch(
+    self, config: ml_collections.ConfigDict, paths: Iterable[str], kind: str, saved_config: dict
+  ) -> str:
+    """Returns why a file's network is another, whatever its tensors; ''.
+
+    Args:
+      config: config of the run that begins.
+      paths: paths in its network's variables.
+      kind: naming of the file's tensors.
+      saved_config: config.json of transformers or timm; {} without.
+    """
+    del config, paths, kind, saved_config
     return ''
-  if any(re.search('/stem_conv1|/pooled_|/se_', name) for name in names):
-    return f'has the tensors of a ResNet of transformers, which has no {m.name}'
-  if saved_config.get('layer_type', 'bottleneck') != 'bottleneck':
+
+  def architecture(self, config: ml_collections.ConfigDict) -> dict:
+    """Returns the fields of transformers' config that say what network it is."""
+    raise NotImplementedError
+
+  def prefix(self, config: ml_collections.ConfigDict, kind: str) -> str:
+    """Returns what a library puts before the names of a config's backbone."""
+    return f'{self.architecture(config)["model_type"]}.' if kind == TRANSFORMERS else ''
+
+
+def _translated(name: str, source: str, target: str, shift: int) -> str:
+  """A name of one column in the other; '' if the row is not its own.
+
+  Args:
+    name: name whose numbers are digits.
+    source: the row's name in the same column.
+    target: the row's name in the other column.
+    shift: what is added to a number '#'.
+  """
+  match = _pattern(source).fullmatch(name)
+  if not match:
     return ''
-  version = 'v1' if saved_config.get('downsample_in_bottleneck') else 'v1.5'
-  if saved_config.get('model_type') == 'resnet' and m.version != version:
-    return f'holds a ResNet of version {version!r}, but config.model.version={m.version!r}'
-  return ''
+  numbers = iter(match.groups())
+  return re.sub('[#@]', lambda mark: str(int(next(numbers)) + shift * (mark[0] == '#')), target)
 
 
-def architecture(config: ml_collections.ConfigDict) -> dict:
-  """Returns the fields of transformers' config that say what network it is."""
-  from anp_jax.models import resnet
-
-  m = config.model
-  network = resnet.NETWORKS[m.name]
-  stages, bottleneck = network['stages'], network['bottleneck']
-  return {
-    'architectures': ['ResNetForImageClassification'],
-    'model_type': 'resnet',
-    'embedding_size': m.width,
-    'hidden_sizes': [m.width * (4 if bottleneck else 1) * 2**i for i in range(len(stages))],
-    'depths': list(stages),
-    'layer_type': 'bottleneck' if bottleneck else 'basic',
-    'hidden_act': 'relu',
-    'downsample_in_first_stage': False,
-    'downsample_in_bottleneck': m.version == 'v1',
-  }
-
-
-def prefix(config: ml_collections.ConfigDict) -> str:
-  """Returns what transformers puts before the backbone's names."""
-  del config
-  return PREFIXES[0]
-
-
-def is_backbone(name: str, naming: str) -> bool:
-  """Returns whether a published tensor is one below the classifier."""
-  if naming == TORCHVISION:
-    return bool(re.match(r'(conv1|bn1|layer\d+)\.', name))
-  return bool(re.match(r'(resnet\.)?(embedder|encoder)\.', name))
-
-
-def blocks(names: Iterable[str], naming: str) -> tuple[tuple[int, ...], int]:
-  """Returns the blocks of each stage of a ResNet, and convolutions a block."""
-  names = list(names)
-  layers = {match[1] for name in names if (match := _LAYER[naming].match(name))}
-  return stage_blocks(names, _BLOCK[naming]), len(layers)
-
-
-def stage_blocks(names: Iterable[str], pattern: re.Pattern) -> tuple[int, ...]:
-  """Returns the number of blocks of each stage.
-
-  Args:
-    names: names of a network's tensors.
-    pattern: expression for a block's tensors, whose groups are the numbers of the
-      stage and of the block in it, from 0.
-  """
-  blocks = {(int(match[1]), int(match[2])) for name in names if (match := pattern.match(name))}
-  # A block without any tensor counts, so that the error names them.
-  counts = {stage: block + 1 for stage, block in sorted(blocks)}
-  return tuple(counts[stage] for stage in sorted(counts))
-
-
-def variant(shapes: dict[str, tuple[int, ...]]) -> tuple[int, dict]:
-  """Returns the width of torchvision's or timm's network, and its fields.
-
-  Args:
-    shapes: shapes of the tensors by their names.
-
-  Returns:
-    Channels of the first stage, and what `models.resnet.NETWORKS` has of it.
-  """
-  stages, layers = blocks(shapes, TORCHVISION)
-  is_deep = 'conv1.6.weight' in shapes
-  stem = shapes.get('conv1.6.weight') or shapes['conv1.weight']
-  fields: dict[str, Any] = dict(stages=stages, bottleneck=layers == 3)
-  if is_deep:
-    fields |= dict(stem='deep', shortcut='pooled')
-  elif stem[-1] == 3:
-    fields |= dict(stem='small', shortcut='padding')
-  if 'layer1.0.se.fc1.weight' in shapes:
-    fields['squeeze'] = 16
-  inner = shapes.get('layer1.0.conv2.weight', ())
-  if layers == 3 and len(inner) == 4 and stem[0] * inner[1]:
-    groups = inner[0] // inner[1]
-    group_width = 64 * inner[1] // stem[0]
-    if groups > 1:
-      fields['groups'] = groups
-    if (groups, group_width) != (1, 64):
-      fields['group_width'] = group_width
-  return stem[0], fields
-
-
-def describe(names: Iterable[str], naming: str) -> str:
-  """Returns what ResNet a file holds, for people."""
-  stages, layers = blocks(names, naming)
-  return f'{", ".join(map(str, stages)) or "no"} blocks of {layers} convolutions'
+@functools.cache
+def _pattern(source):
+  return re.compile(re.sub(r'\\#|@', r'(\\d+)', re.escape(source)))

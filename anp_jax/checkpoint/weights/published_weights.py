@@ -5,12 +5,11 @@ writes it also has config.json, with the names of the classes; how images are to
 be prepared is read by `processors`.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
 import re
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -84,22 +83,6 @@ def weights_file(path: str) -> str:
   return path
 
 
-def naming(path: str, names: Collection[str]) -> tuple[ModuleType, str]:
-  """Returns the family and the naming of a file's tensors, see `families`.
-
-  Raises:
-    ConfigError: if they are those of none.
-  """
-  family, kind = families.of_tensors(names)
-  if family is None or kind is None:
-    some = ', '.join(sorted(names)[:3]) or 'none'
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected the tensors of '
-      f'{families.namings()}; its first are {some}'
-    )
-  return family, kind
-
-
 def architecture(path: str) -> dict:
   """Returns the config.json of a file that lies in a folder; {} if none."""
   if os.path.basename(path) != FILE:
@@ -164,10 +147,9 @@ def read(path: str) -> Published:
       name: tuple(file.get_slice(name).get_shape())
       for name in file.keys()  # noqa: SIM118 - it is no dict
     }
-  family, kind = naming(path, shapes.keys())
+  family, kind = families.of_tensors(path, shapes.keys())
   saved_config = architecture(path)
-  head = 'params/head/kernel'
-  classifier = family.published_names([head], kind)[head]
+  classifier = f'{family.namings[kind].classifier}.weight'
   if classifier not in shapes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has no {classifier}: without a classifier '
@@ -175,7 +157,7 @@ def read(path: str) -> Published:
     )
   classes = shapes[classifier][0]
   keys, notes = processors.images(
-    *processors.read(os.path.dirname(path), saved_config), family.FILTERS[kind]
+    *processors.read(os.path.dirname(path), saved_config), family.namings[kind].filter
   )
   keys = family.network(path, shapes, kind, saved_config) | keys
   return Published(path, keys, classes, _names(saved_config, classes), notes)

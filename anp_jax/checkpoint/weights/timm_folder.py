@@ -5,7 +5,7 @@ import os
 import ml_collections
 
 from anp_jax.checkpoint import trained as trained_lib
-from anp_jax.checkpoint.weights import efficientnet_names, families, naming
+from anp_jax.checkpoint.weights import families, naming
 from anp_jax.data.input import augment
 from anp_jax.models import resnet
 from anp_jax.system import files
@@ -17,11 +17,11 @@ _WIDTH = 64  # channels of the first stage of all ResNets that timm has
 def refusal(config: ml_collections.ConfigDict) -> str:
   """Returns why timm has no such network as a run's; '' if it has."""
   m, family = config.model, families.of_config(config)
-  if family not in (naming, efficientnet_names):
-    return f'{m.name} is no {naming.NAME} or {efficientnet_names.NAME}'
-  if family is naming and resnet.NETWORKS[m.name].get('stem') == 'small':
+  if family not in (families.RESNET, families.EFFICIENTNET):
+    return f'{m.name} is no {families.RESNET.name} or {families.EFFICIENTNET.name}'
+  if family is families.RESNET and resnet.NETWORKS[m.name].get('stem') == 'small':
     return f'timm has no {m.name}'
-  if family is naming and (m.width != _WIDTH or m.version != 'v1.5'):
+  if family is families.RESNET and (m.width != _WIDTH or m.version != 'v1.5'):
     return f"timm's {m.name} has width={_WIDTH} and version='v1.5'"
   if m.head != 'joint':
     return f'it names classes from outputs of their own, not by a {m.head} head'
@@ -41,9 +41,7 @@ def write(trained: trained_lib.Trained, folder: str) -> list[str]:
     The names of the files.
   """
   weights, config = (os.path.join(folder, name) for name in FILES)
-  family = families.of_config(trained.config)
-  assert family
-  families.save(trained, family.TIMM, weights)
+  families.save(trained, naming.TIMM, weights)
   files.write_json(config, architecture(trained))
   return list(FILES)
 
@@ -52,7 +50,11 @@ def architecture(trained: trained_lib.Trained) -> dict:
   """Returns the fields of timm's config.json, with the names of the classes."""
   d = trained.config.data
   names = list(trained.vocabulary.names)
-  first, classifier = _ends(trained.config)
+  family = families.of_config(trained.config)
+  assert family
+  table = family.namings[naming.TIMM]
+  is_deep = resnet.NETWORKS.get(trained.config.model.name, {}).get('stem') == 'deep'
+  first = table.published(f'params/stem_conv{"1" * is_deep}/kernel')
   return {
     'architecture': trained.config.model.name,
     'num_classes': len(names),
@@ -65,18 +67,7 @@ def architecture(trained: trained_lib.Trained) -> dict:
       'interpolation': (d.decode if d.decode in augment.RESAMPLED else 'bilinear'),
       'mean': [value / 255 for value in d.mean],
       'std': [value / 255 for value in d.std],
-      'first_conv': first,
-      'classifier': classifier,
+      'first_conv': first.removesuffix('.weight'),
+      'classifier': table.classifier,
     },
   }
-
-
-def _ends(config):
-  """Names in timm for the first convolution and the classifier."""
-  family = families.of_config(config)
-  assert family
-  classifier = family.CLASSIFIERS[family.TIMM].rstrip('.')
-  if family is efficientnet_names:
-    return efficientnet_names.FIRST_CONVOLUTION, classifier
-  is_deep = resnet.NETWORKS[config.model.name].get('stem') == 'deep'
-  return ('conv1.0' if is_deep else 'conv1'), classifier

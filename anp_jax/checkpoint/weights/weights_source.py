@@ -23,7 +23,6 @@ class Source:
 
   Attributes:
     path: path that was read.
-    kind: description for people.
     tensors: (name in the source, array in our order of axes) by our names.
     unused: names in the source that no tensor of ours corresponds to.
     outputs: meaning of the outputs, see `outputs`; None where the source does not
@@ -31,7 +30,6 @@ class Source:
   """
 
   path: str
-  kind: str
   tensors: Mapping[str, tuple[str, np.ndarray]]
   unused: tuple[str, ...]
   outputs: tuple | None
@@ -76,7 +74,6 @@ def _of_checkpoint(path, config):
   flat = traverse_util.flatten_dict({'params': trained.params, **trained.stats}, sep='/')
   return Source(
     path=trained.folder,
-    kind=f'checkpoint of step {trained.step}',
     tensors={name: (name, np.asarray(value)) for name, value in flat.items()},
     unused=(),
     outputs=outputs(trained.config, trained.vocabulary),
@@ -96,29 +93,27 @@ def _of_file(path, config, names):
 
 def _of_tensors(path, file, names, config):
   file_names = set(file.keys())
-  family, naming = published_weights.naming(path, file_names)
+  family, kind = families.of_tensors(path, file_names)
   if family is not families.of_config(config):
     raise config_lib.ConfigError(
-      f'config.init.from={path!r} holds weights of {family.NAME}, but '
+      f'config.init.from={path!r} holds weights of {family.name}, but '
       f'config.model.name={config.model.name!r}'
     )
   saved_config = published_weights.architecture(path)
-  if problem := family.mismatch(config, names, naming, saved_config):
+  if problem := family.mismatch(config, names, kind, saved_config):
     raise config_lib.ConfigError(f'config.init.from={path!r} {problem}')
-  prefix = next((p for p in family.PREFIXES if any(n.startswith(p) for n in file_names)), '')
-  published_names = family.published_names(names, naming, prefix)
-  ours = {name: ours for ours, name in published_names.items()}
+  table = family.namings[kind]
+  prefix = next((p for p in table.prefixes if any(n.startswith(p) for n in file_names)), '')
+  ours = {name: path for path, name in family.published_names(names, kind, prefix).items()}
   unused = sorted(n for n in file_names - set(ours) if not n.endswith(naming_lib.UNUSED))
-  missing = sorted(
-    n for n in set(ours) - file_names if not n.startswith(family.CLASSIFIERS[naming])
-  )
-  foreign = [n for n in unused if family.is_backbone(n, naming)]
+  missing = sorted(n for n in set(ours) - file_names if not n.startswith(f'{table.classifier}.'))
+  foreign = [n for n in unused if family.is_backbone(n, kind)]
   if missing or foreign:
     what = f'has no {missing[0]}' if missing else f'has {foreign[0]} too'
     raise config_lib.ConfigError(
       f'config.init.from={path!r} {what}: it holds a network of '
-      f'{family.describe(file_names, naming)}, but {config.model.name} has '
-      f'{family.describe(ours, naming)}'
+      f'{family.describe(file_names, kind)}, but {config.model.name} has '
+      f'{family.describe(ours, kind)}'
     )
   tensors = {}
   for file_name in sorted(set(ours) & file_names):
@@ -128,9 +123,8 @@ def _of_tensors(path, file, names, config):
         f'config.init.from={path!r}: {file_name} is {dtype}, expected one of {", ".join(_FLOATS)}'
       )
     name = ours[file_name]
-    value = family.from_published(name, file.get_tensor(file_name))
+    value = family.from_published(name, file.get_tensor(file_name), kind)
     tensors[name] = (file_name, value)
   # The classes of a published network, whatever they are, are no words.
   meaning = None if config.model.head == 'joint' else ()
-  kind = f'in the naming of {naming}'
-  return Source(path, kind, tensors, tuple(unused), meaning)
+  return Source(path, tensors, tuple(unused), meaning)
