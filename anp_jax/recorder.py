@@ -14,7 +14,7 @@ from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.reporting import run_page, summary, telemetry as telemetry_lib
+from anp_jax.reporting import run_page, step_rates, summary, telemetry as telemetry_lib
 from anp_jax.reporting.analysis import analysis_run
 from anp_jax.system import mirror
 from anp_jax.training import build, eval_loop
@@ -123,7 +123,7 @@ class Recorder:
       spec.config,
       self.workdir,
       spec.mesh,
-      telemetry_lib.RunLength(self.total_steps, spec.batch_size, spec.examples, self.start_step),
+      step_rates.RunLength(self.total_steps, spec.batch_size, spec.examples, self.start_step),
       clock,
     )
     self._closing.callback(telemetry.close)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from anp_jax.reporting import event_file, telemetry
+from anp_jax.reporting import event_file, step_rates, telemetry
 from anp_jax.system import progress
 from tests import event_files
 
@@ -33,7 +33,7 @@ class _Terminal(io.StringIO):
 
 def _telemetry(workdir, clock=None, stream=None, total_steps=1000, start_step=0, **options):
   line = progress.LiveLine(stream or io.StringIO(), clock or _Clock())
-  length = telemetry.RunLength(total_steps, 32, 3200, start_step)
+  length = step_rates.RunLength(total_steps, 32, 3200, start_step)
   return telemetry.Telemetry(str(workdir), length, line=line, **options)
 
 

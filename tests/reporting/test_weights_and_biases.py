@@ -20,12 +20,12 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CODE = """
 import sys
 from anp_jax.config import command_line
-from anp_jax.reporting import telemetry, weights_and_biases
+from anp_jax.reporting import step_rates, telemetry, weights_and_biases
 config = command_line.load("configs/resnet_anp.py:tiny",
                            {"log.wandb": sys.argv[2], "seed": "271828"})
 for first in (0, 20):
   t = telemetry.Telemetry(
-    sys.argv[1], telemetry.RunLength(40, 4, 40, first),
+    sys.argv[1], step_rates.RunLength(40, 4, 40, first),
     writers=[lambda: weights_and_biases.Writer(sys.argv[1], config)])
   t.train(first + 20, {"loss": 0.8125}, 0.0)
   t.evaluation(first + 20, {"anp_top1": 0.4375})
