@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from anp_jax import train
@@ -214,7 +215,10 @@ def run(tmp_path_factory, quick_compiles):
       builders.write_tree(
         folder / 'images' / split / ('red_car', 'blue_sky')[i % 2], {f'{i}.jpg': photo}
       )
-  train.run(builders.load(*_keys(folder)), f'{folder}/run')
+  with pytest.MonkeyPatch.context() as patch:
+    first = jax.devices()[:1]
+    patch.setattr(jax, 'devices', lambda: first)
+    train.run(builders.load(*_keys(folder)), f'{folder}/run')
   return folder
 
 
@@ -225,6 +229,7 @@ def _keys(folder):
     'data.source': 'folder',
     'data.path': f'{folder}/images',
     'log.tensorboard': 'False',
+    'eval.examples': 'False',
   }
 
 
