@@ -8,10 +8,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from anp_jax import cluster
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
-from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import feed, stream
 from anp_jax.data.sources import agreement, balance, label_mapping
@@ -55,25 +53,19 @@ class Experiment:
     return dataclasses.replace(self, spec=dataclasses.replace(self.spec, config=config))
 
   def new_state(
-    self,
-    workdir: str = '',
-    gather: Callable[[Any], list] = lambda value: [value],
-    exact: bool = False,
+    self, workdir: str = '', gather: Callable[[Any], list] = lambda value: [value]
   ) -> tuple[state_lib.TrainState, list[str]]:
     """Returns the initial state of a run, and lines about its weights.
 
     Args:
       workdir: folder of the run; '': there is none.
       gather: `cluster.Processes.gather`; by default for one process.
-      exact: whether a classifier that does not fit is refused.
 
     Raises:
       ConfigError: if the weights that config.init names do not fit.
     """
     program = self.program
-    weights, messages = initial.load(
-      self.config, program, self.source.vocabulary, workdir, gather, exact
-    )
+    weights, messages = initial.load(self.config, program, self.source.vocabulary, workdir, gather)
     return state_lib.create(program.init_fn, program.abstract_state, weights), messages
 
   def batches(self, step: int = 0) -> feed.Feed:
@@ -115,7 +107,7 @@ def open(  # noqa: A001 - like gzip.open
   return Experiment(spec, source)
 
 
-def open_evaluation(config: ConfigDict, workdir: str, processes: cluster.Processes) -> Experiment:
+def open_evaluation(config: ConfigDict, workdir: str, processes: Any) -> Experiment:
   """Opens devices and the examples that a trained network is scored on.
 
   Their labels are numbers of the classes that the run of the workdir was trained
@@ -125,21 +117,17 @@ def open_evaluation(config: ConfigDict, workdir: str, processes: cluster.Process
   Args:
     config: resolved and valid config; its batch_size may be 0.
     workdir: folder of the run.
-    processes: processes of the evaluation.
+    processes: `cluster.Processes` of the evaluation.
 
   Raises:
-    ConfigError: if the config does not fit the devices, or the data do not fit
-      the classes.
+    ConfigError: if the data do not fit the classes, or are others on a process.
   """
   mesh = mesh_lib.create(config, hosts=processes.hosts)
-  strategy_lib.find(config).check_evaluation(config, mesh)
   config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
   source = sources.open_source(config, training=False)
   agreement.check(processes, evaluation=source)
-  if run_dir.has_checkpoints(workdir):
-    vocabulary = run_dir.labels(workdir)
-  else:
-    vocabulary = initial.vocabulary(config, source.vocabulary)
+  vocabulary = run_dir.labels(workdir) if run_dir.has_checkpoints(workdir) else None
+  vocabulary = vocabulary or initial.vocabulary(config, source.vocabulary)
   objective = objective_lib.create(vocabulary, config)
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
   return Experiment(spec, label_mapping.map_labels(source, vocabulary))

@@ -103,11 +103,8 @@ class Recorder:
   def restore(self) -> Any:
     """Returns the newest checkpoint's TrainState; None for a new run."""
     restored = self.checkpoints.restore()
-    if restored is None:
-      self.start_step = 0
-      return None
-    state, self.start_step = restored
-    return self.program.checkpoint_layout.unpack(state)
+    state, self.start_step = restored or (None, 0)
+    return self.program.checkpoint_layout.unpack(state) if restored else None
 
   def open_telemetry(
     self, lines: Sequence[str], clock: Callable[[], float] = time.monotonic

@@ -13,6 +13,7 @@ import numpy as np
 
 from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import manager, run_dir
+from anp_jax.checkpoint.weights import initial
 from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
@@ -84,16 +85,14 @@ def run(
   compile_cache.enable(config)
   is_untrained = _is_untrained(config, workdir)
   opened = experiment.open_evaluation(config, workdir, processes)
-  config = opened.config
+  config, strategy = opened.config, strategy_lib.find(config)
+  strategy.check_evaluation(config, opened.mesh)
   invocation = strategy_lib.Invocation(config, workdir, processes, 'evaluate', checkpoint, output)
-  chosen, _ = strategy_lib.find(config).calibrate(opened.spec, invocation, training=False)
+  chosen, _ = strategy.calibrate(opened.spec, invocation, training=False)
   # There are no updates, so no schedule has to fit their number.
   opened = opened.with_config(config_lib.replaced(chosen, {'schedule.warmup': '0 steps'}))
   if is_untrained:
-    state, lines = opened.new_state(gather=processes.gather, exact=True)
-    if processes.index == 0:
-      print('\n'.join([*lines, _network_line(config)]))
-    step, weights = 0, config.init['from']
+    state, step, weights = _initial_state(opened, processes), 0, config.init['from']
   else:
     state, step = _restored_state(invocation, opened.program)
     weights = ''
@@ -148,6 +147,17 @@ def _is_untrained(config, workdir):
       f'{workdir} has checkpoints of its own; choose another --workdir'
     )
   return False
+
+
+def _initial_state(opened, processes):
+  """Returns the state of weights that nothing trained."""
+  program, config = opened.program, opened.config
+  weights, lines = initial.load(
+    config, program, opened.source.vocabulary, gather=processes.gather, exact=True
+  )
+  if processes.index == 0:
+    print('\n'.join([*lines, _network_line(config)]))
+  return state_lib.create(program.init_fn, program.abstract_state, weights)
 
 
 def _restored_state(invocation, program):
