@@ -111,8 +111,7 @@ def open_evaluation(config: ConfigDict, workdir: str, processes: Any) -> Experim
   """Opens devices and the examples that a trained network is scored on.
 
   Their labels are numbers of the classes that the run of the workdir was trained
-  to name, or, where it has no checkpoint, of those that the weights of config.init
-  name.
+  to name. Without a checkpoint the weights of config.init name the classes.
 
   Args:
     config: resolved and valid config; its batch_size may be 0.

@@ -11,19 +11,20 @@ from tests import builders
 
 
 @pytest.mark.parametrize(
-  'keys, platform, dtypes, saved, dtype',
+  'keys, host, saved, dtype',
   [
-    ({}, 'gpu', None, '', 'bfloat16'),
-    ({}, 'tpu', None, '', 'bfloat16'),
-    ({}, 'cpu', None, '', 'float32'),
-    ({}, 'cpu', ('float32',), '', 'float32'),
-    ({}, 'cpu', ('float32', 'bfloat16'), '', 'bfloat16'),
-    ({'model.cpu_library': 'xla'}, 'cpu', ('float32', 'bfloat16'), '', 'float32'),
-    ({}, 'cpu', None, 'bfloat16', 'bfloat16'),  # a resumed run
-    ({'model.dtype': 'float32'}, 'gpu', None, '', 'float32'),
+    ({}, ('gpu', None), '', 'bfloat16'),
+    ({}, ('tpu', None), '', 'bfloat16'),
+    ({}, ('cpu', None), '', 'float32'),
+    ({}, ('cpu', ('float32',)), '', 'float32'),
+    ({}, ('cpu', ('float32', 'bfloat16')), '', 'bfloat16'),
+    ({'model.cpu_library': 'xla'}, ('cpu', ('float32', 'bfloat16')), '', 'float32'),
+    ({}, ('cpu', None), 'bfloat16', 'bfloat16'),  # a resumed run
+    ({'model.dtype': 'float32'}, ('gpu', None), '', 'float32'),
   ],
 )
-def test_auto_is_the_faster_dtype(tmp_path, monkeypatch, keys, platform, dtypes, saved, dtype):
+def test_auto_is_the_faster_dtype(tmp_path, monkeypatch, keys, host, saved, dtype):
+  platform, dtypes = host
   library = dtypes and types.SimpleNamespace(dtypes=dtypes)
   monkeypatch.setattr(compute_dtype.xla_flags, 'platform', lambda: platform)
   monkeypatch.setattr(compute_dtype.onednn, 'find', lambda: library)
