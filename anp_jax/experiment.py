@@ -12,7 +12,7 @@ from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
 from anp_jax.data.input import feed, stream
-from anp_jax.data.sources import balance
+from anp_jax.data.sources import agreement, balance, label_mapping
 from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.training import build, objective as objective_lib, run_spec
 
@@ -23,7 +23,7 @@ class Experiment:
 
   Attributes:
     spec: config, mesh, objective and sizes.
-    source: training examples.
+    source: training examples, or those that are evaluated.
   """
 
   spec: run_spec.RunSpec
@@ -105,3 +105,28 @@ def open(  # noqa: A001 - like gzip.open
   objective = objective_lib.create(source.vocabulary, config, balance.class_weights(config, source))
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source), offload_devices)
   return Experiment(spec, source)
+
+
+def open_evaluation(config: ConfigDict, workdir: str, processes: Any) -> Experiment:
+  """Opens devices and the examples that a trained network is scored on.
+
+  Their labels are numbers of the classes that the run of the workdir was trained
+  to name. Without a checkpoint the weights of config.init name the classes.
+
+  Args:
+    config: resolved and valid config; its batch_size may be 0.
+    workdir: folder of the run.
+    processes: `cluster.Processes` of the evaluation.
+
+  Raises:
+    ConfigError: if the data do not fit the classes, or are others on a process.
+  """
+  mesh = mesh_lib.create(config, hosts=processes.hosts)
+  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
+  source = sources.open_source(config, training=False)
+  agreement.check(processes, evaluation=source)
+  vocabulary = run_dir.labels(workdir) if run_dir.has_checkpoints(workdir) else None
+  vocabulary = vocabulary or initial.vocabulary(config, source.vocabulary)
+  objective = objective_lib.create(vocabulary, config)
+  spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
+  return Experiment(spec, label_mapping.map_labels(source, vocabulary))

@@ -14,7 +14,7 @@ from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.reporting import run_page, summary, telemetry as telemetry_lib
+from anp_jax.reporting import run_page, step_rates, summary, telemetry as telemetry_lib
 from anp_jax.reporting.analysis import analysis_run
 from anp_jax.system import mirror
 from anp_jax.training import build, eval_loop
@@ -103,11 +103,8 @@ class Recorder:
   def restore(self) -> Any:
     """Returns the newest checkpoint's TrainState; None for a new run."""
     restored = self.checkpoints.restore()
-    if restored is None:
-      self.start_step = 0
-      return None
-    state, self.start_step = restored
-    return self.program.checkpoint_layout.unpack(state)
+    state, self.start_step = restored or (None, 0)
+    return self.program.checkpoint_layout.unpack(state) if restored else None
 
   def open_telemetry(
     self, lines: Sequence[str], clock: Callable[[], float] = time.monotonic
@@ -123,7 +120,7 @@ class Recorder:
       spec.config,
       self.workdir,
       spec.mesh,
-      telemetry_lib.RunLength(self.total_steps, spec.batch_size, spec.examples, self.start_step),
+      step_rates.RunLength(self.total_steps, spec.batch_size, spec.examples, self.start_step),
       clock,
     )
     self._closing.callback(telemetry.close)

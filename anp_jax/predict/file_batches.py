@@ -140,14 +140,8 @@ def _walk(folder, skipped):
         yield path, ''
       else:
         skipped.add(path)
-    while faults:
-      yield _fault(faults.pop())
-  while faults:
-    yield _fault(faults.pop())
-
-
-def _fault(error):
-  return error.filename, _reason(error)
+  for error in faults:
+    yield error.filename, _reason(error)
 
 
 def _read(path, fault, read):

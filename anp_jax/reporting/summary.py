@@ -20,7 +20,13 @@ from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.data.sources import scenes
 from anp_jax.parallel import state as state_lib
-from anp_jax.reporting import event_file, run_page, telemetry as telemetry_lib, weights_and_biases
+from anp_jax.reporting import (
+  event_file,
+  run_page,
+  step_rates,
+  telemetry as telemetry_lib,
+  weights_and_biases,
+)
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import (
@@ -41,7 +47,7 @@ def telemetry(
   config: ml_collections.ConfigDict,
   workdir: str,
   mesh: jax.sharding.Mesh,
-  length: telemetry_lib.RunLength,
+  length: step_rates.RunLength,
   clock: Callable[[], float] = time.monotonic,
 ) -> telemetry_lib.Telemetry:
   """Returns the telemetry of a run, which the primary process writes.

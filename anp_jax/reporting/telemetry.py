@@ -1,9 +1,7 @@
 """Telemetry of a run: progress line, metrics.jsonl, TensorBoard."""
 
-import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -11,16 +9,12 @@ import time
 from typing import Protocol, TextIO
 
 from anp_jax.config import urls
-from anp_jax.reporting import metric_lines
+from anp_jax.reporting import metric_lines, step_rates
 from anp_jax.system import files, progress
 from anp_jax.training import metric_labels
 
 METRICS = metric_lines.NAME
 TENSORBOARD = 'tensorboard'  # likewise, a folder of event files
-
-# The ETA looks at this many of the last train() calls: a slow start (cold
-# caches, compilation) leaves it, and the noise of one interval hardly shows.
-_RECENT = 32
 
 # The parts of the progress line that a narrow terminal lacks, first to last.
 _DROPPED = 'epoch MFU input rate noun_top1 adjective_top1 ETA anp_top1 loss'.split()
@@ -100,34 +94,13 @@ class Writer(Protocol):
     """Writes pending metrics, and ends."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RunLength:
-  """The length of a run, and its first step.
-
-  Attributes:
-    total_steps: step at which the run ends.
-    batch_size: images per step over all devices.
-    examples: images per epoch.
-    start_step: restored step; 0 for a new run.
-  """
-
-  total_steps: int
-  batch_size: int
-  examples: int
-  start_step: int = 0
-
-  def epoch(self, step: int) -> float:
-    """Returns the epochs that are done after a step."""
-    return step * self.batch_size / self.examples
-
-
 class Telemetry:
   """The progress of a run for people and files; only the primary process writes."""
 
   def __init__(
     self,
     workdir: str,
-    length: RunLength,
+    length: step_rates.RunLength,
     peak_flops: float = 0.0,
     writers: Sequence[Callable[[], Writer]] = (),
     primary: bool = True,
@@ -145,14 +118,8 @@ class Telemetry:
         is the telemetry's.
     """
     self._line = line or progress.LiveLine(sys.stdout if primary else None)
-    self._clock = self._line.clock
-    self._length = length
-    self._peak_flops, self._flops_per_step = peak_flops, 0.0
-    self._step = self._last = length.start_step
-    self._mark = self._clock()  # when the current interval began
-    self._paused = 0.0  # seconds of pauses in the current interval
-    self._pauses = 0.0  # seconds of pauses that come back, since the start
-    self._intervals: collections.deque[tuple[int, float]] = collections.deque(maxlen=_RECENT)
+    self._length, self._last = length, length.start_step
+    self._rates = step_rates.StepRates(length, peak_flops, self._line.clock)
     self._activity = ''
     self._fields: dict[str, str] = {}  # parts of the progress line by name
     self._simulated_seconds: Callable[[int], float] | None = None
@@ -164,11 +131,11 @@ class Telemetry:
       self._file = open(os.path.join(workdir, METRICS), 'a')
       self._writers = [open_writer() for open_writer in writers]
     else:
-      self._line = progress.LiveLine(None)
+      self._line = progress.LiveLine(None, self._line.clock)
 
   def set_flops(self, flops_per_step: float) -> None:
     """Sets the operations of a step on all devices, for the MFU."""
-    self._flops_per_step = flops_per_step
+    self._rates.flops_per_step = flops_per_step
 
   def simulate(self, seconds: Callable[[int], float]) -> None:
     """Records a simulated time with the metrics of each step.
@@ -180,7 +147,7 @@ class Telemetry:
 
   def start_timing(self, step: int) -> None:
     """Counts rates from here on; `step` is done and counts in no rate."""
-    self._mark, self._paused, self._step = self._clock(), 0.0, step
+    self._rates.start(step)
 
   def train(self, step: int, metrics: dict[str, float], input_wait: float) -> None:
     """Records the metrics of a step, and rates since the last call.
@@ -192,7 +159,7 @@ class Telemetry:
     """
     if self._file is None:
       return
-    values = metrics | self._rates(step, input_wait)
+    values = metrics | self._rates.end(step, input_wait)
     self._record('train', step, values)
     self._fields = self._progress(step, values)
     if self._line.is_live:
@@ -220,17 +187,16 @@ class Telemetry:
       what: activity, shown in a terminal: 'evaluating', 'saving', or 'compiling',
         which the ETA takes to happen once.
     """
-    start, outer, self._activity = self._clock(), self._activity, what
+    start, outer, self._activity = self._line.clock(), self._activity, what
     self._draw()
     try:
       yield
     finally:
       self._activity = outer
       if not outer:  # a pause within a pause is counted once
-        seconds = self._clock() - start
-        self._paused += seconds
+        seconds = self._line.clock() - start
+        self._rates.pause(seconds, comes_back=what != 'compiling')
         self.log_duration(what, seconds)
-        self._pauses += seconds if what != 'compiling' else 0.0
       self._draw()
 
   def log_duration(self, what: str, seconds: float) -> None:
@@ -285,27 +251,8 @@ class Telemetry:
     for close in closings:
       with contextlib.suppress(OSError):  # a full disk
         close()
-    self._line = progress.LiveLine(None)
+    self._line = progress.LiveLine(None, self._line.clock)
     self._file, self._writers = None, []
-
-  def _rates(self, step, input_wait):
-    """Returns the rates since the last call; {} at the first step that is timed."""
-    now = self._clock()  # which may stand still between two calls
-    seconds = max(now - self._mark - self._paused, 1e-9)
-    steps = step - self._step
-    self._mark, self._paused, self._step = now, 0.0, step
-    if not steps:
-      return {}
-    self._intervals.append((steps, seconds))
-    rates = {
-      'seconds': seconds,
-      'images_per_second': steps * self._length.batch_size / seconds,
-      'input_wait': min(input_wait / seconds, 1.0),
-    }
-    if self._peak_flops > 0 and self._flops_per_step > 0:
-      flops_per_second = steps * self._flops_per_step / seconds
-      rates['mfu'] = flops_per_second / self._peak_flops
-    return rates
 
   def _record(self, kind, step, values):
     values = {name: float(value) for name, value in values.items()}
@@ -343,15 +290,8 @@ class Telemetry:
       fields['input'] = f'input wait {100 * values["input_wait"]:.1f}%'
     if 'mfu' in values:
       fields['MFU'] = f'MFU {100 * values["mfu"]:.1f}%'
-    fields['ETA'] = f'ETA {elapsed(self._eta(step))}'
+    fields['ETA'] = f'ETA {elapsed(self._rates.seconds_left(step))}'
     return fields
-
-  def _eta(self, step):
-    """Returns the seconds to the end by recent steps, and pauses averaged over the run."""
-    steps = max(sum(s for s, _ in self._intervals), 1)
-    seconds = sum(t for _, t in self._intervals) / steps
-    seconds += self._pauses / max(step - self._length.start_step, 1)
-    return max(self._length.total_steps - step, 0) * seconds
 
   def _draw(self):
     """Writes the live line again, where there is one."""

@@ -1,12 +1,15 @@
 """One live line of progress in a terminal, plain lines everywhere else."""
 
 from collections.abc import Callable, Iterable
+import os
+import shutil
 import sys
 import threading
 import time
 from typing import TextIO
 
 _REDRAW_SECONDS = 0.2
+_ERASE = '\r\x1b[2K'  # back to the start of the line, and erase it
 
 
 class LiveLine:
@@ -26,28 +29,33 @@ class LiveLine:
     """
     self.clock = clock
     self._stream = stream
-    self._console = _terminal(stream)
+    self._has_codes = (
+      stream is not None and stream.isatty() and os.environ.get('TERM') not in ('dumb', 'unknown')
+    )
     self._text = ''
 
   @property
   def is_live(self) -> bool:
     """Whether the stream is a terminal that can rewrite a line."""
-    return self._console is not None
+    return self._has_codes and self._stream is not None
 
   @property
   def width(self) -> int:
     """Columns of the live line; a text in a terminal's last one may wrap."""
-    return self._console.width - 1
+    return shutil.get_terminal_size().columns - 1
 
   def show(self, text: str) -> None:
     """Rewrites the live line, cut to the terminal's width."""
     self._text = text
     if self.is_live:
-      self._write(erase=True, live=text)
+      self._write(_ERASE + text[: self.width])
 
   def log(self, text: str) -> None:
     """Prints a permanent line above the live line."""
-    self._write(erase=True, above=text + '\n', live=self._text)
+    if self.is_live:
+      self._write(f'{_ERASE}{text}\n{self._text[: self.width]}')
+    else:
+      self._write(text + '\n')
 
   def close(self, keep: bool = True) -> None:
     """Ends the live line; a second call does nothing.
@@ -56,33 +64,19 @@ class LiveLine:
       keep: whether its last text stays in the terminal.
     """
     if self.is_live and self._text:
-      self._write(erase=not keep, above='\n' if keep else '')
+      self._write('\n' if keep else _ERASE)
     self._text = ''
 
-  def _write(self, erase=False, above='', live=''):
+  def _write(self, text):
+    """Writes and flushes a text, with names of files that are not UTF-8 in escapes."""
     if self._stream is None:
       return
+    encoding = self._stream.encoding or 'utf-8'
     try:
-      if self._console is None:
-        self._stream.write(_encodable(above, self._stream))
-        self._stream.flush()
-        return
-      with self._console:  # one write for all of it
-        if erase:
-          self._console.control(_erasure())
-        self._console.out(
-          _encodable(above, self._stream) + self._cropped(live), end='', highlight=False
-        )
+      self._stream.write(text.encode(encoding, 'backslashreplace').decode(encoding))
+      self._stream.flush()
     except (OSError, ValueError):
-      self._stream = self._console = None
-
-  def _cropped(self, text):
-    from rich import cells
-
-    text = _encodable(text, self._stream)
-    if cells.cell_len(text) > self.width:
-      text = cells.set_cell_size(text, self.width)
-    return text
+      self._stream = None
 
 
 class Progress:
@@ -184,29 +178,3 @@ def duration(seconds: float) -> str:
   if minutes < 60:
     return f'{minutes} min {rest:02} s'
   return f'{minutes // 60} h {minutes % 60:02} min'
-
-
-def _terminal(stream):
-  """A console for a terminal that knows escape codes; None for all else."""
-  if stream is None or not stream.isatty():
-    return None
-  from rich import console as console_lib  # 0.1 s, for a terminal only
-
-  # Not rich's own `Live`: it hides the cursor, and a run that is killed would
-  # leave it hidden.
-  console = console_lib.Console(file=stream, force_terminal=True)
-  return None if console.is_dumb_terminal else console
-
-
-def _erasure():
-  """The codes that go back to the start of a line and erase it."""
-  from rich import control
-
-  kinds = control.ControlType
-  return control.Control(kinds.CARRIAGE_RETURN, (kinds.ERASE_IN_LINE, 2))
-
-
-def _encodable(text, stream):
-  """The text, with names of files that are not UTF-8 in escapes."""
-  encoding = stream.encoding or 'utf-8'
-  return text.encode(encoding, 'backslashreplace').decode(encoding)

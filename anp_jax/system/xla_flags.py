@@ -91,6 +91,11 @@ VARIABLES = (
 _OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
 _CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
 _GOOGLE = '0x1ae0'  # vendor in PCI's list
+_CUDA_SETUP = (
+  'make setup ACCELERATOR=cuda13 (cuda12 below driver 580 or Turing), or '
+  'pip install -r requirements-cuda.txt'
+)
+_TPU_SETUP = "make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"
 _HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/enabled'
 # How many threads XLA's CPU devices share, all of a process; by default as many
 # as there are cores. XLA looks at the first of these names first.
@@ -257,47 +262,30 @@ def missing_plugin(environment: MutableMapping[str, str] = os.environ, root: str
   """
   if environment.get('JAX_PLATFORMS', '').strip():
     return ''
-  if not _hides_gpus(environment) and not _installed(*_CUDA_PLUGINS) and (gpu := _nvidia(root)):
-    what = f'an NVIDIA GPU ({gpu})'
-    install = (
-      'make setup ACCELERATOR=cuda13 (cuda12 below driver 580 or Turing), or '
-      'pip install -r requirements-cuda.txt'
-    )
-  elif not _installed('libtpu') and (tpu := _tpu(root, environment)):
-    what = f'a TPU ({tpu})'
-    install = "make setup ACCELERATOR=tpu, or pip install 'jax[tpu]'"
-  else:
-    return ''
-  return (
-    f'this host has {what}, but JAX has no plugin for it: {install}; '
-    'JAX_PLATFORMS=cpu to compute on the CPU'
-  )
+  tpus = ('dev/accel[0-9]*', *['dev/vfio/[0-9]*'] * _is_tpu_host(environment, root))
+  gpus = () if _hides_gpus(environment) else ('dev/nvidia[0-9]*', 'proc/driver/nvidia/gpus/*')
+  for kind, plugins, patterns, install in (
+    ('an NVIDIA GPU', _CUDA_PLUGINS, gpus, _CUDA_SETUP),
+    ('a TPU', ('libtpu',), tpus, _TPU_SETUP),
+  ):
+    paths = sorted(path for p in patterns for path in glob.glob(os.path.join(root, p)))
+    if paths and not _installed(*plugins):
+      return (
+        f'this host has {kind} ({paths[0]}), but JAX has no plugin for it: {install}; '
+        'JAX_PLATFORMS=cpu to compute on the CPU'
+      )
+  return ''
+
+
+def _is_tpu_host(environment, root):
+  """Whether vfio, which is for any device of a virtual machine, is for a TPU."""
+  vendors = glob.glob(os.path.join(root, 'sys/bus/pci/devices/*/vendor'))
+  named = environment.get('TPU_ACCELERATOR_TYPE') or environment.get('TPU_NAME')
+  return bool(named) or any(_read(path).strip() == _GOOGLE for path in vendors)
 
 
 def _hides_gpus(environment):
   return environment.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1')
-
-
-def _nvidia(root):
-  """The file or line that shows an NVIDIA GPU with its driver; '' without one."""
-  for pattern in ('dev/nvidia[0-9]*', 'proc/driver/nvidia/gpus/*'):
-    if paths := sorted(glob.glob(os.path.join(root, pattern))):
-      return paths[0]
-  # All that WSL shows of a GPU.
-  line = nvidia_smi('--list-gpus').partition('\n')[0]
-  return line.partition(' (UUID')[0] if line.startswith('GPU ') else ''
-
-
-def _tpu(root, environment):
-  """The file that shows a TPU; '' without one. See scripts/hardware.py."""
-  if paths := sorted(glob.glob(os.path.join(root, 'dev/accel[0-9]*'))):
-    return paths[0]
-  # vfio is for any device that a virtual machine is given.
-  is_tpu_host = environment.get('TPU_ACCELERATOR_TYPE') or environment.get('TPU_NAME')
-  vendors = glob.glob(os.path.join(root, 'sys/bus/pci/devices/*/vendor'))
-  if is_tpu_host or any(_read(path).strip() == _GOOGLE for path in vendors):
-    return next(iter(sorted(glob.glob(os.path.join(root, 'dev/vfio/[0-9]*')))), '')
-  return ''
 
 
 def not_deterministic(

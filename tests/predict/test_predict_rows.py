@@ -19,27 +19,20 @@ from anp_jax.predict import (
   predict_rows,
   sheet,
 )
+from tests import builders
 
 
 def test_find(tmp_path):
-  for name in (
-    'b/2.JPG',
-    'b/1.png',
-    'b/note.txt',
-    'b/.hid.jpg',
-    'b/c/0.webp',
-    'b/.thumbs/9.jpg',
-    'a.jpg',
-    'plain',
-  ):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b'')
+  names = (
+    'b/2.JPG b/1.png b/note.txt b/c/4 b/.hid.jpg b/c/0.webp b/.thumbs/9.jpg b/.hid.svg a.jpg plain'
+  )
+  builders.write_tree(tmp_path, dict.fromkeys(names.split(), b''))
   (tmp_path / 'empty').mkdir()
   strange = os.path.join(os.fsencode(tmp_path), b'\xff.jpg')
   lines = [f'{tmp_path}/plain\n'.encode(), b'\n', strange + b'\r\n']
   paths = [f'{tmp_path}/{p}' for p in ('a.jpg', 'b', 'empty', 'gone', 'a.jpg')]
-  matches = file_batches.find([paths[0], '-', *paths[1:]], lines)
+  counts = skipped_files.SkippedFiles()
+  matches = file_batches.find([paths[0], '-', *paths[1:]], lines, counts)
   assert [(p.removeprefix(f'{tmp_path}/'), bool(f)) for p, f in matches] == [
     ('a.jpg', False),
     ('plain', False),
@@ -51,18 +44,8 @@ def test_find(tmp_path):
     ('gone', False),
     ('a.jpg', False),
   ]
-
-
-def test_find_counts_what_it_leaves_out(tmp_path):
-  for name in ('a/1.jpg', 'a/2.svg', 'a/b/3.svg', 'a/b/4', 'a/.hid.svg'):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b'')
-  counts = skipped_files.SkippedFiles()
-  paths = [f'{tmp_path}/a', f'{tmp_path}/a/2.svg']  # a file is not left out
-  assert len([*file_batches.find(paths, skipped=counts)]) == 2
   assert counts.text({}) == (
-    f'2 .svg (first {tmp_path}/a/2.svg), 1 without a suffix (first {tmp_path}/a/b/4)'
+    f'1 .txt (first {tmp_path}/b/note.txt), 1 without a suffix (first {tmp_path}/b/c/4)'
   )
 
 

@@ -132,23 +132,26 @@ def test_the_inner_guards_alone(foreign_run, monkeypatch):
   assert not foreign_run[1].exists()
 
 
-def test_what_is_typed_again_is_imported(foreign_run):
-  flags = command_line.main_flags([f'--workdir={foreign_run[0]}', '--mode=evaluate'], '')
+def _type_again(workdir):
+  flags = command_line.main_flags([f'--workdir={workdir}', '--mode=evaluate'], '')
   command_line.from_flags(flags, {'model.name': _NAME})
-  trained_lib.load(str(foreign_run[0])).model('cpu')
-  assert foreign_run[1].read_text() == '.'
 
 
-def test_what_is_trusted_is_imported(foreign_run):
-  command_line.main_flags(['--workdir=x', '--trust'], '')
-  trained_lib.load(str(foreign_run[0])).model('cpu')
-  assert foreign_run[1].read_text() == '.'
+def _trust(workdir):
+  command_line.main_flags([f'--workdir={workdir}', '--trust'], '')
 
 
-@pytest.mark.parametrize('module', [predict, export])
-def test_the_flag_of_other_commands(module, foreign_run):
-  arguments = [f'--checkpoint={foreign_run[0]}', '--trust', f'--output={foreign_run[0]}/new']
-  module._parse(arguments + ['photo.jpg'] * (module is predict))
+def _trust_in_predict(workdir):
+  predict._parse([f'--checkpoint={workdir}', '--trust', 'photo.jpg'])
+
+
+def _trust_in_export(workdir):
+  export._parse([f'--checkpoint={workdir}', '--trust', f'--output={workdir}/new'])
+
+
+@pytest.mark.parametrize('allow', [_type_again, _trust, _trust_in_predict, _trust_in_export])
+def test_what_is_typed_again_or_trusted_is_imported(allow, foreign_run):
+  allow(foreign_run[0])
   trained_lib.load(str(foreign_run[0])).model('cpu')
   assert foreign_run[1].read_text() == '.'
 

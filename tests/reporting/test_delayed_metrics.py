@@ -62,33 +62,19 @@ def test_a_step_that_is_not_finite_is_refused_when_it_is_read():
   assert isinstance(error.value, (cluster.RunFailedError, ArithmeticError))
 
 
-def test_values_without_a_name_are_an_error():
-  metrics = delayed_metrics.DelayedMetrics(_NAMES[1:])
-  metrics.push(1, _values(1.0))
-  with pytest.raises(ValueError):
-    metrics.flush()
-
-
 def test_a_log_records_every_few_steps_and_the_last():
   log, telemetry, feed = _log(every=2, total=5)
   votes = []
   for step in range(1, 6):
     feed.waited += 1
-    votes.append(log.push(step, _values(step, damaged=1)))
+    votes.append(log.push(step, _values(step, damaged=1, vote=3 * (step == 2))))
   assert [step for step, *_ in telemetry.records] == [2, 4]
   assert log.flush() == log.flush() == preemption.CONTINUE
   assert [step for step, *_ in telemetry.records] == [2, 4, 5]
   # Damaged examples are counted over all steps, and every wait once.
   assert [r['damaged'] for _, r, _ in telemetry.records] == [2, 4, 5]
   assert sum(waited for *_, waited in telemetry.records) == 5
-  assert set(votes) == {preemption.CONTINUE}
-
-
-def test_a_log_passes_the_vote_on():
-  log, *_ = _log()
-  assert log.push(1, _values(1.0, vote=3)) == preemption.CONTINUE
-  assert log.push(2, _values(1.0)) == 3
-  assert log.flush() == preemption.CONTINUE
+  assert votes == [preemption.CONTINUE] * 2 + [3] + [preemption.CONTINUE] * 2
 
 
 def test_too_many_damaged_examples_end_the_run_at_any_step():

@@ -67,10 +67,7 @@ def test_what_is_wrong_with_a_figure_is_told():
   assert not figure_text.faults((99, 99), [box], [(0, 0, 20, 9)])
 
 
-@pytest.mark.parametrize(
-  'sizes',
-  [[7] * 10, [100, 104, 109], [0, 0, 1], [19, 96], [0, 1, 50, 5000, 1_300_000], [10**6, 1_009_000]],
-)
+@pytest.mark.parametrize('sizes', [[0, 0, 1], [0, 1, 50, 5000, 1_300_000], [10**6, 1_009_000]])
 def test_accuracy_by_class_size(sizes):
   part = _part(len(sizes), 40)
   assert _faults(figures.sizes, 'a.png', part, np.array(sizes)) == []
@@ -120,51 +117,31 @@ def _lines(kind, steps, **values):
 
 
 @pytest.mark.parametrize(
-  'steps, loss, rate, speed',
+  'steps, loss, rate',
   [
-    ([1], lambda s: 3, lambda s: 1e-5, lambda s: 9999.5),
-    (range(1, 99), lambda s: np.nan, lambda s: 0, lambda s: 0),
-    (
-      range(10**4, 10**6, 10**4),
-      lambda s: 1e9 if s < 10**5 else 1e-3,
-      lambda s: 1e-9 * s,
-      lambda s: 10.0 ** (s % 7),
-    ),
+    ([1], lambda s: 3, lambda s: 1e-5),
+    (range(1, 99), lambda s: np.nan, lambda s: 0),
+    (range(10**4, 10**6, 10**4), lambda s: 1e9 if s < 10**5 else 1e-3, lambda s: 10.0 ** (s % 7)),
   ],
 )
-def test_curves(steps, loss, rate, speed):
-  train = _lines(
-    'train', steps, loss=loss, learning_rate=rate, images_per_second=speed, anp_top1=lambda s: 0.5
-  )
-  validation = _lines(
-    'validation',
-    steps,
-    loss=loss,
-    anp_top1=lambda s: 0.5,
-    anp_top5=lambda s: 0.51,
-    adjective_top1=lambda s: 1,
-    noun_top1=lambda s: 0,
-  )
+def test_curves(steps, loss, rate):
+  train = _lines('train', steps, loss=loss, learning_rate=rate, images_per_second=rate)
+  tops = {'anp_top1': 0.5, 'anp_top5': 0.51, 'adjective_top1': 1, 'noun_top1': 0}
+  scores = {name: lambda s, value=value: value for name, value in tops.items()}
+  validation = _lines('validation', steps, loss=loss, **scores)
   assert _faults(curves.plot, 'a.png', train, validation) == []
-  assert _faults(curves.plot, 'a.png', train, []) == []
-
-
-def test_a_single_point_is_seen():
-  """A line without markers through one point leaves no ink."""
-  train = _lines('train', [1], loss=lambda s: 3)
   with figure_text.matplotlib_figures() as drawn:
     curves.plot('a.png', train, [])
+  # A line without markers through one point would leave no ink.
   (line,) = drawn[0].axes[0].lines
-  assert line.get_marker() == 'o'
+  assert (line.get_marker() == 'o') == (len(steps) == 1)
 
 
-@pytest.mark.parametrize('count, side', [(1, 8), (4, 300)])
-def test_sheets(tmp_path, count, side):
-  path = str(tmp_path / 'a.png')
-  images = np.zeros((count, side, side, 3), np.uint8)
+def test_sheets(tmp_path):
+  path, count = str(tmp_path / 'a.png'), 2
+  images = np.zeros((count, 8, 8, 3), np.uint8)
   names, title = [_LONG] * count, [_LONG * 4, 'a']
-  bad = np.ones(count, bool)
-  assert _faults(draw.sheet, path, images, names, bad, title) == []
+  assert _faults(draw.sheet, path, images, names, np.ones(count, bool), title) == []
   bars = [sheet.Bar(_LONG, p, 'anp') for p in (1.0, 0.999, 0.5, 0.001, 0.0)]
   assert _faults(sheet.write, path, list(images), names, [bars] * count, title) == []
 
@@ -179,11 +156,10 @@ def _results(names, labels, predicted):
   return results_lib.Results(vocabulary_lib.Vocabulary(tuple(names)), rows)
 
 
-@pytest.mark.parametrize('names, side', [('ab', 8), ((_LONG + ' a', _LONG + ' b'), 224)])
-def test_confused_pairs(tmp_path, names, side):
-  results = _results(names, [0] * 90 + [1] * 9, [1] * 99)
+def test_confused_pairs(tmp_path):
+  results = _results((_LONG + ' a', _LONG + ' b'), [0] * 90 + [1] * 9, [1] * 99)
   choice = pictures.choose(results)
-  images = {i: np.zeros((side, side, 3), np.uint8) for i in range(99)}
+  images = {i: np.zeros((8, 8, 3), np.uint8) for i in range(99)}
   path = str(tmp_path / 'a.png')
   assert _faults(pictures.pairs, path, results, choice, images) == []
   assert _faults(pictures.sheet, path, results, choice, images) == []
@@ -228,21 +204,19 @@ def _points(strategies, nodes, devices, rate, **more):
 
 
 @pytest.mark.parametrize(
-  'strategies, nodes, devices, rate, megabytes, staleness',
+  'sizes, rate, megabytes, staleness',
   [
-    (('sync',), (1,), (1,), 1e-6, 1e-6, {0: 1}),
+    ((('sync',), (1,), (1,)), 1e-6, 1e-6, {0: 1}),
     (
-      ('sync', 'parameter_server'),
-      (1, 64, 256),
-      (1, 2, 4, 8),
+      (('sync', 'parameter_server'), (1, 64, 256), (1, 2, 4, 8)),
       1e6,
       2.5,
       {i: 1 for i in range(0, 200, 9)},
     ),
   ],
 )
-def test_figures_of_a_study(strategies, nodes, devices, rate, megabytes, staleness):
-  points = _points(strategies, nodes, devices, rate, megabytes=megabytes, staleness=staleness)
+def test_figures_of_a_study(sizes, rate, megabytes, staleness):
+  points = _points(*sizes, rate, megabytes=megabytes, staleness=staleness)
   for figure in (
     plots.speed(points),
     plots.accuracy(points, 0.5),
@@ -254,22 +228,13 @@ def test_figures_of_a_study(strategies, nodes, devices, rate, megabytes, stalene
 
 @pytest.mark.parametrize(
   'stations, names, unit',
-  [
-    (1, ['as the config'], 1e-3),
-    (8, [f'seed={i}, {_LONG} {_LONG} {_LONG}' for i in range(12)], 1e5),
-  ],
+  [(1, ['as the config'], 1e-3), (8, [f'seed={i}, {_LONG} {_LONG}' for i in range(12)], 1e5)],
 )
 def test_a_ring(stations, names, unit):
   spans = [
-    {
-      'station': s,
-      'what': what,
-      'model': m,
-      'start': unit * (s + m + i / 2),
-      'end': unit * (s + m + i / 2 + 0.4),
-    }
+    {'station': s, 'what': what, 'model': m, 'start': unit * start, 'end': unit * (start + 0.4)}
     for s in range(stations)
     for m in range(len(names))
-    for i, what in enumerate(('train', 'score'))
+    for what, start in (('train', s + m), ('score', s + m + 0.5))
   ]
   assert _faults(plots.save, plots.gantt(spans, names), 'a.png') == []

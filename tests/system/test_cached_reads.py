@@ -18,10 +18,9 @@ def handle(tmp_path):
   os.close(number)
 
 
-_PLACES = [(0, 1), (10, 5000), (102_399, 1), (102_000, 1000), (200_000, 3), (5, 0)]
-
-
-@pytest.mark.parametrize('start, size', _PLACES)
+@pytest.mark.parametrize(
+  'start, size', [(10, 5000), (102_399, 1), (102_000, 1000), (200_000, 3), (5, 0)]
+)
 def test_bytes_are_those_of_pread(handle, start, size):
   want = os.pread(handle, size, start)
   assert cached_reads.pread(handle, size, start) == want

@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,86 +17,86 @@ from anp_jax.system import compile_cache
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# One program that takes a while to compile; its number makes it another one.
-# Its argument is NumPy's: jnp.ones would be a second program, which is kept
-# where a busy machine takes long enough over it.
+# What a process does that compiles: it prints whether the program was there.
 _PROGRAM = """
-import sys
-import jax
-import jax.numpy as jnp
-import numpy as np
-from anp_jax.config import command_line
-from anp_jax.system import compile_cache
-
-hits = []
-jax.monitoring.register_event_listener(
-  lambda event, **_: hits.append(event) if event.endswith('cache_hits') else 0)
-texts = dict(a.split('=', 1) for a in sys.argv[2:])
-config = command_line.load('configs/resnet_anp.py:tiny', texts)
-folder = compile_cache.enable(config)
-
-def f(x):
-  for i in range(60):
-    x = jnp.sin(x @ x + i) + jnp.sort(x, axis=0) * float(sys.argv[1])
-  return x
-
-jax.block_until_ready(jax.jit(f)(np.ones((8, 8), np.float32)))
-print(len(hits), folder)
+from tests import builders
+from tests.system import test_compile_cache as test
+test.compile_cache.enable(builders.config())
+print(test.is_read(1))
 """
+_events = []
+jax.monitoring.register_event_listener(
+  lambda event, **_: _events.append(event) if event.endswith('cache_hits') else None
+)
 
 
-def _run(number, folder, *texts):
-  environment = {k: v for k, v in os.environ.items() if 'COMPILATION' not in k}
-  done = subprocess.run(
-    [sys.executable, '-c', _PROGRAM, str(number), *texts],
-    cwd=_ROOT,
-    env={**environment, 'PYTHONPATH': str(_ROOT), 'JAX_COMPILATION_CACHE_DIR': str(folder)},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert 'compilation cache' not in done.stderr, done.stderr
-  hits, _, used = done.stdout.strip().partition(' ')
-  return int(hits), used
+def is_read(number):
+  """Compiles one of several programs that take a while; returns whether it was kept."""
+
+  @jax.jit
+  def compute(x):
+    for i in range(8):
+      x = jnp.sin(x @ x + i) + jnp.sort(x, axis=0) * number
+    return x
+
+  before = len(_events)
+  # NumPy's: jnp.ones would be a second program.
+  compute(np.ones((64, 64), np.float32))
+  return len(_events) > before
+
+
+@pytest.fixture
+def restored():
+  """JAX's settings of the cache, as they were before a test."""
+  names = [n for n in jax.config.values if 'compilation_cache' in n or 'persistent_cache' in n]
+  before = {name: jax.config.values[name] for name in names}
+  compilation_cache.reset_cache()  # JAX looks once for a folder
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
 
 
 @pytest.mark.slow
 def test_second_process_hits(tmp_path):
-  hits, used = _run(1, tmp_path)
-  assert hits == 0 and used.startswith(str(tmp_path))
-  assert _run(1, tmp_path)[0] == 1
-  assert _run(2, tmp_path)[0] == 0  # another program is not a hit
+  environment = {**os.environ, 'PYTHONPATH': str(_ROOT), 'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}
+  outputs = [
+    subprocess.run(
+      [sys.executable, '-c', _PROGRAM], env=environment, capture_output=True, text=True, check=True
+    )
+    for _ in range(2)
+  ]
+  assert [done.stdout for done in outputs] == ['False\n', 'True\n']
+  assert 'compilation cache' not in ''.join(done.stderr for done in outputs)
+  assert list(tmp_path.glob('anp_jax/*/*-cache'))
 
 
-@pytest.mark.slow
-def test_folder_shared_with_another_program(tmp_path):
+@pytest.mark.usefixtures('restored')
+def test_folder_shared_with_another_program(tmp_path, config, monkeypatch):
   """Whose entries have no time stamps, since it sets no bound."""
-  program = _PROGRAM.replace('compile_cache.enable(config)', '""')
-  subprocess.run(
-    [sys.executable, '-c', program, '7'],
-    cwd=_ROOT,
-    env={
-      **os.environ,
-      'PYTHONPATH': str(_ROOT),
-      'JAX_COMPILATION_CACHE_DIR': str(tmp_path),
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    },
-    check=True,
-    capture_output=True,
-  )
+  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path))
+  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+  is_read(7)
   assert list(tmp_path.glob('*-cache'))
-  _run(1, tmp_path)
-  assert _run(1, tmp_path)[0] > 0
+  compilation_cache.reset_cache()
+  compile_cache.enable(config)
+  assert not is_read(1)
+  assert is_read(1)
+  assert not is_read(2)  # another program is not a hit
 
 
-@pytest.mark.slow
-def test_size_stays_below_the_bound(tmp_path):
-  limit = 200_000
-  for number in range(6):
-    _run(number, tmp_path, f'compile_cache.max_gigabytes={limit / 2**30}')
-    size = sum(p.stat().st_size for p in tmp_path.rglob('*') if p.is_file())
-    assert size <= limit * 1.1  # time stamps and the lock are not counted
-  assert size > 0
+@pytest.mark.usefixtures('restored')
+def test_size_stays_below_the_bound(tmp_path, config):
+  config.compile_cache.dir = str(tmp_path)
+  limit = 30_000
+  config.compile_cache.max_gigabytes = limit / 2**30
+  compile_cache.enable(config)
+  sizes = []
+  for number in range(3):
+    is_read(number)
+    sizes.append(sum(p.stat().st_size for p in tmp_path.rglob('*') if p.is_file()))
+  # Three do not fit; time stamps and the lock are not counted.
+  assert 3 * sizes[0] > 1.1 * limit >= max(sizes)
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='/proc, and glibc')
@@ -119,16 +121,6 @@ def test_freed_memory_goes_back_to_the_system():
   compile_cache.release_memory()
   assert before - resident() > 100e6
   libc.free(ctypes.c_void_p(blocks[-1]))
-
-
-@pytest.fixture
-def restored():
-  """JAX's settings of the cache, as they were before a test."""
-  names = 'enable_compilation_cache', 'compilation_cache_dir', 'compilation_cache_max_size'
-  before = {f'jax_{name}': getattr(jax.config, f'jax_{name}') for name in names}
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
 
 
 @pytest.mark.usefixtures('restored')

@@ -38,23 +38,14 @@ print(os.sched_getscheduler(0), sorted(policies))
 """
 
 
-def _printed(program):
-  done = subprocess.run(
-    [sys.executable, '-c', program], capture_output=True, text=True, cwd=launching.ROOT, check=True
-  )
-  return done.stdout.strip()
-
-
-def test_new_threads_wait_for_their_turn():
-  expected = sorted([os.SCHED_OTHER, os.SCHED_BATCH])
-  printed = _printed(_PROGRAM.replace('{chosen}', 'None'))
-  assert printed == f'{os.SCHED_BATCH} {expected}'
-
-
-def test_a_policy_that_somebody_chose_stays():
-  idle = os.SCHED_IDLE
-  printed = _printed(_PROGRAM.replace('{chosen}', 'os.SCHED_IDLE'))
-  assert printed == f'{idle} {[idle, idle]}'
+@pytest.mark.parametrize('chosen', ['None', 'os.SCHED_IDLE'])
+def test_new_threads_wait_for_their_turn_unless_a_policy_was_chosen(chosen):
+  program = _PROGRAM.replace('{chosen}', chosen)
+  text = subprocess.check_output([sys.executable, '-c', program], text=True, cwd=launching.ROOT)
+  before, after = os.SCHED_OTHER, os.SCHED_BATCH
+  if chosen != 'None':
+    before = after = os.SCHED_IDLE
+  assert text == f'{after} {sorted([before, after])}\n'
 
 
 _JOINED = """

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 
-import numpy as np
-from PIL import Image
+import jax
 import pytest
 
+from anp_jax import train
+from tests import builders
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_TINY = '--config=configs/resnet_anp.py:tiny'
-_INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 2))  # of each command
+_RECIPE = 'configs/resnet_anp.py:tiny'
+_TINY = f'--config={_RECIPE}'
+_INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 1))  # of each command
 _SPAN = 10.0  # seconds after a command was typed
 _LINE = '\ninterrupted\n'
 
@@ -53,36 +56,22 @@ def _interrupted(program, *lines):
   return process.returncode, out, err
 
 
-@pytest.mark.parametrize('listen', ['', 'interrupts.listen()\n'])
-def test_what_swallows_an_exception_does_not_swallow_it(listen):
-  status = _interrupted(
-    listen
-    + """
+# Within a callback of the garbage collector an exception would be dropped.
+_SWALLOWS = """
 import time
 class Callback:
   def __del__(self):
     print('ready', flush=True)
     time.sleep(30)
 Callback()
-""",
-    'ready',
-  )
-  assert status == (130, '', _LINE)
-
-
-def test_it_is_heard_while_native_code_computes():
-  program = """
+"""
+_COMPUTES = """
 import hashlib
 interrupts.listen()
 print('ready', flush=True)
 hashlib.pbkdf2_hmac('sha256', b'a', b'b', 100_000_000)
 """
-  status = _interrupted(program, 'ready')
-  assert status == (130, '', _LINE)
-
-
-def test_what_was_printed_is_there_and_others_are_told_first():
-  status = _interrupted("""
+_TELLS = """
 import signal
 import sys
 import time
@@ -93,13 +82,9 @@ interrupts.before_leaving(lambda: print('told', file=sys.stderr))
 print('printed')
 signal.raise_signal(signal.SIGINT)
 time.sleep(30)
-""")
-  assert status == (130, 'printed\n', 'told\n\nthe line\n')
-
-
-def test_a_second_one_does_not_wait_for_the_first():
-  """Telling the other processes may take its time."""
-  program = """
+"""
+# Telling the other processes may take its time.
+_TELLS_FOR_LONG = """
 import time
 interrupts.listen()
 def tell():
@@ -109,7 +94,45 @@ interrupts.before_leaving(tell)
 print('ready', flush=True)
 time.sleep(600)
 """
-  assert _interrupted(program, 'ready', 'telling') == (130, '', _LINE)
+# As a shell's background process does.
+_IGNORES = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.raise_signal(signal.SIGINT)
+interrupts.install()
+interrupts.listen()
+signal.raise_signal(signal.SIGINT)
+print('here')
+"""
+# Python's own end has no handler any more.
+_ENDS = """
+import atexit
+import sys
+class Slow:
+  def __del__(self):
+    print('taken to pieces')
+sys.slow = Slow()
+atexit.register(print, 'exit handler')
+interrupts.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+  'program, lines, end',
+  [
+    (_SWALLOWS, ['ready'], (130, '', _LINE)),
+    ('interrupts.listen()\n' + _SWALLOWS, ['ready'], (130, '', _LINE)),
+    (_COMPUTES, ['ready'], (130, '', _LINE)),
+    (_TELLS, [], (130, 'printed\n', 'told\n\nthe line\n')),
+    (_TELLS_FOR_LONG, ['ready', 'telling'], (130, '', _LINE)),
+    (_IGNORES, [], (0, 'here\n', '')),
+    (_ENDS, [], (3, 'exit handler\n', '')),
+  ],
+  ids='swallows listens computes tells tells_for_long ignores ends'.split(),
+)
+def test_an_interrupted_program_ends_at_once(program, lines, end):
+  """After each of the lines that it prints it is interrupted."""
+  assert _interrupted(program, *lines) == end
 
 
 def test_a_reader_that_does_not_read_holds_nothing_up():
@@ -150,34 +173,6 @@ time.sleep(20)
   assert (process.returncode, out, err) == (130, '', _LINE)
 
 
-def test_a_shells_background_process_goes_on_ignoring_it():
-  program = """
-import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.raise_signal(signal.SIGINT)
-interrupts.install()
-interrupts.listen()
-signal.raise_signal(signal.SIGINT)
-print('here')
-"""
-  assert _interrupted(program) == (0, 'here\n', '')
-
-
-def test_a_command_that_is_done_ends_behind_its_exit_handlers():
-  """Not in Python's own end, which has no handler any more."""
-  program = """
-import atexit
-import sys
-class Slow:
-  def __del__(self):
-    print('taken to pieces')
-sys.slow = Slow()
-atexit.register(print, 'exit handler')
-interrupts.exit(3)
-"""
-  assert _interrupted(program) == (3, 'exit handler\n', '')
-
-
 _COMMANDS = {
   'train': ('main.py', _TINY, '--workdir={tmp}/run'),
   'predict': ('-m', 'anp_jax.predict', '--checkpoint={tmp}', '{tmp}'),
@@ -211,48 +206,44 @@ except BaseException:
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory):
+def run(tmp_path_factory, quick_compiles):
   """A finished run, and a tree of images."""
   folder = tmp_path_factory.mktemp('interrupted')
-  draw = np.random.default_rng(0)
   for split, count in ('train', 40), ('validation', 16):
     for i in range(count):
-      path = folder / 'images' / split / ('red_car', 'blue_sky')[i % 2]
-      path.mkdir(parents=True, exist_ok=True)
-      pixels = draw.integers(0, 256, (80, 90, 3), np.uint8)
-      Image.fromarray(pixels).save(path / f'{i}.jpg')
-  with _start(*_train(folder)) as process:
-    _, err = process.communicate(timeout=300)
-  assert process.returncode == 0, err
+      photo = builders.encode_image(builders.random_pixels(80, 90, i), 'JPEG')
+      builders.write_tree(
+        folder / 'images' / split / ('red_car', 'blue_sky')[i % 2], {f'{i}.jpg': photo}
+      )
+  with pytest.MonkeyPatch.context() as patch:
+    first = jax.devices()[:1]
+    patch.setattr(jax, 'devices', lambda: first)
+    train.run(builders.load(*_keys(folder)), f'{folder}/run')
   return folder
 
 
-def _train(folder):
-  return (
-    'main.py',
-    _TINY,
-    f'--workdir={folder}/run',
-    '--config.data.source=folder',
-    f'--config.data.path={folder}/images',
-    '--config.log.tensorboard=False',
-  )
+def _keys(folder):
+  return _RECIPE, {
+    'model.name': 'lenet',
+    'duration': '2 steps',
+    'data.source': 'folder',
+    'data.path': f'{folder}/images',
+    'log.tensorboard': 'False',
+    'eval.examples': 'False',
+  }
 
 
 def _command(name, folder, tmp):
   checkpoint, images = f'--checkpoint={folder}/run', folder / 'images'
+  recipe, keys = _keys(folder)
+  flags = [f'--config={recipe}', *(f'--config.{k}={v}' for k, v in keys.items())]
   return {
     # It is not over before it is interrupted.
-    'train': (*_train(tmp), f'--config.data.path={images}', '--config.duration=100000 steps'),
+    'train': ('main.py', *flags, '--config.duration=100000 steps', f'--workdir={tmp}/run'),
     'evaluate': ('main.py', '--mode=evaluate', f'--workdir={folder}/run'),
     'predict': ('-m', 'anp_jax.predict', checkpoint, *[images] * 100),
     'export': ('-m', 'anp_jax.export', checkpoint, f'--output={tmp}/out'),
-    'show': (
-      '-m',
-      'anp_jax.data.show',
-      *_train(folder)[1:2],
-      *_train(folder)[3:],
-      f'--output={tmp}/show',
-    ),
+    'show': ('-m', 'anp_jax.data.show', *flags, f'--output={tmp}/show'),
     'prepare': ('-m', 'anp_jax.data.prepare', f'--from={images}', '--name=x', f'--data_dir={tmp}'),
   }[name]
 

@@ -110,75 +110,47 @@ def test_store_that_fails_loses_nothing(store, monkeypatch, caplog):
   assert os.listdir(folder) == ['a.txt']
 
 
-def test_upload_runs_beside_the_caller(store, monkeypatch):
+def test_uploads_in_the_background_wait_for_nobody_and_none_is_lost(store, monkeypatch):
+  """A checkpoint begins one; one that failed is made up for by the next."""
   folder = mirror.fetch(_ADDRESS)
   _write(folder, 'a.txt', '1')
-  answered = threading.Event()
-  put = store.put
-  monkeypatch.setattr(store, 'put', lambda *item: (answered.wait(20), put(*item)))
-  mirror.begin_upload(folder)
-  assert not _objects(store)
-  answered.set()
-  mirror.upload(folder)
-  assert _objects(store) == {'a.txt': b'1'}
-
-
-def _upload_in_background(store, folder, expected):
-  """Begins uploads until the store has what is expected; none waits."""
-  end = time.monotonic() + 10
-  while _objects(store) != expected:
-    assert time.monotonic() < end, _objects(store)
-    mirror.begin_upload(folder)
-    time.sleep(0.01)
-
-
-def test_each_upload_in_the_background_counts(store):
-  """A checkpoint begins one; a killed run loses the lines after it only."""
-  folder = mirror.fetch(_ADDRESS)
-  for count in (1, 2, 3):
-    _write(folder, 'metrics.jsonl', f'{count}')
-    expected = {'metrics.jsonl': b'123'[:count]}
-    _upload_in_background(store, folder, expected)
-
-
-def test_an_upload_that_failed_is_made_up_for_by_the_next(store, monkeypatch):
-  folder = mirror.fetch(_ADDRESS)
-  _write(folder, 'a.txt', '1')
+  tried, may_answer, put = threading.Event(), threading.Event(), store.put
   file_system = remote.file_system(_ADDRESS)
-  tried = threading.Event()
   with monkeypatch.context() as patch:
     patch.setattr(file_system, 'pipe_file', lambda *_: tried.set() or 1 / 0)
     mirror.begin_upload(folder)
     assert tried.wait(10)
-  _upload_in_background(store, folder, {'a.txt': b'1'})
+  with monkeypatch.context() as patch:
+    patch.setattr(store, 'put', lambda *item: (may_answer.wait(20), put(*item)))
+    mirror.begin_upload(folder)
+    assert not _objects(store)
+    may_answer.set()
+    mirror.upload(folder)
+  assert _objects(store) == {'a.txt': b'1'}
+  for text in ('12', '123'):
+    _write(folder, 'a.txt', text[-1])
+    end = time.monotonic() + 10
+    while _objects(store) != {'a.txt': text.encode()}:
+      assert time.monotonic() < end, _objects(store)
+      mirror.begin_upload(folder)
+      time.sleep(0.01)
   mirror.upload(folder)
   mirror.remove()
   assert not os.path.exists(folder)  # nothing is missing in the store
 
 
-def test_a_change_of_the_same_size_is_uploaded(store):
-  """A counter in a file goes from 1 to 2; the size says nothing."""
+@pytest.mark.parametrize('text, nanoseconds', [('2', 1), ('12', 0)])
+def test_a_change_of_size_or_time_alone_is_uploaded(store, text, nanoseconds):
+  """A counter in a file goes from 1 to 2; two writes are within a tick of the clock."""
   store.put('mirror/a.txt', b'1')
   folder = mirror.fetch(_ADDRESS)
   path = os.path.join(folder, 'a.txt')
-  for text in ('2', '3'):
-    before = os.stat(path).st_mtime_ns
-    with open(path, 'w') as file:
-      file.write(text)
-    os.utime(path, ns=(before + 1, before + 1))  # the least that differs
-    mirror.upload(folder)
-    assert _objects(store) == {'a.txt': text.encode()}
-
-
-def test_a_change_within_a_tick_of_the_clock_is_uploaded(store):
-  store.put('mirror/a.txt', b'1')
-  folder = mirror.fetch(_ADDRESS)
-  path = os.path.join(folder, 'a.txt')
-  before = os.stat(path).st_mtime_ns
-  _write(folder, 'a.txt', '2')
-  os.utime(path, ns=(before, before))
+  time_ns = os.stat(path).st_mtime_ns + nanoseconds
+  with open(path, 'w') as file:
+    file.write(text)
+  os.utime(path, ns=(time_ns, time_ns))
   mirror.upload(folder)
-  assert _objects(store) == {'a.txt': b'12'}
+  assert _objects(store) == {'a.txt': text.encode()}
 
 
 def test_bucket_that_is_not_there_is_one_line(gcs):

@@ -7,6 +7,7 @@ import pty
 import pytest
 
 from anp_jax.system import progress
+from tests import builders
 
 _ERASE = '\r\x1b[2K'
 
@@ -18,15 +19,6 @@ class Terminal(io.StringIO):
 
   def isatty(self):
     return True
-
-
-class Clock:
-  """Seconds that pass only when told to."""
-
-  now = 0.0
-
-  def __call__(self):
-    return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +35,14 @@ def test_a_live_line_is_rewritten_and_notes_stay_above_it():
   line.show('two')
   line.close()
   line.close()
-  assert stream.getvalue() == (f'{_ERASE}one of [two]{_ERASE}saved\none of [two]{_ERASE}two\n')
-
-
-def test_a_line_that_is_not_kept_is_erased():
-  stream = Terminal()
-  line = progress.LiveLine(stream)
-  line.show('one')
+  text = f'{_ERASE}one of [two]{_ERASE}saved\none of [two]{_ERASE}two\n'
+  assert stream.getvalue() == text
+  line.show('three')
   line.close(keep=False)
-  assert stream.getvalue() == f'{_ERASE}one{_ERASE}'
+  assert stream.getvalue() == f'{text}{_ERASE}three{_ERASE}'
 
 
-@pytest.mark.parametrize('columns', [1, 2, 20])
+@pytest.mark.parametrize('columns', [1, 20])
 def test_a_live_line_is_cut_and_a_note_is_not(monkeypatch, columns):
   monkeypatch.setenv('COLUMNS', str(columns))
   stream = Terminal()
@@ -65,22 +53,14 @@ def test_a_live_line_is_cut_and_a_note_is_not(monkeypatch, columns):
   assert f'{_ERASE}{"y" * 100}\n' in stream.getvalue()
 
 
-def test_a_pipe_gets_the_notes_and_no_codes():
-  stream = io.StringIO()
+@pytest.mark.parametrize('stream, kind', [(io.StringIO(), 'xterm'), (Terminal(), 'dumb')])
+def test_a_pipe_or_dumb_terminal_gets_the_notes_and_no_codes(monkeypatch, stream, kind):
+  monkeypatch.setenv('TERM', kind)
   line = progress.LiveLine(stream)
   line.show('one')
   line.log('saved')
   line.close()
   assert not line.is_live and stream.getvalue() == 'saved\n'
-
-
-def test_a_dumb_terminal_is_a_pipe(monkeypatch):
-  monkeypatch.setenv('TERM', 'dumb')
-  stream = Terminal()
-  line = progress.LiveLine(stream)
-  line.show('one')
-  line.log('saved')
-  assert stream.getvalue() == 'saved\n'
 
 
 def test_a_name_that_is_not_utf8_is_escaped():
@@ -112,7 +92,7 @@ def test_a_lost_reader_ends_nothing():
 
 
 def test_progress_in_a_terminal():
-  clock, stream = Clock(), Terminal()
+  clock, stream = builders.Clock(0.0), Terminal()
   naming = progress.Progress('naming', line=progress.LiveLine(stream, clock))
   naming._set_total(range(100))
   clock.now = 10.0
@@ -130,7 +110,7 @@ def test_progress_in_a_terminal():
 
 
 def test_progress_in_a_log():
-  clock, stream = Clock(), io.StringIO()
+  clock, stream = builders.Clock(0.0), io.StringIO()
   line = progress.LiveLine(stream, clock)
   counting = progress.Progress('a', 2000, 1000, 'unreadable', 10, line)
   for now in (1, 9, 10, 11, 20):
@@ -145,7 +125,7 @@ def test_progress_in_a_log():
 
 
 def test_progress_without_log_lines_is_silent():
-  clock, stream = Clock(), io.StringIO()
+  clock, stream = builders.Clock(0.0), io.StringIO()
   counting = progress.Progress('a', line=progress.LiveLine(stream, clock))
   clock.now = 99
   counting.add(10)

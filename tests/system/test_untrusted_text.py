@@ -20,9 +20,7 @@ _NAME = 'a\x1b[31m\nWARNING: forged\u202egpj.jpg'
 @pytest.mark.parametrize(
   'text, want',
   [
-    ('photo 1.jpg', 'photo 1.jpg'),
     ('café/犬.jpg', 'café/犬.jpg'),
-    ('', ''),
     ('a\x1b[31m', r'a\x1b[31m'),
     ('a\nb\tc\r', r'a\nb\tc\r'),
     ('\x9b31m\x7f', r'\x9b31m\x7f'),
@@ -51,24 +49,14 @@ def test_nothing_printable_is_obeyed(text):
     ('@x', "'@x"),
     ('\t=1', "'\t=1"),
     ('-1.5', '-1.5'),
-    ('+2', '+2'),
     (-1.5, -1.5),
     (None, None),
     ('a=b', 'a=b'),
     ('', ''),
-    ('cat', 'cat'),
   ],
 )
 def test_csv_cell(value, want):
   assert untrusted_text.csv_cell(value) == want
-
-
-def test_rows_of_predict():
-  stream = io.BytesIO()
-  write = predict_rows.writer('csv', stream, ['file', 'rank', 'class'])
-  write([{'file': '=HYPERLINK("x").jpg', 'rank': 1, 'class': '@cat'}])
-  text = stream.getvalue().decode()
-  assert list(csv.reader(io.StringIO(text)))[1] == ['\'=HYPERLINK("x").jpg', '1', "'@cat"]
 
 
 def test_names_of_files_are_one_line(tmp_path, config):
@@ -86,7 +74,12 @@ def test_names_of_files_are_one_line(tmp_path, config):
   assert skipped.text({}) == f'1 odd (first x/{escaped})'
 
 
-def test_an_unreadable_file_of_predict_is_one_line():
+def test_what_predict_writes_and_prints():
+  stream = io.BytesIO()
+  write = predict_rows.writer('csv', stream, ['file', 'rank', 'class'])
+  write([{'file': '=HYPERLINK("x").jpg', 'rank': 1, 'class': '@cat'}])
+  text = stream.getvalue().decode()
+  assert list(csv.reader(io.StringIO(text)))[1] == ['\'=HYPERLINK("x").jpg', '1', "'@cat"]
   stream = io.StringIO()
   predict_progress.NamingProgress(stream).add_batch(0, [(_NAME, 'not an image')])
   lines = [x for x in stream.getvalue().splitlines() if 'unreadable: ' in x]

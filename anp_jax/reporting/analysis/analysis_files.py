@@ -6,6 +6,7 @@ import os
 import shutil
 
 import ml_collections
+import numpy as np
 
 from anp_jax.data import sources
 from anp_jax.reporting.analysis import (
@@ -89,7 +90,7 @@ def _write_figures(place, results):
     what = f'confusion_{part.plural}'
     figures.confusion(place(what, f'{what}.png'), part)
   figures.calibration(place('calibration', 'calibration.png'), results.parts)
-  if results.training is not None:
+  if results.training is not None and len(np.unique(results.training)) > 1:
     path = place('sizes', 'class_sizes.png')
     figures.sizes(path, results.parts[0], results.training)
 

@@ -82,10 +82,10 @@ def text(evaluation: dict, results: results_lib.Results) -> str:
   if evaluation.get('weights'):
     what = f'Weights of {markdown.escape(evaluation["weights"])}'
   images = vocabulary.counted(evaluation['scores']['examples'], 'image')
-  blocks: list[report_kit.Block] = [
+  blocks: list[report_kit.Block | None] = [
     f'{what}, {images}'
     + (f'; {evaluation["damaged"]:,} of them could not be read' if evaluation['damaged'] else ''),
-    report_kit.Table([('', ''), *lines(evaluation['scores'])], 'l'),
+    report_kit.facts(lines(evaluation['scores'])),
     'Macro accuracy is the mean of the accuracies of the classes, whatever '
     'their sizes. The calibration error (ECE) is the mean distance between '
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',

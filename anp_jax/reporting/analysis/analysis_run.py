@@ -11,13 +11,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from anp_jax import cluster, config as config_lib
+from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import manager, run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.config import strategy as strategy_lib, urls
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.data.sources import agreement, label_mapping
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import run_page, summary
 from anp_jax.reporting.analysis import (
@@ -26,7 +25,7 @@ from anp_jax.reporting.analysis import (
   analysis_results as results_lib,
 )
 from anp_jax.system import compile_cache
-from anp_jax.training import build, eval_loop, objective as objective_lib, run_spec
+from anp_jax.training import build, eval_loop
 
 _SAME_DATA = ('data.source', 'data.path', 'data.lists', 'data.dir')
 # What an image is to the network, whichever part of it is seen.
@@ -85,29 +84,23 @@ def run(
   processes.check_shared(workdir)
   compile_cache.enable(config)
   is_untrained = _is_untrained(config, workdir)
-  mesh = mesh_lib.create(config, hosts=processes.hosts)
-  strategy_lib.find(config).check_evaluation(config, mesh)
-  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
-  source = sources.open_source(config, training=False)
-  agreement.check(processes, evaluation=source)
-  if is_untrained:
-    vocabulary = initial.vocabulary(config, source.vocabulary)
-  else:
-    vocabulary = run_dir.labels(workdir)
-  source = label_mapping.map_labels(source, vocabulary)
+  opened = experiment.open_evaluation(config, workdir, processes)
+  config, strategy = opened.config, strategy_lib.find(config)
+  strategy.check_evaluation(config, opened.mesh)
   invocation = strategy_lib.Invocation(config, workdir, processes, 'evaluate', checkpoint, output)
-  program = _build(invocation, mesh, objective_lib.create(vocabulary, config))
+  chosen, _ = strategy.calibrate(opened.spec, invocation, training=False)
+  # There are no updates, so no schedule has to fit their number.
+  opened = opened.with_config(config_lib.replaced(chosen, {'schedule.warmup': '0 steps'}))
   if is_untrained:
-    state, step = _initial_state(invocation, program, vocabulary), 0
+    state, step, weights = _initial_state(opened, processes), 0, config.init['from']
   else:
-    state, step = _restored_state(invocation, program)
-  subject = Subject(
-    config, workdir, program, source, step, config.init['from'] if is_untrained else ''
-  )
+    state, step = _restored_state(invocation, opened.program)
+    weights = ''
+  subject = Subject(config, workdir, opened.program, opened.source, step, weights)
   folder = _open_folder(invocation, step)
-  stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
-  batches = processes.heartbeat_each(stream.evaluation(source), 'evaluating', step)
-  scores, rows = _scores(subject, program.eval_state_fn(state), batches)
+  stream = stream_lib.Stream(config, mesh_lib.batch_sharding(opened.mesh))
+  batches = processes.heartbeat_each(stream.evaluation(opened.source), 'evaluating', step)
+  scores, rows = _scores(subject, opened.program.eval_state_fn(state), batches)
   if jax.process_index() == 0:
     processes.heartbeat('writing', step)
     _report(subject, folder, scores, rows)
@@ -156,22 +149,14 @@ def _is_untrained(config, workdir):
   return False
 
 
-def _build(invocation, mesh, objective):
-  """Returns model and steps of a run, for evaluation alone."""
-  # No schedule matters.
-  config = config_lib.replaced(invocation.config, {'schedule.warmup': '0 steps'})
-  spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)
-  config, _ = strategy_lib.find(config).calibrate(spec, invocation, training=False)
-  return build.create(dataclasses.replace(spec, config=config))
-
-
-def _initial_state(invocation, program, vocabulary):
+def _initial_state(opened, processes):
   """Returns the state of weights that nothing trained."""
+  program, config = opened.program, opened.config
   weights, lines = initial.load(
-    invocation.config, program, vocabulary, gather=invocation.processes.gather, exact=True
+    config, program, opened.source.vocabulary, gather=processes.gather, exact=True
   )
-  if jax.process_index() == 0:
-    print('\n'.join([*lines, _network_line(invocation.config)]))
+  if processes.index == 0:
+    print('\n'.join([*lines, _network_line(config)]))
   return state_lib.create(program.init_fn, program.abstract_state, weights)
 
 

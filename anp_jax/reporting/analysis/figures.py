@@ -144,30 +144,24 @@ def sizes(path: str, part: results_lib.Part, training: np.ndarray) -> None:
   Args:
     path: path of the PNG.
     part: answers about the classes.
-    training: (classes,) int, training images of each class.
+    training: (classes,) int, training images of each class, of more than one size.
   """
   has_examples = part.counts > 0
-  images, recalls = training[has_examples], part.recalls[has_examples]
+  # 0 has no place on a log axis: half an image stands for it.
+  images, recalls = np.maximum(training[has_examples], 0.5), part.recalls[has_examples]
   with drawing.figure(path, 7.5, 4.2) as figure:
     axis = figure.subplots()
+    axis.set_title('Accuracy by size of the class')
     drawing.percent(axis.yaxis)
-    if images.min() == images.max():
-      axis.set_title(f'Accuracy of the classes, each with {images[0]:,} training images')
-      ranked = np.sort(recalls)[::-1]
-      axis.plot(np.arange(1, len(ranked) + 1), ranked, 'o-', color=drawing.BLUE)
-      drawing.counts(axis.xaxis)
-      axis.set_xlabel('rank of the class (all sizes are equal)')
-    else:
-      axis.set_title('Accuracy by size of the class')
-      # 0 has no place on a log axis: half an image stands for it.
-      x = np.maximum(images, 0.5)
-      axis.plot(x, recalls, 'o', color=drawing.BLUE, alpha=0.5, label='a class', markeredgewidth=0)
-      axis.plot(
-        *_means(x, recalls), 's-', color=drawing.ORANGE, label='mean of the classes of like size'
-      )
-      _size_axis(axis, x)
-      axis.set_xlabel('training images of the class')
-      axis.legend()
+    axis.plot(
+      images, recalls, 'o', color=drawing.BLUE, alpha=0.5, label='a class', markeredgewidth=0
+    )
+    axis.plot(
+      *_means(images, recalls), 's-', color=drawing.ORANGE, label='mean of the classes of like size'
+    )
+    _size_axis(axis, images)
+    axis.set_xlabel('training images of the class')
+    axis.legend()
     axis.set_ylabel('accuracy')
     axis.set_ylim(-0.03, 1.03)
 

@@ -17,7 +17,7 @@ _WRONG, _OTHERS = 5, 3  # images of a pair: confused ones, and of the other name
 _EXAMPLES = 12  # right ones, and as many wrong ones
 _SMALL, _LARGE = 72, 112  # pixels of an image on the sheet: at least, at most
 _BETWEEN = 12  # pixels between the confused ones and those of the other name
-_NAME = 24  # letters of a name above images
+_NAME = 18  # letters of a name above images
 _RIGHT, _WRONG_NAME = ('✓ {}', '✗ predicted {}')  # told apart without their colours
 
 _PAIRS_TITLE = [
@@ -136,7 +136,7 @@ def pairs(path: str, results: results_lib.Results, choice: Choice, images: dict)
       (second, '{}', pair[1:], _OTHERS, drawing.SOFT, examples),
     ):
       width = count * pitch
-      text = _sentence(form, words, width, sheet.plain)
+      text = form.format(*(drawing.shortened(name, _NAME) for name in words))
       sheet.text((x, upper), text, width, color)
       for j, index in enumerate(indices):
         place = x + j * pitch, upper + drawing.ContactSheet.LINE
@@ -225,12 +225,3 @@ class _Chosen(batch_plan.BatchPlan):
     """Returns the chosen examples, each at a position of its own."""
     chosen = np.array(self.chosen, np.int64)
     return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)
-
-
-def _sentence(form, names, width, font):
-  """Returns a text with names shortened to a width in pixels."""
-  for most in range(_NAME, 2, -1):
-    text = form.format(*(drawing.shortened(name, most) for name in names))
-    if font.getlength(text) <= width:
-      break
-  return text

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 import os
 
+from anp_jax.reporting import report_kit
 from anp_jax.reporting.run_page import curves, html, run_tables
-from anp_jax.system import files, markdown
+from anp_jax.system import files
 
 _FOLDER = 'report'
 _FACTS = 'run.json'  # what a later page needs to know of the training
@@ -37,8 +38,8 @@ def write(
   rewrite(workdir, html.newest_evaluation(workdir))
   scores = run_tables.scores(train, validation)
   facts = run_tables.facts(train, validation) + run_tables.changes(workdir) + _pairs(summary)
-  texts = [markdown.plain(t, run_tables.align(t)) for t in (scores, facts) if t]
-  return '\n\n'.join(texts or ['nothing was recorded']) + '\n'
+  text = report_kit.plain([scores, report_kit.facts(facts)])
+  return (text or 'nothing was recorded') + '\n'
 
 
 def exists(workdir: str) -> bool:
@@ -80,10 +81,10 @@ def rewrite(workdir: str, evaluation: str) -> bool:
   text = html.page(
     os.path.basename(os.path.abspath(workdir)),
     {
-      'scores': run_tables.scores(train, validation),
-      'run': run_tables.run(workdir) + values['summary'],
-      'facts': run_tables.facts(train, validation) + run_tables.changes(workdir),
-      'hardware': values['hardware'],
+      'Scores': run_tables.scores(train, validation),
+      'Run': report_kit.facts(run_tables.run(workdir) + values['summary']),
+      'Time': report_kit.facts(run_tables.facts(train, validation) + run_tables.changes(workdir)),
+      'Hardware': report_kit.facts(values['hardware']),
     },
     values['config'],
     os.path.join(folder, _CURVES),

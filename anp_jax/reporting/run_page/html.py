@@ -1,18 +1,13 @@
-"""The page of a run as one file that opens anywhere: no script, no network."""
+"""The content of a run's page: tables, figures, examples."""
 
-import base64
 import glob
 import io
 import os
-from typing import TYPE_CHECKING
 
 from anp_jax.data import vocabulary
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import report_kit, telemetry
 from anp_jax.reporting.analysis import analysis_page as evaluation_page
 from anp_jax.system import drawing
-
-if TYPE_CHECKING:
-  import jinja2
 
 _COLORS = {
   'start': '#56b4e9',
@@ -22,16 +17,14 @@ _COLORS = {
   'evaluating': drawing.GREEN,
   'saving': drawing.PURPLE,
 }
-_FOLDER = os.path.dirname(__file__)
-_LARGE = 300_000  # bytes of a figure beyond which it is stored as JPEG
-_THUMBNAIL = 128  # pixels
+# Bytes up to which an image is stored as it is. An example of 64 pixels has fewer.
+_FIGURE, _EXAMPLE = 300_000, 15_000
 _WRONG = 'Those that the network is surest of, at most one per true and predicted class.'
-_CONFUSED = 8  # pairs in the table
 
 
 def page(
   name: str,
-  tables: dict[str, list],
+  tables: dict[str, report_kit.Table | None],
   config_text: str,
   curves: str,
   times: dict[str, float],
@@ -41,38 +34,24 @@ def page(
 
   Args:
     name: name of the run.
-    tables: rows of texts by name: 'scores', with a header row; 'run', network
-      and data; 'facts', time and speed; 'hardware'. An empty one is left out.
+    tables: 'Scores', 'Run' with network and data, 'Time' with speeds, 'Hardware'.
     config_text: resolved config.
     curves: path of a PNG.
     times: seconds by activity.
     evaluation: folder of an evaluation; '': none.
   """
   result = evaluation_page.load(evaluation) if evaluation else {}
-  values = {
-    **tables,
-    'curves': _figure_uri(curves),
-    'times': _times(times),
-    'evaluation': _evaluation(result, evaluation) if result else None,
-    'examples': _examples(result, evaluation) if result else [],
+  sections = {
+    'Scores': tables['Scores'] or 'None.',
+    'Curves': _image_uri(curves),
+    'Run': tables['Run'],
+    'Time': _time(times, tables['Time']),
+    'Evaluation': result and _evaluation(result, evaluation),
+    'Examples': result and _examples(result, evaluation),
+    'Hardware': tables['Hardware'],
+    'Config': config_text,
   }
-  is_there = {
-    'Scores': True,
-    'Curves': values['curves'],
-    'Run': tables['run'],
-    'Time': values['times'] or tables['facts'],
-    'Evaluation': values['evaluation'],
-    'Examples': values['examples'],
-    'Hardware': tables['hardware'],
-    'Config': True,
-  }
-  return template().render(
-    name=name,
-    titles=[title for title, value in is_there.items() if value],
-    total_time=telemetry.elapsed(sum(times.values())),
-    config_text=config_text,
-    **values,
-  )
+  return report_kit.html(os.path.dirname(__file__), name, sections)
 
 
 def newest_evaluation(workdir: str) -> str:
@@ -82,42 +61,11 @@ def newest_evaluation(workdir: str) -> str:
   return os.path.dirname(paths[-1]) if paths else ''
 
 
-def template(folder: str = _FOLDER) -> 'jinja2.Template':
-  """Returns the jinja2 template index.html.j2 of a folder, which escapes all.
-
-  Args:
-    folder: folder of the template, which may use the templates here.
-  """
-  import jinja2  # 0.1 s, at the end of a run
-
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader([folder, _FOLDER]),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-    finalize=_encodable,
-  )
-  return environment.get_template('index.html.j2')
-
-
-def data_uri(data: bytes, kind: str) -> str:
-  """Returns an image as a URI that holds its bytes; kind is png, jpeg ..."""
-  return f'data:image/{kind};base64,{base64.b64encode(data).decode()}'
-
-
-def _encodable(value):
-  """A text without the halves of characters that a file's name may hold."""
-  if type(value) is str:  # and not what is escaped already
-    return value.encode('utf-8', 'replace').decode()
-  return value
-
-
-def _times(times):
-  """The segments of the bar that shows where the time went."""
+def _time(times, facts):
+  """The bar that shows where the time went, and the speeds; None without either."""
   total = sum(times.values())
   segments = []
-  for what, seconds in times.items() if total else ():
+  for what, seconds in times.items():
     percent = 100 * seconds / total
     segments.append(
       {
@@ -126,7 +74,9 @@ def _times(times):
         'text': f'{what} {telemetry.elapsed(seconds)} ({percent:.1f}%)',
       }
     )
-  return segments
+  if segments or facts:
+    return {'total': telemetry.elapsed(total), 'segments': segments, 'facts': facts}
+  return None
 
 
 def _evaluation(result, folder):
@@ -134,12 +84,12 @@ def _evaluation(result, folder):
     'data': result['data'],
     'images': vocabulary.counted(result['scores']['examples'], 'image'),
     'step': result['step'],
-    'scores': evaluation_page.lines(result['scores']),
-    'confusions': result['confusions'][:_CONFUSED],
+    'scores': report_kit.facts(evaluation_page.lines(result['scores'])),
+    'confusions': result['confusions'] and evaluation_page.confusions(result['confusions']),
     'figures': [
       {
         'title': title,
-        'uri': _figure_uri(os.path.join(folder, file)),
+        'uri': _image_uri(os.path.join(folder, file)),
         # Matrices stand side by side, what is wide by itself.
         'is_wide': 'confusion_' not in file,
         'is_drawn': title not in evaluation_page.PHOTOGRAPHS,
@@ -159,40 +109,24 @@ def _examples(result, folder):
     examples = []
     for example in result['examples']:
       path = os.path.join(folder, evaluation_page.EXAMPLES, example['file'])
-      if example['right'] == is_right and os.path.exists(path):
-        examples.append(example | _thumbnail(path))
+      uri = _image_uri(path, _EXAMPLE)
+      if example['right'] == is_right and uri:
+        examples.append(example | {'uri': uri})
     if examples:
       groups.append({'title': title, 'note': note, 'examples': examples})
   return groups
 
 
-def _figure_uri(path):
-  """Returns a figure as a URI, a large one as JPEG; None if it is not there."""
+def _image_uri(path, limit=_FIGURE):
+  """Returns an image as a URI, as JPEG beyond some bytes; None if it is not there."""
   if not os.path.exists(path):
     return None
-  return _image_uri(path, is_png=os.path.getsize(path) <= _LARGE)
-
-
-def _thumbnail(path):
-  """Returns an example's image, and whether it is enlarged pixel by pixel."""
-  from PIL import Image
-
-  with Image.open(path) as image:
-    is_small = max(image.size) <= _THUMBNAIL // 2
-  return {'uri': _image_uri(path, is_small, 2 * _THUMBNAIL), 'is_small': is_small}
-
-
-def _image_uri(path, is_png, most=None):
-  """Returns a file as it is, or as JPEG of at most so many pixels a side."""
-  if is_png:
+  if os.path.getsize(path) <= limit:
     with open(path, 'rb') as f:
-      return data_uri(f.read(), 'png')
+      return report_kit.data_uri(f.read(), 'png')
   from PIL import Image
 
+  out = io.BytesIO()
   with Image.open(path) as image:
-    image = image.convert('RGB')
-    if most:
-      image.thumbnail((most, most))
-    out = io.BytesIO()
-    image.save(out, 'JPEG', quality=85)
-  return data_uri(out.getvalue(), 'jpeg')
+    image.convert('RGB').save(out, 'JPEG', quality=85)
+  return report_kit.data_uri(out.getvalue(), 'jpeg')

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import report_kit, telemetry
 from anp_jax.training import metric_labels
 
 
@@ -19,18 +19,17 @@ def load(workdir: str) -> tuple[list[dict], list[dict]]:
   return [train[step] for step in sorted(train)], [validation[step] for step in sorted(validation)]
 
 
-def scores(train: list[dict], validation: list[dict]) -> list[list[str]]:
-  """Returns the rows of the table of scores with a header row; [] if none."""
+def scores(train: list[dict], validation: list[dict]) -> report_kit.Table | None:
+  """Returns the table of scores; None where nothing was scored."""
   names = set().union(*train[-1:], *validation)
-  rows = []
+  rows = [('', 'best validation', 'at', 'last validation', 'last training')]
   for name, label in metric_labels.labels(names).items():
     best = best_line(name, validation)
     last = [_value(name, last_line(name, lines)) for lines in (validation, train)]
-    rows.append([label, _value(name, best), _where(best), *last])
-  head = ['', 'best validation', 'at', 'last validation', 'last training']
-  if not validation:
-    return [[r[0], r[-1]] for r in [head, *rows]] if rows else []
-  return [head, *rows]
+    rows.append((label, _value(name, best), _where(best), *last))
+  if len(rows) == 1:
+    return None
+  return report_kit.Table(rows if validation else [(row[0], row[-1]) for row in rows])
 
 
 def facts(train: list[dict], validation: list[dict]) -> list[tuple]:
@@ -141,11 +140,6 @@ def durations(workdir: str, train: list[dict]) -> dict[str, float]:
 def fact(value: object) -> str:
   """Returns a value for people."""
   return f'{value:.6g}' if isinstance(value, float) else str(value)
-
-
-def align(rows: list) -> str:
-  """Returns the columns' alignment: right below a header row (first cell empty)."""
-  return 'l' if rows[0][0] else 'lr'
 
 
 def best_line(name: str, lines: list[dict]) -> dict:

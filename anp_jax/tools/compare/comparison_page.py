@@ -2,7 +2,7 @@
 
 import os
 
-from anp_jax.reporting.run_page import html
+from anp_jax.reporting import report_kit
 from anp_jax.system import drawing, files, markdown
 from anp_jax.tools.compare import comparison_curves, comparison_tables, runs as runs_lib
 
@@ -53,17 +53,11 @@ def _page(runs, differences, results, caution):
   png = comparison_curves.draw(runs)
   count = f'{len(runs)} run' + 's' * (len(runs) > 1)
   looks = [comparison_curves.look(index) for index in range(len(runs))]
-  titles = ['Results', 'Curves', 'Differences', 'Runs']
-  return html.template(os.path.dirname(__file__)).render(
-    name=f'Comparison of {count}',
-    titles=[title for title in titles if png or title != 'Curves'],
-    caution=caution,
-    results=results,
-    has_best=any(row.best for row in results),
-    footnote=(_APART if any(r.label.endswith(comparison_tables.APART) for r in results) else ''),
-    differences=differences,
-    curves=html.data_uri(png, 'png') if png else '',
-    runs=[
+  sections = {
+    'Results': results or 'Nothing was recorded.',
+    'Curves': report_kit.data_uri(png, 'png') if png else '',
+    'Differences': differences or 'The configs do not differ.',
+    'Runs': [
       {
         'name': drawing.printable(run.name),
         'path': os.path.abspath(run.path),
@@ -73,6 +67,14 @@ def _page(runs, differences, results, caution):
       }
       for run, look in zip(runs, looks)
     ],
+  }
+  return report_kit.html(
+    os.path.dirname(__file__),
+    f'Comparison of {count}',
+    sections,
+    caution=caution,
+    has_best=any(row.best for row in results),
+    footnote=(_APART if any(r.label.endswith(comparison_tables.APART) for r in results) else ''),
   )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 import itertools
 
-from anp_jax.system import drawing, markdown, progress
+from anp_jax.reporting import report_kit
+from anp_jax.system import drawing, progress
 from anp_jax.tools.plan import points as points_lib
 
 _PARTS = ('compute', 'communication', 'input', 'fixed')
@@ -42,7 +43,7 @@ def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
     for reason, nodes in reasons.items():
       where = ', '.join(map(str, nodes))
       notes.append(f'{name}: cannot run on {where} nodes: {reason}')
-  return '\n'.join([markdown.plain(rows, 'lr'), '', *notes])
+  return report_kit.plain([report_kit.Table(rows), '\n'.join(notes)])
 
 
 def _row(point) -> tuple[str, ...]:
@@ -67,7 +68,7 @@ def _summary(name, points) -> str:
 def ranking(ranked: Sequence[points_lib.Point], most: int = 12) -> str:
   """Returns a table of the points of a target, the cheapest first."""
   rows = [(f'{i}', *_row(point)) for i, point in enumerate(ranked[:most], 1)]
-  return markdown.plain([('rank', *_COLUMNS), *rows], 'rlr')
+  return report_kit.Table([('rank', *_COLUMNS), *rows], 'rlr').plain()
 
 
 def draw(

@@ -135,18 +135,11 @@ def _in_process(folder, **variables):
 def test_a_second_process_reads_the_program_and_has_the_same_bits(tmp_path):
   first, hits, misses = _in_process(tmp_path)
   assert hits == 0 and misses > 0
-  second, again, missed = _in_process(tmp_path)
+  # Bits depend on the library's count of threads, not on those of the one that traces.
+  second, again, missed = _in_process(tmp_path, OMP_NUM_THREADS='3')
   assert first == second and again == misses and missed == 0
   # Compiled for eight devices here, and for one there.
   assert first == _digest(_gradients(*_arguments()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('cores', [1, 3])
-def test_bits_depend_on_the_count_of_the_library_alone(tmp_path, cores):
-  """And not on the cores of the thread that traces: `invariant` fixes one."""
-  digest, *_ = _in_process(tmp_path, OMP_NUM_THREADS=str(cores))
-  assert digest == _digest(_gradients(*_arguments()))
 
 
 def test_threads_at_once_have_their_results_and_bits():
@@ -162,18 +155,7 @@ def test_threads_at_once_have_their_results_and_bits():
       assert digests == [want] * 8
 
 
-def test_two_devices_at_once_have_the_bits_of_one():
-  arguments = _arguments()
-  want = _digest(_gradients(*arguments))
-  placed = [jax.device_put(arguments, d) for d in jax.devices()[:2]]
-  for _ in range(8):
-    results = [_gradients(*a) for a in placed]  # started, not awaited
-    for result, device in zip(results, jax.devices()):
-      assert result[0].devices() == {device}
-      assert _digest(result) == want
-
-
-@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+@pytest.mark.parametrize('devices', [2, 8])
 def test_shards_on_devices_have_the_bits_of_one_devices(config, devices):
   x, kernels, scale = _arguments(16)
   mesh = mesh_lib.create(config, jax.devices()[:devices])
@@ -297,20 +279,6 @@ def test_a_call_that_cannot_be_computed_is_an_error_of_jax(text, words):
   test_ten_repeats_have_the_same_bits()  # the process goes on
 
 
-def test_an_exception_in_the_handler_is_an_error_of_jax(monkeypatch):
-  arguments = _arguments()
-  want = _digest(_gradients(*arguments))
-
-  def fail(*_):
-    raise KeyError('no memory for \N{GREEK SMALL LETTER ALPHA}')
-
-  with monkeypatch.context() as patch:
-    patch.setattr(c_api.Primitive, 'run', fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match='KeyError.*no memory'):
-      jax.block_until_ready(_gradients(*arguments))
-  assert _digest(_gradients(*arguments)) == want
-
-
 def test_without_a_library_a_kept_program_is_an_error(monkeypatch):
   """One that the compile cache holds from a day when there was one."""
   arguments = _arguments()
@@ -402,12 +370,12 @@ def test_an_error_of_a_piece_is_the_calls():
   def fail_once(piece, memory, addresses):
     calls.append(piece)
     if len(calls) == 2:
-      raise c_api.OneDnnError('piece of a test')
+      raise KeyError('no memory for \N{GREEK SMALL LETTER ALPHA}')
     run(piece, memory, addresses)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pieces.Piece, 'run', fail_once)
-    with pytest.raises(jax.errors.JaxRuntimeError, match='piece of a test'):
+    with pytest.raises(jax.errors.JaxRuntimeError, match='KeyError.*no memory'):
       jax.block_until_ready(_gradients(*arguments))
   assert _digest(_gradients(*arguments)) == want
 

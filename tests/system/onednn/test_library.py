@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib, models
-from anp_jax.data import vocabulary
 from anp_jax.reporting import summary
 from anp_jax.system.onednn import c_api, library, self_test
 from tests import builders
@@ -114,10 +113,7 @@ def test_the_order_is_variable_package_system(monkeypatch, tmp_path):
   assert library.locate({library.VARIABLE: 'off'}) == ''
 
 
-@pytest.mark.parametrize(
-  'system, machine',
-  [('Darwin', 'x86_64'), ('Darwin', 'arm64'), ('Linux', 'aarch64'), ('Windows', 'AMD64')],
-)
+@pytest.mark.parametrize('system, machine', [('Darwin', 'x86_64'), ('Linux', 'aarch64')])
 def test_other_systems_fall_back_silently(fresh, monkeypatch, tmp_path, system, machine):
   _on(monkeypatch, system, machine)
   packaged = tmp_path / 'libdnnl.so.3'
@@ -179,7 +175,6 @@ def _isa(monkeypatch, name):
 @pytest.mark.parametrize(
   'name, dtypes',
   [
-    ('AVX512_CORE', ('float32',)),
     ('AVX512_CORE_VNNI', ('float32',)),
     ('AVX512_CORE_BF16', ('float32', 'bfloat16')),
     ('AVX512_CORE_AMX', ('float32', 'bfloat16')),
@@ -246,7 +241,6 @@ def runs(fresh, monkeypatch):
   [
     ('print("forward 3x3: error 0.5"); exit(3)', 'forward 3x3: error 0.5'),
     ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)', 'ended by signal 11'),
-    ('import os, signal; os.kill(os.getpid(), signal.SIGILL)', 'ended by signal 4'),
     ('exit(3)', 'exit code 3'),
   ],
 )
@@ -272,10 +266,8 @@ def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
 @pytest.mark.parametrize(
   'program',
   [
-    'import os, signal; os.kill(os.getpid(), signal.SIGTERM)',
     'import os, signal; os.kill(os.getpid(), signal.SIGKILL)',
     'raise MemoryError',
-    'exit(1)',
     'import time; time.sleep(60)',
   ],
 )
@@ -332,41 +324,30 @@ def test_the_self_test_sees_a_wrong_result(monkeypatch, capsys):
   assert capsys.readouterr().out.startswith('forward 3x3/1, float32: error')
 
 
-def _head(config, platform_name='cpu'):
-  """The lines of a run's head that say what a CPU computes with."""
-  device = types.SimpleNamespace(device_kind='x', platform=platform_name)
-  mesh = types.SimpleNamespace(size=1, devices=np.array([device]))
-  words = vocabulary.Vocabulary(('bag',))
-  source = type('Source', (), {'vocabulary': words, '__len__': lambda _: 2000})()
-  lines = []
-  summary.log_run_info(
-    types.SimpleNamespace(log=lines.append, start=lambda _: None),
-    config,
-    mesh,
-    types.SimpleNamespace(params={'w': np.zeros(3)}),
-    (source, source),
-  )
-  return [line for line in lines if line.startswith('library')]
+def _log_line(config, platform_name='cpu'):
+  """The lines of a run's log that say what a CPU computes with."""
+  devices = np.array([types.SimpleNamespace(platform=platform_name)])
+  return summary._computing(config, types.SimpleNamespace(devices=devices))
 
 
 @needs_library
-def test_a_runs_head_names_the_library(config, fresh, monkeypatch):
+def test_a_runs_log_names_the_library(config, fresh, monkeypatch):
   monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
   opened = library.find()
   opened.threads = 1
-  assert _head(config) == [f'library  oneDNN {opened.version}, {opened.isa}, 1 thread']
-  assert _head(config, 'gpu') == []
+  line = f'library  oneDNN {opened.version}, {opened.isa}, 1 thread'
+  assert _log_line(config) == [line] and _log_line(config, 'gpu') == []
   config.model.cpu_library = 'xla'
-  assert _head(config) == []
+  assert _log_line(config) == []
 
 
-def test_a_runs_head_says_why_there_is_none(config, fresh, monkeypatch):
+def test_a_runs_log_says_why_there_is_none(config, fresh, monkeypatch):
   monkeypatch.setenv(library.VARIABLE, '/nowhere/lib.so')
-  (line,) = _head(config)
+  (line,) = _log_line(config)
   assert line.startswith('library  XLA alone: /nowhere/lib.so: cannot open')
   monkeypatch.setenv(library.VARIABLE, 'off')
   _forget()
-  assert _head(config) == []
+  assert _log_line(config) == []
 
 
 def test_a_config_that_asks_for_it_is_refused_without(fresh, monkeypatch):
@@ -394,36 +375,13 @@ def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
   monkeypatch.setattr(models.cores, 'count', lambda: 6)
   for name, devices, threads in (
     ('sync', 1, 6),
-    ('sync', 4, 1),
-    ('sync', 8, 1),
     ('sync', 2, 3),
+    ('sync', 8, 1),
     ('invariant', 1, 1),
-    ('invariant', 8, 1),
   ):
     config = builders.config({'strategy.name': name})
     models.target(config, 'cpu', devices)
     assert library.find().threads == threads, (name, devices)
-
-
-@pytest.mark.slow
-def test_a_run_that_asks_for_it_ends_with_one_line(tmp_path):
-  reply = subprocess.run(
-    [
-      sys.executable,
-      'main.py',
-      '--config=configs/resnet_anp.py:tiny',
-      f'--workdir={tmp_path / "run"}',
-      '--config.model.cpu_library=onednn',
-    ],
-    env={**os.environ, library.VARIABLE: 'off', 'PYTHONPATH': str(_ROOT)},
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert reply.returncode != 0
-  assert "config.model.cpu_library='onednn': there is no" in reply.stderr
-  assert 'Traceback' not in reply.stderr
 
 
 @needs_library

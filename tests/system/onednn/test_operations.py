@@ -1,6 +1,5 @@
 """oneDNN's operations, called without XLA."""
 
-import concurrent.futures
 import ctypes
 
 import numpy as np
@@ -44,12 +43,6 @@ def _run(operation, arrays):
   return arrays[-1]
 
 
-def _center(spec, arrays):
-  """The result of a kernel's middle, where a 3x3 window is whole."""
-  x, kernel, _ = (np.float64(a) for a in arrays)
-  return np.einsum('bijc,ijcf->bf', x[:, 3:6, 2:5], kernel)
-
-
 @pytest.mark.parametrize(
   'spec',
   [
@@ -81,13 +74,21 @@ def test_an_operation_is_made_once(api):
 
 
 @needs_library
-def test_scratch_memory_grows_and_lies_on_pages(api):
+def test_scratch_memory_grows_and_lies_on_pages(api, monkeypatch):
   memory = pieces.Scratch(api)
   for size in (0, 1, 5000, 100, 2_000_000):
     address = memory.reserve(size)
     assert address % 4096 == 0
     ctypes.memset(address, 1, size)  # all of it may be written
   assert memory.reserve(10) == address  # no smaller one replaces it
+  with monkeypatch.context() as patch, pytest.raises(MemoryError):
+    patch.setattr(ctypes, 'create_string_buffer', _fail)
+    memory.reserve(4_000_000)
+  ctypes.memset(memory.reserve(100), 1, 100)  # what was not there is asked for again
+
+
+def _fail(size):
+  raise MemoryError(size)
 
 
 @needs_library
@@ -137,28 +138,6 @@ def test_an_array_that_is_awaited_is_not_read(api):
   # No memory is there: to read it would end the process.
   waiting.run(x.ctypes.data, dy.ctypes.data, 1, result.ctypes.data)
   np.testing.assert_array_equal(result, want)
-
-
-@needs_library
-def test_threads_share_an_operation(api):
-  """Each with arrays of its own, all at once, many times."""
-  operation = onednn_convolution.Convolution(api, _FORWARD, 2)
-  sets = [_arrays(_FORWARD, 10 * i) for i in range(8)]
-  wants = [_center(_FORWARD, arrays) for arrays in sets]
-
-  def compute(arrays):
-    results = []
-    for _ in range(40):
-      arrays[-1].fill(0)
-      results.append(_run(operation, arrays).copy())
-    return results
-
-  with concurrent.futures.ThreadPoolExecutor(len(sets)) as pool:
-    for results, want in zip(pool.map(compute, sets), wants):
-      # float32 sums of 144 terms of order one.
-      np.testing.assert_allclose(results[0][:, 4, 3], want, atol=1e-4)
-      for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
 
 
 @needs_library
@@ -223,7 +202,7 @@ def _wide_reference(spec, arrays):
 @pytest.mark.parametrize(
   ('size', 'channels', 'features'), [(3, 64, 64), (1, 512, 256), (3, 48, 72)]
 )
-@pytest.mark.parametrize('threads', [1, 2, 4, 8])
+@pytest.mark.parametrize('threads', [1, 2, 8])
 def test_pieces_make_the_whole(api, direction, size, channels, features, threads):
   for dtype in library.find().dtypes:
     spec = _cut(direction, dtype, size, channels, features)
@@ -272,16 +251,7 @@ def test_a_large_kernel_is_copied_and_summed_by_slices(api):
 @needs_library
 @pytest.mark.parametrize(
   ('images', 'threads', 'parts'),
-  [
-    (8, 2, (2, 1)),
-    (9, 2, (3, 1)),
-    (7, 2, (1, 2)),
-    (8, 1, (1, 1)),
-    (4, 8, (1, 8)),
-    (32, 16, (16, 1)),
-    (33, 16, (1, 16)),
-    (36, 16, (18, 1)),
-  ],
+  [(8, 2, (2, 1)), (9, 2, (3, 1)), (7, 2, (1, 2)), (8, 1, (1, 1)), (36, 16, (18, 1))],
 )
 def test_a_batch_is_cut_into_equal_parts_or_not_at_all(images, threads, parts):
   assert pieces.count_parts(images, threads, 1e9) == parts
@@ -312,26 +282,6 @@ def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
   monkeypatch.setattr(primitive, '_primitive', None)
   with pytest.raises(c_api.OneDnnError, match='status'):
     _run(operation, arrays)
-
-
-@needs_library
-def test_scratch_memory_that_was_not_there_is_asked_for_again(monkeypatch, api):
-  memory = pieces.Scratch(api)
-  memory.reserve(10_000)
-
-  def fail(size):
-    raise MemoryError
-
-  with monkeypatch.context() as patch, pytest.raises(MemoryError):
-    patch.setattr(pieces.ctypes, 'create_string_buffer', fail)
-    memory.reserve(20_000)
-  sizes = []
-  make = pieces.ctypes.create_string_buffer
-  monkeypatch.setattr(
-    pieces.ctypes, 'create_string_buffer', lambda size: sizes.append(size) or make(size)
-  )
-  memory.reserve(100)
-  assert sizes and sizes[0] >= 100
 
 
 @needs_library
