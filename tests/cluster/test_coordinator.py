@@ -225,7 +225,7 @@ def test_a_stall_names_who_is_late(states, late):
 def test_a_failure_ends_all_with_its_status(rank, code):
   run = coordinating.started(3)
   run.clients[rank].fail(code, 'ValueError: no')
-  assert run.clients[rank]._end  # not for want of an answer
+  assert run.clients[rank]._has_ended  # not for want of an answer
   text = f'rank {rank} on node{rank}: ValueError: no'
   assert set(run.wait_for_end(0, 1, 2)) == {(code, text, False)}
 
@@ -234,7 +234,7 @@ def test_an_error_that_follows_from_a_loss_does_not_hide_it():
   """A collective fails at once; the dead rank is seen a moment later."""
   run = coordinating.Run(3, clock=coordinating.Clock()).join(0, 2)
   with run.raw_rank(1):
-    run.started().clients[2]._send({'fail': [1, 'ValueError: Gloo failed']})
+    run.started().clients[2]._connection.send({'fail': [1, 'ValueError: Gloo failed']})
     run.wait_for_delayed_call()
   for code, text, _ in run.wait_for_end(0, 2):
     assert code == 75 and text.startswith('rank 1 on node1 has gone')
@@ -246,7 +246,7 @@ def test_a_broken_connection_is_explained_by_a_rank_that_falls_silent():
   run = coordinating.Run(3, heartbeat=8.5 * period, clock=clock).join(0, 2)
   with run.raw_rank(1):
     text = 'a checkpoint could not be written: Gloo AllGather failed'
-    run.started().clients[2]._send({'fail': [1, text]})
+    run.started().clients[2]._connection.send({'fail': [1, text]})
     coordinating.wait(lambda: len(clock._sleepers) == 2)
     run.beats(9, silent=[1])
     for code, text, _ in run.wait_for_end(0, 2):
@@ -259,7 +259,7 @@ def test_a_broken_connection_ends_all_if_none_is_lost():
   heartbeat = 4.5 * period
   run = coordinating.Run(2, heartbeat=heartbeat, clock=clock)
   run.join(0, 1).started()
-  run.clients[1]._send({'fail': [1, 'Connection reset by peer']})
+  run.clients[1]._connection.send({'fail': [1, 'Connection reset by peer']})
   coordinating.wait(lambda: len(clock._sleepers) == 2)
   within = heartbeat + coordinator._LOSS_SEEN_WITHIN
   run.beats(int(within / period))

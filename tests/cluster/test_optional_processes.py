@@ -41,7 +41,7 @@ def test_mail_reaches_one_process():
 
 def test_one_that_goes_is_told_to_rank_0_and_may_come_again():
   run, mail = _started(2)
-  run.clients[1]._socket.shutdown(2)
+  run.clients[1]._connection.close()
   text = 'rank 1 on node1 has gone: its process was ended, or its host'
   assert _next(mail) == (1, None, text)
   # On another host.
@@ -127,7 +127,7 @@ def test_a_run_begins_only_without_those_that_it_does_not_need(optional):
 )
 def test_one_that_does_not_go_with_the_run_is_sent_away_alone(odd, text):
   run, mail = _started(2)
-  run.clients[1]._socket.shutdown(2)
+  run.clients[1]._connection.close()
   assert _next(mail)[0] == 1
   run.join(1, **{'optional': _ALL, **odd}).started()
   assert str(run.errors.pop(1)).startswith(text)
@@ -154,8 +154,8 @@ def test_rank_0_alone_says_who_may_be_lost(claimed):
   run.join(1, optional=claimed).started()
   mail = queue.Queue()
   run.clients[0].receive_mail(lambda *message: mail.put(message))
-  run.clients[1]._socket.shutdown(2)
+  run.clients[1]._connection.close()
   assert _next(mail)[0] == 1 and not {0, 2} & run.ended.keys()
-  run.clients[2]._socket.shutdown(2)
+  run.clients[2]._connection.close()
   code, text, _ = run.wait_for_end(0)[0]
   assert code == 75 and text.startswith('rank 2 on node2 has gone')
