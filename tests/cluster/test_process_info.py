@@ -9,32 +9,25 @@ import pytest
 
 from anp_jax.cluster import cluster_env, process_info
 from anp_jax.system import xla_flags
-from tests import builders
+from tests import builders, coordinating
 
 _GPUS = ('GPU-1a2b', 'GPU-1c3d', 'GPU-5e6f', 'GPU-7a8b')
 
 
 def _info(index, host='a', **values):
-  return {
-    'index': index,
-    'count': 2,
-    'token': '',
-    'host': host,
-    'local_index': -1,
-    'platform': 'cpu',
-    'problem': '',
-    'gpus': [],
-    'loopback': '',
-    'mixes_platforms': False,
-    'optional': [],
-    'cpu_library': '',
-    'versions': {'Python': '3.11', 'jax': '0.10.2'},
-    'code': 'c0de',
-    'modules': {'mine.nets': 'd16e57'},
-    'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
-    'command': {'--mode': 'train'},
-    **values,
-  }
+  return coordinating.info(
+    index,
+    2,
+    {
+      'host': host,
+      'local_index': -1,
+      'versions': {'Python': '3.11', 'jax': '0.10.2'},
+      'modules': {'mine.nets': 'd16e57'},
+      'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
+      'command': {'--mode': 'train'},
+      **values,
+    },
+  )
 
 
 def _with_gpus(*sets, hosts='aaaa', order=None):
@@ -227,13 +220,18 @@ def test_gpus_of_slurm_that_jax_does_not_see(here, variables):
     assert f'CUDA_VISIBLE_DEVICES={hidden!r} hides them' in text
 
 
-def test_no_problem_with_gpus_of_slurm(here):
-  variables = {'SLURM_GPUS_ON_NODE': '4'}
-  assert process_info.startup_problem({'SLURM_JOB_ID': '1'}) == ''
-  assert process_info.startup_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
-  assert process_info.startup_problem({'SLURM_JOB_GPUS': ''}) == ''
-  assert process_info.startup_problem({**variables, 'JAX_PLATFORMS': 'cpu'}) == ''
-  here('gpu')
+@pytest.mark.parametrize(
+  'variables, platform',
+  [
+    ({'SLURM_JOB_ID': '1'}, 'cpu'),
+    ({'SLURM_GPUS_ON_NODE': '0'}, 'cpu'),
+    ({'SLURM_JOB_GPUS': ''}, 'cpu'),
+    ({'SLURM_GPUS_ON_NODE': '4', 'JAX_PLATFORMS': 'cpu'}, 'cpu'),
+    ({'SLURM_GPUS_ON_NODE': '4'}, 'gpu'),
+  ],
+)
+def test_no_problem_with_gpus_of_slurm(here, variables, platform):
+  here(platform)
   assert process_info.startup_problem(variables) == ''
 
 
