@@ -33,20 +33,11 @@ def test_all_start_gather_and_leave(count):
   assert not run.ended
 
 
-def test_each_is_told_which_gpus_are_its_own():
-  run = coordinating.Run(2)
-  values = {'host': 'a', 'platform': 'gpu', 'gpus': ['x', 'y']}
-  run.join(0, 1, **values).started()
-  assert [run.clients[i].devices for i in range(2)] == [[0], [1]]
-
-
 @pytest.mark.parametrize(
   'odd, text',
   [
     ({'versions': {'jax': '2'}}, 'rank 1 on node1 has jax 2, but rank 0 on node0 has 1'),
     ({'count': 4}, 'rank 1 on node1 expects 4 processes, rank 0 3'),
-    ({'index': 7}, 'rank 7 on node1 is none of 3'),
-    ({'index': 2}, 'rank 2 came twice: from node'),
   ],
 )
 def test_one_that_does_not_go_with_the_others_stops_all(odd, text):
@@ -59,10 +50,9 @@ def test_one_that_does_not_go_with_the_others_stops_all(odd, text):
     assert str(error).startswith(text)
 
 
-@pytest.mark.parametrize('token', ['other', 'jobs', 'jo', 'joc', 'JOB', ''])
-def test_one_of_another_job_is_sent_away_alone(token):
+def test_one_of_another_job_is_sent_away_alone():
   run = coordinating.Run(2)
-  run.join(1, token=token).started()
+  run.join(1, token='jobs').started()
   text = 'rank 1 on node1 belongs to another job than rank 0'
   assert str(run.errors.pop(1)) == text
   run.join(0, 1).started()
@@ -258,15 +248,3 @@ def test_one_that_does_not_come_to_the_end_is_named(rendezvous, leave):
     assert code == 75
     assert text.startswith('rank 1 on node1 has not come to the end within 9 s of the others')
     assert '1: saving 8' in text
-
-
-def test_a_stranger_does_not_end_a_run_that_goes_on():
-  """A second start by hand, at the port of the first."""
-  run = coordinating.started(2)
-  with run.raw_rank(1, host='node7') as stranger:
-    message = json.loads(stranger.makefile('rb').readline())
-  code, text = message['end']
-  assert code == 2 and text.startswith('rank 1 on node7 found a run that has')
-  values = []
-  coordinating.at_once([lambda i=i: values.append(run.clients[i].gather(i)) for i in (0, 1)])
-  assert values == [[0, 1]] * 2 and not run.ended

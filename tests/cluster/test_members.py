@@ -79,3 +79,36 @@ def test_processes_that_differ_do_not_begin():
   run[1].info['versions'] = {'jax': '2'}
   assert run.begin(99).startswith('rank 1 on node1 has jax 2')
   assert not run.have_begun
+
+
+@pytest.mark.parametrize(
+  'info, text',
+  [
+    ({}, ''),
+    ({'token': 'jobs'}, 'rank 1 on node1 belongs to another job than rank 0'),
+    ({'token': ''}, 'rank 1 on node1 belongs to another job than rank 0'),
+    ({'count': 4}, 'rank 1 on node1 expects 4 processes, rank 0 3'),
+    ({'index': 7}, 'rank 7 on node1 is none of 3'),
+    ({'index': 2}, 'rank 2 came twice: from node2 and from node1'),
+    ({'optional': [0, 2], 'versions': {'jax': '2'}}, ''),  # compared when all are here
+  ],
+)
+def test_who_may_join_before_the_run_begins(info, text):
+  assert _members(0, 2).refusal(coordinating.info(1, 3, info)) == text
+
+
+@pytest.mark.parametrize(
+  'info, text',
+  [
+    ({}, ''),
+    ({'host': 'node7', 'optional': []}, ''),  # rank 0's list counts
+    ({'index': 2, 'optional': [2]}, 'rank 2 on node1 found a run that has begun already'),
+    ({'token': 'jobs'}, 'rank 1 on node1 belongs to another job than rank 0'),
+    ({'versions': {'jax': '2'}}, 'rank 1 on node1 has jax 2, but rank 0 on node0 has 1'),
+  ],
+)
+def test_who_may_join_a_run_that_has_begun(info, text):
+  run = _members(0, 1, 2, optional=[1])
+  run.begin(99)
+  refusal = run.refusal(coordinating.info(1, 3, info))
+  assert refusal.startswith(text) and bool(refusal) == bool(text)
