@@ -1,6 +1,7 @@
 """What a process says to process 0, and through it to all others."""
 
 from collections.abc import Callable
+import queue
 import threading
 from typing import Any
 
@@ -48,11 +49,10 @@ class CoordinatorClient:
       PeerLostError: if one did not come in time.
     """
     self._leave = leave
-    self._mailbox = _Mailbox()
+    self._mail: queue.SimpleQueue[tuple] = queue.SimpleQueue()
     self._gathers = 0
-    self._answers: dict[str, list] = {}
-    self._answered = threading.Condition()
-    self._has_ended = False  # all may hang up, or were told to end
+    self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
+    self._ended = threading.Event()  # all may hang up, or were told to end
     self._connection = connection_lib.Connection(
       connection_lib.connect(env, settings.rendezvous_timeout),
       # Process 0 keeps the time; this one only outlives it a little.
@@ -79,9 +79,7 @@ class CoordinatorClient:
       self._gathers += 1
       name = f'value {self._gathers}'
     self._connection.send({'gather': [name, value]})
-    with self._answered:
-      self._answered.wait_for(lambda: name in self._answers)
-      return self._answers.pop(name)
+    return self._gathered.get()
 
   def send(self, index: int, value: Any) -> None:
     """Sends a JSON value to one process; see `receive_mail`."""
@@ -93,13 +91,18 @@ class CoordinatorClient:
     Args:
       on_mail: (index of the sender, value, why it is lost); where a process
         that the run can do without is lost, process 0 gets no value. Called in
-        a thread of the connection.
+        a thread of its own.
     """
-    self._mailbox.open(on_mail)
+
+    def deliver():
+      while True:
+        on_mail(*self._mail.get())
+
+    threading.Thread(target=deliver, name='mail', daemon=True).start()
 
   def leave(self) -> None:
     """Hangs up before the others, for a process that they can do without."""
-    self._end()
+    self._ended.set()
     self._hang_up()
 
   def fail(self, code: int, text: str) -> None:
@@ -108,9 +111,7 @@ class CoordinatorClient:
     That is at once, or when it has seen whether another process is lost.
     """
     self._connection.send({'fail': [code, text]})
-    within = self._connection.max_silence + _PASSES_ON_WITHIN
-    with self._answered:
-      self._answered.wait_for(lambda: self._has_ended, within)
+    self._ended.wait(self._connection.max_silence + _PASSES_ON_WITHIN)
 
   def close(self) -> None:
     """Waits until all have come to the end, then hangs up."""
@@ -121,16 +122,11 @@ class CoordinatorClient:
     self._connection.send({'bye': 0})
     self._connection.close()
 
-  def _end(self):
-    with self._answered:
-      self._has_ended = True
-      self._answered.notify_all()
-
   def _listen(self, messages):
     for message in messages:
       if self._receive(message):
         break
-    if not self._has_ended:
+    if not self._ended.is_set():
       reason = 'has gone: its process was ended, or its host'
       if self._connection.is_silent:
         reason = (
@@ -145,46 +141,21 @@ class CoordinatorClient:
     if 'gathered' in message:
       name, values = message['gathered']
       if name == coordinator.LEAVE:  # all may hang up from now on
-        self._end()
-      with self._answered:
-        self._answers[name] = values
-        self._answered.notify_all()
+        self._ended.set()
+      self._gathered.put(values)
     elif 'mail' in message:
-      self._mailbox.take(*message['mail'], '')
+      self._mail.put((*message['mail'], ''))
     elif 'lost' in message:
       index, why = message['lost']
-      self._mailbox.take(index, None, why)
+      self._mail.put((index, None, why))
     elif 'ping' in message:
       # Also while the main thread starts JAX, which may take a minute.
       self._connection.send({'pong': 0})
     elif 'end' in message:
-      self._end()
+      self._ended.set()
       self._leave(*message['end'])
       return True
     return False
-
-
-class _Mailbox:
-  """Keeps the mail of a process until there is a function that takes it."""
-
-  def __init__(self):
-    self._lock = threading.Lock()
-    self._on_mail: Callable | None = None
-    self._mail: list[tuple] = []
-
-  def open(self, on_mail):
-    with self._lock:
-      self._on_mail = on_mail
-      for mail in self._mail:
-        on_mail(*mail)
-      self._mail.clear()
-
-  def take(self, *mail):
-    with self._lock:
-      if self._on_mail is None:
-        self._mail.append(mail)
-      else:
-        self._on_mail(*mail)
 
 
 def _wait_for_go(messages, address):

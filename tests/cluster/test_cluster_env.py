@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, tpu_metadata
+from anp_jax.cluster import cluster_env, launchers, tpu_metadata
 from tests import environments
 
 _STEP, _MPI, _TPU = environments.STEP, environments.OPEN_MPI_4, environments.TPU
@@ -131,7 +131,7 @@ def test_processes_of_one_host_meet_at_loopback(environment, flags, address):
     ({'SLURM_PROCID': '--1'}, "SLURM_PROCID='--1': expected a number"),
     ({'SLURM_PROCID': '²'}, "SLURM_PROCID='²': expected a number"),
     ({'SLURM_STEP_NUM_TASKS': '0'}, 'SLURM_STEP_NUM_TASKS=0: expected 1'),
-    ({'SLURM_LOCALID': None}, 'SLURM_LOCALID is not set, though others'),
+    ({'SLURM_STEP_NUM_TASKS': None}, 'SLURM_STEP_NUM_TASKS is not set, though others'),
     ({'JAX_COORDINATOR_PORT': 'x'}, "coordinator 'gpu03:x': expected HOST"),
     ({'SLURM_STEP_NODELIST': 'localhost'}, 'is a loopback address'),
   ],
@@ -290,4 +290,4 @@ def test_addresses(address, parts):
   ],
 )
 def test_first_of_a_node_list(nodes, first):
-  assert cluster_env.first_host(nodes) == first
+  assert launchers.first_host(nodes) == first

@@ -190,7 +190,7 @@ def test_a_stall_names_who_is_late():
 def test_a_failure_ends_all_with_its_status(rank, code):
   run = coordinating.started(3)
   run.clients[rank].fail(code, 'ValueError: no')
-  assert run.clients[rank]._has_ended  # not for want of an answer
+  assert run.clients[rank]._ended.is_set()  # not for want of an answer
   text = f'rank {rank} on node{rank}: ValueError: no'
   assert set(run.wait_for_end(0, 1, 2)) == {(code, text, False)}
 
