@@ -44,7 +44,7 @@ def arguments(workdir, *more, **texts) -> list[str]:
 class Ranks:
   """Processes of one run; their output goes to files, rank by rank."""
 
-  def __init__(self, folder, count, main_arguments, devices=1, environment=None, of_last=()):
+  def __init__(self, folder, count, main_arguments, devices=1, environment=None, last_arguments=()):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -55,7 +55,7 @@ class Ranks:
     self._flags = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}', *main_arguments]
     self._devices = devices
     self._environment = environment or {}
-    self._of_last = of_last  # more arguments, of the last rank
+    self._last_arguments = last_arguments  # of the last rank, after the others
     self.processes = [self._start(i) for i in range(count)]
 
   def restart(self, rank):
@@ -64,7 +64,7 @@ class Ranks:
     self.processes[rank] = self._start(rank)
 
   def _start(self, rank):
-    more = self._of_last if rank == len(self.outputs) - 1 else ()
+    more = self._last_arguments if rank == len(self.outputs) - 1 else ()
     flags = [f'--process_id={rank}', *self._flags, *more]
     with open(self.outputs[rank], 'a') as f:
       return subprocess.Popen(

@@ -132,19 +132,6 @@ def test_a_pause_of_process_0_is_no_time_to_come_in():
   assert not run.errors and run.clients.keys() == {0, 1}
 
 
-def test_a_pause_of_process_0_is_no_time_to_come_to_the_end():
-  run = coordinating.started(2, leave=9, clock=coordinating.Clock())
-  threading.Thread(target=run.clients[0].close, daemon=True).start()
-  coordinating.wait(lambda: coordinator.LEAVE in run.coordinator._gathered)
-  run.beats(2)
-  run.clock.move(600)
-  run.beats(20)
-  assert not run.ended
-  run.clock.run(10)
-  for _, text, _ in run.wait_for_end(0, 1):
-    assert text.startswith('rank 1 on node1 has not come to the end within 9 s')
-
-
 def test_process_0_is_told_last(monkeypatch):
   """It ends as soon as it is told to, and the coordinator with it."""
   order, send = [], coordinator._send

@@ -50,13 +50,6 @@ _RESNET = {
   'eval.every': '4 steps',
   'eval.examples': True,
 }
-# The module computes statistics over the mesh axis that it is given, if any.
-_MODULE = {
-  'model.name': 'tests.user_network:SmallNet',
-  'model.norm_group': 4,
-  'eval.examples': True,
-  'data.synthetic_examples': 70,
-}
 
 
 def _run(folder, recipe, keys, topology, *more):
@@ -179,13 +172,6 @@ def test_photographs_with_everything_on(tmp_path, photographs, topology):
   assert 'evaluation/8-validation/predictions.csv' in expected
   _run(tmp_path / 'many', 'resnet_anp.py:tiny', keys, topology)
   _assert_same(tmp_path / 'many' / 'run', expected)
-
-
-@pytest.mark.soak
-def test_a_module_of_the_user_is_given_no_axis(tmp_path):
-  _run(tmp_path / 'one', 'resnet_anp.py:tiny', _MODULE, ONE_CORE)
-  _run(tmp_path / 'four', 'resnet_anp.py:tiny', _MODULE, FOUR)
-  _assert_same(tmp_path / 'four' / 'run', _results(tmp_path / 'one' / 'run'))
 
 
 @pytest.mark.soak

@@ -192,24 +192,6 @@ def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
   assert steps == list(range(1, step + 3))
 
 
-def test_a_second_signal_leaves_at_once(tmp_path):
-  """And takes the others along, by name."""
-  keys = {**_LONG, 'cluster.stop_timeout': '0'}
-  with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)) as ranks:
-    _until(ranks, r'\b5/')
-    # Rank 0 then waits for it; from here, because a phase may be too short for
-    # `ANP_KILL` to meet it.
-    ranks.processes[1].send_signal(signal.SIGSTOP)
-    time.sleep(0.5)
-    for _ in range(2):
-      ranks.processes[0].send_signal(signal.SIGINT)
-      time.sleep(0.5)
-    assert ranks.processes[0].wait(10) == 130
-    ranks.processes[1].send_signal(signal.SIGCONT)
-    assert ranks.processes[1].wait(10) == 75
-    assert 'rank 0 on' in ranks.text(1) and 'has gone' in ranks.text(1)
-
-
 def test_a_dead_rank_ends_the_others_by_name(tmp_path):
   with launching.Ranks(
     tmp_path, 3, launching.arguments(tmp_path / 'run', **_LONG, batch_size='48')
@@ -274,7 +256,7 @@ def test_the_time_limit_saves_in_time(tmp_path):
 
 def test_ranks_that_differ_do_not_start(tmp_path):
   arguments = launching.arguments(tmp_path / 'run')
-  with launching.Ranks(tmp_path, 2, arguments, of_last=['--config.seed=1']) as ranks:
+  with launching.Ranks(tmp_path, 2, arguments, last_arguments=['--config.seed=1']) as ranks:
     assert ranks.wait(60) == [2, 2], ranks.text(0) + ranks.text(1)
     for rank in (0, 1):
       (error,) = [line for line in ranks.text(rank).splitlines() if 'error:' in line]
