@@ -11,7 +11,7 @@ from tests import launching
 pytestmark = pytest.mark.multiprocess
 
 # Seconds: no shorter, as a busy machine answers slowly.
-_HEARTBEAT, _STALL = 8, 10
+_HEARTBEAT, _STALL = 10, 12
 
 
 def _steps(workdir):
