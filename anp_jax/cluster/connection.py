@@ -94,7 +94,7 @@ class Connection:
     poll = select.poll()
     poll.register(self._socket, select.POLLIN)
     clock = awake_clock.AwakeClock(coordinator.HEARTBEAT_PERIOD)
-    heard, rest = clock(), b''
+    last_heard, rest = clock(), b''
     # A torn line is a ValueError.
     with contextlib.suppress(OSError, ValueError):
       while not self.is_silent:
@@ -104,10 +104,10 @@ class Connection:
           if not piece:
             return
           *lines, rest = (rest + piece).split(b'\n')
-          heard = clock()
+          last_heard = clock()
           for line in lines:
             yield json.loads(line)
-        self.is_silent = clock() - heard > self.max_silence
+        self.is_silent = clock() - last_heard > self.max_silence
 
   def close(self) -> None:
     """Hangs up, which ends `messages`."""

@@ -42,21 +42,21 @@ def test_nobody_at_the_coordinator(capsys, host, why):
 @pytest.fixture
 def lonely(monkeypatch):
   """(message, heartbeat_timeout) -> process 0's socket after it, a client, how that ended."""
-  ours, theirs = socket.socketpair()
+  ours, zero = socket.socketpair()
   monkeypatch.setattr(connection, 'connect', lambda *_: ours)
 
   def connect(message, heartbeat_timeout=coordinating.SOON):
     ends = []
     settings = types.SimpleNamespace(rendezvous_timeout=0, heartbeat_timeout=heartbeat_timeout)
     if message:
-      _say(theirs, message)
+      _say(zero, message)
     else:
-      theirs.close()
+      zero.close()
     connected = client.CoordinatorClient(_env(), {}, settings, lambda *end: ends.append(end))
-    return theirs, connected, ends
+    return zero, connected, ends
 
   yield connect
-  theirs.close()
+  zero.close()
 
 
 def _say(connected, message):
@@ -95,15 +95,15 @@ def test_process_0_that_goes_before_all_came(lonely):
 
 def test_messages_come_in_any_pieces():
   """A torn one ends them, as a connection that breaks does."""
-  ours, theirs = socket.socketpair()
-  with ours, theirs:
+  ours, zero = socket.socketpair()
+  with ours, zero:
     opened = connection.Connection(ours, coordinating.SOON)
     messages = opened.messages()
-    theirs.sendall(b'{"a": 1}\n{"b"')
+    zero.sendall(b'{"a": 1}\n{"b"')
     assert next(messages) == {'a': 1}
-    theirs.sendall(b': 2}\n{"c": 3}\n{"d')
+    zero.sendall(b': 2}\n{"c": 3}\n{"d')
     assert [next(messages), next(messages)] == [{'b': 2}, {'c': 3}]
-    theirs.sendall(b'\n')
+    zero.sendall(b'\n')
     assert list(messages) == [] and not opened.is_silent
 
 

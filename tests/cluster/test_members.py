@@ -7,7 +7,7 @@ from tests import coordinating
 
 
 def _members(*indices, count=3, **values):
-  """A run of which these processes are here."""
+  """A run that these processes have joined."""
   result = members.Members(count, 'job')
   for index in indices:
     info = coordinating.info(index, count, values)
