@@ -33,6 +33,7 @@ _SERVER = 'anp_jax.runtimes.parameter_server.'
 _TRANSPORT = 'anp_jax.runtimes.transport'
 # Module, class, method, and whether it has done its work when the end comes.
 _CALLS = {
+  'pull': (_TRANSPORT, 'Client', 'get', True),  # of one server's slice
   'compute': (_SERVER + 'gradient_worker', 'Worker', 'compute', False),
   'push': (_TRANSPORT, 'Client', 'put', True),  # to one server of two
   'apply': (_SERVER + 'slice_optimizer', 'SliceOptimizer', 'apply', False),
