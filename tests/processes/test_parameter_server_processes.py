@@ -142,7 +142,7 @@ def test_a_kill_in_each_phase(tmp_path):
   kills = ['2 pull 5', '2 push 5', '1 apply 20', '0 save 1']
   log = tmp_path / 'kills'
   log.touch()
-  steps = 600  # enough that the run does not end before the last kill
+  steps = 640  # enough that the run does not end before the last kill
   arguments = _arguments(tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'})
   environment = {'ANP_KILL_CALL': ';'.join(kills), 'ANP_KILL_LOG': str(log)}
   with launching.Ranks(tmp_path, 3, arguments, environment=environment) as ranks:
