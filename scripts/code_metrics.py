@@ -21,6 +21,7 @@ import sys
 
 MAX_ARGUMENTS = 6
 MAX_LINES = 60  # of a function's body, without its docstring
+MAX_ATTRIBUTES = 12  # of a class
 # A variable is a noun of the domain: no bare participle, no pronoun.
 _NOT_NOUNS = frozenset(
   'asked begun both found given have heard held kept known lacking like made '
@@ -108,6 +109,21 @@ def body_lines(function: ast.FunctionDef) -> int:
   return body[-1].end_lineno - body[0].lineno + 1
 
 
+def attributes(node: ast.ClassDef) -> set[str]:
+  """The attributes of a class's instances: assigned to self, and fields of a record.
+
+  A Flax module has none here: its fields are the hyper-parameters of a network, as
+  many as the paper has, and Flax itself keeps the state.
+  """
+  if any(ast.unparse(base).endswith('nn.Module') for base in node.bases):
+    return set()
+  names = {name.attr for name in ast.walk(node) if _is_assigned_to_self(name)}
+  marks = [ast.unparse(mark) for mark in (*node.bases, *node.decorator_list)]
+  if any('NamedTuple' in mark or 'dataclass' in mark for mark in marks):
+    names |= {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}
+  return names
+
+
 def breaches(path: str) -> Iterator[str]:
   """Each place of a Python file that breaks a rule, as 'path:line: what'."""
   text = _read(path)
@@ -117,6 +133,8 @@ def breaches(path: str) -> Iterator[str]:
         yield f'{path}:{node.lineno}: {node.name}: {arguments(node)} arguments'
       if body_lines(node) > MAX_LINES:
         yield f'{path}:{node.lineno}: {node.name}: {body_lines(node)} lines'
+    if isinstance(node, ast.ClassDef) and len(attributes(node)) > MAX_ATTRIBUTES:
+      yield f'{path}:{node.lineno}: {node.name}: {len(attributes(node))} attributes'
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module)):
       docstring = ast.get_docstring(node) or ''
       if _DOCSTRING.match(docstring):
@@ -165,6 +183,15 @@ def code_by_part() -> dict[str, int]:
 
 def _code_of_folder(path):
   return sum(map(code_lines, python_files(path)))
+
+
+def _is_assigned_to_self(node) -> bool:
+  return (
+    isinstance(node, ast.Attribute)
+    and isinstance(node.ctx, ast.Store)
+    and isinstance(node.value, ast.Name)
+    and node.value.id == 'self'
+  )
 
 
 def _assigned(node) -> str | None:

@@ -44,10 +44,10 @@ def arguments(workdir, *more, **texts) -> list[str]:
 class Ranks:
   """Processes of one run; their output goes to files, rank by rank."""
 
-  def __init__(self, folder, count, main_arguments, devices=1, environment=None, port=None):
+  def __init__(self, folder, count, main_arguments, devices=1, environment=None, last_arguments=()):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    port = port or free_port()
+    port = free_port()
     devices = [devices] * count if isinstance(devices, int) else devices
     self.outputs = [folder / f'rank{i}.log' for i in range(count)]
     for output in self.outputs:
@@ -55,6 +55,7 @@ class Ranks:
     self._flags = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={count}', *main_arguments]
     self._devices = devices
     self._environment = environment or {}
+    self._last_arguments = last_arguments  # of the last rank, after the others
     self.processes = [self._start(i) for i in range(count)]
 
   def restart(self, rank):
@@ -63,9 +64,11 @@ class Ranks:
     self.processes[rank] = self._start(rank)
 
   def _start(self, rank):
+    more = self._last_arguments if rank == len(self.outputs) - 1 else ()
+    flags = [f'--process_id={rank}', *self._flags, *more]
     with open(self.outputs[rank], 'a') as f:
       return subprocess.Popen(
-        [sys.executable, 'tests/phased.py', 'main.py', f'--process_id={rank}', *self._flags],
+        [sys.executable, 'tests/phased.py', 'main.py', *flags],
         cwd=ROOT,
         env={**os.environ, 'JAX_NUM_CPU_DEVICES': str(self._devices[rank]), **self._environment},
         stdout=f,
@@ -89,6 +92,14 @@ class Ranks:
 
   def __exit__(self, *_):
     self.end()
+
+
+def dead_proxy() -> dict[str, str]:
+  """Variables that name a proxy at which nobody listens."""
+  names = 'http_proxy', 'https_proxy', 'grpc_proxy', 'all_proxy'
+  address = f'http://127.0.0.1:{free_port()}'
+  clean = dict.fromkeys(('no_proxy', 'no_grpc_proxy', 'NO_PROXY'), '')
+  return {**dict.fromkeys((*names, *map(str.upper, names)), address), **clean}
 
 
 def run(folder, count, main_arguments, devices=1, **more) -> list[str]:

@@ -17,8 +17,6 @@ ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
 
 ANP_STUCK='RANK WHERE': that rank never gets further than 'import', of JAX, or
 'devices', which it has opened.
-
-ANP_PLATFORM=gpu: what this machine seems to have.
 """
 
 import importlib
@@ -171,12 +169,6 @@ def _fail_to_read():
   ocp.StandardCheckpointHandler.restore = restore
 
 
-def _pretend(name):
-  from anp_jax.system import xla_flags
-
-  xla_flags.platform = lambda environment=None: name
-
-
 if __name__ == '__main__':
   sys.path.insert(0, str(_ROOT))
   if os.environ.get('ANP_KILL'):
@@ -192,7 +184,5 @@ if __name__ == '__main__':
     _fail_to_read()
   if os.environ.get('ANP_STUCK'):
     _get_stuck()
-  if os.environ.get('ANP_PLATFORM'):
-    _pretend(os.environ['ANP_PLATFORM'])
   sys.argv = sys.argv[1:]
   runpy.run_path(sys.argv[0], run_name='__main__')

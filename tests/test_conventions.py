@@ -168,7 +168,7 @@ def test_no_part_is_larger_than_its_budget(monkeypatch):
 
 
 @pytest.mark.parametrize('folder', ['anp_jax', 'scripts', 'tests'])
-def test_words_arguments_and_lengths(folder):
+def test_words_arguments_attributes_and_lengths(folder):
   places = [place for path in _files(folder) for place in code_metrics.breaches(str(path))]
   assert not places
 
@@ -197,3 +197,26 @@ def test_the_rules_see_what_they_forbid(tmp_path):
   counts = code_metrics.count(str(path))
   assert (counts.lines, counts.functions, counts.longest) == (63, 1, 61)
   assert (counts.most_arguments, counts.branches) == (7, 0)
+
+
+@pytest.mark.parametrize(
+  'kind, body, count',
+  [
+    ('', 'def __init__(self):\n    self.a, self._b = 1, 2\n    self.c: int = 3', 3),
+    ('', 'def g(self, x):\n    self.a = self.a + 1\n    x.b = self.c', 1),
+    ('NamedTuple', 'a: int = 0\n  b: str', 2),
+    ('nn.Module', 'a: int = 0\n  b: str', 0),  # a network's hyper-parameters
+    ('Base', 'a: int\n  b = 3', 0),
+  ],
+)
+def test_what_counts_as_an_attribute(kind, body, count):
+  (node,) = ast.parse(f'class C({kind}):\n  {body}').body
+  assert len(code_metrics.attributes(node)) == count
+
+
+def test_no_class_has_more_than_12_attributes(tmp_path):
+  path = tmp_path / 'wide.py'
+  for count, places in ((12, []), (13, [f'{path}:2: C: 13 attributes'])):
+    fields = ''.join(f'  a{i}: int\n' for i in range(count))
+    path.write_text(f'@dataclasses.dataclass\nclass C:\n{fields}')
+    assert list(code_metrics.breaches(str(path))) == places

@@ -20,7 +20,7 @@ class ClusterEnv(NamedTuple):
   """One process among those of a run.
 
   Attributes:
-    launcher: 'flags', 'Slurm', 'TPU', one of `launchers` or '' (one process).
+    launcher: 'flags', 'TPU', one of `launchers` or '' (one process).
     index: rank of this process.
     count: number of processes.
     coordinator_address: 'host:port' of process 0; '' for one process.
@@ -77,11 +77,8 @@ def detect(
       '--process_id',
       '--coordinator=HOST:PORT',
     )
-  # Processes of torchrun have the variables of the step in which it runs, too.
-  is_torchrun = launchers.is_torchrun(environment)
-  for read in (_launched,) if is_torchrun else (_slurm, _launched, _tpu):
-    if env := read(environment, coordinator):
-      return env
+  if env := _launched(environment, coordinator) or _tpu(environment, coordinator):
+    return env
   if coordinator:
     raise config_lib.ConfigError(
       f'--coordinator={coordinator} needs --num_processes and --process_id '
@@ -104,48 +101,6 @@ def split_address(address: str) -> tuple[str, int]:
   return match[1] or match[2], int(match[3])
 
 
-def first_host(node_list: str) -> str:
-  """The first host of Slurm's short form: 'gpu[03-05,9],login' -> 'gpu03'."""
-  # A comma within brackets does not end the first name.
-  match = re.match(r'(?:[^,\[]|\[[^\]]*\])*', node_list)
-  assert match  # at least ''
-  return re.sub(r'\[([^\],-]*)[^\]]*\]', r'\1', match[0])
-
-
-def _slurm(environment, coordinator):
-  # A batch script's own shell has the job's variables and no step: a command
-  # started there without srun is one process, whatever the job asked for.
-  if 'SLURM_STEP_ID' not in environment or 'SLURM_PROCID' not in environment:
-    return None
-  count = _number(environment, 'SLURM_STEP_NUM_TASKS', 'SLURM_NTASKS')
-  # mpirun's processes have the variables of the step in which it, or its
-  # daemon on their host, runs: those tell of the daemons.
-  for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'MV2_COMM_WORLD_SIZE'):
-    if environment.get(name, '1') not in ('1', str(count)):
-      return None
-  if count == 1:
-    return ClusterEnv('Slurm', num_hosts=1, local_index=0)
-  job, step = environment.get('SLURM_JOB_ID', ''), environment['SLURM_STEP_ID']
-  restart = environment.get('SLURM_RESTART_COUNT', '0')
-  host = first_host(environment.get('SLURM_STEP_NODELIST', ''))
-  address, other_ports = _address(environment, coordinator, host, job, step)
-  return _checked(
-    ClusterEnv(
-      'Slurm',
-      _number(environment, 'SLURM_PROCID'),
-      count,
-      address,
-      _number(environment, 'SLURM_LOCALID'),
-      _number(environment, 'SLURM_STEP_NUM_NODES', 'SLURM_NNODES'),
-      f'{job}.{restart}.{step}',
-      other_ports=other_ports,
-    ),
-    'SLURM_STEP_NUM_TASKS',
-    'SLURM_PROCID',
-    'SLURM_STEP_NODELIST',
-  )
-
-
 def _launched(environment, coordinator):
   """Reads the variables of one of `launchers`."""
   launcher = launchers.find(environment)
@@ -155,9 +110,10 @@ def _launched(environment, coordinator):
   if count == 1:
     return ClusterEnv(launcher.name, num_hosts=1, local_index=0)
   job = [environment[name] for name in launcher.job if environment.get(name)]
-  # Unknown where the launcher does not number the processes of a host.
   num_hosts = 0
-  if local_count := environment.get(launcher.local_size):
+  if launcher.num_hosts:
+    num_hosts = _number(environment, launcher.num_hosts)
+  elif local_count := environment.get(launcher.local_size):
     num_hosts = 1 if local_count == str(count) else 2
   address, other_ports = coordinator or environment.get(launcher.address), ()
   if not address:
@@ -268,12 +224,10 @@ def is_loopback_name(host: str) -> bool:
   )
 
 
-def _number(environment, *names):
-  """The number in the first of these variables that is set."""
-  for name in names:
-    text = environment.get(name)
-    if text is not None:
-      if not re.fullmatch(r'\s*-?[0-9]+\s*', text):
-        raise config_lib.ConfigError(f'{name}={text!r}: expected a number')
-      return int(text)
-  raise config_lib.ConfigError(f'{names[0]} is not set, though others of its launcher are')
+def _number(environment, name):
+  text = environment.get(name)
+  if text is None:
+    raise config_lib.ConfigError(f'{name} is not set, though others of its launcher are')
+  if not re.fullmatch(r'\s*-?[0-9]+\s*', text):
+    raise config_lib.ConfigError(f'{name}={text!r}: expected a number')
+  return int(text)

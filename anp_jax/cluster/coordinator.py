@@ -13,7 +13,6 @@ import json
 import re
 import threading
 import time
-from typing import Any
 
 import ml_collections
 
@@ -23,7 +22,6 @@ from anp_jax.cluster import (
   handshake,
   listener,
   members as members_lib,
-  process_info,
   termination,
 )
 
@@ -66,21 +64,11 @@ class Coordinator:
       ConfigError: if the port cannot be opened.
       PeerLostError: if it is taken, and so are the others that may be used.
     """
-    self._count = env.count
-    self._token = env.token
-    self._rendezvous_timeout = settings.rendezvous_timeout
-    self._heartbeat_timeout = settings.heartbeat_timeout
-    # Until all must have come to the end, from the first that did.
-    self._leave_timeout = (
-      max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout
-    )
+    self._settings = settings
     self._log = log
     self._clock = awake_clock.AwakeClock(HEARTBEAT_PERIOD, clock)
     self._sleep = sleep
-    self._members: dict[int, members_lib.Member] = {}
-    self._running = False
-    self._go: dict[str, Any] = {}  # what all processes were sent when they began
-    self._devices: dict[int, list[int] | None] = {}  # of each process that was there then
+    self._members = members_lib.Members(env.count, env.token)
     self._end_message: dict | None = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
@@ -99,23 +87,24 @@ class Coordinator:
       self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
       now = self._clock()
-      left = self._rendezvous_timeout - (now - start)
-      if self._running:
+      timeout = self._settings.rendezvous_timeout
+      left = timeout - (now - start)
+      if self._members.have_begun:
         self._check_members(now)
-      elif left < 0 and self._has_all_it_needs():
+      elif left < 0 and self._members.are_enough():
         self._begin()
       elif left < 0:
         self._end(
           termination.TRY_AGAIN,
-          f'{self._missing(self._members)} not come within '
-          f'{self._rendezvous_timeout:g} s ({self._present()}): see their '
-          'logs, or raise config.cluster.rendezvous_timeout',
+          f'{self._members.missing(self._members)} not come within {timeout:g} s '
+          f'({self._members.presence()}): see their logs, or raise '
+          'config.cluster.rendezvous_timeout',
         )
       elif now - last_line >= LOG_PERIOD and not self._end_message:
         last_line = now
         self._log(
-          f'waiting: {self._missing(self._members)} not come yet '
-          f'({self._present()}); {left:.0f} s left'
+          f'waiting: {self._members.missing(self._members)} not come yet '
+          f'({self._members.presence()}); {left:.0f} s left'
         )
 
   async def _meet(self, connection):
@@ -125,7 +114,7 @@ class Coordinator:
     try:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
-      problem = self._refusal(info)
+      problem = self._members.refusal(info)
       if problem or self._end_message:
         self._refuse(info, writer, problem)
         await writer.drain()
@@ -145,31 +134,11 @@ class Coordinator:
 
   def _refuse(self, info, writer, problem):
     """Sends a process away, and ends all if it belongs to a run that has not begun."""
-    is_ours = info['token'] == self._token
-    before_start = is_ours and not self._running
+    before_start = self._members.is_ours(info) and not self._members.have_begun
     message = self._end_message if before_start or not problem else None
     _send(writer, message or {'end': [termination.BAD_INPUT, problem]})
     if before_start:  # a run that goes on is not harmed
       self._end(termination.BAD_INPUT, problem)
-
-  def _refusal(self, info):
-    """Why a process that has just come cannot take part; '' if it can."""
-    index, name = info['index'], process_info.name(info)
-    if info['token'] != self._token:
-      return f'{name} belongs to another job than rank 0'
-    # Process 0's list counts; the newcomer's own is what it says of itself.
-    if self._running and index not in self._members[0].info['optional']:
-      return f'{name} found a run that has begun already at rank 0: choose another port'
-    if info['count'] != self._count:
-      return f'{name} expects {info["count"]} processes, rank 0 {self._count}'
-    if index not in range(self._count):
-      return f'{name} is none of {self._count}'
-    if self._running:
-      return process_info.mismatch_with_first([self._members[0].info, info])
-    if index in self._members:
-      other = self._members[index].info['host']
-      return f'rank {index} came twice: from {other} and from {info["host"]}'
-    return ''
 
   def _welcome(self, member):
     """Takes a process in; the run begins with the last one."""
@@ -177,41 +146,22 @@ class Coordinator:
     if before is not None:  # started again before it was known to be lost
       self._drop(before, 'has been started again')
     self._members[member.index] = member
-    if self._running:
-      self._send_go(member)
-    elif len(self._members) == self._count:
+    if self._members.have_begun:
+      self._send_start(member)
+    elif self._members.are_complete():
       self._begin()
 
-  def _has_all_it_needs(self):
-    """Whether only processes are missing that the run can do without."""
-    if 0 not in self._members:
-      return False
-    present = [*self._members, *self._members[0].info['optional']]
-    return set(range(self._count)) <= set(present)
-
   def _begin(self):
-    infos = [member.info for _, member in sorted(self._members.items())]
-    problem = process_info.first_mismatch(infos)
+    problem = self._members.begin(listener.free_port())
     if problem:
       self._end(termination.BAD_INPUT, problem)
       return
-    devices, _ = process_info.devices(infos)
-    self._devices = dict(zip(sorted(self._members), devices, strict=True))
-    hosts = {info['index']: info['host'] for info in infos}
-    self._go = {
-      'port': listener.free_port(),
-      'hosts': [hosts.get(i, '') for i in range(self._count)],
-    }
-    self._running = True
     for member in self._members.values():
-      self._send_go(member)
+      self._send_start(member)
 
-  def _send_go(self, member):
+  def _send_start(self, member):
     member.last_heard = self._clock()
-    # One that comes again, on another host, uses all the GPUs that it sees.
-    is_here = member.info['host'] == self._go['hosts'][member.index]
-    devices = self._devices[member.index] if is_here else None
-    _send(member.writer, {'go': {**self._go, 'devices': devices}})
+    _send(member.writer, {'go': self._members.start_of(member)})
 
   def _receive(self, member, message):
     for kind, value in message.items():
@@ -228,12 +178,12 @@ class Coordinator:
         self._call_later(_REPORTS_WITHIN, self._stalled, member)
       elif kind == 'bye':
         member.left = True
-        if self._can_go_without(member):
+        if self._members.can_go_without(member.index):
           self._drop(member, 'has left')
 
   def _fail(self, member, code, text):
     """Ends all because of a member's error, or drops a member that is optional."""
-    if self._can_go_without(member):
+    if self._members.can_go_without(member.index):
       _send(member.writer, {'end': [code, text, False]})
       self._drop(member, f'has failed: {text}')
       return
@@ -241,7 +191,7 @@ class Coordinator:
     if code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN
       if _BROKEN.search(text):
-        within += self._heartbeat_timeout
+        within += self._settings.heartbeat_timeout
       self._call_later(within, self._end, code, text)
     else:
       self._end(code, text)
@@ -261,8 +211,7 @@ class Coordinator:
     del self._gathered[name]
     if name == LEAVE:
       self._leaving_since = 0.0
-    values = [values.get(i) for i in range(self._count)]
-    self._send_all({'gathered': [name, values]})
+    self._send_all({'gathered': [name, self._members.by_rank(values)]})
 
   def _deliver(self, sender, index, content):
     """Passes a value on to one process."""
@@ -278,45 +227,39 @@ class Coordinator:
       if not member.left:
         _send(member.writer, {'ping': 0})
         quiet = now - member.last_heard
-        if quiet > self._heartbeat_timeout:
+        if quiet > self._settings.heartbeat_timeout:
           self._lost(
             member,
             f'has been silent for {quiet:.0f} s: its process is stopped, '
             'or its host dead or cut off from the network',
           )
-    arrived = self._gathered.get(LEAVE, {})
-    if self._leaving_since and now - self._leaving_since > self._leave_timeout:
+    settings = self._settings
+    timeout = max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout
+    if self._leaving_since and now - self._leaving_since > timeout:
       self._end(
         termination.TRY_AGAIN,
-        f'{self._missing(arrived)} not come to the end within '
-        f'{self._leave_timeout:g} s of the others'
-        f'{members_lib.whereabouts(self._members)}',
+        f'{self._members.missing(self._gathered[LEAVE])} not come to the end within '
+        f'{timeout:g} s of the others{self._members.whereabouts()}',
       )
 
   def _stalled(self, member):
     seconds = f'{member.state.get("seconds", 0):.0f} s'
-    if self._can_go_without(member):
+    if self._members.can_go_without(member.index):
       self._fail(member, termination.TRY_AGAIN, f'stuck for {seconds}')
       return
     self._end(
       termination.TRY_AGAIN,
-      f'nothing has moved for {seconds}: '
-      f'{members_lib.late(self._members)} late'
-      f'{members_lib.whereabouts(self._members)}',
+      f'nothing has moved for {seconds}: {self._members.late()} late{self._members.whereabouts()}',
       stacks=True,
     )
 
   def _lost(self, member, why):
-    if self._can_go_without(member):
+    if self._members.can_go_without(member.index):
       self._drop(member, why)
-    elif self._running:
+    elif self._members.have_begun:
       self._end(termination.TRY_AGAIN, f'{member.name} {why}')
     else:  # it may come again: nothing has begun
       self._members.pop(member.index, None)
-
-  def _can_go_without(self, member):
-    optional = self._members[0].info['optional'] if self._running else ()
-    return member.index in optional
 
   def _drop(self, member, why):
     """Forgets a process that may come again; process 0 is told."""
@@ -351,17 +294,6 @@ class Coordinator:
     task = asyncio.ensure_future(wait())
     self._tasks.add(task)  # asyncio itself keeps none alive
     task.add_done_callback(self._tasks.discard)
-
-  def _missing(self, present):
-    names = [
-      self._members[i].name if i in self._members else f'rank {i}'
-      for i in range(self._count)
-      if i not in present
-    ]
-    return f'{members_lib.listed(names)} {"has" if len(names) == 1 else "have"}'
-
-  def _present(self):
-    return f'{len(self._members)} of {self._count} are here'
 
 
 def _send(writer, message):

@@ -88,7 +88,7 @@ class Gate:
       task = loop.create_task(self._serve(connection, address[0]))
       self._unproved[task] = None
       self._tasks.add(task)
-      task.add_done_callback(self._forget)
+      task.add_done_callback(self._tasks.discard)
 
   async def _serve(self, connection, host):
     is_proved = False
@@ -98,10 +98,10 @@ class Gate:
     except OSError:  # TimeoutError, too
       pass
     finally:
+      self._unproved.pop(asyncio.current_task(), None)
       if not is_proved:
         connection.close()
         self._log_stranger(host)
-    self._unproved.pop(asyncio.current_task(), None)
     if is_proved:
       await self._on_proved(connection)
 
@@ -133,10 +133,6 @@ class Gate:
       del self._unproved[task]
       task.cancel()
       return
-
-  def _forget(self, task):
-    self._unproved.pop(task, None)
-    self._tasks.discard(task)
 
   def _log_stranger(self, host):
     now = time.monotonic()

@@ -32,6 +32,7 @@ class Launcher(NamedTuple):
     size: variable of the number of processes.
     local_rank: variable of this process's number on its host.
     local_size: variable of the number of processes on its host.
+    num_hosts: variable of the number of hosts.
     address: variable of 'host:port' of process 0.
     job: variables that identify a launch.
   """
@@ -41,10 +42,19 @@ class Launcher(NamedTuple):
   size: str
   local_rank: str = ''
   local_size: str = ''
+  num_hosts: str = ''
   address: str = ''
   job: tuple[str, ...] = _JOB
 
 
+_SLURM = Launcher(
+  'Slurm',
+  'SLURM_PROCID',
+  'SLURM_STEP_NUM_TASKS',
+  'SLURM_LOCALID',
+  num_hosts='SLURM_STEP_NUM_NODES',
+  job=('SLURM_JOB_ID', 'SLURM_RESTART_COUNT', 'SLURM_STEP_ID'),
+)
 _TORCHRUN = Launcher('torchrun', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 _LAUNCHERS = (
   Launcher(
@@ -71,9 +81,22 @@ _LAUNCHERS = (
 )
 
 
-def is_torchrun(environment: Mapping[str, str]) -> bool:
+def _is_torchrun(environment):
   """Whether torchrun itself started this process, maybe within another launcher."""
   return 'TORCHELASTIC_RUN_ID' in environment
+
+
+def _is_slurm_step(environment):
+  """Whether srun started this process, and not a launcher within its step."""
+  # A batch script's own shell has the job's variables and no step: a command
+  # started there without srun is one process, whatever the job asked for.
+  if 'SLURM_STEP_ID' not in environment or 'SLURM_PROCID' not in environment:
+    return False
+  # mpirun's processes have the variables of the step in which it, or its
+  # daemon on their host, runs: those tell of the daemons.
+  sizes = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'MV2_COMM_WORLD_SIZE')
+  tasks = environment.get(_SLURM.size)
+  return all(environment.get(name, '1') in ('1', tasks) for name in sizes)
 
 
 def find(environment: Mapping[str, str]) -> Launcher | None:
@@ -82,7 +105,9 @@ def find(environment: Mapping[str, str]) -> Launcher | None:
   Raises:
     ConfigError: if some of its variables are set and others are missing.
   """
-  for launcher in (_TORCHRUN,) if is_torchrun(environment) else _LAUNCHERS:
+  if not _is_torchrun(environment) and _is_slurm_step(environment):
+    return _SLURM
+  for launcher in (_TORCHRUN,) if _is_torchrun(environment) else _LAUNCHERS:
     missing = [name for name in (launcher.rank, launcher.size) if name not in environment]
     if not missing:
       return launcher
@@ -111,6 +136,8 @@ def first_process(
   Raises:
     ConfigError: if the variables do not tell the host.
   """
+  if launcher is _SLURM:
+    return first_host(environment.get('SLURM_STEP_NODELIST', '')), ''
   # mpirun's own address (Open MPI 4): process 0 runs where mpirun was typed,
   # unless a host file says otherwise. It counts before MASTER_ADDR, which mpirun
   # hands to this host only.
@@ -118,9 +145,17 @@ def first_process(
     return '127.0.0.1' if is_one_host else match[1], ''
   if host := environment.get('MASTER_ADDR'):
     # At MASTER_PORT torchrun itself listens.
-    return host, '' if is_torchrun(environment) else environment.get('MASTER_PORT', '')
+    return host, '' if _is_torchrun(environment) else environment.get('MASTER_PORT', '')
   if is_one_host:
     return '127.0.0.1', ''
   raise config_lib.ConfigError(
     f'{launcher.name} does not tell where process 0 runs: give main.py --coordinator=HOST:PORT'
   )
+
+
+def first_host(node_list: str) -> str:
+  """The first host of Slurm's short form: 'gpu[03-05,9],login' -> 'gpu03'."""
+  # A comma within brackets does not end the first name.
+  match = re.match(r'(?:[^,\[]|\[[^\]]*\])*', node_list)
+  assert match  # at least ''
+  return re.sub(r'\[([^\],-]*)[^\]]*\]', r'\1', match[0])

@@ -51,11 +51,12 @@ class Watchdog:
     self._period = period
     self._clock = awake_clock.AwakeClock(period, clock)
     self._joining_timeout = joining_timeout
-    # One tuple, so that the watchdog's thread never reads half of a change.
-    self._latest = ('starting', 0, self._clock())
+    # Phase, step, its last heartbeat and its begin. One tuple, so that the
+    # watchdog's thread never reads half of a change.
+    now = self._clock()
+    self._latest = ('starting', 0, now, now)
     self._last_step: float | None = None  # when the last step began
     self._durations: collections.deque[float] = collections.deque(maxlen=_RECENT)
-    self._phase_start = self._clock()  # when the current phase began
     self._longest_pause = 0.0  # a save or an evaluation
     self._thread = threading.Thread(target=self._run, name='watchdog', daemon=True)
     self._ended = threading.Event()
@@ -82,16 +83,16 @@ class Watchdog:
       self._last_step = now
     elif phase not in STEPPING:
       self._last_step = None  # a pause is no step's time
-    before = self._latest[:2]
+    *before, _, begin = self._latest
     if before[0] in PAUSES:
-      self._longest_pause = max(self._longest_pause, now - self._phase_start)
-    if before != (phase, step):
-      self._phase_start = now
-    self._latest = (phase, step, now)
+      self._longest_pause = max(self._longest_pause, now - begin)
+    if before != [phase, step]:
+      begin = now
+    self._latest = (phase, step, now, begin)
 
   def state(self) -> dict:
     """Returns {'phase', 'step', 'seconds'}: what, where, for how long."""
-    phase, step, since = self._latest
+    phase, step, since, _ = self._latest
     return {'phase': phase, 'step': step, 'seconds': self._clock() - since}
 
   def timeout(self, phase: str) -> float:

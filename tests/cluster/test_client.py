@@ -10,10 +10,16 @@ import types
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client, cluster_env, termination
+from anp_jax.cluster import client, cluster_env, connection, handshake, termination
 from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
+
+_GO = {'go': {'port': 1, 'devices': None, 'hosts': ['node0', 'node1']}}
+
+
+def _env(address='node0:99'):
+  return cluster_env.ClusterEnv('flags', 1, 2, address, secret=coordinating.SECRET)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +28,8 @@ pytestmark = pytest.mark.usefixtures('short_waits')
 )
 def test_nobody_at_the_coordinator(capsys, host, why):
   address = f'{host}:{launching.free_port()}'
-  env = cluster_env.ClusterEnv('flags', 1, 2, address, secret=coordinating.SECRET)
-  settings = types.SimpleNamespace(rendezvous_timeout=0.5)
   with pytest.raises(termination.PeerLostError) as caught:
-    client.CoordinatorClient(env, {}, settings)
+    connection.connect(_env(address), 0.5)
   text = str(caught.value)
   assert f'rank 1 on {socket.gethostname()}: no answer from rank 0 at {address} within' in text
   is_loopback = host == '127.0.0.1'
@@ -35,55 +39,32 @@ def test_nobody_at_the_coordinator(capsys, host, why):
   assert line in capsys.readouterr().out
 
 
-def _env(port):
-  return cluster_env.ClusterEnv('flags', 1, 2, f'127.0.0.1:{port}', secret=coordinating.SECRET)
-
-
-class _FakeCoordinator:
-  """Process 0's side of one connection, in the test's hands."""
-
-  def __init__(self):
-    self._listener = socket.create_server(('127.0.0.1', 0))
-    self.port = self._listener.getsockname()[1]
-
-  def meet(self):
-    with self._listener:
-      self.connection, _ = self._listener.accept()
-    self.say_line('c0' * 32)
-    lines = self.connection.makefile('r')
-    answer, proof = lines.readline().split()
-    assert proof == coordinating.proof('newcomer', 'c0' * 32, answer)
-    self.say_line(coordinating.proof('coordinator', 'c0' * 32, answer))
-    lines.readline()
-    self.say({'go': {'port': 1, 'devices': None, 'hosts': ['node0', 'node1']}})
-
-  def say(self, message):
-    self.say_line(json.dumps(message))
-
-  def say_line(self, text):
-    self.connection.sendall(text.encode() + b'\n')
-
-
 @pytest.fixture
-def lonely(request):
-  """A coordinator that the test plays, its client, and how that ended."""
-  fake, ends = _FakeCoordinator(), []
-  env = _env(fake.port)
-  settings = types.SimpleNamespace(
-    rendezvous_timeout=coordinating.SOON,
-    heartbeat_timeout=getattr(request, 'param', coordinating.SOON),
-  )
-  thread = threading.Thread(target=fake.meet)
-  thread.start()
-  connected = client.CoordinatorClient(env, {}, settings, lambda *end: ends.append(end))
-  thread.join()
-  yield fake, connected, ends
-  fake.connection.close()
+def lonely(monkeypatch):
+  """(message, heartbeat_timeout) -> process 0's socket after it, a client, how that ended."""
+  ours, zero = socket.socketpair()
+  monkeypatch.setattr(connection, 'connect', lambda *_: ours)
+
+  def connect(message, heartbeat_timeout=coordinating.SOON):
+    ends = []
+    settings = types.SimpleNamespace(rendezvous_timeout=0, heartbeat_timeout=heartbeat_timeout)
+    if message:
+      _say(zero, message)
+    else:
+      zero.close()
+    connected = client.CoordinatorClient(_env(), {}, settings, lambda *end: ends.append(end))
+    return zero, connected, ends
+
+  yield connect
+  zero.close()
 
 
-@pytest.mark.parametrize('lonely', [0.3], indirect=True)
+def _say(connected, message):
+  connected.sendall(json.dumps(message).encode() + b'\n')
+
+
 def test_a_silent_process_0(lonely):
-  fake, connected, ends = lonely
+  _, _, ends = lonely(_GO, heartbeat_timeout=0.3)
   coordinating.wait(lambda: ends)
   ((code, text, _),) = ends
   assert code == 75
@@ -91,40 +72,46 @@ def test_a_silent_process_0(lonely):
 
 
 def test_a_dead_process_0(lonely):
-  fake, connected, ends = lonely
-  fake.connection.shutdown(socket.SHUT_RDWR)
+  zero, _, ends = lonely(_GO)
+  zero.close()
   coordinating.wait(lambda: ends)
   assert ends[0][:2] == (75, 'rank 0 on node0 has gone: its process was ended, or its host')
 
 
 def test_process_0_may_go_once_all_have_come_to_the_end(lonely):
   """Though the main thread here has not yet read that they have."""
-  fake, connected, ends = lonely
-  fake.say({'gathered': ['leave', [0, 0]]})
-  fake.connection.shutdown(socket.SHUT_RDWR)
+  zero, connected, ends = lonely(_GO)
+  _say(zero, {'gathered': ['leave', [0, 0]]})
+  zero.shutdown(socket.SHUT_RDWR)
   connected.close()
   time.sleep(0.2)
   assert not ends
 
 
-def test_process_0_that_goes_before_all_came():
-  fake = _FakeCoordinator()
-  fake.say = lambda message: fake.connection.shutdown(socket.SHUT_RDWR)
-  thread = threading.Thread(target=fake.meet)
-  thread.start()
-  env = _env(fake.port)
-  settings = types.SimpleNamespace(rendezvous_timeout=coordinating.SOON)
+def test_process_0_that_goes_before_all_came(lonely):
   with pytest.raises(termination.PeerLostError, match='has gone before all came'):
-    client.CoordinatorClient(env, {}, settings)
-  thread.join()
+    lonely(None)
 
 
-class _FalseRankZero:
-  """A listener that does not know the secret and notes what it is told."""
+def test_messages_come_in_any_pieces():
+  """A torn one ends them, as a connection that breaks does."""
+  ours, zero = socket.socketpair()
+  with ours, zero:
+    opened = connection.Connection(ours, coordinating.SOON)
+    messages = opened.messages()
+    zero.sendall(b'{"a": 1}\n{"b"')
+    assert next(messages) == {'a': 1}
+    zero.sendall(b': 2}\n{"c": 3}\n{"d')
+    assert [next(messages), next(messages)] == [{'b': 2}, {'c': 3}]
+    zero.sendall(b'\n')
+    assert list(messages) == [] and not opened.is_silent
+
+
+class _RankZero:
+  """A listener that notes what it is told, and then answers (challenge, proof)."""
 
   def __init__(self, answer):
     self.heard = b''
-    self.count = 0
     self._answer = answer
     self._listener = socket.create_server(('127.0.0.1', 0))
     self.port = self._listener.getsockname()[1]
@@ -132,22 +119,32 @@ class _FalseRankZero:
 
   def _serve(self):
     while True:
-      connection, _ = self._listener.accept()
-      with connection:
-        self.count += 1
-        connection.sendall(b'c0' * 32 + b'\n')
-        self.heard += connection.recv(2000)
-        if self._answer:
-          connection.sendall(self._answer)
-          self.heard += connection.recv(2000)
+      connected, _ = self._listener.accept()
+      with connected:
+        connected.sendall(b'c0' * 32 + b'\n')
+        line = connected.recv(2000)
+        self.heard += line
+        if answer := self._answer(*line.decode().split()):
+          connected.sendall(answer)
+          self.heard += connected.recv(2000)
+
+
+def test_both_sides_prove_the_secret():
+  def answer(challenge, proof):
+    assert proof == coordinating.proof('newcomer', 'c0' * 32, challenge)
+    return coordinating.proof('coordinator', 'c0' * 32, challenge).encode() + b'\n'
+
+  zero = _RankZero(answer)
+  with handshake.connect(('127.0.0.1', zero.port), coordinating.SECRET) as connected:
+    connected.sendall(b'proved')
+    coordinating.wait(lambda: zero.heard.endswith(b'proved'))
 
 
 @pytest.mark.parametrize('answer', [b'', b'0' * 64 + b'\n', b'{"go": {}}\n'])
 def test_a_false_rank_0_is_told_nothing(answer):
-  false = _FalseRankZero(answer)
-  settings = types.SimpleNamespace(rendezvous_timeout=coordinating.SOON)
+  false = _RankZero(lambda *_: answer)
   with pytest.raises(config_lib.ConfigError) as caught:
-    client.CoordinatorClient(_env(false.port), coordinating.info(1, 2, {}), settings)
+    connection.connect(_env(f'127.0.0.1:{false.port}'), coordinating.SOON)
   text = f'what answers at 127.0.0.1:{false.port} does not know the secret'
   assert text in str(caught.value)
   assert 'share --workdir' in str(caught.value)

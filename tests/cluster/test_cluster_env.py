@@ -8,35 +8,13 @@ import threading
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, tpu_metadata
+from anp_jax.cluster import cluster_env, launchers, tpu_metadata
+from tests import environments
 
-# What srun sets for a task of a step over two nodes, 2 tasks on each.
-_STEP = {
-  'SLURM_JOB_ID': '4711',
-  'SLURM_JOB_NODELIST': 'gpu[03-05,9],login',
-  'SLURM_NNODES': '5',
-  'SLURM_NTASKS': '4',
-  'SLURM_STEP_ID': '0',
-  'SLURM_STEP_NODELIST': 'gpu[03-04]',
-  'SLURM_STEP_NUM_NODES': '2',
-  'SLURM_STEP_NUM_TASKS': '4',
-  'SLURM_PROCID': '3',
-  'SLURM_LOCALID': '1',
-}
+_STEP, _MPI, _TPU = environments.STEP, environments.OPEN_MPI_4, environments.TPU
 # What a batch script's own shell has: task 0 of the job, and no step.
 _BATCH = {k: v for k, v in _STEP.items() if 'STEP' not in k} | {'SLURM_PROCID': '0'}
 _ONE_HOST = {**_STEP, 'SLURM_STEP_NUM_NODES': '1'}
-_MPI = {
-  'OMPI_COMM_WORLD_SIZE': '4',
-  'OMPI_COMM_WORLD_RANK': '2',
-  'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,172.17.0.1:34911',
-  'PMIX_NAMESPACE': '1531576321',
-}
-_TPU = {
-  'TPU_WORKER_HOSTNAMES': 't1k-w-0.svc, t1k-w-1.svc,t1k-w-2.svc',
-  'TPU_WORKER_ID': '1',
-  'TPU_NAME': 't1k',
-}
 
 
 def _detect(environment=None, *flags):
@@ -153,7 +131,7 @@ def test_processes_of_one_host_meet_at_loopback(environment, flags, address):
     ({'SLURM_PROCID': '--1'}, "SLURM_PROCID='--1': expected a number"),
     ({'SLURM_PROCID': '²'}, "SLURM_PROCID='²': expected a number"),
     ({'SLURM_STEP_NUM_TASKS': '0'}, 'SLURM_STEP_NUM_TASKS=0: expected 1'),
-    ({'SLURM_LOCALID': None}, 'SLURM_LOCALID is not set, though others'),
+    ({'SLURM_STEP_NUM_TASKS': None}, 'SLURM_STEP_NUM_TASKS is not set, though others'),
     ({'JAX_COORDINATOR_PORT': 'x'}, "coordinator 'gpu03:x': expected HOST"),
     ({'SLURM_STEP_NODELIST': 'localhost'}, 'is a loopback address'),
   ],
@@ -312,4 +290,4 @@ def test_addresses(address, parts):
   ],
 )
 def test_first_of_a_node_list(nodes, first):
-  assert cluster_env.first_host(nodes) == first
+  assert launchers.first_host(nodes) == first

@@ -31,7 +31,7 @@ for line in sys.stdin:  # as a checkpoint would
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def other():
   """A process 0 with 256 descriptors, and its port."""
   descriptors.raise_limit()  # this process holds the other ends

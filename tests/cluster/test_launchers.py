@@ -6,56 +6,12 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
+from tests import environments
 
-# What each sets for process 2 of 4 on two hosts: its own documentation.
-_TORCHRUN = {
-  'RANK': '2',
-  'WORLD_SIZE': '4',
-  'LOCAL_RANK': '0',
-  'LOCAL_WORLD_SIZE': '2',
-  'MASTER_ADDR': 'gpu03',
-  'MASTER_PORT': '29500',
-  'TORCHELASTIC_RUN_ID': 'job7',
-  'TORCHELASTIC_RESTART_COUNT': '0',
-}
-# Kubeflow's PyTorchJob, or a script that exports them: nobody listens yet.
-_EXPORTED = {'RANK': '2', 'WORLD_SIZE': '4', 'MASTER_ADDR': 'job-master-0', 'MASTER_PORT': '23456'}
-_JAX = {'JAX_COORDINATOR_ADDRESS': 'node1:1234', 'JAX_NUM_PROCESSES': '4', 'JAX_PROCESS_ID': '2'}
-_MPICH = {'PMI_RANK': '2', 'PMI_SIZE': '4', 'MPI_LOCALRANKID': '0', 'MPI_LOCALNRANKS': '2'}
-_PALS = {
-  'PALS_RANKID': '2',
-  'PALS_LOCAL_RANKID': '0',
-  'PALS_LOCAL_SIZE': '2',
-  'PALS_APID': 'a1',
-  'PMI_RANK': '2',
-  'PMI_SIZE': '4',
-}
-_MVAPICH = {
-  'MV2_COMM_WORLD_RANK': '2',
-  'MV2_COMM_WORLD_SIZE': '4',
-  'MV2_COMM_WORLD_LOCAL_RANK': '0',
-  'MV2_COMM_WORLD_LOCAL_SIZE': '2',
-}
-# Open MPI 4; Open MPI 5 has no address of mpirun in the environment.
-_OPEN_MPI_4 = {
-  'OMPI_COMM_WORLD_SIZE': '4',
-  'OMPI_COMM_WORLD_RANK': '2',
-  'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
-  'OMPI_COMM_WORLD_LOCAL_RANK': '0',
-  'OMPI_MCA_ess_base_jobid': '1531576321',
-  'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,172.17.0.1:34911',
-  'PMIX_NAMESPACE': '1531576321',
-}
-_OPEN_MPI = {k: v for k, v in _OPEN_MPI_4.items() if not k.startswith('OMPI_MCA')}
-_STEP = {
-  'SLURM_JOB_ID': '4711',
-  'SLURM_STEP_ID': '0',
-  'SLURM_PROCID': '1',
-  'SLURM_STEP_NUM_TASKS': '2',
-  'SLURM_STEP_NUM_NODES': '2',
-  'SLURM_STEP_NODELIST': 'gpu[03-04]',
-  'SLURM_LOCALID': '0',
-}
+_TORCHRUN, _EXPORTED, _JAX = environments.TORCHRUN, environments.EXPORTED, environments.JAX
+_MPICH, _PALS, _MVAPICH = environments.MPICH, environments.PALS, environments.MVAPICH
+_OPEN_MPI_4, _OPEN_MPI = environments.OPEN_MPI_4, environments.OPEN_MPI
+_STEP = {**environments.STEP, 'SLURM_PROCID': '1', 'SLURM_STEP_NUM_TASKS': '2'}
 # Those whose variables do not tell where process 0 is, and of the number on a host.
 _MPI = [
   (_MPICH, 'MPI_LOCALNRANKS'),

@@ -1,8 +1,6 @@
 """Signals and the end of a run's time become votes; stops end in time."""
 
 import os
-import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -12,9 +10,8 @@ import types
 import pytest
 
 from anp_jax.cluster import preemption
-from tests import builders
+from tests import builders, launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NOW = 1_700_000_000.0  # seconds since 1970
 
 
@@ -114,8 +111,10 @@ def test_signals_are_given_back():
 
 
 _PROGRAM = """
+import hashlib
 import os
 import sys
+import threading
 import time
 import types
 from anp_jax.cluster import preemption
@@ -130,12 +129,22 @@ def cannot(text):
   print(text, flush=True)
   os._exit(75)
 
+def vote():
+  while not stop.vote():
+    time.sleep(0.005)
+  print('vote', stop.vote(), flush=True)
+
+def vote_and_leave():
+  vote()
+  os._exit(3)
+
 stop = preemption.StopHandler(config, environment={})
 stop.listen(cannot)
 print('ready', flush=True)
-while not stop.vote():
-  time.sleep(0.005)
-print('vote', stop.vote(), flush=True)
+if then == 'computes':
+  threading.Thread(target=vote_and_leave, daemon=True).start()
+  hashlib.pbkdf2_hmac('sha256', b'a', b'b', 50_000_000)
+vote()
 if then == 'stops':
   stop.close()
   print('closed', flush=True)
@@ -152,7 +161,7 @@ class _Child:
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
-      cwd=_ROOT,
+      cwd=launching.ROOT,
       env={**os.environ, 'PYTHONPATH': '.'},
     )
 
@@ -167,50 +176,33 @@ class _Child:
   def hears(self, line):
     assert self.process.stdout.readline() == line + '\n'
 
-  def send(self, *signals):
-    for number in signals:
-      self.process.send_signal(number)
+  def send(self, name):
+    self.process.send_signal(getattr(signal, name))
 
   def ends(self):
     return self.process.wait(10)
 
-  def lives(self, seconds):
-    try:
-      self.process.wait(seconds)
-    except subprocess.TimeoutExpired:
-      return True
-    return False
-
-
-@pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM', 'SIGUSR1'])
-def test_a_signal_is_a_vote(name):
-  with _Child() as child:
-    child.send(getattr(signal, name))
-    child.hears(f'vote {preemption.STOP}')
-    child.process.kill()
-    text = child.process.stderr.read()
-  line = f'{name}: saving, then stopping; once more to leave at once'
-  assert text == f'\n{line}\n'
-
 
 @pytest.mark.parametrize(
-  'first, again', [('SIGTERM', 'SIGTERM'), ('SIGTERM', 'SIGUSR1'), ('SIGINT', 'SIGINT')]
+  'first, again', [('SIGTERM', 'SIGTERM'), ('SIGUSR1', 'SIGTERM'), ('SIGINT', 'SIGINT')]
 )
-def test_an_echo_of_a_signal_is_nothing_and_another_leaves_at_once(first, again):
+def test_a_signal_is_a_vote_its_echo_nothing_and_another_leaves_at_once(first, again):
   """A launcher passes on the Ctrl-C that a terminal sends to all."""
-  first, again = (getattr(signal, name) for name in (first, again))
-  with _Child(echo=10 if first == signal.SIGINT else 1) as child:
+  with _Child(echo=10 if first == 'SIGINT' else 1) as child:
     child.send(first)
-    child.hears('vote 2')
+    child.hears(f'vote {preemption.STOP}')
     child.send(again)
-    assert child.lives(1.2)
+    with pytest.raises(subprocess.TimeoutExpired):
+      child.process.wait(1.2)
     child.send(again)
-    assert child.ends() == 128 + again
+    assert child.ends() == 128 + getattr(signal, again)
+    text = child.process.stderr.read()
+  assert text == f'\n{first}: saving, then stopping; once more to leave at once\n'
 
 
 def test_a_stop_that_does_not_come_about():
   with _Child(stop_timeout=0.3) as child:
-    child.send(signal.SIGTERM)
+    child.send('SIGTERM')
     child.hears('vote 2')
     assert child.ends() == 75
     child.hears('could not stop within 0.3 s of SIGTERM')
@@ -219,7 +211,6 @@ def test_a_stop_that_does_not_come_about():
 @pytest.mark.parametrize(
   'echo, then, status',
   [
-    (5, '', 0),
     (5, 'SIGTERM', 0),  # a small run has stopped before Slurm sends it again
     (0, 'SIGTERM', -signal.SIGTERM),
     (5, 'SIGINT', -signal.SIGINT),
@@ -227,43 +218,16 @@ def test_a_stop_that_does_not_come_about():
 )
 def test_a_stop_in_time_and_a_signal_after_it(echo, then, status):
   with _Child(echo, stop_timeout=0.3, then='stops') as child:
-    child.send(signal.SIGTERM)
+    child.send('SIGTERM')
     child.hears('vote 2')
     child.hears('closed')
-    if then:
-      child.send(getattr(signal, then))
+    child.send(then)
     assert child.ends() == status
     assert child.process.stdout.read() == ''
 
 
 def test_a_signal_is_received_while_the_main_thread_computes():
   """Python runs no handler within a call of native code; the thread hears."""
-  program = re.sub(
-    r'while not.*',
-    """import hashlib
-import threading
-def told():
-  while not stop.vote():
-    time.sleep(0.005)
-  print('vote', stop.vote(), flush=True)
-  os._exit(3)
-threading.Thread(target=told, daemon=True).start()
-print('ready', flush=True)
-hashlib.pbkdf2_hmac('sha256', b'a', b'b', 50_000_000)
-""",
-    _PROGRAM.replace("print('ready', flush=True)\n", ''),
-    flags=re.DOTALL,
-  )
-  with subprocess.Popen(
-    [sys.executable, '-c', program, '5', '0', ''],
-    stdout=subprocess.PIPE,
-    text=True,
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': '.'},
-  ) as child:
-    assert child.stdout.readline() == 'ready\n'
-    child.send_signal(signal.SIGTERM)
-    try:
-      assert child.wait(5) == 3
-    finally:
-      child.kill()
+  with _Child(then='computes') as child:
+    child.send('SIGTERM')
+    assert child.ends() == 3

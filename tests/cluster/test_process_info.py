@@ -9,32 +9,25 @@ import pytest
 
 from anp_jax.cluster import cluster_env, process_info
 from anp_jax.system import xla_flags
-from tests import builders
+from tests import builders, coordinating
 
 _GPUS = ('GPU-1a2b', 'GPU-1c3d', 'GPU-5e6f', 'GPU-7a8b')
 
 
 def _info(index, host='a', **values):
-  return {
-    'index': index,
-    'count': 2,
-    'token': '',
-    'host': host,
-    'local_index': -1,
-    'platform': 'cpu',
-    'problem': '',
-    'gpus': [],
-    'loopback': '',
-    'mixes_platforms': False,
-    'optional': [],
-    'cpu_library': '',
-    'versions': {'Python': '3.11', 'jax': '0.10.2'},
-    'code': 'c0de',
-    'modules': {'mine.nets': 'd16e57'},
-    'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
-    'command': {'--mode': 'train'},
-    **values,
-  }
+  return coordinating.info(
+    index,
+    2,
+    {
+      'host': host,
+      'local_index': -1,
+      'versions': {'Python': '3.11', 'jax': '0.10.2'},
+      'modules': {'mine.nets': 'd16e57'},
+      'config': {'seed': '0', 'optimizer.learning_rate': '0.1'},
+      'command': {'--mode': 'train'},
+      **values,
+    },
+  )
 
 
 def _with_gpus(*sets, hosts='aaaa', order=None):
@@ -52,47 +45,41 @@ def test_what_agrees_starts():
 @pytest.mark.parametrize(
   'change, text',
   [
-    (
-      {'versions': {'Python': '3.11', 'jax': '0.12.0'}},
-      'rank 1 on b has jax 0.12.0, but rank 0 on a has 0.10.2',
-    ),
+    ({'versions': {'Python': '3.11', 'jax': '1'}}, 'has jax 1, but rank 0 on a has 0.10.2'),
     (
       {'config': {'seed': '1', 'optimizer.learning_rate': '0.1'}},
-      'rank 1 on b has config.seed 1, but rank 0 on a has 0',
+      'has config.seed 1, but rank 0 on a has 0',
     ),
-    (
-      {'config': {'seed': '0'}},
-      'rank 1 on b has config.optimizer.learning_rate None, but rank 0 on a has 0.1',
-    ),
-    (
-      {'command': {'--mode': 'evaluate'}},
-      'rank 1 on b has --mode evaluate, but rank 0 on a has train',
-    ),
+    ({'config': {'seed': '0'}}, 'has config.optimizer.learning_rate None, but rank 0 on a has 0.1'),
+    ({'command': {'--mode': 'evaluate'}}, 'has --mode evaluate, but rank 0 on a has train'),
     (
       {'cpu_library': 'XLA alone'},
-      'rank 1 on b would compute with XLA alone, rank 0 on a with : expected '
-      'the same, for the same bits; --config.model.cpu_library=xla computes '
-      'with XLA alone everywhere',
+      'would compute with XLA alone, rank 0 on a with : expected the same, for the same bits; '
+      '--config.model.cpu_library=xla computes with XLA alone everywhere',
     ),
-    ({'code': 'beef'}, 'rank 1 on b runs other code than rank 0 on a'),
-    (
-      {'modules': {'mine.nets': 'beef'}},
-      'rank 1 on b has another mine.nets than rank 0 on a: the files of',
-    ),
-    ({'modules': {}}, 'rank 1 on b has another mine.nets than rank 0 on a'),
-    ({'platform': 'gpu'}, 'rank 1 on b would compute on gpu, rank 0 on a on cpu'),
-    ({'problem': 'no driver'}, 'rank 1 on b: no driver'),
-    ({'loopback': '127.0.1.1'}, 'rank 1 on b: its own name resolves to 127.0.1.1'),
+    ({'code': 'beef'}, 'runs other code than rank 0 on a'),
+    ({'modules': {'mine.nets': 'beef'}}, 'has another mine.nets than rank 0 on a: the files of'),
+    ({'modules': {}}, 'has another mine.nets than rank 0 on a'),
+    ({'platform': 'gpu'}, 'would compute on gpu, rank 0 on a on cpu'),
   ],
 )
 def test_what_differs_is_named(change, text):
   infos = [_info(0, 'a'), _info(1, 'b', **change)]
+  assert process_info.first_mismatch(infos).startswith(f'rank 1 on b {text}')
+
+
+@pytest.mark.parametrize(
+  'rank, change, text',
+  [
+    (1, {'problem': 'no driver'}, 'rank 1 on b: no driver'),
+    (0, {'problem': 'no driver', 'code': 'beef'}, 'rank 0 on a: no driver'),
+    (1, {'loopback': '127.0.1.1'}, 'rank 1 on b: its own name resolves to 127.0.1.1'),
+  ],
+)
+def test_a_problem_of_one_is_told(rank, change, text):
+  infos = [_info(0, 'a'), _info(1, 'b')]
+  infos[rank].update(change)
   assert process_info.first_mismatch(infos).startswith(text)
-
-
-def test_the_first_problem_of_rank_0_is_told():
-  infos = [_info(0, 'a', problem='no driver'), _info(1, 'b', code='beef')]
-  assert process_info.first_mismatch(infos) == 'rank 0 on a: no driver'
 
 
 def test_a_loopback_name_is_no_matter_on_one_host():
@@ -227,13 +214,18 @@ def test_gpus_of_slurm_that_jax_does_not_see(here, variables):
     assert f'CUDA_VISIBLE_DEVICES={hidden!r} hides them' in text
 
 
-def test_no_problem_with_gpus_of_slurm(here):
-  variables = {'SLURM_GPUS_ON_NODE': '4'}
-  assert process_info.startup_problem({'SLURM_JOB_ID': '1'}) == ''
-  assert process_info.startup_problem({'SLURM_GPUS_ON_NODE': '0'}) == ''
-  assert process_info.startup_problem({'SLURM_JOB_GPUS': ''}) == ''
-  assert process_info.startup_problem({**variables, 'JAX_PLATFORMS': 'cpu'}) == ''
-  here('gpu')
+@pytest.mark.parametrize(
+  'variables, platform',
+  [
+    ({'SLURM_JOB_ID': '1'}, 'cpu'),
+    ({'SLURM_GPUS_ON_NODE': '0'}, 'cpu'),
+    ({'SLURM_JOB_GPUS': ''}, 'cpu'),
+    ({'SLURM_GPUS_ON_NODE': '4', 'JAX_PLATFORMS': 'cpu'}, 'cpu'),
+    ({'SLURM_GPUS_ON_NODE': '4'}, 'gpu'),
+  ],
+)
+def test_no_problem_with_gpus_of_slurm(here, variables, platform):
+  here(platform)
   assert process_info.startup_problem(variables) == ''
 
 

@@ -12,14 +12,12 @@ from tests import launching
 
 pytestmark = pytest.mark.multiprocess
 
-_RENAMED = (
-  "class 1 is 'misty morning', there it is 'misty_morning'",
-  lambda root: (root / 'misty_morning').rename(root / 'misty morning'),
-)
-_MISSING = (
-  "7 examples of the class 'misty_morning', there 8",
-  lambda root: (root / 'misty_morning' / '3.png').unlink(),
-)
+_RENAMED = "class 1 is 'misty morning', there it is 'misty_morning'"
+
+
+def _rename(root):
+  for split in ('train', 'validation'):
+    (root / split / 'misty_morning').rename(root / split / 'misty morning')
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def start(tmp_path):
   rng = np.random.default_rng(0)
   processes = []
 
-  def begin(split, change, keys):
+  def begin(change, **keys):
     port = launching.free_port()
     for rank in range(2):
       node = tmp_path / f'node{rank}'
@@ -40,7 +38,7 @@ def start(tmp_path):
             pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
             Image.fromarray(pixels).save(folder / f'{i}.png')
       if rank:
-        change(node / 'set' / split)
+        change(node / 'set')
       values = {
         'data.source': 'folder',
         'data.path': '/proc/self/cwd/set',
@@ -77,52 +75,28 @@ def start(tmp_path):
     process.wait()
 
 
-@pytest.mark.parametrize('split, kind', [('train', 'training'), ('validation', 'evaluation')])
-def test_one_missing_image_ends_both(start, split, kind):
-  text, change = _MISSING
-  processes, log = start(split, change, {})
+def test_one_missing_image_ends_both(start):
+  processes, log = start(lambda root: (root / 'validation/misty_morning/3.png').unlink())
   assert [p.wait(120) for p in processes] == [2, 2], log(0)
-  line = f'has other {kind} data than rank 0 on '
-  assert line in log(0) and text in log(0)
+  assert 'has other evaluation data than rank 0 on ' in log(0)
+  assert "7 examples of the class 'misty_morning', there 8" in log(0)
   assert 'Traceback' not in log(0) + log(1)
 
 
-@pytest.mark.parametrize('servers', ['1', '2'])
-def test_a_worker_of_other_classes_leaves(start, servers):
-  """And with it the run, if it is a server too."""
-  text, change = _RENAMED
-
-  def change_both(root):
-    change(root)
-    change(root.parent / 'validation')
-
-  processes, log = start(
-    'train',
-    change_both,
-    {
-      'strategy.name': 'parameter_server',
-      'strategy.servers': servers,
-      'optimizer.name': 'momentum',
-    },
-  )
+def test_a_worker_of_other_classes_leaves(start):
+  """And with it the run, as it is a server too."""
+  keys = {'strategy.name': 'parameter_server', 'strategy.servers': '2'}
+  processes, log = start(_rename, **keys, **{'optimizer.name': 'momentum'})
   assert processes[1].wait(120) == 2, log(1)
-  assert f'rank 1 has other training data than rank 0: {text}' in log(1)
-  if servers == '2':
-    assert processes[0].wait(60) == 1, log(0)
-    assert text in log(0)
+  assert f'rank 1 has other training data than rank 0: {_RENAMED}' in log(1)
+  assert processes[0].wait(60) == 1, log(0)
+  assert _RENAMED in log(0)
 
 
 def test_a_ring_of_other_classes_ends(start):
-  text, change = _RENAMED
-
-  def change_both(root):
-    change(root)
-    change(root.parent / 'validation')
-
   processes, log = start(
-    'train',
-    change_both,
-    {
+    _rename,
+    **{
       'strategy.name': 'model_ring',
       'strategy.models': "('seed=1', 'seed=2')",
       'duration': '3 epochs',
@@ -131,4 +105,4 @@ def test_a_ring_of_other_classes_ends(start):
     },
   )
   assert [p.wait(120) for p in processes] == [2, 2], log(0)
-  assert text in log(0)
+  assert _RENAMED in log(0)

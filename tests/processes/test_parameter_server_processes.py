@@ -72,20 +72,22 @@ def _kill(ranks, rank):
   ids=['1', '2', 'mixed'],
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
+  """Also where the environment names a proxy: nobody asks it."""
   texts = launching.run(
     tmp_path,
     3,
-    _arguments(tmp_path, duration='200 steps', **{'strategy.servers': str(servers)}),
+    _arguments(tmp_path, duration='100 steps', **{'strategy.servers': str(servers)}),
     devices,
+    environment=launching.dead_proxy(),
   )
-  _whole(tmp_path, 200)
+  _whole(tmp_path, 100)
   workers = {p['worker'] for u in _updates(tmp_path) for p in u['parts']}
   assert len(workers) > 1  # on a busy machine the third may come too late
   for rank, text in enumerate(texts):
     lines = [line for line in text.splitlines() if line]
     assert all(line.startswith(f'[{rank} ') for line in lines), text
   kinds = [r['kind'] for r in telemetry.read(str(tmp_path / 'run'))]
-  assert kinds.count('train') == 10 and kinds.count('validation') == 1
+  assert kinds.count('train') == 5 and kinds.count('validation') == 1
 
 
 @pytest.mark.soak
@@ -135,22 +137,13 @@ def test_random_kills(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'kills',
-  [
-    ['2 pull 5', '2 push 5', '1 compute 5', '1 apply 20', '0 save 1'],
-    pytest.param(
-      ['2 compute 5', '1 push 6', '0 apply 20', '1 pull 9', '0 push 7', '0 pull 5', '0 compute 9'],
-      marks=pytest.mark.soak,
-    ),
-  ],
-  ids=['one', 'more'],
-)
-def test_a_kill_in_each_phase(tmp_path, kills):
+def test_a_kill_in_each_phase(tmp_path):
   """Ranks 0 and 1 are servers; what is half done has to be undone."""
+  kills = ['2 pull 5', '2 push 5', '1 apply 20', '0 save 1']
   log = tmp_path / 'kills'
   log.touch()
-  arguments = _arguments(tmp_path, duration='800 steps', **{'strategy.servers': '2'})
+  steps = 640  # enough that the run does not end before the last kill
+  arguments = _arguments(tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'})
   environment = {'ANP_KILL_CALL': ';'.join(kills), 'ANP_KILL_LOG': str(log)}
   with launching.Ranks(tmp_path, 3, arguments, environment=environment) as ranks:
     end = time.monotonic() + 400
@@ -162,7 +155,7 @@ def test_a_kill_in_each_phase(tmp_path, kills):
       time.sleep(0.1)
     assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
   assert log.read_text().splitlines() == kills
-  _whole(tmp_path, 800)
+  _whole(tmp_path, steps)
   # A server that was killed has returned all to a checkpoint.
   starts = [r['start'] for r in log_lib.read(str(tmp_path / 'run')) if 'start' in r]
   assert all(start % 50 == 0 for start in starts), starts

@@ -22,10 +22,10 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   arguments = launching.arguments(
     tmp_path / 'run',
     **{
-      'duration': '300 steps',
+      'duration': '100 steps',
       'strategy.servers': '2',
-      'eval.every': '300 steps',
-      'checkpoint.every': '100 steps',
+      'eval.every': '100 steps',
+      'checkpoint.every': '50 steps',
     },
   )
   job = cluster.submit(
@@ -37,7 +37,7 @@ def test_two_nodes_and_their_replay(cluster, tmp_path):
   assert 'async: 2 workers, 2 of them servers' in text, text
   records = log_lib.read(str(tmp_path / 'run'))
   tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
-  assert sorted(tickets) == list(range(300))
+  assert sorted(tickets) == list(range(100))
   result = subprocess.run(
     [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(tmp_path / 'run'), '--trust'],
     cwd=launching.ROOT,

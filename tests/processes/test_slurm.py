@@ -18,12 +18,18 @@ from tests import launching, model_rings, slurm_cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
 _TRAIN = 'scripts/slurm/train.sbatch'
-_STEPS = 400
+_STEPS = 300
 _KEYS = {
   'duration': f'{_STEPS} steps',
   'log.every': '1 steps',
   'eval.every': '100 steps',
   'checkpoint.every': '50 steps',
+}
+_LONG = {
+  **_KEYS,
+  'duration': '1000000 steps',
+  'log.every': '100 steps',
+  'eval.every': '1000000 steps',
 }
 # `make soak` asks for more.
 _RUNS = int(os.environ.get('ANP_SOAK_RUNS', '1'))
@@ -96,7 +102,7 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
   """A third of them before the first step, by the clock."""
   chance = random.Random(number)
   early = chance.random() < 1 / 3
-  step, seconds = chance.randrange(1, 300), chance.uniform(0, 6)
+  step, seconds = chance.randrange(1, 200), chance.uniform(0, 6)
   job = _submit(cluster, tmp_path)
   slurm_cluster.until(tmp_path / 'job.log', 'start 1')
   if early:
@@ -111,14 +117,15 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
   _same_run(tmp_path / 'run', undisturbed)
 
 
-def test_killed_in_each_phase(cluster, tmp_path, undisturbed):
-  kills = [
-    '0 compiling 1 TERM',
-    '1 step 60 KILL',
-    '0 saving 2 KILL',
-    '1 evaluating 1 TERM',
-    '1 leaving 1 KILL',
-  ]
+@pytest.mark.parametrize(
+  'kills',
+  [
+    ['0 compiling 1 TERM', '0 saving 2 KILL', '1 leaving 1 KILL'],
+    pytest.param(['1 step 60 KILL', '1 evaluating 1 TERM'], marks=pytest.mark.soak),
+  ],
+  ids=['joins', 'loop'],
+)
+def test_killed_in_each_phase(cluster, tmp_path, undisturbed, kills):
   log = tmp_path / 'kills'
   job = _submit(
     cluster,
@@ -136,10 +143,17 @@ def test_killed_in_each_phase(cluster, tmp_path, undisturbed):
   _same_run(tmp_path / 'run', undisturbed)
 
 
-def test_a_dead_node(cluster, tmp_path, undisturbed):
+def test_a_short_cut_of_the_network_is_survived_and_a_dead_node_replaced(
+  cluster, tmp_path, undisturbed
+):
   job = _submit(cluster, tmp_path)
   log = tmp_path / f'run/logs/{job}-0.log'
+  slurm_cluster.until(log, r'\b20/')
+  cluster.fault('net-cut', 'node2')
+  time.sleep(5)
+  cluster.fault('net-heal', 'node2')
   slurm_cluster.until(log, r'\b60/')
+  assert cluster.field(job, 'Restarts') == '0'
   cluster.fault('node-kill', 'node2')
   try:
     slurm_cluster.until(log, r'rank 1 on node2 has', timeout=40)
@@ -150,23 +164,11 @@ def test_a_dead_node(cluster, tmp_path, undisturbed):
   _same_run(tmp_path / 'run', undisturbed)
 
 
-def test_a_short_cut_of_the_network_is_survived(cluster, tmp_path, undisturbed):
-  job = _submit(cluster, tmp_path)
-  log = tmp_path / f'run/logs/{job}-0.log'
-  slurm_cluster.until(log, r'\b60/')
-  cluster.fault('net-cut', 'node2')
-  time.sleep(5)
-  cluster.fault('net-heal', 'node2')
-  cluster.wait(job)
-  assert cluster.field(job, 'Restarts') == '0'
-  _same_run(tmp_path / 'run', undisturbed)
-
-
 @pytest.mark.soak
 def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
   job = _submit(cluster, tmp_path)
   logs = [tmp_path / f'run/logs/{job}-{i}.log' for i in (0, 1)]
-  slurm_cluster.until(logs[0], r'\b60/')
+  slurm_cluster.until(logs[0], r'\b40/')
   cluster.fault('net-cut', 'node2')
   try:
     slurm_cluster.until(logs[0], r'error: rank 1 on node2 has been silent for \d+ s', timeout=40)
@@ -180,13 +182,7 @@ def test_a_long_cut_of_the_network(cluster, tmp_path, undisturbed):
 def test_the_time_limit(cluster, tmp_path):
   """Slurm's own: saved before it, and started again."""
   # The script's own signal would stop it, up to a minute early; this does not.
-  keys = {
-    **_KEYS,
-    'duration': '1000000 steps',
-    'log.every': '100 steps',
-    'eval.every': '1000000 steps',
-  }
-  job = _submit(cluster, tmp_path, ['--time=1', '--signal=B:CONT@1'], keys)
+  job = _submit(cluster, tmp_path, ['--time=1', '--signal=B:CONT@1'], _LONG)
   text = slurm_cluster.until(tmp_path / 'job.log', 'start 2', timeout=120)
   reason = re.search(r'stopped \((\{.*?\})\) at step (\d+)', text)
   assert json.loads(reason[1])['reason'] == 'the time limit'
@@ -194,47 +190,32 @@ def test_the_time_limit(cluster, tmp_path):
   slurm_cluster.until(again, f'continuing from step {reason[2]} of')
 
 
-def test_the_scripts_signal(cluster, tmp_path):
-  """What --signal=B:USR1@120 sends: to the script, which asks the tasks."""
-  keys = {
-    **_KEYS,
-    'duration': '1000000 steps',
-    'log.every': '100 steps',
-    'eval.every': '1000000 steps',
-  }
-  job = _submit(cluster, tmp_path, (), keys)
-  slurm_cluster.until(tmp_path / f'run/logs/{job}-0.log', r'\b100/')
+def test_signalled_and_preempted(cluster, tmp_path):
+  """The script asks the tasks; and another job may push this one aside."""
+  partitions = os.popen('sinfo -h -o %R').read().split()
+  has_two = {'low', 'high'} <= set(partitions)  # one preempts the other
+  job = _submit(cluster, tmp_path, ['-p', 'low', '--exclusive'] * has_two, _LONG)
+  log = tmp_path / f'run/logs/{job}-0.log'
+  slurm_cluster.until(log, r'\b100/')
+  # What --signal=B:USR1@120 sends.
   os.spawnlp(os.P_WAIT, 'scancel', 'scancel', '--batch', '--signal=USR1', job)
   text = slurm_cluster.until(tmp_path / 'job.log', 'start 2', timeout=60)
   assert 'USR1: asking all tasks' in text and '"a signal"' in text
-
-
-def test_preempted(cluster, tmp_path):
-  """A job of a partition that another one may push aside comes back."""
-  partitions = os.popen('sinfo -h -o %R').read().split()
-  if not {'low', 'high'} <= set(partitions):
+  slurm_cluster.until(log, r'(?s)continuing from step \d+ of.*images/s', timeout=60)
+  if not has_two:
     pytest.skip('no partitions low and high, one preempting the other')
-  keys = {
-    **_KEYS,
-    'duration': '1000000 steps',
-    'log.every': '100 steps',
-    'eval.every': '1000000 steps',
-  }
-  job = _submit(cluster, tmp_path, ['-p', 'low', '--exclusive'], keys)
-  log = tmp_path / f'run/logs/{job}-0.log'
-  slurm_cluster.until(log, r'\b100/')
+  stops = log.read_text().count('stopped at step')
   script = tmp_path / 'urgent.sh'
   script.write_text('#!/bin/sh\nsleep 5\n')
   urgent = ['-p', 'high', '--exclusive', '--nodes=2']
   cluster.submit(str(script), urgent, [], '/dev/null')
-  slurm_cluster.until(log, r'continuing from step \d+ of', timeout=60)
-  assert 'stopped at step' in log.read_text()
+  text = slurm_cluster.until(log, r'(?s)(continuing from step \d+ of.*){2}', timeout=60)
+  assert text.count('stopped at step') == stops + 1
 
 
 @pytest.mark.soak
 def test_a_cancelled_job_stays_so(cluster, tmp_path):
-  keys = {**_KEYS, 'duration': '1000000 steps', 'log.every': '100 steps'}
-  job = _submit(cluster, tmp_path, (), keys)
+  job = _submit(cluster, tmp_path, (), _LONG)
   slurm_cluster.until(tmp_path / f'run/logs/{job}-0.log', r'\b100/')
   os.spawnlp(os.P_WAIT, 'scancel', 'scancel', job)
   time.sleep(12)
@@ -270,7 +251,7 @@ def test_bad_input_of_one_rank_is_not_started_again(cluster, tmp_path):
 
 def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
   """Also after three starts that came to no checkpoint."""
-  workdir, laps = tmp_path / 'run', 16
+  workdir, laps = tmp_path / 'run', 10
   arguments = [
     '--config=configs/model_ring_anp.py:tiny',
     f'--workdir={workdir}',
@@ -318,8 +299,7 @@ def test_sweep(cluster, tmp_path):
   """The task that has the array's own number is told to stop; only it does."""
   sweep = tmp_path / 'sweep.txt'
   sweep.write_text(
-    "--config.seed=1 --config.duration='2000 steps'\n"
-    "--config.seed=2 --config.duration='2001 steps'\n"
+    "--config.seed=1 --config.duration='800 steps'\n--config.seed=2 --config.duration='801 steps'\n"
   )
   keys = {'log.every': '1 steps', 'eval.every': '5000 steps', 'checkpoint.every': '5000 steps'}
   arguments = [a for a in launching.arguments('unused', **keys) if not a.startswith('--workdir')]
@@ -333,11 +313,11 @@ def test_sweep(cluster, tmp_path):
     slurm_cluster.until(tmp_path / f'job-{number}.log', 'start 1')
     job_id = cluster.field(f'{array}_{number}', 'JobId')
     log = tmp_path / f'runs/{number}/logs/{job_id}-0.log'
-    slurm_cluster.until(log, r'\b10/200')
+    slurm_cluster.until(log, r'\b10/80')
     if job_id == array:
       stopped = number
   subprocess.run(['scancel', '--batch', '--signal=USR1', f'{array}_{stopped}'], timeout=60)
-  for number, steps in ((1, 2000), (2, 2001)):
+  for number, steps in ((1, 800), (2, 801)):
     text = slurm_cluster.until(tmp_path / f'job-{number}.log', 'index.html', timeout=120)
     assert text.count('USR1: asking') == (number == stopped), text
     assert text.count('start 2, on') == (number == stopped), text

@@ -41,6 +41,7 @@ def _resize(cluster, job, nodes, tasks):
   )
 
 
+@pytest.mark.soak  # scripts with stand-ins for the program are in CI
 def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
   workdir, steps = tmp_path / 'run', 100
   keys = {'duration': f'{steps} steps', 'eval.every': f'{steps} steps'}

@@ -1,0 +1,137 @@
+"""The connection of a process to process 0: how it is made, and lines of JSON."""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import (
+  awake_clock,
+  cluster_env,
+  coordinator,
+  handshake,
+  secret as secret_lib,
+  termination,
+)
+
+_RETRY = 0.3  # seconds between two attempts to reach process 0
+# Attempts: process 0 may close a connection when many come at once.
+_MAX_REFUSALS = 10
+_MAX_BYTES = 2**16  # of one read
+
+
+def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
+  """Connects to process 0, which may come later.
+
+  Args:
+    env: place of this process.
+    timeout: seconds.
+
+  Raises:
+    ConfigError: if what answers does not know the secret.
+    PeerLostError: if nobody answers in time.
+  """
+  host, port = cluster_env.split_address(env.coordinator_address)
+  ports = [port, *env.other_ports]
+  clock = awake_clock.AwakeClock(len(ports) * 2 * handshake.WITHIN + _RETRY)
+  refusals, last_line = 0, clock()
+  deadline = last_line + timeout
+  while True:
+    clock.tick()
+    errors = []
+    for port in ports:
+      try:
+        return handshake.connect((host, port), env.secret)
+      except OSError as e:
+        errors.append(e)
+    refused = [e for e in errors if isinstance(e, handshake.RefusedError)]
+    # The right process 0 may come yet, at a port where nobody is.
+    refusals = refusals + 1 if len(refused) == len(ports) else 0
+    now = clock()
+    if refusals == _MAX_REFUSALS or (refused and now > deadline):
+      raise config_lib.ConfigError(_no_secret(env)) from refused[0]
+    if now > deadline:
+      raise termination.PeerLostError(_no_answer(env, timeout, errors[0])) from errors[0]
+    # One process a host says it: the others of a hundred see the same.
+    if now - last_line >= coordinator.LOG_PERIOD and env.local_index < 1:
+      last_line = now
+      print(
+        f'waiting: rank 0 at {env.coordinator_address} does not answer yet; '
+        f'{deadline - now:.0f} s left; {_no_secret(env) if refused else _reason(errors[0])}'
+      )
+    time.sleep(_RETRY)
+
+
+class Connection:
+  """Messages to and from process 0; ends if that is silent for too long.
+
+  Attributes:
+    max_silence: seconds; those in which this process is stopped do not count.
+    is_silent: whether process 0 has been silent for longer.
+  """
+
+  def __init__(self, connected: socket.socket, max_silence: float):
+    """Takes over a socket from `connect`."""
+    self.max_silence = max_silence
+    self.is_silent = False
+    self._socket = connected
+    self._send_lock = threading.Lock()
+
+  def send(self, message: dict[str, Any]) -> None:
+    """Sends a message; process 0 misses one that cannot be sent, and acts on it."""
+    with self._send_lock, contextlib.suppress(OSError):
+      self._socket.sendall(json.dumps(message).encode() + b'\n')
+
+  def messages(self) -> Iterator[dict[str, Any]]:
+    """Yields what process 0 sends, until it has gone, is silent or `close` is called."""
+    # Not by the socket's own time-out: it counts the seconds in which this process
+    # is stopped, and bounds what is sent, too.
+    poll = select.poll()
+    poll.register(self._socket, select.POLLIN)
+    clock = awake_clock.AwakeClock(coordinator.HEARTBEAT_PERIOD)
+    last_heard, rest = clock(), b''
+    # A torn line is a ValueError.
+    with contextlib.suppress(OSError, ValueError):
+      while not self.is_silent:
+        clock.tick()
+        if poll.poll(1000 * coordinator.HEARTBEAT_PERIOD):
+          piece = self._socket.recv(_MAX_BYTES)
+          if not piece:
+            return
+          *lines, rest = (rest + piece).split(b'\n')
+          last_heard = clock()
+          for line in lines:
+            yield json.loads(line)
+        self.is_silent = clock() - last_heard > self.max_silence
+
+  def close(self) -> None:
+    """Hangs up, which ends `messages`."""
+    with contextlib.suppress(OSError):
+      self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _no_secret(env):
+  return (
+    f'rank {env.index} on {socket.gethostname()}: what answers at '
+    f'{env.coordinator_address} does not know the secret of this run: '
+    'the processes must share --workdir, no other run may use the port, and '
+    f'{secret_lib.VARIABLE} must be the same for each if it is set'
+  )
+
+
+def _no_answer(env, timeout, error):
+  host, _ = cluster_env.split_address(env.coordinator_address)
+  hint = '; a loopback address reaches this host only' if cluster_env.is_loopback_name(host) else ''
+  return (
+    f'rank {env.index} on {socket.gethostname()}: no answer from rank 0 at '
+    f'{env.coordinator_address} within {timeout:g} s ({_reason(error)}){hint}'
+  )
+
+
+def _reason(error):
+  return error.strerror or error

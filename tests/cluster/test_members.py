@@ -1,0 +1,114 @@
+"""The processes of a run: who may join, who is missing, who is late."""
+
+import pytest
+
+from anp_jax.cluster import members
+from tests import coordinating
+
+
+def _members(*indices, count=3, **values):
+  """A run that these processes have joined."""
+  result = members.Members(count, 'job')
+  for index in indices:
+    info = coordinating.info(index, count, values)
+    result[index] = members.Member(info, writer=None, last_heard=0.0)
+  return result
+
+
+@pytest.mark.parametrize(
+  'phases, late',
+  [
+    ('step 9, input 9, step 9', 'rank 1 on node1 is'),
+    ('step 9, step 8, step 9', 'rank 1 on node1 is'),
+    ('input 9, saving 8, saving 8', 'rank 1 on node1, rank 2 on node2 are'),
+    ('saving 8, evaluating 8, saving 8', 'rank 1 on node1 is'),
+    ('leaving 9, saving 9, leaving 9', 'rank 1 on node1 is'),
+    ('step 1, compiling 0, step 1', 'rank 1 on node1 is'),
+    ('joining 0, loading 0, opening 0', 'rank 1 on node1 is'),
+    ('starting 0, comparing 0, starting 0', 'rank 1 on node1 is'),
+    ('loading 0, , loading 0', 'rank 1 on node1 is'),
+    ('step 9, step 9, step 9', 'all ranks are equally'),
+    ('step 9, , step 9', 'rank 1 on node1 is'),
+  ],
+)
+def test_who_is_late(phases, late):
+  run = _members(2, 1, 0)
+  for index, text in enumerate(phases.split(', ')):
+    if text:
+      phase, step = text.split()
+      run[index].state = {'phase': phase, 'step': int(step)}
+  assert run.late() == late
+  whereabouts = [text.removesuffix(' 0') or 'starting' for text in phases.split(', ')]
+  want = '; '.join(f'{i}: {text}' for i, text in enumerate(whereabouts))
+  assert run.whereabouts() == f' (rank: what it does, step; {want})'
+
+
+def test_who_is_missing():
+  run = _members(0, 2)
+  assert run.missing(run) == 'rank 1 has' and run.presence() == '2 of 3 are here'
+  assert run.missing([1]) == 'rank 0 on node0, rank 2 on node2 have'
+  assert members.listed([f'rank {i}' for i in range(63)]).endswith('rank 7 and 55 more')
+
+
+@pytest.mark.parametrize(
+  'indices, optional, is_enough',
+  [((0, 1), [2], True), ((0, 1), [1], False), ((0,), [1, 2], True), ((1, 2), [0], False)],
+)
+def test_whether_those_that_are_here_are_enough(indices, optional, is_enough):
+  run = _members(*indices, optional=optional)
+  assert run.are_enough() == is_enough and not run.are_complete()
+  assert _members(0, 1, 2).are_complete()
+
+
+def test_a_run_begins_once_and_knows_the_place_of_each():
+  gpus = {'host': 'a', 'platform': 'gpu', 'gpus': ['x', 'y'], 'optional': [1]}
+  run = _members(0, 1, count=2, **gpus)
+  assert not run.have_begun and not run.can_go_without(1)
+  assert run.begin(99) == '' and run.have_begun
+  assert run.can_go_without(1) and not run.can_go_without(0)
+  start = {'port': 99, 'hosts': ['a', 'a']}
+  assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
+  # One that comes again elsewhere takes all that it sees there.
+  run[1].info['host'] = 'b'
+  assert run.start_of(run[1]) == {**start, 'devices': None}
+  assert run.by_rank({1: 5}) == [None, 5]
+
+
+def test_processes_that_differ_do_not_begin():
+  run = _members(0, 1, count=2)
+  run[1].info['versions'] = {'jax': '2'}
+  assert run.begin(99).startswith('rank 1 on node1 has jax 2')
+  assert not run.have_begun
+
+
+@pytest.mark.parametrize(
+  'info, text',
+  [
+    ({}, ''),
+    ({'token': 'jobs'}, 'rank 1 on node1 belongs to another job than rank 0'),
+    ({'token': ''}, 'rank 1 on node1 belongs to another job than rank 0'),
+    ({'count': 4}, 'rank 1 on node1 expects 4 processes, rank 0 3'),
+    ({'index': 7}, 'rank 7 on node1 is none of 3'),
+    ({'index': 2}, 'rank 2 came twice: from node2 and from node1'),
+    ({'optional': [0, 2], 'versions': {'jax': '2'}}, ''),  # compared when all are here
+  ],
+)
+def test_who_may_join_before_the_run_begins(info, text):
+  assert _members(0, 2).refusal(coordinating.info(1, 3, info)) == text
+
+
+@pytest.mark.parametrize(
+  'info, text',
+  [
+    ({}, ''),
+    ({'host': 'node7', 'optional': []}, ''),  # rank 0's list counts
+    ({'index': 2, 'optional': [2]}, 'rank 2 on node1 found a run that has begun already'),
+    ({'token': 'jobs'}, 'rank 1 on node1 belongs to another job than rank 0'),
+    ({'versions': {'jax': '2'}}, 'rank 1 on node1 has jax 2, but rank 0 on node0 has 1'),
+  ],
+)
+def test_who_may_join_a_run_that_has_begun(info, text):
+  run = _members(0, 1, 2, optional=[1])
+  run.begin(99)
+  refusal = run.refusal(coordinating.info(1, 3, info))
+  assert refusal.startswith(text) and bool(refusal) == bool(text)
