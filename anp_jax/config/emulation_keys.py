@@ -12,9 +12,8 @@ from anp_jax.config.keys import Key, flag, integer, number
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
 _SWITCH: dict[str, Any] = {'only_if': ('emulate.enabled', ('True',))}
-
 # Keys of the sleep, which say nothing of a network that computes.
-OF_SLEEPS = ('step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes')
+_SLEEP: dict[str, Any] = {'only_if': ('emulate.sleep', ('True',))}
 
 
 def bytes_per_second(text: str) -> float:
@@ -73,30 +72,26 @@ KEYS = {
     "seconds of a device's forward and backward pass, whatever its batch",
     at_least=0,
     resumable=True,
-    **_SWITCH,
+    **_SLEEP,
   ),
   'image_seconds': number(
-    0, "seconds added per image of the device's batch", at_least=0, resumable=True, **_SWITCH
+    0, "seconds added per image of the device's batch", at_least=0, resumable=True, **_SLEEP
   ),
   'spread': number(
     0,
     "standard deviation of a pass's time over its mean (lognormal)",
     at_least=0,
     resumable=True,
-    **_SWITCH,
+    **_SLEEP,
   ),
   'slow': Key(
-    (), 'slow-down factors, (process, factor) pairs', check=_check_slow, resumable=True, **_SWITCH
+    (), 'slow-down factors, (process, factor) pairs', check=_check_slow, resumable=True, **_SLEEP
   ),
   'pieces': integer(
-    4,
-    'pieces in which the backward pass releases its gradients',
-    above=0,
-    resumable=True,
-    **_SWITCH,
+    4, 'pieces in which the backward pass releases its gradients', above=0, resumable=True, **_SLEEP
   ),
   'megabytes': number(
-    0, "MB of parameters and of gradients; 0: those of the config's network", at_least=0, **_SWITCH
+    0, "MB of parameters and of gradients; 0: those of the config's network", at_least=0, **_SLEEP
   ),
   'bandwidth': Key(
     '',

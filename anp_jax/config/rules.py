@@ -4,7 +4,7 @@ import math
 import os
 import re
 
-from anp_jax.config import emulation_keys, errors, urls
+from anp_jax.config import errors, urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -29,11 +29,6 @@ def check_together(values: dict) -> None:
     for key, default in ('data.held_out', ()), ('data.imbalance', 1), ('data.balance', 'none'):
       value = values[key]
       check(value == default, key, value, f'{default!r} for synthetic examples')
-  if values['emulate.enabled'] and not values['emulate.sleep']:
-    for name in emulation_keys.OF_SLEEPS:
-      value, default = values[f'emulate.{name}'], emulation_keys.KEYS[name].default
-      words = f'{default!r} where emulate.sleep is False'
-      check(value == default, f'emulate.{name}', value, words)
   size, resize = values['data.image_size'], values['data.resize']
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
   scales = values.get('data.scale_range', (size,))
