@@ -14,7 +14,8 @@ _NAME = 'tests.sign_sgd:SignSgd'
 _KEYS = {
   'strategy.name': _NAME,
   'model.name': 'tests.user_network:SmallNet',
-  'model.norm_group': '2',  # of eight devices, each has two images
+  'mesh.data': '2',
+  'log.tensorboard': 'False',
   'optimizer.name': 'sgd',
   'optimizer.learning_rate': '0.25',
   'optimizer.weight_decay': '0.0',

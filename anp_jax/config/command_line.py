@@ -98,11 +98,7 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     with exits.until_reader_goes():
       print(keys if flags.help else f'{parser.format_help()}\n{keys}', flush=True)
     raise SystemExit(0)
-  if flags.mode not in _MODES:
-    raise errors.ConfigError(
-      f'--mode={flags.mode}: expected one of {", ".join(_MODES)}'
-      f'{errors.nearest(flags.mode, _MODES)}'
-    )
+  errors.check_choice(f'--mode={flags.mode}', flags.mode, _MODES)
   if flags.trust:
     trust.allow_all()
   return flags
@@ -250,11 +246,8 @@ def _check_mode(flags, config):
 
 
 def _check_checkpoint(chosen, config, is_untrained):
-  if chosen not in ('newest', 'best') and not chosen.isdecimal():
-    raise errors.ConfigError(
-      f'--checkpoint={chosen!r}: expected newest, best or a step'
-      f'{errors.nearest(chosen, ("newest", "best"))}'
-    )
+  if not chosen.isdecimal():
+    errors.check_choice(f'--checkpoint={chosen!r}', chosen, ('newest', 'best'), 'a step')
   if chosen != 'newest' and is_untrained:
     raise errors.ConfigError(
       f'--checkpoint={chosen} is for the checkpoints of a run, and there are '

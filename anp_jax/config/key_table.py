@@ -224,11 +224,6 @@ _SCHEDULE = {
     FUNCTION,
   ),
   'warmup': duration('0 steps', 'linear warm-up from 0', zero=True),
-  'warmup_start': share(
-    0,
-    'first learning rate of the warm-up over the peak; 1 / n for n asynchronous workers',
-    only_if=('strategy.name', ('parameter_server',)),
-  ),
   'every': milestones(
     '30 epochs', "interval between decays; '32000 steps, 48000 steps': only at those two"
   ),

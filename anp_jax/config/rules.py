@@ -60,11 +60,7 @@ def check_sharding(key: str, pairs: tuple) -> None:
   _check_pairs(key, pairs, "(('.*', 'fsdp'),)")
   for pattern, rule in pairs:
     _check_pattern(key, pattern)
-    if rule not in SHARDING_RULES:
-      raise errors.ConfigError(
-        f'config.{key}: rule {rule!r}: expected one of '
-        f'{", ".join(SHARDING_RULES)}{errors.nearest(rule, SHARDING_RULES)}'
-      )
+    errors.check_choice(f'config.{key}: rule {rule!r}', rule, SHARDING_RULES)
 
 
 def check_multipliers(key: str, pairs: tuple) -> None:
