@@ -4,7 +4,6 @@ The keys of one strategy are in its `default_config`; see `strategy.py`.
 """
 
 import dataclasses
-import math
 
 from anp_jax.config import data_keys, emulation_keys, networks, rules, strategy as strategy_lib
 from anp_jax.config.keys import (
@@ -45,11 +44,8 @@ def _is_devices(count):
 
 
 def _is_head_weights(weights):
-  return (
-    len(weights) == 3
-    and all(type(w) in (int, float) and 0 <= w < math.inf for w in weights)
-    and weights[0] > 0
-  )
+  good = len(weights) == 3 and all(rules.is_number(w) and w >= 0 for w in weights)
+  return good and weights[0] > 0
 
 
 _DEVICES = 'a count of devices, or -1 for all that remain'

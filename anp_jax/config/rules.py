@@ -57,7 +57,7 @@ def _check_source(values):
 
 def check_sharding(key: str, pairs: tuple) -> None:
   """Refuses values other than (regex, rule) pairs."""
-  _check_pairs(key, pairs, "(('.*', 'fsdp'),)")
+  check_pairs(key, pairs, "(('.*', 'fsdp'),)")
   for pattern, rule in pairs:
     _check_pattern(key, pattern)
     errors.check_choice(f'config.{key}: rule {rule!r}', rule, SHARDING_RULES)
@@ -65,24 +65,30 @@ def check_sharding(key: str, pairs: tuple) -> None:
 
 def check_multipliers(key: str, pairs: tuple) -> None:
   """Refuses values other than (regex, factor) pairs."""
-  _check_pairs(key, pairs, "(('stage1', 0), ('head', 10.0))")
+  check_pairs(key, pairs, "(('stage1', 0), ('head', 10.0))")
   for pattern, factor in pairs:
     _check_pattern(key, pattern)
-    good = type(factor) in (int, float) and 0 <= factor < math.inf
+    good = is_number(factor) and factor >= 0
     check(good, key, (pattern, factor), 'a number of 0 or more')
 
 
 def check_arguments(key: str, pairs: tuple) -> None:
   """Refuses values other than (name, value) pairs."""
   example = "(('b2', 0.95),)"
-  _check_pairs(key, pairs, example)
+  check_pairs(key, pairs, example)
   good = all(str(name).isidentifier() for name, _ in pairs)
   check(good, key, pairs, f'pairs such as {example}')
 
 
-def _check_pairs(key, pairs, example):
+def check_pairs(key: str, pairs: tuple, example: str) -> None:
+  """Refuses values other than pairs; the error line has the example."""
   good = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
   check(good, key, pairs, f'pairs such as {example}')
+
+
+def is_number(value: object) -> bool:
+  """Returns whether a value is a finite number, and neither True nor False."""
+  return type(value) in (int, float) and math.isfinite(value)
 
 
 def _check_pattern(key, pattern):
