@@ -344,10 +344,8 @@ def test_killed_again_and_again_ends_with_the_same_bits(tmp_path, command):
 def test_shipped_demo_learns(tmp_path):
   """The recipe of `make demo`, cut short: above chance soon."""
   keys = {
-    'batch_size': 32,
-    'optimizer.learning_rate': 0.05,
-    'duration': '0.125 epochs',
-    'schedule.warmup': '0.025 epochs',
+    'duration': '0.25 epochs',
+    'schedule.warmup': '0.05 epochs',
     'eval.examples': False,
     'log.tensorboard': False,
   }
@@ -357,8 +355,8 @@ def test_shipped_demo_learns(tmp_path):
   subprocess.run([sys.executable, *demo], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
   *_, last = telemetry.read(str(tmp_path))
   assert last['kind'] == 'validation' and last['step'] == 38
-  # Chance is log(60) = 4.09 and one of 14 adjectives.
-  assert last['loss'] < 4.05 and last['adjective_top1'] > 0.14
+  # 3.97 and 0.25; chance is log(60) = 4.09 and one of 14 adjectives.
+  assert last['loss'] < 4.05 and last['adjective_top1'] > 0.15
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from typing import Any
 
 from anp_jax.config import errors, urls
 from anp_jax.config.errors import check
@@ -86,7 +87,7 @@ def check_pairs(key: str, pairs: tuple, example: str) -> None:
   check(good, key, pairs, f'pairs such as {example}')
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> bool:
   """Returns whether a value is a finite number, and neither True nor False."""
   return type(value) in (int, float) and math.isfinite(value)
 
