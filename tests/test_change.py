@@ -150,7 +150,7 @@ def trained(tmp_path_factory, quick_compiles):
 
 @pytest.fixture
 def before(trained, tmp_path):
-  """The config of that run, of which the test's folder is a copy."""
+  """The config of that run, whose folder is copied to the test's."""
   config, folder = trained
   shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
   return builders.editable(config)

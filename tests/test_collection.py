@@ -22,15 +22,15 @@ def _imports(path):
   return names
 
 
-def _peers(path, seen):
+def _peers(path, visited):
   """The peers that are imported with a file, by way of other files too."""
   peers = set()
   for name in _imports(path):
     peers |= {name.partition('.')[0]} & _PEERS
     other = _ROOT / f'{name.replace(".", "/")}.py'
-    if name.startswith(('tests.', 'scripts.')) and other.is_file() and other not in seen:
-      seen.add(other)
-      peers |= _peers(other, seen)
+    if name.startswith(('tests.', 'scripts.')) and other.is_file() and other not in visited:
+      visited.add(other)
+      peers |= _peers(other, visited)
   return peers
 
 
