@@ -22,7 +22,7 @@ import sys
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, exits, outputs, trust, urls
+from anp_jax.config import argument_parser, errors, exits, outputs, trust, urls
 
 # Platforms with a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
@@ -109,12 +109,7 @@ def _parse(arguments):
 
   flags.platforms = tuple(p.strip() for p in flags.platforms.split(','))
   for name in flags.platforms:
-    if name not in exported.PLATFORMS:
-      raise config_lib.ConfigError(
-        f'--platforms: {name!r}: expected some of '
-        f'{",".join(exported.PLATFORMS)}'
-        f'{config_lib.nearest(name, exported.PLATFORMS)}'
-      )
+    errors.check_choice(f'--platforms: {name!r}', name, exported.PLATFORMS)
   return flags
 
 

@@ -1,7 +1,9 @@
 """Small objects that tests of several rooms need: clocks, pictures, trees."""
 
 import io
+import os
 import pathlib
+import signal
 
 import jax
 import ml_collections
@@ -11,6 +13,7 @@ from PIL import Image
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, data_keys
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.reporting import delayed_metrics
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -59,6 +62,21 @@ def on_small_network(config: ml_collections.ConfigDict) -> ml_collections.Config
   return config
 
 
+def on_biases(config, **keys) -> ml_collections.ConfigDict:
+  """Returns the config of gradients in closed form on small images, with these keys."""
+  changes = {
+    'model.name': 'tests.small_networks:Biases',
+    'model.norm_group': 2,
+    'data.synthetic_classes': 5,
+    'data.image_size': 8,
+    'data.resize': 8,
+    'optimizer.name': 'sgd',
+    'log.every': '1 steps',
+    'log.tensorboard': False,
+  }
+  return editable(config_lib.replaced(config, changes | keys))
+
+
 def random_pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
   """Returns (height, width, 3) uint8 noise, which no format compresses."""
   generator = np.random.default_rng(seed)
@@ -95,6 +113,18 @@ def error_line(capsys) -> str:
   assert out == ''
   assert err.startswith('error: ') and err.count('\n') == 1, err
   return err[:-1]
+
+
+def signal_at(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
+  """Sends this process a signal, as Ctrl-C and Slurm do, while a step is computed."""
+  real = delayed_metrics.TrainingLog.push
+
+  def push(self, current, values):
+    if current == step:
+      os.kill(os.getpid(), number)
+    return real(self, current, values)
+
+  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
 
 
 def batch_sharding(config, data: int, model: int = 1):

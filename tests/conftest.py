@@ -21,13 +21,15 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from xdist import scheduler  # noqa: E402
 
+from anp_jax.reporting.run_page import curves  # noqa: E402
 from tests import builders, gcs_server  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
+_BLANK = builders.encode_image(builders.random_pixels(1, 1))
 
-# Minutes each: begun last, they would leave all other processes idle.
+# Begun last, they would leave all other processes idle.
 _LONGEST = ('test_shipped_demo_learns', 'test_killed_again_and_again_ends_with_the_same_bits')
 
 
@@ -101,8 +103,13 @@ def x64():
 
 @pytest.fixture(scope='module')
 def quick_compiles():
-  """XLA leaves most optimizations out, for all tests of a module."""
+  """XLA leaves most optimizations out, and reports have a blank figure of curves.
+
+  These take most of a tiny run's time. The fixture holds for all tests of a module.
+  """
   before = jax.config.values['jax_disable_most_optimizations']
   jax.config.update('jax_disable_most_optimizations', True)
-  yield
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(curves, 'plot', lambda path, *_: pathlib.Path(path).write_bytes(_BLANK))
+    yield
   jax.config.update('jax_disable_most_optimizations', before)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -33,46 +34,29 @@ _OF_STRATEGY = {
 }
 
 
-def _config(config, strategy='sync', **keys):
+def _config(config, strategy='sync'):
   """A run of gradients in closed form: labels that are smoothed to nothing."""
   changes = {
     'strategy.name': strategy,
-    'model.name': 'tests.small_networks:Biases',
     'model.dtype': 'float64',
     'model.param_dtype': 'float64',
     'strategy.reduce_dtype': 'float64',
-    'data.synthetic_classes': _CLASSES,
-    'model.norm_group': 2,
-    'data.image_size': 8,
-    'data.resize': 8,
     'label_smoothing': 1.0,
-    'optimizer.name': 'sgd',
     'optimizer.learning_rate': 0.5,
     'schedule.name': 'constant',
     'schedule.warmup': '0 steps',
     'duration': '6 steps',
     'checkpoint.every': '3 steps',
     'checkpoint.keep': 9,
-    'log.every': '1 steps',
-    'log.tensorboard': False,
   }
-  changes |= _OF_STRATEGY[strategy] | keys
-  return builders.editable(config_lib.replaced(config, changes))
+  return builders.on_biases(config, **changes | _OF_STRATEGY[strategy])
 
 
 def _changed(before):
   """The same run with twice the steps, and another rate that decays."""
-  return builders.editable(
-    config_lib.replaced(
-      before,
-      {
-        'duration': '12 steps',
-        'optimizer.learning_rate': 0.2,
-        'schedule.name': 'polynomial',
-        'schedule.end': 0.25,
-      },
-    )
-  )
+  changes = {'duration': '12 steps', 'optimizer.learning_rate': 0.2}
+  changes |= {'schedule.name': 'polynomial', 'schedule.end': 0.25}
+  return builders.editable(config_lib.replaced(before, changes))
 
 
 def _rates():
@@ -106,8 +90,13 @@ def _resume(config, workdir, change=''):
       return train.run(config, str(workdir), processes=processes)
 
 
+_VARIANTS = 'invariant', 'channel_split'  # their loop is that of `sync`
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('strategy', list(_OF_STRATEGY))
+@pytest.mark.parametrize(
+  'strategy', [pytest.param(n, marks=[pytest.mark.soak] * (n in _VARIANTS)) for n in _OF_STRATEGY]
+)
 def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch, strategy):
   if strategy == 'parameter_server':
     serving.on_devices(monkeypatch, 1)
@@ -148,11 +137,28 @@ def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch,
     serving.same_bits(launching.weights(tmp_path), serving.replayed(after, tmp_path, 12))
 
 
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory, quick_compiles):
+  """Returns the config and the folder of a run of six steps."""
+  folder, first = tmp_path_factory.mktemp('trained'), jax.devices()[:1]
+  config = _config(builders.tiny_recipe())
+  with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda: first)
+    _resume(config, folder)
+  return config, folder
+
+
+@pytest.fixture
+def before(trained, tmp_path):
+  """The config of that run, whose folder is copied to the test's."""
+  config, folder = trained
+  shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+  return builders.editable(config)
+
+
 @pytest.mark.slow
-def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
+def test_a_change_is_told_once_and_holds(tmp_path, before, x64, capsys):
   """Also where the run dies before it has saved, and where all is as before."""
-  before = _config(config)
-  _resume(before, tmp_path)
   other = _changed(before)
   for change in (_KEYS, '', _KEYS):  # the last two resume with the new values
     capsys.readouterr()
@@ -177,20 +183,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, config, x64, capsys):
 
 
 @pytest.mark.slow
-def test_a_change_of_a_finished_run_keeps_its_result(tmp_path, config, x64):
-  before = _config(config)
-  _resume(before, tmp_path)
-  result = telemetry.result(str(tmp_path))
-  assert result['step'] == 6
-  other = builders.editable(config_lib.replaced(before, {'optimizer.learning_rate': 0.2}))
-  _resume(other, tmp_path, 'optimizer.learning_rate')
-  assert telemetry.result(str(tmp_path)) == result
-
-
-@pytest.mark.slow
-def test_a_change_that_is_refused_later_is_taken_back(tmp_path, config, x64):
-  before = _config(config)
-  _resume(before, tmp_path)
+def test_a_change_that_is_refused_later_is_taken_back(tmp_path, before, x64):
   saved = (tmp_path / 'config.json').read_text()
   other = _changed(before)
   other.schedule.warmup = '40 steps'  # of 12, which is seen late
@@ -198,13 +191,14 @@ def test_a_change_that_is_refused_later_is_taken_back(tmp_path, config, x64):
     _resume(other, tmp_path, _KEYS)
   assert (tmp_path / 'config.json').read_text() == saved
   assert telemetry.changes(str(tmp_path)) == []
-  _resume(_changed(before), tmp_path, _KEYS)
-  assert len(telemetry.changes(str(tmp_path))) == 5
+  # The result stays that of the end.
+  result = telemetry.result(str(tmp_path))
+  other = builders.editable(config_lib.replaced(before, {'optimizer.learning_rate': 0.2}))
+  _resume(other, tmp_path, 'optimizer.learning_rate')
+  assert telemetry.result(str(tmp_path)) == result and result['step'] == 6
 
 
-def test_a_change_that_cannot_be_written_is_one_line(tmp_path, config, x64, monkeypatch):
-  before = _config(config)
-  _resume(before, tmp_path)
+def test_a_change_that_cannot_be_written_is_one_line(tmp_path, before, x64, monkeypatch):
   full = OSError(errno.ENOSPC, 'No space left on device')
   monkeypatch.setattr(run_dir.files, 'write_atomic', _raise(full))
   with pytest.raises(config_lib.ConfigError, match='No space left'):
@@ -231,9 +225,7 @@ def _die(*_):
   raise ZeroDivisionError
 
 
-def test_a_config_that_differs_elsewhere_changes_nothing(tmp_path, config, x64):
-  before = _config(config)
-  _resume(before, tmp_path)
+def test_a_config_that_differs_elsewhere_changes_nothing(tmp_path, before, x64):
   saved = (tmp_path / 'config.json').read_text()
   other = _changed(before)
   for change, key in ((_KEYS, 'seed'), ('optimizer.learning_rate', 'schedule')):

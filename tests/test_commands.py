@@ -15,17 +15,7 @@ from anp_jax.system import interrupts
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROJECT = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
-_CALLS = {  # the module of each command, and what its function is given
-  'train': ('anp_jax.__main__', {}),
-  'evaluate': ('anp_jax.__main__', {'mode': 'evaluate'}),
-  'predict': ('anp_jax.predict.__main__', {}),
-  'prepare': ('anp_jax.data.prepare.__main__', {}),
-  'show': ('anp_jax.data.show.__main__', {}),
-  'export': ('anp_jax.export', {}),
-  'compare': ('anp_jax.tools.compare.__main__', {}),
-  'study': ('anp_jax.tools.study.__main__', {}),
-  'plan': ('anp_jax.tools.plan.__main__', {}),
-}
+_NAMES = [name.removeprefix('anp-') for name in _PROJECT['scripts']]
 # Their main functions take what follows the command's name.
 _WITHOUT_NAME = (
   'anp_jax.tools.study.__main__',
@@ -38,29 +28,24 @@ _WITHOUT = 'study', 'plan'
 
 
 def test_the_commands_are_those_of_the_project():
-  assert _PROJECT['scripts'] == {f'anp-{name}': f'anp_jax.commands:{name}' for name in _CALLS}
+  assert _PROJECT['scripts'] == {f'anp-{name}': f'anp_jax.commands:{name}' for name in _NAMES}
 
 
-@pytest.mark.parametrize('name', _CALLS)
+@pytest.mark.parametrize('name', _NAMES)
 def test_ctrl_c_is_answered_before_a_module_is_imported(monkeypatch, name):
-  events = []
+  events, real = [], importlib.import_module
 
   def import_module(module):
     events.append(module)
     return types.SimpleNamespace(command=lambda **kw: events.append(kw))
 
   monkeypatch.setattr(interrupts, 'install', lambda: events.append('install'))
-  monkeypatch.setattr(importlib, 'import_module', import_module)
-  getattr(commands, name)()
-  before = [] if name in _WITHOUT else ['install']
-  assert events == [*before, *_CALLS[name]]
-
-
-@pytest.mark.parametrize('name', _CALLS)
-def test_each_module_has_the_command(name):
-  module, arguments = _CALLS[name]
-  command = importlib.import_module(module).command
-  assert set(arguments) <= set(command.__code__.co_varnames)
+  with monkeypatch.context() as patch:
+    patch.setattr(importlib, 'import_module', import_module)
+    getattr(commands, name)()
+  *before, module, arguments = events
+  assert before == ([] if name in _WITHOUT else ['install'])
+  assert set(arguments) <= set(real(module).command.__code__.co_varnames)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +75,7 @@ def test_help_names_the_command_as_it_was_typed(monkeypatch, typed, lines):
 @pytest.mark.parametrize(
   'module',
   [
-    *sorted({m for m, _ in _CALLS.values()}),
+    *sorted({getattr(commands, name).args[0] for name in _NAMES}),
     'anp_jax.tools.portability.__main__',
     'anp_jax.tools.trials.replay',
   ],

@@ -7,12 +7,11 @@ of the shared data folder; where that is missing, nothing is tested.
 import os
 import signal
 
-import numpy as np
 import pytest
 
 from anp_jax import train
-from anp_jax.reporting import delayed_metrics, telemetry
-from tests import builders, launching, showing, timm_peer
+from anp_jax.reporting import telemetry
+from tests import builders, launching, serving, showing, timm_peer
 
 pytestmark = [
   pytest.mark.usefixtures('quick_compiles', 'on_one_device'),
@@ -55,18 +54,6 @@ def _config(name, weights):
   )
 
 
-def _terminate_at(monkeypatch, step):
-  """Sends this process SIGTERM, as Slurm does, once a step's loss is in."""
-  real = delayed_metrics.TrainingLog.push
-
-  def push(self, current, values):
-    if current == step:
-      os.kill(os.getpid(), signal.SIGTERM)
-    return real(self, current, values)
-
-  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize('name', NETWORKS)
 def test_interrupted_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, capsys, name):
@@ -81,7 +68,7 @@ def test_interrupted_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, 
   line = f'weights  {len(used) - 2} loaded, 2 initialised'
   assert line in capsys.readouterr().out
   with monkeypatch.context() as patch:
-    _terminate_at(patch, _SIGNAL_AT)
+    builders.signal_at(patch, _SIGNAL_AT, signal.SIGTERM)
     train.run(config, str(broken))
   output = capsys.readouterr()
   assert 'SIGTERM: saving, then stopping' in output.err
@@ -89,10 +76,7 @@ def test_interrupted_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, 
   os.remove(peer.path)  # a resumed run starts from its own checkpoint
   train.run(config, str(broken))
   assert 'continuing from step' in capsys.readouterr().out
-  left, right = launching.weights(straight), launching.weights(broken)
-  assert left.keys() == right.keys()
-  for path, value in left.items():
-    np.testing.assert_array_equal(value, right[path], err_msg=path)
+  serving.same_bits(launching.weights(straight), launching.weights(broken))
   losses = [
     [(r['kind'], r['step'], r['loss']) for r in telemetry.read(str(workdir))]
     for workdir in (straight, broken)

@@ -82,101 +82,18 @@ def _typed(*arguments):
 
 _KEYS = sorted(config_lib.known_keys())
 _NASTY = (
-  '',
-  ' ',
-  ':',
-  '::',
-  'a:',
-  ':b',
-  'os:',
-  'os:getcwd',
-  'a..b:C',
-  '.',
-  '..',
-  '9' * 400,
-  '-' + '9' * 400,
-  '9' * 5000,
-  '0x' + 'f' * 5000,
-  '1e400',
-  '1e30',
-  'nan',
-  '-inf',
-  'None',
-  'True',
-  '()',
-  '[]',
-  '{}',
-  '{[]: 1}',
-  '{1, 2}',
-  '(' * 90,
-  '(' * 5000,
-  '[' * 100_000,
-  '(' * 80 + ')' * 80,
-  '-' * 9000 + '1',
-  '~',
-  '~nobody/x',
-  '$HOME',
-  '\0',
-  '\x1b[2J',
-  'a\nb',
-  '\r',
-  '\u2028',
-  '\ud800',
-  "(('(' , 0),)",
-  "(('a{99999999999}', 0),)",
-  "(('" + '(' * 999 + "', 0),)",
-  f"(('a', {'9' * 400}),)",
-  "(('a', 1e400),)",
-  f'({"9" * 400}, 1)',
-  '9' * 400 + ' steps',
-  '1e308 epochs',
-  '5e-324 epochs',
-  '0.1 steps',
-  '1 steps, ' * 500,
-  '1,8@' + '9' * 18 + ' steps',
-  '1:' + '9' * 18,
-  's3://',
-  'gs://a',
-  'http://x',
-  '/dev/null',
-  '/',
-  'a' * 5000,
-  'list:/dev/null',
-  'tar:',
-  'hf:',
-  'tfds:../../x',
-  'model.name=x;y',
-  '=',
-  '==',
+  *('', ' ', '\0', 'a\nb', '\r', '\x1b[2J', '\u2028', '\ud800', '{[]: 1}', '{1, 2}', '(' * 90),
+  *': :: a: :b os: os:getcwd a..b:C . .. nan -inf 1e400 1e30 None True () [] {} = =='.split(),
+  *'~ ~nobody/x $HOME / /dev/null list:/dev/null tar: hf: tfds:../../x model.name=x;y'.split(),
+  *('s3://', 'gs://a', 'http://x', 'a' * 5000, '9' * 400, '-' + '9' * 400, '9' * 5000),
+  *('0x' + 'f' * 5000, '(' * 5000, '[' * 100_000, '(' * 80 + ')' * 80, '-' * 9000 + '1'),
+  *("(('(' , 0),)", "(('a{99999999999}', 0),)", "(('" + '(' * 999 + "', 0),)"),
+  *(f"(('a', {'9' * 400}),)", "(('a', 1e400),)", f'({"9" * 400}, 1)', '9' * 400 + ' steps'),
+  *('1e308 epochs', '5e-324 epochs', '0.1 steps', '1 steps, ' * 500),
+  *('1,8@' + '9' * 18 + ' steps', '1:' + '9' * 18),
 )
 _PIECES = st.sampled_from(
-  [
-    '(',
-    ')',
-    ',',
-    "'",
-    '"',
-    ':',
-    '.',
-    '-',
-    ' ',
-    '1',
-    '9' * 30,
-    'e9',
-    'steps',
-    'epochs',
-    'lenet',
-    'sync',
-    'None',
-    '\\',
-    '*',
-    '[',
-    '{',
-    '~',
-    '=',
-    ';',
-    '@',
-  ]
+  [*'(),\'":.- 1\\*[{~=;@', '9' * 30, *'e9 steps epochs lenet sync None'.split()]
 )
 _VALUES = st.one_of(
   st.sampled_from(_NASTY),
@@ -204,25 +121,8 @@ def test_each_nasty_value_of_every_kind_of_key(value):
 
 
 _FLAGS = st.sampled_from(
-  [
-    '--config',
-    '--workdir',
-    '--mode',
-    '--checkpoint',
-    '--output',
-    '--change',
-    '--coordinator',
-    '--num_processes',
-    '--process_id',
-    '--config.',
-    '--',
-    '-',
-    '--config.seed',
-    '--trust',
-    '--nonsense',
-    '-x',
-    '--config.data',
-  ]
+  '--config --workdir --mode --checkpoint --output --change --coordinator --num_processes '
+  '--process_id --config. -- - --config.seed --trust --nonsense -x --config.data'.split()
 )
 
 
@@ -237,57 +137,18 @@ def test_any_flags(typed):
 # What lies in a run's files.
 
 _TOKENS = (
-  b'[' * 100_000,
-  b'{"a":' * 50_000,
-  b'9' * 400,
-  b'9' * 5000,
-  b'1e999',
-  b'NaN',
-  b'null',
-  b'true',
-  b'-1',
-  b'""',
-  b'[]',
-  b'{}',
-  b'\\ud800',
-  b'\xff',
-  b'\0',
-  b'"step"',
-  b'"kind"',
-  b'"epoch"',
-  b'"loss"',
-  b'"result"',
-  b'"change"',
-  b'"time"',
-  b'"0"',
-  b'"id2label"',
-  b'"a:b"',
-  b'2.5',
+  *(b'[' * 100_000, b'{"a":' * 50_000, b'9' * 400, b'9' * 5000, b'\\ud800', b'\xff', b'\0'),
+  *b'1e999 NaN null true -1 "" [] {} 2.5 "step" "kind" "epoch" "loss" "result"'.split(),
+  *b'"change" "time" "0" "id2label" "a:b"'.split(),
 )
 
 
 def _lines(count):
   for step in range(1, count):
-    yield {
-      'kind': 'train',
-      'step': step,
-      'time': 1.0,
-      'epoch': step / 2,
-      'loss': 1.5,
-      'anp_top1': 0.5,
-      'images_per_second': 9.0,
-      'seconds': 2.0,
-      'input_wait': 0.1,
-      'learning_rate': 0.1,
-    }
-    yield {
-      'kind': 'validation',
-      'step': step,
-      'time': 1.0,
-      'epoch': step / 2,
-      'loss': 1.5,
-      'anp_top1': 0.5,
-    }
+    scores = {'step': step, 'time': 1.0, 'epoch': step / 2, 'loss': 1.5, 'anp_top1': 0.5}
+    speed = {'images_per_second': 9.0, 'seconds': 2.0, 'input_wait': 0.1, 'learning_rate': 0.1}
+    yield {'kind': 'train', **scores, **speed}
+    yield {'kind': 'validation', **scores}
   yield {'kind': 'time', 'step': 1, 'what': 'start', 'seconds': 1.0}
   yield {'kind': 'change', 'step': 1, 'key': 'seed', 'old': 1, 'new': 2}
   yield {'kind': 'result', 'step': count, 'epoch': 1.0, 'best': {'loss': 1.5}}
@@ -302,7 +163,8 @@ def whole_run(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('run')
   names = ['old_car', 'red_dog']
   files = {
-    'config.json': config_lib.to_json(command_line.load(_TINY, {})).encode(),
+    # One line, as each of the others.
+    'config.json': json.dumps(config_lib.flat(command_line.load(_TINY, {}))).encode(),
     'metrics.jsonl': _METRICS,
     'labels.json': json.dumps(
       {'classes': names, 'adjectives': ['old', 'red'], 'nouns': ['car', 'dog']}
@@ -318,16 +180,6 @@ def _compare(workdir, draws=True):
     if not draws:  # a second each
       patch.setattr(comparison_curves, 'draw', lambda _: b'')
     return _check(lambda: compare.main(command))
-
-
-@pytest.mark.parametrize('name', ['config.json', 'metrics.jsonl', 'labels.json'])
-def test_damaged_files_of_a_run(name, whole_run):
-  workdir, files = whole_run
-  assert _compare(workdir)[0] == 0
-  draw = random.Random(name if not _EXAMPLES else None)
-  for i in range(_EXAMPLES or 12):
-    data = mutations.mutated(files[name], draw, _TOKENS)
-    _check_file(whole_run, name, data, draws=not i)
 
 
 def _check_file(whole_run, name, data, draws):
@@ -348,27 +200,8 @@ def _check_file(whole_run, name, data, draws):
 
 
 _VALUES_OF_JSON = (
-  None,
-  True,
-  -1,
-  0,
-  0.5,
-  10**400,
-  2**60,
-  math.inf,
-  math.nan,
-  '',
-  'x',
-  'a:b',
-  '[',
-  [],
-  [[]],
-  [1, 2],
-  ['a', 'b'],
-  {},
-  {'a': 1},
-  '0 steps',
-  '9e99 epochs',
+  *(None, True, -1, 0, 0.5, 10**400, 2**60, math.inf, math.nan, '', 'x', 'a:b', '['),
+  *([], [[]], [1, 2], ['a', 'b'], {}, {'a': 1}, '0 steps', '9e99 epochs'),
 )
 
 
@@ -386,15 +219,18 @@ def _replaced(data, draw):
   return b'\n'.join(lines)
 
 
+def _mutated(data, draw):
+  return mutations.mutated(data, draw, _TOKENS)
+
+
 @pytest.mark.parametrize('name', ['config.json', 'metrics.jsonl', 'labels.json'])
-def test_values_of_other_kinds_in_files_of_a_run(name, whole_run):
-  data = whole_run[1][name]
-  if name == 'config.json':
-    data = json.dumps(json.loads(data)).encode()  # one line
+@pytest.mark.parametrize('damage', [_mutated, _replaced])
+def test_damaged_files_of_a_run(name, damage, whole_run):
+  workdir, files = whole_run
+  assert _compare(workdir)[0] == 0
   draw = random.Random(name if not _EXAMPLES else None)
-  for _ in range(_EXAMPLES or 30):
-    draws = name == 'metrics.jsonl' and not draw.randrange(40)
-    _check_file(whole_run, name, _replaced(data, draw), draws)
+  for i in range(_EXAMPLES or 12):
+    _check_file(whole_run, name, damage(files[name], draw), draws=not i)
 
 
 def _vocabulary(arguments):

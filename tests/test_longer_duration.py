@@ -16,30 +16,16 @@ _PEAK, _WARMUP = 0.4, 2
 _BATCH, _EXAMPLES = 8, 48
 
 
-def _config(config, schedule, duration, strategy='sync', **keys):
-  return builders.editable(
-    config_lib.replaced(
-      config,
-      {
-        'strategy.name': strategy,
-        'model.name': 'tests.small_networks:Biases',
-        'data.synthetic_classes': 5,
-        'model.norm_group': 2,
-        'data.image_size': 8,
-        'data.resize': 8,
-        'optimizer.name': 'sgd',
-        'optimizer.learning_rate': _PEAK,
-        'schedule.name': schedule,
-        'schedule.warmup': f'{_WARMUP} steps',
-        'duration': duration,
-        'log.every': '1 steps',
-        'log.tensorboard': False,
-        'eval.every': '50 steps',
-        'eval.examples': False,
-      }
-      | keys,
-    )
-  )
+def _config(config, schedule, duration, **keys):
+  changes = {
+    'optimizer.learning_rate': _PEAK,
+    'schedule.name': schedule,
+    'schedule.warmup': f'{_WARMUP} steps',
+    'duration': duration,
+    'eval.every': '50 steps',
+    'eval.examples': False,
+  }
+  return builders.on_biases(config, **changes | keys)
 
 
 def _rate(schedule, step, total):
@@ -61,10 +47,11 @@ def test_both_rates_are_told_at_the_step_of_resume(
   if strategy == 'parameter_server':
     serving.on_devices(monkeypatch, 1)
   workdir = str(tmp_path)
-  train.run(_config(config, schedule, '5 steps', strategy), workdir)
+  name = {'strategy.name': strategy}
+  train.run(_config(config, schedule, '5 steps', **name), workdir)
   assert telemetry.changes(workdir) == []
   capsys.readouterr()
-  train.run(_config(config, schedule, '9 steps', strategy), workdir)
+  train.run(_config(config, schedule, '9 steps', **name), workdir)
   new = _rate(schedule, 5, 9)
   assert (
     'change   config.duration=9 steps from step 5 on, 5 steps before: '

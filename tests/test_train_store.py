@@ -2,20 +2,18 @@
 
 import errno
 import json
-import os
 import signal
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from anp_jax import cluster, train
 from anp_jax.checkpoint import trained
 from anp_jax.config import urls
-from anp_jax.reporting import delayed_metrics, telemetry
+from anp_jax.reporting import telemetry
 from anp_jax.system import mirror
-from tests import builders, gcs_server
+from tests import builders, gcs_server, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
 
@@ -28,28 +26,6 @@ def _forget():
   """This process has no mirror, as one on another machine has none."""
   mirror.remove()
   urls.root.cache_clear()
-
-
-def _state(folder, step):
-  """The saved leaves of a step by path, read by Orbax alone."""
-  with ocp.StandardCheckpointer() as raw:
-    tree = raw.restore(folder / 'checkpoints' / str(step) / 'state')['state']
-  return {
-    jax.tree_util.keystr(p): np.asarray(x).tobytes()
-    for p, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def _stop_at(step, monkeypatch):
-  """Has a signal ask to stop while this step is computed."""
-  push = delayed_metrics.TrainingLog.push
-
-  def push_and_ask(self, number, values):
-    if number == step:
-      os.kill(os.getpid(), signal.SIGTERM)
-    return push(self, number, values)
-
-  monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push_and_ask)
 
 
 @pytest.fixture(scope='module')
@@ -71,7 +47,7 @@ def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
 ):
   local = unbroken(tiny_config)
   with monkeypatch.context() as patch:
-    _stop_at(5, patch)
+    builders.signal_at(patch, 5, signal.SIGTERM)
     train.run(tiny_config, _address('stopped'))
   assert 'run the same command to resume' in capsys.readouterr().out
   stopped = json.loads(gcs.objects['stopped/stopped.json'])['step']
@@ -83,7 +59,7 @@ def test_stopped_run_is_resumed_bit_for_bit_and_evaluated(
   assert f'workdir  {_address("stopped")}\n' in out
   assert f'report: {_address("stopped")}/report/index.html' in out
   folder = gcs.write_files('stopped', tmp_path / 'copy')
-  assert _state(folder, 12) == _state(local, 12)
+  serving.same_bits(launching.weights(folder), launching.weights(local))
   for read in (
     lambda f: [r['step'] for r in telemetry.read(str(f))],
     lambda f: sorted(p.name for p in (f / 'report').iterdir()),
@@ -127,7 +103,7 @@ def test_torn_and_damaged_checkpoints_are_passed_over(gcs, tiny_config, unbroken
   assert f'set aside as {_address("torn")}/damaged/10-' in caplog.text
   assert any(n.startswith('torn/damaged/10-') for n in gcs.objects)
   folder = gcs.write_files('torn', tmp_path / 'copy')
-  assert _state(folder, 12) == _state(local, 12)
+  serving.same_bits(launching.weights(folder), launching.weights(local))
 
 
 @pytest.mark.parametrize(

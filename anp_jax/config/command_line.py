@@ -20,6 +20,12 @@ from anp_jax.config import (
   urls,
 )
 
+# Flag, its default, the only mode that takes it, and why others do not.
+_FLAGS_OF_MODES = (
+  ('checkpoint', 'newest', 'evaluate', 'training resumes from the newest'),
+  ('output', '', 'evaluate', 'training writes into its workdir'),
+  ('change', '', 'train', 'it changes a run that is resumed'),
+)
 _MODES = ('train', 'evaluate', *strategy_lib.TRIALS)
 # What a mode sets, unless it is typed.
 _MODE_KEYS = {
@@ -92,11 +98,7 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     with exits.until_reader_goes():
       print(keys if flags.help else f'{parser.format_help()}\n{keys}', flush=True)
     raise SystemExit(0)
-  if flags.mode not in _MODES:
-    raise errors.ConfigError(
-      f'--mode={flags.mode}: expected one of {", ".join(_MODES)}'
-      f'{errors.nearest(flags.mode, _MODES)}'
-    )
+  errors.check_choice(f'--mode={flags.mode}', flags.mode, _MODES)
   if flags.trust:
     trust.allow_all()
   return flags
@@ -168,10 +170,12 @@ def from_flags(
   if is_untrained and not flags.config and 'init.from' not in overrides:
     raise errors.ConfigError(f'{flags.workdir} has no checkpoint to evaluate')
   config = saved_run.with_weights_keys(config, overrides, run, is_untrained)
-  _check_trial(flags, config)
-  saved_run.check_change(flags, config, run)
-  _check_checkpoint(flags, config, is_untrained)
-  _check_output(flags, config)
+  _check_checkpoint(flags.checkpoint, config, is_untrained)
+  _check_mode(flags, config)
+  if flags.change:
+    saved_run.check_change(flags, config, run)
+  if flags.output:
+    outputs.check_folder('--output', os.path.expanduser(flags.output))
   if not flags.workdir and processes > 1:
     raise errors.ConfigError(f'--workdir is missing: {processes} processes need one that all see')
   workdir = flags.workdir or _new_workdir(flags.config or os.path.normpath(config.init['from']))
@@ -212,11 +216,22 @@ def _wanted_config(flags, overrides, run):
   )
 
 
-def _check_trial(flags, config):
-  """Refuses a trial mode for a config without common steps or a range of rates."""
+def _check_mode(flags, config):
+  """Refuses flags of another mode, and a mode that the config cannot have."""
+  strategy = strategy_lib.find(config)
+  for name, default, mode, reason in _FLAGS_OF_MODES:
+    text = f'--{name}={getattr(flags, name)}'
+    if text == f'--{name}={default}':
+      continue
+    if flags.mode != mode:
+      raise errors.ConfigError(f'{text} is for --mode={mode}: {reason}')
+    if strategy.keeps_models_apart and not default:
+      raise errors.ConfigError(
+        f'{text}: the models of a ring keep the config that they began with, and '
+        'its evaluation writes a leaderboard in the workdir'
+      )
   if flags.mode not in strategy_lib.TRIALS:
     return
-  strategy = strategy_lib.find(config)
   if not strategy.steps_together:
     raise errors.ConfigError(
       f'--mode={flags.mode}: with config.strategy.name={strategy.name!r} '
@@ -230,36 +245,14 @@ def _check_trial(flags, config):
     )
 
 
-def _check_checkpoint(flags, config, is_untrained):
-  chosen = flags.checkpoint
-  if chosen not in ('newest', 'best') and not chosen.isdecimal():
-    raise errors.ConfigError(
-      f'--checkpoint={chosen!r}: expected newest, best or a step'
-      f'{errors.nearest(chosen, ("newest", "best"))}'
-    )
-  if chosen != 'newest' and flags.mode != 'evaluate':
-    raise errors.ConfigError(
-      f'--checkpoint={chosen} is for --mode=evaluate: training resumes from the newest'
-    )
+def _check_checkpoint(chosen, config, is_untrained):
+  if not chosen.isdecimal():
+    errors.check_choice(f'--checkpoint={chosen!r}', chosen, ('newest', 'best'), 'a step')
   if chosen != 'newest' and is_untrained:
     raise errors.ConfigError(
       f'--checkpoint={chosen} is for the checkpoints of a run, and there are '
       f'none: config.init.from={config.init["from"]!r} would be scored'
     )
-
-
-def _check_output(flags, config):
-  if flags.output and flags.mode != 'evaluate':
-    raise errors.ConfigError(
-      f'--output={flags.output} is for --mode=evaluate: training writes into its workdir'
-    )
-  if flags.output and strategy_lib.find(config).keeps_models_apart:
-    raise errors.ConfigError(
-      f'--output={flags.output}: --mode=evaluate of a model ring writes its '
-      'leaderboard in the workdir'
-    )
-  if flags.output:
-    outputs.check_folder('--output', os.path.expanduser(flags.output))
 
 
 def _check_store(workdir, config):

@@ -1,20 +1,18 @@
 """The keys of config.emulate: a sleep in place of computing, slower links."""
 
-import math
 import re
 from typing import Any
 
 import ml_collections
 
-from anp_jax.config import errors
-from anp_jax.config.keys import Key, flag, integer, number
+from anp_jax.config import errors, rules
+from anp_jax.config.keys import Key, flag, integer, number, value
 
 _UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 _BANDWIDTH = re.compile(r'(\d+(?:\.\d+)?)(kbit|mbit|gbit)')
 _SWITCH: dict[str, Any] = {'only_if': ('emulate.enabled', ('True',))}
-
 # Keys of the sleep, which say nothing of a network that computes.
-OF_SLEEPS = ('step_seconds', 'image_seconds', 'spread', 'slow', 'pieces', 'megabytes')
+_SLEEP: dict[str, Any] = {'only_if': ('emulate.sleep', ('True',))}
 
 
 def bytes_per_second(text: str) -> float:
@@ -39,28 +37,22 @@ def sleeps(config: ml_collections.ConfigDict) -> bool:
   return config.emulate.enabled and config.emulate.sleep
 
 
-def _check_bandwidth(key, text):
+def _is_bandwidth(text):
   try:
     bytes_per_second(text)
   except ValueError:
-    number_and_letters = re.fullmatch(r'([\d.]*)\s*(.*)', text)
-    unit = errors.nearest(number_and_letters[2].lower(), _UNITS)
-    raise errors.ConfigError(
-      f"config.{key}={text!r}: expected a bandwidth such as '100mbit', in "
-      f"{', '.join(_UNITS)}, or '' for no limit{unit}"
-    ) from None
+    return False
+  return True
 
 
 def _check_slow(key, pairs):
-  def is_good(process, factor):
-    is_factor = type(factor) in (int, float) and 0 < factor < math.inf
-    return type(process) is int and process >= 0 and is_factor
-
-  try:
-    good = all(is_good(*pair) for pair in pairs)
-  except TypeError:
-    good = False
-  errors.check(good, key, pairs, 'pairs (process, factor) as in ((3, 2.0),)')
+  example = '((3, 2.0),)'
+  rules.check_pairs(key, pairs, example)
+  good = all(
+    type(process) is int and process >= 0 and rules.is_number(factor) and factor > 0
+    for process, factor in pairs
+  )
+  errors.check(good, key, pairs, f'pairs such as {example}')
 
 
 KEYS = {
@@ -73,35 +65,32 @@ KEYS = {
     "seconds of a device's forward and backward pass, whatever its batch",
     at_least=0,
     resumable=True,
-    **_SWITCH,
+    **_SLEEP,
   ),
   'image_seconds': number(
-    0, "seconds added per image of the device's batch", at_least=0, resumable=True, **_SWITCH
+    0, "seconds added per image of the device's batch", at_least=0, resumable=True, **_SLEEP
   ),
   'spread': number(
     0,
     "standard deviation of a pass's time over its mean (lognormal)",
     at_least=0,
     resumable=True,
-    **_SWITCH,
+    **_SLEEP,
   ),
   'slow': Key(
-    (), 'slow-down factors, (process, factor) pairs', check=_check_slow, resumable=True, **_SWITCH
+    (), 'slow-down factors, (process, factor) pairs', check=_check_slow, resumable=True, **_SLEEP
   ),
   'pieces': integer(
-    4,
-    'pieces in which the backward pass releases its gradients',
-    above=0,
-    resumable=True,
-    **_SWITCH,
+    4, 'pieces in which the backward pass releases its gradients', above=0, resumable=True, **_SLEEP
   ),
   'megabytes': number(
-    0, "MB of parameters and of gradients; 0: those of the config's network", at_least=0, **_SWITCH
+    0, "MB of parameters and of gradients; 0: those of the config's network", at_least=0, **_SLEEP
   ),
-  'bandwidth': Key(
+  'bandwidth': value(
     '',
     "bandwidth of each process's link, per direction, such as 100mbit; '': no limit",
-    check=_check_bandwidth,
+    _is_bandwidth,
+    f"a bandwidth such as '100mbit', in {', '.join(_UNITS)}, or '' for no limit",
     resumable=True,
     **_SWITCH,
   ),

@@ -1,6 +1,6 @@
 """Errors of configs, flags and workdirs: one line each, with the nearest valid name."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 import difflib
 import os
 
@@ -29,6 +29,20 @@ def nearest(name: object, valid: Iterable[object]) -> str:
     if matches:
       return f'; did you mean {matches[0]!r}?'
   return ''
+
+
+def check_choice(place: str, value: object, choices: Collection[str], form: str = '') -> None:
+  """Raises ConfigError for a value that is none of the choices; it names the nearest.
+
+  Args:
+    place: flag or key with the value, as text for the error line.
+    value: value of the flag or key.
+    choices: allowed values.
+    form: form of further allowed values, as text for the error line.
+  """
+  if value not in choices:
+    names = ', '.join(choice or "''" for choice in choices) + (form and f' or {form}')
+    raise ConfigError(f'{place}: expected one of {names}{nearest(value, choices)}')
 
 
 def check(good: object, key: str, value: object, expected: str) -> None:

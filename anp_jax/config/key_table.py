@@ -4,7 +4,6 @@ The keys of one strategy are in its `default_config`; see `strategy.py`.
 """
 
 import dataclasses
-import math
 
 from anp_jax.config import data_keys, emulation_keys, networks, rules, strategy as strategy_lib
 from anp_jax.config.keys import (
@@ -45,11 +44,8 @@ def _is_devices(count):
 
 
 def _is_head_weights(weights):
-  return (
-    len(weights) == 3
-    and all(type(w) in (int, float) and 0 <= w < math.inf for w in weights)
-    and weights[0] > 0
-  )
+  good = len(weights) == 3 and all(rules.is_number(w) and w >= 0 for w in weights)
+  return good and weights[0] > 0
 
 
 _DEVICES = 'a count of devices, or -1 for all that remain'
@@ -224,11 +220,6 @@ _SCHEDULE = {
     FUNCTION,
   ),
   'warmup': duration('0 steps', 'linear warm-up from 0', zero=True),
-  'warmup_start': share(
-    0,
-    'first learning rate of the warm-up over the peak; 1 / n for n asynchronous workers',
-    only_if=('strategy.name', ('parameter_server',)),
-  ),
   'every': milestones(
     '30 epochs', "interval between decays; '32000 steps, 48000 steps': only at those two"
   ),

@@ -221,11 +221,8 @@ def text(
   expected = f'one of {names}' + (f' or {words}' if words else '')
 
   def check(name, value):
-    if value in choices or (form and re.fullmatch(form, value)):
-      return
-    raise errors.ConfigError(
-      f'config.{name}={value!r}: expected {expected}{errors.nearest(value, choices)}'
-    )
+    if not form or not re.fullmatch(form, value):
+      errors.check_choice(f'config.{name}={value!r}', value, choices, words)
 
   return Key(default, help, expected, check, **more)
 

@@ -7,8 +7,6 @@ import tempfile
 
 from anp_jax.config import errors, urls
 
-_LONGEST = 220  # bytes of a file's name, which a draft makes longer
-
 
 def check_folder(flag: str, path: str) -> None:
   """Refuses an output folder that cannot be created or written to.
@@ -21,7 +19,6 @@ def check_folder(flag: str, path: str) -> None:
     ConfigError: naming the flag, and the file or folder at fault.
   """
   urls.check(flag, path, ())
-  _check_names(flag, path)
   place = _existing(path)
   if not os.path.isdir(place):
     where = '' if place == path else f': {place}'
@@ -41,7 +38,6 @@ def check_file(flag: str, path: str, suffixes: Sequence[str] = ()) -> None:
     ConfigError: naming the flag, and the file or folder at fault.
   """
   urls.check(flag, path, ())
-  _check_names(flag, path)
   folder = os.path.dirname(path) or '.'
   if os.path.isdir(path) or not os.path.isdir(folder):
     what = 'a folder' if os.path.isdir(path) else f'{folder} is no folder'
@@ -83,17 +79,6 @@ def _existing(path):
   while not os.path.lexists(path):
     path = os.path.dirname(os.path.abspath(path))
   return path
-
-
-def _check_names(flag, path):
-  """Refuses too long names of files and folders that do not exist yet."""
-  place = path
-  while place and not os.path.isdir(place):
-    place, name = os.path.split(place)
-    if len(os.fsencode(name)) > _LONGEST:
-      raise errors.ConfigError(
-        f'{flag}={path!r}: a name of {len(os.fsencode(name))} bytes, expected at most {_LONGEST}'
-      )
 
 
 def _probe(flag, path, folder, what):

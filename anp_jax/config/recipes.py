@@ -32,16 +32,26 @@ def find(path: str) -> str:
     path: path as typed; an existing file takes precedence.
 
   Raises:
-    ConfigError: if there is no such file, with the nearest file.
+    ConfigError: if there is no such file, with the nearest file, or if it is not
+      Python; for the config of a run, with what to type.
   """
-  if os.path.isfile(path):
-    return path
   folder, name = os.path.split(os.path.normpath(path))
+  workdir = (folder or '.') if name == _RUN_FILE else path
+  if os.path.isfile(os.path.join(workdir, _RUN_FILE)):
+    raise errors.ConfigError(
+      f'--config={path} is the config of a run, expected a recipe (.py): '
+      f'--workdir={workdir} --mode=evaluate evaluates the run; to resume it, '
+      'type the command that it was started with'
+    )
+  if os.path.isfile(path):
+    if not path.endswith('.py'):
+      raise errors.ConfigError(
+        f'--config={path} is not a recipe: expected a Python file (.py), as in {_FOLDER}/'
+      )
+    return path
   file = shipped() / name
   if folder == _FOLDER and file.is_file():
     return str(file)
-  if os.path.isfile(os.path.join(path, _RUN_FILE)):
-    raise _run_error(path, path)
   nearby = _names(os.path.dirname(path))
   names = nearby + [n for n in _shipped_names() if n not in nearby]
   raise errors.ConfigError(f'--config: no file {path!r}{errors.nearest(path, names)}')
@@ -58,9 +68,8 @@ def read(path: str, variant: str) -> ml_collections.ConfigDict:
     variant: name of a variant; '': the plain recipe.
 
   Raises:
-    ConfigError: for a file that is not a recipe, or any error in it.
+    ConfigError: for a file without `get_config`, or any error in it.
   """
-  _check_python(path)
   spec = importlib.util.spec_from_file_location(_MODULE, path)
   assert spec is not None and spec.loader is not None  # the suffix is .py
   module = importlib.util.module_from_spec(spec)
@@ -87,26 +96,6 @@ def read(path: str, variant: str) -> ml_collections.ConfigDict:
   if not isinstance(config, ml_collections.ConfigDict):
     raise errors.ConfigError(f'{path}: get_config must return a ConfigDict')
   return config
-
-
-def _check_python(path):
-  """Refuses a file that is not Python; for a run's config, says what to type."""
-  if path.endswith('.py'):
-    return
-  folder, name = os.path.split(path)
-  if name == _RUN_FILE:
-    raise _run_error(path, folder or '.')
-  raise errors.ConfigError(
-    f'--config={path} is not a recipe: expected a Python file (.py), as in {_FOLDER}/'
-  )
-
-
-def _run_error(path, workdir):
-  return errors.ConfigError(
-    f'--config={path} is the config of a run, expected a recipe (.py): '
-    f'--workdir={workdir} --mode=evaluate evaluates the run; to resume it, '
-    'type the command that it was started with'
-  )
 
 
 def _shipped_names():

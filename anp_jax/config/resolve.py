@@ -233,6 +233,8 @@ def _applicable(values):
   models = [effective] + [
     effective | texts for texts in strategy_lib.declared(name).alternatives(effective)
   ]
+  # A key that does not apply makes no other apply.
+  models = [{key: m[key] for key, k in keys.items() if k.applies(m)} for m in models]
   return {key: k for key, k in keys.items() if any(k.applies(m) for m in models)}
 
 
@@ -255,19 +257,20 @@ def _check_known(key, keys):
 
 def _check_applies(key, values):
   """Refuses a known key that does not apply with these values."""
-  if key in _applicable(values):
+  applicable = _applicable(values)
+  if key in applicable:
     return
-  name = _strategy_name(values)
-  declared = (key_table.KEYS | strategy_keys(name)).get(key)
+  keys = key_table.KEYS | strategy_keys(_strategy_name(values))
+  declared = keys.get(key)
   if declared:
+    while declared.only_if[0] not in applicable:
+      declared = keys[declared.only_if[0]]
     chooser, condition = declared.only_if[0], declared.condition
   else:
     chooser = _NAME
     names = (n for n in strategy_lib.BUILT_IN if key in strategy_keys(n))
     condition = f'{chooser}={", ".join(names)}'
-  now = values.get(chooser)
-  if now is None:
-    now = (key_table.KEYS | strategy_keys(name))[chooser].default
+  now = values.get(chooser, keys[chooser].default)
   now = "''" if now == '' else now
   raise errors.ConfigError(f'config.{key} belongs to {condition}, not {now}')
 

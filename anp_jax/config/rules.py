@@ -3,8 +3,9 @@
 import math
 import os
 import re
+from typing import Any
 
-from anp_jax.config import emulation_keys, errors, urls
+from anp_jax.config import errors, urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -29,11 +30,6 @@ def check_together(values: dict) -> None:
     for key, default in ('data.held_out', ()), ('data.imbalance', 1), ('data.balance', 'none'):
       value = values[key]
       check(value == default, key, value, f'{default!r} for synthetic examples')
-  if values['emulate.enabled'] and not values['emulate.sleep']:
-    for name in emulation_keys.OF_SLEEPS:
-      value, default = values[f'emulate.{name}'], emulation_keys.KEYS[name].default
-      words = f'{default!r} where emulate.sleep is False'
-      check(value == default, f'emulate.{name}', value, words)
   size, resize = values['data.image_size'], values['data.resize']
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
   scales = values.get('data.scale_range', (size,))
@@ -62,36 +58,38 @@ def _check_source(values):
 
 def check_sharding(key: str, pairs: tuple) -> None:
   """Refuses values other than (regex, rule) pairs."""
-  _check_pairs(key, pairs, "(('.*', 'fsdp'),)")
+  check_pairs(key, pairs, "(('.*', 'fsdp'),)")
   for pattern, rule in pairs:
     _check_pattern(key, pattern)
-    if rule not in SHARDING_RULES:
-      raise errors.ConfigError(
-        f'config.{key}: rule {rule!r}: expected one of '
-        f'{", ".join(SHARDING_RULES)}{errors.nearest(rule, SHARDING_RULES)}'
-      )
+    errors.check_choice(f'config.{key}: rule {rule!r}', rule, SHARDING_RULES)
 
 
 def check_multipliers(key: str, pairs: tuple) -> None:
   """Refuses values other than (regex, factor) pairs."""
-  _check_pairs(key, pairs, "(('stage1', 0), ('head', 10.0))")
+  check_pairs(key, pairs, "(('stage1', 0), ('head', 10.0))")
   for pattern, factor in pairs:
     _check_pattern(key, pattern)
-    good = type(factor) in (int, float) and 0 <= factor < math.inf
+    good = is_number(factor) and factor >= 0
     check(good, key, (pattern, factor), 'a number of 0 or more')
 
 
 def check_arguments(key: str, pairs: tuple) -> None:
   """Refuses values other than (name, value) pairs."""
   example = "(('b2', 0.95),)"
-  _check_pairs(key, pairs, example)
+  check_pairs(key, pairs, example)
   good = all(str(name).isidentifier() for name, _ in pairs)
   check(good, key, pairs, f'pairs such as {example}')
 
 
-def _check_pairs(key, pairs, example):
+def check_pairs(key: str, pairs: tuple, example: str) -> None:
+  """Refuses values other than pairs; the error line has the example."""
   good = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
   check(good, key, pairs, f'pairs such as {example}')
+
+
+def is_number(value: Any) -> bool:
+  """Returns whether a value is a finite number, and neither True nor False."""
+  return type(value) in (int, float) and math.isfinite(value)
 
 
 def _check_pattern(key, pattern):

@@ -9,7 +9,7 @@ import os
 
 import ml_collections
 
-from anp_jax.config import errors, key_table, resolve, resume, strategy as strategy_lib
+from anp_jax.config import errors, key_table, resolve, resume
 
 FILE = 'config.json'
 _STRATEGY = 'strategy.name'
@@ -68,28 +68,22 @@ def nearest_run(path: str) -> str:
 
 
 def check_change(flags: argparse.Namespace, config: ml_collections.ConfigDict, run: dict) -> None:
-  """Refuses a flag --change that names keys which may not change.
+  """Refuses a --change of keys which may not change, or of a run that is new.
 
   Args:
-    flags: flags workdir, mode and change.
+    flags: flags workdir and change.
     config: resolved config.
     run: flat config of the workdir's run; {} without a run.
 
   Raises:
     ConfigError: saying what was expected.
   """
-  text = f'--change={flags.change}'
-  if not flags.change:
-    return
-  if flags.mode != 'train':
-    raise errors.ConfigError(f'{text} is for --mode=train, which resumes a run')
-  if strategy_lib.find(config).keeps_models_apart:
-    raise errors.ConfigError(f'{text}: the models of a ring keep the config that they began with')
   is_resumed = bool(run) and has_checkpoints(flags.workdir)
   resume.changed(run if is_resumed else resolve.flat(config), config, flags.change)
   if not is_resumed:
     raise errors.ConfigError(
-      f'{text} is for a run that is resumed: --workdir={flags.workdir!r} has no checkpoint'
+      f'--change={flags.change} is for a run that is resumed: '
+      f'--workdir={flags.workdir!r} has no checkpoint'
     )
 
 

@@ -395,11 +395,8 @@ class _NotImported(Strategy):
 
 def _check_form(name):
   """Refuses what is neither a name nor package.module:Class."""
-  if name not in BUILT_IN and not trust.is_class_name(name):
-    raise errors.ConfigError(
-      f'config.{_KEY}={name!r}: expected one of {", ".join(BUILT_IN)} '
-      f'or package.module:Class{errors.nearest(name, BUILT_IN)}'
-    )
+  if not trust.is_class_name(name):
+    errors.check_choice(f'config.{_KEY}={name!r}', name, BUILT_IN, 'package.module:Class')
 
 
 @functools.cache

@@ -87,16 +87,6 @@ def is_class_name(name: object) -> bool:
   return all(part.isidentifier() for half in name.split(':') for part in half.split('.'))
 
 
-def check(key: str, name: str) -> None:
-  """Refuses a name that was read from a file and not allowed.
-
-  Raises:
-    ConfigError: naming the class and what to type.
-  """
-  if is_refused(name):
-    raise errors.ConfigError(_refusal(f'config.{key}={name!r}', key, name))
-
-
 def is_source_class(name: str) -> bool:
   """Returns whether config.data.source names a user's class."""
   return bool(re.fullmatch(SOURCE, name))
@@ -112,8 +102,9 @@ def imported(key: str, name: str) -> Callable:
   Raises:
     ConfigError: if there is no such attribute, or it may not be imported.
   """
-  check(key, name)
   place = f'config.{key}={name!r}'
+  if is_refused(name):
+    raise errors.ConfigError(_refusal(place, key, name))
   if not is_class_name(name):
     raise errors.ConfigError(f'{place}: expected package.module:Class')
   path, _, attribute = name.partition(':')

@@ -50,8 +50,7 @@ def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: in
       names; decays are counted from step 0, not from w. If schedule.every has
       several durations, p factor^n from the n-th on.
     package.module:function: p function(d), of a NumPy or JAX array
-  Each is multiplied by a + (1 - a) min(1, s / w), where a is
-    schedule.warmup_start of the strategy `parameter_server`, else 0.
+  Each is multiplied by min(1, s / w).
 
   Args:
     config: resolved config; `optimizer.learning_rate` and `schedule.*` are read.
@@ -78,7 +77,6 @@ def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: in
       f'config.schedule.warmup={s.warmup!r} is {warmup} steps, but the whole '
       f'run is {total_steps}: shorten schedule.warmup or lengthen duration'
     )
-  start = s.get('warmup_start', 0.0)  # a key of `parameter_server`
   if 'every' in s:
     decays = config_lib.milestones(s.every, batch_size, examples)
   # A run that is all warm-up has nothing left to decay over.
@@ -104,8 +102,7 @@ def schedule(config: ConfigDict, batch_size: int, examples: int, total_steps: in
       count = sum(step >= m for m in decays) if later else step // first
       share = xp.power(float(s.factor), count)
     if warmup:
-      rise = xp.minimum(now / warmup, 1.0)
-      share = share * (start + (1 - start) * rise)
+      share = share * xp.minimum(now / warmup, 1.0)
     return peak * share
 
   return rate

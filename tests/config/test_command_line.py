@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -163,26 +165,6 @@ def test_a_run_beside_its_data_is_well(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'typed, meant',
-  [
-    ('--wokrdir=x', '--workdir'),
-    ('--learning_rate=1', '--config.optimizer.learning_rate'),
-    ('--optimizer.momentum=1', '--config.optimizer.momentum'),
-    ('--batch_size=1', '--config.batch_size'),
-    ('--mode=eval', 'evaluate'),
-    ('--num_process=2', '--num_processes'),
-  ],
-)
-def test_the_flag_that_was_meant(typed, meant, capsys):
-  text = _line(capsys, main.main, 'main.py', _TINY, typed)
-  assert typed in text and f"did you mean '{meant}'?" in text
-
-
-def test_what_is_no_flag_at_all(capsys):
-  assert "unknown argument 'demo'" in _line(capsys, main.main, 'main.py', _TINY, 'demo')
-
-
-@pytest.mark.parametrize(
   'flag, words',
   [
     ('--train_split=tain', ['set --train_split and --eval_split']),
@@ -215,6 +197,57 @@ def test_prepare_names_flags_of_its_own(flag, words, tmp_path, capsys):
 def test_a_required_flag_that_is_mistyped_is_named(capsys):
   text = _line(capsys, prepare.main, 'prepare', '--form=photos', '--name=x')
   assert "'--form=photos'; did you mean '--from'?" in text
+
+
+_RECIPE = '--config=configs/resnet_anp.py'
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    ([], ['--config', 'missing']),
+    (['--config=configs/resnet_amp.py'], ['resnet_amp', 'resnet_anp.py']),
+    ([f'{_RECIPE}:dmo'], ["'dmo'", "did you mean 'demo'"]),
+    ([_RECIPE, '--config.learning_rate=1'], ["mean 'optimizer.learning_rate'"]),
+    ([_RECIPE, '--config.batch_size'], ['--config.batch_size', 'expected a value']),
+    ([_RECIPE, '--mode=evaluate'], ['--mode=evaluate', '--workdir']),
+    ([_RECIPE, '--checkpoint=bset'], ['--checkpoint', "'best'"]),
+    ([_RECIPE, '--checkpoint=best'], ['--checkpoint=best', '--mode=evaluate']),
+    ([_TINY, '--wokrdir=x'], ["did you mean '--workdir'?"]),
+    ([_TINY, '--learning_rate=1'], ["did you mean '--config.optimizer.learning_rate'?"]),
+    ([_TINY, '--optimizer.momentum=1'], ["did you mean '--config.optimizer.momentum'?"]),
+    ([_TINY, '--batch_size=1'], ["did you mean '--config.batch_size'?"]),
+    ([_TINY, '--mode=eval'], ["did you mean 'evaluate'?"]),
+    ([_TINY, '--num_process=2'], ["did you mean '--num_processes'?"]),
+    ([_TINY, 'demo'], ["unknown argument 'demo'"]),
+  ],
+)
+def test_bad_input_is_one_clear_line(arguments, words, capsys, monkeypatch):
+  monkeypatch.chdir(_ROOT)
+  line = _line(capsys, main.main, 'main.py', *arguments)
+  assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+  'arguments, status, words',
+  [
+    ([_RECIPE, '--config.sed=1'], 2, "did you mean 'seed'"),
+    (['--help', 'data'], 0, 'config.data.source = '),
+  ],
+)
+def test_an_answer_imports_nothing_heavy(arguments, status, words, tmp_path):
+  """With modules that fail to import in jax's and TensorFlow's places."""
+  for name in ('jax', 'flax', 'optax', 'orbax', 'tensorflow', 'tensorflow_datasets'):
+    (tmp_path / f'{name}.py').write_text('raise SystemExit("heavy")')
+  done = subprocess.run(
+    [sys.executable, 'main.py', *arguments],
+    cwd=_ROOT,
+    env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == status
+  assert words in done.stdout + done.stderr
 
 
 def test_evaluation_of_what_is_no_run(tmp_path, capsys):

@@ -1,10 +1,9 @@
-"""Configs: every mistake answered in one line, durations, golden texts."""
+"""Configs: every mistake answered in one line, golden texts."""
 
 import json
 import os
 import pathlib
 
-import ml_collections
 import pytest
 
 from anp_jax import config as config_lib
@@ -131,11 +130,6 @@ def test_no_golden_without_a_recipe():
   assert {p.name for p in GOLDEN.glob('*')} <= names
 
 
-def test_golden_text():
-  config = ml_collections.ConfigDict({'b': {'x': (1, 2.0)}, 'a': 'text'})
-  assert config_lib.golden(config) == "a = 'text'\nb.x = (1, 2.0)\n"
-
-
 def test_base_is_valid():
   config = config_lib.resolved(config_lib.base())
   assert config_lib.flat(config) == config_lib.flat(config_lib.base())
@@ -181,16 +175,8 @@ def test_load_and_override(recipe):
 @pytest.mark.parametrize(
   'key,text,expected',
   (
-    (
-      'optimizer.learning_rat',
-      '1',
-      "unknown key config.optimizer.learning_rat; did you mean 'optimizer.learning_rate'?",
-    ),
-    (
-      'learning_rate',
-      '1',
-      "unknown key config.learning_rate; did you mean 'optimizer.learning_rate'?",
-    ),
+    ('optimizer.learning_rat', '1', "rat; did you mean 'optimizer.learning_rate'?"),
+    ('learning_rate', '1', "learning_rate; did you mean 'optimizer.learning_rate'?"),
     ('bach_size', '1', "config.bach_size; did you mean 'batch_size'?"),
     ('zzzzzzzz', '1', 'unknown key config.zzzzzzzz'),
     ('log', 'x', 'config.log is a group; its keys are log.every, log.tensorboard'),
@@ -202,12 +188,8 @@ def test_load_and_override(recipe):
     ('schedule.end', '1e999', 'schedule.end=inf: expected a number'),
     ('log.tensorboard', '1', 'log.tensorboard=1: expected True or False'),
     ('data.mean', '3', 'config.data.mean=3: expected a tuple like (123.68'),
-    (
-      'optimizer.name',
-      'adamm',
-      f"config.optimizer.name='adamm': expected one of {', '.join(optimizers.OPTIMIZERS)} "
-      "or package.module:function; did you mean 'adam'?",
-    ),
+    ('optimizer.name', 'adamm', f'expected one of {", ".join(optimizers.OPTIMIZERS)} or pack'),
+    ('optimizer.name', 'adamm', "package.module:function; did you mean 'adam'?"),
     ('schedule.name', 'cosin', "did you mean 'cosine'?"),
     ('model.name', 'resnet50v', "did you mean 'resnet50'?"),
     ('model.dtype', 'bfloat', "did you mean 'bfloat16'?"),
@@ -230,35 +212,23 @@ def test_load_and_override(recipe):
     ('schedule.end', '2', 'schedule.end=2.0: expected a number from 0 to 1'),
     ('duration', '10 epoks', "config.duration='10 epoks' is not a duration"),
     ('duration', '0 steps', "duration='0 steps': expected more than nothing"),
+    ('schedule.every', '4 steps, 2 steps', 'each duration longer than the one before'),
+    ('schedule.every', '0 steps', 'expected more than nothing'),
+    ('schedule.every', '4 steps; 8', "schedule.every='4 steps; 8' is not a duration"),
     ('sharding', "(('[', 'fsdp'),)", "'[' is not a regular expression"),
     ('sharding', "(('.*', 'fdsp'),)", "did you mean 'fsdp'?"),
     ('sharding', "('.*', 'fsdp')", "expected pairs such as (('.*', 'fsdp'),)"),
   ),
 )
 def test_bad_override(recipe, key, text, expected):
-  assert expected in _error(command_line.load, recipe(), {key: text})
-
-
-@pytest.mark.parametrize(
-  'text, expected',
-  (
-    ('4 steps, 2 steps', 'each duration longer than the one before'),
-    ('0 steps', 'expected more than nothing'),
-    ('4 steps; 8', "schedule.every='4 steps; 8' is not a duration"),
-  ),
-)
-def test_bad_milestones(recipe, text, expected):
-  typed = {'schedule.name': 'step', 'schedule.every': text}
-  assert expected in _error(command_line.load, recipe(), typed)
+  name = {'schedule.name': 'step'} if key == 'schedule.every' else {}
+  assert expected in _error(command_line.load, recipe(), name | {key: text})
 
 
 @pytest.mark.parametrize(
   'line,expected',
   (
-    (
-      'c.optimizer.learning_rat = 1.0',
-      "unknown key config.optimizer.learning_rat; did you mean 'optimizer.learning_rate'?",
-    ),
+    ('c.optimizer.learning_rat = 1.0', "rat; did you mean 'optimizer.learning_rate'?"),
     ('c.optimiser = config_lib.base().optimizer', "mean 'optimizer."),
     ("c.optimizer = 'adam'", 'recipe.py: TypeError: Could not override fiel'),
     ('del c.ema', 'config.ema is missing (default: 0.0)'),
@@ -277,20 +247,13 @@ def test_bad_file(recipe, line, expected):
   assert expected in _error(command_line.load, recipe(_changed(line)), {})
 
 
-@pytest.mark.parametrize(
-  'value,expected',
-  (
-    ('64', "config.batch_size='64': expected a whole number"),
-    (64.0, 'config.batch_size=64.0: expected a whole number'),
-    (True, 'config.batch_size=True: expected a whole number'),
-    (None, 'config.batch_size=None: expected a whole number'),
-  ),
-)
-def test_type_is_checked_where_the_config_does_not(value, expected):
+@pytest.mark.parametrize('value', ['64', 64.0, True, None])
+def test_type_is_checked_where_the_config_does_not(value):
   config = config_lib.base()
   with config.ignore_type():
     config.batch_size = value
-  assert expected in _error(config_lib.resolved, config)
+  line = f'config.batch_size={value!r}: expected a whole number'
+  assert line in _error(config_lib.resolved, config)
 
 
 def test_syntax_error_names_the_file(recipe):
@@ -320,60 +283,6 @@ def test_paths_must_exist(recipe, tmp_path):
   command_line.load(recipe(), {**overrides, 'data.path': str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-  'text,batch_size,examples,expected',
-  (
-    ('500 steps', 64, 1000, 500),
-    ('1 step', 64, 1000, 1),
-    ('0 steps', 64, 1000, 0),
-    ('2.5 steps', 64, 1000, 3),
-    ('1e3 steps', 64, 1000, 1000),
-    ('1 epochs', 10, 100, 10),
-    ('1 epoch', 64, 1000, 16),  # 15.625
-    ('10 epochs', 64, 1000, 157),  # 156.25: rounded once, not ten times
-    ('0.1 epochs', 1, 30, 3),  # 0.1 x 30 is 3.0000000000000004
-    ('0.7 epochs', 1, 10, 7),
-    ('0.29 epochs', 1, 100, 29),  # 28.999999999999996
-    ('1.1 epochs', 10, 1000, 110),  # 110.00000000000001
-    ('0.0001 epochs', 64, 1000, 1),
-    ('640 examples', 64, 1000, 10),
-    ('641 examples', 64, 1000, 11),
-    ('2e6 examples', 32, 1000, 62500),
-    ('90 epochs', 2048, 943017, 41442),  # 41441.2
-    ('  3epochs ', 10, 10, 3),
-  ),
-)
-def test_steps(text, batch_size, examples, expected):
-  assert config_lib.steps(text, batch_size, examples) == expected
-
-
-@pytest.mark.parametrize(
-  'text',
-  (
-    '',
-    '10',
-    'epochs',
-    '-1 epochs',
-    '1 s',
-    '1 week',
-    '1,5 epochs',
-    '1 epochs 2 steps',
-    'nan steps',
-    'inf steps',
-    '1e999 steps',
-  ),
-)
-def test_bad_duration(text):
-  line = _error(config_lib.steps, text, 64, 1000)
-  assert repr(text) in line
-  assert "such as '10 epochs', '500 steps' or '1e6 examples'" in line
-
-
-def test_bad_unit_names_the_nearest():
-  assert "mean 'epochs'?" in _error(config_lib.steps, '3 epoks', 64, 1000)
-  assert "mean 'examples'?" in _error(config_lib.steps, '3 example5', 64, 1000)
-
-
 def test_data_dir(monkeypatch):
   config = config_lib.base()
   monkeypatch.delenv('ANP_DATA', raising=False)
@@ -388,10 +297,7 @@ def test_data_dir(monkeypatch):
 @pytest.mark.parametrize(
   'overrides, message',
   [
-    (
-      {'optimizer.name': 'lamb'},
-      'one of sgd, momentum, nesterov, rmsprop, adam, adamw, lion where',
-    ),
+    ({'optimizer.name': 'lamb'}, 'sgd, momentum, nesterov, rmsprop, adam, adamw, lion where'),
     ({'optimizer.name': 'lars'}, 'a slice of the weights, element by element'),
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),

@@ -33,16 +33,6 @@ def test_permissions_do_not_say_all(check, code, tmp_path, monkeypatch):
   )
 
 
-@pytest.mark.parametrize('check', [outputs.check_file, outputs.check_folder])
-def test_a_name_that_is_too_long(check, tmp_path):
-  check('--x', str(tmp_path / ('x' * 220)))
-  for length in (221, 256, 5000):
-    with pytest.raises(config_lib.ConfigError, match=f'of {length} bytes'):
-      check('--x', str(tmp_path / ('x' * length)))
-    with pytest.raises(config_lib.ConfigError, match='^--x='):
-      check('--x', str(tmp_path / ('x' * length) / 'deeper'))
-
-
 def test_what_is_there_is_left_as_it_is(tmp_path):
   file = tmp_path / 'page.html'
   file.write_text('old')

@@ -5,12 +5,8 @@ import pwd
 
 import pytest
 
-from anp_jax import export
 from anp_jax.config import argument_parser, command_line
-from anp_jax.data.prepare import __main__ as prepare
-from anp_jax.predict import __main__ as predict
 from anp_jax.tools.compare import __main__ as compare
-from anp_jax.tools.study import __main__ as study
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -60,26 +56,8 @@ def test_the_workdir_of_a_run_is_no_folder_called_tilde(home, monkeypatch):
     assert (flags.workdir, flags.output) == (f'{home}/run', f'{home}/o')
     flags = command_line.main_flags([f'--config={_TINY}', f'--workdir={text}'], '')
     assert command_line.from_flags(flags, {})[1] == f'{home}/run'
+  assert compare._parse(['~/run', '$HOME/b']).runs == [f'{home}/run', f'{home}/b']
   assert not os.listdir(home)
-
-
-def test_every_command_expands_its_paths(home):
-  (home / 'tree' / 'train').mkdir(parents=True)
-  paths = ['--checkpoint=~/run', '--output=$HOME/out.csv']
-  flags = predict._parse([*paths, '~/a.jpg', '$HOME/b.jpg'])
-  assert flags.checkpoint == f'{home}/run'
-  assert flags.output == f'{home}/out.csv'
-  assert flags.paths == [f'{home}/a.jpg', f'{home}/b.jpg']
-  flags = export._parse(['--checkpoint=$HOME/run', '--output=~/out'])
-  assert (flags.checkpoint, flags.output) == (f'{home}/run', f'{home}/out')
-  flags = compare._parse(['~/run', '$HOME/b', '--output=~/c.html'])
-  assert flags.runs == [f'{home}/run', f'{home}/b']
-  assert flags.output == f'{home}/c.html'
-  flags = study._flags(['strategies', '--workdir=~/s', '--config=$HOME/c.py'])
-  assert (flags.workdir, flags.config) == (f'{home}/s', f'{home}/c.py')
-  parser = prepare._parser()
-  flags = parser.parse(['--from=~/tree', '--data_dir=$HOME/d', '--name=x'])
-  assert flags.source == f'{home}/tree' and flags.data_dir == f'{home}/d'
 
 
 def test_keys_that_are_paths(home):

@@ -1,7 +1,5 @@
 """Which keys a config has, by the values of others."""
 
-import sys
-
 import pytest
 
 from anp_jax import config as config_lib, models
@@ -23,6 +21,7 @@ class Mine(strategy.Strategy):
     return {
       'twist': keys.integer(3, 'turns', above=0),
       'turn': keys.text('left', 'first', ('left', 'right')),
+      'size': keys.integer(3, 'of right', only_if=('strategy.turn', ('right',))),
     }
 
 
@@ -130,6 +129,8 @@ def test_a_strategy_of_ones_own():
     'configs/resnet_anp.py', {'strategy.name': _MINE, 'strategy.twist': '5'}
   )
   assert (config.strategy.twist, config.strategy.turn) == (5, 'left')
+  assert 'size' not in config.strategy
+  assert config_lib.resolved(config, {'strategy.turn': 'right'}).strategy.size == 3
   saved = config_lib.flat(config)
   assert config_lib.from_flat(saved) == config
   other = config_lib.replaced(config, {'strategy.twist': 4})
@@ -137,6 +138,7 @@ def test_a_strategy_of_ones_own():
   for typed, line in (
     ({'strategy.twist': '0'}, 'strategy.twist=0: expected a number above 0'),
     ({'strategy.turn': 'lift'}, "did you mean 'left'"),
+    ({'strategy.size': '4'}, 'belongs to strategy.turn=right, not left'),
     ({'strategy.period': '3'}, 'belongs to strategy.name=local_sgd, not '),
   ):
     with pytest.raises(config_lib.ConfigError, match=line):
@@ -213,22 +215,3 @@ def test_of_many_keys_those_that_apply_are_taken():
 def test_a_key_of_the_wrong_type_that_others_depend_on_is_one_line():
   with pytest.raises(config_lib.ConfigError, match='models=3: expected a tup'):
     command_line.load('configs/model_ring_anp.py', {'strategy.models': '3'})
-
-
-def test_a_strategy_may_have_keys_that_depend_on_its_own(monkeypatch):
-  class Own(strategy.by_name('sync').__class__):
-    name = 'own'
-
-    def default_config(self):
-      return {
-        'kind': keys.text('a', 'of two', ('a', 'b')),
-        'size': keys.integer(3, 'of b', only_if=('strategy.kind', ('b',))),
-      }
-
-  monkeypatch.setitem(strategy.BUILT_IN, 'own', f'{__name__}:Own')
-  monkeypatch.setattr(sys.modules[__name__], 'Own', Own, raising=False)
-  load, chosen = command_line.load, {'strategy.name': 'own'}
-  assert 'size' not in load(_TINY, chosen).strategy
-  assert load(_TINY, {**chosen, 'strategy.kind': 'b'}).strategy.size == 3
-  with pytest.raises(config_lib.ConfigError, match='belongs to strategy.kind=b'):
-    load(_TINY, {**chosen, 'strategy.size': '4'})

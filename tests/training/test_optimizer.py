@@ -310,11 +310,11 @@ def test_norms_are_of_whole_leaves_when_sharded(x64, config, name):
   _assert_equal(params, _reference(config, lambda g: _clip_norm(g, 1.5)))
 
 
-def _closed_form(name, step, warmup, total, start=0.0):
+def _closed_form(name, step, warmup, total):
   """The learning rate in plain Python, peak 0.1, the numbers of the test."""
   rise = 1.0
   if step < warmup:
-    rise = start + (1 - start) * step / warmup
+    rise = step / warmup
   done = min(1.0, max(0, step - warmup) / max(1, total - warmup))
   share = {
     'constant': 1.0,
@@ -354,16 +354,6 @@ def test_schedule_is_its_closed_form(config, name, text, warmup):
   device = jax.jit(jax.vmap(rate))(jnp.arange(total + 10))
   assert device.dtype == jnp.float32
   np.testing.assert_allclose(device, expected, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize('start', [0.25, 1.0])
-def test_warmup_begins_where_it_is_told_to(config, start):
-  s = config.schedule
-  s.name, s.warmup, s.warmup_start, s.end = 'cosine', '7 steps', start, 0.2
-  rate = optimizer.schedule(config, BATCH, EXAMPLES, 60)
-  expected = [_closed_form('cosine', t, 7, 60, start) for t in range(60)]
-  assert rate(0) == pytest.approx(0.1 * start)
-  np.testing.assert_allclose(rate(np.arange(60)), expected, rtol=1e-13)
 
 
 def test_step_decays_at_the_milestones_that_are_listed(config):

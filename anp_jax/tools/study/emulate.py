@@ -64,7 +64,7 @@ def not_varied(emulated: bool) -> dict[str, str]:
 def check(study: study_runner.Study, cells: list[grid.Cell]) -> None:
   """Raises ConfigError for a slow process that no cell of the study has."""
   most = max(cell.nodes for cell in cells)
-  for process, _ in study.first_config(cells).emulate.slow:
+  for process, _ in study.first_config(cells).emulate.get('slow', ()):
     if process >= most:
       raise config_lib.ConfigError(
         f'--emulate: slow={process}: expected a process below {most}, the largest of --nodes'

@@ -218,7 +218,7 @@ def test_long_names_are_below_a_lone_panel(tmp_path, draw):
   runs = {cell: dataclasses.replace(run, megabytes=3.0) for cell, run in outcome.runs.items()}
   varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
   points = [
-    dataclasses.replace(p, varied={**varied, 'warmup_start': '0.0625'})
+    dataclasses.replace(p, varied={**varied, 'max_staleness': '16'})
     for p in study_results.points(outcome.cells, runs, {})
   ]
   figure = draw(points)
