@@ -35,6 +35,13 @@ class Tables:
       )
     return self.devices[name]
 
+  def named_in(self, text: str) -> hardware.Device | None:
+    """The device whose alias is found in a text, a user's own first; None: there is none."""
+    for device in reversed(self.devices.values()):
+      if device.aliases and re.search(device.aliases, text, re.IGNORECASE):
+        return device
+    return None
+
   def link(self, flag: str, text: str) -> hardware.Link:
     """The link of NAME, or NAMExPORTS.
 

@@ -252,7 +252,6 @@ class Point:
     rate: images/s.
     over_device: rate over that of one device with the same strategy and seed.
     over_node: rate over that of one node with as many devices.
-    accuracy: accuracy at the end.
     learning_rate: learning rate of the runs; None: the config's.
     tried: accuracy at the end by learning rate; None where no run finished.
     varied: texts of the varied keys that the runs have, by short name, and `scaling` where
@@ -268,11 +267,15 @@ class Point:
   rate: Summary | None
   over_device: Summary | None
   over_node: Summary | None
-  accuracy: Summary | None
   learning_rate: float | None
   tried: dict[float | None, Summary | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
+
+  @property
+  def accuracy(self) -> Summary | None:
+    """Accuracy at the end, at the best learning rate."""
+    return max(self.tried.values(), key=_standing)
 
   @property
   def label(self) -> str:
@@ -366,7 +369,6 @@ def _point(cells, runs, failures, names):
     rate=summarize(runs[c].images_per_second for c in chosen_cells),
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
-    accuracy=tried[best],
     learning_rate=first.rate if best is None else best,
     tried=tried,
     varied={names[key]: text for key, text in first.varied}

@@ -1,6 +1,6 @@
 """The numbers of a study as tables: for people, and as CSV files."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import csv
 import dataclasses
 
@@ -11,38 +11,6 @@ _BEST = ' best'
 _HOUR = 3600  # seconds
 # A column: its head, and the text of a point; '-' for none.
 Column = tuple[str, Callable[[study_results.Point], str]]
-_CELL_COLUMNS = (
-  'strategy',
-  'nodes',
-  'devices_per_node',
-  'seed',
-  'learning_rate',
-  'state',
-  'images_per_second',
-  'accuracy',
-  'best_accuracy',
-  'seconds',
-  'seconds_to_target',
-  'megabytes_per_step',
-  'crowded',
-  'error',
-  'simulated',
-  'weak',
-  'mean_staleness',
-  'max_staleness',
-  *study_results.SCORES,
-)
-_CURVE_COLUMNS = (
-  'strategy',
-  'nodes',
-  'devices_per_node',
-  'seed',
-  'step',
-  'samples',
-  'seconds',
-  'accuracy',
-  'learning_rate',
-)
 
 
 def speed(
@@ -215,44 +183,51 @@ def write_cells(
     failures: reasons of the others; a `study_runner.Refusal` of a refused config.
     target: accuracy from 0 to 1 to which the time is written; None: none is.
   """
-  with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, (*_CELL_COLUMNS, *_keys(cells)), extrasaction='ignore')
-    writer.writeheader()
-    for c in cells:
-      error = failures.get(c, '')
-      lost = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'
-      row = _place(c) | {'state': 'finished' if c in runs else lost, 'error': error}
-      if c in runs:
-        r = runs[c]
-        row |= {
-          'images_per_second': r.images_per_second,
-          'accuracy': r.accuracy[-1],
-          'best_accuracy': r.accuracy.max(),
-          'seconds': r.ring.seconds if r.ring else r.end,
-          'seconds_to_target': target and r.seconds_to(target),
-          'megabytes_per_step': r.megabytes,
-          'crowded': r.crowded,
-          'mean_staleness': r.mean_staleness,
-          'max_staleness': r.max_staleness,
-          **r.scores,
-        }
-      writer.writerow(row)
+  records = []
+  for c in cells:
+    error, r = failures.get(c, ''), runs.get(c)
+    lost = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'
+    records.append(_place(c) | {'state': 'finished' if r else lost, 'error': error})
+    if r:
+      records[-1] |= {
+        'images_per_second': r.images_per_second,
+        'accuracy': r.accuracy[-1],
+        'best_accuracy': r.accuracy.max(),
+        'seconds': r.ring.seconds if r.ring else r.end,
+        'seconds_to_target': target and r.seconds_to(target),
+        'megabytes_per_step': r.megabytes,
+        'crowded': r.crowded,
+        'mean_staleness': r.mean_staleness,
+        'max_staleness': r.max_staleness,
+        **r.scores,
+      }
+  _write(path, records)
 
 
 def write_curves(path: str, runs: dict[grid.Cell, study_results.Run]) -> None:
   """Writes a CSV file with one row per evaluation."""
+  names = ('step', 'samples', 'seconds', 'accuracy')
+  _write(
+    path,
+    [
+      _place(c) | dict(zip(names, values))
+      for c, r in runs.items()
+      for values in zip(r.steps, r.samples, r.seconds, r.accuracy)
+    ],
+  )
+
+
+def _write(path, records):
+  """Writes a CSV file with all columns that any record has, in their order."""
   with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, (*_CURVE_COLUMNS, *_keys(runs), 'simulated', 'weak'))
+    writer = csv.DictWriter(f, list(dict.fromkeys(key for r in records for key in r)))
     writer.writeheader()
-    names = ('step', 'samples', 'seconds', 'accuracy')
-    for c, r in runs.items():
-      for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
-        writer.writerow(_place(c) | dict(zip(names, values)))
+    writer.writerows(records)
 
 
 def _place(cell) -> dict:
   """The columns that say which run it is."""
-  return {k: v for k, v in cell.varied + cell.tuned if k != grid.RATE} | {
+  return {
     'strategy': cell.label,
     'nodes': cell.nodes,
     'devices_per_node': cell.devices,
@@ -260,14 +235,8 @@ def _place(cell) -> dict:
     'learning_rate': cell.rate,
     'simulated': cell.simulated,
     'weak': cell.weak,
+    **{k: v for k, v in cell.varied + cell.tuned if k not in (grid.RATE, 'seed')},
   }
-
-
-def _keys(cells: Iterable[grid.Cell]) -> tuple[str, ...]:
-  """The varied and tuned keys of any of the cells, in their order."""
-  keys = dict.fromkeys(key for c in cells for key, _ in c.varied + c.tuned)
-  # Columns of their own; models of a ring may differ in the seed.
-  return tuple(key for key in keys if key not in (grid.RATE, 'seed'))
 
 
 def text(summary: study_results.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:

@@ -71,7 +71,6 @@ def test_activations_are_the_inputs_and_outputs_of_layers():
   # By hand: 28 px of 3 channels; 24 px of 20; 12 of 20; 8 of 50; 4 of 50; 500.
   layers = [(28 * 28 * 3, 24 * 24 * 20), (12 * 12 * 20, 8 * 8 * 50), (4 * 4 * 50, 500), (500, 10)]
   assert [(x.inputs, x.outputs) for x in lenet.layers] == layers
-  assert lenet.activation_bytes == 4 * sum(a + b for a, b in layers)
   assert lenet.examples == 100 and lenet.total_images == 20 * 100 + 48
   assert lenet.statistics == 0
 
