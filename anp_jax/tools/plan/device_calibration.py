@@ -57,6 +57,12 @@ class Measurement:
   memory: float = 0
   handling: tuple[float, float] | None = None
 
+  def to_json(self) -> dict:
+    """Returns what was timed, in seconds."""
+    names = ('fixed', 'per_image', 'jitter', 'batches')
+    handling = zip(('at_worker', 'at_server'), self.handling or ())
+    return {name: getattr(self, name) for name in names} | dict(handling)
+
 
 def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
   """Returns a and c of T(b) = a + c b through two measured steps.

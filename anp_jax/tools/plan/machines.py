@@ -3,12 +3,13 @@
 import argparse
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import TYPE_CHECKING
 
 import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.costs import collectives, device_step, hardware, work
+from anp_jax.costs import collectives, device_step, hardware, steps, work
 from anp_jax.tools.plan import (
   check,
   fit as fit_lib,
@@ -16,6 +17,9 @@ from anp_jax.tools.plan import (
   published_rates as published,
   sizes,
 )
+
+if TYPE_CHECKING:
+  from anp_jax.tools.plan import device_calibration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,37 +30,38 @@ class Machine:
     device: device that computes.
     clusters: clusters, one per size, the smallest first.
     efficiency: what the device and its links reach.
-    measured: (a, c) of its step if it was timed, else None.
     jitter: deviation of its step over the mean.
     published: published rates of its kind.
     error: mean error of its predictions.
-    handling: seconds to handle a gradient of `parameter_server`, see `steps.Setting`.
-    batches: (images, seconds) of the steps that were timed.
+    measurement: its steps, if they were timed.
   """
 
   device: hardware.Device
   clusters: Sequence[collectives.Cluster]
   efficiency: device_step.Efficiency
-  measured: tuple[float, float] | None
   jitter: float
   published: Sequence[published.Row]
   error: float
-  handling: tuple[float, float] | None = None
-  batches: tuple[tuple[int, float], ...] = ()
+  measurement: 'device_calibration.Measurement | None' = None
 
-  def to_json(self) -> dict:
-    """Returns what was timed, in seconds; only for a machine that was timed."""
-    assert self.measured is not None
-    fixed, per_image = self.measured
-    result = {
-      'fixed': fixed,
-      'per_image': per_image,
-      'jitter': self.jitter,
-      'batches': self.batches,
-    }
-    if self.handling:
-      result['at_worker'], result['at_server'] = self.handling
-    return result
+  def settings(
+    self, config: ml_collections.ConfigDict, workload: work.Workload
+  ) -> list[steps.Setting]:
+    """Returns what a config's steps are predicted for, one setting per size."""
+    m = self.measurement
+    return [
+      steps.Setting(
+        config,
+        workload,
+        self.device,
+        cluster,
+        self.efficiency,
+        self.jitter,
+        (m.fixed, m.per_image) if m else None,
+        handling=m.handling if m else None,
+      )
+      for cluster in self.clusters
+    ]
 
 
 def from_flags(
@@ -96,7 +101,7 @@ def from_flags(
     fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
     efficiency = fitted.efficiency(device, cost.dtype, *systems)
     jitter = device_step.JITTER if flags.jitter is None else flags.jitter
-    machines.append(Machine(device, sized, efficiency, None, jitter, same, check.SHEET_ERROR))
+    machines.append(Machine(device, sized, efficiency, jitter, same, check.SHEET_ERROR))
   return machines
 
 
@@ -132,17 +137,9 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   )
   fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
   jitter = measurement.jitter if flags.jitter is None else flags.jitter
-  return Machine(
-    device=device,
-    clusters=_clusters(known_tables, flags, device),
-    efficiency=fitted.efficiency(device, cost.dtype),
-    measured=(measurement.fixed, measurement.per_image),
-    jitter=jitter,
-    published=(),
-    error=check.FEW_ERROR,
-    handling=measurement.handling,
-    batches=measurement.batches,
-  )
+  clusters = _clusters(known_tables, flags, device)
+  efficiency = fitted.efficiency(device, cost.dtype)
+  return Machine(device, clusters, efficiency, jitter, (), check.FEW_ERROR, measurement)
 
 
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
@@ -163,7 +160,7 @@ def published_rates(machine: Machine, workload: work.Workload) -> list[tuple[str
   Their dtype has the width and the peak of the workload's. A machine that was timed has none.
   """
   is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
-  if not is_same or machine.measured:
+  if not is_same or machine.measurement:
     return []
 
   def speed(dtype):

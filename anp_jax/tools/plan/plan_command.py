@@ -9,7 +9,6 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, outputs, strategy as strategy_lib
-from anp_jax.costs import steps
 from anp_jax.system import compute_dtype, files, progress
 from anp_jax.tools.plan import (
   machines as machines_lib,
@@ -64,22 +63,9 @@ def run(
   plans = {}
   for machine in machines:
     for name, config in configs.items():
-      # Strategies and their keys change nothing that is counted, but models.
-      settings = [
-        steps.Setting(
-          config,
-          cost,
-          machine.device,
-          cluster,
-          machine.efficiency,
-          machine.jitter,
-          machine.measured,
-          handling=machine.handling,
-        )
-        for cluster in machine.clusters
-      ]
       label = f'{machine.device.name} {name}' if len(machines) > 1 else name
-      plans[label] = points_lib.plan(label, settings, request)
+      # Strategies and their keys change nothing that is counted, but models.
+      plans[label] = points_lib.plan(label, machine.settings(config, cost), request)
   _check_that_some_run(plans)
   names = ', '.join(m.device.name for m in machines)
   link = f', {flags.link}' if flags.link else ''
@@ -104,8 +90,8 @@ def run(
     'error': round(error, 4),
     'points': [p.to_json() for points in plans.values() for p in points],
   }
-  if flags.measure:
-    result['measured'] = machines[0].to_json()
+  if machines[0].measurement:
+    result['measured'] = machines[0].measurement.to_json()
   status = _show(flags, plans, result)
   _write(flags, title, plans, result, machines_lib.published_rates(machines[0], cost))
   print(json.dumps(result))
@@ -162,8 +148,6 @@ def _complete(flags):
 
 def _request(flags) -> points_lib.Request:
   scaling = flags.scaling
-  if flags.strong or flags.weak:
-    scaling = 'strong' if flags.strong else 'weak'
   if scaling not in sizes.SCALINGS:
     raise config_lib.ConfigError(
       f'--scaling={scaling!r}: expected one of {", ".join(sizes.SCALINGS)}'

@@ -30,10 +30,6 @@ def overrides(text: str | None, typed: dict[str, str], strategies: Iterable[str]
   """
   if text is None:
     return typed
-  if grid.WORKERS in typed:
-    raise config_lib.ConfigError(
-      f'--config.{grid.WORKERS}={typed[grid.WORKERS]}: the study sets it; use --workers'
-    )
   names = [
     key.removeprefix(_GROUP)
     for key in resolve.known_keys(*strategies)

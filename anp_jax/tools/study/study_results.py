@@ -240,20 +240,16 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
 class Point:
   """A strategy with its varied keys on a number of nodes, over all seeds.
 
-  If there are several learning rates, runs are those of the best: most seeds that finish,
-  then the highest mean accuracy.
-
   Attributes:
     strategy: name in tables and figures.
     nodes: processes.
     devices: devices of each node.
     runs: finished runs by seed.
-    failures: reasons of the runs that failed at any learning rate, by the run's name.
+    failures: reasons of the runs that failed, by the run's name.
     rate: images/s.
     over_device: rate over that of one device with the same strategy and seed.
     over_node: rate over that of one node with as many devices.
-    learning_rate: learning rate of the runs; None: the config's.
-    tried: accuracy at the end by learning rate; None where no run finished.
+    learning_rate: tuned learning rate; None where none is tuned.
     varied: texts of the varied keys that the runs have, by short name, and `scaling` where
       that is weak.
     simulated: whether its nodes are simulated workers.
@@ -268,14 +264,13 @@ class Point:
   over_device: Summary | None
   over_node: Summary | None
   learning_rate: float | None
-  tried: dict[float | None, Summary | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
 
   @property
   def accuracy(self) -> Summary | None:
-    """Accuracy at the end, at the best learning rate."""
-    return max(self.tried.values(), key=_standing)
+    """Accuracy at the end."""
+    return self.summarize(lambda run: run.accuracy[-1])
 
   @property
   def label(self) -> str:
@@ -338,13 +333,8 @@ def points(
 
 
 def _point(cells, runs, failures, names):
-  """The point of cells that differ in seed and learning rate only."""
-  tried = {
-    rate: summarize(runs[c].accuracy[-1] for c in cells if c.learning_rate == rate and c in runs)
-    for rate in dict.fromkeys(c.learning_rate for c in cells)
-  }
-  best = max(tried, key=lambda rate: _standing(tried[rate]))
-  chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
+  """The point of cells that differ in the seed only."""
+  chosen_cells = [c for c in cells if c in runs]
   first = cells[0]
   # Each has its own best of the tuned values.
   by_place = {dataclasses.replace(c, tuned=()): run for c, run in runs.items()}
@@ -369,16 +359,11 @@ def _point(cells, runs, failures, names):
     rate=summarize(runs[c].images_per_second for c in chosen_cells),
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
-    learning_rate=first.rate if best is None else best,
-    tried=tried,
+    learning_rate=first.rate if first.tuned else None,
     varied={names[key]: text for key, text in first.varied}
     | ({SCALING: 'weak'} if first.weak else {}),
     simulated=first.simulated,
   )
-
-
-def _standing(accuracy):
-  return (accuracy.count, accuracy.mean) if accuracy else (0, 0.0)
 
 
 def curve(point: Point) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,7 +7,6 @@ import dataclasses
 from anp_jax.tools.study import grid, study_results, study_runner
 
 _CROWDED = '*'
-_BEST = ' best'
 _HOUR = 3600  # seconds
 # A column: its head, and the text of a point; '-' for none.
 Column = tuple[str, Callable[[study_results.Point], str]]
@@ -64,19 +63,6 @@ def rows(points: list[study_results.Point], columns: Sequence[Column]) -> list[t
   return table
 
 
-def by_learning_rate(points: list[study_results.Point]) -> list[tuple[str, ...]]:
-  """Returns the accuracy of each learning rate; [] if there is only one."""
-  rates = sorted({r for p in points for r in p.tried if r is not None})
-
-  def column(rate) -> Column:
-    def cell(p):
-      return text(p.tried.get(rate), '.1f', ' %' + _BEST * (rate == p.learning_rate), 100)
-
-    return number(rate), cell
-
-  return rows(points, [column(rate) for rate in rates]) if len(rates) > 1 else []
-
-
 def all_models(points: list[study_results.Point]) -> list[tuple[str, ...]]:
   """Returns what all models of a ring took, in a ring and one after another; [] without a ring.
 
@@ -119,49 +105,49 @@ def notes(
     left_out: reasons of the cells whose config is refused.
     simulation: times of simulated workers, in a line; '': none were.
   """
-  lines = []
-  if emulation:
-    shared = '' if cores is None else f', on {cores} cores in all'
-    lines.append(
-      f'Emulated: {emulation}. Processes, collectives, requests and updates are real{shared}.'
-    )
-  elif simulation:
-    lines.append(
-      f'Simulated workers, {simulation}: one process of this machine computed '
-      'for all of a run, and times are theirs.'
-    )
-  elif cores is not None:
-    lines.append(
-      f'All nodes are processes of one machine with {cores} cores, a core for each device.'
-    )
-  if any(p.crowded for p in points):
-    lines.append(
-      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.'
-    )
   runs = [run for p in points for run in p.runs.values()]
-  if any(run.predicted for run in runs):
-    lines.append(
+  shared = '' if cores is None else f', on {cores} cores in all'
+  cases = (
+    (
+      emulation,
+      f'Emulated: {emulation}. Processes, collectives, requests and updates are real{shared}.',
+    ),
+    (
+      simulation,
+      f'Simulated workers, {simulation}: one process of this machine computed '
+      'for all of a run, and times are theirs.',
+    ),
+    (
+      cores is not None and not emulation and not simulation,
+      f'All nodes are processes of one machine with {cores} cores, a core for each device.',
+    ),
+    (
+      any(p.crowded for p in points),
+      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.',
+    ),
+    (
+      any(run.predicted for run in runs),
       'Predicted: images/s by the cost model of the channel split, from times of single layers '
-      'and collectives. Ideal: speed-up over one device if communication took no time.'
-    )
-  if any(run.ring for run in runs):
-    lines.append(
+      'and collectives. Ideal: speed-up over one device if communication took no time.',
+    ),
+    (
+      any(run.ring for run in runs),
       'Of many models in one run, images/s is the rate of all, from the first step to the last '
-      'score, and accuracy that of the best.'
-    )
-  if any(len(p.tried) > 1 for p in points):
-    lines.append('Of several learning rates the one with the best mean accuracy.')
-  if any(len(p.runs) > 1 for p in points):
-    lines.append(
+      'score, and accuracy that of the best.',
+    ),
+    (
+      any(len(p.runs) > 1 for p in points),
       'Mean and standard deviation over seeds; in the table of scores, the '
-      '95 % interval of the mean (Student t). Differences are paired by seed.'
-    )
+      '95 % interval of the mean (Student t). Differences are paired by seed.',
+    ),
+  )
+  lines = [text for applies, text in cases if applies]
   for p in points:
     lines += [f'failed: {name}: {error}' for name, error in p.failures.items()]
-  # One line for all seeds and learning rates that are refused for one reason.
+  # One line for all seeds that are refused for one reason.
   refused: dict[tuple[grid.Cell, str], str] = {}
   for cell, error in (left_out or {}).items():
-    kind = dataclasses.replace(cell, seed=0, learning_rate=None), error
+    kind = dataclasses.replace(cell, seed=0), error
     refused.setdefault(kind, cell.name)
   lines += [f'left out: {name}: {e}' for (_, e), name in refused.items()]
   return lines

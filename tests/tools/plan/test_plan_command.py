@@ -147,7 +147,7 @@ def test_strategies_are_compared(capsys):
     (['--config.duraton=3'], "unknown key config.duraton; did you mean 'dur"),
     (['--measure'], "--device='a100-80' with --measure: expected one of"),
     (['--node=2'], "unknown argument '--node=2'; did you mean '--nodes'?"),
-    (['--strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
+    (['--scaling=strong', '--nodes=3'], 'config.batch_size=64 does not divide by 6'),
     (['--images_per_device=100000000'], 'at most'),
     (['--target_hours=2'], '--budget_devices is missing'),
     (['--budget-devices=1', '--target-hours=1'], 'fewer than a node has'),
@@ -231,7 +231,7 @@ def test_published_rates_are_those_of_a_like_dtype():
   def names(device, dtype):
     chosen = known_tables.device(device)
     machine = machines.Machine(
-      chosen, (), None, None, 0.0, [r for r in rows if r.device.name == device], 0.1
+      chosen, (), None, 0.0, [r for r in rows if r.device.name == device], 0.1
     )
     return {name for name, *_ in machines.published_rates(machine, check.resnet50(dtype))}
 

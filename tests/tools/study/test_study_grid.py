@@ -30,14 +30,6 @@ def test_grid_is_every_combination_seed_by_seed():
   assert len({c.name for c in cells}) == len(cells)
 
 
-def test_learning_rates_are_an_axis_of_their_own():
-  cells = grid.expand(('sync',), (1,), (1,), (0,), (0.01, 0.02))
-  assert [c.overrides['optimizer.learning_rate'] for c in cells] == ['0.01', '0.02']
-  assert cells[1].name == 'sync-1x1-rate0.02-seed0'
-  assert grid.learning_rates('0.02, 1e-2,0.020') == (0.01, 0.02)
-  assert grid.learning_rates(None) == (None,)
-
-
 def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
   keys = {'strategy.period': '3', 'strategy.in_flight': '2', 'seed': '1'}
   study = study_runner.Study(_TINY, keys, str(tmp_path))

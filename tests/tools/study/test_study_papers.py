@@ -10,7 +10,7 @@ import pytest
 from anp_jax.runtimes.model_ring import model_ring_cost
 from anp_jax.tools.plan import fit
 from anp_jax.tools.study import __main__ as study_main
-from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published, results
+from anp_jax.tools.study.papers import lab as lab_lib, published, results
 
 # The figures that our numbers are divided by: read in the papers (p), or derived (d).
 _PUBLISHED = {
@@ -52,13 +52,13 @@ def test_published_figures_are_those_of_the_papers():
 
 def test_published_statements_in_words():
   ring, uneven, anp = map(published.read, ('ring2015', 'uneven2017', 'anp2017'))
-  assert str(ring.fact('hours_saved')) == 'up to dozens of hours (p)'
-  slots = ring.fact('slots')
+  assert str(ring.facts['hours_saved', 0]) == 'up to dozens of hours (p)'
+  slots = ring.facts['slots', 0]
   assert (slots.value, slots.mark) == ('max(M, N) E + min(M, N) - 1', 'd')
-  assert str(uneven.fact('kernels_largest')) == '500:1500 (p)'
-  assert uneven.fact('kernels_smaller').mark == '?'
-  assert str(anp.fact('speed_up.16')) == '10.3x (p)'
-  assert str(anp.fact('hours.1')) == '106 h (p)'
+  assert str(uneven.facts['kernels_largest', 0]) == '500:1500 (p)'
+  assert uneven.facts['kernels_smaller', 0].mark == '?'
+  assert str(anp.facts['speed_up', 16]) == '10.3x (p)'
+  assert str(anp.facts['hours', 1]) == '106 h (p)'
   assert anp.by_size('hours') == {1: 106, 16: 16}
 
 
@@ -69,7 +69,6 @@ def test_all_that_a_paper_names_is_there(name):
     commands = {curve.command, curve.over_command or curve.command}
     assert commands <= {'', *paper.commands} and (curve.command or curve.recorded)
   for row in paper.rows:
-    assert paper.fact(row.paper) is not None or not row.paper
     for value in (row.measured, row.predicted):
       assert not isinstance(value, dict) or value['curve'] in paper.curves
   for part in (*paper.tables, *paper.panels):
@@ -80,7 +79,7 @@ def test_derived_figures_have_their_closed_forms():
   uneven = published.read('uneven2017')
   for name, speed_up, devices in (('cpus', 3.28, 4), ('gpus', 2.45, 3)):
     share = (1 - 1 / speed_up) / (1 - 1 / devices)
-    fact = uneven.fact(f'implied_share_{name}.{devices}')
+    fact = uneven.facts[f'implied_share_{name}', devices]
     assert fact.number == pytest.approx(100 * share, abs=0.05)
   # Factors over the gradient: 2 K (P - 1) (M + N) over 2 M N (2 P - 2) / P.
   for layer, ratio, sent in published.read('others').tables[0].rows:
@@ -92,10 +91,10 @@ def test_derived_figures_have_their_closed_forms():
 
 def test_recorded_slots_are_those_of_the_schedule():
   paper = published.read('ring2015')
-  rows = [row for row in paper.rows if row.paper.startswith('slots')]
+  rows = [row for row in paper.rows if row.paper and row.paper.quantity.startswith('slots_')]
   assert len(rows) == 5
   for row in rows:
-    models, stations, epochs = map(int, row.paper.split('_')[1:])
+    models, stations, epochs = map(int, row.paper.quantity.split('_')[1:])
     assert row.predicted == model_ring_cost.slots(models, stations, epochs)
 
 
@@ -117,11 +116,11 @@ def test_recorded_hours_saved_follow_from_what_is_sent():
 
 def test_ratio_is_of_what_was_measured_before_what_is_predicted():
   fact = published.Fact('speed_up', '10', 'p', '', 16, 'x')
-  assert papers_page.Row('a', fact, 5.0, 20.0).ratio == 0.5
-  assert papers_page.Row('a', fact, None, 20.0).ratio == 2
-  assert papers_page.Row('a', fact, 'text', 20.0).ratio is None
-  assert papers_page.Row('a', None, 5.0).ratio is None
-  row = papers_page.Row('a', fact, None, 20.0, why_not='not run, because')
+  assert published.Comparison('a', fact, 5.0, 20.0).ratio == 0.5
+  assert published.Comparison('a', fact, None, 20.0).ratio == 2
+  assert published.Comparison('a', fact, 'text', 20.0).ratio is None
+  assert published.Comparison('a', None, 5.0).ratio is None
+  row = published.Comparison('a', fact, None, 20.0, why_not='not run, because')
   assert row.cells() == (
     'a',
     '10x (p)',

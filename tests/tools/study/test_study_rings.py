@@ -83,7 +83,7 @@ def test_a_model_that_failed_is_named(tmp_path):
 def test_the_page_compares_a_ring_with_models_one_after_another(tmp_path):
   ring = study_results.read(_write(tmp_path / 'ring'))
   cells = [grid.Cell('model_ring', 2, 1, 0)]
-  cells += [grid.Cell('sync', 2, 1, 0, None, (('optimizer.momentum', m),)) for m in ('0', '0.9')]
+  cells += [grid.Cell('sync', 2, 1, 0, (('optimizer.momentum', m),)) for m in ('0', '0.9')]
   alone = study_results.Run(10.0, *[np.array([4.0])] * 4)
   runs = dict(zip(cells, (ring, alone, alone)))
   text = study_page.write(

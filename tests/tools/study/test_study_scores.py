@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anp_jax.tools.study import grid, scores, study_results, study_table
+from anp_jax.tools.study import grid, scores, study_results
 
 _SYNC = (0.90, 0.92, 0.91)
 
@@ -21,7 +21,7 @@ def _points(accuracies, nodes=4, varied=(), samples=100):
   """`sync` on one node, and `parameter_server` with one accuracy a seed."""
   runs = {grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)}
   runs |= {
-    grid.Cell('parameter_server', nodes, 1, seed, None, varied): _run(a, samples)
+    grid.Cell('parameter_server', nodes, 1, seed, varied): _run(a, samples)
     for seed, a in enumerate(accuracies)
   }
   return study_results.points(list(runs), runs, {})
@@ -88,9 +88,9 @@ def test_the_baseline_has_the_same_keys_and_size():
     (4, '0.9', 0.4),
   ):
     varied = (('optimizer.momentum', momentum),)
-    runs[grid.Cell('sync', nodes, 1, 0, None, varied)] = _run(accuracy)
+    runs[grid.Cell('sync', nodes, 1, 0, varied)] = _run(accuracy)
   more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
-  server = grid.Cell('parameter_server', 4, 1, 0, None, more)
+  server = grid.Cell('parameter_server', 4, 1, 0, more)
   runs[server] = _run(0.9)
   points = study_results.points(list(runs), runs, {})
   summary = scores.over_sync(points[-1], points)
@@ -131,10 +131,3 @@ def test_speed_ups_of_weak_scaling_are_over_one_worker():
   runs[fast] = dataclasses.replace(_run(0.5), images_per_second=3.0)
   point = study_results.points(list(runs), runs, {})[-1]
   assert point.over_device.mean == 3 and point.over_node.mean == 3
-
-
-def test_a_learning_rate_without_any_run_has_a_dash():
-  cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in ((1, 0.1), (1, 0.2), (2, 0.1))]
-  runs = {cell: _run(0.5) for cell in cells}
-  rows = study_table.by_learning_rate(study_results.points(cells, runs, {}))
-  assert rows[-1][-1] == '-'

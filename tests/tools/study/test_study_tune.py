@@ -15,14 +15,9 @@ _LENET = 'configs/lenet.py'
 _RATE = 'optimizer.learning_rate'
 
 
-def _plan(*texts, budget=None, seeds=(0, 1), learning_rates=None):
+def _plan(*texts, budget=None, seeds=(0, 1)):
   flags = types.SimpleNamespace(
-    tune=list(texts),
-    tune_budget=budget,
-    learning_rates=learning_rates,
-    vary=[],
-    emulate=None,
-    config=_LENET,
+    tune=list(texts), tune_budget=budget, vary=[], emulate=None, config=_LENET
   )
   overrides = {'duration': '24 epochs'}
   return tune.parse(flags, ('sync', 'parameter_server'), overrides, grid.AXES, seeds)
