@@ -7,10 +7,11 @@ import os
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import saved_run, strategy as strategy_lib
+from anp_jax.config import saved_run, strategy as strategy_lib, trust
 from anp_jax.reporting import run_page, telemetry
 from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import files
+from anp_jax.tools.study import grid
 from anp_jax.training import metric_labels
 
 _CONFIG, _LABELS = 'config.json', 'labels.json'  # in a workdir
@@ -59,6 +60,8 @@ def find(paths: list[str]) -> list[Run]:
     ConfigError: naming the path that leads to no run, or the file that cannot
       be read.
   """
+  for baseline in grid.BASELINES.values():  # ours, though a file names it by its class
+    trust.allow({'strategy.name': baseline})
   by_path: dict[str, str] = {}
   for path in paths:
     for workdir in _workdirs(path):
@@ -104,7 +107,7 @@ def _load(name, workdir):
   saved = saved_run.read(workdir)
   config = config_lib.completed(saved)
   classes = files.read_json_object(os.path.join(workdir, _LABELS))
-  # A comparison imports nothing that a run's files name.
+  # A comparison imports nothing else that a run's files name.
   strategy = strategy_lib.declared(config['strategy.name'])
   if strategy.keeps_models_apart:
     return [

@@ -15,8 +15,8 @@ WORKERS = 'strategy.simulate.workers'
 # A study's own axes: not to be set for all its cells.
 AXES = {'strategy.name': '--strategies', 'seed': '--seeds', WORKERS: '--workers'}
 # Baselines that only a study has, by the name that --strategies takes.
-_BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
-_STRATEGIES = (*strategy_lib.BUILT_IN, *_BASELINES)
+BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
+_STRATEGIES = (*strategy_lib.BUILT_IN, *BASELINES)
 _LETTERS = 40  # of a value, in the name of a folder
 
 
@@ -55,7 +55,7 @@ class Cell:
   @property
   def label(self) -> str:
     """The strategy's name in tables and figures."""
-    names = {path: name for name, path in _BASELINES.items()}
+    names = {path: name for name, path in BASELINES.items()}
     return names.get(self.strategy, self.strategy)
 
   @property
@@ -153,7 +153,7 @@ def strategies(text: str) -> tuple[str, ...]:
         f'{", ".join(_STRATEGIES)}, or package.module:Class)'
         f'{config_lib.nearest(name, _STRATEGIES)}'
       )
-  return tuple(_BASELINES.get(name, name) for name in names)
+  return tuple(BASELINES.get(name, name) for name in names)
 
 
 def _plain(text):

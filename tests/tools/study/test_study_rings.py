@@ -150,6 +150,14 @@ def test_independent_models_read_the_files_once(tmp_path, monkeypatch):
   turns = [s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train']
   # The whole set, in batches of 8, in each of three turns.
   assert [s['steps'] for s in turns] == [24 // 8] * 3
+  # anp-compare finds metrics and scores where a ring has them.
+  (folder,) = (tmp_path / 'run' / 'models').iterdir()
+  lines = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+  assert folder.name == '000'
+  assert [(r['kind'], r['step'], r['epoch']) for r in lines] == [
+    (kind, 3 * n, n) for n in (1, 2, 3) for kind in ('train', 'validation')
+  ]
+  assert [r['anp_top1'] for r in lines[1::2]] == [values['anp_top1'] for *_, values in scores]
   # Batches are read ahead, beyond the end of an epoch.
   once = 24 + 6
   assert once <= totals['read_images'] < 1.5 * once
