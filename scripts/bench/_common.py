@@ -41,17 +41,6 @@ def synthetic(model: str, size: int, batch: int) -> dict[str, str]:
   }
 
 
-def program(config, mesh, batch_size: int):
-  """Returns the `build.ModelAndSteps` of a config, and the source of its examples."""
-  from anp_jax.data import sources
-  from anp_jax.training import build, objective as objective_lib, run_spec
-
-  source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config)
-  spec = run_spec.RunSpec(config, mesh, objective, batch_size, len(source))
-  return build.create(spec), source
-
-
 def unmarked():
   """Standard output as it is now, before `cluster.start` marks its lines."""
   return os.fdopen(os.dup(sys.stdout.fileno()), 'w')
