@@ -7,6 +7,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
+from anp_jax.config import emulation_keys
 from anp_jax.costs import collectives, device_step, hardware, order_statistics, work
 
 
@@ -51,6 +52,9 @@ class Setting:
 
   def alone(self, images: float, share: float = 1.0) -> device_step.Compute:
     """A step of one device that waits for no other."""
+    if emulation_keys.sleeps(self.config):
+      given = self.config.emulate
+      return device_step.Compute(given.step_seconds + given.image_seconds * images, 0.0, 0.0)
     if self.measured is not None:
       fixed, per_image = (self.sharing * seconds for seconds in self.measured)
       # A measured step includes the launches of its micro-batches.
@@ -92,6 +96,28 @@ class Step:
   def seconds(self) -> float:
     """All seconds, without waiting for input."""
     return self.compute + self.fixed + self.communication
+
+
+def with_given_times(setting: Setting) -> Setting:
+  """Returns the setting with the times of config.emulate, where sleeps take the place of computing.
+
+  The cluster has the emulated bandwidth, and a sleep hides all that is sent meanwhile.
+  """
+  given, cluster = setting.config.emulate, setting.cluster
+  if not emulation_keys.sleeps(setting.config):
+    return setting
+  if given.bandwidth:
+    bandwidth = emulation_keys.bytes_per_second(given.bandwidth)
+    cluster = dataclasses.replace(
+      cluster, link=dataclasses.replace(cluster.link, bandwidth=bandwidth)
+    )
+  return dataclasses.replace(
+    setting,
+    cluster=cluster,
+    efficiency=device_step.Efficiency(1.0, 1.0, 0.0, wire=1.0, overlap=1.0),
+    jitter=given.spread,
+    slow=tuple(factor for process, factor in given.slow if process < cluster.nodes),
+  )
 
 
 def synchronous(

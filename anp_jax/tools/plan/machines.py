@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import ml_collections
@@ -10,13 +11,8 @@ import ml_collections
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.costs import collectives, device_step, hardware, steps, work
-from anp_jax.tools.plan import (
-  check,
-  fit as fit_lib,
-  plan_tables,
-  published_rates as published,
-  sizes,
-)
+from anp_jax.tools import flag_values
+from anp_jax.tools.plan import check, fit as fit_lib, plan_tables, published_rates as published
 
 if TYPE_CHECKING:
   from anp_jax.tools.plan import device_calibration
@@ -49,19 +45,18 @@ class Machine:
   ) -> list[steps.Setting]:
     """Returns what a config's steps are predicted for, one setting per size."""
     m = self.measurement
-    return [
-      steps.Setting(
-        config,
-        workload,
-        self.device,
-        cluster,
-        self.efficiency,
-        self.jitter,
-        (m.fixed, m.per_image) if m else None,
-        handling=m.handling if m else None,
-      )
-      for cluster in self.clusters
-    ]
+    measured, handling = ((m.fixed, m.per_image), m.handling) if m else (None, None)
+    setting = functools.partial(
+      steps.Setting,
+      config,
+      workload,
+      self.device,
+      efficiency=self.efficiency,
+      jitter=self.jitter,
+      measured=measured,
+      handling=handling,
+    )
+    return [steps.with_given_times(setting(cluster=cluster)) for cluster in self.clusters]
 
 
 def from_flags(
@@ -110,7 +105,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   from anp_jax.tools.plan import device_calibration  # opens the device
 
   typed = flags.measure_batches
-  batches = sizes.numbers('--measure_batches', typed) if typed else ()
+  batches = flag_values.numbers('--measure_batches', typed) if typed else ()
   first = next(iter(configs.values()))
   serves = any(strategy_lib.find(c).serves_gradients for c in configs.values())
   measurement = device_calibration.measure(first, cost, batches, serves)
@@ -144,7 +139,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
 
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
   """A cluster for each number of nodes."""
-  counts = sizes.numbers('--nodes', flags.nodes)
+  counts = flag_values.numbers('--nodes', flags.nodes)
   node_link = known_tables.link('--node_link', flags.node_link or device.node_link)
   if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
     raise config_lib.ConfigError(

@@ -127,21 +127,18 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
       'emulate.enabled': 'True',
       'emulate.megabytes': '2',
       'emulate.pieces': str(pieces),
+      'emulate.step_seconds': '0.9',
+      'emulate.bandwidth': '40mbit',
       'data.source': 'synthetic',
       'strategy.bucket_megabytes': '0.5',
     },
   )
   cost = workload.count(config, 64, 10)
   assert cost.parameters == 500000 and cost.statistics == 0
-  link = hardware.Link('paced', 5e6, 1e-12)
-  setting = steps.Setting(
-    config,
-    cost,
-    plan_tables.load().device('cpu'),
-    collectives.Cluster(4, 1, link, link),
-    device_step.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0),
-    0.0,
-    (0.0, 0.9 / 4),
-  )
+  link = hardware.Link('link', 1e9, 1e-12)
+  cluster = collectives.Cluster(4, 1, link, link)
+  device = plan_tables.load().device('cpu')
+  setting = steps.Setting(config, cost, device, cluster, device_step.Efficiency(0.5, 1, 1, 0.5))
+  setting = steps.with_given_times(setting)
   step = _predicted(setting, 4)
   assert step.seconds == pytest.approx(expected, rel=1e-6)
