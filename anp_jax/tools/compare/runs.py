@@ -11,7 +11,7 @@ from anp_jax.config import saved_run, strategy as strategy_lib, trust
 from anp_jax.reporting import run_page, telemetry
 from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import files
-from anp_jax.tools.study import grid
+from anp_jax.tools.study import axes, grid
 from anp_jax.training import metric_labels
 
 _CONFIG, _LABELS = 'config.json', 'labels.json'  # in a workdir
@@ -66,8 +66,9 @@ def find(paths: list[str]) -> list[Run]:
   for path in paths:
     for workdir in _workdirs(path):
       by_path.setdefault(os.path.realpath(workdir), workdir)
-  workdirs = list(by_path.values())
-  return [run for name, workdir in zip(_names(workdirs), workdirs) for run in _load(name, workdir)]
+  workdirs = {os.path.abspath(workdir): workdir for workdir in by_path.values()}
+  names = axes.short_names(workdirs, os.sep)
+  return [run for path, workdir in workdirs.items() for run in _load(names[path], workdir)]
 
 
 def _workdirs(path):
@@ -88,18 +89,6 @@ def _workdirs(path):
 
 def _is_workdir(path):
   return os.path.isfile(os.path.join(path, _CONFIG))
-
-
-def _names(paths):
-  """The shortest ends that tell paths apart."""
-  paths = [os.path.abspath(path).split(os.sep) for path in paths]
-  names = [path[-1] for path in paths]
-  for count in range(2, max(map(len, paths)) + 1):
-    clashes = {name for name in names if names.count(name) > 1}
-    names = [
-      os.sep.join(path[-count:]) if name in clashes else name for path, name in zip(paths, names)
-    ]
-  return names
 
 
 def _load(name, workdir):

@@ -8,6 +8,7 @@ import re
 
 from anp_jax import config as config_lib
 from anp_jax.costs import collectives, device_step, hardware, work
+from anp_jax.tools import flag_values
 from anp_jax.tools.plan import plan_tables
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
@@ -110,10 +111,7 @@ def _row(known_tables, record, place) -> Row:
         f'{place}: {name}={record.get(name)!r}, expected '
         f'{"a text" if kind is str else "a number above 0"}'
       ) from None
-  if values['dtype'] not in _DTYPES:
-    raise config_lib.ConfigError(
-      f'{place}: dtype={values["dtype"]!r}: expected one of {", ".join(_DTYPES)}'
-    )
+  flag_values.check_choice(f'{place}: dtype={values["dtype"]!r}', values['dtype'], _DTYPES)
   system, network = values['system'], values['network']
   device = known_tables.named_in(system)
   if device is None:
@@ -123,11 +121,8 @@ def _row(known_tables, record, place) -> Row:
     )
   pcie = re.match(r'PCIe ?(\d)', network)
   node_link = f'pcie{pcie[1]}' if pcie else device.node_link
-  if node_link not in known_tables.links:
-    raise config_lib.ConfigError(
-      f'{place}: network={network!r}: no link {node_link!r}'
-      f'{config_lib.nearest(node_link, known_tables.links)}'
-    )
+  where = f'{place}: network={network!r}: link {node_link!r}'
+  flag_values.check_choice(where, node_link, known_tables.links)
   nodes = -(-values['devices'] // values['devices_per_node'])
   links = known_tables.links[node_link], _link(known_tables, network)
   has_servers = 'parameter server' in network

@@ -36,6 +36,7 @@ from anp_jax.config import (
   strategy as strategy_lib,
 )
 from anp_jax.system import emulation
+from anp_jax.tools import flag_values
 from anp_jax.tools.study import (
   axes,
   emulate,
@@ -130,7 +131,7 @@ def _study(flags, overrides):
   if simulated:
     flag, nodes = '--workers', flags.workers or simulate.NODES
   varied = axes.parse(flags.vary, strategies, overrides, of_flags)
-  seeds = grid.numbers('--seeds', flags.seeds, 0)
+  seeds = flag_values.numbers('--seeds', flags.seeds, 0)
   used = overrides | {axis.key: axis.values[0] for axis in varied}
   plan = tune.parse(flags, strategies, used, of_flags, seeds)
   models = _models(flags, overrides, strategies)
@@ -148,8 +149,8 @@ def _study(flags, overrides):
 
   cells = grid.expand(
     strategies,
-    grid.numbers(flag, nodes, 1),
-    grid.numbers('--devices_per_node', flags.devices_per_node, 1),
+    flag_values.numbers(flag, nodes, 1),
+    flag_values.numbers('--devices_per_node', flags.devices_per_node, 1),
     seeds,
     combinations,
   )
@@ -264,6 +265,10 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
   cores = [study_runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
   emulated = emulation.describe(study.first_config(cells).emulate) if study.emulated else ''
+  simulated = ''
+  if study.simulated:
+    times = study.first_config([c for c in cells if c.simulated]).strategy.simulate
+    simulated = ', '.join(emulation.describe_pass(times, 'worker'))
   return study_page.write(
     study.folder,
     f'Strategies, {how}{flags.config}',
@@ -274,7 +279,7 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
       failures,
       min((n for n in cores if n), default=None),
       emulated,
-      simulate.describe(study.overrides) if study.simulated else '',
+      simulated,
       plan,
       contests,
     ),

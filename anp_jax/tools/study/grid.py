@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import re
 
-from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.tools import flag_values
 from anp_jax.tools.study import axes
 
 RATE = 'optimizer.learning_rate'
@@ -120,25 +120,6 @@ def expand(
   return [Cell(s, n, d, seed, keys) for seed, n, d, s in every for keys in further[s, n]]
 
 
-def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
-  """Returns the numbers of a list such as '1,2,4', sorted, each once.
-
-  Args:
-    flag: flag that an error names.
-    text: text of the flag.
-    least: smallest number that is accepted.
-
-  Raises:
-    ConfigError: naming the flag, the text and what was expected.
-  """
-  parts = [p.strip() for p in text.split(',')]
-  if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) >= least for p in parts):
-    raise config_lib.ConfigError(
-      f'{flag}={text!r}: expected whole numbers from {least}, such as {least},{least + 1}'
-    )
-  return tuple(sorted({int(p) for p in parts}))
-
-
 def strategies(text: str) -> tuple[str, ...]:
   """Returns the strategies of a list such as 'sync,local_sgd', in its order, each once.
 
@@ -147,12 +128,8 @@ def strategies(text: str) -> tuple[str, ...]:
   """
   names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
   for name in names:
-    if name not in _STRATEGIES and ':' not in name:
-      raise config_lib.ConfigError(
-        f'--strategies: no strategy {name!r} (have: '
-        f'{", ".join(_STRATEGIES)}, or package.module:Class)'
-        f'{config_lib.nearest(name, _STRATEGIES)}'
-      )
+    if ':' not in name:  # package.module:Class is a user's own
+      flag_values.check_choice(f'--strategies={name}', name, _STRATEGIES)
   return tuple(BASELINES.get(name, name) for name in names)
 
 

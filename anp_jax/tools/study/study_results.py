@@ -18,7 +18,6 @@ from anp_jax.runtimes.parameter_server import log as server_log
 from anp_jax.system import files
 from anp_jax.tools.study import axes, grid, ring_times
 
-_STALENESS = 'staleness_'
 _SENT = 'megabytes_per_update'
 _SIMULATED = 'simulated_seconds'
 # Scores of the validation set beyond the accuracy.
@@ -128,8 +127,8 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
     seconds=seconds,
     accuracy=np.array([r['anp_top1'] for r in validation]),
     megabytes=_sent(train),
-    # The histograms of the metrics count the stalest together.
-    staleness=_logged_staleness(workdir) or _staleness(train),
+    # Of the log: the histograms of the metrics count the stalest together.
+    staleness=dict(sorted(server_log.staleness(server_log.read(workdir)).items())),
     crowded=crowded,
     scores=_scores(validation),
     **_split_prediction(workdir, batch_size),
@@ -187,21 +186,6 @@ def _sent(train):
 
 def _number(value):
   return None if np.isnan(value) else float(value)
-
-
-def _logged_staleness(workdir):
-  """Gradients by staleness, from the log of an asynchronous run."""
-  return dict(sorted(server_log.staleness(server_log.read(workdir)).items()))
-
-
-def _staleness(train):
-  counts: dict[int, float] = {}
-  for record in train:
-    for name, value in record.items():
-      if name.startswith(_STALENESS) and name[len(_STALENESS) :].isdigit():
-        key = int(name[len(_STALENESS) :])
-        counts[key] = counts.get(key, 0) + value
-  return dict(sorted(counts.items()))
 
 
 @dataclasses.dataclass(frozen=True)
