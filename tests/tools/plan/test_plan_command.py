@@ -9,6 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.costs import collectives
 from anp_jax.system import xla_flags
+from anp_jax.tools import flag_values
 from anp_jax.tools.plan import (
   __main__ as command,
   check,
@@ -18,7 +19,6 @@ from anp_jax.tools.plan import (
   plan_tables,
   points as points_lib,
   published_rates,
-  sizes,
   workload,
 )
 
@@ -47,10 +47,10 @@ _BAD_LISTS = '0||1,x|1,...,8|...,8|1,2,4,...,500|1,2,5,...,9|4,2,...,1|1,2,...|1
 @pytest.mark.parametrize('text', [*_LISTS, *_BAD_LISTS.split('|')])
 def test_three_points_stand_for_a_progression(text):
   if text in _LISTS:
-    assert list(sizes.numbers('--nodes', text)) == _LISTS[text]
+    assert list(flag_values.numbers('--nodes', text)) == _LISTS[text]
     return
   with pytest.raises(config_lib.ConfigError, match='--nodes='):
-    sizes.numbers('--nodes', text)
+    flag_values.numbers('--nodes', text)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     (['--nodes=1,2,4,...,500'], 'three points and a last number'),
     (['--nodes=513', '--devices_per_node=8'], '4,104 devices, expected 4,096'),
     (['--devices_per_node=0'], '--devices_per_node=0: expected a whole number'),
-    (['--strategies=synk'], "no strategy 'synk'"),
+    (['--strategies=synk'], '--strategies=synk: expected one of'),
     (['--strategies=parameter_server:bound'], "did you mean 'parameter_server:bounded'?"),
     (['--scaling=week'], "--scaling='week': expected one of auto, strong, weak"),
     (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),

@@ -31,23 +31,9 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
     [
       {'step': 1},  # timed by nothing
       {'step': 8, 'seconds': 7 / 4, 'images_per_second': 40.0},
-      {
-        'step': 12,
-        'seconds': 2.0,
-        'images_per_second': 20.0,
-        'staleness_0': 3,
-        'staleness_2': 1,
-        'megabytes_per_update': 6.0,
-      },
+      {'step': 12, 'seconds': 2.0, 'images_per_second': 20.0, 'megabytes_per_update': 6.0},
       # Continued after a stop: one step of this interval went untimed.
-      {
-        'step': 22,
-        'seconds': 9 / 5,
-        'images_per_second': 50.0,
-        'staleness_2': 4,
-        'megabytes_per_update': 9.5,
-        'staleness': 1.5,
-      },
+      {'step': 22, 'seconds': 9 / 5, 'images_per_second': 50.0, 'megabytes_per_update': 9.5},
     ],
     [
       {'step': 4, 'anp_top1': 0.3},
@@ -66,7 +52,6 @@ def test_a_runs_numbers_in_closed_form(tmp_path):
   assert run.accuracy.tolist() == [0.3, 0.6, 0.5]
   assert run.seconds_to(0.55) == pytest.approx(3, rel=1e-12)
   assert run.seconds_to(0.61) is None
-  assert run.staleness == {0: 3, 2: 5}
   # 4 steps of 6 MB and 10 of 9.5 MB.
   assert run.megabytes == pytest.approx(119 / 14, rel=1e-12)
 
@@ -107,16 +92,9 @@ def _run(rate, accuracy=(0.5,), **more):
 
 
 def test_speed_ups_are_of_the_same_strategy_and_seed():
-  rates = {
-    ('sync', 1, 1, 0): 10,
-    ('sync', 1, 1, 1): 20,
-    ('sync', 1, 2, 0): 15,
-    ('sync', 1, 2, 1): 40,
-    ('sync', 4, 2, 0): 45,
-    ('sync', 4, 2, 1): 100,
-    ('local_sgd', 4, 2, 0): 90,
-    ('local_sgd', 1, 2, 0): 30,
-  }
+  seeds = {('sync', 1, 1): (10, 20), ('sync', 1, 2): (15, 40), ('sync', 4, 2): (45, 100)}
+  seeds |= {('local_sgd', 4, 2): (90,), ('local_sgd', 1, 2): (30,)}
+  rates = {(*key, seed): r for key, values in seeds.items() for seed, r in enumerate(values)}
   runs = {grid.Cell(*key): _run(rate) for key, rate in rates.items()}
   lost = _cell('local_sgd', 1, 1)
   cells = grid.expand(('sync', 'local_sgd'), (1, 4), (1, 2), (0, 1))
@@ -186,17 +164,9 @@ def _points(**more):
 def test_table_says_what_means_nothing():
   points = _points(megabytes=2.5)
   rows = study_table.speed(points, 0.7)
-  assert rows[0] == (
-    'strategy',
-    'nodes',
-    'devices a node',
-    'images/s',
-    'over one device',
-    'over one node',
-    'time to 70 %',
-    'MB sent a step',
-    'seeds',
-  )
+  assert rows[0][:3] == ('strategy', 'nodes', 'devices a node')
+  assert rows[0][3:6] == ('images/s', 'over one device', 'over one node')
+  assert rows[0][6:] == ('time to 70 %', 'MB sent a step', 'seeds')
   by_place = {row[1:3]: row for row in rows[1:]}
   # Rates 200 and 201, baselines 100 and 101.
   assert by_place['1', '2'][3:6] == ('200 ± 1', '2.00 ± 0.01', '1.00 ± 0.00')
