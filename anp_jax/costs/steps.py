@@ -53,8 +53,8 @@ class Setting:
   def alone(self, images: float, share: float = 1.0) -> device_step.Compute:
     """A step of one device that waits for no other."""
     if emulation_keys.sleeps(self.config):
-      given = self.config.emulate
-      return device_step.Compute(given.step_seconds + given.image_seconds * images, 0.0, 0.0)
+      times = self.config.emulate
+      return device_step.Compute(times.step_seconds + times.image_seconds * images, 0.0, 0.0)
     if self.measured is not None:
       fixed, per_image = (self.sharing * seconds for seconds in self.measured)
       # A measured step includes the launches of its micro-batches.
@@ -103,11 +103,11 @@ def with_given_times(setting: Setting) -> Setting:
 
   The cluster has the emulated bandwidth, and a sleep hides all that is sent meanwhile.
   """
-  given, cluster = setting.config.emulate, setting.cluster
+  times, cluster = setting.config.emulate, setting.cluster
   if not emulation_keys.sleeps(setting.config):
     return setting
-  if given.bandwidth:
-    bandwidth = emulation_keys.bytes_per_second(given.bandwidth)
+  if times.bandwidth:
+    bandwidth = emulation_keys.bytes_per_second(times.bandwidth)
     cluster = dataclasses.replace(
       cluster, link=dataclasses.replace(cluster.link, bandwidth=bandwidth)
     )
@@ -115,8 +115,8 @@ def with_given_times(setting: Setting) -> Setting:
     setting,
     cluster=cluster,
     efficiency=device_step.Efficiency(1.0, 1.0, 0.0, wire=1.0, overlap=1.0),
-    jitter=given.spread,
-    slow=tuple(factor for process, factor in given.slow if process < cluster.nodes),
+    jitter=times.spread,
+    slow=tuple(factor for process, factor in times.slow if process < cluster.nodes),
   )
 
 

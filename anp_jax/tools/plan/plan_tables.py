@@ -34,7 +34,7 @@ class Tables:
 
   def named_in(self, text: str) -> hardware.Device | None:
     """The device whose alias is found in a text, a user's own first; None: there is none."""
-    for device in reversed(self.devices.values()):
+    for device in reversed(list(self.devices.values())):
       if device.aliases and re.search(device.aliases, text, re.IGNORECASE):
         return device
     return None
