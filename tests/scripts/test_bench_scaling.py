@@ -102,7 +102,7 @@ def test_processes_are_compared_with_one():
     capture_output=True,
     text=True,
     check=False,
-    timeout=120,
+    timeout=300,
   )
   assert done.returncode == 0, done.stdout + done.stderr
   ratios = json.loads(done.stdout.splitlines()[-1])
