@@ -194,7 +194,7 @@ def _program(*lines):
     (
       [
         '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-        '%c = (f32[8,8]{1,0}, u8[16]{0}) custom-call(%w, %w), custom_call_target="__cublas$gemm"',
+        '%y2 = (f32[8,8]{1,0}, u8[16]{0}) custom-call(%w, %w), custom_call_target="__cublas$gemm"',
         '%done = f32[16]{0} all-reduce-done(%r)',
       ],
       {'float32': (16, 64, 64, 64)},
