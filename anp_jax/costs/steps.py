@@ -98,28 +98,6 @@ class Step:
     return self.compute + self.fixed + self.communication
 
 
-def with_given_times(setting: Setting) -> Setting:
-  """Returns the setting with the times of config.emulate, where sleeps take the place of computing.
-
-  The cluster has the emulated bandwidth, and a sleep hides all that is sent meanwhile.
-  """
-  times, cluster = setting.config.emulate, setting.cluster
-  if not emulation_keys.sleeps(setting.config):
-    return setting
-  if times.bandwidth:
-    bandwidth = emulation_keys.bytes_per_second(times.bandwidth)
-    cluster = dataclasses.replace(
-      cluster, link=dataclasses.replace(cluster.link, bandwidth=bandwidth)
-    )
-  return dataclasses.replace(
-    setting,
-    cluster=cluster,
-    efficiency=device_step.Efficiency(1.0, 1.0, 0.0, wire=1.0, overlap=1.0),
-    jitter=times.spread,
-    slow=tuple(factor for process, factor in times.slow if process < cluster.nodes),
-  )
-
-
 def synchronous(
   setting: Setting,
   images: int,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import emulation_keys, strategy as strategy_lib
 from anp_jax.costs import collectives, device_step, hardware, steps, work
 from anp_jax.tools import flag_values
 from anp_jax.tools.plan import check, fit as fit_lib, plan_tables, published_rates as published
@@ -56,7 +56,29 @@ class Machine:
       measured=measured,
       handling=handling,
     )
-    return [steps.with_given_times(setting(cluster=cluster)) for cluster in self.clusters]
+    return [with_given_times(setting(cluster=cluster)) for cluster in self.clusters]
+
+
+def with_given_times(setting: steps.Setting) -> steps.Setting:
+  """Returns the setting with the times of config.emulate, where sleeps take the place of computing.
+
+  The cluster has the emulated bandwidth, and a sleep hides all that is sent meanwhile.
+  """
+  times, cluster = setting.config.emulate, setting.cluster
+  if not emulation_keys.sleeps(setting.config):
+    return setting
+  if times.bandwidth:
+    bandwidth = emulation_keys.bytes_per_second(times.bandwidth)
+    cluster = dataclasses.replace(
+      cluster, link=dataclasses.replace(cluster.link, bandwidth=bandwidth)
+    )
+  return dataclasses.replace(
+    setting,
+    cluster=cluster,
+    efficiency=device_step.Efficiency(1.0, 1.0, 0.0, wire=1.0, overlap=1.0),
+    jitter=times.spread,
+    slow=tuple(factor for process, factor in times.slow if process < cluster.nodes),
+  )
 
 
 def from_flags(

@@ -7,7 +7,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.costs import collectives, device_step, hardware, steps
-from anp_jax.tools.plan import memory_traffic, plan_tables, workload
+from anp_jax.tools.plan import machines, memory_traffic, plan_tables, workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 
@@ -139,6 +139,6 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
   cluster = collectives.Cluster(4, 1, link, link)
   device = plan_tables.load().device('cpu')
   setting = steps.Setting(config, cost, device, cluster, device_step.Efficiency(0.5, 1, 1, 0.5))
-  setting = steps.with_given_times(setting)
+  setting = machines.with_given_times(setting)
   step = _predicted(setting, 4)
   assert step.seconds == pytest.approx(expected, rel=1e-6)
