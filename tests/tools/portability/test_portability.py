@@ -355,7 +355,7 @@ def test_what_does_not_fit_a_target_is_said(config):
 
 @pytest.mark.slow
 def test_steps_of_lenet_on_eight_cpus(config):
-  """As published with a last layer of 10 classes, and 500 weights more for each further colour."""
+  """The published count with 10 classes, and 500 weights more for each further colour."""
   count, side = 432_080, 28
   config.model.name = 'lenet'
   config.data.image_size = config.data.resize = side
