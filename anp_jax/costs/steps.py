@@ -7,6 +7,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
+from anp_jax.config import emulation_keys
 from anp_jax.costs import collectives, device_step, hardware, order_statistics, work
 
 
@@ -51,6 +52,9 @@ class Setting:
 
   def alone(self, images: float, share: float = 1.0) -> device_step.Compute:
     """A step of one device that waits for no other."""
+    if emulation_keys.sleeps(self.config):
+      times = self.config.emulate
+      return device_step.Compute(times.step_seconds + times.image_seconds * images, 0.0, 0.0)
     if self.measured is not None:
       fixed, per_image = (self.sharing * seconds for seconds in self.measured)
       # A measured step includes the launches of its micro-batches.

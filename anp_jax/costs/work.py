@@ -43,10 +43,9 @@ class Workload:
     step_bytes: memory traffic of weights and optimizer, which does not depend on
       the batch.
     kernels: separate passes of a step, see `memory_traffic`.
-    parameters, statistics: counts of numbers.
+    statistics: numbers in the statistics of batch norm.
     state_bytes: bytes of parameters, statistics, optimizer state and averages.
     param_bytes: bytes of the parameters.
-    activation_bytes: bytes per image that the backward pass needs.
     examples: images per epoch.
     total_images: images of the whole run.
   """
@@ -58,10 +57,13 @@ class Workload:
   image_bytes: float
   step_bytes: float
   kernels: int
-  parameters: int
   statistics: int
   state_bytes: int
   param_bytes: int
-  activation_bytes: float
   examples: int
   total_images: int
+
+  @property
+  def parameters(self) -> int:
+    """Numbers in the parameters."""
+    return sum(layer.parameters for layer in self.layers)

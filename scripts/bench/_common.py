@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
@@ -41,17 +40,6 @@ def synthetic(model: str, size: int, batch: int) -> dict[str, str]:
   }
 
 
-def program(config, mesh, batch_size: int):
-  """Returns the `build.ModelAndSteps` of a config, and the source of its examples."""
-  from anp_jax.data import sources
-  from anp_jax.training import build, objective as objective_lib, run_spec
-
-  source = sources.open_source(config, training=True)
-  objective = objective_lib.create(source.vocabulary, config)
-  spec = run_spec.RunSpec(config, mesh, objective, batch_size, len(source))
-  return build.create(spec), source
-
-
 def unmarked():
   """Standard output as it is now, before `cluster.start` marks its lines."""
   return os.fdopen(os.dup(sys.stdout.fileno()), 'w')
@@ -66,22 +54,12 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
     ratios: name to number.
     file: where to; None: standard output.
   """
-  show_table(title, rows, file)
-  show_ratios(ratios, file)
-
-
-def show_table(title: str, rows: list[tuple], file=None) -> None:
-  """Prints a table; the arguments are `show`'s."""
   print(f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})', file=file)
   widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
   for row in rows:
     first, *rest = (str(c) for c in row)
     cells = [c.rjust(w) for c, w in zip(rest, widths[1:])]
     print('  '.join([first.ljust(widths[0]), *cells]), file=file)
-
-
-def show_ratios(ratios: dict, file=None) -> None:
-  """Prints numbers by name as one line of JSON."""
   print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file)
 
 
@@ -91,8 +69,3 @@ def counts(text: str) -> tuple[int, ...]:
   if not all(number.isdecimal() and int(number) for number in numbers):
     raise argparse.ArgumentTypeError(f'{text!r}: expected numbers of 1 or more, such as 1,2,4')
   return tuple(dict.fromkeys(map(int, numbers)))
-
-
-def median(values) -> float:
-  """The median of numbers."""
-  return statistics.median(values)

@@ -21,15 +21,15 @@ import argparse
 import importlib.util
 import itertools
 import os
+import statistics
 import tempfile
 import time
-import tracemalloc
 
 import jax
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.data import index_shuffle, sources
+from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
 from scripts.bench import _common
@@ -39,7 +39,7 @@ _BATCH = 64
 
 
 def main():
-  """Measures rates, then start-up, memory and the permutation."""
+  """Measures rates, then start-up and memory."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--photographs', default=_PHOTOGRAPHS)
   parser.add_argument('--seconds', type=float, default=4.0)
@@ -63,7 +63,6 @@ def main():
     _rates(name, overrides, flags, rows, ratios)
   _start(settings[name], rows, ratios)
   _memory(settings[name], flags, rows, ratios)
-  _permutation(rows, ratios)
   _common.show('training input', rows, ratios)
 
 
@@ -86,20 +85,20 @@ def _rates(name, overrides, flags, rows, ratios):
     }
     key = contestant.replace(', ', '_').replace(' ', '_')
     if contestant.startswith('ours'):
-      ratios[f'{name}_{key}_of_limit'] = _common.median(of_limit)
+      ratios[f'{name}_{key}_of_limit'] = statistics.median(of_limit)
       cells = ('', '')
     else:
       for decode, values_over in over.items():
-        ratios[f'{name}_{decode}_over_{key}'] = _common.median(values_over)
+        ratios[f'{name}_{decode}_over_{key}'] = statistics.median(values_over)
       cells = (
-        ' / '.join(f'{_common.median(v):.2f}' for v in over.values()),
+        ' / '.join(f'{statistics.median(v):.2f}' for v in over.values()),
         ' / '.join(f'{min(v):.2f}' for v in over.values()),
       )
     rows.append(
       (
         f'{name}: {contestant}',
-        f'{_common.median(values):.0f}',
-        f'{_common.median(of_limit):.3f}',
+        f'{statistics.median(values):.0f}',
+        f'{statistics.median(of_limit):.3f}',
         *cells,
       )
     )
@@ -264,7 +263,7 @@ def _start(overrides, rows, ratios):
     jax.block_until_ready(next(feed))
     seconds[step].append(time.perf_counter() - begin)
     feed.close()
-  first, later = (_common.median(s) for s in seconds.values())
+  first, later = (statistics.median(s) for s in seconds.values())
   rows.append(
     ('first batch of step 1,000,000 over that of step 0', '', '', f'{later / first:.2f}', '')
   )
@@ -314,26 +313,6 @@ class _Part:
 def _resident():
   with open('/proc/self/statm') as f:
     return int(f.read().split()[1])
-
-
-def _permutation(rows, ratios):
-  """A batch out of a thousand million examples: no table."""
-  positions = np.arange(_BATCH, dtype=np.int64) + 10**12
-  index_shuffle.shuffled(positions, 0, 10**9)
-  tracemalloc.start()
-  index_shuffle.shuffled(positions, 0, 10**9)
-  peak = tracemalloc.get_traced_memory()[1]
-  tracemalloc.stop()
-  rows.append(
-    (
-      'peak bytes of a batch of 10^9 examples over its indices',
-      '',
-      '',
-      f'{peak / positions.nbytes:.0f}',
-      '',
-    )
-  )
-  ratios['permutation_bytes_over_indices'] = peak / positions.nbytes
 
 
 if __name__ == '__main__':

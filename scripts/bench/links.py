@@ -21,21 +21,22 @@ there stands next to the step's.
 """
 
 import argparse
+import contextlib
 import math
-import re
 import time
 
 from anp_jax import cluster
+from anp_jax.config import emulation_keys
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.tools.study import traffic
 from scripts.bench import _common
 
-_UNITS = {'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
-
 
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--rate', type=_bits, help='link bandwidth, such as 100mbit')
+  parser.add_argument(
+    '--rate', type=emulation_keys.bytes_per_second, help='link bandwidth, such as 100mbit'
+  )
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--period', type=int, default=16, help='steps between exchanges of local_sgd')
   parser.add_argument('--model', default='resnet18')
@@ -46,13 +47,6 @@ def _flags():
   parser.add_argument('--num_processes', type=int)
   parser.add_argument('--process_id', type=int)
   return parser.parse_args()
-
-
-def _bits(text):
-  match = re.fullmatch(r'([\d.]+)(kbit|mbit|gbit)', text)
-  if not match:
-    raise argparse.ArgumentTypeError(f'{text!r}: expected such as 100mbit')
-  return float(match[1]) * _UNITS[match[2]]
 
 
 def sent(text: str) -> int:
@@ -100,17 +94,13 @@ def _measure(flags, strategy, processes, count):
   # Heavy, and only once the processes have met.
   import jax
 
-  from anp_jax.data.input import stream as stream_lib
-  from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+  from anp_jax import experiment
 
-  config = _load(flags, strategy, count)
-  mesh = mesh_lib.create(config, hosts=processes.hosts)
-  program, source = _common.program(config, mesh, config.batch_size)
-  state = state_lib.create(program.init_fn, program.abstract_state)
-  sharding = mesh_lib.batch_sharding(mesh)
-  feed = stream_lib.Stream(config, sharding, processes.vote).train(source, config.batch_size, 0)
-  batch = next(feed)
-  feed.close()
+  opened = experiment.open(_load(flags, strategy, count), hosts=processes.hosts)
+  program = opened.program
+  state, _ = opened.new_state(gather=processes.gather)
+  with contextlib.closing(opened.batches()) as feed:
+    batch = next(feed)
   compiled = program.train_step.lower(state, batch).compile()
   rows = compiled_collectives.totals(compiled_collectives.compiled(compiled.as_text()))
   period = flags.period if strategy == 'local_sgd' else 1
@@ -175,7 +165,7 @@ def main():
     if name != 'sync' and 'sync' in results:
       ratios[f'{name}_rate_over_sync'] = results['sync']['seconds'] / result['seconds']
     if flags.rate:
-      needed = bound * 8e6 / flags.rate
+      needed = bound * 1e6 / flags.rate
       ratios[f'{prefix}step_over_bound'] = result['seconds'] / needed
   title = f'{flags.model}, {place.count} processes; the bound: {bound:.1f} MB'
   if flags.rate:

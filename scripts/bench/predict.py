@@ -31,6 +31,7 @@ import importlib.util
 import io
 import itertools
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -166,7 +167,7 @@ def _show(rows, ratios, which, seconds, count):
   what, dtype = which
   label = f'{dtype}, {_LABELS[what]}'
   for name, times in seconds.items():
-    rate, lowest = (count / f(times) for f in (_common.median, max))
+    rate, lowest = (count / f(times) for f in (statistics.median, max))
     ratios[f'{dtype}_{what}_{name}_images_per_second'] = rate
     rows.append((f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4))
   speeds, overs = _contest.speeds(label, seconds, {'torch': _GOALS.get(which, 0)})

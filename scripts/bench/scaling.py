@@ -101,38 +101,17 @@ def _config(flags, count, strategy='sync'):
   return _common.load(keys)
 
 
-def _stepper(config, mesh, batch_size, meet=bool):
-  """A function that takes `count` steps of a new run on the mesh.
+def _stepper(config, devices=None, hosts=('',), meet=bool):
+  """A function that takes `count` steps of a new run on devices.
 
   `meet` is called once it is compiled: Gloo waits half a minute for the
   slowest of the processes, which share cores.
   """
-  import jax
-  import numpy as np
+  from anp_jax import experiment
+  from anp_jax.runtimes.calibration import workloads
 
-  from anp_jax.parallel import state as state_lib
-  from anp_jax.training import build
-
-  program, _ = _common.program(config, mesh, batch_size)
-  random = np.random.default_rng(0)
-
-  def fill(spec):
-    values = random.integers(0, 10, spec.shape).astype(spec.dtype)
-    if spec.dtype == np.float32:  # weights
-      values[:] = 1
-    return jax.make_array_from_callback(spec.shape, spec.sharding, lambda index: values[index])
-
-  batch = build.abstract_batch(config, mesh, batch_size)
-  batch = {name: fill(spec) for name, spec in batch.items()}
-  state = state_lib.create(program.init_fn, program.abstract_state)
-  step = program.train_step.lower(state, batch).compile()
-
-  def run(count):
-    nonlocal state
-    for _ in range(count):
-      state, values = step(state, batch)
-    jax.block_until_ready((state, values))
-
+  opened = experiment.open(config, devices, hosts)
+  run = workloads.step(opened.program, opened.spec, config.batch_size)
   meet()
   run(2)  # the first ones take longer
   return run
@@ -178,20 +157,16 @@ def _steppers(flags, place, processes):
   """What this process can run, by way."""
   import jax
 
-  from anp_jax.parallel import mesh as mesh_lib
-
-  count = place.count
-  config = _config(flags, count)
-  local_mesh = mesh_lib.create(config, jax.local_devices())
-  global_mesh = mesh_lib.create(config, hosts=processes.hosts)
+  config, local = _config(flags, place.count), jax.local_devices()
   meet = functools.partial(processes.gather, 'compiled')
   run = {
-    name: _stepper(_config(flags, count, name), global_mesh, config.batch_size, meet)
+    name: _stepper(_config(flags, place.count, name), hosts=processes.hosts, meet=meet)
     for name in flags.strategies.split(',')
   }
-  run['apart'] = _stepper(config, local_mesh, config.batch_size // count)
+  share = {'batch_size': config.batch_size // place.count}
+  run['apart'] = _stepper(config_lib.replaced(config, share), local)
   if place.index == 0:
-    run['one'] = _stepper(config, local_mesh, config.batch_size)
+    run['one'] = _stepper(config, local)
   return run
 
 

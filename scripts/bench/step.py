@@ -38,6 +38,7 @@ import functools
 import importlib.util
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -207,7 +208,7 @@ def _absolutes(name, device, seconds, report):
   """Images a second, and the share of the peak that is dense arithmetic."""
   case = _cases.CASES[name]
   for contestant, times in seconds.items():
-    rate, lowest = (case.batch / f(times) for f in (_common.median, max))
+    rate, lowest = (case.batch / f(times) for f in (statistics.median, max))
     report.ratios[f'{name}_{contestant}_images_per_second'] = rate
     label = f'{name}: {contestant}, images/s, {device}'
     report.rows.append((label, f'{rate:.0f}', f'{lowest:.0f}', *[''] * 4))

@@ -1,9 +1,5 @@
 """The benchmark of links: what it counts."""
 
-import argparse
-
-import pytest
-
 from scripts.bench import links
 
 _DEV = """Inter-|   Receive                                                |  Transmit
@@ -16,17 +12,6 @@ _DEV = """Inter-|   Receive                                                |  Tr
 
 def test_what_interfaces_sent_is_all_but_loopback():
   assert links.sent(_DEV) == 7500
-
-
-@pytest.mark.parametrize('text, bits', [('100mbit', 1e8), ('1gbit', 1e9), ('2.5gbit', 2.5e9)])
-def test_rates_are_those_of_tc(text, bits):
-  assert links._bits(text) == bits
-
-
-@pytest.mark.parametrize('text', ['100', 'mbit', '1 gbit', '100MB'])
-def test_a_bad_rate_is_refused(text):
-  with pytest.raises(argparse.ArgumentTypeError, match='such as 100mbit'):
-    links._bits(text)
 
 
 def test_a_ring_sends_all_but_its_own_part_twice():

@@ -77,24 +77,9 @@ def test_onnx_runtime_computes_the_same():
 
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios():
-  result = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'scripts.bench.predict',
-      '--rounds=1',
-      '--files=4',
-      '--side=32',
-      '--sizes=4',
-      '--model=resnet18',
-      '--dtype=float32',
-      '--peers=torch_eager,onnx',
-    ],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  flags = '--rounds=1 --files=4 --side=32 --sizes=4 --model=resnet18 --dtype=float32'.split()
+  command = [sys.executable, '-m', 'scripts.bench.predict', *flags, '--peers=torch_eager,onnx']
+  result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
   assert not result.returncode, result.stderr
   lines = result.stdout.splitlines()
   ratios = json.loads(lines[-1])

@@ -212,8 +212,13 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(monkeypatch, capsy
     seconds={'ours': 0.1, 'torch_eager': 0.2},
     memory={'ours': 11, 'torch_eager': 10},
   )
-  # 6 operations for each of 4.09e9 multiplications, of 989.5 TFLOP/s.
+  # 6 operations for each of 4.09e9 multiplications, of 989.5 TFLOP/s; a quarter at half the side.
   share = 1280 * 6 * 4.09e9 / 989.5e12
+  case = step.dataclasses.replace(_cases.CASES['resnet50_gpu'], side=112)
+  assert step.mfu(case, 1280, H100) == pytest.approx(share / 4)
+  assert (
+    step.mfu(case, 1280, 'a card of next year') == step.mfu(_cases.CASES['lenet'], 1, H100) == 0
+  )
   assert ratios == pytest.approx(
     {
       'resnet50_gpu_over_torch_eager': 2.0,
@@ -248,38 +253,6 @@ def test_our_flags_are_ours_and_the_allocator_is_everyones(monkeypatch):
   assert ours['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1' and ours['A'] == '1'
 
 
-def test_mfu_in_closed_form():
-  case = _cases.CASES['resnet50_gpu']
-  assert step.mfu(case, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(1)
-  half = step.dataclasses.replace(case, side=112)
-  assert step.mfu(half, 989.5e12 / (6 * 4.09e9), H100) == pytest.approx(0.25)
-  assert step.mfu(case, 1000, 'a card of next year') == 0
-  assert step.mfu(_cases.CASES['lenet'], 1000, H100) == 0
-
-
-@pytest.mark.parametrize('name', PARAMETERS)
-def test_flax_peers_have_the_published_parameters(name):
-  case = _cases.CASES[name]
-  shape = (1, case.side, case.side, case.channels)
-  variables = jax.eval_shape(
-    lambda x: _peers.flax_network(case).init(jax.random.key(0), x, True),
-    jax.ShapeDtypeStruct(shape, jnp.float32),
-  )
-  sizes = [np.prod(x.shape) for x in jax.tree.leaves(variables['params'])]
-  assert sum(sizes) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize('name', PARAMETERS)
-def test_torch_peers_have_the_published_parameters(name):
-  torch = pytest.importorskip('torch')
-  case = _cases.CASES[name]
-  with torch.device('meta'):
-    net = _torch_peers.network(case)
-    images = torch.zeros(2, case.channels, case.side, case.side)
-    assert net(images).shape == (2, case.classes)
-  assert sum(p.numel() for p in net.parameters()) == PARAMETERS[name]
-
-
 def test_operations_are_those_of_the_device_where_there_is_one():
   def event(name, **stats):
     return types.SimpleNamespace(name=name, stats=list(stats.items()))
@@ -299,31 +272,32 @@ def test_operations_are_those_of_the_device_where_there_is_one():
   assert names(host, device) == ['gemm']
 
 
-def _run(*arguments):
-  return subprocess.run(
-    [sys.executable, '-m', 'scripts.bench.step', *arguments],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_peers_have_the_published_parameters(name):
+  case = _cases.CASES[name]
+  images = jax.ShapeDtypeStruct((1, case.side, case.side, case.channels), jnp.float32)
+  init = _peers.flax_network(case).init
+  variables = jax.eval_shape(lambda x: init(jax.random.key(0), x, True), images)
+  sizes = [np.prod(x.shape) for x in jax.tree.leaves(variables['params'])]
+  assert sum(sizes) == PARAMETERS[name]
+  torch = pytest.importorskip('torch')
+  with torch.device('meta'):
+    net = _torch_peers.network(case)
+    images = torch.zeros(2, case.channels, case.side, case.side)
+    assert net(images).shape == (2, case.classes)
+  assert sum(p.numel() for p in net.parameters()) == PARAMETERS[name]
 
 
-def test_an_unknown_case_is_answered_with_those_there_are(tmp_path):
-  result = _run('--cases=lenet50')
-  assert result.returncode and not result.stdout
-  assert result.stderr.startswith('--cases=lenet50: expected some of resnet50_64, ')
+def test_an_unknown_case_is_answered_with_those_there_are():
+  with pytest.raises(SystemExit, match='--cases=lenet50: expected some of resnet50_64, '):
+    step._chosen('--cases', 'lenet50', _cases.CASES)
 
 
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios(tmp_path):
-  result = _run(
-    '--cases=tiny',
-    '--peers=xla,flax,torch_eager',
-    '--rounds=2',
-    '--steps=3',
-    f'--profile={tmp_path}',
-  )
+  flags = ['--cases=tiny', '--peers=xla,flax,torch_eager', '--rounds=2', '--steps=3']
+  command = [sys.executable, '-m', 'scripts.bench.step', *flags, f'--profile={tmp_path}']
+  result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
   expected = {'tiny_over_flax', 'tiny_compile_over_step'}

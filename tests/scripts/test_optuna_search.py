@@ -8,53 +8,41 @@ import pytest
 from anp_jax.config import saved_run
 
 optuna = pytest.importorskip('optuna')
-pytest.importorskip('sklearn')
 
 from scripts import optuna_search  # noqa: E402
+from tests import launching  # noqa: E402
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_FLAGS = [
-  '--config=configs/lenet.py',
-  '--config.log.every=5 steps',
-  '--config.eval.every=1 epochs',
-  '--config.log.tensorboard=False',
-  '--config.eval.examples=False',
-  '--config.checkpoint.keep_best=0',
-]
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _in_the_checkout(monkeypatch):
-  monkeypatch.chdir(_ROOT)
+# In the place of main.py: its score is its learning rate.
+_PRETEND = """\
+import json, os, sys
+flags = dict(a[2:].split('=', 1) for a in sys.argv[1:])
+os.makedirs(flags['workdir'])
+score = {'anp_top1': float(flags['config.optimizer.learning_rate'])}
+lines = {'kind': 'validation', 'step': 1, **score}, {'kind': 'result', 'step': 1, 'best': score}
+with open(os.path.join(flags['workdir'], 'metrics.jsonl'), 'w') as f:
+  f.writelines(json.dumps(line) + '\\n' for line in lines)
+with open('calls', 'a') as f:
+  print(flags['config.optimizer.weight_decay'], flags['config.duration'], file=f)
+"""
 
 
-def _validation(workdir):
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  return [r for r in map(json.loads, lines) if r['kind'] == 'validation']
-
-
-def test_two_trials_and_the_best_of_them(tmp_path, capsys):
+def test_two_trials_and_the_best_of_them(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(optuna_search, '_PERIOD', 0.01)
+  pathlib.Path('main.py').write_text(_PRETEND)
   study = optuna.create_study(
-    storage=f'sqlite:///{tmp_path / "study.db"}', study_name='search', direction='maximize'
+    storage='sqlite:///study.db', study_name='search', direction='maximize'
   )
-  # Else they are drawn at random, and a high rate may diverge.
-  study.enqueue_trial({'rate': 0.01, 'decay': 1e-4})
-  study.enqueue_trial({'rate': 0.003, 'decay': 1e-3})
-  arguments = [f'--workdir={tmp_path}', '--trials=2', *_FLAGS]
-  arguments.append('--config.duration=2 epochs')
-  assert optuna_search.main(['', *arguments]) == 0
+  for rate, decay in ((0.01, 0.05), (0.003, 0.025)):
+    study.enqueue_trial({'rate': rate, 'decay': decay})
+  arguments = ['', '--workdir=.', '--trials=2', '--config.duration=2_epochs']
+  assert optuna_search.main(arguments) == 0
   best = json.loads(capsys.readouterr().out)
-  scores = []
-  for number in range(2):
-    workdir = tmp_path / f'trial-00{number}'
-    scores.append(max(r['anp_top1'] for r in _validation(workdir)))
-    config = saved_run.read(str(workdir))
-    if number == best['trial']:
-      assert config['optimizer.learning_rate'] == best['rate']
-      assert config['optimizer.weight_decay'] == best['decay']
-  assert best['value'] == max(scores) == scores[best['trial']]
+  assert best == {'trial': 0, 'value': 0.01, 'rate': 0.01, 'decay': 0.05}
+  # The same command adds trials to the study.
+  assert pathlib.Path('calls').read_text().split('\n')[:2] == ['0.05 2_epochs', '0.025 2_epochs']
+  assert optuna_search.main(arguments) == 0
+  assert pathlib.Path('trial-003').is_dir()
 
 
 class _PoorTrial(optuna.trial.FixedTrial):
@@ -69,14 +57,16 @@ class _PoorTrial(optuna.trial.FixedTrial):
     return self.reported is not None
 
 
-def test_a_pruned_trial_has_saved(tmp_path):
+@pytest.mark.slow
+def test_a_pruned_trial_has_saved(tmp_path, monkeypatch):
+  monkeypatch.chdir(launching.ROOT)
   trial = _PoorTrial({'rate': 0.01, 'decay': 1e-4}, number=3)
-  flags = [*_FLAGS, '--config.duration=5000 epochs']
+  flags = ['--config=configs/resnet_anp.py:tiny', '--config.duration=5000 epochs']
+  flags += [f'--config.{k}={v}' for k, v in launching.TINY.items() if k != 'duration']
   with pytest.raises(optuna.TrialPruned):
-    optuna_search.objective(trial, str(tmp_path), flags)
+    optuna_search.objective(trial, str(tmp_path), [*flags, '--config.eval.every=1 epochs'])
   workdir = tmp_path / 'trial-003'
-  first = _validation(workdir)[0]
-  assert trial.reported[1] >= first['step'] > 0
+  assert saved_run.read(str(workdir))['optimizer.learning_rate'] == 0.01
   stopped = json.loads((workdir / 'stopped.json').read_text())
-  assert trial.reported[1] <= stopped['step'] < stopped['total']
+  assert 0 < trial.reported[1] <= stopped['step'] < stopped['total']
   assert (workdir / 'checkpoints' / str(stopped['step'])).is_dir()

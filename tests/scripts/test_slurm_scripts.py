@@ -135,21 +135,15 @@ def test_the_time_limit_of_tasks_that_are_starting(job, script, line, status):
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_a_signal_that_nobody_passed_on_is_a_loss(job, script):
-  job.program('srun', _ENDS_BY_SIGNAL.format(line='', status=138))
-  ended, text = job.start(script, {**_JOB, 'SCRIPT': 'none'})
-  assert ended == 138 and 'USR1' not in text
-  assert ('a task was lost (status 138)' in text) == (script == _TRAIN)
-
-
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_a_loss_after_the_signal_is_a_loss(job, script):
-  job.program(
-    'srun', _ENDS_BY_SIGNAL.format(line='echo "srun: error: node2: task 1: Killed" >&2', status=137)
-  )
-  ended, text = job.start(script, {**_JOB, 'SCRIPT': ''})
-  assert ended == 137 and 'could save' not in text
-  assert ('a task was lost (status 137)' in text) == (script == _TRAIN)
+@pytest.mark.parametrize('passed_on, line, status', [('none', '', 138), ('', 'Killed', 137)])
+def test_what_else_ends_a_task_is_a_loss(job, script, passed_on, line, status):
+  """A signal that nobody passed on, and a loss after one."""
+  line = line and f'echo "srun: error: node2: task 1: {line}" >&2'
+  job.program('srun', _ENDS_BY_SIGNAL.format(line=line, status=status))
+  ended, text = job.start(script, {**_JOB, 'SCRIPT': passed_on})
+  assert ended == status and 'could save' not in text
+  assert ('USR1' in text) == (not passed_on)
+  assert (f'a task was lost (status {status})' in text) == (script == _TRAIN)
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
@@ -196,14 +190,6 @@ def test_the_first_task_that_ends_badly_decides(job, reason, other, srun, status
   assert sorted(os.listdir(job.workdir / 'logs')) == ['19-0.log', '19-1.log']
 
 
-def test_what_srun_alone_knows(job):
-  job.program('srun', 'echo "srun: error: no such partition" >&2; exit 1')
-  status, text = job.start(_TRAIN, _JOB)
-  assert status == 1 and not job.calls('scontrol')
-  assert 'srun: error: no such partition\n' in text
-  assert 'failed with status 1' in text
-
-
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 def test_a_step_that_cannot_be_created(job, script):
   """The program has not run: status 1 is srun's, and the job starts again."""
@@ -220,6 +206,11 @@ def test_a_step_that_cannot_be_created(job, script):
   status, text = job.start(script, _JOB)
   assert status == 1 and 'three starts came no further than step 0' in text
   assert len(job.calls('scontrol')) == 3
+  # Another error of srun's is no reason to start again.
+  job.program('srun', 'echo "srun: error: no such partition" >&2; exit 1')
+  status, text = job.start(script, _JOB)
+  assert status == 1 and len(job.calls('scontrol')) == 3
+  assert 'srun: error: no such partition\n' in text
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
@@ -254,25 +245,16 @@ def test_a_job_of_another_size_than_it_was_submitted_with(job, script, nodes, ta
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_a_marker_of_an_earlier_start_is_no_reason_to_start_again(job, script):
-  """--mode=evaluate of a run that was stopped."""
-  job.program('python', _STOPS)
-  assert job.start(script, _JOB)[0] == 0
-  assert len(job.calls('scontrol')) == 1
-  job.program('python', ':')
-  status, text = job.start(script, _JOB, '--mode=evaluate')
-  assert status == 0 and 'again' not in text
-  assert len(job.calls('scontrol')) == 1
-  assert len(job.calls('python')) == 2
-
-
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_the_same_marker_once_more_is_a_reason(job, script):
-  """The marker of a start that was stopped before its first step."""
+def test_the_marker_of_a_stop_is_a_reason_once(job, script):
+  """Once for each start that writes it, be it the same: not for --mode=evaluate after it."""
   job.program('python', f'rm -f "$WORKDIR/stopped.json"; {_STOPS}')
   for starts in (1, 2):
     assert job.start(script, _JOB)[0] == 0
     assert len(job.calls('scontrol')) == starts
+  job.program('python', ':')
+  status, text = job.start(script, _JOB, '--mode=evaluate')
+  assert status == 0 and 'again' not in text
+  assert len(job.calls('scontrol')) == 2 and len(job.calls('python')) == 3
 
 
 # A save, and then a loss.
@@ -320,11 +302,10 @@ def test_a_workdir_that_a_node_does_not_see(job, script, visible):
   )
   assert (line in text) != visible
   assert not job.calls('scontrol')
-
-
-def test_one_node_is_not_asked(job):
-  assert job.start(_TRAIN, {**_JOB, 'SLURM_JOB_NUM_NODES': '1'})[0] == 0
-  assert len(job.calls('srun')) == 1
+  if visible:  # a job of one node is not asked
+    before = len(job.calls('srun'))
+    assert job.start(script, {**_JOB, 'SLURM_JOB_NUM_NODES': '1'})[0] == 0
+    assert len(job.calls('srun')) == before + 1
 
 
 @pytest.mark.parametrize('script', [_TRAIN, _SERVER])

@@ -123,14 +123,10 @@ def test_the_wheel_holds_every_file_of_the_package(installation):
 
 def test_a_network_is_trained_and_used_in_an_empty_folder(installation):
   run = installation.run
-  run('anp-train', _TINY, '--workdir=run', '--config.duration=4 steps', '--config.model.name=lenet')
-  output, _ = run('anp-evaluate', '--workdir=run')
-  assert 'step 4' in output
+  run('anp-train', _TINY, '--workdir=run', '--config.duration=2 steps', '--config.model.name=lenet')
   Image.new('RGB', (40, 30), (200, 30, 30)).save(installation.folder / 'photo.png')
   output, _ = run('anp-predict', '--checkpoint=run', 'photo.png', '--top=1')
   assert output.splitlines()[-1].startswith('photo.png,')
-  run('anp-export', '--checkpoint=run', '--output=out', '--platforms=cpu')
-  assert (installation.folder / 'out' / 'model.stablehlo').is_file()
   run('anp-compare', 'run')
   assert (installation.folder / 'comparison.html').is_file()
   assert not installation.opened()
@@ -173,7 +169,7 @@ def test_a_plan_needs_no_checkout(installation):
   assert not installation.opened()
 
 
-@pytest.mark.parametrize('name', ['prepare', 'show', 'study', 'evaluate'])
+@pytest.mark.parametrize('name', ['prepare', 'show', 'study', 'evaluate', 'export'])
 def test_help_names_the_command(installation, name):
   output, _ = installation.run(f'anp-{name}', '--help')
   assert output.startswith(f'usage: anp-{name} ')

@@ -7,10 +7,11 @@ import os
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import saved_run, strategy as strategy_lib
+from anp_jax.config import saved_run, strategy as strategy_lib, trust
 from anp_jax.reporting import run_page, telemetry
 from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import files
+from anp_jax.tools.study import axes, grid
 from anp_jax.training import metric_labels
 
 _CONFIG, _LABELS = 'config.json', 'labels.json'  # in a workdir
@@ -59,12 +60,15 @@ def find(paths: list[str]) -> list[Run]:
     ConfigError: naming the path that leads to no run, or the file that cannot
       be read.
   """
+  for baseline in grid.BASELINES.values():  # ours, though a file names it by its class
+    trust.allow({'strategy.name': baseline})
   by_path: dict[str, str] = {}
   for path in paths:
     for workdir in _workdirs(path):
       by_path.setdefault(os.path.realpath(workdir), workdir)
-  workdirs = list(by_path.values())
-  return [run for name, workdir in zip(_names(workdirs), workdirs) for run in _load(name, workdir)]
+  workdirs = {os.path.abspath(workdir): workdir for workdir in by_path.values()}
+  names = axes.short_names(workdirs, os.sep)
+  return [run for path, workdir in workdirs.items() for run in _load(names[path], workdir)]
 
 
 def _workdirs(path):
@@ -87,24 +91,12 @@ def _is_workdir(path):
   return os.path.isfile(os.path.join(path, _CONFIG))
 
 
-def _names(paths):
-  """The shortest ends that tell paths apart."""
-  paths = [os.path.abspath(path).split(os.sep) for path in paths]
-  names = [path[-1] for path in paths]
-  for count in range(2, max(map(len, paths)) + 1):
-    clashes = {name for name in names if names.count(name) > 1}
-    names = [
-      os.sep.join(path[-count:]) if name in clashes else name for path, name in zip(paths, names)
-    ]
-  return names
-
-
 def _load(name, workdir):
   """The run of a workdir, or one for each of its models."""
   saved = saved_run.read(workdir)
   config = config_lib.completed(saved)
   classes = files.read_json_object(os.path.join(workdir, _LABELS))
-  # A comparison imports nothing that a run's files name.
+  # A comparison imports nothing else that a run's files name.
   strategy = strategy_lib.declared(config['strategy.name'])
   if strategy.keeps_models_apart:
     return [

@@ -77,36 +77,24 @@ def _flags(arguments):
   add('--node_link', default='', help="within a node (default: the device's)")
   add('--data_sheet', action='store_true', help="leave out the device's own published rates")
   add('--strategies', default='', help="such as sync,fsdp (default: config's)")
-  add(
-    '--scaling',
-    default='auto',
-    help=f'{", ".join(sizes.SCALINGS)}: constant or growing batch; '
-    'auto: constant as far as it divides (default: %(default)s)',
-  )
-  add('--strong', action='store_true', help='same as --scaling=strong')
-  add('--weak', action='store_true', help='same as --scaling=weak')
+  scaling = f'{", ".join(sizes.SCALINGS)}: constant or growing batch; auto: constant as far as it'
+  add('--scaling', default='auto', help=f'{scaling} divides (default: %(default)s)')
   add('--images_per_device', type=int, default=0, help='batch size per device for weak scaling')
   add('--input_rate', type=float, default=0, help="images/s that a node's host reads")
   add('--jitter', type=float, help="standard deviation of a step's time over its mean")
   add('--examples', type=int, default=0, help='images per epoch')
   add('--classes', type=int, default=0, help='number of classes of data that is absent')
-  add(
-    '--measure', action='store_true', help="measurement of the config's steps on this device first"
-  )
+  add('--measure', action='store_true', help="time the config's steps on this device first")
   add('--measure_batches', default='', help='two batch sizes to measure: 32,128')
   add('--target_hours', type=float, default=0, help='longest run in hours')
   add('--budget_devices', type=int, default=0, help='largest number of devices')
   add('--out', default='', metavar='FILE.png', help='output figure')
   add('--workdir', default='', metavar='DIR', help='folder for plan.png and plan.json')
-  parser.add_argument('--check', action='store_true', help='comparison with published rates')
+  add('--check', action='store_true', help='comparison with published rates')
   add('--rows', default='', metavar='FILE', help='other published rates for --check')
   add('--list', action='store_true', help='table of devices and links')
-  add(
-    '--entries',
-    default='',
-    metavar='FILE',
-    help='TOML file with devices and links of yours; see anp_jax/tools/plan/*.toml',
-  )
+  entries = 'TOML file with devices and links of yours; see anp_jax/tools/plan/*.toml'
+  add('--entries', default='', metavar='FILE', help=entries)
   return parser.parse(arguments)
 
 

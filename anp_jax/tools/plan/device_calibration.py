@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import os
-import re
 import statistics
 
 import jax
@@ -25,40 +24,6 @@ from anp_jax.tools.plan import gradient_handling, plan_tables, sizes
 
 _TURNS = 5
 _MOST_SECONDS = 10.0  # of the turns of one batch size
-# (pattern in JAX's device_kind, entry of the table); the first match wins, as
-# in `device_peaks`. '': known not to be in the table, so that no shorter name
-# of another card is taken for it.
-_KINDS = (
-  (r'MIG', ''),
-  (r'GB[23]00', ''),
-  (r'GH200', ''),
-  (r'H[12]00 NVL', ''),
-  (r'B200', 'b200'),
-  (r'H200', 'h200'),
-  (r'H100 PCIe', 'h100-pcie'),
-  (r'H100', 'h100'),
-  (r'A100-PCIE-40GB', ''),
-  (r'A100.*PCIe', 'a100-80-pcie'),
-  (r'A100.*80GB', 'a100-80'),
-  (r'A100', 'a100-40'),
-  (r'A30', 'a30'),
-  (r'A10G', 'a10g'),
-  (r'L40S', 'l40s'),
-  (r'L4', 'l4'),
-  (r'V100-SXM3', 'v100-sxm3'),
-  (r'V100S?-PCIE', 'v100-pcie'),
-  (r'V100', 'v100'),
-  (r'P100-PCIE', 'p100-pcie'),
-  (r'P100', 'p100'),
-  (r'K80', 'k80'),
-  (r'T4', 't4'),
-  (r'TPU v6( lite|e)', 'tpu-v6e'),
-  (r'TPU v5( lite|e)', 'tpu-v5e'),
-  (r'TPU v5p?', 'tpu-v5p'),
-  (r'TPU v4', 'tpu-v4'),
-  (r'TPU v3', 'tpu-v3'),
-  (r'TPU v2', 'tpu-v2'),
-)
 # What stands for a device without an entry: a card in a PCIe slot, a TPU.
 _UNKNOWN = {'gpu': 'l40s', 'tpu': 'tpu-v4'}
 # JAX may use this share of a GPU's memory unless a variable says otherwise;
@@ -91,6 +56,12 @@ class Measurement:
   platform: str
   memory: float = 0
   handling: tuple[float, float] | None = None
+
+  def to_json(self) -> dict:
+    """Returns what was timed, in seconds."""
+    names = ('fixed', 'per_image', 'jitter', 'batches')
+    handling = zip(('at_worker', 'at_server'), self.handling or ())
+    return {name: getattr(self, name) for name in names} | dict(handling)
 
 
 def line(batches: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -167,7 +138,7 @@ def entry(
 
   Args:
     measurement: measurement of the device.
-    known_tables: devices and links; aliases of a user's entries come first.
+    known_tables: devices and links.
     devices: devices of a node; on a CPU they divide the host's memory and cores.
 
   Returns:
@@ -181,19 +152,12 @@ def entry(
       known_tables.devices['cpu'], gigabytes=memory / devices, host_cores=cores.count() / devices
     )
     return device, True
-  listed = {name for _, name in _KINDS}
-  aliases = [
-    (device.aliases, name)
-    for name, device in known_tables.devices.items()
-    if name not in listed and device.aliases and device.kind != 'cpu'
-  ]
-  patterns = [*aliases, *((rf'\b{pattern}\b', name) for pattern, name in _KINDS)]
-  matches = (name for pattern, name in patterns if re.search(pattern, kind, re.IGNORECASE))
-  match = next(matches, '')
-  device = known_tables.devices[match or _UNKNOWN[platform]]
+  # A MIG slice carries the whole card's name.
+  named = None if ' MIG ' in kind else known_tables.named_in(kind)
+  device = named or known_tables.devices[_UNKNOWN[platform]]
   if measurement.memory:
     device = dataclasses.replace(device, gigabytes=measurement.memory / 1e9)
-  return device, bool(match)
+  return device, named is not None
 
 
 def _memory(device) -> float:

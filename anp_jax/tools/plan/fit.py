@@ -17,6 +17,7 @@ import dataclasses
 import math
 
 import numpy as np
+from scipy import optimize
 
 from anp_jax.costs import device_step, hardware, work
 from anp_jax.tools.plan import published_rates
@@ -36,7 +37,6 @@ _YEAR = 2018
 _OWN = (('compute', 0.15), ('fixed', 0.7), ('wire', 0.7))
 _NOISE = 0.02  # of a published rate
 _STEP = 1e-4
-_ITERATIONS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,27 +166,8 @@ def fit_cases(fitted: Sequence[Case]) -> Fit:
         result[i, j] = (log_seconds(moved, case) - base) / _STEP / _NOISE
     return result
 
-  x = np.zeros(size)
-  return unpack(_minimised(x, residuals, jacobian) if len(rows) else x)
-
-
-def _minimised(x, residuals, jacobian) -> np.ndarray:
-  """Least squares by Levenberg-Marquardt (Marquardt 1963)."""
-  errors, damping = residuals(x), 1e-2
-  for _ in range(_ITERATIONS):
-    slope = jacobian(x)
-    normal = slope.T @ slope
-    for _ in range(6):
-      scaled = normal + damping * np.diag(np.diag(normal))
-      moved = x - np.linalg.solve(scaled, slope.T @ errors)
-      new = residuals(moved)
-      if new @ new < errors @ errors:
-        break
-      damping *= 5
-    else:
-      return x
-    gain = errors @ errors - new @ new
-    x, errors, damping = moved, new, damping / 5
-    if gain < 1e-6 * (errors @ errors):
-      return x
-  return x
+  start = np.zeros(size)
+  if not rows:
+    return unpack(start)
+  # The last digits of a fit change no prediction.
+  return unpack(optimize.least_squares(residuals, start, jacobian, method='lm', ftol=1e-6).x)

@@ -3,19 +3,19 @@
 import argparse
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
+from typing import TYPE_CHECKING
 
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.costs import collectives, device_step, hardware, work
-from anp_jax.tools.plan import (
-  check,
-  fit as fit_lib,
-  plan_tables,
-  published_rates as published,
-  sizes,
-)
+from anp_jax.config import emulation_keys, strategy as strategy_lib
+from anp_jax.costs import collectives, device_step, hardware, steps, work
+from anp_jax.tools import flag_values
+from anp_jax.tools.plan import check, fit as fit_lib, plan_tables, published_rates as published
+
+if TYPE_CHECKING:
+  from anp_jax.tools.plan import device_calibration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,37 +26,59 @@ class Machine:
     device: device that computes.
     clusters: clusters, one per size, the smallest first.
     efficiency: what the device and its links reach.
-    measured: (a, c) of its step if it was timed, else None.
     jitter: deviation of its step over the mean.
     published: published rates of its kind.
     error: mean error of its predictions.
-    handling: seconds to handle a gradient of `parameter_server`, see `steps.Setting`.
-    batches: (images, seconds) of the steps that were timed.
+    measurement: its steps, if they were timed.
   """
 
   device: hardware.Device
   clusters: Sequence[collectives.Cluster]
   efficiency: device_step.Efficiency
-  measured: tuple[float, float] | None
   jitter: float
   published: Sequence[published.Row]
   error: float
-  handling: tuple[float, float] | None = None
-  batches: tuple[tuple[int, float], ...] = ()
+  measurement: 'device_calibration.Measurement | None' = None
 
-  def to_json(self) -> dict:
-    """Returns what was timed, in seconds; only for a machine that was timed."""
-    assert self.measured is not None
-    fixed, per_image = self.measured
-    result = {
-      'fixed': fixed,
-      'per_image': per_image,
-      'jitter': self.jitter,
-      'batches': self.batches,
-    }
-    if self.handling:
-      result['at_worker'], result['at_server'] = self.handling
-    return result
+  def settings(
+    self, config: ml_collections.ConfigDict, workload: work.Workload
+  ) -> list[steps.Setting]:
+    """Returns what a config's steps are predicted for, one setting per size."""
+    m = self.measurement
+    measured, handling = ((m.fixed, m.per_image), m.handling) if m else (None, None)
+    setting = functools.partial(
+      steps.Setting,
+      config,
+      workload,
+      self.device,
+      efficiency=self.efficiency,
+      jitter=self.jitter,
+      measured=measured,
+      handling=handling,
+    )
+    return [with_given_times(setting(cluster=cluster)) for cluster in self.clusters]
+
+
+def with_given_times(setting: steps.Setting) -> steps.Setting:
+  """Returns the setting with the times of config.emulate, where sleeps take the place of computing.
+
+  The cluster has the emulated bandwidth, and a sleep hides all that is sent meanwhile.
+  """
+  times, cluster = setting.config.emulate, setting.cluster
+  if not emulation_keys.sleeps(setting.config):
+    return setting
+  if times.bandwidth:
+    bandwidth = emulation_keys.bytes_per_second(times.bandwidth)
+    cluster = dataclasses.replace(
+      cluster, link=dataclasses.replace(cluster.link, bandwidth=bandwidth)
+    )
+  return dataclasses.replace(
+    setting,
+    cluster=cluster,
+    efficiency=device_step.Efficiency(1.0, 1.0, 0.0, wire=1.0, overlap=1.0),
+    jitter=times.spread,
+    slow=tuple(factor for process, factor in times.slow if process < cluster.nodes),
+  )
 
 
 def from_flags(
@@ -96,7 +118,7 @@ def from_flags(
     fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
     efficiency = fitted.efficiency(device, cost.dtype, *systems)
     jitter = device_step.JITTER if flags.jitter is None else flags.jitter
-    machines.append(Machine(device, sized, efficiency, None, jitter, same, check.SHEET_ERROR))
+    machines.append(Machine(device, sized, efficiency, jitter, same, check.SHEET_ERROR))
   return machines
 
 
@@ -105,7 +127,7 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   from anp_jax.tools.plan import device_calibration  # opens the device
 
   typed = flags.measure_batches
-  batches = sizes.numbers('--measure_batches', typed) if typed else ()
+  batches = flag_values.numbers('--measure_batches', typed) if typed else ()
   first = next(iter(configs.values()))
   serves = any(strategy_lib.find(c).serves_gradients for c in configs.values())
   measurement = device_calibration.measure(first, cost, batches, serves)
@@ -132,22 +154,14 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
   )
   fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
   jitter = measurement.jitter if flags.jitter is None else flags.jitter
-  return Machine(
-    device=device,
-    clusters=_clusters(known_tables, flags, device),
-    efficiency=fitted.efficiency(device, cost.dtype),
-    measured=(measurement.fixed, measurement.per_image),
-    jitter=jitter,
-    published=(),
-    error=check.FEW_ERROR,
-    handling=measurement.handling,
-    batches=measurement.batches,
-  )
+  clusters = _clusters(known_tables, flags, device)
+  efficiency = fitted.efficiency(device, cost.dtype)
+  return Machine(device, clusters, efficiency, jitter, (), check.FEW_ERROR, measurement)
 
 
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
   """A cluster for each number of nodes."""
-  counts = sizes.numbers('--nodes', flags.nodes)
+  counts = flag_values.numbers('--nodes', flags.nodes)
   node_link = known_tables.link('--node_link', flags.node_link or device.node_link)
   if not flags.link and max(counts) > 1 and node_link.topology != 'torus':
     raise config_lib.ConfigError(
@@ -163,7 +177,7 @@ def published_rates(machine: Machine, workload: work.Workload) -> list[tuple[str
   Their dtype has the width and the peak of the workload's. A machine that was timed has none.
   """
   is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
-  if not is_same or machine.measured:
+  if not is_same or machine.measurement:
     return []
 
   def speed(dtype):

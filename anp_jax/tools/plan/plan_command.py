@@ -9,8 +9,8 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, outputs, strategy as strategy_lib
-from anp_jax.costs import steps
 from anp_jax.system import compute_dtype, files, progress
+from anp_jax.tools import flag_values
 from anp_jax.tools.plan import (
   machines as machines_lib,
   plan_page,
@@ -64,22 +64,9 @@ def run(
   plans = {}
   for machine in machines:
     for name, config in configs.items():
-      # Strategies and their keys change nothing that is counted, but models.
-      settings = [
-        steps.Setting(
-          config,
-          cost,
-          machine.device,
-          cluster,
-          machine.efficiency,
-          machine.jitter,
-          machine.measured,
-          handling=machine.handling,
-        )
-        for cluster in machine.clusters
-      ]
       label = f'{machine.device.name} {name}' if len(machines) > 1 else name
-      plans[label] = points_lib.plan(label, settings, request)
+      # Strategies and their keys change nothing that is counted, but models.
+      plans[label] = points_lib.plan(label, machine.settings(config, cost), request)
   _check_that_some_run(plans)
   names = ', '.join(m.device.name for m in machines)
   link = f', {flags.link}' if flags.link else ''
@@ -104,8 +91,8 @@ def run(
     'error': round(error, 4),
     'points': [p.to_json() for points in plans.values() for p in points],
   }
-  if flags.measure:
-    result['measured'] = machines[0].to_json()
+  if machines[0].measurement:
+    result['measured'] = machines[0].measurement.to_json()
   status = _show(flags, plans, result)
   _write(flags, title, plans, result, machines_lib.published_rates(machines[0], cost))
   print(json.dumps(result))
@@ -161,14 +148,7 @@ def _complete(flags):
 
 
 def _request(flags) -> points_lib.Request:
-  scaling = flags.scaling
-  if flags.strong or flags.weak:
-    scaling = 'strong' if flags.strong else 'weak'
-  if scaling not in sizes.SCALINGS:
-    raise config_lib.ConfigError(
-      f'--scaling={scaling!r}: expected one of {", ".join(sizes.SCALINGS)}'
-      f'{config_lib.nearest(scaling, sizes.SCALINGS)}'
-    )
+  flag_values.check_choice(f'--scaling={flags.scaling!r}', flags.scaling, sizes.SCALINGS)
   for name in _NUMBERS:
     value = getattr(flags, name)
     if value is not None and not 0 <= value < math.inf:
@@ -181,7 +161,7 @@ def _request(flags) -> points_lib.Request:
     outputs.check_file('--out', flags.out, ('.png',))
   if flags.workdir:
     outputs.check_folder('--workdir', flags.workdir)
-  return points_lib.Request(scaling, flags.images_per_device, flags.input_rate)
+  return points_lib.Request(flags.scaling, flags.images_per_device, flags.input_rate)
 
 
 def _complete_target(flags):
@@ -202,7 +182,7 @@ def _complete_target(flags):
   flags.link = flags.link or _TARGET_LINK
   flags.strategies = flags.strategies or _TARGET_STRATEGIES
   if flags.typed_nodes:
-    most = max(sizes.numbers('--nodes', flags.nodes)) * flags.devices_per_node
+    most = max(flag_values.numbers('--nodes', flags.nodes)) * flags.devices_per_node
     if most > flags.budget_devices:
       raise config_lib.ConfigError(
         f'--nodes={flags.nodes}: {most:,} devices, over --budget_devices={flags.budget_devices}'
@@ -225,11 +205,7 @@ def _configs(flags, overrides) -> dict[str, ml_collections.ConfigDict]:
     return {config.strategy.name: config}
   result = {}
   for name in [n.strip() for n in flags.strategies.split(',')]:
-    if name not in _NAMES:
-      raise config_lib.ConfigError(
-        f'--strategies: no strategy {name!r} (have: {", ".join(_NAMES)})'
-        f'{config_lib.nearest(name, _NAMES)}'
-      )
+    flag_values.check_choice(f'--strategies={name}', name, _NAMES)
     base, _, mode = name.partition(':')
     typed = dict(overrides)
     if base == _FSDP:
@@ -246,7 +222,7 @@ def _configs(flags, overrides) -> dict[str, ml_collections.ConfigDict]:
 
 def _check_sizes(known_tables, flags, configs):
   """Refuses sizes and links before anything is counted or timed."""
-  counts = sizes.numbers('--nodes', flags.nodes)
+  counts = flag_values.numbers('--nodes', flags.nodes)
   for flag in ('link', 'node_link'):
     if getattr(flags, flag):
       known_tables.link(f'--{flag}', getattr(flags, flag))

@@ -3,7 +3,7 @@
 import dataclasses
 
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.costs import steps
+from anp_jax.costs import device_step, steps
 
 # Of a device's memory that a run may use: on a GPU what main.py sets as
 # XLA_CLIENT_MEM_FRACTION.
@@ -62,7 +62,9 @@ def count(setting: steps.Setting, images: float) -> Memory:
     gradients += workload.param_bytes  # gathered for the step
   state = strategy.state_bytes(config, workload, size, divided)
   at_once = images / passes / config.accumulate
-  image = _TEMPORARY * workload.activation_bytes
+  # The backward pass needs what each layer reads and writes.
+  activations = sum(x.inputs + x.outputs for x in workload.layers)
+  image = _TEMPORARY * activations * device_step.width(workload.dtype)
   image += 2 * _PIXEL_BYTES * config.data.image_size**2
   limit = setting.device.gigabytes * 1e9 * _USABLE[setting.device.kind]
   return Memory(state, gradients, image, at_once, limit)

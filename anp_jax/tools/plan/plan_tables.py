@@ -8,6 +8,7 @@ import tomllib
 
 from anp_jax import config as config_lib
 from anp_jax.costs import hardware
+from anp_jax.tools import flag_values
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
@@ -28,12 +29,15 @@ class Tables:
     Raises:
       ConfigError: with the nearest name there is.
     """
-    if name not in self.devices:
-      raise config_lib.ConfigError(
-        f'--device={name!r}: expected one of {", ".join(self.devices)}'
-        f'{config_lib.nearest(name, self.devices)}'
-      )
+    flag_values.check_choice(f'--device={name!r}', name, self.devices)
     return self.devices[name]
+
+  def named_in(self, text: str) -> hardware.Device | None:
+    """The device whose alias is found in a text, a user's own first; None: there is none."""
+    for device in reversed(list(self.devices.values())):
+      if device.aliases and re.search(device.aliases, text, re.IGNORECASE):
+        return device
+    return None
 
   def link(self, flag: str, text: str) -> hardware.Link:
     """The link of NAME, or NAMExPORTS.
@@ -44,11 +48,7 @@ class Tables:
     name, _, count = text.rpartition('x')
     if not (name and count.isdecimal()):
       name, count = text, '1'
-    if name not in self.links:
-      raise config_lib.ConfigError(
-        f'{flag}={text!r}: expected NAME or NAMExPORTS with a name of '
-        f'{", ".join(self.links)}{config_lib.nearest(name, self.links)}'
-      )
+    flag_values.check_choice(f'{flag}={text!r}, a NAME or NAMExPORTS', name, self.links)
     if not 0 < int(count) <= _MOST_PORTS:
       raise config_lib.ConfigError(f'{flag}={text!r}: expected 1 to {_MOST_PORTS} ports')
     link = self.links[name]
@@ -73,11 +73,8 @@ def load(path: str = '') -> Tables:
     for name, entry in content.get('links', {}).items():
       links[name] = _link(file, name, entry)
   for device in devices.values():
-    if device.node_link not in links:
-      raise config_lib.ConfigError(
-        f'device {device.name!r}: node_link={device.node_link!r} is no link'
-        f'{config_lib.nearest(device.node_link, links)}'
-      )
+    place = f'device {device.name!r}: node_link={device.node_link!r}'
+    flag_values.check_choice(place, device.node_link, links)
   return Tables(devices, links)
 
 
@@ -88,11 +85,7 @@ def _read(file) -> dict:
   except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
     raise config_lib.ConfigError(f'--entries={file!r}: {e}') from e
   for group, entries in content.items():
-    if group not in _GROUPS:
-      raise config_lib.ConfigError(
-        f'--entries={file!r}: unknown table {group!r}, expected devices or links'
-        f'{config_lib.nearest(group, _GROUPS)}'
-      )
+    flag_values.check_choice(f'--entries={file!r}: table {group!r}', group, _GROUPS)
     of_group = entries if isinstance(entries, dict) else {group: entries}
     for name, entry in of_group.items():
       if not isinstance(entry, dict):

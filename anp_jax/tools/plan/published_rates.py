@@ -8,6 +8,7 @@ import re
 
 from anp_jax import config as config_lib
 from anp_jax.costs import collectives, device_step, hardware, work
+from anp_jax.tools import flag_values
 from anp_jax.tools.plan import plan_tables
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
@@ -98,25 +99,6 @@ def gradient_buckets(row: Row, workload: work.Workload) -> tuple[tuple[float, fl
   return device_step.buckets(workload, device_step.width(row.dtype), _BUCKET_MEGABYTES)
 
 
-def find_device(known_tables: plan_tables.Tables, system: str) -> hardware.Device:
-  """Returns the device whose alias explains most of a system's name.
-
-  Raises:
-    ConfigError: if there is none.
-  """
-  matches = [
-    (len(device.aliases), device)
-    for device in known_tables.devices.values()
-    if device.aliases and re.search(device.aliases, system, re.IGNORECASE)
-  ]
-  if not matches:
-    raise config_lib.ConfigError(
-      f'system {system!r}: no device of the tables is named in it'
-      f'{config_lib.nearest(system, known_tables.devices)}'
-    )
-  return max(matches, key=lambda match: match[0])[1]
-
-
 def _row(known_tables, record, place) -> Row:
   values = {}
   for name, kind in _COLUMNS.items():
@@ -129,23 +111,23 @@ def _row(known_tables, record, place) -> Row:
         f'{place}: {name}={record.get(name)!r}, expected '
         f'{"a text" if kind is str else "a number above 0"}'
       ) from None
-  if values['dtype'] not in _DTYPES:
+  flag_values.check_choice(f'{place}: dtype={values["dtype"]!r}', values['dtype'], _DTYPES)
+  system, network = values['system'], values['network']
+  device = known_tables.named_in(system)
+  if device is None:
     raise config_lib.ConfigError(
-      f'{place}: dtype={values["dtype"]!r}: expected one of {", ".join(_DTYPES)}'
+      f'{place}: system {system!r}: no device of the tables is named in it'
+      f'{config_lib.nearest(system, known_tables.devices)}'
     )
-  device, network = find_device(known_tables, values['system']), values['network']
   pcie = re.match(r'PCIe ?(\d)', network)
   node_link = f'pcie{pcie[1]}' if pcie else device.node_link
-  if node_link not in known_tables.links:
-    raise config_lib.ConfigError(
-      f'{place}: network={network!r}: no link {node_link!r}'
-      f'{config_lib.nearest(node_link, known_tables.links)}'
-    )
+  where = f'{place}: network={network!r}: link {node_link!r}'
+  flag_values.check_choice(where, node_link, known_tables.links)
   nodes = -(-values['devices'] // values['devices_per_node'])
   links = known_tables.links[node_link], _link(known_tables, network)
   has_servers = 'parameter server' in network
   return Row(
-    system=values['system'],
+    system=system,
     device=device,
     cluster=collectives.Cluster(nodes, values['devices'] // nodes, *links),
     images=values['images_per_device'],

@@ -1,7 +1,6 @@
 """The sizes of a plan, and how a batch divides over them."""
 
 import math
-import re
 
 import ml_collections
 
@@ -11,57 +10,6 @@ from anp_jax.costs import collectives
 
 MOST_DEVICES = 4096
 SCALINGS = ('auto', 'strong', 'weak')
-_ELLIPSES = ('...', '…')
-
-
-def numbers(flag: str, text: str) -> tuple[int, ...]:
-  """Returns whole numbers from 1, such as '1,2,4' or '1,2,4,...,512', sorted, each once.
-
-  Three points continue the numbers before them: by equal differences if the
-  numbers have these, else by equal ratios.
-
-  Args:
-    flag: flag that an error names.
-    text: text of the flag.
-
-  Raises:
-    ConfigError: naming the flag, the text and what was expected.
-  """
-  parts = [p.strip() for p in text.split(',')]
-  gaps = [i for i, p in enumerate(parts) if p in _ELLIPSES]
-  plain = [p for p in parts if p not in _ELLIPSES]
-  if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) for p in plain):
-    raise config_lib.ConfigError(
-      f'{flag}={text!r}: expected whole numbers from 1, such as 1,2,4 or 1,2,4,...,512'
-    )
-  if not gaps:
-    return tuple(sorted(set(map(int, plain))))
-  start, after = [int(p) for p in parts[: gaps[0]]], parts[gaps[0] + 1 :]
-  terms = None
-  if len(gaps) == 1 and len(start) >= 2 and len(after) == 1:
-    terms = _progression(start, int(after[0]))
-  if terms is None:
-    raise config_lib.ConfigError(
-      f'{flag}={text!r}: expected two or more numbers of equal differences or '
-      'ratios, three points and a last number that they reach, such as '
-      '1,2,4,...,512'
-    )
-  return tuple(terms)
-
-
-def _progression(start, last) -> list[int] | None:
-  """The terms from a start to the last one; None if they do not reach it."""
-  first, second = start[:2]
-  if second <= first or last < start[-1] or last - first > 2**20:
-    return None
-  arithmetic = list(range(first, last + 1, second - first))
-  ratio, geometric = second // first, [first]
-  while second % first == 0 and geometric[-1] < last:
-    geometric.append(geometric[-1] * ratio)
-  for terms in (arithmetic, geometric):
-    if terms[: len(start)] == start and terms[-1] == last:
-      return terms
-  return None
 
 
 def images_per_device(

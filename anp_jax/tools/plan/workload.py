@@ -75,11 +75,9 @@ def count(config: ml_collections.ConfigDict, examples: int = 0, classes: int = 0
     image_bytes=image_bytes,
     step_bytes=kernel_bytes + 2 * _bytes(state) + param_bytes,
     kernels=traffic.kernels,
-    parameters=_size(state.params),
     statistics=_size(state.stats),
     state_bytes=_bytes(state),
     param_bytes=param_bytes,
-    activation_bytes=sum(x.inputs + x.outputs for x in layers) * width.itemsize,
     examples=examples,
     total_images=total,
   )

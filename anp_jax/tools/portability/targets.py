@@ -16,6 +16,7 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.system import xla_flags
+from anp_jax.tools import flag_values
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _FORMS = {'cpu': 'cpu:N', 'gpu': 'gpu:CARD:HOSTSxGPUS', 'tpu': 'tpu:GENERATION:TOPOLOGY'}
@@ -66,11 +67,7 @@ def parse(text: str) -> Target:
     )
   kind = rest.pop(0) if platform != 'cpu' and rest else ''
   kinds = {'cpu': ('',), 'gpu': cards(), 'tpu': GENERATIONS}[platform]
-  if kind not in kinds:
-    raise config_lib.ConfigError(
-      f'--target={text!r}: {kind!r} is not one of {", ".join(kinds)}'
-      f'{config_lib.nearest(kind, kinds)}'
-    )
+  flag_values.check_choice(f'--target={text!r}: {kind!r}', kind, kinds)
   axes = {'cpu': (1,), 'gpu': (2,), 'tpu': (2, 3)}[platform]
   sizes = rest[0] if len(rest) == 1 else ''
   counts: tuple[int, ...] = ()

@@ -3,7 +3,6 @@
   python -m anp_jax.tools.study strategies --config=configs/lenet.py
     --workdir=runs/study --nodes=1,2,4 --devices_per_node=1,2
     --strategies=sync,local_sgd --seeds=0,1,2 --target_accuracy=0.95
-    --learning_rates=0.01,0.02,0.04
 
 trains every combination, as processes of this machine (a core for each device)
 or, with --slurm, as jobs, and writes a table, figures and CSV files to the
@@ -37,6 +36,7 @@ from anp_jax.config import (
   strategy as strategy_lib,
 )
 from anp_jax.system import emulation
+from anp_jax.tools import flag_values
 from anp_jax.tools.study import (
   axes,
   emulate,
@@ -92,8 +92,6 @@ def _flags(arguments):
   strategies = f'default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES}'
   parser.add_argument('--strategies', help=f'of config.strategy.name ({strategies})')
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
-  rates = "as in 0.01,0.02: each strategy is shown at its best one (default: the config's)"
-  parser.add_argument('--learning_rates', help=rates)
   percent = 'any key of the config is an axis, as in --vary=strategy.servers=1,25%% (of the nodes)'
   add('--vary', action='append', default=[], help=f'{percent}; may be repeated')
   halving = 'successive halving of the grid: shorter runs first, with another seed'
@@ -121,8 +119,7 @@ def _study(flags, overrides):
   Returns:
     `study_runner.Study`, its cells, `tune.Plan` or None.
   """
-  rates = grid.learning_rates(flags.learning_rates)
-  _check_flags(flags, overrides, rates)
+  _check_flags(flags, overrides)
   emulated, simulated = flags.emulate is not None, flags.simulate is not None
   strategies = grid.strategies(
     flags.strategies or (simulate.STRATEGIES if simulated else _STRATEGIES)
@@ -130,12 +127,11 @@ def _study(flags, overrides):
   overrides = emulate.overrides(flags.emulate, overrides)
   overrides = simulate.overrides(flags.simulate, overrides, strategies)
   flag, nodes = '--nodes', flags.nodes or _NODES
-  of_flags = grid.AXES | emulate.not_varied(emulated)
+  of_flags = grid.AXES | emulate.reserved(emulated)
   if simulated:
     flag, nodes = '--workers', flags.workers or simulate.NODES
-    of_flags[grid.WORKERS] = flag
   varied = axes.parse(flags.vary, strategies, overrides, of_flags)
-  seeds = grid.numbers('--seeds', flags.seeds, 0)
+  seeds = flag_values.numbers('--seeds', flags.seeds, 0)
   used = overrides | {axis.key: axis.values[0] for axis in varied}
   plan = tune.parse(flags, strategies, used, of_flags, seeds)
   models = _models(flags, overrides, strategies)
@@ -153,10 +149,9 @@ def _study(flags, overrides):
 
   cells = grid.expand(
     strategies,
-    grid.numbers(flag, nodes, 1),
-    grid.numbers('--devices_per_node', flags.devices_per_node, 1),
+    flag_values.numbers(flag, nodes, 1),
+    flag_values.numbers('--devices_per_node', flags.devices_per_node, 1),
     seeds,
-    rates,
     combinations,
   )
   study = study_runner.Study(flags.config, overrides, flags.workdir, emulated, simulated=simulated)
@@ -187,14 +182,14 @@ def _models(flags, overrides: dict[str, str], strategies: Iterable[str]) -> list
   return []
 
 
-def _check_flags(flags, overrides, rates):
+def _check_flags(flags, overrides):
   """Refuses flags that are missing, or do not go together."""
   for flag in ('config', 'workdir'):
     if not getattr(flags, flag):
       raise config_lib.ConfigError(f'--{flag} is missing')
   outputs.check_folder('--workdir', flags.workdir)
-  for key, flag in grid.AXES.items():
-    if key in overrides and (key != grid.RATE or rates != (None,)):
+  for key, flag in (grid.AXES | emulate.reserved(False)).items():
+    if key in overrides:
       raise config_lib.ConfigError(
         f'--config.{key}={overrides[key]}: the study sets it; use {flag}'
       )
@@ -270,6 +265,10 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
   cores = [study_runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated
   emulated = emulation.describe(study.first_config(cells).emulate) if study.emulated else ''
+  simulated = ''
+  if study.simulated:
+    times = study.first_config([c for c in cells if c.simulated]).strategy.simulate
+    simulated = ', '.join(emulation.describe_pass(times, 'worker'))
   return study_page.write(
     study.folder,
     f'Strategies, {how}{flags.config}',
@@ -280,7 +279,7 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
       failures,
       min((n for n in cores if n), default=None),
       emulated,
-      simulate.describe(study.overrides) if study.simulated else '',
+      simulated,
       plan,
       contests,
     ),

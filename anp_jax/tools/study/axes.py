@@ -111,19 +111,19 @@ def combinations(
   return list(combined)
 
 
-def short_names(keys: Iterable[str]) -> dict[str, str]:
-  """Returns the shortest endings of dotted keys that tell them apart."""
-  keys = tuple(keys)
-  names = {}
-  for key in keys:
-    parts = key.split('.')
-    endings = ['.'.join(parts[i:]) for i in reversed(range(len(parts)))]
-    names[key] = next(
+def short_names(names: Iterable[str], separator: str = '.') -> dict[str, str]:
+  """Returns the shortest endings of dotted keys, or of paths, that tell them apart."""
+  names = tuple(names)
+  short = {}
+  for name in names:
+    parts = name.split(separator)
+    endings = (separator.join(parts[i:]) for i in reversed(range(len(parts))))
+    short[name] = next(
       ending
       for ending in endings
-      if sum(f'.{other}'.endswith(f'.{ending}') for other in keys) == 1 or ending == key
+      if ending == name or sum(f'{separator}{n}'.endswith(separator + ending) for n in names) == 1
     )
-  return names
+  return short
 
 
 def _value(key, declared, text, is_count, flag):

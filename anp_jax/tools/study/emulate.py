@@ -35,27 +35,16 @@ def overrides(text: str | None, typed: dict[str, str]) -> dict[str, str]:
     typed: texts of --config.KEY=VALUE by dotted key.
 
   Raises:
-    ConfigError: for an unknown key, with the nearest, and for one that is set twice or without
-      --emulate.
+    ConfigError: for an unknown key, with the nearest, and for one that is set twice.
   """
   if text is None:
-    for key in typed:
-      if key.startswith(_GROUP):
-        raise config_lib.ConfigError(
-          f'--config.{key}={typed[key]}: expected --emulate with it, as in '
-          '--emulate=step_seconds=0.1'
-        )
     return typed
   keys = settings.parse('--emulate', text, _GROUP, _KEYS, typed)
-  if f'{_GROUP}enabled' in typed:
-    raise config_lib.ConfigError(
-      f'--config.{_GROUP}enabled: the study sets it; --emulate is enough'
-    )
   return _DEFAULTS | typed | {f'{_GROUP}enabled': 'True'} | keys
 
 
-def not_varied(emulated: bool) -> dict[str, str]:
-  """Returns the keys of config.emulate that --vary cannot have, and their flag."""
+def reserved(emulated: bool) -> dict[str, str]:
+  """Returns the keys of config.emulate that --vary cannot have, and the flag that sets them."""
   # All runs of an emulated study are launched alike, and their page says how.
   names = ('enabled', 'sleep') if emulated else emulation_keys.KEYS
   return {_GROUP + name: '--emulate' for name in names}

@@ -4,20 +4,19 @@ from collections.abc import Callable, Iterable
 import dataclasses
 import hashlib
 import itertools
-import math
 import re
 
-from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
+from anp_jax.tools import flag_values
 from anp_jax.tools.study import axes
 
 RATE = 'optimizer.learning_rate'
-# A study's own axes: not to be set for all its cells.
-AXES = {'strategy.name': '--strategies', 'seed': '--seeds', RATE: '--learning_rates'}
 WORKERS = 'strategy.simulate.workers'
+# A study's own axes: not to be set for all its cells.
+AXES = {'strategy.name': '--strategies', 'seed': '--seeds', WORKERS: '--workers'}
 # Baselines that only a study has, by the name that --strategies takes.
-_BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
-_STRATEGIES = (*strategy_lib.BUILT_IN, *_BASELINES)
+BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
+_STRATEGIES = (*strategy_lib.BUILT_IN, *BASELINES)
 _LETTERS = 40  # of a value, in the name of a folder
 
 
@@ -30,7 +29,6 @@ class Cell:
     nodes: processes, or the workers that one process simulates.
     devices: devices of each node.
     seed: config.seed.
-    learning_rate: config.optimizer.learning_rate; None: the config's.
     varied: (key, text) of the keys of --vary that it has, and of a model's keys.
     simulated: whether its nodes are workers that one process simulates.
     weak: whether config.batch_size is that of each node.
@@ -42,7 +40,6 @@ class Cell:
   nodes: int
   devices: int
   seed: int
-  learning_rate: float | None = None
   varied: axes.Varied = ()
   simulated: bool = False
   weak: bool = False
@@ -51,14 +48,14 @@ class Cell:
 
   @property
   def rate(self) -> float | None:
-    """The learning rate, tuned or not; None: the config's."""
+    """The learning rate, where it is varied or tuned; None: the config's."""
     rate = dict(self.varied + self.tuned).get(RATE)
-    return self.learning_rate if rate is None else float(rate)
+    return None if rate is None else float(rate)
 
   @property
   def label(self) -> str:
     """The strategy's name in tables and figures."""
-    names = {path: name for name, path in _BASELINES.items()}
+    names = {path: name for name, path in BASELINES.items()}
     return names.get(self.strategy, self.strategy)
 
   @property
@@ -71,7 +68,6 @@ class Cell:
       'tune-' + self.duration.replace(' ', '') if self.duration else '',
       *(f'{key}={_plain(text)}' for key, text in self.varied + self.tuned),
       'weak' if self.weak else '',
-      '' if self.learning_rate is None else f'rate{self.learning_rate!r}',
       f'seed{self.seed}',
     ]
     return '-'.join(filter(None, parts))
@@ -100,8 +96,6 @@ class Cell:
     keys |= self.varied + self.tuned
     if self.duration:
       keys['duration'] = self.duration
-    if self.learning_rate is not None:
-      keys[RATE] = repr(self.learning_rate)
     return keys
 
 
@@ -110,7 +104,6 @@ def expand(
   nodes: Iterable[int],
   devices: Iterable[int],
   seeds: Iterable[int],
-  learning_rates: Iterable[float | None] = (None,),
   varied: Callable[[str, int], list[axes.Varied]] = lambda *_: [()],
 ) -> list[Cell]:
   """Returns every combination: whole grids seed by seed, small cells first.
@@ -120,55 +113,11 @@ def expand(
     nodes: processes, or the workers that one process simulates.
     devices: devices of each node.
     seeds: seeds of the runs.
-    learning_rates: see `Cell`.
     varied: function from (strategy, nodes) to the combinations of further keys.
   """
   further = {(s, n): varied(s, n) for s in strategies for n in nodes}
   every = itertools.product(seeds, nodes, devices, strategies)
-  return [
-    Cell(s, n, d, seed, rate, keys)
-    for seed, n, d, s in every
-    for keys in further[s, n]
-    for rate in learning_rates
-  ]
-
-
-def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
-  """Returns the numbers of a list such as '1,2,4', sorted, each once.
-
-  Args:
-    flag: flag that an error names.
-    text: text of the flag.
-    least: smallest number that is accepted.
-
-  Raises:
-    ConfigError: naming the flag, the text and what was expected.
-  """
-  parts = [p.strip() for p in text.split(',')]
-  if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) >= least for p in parts):
-    raise config_lib.ConfigError(
-      f'{flag}={text!r}: expected whole numbers from {least}, such as {least},{least + 1}'
-    )
-  return tuple(sorted({int(p) for p in parts}))
-
-
-def learning_rates(text: str | None) -> tuple[float | None, ...]:
-  """Returns the rates of a list such as '0.01,0.02', sorted, each once; (None,) without a list.
-
-  Raises:
-    ConfigError: for what is not a number above 0.
-  """
-  if text is None:
-    return (None,)
-  try:
-    rates = {float(p) for p in text.split(',')}
-  except ValueError:
-    rates = {0.0}
-  if not all(0 < rate < math.inf for rate in rates):
-    raise config_lib.ConfigError(
-      f'--learning_rates={text!r}: expected numbers above 0, such as 0.01,0.02'
-    )
-  return tuple(sorted(rates))
+  return [Cell(s, n, d, seed, keys) for seed, n, d, s in every for keys in further[s, n]]
 
 
 def strategies(text: str) -> tuple[str, ...]:
@@ -179,13 +128,9 @@ def strategies(text: str) -> tuple[str, ...]:
   """
   names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
   for name in names:
-    if name not in _STRATEGIES and ':' not in name:
-      raise config_lib.ConfigError(
-        f'--strategies: no strategy {name!r} (have: '
-        f'{", ".join(_STRATEGIES)}, or package.module:Class)'
-        f'{config_lib.nearest(name, _STRATEGIES)}'
-      )
-  return tuple(_BASELINES.get(name, name) for name in names)
+    if ':' not in name:  # package.module:Class is a user's own
+      flag_values.check_choice(f'--strategies={name}', name, _STRATEGIES)
+  return tuple(BASELINES.get(name, name) for name in names)
 
 
 def _plain(text):

@@ -2,10 +2,12 @@
 
 Process j trains models j, j + n, ... of config.strategy.models one after another
 on its own devices. It keeps the whole training set in memory once it has read it.
-Nothing is saved but the scores: a run that was stopped starts again.
+Nothing is saved but metrics and scores: a run that was stopped starts again.
 """
 
 from collections.abc import Callable
+import os
+import time
 from typing import Any
 
 import jax
@@ -28,7 +30,7 @@ from anp_jax.runtimes.model_ring import (
   schedule as schedule_lib,
   spans as spans_lib,
 )
-from anp_jax.system import compile_cache
+from anp_jax.system import compile_cache, files
 from anp_jax.tools.study import ring_times
 
 
@@ -114,10 +116,19 @@ class Trainer:
           for metrics, current in runner.train(state, step, segment.steps):
             if current is not None:
               state, step = current, metrics.step
+              self._record(model, 'train', lap, step, metrics.values)
           jax.block_until_ready(state)
           span['steps'] = segment.steps
         with spans.record(index, 'score', model, lap + 1):
           values = runner.score(state.evaluated(), self._validation)
+        self._record(model, 'validation', lap, step, values)
         scores.append((model, lap + 1, step, values))
       runner.close()
     return scores
+
+  def _record(self, model, kind, lap, step, values):
+    """Adds a line to the metrics of a model, where those of a ring are."""
+    folder = os.path.join(self._workdir, 'models', self.candidates[model].name)
+    os.makedirs(folder, exist_ok=True)
+    line = {'kind': kind, 'step': step, 'time': time.time(), 'epoch': lap + 1, **values}
+    files.append_json_line(os.path.join(folder, telemetry.METRICS), line)

@@ -55,7 +55,8 @@ def start(
   workdir: str, models: list[str], examples: int, laps: ring_lib.Laps, stations: int
 ) -> None:
   """Prepares the files of a run that starts; removes those of an earlier one."""
-  shutil.rmtree(os.path.join(workdir, 'spans'), ignore_errors=True)
+  for folder in ('spans', 'models'):
+    shutil.rmtree(os.path.join(workdir, folder), ignore_errors=True)
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(workdir, leaderboard.LOG))
   record = {'parts': [examples], 'laps': laps.total, 'models': models}

@@ -12,6 +12,7 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, resolve, strategy as strategy_lib
+from anp_jax.tools import flag_values
 from anp_jax.tools.study import grid
 
 _KINDS = ('strong', 'weak')
@@ -23,11 +24,7 @@ def parse(text: str) -> tuple[str, ...]:
   """Returns the kinds of scaling in a text, each once; ConfigError for an unknown one."""
   kinds = tuple(dict.fromkeys(part.strip() for part in text.split(',')))
   for kind in kinds:
-    if kind not in _KINDS:
-      raise config_lib.ConfigError(
-        f'--scaling={text}: expected strong, weak, or both with a comma'
-        f'{config_lib.nearest(kind, _KINDS)}'
-      )
+    flag_values.check_choice(f'--scaling={text}', kind, _KINDS)
   return kinds
 
 

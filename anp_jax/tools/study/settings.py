@@ -1,12 +1,13 @@
 """Flags of a study that set keys of one group of the config."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from anp_jax import config as config_lib
+from anp_jax.tools import flag_values
 
 
 def parse(
-  flag: str, text: str, group: str, names: Iterable[str], typed: Mapping[str, str]
+  flag: str, text: str, group: str, names: Sequence[str], typed: Mapping[str, str]
 ) -> dict[str, str]:
   """Returns the config's overrides of a flag, by dotted key.
 
@@ -20,14 +21,10 @@ def parse(
   Raises:
     ConfigError: for an unknown key, with the nearest, and for one that is set twice.
   """
-  names = tuple(names)
-  keys = {}
+  keys: dict[str, str] = {}
   for part in filter(None, map(str.strip, text.split(','))):
     name, equals, value = map(str.strip, part.partition('='))
-    if name not in names:
-      raise config_lib.ConfigError(
-        f'{flag}: no key {name!r} (have: {", ".join(names)}){config_lib.nearest(name, names)}'
-      )
+    flag_values.check_choice(f'{flag}: key {name!r}', name, names)
     if not equals or not value:
       raise config_lib.ConfigError(f'{flag}: {part!r}: expected {name}=VALUE')
     key = group + name

@@ -5,7 +5,7 @@ run is one process of this machine with any number of workers.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 import dataclasses
 
 from anp_jax import config as config_lib
@@ -30,10 +30,6 @@ def overrides(text: str | None, typed: dict[str, str], strategies: Iterable[str]
   """
   if text is None:
     return typed
-  if grid.WORKERS in typed:
-    raise config_lib.ConfigError(
-      f'--config.{grid.WORKERS}={typed[grid.WORKERS]}: the study sets it; use --workers'
-    )
   names = [
     key.removeprefix(_GROUP)
     for key in resolve.known_keys(*strategies)
@@ -84,13 +80,3 @@ def cells(study: study_runner.Study, of_workers: Iterable[grid.Cell]) -> list[gr
       'sync, local_sgd or parameter_server in --strategies'
     )
   return list(simulated_cells)
-
-
-def describe(study_overrides: Mapping[str, str]) -> str:
-  """Returns the times that a study's overrides set, in a line."""
-  times = ', '.join(
-    f'{key.removeprefix(_GROUP)}={text}'
-    for key, text in study_overrides.items()
-    if key.startswith(_GROUP)
-  )
-  return times or 'the default times'

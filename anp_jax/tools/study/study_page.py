@@ -96,7 +96,6 @@ def _tables(points, outcome, target):
   tables['All models of a run:'] = study_table.all_models(points)
   if not outcome.emulation:
     tables[_SCORES] = scores.rows(points, target)
-    tables['Accuracy by learning rate:'] = study_table.by_learning_rate(points)
   if outcome.plan:
     tables[_TUNED] = tune.rows(outcome.plan, outcome.contests)
   return [report_kit.Table(rows, caption=caption) for caption, rows in tables.items() if rows]

@@ -18,7 +18,6 @@ from anp_jax.runtimes.parameter_server import log as server_log
 from anp_jax.system import files
 from anp_jax.tools.study import axes, grid, ring_times
 
-_STALENESS = 'staleness_'
 _SENT = 'megabytes_per_update'
 _SIMULATED = 'simulated_seconds'
 # Scores of the validation set beyond the accuracy.
@@ -128,8 +127,8 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
     seconds=seconds,
     accuracy=np.array([r['anp_top1'] for r in validation]),
     megabytes=_sent(train),
-    # The histograms of the metrics count the stalest together.
-    staleness=_logged_staleness(workdir) or _staleness(train),
+    # Of the log: the histograms of the metrics count the stalest together.
+    staleness=dict(sorted(server_log.staleness(server_log.read(workdir)).items())),
     crowded=crowded,
     scores=_scores(validation),
     **_split_prediction(workdir, batch_size),
@@ -189,21 +188,6 @@ def _number(value):
   return None if np.isnan(value) else float(value)
 
 
-def _logged_staleness(workdir):
-  """Gradients by staleness, from the log of an asynchronous run."""
-  return dict(sorted(server_log.staleness(server_log.read(workdir)).items()))
-
-
-def _staleness(train):
-  counts: dict[int, float] = {}
-  for record in train:
-    for name, value in record.items():
-      if name.startswith(_STALENESS) and name[len(_STALENESS) :].isdigit():
-        key = int(name[len(_STALENESS) :])
-        counts[key] = counts.get(key, 0) + value
-  return dict(sorted(counts.items()))
-
-
 @dataclasses.dataclass(frozen=True)
 class Summary:
   """Mean and standard deviation over seeds (of a sample: n - 1).
@@ -240,21 +224,16 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
 class Point:
   """A strategy with its varied keys on a number of nodes, over all seeds.
 
-  If there are several learning rates, runs are those of the best: most seeds that finish,
-  then the highest mean accuracy.
-
   Attributes:
     strategy: name in tables and figures.
     nodes: processes.
     devices: devices of each node.
     runs: finished runs by seed.
-    failures: reasons of the runs that failed at any learning rate, by the run's name.
+    failures: reasons of the runs that failed, by the run's name.
     rate: images/s.
     over_device: rate over that of one device with the same strategy and seed.
     over_node: rate over that of one node with as many devices.
-    accuracy: accuracy at the end.
-    learning_rate: learning rate of the runs; None: the config's.
-    tried: accuracy at the end by learning rate; None where no run finished.
+    learning_rate: tuned learning rate; None where none is tuned.
     varied: texts of the varied keys that the runs have, by short name, and `scaling` where
       that is weak.
     simulated: whether its nodes are simulated workers.
@@ -268,11 +247,14 @@ class Point:
   rate: Summary | None
   over_device: Summary | None
   over_node: Summary | None
-  accuracy: Summary | None
   learning_rate: float | None
-  tried: dict[float | None, Summary | None]
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
+
+  @property
+  def accuracy(self) -> Summary | None:
+    """Accuracy at the end."""
+    return self.summarize(lambda run: run.accuracy[-1])
 
   @property
   def label(self) -> str:
@@ -335,13 +317,8 @@ def points(
 
 
 def _point(cells, runs, failures, names):
-  """The point of cells that differ in seed and learning rate only."""
-  tried = {
-    rate: summarize(runs[c].accuracy[-1] for c in cells if c.learning_rate == rate and c in runs)
-    for rate in dict.fromkeys(c.learning_rate for c in cells)
-  }
-  best = max(tried, key=lambda rate: _standing(tried[rate]))
-  chosen_cells = [c for c in cells if c.learning_rate == best and c in runs]
+  """The point of cells that differ in the seed only."""
+  chosen_cells = [c for c in cells if c in runs]
   first = cells[0]
   # Each has its own best of the tuned values.
   by_place = {dataclasses.replace(c, tuned=()): run for c, run in runs.items()}
@@ -366,17 +343,11 @@ def _point(cells, runs, failures, names):
     rate=summarize(runs[c].images_per_second for c in chosen_cells),
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
-    accuracy=tried[best],
-    learning_rate=first.rate if best is None else best,
-    tried=tried,
+    learning_rate=first.rate if first.tuned else None,
     varied={names[key]: text for key, text in first.varied}
     | ({SCALING: 'weak'} if first.weak else {}),
     simulated=first.simulated,
   )
-
-
-def _standing(accuracy):
-  return (accuracy.count, accuracy.mean) if accuracy else (0, 0.0)
 
 
 def curve(point: Point) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

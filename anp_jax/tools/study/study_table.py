@@ -1,48 +1,15 @@
 """The numbers of a study as tables: for people, and as CSV files."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import csv
 import dataclasses
 
 from anp_jax.tools.study import grid, study_results, study_runner
 
 _CROWDED = '*'
-_BEST = ' best'
 _HOUR = 3600  # seconds
 # A column: its head, and the text of a point; '-' for none.
 Column = tuple[str, Callable[[study_results.Point], str]]
-_CELL_COLUMNS = (
-  'strategy',
-  'nodes',
-  'devices_per_node',
-  'seed',
-  'learning_rate',
-  'state',
-  'images_per_second',
-  'accuracy',
-  'best_accuracy',
-  'seconds',
-  'seconds_to_target',
-  'megabytes_per_step',
-  'crowded',
-  'error',
-  'simulated',
-  'weak',
-  'mean_staleness',
-  'max_staleness',
-  *study_results.SCORES,
-)
-_CURVE_COLUMNS = (
-  'strategy',
-  'nodes',
-  'devices_per_node',
-  'seed',
-  'step',
-  'samples',
-  'seconds',
-  'accuracy',
-  'learning_rate',
-)
 
 
 def speed(
@@ -96,19 +63,6 @@ def rows(points: list[study_results.Point], columns: Sequence[Column]) -> list[t
   return table
 
 
-def by_learning_rate(points: list[study_results.Point]) -> list[tuple[str, ...]]:
-  """Returns the accuracy of each learning rate; [] if there is only one."""
-  rates = sorted({r for p in points for r in p.tried if r is not None})
-
-  def column(rate) -> Column:
-    def cell(p):
-      return text(p.tried.get(rate), '.1f', ' %' + _BEST * (rate == p.learning_rate), 100)
-
-    return number(rate), cell
-
-  return rows(points, [column(rate) for rate in rates]) if len(rates) > 1 else []
-
-
 def all_models(points: list[study_results.Point]) -> list[tuple[str, ...]]:
   """Returns what all models of a ring took, in a ring and one after another; [] without a ring.
 
@@ -151,49 +105,49 @@ def notes(
     left_out: reasons of the cells whose config is refused.
     simulation: times of simulated workers, in a line; '': none were.
   """
-  lines = []
-  if emulation:
-    shared = '' if cores is None else f', on {cores} cores in all'
-    lines.append(
-      f'Emulated: {emulation}. Processes, collectives, requests and updates are real{shared}.'
-    )
-  elif simulation:
-    lines.append(
-      f'Simulated workers, {simulation}: one process of this machine computed '
-      'for all of a run, and times are theirs.'
-    )
-  elif cores is not None:
-    lines.append(
-      f'All nodes are processes of one machine with {cores} cores, a core for each device.'
-    )
-  if any(p.crowded for p in points):
-    lines.append(
-      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.'
-    )
   runs = [run for p in points for run in p.runs.values()]
-  if any(run.predicted for run in runs):
-    lines.append(
+  shared = '' if cores is None else f', on {cores} cores in all'
+  cases = (
+    (
+      emulation,
+      f'Emulated: {emulation}. Processes, collectives, requests and updates are real{shared}.',
+    ),
+    (
+      simulation,
+      f'Simulated workers, {simulation}: one process of this machine computed '
+      'for all of a run, and times are theirs.',
+    ),
+    (
+      cores is not None and not emulation and not simulation,
+      f'All nodes are processes of one machine with {cores} cores, a core for each device.',
+    ),
+    (
+      any(p.crowded for p in points),
+      f'{_CROWDED} more devices than cores: they shared them, so these speed-ups mean nothing.',
+    ),
+    (
+      any(run.predicted for run in runs),
       'Predicted: images/s by the cost model of the channel split, from times of single layers '
-      'and collectives. Ideal: speed-up over one device if communication took no time.'
-    )
-  if any(run.ring for run in runs):
-    lines.append(
+      'and collectives. Ideal: speed-up over one device if communication took no time.',
+    ),
+    (
+      any(run.ring for run in runs),
       'Of many models in one run, images/s is the rate of all, from the first step to the last '
-      'score, and accuracy that of the best.'
-    )
-  if any(len(p.tried) > 1 for p in points):
-    lines.append('Of several learning rates the one with the best mean accuracy.')
-  if any(len(p.runs) > 1 for p in points):
-    lines.append(
+      'score, and accuracy that of the best.',
+    ),
+    (
+      any(len(p.runs) > 1 for p in points),
       'Mean and standard deviation over seeds; in the table of scores, the '
-      '95 % interval of the mean (Student t). Differences are paired by seed.'
-    )
+      '95 % interval of the mean (Student t). Differences are paired by seed.',
+    ),
+  )
+  lines = [text for applies, text in cases if applies]
   for p in points:
     lines += [f'failed: {name}: {error}' for name, error in p.failures.items()]
-  # One line for all seeds and learning rates that are refused for one reason.
+  # One line for all seeds that are refused for one reason.
   refused: dict[tuple[grid.Cell, str], str] = {}
   for cell, error in (left_out or {}).items():
-    kind = dataclasses.replace(cell, seed=0, learning_rate=None), error
+    kind = dataclasses.replace(cell, seed=0), error
     refused.setdefault(kind, cell.name)
   lines += [f'left out: {name}: {e}' for (_, e), name in refused.items()]
   return lines
@@ -215,44 +169,51 @@ def write_cells(
     failures: reasons of the others; a `study_runner.Refusal` of a refused config.
     target: accuracy from 0 to 1 to which the time is written; None: none is.
   """
-  with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, (*_CELL_COLUMNS, *_keys(cells)), extrasaction='ignore')
-    writer.writeheader()
-    for c in cells:
-      error = failures.get(c, '')
-      lost = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'
-      row = _place(c) | {'state': 'finished' if c in runs else lost, 'error': error}
-      if c in runs:
-        r = runs[c]
-        row |= {
-          'images_per_second': r.images_per_second,
-          'accuracy': r.accuracy[-1],
-          'best_accuracy': r.accuracy.max(),
-          'seconds': r.ring.seconds if r.ring else r.end,
-          'seconds_to_target': target and r.seconds_to(target),
-          'megabytes_per_step': r.megabytes,
-          'crowded': r.crowded,
-          'mean_staleness': r.mean_staleness,
-          'max_staleness': r.max_staleness,
-          **r.scores,
-        }
-      writer.writerow(row)
+  records = []
+  for c in cells:
+    error, r = failures.get(c, ''), runs.get(c)
+    lost = 'left out' if isinstance(error, study_runner.Refusal) else 'failed'
+    records.append(_place(c) | {'state': 'finished' if r else lost, 'error': error})
+    if r:
+      records[-1] |= {
+        'images_per_second': r.images_per_second,
+        'accuracy': r.accuracy[-1],
+        'best_accuracy': r.accuracy.max(),
+        'seconds': r.ring.seconds if r.ring else r.end,
+        'seconds_to_target': target and r.seconds_to(target),
+        'megabytes_per_step': r.megabytes,
+        'crowded': r.crowded,
+        'mean_staleness': r.mean_staleness,
+        'max_staleness': r.max_staleness,
+        **r.scores,
+      }
+  _write(path, records)
 
 
 def write_curves(path: str, runs: dict[grid.Cell, study_results.Run]) -> None:
   """Writes a CSV file with one row per evaluation."""
+  names = ('step', 'samples', 'seconds', 'accuracy')
+  _write(
+    path,
+    [
+      _place(c) | dict(zip(names, values))
+      for c, r in runs.items()
+      for values in zip(r.steps, r.samples, r.seconds, r.accuracy)
+    ],
+  )
+
+
+def _write(path, records):
+  """Writes a CSV file with all columns that any record has, in their order."""
   with open(path, 'w', newline='') as f:
-    writer = csv.DictWriter(f, (*_CURVE_COLUMNS, *_keys(runs), 'simulated', 'weak'))
+    writer = csv.DictWriter(f, list(dict.fromkeys(key for r in records for key in r)))
     writer.writeheader()
-    names = ('step', 'samples', 'seconds', 'accuracy')
-    for c, r in runs.items():
-      for values in zip(r.steps, r.samples, r.seconds, r.accuracy):
-        writer.writerow(_place(c) | dict(zip(names, values)))
+    writer.writerows(records)
 
 
 def _place(cell) -> dict:
   """The columns that say which run it is."""
-  return {k: v for k, v in cell.varied + cell.tuned if k != grid.RATE} | {
+  return {
     'strategy': cell.label,
     'nodes': cell.nodes,
     'devices_per_node': cell.devices,
@@ -260,14 +221,8 @@ def _place(cell) -> dict:
     'learning_rate': cell.rate,
     'simulated': cell.simulated,
     'weak': cell.weak,
+    **{k: v for k, v in cell.varied + cell.tuned if k not in (grid.RATE, 'seed')},
   }
-
-
-def _keys(cells: Iterable[grid.Cell]) -> tuple[str, ...]:
-  """The varied and tuned keys of any of the cells, in their order."""
-  keys = dict.fromkeys(key for c in cells for key, _ in c.varied + c.tuned)
-  # Columns of their own; models of a ring may differ in the seed.
-  return tuple(key for key in keys if key not in (grid.RATE, 'seed'))
 
 
 def text(summary: study_results.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:

@@ -78,7 +78,7 @@ def parse(
   """Returns the plan of --tune; None without the flag.
 
   Args:
-    flags: flags of the study: tune, tune_budget, learning_rates, vary, emulate, config.
+    flags: flags of the study: tune, tune_budget, vary, emulate, config.
     strategies: strategies of the study.
     overrides: overrides of its config and its varied keys, by dotted key.
     of_flags: other flags that set a key, by dotted key.
@@ -99,8 +99,6 @@ def parse(
       'duration for all cells, since the budget is given in it'
     )
   of_flags = {**of_flags, 'duration': '--config.duration'}
-  if flags.learning_rates is None:
-    del of_flags[grid.RATE]
   parsed = axes.parse(flags.tune, strategies, overrides, of_flags, FLAG)
   config = command_line.load(flags.config, {k: v for k, v in overrides.items() if k == 'duration'})
   number, unit = _amount(config.duration)

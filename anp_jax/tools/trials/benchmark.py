@@ -6,7 +6,6 @@ the share of the time that waits for input, MFU, memory and the time to compile.
 
 from collections.abc import Callable
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -33,32 +32,6 @@ the device is noise, the same in each step; the real input is the config's.
 Arithmetic counts the multiplications and additions of matrix products and
 convolutions.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-  """Seconds of a step.
-
-  Attributes:
-    low: lower quartile over the rounds.
-    median: median over the rounds.
-    high: upper quartile over the rounds.
-    waited: share of the time spent waiting for input; 0 without input.
-  """
-
-  low: float
-  median: float
-  high: float
-  waited: float = 0.0
-
-  def rates(self, images: int) -> dict[str, float]:
-    """Returns images/s with a batch of `images`, and the quartiles."""
-    return {
-      'images_per_second': images / self.median,
-      'low_quartile': images / self.high,
-      'high_quartile': images / self.low,
-      'seconds_a_step': self.median,
-    }
 
 
 def run(invocation: strategy_lib.Invocation) -> dict:
@@ -102,13 +75,14 @@ def _measure(trial, processes) -> dict:
   processes.gather('compiled')  # Gloo waits half a minute for the slowest
   memory.reset_peak()
   stepper = _Stepper(train_step, state, processes)
-  step = stepper.speed(lambda: batch)
+  step, _ = stepper.speed(lambda: batch)
   with contextlib.closing(trial.open_feed()) as feed:
-    fed = stepper.speed(lambda: next(feed), lambda: feed.waited, config.data.prefetch)
+    fed, waited = stepper.speed(lambda: next(feed), lambda: feed.waited, config.data.prefetch)
   peak_bytes = max(processes.gather(_peak_bytes(mesh)))
   device = mesh.devices.flat[0]
   peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
-  flops_per_second = operations / step.median
+  _, median, _ = step
+  flops_per_second = operations / median
   return {
     'network': config.model.name,
     'dtype': config.model.dtype,
@@ -117,16 +91,26 @@ def _measure(trial, processes) -> dict:
     'devices': mesh.size,
     'device': device.device_kind,
     'platform': mesh_lib.platform(mesh),
-    'step': step.rates(images),
-    'with_input': fed.rates(images),
+    'step': _rates(images, *step),
+    'with_input': _rates(images, *fed),
     'input': trial.source.name,
-    'input_wait': fed.waited,
+    'input_wait': waited,
     'flops_a_step': operations,
     'flops_per_second': flops_per_second,
     'mfu': flops_per_second / (peak * mesh.size) if peak else None,
     'compile_seconds': max(processes.gather(compile_seconds)),
     'memory_peak': peak_bytes,
     'hardware': summary.hardware(mesh),
+  }
+
+
+def _rates(images, low, median, high) -> dict[str, float]:
+  """Images/s with a batch of `images`, from quartiles of a step's seconds."""
+  return {
+    'images_per_second': images / median,
+    'low_quartile': images / high,
+    'high_quartile': images / low,
+    'seconds_a_step': median,
   }
 
 
@@ -159,13 +143,16 @@ class _Stepper:
 
   def speed(
     self, next_batch: Callable, waited: Callable[[], float] = float, ahead: int = 0
-  ) -> Speed:
+  ) -> tuple[tuple[float, float, float], float]:
     """Times steps.
 
     Args:
       next_batch: returns a batch on the device.
       waited: returns the seconds that `next_batch` has waited so far.
       ahead: batches that may be there before they are needed.
+
+    Returns:
+      Quartiles of a step's seconds over the rounds; share of the time spent waiting for input.
     """
     self._run(next_batch, _WARM_UP)
     self._run(next_batch, ahead + 1)
@@ -179,8 +166,8 @@ class _Stepper:
     share = (waited() - before) / (sum(times) * count)
     # The slowest process is what all wait for.
     rounds = zip(*self._processes.gather(times), strict=True)
-    low, median, high = stopwatch.quartiles([max(r) for r in rounds])
-    return Speed(low, median, high, max(self._processes.gather(share)))
+    quartiles = stopwatch.quartiles([max(r) for r in rounds])
+    return quartiles, max(self._processes.gather(share))
 
   def _run(self, next_batch, count):
     for _ in range(count):

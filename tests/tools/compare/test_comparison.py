@@ -16,6 +16,7 @@ from anp_jax.tools.compare import (
   comparison_tables,
   runs as runs_lib,
 )
+from anp_jax.tools.study import grid
 from tests import builders, figure_text
 
 _EVIL = '<script>alert("x")</script>'
@@ -83,6 +84,11 @@ def test_results_are_those_of_the_files(tmp_path):
     'parameters': ('1,234', '-'),
     'devices': ('8 x cpu', '-'),
   }
+  # One that goes on after its end is not finished.
+  with open(tmp_path / 'a' / 'metrics.jsonl', 'a') as f:
+    f.write('{"kind": "train", "step": 40, "epoch": 4.0, "loss": 1.0}\n')
+  cells = _cells(comparison_tables.results(runs_lib.find(paths[:1])))
+  assert cells['steps'] == ('40',) and cells['finished'] == ('no',)
   best = {row.label: sorted(row.best) for row in rows if row.best}
   assert best == {
     'loss, best validation': [1],
@@ -91,14 +97,6 @@ def test_results_are_those_of_the_files(tmp_path):
     'class top-1, best validation': [0],
     'class top-1, last validation': [1],
   }
-
-
-def test_a_run_that_goes_on_after_its_end_is_not_finished(tmp_path):
-  path = _run(tmp_path / 'a', (), _records((0.1, 0.2, 0.3)), facts=[('a', 'b')])
-  with open(tmp_path / 'a' / 'metrics.jsonl', 'a') as f:
-    f.write('{"kind": "train", "step": 40, "epoch": 4.0, "loss": 1.0}\n')
-  cells = _cells(comparison_tables.results(runs_lib.find([path])))
-  assert cells['steps'] == ('40',) and cells['finished'] == ('no',)
 
 
 def test_only_keys_that_differ_are_shown(tmp_path):
@@ -157,9 +155,10 @@ def test_pairs_and_plain_classes_are_not_compared(tmp_path, no_figure):
   assert 'different classes' in (tmp_path / 'page.html').read_text()
 
 
-def test_each_model_of_a_ring_is_a_run(tmp_path):
+@pytest.mark.parametrize('strategy', ['model_ring', grid.BASELINES['independent']])
+def test_each_model_of_a_ring_is_a_run(tmp_path, strategy):
   models = ['seed=5; optimizer.learning_rate=0.25', 'batch_size=64']
-  ring = {'strategy.name': 'model_ring', 'strategy.models': models}
+  ring = {'strategy.name': strategy, 'strategy.models': models}
   path = _run(tmp_path / 'ring', ring)
   for index, size in enumerate((32, 64)):
     folder = tmp_path / 'ring' / 'models' / f'00{index}'

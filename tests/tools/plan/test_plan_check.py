@@ -47,19 +47,6 @@ def test_systems_have_their_devices_and_links(rows):
     'TPU v3': ('tpu-v3', 'ici-v3', 'eth-10'),
     'TPU v4': ('tpu-v4', 'ici-v4', 'eth-10'),
   }
-  assert {r.device.name for r in rows} == {
-    'k80',
-    'p100',
-    'v100',
-    'v100-sxm3',
-    'a100-40',
-    'a100-80',
-    'a100-80-pcie',
-    'h100',
-    'h200',
-    'tpu-v3',
-    'tpu-v4',
-  }
 
 
 @pytest.mark.parametrize(
@@ -160,7 +147,7 @@ def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass():
   (
     ('H100,NVLink,0,8,64,float16,1,x', "devices='0', expected a number above"),
     ('H100,NVLink,8,8,64,float61,1,x', "dtype='float61': expected one of"),
-    ('H100,PCIe 6,8,8,64,float16,1,x', "network='PCIe 6': no link 'pcie6'"),
+    ('H100,PCIe 6,8,8,64,float16,1,x', "network='PCIe 6': link 'pcie6': expected"),
     ('ZX81,NVLink,8,8,64,float16,1,x', "system 'ZX81': no device of the"),
   ),
 )
@@ -173,13 +160,9 @@ def test_bad_rows_are_one_line(tmp_path, capsys, line, words):
   assert words in message and message.count('\n') == 1
 
 
-def test_rows_that_are_no_text_are_refused(tmp_path):
+def test_files_without_rows_are_refused(tmp_path):
   path = tmp_path / 'rows.png'
   path.write_bytes(b'\x89PNG\r\n\x1a\n')
-  with pytest.raises(config_lib.ConfigError, match='expected a CSV file'):
-    published_rates.read(plan_tables.load(), str(path))
-
-
-def test_missing_rows_are_refused():
-  with pytest.raises(config_lib.ConfigError, match='--rows='):
-    published_rates.read(plan_tables.load(), 'none.csv')
+  for name, words in ((str(path), 'expected a CSV file'), ('none.csv', '--rows=')):
+    with pytest.raises(config_lib.ConfigError, match=words):
+      published_rates.read(plan_tables.load(), name)

@@ -17,16 +17,14 @@ _PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 _WORK = work.Workload(
   name='none',
   dtype='float32',
-  layers=(),
+  layers=(work.Layer('dense', 0, 25_000_000, 0, 0, False),),
   image_flops=0,
   image_bytes=0,
   step_bytes=0,
   kernels=0,
-  parameters=25_000_000,
   statistics=0,
   state_bytes=0,
   param_bytes=100_000_000,
-  activation_bytes=0,
   examples=1,
   total_images=1,
 )

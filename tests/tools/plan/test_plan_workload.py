@@ -7,7 +7,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.costs import collectives, device_step, hardware, steps
-from anp_jax.tools.plan import memory_traffic, plan_tables, workload
+from anp_jax.tools.plan import machines, memory_traffic, plan_tables, workload
 
 _MODERN = 'configs/resnet_anp.py:modern'
 
@@ -71,7 +71,6 @@ def test_activations_are_the_inputs_and_outputs_of_layers():
   # By hand: 28 px of 3 channels; 24 px of 20; 12 of 20; 8 of 50; 4 of 50; 500.
   layers = [(28 * 28 * 3, 24 * 24 * 20), (12 * 12 * 20, 8 * 8 * 50), (4 * 4 * 50, 500), (500, 10)]
   assert [(x.inputs, x.outputs) for x in lenet.layers] == layers
-  assert lenet.activation_bytes == 4 * sum(a + b for a, b in layers)
   assert lenet.examples == 100 and lenet.total_images == 20 * 100 + 48
   assert lenet.statistics == 0
 
@@ -128,21 +127,18 @@ def test_emulated_gradients_come_at_the_ends_of_pieces(pieces, expected):
       'emulate.enabled': 'True',
       'emulate.megabytes': '2',
       'emulate.pieces': str(pieces),
+      'emulate.step_seconds': '0.9',
+      'emulate.bandwidth': '40mbit',
       'data.source': 'synthetic',
       'strategy.bucket_megabytes': '0.5',
     },
   )
   cost = workload.count(config, 64, 10)
   assert cost.parameters == 500000 and cost.statistics == 0
-  link = hardware.Link('paced', 5e6, 1e-12)
-  setting = steps.Setting(
-    config,
-    cost,
-    plan_tables.load().device('cpu'),
-    collectives.Cluster(4, 1, link, link),
-    device_step.Efficiency(1.0, 1.0, 0.0, 1.0, overlap=1.0),
-    0.0,
-    (0.0, 0.9 / 4),
-  )
+  link = hardware.Link('link', 1e9, 1e-12)
+  cluster = collectives.Cluster(4, 1, link, link)
+  device = plan_tables.load().device('cpu')
+  setting = steps.Setting(config, cost, device, cluster, device_step.Efficiency(0.5, 1, 1, 0.5))
+  setting = machines.with_given_times(setting)
   step = _predicted(setting, 4)
   assert step.seconds == pytest.approx(expected, rel=1e-6)

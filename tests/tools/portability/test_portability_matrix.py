@@ -29,55 +29,26 @@ TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
 STRATEGIES = [
   s for s in strategy_lib.BUILT_IN if s not in ('parameter_server', 'model_ring', 'channel_split')
 ]
+_RESNET50 = {
+  'model.dtype': 'bfloat16',
+  'model.width': 64,
+  'model.norm_group': 32,
+  'batch_size': 0,
+  'batch_size_per_device': 32,
+  'data.resize': 224,
+  'data.synthetic_classes': 1000,
+}
+_64_PIXELS = {'data.image_size': 64, 'data.resize': 64, 'batch_size': 64}
+_EFFICIENTNET = {'model.norm_group': 1, 'model.drop_path': 0.2, 'model.dropout': 0.2}
 # Name: overrides; parameters as published; numbers in statistics.
 NETWORKS = {
-  'resnet50': (
-    {
-      'model.name': 'resnet50',
-      'model.dtype': 'bfloat16',
-      'model.width': 64,
-      'model.norm_group': 32,
-      'batch_size': 0,
-      'batch_size_per_device': 32,
-      'data.image_size': 224,
-      'data.resize': 224,
-      'data.synthetic_classes': 1000,
-    },
-    25_557_032,
-    53_120,
-  ),
-  'lenet': ({'model.name': 'lenet', 'data.image_size': 28, 'batch_size': 64}, 432_080, 0),
-  'cifar10_full': (
-    {'model.name': 'cifar10_full', 'data.image_size': 32, 'batch_size': 64},
-    89_578,
-    0,
-  ),
+  'resnet50': ({'data.image_size': 224} | _RESNET50, 25_557_032, 53_120),
+  'lenet': ({'data.image_size': 28, 'batch_size': 64}, 432_080, 0),
+  'cifar10_full': ({'data.image_size': 32, 'batch_size': 64}, 89_578, 0),
   # timm's with 1,000 classes, less 990 of the classifier's rows; Keras counts
   # 42,016 statistics of batch norm.
-  'efficientnet_b0': (
-    {
-      'model.name': 'efficientnet_b0',
-      'model.norm_group': 1,
-      'data.image_size': 64,
-      'data.resize': 64,
-      'batch_size': 64,
-      'model.drop_path': 0.2,
-      'model.dropout': 0.2,
-    },
-    5_288_548 - 990 * 1281,
-    42_016,
-  ),
-  'convnextv2_atto': (
-    {
-      'model.name': 'convnextv2_atto',
-      'model.drop_path': 0.1,
-      'data.image_size': 64,
-      'data.resize': 64,
-      'batch_size': 64,
-    },
-    3_708_400 - 990 * 321,
-    0,
-  ),
+  'efficientnet_b0': (_64_PIXELS | _EFFICIENTNET, 5_288_548 - 990 * 1281, 42_016),
+  'convnextv2_atto': (_64_PIXELS | {'model.drop_path': 0.1}, 3_708_400 - 990 * 321, 0),
 }
 CASES = [
   pytest.param(network, strategy, target, id=f'{network}-{strategy}-{target}')
@@ -95,6 +66,7 @@ def _compiled(network, strategy, target, dtype='float32', model=1, **more):
   except targets.CompilerMissingError as e:
     pytest.skip(str(e))
   overrides = {
+    'model.name': network,
     'data.synthetic_classes': 10,
     'strategy.name': strategy,
     'strategy.reduce_dtype': dtype,

@@ -88,34 +88,27 @@ def _calls(pretend):
 @pytest.mark.slow
 def test_what_is_finished_is_not_run_again(pretend, capsys):
   folder = pretend / 'study'
-  command = _command(folder, '--nodes=1,2')
+  command = _command(folder, '--nodes=1,2', '--seeds=0,1')
+  names = [f'sync-{n}x1-seed{seed}' for seed in (0, 1) for n in (1, 2)]
   assert study_main.main(command) == 0
-  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
+  calls = (pretend / 'calls').read_text().split()
+  # Traffic is counted once for all seeds.
+  assert calls == [*names, 'count-1', 'count-2']
   first = capsys.readouterr().out
+  assert '3.25 ± 0.00' in first
   assert study_main.main(command) == 0
-  assert _calls(pretend) == []
+  assert (pretend / 'calls').read_text().split() == calls
   again = capsys.readouterr().out
-  assert '2 runs, 0 of them to do' in again
+  assert '4 runs, 0 of them to do' in again
   # The same table, from the same runs.
   assert first[first.index('strategy') :] == again[again.index('strategy') :]
+  _calls(pretend)
   # A larger grid runs what is new, here a run without numbers; another config runs all.
   assert study_main.main(_command(folder, '--nodes=1,2,3')) == 1
   assert _calls(pretend) == ['sync-3x1-seed0']
   assert 'failed: sync-3x1-seed0: no step was timed' in (folder / 'study.md').read_text()
   assert study_main.main([*command, '--config.duration=99 steps']) == 0
-  assert _calls(pretend) == ['sync-1x1-seed0', 'sync-2x1-seed0']
-
-
-@pytest.mark.slow
-def test_traffic_is_counted_once_for_all_seeds(pretend, capsys):
-  command = _command(pretend / 'study', '--nodes=1,2', '--seeds=0,1')
-  assert study_main.main(command) == 0
-  calls = (pretend / 'calls').read_text().split()
-  assert [c for c in calls if c.startswith('count')] == ['count-1', 'count-2']
-  assert '3.25 ± 0.00' in capsys.readouterr().out
-  assert study_main.main(command) == 0
-  assert (pretend / 'calls').read_text().split() == calls
-  assert '3.25 ± 0.00' in capsys.readouterr().out
+  assert _calls(pretend) == names
 
 
 def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
@@ -202,28 +195,34 @@ def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch
   assert states == ['finished', 'left out'] * 2
 
 
-def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
-  """Some is known only when its processes have started; status 2 says so."""
+def _begun(tmp_path):
   study = study_runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _cell().name
   workdir.mkdir(parents=True)
+  return study, workdir
+
+
+def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
+  """Some is known only when its processes have started; status 2 says so."""
+  study, workdir = _begun(tmp_path)
   log, line = workdir / 'study.log', 'config.strategy.servers=4: too many'
   log.write_text(f'error: {line}\n')
-  refused = study_runner.ended(study, _cell(), 2, None)
-  assert refused == line and isinstance(refused, study_runner.Refusal)
-  assert not isinstance(study_runner.ended(study, _cell(), 1, None), study_runner.Refusal)
+
+  def is_refused(status):
+    return isinstance(study_runner.ended(study, _cell(), status, None), study_runner.Refusal)
+
+  assert study_runner.ended(study, _cell(), 2, None) == line
+  assert is_refused(2) and not is_refused(1)
   # It has trained before: the study's config is another one now.
   (workdir / 'metrics.jsonl').write_text('')
-  assert not isinstance(study_runner.ended(study, _cell(), 2, None), study_runner.Refusal)
+  assert not is_refused(2)
   (workdir / 'metrics.jsonl').unlink()
   log.write_text('error: no Python here\n')  # of a job's set-up
-  assert not isinstance(study_runner.ended(study, _cell(), 2, None), study_runner.Refusal)
+  assert not is_refused(2)
 
 
 def test_a_stopped_run_is_not_finished(tmp_path):
-  study = study_runner.Study(_TINY, {}, str(tmp_path))
-  workdir = tmp_path / 'runs' / _cell().name
-  workdir.mkdir(parents=True)
+  study, workdir = _begun(tmp_path)
   (workdir / 'stopped.json').write_text(json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'}))
   assert study_runner.ended(study, _cell(), 0, 2) == (
     'stopped at step 3 of 9 by a signal; run the same command to resume'
@@ -262,20 +261,6 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
     local.run(study, [_cell()], interrupt, print)
   assert (tmp_path / 'saved').exists()
   assert not study_runner.is_finished(study, _cell())
-
-
-def test_each_device_has_a_core(tmp_path):
-  """Cores are taken as they are there, whatever their numbers."""
-  study = study_runner.Study(_TINY, {}, str(tmp_path))
-  for cell, want in (
-    (_cell(), '4'),
-    (_cell(nodes=2), '4,5'),
-    (_cell(devices=2), '4,5'),
-    (_cell(nodes=2, devices=4), '4,5,7'),
-  ):
-    command = local._command(study, cell, [4, 5, 7])
-    assert command[:5] == ['taskset', '-c', want, local.LAUNCHER, str(cell.nodes)]
-    assert command[5:7] == [f'--devices={cell.devices}', '--bind']
 
 
 @pytest.mark.parametrize('count', [1, 2])
@@ -331,22 +316,6 @@ def slurm_programs(tmp_path, monkeypatch):
   return notes
 
 
-def test_every_strategy_has_its_script():
-  for strategy in strategy_lib.BUILT_IN:
-    assert (launching.ROOT / slurm.script(strategy)).is_file(), strategy
-  assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
-
-
-def test_slurm_needs_the_checkout(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  with pytest.raises(config_lib.ConfigError) as e:
-    slurm.script('parameter_server')
-  assert str(e.value) == (
-    '--slurm: there is no scripts/slurm/train.sbatch here; start the study in '
-    'the checkout of anp_jax'
-  )
-
-
 def test_slurm_jobs(tmp_path, slurm_programs):
   study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(('sync',), (1, 2), (4,), (0,))
@@ -380,26 +349,30 @@ def test_jobs_that_still_run_are_not_submitted_again(tmp_path, slurm_programs):
   assert not os.path.exists(os.path.join(study.workdir(cell), slurm.JOB))
 
 
-def test_without_slurm_one_line_says_so(tmp_path, capsys, monkeypatch):
+def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeypatch):
+  for strategy in strategy_lib.BUILT_IN:
+    assert (launching.ROOT / slurm.script(strategy)).is_file(), strategy
+  assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
   monkeypatch.setenv('PATH', str(tmp_path))
   assert study_main.main(_command(tmp_path / 'study', '--slurm')) == 2
-  assert capsys.readouterr().err == ('error: --slurm: there is no squeue on this machine\n')
+  assert capsys.readouterr().err == 'error: --slurm: there is no squeue on this machine\n'
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(config_lib.ConfigError, match='start the study in the checkout of anp_jax'):
+    slurm.script('parameter_server')
 
 
 # The whole command.
 
 
 @pytest.mark.multiprocess
-def test_the_command_on_one_and_two_processes(tmp_path, capsys):
-  more = ('--nodes=1,2', '--target_accuracy=0.01')
+def test_the_command_on_two_processes(tmp_path, capsys):
+  more = ('--nodes=2', '--target_accuracy=0.01')
   more += tuple(f'--config.{k}={v}' for k, v in launching.TINY.items())
   command = _command(tmp_path, *more)
   assert study_main.main(command) == 0, capsys.readouterr()
   with open(tmp_path / 'cells.csv') as f:
-    row_one, row_two = csv.DictReader(f)
-  assert (row_one['nodes'], row_two['nodes']) == ('1', '2')
-  # The same training, but for the order of sums.
-  assert float(row_one['accuracy']) == pytest.approx(float(row_two['accuracy']))
+    (row,) = csv.DictReader(f)
+  assert row['nodes'] == '2' and 0 <= float(row['accuracy']) <= 1
   log = (tmp_path / 'runs/sync-2x1-seed0/study.log').read_text()
   assert re.search(r'^\[1 ', log, re.M) and '2 x cpu' in log
   for name in ('study.md', 'curves.csv', 'speed.png', 'accuracy.png'):

@@ -71,14 +71,12 @@ def test_brackets_around_a_text_with_commas_are_no_part_of_it():
 
 def test_folders_of_varied_cells():
   keys = (('strategy.mode', 'async'), ('duration', '2 epochs'))
-  cell = grid.Cell('parameter_server', 4, 1, 0, 0.02, keys)
-  assert cell.name == (
-    'parameter_server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-rate0.02-seed0'
-  )
+  cell = grid.Cell('parameter_server', 4, 1, 0, keys)
+  assert cell.name == ('parameter_server-4x1-strategy.mode=async-duration=2_epochs.b06773d6-seed0')
   assert cell.overrides['duration'] == '2 epochs'
   # What a name cannot hold tells them apart all the same.
   slow = ['((0, 2.0),)', '((0. 2.0),)', 50 * '1', 51 * '1']
-  names = {grid.Cell('sync', 1, 1, 0, None, (('k', v),)).name for v in slow}
+  names = {grid.Cell('sync', 1, 1, 0, (('k', v),)).name for v in slow}
   assert len(names) == 4 and not any('/' in n or ' ' in n for n in names)
 
 
@@ -96,28 +94,14 @@ def _run(accuracy):
   return study_results.Run(100.0, steps, steps, steps / 1.0, np.array([accuracy]))
 
 
-def _points():
-  """`parameter_server` in two modes at two rates, one of them best for each; `sync`."""
-  scores = {('async', 0.1): 0.9, ('async', 0.2): 0.3, ('bounded', 0.1): 0.4, ('bounded', 0.2): 0.8}
-  runs = {
-    grid.Cell('parameter_server', 2, 1, 0, rate, (('strategy.mode', mode),)): _run(score)
-    for (mode, rate), score in scores.items()
-  }
-  runs |= {grid.Cell('sync', 2, 1, 0, rate): _run(rate) for rate in (0.1, 0.2)}
-  return study_results.points(list(runs), runs, {}), runs
-
-
-def test_the_best_rate_is_that_of_each_combination(tmp_path):
-  points, runs = _points()
-  assert [(p.series, p.learning_rate) for p in points] == [
-    ('parameter_server, mode=async', 0.1),
-    ('parameter_server, mode=bounded', 0.2),
-    ('sync', 0.2),
-  ]
+def test_each_combination_is_a_row_and_a_curve(tmp_path):
+  modes = [(('strategy.mode', mode),) for mode in ('async', 'bounded')]
+  runs = {grid.Cell('parameter_server', 2, 1, 0, mode): _run(0.9) for mode in modes}
+  runs[grid.Cell('sync', 2, 1, 0)] = _run(0.2)
+  points = study_results.points(list(runs), runs, {})
   head, *rows = study_table.speed(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
   assert [row[1] for row in rows] == ['async', 'bounded', '-']
-  assert study_table.by_learning_rate(points)[1][:4] == ('parameter_server', 'async', '2', '1')
   lines = plots.accuracy(points, None).axes[0].lines
   assert [line.get_label() for line in lines] == [
     'parameter_server, mode=async, 2 x 1',
@@ -130,15 +114,13 @@ def test_the_best_rate_is_that_of_each_combination(tmp_path):
   for path in paths:
     with open(path) as f:
       modes = [row['strategy.mode'] for row in csv.DictReader(f)]
-    assert modes == ['async', 'async', 'bounded', 'bounded', '', '']
+    assert modes == ['async', 'bounded', '']
 
 
 def test_a_note_for_each_cell_that_cannot_be():
   study = study_runner.Study(_LENET, {}, 'folder')
   keys = (('optimizer.name', 'lars'),)
-  cells = [
-    grid.Cell('parameter_server', 2, 1, seed, rate, keys) for seed in (0, 1) for rate in (0.1, 0.2)
-  ]
+  cells = [grid.Cell('parameter_server', 2, 1, seed, keys) for seed in (0, 1)]
   refusals = {}
   for cell in cells:
     with pytest.raises(ValueError, match='optimizer.name') as refused:

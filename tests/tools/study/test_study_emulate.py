@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.tools.study import emulate, grid, local, study_page, study_results, study_runner
 
 _COMMAND = ['strategies', '--config=configs/lenet.py']
@@ -26,22 +25,24 @@ def test_the_keys_reach_the_config():
   assert emulate.overrides(None, typed) == typed
 
 
+@pytest.mark.parametrize('emulated', [False, True])
+def test_each_device_that_computes_has_a_core(monkeypatch, emulated):
+  """Cores are taken as they are there, whatever their numbers."""
+  monkeypatch.setattr(shutil, 'which', lambda name: name)
+  study = study_runner.Study('configs/lenet.py', {}, 'folder', emulated, sleeps=False)
+  for nodes, devices, cores in ((1, 1, '4'), (2, 1, '4,5'), (1, 2, '4,5'), (2, 4, '4,5,7')):
+    command = local._command(study, grid.Cell('sync', nodes, devices, 0), [4, 5, 7])
+    assert command[:5] == ['taskset', '-c', cores, local.LAUNCHER, str(nodes)]
+    assert command[5:7] == [f'--devices={devices}', '--bind']
+  assert emulate.environment(study) == {}
+
+
 def test_emulated_processes_share_the_cores_with_a_thread_each():
   study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
   assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
   assert emulate.environment(study)['OMP_NUM_THREADS'] == '1'
-
-
-def test_emulated_processes_that_compute_have_a_core_each(monkeypatch):
-  monkeypatch.setattr(shutil, 'which', lambda name: name)
-  study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=False)
-  alone = local._command(study, grid.Cell('sync', 1, 1, 0), [0, 1, 2])
-  assert alone[:3] == ['taskset', '-c', '0'] and '--bind' in alone
-  pair = local._command(study, grid.Cell('sync', 2, 1, 0), [0, 1, 2])
-  assert pair[:3] == ['taskset', '-c', '0,1'] and '--bind' in pair
-  assert emulate.environment(study) == {}
 
 
 @pytest.mark.slow
@@ -62,12 +63,6 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   assert 'on 2 cores in all' in text
   assert not (tmp_path / 'accuracy.png').exists()
   assert (tmp_path / 'study.md').read_text().startswith('# Strategies, emulated\n')
-
-
-def test_spread_is_a_key_of_emulation_alone():
-  config = config_lib.base()
-  with pytest.raises(config_lib.ConfigError, match='belongs to emulate.ena'):
-    config_lib.resolved(config, {'emulate.spread': '0.5'})
 
 
 def test_the_last_interval_of_an_emulated_run_does_not_count(tmp_path):

@@ -1,5 +1,6 @@
 """Tests of study: its cells, and the flags that ask for them."""
 
+from anp_jax.tools import flag_values
 from anp_jax.tools.study import __main__ as study_main, grid, study_runner
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -30,14 +31,6 @@ def test_grid_is_every_combination_seed_by_seed():
   assert len({c.name for c in cells}) == len(cells)
 
 
-def test_learning_rates_are_an_axis_of_their_own():
-  cells = grid.expand(('sync',), (1,), (1,), (0,), (0.01, 0.02))
-  assert [c.overrides['optimizer.learning_rate'] for c in cells] == ['0.01', '0.02']
-  assert cells[1].name == 'sync-1x1-rate0.02-seed0'
-  assert grid.learning_rates('0.02, 1e-2,0.020') == (0.01, 0.02)
-  assert grid.learning_rates(None) == (None,)
-
-
 def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
   keys = {'strategy.period': '3', 'strategy.in_flight': '2', 'seed': '1'}
   study = study_runner.Study(_TINY, keys, str(tmp_path))
@@ -58,14 +51,5 @@ def test_each_strategy_is_given_the_keys_that_it_has(tmp_path, capsys):
 
 
 def test_lists_of_numbers():
-  assert grid.numbers('--nodes', '4, 1,2,1', 1) == (1, 2, 4)
-  assert grid.numbers('--seeds', '0', 0) == (0,)
-
-
-def test_unknown_strategy_is_refused_with_those_there_are(tmp_path, capsys):
-  assert study_main.main(_command(tmp_path, '--strategies=sync,synk')) == 2
-  assert capsys.readouterr().err == (
-    "error: --strategies: no strategy 'synk' (have: sync, invariant, local_sgd, "
-    'parameter_server, channel_split, model_ring, independent, or '
-    "package.module:Class); did you mean 'sync'?\n"
-  )
+  assert flag_values.numbers('--nodes', '4, 1,2,1', 1) == (1, 2, 4)
+  assert flag_values.numbers('--seeds', '0', 0) == (0,)

@@ -83,7 +83,7 @@ def test_a_model_that_failed_is_named(tmp_path):
 def test_the_page_compares_a_ring_with_models_one_after_another(tmp_path):
   ring = study_results.read(_write(tmp_path / 'ring'))
   cells = [grid.Cell('model_ring', 2, 1, 0)]
-  cells += [grid.Cell('sync', 2, 1, 0, None, (('optimizer.momentum', m),)) for m in ('0', '0.9')]
+  cells += [grid.Cell('sync', 2, 1, 0, (('optimizer.momentum', m),)) for m in ('0', '0.9')]
   alone = study_results.Run(10.0, *[np.array([4.0])] * 4)
   runs = dict(zip(cells, (ring, alone, alone)))
   text = study_page.write(
@@ -150,6 +150,14 @@ def test_independent_models_read_the_files_once(tmp_path, monkeypatch):
   turns = [s for s in spans_lib.read(str(tmp_path / 'run')) if s['what'] == 'train']
   # The whole set, in batches of 8, in each of three turns.
   assert [s['steps'] for s in turns] == [24 // 8] * 3
+  # anp-compare finds metrics and scores where a ring has them.
+  (folder,) = (tmp_path / 'run' / 'models').iterdir()
+  lines = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+  assert folder.name == '000'
+  assert [(r['kind'], r['step'], r['epoch']) for r in lines] == [
+    (kind, 3 * n, n) for n in (1, 2, 3) for kind in ('train', 'validation')
+  ]
+  assert [r['anp_top1'] for r in lines[1::2]] == [values['anp_top1'] for *_, values in scores]
   # Batches are read ahead, beyond the end of an epoch.
   once = 24 + 6
   assert once <= totals['read_images'] < 1.5 * once

@@ -14,7 +14,7 @@ def _study(**typed):
 
 
 def _cell(strategy, nodes, *varied):
-  return grid.Cell(strategy, nodes, 1, 0, None, varied, weak=True)
+  return grid.Cell(strategy, nodes, 1, 0, varied, weak=True)
 
 
 _SYNCHRONOUS = ('strategy.mode', 'synchronous')

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anp_jax.tools.study import grid, scores, study_results, study_table
+from anp_jax.tools.study import grid, scores, study_results
 
 _SYNC = (0.90, 0.92, 0.91)
 
@@ -21,7 +21,7 @@ def _points(accuracies, nodes=4, varied=(), samples=100):
   """`sync` on one node, and `parameter_server` with one accuracy a seed."""
   runs = {grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)}
   runs |= {
-    grid.Cell('parameter_server', nodes, 1, seed, None, varied): _run(a, samples)
+    grid.Cell('parameter_server', nodes, 1, seed, varied): _run(a, samples)
     for seed, a in enumerate(accuracies)
   }
   return study_results.points(list(runs), runs, {})
@@ -51,28 +51,20 @@ def test_differences_are_paired_by_seed():
   assert scores.difference(scores.over_sync(points[1], points)) == '-2.0 ± 0.2'
 
 
-@pytest.mark.parametrize('server', [(0.2, 0.9, 0.6), (0.8, 0.7, 0.6)])
-@pytest.mark.parametrize('sync', [(0.1, 0.4, 0.5), (0.9, 0.7, 0.5)])
-def test_what_a_run_ends_at_is_compared(sync, server):
+def test_what_a_run_ends_at_is_compared():
   """Neither the best of its evaluations nor the first."""
-  runs = {}
-  for strategy, accuracy in (('sync', sync), ('parameter_server', server)):
-    samples = np.array([10, 20, 30])
-    runs[grid.Cell(strategy, 1, 1, 0)] = study_results.Run(
-      1.0, samples, samples, samples, np.array(accuracy)
-    )
+  samples, runs = np.array([10, 20, 30]), {}
+  for strategy, accuracy in (('sync', (0.9, 0.7, 0.5)), ('parameter_server', (0.2, 0.9, 0.6))):
+    run = study_results.Run(1.0, samples, samples, samples, np.array(accuracy))
+    runs[grid.Cell(strategy, 1, 1, 0)] = run
   points = study_results.points(list(runs), runs, {})
-  summary = scores.over_sync(points[1], points)
-  assert summary.mean == pytest.approx(0.1, abs=1e-12)
+  assert scores.over_sync(points[1], points).mean == pytest.approx(0.1, abs=1e-12)
   assert [p.accuracy.mean for p in points] == [0.5, 0.6]
 
 
-def test_one_seed_claims_nothing():
+def test_one_seed_claims_nothing_and_more_samples_even_less():
   points = _points((0.95,))
   assert scores.difference(scores.over_sync(points[1], points)) == '+5.0'
-
-
-def test_only_runs_of_as_many_samples_are_compared():
   points = _points((0.9, 0.9, 0.9), samples=200)
   assert scores.over_sync(points[1], points) is None
   assert scores.difference(None) == '-'
@@ -80,17 +72,13 @@ def test_only_runs_of_as_many_samples_are_compared():
 
 def test_the_baseline_has_the_same_keys_and_size():
   """Among `sync` of two momenta and sizes, the one that is alike."""
-  runs = {}
-  for nodes, momentum, accuracy in (
-    (1, '0.0', 0.1),
-    (1, '0.9', 0.2),
-    (4, '0.0', 0.3),
-    (4, '0.9', 0.4),
-  ):
-    varied = (('optimizer.momentum', momentum),)
-    runs[grid.Cell('sync', nodes, 1, 0, None, varied)] = _run(accuracy)
+  accuracies = {(1, '0.0'): 0.1, (1, '0.9'): 0.2, (4, '0.0'): 0.3, (4, '0.9'): 0.4}
+  runs = {
+    grid.Cell('sync', nodes, 1, 0, (('optimizer.momentum', momentum),)): _run(accuracy)
+    for (nodes, momentum), accuracy in accuracies.items()
+  }
   more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
-  server = grid.Cell('parameter_server', 4, 1, 0, None, more)
+  server = grid.Cell('parameter_server', 4, 1, 0, more)
   runs[server] = _run(0.9)
   points = study_results.points(list(runs), runs, {})
   summary = scores.over_sync(points[-1], points)
@@ -131,10 +119,3 @@ def test_speed_ups_of_weak_scaling_are_over_one_worker():
   runs[fast] = dataclasses.replace(_run(0.5), images_per_second=3.0)
   point = study_results.points(list(runs), runs, {})[-1]
   assert point.over_device.mean == 3 and point.over_node.mean == 3
-
-
-def test_a_learning_rate_without_any_run_has_a_dash():
-  cells = [grid.Cell('sync', n, 1, 0, rate) for n, rate in ((1, 0.1), (1, 0.2), (2, 0.1))]
-  runs = {cell: _run(0.5) for cell in cells}
-  rows = study_table.by_learning_rate(study_results.points(cells, runs, {}))
-  assert rows[-1][-1] == '-'

@@ -107,26 +107,11 @@ def test_two_runs_are_under_way_at_once(tmp_path, monkeypatch):
 def _write_run(folder):
   folder.mkdir(parents=True)
   (folder / 'config.json').write_text(json.dumps({'batch_size': 10}))
-  train = [
-    {
-      'kind': 'train',
-      'step': step,
-      'seconds': 1.0,
-      'images_per_second': 20.0,
-      'staleness_0': 2,
-      'staleness_15': 2,
-    }
-    for step in (2, 4)
-  ]
+  line = {'kind': 'train', 'seconds': 1.0, 'images_per_second': 20.0}
+  train = [line | {'step': step, 'staleness_0': 2, 'staleness_15': 2} for step in (2, 4)]
+  line = {'kind': 'validation', 'anp_top5': 0.9, 'noun_top1': 0.75}
   validation = [
-    {
-      'kind': 'validation',
-      'step': step,
-      'anp_top1': top1,
-      'anp_top5': 0.9,
-      'noun_top1': 0.75,
-      'simulated_seconds': seconds,
-    }
+    line | {'step': step, 'anp_top1': top1, 'simulated_seconds': seconds}
     for step, top1, seconds in ((2, 0.4, 3600.0), (4, 0.6, 7200.0))
   ]
   lines = map(json.dumps, train + validation)
@@ -164,19 +149,10 @@ def _outcome(tmp_path):
 def test_the_table_has_times_staleness_and_scores(tmp_path):
   outcome = _outcome(tmp_path)
   points = study_results.points(outcome.cells, outcome.runs, {})
+  places, columns = ('strategy', 'workers'), ('top-1', 'top-5', 'noun', 'staleness', 'at most')
+  times = ('simulated time to 50 %', 'simulated time')
   assert scores.rows(points, 0.5) == [
-    (
-      'strategy',
-      'workers',
-      'top-1',
-      'top-5',
-      'noun',
-      'staleness',
-      'at most',
-      'simulated time to 50 %',
-      'simulated time',
-      'seeds',
-    ),
+    (*places, *columns, *times, 'seeds'),
     *(
       ('parameter_server', n, '60.0 %', '90.0 %', '75.0 %', '1.25', '2', '2.00 h', '2.00 h', '1')
       for n in ('4', '16')
@@ -196,38 +172,27 @@ def test_accuracy_is_drawn_against_simulated_time_and_workers(tmp_path):
   assert server.lines[0].get_xydata().tolist() == [[4, 0.6], [16, 0.6]]
 
 
-def test_panels_keep_their_width_beside_long_names(tmp_path):
-  """Also where the only panel by workers is that of seconds, no percents."""
-  outcome = _outcome(tmp_path)
-  points = [
-    dataclasses.replace(p, varied={'mode': 'bounded', 'look_ahead': 'dana'})
-    for p in study_results.points(outcome.cells, outcome.runs, {})
-    if p.nodes == 16
-  ]
-  figure = plots.accuracy(points, 0.5)
-  plots.save(figure, str(tmp_path / 'accuracy.png'))
-  widths = [axis.get_position().width for axis in figure.axes]
-  assert len(widths) == 3 and min(widths) > 0.2  # of the figure's
-  formatter = figure.axes[2].yaxis.get_major_formatter()
-  assert '%' not in formatter.format_ticks([3600.0])[0]
-
-
-@pytest.mark.parametrize('draw', [plots.staleness, plots.traffic])
-def test_long_names_are_below_a_lone_panel(tmp_path, draw):
+@pytest.mark.parametrize('draw', [plots.staleness, plots.traffic, plots.accuracy])
+def test_long_names_are_below_the_panels(tmp_path, draw):
   outcome = _outcome(tmp_path)
   runs = {cell: dataclasses.replace(run, megabytes=3.0) for cell, run in outcome.runs.items()}
   varied = {'mode': 'synchronous', 'look_ahead': 'none', 'backup_workers': '1'}
   points = [
     dataclasses.replace(p, varied={**varied, 'max_staleness': '16'})
     for p in study_results.points(outcome.cells, runs, {})
+    if p.nodes == 16
   ]
-  figure = draw(points)
+  figure = draw(points, 0.5) if draw is plots.accuracy else draw(points)
   plots.save(figure, str(tmp_path / 'figure.png'))
-  (axis,), (legend,) = figure.axes, figure.legends
-  names, panel = legend.get_window_extent(), axis.get_tightbbox()
-  assert names.y1 <= panel.y0  # in pixels, upwards
+  (legend,) = figure.legends
+  names = legend.get_window_extent()
   assert 0 <= names.x0 and names.x1 <= figure.bbox.x1
-  assert axis.get_position().height > 0.5  # of the figure's
+  for axis in figure.axes:
+    assert names.y1 <= axis.get_tightbbox().y0  # in pixels, upwards
+    assert axis.get_position().height > 0.5  # of the figure's
+    assert axis.get_position().width > 0.2
+  # A panel of seconds has no percents.
+  assert '%' not in figure.axes[-1].xaxis.get_major_formatter().format_ticks([3600.0])[0]
 
 
 def test_the_page_says_that_workers_are_simulated(tmp_path):

@@ -62,16 +62,6 @@ def test_a_run_with_a_result_is_not_run_again(tmp_path, monkeypatch, options, ba
   assert study_runner.is_finished(study, _CELL)
 
 
-def test_a_record_that_there_is_stays(tmp_path, monkeypatch):
-  study = _study(tmp_path)
-  _left(study, _TRAIN, _RESULT)
-  assert _waiting(study, '', monkeypatch) == []
-  values = {**study_runner.record(study, _CELL), 'cores': 3, 'megabytes': 1.5}
-  study_runner.write_record(study, _CELL, values)
-  assert _waiting(study, '', monkeypatch) == []
-  assert study_runner.record(study, _CELL) == values
-
-
 @pytest.mark.parametrize(
   'records, values',
   [
@@ -81,17 +71,13 @@ def test_a_record_that_there_is_stays(tmp_path, monkeypatch):
     ((_TRAIN, _RESULT), {'duration': '3 steps'}),
     ((_TRAIN, _RESULT), {'seed': 7}),
     ((_TRAIN, _RESULT), {'optimizer__learning_rate': 7.5}),
+    # A typed value is not the run's to decide.
+    ((_TRAIN, _RESULT), {'batch_size': 48}),
+    ((_TRAIN, _RESULT), {'model__dtype': 'bfloat16'}),
   ],
 )
 def test_what_has_no_result_of_this_config_is_run(tmp_path, monkeypatch, records, values):
-  study = _study(tmp_path)
+  study = _study(tmp_path, batch_size='40', model__dtype='float32')
   _left(study, *records, **values)
   assert _waiting(study, '', monkeypatch) == [_CELL]
   assert study_runner.record(study, _CELL) == {}
-
-
-@pytest.mark.parametrize('values', [{'batch_size': 48}, {'model__dtype': 'bfloat16'}])
-def test_a_typed_value_is_not_the_run_s_to_decide(tmp_path, monkeypatch, values):
-  study = _study(tmp_path, batch_size='40', model__dtype='float32')
-  _left(study, _TRAIN, _RESULT, **values)
-  assert _waiting(study, '', monkeypatch) == [_CELL]

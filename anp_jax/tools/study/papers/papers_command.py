@@ -18,8 +18,8 @@ import os
 import shlex
 import sys
 
-from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
+from anp_jax.tools import flag_values
 from anp_jax.tools.study.papers import published
 
 _ALL = 'all'
@@ -56,12 +56,7 @@ def _flags(arguments):
   parser.add_argument('--page', metavar='FILE', help=f'page (default: {_PAGE} in the workdir)')
   parser.add_argument('--predict_only', action='store_true', help='predictions only')
   flags = parser.parse(arguments)
-  names = (*published.PAPERS, _ALL)
-  if flags.name not in names:
-    raise config_lib.ConfigError(
-      f'papers {flags.name!r}: expected one of {", ".join(names)}'
-      f'{config_lib.nearest(flags.name, names)}'
-    )
+  flag_values.check_choice(f'papers {flags.name!r}', flags.name, (*published.PAPERS, _ALL))
   outputs.check_folder('--workdir', flags.workdir)
   flags.page = flags.page or os.path.join(flags.workdir, _PAGE)
   os.makedirs(flags.workdir, exist_ok=True)

@@ -25,67 +25,13 @@ _IMAGES = 'images'
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """One figure of the paper's, and ours.
-
-  Attributes:
-    what: quantity that is compared.
-    paper: published figure; None: none was published.
-    measured: our measured figure.
-    predicted: our predicted figure.
-    by: what predicted it, such as 'planner'.
-    hardware: hardware of our figure.
-    why_not: reason why nothing was measured, 'not run, because ...'.
-    unit: unit of our figure; by default the paper's.
-  """
-
-  what: str
-  paper: published.Fact | None = None
-  measured: float | str | None = None
-  predicted: float | str | None = None
-  by: str = 'planner'
-  hardware: str = ''
-  why_not: str = ''
-  unit: str = ''
-
-  @property
-  def ratio(self) -> float | None:
-    """Our figure over the paper's; None where one of them is no number."""
-    base = self.paper.number if self.paper else None
-    ours = self.predicted if self.measured is None else self.measured
-    if not base or not isinstance(ours, int | float):
-      return None
-    return ours / base
-
-  def cells(self) -> tuple[str, ...]:
-    """Returns the texts of the table's columns."""
-    unit = self.unit or (self.paper.unit if self.paper else '')
-    measured = _number(self.measured, unit) or self.why_not or '-'
-    predicted = _number(self.predicted, unit)
-    if predicted and self.by:
-      predicted += f' ({self.by})'
-    ratio = '-'
-    if self.ratio is not None:
-      kind = 'predicted' if self.measured is None else 'measured'
-      ratio = f'{self.ratio:.2f} ({kind})'
-    return (
-      self.what,
-      str(self.paper) if self.paper else '-',
-      measured,
-      predicted or '-',
-      ratio,
-      self.hardware or '-',
-    )
-
-
-@dataclasses.dataclass(frozen=True)
 class Section:
   """A paper's page.
 
   Attributes:
     name: name of the paper.
     paper: what it published.
-    rows: the comparison.
+    rows: the comparison, with our numbers.
     tables: further tables.
     curves: our curves by panel and name.
     commands: commands that the page is made of.
@@ -93,7 +39,7 @@ class Section:
 
   name: str
   paper: published.Paper
-  rows: Sequence[Row]
+  rows: Sequence[published.Comparison]
   tables: Sequence[report_kit.Table]
   curves: Sequence[Mapping[str, Mapping[int, float]]]
   commands: Sequence[str]
@@ -163,13 +109,3 @@ def _speed_ups(axis, paper, panel, curves):
   axis.set(title=panel.title, xlabel=panel.label, ylim=(0, None))
   axis.set_xticks(plots.apart(sizes))
   axis.legend(fontsize=7)
-
-
-def _number(value, unit) -> str:
-  """A value with its unit; '' of None."""
-  if value is None:
-    return ''
-  if isinstance(value, str):
-    return value
-  text = f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
-  return published.with_unit(text, unit)

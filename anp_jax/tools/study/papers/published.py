@@ -49,7 +49,7 @@ class Fact:
     text = self.value
     if self.number is not None and self.number >= 10_000:
       text = f'{self.number:,.0f}'
-    return f'{with_unit(text, self.unit)} ({self.mark})'
+    return f'{_with_unit(text, self.unit)} ({self.mark})'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Comparison:
 
   Attributes:
     what: the quantity that is compared.
-    paper: the published figure, as 'quantity' or 'quantity.size'; '': none.
+    paper: published figure, in the file 'quantity' or 'quantity.size'; None: none was published.
     measured: ours: a number, a text, or {curve, at, times, part_of}: a curve's
       number at a size, times a factor, or as a divisor of `part_of`.
     predicted: ours, written in the same way.
@@ -95,13 +95,34 @@ class Comparison:
   """
 
   what: str
-  paper: str = ''
+  paper: Fact | None = None
   measured: float | str | Mapping | None = None
   predicted: float | str | Mapping | None = None
   by: str = 'planner'
   hardware: str = ''
   why_not: str = ''
   unit: str = ''
+
+  @property
+  def ratio(self) -> float | None:
+    """Our figure over the paper's; None where one of them is no number."""
+    base = self.paper.number if self.paper else None
+    ours = self.predicted if self.measured is None else self.measured
+    return ours / base if base and isinstance(ours, int | float) else None
+
+  def cells(self) -> tuple[str, ...]:
+    """Returns the texts of the table's columns."""
+    unit = self.unit or (self.paper.unit if self.paper else '')
+    measured, predicted = (_number(value, unit) for value in (self.measured, self.predicted))
+    if predicted and self.by:
+      predicted += f' ({self.by})'
+    ratio = ''
+    if self.ratio is not None:
+      kind = 'predicted' if self.measured is None else 'measured'
+      ratio = f'{self.ratio:.2f} ({kind})'
+    paper = str(self.paper or '')
+    cells = self.what, paper, measured or self.why_not, predicted, ratio, self.hardware
+    return tuple(cell or '-' for cell in cells)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +189,6 @@ class Paper:
   panels: Sequence[Panel]
   notes: Sequence[str]
 
-  def fact(self, name: str) -> Fact | None:
-    """Returns the published figure of 'quantity' or 'quantity.size'; None for ''."""
-    quantity, _, size = name.partition('.')
-    return self.facts[quantity, int(size or 0)] if name else None
-
   def by_size(self, quantity: str) -> dict[int, float]:
     """Returns the numbers of a published quantity, by size."""
     facts = {size: fact for (name, size), fact in self.facts.items() if name == quantity}
@@ -182,21 +198,37 @@ class Paper:
 def read(name: str) -> Paper:
   """Reads the file of a paper, one of PAPERS."""
   values = tomllib.loads((_FOLDER / f'{name}.toml').read_text(encoding='utf-8'))
-  facts = [Fact(**fact) for fact in values['published']]
+  figures = [Fact(**fact) for fact in values['published']]
+  facts = {(fact.quantity, fact.size): fact for fact in figures}
+  rows = [row | {'paper': _fact(facts, row.get('paper', ''))} for row in values['rows']]
   return Paper(
     values['title'],
     values['question'],
-    {(fact.quantity, fact.size): fact for fact in facts},
+    facts,
     values.get('commands', {}),
     {name: Curve(**curve) for name, curve in values.get('curves', {}).items()},
-    [Comparison(**row) for row in values['rows']],
+    [Comparison(**row) for row in rows],
     [Table(**table) for table in values.get('tables', ())],
     [Panel(**panel) for panel in values.get('panels', ())],
     values['notes'],
   )
 
 
-def with_unit(text: str, unit: str) -> str:
-  """Returns a number's text and its unit, after a space if the unit is a word."""
+def _fact(facts, name) -> Fact | None:
+  """The published figure of 'quantity' or 'quantity.size'; None of ''."""
+  quantity, _, size = name.partition('.')
+  return facts[quantity, int(size or 0)] if name else None
+
+
+def _number(value, unit) -> str:
+  """A value with its unit; '' of None."""
+  if value is None or isinstance(value, str):
+    return value or ''
+  text = f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
+  return _with_unit(text, unit)
+
+
+def _with_unit(text, unit) -> str:
+  """A number's text and its unit, after a space if the unit is a word."""
   space = ' ' if len(unit) > 1 or unit in ('h', 'M') else ''
   return f'{text}{space}{unit}'

@@ -1,6 +1,7 @@
 """Our numbers for a paper, from results or recorded."""
 
 from collections.abc import Mapping
+import dataclasses
 
 from anp_jax.config import command_line
 from anp_jax.reporting import report_kit
@@ -48,22 +49,17 @@ class Numbers:
     points = {size: self.at(name, size)[0] for size in self._paper.curves[name].each}
     return {size: value for size, value in points.items() if value is not None}
 
-  def row(self, comparison: published.Comparison) -> papers_page.Row:
-    """Returns a row of the page."""
+  def row(self, comparison: published.Comparison) -> published.Comparison:
+    """Returns a row of the page, with our numbers."""
     measured, where = self._value(comparison.measured)
     predicted, based_on = self._value(comparison.predicted)
-    why_not = comparison.why_not
-    if isinstance(comparison.measured, Mapping) and measured is None:
-      why_not = _LEFT_OUT
-    return papers_page.Row(
-      comparison.what,
-      self._paper.fact(comparison.paper),
-      measured,
-      predicted,
-      comparison.by,
-      comparison.hardware or where or based_on,
-      why_not,
-      comparison.unit,
+    is_left_out = measured is None and comparison.measured is not None
+    return dataclasses.replace(
+      comparison,
+      measured=measured,
+      predicted=predicted,
+      hardware=comparison.hardware or where or based_on,
+      why_not=_LEFT_OUT if is_left_out else comparison.why_not,
     )
 
   def table(self, table: published.Table) -> report_kit.Table:

@@ -1,0 +1,76 @@
+"""Values of flags that several tools take: choices, and lists of numbers."""
+
+from collections.abc import Iterable
+import re
+
+from anp_jax import config as config_lib
+
+_ELLIPSES = ('...', '…')
+
+
+def check_choice(place: str, value: str, choices: Iterable[str]) -> None:
+  """Refuses a value that is not one of the choices.
+
+  Args:
+    place: what the error begins with, such as "--device='h20'".
+    value: value that was typed.
+    choices: values that are accepted.
+
+  Raises:
+    ConfigError: with the choices, and the one nearest to the value.
+  """
+  choices = tuple(choices)
+  if value not in choices:
+    nearest = config_lib.nearest(value, choices)
+    raise config_lib.ConfigError(f'{place}: expected one of {", ".join(choices)}{nearest}')
+
+
+def numbers(flag: str, text: str, least: int = 1) -> tuple[int, ...]:
+  """Returns whole numbers, such as '1,2,4' or '1,2,4,...,512', sorted, each once.
+
+  Three points continue the numbers before them: by equal differences if the
+  numbers have these, else by equal ratios.
+
+  Args:
+    flag: flag that an error names.
+    text: text of the flag.
+    least: smallest number that is accepted.
+
+  Raises:
+    ConfigError: naming the flag, the text and what was expected.
+  """
+  parts = [p.strip() for p in text.split(',')]
+  gaps = [i for i, p in enumerate(parts) if p in _ELLIPSES]
+  plain = [p for p in parts if p not in _ELLIPSES]
+  if not all(re.fullmatch('[0-9]{1,9}', p) and int(p) >= least for p in plain):
+    raise config_lib.ConfigError(
+      f'{flag}={text!r}: expected whole numbers from {least}, such as 1,2,4 or 1,2,4,...,512'
+    )
+  if not gaps:
+    return tuple(sorted(set(map(int, plain))))
+  start, after = [int(p) for p in parts[: gaps[0]]], parts[gaps[0] + 1 :]
+  terms = None
+  if len(gaps) == 1 and len(start) >= 2 and len(after) == 1:
+    terms = _progression(start, int(after[0]))
+  if terms is None:
+    raise config_lib.ConfigError(
+      f'{flag}={text!r}: expected two or more numbers of equal differences or '
+      'ratios, three points and a last number that they reach, such as '
+      '1,2,4,...,512'
+    )
+  return tuple(terms)
+
+
+def _progression(start, last) -> list[int] | None:
+  """The terms from a start to the last one; None if they do not reach it."""
+  first, second = start[:2]
+  if second <= first or last < start[-1] or last - first > 2**20:
+    return None
+  arithmetic = list(range(first, last + 1, second - first))
+  ratio, geometric = second // max(first, 1), [first]
+  while first and second % first == 0 and geometric[-1] < last:
+    geometric.append(geometric[-1] * ratio)
+  for terms in (arithmetic, geometric):
+    if terms[: len(start)] == start and terms[-1] == last:
+      return terms
+  return None

@@ -1,0 +1,11 @@
+"""Fixtures that the tests of several tools share."""
+
+import pytest
+
+from anp_jax.tools.plan import fit
+
+
+@pytest.fixture
+def priors_only(monkeypatch):
+  """Efficiencies without published rates: the fits take seconds, and have tests of their own."""
+  monkeypatch.setattr(fit, 'cases', lambda rows, workloads: [])
