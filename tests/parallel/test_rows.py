@@ -77,7 +77,7 @@ def test_steps_are_those_of_one_device(x64, rows, devices, overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize('rows, devices', [('5,3', 2), ('6,2', 2), ('4,2,1,1', 4)])
 def test_invariant_has_the_same_bits(rows, devices):
-  """Of eight logical shards: five and three are sent one by one, six and two in pairs."""
+  """Five and three of eight logical shards are sent one by one, six and two in pairs."""
 
   def trained(rows, devices):
     config = builders.config(

@@ -41,8 +41,8 @@ def test_rows_are_measured_once_and_train_like_one_process(tmp_path):
   assert sum(parts) == 24 and all(n >= 4 and n % 4 == 0 for n in parts)
   # The second machine turns out to be slower before the run goes on.
   path = shared / 'run' / 'rows.json'
-  kept = json.loads(path.read_text())
-  kept |= {'fixed': [0, 0], 'per_row': [1, 5]}
-  path.write_text(json.dumps(kept))
+  measured = json.loads(path.read_text())
+  measured |= {'fixed': [0, 0], 'per_row': [1, 5]}
+  path.write_text(json.dumps(measured))
   assert _parts(run(shared)) == [20, 4]
   splitting.assert_same_weights(shared / 'run', alone / 'run', '12/params/head/kernel')

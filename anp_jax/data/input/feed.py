@@ -150,12 +150,12 @@ class Placement:
       def shard(index):
         part = self._part(index)
         start = np.searchsorted(rows, self._begins[part])
-        found = array[start : start + self.row_counts[part]]
-        missing = self.most - len(found)
+        own_rows = array[start : start + self.row_counts[part]]
+        missing = self.most - len(own_rows)
         if not missing:
-          return found
+          return own_rows
         padding = np.full((missing, *array.shape[1:]), name == 'weight', array.dtype)
-        return np.concatenate([found, padding])
+        return np.concatenate([own_rows, padding])
 
       return jax.make_array_from_callback((self.size, *array.shape[1:]), self.sharding, shard)
 

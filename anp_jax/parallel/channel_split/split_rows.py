@@ -36,7 +36,7 @@ class Rows:
   """
 
   def __init__(self, layers: Collection[str]):
-    """Begins a pass; `layers` are the paths of those that are computed by batch."""
+    """Begins a pass; `layers` are paths, of the layers that are computed by batch."""
     self.layers = layers
     self.are_joined = not layers
     self._batch = 0  # 0: no convolution yet

@@ -26,7 +26,7 @@ class Rounds:
     """Creates rounds without a program.
 
     Args:
-      processes: processes of the run, all of which add the same programs.
+      processes: processes of the run, which all add the same programs.
     """
     self._processes = processes
     self._programs: list[Sequence[Callable]] = []
