@@ -1,8 +1,8 @@
 """Processes of one run, against those that know of no other and against one.
 
   python -m scripts.bench.scaling [--processes=2] [--model=resnet18]
-    [--batch=256] [--size=64] [--strategies=sync,invariant] [--rounds=8]
-    [--steps=1]
+    [--batch=256] [--size=64] [--strategies=sync,sync:measured,invariant]
+    [--rounds=8] [--steps=1] [--shards=4] [--quotas=100,50]
 
 Strong scaling: any number of processes divide a batch of 2 x --batch images
 (the nearest number that they divide). Each has a core to itself, as long as
@@ -14,7 +14,12 @@ turns, for a few steps each:
 
   one       the first process with the batch of all; the others wait
   apart     each with its part by itself, at the same time
-  STRATEGY  all in one step
+  STRATEGY  all in one step; with ':measured' they divide the batch by their speeds
+
+--quotas gives each process so many percent of its core, by a cgroup, for which it
+takes root. `sync:measured_over_apart` then is the share of the processes' own
+speeds together that is reached, and `sync:measured_predicted` the predicted time of
+its step over the measured one.
 
 What connecting costs is `apart` against a strategy, of the same round; what
 more cores give the same training, `one` against it: the speed-up that is
@@ -27,10 +32,11 @@ with the number: '4_sync_over_one'; quartiles of the rounds are '..._low' and
 """
 
 import argparse
-import functools
+import contextlib
 import json
 import math
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -42,7 +48,9 @@ from anp_jax import cluster, config as config_lib
 from anp_jax.cluster import secret
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import compile_cache, xla_flags
-from scripts.bench import _common, _contest
+from scripts.bench import _common, _contest, _quota
+
+_PREDICTED = '_predicted'  # ending of the speed that a division by measured speeds predicts
 
 
 def _flags():
@@ -56,11 +64,15 @@ def _flags():
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
   parser.add_argument('--steps', type=int, default=1, help='steps per round')
+  parser.add_argument('--shards', type=int, default=4, help='logical shards, or a few more')
+  parser.add_argument('--quotas', type=_common.counts, default=(), help='percent of a core')
   # Given to the processes that this one starts.
   for name, kind in ('coordinator', str), ('results', str), ('process_id', int):
     parser.add_argument(f'--{name}', type=kind, help=argparse.SUPPRESS)
   flags = parser.parse_args()
-  for name in ('batch', 'rounds', 'steps'):
+  if flags.quotas and flags.processes != (len(flags.quotas),):
+    parser.error('--quotas: expected one for each process, of one number of processes')
+  for name in ('batch', 'rounds', 'steps', 'shards'):
     if getattr(flags, name) < 1:
       parser.error(f'--{name}={getattr(flags, name)}: expected 1 or more')
   try:
@@ -74,47 +86,64 @@ def _flags():
   return flags
 
 
-def batch_of(images: int, count: int) -> tuple[int, int]:
+def batch_of(images: int, count: int, least: int = 4) -> tuple[int, int]:
   """The batch of all processes, and its logical shards.
 
   Args:
     images: that are asked for.
     count: of processes.
+    least: fewest shards.
 
   Returns:
-    The images nearest to those that the shards divide; four shards or more, as
-    few as `count` divides.
+    The images nearest to those that the shards divide; as few shards as `count`
+    divides.
   """
-  shards = count * -(-4 // count)
+  shards = count * -(-least // count)
   return shards * max(1, round(images / shards)), shards
 
 
 def _config(flags, count, strategy='sync'):
-  batch, shards = batch_of(2 * flags.batch, count)
+  batch, shards = batch_of(2 * flags.batch, count, flags.shards)
+  strategy, _, rows = strategy.partition(':')
   keys = _common.synthetic(flags.model, flags.size, batch) | {
     'model.norm_group': str(math.gcd(32, batch // shards)),
     'strategy.name': strategy,
     'strategy.logical_shards': str(shards),
+    'strategy.rows': rows or 'equal',
     'cluster.stall_timeout': '0',
     'duration': '1000 steps',
   }
   return _common.load(keys)
 
 
-def _stepper(config, devices=None, hosts=('',), meet=bool):
-  """A function that takes `count` steps of a new run on devices.
+def _stepper(config, devices, processes=None, measured=None):
+  """A function that takes `count` steps of a new run.
 
-  `meet` is called once it is compiled: Gloo waits half a minute for the
-  slowest of the processes, which share cores.
+  Args:
+    config: of the run.
+    devices: of this process alone; None: all devices of all processes.
+    processes: all of them, if they make the step together.
+    measured: to which the predicted speed is added, in images a second.
   """
   from anp_jax import experiment
-  from anp_jax.runtimes.calibration import workloads
+  from anp_jax.runtimes.calibration import row_speeds, workloads
 
-  opened = experiment.open(config, devices, hosts)
-  run = workloads.step(opened.program, opened.spec, config.batch_size)
-  meet()
+  opened = experiment.open(config, devices, processes.hosts if processes else ('',))
+  if config.strategy.get('rows') == 'measured':
+    with tempfile.TemporaryDirectory() as folder:
+      opened, lines = row_speeds.with_measured_rows(opened, folder, processes)
+    print(*lines, sep='\n', file=sys.stderr)
+    measured.append(config.batch_size / _predicted_seconds(lines))
+  run = workloads.step(opened.program, opened.spec, opened.spec.array_rows)
+  if processes:  # Gloo waits half a minute for the slowest, which share cores
+    processes.gather('compiled')
   run(2)  # the first ones take longer
   return run
+
+
+def _predicted_seconds(lines):
+  """Seconds of a step, as a run says them."""
+  return float(re.search(r'predicted step time (\S+) ms', ' '.join(lines))[1]) / 1e3
 
 
 def _measure(flags):
@@ -128,7 +157,7 @@ def _measure(flags):
   ways = ['one', 'apart', *strategies]
   measured = {way: [] for way in (*ways, 'lockstep')}
   with cluster.start(config, place, {}) as processes:
-    run = _steppers(flags, place, processes)
+    run = _steppers(flags, place, processes, measured)
 
     def timed(way, steps):
       start = time.perf_counter()
@@ -153,16 +182,17 @@ def _measure(flags):
   return measured
 
 
-def _steppers(flags, place, processes):
-  """What this process can run, by way."""
+def _steppers(flags, place, processes, measured):
+  """What this process can run, by way; adds predicted speeds to those measured."""
   import jax
 
   config, local = _config(flags, place.count), jax.local_devices()
-  meet = functools.partial(processes.gather, 'compiled')
-  run = {
-    name: _stepper(_config(flags, place.count, name), hosts=processes.hosts, meet=meet)
-    for name in flags.strategies.split(',')
-  }
+  run = {}
+  for name in flags.strategies.split(','):
+    predicted = []
+    run[name] = _stepper(_config(flags, place.count, name), None, processes, predicted)
+    if predicted:
+      measured[f'{name}{_PREDICTED}'] = predicted * flags.rounds
   share = {'batch_size': config.batch_size // place.count}
   run['apart'] = _stepper(config_lib.replaced(config, share), local)
   if place.index == 0:
@@ -181,12 +211,14 @@ def _start(flags, count):
     coordinator = f'127.0.0.1:{s.getsockname()[1]}'
   environment = {**os.environ, secret.VARIABLE: secrets.token_hex(32)}
   cores = sorted(os.sched_getaffinity(0))
-  with tempfile.TemporaryDirectory() as folder:
+  with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as groups:
+    limits = [groups.enter_context(_quota.limited(quota)) for quota in flags.quotas]
     path = os.path.join(folder, 'results.json')
     more = [f'--coordinator={coordinator}', f'--processes={count}', f'--results={path}']
     ranks = [
       subprocess.Popen(
         [
+          *(limits[rank] if limits else ()),
           'taskset',
           '-c',
           str(cores[rank % len(cores)]),
@@ -219,13 +251,18 @@ def compare(measured: dict[str, list[float]]) -> dict[str, _contest.Over]:
   """
   ways = ('one', 'apart', 'lockstep')
   seconds = {w: [1 / rate for rate in rates] for w, rates in measured.items()}
-  return {
+  ratios = {
     f'{name}_over_{way}': _contest.over(seconds[name], seconds[way])
     for name in measured
-    if name not in ('one', 'lockstep')
+    if name not in ('one', 'lockstep') and not name.endswith(_PREDICTED)
     for way in (ways if name != 'apart' else ways[:1])
     if way in measured
   }
+  for name in measured:
+    if name.endswith(_PREDICTED):
+      measured_name = name.removesuffix(_PREDICTED)
+      ratios[name] = _contest.over(seconds[measured_name], seconds[name])
+  return ratios
 
 
 def show(flags, results):

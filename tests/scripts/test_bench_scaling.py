@@ -35,6 +35,8 @@ def test_ratios_are_those_of_the_same_round():
       'apart': [200.0, 200.0, 200.0],
       'lockstep': [150.0, 100.0, 300.0],
       'sync': [150.0, 100.0, 100.0],
+      'sync:measured': [180.0, 200.0, 160.0],
+      'sync:measured_predicted': [200.0] * 3,
     }
   )
   # 1.5, 2 and 0.5: half of the way from the median to either end.
@@ -46,6 +48,9 @@ def test_ratios_are_those_of_the_same_round():
   assert over['sync_over_lockstep'].lowest == pytest.approx(1 / 3)
   assert over['apart_over_one'].median == 2.0
   assert 'apart_over_lockstep' not in over
+  assert over['sync:measured_over_apart'].median == 0.9
+  # Its step takes 1 / 180 s, predicted are 1 / 200.
+  assert over['sync:measured_predicted'].median == pytest.approx(0.9)
 
 
 def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
@@ -73,6 +78,7 @@ def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
   [
     ('--processes=2,0', "--processes: '2,0': expected numbers of 1 or more"),
     ('--rounds=0', '--rounds=0: expected 1 or more'),
+    ('--quotas=50', '--quotas: expected one for each process'),
     ('--strategies=sinc', "did you mean 'sync'?"),
     ('--strategies=parameter_server', '--strategies=parameter_server: expected one with a common'),
   ],
