@@ -205,13 +205,7 @@ class Strategy:
   def row_counts(
     self, config: ml_collections.ConfigDict, batch_size: int, devices: int
   ) -> tuple[int, ...]:
-    """Returns the rows of a step's batch that each device computes; (): equal parts.
-
-    Args:
-      config: resolved config.
-      batch_size: images per step over all devices.
-      devices: devices that divide the batch.
-    """
+    """Returns each device's rows of a step's batch of that size; (): equal parts."""
     return ()
 
   def eval_parts(self, config: ml_collections.ConfigDict, devices: int) -> int:
@@ -337,14 +331,7 @@ class Strategy:
     return None
 
   def simulated_clock(self, spec: Any) -> Any:
-    """Returns the clock of a simulated cluster.
-
-    Args:
-      spec: `training.run_spec.RunSpec`.
-
-    Returns:
-      `parallel.simulated_clock.SimulatedClock`, or None without a simulation.
-    """
+    """Returns the `parallel.simulated_clock.SimulatedClock` of a run's spec, or None."""
     return None
 
   def run(self, invocation: Invocation, loop: Callable[[Invocation], dict]) -> dict:

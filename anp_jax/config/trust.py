@@ -222,11 +222,3 @@ def _refusal(place: str, key: str, name: str) -> str:
     f'{place} would import {module!r} and run its code; expected {FLAG}, or '
     f'--config.{key}={name} where a config is typed'
   )
-
-
-def forget() -> None:
-  """Resets all permissions, as at the start of a process."""
-  global _is_all_allowed
-  _is_all_allowed = False
-  _allowed.clear()
-  _read.clear()

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import os
 import pathlib
 import tempfile
+import time
 
 _ROOT = pathlib.Path('/sys/fs/cgroup')
 _PERIOD = 10_000  # microseconds
@@ -34,4 +34,6 @@ def limited(percent: int) -> Iterator[Sequence[str]]:
   try:
     yield 'sh', '-c', f'echo $$ >{group}/cgroup.procs && exec "$@"', 'sh'
   finally:
-    os.rmdir(group)
+    while (group / 'cgroup.procs').read_text():  # its processes are about to end
+      time.sleep(0.1)
+    group.rmdir()

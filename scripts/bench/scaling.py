@@ -109,6 +109,7 @@ def _config(flags, count, strategy='sync'):
     'model.norm_group': str(math.gcd(32, batch // shards)),
     'strategy.name': strategy,
     'strategy.logical_shards': str(shards),
+    'strategy.threads': '1',  # a process has one core
     'strategy.rows': rows or 'equal',
     'cluster.stall_timeout': '0',
     'duration': '1000 steps',
@@ -215,25 +216,14 @@ def _start(flags, count):
     limits = [groups.enter_context(_quota.limited(quota)) for quota in flags.quotas]
     path = os.path.join(folder, 'results.json')
     more = [f'--coordinator={coordinator}', f'--processes={count}', f'--results={path}']
-    ranks = [
-      subprocess.Popen(
-        [
-          *(limits[rank] if limits else ()),
-          'taskset',
-          '-c',
-          str(cores[rank % len(cores)]),
-          sys.executable,
-          '-m',
-          'scripts.bench.scaling',
-          *sys.argv[1:],
-          *more,
-          f'--process_id={rank}',
-        ],
-        cwd=_common.ROOT,
-        env=environment,
-      )
-      for rank in range(count)
-    ]
+    command = [sys.executable, '-m', 'scripts.bench.scaling', *sys.argv[1:], *more]
+
+    def start(rank):
+      core, limit = str(cores[rank % len(cores)]), limits[rank] if limits else ()
+      pinned = [*limit, 'taskset', '-c', core, *command, f'--process_id={rank}']
+      return subprocess.Popen(pinned, cwd=_common.ROOT, env=environment)
+
+    ranks = [start(rank) for rank in range(count)]
     if any([rank.wait() for rank in ranks]):
       raise SystemExit('error: a process failed, see above')
     with open(path) as f:
@@ -258,11 +248,10 @@ def compare(measured: dict[str, list[float]]) -> dict[str, _contest.Over]:
     for way in (ways if name != 'apart' else ways[:1])
     if way in measured
   }
-  for name in measured:
-    if name.endswith(_PREDICTED):
-      measured_name = name.removesuffix(_PREDICTED)
-      ratios[name] = _contest.over(seconds[measured_name], seconds[name])
-  return ratios
+  predicted = [name for name in measured if name.endswith(_PREDICTED)]
+  return ratios | {
+    name: _contest.over(seconds[name.removesuffix(_PREDICTED)], seconds[name]) for name in predicted
+  }
 
 
 def show(flags, results):

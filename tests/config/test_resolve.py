@@ -60,7 +60,7 @@ def test_a_config_has_the_keys_of_its_schedule_alone(name):
 def test_what_is_typed_drops_the_recipes_keys_that_no_longer_apply():
   config = command_line.load(_MODEL_RING, {'strategy.name': 'sync'})
   assert config.strategy.name == 'sync'
-  assert _strategy_keys(config) == {'simulate.workers'}
+  assert _strategy_keys(config) == {'rows', 'simulate.workers'}
   config = command_line.load(_MODEL_RING, {'strategy.name': 'channel_split'})
   # Of the same name, but not of the same meaning.
   assert config.strategy.shares == () and 'models' not in config.strategy
@@ -149,7 +149,7 @@ def test_a_copy_of_another_strategy_is_whole():
   config = command_line.load(_MODEL_RING, {})
   copy = config_lib.replaced(config, {'strategy.name': 'sync', 'seed': 3})
   assert copy.strategy.name == 'sync'
-  assert _strategy_keys(copy) == {'simulate.workers'}
+  assert _strategy_keys(copy) == {'rows', 'simulate.workers'}
   assert config.strategy.name == 'model_ring' and config.seed == 0
   copy = config_lib.replaced(copy, {'strategy.name': 'local_sgd'})
   assert copy.strategy.period == '8'

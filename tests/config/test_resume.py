@@ -57,16 +57,21 @@ _MAY_CHANGE = tuple(
   mesh sharding eval checkpoint log compile_cache cluster profile
   emulate.step_seconds emulate.image_seconds emulate.spread emulate.slow
   emulate.pieces emulate.bandwidth
+  strategy.rows
   """.split()
 )
 _OF_STRATEGIES = """
   servers dedicated mode max_staleness backup_workers look_ahead in_flight lease_timeout
-  rows bind tls_certificate tls_key shares split_layers check_plan plan batch_layers offload_to
+  bind tls_certificate tls_key shares split_layers check_plan plan batch_layers offload_to
   models simulate.step_seconds simulate.image_seconds simulate.spread simulate.slow
   simulate.pull_seconds simulate.push_seconds
 """.split()
 # Other keys choose what applies with them; see the tests below.
-_CHOOSING = {d.only_if[0] for d in config_lib.known_keys().values() if d.only_if} - {'init.from'}
+_CHOOSING = {'strategy.name'} | {
+  d.only_if[0]
+  for d in config_lib.known_keys().values()
+  if d.only_if and d.only_if[0] != 'init.from'
+}
 
 
 def _may_change(key):

@@ -60,14 +60,14 @@ def foreign_run(tmp_path_factory):
 
 
 @pytest.fixture
-def stranger(foreign_run):
+def stranger(foreign_run, monkeypatch):
   """What a fresh process is: nothing is imported or allowed."""
   foreign_run[1].unlink(missing_ok=True)
   sys.modules.pop('payload_of_theirs', None)
   strategy._imported.cache_clear()
-  trust.forget()
-  yield
-  trust.forget()
+  monkeypatch.setattr(trust, '_allowed', set())
+  monkeypatch.setattr(trust, '_read', set())
+  monkeypatch.setattr(trust, '_is_all_allowed', False)
 
 
 def _evaluate(workdir):

@@ -97,8 +97,8 @@ class InvariantStep(sync.SyncStep):
       return (shards // devices,) * devices
     return tuple(n * shards // sum(rows) for n in rows)
 
-  def _weighted(self, stats):
-    return stats  # sums over logical shards, which are of one size
+  def _weighted(self, metrics):
+    return metrics  # statistics are sums over logical shards, which are of one size
 
   def _partial_sums(self, x) -> int:
     """The number of partial sums of a device's shards.

@@ -121,7 +121,7 @@ class SyncStep:
       Sums of gradients (a device's part for a divided parameter) and of metrics.
     """
     leaves = self._tree.flatten_up_to(gradients)
-    metrics = metrics._replace(stats=self._weighted(metrics.stats))
+    metrics = self._weighted(metrics)
     wires = self._narrowed(leaves)
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
@@ -212,13 +212,13 @@ class SyncStep:
     config = self._config
     return strategy_lib.find(config).row_counts(config, config.batch_size, devices)
 
-  def _weighted(self, stats):
-    """Means over a device's rows, weighted for a mean over equal parts."""
+  def _weighted(self, metrics):
+    """Metrics whose statistics, means over a device's rows, are weighted for the batch's mean."""
     counts = np.array(self._row_counts(lax.axis_size(mesh_lib.DATA)))
     if not counts.size:
-      return stats
+      return metrics
     weight = jnp.asarray(counts / counts.mean())[lax.axis_index(mesh_lib.DATA)]
-    return jax.tree.map(lambda x: x * weight.astype(x.dtype), stats)
+    return metrics._replace(stats=jax.tree.map(lambda x: x * weight.astype(x.dtype), metrics.stats))
 
   def _narrowed(self, arrays):
     """Gradients in the dtype in which they are sent; float64 runs stay exact."""
