@@ -95,8 +95,11 @@ class CoordinatorClient:
     """
 
     def deliver():
-      while True:
-        on_mail(*self._mail.get())
+      try:
+        while True:
+          on_mail(*self._mail.get())
+      except BaseException as e:  # noqa: BLE001 - a process that hears nothing must not go on
+        self._leave(1, f'a message could not be handled: {e!r}', True)
 
     threading.Thread(target=deliver, name='mail', daemon=True).start()
 

@@ -251,11 +251,12 @@ def describe_pass(settings: ml_collections.ConfigDict, who: str) -> list[str]:
 
 def describe(settings: ml_collections.ConfigDict) -> str:
   """Returns one line about the emulation of a run."""
-  parts = ['computation is real', *describe_pass(settings, 'process')[1:]]
+  parts = ['computation is real']
   if settings.sleep:
-    parts[0] = f'a pass is a sleep of {settings.step_seconds:g} s'
-  if settings.megabytes:
-    parts.append(f'{settings.megabytes:g} MB of gradients')
+    first, *more = describe_pass(settings, 'process')
+    parts = [first.replace('a pass of', 'a pass is a sleep of'), *more]
+    if settings.megabytes:
+      parts.append(f'{settings.megabytes:g} MB of gradients')
   if settings.bandwidth:
     parts.append(f'links of {settings.bandwidth}')
   return ', '.join(parts)

@@ -241,9 +241,8 @@ class TrainStep(step_context.StepContext):
     weight = sums.pop('weight')
     new_stats, counts = _split_counts(new_stats)
     # Statistics are sent with the gradients: a mean over groups of one size.
-    gradients, metrics = strategy.reduce(
-      gradients, step_sums.Metrics(new_stats, weight, sums, *row_counts)
-    )
+    metrics = strategy.weighted(step_sums.Metrics(new_stats, weight, sums, *row_counts))
+    gradients, metrics = strategy.reduce(gradients, metrics)
     vote = jnp.where(metrics.votes > 0, jnp.arange(len(metrics.votes)), 0).max()
     micro_batches = strategy.micro_batches()
     parts = strategy.parts()

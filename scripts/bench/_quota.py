@@ -20,17 +20,17 @@ def limited(percent: int) -> Iterator[Sequence[str]]:
   Yields:
     The beginning of a command line, before the command that runs in the group.
   """
-  is_first_version = (_ROOT / 'cpu').is_dir()
+  is_first_version, quota = (_ROOT / 'cpu').is_dir(), _PERIOD * percent // 100
   try:
-    folder = tempfile.mkdtemp(prefix='anp_jax_', dir=_ROOT / 'cpu' if is_first_version else _ROOT)
+    folder = _ROOT / 'cpu' if is_first_version else _ROOT
+    group = pathlib.Path(tempfile.mkdtemp(prefix='anp_jax_', dir=folder))
+    if is_first_version:
+      (group / 'cpu.cfs_period_us').write_text(str(_PERIOD))
+      (group / 'cpu.cfs_quota_us').write_text(str(quota))
+    else:
+      (group / 'cpu.max').write_text(f'{quota} {_PERIOD}')
   except OSError as e:
     raise SystemExit(f'error: --quotas: a cgroup is expected at {_ROOT}, as root: {e}') from None
-  group, quota = pathlib.Path(folder), _PERIOD * percent // 100
-  if is_first_version:
-    (group / 'cpu.cfs_period_us').write_text(str(_PERIOD))
-    (group / 'cpu.cfs_quota_us').write_text(str(quota))
-  else:
-    (group / 'cpu.max').write_text(f'{quota} {_PERIOD}')
   try:
     yield 'sh', '-c', f'echo $$ >{group}/cgroup.procs && exec "$@"', 'sh'
   finally:

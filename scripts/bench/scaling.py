@@ -134,17 +134,13 @@ def _stepper(config, devices, processes=None, measured=None):
     with tempfile.TemporaryDirectory() as folder:
       opened, lines = row_speeds.with_measured_rows(opened, folder, processes)
     print(*lines, sep='\n', file=sys.stderr)
-    measured.append(config.batch_size / _predicted_seconds(lines))
+    if seconds := re.search(r'predicted step time (\S+) ms', ' '.join(lines)):
+      measured.append(1e3 * config.batch_size / float(seconds[1]))
   run = workloads.step(opened.program, opened.spec, opened.spec.array_rows)
   if processes:  # Gloo waits half a minute for the slowest, which share cores
     processes.gather('compiled')
   run(2)  # the first ones take longer
   return run
-
-
-def _predicted_seconds(lines):
-  """Seconds of a step, as a run says them."""
-  return float(re.search(r'predicted step time (\S+) ms', ' '.join(lines))[1]) / 1e3
 
 
 def _measure(flags):

@@ -102,6 +102,7 @@ def _place(config, pattern):
     ('{"adjective": "old", "noun": "dog"}', 'old_dog'),
     ('{"anp": "old_dog", "id": 3}', 'old_dog'),
     ('{"class": 1}', 'class1'),
+    ('{"label": null, "adjective": "old", "noun": "dog"}', 'old_dog'),
   ],
 )
 def test_classes_of_json(tmp_path, config, text, name):

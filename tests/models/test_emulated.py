@@ -16,7 +16,7 @@ from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import emulation
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, run_spec
-from tests import programs
+from tests import builders, programs
 
 _CLASSES = 12
 
@@ -288,3 +288,10 @@ def test_bandwidths_are_refused(tiny_config, text, nearest):
   line = str(error.value)
   assert line.startswith(f'config.emulate.bandwidth={text!r}: expected')
   assert nearest in line and '\n' not in line
+
+
+def test_a_network_that_computes_has_no_time_of_a_sleep():
+  config = builders.config(
+    {'emulate.enabled': True, 'emulate.sleep': False, 'emulate.bandwidth': '100mbit'}
+  )
+  assert emulation.describe(config.emulate) == 'computation is real, links of 100mbit'

@@ -129,6 +129,24 @@ def test_shares_that_do_not_fit_are_refused(rows, overrides, message):
     division.check(config, config.batch_size, mesh)
 
 
+def test_invariant_is_evaluated_on_any_number_of_devices():
+  keys = {'strategy.name': 'invariant', 'strategy.rows': '3,1', 'strategy.threads': _THREADS}
+  config = builders.config({'batch_size': 32, 'model.norm_group': 2, **keys, **OURS})
+  mesh = mesh_lib.create(config, jax.devices()[:1])
+  strategy = strategy_lib.find(config)
+  strategy.check_evaluation(config, mesh)
+  with pytest.raises(config_lib.ConfigError, match='expected 1 numbers'):
+    strategy.check_mesh(config, mesh)
+
+
+def test_a_batch_below_the_shards_is_refused():
+  keys = {'strategy.name': 'invariant', 'strategy.rows': '2,1', 'strategy.threads': _THREADS}
+  config = builders.config({'batch_size': 4, 'model.norm_group': 1, **keys, **OURS})
+  mesh = mesh_lib.create(config, jax.devices()[:2])
+  with pytest.raises(config_lib.ConfigError, match='batch_size=4 does not divide by'):
+    division.check(config, 4, mesh)
+
+
 @pytest.mark.parametrize('rows', ['', '0,1', '1.5,1', '2:1', 'fast'])
 def test_other_texts_are_refused(rows):
   with pytest.raises(config_lib.ConfigError, match='expected equal, measured, or whole numbers'):

@@ -136,7 +136,7 @@ class Family:
   def detect(self, names: Collection[str]) -> str | None:
     """Returns which of `namings` a file's tensors have, or None."""
     for kind, naming in self.namings.items():
-      modules = set(naming.modules(names))
+      modules = set(naming.modules(name for name in names if not name.endswith('bias')))
       if all(modules & set(either.split('|')) for either in self.signature):
         return kind
     return None

@@ -19,7 +19,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.image_files import images
 from anp_jax.data.sources import class_texts, image_folder, table_cache
 
-_KIND = 'tar-2'  # with the version of the stored index
+_KIND = 'tar-3'  # with the version of the stored index
 _SCHEMA = pa.schema(
   [
     ('name', pa.binary()),
@@ -164,6 +164,9 @@ def _class_of_json(value):
   """The class that an object names; '' if it names none."""
   if not isinstance(value, dict):
     return ''
-  words = [value[key] for key in class_texts.columns(value)]
-  are_texts = all(isinstance(w, (str, int, float)) and not isinstance(w, bool) for w in words)
-  return '_'.join(str(word).strip() for word in words) if are_texts else ''
+  words = {
+    key: str(word).strip()
+    for key, word in value.items()
+    if isinstance(word, (str, int, float)) and not isinstance(word, bool)
+  }
+  return '_'.join(words[key] for key in class_texts.columns(words))

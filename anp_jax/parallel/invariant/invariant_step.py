@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel import mesh as mesh_lib, step_sums
 from anp_jax.parallel.sync import sync_step as sync
 from anp_jax.system import xla_flags
 
@@ -55,7 +55,8 @@ class InvariantStep(sync.SyncStep):
   def for_evaluation(self) -> 'InvariantStep':
     """The strategy of steps without a gradient, whose batches divide equally."""
     step = copy.copy(self)
-    step._config = config_lib.replaced(self._config, {'strategy.rows': 'equal'})
+    if 'rows' in self._config.strategy:  # not of every strategy that inherits
+      step._config = config_lib.replaced(self._config, {'strategy.rows': 'equal'})
     return step
 
   def compute_shard(self, compute: Callable[[Any], Any], shard: Any, index: jax.Array) -> Any:
@@ -97,8 +98,9 @@ class InvariantStep(sync.SyncStep):
       return (shards // devices,) * devices
     return tuple(n * shards // sum(rows) for n in rows)
 
-  def _weighted(self, metrics):
-    return metrics  # statistics are sums over logical shards, which are of one size
+  def weighted(self, metrics: step_sums.Metrics) -> step_sums.Metrics:
+    """The metrics: statistics are sums over logical shards, which are of one size."""
+    return metrics
 
   def _partial_sums(self, x) -> int:
     """The number of partial sums of a device's shards.

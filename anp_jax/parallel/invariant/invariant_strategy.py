@@ -54,16 +54,13 @@ class Invariant(sync.Sync):
     return {'deterministic': True, 'threads': config.strategy.threads}
 
   def check_mesh(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
-    """Refuses devices, threads or flags that would change the bits."""
-    from anp_jax.parallel import mesh as mesh_lib
-    from anp_jax.parallel.invariant import invariant_step
-
-    invariant_step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
+    """Refuses devices, threads or flags that would change the bits, and wrong shares."""
+    self.check_evaluation(config, mesh)
     super().check_mesh(config, mesh)
 
   def row_multiple(self, config: ConfigDict, batch_size: int) -> int:
     """The rows of a logical shard."""
-    return batch_size // config.strategy.logical_shards
+    return max(1, batch_size // config.strategy.logical_shards)
 
   def single_device(self, config: ConfigDict, batch_size: int, rows: int) -> dict[str, Any]:
     """The changes with which one device trains on so many rows as in this run."""
@@ -71,8 +68,11 @@ class Invariant(sync.Sync):
     return {'strategy.rows': sync.EQUAL, 'strategy.logical_shards': shards}
 
   def check_evaluation(self, config: ConfigDict, mesh: 'jax.sharding.Mesh') -> None:
-    """Refuses the meshes that training refuses: scores are bits, too."""
-    self.check_mesh(config, mesh)
+    """Refuses devices, threads or flags that would change the bits of scores."""
+    from anp_jax.parallel import mesh as mesh_lib
+    from anp_jax.parallel.invariant import invariant_step
+
+    invariant_step.check(config, mesh_lib.batch_devices(mesh), mesh_lib.platform(mesh))
 
   def batch_division(self, config: ConfigDict, devices: int) -> strategy.BatchDivision:
     """Logical shards, computed one after another on each device."""

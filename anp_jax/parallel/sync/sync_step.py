@@ -110,6 +110,14 @@ class SyncStep:
     )
     return totals
 
+  def weighted(self, metrics: step_sums.Metrics) -> step_sums.Metrics:
+    """Metrics whose statistics, means over a device's rows, are weighted for the batch's mean."""
+    counts = np.array(self._row_counts(lax.axis_size(mesh_lib.DATA)))
+    if not counts.size:
+      return metrics
+    weight = jnp.asarray(counts / counts.mean())[lax.axis_index(mesh_lib.DATA)]
+    return metrics._replace(stats=jax.tree.map(lambda x: x * weight.astype(x.dtype), metrics.stats))
+
   def reduce(self, gradients: Any, metrics: step_sums.Metrics) -> tuple[Any, step_sums.Metrics]:
     """Sums over the data axis.
 
@@ -121,7 +129,6 @@ class SyncStep:
       Sums of gradients (a device's part for a divided parameter) and of metrics.
     """
     leaves = self._tree.flatten_up_to(gradients)
-    metrics = self._weighted(metrics)
     wires = self._narrowed(leaves)
     count = lax.axis_size(mesh_lib.DATA)
     if lax.axis_size(self._summed) > 1:
@@ -211,14 +218,6 @@ class SyncStep:
     """The rows of each device of the data axis; (): equal parts."""
     config = self._config
     return strategy_lib.find(config).row_counts(config, config.batch_size, devices)
-
-  def _weighted(self, metrics):
-    """Metrics whose statistics, means over a device's rows, are weighted for the batch's mean."""
-    counts = np.array(self._row_counts(lax.axis_size(mesh_lib.DATA)))
-    if not counts.size:
-      return metrics
-    weight = jnp.asarray(counts / counts.mean())[lax.axis_index(mesh_lib.DATA)]
-    return metrics._replace(stats=jax.tree.map(lambda x: x * weight.astype(x.dtype), metrics.stats))
 
   def _narrowed(self, arrays):
     """Gradients in the dtype in which they are sent; float64 runs stay exact."""

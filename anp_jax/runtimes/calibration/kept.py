@@ -21,8 +21,9 @@ def load(workdir: str, name: str, key: dict, processes: cluster.Processes) -> di
   if not processes.index and os.path.exists(path):
     with open(path) as f:
       saved = json.load(f)
-  saved = processes.gather(saved)[0]
-  return saved if saved and saved['key'] == key else None
+  # The first one decides for all: its library may be another one than here.
+  saved, first_key = processes.gather((saved, key))[0]
+  return saved if saved and saved['key'] == first_key else None
 
 
 def save(

@@ -27,13 +27,13 @@ FILE = 'rows.json'
 def with_measured_rows(
   opened: experiment.Experiment, workdir: str, processes: cluster.Processes
 ) -> tuple[experiment.Experiment, list[str]]:
-  """Divides the batch by the devices' speeds, where the config asks for it.
+  """Divides the batch by the devices' speeds.
 
   The speeds are measured once and kept in the workdir, where a run that is resumed
   with the same network on the same devices finds them. All processes call it.
 
   Args:
-    opened: training whose config may have strategy.rows='measured'.
+    opened: training whose config has strategy.rows='measured'.
     workdir: folder of the run.
     processes: processes of the run.
 
@@ -41,8 +41,6 @@ def with_measured_rows(
     The training with the rows of each device in its config, and lines for people.
   """
   spec = opened.spec
-  if spec.config.strategy.get('rows') != sync_strategy.MEASURED:
-    return opened, []
   devices = mesh_lib.batch_devices(spec.mesh)
   rows, lines = sync_strategy.EQUAL, ['rows     equal on a single device']
   if devices > 1:

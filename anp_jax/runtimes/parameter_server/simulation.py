@@ -64,6 +64,8 @@ class Simulation:
           return
         self._version += 1
         count += len(update.contributions)
+      if not self._closed and self._version < self._session.scheduler.limit:
+        self._session.fail(f'no update of version {self._version} is ordered')
     finally:
       self._feed.close()
 

@@ -67,6 +67,10 @@ def with_given_times(setting: steps.Setting) -> steps.Setting:
   times, cluster = setting.config.emulate, setting.cluster
   if not emulation_keys.sleeps(setting.config):
     return setting
+  if not (times.step_seconds or times.image_seconds):
+    raise config_lib.ConfigError(
+      'config.emulate.step_seconds=0: expected seconds of a pass, or of an image, to plan with'
+    )
   if times.bandwidth:
     bandwidth = emulation_keys.bytes_per_second(times.bandwidth)
     cluster = dataclasses.replace(

@@ -113,7 +113,8 @@ def _row(known_tables, record, place) -> Row:
       ) from None
   flag_values.check_choice(f'{place}: dtype={values["dtype"]!r}', values['dtype'], _DTYPES)
   system, network = values['system'], values['network']
-  device = known_tables.named_in(system)
+  # A user's own alias takes no published rate away from the device that it names.
+  device = plan_tables.load().named_in(system) or known_tables.named_in(system)
   if device is None:
     raise config_lib.ConfigError(
       f'{place}: system {system!r}: no device of the tables is named in it'

@@ -50,7 +50,7 @@ def inspect(config: ml_collections.ConfigDict, target: targets.Target, folder: s
     'parameters': sum(s.size for s in jax.tree.leaves(program.abstract_replica.params)),
     'named_dtype': config.strategy.reduce_dtype,
   }
-  batch = build.abstract_batch(config, mesh, config.batch_size)
+  batch = build.abstract_batch(config, mesh, opened.spec.array_rows)
 
   def compile_as(step, function, *arguments):
     keep = functools.partial(_keep, folder, f'{target.text}-{step}')

@@ -4,7 +4,6 @@ from anp_jax import experiment
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes.calibration import row_speeds
 from anp_jax.system import interrupts
 
 
@@ -38,10 +37,14 @@ class Trial:
     strategy = strategy_lib.find(invocation.config)
     chosen, self.messages = strategy.calibrate(opened.spec, invocation, True)
     self._processes = invocation.processes
-    self._experiment, lines = row_speeds.with_measured_rows(
-      opened.with_config(chosen), invocation.workdir, invocation.processes
-    )
-    self.messages = [*self.messages, *lines]
+    self._experiment = opened.with_config(chosen)
+    if chosen.strategy.get('rows') == 'measured':
+      from anp_jax.runtimes.calibration import row_speeds  # imports SciPy, which takes a second
+
+      self._experiment, lines = row_speeds.with_measured_rows(
+        self._experiment, invocation.workdir, invocation.processes
+      )
+      self.messages = [*self.messages, *lines]
     self.config, self.mesh, self.source = opened.config, opened.mesh, opened.source
     self.program, self.open_feed = self._experiment.program, self._experiment.batches
 
