@@ -144,7 +144,7 @@ def test_unknown_splits(tmp_path, config):
   [
     ({'image': [0, 1], 'label': [0, 1]}, ['image (int64), label (ClassLabel)']),
     ({'image': 'photos', 'title': ['a', 'b']}, ['title (string)', 'adjective']),
-    ({'image': 'photos', 'label': [0.5, 1.5]}, ['class 0.5, expected 0 to 1']),
+    ({'image': 'photos', 'label': [0.5, 1.5]}, ['class 0.5, expected whole numbers']),
     ({'image': 'photos', 'label': [0, 2]}, ['class 2, expected 0 to 1']),
     ({'image': 'photos', 'label': [0, -5]}, ['class -5, expected 0 to 1']),
   ],

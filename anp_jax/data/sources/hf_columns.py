@@ -88,6 +88,9 @@ def vocabulary(columns: Columns) -> vocabulary_lib.Vocabulary | None:
 def _texts(column, names, place):
   """A column's values as texts; '' for null, NaN (pandas' null) and -1."""
   values = [None if v in (None, -1) or v != v else v for v in column.to_pylist()]
+  if part := next((v for v in values if isinstance(v, float) and v % 1), None):
+    raise config_lib.ConfigError(f'{place} has the class {part}, expected whole numbers or names')
+  values = [int(v) if isinstance(v, float) else v for v in values]
   if not names:
     return ['' if v is None else str(v).strip() for v in values]
   outside = next((v for v in values if v is not None and v not in range(len(names))), None)
