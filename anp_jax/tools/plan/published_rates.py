@@ -75,13 +75,13 @@ def read(known_tables: plan_tables.Tables, path: str = FILE) -> list[Row]:
   Raises:
     ConfigError: naming the file, the line and the value at fault.
   """
-  rows = []
+  rows, shipped = [], plan_tables.load()
   try:
     with open(path, encoding='utf-8', newline='') as f:
       reader = csv.DictReader(f)
       for record in reader:
         place = f'--rows={path!r}, line {reader.line_num}'
-        rows.append(_row(known_tables, record, place))
+        rows.append(_row(known_tables, shipped, record, place))
   except OSError as e:
     raise config_lib.ConfigError(f'--rows={path!r}: {e.strerror}') from e
   except (UnicodeDecodeError, csv.Error) as e:
@@ -99,7 +99,7 @@ def gradient_buckets(row: Row, workload: work.Workload) -> tuple[tuple[float, fl
   return device_step.buckets(workload, device_step.width(row.dtype), _BUCKET_MEGABYTES)
 
 
-def _row(known_tables, record, place) -> Row:
+def _row(known_tables, shipped, record, place) -> Row:
   values = {}
   for name, kind in _COLUMNS.items():
     try:
@@ -114,7 +114,7 @@ def _row(known_tables, record, place) -> Row:
   flag_values.check_choice(f'{place}: dtype={values["dtype"]!r}', values['dtype'], _DTYPES)
   system, network = values['system'], values['network']
   # A user's own alias takes no published rate away from the device that it names.
-  device = plan_tables.load().named_in(system) or known_tables.named_in(system)
+  device = shipped.named_in(system) or known_tables.named_in(system)
   if device is None:
     raise config_lib.ConfigError(
       f'{place}: system {system!r}: no device of the tables is named in it'
