@@ -177,7 +177,7 @@ def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
     # Its silent process keeps nothing of it waiting.
     assert ranks.processes[0].wait(60) == 0, ranks.text(0)
     text = ranks.text(0)
-  assert ' after step ' in text and 'Traceback' not in text + ranks.text(1)
+  assert 'Traceback' not in text + ranks.text(1)
   steps = int(re.search(r'stopped at step (\d+) of .*run the same command to resume', text)[1])
   launching.run(tmp_path / 'alone', 1, arguments('unsplit', steps), environment=_X64)
   splitting.assert_same_weights(
