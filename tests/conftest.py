@@ -21,6 +21,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from xdist import scheduler  # noqa: E402
 
+from anp_jax.config import trust  # noqa: E402
 from anp_jax.reporting.run_page import curves  # noqa: E402
 from tests import builders, gcs_server  # noqa: E402
 
@@ -99,6 +100,14 @@ def x64():
   """Arrays may be of float64."""
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture(autouse=True)
+def _names_from_files():
+  """A name that a test reads from a file is not refused in the next one."""
+  before = set(trust._read)
+  yield
+  trust._read.intersection_update(before)
 
 
 @pytest.fixture(scope='module')

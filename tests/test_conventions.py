@@ -41,7 +41,7 @@ _BUDGET = {
   'anp_jax/cluster': 2_110,
   'anp_jax/config': 2_120,
   'anp_jax/costs': 370,
-  'anp_jax/data': 5_190,
+  'anp_jax/data': 5_200,
   'anp_jax/models': 1_650,
   'anp_jax/parallel': 1_720,
   'anp_jax/predict': 600,
@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_470,
   'anp_jax/tools': 5_520,
   'anp_jax/training': 1_100,
-  'core': 27_450,
+  'core': 27_460,
   'scripts': 2_510,
-  'tests': 36_550,
+  'tests': 36_560,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
