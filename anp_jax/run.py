@@ -13,6 +13,7 @@ from anp_jax.checkpoint import manager
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.input import feed, stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.parallel.sync import sync_strategy
 from anp_jax.reporting import delayed_metrics
 from anp_jax.system import compile_cache, device_peaks, profiling, startup
 from anp_jax.training import build, train_step as step_lib
@@ -193,7 +194,7 @@ class Run:
     is_training = opened.spec.total_steps > max(saved, default=0)
     config, messages = strategy.calibrate(opened.spec, invocation, is_training)
     calibrated = opened.with_config(config)
-    if is_training and opened.config.strategy.get('rows') == 'measured':
+    if is_training and opened.config.strategy.get('rows') == sync_strategy.MEASURED:
       from anp_jax.runtimes.calibration import row_speeds  # imports SciPy, which takes a second
 
       calibrated, lines = row_speeds.with_measured_rows(

@@ -24,7 +24,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib, step_sums
-from anp_jax.parallel.sync import sync_step as sync
+from anp_jax.parallel.sync import sync_step as sync, sync_strategy
 from anp_jax.system import xla_flags
 
 
@@ -56,7 +56,7 @@ class InvariantStep(sync.SyncStep):
     """The strategy of steps without a gradient, whose batches divide equally."""
     step = copy.copy(self)
     if 'rows' in self._config.strategy:  # not of every strategy that inherits
-      step._config = config_lib.replaced(self._config, {'strategy.rows': 'equal'})
+      step._config = config_lib.replaced(self._config, {'strategy.rows': sync_strategy.EQUAL})
     return step
 
   def compute_shard(self, compute: Callable[[Any], Any], shard: Any, index: jax.Array) -> Any:

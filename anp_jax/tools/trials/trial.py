@@ -4,6 +4,7 @@ from anp_jax import experiment
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import state as state_lib
+from anp_jax.parallel.sync import sync_strategy
 from anp_jax.system import interrupts
 
 
@@ -38,7 +39,7 @@ class Trial:
     chosen, self.messages = strategy.calibrate(opened.spec, invocation, True)
     self._processes = invocation.processes
     self._experiment = opened.with_config(chosen)
-    if chosen.strategy.get('rows') == 'measured':
+    if chosen.strategy.get('rows') == sync_strategy.MEASURED:
       from anp_jax.runtimes.calibration import row_speeds  # imports SciPy, which takes a second
 
       self._experiment, lines = row_speeds.with_measured_rows(
