@@ -5,6 +5,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -56,6 +57,7 @@ class Ranks:
     self._devices = devices
     self._environment = environment or {}
     self._last_arguments = last_arguments  # of the last rank, after the others
+    self._copies: dict[int, threading.Thread] = {}
     self.processes = [self._start(i) for i in range(count)]
 
   def restart(self, rank):
@@ -66,18 +68,27 @@ class Ranks:
   def _start(self, rank):
     more = self._last_arguments if rank == len(self.outputs) - 1 else ()
     flags = [f'--process_id={rank}', *self._flags, *more]
-    with open(self.outputs[rank], 'a') as f:
-      return subprocess.Popen(
-        [sys.executable, 'tests/phased.py', 'main.py', *flags],
-        cwd=ROOT,
-        env={**os.environ, 'JAX_NUM_CPU_DEVICES': str(self._devices[rank]), **self._environment},
-        stdout=f,
-        stderr=subprocess.STDOUT,
-      )
+    self.outputs[rank].touch()
+    process = subprocess.Popen(
+      [sys.executable, 'tests/phased.py', 'main.py', *flags],
+      cwd=ROOT,
+      env={**os.environ, 'JAX_NUM_CPU_DEVICES': str(self._devices[rank]), **self._environment},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+    )
+    copy = threading.Thread(target=_copy, args=(process.stdout, self.outputs[rank]), daemon=True)
+    copy.start()
+    self._copies[rank] = copy
+    return process
 
   def wait(self, timeout=120) -> list[int]:
-    """Exit status of each."""
-    return [p.wait(timeout) for p in self.processes]
+    """Exit status of each, once all that they wrote can be read."""
+    return [self.wait_for(rank, timeout) for rank in range(len(self.processes))]
+
+  def wait_for(self, rank, timeout=120) -> int:
+    code = self.processes[rank].wait(timeout)
+    self._copies[rank].join(timeout)  # what prefixes the lines of a process outlives it
+    return code
 
   def text(self, rank=0) -> str:
     return self.outputs[rank].read_text()
@@ -92,6 +103,12 @@ class Ranks:
 
   def __exit__(self, *_):
     self.end()
+
+
+def _copy(pipe, output):
+  with pipe, open(output, 'ab', buffering=0) as f:
+    while data := pipe.read1():
+      f.write(data)
 
 
 def dead_proxy() -> dict[str, str]:

@@ -108,7 +108,7 @@ def test_stalled_workers_ticket_goes_to_another(tmp_path):
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     _until(tmp_path, 40, ranks)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-    code = ranks.processes[0].wait(120)
+    code = ranks.wait_for(0, 120)
     assert code == 0, ranks.text(0)
   _whole(tmp_path, 200)
   assert max(log_lib.staleness(_updates(tmp_path))) <= 4

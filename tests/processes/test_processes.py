@@ -199,8 +199,8 @@ def test_a_dead_rank_ends_the_others_by_name(tmp_path):
     _until(ranks, r'\b5/')
     ranks.processes[1].kill()
     start = time.monotonic()
-    assert ranks.processes[0].wait(30) == 75
-    assert ranks.processes[2].wait(30) == 75
+    assert ranks.wait_for(0, 30) == 75
+    assert ranks.wait_for(2, 30) == 75
     assert time.monotonic() - start < 30
     for rank in (0, 2):
       assert re.search(r'error: rank 1 on \S+ has gone', ranks.text(rank))
@@ -211,7 +211,7 @@ def test_a_stopped_rank_ends_the_others_by_name(tmp_path):
   with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **keys)) as ranks:
     _until(ranks, r'\b5/')
     ranks.processes[1].send_signal(signal.SIGSTOP)
-    assert ranks.processes[0].wait(20) == 75
+    assert ranks.wait_for(0, 20) == 75
     assert re.search(r'rank 1 on \S+ has been silent for \d+ s', ranks.text(0))
 
 

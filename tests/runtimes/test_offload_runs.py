@@ -165,17 +165,17 @@ def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
     _await(ranks, 'epoch')
     ranks.processes[2].send_signal(signal.SIGSTOP)
     ranks.processes[1].send_signal(signal.SIGTERM)
-    assert ranks.processes[1].wait(120) == 0
+    assert ranks.wait_for(1, 120) == 0
     ranks.restart(1)  # which comes too late
     for words in ('has left', 'has been silent for'):
       _await(ranks, words)
-    assert ranks.processes[1].wait(120) == 0
+    assert ranks.wait_for(1, 120) == 0
     assert 'the run goes on without this process' in ranks.text(1)
     lines = ranks.text(0).count('epoch')
     _await(ranks, 'epoch', times=lines + 1)
     ranks.processes[0].send_signal(signal.SIGTERM)
     # Its silent process keeps nothing of it waiting.
-    assert ranks.processes[0].wait(60) == 0, ranks.text(0)
+    assert ranks.wait_for(0, 60) == 0, ranks.text(0)
     text = ranks.text(0)
   assert 'Traceback' not in text + ranks.text(1)
   steps = int(re.search(r'stopped at step (\d+) of .*run the same command to resume', text)[1])
