@@ -57,7 +57,8 @@ def main(argv: list[str], mode: str = '') -> int:
     with contextlib.ExitStack() as stack:
       processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':
-        stack.enter_context(workdir_lock.held(workdir, place))
+        goes_on = processes.generation.number > 0
+        stack.enter_context(workdir_lock.held(workdir, processes.env, goes_on))
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir

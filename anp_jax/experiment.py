@@ -1,6 +1,7 @@
 """The devices, data, objective, programs and state of one network's training."""
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.data import sources
@@ -105,6 +107,25 @@ def open(  # noqa: A001 - like gzip.open
   objective = objective_lib.create(source.vocabulary, config, balance.class_weights(config, source))
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, len(source), offload_devices)
   return Experiment(spec, source)
+
+
+def sizes(config: ConfigDict, workdir: str, hosts: Sequence[str]) -> list[int]:
+  """Returns the numbers of these processes over which a step's batch divides.
+
+  Args:
+    config: resolved and valid config; its batch_size may be 0.
+    workdir: folder of the run.
+    hosts: host of each process.
+  """
+  mesh = mesh_lib.create(config, None, hosts)
+  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
+  result = []
+  for count in range(1, len(hosts) + 1):
+    devices = [d for d in jax.devices() if d.process_index < count]
+    with contextlib.suppress(config_lib.ConfigError):
+      division.check(config, config.batch_size, mesh_lib.create(config, devices, hosts[:count]))
+      result.append(count)
+  return result
 
 
 def open_evaluation(config: ConfigDict, workdir: str, processes: Any) -> Experiment:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from anp_jax import cluster, config as config_lib, experiment
-from anp_jax.checkpoint import manager, run_dir
+from anp_jax.checkpoint import host_mirror, manager, run_dir
 from anp_jax.cluster import preemption
 from anp_jax.data import sources
 from anp_jax.data.input import stream
@@ -52,6 +52,7 @@ class Recorder:
     program: steps of the run; those of another plan may replace them.
     workdir: folder of the run.
     checkpoints: saved states.
+    mirror: copies of the state in memory; None for a run that ends with each process.
     start_step: step of the restored state; 0 for a new run.
     telemetry: metrics and lines for people, once opened.
   """
@@ -89,6 +90,11 @@ class Recorder:
       processes.gather,
     )
     self._closing.callback(self.checkpoints.close)
+    self.mirror: host_mirror.HostMirror | None = None
+    if processes.is_elastic:
+      every = opened.config.cluster.mirror_every
+      abstract = program.checkpoint_layout.abstract
+      self.mirror = host_mirror.HostMirror(abstract, processes, every)
 
   @property
   def total_steps(self) -> int:
@@ -101,10 +107,27 @@ class Recorder:
     return self.start_step >= self.total_steps
 
   def restore(self) -> Any:
-    """Returns the newest checkpoint's TrainState; None for a new run."""
-    restored = self.checkpoints.restore()
+    """Returns the newest TrainState; None for a new run."""
+    restored = self.mirror.restore(self._can_go_on) if self.mirror else None
+    restored = restored or self.checkpoints.restore()
     state, self.start_step = restored or (None, 0)
     return self.program.checkpoint_layout.unpack(state) if restored else None
+
+  def _can_go_on(self, step):
+    """Whether a copy in memory is as good as a checkpoint: newer, and all before it is kept."""
+    spec, config = self.experiment.spec, self.experiment.config
+    lines = [line for line in telemetry_lib.read(self.workdir) if line['step'] <= step]
+
+    def is_recorded(kind, every, until):
+      due = until // spec.steps(every) * spec.steps(every)
+      return not due or any((line['kind'], line['step']) == (kind, due) for line in lines)
+
+    return (
+      step >= max(self.checkpoints.steps(), default=0)
+      and is_recorded('train', config.log.every, step)
+      and is_recorded('validation', config.eval.every, step - 1)
+      and self.checkpoints.has_best_of([r for r in lines if r['kind'] == 'validation'])
+    )
 
   def open_telemetry(
     self, lines: Sequence[str], clock: Callable[[], float] = time.monotonic
@@ -115,7 +138,7 @@ class Recorder:
       lines: what else to say.
       clock: returns seconds that never run backwards.
     """
-    spec, source = self.experiment.spec, self.experiment.source
+    spec = self.experiment.spec
     self.telemetry = telemetry = summary.telemetry(
       spec.config,
       self.workdir,
@@ -124,17 +147,9 @@ class Recorder:
       clock,
     )
     self._closing.callback(telemetry.close)
-    telemetry.log(f'workdir  {self.workdir}')
-    summary.log_run_info(
-      telemetry,
-      spec.config,
-      spec.mesh,
-      self.program.abstract_replica,
-      (source, self._evaluation),
-      run_dir.class_sizes(self.workdir, len(source.vocabulary)),
-    )
-    for line in lines:
-      telemetry.log(line)
+    if self._processes.generation.number and telemetry_lib.starts(self.workdir):
+      return  # a run that goes on in place has said all that before
+    self._log_header(lines)
     if self.is_finished:
       telemetry.log(
         f'{self.workdir} is finished: step {self.start_step} of {self.total_steps}; '
@@ -144,6 +159,17 @@ class Recorder:
     summary.log_changes(telemetry, self.checkpoints, self.program)
     if self.start_step:
       telemetry.log(f'continuing from step {self.start_step} of {self.total_steps}')
+
+  def report_restart(self) -> None:
+    """Says how a run goes on in place, once its first step has been computed."""
+    generation = self._processes.generation
+    if generation.number:
+      self.telemetry.restart(
+        list(generation.lost.values()),
+        self._processes.count,
+        time.time() - generation.lost_at,
+        max(generation.step - 1 - self.start_step, 0),
+      )
 
   def owes_evaluation(self) -> bool:
     """Whether the run was stopped before, or in, the evaluation of `start_step`."""
@@ -208,6 +234,20 @@ class Recorder:
         spec = self.experiment.spec
         summary.report(spec.config, self.workdir, spec.mesh, self.program.abstract_replica)
     return self._scores or summary.last_scores(self.workdir)
+
+  def _log_header(self, lines):
+    spec, source, telemetry = self.experiment.spec, self.experiment.source, self.telemetry
+    telemetry.log(f'workdir  {self.workdir}')
+    summary.log_run_info(
+      telemetry,
+      spec.config,
+      spec.mesh,
+      self.program.abstract_replica,
+      (source, self._evaluation),
+      run_dir.class_sizes(self.workdir, len(source.vocabulary)),
+    )
+    for line in lines:
+      telemetry.log(line)
 
   def close(self) -> None:
     """Closes the telemetry, waits for the checkpoints and closes them."""

@@ -36,12 +36,13 @@ class Run:
     Raises:
       ConfigError: if the config fits neither the devices nor the workdir.
     """
-    self._timer = startup.StartupTimer()
+    self._timer = startup.StartupTimer(invocation.processes.generation.lost_at)
     self._timer.end_phase('imports')
     self._starting = contextlib.ExitStack()
     self._processes = invocation.processes
     self._processes.check_shared(invocation.workdir)
     compile_cache.enable(invocation.config)
+    self._set_sizes(invocation)
     opened = experiment.open(
       invocation.config,
       invocation.devices,
@@ -163,12 +164,35 @@ class Run:
     self._timer.end_phase('compile and first step')
     telemetry.log(self._timer.text())
     telemetry.log_duration('start', self._timer.before('first batch'))
+    self.recorder.report_restart()
     telemetry.start_timing(self.recorder.start_step + 1)
 
   def save(self, step: int, state: Any) -> None:
     """Saves a TrainState as the newest checkpoint, while training continues."""
     with self._pause('saving', step):
       self.recorder.save(step, state)
+
+  def mirror(self, step: int, state: Any, restarts: bool) -> None:
+    """Copies a TrainState to memory, if that is due.
+
+    Args:
+      step: steps made.
+      state: TrainState.
+      restarts: whether all processes restart after this step; then it does not return.
+    """
+    recorder = self.recorder
+    if recorder.mirror is None or step == recorder.total_steps:
+      return
+    saved = recorder.program.checkpoint_layout.pack(state)
+    if not restarts:
+      recorder.mirror.keep_if_due(step, saved)
+      return
+    with self._pause('saving', step):
+      self.log.flush()
+      recorder.mirror.keep(step, saved)
+      recorder.mirror.wait()
+      recorder.checkpoints.wait()
+    self._processes.restart()
 
   def wait_for_saves(self, step: int) -> None:
     """Waits until the checkpoints of steps up to this one are on disk."""
@@ -179,6 +203,20 @@ class Run:
     """Scores a step's TrainState, and keeps it if it is among the best."""
     with self._pause('evaluating', step):
       return self.recorder.evaluate(step, state)
+
+  def _set_sizes(self, invocation):
+    """Tells over how many processes the batch divides, if the run goes on without some."""
+    processes = invocation.processes
+    if not processes.is_elastic:
+      return
+    if processes.generation.sizes:
+      processes.set_sizes(processes.generation.sizes)
+      return
+    sizes = experiment.sizes(invocation.config, invocation.workdir, processes.hosts)
+    if sizes:
+      processes.set_sizes(sizes)
+      if processes.count not in sizes and processes.generation.number:
+        processes.restart()  # one was lost before anybody knew the sizes
 
   def _compile(self, state, batch):
     compiled = self.recorder.program.train_step.lower(state, batch).compile()

@@ -141,14 +141,16 @@ def _train(run: run_lib.Run) -> dict:
       # While this step computes, the metrics of the step before are read.
       vote = run.log.push(step, values)
       run.profile.end(step, values)
-      if vote or recorder.saves_at(step):
+      if vote > preemption.RESTART or recorder.saves_at(step):
         vote = max(run.log.flush(), vote)
         run.save(step, state)
         # An evaluation that a stop puts off comes first when the run resumes.
-        if recorder.evaluates_at(step) and (not vote or step == recorder.total_steps):
+        stops = vote > preemption.RESTART
+        if recorder.evaluates_at(step) and (not stops or step == recorder.total_steps):
           scores = run.evaluate(step, state)
-      if vote:
+      if vote > preemption.RESTART:
         break
+      run.mirror(step, state, restarts=vote == preemption.RESTART)
       train_step, state = run.replan(step, train_step, state)
     run.wait_for_saves(step)
   recorder.finish(step, vote)

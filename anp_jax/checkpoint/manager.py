@@ -6,7 +6,7 @@ restores flipped bytes without a word; a checksum of each leaf, computed on the
 device as part of the save, is stored with the state and compared on restore.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 import contextlib
 import dataclasses
 import gc
@@ -114,6 +114,18 @@ class Checkpoints(reader.Reader):
     if len(self._best_keys) < keep or key < self._best_keys[-1]:
       self._save(BEST, step, state, {self._metric: value})
       self._best_keys = sorted([*self._best_keys, key])[:keep]
+
+  def has_best_of(self, scores: Sequence[dict]) -> bool:
+    """Whether the best steps of some evaluations are kept.
+
+    Args:
+      scores: metrics and 'step' of each evaluation, in order.
+    """
+    if BEST not in self._managers:
+      return True
+    order = sorted(scores, key=lambda s: sort_key(self._metric, s[self._metric]))
+    best = {s['step'] for s in order[: self.config.checkpoint.keep_best]}
+    return best <= set(self.steps(BEST))
 
   def restore(self, which: str = 'newest') -> tuple[Any, int] | None:
     """Reads the newest whole checkpoint, or a named one.

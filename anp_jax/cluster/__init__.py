@@ -4,12 +4,12 @@ with cluster.start(config, env, command) as processes:
   train.run(config, workdir, processes=processes)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import ml_collections
 
@@ -17,8 +17,11 @@ from anp_jax import config as config_lib
 from anp_jax.cluster import (
   client as client_lib,
   cluster_env,
+  connection,
   coordinator,
+  generation as generation_lib,
   jax_processes,
+  listener,
   log_prefix,
   preemption,
   process_info,
@@ -42,9 +45,12 @@ class Processes:
   """The processes of a run, seen from this one.
 
   Attributes:
-    index: rank of this process.
-    count: number of processes.
+    index: number of this process among those that train; in an elastic run, other
+      processes may take the numbers of those that are lost.
+    count: number of processes that train.
     hosts: host of each process, by index; '' where it has not come.
+    generation: generation of the run.
+    is_elastic: whether the run goes on without a process that is lost.
     env: place of this process.
     secret: hexadecimal digits that only the run's processes know; '' of a lone
       process.
@@ -55,15 +61,18 @@ class Processes:
     config: ml_collections.ConfigDict,
     env: cluster_env.ClusterEnv = cluster_env.ALONE,
     client: client_lib.CoordinatorClient | None = None,
+    is_elastic: bool = False,
   ):
     """Creates the processes without connecting them; `start` connects them.
 
     Args:
       config: the run's config.
       env: place of this process.
-      client: connection to process 0; None: this process is alone.
+      client: connection to the coordinator; None: this process is alone.
+      is_elastic: whether the run goes on without a process that is lost.
     """
     self.index, self.count, self.env = env.index, env.count, env
+    self.generation, self.is_elastic = generation_lib.current(), is_elastic
     self.secret = env.secret
     self.hosts = client.hosts if client else ('',)
     self._client = client
@@ -77,7 +86,11 @@ class Processes:
       joining_timeout=config.cluster.rendezvous_timeout,
     )
     self._expected_save_seconds: Callable[[], float] = float
-    self._stop = preemption.StopHandler(config, self._expected_stop_seconds)
+    self._stop = preemption.StopHandler(
+      config, self._expected_stop_seconds, client.tell if client and is_elastic else None
+    )
+    if client:
+      client.attach(self._stop.order, lambda: self._watchdog.state()['step'])
 
   def __enter__(self):
     self.start_watchdog()
@@ -144,6 +157,16 @@ class Processes:
     """Calls `on_mail` with each value sent here, see `client.CoordinatorClient`."""
     if self._client:
       self._client.receive_mail(on_mail)
+
+  def set_sizes(self, sizes: Sequence[int]) -> None:
+    """Sets the numbers of processes over which the batch of an elastic run divides."""
+    if self._client:
+      self._client.set_sizes(sizes)
+
+  def restart(self) -> NoReturn:
+    """Restarts in place with all others, who call it after the same step."""
+    assert self._client is not None
+    self._client.wait_for_restart()
 
   @property
   def interrupted(self) -> bool:
@@ -240,29 +263,61 @@ def start(
     if not apart or strategy.needs_platform(config, env.index):
       jax_processes.check_platform()
     return Processes(config, env)
-  settings = config.cluster
   env = env._replace(secret=secret_lib.for_run(urls.remote_url(workdir)))
   info = process_info.collect(env, config, command or {})
-  log_prefix.install(f'[{env.index} {info["host"]}] ')
+  generation = generation_lib.current()
+  if not generation.number:  # else what this process writes is prefixed already
+    log_prefix.install(f'[{env.index} {info["host"]}] ')
   # One process a host says it.
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:
     print('nvidia-smi lists no GPU here: shared ones cannot be detected')
-  if not env.index:
-    coordinator.Coordinator(env, settings)
-  client = client_lib.CoordinatorClient(env, info, settings)
-  processes = Processes(config, env, client)
+  client, env = _meet(env, info, config.cluster, generation)
+  processes = Processes(config, env, client, info['elastic'])
   # The others hear of it at once, and need not miss this one first.
   interrupts.before_leaving(lambda: processes.abort(KeyboardInterrupt()))
   try:
     processes.start_watchdog()
     if strategy.joins_jax(config, mode):
-      jax_processes.join(env, client, settings, processes.heartbeat)
+      jax_processes.join(env, client, config.cluster, processes.heartbeat)
     else:
       jax_processes.start_alone(client.devices, processes.heartbeat)
     processes.heartbeat('starting')
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
     processes.abort(e)
   return processes
+
+
+def _meet(env, info, settings, generation):
+  """Connects to the coordinator, which this process may have to be.
+
+  Returns:
+    The client, and the place of this process among those that train.
+  """
+  if generation.number:
+    env = env._replace(index=generation.rank)
+    info |= {'index': env.index, 'address': generation.addresses[env.index]}
+    listeners = listener.inherited(generation.descriptors)
+    connected = connection.find(generation, env.secret, settings.heartbeat_timeout)
+    host, port = connected.getpeername()[:2] if connected else info['address']
+    env = env._replace(coordinator_address=cluster_env.joined(host, port), other_ports=())
+    coordinates = connected is None
+  else:
+    coordinates = not env.index
+    listeners, connected = listener.listen(env) if coordinates else [], None
+  if coordinates:
+    coordinator.Coordinator(env, settings, generation=generation, listeners=listeners)
+  connected = connected or connection.connect(env, settings.rendezvous_timeout)
+  if info['elastic'] and not generation.number:
+    host, _ = cluster_env.split_address(env.coordinator_address)
+    if not coordinates:
+      host = connected.getsockname()[0]
+      listeners = [listener.listen_at(host)]
+    info['address'] = host, listeners[0].getsockname()[1]
+  if info['elastic']:
+    listener.keep(listeners)
+  client = client_lib.CoordinatorClient(connected, info, settings, generation)
+  index = client.ranks.index(client.rank)
+  return client, env._replace(index=index, count=len(client.ranks))
 
 
 def _phase(state):

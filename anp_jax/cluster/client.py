@@ -1,68 +1,84 @@
-"""What a process says to process 0, and through it to all others."""
+"""What a process says to the coordinator, and through it to all others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import queue
+import socket
+import sys
 import threading
-from typing import Any
+import time
+from typing import Any, NoReturn
 
 import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import (
-  cluster_env,
   connection as connection_lib,
   coordinator,
+  generation as generation_lib,
   process_info,
   termination,
 )
 
-# Longer than process 0 may hold a failure back.
+# Longer than the coordinator may hold a failure back.
 _PASSES_ON_WITHIN = 5.0  # seconds
 
 
 class CoordinatorClient:
-  """Sends the heartbeats of this process; receives the order to end.
+  """Sends the heartbeats of this process; receives the order to end or to restart.
 
   Attributes:
-    hosts: host of each process, by index; '' where it has not come.
+    rank: rank of this process.
+    ranks: ranks of the processes that train, in the order of JAX's processes.
+    hosts: host of each of them; '' where it has not come.
     devices: ordinals of the GPUs that this process uses; None: all it sees.
-    port: TCP port of JAX's coordinator on process 0.
+    port: TCP port of JAX's coordinator.
   """
 
   def __init__(
     self,
-    env: cluster_env.ClusterEnv,
+    connected: socket.socket,
     info: dict,
     settings: ml_collections.ConfigDict,
+    generation: generation_lib.Generation = generation_lib.FIRST,
     leave: Callable[[int, str, bool], None] = termination.end_process,
+    restart: Callable[[generation_lib.Generation], None] = generation_lib.restart,
   ):
-    """Connects to process 0 and waits until all processes have come.
+    """Waits until all processes have come.
 
     Args:
-      env: place of this process.
+      connected: connection to the coordinator, from `connection`.
       info: description from `process_info.collect`.
       settings: config.cluster.
+      generation: generation that this process belongs to.
       leave: called (code, text, stacks) when all must end.
+      restart: called with the next generation when this process must restart.
 
     Raises:
       ConfigError: if the processes do not go together.
       PeerLostError: if one did not come in time.
     """
-    self._leave = leave
+    self._leave, self._restart = leave, restart
+    self._generation, self._is_elastic = generation, info['elastic']
     self._mail: queue.SimpleQueue[tuple] = queue.SimpleQueue()
     self._gathers = 0
     self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
     self._ended = threading.Event()  # all may hang up, or were told to end
+    self._on_order: Callable[[str], None] = lambda order: None  # 'stop' or 'pause'
+    self._heartbeat_timeout = settings.heartbeat_timeout
+    self._current_step: Callable[[], int] = int
+    self.ranks: list[int] = []
+    self.hosts: tuple[str, ...] = ()
     self._connection = connection_lib.Connection(
-      connection_lib.connect(env, settings.rendezvous_timeout),
-      # Process 0 keeps the time; this one only outlives it a little.
+      connected,
+      # The coordinator keeps the time; this process only outlives it a little.
       settings.rendezvous_timeout + 30,
     )
     self._connection.send(info)
     messages = self._connection.messages()
-    go = _wait_for_go(messages, env.coordinator_address)
-    self.hosts, self.devices, self.port = tuple(go['hosts']), go['devices'], go['port']
-    self._connection.max_silence = settings.heartbeat_timeout
+    go = self._wait_for_go(messages)
+    self.rank, self.ranks, self.hosts = go['rank'], go['ranks'], tuple(go['hosts'])
+    self.port, self.devices = go['port'], go['devices']
+    self._connection.max_silence = self._heartbeat_timeout
     threading.Thread(target=self._listen, args=(messages,), name='client', daemon=True).start()
 
   def heartbeat(self, state: dict) -> None:
@@ -109,12 +125,37 @@ class CoordinatorClient:
     self._hang_up()
 
   def fail(self, code: int, text: str) -> None:
-    """Ends all processes; returns once process 0 has passed it on.
+    """Ends all processes; returns once the coordinator has passed it on.
 
-    That is at once, or when it has seen whether another process is lost.
+    That is at once, or when it has seen whether another process is lost. An elastic
+    run may also go on without this process.
     """
     self._connection.send({'fail': [code, text]})
     self._ended.wait(self._connection.max_silence + _PASSES_ON_WITHIN)
+
+  def set_sizes(self, sizes: Sequence[int]) -> None:
+    """Sets the numbers of processes over which the batch divides."""
+    self._generation = self._generation._replace(sizes=tuple(sizes))
+    self._connection.send({'sizes': sizes})
+
+  def attach(self, on_order: Callable[[str], None], current_step: Callable[[], int]) -> None:
+    """Sets what this process does and tells.
+
+    Args:
+      on_order: called with 'stop' or 'pause', for which all are to vote.
+      current_step: returns the step that this process computes.
+    """
+    self._on_order, self._current_step = on_order, current_step
+
+  def tell(self) -> None:
+    """Reports that this process was told to leave; see `regrouping`."""
+    self._connection.send({'told': 0})
+
+  def wait_for_restart(self) -> NoReturn:
+    """Reports that this process has kept its state, and waits for the restart."""
+    self._connection.send({'ready': 0})
+    while True:
+      time.sleep(1)
 
   def close(self) -> None:
     """Waits until all have come to the end, then hangs up."""
@@ -125,19 +166,59 @@ class CoordinatorClient:
     self._connection.send({'bye': 0})
     self._connection.close()
 
+  def _wait_for_go(self, messages):
+    """What the coordinator sends once this process trains; meanwhile it is a spare."""
+    for message in messages:
+      if 'go' in message:
+        go = message['go']
+        addresses = generation_lib.addresses(go['addresses'])
+        self._generation = self._generation._replace(rank=go['rank'], addresses=addresses)
+        if go['rank'] in go['ranks']:
+          return go
+        self.ranks, self.hosts = go['ranks'], tuple(go['hosts'])
+        print('this process is a spare: it waits until another one is lost', flush=True)
+        self._connection.max_silence = self._heartbeat_timeout
+      elif 'end' in message:
+        code, text = message['end'][:2]
+        if code == termination.BAD_INPUT:
+          raise config_lib.ConfigError(text)
+        if code:
+          raise termination.PeerLostError(text)
+        print(text, flush=True)
+        sys.exit(0)
+      else:
+        self._receive(message)
+    if self._generation.number or self._generation.addresses:
+      self._go_on_without_coordinator()
+    raise termination.PeerLostError('rank 0 has gone before all came')
+
   def _listen(self, messages):
     for message in messages:
       if self._receive(message):
         break
     if not self._ended.is_set():
-      reason = 'has gone: its process was ended, or its host'
-      if self._connection.is_silent:
-        reason = (
-          f'has been silent for {self._connection.max_silence:g} s: its '
-          'process is stopped, or its host dead or cut off from the network'
-        )
-      first = process_info.name({'index': 0, 'host': self.hosts[0]})
-      self._leave(termination.TRY_AGAIN, f'{first} {reason}', False)
+      self._go_on_without_coordinator()
+
+  def _go_on_without_coordinator(self):
+    """Restarts this process, or ends it where the run cannot go on."""
+    reason = 'has gone: its process was ended, or its host'
+    if self._connection.is_silent:
+      reason = (
+        f'has been silent for {self._connection.max_silence:g} s: its '
+        'process is stopped, or its host dead or cut off from the network'
+      )
+    lost = {}
+    for rank, host in [*zip(self.ranks, self.hosts, strict=True)][:1]:
+      lost = {rank: f'{process_info.name({"index": rank, "host": host})} {reason}'}
+    if self._is_elastic:
+      self._restart_with(lost=lost, coordinator=-1)
+    else:
+      self._leave(termination.TRY_AGAIN, *lost.values(), False)
+
+  def _restart_with(self, **values):
+    self._ended.set()
+    values |= {'number': self._generation.number + 1, 'step': self._current_step()}
+    self._restart(self._generation._replace(**values))
 
   def _receive(self, message):
     """Handles a message; returns whether it was the last one."""
@@ -154,20 +235,14 @@ class CoordinatorClient:
     elif 'ping' in message:
       # Also while the main thread starts JAX, which may take a minute.
       self._connection.send({'pong': 0})
+    elif 'stop' in message or 'pause' in message:
+      self._on_order(*message)
+    elif 'regroup' in message:
+      values = message['regroup']
+      self._restart_with(**generation_lib.parsed(values))
+      return True
     elif 'end' in message:
       self._ended.set()
       self._leave(*message['end'])
       return True
     return False
-
-
-def _wait_for_go(messages, address):
-  for message in messages:
-    if 'go' in message:
-      return message['go']
-    if 'end' in message:
-      code, text = message['end'][:2]
-      if code == termination.BAD_INPUT:
-        raise config_lib.ConfigError(text)
-      raise termination.PeerLostError(text)
-  raise termination.PeerLostError(f'rank 0 at {address} has gone before all came')

@@ -101,6 +101,11 @@ def split_address(address: str) -> tuple[str, int]:
   return match[1] or match[2], int(match[3])
 
 
+def joined(host: str, port: int) -> str:
+  """Joins what `split_address` splits."""
+  return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+
+
 def _launched(environment, coordinator):
   """Reads the variables of one of `launchers`."""
   launcher = launchers.find(environment)

@@ -14,12 +14,15 @@ from anp_jax.cluster import (
   awake_clock,
   cluster_env,
   coordinator,
+  generation as generation_lib,
   handshake,
   secret as secret_lib,
   termination,
 )
 
 _RETRY = 0.3  # seconds between two attempts to reach process 0
+_LOOK = 0.1  # seconds between two looks at who answers
+_ANSWERS_WITHIN = 1.0  # seconds, a coordinator that serves
 # Attempts: process 0 may close a connection when many come at once.
 _MAX_REFUSALS = 10
 _MAX_BYTES = 2**16  # of one read
@@ -65,6 +68,89 @@ def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
         f'{deadline - now:.0f} s left; {_no_secret(env) if refused else _reason(errors[0])}'
       )
     time.sleep(_RETRY)
+
+
+def find(
+  generation: generation_lib.Generation, secret: str, patience: float
+) -> socket.socket | None:
+  """Connects to the coordinator of a generation, which may have to start first.
+
+  Args:
+    generation: generation that this process belongs to.
+    secret: the run's secret.
+    patience: seconds until a process that does not answer is done without.
+
+  Returns:
+    The connection; None if this process is to coordinate.
+  """
+  rank = generation.rank
+  if generation.coordinator == rank:
+    return None
+  searches = {
+    other: _Search(address, secret)
+    for other, address in generation.addresses.items()
+    if other != rank and generation.coordinator in (-1, other)
+  }
+  start = time.monotonic()
+  try:
+    while True:
+      for search in searches.values():
+        if search.found:
+          return search.take()
+      waited = time.monotonic() - start
+      announced = searches.get(generation.coordinator)
+      if announced and (announced.is_dead or waited > patience):  # it is lost, too
+        return find(generation._replace(coordinator=-1), secret, patience)
+      # Whoever was not lost, and comes before this process, coordinates.
+      before = {r for r in searches if r < rank and r not in generation.lost}
+      is_free = all(searches[r].is_dead for r in before) or waited > patience
+      others = [search for r, search in searches.items() if r not in before]
+      have_answered = waited > _ANSWERS_WITHIN or all(search.is_dead for search in others)
+      if is_free and have_answered and not announced:
+        return None
+      time.sleep(_LOOK)
+  finally:
+    for search in searches.values():
+      search.end()
+
+
+class _Search:
+  """Attempts to find a coordinator at an address, in a thread."""
+
+  def __init__(self, address, secret):
+    self.found = None  # connection that has proved the secret
+    self.is_dead = False  # nobody listens
+    self._has_ended = False
+    self._lock = threading.Lock()
+    threading.Thread(target=self._run, args=(address, secret), name='search', daemon=True).start()
+
+  def take(self):
+    with self._lock:
+      connection, self.found = self.found, None
+      return connection
+
+  def end(self):
+    with self._lock:
+      self._has_ended = True
+      if self.found:
+        self.found.close()
+
+  def _run(self, address, secret):
+    while not self._has_ended and not self.found:
+      try:
+        connection = handshake.connect(address, secret)
+      except (ConnectionRefusedError, handshake.RefusedError):
+        self.is_dead = True
+      except OSError:
+        pass
+      else:
+        with self._lock:
+          if self._has_ended:
+            connection.close()
+          else:
+            self.found = connection
+        return
+      time.sleep(_LOOK)
 
 
 class Connection:

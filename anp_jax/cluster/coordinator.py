@@ -1,16 +1,17 @@
-"""Process 0's coordinator: all processes connect to it and are watched by it.
+"""The coordinator of a run: all processes connect to it and are watched by it.
 
 A message is one line of JSON. The coordinator knows which processes have come,
 are gone or late, and names them to the others; gradients do not pass here. If a
-process is lost, all end, unless the run can do without it: then process 0 is
-told, and the process may connect again.
+process is lost, all restart without it (`regrouping`), or end where a run cannot go
+on; a process that the run can do without is told to process 0, and may come again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 import contextlib
 import json
 import re
+import socket
 import threading
 import time
 
@@ -19,9 +20,11 @@ import ml_collections
 from anp_jax.cluster import (
   awake_clock,
   cluster_env,
+  generation as generation_lib,
   handshake,
   listener,
   members as members_lib,
+  regrouping,
   termination,
 )
 
@@ -40,7 +43,7 @@ _MAX_LINE = 2**22  # bytes
 
 
 class Coordinator:
-  """Lets all processes start together, and ends all when one is lost."""
+  """Lets all processes start together, and acts when one is lost."""
 
   def __init__(
     self,
@@ -49,16 +52,20 @@ class Coordinator:
     log: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable] = asyncio.sleep,
+    generation: generation_lib.Generation = generation_lib.FIRST,
+    listeners: Sequence[socket.socket] = (),
   ):
     """Opens the port and serves it from a thread of its own.
 
     Args:
-      env: place of process 0; all must prove its secret, then show its count
-        and token.
+      env: place of the coordinator's process; all must prove its secret, then show
+        its count and token.
       settings: config.cluster.
       log: called with a line for people.
       clock: returns seconds that never run backwards.
       sleep: waits for seconds of that clock.
+      generation: generation of the run.
+      listeners: open ports; (): those of `env`.
 
     Raises:
       ConfigError: if the port cannot be opened.
@@ -68,13 +75,17 @@ class Coordinator:
     self._log = log
     self._clock = awake_clock.AwakeClock(HEARTBEAT_PERIOD, clock)
     self._sleep = sleep
-    self._members = members_lib.Members(env.count, env.token)
+    self._members = members_lib.Members(env.count, env.token, env.index, generation)
+    self._regrouping = regrouping.Regrouping(
+      self._members, self._send_to, self._send_all, self._call_later
+    )
+    self._rank, self._secret, self._generation = env.index, env.secret, generation
     self._end_message: dict | None = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
     self._tasks: set[asyncio.Future] = set()
     self._gate = handshake.Gate(env.secret, env.count, self._meet, log)
-    self._listeners = listener.listen(env)
+    self._listeners = listeners or listener.listen(env)
     threading.Thread(
       target=lambda: asyncio.run(self._serve()), name='coordinator', daemon=True
     ).start()
@@ -82,16 +93,20 @@ class Coordinator:
   async def _serve(self):
     for listening in self._listeners:
       self._tasks.add(asyncio.ensure_future(self._gate.accept(listening)))
+    if self._generation.number:
+      self._tasks.add(asyncio.ensure_future(self._look_around()))
     start = last_line = self._clock()
     while True:
       self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
       now = self._clock()
       timeout = self._settings.rendezvous_timeout
+      if self._generation.number:  # the others are up: only one that is lost does not come
+        timeout = self._settings.heartbeat_timeout
       left = timeout - (now - start)
       if self._members.have_begun:
         self._check_members(now)
-      elif left < 0 and self._members.are_enough():
+      elif left < 0 and (self._generation.number or self._members.are_enough()):
         self._begin()
       elif left < 0:
         self._end(
@@ -107,6 +122,22 @@ class Coordinator:
           f'({self._members.presence()}); {left:.0f} s left'
         )
 
+  async def _look_around(self):
+    """Until the run goes on: joins another coordinator, and dismisses who is dead."""
+    while not self._members.have_begun and not self._regrouping.has_begun:
+      await self._sleep(regrouping.LOOK_PERIOD)
+      addresses = self._members.addresses_without_a_process()
+      addresses.pop(self._rank, None)
+      answers = await regrouping.ask_all(addresses, self._secret)
+      if self._members.have_begun:
+        return
+      for rank, answer in answers.items():
+        if answer is regrouping.DEAD:
+          self._members.dismiss(rank)
+        elif answer and (answer['has_begun'] or rank < self._rank):
+          self._regrouping.begin({}, coordinator=rank)
+      self._begin_if_complete()
+
   async def _meet(self, connection):
     """Serves one process, which knows the secret, until it goes."""
     member = None
@@ -114,6 +145,11 @@ class Coordinator:
     try:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
+      if 'ask' in info:
+        _send(writer, {'has_begun': self._members.have_begun})
+        return
+      if self._regrouping.has_begun:  # it comes again, to the next generation
+        return
       problem = self._members.refusal(info)
       if problem or self._end_message:
         self._refuse(info, writer, problem)
@@ -135,6 +171,7 @@ class Coordinator:
   def _refuse(self, info, writer, problem):
     """Sends a process away, and ends all if it belongs to a run that has not begun."""
     before_start = self._members.is_ours(info) and not self._members.have_begun
+    before_start &= not self._generation.number
     message = self._end_message if before_start or not problem else None
     _send(writer, message or {'end': [termination.BAD_INPUT, problem]})
     if before_start:  # a run that goes on is not harmed
@@ -143,18 +180,24 @@ class Coordinator:
   def _welcome(self, member):
     """Takes a process in; the run begins with the last one."""
     before = self._members.get(member.index)
-    if before is not None:  # started again before it was known to be lost
-      self._drop(before, 'has been started again')
-    self._members[member.index] = member
+    if before is not None and self._members.can_go_without(member.index):
+      self._drop(before, 'has been started again')  # before it was known to be lost
+    self._members.take_in(member)
     if self._members.have_begun:
       self._send_start(member)
-    elif self._members.are_complete():
+      self._regrouping.grow_if_useful()
+    else:
+      self._begin_if_complete()
+
+  def _begin_if_complete(self):
+    if self._members.are_complete() and not self._members.have_begun:
       self._begin()
 
   def _begin(self):
-    problem = self._members.begin(listener.free_port())
-    if problem:
-      self._end(termination.BAD_INPUT, problem)
+    try:
+      self._members.begin(listener.free_port(), self._settings.min_processes)
+    except termination.EXPECTED as e:
+      self._end(*termination.exit_status(e))
       return
     for member in self._members.values():
       self._send_start(member)
@@ -174,6 +217,13 @@ class Coordinator:
         self._deliver(member, index, content)
       elif kind == 'fail':
         self._fail(member, *value)
+      elif kind == 'sizes':
+        self._members.sizes = value
+        self._regrouping.grow_if_useful()
+      elif kind == 'told':
+        self._regrouping.tell(member.index)
+      elif kind == 'ready':
+        self._regrouping.note_ready(member.index)
       elif kind == 'stalled':
         self._call_later(_REPORTS_WITHIN, self._stalled, member)
       elif kind == 'bye':
@@ -182,13 +232,16 @@ class Coordinator:
           self._drop(member, 'has left')
 
   def _fail(self, member, code, text):
-    """Ends all because of a member's error, or drops a member that is optional."""
+    """Ends all because of a member's error, or goes on without the member."""
     if self._members.can_go_without(member.index):
       _send(member.writer, {'end': [code, text, False]})
       self._drop(member, f'has failed: {text}')
       return
     text = f'{member.name}: {text}'
-    if code == termination.FAILED:
+    if code == termination.TRY_AGAIN and self._members.are_elastic:
+      _send(member.writer, {'end': [code, text, False]})
+      self._regrouping.begin({member.index: text})
+    elif code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN
       if _BROKEN.search(text):
         within += self._settings.heartbeat_timeout
@@ -206,12 +259,17 @@ class Coordinator:
   def _answer_gather(self, name):
     """Sends the gathered values, once all members have sent theirs."""
     values = self._gathered.get(name, {})
-    if not values or self._members.keys() - values.keys():
+    spares = self._members.spares()
+    if not values or self._members.keys() - {*values, *spares}:
       return
     del self._gathered[name]
     if name == LEAVE:
       self._leaving_since = 0.0
-    self._send_all({'gathered': [name, self._members.by_rank(values)]})
+      for rank in spares:
+        self._send_to(rank, {'end': [0, 'the run has ended without this process', False]})
+    for rank in self._members.in_order():
+      if rank not in spares:
+        self._send_to(rank, {'gathered': [name, self._members.by_rank(values)]})
 
   def _deliver(self, sender, index, content):
     """Passes a value on to one process."""
@@ -232,6 +290,7 @@ class Coordinator:
             member,
             f'has been silent for {quiet:.0f} s: its process is stopped, '
             'or its host dead or cut off from the network',
+            is_silent=True,
           )
     settings = self._settings
     timeout = max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout
@@ -247,19 +306,32 @@ class Coordinator:
     if self._members.can_go_without(member.index):
       self._fail(member, termination.TRY_AGAIN, f'stuck for {seconds}')
       return
-    self._end(
-      termination.TRY_AGAIN,
-      f'nothing has moved for {seconds}: {self._members.late()} late{self._members.whereabouts()}',
-      stacks=True,
+    text = (
+      f'nothing has moved for {seconds}: {self._members.late()} late{self._members.whereabouts()}'
     )
+    late = self._members.late_ranks()
+    if self._members.are_elastic and len(late) < len(self._members.ranks):
+      for rank in late:
+        self._send_to(rank, {'end': [termination.TRY_AGAIN, text, True]})
+      self._regrouping.begin(dict.fromkeys(late, text))
+    self._end(termination.TRY_AGAIN, text, stacks=True)
 
-  def _lost(self, member, why):
+  def _lost(self, member, why, is_silent=False):
     if self._members.can_go_without(member.index):
       self._drop(member, why)
-    elif self._members.have_begun:
-      self._end(termination.TRY_AGAIN, f'{member.name} {why}')
-    else:  # it may come again: nothing has begun
+    elif not self._members.have_begun:  # it may come again: nothing has begun
       self._members.pop(member.index, None)
+      if not is_silent and self._generation.number:
+        self._members.dismiss(member.index)
+        self._begin_if_complete()
+    elif member.index in self._members.spares():
+      self._drop(member, why)
+    elif self._members.are_elastic:
+      member.left = True
+      silent = [member.index] if is_silent else []
+      self._regrouping.begin({member.index: f'{member.name} {why}'}, silent)
+    else:
+      self._end(termination.TRY_AGAIN, f'{member.name} {why}')
 
   def _drop(self, member, why):
     """Forgets a process that may come again; process 0 is told."""
@@ -268,23 +340,24 @@ class Coordinator:
     del self._members[member.index]
     member.left = True
     member.writer.close()
-    first = self._members[0]
-    if not first.left:
-      _send(first.writer, {'lost': [member.index, f'{member.name} {why}']})
+    if not self._members.first.left:
+      _send(self._members.first.writer, {'lost': [member.index, f'{member.name} {why}']})
     for name in list(self._gathered):
       self._answer_gather(name)
 
   def _end(self, code, text, stacks=False):
     """Ends all processes; a second reason to is ignored."""
-    if not self._end_message:
+    if not self._end_message and not self._regrouping.has_begun:
       self._end_message = {'end': [code, text, stacks]}
       self._send_all(self._end_message)
 
   def _send_all(self, message):
-    # Process 0 last: when it reads this, the others have been sent it.
-    for _, member in sorted(self._members.items(), reverse=True):
-      if not member.left:
-        _send(member.writer, message)
+    for rank in self._members.in_order():
+      self._send_to(rank, message)
+
+  def _send_to(self, rank, message):
+    if not self._members[rank].left:
+      _send(self._members[rank].writer, message)
 
   def _call_later(self, seconds, call, *arguments):
     async def wait():

@@ -91,7 +91,7 @@ class Gate:
       task.add_done_callback(self._tasks.discard)
 
   async def _serve(self, connection, host):
-    is_proved = False
+    is_proved: bool | None = False
     try:
       async with asyncio.timeout(WITHIN):
         is_proved = await self._admit(connection)
@@ -101,12 +101,13 @@ class Gate:
       self._unproved.pop(asyncio.current_task(), None)
       if not is_proved:
         connection.close()
+      if is_proved is False:
         self._log_stranger(host)
     if is_proved:
       await self._on_proved(connection)
 
   async def _admit(self, connection):
-    """Whether the other side proves that it knows the secret."""
+    """Whether the other side proves that it knows the secret; None: it has hung up."""
     loop = asyncio.get_running_loop()
     connection.setblocking(False)
     challenge = secrets.token_hex(32)
@@ -114,6 +115,8 @@ class Gate:
     line = b''
     while not line.endswith(b'\n') and len(line) < _MAX_LINE:
       piece = await loop.sock_recv(connection, _MAX_LINE - len(line))
+      if not piece and not line:
+        return None
       if not piece:
         break
       line += piece

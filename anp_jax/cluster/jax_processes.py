@@ -5,7 +5,7 @@ from collections.abc import Callable
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client as client_lib, cluster_env, listener
+from anp_jax.cluster import client as client_lib, cluster_env, listener, relay
 from anp_jax.system import cores, xla_flags
 
 # JAX's own watch over its processes is the last resort: it ends them without
@@ -46,12 +46,15 @@ def join(
   bind = listener.bind_addresses(host)[0]  # JAX takes one
   ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
   timeout = int(max(_MIN_TIMEOUT, _TIMES_OURS * ours))
+  address = host, client.port
+  if env.index:
+    address = '127.0.0.1', relay.start(address)
   jax.distributed.initialize(
-    _joined(host, client.port),
+    cluster_env.joined(*address),
     env.count,
     env.index,
     local_device_ids=client.devices,
-    coordinator_bind_address=_joined(bind, client.port) if bind else None,
+    coordinator_bind_address=cluster_env.joined(bind, client.port) if bind else None,
     initialization_timeout=timeout,
     heartbeat_timeout_seconds=_HEARTBEAT,
     shutdown_timeout_seconds=60,
@@ -67,10 +70,6 @@ def join(
         f'rank {index} on {client.hosts[index]} has {count} devices, rank 0 on '
         f'{client.hosts[0]} has {counts[0]}: every process needs equally many'
       )
-
-
-def _joined(host, port):
-  return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
 
 def start_alone(devices: list[int] | None, heartbeat: Callable[[str], None]) -> None:

@@ -1,14 +1,17 @@
 """The port at which process 0 waits for the others."""
 
+from collections.abc import Mapping, Sequence
 import errno
 import ipaddress
 import socket
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, termination
+from anp_jax.cluster import cluster_env, generation, termination
 
 # Connections that wait to be accepted.
 _BACKLOG = 1024
+_NAME = 'listener '  # of an inherited file
+_kept: list[socket.socket] = []
 _TO_ITSELF = {'0.0.0.0': '127.0.0.1', '::': '::1'}
 
 
@@ -64,6 +67,24 @@ def bind_addresses(host: str) -> list[str]:
   may_be_loopback = cluster_env.is_loopback_name(host)
   addresses = dict.fromkeys(str(answer[4][0]) for answer in answers)
   return [a for a in addresses if _is_here(a) and (may_be_loopback or not _is_loopback(a))] or ['']
+
+
+def listen_at(host: str) -> socket.socket:
+  """Opens some port of an address of this host."""
+  return _open(host, 0)
+
+
+def keep(listeners: Sequence[socket.socket]) -> None:
+  """Keeps ports open, in the next generations of this process, too."""
+  for i, listening in enumerate(listeners):
+    generation.keep(f'{_NAME}{i}', listening.fileno())
+    _kept.append(listening)
+
+
+def inherited(descriptors: Mapping[str, int]) -> list[socket.socket]:
+  """Returns the open ports among inherited files, by name."""
+  names = sorted(name for name in descriptors if name.startswith(_NAME))
+  return [socket.socket(fileno=descriptors[name]) for name in names]
 
 
 def free_port() -> int:

@@ -1,11 +1,12 @@
-"""The processes of a run, as process 0 knows them."""
+"""The processes of a run, as its coordinator knows them."""
 
 import asyncio
 from collections.abc import Container, Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from anp_jax.cluster import process_info, watchdog
+from anp_jax import config as config_lib
+from anp_jax.cluster import generation as generation_lib, process_info, termination, watchdog
 
 # What a process does one after another until JAX is up, and at a step.
 _ORDER = (None, *watchdog.JOINING, 'starting', 'input', 'step', 'evaluating', 'saving', 'leaving')
@@ -52,47 +53,101 @@ class Members(dict[int, Member]):
   """The connected processes of a run by rank, and who of the others is missing.
 
   A run begins with all of its processes, or without some that it can do without;
-  only these may be lost and come again afterwards.
+  only these may be lost and come again afterwards. A generation of an elastic run
+  begins with those that are left; what comes later, or does not fit, is a spare.
+
+  Attributes:
+    ranks: ranks that train, in the order of JAX's processes.
+    sizes: numbers of processes over which the batch divides; (): not known yet.
   """
 
-  def __init__(self, count: int, token: str):
+  def __init__(
+    self,
+    count: int,
+    token: str,
+    first: int = 0,
+    generation: generation_lib.Generation = generation_lib.FIRST,
+  ):
     """Creates a run that nobody has joined.
 
     Args:
-      count: number of the run's processes.
+      count: number of processes that the launcher has started.
       token: identifier of this launch, which each must show.
+      first: rank of the coordinator's process.
+      generation: generation of the run.
     """
     super().__init__()
-    self._count, self._token = count, token
+    self._count, self._token, self._first = count, token, first
+    self._generation = generation
+    # Where each process listens that may live.
+    self._addresses = dict(generation.addresses)
+    known = set(self._addresses) if generation.number else set(range(count))
+    self._expected = known - set(generation.lost)
+    self.ranks = sorted(self._expected)
+    self.sizes = generation.sizes
     self._start: dict[str, Any] = {}  # what all processes were sent when the run began
     self._devices: dict[int, list[int] | None] = {}  # of each process that was there then
+
+  @property
+  def first(self) -> Member:
+    """The process of the coordinator."""
+    return self[self._first]
 
   @property
   def have_begun(self) -> bool:
     """Whether the run has begun."""
     return bool(self._start)
 
+  @property
+  def are_elastic(self) -> bool:
+    """Whether a loss begins another generation."""
+    return self.have_begun and self.first.info['elastic']
+
+  def in_order(self) -> list[int]:
+    """Returns the ranks that are here in the order in which they are sent a message.
+
+    The coordinator's process is the last: when it hears of an end, the others have
+    been sent it.
+    """
+    return sorted(self, key=lambda rank: (rank == self._first, rank))
+
+  def spares(self) -> list[int]:
+    """Returns the ranks that are here and do not train."""
+    return sorted(self.keys() - set(self.ranks))
+
   def is_ours(self, info: dict) -> bool:
-    """Whether a process belongs to this launch."""
-    return info['token'] == self._token
+    """Whether a process belongs to this launch, or to an elastic run."""
+    return info['token'] == self._token or self._takes_newcomers()
 
   def can_go_without(self, index: int) -> bool:
     """Whether the run goes on if this process is lost, which process 0 alone decides."""
-    return self.have_begun and index in self[0].info['optional']
+    return self.have_begun and index in self.first.info['optional']
 
   def are_enough(self) -> bool:
     """Whether only processes are missing that the run can do without."""
-    return 0 in self and set(range(self._count)) <= {*self, *self[0].info['optional']}
+    return self._first in self and self._expected <= {*self, *self.first.info['optional']}
 
   def are_complete(self) -> bool:
-    """Whether all processes are here."""
-    return len(self) == self._count
+    """Whether all processes are here that are waited for."""
+    return self._expected <= self.keys()
+
+  def addresses_without_a_process(self) -> dict[int, tuple[str, int]]:
+    """Returns where the processes listen that may live and have not come, by rank."""
+    return {rank: a for rank, a in self._addresses.items() if rank not in self}
+
+  def dismiss(self, rank: int) -> None:
+    """Stops waiting for a process that does not live any more."""
+    self._expected.discard(rank)
+    self._addresses.pop(rank, None)
 
   def refusal(self, info: dict) -> str:
     """Why a process that has just come cannot take part; '' if it can."""
     index, name = info['index'], process_info.name(info)
     if not self.is_ours(info):
       return f'{name} belongs to another job than rank 0'
+    if self._takes_newcomers():
+      first = self.get(self._first)
+      return process_info.mismatch_with_first([first.info, info]) if first else ''
     if self.have_begun and not self.can_go_without(index):
       return f'{name} found a run that has begun already at rank 0: choose another port'
     if info['count'] != self._count:
@@ -100,56 +155,130 @@ class Members(dict[int, Member]):
     if index not in range(self._count):
       return f'{name} is none of {self._count}'
     if self.have_begun:
-      return process_info.mismatch_with_first([self[0].info, info])
+      return process_info.mismatch_with_first([self.first.info, info])
     if index in self:
       return f'rank {index} came twice: from {self[index].info["host"]} and from {info["host"]}'
     return ''
 
-  def begin(self, port: int) -> str:
+  def take_in(self, member: Member) -> None:
+    """Adds a process; one whose rank is taken in an elastic run gets another."""
+    if self._takes_newcomers() and member.index in self:
+      member.info['index'] = max(*self, *self._addresses, self._count - 1) + 1
+    self[member.index] = member
+    if member.info['address']:
+      self._addresses[member.index] = member.info['address']
+
+  def begin(self, port: int, least: int) -> None:
     """Begins the run with the processes that are here.
 
     Args:
       port: TCP port of JAX's coordinator.
+      least: number of processes below which an elastic run ends.
 
-    Returns:
-      What keeps them from starting; '' if they can.
+    Raises:
+      ConfigError: if they do not go together.
+      PeerLostError: if too few are left.
     """
-    infos = [member.info for _, member in sorted(self.items())]
+    if self._generation.number:
+      self.ranks = self._chosen(least)
+    present = sorted(self.keys() & set(self.ranks))
+    infos = [self[rank].info for rank in present]
     if problem := process_info.first_mismatch(infos):
-      return problem
+      raise config_lib.ConfigError(problem)
     devices, _ = process_info.devices(infos)
-    self._devices = dict(zip(sorted(self), devices, strict=True))
+    self._devices = dict(zip(present, devices, strict=True))
     hosts = {info['index']: info['host'] for info in infos}
-    self._start = {'port': port, 'hosts': [hosts.get(i, '') for i in range(self._count)]}
-    return ''
+    self._start = {
+      'port': port,
+      'ranks': self.ranks,
+      'hosts': [hosts.get(i, '') for i in self.ranks],
+    }
 
   def start_of(self, member: Member) -> dict:
-    """What a process is sent for its start: port, hosts and its own devices."""
+    """What a process is sent for its start: port, hosts, ranks and its own devices."""
+    start = {**self._start, 'rank': member.index, 'addresses': self._addresses}
+    if member.index not in self.ranks:
+      return start
     # One that comes again, on another host, uses all the GPUs that it sees.
-    is_here = member.info['host'] == self._start['hosts'][member.index]
-    return {**self._start, 'devices': self._devices[member.index] if is_here else None}
+    host = start['hosts'][self.ranks.index(member.index)]
+    devices = self._devices[member.index] if member.info['host'] == host else None
+    return {**start, 'devices': devices}
+
+  def next_generation(self, lost: Mapping[int, str], silent: Container[int] = ()) -> dict:
+    """What all processes are sent when the next generation begins.
+
+    Args:
+      lost: why each process is missing that will not take part, by rank.
+      silent: ranks of those that may still live.
+    """
+    gone = {rank for rank in lost if rank not in silent}
+    here = self.keys() - lost.keys()
+    return {
+      'addresses': {rank: a for rank, a in self._addresses.items() if rank not in gone},
+      'lost': dict(lost),
+      'coordinator': self._first if self._first in here else -1,
+      'sizes': self.sizes,
+    }
+
+  def could_grow(self) -> bool:
+    """Whether the batch divides over more processes than train, all of which are here."""
+    return self._size(len(self)) > len(self.ranks)
+
+  def _takes_newcomers(self):
+    """Whether processes may come that the launcher did not start with the others."""
+    return self._generation.number > 0 or self.are_elastic
+
+  def _size(self, count):
+    """The largest number of processes, of so many, over which the batch divides."""
+    sizes = self.sizes or range(1, count + 1)
+    return max((size for size in sizes if size <= count), default=0)
+
+  def _chosen(self, least):
+    """The ranks that train, the coordinator's first, then those with the state."""
+    unknown = self.addresses_without_a_process().keys()
+    # Else both halves of a network that is cut would go on.
+    if len(self) < len(unknown) or (len(self) == len(unknown) and min(unknown) < min(self)):
+      raise termination.PeerLostError(
+        f'{listed([f"rank {rank}" for rank in sorted(unknown)])} may go on without '
+        f'{listed([member.name for member in self.values()])}: ending'
+      )
+    size = self._size(len(self))
+    if size < max(least, 1):
+      raise termination.PeerLostError(
+        f'{len(self)} of {self._count} processes are left, over which a batch divides '
+        f'by {size}, fewer than config.cluster.min_processes={least}: ending'
+      )
+
+    def order(rank):
+      return rank != self._first, not self[rank].info['has_state'], rank
+
+    return sorted(self, key=order)[:size]
 
   def by_rank(self, values: Mapping[int, Any]) -> list:
-    """Lists the values of all processes; None where one has none."""
-    return [values.get(i) for i in range(self._count)]
+    """Lists the values of the ranks that train; None where one has none."""
+    return [values.get(i) for i in self.ranks]
 
   def missing(self, present: Container[int]) -> str:
     """Names the processes whose rank is not among these: 'rank 1, rank 2 have'."""
     names = [
-      self[i].name if i in self else f'rank {i}' for i in range(self._count) if i not in present
+      self[i].name if i in self else f'rank {i}' for i in sorted(self._expected) if i not in present
     ]
     return f'{listed(names)} {"has" if len(names) == 1 else "have"}'
 
   def presence(self) -> str:
     """How many have come: '2 of 3 are here'."""
-    return f'{len(self)} of {self._count} are here'
+    return f'{len(self)} of {len(self._expected)} are here'
+
+  def late_ranks(self) -> list[int]:
+    """Returns the ranks that train and are behind; all if none is."""
+    progress = {i: self[i].progress() for i in sorted(self.keys() & set(self.ranks))}
+    least = min(progress.values())
+    return [i for i, where in progress.items() if where == least]
 
   def late(self) -> str:
     """Names the processes that are behind: 'rank 1 on node2 is'; all if none is."""
-    ordered = [member for _, member in sorted(self.items())]
-    least = min(member.progress() for member in ordered)
-    names = [m.name for m in ordered if m.progress() == least]
-    if len(names) == len(ordered):
+    names = [self[i].name for i in self.late_ranks()]
+    if len(names) == len(self.keys() & set(self.ranks)):
       return 'all ranks are equally'
     return f'{listed(names)} {"is" if len(names) == 1 else "are"}'
 

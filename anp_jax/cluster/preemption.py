@@ -14,8 +14,8 @@ from typing import Any
 import ml_collections
 
 # Votes of a process; the largest wins.
-CONTINUE, TIME_LIMIT, STOP = range(3)
-VOTES = 3
+CONTINUE, RESTART, TIME_LIMIT, STOP = range(4)
+VOTES = 4
 REASONS = {TIME_LIMIT: 'the time limit', STOP: 'a signal'}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Slurm sends SIGTERM twice at a time limit, and `scancel` of a step may meet a
@@ -44,6 +44,7 @@ class StopHandler:
     self,
     config: ml_collections.ConfigDict,
     stop_seconds: Callable[[], float] = float,
+    tell: Callable[[], None] | None = None,
     environment: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.time,
   ):
@@ -52,6 +53,8 @@ class StopHandler:
     Args:
       config: the run's config.
       stop_seconds: returns the seconds that a stop takes.
+      tell: called at a signal that may be for this process alone, which then
+        votes only once it is ordered to; None: every signal stops the run.
       environment: variables; Slurm's end of the job is among them.
       clock: returns seconds since 1970.
     """
@@ -62,21 +65,27 @@ class StopHandler:
     # Set by two threads, so two attributes.
     self._out_of_time = False
     self._signal_time: float | None = None  # of the first signal
+    self._tell = tell
+    self._vote = CONTINUE
     self.interrupted = False
     self._old_handlers: dict[int, Any] = {}
     self._pipe: tuple | None = None
     self._on_timeout: Callable[[str], None] | None = None
 
   def vote(self) -> int:
-    """Returns the vote of this process: CONTINUE, TIME_LIMIT or STOP."""
-    if self._signal_time is not None:
+    """Returns the vote of this process: CONTINUE, RESTART, TIME_LIMIT or STOP."""
+    if self._vote == STOP:
       return STOP
     if self._end is not None and not self._out_of_time:
       left = self._end - self._clock()
       if left < _MARGIN + self._stop_seconds():
         self._out_of_time = True
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
-    return TIME_LIMIT if self._out_of_time else CONTINUE
+    return TIME_LIMIT if self._out_of_time else self._vote
+
+  def order(self, order: str) -> None:
+    """Votes as the coordinator orders: to 'stop' the run, or to 'pause' for a restart."""
+    self._vote = max(self._vote, {'stop': STOP, 'pause': RESTART}[order])
 
   def listen(self, on_timeout: Callable[[str], None]) -> None:
     """Catches signals from now on, in the main thread only.
@@ -129,7 +138,12 @@ class StopHandler:
       return
     self._signal_time = now
     self.interrupted = number == signal.SIGINT
-    _say(f'{name}: saving, then stopping; once more to leave at once')
+    if self._tell and not self.interrupted:
+      self._tell()
+      _say(f'{name}: stopping, or leaving the run to the others; once more to leave at once')
+    else:
+      self._vote = STOP
+      _say(f'{name}: saving, then stopping; once more to leave at once')
     if self._timeout:
       seconds = self._max_stop_seconds()
       timer = threading.Timer(seconds, self._too_late, (name, seconds))

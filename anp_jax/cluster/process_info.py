@@ -14,7 +14,7 @@ import sys
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env
+from anp_jax.cluster import cluster_env, generation
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.system import onednn, xla_flags
 
@@ -57,6 +57,9 @@ def collect(
     'command': command,
     'cpu_library': _cpu_library(config, platform),
     'mixes_platforms': strategy.mixes_platforms(config, mode),
+    'elastic': strategy.is_elastic and config.cluster.elastic == 'auto' and mode == 'train',
+    'has_state': bool(generation.current(environment).descriptors.get('mirror')),
+    'address': None,
     'optional': [i for i in range(env.count) if not strategy.run_ends_if_lost(config, mode, i)],
   }
 

@@ -29,7 +29,10 @@ _POLL = 0.5  # seconds
 
 @contextlib.contextmanager
 def held(
-  workdir: str, env: cluster_env.ClusterEnv, environment: Mapping[str, str] = os.environ
+  workdir: str,
+  env: cluster_env.ClusterEnv,
+  takes_over: bool = False,
+  environment: Mapping[str, str] = os.environ,
 ) -> Iterator[None]:
   """A context in which no other run trains in a workdir.
 
@@ -40,6 +43,7 @@ def held(
   Args:
     workdir: folder of the run; made if it is missing.
     env: place of this process.
+    takes_over: whether the run goes on that holds the lock, without its process.
     environment: variables, for the job's number.
 
   Raises:
@@ -51,6 +55,9 @@ def held(
     return
   try:
     os.makedirs(workdir, exist_ok=True)
+    if takes_over:
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(workdir, NAME))
     lock = WorkdirLock(workdir, _this_process(environment))
     lock.acquire()
   except OSError as e:

@@ -311,6 +311,21 @@ _CLUSTER = {
     'seconds from a signal to a finished save, after which the run ends without it; 0: no limit',
     at_least=0,
   ),
+  'elastic': text(
+    'auto',
+    'auto: a run in which all devices compute each step together goes on in place without a '
+    'process that is lost; off: all processes end',
+    ('auto', 'off'),
+  ),
+  'min_processes': integer(
+    1, 'number of processes below which an elastic run ends instead of going on', at_least=1
+  ),
+  'mirror_every': integer(
+    0,
+    "steps between two copies of the state in the hosts' memory, from which an elastic run goes "
+    'on; 0: as often as costs 1 % of the time',
+    at_least=0,
+  ),
 }
 _PROFILE = {'steps': window('', "steps to trace, 'first:last' with last excluded, such as '10:15'")}
 

@@ -100,6 +100,7 @@ class Strategy:
       and scores.
     planned_mesh: overrides of config.mesh with which the strategy uses all devices
       of a cluster.
+    is_elastic: whether a run goes on in place without a process that is lost.
     serves_gradients: whether cores of the hosts receive and apply gradients
       while devices compute.
   """
@@ -111,6 +112,7 @@ class Strategy:
   steps_together: bool = True
   keeps_models_apart: bool = False
   planned_mesh: dict[str, str] = {'mesh.data': '-1', 'mesh.model': '1'}
+  is_elastic: bool = False
   serves_gradients: bool = False
 
   # Its keys and their checks.

@@ -11,9 +11,9 @@ from anp_jax.system import files
 NAME = 'metrics.jsonl'  # in a workdir
 # Kinds of lines without metrics of a step: the seconds of something other than a
 # step, the result of the run, a key of the config that changes at a step, the
-# command by which a run began or was resumed.
-TIME, RESULT, CHANGE, START = 'time', 'result', 'change', 'run'
-WITHOUT_METRICS = TIME, RESULT, CHANGE, START
+# command by which a run began or was resumed, a restart in place.
+TIME, RESULT, CHANGE, START, RESTART = 'time', 'result', 'change', 'run', 'restart'
+WITHOUT_METRICS = TIME, RESULT, CHANGE, START, RESTART
 
 
 def read(workdir: str) -> list[dict]:
@@ -45,6 +45,8 @@ def _is_whole(record):
     return True
   if kind == START:
     return isinstance(record.get('command'), str)
+  if kind == RESTART:
+    return {'lost', 'processes', 'seconds', 'repeated'} <= record.keys()
   if kind == CHANGE:
     return {'key', 'old', 'new'} <= record.keys()
   if kind == TIME:

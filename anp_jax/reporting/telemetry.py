@@ -56,6 +56,11 @@ def starts(workdir: str) -> list[dict]:
   return _of_kind(metric_lines.read(workdir), metric_lines.START)
 
 
+def restarts(workdir: str) -> list[dict]:
+  """Returns the records of `Telemetry.restart`."""
+  return _of_kind(metric_lines.read(workdir), metric_lines.RESTART)
+
+
 def durations(workdir: str) -> dict[str, float]:
   """Returns the seconds between a run's steps by activity: 'start', 'compiling', ..."""
   seconds: dict[str, float] = {}
@@ -237,6 +242,30 @@ class Telemetry:
     if step < self._length.total_steps:
       fields = {'time': time.time(), 'command': metric_lines.command()} | values
       self._write_line(metric_lines.START, step, **fields)
+
+  def restart(self, lost: Sequence[str], processes: int, seconds: float, repeated: int) -> None:
+    """Records that the processes of the run have restarted in place.
+
+    Args:
+      lost: why each process is missing that was lost; () where one has come.
+      processes: number of processes that go on.
+      seconds: time from the loss to the end of the next step.
+      repeated: number of steps that were computed before.
+    """
+    why = '; '.join(lost) or 'the processes have changed'
+    self.log(
+      f'{why}: going on with {processes} {"process" if processes == 1 else "processes"} from '
+      f'step {self._length.start_step}; {seconds:.1f} s; {repeated} '
+      f'{"step" if repeated == 1 else "steps"} computed again'
+    )
+    self._write_line(
+      metric_lines.RESTART,
+      self._length.start_step,
+      lost=list(lost),
+      processes=processes,
+      seconds=seconds,
+      repeated=repeated,
+    )
 
   def log(self, text: str) -> None:
     """Prints a line for people, above the live line."""

@@ -47,6 +47,7 @@ class ChannelSplit(sync.Sync):
   """
 
   name = 'channel_split'
+  is_elastic = False
   planned_mesh = {'mesh.data': '1', 'mesh.model': '-1'}
 
   def default_config(self) -> dict[str, keys.Key]:

@@ -11,13 +11,18 @@ class StartupTimer:
     phases: seconds by name, in order.
   """
 
-  def __init__(self) -> None:
-    self._last = 0.0
+  def __init__(self, started_at: float = 0.0) -> None:
+    """Begins with the first phase.
+
+    Args:
+      started_at: seconds since 1970; 0: when the kernel started the process.
+    """
+    self._last, self._started_at = 0.0, started_at
     self.phases: dict[str, float] = {}
 
   def end_phase(self, name: str) -> None:
     """Ends a phase; a phase that ends twice adds up."""
-    now = _age()
+    now = time.time() - self._started_at if self._started_at else _age()
     self.phases[name] = self.phases.get(name, 0.0) + now - self._last
     self._last = now
 

@@ -34,6 +34,7 @@ class Sync(strategy.Strategy):
   """Synchronous training: every shard's gradient in every update."""
 
   name = 'sync'
+  is_elastic = True
 
   def default_config(self) -> dict[str, keys.Key]:
     """The division of the batch, and the simulated time of a cluster."""

@@ -107,8 +107,15 @@ def run(workdir: str) -> list[tuple]:
 
 
 def changes(workdir: str) -> list[tuple]:
-  """Returns the keys of the config that --change changed, as (name, text) rows."""
-  rows = []
+  """Returns the keys that --change changed, and restarts in place, as (name, text) rows."""
+  rows = [
+    (
+      f'at step {r["step"]}',
+      f'{"; ".join(r["lost"]) or "the processes have changed"}: {r["processes"]} processes, '
+      f'{r["seconds"]:.1f} s, {r["repeated"]} steps computed again',
+    )
+    for r in telemetry.restarts(workdir)
+  ]
   for r in telemetry.changes(workdir):
     text = f'{r["key"]}={r["new"]}, {r["old"]} before'
     if {'old_rate', 'new_rate'} <= r.keys():

@@ -15,6 +15,7 @@ class ModelRing(sync.Sync):
   """Many models that travel around a ring of devices."""
 
   name = 'model_ring'
+  is_elastic = False
   state = 'model_ring'
   steps_together = False
   planned_mesh = {}

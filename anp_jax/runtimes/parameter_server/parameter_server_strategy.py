@@ -33,6 +33,7 @@ class ParameterServer(sync.Sync):
   """Asynchronous training with parameter servers."""
 
   name = 'parameter_server'
+  is_elastic = False
   steps_together = False
   planned_mesh = {}
   serves_gradients = True

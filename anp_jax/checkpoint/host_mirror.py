@@ -1,0 +1,364 @@
+"""Copies of a run's state in the hosts' memory, from which an elastic run goes on.
+
+A process that restarts in place inherits its copies as open files without a name: they
+end with the last process that holds them. All processes copy the same steps. A copy
+replaces the one before once it is whole; where the state is divided over the
+processes, each one also copies the part of the next one, and keeps the copy before,
+as another process may be lost while it writes.
+"""
+
+from collections.abc import Callable, Sequence
+import json
+import math
+import mmap
+import os
+import struct
+import threading
+import time
+from typing import Any, NamedTuple
+import zlib
+
+import jax
+from jax import lax
+import numpy as np
+
+from anp_jax import cluster
+from anp_jax.cluster import generation
+from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.system import error_lines
+
+P = mesh_lib.P
+_NAMES = 'mirror', 'mirror of the step before'
+_HEADER = struct.Struct('<QQ')  # position and length of the table, which is written last
+_SHARE = 0.01  # of the time may go into copies
+_MEASURED = 8  # step after the start at which the time of a copy and of a step are known
+_CHUNK = 2**22  # words that processes exchange at once
+
+
+class Piece(NamedTuple):
+  """A block of an array.
+
+  Attributes:
+    leaf: number of the array in the state's tree.
+    bounds: first and last excluded position in each dimension.
+    data: values of the block.
+  """
+
+  leaf: int
+  bounds: tuple[tuple[int, int], ...]
+  data: np.ndarray
+
+
+class HostMirror:
+  """The copies of this process, and what the other processes have of a state."""
+
+  def __init__(self, abstract_state: Any, processes: cluster.Processes, every: int):
+    """Opens what this process has inherited.
+
+    Args:
+      abstract_state: saved state as jax.ShapeDtypeStruct with shardings.
+      processes: processes of the run.
+      every: steps between two copies; 0: as often as costs a hundredth of the time.
+    """
+    self._leaves, self._tree = jax.tree.flatten(abstract_state)
+    self._mesh = mesh_lib.mesh_of(abstract_state)
+    self._processes, self._every = processes, every
+    inherited = processes.generation.descriptors
+    self._slots = [_Slot(name, inherited.get(name)) for name in _NAMES]
+    self._is_divided = [any(_batch_axes(leaf.sharding.spec)) for leaf in self._leaves]
+    self._thread: threading.Thread | None = None
+    self._start: int | None = None
+    self._seconds = 0.0  # that the last copy took
+    self._first_step_at = 0.0
+    self._copy = jax.jit(self._copies)
+
+  def steps(self) -> list[int]:
+    """Returns the steps of which this process has a whole copy, the newest first."""
+    return sorted((slot.step for slot in self._slots if slot.step >= 0), reverse=True)
+
+  def restore(self, accept: Callable[[int], bool]) -> tuple[Any, int] | None:
+    """Returns the newest state of which the processes together have all parts.
+
+    All processes call it.
+
+    Args:
+      accept: whether a run can go on from a step; process 0 is asked.
+
+    Returns:
+      State and step; None if there is no such state.
+    """
+    contents = {slot.step: slot.read() for slot in self._slots if slot.step >= 0}
+    held = {
+      step: [[piece.leaf, piece.bounds] for piece in pieces] for step, pieces in contents.items()
+    }
+    all_held = [
+      {int(step): {(leaf, _pairs(bounds)) for leaf, bounds in blocks} for step, blocks in h.items()}
+      for h in self._processes.gather(held)
+    ]
+    whole = [step for step in set().union(*all_held) if self._is_whole(step, all_held)]
+    candidates = [step for step in sorted(whole, reverse=True) if self._is_accepted(step, accept)]
+    if not candidates:
+      return None
+    step = candidates[0]
+    arrays = self._assembled(step, contents.get(step, []), all_held)
+    for slot in self._slots:
+      if slot.step != step:
+        slot.clear()
+    return self._tree.unflatten(map(self._placed, self._leaves, arrays)), step
+
+  def keep_if_due(self, step: int, state: Any) -> None:
+    """Begins to copy the state of a step, if it is one of those that are copied.
+
+    Args:
+      step: steps made.
+      state: saved form of the state, whose buffers may be donated afterwards.
+    """
+    if self._processes.count == 1:
+      return
+    if self._start is None:
+      self._start, self._first_step_at = step, time.monotonic()
+    if not self._every:
+      self._measure(step, state)
+    elif step % self._every == 0:
+      self.keep(step, state)
+
+  def keep(self, step: int, state: Any) -> None:
+    """Begins to copy the state of a step; see `wait`."""
+    self.wait()
+    copies = self._copy(jax.tree.leaves(state))
+    self._thread = threading.Thread(target=self._write, args=(step, copies), name='mirror')
+    self._thread.start()
+
+  def wait(self) -> None:
+    """Returns once the last copy is whole."""
+    if self._thread is not None:
+      self._thread.join()
+
+  def _measure(self, step, state):
+    """Chooses the period, the same in all processes, from a first copy."""
+    assert self._start is not None
+    if step == self._start + 1:
+      self.keep(step, state)
+    elif step == self._start + _MEASURED:
+      self.wait()
+      step_seconds = (time.monotonic() - self._first_step_at) / _MEASURED
+      periods = self._processes.gather(self._seconds / _SHARE / step_seconds)
+      self._every = max(1, math.ceil(max(periods)))
+
+  def _write(self, step, copies):
+    jax.block_until_ready(copies)  # the step itself costs nothing
+    start = time.monotonic()
+    before, after = sorted(self._slots, key=lambda slot: slot.step, reverse=True)
+    try:
+      after.write(step, self._pieces(*copies))
+    except OSError as e:  # memory that is full: the run goes on from a checkpoint
+      print(f'mirror   step {step} is not kept in memory: {error_lines.first_line(e)}', flush=True)
+    else:
+      if not any(self._is_divided):
+        before.clear()
+    self._seconds = time.monotonic() - start
+
+  def _copies(self, leaves):
+    """Fresh buffers, of which those of the next process's divided parts are shifted."""
+    shifted = [
+      self._shifted(leaf, abstract.sharding.spec)
+      for leaf, abstract, divided in zip(leaves, self._leaves, self._is_divided, strict=True)
+      if divided
+    ]
+    return [leaf.copy() for leaf in leaves], shifted
+
+  def _shifted(self, leaf, spec):
+    count = mesh_lib.batch_devices(self._mesh)
+    pairs = [((i + self._shift) % count, i) for i in range(count)]
+    return jax.shard_map(
+      lambda block: lax.ppermute(block, mesh_lib.BATCH, pairs),
+      mesh=self._mesh,
+      in_specs=spec,
+      out_specs=spec,
+      check_vma=False,
+    )(leaf)
+
+  @property
+  def _shift(self):
+    """Positions on the batch's axes from a device to the one like it in the next process."""
+    return mesh_lib.batch_devices(self._mesh) // self._processes.count
+
+  def _pieces(self, copies, shifted):
+    """The blocks of this process, each once."""
+    pieces: dict[tuple, Piece] = {}
+
+    def add(leaf, shape, index, data):
+      block = _block(index, shape)
+      if (leaf, block) not in pieces:
+        pieces[leaf, block] = Piece(leaf, block, np.asarray(data))
+
+    for number, array in enumerate(copies):
+      for shard in array.addressable_shards:
+        add(number, array.shape, shard.index, shard.data)
+    divided = [number for number, is_divided in enumerate(self._is_divided) if is_divided]
+    for number, array in zip(divided, shifted, strict=True):
+      indices = array.sharding.devices_indices_map(array.shape)
+      for shard in array.addressable_shards:
+        add(number, array.shape, indices[self._next(shard.device)], shard.data)
+    return list(pieces.values())
+
+  def _next(self, device):
+    """The device whose part `_shifted` brings to a device."""
+    devices = self._mesh.devices.reshape(mesh_lib.batch_devices(self._mesh), -1)
+    ((row, column),) = np.argwhere(devices == device)
+    return devices[(row + self._shift) % len(devices), column]
+
+  def _is_whole(self, step, all_held):
+    blocks = set().union(*(held.get(step, ()) for held in all_held))
+    sizes = [0] * len(self._leaves)
+    for leaf, bounds in blocks:
+      sizes[leaf] += math.prod(stop - start for start, stop in bounds)
+    return sizes == [math.prod(leaf.shape) for leaf in self._leaves]
+
+  def _is_accepted(self, step, accept):
+    answer = accept(step) if self._processes.index == 0 else None
+    return self._processes.gather(answer)[0]
+
+  def _assembled(self, step, pieces, all_held):
+    """Every array of the state, whole, from the blocks of all processes."""
+    offsets = np.cumsum([0, *(4 * -(-_nbytes(leaf) // 4) for leaf in self._leaves)])
+    flat = np.zeros(offsets[-1] // 4, np.int32)
+    arrays = [
+      flat.view(np.uint8)[start : start + _nbytes(leaf)].view(leaf.dtype).reshape(leaf.shape)
+      for start, leaf in zip(offsets[:-1], self._leaves, strict=True)
+    ]
+    own = self._processes.index
+    is_local = all(self._is_whole(step, [held]) for held in all_held)
+    for leaf, bounds, data in pieces:
+      owner = min(i for i, held in enumerate(all_held) if (leaf, bounds) in held.get(step, ()))
+      if is_local or owner == own:
+        arrays[leaf][tuple(slice(*pair) for pair in bounds)] = data
+    if not is_local:
+      self._exchange(flat)
+    return arrays
+
+  def _exchange(self, flat):
+    """Adds the words of all processes, each of which is 0 in all but one of them."""
+    processes = range(self._processes.count)
+    devices = [next(d for d in jax.devices() if d.process_index == i) for i in processes]
+    mesh = jax.sharding.Mesh(np.array(devices), ('process',))
+    divided = jax.sharding.NamedSharding(mesh, P('process'))
+    whole = jax.sharding.NamedSharding(mesh, P())
+    add = jax.jit(lambda words: words.sum(0, dtype=words.dtype), out_shardings=whole)
+    for start in range(0, len(flat), _CHUNK):
+      words = np.zeros((1, _CHUNK), np.int32)
+      part = flat[start : start + _CHUNK]
+      words[0, : len(part)] = part
+      summed = add(jax.make_array_from_process_local_data(divided, words))
+      part[:] = np.asarray(summed.addressable_data(0))[: len(part)]
+
+  def _placed(self, leaf, array):
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
+
+
+class _Slot:
+  """A file in memory with the blocks of one step.
+
+  Attributes:
+    step: step of what is in it; -1 without one.
+  """
+
+  def __init__(self, name: str, descriptor: int | None):
+    self._name, self._descriptor = name, descriptor
+    self._table: dict = self._read_table()
+    self.step = self._table.get('step', -1)
+
+  def write(self, step: int, pieces: Sequence[Piece]) -> None:
+    """Replaces the content; it is none until all is there.
+
+    Raises:
+      OSError: if memory is full.
+    """
+    if self._descriptor is None:
+      self._descriptor = _open(self._name)
+    self.step = -1
+    blocks = [np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8) for piece in pieces]
+    offsets = np.cumsum([_HEADER.size, *map(len, blocks)]).tolist()
+    table = json.dumps(
+      {
+        'step': step,
+        'blocks': [
+          [
+            piece.leaf,
+            piece.bounds,
+            piece.data.dtype.name,
+            offset,
+            len(block),
+            zlib.crc32(block.data),
+          ]
+          for piece, block, offset in zip(pieces, blocks, offsets[:-1], strict=True)
+        ],
+      }
+    ).encode()
+    size = offsets[-1] + len(table)
+    if os.fstat(self._descriptor).st_size < size:
+      os.posix_fallocate(self._descriptor, 0, size)  # an error here, not a signal later
+    with mmap.mmap(self._descriptor, size) as memory:
+      memory[: _HEADER.size] = bytes(_HEADER.size)
+      for block, offset in zip(blocks, offsets[:-1], strict=True):
+        # NumPy lets other threads run meanwhile.
+        np.frombuffer(memory, np.uint8, len(block), offset)[:] = block
+      memory[offsets[-1] : size] = table
+      memory[: _HEADER.size] = _HEADER.pack(offsets[-1], len(table))
+    self._table, self.step = json.loads(table), step
+
+  def read(self) -> list[Piece]:
+    """Returns the blocks; none if one of them has changed."""
+    assert self._descriptor is not None
+    pieces = []
+    for leaf, bounds, dtype, offset, length, checksum in self._table['blocks']:
+      block = os.pread(self._descriptor, length, offset)
+      if zlib.crc32(block) != checksum:
+        return []
+      shape = [stop - start for start, stop in bounds]
+      data = np.frombuffer(block, np.dtype(dtype)).reshape(shape)
+      pieces.append(Piece(leaf, _pairs(bounds), data))
+    return pieces
+
+  def clear(self) -> None:
+    """Gives the memory back."""
+    if self._descriptor is not None:
+      os.ftruncate(self._descriptor, 0)
+    self.step = -1
+
+  def _read_table(self):
+    if self._descriptor is None:
+      return {}
+    generation.keep(self._name, self._descriptor)
+    header = os.pread(self._descriptor, _HEADER.size, 0)
+    if len(header) < _HEADER.size:
+      return {}
+    position, length = _HEADER.unpack(header)
+    return json.loads(os.pread(self._descriptor, length, position)) if length else {}
+
+
+def _open(name):
+  """A file in memory that the next generation of this process inherits."""
+  descriptor = os.memfd_create(f'anp_jax {name}')
+  generation.keep(name, descriptor)
+  return descriptor
+
+
+def _batch_axes(spec):
+  """Axes of the batch over which a sharding divides an array."""
+  names = [name for part in spec for name in (part if isinstance(part, tuple) else (part,))]
+  return [name for name in names if name in mesh_lib.BATCH]
+
+
+def _block(index, shape):
+  """An index of slices as first and last excluded positions."""
+  return tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
+
+
+def _pairs(bounds):
+  """Bounds as they were before they were JSON."""
+  return tuple((start, stop) for start, stop in bounds)
+
+
+def _nbytes(leaf):
+  return math.prod(leaf.shape) * leaf.dtype.itemsize

@@ -1,0 +1,79 @@
+"""The generations of an elastic run: its processes restart in place and go on.
+
+JAX cannot be closed while a neighbour lives, whose collective this process then never
+leaves. So each process replaces its own program (`os.execv`) and keeps its number:
+launchers notice nothing, threads in native code end, and an accelerator's memory is
+free. What the next program must know is in a variable of the environment; open ports
+and copies of the state are descriptors that it inherits.
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+import os
+import sys
+import time
+from typing import Any, NamedTuple, NoReturn
+
+VARIABLE = 'ANP_GENERATION'
+
+
+class Generation(NamedTuple):
+  """What a process knows of its run when it starts.
+
+  Attributes:
+    number: number of restarts before.
+    rank: rank of this process, which it keeps; -1: the launcher's.
+    addresses: host and port of each process that may live, by rank.
+    lost: why each process is missing that was lost at the last restart, by rank.
+    coordinator: rank of the coordinator; -1: the lowest rank that answers.
+    sizes: numbers of processes over which the batch divides.
+    step: last step that this process had begun.
+    lost_at: seconds since 1970 at which the last generation ended.
+    descriptors: inherited files by name.
+  """
+
+  number: int = 0
+  rank: int = -1
+  addresses: dict[int, tuple[str, int]] = {}
+  lost: dict[int, str] = {}
+  coordinator: int = -1
+  sizes: tuple[int, ...] = ()
+  step: int = 0
+  lost_at: float = 0.0
+  descriptors: dict[str, int] = {}
+
+
+FIRST = Generation()
+_descriptors: dict[str, int] = {}  # those of this program, by name
+
+
+def current(environment: Mapping[str, str] = os.environ) -> Generation:
+  """Returns this program's generation, the first one if nothing is inherited."""
+  text = environment.get(VARIABLE)
+  return Generation(**parsed(json.loads(text))) if text else FIRST
+
+
+def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns fields of a generation from JSON values, whose keys are text."""
+  result = dict(values, addresses=addresses(values['addresses']), sizes=tuple(values['sizes']))
+  result['lost'] = {int(rank): why for rank, why in values['lost'].items()}
+  return result
+
+
+def addresses(values: Mapping[str, Sequence]) -> dict[int, tuple[str, int]]:
+  """Returns addresses by rank from JSON values."""
+  return {int(rank): (host, port) for rank, (host, port) in values.items()}
+
+
+def keep(name: str, descriptor: int) -> None:
+  """Has the next generation of this process inherit an open file."""
+  _descriptors[name] = descriptor
+
+
+def restart(generation: Generation) -> NoReturn:
+  """Replaces this program by itself in the next generation; any thread may call it."""
+  for descriptor in _descriptors.values():
+    os.set_inheritable(descriptor, True)
+  generation = generation._replace(lost_at=time.time(), descriptors=_descriptors)
+  environment = {**os.environ, VARIABLE: json.dumps(generation._asdict())}
+  os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

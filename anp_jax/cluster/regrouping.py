@@ -1,0 +1,129 @@
+"""When the processes of an elastic run restart in place, and with whom.
+
+They do so at once when one is lost. When one comes that the batch could use, or one is
+told to leave, all first agree on a step, as they do for a stop, and keep the state of
+that step. Whoever connects to a port of this run and finds a coordinator there joins
+it; so of two parts that lost each other one goes on, and the other joins it or ends.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+import json
+
+from anp_jax.cluster import handshake, members as members_lib
+
+# Signals to several processes that come so soon after each other are for all.
+TOLD_WITHIN = 2.0  # seconds
+LOOK_PERIOD = 0.2  # seconds between two looks at who is missing
+DEAD = 'dead'
+
+
+class Regrouping:
+  """The end of one generation of a run, as its coordinator prepares it.
+
+  Attributes:
+    has_begun: whether all processes were told to restart.
+  """
+
+  def __init__(
+    self,
+    members: members_lib.Members,
+    send: Callable[[int, dict], None],
+    send_all: Callable[[dict], None],
+    call_later: Callable,
+  ):
+    """Creates the regrouping of a generation.
+
+    Args:
+      members: processes of the run.
+      send: called with a rank and a message for it.
+      send_all: called with a message for all processes.
+      call_later: called with seconds, a function and its arguments.
+    """
+    self._members, self._send, self._send_all = members, send, send_all
+    self._call_later = call_later
+    self._told: set[int] = set()  # ranks that were told to leave
+    self._ready: set[int] = set()  # ranks that wait for the restart
+    self._is_stopping = False
+    self.has_begun = False
+
+  def begin(
+    self, lost: Mapping[int, str], silent: Collection[int] = (), coordinator: int | None = None
+  ) -> None:
+    """Has all processes restart without some; a second call does nothing.
+
+    Args:
+      lost: why each process is missing, by rank.
+      silent: ranks of those that may still live.
+      coordinator: rank of another coordinator, which all join; None: there is none.
+    """
+    if self.has_begun:
+      return
+    self.has_begun = True
+    message = self._members.next_generation(lost, silent)
+    if coordinator is not None:
+      message['coordinator'] = coordinator
+    self._send_all({'regroup': message})
+
+  def tell(self, rank: int) -> None:
+    """Notes that a process was told to leave; if all were, the run stops."""
+    self._told.add(rank)
+    if self._told >= set(self._members.ranks):
+      self._is_stopping = True
+      self._send_all({'stop': 0})
+    else:
+      self._call_later(TOLD_WITHIN, self._hand_over)
+
+  def grow_if_useful(self) -> None:
+    """Asks for a restart if the batch divides over the spares, too."""
+    if self._members.could_grow() and not self._told:
+      self._send_all({'pause': 0})
+
+  def note_ready(self, rank: int) -> None:
+    """Notes that a process waits for the restart, which begins with the last one."""
+    self._ready.add(rank)
+    if self._ready < set(self._members.ranks) or self.has_begun:
+      return
+    leaving = self._told & set(self._members.ranks)
+    lost = {rank: f'{self._members[rank].name} was told to leave' for rank in sorted(leaving)}
+    message = self._members.next_generation(lost)
+    self.has_begun = True
+    # A process that leaves ends as soon as it hears of it.
+    for rank in self._members.in_order():
+      text = 'the other processes go on with the run'
+      self._send(rank, {'end': [0, text, False]} if rank in leaving else {'regroup': message})
+
+  def _hand_over(self):
+    if not self._is_stopping:
+      self._send_all({'pause': 0})
+
+
+async def ask_all(
+  addresses: Mapping[int, tuple[str, int]], secret: str
+) -> dict[int, dict | str | None]:
+  """Asks the processes of a run whether they coordinate it.
+
+  Args:
+    addresses: hosts and ports by rank.
+    secret: the run's secret.
+
+  Returns:
+    By rank: what a coordinator says of itself, DEAD for a process that does not live,
+    None for one that does not coordinate, or does not answer.
+  """
+  calls = [asyncio.to_thread(_ask, address, secret) for address in addresses.values()]
+  return dict(zip(addresses, await asyncio.gather(*calls), strict=True))
+
+
+def _ask(address, secret):
+  """What answers at an address: a coordinator's words, DEAD, or None."""
+  try:
+    with handshake.connect(address, secret) as connection:
+      connection.settimeout(handshake.WITHIN)
+      connection.sendall(b'{"ask": 0}\n')
+      with connection.makefile() as lines:
+        return json.loads(lines.readline())
+  except (ConnectionRefusedError, handshake.RefusedError):
+    return DEAD
+  except (OSError, ValueError):
+    return None
