@@ -11,7 +11,7 @@ import time
 import types
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client, cluster_env, coordinator, termination
+from anp_jax.cluster import client, cluster_env, connection, coordinator, termination
 from tests import launching
 
 SOON = 10  # seconds: until a test fails that waits for nothing
@@ -111,7 +111,10 @@ class Run:
 
     try:
       self.clients[index] = client.CoordinatorClient(
-        self._env(index), info(index, self.count, values), _settings(SOON, SOON, SOON), leave
+        connection.connect(self._env(index), SOON),
+        info(index, self.count, values),
+        _settings(SOON, SOON, SOON),
+        leave=leave,
       )
     except (config_lib.ConfigError, termination.PeerLostError) as e:
       self.errors[index] = e
@@ -167,6 +170,7 @@ def _settings(rendezvous, heartbeat, leave):
     heartbeat_timeout=heartbeat,
     stall_timeout=leave,
     stop_timeout=0.0,
+    min_processes=1,
   )
 
 
@@ -183,6 +187,9 @@ def info(index, count, values):
     'gpus': [],
     'loopback': '',
     'mixes_platforms': False,
+    'elastic': False,
+    'has_state': False,
+    'address': None,
     'optional': [],
     'cpu_library': '',
     'versions': {'jax': '1'},

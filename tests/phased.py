@@ -11,6 +11,8 @@ ANP_KILL_CALL='RANK CALL COUNT', of the strategy `parameter_server`: that rank i
 of several the next is for whichever process is there, also one started earlier.
 Until the last a gradient takes _PAUSE longer, or the run would be over first.
 
+ANP_PAUSE='SECONDS': each step takes so much longer.
+
 ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
 
 ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
@@ -132,6 +134,17 @@ def _stall():
   feed.Feed.__next__ = stall_here
 
 
+def _pause_in_steps(cluster):
+  real = cluster.Processes.heartbeat
+
+  def heartbeat(self, now, step=0):
+    real(self, now, step)
+    if now == 'step':
+      time.sleep(float(os.environ['ANP_PAUSE']))
+
+  cluster.Processes.heartbeat = heartbeat
+
+
 def _get_stuck():
   rank, where = os.environ['ANP_STUCK'].split()
   if f'--process_id={rank}' not in sys.argv:
@@ -175,6 +188,10 @@ if __name__ == '__main__':
     from anp_jax import cluster
 
     _kill_in_phase(cluster)
+  if os.environ.get('ANP_PAUSE'):
+    from anp_jax import cluster
+
+    _pause_in_steps(cluster)
   if os.environ.get('ANP_KILL_CALL'):
     (process_id,) = (a for a in sys.argv if a.startswith('--process_id='))
     _kill_in_call(process_id.partition('=')[2])

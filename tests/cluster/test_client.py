@@ -15,7 +15,16 @@ from tests import coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
-_GO = {'go': {'port': 1, 'devices': None, 'hosts': ['node0', 'node1']}}
+_GO = {
+  'go': {
+    'port': 1,
+    'devices': None,
+    'hosts': ['node0', 'node1'],
+    'ranks': [0, 1],
+    'rank': 1,
+    'addresses': {},
+  }
+}
 
 
 def _env(address='node0:99'):
@@ -40,10 +49,9 @@ def test_nobody_at_the_coordinator(capsys, host, why):
 
 
 @pytest.fixture
-def lonely(monkeypatch):
+def lonely():
   """(message, heartbeat_timeout) -> process 0's socket after it, a client, how that ended."""
   ours, zero = socket.socketpair()
-  monkeypatch.setattr(connection, 'connect', lambda *_: ours)
 
   def connect(message, heartbeat_timeout=coordinating.SOON):
     ends = []
@@ -52,7 +60,9 @@ def lonely(monkeypatch):
       _say(zero, message)
     else:
       zero.close()
-    connected = client.CoordinatorClient(_env(), {}, settings, lambda *end: ends.append(end))
+    connected = client.CoordinatorClient(
+      ours, {'elastic': False}, settings, leave=lambda *end: ends.append(end)
+    )
     return zero, connected, ends
 
   yield connect

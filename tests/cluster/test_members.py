@@ -2,6 +2,7 @@
 
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.cluster import members
 from tests import coordinating
 
@@ -64,9 +65,10 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
   gpus = {'host': 'a', 'platform': 'gpu', 'gpus': ['x', 'y'], 'optional': [1]}
   run = _members(0, 1, count=2, **gpus)
   assert not run.have_begun and not run.can_go_without(1)
-  assert run.begin(99) == '' and run.have_begun
+  run.begin(99, least=1)
+  assert run.have_begun
   assert run.can_go_without(1) and not run.can_go_without(0)
-  start = {'port': 99, 'hosts': ['a', 'a']}
+  start = {'port': 99, 'hosts': ['a', 'a'], 'ranks': [0, 1], 'rank': 1, 'addresses': {}}
   assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
   # One that comes again elsewhere takes all that it sees there.
   run[1].info['host'] = 'b'
@@ -77,7 +79,8 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
 def test_processes_that_differ_do_not_begin():
   run = _members(0, 1, count=2)
   run[1].info['versions'] = {'jax': '2'}
-  assert run.begin(99).startswith('rank 1 on node1 has jax 2')
+  with pytest.raises(config_lib.ConfigError, match='^rank 1 on node1 has jax 2'):
+    run.begin(99, least=1)
   assert not run.have_begun
 
 
@@ -109,6 +112,6 @@ def test_who_may_join_before_the_run_begins(info, text):
 )
 def test_who_may_join_a_run_that_has_begun(info, text):
   run = _members(0, 1, 2, optional=[1])
-  run.begin(99)
+  run.begin(99, least=1)
   refusal = run.refusal(coordinating.info(1, 3, info))
   assert refusal.startswith(text) and bool(refusal) == bool(text)

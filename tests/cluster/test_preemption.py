@@ -18,7 +18,7 @@ _NOW = 1_700_000_000.0  # seconds since 1970
 def _stop(environment=None, stop_seconds=float, minutes=0.0, clock=lambda: _NOW):
   settings = types.SimpleNamespace(stop_timeout=60.0)
   config = types.SimpleNamespace(time_limit=minutes, cluster=settings)
-  return preemption.StopHandler(config, stop_seconds, environment or {}, clock)
+  return preemption.StopHandler(config, stop_seconds, None, environment or {}, clock)
 
 
 def _votes_at(stop, clock, seconds):
@@ -203,7 +203,7 @@ def test_a_signal_is_a_vote_its_echo_nothing_and_another_leaves_at_once(first, a
 def test_a_stop_that_does_not_come_about():
   with _Child(stop_timeout=0.3) as child:
     child.send('SIGTERM')
-    child.hears('vote 2')
+    child.hears(f'vote {preemption.STOP}')
     assert child.ends() == 75
     child.hears('could not stop within 0.3 s of SIGTERM')
 
@@ -219,7 +219,7 @@ def test_a_stop_that_does_not_come_about():
 def test_a_stop_in_time_and_a_signal_after_it(echo, then, status):
   with _Child(echo, stop_timeout=0.3, then='stops') as child:
     child.send('SIGTERM')
-    child.hears('vote 2')
+    child.hears(f'vote {preemption.STOP}')
     child.hears('closed')
     child.send(then)
     assert child.ends() == status

@@ -1,11 +1,12 @@
 """Processes that start: what ends all of them, and what is refused."""
 
 import os
+import socket
 
 import pytest
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import client, cluster_env, jax_processes, termination
+from anp_jax.cluster import client, cluster_env, connection, jax_processes, termination
 from anp_jax.config import command_line
 from anp_jax.system import xla_flags
 
@@ -25,7 +26,12 @@ def starting(monkeypatch, config, tmp_path):
     def __init__(self, *_):
       pass
 
+    rank, ranks = 1, [0, 1]
+
     def heartbeat(self, state):
+      pass
+
+    def attach(self, *_):
       pass
 
     def fail(self, code, text):
@@ -45,6 +51,7 @@ def starting(monkeypatch, config, tmp_path):
     return failures.pop()
 
   monkeypatch.setattr(client, 'CoordinatorClient', Client)
+  monkeypatch.setattr(connection, 'connect', lambda *_: socket.create_server(('127.0.0.1', 0)))
   monkeypatch.setattr(termination, 'end_process', end)
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda mark: None)
   return start

@@ -193,6 +193,9 @@ def test_one_of_several_asks_the_others(config, capsys):
     def heartbeat(self, state):
       pass
 
+    def attach(self, *_):
+      pass
+
   client = Client()
   cluster.Processes(config, client=client)._stalled(_ENDED)
   assert client.stalls == 1

@@ -1,0 +1,131 @@
+"""A process of a run is lost, and the others go on in place with the same bits."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests import launching
+
+pytestmark = pytest.mark.multiprocess
+
+_KEYS = {
+  'strategy.name': 'invariant',
+  'strategy.logical_shards': '12',
+  'batch_size': '24',
+  'model.norm_group': '2',
+  'data.synthetic_examples': '240',
+  'cluster.heartbeat_timeout': '3',
+  'cluster.mirror_every': '1',
+  'eval.every': '20 steps',
+}
+_WITHIN = 100  # seconds for a start on a machine that does other work
+
+
+def _arguments(workdir, steps, **keys):
+  return launching.arguments(workdir, **{**_KEYS, 'duration': f'{steps} steps', **keys})
+
+
+def _await(condition, seconds=_WITHIN):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+def _lines(workdir, kind):
+  path = workdir / 'metrics.jsonl'
+  text = path.read_text() if path.exists() else ''
+  lines = [json.loads(line) for line in text.splitlines() if line.endswith('}')]
+  return [line for line in lines if line['kind'] == kind]
+
+
+def _has_gone_on(workdir, restarts):
+  """Whether the run has made a step after so many restarts."""
+  newest = _lines(workdir, 'restart')[-1:]
+  steps = [line['step'] for line in _lines(workdir, 'train')]
+  return len(_lines(workdir, 'restart')) >= restarts and steps[-1] > newest[0]['step'] + 2
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+  """The weights and losses of the same run in one process."""
+  folder = tmp_path_factory.mktemp('undisturbed')
+  launching.run(folder, 1, _arguments(folder / 'run', 60))
+  return launching.weights(folder / 'run'), _losses(folder / 'run')
+
+
+def _losses(workdir):
+  lines = _lines(workdir, 'train')
+  assert [line['step'] for line in lines] == list(range(1, len(lines) + 1))
+  return [line['loss'] for line in lines]
+
+
+def _assert_same(workdir, undisturbed):
+  weights, losses = undisturbed
+  assert _losses(workdir) == losses
+  found = launching.weights(workdir)
+  assert found.keys() == weights.keys()
+  for name, value in weights.items():
+    np.testing.assert_array_equal(found[name], value, name)
+
+
+@pytest.mark.parametrize('lost', [2, 0])
+def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturbed, lost):
+  """The bits are those of one process, which was never disturbed."""
+  workdir = tmp_path / 'run'
+  pause = {'ANP_PAUSE': '0.2'}  # a step, or the run would be over first
+  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
+    _await(lambda: len(_lines(workdir, 'train')) > 3)
+    ranks.processes[lost].kill()
+    _await(lambda: _has_gone_on(workdir, 1))
+    ranks.restart(lost)
+    _await(lambda: _has_gone_on(workdir, 2))
+    assert ranks.wait(_WITHIN) == [0, 0, 0]
+    text = ''.join(map(ranks.text, range(3)))
+  gone, back = _lines(workdir, 'restart')[:2]
+  assert gone['processes'] == 2 and back['processes'] == 3 and not back['lost']
+  assert re.fullmatch(rf'rank {lost} on \S+ has gone: .*', gone['lost'][0])
+  assert f'{gone["lost"][0]}: going on with 2 processes from step {gone["step"]};' in text
+  _assert_same(workdir, undisturbed)
+
+
+def test_one_that_was_stopped_comes_back_as_a_spare(tmp_path, undisturbed):
+  workdir = tmp_path / 'run'
+  pause = {'ANP_PAUSE': '0.2'}
+  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
+    _await(lambda: len(_lines(workdir, 'train')) > 3)
+    os.kill(ranks.processes[0].pid, signal.SIGSTOP)
+    _await(lambda: _has_gone_on(workdir, 1))
+    os.kill(ranks.processes[0].pid, signal.SIGCONT)
+    assert ranks.wait(_WITHIN) == [0, 0, 0]
+  assert 'rank 0 on' in _lines(workdir, 'restart')[0]['lost'][0]
+  assert 'has been silent for 3 s' in _lines(workdir, 'restart')[0]['lost'][0]
+  _assert_same(workdir, undisturbed)
+
+
+def test_one_that_is_told_to_leave_hands_over(tmp_path, undisturbed):
+  workdir = tmp_path / 'run'
+  pause = {'ANP_PAUSE': '0.2'}
+  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
+    _await(lambda: len(_lines(workdir, 'train')) > 3)
+    ranks.processes[1].terminate()
+    assert ranks.wait(_WITHIN) == [0, 0, 0]
+    assert 'the other processes go on with the run' in ranks.text(1)
+  (line,) = _lines(workdir, 'restart')
+  assert line['processes'] == 2 and line['repeated'] == 0
+  assert re.fullmatch(r'rank 1 on \S+ was told to leave', line['lost'][0])
+  _assert_same(workdir, undisturbed)
+
+
+def test_too_few_processes_end_the_run(tmp_path):
+  arguments = _arguments(tmp_path / 'run', 10000, **{'cluster.min_processes': '2'})
+  with launching.Ranks(tmp_path, 2, arguments) as ranks:
+    _await(lambda: len(_lines(tmp_path / 'run', 'train')) > 3)
+    ranks.processes[1].kill()
+    assert ranks.wait_for(0, _WITHIN) == 75
+    assert 'fewer than config.cluster.min_processes=2' in ranks.text(0)
