@@ -92,14 +92,7 @@ class Goodput:
 
   def to_json(self) -> dict:
     """Seconds and shares by name."""
-    return _rounded(dataclasses.asdict(self))
-
-
-def _rounded(value):
-  """A number with five digits, or a dictionary of such numbers."""
-  if isinstance(value, dict):
-    return {name: _rounded(part) for name, part in value.items()}
-  return float(f'{value:.5g}')
+    return dataclasses.asdict(self)
 
 
 def young(cost: float, mtbf: float) -> float:
@@ -108,7 +101,7 @@ def young(cost: float, mtbf: float) -> float:
 
 
 def daly(cost: float, mtbf: float) -> float:
-  """Returns the best time between copies (Daly, FGCS 22(3), 2006, equation 37).
+  """Returns the best time between copies, to higher order (Daly, FGCS 22(3), 2006).
 
   Args:
     cost: time of a copy.
@@ -126,7 +119,7 @@ def best_period(cost: float, mtbf: float, least: float = 0.0) -> BestPeriod:
 
 
 def kept(copies: Copies, restart: float, losses: float) -> float:
-  """Returns the share of the speed that is kept, exactly (Daly 2006, section 3).
+  """Returns the share of the speed that is kept (Daly 2006, exact for exponential failures).
 
   Args:
     copies: copies to which a loss returns.
@@ -184,7 +177,7 @@ def elastic(
       joins = (nodes - live) / faults.repair
     in_state = kept(mirrors, faults.in_place, losses) / (1 + joins * faults.join)
     share += times[live] * speeds[live] * in_state
-  return share * checkpoints.share / (1 + ends * (faults.requeue + checkpoints.period / 2))
+  return float(share) * checkpoints.share / (1 + ends * (faults.requeue + checkpoints.period / 2))
 
 
 def _with_repair(faults, nodes, least) -> tuple[np.ndarray, float]:

@@ -10,7 +10,8 @@ from scipy import special
 from anp_jax.costs import goodput
 
 _HOUR = 3600.0
-_FAULTS = goodput.Faults(mtbf=100 * _HOUR, repair=_HOUR, requeue=200, in_place=30, join=10)
+_FAULTS = goodput.Faults(mtbf=100 * _HOUR, repair=_HOUR, requeue=900, in_place=600, join=600)
+_DOWN, _BACK, _MEMBER = range(3)  # a node that is back waits for a mirror
 _SAVES = goodput.Copies(cost=20, period=_HOUR)
 _MIRRORS = goodput.Copies(cost=5, period=1800)
 
@@ -24,7 +25,6 @@ class _Simulation:
   def __init__(self, rng, faults, used, mirrors, saves):
     self.rng, self.faults, self.used = rng, faults, used
     self.copies = {'mirror': mirrors, 'save': saves}
-    self.nodes = len(used) - 1
     self.clock = self.work = 0.0
     self.safe = dict.fromkeys(self.copies, 0.0)
     self.since = dict.fromkeys(self.copies, 0.0)  # seconds of steps
@@ -32,14 +32,14 @@ class _Simulation:
 
   def start(self):
     """All nodes are there."""
-    self.is_up = np.ones(self.nodes, bool)
-    self.is_member = np.ones(self.nodes, bool)
-    self.events = self.clock + self.rng.exponential(self.faults.mtbf, self.nodes)
+    self.nodes = np.full(len(self.used) - 1, _MEMBER)
+    self.events = self.clock + self.rng.exponential(self.faults.mtbf, len(self.nodes))
     self.resume, self.copying = self.clock, ''
 
   @property
   def computing(self):
-    return self.used[self.is_member.sum()]
+    """The nodes that compute."""
+    return self.used[(self.nodes == _MEMBER).sum()]
 
   def run(self, seconds):
     """The share of full speed that is kept in `seconds`."""
@@ -53,7 +53,7 @@ class _Simulation:
       is_event = self.events[node] <= end
       end = min(end, self.events[node])
       if not stands:
-        self.work += (end - self.clock) * self.computing / self.nodes
+        self.work += (end - self.clock) * self.computing / len(self.nodes)
         self.since = {name: value + end - self.clock for name, value in self.since.items()}
       self.clock = end
       if is_event:
@@ -69,20 +69,21 @@ class _Simulation:
     """A copy is there; returned nodes join at a mirror."""
     name, self.copying = self.copying, ''
     self.safe[name] = self.work
-    if name == 'mirror' and (self.is_up & ~self.is_member).any():
+    if name == 'mirror':
       before = self.computing
-      self.is_member |= self.is_up
+      self.nodes[self.nodes == _BACK] = _MEMBER
       self.resume += self.faults.join * (self.computing > before)
 
   def change(self, node):
     """A node fails or returns."""
-    if not self.is_up[node]:
-      self.is_up[node] = True
+    if self.nodes[node] == _DOWN:
+      self.nodes[node] = _BACK
       self.events[node] += self.rng.exponential(self.faults.mtbf)
       return
-    is_computing = self.rng.uniform() < self.computing / self.is_member.sum()
-    is_computing &= self.is_member[node]
-    self.is_up[node] = self.is_member[node] = False
+    is_computing = self.nodes[node] == _MEMBER and (
+      self.rng.uniform() < self.computing / (self.nodes == _MEMBER).sum()
+    )
+    self.nodes[node] = _DOWN
     repair = self.rng.exponential(self.faults.repair) if self.faults.repair else math.inf
     self.events[node] += repair
     if not self.computing:
@@ -118,6 +119,10 @@ def _half(nodes):
   return _largest(nodes, lambda k: k in (nodes // 2, nodes))
 
 
+def _all_but_one(nodes):
+  return _largest(nodes, lambda k: k >= nodes - 1)
+
+
 def _predicted(faults, used, mirrors, saves, seconds=math.nan):
   speeds = [count / (len(used) - 1) for count in used]
   return goodput.elastic(faults, used, speeds, mirrors, saves, seconds)
@@ -137,7 +142,8 @@ _CASES = [
   (5, _powers, 20, 2, 6_000),
   (8, _powers, 300, 2, 15_000),
   (16, _any, 40, 1, 3_000),
-  (48, _half, 500, 8, 10_000),
+  (4, _all_but_one, 10, 8, 4_000),
+  (48, _half, 100, 24, 4_000),
   (128, _powers, 1000, 1, 3_000),
 ]
 

@@ -22,7 +22,7 @@ def added(
   flags: argparse.Namespace,
   host: hardware.Device,
 ) -> list[points_lib.Point]:
-  """Returns the points, with the goodput of those that can run.
+  """Returns the points, with a goodput where a size can run.
 
   Args:
     points: predictions of one strategy without failures.

@@ -59,14 +59,14 @@ def test_goodput_follows_from_the_step_and_the_flags(capsys, priors_only):
 def test_bytes_that_a_host_copies(capsys, priors_only):
   """A core copies 10 GB/s, reading and writing; a save holds 2.25 GB/s up."""
   _, points = _points(capsys, '--strategies=sync,fsdp', '--nodes=4')
-  whole, sharded = (p['goodput'] for p in points)
+  replicated, sharded = (p['goodput'] for p in points)
   # Caffe's LeNet of 10 classes, and a momentum; the optimizer also counts its steps.
   parameters = 25 * 20 + 20 + 25 * 20 * 50 + 50 + 800 * 500 + 500 + 500 * 10 + 10
-  assert whole['save']['cost'] == pytest.approx(2 * 4 * parameters / 2.25e9, rel=0.02)
-  assert whole['mirror']['cost'] == pytest.approx(0.45 * whole['save']['cost'], rel=1e-3)
+  assert replicated['save']['cost'] == pytest.approx(2 * 4 * parameters / 2.25e9, rel=0.02)
+  assert replicated['mirror']['cost'] == pytest.approx(0.45 * replicated['save']['cost'], rel=1e-3)
   # Each of 8 devices has an eighth; two are on a host, which keeps a neighbour's as well.
-  assert sharded['save']['cost'] == pytest.approx(whole['save']['cost'] / 4, rel=1e-3)
-  assert sharded['mirror']['cost'] == pytest.approx(whole['mirror']['cost'] / 2, rel=1e-3)
+  assert sharded['save']['cost'] == pytest.approx(replicated['save']['cost'] / 4, rel=1e-3)
+  assert sharded['mirror']['cost'] == pytest.approx(replicated['mirror']['cost'] / 2, rel=1e-3)
 
 
 def test_flags_of_what_follows_a_loss(capsys, priors_only):
@@ -81,8 +81,8 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
     again, slower = shares(flag)
     assert again == requeued and slower < elastic
   # A run of seconds loses no node.
-  again, whole = shares('--repair=0')
-  assert again == requeued and elastic < whole
+  again, faster = shares('--repair=0')
+  assert again == requeued and elastic < faster
 
 
 @pytest.mark.parametrize(
