@@ -40,7 +40,7 @@ _BUDGET = {
   'anp_jax/checkpoint': 1_770,
   'anp_jax/cluster': 2_110,
   'anp_jax/config': 2_120,
-  'anp_jax/costs': 370,
+  'anp_jax/costs': 470,
   'anp_jax/data': 5_200,
   'anp_jax/models': 1_650,
   'anp_jax/parallel': 1_720,
@@ -48,11 +48,11 @@ _BUDGET = {
   'anp_jax/reporting': 1_870,
   'anp_jax/runtimes': 5_910,
   'anp_jax/system': 2_470,
-  'anp_jax/tools': 5_520,
+  'anp_jax/tools': 5_650,
   'anp_jax/training': 1_100,
-  'core': 27_460,
+  'core': 27_560,
   'scripts': 2_510,
-  'tests': 36_560,
+  'tests': 36_820,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -18,6 +18,10 @@ up to 64 nodes on 10 Gbit/s Ethernet, unless --nodes and --link say otherwise.
 
 ranks nodes, strategies and (without --device) devices by device-hours.
 
+  python -m anp_jax.tools.plan --config=... --device=h200 --nodes=1,2,4 --mtbf=1000
+
+predicts what runs keep of their images/s when a node fails every 1,000 hours.
+
   python -m anp_jax.tools.plan --check
 
 compares the model with published rates of ResNet-50: published, predicted and
@@ -88,6 +92,13 @@ def _flags(arguments):
   add('--measure_batches', default='', help='two batch sizes to measure: 32,128')
   add('--target_hours', type=float, default=0, help='longest run in hours')
   add('--budget_devices', type=int, default=0, help='largest number of devices')
+  add('--mtbf', type=float, default=0, help='mean hours between failures of a node')
+  repair = 'mean hours until a failed node is back; 0: never (default: %(default)g)'
+  add('--repair', type=float, default=1, help=repair)
+  again = 'seconds from a noticed loss to the next step of'
+  restart, elastic = f'{again} a requeued job', f'{again} the processes that are left'
+  add('--restart_seconds', type=float, default=180, help=f'{restart} (default: %(default)g)')
+  add('--elastic_seconds', type=float, default=10, help=f'{elastic} (default: %(default)g)')
   add('--out', default='', metavar='FILE.png', help='output figure')
   add('--workdir', default='', metavar='DIR', help='folder for plan.png and plan.json')
   add('--check', action='store_true', help='comparison with published rates')

@@ -13,6 +13,7 @@ from anp_jax.system import compute_dtype, files, progress
 from anp_jax.tools import flag_values
 from anp_jax.tools.plan import (
   machines as machines_lib,
+  plan_goodput,
   plan_page,
   plan_tables,
   plan_target,
@@ -29,6 +30,10 @@ _NUMBERS = (
   'jitter',
   'target_hours',
   'budget_devices',
+  'mtbf',
+  'repair',
+  'restart_seconds',
+  'elastic_seconds',
 )
 _FSDP = 'fsdp'
 _SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'bounded', 'synchronous'))
@@ -66,7 +71,11 @@ def run(
     for name, config in configs.items():
       label = f'{machine.device.name} {name}' if len(machines) > 1 else name
       # Strategies and their keys change nothing that is counted, but models.
-      plans[label] = points_lib.plan(label, machine.settings(config, cost), request)
+      settings = machine.settings(config, cost)
+      plans[label] = points_lib.plan(label, settings, request)
+      if flags.mtbf:
+        host = known_tables.device('cpu')
+        plans[label] = plan_goodput.added(plans[label], settings, request, flags, host)
   _check_that_some_run(plans)
   names = ', '.join(m.device.name for m in machines)
   link = f', {flags.link}' if flags.link else ''
@@ -103,6 +112,8 @@ def _show(flags, plans, result) -> int:
   """Prints the table, or the ranking of a target; adds it to the result."""
   if not flags.target_hours:
     print(plan_page.lines(plans))
+    if flags.mtbf:
+      print(f'\n{plan_page.goodput(plans, flags.mtbf, flags.repair)}')
     return 0
   ranked = plan_target.ranked(plans, flags.target_hours)
   result['ranking'] = [p.to_json() for p in ranked]
@@ -153,6 +164,10 @@ def _request(flags) -> points_lib.Request:
     value = getattr(flags, name)
     if value is not None and not 0 <= value < math.inf:
       raise config_lib.ConfigError(f'--{name}={value}: expected a number from 0')
+  for name in ('mtbf', 'repair'):  # in floats, times beyond these have no rates
+    value = getattr(flags, name)
+    if value and not 1e-6 <= value <= 1e9:
+      raise config_lib.ConfigError(f'--{name}={value}: expected 0, or hours from 1e-6 to 1e9')
   if flags.devices_per_node < 1:
     raise config_lib.ConfigError(
       f'--devices_per_node={flags.devices_per_node}: expected a whole number from 1'
@@ -172,6 +187,10 @@ def _complete_target(flags):
         f'--{name} is missing, or 0: a target has hours and a budget of '
         'devices, such as --target_hours=2 --budget_devices=256'
       )
+  if flags.mtbf:
+    raise config_lib.ConfigError(
+      f'--mtbf={flags.mtbf:g} with --target_hours: expected one of them; a ranking has no failures'
+    )
   if flags.budget_devices < flags.devices_per_node:
     raise config_lib.ConfigError(
       f'--budget_devices={flags.budget_devices}: fewer than a node has '
@@ -238,6 +257,11 @@ def _check_sizes(known_tables, flags, configs):
       raise config_lib.ConfigError(
         f"--link=NAMExPORTS is missing: what joins the nodes' hosts, over "
         f'which {name!r} sends, such as ib-ndr400x8'
+      )
+    if is_by_host and flags.mtbf:
+      raise config_lib.ConfigError(
+        f'--mtbf={flags.mtbf:g} with the strategy {name!r}: expected strategies whose devices '
+        'compute each step together; the others of this one go on without a lost process'
       )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import itertools
 
+from anp_jax.costs import goodput as goodput_lib
 from anp_jax.reporting import report_kit
 from anp_jax.system import drawing, progress
 from anp_jax.tools.plan import points as points_lib
@@ -26,6 +27,20 @@ _COLUMNS: dict[str, Callable[[points_lib.Point], str]] = {
   'epoch': lambda p: progress.duration(p.epoch_seconds),
   'run': lambda p: progress.duration(p.run_seconds),
   'device-hours': lambda p: f'{p.device_hours:,.3g}',
+}
+
+_GOODPUT: dict[str, Callable[[goodput_lib.Goodput], str]] = {
+  'a loss every': lambda g: progress.duration(g.loss_period),
+  'save': lambda g: f'{1e3 * g.save.cost:,.3g} ms',
+  'every': lambda g: progress.duration(g.save_period),
+  'best (Young; Daly)': lambda g: _best(g.save),
+  'mirror': lambda g: f'{1e3 * g.mirror.cost:,.3g} ms',
+  'best every (Young; Daly)': lambda g: _best(g.mirror),
+  'after a loss': lambda g: f'{g.nodes_after_loss}',
+  'requeued': lambda g: f'{100 * g.requeued:.1f} %',
+  'elastic': lambda g: f'{100 * g.elastic:.1f} %',
+  'requeued, Daly': lambda g: f'{100 * g.requeued_daly:.1f} %',
+  'elastic, Daly': lambda g: f'{100 * g.elastic_daly:.1f} %',
 }
 
 
@@ -63,6 +78,28 @@ def _summary(name, points) -> str:
   if not reason:
     return f'{name}: pays up to the largest size, {where}'
   return f'{name}: pays up to {where}; then {reason} binds'
+
+
+def goodput(plans: Mapping[str, Sequence[points_lib.Point]], mtbf: float, repair: float) -> str:
+  """Returns a table of what each point keeps of its images/s when nodes fail.
+
+  Args:
+    plans: points by strategy.
+    mtbf: mean hours between failures of a node.
+    repair: mean hours until a node is back; 0: never.
+  """
+  rows = [('strategy', 'nodes', *_GOODPUT)]
+  for point in itertools.chain.from_iterable(plans.values()):
+    if point.goodput is not None:
+      cells = (cell(point.goodput) for cell in _GOODPUT.values())
+      rows.append((point.strategy, f'{point.cluster.nodes}', *cells))
+  back = f'is back after {repair:g} h' if repair else 'never returns'
+  caption = f'share of the images/s that is kept if a node fails every {mtbf:,g} h and {back}'
+  return report_kit.Table(rows, 'lr', caption).plain()
+
+
+def _best(period):
+  return f'{progress.duration(period.young)}; {progress.duration(period.daly)}'
 
 
 def ranking(ranked: Sequence[points_lib.Point], most: int = 12) -> str:

@@ -6,7 +6,7 @@ import math
 
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.costs import collectives, steps
+from anp_jax.costs import collectives, goodput as goodput_lib, steps
 from anp_jax.tools.plan import plan_memory as memory_lib, sizes
 
 # A size pays if its further devices bring at least this share of their own
@@ -41,6 +41,7 @@ class Point:
     memory: memory of a device.
     epoch_seconds, run_seconds: seconds to an epoch's images, and to the run's end.
     why_not: reason why it cannot run; '': it can.
+    goodput: what it keeps when nodes fail, where that is asked for.
   """
 
   strategy: str
@@ -54,6 +55,7 @@ class Point:
   epoch_seconds: float = math.inf
   run_seconds: float = math.inf
   why_not: str = ''
+  goodput: goodput_lib.Goodput | None = None
 
   @property
   def runs(self) -> bool:
@@ -82,6 +84,8 @@ class Point:
         'run_seconds': round(self.run_seconds, 1),
         'device_hours': round(self.device_hours, 2),
       }
+    if self.goodput is not None:
+      result['goodput'] = self.goodput.to_json()
     return result | ({'why_not': self.why_not} if self.why_not else {})
 
 

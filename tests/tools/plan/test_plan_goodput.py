@@ -1,0 +1,111 @@
+"""Tests of plan --mtbf: its table, its numbers and its errors."""
+
+import json
+import math
+
+import pytest
+
+from anp_jax.tools.plan import __main__ as command
+
+# Batches so large that fewer nodes are slower.
+_FLAGS = [
+  '--config=configs/lenet.py',
+  '--config.batch_size=786432',
+  '--device=a100-80',
+  '--link=ib-hdr200x8',
+  '--nodes=1,2,3,4,6',
+  '--devices_per_node=2',
+  '--scaling=strong',
+  '--examples=12000000',
+  '--classes=10',
+  '--mtbf=100',
+]
+
+
+def _points(capsys, *arguments):
+  assert command.main([*_FLAGS, *arguments]) == 0
+  *lines, last = capsys.readouterr().out.splitlines()
+  return lines, json.loads(last)['points']
+
+
+def test_goodput_follows_from_the_step_and_the_flags(capsys, priors_only):
+  flags = ['--config.checkpoint.every=2 epochs', '--config.cluster.heartbeat_timeout=60']
+  lines, points = _points(capsys, '--restart_seconds=300', *flags)
+  heading = 'share of the images/s that is kept if a node fails every 100 h and is back after 1 h'
+  table = lines[lines.index(heading) + 2 :]
+  # 5 nodes have 10 devices, which do not divide the batch.
+  after = [table[0].index('after a loss'), table[0].index('requeued')]
+  assert [row[slice(*after)].split()[0] for row in table[1:6]] == ['0', '1', '2', '3', '4']
+  for point in points:
+    goodput, nodes = point['goodput'], point['nodes']
+    assert f'{100 * goodput["elastic_daly"]:.1f} %' == ' '.join(table[1].split()[-2:])
+    table.pop(1)
+    mtbf = 100 * 3600 / nodes
+    assert goodput['loss_period'] == pytest.approx(mtbf, rel=1e-4)
+    # Two epochs have ceil(2 x 12,000,000 / 786,432) steps.
+    period = 31 * 786432 / point['images_per_second']
+    assert goodput['save_period'] == pytest.approx(period, rel=1e-4)
+    cost = goodput['save']['cost']
+    expected = period / (
+      mtbf * math.exp((60 + 300) / mtbf) * (math.exp((period + cost) / mtbf) - 1)
+    )
+    assert goodput['requeued'] == pytest.approx(expected, rel=1e-3)
+    assert goodput['save']['young'] == pytest.approx(math.sqrt(2 * cost * mtbf), rel=1e-3)
+    assert 0 < goodput['elastic'] < goodput['elastic_daly'] < 1
+    assert goodput['requeued'] < goodput['requeued_daly'] < 1
+  assert points[0]['goodput']['requeued'] == points[0]['goodput']['elastic']
+
+
+def test_bytes_that_a_host_copies(capsys, priors_only):
+  """A core copies 10 GB/s, reading and writing; a save holds 2.25 GB/s up."""
+  _, points = _points(capsys, '--strategies=sync,fsdp', '--nodes=4')
+  replicated, sharded = (p['goodput'] for p in points)
+  # Caffe's LeNet of 10 classes, and a momentum; the optimizer also counts its steps.
+  parameters = 25 * 20 + 20 + 25 * 20 * 50 + 50 + 800 * 500 + 500 + 500 * 10 + 10
+  assert replicated['save']['cost'] == pytest.approx(2 * 4 * parameters / 2.25e9, rel=0.02)
+  assert replicated['mirror']['cost'] == pytest.approx(0.45 * replicated['save']['cost'], rel=1e-3)
+  # Each of 8 devices has an eighth; two are on a host, which keeps a neighbour's as well.
+  assert sharded['save']['cost'] == pytest.approx(replicated['save']['cost'] / 4, rel=1e-3)
+  assert sharded['mirror']['cost'] == pytest.approx(replicated['mirror']['cost'] / 2, rel=1e-3)
+
+
+def test_flags_of_what_follows_a_loss(capsys, priors_only):
+  def shares(*arguments):
+    (point,) = _points(capsys, '--nodes=6', *arguments)[1]
+    return point['goodput']['requeued'], point['goodput']['elastic']
+
+  requeued, elastic = shares()
+  assert shares('--restart-seconds=600') < (requeued, elastic)
+  # Longer pauses cost the others alone, and so do longer repairs.
+  for flag in ('--elastic_seconds=600', '--repair=10'):
+    again, slower = shares(flag)
+    assert again == requeued and slower < elastic
+  # A run of seconds loses no node.
+  again, faster = shares('--repair=0')
+  assert again == requeued and elastic < faster
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    (['--mtbf=-1'], '--mtbf=-1.0: expected a number from 0'),
+    (['--mtbf=nan'], '--mtbf=nan: expected a number from 0'),
+    (['--mtbf=1e300'], '--mtbf=1e+300: expected 0, or hours from 1e-6 to 1e9'),
+    (['--repair=1e-9'], '--repair=1e-09: expected 0, or hours from 1e-6 to 1e9'),
+    (['--restart_seconds=inf'], '--restart_seconds=inf: expected a number from 0'),
+    (['--elastic_seconds=-3'], '--elastic_seconds=-3.0: expected a number from 0'),
+    (
+      ['--strategies=sync,parameter_server:async'],
+      "--mtbf=100 with the strategy 'parameter_server:async': expected strategies whose",
+    ),
+    (
+      ['--target_hours=2', '--budget_devices=16'],
+      '--mtbf=100 with --target_hours: expected one of them',
+    ),
+  ],
+)
+def test_bad_input_is_one_line(capsys, priors_only, arguments, words):
+  assert command.main([*_FLAGS, *arguments]) == 2
+  output = capsys.readouterr()
+  assert words in output.err and output.err.count('\n') == 1
+  assert not output.out
