@@ -42,7 +42,11 @@ def main(argv: list[str], mode: str = '') -> int:
     flags = command_line.main_flags(rest, description, mode)
     if flags.workdir:
       flags.workdir = mirror.fetch(flags.workdir)
-    place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
+    place = (
+      cluster.newcomer(flags.workdir)
+      if flags.join
+      else cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
+    )
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
     print(exits.error_line(e), file=sys.stderr)

@@ -105,7 +105,7 @@ class Run:
       other_ports=tuple(self._ports),
     )
 
-  def _join(self, index, values):
+  def _join(self, index, values, **more):
     def leave(code, text, stacks):
       self.ended[index] = (code, text, stacks)
 
@@ -115,6 +115,7 @@ class Run:
         info(index, self.count, values),
         _settings(SOON, SOON, SOON),
         leave=leave,
+        **more,
       )
     except (config_lib.ConfigError, termination.PeerLostError) as e:
       self.errors[index] = e
@@ -124,6 +125,11 @@ class Run:
     for listening in self.coordinator._listeners:
       with contextlib.suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)
+
+  def close_connections(self):
+    """Hangs up on all clients, as a coordinator does that is dead."""
+    for member in self.coordinator._members.values():
+      member.writer._loop.call_soon_threadsafe(member.writer.close)
 
   def raw(self, text):
     """A connection that sends bytes, and then only what a test sends."""

@@ -60,14 +60,16 @@ class Ranks:
     self._copies: dict[int, threading.Thread] = {}
     self.processes = [self._start(i) for i in range(count)]
 
-  def restart(self, rank):
-    """Restarts a rank that has ended."""
+  def restart(self, rank, joins=False):
+    """Restarts a rank that has ended; it may join a run that goes on elsewhere."""
     self.processes[rank].wait()
-    self.processes[rank] = self._start(rank)
+    self.processes[rank] = self._start(rank, joins)
 
-  def _start(self, rank):
+  def _start(self, rank, joins=False):
     more = self._last_arguments if rank == len(self.outputs) - 1 else ()
     flags = [f'--process_id={rank}', *self._flags, *more]
+    if joins:
+      flags = ['--join', *self._flags[2:], *more]
     self.outputs[rank].touch()
     process = subprocess.Popen(
       [sys.executable, 'tests/phased.py', 'main.py', *flags],

@@ -6,6 +6,7 @@ with cluster.start(config, env, command) as processes:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import itertools
 import socket
 import sys
 import traceback
@@ -26,6 +27,7 @@ from anp_jax.cluster import (
   preemption,
   process_info,
   proxies,
+  regrouping,
   secret as secret_lib,
   shared_folder,
   termination,
@@ -226,6 +228,19 @@ class Processes:
     termination.end_process(termination.TRY_AGAIN, text)
 
 
+def newcomer(workdir: str | None) -> cluster_env.ClusterEnv:
+  """Returns the place of a process that joins the run in a workdir.
+
+  Raises:
+    ConfigError: if there is no such run.
+  """
+  if not workdir:
+    raise config_lib.ConfigError('--join needs --workdir as well')
+  addresses = regrouping.read_addresses(workdir)
+  index = next(i for i in itertools.count() if i not in addresses)
+  return cluster_env.ClusterEnv(cluster_env.JOIN, index, len(addresses) + 1)
+
+
 def start(
   config: ml_collections.ConfigDict,
   env: cluster_env.ClusterEnv,
@@ -271,7 +286,7 @@ def start(
   # One process a host says it.
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:
     print('nvidia-smi lists no GPU here: shared ones cannot be detected')
-  client, env = _meet(env, info, config.cluster, generation)
+  client, env = _meet(env, info, config.cluster, generation, workdir)
   processes = Processes(config, env, client, info['elastic'])
   # The others hear of it at once, and need not miss this one first.
   interrupts.before_leaving(lambda: processes.abort(KeyboardInterrupt()))
@@ -287,35 +302,43 @@ def start(
   return processes
 
 
-def _meet(env, info, settings, generation):
+def _meet(env, info, settings, generation, workdir):
   """Connects to the coordinator, which this process may have to be.
 
   Returns:
     The client, and the place of this process among those that train.
   """
+  listeners, connected, coordinates = [], None, False
   if generation.number:
     env = env._replace(index=generation.rank)
     info |= {'index': env.index, 'address': generation.addresses[env.index]}
     listeners = listener.inherited(generation.descriptors)
     connected = connection.find(generation, env.secret, settings.heartbeat_timeout)
+    coordinates = connected is None
+  elif env.launcher == cluster_env.JOIN:
+    addresses = regrouping.read_addresses(workdir)
+    search = generation._replace(rank=max(addresses) + 1, addresses=addresses)
+    connected = connection.find(search, env.secret, settings.rendezvous_timeout)
+    if connected is None:
+      raise PeerLostError(f'--join: no process of the run in {workdir} answers')
+  elif not env.index:
+    listeners, coordinates = listener.listen(env), True
+  if generation.number or connected:
     host, port = connected.getpeername()[:2] if connected else info['address']
     env = env._replace(coordinator_address=cluster_env.joined(host, port), other_ports=())
-    coordinates = connected is None
-  else:
-    coordinates = not env.index
-    listeners, connected = listener.listen(env) if coordinates else [], None
   if coordinates:
     coordinator.Coordinator(env, settings, generation=generation, listeners=listeners)
   connected = connected or connection.connect(env, settings.rendezvous_timeout)
-  if info['elastic'] and not generation.number:
+  if info['elastic']:
     host, _ = cluster_env.split_address(env.coordinator_address)
-    if not coordinates:
+    if not listeners:
       host = connected.getsockname()[0]
       listeners = [listener.listen_at(host)]
-    info['address'] = host, listeners[0].getsockname()[1]
-  if info['elastic']:
+    info['address'] = info['address'] or (host, listeners[0].getsockname()[1])
     listener.keep(listeners)
   client = client_lib.CoordinatorClient(connected, info, settings, generation)
+  if coordinates and info['elastic']:
+    regrouping.write_addresses(workdir, client.addresses)
   index = client.ranks.index(client.rank)
   return client, env._replace(index=index, count=len(client.ranks))
 

@@ -138,6 +138,11 @@ class CoordinatorClient:
     self._generation = self._generation._replace(sizes=tuple(sizes))
     self._connection.send({'sizes': sizes})
 
+  @property
+  def addresses(self) -> dict[int, tuple[str, int]]:
+    """Where the processes of an elastic run listen, by rank."""
+    return self._generation.addresses
+
   def attach(self, on_order: Callable[[str], None], current_step: Callable[[], int]) -> None:
     """Sets what this process does and tells.
 

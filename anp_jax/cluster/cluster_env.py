@@ -20,7 +20,7 @@ class ClusterEnv(NamedTuple):
   """One process among those of a run.
 
   Attributes:
-    launcher: 'flags', 'TPU', one of `launchers` or '' (one process).
+    launcher: 'flags', 'TPU', one of `launchers`, JOIN or '' (one process).
     index: rank of this process.
     count: number of processes.
     coordinator_address: 'host:port' of process 0; '' for one process.
@@ -44,6 +44,7 @@ class ClusterEnv(NamedTuple):
 
 
 ALONE = ClusterEnv()
+JOIN = 'join'  # the launcher of a process that comes to a run
 
 
 def detect(

@@ -9,9 +9,13 @@ it; so of two parts that lost each other one goes on, and the other joins it or 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 import json
+import os
 
-from anp_jax.cluster import handshake, members as members_lib
+from anp_jax import config as config_lib
+from anp_jax.cluster import generation, handshake, members as members_lib
+from anp_jax.system import files
 
+NAME = 'members.json'  # in a workdir
 # Signals to several processes that come so soon after each other are for all.
 TOLD_WITHIN = 2.0  # seconds
 LOOK_PERIOD = 0.2  # seconds between two looks at who is missing
@@ -96,6 +100,26 @@ class Regrouping:
   def _hand_over(self):
     if not self._is_stopping:
       self._send_all({'pause': 0})
+
+
+def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:
+  """Writes where the processes of an elastic run listen, for those that join it."""
+  files.write_atomic(os.path.join(workdir, NAME), json.dumps(addresses))
+
+
+def read_addresses(workdir: str) -> dict[int, tuple[str, int]]:
+  """Returns where the processes of the run in a workdir listen, by rank.
+
+  Raises:
+    ConfigError: if no elastic run has begun there.
+  """
+  values = files.read_json_object(os.path.join(workdir, NAME))
+  if not values:
+    raise config_lib.ConfigError(
+      f'--join: {workdir}/{NAME} is missing; expected the --workdir of a run that goes on, '
+      'with several processes and config.cluster.elastic=auto'
+    )
+  return generation.addresses(values)
 
 
 async def ask_all(

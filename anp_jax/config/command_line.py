@@ -113,6 +113,9 @@ def _add_process_flags(parser):
     '--num_processes', type=int, metavar='N', help='number of processes on all hosts'
   )
   several.add_argument('--process_id', type=int, metavar='I', help='index of this process, from 0')
+  several.add_argument(
+    '--join', action='store_true', help='take part in the run that goes on in --workdir'
+  )
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:

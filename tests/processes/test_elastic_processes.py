@@ -83,7 +83,7 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturb
     _await(lambda: len(_lines(workdir, 'train')) > 3)
     ranks.processes[lost].kill()
     _await(lambda: _has_gone_on(workdir, 1))
-    ranks.restart(lost)
+    ranks.restart(lost, joins=True)
     _await(lambda: _has_gone_on(workdir, 2))
     assert ranks.wait(_WITHIN) == [0, 0, 0]
     text = ''.join(map(ranks.text, range(3)))

@@ -18,6 +18,7 @@ from tests import launching, ports
 pytestmark = pytest.mark.multiprocess
 
 _LONG = {
+  'cluster.elastic': 'off',
   'duration': '100000 steps',
   'eval.every': '100000 steps',
   'checkpoint.every': '100000 steps',
@@ -273,7 +274,7 @@ def test_uneven_devices_are_refused(tmp_path):
 @pytest.mark.parametrize('where', ['import', pytest.param('devices', marks=_SOAK)])
 def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
   """A file system that hangs, or a driver."""
-  keys = {'cluster.rendezvous_timeout': '8'}
+  keys = {'cluster.rendezvous_timeout': '8', 'cluster.elastic': 'off'}
   with launching.Ranks(
     tmp_path,
     2,

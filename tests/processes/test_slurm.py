@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 _TRAIN = 'scripts/slurm/train.sbatch'
 _STEPS = 300
 _KEYS = {
+  'cluster.elastic': 'off',  # srun ends all tasks when one is lost
   'duration': f'{_STEPS} steps',
   'log.every': '1 steps',
   'eval.every': '100 steps',

@@ -1,0 +1,143 @@
+"""Copies of a state in memory: whole, torn, divided over devices and processes."""
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax.checkpoint import host_mirror
+from anp_jax.cluster import generation
+from anp_jax.parallel import mesh as mesh_lib
+
+P = mesh_lib.P
+
+
+class _Processes:
+  """One of several processes, whose words the test knows."""
+
+  index = 0
+
+  def __init__(self, count=1, descriptors=(), others=()):
+    self.count = count
+    self.generation = generation.FIRST._replace(descriptors=dict(descriptors))
+    self._others = list(others)
+
+  def gather(self, value):
+    return [json.loads(json.dumps(value)), *self._others]
+
+
+@pytest.fixture(autouse=True)
+def descriptors(monkeypatch):
+  """What the next program would inherit, by name."""
+  kept = {}
+  monkeypatch.setattr(generation, '_descriptors', kept)
+  yield kept
+  for descriptor in kept.values():
+    os.close(descriptor)
+
+
+def _state(devices, divided=False):
+  """A state and its shapes over some devices: two weights and a step."""
+  mesh = jax.sharding.Mesh(
+    np.array(jax.devices()[:devices]).reshape(1, devices, 1), ('group', 'data', 'model')
+  )
+  rng = np.random.default_rng(0)
+  arrays = {
+    'kernel': (rng.normal(size=(16, 3)).astype(np.float32), P('data') if divided else P()),
+    'half': (np.asarray(rng.normal(size=(5,)), jnp.bfloat16), P()),
+    'step': (np.int32(7), P()),
+  }
+  state = {
+    name: jax.device_put(value, jax.sharding.NamedSharding(mesh, spec))
+    for name, (value, spec) in arrays.items()
+  }
+  abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+  )
+  return state, abstract, {name: value for name, (value, _) in arrays.items()}
+
+
+def _kept(devices=1, divided=False, steps=(7,)):
+  state, abstract, values = _state(devices, divided)
+  mirror = host_mirror.HostMirror(abstract, _Processes(), every=1)
+  for step in steps:
+    mirror.keep(step, state)
+    mirror.wait()
+  return mirror, abstract, values
+
+
+def _assert_equal(state, values):
+  for name, value in values.items():
+    np.testing.assert_array_equal(np.asarray(state[name]), value, name)
+
+
+@pytest.mark.parametrize('divided', [False, True])
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
+def test_a_state_is_restored_by_the_next_program(descriptors, devices, divided):
+  _, abstract, values = _kept(devices, divided)
+  again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
+  assert again.steps() == [7]
+  state, step = again.restore(lambda step: True)
+  assert step == 7
+  _assert_equal(state, values)
+  assert state['kernel'].sharding == abstract['kernel'].sharding
+
+
+def test_on_other_devices(descriptors):
+  _kept(4, divided=True)
+  _, abstract, values = _state(2, divided=True)
+  again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
+  _assert_equal(again.restore(lambda step: True)[0], values)
+
+
+@pytest.mark.parametrize('divided, steps', [(False, [9]), (True, [9, 8])])
+def test_the_newest_is_kept_and_of_a_divided_state_the_one_before(divided, steps):
+  mirror, *_ = _kept(2, divided, steps=(7, 8, 9))
+  assert mirror.steps() == steps
+
+
+def test_memory_holds_one_state(descriptors):
+  _, abstract, _ = _kept(2, steps=(7, 8, 9))
+  size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+  stored = sum(os.fstat(descriptor).st_size for descriptor in descriptors.values())
+  # Besides it, a table of some hundred bytes.
+  assert size < stored < size + 1000
+
+
+@pytest.mark.parametrize('where', [0, 20])
+def test_a_torn_or_changed_copy_is_none(descriptors, where):
+  """In the header, which a write clears first, or in a value."""
+  _, abstract, _ = _kept()
+  (descriptor,) = (d for d in descriptors.values() if os.fstat(d).st_size)
+  os.pwrite(descriptor, bytes(16), where)
+  again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
+  assert again.restore(lambda step: True) is None
+
+
+def test_a_step_from_which_the_run_cannot_go_on_is_passed_over(descriptors):
+  mirror, *_ = _kept(2, divided=True, steps=(7, 8))
+  assert mirror.restore(lambda step: step < 8)[1] == 7
+
+
+def test_without_a_part_there_is_no_state():
+  state, abstract, _ = _state(2, divided=True)
+  half = [[[0, [[0, 8], [0, 3]]], [1, [[0, 5]]]]]
+  mirror = host_mirror.HostMirror(abstract, _Processes(2, others=[{'7': half[0]}]), every=1)
+  assert mirror.restore(lambda step: True) is None
+
+
+def test_a_copy_costs_a_hundredth_of_the_time(monkeypatch):
+  """Its period is that of the slowest process, whatever it is here."""
+  state, abstract, _ = _state(1)
+  mirror = host_mirror.HostMirror(abstract, _Processes(2, others=[24.5]), every=0)
+  for step in range(1, 10):
+    mirror.keep_if_due(step, state)
+  assert mirror._every == 25
+  assert mirror.steps() == [2]
+  mirror.keep_if_due(24, state)
+  mirror.keep_if_due(25, state)
+  mirror.wait()
+  assert mirror.steps() == [25]

@@ -1,0 +1,182 @@
+"""The coordinator of an elastic run: who goes on, and when all restart."""
+
+import queue
+import threading
+
+import pytest
+
+from anp_jax.cluster import coordinator, generation, members, regrouping, termination
+from tests import coordinating
+
+pytestmark = pytest.mark.usefixtures('short_waits')
+
+_ADDRESSES = {rank: ('127.0.0.1', 1000 + rank) for rank in range(5)}
+
+
+class _Run(coordinating.Run):
+  """A run whose clients note the generation in which they would restart."""
+
+  def __init__(self, count, **values):
+    self.restarts = queue.Queue()
+    super().__init__(count, **values)
+
+  def _join(self, index, values):
+    values = {'elastic': True, 'address': _ADDRESSES[index], **values}
+    super()._join(index, values, restart=lambda g: self.restarts.put((index, g)))
+
+  def next_generations(self, count):
+    return dict(self.restarts.get(timeout=coordinating.SOON) for _ in range(count))
+
+
+def _started(count, **values):
+  run = _Run(count, **values).join(*range(count)).started()
+  assert not run.errors
+  return run
+
+
+def test_a_lost_process_is_named_and_left_out():
+  run = _started(3)
+  run.clients[0].set_sizes([1, 2])
+  run.clients[1]._connection.close()
+  restarts = run.next_generations(3)
+  assert restarts.pop(1).lost.keys() == {0}  # which it alone has lost
+  for rank, new in restarts.items():
+    assert (new.number, new.rank, new.coordinator) == (1, rank, 0)
+    assert new.addresses == {0: _ADDRESSES[0], 2: _ADDRESSES[2]}
+    assert new.lost == {1: 'rank 1 on node1 has gone: its process was ended, or its host'}
+    assert new.sizes == (1, 2)
+  assert not run.ended
+
+
+def test_a_silent_process_may_still_live():
+  run = _Run(3, heartbeat=9.5 * coordinator.HEARTBEAT_PERIOD, clock=coordinating.Clock())
+  run.join(0, 2)
+  with run.raw_rank(1, {'elastic': True, 'address': _ADDRESSES[1]}):
+    run.started()
+    run.beats(8, silent=[1])
+    run.clock.run(4 * coordinator.HEARTBEAT_PERIOD)
+    for new in run.next_generations(2).values():
+      assert new.addresses.keys() == {0, 1, 2} and new.lost.keys() == {1}
+
+
+def test_without_the_coordinator_the_others_look_for_another():
+  run = _started(3)
+  for rank in (1, 2):
+    run.coordinator._members[rank].left = True  # nobody is told by a coordinator that is dead
+  run.close_connections()
+  for rank, new in run.next_generations(3).items():
+    if rank:
+      assert new.coordinator == -1 and new.lost.keys() == {0}
+
+
+@pytest.mark.parametrize('told, stops', [((0, 1, 2), True), ((1,), False)])
+def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, told, stops):
+  monkeypatch.setattr(regrouping, 'TOLD_WITHIN', 0.1)
+  run, orders = _started(3), queue.Queue()
+  for rank, client in run.clients.items():
+    client.attach(lambda order, rank=rank: orders.put((rank, order)), int)
+  for rank in told:
+    run.clients[rank].tell()
+  heard = {orders.get(timeout=coordinating.SOON) for _ in range(3)}
+  assert heard == {(rank, 'stop' if stops else 'pause') for rank in range(3)}
+  if stops:
+    return
+  for client in run.clients.values():
+    threading.Thread(target=client.wait_for_restart, daemon=True).start()
+  restarts = run.next_generations(2)
+  assert restarts.keys() == {0, 2}
+  assert restarts[0].lost == {1: 'rank 1 on node1 was told to leave'}
+  assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
+
+
+def test_a_newcomer_pauses_a_run_that_it_makes_larger():
+  run, orders = _started(2), queue.Queue()
+  run.clients[0].attach(orders.put, int)
+  run.clients[0].set_sizes([1, 2])
+  spare = threading.Thread(target=run._join, args=(4, {'count': 9}), daemon=True)
+  spare.start()
+  coordinating.wait(lambda: 4 in run.coordinator._members)
+  assert orders.empty()  # three processes do not divide the batch
+  run.clients[0].set_sizes([1, 2, 3])
+  assert orders.get(timeout=coordinating.SOON) == 'pause'
+
+
+def _generation(*ranks, lost=(), sizes=()):
+  addresses = {rank: _ADDRESSES[rank] for rank in ranks}
+  return generation.Generation(1, addresses=addresses, lost=dict.fromkeys(lost, ''), sizes=sizes)
+
+
+def _members(first, here, new, **states):
+  result = members.Members(4, 'job', first, new)
+  for rank in here:
+    info = coordinating.info(
+      rank, 4, {'elastic': True, 'has_state': True, **states.get(f'r{rank}', {})}
+    )
+    result.take_in(members.Member(info, writer=None, last_heard=0.0))
+  return result
+
+
+@pytest.mark.parametrize(
+  'here, sizes, ranks',
+  [
+    ((1, 2, 3), (1, 2, 3, 4), [1, 2, 3]),
+    ((1, 2, 3), (1, 2, 4), [1, 2]),
+    ((1, 2, 3), (), [1, 2, 3]),
+    ((1,), (1, 2), [1]),
+  ],
+)
+def test_the_largest_number_that_divides_the_batch_goes_on(here, sizes, ranks):
+  run = _members(1, here, _generation(*here, sizes=sizes))
+  run.begin(99, least=1)
+  assert run.ranks == ranks
+  assert run.spares() == [rank for rank in here if rank not in ranks]
+  assert run.start_of(run[1])['hosts'] == [f'node{rank}' for rank in ranks]
+
+
+def test_those_that_have_the_state_come_first():
+  new = _generation(0, 1, 2, 3, sizes=(1, 3))
+  run = _members(1, (0, 1, 2, 3), new, r0={'has_state': False})
+  run.begin(99, least=1)
+  assert run.ranks == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+  'here, known, goes_on',
+  [
+    ((1, 2), (0, 1, 2), True),
+    ((0,), (0, 1, 2), False),
+    ((0, 1), (0, 1, 2, 3), True),  # the half with the lowest rank
+    ((2, 3), (0, 1, 2, 3), False),
+  ],
+)
+def test_of_two_halves_that_lost_each_other_one_goes_on(here, known, goes_on):
+  run = _members(here[0], here, _generation(*known, lost=set(known) - set(here)))
+  if goes_on:
+    run.begin(99, least=1)
+  else:
+    with pytest.raises(termination.PeerLostError, match='may go on without'):
+      run.begin(99, least=1)
+
+
+def test_too_few_processes_do_not_go_on():
+  run = _members(0, (0,), _generation(0, sizes=(1, 2, 4)))
+  with pytest.raises(termination.PeerLostError, match='config.cluster.min_processes=2'):
+    run.begin(99, least=2)
+
+
+def test_a_generation_is_the_same_after_its_restart(monkeypatch):
+  calls = []
+  monkeypatch.setattr(generation.os, 'execve', lambda *call: calls.append(call))
+  monkeypatch.setattr(generation, '_descriptors', {})
+  old = generation.Generation(3, 1, _ADDRESSES, {2: 'why'}, 0, (1, 2), 17)
+  generation.restart(old)
+  ((program, arguments, environment),) = calls
+  assert arguments[0] == program
+  new = generation.current(environment)
+  assert new._replace(lost_at=0.0) == old and new.lost_at > 0
+  assert generation.current({}) == generation.FIRST
+
+
+def test_addresses_are_told_to_those_that_join(tmp_path):
+  regrouping.write_addresses(str(tmp_path), _ADDRESSES)
+  assert regrouping.read_addresses(str(tmp_path)) == _ADDRESSES
