@@ -118,4 +118,5 @@ def leave() -> None:
   """Disconnects this process from JAX's coordinator."""
   import jax  # noqa: PLC0415
 
+  relay.release()
   jax.distributed.shutdown()

@@ -17,7 +17,7 @@ from anp_jax.system import files
 
 NAME = 'members.json'  # in a workdir
 # Signals to several processes that come so soon after each other are for all.
-TOLD_WITHIN = 2.0  # seconds
+TOLD_WITHIN = 5.0  # seconds
 LOOK_PERIOD = 0.2  # seconds between two looks at who is missing
 DEAD = 'dead'
 

@@ -2,7 +2,7 @@
 
 JAX's client ends its process as soon as the service is gone, which the lost process 0
 may have held; the survivors of an elastic run need that moment. Behind a relay, the
-client never hears of it: its calls wait until the process restarts.
+client hears of it only once the run is over: its calls wait until the process restarts.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import threading
 import time
 
 _MAX_BYTES = 2**16  # of one read
+_is_over = threading.Event()
 _RETRY = 0.05  # seconds between two attempts to reach the service, which may come later
 
 
@@ -19,6 +20,11 @@ def start(target: tuple[str, int]) -> int:
   listener = socket.create_server(('127.0.0.1', 0))
   threading.Thread(target=_serve, args=(listener, target), name='relay', daemon=True).start()
   return listener.getsockname()[1]
+
+
+def release() -> None:
+  """Has the client hear of the end of the service from now on."""
+  _is_over.set()
 
 
 def _serve(listener, target):
@@ -34,14 +40,23 @@ def _pass_on(client, target):
       break
     except OSError:
       time.sleep(_RETRY)
-  threading.Thread(target=_copy, args=(service, client), name='relay', daemon=True).start()
+  threading.Thread(target=_answer, args=(service, client), name='relay', daemon=True).start()
   _copy(client, service)
-  with contextlib.suppress(OSError):
-    service.shutdown(socket.SHUT_WR)
+  _end(service)
+
+
+def _answer(service, client):
+  _copy(service, client)
+  _is_over.wait()
+  _end(client)
 
 
 def _copy(source, sink):
-  """Copies until the source ends; the sink stays open."""
   with contextlib.suppress(OSError):
     while data := source.recv(_MAX_BYTES):
       sink.sendall(data)
+
+
+def _end(sink):
+  with contextlib.suppress(OSError):
+    sink.shutdown(socket.SHUT_WR)

@@ -30,6 +30,12 @@ def _arguments(workdir, steps, **keys):
   return launching.arguments(workdir, **{**_KEYS, 'duration': f'{steps} steps', **keys})
 
 
+def _own_arguments(workdir, steps, **keys):
+  """Without those of `invariant`."""
+  texts = {k: v for k, v in _KEYS.items() if k not in ('strategy.name', 'strategy.logical_shards')}
+  return launching.arguments(workdir, **{**texts, 'duration': f'{steps} steps', **keys})
+
+
 def _await(condition, seconds=_WITHIN):
   deadline = time.monotonic() + seconds
   while not condition():
@@ -92,6 +98,30 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturb
   assert re.fullmatch(rf'rank {lost} on \S+ has gone: .*', gone['lost'][0])
   assert f'{gone["lost"][0]}: going on with 2 processes from step {gone["step"]};' in text
   _assert_same(workdir, undisturbed)
+
+
+@pytest.mark.parametrize(
+  'keys',
+  [
+    {'strategy.name': 'sync', 'sharding': "(('.*', 'fsdp'),)"},
+    {'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'},
+  ],
+  ids=['fsdp', 'local_sgd'],
+)
+def test_a_divided_state_survives_in_the_memory_of_the_others(tmp_path, keys):
+  """No checkpoint is there; the part of the lost process is with the one before it."""
+  arguments = {**keys, 'model.norm_group': '2', 'eval.every': '1000 steps'}
+  launching.run(tmp_path, 1, _own_arguments(tmp_path / 'alone', 30, **arguments), devices=4)
+  workdir = tmp_path / 'run'
+  start = _own_arguments(workdir, 30, **arguments)
+  with launching.Ranks(tmp_path, 4, start, environment={'ANP_PAUSE': '0.2'}) as ranks:
+    _await(lambda: len(_lines(workdir, 'train')) > 4)
+    ranks.processes[2].kill()
+    assert ranks.wait(_WITHIN)[:2] == [0, 0]
+  (line,) = _lines(workdir, 'restart')
+  assert line['step'] > 2 and not (workdir / f'checkpoints/{line["step"]}').exists()
+  # Sums over another number of devices round differently.
+  np.testing.assert_allclose(_losses(workdir), _losses(tmp_path / 'alone'), atol=1e-5)
 
 
 def test_one_that_was_stopped_comes_back_as_a_spare(tmp_path, undisturbed):

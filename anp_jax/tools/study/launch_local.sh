@@ -8,8 +8,9 @@
 # --again=T    start a process that was lost again, T times; for strategy `parameter_server`
 #
 # The variable PROGRAM is another program for the interpreter, such as "-m a.b".
-# SIGINT, SIGTERM and SIGUSR1 go to all processes. When one ends badly, the others
-# get 15 s to do the same. The status is that of the first that ended badly.
+# SIGINT, SIGTERM and SIGUSR1 go to all processes. When one fails, the others get
+# 15 s to end as well; without one that is lost (killed, or status 75) a run may go
+# on. The status is that of the first that ended badly, or 0 if the run went on.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 read -r -a program <<<"${PROGRAM:--m anp_jax}"
@@ -94,9 +95,14 @@ running() {
   [ ${#pids[@]} -gt 0 ]
 }
 
+is_lost() {
+  [ "$1" = 75 ] || { [ "$1" -gt 128 ] && [ "$1" != 130 ]; }
+}
+
 # A trap interrupts `wait`, which then says nothing of the child: asked again.
 status=0
 ending=
+went_on=
 while running; do
   wait -n "${pids[@]}"
   code=$?
@@ -105,8 +111,9 @@ while running; do
     [ ${#pids[@]} -lt "$count" ]; then
     status=$code
   fi
+  [ "$code" != 0 ] || went_on=1
   # Those that were told by a signal save first, each for itself.
-  if [ "$status" != 0 ] && [ -z "$ending" ] &&
+  if [ "$status" != 0 ] && [ -z "$ending" ] && ! is_lost "$status" &&
     { [ "$status" != 130 ] || [ -z "$told" ]; }; then
     ending=1
     (
@@ -117,4 +124,5 @@ while running; do
   fi
 done
 [ -z "$ending" ] || kill "$killer" 2>/dev/null
+! is_lost "$status" || [ -z "$went_on" ] || status=0
 exit "$status"

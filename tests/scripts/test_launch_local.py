@@ -1,0 +1,38 @@
+"""The status of scripts/launch_local.sh, from those of its processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import launching
+
+_PROGRAM = """
+import os, signal, sys, time
+(rank,) = (int(a.partition('=')[2]) for a in sys.argv if a.startswith('--process_id='))
+status = int(os.environ['STATUSES'].split()[rank])
+time.sleep(0.3 * (status == 0))  # a run that goes on ends last
+if status < 0:
+  os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+  'statuses, want',
+  [('0 0', 0), ('-9 0', 0), ('75 0', 0), ('75 75', 75), ('-9 75', 137), ('2 0', 2), ('1 75', 1)],
+)
+def test_a_run_that_goes_on_without_a_lost_process_ends_well(tmp_path, statuses, want):
+  program = tmp_path / 'program.py'
+  program.write_text(_PROGRAM)
+  environment = {
+    **os.environ,
+    'PROGRAM': str(program),
+    'PYTHON': sys.executable,
+    'STATUSES': statuses,
+  }
+  command = [launching.ROOT / 'scripts/launch_local.sh', '2']
+  done = subprocess.run(command, env=environment, capture_output=True, timeout=60, text=True)
+  # Which of two that end badly at once is the first, is chance.
+  assert done.returncode in ({want, 75} if statuses in ('-9 75', '1 75') else {want}), done.stderr
