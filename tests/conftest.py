@@ -18,6 +18,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_ROOT / '.pytest_cache' / 'xla'))
 
 import jax  # noqa: E402
+from jax._src import compiler  # noqa: E402
 import pytest  # noqa: E402
 from xdist import scheduler  # noqa: E402
 
@@ -118,7 +119,16 @@ def quick_compiles():
   """
   before = jax.config.values['jax_disable_most_optimizations']
   jax.config.update('jax_disable_most_optimizations', True)
+  options = compiler.get_compile_options
+
+  def quick_options(*args, **kwargs):
+    """Without the emitters through MLIR, a program compiles in a fifth of the time."""
+    quick = options(*args, **kwargs)
+    quick.env_option_overrides += [('xla_cpu_use_fusion_emitters', False)]
+    return quick
+
   with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(compiler, 'get_compile_options', quick_options)
     patch.setattr(curves, 'plot', lambda path, *_: pathlib.Path(path).write_bytes(_BLANK))
     yield
   jax.config.update('jax_disable_most_optimizations', before)
