@@ -249,7 +249,7 @@ def test_arrays_learn_and_report_counts_agree(tmp_path, tiny_config):
 
 
 # Twenty in `make soak`.
-_KILLS = int(os.environ.get('ANP_KILLS', 2))
+_KILLS = int(os.environ.get('ANP_KILLS', 1))
 
 
 @pytest.fixture

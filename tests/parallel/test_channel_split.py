@@ -48,23 +48,24 @@ def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple,
 @pytest.mark.parametrize(
   'network, data, model, shares',
   [
-    ('WithoutDropout', 1, 4, (3, 0, 1, 2)),
-    ('WithOurLayers', 2, 2, (1, 3)),
-    ('WithLayersUsedTwice', 1, 2, (2, 1)),
-    ('WithMadeKernels', 1, 2, (2, 1)),
+    ('user_network:WithoutDropout', 1, 4, (3, 0, 1, 2)),
+    ('user_network:WithLayersUsedTwice', 1, 2, (2, 1)),
+    ('user_network:WithMadeKernels', 1, 2, (2, 1)),
+    ('small_networks:ResNet', 1, 2, (3, 1)),
     *(
       pytest.param(*case, marks=pytest.mark.soak)
       for case in (
-        ('WithoutDropout', 1, 1, ()),
-        ('WithoutDropout', 2, 4, ()),
-        ('WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
-        ('WithOurLayers', 1, 4, (3, 0, 1, 2)),
+        ('user_network:WithoutDropout', 1, 1, ()),
+        ('user_network:WithoutDropout', 2, 4, ()),
+        ('user_network:WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
+        ('user_network:WithOurLayers', 2, 2, (1, 3)),
+        ('user_network:WithOurLayers', 1, 4, (3, 0, 1, 2)),
       )
     ),
   ],
 )
 def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, shares):
-  name = {'model.name': f'tests.user_network:{network}'}
+  name = {'model.name': f'tests.{network}'}
   split = _split(data, model, **name, **{'strategy.shares': shares})
   splitting.assert_trains_as_unsplit(*split, **name)
 
@@ -218,13 +219,6 @@ def test_a_plan_for_another_network_is_refused(x64):
     _split(1, 2, **{'strategy.plan': 'conv11=3,3'})
 
 
-@pytest.mark.slow
-def test_a_resnet_is_that_of_the_unsplit_network(x64):
-  network = {'model.name': 'tests.small_networks:ResNet'}
-  split = _split(1, 2, **network, **{'strategy.shares': (3, 1)})
-  splitting.assert_trains_as_unsplit(*split, **network)
-
-
 def test_no_sum_is_in_a_narrower_dtype():
   program, mesh = _split(
     1, 2, **{**splitting.FLOAT32, 'model.dtype': 'bfloat16', 'strategy.shares': (1, 1)}
@@ -321,7 +315,7 @@ def test_a_run_resumes_split_and_unsplit(tmp_path):
   splitting.assert_same_weights(tmp_path / 'split', tmp_path / 'unsplit', '6/params/conv1/kernel')
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures('x64')
 def test_losses_of_fifty_steps():
   """The paper's kind of network.
