@@ -135,16 +135,8 @@ def test_what_a_step_sends(shares, first, second):
 @pytest.mark.slow
 def test_a_device_holds_its_own_channels_alone():
   """Kernels, momentum and averages are divided; zeros stay zeros."""
-  program, mesh = _split(
-    1,
-    4,
-    **splitting.FLOAT32,
-    **{
-      'model.name': 'tests.user_network:WithOurLayers',
-      'ema': 0.9,
-      'strategy.plan': 'conv2=5,2,0,3',
-    },
-  )
+  keys = {'model.name': 'tests.user_network:WithOurLayers', 'strategy.plan': 'conv2=5,2,0,3'}
+  program, mesh = _split(1, 4, ema=0.9, **splitting.FLOAT32, **keys)
   state, _ = splitting.train(program, mesh, steps=2)
   kernels = [
     leaf
@@ -189,12 +181,8 @@ def _unlike(batch, name, values, mesh):
 @pytest.mark.parametrize('plan', ['nothing', 'apart', 'conv1=3,3'])
 def test_the_first_device_counts(plan):
   """In weights, statistics, metrics and scores, on devices that differ."""
-  program, mesh = _split(
-    1,
-    2,
-    **splitting.FLOAT32,
-    **{'model.name': 'tests.user_network:WithoutDropout', 'strategy.plan': plan},
-  )
+  keys = {'model.name': 'tests.user_network:WithoutDropout', 'strategy.plan': plan}
+  program, mesh = _split(1, 2, **splitting.FLOAT32, **keys)
   batch = splitting.batch(mesh, 0)
   # The first device counts all of its examples.
   _unlike(batch, 'weight', (1.0, 0.5), mesh)

@@ -190,9 +190,7 @@ def _marks(case, devices):
       onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
     )
     return pytest.mark.slow if devices == 8 else pytest.mark.soak, absent
-  if case == 'adamw':
-    return (pytest.mark.slow if devices == 8 else pytest.mark.soak,)
-  return (pytest.mark.soak,)
+  return (pytest.mark.slow if (case, devices) == ('adamw', 8) else pytest.mark.soak,)
 
 
 @pytest.mark.parametrize(
