@@ -18,6 +18,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_ROOT / '.pytest_cache' / 'xla'))
 
 import jax  # noqa: E402
+from jax._src import compiler  # noqa: E402
 import pytest  # noqa: E402
 from xdist import scheduler  # noqa: E402
 
@@ -118,7 +119,16 @@ def quick_compiles():
   """
   before = jax.config.values['jax_disable_most_optimizations']
   jax.config.update('jax_disable_most_optimizations', True)
+  real = compiler.get_compile_options
+
+  def quick_options(*args, **kwargs):
+    options = real(*args, **kwargs)
+    # Fusions that go through MLIR are four fifths of what is left.
+    options.env_option_overrides += [('xla_cpu_use_fusion_emitters', False)]
+    return options
+
   with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(compiler, 'get_compile_options', quick_options)
     patch.setattr(curves, 'plot', lambda path, *_: pathlib.Path(path).write_bytes(_BLANK))
     yield
   jax.config.update('jax_disable_most_optimizations', before)

@@ -249,7 +249,7 @@ def test_arrays_learn_and_report_counts_agree(tmp_path, tiny_config):
 
 
 # Twenty in `make soak`.
-_KILLS = int(os.environ.get('ANP_KILLS', 2))
+_KILLS = int(os.environ.get('ANP_KILLS', 1))
 
 
 @pytest.fixture
@@ -342,8 +342,9 @@ def test_killed_again_and_again_ends_with_the_same_bits(tmp_path, command):
 
 @pytest.mark.slow
 def test_shipped_demo_learns(tmp_path):
-  """The recipe of `make demo`, cut short: above chance soon."""
+  """The recipe of `make demo`, cut short and half as wide: above chance soon."""
   keys = {
+    'model.width': 32,
     'duration': '0.25 epochs',
     'schedule.warmup': '0.05 epochs',
     'eval.examples': False,
@@ -355,8 +356,8 @@ def test_shipped_demo_learns(tmp_path):
   subprocess.run([sys.executable, *demo], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
   *_, last = telemetry.read(str(tmp_path))
   assert last['kind'] == 'validation' and last['step'] == 38
-  # 3.97 and 0.25; chance is log(60) = 4.09 and one of 14 adjectives.
-  assert last['loss'] < 4.05 and last['adjective_top1'] > 0.15
+  # 3.99 and 0.20; chance is log(60) = 4.09 and one of 14 adjectives.
+  assert last['loss'] < 4.05 and last['adjective_top1'] > 0.12
 
 
 @pytest.mark.slow

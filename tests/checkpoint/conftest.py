@@ -7,8 +7,8 @@ from anp_jax import config as config_lib, train
 from anp_jax.config import command_line
 
 
-@pytest.fixture(scope='session')
-def averaged(tmp_path_factory):
+@pytest.fixture(scope='module')
+def averaged(tmp_path_factory, quick_compiles):
   """A run of a user's network with averaged weights: newest 8 and 12, best 6 or 12."""
   config = config_lib.replaced(
     command_line.load('configs/resnet_anp.py:tiny', {}),

@@ -48,23 +48,24 @@ def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple,
 @pytest.mark.parametrize(
   'network, data, model, shares',
   [
-    ('WithoutDropout', 1, 4, (3, 0, 1, 2)),
-    ('WithOurLayers', 2, 2, (1, 3)),
-    ('WithLayersUsedTwice', 1, 2, (2, 1)),
-    ('WithMadeKernels', 1, 2, (2, 1)),
+    ('user_network:WithoutDropout', 1, 4, (3, 0, 1, 2)),
+    ('user_network:WithLayersUsedTwice', 1, 2, (2, 1)),
+    ('user_network:WithMadeKernels', 1, 2, (2, 1)),
+    ('small_networks:ResNet', 1, 2, (3, 1)),
     *(
       pytest.param(*case, marks=pytest.mark.soak)
       for case in (
-        ('WithoutDropout', 1, 1, ()),
-        ('WithoutDropout', 2, 4, ()),
-        ('WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
-        ('WithOurLayers', 1, 4, (3, 0, 1, 2)),
+        ('user_network:WithoutDropout', 1, 1, ()),
+        ('user_network:WithoutDropout', 2, 4, ()),
+        ('user_network:WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
+        ('user_network:WithOurLayers', 2, 2, (1, 3)),
+        ('user_network:WithOurLayers', 1, 4, (3, 0, 1, 2)),
       )
     ),
   ],
 )
 def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, shares):
-  name = {'model.name': f'tests.user_network:{network}'}
+  name = {'model.name': f'tests.{network}'}
   split = _split(data, model, **name, **{'strategy.shares': shares})
   splitting.assert_trains_as_unsplit(*split, **name)
 
@@ -134,16 +135,8 @@ def test_what_a_step_sends(shares, first, second):
 @pytest.mark.slow
 def test_a_device_holds_its_own_channels_alone():
   """Kernels, momentum and averages are divided; zeros stay zeros."""
-  program, mesh = _split(
-    1,
-    4,
-    **splitting.FLOAT32,
-    **{
-      'model.name': 'tests.user_network:WithOurLayers',
-      'ema': 0.9,
-      'strategy.plan': 'conv2=5,2,0,3',
-    },
-  )
+  keys = {'model.name': 'tests.user_network:WithOurLayers', 'strategy.plan': 'conv2=5,2,0,3'}
+  program, mesh = _split(1, 4, ema=0.9, **splitting.FLOAT32, **keys)
   state, _ = splitting.train(program, mesh, steps=2)
   kernels = [
     leaf
@@ -188,12 +181,8 @@ def _unlike(batch, name, values, mesh):
 @pytest.mark.parametrize('plan', ['nothing', 'apart', 'conv1=3,3'])
 def test_the_first_device_counts(plan):
   """In weights, statistics, metrics and scores, on devices that differ."""
-  program, mesh = _split(
-    1,
-    2,
-    **splitting.FLOAT32,
-    **{'model.name': 'tests.user_network:WithoutDropout', 'strategy.plan': plan},
-  )
+  keys = {'model.name': 'tests.user_network:WithoutDropout', 'strategy.plan': plan}
+  program, mesh = _split(1, 2, **splitting.FLOAT32, **keys)
   batch = splitting.batch(mesh, 0)
   # The first device counts all of its examples.
   _unlike(batch, 'weight', (1.0, 0.5), mesh)
@@ -216,13 +205,6 @@ def test_the_first_device_counts(plan):
 def test_a_plan_for_another_network_is_refused(x64):
   with pytest.raises(config_lib.ConfigError, match="no convolution 'conv11'; did you mean 'conv1"):
     _split(1, 2, **{'strategy.plan': 'conv11=3,3'})
-
-
-@pytest.mark.slow
-def test_a_resnet_is_that_of_the_unsplit_network(x64):
-  network = {'model.name': 'tests.small_networks:ResNet'}
-  split = _split(1, 2, **network, **{'strategy.shares': (3, 1)})
-  splitting.assert_trains_as_unsplit(*split, **network)
 
 
 def test_no_sum_is_in_a_narrower_dtype():
@@ -321,7 +303,7 @@ def test_a_run_resumes_split_and_unsplit(tmp_path):
   splitting.assert_same_weights(tmp_path / 'split', tmp_path / 'unsplit', '6/params/conv1/kernel')
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures('x64')
 def test_losses_of_fifty_steps():
   """The paper's kind of network.

@@ -24,10 +24,6 @@ def _split(plan, data=1, model=2, **overrides):
   return splitting.build('channel_split', data, model, **{'strategy.plan': plan}, **overrides)
 
 
-def _by_batch(layers):
-  return '; '.join(f'{layer}=batch' for layer in layers)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'plan, network, data, model',
@@ -35,6 +31,8 @@ def _by_batch(layers):
     ('conv1=batch; conv2=7,1,2,0', OURS, 2, 4),
     ('conv1=batch', OURS, 1, 2),  # the second by all devices
     ('first=batch; plain=batch; ours=4,2', TWICE, 1, 2),
+    # A split convolution and one of all devices read the map.
+    (f'{"=batch; ".join(EARLY)}=batch; stage2_block1/conv1=9,3', RESNET, 1, 2),
     *(
       pytest.param(*case, marks=pytest.mark.soak)
       for case in (
@@ -48,14 +46,6 @@ def _by_batch(layers):
 def test_a_step_is_that_of_the_unsplit_network(x64, plan, network, data, model):
   split = _split(plan, data, model, **network)
   splitting.assert_trains_as_unsplit(*split, **network)
-
-
-@pytest.mark.slow
-def test_a_resnet_is_that_of_the_unsplit_network(x64):
-  """A split convolution and one of all devices read the map."""
-  later = 'stage2_block1/conv1=9,3'
-  split = _split(f'{_by_batch(EARLY)}; {later}', **RESNET)
-  splitting.assert_trains_as_unsplit(*split, **RESNET)
 
 
 @pytest.mark.slow
@@ -93,7 +83,7 @@ def test_what_a_step_sends():
     ),
     ('conv1=batch; conv2=batch', OURS, 'expected a layer after those by batch'),
     ('conv1=5,2; conv2=batch', OURS, 'conv2 is used after them'),
-    (_by_batch(EARLY[:-1]), RESNET, 'incompatible shapes'),
+    (f'{"=batch; ".join(EARLY[:-1])}=batch', RESNET, 'incompatible shapes'),
     (
       'conv1=batch',
       {**OURS, 'mesh.model': 3, 'batch_size': 16},

@@ -190,9 +190,7 @@ def _marks(case, devices):
       onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
     )
     return pytest.mark.slow if devices == 8 else pytest.mark.soak, absent
-  if case == 'adamw':
-    return (pytest.mark.slow if devices == 8 else pytest.mark.soak,)
-  return (pytest.mark.soak,)
+  return (pytest.mark.slow if (case, devices) == ('adamw', 8) else pytest.mark.soak,)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +269,7 @@ def test_sums_by_device_do_differ():
   assert 'params/conv1/kernel' in _differing(got, want)
 
 
+@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_the_sums_are_those_of_sync():
   """In float64: another order of sums costs 1e-15 each, over 2 steps."""
@@ -289,6 +288,7 @@ def test_the_sums_are_those_of_sync():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
 
 
+@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'devices, shards, sums',

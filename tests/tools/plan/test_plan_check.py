@@ -92,7 +92,7 @@ def test_at_most_two_rows_predict_the_rest_of_a_system(comparisons):
 @pytest.mark.slow
 def test_a_system_is_predicted_without_its_own_rows(rows):
   """Rates ten times as high change the prediction of all systems but one."""
-  systems = list(dict.fromkeys(r.system for r in rows if r.system != 'TPU v4'))[:4]
+  systems = list(dict.fromkeys(r.system for r in rows if r.system != 'TPU v4'))[:2]
   rows = [r for r in rows if r.system in ('TPU v4', *systems)]
   wrong = [
     published_rates.dataclasses.replace(r, rate=10 * r.rate) if r.system == 'TPU v4' else r

@@ -301,6 +301,7 @@ def test_devices_of_a_host_divide_its_memory_and_cores():
   assert 4 * quarter.host_cores == pytest.approx(single.host_cores)
 
 
+@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_a_real_step_is_timed():
   keys = {'data.image_size': '8', 'data.resize': '8', 'model.norm_group': '2'}
