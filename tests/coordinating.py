@@ -75,7 +75,7 @@ class Run:
     self.coordinator = coordinator.Coordinator(
       self._env(0),
       _settings(rendezvous, heartbeat, leave),
-      self.lines.append,
+      log=self.lines.append,
       **({'clock': clock, 'sleep': clock.sleep} if clock else {}),
     )
 
@@ -122,7 +122,7 @@ class Run:
 
   def close(self):
     """Closes the coordinator's port."""
-    for listening in self.coordinator._listeners:
+    for listening in self.coordinator.listeners:
       with contextlib.suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)
 

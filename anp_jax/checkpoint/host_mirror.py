@@ -73,11 +73,11 @@ class HostMirror:
     self._copy = jax.jit(self._copies)
 
   def steps(self) -> list[int]:
-    """Returns the steps of which this process has a whole copy, the newest first."""
+    """Returns the steps that this process has copies of, the newest first."""
     return sorted((slot.step for slot in self._slots if slot.step >= 0), reverse=True)
 
   def restore(self, accept: Callable[[int], bool]) -> tuple[Any, int] | None:
-    """Returns the newest state of which the processes together have all parts.
+    """Returns the newest state whose parts the processes have together.
 
     All processes call it.
 
@@ -88,26 +88,26 @@ class HostMirror:
       State and step; None if there is no such state.
     """
     contents = {slot.step: slot.read() for slot in self._slots if slot.step >= 0}
-    held = {
+    blocks_by_step = {
       step: [[piece.leaf, piece.bounds] for piece in pieces] for step, pieces in contents.items()
     }
-    all_held = [
+    holdings = [
       {int(step): {(leaf, _pairs(bounds)) for leaf, bounds in blocks} for step, blocks in h.items()}
-      for h in self._processes.gather(held)
+      for h in self._processes.gather(blocks_by_step)
     ]
-    whole = [step for step in set().union(*all_held) if self._is_whole(step, all_held)]
-    candidates = [step for step in sorted(whole, reverse=True) if self._is_accepted(step, accept)]
+    steps = [step for step in set().union(*holdings) if self._is_whole(step, holdings)]
+    candidates = [step for step in sorted(steps, reverse=True) if self._is_accepted(step, accept)]
     if not candidates:
       return None
     step = candidates[0]
-    arrays = self._assembled(step, contents.get(step, []), all_held)
+    arrays = self._assembled(step, contents.get(step, []), holdings)
     for slot in self._slots:
       if slot.step != step:
         slot.clear()
     return self._tree.unflatten(map(self._placed, self._leaves, arrays)), step
 
   def keep_if_due(self, step: int, state: Any) -> None:
-    """Begins to copy the state of a step, if it is one of those that are copied.
+    """Begins to copy the state of a step, if it is due.
 
     Args:
       step: steps made.
@@ -159,7 +159,7 @@ class HostMirror:
     self._seconds = time.monotonic() - start
 
   def _copies(self, leaves):
-    """Fresh buffers, of which those of the next process's divided parts are shifted."""
+    """Fresh buffers: of this process, and of the next process's divided parts."""
     shifted = [
       self._shifted(leaf, abstract.sharding.spec)
       for leaf, abstract, divided in zip(leaves, self._leaves, self._is_divided, strict=True)
@@ -208,8 +208,8 @@ class HostMirror:
     ((row, column),) = np.argwhere(devices == device)
     return devices[(row + self._shift) % len(devices), column]
 
-  def _is_whole(self, step, all_held):
-    blocks = set().union(*(held.get(step, ()) for held in all_held))
+  def _is_whole(self, step, holdings):
+    blocks = set().union(*(blocks.get(step, ()) for blocks in holdings))
     sizes = [0] * len(self._leaves)
     for leaf, bounds in blocks:
       sizes[leaf] += math.prod(stop - start for start, stop in bounds)
@@ -219,7 +219,7 @@ class HostMirror:
     answer = accept(step) if self._processes.index == 0 else None
     return self._processes.gather(answer)[0]
 
-  def _assembled(self, step, pieces, all_held):
+  def _assembled(self, step, pieces, holdings):
     """Every array of the state, whole, from the blocks of all processes."""
     offsets = np.cumsum([0, *(4 * -(-_nbytes(leaf) // 4) for leaf in self._leaves)])
     flat = np.zeros(offsets[-1] // 4, np.int32)
@@ -227,24 +227,23 @@ class HostMirror:
       flat.view(np.uint8)[start : start + _nbytes(leaf)].view(leaf.dtype).reshape(leaf.shape)
       for start, leaf in zip(offsets[:-1], self._leaves, strict=True)
     ]
-    own = self._processes.index
-    is_local = all(self._is_whole(step, [held]) for held in all_held)
+    is_local = all(self._is_whole(step, [blocks]) for blocks in holdings)
     for leaf, bounds, data in pieces:
-      owner = min(i for i, held in enumerate(all_held) if (leaf, bounds) in held.get(step, ()))
-      if is_local or owner == own:
+      owner = min(i for i, blocks in enumerate(holdings) if (leaf, bounds) in blocks.get(step, ()))
+      if is_local or owner == self._processes.index:
         arrays[leaf][tuple(slice(*pair) for pair in bounds)] = data
     if not is_local:
       self._exchange(flat)
     return arrays
 
   def _exchange(self, flat):
-    """Adds the words of all processes, each of which is 0 in all but one of them."""
+    """Adds the words of all processes; only one has a word that is not 0."""
     processes = range(self._processes.count)
     devices = [next(d for d in jax.devices() if d.process_index == i) for i in processes]
     mesh = jax.sharding.Mesh(np.array(devices), ('process',))
     divided = jax.sharding.NamedSharding(mesh, P('process'))
-    whole = jax.sharding.NamedSharding(mesh, P())
-    add = jax.jit(lambda words: words.sum(0, dtype=words.dtype), out_shardings=whole)
+    replicated = jax.sharding.NamedSharding(mesh, P())
+    add = jax.jit(lambda words: words.sum(0, dtype=words.dtype), out_shardings=replicated)
     for start in range(0, len(flat), _CHUNK):
       words = np.zeros((1, _CHUNK), np.int32)
       part = flat[start : start + _CHUNK]

@@ -47,12 +47,10 @@ class Processes:
   """The processes of a run, seen from this one.
 
   Attributes:
-    index: number of this process among those that train; in an elastic run, other
-      processes may take the numbers of those that are lost.
+    index: position of this process among the processes that train.
     count: number of processes that train.
     hosts: host of each process, by index; '' where it has not come.
     generation: generation of the run.
-    is_elastic: whether the run goes on without a process that is lost.
     env: place of this process.
     secret: hexadecimal digits that only the run's processes know; '' of a lone
       process.
@@ -63,7 +61,6 @@ class Processes:
     config: ml_collections.ConfigDict,
     env: cluster_env.ClusterEnv = cluster_env.ALONE,
     client: client_lib.CoordinatorClient | None = None,
-    is_elastic: bool = False,
   ):
     """Creates the processes without connecting them; `start` connects them.
 
@@ -71,12 +68,11 @@ class Processes:
       config: the run's config.
       env: place of this process.
       client: connection to the coordinator; None: this process is alone.
-      is_elastic: whether the run goes on without a process that is lost.
     """
     self.index, self.count, self.env = env.index, env.count, env
-    self.generation, self.is_elastic = generation_lib.current(), is_elastic
+    self.generation = generation_lib.current()
     self.secret = env.secret
-    self.hosts = client.hosts if client else ('',)
+    self.hosts = client.start.hosts if client else ('',)
     self._client = client
     self._leaves_early = False
     self._stack = contextlib.ExitStack()
@@ -89,10 +85,10 @@ class Processes:
     )
     self._expected_save_seconds: Callable[[], float] = float
     self._stop = preemption.StopHandler(
-      config, self._expected_stop_seconds, client.tell if client and is_elastic else None
+      config, self._expected_stop_seconds, client.tell if client and client.is_elastic else None
     )
     if client:
-      client.attach(self._stop.order, lambda: self._watchdog.state()['step'])
+      client.attach(self)
 
   def __enter__(self):
     self.start_watchdog()
@@ -159,6 +155,19 @@ class Processes:
     """Calls `on_mail` with each value sent here, see `client.CoordinatorClient`."""
     if self._client:
       self._client.receive_mail(on_mail)
+
+  @property
+  def is_elastic(self) -> bool:
+    """Whether the run goes on without a process that is lost."""
+    return self._client is not None and self._client.is_elastic
+
+  def order(self, order: str) -> None:
+    """Makes this process vote as the coordinator orders; see `preemption.StopHandler`."""
+    self._stop.order(order)
+
+  def step(self) -> int:
+    """Returns the step that this process computes."""
+    return self._watchdog.state()['step']
 
   def set_sizes(self, sizes: Sequence[int]) -> None:
     """Sets the numbers of processes over which the batch of an elastic run divides."""
@@ -287,7 +296,7 @@ def start(
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:
     print('nvidia-smi lists no GPU here: shared ones cannot be detected')
   client, env = _meet(env, info, config.cluster, generation, workdir)
-  processes = Processes(config, env, client, info['elastic'])
+  processes = Processes(config, env, client)
   # The others hear of it at once, and need not miss this one first.
   interrupts.before_leaving(lambda: processes.abort(KeyboardInterrupt()))
   try:
@@ -295,7 +304,7 @@ def start(
     if strategy.joins_jax(config, mode):
       jax_processes.join(env, client, config.cluster, processes.heartbeat)
     else:
-      jax_processes.start_alone(client.devices, processes.heartbeat)
+      jax_processes.start_alone(client.start.devices, processes.heartbeat)
     processes.heartbeat('starting')
   except BaseException as e:  # noqa: BLE001 - the others would wait for it
     processes.abort(e)
@@ -312,7 +321,6 @@ def _meet(env, info, settings, generation, workdir):
   if generation.number:
     env = env._replace(index=generation.rank)
     info |= {'index': env.index, 'address': generation.addresses[env.index]}
-    listeners = listener.inherited(generation.descriptors)
     connected = connection.find(generation, env.secret, settings.heartbeat_timeout)
     coordinates = connected is None
   elif env.launcher == cluster_env.JOIN:
@@ -321,17 +329,19 @@ def _meet(env, info, settings, generation, workdir):
     connected = connection.find(search, env.secret, settings.rendezvous_timeout)
     if connected is None:
       raise PeerLostError(f'--join: no process of the run in {workdir} answers')
-  elif not env.index:
-    listeners, coordinates = listener.listen(env), True
+  else:
+    coordinates = not env.index
   if generation.number or connected:
     host, port = connected.getpeername()[:2] if connected else info['address']
     env = env._replace(coordinator_address=cluster_env.joined(host, port), other_ports=())
   if coordinates:
-    coordinator.Coordinator(env, settings, generation=generation, listeners=listeners)
+    listeners = coordinator.Coordinator(env, settings, generation).listeners
   connected = connected or connection.connect(env, settings.rendezvous_timeout)
   if info['elastic']:
     host, _ = cluster_env.split_address(env.coordinator_address)
-    if not listeners:
+    if generation.number and not coordinates:
+      listeners = listener.inherited(generation.descriptors)
+    elif not coordinates:
       host = connected.getsockname()[0]
       listeners = [listener.listen_at(host)]
     info['address'] = info['address'] or (host, listeners[0].getsockname()[1])
@@ -339,8 +349,8 @@ def _meet(env, info, settings, generation, workdir):
   client = client_lib.CoordinatorClient(connected, info, settings, generation)
   if coordinates and info['elastic']:
     regrouping.write_addresses(workdir, client.addresses)
-  index = client.ranks.index(client.rank)
-  return client, env._replace(index=index, count=len(client.ranks))
+  start = client.start
+  return client, env._replace(index=start.ranks.index(start.rank), count=len(start.ranks))
 
 
 def _phase(state):

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import ml_collections
 
@@ -25,15 +25,40 @@ from anp_jax.cluster import (
 _PASSES_ON_WITHIN = 5.0  # seconds
 
 
+class Start(NamedTuple):
+  """A start of the processes that train.
+
+  Attributes:
+    rank: rank of this process.
+    ranks: ranks of the processes, in the order of JAX's processes.
+    hosts: host of each of them; '' where it has not come.
+    devices: ordinals of the GPUs that this process uses; None: all it sees.
+    port: TCP port of JAX's coordinator.
+  """
+
+  rank: int = -1
+  ranks: Sequence[int] = ()
+  hosts: tuple[str, ...] = ()
+  devices: list[int] | None = None
+  port: int = 0
+
+
+class Owner(Protocol):
+  """What a process does and tells at the coordinator's word."""
+
+  def order(self, order: str) -> None:
+    """Makes this process vote to 'stop', or to 'pause' for a restart."""
+
+  def step(self) -> int:
+    """Returns the step that this process computes."""
+
+
 class CoordinatorClient:
   """Sends the heartbeats of this process; receives the order to end or to restart.
 
   Attributes:
-    rank: rank of this process.
-    ranks: ranks of the processes that train, in the order of JAX's processes.
-    hosts: host of each of them; '' where it has not come.
-    devices: ordinals of the GPUs that this process uses; None: all it sees.
-    port: TCP port of JAX's coordinator.
+    start: what the coordinator has sent for the start.
+    is_elastic: whether the run goes on without a process that is lost.
   """
 
   def __init__(
@@ -60,16 +85,14 @@ class CoordinatorClient:
       PeerLostError: if one did not come in time.
     """
     self._leave, self._restart = leave, restart
-    self._generation, self._is_elastic = generation, info['elastic']
+    self._generation, self.is_elastic = generation, info['elastic']
     self._mail: queue.SimpleQueue[tuple] = queue.SimpleQueue()
     self._gathers = 0
     self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
     self._ended = threading.Event()  # all may hang up, or were told to end
-    self._on_order: Callable[[str], None] = lambda order: None  # 'stop' or 'pause'
+    self._owner: Owner | None = None
     self._heartbeat_timeout = settings.heartbeat_timeout
-    self._current_step: Callable[[], int] = int
-    self.ranks: list[int] = []
-    self.hosts: tuple[str, ...] = ()
+    self.start = Start()
     self._connection = connection_lib.Connection(
       connected,
       # The coordinator keeps the time; this process only outlives it a little.
@@ -77,9 +100,7 @@ class CoordinatorClient:
     )
     self._connection.send(info)
     messages = self._connection.messages()
-    go = self._wait_for_go(messages)
-    self.rank, self.ranks, self.hosts = go['rank'], go['ranks'], tuple(go['hosts'])
-    self.port, self.devices = go['port'], go['devices']
+    self._wait_for_go(messages)
     self._connection.max_silence = self._heartbeat_timeout
     threading.Thread(target=self._listen, args=(messages,), name='client', daemon=True).start()
 
@@ -145,14 +166,9 @@ class CoordinatorClient:
     """Where the processes of an elastic run listen, by rank."""
     return self._generation.addresses
 
-  def attach(self, on_order: Callable[[str], None], current_step: Callable[[], int]) -> None:
-    """Sets what this process does and tells.
-
-    Args:
-      on_order: called with 'stop' or 'pause', for which all are to vote.
-      current_step: returns the step that this process computes.
-    """
-    self._on_order, self._current_step = on_order, current_step
+  def attach(self, owner: Owner) -> None:
+    """Sets what this process does and tells."""
+    self._owner = owner
 
   def tell(self) -> None:
     """Reports that this process was told to leave; see `regrouping`."""
@@ -174,15 +190,15 @@ class CoordinatorClient:
     self._connection.close()
 
   def _wait_for_go(self, messages):
-    """What the coordinator sends once this process trains; meanwhile it is a spare."""
+    """Returns once this process trains; meanwhile it is a spare."""
     for message in messages:
       if 'go' in message:
         go = message['go']
-        addresses = generation_lib.addresses(go['addresses'])
+        addresses = generation_lib.addresses(go.pop('addresses'))
         self._generation = self._generation._replace(rank=go['rank'], addresses=addresses)
-        if go['rank'] in go['ranks']:
-          return go
-        self.ranks, self.hosts = go['ranks'], tuple(go['hosts'])
+        self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
+        if self.start.rank in self.start.ranks:
+          return
         print('this process is a spare: it waits until another one is lost', flush=True)
         self._connection.max_silence = self._heartbeat_timeout
         if threading.current_thread() is threading.main_thread():
@@ -217,16 +233,19 @@ class CoordinatorClient:
         'process is stopped, or its host dead or cut off from the network'
       )
     lost = {}
-    for rank, host in [*zip(self.ranks, self.hosts, strict=True)][:1]:
+    for rank, host in [*zip(self.start.ranks, self.start.hosts, strict=True)][:1]:
       lost = {rank: f'{process_info.name({"index": rank, "host": host})} {reason}'}
-    if self._is_elastic:
+    if self.is_elastic:
       self._restart_with(lost=lost, coordinator=-1)
     else:
       self._leave(termination.TRY_AGAIN, *lost.values(), False)
 
   def _restart_with(self, **values):
     self._ended.set()
-    values |= {'number': self._generation.number + 1, 'step': self._current_step()}
+    values |= {
+      'number': self._generation.number + 1,
+      'step': self._owner.step() if self._owner else 0,
+    }
     self._restart(self._generation._replace(**values))
 
   def _receive(self, message):
@@ -245,7 +264,8 @@ class CoordinatorClient:
       # Also while the main thread starts JAX, which may take a minute.
       self._connection.send({'pong': 0})
     elif 'stop' in message or 'pause' in message:
-      self._on_order(*message)
+      if self._owner:
+        self._owner.order(*message)
     elif 'regroup' in message:
       values = message['regroup']
       self._restart_with(**generation_lib.parsed(values))

@@ -104,8 +104,8 @@ def find(
       # Whoever was not lost, and comes before this process, coordinates.
       before = {r for r in searches if r < rank and r not in generation.lost}
       is_free = all(searches[r].is_dead for r in before) or waited > patience
-      others = [search for r, search in searches.items() if r not in before]
-      have_answered = waited > _ANSWERS_WITHIN or all(search.is_dead for search in others)
+      later = [search for r, search in searches.items() if r not in before]
+      have_answered = waited > _ANSWERS_WITHIN or all(search.is_dead for search in later)
       if is_free and have_answered and not announced:
         return None
       time.sleep(_LOOK)

@@ -7,11 +7,10 @@ on; a process that the run can do without is told to process 0, and may come aga
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 import contextlib
 import json
 import re
-import socket
 import threading
 import time
 
@@ -43,17 +42,20 @@ _MAX_LINE = 2**22  # bytes
 
 
 class Coordinator:
-  """Lets all processes start together, and acts when one is lost."""
+  """Lets all processes start together, and acts when one is lost.
+
+  Attributes:
+    listeners: open ports.
+  """
 
   def __init__(
     self,
     env: cluster_env.ClusterEnv,
     settings: ml_collections.ConfigDict,
+    generation: generation_lib.Generation = generation_lib.FIRST,
     log: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable] = asyncio.sleep,
-    generation: generation_lib.Generation = generation_lib.FIRST,
-    listeners: Sequence[socket.socket] = (),
   ):
     """Opens the port and serves it from a thread of its own.
 
@@ -61,11 +63,10 @@ class Coordinator:
       env: place of the coordinator's process; all must prove its secret, then show
         its count and token.
       settings: config.cluster.
+      generation: generation of the run, with the ports that are open already.
       log: called with a line for people.
       clock: returns seconds that never run backwards.
       sleep: waits for seconds of that clock.
-      generation: generation of the run.
-      listeners: open ports; (): those of `env`.
 
     Raises:
       ConfigError: if the port cannot be opened.
@@ -77,36 +78,36 @@ class Coordinator:
     self._sleep = sleep
     self._members = members_lib.Members(env.count, env.token, env.index, generation)
     self._regrouping = regrouping.Regrouping(
-      self._members, self._send_to, self._send_all, self._call_later
+      self._members, self._send_to, self._call_later, env.secret
     )
-    self._rank, self._secret, self._generation = env.index, env.secret, generation
     self._end_message: dict | None = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
     self._tasks: set[asyncio.Future] = set()
     self._gate = handshake.Gate(env.secret, env.count, self._meet, log)
-    self._listeners = listeners or listener.listen(env)
+    self.listeners = listener.inherited(generation.descriptors) or listener.listen(env)
     threading.Thread(
       target=lambda: asyncio.run(self._serve()), name='coordinator', daemon=True
     ).start()
 
   async def _serve(self):
-    for listening in self._listeners:
+    for listening in self.listeners:
       self._tasks.add(asyncio.ensure_future(self._gate.accept(listening)))
-    if self._generation.number:
-      self._tasks.add(asyncio.ensure_future(self._look_around()))
+    if self._members.go_on:
+      looking = self._regrouping.look_around(self._begin_if_complete)
+      self._tasks.add(asyncio.ensure_future(looking))
     start = last_line = self._clock()
     while True:
       self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
       now = self._clock()
       timeout = self._settings.rendezvous_timeout
-      if self._generation.number:  # the others are up: only one that is lost does not come
+      if self._members.go_on:  # the others are up: only one that is lost does not come
         timeout = self._settings.heartbeat_timeout
       left = timeout - (now - start)
       if self._members.have_begun:
         self._check_members(now)
-      elif left < 0 and (self._generation.number or self._members.are_enough()):
+      elif left < 0 and (self._members.go_on or self._members.are_enough()):
         self._begin()
       elif left < 0:
         self._end(
@@ -121,22 +122,6 @@ class Coordinator:
           f'waiting: {self._members.missing(self._members)} not come yet '
           f'({self._members.presence()}); {left:.0f} s left'
         )
-
-  async def _look_around(self):
-    """Until the run goes on: joins another coordinator, and dismisses who is dead."""
-    while not self._members.have_begun and not self._regrouping.has_begun:
-      await self._sleep(regrouping.LOOK_PERIOD)
-      addresses = self._members.addresses_without_a_process()
-      addresses.pop(self._rank, None)
-      answers = await regrouping.ask_all(addresses, self._secret)
-      if self._members.have_begun:
-        return
-      for rank, answer in answers.items():
-        if answer is regrouping.DEAD:
-          self._members.dismiss(rank)
-        elif answer and (answer['has_begun'] or rank < self._rank):
-          self._regrouping.begin({}, coordinator=rank)
-      self._begin_if_complete()
 
   async def _meet(self, connection):
     """Serves one process, which knows the secret, until it goes."""
@@ -171,7 +156,7 @@ class Coordinator:
   def _refuse(self, info, writer, problem):
     """Sends a process away, and ends all if it belongs to a run that has not begun."""
     before_start = self._members.is_ours(info) and not self._members.have_begun
-    before_start &= not self._generation.number
+    before_start &= not self._members.go_on
     message = self._end_message if before_start or not problem else None
     _send(writer, message or {'end': [termination.BAD_INPUT, problem]})
     if before_start:  # a run that goes on is not harmed
@@ -321,7 +306,7 @@ class Coordinator:
       self._drop(member, why)
     elif not self._members.have_begun:  # it may come again: nothing has begun
       self._members.pop(member.index, None)
-      if not is_silent and self._generation.number:
+      if not is_silent and self._members.go_on:
         self._members.dismiss(member.index)
         self._begin_if_complete()
     elif member.index in self._members.spares():

@@ -46,15 +46,15 @@ def join(
   bind = listener.bind_addresses(host)[0]  # JAX takes one
   ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
   timeout = int(max(_MIN_TIMEOUT, _TIMES_OURS * ours))
-  address = host, client.port
+  address = host, client.start.port
   if env.index:
     address = '127.0.0.1', relay.start(address)
   jax.distributed.initialize(
     cluster_env.joined(*address),
     env.count,
     env.index,
-    local_device_ids=client.devices,
-    coordinator_bind_address=cluster_env.joined(bind, client.port) if bind else None,
+    local_device_ids=client.start.devices,
+    coordinator_bind_address=cluster_env.joined(bind, client.start.port) if bind else None,
     initialization_timeout=timeout,
     heartbeat_timeout_seconds=_HEARTBEAT,
     shutdown_timeout_seconds=60,
@@ -67,8 +67,8 @@ def join(
   for index, count in enumerate(counts):
     if count != counts[0]:  # Orbax's and JAX's own barriers need them alike
       raise config_lib.ConfigError(
-        f'rank {index} on {client.hosts[index]} has {count} devices, rank 0 on '
-        f'{client.hosts[0]} has {counts[0]}: every process needs equally many'
+        f'rank {index} on {client.start.hosts[index]} has {count} devices, rank 0 on '
+        f'{client.start.hosts[0]} has {counts[0]}: every process needs equally many'
       )
 
 

@@ -57,6 +57,7 @@ class Members(dict[int, Member]):
   begins with those that are left; what comes later, or does not fit, is a spare.
 
   Attributes:
+    first_rank: rank of the coordinator's process.
     ranks: ranks that train, in the order of JAX's processes.
     sizes: numbers of processes over which the batch divides; (): not known yet.
   """
@@ -77,12 +78,12 @@ class Members(dict[int, Member]):
       generation: generation of the run.
     """
     super().__init__()
-    self._count, self._token, self._first = count, token, first
+    self._count, self._token, self.first_rank = count, token, first
     self._generation = generation
     # Where each process listens that may live.
     self._addresses = dict(generation.addresses)
-    known = set(self._addresses) if generation.number else set(range(count))
-    self._expected = known - set(generation.lost)
+    everyone = set(self._addresses) if generation.number else set(range(count))
+    self._expected = everyone - set(generation.lost)
     self.ranks = sorted(self._expected)
     self.sizes = generation.sizes
     self._start: dict[str, Any] = {}  # what all processes were sent when the run began
@@ -91,7 +92,12 @@ class Members(dict[int, Member]):
   @property
   def first(self) -> Member:
     """The process of the coordinator."""
-    return self[self._first]
+    return self[self.first_rank]
+
+  @property
+  def go_on(self) -> bool:
+    """Whether they restart in place, to go on with a run."""
+    return self._generation.number > 0
 
   @property
   def have_begun(self) -> bool:
@@ -109,7 +115,7 @@ class Members(dict[int, Member]):
     The coordinator's process is the last: when it hears of an end, the others have
     been sent it.
     """
-    return sorted(self, key=lambda rank: (rank == self._first, rank))
+    return sorted(self, key=lambda rank: (rank == self.first_rank, rank))
 
   def spares(self) -> list[int]:
     """Returns the ranks that are here and do not train."""
@@ -125,7 +131,7 @@ class Members(dict[int, Member]):
 
   def are_enough(self) -> bool:
     """Whether only processes are missing that the run can do without."""
-    return self._first in self and self._expected <= {*self, *self.first.info['optional']}
+    return self.first_rank in self and self._expected <= {*self, *self.first.info['optional']}
 
   def are_complete(self) -> bool:
     """Whether all processes are here that are waited for."""
@@ -146,7 +152,7 @@ class Members(dict[int, Member]):
     if not self.is_ours(info):
       return f'{name} belongs to another job than rank 0'
     if self._takes_newcomers():
-      first = self.get(self._first)
+      first = self.get(self.first_rank)
       return process_info.mismatch_with_first([first.info, info]) if first else ''
     if self.have_begun and not self.can_go_without(index):
       return f'{name} found a run that has begun already at rank 0: choose another port'
@@ -179,7 +185,7 @@ class Members(dict[int, Member]):
       ConfigError: if they do not go together.
       PeerLostError: if too few are left.
     """
-    if self._generation.number:
+    if self.go_on:
       self.ranks = self._chosen(least)
     present = sorted(self.keys() & set(self.ranks))
     infos = [self[rank].info for rank in present]
@@ -209,24 +215,24 @@ class Members(dict[int, Member]):
 
     Args:
       lost: why each process is missing that will not take part, by rank.
-      silent: ranks of those that may still live.
+      silent: ranks in `lost` that may still live.
     """
     gone = {rank for rank in lost if rank not in silent}
     here = self.keys() - lost.keys()
     return {
       'addresses': {rank: a for rank, a in self._addresses.items() if rank not in gone},
       'lost': dict(lost),
-      'coordinator': self._first if self._first in here else -1,
+      'coordinator': self.first_rank if self.first_rank in here else -1,
       'sizes': self.sizes,
     }
 
   def could_grow(self) -> bool:
-    """Whether the batch divides over more processes than train, all of which are here."""
+    """Whether the batch divides over more of the present processes than train."""
     return self._size(len(self)) > len(self.ranks)
 
   def _takes_newcomers(self):
     """Whether processes may come that the launcher did not start with the others."""
-    return self._generation.number > 0 or self.are_elastic
+    return self.go_on or self.are_elastic
 
   def _size(self, count):
     """The largest number of processes, of so many, over which the batch divides."""
@@ -250,7 +256,7 @@ class Members(dict[int, Member]):
       )
 
     def order(rank):
-      return rank != self._first, not self[rank].info['has_state'], rank
+      return rank != self.first_rank, not self[rank].info['has_state'], rank
 
     return sorted(self, key=order)[:size]
 

@@ -18,8 +18,8 @@ from anp_jax.system import files
 NAME = 'members.json'  # in a workdir
 # Signals to several processes that come so soon after each other are for all.
 TOLD_WITHIN = 5.0  # seconds
-LOOK_PERIOD = 0.2  # seconds between two looks at who is missing
-DEAD = 'dead'
+_LOOK_PERIOD = 0.2  # seconds between two looks at who is missing
+_DEAD = 'dead'
 
 
 class Regrouping:
@@ -33,19 +33,19 @@ class Regrouping:
     self,
     members: members_lib.Members,
     send: Callable[[int, dict], None],
-    send_all: Callable[[dict], None],
     call_later: Callable,
+    secret: str,
   ):
     """Creates the regrouping of a generation.
 
     Args:
       members: processes of the run.
       send: called with a rank and a message for it.
-      send_all: called with a message for all processes.
       call_later: called with seconds, a function and its arguments.
+      secret: the run's secret.
     """
-    self._members, self._send, self._send_all = members, send, send_all
-    self._call_later = call_later
+    self._members, self._send, self._call_later = members, send, call_later
+    self._secret = secret
     self._told: set[int] = set()  # ranks that were told to leave
     self._ready: set[int] = set()  # ranks that wait for the restart
     self._is_stopping = False
@@ -58,7 +58,7 @@ class Regrouping:
 
     Args:
       lost: why each process is missing, by rank.
-      silent: ranks of those that may still live.
+      silent: ranks in `lost` that may still live.
       coordinator: rank of another coordinator, which all join; None: there is none.
     """
     if self.has_begun:
@@ -97,9 +97,35 @@ class Regrouping:
       text = 'the other processes go on with the run'
       self._send(rank, {'end': [0, text, False]} if rank in leaving else {'regroup': message})
 
+  async def look_around(self, on_dead: Callable[[], None]) -> None:
+    """Until the run goes on: joins another coordinator, and dismisses who is dead.
+
+    Args:
+      on_dead: called when a process is not waited for any more.
+    """
+    first = self._members.first_rank
+    while not self._members.have_begun and not self.has_begun:
+      await asyncio.sleep(_LOOK_PERIOD)
+      addresses = self._members.addresses_without_a_process()
+      addresses.pop(first, None)
+      calls = [asyncio.to_thread(_ask, address, self._secret) for address in addresses.values()]
+      answers = dict(zip(addresses, await asyncio.gather(*calls), strict=True))
+      if self._members.have_begun:
+        return
+      for rank, answer in answers.items():
+        if answer == _DEAD:
+          self._members.dismiss(rank)
+        elif answer and (answer['has_begun'] or rank < first):
+          self.begin({}, coordinator=rank)
+      on_dead()
+
   def _hand_over(self):
     if not self._is_stopping:
       self._send_all({'pause': 0})
+
+  def _send_all(self, message):
+    for rank in self._members.in_order():
+      self._send(rank, message)
 
 
 def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:
@@ -122,25 +148,8 @@ def read_addresses(workdir: str) -> dict[int, tuple[str, int]]:
   return generation.addresses(values)
 
 
-async def ask_all(
-  addresses: Mapping[int, tuple[str, int]], secret: str
-) -> dict[int, dict | str | None]:
-  """Asks the processes of a run whether they coordinate it.
-
-  Args:
-    addresses: hosts and ports by rank.
-    secret: the run's secret.
-
-  Returns:
-    By rank: what a coordinator says of itself, DEAD for a process that does not live,
-    None for one that does not coordinate, or does not answer.
-  """
-  calls = [asyncio.to_thread(_ask, address, secret) for address in addresses.values()]
-  return dict(zip(addresses, await asyncio.gather(*calls), strict=True))
-
-
 def _ask(address, secret):
-  """What answers at an address: a coordinator's words, DEAD, or None."""
+  """What answers at an address: a coordinator's words, _DEAD, or None."""
   try:
     with handshake.connect(address, secret) as connection:
       connection.settimeout(handshake.WITHIN)
@@ -148,6 +157,6 @@ def _ask(address, secret):
       with connection.makefile() as lines:
         return json.loads(lines.readline())
   except (ConnectionRefusedError, handshake.RefusedError):
-    return DEAD
+    return _DEAD
   except (OSError, ValueError):
     return None

@@ -20,22 +20,22 @@ class _Processes:
 
   index = 0
 
-  def __init__(self, count=1, descriptors=(), others=()):
+  def __init__(self, count=1, descriptors=(), values=()):
     self.count = count
     self.generation = generation.FIRST._replace(descriptors=dict(descriptors))
-    self._others = list(others)
+    self._values = list(values)
 
   def gather(self, value):
-    return [json.loads(json.dumps(value)), *self._others]
+    return [json.loads(json.dumps(value)), *self._values]
 
 
 @pytest.fixture(autouse=True)
 def descriptors(monkeypatch):
   """What the next program would inherit, by name."""
-  kept = {}
-  monkeypatch.setattr(generation, '_descriptors', kept)
-  yield kept
-  for descriptor in kept.values():
+  files = {}
+  monkeypatch.setattr(generation, '_descriptors', files)
+  yield files
+  for descriptor in files.values():
     os.close(descriptor)
 
 
@@ -125,19 +125,19 @@ def test_a_step_from_which_the_run_cannot_go_on_is_passed_over(descriptors):
 def test_without_a_part_there_is_no_state():
   state, abstract, _ = _state(2, divided=True)
   half = [[[0, [[0, 8], [0, 3]]], [1, [[0, 5]]]]]
-  mirror = host_mirror.HostMirror(abstract, _Processes(2, others=[{'7': half[0]}]), every=1)
+  mirror = host_mirror.HostMirror(abstract, _Processes(2, values=[{'7': half[0]}]), every=1)
   assert mirror.restore(lambda step: True) is None
 
 
 def test_a_copy_costs_a_hundredth_of_the_time(monkeypatch):
   """Its period is that of the slowest process, whatever it is here."""
   state, abstract, _ = _state(1)
-  mirror = host_mirror.HostMirror(abstract, _Processes(2, others=[24.5]), every=0)
+  mirror = host_mirror.HostMirror(abstract, _Processes(2, values=[999999.5]), every=0)
   for step in range(1, 10):
     mirror.keep_if_due(step, state)
-  assert mirror._every == 25
+  assert mirror._every == 10**6
   assert mirror.steps() == [2]
-  mirror.keep_if_due(24, state)
-  mirror.keep_if_due(25, state)
+  mirror.keep_if_due(10**6 - 1, state)
+  mirror.keep_if_due(10**6, state)
   mirror.wait()
-  assert mirror.steps() == [25]
+  assert mirror.steps() == [10**6]

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures('short_waits')
 def test_all_start_gather_and_leave(count):
   run = coordinating.started(count)
   hosts = tuple(f'node{i}' for i in range(count))
-  assert all(client.hosts == hosts for client in run.clients.values())
-  assert len({client.port for client in run.clients.values()}) == 1
+  assert all(client.start.hosts == hosts for client in run.clients.values())
+  assert len({client.start.port for client in run.clients.values()}) == 1
   values = {}
 
   def gather(index):

@@ -65,7 +65,7 @@ def test_the_first_free_port_is_found_by_all(monkeypatch, count, by):
     run = coordinating.Run(2, ports=ports)
     run.join(0, 1).started()
     assert not run.errors
-    ports_open = [s.getsockname()[1] for s in run.coordinator._listeners]
+    ports_open = [s.getsockname()[1] for s in run.coordinator.listeners]
     assert ports_open == [ports[count]]
     run.close()
 

@@ -107,7 +107,7 @@ def test_a_run_begins_without_those_that_it_does_not_need():
   coordinating.wait(lambda: len(run.coordinator._members) == 2)
   run.clock.run(3)
   run.started()
-  assert not run.errors and run.clients[2].hosts == ('node0', '', 'node2')
+  assert not run.errors and run.clients[2].start.hosts == ('node0', '', 'node2')
   run.join(1, optional=[1]).started()
   assert not run.errors
   coordinating.at_once([run.clients[i].close for i in range(3)])

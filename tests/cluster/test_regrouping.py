@@ -34,6 +34,19 @@ def _started(count, **values):
   return run
 
 
+class _Owner:
+  """A process of the run that notes its orders."""
+
+  def __init__(self, orders, rank):
+    self._orders, self._rank = orders, rank
+
+  def order(self, order):
+    self._orders.put((self._rank, order))
+
+  def step(self):
+    return 17
+
+
 def test_a_lost_process_is_named_and_left_out():
   run = _started(3)
   run.clients[0].set_sizes([1, 2])
@@ -69,16 +82,16 @@ def test_without_the_coordinator_the_others_look_for_another():
       assert new.coordinator == -1 and new.lost.keys() == {0}
 
 
-@pytest.mark.parametrize('told, stops', [((0, 1, 2), True), ((1,), False)])
-def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, told, stops):
+@pytest.mark.parametrize('signalled, stops', [((0, 1, 2), True), ((1,), False)])
+def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, signalled, stops):
   monkeypatch.setattr(regrouping, 'TOLD_WITHIN', 0.1)
   run, orders = _started(3), queue.Queue()
   for rank, client in run.clients.items():
-    client.attach(lambda order, rank=rank: orders.put((rank, order)), int)
-  for rank in told:
+    client.attach(_Owner(orders, rank))
+  for rank in signalled:
     run.clients[rank].tell()
-  heard = {orders.get(timeout=coordinating.SOON) for _ in range(3)}
-  assert heard == {(rank, 'stop' if stops else 'pause') for rank in range(3)}
+  received = {orders.get(timeout=coordinating.SOON) for _ in range(3)}
+  assert received == {(rank, 'stop' if stops else 'pause') for rank in range(3)}
   if stops:
     return
   for client in run.clients.values():
@@ -86,19 +99,20 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, 
   restarts = run.next_generations(2)
   assert restarts.keys() == {0, 2}
   assert restarts[0].lost == {1: 'rank 1 on node1 was told to leave'}
+  assert restarts[0].step == 17
   assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
 
 
 def test_a_newcomer_pauses_a_run_that_it_makes_larger():
   run, orders = _started(2), queue.Queue()
-  run.clients[0].attach(orders.put, int)
+  run.clients[0].attach(_Owner(orders, 0))
   run.clients[0].set_sizes([1, 2])
   spare = threading.Thread(target=run._join, args=(4, {'count': 9}), daemon=True)
   spare.start()
   coordinating.wait(lambda: 4 in run.coordinator._members)
   assert orders.empty()  # three processes do not divide the batch
   run.clients[0].set_sizes([1, 2, 3])
-  assert orders.get(timeout=coordinating.SOON) == 'pause'
+  assert orders.get(timeout=coordinating.SOON) == (0, 'pause')
 
 
 def _generation(*ranks, lost=(), sizes=()):
@@ -141,7 +155,7 @@ def test_those_that_have_the_state_come_first():
 
 
 @pytest.mark.parametrize(
-  'here, known, goes_on',
+  'here, everyone, goes_on',
   [
     ((1, 2), (0, 1, 2), True),
     ((0,), (0, 1, 2), False),
@@ -149,8 +163,8 @@ def test_those_that_have_the_state_come_first():
     ((2, 3), (0, 1, 2, 3), False),
   ],
 )
-def test_of_two_halves_that_lost_each_other_one_goes_on(here, known, goes_on):
-  run = _members(here[0], here, _generation(*known, lost=set(known) - set(here)))
+def test_of_two_halves_that_lost_each_other_one_goes_on(here, everyone, goes_on):
+  run = _members(here[0], here, _generation(*everyone, lost=set(everyone) - set(here)))
   if goes_on:
     run.begin(99, least=1)
   else:

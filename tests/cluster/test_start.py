@@ -21,12 +21,11 @@ def starting(monkeypatch, config, tmp_path):
   failures = []
 
   class Client:
-    hosts = ('node0', 'node1')
+    start = client.Start(1, [0, 1], ('node0', 'node1'))
+    is_elastic = False
 
     def __init__(self, *_):
       pass
-
-    rank, ranks = 1, [0, 1]
 
     def heartbeat(self, state):
       pass

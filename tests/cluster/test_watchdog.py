@@ -5,7 +5,7 @@ import time
 import pytest
 
 from anp_jax import cluster
-from anp_jax.cluster import termination, watchdog as watchdog_lib
+from anp_jax.cluster import client as client_lib, termination, watchdog as watchdog_lib
 from tests import builders
 
 
@@ -184,7 +184,8 @@ def test_one_process_ends_by_itself(config, monkeypatch):
 
 def test_one_of_several_asks_the_others(config, capsys):
   class Client:
-    hosts = ('a', 'b')
+    start = client_lib.Start(hosts=('a', 'b'))
+    is_elastic = False
     stalls = 0
 
     def stalled(self):

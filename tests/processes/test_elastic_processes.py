@@ -74,10 +74,10 @@ def _losses(workdir):
 def _assert_same(workdir, undisturbed):
   weights, losses = undisturbed
   assert _losses(workdir) == losses
-  found = launching.weights(workdir)
-  assert found.keys() == weights.keys()
+  result = launching.weights(workdir)
+  assert result.keys() == weights.keys()
   for name, value in weights.items():
-    np.testing.assert_array_equal(found[name], value, name)
+    np.testing.assert_array_equal(result[name], value, name)
 
 
 @pytest.mark.parametrize('lost', [2, 0])
