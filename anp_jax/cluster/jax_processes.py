@@ -47,7 +47,7 @@ def join(
   ours = max(settings.rendezvous_timeout, settings.heartbeat_timeout)
   timeout = int(max(_MIN_TIMEOUT, _TIMES_OURS * ours))
   address = host, client.start.port
-  if env.index:
+  if env.index and client.is_elastic:
     address = '127.0.0.1', relay.start(address)
   jax.distributed.initialize(
     cluster_env.joined(*address),
