@@ -65,7 +65,6 @@ def main(argv: list[str], mode: str = '') -> int:
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
-      from anp_jax.tools import trials
 
       if not gc.isenabled():  # see `command`
         gc.freeze()
@@ -73,6 +72,8 @@ def main(argv: list[str], mode: str = '') -> int:
       if flags.change:
         stack.enter_context(run_dir.change(workdir, config, flags.change, processes))
       if flags.mode in strategy_lib.TRIALS:
+        from anp_jax.tools import trials
+
         trials.run(config, workdir, flags.mode, processes)
       else:
         how = flags.mode, flags.checkpoint, processes, flags.output
