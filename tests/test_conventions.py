@@ -36,7 +36,7 @@ _LAYERS = (
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.
 _BUDGET = {
-  'anp_jax': 660,
+  'anp_jax': 670,
   'anp_jax/checkpoint': 1_770,
   'anp_jax/cluster': 2_110,
   'anp_jax/config': 2_120,
@@ -45,14 +45,14 @@ _BUDGET = {
   'anp_jax/models': 1_650,
   'anp_jax/parallel': 1_720,
   'anp_jax/predict': 600,
-  'anp_jax/reporting': 1_870,
+  'anp_jax/reporting': 1_900,
   'anp_jax/runtimes': 5_910,
   'anp_jax/system': 2_470,
   'anp_jax/tools': 5_520,
   'anp_jax/training': 1_100,
-  'core': 27_460,
+  'core': 27_520,
   'scripts': 2_510,
-  'tests': 36_560,
+  'tests': 36_620,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -15,7 +15,9 @@ def load() -> types.ModuleType:
   before = os.environ.get('TF_CPP_MIN_LOG_LEVEL')
   os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
   # It imports Keras where it can, for two fifths of its own time.
-  hides_keras = sys.modules.setdefault('keras', None) is None
+  hides_keras = 'keras' not in sys.modules
+  if hides_keras:
+    sys.modules['keras'] = None  # type: ignore[assignment]
   try:
     import tensorflow as tf
 
