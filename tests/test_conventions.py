@@ -52,7 +52,7 @@ _BUDGET = {
   'anp_jax/training': 1_100,
   'core': 27_520,
   'scripts': 2_510,
-  'tests': 36_620,
+  'tests': 36_640,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
