@@ -9,6 +9,9 @@ from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
+  from anp_jax.system import xla_flags
+
+  xla_flags.use_huge_pages()  # restarts, and would import all else twice
 
 from anp_jax import __main__ as command_lib
 

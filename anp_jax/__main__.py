@@ -9,8 +9,12 @@ from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.install()  # before the slow imports
+  from anp_jax.system import xla_flags
+
+  xla_flags.use_huge_pages()  # restarts, and would import all else twice
 
 import contextlib
+import gc
 import os
 import sys
 
@@ -66,11 +70,15 @@ def main(argv: list[str], mode: str = '') -> int:
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
-      from anp_jax.tools import trials
 
+      if not gc.isenabled():  # see `command`
+        gc.freeze()
+        gc.enable()
       if flags.change:
         stack.enter_context(run_dir.change(workdir, config, flags.change, processes))
       if flags.mode in strategy_lib.TRIALS:
+        from anp_jax.tools import trials
+
         trials.run(config, workdir, flags.mode, processes)
       else:
         how = flags.mode, flags.checkpoint, processes, flags.output
@@ -84,8 +92,9 @@ def main(argv: list[str], mode: str = '') -> int:
 
 def command(mode: str = '') -> None:
   """Runs as a program: python main.py, python -m anp_jax, anp-train."""
-  xla_flags.use_huge_pages()
   interrupts.listen()
+  # Until all is imported: passes over the modules, which stay, took 0.7 s.
+  gc.disable()
   status = main(sys.argv, mode)
   if status == 1:
     # After a failed save, Python's shutdown would print pages of errors.

@@ -17,13 +17,22 @@ def _start(module, **arguments):
   _run(module, **arguments)
 
 
+def _compute(module, **arguments):
+  """Runs a module's command with huge pages, for which the process may restart."""
+  interrupts.install()
+  from anp_jax.system import xla_flags
+
+  xla_flags.use_huge_pages()
+  _run(module, **arguments)
+
+
 def _run(module, **arguments):
   importlib.import_module(module).command(**arguments)
 
 
-train = functools.partial(_start, 'anp_jax.__main__')
-evaluate = functools.partial(_start, 'anp_jax.__main__', mode='evaluate')
-predict = functools.partial(_start, 'anp_jax.predict.__main__')
+train = functools.partial(_compute, 'anp_jax.__main__')
+evaluate = functools.partial(_compute, 'anp_jax.__main__', mode='evaluate')
+predict = functools.partial(_compute, 'anp_jax.predict.__main__')
 prepare = functools.partial(_start, 'anp_jax.data.prepare.__main__')
 show = functools.partial(_start, 'anp_jax.data.show.__main__')
 export = functools.partial(_start, 'anp_jax.export')

@@ -52,6 +52,8 @@ class Experiment:
 
   def with_config(self, config: ConfigDict) -> 'Experiment':
     """The same training with another config for the same mesh and data."""
+    if config == self.config:
+      return self  # and its program, which takes a trace of the network to build
     return dataclasses.replace(self, spec=dataclasses.replace(self.spec, config=config))
 
   def new_state(

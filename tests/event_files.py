@@ -2,7 +2,7 @@
 
 import struct
 
-from tensorboardX.proto import event_pb2
+from tensorflow.core.util import event_pb2
 
 
 def read(folder):

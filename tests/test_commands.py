@@ -11,7 +11,7 @@ import pytest
 import anp_jax
 from anp_jax import __main__ as train_command, commands
 from anp_jax.config import argument_parser
-from anp_jax.system import interrupts
+from anp_jax.system import interrupts, xla_flags
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROJECT = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
@@ -25,6 +25,7 @@ _WITHOUT_NAME = (
 )
 # Studies save what runs, and a planner ends by itself.
 _WITHOUT = 'study', 'plan'
+_COMPUTING = 'train', 'evaluate', 'predict'
 
 
 def test_the_commands_are_those_of_the_project():
@@ -40,11 +41,13 @@ def test_ctrl_c_is_answered_before_a_module_is_imported(monkeypatch, name):
     return types.SimpleNamespace(command=lambda **kw: events.append(kw))
 
   monkeypatch.setattr(interrupts, 'install', lambda: events.append('install'))
+  monkeypatch.setattr(xla_flags, 'use_huge_pages', lambda: events.append('restart'))
   with monkeypatch.context() as patch:
     patch.setattr(importlib, 'import_module', import_module)
     getattr(commands, name)()
   *before, module, arguments = events
-  assert before == ([] if name in _WITHOUT else ['install'])
+  expected = {'install': name not in _WITHOUT, 'restart': name in _COMPUTING}
+  assert before == [event for event, comes in expected.items() if comes]
   assert set(arguments) <= set(real(module).command.__code__.co_varnames)
 
 

@@ -5,7 +5,6 @@ import functools
 import math
 
 import numpy as np
-from scipy import special
 
 _POINTS = 20001
 
@@ -23,6 +22,8 @@ def normal_max(count: int, rank: int = 0) -> float:
     Standard deviations above the mean; integrated numerically (David and
     Nagaraja 2003, chapter 3), to about 1e-6.
   """
+  from scipy import special  # slow to import, and a run that predicts nothing does without
+
   x = np.linspace(-9, 9, _POINTS)
   # In logarithms: count may be thousands.
   log_weight = (
@@ -55,6 +56,8 @@ def slowest(
     return sorted(times)[-1 - late]
   if times.count(seconds) == count:
     return max(0.0, seconds * (1 + jitter * normal_max(count, late)))
+  from scipy import special
+
   # The mean of a positive number is the integral of the probability that it exceeds
   # x: that more than `late` devices are still working at time x.
   x = np.linspace(0, max(times) * (1 + 9 * jitter), _POINTS // 5)

@@ -47,8 +47,8 @@ class ResponseNorm(nn.Module):
     """(batch, height, width, channels) in and out."""
     shape = (x.shape[-1],)
     zeros = nn.initializers.zeros_init()
-    scale = self.param('scale', zeros, shape, self.param_dtype)
-    bias = self.param('bias', zeros, shape, self.param_dtype)
+    scale = layers.parameter(self, 'scale', zeros, shape)
+    bias = layers.parameter(self, 'bias', zeros, shape)
     wide = x.astype(self.param_dtype)
     squares = jnp.square(wide).sum((1, 2), keepdims=True)
     # At 0 a root's gradient is infinite.
@@ -90,7 +90,7 @@ class Block(nn.Module):
     y = self.conv(channels, name='project')(y)
     if self.version == 1:
       start = nn.initializers.constant(_LAYER_SCALE)
-      scale = self.param('layer_scale', start, (channels,), self.param_dtype)
+      scale = layers.parameter(self, 'layer_scale', start, (channels,))
       y *= scale.astype(y.dtype)
     return x + (y if factor is None else factor * y)
 

@@ -102,7 +102,7 @@ def variables(model: nn.Module, config: ConfigDict) -> dict[str, Any]:
 
 def abstract(init: Init, config: ConfigDict, mesh: jax.sharding.Mesh) -> TrainState:
   """Shapes, dtypes and shardings of a new state, without making it."""
-  shapes = jax.eval_shape(init)
+  shapes = jax.eval_shape(init, {})  # the call of `create`, which need not trace again
   params = mesh_lib.param_specs(config.sharding, shapes.params, mesh)
   shardings = mesh_lib.shardings(mesh_lib.state_specs(shapes, params), mesh)
   return jax.tree.map(
@@ -120,7 +120,7 @@ def create(init_fn: Callable, abstract_state: TrainState, weights: Any = ()) -> 
   """
   shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
   options = compile_cache.quick_compile_options()
-  return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(weights)
+  return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(dict(weights))
 
 
 def ema_decay(decay: float, step: jax.Array | int) -> jax.Array:

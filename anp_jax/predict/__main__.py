@@ -16,6 +16,9 @@ from anp_jax.system import interrupts
 
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
+  from anp_jax.system import xla_flags
+
+  xla_flags.use_huge_pages()  # restarts, and would import all else twice
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -262,7 +265,6 @@ def _title(trained, progress, drawn):
 
 def command() -> None:
   """Runs as a program: python -m anp_jax.predict, anp-predict."""
-  xla_flags.use_huge_pages()
   interrupts.listen()
   interrupts.exit(main(sys.argv))
 

@@ -6,7 +6,10 @@ import ctypes
 import hashlib
 import os
 import platform
+import sys
 import tempfile
+import types
+from typing import Any
 
 from absl import logging
 import jax
@@ -56,7 +59,22 @@ def enable(config: ml_collections.ConfigDict) -> str:
   }
   for name, value in settings.items():
     jax.config.update(name, value)
+  _write_on_every_process()
   return folder
+
+
+def _write_on_every_process():
+  """Keeps what this process compiles, whatever its rank.
+
+  JAX lets process 0 write the cache, for all. But on CPUs the key of a program
+  depends on the rank: the other processes found nothing and compiled at each start.
+  """
+  # There is no public name for it; a JAX without this one compiles again.
+  compiler: Any = sys.modules.get('jax._src.compiler')
+  state = getattr(getattr(compiler, 'distributed', None), 'global_state', None)
+  if getattr(state, 'process_id', 0) and jax.default_backend() == 'cpu':
+    first = types.SimpleNamespace(process_id=0, client=None)
+    compiler.distributed = types.SimpleNamespace(global_state=first)
 
 
 def _problem(folder):

@@ -1,13 +1,15 @@
 """Tests of decode: how a file's box becomes the network's pixels."""
 
+import importlib
 import io
 import itertools
+import sys
 
 import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data.input import augment, batch_plan, pipeline
+from anp_jax.data.input import augment, batch_plan, pipeline, tensorflow_cpu
 from tests import builders, image_sources
 
 
@@ -148,3 +150,26 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale(config, times):
     # The scaled inverse transform keeps the low frequencies instead of taking
     # a mean, which for a smooth picture is nearly the same.
     assert off.mean() < 1 and off.max() <= 8
+
+
+def test_tensorflow_is_imported_without_keras(tmp_path, monkeypatch):
+  builders.write_tree(
+    tmp_path,
+    {
+      'tensorflow.py': b"""
+class config:
+  set_visible_devices = lambda devices, kind: None
+try:
+  import keras
+except ImportError:
+  keras = None
+""",
+      'keras.py': b'',
+    },
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  for name in ('tensorflow', 'keras'):
+    monkeypatch.setitem(sys.modules, name, None)  # which is undone
+    del sys.modules[name]
+  assert tensorflow_cpu.load.__wrapped__().keras is None
+  assert importlib.import_module('keras').__file__ == str(tmp_path / 'keras.py')

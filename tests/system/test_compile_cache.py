@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+from jax._src import compiler, distributed
 from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +70,16 @@ def test_second_process_hits(tmp_path):
   assert [done.stdout for done in outputs] == ['False\n', 'True\n']
   assert 'compilation cache' not in ''.join(done.stderr for done in outputs)
   assert list(tmp_path.glob('anp_jax/*/*-cache'))
+
+
+@pytest.mark.usefixtures('restored')
+def test_a_process_that_is_not_the_first_keeps_what_it_compiles(tmp_path, config, monkeypatch):
+  monkeypatch.setattr(compiler, 'distributed', distributed)
+  monkeypatch.setattr(distributed.global_state, 'process_id', 1)
+  config.compile_cache.dir = str(tmp_path)
+  compile_cache.enable(config)
+  is_read(8)
+  assert list(tmp_path.glob('*-cache'))
 
 
 @pytest.mark.usefixtures('restored')

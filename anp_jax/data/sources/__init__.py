@@ -12,12 +12,10 @@ from anp_jax import config as config_lib
 from anp_jax.config import trust, urls
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import (
-  anp_shapes,
   arrays,
   cache,
   digits,
   image_folder,
-  listings,
   store_copy,
   subset,
   synthetic,
@@ -78,6 +76,9 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
     return arrays.Arrays(os.path.expanduser(path), split)
   if d.source == 'digits':
     return digits.Digits(split)
+  # With PyArrow, which takes time to import and the kinds above do without.
+  from anp_jax.data.sources import anp_shapes, listings
+
   if d.source == 'folder' or listings.kind(d.source) != 'folder':
     path = store_copy.path('config.data.path', d.path, config)
     place = types.SimpleNamespace(source=d.source, path=path, lists=d.lists, pairs=d.pairs)

@@ -75,7 +75,7 @@ class _RingProcess:
 
   def __init__(self, ring, runners, store, processes, stack):
     """Opens the port of this process, which `stack` closes; nothing is trained yet."""
-    self._config, self._processes, self._store = ring.config, processes, store
+    self._processes, self._store = processes, store
     self._end: messages.End | None = None
     spans = spans_lib.Spans(ring.workdir, processes.index)
     queues = {r.station.number: messages.MessageQueue(r.place) for r in runners}
@@ -93,9 +93,6 @@ class _RingProcess:
   def train(self) -> dict:
     """Trains until all models have left the ring, or a signal."""
     processes = self._processes
-    if self._config.log.tensorboard:
-      # Seconds where torch is installed; not in the middle of a turn.
-      import tensorboardX  # noqa: F401
     with processes.handling_signals(self._store.expected_save_seconds):
       models = self._controller.start() if self._controller else None
       models = processes.gather(models)[0]

@@ -1,0 +1,45 @@
+"""What a start does without, since nothing before the first step needs it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PROGRAM = """
+import os
+import sys
+
+from anp_jax import __main__ as command, run
+from anp_jax.parallel import state
+
+def report_startup(self):
+  print(*{name.partition('.')[0] for name in sys.modules}, flush=True)
+  os._exit(0)
+
+def variables(*arguments):
+  print('traced', flush=True)
+  return real(*arguments)
+
+real, state.variables = state.variables, variables
+run.Run.report_startup = report_startup
+command.main(sys.argv)
+"""
+
+
+def test_before_its_first_step_a_run_imports_little_and_traces_its_state_once(tmp_path):
+  recipe = f'--config={_ROOT}/configs/resnet_anp.py:tiny'
+  flags = '--config.model.name=tests.user_network:SmallNet', f'--workdir={tmp_path}/run'
+  done = subprocess.run(
+    [sys.executable, '-c', _PROGRAM, recipe, *flags],
+    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=120,
+  )
+  *lines, modules = done.stdout.splitlines()
+  assert lines.count('traced') == 1
+  assert {'jax', 'orbax'} <= set(modules.split())
+  slow = 'jinja2 keras matplotlib pandas pyarrow scipy tensorboardX tensorflow torch'
+  assert not set(slow.split()) & set(modules.split())
