@@ -31,7 +31,9 @@ P = mesh_lib.P
 _NAMES = 'mirror', 'mirror of the step before'
 _HEADER = struct.Struct('<QQ')  # position and length of the table, which is written last
 _SHARE = 0.01  # of the time may go into copies
-_MEASURED = 8  # step after the start at which the time of a copy and of a step are known
+# Steps after the start that are copied; the second copy is timed, as the first finds no
+# memory yet. And the step at which its time, and that of a step, are known.
+_COPIED, _MEASURED = (1, 4), 8
 _CHUNK = 2**22  # words that processes exchange at once
 
 
@@ -135,9 +137,9 @@ class HostMirror:
       self._thread.join()
 
   def _measure(self, step, state):
-    """Chooses the period, the same in all processes, from a first copy."""
+    """Chooses the period, the same in all processes, from first copies."""
     assert self._start is not None
-    if step == self._start + 1:
+    if step - self._start in _COPIED:
       self.keep(step, state)
     elif step == self._start + _MEASURED:
       self.wait()
