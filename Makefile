@@ -80,6 +80,8 @@ portability:  ## Compile for TPUs and GPUs that are not here, and test what come
 soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
 	  tests/processes/test_slurm.py $(PYTEST_ARGS)
+	ANP_LOSSES=500 $(VENV_PYTHON) -m pytest -q -k random_losses \
+	  tests/processes/test_elastic_processes.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \
 	  tests/processes/test_parameter_server_processes.py $(PYTEST_ARGS)
 	ANP_MUTANTS=10000 $(VENV_PYTHON) -m pytest -q -k mutated_files \

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import time
@@ -159,3 +160,31 @@ def test_too_few_processes_end_the_run(tmp_path):
     ranks.processes[1].kill()
     assert ranks.wait_for(0, _WITHIN) == 75
     assert 'fewer than config.cluster.min_processes=2' in ranks.text(0)
+
+
+@pytest.mark.soak
+def test_random_losses_change_no_bit(tmp_path):
+  """One or two of four, rank 0 too, at any moment; each comes back."""
+  chance, workdir = random.Random(0), tmp_path / 'run'
+  keys = {'schedule.name': 'constant', 'checkpoint.every': '50 steps', 'eval.every': '20 steps'}
+  arguments = _arguments(workdir, 10**6, **keys)
+  environment = {'ANP_PAUSE': '0.05'}
+  with launching.Ranks(tmp_path, 4, arguments, environment=environment) as ranks:
+    _await(lambda: _lines(workdir, 'train'))
+    for _ in range(int(os.environ.get('ANP_LOSSES', '3'))):
+      time.sleep(chance.uniform(0, 20))
+      lost = chance.sample(range(4), chance.choice([1, 2]))
+      for rank in lost:
+        ranks.processes[rank].kill()
+      before = len(_lines(workdir, 'train'))
+      _await(lambda before=before: len(_lines(workdir, 'train')) > before + 1)
+      for rank in lost:
+        ranks.restart(rank, joins=True)
+    _await(lambda: _lines(workdir, 'restart')[-1]['processes'] == 4)
+    for process in ranks.processes:
+      process.terminate()
+    assert ranks.wait(_WITHIN) == [0] * 4, ranks.text(0)
+  step = json.loads((workdir / 'stopped.json').read_text())['step']
+  alone = tmp_path / 'alone'
+  launching.run(tmp_path, 1, _arguments(alone, step, **keys))
+  _assert_same(workdir, (launching.weights(alone), _losses(alone)))
