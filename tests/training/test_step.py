@@ -249,7 +249,7 @@ def test_the_largest_vote_of_all_wins(row):
   assert run.steps(run.state(), [batch])[1][0]['vote'] == 0
   batch['vote'][:] = preemption.TIME_LIMIT
   batch['vote'][row] = preemption.STOP
-  assert run.steps(run.state(), [batch])[1][0]['vote'] == preemption.STOP == 2
+  assert run.steps(run.state(), [batch])[1][0]['vote'] == preemption.STOP == 3
 
 
 @pytest.mark.slow

@@ -61,8 +61,8 @@ def test_a_bfloat16_network_sums_its_gradients_in_float32():
   run = _bfloat16()
   lowered = run.train_step.lower(run.like, run.put(stepping.batch_of()))
   # Parameters, statistics, the weight, the count of rows without one, the four
-  # sums of metrics and the counts of the three votes.
-  expected = _count(run.like.params) + _count(run.like.stats) + 9
+  # sums of metrics and the counts of the four votes.
+  expected = _count(run.like.params) + _count(run.like.stats) + 10
   for actual, reduce in (
     (_asked(lowered.as_text()), 'all_reduce'),
     (_collectives(lowered.compile().as_text()), 'all-reduce'),
@@ -77,7 +77,7 @@ def test_gradients_are_summed_in_bfloat16_where_that_is_chosen():
   run = _bfloat16('bfloat16')
   actual = _asked(run.train_step.lower(run.like, run.put(stepping.batch_of())).as_text())
   assert _total(actual, 'all_reduce', 'bf16') == _count(run.like.params)
-  assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 9
+  assert _total(actual, 'all_reduce', 'f32') == _count(run.like.stats) + 10
 
 
 def test_gradients_leave_in_few_sums_the_last_layers_first():
@@ -130,7 +130,7 @@ def test_divided_parameters_are_gathered_once_and_scattered():
   assert _total(actual, 'all_gather', 'f32') == sum(divided)
   assert _total(actual, 'reduce_scatter', 'f32') == sum(divided) // 4
   rest = _count(run.like.params) - sum(divided)
-  assert _total(actual, 'all_reduce', 'f32') == (rest + _count(run.like.stats) + 9)
+  assert _total(actual, 'all_reduce', 'f32') == (rest + _count(run.like.stats) + 10)
 
 
 def test_one_device_sends_no_gradient():

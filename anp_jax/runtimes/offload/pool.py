@@ -10,6 +10,7 @@ import jax
 import ml_collections
 
 from anp_jax import cluster, config as config_lib
+from anp_jax.cluster import generation
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import error_lines
 
@@ -214,6 +215,7 @@ class _SingleProcess:
   """The process that trains, without the offload processes."""
 
   index, count, hosts = 0, 1, ('',)
+  generation, is_elastic = generation.FIRST, False
 
   def __init__(self, processes):
     self.env, self.vote = processes.env, processes.vote
