@@ -188,7 +188,6 @@ class Run:
       recorder.mirror.keep_if_due(step, saved)
       return
     with self._pause('saving', step):
-      self.log.flush()
       recorder.mirror.keep(step, saved)
       recorder.mirror.wait()
       recorder.checkpoints.wait()

@@ -140,6 +140,8 @@ def _train(run: run_lib.Run) -> dict:
         run.report_startup()
       # While this step computes, the metrics of the step before are read.
       vote = run.log.push(step, values)
+      if vote == preemption.RESTART:  # a stop that was asked for meanwhile comes first
+        vote = max(vote, run.log.flush())
       run.profile.end(step, values)
       if vote > preemption.RESTART or recorder.saves_at(step):
         vote = max(run.log.flush(), vote)

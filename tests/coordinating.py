@@ -195,6 +195,7 @@ def info(index, count, values):
     'mixes_platforms': False,
     'elastic': False,
     'has_state': False,
+    'devices': None,
     'address': None,
     'optional': [],
     'cpu_library': '',

@@ -34,6 +34,8 @@ _SHARE = 0.01  # of the time may go into copies
 # Steps after the start that are copied; the second copy is timed, as the first finds no
 # memory yet. And the step at which its time, and that of a step, are known.
 _COPIED, _MEASURED = (1, 4), 8
+_NONE = -1, -1  # version of an empty slot
+_MAX_READ = 2**30  # bytes; the system reads less than 2 GiB at once
 _CHUNK = 2**22  # words that processes exchange at once
 
 
@@ -71,6 +73,7 @@ class HostMirror:
     self._thread: threading.Thread | None = None
     self._start: int | None = None
     self._seconds = 0.0  # that the last copy took
+    self._is_impossible = False
     self._first_step_at = 0.0
     self._copy = jax.jit(self._copies)
 
@@ -89,24 +92,25 @@ class HostMirror:
     Returns:
       State and step; None if there is no such state.
     """
-    contents = {slot.step: slot.read() for slot in self._slots if slot.step >= 0}
-    blocks_by_step = {
-      step: [[piece.leaf, piece.bounds] for piece in pieces] for step, pieces in contents.items()
-    }
-    holdings = [
-      {int(step): {(leaf, _pairs(bounds)) for leaf, bounds in blocks} for step, blocks in h.items()}
-      for h in self._processes.gather(blocks_by_step)
+    contents = {slot.version: slot.read() for slot in self._slots if slot.step >= 0}
+    local = [
+      [version, [[piece.leaf, piece.bounds] for piece in pieces]]
+      for version, pieces in contents.items()
     ]
-    steps = [step for step in set().union(*holdings) if self._is_whole(step, holdings)]
-    candidates = [step for step in sorted(steps, reverse=True) if self._is_accepted(step, accept)]
+    holdings = [
+      {tuple(version): {(leaf, _pairs(b)) for leaf, b in blocks} for version, blocks in values}
+      for values in self._processes.gather(local)
+    ]
+    versions = [v for v in set().union(*holdings) if self._is_whole(v, holdings)]
+    candidates = [v for v in sorted(versions, reverse=True) if self._is_accepted(v[0], accept)]
     if not candidates:
       return None
-    step = candidates[0]
-    arrays = self._assembled(step, contents.get(step, []), holdings)
+    version = candidates[0]
+    arrays = self._assembled(contents.get(version, []), version, holdings)
     for slot in self._slots:
-      if slot.step != step:
+      if slot.version != version:
         slot.clear()
-    return self._tree.unflatten(map(self._placed, self._leaves, arrays)), step
+    return self._tree.unflatten(map(self._placed, self._leaves, arrays)), version[0]
 
   def keep_if_due(self, step: int, state: Any) -> None:
     """Begins to copy the state of a step, if it is due.
@@ -127,7 +131,15 @@ class HostMirror:
   def keep(self, step: int, state: Any) -> None:
     """Begins to copy the state of a step; see `wait`."""
     self.wait()
-    copies = self._copy(jax.tree.leaves(state))
+    if self._is_impossible:
+      return
+    try:
+      copies = self._copy(jax.tree.leaves(state))
+    except jax.errors.JaxRuntimeError as e:
+      if any(self._is_divided):  # the other processes wait for this one
+        raise
+      self._give_up(e)
+      return
     self._thread = threading.Thread(target=self._write, args=(step, copies), name='mirror')
     self._thread.start()
 
@@ -148,17 +160,27 @@ class HostMirror:
       self._every = max(1, math.ceil(max(periods)))
 
   def _write(self, step, copies):
-    jax.block_until_ready(copies)  # the step itself costs nothing
+    try:
+      jax.block_until_ready(copies)  # the step itself costs nothing
+    except jax.errors.JaxRuntimeError as e:
+      self._give_up(e)
+      return
     start = time.monotonic()
     before, after = sorted(self._slots, key=lambda slot: slot.step, reverse=True)
     try:
-      after.write(step, self._pieces(*copies))
-    except OSError as e:  # memory that is full: the run goes on from a checkpoint
-      print(f'mirror   step {step} is not kept in memory: {error_lines.first_line(e)}', flush=True)
+      after.write((step, self._processes.generation.number), self._pieces(*copies))
+    except OSError as e:
+      self._give_up(e)
     else:
       if not any(self._is_divided):
         before.clear()
     self._seconds = time.monotonic() - start
+
+  def _give_up(self, error):
+    """Makes no further copy, where there is no memory: a loss then costs more steps."""
+    self._is_impossible = True
+    text = error_lines.first_line(error)
+    print(f'the state is not copied to memory: {text}; a checkpoint replaces it', flush=True)
 
   def _copies(self, leaves):
     """Fresh buffers: of this process, and of the next process's divided parts."""
@@ -210,8 +232,8 @@ class HostMirror:
     ((row, column),) = np.argwhere(devices == device)
     return devices[(row + self._shift) % len(devices), column]
 
-  def _is_whole(self, step, holdings):
-    blocks = set().union(*(blocks.get(step, ()) for blocks in holdings))
+  def _is_whole(self, version, holdings):
+    blocks = set().union(*(blocks.get(version, ()) for blocks in holdings))
     sizes = [0] * len(self._leaves)
     for leaf, bounds in blocks:
       sizes[leaf] += math.prod(stop - start for start, stop in bounds)
@@ -221,7 +243,7 @@ class HostMirror:
     answer = accept(step) if self._processes.index == 0 else None
     return self._processes.gather(answer)[0]
 
-  def _assembled(self, step, pieces, holdings):
+  def _assembled(self, pieces, version, holdings):
     """Every array of the state, whole, from the blocks of all processes."""
     offsets = np.cumsum([0, *(4 * -(-_nbytes(leaf) // 4) for leaf in self._leaves)])
     flat = np.zeros(offsets[-1] // 4, np.int32)
@@ -229,9 +251,11 @@ class HostMirror:
       flat.view(np.uint8)[start : start + _nbytes(leaf)].view(leaf.dtype).reshape(leaf.shape)
       for start, leaf in zip(offsets[:-1], self._leaves, strict=True)
     ]
-    is_local = all(self._is_whole(step, [blocks]) for blocks in holdings)
+    is_local = all(self._is_whole(version, [blocks]) for blocks in holdings)
     for leaf, bounds, data in pieces:
-      owner = min(i for i, blocks in enumerate(holdings) if (leaf, bounds) in blocks.get(step, ()))
+      owner = min(
+        i for i, blocks in enumerate(holdings) if (leaf, bounds) in blocks.get(version, ())
+      )
       if is_local or owner == self._processes.index:
         arrays[leaf][tuple(slice(*pair) for pair in bounds)] = data
     if not is_local:
@@ -261,15 +285,20 @@ class _Slot:
   """A file in memory with the blocks of one step.
 
   Attributes:
-    step: step of what is in it; -1 without one.
+    version: step of what is in it, -1 without one, and generation that wrote it.
   """
 
   def __init__(self, name: str, descriptor: int | None):
     self._name, self._descriptor = name, descriptor
     self._table: dict = self._read_table()
-    self.step = self._table.get('step', -1)
+    self.version: tuple[int, int] = tuple(self._table.get('version', _NONE))
 
-  def write(self, step: int, pieces: Sequence[Piece]) -> None:
+  @property
+  def step(self) -> int:
+    """Step of what is in it; -1 without one."""
+    return self.version[0]
+
+  def write(self, version: tuple[int, int], pieces: Sequence[Piece]) -> None:
     """Replaces the content; it is none until all is there.
 
     Raises:
@@ -277,12 +306,12 @@ class _Slot:
     """
     if self._descriptor is None:
       self._descriptor = _open(self._name)
-    self.step = -1
+    self.version = _NONE
     blocks = [np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8) for piece in pieces]
     offsets = np.cumsum([_HEADER.size, *map(len, blocks)]).tolist()
     table = json.dumps(
       {
-        'step': step,
+        'version': version,
         'blocks': [
           [
             piece.leaf,
@@ -306,14 +335,17 @@ class _Slot:
         np.frombuffer(memory, np.uint8, len(block), offset)[:] = block
       memory[offsets[-1] : size] = table
       memory[: _HEADER.size] = _HEADER.pack(offsets[-1], len(table))
-    self._table, self.step = json.loads(table), step
+    self._table, self.version = json.loads(table), version
 
   def read(self) -> list[Piece]:
     """Returns the blocks; none if one of them has changed."""
     assert self._descriptor is not None
     pieces = []
     for leaf, bounds, dtype, offset, length, checksum in self._table['blocks']:
-      block = os.pread(self._descriptor, length, offset)
+      block = b''.join(
+        os.pread(self._descriptor, min(_MAX_READ, length - start), offset + start)
+        for start in range(0, length, _MAX_READ)
+      )
       if zlib.crc32(block) != checksum:
         return []
       shape = [stop - start for start, stop in bounds]
@@ -325,7 +357,7 @@ class _Slot:
     """Gives the memory back."""
     if self._descriptor is not None:
       os.ftruncate(self._descriptor, 0)
-    self.step = -1
+    self.version = _NONE
 
   def _read_table(self):
     if self._descriptor is None:

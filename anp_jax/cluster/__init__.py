@@ -6,6 +6,7 @@ with cluster.start(config, env, command) as processes:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import io
 import itertools
 import socket
 import sys
@@ -70,7 +71,7 @@ class Processes:
       client: connection to the coordinator; None: this process is alone.
     """
     self.index, self.count, self.env = env.index, env.count, env
-    self.generation = generation_lib.current()
+    self.generation = client.generation if client else generation_lib.FIRST
     self.secret = env.secret
     self.hosts = client.start.hosts if client else ('',)
     self._client = client
@@ -89,6 +90,8 @@ class Processes:
     )
     if client:
       client.attach(self)
+    if self.generation.stops:
+      self.order('stop')
 
   def __enter__(self):
     self.start_watchdog()
@@ -292,10 +295,13 @@ def start(
   generation = generation_lib.current()
   if not generation.number:  # else what this process writes is prefixed already
     log_prefix.install(f'[{env.index} {info["host"]}] ')
+  elif isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(line_buffering=True)
   # One process a host says it.
   if info['platform'] == 'gpu' and not info['gpus'] and env.local_index <= 0:
     print('nvidia-smi lists no GPU here: shared ones cannot be detected')
   client, env = _meet(env, info, config.cluster, generation, workdir)
+  proxies.bypass(env)
   processes = Processes(config, env, client)
   # The others hear of it at once, and need not miss this one first.
   interrupts.before_leaving(lambda: processes.abort(KeyboardInterrupt()))
@@ -348,7 +354,7 @@ def _meet(env, info, settings, generation, workdir):
     listener.keep(listeners)
   client = client_lib.CoordinatorClient(connected, info, settings, generation)
   if coordinates and info['elastic']:
-    regrouping.write_addresses(workdir, client.addresses)
+    regrouping.write_addresses(workdir, client.generation.addresses)
   start = client.start
   return client, env._replace(index=start.ranks.index(start.rank), count=len(start.ranks))
 

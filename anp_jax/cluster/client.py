@@ -162,9 +162,9 @@ class CoordinatorClient:
     self._connection.send({'sizes': sizes})
 
   @property
-  def addresses(self) -> dict[int, tuple[str, int]]:
-    """Where the processes of an elastic run listen, by rank."""
-    return self._generation.addresses
+  def generation(self) -> generation_lib.Generation:
+    """Generation that this process belongs to, with all addresses."""
+    return self._generation
 
   def attach(self, owner: Owner) -> None:
     """Sets what this process does and tells."""
@@ -195,7 +195,9 @@ class CoordinatorClient:
       if 'go' in message:
         go = message['go']
         addresses = generation_lib.addresses(go.pop('addresses'))
-        self._generation = self._generation._replace(rank=go['rank'], addresses=addresses)
+        self._generation = self._generation._replace(
+          number=go.pop('number'), rank=go['rank'], addresses=addresses
+        )
         self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
         if self.start.rank in self.start.ranks:
           return
@@ -241,12 +243,16 @@ class CoordinatorClient:
       self._leave(termination.TRY_AGAIN, *lost.values(), False)
 
   def _restart_with(self, **values):
-    self._ended.set()
     values |= {
       'number': self._generation.number + 1,
       'step': self._owner.step() if self._owner else 0,
     }
-    self._restart(self._generation._replace(**values))
+    values['devices'] = self.start.devices
+    try:
+      self._restart(self._generation._replace(**values))
+    except OSError as e:
+      self._leave(termination.TRY_AGAIN, f'this process cannot restart: {e}', False)
+    self._ended.set()
 
   def _receive(self, message):
     """Handles a message; returns whether it was the last one."""

@@ -103,7 +103,7 @@ class Coordinator:
       now = self._clock()
       timeout = self._settings.rendezvous_timeout
       if self._members.go_on:  # the others are up: only one that is lost does not come
-        timeout = self._settings.heartbeat_timeout
+        timeout = self._settings.heartbeat_timeout + 2 * handshake.WITHIN
       left = timeout - (now - start)
       if self._members.have_begun:
         self._check_members(now)
@@ -175,7 +175,8 @@ class Coordinator:
       self._begin_if_complete()
 
   def _begin_if_complete(self):
-    if self._members.are_complete() and not self._members.have_begun:
+    has_looked = self._regrouping.has_looked or not self._members.go_on
+    if has_looked and self._members.are_complete() and not self._members.have_begun:
       self._begin()
 
   def _begin(self):
@@ -225,7 +226,7 @@ class Coordinator:
     text = f'{member.name}: {text}'
     if code == termination.TRY_AGAIN and self._members.are_elastic:
       _send(member.writer, {'end': [code, text, False]})
-      self._regrouping.begin({member.index: text})
+      self._regrouping.begin({member.index: text}, [member.index])
     elif code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN
       if _BROKEN.search(text):
@@ -275,7 +276,6 @@ class Coordinator:
             member,
             f'has been silent for {quiet:.0f} s: its process is stopped, '
             'or its host dead or cut off from the network',
-            is_silent=True,
           )
     settings = self._settings
     timeout = max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout
@@ -291,30 +291,25 @@ class Coordinator:
     if self._members.can_go_without(member.index):
       self._fail(member, termination.TRY_AGAIN, f'stuck for {seconds}')
       return
-    text = (
-      f'nothing has moved for {seconds}: {self._members.late()} late{self._members.whereabouts()}'
-    )
+    why = f'nothing has moved for {seconds}: {self._members.late()} late'
+    text = f'{why}{self._members.whereabouts()}'
     late = self._members.late_ranks()
     if self._members.are_elastic and len(late) < len(self._members.ranks):
       for rank in late:
         self._send_to(rank, {'end': [termination.TRY_AGAIN, text, True]})
-      self._regrouping.begin(dict.fromkeys(late, text))
+      self._regrouping.begin(dict.fromkeys(late, why), late)
     self._end(termination.TRY_AGAIN, text, stacks=True)
 
-  def _lost(self, member, why, is_silent=False):
+  def _lost(self, member, why):
     if self._members.can_go_without(member.index):
       self._drop(member, why)
     elif not self._members.have_begun:  # it may come again: nothing has begun
       self._members.pop(member.index, None)
-      if not is_silent and self._members.go_on:
-        self._members.dismiss(member.index)
-        self._begin_if_complete()
     elif member.index in self._members.spares():
       self._drop(member, why)
     elif self._members.are_elastic:
       member.left = True
-      silent = [member.index] if is_silent else []
-      self._regrouping.begin({member.index: f'{member.name} {why}'}, silent)
+      self._regrouping.begin({member.index: f'{member.name} {why}'})
     else:
       self._end(termination.TRY_AGAIN, f'{member.name} {why}')
 

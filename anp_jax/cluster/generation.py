@@ -8,6 +8,7 @@ and copies of the state are descriptors that it inherits.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import json
 import os
 import sys
@@ -28,6 +29,9 @@ class Generation(NamedTuple):
     coordinator: rank of the coordinator; -1: the lowest rank that answers.
     sizes: numbers of processes over which the batch divides.
     step: last step that this process had begun.
+    stops: whether all were told to stop, which they do after a step.
+    devices: ordinals of the GPUs that this process uses; None: all it sees.
+    started_at: seconds since 1970 at which the first generation began.
     lost_at: seconds since 1970 at which the last generation ended.
     descriptors: inherited files by name.
   """
@@ -39,11 +43,15 @@ class Generation(NamedTuple):
   coordinator: int = -1
   sizes: tuple[int, ...] = ()
   step: int = 0
+  stops: bool = False
+  devices: list[int] | None = None
+  started_at: float = 0.0
   lost_at: float = 0.0
   descriptors: dict[str, int] = {}
 
 
 FIRST = Generation()
+_started_at = time.time()
 _descriptors: dict[str, int] = {}  # those of this program, by name
 
 
@@ -71,9 +79,17 @@ def keep(name: str, descriptor: int) -> None:
 
 
 def restart(generation: Generation) -> NoReturn:
-  """Replaces this program by itself in the next generation; any thread may call it."""
-  for descriptor in _descriptors.values():
-    os.set_inheritable(descriptor, True)
-  generation = generation._replace(lost_at=time.time(), descriptors=_descriptors)
+  """Replaces this program by itself in the next generation; any thread may call it.
+
+  Raises:
+    OSError: if that cannot be.
+  """
+  for descriptor in map(int, os.listdir('/proc/self/fd')):
+    if descriptor > 2:
+      with contextlib.suppress(OSError):  # the one that lists them
+        os.set_inheritable(descriptor, descriptor in _descriptors.values())
+  generation = generation._replace(
+    started_at=generation.started_at or _started_at, lost_at=time.time(), descriptors=_descriptors
+  )
   environment = {**os.environ, VARIABLE: json.dumps(generation._asdict())}
   os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -149,6 +149,8 @@ def _introduce(connection, secret):
   key = secret_lib.derive(secret, _PURPOSE)
   deadline = time.monotonic() + WITHIN
   challenge = _line(connection, deadline)
+  if not challenge:  # it restarts, say
+    raise ConnectionAbortedError('it has hung up')
   if not _CHALLENGE.fullmatch(challenge):
     raise RefusedError('something else answers')
   challenge_back = secrets.token_hex(32)

@@ -59,6 +59,7 @@ class Members(dict[int, Member]):
   Attributes:
     first_rank: rank of the coordinator's process.
     ranks: ranks that train, in the order of JAX's processes.
+    addresses: host and port of each process that may live, by rank.
     sizes: numbers of processes over which the batch divides; (): not known yet.
   """
 
@@ -80,9 +81,8 @@ class Members(dict[int, Member]):
     super().__init__()
     self._count, self._token, self.first_rank = count, token, first
     self._generation = generation
-    # Where each process listens that may live.
-    self._addresses = dict(generation.addresses)
-    everyone = set(self._addresses) if generation.number else set(range(count))
+    self.addresses = dict(generation.addresses)
+    everyone = set(self.addresses) if generation.number else set(range(count))
     self._expected = everyone - set(generation.lost)
     self.ranks = sorted(self._expected)
     self.sizes = generation.sizes
@@ -137,14 +137,10 @@ class Members(dict[int, Member]):
     """Whether all processes are here that are waited for."""
     return self._expected <= self.keys()
 
-  def addresses_without_a_process(self) -> dict[int, tuple[str, int]]:
-    """Returns where the processes listen that may live and have not come, by rank."""
-    return {rank: a for rank, a in self._addresses.items() if rank not in self}
-
   def dismiss(self, rank: int) -> None:
     """Stops waiting for a process that does not live any more."""
     self._expected.discard(rank)
-    self._addresses.pop(rank, None)
+    self.addresses.pop(rank, None)
 
   def refusal(self, info: dict) -> str:
     """Why a process that has just come cannot take part; '' if it can."""
@@ -169,10 +165,10 @@ class Members(dict[int, Member]):
   def take_in(self, member: Member) -> None:
     """Adds a process; one whose rank is taken in an elastic run gets another."""
     if self._takes_newcomers() and member.index in self:
-      member.info['index'] = max(*self, *self._addresses, self._count - 1) + 1
+      member.info['index'] = max(*self, *self.addresses, self._count - 1) + 1
     self[member.index] = member
     if member.info['address']:
-      self._addresses[member.index] = member.info['address']
+      self.addresses[member.index] = member.info['address']
 
   def begin(self, port: int, least: int) -> None:
     """Begins the run with the processes that are here.
@@ -189,9 +185,10 @@ class Members(dict[int, Member]):
       self.ranks = self._chosen(least)
     present = sorted(self.keys() & set(self.ranks))
     infos = [self[rank].info for rank in present]
-    if problem := process_info.first_mismatch(infos):
+    check = process_info.mismatch_with_first if self.go_on else process_info.first_mismatch
+    if problem := check(infos):
       raise config_lib.ConfigError(problem)
-    devices, _ = process_info.devices(infos)
+    devices = process_info.kept_devices(infos) if self.go_on else process_info.devices(infos)[0]
     self._devices = dict(zip(present, devices, strict=True))
     hosts = {info['index']: info['host'] for info in infos}
     self._start = {
@@ -202,7 +199,8 @@ class Members(dict[int, Member]):
 
   def start_of(self, member: Member) -> dict:
     """What a process is sent for its start: port, hosts, ranks and its own devices."""
-    start = {**self._start, 'rank': member.index, 'addresses': self._addresses}
+    start = {**self._start, 'rank': member.index, 'addresses': self.addresses}
+    start['number'] = self._generation.number
     if member.index not in self.ranks:
       return start
     # One that comes again, on another host, uses all the GPUs that it sees.
@@ -210,17 +208,16 @@ class Members(dict[int, Member]):
     devices = self._devices[member.index] if member.info['host'] == host else None
     return {**start, 'devices': devices}
 
-  def next_generation(self, lost: Mapping[int, str], silent: Container[int] = ()) -> dict:
+  def next_generation(self, lost: Mapping[int, str], gone: Container[int] = ()) -> dict:
     """What all processes are sent when the next generation begins.
 
     Args:
       lost: why each process is missing that will not take part, by rank.
-      silent: ranks in `lost` that may still live.
+      gone: ranks in `lost` that certainly end; a closed connection does not say so.
     """
-    gone = {rank for rank in lost if rank not in silent}
     here = self.keys() - lost.keys()
     return {
-      'addresses': {rank: a for rank, a in self._addresses.items() if rank not in gone},
+      'addresses': {rank: a for rank, a in self.addresses.items() if rank not in gone},
       'lost': dict(lost),
       'coordinator': self.first_rank if self.first_rank in here else -1,
       'sizes': self.sizes,
@@ -241,7 +238,7 @@ class Members(dict[int, Member]):
 
   def _chosen(self, least):
     """The ranks that train, the coordinator's first, then those with the state."""
-    unknown = self.addresses_without_a_process().keys()
+    unknown = self.addresses.keys() - self.keys()
     # Else both halves of a network that is cut would go on.
     if len(self) < len(unknown) or (len(self) == len(unknown) and min(unknown) < min(self)):
       raise termination.PeerLostError(

@@ -13,6 +13,8 @@ from typing import Any
 
 import ml_collections
 
+from anp_jax.cluster import generation
+
 # Votes of a process; the largest wins.
 CONTINUE, RESTART, TIME_LIMIT, STOP = range(4)
 VOTES = 4
@@ -61,12 +63,13 @@ class StopHandler:
     self._timeout = config.cluster.stop_timeout
     self._stop_seconds = stop_seconds
     self._clock = clock
-    self._end = _end_of_time(config.time_limit, environment, clock())
+    began_at = generation.current(environment).started_at or clock()
+    self._end = _end_of_time(config.time_limit, environment, began_at, clock())
     # Set by two threads, so two attributes.
     self._out_of_time = False
     self._signal_time: float | None = None  # of the first signal
     self._tell = tell
-    self._vote = CONTINUE
+    self._vote, self._ordered = CONTINUE, CONTINUE  # each is set by one thread
     self.interrupted = False
     self._old_handlers: dict[int, Any] = {}
     self._pipe: tuple | None = None
@@ -74,18 +77,19 @@ class StopHandler:
 
   def vote(self) -> int:
     """Returns the vote of this process: CONTINUE, RESTART, TIME_LIMIT or STOP."""
-    if self._vote == STOP:
+    vote = max(self._vote, self._ordered)
+    if vote == STOP:
       return STOP
     if self._end is not None and not self._out_of_time:
       left = self._end - self._clock()
       if left < _MARGIN + self._stop_seconds():
         self._out_of_time = True
         _say(f'{max(left, 0):.0f} s of time are left: saving, then stopping')
-    return TIME_LIMIT if self._out_of_time else self._vote
+    return TIME_LIMIT if self._out_of_time else vote
 
   def order(self, order: str) -> None:
     """Votes as the coordinator orders: to 'stop' the run, or to 'pause' for a restart."""
-    self._vote = max(self._vote, {'stop': STOP, 'pause': RESTART}[order])
+    self._ordered = max(self._ordered, {'stop': STOP, 'pause': RESTART}[order])
 
   def listen(self, on_timeout: Callable[[str], None]) -> None:
     """Catches signals from now on, in the main thread only.
@@ -169,11 +173,11 @@ class StopHandler:
       on_timeout(f'could not stop within {round(seconds, 1):g} s of {name}')
 
 
-def _end_of_time(minutes, environment, now):
+def _end_of_time(minutes, environment, began_at, now):
   """Seconds since 1970 at which this process must be gone; None: never."""
   ends = []
   if minutes:
-    ends.append(now + 60 * minutes)
+    ends.append(began_at + 60 * minutes)
   # Set by newer versions of Slurm, and for older ones by train.sbatch.
   text = environment.get('SLURM_JOB_END_TIME', '')
   if text.isdigit() and int(text) > now:

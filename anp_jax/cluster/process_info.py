@@ -40,6 +40,7 @@ def collect(
   """
   platform = xla_flags.platform(environment)
   strategy, mode = strategy_lib.find(config), command.get('--mode', '')
+  current = generation.current(environment)
   return {
     'index': env.index,
     'count': env.count,
@@ -58,7 +59,8 @@ def collect(
     'cpu_library': _cpu_library(config, platform),
     'mixes_platforms': strategy.mixes_platforms(config, mode),
     'elastic': strategy.is_elastic and config.cluster.elastic == 'auto' and mode == 'train',
-    'has_state': bool(generation.current(environment).descriptors.get('mirror')),
+    'has_state': bool(current.descriptors.get('mirror')),
+    'devices': current.devices,
     'address': None,
     'optional': [i for i in range(env.count) if not strategy.run_ends_if_lost(config, mode, i)],
   }
@@ -190,6 +192,30 @@ def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:
     hosts.setdefault(info['host'], []).append(info)
   problems = [_assign(group, ordinals) for group in hosts.values()]
   return list(ordinals.values()), next(filter(None, problems), '')
+
+
+def kept_devices(infos: list[dict]) -> list[list[int] | None]:
+  """Assigns each process of a run that goes on the GPUs that it used before.
+
+  A process that has come gets some that no other one on its host uses.
+
+  Args:
+    infos: descriptions from `collect`.
+
+  Returns:
+    By process, ordinals among the GPUs that it sees; None: all local devices.
+  """
+  used = {(info['host'], i) for info in infos for i in info['devices'] or ()}
+  count = max((len(info['devices']) for info in infos if info['devices']), default=0)
+  result = []
+  for info in infos:
+    devices = info['devices']
+    if devices is None and count and info['gpus']:
+      free = [i for i in range(len(info['gpus'])) if (info['host'], i) not in used]
+      devices = free[:count]
+      used |= {(info['host'], i) for i in devices}
+    result.append(devices)
+  return result
 
 
 def gpus(environment: MutableMapping[str, str] = os.environ) -> list[str]:

@@ -49,22 +49,24 @@ class Regrouping:
     self._told: set[int] = set()  # ranks that were told to leave
     self._ready: set[int] = set()  # ranks that wait for the restart
     self._is_stopping = False
+    self._unasked: set[int] | None = None  # ranks that were not asked yet
     self.has_begun = False
 
   def begin(
-    self, lost: Mapping[int, str], silent: Collection[int] = (), coordinator: int | None = None
+    self, lost: Mapping[int, str], gone: Collection[int] = (), coordinator: int | None = None
   ) -> None:
     """Has all processes restart without some; a second call does nothing.
 
     Args:
       lost: why each process is missing, by rank.
-      silent: ranks in `lost` that may still live.
+      gone: ranks in `lost` that certainly end.
       coordinator: rank of another coordinator, which all join; None: there is none.
     """
     if self.has_begun:
       return
     self.has_begun = True
-    message = self._members.next_generation(lost, silent)
+    message = self._members.next_generation(lost, gone)
+    message['stops'] = self._told >= set(self._members.ranks) - lost.keys()
     if coordinator is not None:
       message['coordinator'] = coordinator
     self._send_all({'regroup': message})
@@ -89,35 +91,48 @@ class Regrouping:
     if self._ready < set(self._members.ranks) or self.has_begun:
       return
     leaving = self._told & set(self._members.ranks)
+    if leaving == set(self._members.ranks):  # the others were told meanwhile: they stop
+      self.begin({})
+      return
     lost = {rank: f'{self._members[rank].name} was told to leave' for rank in sorted(leaving)}
-    message = self._members.next_generation(lost)
+    message = self._members.next_generation(lost, leaving)
     self.has_begun = True
     # A process that leaves ends as soon as it hears of it.
     for rank in self._members.in_order():
       text = 'the other processes go on with the run'
       self._send(rank, {'end': [0, text, False]} if rank in leaving else {'regroup': message})
 
-  async def look_around(self, on_dead: Callable[[], None]) -> None:
+  async def look_around(self, on_answer: Callable[[], None]) -> None:
     """Until the run goes on: joins another coordinator, and dismisses who is dead.
 
     Args:
-      on_dead: called when a process is not waited for any more.
+      on_answer: called when a process has answered, or is known to be dead.
     """
-    first = self._members.first_rank
-    while not self._members.have_begun and not self.has_begun:
-      await asyncio.sleep(_LOOK_PERIOD)
-      addresses = self._members.addresses_without_a_process()
-      addresses.pop(first, None)
-      calls = [asyncio.to_thread(_ask, address, self._secret) for address in addresses.values()]
-      answers = dict(zip(addresses, await asyncio.gather(*calls), strict=True))
-      if self._members.have_begun:
-        return
-      for rank, answer in answers.items():
+    addresses = dict(self._members.addresses)
+    addresses.pop(self._members.first_rank, None)
+    self._unasked = set(addresses)
+    on_answer()
+    await asyncio.gather(*(self._ask_on(*item, on_answer) for item in addresses.items()))
+
+  @property
+  def has_looked(self) -> bool:
+    """Whether each process that had not come was asked."""
+    return self._unasked is not None and not self._unasked - self._members.keys()
+
+  async def _ask_on(self, rank, address, on_answer):
+    answer = None
+    while answer != _DEAD and not (self._members.have_begun or self.has_begun):
+      if rank not in self._members:
+        answer = await asyncio.to_thread(_ask, address, self._secret)
+        if self._members.have_begun:
+          return
         if answer == _DEAD:
           self._members.dismiss(rank)
-        elif answer and (answer['has_begun'] or rank < first):
+        elif answer and (answer['has_begun'] or rank < self._members.first_rank):
           self.begin({}, coordinator=rank)
-      on_dead()
+        self._unasked.discard(rank)
+        on_answer()
+      await asyncio.sleep(_LOOK_PERIOD)
 
   def _hand_over(self):
     if not self._is_stopping:

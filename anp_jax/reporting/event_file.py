@@ -11,6 +11,8 @@ import socket
 import struct
 import time
 
+import numpy as np
+
 _VERSION = 'brain.Event:2'
 # Numbers of fields, and how they are encoded: Event.
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = b'\x09', b'\x10', 3, 5, 7
@@ -45,9 +47,7 @@ class EventFile:
   ) -> None:
     """Adds values of a step, measured at a time; None: now."""
     summary = b''.join(
-      _message(
-        _VALUE, _message(_TAG, f'{kind}/{name}'.encode()) + _SIMPLE_VALUE + struct.pack('<f', value)
-      )
+      _message(_VALUE, _message(_TAG, f'{kind}/{name}'.encode()) + _SIMPLE_VALUE + _float(value))
       for name, value in values.items()
     )
     self._append(step, _message(_SUMMARY, summary), when)
@@ -97,3 +97,9 @@ def _remainder(byte):
 
 
 _TABLE = [_remainder(byte) for byte in range(256)]
+
+
+def _float(value):
+  """Four bytes; a number that is too large for them is infinite."""
+  with np.errstate(over='ignore'):
+    return np.array(value).astype('<f4').tobytes()

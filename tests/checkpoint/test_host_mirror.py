@@ -125,7 +125,7 @@ def test_a_step_from_which_the_run_cannot_go_on_is_passed_over(descriptors):
 def test_without_a_part_there_is_no_state():
   state, abstract, _ = _state(2, divided=True)
   half = [[[0, [[0, 8], [0, 3]]], [1, [[0, 5]]]]]
-  mirror = host_mirror.HostMirror(abstract, _Processes(2, values=[{'7': half[0]}]), every=1)
+  mirror = host_mirror.HostMirror(abstract, _Processes(2, values=[[[[7, 0], half[0]]]]), every=1)
   assert mirror.restore(lambda step: True) is None
 
 

@@ -23,6 +23,7 @@ _GO = {
     'ranks': [0, 1],
     'rank': 1,
     'addresses': {},
+    'number': 0,
   }
 }
 

@@ -68,7 +68,14 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
   run.begin(99, least=1)
   assert run.have_begun
   assert run.can_go_without(1) and not run.can_go_without(0)
-  start = {'port': 99, 'hosts': ['a', 'a'], 'ranks': [0, 1], 'rank': 1, 'addresses': {}}
+  start = {
+    'port': 99,
+    'hosts': ['a', 'a'],
+    'ranks': [0, 1],
+    'rank': 1,
+    'addresses': {},
+    'number': 0,
+  }
   assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
   # One that comes again elsewhere takes all that it sees there.
   run[1].info['host'] = 'b'

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from anp_jax.cluster import coordinator, generation, members, regrouping, termination
+from anp_jax.cluster import coordinator, generation, members, process_info, regrouping, termination
 from tests import coordinating
 
 pytestmark = pytest.mark.usefixtures('short_waits')
@@ -55,7 +55,7 @@ def test_a_lost_process_is_named_and_left_out():
   assert restarts.pop(1).lost.keys() == {0}  # which it alone has lost
   for rank, new in restarts.items():
     assert (new.number, new.rank, new.coordinator) == (1, rank, 0)
-    assert new.addresses == {0: _ADDRESSES[0], 2: _ADDRESSES[2]}
+    assert new.addresses == {rank: _ADDRESSES[rank] for rank in range(3)}  # its port tells
     assert new.lost == {1: 'rank 1 on node1 has gone: its process was ended, or its host'}
     assert new.sizes == (1, 2)
   assert not run.ended
@@ -99,7 +99,7 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, 
   restarts = run.next_generations(2)
   assert restarts.keys() == {0, 2}
   assert restarts[0].lost == {1: 'rank 1 on node1 was told to leave'}
-  assert restarts[0].step == 17
+  assert restarts[0].step == 17 and restarts[0].addresses.keys() == {0, 2}
   assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
 
 
@@ -187,10 +187,35 @@ def test_a_generation_is_the_same_after_its_restart(monkeypatch):
   ((program, arguments, environment),) = calls
   assert arguments[0] == program
   new = generation.current(environment)
-  assert new._replace(lost_at=0.0) == old and new.lost_at > 0
+  assert new._replace(lost_at=0.0, started_at=0.0) == old and new.lost_at > new.started_at > 0
   assert generation.current({}) == generation.FIRST
 
 
 def test_addresses_are_told_to_those_that_join(tmp_path):
   regrouping.write_addresses(str(tmp_path), _ADDRESSES)
   assert regrouping.read_addresses(str(tmp_path)) == _ADDRESSES
+
+
+def test_all_that_are_told_while_they_pause_stop_after_the_restart():
+  run = _started(2)
+  for rank in (0, 1):
+    run.coordinator._regrouping._told.add(rank)
+  for client in run.clients.values():
+    threading.Thread(target=client.wait_for_restart, daemon=True).start()
+  for new in run.next_generations(2).values():
+    assert new.stops and not new.lost
+  assert not run.ended
+
+
+@pytest.mark.parametrize(
+  'devices, gpus, want',
+  [
+    ([[0], [2], [3]], 4, [[0], [2], [3]]),
+    ([[0], None, [3]], 4, [[0], [1], [3]]),
+    ([None, None], 0, [None, None]),
+  ],
+)
+def test_a_process_that_goes_on_keeps_its_gpus(devices, gpus, want):
+  """What was lost may be the GPU of another one."""
+  infos = [{'host': 'a', 'devices': own, 'gpus': [f'g{i}' for i in range(gpus)]} for own in devices]
+  assert process_info.kept_devices(infos) == want

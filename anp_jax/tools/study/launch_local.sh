@@ -111,7 +111,7 @@ while running; do
     [ ${#pids[@]} -lt "$count" ]; then
     status=$code
   fi
-  [ "$code" != 0 ] || went_on=1
+  [ "$code" = 0 ] && went_on=1 || went_on=
   # Those that were told by a signal save first, each for itself.
   if [ "$status" != 0 ] && [ -z "$ending" ] && ! is_lost "$status" &&
     { [ "$status" != 130 ] || [ -z "$told" ]; }; then
