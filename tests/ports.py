@@ -8,7 +8,7 @@ from tests import launching
 
 # How many ports each row of the table means for two processes on CPUs, rank by
 # rank.
-_OPENED_BY = {'rank 0': (1, 0), 'every rank': (1, 1)}
+_OPENED_BY = {'rank 0': (1, 0), 'every rank': (1, 1), 'every rank but 0': (0, 1)}
 
 
 def listening(processes) -> list[list[str]]:
@@ -21,14 +21,17 @@ def listening(processes) -> list[list[str]]:
   return [addresses[p.pid] for p in processes]
 
 
-def assert_those_of_sync(processes) -> None:
+def assert_those_of_sync(processes, elastic=False) -> None:
   """Two processes of `sync` on CPUs listen at the table's ports and no others."""
   rows = [
     row
     for row in _table()
-    if '`sync`' in row[1] and 'GPU' not in row[1] or row[1].startswith('all')
+    if '`sync`' in row[1]
+    and 'GPU' not in row[1]
+    or row[1].startswith('all')
+    or (elastic and row[1] == 'elastic runs')
   ]
-  assert [row[0] for row in rows] == ['coordinator', "JAX's coordination", 'gloo']
+  assert len(rows) == (5 if elastic else 3)
   counts = [sum(_OPENED_BY[row[2]][rank] for row in rows) for rank in (0, 1)]
   addresses = listening(processes)
   assert [len(a) for a in addresses] == counts, addresses

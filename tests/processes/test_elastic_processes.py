@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from tests import launching
+from tests import launching, ports
 
 pytestmark = pytest.mark.multiprocess
 
@@ -157,6 +157,7 @@ def test_too_few_processes_end_the_run(tmp_path):
   arguments = _arguments(tmp_path / 'run', 10000, **{'cluster.min_processes': '2'})
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     _await(lambda: len(_lines(tmp_path / 'run', 'train')) > 3)
+    ports.assert_those_of_sync(ranks.processes, elastic=True)
     ranks.processes[1].kill()
     assert ranks.wait_for(0, _WITHIN) == 75
     assert 'fewer than config.cluster.min_processes=2' in ranks.text(0)
