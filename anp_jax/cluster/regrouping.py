@@ -8,6 +8,7 @@ it; so of two parts that lost each other one goes on, and the other joins it or 
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+import contextlib
 import json
 import os
 
@@ -145,7 +146,9 @@ class Regrouping:
 
 def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:
   """Writes where the processes of an elastic run listen, for those that join it."""
-  files.write_atomic(os.path.join(workdir, NAME), json.dumps(addresses))
+  with contextlib.suppress(OSError):  # a folder that cannot be written to is refused later
+    os.makedirs(workdir, exist_ok=True)
+    files.write_atomic(os.path.join(workdir, NAME), json.dumps(addresses))
 
 
 def read_addresses(workdir: str) -> dict[int, tuple[str, int]]:

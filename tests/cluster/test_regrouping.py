@@ -192,8 +192,9 @@ def test_a_generation_is_the_same_after_its_restart(monkeypatch):
 
 
 def test_addresses_are_told_to_those_that_join(tmp_path):
-  regrouping.write_addresses(str(tmp_path), _ADDRESSES)
-  assert regrouping.read_addresses(str(tmp_path)) == _ADDRESSES
+  workdir = str(tmp_path / 'new')
+  regrouping.write_addresses(workdir, _ADDRESSES)
+  assert regrouping.read_addresses(workdir) == _ADDRESSES
 
 
 def test_all_that_are_told_while_they_pause_stop_after_the_restart():
