@@ -277,7 +277,7 @@ class CoordinatorClient:
       self._restart_with(**generation_lib.parsed(values))
       return True
     elif 'end' in message:
+      self._leave(*message['end'])  # before `fail` returns, which would end it otherwise
       self._ended.set()
-      self._leave(*message['end'])
       return True
     return False
