@@ -37,8 +37,8 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 760,
-  'anp_jax/checkpoint': 2_020,
-  'anp_jax/cluster': 2_660,
+  'anp_jax/checkpoint': 2_050,
+  'anp_jax/cluster': 2_700,
   'anp_jax/config': 2_140,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_200,
@@ -46,13 +46,13 @@ _BUDGET = {
   'anp_jax/parallel': 1_720,
   'anp_jax/predict': 610,
   'anp_jax/reporting': 1_930,
-  'anp_jax/runtimes': 5_910,
+  'anp_jax/runtimes': 5_920,
   'anp_jax/system': 2_480,
   'anp_jax/tools': 5_650,
   'anp_jax/training': 1_100,
-  'core': 28_560,
+  'core': 28_640,
   'scripts': 2_510,
-  'tests': 37_350,
+  'tests': 37_420,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -6,7 +6,14 @@ import socket
 import pytest
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import client, cluster_env, connection, jax_processes, termination
+from anp_jax.cluster import (
+  client,
+  cluster_env,
+  connection,
+  generation as generation_lib,
+  jax_processes,
+  termination,
+)
 from anp_jax.config import command_line
 from anp_jax.system import xla_flags
 
@@ -22,7 +29,7 @@ def starting(monkeypatch, config, tmp_path):
 
   class Client:
     start = client.Start(1, [0, 1], ('node0', 'node1'))
-    is_elastic = False
+    is_elastic, generation = False, generation_lib.FIRST
 
     def __init__(self, *_):
       pass

@@ -5,7 +5,12 @@ import time
 import pytest
 
 from anp_jax import cluster
-from anp_jax.cluster import client as client_lib, termination, watchdog as watchdog_lib
+from anp_jax.cluster import (
+  client as client_lib,
+  generation as generation_lib,
+  termination,
+  watchdog as watchdog_lib,
+)
 from tests import builders
 
 
@@ -185,7 +190,7 @@ def test_one_process_ends_by_itself(config, monkeypatch):
 def test_one_of_several_asks_the_others(config, capsys):
   class Client:
     start = client_lib.Start(hosts=('a', 'b'))
-    is_elastic = False
+    is_elastic, generation = False, generation_lib.FIRST
     stalls = 0
 
     def stalled(self):
