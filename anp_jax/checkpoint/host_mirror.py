@@ -73,9 +73,8 @@ class HostMirror:
     self._thread: threading.Thread | None = None
     self._start: int | None = None
     self._seconds = 0.0  # that the last copy took
-    self._is_impossible = False
     self._first_step_at = 0.0
-    self._copy = jax.jit(self._copies)
+    self._copy: Callable | None = jax.jit(self._copies)  # None: there is no memory
 
   def steps(self) -> list[int]:
     """Returns the steps that this process has copies of, the newest first."""
@@ -131,7 +130,7 @@ class HostMirror:
   def keep(self, step: int, state: Any) -> None:
     """Begins to copy the state of a step; see `wait`."""
     self.wait()
-    if self._is_impossible:
+    if self._copy is None:
       return
     try:
       copies = self._copy(jax.tree.leaves(state))
@@ -178,7 +177,7 @@ class HostMirror:
 
   def _give_up(self, error):
     """Makes no further copy, where there is no memory: a loss then costs more steps."""
-    self._is_impossible = True
+    self._copy = None
     text = error_lines.first_line(error)
     print(f'the state is not copied to memory: {text}; a checkpoint replaces it', flush=True)
 

@@ -69,7 +69,8 @@ class StopHandler:
     self._out_of_time = False
     self._signal_time: float | None = None  # of the first signal
     self._tell = tell
-    self._vote, self._ordered = CONTINUE, CONTINUE  # each is set by one thread
+    # Each is set by one thread.
+    self._votes = {'signal': CONTINUE, 'order': CONTINUE}
     self.interrupted = False
     self._old_handlers: dict[int, Any] = {}
     self._pipe: tuple | None = None
@@ -77,7 +78,7 @@ class StopHandler:
 
   def vote(self) -> int:
     """Returns the vote of this process: CONTINUE, RESTART, TIME_LIMIT or STOP."""
-    vote = max(self._vote, self._ordered)
+    vote = max(self._votes.values())
     if vote == STOP:
       return STOP
     if self._end is not None and not self._out_of_time:
@@ -89,7 +90,8 @@ class StopHandler:
 
   def order(self, order: str) -> None:
     """Votes as the coordinator orders: to 'stop' the run, or to 'pause' for a restart."""
-    self._ordered = max(self._ordered, {'stop': STOP, 'pause': RESTART}[order])
+    vote = {'stop': STOP, 'pause': RESTART}[order]
+    self._votes['order'] = max(self._votes['order'], vote)
 
   def listen(self, on_timeout: Callable[[str], None]) -> None:
     """Catches signals from now on, in the main thread only.
@@ -146,7 +148,7 @@ class StopHandler:
       self._tell()
       _say(f'{name}: stopping, or leaving the run to the others; once more to leave at once')
     else:
-      self._vote = STOP
+      self._votes['signal'] = STOP
       _say(f'{name}: saving, then stopping; once more to leave at once')
     if self._timeout:
       seconds = self._max_stop_seconds()
