@@ -218,5 +218,7 @@ def test_all_that_are_told_while_they_pause_stop_after_the_restart():
 )
 def test_a_process_that_goes_on_keeps_its_gpus(devices, gpus, want):
   """What was lost may be the GPU of another one."""
-  infos = [{'host': 'a', 'devices': own, 'gpus': [f'g{i}' for i in range(gpus)]} for own in devices]
+  infos = [
+    {'host': 'a', 'devices': value, 'gpus': [f'g{i}' for i in range(gpus)]} for value in devices
+  ]
   assert process_info.kept_devices(infos) == want
