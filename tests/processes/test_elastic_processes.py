@@ -81,7 +81,7 @@ def _assert_same(workdir, undisturbed):
     np.testing.assert_array_equal(result[name], value, name)
 
 
-@pytest.mark.parametrize('lost', [2, 0])
+@pytest.mark.parametrize('lost', [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturbed, lost):
   """The bits are those of one process, which was never disturbed."""
   workdir = tmp_path / 'run'
@@ -105,7 +105,10 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturb
   'keys',
   [
     {'strategy.name': 'sync', 'sharding': "(('.*', 'fsdp'),)"},
-    {'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'},
+    pytest.param(
+      {'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'},
+      marks=pytest.mark.soak,
+    ),
   ],
   ids=['fsdp', 'local_sgd'],
 )
