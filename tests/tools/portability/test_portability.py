@@ -369,9 +369,9 @@ def test_steps_of_lenet_on_eight_cpus(config):
   for text in ('asked', 'compiled'):
     assert train[f'gradients_{text}'] == ['float32'] == [actual['named_dtype']]
     # The gradients, two sums of metrics, the weight, the rows without one and
-    # the counts of three votes; nothing else.
+    # the counts of four votes; nothing else.
     (row,) = train[text]
-    assert (row['kind'], row['dtype'], row['bytes']) == ('all-reduce', 'float32', 4 * (count + 7))
+    assert (row['kind'], row['dtype'], row['bytes']) == ('all-reduce', 'float32', 4 * (count + 8))
     # Loss, weight, and top 1 and 5.
     (row,) = actual['eval'][text]
     assert row['bytes'] == 4 * 4
