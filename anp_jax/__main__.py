@@ -66,7 +66,9 @@ def main(argv: list[str], mode: str = '') -> int:
       processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':
         goes_on = processes.generation.number > 0
-        stack.enter_context(workdir_lock.held(workdir, processes.env, goes_on))
+        # One that was stopped finds itself replaced, and joins the run again.
+        grace = 60.0 if processes.is_elastic else 0.0
+        stack.enter_context(workdir_lock.held(workdir, processes.env, goes_on, grace))
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir

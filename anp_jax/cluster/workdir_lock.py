@@ -32,6 +32,7 @@ def held(
   workdir: str,
   env: cluster_env.ClusterEnv,
   takes_over: bool = False,
+  grace: float = 0.0,
   environment: Mapping[str, str] = os.environ,
 ) -> Iterator[None]:
   """A context in which no other run trains in a workdir.
@@ -44,6 +45,8 @@ def held(
     workdir: folder of the run; made if it is missing.
     env: place of this process.
     takes_over: whether the run goes on that holds the lock, without its process.
+    grace: seconds from the loss of the lock to the end of this process, which may
+      restart before that.
     environment: variables, for the job's number.
 
   Raises:
@@ -58,7 +61,7 @@ def held(
     if takes_over:
       with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(workdir, NAME))
-    lock = WorkdirLock(workdir, _this_process(environment))
+    lock = WorkdirLock(workdir, _this_process(environment), grace=grace)
     lock.acquire()
   except OSError as e:
     raise config_lib.ConfigError(
@@ -79,6 +82,7 @@ class WorkdirLock:
     holder: dict,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    grace: float = 0.0,
   ):
     """Creates the lock; `acquire` creates its file.
 
@@ -87,8 +91,9 @@ class WorkdirLock:
       holder: JSON values that describe this process, see `_this_process`.
       clock: returns seconds that never run backwards.
       sleep: waits for seconds of that clock.
+      grace: seconds from the loss of the lock to the end of this process.
     """
-    self._workdir, self._holder = workdir, holder
+    self._workdir, self._holder, self._grace = workdir, holder, grace
     self._path = os.path.join(workdir, NAME)
     self._clock, self._sleep = clock, sleep
     self._file: IO[str] | None = None
@@ -158,7 +163,7 @@ class WorkdirLock:
       is_lost = False
       with contextlib.suppress(OSError):  # somebody has removed it by hand, say
         is_lost = not self._is_ours()
-      if is_lost and not self._released.is_set():
+      if is_lost and not self._released.wait(self._grace):
         termination.end_process(
           termination.BAD_INPUT,
           f'--workdir={self._workdir}: this process has given no sign of life '
