@@ -183,12 +183,12 @@ class Run:
     recorder = self.recorder
     if recorder.mirror is None or step == recorder.total_steps:
       return
-    saved = recorder.program.checkpoint_layout.pack(state)
+    pack = recorder.program.checkpoint_layout.pack
     if not restarts:
-      recorder.mirror.keep_if_due(step, saved)
+      recorder.mirror.keep_if_due(step, lambda: pack(state))
       return
     with self._pause('saving', step):
-      recorder.mirror.keep(step, saved)
+      recorder.mirror.keep(step, pack(state))
       recorder.mirror.wait()
       recorder.checkpoints.wait()
     self._processes.restart()

@@ -111,12 +111,13 @@ class HostMirror:
         slot.clear()
     return self._tree.unflatten(map(self._placed, self._leaves, arrays)), version[0]
 
-  def keep_if_due(self, step: int, state: Any) -> None:
+  def keep_if_due(self, step: int, state: Callable[[], Any]) -> None:
     """Begins to copy the state of a step, if it is due.
 
     Args:
       step: steps made.
-      state: saved form of the state, whose buffers may be donated afterwards.
+      state: function that returns the saved form of the state, whose buffers may be
+        donated afterwards.
     """
     if self._processes.count == 1:
       return
@@ -125,7 +126,7 @@ class HostMirror:
     if not self._every:
       self._measure(step, state)
     elif step % self._every == 0:
-      self.keep(step, state)
+      self.keep(step, state())
 
   def keep(self, step: int, state: Any) -> None:
     """Begins to copy the state of a step; see `wait`."""
@@ -151,7 +152,7 @@ class HostMirror:
     """Chooses the period, the same in all processes, from first copies."""
     assert self._start is not None
     if step - self._start in _COPIED:
-      self.keep(step, state)
+      self.keep(step, state())
     elif step == self._start + _MEASURED:
       self.wait()
       step_seconds = (time.monotonic() - self._first_step_at) / _MEASURED

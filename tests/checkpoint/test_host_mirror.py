@@ -134,10 +134,10 @@ def test_a_copy_costs_a_hundredth_of_the_time(monkeypatch):
   state, abstract, _ = _state(1)
   mirror = host_mirror.HostMirror(abstract, _Processes(2, values=[999999.5]), every=0)
   for step in range(1, 10):
-    mirror.keep_if_due(step, state)
+    mirror.keep_if_due(step, lambda: state)
   assert mirror._every == 10**6
   assert mirror.steps() == [5]
-  mirror.keep_if_due(10**6 - 1, state)
-  mirror.keep_if_due(10**6, state)
+  mirror.keep_if_due(10**6 - 1, lambda: state)
+  mirror.keep_if_due(10**6, lambda: state)
   mirror.wait()
   assert mirror.steps() == [10**6]

@@ -111,7 +111,11 @@ while running; do
     [ ${#pids[@]} -lt "$count" ]; then
     status=$code
   fi
-  [ "$code" = 0 ] && went_on=1 || went_on=
+  case $code in
+    0) went_on=1 ;;
+    127) ;; # nobody was left to wait for
+    *) went_on= ;;
+  esac
   # Those that were told by a signal save first, each for itself.
   if [ "$status" != 0 ] && [ -z "$ending" ] && ! is_lost "$status" &&
     { [ "$status" != 130 ] || [ -z "$told" ]; }; then
