@@ -46,11 +46,9 @@ def main(argv: list[str], mode: str = '') -> int:
     flags = command_line.main_flags(rest, description, mode)
     if flags.workdir:
       flags.workdir = mirror.fetch(flags.workdir)
-    place = (
-      cluster.newcomer(flags.workdir)
-      if flags.join
-      else cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
-    )
+    place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
+    if flags.join:
+      place = cluster.newcomer(flags.workdir, place)
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
     print(exits.error_line(e), file=sys.stderr)
@@ -69,6 +67,7 @@ def main(argv: list[str], mode: str = '') -> int:
         # One that was stopped finds itself replaced, and joins the run again.
         grace = 60.0 if processes.is_elastic else 0.0
         stack.enter_context(workdir_lock.held(workdir, processes.env, goes_on, grace))
+        processes.write_addresses(workdir)
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir

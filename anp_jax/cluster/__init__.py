@@ -7,7 +7,6 @@ with cluster.start(config, env, command) as processes:
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import io
-import itertools
 import socket
 import sys
 import traceback
@@ -23,12 +22,12 @@ from anp_jax.cluster import (
   coordinator,
   generation as generation_lib,
   jax_processes,
+  joining,
   listener,
   log_prefix,
   preemption,
   process_info,
   proxies,
-  regrouping,
   secret as secret_lib,
   shared_folder,
   termination,
@@ -42,6 +41,7 @@ RunFailedError = termination.RunFailedError
 EXPECTED = termination.EXPECTED
 exit_status = termination.exit_status
 detect = cluster_env.detect
+newcomer = joining.newcomer
 
 
 class Processes:
@@ -206,6 +206,11 @@ class Processes:
     finally:
       self._stop.close()
 
+  def write_addresses(self, workdir: str) -> None:
+    """Writes where the processes of an elastic run listen, for those that join it."""
+    if self.is_elastic and not self.index:
+      joining.write_addresses(workdir, self.generation.addresses)
+
   def check_shared(self, workdir: str) -> None:
     """Refuses a workdir that not every process sees and can write to.
 
@@ -238,19 +243,6 @@ class Processes:
     if self._client is not None:
       self._client.fail(termination.TRY_AGAIN, text)
     termination.end_process(termination.TRY_AGAIN, text)
-
-
-def newcomer(workdir: str | None) -> cluster_env.ClusterEnv:
-  """Returns the place of a process that joins the run in a workdir.
-
-  Raises:
-    ConfigError: if there is no such run.
-  """
-  if not workdir:
-    raise config_lib.ConfigError('--join needs --workdir as well')
-  addresses = regrouping.read_addresses(workdir)
-  index = next(i for i in itertools.count() if i not in addresses)
-  return cluster_env.ClusterEnv(cluster_env.JOIN, index, len(addresses) + 1)
 
 
 def start(
@@ -292,6 +284,11 @@ def start(
     return Processes(config, env)
   env = env._replace(secret=secret_lib.for_run(urls.remote_url(workdir)))
   info = process_info.collect(env, config, command or {})
+  if env.launcher == cluster_env.JOIN and not (info['elastic'] or info['optional']):
+    raise config_lib.ConfigError(
+      f'--join: a run with config.strategy.name={config.strategy.name} and '
+      f'config.cluster.elastic={config.cluster.elastic} does not go on without a process'
+    )
   generation = generation_lib.current()
   if not generation.number:  # else what this process writes is prefixed already
     log_prefix.install(f'[{env.index} {info["host"]}] ')
@@ -329,12 +326,8 @@ def _meet(env, info, settings, generation, workdir):
     info |= {'index': env.index, 'address': generation.addresses[env.index]}
     connected = connection.find(generation, env.secret, settings.heartbeat_timeout)
     coordinates = connected is None
-  elif env.launcher == cluster_env.JOIN:
-    addresses = regrouping.read_addresses(workdir)
-    search = generation._replace(rank=max(addresses) + 1, addresses=addresses)
-    connected = connection.find(search, env.secret, settings.rendezvous_timeout)
-    if connected is None:
-      raise PeerLostError(f'--join: no process of the run in {workdir} answers')
+  elif env.launcher == cluster_env.JOIN and not env.coordinator_address:
+    connected = joining.connect(workdir, env.secret, settings)
   else:
     coordinates = not env.index
   if generation.number or connected:
@@ -353,8 +346,6 @@ def _meet(env, info, settings, generation, workdir):
     info['address'] = info['address'] or (host, listeners[0].getsockname()[1])
     listener.keep(listeners)
   client = client_lib.CoordinatorClient(connected, info, settings, generation)
-  if coordinates and info['elastic']:
-    regrouping.write_addresses(workdir, client.generation.addresses)
   start = client.start
   return client, env._replace(index=start.ranks.index(start.rank), count=len(start.ranks))
 

@@ -8,15 +8,10 @@ it; so of two parts that lost each other one goes on, and the other joins it or 
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-import contextlib
 import json
-import os
 
-from anp_jax import config as config_lib
-from anp_jax.cluster import generation, handshake, members as members_lib
-from anp_jax.system import files
+from anp_jax.cluster import handshake, members as members_lib
 
-NAME = 'members.json'  # in a workdir
 # Signals to several processes that come so soon after each other are for all.
 TOLD_WITHIN = 5.0  # seconds
 _LOOK_PERIOD = 0.2  # seconds between two looks at who is missing
@@ -142,28 +137,6 @@ class Regrouping:
   def _send_all(self, message):
     for rank in self._members.in_order():
       self._send(rank, message)
-
-
-def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:
-  """Writes where the processes of an elastic run listen, for those that join it."""
-  with contextlib.suppress(OSError):  # a folder that cannot be written to is refused later
-    os.makedirs(workdir, exist_ok=True)
-    files.write_atomic(os.path.join(workdir, NAME), json.dumps(addresses))
-
-
-def read_addresses(workdir: str) -> dict[int, tuple[str, int]]:
-  """Returns where the processes of the run in a workdir listen, by rank.
-
-  Raises:
-    ConfigError: if no elastic run has begun there.
-  """
-  values = files.read_json_object(os.path.join(workdir, NAME))
-  if not values:
-    raise config_lib.ConfigError(
-      f'--join: {workdir}/{NAME} is missing; expected the --workdir of a run that goes on, '
-      'with several processes and config.cluster.elastic=auto'
-    )
-  return generation.addresses(values)
 
 
 def _ask(address, secret):

@@ -191,12 +191,6 @@ def test_a_generation_is_the_same_after_its_restart(monkeypatch):
   assert generation.current({}) == generation.FIRST
 
 
-def test_addresses_are_told_to_those_that_join(tmp_path):
-  workdir = str(tmp_path / 'new')
-  regrouping.write_addresses(workdir, _ADDRESSES)
-  assert regrouping.read_addresses(workdir) == _ADDRESSES
-
-
 def test_all_that_are_told_while_they_pause_stop_after_the_restart():
   run = _started(2)
   for rank in (0, 1):

@@ -13,6 +13,7 @@ import pytest
 
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
+from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching, model_rings, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 _TRAIN = 'scripts/slurm/train.sbatch'
 _STEPS = 300
 _KEYS = {
-  'cluster.elastic': 'off',  # srun ends all tasks when one is lost
+  'cluster.elastic': 'off',  # a lost task ends the run, whose job starts again
   'duration': f'{_STEPS} steps',
   'log.every': '1 steps',
   'eval.every': '100 steps',
@@ -324,6 +325,34 @@ def test_sweep(cluster, tmp_path):
     assert text.count('start 2, on') == (number == stopped), text
     lines = telemetry.read(str(tmp_path / f'runs/{number}'))
     assert lines[-1]['step'] == steps
+
+
+def test_parameter_servers_on_two_nodes_and_their_replay(cluster, tmp_path):
+  arguments = launching.arguments(
+    tmp_path / 'run',
+    **{
+      'strategy.name': 'parameter_server',
+      'duration': '100 steps',
+      'strategy.servers': '2',
+      'eval.every': '100 steps',
+      'checkpoint.every': '50 steps',
+    },
+  )
+  job = cluster.submit(_TRAIN, ['--nodes=2'], arguments, tmp_path / 'job.log')
+  cluster.wait(job)
+  logs = tmp_path / 'run' / 'logs'
+  text = (logs / f'{job}-0.log').read_text()
+  assert 'async: 2 workers, 2 of them servers' in text, text
+  records = log_lib.read(str(tmp_path / 'run'))
+  tickets = [r['parts'][0]['ticket'][0] for r in records if 'order' in r]
+  assert sorted(tickets) == list(range(100))
+  result = subprocess.run(
+    [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(tmp_path / 'run'), '--trust'],
+    cwd=launching.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_a_step_sends_little_more_than_it_must(cluster):

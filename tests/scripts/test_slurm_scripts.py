@@ -9,7 +9,7 @@ import pytest
 
 from tests import launching
 
-_TRAIN, _SERVER = 'scripts/slurm/train.sbatch', 'scripts/slurm/parameter_server.sbatch'
+_TRAIN = 'scripts/slurm/train.sbatch'
 # Slurm's programs, which note how they were called.
 _PROGRAMS = {
   'squeue': 'echo RUNNING',
@@ -46,7 +46,7 @@ class Job:
     path.write_text(f'#!/usr/bin/env bash\necho "$@" >>"$NOTES/{name}.calls"\n{text}\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-  def start(self, script, environment, *arguments):
+  def start(self, environment, *arguments, script=_TRAIN):
     """Runs it to its end; the status and all that it said."""
     environment_left = {k: v for k, v in os.environ.items() if not k.startswith('SLURM')}
     done = subprocess.run(
@@ -81,7 +81,7 @@ def job(tmp_path):
   'environment, program', [({}, 'main.py'), ({'PROGRAM': '-m a.b main.py'}, '-m a.b main.py')]
 )
 def test_another_program_gets_the_arguments(job, environment, program):
-  status, text = job.start(_TRAIN, {**_JOB, **environment}, '--config=x y')
+  status, text = job.start({**_JOB, **environment}, '--config=x y')
   assert status == 0, text
   assert job.calls('python') == [f'{program} --workdir={job.workdir} --config=x y']
 
@@ -90,13 +90,12 @@ def test_another_program_gets_the_arguments(job, environment, program):
 _STOPS = 'echo "{\\"step\\": 5}" >"$WORKDIR/stopped.json"'
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('environment, name', [(_JOB, '19'), (_TASK_2, '19_2')])
-def test_a_task_of_an_array_speaks_for_itself_only(job, script, environment, name):
+def test_a_task_of_an_array_speaks_for_itself_only(job, environment, name):
   """19 is the whole array to Slurm, also where it is the number of a task."""
   # As Slurm does before the time limit: the script is srun's parent.
   job.program('srun', f'kill -USR1 $PPID; command -p sleep 0.5; {_STOPS}')
-  status, text = job.start(script, environment)
+  status, text = job.start(environment)
   assert status == 0 and 'USR1: asking all tasks' in text
   assert job.calls('scancel') == [f'--signal=USR1 {name}']
   assert job.calls('scontrol') == [f'requeue {name}']
@@ -113,7 +112,6 @@ exit {status}
 """
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize(
   'line, status',
   [
@@ -124,33 +122,31 @@ exit {status}
     ('node2: task 1: Exited with exit code 138', 75),  # of restart_on_failure.sh
   ],
 )
-def test_the_time_limit_of_tasks_that_are_starting(job, script, line, status):
+def test_the_time_limit_of_tasks_that_are_starting(job, line, status):
   echo = line and f'echo "srun: error: {line}" >&2'
   job.program('srun', _ENDS_BY_SIGNAL.format(line=echo, status=status))
-  ended, text = job.start(script, {**_JOB, 'SCRIPT': ''})
+  ended, text = job.start({**_JOB, 'SCRIPT': ''})
   assert ended == status
   assert job.calls('scontrol') == ['requeue 19']
   assert 'USR1 came before a task could save at step 0: starting job 19 again\n' in text
   assert 'was lost' not in text
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('passed_on, line, status', [('none', '', 138), ('', 'Killed', 137)])
-def test_what_else_ends_a_task_is_a_loss(job, script, passed_on, line, status):
+def test_what_else_ends_a_task_is_a_loss(job, passed_on, line, status):
   """A signal that nobody passed on, and a loss after one."""
   line = line and f'echo "srun: error: node2: task 1: {line}" >&2'
   job.program('srun', _ENDS_BY_SIGNAL.format(line=line, status=status))
-  ended, text = job.start(script, {**_JOB, 'SCRIPT': passed_on})
+  ended, text = job.start({**_JOB, 'SCRIPT': passed_on})
   assert ended == status and 'could save' not in text
   assert ('USR1' in text) == (not passed_on)
-  assert (f'a task was lost (status {status})' in text) == (script == _TRAIN)
+  assert f'too many tasks were lost (status {status})' in text
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_the_time_limit_before_there_are_tasks(job, script):
+def test_the_time_limit_before_there_are_tasks(job):
   """While the script prepares what the tasks need."""
   job.program('mkdir', 'kill -USR1 $PPID; command -p mkdir "$@"')
-  status, text = job.start(script, _JOB)
+  status, text = job.start(_JOB)
   assert status == 0, text
   assert 'USR1 came before there were tasks at step 0: starting job 19' in text
   assert job.calls('scontrol') == ['requeue 19'] and not job.calls('python')
@@ -182,7 +178,7 @@ exit {status}
 )
 def test_the_first_task_that_ends_badly_decides(job, reason, other, srun, status, requeued):
   job.program('srun', _FIRST.format(reason=reason, other=other, status=srun))
-  matches, text = job.start(_TRAIN, _JOB)
+  matches, text = job.start(_JOB)
   assert matches == status
   assert bool(job.calls('scontrol')) == requeued
   assert f'srun: error: node2: task 1: {reason}' in text
@@ -190,8 +186,7 @@ def test_the_first_task_that_ends_badly_decides(job, reason, other, srun, status
   assert sorted(os.listdir(job.workdir / 'logs')) == ['19-0.log', '19-1.log']
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_a_step_that_cannot_be_created(job, script):
+def test_a_step_that_cannot_be_created(job):
   """The program has not run: status 1 is srun's, and the job starts again."""
   job.program(
     'srun',
@@ -199,29 +194,28 @@ def test_a_step_that_cannot_be_created(job, script):
     ' requested than permitted" >&2; exit 1',
   )
   for starts in (1, 2, 3):
-    status, text = job.start(script, _JOB)
+    status, text = job.start(_JOB)
     assert status == 1 and 'would not help' not in text
     assert 'srun: error: Unable to create step' in text
     assert job.calls('scontrol') == ['requeue 19'] * starts
-  status, text = job.start(script, _JOB)
+  status, text = job.start(_JOB)
   assert status == 1 and 'three starts came no further than step 0' in text
   assert len(job.calls('scontrol')) == 3
   # Another error of srun's is no reason to start again.
   job.program('srun', 'echo "srun: error: no such partition" >&2; exit 1')
-  status, text = job.start(script, _JOB)
+  status, text = job.start(_JOB)
   assert status == 1 and len(job.calls('scontrol')) == 3
   assert 'srun: error: no such partition\n' in text
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_the_end_of_a_log_is_of_this_start(job, script):
+def test_the_end_of_a_log_is_of_this_start(job):
   job.program('python', 'echo "$LINE" | tee -a "$WORKDIR/logs/19-0.log"')
   lines = {}
   for start, line in enumerate(['a', '', 'c'], 1):
     if not line:  # nothing runs that could write one
       job.program('srun', 'exit 1')
     count = {'SLURM_RESTART_COUNT': str(start - 1), 'LINE': line}
-    _, lines[start] = job.start(script, {**_JOB, **count})
+    _, lines[start] = job.start({**_JOB, **count})
     job.program('srun', _PROGRAMS['srun'])
   assert 'the end of task 0 in start 1:\na\n' in lines[1]
   assert 'task 0 wrote nothing in start 2\n' in lines[2]
@@ -229,9 +223,8 @@ def test_the_end_of_a_log_is_of_this_start(job, script):
   assert (job.workdir / 'logs/19-0.log').read_text() == 'a\nc\n'
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('nodes, tasks', [(2, 1), (6, 2)])
-def test_a_job_of_another_size_than_it_was_submitted_with(job, script, nodes, tasks):
+def test_a_job_of_another_size_than_it_was_submitted_with(job, nodes, tasks):
   """Slurm keeps SLURM_NTASKS, here of four nodes, and updates the nodes."""
   resized = {
     **_JOB,
@@ -239,20 +232,19 @@ def test_a_job_of_another_size_than_it_was_submitted_with(job, script, nodes, ta
     'SLURM_NTASKS_PER_NODE': str(tasks),
     'SLURM_NTASKS': str(4 * tasks),
   }
-  assert job.start(script, resized)[0] == 0
+  assert job.start(resized)[0] == 0
   options = f' --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} '
   assert options in job.calls('srun')[-1]
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_the_marker_of_a_stop_is_a_reason_once(job, script):
+def test_the_marker_of_a_stop_is_a_reason_once(job):
   """Once for each start that writes it, be it the same: not for --mode=evaluate after it."""
   job.program('python', f'rm -f "$WORKDIR/stopped.json"; {_STOPS}')
   for starts in (1, 2):
-    assert job.start(script, _JOB)[0] == 0
+    assert job.start(_JOB)[0] == 0
     assert len(job.calls('scontrol')) == starts
   job.program('python', ':')
-  status, text = job.start(script, _JOB, '--mode=evaluate')
+  status, text = job.start(_JOB, '--mode=evaluate')
   assert status == 0 and 'again' not in text
   assert len(job.calls('scontrol')) == 2 and len(job.calls('python')) == 3
 
@@ -267,10 +259,10 @@ def test_starts_that_come_no_further(job, folder):
   job.program('python', _SAVES)
   saved = [f'{folder.format(i % 2)}checkpoints/{90 + 10 * i}' for i in range(4)]
   for number, path in enumerate([*saved, saved[-1], saved[-1]]):
-    status, text = job.start(_TRAIN, {**_JOB, 'SAVED': path})
+    status, text = job.start({**_JOB, 'SAVED': path})
     assert status == 137 and 'giving up' not in text
     assert len(job.calls('scontrol')) == number + 1
-  status, text = job.start(_TRAIN, {**_JOB, 'SAVED': saved[-1]})
+  status, text = job.start({**_JOB, 'SAVED': saved[-1]})
   # The newest of each: 120, or 110 + 120.
   step = 230 if folder else 120
   assert status == 137
@@ -286,14 +278,13 @@ SLURMD_NODENAME=node2 "${@//$WORKDIR/$WORKDIR-of-node2}"
 """
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('visible', [True, False])
-def test_a_workdir_that_a_node_does_not_see(job, script, visible):
+def test_a_workdir_that_a_node_does_not_see(job, visible):
   """srun could not open the logs of its tasks there, and would wait."""
   greeting = 'echo Welcome to node1'  # of a site's prolog
   job.program('srun', greeting + (_PROGRAMS['srun'] if visible else _TWO_NODES))
   two = {**_JOB, 'SLURM_JOB_NUM_NODES': '2'}
-  status, text = job.start(script, two)
+  status, text = job.start(two)
   assert status == (0 if visible else 2)
   assert bool(job.calls('python')) == visible
   line = (
@@ -304,38 +295,76 @@ def test_a_workdir_that_a_node_does_not_see(job, script, visible):
   assert not job.calls('scontrol')
   if visible:  # a job of one node is not asked
     before = len(job.calls('srun'))
-    assert job.start(script, {**_JOB, 'SLURM_JOB_NUM_NODES': '1'})[0] == 0
+    assert job.start({**_JOB, 'SLURM_JOB_NUM_NODES': '1'})[0] == 0
     assert len(job.calls('srun')) == before + 1
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_a_task_is_bound_to_the_cores_that_it_asked_for(job, script):
-  job.start(script, {**_JOB, 'SLURM_CPUS_PER_TASK': '16'})
-  job.start(script, _JOB)
+def test_a_task_is_bound_to_the_cores_that_it_asked_for(job):
+  job.start({**_JOB, 'SLURM_CPUS_PER_TASK': '16'})
+  job.start(_JOB)
   chosen, unasked = job.calls('srun')
   assert ' --cpu-bind=cores --cpus-per-task=16 ' in chosen
   # Of many cores, --cpu-bind=cores would give it one.
   assert ' --cpu-bind=none ' in unasked and '--cpus-per-task' not in unasked
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
 @pytest.mark.parametrize('environment', [{}, {'SLURM_JOB_END_TIME': '99'}])
-def test_tasks_know_when_the_job_ends(job, script, environment):
+def test_tasks_know_when_the_job_ends(job, environment):
   """From squeue where Slurm itself does not tell, as 22.05."""
   job.program('squeue', 'echo 2026-01-02T03:04:05')
   job.program('python', 'echo "it ends at $SLURM_JOB_END_TIME"')
-  status, text = job.start(script, {**_JOB, 'TZ': 'UTC', **environment})
+  status, text = job.start({**_JOB, 'TZ': 'UTC', **environment})
   assert status == 0, text
   end = environment.get('SLURM_JOB_END_TIME', '1767323045')
   assert f'it ends at {end}\n' in text
 
 
-@pytest.mark.parametrize('script, is_kept', [(_TRAIN, False), (_SERVER, True)])
-def test_a_job_whose_node_dies(script, is_kept):
-  """Parameter servers go on with the other nodes; a train job starts again."""
-  text = (launching.ROOT / script).read_text()
-  options = re.findall('^#SBATCH (.*)$', text, re.M)
-  assert ('--no-kill' in options) == is_kept
+def test_a_job_outlives_a_node(job):
+  options = re.findall('^#SBATCH (.*)$', (launching.ROOT / _TRAIN).read_text(), re.M)
+  job.start(_JOB)
+  assert '--no-kill' in options
+  assert '--no-kill --kill-on-bad-exit=0 ' in job.calls('srun')[0]
+
+
+# A process that is killed, and joins the run, which may refuse it.
+_LOST = '[[ $* == *--join ]] || kill -KILL $$; exit {}'
+
+
+@pytest.mark.parametrize('joined, status', [(0, 0), (2, 137)])
+def test_a_lost_process_comes_back(job, joined, status):
+  job.program('python', _LOST.format(joined))
+  ended, text = job.start(_JOB, '--config=x')
+  first, second = job.calls('python')
+  assert (second, ended) == (f'{first} --join', status), text
+  assert bool(job.calls('scontrol')) == bool(status)  # requeued
+
+
+def test_a_run_that_ends_without_a_task_has_ended_well(job):
+  """One of two is lost for good, which is srun's status too."""
+  job.program(
+    'srun',
+    """
+    echo 'srun: error: node2: task 1: Killed' >&2
+    while [[ ${1:-} == -* ]]; do shift; done
+    "$@"
+    exit 137
+    """,
+  )
+  assert job.start(_JOB)[0] == 0
+  job.program('python', 'kill -TERM $PPID; command -p sleep 0.2')  # told to leave to the others
+  status, text = job.start(_JOB)
+  assert status == 137 and 'too many tasks were lost' in text
+
+
+def test_others_do_not_wait_for_a_task_that_failed(job):
+  job.program(
+    'srun',
+    """
+    echo 'srun: error: node2: task 1: Exited with exit code 2' >&2
+    exec tail -f /dev/null
+    """,
+  )
+  assert job.start(_JOB)[0] == 2
 
 
 def test_in_a_container(job, tmp_path):
@@ -347,7 +376,7 @@ def test_in_a_container(job, tmp_path):
   script.write_text(text)
   job.program('apptainer', ':')
   job.program('make', 'exit 1')
-  status, text = job.start(script, _JOB, '--mode=train')
+  status, text = job.start(_JOB, '--mode=train', script=script)
   assert status == 0, text
   python = '/opt/anp_jax/.venv/bin/python'
   image = (launching.ROOT / 'scripts/anp_jax.def').read_text()
@@ -358,8 +387,7 @@ def test_in_a_container(job, tmp_path):
   assert not job.calls('python')
 
 
-@pytest.mark.parametrize('script', [_TRAIN, _SERVER])
-def test_logs_need_a_folder(job, script):
-  status, text = job.start(script, _JOB, '--workdir=gs://bucket/run')
+def test_logs_need_a_folder(job):
+  status, text = job.start(_JOB, '--workdir=gs://bucket/run')
   assert status == 2 and not job.calls('srun')
   assert '--workdir=gs://bucket/run: expected a folder' in text

@@ -5,7 +5,7 @@
 #
 # --devices=D  CPU devices of each process (default 1)
 # --bind       a share of the cores for each process
-# --again=T    start a process that was lost again, T times; for strategy `parameter_server`
+# --again=T    start a process that was lost again, T times
 #
 # The variable PROGRAM is another program for the interpreter, such as "-m a.b".
 # SIGINT, SIGTERM and SIGUSR1 go to all processes. When one fails, the others get

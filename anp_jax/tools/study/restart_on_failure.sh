@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Starts a command again when it was lost: killed, or with status 75.
+# Starts a process of a run again when it was lost: killed, or with status 75.
 #
 #   scripts/restart_on_failure.sh TIMES COMMAND...
 #
-# For the processes of the strategy `parameter_server`, which come back to a run that
-# goes on without them, or has ended meanwhile. SIGINT, SIGTERM and
-# SIGUSR1 are passed on, and end this too.
+# It comes back with --join to a run that goes on without it, or has ended meanwhile;
+# TIMES in a row, each within ten minutes. SIGINT, SIGTERM and SIGUSR1 are passed on,
+# and end this too.
 set -uo pipefail
-left=${1:?TIMES is missing}
+times=${1:?TIMES is missing}
 shift
 told=
 # The run of this name has ended, if one has: a process that comes back then leaves.
-# launch_local.sh gives all of its processes one name.
+# A launcher gives all of its processes one name.
 : "${ANP_LAUNCHED:=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}"
 export ANP_LAUNCHED
 
@@ -24,11 +24,14 @@ for signal in INT TERM USR1; do
   trap "pass_on $signal" $signal
 done
 
+left=$times
+lost=  # the status before this start
 while :; do
+  began=$SECONDS
   # Background processes of a script ignore SIGINT, unless it is given back.
   (
     trap - INT
-    exec "$@"
+    exec "$@" ${lost:+--join}
   ) &
   child=$!
   while :; do
@@ -38,9 +41,18 @@ while :; do
     kill -0 "$child" 2>/dev/null || break
   done
   [ -z "$told" ] || exit "$status"
-  # 130: somebody pressed Ctrl-C.
-  [ "$status" = 75 ] || [ "$status" -gt 128 ] || exit "$status"
-  [ "$status" != 130 ] || exit "$status"
+  case $status in
+    0)
+      # For scripts/slurm/train.sbatch.
+      [ -z "${ANP_ENDED:-}" ] || : >"$ANP_ENDED"
+      exit 0
+      ;;
+    1 | 2) exit "${lost:-$status}" ;;  # the run goes on without what it refuses
+    75) ;;
+    *) [ "$status" -gt 128 ] && [ "$status" != 130 ] || exit "$status" ;;  # 130: Ctrl-C
+  esac
+  lost=$status
+  [ $((SECONDS - began)) -lt 600 ] || left=$times
   [ "$left" -gt 0 ] || exit "$status"
   left=$((left - 1))
   echo "lost with status $status: starting it again ($left times more)" >&2

@@ -13,7 +13,7 @@ from anp_jax.tools.study import grid, study_runner
 JOB = 'study.job'  # its number, while it may be running
 _POLL = 5.0  # seconds
 _TIMEOUT = 60  # seconds, of a command of Slurm's
-_FOLDER = 'scripts/slurm'
+_SCRIPT = 'scripts/slurm/train.sbatch'
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(
   options: list[str],
   poll: float = _POLL,
 ) -> None:
-  """Submits cells to their scripts in scripts/slurm, and waits for them.
+  """Submits cells to scripts/slurm/train.sbatch, and waits for them.
 
   Jobs of an earlier call that have not ended are waited for, not submitted again;
   a KeyboardInterrupt leaves all jobs running.
@@ -52,8 +52,7 @@ def run(
   Raises:
     ConfigError: if Slurm refuses a job, with its line; outside the checkout.
   """
-  for strategy in {cell.strategy for cell in cells}:
-    script(strategy)  # outside the checkout, Slurm need not be asked
+  script()  # outside the checkout, Slurm need not be asked
   running = _running()
   jobs = {}
   for cell in cells:
@@ -79,19 +78,17 @@ def run(
         ended(cell, study_runner.ended(study, cell, _status(job), None))
 
 
-def script(strategy: str) -> str:
-  """Returns the file that trains with a strategy, as a job.
+def script() -> str:
+  """Returns the file that trains, as a job.
 
   Raises:
-    ConfigError: outside the checkout, which alone has these files.
+    ConfigError: outside the checkout, which alone has it.
   """
-  path = os.path.join(_FOLDER, f'{strategy}.sbatch')  # of its own, or that of all others
-  path = path if os.path.isfile(path) else os.path.join(_FOLDER, 'train.sbatch')
-  if not os.path.isfile(path):
+  if not os.path.isfile(_SCRIPT):
     raise config_lib.ConfigError(
-      f'--slurm: there is no {path} here; start the study in the checkout of anp_jax'
+      f'--slurm: there is no {_SCRIPT} here; start the study in the checkout of anp_jax'
     )
-  return path
+  return _SCRIPT
 
 
 def _submit(study, cell, options):
@@ -103,7 +100,7 @@ def _submit(study, cell, options):
     f'--nodes={cell.processes}',
     f'--output={log}',
     *(o.format(devices=cell.devices) for o in options),
-    script(cell.strategy),
+    script(),
     *study.arguments(cell),
     environment=study_runner.environment(cell),
   ).partition(';')[0]

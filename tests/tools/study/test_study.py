@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import strategy as strategy_lib
 from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner, traffic
 from tests import launching, slurm_cluster
 
@@ -351,15 +350,13 @@ def test_jobs_that_still_run_are_not_submitted_again(tmp_path, slurm_programs):
 
 
 def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeypatch):
-  for strategy in strategy_lib.BUILT_IN:
-    assert (launching.ROOT / slurm.script(strategy)).is_file(), strategy
-  assert slurm.script('sync') == 'scripts/slurm/train.sbatch'
+  assert (launching.ROOT / slurm.script()).is_file()
   monkeypatch.setenv('PATH', str(tmp_path))
   assert study_main.main(_command(tmp_path / 'study', '--slurm')) == 2
   assert capsys.readouterr().err == 'error: --slurm: there is no squeue on this machine\n'
   monkeypatch.chdir(tmp_path)
   with pytest.raises(config_lib.ConfigError, match='start the study in the checkout of anp_jax'):
-    slurm.script('parameter_server')
+    slurm.script()
 
 
 # The whole command.

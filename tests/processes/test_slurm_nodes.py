@@ -1,8 +1,12 @@
-"""A job that waits is given another number of nodes: a real cluster of four."""
+"""Nodes of a job are lost, and come: a real cluster of four."""
 
 import functools
+import json
+import os
+import random
 import re
 import sys
+import time
 
 import pytest
 
@@ -12,6 +16,15 @@ from tests import launching, slurm_cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 _TRAIN = 'scripts/slurm/train.sbatch'
+_PHASED = str(launching.ROOT / 'tests/phased_python.sh')
+_INVARIANT = {
+  'strategy.name': 'invariant',
+  'strategy.logical_shards': '12',
+  'batch_size': '24',
+  'model.norm_group': '2',
+  'schedule.name': 'constant',
+  'data.synthetic_examples': '240',
+}
 
 
 @pytest.fixture(scope='module')
@@ -41,6 +54,66 @@ def _resize(cluster, job, nodes, tasks):
   )
 
 
+def _until(condition, seconds):
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.1)
+
+
+def _restarts(workdir):
+  path = workdir / 'metrics.jsonl'
+  lines = path.read_text().splitlines() if path.exists() else []
+  records = (json.loads(line) for line in lines if line.endswith('}'))
+  return [r for r in records if r['kind'] == 'restart']
+
+
+@pytest.mark.timeout(3000)
+def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
+  """One node after another dies, never the first; each joins again by a job of its own."""
+  workdir, chance = tmp_path / 'run', random.Random(0)
+  keys = {
+    **_INVARIANT,
+    'cluster.heartbeat_timeout': '5',
+    'cluster.mirror_every': '1',
+    'eval.every': '100 steps',
+    'checkpoint.every': '100 steps',
+  }
+  pause = {'ANP_PAUSE': '0.02', 'PYTHON': _PHASED, 'PHASED_PYTHON': sys.executable}
+  arguments = launching.arguments(workdir, **keys, duration='1000000 steps')
+  job = cluster.submit(_TRAIN, ['--nodes=4'], arguments, tmp_path / 'job.log', **pause)
+  slurm_cluster.until(workdir / 'metrics.jsonl', '"step": 20,', 120)
+  joined = {}
+  for number in range(int(os.environ.get('ANP_NODES', '1'))):
+    node = f'node{chance.choice([2, 3, 4])}'
+    cluster.fault('node-kill', node)
+    before = len(_restarts(workdir))
+    _until(lambda before=before: len(_restarts(workdir)) > before, 60)
+    assert _restarts(workdir)[-1]['processes'] == 3
+    cluster.update(f'nodename={node}', 'state=down', 'reason=test')
+    cluster.fault('node-start', node)
+    if node not in joined:  # else Slurm starts its job again
+      joined[node] = cluster.submit(
+        _TRAIN, [f'--nodelist={node}'], ['--join', *arguments], tmp_path / f'{node}.log', **pause
+      )
+    _until(lambda: _restarts(workdir)[-1]['processes'] == 4, 120)
+    print(f'round {number}: {node}', _restarts(workdir)[-2:])
+  assert cluster.field(job, 'Restarts') == '0'
+  for each in (job, *joined.values()):
+    cluster.signal(each, 'TERM')
+  slurm_cluster.until(workdir / 'stopped.json', '"step"')
+  step = json.loads((workdir / 'stopped.json').read_text())['step']
+  slurm_cluster.until(tmp_path / 'job.log', f'at step {step}: starting job {job} again')
+  cluster.cancel_all()
+  alone = tmp_path / 'alone'
+  launching.run(tmp_path, 1, launching.arguments(alone, **keys, duration=f'{step} steps'))
+  lines = [
+    {r['step']: r['loss'] for r in telemetry.read(str(folder)) if r['kind'] == 'train'}
+    for folder in (workdir, alone)
+  ]
+  assert list(lines[0]) == list(range(1, step + 1)) and lines[0] == lines[1]
+
+
 @pytest.mark.soak  # scripts with stand-ins for the program are in CI
 def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
   workdir, steps = tmp_path / 'run', 100
@@ -50,7 +123,7 @@ def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
     ['--nodes=4'],
     launching.arguments(workdir, **keys),
     tmp_path / 'job.log',
-    PYTHON=str(launching.ROOT / 'tests/phased_python.sh'),
+    PYTHON=_PHASED,
     PHASED_PYTHON=sys.executable,
     ANP_KILL='1 step 10 TERM',
     ANP_KILL_LOG=str(tmp_path / 'kills'),

@@ -1,0 +1,78 @@
+"""A process joins a run that goes on: where its processes are, and how to get there."""
+
+from collections.abc import Mapping
+import contextlib
+import itertools
+import json
+import os
+import socket
+import time
+
+import ml_collections
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import cluster_env, connection as connection_lib, generation
+from anp_jax.system import files
+
+NAME = 'members.json'  # in a workdir
+
+
+def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.ClusterEnv:
+  """Returns the place of a process that joins the run in a workdir.
+
+  Args:
+    workdir: folder of the run.
+    env: place by its launcher, which it takes where the run has not written down who
+      takes part.
+
+  Raises:
+    ConfigError: if there is no such run.
+  """
+  if not workdir:
+    raise config_lib.ConfigError('--join needs --workdir as well')
+  addresses = read_addresses(workdir)
+  if not addresses and env.count > 1:
+    return env._replace(launcher=cluster_env.JOIN)
+  if not addresses:
+    raise config_lib.ConfigError(
+      f'--join: {workdir}/{NAME} is missing; expected the --workdir of a run that '
+      'goes on, with several processes and config.cluster.elastic=auto'
+    )
+  index = next(i for i in itertools.count() if i not in addresses)
+  return cluster_env.ClusterEnv(cluster_env.JOIN, index, len(addresses) + 1)
+
+
+def connect(workdir: str, secret: str, settings: ml_collections.ConfigDict) -> socket.socket:
+  """Connects to the coordinator of the run that goes on in a workdir.
+
+  Its processes may be restarting, and write down where they are only then.
+
+  Args:
+    workdir: folder of the run.
+    secret: the run's secret.
+    settings: config.cluster.
+
+  Raises:
+    ConfigError: if none answers.
+  """
+  deadline = time.monotonic() + settings.heartbeat_timeout
+  while True:
+    addresses = read_addresses(workdir)
+    search = generation.FIRST._replace(rank=max(addresses) + 1, addresses=addresses)
+    connected = connection_lib.find(search, secret, settings.rendezvous_timeout)
+    if connected:
+      return connected
+    if time.monotonic() > deadline:
+      raise config_lib.ConfigError(f'--join: no process of the run in {workdir} answers')
+    time.sleep(1)
+
+
+def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:
+  """Writes where the processes of an elastic run listen, for those that join it."""
+  with contextlib.suppress(OSError):  # a full disk: nobody can join, and the run goes on
+    files.write_atomic(os.path.join(workdir, NAME), json.dumps(addresses))
+
+
+def read_addresses(workdir: str) -> dict[int, tuple[str, int]]:
+  """Returns where the processes of the run in a workdir listen, by rank; {} if unknown."""
+  return generation.addresses(files.read_json_object(os.path.join(workdir, NAME)))

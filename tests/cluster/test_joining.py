@@ -1,0 +1,40 @@
+"""A process joins a run: its place there, and the runs that take nobody."""
+
+import pytest
+
+from anp_jax import __main__ as main, config as config_lib
+from anp_jax.cluster import cluster_env, joining
+from tests import launching
+
+_ALONE = cluster_env.ALONE
+_THIRD = cluster_env.ClusterEnv('Slurm', 2, 3, 'node1:20480', token='7.0.0')
+
+
+def test_a_newcomer_gets_the_first_free_rank(tmp_path):
+  addresses = {rank: ('10.0.0.1', 1000 + rank) for rank in (0, 1, 3)}
+  joining.write_addresses(str(tmp_path), addresses)
+  assert joining.read_addresses(str(tmp_path)) == addresses
+  for place in (_ALONE, _THIRD):
+    assert joining.newcomer(str(tmp_path), place) == cluster_env.ClusterEnv('join', 2, 4)
+
+
+def test_before_the_run_has_begun_it_is_the_launchers(tmp_path):
+  """The others still wait for a process that was lost so early."""
+  assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
+  with pytest.raises(config_lib.ConfigError, match='members.json is missing'):
+    joining.newcomer(str(tmp_path), _ALONE)
+
+
+def test_a_run_that_ends_with_each_process_takes_nobody(tmp_path, capsys):
+  command = f'main.py --join --workdir={tmp_path} --config=configs/resnet_anp.py:tiny'
+  flags = '--coordinator=127.0.0.1:9 --num_processes=2 --process_id=1 --config.cluster.elastic=off'
+  assert main.main(f'{command} {flags}'.split()) == 2
+  assert 'cluster.elastic=off does not go on without a process' in capsys.readouterr().err
+
+
+def test_nobody_answers_any_more(tmp_path):
+  joining.write_addresses(str(tmp_path), {0: ('127.0.0.1', launching.free_port())})
+  settings = config_lib.base().cluster
+  settings.heartbeat_timeout = 0.1
+  with pytest.raises(config_lib.ConfigError, match='no process of the run in .* answers'):
+    joining.connect(str(tmp_path), '5a' * 32, settings)
