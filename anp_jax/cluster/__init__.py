@@ -16,6 +16,7 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import (
+  activity,
   client as client_lib,
   cluster_env,
   connection,
@@ -77,10 +78,11 @@ class Processes:
     self._client = client
     self._leaves_early = False
     self._stack = contextlib.ExitStack()
+    self._activity = activity.Activity()
     self._watchdog = watchdog_lib.Watchdog(
       config.cluster.stall_timeout,
       self._stalled,
-      client.heartbeat if client else lambda state: None,
+      lambda state: client.heartbeat(state | self._activity.sample()) if client else None,
       coordinator.HEARTBEAT_PERIOD,
       joining_timeout=config.cluster.rendezvous_timeout,
     )
@@ -134,6 +136,7 @@ class Processes:
 
   def heartbeat(self, phase: str, step: int = 0) -> None:
     """Reports that this process begins a phase; see `watchdog.Watchdog`."""
+    self._activity.begin(phase)
     self._watchdog.heartbeat(phase, step)
 
   def heartbeat_each(self, batches: Iterable, phase: str, step: int) -> Iterator:
@@ -327,7 +330,9 @@ def _meet(env, info, settings, generation, workdir):
     connected = connection.find(generation, env.secret, settings.heartbeat_timeout)
     coordinates = connected is None
   elif env.launcher == cluster_env.JOIN and not env.coordinator_address:
-    connected = joining.connect(workdir, env.secret, settings)
+    connected = joining.connect(
+      workdir, env.secret, settings.rendezvous_timeout, settings.heartbeat_timeout
+    )
   else:
     coordinates = not env.index
   if generation.number or connected:

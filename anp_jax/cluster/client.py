@@ -91,21 +91,15 @@ class CoordinatorClient:
     self._gathered: queue.SimpleQueue[list] = queue.SimpleQueue()
     self._ended = threading.Event()  # all may hang up, or were told to end
     self._owner: Owner | None = None
-    self._heartbeat_timeout = settings.heartbeat_timeout
     self.start = Start()
-    self._connection = connection_lib.Connection(
-      connected,
-      # The coordinator keeps the time; this process only outlives it a little.
-      settings.rendezvous_timeout + 30,
-    )
+    self._connection = connection_lib.Connection(connected, settings.heartbeat_timeout)
     self._connection.send(info)
     messages = self._connection.messages()
     self._wait_for_go(messages)
-    self._connection.max_silence = self._heartbeat_timeout
     threading.Thread(target=self._listen, args=(messages,), name='client', daemon=True).start()
 
   def heartbeat(self, state: dict) -> None:
-    """Reports where this process is: {'phase', 'step', 'seconds'}."""
+    """Reports where this process is: see `watchdog` and `activity`."""
     self._connection.send({'heartbeat': state})
 
   def stalled(self) -> None:
@@ -202,7 +196,6 @@ class CoordinatorClient:
         if self.start.rank in self.start.ranks:
           return
         print('this process is a spare: it waits until another one is lost', flush=True)
-        self._connection.max_silence = self._heartbeat_timeout
         if threading.current_thread() is threading.main_thread():
           signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing is lost with it
       elif 'end' in message:
@@ -269,6 +262,8 @@ class CoordinatorClient:
     elif 'ping' in message:
       # Also while the main thread starts JAX, which may take a minute.
       self._connection.send({'pong': 0})
+    elif 'stacks' in message:
+      termination.print_stacks()
     elif 'stop' in message or 'pause' in message:
       if self._owner:
         self._owner.order(*message)

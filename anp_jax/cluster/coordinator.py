@@ -21,6 +21,7 @@ from anp_jax.cluster import (
   cluster_env,
   generation as generation_lib,
   handshake,
+  lateness,
   listener,
   members as members_lib,
   regrouping,
@@ -80,6 +81,7 @@ class Coordinator:
     self._regrouping = regrouping.Regrouping(
       self._members, self._send_to, self._call_later, env.secret
     )
+    self._judge = lateness.Judge(log)
     self._end_message: dict | None = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
@@ -101,12 +103,16 @@ class Coordinator:
       self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
       now = self._clock()
+      for member in self._members.values():
+        if not member.left:
+          _send(member.writer, {'ping': 0})
       timeout = self._settings.rendezvous_timeout
       if self._members.go_on:  # the others are up: only one that is lost does not come
         timeout = self._settings.heartbeat_timeout + 2 * handshake.WITHIN
       left = timeout - (now - start)
       if self._members.have_begun:
         self._check_members(now)
+        self._judge.look(lateness.rows(self._members, now), now)
       elif left < 0 and (self._members.go_on or self._members.are_enough()):
         self._begin()
       elif left < 0:
@@ -131,7 +137,7 @@ class Coordinator:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
       if 'ask' in info:
-        _send(writer, {'has_begun': self._members.have_begun})
+        _send(writer, self._answer(info['ask']))
         return
       if self._regrouping.has_begun:  # it comes again, to the next generation
         return
@@ -152,6 +158,17 @@ class Coordinator:
         self._lost(member, 'has gone: its process was ended, or its host')
       with contextlib.suppress(OSError):
         writer.close()
+
+  def _answer(self, question):
+    """What one is told that takes no part: see `tools.top`."""
+    if question == 'stacks':
+      self._send_all({'stacks': 0})
+    table = lateness.rows(self._members, self._clock()) if question == 'rows' else []
+    return {
+      'has_begun': self._members.have_begun,
+      'rows': table,
+      'verdict': lateness.verdict(table),
+    }
 
   def _refuse(self, info, writer, problem):
     """Sends a process away, and ends all if it belongs to a run that has not begun."""
@@ -195,7 +212,7 @@ class Coordinator:
   def _receive(self, member, message):
     for kind, value in message.items():
       if kind == 'heartbeat':
-        member.state = value
+        member.receive(value)
       elif kind == 'gather':
         self._gather(member, *value)
       elif kind == 'mail':
@@ -264,12 +281,11 @@ class Coordinator:
       _send(receiver.writer, {'mail': [sender.index, content]})
 
   def _check_members(self, now):
-    """Pings all processes of a run, and ends it if one is lost or late."""
+    """Ends a run, or goes on without a process, if one is lost or late."""
     if self._end_message:
       return
     for member in list(self._members.values()):
       if not member.left:
-        _send(member.writer, {'ping': 0})
         quiet = now - member.last_heard
         if quiet > self._settings.heartbeat_timeout:
           self._lost(

@@ -8,8 +8,6 @@ import os
 import socket
 import time
 
-import ml_collections
-
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, connection as connection_lib, generation
 from anp_jax.system import files
@@ -33,16 +31,12 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   addresses = read_addresses(workdir)
   if not addresses and env.count > 1:
     return env._replace(launcher=cluster_env.JOIN)
-  if not addresses:
-    raise config_lib.ConfigError(
-      f'--join: {workdir}/{NAME} is missing; expected the --workdir of a run that '
-      'goes on, with several processes and config.cluster.elastic=auto'
-    )
+  check(workdir)
   index = next(i for i in itertools.count() if i not in addresses)
   return cluster_env.ClusterEnv(cluster_env.JOIN, index, len(addresses) + 1)
 
 
-def connect(workdir: str, secret: str, settings: ml_collections.ConfigDict) -> socket.socket:
+def connect(workdir: str, secret: str, patience: float, seconds: float) -> socket.socket:
   """Connects to the coordinator of the run that goes on in a workdir.
 
   Its processes may be restarting, and write down where they are only then.
@@ -50,21 +44,35 @@ def connect(workdir: str, secret: str, settings: ml_collections.ConfigDict) -> s
   Args:
     workdir: folder of the run.
     secret: the run's secret.
-    settings: config.cluster.
+    patience: seconds until a process that does not answer is done without.
+    seconds: time after which nobody is looked for any more.
 
   Raises:
     ConfigError: if none answers.
   """
-  deadline = time.monotonic() + settings.heartbeat_timeout
+  deadline = time.monotonic() + seconds
   while True:
     addresses = read_addresses(workdir)
     search = generation.FIRST._replace(rank=max(addresses) + 1, addresses=addresses)
-    connected = connection_lib.find(search, secret, settings.rendezvous_timeout)
+    connected = connection_lib.find(search, secret, patience)
     if connected:
       return connected
     if time.monotonic() > deadline:
-      raise config_lib.ConfigError(f'--join: no process of the run in {workdir} answers')
+      raise config_lib.ConfigError(f'no process of the run in {workdir} answers')
     time.sleep(1)
+
+
+def check(workdir: str) -> None:
+  """Refuses a folder in which no elastic run has begun.
+
+  Raises:
+    ConfigError: naming the file that is missing.
+  """
+  if not read_addresses(workdir):
+    raise config_lib.ConfigError(
+      f'{workdir}/{NAME} is missing; expected the workdir of a run that goes on, with several '
+      'processes and config.cluster.elastic=auto'
+    )
 
 
 def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:

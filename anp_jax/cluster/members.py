@@ -1,6 +1,7 @@
 """The processes of a run, as its coordinator knows them."""
 
 import asyncio
+import collections
 from collections.abc import Container, Mapping, Sequence
 import dataclasses
 from typing import Any
@@ -11,6 +12,7 @@ from anp_jax.cluster import generation as generation_lib, process_info, terminat
 # What a process does one after another until JAX is up, and at a step.
 _ORDER = (None, *watchdog.JOINING, 'starting', 'input', 'step', 'evaluating', 'saving', 'leaving')
 _MAX_NAMES = 8
+_HEARTBEATS = 8  # those of the last seconds
 
 
 @dataclasses.dataclass
@@ -23,6 +25,7 @@ class Member:
     last_heard: seconds of the coordinator's clock.
     state: last heartbeat; {} before.
     left: whether it is gone.
+    history: time and state of the last heartbeats.
   """
 
   info: dict
@@ -30,6 +33,9 @@ class Member:
   last_heard: float
   state: dict = dataclasses.field(default_factory=dict)
   left: bool = False
+  history: collections.deque = dataclasses.field(
+    default_factory=lambda: collections.deque(maxlen=_HEARTBEATS)
+  )
 
   @property
   def index(self) -> int:
@@ -40,6 +46,11 @@ class Member:
   def name(self) -> str:
     """Name for people: 'rank 1 on node2'."""
     return process_info.name(self.info)
+
+  def receive(self, state: dict) -> None:
+    """Takes a heartbeat, which has just been heard."""
+    self.state = state
+    self.history.append((self.last_heard, state))
 
   def progress(self) -> tuple[int, int]:
     """A key that orders processes by how far they are."""

@@ -60,12 +60,17 @@ def end_process(code: int, text: str, stacks: bool = False) -> None:
     timer = threading.Timer(_LAST_WORDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
-  if stacks:  # no lines of source: the file system may be what hangs
-    names = [f'{t.ident:#018x}: {t.name}' for t in threading.enumerate()]
-    print('threads', *names, sep='\n', file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
-      faulthandler.dump_traceback(sys.stderr)
+  if stacks:
+    print_stacks()
   print(f'error: {text}', file=sys.stderr, flush=True)
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
   os._exit(code)
+
+
+def print_stacks() -> None:
+  """Prints what every thread does, without source: the file system may be what hangs."""
+  names = [f'{t.ident:#018x}: {t.name}' for t in threading.enumerate()]
+  print('threads', *names, sep='\n', file=sys.stderr, flush=True)
+  with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+    faulthandler.dump_traceback(sys.stderr)

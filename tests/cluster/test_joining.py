@@ -34,7 +34,5 @@ def test_a_run_that_ends_with_each_process_takes_nobody(tmp_path, capsys):
 
 def test_nobody_answers_any_more(tmp_path):
   joining.write_addresses(str(tmp_path), {0: ('127.0.0.1', launching.free_port())})
-  settings = config_lib.base().cluster
-  settings.heartbeat_timeout = 0.1
   with pytest.raises(config_lib.ConfigError, match='no process of the run in .* answers'):
-    joining.connect(str(tmp_path), '5a' * 32, settings)
+    joining.connect(str(tmp_path), '5a' * 32, 300, 0.1)

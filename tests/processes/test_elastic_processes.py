@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from anp_jax.tools import top
 from tests import launching, ports
 
 pytestmark = pytest.mark.multiprocess
@@ -82,14 +83,21 @@ def _assert_same(workdir, undisturbed):
 
 
 @pytest.mark.parametrize('lost', [0, pytest.param(2, marks=pytest.mark.soak)])
-def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturbed, lost):
+def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturbed, lost, capsys):
   """The bits are those of one process, which was never disturbed."""
   workdir = tmp_path / 'run'
   pause = {'ANP_PAUSE': '0.2'}  # a step, or the run would be over first
   with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
     _await(lambda: len(_lines(workdir, 'train')) > 3)
+    assert top.main(['anp-top', str(workdir), '--stacks']) == 0
+    _await(lambda: all('threads\n' in ranks.text(rank) for rank in range(3)))
     ranks.processes[lost].kill()
     _await(lambda: _has_gone_on(workdir, 1))
+    capsys.readouterr()
+    assert top.main(['anp-top', str(workdir), '--once']) == 0
+    _, *rows, verdict = capsys.readouterr().out.splitlines()
+    assert sorted(int(row.split()[0]) for row in rows) == [r for r in range(3) if r != lost]
+    assert 'rank' in verdict or 'no process is late' in verdict
     ranks.restart(lost, joins=True)
     _await(lambda: _has_gone_on(workdir, 2))
     assert ranks.wait(_WITHIN) == [0, 0, 0]

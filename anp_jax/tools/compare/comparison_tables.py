@@ -67,6 +67,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
     Row('steps', tuple(_text(end.get('step'), ',') for end in ends)),
     Row('finished', tuple(_FINISHED[run.is_finished] for run in runs)),
     Row('training time', tuple(_time(run) for run in runs)),
+    Row('restarts in place', tuple(_restarts(run) for run in runs)),
     _speed_row(runs),
   ]
   for labels, texts in ((_RATES, facts), (_FACTS, [run.facts for run in runs])):
@@ -126,6 +127,11 @@ def _time(run):
   if not any('seconds' in line for line in run.train):
     return NONE
   return telemetry.elapsed(sum(line.get('seconds', 0) for line in run.train))
+
+
+def _restarts(run):
+  seconds = [line['seconds'] for line in telemetry.restarts(run.path)]
+  return f'{len(seconds)}, {sum(seconds):.0f} s' if seconds else NONE
 
 
 def _value(value):

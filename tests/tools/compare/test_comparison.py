@@ -86,9 +86,13 @@ def test_results_are_those_of_the_files(tmp_path):
   }
   # One that goes on after its end is not finished.
   with open(tmp_path / 'a' / 'metrics.jsonl', 'a') as f:
+    for seconds in (4.25, 4.75):
+      line = {'kind': 'restart', 'step': 30, 'lost': [], 'processes': 3, 'repeated': 1}
+      f.write(json.dumps({**line, 'seconds': seconds}) + '\n')
     f.write('{"kind": "train", "step": 40, "epoch": 4.0, "loss": 1.0}\n')
-  cells = _cells(comparison_tables.results(runs_lib.find(paths[:1])))
-  assert cells['steps'] == ('40',) and cells['finished'] == ('no',)
+  cells = _cells(comparison_tables.results(runs_lib.find(paths)))
+  assert cells['steps'][0] == '40' and cells['finished'][0] == 'no'
+  assert cells['restarts in place'] == ('2, 9 s', '-')
   best = {row.label: sorted(row.best) for row in rows if row.best}
   assert best == {
     'loss, best validation': [1],

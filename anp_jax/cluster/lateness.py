@@ -1,0 +1,188 @@
+"""Which process holds the others up, and by what.
+
+In a synchronous run all steps take as long as the slowest process's; what differs is
+how long each waits for input, and how long its threads want a core. All figures are of
+the last seconds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import re
+import statistics
+from typing import NamedTuple
+
+from anp_jax.cluster import members as members_lib, watchdog
+
+# Seconds after which a silence, or a phase other than a start, is worth a word.
+_SILENT, _LONG = 3.0, 5.0
+# How many times the others' time makes a process late, and which part of a step at least.
+_RATIO, _PART = 1.25, 0.1
+_MOST = 0.5  # part of a step
+_LASTS = 3.0  # seconds until a verdict is worth a line of the log
+NOBODY = 'no process is late'
+_DOING = {
+  'input': 'waiting for input',
+  'step': 'in one step',
+  'saving': 'saving',
+  'evaluating': 'evaluating',
+}
+
+
+class Row(NamedTuple):
+  """One process, over the last seconds.
+
+  Attributes:
+    rank: rank of the process.
+    host: host of the process.
+    phase: what it does; 'spare' for one that does not train.
+    step: step that it computes.
+    seconds: seconds since the phase last moved.
+    silence: seconds since the process was heard.
+    input: milliseconds of a step that it waits for input.
+    rest: milliseconds of all else of a step.
+    paused: part of the time that it evaluates and saves, 0 to 1.
+    cpu: cores that it uses.
+    delay: cores that its threads want and do not get.
+    computes: whether it computes on its cores.
+  """
+
+  rank: int
+  host: str
+  phase: str
+  step: int
+  seconds: float
+  silence: float
+  input: float = 0.0
+  rest: float = 0.0
+  paused: float = 0.0
+  cpu: float = 0.0
+  delay: float = 0.0
+  computes: bool = False
+
+  @property
+  def name(self) -> str:
+    """Name for people: 'rank 1 on node2'."""
+    return f'rank {self.rank} on {self.host}'
+
+  @property
+  def wanted(self) -> float:
+    """Milliseconds of processor time that it wants for a step."""
+    return (self.cpu + self.delay) * (self.input + self.rest)
+
+
+def rows(members: members_lib.Members, now: float) -> list[Row]:
+  """Describes the processes of a run, by rank.
+
+  Args:
+    members: processes of the run.
+    now: seconds of the clock of `Member.last_heard`.
+  """
+  return [_row(member, rank in members.ranks, now) for rank, member in sorted(members.items())]
+
+
+def _row(member, trains, now):
+  state = member.state
+  row = Row(
+    member.index,
+    member.info['host'],
+    state.get('phase', 'starting') if trains else 'spare',
+    state.get('step', 0),
+    state.get('seconds', 0.0),
+    now - member.last_heard,
+    computes=member.info['platform'] == 'cpu',
+  )
+  if len(member.history) < 2 or not trains:
+    return row
+  (begin, first), (end, last) = member.history[0], member.history[-1]
+  seconds, steps = end - begin, last['step'] - first['step']
+  if seconds <= 0 or 'spent' not in first:
+    return row
+  spent = {k: v - first['spent'].get(k, 0.0) for k, v in last['spent'].items()}
+  paused = sum(spent.get(phase, 0.0) for phase in watchdog.PAUSES)
+  row = row._replace(
+    paused=paused / seconds,
+    cpu=(last['cpu'] - first['cpu']) / seconds,
+    delay=(last['delay'] - first['delay']) / seconds,
+  )
+  if steps <= 0:
+    return row
+  waits, works = (1000 * spent.get(phase, 0.0) / steps for phase in watchdog.STEPPING)
+  return row._replace(input=waits, rest=works)
+
+
+def verdict(table: Sequence[Row]) -> str:
+  """Names the process that holds the others up; begins with NOBODY if none does.
+
+  Args:
+    table: rows of all processes.
+  """
+  trained = [row for row in table if row.phase != 'spare']
+  silent = [row for row in trained if row.silence > _SILENT]
+  if silent:
+    return f'{_names(silent)} silent for {max(row.silence for row in silent):.0f} s'
+  stuck = [row for row in trained if row.seconds > _LONG and row.phase in _DOING]
+  # Those in a step may wait for one that waits for something else.
+  stuck = [row for row in stuck if row.phase != 'step'] or stuck
+  if stuck:
+    longest = max(stuck, key=lambda row: row.seconds)
+    return f'{_names(stuck)} {_DOING[longest.phase]} for {longest.seconds:.0f} s'
+  stepping = [row for row in trained if row.rest]
+  if len(stepping) < 2:
+    return NOBODY
+  step = max(row.input + row.rest for row in stepping)
+  if late := _late({row.name: row.input for row in stepping}, step, 'input'):
+    return late
+  if not all(row.computes for row in stepping):  # what a GPU does is not seen here
+    return NOBODY
+  if late := _late({row.name: row.wanted for row in stepping}, step, 'computing'):
+    return late
+  waits = 1 - max(row.input + row.wanted for row in stepping) / step
+  return f'{NOBODY}; all wait for the network for {waits:.0%} of a step' * (waits > _MOST) or NOBODY
+
+
+class Judge:
+  """Logs the verdict on a run when it changes.
+
+  Attributes:
+    text: last verdict.
+  """
+
+  def __init__(self, log: Callable[[str], None]):
+    """Creates a judge who has seen nothing; `log` is called with a line for people."""
+    self.text = NOBODY
+    self._log = log
+    self._logged = NOBODY
+    self._since = 0.0
+
+  def look(self, table: Sequence[Row], now: float) -> None:
+    """Looks at a run.
+
+    Args:
+      table: rows of all processes.
+      now: seconds of a clock that never runs backwards.
+    """
+    text = verdict(table)
+    if _essence(text) != _essence(self.text):
+      self._since = now
+    self.text = text
+    if _essence(text) != _essence(self._logged) and now - self._since >= _LASTS:
+      self._logged = text
+      self._log(text)
+
+
+def _essence(text):
+  """A verdict without its figures."""
+  return re.sub(r'[\d.]+( s|%| ms)', '', text.partition(';')[0])
+
+
+def _names(some):
+  names = members_lib.listed([row.name for row in some])
+  return f'{names} {"has" if len(some) == 1 else "have"} been'
+
+
+def _late(times: Mapping[str, float], step, what):
+  """Names the process whose milliseconds exceed the others', of a step of so many."""
+  name = max(times, key=lambda key: times[key])
+  others = statistics.median(ms for other, ms in times.items() if other != name)
+  if times[name] < _RATIO * others or times[name] - others < _PART * step:
+    return ''
+  return f'{name} is late in {what}: {times[name]:.0f} ms a step, the others {others:.0f} ms'

@@ -1,0 +1,107 @@
+"""Shows what each process of a run does, and which one holds the others up.
+
+python -m anp_jax.tools.top runs/first
+python -m anp_jax.tools.top runs/first --once
+python -m anp_jax.tools.top runs/first --stacks
+
+It asks the coordinator of an elastic run, with the secret that lies in the workdir.
+"""
+
+from anp_jax.system import interrupts
+
+if __name__ == '__main__':
+  interrupts.install()  # all else takes time
+
+import json
+import sys
+import time
+
+import rich.console
+import rich.live
+import rich.table
+
+from anp_jax import config as config_lib
+from anp_jax.cluster import joining, lateness, secret
+from anp_jax.config import argument_parser, exits
+
+_PERIOD = 1.0  # seconds between two looks
+_WITHIN = 10.0  # seconds, an answer; the processes may be restarting
+_COLUMNS = 'rank', 'host', 'step', 'does', 'input ms', 'rest ms', 'paused', 'cores', 'wanted'
+
+
+@exits.with_status()
+def main(argv: list[str]) -> int:
+  """Returns the process's exit status: 0, 2 (bad input), 130 (Ctrl-C)."""
+  parser = argument_parser.Parser(prog='python -m anp_jax.tools.top', description=__doc__)
+  parser.add_argument('workdir', metavar='WORKDIR', help='workdir of the run')
+  parser.add_argument('--once', action='store_true', help='print one table, and end')
+  parser.add_argument(
+    '--stacks', action='store_true', help='have each process print its stacks to its log'
+  )
+  flags = parser.parse(argv[1:])
+  joining.check(flags.workdir)
+  key = secret.for_run(flags.workdir)
+  if flags.stacks:
+    _ask(flags.workdir, key, 'stacks')
+    print('each process has printed the stacks of its threads to its log')
+    return 0
+  console = rich.console.Console()
+  if flags.once or not console.is_terminal:
+    console.print(_view(_ask(flags.workdir, key, 'rows')))
+    return 0
+  with rich.live.Live(console=console, auto_refresh=False) as live:
+    while True:
+      live.update(_view(_ask(flags.workdir, key, 'rows')), refresh=True)
+      time.sleep(_PERIOD)
+
+
+def _ask(workdir, key, question):
+  """Returns the coordinator's answer.
+
+  Raises:
+    ConfigError: if no process of the run answers any more.
+  """
+  deadline = time.monotonic() + _WITHIN
+  while True:
+    with joining.connect(workdir, key, _WITHIN, _WITHIN) as connection:
+      connection.settimeout(_WITHIN)
+      try:
+        connection.sendall(json.dumps({'ask': question}).encode() + b'\n')
+        with connection.makefile() as lines:
+          return json.loads(lines.readline())
+      except (OSError, ValueError):  # it restarts just now
+        if time.monotonic() > deadline:
+          raise config_lib.ConfigError(f'no process of the run in {workdir} answers') from None
+
+
+def _view(answer):
+  """A table of the processes, with the verdict below."""
+  table = rich.table.Table(*_COLUMNS, box=None)
+  for column in table.columns[2:3] + table.columns[4:]:
+    column.justify = 'right'
+  for values in answer['rows']:
+    row = lateness.Row(*values)
+    does = row.phase if row.seconds < 1 else f'{row.phase}, {row.seconds:.0f} s'
+    if row.silence > 2:
+      does = f'silent, {row.silence:.0f} s'
+    table.add_row(
+      str(row.rank),
+      row.host,
+      str(row.step or ''),
+      does,
+      *(f'{row.input:.1f}', f'{row.rest:.1f}') if row.rest else ('', ''),
+      f'{row.paused:.0%}',
+      f'{row.cpu:.2f}',
+      f'{row.cpu + row.delay:.2f}',
+    )
+  return rich.console.Group(table, f' {answer["verdict"]}')
+
+
+def command() -> None:
+  """Runs as a program: python -m anp_jax.tools.top, anp-top."""
+  interrupts.listen()
+  interrupts.exit(main(sys.argv))
+
+
+if __name__ == '__main__':
+  command()

@@ -1,0 +1,199 @@
+"""How long a run pauses when it loses a process, and when one comes.
+
+  python -m scripts.bench.recovery --config=configs/lenet.py --rounds=8
+  python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=4
+  python -m scripts.bench.recovery --rounds=1 --figure=docs/images/recovery.png
+
+A run of four processes on this machine loses one by `kill -9` in each round, the first
+time process 0, and gets another one; the first round, which compiles, is not counted.
+With --cost, in turns, the run goes on undisturbed with cluster.elastic=auto and off, and
+the ratio of their rates is given. With --figure, two are lost, and one comes back.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from anp_jax.system import drawing
+from scripts.bench import _common
+
+_PROCESSES = 4
+_BATCH = 96
+_WITHIN = 300.0  # seconds, for anything that is waited for
+_WATCHED = 25.0  # seconds before and after each event of the figure
+
+
+class Run:
+  """The processes of a run, in a folder of its own; all end with it."""
+
+  def __init__(self, folder: str, *flags: str):
+    """Starts them, and waits for the first steps."""
+    self.workdir = os.path.join(folder, 'run')
+    self._log = open(os.path.join(folder, 'log'), 'ab')
+    self._flags = (f'--workdir={self.workdir}', *flags)
+    port = random.randrange(20000, 30000)
+    where = f'--coordinator=127.0.0.1:{port}', f'--num_processes={_PROCESSES}'
+    self._processes = [self._start(*where, f'--process_id={i}') for i in range(_PROCESSES)]
+    self.wait_for(lambda: self.step() > 3)
+
+  def _start(self, *flags):
+    command = [sys.executable, 'main.py', *flags, *self._flags]
+    return subprocess.Popen(command, cwd=_common.ROOT, stdout=self._log, stderr=self._log)
+
+  def lines(self, kind: str) -> list[dict]:
+    """Returns the lines of one kind in metrics.jsonl."""
+    with contextlib.suppress(FileNotFoundError):
+      with open(os.path.join(self.workdir, 'metrics.jsonl')) as f:
+        records = [json.loads(line) for line in f if line.endswith('}\n')]
+      return [record for record in records if record['kind'] == kind]
+    return []
+
+  def step(self) -> int:
+    """Returns the last step that was made."""
+    return max((line['step'] for line in self.lines('train')), default=0)
+
+  def wait_for(self, condition, seconds=_WITHIN):
+    """Waits until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+      if time.monotonic() > deadline or all(p.poll() is not None for p in self._processes):
+        raise SystemExit(f'error: the run does not go on; see {self._log.name}')
+      time.sleep(0.05)
+
+  def lose(self, index: int) -> None:
+    """Kills a process."""
+    self._processes[index].kill()
+    self._processes[index].wait()
+
+  def join(self, index: int) -> None:
+    """Starts a process that takes the place of one that was lost."""
+    self._processes[index] = self._start('--join')
+
+  def seconds_of(self, change, index: int) -> float:
+    """Returns the seconds without a new step after `lose` or `join`."""
+    before = len(self.lines('restart'))
+    change(index)
+    self.wait_for(lambda: len(self.lines('restart')) > before)
+    restarted = self.lines('restart')[-1]
+    self.wait_for(lambda: self.step() > restarted['step'] + 5)
+    return restarted['seconds']
+
+  def close(self) -> None:
+    """Kills all processes."""
+    for process in self._processes:
+      process.kill()
+      process.wait()
+    self._log.close()
+
+
+def _flags():
+  parser = argparse.ArgumentParser(description=__doc__)
+  add = parser.add_argument
+  add('--config', default='configs/lenet.py', help='recipe (default: %(default)s)')
+  add('--rounds', type=int, default=4, help='rounds that count (default: %(default)s)')
+  add('--cost', type=int, default=0, help='turns without a loss (default: none)')
+  add('--figure', default='', help='a figure of the speed, in place of the rounds')
+  return parser.parse_args()
+
+
+def _quartiles(values):
+  if len(values) < 2:
+    return f'{values[0]:.1f}'
+  low, middle, high = statistics.quantiles(values, method='inclusive')
+  return f'{middle:.1f} ({low:.1f} to {high:.1f})'
+
+
+def main():
+  """Loses and brings back processes, and shows how long it took."""
+  flags = _flags()
+  keys = {
+    'data.source': 'synthetic',
+    'data.synthetic_examples': '9600',
+    'batch_size': str(_BATCH),
+    'duration': '1000000 steps',
+    'log.every': '1 steps',
+    'log.tensorboard': 'False',
+    'eval.every': '1000000 steps',
+    'checkpoint.every': '1000000 steps',
+    'schedule.name': 'constant',
+  }
+  arguments = [f'--config={flags.config}', *(f'--config.{k}={v}' for k, v in keys.items())]
+  with tempfile.TemporaryDirectory() as folder:
+    if flags.figure:
+      with contextlib.closing(Run(folder, *arguments)) as run:
+        _draw(run, flags.figure)
+      return
+    seconds = _rounds(folder, arguments, flags.rounds)
+    rows = [('event', 'seconds without a new step')]
+    rows += [(f'a process {name}', _quartiles(values)) for name, values in seconds.items()]
+    ratios = {f'{name}_over_10_s': statistics.median(seconds[name]) / 10 for name in seconds}
+    if flags.cost:
+      costs = _costs(folder, arguments, flags.cost)
+      rows.append(('rate with elastic=off over auto', _quartiles([100 * c for c in costs]) + ' %'))
+      ratios['off_over_auto'] = statistics.median(costs)
+  _common.show(f'{flags.config}, {_PROCESSES} processes', rows, ratios)
+
+
+def _rounds(folder, arguments, rounds):
+  seconds = {'lost': [], 'joined': []}
+  with contextlib.closing(Run(folder, *arguments)) as run:
+    for number in range(rounds + 1):
+      seconds['lost'].append(run.seconds_of(run.lose, number % _PROCESSES))
+      seconds['joined'].append(run.seconds_of(run.join, number % _PROCESSES))
+  return {name: values[1:] for name, values in seconds.items()}
+
+
+def _costs(folder, arguments, turns):
+  """Ratios of the rate with cluster.elastic=off to that with auto, in turns."""
+  rates = {'auto': [], 'off': []}
+  for turn in range(turns):
+    for elastic in sorted(rates, reverse=turn % 2):
+      place = os.path.join(folder, f'{elastic}{turn}')
+      os.makedirs(place)
+      flags = (*arguments, f'--config.cluster.elastic={elastic}')
+      with contextlib.closing(Run(place, *flags)) as run:
+        begin, step = time.monotonic(), run.step()
+        time.sleep(20)
+        rates[elastic].append((run.step() - step) / (time.monotonic() - begin))
+  return [off / auto for auto, off in zip(rates['auto'], rates['off'], strict=True)]
+
+
+def _draw(run, path):
+  """Draws images/s over the time of a run that loses two processes and gets one back."""
+  times, steps, events = [], [], []
+  begin = time.monotonic()
+  changes = [
+    ('a process is lost', run.lose, 1),
+    ('process 0 is lost', run.lose, 0),
+    ('a process comes', run.join, 1),
+    ('', None, 0),
+  ]
+  for what, change, index in changes:
+    end = time.monotonic() + _WATCHED
+    while time.monotonic() < end:
+      times.append(time.monotonic() - begin)
+      steps.append(run.step())
+      time.sleep(0.5)
+    if change:
+      change(index)
+      events.append((time.monotonic() - begin, what))
+  window = zip(times, times[4:], steps, steps[4:])
+  rates = [_BATCH * max(after - before, 0) / (t - s) for s, t, before, after in window]
+  with drawing.figure(path, 7, 2.4, dpi=110) as canvas:
+    axes = canvas.subplots()
+    axes.plot(times[2:-2], rates, color=drawing.BLUE)
+    for at, what in events:
+      axes.axvline(at, color=drawing.SOFT, linestyle=':')
+      axes.text(at + 0.5, 1.05 * max(rates), what, fontsize=8)
+    axes.set(xlabel='seconds', ylabel='images/s', ylim=(0, 1.2 * max(rates)))
+
+
+if __name__ == '__main__':
+  main()

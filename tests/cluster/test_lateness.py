@@ -1,0 +1,118 @@
+"""Which process is late, and by what: from the sums that each sends."""
+
+import types
+
+import pytest
+
+from anp_jax.cluster import activity, lateness, members
+
+
+def _row(rank, **values):
+  row = lateness.Row(rank, f'node{rank}', 'step', 100, 0.01, 0.5, 1.0, 99.0, 0.0, 0.5, 0.0, True)
+  return row._replace(**values)
+
+
+def _rows(*changed, count=4):
+  """Rows of processes that all are alike, but for those given."""
+  rows = {rank: _row(rank) for rank in range(count)}
+  return [*(rows | {row.rank: row for row in changed}).values()]
+
+
+@pytest.mark.parametrize(
+  'changed, text',
+  [
+    ([], 'no process is late'),
+    ([_row(2, silence=5)], 'rank 2 on node2 has been silent for 5 s'),
+    ([_row(2, silence=2.5)], 'no process is late'),
+    # The others wait for the first two in a sum.
+    (
+      [
+        _row(0, phase='input', seconds=7),
+        _row(1, phase='input', seconds=9),
+        _row(2, seconds=9),
+        _row(3, seconds=9),
+      ],
+      'rank 0 on node0, rank 1 on node1 have been waiting for input for 9 s',
+    ),
+    ([_row(3, phase='saving', seconds=6)], 'rank 3 on node3 has been saving for 6 s'),
+    ([_row(3, phase='compiling', seconds=60)], 'no process is late'),
+    ([_row(3, phase='spare', silence=60)], 'no process is late'),
+    # Of 100 ms, 12 ms more than the others are late, and 9 ms are not.
+    (
+      [_row(1, input=13, rest=87)],
+      'rank 1 on node1 is late in input: 13 ms a step, the others 1 ms',
+    ),
+    ([_row(1, input=10, rest=90)], 'no process is late'),
+    # 0.5 of a core over 100 ms are 50 ms, and 62 ms are 1.24 times as much.
+    (
+      [_row(1, cpu=0.2, delay=0.5)],
+      'rank 1 on node1 is late in computing: 70 ms a step, the others 50 ms',
+    ),
+    ([_row(1, cpu=0.5, delay=0.12)], 'no process is late'),
+    ([_row(1, cpu=0.2, delay=0.5, computes=False)], 'no process is late'),
+    (
+      [_row(rank, cpu=0.1) for rank in range(4)],
+      'no process is late; all wait for the network for 89% of a step',
+    ),
+  ],
+)
+def test_verdicts(changed, text):
+  assert lateness.verdict(_rows(*changed)) == text
+
+
+def test_a_verdict_is_logged_once_it_has_lasted_and_when_it_changes():
+  lines = []
+  judge = lateness.Judge(lines.append)
+  for second in range(20):
+    late = _row(1, input=30 + second) if 5 <= second < 15 else _row(1)
+    judge.look(_rows(late, *([_row(2, silence=4)] if second == 2 else [])), second)
+  assert lines == [
+    'rank 1 on node1 is late in input: 38 ms a step, the others 1 ms',
+    'no process is late',
+  ]
+
+
+def _state(at, cpu, delay, **spent):
+  return {'phase': 'step', 'step': at, 'seconds': 0.2, 'spent': spent, 'cpu': cpu, 'delay': delay}
+
+
+def test_rows_are_differences_of_the_last_heartbeats():
+  run = members.Members(2, '')
+  for rank in range(2):
+    info = {'index': rank, 'host': f'node{rank}', 'platform': 'cpu', 'address': None}
+    run[rank] = members.Member(info, None, 10.0)
+  member = run[1]
+  member.receive(_state(40, 5.0, 1.0, input=1.0, step=8.0, saving=1.0))
+  member.last_heard = 14.0
+  member.receive(_state(60, 9.0, 1.5, input=1.2, step=10.8, saving=2.0))
+  first, second = lateness.rows(run, now=15.0)
+  assert first == lateness.Row(0, 'node0', 'starting', 0, 0.0, 5.0, computes=True)
+  want = (1, 'node1', 'step', 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125, True)
+  assert [*second] == pytest.approx([*want])  # 20 steps in 4 s
+  run.ranks = [0]
+  assert lateness.rows(run, now=15.0)[1].phase == 'spare'
+
+
+def test_activity_adds_up_phases_and_what_threads_wait_for_a_core(tmp_path):
+  now = types.SimpleNamespace(seconds=100.0)
+  sums = activity.Activity(lambda: now.seconds, str(tmp_path))
+
+  def wait(seconds, **threads):
+    now.seconds += seconds
+    for thread, ns in threads.items():
+      (tmp_path / thread).mkdir(exist_ok=True)
+      (tmp_path / thread / 'schedstat').write_text(f'7000 {ns} 3\n')
+
+  wait(2, a=1 * 10**9, b=2 * 10**9)
+  sums.begin('input')
+  wait(1)
+  assert sums.sample()['spent'] == {'starting': 2.0, 'input': 1.0}
+  sums.begin('step')
+  wait(3, a=4 * 10**9)
+  (tmp_path / 'b' / 'schedstat').unlink()  # a thread has ended
+  (tmp_path / 'b').rmdir()
+  sums.begin('input')
+  wait(0.5)
+  sample = sums.sample()
+  assert sample['spent'] == {'starting': 2.0, 'input': 1.5, 'step': 3.0}
+  assert sample['delay'] == 6.0 and sample['cpu'] > 0
