@@ -38,7 +38,7 @@ _LAYERS = (
 _BUDGET = {
   'anp_jax': 760,
   'anp_jax/checkpoint': 2_050,
-  'anp_jax/cluster': 2_730,
+  'anp_jax/cluster': 2_900,
   'anp_jax/config': 2_140,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_200,
@@ -48,11 +48,11 @@ _BUDGET = {
   'anp_jax/reporting': 1_930,
   'anp_jax/runtimes': 5_920,
   'anp_jax/system': 2_480,
-  'anp_jax/tools': 5_650,
+  'anp_jax/tools': 5_730,
   'anp_jax/training': 1_100,
-  'core': 28_660,
-  'scripts': 2_510,
-  'tests': 37_520,
+  'core': 28_830,
+  'scripts': 2_660,
+  'tests': 37_630,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -53,9 +53,7 @@ class Processes:
     count: number of processes that train.
     hosts: host of each process, by index; '' where it has not come.
     generation: generation of the run.
-    env: place of this process.
-    secret: hexadecimal digits that only the run's processes know; '' of a lone
-      process.
+    env: place of this process, with the run's secret.
   """
 
   def __init__(
@@ -73,7 +71,6 @@ class Processes:
     """
     self.index, self.count, self.env = env.index, env.count, env
     self.generation = client.generation if client else generation_lib.FIRST
-    self.secret = env.secret
     self.hosts = client.start.hosts if client else ('',)
     self._client = client
     self._leaves_early = False

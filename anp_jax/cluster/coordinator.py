@@ -81,7 +81,6 @@ class Coordinator:
     self._regrouping = regrouping.Regrouping(
       self._members, self._send_to, self._call_later, env.secret
     )
-    self._judge = lateness.Judge(log)
     self._end_message: dict | None = None  # what all processes were sent
     self._gathered: dict[str, dict] = {}
     self._leaving_since = 0.0
@@ -99,6 +98,7 @@ class Coordinator:
       looking = self._regrouping.look_around(self._begin_if_complete)
       self._tasks.add(asyncio.ensure_future(looking))
     start = last_line = self._clock()
+    judge = lateness.Judge(self._log)
     while True:
       self._clock.tick()
       await self._sleep(HEARTBEAT_PERIOD)
@@ -112,7 +112,7 @@ class Coordinator:
       left = timeout - (now - start)
       if self._members.have_begun:
         self._check_members(now)
-        self._judge.look(lateness.rows(self._members, now), now)
+        judge.look(lateness.rows(self._members, now), now)
       elif left < 0 and (self._members.go_on or self._members.are_enough()):
         self._begin()
       elif left < 0:

@@ -182,7 +182,7 @@ def _names(some):
 def _late(times: Mapping[str, float], step, what):
   """Names the process whose milliseconds exceed the others', of a step of so many."""
   name = max(times, key=lambda key: times[key])
-  others = statistics.median(ms for other, ms in times.items() if other != name)
-  if times[name] < _RATIO * others or times[name] - others < _PART * step:
+  median = statistics.median(ms for other, ms in times.items() if other != name)
+  if times[name] < _RATIO * median or times[name] - median < _PART * step:
     return ''
-  return f'{name} is late in {what}: {times[name]:.0f} ms a step, the others {others:.0f} ms'
+  return f'{name} is late in {what}: {times[name]:.0f} ms a step, the others {median:.0f} ms'

@@ -1,8 +1,12 @@
 """How long a run pauses when it loses a process, and when one comes.
 
   python -m scripts.bench.recovery --config=configs/lenet.py --rounds=8
-  python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=4
-  python -m scripts.bench.recovery --rounds=1 --figure=docs/images/recovery.png
+  python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=4 \
+    --config.model.norm_group=8
+  python -m scripts.bench.recovery --rounds=0 --cost=6
+  python -m scripts.bench.recovery --figure=docs/images/recovery.png \
+    --config.emulate.enabled=True --config.emulate.image_seconds=0.01 \
+    --config.emulate.step_seconds=0 --config.emulate.megabytes=1
 
 A run of four processes on this machine loses one by `kill -9` in each round, the first
 time process 0, and gets another one; the first round, which compiles, is not counted.
@@ -64,7 +68,8 @@ class Run:
     deadline = time.monotonic() + seconds
     while not condition():
       if time.monotonic() > deadline or all(p.poll() is not None for p in self._processes):
-        raise SystemExit(f'error: the run does not go on; see {self._log.name}')
+        with open(self._log.name) as f:
+          raise SystemExit(f'error: the run does not go on: {f.readlines()[-1]}')
       time.sleep(0.05)
 
   def lose(self, index: int) -> None:
@@ -100,7 +105,7 @@ def _flags():
   add('--rounds', type=int, default=4, help='rounds that count (default: %(default)s)')
   add('--cost', type=int, default=0, help='turns without a loss (default: none)')
   add('--figure', default='', help='a figure of the speed, in place of the rounds')
-  return parser.parse_args()
+  return parser.parse_known_args()
 
 
 def _quartiles(values):
@@ -112,7 +117,7 @@ def _quartiles(values):
 
 def main():
   """Loses and brings back processes, and shows how long it took."""
-  flags = _flags()
+  flags, more = _flags()
   keys = {
     'data.source': 'synthetic',
     'data.synthetic_examples': '9600',
@@ -124,13 +129,14 @@ def main():
     'checkpoint.every': '1000000 steps',
     'schedule.name': 'constant',
   }
-  arguments = [f'--config={flags.config}', *(f'--config.{k}={v}' for k, v in keys.items())]
+  typed = (f'--config.{key}={value}' for key, value in keys.items())
+  arguments = [f'--config={flags.config}', *typed, *more]
   with tempfile.TemporaryDirectory() as folder:
     if flags.figure:
       with contextlib.closing(Run(folder, *arguments)) as run:
         _draw(run, flags.figure)
       return
-    seconds = _rounds(folder, arguments, flags.rounds)
+    seconds = _rounds(folder, arguments, flags.rounds) if flags.rounds else {}
     rows = [('event', 'seconds without a new step')]
     rows += [(f'a process {name}', _quartiles(values)) for name, values in seconds.items()]
     ratios = {f'{name}_over_10_s': statistics.median(seconds[name]) / 10 for name in seconds}

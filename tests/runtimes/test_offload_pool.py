@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from anp_jax import cluster, config as config_lib
+from anp_jax.cluster import cluster_env
 from anp_jax.runtimes.offload import pool as pool_lib
 from tests import splitting
 
@@ -16,7 +17,7 @@ class _Processes:
     sent: (rank, value) of all mail.
   """
 
-  index, env, secret = 0, None, 32 * 'a1'
+  index, env = 0, cluster_env.ALONE._replace(secret=32 * 'a1')
 
   def __init__(self, *hosts):
     self.hosts, self.count = hosts, len(hosts)

@@ -246,7 +246,7 @@ def test_set_up_makes_the_commands_of_an_installation(setup, bare):
   # What follows the shell's lines is Python.
   compile(command.read_text(), str(command), 'exec')
   assert 'from anp_jax.commands import train\n' in command.read_text()
-  names = 'train evaluate predict prepare show export compare study plan'.split()
+  names = 'train evaluate predict prepare show export compare top study plan'.split()
   assert {p.name for p in command.parent.glob('anp-*')} == {f'anp-{name}' for name in names}
 
 

@@ -223,7 +223,7 @@ class Sender:
     self._receiver = None
     if processes.count > 1:
       session = '' if processes.index else secrets.token_hex(8)
-      self._token = transport.session_token(processes.secret, processes.gather(session)[0])
+      self._token = transport.session_token(processes.env.secret, processes.gather(session)[0])
       self._receiver = Receiver(ring.config, processes.env, self._token, self._on_data)
       self._addresses = processes.gather(self._receiver.address)
 

@@ -143,7 +143,7 @@ class DevicePool:
     from anp_jax.runtimes import transport  # imports Flight
     from anp_jax.runtimes.offload import remote_device, replaceable
 
-    token = transport.session_token(self._all.secret, value['session'])
+    token = transport.session_token(self._all.env.secret, value['session'])
     client = transport.connect(self._config, value['address'], token, remote_device.TIMEOUT)
     substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
@@ -180,7 +180,7 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
   from anp_jax.runtimes.offload import remote_device
 
   devices, session = jax.local_devices(), secrets.token_hex(8)
-  token = transport.session_token(processes.secret, session)
+  token = transport.session_token(processes.env.secret, session)
   server = remote_device.OffloadServer(config, processes.env, token, devices)
   orders: list[str] = []  # messages of process 0
   processes.receive_mail(lambda _, order, __: orders.append(order))
