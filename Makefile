@@ -78,8 +78,9 @@ portability:  ## Compile for TPUs and GPUs that are not here, and test what come
 	.venv-portability/bin/python -m pytest -q -m portability $(PYTEST_ARGS)
 
 soak: $(READY)  ## Kill runs over and over; variants of slow tests.
-	ANP_SOAK_RUNS=20 $(VENV_PYTHON) -m pytest -q -m slurm -k random_moment \
-	  tests/processes/test_slurm.py $(PYTEST_ARGS)
+	ANP_SOAK_RUNS=20 ANP_NODES=20 $(VENV_PYTHON) -m pytest -q -m slurm \
+	  -k "random_moment or outlives" tests/processes/test_slurm.py \
+	  tests/processes/test_slurm_nodes.py $(PYTEST_ARGS)
 	ANP_LOSSES=500 $(VENV_PYTHON) -m pytest -q -k random_losses \
 	  tests/processes/test_elastic_processes.py $(PYTEST_ARGS)
 	ANP_KILLS=50 $(VENV_PYTHON) -m pytest -q -k random_kills \

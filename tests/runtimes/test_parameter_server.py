@@ -94,7 +94,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
     ),
     pytest.param(
       {'strategy.look_ahead': 'dana', 'strategy.servers': 2, 'optimizer.name': 'nesterov'},
-      marks=pytest.mark.slow,
+      marks=pytest.mark.soak,
     ),
     pytest.param(
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
