@@ -88,7 +88,12 @@ def main(argv: list[str], mode: str = '') -> int:
     code, text = cluster.exit_status(e)
     print(urls.remote_url(f'error: {text}'), file=sys.stderr)
     return code
-  return interrupts.STATUS if processes.interrupted else 0
+  if processes.interrupted:
+    return interrupts.STATUS
+  if not processes.index and 'ANP_ENDED' in os.environ:  # of scripts/slurm/train.sbatch
+    with contextlib.suppress(OSError), open(os.environ['ANP_ENDED'], 'w'):
+      pass
+  return 0
 
 
 def command(mode: str = '') -> None:

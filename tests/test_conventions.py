@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_480,
   'anp_jax/tools': 5_730,
   'anp_jax/training': 1_100,
-  'core': 28_830,
-  'scripts': 2_660,
-  'tests': 37_630,
+  'core': 28_840,
+  'scripts': 2_670,
+  'tests': 37_670,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -16,16 +16,14 @@ class Activity:
       folder: Linux's folder of this process's threads.
     """
     self._clock, self._folder = clock, folder
-    self._latest = ('starting', clock())  # one tuple, which two threads read whole
-    self._spent: dict[str, float] = {}
+    # Phase, its begin, and seconds of the phases before: two threads read it whole.
+    self._latest: tuple[str, float, dict[str, float]] = ('starting', clock(), {})
     self._delays: dict[str, int] = {}  # nanoseconds, of each thread
     self._delay = 0.0
 
   def begin(self, phase: str) -> None:
     """Ends the phase before, and begins another or the same again."""
-    (before, since), now = self._latest, self._clock()
-    self._spent[before] = self._spent.get(before, 0.0) + now - since
-    self._latest = (phase, now)
+    self._latest = (phase, self._clock(), self._spent())
 
   def sample(self) -> dict:
     """Returns sums since the start, in seconds.
@@ -34,14 +32,15 @@ class Activity:
       'spent': of each phase; 'cpu': of all threads on a core; 'delay': of all threads
       that could run and had no core, be it others' or beyond the quota of a cgroup.
     """
-    phase, since = self._latest
-    spent = dict(self._spent)
-    spent[phase] = spent.get(phase, 0.0) + self._clock() - since
     delays = self._read_delays()
     # A thread that has ended is not there any more; what it waited is.
     self._delay += sum(ns - self._delays.get(thread, 0) for thread, ns in delays.items()) / 1e9
     self._delays = delays
-    return {'spent': spent, 'cpu': time.process_time(), 'delay': self._delay}
+    return {'spent': self._spent(), 'cpu': time.process_time(), 'delay': self._delay}
+
+  def _spent(self):
+    phase, since, spent = self._latest
+    return {**spent, phase: spent.get(phase, 0.0) + self._clock() - since}
 
   def _read_delays(self):
     result = {}

@@ -137,7 +137,9 @@ class Coordinator:
       line = await asyncio.wait_for(reader.readline(), 30)
       info = json.loads(line)
       if 'ask' in info:
-        _send(writer, self._answer(info['ask']))
+        while line:
+          _send(writer, self._answer(json.loads(line)['ask']))
+          line = await reader.readline()
         return
       if self._regrouping.has_begun:  # it comes again, to the next generation
         return

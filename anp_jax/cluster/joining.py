@@ -29,8 +29,8 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   if not workdir:
     raise config_lib.ConfigError('--join needs --workdir as well')
   addresses = read_addresses(workdir)
-  if not addresses and env.count > 1:
-    return env._replace(launcher=cluster_env.JOIN)
+  if not addresses and env.launcher:
+    return env._replace(launcher=cluster_env.JOIN) if env.count > 1 else env
   check(workdir)
   index = next(i for i in itertools.count() if i not in addresses)
   return cluster_env.ClusterEnv(cluster_env.JOIN, index, len(addresses) + 1)

@@ -63,11 +63,6 @@ class Row(NamedTuple):
     """Name for people: 'rank 1 on node2'."""
     return f'rank {self.rank} on {self.host}'
 
-  @property
-  def wanted(self) -> float:
-    """Milliseconds of processor time that it wants for a step."""
-    return (self.cpu + self.delay) * (self.input + self.rest)
-
 
 def rows(members: members_lib.Members, now: float) -> list[Row]:
   """Describes the processes of a run, by rank.
@@ -76,7 +71,8 @@ def rows(members: members_lib.Members, now: float) -> list[Row]:
     members: processes of the run.
     now: seconds of the clock of `Member.last_heard`.
   """
-  return [_row(member, rank in members.ranks, now) for rank, member in sorted(members.items())]
+  here = ((rank, member) for rank, member in sorted(members.items()) if not member.left)
+  return [_row(member, rank in members.ranks, now) for rank, member in here]
 
 
 def _row(member, trains, now):
@@ -120,9 +116,11 @@ def verdict(table: Sequence[Row]) -> str:
   if silent:
     return f'{_names(silent)} silent for {max(row.silence for row in silent):.0f} s'
   stuck = [row for row in trained if row.seconds > _LONG and row.phase in _DOING]
-  # Those in a step may wait for one that waits for something else.
-  stuck = [row for row in stuck if row.phase != 'step'] or stuck
-  if stuck:
+  if stuck and len(stuck) == len(trained) and len({row.phase for row in stuck}) == 1:
+    seconds = min(row.seconds for row in stuck)
+    return f'{NOBODY}; all have been {_DOING[stuck[0].phase]} for {seconds:.0f} s'
+  # Those in a step wait for one that does something else.
+  if stuck := [row for row in stuck if row.phase != 'step']:
     longest = max(stuck, key=lambda row: row.seconds)
     return f'{_names(stuck)} {_DOING[longest.phase]} for {longest.seconds:.0f} s'
   stepping = [row for row in trained if row.rest]
@@ -131,11 +129,13 @@ def verdict(table: Sequence[Row]) -> str:
   step = max(row.input + row.rest for row in stepping)
   if late := _late({row.name: row.input for row in stepping}, step, 'input'):
     return late
-  if not all(row.computes for row in stepping):  # what a GPU does is not seen here
+  # What a GPU does is not seen here, nor what a save takes of a step's cores.
+  if not all(row.computes and row.paused < _PART for row in stepping):
     return NOBODY
-  if late := _late({row.name: row.wanted for row in stepping}, step, 'computing'):
+  needs = {row.name: (row.cpu + row.delay) * step for row in stepping}
+  if late := _late(needs, step, 'computing'):
     return late
-  waits = 1 - max(row.input + row.wanted for row in stepping) / step
+  waits = 1 - max(row.input + needs[row.name] for row in stepping) / step
   return f'{NOBODY}; all wait for the network for {waits:.0%} of a step' * (waits > _MOST) or NOBODY
 
 

@@ -12,6 +12,7 @@ from anp_jax.system import interrupts
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
 
+import contextlib
 import json
 import sys
 import time
@@ -20,7 +21,6 @@ import rich.console
 import rich.live
 import rich.table
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import joining, lateness, secret
 from anp_jax.config import argument_parser, exits
 
@@ -40,38 +40,38 @@ def main(argv: list[str]) -> int:
   )
   flags = parser.parse(argv[1:])
   joining.check(flags.workdir)
-  key = secret.for_run(flags.workdir)
+  answers = _answers(flags.workdir, 'stacks' if flags.stacks else 'rows')
   if flags.stacks:
-    _ask(flags.workdir, key, 'stacks')
+    next(answers)
     print('each process has printed the stacks of its threads to its log')
     return 0
   console = rich.console.Console()
   if flags.once or not console.is_terminal:
-    console.print(_view(_ask(flags.workdir, key, 'rows')))
+    console.print(_view(next(answers)))
     return 0
   with rich.live.Live(console=console, auto_refresh=False) as live:
-    while True:
-      live.update(_view(_ask(flags.workdir, key, 'rows')), refresh=True)
+    for answer in answers:
+      live.update(_view(answer), refresh=True)
       time.sleep(_PERIOD)
+  return 0
 
 
-def _ask(workdir, key, question):
-  """Returns the coordinator's answer.
+def _answers(workdir, question):
+  """Yields what the coordinator answers, again and again.
 
   Raises:
     ConfigError: if no process of the run answers any more.
   """
-  deadline = time.monotonic() + _WITHIN
+  key = secret.for_run(workdir)
   while True:
     with joining.connect(workdir, key, _WITHIN, _WITHIN) as connection:
       connection.settimeout(_WITHIN)
-      try:
-        connection.sendall(json.dumps({'ask': question}).encode() + b'\n')
-        with connection.makefile() as lines:
-          return json.loads(lines.readline())
-      except (OSError, ValueError):  # it restarts just now
-        if time.monotonic() > deadline:
-          raise config_lib.ConfigError(f'no process of the run in {workdir} answers') from None
+      # It ends where the processes restart.
+      with contextlib.suppress(OSError, ValueError), connection.makefile('rw') as stream:
+        while True:
+          stream.write(json.dumps({'ask': question}) + '\n')
+          stream.flush()
+          yield json.loads(stream.readline())
 
 
 def _view(answer):

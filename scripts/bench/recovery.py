@@ -45,23 +45,35 @@ class Run:
     port = random.randrange(20000, 30000)
     where = f'--coordinator=127.0.0.1:{port}', f'--num_processes={_PROCESSES}'
     self._processes = [self._start(*where, f'--process_id={i}') for i in range(_PROCESSES)]
-    self.wait_for(lambda: self.step() > 3)
+    self._offset, self._lines = 0, {}
+    try:
+      self.wait_for(lambda: self.step() > 3)
+    except BaseException:
+      self.close()
+      raise
 
   def _start(self, *flags):
     command = [sys.executable, 'main.py', *flags, *self._flags]
     return subprocess.Popen(command, cwd=_common.ROOT, stdout=self._log, stderr=self._log)
 
   def lines(self, kind: str) -> list[dict]:
-    """Returns the lines of one kind in metrics.jsonl."""
+    """Returns the lines of one kind in metrics.jsonl, those that a restart replaced too."""
     with contextlib.suppress(FileNotFoundError):
-      with open(os.path.join(self.workdir, 'metrics.jsonl')) as f:
-        records = [json.loads(line) for line in f if line.endswith('}\n')]
-      return [record for record in records if record['kind'] == kind]
-    return []
+      path = os.path.join(self.workdir, 'metrics.jsonl')
+      self._offset = min(self._offset, os.path.getsize(path))  # a restart cuts it
+      with open(path, 'rb') as f:
+        f.seek(self._offset)
+        for line in f.read().splitlines(keepends=True):
+          if line.endswith(b'\n'):
+            self._offset += len(line)
+            with contextlib.suppress(ValueError):  # it was cut in the middle
+              record = json.loads(line)
+              self._lines.setdefault(record['kind'], []).append(record)
+    return self._lines.get(kind, [])
 
   def step(self) -> int:
     """Returns the last step that was made."""
-    return max((line['step'] for line in self.lines('train')), default=0)
+    return self.lines('train')[-1]['step'] if self.lines('train') else 0
 
   def wait_for(self, condition, seconds=_WITHIN):
     """Waits until a condition holds."""
@@ -69,7 +81,7 @@ class Run:
     while not condition():
       if time.monotonic() > deadline or all(p.poll() is not None for p in self._processes):
         with open(self._log.name) as f:
-          raise SystemExit(f'error: the run does not go on: {f.readlines()[-1]}')
+          raise SystemExit(f'error: the run does not go on: {f.read()[-500:]}')
       time.sleep(0.05)
 
   def lose(self, index: int) -> None:

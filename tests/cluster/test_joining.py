@@ -21,6 +21,8 @@ def test_a_newcomer_gets_the_first_free_rank(tmp_path):
 def test_before_the_run_has_begun_it_is_the_launchers(tmp_path):
   """The others still wait for a process that was lost so early."""
   assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
+  lone = cluster_env.ClusterEnv('Slurm', num_hosts=1, local_index=0)
+  assert joining.newcomer(str(tmp_path), lone) == lone  # it resumes by itself
   with pytest.raises(config_lib.ConfigError, match='members.json is missing'):
     joining.newcomer(str(tmp_path), _ALONE)
 

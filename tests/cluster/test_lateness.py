@@ -35,6 +35,16 @@ def _rows(*changed, count=4):
       'rank 0 on node0, rank 1 on node1 have been waiting for input for 9 s',
     ),
     ([_row(3, phase='saving', seconds=6)], 'rank 3 on node3 has been saving for 6 s'),
+    # Steps, or evaluations, that are long.
+    (
+      [_row(rank, seconds=6 + rank) for rank in range(4)],
+      'no process is late; all have been in one step for 6 s',
+    ),
+    # The others wait for one that compiles.
+    (
+      [_row(0, phase='compiling', seconds=9), *(_row(rank, seconds=9) for rank in (1, 2, 3))],
+      'no process is late',
+    ),
     ([_row(3, phase='compiling', seconds=60)], 'no process is late'),
     ([_row(3, phase='spare', silence=60)], 'no process is late'),
     # Of 100 ms, 12 ms more than the others are late, and 9 ms are not.
@@ -50,6 +60,9 @@ def _rows(*changed, count=4):
     ),
     ([_row(1, cpu=0.5, delay=0.12)], 'no process is late'),
     ([_row(1, cpu=0.2, delay=0.5, computes=False)], 'no process is late'),
+    ([_row(1, cpu=0.2, delay=0.5, paused=0.2)], 'no process is late'),
+    # Another number of its steps fell into the window.
+    ([_row(1, rest=132)], 'no process is late'),
     (
       [_row(rank, cpu=0.1) for rank in range(4)],
       'no process is late; all wait for the network for 89% of a step',

@@ -175,6 +175,7 @@ def test_too_few_processes_end_the_run(tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)  # as many as are asked for
 def test_random_losses_change_no_bit(tmp_path):
   """One or two of four, rank 0 too, at any moment; each comes back."""
   chance, workdir = random.Random(0), tmp_path / 'run'

@@ -252,7 +252,6 @@ def test_bad_input_of_one_rank_is_not_started_again(cluster, tmp_path):
 
 
 def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
-  """Also after three starts that came to no checkpoint."""
   workdir, laps = tmp_path / 'run', 10
   arguments = [
     '--config=configs/model_ring_anp.py:tiny',
@@ -265,8 +264,6 @@ def test_a_ring_is_stopped_and_goes_on(cluster, tmp_path):
     f'--config.duration={laps} epochs',
     '--config.log.tensorboard=False',
   ]
-  workdir.mkdir()
-  (workdir / 'restarts').write_text('0 3\n')
   job = cluster.submit(_TRAIN, ['--nodes=2'], arguments, tmp_path / 'job.log')
   slurm_cluster.until(workdir / 'model_ring.jsonl', '"laps": 2,')
   cluster.signal(job, 'TERM')

@@ -171,19 +171,28 @@ exit {status}
     ('Exited with exit code 2', 'Terminated', 143, 2, False),
     ('Exited with exit code 1', 'Killed', 137, 1, False),
     ('Exited with exit code 2', 'Exited with exit code 75', 75, 2, False),
-    # What a loss brings about does not hide it.
-    ('Killed', 'Exited with exit code 1', 137, 137, True),
     ('Exited with exit code 75', 'Terminated', 143, 143, True),
   ],
 )
-def test_the_first_task_that_ends_badly_decides(job, reason, other, srun, status, requeued):
+def test_a_task_that_failed_decides_or_the_first_that_was_lost(
+  job, reason, other, srun, status, requeued
+):
   job.program('srun', _FIRST.format(reason=reason, other=other, status=srun))
   matches, text = job.start(_JOB)
   assert matches == status
   assert bool(job.calls('scontrol')) == requeued
   assert f'srun: error: node2: task 1: {reason}' in text
   assert 'error: no such key' in text  # of its log
-  assert sorted(os.listdir(job.workdir / 'logs')) == ['19-0.log', '19-1.log']
+  files = {'19-0.log', '19-1.log'} | ({'19-restarts'} if requeued else set())
+  assert set(os.listdir(job.workdir / 'logs')) == files
+
+
+def test_a_failure_after_a_loss_is_one(job):
+  """The run went on without the task that was lost."""
+  other = 'Exited with exit code 1'
+  job.program('srun', _FIRST.format(reason='Killed', other=other, status=137))
+  status, text = job.start(_JOB)
+  assert status == 1 and 'starting again would not help' in text and not job.calls('scontrol')
 
 
 def test_a_step_that_cannot_be_created(job):
@@ -350,10 +359,27 @@ def test_a_run_that_ends_without_a_task_has_ended_well(job):
     exit 137
     """,
   )
+  job.program('python', ': >"$ANP_ENDED"')
   assert job.start(_JOB)[0] == 0
-  job.program('python', 'kill -TERM $PPID; command -p sleep 0.2')  # told to leave to the others
+  job.program('python', ':')  # it has left the run to the others
   status, text = job.start(_JOB)
   assert status == 137 and 'too many tasks were lost' in text
+
+
+def test_a_failed_task_is_one_also_where_the_run_has_ended(job):
+  job.program('python', ': >"$ANP_ENDED"; exit 1')
+  assert job.start(_JOB)[0] == 1 and not job.calls('scontrol')
+
+
+def test_a_job_that_joins_a_run_is_not_started_again(job):
+  job.program('python', f'{_STOPS}; echo "end: ${{SLURM_JOB_END_TIME:-unknown}}"')
+  (job.workdir).mkdir()
+  (job.workdir / 'members.json').write_text('{}')
+  status, text = job.start({**_JOB, 'SLURM_JOB_END_TIME': '99'}, '--join')
+  assert status == 0 and 'end: unknown' in text  # its time is not the run's
+  assert not job.calls('scontrol') and (job.workdir / 'members.json').exists()
+  job.start(_JOB)
+  assert not (job.workdir / 'members.json').exists()
 
 
 def test_others_do_not_wait_for_a_task_that_failed(job):
@@ -365,6 +391,21 @@ def test_others_do_not_wait_for_a_task_that_failed(job):
     """,
   )
   assert job.start(_JOB)[0] == 2
+
+
+def test_a_run_that_has_begun_goes_on_without_a_task_that_failed(job):
+  job.program(
+    'srun',
+    """
+    touch "$WORKDIR/in_use.json"
+    echo 'srun: error: node2: task 1: Exited with exit code 2' >&2
+    command -p sleep 2
+    echo 'the others have gone on'
+    exit 2
+    """,
+  )
+  status, text = job.start(_JOB)
+  assert status == 2 and 'the others have gone on' in text
 
 
 def test_in_a_container(job, tmp_path):

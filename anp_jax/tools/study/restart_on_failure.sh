@@ -3,11 +3,11 @@
 #
 #   scripts/restart_on_failure.sh TIMES COMMAND...
 #
-# It comes back with --join to a run that goes on without it, or has ended meanwhile;
-# TIMES in a row, each within ten minutes. SIGINT, SIGTERM and SIGUSR1 are passed on,
+# It comes back with --join to a run that goes on without it, or has ended meanwhile:
+# TIMES in all, and once where nobody came. SIGINT, SIGTERM and SIGUSR1 are passed on,
 # and end this too.
 set -uo pipefail
-times=${1:?TIMES is missing}
+left=${1:?TIMES is missing}
 shift
 told=
 # The run of this name has ended, if one has: a process that comes back then leaves.
@@ -24,10 +24,8 @@ for signal in INT TERM USR1; do
   trap "pass_on $signal" $signal
 done
 
-left=$times
 lost=  # the status before this start
 while :; do
-  began=$SECONDS
   # Background processes of a script ignore SIGINT, unless it is given back.
   (
     trap - INT
@@ -42,17 +40,11 @@ while :; do
   done
   [ -z "$told" ] || exit "$status"
   case $status in
-    0)
-      # For scripts/slurm/train.sbatch.
-      [ -z "${ANP_ENDED:-}" ] || : >"$ANP_ENDED"
-      exit 0
-      ;;
-    1 | 2) exit "${lost:-$status}" ;;  # the run goes on without what it refuses
-    75) ;;
+    2) exit "${lost:-$status}" ;;  # nobody takes it back
+    75) left=$((left < 1 ? left : 1)) ;;
     *) [ "$status" -gt 128 ] && [ "$status" != 130 ] || exit "$status" ;;  # 130: Ctrl-C
   esac
   lost=$status
-  [ $((SECONDS - began)) -lt 600 ] || left=$times
   [ "$left" -gt 0 ] || exit "$status"
   left=$((left - 1))
   echo "lost with status $status: starting it again ($left times more)" >&2
