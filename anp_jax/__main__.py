@@ -63,10 +63,10 @@ def main(argv: list[str], mode: str = '') -> int:
     with contextlib.ExitStack() as stack:
       processes = stack.enter_context(cluster.start(config, place, command, workdir))
       if flags.mode == 'train':
-        goes_on = processes.generation.number > 0
         # One that was stopped finds itself replaced, and joins the run again.
         grace = 60.0 if processes.is_elastic else 0.0
-        stack.enter_context(workdir_lock.held(workdir, processes.env, goes_on, grace))
+        lock = workdir_lock.held(workdir, processes.env, processes.generation, grace)
+        stack.enter_context(lock)
         processes.write_addresses(workdir)
       # Slow imports: only after the input is checked.
       from anp_jax import train

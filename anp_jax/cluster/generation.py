@@ -34,6 +34,7 @@ class Generation(NamedTuple):
     started_at: seconds since 1970 at which the first generation began.
     lost_at: seconds since 1970 at which the last generation ended.
     descriptors: inherited files by name.
+    run: identifier of the run; '': it has not begun.
   """
 
   number: int = 0
@@ -48,6 +49,7 @@ class Generation(NamedTuple):
   started_at: float = 0.0
   lost_at: float = 0.0
   descriptors: dict[str, int] = {}
+  run: str = ''
 
 
 FIRST = Generation()

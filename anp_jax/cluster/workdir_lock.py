@@ -16,7 +16,7 @@ import time
 from typing import IO
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, termination
+from anp_jax.cluster import cluster_env, generation as generation_lib, termination
 from anp_jax.config import urls
 
 NAME = 'in_use.json'
@@ -31,7 +31,7 @@ _POLL = 0.5  # seconds
 def held(
   workdir: str,
   env: cluster_env.ClusterEnv,
-  takes_over: bool = False,
+  generation: generation_lib.Generation = generation_lib.FIRST,
   grace: float = 0.0,
   environment: Mapping[str, str] = os.environ,
 ) -> Iterator[None]:
@@ -44,7 +44,8 @@ def held(
   Args:
     workdir: folder of the run; made if it is missing.
     env: place of this process.
-    takes_over: whether the run goes on that holds the lock, without its process.
+    generation: generation of the run; a later one takes the lock over from the process
+      of the one before.
     grace: seconds from the loss of the lock to the end of this process, which may
       restart before that.
     environment: variables, for the job's number.
@@ -58,10 +59,10 @@ def held(
     return
   try:
     os.makedirs(workdir, exist_ok=True)
-    if takes_over:
-      with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(workdir, NAME))
-    lock = WorkdirLock(workdir, _this_process(environment), grace=grace)
+    holder = {**_this_process(environment), 'run': generation.run}
+    lock = WorkdirLock(workdir, holder, grace=grace)
+    if generation.number:
+      lock.take_over()
     lock.acquire()
   except OSError as e:
     raise config_lib.ConfigError(
@@ -102,6 +103,12 @@ class WorkdirLock:
     self._thread = threading.Thread(
       target=self._beat_until_released, name='workdir lock', daemon=True
     )
+
+  def take_over(self) -> None:
+    """Removes the file of another process of the same run."""
+    text = self._read()
+    if text is not None and _record(text).get('run') == self._holder['run']:
+      self._remove_stale(text)
 
   def acquire(self) -> None:
     """Creates the file, or replaces one whose process is gone.

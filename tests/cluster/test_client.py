@@ -24,6 +24,7 @@ _GO = {
     'rank': 1,
     'addresses': {},
     'number': 0,
+    'run': 'ab',
   }
 }
 

@@ -79,7 +79,11 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
   assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
   # One that comes again elsewhere takes all that it sees there.
   run[1].info['host'] = 'b'
-  assert run.start_of(run[1]) == {**start, 'devices': None}
+  other = _members(0, count=1)
+  other.begin(99, least=1)
+  told = run.start_of(run[1])
+  assert told.pop('run') != other.start_of(other[0])['run']
+  assert told == {**start, 'devices': None}
   assert run.by_rank({1: 5}) == [None, 5]
 
 

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import cluster_env, workdir_lock
+from anp_jax.cluster import cluster_env, generation, workdir_lock
 from anp_jax.system import files
 
 _HOLD = """
 import sys, time
 from anp_jax.cluster import cluster_env, workdir_lock
-with workdir_lock.held(sys.argv[1], cluster_env.ALONE, {}):
+with workdir_lock.held(sys.argv[1], cluster_env.ALONE):
   print('held', flush=True)
   time.sleep(60)
 """
@@ -135,6 +135,19 @@ def test_a_job_that_slurm_starts_again_does_not_wait(tmp_path, job, restart, wai
   lock.acquire()
   assert (clock.now > 0) == waits
   lock.release()
+
+
+def test_a_run_that_goes_on_takes_over_its_own_lock_alone(tmp_path):
+  later = generation.Generation(number=2, run='ab')
+  _write(tmp_path, run='ab')  # of its process on another machine
+  with workdir_lock.held(str(tmp_path), cluster_env.ALONE, later):
+    record = json.loads((tmp_path / workdir_lock.NAME).read_text())
+    assert (record['run'], record['process']) == ('ab', os.getpid())
+  another = _write(tmp_path, **_holder(run='cd'))
+  with pytest.raises(config_lib.ConfigError, match='in use by'):
+    with workdir_lock.held(str(tmp_path), cluster_env.ALONE, later):
+      pass
+  assert json.loads((tmp_path / workdir_lock.NAME).read_text()) == another
 
 
 def test_of_two_that_take_over_one_is_put_back(tmp_path):
