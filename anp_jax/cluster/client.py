@@ -190,7 +190,10 @@ class CoordinatorClient:
         go = message['go']
         addresses = generation_lib.addresses(go.pop('addresses'))
         self._generation = self._generation._replace(
-          number=go.pop('number'), run=go.pop('run'), rank=go['rank'], addresses=addresses
+          number=go.pop('number'),
+          rank=go['rank'],
+          addresses=addresses,
+          started_at=go.pop('started_at'),
         )
         self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
         if self.start.rank in self.start.ranks:

@@ -31,10 +31,10 @@ class Generation(NamedTuple):
     step: last step that this process had begun.
     stops: whether all were told to stop, which they do after a step.
     devices: ordinals of the GPUs that this process uses; None: all it sees.
-    started_at: seconds since 1970 at which the first generation began.
+    started_at: seconds since 1970 at which the run began, by its first coordinator's
+      clock, which tell it from others; 0: it has not.
     lost_at: seconds since 1970 at which the last generation ended.
     descriptors: inherited files by name.
-    run: identifier of the run; '': it has not begun.
   """
 
   number: int = 0
@@ -49,11 +49,9 @@ class Generation(NamedTuple):
   started_at: float = 0.0
   lost_at: float = 0.0
   descriptors: dict[str, int] = {}
-  run: str = ''
 
 
 FIRST = Generation()
-_started_at = time.time()
 _descriptors: dict[str, int] = {}  # those of this program, by name
 
 
@@ -90,8 +88,6 @@ def restart(generation: Generation) -> NoReturn:
     if descriptor > 2:
       with contextlib.suppress(OSError):  # the one that lists them
         os.set_inheritable(descriptor, descriptor in _descriptors.values())
-  generation = generation._replace(
-    started_at=generation.started_at or _started_at, lost_at=time.time(), descriptors=_descriptors
-  )
+  generation = generation._replace(lost_at=time.time(), descriptors=_descriptors)
   environment = {**os.environ, VARIABLE: json.dumps(generation._asdict())}
   os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -4,7 +4,7 @@ import asyncio
 import collections
 from collections.abc import Container, Mapping, Sequence
 import dataclasses
-import secrets
+import time
 from typing import Any
 
 from anp_jax import config as config_lib
@@ -92,7 +92,7 @@ class Members(dict[int, Member]):
     """
     super().__init__()
     self._count, self._token, self.first_rank = count, token, first
-    self._generation = generation._replace(run=generation.run or secrets.token_hex(8))
+    self._generation = generation._replace(started_at=generation.started_at or time.time())
     self.addresses = dict(generation.addresses)
     everyone = set(self.addresses) if generation.number else set(range(count))
     self._expected = everyone - set(generation.lost)
@@ -212,7 +212,7 @@ class Members(dict[int, Member]):
   def start_of(self, member: Member) -> dict:
     """What a process is sent for its start: port, hosts, ranks and its own devices."""
     start = {**self._start, 'rank': member.index, 'addresses': self.addresses}
-    start |= {'number': self._generation.number, 'run': self._generation.run}
+    start |= {'number': self._generation.number, 'started_at': self._generation.started_at}
     if member.index not in self.ranks:
       return start
     # One that comes again, on another host, uses all the GPUs that it sees.

@@ -59,7 +59,7 @@ def held(
     return
   try:
     os.makedirs(workdir, exist_ok=True)
-    holder = {**_this_process(environment), 'run': generation.run}
+    holder = {**_this_process(environment), 'run': generation.started_at}
     lock = WorkdirLock(workdir, holder, grace=grace)
     if generation.number:
       lock.take_over()

@@ -24,7 +24,7 @@ _GO = {
     'rank': 1,
     'addresses': {},
     'number': 0,
-    'run': 'ab',
+    'started_at': 1.5e9,
   }
 }
 

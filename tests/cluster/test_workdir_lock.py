@@ -138,12 +138,12 @@ def test_a_job_that_slurm_starts_again_does_not_wait(tmp_path, job, restart, wai
 
 
 def test_a_run_that_goes_on_takes_over_its_own_lock_alone(tmp_path):
-  later = generation.Generation(number=2, run='ab')
-  _write(tmp_path, run='ab')  # of its process on another machine
+  later = generation.Generation(number=2, started_at=1.5e9)
+  _write(tmp_path, run=1.5e9)  # of its process on another machine
   with workdir_lock.held(str(tmp_path), cluster_env.ALONE, later):
     record = json.loads((tmp_path / workdir_lock.NAME).read_text())
-    assert (record['run'], record['process']) == ('ab', os.getpid())
-  another = _write(tmp_path, **_holder(run='cd'))
+    assert (record['run'], record['process']) == (1.5e9, os.getpid())
+  another = _write(tmp_path, **_holder(run=1.6e9))
   with pytest.raises(config_lib.ConfigError, match='in use by'):
     with workdir_lock.held(str(tmp_path), cluster_env.ALONE, later):
       pass
