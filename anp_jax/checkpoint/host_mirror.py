@@ -25,7 +25,7 @@ import numpy as np
 from anp_jax import cluster
 from anp_jax.cluster import generation
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import error_lines
+from anp_jax.system import error_lines, host_memory
 
 P = mesh_lib.P
 _NAMES = 'mirror', 'mirror of the step before'
@@ -326,8 +326,11 @@ class _Slot:
       }
     ).encode()
     size = offsets[-1] + len(table)
-    if os.fstat(self._descriptor).st_size < size:
-      os.posix_fallocate(self._descriptor, 0, size)  # an error here, not a signal later
+    if (missing := size - os.fstat(self._descriptor).st_size) > 0:
+      # An error here, not a signal later.
+      if missing > (left := host_memory.available()):
+        raise OSError(f'{missing / 1e6:,.0f} MB are needed, and {left / 1e6:,.0f} MB are left')
+      os.posix_fallocate(self._descriptor, 0, size)
     with mmap.mmap(self._descriptor, size) as memory:
       memory[: _HEADER.size] = bytes(_HEADER.size)
       for block, offset in zip(blocks, offsets[:-1], strict=True):

@@ -107,6 +107,15 @@ def test_memory_holds_one_state(descriptors):
   assert size < stored < size + 1000
 
 
+def test_without_memory_nothing_is_copied(monkeypatch, capsys):
+  monkeypatch.setattr(host_mirror.host_memory, 'available', lambda: 1)
+  mirror, *_ = _kept(2, steps=(7, 8))
+  assert mirror.steps() == []
+  text = capsys.readouterr().out
+  assert text.count('the state is not copied to memory: ') == 1
+  assert text.endswith(' MB are needed, and 0 MB are left; a checkpoint replaces it\n')
+
+
 @pytest.mark.parametrize('where', [0, 20])
 def test_a_torn_or_changed_copy_is_none(descriptors, where):
   """In the header, which a write clears first, or in a value."""
