@@ -55,8 +55,8 @@ class StopHandler:
     Args:
       config: the run's config.
       stop_seconds: returns the seconds that a stop takes.
-      tell: called at a signal that may be for this process alone, which then
-        votes only once it is ordered to; None: every signal stops the run.
+      tell: called at SIGTERM, which may be for this process alone; it then votes
+        only once it is ordered to. None: every signal stops the run.
       environment: variables; Slurm's end of the job is among them.
       clock: returns seconds since 1970.
     """
@@ -144,7 +144,7 @@ class StopHandler:
       return
     self._signal_time = now
     self.interrupted = number == signal.SIGINT
-    if self._tell and not self.interrupted:
+    if self._tell and number == signal.SIGTERM:
       self._tell()
       _say(f'{name}: stopping, or leaving the run to the others; once more to leave at once')
     else:

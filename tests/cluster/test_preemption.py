@@ -200,6 +200,21 @@ def test_a_signal_is_a_vote_its_echo_nothing_and_another_leaves_at_once(first, a
   assert text == f'\n{first}: saving, then stopping; once more to leave at once\n'
 
 
+@pytest.mark.parametrize('name, is_for_one', [('SIGTERM', True), ('SIGUSR1', False)])
+def test_sigterm_may_be_for_one_process_of_an_elastic_run(name, is_for_one):
+  """A batch script signals all by SIGUSR1; who is told votes once it is ordered to."""
+  calls = []
+  settings = types.SimpleNamespace(stop_timeout=0.0)
+  config = types.SimpleNamespace(time_limit=0.0, cluster=settings)
+  stop = preemption.StopHandler(config, tell=lambda: calls.append(1), environment={})
+  stop._receive(getattr(signal, name))
+  assert (calls, stop.vote()) == (
+    ([1], preemption.CONTINUE) if is_for_one else ([], preemption.STOP)
+  )
+  stop.order('stop')
+  assert stop.vote() == preemption.STOP
+
+
 def test_a_stop_that_does_not_come_about():
   with _Child(stop_timeout=0.3) as child:
     child.send('SIGTERM')

@@ -378,6 +378,10 @@ def test_a_job_that_joins_a_run_is_not_started_again(job):
   status, text = job.start({**_JOB, 'SLURM_JOB_END_TIME': '99'}, '--join')
   assert status == 0 and 'end: unknown' in text  # its time is not the run's
   assert not job.calls('scontrol') and (job.workdir / 'members.json').exists()
+  # As Slurm does before the time limit.
+  job.program('srun', 'kill -USR1 $PPID; command -p sleep 0.5')
+  job.start(_JOB, '--join')
+  assert job.calls('scancel') == ['--signal=TERM 19']
   job.start(_JOB)
   assert not (job.workdir / 'members.json').exists()
 
