@@ -130,6 +130,14 @@ def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
   return texts
 
 
+def replayed(workdir) -> str:
+  """Replays a run of parameter servers, which must have the same bits; returns the output."""
+  command = [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(workdir), '--trust']
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
 def weights(workdir) -> dict[str, np.ndarray]:
   """Returns every leaf of the newest checkpoint, read by Orbax alone."""
   folder = pathlib.Path(workdir) / 'checkpoints'

@@ -52,7 +52,7 @@ _BUDGET = {
   'anp_jax/training': 1_100,
   'core': 28_880,
   'scripts': 2_670,
-  'tests': 37_750,
+  'tests': 37_740,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from anp_jax.cluster import members as members_lib, watchdog
 
 # Seconds after which a silence, or a phase other than a start, is worth a word.
-_SILENT, _LONG = 3.0, 5.0
+SILENT, _LONG = 3.0, 5.0
 # How many times the others' time makes a process late, and which part of a step at least.
 _RATIO, _PART = 1.25, 0.1
 _MOST = 0.5  # part of a step
@@ -112,7 +112,7 @@ def verdict(table: Sequence[Row]) -> str:
     table: rows of all processes.
   """
   trained = [row for row in table if row.phase != 'spare']
-  silent = [row for row in trained if row.silence > _SILENT]
+  silent = [row for row in trained if row.silence > SILENT]
   if silent:
     return f'{_names(silent)} silent for {max(row.silence for row in silent):.0f} s'
   stuck = [row for row in trained if row.seconds > _LONG and row.phase in _DOING]
@@ -136,19 +136,17 @@ def verdict(table: Sequence[Row]) -> str:
   if late := _late(needs, step, 'computing'):
     return late
   waits = 1 - max(row.input + needs[row.name] for row in stepping) / step
-  return f'{NOBODY}; all wait for the network for {waits:.0%} of a step' * (waits > _MOST) or NOBODY
+  if waits > _MOST:
+    return f'{NOBODY}; all wait for the network for {waits:.0%} of a step'
+  return NOBODY
 
 
 class Judge:
-  """Logs the verdict on a run when it changes.
-
-  Attributes:
-    text: last verdict.
-  """
+  """Logs the verdict on a run when it changes."""
 
   def __init__(self, log: Callable[[str], None]):
     """Creates a judge who has seen nothing; `log` is called with a line for people."""
-    self.text = NOBODY
+    self._text = NOBODY
     self._log = log
     self._logged = NOBODY
     self._since = 0.0
@@ -161,9 +159,9 @@ class Judge:
       now: seconds of a clock that never runs backwards.
     """
     text = verdict(table)
-    if _essence(text) != _essence(self.text):
+    if _essence(text) != _essence(self._text):
       self._since = now
-    self.text = text
+    self._text = text
     if _essence(text) != _essence(self._logged) and now - self._since >= _LASTS:
       self._logged = text
       self._log(text)

@@ -82,7 +82,7 @@ def _view(answer):
   for values in answer['rows']:
     row = lateness.Row(*values)
     does = row.phase if row.seconds < 1 else f'{row.phase}, {row.seconds:.0f} s'
-    if row.silence > 2:
+    if row.silence > lateness.SILENT:
       does = f'silent, {row.silence:.0f} s'
     table.add_row(
       str(row.rank),

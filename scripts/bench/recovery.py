@@ -1,9 +1,9 @@
 """How long a run pauses when it loses a process, and when one comes.
 
   python -m scripts.bench.recovery --config=configs/lenet.py --rounds=8
-  python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=4 \
+  python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=3 \
     --config.model.norm_group=8
-  python -m scripts.bench.recovery --rounds=0 --cost=6
+  python -m scripts.bench.recovery --rounds=0 --cost=6 --config.batch_size=384
   python -m scripts.bench.recovery --figure=docs/images/recovery.png \
     --config.emulate.enabled=True --config.emulate.image_seconds=0.01 \
     --config.emulate.step_seconds=0 --config.emulate.megabytes=1
@@ -18,13 +18,13 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+from anp_jax.cluster import listener
 from anp_jax.system import drawing
 from scripts.bench import _common
 
@@ -42,8 +42,7 @@ class Run:
     self.workdir = os.path.join(folder, 'run')
     self._log = open(os.path.join(folder, 'log'), 'ab')
     self._flags = (f'--workdir={self.workdir}', *flags)
-    port = random.randrange(20000, 30000)
-    where = f'--coordinator=127.0.0.1:{port}', f'--num_processes={_PROCESSES}'
+    where = f'--coordinator=127.0.0.1:{listener.free_port()}', f'--num_processes={_PROCESSES}'
     self._processes = [self._start(*where, f'--process_id={i}') for i in range(_PROCESSES)]
     self._offset, self._lines = 0, {}
     try:
