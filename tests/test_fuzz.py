@@ -277,7 +277,7 @@ def _published(arguments):
   folder = arguments[0]
   saved = published_weights.architecture(os.path.join(folder, published_weights.FILE))
   published_weights._names(saved, 2)
-  read = processors.read(folder, saved)
+  read = processors.read(folder, saved, 'resnet18')
   processors.normalisation(*read)
   processors.images(*read, 'bilinear')
 

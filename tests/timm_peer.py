@@ -48,7 +48,7 @@ def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
     networks: by a name for each (a-z, 0-9, _ and -): the arguments of
       timm.create_model, or with `blocks`, timm's texts for them, an EfficientNet
       of these; with `state`, the path of a .safetensors file, all tensors are
-      loaded from it instead.
+      loaded from it instead, or of a .pth file, in their order.
     side: of the images, pixels.
 
   Returns:
@@ -92,7 +92,10 @@ def main(folder, networks):
     state = arguments.pop('state', None)
     create = _efficientnet if 'blocks' in arguments else _timm_networks.create
     network = published.randomised(create(**arguments))
-    if state:
+    if state and state.endswith('.pth'):
+      values = torch.load(state, weights_only=True).values()
+      network.load_state_dict(dict(zip(network.state_dict(), values, strict=True)))
+    elif state:
       network.load_state_dict(safetensors_torch.load_file(state))
     with torch.no_grad():
       logits = network.eval()(published.pixels(images))

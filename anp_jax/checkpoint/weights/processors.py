@@ -14,14 +14,22 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FILTERS = {'bilinear': 2, 'bicubic': 3}  # as Pillow numbers them
 # From this size on ConvNeXt's processor squeezes whole images into a square.
 _SQUEEZED = 384
+# Sides of EfficientNet-Lite's images, which were resized to 32 pixels more (github.com/
+# tensorflow/tpu, efficientnet/lite); its files of weights have no processor.
+_LITE_SIDES = {
+  'tf_efficientnet_lite0': 224,
+  'tf_efficientnet_lite1': 240,
+  'tf_efficientnet_lite2': 260,
+}
 
 
-def read(folder: str, architecture: dict) -> tuple[dict, str]:
+def read(folder: str, architecture: dict, model: str) -> tuple[dict, str]:
   """Reads the processor of a folder with weights.
 
   Args:
     folder: folder of the weights.
     architecture: the folder's config.json; {} for a file by itself.
+    model: name of their network.
 
   Returns:
     The processor in transformers' form, {} where nothing says; and the path of
@@ -33,6 +41,13 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   path = os.path.join(folder, 'preprocessor_config.json')
   processor = files.read_json_object(path) if architecture else {}
   timm = architecture.get('pretrained_cfg')
+  if not processor and not timm and model in _LITE_SIDES:
+    return {
+      'size': _LITE_SIDES[model] + 32,
+      'crop_size': _LITE_SIDES[model],
+      'image_mean': (127 / 255,) * 3,
+      'image_std': (128 / 255,) * 3,
+    }, path
   if processor or not isinstance(timm, dict):
     return processor, path
   path = os.path.join(folder, 'config.json')

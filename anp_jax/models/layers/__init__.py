@@ -16,7 +16,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from anp_jax.models.layers import onednn_layers, windows
-from anp_jax.models.layers.activation import gelu, relu, silu
+from anp_jax.models.layers.activation import gelu, relu, relu6, silu
 from anp_jax.models.layers.channelwise import by_channel
 from anp_jax.models.layers.convolution import add_bias, convolve
 from anp_jax.models.layers.folding import conv_norm
@@ -39,11 +39,12 @@ __all__ = [
   'normalise',
   'parameter',
   'relu',
+  'relu6',
   'silu',
   'squeeze_excite',
 ]
 
-add_bias, gelu, relu, silu = map(by_channel, (add_bias, gelu, relu, silu))
+add_bias, gelu, relu, relu6, silu = map(by_channel, (add_bias, gelu, relu, relu6, silu))
 avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.

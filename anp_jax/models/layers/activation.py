@@ -49,6 +49,29 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 @jax.custom_vjp
+def relu6(x: jax.Array) -> jax.Array:
+  """The nearest of 0 to 6; NaN stays. Outside, and at 0 and 6, the gradient is 0.
+
+  Krizhevsky 2010, "Convolutional deep belief networks on CIFAR-10".
+
+  Args:
+    x: any shape, any float dtype.
+
+  Returns:
+    Like x.
+  """
+  six = jnp.full((), 6, x.dtype)
+  return jnp.where(x <= 0, jnp.zeros((), x.dtype), jnp.where(x >= six, six, x))
+
+
+def _relu6_backward(x, dy):
+  return (jnp.where((x > 0) & (x < 6), dy, jnp.zeros((), dy.dtype)),)
+
+
+relu6.defvjp(lambda x: (relu6(x), x), _relu6_backward)
+
+
+@jax.custom_vjp
 def silu(x: jax.Array) -> jax.Array:
   """SiLU, x times its logistic function.
 
