@@ -149,14 +149,16 @@ _MODEL = {
     only_if=_DROPS_PATHS,
   ),
   'dropout': decay(
-    0, 'dropout probability before the classifier', only_if=('model.name', networks.EFFICIENTNETS)
+    0,
+    "dropout probability before the classifier; of a CaffeNet after each hidden layer, Caffe's 0.5",
+    only_if=('model.name', (*networks.EFFICIENTNETS, *networks.CAFFENETS)),
   ),
 }
 _INIT = {
   'from': text(
     '',
-    'initial weights: a .safetensors file of a ResNet, ConvNeXt or EfficientNet, or a '
-    "run's workdir or checkpoint; '': random; see docs/use.md",
+    'initial weights: a .safetensors file of a ResNet, ConvNeXt or EfficientNet, a '
+    ".caffemodel of CaffeNet, or a run's workdir or checkpoint; '': random; see docs/use.md",
   )
 }
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.

@@ -41,8 +41,8 @@ _FLAGS = {
   'checkpoint': (
     '',
     'PATH',
-    'a workdir, a checkpoint in one; published weights: a .safetensors file, a folder as '
-    'transformers writes it',
+    'a workdir, a checkpoint in one; published weights: a .safetensors or .caffemodel '
+    'file, a folder as transformers writes it',
   ),
   'labels': ('', 'FILE', 'names of the classes of published weights, one per line'),
   'which': ('newest', 'NAME', 'of a workdir: newest, best or a step (default: %(default)s)'),

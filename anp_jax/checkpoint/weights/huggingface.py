@@ -20,6 +20,8 @@ def refusal(config: ml_collections.ConfigDict) -> str:
   family = families.of_config(config)
   if not family:
     return f'{m.name} is no {families.names()}'
+  if naming.TRANSFORMERS not in family.namings:
+    return f'transformers has no {m.name}'
   if family is families.RESNET and m.name not in _RESNETS:
     return f'transformers has {", ".join(_RESNETS)}, and no {m.name}'
   if family is families.EFFICIENTNET and (problem := efficientnet_names.refusal(config)):

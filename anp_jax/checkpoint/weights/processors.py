@@ -42,6 +42,7 @@ def read(folder: str, architecture: dict) -> tuple[dict, str]:
   return {
     'size': min(_sides(path, 'input_size', side), default=224),
     'crop_pct': timm.get('crop_pct'),
+    'crop_mode': timm.get('crop_mode'),
     'resample': FILTERS.get(str(timm.get('interpolation')), 3),
     'image_mean': _colours(path, 'mean', timm.get('mean') or _MEAN),
     'image_std': _colours(path, 'std', timm.get('std') or _STD),
@@ -101,7 +102,11 @@ def _sizes(processor, path):
   size = processor.get('size')
   side = resize = min(_sides(path, 'size', size), default=224)
   # A processor with two sides makes an image of just these.
-  is_squeezed = isinstance(size, list) or (isinstance(size, dict) and 'shortest_edge' not in size)
+  is_squeezed = (
+    isinstance(size, list)
+    or (isinstance(size, dict) and 'shortest_edge' not in size)
+    or processor.get('crop_mode') == 'squash'
+  )
   kind = str(processor.get('image_processor_type') or processor.get('feature_extractor_type'))
   if 'crop_pct' in processor or kind.startswith('ConvNext'):
     share = processor.get('crop_pct') or 224 / 256
@@ -116,7 +121,7 @@ def _sizes(processor, path):
   notes = []
   if is_squeezed:
     notes.append(
-      f'its processor squeezes whole images into {side} x {side}: their central square is used'
+      f'its processor squeezes whole images into {resize} x {resize}: their central square is used'
     )
   return side, resize, notes
 

@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families, processors
+from anp_jax.checkpoint.weights import caffe_file, families, processors
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
@@ -51,7 +51,8 @@ def is_published(path: str) -> bool:
   path = os.path.expanduser(path)
   if os.path.isfile(os.path.join(path, FILE)):
     return True
-  return path.endswith(('.safetensors', *_PICKLES)) and not os.path.isdir(path)
+  has_name = path.endswith(('.safetensors', *_PICKLES)) or caffe_file.has_name(path)
+  return has_name and not os.path.isdir(path)
 
 
 def missing_path(path: str) -> str:
@@ -59,8 +60,8 @@ def missing_path(path: str) -> str:
   if os.path.exists(os.path.expanduser(path)):
     return ''
   return (
-    f'config.init.from={path!r}: expected a .safetensors file or the workdir '
-    'of a run, and there is neither'
+    f'config.init.from={path!r}: expected a .safetensors or .caffemodel file or '
+    'the workdir of a run, and there is neither'
   )
 
 
@@ -84,7 +85,10 @@ def weights_file(path: str) -> str:
 
 
 def architecture(path: str) -> dict:
-  """Returns the config.json of a file that lies in a folder; {} if none."""
+  """Returns the config.json of a file that lies in a folder, or like it; {} if none."""
+  if caffe_file.has_name(path):
+    with open_file(path) as file:
+      return file.config
   if os.path.basename(path) != FILE:
     return {}
   return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
@@ -112,15 +116,18 @@ class _Unwrapped:
 
 @contextlib.contextmanager
 def open_file(path: str) -> Iterator[Any]:
-  """Opens a .safetensors file in a `with` block.
+  """Opens a file of weights in a `with` block.
 
   Raises:
     ConfigError: if it cannot be read, in the block too.
   """
   try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      yield _Unwrapped(file)
-  except (safetensors.SafetensorError, OSError) as e:
+    if caffe_file.has_name(path):
+      yield caffe_file.CaffeFile(path)
+    else:
+      with safetensors.safe_open(path, framework='numpy') as file:
+        yield _Unwrapped(file)
+  except (safetensors.SafetensorError, caffe_file.FormatError, OSError) as e:
     if files.is_lfs_pointer(path):
       raise config_lib.ConfigError(
         f'config.init.from={path!r} is a Git LFS pointer, not the file itself; '

@@ -36,7 +36,7 @@ class Source:
 
 
 def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> Source:
-  """Reads a .safetensors file, a folder with one, or a checkpoint of ours.
+  """Reads a .safetensors or .caffemodel file, a folder with one, or a checkpoint of ours.
 
   Args:
     path: value of config.init.from.
@@ -83,7 +83,7 @@ def _of_checkpoint(path, config):
 def _of_file(path, config, names):
   if not families.of_config(config):
     raise config_lib.ConfigError(
-      f'config.init.from={path!r}: a .safetensors file has a '
+      f'config.init.from={path!r}: published weights are of a '
       f'{families.names()}, but config.model.name={config.model.name!r}; '
       'expected one of these, or a checkpoint of the same network'
     )
