@@ -24,11 +24,12 @@ _TYPES = {
 
 
 def tensors(shapes=None):
-  """Random {layer: (weight, bias)}: activations of the size of pixels, mild logits."""
+  """Random {layer: (weight, bias)}: maps of the size of pixels, all else of order one."""
   random = np.random.default_rng(0)
+  factors = {'fc6': 0.02, 'fc8': 0.5}
   result = {}
   for name, shape in (shapes or SHAPES).items():
-    spread = np.float32(np.sqrt(2 / np.prod(shape[1:])) * (0.02 if name == 'fc8' else 1))
+    spread = np.float32(np.sqrt(2 / np.prod(shape[1:])) * factors.get(name, 1))
     weight = spread * random.standard_normal(shape, np.float32)
     result[name] = weight, random.standard_normal(shape[0], np.float32)
   return result

@@ -37,12 +37,12 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 760,
-  'anp_jax/checkpoint': 2_050,
+  'anp_jax/checkpoint': 2_185,
   'anp_jax/cluster': 2_900,
   'anp_jax/config': 2_140,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_200,
-  'anp_jax/models': 1_660,
+  'anp_jax/models': 1_685,
   'anp_jax/parallel': 1_720,
   'anp_jax/predict': 610,
   'anp_jax/reporting': 1_930,
@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_510,
   'anp_jax/tools': 5_730,
   'anp_jax/training': 1_100,
-  'core': 28_880,
+  'core': 29_050,
   'scripts': 2_670,
-  'tests': 37_740,
+  'tests': 38_040,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -108,8 +108,8 @@ def test_another_form_of_timms_is_one_line(tmp_path, key, value):
 @pytest.mark.parametrize(
   'change, word',
   [
-    ({'size': {'shortest_edge': 384}}, '384 x 384'),
-    ({'size': {'height': 224, 'width': 224}}, '224 x 224'),
+    ({'size': {'shortest_edge': 384}}, 'into a square'),
+    ({'size': {'height': 224, 'width': 224}}, 'into a square'),
     ({'resample': 1}, 'resample 1'),
   ],
 )

@@ -120,9 +120,7 @@ def _sizes(processor, path):
     side = min(crop, default=side)
   notes = []
   if is_squeezed:
-    notes.append(
-      f'its processor squeezes whole images into {resize} x {resize}: their central square is used'
-    )
+    notes.append('its processor squeezes whole images into a square: their central square is used')
   return side, resize, notes
 
 
