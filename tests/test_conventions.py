@@ -39,7 +39,7 @@ _BUDGET = {
   'anp_jax': 760,
   'anp_jax/checkpoint': 2_185,
   'anp_jax/cluster': 2_900,
-  'anp_jax/config': 2_140,
+  'anp_jax/config': 2_145,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_200,
   'anp_jax/models': 1_685,
@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_510,
   'anp_jax/tools': 5_730,
   'anp_jax/training': 1_100,
-  'core': 29_050,
+  'core': 29_055,
   'scripts': 2_670,
-  'tests': 38_040,
+  'tests': 38_075,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -65,16 +65,17 @@ def architecture(trained: trained_lib.Trained) -> dict:
 def preprocessor(config: ml_collections.ConfigDict) -> dict:
   """Returns the fields of an image processor of transformers.
 
-  It brings the shorter side to `resize` pixels and cuts the centre, as ours
+  It brings the shorter side, or both, to `resize` pixels and cuts the centre, as ours
   where config.data.decode is bilinear or bicubic. For the other ways to decode
   it is the nearest that transformers has, see `is_approximate`.
   """
   d = config.data
+  sides = ('height', 'width') if augment.is_stretched(config) else ('shortest_edge',)
   return {
     'image_processor_type': 'BitImageProcessor',
     'do_convert_rgb': True,
     'do_resize': True,
-    'size': {'shortest_edge': d.resize},
+    'size': dict.fromkeys(sides, d.resize),
     'resample': processors.FILTERS.get(d.decode, processors.FILTERS['bilinear']),
     'do_center_crop': True,
     'crop_size': {'height': d.image_size, 'width': d.image_size},

@@ -64,7 +64,8 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
   if not processor:
     number = FILTERS[default_filter]
     processor = {'size': 224, 'crop_pct': None, 'resample': number}
-  side, resize, notes = _sizes(processor, path)
+  side, resize, is_squeezed = _sizes(processor, path)
+  notes = []
   number = processor.get('resample', 3)
   decode = next((name for name in FILTERS if FILTERS[name] == number), '')
   if not decode:
@@ -73,6 +74,7 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
     'data.image_size': side,
     'data.resize': resize,
     'data.decode': decode or 'bicubic',
+    'data.stretch': is_squeezed,
     **normalisation_keys,
   }, tuple(notes)
 
@@ -98,7 +100,7 @@ def normalisation(processor: dict, path: str) -> dict[str, tuple]:
 
 
 def _sizes(processor, path):
-  """Pixels of the crop, of the shorter side before it, and notes."""
+  """Pixels of the crop, of the shorter side before it, and whether both sides get as many."""
   size = processor.get('size')
   side = resize = min(_sides(path, 'size', size), default=224)
   # A processor with two sides makes an image of just these.
@@ -118,10 +120,7 @@ def _sizes(processor, path):
   elif processor.get('do_center_crop', True):
     crop = _sides(path, 'crop_size', processor.get('crop_size'))
     side = min(crop, default=side)
-  notes = []
-  if is_squeezed:
-    notes.append('its processor squeezes whole images into a square: their central square is used')
-  return side, resize, notes
+  return side, resize, is_squeezed
 
 
 def _sides(path, key, value):
