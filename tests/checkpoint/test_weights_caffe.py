@@ -1,6 +1,7 @@
 """Caffe's files of weights: read exactly, named as Caffe would, trained on, exported."""
 
 import csv
+import json
 import os
 import types
 
@@ -154,7 +155,7 @@ def _probabilities(pixels, arrays):
 
 
 @pytest.mark.slow
-def test_predict_gives_the_probabilities_of_caffe(caffenet, tmp_path, capsys):
+def test_predict_and_export_give_the_probabilities_of_caffe(caffenet, tmp_path, capsys):
   path, arrays = caffenet
   random = np.random.default_rng(1)
   coarse = random.integers(0, 256, (3, 32, 32, 3), np.uint8)
@@ -180,6 +181,15 @@ def test_predict_gives_the_probabilities_of_caffe(caffenet, tmp_path, capsys):
   assert want.max() < 0.9 and np.ptp(want, 0).max() > 0.01  # neither sure nor alike
   np.testing.assert_allclose([[got[f, n] for n in names] for f in files], want, atol=1e-4)
   assert published_weights.read(path).keys['data.stretch']
+  assert export.main(['export', *flags[:2], f'--output={tmp_path}', '--platforms=cpu']) == 0
+  program = _program(tmp_path)(images[:, 14:241, 14:241])
+  np.testing.assert_allclose(program['anp'], want, atol=1e-4)
+  assert json.loads((tmp_path / 'labels.json').read_text())['classes'] == names
+
+
+def _program(folder):
+  data = bytearray((folder / 'model.stablehlo').read_bytes())
+  return jax.jit(jax_export.deserialize(data).call)
 
 
 @pytest.mark.slow
@@ -192,11 +202,10 @@ def test_it_is_trained_on_and_exported(caffenet, tmp_path):
   text = (run / 'weights.txt').read_text()
   assert text.startswith('weights  14 loaded, 2 initialised (head/bias: (7,) there, (12,) here')
   list(export.export(str(run), str(tmp_path), 'newest', ('cpu',)))
-  program = jax_export.deserialize(bytearray((tmp_path / 'model.stablehlo').read_bytes()))
   random = np.random.default_rng(2)
   images = random.integers(0, 256, (2, 32, 32, 3), np.uint8).repeat(8, 1).repeat(8, 2)
   images = images[:, :227, :227]
-  got = jax.jit(program.call)(images)['anp']
+  got = _program(tmp_path)(images)['anp']
   tuned = trained_lib.load(str(run)).params
   arrays = {n: (_to_caffe(layer['kernel'], n), layer['bias']) for n, layer in tuned.items()}
   want = _probabilities(images, arrays)
