@@ -34,18 +34,21 @@ def main(argv: list[str]) -> None:
   flags = _parse(argv[1:])
   # Nothing is computed, so that no accelerator is needed.
   jax.config.update('jax_platforms', 'cpu')
-  for line in export(flags.checkpoint, flags.output, flags.which, flags.platforms):
+  for line in export(flags.checkpoint, flags.output, flags.which, flags.platforms, flags.labels):
     print(line, flush=True)
 
 
-def export(checkpoint: str, folder: str, which: str, platforms: tuple[str, ...]) -> Iterator[str]:
+def export(
+  checkpoint: str, folder: str, which: str, platforms: tuple[str, ...], labels: str = ''
+) -> Iterator[str]:
   """Writes all files.
 
   Args:
-    checkpoint: a workdir or a checkpoint in one, see `trained.load`.
+    checkpoint: a workdir, a checkpoint in one or published weights.
     folder: folder of the files; made if it is missing.
     which: checkpoint of a workdir: 'newest', 'best' or a step.
     platforms: platforms of the program, some of `weights.exported.PLATFORMS`.
+    labels: path of the names of the classes of published weights; or ''.
 
   Yields:
     Lines for people.
@@ -54,11 +57,11 @@ def export(checkpoint: str, folder: str, which: str, platforms: tuple[str, ...])
     ConfigError: if the checkpoint cannot be read.
   """
   # Slow imports: only after the flags are checked.
-  from anp_jax.checkpoint import trained as trained_lib
-  from anp_jax.checkpoint.weights import exported, huggingface, timm_folder
+  from anp_jax.checkpoint.weights import exported, huggingface, pretrained, timm_folder
   from anp_jax.data import vocabulary
 
-  trained = trained_lib.load(checkpoint, which)
+  trained, notes = pretrained.find(checkpoint, which, labels)
+  yield from notes
   m = trained.config.model
   classes = vocabulary.counted(len(trained.vocabulary), 'class')
   folder_name = urls.remote_url(trained.folder)
@@ -116,7 +119,8 @@ def _parse(arguments):
 def _parser():
   parser = argument_parser.Parser(prog='python -m anp_jax.export', description=__doc__)
   add = parser.add_argument
-  add('--checkpoint', metavar='DIR', help='workdir, or a checkpoint in one')
+  add('--checkpoint', metavar='DIR', help='workdir, a checkpoint in one, or published weights')
+  add('--labels', default='', metavar='FILE', help='names of the classes of published weights')
   add(
     '--which',
     default='newest',

@@ -39,7 +39,7 @@ _BUDGET = {
   'anp_jax': 760,
   'anp_jax/checkpoint': 2_170,
   'anp_jax/cluster': 2_900,
-  'anp_jax/config': 2_140,
+  'anp_jax/config': 2_145,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_200,
   'anp_jax/models': 1_690,

@@ -1,7 +1,7 @@
 """The keys of config.data: examples, how images are read, cut and mixed."""
 
 from anp_jax.config import trust
-from anp_jax.config.keys import CLASS, integer, number, numbers, share, text, value
+from anp_jax.config.keys import CLASS, flag, integer, number, numbers, share, text, value
 
 # TensorFlow decodes images of no more than 2 ** 29 bytes of three channels.
 MOST_MEGAPIXELS = 178.9
@@ -112,6 +112,11 @@ KEYS = {
     'decoder; fast: large JPEGs at 1/2 to 1/8 scale, area mean; exact: antialiased '
     "crops; bilinear, bicubic: Pillow's filter on the whole image, as in transformers",
     ('fast', 'exact', 'bilinear', 'bicubic'),
+  ),
+  'stretch': flag(
+    False,
+    'evaluation stretches an image to `resize` by `resize` pixels, as Caffe does, before its crop',
+    only_if=('data.decode', ('bilinear', 'bicubic')),
   ),
   'cache': text(
     'none',

@@ -149,13 +149,15 @@ _MODEL = {
     only_if=_DROPS_PATHS,
   ),
   'dropout': decay(
-    0, 'dropout probability before the classifier', only_if=('model.name', networks.EFFICIENTNETS)
+    0,
+    "dropout probability before the classifier; of a CaffeNet after each hidden layer, Caffe's 0.5",
+    only_if=('model.name', (*networks.EFFICIENTNETS, *networks.CAFFENETS)),
   ),
 }
 _INIT = {
   'from': text(
     '',
-    'initial weights: a .safetensors file of a ResNet, ConvNeXt or EfficientNet, or a '
+    'initial weights: a .safetensors, .pth or .caffemodel file, package:NAME, or a '
     "run's workdir or checkpoint; '': random; see docs/use.md",
   )
 }

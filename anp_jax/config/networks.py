@@ -14,7 +14,8 @@ RESNETS = _names("""
   seresnext50_32x4d seresnext101_32x4d seresnext101_32x8d
   wide_resnet50_2 wide_resnet101_2
 """)
-CONVNETS = ('lenet', 'cifar10_full', 'two_convolutions')
+CAFFENETS = ('caffenet', 'bvlc_alexnet')
+CONVNETS = ('lenet', 'cifar10_full', 'two_convolutions', *CAFFENETS)
 CONVNEXTS = _names("""
   convnext_tiny convnext_small convnext_base
   convnextv2_atto convnextv2_femto convnextv2_pico convnextv2_nano convnextv2_tiny convnextv2_base

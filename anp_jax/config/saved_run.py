@@ -128,11 +128,14 @@ def with_weights_keys(
   else:
     values = published.normalisation(path, config.model.name)
   current = resolve.flat(config)
+  # A decoder that was typed may be one that does not stretch images.
+  missing = {'data.stretch'} - current.keys() if 'data.decode' in typed else ()
   changes = {
     key: values[key]
     for key in keys
     if key in values
     and key not in typed
+    and key not in missing
     and (is_untrained or current[key] == key_table.KEYS[key].default)
   }
   return resolve.resolved(resolve.replaced(config, changes))

@@ -9,7 +9,13 @@ from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys, networks, strategy as strategy_lib, trust
 from anp_jax.system import cores, onednn
 
-_CONVNETS = {'lenet': 'LeNet', 'cifar10_full': 'Cifar10Full', 'two_convolutions': 'TwoConvolutions'}
+_CONVNETS = {
+  'lenet': 'LeNet',
+  'cifar10_full': 'Cifar10Full',
+  'two_convolutions': 'TwoConvolutions',
+  'caffenet': 'CaffeNet',
+  'bvlc_alexnet': 'CaffeNet',
+}
 
 
 def has_batch_norm(config: ml_collections.ConfigDict) -> bool:
@@ -111,6 +117,8 @@ def _network(config, num_classes, platform, axis_name):
       )
     if m.name == 'two_convolutions':
       common['kernels'] = tuple(m.kernels)
+    if m.name in networks.CAFFENETS:
+      common |= dict(norm_first=m.name == 'bvlc_alexnet', dropout=m.dropout)
     return getattr(convnets, _CONVNETS[m.name])(**common)
   norm = dict(group=m.norm_group, momentum=m.norm_momentum)
   if m.name in efficientnet.NETWORKS:

@@ -1,12 +1,13 @@
-"""Small networks to compare with: two of Caffe's examples, one of a paper.
+"""Plain convolutional networks: three of Caffe's, one of a paper.
 
-Caffe's run on a laptop in minutes. The config has what is not part of a network:
+Caffe's small examples run on a laptop in minutes. The config has what is not part of a network:
 Caffe's solvers give biases twice the learning rate, and CIFAR-10's classifier 250
 times the weight decay (`optimizer.multipliers` and `decay_multipliers`). Caffe also
 has a spread of initial weights for each layer; here kernels start as everywhere in
 this package, and biases at zero.
 """
 
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -17,10 +18,11 @@ import numpy as np
 
 from anp_jax.config import errors
 from anp_jax.models import layers
+from anp_jax.models.layers import example_randomness
 
 
 class _Network(nn.Module):
-  """The fields and layers of a small network.
+  """The fields and layers of a network.
 
   Attributes:
     num_classes: number of logits.
@@ -33,9 +35,15 @@ class _Network(nn.Module):
   param_dtype: Any = jnp.float32
   platform: str = 'cpu'
 
-  def _conv(self, features, padding, name):
-    types = dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
-    return layers.Conv(features, 5, padding=padding, use_bias=True, name=name, **types)
+  def _conv(self, features, padding, name, size=5, **fields):
+    fields |= dict(dtype=self.dtype, param_dtype=self.param_dtype, platform=self.platform)
+    return layers.Conv(features, size, padding=padding, use_bias=True, name=name, **fields)
+
+  def _hidden(self, x, features, name):
+    """A fully connected layer with a ReLU, of a map or of vectors."""
+    types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    dense = nn.Dense(features, kernel_init=nn.initializers.he_normal(), name=name, **types)
+    return layers.relu(dense(x.reshape(x.shape[0], -1)), self.platform)
 
   def _head(self, x):
     return layers.head(self, nn.initializers.normal(0.01))(x.reshape(x.shape[0], -1))
@@ -67,14 +75,7 @@ class LeNet(_Network):
     for i, features in enumerate((20, 50), 1):
       x = self._conv(features, 'VALID', f'conv{i}')(x)
       x = pool(x, 'max', 2, 2, self.platform)
-    x = nn.Dense(
-      500,
-      kernel_init=nn.initializers.he_normal(),
-      dtype=self.dtype,
-      param_dtype=self.param_dtype,
-      name='hidden',
-    )(x.reshape(x.shape[0], -1))
-    return self._head(layers.relu(x, self.platform))
+    return self._head(self._hidden(x, 500, 'hidden'))
 
 
 class Cifar10Full(_Network):
@@ -137,6 +138,48 @@ class TwoConvolutions(_Network):
     return self._head(x)
 
 
+class CaffeNet(_Network):
+  """CaffeNet, Caffe's reference for ImageNet; with `norm_first` Caffe's AlexNet.
+
+  Krizhevsky et al. 2012 on one device (Jia et al. 2014, arXiv 1408.5093). For
+  images of 227x227 and 1,000 classes it has 60,965,224 parameters. DeepSentiBank
+  (Chen et al. 2014, arXiv 1410.8586) and the detectors of MVSO (Jou et al. 2015,
+  arXiv 1508.03868) are of this kind.
+
+  Attributes:
+    norm_first: whether the response normalisation comes before the pool.
+    dropout: probability that a hidden number is set to zero; Caffe's is 0.5.
+  """
+
+  norm_first: bool = False
+  dropout: float = 0.0
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    """(batch, height, width, channels) normalised to logits (batch, classes).
+
+    Raises:
+      ConfigError: for images under 55 pixels a side.
+    """
+    self._check_side(images, 55, 'caffenet')
+    relu = functools.partial(layers.relu, platform=self.platform)
+    largest = functools.partial(pool, kind='max', window=3, stride=2, platform=self.platform)
+    first, second = (
+      (normalise_over_channels, largest) if self.norm_first else (largest, normalise_over_channels)
+    )
+    x = second(first(relu(self._conv(96, 0, 'conv1', 11, stride=4)(images))))
+    x = second(first(relu(self._conv(256, 2, 'conv2', groups=2)(x))))
+    x = relu(self._conv(384, 1, 'conv3', 3)(x))
+    x = relu(self._conv(384, 1, 'conv4', 3, groups=2)(x))
+    x = relu(self._conv(256, 1, 'conv5', 3, groups=2)(x))
+    x = largest(x).transpose(0, 3, 1, 2)  # Caffe's order, in which fc6 has its weights
+    for name in ('fc6', 'fc7'):
+      x = self._hidden(x, 4096, name)
+      if train and self.dropout:
+        x = example_randomness.dropout(self, x, self.dropout)
+    return self._head(x)
+
+
 def pool(x: jax.Array, kind: str, window: int, stride: int, platform: str = 'cpu') -> jax.Array:
   """Pools as Caffe does: a window that the far edge cuts off counts too.
 
@@ -175,11 +218,32 @@ def normalise_response(x: jax.Array, platform: str = 'cpu') -> jax.Array:
   Returns:
     Like x.
   """
+  return _damped(x, 5e-5, layers.avg_pool(jnp.square(x), 3, 1, 1, platform))
+
+
+def normalise_over_channels(x: jax.Array) -> jax.Array:
+  """Local response normalisation over neighbouring channels.
+
+  x (1 + 1e-4 m)^-0.75, m being the mean of x^2 over a channel and two on each
+  side, zeros beyond the edge; Caffe divides the sum of Krizhevsky et al. 2012 by
+  the number of channels.
+
+  Args:
+    x: (batch, height, width, channels), any float dtype.
+
+  Returns:
+    Like x.
+  """
+  squares = jnp.pad(jnp.square(x), ((0, 0), (0, 0), (0, 0), (2, 2)))
+  return _damped(x, 1e-4, sum(squares[..., i : i + x.shape[-1]] for i in range(5)) / 5)
+
+
+def _damped(x, alpha, mean):
+  """Divides x by (1 + alpha mean)^0.75."""
   # In bfloat16 nothing under 1/256 can be added to 1.
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  mean = layers.avg_pool(jnp.square(x), 3, 1, 1, platform).astype(wide)
   # Two roots are quicker than a power.
-  root = lax.rsqrt(1 + 5e-5 * mean)
+  root = lax.rsqrt(1 + alpha * mean.astype(wide))
   return (x.astype(wide) * root * jnp.sqrt(root)).astype(x.dtype)
 
 

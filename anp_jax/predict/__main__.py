@@ -41,8 +41,8 @@ _FLAGS = {
   'checkpoint': (
     '',
     'PATH',
-    'a workdir, a checkpoint in one; published weights: a .safetensors or .pth file, a folder as '
-    'transformers writes it, package:NAME of an installed package with weights',
+    'a workdir, a checkpoint in one; published weights: a .safetensors, .pth or .caffemodel '
+    'file, a folder as transformers writes it, package:NAME of an installed package with weights',
   ),
   'labels': ('', 'FILE', 'names of the classes of published weights, one per line'),
   'which': ('newest', 'NAME', 'of a workdir: newest, best or a step (default: %(default)s)'),
@@ -164,6 +164,7 @@ def _parser():
 
 def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
+  from anp_jax.checkpoint.weights import pretrained
   from anp_jax.data.input import decode_pillow
   from anp_jax.data.sources import skipped_files
   from anp_jax.predict import (
@@ -174,7 +175,7 @@ def _run(flags, progress):
   )
   from anp_jax.system import compile_cache
 
-  trained, notes = _network(flags)
+  trained, notes = pretrained.find(flags.checkpoint, flags.which, flags.labels)
   table = rows_lib.Rows(trained.vocabulary, flags.explain, flags.sentiment, flags.emotions)
   for line in [*notes, *table.notes]:
     progress.line.log(line)
@@ -214,31 +215,6 @@ def _run(flags, progress):
   if pictures:
     title = _title(trained, progress, len(pictures))
     sheet_lib.write(flags.sheet, *zip(*pictures), title)
-
-
-def _network(flags):
-  """The network that --checkpoint names, and lines for people."""
-  from anp_jax.checkpoint import trained as trained_lib
-  from anp_jax.checkpoint.weights import pretrained, published_weights
-
-  if not published_weights.is_published(flags.checkpoint):
-    if flags.labels:
-      raise config_lib.ConfigError(
-        f'--labels={flags.labels!r} is for published weights, and '
-        f'{flags.checkpoint} is none: a run has the names of its classes'
-      )
-    return trained_lib.load(flags.checkpoint, flags.which), []
-  if flags.which != 'newest':
-    raise config_lib.ConfigError(
-      f'--which={flags.which!r} is for the workdir of a run, and '
-      f'{flags.checkpoint} is published weights'
-    )
-  try:
-    return pretrained.load(flags.checkpoint, flags.labels)
-  except config_lib.ConfigError as e:
-    # To a run these weights are what it begins with.
-    text = str(e).replace('config.init.from', '--checkpoint')
-    raise config_lib.ConfigError(text) from e
 
 
 def _finished(network, batch, started):

@@ -106,17 +106,29 @@ def test_another_form_of_timms_is_one_line(tmp_path, key, value):
 
 
 @pytest.mark.parametrize(
-  'change, word',
+  'change, want',
   [
-    ({'size': {'shortest_edge': 384}}, '384 x 384'),
-    ({'size': {'height': 224, 'width': 224}}, '224 x 224'),
-    ({'resample': 1}, 'resample 1'),
+    ({}, False),
+    ({'size': {'shortest_edge': 384}}, True),
+    ({'size': {'height': 224, 'width': 224}}, True),
   ],
 )
-def test_what_is_done_otherwise_is_said(tmp_path, change, word):
+def test_whole_images_are_squeezed_where_a_processor_does(tmp_path, change, want):
   weight_files.folder(tmp_path, weight_files.CONVNEXT | change)
+  weights = published_weights.read(str(tmp_path))
+  assert weights.keys['data.stretch'] == want and not weights.notes
+
+
+@pytest.mark.parametrize('mode, want', [('squash', True), ('center', False)])
+def test_whole_images_are_squeezed_where_timm_does(tmp_path, mode, want):
+  weight_files.folder(tmp_path, pretrained_cfg={'crop_mode': mode})
+  assert published_weights.read(str(tmp_path)).keys['data.stretch'] == want
+
+
+def test_what_is_done_otherwise_is_said(tmp_path):
+  weight_files.folder(tmp_path, weight_files.CONVNEXT | {'resample': 1})
   (note,) = published_weights.read(str(tmp_path)).notes
-  assert word in note
+  assert 'resample 1' in note
 
 
 # Of google/efficientnet-b0: the roots of ImageNet's deviations, by which its

@@ -280,6 +280,17 @@ def test_evaluation_takes_their_network_and_images(tmp_path):
   assert config.data.mean == (127.5, 63.75, 191.25)
 
 
+def test_a_decoder_that_was_typed_need_not_stretch(tmp_path):
+  weight_files.folder(tmp_path, weight_files.BIT | {'size': [80, 80]})
+  flags = _flags(tmp_path / 'new', mode='evaluate')
+  decoders = (({}, 'bilinear'), ({'data__decode': 'bicubic'}, 'bicubic'))
+  for typed, decode in decoders:
+    config, _ = _config(flags, init__from=tmp_path, **typed)
+    assert (config.data.decode, config.data.stretch) == (decode, True)
+  config, _ = _config(flags, init__from=tmp_path, data__decode='fast')
+  assert config.data.decode == 'fast' and 'stretch' not in config.data
+
+
 def test_weights_of_a_run_are_evaluated_only_where_they_are_named(tmp_path):
   weight_files.folder(tmp_path, weight_files.BIT)
   run = tmp_path / 'run'

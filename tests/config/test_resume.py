@@ -107,6 +107,7 @@ def _configs():
     {'data.source': 'synthetic'},
     {'data.augment': 'scale'},
     {'data.augment': 'strong_crop'},
+    {'data.decode': 'bicubic'},
     {'init.from': 'weights.safetensors'},
     {'data.cache': 'encoded'},
     {'data.balance': 'weights'},

@@ -91,17 +91,17 @@ def test_inks_with_and_without_the_mark_of_adobe(config, side):
 
 
 @pytest.mark.parametrize('decode', ['bilinear', 'bicubic'])
-@pytest.mark.parametrize('upright', [False, True])
-def test_whole_image_is_resized_then_cropped(config, decode, upright):
+@pytest.mark.parametrize('upright, stretch', [(False, False), (True, False), (False, True)])
+def test_whole_image_is_resized_then_cropped(config, decode, upright, stretch):
   """By Pillow in two steps, as transformers and torchvision do it."""
-  config.data.decode = decode
+  config.data.decode, config.data.stretch = decode, stretch
   config.data.image_size, config.data.resize = 32, 37
   files = [builders.encode_image(_picture(*size, i), 'JPEG') for i, size in enumerate(_SIZES)]
   files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
   read = decode_pillow.eval_decoder(config, upright)
   for file in files:
     image = Image.open(io.BytesIO(file))
-    sides = [int(37 * n / min(image.size)) for n in image.size]
+    sides = [37 if stretch else int(37 * n / min(image.size)) for n in image.size]
     left, top = ((n - 32) // 2 for n in sides)
     resized = image.resize(sides, Image.Resampling[decode.upper()])
     want = np.asarray(resized.crop((left, top, left + 32, top + 32)), int)

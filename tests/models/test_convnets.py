@@ -1,4 +1,6 @@
-"""The small networks against PyTorch, and their layers against closed forms."""
+"""The plain networks against PyTorch, and their layers against closed forms."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 from anp_jax import config as config_lib, models
 from anp_jax.config import command_line
 from anp_jax.models import convnets
+from tests import caffe_models
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 CLASSES = 7
@@ -20,11 +23,15 @@ CASES = (
   ('cifar10_full', (2, 14, 17, 1)),
   ('two_convolutions', (2, 32, 32, 3)),
   ('two_convolutions', (2, 14, 17, 3)),
+  ('caffenet', (2, 67, 79, 3)),
+  ('bvlc_alexnet', (2, 67, 55, 3)),
 )
 NETS = {
   'lenet': convnets.LeNet,
   'cifar10_full': convnets.Cifar10Full,
   'two_convolutions': convnets.TwoConvolutions,
+  'caffenet': convnets.CaffeNet,
+  'bvlc_alexnet': functools.partial(convnets.CaffeNet, norm_first=True),
 }
 
 
@@ -52,6 +59,8 @@ def _their_response(x, torch):
 def _their_logits(name, x, w, torch):
   """The network in torch's functions; w: {layer: (weight, bias)}."""
   f = torch.nn.functional
+  if name in caffe_models.NORM_FIRST:
+    return caffe_models.logits(x, w, caffe_models.NORM_FIRST[name])
   if name == 'lenet':
     x = f.max_pool2d(f.conv2d(x, *w['conv1']), 2, 2, ceil_mode=True)
     x = f.max_pool2d(f.conv2d(x, *w['conv2']), 2, 2, ceil_mode=True)
@@ -78,19 +87,22 @@ def _to_theirs(params, sides, torch):
     kernel, bias = leaf['kernel'], leaf['bias']
     if kernel.ndim == 4:
       kernel = kernel.transpose(3, 2, 0, 1)
-    elif kernel is params[flattened]['kernel']:
+    elif flattened and kernel is params[flattened]['kernel']:
       kernel = kernel.reshape(*sides, -1, kernel.shape[-1])
       kernel = kernel.transpose(2, 0, 1, 3).reshape(-1, kernel.shape[-1]).T
     else:
       kernel = kernel.T
     return tuple(torch.from_numpy(a.copy()).requires_grad_() for a in (kernel, bias))
 
-  flattened = 'hidden' if 'hidden' in params else 'head'
+  # CaffeNet itself flattens channels first.
+  flattened = 'hidden' if 'hidden' in params else None if 'fc6' in params else 'head'
   return {name: one(leaf) for name, leaf in params.items()}
 
 
 def _flattened_sides(name, shape):
   """Pixels of the last map: every pool rounds up, lenet's convolutions cut."""
+  if name in caffe_models.NORM_FIRST:
+    return ()
   cut, pools, window = {
     'lenet': (4, 2, 2),
     'cifar10_full': (0, 3, 3),
@@ -143,14 +155,16 @@ def test_logits_and_gradients_equal_torch(name, shape):
       close(a.detach().numpy(), b.grad, f'{layer} {part}')
 
 
-@pytest.mark.parametrize('name, least', [('lenet', 15), ('cifar10_full', 12)])
-def test_images_that_are_too_small_are_refused(name, least):
+@pytest.mark.parametrize(
+  'name, least, layer, width',
+  [('lenet', 15, 'hidden', 50), ('cifar10_full', 12, 'head', 64), ('caffenet', 55, 'fc6', 256)],
+)
+def test_images_that_are_too_small_are_refused(name, least, layer, width):
   net = NETS[name](CLASSES)
   # At the least size each map that is flattened has one pixel.
-  flattened = {'lenet': ('hidden', 50), 'cifar10_full': ('head', 64)}[name]
   shapes = _shapes(net, (1, least, least, 3))
-  assert shapes[flattened[0]]['kernel'].shape[0] == flattened[1]
-  for shape in ((1, least - 1, 40, 3), (1, 40, least - 1, 3)):
+  assert shapes[layer]['kernel'].shape[0] == width
+  for shape in ((1, least - 1, 60, 3), (1, 60, least - 1, 3)):
     with pytest.raises(config_lib.ConfigError) as error:
       _shapes(net, shape)
     assert str(error.value) == (
@@ -179,6 +193,13 @@ def test_windows_that_the_edge_cuts_off():
   # Also where both edges cut: the last pixel alone of a 3x3 map's 2x2 windows.
   corner = convnets.pool(x[:, :3, :3], 'mean', 2, 2)[0, ..., 0]
   np.testing.assert_allclose(corner, [[3, 4.5], [10.5, 12]], rtol=1e-6)
+
+
+def test_response_normalisation_over_channels_in_closed_form():
+  # Six channels of 200: 3, 4, 5, 5, 4 and 3 of 5 are within, each 40,000 of the mean.
+  y = convnets.normalise_over_channels(jnp.full((1, 2, 1, 6), 200.0))
+  want = 200 * (1 + 4 * np.array([3, 4, 5, 5, 4, 3]) / 5) ** -0.75
+  np.testing.assert_allclose(y, np.broadcast_to(want, y.shape), rtol=1e-6)  # of float32
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

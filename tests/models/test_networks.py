@@ -57,6 +57,8 @@ SMALL = {
   'cifar10_full': ((32, 32, 3), 89_578),
   # (75 + 1) 500 + (25 500 + 1) 1500 + (64 1500 + 1) 10.
   'two_convolutions': ((32, 32, 3), 19_749_510),
+  # The paper's 60 million: those of bvlc_reference_caffenet, less 990 classes of 4,097.
+  'caffenet': ((227, 227, 3), 60_965_224 - 990 * 4097),
 }
 # Endings of the names of networks that are one of several of their kind.
 _SLOW = ('_b1', '_b2', '_b3', '_b4', 'tf_efficientnet_b0', '101', '152', '32x8d', 'seresnet50')

@@ -23,6 +23,7 @@ from anp_jax.checkpoint.weights import (
   initial,
   naming,
   published_weights as published_lib,
+  timm_folder,
   weights_source,
 )
 from anp_jax.data import vocabulary as vocabulary_lib
@@ -273,6 +274,8 @@ def _prepared(file, settings):
   image = Image.open(io.BytesIO(file))
   if decode in ('bilinear', 'bicubic'):
     sides = [resize * n // min(image.size) for n in image.size]
+    if settings['crop'].startswith('both sides are brought to resize'):
+      sides = [resize, resize]
     left, top = ((n - side) // 2 for n in sides)
     image = image.convert('RGB').resize(sides, getattr(Image, decode.upper()))
     return np.asarray(image.crop((left, top, left + side, top + side)))
@@ -293,11 +296,14 @@ def _prepared(file, settings):
   return np.floor(resized + 0.5)
 
 
-@pytest.mark.parametrize('decode', ['fast', 'exact', 'bilinear', 'bicubic'])
-def test_preprocessing_is_that_of_the_evaluation(decode):
+@pytest.mark.parametrize(
+  'decode, stretch',
+  [('fast', False), ('exact', False), ('bilinear', False), ('bilinear', True), ('bicubic', False)],
+)
+def test_preprocessing_is_that_of_the_evaluation(decode, stretch):
   config = builders.load('configs/resnet_anp.py:tiny')
   config.data.image_size, config.data.resize = exporting.SIDE, 40
-  config.data.decode = decode
+  config.data.decode, config.data.stretch = decode, stretch
   settings = program.preprocessing(config)
   random = np.random.default_rng(0)
   read = decode_pillow.eval_decoder(config)
@@ -311,6 +317,24 @@ def test_preprocessing_is_that_of_the_evaluation(decode):
     # float64 here, and Pillow takes a box in float32: ties are rounded apart.
     assert gaps.max() <= (3 if decode == 'bicubic' else 1), size
     assert gaps.mean() < 0.25, size
+
+
+def test_libraries_stretch_as_the_evaluation_does():
+  transformers = pytest.importorskip('transformers')
+  trained = exporting.trained(data__decode='bicubic', data__stretch=True)
+  settings = huggingface.preprocessor(trained.config)
+  processor = getattr(transformers, settings.pop('image_processor_type'))(**settings)
+  random = np.random.default_rng(0)
+  file = io.BytesIO()
+  image = Image.fromarray(random.integers(0, 256, (9, 17, 3), np.uint8)).resize((170, 90))
+  image.save(file, 'PNG')
+  got = processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0)
+  pixels = decode_pillow.eval_decoder(trained.config)(file.getvalue())
+  want = exporting.normalised(trained.config, pixels)
+  # Pillow takes a box in float32: some values are rounded the other way, by up to 3 levels.
+  assert np.abs(got - want).max() <= 3.1 / min(trained.config.data.std)
+  # timm's transforms_factory: both sides are brought to the size before the crop.
+  assert timm_folder.architecture(trained)['pretrained_cfg']['crop_mode'] == 'squash'
 
 
 def test_preprocessing_of_what_is_no_file():

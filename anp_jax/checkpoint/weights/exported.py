@@ -131,6 +131,7 @@ def preprocessing(config: ml_collections.ConfigDict) -> dict:
     'decode': decode,
     **(how['shrunk'] if shrunk else {}),
     **how[decode],
+    **(how['stretched'] if augment.is_stretched(config) else {}),
     'orientation': 'as the pixels are stored; EXIF is not looked at',
     'channels': 'RGB',
     'input': f'(batch, {d.image_size}, {d.image_size}, 3) uint8',

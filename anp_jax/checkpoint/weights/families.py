@@ -8,7 +8,13 @@ import numpy as np
 from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import convnext_names, efficientnet_names, naming, resnet_names
+from anp_jax.checkpoint.weights import (
+  caffenet_names,
+  convnext_names,
+  efficientnet_names,
+  naming,
+  resnet_names,
+)
 from anp_jax.system import files
 
 if TYPE_CHECKING:
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
 RESNET = resnet_names.ResNet()
 CONVNEXT = convnext_names.ConvNeXt()
 EFFICIENTNET = efficientnet_names.EfficientNet()
-_ALL: tuple[naming.Family, ...] = (RESNET, CONVNEXT, EFFICIENTNET)
+_ALL: tuple[naming.Family, ...] = (RESNET, CONVNEXT, EFFICIENTNET, caffenet_names.CaffeNet())
 
 
 def of_config(config: ml_collections.ConfigDict) -> naming.Family | None:

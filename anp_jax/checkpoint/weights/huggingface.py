@@ -20,6 +20,8 @@ def refusal(config: ml_collections.ConfigDict) -> str:
   family = families.of_config(config)
   if not family:
     return f'{m.name} is no {families.names()}'
+  if naming.TRANSFORMERS not in family.namings:
+    return f'transformers has no {m.name}'
   if family is families.RESNET and m.name not in _RESNETS:
     return f'transformers has {", ".join(_RESNETS)}, and no {m.name}'
   if family is families.EFFICIENTNET and (problem := efficientnet_names.refusal(config)):
@@ -63,16 +65,17 @@ def architecture(trained: trained_lib.Trained) -> dict:
 def preprocessor(config: ml_collections.ConfigDict) -> dict:
   """Returns the fields of an image processor of transformers.
 
-  It brings the shorter side to `resize` pixels and cuts the centre, as ours
+  It brings the shorter side, or both, to `resize` pixels and cuts the centre, as ours
   where config.data.decode is bilinear or bicubic. For the other ways to decode
   it is the nearest that transformers has, see `is_approximate`.
   """
   d = config.data
+  sides = ('height', 'width') if augment.is_stretched(config) else ('shortest_edge',)
   return {
     'image_processor_type': 'BitImageProcessor',
     'do_convert_rgb': True,
     'do_resize': True,
-    'size': {'shortest_edge': d.resize},
+    'size': dict.fromkeys(sides, d.resize),
     'resample': processors.FILTERS.get(d.decode, processors.FILTERS['bilinear']),
     'do_center_crop': True,
     'crop_size': {'height': d.image_size, 'width': d.image_size},

@@ -1,4 +1,4 @@
-"""A network from published weights, for use without training."""
+"""A network for use without training: of a run, or from published weights."""
 
 from flax import traverse_util
 
@@ -6,6 +6,39 @@ from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import initial, published_weights, weights_source as source_lib
 from anp_jax.training import objective as objective_lib
+
+
+def find(path: str, which: str, labels: str) -> tuple[trained_lib.Trained, list[str]]:
+  """Reads the network that --checkpoint names.
+
+  Args:
+    path: a workdir, a checkpoint in one, or published weights.
+    which: checkpoint of a workdir: 'newest', 'best' or a step.
+    labels: path of the names of the classes of published weights; or ''.
+
+  Returns:
+    The network, and lines for people.
+
+  Raises:
+    ConfigError: if it cannot be read, or a flag does not belong to it.
+  """
+  if not published_weights.is_published(path):
+    if labels:
+      raise config_lib.ConfigError(
+        f'--labels={labels!r} is for published weights, and '
+        f'{path} is none: a run has the names of its classes'
+      )
+    return trained_lib.load(path, which), []
+  if which != 'newest':
+    raise config_lib.ConfigError(
+      f'--which={which!r} is for the workdir of a run, and {path} is published weights'
+    )
+  try:
+    return load(path, labels)
+  except config_lib.ConfigError as e:
+    # To a run these weights are what it begins with.
+    text = str(e).replace('config.init.from', '--checkpoint')
+    raise config_lib.ConfigError(text) from e
 
 
 def load(path: str, labels: str = '') -> tuple[trained_lib.Trained, list[str]]:

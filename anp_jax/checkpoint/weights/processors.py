@@ -57,6 +57,7 @@ def read(folder: str, architecture: dict, model: str) -> tuple[dict, str]:
   return {
     'size': min(_sides(path, 'input_size', side), default=224),
     'crop_pct': timm.get('crop_pct'),
+    'crop_mode': timm.get('crop_mode'),
     'resample': FILTERS.get(str(timm.get('interpolation')), 3),
     'image_mean': _colours(path, 'mean', timm.get('mean') or _MEAN),
     'image_std': _colours(path, 'std', timm.get('std') or _STD),
@@ -78,7 +79,8 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
   if not processor:
     number = FILTERS[default_filter]
     processor = {'size': 224, 'crop_pct': None, 'resample': number}
-  side, resize, notes = _sizes(processor, path)
+  side, resize, is_squeezed = _sizes(processor, path)
+  notes = []
   number = processor.get('resample', 3)
   decode = next((name for name in FILTERS if FILTERS[name] == number), '')
   if not decode:
@@ -87,6 +89,7 @@ def images(processor: dict, path: str, default_filter: str) -> tuple[dict, tuple
     'data.image_size': side,
     'data.resize': resize,
     'data.decode': decode or 'bicubic',
+    'data.stretch': is_squeezed,
     **normalisation_keys,
   }, tuple(notes)
 
@@ -112,11 +115,15 @@ def normalisation(processor: dict, path: str) -> dict[str, tuple]:
 
 
 def _sizes(processor, path):
-  """Pixels of the crop, of the shorter side before it, and notes."""
+  """Pixels of the crop, of the shorter side before it, and whether both sides get as many."""
   size = processor.get('size')
   side = resize = min(_sides(path, 'size', size), default=224)
   # A processor with two sides makes an image of just these.
-  is_squeezed = isinstance(size, list) or (isinstance(size, dict) and 'shortest_edge' not in size)
+  is_squeezed = (
+    isinstance(size, list)
+    or (isinstance(size, dict) and 'shortest_edge' not in size)
+    or processor.get('crop_mode') == 'squash'
+  )
   kind = str(processor.get('image_processor_type') or processor.get('feature_extractor_type'))
   if 'crop_pct' in processor or kind.startswith('ConvNext'):
     share = processor.get('crop_pct') or 224 / 256
@@ -128,12 +135,7 @@ def _sizes(processor, path):
   elif processor.get('do_center_crop', True):
     crop = _sides(path, 'crop_size', processor.get('crop_size'))
     side = min(crop, default=side)
-  notes = []
-  if is_squeezed:
-    notes.append(
-      f'its processor squeezes whole images into {side} x {side}: their central square is used'
-    )
-  return side, resize, notes
+  return side, resize, is_squeezed
 
 
 def _sides(path, key, value):

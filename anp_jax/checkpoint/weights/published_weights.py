@@ -15,7 +15,7 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint.weights import families, processors, torch_files
+from anp_jax.checkpoint.weights import caffe_file, families, processors, torch_files
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
@@ -52,7 +52,8 @@ def is_published(path: str) -> bool:
   path = os.path.expanduser(path)
   if os.path.isfile(os.path.join(path, FILE)):
     return True
-  return path.startswith(PACKAGE) or (path.endswith(_SUFFIXES) and not os.path.isdir(path))
+  has_name = path.endswith(_SUFFIXES) or caffe_file.has_name(path)
+  return path.startswith(PACKAGE) or (has_name and not os.path.isdir(path))
 
 
 def missing_path(path: str) -> str:
@@ -70,7 +71,7 @@ def missing_path(path: str) -> str:
   if os.path.exists(os.path.expanduser(path)):
     return ''
   return (
-    f'config.init.from={path!r}: expected a file of weights ({", ".join(_SUFFIXES)}), '
+    f'config.init.from={path!r}: expected a file of weights ({", ".join(_SUFFIXES)}, .caffemodel), '
     f'{PACKAGE}NAME or the workdir of a run, and there is none'
   )
 
@@ -100,7 +101,9 @@ def _packaged(name):
 
 
 def architecture(path: str) -> dict:
-  """Returns the config.json of a file that lies in a folder; {} if none."""
+  """Returns the config.json of a file that lies in a folder, or like it; {} if none."""
+  if caffe_file.has_name(path):
+    return _read(path, caffe_file.read)[1]
   if os.path.basename(path) != FILE:
     return {}
   return files.read_json_object(os.path.join(os.path.dirname(path), 'config.json'))
@@ -114,20 +117,23 @@ def tensors(path: str) -> dict[str, np.ndarray]:
   Raises:
     ConfigError: if it cannot be read.
   """
-  try:
-    is_pickle = path.endswith(_PICKLES)
-    result = torch_files.read(path) if is_pickle else safetensors_numpy.load_file(path)
-  except (safetensors.SafetensorError, OSError, ValueError) as e:
-    if files.is_lfs_pointer(path):
-      raise config_lib.ConfigError(
-        f'config.init.from={path!r} is a Git LFS pointer, not the file itself; '
-        'fetch it: git lfs pull'
-      ) from e
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r} cannot be read: {error_lines.first_line(e)}'
-    ) from e
+  if caffe_file.has_name(path):
+    return _read(path, caffe_file.read)[0]
+  is_pickle = path.endswith(_PICKLES)
+  result = _read(path, torch_files.read if is_pickle else safetensors_numpy.load_file)
   prefix = _WRAPPERS.match(os.path.commonprefix(list(result)))
   return {name[prefix.end() if prefix else 0 :]: value for name, value in result.items()}
+
+
+def _read(path, reader):
+  """What a reader makes of a file; its errors as those of the key."""
+  try:
+    return reader(path)
+  except (safetensors.SafetensorError, OSError, ValueError) as e:
+    problem = f'cannot be read: {error_lines.first_line(e)}'
+    if files.is_lfs_pointer(path):
+      problem = 'is a Git LFS pointer, not the file itself; fetch it: git lfs pull'
+    raise config_lib.ConfigError(f'config.init.from={path!r} {problem}') from e
 
 
 def read(path: str) -> Published:

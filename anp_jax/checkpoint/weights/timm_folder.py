@@ -63,7 +63,7 @@ def architecture(trained: trained_lib.Trained) -> dict:
       'num_classes': len(names),
       'input_size': [3, d.image_size, d.image_size],
       'crop_pct': d.image_size / d.resize,
-      'crop_mode': 'center',
+      'crop_mode': 'squash' if augment.is_stretched(trained.config) else 'center',
       'interpolation': (d.decode if d.decode in augment.RESAMPLED else 'bilinear'),
       'mean': [value / 255 for value in d.mean],
       'std': [value / 255 for value in d.std],

@@ -140,10 +140,11 @@ def eval_views(config: ml_collections.ConfigDict, sizes: np.ndarray) -> Views:
 def _eval_views_of_resampled(d, sizes):
   """The box that transformers cuts out, with its roundings.
 
-  It brings the whole image to whole pixels, the longer side rounded down, and
-  cuts the centre out of that. torchvision may be a pixel off.
+  It brings the whole image to whole pixels, the longer side rounded down or as
+  long as the shorter one, and cuts the centre out of that. torchvision may be a
+  pixel off.
   """
-  resized = d.resize * sizes // sizes.min(1, keepdims=True)
+  resized = d.resize * sizes // (sizes if d.stretch else sizes.min(1, keepdims=True))
   scales = sizes / resized
   corners = (resized - d.image_size) // 2 * scales
   boxes = np.concatenate([corners, d.image_size * scales], 1)
@@ -188,6 +189,11 @@ def random_sides(draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray
   logs = np.log(ratio)
   ratios = np.exp(logs[0] + draws[:, 1] * (logs[1] - logs[0]))
   return np.stack([np.sqrt(pixels / ratios), np.sqrt(pixels * ratios)], 1)
+
+
+def is_stretched(config: ml_collections.ConfigDict) -> bool:
+  """Whether evaluation brings both sides of an image to one length."""
+  return config.data.decode in RESAMPLED and config.data.stretch
 
 
 def is_strong(config: ml_collections.ConfigDict) -> bool:
