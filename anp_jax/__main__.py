@@ -82,8 +82,9 @@ def main(argv: list[str], mode: str = '') -> int:
 
         trials.run(config, workdir, flags.mode, processes)
       else:
-        how = flags.mode, flags.checkpoint, processes, flags.output
-        train.run(config, workdir, *how)
+        fields = 'mode', 'checkpoint', 'output', 'sentiment', 'emotions'
+        chosen = {name: getattr(flags, name) for name in fields}
+        train.start(strategy_lib.Invocation(config, workdir, processes, **chosen))
   except cluster.EXPECTED as e:
     code, text = cluster.exit_status(e)
     print(urls.remote_url(f'error: {text}'), file=sys.stderr)

@@ -44,17 +44,17 @@ def run(
     eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
   invocation = strategy_lib.Invocation(config, workdir, processes, mode, checkpoint, output)
-  return start(invocation, _train_or_score)
+  return start(invocation)
 
 
 def start(
-  invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]
+  invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict] | None = None
 ) -> dict:
   """Prepares this process for an invocation, and has its strategy run it.
 
   Args:
     invocation: command; without processes, a run of this process alone.
-    loop: what a strategy calls that has none of its own.
+    loop: what a strategy calls that has none of its own; None: trains or scores.
 
   Returns:
     The result of the strategy's `run`.
@@ -69,7 +69,7 @@ def start(
   _emulate(config, invocation.mode, processes)
   invocation = dataclasses.replace(invocation, config=config, workdir=workdir, processes=processes)
   with _uploading(workdir):
-    return strategy_lib.find(config).run(invocation, loop)
+    return strategy_lib.find(config).run(invocation, loop or _train_or_score)
 
 
 @contextlib.contextmanager
@@ -107,13 +107,7 @@ def _emulate(config, mode: str, processes: cluster.Processes) -> None:
 def _train_or_score(invocation: strategy_lib.Invocation) -> dict:
   """Trains one model in step over the mesh of all processes, or scores its checkpoint."""
   if invocation.mode == 'evaluate':
-    return analysis.run(
-      invocation.config,
-      invocation.workdir,
-      invocation.checkpoint,
-      invocation.processes,
-      invocation.output,
-    )
+    return analysis.run(invocation)
   run = run_lib.Run(invocation)
   return run.finish_again() if run.recorder.is_finished else _train(run)
 

@@ -24,6 +24,8 @@ from anp_jax.config import (
 _FLAGS_OF_MODES = (
   ('checkpoint', 'newest', 'evaluate', 'training resumes from the newest'),
   ('output', '', 'evaluate', 'training writes into its workdir'),
+  ('sentiment', '', 'evaluate', 'it scores predictions'),
+  ('emotions', '', 'evaluate', 'it scores predictions'),
   ('change', '', 'train', 'it changes a run that is resumed'),
 )
 _MODES = ('train', 'evaluate', *strategy_lib.TRIALS)
@@ -82,6 +84,9 @@ def main_flags(arguments: list[str], description: str, mode: str = '') -> argpar
     metavar='DIR',
     help='output folder for --mode=evaluate (default: in the workdir)',
   )
+  for name, table in ('sentiment', 'VSO or MVSO'), ('emotions', 'MVSO'):
+    text = f'{name} of pairs for --mode=evaluate, a table of {table}'
+    add(f'--{name}', default='', metavar='FILE', help=text)
   add(
     '--change',
     default='',

@@ -61,6 +61,8 @@ class Invocation:
     mode: 'train', 'evaluate' or one of TRIALS.
     checkpoint: checkpoint for mode 'evaluate': 'newest', 'best' or a step.
     output: output folder for mode 'evaluate'; '': one in the workdir.
+    sentiment: path of a lexicon for mode 'evaluate', VSO or MVSO; '': none.
+    emotions: path of a table of MVSO for mode 'evaluate'; '': none.
     devices: devices of the mesh; None: all devices of all processes.
     pool: `runtimes.offload.pool.DevicePool` of devices outside the mesh that
       compute for it; None: no such devices.
@@ -72,6 +74,8 @@ class Invocation:
   mode: str = 'train'
   checkpoint: str = 'newest'
   output: str = ''
+  sentiment: str = ''
+  emotions: str = ''
   devices: list | None = None
   pool: Any = None
 

@@ -5,6 +5,8 @@ they are; MVSO also spreads each over the 24 emotions of Plutchik's wheel.
 """
 
 from collections.abc import Iterator
+import dataclasses
+import os
 import re
 
 import numpy as np
@@ -12,6 +14,17 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 
+# Plutchik's wheel: eight families, each of three intensities.
+FAMILIES = {
+  'joy': ('ecstasy', 'joy', 'serenity'),
+  'trust': ('admiration', 'trust', 'acceptance'),
+  'fear': ('terror', 'fear', 'apprehension'),
+  'surprise': ('amazement', 'surprise', 'distraction'),
+  'sadness': ('grief', 'sadness', 'pensiveness'),
+  'disgust': ('loathing', 'disgust', 'boredom'),
+  'anger': ('rage', 'anger', 'annoyance'),
+  'anticipation': ('vigilance', 'anticipation', 'interest'),
+}
 EMOTIONS = 24
 
 _NUMBER = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?', re.I)
@@ -31,6 +44,73 @@ _MVSO_LIMIT = 3.0
 # Published values are rounded: 24 of them, each to three digits, are off by
 # 0.0014 in their sum as a rule (0.0005 * sqrt(24 / 3)) and never by over 0.012.
 _SUM_TOLERANCE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Lexicons:
+  """The tables that a command was given for its classes.
+
+  Attributes:
+    sentiments: score of each pair; None: no table.
+    emotions: names of emotions, and the distribution of each pair; None: no table.
+    notes: lines that say what the tables lack.
+  """
+
+  sentiments: dict[str, float] | None = None
+  emotions: tuple[tuple[str, ...], dict[str, np.ndarray]] | None = None
+  notes: tuple[str, ...] = ()
+
+  def by_class(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Returns the values of classes, NaN for one that a table lacks.
+
+    Returns:
+      Of the tables given: sentiment, (names,) float64, and emotion, (names, 8)
+      float64, shares of FAMILIES.
+
+    Raises:
+      ConfigError: if the emotions are not those of FAMILIES.
+    """
+    values = {}
+    if self.sentiments:
+      scores = self.sentiments
+      values['sentiment'] = np.array([scores.get(name, np.nan) for name in names])
+    if self.emotions:
+      columns, rows = self.emotions
+      place = {column.lower(): i for i, column in enumerate(columns)}
+      for emotion in sum(FAMILIES.values(), ()):
+        if emotion not in place:
+          raise config_lib.ConfigError(
+            f"--emotions: the table lacks {emotion!r} of Plutchik's wheel"
+            f'{config_lib.nearest(emotion, place)}'
+          )
+      lacks = np.full(EMOTIONS, np.nan)
+      table = np.stack([np.float64(rows.get(name, lacks)) for name in names])
+      members = [[place[emotion] for emotion in family] for family in FAMILIES.values()]
+      values['emotion'] = table[:, members].sum(-1)
+    return values
+
+
+def read(classes: vocabulary.Vocabulary, sentiment: str, emotion: str = '') -> Lexicons:
+  """Reads the tables that --sentiment and --emotions name.
+
+  Args:
+    classes: pairs that the tables are to have.
+    sentiment: path of a table, VSO or MVSO; '': none.
+    emotion: path of a table of MVSO; '': none.
+
+  Raises:
+    ConfigError: for plain classes, a bad table, or one that has none of the pairs.
+  """
+  scores, shares, notes = None, None, []
+  if sentiment:
+    classes.check_pairs('--sentiment')
+    scores = sentiments(os.path.expanduser(sentiment))
+    notes += _lacks(sentiment, classes.names, scores)
+  if emotion:
+    classes.check_pairs('--emotions')
+    shares = emotions(os.path.expanduser(emotion))
+    notes += _lacks(emotion, classes.names, shares[1])
+  return Lexicons(scores, shares, tuple(notes))
 
 
 def sentiments(path: str) -> dict[str, float]:
@@ -108,6 +188,22 @@ def emotions(path: str) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
   if not rows:
     raise config_lib.ConfigError(f'{path} has a header and no rows')
   return names, rows
+
+
+def _lacks(path, names, table):
+  """Returns a line about the classes that a table lacks, if it lacks any."""
+  lacks = [name for name in names if name not in table]
+  if len(lacks) == len(names):
+    raise config_lib.ConfigError(
+      f'{path} has none of the {len(names)} classes, such as {names[0]!r}'
+      f'{config_lib.nearest(names[0], table)}'
+    )
+  if not lacks:
+    return []
+  return [
+    f'{path} has {len(names) - len(lacks)} of the {len(names)} classes; '
+    f'not {lacks[0]!r}' + ' and others' * (len(lacks) > 1)
+  ]
 
 
 def _mvso_rows(path, lines) -> Iterator[tuple[int, str, str]]:

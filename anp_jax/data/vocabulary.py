@@ -75,6 +75,12 @@ class Vocabulary:
     """Whether every class has an adjective and a noun."""
     return bool(self.adjectives or self.nouns)
 
+  @property
+  def factors(self) -> tuple[tuple[str, tuple[str, ...], np.ndarray], ...]:
+    """'adjective' and 'noun', each with its words and its ids; () for plain classes."""
+    words = self.adjectives, self.nouns
+    return tuple(zip(('adjective', 'noun'), words, self._ids)) if self.is_anp else ()
+
   def adjective_ids(self) -> np.ndarray:
     """(classes,) int32, read-only: the adjective of each class."""
     return self._ids[0]
@@ -106,6 +112,13 @@ class Vocabulary:
       return self
     _refuse_plain(self.names, 'class ', 0, _ASKED)
     return Vocabulary(self.names, *(tuple(sorted(set(w))) for w in _words(self.names, True)))
+
+  def check_pairs(self, flag: str) -> None:
+    """Raises ConfigError for a flag that needs pairs if the classes are plain."""
+    if not self.is_anp:
+      raise config_lib.ConfigError(
+        f'{flag} is for adjective_noun pairs, and the classes are plain, such as {self.names[0]!r}'
+      )
 
   def digest(self) -> str:
     """SHA-256 of the names, and of the factors where they are not sorted."""

@@ -5,12 +5,10 @@ import csv
 import io
 import json
 import math
-import os
 from typing import BinaryIO
 
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax.data import lexicons, vocabulary as vocabulary_lib
 from anp_jax.predict import network
 from anp_jax.system import untrusted_text
@@ -46,27 +44,18 @@ class Rows:
       ConfigError: for a bad table, one that has none of the classes, or where
         something needs pairs and the classes are plain.
     """
-    flags = {'--explain': explain, '--sentiment': sentiment, '--emotions': emotions}
-    for flag, value in flags.items():
-      if value and not vocabulary.is_anp:
-        raise config_lib.ConfigError(
-          f'{flag} is for adjective_noun pairs, and the classes are plain, '
-          f'such as {vocabulary.names[0]!r}'
-        )
+    if explain:
+      vocabulary.check_pairs('--explain')
     self._vocabulary, self._explain = vocabulary, explain
     self._parts = _PARTS if vocabulary.is_anp else ()
     name = 'anp' if vocabulary.is_anp else 'class'
     self.columns = ['file', 'rank', name, *self._parts, 'probability']
-    self.notes: list[str] = []
-    self._sentiments: dict[str, float] | None = None
-    self._emotions: tuple[tuple[str, ...], dict[str, np.ndarray]] | None = None
+    tables = lexicons.read(vocabulary, sentiment, emotions)
+    self.notes = tables.notes
+    self._sentiments, self._emotions = tables.sentiments, tables.emotions
     if sentiment:
-      self._sentiments = lexicons.sentiments(os.path.expanduser(sentiment))
-      self._note(sentiment, self._sentiments)
       self.columns.append('sentiment')
     if emotions:
-      self._emotions = lexicons.emotions(os.path.expanduser(emotions))
-      self._note(emotions, self._emotions[1])
       for i in range(1, _EMOTIONS + 1):
         self.columns += [f'emotion_{i}', f'emotion_{i}_share']
     if explain:
@@ -101,20 +90,6 @@ class Rows:
       for part, words in zip(_PARTS, (vocabulary.adjectives, vocabulary.nouns)):
         values += _best(names.words[part], words, row, i)
     return dict(zip(self.columns, values, strict=True))
-
-  def _note(self, path, table):
-    names = self._vocabulary.names
-    lacks = [name for name in names if name not in table]
-    if len(lacks) == len(names):
-      raise config_lib.ConfigError(
-        f'{path} has none of the {len(names)} classes, such as {names[0]!r}'
-        f'{config_lib.nearest(names[0], table)}'
-      )
-    if lacks:
-      self.notes.append(
-        f'{path} has {len(names) - len(lacks)} of the {len(names)} classes; '
-        f'not {lacks[0]!r}' + ' and others' * (len(lacks) > 1)
-      )
 
 
 def writer(kind: str, stream: BinaryIO, columns: list[str]) -> Callable[[list[dict]], None]:

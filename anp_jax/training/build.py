@@ -81,9 +81,9 @@ class ModelAndSteps:
     # The trace has the shapes of one device, with the most rows that one has.
     return count * mesh_lib.batch_devices(self.spec.mesh) * self.spec.batch_size / len(batch['row'])
 
-  def examples_step(self, held_out: tuple[int, ...] = ()) -> Callable:
+  def examples_step(self) -> Callable:
     """The jitted step of each example's scores; see `EvalStep.examples`."""
-    return self.evaluation.examples(held_out)
+    return self.evaluation.examples()
 
 
 def create(spec: run_spec.RunSpec) -> ModelAndSteps:

@@ -47,17 +47,19 @@ def examples(
     count: number of examples.
 
   Returns:
-    The means of `run`; and the rows of `per_example.rows` with label and weight,
-    NumPy arrays (count, ...) in the order of the source, on every process. An
-    example that cannot be read has weight 0.
+    The means of `run`; and the rows of `EvalStep.examples` as NumPy arrays (count,
+    ...) in the order of the source; {} on all processes but the first. An example
+    that cannot be read has weight 0.
   """
   totals: dict = {}
   batch_rows = []
   for sums, rows in _late(examples_step, state, batches):
     _add(totals, sums)
-    batch_rows.append(jax.device_get(rows))
+    if jax.process_index() == 0:
+      batch_rows.append(jax.device_get(rows))
+  names = batch_rows[0] if batch_rows else ()
   return _means(totals), {
-    name: np.concatenate([rows[name] for rows in batch_rows])[:count] for name in batch_rows[0]
+    name: np.concatenate([rows[name] for rows in batch_rows])[:count] for name in names
   }
 
 

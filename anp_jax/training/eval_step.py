@@ -7,7 +7,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.training import microsteps, mixing, per_example, step_context
+from anp_jax.training import microsteps, mixing, step_context
 
 P = mesh_lib.P
 
@@ -24,21 +24,21 @@ class EvalStep(step_context.StepContext):
     """
     return self._summed(lambda outputs, batch: None)
 
-  def examples(self, held_out: tuple[int, ...] = ()) -> Callable:
+  def examples(self) -> Callable:
     """The step of an evaluation that also gives the scores of each example.
 
-    Args:
-      held_out: classes without a training example.
-
     Returns:
-      (params, stats, batch) -> (those of `sums`, rows): those of
-      `per_example.rows` with label and weight, of the global batch in its
-      order, whole on every device.
+      (params, stats, batch) -> (those of `sums`, rows): arrays by name of the global
+      batch in its order, whole on every device: logits (batch, classes), label and
+      weight; for pairs also adjective (batch, adjectives) and noun (batch, nouns),
+      logarithms of probabilities.
     """
 
     def rows(outputs, batch):
-      scores = per_example.rows(self.objective, outputs, batch['label'], held_out)
-      return scores | {'label': batch['label'], 'weight': batch['weight']}
+      logs = jax.tree.map(jnp.log, self.objective.scores(outputs))
+      words = {factor.name: logs[factor.name] for factor in self.objective.head.factors}
+      logits = self.objective.logits(outputs)
+      return words | {'logits': logits, 'label': batch['label'], 'weight': batch['weight']}
 
     return self._summed(rows)
 

@@ -49,6 +49,11 @@ class Head:
   factors: tuple[Factor, ...] = ()
 
   @property
+  def scores_all_combinations(self) -> bool:
+    """Whether log p(adjective) + log p(noun) ranks all combinations, classes or not."""
+    return False
+
+  @property
   def outputs(self) -> int:
     """Numbers per image that the network gives."""
     raise NotImplementedError
@@ -148,6 +153,11 @@ class Factored(_WordHead):
   Adjective and noun are taken to be independent given the image:
   p(adjective, noun) = p(adjective) p(noun).
   """
+
+  @property
+  def scores_all_combinations(self) -> bool:
+    """True."""
+    return True
 
   @property
   def outputs(self) -> int:

@@ -157,16 +157,10 @@ def create(
     ConfigError: if a head of pairs meets plain classes.
   """
   m = config.model
-  factors: tuple[heads.Factor, ...] = ()
-  if vocabulary.is_anp:
-    factors = tuple(
-      heads.Factor(name, len(words or ()), tuple(ids.tolist()))
-      for name, words, ids in (
-        ('adjective', vocabulary.adjectives, vocabulary.adjective_ids()),
-        ('noun', vocabulary.nouns, vocabulary.noun_ids()),
-      )
-    )
-  elif m.head in ('multitask', 'factored'):
+  factors = tuple(
+    heads.Factor(name, len(words), tuple(ids.tolist())) for name, words, ids in vocabulary.factors
+  )
+  if not factors and m.head in ('multitask', 'factored'):
     raise config_lib.ConfigError(
       f"config.model.head={m.head!r}: expected 'joint' where classes are no "
       f'adjective_noun pairs, as {vocabulary.names[0]!r} and others '

@@ -14,12 +14,11 @@ from PIL import Image
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import cluster, config as config_lib, train
+from anp_jax import config as config_lib, train
 from anp_jax.checkpoint.weights import initial, published_weights
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
 from anp_jax.predict import __main__ as predict
-from anp_jax.reporting.analysis import analysis_run
 from tests import builders, weight_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -166,6 +165,8 @@ def _flags(workdir=None, config=_TINY, mode='train'):
     checkpoint='newest',
     output='',
     change='',
+    sentiment='',
+    emotions='',
   )
 
 
@@ -194,7 +195,7 @@ def test_training_needs_no_classifier_and_no_jax(tmp_path):
     'import sys, types\n'
     'from anp_jax.config import command_line\n'
     'flags = types.SimpleNamespace(config=sys.argv[1], workdir=None,'
-    ' mode="train", checkpoint="newest", output="", change="")\n'
+    ' mode="train", checkpoint="newest", output="", sentiment="", emotions="", change="")\n'
     'overrides = {"init.from": sys.argv[2]}\n'
     'config, _ = command_line.from_flags(flags, overrides)\n'
     'print(config.data.mean, config.data.std, "jax" in sys.modules)'
@@ -398,7 +399,7 @@ def test_weights_for_a_trained_run_are_refused(tmp_path):
   (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
   config = command_line.load(_TINY, {'init.from': str(weight_files.file(tmp_path))})
   with pytest.raises(config_lib.ConfigError, match='checkpoints of its own'):
-    analysis_run.run(config, f'{tmp_path}/run', 'newest', cluster.Processes(config))
+    train.run(config, f'{tmp_path}/run', 'evaluate')
 
 
 def test_weights_without_names_are_those_of_the_data(tmp_path):

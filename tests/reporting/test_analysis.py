@@ -32,8 +32,8 @@ def _softmax(x):
   return e / e.sum(-1, keepdims=True)
 
 
-def _rows(seed=0, lost=3):
-  """Rows of a made-up network, with the probabilities behind them.
+def _saved(seed=0, lost=3):
+  """Scores of a made-up network, and its probabilities.
 
   The last class has no example, and the one before is never predicted.
   """
@@ -43,34 +43,23 @@ def _rows(seed=0, lost=3):
   logits[np.arange(COUNT), labels] += 1.5
   logits[:, -2] = -9
   scores = _softmax(logits)
-  order = np.argsort(-scores, 1)
-  rows = {
-    'label': labels.astype(np.int32),
-    'weight': np.ones(COUNT, np.float32),
-    'classes': order[:, :5].astype(np.int32),
-    'probabilities': np.take_along_axis(scores, order[:, :5], 1),
-    'rank': (order == labels[:, None]).argmax(1) + 1,
-    'own': scores[np.arange(COUNT), labels],
-    'loss': -np.log(scores[np.arange(COUNT), labels]),
-  }
+  saved = {'label': labels.astype(np.int32), 'weight': np.ones(COUNT, np.float32), 'logits': logits}
   for part, ids, k in (('adjective', KNOWN.adjective_ids(), 3), ('noun', KNOWN.noun_ids(), 4)):
-    sums = np.stack([scores[:, ids == i].sum(1) for i in range(k)], 1)
-    rows[part] = sums.argmax(1)
-    rows[f'{part}_probability'] = sums.max(1)
-  rows['weight'][:lost] = 0  # files that could not be read
-  return rows, scores
+    saved[part] = np.log(np.stack([scores[:, ids == i].sum(1) for i in range(k)], 1))
+  saved['weight'][:lost] = 0  # files that could not be read
+  return saved, scores
 
 
 @pytest.fixture(scope='module')
 def evaluated():
-  rows, scores = _rows()
+  saved, scores = _saved()
   sizes = np.arange(len(NAMES)) * 10
-  return results_lib.Results(KNOWN, rows, sizes), scores
+  return results_lib.Results(KNOWN, saved, sizes), scores
 
 
 def test_classes_are_scikit_learns(evaluated):
   results, scores = evaluated
-  readable = results.seen
+  readable = results.readable
   labels, predicted = (results.rows['label'][readable], scores[readable].argmax(1))
   report = metrics.classification_report(
     labels,
@@ -96,6 +85,11 @@ def test_classes_are_scikit_learns(evaluated):
   assert totals['macro_accuracy'] == pytest.approx(want, abs=1e-12)
   part = results.parts[0]
   assert part.hits.mean() == metrics.accuracy_score(labels, predicted)
+  for i, row in enumerate(results.classes()[:-1]):
+    want = metrics.average_precision_score(labels == i, scores[readable, i])
+    assert row['average_precision'] == pytest.approx(want, abs=1e-12)
+  want = np.mean([row['average_precision'] for row in results.classes()[:-1]])
+  assert totals['mean_average_precision'] == pytest.approx(want, abs=1e-12)
   images = np.array([row['images'] for row in results.classes()])
   top5 = np.array([row['top5'] or 0 for row in results.classes()])
   want = metrics.top_k_accuracy_score(labels, scores[readable], k=5, labels=range(len(NAMES)))
@@ -121,18 +115,61 @@ def test_confusions_are_scikit_learns(evaluated):
   assert wrong[NAMES.index(worst['most_confused_with'])] == wrong.max()
 
 
-def test_held_out_classes_by_hand():
-  rows, scores = _rows(lost=0)
+def test_words_of_the_best_pair_are_scikit_learns(evaluated):
+  results, scores = evaluated
+  labels, predicted = results.parts[0].labels, scores[results.readable].argmax(1)
+  totals, tables = results.scores(), results.words()
+  for name, plural, ids, words in (
+    ('adjective', 'adjectives', KNOWN.adjective_ids(), ADJECTIVES),
+    ('noun', 'nouns', KNOWN.noun_ids(), NOUNS),
+  ):
+    true, best = ids[labels], ids[predicted]
+    assert totals[f'{name}_of_pair'] == metrics.accuracy_score(true, best)
+    want = metrics.balanced_accuracy_score(true, best)
+    assert totals[f'{name}_of_pair_macro'] == pytest.approx(want, abs=1e-12)
+    marginal = np.stack([scores[results.readable][:, ids == i].sum(1) for i in range(len(words))])
+    assert [row[name] for row in tables[plural]] == list(words)
+    for i, row in enumerate(tables[plural]):
+      assert row['images'] == (true == i).sum()
+      assert row['pairs'] == (ids == i).sum()
+      assert row['top1'] == pytest.approx((marginal.argmax(0) == i)[true == i].mean())
+      assert row['top1_of_pair'] == pytest.approx((best == i)[true == i].mean())
+      want = metrics.average_precision_score(true == i, marginal[i])
+      assert row['average_precision'] == pytest.approx(want, abs=1e-12)
+  plain = results_lib.Results(KNOWN.with_pairs('no'), results.saved)
+  assert plain.words() == {} and len(plain.parts) == 1
+  assert not any('adjective' in name for name in plain.scores())
+
+
+def test_unseen_classes_by_hand():
+  saved, scores = _saved(lost=0)
   held_out = (2, 5)
-  chosen = scores[:, held_out]
-  rows['held_out'] = np.array(held_out)[chosen.argmax(1)]
-  totals = results_lib.Results(KNOWN, rows, None, held_out).scores()
-  labels, predicted = rows['label'], scores.argmax(1)
-  is_held_out = (labels == 2) | (labels == 5)
-  assert totals['seen_classes'] == (labels == predicted)[~is_held_out].mean()
-  assert totals['held_out_classes'] == (labels == predicted)[is_held_out].mean()
-  best = np.where(chosen[:, 0] > chosen[:, 1], 2, 5)
-  assert totals['held_out_among_themselves'] == (labels == best)[is_held_out].mean()
+  sizes = np.where(np.isin(np.arange(len(NAMES)), held_out), 0, 9)
+  totals = results_lib.Results(KNOWN, saved, sizes).scores()
+  assert results_lib.Results(KNOWN, saved, None, held_out).scores() == totals
+  labels, predicted = saved['label'], scores.argmax(1)
+  is_unseen = (labels == 2) | (labels == 5)
+  assert (totals['seen_classes'], totals['unseen_classes']) == (10, 2)
+  assert totals['unseen_images'] == is_unseen.sum()
+  assert totals['seen_top1'] == (labels == predicted)[~is_unseen].mean()
+  assert totals['unseen_top1'] == (labels == predicted)[is_unseen].mean()
+  best = np.where(scores[:, 2] > scores[:, 5], 2, 5)
+  assert totals['best_unseen'] == (labels == best)[is_unseen].mean()
+  best = np.where(np.isin(np.arange(len(NAMES)), held_out), 0, scores).argmax(1)
+  assert totals['best_seen'] == (labels == best)[~is_unseen].mean()
+  assert 'open_auc' not in totals  # of a head that ranks its classes alone
+  # Every class is seen, or has no image: nothing is told of unseen ones.
+  assert 'auc' not in results_lib.Results(KNOWN, saved, np.ones(12), ()).scores()
+  assert 'auc' not in results_lib.Results(KNOWN, saved, np.arange(12)[::-1], ()).scores()
+
+
+def test_an_example_that_cannot_be_scored_is_never_right():
+  saved, _ = _saved(lost=0)
+  saved['logits'][:40] = np.nan
+  results = results_lib.Results(KNOWN, saved)
+  assert (results.rows['rank'][:40] == len(NAMES)).all()
+  assert not results.parts[0].hits[:40].any() and results.parts[0].hits[40:].any()
+  assert np.isnan(results.rows['probabilities'][:40]).all()
 
 
 def test_calibration_error_in_closed_form():

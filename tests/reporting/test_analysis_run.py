@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib, train
-from anp_jax.config import command_line
+from anp_jax import cluster, config as config_lib, train
+from anp_jax.config import command_line, strategy as strategy_lib
 from tests import builders, launching
 
 ADJECTIVES, NOUNS = ('big', 'old', 'red'), ('cat', 'dog', 'sun', 'tree')
@@ -52,6 +52,7 @@ def _tiny(path):
       'model.name': 'tests.user_network:SmallNet',
       'duration': '6 steps',
       'data.held_out': repr(HELD_OUT),
+      'model.head': 'factored',
     },
   )
   return config
@@ -87,8 +88,17 @@ def test_a_training_ends_with_an_evaluation_and_a_page(run):
     assert int(row['training_images']) == count
   ours = [row for row in rows if row['label'] in HELD_OUT]
   right = sum(row['label'] == row['predicted'] for row in ours)
-  assert evaluation['scores']['held_out_classes'] == right / len(ours)
-  assert 0 <= right / len(ours) <= evaluation['scores']['held_out_among_themselves']
+  totals = evaluation['scores']
+  assert totals['unseen_top1'] == right / len(ours) and totals['unseen_images'] == len(ours)
+  assert 0 <= right / len(ours) <= totals['best_unseen']
+  with np.load(folder / 'logits.npz') as saved:
+    best = saved['logits'].argmax(1)
+    assert [NAMES[i] for i in best] == [row['predicted'] for row in rows]
+    assert [NAMES[i] for i in saved['label']] == [row['label'] for row in rows]
+  # The classes are all combinations; ties after another sum in float32 are none here.
+  assert totals['open_pairs'] == 2
+  for name in ('best_unseen', 'harmonic_mean', 'auc'):
+    assert totals[f'open_{name}'] == pytest.approx(totals[name], abs=1e-9)
   page = (place / 'work' / 'report' / 'index.html').read_text()
   assert page.count('data:image/png') >= 6 + 12
 
@@ -134,8 +144,33 @@ def test_a_class_that_the_run_does_not_know_and_another_network_are_one_line(run
   assert '\n' not in str(e.value)
 
 
+def test_a_lexicon_of_the_classes_is_scored(run, tmp_path, capsys):
+  place, config, _ = run
+  config = builders.editable(config)
+  config.data.path = str(tmp_path / 'a.npz')
+  labels = _save(tmp_path / 'a.npz', NAMES, 30, 4)
+  path = tmp_path / 'mood.csv'
+  path.write_text(''.join(f'{name},{i / 8 - 0.7:.3f}\n' for i, name in enumerate(NAMES[1:])))
+  output = str(tmp_path / 'out')
+  files = {'output': output, 'sentiment': str(path)}
+  how = str(place / 'work'), cluster.Processes(config), 'evaluate'
+  train.start(strategy_lib.Invocation(config, *how, **files))
+  totals = json.loads((tmp_path / 'out' / 'scores.json').read_text())['scores']
+  assert totals['sentiment_images'] == (labels > 0).sum()
+  lines = capsys.readouterr().out.splitlines()
+  assert any('mood.csv has 11 of the 12 classes' in line for line in lines)
+  for name in ('sentiment_spearman', 'sentiment_sign', 'harmonic_mean', 'mean_average_precision'):
+    assert any(line.split()[:1] == [name] for line in lines), name
+  page = (tmp_path / 'out' / 'evaluation.md').read_text()
+  assert f'| sentiment, same sign | {100 * totals["sentiment_sign"]:.1f}% |' in page
+  path.write_text('old_cat\n')
+  with pytest.raises(config_lib.ConfigError, match='mood.csv:1: '):
+    train.start(strategy_lib.Invocation(config, *how, **files))
+
+
 class _Flags:
   config, mode, checkpoint, output, change = '', 'evaluate', 'newest', '', ''
+  sentiment, emotions = '', ''
 
 
 def test_the_config_of_a_run_is_in_its_workdir(run, tmp_path):
@@ -169,6 +204,10 @@ def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(config_lib.ConfigError, match='is a file'):
     command_line.from_flags(flags, {})
+  flags.mode, flags.output, flags.sentiment = 'train', '', 'mood.csv'
+  with pytest.raises(config_lib.ConfigError, match='--sentiment=mood.csv is for --mode=evaluate'):
+    command_line.from_flags(flags, {})
+  flags.mode, flags.sentiment = 'evaluate', ''
   flags.config, flags.output = 'configs/model_ring_anp.py:tiny', 'out'
   with pytest.raises(config_lib.ConfigError, match='leaderboard'):
     command_line.from_flags(flags, {})

@@ -147,13 +147,13 @@ def test_sheets(tmp_path):
 
 
 def _results(names, labels, predicted):
-  rows = {
+  names = tuple(names)
+  saved = {
     'label': np.int32(labels),
     'weight': np.ones(len(labels)),
-    'classes': np.stack((predicted, labels), 1).astype(np.int32),
-    'probabilities': np.full((len(labels), 2), 0.5),
+    'logits': np.eye(len(names))[predicted],
   }
-  return results_lib.Results(vocabulary_lib.Vocabulary(tuple(names)), rows)
+  return results_lib.Results(vocabulary_lib.Vocabulary(names, (), ()), saved)
 
 
 def test_confused_pairs(tmp_path):

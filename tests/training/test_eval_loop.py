@@ -73,7 +73,7 @@ def _batches(mesh, padding=0):
     yield jax.device_put(batch, mesh_lib.batch_sharding(mesh))
 
 
-def _rows(config, held_out=(0,), variables=None):
+def _rows(config, variables=None):
   """The scores of each example, one at a time, in float64."""
   params, stats = variables or _variables(0)
   images, labels = _examples()
@@ -90,16 +90,11 @@ def _rows(config, held_out=(0,), variables=None):
       {
         'label': label,
         'weight': 1,
-        'classes': order[:5],
-        'probabilities': softmax[order[:5]],
+        'logits': scores,
+        'adjective': np.log(adjective),
+        'noun': np.log(noun),
         'rank': order.tolist().index(label) + 1,
-        'own': softmax[label],
         'loss': -np.log(softmax[label]),
-        'adjective': np.argmax(adjective),
-        'adjective_probability': max(adjective),
-        'noun': np.argmax(noun),
-        'noun_probability': max(noun),
-        'held_out': max(held_out, key=lambda i: scores[i]),
       }
     )
   return {name: np.stack([row[name] for row in result]) for name in result[0]}
@@ -110,11 +105,11 @@ def _recount(config, variables):
   rows = _rows(config, variables=variables)
   means = {'loss': rows['loss']} | {f'anp_top{k}': rows['rank'] <= k for k in (1, 5, 10)}
   for name, ids in (('adjective', ADJECTIVE_IDS), ('noun', NOUN_IDS)):
-    means[f'{name}_top1'] = rows[name] == ids[rows['label']]
+    means[f'{name}_top1'] = rows[name].argmax(1) == ids[rows['label']]
   return {name: values.mean() for name, values in means.items()}
 
 
-def _evaluator(config, devices, average=None, model=None, held_out=None):
+def _evaluator(config, devices, average=None, model=None, by_example=False):
   """The eval step and a state of `_variables(0)`, with averages if given."""
   mesh = mesh_lib.create(config, jax.devices()[:devices])
   params, stats = _variables(0)
@@ -140,7 +135,7 @@ def _evaluator(config, devices, average=None, model=None, held_out=None):
     strategy_step=strategy_lib.find(config).build(config, specs),
     abstract_replica=abstract_state,
   )
-  jitted = steps.sums() if held_out is None else steps.examples(held_out)
+  jitted = steps.examples() if by_example else steps.sums()
   return jitted, state, mesh
 
 
@@ -166,24 +161,19 @@ def test_every_example_once_on_any_number_of_devices(small, devices):
 
 @pytest.mark.parametrize('devices', [1, 4])
 def test_rows_of_each_example_on_any_number_of_devices(small, devices):
-  held_out = (3, 7, 8)
-  step, state, mesh = _evaluator(small, devices, held_out=held_out)
+  step, state, mesh = _evaluator(small, devices, by_example=True)
   scores, rows = eval_loop.examples(step, state, _batches(mesh, 201), EXAMPLES)
   _assert_scores(scores, _recount(small, _variables(0)))
-  want = _rows(small, held_out)
-  assert rows.keys() == want.keys()
-  for name, values in want.items():
-    if values.dtype.kind == 'f':
-      # Softmax in float32 of logits of order ten.
-      np.testing.assert_allclose(rows[name], values, rtol=2e-5, atol=1e-7, err_msg=name)
-    else:
-      np.testing.assert_array_equal(rows[name], values, err_msg=name)
+  assert sorted(rows) == ['adjective', 'label', 'logits', 'noun', 'weight']
+  for name, values in rows.items():
+    # Logits of order ten in float32, and logarithms of their softmax; labels are exact.
+    np.testing.assert_allclose(values, _rows(small)[name], rtol=2e-5, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize('devices', [4])
 def test_an_example_that_cannot_be_read_has_weight_0(small, devices):
   """In any batch, also a full one; the others are scored without it."""
-  step, state, mesh = _evaluator(small, devices, held_out=(3, 7, 8))
+  step, state, mesh = _evaluator(small, devices, by_example=True)
   weights = np.ones(EXAMPLES, np.float32)
   weights[[2, 17, 18, EXAMPLES - 1]] = 0
   batches = []
@@ -194,7 +184,7 @@ def test_an_example_that_cannot_be_read_has_weight_0(small, devices):
   scores, rows = eval_loop.examples(step, state, batches, EXAMPLES)
   np.testing.assert_array_equal(rows['weight'], weights)
   assert scores['examples'] == weights.sum()
-  loss = _rows(small, (3,))['loss'][weights > 0].mean()
+  loss = _rows(small)['loss'][weights > 0].mean()
   np.testing.assert_allclose(scores['loss'], loss, rtol=1e-6)
 
 
@@ -202,7 +192,7 @@ def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
   small.strategy.name, small.strategy.logical_shards = 'invariant', 4
   results = []
   for devices in (1, 4):
-    step, state, mesh = _evaluator(small, devices, held_out=())
+    step, state, mesh = _evaluator(small, devices, by_example=True)
     results.append(eval_loop.examples(step, state, _batches(mesh), EXAMPLES))
     eval_step, state, mesh = _evaluator(small, devices)
     got = eval_loop.run(eval_step, state, _batches(mesh))
@@ -210,23 +200,22 @@ def test_logical_shards_are_scored_with_the_same_bits_on_all_devices(small):
   (scores, rows), (other_scores, other_rows) = results
   _assert_scores(scores, _recount(small, _variables(0)))
   assert scores == other_scores
-  for name, values in _rows(small, (0,)).items():
-    if name in rows:
-      # Softmax in float32 of logits of order ten; others are exact.
-      np.testing.assert_allclose(rows[name], values, 2e-5, 1e-7, err_msg=name)
+  for name, values in rows.items():
+    # As above.
+    np.testing.assert_allclose(values, _rows(small)[name], 2e-5, 2e-5, err_msg=name)
   assert rows.keys() == other_rows.keys()
   for name in rows:
     np.testing.assert_array_equal(rows[name], other_rows[name], err_msg=name)
 
 
 def test_an_example_that_cannot_be_scored_is_never_right(small):
-  step, state, mesh = _evaluator(small, 2, model=_NanOnBlank(), held_out=())
+  step, state, mesh = _evaluator(small, 2, model=_NanOnBlank(), by_example=True)
   batches = list(_batches(mesh))
   batches[0] = dict(batches[0], image=jnp.zeros_like(batches[0]['image']))
-  _, rows = eval_loop.examples(step, state, batches, EXAMPLES)
-  assert (rows['rank'][:BATCH] == len(NAMES)).all()
-  assert np.isnan(rows['own'][:BATCH]).all()
-  assert np.isfinite(rows['own'][BATCH:]).all()
+  scores, rows = eval_loop.examples(step, state, batches, EXAMPLES)
+  assert np.isnan(rows['logits'][:BATCH]).all()
+  assert np.isfinite(rows['logits'][BATCH:]).all()
+  assert scores['anp_top10'] == (_rows(small)['rank'][BATCH:] <= 10).sum() / EXAMPLES
 
 
 def test_averaged_weights_and_statistics_are_what_is_scored(small):

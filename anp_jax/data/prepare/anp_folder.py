@@ -36,9 +36,7 @@ def features(classes: vocabulary.Vocabulary) -> tfds.features.FeaturesDict:
     'label': label(names=classes.names),
     'file_name': tfds.features.Text(),
   }
-  if classes.is_anp:
-    result['adjective'] = label(names=classes.adjectives)
-    result['noun'] = label(names=classes.nouns)
+  result |= {name: label(names=words) for name, words, _ in classes.factors}
   return tfds.features.FeaturesDict(result)
 
 
@@ -54,15 +52,12 @@ def write_shard(
   """
   encoder = features(classes)
   serializer = example_serializer.ExampleSerializer(encoder.get_serialized_info())
-  adjectives, nouns = classes.adjective_ids(), classes.noun_ids()
   writer = array_record_module.ArrayRecordWriter(path, WRITER_OPTIONS)
   try:
     for image, label, file_name in examples:
       # Names need not be UTF-8, and tfds takes bytes for what they are.
       example = {'image': image, 'label': label, 'file_name': os.fsencode(file_name)}
-      if classes.is_anp:
-        example['adjective'] = int(adjectives[label])
-        example['noun'] = int(nouns[label])
+      example |= {name: int(ids[label]) for name, _, ids in classes.factors}
       proto = serializer.get_tf_example(encoder.encode_example(example))
       # Else the features' order changes from process to process.
       writer.write(proto.SerializeToString(deterministic=True))

@@ -154,12 +154,12 @@ def _without(source, labels, names):
         f'{config_lib.nearest(name, vocabulary.names)}'
       )
   indices = np.flatnonzero(~np.isin(labels, [ids[name] for name in names]))
-  factor_ids = {'adjective': vocabulary.adjective_ids(), 'noun': vocabulary.noun_ids()}
   for name in names:
-    for (factor, of_class), word in zip(factor_ids.items(), name.split('_')):
-      if of_class[ids[name]] not in of_class[labels[indices]]:
+    for factor, words, of_class in vocabulary.factors:
+      word = of_class[ids[name]]
+      if word not in of_class[labels[indices]]:
         raise config_lib.ConfigError(
           f'config.data.held_out: {name!r} leaves {source.name} without any '
-          f'example of the {factor} {word!r}'
+          f'example of the {factor} {words[word]!r}'
         )
   return indices

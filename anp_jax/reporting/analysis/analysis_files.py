@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import math
 import os
 import shutil
 
@@ -73,9 +74,10 @@ def write(
 
 
 def _write_tables(place, source, results):
-  """Writes a row per class, and a row per example."""
-  classes = results.classes()
-  _write_csv(place('classes', 'classes.csv'), list(classes[0]), classes)
+  """Writes a row per class and word, a row per example, and all scores."""
+  for what, table in {'classes': results.classes(), **results.words()}.items():
+    _write_csv(place(what, f'{what}.csv'), list(table[0]), table)
+  np.savez(place('logits', 'logits.npz'), **results.saved)
   # The columns of an example that could be read.
   index = int(results.rows['weight'].argmax())
   columns = list(_prediction(results, index, ''))
@@ -84,7 +86,7 @@ def _write_tables(place, source, results):
 
 def _write_figures(place, results):
   """Draws what can be drawn of the examples that could be read."""
-  if not len(results.seen):
+  if not len(results.readable):
     return
   for part in results.parts[1:] or results.parts:
     what = f'confusion_{part.plural}'
@@ -106,6 +108,7 @@ def _predictions(source, results):
 def _prediction(results, i, where):
   """The row of an example; short where it could not be read."""
   rows, vocabulary = results.rows, results.vocabulary
+  log_probability = rows['log_probabilities'][i, rows['label'][i]]
   row = {'index': i, 'file': where}
   if not rows['weight'][i]:
     return row  # its label is that of the example that stood in for it
@@ -114,13 +117,12 @@ def _prediction(results, i, where):
     'predicted': vocabulary.names[rows['classes'][i, 0]],
     'probability': float(rows['probabilities'][i, 0]),
     'rank_of_label': int(rows['rank'][i]),
-    'probability_of_label': float(rows['own'][i]),
-    'loss': float(rows['loss'][i]),
+    'probability_of_label': math.exp(log_probability),
+    'loss': -float(log_probability),
   }
-  for name, words in (('adjective', vocabulary.adjectives), ('noun', vocabulary.nouns)):
-    if name in rows:
-      row[name] = words[rows[name][i]]
-      row[f'{name}_probability'] = float(rows[f'{name}_probability'][i])
+  for name, words, _ in vocabulary.factors:
+    row[name] = words[rows[name][i]]
+    row[f'{name}_probability'] = float(rows[f'{name}_probability'][i])
   for j in range(1, rows['classes'].shape[1]):
     row[f'predicted_{j + 1}'] = vocabulary.names[rows['classes'][i, j]]
     row[f'probability_{j + 1}'] = float(rows['probabilities'][i, j])

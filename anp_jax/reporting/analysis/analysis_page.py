@@ -4,7 +4,7 @@ import os
 
 from anp_jax.data import vocabulary
 from anp_jax.reporting import report_kit
-from anp_jax.reporting.analysis import analysis_results as results_lib
+from anp_jax.reporting.analysis import analysis_results as results_lib, pair_metrics
 from anp_jax.system import files, markdown
 from anp_jax.training import metric_labels
 
@@ -13,6 +13,16 @@ FOLDER = 'evaluation'  # in a workdir, with a folder for each
 SCORES, PAGE, EXAMPLES = 'scores.json', 'evaluation.md', 'examples'
 _EACH = 10  # classes in the tables of the best and the worst
 
+
+def _sweep(prefix, world):
+  """Labels of the figures of `pair_metrics.sweep_scores`."""
+  return {
+    f'{prefix}best_unseen': f'best unseen, {world}',
+    f'{prefix}harmonic_mean': f'best harmonic mean, {world}',
+    f'{prefix}auc': f'AUC, {world}',
+  }
+
+
 LABELS = {
   'macro_accuracy': 'macro accuracy',
   'ece': 'calibration error',
@@ -20,9 +30,31 @@ LABELS = {
   'adjective_ece': 'adjective, calibration error',
   'noun_macro_accuracy': 'noun, macro',
   'noun_ece': 'noun, calibration error',
+  'adjective_of_pair': 'adjective of the best pair',
+  'adjective_of_pair_macro': 'adjective of the best pair, macro',
+  'noun_of_pair': 'noun of the best pair',
+  'noun_of_pair_macro': 'noun of the best pair, macro',
+  'mean_average_precision': 'mAP',
+  **{f'mean_precision_at_{k}': f'retrieval P@{k}' for k in pair_metrics.RETRIEVED},
   'seen_classes': 'classes trained on',
-  'held_out_classes': 'classes held out',
-  'held_out_among_themselves': 'held out, among themselves',
+  'unseen_classes': 'unseen classes',
+  'unseen_images': 'images of unseen classes',
+  'seen_top1': 'seen, no bias',
+  'unseen_top1': 'unseen, no bias',
+  'best_seen': 'best seen',
+  **_sweep('', 'closed world'),
+  'open_pairs': 'other pairs, open world',
+  **_sweep('open_', 'open world'),
+  'feasible_pairs': 'feasible other pairs',
+  **_sweep('feasible_', 'feasible'),
+  'sentiment_images': 'images with a sentiment',
+  'sentiment_spearman': 'sentiment, rank correlation',
+  'sentiment_sign': 'sentiment, same sign',
+  'sentiment_spearman_of_pair': 'sentiment of the best pair, rank correlation',
+  'sentiment_sign_of_pair': 'sentiment of the best pair, same sign',
+  'emotion_images': 'images with emotions',
+  'emotion_top1': 'strongest of 8 emotions',
+  'emotion_top1_of_pair': 'strongest of 8 emotions, best pair',
 }
 
 _FIGURES = (
@@ -32,6 +64,14 @@ _FIGURES = (
   ('pairs', 'Most confused pairs'),
   ('calibration', 'Calibration'),
   ('sizes', 'Accuracy by class size'),
+)
+
+_UNSEEN = (
+  'Unseen classes have no training image. A bias is added to their scores and runs over all '
+  'values (Chao et al., 2016; Purushwalkam et al., 2019): the best accuracies of seen and '
+  'unseen images, the best harmonic mean of both, and the area under their curve. The closed '
+  'world has the classes alone, the open world all adjectives with all nouns; the feasible '
+  'ones are like pairs that were seen (Mancini et al., 2021).'
 )
 
 # Figures of photographs, whose colours are not to be changed.
@@ -55,6 +95,10 @@ def lines(scores: dict) -> list[tuple[str, str]]:
 
 def score(name: str, value: float) -> str:
   """Returns a score's value for people."""
+  if isinstance(value, int):
+    return f'{value:,}'
+  if 'spearman' in name:
+    return f'{value:.3f}'
   if name in LABELS:
     return f'{100 * value:.1f}%'
   return metric_labels.format_value(name, value)
@@ -90,6 +134,8 @@ def text(evaluation: dict, results: results_lib.Results) -> str:
     'their sizes. The calibration error (ECE) is the mean distance between '
     'confidence and accuracy over 15 bins of equal width (Guo et al., 2017).',
   ]
+  if 'harmonic_mean' in evaluation['scores']:
+    blocks.append(_UNSEEN)
   if evaluation['confusions']:
     blocks += ['## Most confused', confusions(evaluation['confusions'])]
   blocks += _best_and_worst(results)
@@ -98,9 +144,8 @@ def text(evaluation: dict, results: results_lib.Results) -> str:
     drawings.insert(0, ('Examples', evaluation['files']['examples']))
   for title, file in drawings:
     blocks += [f'## {title}', report_kit.Figure(title, file)]
-  blocks.append(
-    'All classes: [classes.csv](classes.csv). All images: [predictions.csv](predictions.csv).'
-  )
+  tables = [file for file in evaluation['files'].values() if not file.endswith('.png')]
+  blocks.append('Tables and scores: ' + ', '.join(f'[{file}]({file})' for file in tables) + '.')
   return report_kit.text(markdown.escape(evaluation['data']), blocks)
 
 

@@ -7,8 +7,10 @@ import functools
 import numpy as np
 
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.reporting.analysis import pair_metrics
 
 BINS = 15  # of the calibration, as in Guo et al.
+TOP = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Part:
     labels: (n,) int, the right answers.
     predicted: (n,) int, the predicted answers.
     confidence: (n,) float, the probability of the predicted answer.
+    scores: (n, names) float, logarithms of probabilities.
   """
 
   name: str
@@ -30,6 +33,7 @@ class Part:
   labels: np.ndarray
   predicted: np.ndarray
   confidence: np.ndarray
+  scores: np.ndarray | None = None
 
   @functools.cached_property
   def hits(self) -> np.ndarray:
@@ -67,6 +71,11 @@ class Part:
   def calibration(self) -> 'Calibration':
     """Accuracy by confidence, over `BINS` bins."""
     return calibration(self.confidence, self.hits)
+
+  @functools.cached_property
+  def ranking(self) -> dict[str, np.ndarray]:
+    """How well the scores of each name rank the examples; see `pair_metrics.ranking`."""
+    return {} if self.scores is None else pair_metrics.ranking(self.scores, self.labels)
 
   @functools.cached_property
   def confusions(self) -> list[tuple[int, int, int]]:
@@ -112,92 +121,193 @@ class Calibration:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-  """The rows of an evaluation, with the classes that they name.
+  """The scores of an evaluation, with the classes that they name.
 
   Attributes:
     vocabulary: classes of the run.
-    rows: arrays with a row per example, from `eval_loop.examples`.
+    saved: arrays with a row per example, from `eval_loop.examples`.
     training: (classes,) int training images of each class; None: unknown.
-    held_out: classes without training images.
+    held_out: (h,) int, classes without training images, where `training` is unknown.
+    scores_all_combinations: as that of the run's `heads.Head`.
+    lexicon: values of the classes, from `lexicons.Lexicons.by_class`.
   """
 
   vocabulary: vocabulary_lib.Vocabulary
-  rows: dict[str, np.ndarray]
+  saved: dict[str, np.ndarray]
   training: np.ndarray | None = None
-  held_out: tuple[int, ...] = ()
+  held_out: Sequence[int] = ()
+  scores_all_combinations: bool = False
+  lexicon: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
-  def seen(self) -> np.ndarray:
+  def rows(self) -> dict[str, np.ndarray]:
+    """A few numbers per example, its label and its weight.
+
+    Among equal scores the lower class comes first, as in the metrics.
+
+    Returns:
+      Arrays (n, ...): classes, the best k ones, k the smaller of 5 and the classes,
+      and their probabilities; rank of the true class, from 1; log_probabilities (n,
+      classes). For pairs also adjective and noun, the best word, with
+      adjective_probability and noun_probability.
+    """
+    saved, logits, label = self.saved, self.saved['logits'], self.saved['label']
+    logs, target = pair_metrics.log_softmax(logits), logits[np.arange(len(label)), label][:, None]
+    # Ranked by logits: probabilities far below the best are all 0.
+    classes = np.argsort(-logits, 1, 'stable')[:, :TOP]
+    lower = np.arange(logits.shape[1]) < label[:, None]
+    before = ((logits > target) | ((logits == target) & lower)).sum(1)
+    # A rank that is not known (a score is not a number) is the last one.
+    rank = np.where(np.isfinite(logits).all(1), 1 + before, logits.shape[1])
+    rows = {
+      'label': label,
+      'weight': saved['weight'],
+      'classes': classes,
+      'probabilities': np.exp(np.take_along_axis(logs, classes, 1)),
+      'rank': rank,
+      'log_probabilities': logs,
+    }
+    for name, *_ in self.vocabulary.factors:
+      rows[name] = saved[name].argmax(1)
+      rows[f'{name}_probability'] = np.exp(saved[name].max(1))
+    return rows
+
+  @functools.cached_property
+  def readable(self) -> np.ndarray:
     """(n,) int64: indices of the examples that could be read."""
-    return np.flatnonzero(self.rows['weight'] > 0)
+    return np.flatnonzero(self.saved['weight'] > 0)
 
   @functools.cached_property
   def parts(self) -> tuple[Part, ...]:
     """The class, and where classes are pairs the adjective and the noun."""
-    vocabulary = self.vocabulary
-    rows = {name: values[self.seen] for name, values in self.rows.items()}
-    labels, predicted = rows['label'], rows['classes'][:, 0]
-    parts = [
-      Part('class', 'classes', vocabulary.names, labels, predicted, rows['probabilities'][:, 0])
-    ]
-    for name, words, ids in self._factors:
-      if name in rows:
-        confidence = rows[f'{name}_probability']
-        parts.append(Part(name, f'{name}s', words, ids[labels], rows[name], confidence))
+    rows = {name: values[self.readable] for name, values in self.rows.items()}
+    labels, predicted, logs = rows['label'], rows['classes'][:, 0], rows['log_probabilities']
+    confidence = rows['probabilities'][:, 0]
+    names = self.vocabulary.names
+    parts = [Part('class', 'classes', names, labels, predicted, confidence, logs)]
+    for name, words, ids in self.vocabulary.factors:
+      answers = ids[labels], rows[name], rows[f'{name}_probability']
+      parts.append(Part(name, f'{name}s', words, *answers, self.saved[name][self.readable]))
     return tuple(parts)
 
-  @property
-  def _factors(self):
-    """(name, words, word of each class) of the adjectives and of the nouns."""
-    vocabulary = self.vocabulary
-    return (
-      ('adjective', vocabulary.adjectives or (), vocabulary.adjective_ids()),
-      ('noun', vocabulary.nouns or (), vocabulary.noun_ids()),
+  @functools.cached_property
+  def of_pairs(self) -> tuple[Part, ...]:
+    """The adjective and the noun of the best pair."""
+    first, *words = self.parts
+    return tuple(
+      dataclasses.replace(part, predicted=ids[first.predicted], confidence=first.confidence)
+      for part, (_, _, ids) in zip(words, self.vocabulary.factors)
     )
 
   def scores(self) -> dict:
     """Returns further scores of an evaluation, name to number."""
-    first, *factors = self.parts
+    first, *words = self.parts
     scores = {'macro_accuracy': first.macro_accuracy, 'ece': first.calibration.error}
-    for part in factors:
+    for part, of_pair in zip(words, self.of_pairs):
       scores[f'{part.name}_macro_accuracy'] = part.macro_accuracy
       scores[f'{part.name}_ece'] = part.calibration.error
-    if self.held_out:
-      is_held_out = np.isin(first.labels, self.held_out)
-      among = self.rows['held_out'][self.seen] == first.labels
-      scores['seen_classes'] = mean(first.hits[~is_held_out])
-      scores['held_out_classes'] = mean(first.hits[is_held_out])
-      scores['held_out_among_themselves'] = mean(among[is_held_out])
+      scores[f'{part.name}_of_pair'] = mean(of_pair.hits)
+      scores[f'{part.name}_of_pair_macro'] = of_pair.macro_accuracy
+    for name, values in first.ranking.items():
+      scores[f'mean_{name}'] = mean(values[first.counts > 0])
+    return scores | self._zero_shot() | self._lexicon_scores()
+
+  def _zero_shot(self):
+    """Scores of seen and unseen pairs; {} where no example is of an unseen one."""
+    first, size = self.parts[0], len(self.vocabulary)
+    is_unseen = np.isin(np.arange(size), self.held_out)
+    if self.training is not None:
+      is_unseen = self.training == 0
+    image = is_unseen[first.labels]
+    if not image.any():
+      return {}
+    columns = np.flatnonzero(~is_unseen), np.flatnonzero(is_unseen)
+    scores = {
+      'seen_classes': len(columns[0]),
+      'unseen_classes': len(columns[1]),
+      'unseen_images': int(image.sum()),
+      'seen_top1': mean(first.hits[~image]),
+      'unseen_top1': mean(first.hits[image]),
+    }
+    logits = self.saved['logits'][self.readable]
+    curve = pair_metrics.bias_sweep((logits,), first.labels, *columns)
+    scores |= pair_metrics.sweep_scores(*curve)
+    if not self.scores_all_combinations:
+      return scores
+    (_, adjectives, adjective), (_, nouns, noun) = self.vocabulary.factors
+    code = adjective * len(nouns) + noun
+    is_seen = np.zeros((len(adjectives), len(nouns)), bool)
+    is_seen.flat[code[columns[0]]] = True
+    seen_pairs = np.flatnonzero(is_seen)
+    words = [part.scores for part in self.parts[1:]]
+    for world, answers in ('open', ~is_seen), ('feasible', pair_metrics.feasible(is_seen)):
+      unseen_pairs = np.flatnonzero(answers & ~is_seen)
+      if not len(unseen_pairs):
+        continue  # all feasible ones are seen
+      chunks = pair_metrics.combinations(*words)
+      curve = pair_metrics.bias_sweep(chunks, code[first.labels], seen_pairs, unseen_pairs)
+      scores[f'{world}_pairs'] = len(unseen_pairs)
+      figures = pair_metrics.sweep_scores(*curve)
+      for name in ('best_unseen', 'harmonic_mean', 'auc'):  # the best of seen ones is the same
+        scores[f'{world}_{name}'] = figures[name]
+    return scores
+
+  def _lexicon_scores(self):
+    """Agreement of the predictions with the lexicons, of the images whose pair they have."""
+    scores, logits = {}, self.saved['logits'][self.readable]
+    for lexicon, table in self.lexicon.items():
+      true, mean_value, best = pair_metrics.expected(logits, self.parts[0].labels, table)
+      scores[f'{lexicon}_images'] = len(true)
+      for suffix, values in ('', mean_value), ('_of_pair', best):
+        if lexicon == 'sentiment':
+          scores[f'sentiment_spearman{suffix}'] = pair_metrics.spearman(true, values)
+          scores[f'sentiment_sign{suffix}'] = pair_metrics.sign_agreement(true, values)
+        else:
+          scores[f'emotion_top1{suffix}'] = mean(true.argmax(1) == values.argmax(1))
     return scores
 
   def classes(self) -> list[dict]:
     """Returns a row per class: name of a column to its value, None if undefined."""
-    vocabulary, part = self.vocabulary, self.parts[0]
-    is_in_top5 = (self.rows['classes'][self.seen] == part.labels[:, None]).any(1)
-    top5 = _ratio(np.bincount(part.labels[is_in_top5], minlength=len(vocabulary)), part.counts)
-    worst: dict[int, tuple[str, int]] = {}
-    for label, predicted, count in part.confusions:
-      worst.setdefault(label, (vocabulary.names[predicted], count))
-    rows = []
-    for i, name in enumerate(vocabulary.names):
-      row: dict[str, object] = {'class': name}
-      if vocabulary.is_anp:
-        row |= {factor: words[ids[i]] for factor, words, ids in self._factors}
-      if self.training is not None:
-        row['training_images'] = int(self.training[i])
-      confused_with, times = worst.get(i, ('', 0))
-      row |= {
-        'images': int(part.counts[i]),
-        'top1': number(part.recalls[i]),
-        'top5': number(top5[i]),
-        'precision': number(part.precisions[i]),
-        'recall': number(part.recalls[i]),
-        'f1': number(part.f1[i]),
-        'most_confused_with': confused_with,
-        'times': times,
-      }
-      rows.append(row)
-    return rows
+    part = self.parts[0]
+    is_in_top5 = self.rows['rank'][self.readable] <= TOP
+    top5 = _ratio(np.bincount(part.labels[is_in_top5], minlength=len(part.names)), part.counts)
+    factors = {name: [words[i] for i in ids] for name, words, ids in self.vocabulary.factors}
+    more = {} if self.training is None else {'training_images': self.training.tolist()}
+    return _table(part, factors | more, {'top5': top5})
+
+  def words(self) -> dict[str, list[dict]]:
+    """Returns a row per adjective and per noun, by the plural of its kind."""
+    tables = {}
+    factors = self.vocabulary.factors
+    for part, of_pair, (*_, ids) in zip(self.parts[1:], self.of_pairs, factors):
+      more = {'pairs': np.bincount(ids, minlength=len(part.names)).tolist()}
+      tables[part.plural] = _table(part, more, {'top1_of_pair': of_pair.recalls})
+    return tables
+
+
+def _table(part, first_columns, shares):
+  """Returns a row per name of a part; values of its columns, None if undefined."""
+  worst: dict[int, tuple[str, int]] = {}
+  for label, predicted, count in part.confusions:
+    worst.setdefault(label, (part.names[predicted], count))
+  shares = {
+    'top1': part.recalls,
+    **shares,
+    'precision': part.precisions,
+    'recall': part.recalls,
+    'f1': part.f1,
+    **part.ranking,
+  }
+  return [
+    {
+      part.name: name,
+      **{column: values[i] for column, values in first_columns.items()},
+      'images': int(part.counts[i]),
+      **{column: number(values[i]) for column, values in shares.items()},
+      **dict(zip(('most_confused_with', 'times'), worst.get(i, ('', 0)))),
+    }
+    for i, name in enumerate(part.names)
+  ]
 
 
 def calibration(

@@ -15,7 +15,7 @@ from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import manager, run_dir
 from anp_jax.checkpoint.weights import initial
 from anp_jax.config import strategy as strategy_lib, urls
-from anp_jax.data import sources
+from anp_jax.data import lexicons, sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.reporting import run_page, summary
@@ -47,6 +47,7 @@ class Subject:
     source: evaluated examples.
     step: step of the evaluated state.
     weights: source of the weights, if nothing trained them; else ''.
+    lexicon: values of the classes, from `lexicons.Lexicons.by_class`.
   """
 
   config: ml_collections.ConfigDict
@@ -55,39 +56,35 @@ class Subject:
   source: sources.Source
   step: int
   weights: str = ''
+  lexicon: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def run(
-  config: ml_collections.ConfigDict,
-  workdir: str,
-  checkpoint: str,
-  processes: cluster.Processes,
-  output: str = '',
-) -> dict:
+def run(invocation: strategy_lib.Invocation) -> dict:
   """Scores a checkpoint and writes the folder of the evaluation.
 
   Args:
-    config: config of the run; its data may be any with classes of the run.
-    workdir: folder of the run; where it has no checkpoint, the weights that
-      config.init names are scored.
-    checkpoint: 'newest', 'best' or a step.
-    processes: processes of the evaluation.
-    output: folder that is written; '': WORKDIR/evaluation/STEP-SPLIT.
+    invocation: command. The data of its config may be any with classes of the run;
+      where the workdir has no checkpoint, the weights that config.init names are
+      scored.
 
   Returns:
     The metrics, as `eval_loop.run`.
 
   Raises:
-    ConfigError: if there is no checkpoint, or data that do not fit it.
+    ConfigError: if there is no checkpoint, or data or lexicons that do not fit it.
     eval_loop.CorruptExampleError: if too many examples cannot be read.
   """
+  config, workdir, processes = invocation.config, invocation.workdir, invocation.processes
   processes.check_shared(workdir)
   compile_cache.enable(config)
   is_untrained = _is_untrained(config, workdir)
   opened = experiment.open_evaluation(config, workdir, processes)
+  classes = opened.source.vocabulary
+  tables = lexicons.read(classes, invocation.sentiment, invocation.emotions)
+  lexicon = tables.by_class(classes.names)
   config, strategy = opened.config, strategy_lib.find(config)
   strategy.check_evaluation(config, opened.mesh)
-  invocation = strategy_lib.Invocation(config, workdir, processes, 'evaluate', checkpoint, output)
+  invocation = dataclasses.replace(invocation, config=config)
   chosen, _ = strategy.calibrate(opened.spec, invocation, training=False)
   # There are no updates, so no schedule has to fit their number.
   opened = opened.with_config(config_lib.replaced(chosen, {'schedule.warmup': '0 steps'}))
@@ -96,13 +93,15 @@ def run(
   else:
     state, step = _restored_state(invocation, opened.program)
     weights = ''
-  subject = Subject(config, workdir, opened.program, opened.source, step, weights)
+  subject = Subject(config, workdir, opened.program, opened.source, step, weights, lexicon)
   folder = _open_folder(invocation, step)
   stream = stream_lib.Stream(config, mesh_lib.batch_sharding(opened.mesh))
   batches = processes.heartbeat_each(stream.evaluation(opened.source), 'evaluating', step)
   scores, rows = _scores(subject, opened.program.eval_state_fn(state), batches)
   if jax.process_index() == 0:
     processes.heartbeat('writing', step)
+    for line in tables.notes:
+      print(line)
     _report(subject, folder, scores, rows)
   return scores
 
@@ -128,7 +127,8 @@ def of_training(
     name = f'{subject.step}-{_split(subject.config)}'
     folder = os.path.join(subject.workdir, analysis_page.FOLDER, name)
     try:
-      _write(folder, subject, scores, _results(subject, rows))
+      results = _results(subject, rows)
+      _write(folder, subject, scores | results.scores(), results)
     except Exception as e:  # noqa: BLE001 - costs the files, not the training
       logging.error('%s is not written: %s: %s', folder, type(e).__name__, e)
   return scores
@@ -203,10 +203,8 @@ def _open_folder(invocation, step):
 def _scores(subject, state, batches):
   """Returns scores and rows; raises where too many examples are lost."""
   source = subject.source
-  held_out = _held_out(subject)
-  scores, rows = eval_loop.examples(
-    subject.program.examples_step(held_out=held_out), state, batches, len(source)
-  )
+  step = subject.program.examples_step()
+  scores, rows = eval_loop.examples(step, state, batches, len(source))
   eval_loop.check_damage(subject.config, source, scores)
   return scores, rows
 
@@ -214,7 +212,8 @@ def _scores(subject, state, batches):
 def _report(subject, folder, scores, rows):
   """Prints the scores, and writes the folder and the run's page."""
   results = _results(subject, rows)
-  summary.print_scores(subject.step, scores | results.scores(), subject.weights)
+  scores = scores | results.scores()
+  summary.print_scores(subject.step, scores, subject.weights)
   try:
     _write(folder, subject, scores, results)
     print(urls.remote_url(f'evaluation: {os.path.join(folder, analysis_page.PAGE)}'))
@@ -227,7 +226,12 @@ def _report(subject, folder, scores, rows):
 def _results(subject, rows):
   vocabulary = subject.source.vocabulary
   return results_lib.Results(
-    vocabulary, rows, run_dir.class_sizes(subject.workdir, len(vocabulary)), _held_out(subject)
+    vocabulary,
+    rows,
+    run_dir.class_sizes(subject.workdir, len(vocabulary)),
+    _held_out(subject),
+    subject.program.spec.objective.head.scores_all_combinations,
+    subject.lexicon,
   )
 
 
@@ -243,10 +247,7 @@ def _write(folder, subject, scores, results):
       'weights': subject.weights,
       'data': subject.source.name,
       'damaged': len(subject.source) - scores['examples'],
-      'scores': {
-        name: value if math.isfinite(value) else None
-        for name, value in (scores | results.scores()).items()
-      },
+      'scores': {name: value if math.isfinite(value) else None for name, value in scores.items()},
     },
   )
 

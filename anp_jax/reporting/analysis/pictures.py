@@ -57,7 +57,7 @@ class Choice:
 
 def choose(results: results_lib.Results) -> Choice:
   """Returns the examples that say most; a function of the rows alone."""
-  part, readable = results.parts[0], results.seen
+  part, readable = results.parts[0], results.readable
   by_confidence = np.argsort(-np.nan_to_num(part.confidence), kind='stable')
   wrong = by_confidence[~part.hits[by_confidence]]
   right = np.flatnonzero(part.hits)
