@@ -34,7 +34,7 @@ _HEADER = 'authorization'
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 # Addresses of this process: what it sends to itself passes no link.
 _own_addresses: set[str] = set()
-# What a call raises when its server is gone, or has begun another session.
+# What a call raises when its server is gone, or the run is over.
 CONNECTION_ERRORS = (flight.FlightError, OSError, EOFError)
 
 
