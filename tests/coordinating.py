@@ -192,6 +192,7 @@ def info(index, count, values):
     'problem': '',
     'gpus': [],
     'loopback': '',
+    'steps_together': True,
     'mixes_platforms': False,
     'elastic': False,
     'has_state': False,

@@ -1,5 +1,7 @@
 """Asynchronous runs in one process, a thread for each process of the run."""
 
+import json
+import queue
 import threading
 import time
 
@@ -7,13 +9,13 @@ import jax
 import numpy as np
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import cluster_env, process_info, secret
+from anp_jax.cluster import cluster_env
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import (
   log as log_lib,
   look_ahead,
   parameter_server_run as server_run,
-  rendezvous,
+  participant as participant_lib,
   setup as setup_lib,
   slice_optimizer,
 )
@@ -117,25 +119,44 @@ def on_devices(monkeypatch, count):
   monkeypatch.setattr(jax, 'local_device_count', lambda: count)
 
 
-def run(config, workdir, count=1, changes=None):
+class _Thread(cluster.Processes):
+  """A process of a run that is a thread, with the mail of all."""
+
+  def __init__(self, config, env, boxes):
+    super().__init__(config, env)
+    self._boxes = boxes
+
+  def send(self, index, value):
+    self._boxes[index].put((self.index, json.loads(json.dumps(value)), ''))
+
+  def receive_mail(self, on_mail):
+    def deliver():
+      while (mail := self._boxes[self.index].get()) is not None:
+        on_mail(*mail)
+
+    threading.Thread(target=deliver, daemon=True).start()
+
+  def __exit__(self, *error):
+    self._boxes[self.index].put(None)
+    super().__exit__(*error)
+
+
+def run(config, workdir, count=1):
   """Trains in `count` processes; returns the scores of process 0.
 
   Args:
     config: of all.
     workdir: of the run.
     count: of processes.
-    changes: keys that differ in a process, by its index.
 
   Raises:
     Whatever a process raises.
   """
-  errors = []
+  errors, boxes = [], [queue.SimpleQueue() for _ in range(count)]
 
   def run_process(index):
-    env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
-    process_config = config_lib.replaced(config, (changes or {}).get(index, {}))
-    with cluster.Processes(process_config, env) as processes:
-      return server_run.run(process_config, str(workdir), processes)
+    with _Thread(config, place(index, count), boxes) as processes:
+      return server_run.run(config, str(workdir), processes)
 
   def run_thread(index):
     try:
@@ -156,20 +177,14 @@ def run(config, workdir, count=1, changes=None):
   return scores
 
 
-def participant(config, folder, index=0, count=1, launch=''):
-  """Returns one process of a run, as the others see it."""
-  env = cluster_env.ClusterEnv('test', index, count, num_hosts=1)
-  process = process_info.collect(env, config, {})
-  before = rendezvous.last_record(str(folder))
-  return rendezvous.Participant(
-    config,
-    str(folder),
-    env,
-    process,
-    launch,
-    before,
-    secret.for_run(str(folder), {}) if folder else '5a' * 32,
-  )
+def place(index, count):
+  """Returns the environment of a process."""
+  return cluster_env.ClusterEnv('test', index, count, num_hosts=1, secret='5a' * 32)
+
+
+def participant(config, folder, index=0, count=1):
+  """Returns one process of a run."""
+  return participant_lib.Participant(config, str(folder), place(index, count))
 
 
 def losses(workdir):

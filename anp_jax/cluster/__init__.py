@@ -7,7 +7,7 @@ with cluster.start(config, env, command) as processes:
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import io
-import socket
+import os
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -272,19 +272,18 @@ def start(
   descriptors.raise_limit()
   strategy = strategy_lib.find(config)
   mode = (command or {}).get('--mode', '')
-  apart = not strategy.spans_processes(config, mode)
-  if env.count == 1 or apart:
-    if env.count > 1:
-      log_prefix.install(f'[{env.index} {socket.gethostname()}] ')
+  if env.count == 1:
     problem = process_info.startup_problem()
     if problem:
       raise config_lib.ConfigError(problem)
-    if not apart or strategy.needs_platform(config, env.index):
-      jax_processes.check_platform()
+    jax_processes.check_platform()
     return Processes(config, env)
   env = env._replace(secret=secret_lib.for_run(urls.remote_url(workdir)))
+  if not strategy.needs_platform(config, env.index):
+    os.environ['JAX_PLATFORMS'] = 'cpu'
   info = process_info.collect(env, config, command or {})
-  if env.launcher == cluster_env.JOIN and not (info['elastic'] or info['optional']):
+  joins_jax = strategy.joins_jax(config, mode)
+  if env.launcher == cluster_env.JOIN and joins_jax and not info['elastic']:
     raise config_lib.ConfigError(
       f'--join: a run with config.strategy.name={config.strategy.name} and '
       f'config.cluster.elastic={config.cluster.elastic} does not go on without a process'
@@ -304,7 +303,7 @@ def start(
   interrupts.before_leaving(lambda: processes.abort(KeyboardInterrupt()))
   try:
     processes.start_watchdog()
-    if strategy.joins_jax(config, mode):
+    if joins_jax:
       jax_processes.join(env, client, config.cluster, processes.heartbeat)
     else:
       jax_processes.start_alone(client.start.devices, processes.heartbeat)

@@ -86,7 +86,7 @@ def _row(member, trains, now):
     now - member.last_heard,
     computes=member.info['platform'] == 'cpu',
   )
-  if len(member.history) < 2 or not trains:
+  if len(member.history) < 2 or not trains or not member.info['steps_together']:
     return row
   (begin, first), (end, last) = member.history[0], member.history[-1]
   seconds, steps = end - begin, last['step'] - first['step']

@@ -57,6 +57,7 @@ def collect(
     'config': {k: repr(v) for k, v in config_lib.flat(config).items()},
     'command': command,
     'cpu_library': _cpu_library(config, platform),
+    'steps_together': strategy.steps_together,
     'mixes_platforms': strategy.mixes_platforms(config, mode),
     'elastic': strategy.is_elastic and config.cluster.elastic == 'auto' and mode == 'train',
     'has_state': bool(current.descriptors.get('mirror')),

@@ -264,13 +264,12 @@ def _check_checkpoint(chosen, config, is_untrained):
 
 
 def _check_store(workdir, config):
-  """Refuses a workdir in a store where processes meet by its files."""
+  """Refuses a workdir in a store where files count between two checkpoints."""
   strategy = strategy_lib.find(config)
-  meets = not strategy.spans_processes(config, 'train')
-  if (meets or strategy.keeps_models_apart) and urls.is_mirror(workdir):
+  if (strategy.serves_gradients or strategy.keeps_models_apart) and urls.is_mirror(workdir):
     raise errors.ConfigError(
       f'--workdir={urls.remote_url(workdir)!r}: expected a path of this machine '
-      f'for strategy {strategy.name}, whose processes share files there'
+      f'for strategy {strategy.name}, whose files there must be up to date'
     )
 
 

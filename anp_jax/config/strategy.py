@@ -152,10 +152,6 @@ class Strategy:
 
   # Which processes and devices it takes.
 
-  def spans_processes(self, config: ml_collections.ConfigDict, mode: str) -> bool:
-    """Returns whether all processes meet when the run starts, and end together."""
-    return True
-
   def joins_jax(self, config: ml_collections.ConfigDict, mode: str) -> bool:
     """Returns whether one JAX program spans the processes."""
     return True

@@ -13,6 +13,7 @@ import functools
 import hmac
 import json
 import pathlib
+import secrets
 from typing import Any
 import weakref
 
@@ -33,7 +34,7 @@ _HEADER = 'authorization'
 _SCHEMA = pa.schema([('bytes', pa.uint8())])
 # Addresses of this process: what it sends to itself passes no link.
 _own_addresses: set[str] = set()
-# What a call raises when its server is gone, or has begun another session.
+# What a call raises when its server is gone, or the run is over.
 CONNECTION_ERRORS = (flight.FlightError, OSError, EOFError)
 
 
@@ -42,7 +43,7 @@ def session_token(secret: str, session: str) -> str:
 
   Args:
     secret: the run's secret, from `cluster.secret`.
-    session: random name, new for each start of a server, which anybody may
+    session: random name of a port, new for each start of a server, which anybody may
       know. A token that reached a wrong process is of no use in the next one.
 
   Raises:
@@ -72,39 +73,36 @@ class Port(flight.FlightServerBase):
   """A process's open port; subclasses write the calls.
 
   Attributes:
-    address: 'host:port' for other processes; whether it is called with TLS is
-      in the config of whoever connects.
+    endpoint: 'host:port' for other processes, and the port's session, with which they
+      `connect`; whether it is called with TLS is in the config of whoever connects.
   """
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv, token: str, owner: str
-  ):
-    """Opens a free port.
+  def __init__(self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv, owner: str):
+    """Opens a free port; a call without the token of its session is refused.
 
     Args:
       config: the run's config.
-      env: environment of this process.
-      token: session's token, see `session_token`; a call without it is refused.
+      env: environment of this process, with the run's secret.
       owner: owner of the port, for people, such as 'a server'.
 
     Raises:
       ConfigError: if it cannot be opened.
     """
+    session = secrets.token_hex(8)
+    gate = Gate(session_token(env.secret, session))
     host = addresses.own_address(config.strategy.bind, env)
     pair = tls(config)
     bracketed = f'[{host}]' if ':' in host else host
     options = {'tls_certificates': [pair]} if pair else {}
     try:
-      super().__init__(
-        f'{_scheme(pair)}://{bracketed}:0', middleware={'gate': Gate(token)}, **options
-      )
+      super().__init__(f'{_scheme(pair)}://{bracketed}:0', middleware={'gate': gate}, **options)
     except (OSError, pa.ArrowException) as e:
       raise config_lib.ConfigError(
         f'config.strategy.bind={config.strategy.bind!r}: {owner} cannot listen '
         f'on {host} ({error_lines.first_line(e)})'
       ) from e
-    self.address = f'{bracketed}:{self.port}'
-    _own_addresses.add(self.address)
+    self.endpoint = [f'{bracketed}:{self.port}', session]
+    _own_addresses.add(self.endpoint[0])
 
 
 class Client:
@@ -184,24 +182,25 @@ class Client:
 
 
 def connect(
-  config: ml_collections.ConfigDict, address: str, token: str, timeout: float = 60.0
+  config: ml_collections.ConfigDict, endpoint: Sequence[str], secret: str, timeout: float = 60.0
 ) -> Client:
   """Returns a client of another process's `Port`.
 
   Args:
     config: the run's config.
-    address: address of the port, as another process has told it.
-    token: session's token, see `session_token`.
+    endpoint: endpoint of the port, as another process has told it.
+    secret: the run's secret.
     timeout: seconds that each call may take.
 
   Raises:
     ConfigError: if the address is not 'host:port'.
   """
+  address, session = endpoint
   problem = addresses.problem(address)
   if problem:
     raise config_lib.ConfigError(problem)
   pair = tls(config)
-  return Client(address, token, pair and pair[0], timeout)
+  return Client(address, session_token(secret, session), pair and pair[0], timeout)
 
 
 def tls(config: ml_collections.ConfigDict) -> tuple[bytes, bytes] | None:

@@ -79,7 +79,7 @@ def _flags():
     for name in flags.strategies.split(','):
       config = _config(flags, 2, name)
       strategy = strategy_lib.find(config)
-      if not (strategy.joins_jax(config, 'train') and strategy.spans_processes(config, 'train')):
+      if not strategy.joins_jax(config, 'train'):
         parser.error(f'--strategies={name}: expected one with a common step')
   except config_lib.ConfigError as e:
     parser.error(str(e))

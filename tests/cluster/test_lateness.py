@@ -5,6 +5,7 @@ import types
 import pytest
 
 from anp_jax.cluster import activity, lateness, members
+from tests import coordinating
 
 
 def _row(rank, **values):
@@ -92,8 +93,7 @@ def _state(at, cpu, delay, **spent):
 def test_rows_are_differences_of_the_last_heartbeats():
   run = members.Members(2, '')
   for rank in range(2):
-    info = {'index': rank, 'host': f'node{rank}', 'platform': 'cpu', 'address': None}
-    run[rank] = members.Member(info, None, 10.0)
+    run[rank] = members.Member(coordinating.info(rank, 2, {}), None, 10.0)
   member = run[1]
   member.receive(_state(40, 5.0, 1.0, input=1.0, step=8.0, saving=1.0))
   member.last_heard = 14.0
@@ -102,6 +102,8 @@ def test_rows_are_differences_of_the_last_heartbeats():
   assert first == lateness.Row(0, 'node0', 'starting', 0, 0.0, 5.0, computes=True)
   want = (1, 'node1', 'step', 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125, True)
   assert [*second] == pytest.approx([*want])  # 20 steps in 4 s
+  member.info['steps_together'] = False  # the steps of two workers have nothing in common
+  assert lateness.rows(run, now=15.0)[1].rest == 0
   run.ranks = [0]
   assert lateness.rows(run, now=15.0)[1].phase == 'spare'
 

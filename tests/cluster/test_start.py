@@ -96,25 +96,28 @@ def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
     cluster.start(config, cluster_env.ALONE)
 
 
-@pytest.mark.parametrize('dedicated', [False, True])
-@pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_whose_accelerator_jax_drops_is_refused(monkeypatch, config, dedicated, rank):
-  """A server that does nothing else may compute on the CPU."""
-  monkeypatch.setattr(xla_flags, 'platform', lambda environment=None: 'gpu')
+@pytest.mark.parametrize('dedicated, platforms', [(False, 'gpu gpu gpu'), (True, 'gpu cpu gpu')])
+def test_a_server_that_does_nothing_else_computes_on_the_cpu(
+  monkeypatch, config, tmp_path, dedicated, platforms
+):
+  """But for the first one, which evaluates; its GPU is for others."""
+  monkeypatch.setattr(xla_flags, 'platform', lambda e=os.environ: e['JAX_PLATFORMS'] or 'gpu')
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda text: None)
-  config = config_lib.replaced(
-    config, {'strategy.name': 'parameter_server', 'strategy.dedicated': dedicated}
-  )
-  env = cluster_env.ALONE._replace(count=2, index=rank)
+  infos = []
 
-  def start():
-    return cluster.start(config, env, {'--mode': 'train'})
+  def meet(env, info, *_):
+    infos.append(info)
+    raise _Gone
 
-  if dedicated and not rank:
-    assert start().index == rank
-  else:
-    with pytest.raises(config_lib.ConfigError, match='computes on cpu'):
-      start()
+  monkeypatch.setattr(cluster, '_meet', meet)
+  names = {'strategy.name': 'parameter_server', 'strategy.servers': 2}
+  config = config_lib.replaced(config, {**names, 'strategy.dedicated': dedicated})
+  for rank in range(3):
+    monkeypatch.setenv('JAX_PLATFORMS', '')
+    with pytest.raises(_Gone):
+      env = cluster_env.ClusterEnv('flags', rank, 3, 'node0:99')
+      cluster.start(config, env, {'--mode': 'train'}, str(tmp_path))
+  assert [info['platform'] for info in infos] == platforms.split()
 
 
 @pytest.mark.parametrize('processes', [1, 2])

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from anp_jax import cluster
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.multiprocess
 _KEYS = {
   'strategy.name': 'parameter_server',
   'strategy.in_flight': '2',
-  'strategy.lease_timeout': '3',
+  'cluster.heartbeat_timeout': '3',
   'cluster.rendezvous_timeout': '60',
   'model.name': 'tests.user_network:SmallNet',
   'data.image_size': '8',
@@ -53,8 +54,21 @@ def _whole(folder, total):
   assert f'{total} updates, the same bits' in launching.replayed(folder / 'run')
 
 
-def _kill(ranks, rank):
-  os.kill(ranks.processes[rank].pid, signal.SIGKILL)
+def _start_lost_ones_again(ranks):
+  """Those that were killed, and those that ended because a server was."""
+  for rank, process in enumerate(ranks.processes):
+    if process.poll() in (-signal.SIGKILL, cluster.termination.TRY_AGAIN):
+      ranks.restart(rank)
+
+
+def _wait(ranks, seconds):
+  """Waits for a good end of all."""
+  end = time.monotonic() + seconds
+  while any(p.poll() is None for p in ranks.processes):
+    _start_lost_ones_again(ranks)
+    assert time.monotonic() < end, ranks.text(0)
+    time.sleep(0.1)
+  assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +108,7 @@ def test_dedicated_server_and_evaluation(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_stalled_workers_ticket_goes_to_another(tmp_path):
+def test_stopped_workers_ticket_goes_to_another(tmp_path):
   arguments = _arguments(tmp_path, duration='200 steps', **{'strategy.mode': 'bounded'})
   with launching.Ranks(tmp_path, 3, arguments) as ranks:
     _until(tmp_path, 40, ranks)
@@ -119,11 +133,10 @@ def test_random_kills(tmp_path):
     for _ in range(kills):
       _until(tmp_path, 1, ranks)
       time.sleep(rng.uniform(0, 3))
-      rank = rng.randrange(3)
-      _kill(ranks, rank)
-      ranks.restart(rank)
-    codes = ranks.wait(300)
-    assert codes == [0, 0, 0], '\n'.join(ranks.text(i) for i in range(3))
+      ranks.processes[rng.randrange(3)].kill()
+      time.sleep(1)
+      _start_lost_ones_again(ranks)
+    _wait(ranks, 300)
   _whole(tmp_path, steps)
 
 
@@ -137,14 +150,7 @@ def test_a_kill_in_each_phase(tmp_path):
   arguments = _arguments(tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'})
   environment = {'ANP_KILL_CALL': ';'.join(kills), 'ANP_KILL_LOG': str(log)}
   with launching.Ranks(tmp_path, 3, arguments, environment=environment) as ranks:
-    end = time.monotonic() + 400
-    while any(p.poll() is None for p in ranks.processes):
-      for rank, process in enumerate(ranks.processes):
-        if process.poll() == -signal.SIGKILL:
-          ranks.restart(rank)
-      assert time.monotonic() < end, ranks.text(0)
-      time.sleep(0.1)
-    assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
+    _wait(ranks, 400)
   assert log.read_text().splitlines() == kills
   _whole(tmp_path, steps)
   # A server that was killed has returned all to a checkpoint.

@@ -21,7 +21,7 @@ from anp_jax.runtimes.offload import remote_device
 from anp_jax.runtimes.parameter_server import service as service_lib
 from tests import builders, certificates
 
-_SECRET, _SESSION = 32 * 'a1', 'now'
+_SECRET = 32 * 'a1'
 
 
 def _put(client, options):
@@ -49,7 +49,6 @@ _BATCH = pa.record_batch([pa.array([1, 2, 3], pa.uint8())], schema=_SCHEMA)
 _REQUEST = json.dumps(
   {
     'bytes': 3,
-    'session': 'now',
     'worker': 'a',
     'ticket': [0, 0],
     'dtype': 'float32',
@@ -79,18 +78,18 @@ _CALLS = {
 }
 
 
-def _server(config, place, token, received):
+def _server(config, place, received):
   del received
-  port = service_lib.Service(config, place, token)
+  port = service_lib.Service(config, place)
 
   def works(client):
-    return client.ask('hello') == {'wait': True}  # it has no session yet
+    return client.get('weights')[0]['wait']  # it has no session yet
 
   return port, works
 
 
-def _station(config, place, token, received):
-  port = messages.Receiver(config, place, token, lambda request, data: received.append(data))
+def _station(config, place, received):
+  port = messages.Receiver(config, place, lambda request, data: received.append(data))
 
   def works(client):
     client.put({}, [np.arange(3, dtype=np.uint8)])
@@ -99,9 +98,9 @@ def _station(config, place, token, received):
   return port, works
 
 
-def _offload(config, place, token, received):
+def _offload(config, place, received):
   del received
-  port = remote_device.OffloadServer(config, place, token, jax.devices()[:1])
+  port = remote_device.OffloadServer(config, place, jax.devices()[:1])
 
   def works(client):
     with pytest.raises(flight.FlightServerError, match='refused: '):
@@ -115,34 +114,30 @@ def _offload(config, place, token, received):
 def service(request):
   """A port, how it is called well, and what reaches it."""
   config = builders.config({'strategy.name': 'parameter_server'})
-  token = transport.session_token(_SECRET, _SESSION)
   received = []
-  place = cluster_env.ClusterEnv('test', 0, 2, num_hosts=1)
-  port, works = request.param(config, place, token, received)
-  with contextlib.closing(transport.connect(config, port.address, token)) as client:
+  place = cluster_env.ClusterEnv('test', 0, 2, num_hosts=1, secret=_SECRET)
+  port, works = request.param(config, place, received)
+  with contextlib.closing(transport.connect(config, port.endpoint, _SECRET)) as client:
     yield port, lambda: works(client), received
   port.shutdown()
 
 
-_HEADERS = {
-  'no token': [],
-  'an empty one': [(b'authorization', b'')],
-  'a guess': [(b'authorization', b'Bearer guess')],
-  'the session': [(b'authorization', f'Bearer {_SESSION}'.encode())],
-  'that of another session': [
-    (b'authorization', f'Bearer {transport.session_token(_SECRET, "then")}'.encode())
-  ],
-  'that of another run': [
-    (b'authorization', f'Bearer {transport.session_token(32 * "b2", _SESSION)}'.encode())
-  ],
+_TOKENS = {  # by the session of the port
+  'an empty one': lambda session: '',
+  'a guess': lambda session: 'Bearer guess',
+  'the session': lambda session: f'Bearer {session}',
+  'that of another session': lambda _: f'Bearer {transport.session_token(_SECRET, "then")}',
+  'that of another run': lambda session: f'Bearer {transport.session_token(32 * "b2", session)}',
 }
 
 
-@pytest.mark.parametrize('headers', _HEADERS.values(), ids=_HEADERS.keys())
-def test_no_call_without_the_token_is_answered(service, headers):
+@pytest.mark.parametrize('token', [None, *_TOKENS.values()], ids=['no token', *_TOKENS])
+def test_no_call_without_the_token_is_answered(service, token):
   port, works, received = service
+  address, session = port.endpoint
+  headers = [(b'authorization', token(session).encode())] if token else []
   options = flight.FlightCallOptions(timeout=20, headers=headers)
-  with flight.FlightClient(f'grpc://{port.address}') as stranger:
+  with flight.FlightClient(f'grpc://{address}') as stranger:
     for name, call in _CALLS.items():
       # pyarrow makes an OSError of get_schema's.
       with pytest.raises((flight.FlightUnauthenticatedError, OSError)) as e:
@@ -186,7 +181,7 @@ def tls_config(tmp_path):
 )
 def test_an_address_has_no_scheme(tls_config, address):
   with pytest.raises(config_lib.ConfigError, match='HOST:PORT') as e:
-    transport.connect(tls_config, address, 'token')
+    transport.connect(tls_config, [address, 'session'], _SECRET)
   assert '\n' not in str(e.value)
 
 
@@ -210,12 +205,13 @@ def test_nothing_is_told_in_clear_where_the_config_has_tls(tls_config):
 
     thread = threading.Thread(target=listen)
     thread.start()
-    client = transport.connect(tls_config, f'127.0.0.1:{listener.getsockname()[1]}', 'token', 5.0)
+    endpoint = [f'127.0.0.1:{listener.getsockname()[1]}', 'session']
+    client = transport.connect(tls_config, endpoint, _SECRET, 5.0)
     with contextlib.closing(client), pytest.raises(flight.FlightError):
       client.ask('hello')
     thread.join()
   # A handshake (22) of TLS (3, ...), RFC 8446, 5.1.
-  assert packets[0][:2] == b'\x16\x03' and b'token' not in packets[0]
+  assert packets[0][:2] == b'\x16\x03' and b'Bearer' not in packets[0]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +225,8 @@ def test_nothing_is_told_in_clear_where_the_config_has_tls(tls_config):
 )
 def test_a_run_of_one_host_is_heard_there_only(place):
   config = builders.config({'strategy.name': 'parameter_server'})
-  with transport.Port(config, place, 'token', 'a test') as port:
-    host, number = port.address.split(':')
+  with transport.Port(config, place._replace(secret=_SECRET), 'a test') as port:
+    host, number = port.endpoint[0].split(':')
     assert host == '127.0.0.1'
     local = [
       line.split()[1]

@@ -59,11 +59,11 @@ def remote_devices():
   stack = contextlib.ExitStack()
 
   def open_devices(count):
-    place = cluster_env.ClusterEnv('test', 0, 1)
+    place = cluster_env.ClusterEnv('test', 0, 1, secret='5a' * 32)
     local = jax.devices()[1 : 1 + count]
-    server = remote_device.OffloadServer(config, place, 'token', local)
+    server = remote_device.OffloadServer(config, place, local)
     stack.enter_context(contextlib.closing(server))
-    client = transport.connect(config, server.address, 'token')
+    client = transport.connect(config, server.endpoint, place.secret)
     stack.enter_context(contextlib.closing(client))
     description = remote_device.describe(local[0])
     devices = [

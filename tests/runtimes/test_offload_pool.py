@@ -44,7 +44,7 @@ class _Processes:
     device = {'kind': 'CPU', 'platform': 'cpu', 'target': 'cpu'}
     address = address or f'127.0.0.1:{rank}'
     self._on_mail(
-      rank, {'address': address, 'session': 's', 'host': host, 'devices': [device] * devices}, ''
+      rank, {'endpoint': [address, 's'], 'host': host, 'devices': [device] * devices}, ''
     )
 
   def go(self, rank, why='gone'):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, train
-from anp_jax.runtimes.parameter_server import chief as chief_lib, log as log_lib, slice_optimizer
+from anp_jax.runtimes.parameter_server import log as log_lib, slice_optimizer
 from tests import launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -124,19 +124,10 @@ def test_failure_ends_the_run_while_slices_are_fetched(tmp_path, config, one_dev
     return new, finite and (self.stats_size > 0 or int(new.step) != 4)
 
   monkeypatch.setattr(slice_optimizer.SliceOptimizer, 'apply', apply)
-  monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
   keys = {'strategy.servers': 2, 'strategy.dedicated': True}
   config = serving.config_of(config, **serving.FULL, **keys, **{'checkpoint.every': '4 steps'})
   with pytest.raises(cluster.RunFailedError, match='update 3 is not finite'):
     serving.run(config, tmp_path, 3)
-
-
-def test_dedicated_server_of_another_config_ends_the_run(tmp_path, config, one_device, monkeypatch):
-  monkeypatch.setattr(chief_lib, '_FAREWELL', 1.0)
-  keys = {'strategy.servers': 2, 'strategy.dedicated': True}
-  config = serving.config_of(config, **serving.FULL, **keys)
-  with pytest.raises(cluster.RunFailedError, match=r'config\.optimizer\.momentum 0\.5'):
-    serving.run(config, tmp_path, 3, {1: {'optimizer.momentum': 0.5}})
 
 
 @pytest.mark.slow

@@ -14,13 +14,10 @@ def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
     {
       'strategy.name': 'parameter_server',
       'strategy.mode': mode,
-      'strategy.lease_timeout': 10.0,
       **{f'strategy.{key}': value for key, value in keys.items()},
     }
   )
-  clock = builders.Clock(0.0)
-  scheduler = scheduler_lib.TicketScheduler(config, total, version, set(used), workers, clock)
-  return scheduler, clock
+  return scheduler_lib.TicketScheduler(config, total, version, set(used), workers)
 
 
 def _contribution(version, weight=4.0):
@@ -41,9 +38,9 @@ def _compute(scheduler, worker, ticket):
   ],
 )
 def test_one_worker_gets_each_step_once_and_in_order(total, version, used, steps):
-  scheduler, _ = _scheduler(total=total, version=version, used=used)
+  scheduler = _scheduler(total=total, version=version, used=used)
   tickets = []
-  while (ticket := scheduler.take('a')) != scheduler_lib.OVER:
+  while (ticket := scheduler.take('a')) != scheduler_lib.WAIT:
     read = version + len(tickets)
     assert scheduler.begin_read('a', ticket) == read
     assert len(scheduler.commit('a', ticket, _contribution(read))) == 1
@@ -52,12 +49,11 @@ def test_one_worker_gets_each_step_once_and_in_order(total, version, used, steps
   assert scheduler.version == max(total, version)
 
 
-def test_silent_workers_ticket_goes_to_another_and_counts_once():
-  scheduler, clock = _scheduler()
+def test_lost_workers_ticket_goes_to_another_and_counts_once():
+  scheduler = _scheduler()
   lost = scheduler.take('dead')
   assert scheduler.begin_read('dead', lost) == 0
-  clock.now = 10.5
-  scheduler.expire_leases()
+  scheduler.release('dead')
   assert scheduler.take('b') == lost
   assert len(_compute(scheduler, 'b', lost)) == 1
   # It was only slow: what it computed is not counted again.
@@ -68,14 +64,12 @@ def test_silent_workers_ticket_goes_to_another_and_counts_once():
 @pytest.mark.parametrize('updates, counts', [(2, True), (3, False)])
 def test_given_up_worker_is_dropped_beyond_the_bound(updates, counts):
   """No worker waits for its reading, though its ticket is still free."""
-  scheduler, clock = _scheduler('bounded', max_staleness=2)
+  scheduler = _scheduler('bounded', max_staleness=2)
   late = scheduler.take('late')
   tickets = [scheduler.take('quick') for _ in range(updates)]
   assert scheduler.begin_read('late', late) == 0
-  clock.now = 9
   assert scheduler.begin_read('quick', tickets[0]) == 0
-  clock.now = 10.5
-  scheduler.expire_leases()  # only `late` was silent for so long
+  scheduler.release('late')
   for ticket in tickets:
     assert len(_compute(scheduler, 'quick', ticket)) == 1
   answer = scheduler.commit('late', late, _contribution(0))
@@ -89,24 +83,24 @@ def test_given_up_worker_is_dropped_beyond_the_bound(updates, counts):
 
 
 def test_last_tickets_are_given_twice():
-  scheduler, _ = _scheduler(total=2)
+  scheduler = _scheduler(total=2)
   first, second = scheduler.take('slow'), scheduler.take('b')
   _compute(scheduler, 'b', second)
   assert scheduler.take('b') == first
   assert scheduler.take('c') == scheduler_lib.WAIT  # twice is enough
   _compute(scheduler, 'b', first)
   assert scheduler.begin_read('slow', first) == scheduler_lib.DROP
-  assert scheduler.take('slow') == scheduler_lib.OVER
+  assert scheduler.take('slow') == scheduler_lib.WAIT
 
 
 def test_stop_ends_at_the_present_version():
-  scheduler, _ = _scheduler()
+  scheduler = _scheduler()
   _compute(scheduler, 'a', scheduler.take('a'))
   ticket = scheduler.take('a')
   version = scheduler.begin_read('a', ticket)
   scheduler.stop()
   assert scheduler.commit('a', ticket, _contribution(version)) == scheduler_lib.DROP
-  assert scheduler.take('a') == scheduler_lib.OVER
+  assert scheduler.take('a') == scheduler_lib.WAIT
   assert scheduler.limit == scheduler.version == 1
 
 
@@ -114,19 +108,18 @@ def test_stop_ends_at_the_present_version():
 def test_bound_holds_and_nobody_waits_for_ever(bound):
   """Workers of random speed run, and some of them die."""
   rng = random.Random(bound)
-  scheduler, clock = _scheduler('bounded', max_staleness=bound, total=200)
+  scheduler = _scheduler('bounded', max_staleness=bound, total=200)
   hands, used = {}, []
   worker, names, calls = 0, list(range(5)), 0
   while scheduler.version < 200:
     calls += 1
     assert calls < 20000, 'nothing moves'
-    clock.now += 0.1
-    scheduler.expire_leases()
     worker = rng.choice(names)
     ticket, read = hands.get(worker, (None, None))
     if rng.random() < 0.01:
       names.remove(worker)
       names.append(max(names) + 1)
+      scheduler.release(worker)
     elif ticket is None:
       answer = scheduler.take(worker)
       if isinstance(answer, tuple):
@@ -148,7 +141,7 @@ def test_bound_holds_and_nobody_waits_for_ever(bound):
 
 
 def test_synchronous_update_is_made_of_one_shard_a_worker():
-  scheduler, _ = _scheduler('synchronous', workers=3, total=2)
+  scheduler = _scheduler('synchronous', workers=3, total=2)
   tickets = {w: scheduler.take(w) for w in 'abc'}
   assert sorted(tickets.values()) == [(0, 0), (0, 1), (0, 2)]
   assert scheduler.take('a') == scheduler_lib.WAIT  # one in hand at a time
@@ -163,7 +156,7 @@ def test_synchronous_update_is_made_of_one_shard_a_worker():
 
 
 def test_backup_worker_stands_in_for_the_slowest():
-  scheduler, _ = _scheduler('synchronous', workers=3, total=3, backup_workers=1)
+  scheduler = _scheduler('synchronous', workers=3, total=3, backup_workers=1)
   assert scheduler.data_shards == 2
   slow, quick, backup = (scheduler.take('slow'), scheduler.take('quick'), scheduler.take('back'))
   assert (slow, quick, backup) == ((0, 0), (0, 1), (0, 0))
@@ -178,7 +171,7 @@ def test_backup_worker_stands_in_for_the_slowest():
 
 def test_who_has_given_a_gradient_does_not_stand_in_for_others():
   """It would compute into the next update, which would lack a worker."""
-  scheduler, _ = _scheduler('synchronous', workers=4, total=3, backup_workers=1)
+  scheduler = _scheduler('synchronous', workers=4, total=3, backup_workers=1)
   tickets = {w: scheduler.take(w) for w in 'abcd'}
   assert tickets == {'a': (0, 0), 'b': (0, 1), 'c': (0, 2), 'd': (0, 0)}
   scheduler.begin_read('a', tickets['a'])

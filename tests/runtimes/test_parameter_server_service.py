@@ -1,6 +1,5 @@
 """A server's port: what it carries, and what it refuses without harm."""
 
-from concurrent import futures
 import json
 import time
 import types
@@ -17,11 +16,11 @@ from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
 from anp_jax.runtimes.parameter_server import (
   log as log_lib,
-  parameter_server_run as server_run,
   parameter_store,
-  rendezvous,
   scheduler as scheduler_lib,
+  service as service_lib,
   session as session_lib,
+  threads,
 )
 from tests import builders, certificates, launching, serving
 
@@ -34,22 +33,20 @@ class _Server:
 
   def __init__(self, config, folder, setup):
     participant = serving.participant(config, folder)
-    self.process, self.setup = participant.process, setup
+    self.setup = setup
     (optimizer,) = setup.optimizers
     start = optimizer.start(
       jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), setup.program.abstract_state)
     )
     self.store = parameter_store.ParameterStore(optimizer, start, lambda version: False, 9)
     self.log = log_lib.UpdateLog(str(folder), 0, {})
-    self.service = participant.open_service()
-    roster = session_lib.Roster(self.process, {'batch_size': 16}, {0: self.service.address})
     scheduler = scheduler_lib.TicketScheduler(config, 5, 0, set())
-    self.session = self.service.session = session_lib.ChiefSession(
-      'now', self.store, scheduler, self.log, [start], roster
-    )
-    self.client = participant.connect()
-    self.address, session = rendezvous.read_address(str(folder))
-    self.token = transport.session_token(participant.secret, session)
+    self.session = session_lib.ChiefSession(self.store, scheduler, self.log, [start])
+    self.service = service_lib.Service(config, participant.env)
+    self.service.opened.set_result(self.session)
+    self.address, session = self.service.endpoint
+    self.token = transport.session_token(participant.env.secret, session)
+    self.client = participant.connect(self.service.endpoint)
 
   @property
   def sizes(self):
@@ -60,7 +57,7 @@ class _Server:
     return [np.ones(size, np.float32) for size in self.sizes]
 
   def push(self, arrays, **more):
-    request = {'session': 'now', 'worker': 'a', 'ticket': (0, 0)}
+    request = {'worker': 'a', 'ticket': (0, 0)}
     self.client.put({**request, **more}, arrays)
 
   def close(self):
@@ -98,19 +95,17 @@ def server(config, tmp_path, monkeypatch, setup):
 def _update(server, worker='a'):
   """Makes one update as a worker does; returns the weights and the answer."""
   ask = server.client.ask
-  ticket = ask('take', session='now', worker=worker)['ticket']
+  ticket = ask('take', worker=worker)['ticket']
   answer = {}
   while 'version' not in answer:  # the first update is being compiled
-    answer, data = server.client.get('weights', session='now', worker=worker, ticket=ticket)
+    answer, data = server.client.get('weights', worker=worker, ticket=ticket)
   weights, _ = transport.split(data, server.arrays())
   server.push(server.arrays(), ticket=ticket, worker=worker)
   contribution = {**_CONTRIBUTION, 'ticket': ticket, 'reads': [answer['version']]}
-  return weights, ask('commit', session='now', worker=worker, contribution=contribution)
+  return weights, ask('commit', worker=worker, contribution=contribution)
 
 
 def test_an_update_goes_round(server):
-  hello = server.client.ask('hello', worker='a', process=server.process, devices=1)
-  assert hello['session'] == 'now' and hello['batch_size'] == 16
   weights, answer = _update(server)
   assert answer == {} and not weights.any()
   # The next reader waits until it is applied.
@@ -119,20 +114,10 @@ def test_an_update_goes_round(server):
   assert server.session.applied[0][2] == [{**_CONTRIBUTION, 'worker': 'a'}]
 
 
-def test_no_file_holds_the_token(server, tmp_path):
-  record = json.loads((tmp_path / rendezvous.NAME).read_text())
-  assert record.keys() == {'address', 'session'}
-  for path in tmp_path.rglob('*'):
-    if path.is_file():
-      assert server.token.encode() not in path.read_bytes()
-
-
 @pytest.mark.parametrize('change', [lambda a: [a[0][:-1], a[1]], lambda a: [*a, a[1]]])
 def test_invalid_gradient_changes_nothing(server, change):
   with pytest.raises(flight.FlightError, match='refused: .*bytes'):
     server.push(change(server.arrays()))
-  with pytest.raises(flight.FlightUnavailableError, match='another session'):
-    server.push(server.arrays(), session='before')
   server.unchanged()
   assert _update(server)[1] == {}
 
@@ -141,7 +126,7 @@ def test_bytes_that_lie_are_refused(server):
   """A stream that holds more, or other things, than it announces."""
   size = sum(a.nbytes for a in server.arrays())
   descriptor = flight.FlightDescriptor.for_command(
-    json.dumps({'session': 'now', 'worker': 'a', 'ticket': (0, 0), 'bytes': size})
+    json.dumps({'worker': 'a', 'ticket': (0, 0), 'bytes': size})
   )
   options = flight.FlightCallOptions(
     timeout=20, headers=[(b'authorization', f'Bearer {server.token}'.encode())]
@@ -176,52 +161,40 @@ def test_bytes_that_lie_are_refused(server):
   ],
 )
 def test_senseless_request_is_refused(server, name, request_):
-  ticket = server.client.ask('take', session='now', worker='a')['ticket']
-  server.client.get('weights', session='now', worker='a', ticket=ticket)
+  ticket = server.client.ask('take', worker='a')['ticket']
+  server.client.get('weights', worker='a', ticket=ticket)
   with pytest.raises(flight.FlightError, match='refused'):
-    server.client.ask(name, session='now', **request_)
+    server.client.ask(name, **request_)
   server.unchanged()
 
 
 def test_ticket_nobody_gave_is_dropped(server):
   server.push(server.arrays(), ticket=(3, 0))
   contribution = {**_CONTRIBUTION, 'ticket': (3, 0)}
-  answer = server.client.ask('commit', session='now', worker='a', contribution=contribution)
+  answer = server.client.ask('commit', worker='a', contribution=contribution)
   assert answer == {'drop': True}
   assert server.session.scheduler.version == 0
 
 
-def test_processes_that_do_not_fit_are_named(server):
-  """A server may compute on other devices, and workers' must be alike."""
-  ask, process = server.client.ask, server.process
-  other = {**process, 'index': 1, 'platform': 'gpu', 'gpus': ['x']}
-  assert ask('join', server=1, address='x:1', process=other)['session'] == 'now'
-  assert ask('hello', worker='a', process=process, devices=1)['session'] == 'now'
-  assert ask('hello', worker='b', process=process, devices=2)['problem'].startswith('2 devices')
-  other = {**process, 'config': {**process['config'], 'seed': '7'}}
-  assert 'seed' in ask('hello', worker='b', process=other, devices=1)['problem']
-  answer = ask('join', server=2, address='x:1', process=other)
-  assert 'config.seed 7' in answer['problem']
-  assert server.session.failed == answer['problem']
+def test_a_worker_that_is_lost_while_its_call_waits_gets_no_ticket(server, monkeypatch):
+  """Its tickets go to another worker, and no new one to a process that is gone."""
+  monkeypatch.setattr(session_lib, 'PATIENCE', 0.5)
+  session = server.session
+  first = [session.take('lost')['ticket'] for _ in range(5)]
+  call = threads.start(lambda: session.take('lost'), 'call')  # none is left
+  time.sleep(0.1)
+  session.lose('lost')
+  assert call.result(10) == {'wait': True}
+  assert [session.take('other')['ticket'] for _ in range(5)] == first
 
 
-def test_stop_is_asked_for_until_the_run_ends(server, monkeypatch):
-  """Server 0 may have no session yet, or begin another."""
-  monkeypatch.setattr(server_run, '_REPEAT', 0.1)
-  server.service.session = None
-  job, calls = futures.Future(), []
-
-  def connect():
-    calls.append(server.session.scheduler.limit)
-    if len(calls) == 2:
-      server.service.session = server.session
-    if len(calls) == 3:
-      job.set_result(None)
-    return transport.Client(server.address, server.token)
-
-  processes = types.SimpleNamespace(vote=lambda: 1, heartbeat=lambda *_: None)
-  server_run._wait_for_jobs(processes, [job], types.SimpleNamespace(progress=0), connect)
-  assert calls == [5, 5, 0]
+def test_a_call_that_waits_when_the_run_ends_changes_nothing(server):
+  ticket = server.session.take('a')['ticket']
+  server.push(server.arrays(), ticket=ticket)
+  server.session.close()
+  with pytest.raises(flight.FlightUnavailableError, match='the run is over'):
+    server.session.commit('a', {**_CONTRIBUTION, 'ticket': ticket})
+  assert server.session.scheduler.version == 0
 
 
 def test_snapshot_can_be_fetched_again(server):
@@ -232,7 +205,7 @@ def test_snapshot_can_be_fetched_again(server):
   server.store.read(2, 10)
 
   def fetched(version):
-    return server.client.get('snapshot', session='now', version=version)[1]
+    return server.client.get('snapshot', version=version)[1]
 
   assert server.store.next_snapshot() == 1
   first = fetched(1)
@@ -321,7 +294,7 @@ def test_tls(config, tmp_path, monkeypatch, setup):
   assert _update(server)[1] == {}
   naked = transport.Client(server.address, server.token)
   with pytest.raises(flight.FlightError):
-    naked.ask('take', session='now', worker='a')
+    naked.ask('take', worker='a')
   naked.close()
   server.close()
 
@@ -332,7 +305,7 @@ def test_interface_by_name():
   assert addresses.own_address('10.1.2.3', place) == '10.1.2.3'
 
 
-def test_address_that_is_not_here_is_named(config, tmp_path):
+def test_address_that_is_not_here_is_named(config):
   config = serving.config_of(config, **{'strategy.bind': '203.0.113.7'})
   with pytest.raises(config_lib.ConfigError, match='strategy.bind'):
-    serving.participant(config, tmp_path).open_service()
+    service_lib.Service(config, serving.place(0, 1))

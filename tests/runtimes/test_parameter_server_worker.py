@@ -103,7 +103,8 @@ class _Server:
   """Gives out tickets; a pull is answered when so many are under way."""
 
   def __init__(self, tickets, together):
-    self._tickets = iter(range(tickets))
+    self._tickets, self._count = iter(range(tickets)), tickets
+    self.over = threading.Event()
     self._barrier = threading.Barrier(together)
     self._lock = threading.Lock()
     self.now = self.most = self.pulls = 0
@@ -111,7 +112,10 @@ class _Server:
   def ask(self, name, **_):
     assert name == 'take'
     step = next(self._tickets, None)
-    return {'over': True} if step is None else {'ticket': (step, 0)}
+    if step is None:
+      self.over.wait(10)
+      return {'wait': True}
+    return {'ticket': (step, 0)}
 
   def get(self, name, **_):
     with self._lock:
@@ -121,6 +125,8 @@ class _Server:
     self._barrier.wait(10)
     with self._lock:
       self.now -= 1
+      if self.pulls == self._count and not self.now:
+        self.over.set()
     return {'drop': True}, b''
 
 
@@ -143,12 +149,11 @@ def test_a_worker_has_as_many_gradients_in_flight(config, mode, in_flight, toget
   """Fewer would wait at the server's barrier until it breaks."""
   config = serving.config_of(config, **{'strategy.mode': mode, 'strategy.in_flight': in_flight})
   setup = types.SimpleNamespace(config=config, layout=None, feed=lambda *_: _Feed())
-  worker = types.SimpleNamespace(
-    name='a', progress=0, closed=threading.Event(), compute=lambda pull, step, batch: pull()
-  )
   server = _Server(6, together)
-  hello = {'session': 'now', 'data_shards': 1}
-  worker_lib._WorkerSession(worker, hello, [server], setup).run()
+  worker = types.SimpleNamespace(
+    name='a', progress=0, over=server.over, compute=lambda pull, step, batch: pull()
+  )
+  worker_lib._WorkerSession(worker, [server], setup, 1).run()
   assert (server.most, server.pulls) == (together, 6)
 
 

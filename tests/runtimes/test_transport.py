@@ -163,11 +163,12 @@ def test_an_emulated_link_slows_down_what_leaves_the_process(monkeypatch, local)
   config = builders.config({'strategy.name': 'parameter_server'})
   data = np.random.default_rng(0).integers(0, 256, 3 * 10**6, np.uint8)
   emulation.begin(0, 5e6, False)
-  port = _Echo(config, cluster_env.ALONE, 'secret', 'a test')
+  secret = '5a' * 32
+  port = _Echo(config, cluster_env.ALONE._replace(secret=secret), 'a test')
   try:
     if not local:
       monkeypatch.setattr(transport, '_own_addresses', set())
-    with contextlib.closing(transport.connect(config, port.address, 'secret')) as client:
+    with contextlib.closing(transport.connect(config, port.endpoint, secret)) as client:
       seconds = []
       for _ in range(2):
         start = time.monotonic()

@@ -19,6 +19,13 @@ sys.exit(status)
 """
 
 
+def test_a_process_that_ended_by_ctrl_c_is_not_started_again():
+  """Its status is above 128, like that of a signal."""
+  command = ['scripts/restart_on_failure.sh', '3', 'bash', '-c', 'echo started; exit 130']
+  done = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True)
+  assert (done.returncode, done.stdout) == (130, 'started\n')
+
+
 @pytest.mark.parametrize(
   'statuses, want', [('0 0', 0), ('-9 0', 0), ('75 0', 0), ('75 75', 75), ('2 0', 2)]
 )

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import queue
-import secrets
 import threading
 from typing import Any
 
@@ -157,22 +156,20 @@ class Receiver(transport.Port):
     self,
     config: ml_collections.ConfigDict,
     env: cluster_env.ClusterEnv,
-    token: str,
     on_data: Callable[[dict, np.ndarray], None],
   ):
     """Opens the port.
 
     Args:
       config: the run's config.
-      env: environment of this process.
-      token: token of each call, see `transport.session_token`.
+      env: environment of this process, with the run's secret.
       on_data: called (request, (n,) uint8) for what arrives, from any thread.
 
     Raises:
       ConfigError: if the port cannot be opened.
     """
     self._on_data = on_data
-    super().__init__(config, env, token, 'a station')
+    super().__init__(config, env, 'a station')
 
   def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
     """Receives one request and its bytes; called by Flight."""
@@ -222,10 +219,8 @@ class Sender:
     self._clients: dict[int, transport.Client] = {}
     self._receiver = None
     if processes.count > 1:
-      session = '' if processes.index else secrets.token_hex(8)
-      self._token = transport.session_token(processes.env.secret, processes.gather(session)[0])
-      self._receiver = Receiver(ring.config, processes.env, self._token, self._on_data)
-      self._addresses = processes.gather(self._receiver.address)
+      self._receiver = Receiver(ring.config, processes.env, self._on_data)
+      self._endpoints = processes.gather(self._receiver.endpoint)
 
   def send_event(self, address: int, event: Any) -> None:
     """Sends a message to a station, or an event to one of the addresses."""
@@ -291,6 +286,6 @@ class Sender:
       if process not in self._clients:
         # The watchdog of the processes names a host that has gone sooner.
         self._clients[process] = transport.connect(
-          self._ring.config, self._addresses[process], self._token, timeout=600.0
+          self._ring.config, self._endpoints[process], self._processes.env.secret, timeout=600.0
         )
       return self._clients[process]

@@ -1,7 +1,6 @@
 """The offload devices of a run, which are those that are there at its start."""
 
 import contextlib
-import secrets
 import socket
 import threading
 import time
@@ -10,7 +9,7 @@ import jax
 import ml_collections
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import generation
+from anp_jax.runtimes import single_process
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import error_lines
 
@@ -46,7 +45,7 @@ class DevicePool:
       ConfigError: if a device that the config names does not exist.
     """
     self.mesh_devices = jax.local_devices()[:1]
-    self.processes = _SingleProcess(processes)
+    self.processes = single_process.SingleProcess(processes)
     self._config, self._all = config, processes
     self._mail: dict[int, dict | None] = {}  # by rank; None: it is lost already
     self._peers: dict[int, tuple] = {}  # (client, devices) by rank
@@ -143,8 +142,8 @@ class DevicePool:
     from anp_jax.runtimes import transport  # imports Flight
     from anp_jax.runtimes.offload import remote_device, replaceable
 
-    token = transport.session_token(self._all.env.secret, value['session'])
-    client = transport.connect(self._config, value['address'], token, remote_device.TIMEOUT)
+    secret = self._all.env.secret
+    client = transport.connect(self._config, value['endpoint'], secret, remote_device.TIMEOUT)
     substitute = device_lib.LocalDevice(jax.local_devices(backend='cpu')[0], 'this process')
     devices = []
     for index, description in enumerate(value['devices']):
@@ -176,19 +175,16 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
       f'config.strategy.offload_to={tuple(config.strategy.offload_to)}: there '
       f'are {processes.count} processes; expected {PROCESSES!r} among them'
     )
-  from anp_jax.runtimes import transport  # imports Flight
-  from anp_jax.runtimes.offload import remote_device
+  from anp_jax.runtimes.offload import remote_device  # imports Flight
 
-  devices, session = jax.local_devices(), secrets.token_hex(8)
-  token = transport.session_token(processes.env.secret, session)
-  server = remote_device.OffloadServer(config, processes.env, token, devices)
+  devices = jax.local_devices()
+  server = remote_device.OffloadServer(config, processes.env, devices)
   orders: list[str] = []  # messages of process 0
   processes.receive_mail(lambda _, order, __: orders.append(order))
   processes.send(
     0,
     {
-      'address': server.address,
-      'session': session,
+      'endpoint': server.endpoint,
       'host': socket.gethostname(),
       'devices': [remote_device.describe(device) for device in devices],
     },
@@ -209,25 +205,6 @@ def serve(config: ml_collections.ConfigDict, processes: cluster.Processes) -> No
   if orders[0] == _LATE:
     print('the run goes on without this process, which the next run may have')
     processes.leave_early()
-
-
-class _SingleProcess:
-  """The process that trains, without the offload processes."""
-
-  index, count, hosts = 0, 1, ('',)
-  generation, is_elastic = generation.FIRST, False
-
-  def __init__(self, processes):
-    self.env, self.vote = processes.env, processes.vote
-    self.heartbeat, self.heartbeat_each = (processes.heartbeat, processes.heartbeat_each)
-    self.handling_signals = processes.handling_signals
-
-  def gather(self, value) -> list:
-    """Returns the value of this process alone."""
-    return [value]
-
-  def check_shared(self, workdir: str) -> None:
-    """Accepts any workdir: the offload processes never read it."""
 
 
 def _local_device(name):

@@ -188,22 +188,20 @@ class OffloadServer(transport.Port):
     self,
     config: ml_collections.ConfigDict,
     env: cluster_env.ClusterEnv,
-    token: str,
     devices: Sequence[jax.Device],
   ):
     """Opens the server's port.
 
     Args:
       config: the run's config.
-      env: environment of this process.
-      token: token of each call, see `transport.session_token`.
+      env: environment of this process, with the run's secret.
       devices: devices of this process.
     """
     self.requests = 0
     self._devices = [device_lib.LocalDevice(d, str(d)) for d in devices]
     self._tasks: dict[tuple[int, int], Any] = {}  # tasks by device and number
     self._results: dict[tuple, Any] = {}  # futures by device, number and name
-    super().__init__(config, env, token, 'an offload process')
+    super().__init__(config, env, 'an offload process')
 
   def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
     """Receives a program of a task, or starts a pass of one."""

@@ -1,11 +1,10 @@
-"""Server 0's process: the order of updates, and the sessions of a run."""
+"""Server 0's process: the order of updates, and what the run keeps."""
 
 from concurrent import futures
 import contextlib
-import secrets
 import time
+from typing import Any
 
-from absl import logging
 import jax
 import ml_collections
 
@@ -14,13 +13,13 @@ from anp_jax.checkpoint import run_dir
 from anp_jax.cluster import preemption
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import state as state_lib
-from anp_jax.runtimes import transport
+from anp_jax.runtimes import single_process, transport
 from anp_jax.runtimes.parameter_server import (
   gradient_worker,
   log as log_lib,
   look_ahead,
   parameter_store,
-  rendezvous,
+  participant as participant_lib,
   scheduler as scheduler_lib,
   service as service_lib,
   session as session_lib,
@@ -31,23 +30,20 @@ from anp_jax.runtimes.parameter_server import (
 )
 
 _POLL = 0.02  # seconds
-_FAREWELL = 10.0  # seconds that the other processes have to hear of the end
+STOP = 'stop'  # what a process says that was told to
 
 
 class Chief:
-  """Server 0, from one session to the next.
-
-  A session begins with the newest checkpoint and ends with the run, or when a
-  server has lost its slice: then all roll back to the newest checkpoint.
+  """Server 0: it begins with the newest checkpoint, and ends the run.
 
   Attributes:
     recorder: checkpoints, telemetry and scores.
   """
 
   def __init__(
-    self, participant: rendezvous.Participant, processes: cluster.Processes, workers: int
+    self, participant: participant_lib.Participant, processes: cluster.Processes, workers: int
   ):
-    """Opens data, checkpoints and the port.
+    """Opens data and checkpoints.
 
     Args:
       participant: this process.
@@ -58,55 +54,60 @@ class Chief:
     self._workers = workers
     config = _with_batch_size(participant, workers)
     self._setup = setup = setup_lib.create(config, look_ahead.settings(config, workers))
+    alone: Any = single_process.SingleProcess(processes)
     workdir = participant.workdir
-    evaluation = recorder_lib.open_validation(setup, workdir, processes)
-    self.recorder = recorder_lib.Recorder(setup, setup.program, evaluation, workdir, processes)
+    evaluation = recorder_lib.open_validation(setup, workdir, alone)
+    self.recorder = recorder_lib.Recorder(setup, setup.program, evaluation, workdir, alone)
     self._vote = preemption.CONTINUE
     self._session: session_lib.ChiefSession | None = None
-    self._service = participant.open_service()
+    self._endpoints: dict[int, list] = {}  # of the servers that have come
+    self._waiting: list[int] = []  # ranks that have come, and are not invited yet
+    self._workers_here: dict[int, list] = {}  # see `Participant.worker`
 
-  def begin_session(self) -> None:
-    """Restores the newest checkpoint, or a new state, and serves it."""
-    self.recorder.checkpoints.wait()  # for the last save of the session before
-    self._end_session()
+  def open(self, worker: list | None) -> None:
+    """Restores the newest checkpoint, or a new state, and serves it.
+
+    Args:
+      worker: this process as a worker, see `Participant.worker`; None: it does not train.
+    """
     recorder, lines = self.recorder, self._describe()
     state = recorder.restore()
     if state is None:
       state, more = self._setup.new_state(recorder.workdir)
       lines += more
-    self._metrics = update_metrics.UpdateMetrics(self._setup, self._workers)
-    recorder.open_telemetry(lines, self._metrics.clock)
+    metrics = self._metrics = update_metrics.UpdateMetrics(self._setup, self._workers)
+    recorder.open_telemetry(lines, metrics.clock)
     session = self._session = self._create_session(jax.device_get(state))
     if self._setup.config.strategy.simulate.workers:
       recorder.telemetry.simulate(session.seconds.__getitem__)
     if recorder.owes_evaluation():
       self._evaluate(recorder.start_step, state, contextlib.nullcontext())
       recorder.checkpoints.wait()
-    self._service.session = session
+    participant = self._participant
+    self._service = service_lib.Service(participant.config, participant.env)
+    self._service.opened.set_result(session)
+    self._on_mail(0, {'endpoint': self._service.endpoint, 'worker': worker})
+    self._processes.receive_mail(self._on_mail)
 
   def supervise(
     self,
     job: futures.Future | None,
     worker: gradient_worker.Worker | simulation_lib.Simulation | None,
-  ) -> bool:
-    """Scores, saves and reports until the session ends.
+  ) -> None:
+    """Scores, saves and reports until the run ends.
 
     Args:
       job: run of this process's worker; None: it has none.
       worker: the same worker, or None.
 
-    Returns:
-      Whether the run has ended too.
-
     Raises:
       cluster.RunFailedError: if a gradient or an update is not finite, say.
     """
     session, recorder = self._session, self.recorder
-    assert session is not None  # `begin_session` was called
+    assert session is not None  # `open` was called
     store, scheduler = session.store, session.scheduler
     saved = applied = store.version
     recorder.telemetry.start_timing(saved)
-    self._vote = preemption.CONTINUE
     while True:
       version = store.next_snapshot()
       if version is None and store.version == scheduler.limit:
@@ -120,9 +121,6 @@ class Chief:
         session.fail(store.error)
       if session.failed:
         raise cluster.RunFailedError(session.failed)
-      if session.status == session_lib.LOST:
-        logging.warning('a parameter server restarted: rolling back to the newest checkpoint')
-        return False
       if not self._vote and self._processes.vote():
         self._vote = self._processes.vote()
         session.stop()
@@ -145,13 +143,13 @@ class Chief:
         if recorder.evaluates_at(version) and (not self._vote or version == recorder.total_steps):
           self._evaluate(version, state, worker.paused() if worker else contextlib.nullcontext())
       if is_last:
-        return True
+        return
 
   def simulation(self) -> simulation_lib.Simulation | None:
     """Returns what stands in for workers; None if they are real."""
     if not self._setup.config.strategy.simulate.workers:
       return None
-    assert self._session is not None  # `begin_session` was called
+    assert self._session is not None  # `open` was called
     records = log_lib.read(self._participant.workdir)
     return simulation_lib.Simulation(self._setup, self._session, records)
 
@@ -159,25 +157,56 @@ class Chief:
     """Ends the run well; returns the last scores."""
     assert self._session is not None  # `supervise` has returned
     self.recorder.checkpoints.wait()
-    self._session.finish()
-    self._participant.announce_end('')
     self.recorder.telemetry.close()
     return self.recorder.finish(self._session.store.version, self._vote)
 
-  def fail(self, text: str) -> None:
-    """Tells the other processes why the run cannot continue."""
-    if self._session:
-      self._session.fail(text)
-    self._participant.announce_end(text)
-
   def close(self) -> None:
-    """Lets the other processes hear of the end, and closes the port."""
-    s = self._setup.config.strategy
-    if self._session and not s.simulate.workers:
-      self._session.wait_until_alone(self._workers + s.servers - 1, _FAREWELL)
-    self._end_session()
+    """Tells all processes that the run is over, and closes the port."""
+    self._participant.leave()
+    for rank in range(1, self._processes.count):
+      self._processes.send(rank, participant_lib.OVER)
+    if self._session:
+      self._session.close()
+      self.recorder.telemetry.close()
     self.recorder.close()
-    self._service.shutdown()
+    if self._endpoints:
+      self._service.shutdown()
+
+  def _on_mail(self, rank, value, why_lost=''):
+    """Handles what another process says, or that it is lost; called by another thread."""
+    if why_lost:
+      if rank in self._workers_here:
+        self._session.lose(self._workers_here.pop(rank)[0])
+    elif value == STOP:
+      self._processes.order('stop')
+    elif self._participant.over.is_set():
+      self._tell(rank, participant_lib.OVER)
+    else:
+      self._welcome(rank, **value)
+
+  def _welcome(self, rank, endpoint, worker):
+    """Invites a process that has come, once all servers are there."""
+    if worker:
+      first = next(iter(self._workers_here.values()), worker)
+      if worker[1:] != first[1:]:
+        problem = f'rank {rank} has {worker[1:]}, the first worker {first[1:]}'
+        self._tell(rank, {'problem': f'{problem}: a replay needs devices alike'})
+        return
+      self._workers_here[rank], self._session.devices = worker, worker[1]
+    if endpoint:
+      self._endpoints[rank] = endpoint
+    self._waiting.append(rank)
+    if len(self._endpoints) == self._setup.config.strategy.servers:
+      servers = [self._endpoints[i] for i in range(len(self._endpoints))]
+      for waiting in self._waiting:
+        self._tell(waiting, {'servers': servers, **self._settings()})
+      self._waiting = []
+
+  def _tell(self, rank, value):
+    if rank:
+      self._processes.send(rank, value)
+    else:
+      self._participant.on_mail(rank, value)
 
   def _describe(self):
     """Lines about the servers and, where they are simulated, the workers."""
@@ -210,47 +239,32 @@ class Chief:
         'changeable': log_lib.changeable(config),
       },
     )
-    roster = self._roster()
+    settings = self._settings()
     starts = [optimizer.start(state) for optimizer in setup.optimizers]
     store = parameter_store.ParameterStore(
-      setup.optimizers[0],
-      starts[0],
-      session_lib.snapshot_test(roster.settings),
-      roster.settings['max_pending'],
+      setup.optimizers[0], starts[0], session_lib.snapshot_test(settings), settings['max_pending']
     )
     scheduler = scheduler_lib.TicketScheduler(
       config, setup.spec.total_steps, version, log_lib.used_steps(records, version), self._workers
     )
-    session = session_lib.ChiefSession(secrets.token_hex(8), store, scheduler, log, starts, roster)
+    session = session_lib.ChiefSession(store, scheduler, log, starts)
     session.seconds[version] = log_lib.simulated_seconds(records, version)
     return session
 
-  def _roster(self):
-    """Server 0, and what it tells those that join."""
+  def _settings(self):
+    """What server 0 tells those that take part."""
     config, spec = self._setup.config, self._setup.spec
-    return session_lib.Roster(
-      addresses={0: self._service.address},
-      process=self._participant.process,
-      launches=self._participant.launches,
-      settings={
-        'batch_size': config.batch_size,
-        'data_shards': scheduler_lib.data_shards(config, self._workers),
-        'snapshot_every': [spec.steps(config.eval.every), spec.steps(config.checkpoint.every)],
-        'data': agreement.describe(self._setup.source),
-        # What workers can have in flight, and some more that are gone.
-        'max_pending': 8 * config.strategy.in_flight * (self._workers + 1),
-      },
-    )
-
-  def _end_session(self):
-    self._service.session = None
-    if self._session:
-      self._session.close()
-      self.recorder.telemetry.close()
-    self._session = None
+    return {
+      'batch_size': config.batch_size,
+      'data_shards': scheduler_lib.data_shards(config, self._workers),
+      'snapshot_every': [spec.steps(config.eval.every), spec.steps(config.checkpoint.every)],
+      'data': agreement.describe(self._setup.source),
+      # What workers can have in flight, and some more that are gone.
+      'max_pending': 8 * config.strategy.in_flight * (self._workers + 1),
+    }
 
   def _collect(self, session, version) -> state_lib.TrainState | None:
-    """A version's whole state; None if the session is lost or has failed."""
+    """A version's whole state; None if the run has failed."""
     setup = self._setup
     states = [session.store.snapshot(version, 0)]
     for index, optimizer in enumerate(setup.optimizers[1:], 1):
@@ -263,24 +277,17 @@ class Chief:
     return jax.device_put(state, shardings)
 
   def _fetch_snapshot(self, session, version, index):
-    """Another server's slice, or None; waits while the server reconnects."""
-    timeout = self._setup.config.cluster.rendezvous_timeout
-    deadline = time.monotonic() + timeout
-    while session.status != session_lib.LOST and not session.failed:
+    """Another server's slice, or None; if that is lost, so is this process soon."""
+    while not session.failed:
       try:
-        client = self._participant.connect(session.roster.addresses[index])
+        client = self._participant.connect(self._endpoints[index])
         with contextlib.closing(client):
-          _, data = client.get('snapshot', session=session.name, version=version)
-          return data
+          answer, data = client.get('snapshot', version=version)
+          if 'wait' not in answer:
+            return data
       except transport.CONNECTION_ERRORS as e:
-        text = transport.describe_error(e)
         if 'refused:' in str(e):
-          raise cluster.RunFailedError(f'server {index}: {text}') from e
-        if time.monotonic() > deadline:
-          raise cluster.PeerLostError(
-            f'server {index} has not sent its slice of version {version} '
-            f'within {timeout:g} s: {text}'
-          ) from e
+          raise cluster.RunFailedError(f'server {index}: {transport.describe_error(e)}') from e
         time.sleep(_POLL)
     return None
 

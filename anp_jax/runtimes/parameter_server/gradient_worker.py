@@ -4,22 +4,18 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 import contextlib
 import threading
-import time
 
 from absl import logging
-import jax
 import numpy as np
 
 from anp_jax import cluster
 from anp_jax.runtimes import transport
 from anp_jax.runtimes.parameter_server import (
   gradient as gradient_lib,
-  rendezvous,
+  participant as participant_lib,
   setup as setup_lib,
   threads,
 )
-
-_STARTED = time.time_ns()
 
 
 class BatchQueue:
@@ -77,11 +73,11 @@ class Worker:
   Attributes:
     name: name of this start of its process; others take over when that is gone.
     progress: requests made and gradients computed; grows while it lives.
-    closed: whether it is to end.
+    over: set when it is to end.
   """
 
   def __init__(
-    self, participant: rendezvous.Participant, prepare: Callable[[dict], setup_lib.Setup]
+    self, participant: participant_lib.Participant, prepare: Callable[[dict], setup_lib.Setup]
   ):
     """Prepares the worker; `run` connects.
 
@@ -89,50 +85,42 @@ class Worker:
       participant: this process.
       prepare: server 0's settings -> setup.
     """
-    self.name = f'{participant.env.index}.{_STARTED:x}'
+    self.name = participant.name
     self.progress = 0
-    self.closed = threading.Event()
+    self.over = participant.over
     self._participant = participant
     self._prepare = prepare
     self._computing = threading.Lock()
     self._pausing = threading.Lock()
     self._pauses = 0
-    self._setup: setup_lib.Setup | None = None
     self._program: gradient_lib.GradientProgram | None = None
 
   def run(self) -> None:
-    """Computes until the run is over, or `close`.
+    """Computes until the run is over.
 
     Raises:
-      ConfigError: if this process's config or code is not server 0's.
-      cluster.PeerLostError: if no server has answered for
-        config.cluster.rendezvous_timeout.
-      cluster.RunFailedError: if the run has failed, or a server refuses a request.
+      ConfigError: if this process's devices or data are not the others'.
+      cluster.RunFailedError: if a server refuses a request.
     """
-    participant = self._participant
-    while admitted := participant.admit(f'worker {self.name}', self._request, self.closed):
-      chief, hello = admitted
-      servers = [chief]
-      try:
-        for address in hello['servers'][1:]:
-          servers.append(participant.connect(address))
-        if self._program is None:
-          self._setup = self._prepare(hello)
-          self._program = self._setup.gradient_program(hello['data_shards'])
-        _WorkerSession(self, hello, servers, self._setup).run()
-        return
-      except transport.CONNECTION_ERRORS as e:
-        if 'refused:' in str(e):
-          raise cluster.RunFailedError(transport.describe_error(e)) from e
-        logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
-        time.sleep(rendezvous.RETRY)
-      finally:
-        for server in servers:
-          server.close()
-
-  def close(self) -> None:
-    """Makes `run` return soon."""
-    self.closed.set()
+    invitation = self._participant.invitation()
+    if invitation is None:
+      return
+    setup = self._prepare(invitation)
+    self._program = setup.gradient_program(invitation['data_shards'])
+    with contextlib.ExitStack() as stack:
+      servers = []
+      for endpoint in invitation['servers']:
+        servers.append(self._participant.connect(endpoint))
+        stack.callback(servers[-1].close)
+      while not self.over.is_set():
+        try:
+          servers[0].ask('release', worker=self.name)
+          _WorkerSession(self, servers, setup, invitation['data_shards']).run()
+        except transport.CONNECTION_ERRORS as e:
+          if 'refused:' in str(e):
+            raise cluster.RunFailedError(transport.describe_error(e)) from e
+          if not self.over.wait(participant_lib.RETRY):
+            logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -176,17 +164,12 @@ class Worker:
       self.progress += 1
       return pulled, result
 
-  def _request(self):
-    self.progress += 1
-    return 'hello', {'worker': self.name, 'devices': jax.local_device_count()}
-
 
 class _WorkerSession:
-  """A worker's time with the servers, until they begin another session."""
+  """A worker's time with the servers, until the run is over or a connection breaks."""
 
-  def __init__(self, worker, hello, servers, setup):
+  def __init__(self, worker, servers, setup, data_shards):
     self._worker = worker
-    self._name = hello['session']
     self._servers = servers
     self._layout = setup.layout
     synchronous = setup.config.strategy.mode == 'synchronous'
@@ -202,7 +185,7 @@ class _WorkerSession:
     self._taking = threading.Lock()
     self._transfers = futures.ThreadPoolExecutor(self._in_flight * len(servers))
     # Last: it asks for tickets at once.
-    self._feed = setup.feed(self._queue.ticket, hello['data_shards'])
+    self._feed = setup.feed(self._queue.ticket, data_shards)
 
   def run(self):
     """Runs a thread for each gradient in flight; raises their first error."""
@@ -219,7 +202,7 @@ class _WorkerSession:
       job.result()
 
   def _is_over(self):
-    return self._closed or self._worker.closed.is_set()
+    return self._closed or self._worker.over.is_set()
 
   def _run(self):
     while not self._is_over():
@@ -232,10 +215,6 @@ class _WorkerSession:
   def _take(self):
     while not self._is_over():
       answer = self._ask('take', worker=self._worker.name)
-      if 'failed' in answer:
-        raise cluster.RunFailedError(answer['failed'])
-      if 'over' in answer:
-        return None
       if 'ticket' in answer:
         return tuple(answer['ticket'])
     return None
@@ -292,7 +271,7 @@ class _WorkerSession:
   def _weights(self, server, **request):
     """(version, bytes) of a server's slice; None if they are not wanted."""
     while not self._is_over():
-      answer, data = server.get('weights', session=self._name, **request)
+      answer, data = server.get('weights', **request)
       self._worker.progress += 1
       if 'version' in answer:
         return answer['version'], data
@@ -302,7 +281,7 @@ class _WorkerSession:
 
   def _push(self, ticket, gradient, stats_delta):
     """Sends each server its slice."""
-    request = {'session': self._name, 'worker': self._worker.name, 'ticket': ticket}
+    request = {'worker': self._worker.name, 'ticket': ticket}
     deltas = [stats_delta] + [stats_delta[:0]] * (len(self._servers) - 1)
     jobs = [
       self._transfers.submit(server.put, request, [gradient[part], delta])
@@ -313,6 +292,6 @@ class _WorkerSession:
     self._worker.progress += 1
 
   def _ask(self, name, **request):
-    answer = self._servers[0].ask(name, session=self._name, **request)
+    answer = self._servers[0].ask(name, **request)
     self._worker.progress += 1
     return answer

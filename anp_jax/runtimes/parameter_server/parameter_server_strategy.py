@@ -64,9 +64,6 @@ class ParameterServer(sync.Sync):
       'in_flight': keys.integer(
         1, 'gradients in flight per worker; 2 overlaps compute and transfer', above=0
       ),
-      'lease_timeout': keys.number(
-        60, "seconds of a worker's silence after which others compute its batches", above=0
-      ),
       **_SIMULATION,
     }
     settings = {name: dataclasses.replace(key, resumable=True) for name, key in declared.items()}
@@ -117,14 +114,22 @@ class ParameterServer(sync.Sync):
       config, 'strategy.name is parameter_server: the servers divide the state'
     )
 
-  def spans_processes(self, config: ml_collections.ConfigDict, mode: str) -> bool:
-    """Asynchronous processes meet at their servers, and outlive each other."""
+  def joins_jax(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns whether the processes compute together: those that train send gradients."""
     return mode != 'train'
 
+  def mixes_platforms(self, config: ml_collections.ConfigDict, mode: str) -> bool:
+    """Returns whether servers may compute on their CPUs; workers are compared by server 0."""
+    return config.strategy.dedicated and mode == 'train'
+
+  def run_ends_if_lost(self, config: ml_collections.ConfigDict, mode: str, index: int) -> bool:
+    """Returns True for a server, whose slice is lost with it, and False for a worker."""
+    return mode != 'train' or index < config.strategy.servers
+
   def needs_platform(self, config: ml_collections.ConfigDict, index: int) -> bool:
-    """A process that only serves may do so on the CPU."""
+    """Returns False for a process that only serves; process 0 evaluates as well."""
     s = config.strategy
-    return not s.dedicated or index >= s.servers
+    return not (s.dedicated and 0 < index < s.servers)
 
   def xla_settings(self, config: ml_collections.ConfigDict) -> dict[str, Any]:
     """Threads for updates that come while a worker computes."""

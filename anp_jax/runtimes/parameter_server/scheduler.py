@@ -6,17 +6,15 @@ or one of the equal parts of it that a synchronous update is made of. Version n
 is the weights after n updates.
 """
 
-from collections.abc import Callable
 import heapq
 import itertools
 import math
-import time
 
 import ml_collections
 
 from anp_jax import config as config_lib
 
-WAIT, DROP, OVER = 'wait', 'drop', 'over'
+WAIT, DROP = 'wait', 'drop'
 
 
 class TicketScheduler:
@@ -35,7 +33,6 @@ class TicketScheduler:
     version: int,
     used: set[int],
     workers: int = 1,
-    clock: Callable[[], float] = time.monotonic,
   ):
     """Starts from a version, with no ticket leased.
 
@@ -46,13 +43,12 @@ class TicketScheduler:
       used: steps whose batches are in that state.
       workers: workers of the run; in mode 'synchronous' an update is made of as
         many data shards, less config.strategy.backup_workers.
-      clock: returns seconds that never run backwards.
     """
     s = config.strategy
     # A run may be resumed with a shorter duration than it has had.
     self.version, self.limit = version, max(total, version)
     self.data_shards = data_shards(config, workers)
-    self._settings, self._clock = s, clock
+    self._settings = s
     # Not the updates of the run: more workers than these may read one version.
     self._bound = s.max_staleness if s.mode == 'bounded' else math.inf
     self._spares = s.backup_workers if self._is_synchronous else total
@@ -63,17 +59,15 @@ class TicketScheduler:
     self._leases: dict[tuple[int, int], dict[str, int | None]] = {}
     # Data shard -> worker and contribution, of the update being made
     self._committed: dict[int, tuple[str, dict]] = {}
-    self._last_calls: dict[str, float] = {}  # worker -> seconds
 
   @property
   def _is_synchronous(self):
     return self._settings.mode == 'synchronous'
 
   def take(self, worker: str) -> tuple[int, int] | str:
-    """Leases a ticket; WAIT if there is none now, OVER at the end."""
-    self._note_call(worker)
+    """Leases a ticket; WAIT if there is none now, or no more."""
     if self.version >= self.limit:
-      return OVER
+      return WAIT
     needs_batch = not self._free
     if self._is_synchronous:
       if any(worker in lease for lease in self._leases.values()):
@@ -89,7 +83,6 @@ class TicketScheduler:
 
   def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
     """Returns the version to read for a ticket, or WAIT or DROP."""
-    self._note_call(worker)
     if worker not in self._leases.get(ticket, ()):
       return DROP
     reads = [*self._other_reads(worker, ticket), self.version]
@@ -110,19 +103,18 @@ class TicketScheduler:
       WAIT (call again), DROP, or the contributions of the update that is
       complete now, by data shard; [] where some are missing.
     """
-    self._note_call(worker)
     is_open = ticket in self._leases or ticket in self._free
     if not is_open or self.version >= self.limit:
       return DROP
     stale = self.version - contribution['reads'][0]
-    if stale > self._bound:  # this worker's lease had expired
+    if stale > self._bound:  # this worker's lease was given to another
       return DROP
     if not self._is_synchronous and not self._keeps_bound(
       self._other_reads(worker, ticket), self.version + 1
     ):
       return WAIT
     self._leases.pop(ticket, None)
-    if ticket in self._free:  # the lease had expired, and yet it is the first
+    if ticket in self._free:  # the lease was released, and yet it is the first
       self._free.remove(ticket)
       heapq.heapify(self._free)
     self._committed[ticket[1]] = worker, contribution
@@ -141,14 +133,6 @@ class TicketScheduler:
         if not lease:
           del self._leases[ticket]
           heapq.heappush(self._free, ticket)
-    self._last_calls.pop(worker, None)
-
-  def expire_leases(self) -> None:
-    """Releases the tickets of workers that have been silent for too long."""
-    now = self._clock()
-    for worker, last_call in list(self._last_calls.items()):
-      if now - last_call > self._settings.lease_timeout:
-        self.release(worker)
 
   def reads(self) -> set[int]:
     """Returns the versions that the gradients under way have read."""
@@ -158,9 +142,6 @@ class TicketScheduler:
   def stop(self) -> None:
     """Ends the run at the version that it has."""
     self.limit = min(self.limit, self.version)
-
-  def _note_call(self, worker):
-    self._last_calls[worker] = self._clock()
 
   def _spare(self, worker):
     """A ticket that another worker has had for longest, to be quicker."""

@@ -1,5 +1,6 @@
 """A server's port: Flight calls onto its session."""
 
+from concurrent import futures
 import json
 
 import jax
@@ -15,20 +16,20 @@ from anp_jax.runtimes.parameter_server import (
   slice_optimizer,
 )
 
-_ACTIONS = ('hello', 'join', 'take', 'commit', 'updates', 'stop', 'fail')
+_ACTIONS = ('release', 'take', 'commit', 'updates', 'fail')
 
 
 class Service(transport.Port):
   """The Flight calls of one server.
 
   Attributes:
-    session: session that calls must name; None between two.
+    opened: session of the server, once it has its slice.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv, token: str):
+  def __init__(self, config: ml_collections.ConfigDict, env: cluster_env.ClusterEnv):
     """Opens the port; arguments are those of `transport.Port`."""
-    self.session: session_lib.Session | None = None
-    super().__init__(config, env, token, 'a server')
+    self.opened: futures.Future[session_lib.Session] = futures.Future()
+    super().__init__(config, env, 'a server')
 
   def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
     """Answers small requests; see the methods of `session.ChiefSession`."""
@@ -46,8 +47,11 @@ class Service(transport.Port):
     with transport.answering():
       request = json.loads(ticket.ticket)
       name = request['name']
-      session = self._session_of(request)
-      if name == 'start':
+      try:
+        session = self.opened.result(session_lib.PATIENCE)
+      except TimeoutError:
+        return transport.stream({'wait': True}, [])
+      if name == 'start' and isinstance(session, session_lib.ChiefSession):
         return _state_stream(session.starts[request['server']], request)
       if name == 'snapshot':
         state = session.store.snapshot(request['version'], session_lib.PATIENCE)
@@ -67,7 +71,7 @@ class Service(transport.Port):
     del context
     with transport.answering():
       request = json.loads(descriptor.command)
-      session = self._session_of(request)
+      session = self.opened.result(session_lib.PATIENCE)
       optimizer = session.store.optimizer
       shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
       size = sum(map(transport.nbytes, shapes))
@@ -76,20 +80,8 @@ class Service(transport.Port):
       session.store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)
       writer.write(b'taken')
 
-  def _session_of(self, request):
-    session = self.session
-    if session is None or request.get('session') != session.name:
-      raise session_lib.another_session()
-    return session
-
   def _act(self, name, request):
-    if name in ('hello', 'join', 'stop'):  # of no session yet
-      if self.session is None:
-        return {'wait': True}
-      session = self.session
-    else:
-      session = self._session_of(request)
-    request.pop('session', None)
+    session = self.opened.result(session_lib.PATIENCE)
     if name not in _ACTIONS or not isinstance(session, session_lib.ChiefSession):
       raise parameter_store.InvalidMessageError(f'nothing is called {name!r} here')
     return getattr(session, name)(**request) or {}

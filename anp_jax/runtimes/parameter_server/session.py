@@ -1,17 +1,14 @@
-"""A server's session: what it serves between one roll-back and the next."""
+"""A server's session: what it serves from its start to the end of the run."""
 
 import collections
 from collections.abc import Callable, Iterator
 import contextlib
-import dataclasses
 import threading
 import time
 from typing import Any
 
 from pyarrow import flight
 
-from anp_jax.cluster import process_info
-from anp_jax.runtimes import addresses as addresses_lib
 from anp_jax.runtimes.parameter_server import (
   log as log_lib,
   parameter_store,
@@ -21,23 +18,14 @@ from anp_jax.runtimes.parameter_server import (
 
 # Seconds that a call waits for what is not there yet; then it is made again.
 PATIENCE = 2.0
-# Status of a chief's session: it serves; a server has lost its slice, so that all
-# must roll back; the last version is scored and saved; no call is answered.
-OPEN, LOST, FINISHED, CLOSED = 'open', 'lost', 'finished', 'closed'
 # Keys of a contribution in the log; 'seconds' in a simulation only.
 _LOGGED = 'ticket', 'worker', 'reads', 'weight', 'seconds'
 
 
 class Session:
-  """A server's time between one start, or roll-back, and the next.
+  """What a server serves: its slice."""
 
-  Attributes:
-    name: name that every request must show; no other session has it.
-    store: this server's slice.
-  """
-
-  def __init__(self, name: str, store: parameter_store.ParameterStore):
-    self.name = name
+  def __init__(self, store: parameter_store.ParameterStore):
     self.store = store
 
 
@@ -46,49 +34,14 @@ def snapshot_test(settings: dict) -> Callable[[int], bool]:
   return lambda version: any(version % every == 0 for every in settings['snapshot_every'])
 
 
-@dataclasses.dataclass
-class Roster:
-  """The processes that take part in a session.
-
-  Attributes:
-    process: server 0's process, see `cluster.process_info`.
-    settings: JSON values for each process that joins.
-    addresses: address of each server that has joined, by index.
-    launches: launches of all processes of the run, see `rendezvous.launch_id`.
-    devices: devices of each worker; None before the first has joined.
-    left: processes that have heard of the end: workers by name, servers by index.
-  """
-
-  process: dict
-  settings: dict
-  addresses: dict[int, str]
-  launches: set[str] = dataclasses.field(default_factory=set)
-  devices: int | None = None
-  left: set = dataclasses.field(default_factory=set)
-
-  def server_problem(self, address: str, process: dict) -> str:
-    """Returns why a process cannot be a server; '' if it can."""
-    # Its devices may be others: a server computes on its CPU.
-    return process_info.run_mismatch(process, self.process) or addresses_lib.problem(address)
-
-  def worker_problem(self, process: dict, devices: int) -> str:
-    """Returns why a process cannot be a worker; '' if it can."""
-    if self.devices not in (None, devices):
-      return (
-        f'{devices} devices, but the first worker has {self.devices}: a replay needs them alike'
-      )
-    return process_info.first_mismatch([self.process, {**process, 'index': 1}])
-
-
 class ChiefSession(Session):
-  """Server 0's session: the order, and which processes take part.
+  """Server 0's session: the order of the updates.
 
   Attributes:
     scheduler: scheduler of the tickets.
     log: log of the updates.
     starts: SliceState that each server begins with.
-    roster: processes that take part.
-    status: OPEN, LOST, FINISHED or CLOSED.
+    devices: devices of each worker; None before the first has come.
     failed: why the run cannot continue.
     applied: (seconds, version, contributions) of updates that telemetry has not
       read yet.
@@ -97,74 +50,49 @@ class ChiefSession(Session):
 
   def __init__(
     self,
-    name: str,
     store: parameter_store.ParameterStore,
     scheduler: scheduler_lib.TicketScheduler,
     log: log_lib.UpdateLog,
     starts: list[slice_optimizer.SliceState],
-    roster: Roster,
   ):
     """Opens the session for the other processes.
 
     Args:
-      name: name of the session.
       store: slice 0.
       scheduler: scheduler of the tickets.
       log: log of the updates.
       starts: SliceState that each server begins with.
-      roster: processes that take part: server 0.
     """
-    super().__init__(name, store)
+    super().__init__(store)
     self.scheduler = scheduler
     self.log = log
     self.starts = starts
-    self.roster = roster
-    self.status = OPEN
+    self.devices: int | None = None
     self.failed = ''
     self.applied: collections.deque = collections.deque()
     self.seconds: dict[int, float] = {}
+    self._lost: set[str] = set()  # workers, whose last calls may still wait
+    self._is_closed = False
     self._updates: list[tuple] = []  # all of the session, for the other servers
     self._changed = threading.Condition()
 
-  def join(self, server: int, address: str, process: dict, launch: str = '') -> dict:
-    """Admits another server, which then fetches its slice of the start."""
-    roster = self.roster
-    problem = roster.server_problem(address, process)
+  def release(self, worker: str) -> None:
+    """Gives the tickets of a worker to others, such as after a lost connection."""
     with self._changing():
-      if problem:
-        self.fail(problem)  # the run needs this server
-        return {'problem': problem}
-      roster.launches.add(launch)
-      if self.status != OPEN or server in roster.addresses:
-        # It has restarted, and lost its slice: all begin another session.
-        if self.status == OPEN:
-          self.status = LOST
-        return {'wait': True}
-      roster.addresses[server] = address
-      return {'session': self.name, **roster.settings}
-
-  def hello(self, worker: str, process: dict, devices: int, launch: str = '') -> dict:
-    """Admits a worker, or the same worker after a lost connection."""
-    roster = self.roster
-    problem = roster.worker_problem(process, devices)
-    with self._changed:
-      if problem:
-        return {'problem': problem}
-      roster.devices = devices
-      roster.launches.add(launch)
       self.scheduler.release(worker)
-      servers = [roster.addresses.get(i) for i in range(len(self.starts))]
-      if not all(servers):
-        return {'wait': True}
-      return {'session': self.name, 'servers': servers, **roster.settings}
+
+  def lose(self, worker: str) -> None:
+    """Does without a worker, whose process is lost."""
+    self._lost.add(worker)
+    self.release(worker)
 
   def take(self, worker: str) -> dict:
-    """Answers with a ticket, the end, or nothing yet."""
-    answer = self._wait_for(lambda: self.scheduler.take(worker))
-    if self.failed or answer == scheduler_lib.OVER:
-      self._note_left(worker)
-    if self.failed:
-      return {'failed': self.failed}
+    """Answers with a ticket, or nothing yet."""
+
+    def request():
+      return scheduler_lib.WAIT if worker in self._lost else self.scheduler.take(worker)
+
+    answer = self._wait_for(request)
     return {answer: True} if isinstance(answer, str) else {'ticket': answer}
 
   def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
@@ -190,22 +118,20 @@ class ChiefSession(Session):
     """
     with self._changing():
       version = self.scheduler.version
-      if version >= self.scheduler.limit or self._has_ended() or self.status == CLOSED:
+      if version >= self.scheduler.limit or self.failed or self._is_closed:
         return False
-      self.roster.devices = devices
+      self.devices = devices
       self.scheduler.version += 1
       self.seconds[version + 1] = contributions[0]['seconds']
       self._submit(version, contributions)
     return True
 
-  def updates(self, since: int, server: int) -> dict:
+  def updates(self, since: int) -> dict:
     """Answers another server with the updates from version `since` on."""
     with self._changed:
-      self._changed.wait_for(lambda: self.scheduler.version > since or self._has_ended(), PATIENCE)
-      if self._has_ended():
-        self._note_left(server)
+      self._changed.wait_for(lambda: self.scheduler.version > since or self._is_closed, PATIENCE)
       first = self.scheduler.version - len(self._updates)
-      return {'updates': self._updates[since - first :][:64], 'ended': self._has_ended()}
+      return {'updates': self._updates[since - first :][:64]}
 
   def stop(self) -> None:
     """Ends the run at its present version."""
@@ -217,20 +143,10 @@ class ChiefSession(Session):
     with self._changing():
       self.failed = self.failed or text
 
-  def finish(self) -> None:
-    """Lets all processes end: the last version is scored and saved."""
-    with self._changing():
-      self.status = FINISHED
-
-  def wait_until_alone(self, count: int, timeout: float) -> None:
-    """Waits until `count` processes have heard of the end, or a while."""
-    with self._changed:
-      self._changed.wait_for(lambda: len(self.roster.left) >= count, timeout)
-
   def close(self) -> None:
-    """Refuses all calls from now on: their processes reconnect."""
+    """Refuses all calls from now on."""
     with self._changing():
-      self.status = CLOSED
+      self._is_closed = True
       self.store.close()
       self.log.close()
 
@@ -240,13 +156,6 @@ class ChiefSession(Session):
     with self._changed:
       yield
       self._changed.notify_all()
-
-  def _has_ended(self):
-    return self.status == FINISHED or bool(self.failed)
-
-  def _note_left(self, process):
-    with self._changing():
-      self.roster.left.add(process)
 
   def _commit(self, worker, contribution):
     ticket = ticket_of(contribution)
@@ -260,7 +169,7 @@ class ChiefSession(Session):
 
   def _submit(self, version, contributions):
     logged = [{k: c[k] for k in _LOGGED if k in c} for c in contributions]
-    self.log.append(version, self.roster.devices, logged)
+    self.log.append(version, self.devices, logged)
     if len(self.starts) > 1:
       self._updates.append((version, logged))
     self.applied.append((time.monotonic(), version, contributions))
@@ -271,20 +180,14 @@ class ChiefSession(Session):
     deadline = time.monotonic() + PATIENCE
     with self._changed:
       while True:
-        if self.status == CLOSED:  # since the request came
-          raise another_session()
-        self.scheduler.expire_leases()
+        if self._is_closed:  # since the request came
+          raise flight.FlightUnavailableError('the run is over')
         answer = request()
         left = deadline - time.monotonic()
-        if answer != scheduler_lib.WAIT or left <= 0 or self.failed:
+        if answer != scheduler_lib.WAIT or left <= 0:
           self._changed.notify_all()
           return answer
-        self._changed.wait(min(left, 0.5))
-
-
-def another_session() -> flight.FlightUnavailableError:
-  """Returns the error that makes a caller reconnect."""
-  return flight.FlightUnavailableError('of another session: reconnect')
+        self._changed.wait(left)
 
 
 def ticket_of(request: dict) -> tuple[int, int]:

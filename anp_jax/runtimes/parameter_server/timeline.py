@@ -53,10 +53,7 @@ class Timeline:
     workers = self._settings.workers
     self._seconds = log_lib.simulated_seconds(records, version)
     used = log_lib.used_steps(records, version)
-    # Nobody dies, so no lease ever ends.
-    self._scheduler = scheduler_lib.TicketScheduler(
-      config, total, version, used, workers, clock=float
-    )
+    self._scheduler = scheduler_lib.TicketScheduler(config, total, version, used, workers)
     self._images = config.batch_size // self._scheduler.data_shards
     self._numbers = itertools.count()  # of events, for those of one time
     self._events: list[tuple[float, int, Iterator]] = []  # heap of (seconds, number, process)
@@ -95,8 +92,6 @@ class Timeline:
     name, scheduler = f'worker {index}', self._scheduler
     for count in itertools.count():
       ticket = yield from self._answer(scheduler.take, name)
-      if ticket == scheduler_lib.OVER:
-        return
       version = yield from self._answer(scheduler.begin_read, name, ticket)
       if version == scheduler_lib.DROP:
         continue

@@ -23,14 +23,14 @@ from anp_jax.runtimes.parameter_server import look_ahead, setup as setup_lib
 from anp_jax.training import optimizer as optimizer_lib
 
 _TURNS = 5
-_TOKEN = secrets.token_hex(32)  # this process calls itself
+_SECRET = secrets.token_hex(32)  # this process calls itself
 
 
 class _Port(transport.Port):
   """Sends weights, and receives gradients that nobody uses."""
 
   def __init__(self, config, weights):
-    super().__init__(config, cluster_env.ALONE, _TOKEN, 'a server')
+    super().__init__(config, cluster_env.ALONE._replace(secret=_SECRET), 'a server')
     self._weights = weights
 
   def do_get(self, context: Any, ticket: Any) -> Any:
@@ -73,7 +73,7 @@ def seconds(config: ml_collections.ConfigDict) -> tuple[float, float]:
   with contextlib.ExitStack() as stack:
     port = _Port(config, weights)
     stack.callback(port.shutdown)
-    client = transport.connect(config, port.address, _TOKEN)
+    client = transport.connect(config, port.endpoint, _SECRET)
     stack.callback(client.close)
     sent = _work(lambda: client.get('weights'))
     sent += _work(lambda: client.put({}, [gradient]))

@@ -53,9 +53,6 @@ if [ -n "$bind" ] && command -v taskset >/dev/null; then
 print(*sorted(os.sched_getaffinity(0)))')
 fi
 
-# Another one for each launch, also where a launch starts another.
-ANP_LAUNCHED=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-export ANP_LAUNCHED
 pids=()
 for ((i = 0; i < count; i++)); do
   command=("$python" "${program[@]}" "--coordinator=127.0.0.1:$port"

@@ -10,10 +10,6 @@ set -uo pipefail
 left=${1:?TIMES is missing}
 shift
 told=
-# The run of this name has ended, if one has: a process that comes back then leaves.
-# A launcher gives all of its processes one name.
-: "${ANP_LAUNCHED:=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}"
-export ANP_LAUNCHED
 
 pass_on() {
   told=1
