@@ -131,6 +131,8 @@ def _config(path, name='caffenet', **keys):
     mode='train',
     checkpoint='newest',
     output='',
+    sentiment='',
+    emotions='',
     change='',
   )
   return command_line.from_flags(flags, overrides)[0]

@@ -256,6 +256,8 @@ def test_the_branch_of_a_block_that_is_left_out(is_fused):
     efficientnet.Stage(is_fused, 2, 3, 1, 8, 1),
     efficientnet.layers.Conv,
     efficientnet.layers.BatchNorm,
+    efficientnet.layers.silu,
+    gate=True,
   )
   x = np.random.default_rng(0).normal(size=(2, 3, 3, 8)).astype(np.float32)
   shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, False, None), x)

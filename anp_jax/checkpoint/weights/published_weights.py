@@ -32,7 +32,7 @@ class Published:
   """A file of weights, without its tensors.
 
   Attributes:
-    path: path of the file.
+    path: path of the file, or package:NAME.
     keys: values of the config by dotted key: the network, and how images are
       prepared for it.
     classes: number of classes.
@@ -146,7 +146,7 @@ def read(path: str) -> Published:
     ConfigError: if the weights cannot be read, or are not a network of the
       `families` with a classifier.
   """
-  path = weights_file(path)
+  name, path = path, weights_file(path)
   shapes = {name: value.shape for name, value in tensors(path).items()}
   family, kind = families.of_tensors(path, shapes.keys())
   saved_config = architecture(path)
@@ -161,6 +161,7 @@ def read(path: str) -> Published:
   processor = processors.read(os.path.dirname(path), saved_config, network['model.name'])
   keys, notes = processors.images(*processor, family.namings[kind].filter)
   keys = network | keys
+  path = name if name.startswith(PACKAGE) else path
   return Published(path, keys, classes, _names(saved_config, classes), notes)
 
 
