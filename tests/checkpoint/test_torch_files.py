@@ -101,6 +101,41 @@ def test_what_is_no_dictionary_of_tensors_is_one_line(tmp_path, value):
   assert not trace.exists()
 
 
+def _tensor(size, stride):
+  """A pickled dictionary of one vector, written by hand."""
+  function = "(dS'x'\nctorch._utils\n_rebuild_tensor_v2\n"
+  storage = "(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI4\ntQ"
+  return f'{function}({storage}I0\n(L{size}L\nt(L{stride}L\ntI00\n(dtRs.'.encode()
+
+
+@pytest.mark.parametrize(
+  'size, stride, is_good',
+  [(4, 1, True), (2, 2, True), (5, 1, False), (3, 2, False), (10**12, 0, False), (-1, 1, False)],
+)
+def test_a_tensor_is_no_larger_than_its_numbers(tmp_path, size, stride, is_good):
+  path = tmp_path / 'x.pth'
+  with zipfile.ZipFile(path, 'w') as archive:
+    archive.writestr('x/data.pkl', _tensor(size, stride))
+    archive.writestr('x/data/0', np.arange(4, dtype='f4').tobytes())
+  if is_good:
+    got = torch_files.read(str(path))['x']
+    np.testing.assert_array_equal(got, np.arange(0, 4, stride))
+  else:
+    with pytest.raises(ValueError, match='beyond its numbers'):
+      torch_files.read(str(path))
+
+
+def test_neither_a_memo_nor_an_archive_grows_without_bounds(tmp_path):
+  path = tmp_path / 'x.pth'
+  path.write_bytes(b'\x80\x02}r\xff\xff\xff\xff.')  # LONG_BINPUT: 64 GiB of memo
+  with pytest.raises(ValueError, match='numbers 4,294,967,295 values'):
+    torch_files.read(str(path))
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr('x/data.pkl', pickle.dumps({}))
+  with pytest.raises(ValueError, match='is compressed'):
+    torch_files.read(str(path))
+
+
 @_FORMS
 @pytest.mark.parametrize('seed', range(3))
 def test_damaged_files_are_refused_or_read(tmp_path, is_zip, seed):

@@ -7,7 +7,9 @@ wrote five pickles and the numbers.
 """
 
 import collections
+import math
 import pickle
+import pickletools
 from typing import IO, Any, NamedTuple
 import zipfile
 
@@ -27,6 +29,7 @@ _DTYPES: dict[str, Any] = {
   'BoolStorage': np.bool_,
 }
 _OLD_FORM = 0x1950A86A20F9469CFC6C  # the first of the five pickles
+_MOST_VALUES = 10**6
 # Where training scripts keep the weights among other things.
 _INNER = ('state_dict', 'model')
 
@@ -69,11 +72,12 @@ class _View(NamedTuple):
     """Returns the view of the storage's numbers.
 
     Raises:
-      ValueError: if it reaches beyond them.
+      ValueError: if it reaches beyond them, or repeats them.
     """
     spans = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
     negative = min(self.offset, *self.shape, *self.strides, 0) < 0
-    if negative or (0 not in self.shape and self.offset + sum(spans) >= numbers.size):
+    most = max(self.offset + sum(spans) + 1, math.prod(self.shape))
+    if negative or (0 not in self.shape and most > numbers.size):
       raise ValueError('a tensor reaches beyond its numbers')
     strides = [stride * numbers.itemsize for stride in self.strides]
     return np.lib.stride_tricks.as_strided(numbers[self.offset :], self.shape, strides)
@@ -97,6 +101,12 @@ class _Unpickler(pickle.Unpickler):
   """
 
   def __init__(self, file: IO[bytes]):
+    """Looks through the pickle: its memo has as many places as the largest one named."""
+    start = file.tell()
+    for opcode, argument, _ in pickletools.genops(file):
+      if opcode.name in ('PUT', 'LONG_BINPUT') and (argument or 0) > _MOST_VALUES:
+        raise ValueError(f'it numbers {argument:,} values')
+    file.seek(start)
     super().__init__(file)
     self.dtypes: dict[str, np.dtype] = {}
 
@@ -121,6 +131,8 @@ def _of_zip(file: IO[bytes]) -> dict[str, np.ndarray]:
     root = next(name for name in names if name.endswith('data.pkl')).removesuffix('data.pkl')
     if f'{root}byteorder' in names and archive.read(f'{root}byteorder') != b'little':
       raise ValueError('its numbers are big-endian')
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+      raise ValueError('it is compressed')
     with archive.open(f'{root}data.pkl') as pickled:
       unpickler = _Unpickler(pickled)
       views = _views(unpickler.load())
