@@ -193,7 +193,7 @@ def _program(folder):
   return jax.jit(jax_export.deserialize(data).call)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_is_trained_on_and_exported(caffenet, tmp_path):
   path, _ = caffenet
   run = tmp_path / 'run'

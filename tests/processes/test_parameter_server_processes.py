@@ -141,9 +141,12 @@ def test_random_kills(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kill_in_each_phase(tmp_path):
+@pytest.mark.parametrize(
+  'kills',
+  [['2 push 5', '0 save 1'], pytest.param(['2 pull 5', '1 apply 20'], marks=pytest.mark.soak)],
+)
+def test_a_kill_in_each_phase(tmp_path, kills):
   """Ranks 0 and 1 are servers; what is half done has to be undone."""
-  kills = ['2 pull 5', '2 push 5', '1 apply 20', '0 save 1']
   log = tmp_path / 'kills'
   log.touch()
   steps = 640  # enough that the run does not end before the last kill
