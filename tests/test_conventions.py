@@ -37,7 +37,7 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 760,
-  'anp_jax/checkpoint': 2_320,
+  'anp_jax/checkpoint': 2_330,
   'anp_jax/cluster': 2_900,
   'anp_jax/config': 2_160,
   'anp_jax/costs': 470,
@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_510,
   'anp_jax/tools': 5_730,
   'anp_jax/training': 1_080,
-  'core': 29_230,
+  'core': 29_240,
   'scripts': 2_670,
-  'tests': 38_320,
+  'tests': 38_340,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -5,6 +5,7 @@ import pickle
 import random
 import zipfile
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -134,6 +135,25 @@ def test_neither_a_memo_nor_an_archive_grows_without_bounds(tmp_path):
     archive.writestr('x/data.pkl', pickle.dumps({}))
   with pytest.raises(ValueError, match='is compressed'):
     torch_files.read(str(path))
+
+
+def _refused(path, data, words):
+  with zipfile.ZipFile(path, 'w') as archive:
+    archive.writestr('x/data.pkl', data)
+  with pytest.raises(ValueError, match=words):
+    torch_files.read(str(path))
+
+
+def test_a_pickle_changes_no_type_of_the_process(tmp_path):
+  before = np.dtype(ml_dtypes.bfloat16).itemsize
+  # BUILD calls what has a __setstate__, as a dtype does.
+  state = b"(I3\nS'<'\nNNNI1048576\nI1\nI0\nt"
+  _refused(tmp_path / 'x.pth', b'ctorch\nBFloat16Storage\n' + state + b'b.', 'expected')
+  assert np.dtype(ml_dtypes.bfloat16).itemsize == before == 2
+
+
+def test_a_pickle_overflows_no_stack(tmp_path):
+  _refused(tmp_path / 'x.pth', b'\x80\x02})' + b'\x85' * 10**6 + b'K\x00s.', 'tuples')
 
 
 @_FORMS

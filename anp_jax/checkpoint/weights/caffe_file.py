@@ -68,6 +68,8 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict]:
       axes = 1 if leaf == 'bias' else 4 if name.startswith('conv') else 2
       while blob.ndim > axes and len(blob) == 1:
         blob = blob[0]
+      if blob.ndim != axes:
+        raise ValueError(f'{name} has a blob of {blob.ndim} axes, expected {axes}')
       tensors[f'caffe.{name}.{leaf}'] = blob
   tensors['caffe.conv1.weight'] = tensors['caffe.conv1.weight'][:, ::-1]
   first = next((kind for kind, _ in layers if kind in _NORMS + _POOLS), None)

@@ -97,7 +97,9 @@ def _packaged(name):
     paths = metadata.files(name) or ()
   except (metadata.PackageNotFoundError, ValueError):
     return ''
-  return next((str(path.locate()) for path in paths if path.suffix in _SUFFIXES), '')
+  # A .pth file outside of any folder is not PyTorch's, but a list of Python's paths.
+  candidates = (path for path in paths if path.suffix in _SUFFIXES and len(path.parts) > 1)
+  return next((str(path.locate()) for path in candidates), '')
 
 
 def architecture(path: str) -> dict:

@@ -30,6 +30,7 @@ _DTYPES: dict[str, Any] = {
 }
 _OLD_FORM = 0x1950A86A20F9469CFC6C  # the first of the five pickles
 _MOST_VALUES = 10**6
+_MOST_TUPLES = 20_000  # four a tensor; the hash of a tuple recurses in C
 # Where training scripts keep the weights among other things.
 _INNER = ('state_dict', 'model')
 
@@ -102,8 +103,11 @@ class _Unpickler(pickle.Unpickler):
 
   def __init__(self, file: IO[bytes]):
     """Looks through the pickle: its memo has as many places as the largest one named."""
-    start = file.tell()
+    start, tuples = file.tell(), 0
     for opcode, argument, _ in pickletools.genops(file):
+      tuples += opcode.name.startswith('TUPLE')
+      if tuples > _MOST_TUPLES:
+        raise ValueError(f'it has more than {_MOST_TUPLES:,} tuples')
       if opcode.name in ('PUT', 'LONG_BINPUT') and (argument or 0) > _MOST_VALUES:
         raise ValueError(f'it numbers {argument:,} values')
     file.seek(start)
@@ -114,14 +118,14 @@ class _Unpickler(pickle.Unpickler):
     if (module, name) == ('collections', 'OrderedDict'):
       return collections.OrderedDict
     if module == 'torch' and name in _DTYPES:
-      return np.dtype(_DTYPES[name])
+      return name  # a pickle could change a dtype, for the whole process
     if module == 'torch._utils' and name in ('_rebuild_tensor_v2', '_rebuild_parameter'):
       return _Rebuild()
     raise ValueError(f'{module}.{name} is none, and could run any code')
 
   def persistent_load(self, pid):
     _, dtype, key, *_ = pid
-    self.dtypes[key] = dtype
+    self.dtypes[key] = np.dtype(_DTYPES[dtype])
     return _Storage(key)
 
 
