@@ -1,6 +1,7 @@
 """Tests of --change: a run goes on with a new rate, and its past stays."""
 
 import errno
+import json
 import os
 import shutil
 
@@ -154,6 +155,32 @@ def before(trained, tmp_path):
   config, folder = trained
   shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
   return builders.editable(config)
+
+
+class _Rank:
+  """A process other than the first, and what it gathers."""
+
+  index, count = 1, 2
+
+  def __init__(self):
+    self.gathered = []
+
+  def gather(self, value):
+    self.gathered.append(value)
+    return [value] * 2
+
+
+def test_a_process_that_comes_back_waits_for_no_other(tmp_path, before):
+  """The others gathered when they read the config that it finds written."""
+  first, late = _Rank(), _Rank()
+  with run_dir.change(str(tmp_path), _changed(before), _KEYS, first):
+    pass
+  assert first.gathered == ['read', 'written']
+  after = config_lib.changed(run_dir.saved_config(str(tmp_path)), _changed(before), _KEYS)
+  (tmp_path / run_dir.CONFIG_FILE).write_text(json.dumps(after))
+  with run_dir.change(str(tmp_path), _changed(before), _KEYS, late):
+    pass
+  assert late.gathered == []
 
 
 @pytest.mark.slow

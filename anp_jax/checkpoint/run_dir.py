@@ -145,17 +145,18 @@ def change(
     raise config_lib.ConfigError(
       f'{workdir} belongs to another run: {difference}, which --change={text} does not name'
     )
-  processes.gather('read')
-  writes = processes.index == 0 and changed != saved
-  if writes:
-    _write_config(workdir, changed)
-  processes.gather('written')
-  if processes.index and urls.is_mirror(workdir):
-    mirror.fetch(urls.remote_url(workdir))
+  is_new = changed != saved
+  if is_new:  # not for a process that comes back to a run, whose others are past this
+    processes.gather('read')
+    if processes.index == 0:
+      _write_config(workdir, changed)
+    processes.gather('written')
+    if processes.index and urls.is_mirror(workdir):
+      mirror.fetch(urls.remote_url(workdir))
   try:
     yield
   except config_lib.ConfigError:
-    if writes:
+    if is_new and processes.index == 0:
       _write_config(workdir, saved)
     raise
 

@@ -279,7 +279,7 @@ def start(
     jax_processes.check_platform()
     return Processes(config, env)
   env = env._replace(secret=secret_lib.for_run(urls.remote_url(workdir)))
-  if not strategy.needs_platform(config, env.index):
+  if not strategy.needs_platform(config, mode, env.index):
     os.environ['JAX_PLATFORMS'] = 'cpu'
   info = process_info.collect(env, config, command or {})
   joins_jax = strategy.joins_jax(config, mode)

@@ -164,7 +164,7 @@ class Strategy:
     """Returns whether the run ends if process `index` is lost."""
     return True
 
-  def needs_platform(self, config: ml_collections.ConfigDict, index: int) -> bool:
+  def needs_platform(self, config: ml_collections.ConfigDict, mode: str, index: int) -> bool:
     """Returns whether process `index` needs the accelerator of the others."""
     return True
 

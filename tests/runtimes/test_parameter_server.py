@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, train
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.parameter_server import log as log_lib, slice_optimizer
-from tests import launching, serving
+from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -28,6 +29,16 @@ def _close(a, b, tolerance):
 def _tickets(workdir):
   records = log_lib.read(str(workdir))
   return [p['ticket'] for r in records if 'order' in r for p in r['parts']]
+
+
+def test_a_server_that_only_serves_needs_no_accelerator_to_train():
+  """An evaluation spans all processes, on one platform."""
+  keys = {'strategy.name': 'parameter_server', 'strategy.servers': '2'}
+  keys['strategy.dedicated'] = 'True'
+  config = builders.load('configs/resnet_anp.py:tiny', keys)
+  strategy = strategy_lib.find(config)
+  for mode, wants in ('train', [True, False, True]), ('evaluate', [True] * 3):
+    assert [strategy.needs_platform(config, mode, i) for i in range(3)] == wants
 
 
 @pytest.mark.slow

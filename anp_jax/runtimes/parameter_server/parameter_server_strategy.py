@@ -126,10 +126,10 @@ class ParameterServer(sync.Sync):
     """Returns True for a server, whose slice is lost with it, and False for a worker."""
     return mode != 'train' or index < config.strategy.servers
 
-  def needs_platform(self, config: ml_collections.ConfigDict, index: int) -> bool:
+  def needs_platform(self, config: ml_collections.ConfigDict, mode: str, index: int) -> bool:
     """Returns False for a process that only serves; process 0 evaluates as well."""
     s = config.strategy
-    return not (s.dedicated and 0 < index < s.servers)
+    return mode != 'train' or not (s.dedicated and 0 < index < s.servers)
 
   def xla_settings(self, config: ml_collections.ConfigDict) -> dict[str, Any]:
     """Threads for updates that come while a worker computes."""
