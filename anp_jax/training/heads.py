@@ -5,6 +5,7 @@ every head.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,15 +44,13 @@ class Head:
   Attributes:
     classes: number of classes.
     factors: adjectives and nouns; () for plain classes.
+    scores_all_combinations: whether log p(adjective) + log p(noun) ranks all
+      combinations, classes or not.
   """
 
   classes: int
   factors: tuple[Factor, ...] = ()
-
-  @property
-  def scores_all_combinations(self) -> bool:
-    """Whether log p(adjective) + log p(noun) ranks all combinations, classes or not."""
-    return False
+  scores_all_combinations: ClassVar[bool] = False
 
   @property
   def outputs(self) -> int:
@@ -154,10 +153,7 @@ class Factored(_WordHead):
   p(adjective, noun) = p(adjective) p(noun).
   """
 
-  @property
-  def scores_all_combinations(self) -> bool:
-    """True."""
-    return True
+  scores_all_combinations = True
 
   @property
   def outputs(self) -> int:

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import types
 
 import jax
 from jax import export as jax_export
@@ -125,16 +124,7 @@ def _config(path, name='caffenet', **keys):
     'log.tensorboard': 'False',
     **keys,
   }
-  flags = types.SimpleNamespace(
-    config='configs/resnet_anp.py:tiny',
-    workdir=None,
-    mode='train',
-    checkpoint='newest',
-    output='',
-    sentiment='',
-    emotions='',
-    change='',
-  )
+  flags = command_line.main_flags(['--config=configs/resnet_anp.py:tiny'], '')
   return command_line.from_flags(flags, overrides)[0]
 
 

@@ -7,7 +7,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import types
 
 import numpy as np
 from PIL import Image
@@ -160,16 +159,8 @@ def test_files_of_other_kinds_are_named(tmp_path, content, words):
 
 
 def _flags(workdir=None, config=_TINY, mode='train'):
-  return types.SimpleNamespace(
-    config=config,
-    workdir=workdir and str(workdir),
-    mode=mode,
-    checkpoint='newest',
-    output='',
-    change='',
-    sentiment='',
-    emotions='',
-  )
+  values = {'config': config, 'workdir': workdir, 'mode': mode}
+  return command_line.main_flags([f'--{name}={v}' for name, v in values.items() if v], '')
 
 
 def _config(flags, **overrides):
@@ -194,10 +185,9 @@ def test_training_needs_no_classifier_and_no_jax(tmp_path):
   weight_files.folder(tmp_path, weight_files.BIT | {'size': 'x'}, hidden_act='gelu')
   weight_files.file(tmp_path, stages=(1, 1, 1, 1), classifier=False)
   program = (
-    'import sys, types\n'
+    'import sys\n'
     'from anp_jax.config import command_line\n'
-    'flags = types.SimpleNamespace(config=sys.argv[1], workdir=None,'
-    ' mode="train", checkpoint="newest", output="", sentiment="", emotions="", change="")\n'
+    'flags = command_line.main_flags([f"--config={sys.argv[1]}"], "")\n'
     'overrides = {"init.from": sys.argv[2]}\n'
     'config, _ = command_line.from_flags(flags, overrides)\n'
     'print(config.data.mean, config.data.std, "jax" in sys.modules)'

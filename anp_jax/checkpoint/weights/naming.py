@@ -16,7 +16,6 @@ import ml_collections
 import numpy as np
 
 TIMM, TRANSFORMERS = 'timm', 'transformers'
-EFFICIENTNET_PYTORCH = 'efficientnet_pytorch'
 # Counts of training steps, which only a momentum of None would read.
 UNUSED = 'num_batches_tracked'
 _LEAVES = {
