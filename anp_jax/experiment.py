@@ -102,7 +102,7 @@ def open(  # noqa: A001 - like gzip.open
     ConfigError: if the config does not fit the devices or the data.
   """
   mesh = mesh_lib.create(config, devices, hosts)
-  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
+  config = run_dir.with_sizes(config, workdir, mesh_lib.batch_devices(mesh))
   if divides_batch:
     division.check(config, config.batch_size, mesh)
   source = sources.open_source(config, training=True)
@@ -120,7 +120,7 @@ def sizes(config: ConfigDict, workdir: str, hosts: Sequence[str]) -> list[int]:
     hosts: host of each process.
   """
   mesh = mesh_lib.create(config, None, hosts)
-  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
+  config = run_dir.with_sizes(config, workdir, mesh_lib.batch_devices(mesh))
   result = []
   for count in range(1, len(hosts) + 1):
     devices = [d for d in jax.devices() if d.process_index < count]
@@ -145,7 +145,7 @@ def open_evaluation(config: ConfigDict, workdir: str, processes: Any) -> Experim
     ConfigError: if the data do not fit the classes, or are others on a process.
   """
   mesh = mesh_lib.create(config, hosts=processes.hosts)
-  config = run_dir.with_batch_size(config, workdir, mesh_lib.batch_devices(mesh))
+  config = run_dir.with_sizes(config, workdir, mesh_lib.batch_devices(mesh))
   source = sources.open_source(config, training=False)
   agreement.check(processes, evaluation=source)
   vocabulary = run_dir.labels(workdir) if run_dir.has_checkpoints(workdir) else None

@@ -234,7 +234,7 @@ def test_batch_per_device_is_decided_once(tmp_path, tiny_config):
   tiny_config.duration = '2 steps'
   train.run(tiny_config, str(tmp_path))
   assert json.loads((tmp_path / 'config.json').read_text())['batch_size'] == 24
-  resumed = run_dir.with_batch_size(tiny_config, str(tmp_path), 3)
+  resumed = run_dir.with_sizes(tiny_config, str(tmp_path), 3)
   assert (resumed.batch_size, tiny_config.batch_size) == (24, 0)
 
 

@@ -13,6 +13,7 @@ from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import manager
 from anp_jax.config import urls
 from anp_jax.data import sources, vocabulary as vocabulary_lib
+from anp_jax.data.sources import features
 from anp_jax.system import files, mirror
 
 CONFIG_FILE = 'config.json'
@@ -23,10 +24,12 @@ MARKER = 'stopped.json'
 _MAX_COUNTED = 200_000  # examples
 
 
-def with_batch_size(
+def with_sizes(
   config: ml_collections.ConfigDict, workdir: str, devices: int
 ) -> ml_collections.ConfigDict:
-  """Returns the config with the global batch size, decided once per run.
+  """Returns the config with the global batch size and the widths of features.
+
+  They are decided once per run.
 
   Args:
     config: resolved config; its batch_size may be 0.
@@ -35,7 +38,12 @@ def with_batch_size(
 
   Returns:
     The config, or a copy of it with a batch_size above 0.
+
+  Raises:
+    ConfigError: if files of features cannot be read.
   """
+  if widths := features.widths(config):
+    config = config_lib.replaced(config, {'data.widths': widths})
   if config.batch_size:
     return config
   saved = saved_config(workdir).get('batch_size', 0) if workdir else 0
@@ -138,8 +146,8 @@ def change(
   """
   saved = saved_config(workdir)
   changed = config_lib.changed(saved, config, text)
-  # Of 0 means that of the run, see `with_batch_size`.
-  free = () if config.batch_size else ('batch_size',)
+  # What the run has decided, see `with_sizes`.
+  free = ('data.widths', *(() if config.batch_size else ('batch_size',)))
   difference = config_lib.difference(changed, config, free)
   if difference:
     raise config_lib.ConfigError(

@@ -1,5 +1,7 @@
 """The keys of config.data: examples, how images are read, cut and mixed."""
 
+import ml_collections
+
 from anp_jax.config import trust
 from anp_jax.config.keys import CLASS, flag, integer, number, numbers, share, text, value
 
@@ -16,16 +18,18 @@ SOURCES = (
   'hf:PATH',
   'tfds:NAME',
   'arrays',
+  'features:FILE',
   'digits',
   'synthetic',
 )
+
 _STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
 KEYS = {
   'source': text(
     'anp_shapes',
     'data set; see docs/data.md; tfds:NAME was prepared by `tfds build NAME`',
     SOURCES,
-    rf'tfds:\S+|(list|tar|hf):.+|{trust.SOURCE}',
+    rf'tfds:\S+|(list|tar|hf|features):.+|{trust.SOURCE}',
     CLASS,
   ),
   'dir': text('', "folder of built data sets; '': $ANP_DATA, else a cache folder", resumable=True),
@@ -48,6 +52,18 @@ KEYS = {
     'whether classes are adjective_noun pairs; auto: if parts recur',
     ('auto', 'yes', 'no'),
     resumable=True,
+  ),
+  'classes': text(
+    'names',
+    'what an example is classified by: its whole name, or the adjective or noun of its pair',
+    ('names', 'adjectives', 'nouns'),
+  ),
+  'widths': value(
+    (),
+    'numbers per example in each file of features; found in the files',
+    lambda widths: all(type(w) is int and w > 0 for w in widths),
+    'whole numbers above 0',
+    only_if=('data.source', ('features:*',)),
   ),
   'train_split': text('train', 'training split; for folder also a split file (.txt)'),
   'eval_split': text(
@@ -167,3 +183,10 @@ KEYS = {
     1000, 'number of classes', above=0, only_if=('data.source', ('synthetic',))
   ),
 }
+
+
+def example(config: ml_collections.ConfigDict) -> tuple[tuple[int, int, int], str]:
+  """Returns the shape and dtype of an example: an image, or features as one pixel."""
+  d = config.data
+  widths = d.get('widths', ())
+  return ((1, 1, sum(widths)), 'float32') if widths else ((d.image_size, d.image_size, 3), 'uint8')

@@ -83,7 +83,7 @@ _ALL = {
 }
 _RESNET = ('model.name', networks.RESNETS)
 # A user's network may have batch norm too; its fields are its own.
-_NORMALISED = ('model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, '*:*'))
+_NORMALISED = ('model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, 'linear', '*:*'))
 _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(
@@ -96,7 +96,7 @@ _MODEL = {
   'head': text(
     'joint',
     'classifier head: how outputs score pairs; see training/heads.py',
-    ('joint', 'multitask', 'factored'),
+    ('joint', 'multitask', 'factored', 'bilinear'),
     ADDRESS,
     CLASS,
   ),
@@ -106,6 +106,12 @@ _MODEL = {
     _is_head_weights,
     'three numbers, the first above 0 and none below',
     only_if=('model.head', ('multitask',)),
+  ),
+  'head_rank': integer(
+    4,
+    'products of adjective and noun whose sum a bilinear head adds to the factored logit',
+    above=0,
+    only_if=('model.head', ('bilinear',)),
   ),
   'version': text(
     'v1.5',
@@ -157,8 +163,9 @@ _MODEL = {
 _INIT = {
   'from': text(
     '',
-    'initial weights: a .safetensors, .pth or .caffemodel file, package:NAME, or a '
-    "run's workdir or checkpoint; '': random; see docs/use.md",
+    'initial weights: a .safetensors, .pth or .caffemodel file, package:NAME, a '
+    "run's workdir or checkpoint, or text:FILE, features of the classes' names; '': random; "
+    'see docs/use.md',
   )
 }
 # At 1 a decay forgets nothing: sums grow for ever, and Adam's divide by 0.

@@ -27,4 +27,4 @@ EFFICIENTNETS = _names("""
   tf_efficientnetv2_s
   tf_efficientnet_lite0 tf_efficientnet_lite1 tf_efficientnet_lite2
 """)
-MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS, *EFFICIENTNETS)
+MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS, *EFFICIENTNETS, 'linear')

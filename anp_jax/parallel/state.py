@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import optax
 
+from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import compile_cache
 
@@ -94,9 +95,8 @@ class Init:
 
 def variables(model: nn.Module, config: ConfigDict) -> dict[str, Any]:
   """A network's random variables by collection, 'params' among them."""
-  side, dtype = config.data.image_size, config.model.dtype
   key = jax.random.key(config.seed)
-  images = jnp.zeros((1, side, side, 3), dtype)
+  images = jnp.zeros((1, *config_lib.example(config)[0]), config.model.dtype)
   return dict(model.init({'params': key}, images, False))
 
 

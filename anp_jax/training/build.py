@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from anp_jax import models
+from anp_jax import config as config_lib, models
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import flops as flops_lib
@@ -137,12 +137,11 @@ def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh, size: int) -> di
     mesh: mesh of the run.
     size: images over all devices.
   """
-  side = config.data.image_size
   sharding = mesh_lib.batch_sharding(mesh)
   return {
     name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=sharding)
     for name, shape, dtype in (
-      ('image', (side, side, 3), np.uint8),
+      ('image', *config_lib.example(config)),
       ('label', (), np.int32),
       ('row', (), np.int32),
       ('weight', (), np.float32),

@@ -98,6 +98,42 @@ class Joint(Head):
     return optax.softmax_cross_entropy(outputs, targets)
 
 
+@dataclasses.dataclass(frozen=True)
+class Bilinear(Joint):
+  """A bilinear form of adjective and noun for each class.
+
+  The logit of a class is the sum of its adjective's and its noun's, as with
+  `Factored`, and of `rank` products of an output of its adjective with one of its
+  noun. After the factorised network of Narihira et al. 2015 (arXiv 1511.06838); the
+  sum lets it begin as the additive form does.
+
+  Attributes:
+    rank: number of products.
+  """
+
+  rank: int = 1
+
+  @property
+  def outputs(self) -> int:
+    """1 + rank numbers for each adjective and noun."""
+    return (1 + self.rank) * sum(factor.count for factor in self.factors)
+
+  def logits(self, outputs: jax.Array) -> jax.Array:
+    """The sums of two outputs and of products."""
+    words = outputs.reshape(len(outputs), 1 + self.rank, -1)
+    parts = jnp.split(words, [self.factors[0].count], axis=-1)
+    adjective, noun = (factor.by_class(x) for factor, x in zip(self.factors, parts))
+    return adjective[:, 0] + noun[:, 0] + (adjective * noun)[:, 1:].sum(1)
+
+  def scores(self, outputs: jax.Array) -> dict:
+    """As those of `Joint`, of these logits."""
+    return super().scores(self.logits(outputs))
+
+  def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """The cross-entropy of the class."""
+    return super().loss(self.logits(outputs), targets)
+
+
 class _WordHead(Head):
   """A head with outputs for adjectives and nouns, which follow those of classes."""
 

@@ -11,11 +11,14 @@ def normalise(images: jax.Array, mean: Sequence, std: Sequence, dtype: Any) -> j
   """Images (batch, height, width, 3) with zero mean and unit spread.
 
   Args:
-    images: (batch, height, width, 3), 0..255.
+    images: (batch, height, width, 3), 0..255; vectors of features, which are float,
+      stay as they are.
     mean: mean of each RGB channel, on the scale of the images.
     std: standard deviation of each RGB channel.
     dtype: dtype of the result; the arithmetic is float32 or wider.
   """
+  if images.dtype == jnp.float32:
+    return images.astype(dtype)
   wide = jnp.promote_types(dtype, jnp.float32)
   images = images.astype(wide)
   return ((images - jnp.array(mean, wide)) / jnp.array(std, wide)).astype(dtype)

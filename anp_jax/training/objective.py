@@ -160,7 +160,7 @@ def create(
   factors = tuple(
     heads.Factor(name, len(words), tuple(ids.tolist())) for name, words, ids in vocabulary.factors
   )
-  if not factors and m.head in ('multitask', 'factored'):
+  if not factors and m.head in ('multitask', 'factored', 'bilinear'):
     raise config_lib.ConfigError(
       f"config.model.head={m.head!r}: expected 'joint' where classes are no "
       f'adjective_noun pairs, as {vocabulary.names[0]!r} and others '
@@ -172,6 +172,8 @@ def create(
     head = heads.Multitask(classes, factors, tuple(m.head_weights))
   elif m.head == 'factored':
     head = heads.Factored(classes, factors)
+  elif m.head == 'bilinear':
+    head = heads.Bilinear(classes, factors, m.head_rank)
   elif m.head == 'joint':
     head = heads.Joint(classes, factors)
   else:

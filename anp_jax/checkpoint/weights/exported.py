@@ -9,8 +9,8 @@ import tomllib
 import jax
 from jax import export, lax
 import ml_collections
-import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import augment, decode_pillow
@@ -60,7 +60,6 @@ def exported(trained: trained_lib.Trained, platforms: tuple[str, ...]) -> export
     platforms: some of PLATFORMS.
   """
   config = trained.config
-  side = config.data.image_size
   objective = objective_lib.create(trained.vocabulary, config)
   variables = {'params': trained.params, **trained.stats}
 
@@ -81,7 +80,8 @@ def exported(trained: trained_lib.Trained, platforms: tuple[str, ...]) -> export
     return lax.platform_dependent(variables, images, **branches)
 
   (batch,) = export.symbolic_shape('b')
-  images = jax.ShapeDtypeStruct((batch, side, side, 3), np.uint8)
+  shape, dtype = config_lib.example(config)
+  images = jax.ShapeDtypeStruct((batch, *shape), dtype)
   with _without_paths():
     return export.export(program, platforms=platforms)(images)
 

@@ -20,6 +20,7 @@ from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import run_dir, trained as trained_lib
 from anp_jax.checkpoint.weights import published_weights, weights_source as source_lib
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.sources import features
 from anp_jax.parallel import state as state_lib
 from anp_jax.system import files
 from anp_jax.training import build, objective as objective_lib
@@ -123,6 +124,9 @@ def vocabulary(
     ConfigError: if the weights cannot be read, or nothing names the classes.
   """
   path = config.init['from']
+  if path.startswith(published_weights.TEXT):
+    names, _ = features.read(path.removeprefix(published_weights.TEXT))
+    return vocabulary_lib.Vocabulary(names).with_pairs(config.data.pairs)
   if not published_weights.is_published(path):
     return trained_lib.vocabulary(trained_lib.find(path))
   weights = published_weights.read(path)

@@ -22,6 +22,7 @@ from anp_jax.system import error_lines, files
 FILE = 'model.safetensors'  # in a folder
 NORMALISATION = ('data.mean', 'data.std')
 PACKAGE = 'package:'  # before the name of a Python package that has a file of weights
+TEXT = 'text:'  # before a file of features, those of the texts of class names
 _WRAPPERS = re.compile(r'(module\.|_orig_mod\.)*')
 _PICKLES = ('.pt', '.pth', '.bin', '.ckpt')
 _SUFFIXES = ('.safetensors', *_PICKLES)
@@ -58,6 +59,8 @@ def is_published(path: str) -> bool:
 
 def missing_path(path: str) -> str:
   """Returns the error for a path at which there is nothing; or ''."""
+  if path.startswith(TEXT):
+    return ''  # said by whoever reads it
   if path.startswith(PACKAGE):
     name = path.removeprefix(PACKAGE)
     return (

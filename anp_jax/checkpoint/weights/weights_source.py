@@ -13,6 +13,11 @@ from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
 from anp_jax.data import vocabulary as vocabulary_lib
+from anp_jax.data.sources import features
+
+# CLIP's: its temperature is learnt, and held at 100 (arXiv 2103.00020, section 2.5).
+_TEXT_SCALE = 100.0
+_EPSILON = 1e-5  # of `layers.BatchNorm`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +49,8 @@ def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> 
   Raises:
     ConfigError: if the weights cannot be read, or have another architecture.
   """
+  if path.startswith(published_weights.TEXT):
+    return _of_texts(path, config, names)
   path = published_weights.weights_file(path)
   if not os.path.isfile(path):
     return _of_checkpoint(path, config)
@@ -54,7 +61,9 @@ def outputs(config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabu
   """Returns what each output of a run's network means: classes, adjectives, nouns."""
   names = ('class', vocabulary.names)
   words = (('adj.', vocabulary.adjectives), ('noun', vocabulary.nouns))
-  return {'joint': (names,), 'multitask': (names, *words), 'factored': words}[config.model.head]
+  heads = {'joint': (names,), 'multitask': (names, *words), 'factored': words}
+  heads['bilinear'] = words * (1 + config.model.get('head_rank', 0))
+  return heads[config.model.head]
 
 
 def _of_checkpoint(path, config):
@@ -76,6 +85,22 @@ def _of_checkpoint(path, config):
     unused=(),
     outputs=outputs(trained.config, trained.vocabulary),
   )
+
+
+def _of_texts(path, config, names):
+  """A linear network that scores as CLIP does, by 100 times the cosine of image and text."""
+  if config.model.name != 'linear' or config.model.head != 'joint':
+    raise config_lib.ConfigError(
+      f'config.init.from={path!r}: expected config.model.name=linear and config.model.head=joint'
+    )
+  _, texts = features.read(path.removeprefix(published_weights.TEXT))
+  kernel = _TEXT_SCALE * (texts / np.linalg.norm(texts, axis=1, keepdims=True)).T
+  width, classes = kernel.shape
+  tensors = {'params/head/kernel': kernel, 'params/head/bias': np.zeros(classes)}
+  for name in {*names} - {*tensors}:  # a normalisation that changes nothing
+    fill = 1 - _EPSILON if name.endswith('var') else float(name.endswith('scale'))
+    tensors[name] = np.full(width, fill)
+  return Source(path, {name: (name, value) for name, value in tensors.items()}, (), None)
 
 
 def _of_file(path, config, names):

@@ -16,25 +16,35 @@ def batches(
   """The batches of a process, from plan.start on.
 
   Args:
-    source: source of kind 'encoded' or 'pixels'.
+    source: any source but a synthetic one.
     plan: examples of each batch, and their cuts.
     registry: damaged examples of the source, shared by its streams.
 
   Yields:
-    image (n, size, size, 3) uint8, label (n,) int32, weight (n,) float32 and
-    row (n,) int32, the row of the global batch. A damaged example's row shows
-    another example, with weight 0.
+    image (n, size, size, 3) uint8, of vectors (n, 1, 1, width) float32; label (n,)
+    int32, weight (n,) float32 and row (n,) int32, the row of the global batch. A
+    damaged example's row shows another example, with weight 0.
   """
   registry = registry or corruption.Registry(source)
   threads = plan.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
     reader = batch_reader.BatchReader(source, plan, registry, pool)
     resampled = plan.config.data.decode in augment.RESAMPLED
-    if source.kind == 'encoded' and not resampled:
+    if source.kind == 'vectors':
+      decoded = _vectors(reader)
+    elif source.kind == 'encoded' and not resampled:
       decoded = decode.batches(reader, threads)
     else:
       decoded = decode_pillow.batches(reader)
     for count, (image, label, weight) in enumerate(decoded, plan.start):
-      image = plan.augmented(count, image, pool.map)
+      if source.kind != 'vectors':
+        image = plan.augmented(count, image, pool.map)
       rows = plan.step_and_rows(count)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}
+
+
+def _vectors(reader):
+  """The batches of a source in memory, whose examples are neither cut nor damaged."""
+  for count in reader.counts():
+    rows = reader.read(count)
+    yield np.stack(rows.images), rows.labels, rows.weights

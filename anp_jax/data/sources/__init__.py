@@ -15,7 +15,9 @@ from anp_jax.data.sources import (
   arrays,
   cache,
   digits,
+  features,
   image_folder,
+  label_mapping,
   store_copy,
   subset,
   synthetic,
@@ -53,6 +55,8 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
   source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
     source = subset.wrap(source, config)
+  if d.classes != 'names':
+    source = label_mapping.of_words(source, d.classes)
   return cache.wrap(source, config)
 
 
@@ -74,6 +78,8 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
   if d.source == 'arrays':
     path = store_copy.path('config.data.path', d.path, config)
     return arrays.Arrays(os.path.expanduser(path), split)
+  if d.source.startswith(features.PREFIX):
+    return features.Features(d.source, split, other_split)
   if d.source == 'digits':
     return digits.Digits(split)
   # With PyArrow, which takes time to import and the kinds above do without.

@@ -32,6 +32,21 @@ def map_labels(
   return _MappedLabels(source, vocabulary, [ids[name] for name in source.vocabulary.names])
 
 
+def of_words(source: source_lib.Source, words: str) -> source_lib.Source:
+  """The source with the adjectives, or the nouns, of its pairs as its classes.
+
+  Args:
+    source: examples of pairs.
+    words: config.data.classes, 'adjectives' or 'nouns'.
+
+  Raises:
+    ConfigError: if the classes are plain.
+  """
+  source.vocabulary.check_pairs(f'config.data.classes={words!r}')
+  names, ids = next((n, ids) for f, n, ids in source.vocabulary.factors if words == f'{f}s')
+  return _MappedLabels(source, vocabulary_lib.Vocabulary(names, (), ()), ids)
+
+
 class _MappedLabels(source_lib.Wrapper):
   """A source whose class i is the class ids[i] of another vocabulary."""
 

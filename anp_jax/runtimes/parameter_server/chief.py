@@ -302,7 +302,7 @@ class Chief:
 def _with_batch_size(participant, workers) -> ml_collections.ConfigDict:
   """The config of a run, with a batch size that divides over the workers."""
   data_shards = scheduler_lib.data_shards(participant.config, workers)
-  config = run_dir.with_batch_size(
+  config = run_dir.with_sizes(
     participant.config, participant.workdir, jax.local_device_count() * data_shards
   )
   if config.batch_size % data_shards:

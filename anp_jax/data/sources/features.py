@@ -1,0 +1,191 @@
+"""Features of images, as another encoder or a network of ours wrote them."""
+
+from collections.abc import Callable
+import functools
+import json
+import os
+from typing import Any
+
+import ml_collections
+import numpy as np
+import safetensors
+
+from anp_jax import config as config_lib
+from anp_jax.data import vocabulary
+from anp_jax.data.sources import source as source_lib
+from anp_jax.system import error_lines
+
+PREFIX = 'features:'
+ARRAY = 'features'  # the array that is read where none is named
+_SPLIT = '{split}'
+
+
+class Features(source_lib.Source):
+  """Vectors in memory, those of one split.
+
+  The text after `features:` is FILE[#ARRAY], or several with commas between them: then an
+  example has the numbers of all, one file's after another's. {split} in a file's name
+  stands for the split. See `read` for what a file holds.
+  """
+
+  kind = 'vectors'
+
+  def __init__(self, text: str, split: str, other_split: str):
+    """Reads one split.
+
+    Args:
+      text: config.data.source.
+      split: name of the split.
+      other_split: other split of the run, whose classes count too if it is there.
+
+    Raises:
+      ConfigError: for a file that is missing or damaged, files of other examples, or
+        names that do not tell the class.
+    """
+    self.name = f'{text}: {split}'
+    names, arrays = read_all(text, split)
+    self._names, self._vectors = names, np.concatenate(arrays, 1)[:, None, None]
+    classes = _classes(text, names)
+    if split != other_split and os.path.exists(_paths(text, other_split)[0][0]):
+      others = _classes(text, read_all(text, other_split)[0])
+    else:
+      others = []
+    self.vocabulary = vocabulary.Vocabulary(tuple(sorted({*classes, *others})))
+    ids = {name: i for i, name in enumerate(self.vocabulary.names)}
+    self._labels = np.array([ids[name] for name in classes], np.int32)
+
+  def __len__(self) -> int:
+    return len(self._labels)
+
+  def read(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Vectors (1, 1, width) float32 by index, and labels."""
+    return [self._vectors[i] for i in indices], self._labels[indices]
+
+  def labels(self) -> np.ndarray:
+    """(n,) int32, of all examples."""
+    return self._labels
+
+  def example_name(self, index: int) -> str:
+    """The name that the file has for an example."""
+    return self._names[index]
+
+  def listing(self) -> tuple[str, ...]:
+    """The names of all examples."""
+    return self._names
+
+
+def widths(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+  """The numbers per example in each file of config.data.source; () for images.
+
+  Raises:
+    ConfigError: as `read_all`.
+  """
+  if not config.data.source.startswith(PREFIX):
+    return ()
+  _, arrays = read_all(config.data.source, config.data.eval_split)
+  return tuple(array.shape[1] for array in arrays)
+
+
+def read_all(text: str, split: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
+  """The names of a split's examples, and their features in each file.
+
+  Args:
+    text: see `Features`; the prefix may be missing.
+    split: name of the split.
+
+  Raises:
+    ConfigError: if a file cannot be read, or has other examples than the first.
+  """
+  (path, array), *more = _paths(text, split)
+  names, values = read(path, array)
+  arrays = [values]
+  places = {name: i for i, name in enumerate(names)}
+  for other, array in more:
+    other_names, values = read(other, array)
+    if {*other_names} != {*names} or len(other_names) != len(names):
+      raise config_lib.ConfigError(f'{other} has features of other examples than {path}')
+    order = np.empty(len(names), np.int64)
+    order[[places[name] for name in other_names]] = np.arange(len(names))
+    arrays.append(values[order])
+  return names, arrays
+
+
+@functools.lru_cache(maxsize=8)
+def read(path: str, array: str = ARRAY) -> tuple[tuple[str, ...], np.ndarray]:
+  """Reads a file of features.
+
+  Args:
+    path: .npz with the arrays; .parquet with columns; .safetensors, whose metadata has
+      the names as a JSON list.
+    array: name of the array.
+
+  Returns:
+    The names of the examples, all different; features (n, width) float32.
+
+  Raises:
+    ConfigError: naming the file, and what was expected of it.
+  """
+  path = os.path.expanduser(path)
+  reader = _READERS.get(os.path.splitext(path)[1])
+  if not reader:
+    raise config_lib.ConfigError(f'{path}: expected a file {", ".join(_READERS)}')
+  try:
+    names, values = reader(path, array)
+    names = tuple(map(str, names))
+    values = np.asarray(values, np.float32)
+    if values.ndim != 2 or len(values) != len(names) or not values.size:
+      raise ValueError(f'{array} is an array {values.shape}, expected ({len(names)}, width)')
+    if len({*names}) != len(names):
+      raise ValueError('names repeat')
+    if not np.isfinite(values).all():
+      raise ValueError(f'{array} has numbers that are not finite')
+  except Exception as e:  # whatever a reader raises for a damaged file
+    line = error_lines.typed_line(e)
+    raise config_lib.ConfigError(
+      f'{path}: expected features {array!r} and the names of their examples: {line}'
+    ) from e
+  return names, values
+
+
+def _npz(path, array):
+  with np.load(path) as arrays:  # without pickles
+    return arrays['names'].tolist(), arrays[array]
+
+
+def _parquet(path, array):
+  from pyarrow import parquet
+
+  table = parquet.read_table(path, columns=['names', array])
+  return table['names'].to_pylist(), np.stack(table[array].to_numpy())
+
+
+def _safetensors(path, array):
+  with safetensors.safe_open(path, 'np') as file:
+    return json.loads(file.metadata()['names']), file.get_tensor(array)
+
+
+_READERS: dict[str, Callable[[str, str], tuple[Any, Any]]] = {
+  '.npz': _npz,
+  '.parquet': _parquet,
+  '.safetensors': _safetensors,
+}
+
+
+def _paths(text, split):
+  """(path, array) of each file of a split."""
+  result = []
+  for part in text.removeprefix(PREFIX).split(','):
+    path, _, array = part.strip().partition('#')
+    result.append((os.path.expanduser(path.replace(_SPLIT, split)), array or ARRAY))
+  return result
+
+
+def _classes(text, names):
+  """The class of each example: the name of its file's folder."""
+  classes = [os.path.basename(os.path.dirname(name)) for name in names]
+  if not all(classes):
+    name = names[classes.index('')]
+    raise config_lib.ConfigError(
+      f'config.data.source={text!r}: {name!r} has no class; expected names such as happy_dog/1.jpg'
+    )
+  return classes
