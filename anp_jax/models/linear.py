@@ -1,8 +1,11 @@
 """A linear classifier, to probe features with."""
 
+from collections.abc import Callable, Sequence
+import itertools
 from typing import Any
 
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 
 from anp_jax.models import layers
@@ -36,3 +39,31 @@ class Linear(nn.Module):
     _, norm = layers.makers(self)
     x = norm(name='norm')(images.reshape(len(images), -1), train)
     return layers.head(self, nn.initializers.normal(0.01))(x)
+
+
+def contributions(
+  logits_of: Callable[[jax.Array], jax.Array], images: jax.Array, stats: Any, widths: Sequence[int]
+) -> jax.Array:
+  """What each file of features adds to the logit of each class.
+
+  A logit of this network less that of the mean example is the sum over features of
+  weight times (value - mean), the values that Lundberg and Lee 2017 (arXiv 1705.07874,
+  section 4.1) derive for a linear model. Here they are summed by file, and given
+  relative to the mean of all classes, since a softmax sees no more.
+
+  Args:
+    logits_of: the trained network: images to logits.
+    images: (batch, 1, 1, width) features.
+    stats: the network's other collections.
+    widths: features of each file.
+
+  Returns:
+    (batch, files, classes).
+  """
+  means = stats['batch_stats']['norm']['mean'].astype(images.dtype)
+  logits = logits_of(images)
+  parts = []
+  for start, end in itertools.pairwise(itertools.accumulate(widths, initial=0)):
+    lost = logits - logits_of(images.at[..., start:end].set(means[start:end]))
+    parts.append(lost - lost.mean(-1, keepdims=True))
+  return jnp.stack(parts, 1)

@@ -7,8 +7,9 @@ find . -name '*.jpg' | python -m anp_jax.predict --checkpoint=runs/demo - \
   --output=names.jsonl --sheet=names.png --explain
 
 A path is a file, a folder (all image files in it and below) or -, for a list on
-standard input. Rows are in the order of the paths, as many a file as --top
-says. A file that cannot be read is listed on standard error and leaves no row.
+standard input; of a network of features it is a file of them, see docs/anp.md. Rows
+are in the order of the paths, as many a file as --top says. A file that cannot be
+read is listed on standard error and leaves no row.
 Ends with 0 if a file was named, 1 if none could be, 2 for a bad argument.
 """
 
@@ -53,6 +54,7 @@ _FLAGS = {
   'emotions': ('', 'FILE', 'MVSO: the emotions of a pair'),
   'explain': (False, '', 'what adjective and noun contribute, and the best of each'),
   'sheet': ('', 'FILE.png', 'the images, named'),
+  'features': ('', 'FILE.npz', 'features and logits of the images, to train on (docs/anp.md)'),
   'upright': (False, '', 'turn photographs as their EXIF data say; evaluation does not'),
   'batch_size': (0, 'N', 'images at a time over all devices (default: what suits them)'),
   'threads': (0, 'N', 'threads that read and decode (default: as many as cores)'),
@@ -127,7 +129,7 @@ def _parse(arguments):
 
 def _check_outputs(flags):
   """Refuses what cannot be written, and names of another format."""
-  for name in ('output', 'sheet'):
+  for name in ('output', 'sheet', 'features'):
     setattr(flags, name, os.path.expanduser(getattr(flags, name)))
   if flags.format and flags.format not in _FORMATS:
     raise config_lib.ConfigError(
@@ -147,6 +149,8 @@ def _check_outputs(flags):
   flags.format = flags.format or by_name or 'csv'
   if flags.sheet:
     outputs.check_file('--sheet', flags.sheet, ('.png',))
+  if flags.features:
+    outputs.check_file('--features', flags.features, ('.npz',))
 
 
 def _parser():
@@ -164,6 +168,8 @@ def _parser():
 
 def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
+  import numpy as np
+
   from anp_jax.checkpoint.weights import pretrained
   from anp_jax.data.input import decode_pillow
   from anp_jax.data.sources import skipped_files
@@ -176,23 +182,32 @@ def _run(flags, progress):
   from anp_jax.system import compile_cache
 
   trained, notes = pretrained.find(flags.checkpoint, flags.which, flags.labels)
-  table = rows_lib.Rows(trained.vocabulary, flags.explain, flags.sentiment, flags.emotions)
+  widths = trained.config.data.get('widths', ())
+  if widths and flags.sheet:
+    raise config_lib.ConfigError(f'--sheet={flags.sheet!r}: features have no images to draw')
+  table = rows_lib.Rows(
+    trained.vocabulary, flags.explain, flags.sentiment, flags.emotions, len(widths) == 2
+  )
   for line in [*notes, *table.notes]:
     progress.line.log(line)
   compile_cache.enable(trained.config)
   top = min(flags.top, len(trained.vocabulary))
-  network = network_lib.Network(trained, top, flags.batch_size)
-  if '-' not in flags.paths:
-    progress.count_total(file_batches.find(flags.paths))
+  network = network_lib.Network(trained, top, flags.batch_size, keeps_features=bool(flags.features))
   left_out = skipped_files.SkippedFiles()
-  batches = file_batches.batches(
-    file_batches.find(flags.paths, sys.stdin.buffer, left_out),
-    decode_pillow.eval_decoder(trained.config, flags.upright),
-    network.batch_size,
-    trained.config.data.image_size,
-    flags.threads or cores.count(),
-  )
+  if widths:
+    batches = file_batches.of_features(flags.paths, network.batch_size, sum(widths))
+  else:
+    if '-' not in flags.paths:
+      progress.count_total(file_batches.find(flags.paths))
+    batches = file_batches.batches(
+      file_batches.find(flags.paths, sys.stdin.buffer, left_out),
+      decode_pillow.eval_decoder(trained.config, flags.upright),
+      network.batch_size,
+      trained.config.data.image_size,
+      flags.threads or cores.count(),
+    )
   pictures = []  # of the sheet: image, file and bars
+  names_of_features, arrays = [], []
   with contextlib.ExitStack() as stack:
     stream = sys.stdout.buffer
     if flags.output:
@@ -208,10 +223,16 @@ def _run(flags, progress):
         # A view of an image would keep its whole batch.
         images = (image.copy() for image in batch.images)
         pictures += itertools.islice(zip(images, batch.files, bars), room)
+      if flags.features and names:
+        names_of_features += batch.files
+        arrays.append(names.arrays)
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
     hints = skipped_files.heif_hints()
     progress.line.log(f'left out: {left_out.text(hints)}')
+  if arrays:
+    joined = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
+    np.savez(flags.features, names=names_of_features, **joined)
   if pictures:
     title = _title(trained, progress, len(pictures))
     sheet_lib.write(flags.sheet, *zip(*pictures), title)

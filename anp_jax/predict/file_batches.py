@@ -12,7 +12,8 @@ import os
 
 import numpy as np
 
-from anp_jax.data.sources import folder_names, image_folder, skipped_files, stored_images
+from anp_jax import config as config_lib
+from anp_jax.data.sources import features, folder_names, image_folder, skipped_files, stored_images
 
 STDIN = '-'
 
@@ -23,7 +24,8 @@ class Batch:
 
   Attributes:
     files: paths of readable files, at most the batch's size.
-    images: (size, side, side, 3) uint8, one per file, then black ones.
+    images: (size, side, side, 3) uint8, one per file, then black ones; or vectors (size,
+      1, 1, width) float32.
     unreadable: (file, reason) of the files between and after them.
   """
 
@@ -108,6 +110,31 @@ def batches(
       yield batch
   finally:
     pool.shutdown(wait=False, cancel_futures=True)
+
+
+def of_features(texts: Iterable[str], size: int, width: int) -> Iterator[Batch]:
+  """Yields batches of vectors, in the order of the files that hold them.
+
+  Args:
+    texts: files of features, each as in `features.read_all`.
+    size: vectors per batch.
+    width: numbers per vector.
+
+  Raises:
+    ConfigError: if a file cannot be read, or has another width.
+  """
+  for text in texts:
+    names, arrays = features.read_all(text, '')
+    vectors = np.concatenate(arrays, 1)
+    if vectors.shape[1] != width:
+      raise config_lib.ConfigError(
+        f'{text}: {vectors.shape[1]} numbers per example, expected {width}'
+      )
+    for start in range(0, len(names), size):
+      rows = vectors[start : start + size]
+      images = np.zeros((size, 1, 1, width), np.float32)
+      images[: len(rows), 0, 0] = rows
+      yield Batch(list(names[start : start + size]), images, [])
 
 
 def _empty(size, side):

@@ -1,8 +1,10 @@
 """A trained network, compiled to name batches of images on this machine."""
 
 from collections.abc import Sequence
+import contextlib
 from typing import NamedTuple
 
+from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.models import linear
 from anp_jax.system import onednn
 from anp_jax.training import mixing
 
@@ -44,11 +47,17 @@ class Names(NamedTuple):
     classes: (batch, top) int32, the best first; the lower of equals first.
     probabilities: (batch, top), those of `classes`.
     words: Words of 'adjective' and 'noun'; {} for plain classes.
+    contributions: (batch, files, top), of each file of features to the logits of the
+      named classes, see `models.linear`; None for images.
+    arrays: features (batch, width), what the last dense layer reads, and logits (batch,
+      classes), where they are wanted.
   """
 
   classes: np.ndarray
   probabilities: np.ndarray
   words: dict[str, Words]
+  contributions: np.ndarray | None = None
+  arrays: dict[str, np.ndarray] = {}
 
 
 class Network:
@@ -65,6 +74,7 @@ class Network:
     top: int,
     batch_size: int = 0,
     devices: Sequence[jax.Device] | None = None,
+    keeps_features: bool = False,
   ):
     """Places the weights; the first batch compiles.
 
@@ -74,6 +84,7 @@ class Network:
       batch_size: images over all devices, rounded up to a multiple of their
         number; 0: what suits them.
       devices: devices to compute on; None: those of this process.
+      keeps_features: whether `Names.arrays` is wanted.
     """
     self.devices = jax.local_devices() if devices is None else devices
     platform = self.devices[0].platform
@@ -93,7 +104,7 @@ class Network:
     )
     self._program = jax.jit(
       jax.shard_map(
-        _program(trained, top, target),
+        _program(trained, top, target, keeps_features),
         mesh=mesh,
         in_specs=(_P(), _P(_AXIS)),
         out_specs=_P(_AXIS),
@@ -102,7 +113,7 @@ class Network:
     )
 
   def start(self, images: np.ndarray) -> Names:
-    """Starts naming images (batch_size, side, side, 3) uint8; see `names`."""
+    """Starts naming images (batch_size, ...), see `config.example`; see `names`."""
     return self._program(self._weights, jax.device_put(images, self._rows))
 
   def names(self, started: Names, count: int) -> Names:
@@ -120,16 +131,28 @@ class Network:
     return names
 
 
-def _program(trained, top, target):
+def _program(trained, top, target, keeps_features):
   """(weights, images) -> Names, of one device's part."""
   config, objective = trained.config, trained.objective
   model = trained.model(target)
   d, m = config.data, config.model
+  widths = d.get('widths', ())
+  is_fused = m.name == 'linear' and len(widths) > 1
 
-  def name(weights, images):
+  def outputs_of(weights, images):
     # As `step` evaluates, so that both name the same.
     images = mixing.normalise(images, d.mean, d.std, m.dtype)
-    outputs = model.apply(weights, images, False).astype(m.param_dtype)
+    return model.apply(weights, images, False).astype(m.param_dtype)
+
+  def name(weights, images):
+    with _dense_inputs() as inputs:
+      outputs = outputs_of(weights, images)
+    arrays = {}
+    if keeps_features:
+      if not inputs:
+        raise config_lib.ConfigError(f'--features: {m.name} has no dense layer (flax.linen.Dense)')
+      features = inputs[-1].reshape(len(images), -1)
+      arrays = {'features': features, 'logits': objective.logits(outputs)}
     scores = objective.scores(outputs)
     # Ranked before the softmax, in which the unlikely ones are all 0.
     _, classes = lax.top_k(objective.logits(outputs), top)
@@ -142,6 +165,26 @@ def _program(trained, top, target):
       count = min(top, scores[part].shape[-1])
       likeliest, best = lax.top_k(scores[part], count)
       words[part] = Words(best, likeliest, of_named(values))
-    return Names(classes, of_named(scores['anp']), words)
+    parts = None
+    if is_fused:
+      parts = linear.contributions(
+        lambda x: objective.logits(outputs_of(weights, x)), images, weights, widths
+      )
+      parts = jnp.take_along_axis(parts, classes[:, None], -1)
+    return Names(classes, of_named(scores['anp']), words, parts, arrays)
 
   return name
+
+
+@contextlib.contextmanager
+def _dense_inputs():
+  """A context that lists what each dense layer reads, in the order of their calls."""
+  inputs: list[jax.Array] = []
+
+  def intercept(call, arguments, keywords, context):
+    if isinstance(context.module, nn.Dense) and context.method_name == '__call__':
+      inputs.append(arguments[0])
+    return call(*arguments, **keywords)
+
+  with nn.intercept_methods(intercept):
+    yield inputs

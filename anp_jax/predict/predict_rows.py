@@ -31,6 +31,7 @@ class Rows:
     explain: bool = False,
     sentiment: str = '',
     emotions: str = '',
+    is_fused: bool = False,
   ):
     """Reads the tables.
 
@@ -39,6 +40,7 @@ class Rows:
       explain: whether rows say what adjective and noun contribute.
       sentiment: path of a table, VSO or MVSO; '': none.
       emotions: path of a table of MVSO; '': none.
+      is_fused: whether the network reads two files of features, of adjectives and nouns.
 
     Raises:
       ConfigError: for a bad table, one that has none of the classes, or where
@@ -62,6 +64,9 @@ class Rows:
       self.columns += ['adjective_probability', 'noun_probability']
       for part in _PARTS:
         self.columns += [f'best_{part}', f'best_{part}_probability']
+    self._is_fused = explain and is_fused
+    if self._is_fused:
+      self.columns += [f'{part}_contribution' for part in _PARTS]
 
   def file_rows(self, file: str, names: network.Names, row: int) -> list[dict]:
     """Returns the rows of one file, the likeliest class first.
@@ -89,6 +94,8 @@ class Rows:
       values += [_short(math.exp(names.words[part].of_classes[row, i])) for part in _PARTS]
       for part, words in zip(_PARTS, (vocabulary.adjectives, vocabulary.nouns)):
         values += _best(names.words[part], words, row, i)
+    if self._is_fused:
+      values += [_short(value) for value in names.contributions[row, :, i]]
     return dict(zip(self.columns, values, strict=True))
 
 

@@ -6,6 +6,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from anp_jax.models import linear
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.training import microsteps, mixing, step_context
 
@@ -22,7 +23,7 @@ class EvalStep(step_context.StepContext):
       (params, stats, batch) -> sums of metrics and weight over the global batch,
       a dict of () float arrays; rows of weight 0 are ignored.
     """
-    return self._summed(lambda outputs, batch: None)
+    return self._summed(lambda outputs, batch, stats, logits_of: None)
 
   def examples(self) -> Callable:
     """The step of an evaluation that also gives the scores of each example.
@@ -31,14 +32,22 @@ class EvalStep(step_context.StepContext):
       (params, stats, batch) -> (those of `sums`, rows): arrays by name of the global
       batch in its order, whole on every device: logits (batch, classes), label and
       weight; for pairs also adjective (batch, adjectives) and noun (batch, nouns),
-      logarithms of probabilities.
+      logarithms of probabilities; with several files of features contributions
+      (batch, files) to the logit of the example's class, see `linear.contributions`.
     """
+    widths = self.config.data.get('widths', ())
+    is_fused = self.config.model.name == 'linear' and len(widths) > 1
 
-    def rows(outputs, batch):
+    def rows(outputs, batch, stats, logits_of):
+      label = batch['label']
+      more = {}
+      if is_fused:
+        values = linear.contributions(logits_of, batch['image'], stats, widths)
+        more['contributions'] = jnp.take_along_axis(values, label[:, None, None], 2)[..., 0]
       logs = jax.tree.map(jnp.log, self.objective.scores(outputs))
       words = {factor.name: logs[factor.name] for factor in self.objective.head.factors}
       logits = self.objective.logits(outputs)
-      return words | {'logits': logits, 'label': batch['label'], 'weight': batch['weight']}
+      return words | more | {'logits': logits, 'label': label, 'weight': batch['weight']}
 
     return self._summed(rows)
 
@@ -57,7 +66,8 @@ class EvalStep(step_context.StepContext):
     """Sums of metrics over the global batch, and rows of all of it, jitted.
 
     Args:
-      rows_of: (outputs, batch) -> rows of a part of a batch, or None.
+      rows_of: (outputs, batch, stats, images -> logits) -> rows of a part of a batch,
+        or None.
 
     Returns:
       (params, stats, batch) -> sums, or (sums, rows) if there are rows.
@@ -68,7 +78,11 @@ class EvalStep(step_context.StepContext):
       outputs = self._outputs(params, stats, batch)
       values = self.objective.metrics(outputs, batch['label'])
       sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
-      return sums, rows_of(outputs, batch)
+
+      def logits_of(images):
+        return self.objective.logits(self._outputs(params, stats, {'image': images}))
+
+      return sums, rows_of(outputs, batch, stats, logits_of)
 
     def whole(*shards):
       sums, rows = zip(*shards, strict=True)

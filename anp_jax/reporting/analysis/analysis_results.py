@@ -199,6 +199,22 @@ class Results:
       for part, (_, _, ids) in zip(words, self.vocabulary.factors)
     )
 
+  @functools.cached_property
+  def contributions(self) -> dict[str, np.ndarray]:
+    """(classes,) float by file of features: its mean contribution to a class's logit.
+
+    Two files of pairs are those of adjective and noun. See `models.linear`.
+    """
+    if 'contributions' not in self.saved:
+      return {}
+    values = self.saved['contributions'][self.readable].T
+    names = [name for name, *_ in self.vocabulary.factors]
+    if len(values) != len(names):
+      names = [f'file_{i}' for i in range(1, len(values) + 1)]
+    first = self.parts[0]
+    sums = (np.bincount(first.labels, v, len(first.names)) for v in values)
+    return {name: _ratio(total, first.counts) for name, total in zip(names, sums)}
+
   def scores(self) -> dict:
     """Returns further scores of an evaluation, name to number."""
     first, *words = self.parts
@@ -273,7 +289,8 @@ class Results:
     top5 = _ratio(np.bincount(part.labels[is_in_top5], minlength=len(part.names)), part.counts)
     factors = {name: [words[i] for i in ids] for name, words, ids in self.vocabulary.factors}
     more = {} if self.training is None else {'training_images': self.training.tolist()}
-    return _table(part, factors | more, {'top5': top5})
+    parts = {f'{name}_contribution': v for name, v in self.contributions.items()}
+    return _table(part, factors | more, {'top5': top5, **parts})
 
   def words(self) -> dict[str, list[dict]]:
     """Returns a row per adjective and per noun, by the plural of its kind."""
