@@ -23,6 +23,7 @@ SOURCES = (
   'synthetic',
 )
 
+WORDS = ('adjectives', 'nouns')  # of pairs
 _STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
 KEYS = {
   'source': text(
@@ -49,14 +50,10 @@ KEYS = {
   # The classes themselves are compared when a run is resumed.
   'pairs': text(
     'auto',
-    'whether classes are adjective_noun pairs; auto: if parts recur',
-    ('auto', 'yes', 'no'),
+    'whether classes are adjective_noun pairs; auto: if parts recur; adjectives, nouns: '
+    'yes, and examples are classified by that word alone',
+    ('auto', 'yes', 'no', *WORDS),
     resumable=True,
-  ),
-  'classes': text(
-    'names',
-    'what an example is classified by: its whole name, or the adjective or noun of its pair',
-    ('names', 'adjectives', 'nouns'),
   ),
   'widths': value(
     (),

@@ -14,7 +14,6 @@ from anp_jax import config as config_lib
 
 _FACTORS = ('adjectives', 'nouns')
 _GIVEN = 'adjectives or nouns are given'
-_ASKED = 'config.data.pairs=yes'
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -101,7 +100,7 @@ class Vocabulary:
     return f' of {adjectives} and {counted(len(self.nouns), "noun")}'
 
   def with_pairs(self, pairs: str) -> 'Vocabulary':
-    """The same names as config.data.pairs says: auto, yes or no.
+    """The same names as config.data.pairs says: only auto and no allow plain ones.
 
     Raises:
       ConfigError: if all are to be pairs and one has no such form.
@@ -110,7 +109,7 @@ class Vocabulary:
       return Vocabulary(self.names, (), ())
     if pairs == 'auto' or self.is_anp:
       return self
-    _refuse_plain(self.names, 'class ', 0, _ASKED)
+    _refuse_plain(self.names, 'class ', 0, f'config.data.pairs={pairs}')
     return Vocabulary(self.names, *(tuple(sorted(set(w))) for w in _words(self.names, True)))
 
   def check_pairs(self, flag: str) -> None:
@@ -199,7 +198,7 @@ def from_lists(anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'a
     anps: path of the class names.
     adjectives: path of the adjectives in order; '': those of the pairs, sorted.
     nouns: likewise.
-    pairs: yes, no: whether the classes are; auto: as above.
+    pairs: config.data.pairs; auto: as above.
 
   Raises:
     ConfigError: if a file cannot be read or is empty; with FILE:LINE, if a line
@@ -209,10 +208,10 @@ def from_lists(anps: str, adjectives: str = '', nouns: str = '', pairs: str = 'a
   names = _read_names(anps)
   if adjectives or nouns:
     _refuse_plain(names, f'{anps}:', 1, _GIVEN)
-  elif pairs == 'yes':
-    _refuse_plain(names, f'{anps}:', 1, _ASKED)
   elif pairs == 'auto':
     _refuse_mixed(names, f'{anps}:', 1)
+  elif pairs != 'no':
+    _refuse_plain(names, f'{anps}:', 1, f'config.data.pairs={pairs}')
   orders: list[tuple[str, ...] | None] = []
   for factor, path in zip(_FACTORS, (adjectives, nouns)):
     order = _read_names(path) if path else None

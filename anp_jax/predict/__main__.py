@@ -168,17 +168,9 @@ def _parser():
 
 def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
-  import numpy as np
-
   from anp_jax.checkpoint.weights import pretrained
-  from anp_jax.data.input import decode_pillow
   from anp_jax.data.sources import skipped_files
-  from anp_jax.predict import (
-    file_batches,
-    network as network_lib,
-    predict_rows as rows_lib,
-    sheet as sheet_lib,
-  )
+  from anp_jax.predict import network as network_lib, predict_rows as rows_lib, sheet as sheet_lib
   from anp_jax.system import compile_cache
 
   trained, notes = pretrained.find(flags.checkpoint, flags.which, flags.labels)
@@ -194,20 +186,9 @@ def _run(flags, progress):
   top = min(flags.top, len(trained.vocabulary))
   network = network_lib.Network(trained, top, flags.batch_size, keeps_features=bool(flags.features))
   left_out = skipped_files.SkippedFiles()
-  if widths:
-    batches = file_batches.of_features(flags.paths, network.batch_size, sum(widths))
-  else:
-    if '-' not in flags.paths:
-      progress.count_total(file_batches.find(flags.paths))
-    batches = file_batches.batches(
-      file_batches.find(flags.paths, sys.stdin.buffer, left_out),
-      decode_pillow.eval_decoder(trained.config, flags.upright),
-      network.batch_size,
-      trained.config.data.image_size,
-      flags.threads or cores.count(),
-    )
+  batches = _batches(flags, trained, network, progress, left_out)
   pictures = []  # of the sheet: image, file and bars
-  names_of_features, arrays = [], []
+  feature_files, arrays = [], []
   with contextlib.ExitStack() as stack:
     stream = sys.stdout.buffer
     if flags.output:
@@ -224,18 +205,43 @@ def _run(flags, progress):
         images = (image.copy() for image in batch.images)
         pictures += itertools.islice(zip(images, batch.files, bars), room)
       if flags.features and names:
-        names_of_features += batch.files
+        feature_files += batch.files
         arrays.append(names.arrays)
       progress.add_batch(len(batch.files), batch.unreadable)
   if left_out:
     hints = skipped_files.heif_hints()
     progress.line.log(f'left out: {left_out.text(hints)}')
   if arrays:
-    joined = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
-    np.savez(flags.features, names=names_of_features, **joined)
+    _write_features(flags.features, feature_files, arrays)
   if pictures:
     title = _title(trained, progress, len(pictures))
     sheet_lib.write(flags.sheet, *zip(*pictures), title)
+
+
+def _batches(flags, trained, network, progress, left_out):
+  """The batches of all paths: of image files, or of features."""
+  from anp_jax.data.input import decode_pillow
+  from anp_jax.predict import file_batches
+
+  if widths := trained.config.data.get('widths', ()):
+    return file_batches.of_features(flags.paths, network.batch_size, sum(widths))
+  if '-' not in flags.paths:
+    progress.count_total(file_batches.find(flags.paths))
+  return file_batches.batches(
+    file_batches.find(flags.paths, sys.stdin.buffer, left_out),
+    decode_pillow.eval_decoder(trained.config, flags.upright),
+    network.batch_size,
+    trained.config.data.image_size,
+    flags.threads or cores.count(),
+  )
+
+
+def _write_features(path, names, arrays):
+  """Writes a file that `data.sources.features` reads."""
+  import numpy as np
+
+  joined = {name: np.concatenate([batch[name] for batch in arrays]) for name in arrays[0]}
+  np.savez(path, names=names, **joined)
 
 
 def _finished(network, batch, started):

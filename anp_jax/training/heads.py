@@ -126,7 +126,7 @@ class Bilinear(Joint):
     return adjective[:, 0] + noun[:, 0] + (adjective * noun)[:, 1:].sum(1)
 
   def scores(self, outputs: jax.Array) -> dict:
-    """As those of `Joint`, of these logits."""
+    """A softmax over the classes, and its sums by word."""
     return super().scores(self.logits(outputs))
 
   def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:

@@ -264,8 +264,9 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
 def test_help_of_a_key_is_what_its_declaration_says():
   assert help.text('init') == (
     "config.init.from = ''\n"
-    '      initial weights: a .safetensors, .pth or .caffemodel file, package:NAME,\n'
-    "      or a run's workdir or checkpoint; '': random; see docs/use.md"
+    '      initial weights: a .safetensors, .pth or .caffemodel file, package:NAME, a\n'
+    "      run's workdir or checkpoint, or text:FILE, features of the classes' names;\n"
+    "      '': random; see docs/use.md"
   )
   assert help.text('config.data.mixup') == (
     'config.data.mixup = 0.0  mixup alpha; 0: none (0 or more)'

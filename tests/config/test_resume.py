@@ -103,6 +103,8 @@ def _configs():
     {'model.name': 'convnext_tiny'},
     {'model.name': 'efficientnet_b0'},
     {'model.head': 'multitask'},
+    {'model.head': 'bilinear'},
+    {'data.source': 'features:x.npz'},
     {'data.source': 'folder'},
     {'data.source': 'synthetic'},
     {'data.augment': 'scale'},

@@ -18,7 +18,8 @@ NOUNS = ('sea', 'sun', 'cat', 'dog')
 ADJECTIVE_IDS = np.array([0, 0, 3, 3, 2, 2])
 NOUN_IDS = np.array([2, 3, 2, 0, 0, 3])
 WEIGHTS = (1.0, 0.5, 0.25)
-OUTPUTS = {'joint': 6, 'multitask': 14, 'factored': 8}
+RANK = 2
+OUTPUTS = {'joint': 6, 'multitask': 14, 'factored': 8, 'bilinear': 24}
 BATCH = 16
 
 pytestmark = pytest.mark.usefixtures('x64')
@@ -28,6 +29,7 @@ def _objective(head, names=PAIRS):
   config = config_lib.base()
   config.model.head = head
   config.model.head_weights = WEIGHTS
+  config.model.head_rank = RANK
   words = (ADJECTIVES, NOUNS) if names == PAIRS else (None, None)
   vocabulary = vocabulary_lib.Vocabulary(names, *words)
   return objective_lib.create(vocabulary, config)
@@ -52,6 +54,14 @@ def _sums(values, ids, count):
 
 def _read(head, outputs):
   """Class logits and probabilities, by hand."""
+  if head == 'bilinear':
+    # Adjectives and nouns of the sum, then of each product.
+    sums, *products = np.split(outputs, 1 + RANK, 1)
+    logits = [
+      sums[:, a] + sums[:, 4 + n] + sum(x[:, a] * x[:, 4 + n] for x in products)
+      for a, n in zip(ADJECTIVE_IDS, NOUN_IDS)
+    ]
+    return np.stack(logits, 1), _read('joint', np.stack(logits, 1))[1]
   if head == 'joint':
     anp = special.softmax(outputs, 1)
     return outputs, {
@@ -71,8 +81,8 @@ def _read(head, outputs):
 
 
 def _loss(head, outputs, targets):
-  if head == 'joint':
-    return -(targets * special.log_softmax(outputs, 1)).sum(1)
+  if head in ('joint', 'bilinear'):
+    return -(targets * special.log_softmax(_read(head, outputs)[0], 1)).sum(1)
   words = outputs[:, -8:]
   adjective = _sums(targets, ADJECTIVE_IDS, 4)
   adjective = -(adjective * special.log_softmax(words[:, :4], 1)).sum(1)
@@ -113,7 +123,8 @@ def test_metrics_are_of_what_is_read(head):
   got = objective.metrics(jnp.asarray(outputs), jnp.asarray(labels))
   assert tuple(got) == objective.metric_names == tuple(want)
   for name, value in want.items():
-    np.testing.assert_allclose(got[name], value, rtol=1e-13, err_msg=name)
+    # A loss near 0 is a difference of logits of order 10.
+    np.testing.assert_allclose(got[name], value, rtol=1e-13, atol=1e-14, err_msg=name)
   assert 0 < want['noun_top1'].mean() < 1
   some = objective.train_metrics(jnp.asarray(outputs), jnp.asarray(labels))
   assert ('loss', *some) == objective.train_names
@@ -171,7 +182,7 @@ def test_contributions_are_logarithms_of_the_words(head):
 
 
 def test_heads_of_pairs_need_pairs():
-  for head in ('multitask', 'factored'):
+  for head in ('multitask', 'factored', 'bilinear'):
     with pytest.raises(config_lib.ConfigError) as e:
       _objective(head, ('ant', 'bee'))
     assert str(e.value) == (

@@ -9,7 +9,7 @@ import types
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import trust, urls
+from anp_jax.config import data_keys, trust, urls
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import (
   arrays,
@@ -55,8 +55,8 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
   source.vocabulary = source.vocabulary.with_pairs(d.pairs)
   if training:
     source = subset.wrap(source, config)
-  if d.classes != 'names':
-    source = label_mapping.of_words(source, d.classes)
+  if d.pairs in data_keys.WORDS:
+    source = label_mapping.of_words(source, d.pairs)
   return cache.wrap(source, config)
 
 

@@ -46,11 +46,9 @@ class Features(source_lib.Source):
     names, arrays = read_all(text, split)
     self._names, self._vectors = names, np.concatenate(arrays, 1)[:, None, None]
     classes = _classes(text, names)
-    if split != other_split and os.path.exists(_paths(text, other_split)[0][0]):
-      others = _classes(text, read_all(text, other_split)[0])
-    else:
-      others = []
-    self.vocabulary = vocabulary.Vocabulary(tuple(sorted({*classes, *others})))
+    path, array = _paths(text, other_split)[0]
+    other_classes = _classes(text, read(path, array)[0]) if os.path.exists(path) else []
+    self.vocabulary = vocabulary.Vocabulary(tuple(sorted({*classes, *other_classes})))
     ids = {name: i for i, name in enumerate(self.vocabulary.names)}
     self._labels = np.array([ids[name] for name in classes], np.int32)
 

@@ -37,12 +37,8 @@ def of_words(source: source_lib.Source, words: str) -> source_lib.Source:
 
   Args:
     source: examples of pairs.
-    words: config.data.classes, 'adjectives' or 'nouns'.
-
-  Raises:
-    ConfigError: if the classes are plain.
+    words: 'adjectives' or 'nouns'.
   """
-  source.vocabulary.check_pairs(f'config.data.classes={words!r}')
   names, ids = next((n, ids) for f, n, ids in source.vocabulary.factors if words == f'{f}s')
   return _MappedLabels(source, vocabulary_lib.Vocabulary(names, (), ()), ids)
 
