@@ -37,7 +37,7 @@ class Linear(nn.Module):
   def __call__(self, images, train: bool):
     """(batch, ...) to logits (batch, classes)."""
     _, norm = layers.makers(self)
-    x = norm(name='norm')(images.reshape(len(images), -1), train)
+    x = norm(name='norm')(images.reshape(images.shape[0], -1), train)
     return layers.head(self, nn.initializers.normal(0.01))(x)
 
 

@@ -120,7 +120,7 @@ class Bilinear(Joint):
 
   def logits(self, outputs: jax.Array) -> jax.Array:
     """The sums of two outputs and of products."""
-    words = outputs.reshape(len(outputs), 1 + self.rank, -1)
+    words = outputs.reshape(outputs.shape[0], 1 + self.rank, -1)
     parts = jnp.split(words, [self.factors[0].count], axis=-1)
     adjective, noun = (factor.by_class(x) for factor, x in zip(self.factors, parts))
     return adjective[:, 0] + noun[:, 0] + (adjective * noun)[:, 1:].sum(1)

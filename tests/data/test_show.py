@@ -202,8 +202,8 @@ def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
   [
     (['--stats'], ['--config=FILE', 'missing', 'configs/']),
     ([showing.CONFIG + 'y'], ["'tinyy'", "did you mean 'tiny'"]),
-    ([showing.CONFIG], ['synthetic', 'made on the device']),
-    ([showing.CONFIG, '--stats'], ['synthetic', 'made on the device']),
+    ([showing.CONFIG], ['synthetic', 'holds no images']),
+    ([showing.CONFIG, '--stats'], ['synthetic', 'holds no images']),
     ([showing.CONFIG, '--count=0'], ['--count=0', '1 to 1000']),
     ([showing.CONFIG, '--count=1001'], ['--count=1001', '1 to 1000']),
     ([showing.CONFIG, '--step=-1'], ['--step=-1', '0 or more']),

@@ -118,6 +118,8 @@ def labels(vocabulary: vocabulary_lib.Vocabulary) -> dict:
 def preprocessing(config: ml_collections.ConfigDict) -> dict:
   """Returns what a run's evaluation does to an image before the program, and in it."""
   d = config.data
+  if widths := d.get('widths', ()):
+    return {'input': f'(batch, 1, 1, {sum(widths)}) float32', 'features': list(widths)}
   shrunk = decode_pillow.is_shrunk(config)
   decode = d.decode
   if decode not in augment.RESAMPLED and (shrunk or d.source in decode_pillow.ARRAYS):

@@ -153,11 +153,11 @@ def _parser():
 
 def _open(config):
   """The sources of training and of evaluation."""
-  if config.data.source == 'synthetic':
-    raise config_lib.ConfigError(
-      'config.data.source=synthetic has nothing to show: its images are made on the device'
-    )
   splits = [sources.open_source(config, training) for training in (True, False)]
+  if splits[0].kind not in ('encoded', 'pixels'):
+    raise config_lib.ConfigError(
+      f'config.data.source={config.data.source} has nothing to show: it holds no images'
+    )
   names = [source.vocabulary.names for source in splits]
   if names[0] != names[1]:
     raise config_lib.ConfigError(

@@ -5,6 +5,7 @@ import dataclasses
 import ml_collections
 
 from anp_jax import config as config_lib
+from anp_jax.checkpoint import run_dir
 
 _KEY = 'config.strategy.models'
 # Groups and keys that may differ: all that describe neither the run nor its shards.
@@ -55,9 +56,9 @@ def create(config: ml_collections.ConfigDict, devices: int) -> list[Candidate]:
       model_config = config_lib.resolved(config, _overrides(text))
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f'{_KEY}[{index}]={text!r}: {e}') from None
-    size = model_config.batch_size or model_config.batch_size_per_device * devices
     # Another list must not make a candidate's checkpoints another model's.
-    model_config = config_lib.replaced(model_config, {'strategy.models': (), 'batch_size': size})
+    model_config = config_lib.replaced(model_config, {'strategy.models': ()})
+    model_config = run_dir.with_sizes(model_config, '', devices)
     candidates.append(Candidate(index, text.strip(), model_config, config.seed))
   return candidates
 

@@ -17,6 +17,7 @@ from anp_jax import config as config_lib, models
 from anp_jax.config import emulation_keys
 from anp_jax.costs import work
 from anp_jax.data import sources
+from anp_jax.data.sources import features
 from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.channel_split import convolutions
@@ -90,6 +91,10 @@ def _data(config, examples, classes) -> tuple[int, int]:
     examples, classes = examples or _EMBEDDED[0], classes or _EMBEDDED[1]
   if examples and classes:
     return examples, classes
+  if config.data.source.startswith(features.PREFIX):
+    raise config_lib.ConfigError(
+      f'config.data.source={config.data.source!r}: plans are of networks that read images'
+    )
   try:
     source = sources.open_source(config, training=True)
   except (config_lib.ConfigError, OSError) as e:
