@@ -52,15 +52,20 @@ def examples(
     that cannot be read has weight 0.
   """
   totals: dict = {}
-  batch_rows = []
+  arrays: dict = {}
+  start = 0
   for sums, rows in _late(examples_step, state, batches):
     _add(totals, sums)
-    if jax.process_index() == 0:
-      batch_rows.append(jax.device_get(rows))
-  names = batch_rows[0] if batch_rows else ()
-  return _means(totals), {
-    name: np.concatenate([rows[name] for rows in batch_rows])[:count] for name in names
-  }
+    if jax.process_index():
+      continue
+    rows = jax.device_get(rows)
+    arrays = arrays or {
+      name: np.empty((count, *values.shape[1:]), values.dtype) for name, values in rows.items()
+    }
+    for name, values in rows.items():
+      arrays[name][start : start + len(values)] = values[: count - start]
+    start += len(rows['label'])
+  return _means(totals), arrays
 
 
 def check_damage(config: ConfigDict, source: sources.Source, scores: dict[str, float]) -> None:

@@ -11,6 +11,7 @@ from anp_jax.reporting.analysis import pair_metrics
 
 BINS = 15  # of the calibration, as in Guo et al.
 TOP = 5
+_CHUNK = 2**22  # scores that are ranked at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,21 +153,15 @@ class Results:
       adjective_probability and noun_probability.
     """
     saved, logits, label = self.saved, self.saved['logits'], self.saved['label']
-    logs, target = pair_metrics.log_softmax(logits), logits[np.arange(len(label)), label][:, None]
-    # Ranked by logits: probabilities far below the best are all 0.
-    classes = np.argsort(-logits, 1, 'stable')[:, :TOP]
-    lower = np.arange(logits.shape[1]) < label[:, None]
-    before = ((logits > target) | ((logits == target) & lower)).sum(1)
-    # A rank that is not known (a score is not a number) is the last one.
-    rank = np.where(np.isfinite(logits).all(1), 1 + before, logits.shape[1])
-    rows = {
-      'label': label,
-      'weight': saved['weight'],
-      'classes': classes,
-      'probabilities': np.exp(np.take_along_axis(logs, classes, 1)),
-      'rank': rank,
-      'log_probabilities': logs,
-    }
+    size = max(1, _CHUNK // logits.shape[1])
+    starts = range(0, len(logits), size)
+    logs = np.empty_like(logits)
+    chunks = [
+      _ranked(logits[i : i + size], label[i : i + size], logs[i : i + size]) for i in starts
+    ]
+    ranked = (np.concatenate(values) for values in zip(*chunks))
+    rows = {'label': label, 'weight': saved['weight'], 'log_probabilities': logs}
+    rows |= dict(zip(('classes', 'probabilities', 'rank'), ranked))
     for name, *_ in self.vocabulary.factors:
       rows[name] = saved[name].argmax(1)
       rows[f'{name}_probability'] = np.exp(saved[name].max(1))
@@ -177,17 +172,21 @@ class Results:
     """(n,) int64: indices of the examples that could be read."""
     return np.flatnonzero(self.saved['weight'] > 0)
 
+  def _of_readable(self, values):
+    """Rows of the examples that could be read; no copy where all could."""
+    return values if len(self.readable) == len(values) else values[self.readable]
+
   @functools.cached_property
   def parts(self) -> tuple[Part, ...]:
     """The class, and where classes are pairs the adjective and the noun."""
-    rows = {name: values[self.readable] for name, values in self.rows.items()}
+    rows = {name: self._of_readable(values) for name, values in self.rows.items()}
     labels, predicted, logs = rows['label'], rows['classes'][:, 0], rows['log_probabilities']
     confidence = rows['probabilities'][:, 0]
     names = self.vocabulary.names
     parts = [Part('class', 'classes', names, labels, predicted, confidence, logs)]
     for name, words, ids in self.vocabulary.factors:
       answers = ids[labels], rows[name], rows[f'{name}_probability']
-      parts.append(Part(name, f'{name}s', words, *answers, self.saved[name][self.readable]))
+      parts.append(Part(name, f'{name}s', words, *answers, self._of_readable(self.saved[name])))
     return tuple(parts)
 
   @functools.cached_property
@@ -207,7 +206,7 @@ class Results:
     """
     if 'contributions' not in self.saved:
       return {}
-    values = self.saved['contributions'][self.readable].T
+    values = self._of_readable(self.saved['contributions']).T
     names = [name for name, *_ in self.vocabulary.factors]
     if len(values) != len(names):
       names = [f'file_{i}' for i in range(1, len(values) + 1)]
@@ -245,7 +244,7 @@ class Results:
       'seen_top1': mean(first.hits[~image]),
       'unseen_top1': mean(first.hits[image]),
     }
-    logits = self.saved['logits'][self.readable]
+    logits = self._of_readable(self.saved['logits'])
     curve = pair_metrics.bias_sweep((logits,), first.labels, *columns)
     scores |= pair_metrics.sweep_scores(*curve)
     if not self.scores_all_combinations:
@@ -270,7 +269,7 @@ class Results:
 
   def _lexicon_scores(self):
     """Agreement of the predictions with the lexicons, of the images whose pair they have."""
-    scores, logits = {}, self.saved['logits'][self.readable]
+    scores, logits = {}, self._of_readable(self.saved['logits'])
     for lexicon, table in self.lexicon.items():
       true, mean_value, best = pair_metrics.expected(logits, self.parts[0].labels, table)
       scores[f'{lexicon}_images'] = len(true)
@@ -300,6 +299,19 @@ class Results:
       more = {'pairs': np.bincount(ids, minlength=len(part.names)).tolist()}
       tables[part.plural] = _table(part, more, {'top1_of_pair': of_pair.recalls})
     return tables
+
+
+def _ranked(logits, label, logs):
+  """Best classes, their probabilities and rank of the label; fills `logs`."""
+  logs[:] = pair_metrics.log_softmax(logits)
+  target = logits[np.arange(len(label)), label][:, None]
+  # Ranked by logits: probabilities far below the best are all 0.
+  classes = np.argsort(-logits, 1, 'stable')[:, :TOP].copy()  # not a view of all
+  lower = np.arange(logits.shape[1]) < label[:, None]
+  before = ((logits > target) | ((logits == target) & lower)).sum(1)
+  # A rank that is not known (a score is not a number) is the last one.
+  rank = np.where(np.isfinite(logits).all(1), 1 + before, logits.shape[1])
+  return classes, np.exp(np.take_along_axis(logs, classes, 1)), rank
 
 
 def _table(part, first_columns, shares):
