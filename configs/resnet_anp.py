@@ -28,12 +28,9 @@ ids; they are looked for in the current folder, else name them:
 Torres et al. began with ImageNet's weights: --config.init.from=FILE, together
 with that file's own model.version, data.mean and data.std.
 
-Reference accuracy of anp553 (117 adjectives, 167 nouns; 307,185 photographs to
-train on, 77,073 to test with; Fernandez et al., MUSA2 2017): ResNet-50 top-1
-23.4 %, top-5 48.2 %; a network of adjectives alone 27.7 / 57.0 %, of nouns
-alone 41.5 / 69.2 %. Of anp1200 (350 adjectives, 617 nouns; 943,017 photographs
-to train on, 236,347 to validate; Torres et al., CCGrid 2017) none is known to
-us. Neither recipe has been run on its photographs here.
+Published accuracies, and how to train for each of their rows:
+python -m anp_jax.tools.study papers anp553. Neither recipe has been run on its
+photographs here.
 """
 
 from anp_jax import config as config_lib

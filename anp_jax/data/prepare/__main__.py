@@ -4,7 +4,9 @@ python -m anp_jax.data.prepare --from=photos --name=photos
 python -m anp_jax.data.prepare --from=photos --name=photos
     --train_split=train.txt --eval_split=test.txt --lists=anps.txt
 python -m anp_jax.data.prepare --from='tar:{split}-*.tar' --name=photos
+python -m anp_jax.data.prepare --from=urls.tsv --path=photos --name=photos
 
+The last fetches photographs: a line of urls.tsv is CLASS, a TAB and a URL.
 To train on the set: --config.data.source=tfds:anp_folder/NAME. After an
 interruption, run the same command to resume. One host does all the work, in
 --workers processes.
@@ -21,12 +23,12 @@ import sys
 
 from anp_jax import config as config_lib
 from anp_jax.config import argument_parser, exits, outputs
-from anp_jax.data.prepare import actions as actions_lib, folder, worker_pool
+from anp_jax.data.prepare import actions as actions_lib, fetch, folder, worker_pool
 from anp_jax.data.sources import listings
 from anp_jax.system import cores
 
 _FROM = """folder of class folders, with or without split folders; or list:FILE, tar:PATTERN,
-hf:PATH, see docs/data.md"""
+hf:PATH, see docs/data.md; or URLS.tsv, whose photographs are fetched to --path"""
 _OVERWRITE = 'replace a set of that name that was made from something else, or before files changed'
 # Flags by name: default, metavar and help.
 _FLAGS = {
@@ -52,6 +54,8 @@ def main(argv: list[str]) -> int:
   """Returns the process's exit status: 0, 2 (bad input or a failing policy), 130 (Ctrl-C)."""
   flags = _parse(argv[1:])
   interrupts.set_line(_INTERRUPTED)
+  if flags.urls:
+    print('\n'.join(fetch.fetch(flags.urls, flags.source)), flush=True)
   print('\n'.join(folder.prepare(flags)))
   return 0
 
@@ -59,9 +63,14 @@ def main(argv: list[str]) -> int:
 def _parse(arguments):
   flags = _parser().parse(arguments)
   _check(flags)
+  flags.urls = ''
   if listings.kind(flags.source) == 'folder':
-    if flags.path:
-      raise config_lib.ConfigError('--path is for --from=list:, tar: or hf:')
+    if flags.source.endswith(fetch.SUFFIX):
+      flags.urls = flags.source
+      flags.source = flags.path or flags.source.removesuffix(fetch.SUFFIX)
+      outputs.check_folder('--path', flags.source)
+    elif flags.path:
+      raise config_lib.ConfigError('--path is for --from=list:, tar:, hf: or FILE.tsv')
     flags.path = flags.source  # a tree is named by its path alone
   config = config_lib.base()
   config.data.dir = flags.data_dir

@@ -2,16 +2,20 @@
 
 import json
 import os
+import pathlib
 import re
 import shlex
+import subprocess
 
 import pytest
 
 from anp_jax.config import command_line
+from anp_jax.data.sources import listings
 from anp_jax.runtimes.model_ring import model_ring_cost
 from anp_jax.tools.plan import workload
 from anp_jax.tools.study import __main__ as study_main
 from anp_jax.tools.study.papers import lab as lab_lib, published, results
+from tests import builders
 
 _PRINTS = 'import pathlib, sys; pathlib.Path(sys.argv[1]).open("a").write("x")'
 
@@ -214,3 +218,62 @@ def test_all_papers_are_on_one_page(tmp_path, capsys, priors_only, monkeypatch):
   assert len(speed_ups) >= 8
   for size, planned in speed_ups:
     assert 0 < float(planned) <= int(size)
+
+
+def test_scores_of_the_runs_that_somebody_trained_stand_next_to_the_papers(tmp_path, capsys):
+  folders = [tmp_path / 'runs' / 'pairs' / 'evaluation' / f'{step}-validation' for step in (8, 9)]
+  for folder, top1 in zip(folders, (0.1, 0.117)):  # the later one counts
+    folder.mkdir(parents=True)
+    scores = {'examples': 1200, 'anp_top1': top1, 'anp_top5': None}  # it was not finite
+    text = json.dumps({'scores': scores, 'data': 'photos: validation'})
+    (folder / 'scores.json').write_text(text)
+  os.utime(folders[0] / 'scores.json', (1, 1))
+  text, ratios = _page(tmp_path, capsys, 'anp553')
+  rows = [line.split(' | ') for line in text.splitlines() if line.startswith('| ')][2:]
+  assert rows[0][1:4] == ['23.4% (p)', '11.7%', '-']
+  assert rows[0][4:] == ['0.50 (measured)', 'not known; 1,200 images of photos: validation |']
+  assert ratios == {'anp553': {'ResNet-50, 553 pairs: top-1': 0.5}}
+  # Every other row has the published figure alone, and says why.
+  assert len(rows) == 10 and all(row[2].startswith('not run, because ') for row in rows[1:])
+  assert [row[1] for row in rows[6:8]] == ['20.7% (p)', '43.3% (p)']
+  assert rows[9][1] == 'only synchronous (p)'  # stands in the file of the cluster paper
+  assert not (tmp_path / 'measured').exists()  # no training was begun
+
+
+def test_commands_of_adjectives_and_nouns_see_the_images_of_the_pairs(tmp_path, monkeypatch):
+  commands = published.read('anp553').commands
+  names = ['happy_dog', 'sad_dog', 'happy_cat']
+  tree = [f'{name}/{i}_{i:x}.jpg' for name in names for i in range(30)]
+  builders.write_tree(tmp_path / 'photos', dict.fromkeys(tree, b''))
+  builders.write_tree(
+    tmp_path,
+    {
+      'mtvso553_anplabels.txt': '\n'.join(names).encode(),
+      'mtvso553_adjlabels.txt': b'sad\nhappy\n',
+      'mtvso553_nounlabels.txt': b'cat\ndog\n',
+    },
+  )
+  recipe = pathlib.Path('configs/resnet_anp.py').resolve()
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('ANP553', str(tmp_path / 'photos'))
+
+  def labels(command, split):
+    """The label of each image that a command trains or evaluates on."""
+    typed = os.path.expandvars(command.replace('configs/resnet_anp.py', str(recipe)))
+    overrides, (_, _, spec, workdir) = command_line.split_overrides(shlex.split(typed))
+    assert workdir == '--workdir={folder}'
+    data = command_line.load(spec.removeprefix('--config='), overrides).data
+    other = {'train': 'validation', 'validation': 'train'}[split]
+    listing = listings.find(data, split, other, str(tmp_path))
+    return dict(zip(listing.files, listing.labels.tolist()))
+
+  for word in ('adjectives', 'nouns'):
+    subprocess.run(['bash', '-c', commands[f'list-of-{word}']], check=True)
+  for split in ('train', 'validation'):
+    pairs = labels(commands['pairs'], split)
+    assert 0 < len(pairs) < 90
+    # Ids are line numbers of the lists.
+    adjectives = {file: int(file.startswith('happy')) for file in pairs}
+    nouns = {file: int('dog' in file) for file in pairs}
+    assert labels(commands['adjectives'], split) == adjectives
+    assert labels(commands['nouns'], split) == nouns

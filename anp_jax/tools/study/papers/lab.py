@@ -2,7 +2,8 @@
 
 A measurement is a command of this repository whose last line of output is JSON,
 or which writes a file of cells. It is run once: its result is kept in the study's
-workdir, where the same study finds it.
+workdir, where the same study finds it. A training of days is never begun: its
+command is for people, and its scores are read from the run that they trained.
 """
 
 import contextlib
@@ -18,6 +19,9 @@ from typing import NamedTuple
 
 import jax
 
+from anp_jax.reporting import run_page
+from anp_jax.reporting.analysis import analysis_page
+from anp_jax.reporting.run_page import html
 from anp_jax.runtimes.offload import device
 from anp_jax.system import files
 from anp_jax.tools.plan import __main__ as planner
@@ -26,14 +30,16 @@ _MEASURED = 'measured'
 _RUNS = 'runs'
 _CELLS = 'cells.csv'
 _PLANNER = ['python', '-m', 'anp_jax.tools.plan']
+_TRAIN = ['python', 'main.py']
 
 
 class Result(NamedTuple):
   """The result of a command.
 
   Attributes:
-    values: nested dicts and lists; {'cells': rows} of a study of strategies.
-    hardware: hardware of the measurement; '' for a prediction.
+    values: nested dicts and lists; {'cells': rows} of a study of strategies, scores
+      of a run.
+    hardware: hardware of the measurement, and a run's data; '' for a prediction.
   """
 
   values: dict
@@ -76,9 +82,20 @@ class Lab:
       is_planned = arguments[: len(_PLANNER)] == _PLANNER and '--measure' not in arguments
       if is_planned:
         self._results[typed] = Result(_plan(arguments[len(_PLANNER) :]), '')
+      elif arguments[: len(_TRAIN)] == _TRAIN:
+        self._results[typed] = self._trained(name)
       else:
         self._results[typed] = self._kept(name, typed) or self._measure(name, arguments)
     return self._results[typed]
+
+  def _trained(self, name) -> Result | None:
+    """The scores of a run's last evaluation, if somebody has trained it."""
+    workdir = os.path.join(self._folder, _RUNS, name)
+    evaluation = analysis_page.load(html.newest_evaluation(workdir))
+    if not evaluation:
+      return None
+    scores, devices = evaluation['scores'], run_page.facts(workdir).get('devices', 'not known')
+    return Result(scores, f'{devices}; {scores["examples"]:,.0f} images of {evaluation["data"]}')
 
   def _kept(self, name, typed):
     record = files.read_json(self._path(f'{name}.json'))

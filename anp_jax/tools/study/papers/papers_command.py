@@ -2,7 +2,7 @@
 
   python -m anp_jax.tools.study papers all --workdir=runs/papers
 
-NAME is anp2017, uneven2017, invariant2016, ring2015, others or all. Each paper
+NAME is anp2017, anp553, uneven2017, invariant2016, ring2015, others or all. Each paper
 is a TOML file of the folder of this command: published figures, the commands
 that measure or predict ours, and the numbers of their results. The command
 writes a page to the workdir, with redrawn figures; --page=FILE writes it

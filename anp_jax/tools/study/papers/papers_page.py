@@ -19,7 +19,8 @@ _PREAMBLE = (
   'is `anp_jax.tools.study strategies --emulate`: real processes and messages, a '
   'sleep in place of computing. `{x}` in a command stands for a size. Without '
   '`--predict_only` the commands that measure are run again where their results '
-  'are not in the workdir; otherwise the page shows what was recorded.'
+  'are not in the workdir; otherwise the page shows what was recorded. No command of '
+  '`main.py` is run: the page shows the scores of the runs that you train with it.'
 )
 _IMAGES = 'images'
 

@@ -13,7 +13,7 @@ import dataclasses
 import pathlib
 import tomllib
 
-PAPERS = ('anp2017', 'uneven2017', 'invariant2016', 'ring2015', 'others')
+PAPERS = ('anp2017', 'anp553', 'uneven2017', 'invariant2016', 'ring2015', 'others')
 _FOLDER = pathlib.Path(__file__).parent
 
 
@@ -84,7 +84,8 @@ class Comparison:
 
   Attributes:
     what: the quantity that is compared.
-    paper: published figure, in the file 'quantity' or 'quantity.size'; None: none was published.
+    paper: published figure, in the file 'quantity' or 'quantity.size', after 'NAME/'
+      if it stands in the file of another paper; None: none was published.
     measured: ours: a number, a text, or {curve, at, times, part_of}: a curve's
       number at a size, times a factor, or as a divisor of `part_of`.
     predicted: ours, written in the same way.
@@ -215,8 +216,10 @@ def read(name: str) -> Paper:
 
 
 def _fact(facts, name) -> Fact | None:
-  """The published figure of 'quantity' or 'quantity.size'; None of ''."""
-  quantity, _, size = name.partition('.')
+  """The published figure of '[PAPER/]quantity[.size]'; None of ''."""
+  paper, _, place = name.rpartition('/')
+  quantity, _, size = place.partition('.')
+  facts = read(paper).facts if paper else facts
   return facts[quantity, int(size or 0)] if name else None
 
 

@@ -59,7 +59,7 @@ class Numbers:
       measured=measured,
       predicted=predicted,
       hardware=comparison.hardware or where or based_on,
-      why_not=_LEFT_OUT if is_left_out else comparison.why_not,
+      why_not=comparison.why_not or _LEFT_OUT * is_left_out,
     )
 
   def table(self, table: published.Table) -> report_kit.Table:
