@@ -12,7 +12,7 @@ import safetensors
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import source as source_lib, splits
 from anp_jax.system import error_lines
 
 PREFIX = 'features:'
@@ -25,7 +25,8 @@ class Features(source_lib.Source):
 
   The text after `features:` is FILE[#ARRAY], or several with commas between them: then an
   example has the numbers of all, one file's after another's. {split} in a file's name
-  stands for the split. See `read` for what a file holds.
+  stands for the split; without it the images are divided as those of a tree are, by a hash
+  of CLASS/NAME. See `read` for what a file holds.
   """
 
   kind = 'vectors'
@@ -44,11 +45,19 @@ class Features(source_lib.Source):
     """
     self.name = f'{text}: {split}'
     names, arrays = read_all(text, split)
-    self._names, self._vectors = names, np.concatenate(arrays, 1)[:, None, None]
-    classes = _classes(text, names)
-    path, array = _paths(text, other_split)[0]
-    other_classes = _classes(text, read(path, array)[0]) if os.path.exists(path) else []
-    self.vocabulary = vocabulary.Vocabulary(tuple(sorted({*classes, *other_classes})))
+    vectors, classes = np.concatenate(arrays, 1), _classes(text, names)
+    all_classes = {*classes}
+    if _SPLIT not in text:
+      splits.check_half(text, split)
+      keys = [f'{label}/{os.path.basename(name)}' for label, name in zip(classes, names)]
+      chosen = [i for i, key in enumerate(keys) if splits.in_half(key, split)]
+      vectors = vectors[chosen]
+      names, classes = tuple(names[i] for i in chosen), [classes[i] for i in chosen]
+    else:
+      path, array = _paths(text, other_split)[0]
+      all_classes |= {*_classes(text, read(path, array)[0])} if os.path.exists(path) else set()
+    self._names, self._vectors = names, vectors[:, None, None]
+    self.vocabulary = vocabulary.Vocabulary(tuple(sorted(all_classes)))
     ids = {name: i for i, name in enumerate(self.vocabulary.names)}
     self._labels = np.array([ids[name] for name in classes], np.int32)
 

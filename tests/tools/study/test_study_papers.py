@@ -5,12 +5,12 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 
+import numpy as np
 import pytest
 
 from anp_jax.config import command_line
-from anp_jax.data.sources import listings
+from anp_jax.data import sources
 from anp_jax.runtimes.model_ring import model_ring_cost
 from anp_jax.tools.plan import workload
 from anp_jax.tools.study import __main__ as study_main
@@ -234,9 +234,9 @@ def test_scores_of_the_runs_that_somebody_trained_stand_next_to_the_papers(tmp_p
   assert rows[0][4:] == ['0.50 (measured)', 'not known; 1,200 images of photos: validation |']
   assert ratios == {'anp553': {'ResNet-50, 553 pairs: top-1': 0.5}}
   # Every other row has the published figure alone, and says why.
-  assert len(rows) == 10 and all(row[2].startswith('not run, because ') for row in rows[1:])
+  assert len(rows) == 11 and all(row[2].startswith('not run, because ') for row in rows[1:])
   assert [row[1] for row in rows[6:8]] == ['20.7% (p)', '43.3% (p)']
-  assert rows[9][1] == 'only synchronous (p)'  # stands in the file of the cluster paper
+  assert rows[10][1] == 'only synchronous (p)'  # stands in the file of the cluster paper
   assert not (tmp_path / 'measured').exists()  # no training was begun
 
 
@@ -262,13 +262,10 @@ def test_commands_of_adjectives_and_nouns_see_the_images_of_the_pairs(tmp_path, 
     typed = os.path.expandvars(command.replace('configs/resnet_anp.py', str(recipe)))
     overrides, (_, _, spec, workdir) = command_line.split_overrides(shlex.split(typed))
     assert workdir == '--workdir={folder}'
-    data = command_line.load(spec.removeprefix('--config='), overrides).data
-    other = {'train': 'validation', 'validation': 'train'}[split]
-    listing = listings.find(data, split, other, str(tmp_path))
-    return dict(zip(listing.files, listing.labels.tolist()))
+    config = command_line.load(spec.removeprefix('--config='), overrides)
+    source = sources.open_source(config, split == 'train')
+    return dict(zip(source.listing(), source.labels().tolist()))
 
-  for word in ('adjectives', 'nouns'):
-    subprocess.run(['bash', '-c', commands[f'list-of-{word}']], check=True)
   for split in ('train', 'validation'):
     pairs = labels(commands['pairs'], split)
     assert 0 < len(pairs) < 90
@@ -277,3 +274,9 @@ def test_commands_of_adjectives_and_nouns_see_the_images_of_the_pairs(tmp_path, 
     nouns = {file: int('dog' in file) for file in pairs}
     assert labels(commands['adjectives'], split) == adjectives
     assert labels(commands['nouns'], split) == nouns
+    # So does the fusion, whose files of features are of all images.
+    all_names = [f'photos/{name}' for name in tree]
+    for word in ('adjectives', 'nouns'):
+      np.savez(f'{word}.npz', names=all_names, logits=np.ones((90, 2)))
+    fused = labels(commands['fusion'].replace('configs/', f'{recipe.parent}/'), split)
+    assert {name.removeprefix('photos/') for name in fused} == {*pairs}
