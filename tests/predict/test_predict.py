@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 import pytest
+from scipy import special
 
 from anp_jax import train
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
+from anp_jax.data.sources import features
 from anp_jax.predict import __main__ as predict, network as network_lib, sheet
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -117,6 +119,24 @@ def test_top1_count_is_that_of_the_evaluation(run, capfd):
   # Written with five digits.
   assert -np.log(probabilities).mean() == pytest.approx(scores['loss'], rel=1e-4)
   assert err[-1].startswith('50 named in ')
+
+
+def test_features_are_what_the_classifier_reads(run, tmp_path, capfd):
+  """Written for photographs in batches; `data.sources.features` reads them."""
+  workdir, tree = run
+  path = tmp_path / 'x.npz'
+  _named(capfd, f'--checkpoint={workdir}', tree, f'--features={path}', '--batch_size=8')
+  names, values = features.read(str(path))
+  assert list(names) == sorted(str(p) for p in tree.rglob('*.jpg'))
+  trained = trained_lib.load(str(workdir))
+  head = trained.params['head']
+  _, shares = _by_hand(trained, names)
+  logits = values @ head['kernel'] + head['bias']
+  # float32 sums of eight terms.
+  np.testing.assert_allclose(special.softmax(logits, 1), shares, rtol=1e-4)
+  np.testing.assert_allclose(features.read(str(path), 'logits')[1], logits, rtol=1e-4, atol=1e-5)
+  assert _main(f'--checkpoint={workdir}', tree, f'--features={tmp_path}/x.csv') == 2
+  assert 'x.csv' in capfd.readouterr().err
 
 
 def test_words_are_sums_over_their_pairs(run, capfd):
