@@ -59,7 +59,8 @@ def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
     if refusals == _MAX_REFUSALS or (refused and now > deadline):
       raise config_lib.ConfigError(_no_secret(env)) from refused[0]
     if now > deadline:
-      raise termination.PeerLostError(_no_answer(env, timeout, errors[0])) from errors[0]
+      text = _no_answer(env, timeout, errors[0])
+      raise termination.PeerLostError(text, termination.NOBODY_CAME) from errors[0]
     # One process a host says it: the others of a hundred see the same.
     if now - last_line >= coordinator.LOG_PERIOD and env.local_index < 1:
       last_line = now
