@@ -1,6 +1,6 @@
 """The connection of a process to process 0: how it is made, and lines of JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import json
 import select
@@ -28,12 +28,13 @@ _MAX_REFUSALS = 10
 _MAX_BYTES = 2**16  # of one read
 
 
-def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
+def connect(env: cluster_env.ClusterEnv, timeout: float, check: Callable = bool) -> socket.socket:
   """Connects to process 0, which may come later.
 
   Args:
     env: place of this process.
     timeout: seconds.
+    check: called after each failed attempt of a process that joins a run.
 
   Raises:
     ConfigError: if what answers does not know the secret.
@@ -52,6 +53,8 @@ def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
         return handshake.connect((host, port), env.secret)
       except OSError as e:
         errors.append(e)
+    if env.launcher == cluster_env.JOIN:
+      check()
     refused = [e for e in errors if isinstance(e, handshake.RefusedError)]
     # The right process 0 may come yet, at a port where nobody is.
     refusals = refusals + 1 if len(refused) == len(ports) else 0
