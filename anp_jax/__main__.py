@@ -19,7 +19,7 @@ import os
 import sys
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import workdir_lock
+from anp_jax.cluster import joining, workdir_lock
 from anp_jax.config import command_line, exits, strategy as strategy_lib, urls
 from anp_jax.system import compute_dtype, mirror, xla_flags
 
@@ -46,9 +46,9 @@ def main(argv: list[str], mode: str = '') -> int:
     flags = command_line.main_flags(rest, description, mode)
     if flags.workdir:
       flags.workdir = mirror.fetch(flags.workdir)
-    place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
+    launched = place = cluster.detect(flags.coordinator, flags.num_processes, flags.process_id)
     if flags.join:
-      place = cluster.newcomer(flags.workdir, place)
+      place = joining.newcomer(flags.workdir, launched)
     config, workdir = command_line.from_flags(flags, overrides, place.count)
   except config_lib.ConfigError as e:
     print(exits.error_line(e), file=sys.stderr)
@@ -67,7 +67,8 @@ def main(argv: list[str], mode: str = '') -> int:
         grace = 60.0 if processes.is_elastic else 0.0
         lock = workdir_lock.held(workdir, processes.env, processes.generation, grace)
         stack.enter_context(lock)
-        processes.write_addresses(workdir)
+        if not processes.index:
+          joining.write(workdir, processes.generation.addresses)
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
@@ -91,9 +92,8 @@ def main(argv: list[str], mode: str = '') -> int:
     return code
   if processes.interrupted:
     return interrupts.STATUS
-  if not processes.index and 'ANP_ENDED' in os.environ:  # of scripts/slurm/train.sbatch
-    with contextlib.suppress(OSError), open(os.environ['ANP_ENDED'], 'w'):
-      pass
+  if flags.mode == 'train' and place.count > 1 and not processes.index:
+    joining.write(workdir, {}, launched.coordinator_address)
   return 0
 
 

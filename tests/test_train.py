@@ -175,15 +175,6 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, finished, monkeypatch, ca
       train.run(config, str(broken))
 
 
-def test_a_good_end_is_noted_for_the_batch_script(copied, tmp_path, monkeypatch):
-  monkeypatch.setattr(main.xla_flags, 'enable_for', lambda _: None)
-  note, (_, folder) = tmp_path / 'ended', copied
-  monkeypatch.setenv('ANP_ENDED', str(note))
-  command = ['main.py', f'--workdir={folder}', '--mode=evaluate']
-  assert main.main([*command, '--checkpoint=11111']) == 2 and not note.exists()
-  assert main.main(command) == 0 and note.exists()
-
-
 def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(main.xla_flags, 'enable_for', lambda _: None)
   keys = {'optimizer.name': 'sgd', 'optimizer.learning_rate': '1e30', 'log.tensorboard': 'False'}

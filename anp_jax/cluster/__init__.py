@@ -6,6 +6,7 @@ with cluster.start(config, env, command) as processes:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -42,7 +43,6 @@ RunFailedError = termination.RunFailedError
 EXPECTED = termination.EXPECTED
 exit_status = termination.exit_status
 detect = cluster_env.detect
-newcomer = joining.newcomer
 
 
 class Processes:
@@ -206,11 +206,6 @@ class Processes:
     finally:
       self._stop.close()
 
-  def write_addresses(self, workdir: str) -> None:
-    """Writes where the processes of an elastic run listen, for those that join it."""
-    if self.is_elastic and not self.index:
-      joining.write_addresses(workdir, self.generation.addresses)
-
   def check_shared(self, workdir: str) -> None:
     """Refuses a workdir that not every process sees and can write to.
 
@@ -336,7 +331,8 @@ def _meet(env, info, settings, generation, workdir):
     env = env._replace(coordinator_address=cluster_env.joined(host, port), other_ports=())
   if coordinates:
     listeners = coordinator.Coordinator(env, settings, generation).listeners
-  connected = connected or connection.connect(env, settings.rendezvous_timeout)
+  check = functools.partial(joining.read_addresses, workdir, env.coordinator_address)
+  connected = connected or connection.connect(env, settings.rendezvous_timeout, check)
   if info['elastic']:
     host, _ = cluster_env.split_address(env.coordinator_address)
     if generation.number and not coordinates:

@@ -82,7 +82,7 @@ class CoordinatorClient:
 
     Raises:
       ConfigError: if the processes do not go together.
-      PeerLostError: if one did not come in time.
+      PeerLostError: if one was lost, or did not come in time.
     """
     self._leave, self._restart = leave, restart
     self._generation, self.is_elastic = generation, info['elastic']
@@ -206,7 +206,7 @@ class CoordinatorClient:
         if code == termination.BAD_INPUT:
           raise config_lib.ConfigError(text)
         if code:
-          raise termination.PeerLostError(text)
+          raise termination.PeerLostError(text, code)
         print(text, flush=True)
         sys.exit(0)
       else:

@@ -1,6 +1,6 @@
 """The connection of a process to process 0: how it is made, and lines of JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import json
 import select
@@ -28,12 +28,13 @@ _MAX_REFUSALS = 10
 _MAX_BYTES = 2**16  # of one read
 
 
-def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
+def connect(env: cluster_env.ClusterEnv, timeout: float, check: Callable = bool) -> socket.socket:
   """Connects to process 0, which may come later.
 
   Args:
     env: place of this process.
     timeout: seconds.
+    check: called after each failed attempt of a process that joins a run.
 
   Raises:
     ConfigError: if what answers does not know the secret.
@@ -52,6 +53,8 @@ def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
         return handshake.connect((host, port), env.secret)
       except OSError as e:
         errors.append(e)
+    if env.launcher == cluster_env.JOIN:
+      check()
     refused = [e for e in errors if isinstance(e, handshake.RefusedError)]
     # The right process 0 may come yet, at a port where nobody is.
     refusals = refusals + 1 if len(refused) == len(ports) else 0
@@ -59,7 +62,8 @@ def connect(env: cluster_env.ClusterEnv, timeout: float) -> socket.socket:
     if refusals == _MAX_REFUSALS or (refused and now > deadline):
       raise config_lib.ConfigError(_no_secret(env)) from refused[0]
     if now > deadline:
-      raise termination.PeerLostError(_no_answer(env, timeout, errors[0])) from errors[0]
+      text = _no_answer(env, timeout, errors[0])
+      raise termination.PeerLostError(text, termination.NOBODY_CAME) from errors[0]
     # One process a host says it: the others of a hundred see the same.
     if now - last_line >= coordinator.LOG_PERIOD and env.local_index < 1:
       last_line = now

@@ -117,7 +117,7 @@ class Coordinator:
         self._begin()
       elif left < 0:
         self._end(
-          termination.TRY_AGAIN,
+          termination.NOBODY_CAME,
           f'{self._members.missing(self._members)} not come within {timeout:g} s '
           f'({self._members.presence()}): see their logs, or raise '
           'config.cluster.rendezvous_timeout',

@@ -80,8 +80,10 @@ def start_alone(devices: list[int] | None, heartbeat: Callable[[str], None]) -> 
     heartbeat: called with the phase that begins.
 
   Raises:
-    ConfigError: if JAX does not use this host's accelerator.
+    ConfigError: if JAX does not use this host's accelerator, or others use all GPUs.
   """
+  if devices == []:
+    raise config_lib.ConfigError('other processes of this host use all GPUs that this one sees')
   heartbeat('loading')
   import jax  # noqa: PLC0415
 

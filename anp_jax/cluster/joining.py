@@ -1,4 +1,4 @@
-"""A process joins a run that goes on: where its processes are, and how to get there."""
+"""A process joins a run that goes on: where its processes are, and whether it has ended."""
 
 from collections.abc import Mapping
 import contextlib
@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import socket
+import sys
 import time
 
 from anp_jax import config as config_lib
@@ -16,7 +17,7 @@ NAME = 'members.json'  # in a workdir
 
 
 def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.ClusterEnv:
-  """Returns the place of a process that joins the run in a workdir.
+  """Returns the place of a process that joins the run in a workdir, if that has not ended.
 
   Args:
     workdir: folder of the run.
@@ -28,7 +29,7 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   """
   if not workdir:
     raise config_lib.ConfigError('--join needs --workdir as well')
-  addresses = read_addresses(workdir)
+  addresses = read_addresses(workdir, env.coordinator_address)
   if not addresses and env.launcher:
     return env._replace(launcher=cluster_env.JOIN) if env.count > 1 else env
   check(workdir)
@@ -54,8 +55,7 @@ def connect(workdir: str, secret: str, patience: float, seconds: float) -> socke
   while True:
     addresses = read_addresses(workdir)
     search = generation.FIRST._replace(rank=max(addresses) + 1, addresses=addresses)
-    connected = connection_lib.find(search, secret, patience)
-    if connected:
+    if connected := connection_lib.find(search, secret, patience):
       return connected
     if time.monotonic() > deadline:
       raise config_lib.ConfigError(f'no process of the run in {workdir} answers')
@@ -66,21 +66,43 @@ def check(workdir: str) -> None:
   """Refuses a folder in which no elastic run has begun.
 
   Raises:
-    ConfigError: naming the file that is missing.
+    ConfigError: naming the file.
   """
   if not read_addresses(workdir):
     raise config_lib.ConfigError(
-      f'{workdir}/{NAME} is missing; expected the workdir of a run that goes on, with several '
-      'processes and config.cluster.elastic=auto'
+      f'{workdir}/{NAME} names no process; expected the workdir of a run that goes on, with '
+      'several processes and config.cluster.elastic=auto'
     )
 
 
-def write_addresses(workdir: str, addresses: Mapping[int, tuple[str, int]]) -> None:
-  """Writes where the processes of an elastic run listen, for those that join it."""
+def write(workdir: str, addresses: Mapping[int, tuple], ended: str | None = None) -> None:
+  """Writes for those that join a run where its processes listen, or that it has ended.
+
+  Args:
+    workdir: folder of the run.
+    addresses: host and port of each process by rank; {}: nobody may join.
+    ended: where its launcher had the processes of a run meet that has ended.
+  """
+  path = os.path.join(workdir, NAME)
+  record = addresses if ended is None else {'ended': ended}
   with contextlib.suppress(OSError):  # a full disk: nobody can join, and the run goes on
-    files.write_atomic(os.path.join(workdir, NAME), json.dumps(addresses))
+    if record or os.path.exists(path):
+      files.write_atomic(path, json.dumps(record))
 
 
-def read_addresses(workdir: str) -> dict[int, tuple[str, int]]:
-  """Returns where the processes of the run in a workdir listen, by rank; {} if unknown."""
-  return generation.addresses(files.read_json_object(os.path.join(workdir, NAME)))
+def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]]:
+  """Returns where the processes of the run in a workdir listen, by rank; {} if unknown.
+
+  Where the run has ended, this process ends with status 0.
+
+  Args:
+    workdir: folder of the run.
+    meeting: where the launcher has the processes meet: the end of a run that met
+      elsewhere does not count; '': any does.
+  """
+  record = files.read_json_object(os.path.join(workdir, NAME))
+  ended = record.pop('ended', None)
+  if ended is not None and meeting in ('', ended):
+    print(f'the run in {workdir} has ended', flush=True)
+    sys.exit(0)
+  return generation.addresses(record)

@@ -99,7 +99,6 @@ class Members(dict[int, Member]):
     self.ranks = sorted(self._expected)
     self.sizes = generation.sizes
     self._start: dict[str, Any] = {}  # what all processes were sent when the run began
-    self._devices: dict[int, list[int] | None] = {}  # of each process that was there then
 
   @property
   def first(self) -> Member:
@@ -179,6 +178,8 @@ class Members(dict[int, Member]):
     if self._takes_newcomers() and member.index in self:
       member.info['index'] = max(*self, *self.addresses, self._count - 1) + 1
     self[member.index] = member
+    if self.have_begun:
+      process_info.assign_free_gpus([m.info for m in self.values()])
     if member.info['address']:
       self.addresses[member.index] = member.info['address']
 
@@ -200,8 +201,10 @@ class Members(dict[int, Member]):
     check = process_info.mismatch_with_first if self.go_on else process_info.first_mismatch
     if problem := check(infos):
       raise config_lib.ConfigError(problem)
-    devices = process_info.kept_devices(infos) if self.go_on else process_info.devices(infos)[0]
-    self._devices = dict(zip(present, devices, strict=True))
+    if not self.go_on:
+      for info, devices in zip(infos, process_info.devices(infos)[0], strict=True):
+        info['devices'] = devices
+    process_info.assign_free_gpus(infos)
     hosts = {info['index']: info['host'] for info in infos}
     self._start = {
       'port': port,
@@ -213,12 +216,7 @@ class Members(dict[int, Member]):
     """What a process is sent for its start: port, hosts, ranks and its own devices."""
     start = {**self._start, 'rank': member.index, 'addresses': self.addresses}
     start |= {'number': self._generation.number, 'started_at': self._generation.started_at}
-    if member.index not in self.ranks:
-      return start
-    # One that comes again, on another host, uses all the GPUs that it sees.
-    host = start['hosts'][self.ranks.index(member.index)]
-    devices = self._devices[member.index] if member.info['host'] == host else None
-    return {**start, 'devices': devices}
+    return start | ({'devices': member.info['devices']} if member.index in self.ranks else {})
 
   def next_generation(self, lost: Mapping[int, str], gone: Container[int] = ()) -> dict:
     """What all processes are sent when the next generation begins.

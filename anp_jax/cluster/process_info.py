@@ -195,28 +195,20 @@ def devices(infos: list[dict]) -> tuple[list[list[int] | None], str]:
   return list(ordinals.values()), next(filter(None, problems), '')
 
 
-def kept_devices(infos: list[dict]) -> list[list[int] | None]:
-  """Assigns each process of a run that goes on the GPUs that it used before.
+def assign_free_gpus(infos: list[dict]) -> None:
+  """Assigns GPUs that are free to each process that has come to a run that goes on.
 
-  A process that has come gets some that no other one on its host uses.
+  It gets as many as the others have, which keep theirs.
 
   Args:
-    infos: descriptions from `collect`.
-
-  Returns:
-    By process, ordinals among the GPUs that it sees; None: all local devices.
+    infos: descriptions from `collect`; 'devices' is set where it is None.
   """
-  used = {(info['host'], i) for info in infos for i in info['devices'] or ()}
+  used = {gpu for info in infos for i in info['devices'] or () for gpu in info['gpus'][i : i + 1]}
   count = max((len(info['devices']) for info in infos if info['devices']), default=0)
-  result = []
   for info in infos:
-    devices = info['devices']
-    if devices is None and count and info['gpus']:
-      free = [i for i in range(len(info['gpus'])) if (info['host'], i) not in used]
-      devices = free[:count]
-      used |= {(info['host'], i) for i in devices}
-    result.append(devices)
-  return result
+    if info['devices'] is None and info['gpus']:
+      free = [i for i, gpu in enumerate(info['gpus']) if gpu not in used][: count or None]
+      info['devices'], used = free, used | {info['gpus'][i] for i in free}
 
 
 def gpus(environment: MutableMapping[str, str] = os.environ) -> list[str]:

@@ -10,9 +10,10 @@ from anp_jax import config as config_lib
 from anp_jax.system import error_lines, interrupts
 
 FAILED, BAD_INPUT = 1, 2
-# Another process is lost, late or missing: sysexits' EX_TEMPFAIL. Starting
-# again may help; a launcher should try.
-TRY_AGAIN = 75
+# Another process is lost or late: sysexits' EX_TEMPFAIL. Starting again may help; a
+# launcher should try. Or it has not come in time: EX_UNAVAILABLE. Who starts this process
+# alone again waits in vain once more.
+TRY_AGAIN, NOBODY_CAME = 75, 69
 # Until a process ends that cannot write its last line, as its output is stuck.
 _LAST_WORDS = 10.0  # seconds
 
@@ -22,7 +23,15 @@ class RunFailedError(RuntimeError):
 
 
 class PeerLostError(RuntimeError):
-  """Another process is missing, lost or late; starting again may help."""
+  """Another process is missing, lost or late.
+
+  Attributes:
+    status: exit status of this process.
+  """
+
+  def __init__(self, text: str, status: int = TRY_AGAIN):
+    super().__init__(text)
+    self.status = status
 
 
 # Errors that end a process with one line.
@@ -33,16 +42,14 @@ def exit_status(error: BaseException) -> tuple[int, str]:
   """Returns what a process ends with, and the line that says why.
 
   Returns:
-    0 (well), 1 (failed), 2 (bad input), 75 (start it again), 130 (Ctrl-C).
+    1 (failed), 2 (bad input), 69 (nobody came), 75 (start it again), 130 (Ctrl-C).
   """
   if isinstance(error, KeyboardInterrupt):
     return interrupts.STATUS, 'interrupted'
   if not isinstance(error, EXPECTED):
     return FAILED, error_lines.typed_line(error)
-  line = error_lines.first_line(error)
-  if isinstance(error, config_lib.ConfigError):
-    return BAD_INPUT, line
-  return (TRY_AGAIN if isinstance(error, PeerLostError) else FAILED), line
+  is_input = isinstance(error, config_lib.ConfigError)
+  return BAD_INPUT if is_input else getattr(error, 'status', FAILED), error_lines.first_line(error)
 
 
 def end_process(code: int, text: str, stacks: bool = False) -> None:

@@ -41,7 +41,8 @@ def test_nobody_at_the_coordinator(capsys, host, why):
   address = f'{host}:{launching.free_port()}'
   with pytest.raises(termination.PeerLostError) as caught:
     connection.connect(_env(address), 0.5)
-  text = str(caught.value)
+  status, text = termination.exit_status(caught.value)
+  assert status == 69
   assert f'rank 1 on {socket.gethostname()}: no answer from rank 0 at {address} within' in text
   is_loopback = host == '127.0.0.1'
   assert ('a loopback address reaches this host only' in text) == is_loopback

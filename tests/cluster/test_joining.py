@@ -1,9 +1,11 @@
 """A process joins a run: its place there, and the runs that take nobody."""
 
+import types
+
 import pytest
 
-from anp_jax import __main__ as main, config as config_lib
-from anp_jax.cluster import cluster_env, joining
+from anp_jax import __main__ as main, cluster, config as config_lib
+from anp_jax.cluster import cluster_env, generation, joining
 from tests import launching
 
 _ALONE = cluster_env.ALONE
@@ -12,18 +14,21 @@ _THIRD = cluster_env.ClusterEnv('Slurm', 2, 3, 'node1:20480', token='7.0.0')
 
 def test_a_newcomer_gets_the_first_free_rank(tmp_path):
   addresses = {rank: ('10.0.0.1', 1000 + rank) for rank in (0, 1, 3)}
-  joining.write_addresses(str(tmp_path), addresses)
+  joining.write(str(tmp_path), addresses)
   assert joining.read_addresses(str(tmp_path)) == addresses
   for place in (_ALONE, _THIRD):
     assert joining.newcomer(str(tmp_path), place) == cluster_env.ClusterEnv('join', 2, 4)
 
 
 def test_before_the_run_has_begun_it_is_the_launchers(tmp_path):
-  """The others still wait for a process that was lost so early."""
+  """The others still wait for a process that was lost so early, maybe for more epochs."""
   assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
+  joining.write(str(tmp_path), {}, 'node1:20481')  # the end of a run that met elsewhere
+  assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
+  joining.write(str(tmp_path), {})
   lone = cluster_env.ClusterEnv('Slurm', num_hosts=1, local_index=0)
   assert joining.newcomer(str(tmp_path), lone) == lone  # it resumes by itself
-  with pytest.raises(config_lib.ConfigError, match='members.json is missing'):
+  with pytest.raises(config_lib.ConfigError, match='members.json names no process'):
     joining.newcomer(str(tmp_path), _ALONE)
 
 
@@ -34,7 +39,25 @@ def test_a_run_that_ends_with_each_process_takes_nobody(tmp_path, capsys):
   assert 'cluster.elastic=off does not go on without a process' in capsys.readouterr().err
 
 
+def test_a_process_that_comes_back_after_the_end_leaves_at_once(tmp_path, capsys):
+  """Also while it looks for the others."""
+  workdir, address = str(tmp_path), f'127.0.0.1:{launching.free_port()}'
+  place = _THIRD._replace(launcher='join', coordinator_address=address, secret='5a' * 32)
+  settings = types.SimpleNamespace(rendezvous_timeout=300)
+  joining.write(workdir, {}, address)
+  for come in (
+    lambda: joining.newcomer(workdir, place),
+    lambda: joining.newcomer(workdir, _ALONE),
+    lambda: joining.connect(workdir, place.secret, 300, 300),
+    lambda: cluster._meet(place, {'elastic': False}, settings, generation.FIRST, workdir),
+  ):
+    with pytest.raises(SystemExit) as caught:
+      come()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f'the run in {workdir} has ended\n'
+
+
 def test_nobody_answers_any_more(tmp_path):
-  joining.write_addresses(str(tmp_path), {0: ('127.0.0.1', launching.free_port())})
+  joining.write(str(tmp_path), {0: ('127.0.0.1', launching.free_port())})
   with pytest.raises(config_lib.ConfigError, match='no process of the run in .* answers'):
     joining.connect(str(tmp_path), '5a' * 32, 300, 0.1)

@@ -79,12 +79,34 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
     'number': 0,
   }
   assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
-  # One that comes again elsewhere takes all that it sees there.
-  run[1].info['host'] = 'b'
   sent = run.start_of(run[1])
   assert abs(sent.pop('started_at') - time.time()) < 60
-  assert sent == {**start, 'devices': None}
+  assert sent == {**start, 'devices': [1]}
   assert run.by_rank({1: 5}) == [None, 5]
+
+
+@pytest.mark.parametrize(
+  'gpus, first, late',
+  [
+    ('ab', [0], {1: ('ab', [1]), 2: ('cde', [0]), 3: ('cde', [1])}),
+    ('a', [0], {1: ('b', [0]), 2: ('c', [0])}),  # each sees its own
+    ('ab', [0], {1: ('ab', [1]), 2: ('ab', []), 3: ('cd', [0])}),
+    ('', None, {1: ('ab', [0, 1]), 2: ('ab', []), 3: ('', None)}),  # a server on its CPU
+  ],
+)
+def test_processes_that_come_late_divide_the_gpus_that_are_free(gpus, first, late):
+  present = (0, 4) if gpus == 'ab' else (0,)  # of one host
+  run = _members(
+    *present, count=5, optional=[1, 2, 3, 4], platform='gpu', gpus=list(gpus), host='a'
+  )
+  run.begin(99, least=1)
+  run.pop(4, None)  # it goes
+  assert run.start_of(run[0])['devices'] == first
+  for index, (visible, want) in [*late.items(), *late.items()]:  # it may come again
+    info = coordinating.info(index, 5, {'platform': 'gpu', 'gpus': list(visible)})
+    assert not run.refusal(info)
+    run.take_in(members.Member(info, writer=None, last_heard=0.0))
+    assert run.start_of(run[index])['devices'] == want
 
 
 def test_processes_that_differ_do_not_begin():

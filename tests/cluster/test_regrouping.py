@@ -215,4 +215,5 @@ def test_a_process_that_goes_on_keeps_its_gpus(devices, gpus, want):
   infos = [
     {'host': 'a', 'devices': value, 'gpus': [f'g{i}' for i in range(gpus)]} for value in devices
   ]
-  assert process_info.kept_devices(infos) == want
+  process_info.assign_free_gpus(infos)
+  assert [info['devices'] for info in infos] == want

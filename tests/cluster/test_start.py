@@ -96,6 +96,11 @@ def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
     cluster.start(config, cluster_env.ALONE)
 
 
+def test_a_process_for_which_no_gpu_is_free_is_refused():
+  with pytest.raises(config_lib.ConfigError, match='other processes of this host use all GPUs'):
+    jax_processes.start_alone([], lambda phase: None)
+
+
 @pytest.mark.parametrize('dedicated, platforms', [(False, 'gpu gpu gpu'), (True, 'gpu cpu gpu')])
 def test_a_server_that_does_nothing_else_computes_on_the_cpu(
   monkeypatch, config, tmp_path, dedicated, platforms

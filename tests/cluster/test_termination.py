@@ -19,6 +19,7 @@ from tests import coordinating, launching
   [
     (config_lib.ConfigError('a\nb'), (2, 'a')),
     (termination.PeerLostError('rank 1 has gone'), (75, 'rank 1 has gone')),
+    (termination.PeerLostError('rank 1 has not come', 69), (69, 'rank 1 has not come')),
     (cluster.RunFailedError('not finite'), (1, 'not finite')),
     (ValueError('a\nb'), (1, 'ValueError: a')),
     (KeyError(), (1, 'KeyError')),

@@ -78,13 +78,14 @@ def _wait(ranks, seconds):
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
   """Also where the environment names a proxy: nobody asks it."""
-  texts = launching.run(
-    tmp_path,
-    3,
-    _arguments(tmp_path, duration='100 steps', **{'strategy.servers': str(servers)}),
-    devices,
-    environment=launching.dead_proxy(),
-  )
+  arguments = _arguments(tmp_path, duration='100 steps', **{'strategy.servers': str(servers)})
+  more = {'environment': launching.dead_proxy(), 'last_arguments': ['--join']}
+  with launching.Ranks(tmp_path, 3, arguments, devices, **more) as ranks:
+    assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
+    texts = [ranks.text(rank) for rank in range(3)]
+    ranks.restart(2)  # after the end: it waits for nobody
+    assert ranks.wait_for(2, 30) == 0
+    assert ranks.text(2) == f'{texts[2]}the run in {tmp_path / "run"} has ended\n'
   _whole(tmp_path, 100)
   workers = {p['worker'] for u in _updates(tmp_path) for p in u['parts']}
   assert len(workers) > 1  # on a busy machine the third may come too late
@@ -182,3 +183,4 @@ def test_number_that_is_not_finite_ends_all_and_saves_nothing(tmp_path):
     assert 'is not finite' in ranks.text(0)
     assert 'is not finite' in ranks.text(1)
   assert not any(p.name.isdigit() for p in (tmp_path / 'run' / 'checkpoints').iterdir())
+  assert not (tmp_path / 'run' / 'members.json').exists()  # which would say that it has ended well

@@ -19,15 +19,25 @@ sys.exit(status)
 """
 
 
-def test_a_process_that_ended_by_ctrl_c_is_not_started_again():
-  """Its status is above 128, like that of a signal."""
-  command = ['scripts/restart_on_failure.sh', '3', 'bash', '-c', 'echo started; exit 130']
+@pytest.mark.parametrize(
+  'end, starts, status',
+  [
+    ('exit 75', 4, 75),  # a worker, at each loss of a server
+    ('kill -KILL $$', 4, 137),
+    ('exit 130', 1, 130),  # Ctrl-C: above 128, like a signal
+    ('exit 69', 1, 69),  # nobody came, however long it waited
+    ('[ "$0" = --join ] && exit 69; exit 75', 2, 75),
+    ('[ "$0" = --join ] && exit 2; kill -KILL $$', 2, 137),  # it was refused
+  ],
+)
+def test_how_often_a_process_is_started_again(end, starts, status):
+  command = ['scripts/restart_on_failure.sh', '3', 'bash', '-c', f'echo started; {end}']
   done = subprocess.run(command, cwd=launching.ROOT, capture_output=True, text=True)
-  assert (done.returncode, done.stdout) == (130, 'started\n')
+  assert (done.returncode, done.stdout) == (status, starts * 'started\n')
 
 
 @pytest.mark.parametrize(
-  'statuses, want', [('0 0', 0), ('-9 0', 0), ('75 0', 0), ('75 75', 75), ('2 0', 2)]
+  'statuses, want', [('0 0', 0), ('-9 0', 0), ('75 0', 0), ('69 0', 0), ('75 75', 75), ('2 0', 2)]
 )
 def test_a_run_that_goes_on_without_a_lost_process_ends_well(tmp_path, statuses, want):
   program = tmp_path / 'program.py'

@@ -348,6 +348,10 @@ def test_a_lost_process_comes_back(job, joined, status):
   assert bool(job.calls('scontrol')) == bool(status)  # requeued
 
 
+# What process 0 writes at the end of a run.
+_ENDS = 'echo "{\\"ended\\": \\"19.0\\"}" >"$WORKDIR/members.json"'
+
+
 def test_a_run_that_ends_without_a_task_has_ended_well(job):
   """One of two is lost for good, which is srun's status too."""
   job.program(
@@ -359,15 +363,15 @@ def test_a_run_that_ends_without_a_task_has_ended_well(job):
     exit 137
     """,
   )
-  job.program('python', ': >"$ANP_ENDED"')
+  job.program('python', _ENDS)
   assert job.start(_JOB)[0] == 0
-  job.program('python', ':')  # it has left the run to the others
+  job.program('python', ':')  # it has left the run to the others, which an earlier end is not
   status, text = job.start(_JOB)
   assert status == 137 and 'too many tasks were lost' in text
 
 
 def test_a_failed_task_is_one_also_where_the_run_has_ended(job):
-  job.program('python', ': >"$ANP_ENDED"; exit 1')
+  job.program('python', f'{_ENDS}; exit 1')
   assert job.start(_JOB)[0] == 1 and not job.calls('scontrol')
 
 

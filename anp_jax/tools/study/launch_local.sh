@@ -9,8 +9,8 @@
 #
 # The variable PROGRAM is another program for the interpreter, such as "-m a.b".
 # SIGINT, SIGTERM and SIGUSR1 go to all processes. When one fails, the others get
-# 15 s to end as well; without one that is lost (killed, or status 75) a run may go
-# on. The status is that of the first that ended badly, or 0 if the run went on.
+# 15 s to end as well; without one that is lost (killed, or status 69 or 75) a run may
+# go on. The status is that of the first that ended badly, or 0 if the run went on.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 read -r -a program <<<"${PROGRAM:--m anp_jax}"
@@ -93,7 +93,7 @@ running() {
 }
 
 is_lost() {
-  [ "$1" = 75 ] || { [ "$1" -gt 128 ] && [ "$1" != 130 ]; }
+  [[ $1 == 69 || $1 == 75 ]] || { [ "$1" -gt 128 ] && [ "$1" != 130 ]; }
 }
 
 # A trap interrupts `wait`, which then says nothing of the child: asked again.

@@ -3,9 +3,9 @@
 #
 #   scripts/restart_on_failure.sh TIMES COMMAND...
 #
-# It comes back with --join to a run that goes on without it, or has ended meanwhile:
-# TIMES in all, and once where nobody came. SIGINT, SIGTERM and SIGUSR1 are passed on,
-# and end this too.
+# It comes back with --join to a run that goes on without it, or has ended meanwhile,
+# unless it has waited in vain for the others (status 69). SIGINT, SIGTERM and SIGUSR1
+# are passed on, and end this too.
 set -uo pipefail
 left=${1:?TIMES is missing}
 shift
@@ -36,8 +36,8 @@ while :; do
   done
   [ -z "$told" ] || exit "$status"
   case $status in
-    2) exit "${lost:-$status}" ;;  # nobody takes it back
-    75) left=$((left < 1 ? left : 1)) ;;
+    2 | 69) exit "${lost:-$status}" ;;  # nobody takes it back, or nobody came
+    75) ;;
     *) [ "$status" -gt 128 ] && [ "$status" != 130 ] || exit "$status" ;;  # 130: Ctrl-C
   esac
   lost=$status
