@@ -38,7 +38,7 @@ _LAYERS = (
 _BUDGET = {
   'anp_jax': 760,
   'anp_jax/checkpoint': 2_360,
-  'anp_jax/cluster': 2_900,
+  'anp_jax/cluster': 2_910,
   'anp_jax/config': 2_180,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_570,
@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_510,
   'anp_jax/tools': 5_750,
   'anp_jax/training': 1_110,
-  'core': 29_760,
+  'core': 29_770,
   'scripts': 2_670,
-  'tests': 38_900,
+  'tests': 38_970,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
