@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import tracemalloc
 
 import jax
 from jax import export as jax_export
@@ -105,6 +106,20 @@ def test_another_network_is_refused(tmp_path, name, arrays, words):
   with pytest.raises(config_lib.ConfigError) as error:
     train.run(_config(path, name), str(tmp_path / 'run'))
   assert words in str(error.value)
+
+
+def test_a_blob_takes_no_more_memory_than_its_file():
+  """Numbers one by one, which protobuf allows, and a shape of as many axes."""
+  numbers = b'\x2d\0\0\x80\x3f' * 200_000  # field 5, 1.0
+  axes = bytes([1]) * 100_000
+  shape = b'\x0a\xa0\x8d\x06' + axes  # field 1 of a BlobShape, packed
+  blob = b'\x3a\xa4\x8d\x06' + shape + numbers  # field 7
+  tracemalloc.start()
+  with pytest.raises(ValueError, match=r'a blob of shape \(1, 1, .* has 800,000 bytes'):
+    caffe_file._array(memoryview(blob))
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 2 * len(blob)
 
 
 def _config(path, name='caffenet', **keys):

@@ -6,6 +6,7 @@ an array is asked for.
 """
 
 from collections.abc import Iterator
+import itertools
 import math
 import os
 import re
@@ -21,6 +22,7 @@ _LAYERS = ('conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'fc6', 'fc7', 'fc8')
 _LAYER, _V1, _V0 = (2, 7), (5, 6), (2, 50)
 # The types of layers whose order tells AlexNet.
 _NORMS, _POOLS = (b'LRN', 15, b'lrn'), (b'Pooling', 17, b'pool')
+_MOST_AXES = 8  # of a blob; Caffe allows 32, and CaffeNet has 4
 # As timm's config.json has it; the means of ImageNet's mean file are BGR 104, 117, 123.
 _PREPROCESSING = {
   'input_size': [3, 227, 227],
@@ -86,21 +88,30 @@ def _layers(net):
     for inner in _values(message, 1, memoryview) if form is _V1 else ():
       message, form = inner, _V0
     kinds = _values(message, form[0], (int, memoryview))
-    yield next(iter(kinds), None), _values(message, form[1], memoryview)
+    yield next(kinds, None), [*_values(message, form[1], memoryview)]
 
 
 def _array(blob):
   """A BlobProto's numbers, in its shape."""
-  shape = [n for s in _values(blob, 7, memoryview) for n in _integers(_values(s, 1))]
+  sizes = (n for s in _values(blob, 7, memoryview) for n in _integers(_values(s, 1)))
+  shape = [*itertools.islice(sizes, _MOST_AXES + 1)]
   shape = shape or [sum(_values(blob, axis, int)) for axis in (1, 2, 3, 4)]
-  dtype, chunks = np.dtype('<f4'), _values(blob, 5, memoryview)
-  if not chunks:
-    dtype, chunks = np.dtype('<f8'), _values(blob, 8, memoryview)
-  # Packed all into one value; protobuf also allows a few, or one a number.
-  data = chunks[0] if len(chunks) == 1 else b''.join(chunks)
+  dtype, data = np.dtype('<f4'), _joined(_values(blob, 5, memoryview))
+  if not data:
+    dtype, data = np.dtype('<f8'), _joined(_values(blob, 8, memoryview))
   if not data or len(data) != math.prod(shape) * dtype.itemsize:
     raise ValueError(f'a blob of shape {tuple(shape)} has {len(data):,} bytes')
   return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _joined(chunks):
+  """The bytes of a repeated field: packed all into one value, a few, or one a number."""
+  data = next(chunks, b'')
+  for chunk in chunks:
+    if isinstance(data, memoryview):  # a view of the file, where there is one chunk
+      data = bytearray(data)
+    data += chunk
+  return data
 
 
 def _integers(values):
@@ -116,8 +127,8 @@ def _integers(values):
 
 
 def _values(message, number, kinds=(int, memoryview)):
-  """The values of one field, a message's or a number's; others do not count."""
-  return [v for n, v in _fields(message) if n == number and isinstance(v, kinds)]
+  """Yields the values of one field, a message's or a number's; others do not count."""
+  return (v for n, v in _fields(message) if n == number and isinstance(v, kinds))
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
