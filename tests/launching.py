@@ -26,7 +26,7 @@ TINY = {
 
 # Of such a run most is compiling: XLA leaves most optimizations out. That restart which
 # gives a process huge pages would come after its first imports.
-_QUICK = {
+QUICK = {
   'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
   'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false',
   'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
@@ -84,7 +84,7 @@ class Ranks:
     command = ['tests/phased.py', 'main.py', *flags]
     environment = {
       **os.environ,
-      **_QUICK,
+      **QUICK,
       'JAX_NUM_CPU_DEVICES': str(self._devices[rank]),
       **self._environment,
     }
@@ -154,7 +154,7 @@ def replayed(workdir) -> str:
   """Replays a run of parameter servers, which must have the same bits; returns the output."""
   command = [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(workdir), '--trust']
   done = subprocess.run(
-    command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **_QUICK}
+    command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **QUICK}
   )
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout

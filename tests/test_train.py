@@ -286,7 +286,7 @@ def command(tmp_path):
     return subprocess.Popen(
       [sys.executable, 'main.py', *_SMALL, f'--workdir={workdir}', *typed],
       cwd=_ROOT,
-      env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+      env={**os.environ, **launching.QUICK, 'PYTHONPATH': str(tmp_path)},
       stderr=subprocess.STDOUT,
       text=True,
       **options,

@@ -51,10 +51,10 @@ def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple,
     ('user_network:WithoutDropout', 1, 4, (3, 0, 1, 2)),
     ('user_network:WithLayersUsedTwice', 1, 2, (2, 1)),
     ('user_network:WithMadeKernels', 1, 2, (2, 1)),
-    ('small_networks:ResNet', 1, 2, (3, 1)),
     *(
       pytest.param(*case, marks=pytest.mark.soak)
       for case in (
+        ('small_networks:ResNet', 1, 2, (3, 1)),
         ('user_network:WithoutDropout', 1, 1, ()),
         ('user_network:WithoutDropout', 2, 4, ()),
         ('user_network:WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),

@@ -162,11 +162,19 @@ _CASES = {
     'label_smoothing': 0.1,
   },
   **{
-    name: {'optimizer.name': name, 'optimizer.learning_rate': 1e-3, 'model.name': 'lenet'}
+    name: {
+      'optimizer.name': name,
+      'optimizer.learning_rate': 1e-3,
+      'model.name': 'tests.user_network:PlainNet',
+    }
     for name in optimizers.OPTIMIZERS
   },
   # Convolutions over and in larger maps, batch norm, and what XLA computes.
-  'onednn': {'model.cpu_library': 'onednn', 'model.norm_group': 4},
+  'onednn': {
+    'model.name': 'tests.small_networks:ResNet',
+    'model.cpu_library': 'onednn',
+    'model.norm_group': 4,
+  },
 }
 
 
