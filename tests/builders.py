@@ -28,6 +28,15 @@ class Clock:
     return self.now
 
 
+class Terminal(io.StringIO):
+  """A terminal that keeps what it was sent."""
+
+  encoding = 'ascii'
+
+  def isatty(self) -> bool:
+    return True
+
+
 def editable(config) -> ml_collections.ConfigDict:
   """Returns a copy of a resolved config that a test may write to."""
   # The constructor shares the groups of a config that is not frozen.
