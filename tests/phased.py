@@ -17,6 +17,8 @@ ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
 
 ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
 
+ANP_ROUND='SECONDS': so long is a round of --mode=benchmark.
+
 ANP_STUCK='RANK WHERE': that rank never gets further than 'import', of JAX, or
 'devices', which it has opened.
 """
@@ -147,6 +149,12 @@ def _pause_in_steps(cluster):
   cluster.Processes.heartbeat = heartbeat
 
 
+def _shorten_rounds():
+  from anp_jax.tools.trials import benchmark
+
+  benchmark._ROUND_SECONDS = float(os.environ['ANP_ROUND'])
+
+
 def _get_stuck():
   rank, where = os.environ['ANP_STUCK'].split()
   if f'--process_id={rank}' not in sys.argv:
@@ -209,6 +217,8 @@ if __name__ == '__main__':
     _stall()
   if os.environ.get('ANP_BAD_READ'):
     _fail_to_read()
+  if os.environ.get('ANP_ROUND'):
+    _shorten_rounds()
   if os.environ.get('ANP_STUCK'):
     _get_stuck()
   sys.argv = sys.argv[1:]

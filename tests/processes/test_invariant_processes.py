@@ -133,10 +133,8 @@ def lenet(tmp_path_factory):
   'topology',
   [
     ALL_CORES,
-    FOUR,
     TWO_BY_TWO,
-    pytest.param(TWO, marks=pytest.mark.soak),
-    pytest.param(BOUND, marks=pytest.mark.soak),
+    *(pytest.param(topology, marks=pytest.mark.soak) for topology in (TWO, FOUR, BOUND)),
   ],
 )
 def test_no_bit_depends_on_cores_devices_or_processes(tmp_path, lenet, topology):

@@ -19,7 +19,7 @@ def test_launch_local_passes_signals_on(tmp_path):
       *launching.arguments(tmp_path / 'run', duration='100000 steps'),
     ],
     cwd=launching.ROOT,
-    env={**os.environ, 'PYTHON': os.sys.executable},
+    env={**os.environ, **launching.QUICK, 'PYTHON': os.sys.executable},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
