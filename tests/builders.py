@@ -136,6 +136,17 @@ def signal_at(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
   monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
 
 
+def use_devices(patch, count: int) -> None:
+  """Gives what asks JAX for its devices the first ones only.
+
+  Args:
+    patch: pytest's MonkeyPatch, which gives them back.
+    count: number of devices.
+  """
+  devices = jax.devices()[:count]
+  patch.setattr(jax, 'devices', lambda: devices)
+
+
 def batch_sharding(config, data: int, model: int = 1):
   """The sharding of a batch over a mesh of data x model devices."""
   config.mesh.data, config.mesh.model = data, model

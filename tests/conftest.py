@@ -92,8 +92,7 @@ def tiny_config(config):
 @pytest.fixture
 def on_one_device(monkeypatch):
   """Eight simulated devices are for the tests that name them."""
-  first = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: first)
+  builders.use_devices(monkeypatch, 1)
 
 
 @pytest.fixture
