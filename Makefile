@@ -8,8 +8,7 @@ PYTHON ?=
 # For example PYTEST_ARGS='-n 0' or PYTEST_ARGS='-k order'.
 PYTEST_ARGS ?=
 
-CROWDED := multiprocess or slurm
-MARKED := $(CROWDED) or slow
+MARKED := multiprocess or slurm or slow
 LEFT_OUT := portability or soak
 VENV_PYTHON := .venv/bin/python
 STAMP := .venv/anp_jax-setup.json
@@ -61,16 +60,12 @@ test: $(READY)  ## Run the quick tests.
 	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile -m "not ($(LEFT_OUT) or $(MARKED))" \
 	  $(PYTEST_ARGS)
 
-# Not the quick ones again: `make test test-all` runs every test once. Of those
-# with several processes two run at a time, at most one of them under Slurm
-# (tests/conftest.py). That no test carries a mark (pytest's status 5) is no
-# failure.
+# Not the quick ones again: `make test test-all` runs every test once. At most one
+# runs under Slurm at a time (tests/conftest.py). That no test carries a mark
+# (pytest's status 5) is no failure.
 test-all: $(READY)  ## Run the other tests: several processes, Slurm, slow.
-	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder \
-	  --durations=15 $(PYTEST_ARGS) \
-	  -m "slow and not ($(CROWDED) or $(LEFT_OUT))" || [ $$? -eq 5 ]
-	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadscope --durations=25 \
-	  $(PYTEST_ARGS) -m "($(CROWDED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]
+	$(VENV_PYTHON) -m pytest -q -n 2 --dist=loadscope --no-loadscope-reorder \
+	  --durations=40 $(PYTEST_ARGS) -m "($(MARKED)) and not ($(LEFT_OUT))" || [ $$? -eq 5 ]
 
 # Its environment is compared with what is wanted each time, in a second.
 portability:  ## Compile for TPUs and GPUs that are not here, and test what comes.

@@ -28,6 +28,15 @@ class Clock:
     return self.now
 
 
+class Terminal(io.StringIO):
+  """A terminal that keeps what it was sent."""
+
+  encoding = 'ascii'
+
+  def isatty(self) -> bool:
+    return True
+
+
 def editable(config) -> ml_collections.ConfigDict:
   """Returns a copy of a resolved config that a test may write to."""
   # The constructor shares the groups of a config that is not frozen.
@@ -125,6 +134,17 @@ def signal_at(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
     return real(self, current, values)
 
   monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
+
+
+def use_devices(patch, count: int) -> None:
+  """Gives what asks JAX for its devices the first ones only.
+
+  Args:
+    patch: pytest's MonkeyPatch, which gives them back.
+    count: number of devices.
+  """
+  devices = jax.devices()[:count]
+  patch.setattr(jax, 'devices', lambda: devices)
 
 
 def batch_sharding(config, data: int, model: int = 1):

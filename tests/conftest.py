@@ -36,20 +36,20 @@ _LONGEST = ('test_shipped_demo_learns', 'test_killed_again_and_again_ends_with_t
 
 
 def pytest_collection_modifyitems(items):
-  """The longest tests come first; all others keep their order."""
-  items.sort(key=lambda item: item.name not in _LONGEST)
+  """Slurm's tests come first, then the longest; all others keep their order."""
+  items.sort(key=lambda item: ('slurm' not in item.path.name, item.name not in _LONGEST))
 
 
 class _OneCluster(scheduler.LoadScopeScheduling):
-  """Slurm's tests, in files of that name, are of one process, in turns.
+  """The tests of a file are of one process, and those of all of Slurm's files.
 
-  They mostly wait for the one cluster that there is, so the others' tests go
-  on at the same time. --dist=loadgroup would be for this, but xdist 3.8 does
-  nothing for it under pytest 9.2.
+  The latter mostly wait for the one cluster that there is, so others go on at the
+  same time.
   """
 
   def _split_scope(self, nodeid):
-    return 'slurm' if 'slurm' in nodeid.split('::')[0] else nodeid
+    path = nodeid.split('::')[0]
+    return 'slurm' if 'slurm' in path else path
 
 
 @pytest.hookimpl(optionalhook=True)  # With -p no:xdist nobody calls it.
@@ -92,8 +92,7 @@ def tiny_config(config):
 @pytest.fixture
 def on_one_device(monkeypatch):
   """Eight simulated devices are for the tests that name them."""
-  first = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: first)
+  builders.use_devices(monkeypatch, 1)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from tests import forking
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # A network whose result depends on no grouping, and whose step compiles fast.
@@ -20,6 +22,14 @@ TINY = {
   'model.name': 'tests.user_network:PlainNet',
   'model.norm_group': '4',
   'data.synthetic_examples': '70',  # 70 do not divide by any batch below
+}
+
+# Of such a run most is compiling: XLA leaves most optimizations out. That restart which
+# gives a process huge pages would come after its first imports.
+QUICK = {
+  'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+  'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false',
+  'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
 }
 
 
@@ -71,13 +81,23 @@ class Ranks:
     if joins:
       flags = ['--join', *self._flags[2:], *more]
     self.outputs[rank].touch()
-    process = subprocess.Popen(
-      [sys.executable, 'tests/phased.py', 'main.py', *flags],
-      cwd=ROOT,
-      env={**os.environ, 'JAX_NUM_CPU_DEVICES': str(self._devices[rank]), **self._environment},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-    )
+    command = ['tests/phased.py', 'main.py', *flags]
+    environment = {
+      **os.environ,
+      **QUICK,
+      'JAX_NUM_CPU_DEVICES': str(self._devices[rank]),
+      **self._environment,
+    }
+    if 'ANP_STUCK' in environment:  # in an import
+      process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+      )
+    else:
+      process = forking.Process(command, environment)
     copy = threading.Thread(target=_copy, args=(process.stdout, self.outputs[rank]), daemon=True)
     copy.start()
     self._copies[rank] = copy
@@ -109,7 +129,7 @@ class Ranks:
 
 def _copy(pipe, output):
   with pipe, open(output, 'ab', buffering=0) as f:
-    while data := pipe.read1():
+    while data := os.read(pipe.fileno(), 2**16):
       f.write(data)
 
 
@@ -133,7 +153,9 @@ def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
 def replayed(workdir) -> str:
   """Replays a run of parameter servers, which must have the same bits; returns the output."""
   command = [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(workdir), '--trust']
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  done = subprocess.run(
+    command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **QUICK}
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
 

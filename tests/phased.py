@@ -17,6 +17,8 @@ ANP_STALL='RANK STEP': that rank's input never gives the batch of that step.
 
 ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
 
+ANP_ROUND='SECONDS': so long is a round of --mode=benchmark.
+
 ANP_STUCK='RANK WHERE': that rank never gets further than 'import', of JAX, or
 'devices', which it has opened.
 """
@@ -29,6 +31,8 @@ import signal
 import sys
 import threading
 import time
+
+from PIL import Image
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SERVER = 'anp_jax.runtimes.parameter_server.'
@@ -145,6 +149,12 @@ def _pause_in_steps(cluster):
   cluster.Processes.heartbeat = heartbeat
 
 
+def _shorten_rounds():
+  from anp_jax.tools.trials import benchmark
+
+  benchmark._ROUND_SECONDS = float(os.environ['ANP_ROUND'])
+
+
 def _get_stuck():
   rank, where = os.environ['ANP_STUCK'].split()
   if f'--process_id={rank}' not in sys.argv:
@@ -182,8 +192,16 @@ def _fail_to_read():
   ocp.StandardCheckpointHandler.restore = restore
 
 
+def _draw_no_curves():
+  """The figure takes longer than all steps of a tiny run."""
+  from anp_jax.reporting.run_page import curves
+
+  curves.plot = lambda path, *_: Image.new('L', (1, 1)).save(path)
+
+
 if __name__ == '__main__':
   sys.path.insert(0, str(_ROOT))
+  _draw_no_curves()
   if os.environ.get('ANP_KILL'):
     from anp_jax import cluster
 
@@ -199,6 +217,8 @@ if __name__ == '__main__':
     _stall()
   if os.environ.get('ANP_BAD_READ'):
     _fail_to_read()
+  if os.environ.get('ANP_ROUND'):
+    _shorten_rounds()
   if os.environ.get('ANP_STUCK'):
     _get_stuck()
   sys.argv = sys.argv[1:]

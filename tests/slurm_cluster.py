@@ -36,7 +36,7 @@ class Cluster:
     done = subprocess.run(
       ['sbatch', '--parsable', f'--output={output}', *options, script, *arguments],
       cwd=launching.ROOT,
-      env={**os.environ, 'PYTHON': sys.executable, **environment},
+      env={**os.environ, **launching.QUICK, 'PYTHON': sys.executable, **environment},
       capture_output=True,
       text=True,
       timeout=60,

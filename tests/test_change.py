@@ -141,10 +141,10 @@ def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch,
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory, quick_compiles):
   """Returns the config and the folder of a run of six steps."""
-  folder, first = tmp_path_factory.mktemp('trained'), jax.devices()[:1]
+  folder = tmp_path_factory.mktemp('trained')
   config = _config(builders.tiny_recipe())
   with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: first)
+    builders.use_devices(patch, 1)
     _resume(config, folder)
   return config, folder
 

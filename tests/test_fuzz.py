@@ -227,10 +227,11 @@ def _mutated(data, draw):
 @pytest.mark.parametrize('damage', [_mutated, _replaced])
 def test_damaged_files_of_a_run(name, damage, whole_run):
   workdir, files = whole_run
-  assert _compare(workdir)[0] == 0
+  assert _compare(workdir, draws=False)[0] == 0
   draw = random.Random(name if not _EXAMPLES else None)
   for i in range(_EXAMPLES or 12):
-    _check_file(whole_run, name, damage(files[name], draw), draws=not i)
+    draws = name == 'metrics.jsonl' and not i  # what is drawn
+    _check_file(whole_run, name, damage(files[name], draw), draws)
 
 
 def _vocabulary(arguments):

@@ -9,6 +9,7 @@ from anp_jax.checkpoint import trained
 from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.tools.study import __main__ as study
+from tests import builders
 
 _NAME = 'tests.sign_sgd:SignSgd'
 _KEYS = {
@@ -30,8 +31,7 @@ def _config(**keys):
 @pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_it_trains_resumes_and_is_evaluated(tmp_path, monkeypatch):
-  devices = jax.devices()[:2]
-  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  builders.use_devices(monkeypatch, 2)
   train.run(_config(duration='1 steps'), str(tmp_path))
   first = trained.load(str(tmp_path))
   train.run(_config(duration='2 steps'), str(tmp_path))

@@ -1,10 +1,10 @@
 """What the tests of checkpoints share."""
 
-import jax
 import pytest
 
 from anp_jax import config as config_lib, train
 from anp_jax.config import command_line
+from tests import builders
 
 
 @pytest.fixture(scope='module')
@@ -14,8 +14,8 @@ def averaged(tmp_path_factory, quick_compiles):
     command_line.load('configs/resnet_anp.py:tiny', {}),
     {'model.name': 'tests.user_network:WithoutDropout', 'log.tensorboard': False, 'ema': 0.5},
   )
-  folder, device = tmp_path_factory.mktemp('averaged'), jax.devices()[:1]
+  folder = tmp_path_factory.mktemp('averaged')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: device)
+    builders.use_devices(patch, 1)
     train.run(config, str(folder))
   return folder

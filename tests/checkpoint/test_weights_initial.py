@@ -298,8 +298,7 @@ def _user_config(**keys):
 
 def _train(config, folder):
   with pytest.MonkeyPatch.context() as patch:
-    first = jax.devices()[:1]
-    patch.setattr(jax, 'devices', lambda: first)
+    builders.use_devices(patch, 1)
     return train.run(config, str(folder))
 
 

@@ -11,7 +11,6 @@ from anp_jax.data import sources
 from tests import opening
 
 _CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
-_GARMENTS = tuple('dress hat longsleeve outwear pants shirt shoes shorts skirt t-shirt'.split())
 
 
 def _tree(root, files):

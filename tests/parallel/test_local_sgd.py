@@ -337,6 +337,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('on_one_device')
 def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
   keys = {
     'model.name': 'tests.user_network:PlainNet',

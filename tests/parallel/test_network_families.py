@@ -6,11 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import train
-from anp_jax.config import command_line
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import cores
-from tests import launching, small_networks, splitting
+from tests import small_networks, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -94,28 +92,3 @@ def test_invariant_has_the_same_bits_on_any_number_of_devices(name, devices):
   assert not [leaf for leaf in expected if bits[leaf] != expected[leaf]]
   assert np.isfinite(values).all() and len(set(values[:, 0])) == _STEPS
   np.testing.assert_array_equal(values, expected_values)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize('name', small_networks.NAMES)
-def test_a_resumed_run_leaves_out_the_same(tmp_path, name):
-  """Branches and numbers before the classifier: no bit differs."""
-  for folder, durations in ('whole', (3,)), ('resumed', (2, 3)):
-    for steps in durations:
-      keys = {
-        'model.name': name,
-        'duration': f'{steps} steps',
-        'batch_size': '16',
-        'data.image_size': '8',
-        'data.resize': '8',
-        'model.norm_group': '2',
-        'eval.batch_size': '16',
-        'data.synthetic_examples': '32',
-      }
-      config = command_line.load('configs/resnet_anp.py:tiny', keys)
-      train.run(config, str(tmp_path / folder))
-  expected = launching.weights(tmp_path / 'whole')
-  weights = launching.weights(tmp_path / 'resumed')
-  assert weights.keys() == expected.keys()
-  for leaf, value in expected.items():
-    np.testing.assert_array_equal(weights[leaf], value, err_msg=leaf)

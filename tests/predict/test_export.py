@@ -432,9 +432,8 @@ def test_command_on_a_run(tmp_path, capsys, config):
 
   config.model.name = 'tests.user_network:WithoutDropout'
   config.duration, config.log.tensorboard = '2 steps', False
-  first = jax.devices()[:1]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: first)
+    builders.use_devices(patch, 1)
     train.run(config, str(tmp_path / 'run'))
   capsys.readouterr()
   lines, names = _export(tmp_path / 'out', capsys, tmp_path / 'run')

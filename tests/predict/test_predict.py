@@ -23,6 +23,7 @@ from anp_jax.data import vocabulary
 from anp_jax.data.input import decode_pillow
 from anp_jax.data.sources import features
 from anp_jax.predict import __main__ as predict, network as network_lib, sheet
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -62,9 +63,8 @@ def run(tmp_path_factory):
       'eval.every': '60 steps',
     },
   )
-  before = jax.devices
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: before()[:1])
+    builders.use_devices(patch, 1)
     train.run(config, str(root / 'run'))
   return root / 'run', root / 'tree' / 'validation'
 

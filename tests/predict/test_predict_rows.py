@@ -189,18 +189,11 @@ def test_bars_are_as_long_as_probabilities(tmp_path):
   assert np.abs(np.array(lengths) / lengths[-1] - [0.25, 0.5, 1]).max() < 0.01
 
 
-class _Terminal(io.StringIO):
-  encoding = 'ascii'
-
-  def isatty(self):
-    return True
-
-
 def test_progress(monkeypatch):
   monkeypatch.setenv('TERM', 'xterm')
   monkeypatch.setenv('COLUMNS', '80')
   now = [0.0]
-  stream = _Terminal()
+  stream = builders.Terminal()
   naming = predict_progress.NamingProgress(stream, lambda: now[0])
   naming._set_total(range(100))
   now[0] = 10.0  # the first batch compiles: no part of the rate

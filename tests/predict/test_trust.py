@@ -3,7 +3,6 @@
 import json
 import sys
 
-import jax
 import pytest
 
 from anp_jax import __main__ as main, config as config_lib, export, train
@@ -51,9 +50,8 @@ def foreign_run(tmp_path_factory):
   (root / 'payload_of_theirs.py').write_text(_SOURCE)
   sys.path.insert(0, str(root))
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS)
-  before = jax.devices
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda: before()[:1])
+    builders.use_devices(patch, 1)
     train.run(config, str(root / 'run'))
   yield root / 'run', root / 'was_run'
   sys.path.remove(str(root))

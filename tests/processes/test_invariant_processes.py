@@ -133,10 +133,8 @@ def lenet(tmp_path_factory):
   'topology',
   [
     ALL_CORES,
-    FOUR,
     TWO_BY_TWO,
-    pytest.param(TWO, marks=pytest.mark.soak),
-    pytest.param(BOUND, marks=pytest.mark.soak),
+    *(pytest.param(topology, marks=pytest.mark.soak) for topology in (TWO, FOUR, BOUND)),
   ],
 )
 def test_no_bit_depends_on_cores_devices_or_processes(tmp_path, lenet, topology):
@@ -172,17 +170,3 @@ def test_photographs_with_everything_on(tmp_path, photographs, topology):
   assert 'evaluation/8-validation/predictions.csv' in expected
   _run(tmp_path / 'many', 'resnet_anp.py:tiny', keys, topology)
   _assert_same(tmp_path / 'many' / 'run', expected)
-
-
-@pytest.mark.soak
-def test_twelve_shards_have_the_same_bits_in_two_processes(tmp_path):
-  """Each has six: three sums of the tree."""
-  keys = _LENET | {
-    'strategy.logical_shards': 12,
-    'batch_size': 48,
-    'duration': '6 steps',
-    'eval.every': '6 steps',
-  }
-  _run(tmp_path / 'one', 'lenet.py', keys, ONE_CORE)
-  _run(tmp_path / 'two', 'lenet.py', keys, BOUND)
-  _assert_same(tmp_path / 'two' / 'run', _results(tmp_path / 'one' / 'run'))

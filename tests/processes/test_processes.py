@@ -13,7 +13,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.reporting import telemetry
-from tests import launching, ports
+from tests import launching, ports, serving
 
 pytestmark = pytest.mark.multiprocess
 
@@ -28,13 +28,8 @@ _LONG = {
 _SOAK = pytest.mark.soak
 
 
-def _losses(workdir):
-  lines = telemetry.read(str(workdir))
-  return {(r['kind'], r['step']): r['loss'] for r in lines}
-
-
 def _compare(single, many, rel):
-  expected, losses = _losses(single), _losses(many)
+  expected, losses = serving.losses(single), serving.losses(many)
   assert expected.keys() <= losses.keys()  # the end of a part is scored, too
   for key, loss in expected.items():
     assert losses[key] == pytest.approx(loss, rel=rel), key
@@ -141,7 +136,7 @@ def float64_alone(colours):
   'devices', [[1] * 4, *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [2, 2]))], ids=str
 )
 def test_loss_curve_in_float64(colours, float64_alone, devices):
-  losses = _losses(float64_alone)
+  losses = serving.losses(float64_alone)
   assert losses['train', 50] < losses['train', 1] / 2
   many = colours('-'.join(map(str, devices)), devices)
   # 2^-53 a sum; 50 steps each amplify the error of the last.

@@ -16,7 +16,12 @@ from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching, model_rings, slurm_cluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
+# The references in this process are compiled as the jobs' tasks are.
+pytestmark = [
+  pytest.mark.slurm,
+  pytest.mark.timeout(1200),
+  pytest.mark.usefixtures('quick_compiles'),
+]
 
 _TRAIN = 'scripts/slurm/train.sbatch'
 _STEPS = 300

@@ -31,7 +31,8 @@ def test_a_range_test_of_two_processes_is_that_of_one(tmp_path):
 
 def test_a_benchmark_of_two_processes_ends_with_one_page(tmp_path):
   workdir = tmp_path / 'run'
-  texts = launching.run(tmp_path, 2, _arguments(workdir, 'benchmark'))
+  arguments = _arguments(workdir, 'benchmark')
+  texts = launching.run(tmp_path, 2, arguments, environment={'ANP_ROUND': '0.05'})
   values = json.loads((workdir / 'benchmark.json').read_text())
   assert values['devices'] == 2 and values['hardware']['processes'] == 2
   assert 'input wait' in texts[0] and 'input wait' not in texts[1]

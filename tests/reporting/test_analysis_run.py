@@ -67,8 +67,7 @@ def run(tmp_path_factory, quick_compiles):
   _save(data, NAMES, 50, 1)
   config = _tiny(data)
   with pytest.MonkeyPatch.context() as patch:
-    first = jax.devices()[:1]
-    patch.setattr(jax, 'devices', lambda: first)
+    builders.use_devices(patch, 1)
     scores = train.run(config, str(place / 'work'))
   data.unlink()
   return place, config, scores | {'labels': labels}
@@ -215,8 +214,7 @@ def test_a_folder_to_write_to_is_for_evaluations(run, tmp_path):
 
 @pytest.mark.multiprocess
 def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
-  first = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: first)
+  builders.use_devices(monkeypatch, 1)
   config = builders.load('configs/resnet_anp.py:tiny', launching.TINY)
   work = str(tmp_path / 'work')
   train.run(config, work)

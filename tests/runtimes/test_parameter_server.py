@@ -88,8 +88,7 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
   }
   many = serving.config_of(config, **keys, **{'strategy.mode': 'synchronous'})
   serving.run(many, tmp_path / 'server', 2)
-  devices = jax.devices()[:2]
-  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  builders.use_devices(monkeypatch, 2)
   sync = serving.config_of(config, **keys, **{'strategy.name': 'sync'})
   train.run(sync, str(tmp_path / 'sync'))
   # As above, and sums over shards in another order.

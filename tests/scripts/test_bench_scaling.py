@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from scripts.bench import scaling
+from tests import launching
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -105,6 +106,7 @@ def test_processes_are_compared_with_one():
       '--rounds=1',
     ],
     cwd=_ROOT,
+    env={**os.environ, **launching.QUICK},
     capture_output=True,
     text=True,
     check=False,

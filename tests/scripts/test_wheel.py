@@ -169,7 +169,7 @@ def test_a_plan_needs_no_checkout(installation):
   assert not installation.opened()
 
 
-@pytest.mark.parametrize('name', ['prepare', 'show', 'study', 'evaluate', 'export'])
+@pytest.mark.parametrize('name', ['prepare', 'study'])
 def test_help_names_the_command(installation, name):
   output, _ = installation.run(f'anp-{name}', '--help')
   assert output.startswith(f'usage: anp-{name} ')

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from anp_jax import train
@@ -216,8 +215,7 @@ def run(tmp_path_factory, quick_compiles):
         folder / 'images' / split / ('red_car', 'blue_sky')[i % 2], {f'{i}.jpg': photo}
       )
   with pytest.MonkeyPatch.context() as patch:
-    first = jax.devices()[:1]
-    patch.setattr(jax, 'devices', lambda: first)
+    builders.use_devices(patch, 1)
     train.run(builders.load(*_keys(folder)), f'{folder}/run')
   return folder
 

@@ -8,6 +8,7 @@ import pytest
 from anp_jax import config as config_lib, train
 from anp_jax.config import command_line
 from anp_jax.system import profiling
+from tests import builders
 
 # jaxlib's own reader of statistics, on Python 3.12.
 pytestmark = pytest.mark.filterwarnings('ignore:builtin type .* __module__')
@@ -16,8 +17,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:builtin type .* __module__')
 @pytest.fixture
 def short_run(config, monkeypatch):
   """The tiny recipe, 12 steps on one device, quick to compile."""
-  first = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: first)
+  builders.use_devices(monkeypatch, 1)
   config.model.name = 'tests.user_network:SmallNet'
   config.log.tensorboard = False
   return config

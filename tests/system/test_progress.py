@@ -12,15 +12,6 @@ from tests import builders
 _ERASE = '\r\x1b[2K'
 
 
-class Terminal(io.StringIO):
-  """A terminal that keeps what it was sent."""
-
-  encoding = 'ascii'
-
-  def isatty(self):
-    return True
-
-
 @pytest.fixture(autouse=True)
 def terminal_kind(monkeypatch):
   monkeypatch.setenv('TERM', 'xterm')
@@ -28,7 +19,7 @@ def terminal_kind(monkeypatch):
 
 
 def test_a_live_line_is_rewritten_and_notes_stay_above_it():
-  stream = Terminal()
+  stream = builders.Terminal()
   line = progress.LiveLine(stream)
   line.show('one of [two]')
   line.log('saved')
@@ -45,7 +36,7 @@ def test_a_live_line_is_rewritten_and_notes_stay_above_it():
 @pytest.mark.parametrize('columns', [1, 20])
 def test_a_live_line_is_cut_and_a_note_is_not(monkeypatch, columns):
   monkeypatch.setenv('COLUMNS', str(columns))
-  stream = Terminal()
+  stream = builders.Terminal()
   line = progress.LiveLine(stream)
   line.show('x' * 100)
   assert stream.getvalue() == _ERASE + 'x' * (columns - 1)
@@ -53,7 +44,7 @@ def test_a_live_line_is_cut_and_a_note_is_not(monkeypatch, columns):
   assert f'{_ERASE}{"y" * 100}\n' in stream.getvalue()
 
 
-@pytest.mark.parametrize('stream, kind', [(io.StringIO(), 'xterm'), (Terminal(), 'dumb')])
+@pytest.mark.parametrize('stream, kind', [(io.StringIO(), 'xterm'), (builders.Terminal(), 'dumb')])
 def test_a_pipe_or_dumb_terminal_gets_the_notes_and_no_codes(monkeypatch, stream, kind):
   monkeypatch.setenv('TERM', kind)
   line = progress.LiveLine(stream)
@@ -64,7 +55,7 @@ def test_a_pipe_or_dumb_terminal_gets_the_notes_and_no_codes(monkeypatch, stream
 
 
 def test_a_name_that_is_not_utf8_is_escaped():
-  for stream in (Terminal(), io.TextIOWrapper(io.BytesIO(), 'ascii')):
+  for stream in (builders.Terminal(), io.TextIOWrapper(io.BytesIO(), 'ascii')):
     line = progress.LiveLine(stream)
     line.log('a\udcff.jpg')
     stream.seek(0)
@@ -92,7 +83,7 @@ def test_a_lost_reader_ends_nothing():
 
 
 def test_progress_in_a_terminal():
-  clock, stream = builders.Clock(0.0), Terminal()
+  clock, stream = builders.Clock(0.0), builders.Terminal()
   naming = progress.Progress('naming', line=progress.LiveLine(stream, clock))
   naming._set_total(range(100))
   clock.now = 10.0

@@ -12,7 +12,7 @@ from anp_jax.checkpoint import trained
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.system import cores
-from tests import programs
+from tests import builders, programs
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -139,8 +139,7 @@ def _run_config(path, **overrides):
 @pytest.mark.slow
 def test_loss_of_a_run_is_weighted(pairs, tmp_path, monkeypatch):
   """One step on all examples, of classes of unlike sizes."""
-  chosen_devices = jax.devices()[:1]
-  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
+  builders.use_devices(monkeypatch, 1)
   config = _run_config(
     pairs,
     **{
@@ -186,8 +185,7 @@ def plain(pairs, tmp_path_factory):
 
 @pytest.mark.slow
 def test_invariant_trains_what_sync_does(pairs, plain, tmp_path, monkeypatch, capsys):
-  chosen_devices = jax.devices()[:2]
-  monkeypatch.setattr(jax, 'devices', lambda: chosen_devices)
+  builders.use_devices(monkeypatch, 2)
   overrides = {
     'strategy.name': 'invariant',
     'strategy.logical_shards': 4,

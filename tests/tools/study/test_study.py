@@ -363,7 +363,9 @@ def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeyp
 
 
 @pytest.mark.multiprocess
-def test_the_command_on_two_processes(tmp_path, capsys):
+def test_the_command_on_two_processes(tmp_path, capsys, monkeypatch):
+  for name, value in launching.QUICK.items():
+    monkeypatch.setenv(name, value)
   more = ('--nodes=2', '--target_accuracy=0.01')
   more += tuple(f'--config.{k}={v}' for k, v in launching.TINY.items())
   command = _command(tmp_path, *more)

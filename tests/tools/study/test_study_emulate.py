@@ -8,8 +8,6 @@ import pytest
 
 from anp_jax.tools.study import emulate, grid, local, study_page, study_results, study_runner
 
-_COMMAND = ['strategies', '--config=configs/lenet.py']
-
 
 def test_the_keys_reach_the_config():
   typed = {'data.image_size': '28'}

@@ -3,7 +3,6 @@
 import json
 import mmap
 
-import jax
 import numpy as np
 import pytest
 
@@ -33,11 +32,6 @@ def _config(config, **keys):
   return builders.editable(config_lib.replaced(config, changes | keys))
 
 
-def _devices(monkeypatch, count):
-  first = jax.devices()[:count]
-  monkeypatch.setattr(jax, 'devices', lambda: first)
-
-
 def _flops(images):
   """Forward and both gradients of SmallNet at 16 px; the first has no dx.
 
@@ -57,7 +51,7 @@ def _flops(images):
   [('sync', 1), ('sync', 4), ('invariant', 2), ('local_sgd', 2), ('channel_split', 1)],
 )
 def test_the_page_has_every_number(tmp_path, config, monkeypatch, capsys, strategy, count):
-  _devices(monkeypatch, count)
+  builders.use_devices(monkeypatch, count)
   keys = {'strategy.name': strategy}
   if strategy == 'invariant':
     keys['strategy.threads'] = 8  # as many as pytest has devices
@@ -84,7 +78,7 @@ def test_the_page_has_every_number(tmp_path, config, monkeypatch, capsys, strate
 
 @pytest.mark.slow
 def test_a_run_in_the_workdir_stays_as_it_is(tmp_path, config, monkeypatch, quick):
-  _devices(monkeypatch, 1)
+  builders.use_devices(monkeypatch, 1)
   run_config = _config(config, duration='4 steps')
   train.run(run_config, str(tmp_path))
   before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -35,11 +34,6 @@ def _config(config, **keys):
   return builders.editable(config_lib.replaced(config, changes | keys))
 
 
-def _devices(monkeypatch, count):
-  first = jax.devices()[:count]
-  monkeypatch.setattr(jax, 'devices', lambda: first)
-
-
 def _result(workdir):
   return json.loads((workdir / 'range_test.json').read_text())
 
@@ -58,7 +52,7 @@ def _numpy_losses(rates):
 @pytest.mark.slow
 @pytest.mark.parametrize('count', [1, 2, 4])
 def test_losses_and_rates_are_those_of_numpy(tmp_path, config, monkeypatch, capsys, count):
-  _devices(monkeypatch, count)
+  builders.use_devices(monkeypatch, count)
   trials.run(_config(config), str(tmp_path), 'range_test')
   result = _result(tmp_path)
   rates = 1e-2 * 1e4 ** (np.arange(60) / 60)
@@ -79,7 +73,7 @@ def test_losses_and_rates_are_those_of_numpy(tmp_path, config, monkeypatch, caps
 
 
 def test_a_loss_that_is_not_finite_ends_the_test_and_no_run(tmp_path, config, monkeypatch, capsys):
-  _devices(monkeypatch, 1)
+  builders.use_devices(monkeypatch, 1)
   keys = {'optimizer.learning_rate': 1e38, 'schedule.start': 1e-36}
   monkeypatch.setattr(range_test, '_LIMIT', float('inf'))
   trials.run(_config(config, **keys), str(tmp_path), 'range_test')
