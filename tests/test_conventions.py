@@ -37,7 +37,7 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 760,
-  'anp_jax/checkpoint': 2_360,
+  'anp_jax/checkpoint': 2_370,
   'anp_jax/cluster': 2_910,
   'anp_jax/config': 2_180,
   'anp_jax/costs': 470,
@@ -50,9 +50,9 @@ _BUDGET = {
   'anp_jax/system': 2_510,
   'anp_jax/tools': 5_750,
   'anp_jax/training': 1_110,
-  'core': 29_770,
+  'core': 29_780,
   'scripts': 2_670,
-  'tests': 38_970,
+  'tests': 38_960,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
