@@ -92,7 +92,8 @@ def main(argv: list[str], mode: str = '') -> int:
     return code
   if processes.interrupted:
     return interrupts.STATUS
-  if flags.mode == 'train' and place.count > 1 and not processes.index:
+  is_stopped = os.path.exists(os.path.join(workdir, run_dir.MARKER))
+  if flags.mode == 'train' and place.count > 1 and not processes.index and not is_stopped:
     joining.write(workdir, {}, launched.coordinator_address)
   return 0
 

@@ -42,12 +42,12 @@ def with_sizes(
   Raises:
     ConfigError: if files of features cannot be read.
   """
-  if widths := features.widths(config):
+  saved = saved_config(workdir) if workdir else {}
+  if widths := features.widths(config, saved.get('data.widths', ())):
     config = config_lib.replaced(config, {'data.widths': widths})
   if config.batch_size:
     return config
-  saved = saved_config(workdir).get('batch_size', 0) if workdir else 0
-  batch_size = saved or config.batch_size_per_device * devices
+  batch_size = saved.get('batch_size', 0) or config.batch_size_per_device * devices
   return config_lib.replaced(config, {'batch_size': batch_size})
 
 

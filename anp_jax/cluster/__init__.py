@@ -326,6 +326,8 @@ def _meet(env, info, settings, generation, workdir):
     )
   else:
     coordinates = not env.index
+    if coordinates and workdir:
+      joining.forget_end(workdir)
   if generation.number or connected:
     host, port = connected.getpeername()[:2] if connected else info['address']
     env = env._replace(coordinator_address=cluster_env.joined(host, port), other_ports=())

@@ -28,7 +28,9 @@ _MAX_REFUSALS = 10
 _MAX_BYTES = 2**16  # of one read
 
 
-def connect(env: cluster_env.ClusterEnv, timeout: float, check: Callable = bool) -> socket.socket:
+def connect(
+  env: cluster_env.ClusterEnv, timeout: float, check: Callable = lambda: None
+) -> socket.socket:
   """Connects to process 0, which may come later.
 
   Args:

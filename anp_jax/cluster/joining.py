@@ -54,7 +54,7 @@ def connect(workdir: str, secret: str, patience: float, seconds: float) -> socke
   deadline = time.monotonic() + seconds
   while True:
     addresses = read_addresses(workdir)
-    search = generation.FIRST._replace(rank=max(addresses) + 1, addresses=addresses)
+    search = generation.FIRST._replace(rank=max(addresses, default=-1) + 1, addresses=addresses)
     if connected := connection_lib.find(search, secret, patience):
       return connected
     if time.monotonic() > deadline:
@@ -88,6 +88,12 @@ def write(workdir: str, addresses: Mapping[int, tuple], ended: str | None = None
   with contextlib.suppress(OSError):  # a full disk: nobody can join, and the run goes on
     if record or os.path.exists(path):
       files.write_atomic(path, json.dumps(record))
+
+
+def forget_end(workdir: str) -> None:
+  """Removes the record of an earlier end, before another run's processes meet."""
+  if 'ended' in files.read_json_object(os.path.join(workdir, NAME)):
+    write(workdir, {})
 
 
 def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]]:

@@ -30,6 +30,9 @@ def check_together(values: dict) -> None:
     for key, default in ('data.held_out', ()), ('data.imbalance', 1), ('data.balance', 'none'):
       value = values[key]
       check(value == default, key, value, f'{default!r} for synthetic examples')
+  if values['data.source'].startswith('features:'):
+    name = values['model.name']
+    check(name == 'linear' or ':' in name, 'model.name', name, 'linear where data are features')
   size, resize = values['data.image_size'], values['data.resize']
   check(resize >= size, 'data.resize', resize, 'at least data.image_size')
   scales = values.get('data.scale_range', (size,))

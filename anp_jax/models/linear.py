@@ -7,6 +7,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import ml_collections
 
 from anp_jax.models import layers
 
@@ -41,6 +42,12 @@ class Linear(nn.Module):
     return layers.head(self, nn.initializers.normal(0.01))(x)
 
 
+def is_fused(config: ml_collections.ConfigDict) -> bool:
+  """Whether logits are sums of what several files of features contribute."""
+  is_sum = config.model.name == 'linear' and config.model.head in ('joint', 'multitask', 'factored')
+  return is_sum and len(config.data.get('widths', ())) > 1
+
+
 def contributions(
   logits_of: Callable[[jax.Array], jax.Array], images: jax.Array, stats: Any, widths: Sequence[int]
 ) -> jax.Array:
@@ -64,6 +71,6 @@ def contributions(
   logits = logits_of(images)
   parts = []
   for start, end in itertools.pairwise(itertools.accumulate(widths, initial=0)):
-    lost = logits - logits_of(images.at[..., start:end].set(means[start:end]))
-    parts.append(lost - lost.mean(-1, keepdims=True))
+    part = logits - logits_of(images.at[..., start:end].set(means[start:end]))
+    parts.append(part - part.mean(-1, keepdims=True))
   return jnp.stack(parts, 1)

@@ -170,6 +170,7 @@ def _run(flags, progress):
   """Names all files; heavy modules are imported once the flags are good."""
   from anp_jax.checkpoint.weights import pretrained
   from anp_jax.data.sources import skipped_files
+  from anp_jax.models import linear
   from anp_jax.predict import network as network_lib, predict_rows as rows_lib, sheet as sheet_lib
   from anp_jax.system import compile_cache
 
@@ -177,8 +178,9 @@ def _run(flags, progress):
   widths = trained.config.data.get('widths', ())
   if widths and flags.sheet:
     raise config_lib.ConfigError(f'--sheet={flags.sheet!r}: features have no images to draw')
+  is_fused = linear.is_fused(trained.config) and len(widths) == 2
   table = rows_lib.Rows(
-    trained.vocabulary, flags.explain, flags.sentiment, flags.emotions, len(widths) == 2
+    trained.vocabulary, flags.explain, flags.sentiment, flags.emotions, is_fused
   )
   for line in [*notes, *table.notes]:
     progress.line.log(line)
@@ -194,6 +196,7 @@ def _run(flags, progress):
     if flags.output:
       stream = stack.enter_context(open(flags.output, 'wb'))
     stack.enter_context(contextlib.closing(batches))
+    stack.callback(_write_features, flags.features, feature_files, arrays)  # after Ctrl-C, too
     write = rows_lib.writer(flags.format, stream, table.columns)
     for batch, names in named(network, batches):
       rows = [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
@@ -211,8 +214,6 @@ def _run(flags, progress):
   if left_out:
     hints = skipped_files.heif_hints()
     progress.line.log(f'left out: {left_out.text(hints)}')
-  if arrays:
-    _write_features(flags.features, feature_files, arrays)
   if pictures:
     title = _title(trained, progress, len(pictures))
     sheet_lib.write(flags.sheet, *zip(*pictures), title)
@@ -224,7 +225,7 @@ def _batches(flags, trained, network, progress, left_out):
   from anp_jax.predict import file_batches
 
   if widths := trained.config.data.get('widths', ()):
-    return file_batches.of_features(flags.paths, network.batch_size, sum(widths))
+    return file_batches.of_features(flags.paths, network.batch_size, widths)
   if '-' not in flags.paths:
     progress.count_total(file_batches.find(flags.paths))
   return file_batches.batches(
@@ -237,11 +238,17 @@ def _batches(flags, trained, network, progress, left_out):
 
 
 def _write_features(path, names, arrays):
-  """Writes a file that `data.sources.features` reads."""
+  """Writes a file that `data.sources.features` reads; none if nothing was named."""
   import numpy as np
 
-  joined = {name: np.concatenate([batch[name] for batch in arrays]) for name in arrays[0]}
-  np.savez(path, names=names, **joined)
+  from anp_jax.system import files
+
+  if not arrays:
+    return
+  rows = [*{name: row for row, name in enumerate(names)}.values()]  # a path may come twice
+  with files.atomic_path(path) as draft, open(draft, 'wb') as file:
+    columns = {name: np.concatenate([batch[name] for batch in arrays])[rows] for name in arrays[0]}
+    np.savez(file, names=[names[row] for row in rows], **columns)
 
 
 def _finished(network, batch, started):

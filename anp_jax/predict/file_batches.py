@@ -4,7 +4,7 @@ Nothing here holds more than a few batches, however many files there are.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
 import itertools
@@ -12,7 +12,6 @@ import os
 
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax.data.sources import features, folder_names, image_folder, skipped_files, stored_images
 
 STDIN = '-'
@@ -112,27 +111,24 @@ def batches(
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def of_features(texts: Iterable[str], size: int, width: int) -> Iterator[Batch]:
+def of_features(texts: Iterable[str], size: int, widths: Sequence[int]) -> Iterator[Batch]:
   """Yields batches of vectors, in the order of the files that hold them.
 
   Args:
     texts: files of features, each as in `features.read_all`.
     size: vectors per batch.
-    width: numbers per vector.
+    widths: numbers per vector in each of its files.
 
   Raises:
     ConfigError: if a file cannot be read, or has another width.
   """
   for text in texts:
     names, arrays = features.read_all(text, '')
+    features.check_widths(text, arrays, widths)
     vectors = np.concatenate(arrays, 1)
-    if vectors.shape[1] != width:
-      raise config_lib.ConfigError(
-        f'{text}: {vectors.shape[1]} numbers per example, expected {width}'
-      )
     for start in range(0, len(names), size):
       rows = vectors[start : start + size]
-      images = np.zeros((size, 1, 1, width), np.float32)
+      images = np.zeros((size, 1, 1, vectors.shape[1]), np.float32)
       images[: len(rows), 0, 0] = rows
       yield Batch(list(names[start : start + size]), images, [])
 

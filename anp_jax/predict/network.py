@@ -136,8 +136,6 @@ def _program(trained, top, target, keeps_features):
   config, objective = trained.config, trained.objective
   model = trained.model(target)
   d, m = config.data, config.model
-  widths = d.get('widths', ())
-  is_fused = m.name == 'linear' and len(widths) > 1
 
   def outputs_of(weights, images):
     # As `step` evaluates, so that both name the same.
@@ -151,7 +149,7 @@ def _program(trained, top, target, keeps_features):
     if keeps_features:
       if not inputs:
         raise config_lib.ConfigError(f'--features: {m.name} has no dense layer (flax.linen.Dense)')
-      features = inputs[-1].reshape(len(images), -1)
+      features = inputs[-1].reshape(len(images), -1).astype(jnp.float32)
       arrays = {'features': features, 'logits': objective.logits(outputs)}
     scores = objective.scores(outputs)
     # Ranked before the softmax, in which the unlikely ones are all 0.
@@ -166,9 +164,9 @@ def _program(trained, top, target, keeps_features):
       likeliest, best = lax.top_k(scores[part], count)
       words[part] = Words(best, likeliest, of_named(values))
     parts = None
-    if is_fused:
+    if linear.is_fused(config):
       parts = linear.contributions(
-        lambda x: objective.logits(outputs_of(weights, x)), images, weights, widths
+        lambda x: objective.logits(outputs_of(weights, x)), images, weights, d.widths
       )
       parts = jnp.take_along_axis(parts, classes[:, None], -1)
     return Names(classes, of_named(scores['anp']), words, parts, arrays)

@@ -35,13 +35,12 @@ class EvalStep(step_context.StepContext):
       logarithms of probabilities; with several files of features contributions
       (batch, files) to the logit of the example's class, see `linear.contributions`.
     """
-    widths = self.config.data.get('widths', ())
-    is_fused = self.config.model.name == 'linear' and len(widths) > 1
 
     def rows(outputs, batch, stats, logits_of):
       label = batch['label']
       more = {}
-      if is_fused:
+      if linear.is_fused(self.config):
+        widths = self.config.data.widths
         values = linear.contributions(logits_of, batch['image'], stats, widths)
         more['contributions'] = jnp.take_along_axis(values, label[:, None, None], 2)[..., 0]
       logs = jax.tree.map(jnp.log, self.objective.scores(outputs))

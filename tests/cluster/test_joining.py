@@ -57,6 +57,16 @@ def test_a_process_that_comes_back_after_the_end_leaves_at_once(tmp_path, capsys
     assert capsys.readouterr().out == f'the run in {workdir} has ended\n'
 
 
+def test_another_run_forgets_the_end_of_an_earlier_one(tmp_path):
+  joining.write(str(tmp_path), {}, _THIRD.coordinator_address)
+  joining.forget_end(str(tmp_path))
+  assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
+  addresses = {0: ('10.0.0.1', 1000)}
+  joining.write(str(tmp_path), addresses)
+  joining.forget_end(str(tmp_path))  # of a run that goes on
+  assert joining.read_addresses(str(tmp_path)) == addresses
+
+
 def test_nobody_answers_any_more(tmp_path):
   joining.write(str(tmp_path), {0: ('127.0.0.1', launching.free_port())})
   with pytest.raises(config_lib.ConfigError, match='no process of the run in .* answers'):

@@ -8,7 +8,10 @@ from pyarrow import parquet
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax.data.sources import features
+from anp_jax import config as config_lib
+from anp_jax.checkpoint import run_dir
+from anp_jax.data import sources, vocabulary as vocabulary_lib
+from anp_jax.data.sources import features, label_mapping
 from tests import builders, opening
 
 NAMES = ('a/old_cat/1.jpg', 'a/red_dog/2.jpg', 'a/old_cat/3.jpg')
@@ -64,6 +67,39 @@ def test_classes_of_words(tmp_path, config):
     np.testing.assert_array_equal(source.labels(), labels)
 
 
+def test_an_example_without_a_class_has_no_word():
+  class Source(sources.Source):
+    kind, name = 'vectors', 'x'
+    vocabulary = vocabulary_lib.Vocabulary(('old_cat', 'red_dog', 'red_cat'))
+
+    def labels(self):
+      return np.array([2, -1, 0])
+
+  words = label_mapping.of_words(Source(), 'adjectives')
+  np.testing.assert_array_equal(words.labels(), [1, -1, 0])
+
+
+def test_features_of_other_widths_are_refused(tmp_path, config):
+  _npz(tmp_path / 'x-train.npz')
+  _npz(tmp_path / 'x-validation.npz', features=np.ones((3, 5)))
+  line = f'{tmp_path}/x-validation.npz has 5 numbers per example, expected 2'
+  opening.refused([line], config, f'features:{tmp_path}/x-{{split}}.npz')
+  # Those of a run, in another order of its files.
+  _npz(tmp_path / 'y.npz', features=np.ones((3, 5)))
+  config.data.source = f'features:{tmp_path}/y.npz,{tmp_path}/x-train.npz'
+  (tmp_path / 'config.json').write_text('{"data.widths": [2, 5]}')
+  with pytest.raises(
+    config_lib.ConfigError, match='has 5 and 2 numbers per example, expected 2 and 5'
+  ):
+    run_dir.with_sizes(config, str(tmp_path), 1)
+
+
+def test_networks_of_images_do_not_read_features():
+  line = "config.model.name='resnet50': expected linear where data are features"
+  with pytest.raises(config_lib.ConfigError, match=line):
+    builders.load('configs/features.py', {'model.name': 'resnet50'})
+
+
 @pytest.mark.parametrize(
   'arrays, words',
   [
@@ -73,6 +109,7 @@ def test_classes_of_words(tmp_path, config):
     ({'features': VALUES * np.nan}, 'not finite'),
     ({'features': VALUES, 'names': ('x/1', 'x/1', 'x/2')}, 'names repeat'),
     ({'features': VALUES, 'names': ('x/1', '2.jpg', 'x/2')}, "'2.jpg' has no class"),
+    ({'features': VALUES, 'names': ('x/1', 'x/3', '\x1b]x/2')}, 'has no class'),
     ({'features': np.array([None] * 3)}, 'pickle'),
   ],
 )

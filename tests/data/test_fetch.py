@@ -11,6 +11,7 @@ import time
 from PIL import Image
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.config import errors
 from anp_jax.data.prepare import fetch
 from tests import builders, prepared
@@ -157,6 +158,9 @@ def test_what_is_gone_is_asked_for_again_after_its_report_is_deleted(site, tmp_p
   assert site.paths() == ['3.jpg']  # not said to be gone
   assert lines[0].endswith(': 0 fetched, 0 there already, 2 gone, 1 failed')
   assert lines[2] == 'failed, the same command asks again: 1 HTTP 403'
+  (tmp_path / 'tree' / 'gone.csv').write_bytes(b'class,url,reason\n\xff')
+  with pytest.raises(config_lib.ConfigError, match='gone.csv: .*; delete it to ask'):
+    _fetch(tmp_path, site, answers)
   (tmp_path / 'tree' / 'gone.csv').unlink()
   _, tree = _fetch(tmp_path, site, answers | {'1.jpg': prepared.photo(1)})
   assert tree['happy_dog/1.jpg'] == prepared.photo(1)

@@ -1,6 +1,7 @@
 """Tests of predict: files named from the command line, as evaluation would."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from PIL import Image
 import pytest
 from scipy import special
 
-from anp_jax import train
+from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
@@ -125,7 +126,8 @@ def test_features_are_what_the_classifier_reads(run, tmp_path, capfd):
   """Written for photographs in batches; `data.sources.features` reads them."""
   workdir, tree = run
   path = tmp_path / 'x.npz'
-  _named(capfd, f'--checkpoint={workdir}', tree, f'--features={path}', '--batch_size=8')
+  paths = tree, tree / 'old_dog'  # some come twice
+  _named(capfd, f'--checkpoint={workdir}', *paths, f'--features={path}', '--batch_size=8')
   names, values = features.read(str(path))
   assert list(names) == sorted(str(p) for p in tree.rglob('*.jpg'))
   trained = trained_lib.load(str(workdir))
@@ -137,6 +139,15 @@ def test_features_are_what_the_classifier_reads(run, tmp_path, capfd):
   np.testing.assert_allclose(features.read(str(path), 'logits')[1], logits, rtol=1e-4, atol=1e-5)
   assert _main(f'--checkpoint={workdir}', tree, f'--features={tmp_path}/x.csv') == 2
   assert 'x.csv' in capfd.readouterr().err
+
+
+def test_features_of_a_bfloat16_network_are_float32(run):
+  trained = trained_lib.load(str(run[0]))
+  config = config_lib.replaced(trained.config, {'model.dtype': 'bfloat16'})
+  network = network_lib.Network(dataclasses.replace(trained, config=config), 1, 8, None, True)
+  images = np.zeros((network.batch_size, 16, 16, 3), np.uint8)
+  names = network.names(network.start(images), 8)
+  assert {a.dtype for a in names.arrays.values()} == {np.dtype('float32')}
 
 
 def test_words_are_sums_over_their_pairs(run, capfd):

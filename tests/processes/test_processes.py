@@ -177,6 +177,8 @@ def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
     assert f'SIG{name}: saving' in ranks.text(1)
     step = int(re.search(r'stopped at step (\d+)', ranks.text(0))[1])
   marker = json.loads((tmp_path / 'run/stopped.json').read_text())
+  members = tmp_path / 'run/members.json'
+  assert not members.exists() or 'ended' not in members.read_text()  # it goes on
   assert marker == {'step': step, 'total': 100000, 'reason': 'a signal'}
   launching.run(
     tmp_path / 'again',

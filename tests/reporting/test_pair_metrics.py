@@ -74,6 +74,21 @@ def test_the_sweep_of_a_bias_is_a_loop_over_biases(rounded):
 
 
 @pytest.mark.parametrize('rounded', [False, True])
+def test_ranks_are_those_of_a_sort_in_pieces_too(rounded, monkeypatch):
+  monkeypatch.setattr(analysis_results, '_CHUNK', 17 * 7)  # pieces of seven images
+  saved = _saved(rounded)
+  rows = analysis_results.Results(CLASSES, saved, SIZES).rows
+  order = np.argsort(-saved['logits'], 1, 'stable')
+  np.testing.assert_array_equal(rows['classes'], order[:, :5])
+  np.testing.assert_array_equal(rows['rank'], 1 + (order == saved['label'][:, None]).argmax(1))
+  logs = special.log_softmax(saved['logits'], 1)
+  # float64 sums of 17 terms.
+  np.testing.assert_allclose(rows['log_probabilities'], logs, atol=1e-12)
+  best = np.exp(np.take_along_axis(logs, order[:, :5], 1))
+  np.testing.assert_allclose(rows['probabilities'], best, rtol=1e-12)
+
+
+@pytest.mark.parametrize('rounded', [False, True])
 def test_the_open_world_has_all_combinations(rounded, monkeypatch):
   monkeypatch.setattr(pair_metrics, '_CHUNK', 30 * 7)  # chunks of seven images
   saved = _saved(rounded)

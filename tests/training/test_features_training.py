@@ -83,6 +83,9 @@ def test_a_fusion_learns_and_says_what_each_network_contributes(fusion, capsys):
   assert [row['anp'] for row in rows] == [_PAIRS[i] for i in logits.argmax(1)]
   got = [[float(row[f'{word}_contribution']) for word in ('adjective', 'noun')] for row in rows]
   want = parts[np.arange(len(labels)), :, logits.argmax(1)]
+  swapped = ','.join(reversed(paths.split(',')))
+  assert predict.main(['predict', f'--checkpoint={workdir}', swapped]) == 2
+  assert 'has 3 and 2 numbers per example, expected 2 and 3' in capsys.readouterr().err
   # Five digits are printed, of numbers up to 10.
   np.testing.assert_allclose(got, want, atol=5e-4)
 
@@ -109,6 +112,28 @@ def test_texts_give_the_zero_shot_scores_of_clip(tmp_path):
   want = -log[np.arange(40), labels].mean()
   np.testing.assert_allclose(scores['loss'], want, rtol=_TOLERANCE)
   assert 0.5 < scores['anp_top1'] == np.float32((log.argmax(1) == labels).mean())
+  # The same of words alone, which the texts name.
+  np.savez(tmp_path / 'words.npz', names=['old', 'big'], features=texts[:2])
+  word_keys = keys | {'data.pairs': 'adjectives', 'init.from': f'text:{tmp_path}/words.npz'}
+  config = config_lib.resolved(builders.load('configs/features.py:tiny', word_keys))
+  scores = train.run(config, str(tmp_path / 'words'), 'evaluate')
+  want = (images @ unit[:2].T).argmax(1) == [names[label].startswith('big') for label in labels]
+  assert scores['anp_top1'] == np.float32(want.mean())
+  # In a training the classes are in the order of the data, and may stay frozen.
+  keys |= {
+    'data.train_split': 'validation',
+    'duration': '2 steps',
+    'schedule.warmup': '0 steps',
+    'optimizer.multipliers': "(('head', 0),)",
+  }
+  config = config_lib.resolved(builders.load('configs/features.py:tiny', keys))
+  train.run(config, str(tmp_path / 'trained'))
+  kernel = trained_lib.load(str(tmp_path / 'trained')).params['head']['kernel']
+  order = [names.index(name) for name in sorted({path.partition('/')[0] for path in paths})]
+  np.testing.assert_allclose(kernel, 100 * unit[order].T, rtol=1e-6)
+  np.savez(tmp_path / 'texts.npz', names=names[1:], features=texts[1:])
+  with pytest.raises(config_lib.ConfigError, match="no text of the class 'old_sea'"):
+    train.run(config, str(tmp_path / 'other'))
 
 
 def test_features_are_what_the_classifier_reads():

@@ -19,6 +19,7 @@ import numpy as np
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import run_dir, trained as trained_lib
 from anp_jax.checkpoint.weights import published_weights, weights_source as source_lib
+from anp_jax.config import data_keys
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.parallel import state as state_lib
@@ -93,7 +94,10 @@ def load(
   _agree(published_weights.missing_path(path), gather)
   problem, matched = '', None
   try:
-    source = source_lib.read(path, config, abstract)
+    if path.startswith(published_weights.TEXT):
+      source = source_lib.of_texts(path, config, abstract, vocabulary.names)
+    else:
+      source = source_lib.read(path, config, abstract)
     head = set() if exact else classifier(config, vocabulary)
     outputs = source_lib.outputs(config, vocabulary)
     matched = match(source, abstract, head, outputs)
@@ -123,15 +127,17 @@ def vocabulary(
   Raises:
     ConfigError: if the weights cannot be read, or nothing names the classes.
   """
-  path = config.init['from']
+  path, pairs = config.init['from'], config.data.pairs
+  if pairs in data_keys.WORDS:  # the classes are words already
+    pairs = 'no'
   if path.startswith(published_weights.TEXT):
     names, _ = features.read(path.removeprefix(published_weights.TEXT))
-    return vocabulary_lib.Vocabulary(names).with_pairs(config.data.pairs)
+    return vocabulary_lib.Vocabulary(names).with_pairs(pairs)
   if not published_weights.is_published(path):
     return trained_lib.vocabulary(trained_lib.find(path))
   weights = published_weights.read(path)
   if weights.names:
-    return published_weights.vocabulary(weights).with_pairs(config.data.pairs)
+    return published_weights.vocabulary(weights).with_pairs(pairs)
   if len(data) != weights.classes:
     raise config_lib.ConfigError(
       f'config.init.from={path!r} has {weights.classes} classes without names, '

@@ -49,12 +49,47 @@ def read(path: str, config: ml_collections.ConfigDict, names: Iterable[str]) -> 
   Raises:
     ConfigError: if the weights cannot be read, or have another architecture.
   """
-  if path.startswith(published_weights.TEXT):
-    return _of_texts(path, config, names)
   path = published_weights.weights_file(path)
   if not os.path.isfile(path):
     return _of_checkpoint(path, config)
   return _of_file(path, config, names)
+
+
+def of_texts(
+  path: str, config: ml_collections.ConfigDict, names: Iterable[str], classes: tuple[str, ...]
+) -> Source:
+  """A linear network that scores as CLIP does, by 100 times the cosine of image and text.
+
+  The features of an image must have length 1.
+
+  Args:
+    path: text:FILE, features of the names of classes.
+    config: config of the run that begins.
+    names: names of its network's tensors.
+    classes: classes of the run, in their order.
+
+  Raises:
+    ConfigError: if the file cannot be read or lacks a class, or for another network.
+  """
+  place = f'config.init.from={path!r}'
+  if config.model.name != 'linear' or config.model.head != 'joint':
+    raise config_lib.ConfigError(
+      f'{place}: expected config.model.name=linear and config.model.head=joint'
+    )
+  texts, values = features.read(path.removeprefix(published_weights.TEXT))
+  rows = {text: i for i, text in enumerate(texts)}
+  if missing := [name for name in classes if name not in rows]:
+    raise config_lib.ConfigError(f'{place} has no text of the class {missing[0]!r}')
+  values = values[[rows[name] for name in classes]]
+  norms = np.linalg.norm(values, axis=1, keepdims=True)
+  if not norms.all():
+    raise config_lib.ConfigError(f'{place}: the text of {classes[norms.argmin()]!r} has length 0')
+  kernel = _TEXT_SCALE * (values / norms).T
+  tensors = {'params/head/kernel': kernel, 'params/head/bias': np.zeros(len(classes))}
+  for name in {*names} - {*tensors}:  # a normalisation that changes nothing
+    fill = 1 - _EPSILON if name.endswith('var') else float(name.endswith('scale'))
+    tensors[name] = np.full(len(kernel), fill)
+  return Source(path, {name: (name, value) for name, value in tensors.items()}, (), None)
 
 
 def outputs(config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabulary) -> tuple:
@@ -85,22 +120,6 @@ def _of_checkpoint(path, config):
     unused=(),
     outputs=outputs(trained.config, trained.vocabulary),
   )
-
-
-def _of_texts(path, config, names):
-  """A linear network that scores as CLIP does, by 100 times the cosine of image and text."""
-  if config.model.name != 'linear' or config.model.head != 'joint':
-    raise config_lib.ConfigError(
-      f'config.init.from={path!r}: expected config.model.name=linear and config.model.head=joint'
-    )
-  _, texts = features.read(path.removeprefix(published_weights.TEXT))
-  kernel = _TEXT_SCALE * (texts / np.linalg.norm(texts, axis=1, keepdims=True)).T
-  width, classes = kernel.shape
-  tensors = {'params/head/kernel': kernel, 'params/head/bias': np.zeros(classes)}
-  for name in {*names} - {*tensors}:  # a normalisation that changes nothing
-    fill = 1 - _EPSILON if name.endswith('var') else float(name.endswith('scale'))
-    tensors[name] = np.full(width, fill)
-  return Source(path, {name: (name, value) for name, value in tensors.items()}, (), None)
 
 
 def _of_file(path, config, names):

@@ -64,8 +64,11 @@ def fetch(file: str, root: str) -> list[str]:
   note = os.path.join(root, GONE)
   if not os.path.exists(note):
     files.write_atomic(note, 'class,url,reason\n')
-  with open(note, encoding='utf-8') as lines:
-    gone = {row[1]: row[2] for row in csv.reader(lines) if len(row) == 3}
+  try:
+    with open(note, encoding='utf-8') as lines:
+      gone = {row[1]: row[2] for row in csv.reader(lines) if len(row) == 3}
+  except (csv.Error, UnicodeDecodeError) as e:
+    raise config_lib.ConfigError(f'{note}: {e}; delete it to ask for all URLs again') from None
   tasks = [(path, photos[path]) for path in missing if photos[path] not in gone]
   failures: collections.Counter[str] = collections.Counter()
   progress = progress_lib.Progress('fetching', len(tasks), 0, 'not there', 10.0)

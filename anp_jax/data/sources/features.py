@@ -1,6 +1,6 @@
 """Features of images, as another encoder or a network of ours wrote them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import json
 import os
@@ -13,7 +13,7 @@ import safetensors
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import source as source_lib, splits
-from anp_jax.system import error_lines
+from anp_jax.system import error_lines, files
 
 PREFIX = 'features:'
 ARRAY = 'features'  # the array that is read where none is named
@@ -54,8 +54,11 @@ class Features(source_lib.Source):
       vectors = vectors[chosen]
       names, classes = tuple(names[i] for i in chosen), [classes[i] for i in chosen]
     else:
-      path, array = _paths(text, other_split)[0]
-      all_classes |= {*_classes(text, read(path, array)[0])} if os.path.exists(path) else set()
+      for (path, array), values in zip(_paths(text, other_split), arrays):
+        if os.path.exists(path):
+          other_names, other_values = read(path, array)
+          check_widths(path, [other_values], [values.shape[1]])
+          all_classes |= {*_classes(text, other_names)}
     self._names, self._vectors = names, vectors[:, None, None]
     self.vocabulary = vocabulary.Vocabulary(tuple(sorted(all_classes)))
     ids = {name: i for i, name in enumerate(self.vocabulary.names)}
@@ -81,15 +84,40 @@ class Features(source_lib.Source):
     return self._names
 
 
-def widths(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+def check_widths(place: str, arrays: Sequence[np.ndarray], expected: Sequence[int]) -> None:
+  """Raises ConfigError for features of other widths than those of other examples.
+
+  Args:
+    place: their file or files.
+    arrays: (n, width) of each file.
+    expected: widths of the other examples.
+  """
+  present = [array.shape[1] for array in arrays]
+  if present != [*expected]:
+    raise config_lib.ConfigError(
+      f'{place} has {_numbers(present)} numbers per example, expected {_numbers(expected)}'
+    )
+
+
+def _numbers(widths):
+  return ' and '.join(f'{width:,}' for width in widths)
+
+
+def widths(config: ml_collections.ConfigDict, expected: Sequence[int] = ()) -> tuple[int, ...]:
   """The numbers per example in each file of config.data.source; () for images.
 
+  Args:
+    config: the run's config.
+    expected: those that its network was made for; (): none yet.
+
   Raises:
-    ConfigError: as `read_all`.
+    ConfigError: as `read_all`, or if there are others than expected.
   """
   if not config.data.source.startswith(PREFIX):
     return ()
   _, arrays = read_all(config.data.source, config.data.eval_split)
+  if expected:
+    check_widths(f'config.data.source={config.data.source!r}', arrays, expected)
   return tuple(array.shape[1] for array in arrays)
 
 
@@ -117,7 +145,6 @@ def read_all(text: str, split: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
   return names, arrays
 
 
-@functools.lru_cache(maxsize=8)
 def read(path: str, array: str = ARRAY) -> tuple[tuple[str, ...], np.ndarray]:
   """Reads a file of features.
 
@@ -133,7 +160,12 @@ def read(path: str, array: str = ARRAY) -> tuple[tuple[str, ...], np.ndarray]:
     ConfigError: naming the file, and what was expected of it.
   """
   path = os.path.expanduser(path)
-  reader = _READERS.get(os.path.splitext(path)[1])
+  return _read(path, array, files.state(path))
+
+
+@functools.lru_cache(maxsize=4)  # of a run's two splits, which are asked for several times
+def _read(path, array, _state):
+  reader = _READERS.get(os.path.splitext(path)[1].lower())
   if not reader:
     raise config_lib.ConfigError(f'{path}: expected a file {", ".join(_READERS)}')
   try:
@@ -190,9 +222,10 @@ def _paths(text, split):
 def _classes(text, names):
   """The class of each example: the name of its file's folder."""
   classes = [os.path.basename(os.path.dirname(name)) for name in names]
-  if not all(classes):
-    name = names[classes.index('')]
-    raise config_lib.ConfigError(
-      f'config.data.source={text!r}: {name!r} has no class; expected names such as happy_dog/1.jpg'
-    )
+  for label, name in zip(classes, names):
+    if not label or vocabulary.has_control(label):
+      raise config_lib.ConfigError(
+        f'config.data.source={text!r}: {name!r} has no class; expected names such as '
+        'happy_dog/1.jpg'
+      )
   return classes

@@ -49,7 +49,7 @@ class _MappedLabels(source_lib.Wrapper):
   def __init__(self, source, vocabulary, ids):
     super().__init__(source)
     self.vocabulary = vocabulary
-    self._ids = np.array(ids, np.int32)
+    self._ids = np.array([*ids, -1], np.int32)  # an example without a class has -1
 
   def read(self, indices):
     images, labels = self._source.read(indices)

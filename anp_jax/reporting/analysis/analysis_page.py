@@ -64,7 +64,7 @@ _FIGURES = (
   ('pairs', 'Most confused pairs'),
   ('calibration', 'Calibration'),
   ('sizes', 'Accuracy by class size'),
-  ('contributions', 'Contributions of adjective and noun'),
+  ('contributions', 'Contributions of two files of features'),
 )
 
 _UNSEEN = (

@@ -271,6 +271,8 @@ def _other_pixels(config, workdir):
 
 def _network_line(config):
   d, m = config.data, config.model
+  if widths := d.get('widths', ()):
+    return f'model    {m.name}; {" and ".join(map(str, widths))} features'
   return (
     f'model    {m.name}; images of {d.image_size} pixels out of {d.resize}, '
     f'{d.decode}, mean {tuple(d.mean)}, std {tuple(d.std)}'

@@ -86,15 +86,15 @@ def count(config: ml_collections.ConfigDict, examples: int = 0, classes: int = 0
 
 def _data(config, examples, classes) -> tuple[int, int]:
   """Images an epoch, and outputs of the network."""
+  if config.data.source.startswith(features.PREFIX):
+    raise config_lib.ConfigError(
+      f'config.data.source={config.data.source!r}: plans are of networks that read images'
+    )
   embedded = config.data.source == 'anp_shapes'
   if embedded and config.model.head == 'joint':
     examples, classes = examples or _EMBEDDED[0], classes or _EMBEDDED[1]
   if examples and classes:
     return examples, classes
-  if config.data.source.startswith(features.PREFIX):
-    raise config_lib.ConfigError(
-      f'config.data.source={config.data.source!r}: plans are of networks that read images'
-    )
   try:
     source = sources.open_source(config, training=True)
   except (config_lib.ConfigError, OSError) as e:
