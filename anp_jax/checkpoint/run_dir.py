@@ -43,7 +43,8 @@ def with_sizes(
     ConfigError: if files of features cannot be read.
   """
   saved = saved_config(workdir) if workdir else {}
-  if widths := features.widths(config, saved.get('data.widths', ())):
+  expected = saved.get('data.widths', ()) if saved and has_checkpoints(workdir) else ()
+  if widths := features.widths(config, expected):
     config = config_lib.replaced(config, {'data.widths': widths})
   if config.batch_size:
     return config

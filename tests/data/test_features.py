@@ -88,6 +88,8 @@ def test_features_of_other_widths_are_refused(tmp_path, config):
   _npz(tmp_path / 'y.npz', features=np.ones((3, 5)))
   config.data.source = f'features:{tmp_path}/y.npz,{tmp_path}/x-train.npz'
   (tmp_path / 'config.json').write_text('{"data.widths": [2, 5]}')
+  assert run_dir.with_sizes(config, str(tmp_path), 1).data.widths == (5, 2)  # nothing is saved yet
+  (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
   with pytest.raises(
     config_lib.ConfigError, match='has 5 and 2 numbers per example, expected 2 and 5'
   ):
