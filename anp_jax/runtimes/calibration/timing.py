@@ -290,10 +290,8 @@ def images(config: ml_collections.ConfigDict, rows: int) -> jax.ShapeDtypeStruct
     config: config of the run.
     rows: images of a device's batch.
   """
-  side = config.data.image_size
-  return jax.ShapeDtypeStruct(
-    (rows // config.accumulate, side, side, 3), jnp.dtype(config.model.dtype)
-  )
+  shape, _ = config_lib.example(config)
+  return jax.ShapeDtypeStruct((rows // config.accumulate, *shape), jnp.dtype(config.model.dtype))
 
 
 def _counts(features) -> tuple[int, ...]:

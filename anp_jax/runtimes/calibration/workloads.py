@@ -70,8 +70,8 @@ def images(spec: run_spec.RunSpec, rows: int) -> dict[str, jax.Array]:
     name: np.zeros(array.shape, array.dtype)
     for name, array in build.abstract_batch(spec.config, spec.mesh, rows).items()
   }
-  shape = batch['image'].shape
-  batch['image'] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+  image = batch['image']
+  batch['image'] = np.random.default_rng(0).integers(0, 256, image.shape).astype(image.dtype)
   batch['row'] = np.arange(rows, dtype=np.int32)
   batch['weight'] += 1
   sharding = mesh_lib.batch_sharding(spec.mesh)
