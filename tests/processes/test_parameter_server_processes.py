@@ -54,17 +54,21 @@ def _whole(folder, total):
   assert f'{total} updates, the same bits' in launching.replayed(folder / 'run')
 
 
+# Of those that were killed, and those that ended because a server was.
+_LOST = -signal.SIGKILL, cluster.termination.TRY_AGAIN
+
+
 def _start_lost_ones_again(ranks):
-  """Those that were killed, and those that ended because a server was."""
   for rank, process in enumerate(ranks.processes):
-    if process.poll() in (-signal.SIGKILL, cluster.termination.TRY_AGAIN):
+    if process.poll() in _LOST:
       ranks.restart(rank)
 
 
 def _wait(ranks, seconds):
   """Waits for a good end of all."""
   end = time.monotonic() + seconds
-  while any(p.poll() is None for p in ranks.processes):
+  # All may be lost between two looks.
+  while any(p.poll() in (None, *_LOST) for p in ranks.processes):
     _start_lost_ones_again(ranks)
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.1)
