@@ -22,7 +22,7 @@ SOURCES = (
   'digits',
   'synthetic',
 )
-
+FEATURES = 'features:'  # before files of features
 WORDS = ('adjectives', 'nouns')  # of pairs
 _STRONG = ('strong_crop', 'strong_scale', 'strong_pad')
 KEYS = {
@@ -60,7 +60,7 @@ KEYS = {
     'numbers per example in each file of features; found in the files',
     lambda widths: all(type(w) is int and w > 0 for w in widths),
     'whole numbers above 0',
-    only_if=('data.source', ('features:*',)),
+    only_if=('data.source', (f'{FEATURES}*',)),
   ),
   'train_split': text('train', 'training split; for folder also a split file (.txt)'),
   'eval_split': text(

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from anp_jax.config import errors, urls
+from anp_jax.config import data_keys, errors, urls
 from anp_jax.config.errors import check
 
 SHARDING_RULES = ('replicate', 'fsdp')
@@ -30,7 +30,7 @@ def check_together(values: dict) -> None:
     for key, default in ('data.held_out', ()), ('data.imbalance', 1), ('data.balance', 'none'):
       value = values[key]
       check(value == default, key, value, f'{default!r} for synthetic examples')
-  if values['data.source'].startswith('features:'):
+  if values['data.source'].startswith(data_keys.FEATURES):
     name = values['model.name']
     check(name == 'linear' or ':' in name, 'model.name', name, 'linear where data are features')
   size, resize = values['data.image_size'], values['data.resize']

@@ -42,9 +42,14 @@ class Linear(nn.Module):
     return layers.head(self, nn.initializers.normal(0.01))(x)
 
 
-def is_fused(config: ml_collections.ConfigDict) -> bool:
-  """Whether logits are sums of what several files of features contribute."""
-  is_sum = config.model.name == 'linear' and config.model.head in ('joint', 'multitask', 'factored')
+def is_fused(config: ml_collections.ConfigDict, head: Any) -> bool:
+  """Whether logits are sums of what several files of features contribute.
+
+  Args:
+    config: the run's config.
+    head: its `training.heads.Head`.
+  """
+  is_sum = config.model.name == 'linear' and head.is_linear
   return is_sum and len(config.data.get('widths', ())) > 1
 
 

@@ -175,10 +175,9 @@ def _run(flags, progress):
   from anp_jax.system import compile_cache
 
   trained, notes = pretrained.find(flags.checkpoint, flags.which, flags.labels)
-  widths = trained.config.data.get('widths', ())
-  if widths and flags.sheet:
+  if (widths := trained.config.data.get('widths', ())) and flags.sheet:
     raise config_lib.ConfigError(f'--sheet={flags.sheet!r}: features have no images to draw')
-  is_fused = linear.is_fused(trained.config) and len(widths) == 2
+  is_fused = linear.is_fused(trained.config, trained.objective.head) and len(widths) == 2
   table = rows_lib.Rows(
     trained.vocabulary, flags.explain, flags.sentiment, flags.emotions, is_fused
   )

@@ -164,7 +164,7 @@ def _program(trained, top, target, keeps_features):
       likeliest, best = lax.top_k(scores[part], count)
       words[part] = Words(best, likeliest, of_named(values))
     parts = None
-    if linear.is_fused(config):
+    if linear.is_fused(config, objective.head):
       parts = linear.contributions(
         lambda x: objective.logits(outputs_of(weights, x)), images, weights, d.widths
       )

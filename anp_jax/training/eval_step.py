@@ -39,9 +39,8 @@ class EvalStep(step_context.StepContext):
     def rows(outputs, batch, stats, logits_of):
       label = batch['label']
       more = {}
-      if linear.is_fused(self.config):
-        widths = self.config.data.widths
-        values = linear.contributions(logits_of, batch['image'], stats, widths)
+      if linear.is_fused(self.config, self.objective.head):
+        values = linear.contributions(logits_of, batch['image'], stats, self.config.data.widths)
         more['contributions'] = jnp.take_along_axis(values, label[:, None, None], 2)[..., 0]
       logs = jax.tree.map(jnp.log, self.objective.scores(outputs))
       words = {factor.name: logs[factor.name] for factor in self.objective.head.factors}

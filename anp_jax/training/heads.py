@@ -46,11 +46,13 @@ class Head:
     factors: adjectives and nouns; () for plain classes.
     scores_all_combinations: whether log p(adjective) + log p(noun) ranks all
       combinations, classes or not.
+    is_linear: whether logits are linear in the outputs.
   """
 
   classes: int
   factors: tuple[Factor, ...] = ()
   scores_all_combinations: ClassVar[bool] = False
+  is_linear: ClassVar[bool] = False
 
   @property
   def outputs(self) -> int:
@@ -78,6 +80,8 @@ class Head:
 @dataclasses.dataclass(frozen=True)
 class Joint(Head):
   """An output for each class; a word's probability is the sum over its classes."""
+
+  is_linear: ClassVar[bool] = True
 
   @property
   def outputs(self) -> int:
@@ -111,6 +115,7 @@ class Bilinear(Joint):
     rank: number of products.
   """
 
+  is_linear: ClassVar[bool] = False
   rank: int = 1
 
   @property
@@ -136,6 +141,8 @@ class Bilinear(Joint):
 
 class _WordHead(Head):
   """A head with outputs for adjectives and nouns, which follow those of classes."""
+
+  is_linear: ClassVar[bool] = True
 
   def _words(self, outputs: jax.Array) -> list[jax.Array]:
     """Outputs of adjectives and of nouns."""

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from anp_jax import __main__ as main, cluster, config as config_lib
-from anp_jax.cluster import cluster_env, generation, joining
+from anp_jax.cluster import cluster_env, coordinator, generation, joining
 from tests import launching
 
 _ALONE = cluster_env.ALONE
@@ -57,9 +57,17 @@ def test_a_process_that_comes_back_after_the_end_leaves_at_once(tmp_path, capsys
     assert capsys.readouterr().out == f'the run in {workdir} has ended\n'
 
 
-def test_another_run_forgets_the_end_of_an_earlier_one(tmp_path):
+def test_another_run_forgets_the_end_of_an_earlier_one(tmp_path, monkeypatch):
+  """Before it listens, and so before any of its processes can come."""
   joining.write(str(tmp_path), {}, _THIRD.coordinator_address)
-  joining.forget_end(str(tmp_path))
+
+  def listen(*_):
+    raise InterruptedError
+
+  monkeypatch.setattr(coordinator, 'Coordinator', listen)
+  settings, first = types.SimpleNamespace(rendezvous_timeout=300), _THIRD._replace(index=0)
+  with pytest.raises(InterruptedError):
+    cluster._meet(first, {'elastic': False}, settings, generation.FIRST, str(tmp_path))
   assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
   addresses = {0: ('10.0.0.1', 1000)}
   joining.write(str(tmp_path), addresses)

@@ -11,7 +11,7 @@ from sklearn import metrics
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.data.sources import label_mapping
+from anp_jax.data.sources import label_mapping, source as source_lib
 from anp_jax.reporting.analysis import (
   analysis_files,
   analysis_results as results_lib,
@@ -207,7 +207,7 @@ def test_words_that_are_confused_stand_side_by_side():
   assert figures.shown(some).tolist() == [0, 1, 2]
 
 
-class _Source:
+class _Source(source_lib.Source):
   """Pixels that show their own index, and places that need care."""
 
   kind = 'pixels'

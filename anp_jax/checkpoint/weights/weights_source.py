@@ -14,10 +14,10 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming as naming_lib, published_weights
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
+from anp_jax.models import layers
 
 # CLIP's: its temperature is learnt, and held at 100 (arXiv 2103.00020, section 2.5).
 _TEXT_SCALE = 100.0
-_EPSILON = 1e-5  # of `layers.BatchNorm`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def of_texts(
   kernel = _TEXT_SCALE * (values / norms).T
   tensors = {'params/head/kernel': kernel, 'params/head/bias': np.zeros(len(classes))}
   for name in {*names} - {*tensors}:  # a normalisation that changes nothing
-    fill = 1 - _EPSILON if name.endswith('var') else float(name.endswith('scale'))
+    fill = 1 - layers.BatchNorm.epsilon if name.endswith('var') else float(name.endswith('scale'))
     tensors[name] = np.full(len(kernel), fill)
   return Source(path, {name: (name, value) for name, value in tensors.items()}, (), None)
 

@@ -154,7 +154,7 @@ def _parser():
 def _open(config):
   """The sources of training and of evaluation."""
   splits = [sources.open_source(config, training) for training in (True, False)]
-  if splits[0].kind not in ('encoded', 'pixels'):
+  if not splits[0].has_images:
     raise config_lib.ConfigError(
       f'config.data.source={config.data.source} has nothing to show: it holds no images'
     )

@@ -78,7 +78,7 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
   if d.source == 'arrays':
     path = store_copy.path('config.data.path', d.path, config)
     return arrays.Arrays(os.path.expanduser(path), split)
-  if d.source.startswith(features.PREFIX):
+  if d.source.startswith(data_keys.FEATURES):
     return features.Features(d.source, split, other_split)
   if d.source == 'digits':
     return digits.Digits(split)

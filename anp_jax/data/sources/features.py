@@ -11,13 +11,12 @@ import numpy as np
 import safetensors
 
 from anp_jax import config as config_lib
+from anp_jax.config import data_keys
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import source as source_lib, splits
 from anp_jax.system import error_lines, files
 
-PREFIX = 'features:'
 ARRAY = 'features'  # the array that is read where none is named
-_SPLIT = '{split}'
 
 
 class Features(source_lib.Source):
@@ -47,7 +46,7 @@ class Features(source_lib.Source):
     names, arrays = read_all(text, split)
     vectors, classes = np.concatenate(arrays, 1), _classes(text, names)
     all_classes = {*classes}
-    if _SPLIT not in text:
+    if splits.SPLIT not in text:
       splits.check_half(text, split)
       keys = [f'{label}/{os.path.basename(name)}' for label, name in zip(classes, names)]
       chosen = [i for i, key in enumerate(keys) if splits.in_half(key, split)]
@@ -113,7 +112,7 @@ def widths(config: ml_collections.ConfigDict, expected: Sequence[int] = ()) -> t
   Raises:
     ConfigError: as `read_all`, or if there are others than expected.
   """
-  if not config.data.source.startswith(PREFIX):
+  if not config.data.source.startswith(data_keys.FEATURES):
     return ()
   _, arrays = read_all(config.data.source, config.data.eval_split)
   if expected:
@@ -213,9 +212,9 @@ _READERS: dict[str, Callable[[str, str], tuple[Any, Any]]] = {
 def _paths(text, split):
   """(path, array) of each file of a split."""
   result = []
-  for part in text.removeprefix(PREFIX).split(','):
+  for part in text.removeprefix(data_keys.FEATURES).split(','):
     path, _, array = part.strip().partition('#')
-    result.append((os.path.expanduser(path.replace(_SPLIT, split)), array or ARRAY))
+    result.append((os.path.expanduser(path.replace(splits.SPLIT, split)), array or ARRAY))
   return result
 
 

@@ -12,6 +12,7 @@ from anp_jax.data.sources import (
   image_folder,
   image_table,
   source as source_lib,
+  splits,
   tar_shards,
 )
 from anp_jax.system import untrusted_text
@@ -68,7 +69,7 @@ def has_splits(text: str, path: str) -> bool:
   """
   name, place = kind(text), text.partition(':')[2]
   if name == 'tar':
-    return tar_shards.SPLIT in place
+    return splits.SPLIT in place
   if name == 'hf':
     return hf_files.has_splits(hf_set.full_path(text, path))
   if name == 'list':

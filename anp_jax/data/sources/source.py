@@ -11,10 +11,10 @@ class Source:
   """One split of a data set.
 
   Encoded images are decoded by `input.decode` or `input.decode_pillow`; pixels
-  need no TensorFlow; synthetic examples are made on the device.
+  need no TensorFlow; synthetic examples are made on the device; vectors are features.
 
   Attributes:
-    kind: 'encoded' (image files), 'pixels' (uint8 arrays) or 'synthetic'.
+    kind: 'encoded' (image files), 'pixels' (uint8 arrays), 'vectors' or 'synthetic'.
     vocabulary: classes of the labels.
     name: name of the split in messages.
   """
@@ -22,6 +22,11 @@ class Source:
   kind: str
   vocabulary: vocabulary_lib.Vocabulary
   name: str
+
+  @property
+  def has_images(self) -> bool:
+    """Whether examples can be shown."""
+    return self.kind in ('encoded', 'pixels')
 
   def __len__(self) -> int:
     """Number of examples."""
@@ -34,7 +39,8 @@ class Source:
       indices: (n,) int64 in [0, len).
 
     Returns:
-      n images, bytes or (height, width, 3) uint8; labels (n,) int32.
+      n images, bytes or (height, width, 3) uint8, or vectors (1, 1, width) float32;
+      labels (n,) int32.
     """
     raise NotImplementedError
 

@@ -11,6 +11,7 @@ USUAL = (
   ('validation', 'valid', 'val', 'validation_set', 'valid_set', 'val_set'),
   ('test', 'testing', 'test_set', 'testing_set'),
 )
+SPLIT = '{split}'  # in a pattern of files, stands for the name of a split
 HALVES = ('train', 'validation')
 _TRAIN_SHARE = 0.8  # of a set without splits
 KEYS = 'set config.data.train_split and config.data.eval_split'

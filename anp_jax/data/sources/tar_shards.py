@@ -18,7 +18,6 @@ from anp_jax.data.sources import (
 )
 from anp_jax.system import files
 
-SPLIT = '{split}'
 _RANGE = re.compile(r'\{(\d{1,6})\.\.(\d{1,6})\}')
 
 
@@ -62,7 +61,7 @@ def find(
   )
   chosen, skipped = [], skipped_files.SkippedFiles()
   for i in np.flatnonzero(labels >= 0):  # the lists may leave classes out
-    if SPLIT not in pattern and not splits.in_half(_key(names[i]), split):
+    if splits.SPLIT not in pattern and not splits.in_half(_key(names[i]), split):
       continue
     if names[i].lower().endswith(suffixes):
       chosen.append(i)
@@ -117,12 +116,12 @@ def _numbered(pattern):
 
 def _shards_of_split(pattern, split):
   """The shards of a split; all shards of a set without splits."""
-  if SPLIT not in pattern:
+  if splits.SPLIT not in pattern:
     splits.check_half(pattern, split)
     return expand(pattern)
-  names = [n for n in splits.usual_names(split) if _exists(pattern.replace(SPLIT, n))]
+  names = [n for n in splits.usual_names(split) if _exists(pattern.replace(splits.SPLIT, n))]
   name = splits.choose(pattern, split, names) if names else split
-  return expand(pattern.replace(SPLIT, name))
+  return expand(pattern.replace(splits.SPLIT, name))
 
 
 def _exists(pattern):
@@ -132,7 +131,7 @@ def _exists(pattern):
 
 def _other_texts(pattern, split, other_split, data_dir):
   """The classes of the run's other split, if that has shards."""
-  if SPLIT not in pattern or other_split in ('', split):
+  if splits.SPLIT not in pattern or other_split in ('', split):
     return ()
   try:
     shards = _shards_of_split(pattern, other_split)

@@ -51,7 +51,7 @@ def write(
   _write_tables(place, source, results)
   _write_figures(place, results)
   first = results.parts[0]
-  if source.kind not in ('synthetic', 'vectors'):
+  if source.has_images:
     choice = pictures.choose(results)
     images = pictures.read(config, source, choice.indices)
     if choice.pairs:

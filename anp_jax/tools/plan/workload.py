@@ -14,10 +14,9 @@ import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib, models
-from anp_jax.config import emulation_keys
+from anp_jax.config import data_keys, emulation_keys
 from anp_jax.costs import work
 from anp_jax.data import sources
-from anp_jax.data.sources import features
 from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.channel_split import convolutions
@@ -86,7 +85,7 @@ def count(config: ml_collections.ConfigDict, examples: int = 0, classes: int = 0
 
 def _data(config, examples, classes) -> tuple[int, int]:
   """Images an epoch, and outputs of the network."""
-  if config.data.source.startswith(features.PREFIX):
+  if config.data.source.startswith(data_keys.FEATURES):
     raise config_lib.ConfigError(
       f'config.data.source={config.data.source!r}: plans are of networks that read images'
     )
