@@ -70,7 +70,7 @@ class Experiment:
     """
     program = self.program
     weights, messages = initial.load(self.config, program, self.source.vocabulary, workdir, gather)
-    return state_lib.create(program.init_fn, program.abstract_state, weights), messages
+    return program.new_state(weights), messages
 
   def batches(self, step: int = 0) -> feed.Feed:
     """Returns the device batches from a step on; the caller closes the feed."""

@@ -8,7 +8,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.runtimes.model_ring import (
   candidates as candidates_lib,
   leaderboard as leaderboard_lib,
@@ -89,7 +89,7 @@ def _alone(config, model_config, sizes, laps, devices):
   program = build.create(
     run_spec.RunSpec(build_config, mesh, objective, model_config.batch_size, len(source))
   )
-  state = state_lib.create(program.init_fn, program.abstract_state)
+  state = program.new_state()
   feeds = []
   for number, shard in enumerate(shards):
     seed = schedule_lib.stream_seed(model_config.seed, number)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.training import build as build_lib, objective as objective_lib, run_spec
 
 NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
@@ -20,10 +20,6 @@ def build(config, devices, names=NAMES, class_weights=()):
   division.check(config, config.batch_size, mesh)
   losses = objective(config, names, class_weights)
   return build_lib.create(run_spec.RunSpec(config, mesh, losses, config.batch_size, 640))
-
-
-def new_state(program):
-  return state_lib.create(program.init_fn, program.abstract_state)
 
 
 def batch(seed, size=16, side=8, classes=12):

@@ -75,7 +75,7 @@ def batch(mesh, step):
 
 def train(program, mesh, steps=4):
   """The state after some steps, and the values of each."""
-  state = programs.new_state(program)
+  state = program.new_state()
   values = []
   for step in range(steps):
     state, values_of_step = program.train_step(state, batch(mesh, step))

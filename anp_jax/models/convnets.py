@@ -42,11 +42,12 @@ class _Network(nn.Module):
   def _hidden(self, x, features, name):
     """A fully connected layer with a ReLU, of a map or of vectors."""
     types = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    dense = nn.Dense(features, kernel_init=nn.initializers.he_normal(), name=name, **types)
+    he = layers.Initializer('truncated_normal', 2.0, 'fan_in')  # arXiv 1502.01852
+    dense = nn.Dense(features, kernel_init=he, bias_init=layers.ZEROS, name=name, **types)
     return layers.relu(dense(x.reshape(x.shape[0], -1)), self.platform)
 
   def _head(self, x):
-    return layers.head(self, nn.initializers.normal(0.01))(x.reshape(x.shape[0], -1))
+    return layers.head(self, layers.Initializer('normal', 0.01))(x.reshape(x.shape[0], -1))
 
   def _check_side(self, images, least, name):
     side = min(images.shape[1:3])

@@ -30,7 +30,7 @@ SIZES = {
 }
 EPSILON = 1e-6
 _LAYER_SCALE = 1e-6  # at the start
-_init = nn.initializers.truncated_normal(0.02)
+_init = layers.Initializer('truncated_normal', 0.02)
 
 
 class ResponseNorm(nn.Module):
@@ -46,9 +46,8 @@ class ResponseNorm(nn.Module):
   def __call__(self, x):
     """(batch, height, width, channels) in and out."""
     shape = (x.shape[-1],)
-    zeros = nn.initializers.zeros_init()
-    scale = layers.parameter(self, 'scale', zeros, shape)
-    bias = layers.parameter(self, 'bias', zeros, shape)
+    scale = layers.parameter(self, 'scale', layers.ZEROS, shape)
+    bias = layers.parameter(self, 'bias', layers.ZEROS, shape)
     wide = x.astype(self.param_dtype)
     squares = jnp.square(wide).sum((1, 2), keepdims=True)
     # At 0 a root's gradient is infinite.
@@ -89,7 +88,7 @@ class Block(nn.Module):
       y = ResponseNorm(self.param_dtype, name='grn')(y)
     y = self.conv(channels, name='project')(y)
     if self.version == 1:
-      start = nn.initializers.constant(_LAYER_SCALE)
+      start = layers.Initializer('constant', _LAYER_SCALE)
       scale = layers.parameter(self, 'layer_scale', start, (channels,))
       y *= scale.astype(y.dtype)
     return x + (y if factor is None else factor * y)
@@ -125,7 +124,8 @@ class ConvNeXt(nn.Module):
     conv = functools.partial(
       layers.Conv, use_bias=True, kernel_init=_init, platform=self.platform, **types
     )
-    norm = functools.partial(nn.LayerNorm, EPSILON, **types)
+    starts = dict(scale_init=layers.ONES, bias_init=layers.ZEROS)
+    norm = functools.partial(nn.LayerNorm, EPSILON, **starts, **types)
     count = sum(self.stages)
     rates = [self.drop_path * i / max(1, count - 1) for i in range(count)]
     factors = iter(example_randomness.branch_factors(self, rates, train))

@@ -84,8 +84,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 _HEAD = 1280  # channels before the classifier
 _SQUEEZE = 4  # channels of a block's input over those that gate
 
-_normal = functools.partial(nn.initializers.variance_scaling, distribution='normal')
-
 
 def rounded(channels: float) -> int:
   """The nearest multiple of 8 that is not below 0.9 of the channels."""
@@ -147,7 +145,7 @@ class Block(nn.Module):
         inner,
         *window,
         groups=inner,
-        kernel_init=_normal(2.0, 'fan_in'),  # a channel's: of size x size
+        kernel_init=layers.Initializer('normal', 2.0, 'fan_in'),  # a channel's: of size x size
       )
       y = self.activation(y)
       if self.gate:
@@ -208,8 +206,7 @@ class EfficientNet(nn.Module):
   def __call__(self, images, train: bool):
     """(batch, height, width, 3) normalised to logits (batch, classes)."""
     conv, norm = layers.makers(self)
-    fields = dict(padding=self.padding, kernel_init=_normal(2.0, 'fan_out'))
-    conv = functools.partial(conv, **fields)
+    conv = functools.partial(conv, padding=self.padding)
     norm = functools.partial(norm, epsilon=self.epsilon)
     count = sum(map(self.blocks, self.stages))
     rates = [self.drop_path * i / count for i in range(count)]
@@ -233,7 +230,7 @@ class EfficientNet(nn.Module):
     x = x.mean((1, 2), dtype=self.param_dtype)
     if train and self.dropout:
       x = example_randomness.dropout(self, x, self.dropout)
-    return layers.head(self, nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform'))(x)
+    return layers.head(self, layers.Initializer('uniform', 1 / 3, 'fan_out'))(x)
 
   def blocks(self, stage: Stage) -> int:
     """The number of blocks of one of `stages`."""

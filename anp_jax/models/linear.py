@@ -39,7 +39,7 @@ class Linear(nn.Module):
     """(batch, ...) to logits (batch, classes)."""
     _, norm = layers.makers(self)
     x = norm(name='norm')(images.reshape(images.shape[0], -1), train)
-    return layers.head(self, nn.initializers.normal(0.01))(x)
+    return layers.head(self, layers.Initializer('normal', 0.01))(x)
 
 
 def is_fused(config: ml_collections.ConfigDict, head: Any) -> bool:

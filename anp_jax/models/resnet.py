@@ -107,9 +107,9 @@ class Block(nn.Module):
     for i, (features, size, stride, groups) in enumerate(plan, 1):
       last = i == len(plan)
       conv = self.conv(features, size, stride, groups=groups, name=f'conv{i}')
-      init = nn.initializers.zeros_init if last and self.zero_init else (nn.initializers.ones_init)
+      init = layers.ZEROS if last and self.zero_init else layers.ONES
       is_gated = last and self.squeeze
-      norm = self.norm(scale_init=init(), relu=not is_gated, name=f'norm{i}')
+      norm = self.norm(scale_init=init, relu=not is_gated, name=f'norm{i}')
       # The last convolution keeps the map's size.
       added = self._shortcut(x, y.shape[1:3], train) if last else None
       if is_gated:
@@ -221,7 +221,7 @@ class ResNet(nn.Module):
           name=f'stage{i + 1}_block{j + 1}',
         )(x, train)
     x = x.mean((1, 2), dtype=self.param_dtype)
-    return layers.head(self, nn.initializers.normal(0.01))(x)
+    return layers.head(self, layers.Initializer('normal', 0.01))(x)
 
   def _stem(self):
     """Name suffix, features, size and stride of each convolution of the stem."""

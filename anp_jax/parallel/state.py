@@ -1,7 +1,9 @@
 """The state of a run: one pytree, made with its sharding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent import futures
 import dataclasses
+import types
 from typing import Any
 
 from flax import linen as nn, struct, traverse_util
@@ -11,6 +13,7 @@ from ml_collections import ConfigDict
 import optax
 
 from anp_jax import config as config_lib
+from anp_jax.models.layers import initializers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import compile_cache
 
@@ -61,11 +64,15 @@ class Init:
     forward_order: paths of the parameters (`mesh.path_name`) in the order in which
       the model makes and uses them; () before the first call or trace, such as
       that of `abstract`.
+    initializers: those of the variables, by path; {} also if not all are of
+      `models.layers.initializers`: JAX then draws them all.
   """
 
   def __init__(self, model: nn.Module, optimizer: optax.GradientTransformation, config: ConfigDict):
     self._model, self._optimizer, self._config = model, optimizer, config
     self.forward_order: tuple[str, ...] = ()
+    self.initializers: dict[str, initializers.Initializer] = {}
+    self._names: Any = None  # tree of the variables' paths
 
   def __call__(self, weights: Any = ()) -> TrainState:
     """A new state, each leaf whole.
@@ -74,11 +81,12 @@ class Init:
       weights: arrays in place of random ones, by path in the network's variables,
         such as 'params/head/kernel'.
     """
-    trees = variables(self._model, self._config)
-    # A pytree sorts its keys.
-    self.forward_order = tuple(traverse_util.flatten_dict(trees['params'], sep='/'))
     weights = dict(weights)
-    trees = mesh_lib.map_by_name(lambda name, leaf: weights.get(name, leaf), trees)
+    if self._names is None or not weights.keys() >= set(jax.tree.leaves(self._names)):
+      trees = self._traced()
+      trees = mesh_lib.map_by_name(lambda name, leaf: weights.get(name, leaf), trees)
+    else:  # without a trace of the network
+      trees = jax.tree.map(weights.__getitem__, self._names)
     params = trees.pop('params')
     average = {}
     if self._config.ema:
@@ -91,6 +99,44 @@ class Init:
       opt_state=self._optimizer.init(params),
       average=average,
     )
+
+  def weights(
+    self, single: TrainState, loaded: Mapping[str, jax.Array] = types.MappingProxyType({})
+  ) -> dict[str, jax.Array]:
+    """Returns the weights to begin with, each shard on the devices that hold it.
+
+    Args:
+      single: abstract state of one network.
+      loaded: arrays in place of random ones, by path.
+
+    Returns:
+      Those and the random ones; without the latter where JAX draws them.
+    """
+    names = [name for name in self.initializers if name not in loaded]
+    trees = {'params': single.params, **single.stats}
+    shapes = traverse_util.flatten_dict(trees, sep='/')
+
+    def draw(name):
+      abstract = shapes[name]
+      values = self.initializers[name].draw((self._config.seed, *name.encode()), abstract.shape)
+      values = values.astype(abstract.dtype)
+      return jax.make_array_from_callback(abstract.shape, abstract.sharding, values.__getitem__)
+
+    with futures.ThreadPoolExecutor() as pool:  # NumPy draws without the interpreter's lock
+      return {**loaded, **dict(zip(names, pool.map(draw, names), strict=True))}
+
+  def _traced(self):
+    """The variables as the model makes them; remembers their names and initializers."""
+    with initializers.recording() as record:
+      trees = variables(self._model, self._config)
+    self._names = mesh_lib.map_by_name(lambda name, _: name, trees)
+    # A pytree sorts its keys.
+    self.forward_order = tuple(traverse_util.flatten_dict(trees['params'], sep='/'))
+    made_by = {id(value): initializer for value, initializer in record}
+    leaves = traverse_util.flatten_dict(trees, sep='/')
+    if all(id(leaf) in made_by for leaf in leaves.values()):
+      self.initializers = {name: made_by[id(leaf)] for name, leaf in leaves.items()}
+    return trees
 
 
 def variables(model: nn.Module, config: ConfigDict) -> dict[str, Any]:
@@ -110,13 +156,15 @@ def abstract(init: Init, config: ConfigDict, mesh: jax.sharding.Mesh) -> TrainSt
   )
 
 
-def create(init_fn: Callable, abstract_state: TrainState, weights: Any = ()) -> TrainState:
-  """A new state, each shard made on its device.
+def create(
+  init_fn: Callable, abstract_state: TrainState, weights: Mapping[str, jax.Array]
+) -> TrainState:
+  """A new state, each shard on its device.
 
   Args:
     init_fn: (weights) -> new TrainState.
     abstract_state: shapes and shardings of the state.
-    weights: arrays for `Init`; an argument of the program, not a constant in it.
+    weights: arrays for `Init`; arguments of the program, not constants in it.
   """
   shardings = jax.tree.map(lambda s: s.sharding, abstract_state)
   options = compile_cache.quick_compile_options()

@@ -4,9 +4,10 @@ Training, benchmarks and compiling ahead of time all build their steps here, so
 that a benchmark measures the program that trains.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import types
 
 from flax import linen as nn
 import jax
@@ -34,6 +35,7 @@ class ModelAndSteps:
   Attributes:
     spec: run that it was built for.
     model: network.
+    init: initial state of one network.
     init_fn: (weights) -> new TrainState, see `state.Init`.
     abstract_state: TrainState of jax.ShapeDtypeStruct, with shardings.
     abstract_replica: abstract state of one network; the run's state may have one
@@ -46,6 +48,7 @@ class ModelAndSteps:
 
   spec: run_spec.RunSpec
   model: nn.Module
+  init: state_lib.Init
   init_fn: Callable
   abstract_state: state_lib.TrainState
   abstract_replica: state_lib.TrainState
@@ -68,6 +71,17 @@ class ModelAndSteps:
   def eval_step(self) -> Callable:
     """The jitted step of evaluation; see `eval_step.EvalStep.sums`."""
     return self.evaluation.sums()
+
+  def new_state(
+    self, loaded: Mapping[str, jax.Array] = types.MappingProxyType({})
+  ) -> state_lib.TrainState:
+    """Returns the initial state of the run.
+
+    Args:
+      loaded: arrays in place of random ones, see `state.Init.weights`.
+    """
+    weights = self.init.weights(self.abstract_replica, loaded)
+    return state_lib.create(self.init_fn, self.abstract_state, weights)
 
   def flops(self, state: state_lib.TrainState, batch: dict) -> float:
     """Counts the operations of a step on all devices, from its trace.
@@ -115,6 +129,7 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
   return ModelAndSteps(
     spec=spec,
     model=model,
+    init=init,
     init_fn=strategy_step.init_fn(init),
     abstract_state=strategy_step.abstract_state(single),
     abstract_replica=single,

@@ -89,7 +89,7 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
     batch = next(feed)
     feed.close()
     batch['image'] = batch['image'][..., : case.channels]
-    state = state_lib.create(init, abstract_state)
+    state = state_lib.create(init, abstract_state, init.weights(abstract_state))
     contestant = jax_contestant(_ahead(step), state, batch)
     return contestant._replace(library=opened.describe() if opened else '')
 

@@ -16,7 +16,7 @@ from anp_jax.checkpoint import trained
 from anp_jax.checkpoint.weights import families, initial, naming
 from anp_jax.config import trust
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders, launching, serving
 
@@ -112,7 +112,7 @@ def test_averages_begin_with_the_weights(averaged):
   config = _user_config(init__from=str(averaged), ema=0.9)
   words = trained.load(str(averaged)).vocabulary
   program, arrays, _ = _load(config, program=_program(config, words=words), words=words)
-  state = state_lib.create(program.init_fn, program.abstract_state, arrays)
+  state = program.new_state(arrays)
   params, stats = state.evaluated()
   assert params is not state.params
   jax.tree.map(np.testing.assert_array_equal, params, state.params)
@@ -138,8 +138,8 @@ def test_a_classifier_of_another_size_starts_at_random(tmp_path):
     f'{path}'
   ]
   assert 'unused       aux.weight' in (tmp_path / 'weights.txt').read_text()
-  random = state_lib.create(program.init_fn, program.abstract_state)
-  got = _variables(state_lib.create(program.init_fn, program.abstract_state, arrays))
+  random = program.new_state()
+  got = _variables(program.new_state(arrays))
   for name, value in _variables(random).items():
     same = np.array_equal(got[name], value)
     assert same == (name in heads)
@@ -253,7 +253,7 @@ def test_divided_parameters(tmp_path):
   path, want = _file(tmp_path)
   config = _config(init__from=path, sharding=(('.*', 'fsdp'),))
   program, arrays, _ = _load(config, program=_program(config, 4))
-  state = state_lib.create(program.init_fn, program.abstract_state, arrays)
+  state = program.new_state(arrays)
   kernel = state.params['stage4_block1']['conv1']['kernel']
   shard = kernel.addressable_shards[0].data
   assert shard.size * 4 == kernel.size
@@ -271,7 +271,7 @@ def test_all_groups_begin_with_the_weights(averaged):
   )
   words = trained.load(str(averaged)).vocabulary
   program, want, _ = _load(config, program=_program(config, 2, words), words=words)
-  state = state_lib.create(program.init_fn, program.abstract_state, want)
+  state = program.new_state(want)
   for group in range(4):
     got = _variables(state, lambda x, i=group: x[i])
     for name, value in want.items():

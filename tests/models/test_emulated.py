@@ -12,7 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib, models
 from anp_jax.models import emulated
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import emulation
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, run_spec
@@ -156,7 +156,7 @@ def _timed_step(config, devices):
   program = _program(config, devices)
   batch = build.abstract_batch(config, program.spec.mesh, size)
   compiled = program.train_step.lower(program.abstract_state, batch).compile()
-  state = state_lib.create(program.init_fn, program.abstract_state)
+  state = program.new_state()
   arrays = {n: np.zeros(s.shape, s.dtype) for n, s in batch.items()}
   arrays['row'] = np.arange(size, dtype=np.int32)
   arrays['weight'] = np.ones(size, np.float32)

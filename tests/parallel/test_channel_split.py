@@ -9,7 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment, mesh as mesh_lib
 from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.tools.portability import compiled_collectives
-from tests import launching, programs, splitting
+from tests import launching, splitting
 
 # Compiling is most of the time here; the arithmetic is what is tested.
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -108,7 +108,7 @@ def test_apart_no_gradient_travels():
 def _compiled_collectives(data, model, **overrides):
   """The collectives of a compiled step in float32."""
   program, mesh = _split(data, model, **splitting.FLOAT32, **overrides)
-  state = programs.new_state(program)
+  state = program.new_state()
   batch = splitting.batch(mesh, 0)
   compiled = program.train_step.lower(state, batch).compile()
   return compiled_collectives.compiled(compiled.as_text())
@@ -185,7 +185,7 @@ def test_the_first_device_counts(plan):
   batch = splitting.batch(mesh, 0)
   # The first device counts all of its examples.
   _unlike(batch, 'weight', (1.0, 0.5), mesh)
-  state = programs.new_state(program)
+  state = program.new_state()
   evaluated = program.eval_state_fn(state)
   scores = program.eval_step(evaluated.params, evaluated.stats, batch)
   weights = scores['weight'].addressable_shards
@@ -210,7 +210,7 @@ def test_no_sum_is_in_a_narrower_dtype():
   program, mesh = _split(
     1, 2, **{**splitting.FLOAT32, 'model.dtype': 'bfloat16', 'strategy.shares': (1, 1)}
   )
-  state = programs.new_state(program)
+  state = program.new_state()
   text = program.train_step.lower(state, splitting.batch(mesh, 0)).as_text()
   summed = compiled_collectives.sums(compiled_collectives.totals(compiled_collectives.asked(text)))
   assert set(summed) == {'float32'}
@@ -242,7 +242,7 @@ def test_every_device_votes(voter):
   program, mesh = _split(2, 2, **splitting.FLOAT32)
   batch = splitting.batch(mesh, 0)
   _unlike(batch, 'vote', [int(i == voter) for i in range(4)], mesh)
-  _, values = program.train_step(programs.new_state(program), batch)
+  _, values = program.train_step(program.new_state(), batch)
   assert values[-1] == 1
 
 

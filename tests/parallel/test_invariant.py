@@ -52,7 +52,7 @@ def _batch(step, size):
 def _train(program, steps, start=None, first=0):
   """The host's copy of the state after steps from `first` on, and losses."""
   parts, step = program
-  state = programs.new_state(parts)
+  state = parts.new_state()
   if start is not None:
     state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), start, parts.abstract_state)
   losses = []

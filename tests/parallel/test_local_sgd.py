@@ -53,7 +53,7 @@ def _config(dtype='float64', **overrides):
 def _train(config, devices, steps, change=lambda batch: batch):
   """The parts, the device's state after steps, and each step's metrics."""
   parts = programs.build(config, devices)
-  state = programs.new_state(parts)
+  state = parts.new_state()
   types = jax.tree.map(jax.typeof, state)
   names = step_lib.metric_names(parts.spec.objective)
   metrics = []
@@ -234,7 +234,7 @@ _MARKED = (('keep', 1), ('nesterov', 8), ('divided', 4))
 def test_groups_train_alone_and_meet(x64, case, devices):
   config = _config(ema=0.9, **_CASES[case], **{'strategy.period': 3})
   parts, state, metrics = _train(config, devices, 8)
-  start = parts.eval_state_fn(programs.new_state(parts))
+  start = parts.eval_state_fn(parts.new_state())
   hand = ByHand(config, start)
   losses = [hand.train(programs.batch(i)) for i in range(8)]
   np.testing.assert_allclose([m['loss'] for m in metrics], losses, 1e-6)
@@ -265,7 +265,7 @@ def _states(keys, steps):
   """The kernels of both groups, and whether an exchange is due, by step."""
   config = _config('float32', **_LINEAR, **keys)
   parts = programs.build(config, 2)
-  state = programs.new_state(parts)
+  state = parts.new_state()
   is_due = functools.partial(exchanges.is_due, exchanges.in_steps(config, BATCH, 640))
   kernels = []
   for i in range(steps):

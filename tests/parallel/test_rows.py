@@ -31,7 +31,7 @@ def _batch(step, program):
 
 
 def _train(program, steps=3):
-  state, values = programs.new_state(program), []
+  state, values = program.new_state(), []
   for step in range(steps):
     state, values_of_step = program.train_step(state, _batch(step, program))
     values.append(values_of_step)
@@ -98,7 +98,7 @@ def test_invariant_has_the_same_bits(rows, devices):
     )
     program = programs.build(config, devices)
     state, values = _train(program)
-    scored = program.eval_state_fn(programs.new_state(program))
+    scored = program.eval_state_fn(program.new_state())
     batch = programs.put(programs.batch(9, 32, 8), program.spec.mesh)
     return state, values, jax.device_get(program.eval_step(scored.params, scored.stats, batch))
 

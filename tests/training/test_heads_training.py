@@ -78,7 +78,7 @@ def test_one_update_equals_one_by_hand(x64, head, devices):
   )
   parts = programs.build(config, devices, PAIRS, CLASS_WEIGHTS)
   batch = programs.batch(0, BATCH, 16, 6)
-  state = programs.new_state(parts)
+  state = parts.new_state()
   before = jax.device_get(state.params)
   mean, std = np.float64(config.data.mean), np.float64(config.data.std)
   images = (batch['image'] - mean) / std

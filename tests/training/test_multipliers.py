@@ -41,7 +41,7 @@ def _parts(config, devices=1):
 
 def _begun(parts):
   """A state with statistics that are not those of a new network."""
-  state = programs.new_state(parts)
+  state = parts.new_state()
 
   def changed(tree, template):
     random = np.random.default_rng(0)

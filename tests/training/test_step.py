@@ -271,11 +271,15 @@ def test_the_state_is_donated():
   assert not any(x.is_deleted() for x in jax.tree.leaves(new))
 
 
+def _new_state(run):
+  return state_lib.create(run.init, run.like, run.init.weights(run.like))
+
+
 @pytest.mark.slow
 def test_a_state_is_born_and_stays_where_its_parameters_lie():
   config = stepping.config_of('float32', sharding=stepping.FSDP, ema=0.9)
   run = stepping.Run(config, 4, stepping.small_of(config))
-  state = state_lib.create(run.init, run.like)
+  state = _new_state(run)
   kernel = 'conv2', 'kernel'  # (3, 3, 6, 8)
   for _ in range(2):
     for tree in (state.params, state.average['params']):
@@ -293,14 +297,14 @@ def test_a_state_is_born_and_stays_where_its_parameters_lie():
   # A function of the seed, not of the mesh.
   alone = stepping.Run(config, 1, stepping.small_of(config))
   stepping.assert_close(
-    state_lib.create(run.init, run.like).params,
-    state_lib.create(alone.init, alone.like).params,
+    _new_state(run).params,
+    _new_state(alone).params,
     1e-6,  # one float32 rounding: the shapes compile differently
   )
   config = stepping.config_of('float32', seed=1)
   other = stepping.Run(config, 1, stepping.small_of(config))
-  different = state_lib.create(other.init, other.like).params
-  same = state_lib.create(alone.init, alone.like).params
+  different = _new_state(other).params
+  same = _new_state(alone).params
   gap = np.abs(different['head']['kernel'] - same['head']['kernel'])
   assert gap.max() > 1e-3
 

@@ -20,13 +20,17 @@ from anp_jax.models.layers.activation import gelu, relu, relu6, silu
 from anp_jax.models.layers.channelwise import by_channel
 from anp_jax.models.layers.convolution import add_bias, convolve
 from anp_jax.models.layers.folding import conv_norm
+from anp_jax.models.layers.initializers import ONES, ZEROS, Initializer
 from anp_jax.models.layers.normalisation import normalise, normalise_relu
 from anp_jax.models.layers.pooling import avg_pool, max_pool
 from anp_jax.models.layers.squeeze import squeeze_excite
 
 __all__ = [
+  'ONES',
+  'ZEROS',
   'BatchNorm',
   'Conv',
+  'Initializer',
   'add_bias',
   'avg_pool',
   'by_channel',
@@ -48,7 +52,7 @@ add_bias, gelu, relu, relu6, silu = map(by_channel, (add_bias, gelu, relu, relu6
 avg_pool, max_pool = map(by_channel, (avg_pool, max_pool))
 
 # He et al. 2015 (arXiv 1502.01852), over the fan-out as torchvision does.
-kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+kernel_init = Initializer('normal', 2.0, 'fan_out')
 
 
 def head(network: nn.Module, kernel_init: Callable) -> nn.Dense:
@@ -57,7 +61,9 @@ def head(network: nn.Module, kernel_init: Callable) -> nn.Dense:
   Its logits are in param_dtype: a loss over a thousand bfloat16 logits is noise.
   """
   types = dict(dtype=network.param_dtype, param_dtype=network.param_dtype)
-  return nn.Dense(network.num_classes, kernel_init=kernel_init, name='head', **types)
+  return nn.Dense(
+    network.num_classes, kernel_init=kernel_init, bias_init=ZEROS, name='head', **types
+  )
 
 
 def parameter(module: nn.Module, name: str, init: Callable, shape: Sequence[int]) -> jax.Array:
@@ -120,7 +126,7 @@ class Conv(nn.Module):
     y = self.convolve(x, kernel, self.pixels)
     if not self.use_bias:
       return y
-    bias = parameter(self, 'bias', nn.initializers.zeros_init(), (self.features,))
+    bias = parameter(self, 'bias', ZEROS, (self.features,))
     return add_bias(y, bias.astype(self.dtype), self.platform)
 
   @property
@@ -169,7 +175,7 @@ class BatchNorm(nn.Module):
   epsilon: float = 1e-5
   dtype: Any = jnp.float32
   param_dtype: Any = jnp.float32
-  scale_init: Any = nn.initializers.ones_init()
+  scale_init: Any = ONES
   axis_name: str | None = None
   platform: str = 'cpu'
   relu: bool = False
@@ -188,9 +194,9 @@ class BatchNorm(nn.Module):
     """
     shape = (x.shape[-1],)
     scale = parameter(self, 'scale', self.scale_init, shape)
-    bias = parameter(self, 'bias', nn.initializers.zeros_init(), shape)
-    running_mean = self.variable('batch_stats', 'mean', jnp.zeros, shape, self.param_dtype)
-    running_var = self.variable('batch_stats', 'var', jnp.ones, shape, self.param_dtype)
+    bias = parameter(self, 'bias', ZEROS, shape)
+    running_mean = self.variable('batch_stats', 'mean', ZEROS, None, shape, self.param_dtype)
+    running_var = self.variable('batch_stats', 'var', ONES, None, shape, self.param_dtype)
     if not train or self.is_initializing():
       return by_channel(self._scaled)(x, *self.running_factors(), added)
     size = self.group or x.shape[0]

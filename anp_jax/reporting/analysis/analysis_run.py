@@ -157,7 +157,7 @@ def _initial_state(opened, processes):
   )
   if processes.index == 0:
     print('\n'.join([*lines, _network_line(config)]))
-  return state_lib.create(program.init_fn, program.abstract_state, weights)
+  return program.new_state(weights)
 
 
 def _restored_state(invocation, program):

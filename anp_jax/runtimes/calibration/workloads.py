@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.training import build, run_spec
@@ -51,7 +51,7 @@ def step(
     rows: images of the batch.
     batches: batches of the steps; None: noise, the same in all of them.
   """
-  state = [state_lib.create(program.init_fn, program.abstract_state)]
+  state = [program.new_state()]
   batches = batches or itertools.repeat(images(spec, rows))
   train_step: Any = program.train_step  # jitted
   compiled = train_step.lower(state[0], next(batches)).compile()
