@@ -21,33 +21,20 @@ class Comparison:
 
   Attributes:
     row: published row.
-    mode: one of `intervals.MODES`.
     rate: predicted images/s.
-    more_nodes: whether the row has more nodes than those that were fitted, or than one.
+    logged: error of the prediction, as intervals are made of it.
+    interval: interval of the prediction, from errors of other systems; None: no rate is like it.
   """
 
   row: published_rates.Row
-  mode: str
   rate: float
-  more_nodes: bool
+  logged: intervals.Error
+  interval: intervals.Interval | None
 
   @property
   def error(self) -> float:
     """The relative error of the prediction."""
     return self.rate / self.row.rate - 1
-
-  @property
-  def logged(self) -> intervals.Error:
-    """The error with the kind of prediction that made it."""
-    units = fit_lib.units(self.row.device, self.row.dtype)
-    log = round(math.log(self.row.rate / self.rate), 4)
-    return intervals.Error(self.mode, units, self.more_nodes, self.row.system, log)
-
-  @property
-  def interval(self) -> intervals.Interval | None:
-    """The interval of the prediction, from errors of other systems."""
-    e = self.logged
-    return intervals.find(intervals.published(), e.mode, e.units, e.more_nodes, e.system)
 
   @property
   def is_covered(self) -> bool:
@@ -103,8 +90,10 @@ def compare(
 
 def _comparison(fit, row, mode, nodes) -> Comparison:
   seconds = fit_lib.predict(fit, row, row.system)
-  rate = row.images * row.cluster.size / seconds
-  return Comparison(row, mode, rate, row.cluster.nodes > nodes)
+  kind = mode, fit_lib.units(row.device, row.dtype), row.cluster.nodes > nodes
+  error = intervals.Error(*kind, row.system, round(math.log(seconds / row.seconds), 4))
+  interval = intervals.find(intervals.published(), *kind, row.system)
+  return Comparison(row, row.images * row.cluster.size / seconds, error, interval)
 
 
 def errors(comparisons: Sequence[Comparison]) -> dict[str, float]:
@@ -116,7 +105,7 @@ def errors(comparisons: Sequence[Comparison]) -> dict[str, float]:
   """
   result: dict[str, float] = {}
   for mode in intervals.MODES:
-    of_mode = [c for c in comparisons if c.mode == mode]
+    of_mode = [c for c in comparisons if c.logged.mode == mode]
     if of_mode:
       sizes = [abs(c.error) for c in of_mode]
       coverage = [c.is_covered for c in of_mode if c.interval]
@@ -135,11 +124,11 @@ def errors(comparisons: Sequence[Comparison]) -> dict[str, float]:
 def lines(comparisons: Sequence[Comparison]) -> str:
   """Returns the comparison as a table for each mode, for a terminal, and its summaries."""
   head = 'system', 'devices', 'images', 'published', 'predicted', 'error', '90 % interval'
-  tables = [
-    report_kit.Table([head, *(_cells(c) for c in comparisons if c.mode == mode)], caption=words)
-    for mode, words in intervals.MODES.items()
-  ]
-  return report_kit.plain([*tables, '\n'.join(summary(errors(comparisons)))])
+  blocks: list[report_kit.Table | str] = []
+  for mode, words in intervals.MODES.items():
+    rows = [_cells(c) for c in comparisons if c.logged.mode == mode]
+    blocks.append(report_kit.Table([head, *rows], caption=words))
+  return report_kit.plain([*blocks, '\n'.join(summary(errors(comparisons)))])
 
 
 def _cells(c) -> tuple[str, ...]:

@@ -172,7 +172,8 @@ def _row(known_tables, shipped, record, place) -> Row:
 
 def _links(known_tables, device, network, nodes, place) -> tuple[hardware.Link, hardware.Link]:
   """The link between devices of a node, and that between nodes with all ports of a node."""
-  within, *between = [part.strip() for part in network.split(';') if 'server' not in part]
+  parts = [part.strip() for part in network.split(';') if 'server' not in part]
+  within, *between = parts or ['']
   place = f'{place}: network={network!r}'
   pcie = re.match(r'PCIe ?(\d)', within)
   node_link = known_tables.link(f'{place}: link', f'pcie{pcie[1]}' if pcie else device.node_link)

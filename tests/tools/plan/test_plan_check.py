@@ -126,7 +126,7 @@ def test_the_software_of_a_row_is_read(rows):
 @pytest.mark.slow
 @pytest.mark.parametrize('mode, count, mean', [('sheet', 31, 0.12), ('few', 15, 0.08)])
 def test_errors_are_within_their_goals(comparisons, mode, count, mean):
-  errors = [abs(c.rate / c.row.rate - 1) for c in comparisons if c.mode == mode]
+  errors = [abs(c.rate / c.row.rate - 1) for c in comparisons if c.logged.mode == mode]
   assert len(errors) == count
   assert sum(errors) / count <= mean and max(errors) <= 0.2
 
@@ -141,9 +141,17 @@ def test_a_device_is_predicted_without_its_own_rows(rows):
   ]
   pairs = zip(check.compare(wrong), check.compare(rows), strict=True)
   for other, c in pairs:
-    if c.mode == 'sheet':
+    if c.logged.mode == 'sheet':
       same = other.rate == pytest.approx(c.rate, rel=1e-9)
       assert same == (c.row.device.name == 'tpu-v4')
+
+
+@pytest.mark.slow
+def test_rates_of_a_file_are_predicted_from_the_shipped_ones(rows, comparisons):
+  (alone,) = [r for r in rows if r.system == 'H200 SXM']
+  (single,) = check.compare([alone], [r for r in rows if r.device.name != 'h200'])
+  (among_all,) = [c for c in comparisons if c.row == alone]
+  assert single.rate == pytest.approx(among_all.rate, rel=1e-3)
 
 
 @pytest.mark.slow
