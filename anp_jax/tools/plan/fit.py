@@ -9,8 +9,9 @@ system has two, of its computing and its links.
 
 All are fitted at once, as the maximum a posteriori of a hierarchical model:
 errors of the logarithm of a step's seconds are normal, and so are all logarithms
-of the numbers around the priors below. Their deviations are near those with the
-largest marginal likelihood of the published rates (docs/planner.md). A device
+of the numbers around the priors below. The scatter of a rate is that with the
+largest marginal likelihood; the links' deviations, which that leaves open, are
+small, so that an outlier moves no other plan (docs/planner.md). A device
 without rows has the factors 1: it is predicted from its data sheet and the other
 devices. A plan for a device uses the device's factors and no system's, so that a
 rate that one system's links explain moves no plan for another.
