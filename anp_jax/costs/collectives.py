@@ -132,15 +132,14 @@ def send(link: hardware.Link, size: float) -> float:
 def parameter_servers(cluster: Cluster, size: float) -> float:
   """Seconds in which servers on all nodes receive gradients and send weights.
 
-  Each worker sends and receives all `size` bytes. Each node's servers hold an
-  equal part of the weights. Messages of workers on the same node pass over its
-  bus, the others over its ports; the slower of the two counts.
+  Each worker sends and receives all `size` bytes over its node's bus. The sum of
+  a node's workers, and one copy of the weights, pass over its ports: each node's
+  servers hold an equal part. The slower of the two counts.
   """
-  within = _within(cluster)
-  bus = 1 if cluster.node_link.is_shared else cluster.devices
-  local = 2 * cluster.devices * size / (within.bandwidth * bus)
+  sharing = cluster.devices if cluster.node_link.is_shared else 1
+  local = 2 * sharing * size / _within(cluster).bandwidth
   away = (cluster.nodes - 1) / cluster.nodes
-  remote = 2 * cluster.devices * size * away / cluster.link.bandwidth
+  remote = 2 * size * away / cluster.link.bandwidth
   return max(local, remote) + 2 * cluster.link.latency
 
 

@@ -70,6 +70,7 @@ class Link:
     topology: 'ring' or 'torus'.
     axes: number of axes of a torus.
     is_shared: whether a node's devices share the link.
+    aliases: regular expression for networks of published systems.
   """
 
   name: str
@@ -78,3 +79,4 @@ class Link:
   topology: str = 'ring'
   axes: int = 2
   is_shared: bool = False
+  aliases: str = ''

@@ -124,6 +124,9 @@ def test_parameter_servers_pass_all_bytes_of_all_workers():
   # One node of 8 workers: each sends and gets all, over half a bus.
   seconds = collectives.parameter_servers(_cluster(1, 8, bus), _SIZE)
   assert seconds == pytest.approx(16 * _SIZE / 10e9 + 2 * 5e-6)
+  # On four nodes, one sum a node leaves for the servers of the three others.
+  seconds = collectives.parameter_servers(_cluster(4, 8, bus, hardware.Link('slow', 1e8, 0)), _SIZE)
+  assert seconds == pytest.approx(2 * 0.75 * _SIZE / 1e8)
 
 
 def test_two_devices_on_a_bus_have_it_whole_and_three_half_of_it():

@@ -1,146 +1,156 @@
 """Compares predictions with published rates of ResNet-50.
 
-Twice: from data sheets alone, with no row of the system that is predicted, and
-with one or two of its rows, which predict its other rows.
+Twice: from data sheets alone, with no rate of the device that is predicted, and
+with one or two rates of the system on its fewest nodes, which predict its others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
+import math
+import statistics
 
-from anp_jax.config import command_line, recipes
-from anp_jax.costs import work
-from anp_jax.system import markdown
-from anp_jax.tools.plan import fit as fit_lib, published_rates, workload as workload_lib
+import numpy as np
 
-# ImageNet's 1,281,167 training images of 1,000 classes, at 224 px.
-_EXAMPLES, _CLASSES = 1281167, 1000
-# Mean absolute errors of predictions from data sheets alone, and from one or two
-# rows of the system, as `errors` computes them of the published rows.
-SHEET_ERROR, FEW_ERROR = 0.096, 0.046
+from anp_jax.reporting import report_kit
+from anp_jax.tools.plan import fit as fit_lib, intervals, published_rates
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """One published row and its predictions, in images/s.
+  """A published rate and its prediction.
 
   Attributes:
     row: published row.
-    sheet: rate predicted without any row of its system.
-    few: rate predicted with one or two rows of its system; None if the system has no other row.
-    is_fitted: whether this row is one of those two.
+    rate: predicted images/s.
+    logged: error of the prediction, as intervals are made of it.
+    interval: interval of the prediction, from errors of other systems; None: no rate is like it.
   """
 
   row: published_rates.Row
-  sheet: float
-  few: float | None
-  is_fitted: bool
+  rate: float
+  logged: intervals.Error
+  interval: intervals.Interval | None
 
   @property
-  def sheet_error(self) -> float:
-    """The relative error of `sheet`."""
-    return self.sheet / self.row.rate - 1
+  def error(self) -> float:
+    """The relative error of the prediction."""
+    return self.rate / self.row.rate - 1
 
   @property
-  def few_error(self) -> float | None:
-    """The relative error of `few`; None for a fitted row, and where there is no other."""
-    if self.few is None or self.is_fitted:
-      return None
-    return self.few / self.row.rate - 1
-
-
-@functools.cache
-def resnet50(dtype: str) -> work.Workload:
-  """The workload of the published rows.
-
-  Args:
-    dtype: 'float32', 'float16' or 'bfloat16'; the latter two cost the same.
-  """
-  recipe = f'{recipes.shipped() / "resnet_anp.py"}:modern'
-  is_half = dtype in ('float16', 'bfloat16')
-  config = command_line.load(
-    recipe,
-    {'model.dtype': 'bfloat16' if is_half else dtype, 'ema': '0', 'data.source': 'synthetic'},
-  )
-  workload = workload_lib.count(config, _EXAMPLES, _CLASSES)
-  return dataclasses.replace(workload, dtype=dtype)
+  def is_covered(self) -> bool:
+    """Whether the published rate lies in the interval, where there is one."""
+    i = self.interval
+    return i is not None and i.low <= self.row.rate / self.rate <= i.high
 
 
 def chosen(rows: Sequence[published_rates.Row]) -> list[published_rates.Row]:
   """The rows of a system from which its others are predicted: at most two.
 
-  The first is that of the fewest devices. Of three rows or more, the second is
-  the one whose images a device differ most from it, or, if none differ, that of
-  the most devices. Of two rows, the other is left to be predicted.
+  Both have the fewest nodes. The first is that of the fewest devices. The second
+  is the one whose images a device differ most from it, or, if none differ, that
+  of the most devices; there is none if no row would be left to be predicted.
   """
   first = min(rows, key=lambda r: r.cluster.size)
   if len(rows) < 2:
     return []
-  if len(rows) == 2:
-    return [first]
 
   def distance(row):
     larger = max(row.images, first.images)
     return larger / min(row.images, first.images), row.cluster.size
 
-  return [first, max((r for r in rows if r is not first), key=distance)]
+  near = [r for r in rows if r is not first and r.cluster.nodes == first.cluster.nodes]
+  return [first, max(near, key=distance)] if near and len(rows) > 2 else [first]
 
 
 def compare(
-  rows: Sequence[published_rates.Row], workloads: Callable[[str], work.Workload] = resnet50
+  rows: Sequence[published_rates.Row], further: Sequence[published_rates.Row] = ()
 ) -> list[Comparison]:
   """Predicts every row in both ways.
 
   Args:
     rows: published rows.
-    workloads: function from a dtype to the workload of the network that they trained.
+    further: rows that are fitted too, where they are of another device or system.
   """
-  cases = fit_lib.cases(rows, workloads)
+  fitted = [*rows, *(r for r in further if r not in rows)]
   result = []
+  for device in dict.fromkeys(row.device.name for row in rows):
+    fit = fit_lib.fit_rows([r for r in fitted if r.device.name != device])
+    for row in rows:
+      if row.device.name == device:
+        result.append(_comparison(fit, row, 'sheet', 1))
   for system in dict.fromkeys(row.system for row in rows):
-    inside = [c for c in cases if c.row.system == system]
-    outside = [c for c in cases if c.row.system != system]
-    sheet = fit_lib.fit_cases(outside)
-    picks = chosen([c.row for c in inside])
-    used = [c for c in inside if any(c.row is p for p in picks)]
-    few = fit_lib.fit_cases([*outside, *used]) if used else None
-    for case in inside:
-      images = case.row.images * case.row.cluster.size
-      few_rate = images / fit_lib.predict(few, case) if few else None
-      result.append(
-        Comparison(case.row, images / fit_lib.predict(sheet, case), few_rate, case in used)
-      )
+    inside = [r for r in rows if r.system == system]
+    if picks := chosen(inside):
+      fit = fit_lib.fit_rows([*(r for r in fitted if r.system != system), *picks])
+      for row in inside:
+        if row not in picks:
+          result.append(_comparison(fit, row, 'few', picks[0].cluster.nodes))
   return result
 
 
+def _comparison(fit, row, mode, nodes) -> Comparison:
+  seconds = fit_lib.predict(fit, row, row.system)
+  kind = mode, fit_lib.units(row.device, row.dtype), row.cluster.nodes > nodes
+  error = intervals.Error(*kind, row.system, round(math.log(seconds / row.seconds), 4))
+  interval = intervals.find(intervals.published(), *kind, row.system)
+  return Comparison(row, row.images * row.cluster.size / seconds, error, interval)
+
+
 def errors(comparisons: Sequence[Comparison]) -> dict[str, float]:
-  """Mean and largest absolute errors: sheet_mean, few_mean and so on."""
-  sheet = [abs(c.sheet_error) for c in comparisons]
-  few = [abs(c.few_error) for c in comparisons if c.few_error is not None]
-  result = {'sheet_mean': sum(sheet) / len(sheet), 'sheet_worst': max(sheet)}
-  if few:
-    result |= {'few_mean': sum(few) / len(few), 'few_worst': max(few)}
+  """Summaries of absolute errors and intervals by mode: sheet_mean, sheet_p95 and so on.
+
+  Keys end in mean, p95 and worst (relative errors), rates (number of predictions),
+  intervals (number of predictions with one) and covered (share of the intervals
+  in which the published rate lies).
+  """
+  result: dict[str, float] = {}
+  for mode in intervals.MODES:
+    of_mode = [c for c in comparisons if c.logged.mode == mode]
+    if of_mode:
+      sizes = [abs(c.error) for c in of_mode]
+      coverage = [c.is_covered for c in of_mode if c.interval]
+      values = {
+        'mean': statistics.mean(sizes),
+        'p95': np.quantile(sizes, 0.95),
+        'worst': max(sizes),
+        'rates': len(sizes),
+        'intervals': len(coverage),
+        'covered': sum(coverage) / max(len(coverage), 1),
+      }
+      result |= {f'{mode}_{name}': round(float(v), 4) for name, v in values.items()}
   return result
 
 
 def lines(comparisons: Sequence[Comparison]) -> str:
-  """Returns the comparison as a table for a terminal, with the means."""
-  head = 'system', 'devices', 'images', 'published'
-  rows = [(*head, 'data sheet', 'error', 'one or two rows', 'error')]
-  for c in comparisons:
-    error = 'fitted' if c.is_fitted else '-'
-    if c.few_error is not None:
-      error = f'{100 * c.few_error:+.1f} %'
-    row = c.row.system, f'{c.row.cluster.size}', f'{c.row.images}', f'{c.row.rate:,.0f}'
-    few = '-' if c.few is None else f'{c.few:,.0f}'
-    rows.append((*row, f'{c.sheet:,.0f}', f'{100 * c.sheet_error:+.1f} %', few, error))
-  summary = errors(comparisons)
-  text = f'{markdown.plain(rows, "lr")}\n'
-  for name, what in (
-    ('sheet', 'from data sheets alone, no row of the system'),
-    ('few', 'from one or two rows of the system, the rest'),
-  ):
-    if f'{name}_mean' in summary:
-      mean, worst = (100 * summary[f'{name}_{which}'] for which in ('mean', 'worst'))
-      text += f'\n{what}: mean error {mean:.1f} %, worst {worst:.1f} %'
-  return text
+  """Returns the comparison as a table for each mode, for a terminal, and its summaries."""
+  head = 'system', 'devices', 'images', 'published', 'predicted', 'error', '90 % interval'
+  blocks: list[report_kit.Table | str] = []
+  for mode, words in intervals.MODES.items():
+    rows = [_cells(c) for c in comparisons if c.logged.mode == mode]
+    blocks.append(report_kit.Table([head, *rows], caption=words))
+  return report_kit.plain([*blocks, '\n'.join(summary(errors(comparisons)))])
+
+
+def _cells(c) -> tuple[str, ...]:
+  interval = c.interval
+  text = interval.text(c.rate) if interval else intervals.NONE
+  if interval and not c.is_covered:
+    text += ' missed'
+  sizes = c.row.system, f'{c.row.cluster.size}', f'{c.row.images}'
+  return *sizes, f'{c.row.rate:,.0f}', f'{c.rate:,.0f}', f'{100 * c.error:+.1f} %', text
+
+
+def summary(values: Mapping[str, float]) -> list[str]:
+  """Returns a sentence for each mode of `errors`; docs/planner.md has them."""
+  result = []
+  for mode, words in intervals.MODES.items():
+    if f'{mode}_rates' in values:
+      mean, p95, worst, covered = (
+        100 * values[f'{mode}_{name}'] for name in ('mean', 'p95', 'worst', 'covered')
+      )
+      rates, count = values[f'{mode}_rates'], values[f'{mode}_intervals']
+      result.append(
+        f'{words}: mean error {mean:.1f} %, 95th percentile {p95:.1f} %, worst {worst:.1f} % of '
+        f'{rates:g} rates; {covered:.0f} % of {count:g} lie in their 90 % interval'
+      )
+  return result

@@ -12,7 +12,13 @@ from anp_jax import config as config_lib
 from anp_jax.config import emulation_keys, strategy as strategy_lib
 from anp_jax.costs import collectives, device_step, hardware, steps, work
 from anp_jax.tools import flag_values
-from anp_jax.tools.plan import check, fit as fit_lib, plan_tables, published_rates as published
+from anp_jax.tools.plan import (
+  fit as fit_lib,
+  intervals,
+  plan_tables,
+  points as points_lib,
+  published_rates as published,
+)
 
 if TYPE_CHECKING:
   from anp_jax.tools.plan import device_calibration
@@ -28,7 +34,7 @@ class Machine:
     efficiency: what the device and its links reach.
     jitter: deviation of its step over the mean.
     published: published rates of its kind.
-    error: mean error of its predictions.
+    mode: what its predictions are from, one of `intervals.MODES`.
     measurement: its steps, if they were timed.
   """
 
@@ -37,7 +43,7 @@ class Machine:
   efficiency: device_step.Efficiency
   jitter: float
   published: Sequence[published.Row]
-  error: float
+  mode: str
   measurement: 'device_calibration.Measurement | None' = None
 
   def settings(
@@ -57,6 +63,29 @@ class Machine:
       handling=handling,
     )
     return [with_given_times(setting(cluster=cluster)) for cluster in self.clusters]
+
+  def with_intervals(
+    self, points: Sequence[points_lib.Point], settings: Sequence[steps.Setting]
+  ) -> list[points_lib.Point]:
+    """Returns points with their intervals, where published rates are like them.
+
+    All published rates are of ResNet-50, with sums of gradients in each step and no waiting for
+    input.
+    """
+    fitted = [row.cluster.nodes for row in self.published if self.mode == 'few']
+    most, errors = max(fitted, default=1), intervals.published()
+    result = []
+    for p, s in zip(points, settings, strict=True):
+      strategy = strategy_lib.find(s.config)
+      is_sum = strategy.steps_together and strategy.state == 'single' and not s.is_sharded
+      is_like = is_sum and s.config.mesh.model == 1 and is_published(s.workload)
+      is_like &= p.runs and not p.seconds['input'] and not emulation_keys.sleeps(s.config)
+      if is_like:
+        units = fit_lib.units(self.device, s.workload.dtype)
+        interval = intervals.find(errors, self.mode, units, p.cluster.nodes > most)
+        p = dataclasses.replace(p, interval=interval)
+      result.append(p)
+    return result
 
 
 def with_given_times(setting: steps.Setting) -> steps.Setting:
@@ -117,12 +146,11 @@ def from_flags(
   machines = []
   for device, sized in zip(devices, clusters):
     same = [r for r in rows if r.device.name == device.name]
-    systems = dict.fromkeys(r.system for r in same)
     used = [r for r in rows if r not in same] if flags.data_sheet else rows
-    fitted = fit_lib.fit_cases(fit_lib.cases(used, check.resnet50))
-    efficiency = fitted.efficiency(device, cost.dtype, *systems)
+    efficiency = fit_lib.fit_rows(used).efficiency(device, cost.dtype, flags.software)
     jitter = device_step.JITTER if flags.jitter is None else flags.jitter
-    machines.append(Machine(device, sized, efficiency, jitter, same, check.SHEET_ERROR))
+    mode = 'few' if same and not flags.data_sheet else 'sheet'
+    machines.append(Machine(device, sized, efficiency, jitter, same, mode))
   return machines
 
 
@@ -156,11 +184,10 @@ def _measured(known_tables, flags, configs, cost, rows) -> Machine:
     f"host's cores ({device.host_cores:g} a device) are those of the entry "
     f'{device.name!r}{note}'
   )
-  fitted = fit_lib.fit_cases(fit_lib.cases(rows, check.resnet50))
   jitter = measurement.jitter if flags.jitter is None else flags.jitter
   clusters = _clusters(known_tables, flags, device)
-  efficiency = fitted.efficiency(device, cost.dtype)
-  return Machine(device, clusters, efficiency, jitter, (), check.FEW_ERROR, measurement)
+  efficiency = fit_lib.fit_rows(rows).efficiency(device, cost.dtype)
+  return Machine(device, clusters, efficiency, jitter, (), 'few', measurement)
 
 
 def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
@@ -175,13 +202,17 @@ def _clusters(known_tables, flags, device) -> list[collectives.Cluster]:
   return [collectives.Cluster(count, flags.devices_per_node, node_link, link) for count in counts]
 
 
+def is_published(workload: work.Workload) -> bool:
+  """Whether the network and its images are those of the published rates."""
+  return workload.name == 'resnet50' and workload.image_flops > 2e10
+
+
 def published_rates(machine: Machine, workload: work.Workload) -> list[tuple[str, int, float]]:
   """Returns (system, devices, images/s) of published rates of the device and network.
 
   Their dtype has the width and the peak of the workload's. A machine that was timed has none.
   """
-  is_same = workload.name == 'resnet50' and workload.image_flops > 2e10
-  if not is_same or machine.measurement:
+  if not is_published(workload) or machine.measurement:
     return []
 
   def speed(dtype):

@@ -18,23 +18,15 @@ from anp_jax.tools.plan import (
   plan_tables,
   plan_target,
   points as points_lib,
+  published_rates,
   sizes,
   workload as workload_lib,
 )
 
 _NUMBERS = (
-  'images_per_device',
-  'input_rate',
-  'examples',
-  'classes',
-  'jitter',
-  'target_hours',
-  'budget_devices',
-  'mtbf',
-  'repair',
-  'restart_seconds',
-  'elastic_seconds',
-)
+  'images_per_device input_rate examples classes jitter target_hours budget_devices mtbf repair '
+  'restart_seconds elastic_seconds'
+).split()
 _FSDP = 'fsdp'
 _SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'bounded', 'synchronous'))
 # What a target is looked for with, where no flag says it.
@@ -76,11 +68,11 @@ def run(
       if flags.mtbf:
         host = known_tables.device('cpu')
         plans[label] = plan_goodput.added(plans[label], settings, request, flags, host)
+      plans[label] = machine.with_intervals(plans[label], settings)
   _check_that_some_run(plans)
   names = ', '.join(m.device.name for m in machines)
   link = f', {flags.link}' if flags.link else ''
   title = f'{flags.config}, {cost.dtype}, {names}, {flags.devices_per_node} a node{link}'
-  error = max(m.error for m in machines)
   print(title)
   if flags.typed_link and all(m.clusters[0].is_torus for m in machines):
     ignoring = [n for n, c in configs.items() if strategy_lib.find(c).steps_together]
@@ -91,13 +83,11 @@ def run(
       )
   print(
     f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
-    f'parameters, {cost.examples:,} images an epoch; mean error of '
-    f'predictions: {100 * error:.0f} %\n'
+    f'parameters, {cost.examples:,} images an epoch\n'
   )
   result = {
     'devices': [m.device.name for m in machines],
     'link': flags.link,
-    'error': round(error, 4),
     'points': [p.to_json() for points in plans.values() for p in points],
   }
   if machines[0].measurement:
@@ -159,7 +149,9 @@ def _complete(flags):
 
 
 def _request(flags) -> points_lib.Request:
-  flag_values.check_choice(f'--scaling={flags.scaling!r}', flags.scaling, sizes.SCALINGS)
+  for name, choices in (('scaling', sizes.SCALINGS), ('software', published_rates.SOFTWARE)):
+    value = getattr(flags, name)
+    flag_values.check_choice(f'--{name}={value!r}', value, choices)
   for name in _NUMBERS:
     value = getattr(flags, name)
     if value is not None and not 0 <= value < math.inf:
@@ -281,5 +273,5 @@ def _write(flags, title, plans, result, rates):
     files.write_json(os.path.join(flags.workdir, 'plan.json'), result)
   running = {name: points for name, points in plans.items() if any(p.runs for p in points)}
   for path in paths:
-    plan_page.draw(path, title, running, result['error'], rates)
+    plan_page.draw(path, title, running, rates)
     print(f'\nplan: {path}')

@@ -48,7 +48,7 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
     join=flags.elastic_seconds,
   )
   losses = faults.mtbf / nodes
-  state, step = _host_bytes(point, setting), point.batch / point.rate
+  state, step = _host_bytes(point, setting), sum(point.seconds.values())
   every = config_lib.steps(config.checkpoint.every, point.batch, setting.workload.examples)
   save = goodput.best_period(state / _SAVE_RATE, losses, step)
   saves = goodput.Copies(save.cost, min(every * step, point.run_seconds))

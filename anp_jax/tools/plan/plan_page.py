@@ -6,7 +6,7 @@ import itertools
 from anp_jax.costs import goodput as goodput_lib
 from anp_jax.reporting import report_kit
 from anp_jax.system import drawing, progress
-from anp_jax.tools.plan import points as points_lib
+from anp_jax.tools.plan import intervals, points as points_lib
 
 _PARTS = ('compute', 'communication', 'input', 'fixed')
 # Columns: their heads and the texts of a point.
@@ -17,6 +17,7 @@ _COLUMNS: dict[str, Callable[[points_lib.Point], str]] = {
   'batch': lambda p: f'{p.batch:,.0f}',
   'a device': lambda p: f'{p.images:,}',
   'images/s': lambda p: f'{p.rate:,.0f}',
+  '90 % interval (rates)': lambda p: p.interval.text(p.rate) if p.interval else '-',
   'step': lambda p: f'{1e3 * sum(p.seconds.values()):,.4g} ms',
   'compute': lambda p: f'{1e3 * p.seconds["compute"]:,.3g}',
   'sent': lambda p: f'{1e3 * p.seconds["communication"]:,.3g}',
@@ -58,6 +59,9 @@ def lines(plans: Mapping[str, Sequence[points_lib.Point]]) -> str:
     for reason, nodes in reasons.items():
       where = ', '.join(map(str, nodes))
       notes.append(f'{name}: cannot run on {where} nodes: {reason}')
+    missing = [f'{p.cluster.nodes}' for p in points if p.runs and not p.interval]
+    if missing:
+      notes.append(f'{name}: {intervals.NONE} on {", ".join(missing)} nodes, so no interval')
   return report_kit.plain([report_kit.Table(rows), '\n'.join(notes)])
 
 
@@ -112,51 +116,46 @@ def draw(
   path: str,
   title: str,
   plans: Mapping[str, Sequence[points_lib.Point]],
-  error: float,
   published: Sequence[tuple[str, int, float]] = (),
 ) -> None:
-  """Draws images/s and efficiency against devices, with the ideal line.
+  """Draws images/s, their intervals and the parts of a step against devices, with the ideal line.
 
   Args:
     path: path of a PNG file.
     title: title of the figure.
     plans: points by strategy.
-    error: mean relative error of predictions, the half-width of the band.
     published: (name, devices, images/s) of rates that others measured.
   """
   with drawing.figure(path, 9, 3.9, style={'axes.grid.axis': 'both'}) as figure:
     figure.suptitle(drawing.shortened(title, 90), fontsize=10)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_rates(left, plans, error, published)
+    _draw_rates(left, plans, published)
     _draw_parts(right, plans)
 
 
-def _draw_rates(axis, plans, error, published):
+def _draw_rates(axis, plans, published):
   sizes = [p.cluster.size for ps in plans.values() for p in ps if p.runs]
   for (name, points), (colour, line) in zip(plans.items(), _styles()):
     running = [p for p in points if p.runs]
     x, y = [p.cluster.size for p in running], [p.rate for p in running]
     axis.plot(x, y, f'o{line}', color=colour, label=name, markersize=4)
-    low, high = ([r * (1 + s * error) for r in y] for s in (-1, 1))
+    ends = [(p.interval.low, p.interval.high) if p.interval else (1, 1) for p in running]
+    low, high = ([r * e[i] for r, e in zip(y, ends)] for i in (0, 1))
     axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+  has_interval = any(p.interval for ps in plans.values() for p in ps)
   first = next(p for ps in plans.values() for p in ps if p.runs)
   single = first.rate / first.cluster.size / first.efficiency
   ends = [min(sizes), max(sizes)]
   axis.plot(
     ends, [single * n for n in ends], '--', color=drawing.GREY, label='ideal', linewidth=1.2
   )
-  if published:
+  rates = [(n, r) for _, n, r in published if min(sizes) <= n <= max(sizes)]
+  if rates:
     axis.plot(
-      [n for _, n, _ in published],
-      [r for *_, r in published],
-      'D',
-      color=drawing.INK,
-      markersize=6,
-      label='published',
-      markerfacecolor='none',
+      *zip(*rates), 'D', color=drawing.INK, markersize=6, label='published', markerfacecolor='none'
     )
   axis.set(
-    title=f'images/s (band: mean error, {100 * error:.0f} %)',
+    title='images/s (band: 90 % interval)' if has_interval else f'images/s ({intervals.NONE})',
     xscale='log',
     yscale='log',
     xlabel='devices',

@@ -14,6 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
 _GROUPS = 'devices', 'links'
 _MOST_PORTS = 64
+_OPTIONS = 'topology', 'axes', 'is_shared', 'aliases'  # keys that a link may lack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Tables:
     Raises:
       ConfigError: with the nearest name there is.
     """
-    flag_values.check_choice(f'--device={name!r}', name, self.devices)
+    flag_values.check_choice(f'--device={name!r}, a name of devices.toml', name, self.devices)
     return self.devices[name]
 
   def named_in(self, text: str) -> hardware.Device | None:
@@ -48,7 +49,8 @@ class Tables:
     name, _, count = text.rpartition('x')
     if not (name and count.isdecimal()):
       name, count = text, '1'
-    flag_values.check_choice(f'{flag}={text!r}, a NAME or NAMExPORTS', name, self.links)
+    place = f'{flag}={text!r}, a NAME or NAMExPORTS of links.toml'
+    flag_values.check_choice(place, name, self.links)
     if not 0 < int(count) <= _MOST_PORTS:
       raise config_lib.ConfigError(f'{flag}={text!r}: expected 1 to {_MOST_PORTS} ports')
     link = self.links[name]
@@ -117,10 +119,10 @@ def _device(file, name, entry) -> hardware.Device:
 
 def _link(file, name, entry) -> hardware.Link:
   where = f'--entries={file!r}: [links.{name}]'
-  _check(where, entry, _LINK, ('topology', 'axes', 'is_shared'))
+  _check(where, entry, _LINK, _OPTIONS)
   if re.search(r'x\d+$', name):
     raise config_lib.ConfigError(f'{where} ends like a number of ports')
-  options = {key: entry[key] for key in ('topology', 'axes', 'is_shared') if key in entry}
+  options = {key: entry[key] for key in _OPTIONS if key in entry}
   bandwidth, latency = entry['gigabytes_per_second'] * 1e9, entry['microseconds'] * 1e-6
   return hardware.Link(name, bandwidth, latency, **options)
 
@@ -145,6 +147,7 @@ def _are_peaks(value) -> bool:
 # What a key of an entry holds: the words for it, and whether a value is good.
 _POSITIVE = 'a number above 0', _is_positive
 _TEXT = 'a text', lambda value: isinstance(value, str)
+_EXPRESSION = 'a regular expression', _is_expression
 _DEVICE = {
   'kind': (f'one of {", ".join(_KINDS)}', lambda value: value in _KINDS),
   'year': _POSITIVE,
@@ -154,7 +157,7 @@ _DEVICE = {
   'node_link': _TEXT,
   'host_cores': _POSITIVE,
   'source': _TEXT,
-  'aliases': ('a regular expression', _is_expression),
+  'aliases': _EXPRESSION,
 }
 _LINK = {
   'gigabytes_per_second': _POSITIVE,
@@ -162,5 +165,6 @@ _LINK = {
   'topology': ('ring or torus', lambda value: value in ('ring', 'torus')),
   'axes': ('2 or 3', lambda value: value in (2, 3)),
   'is_shared': ('true or false', lambda value: isinstance(value, bool)),
+  'aliases': _EXPRESSION,
   'source': _TEXT,
 }

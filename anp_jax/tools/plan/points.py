@@ -7,7 +7,7 @@ import math
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.costs import collectives, goodput as goodput_lib, steps
-from anp_jax.tools.plan import plan_memory as memory_lib, sizes
+from anp_jax.tools.plan import intervals, plan_memory as memory_lib, sizes
 
 # A size pays if its further devices bring at least this share of their own
 # speed.
@@ -33,7 +33,6 @@ class Point:
     strategy: name as typed, such as 'sync' or 'parameter_server:bounded'.
     cluster: nodes and links.
     images: images per step and device.
-    batch: images per step of all devices.
     rate: images/s.
     seconds: parts of a step's seconds: compute, communication, input, fixed.
     efficiency: rate over that of as many devices that never wait, with the images per device of
@@ -42,12 +41,12 @@ class Point:
     epoch_seconds, run_seconds: seconds to an epoch's images, and to the run's end.
     why_not: reason why it cannot run; '': it can.
     goodput: what it keeps when nodes fail, where that is asked for.
+    interval: where the rate lies; None: no published rate is like it.
   """
 
   strategy: str
   cluster: collectives.Cluster
   images: int = 0
-  batch: float = 0
   rate: float = 0.0
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
   efficiency: float = 0.0
@@ -56,11 +55,17 @@ class Point:
   run_seconds: float = math.inf
   why_not: str = ''
   goodput: goodput_lib.Goodput | None = None
+  interval: intervals.Interval | None = None
 
   @property
   def runs(self) -> bool:
     """Whether the batch divides and a device has room."""
     return not self.why_not
+
+  @property
+  def batch(self) -> float:
+    """Images per step of all devices."""
+    return round(self.rate * sum(self.seconds.values()), 6)
 
   @property
   def device_hours(self) -> float:
@@ -78,6 +83,7 @@ class Point:
         'fits': self.memory.fits,
         'images_that_fit': self.memory.most_images,
         'images_per_second': round(self.rate, 2),
+        'interval': self.interval and self.interval.to_json(self.rate),
         'efficiency': round(self.efficiency, 4),
         'step_seconds': {k: round(v, 6) for k, v in self.seconds.items()},
         'epoch_seconds': round(self.epoch_seconds, 1),
@@ -149,7 +155,6 @@ def _point(name, setting, images, step, request, base) -> Point:
     strategy=name,
     cluster=setting.cluster,
     images=images,
-    batch=step.images,
     rate=rate,
     seconds={
       'compute': step.compute,

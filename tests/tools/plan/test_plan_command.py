@@ -12,7 +12,6 @@ from anp_jax.system import xla_flags
 from anp_jax.tools import flag_values
 from anp_jax.tools.plan import (
   __main__ as command,
-  check,
   device_calibration,
   machines,
   plan_page,
@@ -91,6 +90,8 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   (
     (['--device=h20'], "did you mean 'h200'?"),
     (['--link=ib-ndr40x8'], "did you mean 'ib-ndr400'?"),
+    (['--link=omni-pathx2'], "'omni-pathx2', a NAME or NAMExPORTS of links.toml: expected one of"),
+    (['--software=tune'], "--software='tune': expected one of anp_jax, tuned, framework"),
     (['--nodes=0'], "--nodes='0': expected whole numbers from 1"),
     (['--nodes=1,2,4,...,500'], 'three points and a last number'),
     (['--nodes=513', '--devices_per_node=8'], '4,104 devices, expected 4,096'),
@@ -176,7 +177,7 @@ def test_each_of_many_curves_has_its_own_style(tmp_path, monkeypatch):
     for n in (1, 2)
   ]
   plans = {f'way {i}': points for i in range(9)}
-  plan_page.draw(str(tmp_path / 'plan.png'), 'many', plans, 0.1)
+  plan_page.draw(str(tmp_path / 'plan.png'), 'many', plans)
   curves = [x for x in axes[0].lines if x.get_label().startswith('way')]
   styles = {(x.get_color(), x.get_linestyle()) for x in curves}
   assert len(curves) == len(styles) == 9
@@ -189,11 +190,12 @@ def test_published_rates_are_those_of_a_like_dtype():
   def names(device, dtype):
     chosen = known_tables.device(device)
     machine = machines.Machine(
-      chosen, (), None, 0.0, [r for r in rows if r.device.name == device], 0.1
+      chosen, (), None, 0.0, [r for r in rows if r.device.name == device], 'few'
     )
-    return {name for name, *_ in machines.published_rates(machine, check.resnet50(dtype))}
+    return {name for name, *_ in machines.published_rates(machine, published_rates.resnet50(dtype))}
 
-  assert names('h100', 'bfloat16') == {'H100 SXM DGX'}  # published: float16
+  # Published in float16, and measured in bfloat16.
+  assert names('h100', 'bfloat16') == {'H100 SXM DGX', 'H100 anp_jax'}
   assert names('h100', 'float32') == set()
   # Volta has no bfloat16 units; its rates are those of float16.
   assert names('v100', 'bfloat16') == set()
@@ -212,7 +214,7 @@ def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
       dataclasses.replace(r, rate=factor * r.rate) if r.device.name == 'h100' else r for r in rows
     ]
     monkeypatch.setattr(published_rates, 'read', lambda *_: changed)
-    cost = check.resnet50('bfloat16')
+    cost = published_rates.resnet50('bfloat16')
     (machine,) = machines.from_flags(known_tables, flags, config, cost)
     return machine.efficiency
 

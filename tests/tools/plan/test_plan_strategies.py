@@ -324,7 +324,7 @@ def test_the_part_that_grew_binds():
   def point(images, fixed, communication):
     seconds = {'compute': 1.0, 'input': 0.0, 'fixed': fixed, 'communication': communication}
     cluster = collectives.Cluster(1, 1, _NODE, _LINK)
-    return points.Point('sync', cluster, images, images, seconds=seconds)
+    return points.Point('sync', cluster, images, images / sum(seconds.values()), seconds)
 
   # The fixed part is the largest before and after; an image of 32 instead of
   # 64 pays it twice, 3 s more; communication grows by 0.5 s.

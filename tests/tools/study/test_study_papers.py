@@ -220,6 +220,19 @@ def test_all_papers_are_on_one_page(tmp_path, capsys, priors_only, monkeypatch):
     assert 0 < float(planned) <= int(size)
 
 
+@pytest.mark.soak
+def test_the_page_is_what_its_command_writes(tmp_path, capsys):
+  """All of it is arithmetic or recorded; half a minute of one core."""
+  text, _ = _page(tmp_path, capsys, 'all')
+  page = (pathlib.Path(__file__).parents[3] / 'docs' / 'PAPERS.md').read_text()
+
+  def lines(content):
+    # Commands name their folder.
+    return [line for line in content.splitlines() if not line.startswith('    ')]
+
+  assert lines(text) == lines(page)
+
+
 def test_scores_of_the_runs_that_somebody_trained_stand_next_to_the_papers(tmp_path, capsys):
   folders = [tmp_path / 'runs' / 'pairs' / 'evaluation' / f'{step}-validation' for step in (8, 9)]
   for folder, top1 in zip(folders, (0.1, 0.117)):  # the later one counts
