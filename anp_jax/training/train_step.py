@@ -45,7 +45,7 @@ class TrainStep(step_context.StepContext):
     Returns:
       (state, batch) -> (state, values): the state is donated; values (n,) are
       those of `metric_names`, means over the global batch. `damaged` counts its
-      rows of weight 0; `finite` is 1 where loss, gradient, update and
+      rows of weight 0; `finite` is 1 where loss, gradient, new weights and
       statistics are all finite; `vote` is the largest vote of any process.
     """
     shardings = jax.tree.map(lambda s: s.sharding, self._abstract_state)
@@ -120,7 +120,9 @@ class TrainStep(step_context.StepContext):
     updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
     values = {name: sums[name] / weight for name in self.objective.train_names}
     grad_norm = norm(gradients, divided=divided)
-    sizes = (values['loss'], grad_norm, norm(updates, divided=divided), norm(stats))
+    params = optax.apply_updates(state.params, updates)
+    # Of the new weights, not of the update, which XLA then has no reason to write out.
+    sizes = (values['loss'], grad_norm, norm(params, divided=divided), norm(stats))
     finite = jnp.isfinite(jnp.stack([s.astype(weight.dtype) for s in sizes]))
     values |= {
       'grad_norm': grad_norm,
@@ -129,7 +131,6 @@ class TrainStep(step_context.StepContext):
       'finite': finite.all(),
       'vote': reduced.vote,
     }
-    params = optax.apply_updates(state.params, updates)
     state = state_lib.TrainState(
       step=state.step + 1,
       params=params,
