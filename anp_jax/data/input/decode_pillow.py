@@ -43,8 +43,7 @@ def eval_decoder(
         return _eval_crop(config, images.shrink(image, d.resize, transpose))
       if not is_array and d.decode not in augment.RESAMPLED:
         return _eval_view(config, image, is_jpeg, transpose)
-      image = colours.rgb(image) if is_array else _rgb(image, is_jpeg)
-      return _eval_crop(config, np.asarray(images.transposed(image, transpose)))
+      return _eval_crop(config, np.asarray(images.transposed(colours.rgb(image), transpose)))
 
   return decode
 
@@ -79,7 +78,7 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
 def decode_file(file: bytes, max_megapixels: float) -> np.ndarray:
   """An image file as (height, width, 3) uint8; ValueError for what is none."""
   with images.reading(file, max_megapixels) as image:
-    return np.asarray(_rgb(image, image_format.is_jpeg(file)))
+    return np.asarray(colours.rgb(image))
 
 
 def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
@@ -100,7 +99,7 @@ def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
     return file
   result = io.BytesIO()
   with images.reading(file, max_megapixels) as image:
-    _rgb(image, image_format.is_jpeg(file)).save(result, 'BMP')
+    colours.rgb(image).save(result, 'BMP')
   return result.getvalue()
 
 
@@ -139,7 +138,7 @@ def _eval_view(config, image, is_jpeg, transpose):
     image.draft(None, tuple(n >> int(halvings[0]) for n in image.size))
     box = box >> halvings
   top, left, height, width = (int(n) for n in box)
-  pixels = np.asarray(images.transposed(_rgb(image, is_jpeg), transpose))
+  pixels = np.asarray(images.transposed(colours.rgb(image), transpose))
   pixels = pixels[top : top + height, left : left + width]
   if d.decode == 'exact':
     result = numpy_resize.triangle(pixels, side)
@@ -157,17 +156,6 @@ def _resampled(image, box, side, decode):
   return np.asarray(
     image.resize((side, side), Image.Resampling[decode.upper()], (left, top, right, bottom))
   )
-
-
-def _rgb(image, is_jpeg):
-  if not is_jpeg or image.mode != 'CMYK':
-    return colours.rgb(image)
-  # Pillow rounds the product. It also turns all colours over, as Adobe's are.
-  inks = np.asarray(image).astype(np.int32)
-  if 'adobe' not in image.info:
-    inks = 255 - inks
-  inks = 255 - inks
-  return Image.fromarray((inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8))
 
 
 def _eval_crop(config, image):

@@ -1,6 +1,7 @@
 """Prepares a folder of images: examines all, decides, then writes shards."""
 
 import argparse
+import functools
 import hashlib
 import itertools
 from multiprocessing import pool
@@ -14,6 +15,7 @@ from anp_jax import config as config_lib
 from anp_jax.data.prepare import (
   actions as actions_lib,
   anp_folder_files,
+  examine,
   prepared_target as target_lib,
   report as report_lib,
   splits as splits_lib,
@@ -45,6 +47,8 @@ def prepare(flags: argparse.Namespace) -> list[str]:
   policy = actions_lib.policy(flags.policy)
   names, listings = splits_lib.find(flags)
   options = {'policy': policy, **{key: getattr(flags, key) for key in _OPTIONS}}
+  if flags.shorter_side:
+    options |= {'shorter_side': flags.shorter_side, 'quality': flags.quality}
   files = [(os.path.abspath(f.root), f.files, f.labels.tolist()) for f in listings]
   content = (_VERSION, options, names, listings[0].vocabulary.to_json(), files)
   states = _states(listings)  # before the files are read: a later change is noticed
@@ -55,10 +59,12 @@ def prepare(flags: argparse.Namespace) -> list[str]:
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
     findings = _examine(listings, flags)
-    splits = [actions_lib.Split(*items) for items in zip(names, listings, findings)]
+    splits = [
+      actions_lib.Split(*items, flags.shorter_side) for items in zip(names, listings, findings)
+    ]
     actions_lib.decide(splits, policy, flags.min_size, flags.min_count)
     _refuse(splits, policy, flags.name, target.work)
-    target.check_room(sum(int(s.sizes[s.actions < actions_lib.CONVERT].sum()) for s in splits))
+    target.check_room(sum(split.stored_bytes() for split in splits))
     folder, lengths = _write(splits, flags, target)
     report_lib.write(folder, flags.name, splits, policy)
     metadata = {'from': [listing.root for listing in listings], **options}
@@ -134,10 +140,19 @@ def _write(splits, flags, target):
       shards[anp_folder_files.shard(split.name, i, len(parts))] = (
         split.listing.select(indices),
         [split.findings[j].digest for j in indices],
-        split.actions[indices] == actions_lib.CONVERT,
+        [_edit(split, j, flags.quality) for j in indices],
       )
   findings = digest.hexdigest()
   return target.write_shards(shards, flags.workers, findings), lengths
+
+
+def _edit(split, index, quality):
+  """A function from a file's bytes to those that are stored; None if they are the same."""
+  is_converted = bool(split.actions[index] == actions_lib.CONVERT)
+  shorter = split.shorter_side if split.is_reduced[index] else 0
+  if not is_converted and not shorter:
+    return None
+  return functools.partial(examine.convert, upright=is_converted, shorter=shorter, quality=quality)
 
 
 def _states(listings):

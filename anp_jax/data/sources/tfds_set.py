@@ -6,6 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -127,6 +128,24 @@ def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
       f'{directory} holds no prepared set {name!r}'
       f'{config_lib.nearest(set_name, names)}; prepare it with: {command}'
     ) from e
+
+
+def enlargement(builder: 'tfds.core.DatasetBuilder', d: ml_collections.ConfigDict) -> str:
+  """A line about a run that enlarges images which `prepare` has reduced; '' if it does not.
+
+  Args:
+    builder: tfds builder.
+    d: the run's config.data.
+  """
+  stored = (builder.info.metadata or {}).get('shorter_side', 0)
+  sides = {'resize': d.resize, 'scale_range': max(d.get('scale_range', (0,)))}
+  key, side = max(sides.items(), key=lambda item: item[1])
+  if not stored or side <= stored:
+    return ''
+  return (
+    f'{builder.info.full_name} was prepared with --shorter_side={stored}, and config.data.{key} '
+    f'enlarges its images to {side} pixels: prepare it with --shorter_side={side} or more'
+  )
 
 
 def _check_features(directory, name):
