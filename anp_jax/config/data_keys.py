@@ -133,14 +133,15 @@ KEYS = {
   ),
   'cache': text(
     'none',
-    'in-memory cache of encoded files, or of decoded images of `resize` pixels',
-    ('none', 'encoded', 'decoded'),
+    'encoded: files in memory; mapped: decoded images of `resize` pixels in files that the '
+    'processes of a host map into memory',
+    ('none', 'encoded', 'mapped'),
   ),
   'cache_gigabytes': number(
     4,
-    'size limit in GB of the cache, per split and process',
+    'size limit in GB of the cache of files, per split and process',
     at_least=0,
-    only_if=('data.cache', ('encoded', 'decoded')),
+    only_if=('data.cache', ('encoded',)),
     resumable=True,
   ),
   'max_damaged': share(0.01, 'share of unreadable examples at which a run stops', resumable=True),

@@ -49,8 +49,8 @@ def eval_decoder(
 
 
 def is_shrunk(config: ml_collections.ConfigDict) -> bool:
-  """Whether views are cut out of what config.data.cache='decoded' keeps."""
-  return config.data.cache == 'decoded' and config.data.source not in ARRAYS
+  """Whether views are cut out of what config.data.cache='mapped' keeps."""
+  return config.data.cache == 'mapped' and config.data.source not in ARRAYS
 
 
 def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:

@@ -4,7 +4,6 @@ import argparse
 import functools
 import hashlib
 import itertools
-from multiprocessing import pool
 import os
 import shlex
 import time
@@ -27,7 +26,6 @@ from anp_jax.data.prepare import (
 _VERSION = 5
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 _FILES = 256  # files that a worker examines in one task
-_THREADS = 16  # threads that read the states of files
 _OPTIONS = ('max_megapixels', 'min_size', 'min_count', 'shard_megabytes')
 
 
@@ -51,7 +49,8 @@ def prepare(flags: argparse.Namespace) -> list[str]:
     options |= {'shorter_side': flags.shorter_side, 'quality': flags.quality}
   files = [(os.path.abspath(f.root), f.files, f.labels.tolist()) for f in listings]
   content = (_VERSION, options, names, listings[0].vocabulary.to_json(), files)
-  states = _states(listings)  # before the files are read: a later change is noticed
+  # Before the files are read: a later change is noticed.
+  states = np.concatenate([listing.states() for listing in listings])
   paths = [path for listing in listings for path in listing.paths()]
   target = target_lib.Target(flags.data_dir, flags.name, content, paths, states)
 
@@ -153,10 +152,3 @@ def _edit(split, index, quality):
   if not is_converted and not shorter:
     return None
   return functools.partial(examine.convert, upright=is_converted, shorter=shorter, quality=quality)
-
-
-def _states(listings):
-  """(files, 2) int64: size in bytes and time in ns of every file."""
-  with pool.ThreadPool(_THREADS) as threads:
-    states = [threads.map(f.storage.state, range(len(f.files))) for f in listings]
-  return np.concatenate(states, dtype=np.int64)

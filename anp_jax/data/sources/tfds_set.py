@@ -12,7 +12,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import shards, source as source_lib, splits
-from anp_jax.system import untrusted_text
+from anp_jax.system import files, untrusted_text
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -48,6 +48,7 @@ class TfdsSet(source_lib.Source):
     self._image, self._label = _image_and_label(builder)
     self.vocabulary = _vocabulary(builder.info.features, self._label)
     self._size = part.num_examples
+    self._paths = [os.fspath(path) for path in part.filepaths]
     self._records = _records(builder, part)
 
   def __len__(self) -> int:
@@ -82,6 +83,10 @@ class TfdsSet(source_lib.Source):
     except Exception:  # noqa: BLE001 - of the file, its record or the text
       return text
     return untrusted_text.printable(f'{text} ({name})')
+
+  def identity(self) -> str:
+    """The shards, with their sizes and times."""
+    return repr([(os.path.abspath(path), *files.state(path)) for path in self._paths])
 
   def _features(self, indices):
     from tensorflow_datasets.proto import tf_example_pb2
