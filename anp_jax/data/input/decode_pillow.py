@@ -59,20 +59,18 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   Args:
     reader: rows of a source of kind 'encoded' or 'pixels'.
 
-  Yields:
+  Returns:
     images (n, size, size, 3) uint8, labels (n,) int32, weights (n,) float32.
   """
-  plan, is_encoded = reader.plan, reader.source.kind == 'encoded'
-  d = plan.config.data
+  d, is_encoded = reader.plan.config.data, reader.source.kind == 'encoded'
 
-  def decode_row(image, position):
-    if is_encoded:
-      image = decode_file(image, d.max_megapixels)
-    views = plan.views(np.array([position]), np.array([image.shape[:2]]))
-    return crop(image, views.boxes[0], views.flips[0], d.image_size, d.decode)
+  def prepare(image):
+    return decode_file(image, d.max_megapixels) if is_encoded else image
 
-  for count in reader.counts():
-    yield reader.decode_rows(count, decode_row)
+  def cut(image, box, flip, out):
+    out[:] = crop(image, box, flip, d.image_size, d.decode)
+
+  return reader.batches(prepare, cut)
 
 
 def decode_file(file: bytes, max_megapixels: float) -> np.ndarray:

@@ -28,7 +28,7 @@ def batches(
   registry = registry or corruption.Registry(source)
   threads = plan.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
-    reader = batch_reader.BatchReader(source, plan, registry, pool)
+    reader = batch_reader.BatchReader(source, plan, registry, pool, threads)
     resampled = plan.config.data.decode in augment.RESAMPLED
     if source.kind == 'vectors':
       decoded = _vectors(reader)
