@@ -1,6 +1,7 @@
 """Images a second of the training input, against its limit and its peers.
 
   python -m scripts.bench.input [--photographs=DIR] [--seconds=4] [--rounds=5]
+  python -m scripts.bench.input --processor  # with decode=linear if OpenCV is there
 
 DIR is a tree of class folders (default: the clothing photographs next to the
 project, skipped where they are not there); the embedded set is measured too.
@@ -15,10 +16,19 @@ embedded set, records. Ours is timed up to the device's array.
   tf.data                   as Flax's ImageNet example describes its own: random
                             crop decoded, bicubic, flip, float32 on the host
   torch                     DataLoader and Pillow, worker processes (if there)
+
+--processor measures processor time per image instead, one decoding thread, in
+turns within one process, so other programs on the machine count less: the limit
+and ours, of photographs as they are, like ImageNet's (500 x 375, quality 96),
+and those reduced by `prepare`; from the cache `mapped`; and `assembly`, a batch of
+256 without decoding and pixels.
 """
 
 import argparse
+from concurrent import futures
+import glob
 import importlib.util
+import io
 import itertools
 import os
 import statistics
@@ -27,36 +37,48 @@ import time
 
 import jax
 import numpy as np
+from PIL import Image, ImageOps
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
+from anp_jax.data.input import (
+  batch_plan,
+  batch_reader,
+  corruption,
+  pipeline,
+  stream as stream_lib,
+  tensorflow_cpu,
+)
+from anp_jax.data.prepare import examine
 from anp_jax.parallel import mesh as mesh_lib
 from scripts.bench import _common
 
-_PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
+PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
 _BATCH = 64
+_KEYS = {
+  'data.source': 'folder',
+  'data.image_size': '224',
+  'data.resize': '256',
+  'data.crop_area': '(0.08, 1.0)',
+}
 
 
 def main():
   """Measures rates, then start-up and memory."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--photographs', default=_PHOTOGRAPHS)
+  parser.add_argument('--photographs', default=PHOTOGRAPHS)
   parser.add_argument('--seconds', type=float, default=4.0)
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--epochs', type=int, default=50)
+  parser.add_argument('--processor', action='store_true')
   flags = parser.parse_args()
+  if flags.processor:
+    return _processor_times(flags)
   rows = [('input', 'images/s', 'of the limit', 'ours over it', 'lowest')]
   ratios = {}
   settings = {'embedded': {}}
   if os.path.isdir(flags.photographs):
-    settings['photographs'] = {
-      'data.source': 'folder',
-      'data.path': flags.photographs,
-      'data.image_size': '224',
-      'data.resize': '256',
-      'data.crop_area': '(0.08, 1.0)',
-    }
+    settings['photographs'] = _KEYS | {'data.path': flags.photographs}
   else:
     print(f'skipped: no photographs at {flags.photographs}')
   for name, overrides in settings.items():
@@ -64,6 +86,88 @@ def main():
   _start(settings[name], rows, ratios)
   _memory(settings[name], flags, rows, ratios)
   _common.show('training input', rows, ratios)
+
+
+def _processor_times(flags):
+  """Prints milliseconds of processor time per image, and shares of the limit."""
+  rows, ratios = [('input', 'ms', 'images/s a core', 'of the limit')], {}
+  with tempfile.TemporaryDirectory() as folder:
+    for name, tree in _trees(flags.photographs, folder).items():
+      contestants = _contestants(name, tree, folder)
+      seconds = {contestant: [] for contestant in contestants}
+      for _ in range(flags.rounds):
+        for contestant, batches in contestants.items():
+          seconds[contestant].append(_processor_time(batches, flags.seconds))
+      for contestant, values in seconds.items():
+        of_limit = statistics.median(a / b for a, b in zip(seconds['decode and crop'], values))
+        key = f'{name}: {contestant}'
+        ratios[key.replace(': ', '_').replace(' ', '_')] = of_limit
+        median = statistics.median(values)
+        rows.append((key, f'{median * 1e3:.3f}', f'{1 / median:.0f}', f'{of_limit:.2f}'))
+  config = _load(_KEYS | {'data.path': flags.photographs})
+  plan = batch_plan.BatchPlan(config, 10**6, 256, np.arange(256), True)
+  with futures.ThreadPoolExecutor(1) as pool:
+    reader = batch_reader.BatchReader(_Blank(), plan, corruption.Registry(_Blank()), pool)
+    median = _processor_time(reader.batches(lambda x: x, lambda *_: None), flags.seconds, 256)
+  rows.append(('assembly', f'{median * 1e3:.4f}', f'{1 / median:.0f}', ''))
+  _common.show('training input, processor time', rows, ratios)
+
+
+def _processor_time(batches, seconds, size=_BATCH):
+  """Seconds per image of a stream, whose threads are idle before and after."""
+  next(batches)
+  _settle()
+  begin, start, count = time.process_time(), time.perf_counter(), 0
+  while time.perf_counter() - start < seconds:
+    next(batches)
+    count += size
+  _settle()  # what was taken is read ahead again
+  return (time.process_time() - begin) / count
+
+
+def _settle():
+  before = -1.0
+  while time.process_time() - before > 0.01:
+    before = time.process_time()
+    time.sleep(0.2)
+
+
+def _trees(photographs, folder):
+  """Trees of the photographs, of ones like ImageNet's and of those reduced, by name."""
+  trees = {name: os.path.join(folder, name) for name in ('like ImageNet', 'reduced')}
+  for path in sorted(glob.glob(os.path.join(photographs, '*', '*.jpg')))[::4]:
+    place = os.path.relpath(path, photographs)
+    file = io.BytesIO()
+    with Image.open(path) as image:
+      ImageOps.fit(image.convert('RGB'), (500, 375)).save(file, 'JPEG', quality=96)
+    reduced = examine.convert(file.getvalue(), shorter=256)
+    for tree, data in zip(trees.values(), (file.getvalue(), reduced)):
+      os.makedirs(os.path.dirname(os.path.join(tree, place)), exist_ok=True)
+      with open(os.path.join(tree, place), 'wb') as f:
+        f.write(data)
+  return {'photographs': photographs, **trees}
+
+
+def _contestants(name, tree, folder):
+  """Endless batches by contestant."""
+  place = {'data.path': tree, 'data.dir': os.path.join(folder, 'sets'), 'data.train_split': '.'}
+  overrides = _KEYS | place | {'data.threads': '1'}
+  settings = {decode: {'decode': decode} for decode in ('fast', 'exact')}
+  if importlib.util.find_spec('cv2'):
+    settings['linear'] = {'decode': 'linear'}
+    if name == 'photographs':
+      settings['linear, mapped'] = {'decode': 'linear', 'cache': 'mapped'}
+      settings['linear, strong_crop'] = {'decode': 'linear', 'augment': 'strong_crop'}
+  config = _load(overrides)
+  source = sources.open_source(config, training=True)
+  files = _files(source, folder)
+  result = {'decode and crop': _bare(config, _crops(config, source, files), '')}
+  for contestant, keys in settings.items():
+    config = _load(overrides, **keys)
+    source = sources.open_source(config, training=True)
+    plan = batch_plan.BatchPlan(config, len(source), _BATCH, np.arange(_BATCH), True)
+    result[contestant] = pipeline.batches(source, plan)
+  return result
 
 
 def _load(overrides, **more):
@@ -296,6 +400,18 @@ def _memory(overrides, flags, rows, ratios):
   )
   ratios['memory_most_over_least'] = max(settled) / min(settled)
   ratios['memory_last_over_first'] = settled[-1] / settled[0]
+
+
+class _Blank:
+  """A million images of nothing."""
+
+  name = 'blank'
+
+  def __len__(self):
+    return 10**6
+
+  def read(self, indices):
+    return [np.broadcast_to(np.uint8(0), (256, 341, 3))] * len(indices), np.zeros(len(indices))
 
 
 class _Part:

@@ -29,10 +29,10 @@ def batches(
   threads = plan.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
     reader = batch_reader.BatchReader(source, plan, registry, pool, threads)
-    resampled = plan.config.data.decode in augment.RESAMPLED
+    without_tensorflow = plan.config.data.decode in (*augment.RESAMPLED, augment.LINEAR)
     if source.kind == 'vectors':
       decoded = _vectors(reader)
-    elif source.kind == 'encoded' and not resampled:
+    elif source.kind == 'encoded' and not without_tensorflow:
       decoded = decode.batches(reader, threads)
     else:
       decoded = decode_pillow.batches(reader)
