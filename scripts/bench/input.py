@@ -1,7 +1,6 @@
 """Images a second of the training input, against its limit and its peers.
 
   python -m scripts.bench.input [--photographs=DIR] [--seconds=4] [--rounds=5]
-  python -m scripts.bench.input --processor  # with decode=linear if OpenCV is there
 
 DIR is a tree of class folders (default: the clothing photographs next to the
 project, skipped where they are not there); the embedded set is measured too.
@@ -16,19 +15,10 @@ embedded set, records. Ours is timed up to the device's array.
   tf.data                   as Flax's ImageNet example describes its own: random
                             crop decoded, bicubic, flip, float32 on the host
   torch                     DataLoader and Pillow, worker processes (if there)
-
---processor measures processor time per image instead, one decoding thread, in
-turns within one process, so other programs on the machine count less: the limit
-and ours, of photographs as they are, like ImageNet's (500 x 375, quality 96),
-and those reduced by `prepare`; from the cache `mapped`; and `assembly`, a batch of
-256 without decoding and pixels.
 """
 
 import argparse
-from concurrent import futures
-import glob
 import importlib.util
-import io
 import itertools
 import os
 import statistics
@@ -37,25 +27,16 @@ import time
 
 import jax
 import numpy as np
-from PIL import Image, ImageOps
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import (
-  batch_plan,
-  batch_reader,
-  corruption,
-  pipeline,
-  stream as stream_lib,
-  tensorflow_cpu,
-)
-from anp_jax.data.prepare import examine
+from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
 from scripts.bench import _common
 
 PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
-_BATCH = 64
-_KEYS = {
+BATCH = 64
+KEYS = {
   'data.source': 'folder',
   'data.image_size': '224',
   'data.resize': '256',
@@ -70,15 +51,12 @@ def main():
   parser.add_argument('--seconds', type=float, default=4.0)
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--epochs', type=int, default=50)
-  parser.add_argument('--processor', action='store_true')
   flags = parser.parse_args()
-  if flags.processor:
-    return _processor_times(flags)
   rows = [('input', 'images/s', 'of the limit', 'ours over it', 'lowest')]
   ratios = {}
   settings = {'embedded': {}}
   if os.path.isdir(flags.photographs):
-    settings['photographs'] = _KEYS | {'data.path': flags.photographs}
+    settings['photographs'] = KEYS | {'data.path': flags.photographs}
   else:
     print(f'skipped: no photographs at {flags.photographs}')
   for name, overrides in settings.items():
@@ -88,98 +66,17 @@ def main():
   _common.show('training input', rows, ratios)
 
 
-def _processor_times(flags):
-  """Prints milliseconds of processor time per image, and shares of the limit."""
-  rows, ratios = [('input', 'ms', 'images/s a core', 'of the limit')], {}
-  with tempfile.TemporaryDirectory() as folder:
-    for name, tree in _trees(flags.photographs, folder).items():
-      contestants = _contestants(name, tree, folder)
-      seconds = {contestant: [] for contestant in contestants}
-      for _ in range(flags.rounds):
-        for contestant, batches in contestants.items():
-          seconds[contestant].append(_processor_time(batches, flags.seconds))
-      for contestant, values in seconds.items():
-        of_limit = statistics.median(a / b for a, b in zip(seconds['decode and crop'], values))
-        key = f'{name}: {contestant}'
-        ratios[key.replace(': ', '_').replace(' ', '_')] = of_limit
-        median = statistics.median(values)
-        rows.append((key, f'{median * 1e3:.3f}', f'{1 / median:.0f}', f'{of_limit:.2f}'))
-  config = _load(_KEYS | {'data.path': flags.photographs})
-  plan = batch_plan.BatchPlan(config, 10**6, 256, np.arange(256), True)
-  with futures.ThreadPoolExecutor(1) as pool:
-    reader = batch_reader.BatchReader(_Blank(), plan, corruption.Registry(_Blank()), pool)
-    median = _processor_time(reader.batches(lambda x: x, lambda *_: None), flags.seconds, 256)
-  rows.append(('assembly', f'{median * 1e3:.4f}', f'{1 / median:.0f}', ''))
-  _common.show('training input, processor time', rows, ratios)
-
-
-def _processor_time(batches, seconds, size=_BATCH):
-  """Seconds per image of a stream, whose threads are idle before and after."""
-  next(batches)
-  _settle()
-  begin, start, count = time.process_time(), time.perf_counter(), 0
-  while time.perf_counter() - start < seconds:
-    next(batches)
-    count += size
-  _settle()  # what was taken is read ahead again
-  return (time.process_time() - begin) / count
-
-
-def _settle():
-  before = -1.0
-  while time.process_time() - before > 0.01:
-    before = time.process_time()
-    time.sleep(0.2)
-
-
-def _trees(photographs, folder):
-  """Trees of the photographs, of ones like ImageNet's and of those reduced, by name."""
-  trees = {name: os.path.join(folder, name) for name in ('like ImageNet', 'reduced')}
-  for path in sorted(glob.glob(os.path.join(photographs, '*', '*.jpg')))[::4]:
-    place = os.path.relpath(path, photographs)
-    file = io.BytesIO()
-    with Image.open(path) as image:
-      ImageOps.fit(image.convert('RGB'), (500, 375)).save(file, 'JPEG', quality=96)
-    reduced = examine.convert(file.getvalue(), shorter=256)
-    for tree, data in zip(trees.values(), (file.getvalue(), reduced)):
-      os.makedirs(os.path.dirname(os.path.join(tree, place)), exist_ok=True)
-      with open(os.path.join(tree, place), 'wb') as f:
-        f.write(data)
-  return {'photographs': photographs, **trees}
-
-
-def _contestants(name, tree, folder):
-  """Endless batches by contestant."""
-  place = {'data.path': tree, 'data.dir': os.path.join(folder, 'sets'), 'data.train_split': '.'}
-  overrides = _KEYS | place | {'data.threads': '1'}
-  settings = {decode: {'decode': decode} for decode in ('fast', 'exact')}
-  if importlib.util.find_spec('cv2'):
-    settings['linear'] = {'decode': 'linear'}
-    if name == 'photographs':
-      settings['linear, mapped'] = {'decode': 'linear', 'cache': 'mapped'}
-      settings['linear, strong_crop'] = {'decode': 'linear', 'augment': 'strong_crop'}
-  config = _load(overrides)
-  source = sources.open_source(config, training=True)
-  files = _files(source, folder)
-  result = {'decode and crop': _bare(config, _crops(config, source, files), '')}
-  for contestant, keys in settings.items():
-    config = _load(overrides, **keys)
-    source = sources.open_source(config, training=True)
-    plan = batch_plan.BatchPlan(config, len(source), _BATCH, np.arange(_BATCH), True)
-    result[contestant] = pipeline.batches(source, plan)
-  return result
-
-
-def _load(overrides, **more):
+def load(overrides, **more):
+  """A config with other values by dotted key, and by key of config.data."""
   more = {f'data.{key}': value for key, value in more.items()}
   return _common.load({'data.max_damaged': '0'} | overrides | more)
 
 
 def _rates(name, overrides, flags, rows, ratios):
-  config = _load(overrides)
+  config = load(overrides)
   source = sources.open_source(config, training=True)
   with tempfile.TemporaryDirectory() as folder:
-    files = _files(source, folder)
+    files = image_files(source, folder)
     rates = _measured(config, source, files, overrides, flags)
   for contestant, values in rates.items():
     of_limit = [a / b for a, b in zip(values, rates['decode and crop'])]
@@ -210,14 +107,14 @@ def _rates(name, overrides, flags, rows, ratios):
 
 def _measured(config, source, files, overrides, flags):
   """Images a second of each contestant in each round."""
-  crops = _crops(config, source, files)
+  crops = random_crops(config, source, files)
   contestants = {
-    'decode and crop': lambda: _bare(config, crops, ''),
-    'and resize as fast': lambda: _bare(config, crops, 'fast'),
-    'and resize as exact': lambda: _bare(config, crops, 'exact'),
+    'decode and crop': lambda: bare_batches(config, crops, ''),
+    'and resize as fast': lambda: bare_batches(config, crops, 'fast'),
+    'and resize as exact': lambda: bare_batches(config, crops, 'exact'),
   }
   for decode in ('fast', 'exact'):
-    ours = _load(overrides, decode=decode)
+    ours = load(overrides, decode=decode)
     contestants[f'ours, {decode}'] = lambda ours=ours: _ours(ours, source)
   contestants['tf.data'] = lambda: _plain(config, files)
   if importlib.util.find_spec('torch'):
@@ -225,25 +122,25 @@ def _measured(config, source, files, overrides, flags):
 
     d = config.data
     contestants['torch'] = lambda: _torch_input.batches(
-      files, d.image_size, d.crop_area, d.crop_ratio, _BATCH, _cores()
+      files, d.image_size, d.crop_area, d.crop_ratio, BATCH, _cores()
     )
   else:
     print('skipped: no PyTorch here')
   rates = {contestant: [] for contestant in contestants}
   for _ in range(flags.rounds):
     for contestant, make in contestants.items():
-      rates[contestant].append(_rate(make(), flags.seconds))
+      rates[contestant].append(measured_rate(make(), flags.seconds))
   return rates
 
 
-def _rate(batches, seconds):
+def measured_rate(batches, seconds, size=BATCH):
   """Images a second of a stream that has run itself in."""
   for _ in range(4):
     next(batches)
   start, count = time.perf_counter(), 0
   while time.perf_counter() - start < seconds:
     next(batches)
-    count += _BATCH
+    count += size
   rate = count / (time.perf_counter() - start)
   batches.close()
   return rate
@@ -251,7 +148,7 @@ def _rate(batches, seconds):
 
 def _ours(config, source):
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(source, _BATCH, 0)
+  feed = stream_lib.Stream(config, sharding).train(source, BATCH, 0)
   try:
     for batch in feed:
       yield jax.block_until_ready(batch)
@@ -259,7 +156,7 @@ def _ours(config, source):
     feed.close()
 
 
-def _bare(config, crops, resize):
+def bare_batches(config, crops, resize):
   """Crops decoded in tf.data's threads."""
   tf = tensorflow_cpu.load()
   side = config.data.image_size
@@ -283,13 +180,13 @@ def _bare(config, crops, resize):
   return _dataset(crops, decode)
 
 
-def _crops(config, source, files):
+def random_crops(config, source, files):
   """Paths and boxes of the first ten thousand rows of the stream."""
   tf = tensorflow_cpu.load()
-  rows = np.arange(_BATCH)
-  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, True)
+  rows = np.arange(BATCH)
+  plan = batch_plan.BatchPlan(config, len(source), BATCH, rows, True)
   paths, boxes, sizes = [], [], {}
-  for step in range(10000 // _BATCH):
+  for step in range(10000 // BATCH):
     positions, indices, _ = plan.indices(step)
     for i in set(indices.tolist()) - sizes.keys():
       data = tf.io.read_file(files[i])
@@ -334,12 +231,12 @@ def _dataset(parts, decode, shuffle=False):
   data = data.repeat().map(decode, num_parallel_calls=_cores())
   options = tf.data.Options()
   options.threading.private_threadpool_size = _cores()
-  iterator = iter(data.batch(_BATCH).prefetch(2).with_options(options))
+  iterator = iter(data.batch(BATCH).prefetch(2).with_options(options))
   while True:
     yield next(iterator)
 
 
-def _files(source, folder):
+def image_files(source, folder):
   """Paths of a tree's images; those of another set are written to a folder."""
   if os.path.isfile(source.example_name(0)):
     return [source.example_name(i) for i in range(len(source))]
@@ -357,13 +254,13 @@ def _cores():
 
 def _start(overrides, rows, ratios):
   """The first batch at step 0 and at step 1,000,000."""
-  config = _load(overrides)
+  config = load(overrides)
   source = sources.open_source(config, training=True)
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
   seconds = {0: [], 10**6: []}
   for _, step in itertools.product(range(5), seconds):
     begin = time.perf_counter()
-    feed = stream_lib.Stream(config, sharding).train(source, _BATCH, step)
+    feed = stream_lib.Stream(config, sharding).train(source, BATCH, step)
     jax.block_until_ready(next(feed))
     seconds[step].append(time.perf_counter() - begin)
     feed.close()
@@ -377,14 +274,14 @@ def _start(overrides, rows, ratios):
 
 def _memory(overrides, flags, rows, ratios):
   """The process's memory over epochs of 512 images."""
-  config = _load(overrides)
+  config = load(overrides)
   full_source = sources.open_source(config, training=True)
   config = config_lib.replaced(config, {'data.source': 'folder'})
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(_Part(full_source), _BATCH, 0)
+  feed = stream_lib.Stream(config, sharding).train(_Part(full_source), BATCH, 0)
   loaded_batches = []
   for _ in range(flags.epochs):
-    for _ in range(len(_Part(full_source)) // _BATCH):
+    for _ in range(len(_Part(full_source)) // BATCH):
       next(feed)
     loaded_batches.append(_resident())
   feed.close()
@@ -400,18 +297,6 @@ def _memory(overrides, flags, rows, ratios):
   )
   ratios['memory_most_over_least'] = max(settled) / min(settled)
   ratios['memory_last_over_first'] = settled[-1] / settled[0]
-
-
-class _Blank:
-  """A million images of nothing."""
-
-  name = 'blank'
-
-  def __len__(self):
-    return 10**6
-
-  def read(self, indices):
-    return [np.broadcast_to(np.uint8(0), (256, 341, 3))] * len(indices), np.zeros(len(indices))
 
 
 class _Part:

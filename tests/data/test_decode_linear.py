@@ -54,7 +54,7 @@ def _files():
 
 @pytest.mark.parametrize('training', [True, False])
 def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, training):
-  """Of the whole image, or of a JPEG at the scale that leaves less than twice the view."""
+  """The image is whole, or a JPEG at the scale that leaves less than twice the view."""
   _installed()
   files = _files()
   count = len(files)
@@ -100,9 +100,9 @@ def test_prediction_sees_what_evaluation_sees(config, cached):
 def test_damage_and_inks_are_what_pillow_makes_of_them(config):
   _installed()
   picture = image_sources.picture(80, 90, 0)
-  whole = builders.encode_image(picture, 'JPEG')
+  file = builders.encode_image(picture, 'JPEG')
   inks = builders.encode_image(picture.convert('CMYK'), 'JPEG', quality=100)
-  files = [whole, whole[:-200], b'no image', inks]
+  files = [file, file[:-200], b'no image', inks]
   plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), False)
   (batch,) = pipeline.batches(image_sources.Source(files), plan)
   assert batch['weight'].tolist() == [1, 0, 0, 1]
@@ -115,7 +115,7 @@ def test_images_with_too_many_pixels_are_refused(config):
   _installed()
   file = builders.encode_image(image_sources.picture(80, 90, 0), 'JPEG')
   with pytest.raises(ValueError, match='large: 90 x 80 pixels'):
-    decode_linear.is_read(file, 0.007)
+    decode_linear.opened(file, 0.007)
 
 
 def test_a_missing_library_is_one_line(config, monkeypatch):

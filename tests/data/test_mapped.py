@@ -225,5 +225,5 @@ def test_batches_are_cut_from_what_is_stored(config):
   stored = image_sources.Source(_all(source)[0])
   plan = batch_plan.BatchPlan(config, 7, 4, np.arange(4), True)
   streams = [pipeline.batches(s, plan) for s in (source, stored)]
-  for one, other in itertools.islice(zip(*streams), 5):
-    np.testing.assert_array_equal(one['image'], other['image'])
+  for batch, expected in itertools.islice(zip(*streams), 5):
+    np.testing.assert_array_equal(batch['image'], expected['image'])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from anp_jax.data import sources
-from anp_jax.data.image_files import image_format
 from anp_jax.data.input import batch_plan, corruption
 
 # Seconds that a batch waits for a disk or a network with a fault, and between
@@ -26,7 +25,7 @@ _BATCHES_AHEAD, _PARTS_PER_THREAD, _FEWEST_ROWS = 3, 2, 8
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 # (image as the source has it, position in the stream) to (size, size, 3) uint8.
 Decode = Callable[[Any, int], np.ndarray]
-# An image as the source has it, to one whose size is known: an array, or a file as it is.
+# An image as the source has it, to one whose `shape` begins with its height and width.
 Prepare = Callable[[Any], Any]
 # (prepared image, box, whether it is mirrored, (size, size, 3) uint8 that becomes the view).
 Cut = Callable[[Any, np.ndarray, bool, np.ndarray], None]
@@ -113,7 +112,7 @@ class BatchReader:
     side = self.plan.config.data.image_size
 
     def view(prepared, positions, outs):
-      sizes = np.array([_size(image) for image in prepared])
+      sizes = np.array([image.shape[:2] for image in prepared])
       views = self.plan.views(positions, sizes)
       for image, box, flip, out in zip(prepared, views.boxes, views.flips.tolist(), outs):
         cut(image, box, flip, out)
@@ -192,11 +191,6 @@ class BatchReader:
         if not corruption.is_transient(e) or outage.is_over_limit():
           raise
         time.sleep(_RETRY_PAUSE)
-
-
-def _size(image):
-  """Height and width of an image file, or of (height, width, 3)."""
-  return image_format.size(image) if isinstance(image, bytes) else image.shape[:2]
 
 
 class _Outage:

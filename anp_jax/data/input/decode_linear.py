@@ -8,7 +8,7 @@ takes a sixth of the time of a mean over areas.
 import functools
 import threading
 import types
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,20 @@ def load() -> tuple[types.ModuleType, types.ModuleType]:
   return cv2, simplejpeg
 
 
-def is_read(file: bytes, max_megapixels: float) -> bool:
-  """Whether `view` reads a file: a JPEG of three colours or one.
+class Jpeg(NamedTuple):
+  """A JPEG that is not decoded yet.
+
+  Attributes:
+    data: file.
+    shape: height and width in pixels.
+  """
+
+  data: bytes
+  shape: tuple[int, int]
+
+
+def opened(file: bytes, max_megapixels: float) -> Jpeg | None:
+  """A file that `view` reads: a JPEG of three colours or one; None for another.
 
   Args:
     file: image file.
@@ -49,17 +61,17 @@ def is_read(file: bytes, max_megapixels: float) -> bool:
     ValueError: if it is damaged or has more pixels.
   """
   if not image_format.is_jpeg(file) or not image_format.is_read_by_tensorflow(file):
-    return False
+    return None
   height, width, colours, _ = load()[1].decode_jpeg_header(file)
   image_format.check_pixels(height, width, max_megapixels)
-  return colours in ('YCbCr', 'RGB', 'Gray')
+  return Jpeg(file, (height, width)) if colours in ('YCbCr', 'RGB', 'Gray') else None
 
 
-def view(image: Any, box: np.ndarray, flip: bool, out: np.ndarray) -> None:
+def view(image: Jpeg | np.ndarray, box: np.ndarray, flip: bool, out: np.ndarray) -> None:
   """Writes a view of an image.
 
   Args:
-    image: file, see `is_read`; or (height, width, 3) uint8.
+    image: file, or (height, width, 3) uint8.
     box: (4,) top, left, height, width, whole pixels.
     flip: whether the view is mirrored left to right.
     out: (side, side, 3) uint8, contiguous.
@@ -70,26 +82,26 @@ def view(image: Any, box: np.ndarray, flip: bool, out: np.ndarray) -> None:
   shorter = int(min(box[2:]))
   halvings = min(max((shorter // len(out)).bit_length() - 1, 0), augment.MAX_HALVINGS)
   top, left, height, width = (int(n) >> halvings for n in box)
-  if isinstance(image, bytes):
-    image = _decoded(image, halvings)
+  if isinstance(image, Jpeg):
+    pixels = _decoded(image, halvings)
   else:
+    pixels = image
     top, left, height, width = (n << halvings for n in (top, left, height, width))
-  resize(image[top : top + height, left : left + width], out)
+  resize(pixels[top : top + height, left : left + width], out)
   if flip:
     load()[0].flip(out, 1, dst=out)
 
 
-def _decoded(file, halvings):
+def _decoded(image, halvings):
   """A JPEG at a part of its scale, in memory that the thread's next one takes."""
-  simplejpeg = load()[1]
-  height, width = simplejpeg.decode_jpeg_header(file)[:2]
+  height, width = image.shape
   # Fresh memory for each image would take a seventh of the time.
   if len(getattr(_scratch, 'pixels', ())) < height * width * 3:
     _scratch.pixels = np.empty(height * width * 3, np.uint8)
   least = {}
   if halvings:
     least = {'min_height': -(-height >> halvings), 'min_width': -(-width >> halvings)}
-  return simplejpeg.decode_jpeg(file, buffer=_scratch.pixels, **least)
+  return load()[1].decode_jpeg(image.data, buffer=_scratch.pixels, **least)
 
 
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:

@@ -68,10 +68,10 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
     decode_linear.load()
 
   def prepare(image):
-    is_ready = not is_encoded or (
-      d.decode == augment.LINEAR and decode_linear.is_read(image, d.max_megapixels)
-    )
-    return image if is_ready else decode_file(image, d.max_megapixels)
+    if not is_encoded:
+      return image
+    jpeg = decode_linear.opened(image, d.max_megapixels) if d.decode == augment.LINEAR else None
+    return jpeg or decode_file(image, d.max_megapixels)
 
   def cut(image, box, flip, out):
     if d.decode == augment.LINEAR:

@@ -95,7 +95,7 @@ class Mapped(source_lib.Wrapper):
     return images.decode_shrunk(file, self._shorter, self._max_megapixels), int(label)
 
   def _map_all(self, threads):
-    """The words of each part, after a build of those that are missing."""
+    """The words of each part, after a build of missing ones."""
     counts = [min(_PART, len(self) - first) for first in range(0, len(self), _PART)]
     paths = {os.path.join(self._folder, f'{i:06}'): n for i, n in enumerate(counts)}
     if any(_map(*item) is None for item in paths.items()):
