@@ -1,5 +1,7 @@
 """Pictures and sources in memory, for the tests of data."""
 
+import hashlib
+
 import numpy as np
 from PIL import Image
 
@@ -58,3 +60,6 @@ class Source:
 
   def example_name(self, index):
     return f'example {index}'
+
+  def identity(self):
+    return hashlib.sha256(repr(self.images).encode()).hexdigest()

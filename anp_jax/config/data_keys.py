@@ -122,9 +122,10 @@ KEYS = {
   ),
   'decode': text(
     'fast',
-    'decoder; fast: large JPEGs at 1/2 to 1/8 scale, area mean; exact: antialiased '
-    "crops; bilinear, bicubic: Pillow's filter on the whole image, as in transformers",
-    ('fast', 'exact', 'bilinear', 'bicubic'),
+    'decoder; fast: large JPEGs at 1/2 to 1/8 scale, area mean; linear: likewise, four '
+    "nearest pixels, by OpenCV; exact: antialiased crops; bilinear, bicubic: Pillow's filter "
+    'on the whole image, as in transformers',
+    ('fast', 'linear', 'exact', 'bilinear', 'bicubic'),
   ),
   'stretch': flag(
     False,
@@ -133,14 +134,15 @@ KEYS = {
   ),
   'cache': text(
     'none',
-    'in-memory cache of encoded files, or of decoded images of `resize` pixels',
-    ('none', 'encoded', 'decoded'),
+    'encoded: files in memory; mapped: decoded images of `resize` pixels in files that the '
+    'processes of a host map into memory',
+    ('none', 'encoded', 'mapped'),
   ),
   'cache_gigabytes': number(
     4,
-    'size limit in GB of the cache, per split and process',
+    'size limit in GB of the cache of files, per split and process',
     at_least=0,
-    only_if=('data.cache', ('encoded', 'decoded')),
+    only_if=('data.cache', ('encoded',)),
     resumable=True,
   ),
   'max_damaged': share(0.01, 'share of unreadable examples at which a run stops', resumable=True),

@@ -151,7 +151,7 @@ def _is_in_chain(key, value, config):
 def _is_equivalent(key, before, after):
   """Whether two values of a key make the same run."""
   if key == 'data.cache':  # the same files, from memory or not
-    return 'decoded' not in (before, after)
+    return 'mapped' not in (before, after)
   if key == _NAME:
     states = {strategy_lib.by_name(name).state for name in (before, after)}
     return len(states) == 1

@@ -34,14 +34,20 @@ from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
 from scripts.bench import _common
 
-_PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
-_BATCH = 64
+PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
+BATCH = 64
+KEYS = {
+  'data.source': 'folder',
+  'data.image_size': '224',
+  'data.resize': '256',
+  'data.crop_area': '(0.08, 1.0)',
+}
 
 
 def main():
   """Measures rates, then start-up and memory."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--photographs', default=_PHOTOGRAPHS)
+  parser.add_argument('--photographs', default=PHOTOGRAPHS)
   parser.add_argument('--seconds', type=float, default=4.0)
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--epochs', type=int, default=50)
@@ -50,13 +56,7 @@ def main():
   ratios = {}
   settings = {'embedded': {}}
   if os.path.isdir(flags.photographs):
-    settings['photographs'] = {
-      'data.source': 'folder',
-      'data.path': flags.photographs,
-      'data.image_size': '224',
-      'data.resize': '256',
-      'data.crop_area': '(0.08, 1.0)',
-    }
+    settings['photographs'] = KEYS | {'data.path': flags.photographs}
   else:
     print(f'skipped: no photographs at {flags.photographs}')
   for name, overrides in settings.items():
@@ -66,16 +66,17 @@ def main():
   _common.show('training input', rows, ratios)
 
 
-def _load(overrides, **more):
+def load(overrides, **more):
+  """A config with other values by dotted key, and by key of config.data."""
   more = {f'data.{key}': value for key, value in more.items()}
   return _common.load({'data.max_damaged': '0'} | overrides | more)
 
 
 def _rates(name, overrides, flags, rows, ratios):
-  config = _load(overrides)
+  config = load(overrides)
   source = sources.open_source(config, training=True)
   with tempfile.TemporaryDirectory() as folder:
-    files = _files(source, folder)
+    files = image_files(source, folder)
     rates = _measured(config, source, files, overrides, flags)
   for contestant, values in rates.items():
     of_limit = [a / b for a, b in zip(values, rates['decode and crop'])]
@@ -106,14 +107,14 @@ def _rates(name, overrides, flags, rows, ratios):
 
 def _measured(config, source, files, overrides, flags):
   """Images a second of each contestant in each round."""
-  crops = _crops(config, source, files)
+  crops = random_crops(config, source, files)
   contestants = {
-    'decode and crop': lambda: _bare(config, crops, ''),
-    'and resize as fast': lambda: _bare(config, crops, 'fast'),
-    'and resize as exact': lambda: _bare(config, crops, 'exact'),
+    'decode and crop': lambda: bare_batches(config, crops, ''),
+    'and resize as fast': lambda: bare_batches(config, crops, 'fast'),
+    'and resize as exact': lambda: bare_batches(config, crops, 'exact'),
   }
   for decode in ('fast', 'exact'):
-    ours = _load(overrides, decode=decode)
+    ours = load(overrides, decode=decode)
     contestants[f'ours, {decode}'] = lambda ours=ours: _ours(ours, source)
   contestants['tf.data'] = lambda: _plain(config, files)
   if importlib.util.find_spec('torch'):
@@ -121,25 +122,25 @@ def _measured(config, source, files, overrides, flags):
 
     d = config.data
     contestants['torch'] = lambda: _torch_input.batches(
-      files, d.image_size, d.crop_area, d.crop_ratio, _BATCH, _cores()
+      files, d.image_size, d.crop_area, d.crop_ratio, BATCH, _cores()
     )
   else:
     print('skipped: no PyTorch here')
   rates = {contestant: [] for contestant in contestants}
   for _ in range(flags.rounds):
     for contestant, make in contestants.items():
-      rates[contestant].append(_rate(make(), flags.seconds))
+      rates[contestant].append(measured_rate(make(), flags.seconds))
   return rates
 
 
-def _rate(batches, seconds):
+def measured_rate(batches, seconds, size=BATCH):
   """Images a second of a stream that has run itself in."""
   for _ in range(4):
     next(batches)
   start, count = time.perf_counter(), 0
   while time.perf_counter() - start < seconds:
     next(batches)
-    count += _BATCH
+    count += size
   rate = count / (time.perf_counter() - start)
   batches.close()
   return rate
@@ -147,7 +148,7 @@ def _rate(batches, seconds):
 
 def _ours(config, source):
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(source, _BATCH, 0)
+  feed = stream_lib.Stream(config, sharding).train(source, BATCH, 0)
   try:
     for batch in feed:
       yield jax.block_until_ready(batch)
@@ -155,7 +156,7 @@ def _ours(config, source):
     feed.close()
 
 
-def _bare(config, crops, resize):
+def bare_batches(config, crops, resize):
   """Crops decoded in tf.data's threads."""
   tf = tensorflow_cpu.load()
   side = config.data.image_size
@@ -179,13 +180,13 @@ def _bare(config, crops, resize):
   return _dataset(crops, decode)
 
 
-def _crops(config, source, files):
+def random_crops(config, source, files):
   """Paths and boxes of the first ten thousand rows of the stream."""
   tf = tensorflow_cpu.load()
-  rows = np.arange(_BATCH)
-  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, True)
+  rows = np.arange(BATCH)
+  plan = batch_plan.BatchPlan(config, len(source), BATCH, rows, True)
   paths, boxes, sizes = [], [], {}
-  for step in range(10000 // _BATCH):
+  for step in range(10000 // BATCH):
     positions, indices, _ = plan.indices(step)
     for i in set(indices.tolist()) - sizes.keys():
       data = tf.io.read_file(files[i])
@@ -230,12 +231,12 @@ def _dataset(parts, decode, shuffle=False):
   data = data.repeat().map(decode, num_parallel_calls=_cores())
   options = tf.data.Options()
   options.threading.private_threadpool_size = _cores()
-  iterator = iter(data.batch(_BATCH).prefetch(2).with_options(options))
+  iterator = iter(data.batch(BATCH).prefetch(2).with_options(options))
   while True:
     yield next(iterator)
 
 
-def _files(source, folder):
+def image_files(source, folder):
   """Paths of a tree's images; those of another set are written to a folder."""
   if os.path.isfile(source.example_name(0)):
     return [source.example_name(i) for i in range(len(source))]
@@ -253,13 +254,13 @@ def _cores():
 
 def _start(overrides, rows, ratios):
   """The first batch at step 0 and at step 1,000,000."""
-  config = _load(overrides)
+  config = load(overrides)
   source = sources.open_source(config, training=True)
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
   seconds = {0: [], 10**6: []}
   for _, step in itertools.product(range(5), seconds):
     begin = time.perf_counter()
-    feed = stream_lib.Stream(config, sharding).train(source, _BATCH, step)
+    feed = stream_lib.Stream(config, sharding).train(source, BATCH, step)
     jax.block_until_ready(next(feed))
     seconds[step].append(time.perf_counter() - begin)
     feed.close()
@@ -273,14 +274,14 @@ def _start(overrides, rows, ratios):
 
 def _memory(overrides, flags, rows, ratios):
   """The process's memory over epochs of 512 images."""
-  config = _load(overrides)
+  config = load(overrides)
   full_source = sources.open_source(config, training=True)
   config = config_lib.replaced(config, {'data.source': 'folder'})
   sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(_Part(full_source), _BATCH, 0)
+  feed = stream_lib.Stream(config, sharding).train(_Part(full_source), BATCH, 0)
   loaded_batches = []
   for _ in range(flags.epochs):
-    for _ in range(len(_Part(full_source)) // _BATCH):
+    for _ in range(len(_Part(full_source)) // BATCH):
       next(feed)
     loaded_batches.append(_resident())
   feed.close()

@@ -142,9 +142,9 @@ def test_a_resume_may_change_these_keys_and_no_other(key):
   [
     ('none', 'encoded', True),
     ('encoded', 'none', True),
-    ('none', 'decoded', False),
-    ('decoded', 'encoded', False),
-    ('decoded', 'decoded', True),
+    ('none', 'mapped', False),
+    ('mapped', 'encoded', False),
+    ('mapped', 'mapped', True),
   ],
 )
 def test_a_cache_of_files_changes_nothing(before, after, same):
@@ -153,6 +153,13 @@ def test_a_cache_of_files_changes_nothing(before, after, same):
   saved = _saved(config_lib.replaced(config, {'data.cache': before}))
   config = config_lib.replaced(config, {'data.cache': after})
   assert (config_lib.difference(saved, config) == '') == same
+
+
+def test_a_run_that_was_started_with_the_former_name_of_a_cache_goes_on():
+  config = config_lib.replaced(config_lib.base(), {'data.cache': 'mapped'})
+  saved = _saved(config) | {'data.cache': 'decoded', 'data.cache_gigabytes': 4.0}
+  assert config_lib.difference(saved, config) == ''
+  assert config_lib.from_flat(saved).data.cache == 'mapped'
 
 
 def test_keys_that_may_change_are_listed_by_group():

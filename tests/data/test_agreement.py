@@ -139,7 +139,7 @@ def test_a_worker_compares_with_the_first():
 
 
 @pytest.mark.parametrize(
-  'cache, held_out', [('none', ()), ('encoded', ('red_car',)), ('decoded', ())]
+  'cache, held_out', [('none', ()), ('encoded', ('red_car',)), ('mapped', ())]
 )
 def test_folders_of_two_nodes(config, tmp_path, cache, held_out):
   """Their roots may differ; the trees below them may not."""
@@ -158,6 +158,7 @@ def test_folders_of_two_nodes(config, tmp_path, cache, held_out):
     keys = {
       'data.source': 'folder',
       'data.path': str(tmp_path / node),
+      'data.dir': str(tmp_path),
       'data.cache': cache,
       'data.held_out': held_out,
     }

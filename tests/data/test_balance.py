@@ -1,5 +1,7 @@
 """Tests of balance: classes of unlike sizes, equally often or weighted."""
 
+import threading
+
 import numpy as np
 import pytest
 from sklearn.utils import class_weight
@@ -7,6 +9,7 @@ from sklearn.utils import class_weight
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import balance
+from tests import image_sources
 
 # Class 2 has no example.
 _LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 3, 4, 5], [40, 1, 7, 2, 13]))
@@ -101,6 +104,22 @@ def test_tickets_name_the_same_batches(config, source):
   for count, (step, rows) in enumerate(shares):
     _, indices, _ = plan.indices(count)
     np.testing.assert_array_equal(indices, stream[step * 24 + rows])
+
+
+def test_a_ticket_may_wait_for_the_batch_of_an_earlier_one(config):
+  source = image_sources.Source([image_sources.pixels(20, 20, i) for i in range(8)])
+  used = threading.Event()
+
+  def ticket(count):
+    if count and not used.wait(10):
+      raise TimeoutError('batch 0 was not given out')
+    return count, np.arange(4)
+
+  plan = batch_plan.BatchPlan(config, 8, 4, np.arange(4), True, tickets=ticket)
+  batches = pipeline.batches(source, plan)
+  assert next(batches)['row'].tolist() == [0, 1, 2, 3]
+  used.set()
+  assert next(batches)['row'].tolist() == [0, 1, 2, 3]
 
 
 def test_batches_show_the_examples_of_the_plan(config, source):

@@ -1,10 +1,8 @@
-"""Tests of cache: images kept in memory."""
+"""Tests of cache: image files kept in memory."""
 
-import io
 import itertools
 
 import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax.data.input import batch_plan, pipeline
@@ -26,7 +24,7 @@ def _wrapped(config, files, kind, gigabytes=1.0):
 def test_nothing_is_wrapped_without_need(config):
   files = image_sources.Source([_file(9, 9)])
   assert _wrapped(config, files, 'none') is files
-  config.data.cache = 'decoded'
+  config.data.cache = 'mapped'
   source = synthetic.Synthetic(config.data, 'train')
   assert cache.wrap(source, config) is source
 
@@ -69,47 +67,13 @@ def test_an_error_is_not_stored(config):
   assert source.read(np.array([1]))[0] == [b'back']
 
 
-@pytest.mark.parametrize(
-  'height, width, want',
-  [
-    (100, 200, (50, 100)),
-    (90, 60, (75, 50)),
-    (50, 70, (50, 70)),
-    (30, 20, (30, 20)),  # never enlarged
-  ],
-)
-def test_decoded_images_have_their_shorter_side_brought_down(config, height, width, want):
-  config.data.resize = 50
-  files = image_sources.Source([_file(height, width)])
-  source = _wrapped(config, files, 'decoded')
-  assert source.kind == 'pixels'
-  (image,), _ = source.read(np.array([0]))
-  assert image.shape == (*want, 3) and image.dtype == np.uint8
-  full_size = Image.open(io.BytesIO(files.images[0]))
-  by_hand = full_size.resize(want[::-1], Image.Resampling.BILINEAR)
-  assert (image == np.asarray(by_hand)).all()
-
-
-def test_a_jpeg_decoded_at_a_smaller_scale_looks_the_same(config):
-  config.data.resize = 50
-  files = image_sources.Source([_file(403, 601, 'JPEG')])  # decoded at a quarter
-  (image,), _ = _wrapped(config, files, 'decoded').read(np.array([0]))
-  full_size = Image.open(io.BytesIO(files.images[0])).convert('RGB')
-  want = np.asarray(full_size.resize(image.shape[1::-1], Image.Resampling.BILINEAR))
-  off = np.abs(image.astype(int) - want)
-  # A smooth picture; the last pixels of a quarter hang over its edge.
-  assert off.mean() < 1.5 and off.max() <= 12
-
-
 @pytest.mark.parametrize('training', [True, False])
-@pytest.mark.parametrize('kind', ['encoded', 'decoded'])
-def test_the_budget_changes_no_batch(config, kind, training):
-  config.data.resize = 40
+def test_the_budget_changes_no_batch(config, training):
   kinds = itertools.cycle(['JPEG', 'PNG'])
   files = [_file(50 + i, 80, next(kinds), seed=i) for i in range(11)]
   streams = []
   for gigabytes in (0.0, 2e-5, 1.0):  # none, some and all
-    source = _wrapped(config, image_sources.Source(files), kind, gigabytes)
+    source = _wrapped(config, image_sources.Source(files), 'encoded', gigabytes)
     plan = batch_plan.BatchPlan(config, 11, 4, np.arange(4), training)
     batches = pipeline.batches(source, plan)
     streams.append(list(itertools.islice(batches, 9)))

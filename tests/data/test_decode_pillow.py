@@ -137,8 +137,8 @@ def test_a_pointer_of_git_lfs_is_named(config, caplog):
   assert 'a pointer of Git LFS' in caplog.text
 
 
-def test_decoded_cache(config):
-  config.data.cache = 'decoded'
+def test_mapped_cache(config, tmp_path):
+  config.data.cache, config.data.dir = 'mapped', str(tmp_path)
   config.data.image_size, config.data.resize = 32, 40
   files = [builders.encode_image(_picture(*size, i), 'JPEG') for i, size in enumerate(_SIZES)]
   files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
@@ -156,7 +156,7 @@ def test_sources_of_arrays_are_cut_by_pillow(config):
 
 
 @pytest.mark.parametrize(
-  'orientation, cached', [*((i, 'none') for i in range(1, 9)), (6, 'decoded')]
+  'orientation, cached', [*((i, 'none') for i in range(1, 9)), (6, 'mapped')]
 )
 def test_upright(config, orientation, cached):
   """A picture turned away and tagged so is seen as the picture itself."""

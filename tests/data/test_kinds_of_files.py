@@ -125,10 +125,9 @@ class _Source(image_sources.Source):
     return super().example_name(index)
 
 
-def _config(cached='none'):
-  return builders.config(
-    {'data.image_size': 32, 'data.resize': 36, 'data.cache': cached, 'data.max_damaged': 1.0}
-  )
+def _config(cached='none', folder=''):
+  keys = {'image_size': 32, 'resize': 36, 'cache': cached, 'max_damaged': 1.0, 'dir': str(folder)}
+  return builders.config({f'data.{key}': value for key, value in keys.items()})
 
 
 def _trained(config, files):
@@ -180,9 +179,9 @@ def test_a_whole_file_is_trained_and_predicted_as_pillow_has_it(decoded, name):
   assert want.std() > 5
 
 
-@pytest.mark.parametrize('cached', ['none', 'decoded'])
-def test_damaged_files_are_named_in_training_and_in_prediction(cached):
-  config = _config(cached)
+@pytest.mark.parametrize('cached', ['none', 'mapped'])
+def test_damaged_files_are_named_in_training_and_in_prediction(cached, tmp_path):
+  config = _config(cached, tmp_path)
   files = [_PNG, *_DAMAGED.values()]
   _, weights, named = _trained(config, files)
   weight_of = dict(zip(['png', *_DAMAGED], weights))

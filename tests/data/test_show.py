@@ -49,7 +49,8 @@ def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
   )
   config.data.source = 'folder'
   config.data.path = str(tmp_path)
-  config.data.cache = 'decoded' if kind == 'pixels' else 'none'
+  config.data.dir = str(tmp_path / 'sets')
+  config.data.cache = 'mapped' if kind == 'pixels' else 'none'
   config.batch_size = 8
   source = sources.open_source(config, training=True)
   assert source.kind == kind
@@ -166,7 +167,8 @@ def test_images_are_shown_unmixed(tree, tmp_path):
     flags = [
       f'--output={tmp_path / str(i)}',
       f'--config.data.mixup={mixup}',
-      '--config.data.cache=decoded',
+      '--config.data.cache=mapped',
+      f'--config.data.dir={tmp_path}',
     ]
     assert show.main(['show', *tree, *flags, '--count=4']) == 0
     sheets.append(showing.pixels(tmp_path / str(i) / 'training.png'))
@@ -175,11 +177,12 @@ def test_images_are_shown_unmixed(tree, tmp_path):
   np.testing.assert_array_equal(sheets[0][-150:], sheets[1][-150:])
 
 
-@pytest.mark.parametrize('cache', ['none', 'decoded'])
+@pytest.mark.parametrize('cache', ['none', 'mapped'])
 def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
   damaged = tmp_path / 'tree/validation/old_car/1.png'
   damaged.write_bytes(b'no image')
   flags = [*tree, f'--output={tmp_path}', f'--config.data.cache={cache}']
+  flags.append(f'--config.data.dir={tmp_path / "sets"}')
   assert show.main(['show', *flags]) == 0
   sheet = showing.pixels(tmp_path / 'evaluation.png')
   # As in evaluation, the next file stands in its place.

@@ -342,7 +342,7 @@ def test_preprocessing_of_what_is_no_file():
   config.data.source = 'digits'
   settings = program.preprocessing(config)
   assert settings['decode'] == 'arrays' and 'jpeg' not in settings
-  config.data.source, config.data.cache = 'anp_shapes', 'decoded'
+  config.data.source, config.data.cache = 'anp_shapes', 'mapped'
   assert 'shrink' in program.preprocessing(config)
 
 

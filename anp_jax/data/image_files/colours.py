@@ -7,13 +7,15 @@ from PIL import Image
 
 # Pillow's names of 16-bit grey.
 DEEP = ('I;16', 'I;16L', 'I;16B', 'I;16N')
+_JPEG = ('JPEG', 'MPO')  # the latter: with further pictures behind the first
 
 
 def rgb(image: Image.Image) -> Image.Image:
   """The image in 8-bit RGB, as the training decoder has it.
 
   Transparency is dropped; 16 bits lose their lower half, which Pillow would
-  take for the whole value; transparent pixels of a GIF are black.
+  take for the whole value; transparent pixels of a GIF are black; the inks of a
+  JPEG are multiplied as TensorFlow does it.
 
   Args:
     image: opened, of any mode that has colours.
@@ -21,6 +23,12 @@ def rgb(image: Image.Image) -> Image.Image:
   Returns:
     An image of mode RGB.
   """
+  if image.mode == 'CMYK' and image.format in _JPEG:
+    # Pillow rounds the product. It also turns all colours over, as Adobe's are.
+    inks = np.asarray(image).astype(np.int32)
+    if 'adobe' in image.info:
+      inks = 255 - inks
+    return Image.fromarray((inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8))
   if image.mode in DEEP:
     high = (np.asarray(image) >> 8).astype(np.uint8)
     image = Image.fromarray(high)

@@ -140,11 +140,17 @@ def shrink(
   # Twice, since the last pixels of a smaller scale hang over the edge.
   image.draft('RGB', (2 * shorter, 2 * shorter))
   decoded = transposed(colours.rgb(image), transpose)
-  share = shorter / min(decoded.size)
-  if share < 1:
-    size = [max(round(side * share), shorter) for side in decoded.size]
+  size = shrunk_size(decoded.size, shorter)
+  if size != decoded.size:
     decoded = decoded.resize(size, Image.Resampling.BILINEAR)
   return np.asarray(decoded)
+
+
+def shrunk_size(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+  """Width and height with the shorter of them brought down to a length, if it is longer."""
+  share = min(shorter / min(size), 1)
+  width, height = (max(round(side * share), min(side, shorter)) for side in size)
+  return width, height
 
 
 def transposed(image: Image.Image, transpose: Image.Transpose | None) -> Image.Image:

@@ -16,6 +16,9 @@ from anp_jax.data import index_shuffle
 from anp_jax.data.input import augment, rand_augment, random_erasing
 from anp_jax.data.sources import balance
 
+# Positions that are shuffled at once: of 256, NumPy's calls take 1.7 ms of 2.6.
+_BLOCK = 8192
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
@@ -62,16 +65,38 @@ class BatchPlan:
       positions in the stream, indices in the source, both (n,) int64, and
       weights (n,) float32: 0 for rows past the last evaluation example.
     """
+    if self.training and not self.tickets:
+      number, place = divmod(count, self._block_steps)
+      positions, indices = self._block(number)
+      return positions[place], indices[place], np.ones(len(self.rows), np.float32)
     step, rows = self.step_and_rows(count)
     positions = step * self.batch_size + rows
     if self.training:
-      if self.sampler:
-        indices = self.sampler.indices(positions, self.config.seed)
-      else:
-        indices = index_shuffle.shuffled(positions, self.config.seed, self.size)
-      return positions, indices, np.ones(len(indices), np.float32)
+      return positions, self._shuffled(positions), np.ones(len(rows), np.float32)
     weights = (positions < self.size).astype(np.float32)
     return positions, np.minimum(positions, self.size - 1), weights
+
+  @property
+  def _block_steps(self):
+    return max(1, _BLOCK // len(self.rows))
+
+  @functools.cached_property
+  def _block(self):
+    """A function from a block's number to positions and examples, (steps, n) int64."""
+
+    @functools.lru_cache(maxsize=2)
+    def block(number):
+      steps = (number * self._block_steps + np.arange(self._block_steps))[:, None]
+      positions = steps * self.batch_size + self.rows
+      return positions, self._shuffled(positions.reshape(-1)).reshape(positions.shape)
+
+    return block
+
+  def _shuffled(self, positions):
+    """The examples at these positions of training."""
+    if self.sampler:
+      return self.sampler.indices(positions, self.config.seed)
+    return index_shuffle.shuffled(positions, self.config.seed, self.size)
 
   def views(self, positions: np.ndarray, sizes: np.ndarray) -> augment.Views:
     """The crops and flips of the examples at these positions.

@@ -28,11 +28,11 @@ def batches(
   registry = registry or corruption.Registry(source)
   threads = plan.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
-    reader = batch_reader.BatchReader(source, plan, registry, pool)
-    resampled = plan.config.data.decode in augment.RESAMPLED
+    reader = batch_reader.BatchReader(source, plan, registry, pool, threads)
+    without_tensorflow = plan.config.data.decode in (*augment.RESAMPLED, augment.LINEAR)
     if source.kind == 'vectors':
       decoded = _vectors(reader)
-    elif source.kind == 'encoded' and not resampled:
+    elif source.kind == 'encoded' and not without_tensorflow:
       decoded = decode.batches(reader, threads)
     else:
       decoded = decode_pillow.batches(reader)

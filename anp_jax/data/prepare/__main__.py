@@ -5,8 +5,9 @@ python -m anp_jax.data.prepare --from=photos --name=photos
     --train_split=train.txt --eval_split=test.txt --lists=anps.txt
 python -m anp_jax.data.prepare --from='tar:{split}-*.tar' --name=photos
 python -m anp_jax.data.prepare --from=urls.tsv --path=photos --name=photos
+python -m anp_jax.data.prepare --from=photos --name=small --shorter_side=256
 
-The last fetches photographs: a line of urls.tsv is CLASS, a TAB and a URL.
+The fourth fetches photographs: a line of urls.tsv is CLASS, a TAB and a URL.
 To train on the set: --config.data.source=tfds:anp_folder/NAME. After an
 interruption, run the same command to resume. One host does all the work, in
 --workers processes.
@@ -45,7 +46,12 @@ _FLAGS = {
   'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'megapixels above which an image is large'),
   'min_size': (1, 'PIXELS', 'shorter side below which an image is small'),
   'min_count': (1, 'N', 'image count below which a class is rare'),
+  'shorter_side': (0, 'PIXELS', 'shorter side to which larger images are reduced; 0: none is'),
+  'quality': (90, 'N', 'JPEG quality of reduced photographs'),
 }
+_LEAST = dict.fromkeys(('min_size', 'min_count', 'shard_megabytes', 'quality'), 1)
+_LEAST |= dict.fromkeys(('workers', 'shorter_side'), 0)
+_BEST_QUALITY = 100
 _INTERRUPTED = 'interrupted; run the same command to resume'
 
 
@@ -108,10 +114,12 @@ def _check(flags):
       f'--from={flags.source}: expected images; such a set is trained on as it is: '
       f'--config.data.source={flags.source}'
     )
-  for name, least in (('min_size', 1), ('min_count', 1), ('shard_megabytes', 1), ('workers', 0)):
+  for name, least in _LEAST.items():
     value = getattr(flags, name)
     if value < least:
       raise config_lib.ConfigError(f'--{name}={value}: expected {least} or more')
+  if flags.quality > _BEST_QUALITY:
+    raise config_lib.ConfigError(f'--quality={flags.quality}: expected 1 to {_BEST_QUALITY}')
   most = config_lib.MOST_MEGAPIXELS
   if not 0 < flags.max_megapixels <= most:
     text = f'--max_megapixels={flags.max_megapixels:g}: expected a number above 0, at most {most}'

@@ -41,23 +41,45 @@ class Split:
     listing: files of the split.
     findings: finding of each file.
     sizes: (n,) int64, bytes of each file.
+    sides: (n,) int64, pixels of each file's shorter side.
+    shorter_side: pixels to which longer ones of these are reduced; 0: none is.
     kinds: for each of KINDS, (n,) bool, True for the files of this kind.
     actions: (n,) uint8, indices of ACTIONS, from `decide`.
     equals: split and index of the equal file that stays, by the index of a duplicate or leak.
   """
 
-  def __init__(self, name: str, listing: image_folder.Listing, findings: list[examine.Finding]):
+  def __init__(
+    self,
+    name: str,
+    listing: image_folder.Listing,
+    findings: list[examine.Finding],
+    shorter_side: int = 0,
+  ):
     self.name, self.listing, self.findings = name, listing, findings
+    self.shorter_side = shorter_side
+    self.sides = np.array([min(f.height, f.width) for f in findings], np.int64)
     self.sizes = np.array([f.size for f in findings], np.int64)
     self.kinds = {kind: np.array([kind in f.kinds for f in findings], bool) for kind in KINDS}
     self.actions = np.zeros(len(findings), np.uint8)
     self.equals: dict[int, tuple[Split, int]] = {}
 
   def counts(self) -> dict[str, int]:
-    """Returns the number of files listed, stored and converted, and of each kind."""
+    """Returns the number of files listed, stored, converted and reduced, and of each kind."""
     stored, converted = len(self.stored), int((self.actions == CONVERT).sum())
     counts = {'listed': len(self.findings), 'stored': stored, 'converted': converted}
+    if self.shorter_side:
+      counts['reduced'] = int(self.is_reduced[self.stored].sum())
     return counts | {kind: int(is_kind.sum()) for kind, is_kind in self.kinds.items()}
+
+  @property
+  def is_reduced(self) -> np.ndarray:
+    """(n,) bool, True for the files that are stored smaller than they are."""
+    return (self.sides > self.shorter_side) & (self.shorter_side > 0)
+
+  def stored_bytes(self) -> int:
+    """Returns about how many bytes the files of the set will have, without converted ones."""
+    shares = np.where(self.is_reduced, self.shorter_side / np.maximum(self.sides, 1), 1.0) ** 2
+    return int((self.sizes * shares)[self.actions < CONVERT].sum())
 
   @property
   def stored(self) -> np.ndarray:
@@ -99,8 +121,7 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
     min_count: examples below which a class is rare.
   """
   for split in splits:
-    sides = np.array([min(f.height, f.width) for f in split.findings])
-    split.kinds['small'] |= (sides > 0) & (sides < min_size)
+    split.kinds['small'] |= (split.sides > 0) & (split.sides < min_size)
     _apply(policy, split)
   for split in splits:
     _mark_equal('duplicate', split, split)
@@ -119,8 +140,8 @@ def decide(splits: list[Split], policy: dict[str, str], min_size: int, min_count
 def shards(split: Split, size: int) -> list[np.ndarray]:
   """Divides the stored files of a split into shards of about `size` bytes.
 
-  Converted files count with their bytes before conversion, so that the division
-  is known before any is converted.
+  Converted and reduced files count with their bytes before that, so that the division
+  is known before any is decoded.
 
   Returns:
     Indices of files, consecutive and none empty.

@@ -20,7 +20,7 @@ WRITER_OPTIONS = 'group_size:1,uncompressed'
 
 _DESCRIPTION = """\
 Images of a folder, in the order of their list and with the bytes of their
-files. What was left out or converted is in report.md and damaged.jsonl."""
+files. What was left out, converted or reduced is in report.md and damaged.jsonl."""
 
 
 def features(classes: vocabulary.Vocabulary) -> tfds.features.FeaturesDict:

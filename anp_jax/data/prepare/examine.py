@@ -94,30 +94,36 @@ def unusable(reason: str, kind: str = 'corrupt', format_name: str = '') -> Findi
   return Finding(format_name, 0, 0, (kind,), reason)
 
 
-def convert(data: bytes) -> bytes:
-  """Returns the same picture as an upright 8-bit RGB file without metadata.
+def convert(data: bytes, upright: bool = True, shorter: int = 0, quality: int = 90) -> bytes:
+  """Returns the same picture as an 8-bit RGB file without metadata.
 
-  A JPEG or HEIC becomes a JPEG of quality 95 with full colour resolution, all
-  else a PNG. Transparency is ignored, as in training. What a truncated file
-  lacks is grey or black.
+  A JPEG or HEIC becomes a JPEG, all else a PNG. Transparency is ignored, as in
+  training. What a truncated file lacks is grey or black.
 
   Args:
     data: a file that `examine` does not call large.
+    upright: whether the picture is turned as its EXIF orientation says.
+    shorter: pixels to which its shorter side is reduced, by an antialiased bicubic
+      filter; the JPEG then has half the colour resolution. 0: the picture keeps its size,
+      the JPEG has quality 95 and full colour resolution.
+    quality: quality of the reduced JPEG, 1 to 100.
 
   Raises:
     ValueError: if it cannot be decoded: `examine` calls it corrupt.
   """
   name = image_format.sniff(data)
   image, _ = _decode(data, math.inf)
-  turn = orientation.transpose(image)
-  pixels = colours.rgb(image)
-  if turn is not None:
-    pixels = pixels.transpose(turn)
+  turn = orientation.transpose(image) if upright else None
+  pixels = images.transposed(colours.rgb(image), turn)
+  if shorter:
+    size = images.shrunk_size(pixels.size, shorter)
+    pixels = pixels.resize(size, Image.Resampling.BICUBIC)
   # A picture of its own: nothing of the file's information would follow.
   clean = Image.frombytes('RGB', pixels.size, pixels.tobytes())
   result = io.BytesIO()
   if name in ('JPEG', 'HEIF'):  # photographs
-    clean.save(result, 'JPEG', quality=95, subsampling=0)
+    quality, subsampling = (quality, 2) if shorter else (95, 0)
+    clean.save(result, 'JPEG', quality=quality, subsampling=subsampling)
   else:
     clean.save(result, 'PNG')
   return result.getvalue()

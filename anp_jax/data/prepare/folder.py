@@ -1,9 +1,9 @@
 """Prepares a folder of images: examines all, decides, then writes shards."""
 
 import argparse
+import functools
 import hashlib
 import itertools
-from multiprocessing import pool
 import os
 import shlex
 import time
@@ -14,6 +14,7 @@ from anp_jax import config as config_lib
 from anp_jax.data.prepare import (
   actions as actions_lib,
   anp_folder_files,
+  examine,
   prepared_target as target_lib,
   report as report_lib,
   splits as splits_lib,
@@ -25,7 +26,6 @@ from anp_jax.data.prepare import (
 _VERSION = 5
 _DAMAGED = {'missing', 'corrupt', 'large', 'truncated'}
 _FILES = 256  # files that a worker examines in one task
-_THREADS = 16  # threads that read the states of files
 _OPTIONS = ('max_megapixels', 'min_size', 'min_count', 'shard_megabytes')
 
 
@@ -45,9 +45,12 @@ def prepare(flags: argparse.Namespace) -> list[str]:
   policy = actions_lib.policy(flags.policy)
   names, listings = splits_lib.find(flags)
   options = {'policy': policy, **{key: getattr(flags, key) for key in _OPTIONS}}
+  if flags.shorter_side:
+    options |= {'shorter_side': flags.shorter_side, 'quality': flags.quality}
   files = [(os.path.abspath(f.root), f.files, f.labels.tolist()) for f in listings]
   content = (_VERSION, options, names, listings[0].vocabulary.to_json(), files)
-  states = _states(listings)  # before the files are read: a later change is noticed
+  # Before the files are read: a later change is noticed.
+  states = np.concatenate([listing.states() for listing in listings])
   paths = [path for listing in listings for path in listing.paths()]
   target = target_lib.Target(flags.data_dir, flags.name, content, paths, states)
 
@@ -55,10 +58,12 @@ def prepare(flags: argparse.Namespace) -> list[str]:
     from anp_jax.data.prepare import anp_folder  # tfds: slow to import
 
     findings = _examine(listings, flags)
-    splits = [actions_lib.Split(*items) for items in zip(names, listings, findings)]
+    splits = [
+      actions_lib.Split(*items, flags.shorter_side) for items in zip(names, listings, findings)
+    ]
     actions_lib.decide(splits, policy, flags.min_size, flags.min_count)
     _refuse(splits, policy, flags.name, target.work)
-    target.check_room(sum(int(s.sizes[s.actions < actions_lib.CONVERT].sum()) for s in splits))
+    target.check_room(sum(split.stored_bytes() for split in splits))
     folder, lengths = _write(splits, flags, target)
     report_lib.write(folder, flags.name, splits, policy)
     metadata = {'from': [listing.root for listing in listings], **options}
@@ -134,14 +139,16 @@ def _write(splits, flags, target):
       shards[anp_folder_files.shard(split.name, i, len(parts))] = (
         split.listing.select(indices),
         [split.findings[j].digest for j in indices],
-        split.actions[indices] == actions_lib.CONVERT,
+        [_edit(split, j, flags.quality) for j in indices],
       )
   findings = digest.hexdigest()
   return target.write_shards(shards, flags.workers, findings), lengths
 
 
-def _states(listings):
-  """(files, 2) int64: size in bytes and time in ns of every file."""
-  with pool.ThreadPool(_THREADS) as threads:
-    states = [threads.map(f.storage.state, range(len(f.files))) for f in listings]
-  return np.concatenate(states, dtype=np.int64)
+def _edit(split, index, quality):
+  """A function from a file's bytes to those that are stored; None if they are the same."""
+  is_converted = bool(split.actions[index] == actions_lib.CONVERT)
+  shorter = split.shorter_side if split.is_reduced[index] else 0
+  if not is_converted and not shorter:
+    return None
+  return functools.partial(examine.convert, upright=is_converted, shorter=shorter, quality=quality)

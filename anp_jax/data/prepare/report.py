@@ -36,7 +36,8 @@ def summary(splits: list[actions_lib.Split], policy: dict) -> list[str]:
   rows = [(kind, *numbers, meaning) for kind, meaning, *numbers in _kind_rows(splits, policy)]
   kinds = markdown.plain(rows, 'lrrl') if len(rows) > 1 else 'no file is damaged or unusual'
   table = markdown.plain(_split_rows(splits), 'lr')
-  return [splits[0].listing.vocabulary.text(), table, '', kinds, *_left_out(splits)]
+  notes = [*_reduced(splits), *_left_out(splits)]
+  return [splits[0].listing.vocabulary.text(), table, '', kinds, *notes]
 
 
 def first(splits: list[actions_lib.Split], kinds: Iterable[str]) -> str:
@@ -55,6 +56,16 @@ def _of_kinds(split, kinds):
 def _left_out(splits):
   """Lines about files that were not examined; one where splits share them."""
   return [*dict.fromkeys(filter(None, (s.listing.left_out for s in splits)))]
+
+
+def _reduced(splits):
+  """A line about each split's files that are stored smaller than they are."""
+  return [
+    f'{split.name}: {split.counts()["reduced"]:,} images reduced to {split.shorter_side} pixels '
+    'on their shorter side'
+    for split in splits
+    if split.shorter_side
+  ]
 
 
 def _split_rows(splits):
@@ -89,7 +100,7 @@ def _markdown(name, splits, policy):
   yield from (markdown.table([(*head, 'first files'), *rows], 'llrrl'), '')
   yield 'A file of several kinds counts in each; its action is the strictest of theirs.'
   yield f'Every file of a kind is a line of {LINES}.'
-  for line in _left_out(splits):
+  for line in [*_reduced(splits), *_left_out(splits)]:
     yield from ('', markdown.escape(line))
 
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 import hashlib
 import os
 
-import numpy as np
-
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import examine
 from anp_jax.data.sources import image_folder, stored_images
@@ -33,7 +31,7 @@ def write_shard(
   begin_file: Callable[[int], None],
   listing: image_folder.Listing,
   digests: Sequence[bytes],
-  converted: np.ndarray,
+  edits: Sequence[Callable[[bytes], bytes] | None],
   path: str,
 ) -> None:
   """Writes the shard of some files, which appears under its name when it is whole.
@@ -42,7 +40,7 @@ def write_shard(
     begin_file: see `worker_pool.run`.
     listing: files of the shard.
     digests: SHA-256 of each file's bytes, by which a change is noticed.
-    converted: (n,) bool, files that are stored converted.
+    edits: what makes the stored bytes of each file; None: they are its own.
     path: file of the shard.
 
   Raises:
@@ -57,7 +55,8 @@ def write_shard(
       if hashlib.sha256(data).digest() != digests[i]:
         text = 'has changed since it was examined: run the command again'
         raise config_lib.ConfigError(f'{listing.paths()[i]} {text}')
-      yield examine.convert(data) if converted[i] else data, int(listing.labels[i]), name
+      edit = edits[i]
+      yield edit(data) if edit else data, int(listing.labels[i]), name
 
   with files_lib.atomic_path(path) as draft:
     anp_folder.write_shard(draft, listing.vocabulary, examples())

@@ -47,6 +47,7 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
   source = open_split(config, split, other_split)
   if not len(source):
     raise config_lib.ConfigError(f'{source.name} has no examples')
+  source = cache.wrap(source, config)  # here: runs on different parts of a split share it
   for pair in vocabulary.look_alikes(source.vocabulary.names):
     first, second = map(ascii, pair)
     image_folder.warn_once(
@@ -57,7 +58,7 @@ def open_source(config: ml_collections.ConfigDict, training: bool) -> Source:
     source = subset.wrap(source, config)
   if d.pairs in data_keys.WORDS:
     source = label_mapping.of_words(source, d.pairs)
-  return cache.wrap(source, config)
+  return source
 
 
 def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) -> Source:
@@ -96,4 +97,8 @@ def open_split(config: ml_collections.ConfigDict, split: str, other_split: str) 
     return anp_shapes.open_split(split, directory)
   name = d.source.removeprefix('tfds:')
   directory = store_copy.prepared_path(directory, name, config)
-  return tfds_set.TfdsSet(tfds_set.open_builder(name, directory), split)
+  builder = tfds_set.open_builder(name, directory)
+  enlargement = tfds_set.enlargement(builder, d)
+  if enlargement:
+    image_folder.warn_once(enlargement)
+  return tfds_set.TfdsSet(builder, split)

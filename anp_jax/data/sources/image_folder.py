@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from multiprocessing import pool
 import os
 
 from absl import logging
@@ -18,6 +19,7 @@ CONVERTIBLE = ('.webp', '.tif', '.tiff', '.avif', '.jp2', '.ppm', '.pgm')
 # Splits even without class folders, so that an error names what they lack.
 _PLAIN_SPLITS = ('train', 'validation', 'val', 'test')
 _DEEPER, _OUTSIDE = 'in deeper folders', 'outside of class folders'
+_THREADS = 16  # threads that read the states of files
 _ALL = '.'  # the split that is all of a tree without splits
 _USUAL_SPLITS = [name for names in splits.USUAL for name in names]
 
@@ -47,6 +49,12 @@ class Listing:
   def paths(self) -> list[str]:
     """The path of every file."""
     return [os.path.join(self.root, file) for file in self.files]
+
+  def states(self) -> np.ndarray:
+    """(files, 2) int64: size in bytes and time in ns of every file."""
+    with pool.ThreadPool(_THREADS) as threads:
+      states = threads.map(self.storage.state, range(len(self.files)))
+    return np.array(states, np.int64).reshape(-1, 2)
 
   def select(self, indices: np.ndarray) -> 'Listing':
     """The files of these indices."""

@@ -1,6 +1,7 @@
 """Sets whose images are listed with their classes: folder, list, tar and hf."""
 
 from collections.abc import Sequence
+import hashlib
 import os
 from typing import Any
 
@@ -107,6 +108,13 @@ class StoredImages(source_lib.Source):
   def listing(self) -> Sequence[str]:
     """The paths of all images below the root."""
     return self._listing.files
+
+  def identity(self) -> str:
+    """SHA-256 of the paths, states and labels of all images."""
+    listing = self._listing
+    names = '\0'.join([os.path.abspath(listing.root), *listing.files])
+    numbers = np.column_stack([listing.states(), listing.labels])
+    return hashlib.sha256(os.fsencode(names) + numbers.tobytes()).hexdigest()
 
 
 def open_listing(listing: image_folder.Listing) -> source_lib.Source:

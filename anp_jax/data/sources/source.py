@@ -56,6 +56,10 @@ class Source:
     """The files of all examples; None where that takes reading them."""
     return None
 
+  def identity(self) -> str:
+    """A text that changes if any example does; '': unknown, so decoded images are not kept."""
+    return ''
+
 
 class Wrapper(Source):
   """A source that passes everything on to another; subclasses change a part of it."""

@@ -6,12 +6,13 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import shards, source as source_lib, splits
-from anp_jax.system import untrusted_text
+from anp_jax.system import files, untrusted_text
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -47,6 +48,7 @@ class TfdsSet(source_lib.Source):
     self._image, self._label = _image_and_label(builder)
     self.vocabulary = _vocabulary(builder.info.features, self._label)
     self._size = part.num_examples
+    self._paths = [os.fspath(path) for path in part.filepaths]
     self._records = _records(builder, part)
 
   def __len__(self) -> int:
@@ -81,6 +83,10 @@ class TfdsSet(source_lib.Source):
     except Exception:  # noqa: BLE001 - of the file, its record or the text
       return text
     return untrusted_text.printable(f'{text} ({name})')
+
+  def identity(self) -> str:
+    """The shards, with their sizes and times."""
+    return repr([(os.path.abspath(path), *files.state(path)) for path in self._paths])
 
   def _features(self, indices):
     from tensorflow_datasets.proto import tf_example_pb2
@@ -127,6 +133,24 @@ def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
       f'{directory} holds no prepared set {name!r}'
       f'{config_lib.nearest(set_name, names)}; prepare it with: {command}'
     ) from e
+
+
+def enlargement(builder: 'tfds.core.DatasetBuilder', d: ml_collections.ConfigDict) -> str:
+  """A line about a run that enlarges images which `prepare` has reduced; '' if it does not.
+
+  Args:
+    builder: tfds builder.
+    d: the run's config.data.
+  """
+  stored = (builder.info.metadata or {}).get('shorter_side', 0)
+  sides = {'resize': d.resize, 'scale_range': max(d.get('scale_range', (0,)))}
+  key, side = max(sides.items(), key=lambda item: item[1])
+  if not stored or side <= stored:
+    return ''
+  return (
+    f'{builder.info.full_name} was prepared with --shorter_side={stored}, and config.data.{key} '
+    f'enlarges its images to {side} pixels: prepare it with --shorter_side={side} or more'
+  )
 
 
 def _check_features(directory, name):

@@ -184,7 +184,7 @@ def _host_rate(setting) -> float:
   data = setting.config.data
   if setting.measured is not None and setting.device.kind == 'cpu':
     return 0.0  # its steps were timed with their input
-  if data.source in _NO_DECODING or data.cache == 'decoded':
+  if data.source in _NO_DECODING or data.cache == 'mapped':
     return 0.0
   seconds = _PHOTOGRAPH * max(data.image_size / 224, 0.5) ** 2
   if data.source == 'anp_shapes':

@@ -17,7 +17,7 @@ from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
-from anp_jax.data.input import augment, tensorflow_cpu
+from anp_jax.data.input import tensorflow_cpu
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.model_ring import (
@@ -88,7 +88,7 @@ class Trainer:
     self._validation = sources.open_source(config, training=False)
     self.source = sources.open_source(config, training=True)
     self.laps = candidates_lib.laps('duration', config.duration)
-    if self.source.kind == 'encoded' and config.data.decode not in augment.RESAMPLED:
+    if self.source.kind == 'encoded' and config.data.decode in ('fast', 'exact'):
       tensorflow_cpu.load()  # seconds; not in the middle of a turn
     self._mesh = mesh_lib.create(config, jax.local_devices())
     self.candidates = candidates_lib.create(config, self._mesh.size)

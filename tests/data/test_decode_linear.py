@@ -1,0 +1,128 @@
+"""Tests of decode_linear: views by OpenCV, which an extra installs."""
+
+import io
+import itertools
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data.input import batch_plan, decode_linear, decode_pillow, pipeline
+from anp_jax.data.sources import cache
+from tests import builders, image_sources
+
+
+@pytest.fixture
+def config(config, tmp_path):
+  """The tiny recipe, which cuts views of 32 pixels by OpenCV."""
+  config.data.decode, config.data.dir = 'linear', str(tmp_path)
+  config.data.image_size, config.data.resize = 32, 36
+  config.data.max_damaged = 1.0
+  return config
+
+
+def _installed():
+  pytest.importorskip('cv2', reason="needs OpenCV: pip install '.[opencv]'")
+  pytest.importorskip('simplejpeg', reason="needs simplejpeg: pip install '.[opencv]'")
+
+
+def _between_neighbours(image, side):
+  """Bilinear between the four nearest pixels, half-pixel centres, in float64."""
+  image = np.asarray(image, float)
+  for axis in (0, 1):
+    size = image.shape[axis]
+    places = np.clip((np.arange(side) + 0.5) * size / side - 0.5, 0, size - 1)
+    low = np.minimum(places.astype(int), size - 2) if size > 1 else np.zeros(side, int)
+    share = (places - low).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+    first, second = image.take(low, axis), image.take(np.minimum(low + 1, size - 1), axis)
+    image = first + (second - first) * share
+  return image
+
+
+_SIZES = ((40, 40), (31, 90), (121, 97), (260, 331), (517, 701))
+
+
+def _files():
+  kinds = itertools.cycle([('JPEG', 'RGB'), ('PNG', 'RGB'), ('JPEG', 'L')])
+  return [
+    builders.encode_image(image_sources.picture(*size, i, 9, mode), kind)
+    for i, (size, (kind, mode)) in enumerate(zip(_SIZES, kinds))
+  ]
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, training):
+  """The image is whole, or a JPEG at the scale that leaves less than twice the view."""
+  _installed()
+  files = _files()
+  count = len(files)
+  plan = batch_plan.BatchPlan(config, count, count, np.arange(count), training)
+  batch = next(pipeline.batches(image_sources.Source(files), plan))
+  assert batch['weight'].all()
+  positions, indices, _ = plan.indices(0)
+  sizes = np.array([_SIZES[i] for i in indices])
+  views = plan.views(positions, sizes)
+  for pixels, index, box, flip in zip(batch['image'], indices, views.boxes, views.flips):
+    image = Image.open(io.BytesIO(files[index]))
+    scale = 2 ** min(3, max(0, int(np.log2(min(box[2:]) / 32))))
+    if scale > 1 and image.format == 'JPEG':
+      image.draft(None, (image.width // scale, image.height // scale))
+      box = box // scale
+    else:
+      box = box // scale * scale
+    top, left, height, width = box.astype(int)
+    part = np.asarray(image.convert('RGB'))[top : top + height, left : left + width]
+    if min(part.shape[:2]) >= 64:  # a PNG: means over areas, of a smooth picture
+      want = np.asarray(Image.fromarray(part).resize((32, 32), Image.Resampling.BOX), float)
+    else:
+      want = _between_neighbours(part, 32)
+    want = want[:, ::-1] if flip else want
+    # OpenCV has 11 bits for each weight; BOX cuts no pixel in parts.
+    limit = 6 if min(part.shape[:2]) >= 64 else 1.01
+    assert np.abs(pixels - want).max() <= limit
+
+
+@pytest.mark.parametrize('cached', ['none', 'mapped'])
+def test_prediction_sees_what_evaluation_sees(config, cached):
+  _installed()
+  config.data.cache = cached
+  files = _files()
+  plan = batch_plan.BatchPlan(config, len(files), 2, np.arange(2), False)
+  source = cache.wrap(image_sources.Source(files), config)
+  images = np.concatenate([batch['image'] for batch in pipeline.batches(source, plan)])
+  read = decode_pillow.eval_decoder(config)
+  for file, image in zip(files, images):
+    np.testing.assert_array_equal(read(file), image)
+
+
+def test_damage_and_inks_are_what_pillow_makes_of_them(config):
+  _installed()
+  picture = image_sources.picture(80, 90, 0)
+  file = builders.encode_image(picture, 'JPEG')
+  inks = builders.encode_image(picture.convert('CMYK'), 'JPEG', quality=100)
+  files = [file, file[:-200], b'no image', inks]
+  plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), False)
+  (batch,) = pipeline.batches(image_sources.Source(files), plan)
+  assert batch['weight'].tolist() == [1, 0, 0, 1]
+  # The same picture but for a JPEG's losses and the rounding of inks.
+  gaps = np.abs(batch['image'][3].astype(int) - batch['image'][0])
+  assert gaps.mean() < 4
+
+
+def test_images_with_too_many_pixels_are_refused(config):
+  _installed()
+  file = builders.encode_image(image_sources.picture(80, 90, 0), 'JPEG')
+  with pytest.raises(ValueError, match='large: 90 x 80 pixels'):
+    decode_linear.opened(file, 0.007)
+
+
+def test_a_missing_library_is_one_line(config, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'cv2', None)
+  decode_linear.load.cache_clear()
+  plan = batch_plan.BatchPlan(config, 1, 1, np.arange(1), False)
+  source = image_sources.Source([image_sources.pixels(40, 40)])
+  with pytest.raises(config_lib.ConfigError, match=r"pip install '\.\[opencv\]'$"):
+    next(pipeline.batches(source, plan))
+  decode_linear.load.cache_clear()

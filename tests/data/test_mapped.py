@@ -1,0 +1,229 @@
+"""Tests of mapped: decoded images in files that processes share."""
+
+import io
+import itertools
+import shutil
+import threading
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.sources import cache, mapped
+from anp_jax.system import host_memory
+from tests import builders, image_sources
+
+_RESIZE = 20
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+  monkeypatch.setattr(mapped, '_PART', 4)
+  monkeypatch.setattr(mapped, '_SAMPLE', 1)
+
+
+@pytest.fixture
+def config(config, tmp_path):
+  """The tiny recipe with the cache in a folder of the test."""
+  config.data.cache, config.data.dir, config.data.resize = 'mapped', str(tmp_path), _RESIZE
+  config.data.image_size, config.data.threads = 16, 1
+  return config
+
+
+def _files(count, kind='PNG'):
+  return [
+    builders.encode_image(image_sources.picture(25 + i, 60 - i, i, 5), kind) for i in range(count)
+  ]
+
+
+def _parts(tmp_path):
+  return sorted(path for path in (tmp_path / 'mapped').glob('*/0*'))
+
+
+def _all(source):
+  """Copies: a test may change the files that are mapped."""
+  pictures, labels = source.read(np.arange(len(source)))
+  return [picture.copy() for picture in pictures], labels
+
+
+@pytest.mark.parametrize(
+  'height, width, want',
+  [
+    (100, 200, (50, 100)),
+    (90, 60, (75, 50)),
+    (50, 70, (50, 70)),
+    (30, 20, (30, 20)),  # never enlarged
+  ],
+)
+def test_images_have_their_shorter_side_brought_down(config, height, width, want):
+  config.data.resize = 50
+  files = image_sources.Source([builders.encode_image(image_sources.picture(height, width, 0, 5))])
+  source = cache.wrap(files, config)
+  assert (source.kind, source.name, len(source)) == ('pixels', 'test', 1)
+  (image,), _ = source.read(np.array([0]))
+  assert image.shape == (*want, 3) and image.dtype == np.uint8
+  by_hand = Image.open(io.BytesIO(files.images[0])).resize(want[::-1], Image.Resampling.BILINEAR)
+  np.testing.assert_array_equal(image, by_hand)
+
+
+def test_a_jpeg_decoded_at_a_smaller_scale_looks_the_same(config):
+  file = builders.encode_image(image_sources.picture(403, 601, 0, 5), 'JPEG')
+  config.data.resize = 50  # decoded at a quarter
+  (image,), _ = cache.wrap(image_sources.Source([file]), config).read(np.array([0]))
+  full_size = Image.open(io.BytesIO(file)).convert('RGB')
+  want = np.asarray(full_size.resize(image.shape[1::-1], Image.Resampling.BILINEAR))
+  off = np.abs(image.astype(int) - want)
+  # A smooth picture; the last pixels of a quarter hang over its edge.
+  assert off.mean() < 1.5 and off.max() <= 12
+
+
+def test_images_are_decoded_once_and_have_their_labels(config, tmp_path):
+  files = image_sources.Source(_files(10))
+  pictures, labels = _all(cache.wrap(files, config))
+  assert labels.tolist() == [*range(10)] and labels.dtype == np.int32
+  assert len(_parts(tmp_path)) == 3
+  assert sorted(files.reads) == [0, *range(10)]  # the first also as the sample of sizes
+  again = image_sources.Source(files.images)
+  source = cache.wrap(again, config)
+  for indices in ([7, 2, 7], [9]):
+    images, labels = source.read(np.array(indices))
+    assert labels.tolist() == indices
+    for image, index in zip(images, indices):
+      np.testing.assert_array_equal(image, pictures[index])
+      assert not image.flags.writeable
+  assert not again.reads
+
+
+def test_a_build_that_was_killed_goes_on_with_the_missing_parts(config, tmp_path, monkeypatch):
+  files = _files(10)
+  want, _ = _all(cache.wrap(image_sources.Source(files), config))
+  shutil.rmtree(tmp_path / 'mapped')
+  killed = image_sources.Source(files)
+  read = killed.read
+
+  def read_until_killed(indices):
+    if 6 in indices:
+      raise KeyboardInterrupt
+    return read(indices)
+
+  monkeypatch.setattr(killed, 'read', read_until_killed)
+  with pytest.raises(KeyboardInterrupt):
+    cache.wrap(killed, config)
+  assert [path.name for path in _parts(tmp_path)] == ['000000']
+  source = image_sources.Source(files)
+  for image, expected in zip(_all(cache.wrap(source, config))[0], want, strict=True):
+    np.testing.assert_array_equal(image, expected)
+  assert sorted(source.reads) == [0, 4, 5, 6, 7, 8, 9]
+
+
+def test_others_wait_for_the_one_that_builds(config):
+  """Threads here: the lock is of an open file, not of a process."""
+  all_files = [image_sources.Source(_files(10)) for _ in range(4)]
+  threads = [threading.Thread(target=cache.wrap, args=(f, config)) for f in all_files]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sorted(len(files.reads) for files in all_files) == [0, 0, 0, 11]
+
+
+def test_a_changed_byte_is_noticed(config, tmp_path, caplog):
+  files = image_sources.Source(_files(4))
+  want, _ = _all(cache.wrap(files, config))
+  (part,) = _parts(tmp_path)
+  data = bytearray(part.read_bytes())
+  data[-100] ^= 1  # of the last image
+  part.write_bytes(data)
+  source = cache.wrap(files, config)
+  for _ in range(2):
+    for image, expected in zip(_all(source)[0], want, strict=True):
+      np.testing.assert_array_equal(image, expected)
+  (line,) = [r.getMessage() for r in caplog.records if 'damaged' in r.getMessage()]
+  assert line.startswith('example 3: damaged in ')
+
+
+def test_a_part_that_was_cut_off_is_made_again(config, tmp_path):
+  files = image_sources.Source(_files(6))
+  want, _ = _all(cache.wrap(files, config))
+  first, second = _parts(tmp_path)
+  first.write_bytes(first.read_bytes()[:-8])
+  second.write_bytes(b'')
+  for image, expected in zip(_all(cache.wrap(files, config))[0], want, strict=True):
+    np.testing.assert_array_equal(image, expected)
+
+
+def test_another_size_or_a_changed_file_is_another_cache(config, tmp_path):
+  tree = {f'train/{"ab"[i % 2]}/{i}.png': file for i, file in enumerate(_files(4))}
+  root = builders.write_tree(tmp_path / 'tree', tree)
+  config.data.source, config.data.path = 'folder', str(root)
+
+  def caches():
+    sources.open_source(config, training=True)
+    return len(list((tmp_path / 'mapped').iterdir()))
+
+  assert [caches(), caches()] == [1, 1]
+  config.data.resize = _RESIZE + 1
+  assert caches() == 2
+  (root / 'train/a/0.png').write_bytes(tree['train/b/1.png'])
+  assert caches() == 3
+  config.data.imbalance = 2.0  # part of the same split
+  assert caches() == 3
+
+
+def test_an_image_that_cannot_be_decoded_is_damaged_in_training(config):
+  files = _files(6)
+  files[4] = b'no image'
+  config.data.max_damaged = 1.0
+  plan = batch_plan.BatchPlan(config, 6, 6, np.arange(6), False)
+  (batch,) = pipeline.batches(cache.wrap(image_sources.Source(files), config), plan)
+  assert batch['weight'].tolist() == [1, 1, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize('kind', ['memory', 'disk'])
+def test_a_host_that_is_too_small_is_told_before_anything_is_written(
+  config, tmp_path, monkeypatch, kind
+):
+  files = image_sources.Source(_files(4))
+  if kind == 'memory':
+    monkeypatch.setattr(host_memory, 'available', lambda: 1000.0)
+  else:
+    usage = type('Usage', (), {'free': 1000})
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
+  with pytest.raises(config_lib.ConfigError) as e:
+    cache.wrap(files, config)
+  text = str(e.value)
+  assert '\n' not in text and 'config.data' in text and ('memory left' in text or 'room' in text)
+  assert not _parts(tmp_path)
+
+
+def test_a_source_without_identity_is_refused(config, monkeypatch):
+  files = image_sources.Source(_files(1))
+  monkeypatch.setattr(files, 'identity', sources.Source().identity)
+  with pytest.raises(config_lib.ConfigError, match='expected a source with `identity`: test$'):
+    cache.wrap(files, config)
+
+
+def test_an_error_of_the_machine_ends_the_build(config, monkeypatch, tmp_path):
+  files = image_sources.Source(_files(4))
+
+  def fail(indices):
+    raise OSError(5, 'Input/output error')
+
+  monkeypatch.setattr(files, 'read', fail)
+  with pytest.raises(config_lib.ConfigError, match='Input/output error$'):
+    cache.wrap(files, config)
+  assert not _parts(tmp_path)
+
+
+def test_batches_are_cut_from_what_is_stored(config):
+  """The same as from arrays of the stored size."""
+  files = image_sources.Source(_files(7))
+  source = cache.wrap(files, config)
+  stored = image_sources.Source(_all(source)[0])
+  plan = batch_plan.BatchPlan(config, 7, 4, np.arange(4), True)
+  streams = [pipeline.batches(s, plan) for s in (source, stored)]
+  for batch, expected in itertools.islice(zip(*streams), 5):
+    np.testing.assert_array_equal(batch['image'], expected['image'])

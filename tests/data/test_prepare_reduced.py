@@ -1,0 +1,140 @@
+"""Tests of prepare --shorter_side: sets stored at the size that is used."""
+
+import io
+import json
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.data import sources
+from anp_jax.data.input import tensorflow_cpu
+from tests import builders, image_sources, prepared
+
+_EXIF = b'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0'  # turn by 90 degrees
+
+
+def _files():
+  landscape = image_sources.picture(80, 120, 1)
+  inks = image_sources.picture(60, 90, 3).convert('CMYK')
+  return {
+    'train/a/large.png': builders.encode_image(landscape),
+    'train/a/photo.jpg': builders.encode_image(landscape, 'JPEG', quality=95),
+    'train/a/inks.jpg': _without_adobe(builders.encode_image(inks, 'JPEG')),
+    'train/a/turned.jpg': builders.encode_image(landscape, 'JPEG', exif=_EXIF),
+    'train/a/equal.jpg': builders.encode_image(image_sources.picture(90, 40, 2), 'JPEG'),
+    'train/b/small.png': builders.encode_image(image_sources.picture(39, 200, 2)),
+  }
+
+
+def _without_adobe(file):
+  """A JPEG without segment APP14: bytes EE, its length, its content."""
+  start = file.index(b'\xff\xee')
+  return file[:start] + file[start + 2 + int.from_bytes(file[start + 2 : start + 4], 'big') :]
+
+
+def _prepare(tmp_path, capsys, *arguments):
+  root = tmp_path / 'tree'
+  if not root.exists():
+    builders.write_tree(root, _files())
+  flags = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=']
+  return prepared.run(capsys, *flags, '--shorter_side=40', *arguments)
+
+
+def _reduced(pixels, width, height):
+  """Independent: Pillow's antialiased bicubic filter."""
+  image = Image.fromarray(np.asarray(pixels)).resize((width, height), Image.Resampling.BICUBIC)
+  return np.asarray(image, int)
+
+
+def _decoded(data):
+  return np.asarray(Image.open(io.BytesIO(data)).convert('RGB'), int)
+
+
+def test_larger_images_are_reduced_and_others_copied(tmp_path, capsys):
+  status, out, err = _prepare(tmp_path, capsys, '--quality=80')
+  assert status == 0, err
+  assert 'train: 4 images reduced to 40 pixels on their shorter side' in out
+  files = _files()
+  stored = {n: d for n, d, _ in prepared.examples(tmp_path, 'x', 'train')}
+  for name in ('a/equal.jpg', 'b/small.png'):
+    assert stored[name] == files[f'train/{name}']
+  landscape = image_sources.pixels(80, 120, 1)
+  np.testing.assert_array_equal(_decoded(stored['a/large.png']), _reduced(landscape, 60, 40))
+  photo = Image.open(io.BytesIO(stored['a/photo.jpg']))
+  assert (photo.format, photo.size) == ('JPEG', (60, 40))
+  # The tables of libjpeg's quality 80.
+  plain = Image.open(io.BytesIO(builders.encode_image(landscape, 'JPEG', quality=80)))
+  assert photo.quantization == plain.quantization
+  # Lossy: a few levels of a smooth picture.
+  assert np.abs(_decoded(stored['a/photo.jpg']) - _reduced(landscape, 60, 40)).mean() < 3
+  # Upright, as `prepare` stores rotated files by default: 90 degrees clockwise.
+  turned = Image.open(io.BytesIO(stored['a/turned.jpg']))
+  assert turned.size == (40, 60) and not turned.getexif()
+  want = _reduced(np.rot90(landscape, -1), 40, 60)
+  assert np.abs(_decoded(stored['a/turned.jpg']) - want).mean() < 3
+  metadata = json.loads((prepared.folder(tmp_path, 'x') / 'metadata.json').read_text())
+  assert (metadata['shorter_side'], metadata['quality']) == (40, 80)
+  assert metadata['files']['train']['reduced'] == 4
+  assert metadata['files']['train']['converted'] == 2  # the inks and the turned one
+
+
+@pytest.mark.parametrize('action', ['keep', 'convert'])
+def test_pictures_are_those_that_training_sees_in_the_files(action, tmp_path, capsys):
+  """A kept file's orientation is ignored, and the inks of a JPEG are multiplied."""
+  policy = f'--policy=cmyk={action},rotated=keep'
+  status, _, err = _prepare(tmp_path, capsys, policy, '--quality=100')
+  assert status == 0, err
+  stored = {n: d for n, d, _ in prepared.examples(tmp_path, 'x', 'train')}
+  for name, size in (('a/inks.jpg', (60, 40)), ('a/turned.jpg', (60, 40))):
+    image = Image.open(io.BytesIO(stored[name]))
+    assert (image.mode, image.size) == ('RGB', size) and not image.getexif()
+    file = _files()[f'train/{name}']
+    trained_on = tensorflow_cpu.load().image.decode_jpeg(
+      file, channels=3, dct_method='INTEGER_ACCURATE'
+    )
+    # Lossy; inks turned over, as Pillow has them, would be 60 levels away.
+    assert np.abs(_decoded(stored[name]) - _reduced(trained_on, *size)).mean() < 3
+
+
+def test_another_size_is_another_set(tmp_path, capsys):
+  assert _prepare(tmp_path, capsys)[0] == 0
+  status, out, _ = _prepare(tmp_path, capsys)
+  assert status == 0 and 'made from the same files and options already' in out
+  status, _, err = _prepare(tmp_path, capsys, '--quality=91')
+  assert status == 2 and 'other files or options' in err
+
+
+@pytest.mark.parametrize(
+  'keys, side',
+  [
+    ({'resize': 40, 'image_size': 32}, 0),
+    ({'resize': 41, 'image_size': 32}, 41),
+    ({'resize': 40, 'image_size': 32, 'augment': 'scale', 'scale_range': (32, 48)}, 48),
+  ],
+)
+def test_a_run_that_enlarges_stored_images_is_warned(keys, side, tmp_path, capsys, caplog):
+  assert _prepare(tmp_path, capsys)[0] == 0
+  changes = {'source': 'tfds:anp_folder/x', 'dir': str(tmp_path), 'eval_split': 'train', **keys}
+  config = builders.config({f'data.{key}': value for key, value in changes.items()})
+  assert len(sources.open_source(config, training=True)) == 6
+  lines = [r.getMessage() for r in caplog.records if 'shorter_side' in r.getMessage()]
+  assert len(lines) == (side > 0)
+  if side:
+    assert f'enlarges its images to {side} pixels' in lines[0]
+
+
+@pytest.mark.parametrize(
+  'flag, expected',
+  [('--shorter_side=-1', '0 or more'), ('--quality=0', '1 or more'), ('--quality=101', '1 to 100')],
+)
+def test_a_size_or_quality_out_of_range_is_refused(flag, expected, tmp_path, capsys):
+  line = prepared.error(capsys, f'--from={tmp_path}', '--name=x', flag)
+  assert line == f'error: {flag}: expected {expected}'
+
+
+def test_the_disk_needs_room_for_what_is_stored_only(tmp_path, capsys, monkeypatch):
+  sizes = sum(len(data) for data in _files().values())
+  usage = type('Usage', (), {'free': sizes - 1})
+  monkeypatch.setattr('shutil.disk_usage', lambda _: usage)
+  assert _prepare(tmp_path, capsys)[0] == 0
