@@ -138,7 +138,7 @@ def from_flat(saved: dict) -> ml_collections.FrozenConfigDict:
   checked, since paths may be those of another machine.
   """
   trust.note_read(saved)
-  values = {key: _tuples(value) for key, value in _renamed(saved).items()}
+  values = {key: _tuples(value) for key, value in saved.items()}
   return _frozen(_completed(values))
 
 
@@ -148,7 +148,6 @@ def completed(saved: dict) -> dict:
   Unknown keys stay; keys that do not apply are left out.
   """
   trust.note_read(saved)
-  saved = _renamed(saved)
   keys = known_keys(_strategy_name(saved))
   removed = {k: v for k, v in saved.items() if k not in keys}
   return json.loads(json.dumps(_completed(saved))) | removed
@@ -237,12 +236,6 @@ def _applicable(values):
   # A key that does not apply makes no other apply.
   models = [{key: m[key] for key, k in keys.items() if k.applies(m)} for m in models]
   return {key: k for key, k in keys.items() if any(k.applies(m) for m in models)}
-
-
-def _renamed(saved):
-  """A saved config with the value that replaced config.data.cache='decoded'."""
-  was_decoded = saved.get('data.cache') == 'decoded'
-  return saved | {'data.cache': 'mapped'} if was_decoded else saved
 
 
 def _completed(values):

@@ -155,13 +155,6 @@ def test_a_cache_of_files_changes_nothing(before, after, same):
   assert (config_lib.difference(saved, config) == '') == same
 
 
-def test_a_run_that_was_started_with_the_former_name_of_a_cache_goes_on():
-  config = config_lib.replaced(config_lib.base(), {'data.cache': 'mapped'})
-  saved = _saved(config) | {'data.cache': 'decoded', 'data.cache_gigabytes': 4.0}
-  assert config_lib.difference(saved, config) == ''
-  assert config_lib.from_flat(saved).data.cache == 'mapped'
-
-
 def test_keys_that_may_change_are_listed_by_group():
   assert config_lib.resumable(config_lib.base()) == _MAY_CHANGE
   config = builders.config({'strategy.name': 'parameter_server'})
