@@ -56,7 +56,7 @@ class Run:
     self.recorder = recorder_lib.Recorder(
       opened, calibrated.program, evaluation, invocation.workdir, invocation.processes
     )
-    self._state, more = self._open_state(calibrated.config)
+    self._state, more = self._open_state(calibrated)
     clock = strategy_lib.find(opened.config).simulated_clock(opened.spec)
     if clock:
       more = [*more, f'workers  {clock.describe()}']
@@ -243,18 +243,18 @@ class Run:
     helpers = [f'offload  {d.name}' for d in invocation.offload_devices]
     return calibrated, [*helpers, *messages]
 
-  def _open_state(self, config):
+  def _open_state(self, opened):
     """The state, restored or new, and lines about its weights; begins the stream.
 
     Args:
-      config: config after the calibration.
+      opened: training after the calibration, whose plan says how kernels are kept.
     """
-    recorder, opened = self.recorder, self.recorder.experiment
+    recorder = self.recorder
     state, lines = recorder.restore(), []
     self._timer.end_phase('model, checkpoint')
     if not recorder.is_finished:  # begun now: it reads ahead
       sharding = mesh_lib.batch_sharding(opened.mesh)
-      stream = stream_lib.Stream(config, sharding, self._processes.vote)
+      stream = stream_lib.Stream(opened.config, sharding, self._processes.vote)
       self._feed = stream.train(opened.source, opened.spec.batch_size, recorder.start_step)
     if state is None:
       try:

@@ -1,19 +1,16 @@
-"""Counts what makes a file easy or hard to enter: lines, arguments, branches.
+"""Finds what makes a file hard to enter, and counts lines of code.
 
-  python -m scripts.code_metrics anp_jax/train.py ../nanodo/nanodo/train.py
   python -m scripts.code_metrics --rules anp_jax scripts
   python -m scripts.code_metrics --code
 
-The first form prints a table of the files named, a row each; the second prints
-the places that break the rules of docs/architecture.md (What the tests hold), and
-ends with status 1 if there are any; the third prints how large each part of the
-project is: lines of code, without docstrings, comments and blanks, and for docs
-all lines. tests/test_conventions.py has the budget of each part.
+The first prints the places that break the rules of docs/architecture.md (What the
+tests hold), and ends with status 1 if there are any; the second prints how large
+each part of the project is: lines of code, without docstrings, comments and blanks,
+and for docs all lines. tests/test_conventions.py has the budget of each part.
 """
 
 import ast
 from collections.abc import Iterator
-import dataclasses
 import glob
 import os
 import re
@@ -33,50 +30,7 @@ _PHRASES = re.compile(
   r'\bof those that\b'
 )
 _DOCSTRING = re.compile(r'(Of|See|As|Makes it)\b')
-_BRANCHES = (
-  ast.If,
-  ast.IfExp,
-  ast.For,
-  ast.While,
-  ast.ExceptHandler,
-  ast.BoolOp,
-  ast.comprehension,
-  ast.Match,
-)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-@dataclasses.dataclass(frozen=True)
-class Counts:
-  """Counts of one file.
-
-  Attributes:
-    lines: of the file, blank ones and comments too.
-    functions: in it, methods and inner ones too.
-    longest: lines of the longest function's body.
-    most_arguments: of a function, without self and cls.
-    branches: if, for, while, except, and, or, and loops of comprehensions.
-  """
-
-  lines: int
-  functions: int
-  longest: int
-  most_arguments: int
-  branches: int
-
-
-def count(path: str) -> Counts:
-  """The counts of a Python file."""
-  text = _read(path)
-  nodes = list(ast.walk(ast.parse(text)))
-  functions = [n for n in nodes if isinstance(n, _FUNCTIONS)]
-  return Counts(
-    lines=len(text.splitlines()),
-    functions=len(functions),
-    longest=max(map(body_lines, functions), default=0),
-    most_arguments=max(map(arguments, functions), default=0),
-    branches=sum(isinstance(n, _BRANCHES) for n in nodes),
-  )
 
 
 def code_lines(path: str) -> int:
@@ -207,28 +161,18 @@ def _read(path):
 
 
 def main(argv: list[str]) -> int:
-  """Prints a table, or the breaches; gives the exit status."""
-  if argv[1:] == ['--code']:
+  """Prints the sizes, or the breaches; gives the exit status."""
+  option, *paths = argv[1:] or ['']
+  if option == '--code':
     print('| part | lines |\n|---|---|')
     print(''.join(f'| {part} | {lines:,} |\n' for part, lines in code_by_part().items()), end='')
     return 0
-  only_rules, paths = argv[1:2] == ['--rules'], argv[1:]
-  if only_rules:
-    paths = paths[1:]
-  if not paths:
+  if option != '--rules' or not paths:
     print(__doc__)
     return 2
-  files = [file for path in paths for file in python_files(path)]
-  if only_rules:
-    lines = [line for file in files for line in breaches(file)]
-    print(''.join(f'{line}\n' for line in lines), end='')
-    return int(bool(lines))
-  names = [field.name for field in dataclasses.fields(Counts)]
-  print('| file |', ' | '.join(n.replace('_', ' ') for n in names), '|')
-  print('|---' * (1 + len(names)) + '|')
-  for file in files:
-    print(f'| {file} |', *map('{} |'.format, dataclasses.astuple(count(file))))
-  return 0
+  lines = [line for path in paths for file in python_files(path) for line in breaches(file)]
+  print(''.join(f'{line}\n' for line in lines), end='')
+  return int(bool(lines))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,11 @@
 """Writes docs/results.md from the tables of measured figures in results/*.csv.
 
-python scripts/render_results.py           writes the page
-python scripts/render_results.py --check   fails if the page is not up to date
-
 The page has a table per file. For a question that was measured several times it
 shows the newest row; the file keeps all of them, with their commands.
 """
 
 import csv
 import pathlib
-import sys
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGE = _ROOT / 'docs' / 'results.md'
@@ -96,15 +92,5 @@ def render(folder):
   return '\n'.join(lines)
 
 
-def main():
-  """Writes or checks the page."""
-  page = render(_ROOT / 'results')
-  if '--check' in sys.argv[1:]:
-    if _PAGE.read_text(encoding='utf-8') != page:
-      sys.exit('docs/results.md is out of date: run python scripts/render_results.py')
-  else:
-    _PAGE.write_text(page, encoding='utf-8')
-
-
 if __name__ == '__main__':
-  main()
+  _PAGE.write_text(render(_ROOT / 'results'), encoding='utf-8')

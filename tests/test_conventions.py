@@ -194,9 +194,6 @@ def test_the_rules_see_what_they_forbid(tmp_path):
     'phrase ' + repr('a' + 'new'),
     "variable 'found' is no noun",
   ]
-  counts = code_metrics.count(str(path))
-  assert (counts.lines, counts.functions, counts.longest) == (63, 1, 61)
-  assert (counts.most_arguments, counts.branches) == (7, 0)
 
 
 @pytest.mark.parametrize(

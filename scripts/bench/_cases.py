@@ -52,27 +52,18 @@ CASES = {
   'resnet18_demo': Case('resnet18', 48, 64, classes=60, norm_group=32, goals={'xla': 1.3}),
   'lenet': Case('lenet', 28, 64, channels=1, classes=10, goals={'torch': 1.05}),
   'cifar10_full': Case('cifar10_full', 32, 100, classes=10, goals={'torch': 1.05}),
-  'resnet50_gpu': Case('resnet50', 224, 256, 'bfloat16', goals={'torch': 1.0}),
-  # Peers are timm's.
+  **{
+    f'{name}_gpu': Case(name, 224, 256, 'bfloat16', goals={'torch': 1.0})
+    for name in ('resnet50', 'convnext_tiny', 'efficientnet_b0')
+  },
+  # Peers of what follows, and of those two, are timm's.
   **{
     f'{name}_64': Case(name, 64, 32, goals={'torch': 1.0})
     for name in (
-      'resnet50d',
-      'seresnet50',
-      'resnext50_32x4d',
-      'wide_resnet50_2',
-      'convnext_tiny',
-      'convnext_small',
-      'convnext_base',
-      'convnextv2_atto',
-      'convnextv2_tiny',
-      'efficientnet_b0',
-      'efficientnet_b1',
-      'efficientnet_b2',
-      'efficientnet_b3',
-      'efficientnet_b4',
-      'efficientnetv2_s',
-    )
+      'resnet50d seresnet50 resnext50_32x4d wide_resnet50_2 convnext_tiny '
+      'convnext_small convnext_base convnextv2_atto convnextv2_tiny efficientnet_b0 '
+      'efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnetv2_s'
+    ).split()
   },
   'tiny': Case('lenet', 16, 4, classes=10),  # for tests
 }

@@ -5,7 +5,6 @@ turn. So that no one is always first after another, a round has them in an order
 by chance. A ratio is of one round.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import json
@@ -25,13 +24,6 @@ _ENVIRONMENT = {
   'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
   # An error's last line is to be its own.
   'JAX_TRACEBACK_FILTERING': 'off',
-}
-
-# By oneDNN's name for a set of instructions, XLA's, PyTorch's and MKL's.
-_ISAS = {
-  'AVX2': ('AVX2', 'avx2', 'AVX2'),
-  'AVX512_CORE': ('AVX512', 'avx512', 'AVX512'),
-  'AVX512_CORE_BF16': ('AVX512_BF16', 'avx512', 'AVX512'),
 }
 
 
@@ -114,50 +106,19 @@ def questions() -> tuple[Iterator[dict], Callable]:
   return (json.loads(line) for line in sys.stdin), answer
 
 
-def add_max_isa(parser: argparse.ArgumentParser) -> None:
-  """Adds --max-isa, which `environment` takes."""
-  parser.add_argument(
-    '--max-isa', default='', choices=_ISAS, help='instruction set to limit oneDNN to'
-  )
-
-
-def environment(ours: bool, max_isa: str = '', extra: dict | None = None) -> dict[str, str]:
+def environment(ours: bool, extra: dict | None = None) -> dict[str, str]:
   """Variables of a worker: main.py's settings of XLA are ours alone.
 
   Args:
     ours: whether the contestant is ours.
-    max_isa: the newest instructions that it may use, see `older_cpu`.
     extra: further variables.
   """
   result = os.environ | _ENVIRONMENT | (extra or {})
-  if max_isa:
-    older_cpu(result, max_isa)
   # The allocator's are everyone's, for they make PyTorch quicker too.
   xla_flags.use_huge_pages(result, restart=lambda *_: None)
   if ours:
     xla_flags.enable(result)
   return result
-
-
-def older_cpu(variables: dict[str, str], max_isa: str) -> None:
-  """Makes libraries compute as on a CPU with older instructions.
-
-  All contestants alike: with ours alone held back, a ratio to PyTorch would say
-  nothing. oneDNN's variable is read by ours and by PyTorch's, the others are
-  XLA's, PyTorch's own and MKL's. XLA's YNNPACK, which multiplies its matrices,
-  asks the CPU itself and stays as fast as it is: ours without oneDNN, and Flax,
-  look better here than they would be.
-
-  Args:
-    variables: of the environment; changed.
-    max_isa: as oneDNN names it, such as AVX2.
-  """
-  xla, aten, mkl = _ISAS[max_isa]
-  flags = variables.get('XLA_FLAGS', '')
-  variables['XLA_FLAGS'] = f'{flags} --xla_cpu_max_isa={xla}'.strip()
-  variables['ONEDNN_MAX_CPU_ISA'] = max_isa
-  variables['ATEN_CPU_CAPABILITY'] = aten
-  variables['MKL_ENABLE_INSTRUCTIONS'] = mkl
 
 
 def rounds(contestants: Sequence[str], count: int) -> Iterator[list[str]]:

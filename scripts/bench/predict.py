@@ -65,7 +65,6 @@ def main():
   parser.add_argument('--what', default=','.join(_LABELS))
   parser.add_argument('--peers', default=','.join(_PEERS))
   parser.add_argument('--model', default='resnet50', help='network, such as resnet18')
-  _contest.add_max_isa(parser)
   parser.add_argument('--memory', action='store_true')
   parser.add_argument('--counts', type=int, nargs=2, default=(1000, 10000))
   parser.add_argument('--worker', nargs=5, help=argparse.SUPPRESS)
@@ -145,7 +144,7 @@ def _start(flags, folder, dtype):
       print(f'skipped: {dtype}: {name}: no {", ".join(missing)} here')
       continue
     arguments = [name, folder, str(flags.side), flags.model, dtype]
-    variables = _contest.environment(name == 'ours', flags.max_isa)
+    variables = _contest.environment(name == 'ours')
     try:
       workers[name] = _contest.Worker('predict', arguments, variables)
     except _contest.PeerLostError as e:
@@ -284,48 +283,21 @@ def _memory(counts):
   """The most memory of the command, for few files and for many."""
   with tempfile.TemporaryDirectory() as folder:
     run = os.path.join(folder, 'run')
-    subprocess.run(
-      [
-        sys.executable,
-        'main.py',
-        '--config=configs/resnet_anp.py:tiny',
-        f'--workdir={run}',
-        '--config.duration=2 steps',
-        '--config.log.tensorboard=False',
-      ],
-      check=True,
-      cwd=_common.ROOT,
-      stdout=subprocess.DEVNULL,
-    )
+    keys = '--config.duration=2 steps', '--config.log.tensorboard=False'
+    tiny = [sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny', f'--workdir={run}']
+    subprocess.run([*tiny, *keys], check=True, cwd=_common.ROOT, stdout=subprocess.DEVNULL)
     most = {}
     # The first run compiles, which takes more than naming does.
     for count in (10, *counts):
       images = os.path.join(folder, str(count))
       os.makedirs(images)
       _write_files(images, count, (96, 72))
-      code = (
-        'import sys; from anp_jax.predict import __main__ as predict; '
-        'status = predict.main(sys.argv); '
-        "line = next(x for x in open('/proc/self/status') if 'VmHWM' in x); "
-        'print(line.split()[1], file=sys.stderr); sys.exit(status)'
-      )
-      done = subprocess.run(
-        [
-          sys.executable,
-          '-c',
-          code,
-          f'--checkpoint={run}',
-          images,
-          f'--output={os.path.join(folder, "names.csv")}',
-        ],
-        check=True,
-        cwd=_common.ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-      *_, last_seconds, kilobytes = done.stderr.strip().splitlines()
-      most[count] = int(kilobytes) / 1024
-      print(last_seconds, flush=True)
+      command = [sys.executable, '-m', 'anp_jax.predict', f'--checkpoint={run}', images]
+      process = subprocess.Popen([*command, f'--output={images}.csv'], cwd=_common.ROOT)
+      _, status, usage = os.wait4(process.pid, 0)
+      if status:
+        sys.exit(f'error: {" ".join(command)} failed')
+      most[count] = usage.ru_maxrss / 1024
   few, many = counts
   del most[10]
   ratio = most[many] / most[few]

@@ -6,7 +6,7 @@ Forward, loss, backward, SGD with momentum and weight decay, update: of ours
 exactly what training runs, metrics and all, with what main.py sets and, on a
 CPU, with oneDNN where it is found. Everyone has a synthetic uint8 batch on the
 device. Each contestant is a process of its own, which sleeps while the others
-take their turns of half a second, in an order by chance. A ratio is of one
+take their turns of half a second and five steps at least, in an order by chance. A ratio is of one
 round; the table has the median of the rounds, the lowest and the quartiles, and
 last the ratio of the fastest turns, which other work on the machine disturbs
 least.
@@ -15,7 +15,7 @@ least.
   float32        ours in float32, of a case in bfloat16 on a CPU
   flax           flax.linen's layers, a plain jit, the state donated
   torch_eager    PyTorch, channels last, bfloat16 by autocast, fused SGD
-  torch_compile  the same through torch.compile (on a CPU it compiles for 40 s)
+  torch_compile  the same through torch.compile, which compiles for 40 s
   torch          whichever of the two was the faster
 
 Memory is the most that a process held less what it held before it made network
@@ -24,12 +24,9 @@ the library held there. Compiling is the first step's time less another's; what
 it took over one step is how many steps it costs, its result not being in the
 cache.
 
---max-isa=AVX2 simulates an older CPU for all contestants alike; YNNPACK, which
-multiplies XLA's matrices, takes no notice, so that a ratio to xla or flax is
-lower than it would be on such a CPU.
-
-On a GPU the case is resnet50_gpu, and images/s and MFU are printed too.
---profile=DIR records a trace of ours there, and prints its top operations.
+On a GPU the cases are those of 256 images in bfloat16, and images/s and MFU are
+printed too. --batch and --side change the images of all cases. --profile=DIR
+records a trace of ours there, and prints its top operations.
 """
 
 import argparse
@@ -49,7 +46,9 @@ from scripts.bench import _cases, _common, _contest, _step_worker
 _PEERS = ('xla', 'float32', 'flax', 'torch_eager', 'torch_compile')
 _CPU_ONLY = ('xla', 'float32')
 _OURS = ('ours', *_CPU_ONLY)
-_TURN_SECONDS = 0.5
+_SIZES = ('batch', 'side')
+# A contestant has slept, so its first step is slower: it is one of five at least.
+_TURN_SECONDS, _TURN_STEPS = 0.5, 5
 # Multiplications and additions of ResNet-50's forward pass at 224 px; a step
 # is three of them, the backward pass being twice the forward.
 _RESNET50_FLOPS = 2 * 4.09e9
@@ -69,11 +68,16 @@ def main():
   parser.add_argument('--cases', default='', help=', '.join(_cases.CASES))
   parser.add_argument('--peers', default=','.join(_PEERS))
   parser.add_argument('--rounds', type=int, default=8)
-  parser.add_argument('--steps', type=int, default=0, help='steps per round; 0: ~0.5 s')
-  _contest.add_max_isa(parser)
+  parser.add_argument('--steps', type=int, default=0, help='steps per round; 0: ~0.5 s, 5 at least')
+  for name in _SIZES:
+    parser.add_argument(f'--{name}', type=int, default=0, help="0: the case's own")
   parser.add_argument('--profile', default='', metavar='DIR')
   parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)
   flags = parser.parse_args()
+  # Of this process and, by the same flags, of its workers.
+  sizes = {name: getattr(flags, name) for name in _SIZES if getattr(flags, name)}
+  for name, case in _cases.CASES.items():
+    _cases.CASES[name] = dataclasses.replace(case, **sizes)
   if flags.worker:
     contestant, case, cache, on = flags.worker
     _step_worker.work(contestant, _cases.CASES[case], cache, on)
@@ -92,23 +96,27 @@ def main():
   report = _Report()
   with tempfile.TemporaryDirectory() as cache:
     for name in cases:
-      start = functools.partial(_start, arguments=(name, cache, platform), max_isa=flags.max_isa)
-      # The first ResNet finds an empty compilation cache.
-      resnet50 = _cases.CASES[name].model == 'resnet50'
-      compiles = resnet50 and not os.listdir(cache)
+      arguments = (name, cache, platform, *(f'--{key}={n}' for key, n in sizes.items()))
+      start = functools.partial(_start, arguments=arguments)
+      # The first network finds an empty compilation cache.
+      large = on_gpu or _cases.CASES[name].model == 'resnet50'
+      compiles = large and not os.listdir(cache)
       _measure(name, peers, flags, start, report, compiles)
       if flags.profile:
         _show_profile(name, flags.profile, start)
-  title = 'ours over its peers'
-  if flags.max_isa:
-    title += f', {flags.max_isa} at most'
-  _common.show(title, report.rows, report.ratios)
+  _common.show('ours over its peers', report.rows, report.ratios)
 
 
-def _start(contestant, arguments, max_isa, **extra):
-  environment = _contest.environment(contestant in _OURS, max_isa, extra)
-  arguments = (contestant, *arguments)
-  return _contest.Worker('step', arguments, environment)
+def _start(contestant, arguments, **extra):
+  environment = _contest.environment(contestant in _OURS, extra)
+  worker = _contest.Worker('step', (contestant, *arguments), environment)
+  first, step = worker.ready['first'], worker.ready['step']
+  # All that is left of a run that is ended before its table.
+  print(
+    f'{arguments[0]}: {contestant}: {first:.1f} s to the first step, {step:.4f} s a step',
+    flush=True,
+  )
+  return worker
 
 
 def _chosen(flag, text, valid_names):
@@ -137,7 +145,7 @@ def _measure(name, peers, flags, start, report, compiles):
     if compiles:
       again = start('ours')
       again.close()
-      _resnet50_compiling(workers['ours'].ready, again.ready, report)
+      _compiling_by_cache(workers['ours'].ready, again.ready, report)
     for peer in peers:
       if peer == 'float32' and _cases.CASES[name].dtype == 'float32':
         continue
@@ -155,20 +163,23 @@ def _measure(name, peers, flags, start, report, compiles):
       worker.close()
   _speeds(name, seconds, report)
   _memories(name, seconds, reply, report)
-  _compiling(name, workers['ours'].ready, report)
+  _compiling(name, workers, report)
   device = workers['ours'].ready['device']
   if device != 'cpu':
     _absolutes(name, device, seconds, report)
 
 
-def _compiling(name, ready, report):
+def _compiling(name, workers, report):
+  for contestant, worker in workers.items():
+    report.ratios[f'{name}_{contestant}_first_step_seconds'] = worker.ready['first']
+  ready = workers['ours'].ready
   ratio = (ready['first'] - ready['step']) / ready['step']
   report.ratios[f'{name}_compile_over_step'] = ratio
   label = f'{name}: compiling, over one step'
   report.rows.append((label, f'{ratio:.0f}', *[''] * 5))
 
 
-def _resnet50_compiling(cold, cached, report):
+def _compiling_by_cache(cold, cached, report):
   for key, ready, goal in (('cold', cold, 15), ('cached', cached, 3)):
     ratio = (ready['first'] - ready['step']) / goal
     report.ratios[f'compile_{key}_over_{goal}_s'] = ratio
@@ -182,7 +193,8 @@ def _rounds(workers, flags) -> dict[str, list[float]]:
   for order in _contest.rounds(list(workers), flags.rounds):
     for contestant in order:
       worker = workers[contestant]
-      steps = flags.steps or min(math.ceil(_TURN_SECONDS / worker.ready['step']), 2000)
+      steps = math.ceil(_TURN_SECONDS / worker.ready['step'])
+      steps = flags.steps or min(max(steps, _TURN_STEPS), 2000)
       reply = worker.ask(what='steps', steps=steps)
       seconds[contestant].append(reply['seconds'] / steps)
   return seconds

@@ -58,14 +58,14 @@ def _measurements(monkeypatch, *results):
 
 @pytest.mark.slow
 def test_a_run_with_another_plan_has_the_bits_of_one_given_both(tmp_path, monkeypatch, capsys):
-  # 3 to 1: 6 of 8 features and 12 of 16.
-  _measurements(monkeypatch, _costs(8, 8), _costs(9, 3))
+  # 5 to 3: 5 of 8 features and 10 of 16, so that kernels are kept with padding. 3 to 1: 6 and 12.
+  _measurements(monkeypatch, _costs(5, 3), _costs(9, 3))
   # Off for three checks in a row only from the fourth on.
   _slowdowns(monkeypatch, [1, 1.2], [1.2, 1], [1, 1], *3 * [[1, 3]], [1, 1])
   measured = _config(**{'strategy.check_plan': '1e-6', 'duration': '30 steps'})
   train.run(measured, str(tmp_path / 'measured'))
   printed = capsys.readouterr().out
-  first, second = 'conv1=4,4; conv2=8,8', 'conv1=6,2; conv2=12,4'
+  first, second = 'conv1=5,3; conv2=10,6', 'conv1=6,2; conv2=12,4'
   assert f"config.strategy.plan='{first}'\n" in printed
   change = re.search(r"strategy.plan='(.*)' after step (\d+)", printed)
   # A step a check, from the eleventh on.

@@ -120,6 +120,7 @@ def test_ratios_goals_and_turns(monkeypatch, capsys):
       f'{name}_memory_over_torch': 1.5,
       f'{name}_stepping_memory_over_torch': 1.5,
       f'{name}_compile_over_step': 18.0,
+      **{f'{name}_{contestant}_first_step_seconds': 9.5 for contestant in ('ours', *PEERS)},
     }
   )
   assert [(r[0].split(': ')[-1], *r[5:]) for r in rows] == [
@@ -134,8 +135,8 @@ def test_ratios_goals_and_turns(monkeypatch, capsys):
     ('stepping memory over torch_compile', '<= 1.15', 'missed'),
     ('compiling, over one step', '', ''),
   ]
-  # About half a second a turn, at half a second a step; all in each round.
-  assert {steps for _, steps in Worker.requests} == {1}
+  # Half a second would be one step, which follows a pause: five at least; all in each round.
+  assert {steps for _, steps in Worker.requests} == {5}
   names = [contestant for contestant, _ in Worker.requests]
   assert sorted(names[:6]) == sorted(names[6:]) == sorted(('ours', *PEERS))
   assert capsys.readouterr().out == f'{name}: ours computes with a library\n'
@@ -184,23 +185,6 @@ def test_each_round_has_all_in_an_order_by_chance():
   assert {order[0] for order in orders} == set('abcd')
 
 
-@pytest.mark.parametrize(
-  'isa, xla, aten, mkl',
-  [('AVX2', 'AVX2', 'avx2', 'AVX2'), ('AVX512_CORE', 'AVX512', 'avx512', 'AVX512')],
-)
-def test_an_older_cpu_is_everyones(monkeypatch, isa, xla, aten, mkl):
-  monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_enable_fast_math=false')
-  for ours in (True, False):
-    variables = _contest.environment(ours, isa)
-    flags = variables['XLA_FLAGS'].split()
-    assert f'--xla_cpu_max_isa={xla}' in flags
-    assert '--xla_cpu_enable_fast_math=false' in flags
-    assert variables['ONEDNN_MAX_CPU_ISA'] == isa
-    assert variables['ATEN_CPU_CAPABILITY'] == aten
-    assert variables['MKL_ENABLE_INSTRUCTIONS'] == mkl
-  assert 'max_isa' not in _contest.environment(True)['XLA_FLAGS']
-
-
 def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(monkeypatch, capsys):
   # 256 images in 0.1 s and, in the second round, in 0.3 s: 1280 at the median.
   rows, ratios = _measured(
@@ -225,6 +209,8 @@ def test_on_a_gpu_rates_are_absolute_and_a_lost_peer_is_named(monkeypatch, capsy
       'resnet50_gpu_over_torch': 2.0,
       'resnet50_gpu_memory_over_torch': 1.1,
       'resnet50_gpu_compile_over_step': 79.0,
+      'resnet50_gpu_ours_first_step_seconds': 40.0,
+      'resnet50_gpu_torch_eager_first_step_seconds': 40.0,
       'resnet50_gpu_ours_images_per_second': 1280,
       'resnet50_gpu_ours_mfu': share,
       'resnet50_gpu_torch_eager_images_per_second': 640,
@@ -301,11 +287,13 @@ def test_the_last_line_is_of_finite_ratios(tmp_path):
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
   expected = {'tiny_over_flax', 'tiny_compile_over_step'}
+  expected |= {f'tiny_{name}_first_step_seconds' for name in ('ours', 'flax')}
   if onednn.find():
-    expected |= {'tiny_over_xla'}
+    expected |= {'tiny_over_xla', 'tiny_xla_first_step_seconds'}
   if importlib.util.find_spec('torch'):
     expected |= {
       'tiny_over_torch_eager',
+      'tiny_torch_eager_first_step_seconds',
       'tiny_over_torch',
       'tiny_memory_over_torch',
       'tiny_stepping_memory_over_torch',

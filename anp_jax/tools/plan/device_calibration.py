@@ -20,7 +20,7 @@ from anp_jax import config as config_lib, experiment
 from anp_jax.costs import hardware, work
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
-from anp_jax.tools.plan import gradient_handling, plan_tables, sizes
+from anp_jax.tools.plan import plan_tables, sizes
 
 _TURNS = 5
 _MOST_SECONDS = 10.0  # of the turns of one batch size
@@ -116,6 +116,9 @@ def measure(
   fixed, per_image = line(results)
   handling = None
   if serves and device.platform == 'cpu':
+    # Its transport needs pyarrow, which a machine with an accelerator may lack.
+    from anp_jax.tools.plan import gradient_handling
+
     single = _single(config, workload, batches[0])
     changes = {'strategy.name': 'parameter_server', 'strategy.servers': 1, 'mesh.data': -1}
     handling = gradient_handling.seconds(config_lib.replaced(single, changes))

@@ -116,7 +116,7 @@ def _feed(setup, data_shards, updates):
   return setup.feed(lambda count: tickets[min(count, len(tickets) - 1)], data_shards)
 
 
-def main(argv: list[str]) -> int:
+def main(arguments: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
   parser = argument_parser.Parser(
     prog='python -m anp_jax.tools.trials.replay', description=__doc__.splitlines()[0]
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument('workdir', help='workdir of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
   try:
-    flags = parser.parse(argv)
+    flags = parser.parse(arguments)
     if flags.trust:
       trust.allow_all()
     path = flags.workdir

@@ -13,6 +13,7 @@ from anp_jax.tools import flag_values
 from anp_jax.tools.plan import (
   __main__ as command,
   device_calibration,
+  gradient_handling,
   machines,
   plan_page,
   plan_tables,
@@ -239,7 +240,7 @@ def test_measured_device_predicts_more_of_it(capsys, monkeypatch, priors_only):
     handled.append((config.strategy.name, config.batch_size))
     return 0.001, 0.002
 
-  monkeypatch.setattr(device_calibration.gradient_handling, 'seconds', handling)
+  monkeypatch.setattr(gradient_handling, 'seconds', handling)
   flags = [f'--config={_LENET}', *_DATA, '--measure', '--measure_batches=32,128']
   flags += ['--devices_per_node=1', '--strategies=sync,parameter_server', '--images_per_device=64']
   lines, result = _plan(capsys, *flags)

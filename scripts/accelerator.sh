@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Measures what needs an accelerator, in parts of less than three minutes, the
+# most wanted first. docs/gpu.md says more.
+#
+#   scripts/accelerator.sh --list       the parts and their commands
+#   scripts/accelerator.sh [PART...]    runs all of them, or these
+#
+# OUT=DIR (runs/accelerator) gets PART.log and, as each part ends, PART.json.
+# PYTHON names the interpreter. SMALL=1 has tiny sizes, which try the parts on a CPU.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
+out=${OUT:-runs/accelerator}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+limit=175  # seconds of a part
+
+recipe=:modern network=resnet50_gpu sizes='--rounds=6'
+repeats=2 batches=128,256 target=gpu:h200:1x1
+if [ "${SMALL:-}" ]; then
+  recipe=:tiny network=tiny sizes='--rounds=1 --steps=1 --batch=2 --side=32'
+  repeats=1 batches=8,16 target=cpu:1
+fi
+config="--config=configs/resnet_anp.py$recipe"
+images="--config.data.source=synthetic --config.batch_size=${batches#*,}"
+
+parts() {
+  cat <<END
+resnet50 scripts.bench.step --cases=$network --peers=flax,torch_eager $sizes
+start scripts.bench.start --recipes=$recipe --repeats=$repeats $images
+efficientnet scripts.bench.step --cases=efficientnet_b0_gpu --peers=torch_eager $sizes
+convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
+compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
+resume scripts.bench.resume $config
+plan anp_jax.tools.plan $config $images --measure --measure_batches=$batches
+benchmark anp_jax $config $images --mode=benchmark --workdir=$out/benchmark
+portability anp_jax.tools.portability $config $images --target=$target
+END
+}
+
+if [ "${1:-}" = --list ]; then
+  parts | sed 's/^\([^ ]*\)/\1: python -m/'
+  exit
+fi
+names=$(parts | cut -d' ' -f1)
+for name in "$@"; do
+  if ! grep -qx -- "$name" <<<"$names"; then
+    echo "error: $name: expected some of" $names >&2
+    exit 2
+  fi
+done
+mkdir -p "$out" || exit 2
+{ nvidia-smi -L; "$python" -m pip list; } >"$out/machine.txt" 2>&1
+
+summary='' failed=0
+while read -r name command; do
+  [ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
+  echo "$name: python -m $command"
+  begin=$SECONDS log=$out/$name.log json=$out/$name.json
+  # A command's words have no spaces in them.
+  timeout --kill-after=5 "$limit" "$python" -m $command >"$log" 2>&1 </dev/null
+  case $? in
+    0) ending=done ;;
+    124 | 137) ending="stopped after $limit s" ;;
+    *) ending="failed: $(grep -v "^{" "$log" | tail -n 1 | cut -c -90)" ;;
+  esac
+  [ "$ending" = done ] || failed=1
+  grep '^{' "$log" | tail -n 1 >"$json"
+  [ -s "$json" ] || cp "$out/$name/benchmark.json" "$json" 2>/dev/null || rm -f "$json"
+  line=$(printf '%-13s %4d s  %s' "$name" $((SECONDS - begin)) "$ending")
+  echo "$line"
+  summary+="$line"$'\n'
+done < <(parts)
+printf '\n%s' "$summary" | tee "$out/summary.txt"
+exit $failed

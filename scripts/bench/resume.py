@@ -1,0 +1,69 @@
+"""Whether a run that is resumed ends with the bytes of one that was not.
+
+  python -m scripts.bench.resume [--config=FILE:VARIANT] [--steps=8] [--config.KEY=VALUE ...]
+
+trains that many steps at once, and half of them and then the others in another
+process, on noise with a constant learning rate, and compares every array of the
+last checkpoints.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+from scripts.bench import _common
+
+_KEYS = {
+  'batch_size': '64',
+  'data.source': 'synthetic',
+  'data.synthetic_examples': '256',
+  'eval.examples': 'False',
+  'log.tensorboard': 'False',
+  'schedule.name': 'constant',
+  'schedule.warmup': '0 steps',
+}
+
+
+def _arrays(workdir, step):
+  """The arrays of a checkpoint, by path."""
+  import jax
+  import numpy as np
+  import orbax.checkpoint as ocp
+
+  path = os.path.join(workdir, 'checkpoints', str(step), 'state')
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    tree = checkpointer.metadata(path).item_metadata.tree
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), tree)
+    tree = checkpointer.restore(path, args=ocp.args.PyTreeRestore(tree, as_numpy))
+  return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def main():
+  """Trains the runs and compares them; status 1 if an array differs."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+  parser.add_argument('--config', default='configs/resnet_anp.py:modern', help='FILE[:VARIANT]')
+  parser.add_argument('--steps', type=int, default=8)
+  flags, keys = parser.parse_known_args()
+  typed = [f'--config.{key}={value}' for key, value in _KEYS.items()]
+  with tempfile.TemporaryDirectory() as folder:
+    # The first run fills the compilation cache, if it is empty, for all of them.
+    runs = ('once', flags.steps), ('resumed', flags.steps // 2), ('resumed', flags.steps)
+    for name, steps in runs:
+      command = [sys.executable, 'main.py', f'--config={flags.config}', *typed, *keys]
+      command += [f'--workdir={folder}/{name}', f'--config.duration={steps} steps']
+      subprocess.run(command, cwd=_common.ROOT, stdout=sys.stderr, check=True)
+    # What is left is read on the host.
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    once, resumed = (_arrays(f'{folder}/{name}', flags.steps) for name in ('once', 'resumed'))
+  differing = [p for p, x in once.items() if x.tobytes() != resumed[p].tobytes()]
+  first = differing[0] if differing else '-'
+  rows = [('arrays', 'that differ', 'the first'), (len(once), len(differing), first)]
+  ratios = {'resume_arrays': len(once), 'resume_arrays_that_differ': len(differing)}
+  _common.show(f'{flags.steps} steps at once and resumed', rows, ratios)
+  sys.exit(bool(differing))
+
+
+if __name__ == '__main__':
+  main()
