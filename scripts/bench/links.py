@@ -16,8 +16,8 @@ periods. Of the bytes that a process sends in a step:
   interface  what this host's interfaces counted, headers and all
 
 The bytes of one device a process and one process a host are meant. --rate is of
-the link, in tc's words (1gbit, 100mbit); with it, the time that the bound takes
-there stands next to the step's.
+the link, in tc's words (1gbit, 100mbit); with it, the step's time over that which the
+bound takes there is printed, too.
 """
 
 import argparse
@@ -149,27 +149,17 @@ def main():
   bound = results[names[0]]['bound']
   for name, result in results.items():
     over = result['interface'] / bound
-    rows.append(
-      (
-        name,
-        f'{result["program"]:.2f}',
-        f'{result["interface"]:.2f}',
-        f'{over:.3f}',
-        f'{images / result["seconds"]:.1f}',
-        f'{result["seconds"]:.3f}',
-      )
-    )
+    rate = images / result['seconds']
+    cells = result['program'], result['interface'], over, rate, result['seconds']
+    rows.append((name, *(f'{cell:.3f}' for cell in cells)))
     prefix = '' if name == 'sync' else f'{name}_'
     ratios[f'{prefix}program_over_bound'] = result['program'] / bound
     ratios[f'{prefix}interface_over_bound'] = over
     if name != 'sync' and 'sync' in results:
       ratios[f'{name}_rate_over_sync'] = results['sync']['seconds'] / result['seconds']
     if flags.rate:
-      needed = bound * 1e6 / flags.rate
-      ratios[f'{prefix}step_over_bound'] = result['seconds'] / needed
+      ratios[f'{prefix}step_over_bound'] = result['seconds'] * flags.rate / bound / 1e6
   title = f'{flags.model}, {place.count} processes; the bound: {bound:.1f} MB'
-  if flags.rate:
-    title += f', {needed:.3f} s at this rate'
   _common.show(title, rows, ratios, output)
   output.close()
 

@@ -5,9 +5,9 @@
 Forward, loss, backward, SGD with momentum and weight decay, update: of ours
 exactly what training runs, metrics and all, with what main.py sets and, on a
 CPU, with oneDNN where it is found. Everyone has a synthetic uint8 batch on the
-device. Each contestant is a process of its own, which sleeps while the others
-take their turns of half a second and five steps at least, in an order by chance. A ratio is of one
-round; the table has the median of the rounds, the lowest and the quartiles, and
+device. Each contestant is a process of its own, which sleeps while the others take
+their turns of half a second and five steps at least, in an order by chance. A ratio
+is of one round; the table has the median of the rounds, the lowest and the quartiles, and
 last the ratio of the fastest turns, which other work on the machine disturbs
 least.
 
