@@ -30,7 +30,7 @@ from anp_jax.system import error_lines, host_memory
 P = mesh_lib.P
 _NAMES = 'mirror', 'mirror of the step before'
 _HEADER = struct.Struct('<QQ')  # position and length of the table, which is written last
-_SHARE = 0.01  # of the time may go into copies
+SHARE = 0.01  # of the time may go into copies
 # Steps after the start that are copied; the second copy is timed, as the first finds no
 # memory yet. And the step at which its time, and that of a step, are known.
 _COPIED, _MEASURED = (1, 4), 8
@@ -156,7 +156,7 @@ class HostMirror:
     elif step == self._start + _MEASURED:
       self.wait()
       step_seconds = (time.monotonic() - self._first_step_at) / _MEASURED
-      periods = self._processes.gather(self._seconds / _SHARE / step_seconds)
+      periods = self._processes.gather(self._seconds / SHARE / step_seconds)
       self._every = max(1, math.ceil(max(periods)))
 
   def _write(self, step, copies):

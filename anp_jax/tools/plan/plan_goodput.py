@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from anp_jax import config as config_lib
+from anp_jax.checkpoint import host_mirror
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.costs import goodput, hardware, steps
 from anp_jax.tools.plan import points as points_lib
@@ -56,9 +57,11 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
   # A core reads the state and writes it, and that of a neighbour whose loss would lose it.
   copied = (2 if setting.is_sharded else 1) * state
   mirror = goodput.best_period(2 * copied / (1e9 * host.gigabytes_per_second), losses, step)
-  mirrors = goodput.Copies(mirror.cost, mirror.daly)
+  every = config.cluster.mirror_every
+  mirrors = goodput.Copies(mirror.cost, every * step or max(step, mirror.cost / host_mirror.SHARE))
+  best_mirrors = goodput.Copies(mirror.cost, mirror.daly)
   used, speeds = _with_fewer_nodes(point, setting, request)
-  in_place = functools.partial(goodput.elastic, faults, used, speeds, mirrors)
+  in_place = functools.partial(goodput.elastic, faults, used, speeds)
   return goodput.Goodput(
     loss_period=losses,
     save_period=saves.period,
@@ -66,9 +69,9 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
     mirror=mirror,
     nodes_after_loss=used[-2],
     requeued=goodput.requeued(faults, nodes, saves),
-    elastic=in_place(saves, point.run_seconds),
+    elastic=in_place(mirrors, saves, point.run_seconds),
     requeued_daly=goodput.requeued(faults, nodes, best_saves),
-    elastic_daly=in_place(best_saves, point.run_seconds),
+    elastic_daly=in_place(best_mirrors, best_saves, point.run_seconds),
   )
 
 

@@ -80,6 +80,14 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
   for flag in ('--elastic_seconds=600', '--repair=10'):
     again, slower = shares(flag)
     assert again == requeued and slower < elastic
+  # Between two copies half of the steps are lost on average: exponential losses.
+  step = 786432 / _points(capsys, '--nodes=6')[1][0]['images_per_second']
+  cost = _points(capsys, '--nodes=6')[1][0]['goodput']['mirror']['cost']
+  every = [f'--config.cluster.mirror_every={n}' for n in (500, 5000)]
+  often, seldom = (shares('--repair=0', flag)[1] for flag in every)
+  losses = 6 / (100 * 3600)
+  kept = [n * step / math.expm1((n * step + cost) * losses) for n in (500, 5000)]
+  assert seldom / often == pytest.approx(kept[1] / kept[0], rel=1e-3)
   # A run of seconds loses no node.
   again, faster = shares('--repair=0')
   assert again == requeued and elastic < faster
