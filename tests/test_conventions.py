@@ -51,8 +51,8 @@ _BUDGET = {
   'anp_jax/tools': 5_870,
   'anp_jax/training': 1_120,
   'core': 30_260,
-  'scripts': 2_870,
-  'tests': 39_770,
+  'scripts': 2_890,
+  'tests': 39_780,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -86,8 +86,8 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
   every = [f'--config.cluster.mirror_every={n}' for n in (500, 5000)]
   often, seldom = (shares('--repair=0', flag)[1] for flag in every)
   losses = 6 / (100 * 3600)
-  kept = [n * step / math.expm1((n * step + cost) * losses) for n in (500, 5000)]
-  assert seldom / often == pytest.approx(kept[1] / kept[0], rel=1e-3)
+  shares_kept = [n * step / math.expm1((n * step + cost) * losses) for n in (500, 5000)]
+  assert seldom / often == pytest.approx(shares_kept[1] / shares_kept[0], rel=1e-3)
   # A run of seconds loses no node.
   again, faster = shares('--repair=0')
   assert again == requeued and elastic < faster
