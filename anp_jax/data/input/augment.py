@@ -19,6 +19,7 @@ _PAD_SHARE = 8  # He et al. pad images of 32 pixels by 4
 MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
 RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
 LINEAR = 'linear'  # of config.data.decode: OpenCV's
+BY_TENSORFLOW = ('fast', 'exact')  # of config.data.decode
 _STRONG = 'strong_'  # before the name of a cut
 
 

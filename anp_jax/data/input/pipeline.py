@@ -29,10 +29,9 @@ def batches(
   threads = plan.config.data.threads or cores.count()
   with futures.ThreadPoolExecutor(threads) as pool:
     reader = batch_reader.BatchReader(source, plan, registry, pool, threads)
-    without_tensorflow = plan.config.data.decode in (*augment.RESAMPLED, augment.LINEAR)
     if source.kind == 'vectors':
       decoded = _vectors(reader)
-    elif source.kind == 'encoded' and not without_tensorflow:
+    elif source.kind == 'encoded' and plan.config.data.decode in augment.BY_TENSORFLOW:
       decoded = decode.batches(reader, threads)
     else:
       decoded = decode_pillow.batches(reader)

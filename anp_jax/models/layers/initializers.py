@@ -2,8 +2,8 @@
 
 XLA compiles a kernel for each random array: of a ResNet-50's initial state that takes
 11 s of processor time on a CPU and 12 s on an H100, and reading the compiled program
-back takes a second. NumPy draws the same distributions in 0.3 s, with the same bits on
-all platforms and meshes. A network that has other initializers is drawn by JAX.
+back takes a second. NumPy draws the same distributions in less than one, with the same bits
+on all platforms and meshes. A network that has other initializers is drawn by JAX.
 """
 
 from collections.abc import Iterator, Sequence

@@ -57,8 +57,8 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
   # A core reads the state and writes it, and that of a neighbour whose loss would lose it.
   copied = (2 if setting.is_sharded else 1) * state
   mirror = goodput.best_period(2 * copied / (1e9 * host.gigabytes_per_second), losses, step)
-  every = config.cluster.mirror_every
-  mirrors = goodput.Copies(mirror.cost, every * step or max(step, mirror.cost / host_mirror.SHARE))
+  period = config.cluster.mirror_every * step or max(step, mirror.cost / host_mirror.SHARE)
+  mirrors = goodput.Copies(mirror.cost, period)
   best_mirrors = goodput.Copies(mirror.cost, mirror.daly)
   used, speeds = _with_fewer_nodes(point, setting, request)
   in_place = functools.partial(goodput.elastic, faults, used, speeds)
