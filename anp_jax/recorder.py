@@ -23,14 +23,31 @@ from anp_jax.training import build, eval_loop
 def open_validation(
   opened: experiment.Experiment, workdir: str, processes: cluster.Processes
 ) -> sources.Source:
-  """Returns the validation examples, and makes the workdir this run's.
+  """Returns the validation examples, and makes the workdir this run's; see `claim`."""
+  evaluation = sources.open_source(opened.config, training=False)
+  claim(opened, evaluation, workdir, processes)
+  return evaluation
+
+
+def claim(
+  opened: experiment.Experiment,
+  evaluation: sources.Source,
+  workdir: str,
+  processes: cluster.Processes,
+) -> None:
+  """Makes the workdir this run's.
+
+  Args:
+    opened: what is trained.
+    evaluation: validation examples.
+    workdir: folder of the run.
+    processes: processes of the run.
 
   Raises:
     ConfigError: if the data do not fit each other, or the workdir belongs to
       another run.
   """
   config, train = opened.config, opened.source
-  evaluation = sources.open_source(config, training=False)
   if train.vocabulary.names != evaluation.vocabulary.names:
     raise config_lib.ConfigError(
       f'{train.name} and {evaluation.name} have different classes: '
@@ -41,7 +58,6 @@ def open_validation(
     manager.check_best_metric(config, opened.spec.objective.metric_names)
   run_dir.claim_workdir(workdir, config, train.vocabulary)
   run_dir.record_class_sizes(workdir, train)
-  return evaluation
 
 
 class Recorder:

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from anp_jax import cluster, config as config_lib, run as run_lib
 from anp_jax.cluster import preemption
 from anp_jax.config import emulation_keys, strategy as strategy_lib, trust
+from anp_jax.ensemble import ensemble_run
 from anp_jax.reporting import weights_and_biases
 from anp_jax.reporting.analysis import analysis_run as analysis
 from anp_jax.system import compute_dtype, emulation, mirror
@@ -108,6 +109,8 @@ def _train_or_score(invocation: strategy_lib.Invocation) -> dict:
   """Trains one model in step over the mesh of all processes, or scores its checkpoint."""
   if invocation.mode == 'evaluate':
     return analysis.run(invocation)
+  if invocation.config.ensemble.seeds:
+    return ensemble_run.run(invocation)
   run = run_lib.Run(invocation)
   return run.finish_again() if run.recorder.is_finished else _train(run)
 

@@ -238,6 +238,11 @@ def _check_mode(flags, config):
         f'{text}: the models of a ring keep the config that they began with, and '
         'its evaluation writes a leaderboard in the workdir'
       )
+  if config.ensemble.seeds and flags.mode != 'train':
+    raise errors.ConfigError(
+      f'--mode={flags.mode}: config.ensemble.seeds={config.ensemble.seeds!r} has a run for each '
+      'seed; expected the --workdir of one of them, such as RUNS/seed0'
+    )
   if flags.mode not in strategy_lib.TRIALS:
     return
   if not strategy.steps_together:

@@ -88,16 +88,20 @@ def staircase(text: str, batch_size: int, examples: int) -> list[tuple[int, int]
   return list(zip(starts, map(int, numbers)))
 
 
-def window(text: str) -> range:
-  """Returns the steps that 'first:last' names, without last; none for ''.
+def window(text: str, least: int = 1) -> range:
+  """Returns the numbers that 'first:last' names, without last; none for ''.
+
+  Args:
+    text: text of the window.
+    least: smallest first number; a run's first step is 1.
 
   Raises:
     ConfigError: if the text is not of that form.
   """
   match = _WINDOW.fullmatch(text)
-  if text and (not match or not 0 < int(match[1]) < int(match[2])):
+  if text and (not match or not least <= int(match[1]) < int(match[2])):
     raise errors.ConfigError(
-      f"{text!r}: expected first:last, such as '10:15' for the steps 10 to 14 "
-      '(the first step of a run is 1), or nothing'
+      f"{text!r}: expected first:last, such as '10:15' for 10 to 14 (first is at least "
+      f'{least}), or nothing'
     )
   return range(int(match[1]), int(match[2])) if match else range(0)

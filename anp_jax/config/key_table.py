@@ -336,6 +336,20 @@ _CLUSTER = {
     at_least=0,
   ),
 }
+_ENSEMBLE = {
+  'seeds': window(
+    '',
+    "seeds of trainings that one process makes together, 'first:last' with last excluded, such "
+    "as '0:16'; '': one training, with config.seed",
+    least=0,
+  ),
+  'together': integer(
+    0,
+    'trainings that one program computes at once; 0: as many as an accelerator has memory for, '
+    'one on a CPU',
+    at_least=0,
+  ),
+}
 _PROFILE = {'steps': window('', "steps to trace, 'first:last' with last excluded, such as '10:15'")}
 
 
@@ -377,6 +391,7 @@ KEYS = {
   **_group('log', _LOG, resumable=True),
   **_group('compile_cache', _COMPILE_CACHE, resumable=True),
   **_group('cluster', _CLUSTER, resumable=True),
+  **_group('ensemble', _ENSEMBLE, resumable=True),
   **_group('profile', _PROFILE, resumable=True),
   **_group('emulate', emulation_keys.KEYS),
 }

@@ -261,9 +261,9 @@ def staircase(default: str, help: str, **more: Any) -> Key:
   )
 
 
-def window(default: str, help: str, **more: Any) -> Key:
+def window(default: str, help: str, least: int = 1, **more: Any) -> Key:
   """Returns the key of `durations.window`."""
-  return _parsed(default, help, durations.window, **more)
+  return _parsed(default, help, lambda text: durations.window(text, least), **more)
 
 
 def numbers(

@@ -88,7 +88,13 @@ def resolved(
   for key, declared in _applicable(values).items():
     declared.validate(key, values[key])
   rules.check_together(values)
-  strategy_lib.by_name(values[_NAME]).check(values)
+  strategy = strategy_lib.by_name(values[_NAME])
+  strategy.check(values)
+  if values['ensemble.seeds'] and not strategy.steps_together:
+    raise errors.ConfigError(
+      f"config.ensemble.seeds={values['ensemble.seeds']!r}: expected '' with "
+      f'{_NAME}={strategy.name}, whose devices do not step together'
+    )
   return _frozen(values)
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Protocol
 
 import jax
 import ml_collections
 
 from anp_jax import cluster
 from anp_jax.cluster import preemption
-from anp_jax.data.input import feed as feed_lib
 from anp_jax.reporting import telemetry as telemetry_lib
 from anp_jax.training import eval_loop
 
@@ -122,6 +122,16 @@ class DamageCounter:
     eval_loop.check_excess(self._config, self.damaged, self.examples, self._source_name)
 
 
+class Input(Protocol):
+  """Training batches, such as `data.input.feed.Feed`.
+
+  Attributes:
+    waited: total seconds that steps have waited for them.
+  """
+
+  waited: float
+
+
 class TrainingLog:
   """Passes delayed metrics to telemetry, every few steps."""
 
@@ -132,7 +142,7 @@ class TrainingLog:
     damage: DamageCounter,
     every: int,
     total: int,
-    feed: feed_lib.Feed,
+    feed: Input,
   ):
     """Starts at the next step.
 
@@ -142,7 +152,7 @@ class TrainingLog:
       damage: counter of the examples that could not be read since the start.
       every: steps between two records.
       total: step at which the run ends, which is recorded too.
-      feed: training batches; its `waited` has the seconds waited so far.
+      feed: training batches.
     """
     self._metrics = DelayedMetrics(names)
     self._telemetry = telemetry

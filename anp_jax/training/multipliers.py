@@ -27,6 +27,11 @@ _STAGE = re.compile(r'stage(\d+)_(?:block(\d+))?')
 Rules = Sequence[tuple[str, float]]
 
 
+def is_on(value: float | jax.Array) -> bool:
+  """Whether a number has an effect: one that a program receives is not 0."""
+  return isinstance(value, jax.Array) or value != 0
+
+
 def factor(rules: Rules, name: str) -> float:
   """The multiplier of a parameter's learning rate.
 

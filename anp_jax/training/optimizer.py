@@ -140,7 +140,7 @@ def create(
   if o.clip_norm:
     clip = optax.clip_by_global_norm(o.clip_norm)
     effects.append(clip if whole_leaves else optax.identity())
-  if o.weight_decay and not _is_decoupled(o):
+  if multipliers.is_on(o.weight_decay) and not _is_decoupled(o):
     effects.append(_decay(o, whole_leaves))
   effects.append(_optimizer(o, rate))
   if o.multipliers or multipliers.layer_decay(config) != 1:

@@ -52,22 +52,25 @@ class TrainStep(step_context.StepContext):
     jit = functools.partial(
       jax.jit, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(self.mesh))
     )
-    update = self._wrapped_update()
     if self.strategy_step.separate_programs:
       shard, add = self._separate_programs()
       return microsteps.SequentialSteps(
         count=self.strategy_step.shards_per_device(self.mesh),
         shard=shard,
         add=add,
-        update=jit(update),
+        update=jit(self._wrapped_update()),
         mesh=self.mesh,
       )
-    gradient = self.gradient()
+    return jit(self.step())
+
+  def step(self) -> Callable:
+    """The step in one function, not jitted: that of `jitted` if it has one program."""
+    update, gradient = self._wrapped_update(), self.gradient()
 
     def train_step(state, batch):
       return update(state, gradient(state.params, state.stats, state.step, batch))
 
-    return jit(train_step)
+    return train_step
 
   def gradient(self) -> Callable:
     """One shard's gradient, mapped over the mesh; not jitted.

@@ -101,18 +101,27 @@ def moved(config: ml_collections.ConfigDict, draws: np.ndarray, images: np.ndarr
   Returns:
     The images, of the same shape and type.
   """
-  if _cut(config) != 'pad':
+  pad, corners = padding(config), corners_of(config, draws)
+  if not pad:
     return images
   side = config.data.image_size
-  pad = side // _PAD_SHARE
   padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-  corners = np.floor(draws[:, 2:4] * (2 * pad + 1)).astype(np.int64)
   return np.stack(
     [
       image[top : top + side, left : left + side]
       for image, (top, left) in zip(padded, corners.tolist(), strict=True)
     ]
   )
+
+
+def padding(config: ml_collections.ConfigDict) -> int:
+  """The pixels that `moved` adds at each side of an image."""
+  return config.data.image_size // _PAD_SHARE if _cut(config) == 'pad' else 0
+
+
+def corners_of(config: ml_collections.ConfigDict, draws: np.ndarray) -> np.ndarray:
+  """The corners (n, 2) int64 of what `moved` cuts out of padded images."""
+  return np.floor(draws[:, 2:4] * (2 * padding(config) + 1)).astype(np.int64)
 
 
 def eval_views(config: ml_collections.ConfigDict, sizes: np.ndarray) -> Views:

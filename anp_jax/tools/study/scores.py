@@ -2,6 +2,7 @@
 
 import math
 
+from anp_jax.reporting import summaries
 from anp_jax.tools.study import study_results, study_table
 
 _BASELINE = 'sync'
@@ -36,7 +37,7 @@ def rows(points: list[study_results.Point], target: float | None) -> list[tuple[
   return study_table.rows(points, [*columns, ('seeds', study_table.seeds)])
 
 
-def percent(summary: study_results.Summary | None, form: str = '.1f') -> str:
+def percent(summary: summaries.Summary | None, form: str = '.1f') -> str:
   """Returns 'mean ± half of the 95 % interval %'; '-' for no number."""
   if summary is None:
     return '-'
@@ -48,7 +49,7 @@ def percent(summary: study_results.Summary | None, form: str = '.1f') -> str:
 
 def over_sync(
   point: study_results.Point, points: list[study_results.Point]
-) -> study_results.Summary | None:
+) -> summaries.Summary | None:
   """Returns the accuracy less that of `sync`, each at its best rate, seed by seed.
 
   Differences are paired because runs of one seed share their first weights and the order of
@@ -74,7 +75,7 @@ def over_sync(
     return same_size, same_scaling, p.runs != {}
 
   best = max(candidates, key=nearness)
-  return study_results.summarize(
+  return summaries.summarize(
     run.accuracy[-1] - best.runs[seed].accuracy[-1]
     for seed, run in point.runs.items()
     if seed in best.runs
@@ -82,7 +83,7 @@ def over_sync(
   )
 
 
-def difference(summary: study_results.Summary | None) -> str:
+def difference(summary: summaries.Summary | None) -> str:
   """Returns points with the 95 % interval, and whether it contains no difference."""
   if summary is None:
     return '-'

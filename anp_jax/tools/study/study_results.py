@@ -1,19 +1,17 @@
 """The numbers of a study's cells, from the files that their runs left."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 import dataclasses
 import itertools
 import os
-import statistics
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import summaries, telemetry
 from anp_jax.runtimes.parameter_server import log as server_log
 from anp_jax.system import files
 from anp_jax.tools.study import axes, grid, ring_times
@@ -188,38 +186,6 @@ def _number(value):
   return None if np.isnan(value) else float(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-  """Mean and standard deviation over seeds (of a sample: n - 1).
-
-  Attributes:
-    mean: mean of the values.
-    deviation: standard deviation; 0 of a single value.
-    count: number of values.
-  """
-
-  mean: float
-  deviation: float
-  count: int
-
-  @property
-  def interval(self) -> float | None:
-    """Half of the mean's 95 % interval (Student's t); None of one value."""
-    if self.count < 2:
-      return None
-    quantile = stats.t.ppf(0.975, self.count - 1)
-    return float(quantile * self.deviation / self.count**0.5)
-
-
-def summarize(values: Iterable[float | None]) -> Summary | None:
-  """Returns the summary of the numbers that are not None; None if there is none."""
-  numbers = [v for v in values if v is not None]
-  if not numbers:
-    return None
-  deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
-  return Summary(statistics.fmean(numbers), deviation, len(numbers))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Point:
   """A strategy with its varied keys on a number of nodes, over all seeds.
@@ -244,15 +210,15 @@ class Point:
   devices: int
   runs: dict[int, Run]
   failures: dict[str, str]
-  rate: Summary | None
-  over_device: Summary | None
-  over_node: Summary | None
+  rate: summaries.Summary | None
+  over_device: summaries.Summary | None
+  over_node: summaries.Summary | None
   learning_rate: float | None
   varied: dict[str, str] = dataclasses.field(default_factory=dict)
   simulated: bool = False
 
   @property
-  def accuracy(self) -> Summary | None:
+  def accuracy(self) -> summaries.Summary | None:
     """Accuracy at the end."""
     return self.summarize(lambda run: run.accuracy[-1])
 
@@ -279,15 +245,15 @@ class Point:
     return any(r.crowded for r in self.runs.values())
 
   @property
-  def megabytes(self) -> Summary | None:
+  def megabytes(self) -> summaries.Summary | None:
     """MB that a step sends, over the seeds for which it is known."""
     return self.summarize(lambda run: run.megabytes)
 
-  def summarize(self, value: Callable[[Run], float | None]) -> Summary | None:
+  def summarize(self, value: Callable[[Run], float | None]) -> summaries.Summary | None:
     """Returns the summary of a number of each run, without those that have none."""
-    return summarize(value(r) for r in self.runs.values())
+    return summaries.summarize(value(r) for r in self.runs.values())
 
-  def seconds_to(self, accuracy: float) -> Summary | None:
+  def seconds_to(self, accuracy: float) -> summaries.Summary | None:
     """Returns the training time to an accuracy, over the seeds that reached it."""
     return self.summarize(lambda run: run.seconds_to(accuracy))
 
@@ -328,7 +294,7 @@ def _point(cells, runs, failures, names):
     baselines = [dataclasses.replace(c, **changes) for c in chosen_cells]
     # On one worker, both kinds of scaling are one run.
     baselines = [b if b in by_place else dataclasses.replace(b, weak=False) for b in baselines]
-    return summarize(
+    return summaries.summarize(
       runs[c].images_per_second / by_place[b].images_per_second
       for c, b in zip(chosen_cells, baselines)
       if b in by_place
@@ -340,7 +306,7 @@ def _point(cells, runs, failures, names):
     first.devices,
     {c.seed: runs[c] for c in chosen_cells},
     {c.name: failures[c] for c in cells if c in failures},
-    rate=summarize(runs[c].images_per_second for c in chosen_cells),
+    rate=summaries.summarize(runs[c].images_per_second for c in chosen_cells),
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
     learning_rate=first.rate if first.tuned else None,

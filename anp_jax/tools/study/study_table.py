@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import csv
 import dataclasses
 
+from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, study_results, study_runner
 
 _CROWDED = '*'
@@ -225,7 +226,7 @@ def _place(cell) -> dict:
   }
 
 
-def text(summary: study_results.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:
+def text(summary: summaries.Summary | None, form: str, unit: str = '', scale: float = 1) -> str:
   """Returns 'mean ± deviation' with its unit; '-' for no number."""
   if summary is None:
     return '-'
@@ -235,7 +236,7 @@ def text(summary: study_results.Summary | None, form: str, unit: str = '', scale
   return words + unit
 
 
-def duration(summary: study_results.Summary | None) -> str:
+def duration(summary: summaries.Summary | None) -> str:
   """Returns seconds, or hours from one hour on; '-' for no number."""
   if summary and summary.mean >= _HOUR:
     return text(summary, '.2f', ' h', 1 / _HOUR)

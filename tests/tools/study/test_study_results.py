@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, plots, scores as score_table, study_results, study_table
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -115,7 +116,7 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   assert across.workers == 8
   # Its own baseline, without one device and one seed.
   local = results_by_name['local_sgd', 4, 2]
-  assert local.over_node == study_results.Summary(3.0, 0.0, 1)
+  assert local.over_node == summaries.Summary(3.0, 0.0, 1)
   assert local.over_device is None
   assert results_by_name['local_sgd', 1, 1].failures == {'local_sgd-1x1-seed0': 'lost'}
   assert results_by_name['sync', 4, 1].rate is None
@@ -145,8 +146,8 @@ def test_rows_have_the_tuned_rate_and_what_failed():
 
 def test_spread():
   # Deviations -1, 0, 1 from the mean, over n - 1 = 2.
-  assert study_results.summarize([4.0, None, 2.0, 3.0]) == study_results.Summary(3.0, 1.0, 3)
-  assert study_results.summarize([None]) is None
+  assert summaries.summarize([4.0, None, 2.0, 3.0]) == summaries.Summary(3.0, 1.0, 3)
+  assert summaries.summarize([None]) is None
 
 
 # Tables and figures.

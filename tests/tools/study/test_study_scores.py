@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, scores, study_results
 
 _SYNC = (0.90, 0.92, 0.91)
@@ -30,9 +31,9 @@ def _points(accuracies, nodes=4, varied=(), samples=100):
 def test_the_interval_of_a_mean_is_students():
   values = [0.90, 0.92, 0.97]
   low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-  interval = study_results.summarize(values).interval
+  interval = summaries.summarize(values).interval
   assert interval == pytest.approx((high - low) / 2, rel=1e-9)
-  assert study_results.summarize([0.5]).interval is None
+  assert summaries.summarize([0.5]).interval is None
 
 
 def test_differences_are_paired_by_seed():

@@ -1,0 +1,1 @@
+"""Trainings that differ in numbers alone, together on one device."""

@@ -1,0 +1,147 @@
+"""All training examples on a device, and the batches that a program cuts out of them.
+
+The host draws which examples a batch has, and how each is mirrored and moved, by the
+functions of the ordinary input; the device gathers the pixels.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.data import sources
+from anp_jax.data.input import augment, batch_plan, pipeline
+from anp_jax.data.sources import balance
+
+_READ = 256  # examples that are read at once
+
+
+class Examples(NamedTuple):
+  """The examples of a source, as evaluation sees them.
+
+  Attributes:
+    image: (n, side, side, 3) uint8; of vectors (n, 1, 1, width) float32.
+    label: (n,) int32.
+    weight: (n,) float32; 0 for a damaged example, whose pixels are another's.
+  """
+
+  image: jax.Array
+  label: jax.Array
+  weight: jax.Array
+
+
+class Draws(NamedTuple):
+  """The random choices of batches; further axes may come first.
+
+  Attributes:
+    example: (batch,) int32, numbers of the examples.
+    flip: (batch,) bool, whether each is mirrored left to right.
+    corner: (batch, 2) int32, where each is cut out of its padded pixels.
+  """
+
+  example: np.ndarray
+  flip: np.ndarray
+  corner: np.ndarray
+
+
+def check(config: ConfigDict, kind: str) -> None:
+  """Refuses examples that a program cannot cut out of what evaluation sees.
+
+  Args:
+    config: config of the run.
+    kind: kind of its source.
+
+  Raises:
+    ConfigError: naming the key and what was expected.
+  """
+  text = f'where config.ensemble.seeds={config.ensemble.seeds!r}, whose examples lie on the device'
+  if kind == 'synthetic':
+    raise config_lib.ConfigError(f"config.data.source='synthetic': expected examples {text}")
+  if kind != 'vectors' and config.data.augment not in ('none', 'pad'):
+    raise config_lib.ConfigError(
+      f'config.data.augment={config.data.augment!r}: expected none or pad {text}'
+    )
+
+
+def load(config: ConfigDict, source: sources.Source, device: jax.Device) -> Examples:
+  """Reads all examples of a source, and puts them on a device.
+
+  Args:
+    config: config of the run.
+    source: training examples.
+    device: device that trains.
+  """
+  size = min(_READ, len(source))
+  plan = batch_plan.BatchPlan(config, len(source), size, np.arange(size), training=False)
+  arrays: dict[str, np.ndarray] = {}
+  start = 0
+  for batch in pipeline.batches(source, plan):
+    for name in Examples._fields:
+      values = batch[name][: len(source) - start]
+      if name not in arrays:
+        arrays[name] = np.empty((len(source), *values.shape[1:]), values.dtype)
+      arrays[name][start : start + len(values)] = values
+    start += size
+  return Examples(**jax.device_put(arrays, device))
+
+
+class Drawing:
+  """The choices of each step's batch of a run."""
+
+  def __init__(self, config: ConfigDict, source: sources.Source):
+    """Draws nothing yet.
+
+    Args:
+      config: config of the run, with its batch size.
+      source: training examples.
+    """
+    self._config = config
+    rows = np.arange(config.batch_size)
+    sampler = balance.sampler(config, source)
+    self._plan = batch_plan.BatchPlan(
+      config, len(source), config.batch_size, rows, training=True, sampler=sampler
+    )
+
+  def steps(self, start: int, count: int) -> Draws:
+    """The choices (count, batch, ...) of steps from `start` on."""
+    config, side = self._config, self._config.data.image_size
+    indices = [self._plan.indices(step) for step in range(start, start + count)]
+    positions, index, _ = (np.concatenate(arrays) for arrays in zip(*indices, strict=True))
+    draws = augment.train_draws(config, positions)
+    flip = augment.train_views(config, draws, np.full((len(positions), 2), side)).flips
+    arrays = index.astype(np.int32), flip, augment.corners_of(config, draws).astype(np.int32)
+    return Draws(*(x.reshape(count, -1, *x.shape[1:]) for x in arrays))
+
+
+def batch(config: ConfigDict, examples: Examples, draws: Draws) -> dict:
+  """The batch of a step on the device, equal to that of the ordinary input.
+
+  Args:
+    config: config of the run.
+    examples: examples on the device.
+    draws: choices of the batch.
+
+  Returns:
+    Arrays by name as those of `feed.on_device`; the vote is to continue.
+  """
+  is_image = examples.image.dtype == jnp.uint8
+  pad, side = augment.padding(config) * is_image, config.data.image_size
+  image = examples.image[draws.example]
+  if pad:
+    image = jnp.where(draws.flip[:, None, None, None], image[:, :, ::-1], image)
+    image = jnp.pad(image, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    image = jax.vmap(
+      lambda x, corner: lax.dynamic_slice(x, (*corner, jnp.int32(0)), (side, side, 3))
+    )(image, draws.corner)
+  row = jnp.arange(len(draws.example), dtype=jnp.int32)
+  return {
+    'image': image,
+    'label': examples.label[draws.example],
+    'weight': examples.weight[draws.example],
+    'row': row,
+    'vote': jnp.zeros_like(row),
+  }

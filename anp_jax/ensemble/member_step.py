@@ -1,0 +1,126 @@
+"""The training steps of several members of an ensemble, as one program.
+
+Members differ in numbers alone, which the program receives as arrays. It makes many
+steps of each: a small network's step takes an accelerator less time than starting it.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
+
+from anp_jax import config as config_lib
+from anp_jax.ensemble import device_examples
+from anp_jax.training import build, optimizer as optimizer_lib, train_step
+
+_RATE, _SMOOTHING = 'optimizer.learning_rate', 'label_smoothing'
+# The keys in which members may differ.
+NUMBERS = ('seed', _RATE, 'optimizer.momentum', 'optimizer.weight_decay', _SMOOTHING)
+# Those whose zero makes another program.
+_SWITCHES = ('optimizer.weight_decay', _SMOOTHING)
+
+
+def program_key(config: ConfigDict) -> str:
+  """Returns a text that is equal for configs whose members share a program."""
+  values = config_lib.flat(config)
+  for key in NUMBERS:
+    if key in values:
+      values[key] = bool(values[key]) if key in _SWITCHES else None
+  return repr(sorted(values.items()))
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberStep:
+  """Steps of members that share a program.
+
+  Attributes:
+    program: model and steps of any of them.
+    varied: keys of `NUMBERS` in which they differ.
+  """
+
+  program: build.ModelAndSteps
+  varied: tuple[str, ...]
+
+  @classmethod
+  def create(cls, program: build.ModelAndSteps, configs: Sequence[ConfigDict]) -> 'MemberStep':
+    """Finds out in which numbers the members' configs differ."""
+    tables = [config_lib.flat(config) for config in configs]
+    varied = tuple(key for key in NUMBERS if len({table.get(key) for table in tables}) > 1)
+    return cls(program, varied)
+
+  def numbers(self, configs: Sequence[ConfigDict]) -> dict[str, np.ndarray]:
+    """The varied numbers (members,) by key.
+
+    A number has the dtype in which a constant of the program would count.
+    """
+    dtypes = {'seed': np.int32, _RATE: jnp.result_type(float)}
+    dtype = self.program.spec.config.model.param_dtype
+    return {
+      key: np.array([config_lib.flat(c)[key] for c in configs], dtypes.get(key, dtype))
+      for key in self.varied
+    }
+
+  def members_steps(
+    self,
+    state: Any,
+    numbers: Mapping[str, jax.Array],
+    examples: device_examples.Examples,
+    draws: device_examples.Draws,
+    count: jax.Array,
+  ) -> tuple[Any, jax.Array]:
+    """Makes some steps of each member; not jitted.
+
+    Args:
+      state: TrainState of all members, with a leading axis of them.
+      numbers: from `numbers`.
+      examples: training examples.
+      draws: choices (members, most steps, batch, ...).
+      count: () int32, steps to make, at most those of `draws`.
+
+    Returns:
+      The state, and the values (members, most steps, values) of `train_step.metric_names`.
+    """
+    if len(draws.example) > 1:
+      axes = (0, 0, None, 0, None)
+      return jax.vmap(self._steps, axes)(state, numbers, examples, draws, count)
+    # Without a map, which would make other operations of the convolutions.
+    state, numbers, draws = jax.tree.map(lambda x: x[0], (state, dict(numbers), draws))
+    result = self._steps(state, numbers, examples, draws, count)
+    return jax.tree.map(lambda x: x[None], result)
+
+  def _steps(self, state, numbers, examples, draws, count):
+    """The steps of one member."""
+    training = self._training(numbers)
+    step = training.step()
+    most = len(draws.example)
+    objective, dtype = training.objective, self.program.spec.config.model.param_dtype
+
+    def one_step(i, carry):
+      state, table = carry
+      batch = device_examples.batch(training.config, examples, jax.tree.map(lambda x: x[i], draws))
+      state, values = step(state, batch)
+      return state, table.at[i].set(values)
+
+    table = jnp.zeros((most, len(train_step.metric_names(objective))), dtype)
+    if most == 1:  # in a loop, XLA's convolutions would use one core of a CPU
+      return one_step(0, (state, table))
+    return lax.fori_loop(0, count, one_step, (state, table))
+
+  def _training(self, numbers):
+    """The training step with other numbers than those of the program's config."""
+    spec = self.program.spec
+    config = config_lib.replaced(spec.config, dict(numbers))
+    schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
+    training = self.program.training
+    return dataclasses.replace(
+      training,
+      config=config,
+      objective=dataclasses.replace(training.objective, smoothing=config.label_smoothing),
+      optimizer=optimizer_lib.create(*schedule_of),
+      schedule=optimizer_lib.schedule(*schedule_of),
+    )
