@@ -230,12 +230,15 @@ class Recorder:
     self._scores = scores
     return scores
 
-  def finish(self, step: int, vote: int = preemption.CONTINUE) -> dict[str, float]:
+  def finish(
+    self, step: int, vote: int = preemption.CONTINUE, has_page: bool = True
+  ) -> dict[str, float]:
     """Writes the report after the last step, or why the run stopped before.
 
     Args:
       step: step of the last state.
       vote: vote that has stopped the run.
+      has_page: whether the report has a page; a run that ends again writes it.
 
     Returns:
       The scores of the last evaluation.
@@ -246,9 +249,10 @@ class Recorder:
         run_dir.mark_stopped(self.workdir, step, self.total_steps, reason)
         print(f'stopped at step {step} of {self.total_steps}; run the same command to resume')
       # Else stopped between the last save and the report.
-      elif not self.is_finished or not run_page.exists(self.workdir):
+      elif not self.is_finished or has_page and not run_page.exists(self.workdir):
         spec = self.experiment.spec
-        summary.report(spec.config, self.workdir, spec.mesh, self.program.abstract_replica)
+        replica = self.program.abstract_replica
+        summary.report(spec.config, self.workdir, spec.mesh, replica, has_page)
     return self._scores or summary.last_scores(self.workdir)
 
   def _log_header(self, lines):

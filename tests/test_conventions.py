@@ -27,6 +27,7 @@ _LAYERS = (
   'runtimes',
   'predict',
   'run',
+  'ensemble',
   'train',
   'export',
   'tools',

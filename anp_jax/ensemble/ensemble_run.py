@@ -5,7 +5,7 @@ score or compare. On an accelerator one program computes many; on a CPU one afte
 another makes its steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import os
@@ -46,7 +46,8 @@ def run(invocation: strategy_lib.Invocation) -> dict:
     )
     for seed in seeds
   }
-  ensemble = Ensemble(configs, invocation.processes)
+  devices = invocation.devices or jax.local_devices()
+  ensemble = Ensemble(configs, invocation.processes, devices)
   run_dir.claim_workdir(workdir, config, ensemble.vocabulary)
   scores, vote = ensemble.train()
   if vote > preemption.CONTINUE:
@@ -66,12 +67,18 @@ class Ensemble:
     total_steps: updates of each member.
   """
 
-  def __init__(self, configs: Mapping[str, ConfigDict], processes: cluster.Processes):
+  def __init__(
+    self,
+    configs: Mapping[str, ConfigDict],
+    processes: cluster.Processes,
+    devices: Sequence[jax.Device],
+  ):
     """Opens the data and all runs; nothing is compiled yet.
 
     Args:
       configs: config of each member by its workdir; they have one `member_step.program_key`.
       processes: this process, alone.
+      devices: devices over which the members divide.
 
     Raises:
       ConfigError: if the config does not suit an ensemble, or a workdir belongs to
@@ -84,7 +91,7 @@ class Ensemble:
       )
     compile_cache.enable(first)
     self._processes = processes
-    devices = jax.local_devices()[: len(configs)]
+    devices = devices[: len(configs)]
     opened = experiment.open(first, devices[:1])
     device_examples.check(opened.config, opened.source.kind)
     if opened.program.training.strategy_step.separate_programs:
@@ -168,7 +175,7 @@ def _summarize(workdir, scores):
     table.append((name, *numbers, interval))
   files.write_json(os.path.join(workdir, SUMMARY), {'members': scores, 'mean': means})
   print(markdown.plain(table, 'lr'))
-  print(f'members: {os.path.join(workdir, "seed*")}; compare them with anp-compare')
+  print(f'compare them: anp-compare {os.path.join(workdir, "seed*")}')
   ended = [name for name, values in scores.items() if not values]
   if ended:
     raise cluster.RunFailedError(

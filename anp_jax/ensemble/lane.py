@@ -1,8 +1,9 @@
 """Members of an ensemble that one program trains on one device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -35,24 +36,36 @@ class Device:
     self._device = shared.mesh.devices.flat[0]
     self._step = member_step.MemberStep.create(shared.program, configs)
     self._examples = device_examples.load(shared.config, shared.source, self._device)
-    is_cpu = mesh_lib.platform(shared.mesh) == 'cpu'
+    self._is_cpu = mesh_lib.platform(shared.mesh) == 'cpu'
     # A CPU's caches hold the state of one member, and none of its steps waits for a launch.
-    self.steps = 1 if is_cpu else _MOST_STEPS
-    self._together = shared.config.ensemble.together or (1 if is_cpu else len(configs))
+    self._together = shared.config.ensemble.together or (1 if self._is_cpu else len(configs))
+    self._one = jax.jit(self._step.one, donate_argnums=0)
+    self._batch = jax.jit(
+      jax.vmap(functools.partial(device_examples.batch, shared.config), (None, 0))
+    )
+
+  def most_steps(self, members: int) -> int:
+    """The most steps of one call, for a number of members."""
+    return 1 if self._is_alone(members) else _MOST_STEPS
+
+  def _is_alone(self, members):
+    """Whether each step is a call, as in a run alone.
+
+    In a loop, XLA's convolutions would use one core of a CPU.
+    """
+    return self._is_cpu and members == 1
 
   def together(self, members: int) -> int:
     """The members that a program trains: as many as the device has memory for."""
-    count = min(self._together, members)
-    stats = self._device.memory_stats() or {}
-    limit = stats.get('bytes_limit', 0) - stats.get('bytes_in_use', 0)
-    while count > 1 and limit > 0 and self._needed_bytes(count) > limit:
-      count = -(-count // 2)
-    return count
+    stats = self._device.memory_stats() or {}  # a CPU has none
+    free = stats.get('bytes_limit', math.inf) - stats.get('bytes_in_use', 0)
+    return fitting(min(self._together, members), free, self._needed_bytes)
 
   def _needed_bytes(self, members):
+    """The bytes of a program but for the examples, which are on the device."""
     memory = self._compiled(members).memory_analysis()
-    shared = sum(x.nbytes for x in self._examples)
-    return memory.temp_size_in_bytes + 2 * memory.argument_size_in_bytes - 2 * shared
+    examples = sum(x.nbytes for x in self._examples)
+    return memory.temp_size_in_bytes + memory.argument_size_in_bytes - examples
 
   @functools.cache  # noqa: B019 - a process has few devices, each until its end
   def _compiled(self, members):
@@ -67,24 +80,39 @@ class Device:
       lambda s: shaped((members, *s.shape), s.dtype), self.experiment.program.abstract_state
     )
     numbers = {key: shaped((members,), x.dtype) for key, x in self._step.numbers([]).items()}
-    batch = members, self.steps, spec.batch_size
+    batch = members, _MOST_STEPS, spec.batch_size
     draws = device_examples.Draws(
       shaped(batch, np.int32), shaped(batch, np.bool_), shaped((*batch, 2), np.int32)
     )
     examples = jax.tree.map(lambda x: shaped(x.shape, x.dtype), self._examples)
-    jitted = jax.jit(self._step.members_steps, donate_argnums=0)
+    jitted = jax.jit(self._step.many, donate_argnums=0)
     return jitted.lower(state, numbers, examples, draws, shaped((), np.int32)).compile()
 
   def run(
     self, state: Any, configs: Sequence[ConfigDict], draws: device_examples.Draws, count: int
   ) -> tuple[Any, jax.Array]:
-    """Makes `count` steps of a state of several members; see `MemberStep.members_steps`."""
-    numbers = self._step.numbers(configs)
+    """Makes `count` steps of a state of several members; see `MemberStep.many`."""
     arrays = jax.device_put(
-      (numbers, draws, np.int32(count)), mesh_lib.replicated(self.experiment.mesh)
+      (self._step.numbers(configs), draws), mesh_lib.replicated(self.experiment.mesh)
     )
-    numbers, draws, count = arrays
-    return self._compiled(len(configs))(state, numbers, self._examples, draws, count)
+    numbers, draws = arrays
+    if self._is_alone(len(configs)):
+      first = jax.tree.map(lambda x: x[:, 0], draws)
+      return self._one(state, numbers, self._batch(self._examples, first))
+    return self._compiled(len(configs))(state, numbers, self._examples, draws, np.int32(count))
+
+
+def fitting(members: int, free: float, needed: Callable[[int], float]) -> int:
+  """Returns how many members fit, halving their number until they do.
+
+  Args:
+    members: most members.
+    free: bytes that are free.
+    needed: bytes that a number of members need; called for more than one only.
+  """
+  while members > 1 and math.isfinite(free) and needed(members) > free:
+    members = -(-members // 2)
+  return members
 
 
 class Lane:
@@ -115,9 +143,10 @@ class Lane:
   def advance(self) -> None:
     """Begins to compute the next steps, and records those before; then what is due."""
     due = self._next_due()
-    count = min(self.device.steps, due - self.step)
+    most = self.device.most_steps(len(self.members))
+    count = min(most, due - self.step)
     draws = [member.drawing.steps(self.step, count) for member in self.members]
-    missing = self.device.steps - count
+    missing = most - count
     stacked = [np.stack(arrays) for arrays in zip(*draws, strict=True)]
     padded = [np.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)) for x in stacked]
     self._state, values = self.device.run(

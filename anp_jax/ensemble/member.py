@@ -118,12 +118,15 @@ class Member:
           recorder.evaluate(step, state)
 
   def finish(self, step: int, vote: int) -> dict[str, float]:
-    """Closes the run and writes its report, or why it stopped; returns its scores."""
+    """Closes the run and writes its result, or why it stopped; returns its scores.
+
+    Its page, which takes a second, is written when an ordinary command ends it again.
+    """
     scores = {}
     if not self.error:
       self._close()
       with self._quiet():
-        scores = self.recorder.finish(step, vote)
+        scores = self.recorder.finish(step, vote, has_page=False)
       mirror.upload(self.recorder.workdir)
     self._output.close()
     return scores

@@ -65,7 +65,22 @@ class MemberStep:
       for key in self.varied
     }
 
-  def members_steps(
+  def one(self, state: Any, numbers: Mapping[str, jax.Array], batch: dict) -> tuple[Any, jax.Array]:
+    """Makes a step of one member; not jitted.
+
+    Args:
+      state: TrainState, with a leading axis of one member.
+      numbers: from `numbers`.
+      batch: batch on the device, with a leading axis too.
+
+    Returns:
+      The state, and the values (1, 1, values) of `train_step.metric_names`.
+    """
+    state, numbers, batch = jax.tree.map(lambda x: x[0], (state, dict(numbers), batch))
+    state, values = self._training(numbers).step()(state, batch)
+    return jax.tree.map(lambda x: x[None], (state, values[None]))
+
+  def many(
     self,
     state: Any,
     numbers: Mapping[str, jax.Array],
@@ -85,31 +100,23 @@ class MemberStep:
     Returns:
       The state, and the values (members, most steps, values) of `train_step.metric_names`.
     """
-    if len(draws.example) > 1:
-      axes = (0, 0, None, 0, None)
-      return jax.vmap(self._steps, axes)(state, numbers, examples, draws, count)
-    # Without a map, which would make other operations of the convolutions.
-    state, numbers, draws = jax.tree.map(lambda x: x[0], (state, dict(numbers), draws))
-    result = self._steps(state, numbers, examples, draws, count)
-    return jax.tree.map(lambda x: x[None], result)
+    objective, dtype = self.program.spec.objective, self.program.spec.config.model.param_dtype
+    size = len(train_step.metric_names(objective))
 
-  def _steps(self, state, numbers, examples, draws, count):
-    """The steps of one member."""
-    training = self._training(numbers)
-    step = training.step()
-    most = len(draws.example)
-    objective, dtype = training.objective, self.program.spec.config.model.param_dtype
+    def steps(state, numbers, draws):
+      training = self._training(numbers)
+      step = training.step()
 
-    def one_step(i, carry):
-      state, table = carry
-      batch = device_examples.batch(training.config, examples, jax.tree.map(lambda x: x[i], draws))
-      state, values = step(state, batch)
-      return state, table.at[i].set(values)
+      def one_step(i, carry):
+        state, table = carry
+        chosen = jax.tree.map(lambda x: x[i], draws)
+        state, values = step(state, device_examples.batch(training.config, examples, chosen))
+        return state, table.at[i].set(values)
 
-    table = jnp.zeros((most, len(train_step.metric_names(objective))), dtype)
-    if most == 1:  # in a loop, XLA's convolutions would use one core of a CPU
-      return one_step(0, (state, table))
-    return lax.fori_loop(0, count, one_step, (state, table))
+      table = jnp.zeros((len(draws.example), size), dtype)
+      return lax.fori_loop(0, count, one_step, (state, table))
+
+    return jax.vmap(steps)(state, dict(numbers), draws)
 
   def _training(self, numbers):
     """The training step with other numbers than those of the program's config."""

@@ -234,26 +234,33 @@ def report(
   workdir: str,
   mesh: jax.sharding.Mesh,
   abstract_state: state_lib.TrainState,
+  has_page: bool = True,
 ) -> None:
-  """Writes the run's page and prints its tables."""
+  """Writes the run's result and its page, and prints its tables.
+
+  Args:
+    config: config of the run.
+    workdir: folder of the run.
+    mesh: mesh of the run.
+    abstract_state: state of one network.
+    has_page: whether the page is written.
+  """
+  parameters, kind = _count(abstract_state.params), mesh.devices.flat[0].device_kind
   facts = {
     'network': config.model.name,
     'strategy': config.strategy.name,
-    'parameters': f'{_count(abstract_state.params):,}',
-    'devices': f'{mesh.size} x {mesh.devices.flat[0].device_kind}',
+    'parameters': f'{parameters:,}',
+    'devices': f'{mesh.size} x {kind}',
     'scores': _scored_weights(config),
   }
-  text = config_lib.golden(config)
   try:
     # Before the page, without which a run that ends again reports again.
-    result = run_tables.result(*run_tables.load(workdir)) | {
-      'parameters': _count(abstract_state.params),
-      'devices': mesh.size,
-      'device': mesh.devices.flat[0].device_kind,
-    }
-    telemetry_lib.write_result(workdir, result)
-    print(run_page.write(workdir, text, facts, hardware(mesh)))
-    print(urls.remote_url(f'report: {run_page.path(workdir)}'))
+    result = run_tables.result(*run_tables.load(workdir))
+    computed_by = {'parameters': parameters, 'devices': mesh.size, 'device': kind}
+    telemetry_lib.write_result(workdir, result | computed_by)
+    if has_page:
+      print(run_page.write(workdir, config_lib.golden(config), facts, hardware(mesh)))
+      print(urls.remote_url(f'report: {run_page.path(workdir)}'))
   except Exception as e:  # noqa: BLE001 - what was trained is saved and scored
     where = urls.remote_url(workdir)
     logging.error('%s: no report: %s: %s', where, type(e).__name__, e)

@@ -1,0 +1,262 @@
+"""Members of an ensemble are the runs that ordinary commands make."""
+
+import json
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anp_jax import cluster, config as config_lib, experiment, train
+from anp_jax.checkpoint import manager, run_dir
+from anp_jax.config import strategy as strategy_lib
+from anp_jax.data import sources
+from anp_jax.ensemble import device_examples, ensemble_run, lane, member as member_lib, member_step
+from anp_jax.reporting import telemetry
+from tests import builders
+
+_CLOCKED = ('time', 'seconds', 'images_per_second', 'input_wait')
+
+
+def _config(**changes):
+  """Digits, moved and mirrored, for some steps of a small network."""
+  config = builders.on_small_network(builders.load('configs/lenet.py'))
+  keys = {
+    'data.augment': 'pad',
+    'duration': '6 steps',
+    'eval.every': '3 steps',
+    'eval.examples': False,
+    'checkpoint.every': '3 steps',
+    'log.every': '2 steps',
+    'batch_size': 32,
+    'model.norm_group': 0,
+  }
+  return config_lib.replaced(config, keys | changes)
+
+
+def _metrics(workdir):
+  """The records of a run, without what depends on its clock."""
+  return [
+    {key: value for key, value in line.items() if key not in _CLOCKED}
+    for line in telemetry.read(workdir)
+  ]
+
+
+def _train(config, workdir, devices=1):
+  invocation = strategy_lib.Invocation(
+    config, str(workdir), cluster.Processes(config), devices=jax.devices()[:devices]
+  )
+  return train.start(invocation)
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+  """The workdirs of the seeds 0 to 2, each trained by an ordinary run."""
+  folder = tmp_path_factory.mktemp('alone')
+  for seed in range(3):
+    _train(_config(seed=seed), folder / f'seed{seed}')
+  return folder
+
+
+def _saved(workdir, step=6):
+  """The newest checkpoint's weights and moments as NumPy arrays."""
+  opened = experiment.open(
+    config_lib.from_flat(run_dir.saved_config(str(workdir))), jax.devices()[:1]
+  )
+  checkpoints = manager.Checkpoints(
+    str(workdir),
+    opened.config,
+    sources.fingerprint(opened.source),
+    opened.program.checkpoint_layout.abstract,
+  )
+  state, restored = checkpoints.restore()
+  checkpoints.close()
+  assert restored == step
+  return jax.tree.map(np.asarray, state)
+
+
+_slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize('devices', [2, *(pytest.param(n, marks=_slow) for n in (1, 4, 8))])
+def test_a_member_has_the_bits_of_its_run_alone(tmp_path, alone, devices):
+  """On a CPU, and however many devices the members divide over."""
+  _train(_config(**{'ensemble.seeds': '0:3'}), tmp_path, devices)
+  for seed in range(3):
+    member, run = tmp_path / f'seed{seed}', alone / f'seed{seed}'
+    assert _metrics(member) == _metrics(run)
+    jax.tree.map(np.testing.assert_array_equal, _saved(member), _saved(run))
+
+
+@_slow
+def test_members_of_one_program_agree_to_rounding(tmp_path, alone):
+  """Convolutions of several members are other operations: float32, six steps of rate 0.01."""
+  _train(_config(**{'ensemble.seeds': '0:3', 'ensemble.together': 2}), tmp_path)
+  for seed in range(3):
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+      _saved(tmp_path / f'seed{seed}'),
+      _saved(alone / f'seed{seed}'),
+    )
+
+
+def test_more_seeds_train_later_and_a_finished_member_stays(tmp_path, alone):
+  _train(_config(**{'ensemble.seeds': '0:1'}), tmp_path)
+  before = (tmp_path / 'seed0' / 'metrics.jsonl').read_bytes()
+  means = _train(_config(**{'ensemble.seeds': '0:3'}), tmp_path)
+  assert (tmp_path / 'seed0' / 'metrics.jsonl').read_bytes() == before
+  assert _metrics(tmp_path / 'seed2') == _metrics(alone / 'seed2')
+  losses = [_metrics(alone / f'seed{seed}')[-1]['loss'] for seed in range(3)]
+  assert means['loss'] == pytest.approx(np.mean(losses), rel=1e-12)
+  saved = json.loads((tmp_path / ensemble_run.SUMMARY).read_text())
+  assert [values['loss'] for values in saved['members'].values()] == losses
+
+
+@_slow
+def test_a_stopped_ensemble_goes_on_with_the_same_bits(tmp_path, alone, monkeypatch, capsys):
+  """The signal comes at step 2, after which no save is due."""
+  config = _config(**{'ensemble.seeds': '0:2'})
+  record = member_lib.Member.record
+  signals = [signal.SIGINT]
+
+  def interrupted(member, first, values):
+    if first == 2 and signals:  # a second one would end the process
+      os.kill(os.getpid(), signals.pop())
+    record(member, first, values)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(member_lib.Member, 'record', interrupted)
+    assert _train(config, tmp_path) == {}
+  assert 'run the same command to resume' in capsys.readouterr().out
+  assert os.path.exists(tmp_path / 'stopped.json')
+  _train(config, tmp_path)
+  assert not os.path.exists(tmp_path / 'stopped.json')
+  for seed in range(2):
+    jax.tree.map(
+      np.testing.assert_array_equal, _saved(tmp_path / f'seed{seed}'), _saved(alone / f'seed{seed}')
+    )
+
+
+def test_a_member_that_diverges_ends_alone(tmp_path, alone):
+  rates = {'seed0': 0.01, 'huge': 1e30}
+  configs = {
+    str(tmp_path / name): _config(**{'optimizer.learning_rate': rate})
+    for name, rate in rates.items()
+  }
+  processes = cluster.Processes(_config())
+  ensemble = ensemble_run.Ensemble(configs, processes, jax.devices()[:1])
+  scores, _ = ensemble.train()
+  assert scores[str(tmp_path / 'huge')] == {}
+  assert _metrics(tmp_path / 'seed0') == _metrics(alone / 'seed0')
+
+
+@_slow
+def test_an_ensemble_with_a_lost_member_fails(tmp_path):
+  config = _config(**{'ensemble.seeds': '0:2', 'optimizer.learning_rate': 1e30})
+  with pytest.raises(cluster.RunFailedError, match='2 of 2 members ended early'):
+    _train(config, tmp_path)
+
+
+_NUMBERS = {
+  'seed': (1, 2),
+  'optimizer.learning_rate': (0.01, 0.02),
+  'optimizer.momentum': (0.5, 0.9),
+  'optimizer.weight_decay': (1e-3, 1e-2),
+  'label_smoothing': (0.1, 0.3),
+}
+
+
+@_slow
+def test_numbers_of_members_act_as_constants_do():
+  """All at once: float64 steps of one program against a step compiled for each config."""
+  with jax.enable_x64():
+    wide = {'model.dtype': 'float64', 'model.param_dtype': 'float64'}
+    configs = [
+      _config(**wide, **{key: values[i] for key, values in _NUMBERS.items()}) for i in range(2)
+    ]
+    assert len({member_step.program_key(c) for c in configs}) == 1
+    device = jax.devices()[:1]
+    opened = [experiment.open(config, device) for config in configs]
+    step = member_step.MemberStep.create(opened[0].program, configs)
+    assert step.varied == member_step.NUMBERS
+    examples = device_examples.load(configs[0], opened[0].source, device[0])
+    draws = [device_examples.Drawing(c, opened[0].source).steps(3, 2) for c in configs]
+    states = [o.new_state()[0] for o in opened]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    draws = device_examples.Draws(*map(np.stack, zip(*draws, strict=True)))
+    state, values = jax.jit(step.many)(stacked, step.numbers(configs), examples, draws, np.int32(2))
+    for i, ordinary in enumerate(opened):
+      feed = ordinary.batches(3)
+      expected, rows = states[i], []
+      for _ in range(2):
+        expected, row = ordinary.program.train_step(expected, next(feed))
+        rows.append(row)
+      feed.close()
+      # The order of sums differs; nothing else does.
+      jax.tree.map(
+        lambda x, y, i=i: np.testing.assert_allclose(x[i], y, rtol=1e-9, atol=1e-12),
+        state,
+        expected,
+      )
+      np.testing.assert_allclose(values[i], np.stack(rows), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('augment', ['none', 'pad'])
+@pytest.mark.parametrize('balance', ['none', 'sample'])
+def test_batches_on_the_device_are_those_of_the_input(augment, balance):
+  """To the bit, at the begin and past the first epoch."""
+  config = _config(**{'data.augment': augment, 'data.balance': balance, 'seed': 5})
+  opened = experiment.open(config, jax.devices()[:1])
+  examples = device_examples.load(config, opened.source, jax.devices()[0])
+  drawing = device_examples.Drawing(config, opened.source)
+  batch = jax.jit(device_examples.batch, static_argnums=0)
+  frozen = config_lib.replaced(config, {})
+  for start in (0, 50):
+    feed = opened.batches(start)
+    draws = drawing.steps(start, 2)
+    for i in range(2):
+      cut = batch(frozen, examples, jax.tree.map(lambda x, i=i: x[i], draws))
+      expected = next(feed)
+      assert cut.keys() == expected.keys()
+      jax.tree.map(np.testing.assert_array_equal, cut, expected)
+    feed.close()
+
+
+def test_as_many_members_as_fit_train_together():
+  """A member needs 10 bytes; their number is halved until they fit, and one always trains."""
+  needed = (10).__mul__
+  assert lane.fitting(16, 45, needed) == 4
+  assert lane.fitting(16, 160, needed) == 16
+  assert lane.fitting(5, 30, needed) == 3
+  assert lane.fitting(16, 5, needed) == 1
+
+
+@pytest.mark.parametrize(
+  'changes, text',
+  [
+    ({'data.augment': 'crop'}, "config.data.augment='crop': expected none or pad"),
+    (
+      {'strategy.name': 'invariant', 'strategy.threads': '8'},
+      "config.strategy.name='invariant': expected a strategy",
+    ),
+  ],
+)
+def test_what_does_not_suit_an_ensemble_is_refused(tmp_path, changes, text):
+  config = builders.load('configs/lenet.py', {'ensemble.seeds': '0:2', **changes})
+  with pytest.raises(config_lib.ConfigError, match=text):
+    _train(config, tmp_path)
+
+
+def test_strategies_without_one_step_are_refused():
+  with pytest.raises(config_lib.ConfigError, match="ensemble.seeds='0:2'.*parameter_server"):
+    builders.load(
+      'configs/lenet.py', {'ensemble.seeds': '0:2', 'strategy.name': 'parameter_server'}
+    )
+
+
+@pytest.mark.parametrize('text', ['3', '2:2', '5:1', 'a:b'])
+def test_seeds_that_are_no_window_are_refused(text):
+  with pytest.raises(config_lib.ConfigError, match='config.ensemble.seeds=.*first:last'):
+    builders.load('configs/lenet.py', {'ensemble.seeds': text})
