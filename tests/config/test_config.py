@@ -304,7 +304,7 @@ def test_data_dir(monkeypatch):
     ({'strategy.parts': '2'}, "parts=2: expected 1 where strategy.mode is 'async'"),
     (
       {'strategy.parts': '2', 'strategy.mode': 'ringmaster', 'strategy.look_ahead': 'dana'},
-      "look_ahead='dana': expected 'none' where strategy.parts=2",
+      "look_ahead='dana': expected 'none' where .* strategy.parts is above 1",
     ),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
     ({'strategy.servers': '0'}, 'strategy.servers=0'),

@@ -71,11 +71,12 @@ def test_a_pass_is_of_a_data_shards_images(workers, backup):
   assert _seconds(updates) == [seconds, 2 * seconds, 3 * seconds]
 
 
+@pytest.mark.parametrize('mode, in_flight', [('bounded', 1), ('ringmaster', 1), ('ringmaster', 3)])
 @pytest.mark.parametrize('bound', [0, 1, 5])
-def test_no_gradient_is_staler_than_the_bound(bound):
-  keys = {'mode': 'bounded', 'max_staleness': bound, 'simulate.spread': 0.5}
-  updates = _updates(6, 200, **keys)
-  assert len(updates) == 200
+def test_no_gradient_is_staler_than_the_bound(bound, mode, in_flight):
+  keys = {'mode': mode, 'max_staleness': bound, 'simulate.spread': 0.5}
+  updates = _updates(6, 200, in_flight=in_flight, **keys)
+  assert sorted(c['ticket'] for u in updates for c in u) == [[n, 0] for n in range(200)]
   assert max(_staleness(updates)) == bound
 
 
@@ -105,18 +106,18 @@ def _ringmaster(taus, staleness, parts, count):
   Yields:
     (seconds, [(worker, delay)]) of each update, in the order of arrival.
   """
-  begun = [(0.0, 0)] * len(taus)  # seconds, and iterate
+  passes = [(0.0, 0)] * len(taus)  # seconds, and iterate
   collected = []
   k = 0
   while k < count:
-    worker = min(range(len(taus)), key=lambda i: begun[i][0] + taus[i])
-    now, delay = begun[worker][0] + taus[worker], k - begun[worker][1]
+    worker = min(range(len(taus)), key=lambda i: passes[i][0] + taus[i])
+    now, delay = passes[worker][0] + taus[worker], k - passes[worker][1]
     collected.append((f'worker {worker}', delay))
     if len(collected) == parts:
       yield now, collected
       k, collected = k + 1, []
-    begun[worker] = now, k
-    begun = [(now, k) if k - iterate > staleness else (start, iterate) for start, iterate in begun]
+    passes[worker] = now, k
+    passes = [(now, k) if k - read > staleness else (start, read) for start, read in passes]
 
 
 @pytest.mark.parametrize('staleness', [0, 1, 3, 9])
@@ -132,9 +133,9 @@ def test_ringmaster_makes_the_updates_of_its_papers(seed, parts, staleness):
   assert max(_staleness(updates)) <= staleness
   # At the end no ticket is left for some of the workers.
   expected = [*_ringmaster(taus, staleness, parts, 80 - 6)]
-  for order, (update, (seconds, gradients)) in enumerate(zip(updates, expected)):
-    found = [(c['worker'], order - c['reads'][0]) for c in update]
-    assert sorted(found) == sorted(gradients), order
+  for order, (update, (seconds, arrivals)) in enumerate(zip(updates, expected)):
+    gradients = [(c['worker'], order - c['reads'][0]) for c in update]
+    assert sorted(gradients) == sorted(arrivals), order
     # Sums of some hundred times, rounded in another order.
     assert update[0]['seconds'] == pytest.approx(seconds, rel=1e-12)
 

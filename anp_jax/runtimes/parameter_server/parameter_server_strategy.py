@@ -108,16 +108,11 @@ class ParameterServer(sync.Sync):
     )
     look_ahead = config['strategy.look_ahead']
     rules.check(
-      look_ahead == 'none' or mode != 'synchronous',
+      look_ahead == 'none' or (mode != 'synchronous' and parts == 1),
       'strategy.look_ahead',
       look_ahead,
-      "'none' where strategy.mode is 'synchronous': no gradient is stale there",
-    )
-    rules.check(
-      look_ahead == 'none' or parts == 1,
-      'strategy.look_ahead',
-      look_ahead,
-      f"'none' where strategy.parts={parts}: the momentum is that of one worker's gradient",
+      "'none' where strategy.mode is 'synchronous' or strategy.parts is above 1: it is for "
+      'updates of a single gradient',
     )
     rules.check(
       look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),

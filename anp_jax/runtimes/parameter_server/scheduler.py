@@ -1,9 +1,9 @@
 """Server 0's scheduler: which worker computes what, and the order of updates.
 
 Nothing here waits, sends or computes: its methods are called with a lock held,
-and return what to do. A ticket is (step, data shard): the batch of that step,
-or one of the equal parts of it, of as many of which an update is made. Version n
-is the weights after n updates.
+and return what to do. A ticket is (step, data shard): the batch of that step, or one
+of its equal parts; an update is made of as many. Version n is the weights after n
+updates.
 """
 
 import heapq

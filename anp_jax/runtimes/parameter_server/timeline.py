@@ -94,7 +94,7 @@ class Timeline:
     """Yields the updates in order, each as late as possible."""
     while self._events:
       self._seconds, number, flight = heapq.heappop(self._events)
-      if number != flight.event:  # it was scheduled anew
+      if number != flight.event:  # another one has replaced it
         continue
       delay = next(flight.process)
       if delay is None:
@@ -106,7 +106,7 @@ class Timeline:
         self._ordered = None
 
   def _begin(self, flight):
-    flight.process, flight.gradient = self._gradients(flight), None
+    flight.process, flight.gradient, flight.end = self._gradients(flight), None, 0.0
     self._schedule(0.0, flight)
 
   def _schedule(self, delay, flight):
@@ -126,14 +126,14 @@ class Timeline:
       version = yield from self._answer(scheduler.begin_read, name, ticket)
       if version == scheduler_lib.DROP:
         continue
-      flight.gradient, flight.end = (ticket, version), 0.0
+      flight.gradient = ticket, version
       yield self._settings.pull_seconds
       flight.start = max(self._seconds, self._free_at[index])
       flight.end = flight.start + self._pass_seconds(index, ticket, count)
       self._free_at[index] = flight.end
       yield flight.end - self._seconds
       yield self._settings.push_seconds
-      flight.gradient = None
+      flight.gradient, flight.end = None, 0.0
       contribution = {'ticket': list(ticket), 'worker': name, 'reads': [version]}
       answer = yield from self._answer(scheduler.commit, name, ticket, contribution)
       self._end(answer)
