@@ -94,6 +94,14 @@ def test_last_tickets_are_given_twice():
   assert scheduler.take('slow') == scheduler_lib.WAIT
 
 
+def test_a_contributor_repeats_what_its_last_update_lacks():
+  scheduler = _scheduler('ringmaster', max_staleness=0, parts=2, total=1)
+  assert [scheduler.take('slow'), scheduler.take('quick')] == [(0, 0), (0, 1)]
+  assert _compute(scheduler, 'quick', (0, 1)) == []
+  assert scheduler.take('quick') == (0, 0)
+  assert len(_compute(scheduler, 'quick', (0, 0))) == 2 and scheduler.version == 1
+
+
 def test_stop_ends_at_the_present_version():
   scheduler = _scheduler()
   _compute(scheduler, 'a', scheduler.take('a'))
