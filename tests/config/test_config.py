@@ -301,6 +301,11 @@ def test_data_dir(monkeypatch):
     ({'optimizer.name': 'lars'}, 'a slice of the weights, element by element'),
     ({'strategy.mode': 'asynch'}, "did you mean 'async'"),
     ({'strategy.backup_workers': '1'}, 'nobody is waited for'),
+    ({'strategy.parts': '2'}, "parts=2: expected 1 where strategy.mode is 'async'"),
+    (
+      {'strategy.parts': '2', 'strategy.mode': 'ringmaster', 'strategy.look_ahead': 'dana'},
+      "look_ahead='dana': expected 'none' where .* strategy.parts is above 1",
+    ),
     ({'sharding': "(('.*', 'fsdp'),)"}, 'the servers divide the state'),
     ({'strategy.servers': '0'}, 'strategy.servers=0'),
     ({'strategy.look_ahead': 'dan'}, 'none, smega2, dana'),

@@ -109,18 +109,22 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
     pytest.param(
       {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
     ),
+    pytest.param(
+      {'strategy.mode': 'ringmaster', 'strategy.max_staleness': 0, 'strategy.parts': 2},
+      marks=pytest.mark.slow,
+    ),
   ],
-  ids=['bounded', 'dana', 'backup'],
+  ids=['bounded', 'dana', 'backup', 'rennala'],
 )
 def test_replay_gives_the_same_bits(tmp_path, config, one_device, keys):
   config = serving.config_of(config, **serving.FULL, **keys)
   serving.run(config, tmp_path, 3)
   serving.same_bits(launching.weights(tmp_path), serving.replayed(config, tmp_path, 12))
   mode = config.strategy.mode
-  shards = 2 if mode == 'synchronous' else 1
+  shards = 2 if mode in ('synchronous', 'ringmaster') else 1
   used = sorted(map(tuple, _tickets(tmp_path)))
   assert used == [(s, i) for s in range(12) for i in range(shards)]
-  most = {'bounded': 1, 'synchronous': 0}.get(mode, 12)
+  most = {'bounded': 1, 'synchronous': 0, 'ringmaster': 0}.get(mode, 12)
   assert max(log_lib.staleness(log_lib.read(str(tmp_path)))) <= most
 
 

@@ -17,7 +17,8 @@ def _scheduler(mode='async', total=6, workers=1, version=0, used=(), **keys):
       **{f'strategy.{key}': value for key, value in keys.items()},
     }
   )
-  return scheduler_lib.TicketScheduler(config, total, version, set(used), workers)
+  used = {(step, 0) for step in used}
+  return scheduler_lib.TicketScheduler(config, total, version, used, workers)
 
 
 def _contribution(version, weight=4.0):
@@ -93,6 +94,14 @@ def test_last_tickets_are_given_twice():
   assert scheduler.take('slow') == scheduler_lib.WAIT
 
 
+def test_a_contributor_repeats_what_its_last_update_lacks():
+  scheduler = _scheduler('ringmaster', max_staleness=0, parts=2, total=1)
+  assert [scheduler.take('slow'), scheduler.take('quick')] == [(0, 0), (0, 1)]
+  assert _compute(scheduler, 'quick', (0, 1)) == []
+  assert scheduler.take('quick') == (0, 0)
+  assert len(_compute(scheduler, 'quick', (0, 0))) == 2 and scheduler.version == 1
+
+
 def test_stop_ends_at_the_present_version():
   scheduler = _scheduler()
   _compute(scheduler, 'a', scheduler.take('a'))
@@ -104,16 +113,18 @@ def test_stop_ends_at_the_present_version():
   assert scheduler.limit == scheduler.version == 1
 
 
+@pytest.mark.parametrize('parts', [0, 1, 3])
 @pytest.mark.parametrize('bound', [0, 2, 5])
-def test_bound_holds_and_nobody_waits_for_ever(bound):
+def test_bound_holds_and_nobody_waits_for_ever(bound, parts):
   """Workers of random speed run, and some of them die."""
   rng = random.Random(bound)
-  scheduler = _scheduler('bounded', max_staleness=bound, total=200)
+  mode = {'mode': 'ringmaster', 'parts': parts} if parts else {'mode': 'bounded'}
+  scheduler = _scheduler(max_staleness=bound, total=200, **mode)
   hands, used = {}, []
   worker, names, calls = 0, list(range(5)), 0
   while scheduler.version < 200:
     calls += 1
-    assert calls < 20000, 'nothing moves'
+    assert calls < 60000, 'nothing moves'
     worker = rng.choice(names)
     ticket, read = hands.get(worker, (None, None))
     if rng.random() < 0.01:
@@ -131,13 +142,29 @@ def test_bound_holds_and_nobody_waits_for_ever(bound):
       elif answer != scheduler_lib.WAIT:
         hands[worker] = ticket, answer
     else:
+      version = scheduler.version
       answer = scheduler.commit(worker, ticket, _contribution(read))
       if answer != scheduler_lib.WAIT:
         del hands[worker]
       if isinstance(answer, list):
         used.append(ticket)
-        assert scheduler.version - 1 - read <= bound
-  assert sorted(used) == [(s, 0) for s in range(200)]
+        assert version - read <= bound and len(answer) in (0, parts or 1)
+        assert scheduler.version == version + bool(answer)
+  assert sorted(used) == [(s, i) for s in range(200) for i in range(parts or 1)]
+
+
+def test_a_late_gradient_is_dropped_and_its_ticket_leased_again():
+  scheduler = _scheduler('ringmaster', max_staleness=1)
+  tickets = [scheduler.take('slow'), scheduler.take('quick')]
+  assert tickets == [(0, 0), (1, 0)]
+  assert scheduler.begin_read('slow', (0, 0)) == 0
+  _compute(scheduler, 'quick', (1, 0))
+  assert scheduler.accepts((0, 0), 0)  # of staleness 1
+  _compute(scheduler, 'quick', scheduler.take('quick'))
+  assert not scheduler.accepts((0, 0), 0) and scheduler.reads() == set()
+  assert scheduler.take('quick') == (0, 0)
+  assert scheduler.commit('slow', (0, 0), _contribution(0)) == scheduler_lib.DROP
+  assert len(_compute(scheduler, 'quick', (0, 0))) == 1 and scheduler.version == 3
 
 
 def test_synchronous_update_is_made_of_one_shard_a_worker():

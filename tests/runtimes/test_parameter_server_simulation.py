@@ -42,15 +42,16 @@ def _train(config, workdir):
       'strategy.look_ahead': 'dana',
       'strategy.in_flight': 2,
     },
+    {'strategy.mode': 'ringmaster', 'strategy.max_staleness': 1, 'strategy.parts': 2},
   ],
-  ids=['backup', 'bounded'],
+  ids=['backup', 'bounded', 'ringmaster'],
 )
 def test_a_replay_of_its_log_has_the_same_bits(tmp_path, config, keys):
   config = _simulated(
     config, 3, **{'strategy.simulate.spread': 0.3, 'eval.every': '6 steps'}, **keys
   )
   tickets, seconds = _train(config, tmp_path)
-  shards = 2 if 'strategy.backup_workers' in keys else 1
+  shards = 1 if keys['strategy.mode'] == 'bounded' else 2
   assert sorted(tickets) == [[s, i] for s in range(12) for i in range(shards)]
   lines = telemetry.read(str(tmp_path))
   scored = [r for r in lines if r['kind'] == 'validation']
@@ -75,6 +76,13 @@ def test_an_interrupted_run_goes_on(tmp_path, config):
   assert seconds == pytest.approx(
     [0.1, 0.1, 0.1, 0.2, 0.2, *(0.2 + 0.1 * (n // 3 + 1) for n in range(7))]
   )
+
+
+def test_a_batch_that_does_not_divide_into_the_parts_is_refused(tmp_path, config):
+  keys = {'strategy.mode': 'ringmaster', 'strategy.parts': 3, 'batch_size': 32}
+  message = 'batch_size=32 does not divide by the 3 parts that an update is made of'
+  with pytest.raises(config_lib.ConfigError, match=message):
+    serving.run(_simulated(config, 4, **keys), tmp_path)
 
 
 def test_several_processes_are_refused(tmp_path, config):

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import types
 
+import numpy as np
 import pytest
 
 from anp_jax.runtimes.parameter_server import gradient_worker as worker_lib, log as log_lib, threads
@@ -163,6 +164,51 @@ def test_ticket_that_is_used_is_not_computed(config):
   assert run.worker.progress == 0
 
 
+@pytest.mark.parametrize(
+  'shards, used',
+  [
+    (4, {(0, 0), (0, 1), (0, 3), (1, 2)}),
+    (8, {(0, 0), (0, 1), (0, 2), (0, 3), (0, 6), (0, 7), (1, 4), (1, 5)}),
+    (2, {(0, 0), (0, 1), (1, 1)}),  # with examples that are unused
+    (3, {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)}),
+    (1, {(0, 0), (1, 0)}),
+  ],
+)
+def test_no_example_is_used_twice_when_a_batch_is_divided_otherwise(shards, used):
+  tickets = [[0, 0], [0, 1], [0, 3], [1, 2]]
+  records = [{'order': 0, 'parts': [{'ticket': ticket} for ticket in tickets]}]
+  assert log_lib.used_tickets(records, 1, shards) == used
+
+
+@pytest.mark.parametrize('answer', [{}, {'drop': True}])
+def test_a_gradient_that_would_be_dropped_is_not_sent(config, answer):
+  config = serving.config_of(config, **{'strategy.mode': 'ringmaster'})
+  setup = types.SimpleNamespace(config=config, feed=lambda *_: _Feed())
+  sent = np.zeros(2)
+  values = {'finite': 1.0, 'weight': 4.0, 'loss': 0.5}
+  worker = types.SimpleNamespace(
+    name='a',
+    progress=0,
+    over=threading.Event(),
+    compute=lambda *_: (([5], sent, sent), (sent, sent, values)),
+  )
+  requests = []
+
+  class Server:
+    def ask(self, name, **request):
+      requests.append((name, request.get('read')))
+      return answer if name == 'check' else {}
+
+    def put(self, request, arrays):
+      requests.append(('put', request['ticket']))
+
+  setup.layout = types.SimpleNamespace(slices=[slice(0, 2)])
+  session = worker_lib._WorkerSession(worker, [Server()], setup, 1)
+  session._process((7, 0), 'batch', 0.0)
+  sending = [] if answer else [('put', (7, 0)), ('commit', None)]
+  assert requests == [('check', 5), *sending]
+
+
 def test_log_is_taken_back_to_a_version(tmp_path):
   folder = str(tmp_path)
   contribution = {'ticket': [0, 0], 'worker': 'a', 'reads': [0], 'weight': 1.0}
@@ -174,9 +220,9 @@ def test_log_is_taken_back_to_a_version(tmp_path):
     f.write('{"order": 5, "par')  # torn by a crash
   records = log_lib.read(folder)
   assert [r['order'] for r in records[1:]] == [0, 1, 2, 3, 4]
-  assert log_lib.used_steps(records, 4) == {0, 2, 4}
+  assert log_lib.used_tickets(records, 4, 1) == {(0, 0), (2, 0), (4, 0)}
   # Updates 5 and 6 were another strategy's.
-  assert log_lib.used_steps(records, 7) == {0, 2, 4, 5, 6}
+  assert log_lib.used_tickets(records, 7, 2) == {(n, i) for n in (0, 2, 4, 5, 6) for i in (0, 1)}
   assert log_lib.staleness(records) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
   log_lib.UpdateLog(folder, 2, {'shards': 1}).close()
   records = log_lib.read(folder)

@@ -226,13 +226,15 @@ class Chief:
     setup, workdir = self._setup, self._participant.workdir
     config, version = setup.config, int(state.step)
     records = log_lib.read(workdir)
+    data_shards = scheduler_lib.data_shards(config, self._workers)
+    used = log_lib.used_tickets(records, version, data_shards)
     log = log_lib.UpdateLog(
       workdir,
       version,
       {
         'duration': config.duration,
         'servers': config.strategy.servers,
-        'shards': scheduler_lib.data_shards(config, self._workers),
+        'shards': data_shards,
         'batch_size': config.batch_size,
         'look_ahead': vars(setup.ahead),
         'workers': self._workers,
@@ -245,7 +247,7 @@ class Chief:
       setup.optimizers[0], starts[0], session_lib.snapshot_test(settings), settings['max_pending']
     )
     scheduler = scheduler_lib.TicketScheduler(
-      config, setup.spec.total_steps, version, log_lib.used_steps(records, version), self._workers
+      config, setup.spec.total_steps, version, used, self._workers
     )
     session = session_lib.ChiefSession(store, scheduler, log, starts)
     session.seconds[version] = log_lib.simulated_seconds(records, version)
@@ -254,13 +256,14 @@ class Chief:
   def _settings(self):
     """What server 0 tells those that take part."""
     config, spec = self._setup.config, self._setup.spec
+    data_shards = scheduler_lib.data_shards(config, self._workers)
     return {
       'batch_size': config.batch_size,
-      'data_shards': scheduler_lib.data_shards(config, self._workers),
+      'data_shards': data_shards,
       'snapshot_every': [spec.steps(config.eval.every), spec.steps(config.checkpoint.every)],
       'data': agreement.describe(self._setup.source),
-      # What workers can have in flight, and some more that are gone.
-      'max_pending': 8 * config.strategy.in_flight * (self._workers + 1),
+      # What workers can have in flight, some more that are gone, and an update's.
+      'max_pending': 8 * config.strategy.in_flight * (self._workers + 1) + data_shards,
     }
 
   def _collect(self, session, version) -> state_lib.TrainState | None:
@@ -308,6 +311,6 @@ def _with_batch_size(participant, workers) -> ml_collections.ConfigDict:
   if config.batch_size % data_shards:
     raise config_lib.ConfigError(
       f'config.batch_size={config.batch_size} does not divide by the '
-      f'{data_shards} workers that an update is made of'
+      f'{data_shards} parts that an update is made of'
     )
   return config

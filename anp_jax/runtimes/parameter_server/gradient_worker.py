@@ -172,7 +172,8 @@ class _WorkerSession:
     self._worker = worker
     self._servers = servers
     self._layout = setup.layout
-    synchronous = setup.config.strategy.mode == 'synchronous'
+    mode = setup.config.strategy.mode
+    synchronous, self._drops = mode == 'synchronous', mode == 'ringmaster'
     self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
     self._queue = BatchQueue(
       self._take,
@@ -236,6 +237,8 @@ class _WorkerSession:
     (reads, weights, stats), (gradient, stats_delta, values) = result
     if failure := gradient_lib.failure(ticket[0], values):
       self._ask('fail', text=failure)
+      return
+    if self._drops and 'drop' in self._ask('check', ticket=ticket, read=reads[0]):
       return
     self._push(ticket, gradient, stats_delta)
     arrays = (weights, stats, gradient, stats_delta)

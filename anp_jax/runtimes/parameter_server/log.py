@@ -63,14 +63,25 @@ def changeable(config: ml_collections.ConfigDict) -> dict:
   return {k: v for k, v in config_lib.flat(config).items() if k in keys}
 
 
-def used_steps(records: list[dict], version: int) -> set[int]:
-  """Returns the steps whose batches the first `version` updates have used.
+def used_tickets(records: list[dict], version: int, data_shards: int) -> set[tuple[int, int]]:
+  """Returns the tickets with examples that the first `version` updates have used.
 
   An update that is not in the log was made by a strategy that takes the batch
   of step n for update n.
+
+  Args:
+    records: records of the log.
+    version: number of updates.
+    data_shards: parts of a batch of these tickets; those of the log may be others.
   """
-  steps = {r['order']: r['parts'][0]['ticket'][0] for r in records if 'order' in r}
-  return {steps.get(n, n) for n in range(version)}
+  logged = {r['order']: [p['ticket'] for p in r['parts']] for r in records if 'order' in r}
+  used = set()
+  for tickets in (logged.get(n, [(n, 0)]) for n in range(version)):
+    for step, shard in tickets:
+      first = shard * data_shards // len(tickets)
+      end = -(-(shard + 1) * data_shards // len(tickets))
+      used |= {(step, i) for i in range(first, end)}
+  return used
 
 
 def simulated_seconds(records: list[dict], version: int) -> float:

@@ -63,7 +63,7 @@ def settings(config: ml_collections.ConfigDict, workers: int) -> Settings:
   if s.look_ahead == 'none':
     return Settings()
   under_way = workers * s.in_flight
-  if s.mode == 'bounded':
+  if s.mode != 'async':
     under_way = min(under_way, s.max_staleness + 1)
   return Settings(s.look_ahead, under_way, workers, s.in_flight)
 

@@ -47,11 +47,15 @@ class ParameterServer(sync.Sync):
       'dedicated': keys.flag(False, 'whether server processes only serve, and do not also train'),
       'mode': keys.text(
         'async',
-        'update mode; bounded: with limited staleness; synchronous: all workers together',
-        ('async', 'bounded', 'synchronous'),
+        'update mode; bounded: with limited staleness; ringmaster: staler gradients are dropped; '
+        'synchronous: all workers together',
+        ('async', 'bounded', 'ringmaster', 'synchronous'),
       ),
       'max_staleness': keys.integer(
-        4, 'largest staleness of a gradient in updates, for bounded', at_least=0
+        4, 'largest staleness of a gradient in updates, for bounded and ringmaster', at_least=0
+      ),
+      'parts': keys.integer(
+        1, 'gradients that an update of ringmaster is made of, each of a part of a batch', above=0
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
@@ -88,7 +92,7 @@ class ParameterServer(sync.Sync):
       servers,
       '1 where strategy.simulate.workers are simulated',
     )
-    mode = config['strategy.mode']
+    mode, parts = config['strategy.mode'], config['strategy.parts']
     backups = config['strategy.backup_workers']
     rules.check(
       not backups or mode == 'synchronous',
@@ -96,12 +100,19 @@ class ParameterServer(sync.Sync):
       backups,
       f"0 where strategy.mode is '{mode}': nobody is waited for there",
     )
+    rules.check(
+      parts == 1 or mode == 'ringmaster',
+      'strategy.parts',
+      parts,
+      f"1 where strategy.mode is '{mode}': only ringmaster collects several",
+    )
     look_ahead = config['strategy.look_ahead']
     rules.check(
-      look_ahead == 'none' or mode != 'synchronous',
+      look_ahead == 'none' or (mode != 'synchronous' and parts == 1),
       'strategy.look_ahead',
       look_ahead,
-      "'none' where strategy.mode is 'synchronous': no gradient is stale there",
+      "'none' where strategy.mode is 'synchronous' or strategy.parts is above 1: it is for "
+      'updates of a single gradient',
     )
     rules.check(
       look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),
@@ -138,8 +149,8 @@ class ParameterServer(sync.Sync):
   def planned_parts(
     self, config: ml_collections.ConfigDict, cluster: 'collectives.Cluster'
   ) -> tuple[int, int]:
-    """Divides a batch over a worker's devices, or over those of all workers."""
-    s, workers = config.strategy, 1
+    """Divides a batch over a worker's devices, or those of all that an update is of."""
+    s, workers = config.strategy, config.strategy.parts
     serving = s.servers * bool(s.dedicated)
     if s.mode == 'synchronous':
       workers = cluster.nodes - serving - s.backup_workers
@@ -151,7 +162,7 @@ class ParameterServer(sync.Sync):
     return workers * cluster.devices, config.accumulate
 
   def update_shards(self, config: ml_collections.ConfigDict, workers: int) -> int:
-    """One, or in mode synchronous one of each worker but the backups."""
+    """config.strategy.parts, or in mode synchronous one of each worker but the backups."""
     from anp_jax.runtimes.parameter_server import scheduler
 
     return scheduler.data_shards(config, workers)

@@ -1,9 +1,9 @@
 """Server 0's scheduler: which worker computes what, and the order of updates.
 
 Nothing here waits, sends or computes: its methods are called with a lock held,
-and return what to do. A ticket is (step, data shard): the batch of that step,
-or one of the equal parts of it that a synchronous update is made of. Version n
-is the weights after n updates.
+and return what to do. A ticket is (step, data shard): the batch of that step, or one
+of its equal parts; an update is made of as many. Version n is the weights after n
+updates.
 """
 
 import heapq
@@ -31,7 +31,7 @@ class TicketScheduler:
     config: ml_collections.ConfigDict,
     total: int,
     version: int,
-    used: set[int],
+    used: set[tuple[int, int]],
     workers: int = 1,
   ):
     """Starts from a version, with no ticket leased.
@@ -40,9 +40,8 @@ class TicketScheduler:
       config: the run's config.
       total: updates of the whole run.
       version: version of the state that the run starts from.
-      used: steps whose batches are in that state.
-      workers: workers of the run; in mode 'synchronous' an update is made of as
-        many data shards, less config.strategy.backup_workers.
+      used: tickets whose examples are in that state.
+      workers: workers of the run; see `data_shards`.
     """
     s = config.strategy
     # A run may be resumed with a shorter duration than it has had.
@@ -50,15 +49,17 @@ class TicketScheduler:
     self.data_shards = data_shards(config, workers)
     self._settings = s
     # Not the updates of the run: more workers than these may read one version.
-    self._bound = s.max_staleness if s.mode == 'bounded' else math.inf
-    self._spares = s.backup_workers if self._is_synchronous else total
-    unused = (step for step in itertools.count() if step not in used)
-    self._steps = itertools.islice(unused, self.limit - version)  # batches not leased yet
+    self._bound = s.max_staleness if s.mode in ('bounded', 'ringmaster') else math.inf
+    self._spares = s.backup_workers if self._is_synchronous else math.inf
+    tickets = (divmod(number, self.data_shards) for number in itertools.count())
+    unused = (ticket for ticket in tickets if ticket not in used)
+    # Those not leased yet
+    self._tickets = itertools.islice(unused, (self.limit - version) * self.data_shards)
     self._free: list[tuple[int, int]] = []  # heap of tickets that wait for a worker
     # Ticket -> {worker: version that it read, or None}
     self._leases: dict[tuple[int, int], dict[str, int | None]] = {}
-    # Data shard -> worker and contribution, of the update being made
-    self._committed: dict[int, tuple[str, dict]] = {}
+    # Ticket -> worker and contribution, of the update being made
+    self._committed: dict[tuple[int, int], tuple[str, dict]] = {}
 
   @property
   def _is_synchronous(self):
@@ -73,8 +74,8 @@ class TicketScheduler:
       if any(worker in lease for lease in self._leases.values()):
         return WAIT
       needs_batch = not (self._free or self._leases or self._committed)
-    if needs_batch and (step := next(self._steps, None)) is not None:
-      self._free = [(step, shard) for shard in range(self.data_shards)]
+    if needs_batch:
+      self._free = list(itertools.islice(self._tickets, self.data_shards))
     ticket = heapq.heappop(self._free) if self._free else self._spare(worker)
     if ticket is None:
       return WAIT
@@ -91,8 +92,13 @@ class TicketScheduler:
     self._leases[ticket][worker] = self.version
     return self.version
 
+  def accepts(self, ticket: tuple[int, int], read: int) -> bool:
+    """Returns whether a gradient of a ticket and a version still counts."""
+    is_open = ticket in self._leases or ticket in self._free
+    return is_open and self.version < self.limit and self.version - read <= self._bound
+
   def commit(self, worker: str, ticket: tuple[int, int], contribution: dict) -> list[dict] | str:
-    """Accepts a gradient that all servers hold, unless its ticket is used.
+    """Takes a gradient that all servers hold, if `accepts` says so.
 
     Args:
       worker: name of the worker that computed it.
@@ -101,38 +107,30 @@ class TicketScheduler:
 
     Returns:
       WAIT (call again), DROP, or the contributions of the update that is
-      complete now, by data shard; [] where some are missing.
+      complete now, by ticket; [] where some are missing.
     """
-    is_open = ticket in self._leases or ticket in self._free
-    if not is_open or self.version >= self.limit:
+    if not self.accepts(ticket, contribution['reads'][0]):
       return DROP
-    stale = self.version - contribution['reads'][0]
-    if stale > self._bound:  # this worker's lease was given to another
-      return DROP
-    if not self._is_synchronous and not self._keeps_bound(
-      self._other_reads(worker, ticket), self.version + 1
-    ):
+    if not self._keeps_bound(self._other_reads(worker, ticket), self.version + 1):
       return WAIT
     self._leases.pop(ticket, None)
     if ticket in self._free:  # the lease was released, and yet it is the first
       self._free.remove(ticket)
       heapq.heapify(self._free)
-    self._committed[ticket[1]] = worker, contribution
+    self._committed[ticket] = worker, contribution
     if len(self._committed) < self.data_shards:
       return []
-    contributions = [self._committed[i][1] for i in range(self.data_shards)]
+    contributions = [self._committed[t][1] for t in sorted(self._committed)]
     self._committed = {}
     self.version += 1
+    if self._settings.mode == 'ringmaster':
+      oldest = self.version - self._bound
+      self._release(lambda _, read: read is not None and read < oldest)
     return contributions
 
   def release(self, worker: str) -> None:
     """Gives a worker's tickets to others."""
-    for ticket, lease in list(self._leases.items()):
-      if worker in lease:
-        del lease[worker]
-        if not lease:
-          del self._leases[ticket]
-          heapq.heappush(self._free, ticket)
+    self._release(lambda holder, _: holder == worker)
 
   def reads(self) -> set[int]:
     """Returns the versions that the gradients under way have read."""
@@ -143,11 +141,20 @@ class TicketScheduler:
     """Ends the run at the version that it has."""
     self.limit = min(self.limit, self.version)
 
+  def _release(self, is_given_up):
+    """Ends leases of (worker, version that it read)."""
+    for ticket, lease in list(self._leases.items()):
+      self._leases[ticket] = {w: read for w, read in lease.items() if not is_given_up(w, read)}
+      if not self._leases[ticket]:
+        del self._leases[ticket]
+        heapq.heappush(self._free, ticket)
+
   def _spare(self, worker):
     """A ticket that another worker has had for longest, to be quicker."""
     # One that began now would still compute when the next update begins, and
     # that one would lack a worker: a second pass takes as long as the first.
-    if worker in [contributor for contributor, _ in self._committed.values()]:
+    contributors = [contributor for contributor, _ in self._committed.values()]
+    if self._is_synchronous and worker in contributors:
       return None
     twice = sum(len(lease) > 1 for lease in self._leases.values())
     if twice >= self._spares:
@@ -171,7 +178,9 @@ class TicketScheduler:
 
     The oldest first is the best order, and each waits for those before it.
     """
-    return all(version + place - read <= self._bound for place, read in enumerate(sorted(reads)))
+    return self._settings.mode != 'bounded' or all(
+      version + place - read <= self._bound for place, read in enumerate(sorted(reads))
+    )
 
 
 def data_shards(config: ml_collections.ConfigDict, workers: int) -> int:
@@ -182,7 +191,7 @@ def data_shards(config: ml_collections.ConfigDict, workers: int) -> int:
   """
   s = config.strategy
   if s.mode != 'synchronous':
-    return 1
+    return s.parts
   if s.backup_workers >= workers:
     raise config_lib.ConfigError(
       f'config.strategy.backup_workers={s.backup_workers}: expected less than the {workers} workers'

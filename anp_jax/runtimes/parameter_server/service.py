@@ -16,7 +16,7 @@ from anp_jax.runtimes.parameter_server import (
   slice_optimizer,
 )
 
-_ACTIONS = ('release', 'take', 'commit', 'updates', 'fail')
+_ACTIONS = ('release', 'take', 'check', 'commit', 'updates', 'fail')
 
 
 class Service(transport.Port):

@@ -99,6 +99,12 @@ class ChiefSession(Session):
     """Returns the version to read for a ticket, WAIT or DROP."""
     return self._wait_for(lambda: self.scheduler.begin_read(worker, ticket))
 
+  def check(self, ticket: list[int], read: int) -> dict:
+    """Answers whether a gradient would be dropped, before it is sent."""
+    with self._changed:
+      is_open = self.scheduler.accepts((ticket[0], ticket[1]), read)
+    return {} if is_open else {scheduler_lib.DROP: True}
+
   def commit(self, worker: str, contribution: dict) -> dict:
     """Accepts a gradient that all servers hold."""
     contribution = {**contribution, 'worker': worker}

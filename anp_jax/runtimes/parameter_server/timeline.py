@@ -6,6 +6,7 @@ scheduler that orders a real run; nothing is computed, sent or waited for.
 """
 
 from collections.abc import Iterator
+import dataclasses
 import heapq
 import itertools
 from typing import NamedTuple
@@ -14,8 +15,6 @@ import ml_collections
 
 from anp_jax.runtimes.parameter_server import log as log_lib, scheduler as scheduler_lib
 from anp_jax.system import emulation
-
-_ENDED = object()
 
 
 class Update(NamedTuple):
@@ -31,11 +30,35 @@ class Update(NamedTuple):
   reads: set[int]
 
 
+@dataclasses.dataclass(eq=False)
+class _Flight:
+  """A worker's place for one gradient in flight after the other.
+
+  Attributes:
+    index: index of the worker.
+    process: what happens there, see `Timeline._gradients`.
+    counts: numbers of its gradients.
+    event: number of the event at which it continues.
+    gradient: ticket, and version that was read, of the gradient under way.
+    start: seconds at which the worker's device begins with it.
+    end: seconds at which the device ends; 0 before that is known.
+  """
+
+  index: int
+  process: Iterator[float | None] = iter(())
+  counts: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+  event: int = -1
+  gradient: tuple[tuple[int, int], int] | None = None
+  start: float = 0.0
+  end: float = 0.0
+
+
 class Timeline:
   """Simulated workers, each between its requests to the servers.
 
   A worker's pass takes config.strategy.simulate's times; its gradients in
-  flight share its one device, first come, first served.
+  flight share its one device, first come, first served. In mode 'ringmaster' an
+  update stops the passes whose gradients it makes too old.
   """
 
   def __init__(
@@ -52,55 +75,65 @@ class Timeline:
     self._config, self._settings = config, config.strategy.simulate
     workers = self._settings.workers
     self._seconds = log_lib.simulated_seconds(records, version)
-    used = log_lib.used_steps(records, version)
+    data_shards = scheduler_lib.data_shards(config, workers)
+    used = log_lib.used_tickets(records, version, data_shards)
     self._scheduler = scheduler_lib.TicketScheduler(config, total, version, used, workers)
-    self._images = config.batch_size // self._scheduler.data_shards
+    self._images = config.batch_size // data_shards
     self._numbers = itertools.count()  # of events, for those of one time
-    self._events: list[tuple[float, int, Iterator]] = []  # heap of (seconds, number, process)
-    self._waiting: list[Iterator] = []  # processes, until the next update
+    self._events: list[tuple[float, int, _Flight]] = []  # heap of (seconds, number, flight)
+    self._waiting: list[_Flight] = []  # until the next update
     self._ordered: Update | None = None  # made by the last commit
     self._free_at = [self._seconds] * workers
     synchronous = config.strategy.mode == 'synchronous'
     in_flight = 1 if synchronous else config.strategy.in_flight
-    for _ in range(in_flight):
-      for index in range(workers):
-        self._schedule(0.0, self._gradients(index))
+    self._flights = [_Flight(index) for _ in range(in_flight) for index in range(workers)]
+    for flight in self._flights:
+      self._begin(flight)
 
   def updates(self) -> Iterator[Update]:
     """Yields the updates in order, each as late as possible."""
     while self._events:
-      self._seconds, _, process = heapq.heappop(self._events)
-      delay = next(process, _ENDED)
+      self._seconds, number, flight = heapq.heappop(self._events)
+      if number != flight.event:  # another one has replaced it
+        continue
+      delay = next(flight.process)
       if delay is None:
-        self._waiting.append(process)
-      elif delay is not _ENDED:
-        self._schedule(delay, process)
+        self._waiting.append(flight)
+      else:
+        self._schedule(delay, flight)
       if self._ordered:
         yield self._ordered
         self._ordered = None
 
-  def _schedule(self, delay, process):
-    event = self._seconds + delay, next(self._numbers), process
-    heapq.heappush(self._events, event)
+  def _begin(self, flight):
+    flight.process, flight.gradient, flight.end = self._gradients(flight), None, 0.0
+    self._schedule(0.0, flight)
 
-  def _gradients(self, index):
-    """One gradient in flight of a worker after the other.
+  def _schedule(self, delay, flight):
+    flight.event = next(self._numbers)
+    heapq.heappush(self._events, (self._seconds + delay, flight.event, flight))
+
+  def _gradients(self, flight):
+    """One gradient of a worker after the other.
 
     Yields:
       Seconds until it continues; None: once the next update has been made.
     """
-    name, scheduler = f'worker {index}', self._scheduler
-    for count in itertools.count():
+    index, scheduler = flight.index, self._scheduler
+    name = f'worker {index}'
+    for count in flight.counts:
       ticket = yield from self._answer(scheduler.take, name)
       version = yield from self._answer(scheduler.begin_read, name, ticket)
       if version == scheduler_lib.DROP:
         continue
+      flight.gradient = ticket, version
       yield self._settings.pull_seconds
-      seconds = self._pass_seconds(index, ticket, count)
-      end = max(self._seconds, self._free_at[index]) + seconds
-      self._free_at[index] = end
-      yield end - self._seconds
+      flight.start = max(self._seconds, self._free_at[index])
+      flight.end = flight.start + self._pass_seconds(index, ticket, count)
+      self._free_at[index] = flight.end
+      yield flight.end - self._seconds
       yield self._settings.push_seconds
+      flight.gradient, flight.end = None, 0.0
       contribution = {'ticket': list(ticket), 'worker': name, 'reads': [version]}
       answer = yield from self._answer(scheduler.commit, name, ticket, contribution)
       self._end(answer)
@@ -122,6 +155,22 @@ class Timeline:
         contribution['seconds'] = self._seconds
       reads = {c['reads'][0] for c in contributions} | self._scheduler.reads()
       self._ordered = Update(contributions, reads)
-    for process in self._waiting:
-      self._schedule(0.0, process)
+      if self._config.strategy.mode == 'ringmaster':
+        self._stop_late()
+    for flight in self._waiting:
+      self._schedule(0.0, flight)
     self._waiting = []
+
+  def _stop_late(self):
+    """Begins again where a gradient would be dropped, and frees its device."""
+    for flight in self._flights:
+      if not flight.gradient or self._scheduler.accepts(*flight.gradient):
+        continue
+      left = flight.end - max(self._seconds, flight.start)
+      if left > 0:
+        self._free_at[flight.index] -= left
+        for later in self._flights:
+          if later.index == flight.index and later.end > flight.end:
+            later.start, later.end = later.start - left, later.end - left
+            self._schedule(later.end - self._seconds, later)
+      self._begin(flight)

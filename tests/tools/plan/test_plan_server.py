@@ -30,7 +30,7 @@ _WORK = work.Workload(
 )
 
 
-def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
+def _cycle(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
   """Seconds of a cycle, without jitter, where updates take no time."""
   config = builders.config(
     {'strategy.name': 'parameter_server'}
@@ -40,7 +40,11 @@ def _seconds(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
   cluster = collectives.Cluster(nodes, 1, _FAST, link)
   device = plan_tables.load().device('h200')
   setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0)
-  return server_cost.cycle(setting, busy).seconds
+  return server_cost.cycle(setting, busy)
+
+
+def _seconds(*arguments, **keys):
+  return _cycle(*arguments, **keys).seconds
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,26 @@ def test_all_in_flight_share_the_bound_of_staleness(bound, in_flight):
   )
   rate = min(16, (bound + 1) / in_flight)
   assert seconds == pytest.approx(16 / rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  'keys, seconds',
+  [
+    # As many as the updates that a gradient may be late, and its own, count.
+    ({'max_staleness': 3}, 1 / 4),
+    ({'max_staleness': 63}, 1 / 16),
+    ({'max_staleness': 7, 'in_flight': 2}, 1 / 4),
+    ({'max_staleness': 1, 'parts': 4}, 4 / 8),
+    # All begin at once, and the last of 16, 17 and 40 gradients is of pass 1, 2 and 3.
+    ({'max_staleness': 0, 'parts': 16}, 1),
+    ({'max_staleness': 0, 'parts': 17}, 2),
+    ({'max_staleness': 0, 'parts': 40}, 3),
+  ],
+)
+def test_ringmaster_drops_what_others_make_too_old(keys, seconds):
+  cycle = _cycle(17, link=_FAST, dedicated=True, mode='ringmaster', **keys)
+  assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
+  assert cycle.useful == cycle.updates * keys.get('parts', 1)
 
 
 def test_only_as_many_as_the_bound_allows_meet_at_the_port():

@@ -188,6 +188,8 @@ _BOUNDED = _SERVER | {'strategy__mode': 'bounded', 'strategy__max_staleness': '4
     (_SERVER, 2.0, 4 / (3 + 1 / 2)),
     # While the slow worker computes for 10 s, there are 5 updates, its own too.
     (_BOUNDED, 10.0, 4 * 10 / 5),
+    # Three make 30 updates meanwhile: 4 may be late.
+    (_BOUNDED | {'strategy__mode': 'ringmaster'}, 10.0, 4 / 3),
   ],
 )
 def test_a_slow_node_stops_those_that_wait_for_it(cost, keys, slow, seconds):
