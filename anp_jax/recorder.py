@@ -10,6 +10,7 @@ import jax
 from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import host_mirror, manager, run_dir
 from anp_jax.cluster import preemption
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.data.sources import agreement
@@ -163,6 +164,10 @@ class Recorder:
       clock,
     )
     self._closing.callback(telemetry.close)
+    simulated = strategy_lib.find(spec.config).simulated_clock(spec)
+    if simulated:
+      telemetry.simulate(simulated.seconds)
+      lines = [*lines, f'workers  {simulated.describe()}']
     if self._processes.generation.number and telemetry_lib.starts(self.workdir):
       return  # a run that goes on in place has said all that before
     self._log_header(lines)

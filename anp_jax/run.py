@@ -57,12 +57,7 @@ class Run:
       opened, calibrated.program, evaluation, invocation.workdir, invocation.processes
     )
     self._state, more = self._open_state(calibrated)
-    clock = strategy_lib.find(opened.config).simulated_clock(opened.spec)
-    if clock:
-      more = [*more, f'workers  {clock.describe()}']
     self.recorder.open_telemetry([*lines, *more])
-    if clock:
-      self.recorder.telemetry.simulate(clock.seconds)
 
   def finish_again(self) -> dict[str, float]:
     """Does what is left of a run whose last step was made before.

@@ -76,7 +76,7 @@ class Ensemble:
     """Opens the data and all runs; nothing is compiled yet.
 
     Args:
-      configs: config of each member by its workdir; they have one `member_step.program_key`.
+      configs: config of each member by its workdir; they have one `config.members.program_key`.
       processes: this process, alone.
       devices: devices over which the members divide.
 

@@ -17,7 +17,7 @@ from anp_jax.reporting import delayed_metrics
 from anp_jax.system import mirror
 from anp_jax.training import train_step
 
-LOG = 'log.txt'  # in a member's workdir: what its run alone would print
+LOG = 'study.log'  # in a member's workdir, as in a study: what its run alone would print
 
 
 class Member:

@@ -15,23 +15,9 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import config as config_lib
+from anp_jax.config import members
 from anp_jax.ensemble import device_examples
 from anp_jax.training import build, optimizer as optimizer_lib, train_step
-
-_RATE, _SMOOTHING = 'optimizer.learning_rate', 'label_smoothing'
-# The keys in which members may differ.
-NUMBERS = ('seed', _RATE, 'optimizer.momentum', 'optimizer.weight_decay', _SMOOTHING)
-# Those whose zero makes another program.
-_SWITCHES = ('optimizer.weight_decay', _SMOOTHING)
-
-
-def program_key(config: ConfigDict) -> str:
-  """Returns a text that is equal for configs whose members share a program."""
-  values = config_lib.flat(config)
-  for key in NUMBERS:
-    if key in values:
-      values[key] = bool(values[key]) if key in _SWITCHES else None
-  return repr(sorted(values.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +26,7 @@ class MemberStep:
 
   Attributes:
     program: model and steps of any of them.
-    varied: keys of `NUMBERS` in which they differ.
+    varied: keys of `members.NUMBERS` in which they differ.
   """
 
   program: build.ModelAndSteps
@@ -50,7 +36,7 @@ class MemberStep:
   def create(cls, program: build.ModelAndSteps, configs: Sequence[ConfigDict]) -> 'MemberStep':
     """Finds out in which numbers the members' configs differ."""
     tables = [config_lib.flat(config) for config in configs]
-    varied = tuple(key for key in NUMBERS if len({table.get(key) for table in tables}) > 1)
+    varied = tuple(key for key in members.NUMBERS if len({table.get(key) for table in tables}) > 1)
     return cls(program, varied)
 
   def numbers(self, configs: Sequence[ConfigDict]) -> dict[str, np.ndarray]:
@@ -58,7 +44,7 @@ class MemberStep:
 
     A number has the dtype in which a constant of the program would count.
     """
-    dtypes = {'seed': np.int32, _RATE: jnp.result_type(float)}
+    dtypes = {'seed': np.int32, members.RATE: jnp.result_type(float)}
     dtype = self.program.spec.config.model.param_dtype
     return {
       key: np.array([config_lib.flat(c)[key] for c in configs], dtypes.get(key, dtype))

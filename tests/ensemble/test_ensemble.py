@@ -11,7 +11,7 @@ import pytest
 
 from anp_jax import cluster, config as config_lib, experiment, train
 from anp_jax.checkpoint import manager, run_dir
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import members, strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.ensemble import device_examples, ensemble_run, lane, member as member_lib, member_step
 from anp_jax.reporting import telemetry
@@ -176,11 +176,11 @@ def test_numbers_of_members_act_as_constants_do():
     configs = [
       _config(**wide, **{key: values[i] for key, values in _NUMBERS.items()}) for i in range(2)
     ]
-    assert len({member_step.program_key(c) for c in configs}) == 1
+    assert len({members.program_key(c) for c in configs}) == 1
     device = jax.devices()[:1]
     opened = [experiment.open(config, device) for config in configs]
     step = member_step.MemberStep.create(opened[0].program, configs)
-    assert step.varied == member_step.NUMBERS
+    assert step.varied == members.NUMBERS
     examples = device_examples.load(configs[0], opened[0].source, device[0])
     draws = [device_examples.Drawing(c, opened[0].source).steps(3, 2) for c in configs]
     states = [o.new_state()[0] for o in opened]

@@ -3,7 +3,8 @@
 Every device has a core to itself: a single device that used all cores would hide
 the gain of more devices. If there are fewer cores than devices, they share them.
 Devices that sleep share all cores. Cells of simulated workers, whose own speed is
-not measured, run at the same time, as many as have cores for their devices.
+not measured, run at the same time, as many as have cores for their devices; those
+that can be members of an ensemble share processes, see `together`.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pathlib
 import shutil
 import subprocess
 
-from anp_jax.tools.study import emulate, grid, study_runner
+from anp_jax.tools.study import emulate, grid, study_runner, together
 
 LAUNCHER = str(pathlib.Path(__file__).with_name('launch_local.sh'))
 _POLL = 1.0  # seconds
@@ -37,20 +38,26 @@ def run(
     KeyboardInterrupt: once the processes have saved and stopped.
   """
   cores = sorted(os.sched_getaffinity(0))
-  waiting, free = list(cells), _shares(study, cells, cores)
-  running: dict[grid.Cell, tuple[list[int], subprocess.Popen]] = {}
+  free = _shares(study, cells, cores)
+  waiting = together.groups(study, cells, len(free))
+  running: dict[tuple[grid.Cell, ...], tuple[list[int], subprocess.Popen]] = {}
   try:
     while waiting or running:
       while waiting and free:
-        cell, share = waiting.pop(0), free.pop(0)
-        running[cell] = share, _start(study, cell, share)
-      for cell, (share, child) in list(running.items()):
-        began(cell)
+        group, share = waiting.pop(0), free.pop(0)
+        running[group] = share, _start(study, group, share)
+      for group, (share, child) in list(running.items()):
+        for cell in group:
+          began(cell)
         with contextlib.suppress(subprocess.TimeoutExpired):
           status = child.wait(_POLL / len(running))
-          del running[cell]
+          del running[group]
           free.append(share)
-          ended(cell, study_runner.ended(study, cell, status, len(cores)))
+          if status and len(group) > 1:
+            waiting += [(cell,) for cell in together.unfinished(study, group)]
+            group = tuple(cell for cell in group if (cell,) not in waiting)
+          for cell in group:
+            ended(cell, study_runner.ended(study, cell, status, len(cores)))
   except BaseException:
     # Not SIGINT, which all processes below a shell's `&` ignore.
     for _, child in running.values():
@@ -74,23 +81,30 @@ def _command(study, cell, cores):
   if study.sleeps:
     return [*command, *study.arguments(cell)]
   command += ['--bind', *study.arguments(cell)]
-  if not shutil.which('taskset'):
-    return command
-  return ['taskset', '-c', ','.join(map(str, cores[: cell.processes * cell.devices])), *command]
+  return [*_pinned(cores[: cell.processes * cell.devices]), *command]
 
 
-def _start(study, cell, cores):
-  """The process that launches a cell's, with its output in the cell's log."""
+def _pinned(cores):
+  """The words before a command that runs on these cores."""
+  return ['taskset', '-c', ','.join(map(str, cores))] if shutil.which('taskset') else []
+
+
+def _start(study, group, cores):
+  """The process of a group of cells, with its output in the log of the first."""
+  cell = group[0]
   workdir = study.workdir(cell)
   os.makedirs(workdir, exist_ok=True)
+  platform = os.environ.get('JAX_PLATFORMS', 'cpu') if study.simulated else 'cpu'
+  environment = {**study_runner.environment(cell), **emulate.environment(study)}
   with open(os.path.join(workdir, study_runner.LOG), 'w') as log:
     # In a session of its own: a terminal's Ctrl-C would reach the processes,
     # too, and a second signal means to leave without a save.
-    return subprocess.Popen(
-      _command(study, cell, cores),
-      env=study_runner.environment(cell) | emulate.environment(study) | {'JAX_PLATFORMS': 'cpu'},
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
+    options = {
+      'env': environment | {'JAX_PLATFORMS': platform},
+      'stdout': log,
+      'stderr': subprocess.STDOUT,
+      'start_new_session': True,
+    }
+    if len(group) > 1:
+      return together.start(study, group, _pinned(cores), **options)
+    return subprocess.Popen(_command(study, cell, cores), stdin=subprocess.DEVNULL, **options)

@@ -1,0 +1,19 @@
+"""The numbers in which members of an ensemble may differ."""
+
+import ml_collections
+
+from anp_jax.config import resolve
+
+RATE = 'optimizer.learning_rate'
+NUMBERS = ('seed', RATE, 'optimizer.momentum', 'optimizer.weight_decay', 'label_smoothing')
+# Those whose zero makes another program.
+_SWITCHES = ('optimizer.weight_decay', 'label_smoothing')
+
+
+def program_key(config: ml_collections.ConfigDict) -> str:
+  """Returns a text that is equal for configs whose members share a program."""
+  values = resolve.flat(config)
+  for key in NUMBERS:
+    if key in values:
+      values[key] = bool(values[key]) if key in _SWITCHES else None
+  return repr(sorted(values.items()))
