@@ -171,6 +171,8 @@ def test_optimizer_is_its_recurrence(x64, config, name, decay):
   assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float64')}
   expected = _reference(config)
   _assert_equal(actual, expected)
+  if not decay:
+    return
   with jax.enable_x64(False):
     actual = _run(config, dtype=np.float32)
   assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float32')}
