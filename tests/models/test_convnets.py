@@ -12,7 +12,6 @@ from anp_jax.config import command_line
 from anp_jax.models import convnets
 from tests import caffe_models
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 CLASSES = 7
 # (network, images): the size that it was made for, and one at which every pool
 # has windows cut off at both far edges, or at one.

@@ -13,8 +13,6 @@ from anp_jax.checkpoint.weights import families, naming, weights_source as sourc
 from anp_jax.models import convnext
 from tests import builders, stepping, timm_peer
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 CLASSES = 10
 STAGES, WIDTH = (1, 1, 2, 1), 8
 

@@ -24,8 +24,6 @@ from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import efficientnet
 from tests import builders, timm_peer
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 CLASSES = 10
 
 

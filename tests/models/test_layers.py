@@ -16,7 +16,6 @@ from anp_jax.models.layers import convolution
 from anp_jax.system import onednn
 from tests import layer_references as references
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
 # Both sides compute in float64, sums of up to 7 * 7 * 3 * 256 terms of order
 # one, each rounded at 1e-16: 1e-11 is a thousand times what was seen, and a

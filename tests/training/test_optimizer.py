@@ -12,8 +12,6 @@ from anp_jax.config import key_table, optimizers
 from anp_jax.training import optimizer
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 BATCH = 8
 EXAMPLES = 80  # 10 steps an epoch
 STEPS = 10
