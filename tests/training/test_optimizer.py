@@ -420,9 +420,9 @@ def test_only_an_elementwise_optimizer_updates_a_matrix_that_is_cut_alike(x64, c
   def updated(rows):
     transform = optimizer.create(config, BATCH, EXAMPLES, 100)
     params = jnp.asarray(weights[rows])
-    state = transform.init(params)
+    state, update = transform.init(params), jax.jit(transform.update)
     for gradient in gradients[:, rows]:
-      updates, state = transform.update(jnp.asarray(gradient), state, params)
+      updates, state = update(gradient, state, params)
       params = params + updates
     return np.asarray(params)
 
