@@ -11,6 +11,7 @@ and for docs all lines. tests/test_conventions.py has the budget of each part.
 
 import ast
 from collections.abc import Iterator
+import functools
 import glob
 import os
 import re
@@ -37,7 +38,7 @@ def code_lines(path: str) -> int:
   """Returns the lines of a Python file that are not docstring, comment, blank."""
   text = _read(path)
   docstrings = set()
-  for node in ast.walk(ast.parse(text)):
+  for node in _nodes(text):
     is_scope = isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module))
     if is_scope and ast.get_docstring(node) is not None:
       docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
@@ -81,7 +82,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
 def breaches(path: str) -> Iterator[str]:
   """Each place of a Python file that breaks a rule, as 'path:line: what'."""
   text = _read(path)
-  for node in ast.walk(ast.parse(text)):
+  for node in _nodes(text):
     if isinstance(node, _FUNCTIONS):
       if arguments(node) > MAX_ARGUMENTS:
         yield f'{path}:{node.lineno}: {node.name}: {arguments(node)} arguments'
@@ -153,6 +154,12 @@ def _assigned(node) -> str | None:
   if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
     return node.id
   return node.arg if isinstance(node, ast.arg) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _nodes(text):
+  """The nodes of a file, for a caller that asks for its lines and its breaches."""
+  return list(ast.walk(ast.parse(text)))
 
 
 def _read(path):

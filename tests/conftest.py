@@ -7,6 +7,10 @@ import signal
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+# Most of what is imported or traced stays, and each collection passes through JAX's
+# caches, too: a fifth of the time of a test of layers.
+gc.set_threshold(50_000)
+
 # A shell's `&` has its programs ignore SIGINT, and so would the processes to
 # which tests send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -61,7 +65,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-  """Modules and tests stay: no collection has to look at them (5 %)."""
+  """Modules and tests stay: no collection has to look at them."""
   gc.collect()
   gc.freeze()
 
@@ -110,11 +114,12 @@ def _names_from_files():
   trust._read.intersection_update(before)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='module', autouse=True)
 def quick_compiles():
   """XLA leaves most optimizations out, and reports have a blank figure of curves.
 
-  These take most of a tiny run's time. The fixture holds for all tests of a module.
+  These take most of a tiny run's time. A module that tests them defines a fixture of
+  this name that does nothing.
   """
   before = jax.config.values['jax_disable_most_optimizations']
   jax.config.update('jax_disable_most_optimizations', True)
@@ -122,8 +127,12 @@ def quick_compiles():
 
   def quick_options(*args, **kwargs):
     options = real(*args, **kwargs)
-    # Fusions that go through MLIR are four fifths of what is left.
-    options.env_option_overrides += [('xla_cpu_use_fusion_emitters', False)]
+    # Fusions that go through MLIR are four fifths of what is left, and to compile a
+    # module in parts, for several threads, half of the rest.
+    options.env_option_overrides += [
+      ('xla_cpu_use_fusion_emitters', False),
+      ('xla_cpu_parallel_codegen_split_count', 1),
+    ]
     return options
 
   with pytest.MonkeyPatch.context() as patch:

@@ -28,7 +28,7 @@ TINY = {
 # gives a process huge pages would come after its first imports.
 QUICK = {
   'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-  'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false',
+  'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1',
   'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
 }
 

@@ -15,7 +15,7 @@ from anp_jax.checkpoint import run_dir
 from anp_jax.reporting import telemetry
 from tests import builders, launching, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+pytestmark = pytest.mark.usefixtures('on_one_device')
 
 _CLASSES = 5
 _KEYS = 'optimizer.learning_rate,schedule'
@@ -139,7 +139,7 @@ def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch,
 
 
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory, quick_compiles):
+def trained(tmp_path_factory):
   """Returns the config and the folder of a run of six steps."""
   folder = tmp_path_factory.mktemp('trained')
   config = _config(builders.tiny_recipe())

@@ -14,7 +14,7 @@ from anp_jax.reporting import telemetry
 from tests import builders, launching, serving, showing, timm_peer
 
 pytestmark = [
-  pytest.mark.usefixtures('quick_compiles', 'on_one_device'),
+  pytest.mark.usefixtures('on_one_device'),
   pytest.mark.skipif(
     not showing.CLOTHING.is_dir(), reason='the photographs of clothing are not here'
   ),

@@ -10,7 +10,7 @@ from anp_jax.reporting import telemetry
 from anp_jax.training import run_spec, schedule_change
 from tests import builders, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+pytestmark = pytest.mark.usefixtures('on_one_device')
 
 _PEAK, _WARMUP = 0.4, 2
 _BATCH, _EXAMPLES = 8, 48

@@ -1,11 +1,11 @@
 """What a start does without, since nothing before the first step needs it."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import launching
+
 _PROGRAM = """
 import os
 import sys
@@ -28,11 +28,11 @@ command.main(sys.argv)
 
 
 def test_before_its_first_step_a_run_imports_little_and_traces_its_state_once(tmp_path):
-  recipe = f'--config={_ROOT}/configs/resnet_anp.py:tiny'
+  recipe = f'--config={launching.ROOT}/configs/resnet_anp.py:tiny'
   flags = '--config.model.name=tests.user_network:SmallNet', f'--workdir={tmp_path}/run'
   done = subprocess.run(
     [sys.executable, '-c', _PROGRAM, recipe, *flags],
-    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+    env={**os.environ, **launching.QUICK, 'PYTHONPATH': str(launching.ROOT)},
     capture_output=True,
     text=True,
     check=True,

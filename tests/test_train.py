@@ -29,7 +29,7 @@ from anp_jax.checkpoint import run_dir
 from anp_jax.reporting import delayed_metrics, run_page, telemetry
 from tests import builders, launching, listed_sets, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+pytestmark = pytest.mark.usefixtures('on_one_device')
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 # Compiles in a second.
@@ -68,7 +68,7 @@ def _note_calls(patch, events):
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory, quick_compiles):
+def finished(tmp_path_factory):
   """A run of 12 steps: its config, folder, scores, output and events.
 
   Its first batch comes late.

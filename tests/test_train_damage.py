@@ -10,7 +10,7 @@ from anp_jax import train
 from anp_jax.reporting import telemetry
 from anp_jax.training import eval_loop
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+pytestmark = pytest.mark.usefixtures('on_one_device')
 
 
 def _photographs(root, count=40):

@@ -15,7 +15,7 @@ from anp_jax.reporting import telemetry
 from anp_jax.system import mirror
 from tests import builders, gcs_server, launching, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+pytestmark = pytest.mark.usefixtures('on_one_device')
 
 
 def _address(name):

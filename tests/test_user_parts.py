@@ -32,7 +32,6 @@ _KEYS = {
 }
 
 
-@pytest.mark.usefixtures('quick_compiles')
 def test_a_run_of_own_parts(tmp_path):
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS)
   scores = train.run(config, str(tmp_path))

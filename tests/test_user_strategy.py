@@ -28,7 +28,6 @@ def _config(**keys):
   return command_line.load('configs/resnet_anp.py:tiny', {**_KEYS, **keys})
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_it_trains_resumes_and_is_evaluated(tmp_path, monkeypatch):
   builders.use_devices(monkeypatch, 2)

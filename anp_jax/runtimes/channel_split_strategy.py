@@ -33,7 +33,7 @@ def _are_devices(names):
 def _is_pattern(pattern):
   try:
     re.compile(pattern)
-  except re.error:
+  except (re.error, OverflowError, RecursionError):
     return False
   return True
 

@@ -8,7 +8,7 @@ from tests import builders
 
 
 @pytest.fixture(scope='module')
-def averaged(tmp_path_factory, quick_compiles):
+def averaged(tmp_path_factory):
   """A run of a user's network with averaged weights: newest 8 and 12, best 6 or 12."""
   config = config_lib.replaced(
     command_line.load('configs/resnet_anp.py:tiny', {}),

@@ -16,8 +16,6 @@ from anp_jax.data import vocabulary
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 def _saved(folder, kind, step):
   """A checkpoint's state, read by Orbax alone."""

@@ -20,8 +20,6 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.training import build, objective as objective_lib, run_spec
 from tests import builders, launching, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _WORDS = vocabulary_lib.Vocabulary(tuple(f'class_{i}' for i in range(10)))
 _WIDTH, _CLASSES = 4, 10
 

@@ -14,8 +14,6 @@ from anp_jax.checkpoint.weights import families, naming, weights_source as sourc
 from anp_jax.models import resnet
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 WIDTH, STAGES = 8, (2, 1, 1, 1)
 PEERS = {naming.TIMM: 'torchvision', naming.TRANSFORMERS: 'transformers'}
 

@@ -24,7 +24,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
 _TINY = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
 weight_files.CLASSES = 3
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 def test_a_file_tells_its_network(tmp_path):

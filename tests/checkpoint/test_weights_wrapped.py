@@ -7,8 +7,6 @@ import safetensors.numpy
 from anp_jax.checkpoint.weights import huggingface, initial, published_weights, weights_source
 from tests import exporting
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 @pytest.fixture(scope='module')
 def network(tmp_path_factory):

@@ -134,17 +134,17 @@ def _faults(mtbf, repair):
 
 # Nodes, rule, and hours: between failures of a node, to its return, of the simulation.
 _CASES = [
-  (1, _all, 50, 1, 20_000),
-  (16, _all, 30, 1, 4_000),
-  (128, _all, 1000, 1, 4_000),
-  (2, _any, 50, 4, 12_000),
-  (4, _powers, 100, 24, 15_000),
-  (5, _powers, 20, 2, 6_000),
-  (8, _powers, 300, 2, 15_000),
-  (16, _any, 40, 1, 3_000),
-  (4, _all_but_one, 10, 8, 4_000),
-  (48, _half, 100, 24, 4_000),
-  (128, _powers, 1000, 1, 3_000),
+  (1, _all, 50, 1, 10_000),
+  (16, _all, 30, 1, 2_000),
+  (128, _all, 1000, 1, 2_000),
+  (2, _any, 50, 4, 6_000),
+  (4, _powers, 100, 24, 7_500),
+  (5, _powers, 20, 2, 3_000),
+  (8, _powers, 300, 2, 7_500),
+  (16, _any, 40, 1, 1_500),
+  (4, _all_but_one, 10, 8, 2_000),
+  (48, _half, 100, 24, 2_000),
+  (128, _powers, 1000, 1, 1_500),
 ]
 
 
@@ -159,7 +159,7 @@ def test_goodput_is_that_of_simulated_failures(nodes, rule, mtbf, repair, hours)
 
 @pytest.mark.parametrize(
   'nodes, rule, mtbf, hours, runs',
-  [(2, _any, 20, 40, 500), (8, _powers, 100, 50, 200), (48, _half, 1000, 24, 1000)],
+  [(2, _any, 20, 40, 250), (8, _powers, 100, 50, 100), (48, _half, 1000, 24, 500)],
 )
 def test_goodput_of_runs_whose_nodes_never_return(nodes, rule, mtbf, hours, runs):
   faults, used = _faults(mtbf, 0), rule(nodes)

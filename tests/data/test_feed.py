@@ -10,8 +10,6 @@ import pytest
 from anp_jax.data.input import feed
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 # (devices on the data axis, devices on the model axis)
 _MESHES = [(1, 1), (8, 1), (4, 2)]
 

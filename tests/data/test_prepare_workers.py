@@ -15,7 +15,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data.prepare import worker_pool
-from tests import builders, prepared
+from tests import builders, pool_tasks, prepared
 
 
 @pytest.fixture(scope='module')
@@ -236,52 +236,23 @@ def test_a_file_at_which_a_worker_dies_is_named(tmp_path):
   )
 
 
-class _Files(list):
-  """Paths of files."""
-
-  def paths(self):
-    return self
-
-
-def _masked_signals(begin_file, files):
-  """Tells which signals a worker blocks."""
-  return signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
 def test_workers_ignore_the_interrupts_of_a_terminal():
-  tasks = [(_Files(['file']),)] * 3
-  masks = worker_pool.run('reading masks', _masked_signals, tasks, workers=2)
+  tasks = [(pool_tasks.Files(['file']),)] * 3
+  masks = worker_pool.run('reading masks', pool_tasks.masked_signals, tasks, workers=2)
   assert len(masks) == 3 and all(signal.SIGINT in mask for mask in masks)
   assert multiprocessing.active_children() == []
-
-
-class _TwoArgumentsError(Exception):
-  """An error that pickle cannot restore."""
-
-  def __init__(self, text, number):
-    super().__init__(f'{text} {number}')
-
-
-def _fail(begin_file, files):
-  """Ends in the way that the second file is called."""
-  begin_file(1)
-  if files[1] == 'exit':
-    os._exit(3)
-  if files[1] == 'two':
-    raise _TwoArgumentsError('the text', 2)
-  raise OSError('the text')
 
 
 @pytest.mark.parametrize(
   'name, text',
   [
     ('OSError', 'the text'),
-    ('two', 'two: _TwoArgumentsError: the text 2'),
+    ('two', 'two: TwoArgumentsError: the text 2'),
     ('exit', 'a worker process died while it read exit: '),
   ],
 )
 def test_a_task_that_fails_ends_the_work(name, text):
   with pytest.raises(config_lib.ConfigError) as error:
-    worker_pool.run('failing', _fail, [(_Files(['good', name]),)], workers=1)
+    worker_pool.run('failing', pool_tasks.fail, [(pool_tasks.Files(['good', name]),)], workers=1)
   assert str(error.value).startswith(text)
   assert multiprocessing.active_children() == []

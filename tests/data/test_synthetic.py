@@ -1,12 +1,9 @@
 """Tests of synthetic: random batches that are made on the devices."""
 
 import numpy as np
-import pytest
 
 from anp_jax.data.input import batch_plan, feed, random_batches
 from tests import builders
-
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 def _synthetic(config, sharding, start=0, training=True, batch=8):

@@ -12,7 +12,6 @@ from anp_jax.config import command_line
 from anp_jax.models import convnets
 from tests import caffe_models
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 CLASSES = 7
 # (network, images): the size that it was made for, and one at which every pool
 # has windows cut off at both far edges, or at one.
@@ -184,14 +183,15 @@ def test_the_command_line_reaches_them(name):
 def test_windows_that_the_edge_cuts_off():
   # 0..19 in rows of 5. Of 3x3 windows at every second pixel the columns fit;
   # of the rows the second window has two, rows 2 and 3.
-  x = jnp.arange(20, dtype='float32').reshape(1, 4, 5, 1)
-  highest = convnets.pool(-x, 'max', 3, 2)[0, ..., 0]
+  x = np.arange(20, dtype='float32').reshape(1, 4, 5, 1)
+  pool = jax.jit(convnets.pool, static_argnums=(1, 2, 3))
+  highest = pool(-x, 'max', 3, 2)[0, ..., 0]
   np.testing.assert_array_equal(highest, [[0, -2], [-10, -12]])
   # Centres: (1, 1) and (1, 3); then between rows 2 and 3.
-  mean = convnets.pool(x, 'mean', 3, 2)[0, ..., 0]
+  mean = pool(x, 'mean', 3, 2)[0, ..., 0]
   np.testing.assert_allclose(mean, [[6, 8], [13.5, 15.5]], rtol=1e-6)
   # Also where both edges cut: the last pixel alone of a 3x3 map's 2x2 windows.
-  corner = convnets.pool(x[:, :3, :3], 'mean', 2, 2)[0, ..., 0]
+  corner = pool(x[:, :3, :3], 'mean', 2, 2)[0, ..., 0]
   np.testing.assert_allclose(corner, [[3, 4.5], [10.5, 12]], rtol=1e-6)
 
 
@@ -207,12 +207,12 @@ def test_response_normalisation_in_closed_form(dtype):
   # A constant map of 200: the mean of squares is 40,000 inside, 2/3 of it at an
   # edge and 4/9 at a corner, so that bases are 3, 7/3 and 17/9.
   x = jnp.full((1, 5, 5, 2), 200, dtype)
-  y = convnets.normalise_response(x)
+  y = jax.jit(convnets.normalise_response)(x)
   assert y.dtype == x.dtype
   want = 200 * np.array([17 / 9, 7 / 3, 3]) ** -0.75
   # float32 rounds at 1e-7, bfloat16 at 4e-3; the mean is of the dtype.
   for channel in (0, 1):
-    got = np.float32(jnp.stack([y[0, 0, 0], y[0, 0, 2], y[0, 2, 2]]))
+    got = np.float32(y)[0, [0, 0, 2], [0, 2, 2]]
     np.testing.assert_allclose(got[:, channel], want, rtol=1e-6 if dtype == 'float32' else 1.2e-2)
 
 
@@ -220,4 +220,4 @@ def test_response_normalisation_adds_to_one_in_float32():
   # 1 + 5e-5 * 63.5 is 1 in bfloat16, and would leave x as it is. Divided by
   # 1.003175^0.75 it is 7.950, between 7.9375 and 7.96875 nearer to the former.
   x = jnp.full((1, 3, 3, 1), 7.96875, 'bfloat16')
-  assert float(convnets.normalise_response(x)[0, 1, 1, 0]) == 7.9375
+  assert float(jax.jit(convnets.normalise_response)(x)[0, 1, 1, 0]) == 7.9375

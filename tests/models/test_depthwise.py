@@ -39,7 +39,6 @@ def _kernel_gradient(size, stride):
 
 
 @needs_onednn
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.parametrize('sign', [-1, 1])
 @pytest.mark.parametrize('size, stride', [(7, 1), (5, 2)])
 @pytest.mark.parametrize('sides', [(4, 3), (14, 11)])

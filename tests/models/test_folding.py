@@ -15,10 +15,9 @@ from anp_jax.system import flops, onednn
 from anp_jax.system.onednn import c_api, pieces
 from tests import layer_references as references
 
-pytestmark = [
-  pytest.mark.usefixtures('quick_compiles'),
-  pytest.mark.skipif(onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'),
-]
+pytestmark = pytest.mark.skipif(
+  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
+)
 PLATFORM = onednn.PLATFORM
 _BFLOAT16 = onednn.find() and 'bfloat16' in onednn.find().dtypes
 _DTYPES = ('float32', 'bfloat16') if _BFLOAT16 else ('float32',)

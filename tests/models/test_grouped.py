@@ -10,8 +10,6 @@ from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system import onednn
 from tests import layer_references as references
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _SIDE = 9
 
 

@@ -16,7 +16,6 @@ from anp_jax.models.layers import convolution
 from anp_jax.system import onednn
 from tests import layer_references as references
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu', 'tpu')  # all are run on this machine's CPU
 # Both sides compute in float64, sums of up to 7 * 7 * 3 * 256 terms of order
 # one, each rounded at 1e-16: 1e-11 is a thousand times what was seen, and a
@@ -353,29 +352,28 @@ def test_a_bias_gradient_in_bfloat16_is_summed_in_float32():
 @pytest.mark.parametrize('platform', PLATFORMS)
 def test_relu(platform, dtype):
   inputs = [-2, -0.0, 0, 3, -np.inf, np.inf, np.nan]
-  y, pull = jax.vjp(lambda x: layers.relu(x, platform), jnp.array(inputs, dtype))
+  dy = jnp.full(7, 5, dtype)
+  y, dx = _with_gradients(lambda x: layers.relu(x, platform), dy, jnp.array(inputs, dtype))
   assert y.dtype == dtype
   # What is not a number stays so: training must stop there.
   np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 3, 0, np.inf, np.nan])
-  gradient = np.float32(pull(jnp.full(7, 5, dtype))[0])
-  np.testing.assert_array_equal(gradient[:-1], [0, 0, 0, 5, 0, 5])
+  np.testing.assert_array_equal(np.float32(dx)[:-1], [0, 0, 0, 5, 0, 5])
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_relu6_and_its_gradient(dtype):
   inputs = [-np.inf, -2, 0, 0.5, 3, 6, 7, np.inf, np.nan]
-  y, pull = jax.vjp(layers.relu6, jnp.array(inputs, dtype))
+  y, dx = _with_gradients(layers.relu6, jnp.full(9, 5, dtype), jnp.array(inputs, dtype))
   assert y.dtype == dtype
   np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 0.5, 3, 6, 6, 6, np.nan])
-  gradient = np.float32(pull(jnp.full(9, 5, dtype))[0])
-  np.testing.assert_array_equal(gradient[:-1], [0, 0, 0, 5, 5, 0, 0, 0])
+  np.testing.assert_array_equal(np.float32(dx)[:-1], [0, 0, 0, 5, 5, 0, 0, 0])
 
 
 @pytest.mark.parametrize('name', ['silu', 'gelu'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_activations_have_their_formulas(name, dtype):
   inputs = jnp.linspace(-9, 9, 73).astype(dtype)
-  y, pull = jax.vjp(getattr(layers, name), inputs)
+  actual = _with_gradients(getattr(layers, name), jnp.full_like(inputs, 2), inputs)
   x = np.float64(inputs)
   below, density = scipy.stats.norm.cdf(x), scipy.stats.norm.pdf(x)
   want = x * below, 2 * (below + x * density)
@@ -384,7 +382,7 @@ def test_activations_have_their_formulas(name, dtype):
     want = x * share, 2 * (share + x * share * (1 - share))
   # A few roundings of numbers up to 9; bfloat16's at 2^-9 of the value.
   tolerance = {'float32': 3e-6, 'bfloat16': 0.04}[dtype]
-  for got, exact in zip((y, *pull(jnp.full_like(inputs, 2))), want):
+  for got, exact in zip(actual, want, strict=True):
     assert got.dtype == dtype
     np.testing.assert_allclose(np.float64(got), exact, atol=tolerance)
 

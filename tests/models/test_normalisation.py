@@ -11,7 +11,6 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import onednn
 from tests import layer_references as references
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
 PLATFORMS = ('cpu', 'gpu')  # the two ways to take moments, both run on a CPU
 
 

@@ -10,8 +10,6 @@ from anp_jax.models import convnext, efficientnet
 from anp_jax.models.layers import example_randomness
 from tests import stepping
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 class _Draws(nn.Module):
   rates: tuple = (0.0, 0.25, 0.5)

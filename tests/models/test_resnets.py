@@ -13,8 +13,6 @@ from anp_jax.checkpoint.weights import families, naming, weights_source as sourc
 from anp_jax.data import vocabulary as vocabulary_lib
 from tests import builders, timm_peer
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _TABLE = families.RESNET.namings[naming.TIMM]
 
 

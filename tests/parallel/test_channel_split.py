@@ -11,9 +11,6 @@ from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.tools.portability import compiled_collectives
 from tests import launching, splitting
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 BATCH = splitting.BATCH
 
 

@@ -11,8 +11,6 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import parts as parts_lib, split_operation
 from tests import splitting
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 P = mesh_lib.P
 
 

@@ -8,9 +8,6 @@ from anp_jax.runtimes.calibration import boundaries, timing, workloads
 from anp_jax.training import build
 from tests import splitting
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 OURS = {'model.name': 'tests.user_network:WithOurLayers'}
 TWICE = {'model.name': 'tests.user_network:WithLayersUsedTwice'}
 RESNET = {'model.name': 'tests.small_networks:ResNet'}

@@ -263,7 +263,6 @@ def test_sums_by_device_do_differ():
   assert 'params/conv1/kernel' in _differing(got, want)
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_the_sums_are_those_of_sync():
   """In float64: another order of sums costs 1e-15 each, over 2 steps."""
@@ -282,7 +281,6 @@ def test_the_sums_are_those_of_sync():
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'devices, shards, sums',

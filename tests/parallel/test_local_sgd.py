@@ -16,9 +16,6 @@ from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build, train_step as step_lib
 from tests import builders, launching, programs, stepping, user_network
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 BATCH, SIDE, CLASSES = 16, 8, 12
 RATE, MOMENTUM, DECAY, CLIP = 0.1, 0.9, 1e-3, 0.3
 # float64 rounds at 1e-16; sums in another order were seen to differ by 1e-14

@@ -10,9 +10,6 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import cores
 from tests import small_networks, splitting
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _STEPS = 2
 # With clipping, a group of `local_sgd` would clip its own gradient.
 _KEYS = {'optimizer.clip_norm': 0.0}

@@ -12,8 +12,6 @@ from anp_jax.runtimes.calibration import row_speeds
 from anp_jax.system import cores
 from tests import builders, programs, splitting
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 # Of this process's pool, whose size JAX has decided; see test_invariant.py.
 _THREADS = max(8, cores.count())
 # Its batch norm has the group of the config, two images.

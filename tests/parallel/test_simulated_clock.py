@@ -119,7 +119,7 @@ _CASES = {'sync': {}, 'local_sgd': {'strategy.groups': 2, 'strategy.period': 4}}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('quick_compiles', 'on_one_device')
+@pytest.mark.usefixtures('on_one_device')
 @pytest.mark.parametrize('name', [pytest.param('sync', marks=pytest.mark.soak), 'local_sgd'])
 def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name):
   config = config_lib.replaced(

@@ -31,8 +31,6 @@ from anp_jax.data.input import decode_pillow
 from anp_jax.models import convnext
 from tests import builders, exporting
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CLOTHING = _ROOT.parent / 'shared' / 'data' / 'clothing'
 

@@ -26,8 +26,6 @@ from anp_jax.data.sources import features
 from anp_jax.predict import __main__ as predict, network as network_lib, sheet
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = ('big_cat', 'big_dog', 'old_cat', 'old_dog', 'red_car')
 

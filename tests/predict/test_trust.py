@@ -13,7 +13,7 @@ from anp_jax.predict import __main__ as predict
 from anp_jax.tools.compare import __main__ as compare
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'stranger')
+pytestmark = pytest.mark.usefixtures('stranger')
 
 _NAME = 'payload_of_theirs:Net'
 _SOURCE = """

@@ -12,7 +12,7 @@ from anp_jax.runtimes.model_ring import spans as spans_lib
 from tests import event_files, launching, model_rings
 
 # The references in this process are compiled as the ranks are.
-pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures('quick_compiles')]
+pytestmark = pytest.mark.multiprocess
 
 MODELS = ('seed=1', 'seed=2', 'ema=0.9; optimizer.name=adam')
 _KEYS = {

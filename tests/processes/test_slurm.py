@@ -17,11 +17,7 @@ from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching, model_rings, slurm_cluster
 
 # The references in this process are compiled as the jobs' tasks are.
-pytestmark = [
-  pytest.mark.slurm,
-  pytest.mark.timeout(1200),
-  pytest.mark.usefixtures('quick_compiles'),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
 _TRAIN = 'scripts/slurm/train.sbatch'
 _STEPS = 300

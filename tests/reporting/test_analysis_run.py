@@ -59,7 +59,7 @@ def _tiny(path):
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory, quick_compiles):
+def run(tmp_path_factory):
   """A finished run whose training data are gone."""
   place = tmp_path_factory.mktemp('run')
   data = place / 'set.npz'

@@ -15,6 +15,12 @@ from anp_jax.system import drawing
 from anp_jax.tools.study import grid, plots, study_results
 from tests import figure_text
 
+
+@pytest.fixture(scope='module', autouse=True)
+def quick_compiles():
+  """Figures are drawn."""
+
+
 _LONG = 'an extraordinarily long name_of a class that no figure has room for'
 
 

@@ -15,6 +15,12 @@ import pytest
 from anp_jax.reporting import run_page
 from anp_jax.reporting.run_page import run_tables
 
+
+@pytest.fixture(scope='module', autouse=True)
+def quick_compiles():
+  """Figures are drawn."""
+
+
 _CONFIG = "batch_size = 256\ndata.source = 'folder|x'\n"
 
 

@@ -102,6 +102,11 @@ def _lines(workdir):
   (workdir / 'metrics.jsonl').write_text(text)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def quick_compiles():
+  """Figures are drawn."""
+
+
 @pytest.fixture
 def no_figure(monkeypatch):
   """For tests without curves: drawing takes seconds."""

@@ -14,9 +14,6 @@ from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, rounds, 
 from anp_jax.training import build
 from tests import splitting
 
-# Times have to exist, not to be short.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 def _spec(model, data=1, **overrides):
   config = splitting.two_convolutions(**overrides)

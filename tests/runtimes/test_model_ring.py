@@ -26,8 +26,6 @@ from anp_jax.runtimes.model_ring import (
 )
 from tests import model_rings
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 BATCH, LAPS = model_rings.BATCH, model_rings.LAPS
 MODELS = model_rings.MODELS
 _NOT_IN_LINES = ('model', 'laps')

@@ -25,9 +25,6 @@ from anp_jax.runtimes.offload import (
 )
 from tests import builders, splitting
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 @pytest.fixture
 def local_devices():

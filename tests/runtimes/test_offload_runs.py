@@ -15,9 +15,6 @@ from anp_jax.runtimes.offload import device as device_lib
 from anp_jax.system import xla_flags
 from tests import launching, splitting
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 def _config(**overrides):
   return splitting.two_convolutions(

@@ -9,8 +9,6 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.parameter_server import log as log_lib, slice_optimizer
 from tests import builders, launching, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 # A schedule that the length of the run shapes.
 _COSINE = {'schedule.name': 'cosine', 'schedule.warmup': '0 steps', 'strategy.in_flight': 1}
 

@@ -12,7 +12,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.parameter_server import look_ahead, parameter_store
 from tests import builders, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'small_blocks')
+pytestmark = pytest.mark.usefixtures('small_blocks')
 
 _MOMENTUM = 0.9
 

@@ -7,8 +7,6 @@ from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as log_lib
 from tests import launching, serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):

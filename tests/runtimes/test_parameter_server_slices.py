@@ -9,7 +9,7 @@ import pytest
 from anp_jax.runtimes.parameter_server import layout as layout_lib
 from tests import serving
 
-pytestmark = pytest.mark.usefixtures('quick_compiles', 'small_blocks')
+pytestmark = pytest.mark.usefixtures('small_blocks')
 
 _STEPS = 4
 

@@ -15,8 +15,6 @@ from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, probe, r
 from anp_jax.system import stopwatch
 from tests import launching, splitting
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 def _costs(*rates, kind=costs_lib.Costs, **fields):
   """Costs of devices that compute so many features a second, nothing else."""

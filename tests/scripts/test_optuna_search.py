@@ -57,7 +57,6 @@ class _PoorTrial(optuna.trial.FixedTrial):
     return self.reported is not None
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_a_pruned_trial_has_saved(tmp_path, monkeypatch):
   monkeypatch.chdir(launching.ROOT)

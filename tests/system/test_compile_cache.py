@@ -46,6 +46,11 @@ def is_read(number):
   return len(_events) > before
 
 
+@pytest.fixture(scope='module', autouse=True)
+def quick_compiles():
+  """Programs take their time to compile."""
+
+
 @pytest.fixture
 def restored():
   """JAX's settings of the cache, as they were before a test."""

@@ -205,7 +205,7 @@ except BaseException:
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory, quick_compiles):
+def run(tmp_path_factory):
   """A finished run, and a tree of images."""
   folder = tmp_path_factory.mktemp('interrupted')
   for split, count in ('train', 40), ('validation', 16):

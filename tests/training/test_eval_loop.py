@@ -11,8 +11,6 @@ from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.training import eval_loop, eval_step, objective as objective_lib
 from tests import user_network
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 SIDE = 8
 EXAMPLES = 37  # two batches of 16 and five rows of a third
 BATCH = 16

@@ -13,8 +13,6 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.predict import __main__ as predict, network as network_lib
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _PAIRS = [f'{adjective}_{noun}' for adjective in ('big', 'old') for noun in ('cat', 'dog', 'sea')]
 # Sums of a dozen float32 products of order 1 to 10.
 _TOLERANCE = 1e-4

@@ -14,8 +14,6 @@ from anp_jax.reporting import telemetry
 from anp_jax.system import cores
 from tests import builders, programs
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 PAIRS = ('cute_cat', 'cute_dog', 'wild_cat', 'wild_sea', 'mild_sea', 'mild_dog')
 # Of each class, by hand: cute, mild, wild; cat, dog, sea.
 WORDS = (np.array([0, 0, 2, 2, 1, 1]), np.array([0, 1, 0, 2, 2, 1]))

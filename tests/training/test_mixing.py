@@ -8,8 +8,6 @@ from scipy import stats
 
 from anp_jax.training import mixing
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _KINDS = [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)]
 _blend = jax.jit(mixing.blend, static_argnames=('mixup', 'cutmix'))
 

@@ -12,8 +12,6 @@ from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.training import build, multipliers, optimizer
 from tests import builders, programs
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _CLASSES, _BATCH, _SIDE = 5, 16, 8
 _FLAX = 'tests.user_network:WithoutDropout'
 _OURS = 'tests.user_network:WithOurLayers'

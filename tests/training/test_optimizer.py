@@ -12,8 +12,6 @@ from anp_jax.config import key_table, optimizers
 from anp_jax.training import optimizer
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 BATCH = 8
 EXAMPLES = 80  # 10 steps an epoch
 STEPS = 10
@@ -171,6 +169,8 @@ def test_optimizer_is_its_recurrence(x64, config, name, decay):
   assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float64')}
   expected = _reference(config)
   _assert_equal(actual, expected)
+  if not decay:
+    return
   with jax.enable_x64(False):
     actual = _run(config, dtype=np.float32)
   assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float32')}
@@ -420,9 +420,9 @@ def test_only_an_elementwise_optimizer_updates_a_matrix_that_is_cut_alike(x64, c
   def updated(rows):
     transform = optimizer.create(config, BATCH, EXAMPLES, 100)
     params = jnp.asarray(weights[rows])
-    state = transform.init(params)
+    state, update = transform.init(params), jax.jit(transform.update)
     for gradient in gradients[:, rows]:
-      updates, state = transform.update(jnp.asarray(gradient), state, params)
+      updates, state = update(gradient, state, params)
       params = params + updates
     return np.asarray(params)
 

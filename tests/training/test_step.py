@@ -13,9 +13,6 @@ from anp_jax.parallel import division, mesh as mesh_lib, state as state_lib
 from anp_jax.training import train_step as step_lib
 from tests import stepping
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 @pytest.mark.slow
 def test_twenty_steps_lower_the_loss(x64):

@@ -13,9 +13,6 @@ from anp_jax.models.layers import sums
 from anp_jax.parallel import mesh as mesh_lib
 from tests import stepping
 
-# Compiling is most of the time here; the arithmetic is what is tested.
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 def _collectives(text):
   """(kind, dtype, elements) of each array that compiled code sends around."""

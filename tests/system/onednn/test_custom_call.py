@@ -26,7 +26,7 @@ P = jax.sharding.PartitionSpec
 needs_library = pytest.mark.skipif(
   library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
 )
-pytestmark = [pytest.mark.usefixtures('quick_compiles'), needs_library]
+pytestmark = needs_library
 _SIDE, _CHANNELS = 10, 64  # enough to be cut into pieces
 
 

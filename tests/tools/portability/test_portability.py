@@ -353,7 +353,6 @@ def test_what_does_not_fit_a_target_is_said(config):
     ahead.inspect(config, targets.parse('cpu:9'))
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 def test_steps_of_lenet_on_eight_cpus(config):
   """The published count with 10 classes, and 500 weights more for each further colour."""

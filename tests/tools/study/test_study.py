@@ -134,7 +134,6 @@ def test_bytes_that_a_ring_sends():
   assert traffic.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow
 @pytest.mark.parametrize('strategy, period', [('sync', 1), ('local_sgd', 8)])
 def test_bytes_of_a_compiled_step(strategy, period):

@@ -105,7 +105,6 @@ def test_chart_has_a_bar_for_each_turn(tmp_path):
   assert text == 'seed=1'
 
 
-@pytest.mark.usefixtures('quick_compiles')
 @pytest.mark.slow  # TensorFlow is imported, to decode files
 def test_independent_models_read_the_files_once(tmp_path, monkeypatch):
   """24 and 6 images, three epochs."""

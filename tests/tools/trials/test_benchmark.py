@@ -12,8 +12,6 @@ from anp_jax.tools import trials
 from anp_jax.tools.trials import benchmark
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 
 @pytest.fixture
 def quick(monkeypatch):

@@ -10,8 +10,6 @@ from anp_jax.tools import trials
 from anp_jax.tools.trials import range_test
 from tests import builders
 
-pytestmark = pytest.mark.usefixtures('quick_compiles')
-
 _CLASSES = 5
 
 
