@@ -14,10 +14,10 @@ python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyth
 limit=175  # seconds of a part
 
 recipe=:modern network=resnet50_gpu sizes='--rounds=6'
-repeats=2 batches=128,256 target=gpu:h200:1x1
+repeats=2 batches=128,256 target=gpu:h200:1x1 members='--members=16 --steps=2000 --rounds=1'
 if [ "${SMALL:-}" ]; then
   recipe=:tiny network=tiny sizes='--rounds=1 --steps=1 --batch=2 --side=32'
-  repeats=1 batches=8,16 target=cpu:1
+  repeats=1 batches=8,16 target=cpu:1 members='--members=2 --steps=6 --rounds=1'
 fi
 config="--config=configs/resnet_anp.py$recipe"
 images="--config.data.source=synthetic --config.batch_size=${batches#*,}"
@@ -30,6 +30,7 @@ efficientnet scripts.bench.step --cases=efficientnet_b0_gpu --peers=torch_eager 
 convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
 compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
 resume scripts.bench.resume $config
+ensemble scripts.bench.ensemble $members
 plan anp_jax.tools.plan $config $images --measure --measure_batches=$batches
 benchmark anp_jax $config $images --mode=benchmark --workdir=$out/benchmark
 portability anp_jax.tools.portability $config $images --target=$target

@@ -37,23 +37,24 @@ _LAYERS = (
 # Most lines of code of each part (of docs: all lines), by `code_metrics --code`. Only
 # a commit that says why may raise one.
 _BUDGET = {
-  'anp_jax': 760,
+  'anp_jax': 780,
   'anp_jax/checkpoint': 2_380,
   'anp_jax/cluster': 2_920,
-  'anp_jax/config': 2_190,
+  'anp_jax/config': 2_220,
   'anp_jax/costs': 470,
-  'anp_jax/data': 5_910,
+  'anp_jax/data': 5_920,
+  'anp_jax/ensemble': 490,
   'anp_jax/models': 1_820,
   'anp_jax/parallel': 1_760,
   'anp_jax/predict': 630,
-  'anp_jax/reporting': 2_200,
-  'anp_jax/runtimes': 5_700,
+  'anp_jax/reporting': 2_220,
+  'anp_jax/runtimes': 5_780,
   'anp_jax/system': 2_510,
-  'anp_jax/tools': 5_870,
+  'anp_jax/tools': 5_930,
   'anp_jax/training': 1_120,
-  'core': 30_260,
-  'scripts': 2_890,
-  'tests': 39_780,
+  'core': 30_890,
+  'scripts': 2_970,
+  'tests': 40_180,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

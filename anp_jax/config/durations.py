@@ -101,7 +101,6 @@ def window(text: str, least: int = 1) -> range:
   match = _WINDOW.fullmatch(text)
   if text and (not match or not least <= int(match[1]) < int(match[2])):
     raise errors.ConfigError(
-      f"{text!r}: expected first:last, such as '10:15' for 10 to 14 (first is at least "
-      f'{least}), or nothing'
+      f"{text!r}: expected first:last, such as '10:15' for 10 to 14, from {least} on, or nothing"
     )
   return range(int(match[1]), int(match[2])) if match else range(0)

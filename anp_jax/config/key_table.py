@@ -348,6 +348,7 @@ _ENSEMBLE = {
     'trainings that one program computes at once; 0: as many as an accelerator has memory for, '
     'one on a CPU',
     at_least=0,
+    only_if=('ensemble.seeds', ('?*',)),
   ),
 }
 _PROFILE = {'steps': window('', "steps to trace, 'first:last' with last excluded, such as '10:15'")}
@@ -391,7 +392,7 @@ KEYS = {
   **_group('log', _LOG, resumable=True),
   **_group('compile_cache', _COMPILE_CACHE, resumable=True),
   **_group('cluster', _CLUSTER, resumable=True),
-  **_group('ensemble', _ENSEMBLE, resumable=True),
+  **_group('ensemble', _ENSEMBLE),
   **_group('profile', _PROFILE, resumable=True),
   **_group('emulate', emulation_keys.KEYS),
 }

@@ -47,7 +47,7 @@ def run(invocation: strategy_lib.Invocation) -> dict:
     for seed in seeds
   }
   devices = invocation.devices or jax.local_devices()
-  ensemble = Ensemble(configs, invocation.processes, devices)
+  ensemble = Ensemble(configs, invocation.processes, devices, config.ensemble.together)
   run_dir.claim_workdir(workdir, config, ensemble.vocabulary)
   scores, vote = ensemble.train()
   if vote > preemption.CONTINUE:
@@ -72,6 +72,7 @@ class Ensemble:
     configs: Mapping[str, ConfigDict],
     processes: cluster.Processes,
     devices: Sequence[jax.Device],
+    together: int = 0,
   ):
     """Opens the data and all runs; nothing is compiled yet.
 
@@ -79,6 +80,7 @@ class Ensemble:
       configs: config of each member by its workdir; they have one `config.members.program_key`.
       processes: this process, alone.
       devices: devices over which the members divide.
+      together: most members of a program; 0: see `lane.Device`.
 
     Raises:
       ConfigError: if the config does not suit an ensemble, or a workdir belongs to
@@ -115,7 +117,8 @@ class Ensemble:
         for workdir, config in items[i :: len(devices)]
       ]
       self._members += members
-      self._open_lanes(lane_lib.Device(shared, [config for _, config in items]), members)
+      device_lanes = lane_lib.Device(shared, [config for _, config in items], together)
+      self._open_lanes(device_lanes, members)
 
   def _open_lanes(self, device, members):
     """The lanes of a device: members that are at one step, as many as fit at once."""

@@ -25,12 +25,15 @@ class Device:
     experiment: training of any of them.
   """
 
-  def __init__(self, shared: experiment.Experiment, configs: Sequence[ConfigDict]):
+  def __init__(
+    self, shared: experiment.Experiment, configs: Sequence[ConfigDict], together: int = 0
+  ):
     """Puts the examples on the device.
 
     Args:
       shared: training of any member, on a mesh of the device alone.
       configs: configs of all members of the ensemble.
+      together: most members of a program; 0: all on an accelerator, one on a CPU.
     """
     self.experiment = shared
     self._device = shared.mesh.devices.flat[0]
@@ -38,7 +41,7 @@ class Device:
     self._examples = device_examples.load(shared.config, shared.source, self._device)
     self._is_cpu = mesh_lib.platform(shared.mesh) == 'cpu'
     # A CPU's caches hold the state of one member, and none of its steps waits for a launch.
-    self._together = shared.config.ensemble.together or (1 if self._is_cpu else len(configs))
+    self._together = together or (1 if self._is_cpu else len(configs))
     self._one = jax.jit(self._step.one, donate_argnums=0)
     self._batch = jax.jit(
       jax.vmap(functools.partial(device_examples.batch, shared.config), (None, 0))

@@ -114,6 +114,7 @@ def _configs():
     {'data.cache': 'encoded'},
     {'data.balance': 'weights'},
     {'emulate.enabled': True},
+    {'ensemble.seeds': '0:2'},
     *(
       {'strategy.name': name, 'strategy.simulate.workers': 2}
       for name in ('parameter_server', 'local_sgd')

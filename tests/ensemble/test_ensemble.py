@@ -17,6 +17,12 @@ from anp_jax.ensemble import device_examples, ensemble_run, lane, member as memb
 from anp_jax.reporting import telemetry
 from tests import builders
 
+
+@pytest.fixture(scope='module')
+def quick_compiles():
+  """Off: bits are compared of programs that XLA optimizes as in a run."""
+
+
 _CLOCKED = ('time', 'seconds', 'images_per_second', 'input_wait')
 
 

@@ -142,4 +142,4 @@ def test_bad_text_is_one_clear_line(text):
   line = str(e.value)
   assert '\n' not in line
   assert f'config.profile.steps={text!r}' in line
-  assert "first:last, such as '10:15' for the steps 10 to 14" in line
+  assert "first:last, such as '10:15' for 10 to 14, from 1 on" in line

@@ -54,8 +54,9 @@ def run(
           del running[group]
           free.append(share)
           if status and len(group) > 1:
-            waiting += [(cell,) for cell in together.unfinished(study, group)]
-            group = tuple(cell for cell in group if (cell,) not in waiting)
+            status, left = 0, together.unfinished(study, group)
+            waiting += [(cell,) for cell in left]
+            group = tuple(cell for cell in group if cell not in left)
           for cell in group:
             ended(cell, study_runner.ended(study, cell, status, len(cores)))
   except BaseException:
@@ -70,10 +71,16 @@ def run(
 def _shares(study, cells, cores):
   """The cores of each of the runs that run at the same time."""
   devices = max((cell.devices for cell in cells), default=1)
-  if not study.simulated or devices >= len(cores):
+  shares_device = _platform(study) != 'cpu'
+  if not study.simulated or shares_device or devices >= len(cores):
     return [cores]
   starts = range(0, len(cores) - devices + 1, devices)
   return [cores[start : start + devices] for start in starts]
+
+
+def _platform(study):
+  """The platform of the runs: of those whose own speed is not measured, any."""
+  return os.environ.get('JAX_PLATFORMS', 'cpu') if study.simulated else 'cpu'
 
 
 def _command(study, cell, cores):
@@ -94,13 +101,12 @@ def _start(study, group, cores):
   cell = group[0]
   workdir = study.workdir(cell)
   os.makedirs(workdir, exist_ok=True)
-  platform = os.environ.get('JAX_PLATFORMS', 'cpu') if study.simulated else 'cpu'
   environment = {**study_runner.environment(cell), **emulate.environment(study)}
   with open(os.path.join(workdir, study_runner.LOG), 'w') as log:
     # In a session of its own: a terminal's Ctrl-C would reach the processes,
     # too, and a second signal means to leave without a save.
     options = {
-      'env': environment | {'JAX_PLATFORMS': platform},
+      'env': environment | {'JAX_PLATFORMS': _platform(study)},
       'stdout': log,
       'stderr': subprocess.STDOUT,
       'start_new_session': True,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import json
 import subprocess
 import sys
+from typing import Any
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, members, strategy as strategy_lib
@@ -60,7 +61,7 @@ def unfinished(study: study_runner.Study, cells: Iterable[grid.Cell]) -> list[gr
 
 
 def start(
-  study: study_runner.Study, cells: Iterable[grid.Cell], prefix: list[str], **options
+  study: study_runner.Study, cells: Iterable[grid.Cell], prefix: list[str], **options: Any
 ) -> subprocess.Popen:
   """Starts the process of a group.
 

@@ -1,0 +1,94 @@
+"""Tests of study: cells that are members of one ensemble."""
+
+import json
+import sys
+
+import pytest
+
+from anp_jax.tools.study import grid, local, study_runner, together
+
+_LENET = 'configs/lenet.py'
+
+
+def _study(folder='folder', **overrides):
+  keys = {'duration': '4 steps', 'eval.every': '4 steps', 'log.tensorboard': 'False'}
+  return study_runner.Study(_LENET, keys | overrides, str(folder), simulated=True)
+
+
+def _cell(seed, strategy='sync', **fields):
+  return grid.Cell(strategy, fields.pop('nodes', 2), 1, seed, simulated=True, **fields)
+
+
+def test_cells_that_differ_in_numbers_share_processes():
+  """Each program's cells are dealt to the processes; all others are alone."""
+  sync = [_cell(seed) for seed in range(4)]
+  tuned = [_cell(0, tuned=((grid.RATE, rate),)) for rate in ('0.01', '0.02')]
+  more_workers, server = _cell(0, nodes=4), _cell(0, 'parameter_server')
+  timed = [grid.Cell('sync', 1, 1, seed) for seed in range(2)]
+  cells = [*sync, *tuned, more_workers, server, *timed]
+  assert together.groups(_study(), cells, 2) == [
+    (sync[0], sync[2], tuned[0]),
+    (sync[1], sync[3], tuned[1]),
+    (more_workers,),
+    (server,),
+    *((cell,) for cell in timed),
+  ]
+
+
+@pytest.mark.parametrize('overrides', [{'data.augment': 'crop'}, {'batch_size': '3'}])
+def test_what_no_ensemble_takes_is_alone(overrides):
+  """Images that are cut out of others; and a config that its own command refuses."""
+  cells = [_cell(seed) for seed in range(2)]
+  assert together.groups(_study(**overrides), cells, 1) == [(cell,) for cell in cells]
+
+
+_FIRST_ONLY = """\
+import json, os, sys
+_, request = json.load(sys.stdin)
+first, *_ = request
+os.makedirs(first, exist_ok=True)
+with open(os.path.join(first, 'metrics.jsonl'), 'w') as f:
+  f.write(json.dumps({'kind': 'result', 'step': 4}))
+sys.exit(1)
+"""
+
+
+def test_what_a_group_leaves_runs_alone(tmp_path, monkeypatch):
+  """Its process ends with an error after the first cell."""
+  monkeypatch.setattr(together, '_COMMAND', [sys.executable, '-c', _FIRST_ONLY])
+  launched = []
+
+  def command(study, cell, cores):
+    launched.append(cell)
+    return [sys.executable, '-c', '']
+
+  monkeypatch.setattr(local, '_command', command)
+  monkeypatch.setattr(local, '_POLL', 0.01)
+  monkeypatch.setattr(local, '_shares', lambda *_: [[0]])
+  cells, ends = [_cell(seed) for seed in range(3)], {}
+  local.run(_study(tmp_path), cells, lambda c: None, ends.__setitem__)
+  assert launched == cells[1:]
+  assert ends == dict.fromkeys(cells, '')
+
+
+@pytest.mark.slow
+def test_a_group_trains_the_runs_of_its_cells(tmp_path):
+  """Their metrics are those of the commands that would run them alone."""
+  cells = [_cell(seed) for seed in range(2)]
+  for name in ('group', 'alone'):
+    ends = {}
+    study = _study(tmp_path / name)
+    groups = [cells] if name == 'group' else [[cell] for cell in cells]
+    for group in groups:
+      local.run(study, group, lambda c: None, ends.__setitem__)
+    assert ends == dict.fromkeys(cells, '')
+  for cell in cells:
+    lines = [
+      [
+        {k: v for k, v in json.loads(line).items() if k in ('step', 'loss', 'simulated_seconds')}
+        for line in (tmp_path / name / 'runs' / cell.name / 'metrics.jsonl').open()
+        if '"kind": "start"' not in line and '"kind": "time"' not in line
+      ]
+      for name in ('group', 'alone')
+    ]
+    assert lines[0] == lines[1]
