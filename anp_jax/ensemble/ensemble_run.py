@@ -149,7 +149,7 @@ class Ensemble:
     with self._processes.handling_signals():
       while lanes := [lane for lane in self._lanes if not lane.is_finished]:
         lane = min(lanes, key=lambda lane: lane.step)
-        self._processes.heartbeat('step', lane.step)
+        self._processes.heartbeat('step' if lane.has_begun else 'compiling', lane.step)
         lane.advance()
         line.show(f'step {self.step} of {self.total_steps}')
         vote = self._processes.vote()
@@ -157,6 +157,8 @@ class Ensemble:
           for lane in lanes:
             lane.stop()
           break
+      if self.step >= self.total_steps:  # a stop that came too late
+        vote = preemption.CONTINUE
       ends = {m: lane.step for lane in self._lanes for m in lane.members}
       scores = {
         m.recorder.workdir: m.finish(ends.get(m, self.total_steps), vote) for m in self._members
@@ -168,15 +170,17 @@ class Ensemble:
 def _summarize(workdir, scores):
   """Writes and prints the members' scores; returns their means."""
   names = list(metric_labels.labels(next((s for s in scores.values() if s), {})))
-  table, means = [('metric', 'mean', 'lowest', 'highest', '95 % interval +-')], {}
+  table, means, intervals = [('metric', 'mean', 'lowest', 'highest', '95 % interval +-')], {}, {}
   for name in names:
     values = [s[name] for s in scores.values() if s]
     summary = summaries.summarize(values)
-    means[name] = summary.mean
+    means[name], intervals[name] = summary.mean, summary.interval
     interval = '-' if summary.interval is None else f'{summary.interval:.2g}'
     numbers = (f'{x:.4g}' for x in (summary.mean, min(values), max(values)))
     table.append((name, *numbers, interval))
-  files.write_json(os.path.join(workdir, SUMMARY), {'members': scores, 'mean': means})
+  files.write_json(
+    os.path.join(workdir, SUMMARY), {'members': scores, 'mean': means, 'interval': intervals}
+  )
   print(markdown.plain(table, 'lr'))
   print(f'compare them: anp-compare {os.path.join(workdir, "seed*")}')
   ended = [name for name, values in scores.items() if not values]

@@ -130,12 +130,17 @@ class Lane:
   def __init__(self, device: Device, members: Sequence[member_lib.Member]):
     """Stacks the members' states."""
     self.device, self.members = device, list(members)
-    self.step = members[0].step
+    self.step = self._saved_step = members[0].step
     self._state = jax.tree.map(
       lambda *x: jnp.stack(x), *[member.take_state() for member in members]
     )
     self._configs = [member.config for member in members]
     self._unread: tuple[int, jax.Array] | None = None  # first step and values of a call
+
+  @property
+  def has_begun(self) -> bool:
+    """Whether a step has been made since the start, so that the program is compiled."""
+    return self.step > self.members[0].step
 
   @property
   def is_finished(self) -> bool:
@@ -160,18 +165,20 @@ class Lane:
     self.step += count
     if self.step == due:
       self._record()
-      self.save()
-
-  def save(self) -> None:
-    """Saves the state of each member, and scores it if that is due."""
-    for i, member in enumerate(self.members):
-      if not member.error:
-        member.save(self.step, jax.tree.map(lambda x, i=i: x[i], self._state))
+      self._save()
 
   def stop(self) -> None:
     """Saves after the steps that have begun."""
     self._record()
-    self.save()
+    if self.step > self._saved_step:
+      self._save()
+
+  def _save(self):
+    """Saves the state of each member, and scores it if that is due."""
+    for i, member in enumerate(self.members):
+      if not member.error:
+        member.save(self.step, jax.tree.map(lambda x, i=i: x[i], self._state))
+    self._saved_step = self.step
 
   def _next_due(self):
     """The next step after which something is saved."""

@@ -55,6 +55,7 @@ class Member:
     spec = dataclasses.replace(shared.spec, config=config, objective=objective)
     opened = dataclasses.replace(shared, spec=spec)
     self.config, self.error, self.waited = config, '', 0.0
+    self._processes = processes
     recorder_lib.claim(opened, evaluation, workdir, processes)
     self._output = open(os.path.join(workdir, LOG), 'a')
     with self._quiet():
@@ -110,6 +111,7 @@ class Member:
   def save(self, step: int, state: Any) -> None:
     """Saves a TrainState, and scores it if that is due."""
     recorder = self.recorder
+    self._processes.heartbeat('saving', step)
     with self._quiet():
       with recorder.telemetry.paused('saving'):
         recorder.save(step, state)

@@ -121,14 +121,15 @@ def test_more_seeds_train_later_and_a_finished_member_stays(tmp_path, alone):
 
 
 @_slow
-def test_a_stopped_ensemble_goes_on_with_the_same_bits(tmp_path, alone, monkeypatch, capsys):
-  """The signal comes at step 2, after which no save is due."""
+@pytest.mark.parametrize('step', [2, 3])
+def test_a_stopped_ensemble_goes_on_with_the_same_bits(tmp_path, alone, monkeypatch, capsys, step):
+  """The signal comes at a step after which no save is due, or one is."""
   config = _config(**{'ensemble.seeds': '0:2'})
   record = member_lib.Member.record
   signals = [signal.SIGINT]
 
   def interrupted(member, first, values):
-    if first == 2 and signals:  # a second one would end the process
+    if first == step and signals:  # a second one would end the process
       os.kill(os.getpid(), signals.pop())
     record(member, first, values)
 
