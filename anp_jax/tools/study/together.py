@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, members, strategy as strategy_lib
+from anp_jax.config import command_line, members, strategy as strategy_lib, trust
 from anp_jax.reporting import telemetry
 from anp_jax.tools.study import grid, study_runner
 
@@ -90,6 +90,7 @@ def main() -> None:
   from anp_jax.system import compute_dtype, xla_flags
 
   first = next(iter(configs.values()))
+  trust.allow(config_lib.flat(first))  # as typed for the study
   xla_flags.enable_for(first)
   configs = {w: compute_dtype.decide(config, w) for w, config in configs.items()}
   import jax

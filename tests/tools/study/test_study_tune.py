@@ -8,7 +8,15 @@ import types
 
 import pytest
 
-from anp_jax.tools.study import __main__ as study_main, grid, local, study_runner, traffic, tune
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  grid,
+  local,
+  study_runner,
+  together,
+  traffic,
+  tune,
+)
 
 _LENET = 'configs/lenet.py'
 _RATE = 'optimizer.learning_rate'
@@ -187,6 +195,7 @@ def test_a_command_that_tunes_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     '_command',
     lambda study, cell, _: [sys.executable, str(tmp_path / 'pretend.py'), *study.arguments(cell)],
   )
+  monkeypatch.setattr(together, 'groups', lambda study, cells, _: [(cell,) for cell in cells])
   monkeypatch.setattr(traffic, 'megabytes', lambda *_: 1.0)
   command = [
     'strategies',
