@@ -86,7 +86,8 @@ def _saved(workdir, step=6):
 _slow = pytest.mark.slow
 
 
-@pytest.mark.parametrize('devices', [2, *(pytest.param(n, marks=_slow) for n in (1, 4, 8))])
+@_slow
+@pytest.mark.parametrize('devices', [1, 2, 4, 8])
 def test_a_member_has_the_bits_of_its_run_alone(tmp_path, alone, devices):
   """On a CPU, and however many devices the members divide over."""
   _train(_config(**{'ensemble.seeds': '0:3'}), tmp_path, devices)
@@ -108,6 +109,7 @@ def test_members_of_one_program_agree_to_rounding(tmp_path, alone):
     )
 
 
+@_slow
 def test_more_seeds_train_later_and_a_finished_member_stays(tmp_path, alone):
   _train(_config(**{'ensemble.seeds': '0:1'}), tmp_path)
   before = (tmp_path / 'seed0' / 'metrics.jsonl').read_bytes()
@@ -146,6 +148,7 @@ def test_a_stopped_ensemble_goes_on_with_the_same_bits(tmp_path, alone, monkeypa
     )
 
 
+@_slow
 def test_a_member_that_diverges_ends_alone(tmp_path, alone):
   rates = {'seed0': 0.01, 'huge': 1e30}
   configs = {
@@ -159,7 +162,6 @@ def test_a_member_that_diverges_ends_alone(tmp_path, alone):
   assert _metrics(tmp_path / 'seed0') == _metrics(alone / 'seed0')
 
 
-@_slow
 def test_an_ensemble_with_a_lost_member_fails(tmp_path):
   config = _config(**{'ensemble.seeds': '0:2', 'optimizer.learning_rate': 1e30})
   with pytest.raises(cluster.RunFailedError, match='2 of 2 members ended early'):
