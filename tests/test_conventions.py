@@ -50,11 +50,11 @@ _BUDGET = {
   'anp_jax/reporting': 2_220,
   'anp_jax/runtimes': 5_780,
   'anp_jax/system': 2_510,
-  'anp_jax/tools': 5_930,
+  'anp_jax/tools': 5_940,
   'anp_jax/training': 1_120,
   'core': 30_900,
   'scripts': 2_970,
-  'tests': 40_180,
+  'tests': 40_200,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
