@@ -58,9 +58,11 @@ def check(config: ConfigDict, kind: str) -> None:
   Raises:
     ConfigError: naming the key and what was expected.
   """
-  text = f'where config.ensemble.seeds={config.ensemble.seeds!r}, whose examples lie on the device'
+  text = 'in an ensemble (config.ensemble.seeds), whose examples lie on the device'
   if kind == 'synthetic':
-    raise config_lib.ConfigError(f"config.data.source='synthetic': expected examples {text}")
+    raise config_lib.ConfigError(
+      f"config.data.source='synthetic': expected images or features {text}"
+    )
   if kind != 'vectors' and config.data.augment not in ('none', 'pad'):
     raise config_lib.ConfigError(
       f'config.data.augment={config.data.augment!r}: expected none or pad {text}'

@@ -18,7 +18,7 @@ from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import run_dir
 from anp_jax.cluster import preemption
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.data import sources
+from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.ensemble import device_examples, lane as lane_lib, member as member_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import summaries
@@ -144,8 +144,8 @@ class Ensemble:
     vote = preemption.CONTINUE
     line = progress.LiveLine(sys.stdout)
     most = max((len(lane.members) for lane in self._lanes), default=0)
-    devices = len({lane.device for lane in self._lanes})
-    line.log(f'{len(self._members)} members on {devices} devices, at most {most} in a program')
+    devices = vocabulary_lib.counted(len({lane.device for lane in self._lanes}), 'device')
+    line.log(f'{len(self._members)} members on {devices}, at most {most} in a program')
     with self._processes.handling_signals():
       while lanes := [lane for lane in self._lanes if not lane.is_finished]:
         lane = min(lanes, key=lambda lane: lane.step)
@@ -169,7 +169,8 @@ class Ensemble:
 
 def _summarize(workdir, scores):
   """Writes and prints the members' scores; returns their means."""
-  names = list(metric_labels.labels(next((s for s in scores.values() if s), {})))
+  metrics = next((s for s in scores.values() if s), {})
+  names = metric_labels.names(metric_labels.labels(metrics))
   table, means, intervals = [('metric', 'mean', 'lowest', 'highest', '95 % interval +-')], {}, {}
   for name in names:
     values = [s[name] for s in scores.values() if s]
@@ -177,7 +178,7 @@ def _summarize(workdir, scores):
     means[name], intervals[name] = summary.mean, summary.interval
     interval = '-' if summary.interval is None else f'{summary.interval:.2g}'
     numbers = (f'{x:.4g}' for x in (summary.mean, min(values), max(values)))
-    table.append((name, *numbers, interval))
+    table.append((names[name], *numbers, interval))
   files.write_json(
     os.path.join(workdir, SUMMARY), {'members': scores, 'mean': means, 'interval': intervals}
   )
