@@ -271,10 +271,11 @@ def _check_checkpoint(chosen, config, is_untrained):
 def _check_store(workdir, config):
   """Refuses a workdir in a store where files count between two checkpoints."""
   strategy = strategy_lib.find(config)
-  if (strategy.serves_gradients or strategy.keeps_models_apart) and urls.is_mirror(workdir):
+  is_live = strategy.serves_gradients or strategy.keeps_models_apart
+  if (is_live or config.ensemble.seeds) and urls.is_mirror(workdir):
     raise errors.ConfigError(
       f'--workdir={urls.remote_url(workdir)!r}: expected a path of this machine '
-      f'for strategy {strategy.name}, whose files there must be up to date'
+      f'for {strategy.name if is_live else "ensemble.seeds"}, whose files must be up to date'
     )
 
 

@@ -5,9 +5,8 @@ import ml_collections
 from anp_jax.config import resolve
 
 RATE = 'optimizer.learning_rate'
-NUMBERS = ('seed', RATE, 'optimizer.momentum', 'optimizer.weight_decay', 'label_smoothing')
-# Those whose zero makes another program.
-_SWITCHES = ('optimizer.weight_decay', 'label_smoothing')
+_DECAY = 'optimizer.weight_decay'  # without it, the program is another
+NUMBERS = ('seed', RATE, 'optimizer.momentum', _DECAY, 'label_smoothing')
 
 
 def program_key(config: ml_collections.ConfigDict) -> str:
@@ -15,5 +14,5 @@ def program_key(config: ml_collections.ConfigDict) -> str:
   values = resolve.flat(config)
   for key in NUMBERS:
     if key in values:
-      values[key] = bool(values[key]) if key in _SWITCHES else None
+      values[key] = bool(values[key]) if key == _DECAY else None
   return repr(sorted(values.items()))

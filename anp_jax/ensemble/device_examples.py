@@ -4,7 +4,7 @@ The host draws which examples a batch has, and how each is mirrored and moved, b
 functions of the ordinary input; the device gathers the pixels.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -29,9 +29,9 @@ class Examples(NamedTuple):
     weight: (n,) float32; 0 for a damaged example, whose pixels are another's.
   """
 
-  image: jax.Array
-  label: jax.Array
-  weight: jax.Array
+  image: Any
+  label: Any
+  weight: Any
 
 
 class Draws(NamedTuple):
@@ -60,22 +60,20 @@ def check(config: ConfigDict, kind: str) -> None:
   """
   text = 'in an ensemble (config.ensemble.seeds), whose examples lie on the device'
   if kind == 'synthetic':
-    raise config_lib.ConfigError(
-      f"config.data.source='synthetic': expected images or features {text}"
-    )
+    text = f'expected images or features {text}'
+    raise config_lib.ConfigError(f"config.data.source='synthetic': {text}")
   if kind != 'vectors' and config.data.augment not in ('none', 'pad'):
     raise config_lib.ConfigError(
       f'config.data.augment={config.data.augment!r}: expected none or pad {text}'
     )
 
 
-def load(config: ConfigDict, source: sources.Source, device: jax.Device) -> Examples:
-  """Reads all examples of a source, and puts them on a device.
+def load(config: ConfigDict, source: sources.Source) -> Examples:
+  """Returns all examples of a source, on the host.
 
   Args:
     config: config of the run.
     source: training examples.
-    device: device that trains.
   """
   size = min(_READ, len(source))
   plan = batch_plan.BatchPlan(config, len(source), size, np.arange(size), training=False)
@@ -88,7 +86,7 @@ def load(config: ConfigDict, source: sources.Source, device: jax.Device) -> Exam
         arrays[name] = np.empty((len(source), *values.shape[1:]), values.dtype)
       arrays[name][start : start + len(values)] = values
     start += size
-  return Examples(**jax.device_put(arrays, device))
+  return Examples(**arrays)
 
 
 class Drawing:

@@ -46,15 +46,17 @@ def run(invocation: strategy_lib.Invocation) -> dict:
     )
     for seed in seeds
   }
+  if run_dir.has_checkpoints(workdir):
+    text = 'has the checkpoints of one run; expected another folder for config.ensemble.seeds'
+    raise config_lib.ConfigError(f'--workdir={workdir} {text}')
   devices = invocation.devices or jax.local_devices()
   ensemble = Ensemble(configs, invocation.processes, devices, config.ensemble.together)
   run_dir.claim_workdir(workdir, config, ensemble.vocabulary)
   scores, vote = ensemble.train()
   if vote > preemption.CONTINUE:
-    run_dir.mark_stopped(workdir, ensemble.step, ensemble.total_steps, preemption.REASONS[vote])
-    print(
-      f'stopped at step {ensemble.step} of {ensemble.total_steps}; run the same command to resume'
-    )
+    step, total = ensemble.step, ensemble.total_steps
+    run_dir.mark_stopped(workdir, step, total, preemption.REASONS[vote])
+    print(f'stopped at step {step} of {total}; run the same command to resume')
     return {}
   return _summarize(workdir, scores)
 
@@ -88,9 +90,8 @@ class Ensemble:
     """
     first = next(iter(configs.values()))
     if processes.count > 1:
-      raise config_lib.ConfigError(
-        f'config.ensemble.seeds: expected one process, not {processes.count}'
-      )
+      text = f'config.ensemble.seeds: expected one process, not {processes.count}'
+      raise config_lib.ConfigError(text)
     compile_cache.enable(first)
     self._processes = processes
     devices = devices[: len(configs)]
@@ -109,6 +110,7 @@ class Ensemble:
       (workdir, config_lib.replaced(config, {'batch_size': opened.config.batch_size}))
       for workdir, config in configs.items()
     ]
+    examples = device_examples.load(opened.config, opened.source)
     for i, device in enumerate(devices):
       mesh = mesh_lib.create(first, [device])
       shared = dataclasses.replace(opened, spec=dataclasses.replace(opened.spec, mesh=mesh))
@@ -117,8 +119,8 @@ class Ensemble:
         for workdir, config in items[i :: len(devices)]
       ]
       self._members += members
-      device_lanes = lane_lib.Device(shared, [config for _, config in items], together)
-      self._open_lanes(device_lanes, members)
+      lane_device = lane_lib.Device(shared, [config for _, config in items], examples, together)
+      self._open_lanes(lane_device, members)
 
   def _open_lanes(self, device, members):
     """The lanes of a device: members that are at one step, as many as fit at once."""
@@ -149,7 +151,8 @@ class Ensemble:
     with self._processes.handling_signals():
       while lanes := [lane for lane in self._lanes if not lane.is_finished]:
         lane = min(lanes, key=lambda lane: lane.step)
-        self._processes.heartbeat('step' if lane.has_begun else 'compiling', lane.step)
+        has_begun = lane.step > lane.members[0].step
+        self._processes.heartbeat('step' if has_begun else 'compiling', lane.step)
         lane.advance()
         line.show(f'step {self.step} of {self.total_steps}')
         vote = self._processes.vote()
@@ -186,7 +189,6 @@ def _summarize(workdir, scores):
   print(f'compare them: anp-compare {os.path.join(workdir, "seed*")}')
   ended = [name for name, values in scores.items() if not values]
   if ended:
-    raise cluster.RunFailedError(
-      f'{len(ended)} of {len(scores)} members ended early: {", ".join(ended)}'
-    )
+    names = ', '.join(ended)
+    raise cluster.RunFailedError(f'{len(ended)} of {len(scores)} members ended early: {names}')
   return means

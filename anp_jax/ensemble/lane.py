@@ -26,37 +26,35 @@ class Device:
   """
 
   def __init__(
-    self, shared: experiment.Experiment, configs: Sequence[ConfigDict], together: int = 0
+    self,
+    shared: experiment.Experiment,
+    configs: Sequence[ConfigDict],
+    examples: device_examples.Examples,
+    together: int = 0,
   ):
     """Puts the examples on the device.
 
     Args:
       shared: training of any member, on a mesh of the device alone.
       configs: configs of all members of the ensemble.
+      examples: training examples, on the host.
       together: most members of a program; 0: all on an accelerator, one on a CPU.
     """
     self.experiment = shared
     self._device = shared.mesh.devices.flat[0]
     self._step = member_step.MemberStep.create(shared.program, configs)
-    self._examples = device_examples.load(shared.config, shared.source, self._device)
+    self._examples = jax.device_put(examples, self._device)
     self._is_cpu = mesh_lib.platform(shared.mesh) == 'cpu'
     # A CPU's caches hold the state of one member, and none of its steps waits for a launch.
     self._together = together or (1 if self._is_cpu else len(configs))
     self._one = jax.jit(self._step.one, donate_argnums=0)
-    self._batch = jax.jit(
-      jax.vmap(functools.partial(device_examples.batch, shared.config), (None, 0))
-    )
+    batch = functools.partial(device_examples.batch, shared.config)
+    self._batch = jax.jit(jax.vmap(batch, (None, 0)))
 
   def most_steps(self, members: int) -> int:
     """The most steps of one call, for a number of members."""
-    return 1 if self._is_alone(members) else _MOST_STEPS
-
-  def _is_alone(self, members):
-    """Whether each step is a call, as in a run alone.
-
-    In a loop, XLA's convolutions would use one core of a CPU.
-    """
-    return self._is_cpu and members == 1
+    # In a loop, XLA's convolutions would use one core of a CPU.
+    return 1 if self._is_cpu and members == 1 else _MOST_STEPS
 
   def together(self, members: int) -> int:
     """The members that a program trains: as many as the device has memory for."""
@@ -87,22 +85,25 @@ class Device:
     draws = device_examples.Draws(
       shaped(batch, np.int32), shaped(batch, np.bool_), shaped((*batch, 2), np.int32)
     )
-    examples = jax.tree.map(lambda x: shaped(x.shape, x.dtype), self._examples)
     jitted = jax.jit(self._step.many, donate_argnums=0)
-    return jitted.lower(state, numbers, examples, draws, shaped((), np.int32)).compile()
+    return jitted.lower(state, numbers, self._examples, draws, shaped((), np.int32)).compile()
+
+  def numbers(self, configs: Sequence[ConfigDict]) -> dict[str, jax.Array]:
+    """The varied numbers of some members, on the device; see `MemberStep.numbers`."""
+    return self._put(self._step.numbers(configs))
 
   def run(
-    self, state: Any, configs: Sequence[ConfigDict], draws: device_examples.Draws, count: int
+    self, state: Any, numbers: dict[str, jax.Array], draws: device_examples.Draws, count: int
   ) -> tuple[Any, jax.Array]:
     """Makes `count` steps of a state of several members; see `MemberStep.many`."""
-    arrays = jax.device_put(
-      (self._step.numbers(configs), draws), mesh_lib.replicated(self.experiment.mesh)
-    )
-    numbers, draws = arrays
-    if self._is_alone(len(configs)):
+    members, draws = len(draws.example), self._put(draws)
+    if self.most_steps(members) == 1:
       first = jax.tree.map(lambda x: x[:, 0], draws)
       return self._one(state, numbers, self._batch(self._examples, first))
-    return self._compiled(len(configs))(state, numbers, self._examples, draws, np.int32(count))
+    return self._compiled(members)(state, numbers, self._examples, draws, np.int32(count))
+
+  def _put(self, arrays):
+    return jax.device_put(arrays, mesh_lib.replicated(self.experiment.mesh))
 
 
 def fitting(members: int, free: float, needed: Callable[[int], float]) -> int:
@@ -134,13 +135,9 @@ class Lane:
     self._state = jax.tree.map(
       lambda *x: jnp.stack(x), *[member.take_state() for member in members]
     )
-    self._configs = [member.config for member in members]
+    self._numbers = device.numbers([member.config for member in members])
+    self._due = self._next_due()
     self._unread: tuple[int, jax.Array] | None = None  # first step and values of a call
-
-  @property
-  def has_begun(self) -> bool:
-    """Whether a step has been made since the start, so that the program is compiled."""
-    return self.step > self.members[0].step
 
   @property
   def is_finished(self) -> bool:
@@ -150,22 +147,22 @@ class Lane:
 
   def advance(self) -> None:
     """Begins to compute the next steps, and records those before; then what is due."""
-    due = self._next_due()
     most = self.device.most_steps(len(self.members))
-    count = min(most, due - self.step)
-    draws = [member.drawing.steps(self.step, count) for member in self.members]
+    count = min(most, self._due - self.step)
+    draws = [member.draw(self.step, count) for member in self.members]
     missing = most - count
     stacked = [np.stack(arrays) for arrays in zip(*draws, strict=True)]
     padded = [np.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)) for x in stacked]
     self._state, values = self.device.run(
-      self._state, self._configs, device_examples.Draws(*padded), count
+      self._state, self._numbers, device_examples.Draws(*padded), count
     )
     self._record()
     self._unread = self.step + 1, values[:, :count]
     self.step += count
-    if self.step == due:
+    if self.step == self._due:
       self._record()
       self._save()
+      self._due = self._next_due()
 
   def stop(self) -> None:
     """Saves after the steps that have begun."""

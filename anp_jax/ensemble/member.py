@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
+import time
 from typing import Any
 
 from absl import logging
@@ -14,10 +15,9 @@ from anp_jax import cluster, experiment, recorder as recorder_lib
 from anp_jax.data import sources
 from anp_jax.ensemble import device_examples
 from anp_jax.reporting import delayed_metrics
-from anp_jax.system import mirror
 from anp_jax.training import train_step
 
-LOG = 'study.log'  # in a member's workdir, as in a study: what its run alone would print
+LOG = 'log.txt'  # in a member's workdir: what its run alone would print
 
 
 class Member:
@@ -26,9 +26,8 @@ class Member:
   Attributes:
     config: config of its run alone.
     recorder: checkpoints, telemetry and scores.
-    drawing: choices of its batches.
     error: reason why it ended before the last step; ''.
-    waited: seconds that its steps have waited for input.
+    waited: seconds that the host has drawn its batches; an accelerator computes meanwhile.
   """
 
   def __init__(
@@ -67,7 +66,7 @@ class Member:
       if self.recorder.owes_evaluation():
         self.recorder.evaluate(self.step, state)
     self._state: Any = state
-    self.drawing = device_examples.Drawing(config, shared.source)
+    self._drawing = device_examples.Drawing(config, shared.source)
     self._log = delayed_metrics.TrainingLog(
       train_step.metric_names(objective),
       self.recorder.telemetry,
@@ -86,6 +85,13 @@ class Member:
     """Returns the TrainState at the start, once, to be donated."""
     state, self._state = self._state, None
     return state
+
+  def draw(self, start: int, count: int) -> device_examples.Draws:
+    """Returns the choices of steps from `start` on; see `device_examples.Drawing.steps`."""
+    begin = time.monotonic()
+    draws = self._drawing.steps(start, count)
+    self.waited += time.monotonic() - begin
+    return draws
 
   @contextlib.contextmanager
   def _quiet(self) -> Iterator[None]:
@@ -129,7 +135,6 @@ class Member:
       self._close()
       with self._quiet():
         scores = self.recorder.finish(step, vote, has_page=False)
-      mirror.upload(self.recorder.workdir)
     self._output.close()
     return scores
 

@@ -149,6 +149,14 @@ def test_a_stopped_ensemble_goes_on_with_the_same_bits(tmp_path, alone, monkeypa
 
 
 @_slow
+def test_a_run_of_one_network_is_left_alone(alone):
+  """Its folder gets no members."""
+  with pytest.raises(config_lib.ConfigError, match='has the checkpoints of one run'):
+    _train(_config(**{'ensemble.seeds': '0:3'}), alone / 'seed0')
+  assert not os.path.exists(alone / 'seed0' / 'seed0')
+
+
+@_slow
 def test_a_member_that_diverges_ends_alone(tmp_path, alone):
   rates = {'seed0': 0.01, 'huge': 1e30}
   configs = {
@@ -190,7 +198,7 @@ def test_numbers_of_members_act_as_constants_do():
     opened = [experiment.open(config, device) for config in configs]
     step = member_step.MemberStep.create(opened[0].program, configs)
     assert step.varied == members.NUMBERS
-    examples = device_examples.load(configs[0], opened[0].source, device[0])
+    examples = device_examples.load(configs[0], opened[0].source)
     draws = [device_examples.Drawing(c, opened[0].source).steps(3, 2) for c in configs]
     states = [o.new_state()[0] for o in opened]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
@@ -218,7 +226,7 @@ def test_batches_on_the_device_are_those_of_the_input(augment, balance):
   """To the bit, at the begin and past the first epoch."""
   config = _config(**{'data.augment': augment, 'data.balance': balance, 'seed': 5})
   opened = experiment.open(config, jax.devices()[:1])
-  examples = device_examples.load(config, opened.source, jax.devices()[0])
+  examples = device_examples.load(config, opened.source)
   drawing = device_examples.Drawing(config, opened.source)
   batch = jax.jit(device_examples.batch, static_argnums=0)
   frozen = config_lib.replaced(config, {})
