@@ -273,9 +273,10 @@ def _check_store(workdir, config):
   strategy = strategy_lib.find(config)
   is_live = strategy.serves_gradients or strategy.keeps_models_apart
   if (is_live or config.ensemble.seeds) and urls.is_mirror(workdir):
+    key = f'strategy {strategy.name}' if is_live else 'ensemble.seeds'
     raise errors.ConfigError(
       f'--workdir={urls.remote_url(workdir)!r}: expected a path of this machine '
-      f'for {strategy.name if is_live else "ensemble.seeds"}, whose files must be up to date'
+      f'for {key}, whose files must be up to date'
     )
 
 

@@ -94,6 +94,10 @@ def test_missing_package_is_named(package, address, monkeypatch):
       {'strategy.name': 'model_ring', 'strategy.models': "('seed=1', 'seed=2')"},
       '^--workdir=.gs://bucket/photos/run.: expected a path.*strategy model_ring',
     ),
+    (
+      {'ensemble.seeds': '0:2'},
+      '^--workdir=.gs://bucket/photos/run.: expected a path.*for ensemble.seeds',
+    ),
     # It lies apart from its data.
     ({'data.source': 'folder', 'data.path': 'gs://bucket/photos/'}, 'is inside config.data.path'),
   ],
