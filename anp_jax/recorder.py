@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import contextlib
+import functools
 import time
 from typing import Any
 
@@ -118,6 +119,15 @@ class Recorder:
     """Updates of the whole run."""
     return self.experiment.spec.total_steps
 
+  @functools.cached_property
+  def simulation(self) -> Any:
+    """What decides the order of batches from `start_step` on, once restored; or None."""
+    spec = self.experiment.spec
+    simulation = strategy_lib.find(spec.config).simulation(spec, self.workdir, self.start_step)
+    if simulation:
+      self._closing.callback(simulation.close)
+    return simulation
+
   @property
   def is_finished(self) -> bool:
     """Whether the restored state has had all updates."""
@@ -164,9 +174,9 @@ class Recorder:
       clock,
     )
     self._closing.callback(telemetry.close)
-    simulated = strategy_lib.find(spec.config).simulated_clock(spec)
+    simulated = self.simulation or strategy_lib.find(spec.config).simulated_clock(spec)
     if simulated:
-      telemetry.simulate(simulated.seconds)
+      telemetry.simulate(simulated.values)
       lines = [*lines, f'workers  {simulated.describe()}']
     if self._processes.generation.number and telemetry_lib.starts(self.workdir):
       return  # a run that goes on in place has said all that before

@@ -250,7 +250,9 @@ class Run:
     if not recorder.is_finished:  # begun now: it reads ahead
       sharding = mesh_lib.batch_sharding(opened.mesh)
       stream = stream_lib.Stream(opened.config, sharding, self._processes.vote)
-      self._feed = stream.train(opened.source, opened.spec.batch_size, recorder.start_step)
+      self._feed = stream.train(
+        opened.source, opened.spec.batch_size, recorder.start_step, recorder.simulation
+      )
     if state is None:
       try:
         state, lines = opened.new_state(recorder.workdir, self._processes.gather)

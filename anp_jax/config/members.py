@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from anp_jax.config import resolve
+from anp_jax.config import resolve, simulation_keys
 
 RATE = 'optimizer.learning_rate'
 _DECAY = 'optimizer.weight_decay'  # without it, the program is another
@@ -15,4 +15,9 @@ def program_key(config: ml_collections.ConfigDict) -> str:
   for key in NUMBERS:
     if key in values:
       values[key] = bool(values[key]) if key == _DECAY else None
-  return repr(sorted(values.items()))
+  return repr(sorted(item for item in values.items() if not _is_time(item[0])))
+
+
+def _is_time(key):
+  """Whether a key is a time of simulated workers, which no program has."""
+  return key.startswith('strategy.simulate.') and key != simulation_keys.WORKERS

@@ -90,10 +90,10 @@ def resolved(
   rules.check_together(values)
   strategy = strategy_lib.by_name(values[_NAME])
   strategy.check(values)
-  if values['ensemble.seeds'] and not strategy.steps_together:
+  if values['ensemble.seeds'] and not strategy.trains_in_loop(values):
     raise errors.ConfigError(
       f"config.ensemble.seeds={values['ensemble.seeds']!r}: expected '' with "
-      f'{_NAME}={strategy.name}, whose devices do not step together'
+      f'{_NAME}={strategy.name}, which has no single loop of steps'
     )
   return _frozen(values)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from anp_jax.config import emulation_keys, errors, keys
 
-_WORKERS = 'strategy.simulate.workers'
-_SIMULATED: dict[str, Any] = {'only_if': (_WORKERS, ('[!0]*',))}
+WORKERS = 'strategy.simulate.workers'
+_SIMULATED: dict[str, Any] = {'only_if': (WORKERS, ('[!0]*',))}
 KEYS = {
   'simulate.workers': keys.integer(
     0, 'simulated workers, for which this process computes; 0: no simulation', at_least=0
@@ -36,7 +36,7 @@ def check(values: dict, groups: int = 1) -> None:
     ConfigError: naming the key, its value and what was expected.
   """
   # A strategy that inherits from `sync` may have other keys.
-  workers = values.get(_WORKERS, 0)
+  workers = values.get(WORKERS, 0)
   if not workers:
     return
   batch_size = values['batch_size']
@@ -44,10 +44,10 @@ def check(values: dict, groups: int = 1) -> None:
     batch_size,
     'batch_size',
     0,
-    f'a number of images where {_WORKERS} is '
+    f'a number of images where {WORKERS} is '
     'above 0: batch_size_per_device makes the batch depend on the devices',
   )
-  errors.check(workers % groups == 0, _WORKERS, workers, f'a multiple of strategy.groups={groups}')
+  errors.check(workers % groups == 0, WORKERS, workers, f'a multiple of strategy.groups={groups}')
   errors.check(
-    batch_size % workers == 0, _WORKERS, workers, f'a number that divides batch_size={batch_size}'
+    batch_size % workers == 0, WORKERS, workers, f'a number that divides batch_size={batch_size}'
   )

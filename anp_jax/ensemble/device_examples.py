@@ -41,11 +41,15 @@ class Draws(NamedTuple):
     example: (batch,) int32, numbers of the examples.
     flip: (batch,) bool, whether each is mirrored left to right.
     corner: (batch, 2) int32, where each is cut out of its padded pixels.
+    row: (batch,) int32, their rows of the batch.
+    order: (n,) int32, what a simulation says of the update; n may be 0.
   """
 
   example: np.ndarray
   flip: np.ndarray
   corner: np.ndarray
+  row: np.ndarray
+  order: np.ndarray
 
 
 def check(config: ConfigDict, kind: str) -> None:
@@ -92,29 +96,42 @@ def load(config: ConfigDict, source: sources.Source) -> Examples:
 class Drawing:
   """The choices of each step's batch of a run."""
 
-  def __init__(self, config: ConfigDict, source: sources.Source):
+  def __init__(self, config: ConfigDict, source: sources.Source, simulation: Any = None):
     """Draws nothing yet.
 
     Args:
       config: config of the run, with its batch size.
       source: training examples.
+      simulation: what decides the order of batches, see `Strategy.simulation`.
     """
-    self._config = config
+    self._config, self._simulation = config, simulation
     rows = np.arange(config.batch_size)
     sampler = balance.sampler(config, source)
     self._plan = batch_plan.BatchPlan(
-      config, len(source), config.batch_size, rows, training=True, sampler=sampler
+      config,
+      len(source),
+      config.batch_size,
+      rows,
+      training=True,
+      tickets=simulation and simulation.step_and_rows,
+      sampler=sampler,
     )
 
   def steps(self, start: int, count: int) -> Draws:
     """The choices (count, batch, ...) of steps from `start` on."""
     config, side = self._config, self._config.data.image_size
-    indices = [self._plan.indices(step) for step in range(start, start + count)]
+    steps = range(start, start + count)
+    indices = [self._plan.indices(step) for step in steps]
     positions, index, _ = (np.concatenate(arrays) for arrays in zip(*indices, strict=True))
+    rows = np.concatenate([self._plan.step_and_rows(step)[1] for step in steps])
     draws = augment.train_draws(config, positions)
     flip = augment.train_views(config, draws, np.full((len(positions), 2), side)).flips
-    arrays = index.astype(np.int32), flip, augment.corners_of(config, draws).astype(np.int32)
-    return Draws(*(x.reshape(count, -1, *x.shape[1:]) for x in arrays))
+    corner = augment.corners_of(config, draws).astype(np.int32)
+    chosen = index.astype(np.int32), flip, corner, rows.astype(np.int32)
+    order = np.zeros((count, 0), np.int32)
+    if self._simulation:
+      order = np.stack([self._simulation.order(step) for step in steps])
+    return Draws(*(x.reshape(count, -1, *x.shape[1:]) for x in chosen), order)  # type: ignore[call-arg]
 
 
 def batch(config: ConfigDict, examples: Examples, draws: Draws) -> dict:
@@ -137,11 +154,11 @@ def batch(config: ConfigDict, examples: Examples, draws: Draws) -> dict:
     image = jax.vmap(
       lambda x, corner: lax.dynamic_slice(x, (*corner, jnp.int32(0)), (side, side, 3))
     )(image, draws.corner)
-  row = jnp.arange(len(draws.example), dtype=jnp.int32)
-  return {
+  order = {'order': draws.order} if draws.order.size else {}
+  return order | {
     'image': image,
     'label': examples.label[draws.example],
     'weight': examples.weight[draws.example],
-    'row': row,
-    'vote': jnp.zeros_like(row),
+    'row': draws.row,
+    'vote': jnp.zeros_like(draws.row),
   }

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from anp_jax import experiment
+from anp_jax.config import strategy as strategy_lib
 from anp_jax.ensemble import device_examples, member as member_lib, member_step
 from anp_jax.parallel import mesh as mesh_lib
 
@@ -82,8 +83,13 @@ class Device:
     )
     numbers = {key: shaped((members,), x.dtype) for key, x in self._step.numbers([]).items()}
     batch = members, _MOST_STEPS, spec.batch_size
+    order = strategy_lib.find(spec.config).order_size(spec.config)
     draws = device_examples.Draws(
-      shaped(batch, np.int32), shaped(batch, np.bool_), shaped((*batch, 2), np.int32)
+      shaped(batch, np.int32),
+      shaped(batch, np.bool_),
+      shaped((*batch, 2), np.int32),
+      shaped(batch, np.int32),
+      shaped((members, _MOST_STEPS, order), np.int32),
     )
     jitted = jax.jit(self._step.many, donate_argnums=0)
     return jitted.lower(state, numbers, self._examples, draws, shaped((), np.int32)).compile()

@@ -17,7 +17,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.config import members
 from anp_jax.ensemble import device_examples
-from anp_jax.training import build, optimizer as optimizer_lib, train_step
+from anp_jax.training import build, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +108,10 @@ class MemberStep:
     """The training step with other numbers than those of the program's config."""
     spec = self.program.spec
     config = config_lib.replaced(spec.config, dict(numbers))
-    schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
     training = self.program.training
     return dataclasses.replace(
       training,
       config=config,
       objective=dataclasses.replace(training.objective, smoothing=config.label_smoothing),
-      optimizer=optimizer_lib.create(*schedule_of),
-      schedule=optimizer_lib.schedule(*schedule_of),
+      **build.updates(spec, config, training.strategy_step),
     )

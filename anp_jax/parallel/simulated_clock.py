@@ -47,6 +47,11 @@ class SimulatedClock:
     self._ends.extend(itertools.islice(self._steps, max(0, step + 1 - len(self._ends))))
     return self._ends[step]
 
+  def values(self, kind: str, step: int) -> dict[str, float]:
+    """The metrics of a step; see `reporting.telemetry.Telemetry.simulate`."""
+    del kind
+    return {'simulated_seconds': self.seconds(step)}
+
   def describe(self) -> str:
     """Returns the simulated cluster in one line for people."""
     s = self._settings

@@ -127,7 +127,7 @@ class Telemetry:
     self._rates = step_rates.StepRates(length, peak_flops, self._line.clock)
     self._activity = ''
     self._fields: dict[str, str] = {}  # parts of the progress line by name
-    self._simulated_seconds: Callable[[int], float] | None = None
+    self._simulated: Callable[[str, int], dict[str, float]] | None = None
     self._file: TextIO | None = None
     self._writers: list[Writer] = []
     if primary:
@@ -142,13 +142,14 @@ class Telemetry:
     """Sets the operations of a step on all devices, for the MFU."""
     self._rates.flops_per_step = flops_per_step
 
-  def simulate(self, seconds: Callable[[int], float]) -> None:
-    """Records a simulated time with the metrics of each step.
+  def simulate(self, values: Callable[[str, int], dict[str, float]]) -> None:
+    """Records what a simulation tells with the metrics of each step.
 
     Args:
-      seconds: step to the simulated seconds from the run's start to its end.
+      values: ('train' or 'validation', step) -> metrics by name, such as
+        'simulated_seconds' from the run's start.
     """
-    self._simulated_seconds = seconds
+    self._simulated = values
 
   def start_timing(self, step: int) -> None:
     """Counts rates from here on; `step` is done and counts in no rate."""
@@ -285,8 +286,8 @@ class Telemetry:
 
   def _record(self, kind, step, values):
     values = {name: float(value) for name, value in values.items()}
-    if self._simulated_seconds:
-      values['simulated_seconds'] = self._simulated_seconds(step)
+    if self._simulated:
+      values |= self._simulated(kind, step)
     self._last = step
     self._write_line(kind, step, time=time.time(), epoch=self._length.epoch(step), **values)
     for writer in self._writers:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import types
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -108,12 +109,11 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
       as a warm-up that outlasts the run.
   """
   config, mesh, objective = spec.config, spec.mesh, spec.objective
-  schedule_of = (config, spec.batch_size, spec.examples, spec.total_steps)
-  optimizer = optimizer_lib.create(*schedule_of)
   strategy = strategy_lib.find(config)
   target = models.target(config, mesh_lib.platform(mesh), jax.local_device_count())
   sums_over = mesh_lib.DATA if strategy.sums_statistics else None
   model = models.create(config, objective.outputs, target, sums_over)
+  optimizer = optimizer_lib.create(config, spec.batch_size, spec.examples, spec.total_steps)
   init = state_lib.Init(model, optimizer, config)
   single = state_lib.abstract(init, config, mesh)
   for key in ('multipliers', 'decay_multipliers'):
@@ -135,13 +135,28 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
     abstract_replica=single,
     eval_state_fn=strategy_step.eval_state_fn(single),
     checkpoint_layout=strategy_step.checkpoint_layout(single),
-    training=step_lib.TrainStep(
-      **vars(context), optimizer=optimizer, schedule=optimizer_lib.schedule(*schedule_of)
-    ),
+    training=step_lib.TrainStep(**vars(context), **updates(spec, config, strategy_step)),
     evaluation=eval_step_lib.EvalStep(
       **vars(context) | {'strategy_step': strategy_step.for_evaluation()}
     ),
   )
+
+
+def updates(spec: run_spec.RunSpec, config: ConfigDict, strategy_step: Any) -> dict[str, Any]:
+  """The optimizer and the schedule of a training step, by the names of its fields.
+
+  Args:
+    spec: run, which has the sizes.
+    config: config of the run, in which numbers may be traced.
+    strategy_step: strategy's part of the step.
+  """
+  sizes = spec.batch_size, spec.examples, spec.total_steps
+  schedule = optimizer_lib.schedule(config, *sizes)
+
+  def create(config):
+    return optimizer_lib.create(config, *sizes)
+
+  return {'optimizer': strategy_step.optimizer(create, config, schedule), 'schedule': schedule}
 
 
 def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh, size: int) -> dict:
@@ -152,8 +167,10 @@ def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh, size: int) -> di
     mesh: mesh of the run.
     size: images over all devices.
   """
-  sharding = mesh_lib.batch_sharding(mesh)
-  return {
+  sharding, order = mesh_lib.batch_sharding(mesh), strategy_lib.find(config).order_size(config)
+  replicated = mesh_lib.replicated(mesh)
+  extra = {'order': jax.ShapeDtypeStruct((order,), np.int32, sharding=replicated)} if order else {}
+  return extra | {
     name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=sharding)
     for name, shape, dtype in (
       ('image', *config_lib.example(config)),

@@ -7,6 +7,7 @@ follows outside it, in the same jit, where norms see whole arrays.
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -32,11 +33,11 @@ class TrainStep(step_context.StepContext):
   """One update of the weights.
 
   Attributes:
-    optimizer: optax chain.
+    optimizer: optax chain, or what else the strategy's step has made of it.
     schedule: step to learning rate.
   """
 
-  optimizer: optax.GradientTransformation
+  optimizer: Any
   schedule: Callable
 
   def jitted(self) -> Callable:
@@ -65,12 +66,7 @@ class TrainStep(step_context.StepContext):
 
   def step(self) -> Callable:
     """The step in one function, not jitted: that of `jitted` if it has one program."""
-    update, gradient = self._wrapped_update(), self.gradient()
-
-    def train_step(state, batch):
-      return update(state, gradient(state.params, state.stats, state.step, batch))
-
-    return train_step
+    return self.strategy_step.step(self.gradient(), self._wrapped_update(), self.optimizer)
 
   def gradient(self) -> Callable:
     """One shard's gradient, mapped over the mesh; not jitted.

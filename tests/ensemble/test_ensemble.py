@@ -110,6 +110,33 @@ def test_members_of_one_program_agree_to_rounding(tmp_path, alone):
 
 
 @_slow
+def test_members_of_simulated_workers(tmp_path):
+  """Each has an order of its own; as one program they agree to rounding."""
+  workers = {
+    'strategy.name': 'parameter_server',
+    'strategy.simulate.workers': 3,
+    'strategy.simulate.spread': 0.5,
+    'strategy.look_ahead': 'dana',
+  }
+  for seed in range(2):
+    _train(_config(**workers, seed=seed), tmp_path / 'alone' / f'seed{seed}')
+  for together in (1, 2):
+    keys = {'ensemble.seeds': '0:2', 'ensemble.together': together}
+    _train(_config(**workers, **keys), tmp_path / str(together))
+  for seed in range(2):
+    alone, in_turn, at_once = (tmp_path / name / f'seed{seed}' for name in ('alone', '1', '2'))
+    assert _metrics(in_turn) == _metrics(alone)
+    jax.tree.map(np.testing.assert_array_equal, _saved(in_turn), _saved(alone))
+    jax.tree.map(
+      # Six steps of float32, as above.
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+      _saved(at_once),
+      _saved(alone),
+    )
+    assert (alone / 'server.jsonl').read_text() == (at_once / 'server.jsonl').read_text()
+
+
+@_slow
 def test_more_seeds_train_later_and_a_finished_member_stays(tmp_path, alone):
   _train(_config(**{'ensemble.seeds': '0:1'}), tmp_path)
   before = (tmp_path / 'seed0' / 'metrics.jsonl').read_bytes()

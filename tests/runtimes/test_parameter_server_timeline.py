@@ -120,8 +120,7 @@ def _ringmaster(taus, staleness, parts, count):
     passes = [(now, k) if k - read > staleness else (start, read) for start, read in passes]
 
 
-@pytest.mark.parametrize('staleness', [0, 1, 3, 9])
-@pytest.mark.parametrize('parts', [1, 2, 7])
+@pytest.mark.parametrize('parts, staleness', [(1, 0), (1, 1), (1, 3), (1, 9), (2, 0), (7, 0)])
 @pytest.mark.parametrize('seed', range(3))
 def test_ringmaster_makes_the_updates_of_its_papers(seed, parts, staleness):
   rng = np.random.default_rng([seed, parts, staleness])

@@ -8,6 +8,7 @@ processes are parts of the same batches.
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -32,8 +33,9 @@ class BatchPlan:
     training: whether batches are shuffled, augmented and endless; else they
       hold each example once, in order.
     start: first step.
-    tickets: function from a batch's place in this stream to (step, n rows of
-      its global batch); None: the steps from `start` on, `rows` of each.
+    tickets: function from a batch's place in this stream to (step, or the (n,) step
+      of each row, and n rows of the global batches); None: the steps from `start` on,
+      `rows` of each.
     sampler: order of training; None: each example once per epoch.
   """
 
@@ -43,7 +45,7 @@ class BatchPlan:
   rows: np.ndarray
   training: bool
   start: int = 0
-  tickets: Callable[[int], tuple[int, np.ndarray]] | None = None
+  tickets: Callable[[int], tuple[Any, np.ndarray]] | None = None
   sampler: balance.Sampler | None = None
 
   @property
@@ -51,7 +53,7 @@ class BatchPlan:
     """Batches until all is read once; None when training."""
     return None if self.training else -(-self.size // self.batch_size)
 
-  def step_and_rows(self, count: int) -> tuple[int, np.ndarray]:
+  def step_and_rows(self, count: int) -> tuple[Any, np.ndarray]:
     """The step of a batch of this stream, and its rows of the global batch."""
     return self.tickets(count) if self.tickets else (count, self.rows)
 

@@ -42,23 +42,20 @@ def batches(
   for count in itertools.count(plan.start):
     if count == plan.steps:
       return
-    step, host = _host_arrays(plan, count)
+    host = _host_arrays(plan, count)
     host['vote'] = np.full(len(plan.rows), vote(), np.int32)
     batch = placement.put(host, plan.rows)
-    word = _seed_word(plan, step).view(np.uint32)
     # Device by device: a program over all processes, started by this thread,
     # would meet those of the main thread in another order on each of them.
-    shards = [
-      make(jax.device_put(word, shard.device), shard.data)
-      for shard in batch.pop('example').addressable_shards
-    ]
+    words, examples = (batch.pop(name).addressable_shards for name in ('word', 'example'))
+    shards = [make(w.data, e.data) for w, e in zip(words, examples, strict=True)]
     images, labels = zip(*shards)
     yield batch | {'image': joined(images), 'label': joined(labels)}
 
 
 @functools.cache
 def _maker(side, classes, blank):
-  """A compiled function (word, examples) -> images and labels of a device."""
+  """A compiled function (words, examples) -> images and labels of a device."""
   shape = side, side, 3
 
   def make_one(key):
@@ -68,30 +65,30 @@ def _maker(side, classes, blank):
       jax.random.randint(label, (), 0, classes),
     )
 
-  def make(word, examples):
-    keys = jax.vmap(lambda example: jax.random.fold_in(word, example))(examples)
+  def make(words, examples):
+    keys = jax.vmap(jax.random.fold_in)(words, examples)
     return jax.vmap(make_one)(keys)
 
   return jax.jit(make, compiler_options=compile_cache.quick_compile_options())
 
 
 def _host_arrays(plan, count):
-  """The step of a batch, and the arrays of it that the host makes."""
+  """The arrays of a batch that the host makes."""
   step, rows = plan.step_and_rows(count)
   examples, weights = rows, np.ones(len(rows), np.float32)
   if not plan.training:
     examples = step * plan.batch_size + rows
     weights = (examples < plan.size).astype(np.float32)
-  return step, {
+  return {
+    'word': _seed_words(plan, np.broadcast_to(step, rows.shape)),
     'weight': weights,
     'row': rows.astype(np.int32),
     'example': examples.astype(np.int32),
   }
 
 
-def _seed_word(plan, step):
-  """(1,) uint64 from which a batch's random keys are folded."""
-  words = [plan.config.seed, step * plan.training, plan.training]
-  words = np.array(words, np.uint64)
-  mix = index_shuffle.mix
-  return mix(mix(mix(words[:1]) + words[1]) + words[2])
+def _seed_words(plan, steps):
+  """(n, 2) uint32: the key from which each example's random key is folded, of its step."""
+  words = np.stack(np.broadcast_arrays(plan.config.seed, steps * plan.training, plan.training))
+  words, mix = words.astype(np.uint64), index_shuffle.mix
+  return mix(mix(mix(words[0]) + words[1]) + words[2])[:, None].view(np.uint32)

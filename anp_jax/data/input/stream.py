@@ -1,6 +1,7 @@
 """The streams of a run: device batches from any source, at any step."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import ml_collections
@@ -34,12 +35,25 @@ class Stream:
     # By source: an evaluation names a damaged example once a run.
     self._registries: dict[sources.Source, corruption.Registry] = {}
 
-  def train(self, source: sources.Source, batch_size: int, start: int) -> feed.Feed:
-    """Endless shuffled and augmented batches from step `start` on."""
+  def train(
+    self, source: sources.Source, batch_size: int, start: int, simulation: Any = None
+  ) -> feed.Feed:
+    """Endless shuffled and augmented batches from step `start` on.
+
+    Args:
+      source: training examples.
+      batch_size: number of images in a global batch.
+      start: first step.
+      simulation: what decides their order, see `config.strategy.Strategy.simulation`.
+    """
     parts = feed.parts(self._sharding)
     counts = strategy_lib.find(self._config).row_counts(self._config, batch_size, parts)
     placement = feed.Placement.create(self._sharding, batch_size, counts)
-    return self._feed(source, batch_size, placement.local_rows(), placement, start=start)
+    options: dict[str, Any] = {'start': start}
+    if simulation:
+      options['tickets'] = simulation.step_and_rows
+    rows = placement.local_rows()
+    return self._feed(source, batch_size, rows, placement, simulation=simulation, **options)
 
   def tickets(
     self,
@@ -67,7 +81,7 @@ class Stream:
     placement = feed.Placement.create(self._sharding, size)
     return self._feed(source, size, placement.local_rows(), placement, training=False)
 
-  def _feed(self, source, batch_size, rows, placement, training=True, **options):
+  def _feed(self, source, batch_size, rows, placement, training=True, simulation=None, **options):
     config, is_synthetic = self._config, source.kind == 'synthetic'
     if training and not is_synthetic:
       options['sampler'] = balance.sampler(config, source)
@@ -78,6 +92,9 @@ class Stream:
       registry = self._registries.setdefault(source, corruption.Registry(source))
       host_batches = pipeline.batches(source, plan, registry)
       batches = feed.on_device(host_batches, rows, placement, self._vote)
+    if simulation:
+      replicated = jax.NamedSharding(self._sharding.mesh, jax.P())
+      batches = simulation.ordered(batches, replicated, options['start'])
     return feed.Feed(batches, config.data.prefetch)
 
 

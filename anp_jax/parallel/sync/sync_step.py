@@ -189,6 +189,30 @@ class SyncStep:
     """The run's abstract state, from that of one network."""
     return abstract_replica
 
+  def optimizer(self, create: Callable, config: ConfigDict, schedule: Callable) -> Any:
+    """The optimizer of a run.
+
+    Args:
+      create: config -> optax chain.
+      config: config of the run, in which numbers may be traced.
+      schedule: step to learning rate.
+    """
+    return create(config)
+
+  def step(self, gradient: Callable, update: Callable, optimizer: Any) -> Callable:
+    """The step of the run, (state, batch) -> (state, values).
+
+    Args:
+      gradient: (params, stats, step, batch) -> `step_sums.Reduced`.
+      update: (state, reduced) -> (state, values), with the `optimizer`.
+      optimizer: what `optimizer` has returned.
+    """
+
+    def step(state, batch):
+      return update(state, gradient(state.params, state.stats, state.step, batch))
+
+    return step
+
   def wrap_shard_step(self, shard: Callable) -> Callable:
     """One device's part of the run's step, from that of one network."""
     return shard

@@ -24,7 +24,6 @@ from anp_jax.runtimes.parameter_server import (
   service as service_lib,
   session as session_lib,
   setup as setup_lib,
-  simulation as simulation_lib,
   slice_optimizer,
   update_metrics,
 )
@@ -78,8 +77,6 @@ class Chief:
     metrics = self._metrics = update_metrics.UpdateMetrics(self._setup, self._workers)
     recorder.open_telemetry(lines, metrics.clock)
     session = self._session = self._create_session(jax.device_get(state))
-    if self._setup.config.strategy.simulate.workers:
-      recorder.telemetry.simulate(session.seconds.__getitem__)
     if recorder.owes_evaluation():
       self._evaluate(recorder.start_step, state, contextlib.nullcontext())
       recorder.checkpoints.wait()
@@ -89,11 +86,7 @@ class Chief:
     self._on_mail(0, {'endpoint': self._service.endpoint, 'worker': worker})
     self._processes.receive_mail(self._on_mail)
 
-  def supervise(
-    self,
-    job: futures.Future | None,
-    worker: gradient_worker.Worker | simulation_lib.Simulation | None,
-  ) -> None:
+  def supervise(self, job: futures.Future | None, worker: gradient_worker.Worker | None) -> None:
     """Scores, saves and reports until the run ends.
 
     Args:
@@ -144,14 +137,6 @@ class Chief:
           self._evaluate(version, state, worker.paused() if worker else contextlib.nullcontext())
       if is_last:
         return
-
-  def simulation(self) -> simulation_lib.Simulation | None:
-    """Returns what stands in for workers; None if they are real."""
-    if not self._setup.config.strategy.simulate.workers:
-      return None
-    assert self._session is not None  # `open` was called
-    records = log_lib.read(self._participant.workdir)
-    return simulation_lib.Simulation(self._setup, self._session, records)
 
   def finish(self) -> dict[str, float]:
     """Ends the run well; returns the last scores."""
@@ -209,17 +194,13 @@ class Chief:
       self._participant.on_mail(rank, value)
 
   def _describe(self):
-    """Lines about the servers and, where they are simulated, the workers."""
-    config, setup = self._setup.config, self._setup
-    s = config.strategy
-    lines = [
+    """The line about the servers."""
+    s = self._setup.config.strategy
+    return [
       f'server   {s.mode}: {self._workers} workers, {s.servers} '
       f'{"dedicated servers" if s.dedicated else "of them servers"}'
-      f'{look_ahead.describe(setup.ahead)}'
+      f'{look_ahead.describe(self._setup.ahead)}'
     ]
-    if s.simulate.workers:
-      lines.append(f'workers  {simulation_lib.describe(config, setup.layout)}')
-    return lines
 
   def _create_session(self, state):
     """A session that begins with a TrainState of NumPy arrays."""
@@ -228,19 +209,8 @@ class Chief:
     records = log_lib.read(workdir)
     data_shards = scheduler_lib.data_shards(config, self._workers)
     used = log_lib.used_tickets(records, version, data_shards)
-    log = log_lib.UpdateLog(
-      workdir,
-      version,
-      {
-        'duration': config.duration,
-        'servers': config.strategy.servers,
-        'shards': data_shards,
-        'batch_size': config.batch_size,
-        'look_ahead': vars(setup.ahead),
-        'workers': self._workers,
-        'changeable': log_lib.changeable(config),
-      },
-    )
+    settings = log_lib.session_settings(config, data_shards, setup.ahead, self._workers)
+    log = log_lib.UpdateLog(workdir, version, settings)
     settings = self._settings()
     starts = [optimizer.start(state) for optimizer in setup.optimizers]
     store = parameter_store.ParameterStore(
@@ -249,9 +219,7 @@ class Chief:
     scheduler = scheduler_lib.TicketScheduler(
       config, setup.spec.total_steps, version, used, self._workers
     )
-    session = session_lib.ChiefSession(store, scheduler, log, starts)
-    session.seconds[version] = log_lib.simulated_seconds(records, version)
-    return session
+    return session_lib.ChiefSession(store, scheduler, log, starts)
 
   def _settings(self):
     """What server 0 tells those that take part."""

@@ -11,6 +11,7 @@ simulated, from the run's start to the update.
 import collections
 import json
 import os
+from typing import Any
 
 import ml_collections
 
@@ -18,6 +19,8 @@ from anp_jax import config as config_lib
 from anp_jax.system import files
 
 NAME = 'server.jsonl'
+# The last bin of a histogram of staleness: staler updates are counted together.
+STALEST = 15
 
 
 class UpdateLog:
@@ -29,7 +32,7 @@ class UpdateLog:
     Args:
       workdir: folder of the run.
       version: updates that the run's checkpoint has.
-      settings: JSON values.
+      settings: JSON values, from `session_settings`.
     """
     path = os.path.join(workdir, NAME)
     records = [r for r in read(workdir) if r.get('start', r.get('order', 0)) < version]
@@ -55,6 +58,28 @@ class UpdateLog:
 def read(workdir: str) -> list[dict]:
   """Returns the records of a workdir's log, in order, without a torn line."""
   return files.read_json_lines(os.path.join(workdir, NAME))
+
+
+def session_settings(
+  config: ml_collections.ConfigDict, data_shards: int, look_ahead: Any, workers: int
+) -> dict:
+  """Returns what a replay needs to know of a session, as JSON values.
+
+  Args:
+    config: config of the run, with its batch size.
+    data_shards: parts of a batch that an update is made of.
+    look_ahead: `look_ahead.Settings`.
+    workers: workers of the session.
+  """
+  return {
+    'duration': config.duration,
+    'servers': config.strategy.servers,
+    'shards': data_shards,
+    'batch_size': config.batch_size,
+    'look_ahead': vars(look_ahead),
+    'workers': workers,
+    'changeable': changeable(config),
+  }
 
 
 def changeable(config: ml_collections.ConfigDict) -> dict:

@@ -64,7 +64,7 @@ def run(
 
   worker = None
   trains = index >= s.servers or not s.dedicated
-  if trains and not s.simulate.workers:
+  if trains:
     worker = gradient_worker.Worker(participant, prepare)
   if index == 0:
     return _run_chief(participant, processes, workers, worker)
@@ -82,13 +82,6 @@ def run(
 
 def _count_workers(s, processes):
   """The workers of a run of so many processes."""
-  if s.simulate.workers:
-    if processes > 1:
-      raise config_lib.ConfigError(
-        f'config.strategy.simulate.workers={s.simulate.workers}: expected one '
-        f'process, which computes for all of them, found {processes}'
-      )
-    return s.simulate.workers
   workers = processes - (s.servers if s.dedicated else 0)
   if s.servers > processes or workers < 1:
     raise config_lib.ConfigError(
@@ -105,8 +98,6 @@ def _run_chief(participant, processes, workers, worker):
   try:
     with processes.handling_signals(chief.recorder.checkpoints.expected_save_seconds):
       chief.open(worker and participant.worker())
-      if not worker and (worker := chief.simulation()):
-        job = threads.start(worker.run, 'simulated workers')
       chief.supervise(job, worker)
       return chief.finish()
   finally:

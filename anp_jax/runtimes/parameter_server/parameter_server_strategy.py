@@ -1,6 +1,6 @@
 """The strategy `parameter_server`: which processes do what; see `run`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from anp_jax.system import cores
 
 if TYPE_CHECKING:
   from anp_jax.costs import collectives, steps, work
+  from anp_jax.parallel.sync import sync_step
+  from anp_jax.runtimes.parameter_server import simulation
   from anp_jax.training import run_spec
 
 # On one core a worker's pass holds the only thread of XLA's CPU devices: an
@@ -61,9 +63,7 @@ class ParameterServer(sync.Sync):
         0, 'workers that a synchronous update does not wait for', at_least=0
       ),
       'look_ahead': keys.text(
-        'none',
-        'how workers read weights that momentum has moved already',
-        ('none', 'smega2', 'dana'),
+        'none', 'how workers read weights that momentum has moved already', ('none', 'dana')
       ),
       'in_flight': keys.integer(
         1, 'gradients in flight per worker; 2 overlaps compute and transfer', above=0
@@ -101,10 +101,19 @@ class ParameterServer(sync.Sync):
       f"0 where strategy.mode is '{mode}': nobody is waited for there",
     )
     rules.check(
-      parts == 1 or mode == 'ringmaster',
+      parts == 1 or (mode == 'ringmaster' and config['strategy.max_staleness'] == 0),
       'strategy.parts',
       parts,
-      f"1 where strategy.mode is '{mode}': only ringmaster collects several",
+      f"1 where strategy.mode is '{mode}': only ringmaster with max_staleness=0 collects several",
+    )
+    rules.check(
+      not config.get('optimizer.clip_norm')
+      or not config['strategy.simulate.workers']
+      or (parts == 1 and mode != 'synchronous'),
+      'optimizer.clip_norm',
+      config.get('optimizer.clip_norm'),
+      '0 where strategy.simulate.workers are simulated and an update has several gradients, '
+      'which real workers clip one by one',
     )
     look_ahead = config['strategy.look_ahead']
     rules.check(
@@ -180,17 +189,56 @@ class ParameterServer(sync.Sync):
     return workload.param_bytes + 4 * workload.statistics
 
   def simulated_clock(self, spec: 'run_spec.RunSpec') -> None:
-    """None: the order of the updates tells the time; see `timeline`."""
+    """None: the order of the updates tells the time; see `simulation`."""
+
+  def simulation(
+    self, spec: 'run_spec.RunSpec', workdir: str, step: int
+  ) -> 'simulation.Simulation | None':
+    """The order of the updates of simulated workers."""
+    if not spec.config.strategy.simulate.workers:
+      return None
+    from anp_jax.runtimes.parameter_server import simulation
+
+    return simulation.Simulation(spec, workdir, step)
+
+  def order_size(self, config: ml_collections.ConfigDict) -> int:
+    """The numbers of a `delayed_step.Order`, for simulated workers."""
+    return 7 if config.strategy.simulate.workers else 0
+
+  def trains_in_loop(self, values: dict[str, Any]) -> bool:
+    """Returns whether workers are simulated."""
+    return values['strategy.simulate.workers'] > 0
+
+  def build(
+    self,
+    config: ml_collections.ConfigDict,
+    specs: Any,
+    forward_order: Sequence[str] = (),
+    offload_devices: Sequence[Any] = (),
+  ) -> 'sync_step.SyncStep':
+    """Makes the step of a worker, or of all where they are simulated."""
+    if not config.strategy.simulate.workers:
+      return super().build(config, specs, forward_order, offload_devices)
+    from anp_jax.runtimes.parameter_server import delayed_step
+
+    return delayed_step.DelayedStep(config, specs, forward_order)
 
   def run(
     self, invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]
   ) -> dict[str, float]:
     """Serves, trains, or both."""
-    if invocation.mode != 'train':
+    config, processes = invocation.config, invocation.processes
+    workers = config.strategy.simulate.workers
+    if invocation.mode == 'train' and workers and processes.count > 1:
+      raise config_lib.ConfigError(
+        f'config.strategy.simulate.workers={workers}: expected one process, which computes for '
+        f'all of them, found {processes.count}'
+      )
+    if invocation.mode != 'train' or workers:
       return loop(invocation)
     from anp_jax.runtimes.parameter_server import parameter_server_run as run  # Flight is imported
 
-    return run.run(invocation.config, invocation.workdir, invocation.processes)
+    return run.run(config, invocation.workdir, processes)
 
 
 def spare_threads() -> int:

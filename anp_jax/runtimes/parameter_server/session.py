@@ -18,8 +18,8 @@ from anp_jax.runtimes.parameter_server import (
 
 # Seconds that a call waits for what is not there yet; then it is made again.
 PATIENCE = 2.0
-# Keys of a contribution in the log; 'seconds' in a simulation only.
-_LOGGED = 'ticket', 'worker', 'reads', 'weight', 'seconds'
+# Keys of a contribution in the log.
+_LOGGED = 'ticket', 'worker', 'reads', 'weight'
 
 
 class Session:
@@ -45,7 +45,6 @@ class ChiefSession(Session):
     failed: why the run cannot continue.
     applied: (seconds, version, contributions) of updates that telemetry has not
       read yet.
-    seconds: version -> simulated seconds until it was made, in a simulation.
   """
 
   def __init__(
@@ -70,7 +69,6 @@ class ChiefSession(Session):
     self.devices: int | None = None
     self.failed = ''
     self.applied: collections.deque = collections.deque()
-    self.seconds: dict[int, float] = {}
     self._lost: set[str] = set()  # workers, whose last calls may still wait
     self._is_closed = False
     self._updates: list[tuple] = []  # all of the session, for the other servers
@@ -110,27 +108,6 @@ class ChiefSession(Session):
     contribution = {**contribution, 'worker': worker}
     answer = self._wait_for(lambda: self._commit(worker, contribution))
     return {answer: True} if isinstance(answer, str) else {}
-
-  def order(self, contributions: list[dict], devices: int) -> bool:
-    """Makes the next update of what a simulation has ordered.
-
-    Args:
-      contributions: workers' reports, whose gradients are pending,
-        and 'seconds': simulated, until the update.
-      devices: devices that computed each gradient.
-
-    Returns:
-      Whether the update was wanted: the run has not been stopped.
-    """
-    with self._changing():
-      version = self.scheduler.version
-      if version >= self.scheduler.limit or self.failed or self._is_closed:
-        return False
-      self.devices = devices
-      self.scheduler.version += 1
-      self.seconds[version + 1] = contributions[0]['seconds']
-      self._submit(version, contributions)
-    return True
 
   def updates(self, since: int) -> dict:
     """Answers another server with the updates from version `since` on."""
@@ -174,7 +151,7 @@ class ChiefSession(Session):
     return contributions
 
   def _submit(self, version, contributions):
-    logged = [{k: c[k] for k in _LOGGED if k in c} for c in contributions]
+    logged = [{k: c[k] for k in _LOGGED} for c in contributions]
     self.log.append(version, self.devices, logged)
     if len(self.starts) > 1:
       self._updates.append((version, logged))

@@ -1,140 +1,186 @@
-"""Simulated workers: one process computes all their gradients, in their order.
+"""Simulated workers: the order of their updates, worked out before they are computed."""
 
-The weights are those of a real run with the same log, bit for bit.
-"""
-
-import collections
 from collections.abc import Iterator
 import contextlib
 import threading
+from typing import NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
+from anp_jax import cluster, config as config_lib
+from anp_jax.parallel import division
 from anp_jax.runtimes.parameter_server import (
-  gradient as gradient_lib,
-  gradient_worker,
-  layout as layout_lib,
+  delayed_step,
+  log as log_lib,
+  look_ahead,
   scheduler,
-  session as session_lib,
-  setup as setup_lib,
   timeline as timeline_lib,
 )
 from anp_jax.system import emulation
+from anp_jax.training import run_spec
 
-_PATIENCE = 1.0  # seconds, between two looks at whether the run has failed
+
+class _Update(NamedTuple):
+  """One update.
+
+  Attributes:
+    step: step of its tickets, or (n,) the step of each row.
+    rows: (n,) rows of these steps' batches.
+    order: `delayed_step.Order`, (7,) int32.
+    staleness: updates between reading and applying.
+    seconds: simulated seconds until it is made.
+  """
+
+  step: int | np.ndarray
+  rows: np.ndarray
+  order: np.ndarray
+  staleness: int
+  seconds: float
 
 
 class Simulation:
-  """Stands in for the workers of a run; see `gradient_worker.Worker`."""
+  """The updates of a session, with the times of config.strategy.simulate.
 
-  def __init__(
-    self, setup: setup_lib.Setup, session: session_lib.ChiefSession, records: list[dict]
-  ):
-    """Compiles the gradient.
+  Threads that read batches ahead call it. An update is forgotten once `values` was
+  called for a later one.
+  """
+
+  def __init__(self, spec: run_spec.RunSpec, workdir: str, version: int):
+    """Begins where the log's update to a version ended.
 
     Args:
-      setup: setup of the run, which has one server.
-      session: session, which has begun.
-      records: records of the run's log until then.
+      spec: spec of the run.
+      workdir: folder of the run, with its log.
+      version: updates that the state has had.
+
+    Raises:
+      ConfigError: if a batch does not divide into the parts of an update, or a part
+        not over the devices.
     """
-    config = setup.config
-    self._setup, self._session = setup, session
-    self._version = session.store.version
-    data_shards = scheduler.data_shards(config, config.strategy.simulate.workers)
-    timeline = timeline_lib.Timeline(config, records, setup.spec.total_steps, self._version)
-    self._ordered: collections.deque[timeline_lib.Update] = collections.deque()
-    tickets = self._tickets(timeline)
-    self._queue = gradient_worker.BatchQueue(lambda: next(tickets, None), None)
-    self._program = setup.gradient_program(data_shards)
-    self._feed = setup.feed(self._queue.ticket, data_shards)
-    self._computing = threading.Lock()
-    self._closed = False
-    # Version -> weights and statistics that the server sent.
-    self._sent: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    config = self._config = spec.config
+    s, self._workdir, self._start = config.strategy, workdir, version
+    self._parts = scheduler.data_shards(config, s.simulate.workers)
+    if config.batch_size % self._parts:
+      raise config_lib.ConfigError(
+        f'config.batch_size={config.batch_size} does not divide by the '
+        f'{self._parts} parts that an update is made of'
+      )
+    division.check(config, config.batch_size // self._parts, spec.mesh)
+    records = log_lib.read(workdir)
+    self._seconds = log_lib.simulated_seconds(records, version)
+    self._ahead = look_ahead.settings(config, s.simulate.workers)
+    self._total = max(spec.total_steps, version)
+    timeline = timeline_lib.Timeline(config, records, self._total, version)
+    self._coming = self._work_out(timeline)
+    self._updates: dict[int, _Update] = {}
+    self._next = self._counted = version  # to be worked out; to be in metrics
+    self._lock = threading.Lock()
 
-  def run(self) -> None:
-    """Computes and applies updates until the run is over."""
-    count = 0
-    try:
-      while self._queue.ticket(count):
-        update = self._ordered.popleft()
-        if not self._apply(update):
-          return
-        self._version += 1
-        count += len(update.contributions)
-      if not self._closed and self._version < self._session.scheduler.limit:
-        self._session.fail(f'no update of version {self._version} is ordered')
-    finally:
-      self._feed.close()
+  def step_and_rows(self, step: int) -> tuple[int | np.ndarray, np.ndarray]:
+    """The batch of the update from version `step` on; see `BatchPlan.tickets`."""
+    update = self._update(step)
+    return update.step, update.rows
 
-  def _tickets(self, timeline):
-    """Yields the ticket of each gradient, once its update is ordered."""
-    for update in timeline.updates():
-      self._ordered.append(update)
-      for contribution in update.contributions:
-        yield tuple(contribution['ticket'])
+  def ordered(
+    self, batches: Iterator[dict], sharding: jax.sharding.Sharding, start: int
+  ) -> Iterator[dict]:
+    """Yields device batches from update `start` on, each with its order."""
+    for step, batch in enumerate(batches, start):
+      yield batch | {delayed_step.ORDER: jax.device_put(self.order(step), sharding)}
 
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Within it, no gradient is computed."""
-    with self._computing:
-      yield
+  def order(self, step: int) -> np.ndarray:
+    """The `delayed_step.Order` (7,) int32 of the update from version `step` on."""
+    return self._update(step).order
+
+  def values(self, kind: str, step: int) -> dict[str, float]:
+    """Metrics at a version.
+
+    Args:
+      kind: 'train' or 'validation'.
+      step: version.
+
+    Returns:
+      'simulated_seconds' from the run's start; in training also the mean 'staleness' of
+      the updates since the last call, and how many had which.
+    """
+    with self._lock:
+      if step > self._start:
+        self._seconds = self._updates[step - 1].seconds
+      values = {'simulated_seconds': self._seconds}
+      if kind != 'train':
+        return values
+      recent = [self._updates[n].staleness for n in range(self._counted, step)]
+      self._counted = step
+      self._updates = {n: u for n, u in self._updates.items() if n >= step - 1}
+    counts = np.bincount(np.minimum(recent, log_lib.STALEST))
+    histogram = {f'staleness_{n}': float(c) for n, c in enumerate(counts) if c}
+    return values | {'staleness': float(np.mean(recent))} | histogram
+
+  def describe(self) -> str:
+    """Returns what is simulated, in one line."""
+    s = self._config.strategy
+    passes = ', '.join(emulation.describe_pass(s.simulate, 'worker'))
+    return (
+      f'simulated, {s.mode}: {s.simulate.workers}{look_ahead.describe(self._ahead)}, {passes}, '
+      f'pull {s.simulate.pull_seconds:g} s, push {s.simulate.push_seconds:g} s; '
+      f'{delayed_step.slots(self._config)} versions of the weights are kept'
+    )
 
   def close(self) -> None:
-    """Makes `run` return soon."""
-    self._closed = True
+    """Closes the log."""
+    with self._lock:
+      self._coming.close()
 
-  def _apply(self, update):
-    """Makes one update; returns whether the run continues."""
-    if self._version in update.reads and not self._note_weights(self._version):
-      return False
-    self._sent = {v: sent for v, sent in self._sent.items() if v in update.reads}
-    reported = [self._contribution(c) for c in update.contributions]
-    return None not in reported and self._session.order(reported, jax.local_device_count())
+  def _update(self, step):
+    with self._lock:
+      while self._next <= min(step, self._total - 1):
+        update = next(self._coming, None)
+        if update is None:
+          raise cluster.RunFailedError(f'no update of version {self._next} is ordered')
+        self._updates[self._next] = update
+        self._next += 1
+      # Streams read further than to the last update.
+      return self._updates[min(step, self._next - 1)]
 
-  def _note_weights(self, version):
-    """Keeps what servers send of the newest version; False if it fails."""
-    session = self._session
-    while not (self._closed or session.failed or session.store.error):
-      with contextlib.suppress(TimeoutError):
-        _, state = session.store.read(version, _PATIENCE)
-        (optimizer,) = self._setup.optimizers
-        weights = np.concatenate(optimizer.weights(state))
-        self._sent[version] = weights, np.asarray(state.stats)
-        return True
-    return False
-
-  def _contribution(self, contribution):
-    """Computes a gradient; returns it as a worker reports it, None if it fails.
-
-    Its ticket and its gradient are then with the parameter store.
-    """
-    ticket = tuple(contribution['ticket'])
-    weights, stats = self._sent[contribution['reads'][0]]
-    before = self._feed.waited
-    batch = next(self._feed)
-    with self._computing:
-      gradient, stats_delta, values = self._program(weights, stats, ticket[0], batch)
-    if failure := gradient_lib.failure(ticket[0], values):
-      self._session.fail(failure)
-      return None
-    store, worker = self._session.store, contribution['worker']
-    store.enqueue_gradient(ticket, worker, gradient, stats_delta)
-    arrays = (weights, stats, gradient, stats_delta)
-    waited = self._feed.waited - before
-    return contribution | gradient_lib.measured(values, waited, arrays)
-
-
-def describe(config: ml_collections.ConfigDict, layout: layout_lib.Layout) -> str:
-  """Returns what is simulated, and what it holds, in one line."""
-  settings = config.strategy.simulate
-  versions = settings.workers * config.strategy.in_flight
-  megabytes = layout.params.size * layout.params.dtype.itemsize / 1e6
-  passes = ', '.join(emulation.describe_pass(settings, 'worker'))
-  return (
-    f'simulated, {passes}, pull {settings.pull_seconds:g} s, push '
-    f'{settings.push_seconds:g} s; at most {versions} versions of the weights are kept, '
-    f'{versions * megabytes:.3g} MB'
-  )
+  def _work_out(self, timeline):
+    """Yields the updates in order, once they are in the log."""
+    config = self._config
+    images, workers = config.batch_size // self._parts, config.strategy.simulate.workers
+    settings = log_lib.session_settings(config, self._parts, self._ahead, workers)
+    log = log_lib.UpdateLog(self._workdir, self._start, settings)
+    held = look_ahead.holders(self._ahead, self._start)
+    momentum, is_new, nobodys = len(held), False, len(held)
+    unread = delayed_step.slots(config) - 1
+    free, slots = set(range(unread)), dict[int, int]()  # slots by version
+    with contextlib.closing(log):
+      for version, update in enumerate(timeline.updates(), self._start):
+        contributions = [c | {'weight': float(images)} for c in update.contributions]
+        log.append(version, jax.local_device_count(), contributions)
+        first = contributions[0]
+        free |= {slots.pop(v) for v in slots.keys() - update.reads}
+        if version in update.reads:
+          slots[version] = free.pop()
+        last, gone = momentum, None
+        if held:
+          before, in_flight = held, self._ahead.in_flight
+          held, momentum, gone = look_ahead.claim(held, first['worker'], version, in_flight)
+          is_new = before[momentum].is_gone or momentum == gone
+        steps, shards = zip(*(c['ticket'] for c in contributions))
+        read = first['reads'][0]
+        order = delayed_step.Order(
+          ticket=steps[0],
+          write=slots.get(version, unread),
+          read=slots[read],
+          last=last,
+          momentum=momentum,
+          is_new=is_new,
+          gone=nobodys if gone is None else gone,
+        )
+        yield _Update(
+          step=steps[0] if len(set(steps)) == 1 else np.repeat(steps, images),
+          rows=np.concatenate([np.arange(images) + shard * images for shard in shards]),
+          order=np.array(order, np.int32),
+          staleness=version - read,
+          seconds=first['seconds'],
+        )

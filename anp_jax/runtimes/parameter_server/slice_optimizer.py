@@ -30,8 +30,7 @@ class BlockState(struct.PyTreeNode):
     params: (_VECTORS,) weights, or (_MATRICES, 1).
     opt_state: state of the optax chain.
     average: like params, averaged over steps; None without config.ema.
-    momentum: `look_ahead.Cycle` of smega2; within an update of dana, its worker's
-      momentum; else None.
+    momentum: within an update of dana, its worker's momentum; else None.
   """
 
   params: Any
@@ -48,8 +47,8 @@ class SliceState(struct.PyTreeNode):
     stats: (m,) the network's running statistics; (0,) but on server 0.
     average: (m,) the same averaged over steps; None without config.ema.
     blocks: tuple of BlockState.
-    momenta: tuple of `look_ahead.WorkerMomentum`; (): all are as the trace. No
-      part of the pytree, so neither sent nor saved.
+    momenta: tuple of (`look_ahead.Holder`, arrays by block); (): all are as the trace.
+      No part of the pytree, so neither sent nor saved.
   """
 
   step: Any
@@ -138,10 +137,6 @@ class SliceOptimizer:
       weights = [self._ahead(state.step, block, factors) for block, factors in pairs]
     return [block.trim(w) for block, w in zip(self.blocks, weights, strict=True)]
 
-  def saved(self, state: SliceState) -> list[BlockState]:
-    """Returns the blocks' states as a checkpoint keeps them."""
-    return [self._look_ahead.saved(block) for block in state.blocks]
-
   def apply(
     self,
     state: SliceState,
@@ -206,12 +201,10 @@ class SliceOptimizer:
       def cut(leaf):
         return block.cut(leaf[self.slice], xp) if xp.ndim(leaf) else leaf
 
-      block_opt_state = jax.tree.map(cut, opt_state)
       return BlockState(
         params=cut(weights),
-        opt_state=block_opt_state,
+        opt_state=jax.tree.map(cut, opt_state),
         average=cut(averages) if ema else None,
-        momentum=self._look_ahead.start(block_opt_state, xp),
       )
 
     return SliceState(
@@ -235,8 +228,7 @@ class SliceOptimizer:
 
   def _weights_ahead(self, step, state, factors):
     """The weights of a block that workers read before update `step`."""
-    expected = self._look_ahead.expected(state.opt_state, state.momentum)
-    move = self._look_ahead.move(step, expected)
+    move = self._look_ahead.move(step, look_ahead_lib.trace(state.opt_state))
     return state.params + _scaled(move, factors.rate)
 
   def _updated_stats(self, step, stats, average, deltas):
@@ -266,11 +258,7 @@ def join(
     states: the servers' states, of the same step.
   """
   blocks = [block for optimizer in optimizers for block in optimizer.blocks]
-  saved = [
-    block
-    for optimizer, state in zip(optimizers, states, strict=True)
-    for block in optimizer.saved(state)
-  ]
+  saved = jax.device_get([block for state in states for block in state.blocks])
 
   def join_leaf(*leaves):
     if not leaves[0].ndim:

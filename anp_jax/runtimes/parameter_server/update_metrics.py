@@ -4,11 +4,8 @@ import collections
 import time
 
 from anp_jax.reporting import delayed_metrics, telemetry as telemetry_lib
-from anp_jax.runtimes.parameter_server import setup as setup_lib
+from anp_jax.runtimes.parameter_server import log as log_lib, setup as setup_lib
 from anp_jax.training import train_step as step_lib
-
-# The histogram's last bin: staler updates are counted together.
-_STALEST = 15
 
 
 class UpdateMetrics:
@@ -23,9 +20,7 @@ class UpdateMetrics:
     """
     self._setup = setup
     self._update_time: float | None = None  # of the update that is being logged
-    # Simulated ones wait for one stream of batches.
-    simulates = setup.config.strategy.simulate.workers > 0
-    self._workers = 1 if simulates else workers
+    self._workers = workers
     self._damage = delayed_metrics.DamageCounter(
       setup.config, setup.source.name, setup.config.batch_size
     )
@@ -66,7 +61,7 @@ class UpdateMetrics:
       self._waited += contribution['values']['waited']
       self._bytes += contribution['values']['bytes']
       staleness = version - contribution['reads'][0]
-      self._staleness[min(staleness, _STALEST)] += 1
+      self._staleness[min(staleness, log_lib.STALEST)] += 1
     self._damage.add_step(sum(c['values']['damaged'] for c in contributions))
 
   def _means(self, version, contributions):

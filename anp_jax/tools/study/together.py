@@ -50,7 +50,7 @@ def _program(study, cell):
     return cell
   # As `ensemble` takes them; one that is refused there runs alone.
   is_moved = config.data.augment in ('none', 'pad')
-  if not is_moved or not strategy_lib.find(config).steps_together:
+  if not is_moved or not strategy_lib.find(config).trains_in_loop(config_lib.flat(config)):
     return cell
   return members.program_key(config)
 

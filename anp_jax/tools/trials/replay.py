@@ -72,6 +72,7 @@ def _session_config(config, session):
     # One server makes the same weights as several: no bit depends on it.
     'strategy.name': 'parameter_server',
     'strategy.servers': 1,
+    'strategy.simulate.workers': 0,
   }
   return config_lib.replaced(config, changes | session['changeable'])
 
