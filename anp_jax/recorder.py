@@ -121,12 +121,17 @@ class Recorder:
 
   @functools.cached_property
   def simulation(self) -> Any:
-    """What decides the order of batches from `start_step` on, once restored; or None."""
+    """The simulated workers from `start_step` on, once restored; None if none are."""
     spec = self.experiment.spec
     simulation = strategy_lib.find(spec.config).simulation(spec, self.workdir, self.start_step)
-    if simulation:
+    if simulation and simulation.orders_batches:
       self._closing.callback(simulation.close)
     return simulation
+
+  @property
+  def order(self) -> Any:
+    """The simulation, if it decides the order of batches; else None."""
+    return self.simulation if self.simulation and self.simulation.orders_batches else None
 
   @property
   def is_finished(self) -> bool:
@@ -174,10 +179,9 @@ class Recorder:
       clock,
     )
     self._closing.callback(telemetry.close)
-    simulated = self.simulation or strategy_lib.find(spec.config).simulated_clock(spec)
-    if simulated:
-      telemetry.simulate(simulated.values)
-      lines = [*lines, f'workers  {simulated.describe()}']
+    if self.simulation:
+      telemetry.simulate(self.simulation.values)
+      lines = [*lines, f'workers  {self.simulation.describe()}']
     if self._processes.generation.number and telemetry_lib.starts(self.workdir):
       return  # a run that goes on in place has said all that before
     self._log_header(lines)

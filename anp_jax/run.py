@@ -251,7 +251,7 @@ class Run:
       sharding = mesh_lib.batch_sharding(opened.mesh)
       stream = stream_lib.Stream(opened.config, sharding, self._processes.vote)
       self._feed = stream.train(
-        opened.source, opened.spec.batch_size, recorder.start_step, recorder.simulation
+        opened.source, opened.spec.batch_size, recorder.start_step, recorder.order
       )
     if state is None:
       try:

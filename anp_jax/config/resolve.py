@@ -16,6 +16,7 @@ from anp_jax.config import (
   keys as keys_lib,
   optimizers,
   rules,
+  simulation_keys,
   strategy as strategy_lib,
   trust,
 )
@@ -90,7 +91,7 @@ def resolved(
   rules.check_together(values)
   strategy = strategy_lib.by_name(values[_NAME])
   strategy.check(values)
-  if values['ensemble.seeds'] and not strategy.trains_in_loop(values):
+  if values['ensemble.seeds'] and not simulation_keys.has_one_loop(strategy, values):
     raise errors.ConfigError(
       f"config.ensemble.seeds={values['ensemble.seeds']!r}: expected '' with "
       f'{_NAME}={strategy.name}, which has no single loop of steps'

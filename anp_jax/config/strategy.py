@@ -332,12 +332,8 @@ class Strategy:
     """
     return None
 
-  def simulated_clock(self, spec: Any) -> Any:
-    """Returns the `parallel.simulated_clock.SimulatedClock` of a run's spec, or None."""
-    return None
-
   def simulation(self, spec: Any, workdir: str, step: int) -> Any:
-    """Returns what decides the order of a run's batches from a step on.
+    """Returns the simulated workers of a run from a step on.
 
     Args:
       spec: `training.run_spec.RunSpec`.
@@ -345,22 +341,14 @@ class Strategy:
       step: steps that its state has had.
 
     Returns:
-      Object with the methods of `runtimes.parameter_server.simulation.Simulation`, or
-      None: batches come in the order of their steps.
+      `parallel.simulated_clock.SimulatedClock`, an object that also has the other methods
+      of `runtimes.parameter_server.simulation.Simulation`, or None.
     """
     return None
 
   def order_size(self, config: ml_collections.ConfigDict) -> int:
-    """Returns how many numbers of the `simulation` each batch carries."""
+    """Returns how many numbers of a simulation that orders batches each carries."""
     return 0
-
-  def trains_in_loop(self, values: dict[str, Any]) -> bool:
-    """Returns whether one loop makes all steps, so that a run can be an ensemble's.
-
-    Args:
-      values: config values by dotted key.
-    """
-    return self.steps_together
 
   def run(self, invocation: Invocation, loop: Callable[[Invocation], dict]) -> dict:
     """Executes a command in this process.

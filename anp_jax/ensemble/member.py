@@ -66,7 +66,7 @@ class Member:
       if self.recorder.owes_evaluation():
         self.recorder.evaluate(self.step, state)
     self._state: Any = state
-    self._drawing = device_examples.Drawing(config, shared.source, self.recorder.simulation)
+    self._drawing = device_examples.Drawing(config, shared.source, self.recorder.order)
     self._log = delayed_metrics.TrainingLog(
       train_step.metric_names(objective),
       self.recorder.telemetry,

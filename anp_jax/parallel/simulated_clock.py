@@ -19,6 +19,8 @@ class SimulatedClock:
   same times.
   """
 
+  orders_batches = False  # batches come in the order of their steps
+
   def __init__(
     self,
     config: ConfigDict,

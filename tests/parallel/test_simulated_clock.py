@@ -25,7 +25,7 @@ def _config(**keys):
 def _clock(**keys):
   config = _config(**keys)
   spec = run_spec.RunSpec(config, None, None, BATCH, 640)
-  return strategy_lib.find(config).simulated_clock(spec)
+  return strategy_lib.find(config).simulation(spec, '', 0)
 
 
 def _seconds(count, **keys):
@@ -188,7 +188,7 @@ def test_a_batch_that_depends_on_the_devices_is_refused():
 def test_other_strategies_have_no_simulated_time(name):
   config = _config(name=name)
   spec = run_spec.RunSpec(config, None, None, BATCH, 640)
-  assert strategy_lib.find(config).simulated_clock(spec) is None
+  assert strategy_lib.find(config).simulation(spec, '', 0) is None
   with pytest.raises(
     config_lib.ConfigError, match='belongs to strategy.name=sync, local_sgd, parameter_server'
   ):

@@ -1,14 +1,11 @@
 """Look-ahead by momentum: stability on a parabola, and the same iterates."""
 
-import types
-
 import jax
 import numpy as np
 import optax
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.config import strategy as strategy_lib
 from anp_jax.runtimes.parameter_server import look_ahead, parameter_store
 from tests import builders, serving
 
@@ -292,10 +289,3 @@ def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
   for version in (1, 2):  # kept, and the newest
     assert store.snapshot(version, 10).momenta == ()
   store.close()
-
-
-def test_a_server_has_no_clock_of_steps():
-  """The order of its updates tells the time."""
-  simulated = {'strategy.name': 'parameter_server', 'strategy.simulate.workers': 2}
-  spec = types.SimpleNamespace(config=builders.config(simulated))
-  assert strategy_lib.find(spec.config).simulated_clock(spec) is None

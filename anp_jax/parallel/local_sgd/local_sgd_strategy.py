@@ -121,7 +121,9 @@ class LocalSgd(sync.Sync):
 
     return local_sgd_step.LocalStep
 
-  def simulated_clock(self, spec: Any) -> 'simulated_clock.SimulatedClock | None':
+  def simulation(
+    self, spec: Any, workdir: str, step: int
+  ) -> 'simulated_clock.SimulatedClock | None':
     """The clock of groups that wait for each other in exchanges only."""
     s = spec.config.strategy
     if not s.simulate.workers:

@@ -121,7 +121,9 @@ class Sync(strategy.Strategy):
 
     return sync_step.SyncStep
 
-  def simulated_clock(self, spec: Any) -> 'simulated_clock.SimulatedClock | None':
+  def simulation(
+    self, spec: Any, workdir: str, step: int
+  ) -> 'simulated_clock.SimulatedClock | None':
     """The clock of workers that all wait for each other in each step."""
     # A strategy that inherits from `sync` may lack the keys.
     settings = spec.config.strategy.get('simulate')

@@ -105,10 +105,10 @@ class DelayedStep(sync_step.SyncStep):
     ahead = look_ahead.LookAhead(settings, config, momentum, schedule, **effects)
 
     def update(gradients, state, params):
-      step, opt_state, own = state
-      block = types.SimpleNamespace(params=params, opt_state=opt_state, momentum=own)
-      updates, opt_state, own = ahead.update(step, gradients, block)
-      return updates, (step, opt_state, own)
+      step, opt_state, velocity = state
+      block = types.SimpleNamespace(params=params, opt_state=opt_state, momentum=velocity)
+      updates, opt_state, velocity = ahead.update(step, gradients, block)
+      return updates, (step, opt_state, velocity)
 
     return LookAheadOptimizer(chain.init, update, ahead)
 
@@ -159,16 +159,16 @@ class DelayedStep(sync_step.SyncStep):
       if ahead:
         # Written before one is read, or XLA copies all momenta.
         momenta = _written(momenta, order.last, newest)
-        own = jax.tree.map(
+        velocity = jax.tree.map(
           lambda x: jnp.where(order.is_new > 0, 0, x), _read(momenta, order.momentum)
         )
         lost = _read(momenta, order.gone)
-        chain = state.step, look_ahead.without(chain, lost, self._momenta), own
+        chain = state.step, look_ahead.without(chain, lost, self._momenta), velocity
       state, values = update(state.replace(opt_state=chain), reduced._replace(stats=changed))
       chain = state.opt_state
       if ahead:
-        _, chain, own = chain
-        newest = jax.tree.map(lambda x: x[None], own)
+        _, chain, velocity = chain
+        newest = jax.tree.map(lambda x: x[None], velocity)
       return state.replace(opt_state=DelayedState(chain, versions, momenta, newest)), values
 
     return delayed_step

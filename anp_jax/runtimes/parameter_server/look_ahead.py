@@ -82,14 +82,14 @@ class Holder(NamedTuple):
   is_gone: bool = False
 
 
-def holders(ahead: Settings, order: int) -> list[Holder]:
+def first_holders(ahead: Settings, order: int) -> list[Holder]:
   """Returns the holders of all momenta before the first update, of this number; or []."""
   count = ahead.workers * ahead.in_flight if ahead.method == 'dana' else 0
   return [Holder('', order - 1)] * count
 
 
 def claim(
-  held: list[Holder], worker: str, order: int, in_flight: int
+  holders: list[Holder], worker: str, order: int, in_flight: int
 ) -> tuple[list[Holder], int, int | None]:
   """Finds the momentum that a worker's next gradient changes.
 
@@ -97,7 +97,7 @@ def claim(
   is nobody's, or that of the worker that has been silent for longest.
 
   Args:
-    held: holder of each momentum.
+    holders: holder of each momentum.
     worker: name, as in the log.
     order: number of the update.
     in_flight: gradients of a worker at a time.
@@ -105,17 +105,17 @@ def claim(
   Returns:
     The new holders, the momentum's index, and that of one whose worker is gone, or None.
   """
-  held = [*held]
-  late = order - _GONE * len(held)
-  gone = next((i for i, h in enumerate(held) if not h.is_gone and h.order < late), None)
+  holders = [*holders]
+  late = order - _GONE * len(holders)
+  gone = next((i for i, h in enumerate(holders) if not h.is_gone and h.order < late), None)
   if gone is not None:
-    held[gone] = Holder('', held[gone].order, is_gone=True)
-  candidates = [i for i, h in enumerate(held) if h.worker == worker]
+    holders[gone] = Holder('', holders[gone].order, is_gone=True)
+  candidates = [i for i, h in enumerate(holders) if h.worker == worker]
   if len(candidates) < in_flight:
-    candidates = [i for i, h in enumerate(held) if h.worker != worker]
-  index = min(candidates, key=lambda i: held[i].order)
-  held[index] = Holder(worker, order)
-  return held, index, gone
+    candidates = [i for i, h in enumerate(holders) if h.worker != worker]
+  index = min(candidates, key=lambda i: holders[i].order)
+  holders[index] = Holder(worker, order)
+  return holders, index, gone
 
 
 class LookAhead:
@@ -170,8 +170,8 @@ class LookAhead:
     if self._ahead.method == 'none':
       updates, new = self._chain.update(gradient, old, state.params, decays=decays)
       return updates, new, None
-    own = optax.tree.set(old, trace=state.momentum)
-    updates, new = self._chain.update(gradient, own, state.params, decays=decays)
+    inner = optax.tree.set(old, trace=state.momentum)
+    updates, new = self._chain.update(gradient, inner, state.params, decays=decays)
     momentum = trace(new)
     # For one worker the mean is its own, to the bit.
     mean = jax.tree.map(
@@ -200,9 +200,9 @@ class LookAhead:
     blocks, momenta, order = state.blocks, [*state.momenta], int(state.step)
     if not momenta:
       traces = tuple(trace(block.opt_state) for block in blocks)
-      momenta = [(holder, traces) for holder in holders(self._ahead, order)]
-    held, arrays = map(list, zip(*momenta, strict=True))
-    held, index, gone = claim(held, worker, order, self._ahead.in_flight)
+      momenta = [(holder, traces) for holder in first_holders(self._ahead, order)]
+    holders, arrays = map(list, zip(*momenta, strict=True))
+    holders, index, gone = claim(holders, worker, order, self._ahead.in_flight)
     if gone is not None:
       blocks = [
         b.replace(opt_state=without(b.opt_state, m, self._count))
@@ -210,7 +210,7 @@ class LookAhead:
       ]
       arrays[gone] = tuple(np.zeros_like(m) for m in arrays[gone])
     blocks = tuple(b.replace(momentum=m) for b, m in zip(blocks, arrays[index], strict=True))
-    return state.replace(blocks=blocks, momenta=tuple(zip(held, arrays, strict=True))), index
+    return state.replace(blocks=blocks, momenta=tuple(zip(holders, arrays, strict=True))), index
 
   def release(self, state: Any, index: int | None) -> Any:
     """Returns the SliceState after an update that has used `claim`."""

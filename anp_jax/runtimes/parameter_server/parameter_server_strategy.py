@@ -188,9 +188,6 @@ class ParameterServer(sync.Sync):
     """Weights and statistics: a host's memory holds the optimizer's state."""
     return workload.param_bytes + 4 * workload.statistics
 
-  def simulated_clock(self, spec: 'run_spec.RunSpec') -> None:
-    """None: the order of the updates tells the time; see `simulation`."""
-
   def simulation(
     self, spec: 'run_spec.RunSpec', workdir: str, step: int
   ) -> 'simulation.Simulation | None':
@@ -204,10 +201,6 @@ class ParameterServer(sync.Sync):
   def order_size(self, config: ml_collections.ConfigDict) -> int:
     """The numbers of a `delayed_step.Order`, for simulated workers."""
     return 7 if config.strategy.simulate.workers else 0
-
-  def trains_in_loop(self, values: dict[str, Any]) -> bool:
-    """Returns whether workers are simulated."""
-    return values['strategy.simulate.workers'] > 0
 
   def build(
     self,

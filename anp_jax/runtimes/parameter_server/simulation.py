@@ -46,6 +46,8 @@ class Simulation:
   called for a later one.
   """
 
+  orders_batches = True
+
   def __init__(self, spec: run_spec.RunSpec, workdir: str, version: int):
     """Begins where the log's update to a version ended.
 
@@ -149,8 +151,8 @@ class Simulation:
     images, workers = config.batch_size // self._parts, config.strategy.simulate.workers
     settings = log_lib.session_settings(config, self._parts, self._ahead, workers)
     log = log_lib.UpdateLog(self._workdir, self._start, settings)
-    held = look_ahead.holders(self._ahead, self._start)
-    momentum, is_new, nobodys = len(held), False, len(held)
+    holders = look_ahead.first_holders(self._ahead, self._start)
+    momentum, is_new, nobodys = len(holders), False, len(holders)
     unread = delayed_step.slots(config) - 1
     free, slots = set(range(unread)), dict[int, int]()  # slots by version
     with contextlib.closing(log):
@@ -162,9 +164,9 @@ class Simulation:
         if version in update.reads:
           slots[version] = free.pop()
         last, gone = momentum, None
-        if held:
-          before, in_flight = held, self._ahead.in_flight
-          held, momentum, gone = look_ahead.claim(held, first['worker'], version, in_flight)
+        if holders:
+          before, in_flight = holders, self._ahead.in_flight
+          holders, momentum, gone = look_ahead.claim(holders, first['worker'], version, in_flight)
           is_new = before[momentum].is_gone or momentum == gone
         steps, shards = zip(*(c['ticket'] for c in contributions))
         read = first['reads'][0]
