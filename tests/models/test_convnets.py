@@ -45,7 +45,7 @@ def _weights(shapes):
 
   def one(s):
     spread = np.sqrt(2 / np.prod(s.shape[:-1])) if len(s.shape) > 1 else 0.3
-    return (spread * random.normal(size=s.shape)).astype(s.dtype)
+    return random.standard_normal(s.shape, s.dtype) * s.dtype.type(spread)
 
   return jax.tree.map(one, shapes)
 

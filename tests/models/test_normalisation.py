@@ -30,7 +30,7 @@ def _by_onednn(x, scale, bias, epsilon=0.0):
 
 
 # 0: all of the batch.
-@pytest.mark.parametrize('group', [1, 2, 4, 8, 0])
+@pytest.mark.parametrize('group', [1, 4, 0])
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('relu', [False, True])
 def test_batch_norm_equals_numpy(x64, relu, platform, group):

@@ -104,6 +104,7 @@ def _found(host):
   return socket.AF_INET, socket.SOCK_DGRAM, 17, '', (host, 4321)
 
 
+@pytest.mark.usefixtures('quick_collections')
 def test_memory_is_used_again_once_nothing_is_made_of_it():
   buffers = transport._Buffers()
   first = buffers.take(4096)
@@ -128,6 +129,7 @@ def test_memory_is_used_again_once_nothing_is_made_of_it():
   assert len(buffers._free[64]) == transport._SPARE
 
 
+@pytest.mark.usefixtures('quick_collections')
 def test_memory_that_a_device_may_share_is_not_written_to():
   """On CPUs JAX may take an array as it is."""
   buffers = transport._Buffers()
