@@ -261,20 +261,9 @@ def test_syntax_error_names_the_file(recipe):
   assert 'recipe.py: SyntaxError' in text
 
 
-def test_missing_file_names_the_nearest(recipe, tmp_path):
-  path = recipe()
-  text = _error(command_line.load, str(tmp_path / 'recipes.py'), {})
-  assert text.endswith(f'did you mean {path!r}?')
-
-
 def test_unknown_variant_names_the_nearest(recipe):
   text = _error(command_line.load, recipe() + ':smal', {})
   assert text == "no variant 'smal' (have: small, large); did you mean 'small'?"
-
-
-def test_int_stands_for_a_float(recipe):
-  config = command_line.load(recipe(_changed('c.ema = 0')), {})
-  assert config.ema == 0
 
 
 def test_paths_must_exist(recipe, tmp_path):

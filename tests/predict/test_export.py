@@ -69,6 +69,7 @@ def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
   assert network.config.id2label == dict(enumerate(exporting.PAIRS.names))
 
 
+@pytest.mark.slow
 def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
   transformers = pytest.importorskip('transformers')
   trained = exporting.trained(data__image_size=20, data__resize=20)
