@@ -315,17 +315,17 @@ def _closed_form(name, step, warmup, total):
   return 0.1 * rise * share
 
 
-@pytest.mark.parametrize('name', key_table.SCHEDULES)
 @pytest.mark.parametrize(
-  'text,warmup',
-  (
-    ('0 steps', 0),
-    ('1 steps', 1),
-    ('7 steps', 7),
-    ('1.5 epochs', 15),
-    ('100 examples', 13),  # 12.5 steps, rounded up
-    ('60 steps', 60),  # the whole run
-  ),
+  'name, text, warmup',
+  [
+    *((name, '7 steps', 7) for name in key_table.SCHEDULES),
+    # The warm-up of all is one.
+    ('cosine', '0 steps', 0),
+    ('cosine', '1 steps', 1),
+    ('cosine', '1.5 epochs', 15),
+    ('cosine', '100 examples', 13),  # 12.5 steps, rounded up
+    *((name, '60 steps', 60) for name in ('cosine', 'step')),  # the whole run
+  ],
 )
 def test_schedule_is_its_closed_form(config, name, text, warmup):
   total = 60
