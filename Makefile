@@ -22,6 +22,9 @@ endif
 
 # A cluster's modules put their own packages on this path, before .venv's.
 unexport PYTHONPATH
+# Images of containers set it, and each process of a test would compile all that it
+# imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 define run_setup
 @for python in \

@@ -124,6 +124,25 @@ def error_line(capsys) -> str:
   return err[:-1]
 
 
+def refusal(function, *args, **named) -> str:
+  """Returns the one line of the ConfigError with which a call refuses its arguments."""
+  try:
+    function(*args, **named)
+  except config_lib.ConfigError as e:
+    text = str(e)
+    assert len(text.splitlines()) == 1, text
+    return text
+  raise AssertionError(f'{function} refused nothing')
+
+
+def assert_refused(words, function, *args, **named) -> str:
+  """Asserts that a call is refused in a line with all these words; returns the line."""
+  text = refusal(function, *args, **named)
+  for word in words:
+    assert str(word) in text, text
+  return text
+
+
 def signal_at(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
   """Sends this process a signal, as Ctrl-C and Slurm do, while a step is computed."""
   real = delayed_metrics.TrainingLog.push

@@ -100,6 +100,12 @@ def on_one_device(monkeypatch):
 
 
 @pytest.fixture
+def quick_collections():
+  """A test's own collections look at nothing that there was before it, a second each."""
+  gc.freeze()
+
+
+@pytest.fixture
 def x64():
   """Arrays may be of float64."""
   with jax.enable_x64(True):

@@ -1,9 +1,7 @@
 """What the tests of data sets share: one is opened, or refused."""
 
-import pytest
-
-from anp_jax import config as config_lib
 from anp_jax.data import sources
+from tests import builders
 
 
 def source(config, kind, path='', split='train'):
@@ -15,9 +13,4 @@ def source(config, kind, path='', split='train'):
 
 def refused(words, config, *args, **kwargs):
   """The config is refused, in one line that holds all words."""
-  with pytest.raises(config_lib.ConfigError) as e:
-    source(config, *args, **kwargs)
-  text = str(e.value)
-  assert '\n' not in text
-  for word in words:
-    assert str(word) in text, text
+  builders.assert_refused(words, source, config, *args, **kwargs)

@@ -104,7 +104,7 @@ _VALUES = st.one_of(
 )
 
 
-@fuzzed(100, st.lists(st.tuples(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=2))
+@fuzzed(50, st.lists(st.tuples(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=2))
 def test_any_value_of_any_key(typed):
   _typed(f'--config={_TINY}', *(f'--config.{k}={v}' for k, v in typed))
 
@@ -227,7 +227,7 @@ def test_damaged_files_of_a_run(name, damage, whole_run):
   workdir, files = whole_run
   assert _compare(workdir, draws=False)[0] == 0
   draw = random.Random(name if not _EXAMPLES else None)
-  for i in range(_EXAMPLES or 12):
+  for i in range(_EXAMPLES or 6):
     draws = name == 'metrics.jsonl' and not i  # what is drawn
     _check_file(whole_run, name, damage(files[name], draw), draws)
 
@@ -282,7 +282,7 @@ def _published(arguments):
 
 
 @fuzzed(
-  60,
+  30,
   st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

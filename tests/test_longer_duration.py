@@ -37,9 +37,9 @@ def _rate(schedule, step, total):
   return rise * _PEAK * (1 - done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  'schedule, strategy',
-  [('cosine', 'sync'), pytest.param('polynomial', 'parameter_server', marks=pytest.mark.slow)],
+  'schedule, strategy', [('cosine', 'sync'), ('polynomial', 'parameter_server')]
 )
 def test_both_rates_are_told_at_the_step_of_resume(
   tmp_path, config, capsys, monkeypatch, schedule, strategy

@@ -208,8 +208,5 @@ def test_a_workdir_that_cannot_be_written_to_is_one_line(config, tmp_path, monke
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(run_dir.os, 'makedirs', full)
-  with pytest.raises(config_lib.ConfigError) as e:
-    run_dir.claim_workdir(str(tmp_path / 'run'), config, classes)
-  assert str(e.value).endswith(
-    "/run' cannot be written to: No space left on device; choose another folder"
-  )
+  line = builders.refusal(run_dir.claim_workdir, str(tmp_path / 'run'), config, classes)
+  assert line.endswith("/run' cannot be written to: No space left on device; choose another folder")

@@ -198,12 +198,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, change, keys, words):
 
 
 def _refused(config, words, program=None):
-  with pytest.raises(config_lib.ConfigError) as e:
-    _load(config, program=program)
-  text = str(e.value)
-  assert '\n' not in text
-  for word in ('config.init.from', *words):
-    assert word in text, text
+  builders.assert_refused(('config.init.from', *words), _load, config, program=program)
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, optimizers
+from tests import builders
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / 'tests' / 'golden'
@@ -45,15 +46,6 @@ def _changed(line):
     f'  {line}\n'
     '  return c\n'
   )
-
-
-def _error(function, *args):
-  """The one line that a mistake is answered with."""
-  with pytest.raises(config_lib.ConfigError) as caught:
-    function(*args)
-  text = str(caught.value)
-  assert '\n' not in text
-  return text
 
 
 # The lists that a recipe for somebody's own photographs looks for.
@@ -109,11 +101,11 @@ def test_recipes_of_published_lists(variant, tmp_path, monkeypatch):
   """Each thing that is missing is asked for in one line that names its key."""
   monkeypatch.chdir(tmp_path)
   spec = f'{ROOT}/configs/resnet_anp.py'
-  text = _error(command_line.load, f'{spec}:{variant}', {})
+  text = builders.refusal(command_line.load, f'{spec}:{variant}', {})
   assert text == "config.data.path='': expected the path of the folder"
   photographs = {'data.path': '.'}
   for name in _LISTS[variant]:
-    text = _error(command_line.load, f'{spec}:{variant}', photographs)
+    text = builders.refusal(command_line.load, f'{spec}:{variant}', photographs)
     assert text == (
       f'config.data.lists={",".join(_LISTS[variant])!r}: expected files of '
       f'names, one a line, but there is no {name!r}'
@@ -222,7 +214,7 @@ def test_load_and_override(recipe):
 )
 def test_bad_override(recipe, key, text, expected):
   name = {'schedule.name': 'step'} if key == 'schedule.every' else {}
-  assert expected in _error(command_line.load, recipe(), name | {key: text})
+  assert expected in builders.refusal(command_line.load, recipe(), name | {key: text})
 
 
 @pytest.mark.parametrize(
@@ -244,7 +236,7 @@ def test_bad_override(recipe, key, text, expected):
   ),
 )
 def test_bad_file(recipe, line, expected):
-  assert expected in _error(command_line.load, recipe(_changed(line)), {})
+  assert expected in builders.refusal(command_line.load, recipe(_changed(line)), {})
 
 
 @pytest.mark.parametrize('value', ['64', 64.0, True, None])
@@ -253,33 +245,22 @@ def test_type_is_checked_where_the_config_does_not(value):
   with config.ignore_type():
     config.batch_size = value
   line = f'config.batch_size={value!r}: expected a whole number'
-  assert line in _error(config_lib.resolved, config)
+  assert line in builders.refusal(config_lib.resolved, config)
 
 
 def test_syntax_error_names_the_file(recipe):
-  text = _error(command_line.load, recipe('def get_config(:\n'), {})
+  text = builders.refusal(command_line.load, recipe('def get_config(:\n'), {})
   assert 'recipe.py: SyntaxError' in text
 
 
-def test_missing_file_names_the_nearest(recipe, tmp_path):
-  path = recipe()
-  text = _error(command_line.load, str(tmp_path / 'recipes.py'), {})
-  assert text.endswith(f'did you mean {path!r}?')
-
-
 def test_unknown_variant_names_the_nearest(recipe):
-  text = _error(command_line.load, recipe() + ':smal', {})
+  text = builders.refusal(command_line.load, recipe() + ':smal', {})
   assert text == "no variant 'smal' (have: small, large); did you mean 'small'?"
-
-
-def test_int_stands_for_a_float(recipe):
-  config = command_line.load(recipe(_changed('c.ema = 0')), {})
-  assert config.ema == 0
 
 
 def test_paths_must_exist(recipe, tmp_path):
   overrides = {'data.source': 'arrays', 'data.path': str(tmp_path / 'none')}
-  assert 'expected a path that exists' in _error(command_line.load, recipe(), overrides)
+  assert 'expected a path that exists' in builders.refusal(command_line.load, recipe(), overrides)
   command_line.load(recipe(), {**overrides, 'data.path': str(tmp_path)})
 
 

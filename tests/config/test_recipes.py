@@ -52,9 +52,8 @@ def test_an_installed_recipe_is_one_of_the_package(folder, monkeypatch):
 def test_a_mistyped_recipe_is_answered_with_the_nearest(folder, typed, nearest):
   (folder / 'mine').mkdir()
   (folder / 'mine' / 'lenet.py').write_text(_MINE)
-  with pytest.raises(config_lib.ConfigError) as e:
-    command_line.load(f'{typed}:tiny', {})
-  assert str(e.value) == (f'--config: no file {typed!r}; did you mean {nearest!r}?')
+  line = builders.refusal(command_line.load, f'{typed}:tiny', {})
+  assert line == (f'--config: no file {typed!r}; did you mean {nearest!r}?')
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,8 @@ def test_missing_package_is_named(package, address, monkeypatch):
   scheme = address[:2]
   monkeypatch.setitem(sys.modules, package, None)  # as if it were missing
   monkeypatch.delitem(registry._registry, scheme, raising=False)
-  with pytest.raises(config_lib.ConfigError) as e:
-    remote.sizes(address)
-  assert str(e.value) == (
+  line = builders.refusal(remote.sizes, address)
+  assert line == (
     f"{address}: needs the package {package}, which is not installed: pip install '.[{scheme}]'"
   )
 

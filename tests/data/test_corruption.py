@@ -212,7 +212,7 @@ def test_a_hundred_damaged_examples_have_one_replacement(config):
     assert not again or min(source.reads) == 100
 
 
-def test_a_closed_stream_frees_its_source(config):
+def test_a_closed_stream_frees_its_source(config, quick_collections):
   """TensorFlow keeps the functions of a graph; what they read must go."""
   source = _Source('encoded')
   gone = weakref.ref(source)

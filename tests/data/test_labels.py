@@ -6,7 +6,6 @@ import unicodedata
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import image_folder
 from tests import builders, listed_sets, opening, prepared
@@ -33,10 +32,7 @@ def _labels(folder, config, kind, labels):
 
 def _refused(folder, config, kind, labels):
   _write(folder, config, kind, labels)
-  with pytest.raises(config_lib.ConfigError) as e:
-    sources.open_source(config, True)
-  assert len(str(e.value).splitlines()) == 1
-  return str(e.value)
+  return builders.refusal(sources.open_source, config, True)
 
 
 @pytest.mark.parametrize('kind', _KINDS)
@@ -102,9 +98,7 @@ def _folder(config, root):
 
 
 def _error(config, root):
-  with pytest.raises(config_lib.ConfigError) as e:
-    _folder(config, root)
-  return str(e.value)
+  return builders.refusal(_folder, config, root)
 
 
 def test_folders_of_programs_are_no_classes(tmp_path, config):
@@ -147,9 +141,7 @@ def test_one_name_that_is_no_pair_among_pairs_is_named(tmp_path, config, kind):
   if kind == 'folder':
     config.data.source = kind
     config.data.path = str(_tree(tmp_path, [f'train/{name}/1.jpg' for name in names]))
-    with pytest.raises(config_lib.ConfigError) as e:
-      sources.open_source(config, True)
-    text = str(e.value)
+    text = builders.refusal(sources.open_source, config, True)
   else:
     text = _refused(tmp_path, config, kind, names)
   assert "'hat' is not an adjective_noun pair" in text

@@ -8,9 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data import lexicons
-from tests import mutations
+from tests import builders, mutations
 
 _ANP = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'anp'
 _NEEDS_ANP = pytest.mark.skipif(not _ANP.is_dir(), reason='the published lexicons are not here')
@@ -45,15 +44,6 @@ def _file(folder, text):
   path = folder / 'table'
   path.write_bytes(text if isinstance(text, bytes) else text.encode())
   return str(path)
-
-
-def _refused(words, function, path):
-  with pytest.raises(config_lib.ConfigError) as e:
-    function(path)
-  text = str(e.value)
-  assert len(text.splitlines()) == 1, text
-  for word in words:
-    assert word in text, text
 
 
 @pytest.mark.parametrize('header', ['', _HEADER, 'one line\n'])
@@ -97,25 +87,25 @@ def test_rows_of_mvso_that_are_refused(tmp_path, line, words):
   # Alike on the first line, where a header could stand, and below.
   for text, number in ((f'{line}\n{_MVSO}', 1), (f'a_b,1\n{line}\n{_MVSO}', 2)):
     path = _file(tmp_path, text)
-    _refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
+    builders.assert_refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
 
 
 def test_mvso_as_a_whole(tmp_path):
   path = _file(tmp_path, _MVSO + 'anp,score\n')
-  _refused([f'{path}:5: '], lexicons.sentiments, path)  # a header, too late
+  builders.assert_refused([f'{path}:5: '], lexicons.sentiments, path)  # a header, too late
   for again in ('0.125', '0.25'):
     path = _file(tmp_path, f'{_MVSO}tiny_dog,{again}\n')
-    _refused([f'{path}:5: ', "'tiny_dog'", 'line 1'], lexicons.sentiments, path)
+    builders.assert_refused([f'{path}:5: ', "'tiny_dog'", 'line 1'], lexicons.sentiments, path)
   for text in ('anp,score\n', _VSO.split('\n')[0]):
     path = _file(tmp_path, text)
-    _refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
+    builders.assert_refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
   path = _file(tmp_path, 'a_b,3\n c_d ,\t-3.0 \ne_f,+1E-1\n')
   assert lexicons.sentiments(path) == {'a_b': 3.0, 'c_d': -3.0, 'e_f': 0.1}
   path = _file(tmp_path, '\n')
-  _refused([path, 'empty'], lexicons.sentiments, path)
+  builders.assert_refused([path, 'empty'], lexicons.sentiments, path)
   path = _file(tmp_path, b'a_b,1\nc\xff_d,2\n')
-  _refused([f'{path}:2: byte 0xff'], lexicons.sentiments, path)
-  _refused(['No such file'], lexicons.sentiments, str(tmp_path / 'none'))
+  builders.assert_refused([f'{path}:2: byte 0xff'], lexicons.sentiments, path)
+  builders.assert_refused(['No such file'], lexicons.sentiments, str(tmp_path / 'none'))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +122,7 @@ def test_mvso_as_a_whole(tmp_path):
 )
 def test_lines_of_vso_that_are_refused(tmp_path, old, new, number, words):
   path = _file(tmp_path, _HEADER + _VSO.replace(old, new, 1))
-  _refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
+  builders.assert_refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
 
 
 def test_emotions(tmp_path):
@@ -157,7 +147,7 @@ def test_emotions_add_up_within_rounding(tmp_path):
     text = f'{_EMOTIONS}sad_cat' + f',{value}' * 24
     path = _file(tmp_path, text)
     total = f'{24 * value:.6g}'
-    _refused([f'{path}:4: ', "'sad_cat'", total], lexicons.emotions, path)
+    builders.assert_refused([f'{path}:4: ', "'sad_cat'", total], lexicons.emotions, path)
 
 
 @pytest.mark.parametrize(
@@ -173,17 +163,17 @@ def test_emotions_add_up_within_rounding(tmp_path):
 )
 def test_rows_of_emotions_that_are_refused(tmp_path, row, words):
   path = _file(tmp_path, f'{_EMOTIONS}{row}\nold_sea,1' + ',0' * 23)
-  _refused([f'{path}:4: ', *words], lexicons.emotions, path)
+  builders.assert_refused([f'{path}:4: ', *words], lexicons.emotions, path)
 
 
 def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
   header = _file(tmp_path, _EMOTIONS.split('\n')[0])
-  _refused([header, 'no rows'], lexicons.emotions, header)
+  builders.assert_refused([header, 'no rows'], lexicons.emotions, header)
   text = f'{_EMOTIONS}old_fear,1.000' + ',0.0' * 23 + '\n'
   rows = lexicons.emotions(_file(tmp_path, text))[1]
   assert list(rows) == ['happy_dog', 'old_fear']
   path = _file(tmp_path, f'{text}old_fear,0,1' + ',0' * 22)
-  _refused([f'{path}:5: ', 'line 3'], lexicons.emotions, path)
+  builders.assert_refused([f'{path}:5: ', 'line 3'], lexicons.emotions, path)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +189,7 @@ def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
 )
 def test_headers_of_emotions_that_are_refused(tmp_path, old, new, words):
   path = _file(tmp_path, _EMOTIONS.replace(old, new, 1))
-  _refused([f'{path}:1: ', *words], lexicons.emotions, path)
+  builders.assert_refused([f'{path}:1: ', *words], lexicons.emotions, path)
 
 
 @_NEEDS_ANP

@@ -75,7 +75,7 @@ def test_more_shards_than_descriptors_lose_no_example(tmp_path):
   assert 'cannot be' not in result.stderr
 
 
-def test_the_file_used_longest_ago_is_closed(tmp_path, monkeypatch):
+def test_the_file_used_longest_ago_is_closed(tmp_path, monkeypatch, quick_collections):
   monkeypatch.setattr('resource.getrlimit', lambda which: (16, 16))
   opened = []
 

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data.prepare import worker_pool
 from tests import builders, pool_tasks, prepared
 
@@ -252,7 +251,8 @@ def test_workers_ignore_the_interrupts_of_a_terminal():
   ],
 )
 def test_a_task_that_fails_ends_the_work(name, text):
-  with pytest.raises(config_lib.ConfigError) as error:
-    worker_pool.run('failing', pool_tasks.fail, [(pool_tasks.Files(['good', name]),)], workers=1)
-  assert str(error.value).startswith(text)
+  line = builders.refusal(
+    worker_pool.run, 'failing', pool_tasks.fail, [(pool_tasks.Files(['good', name]),)], workers=1
+  )
+  assert line.startswith(text)
   assert multiprocessing.active_children() == []

@@ -7,9 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
-from tests import mutations
+from tests import builders, mutations
 
 _PAIRS = b'red_car\nold_dog\nred_dog\nnew_car\n'
 _ADJECTIVES = b'red\nblue\nold\nnew\n'
@@ -24,17 +23,6 @@ def _files(folder, anps, adjectives=None, nouns=None):
     if data is not None:
       pathlib.Path(paths[-1]).write_bytes(data)
   return paths
-
-
-def _refused(words, function, *args, **named):
-  """A ConfigError of one line that holds all words; returns it."""
-  with pytest.raises(config_lib.ConfigError) as e:
-    function(*args, **named)
-  text = str(e.value)
-  assert len(text.splitlines()) == 1, text
-  for word in words:
-    assert word in text, text
-  return text
 
 
 def test_pairs_are_taken_apart():
@@ -97,14 +85,16 @@ def test_digest_tells_orders_apart():
 def test_orders_that_do_not_fit_the_classes():
   names = ('red_car', 'old_zoo')
   make = vocabulary.Vocabulary
-  _refused(
+  builders.assert_refused(
     ['class 1', "adjective 'old'", "'old_zoo'", "did you mean 'odd'?"], make, names, ('red', 'odd')
   )
-  _refused(['class 0', "noun 'car'"], make, names, None, ('zoo', 'dog'))
-  _refused(["nouns 3: 'car' repeats nouns 1"], make, names, None, ('zoo', 'car', 'dog', 'car'))
-  _refused(["class 2: 'red_car' repeats class 0"], make, ('red_car', 'b') * 2)
+  builders.assert_refused(['class 0', "noun 'car'"], make, names, None, ('zoo', 'dog'))
+  builders.assert_refused(
+    ["nouns 3: 'car' repeats nouns 1"], make, names, None, ('zoo', 'car', 'dog', 'car')
+  )
+  builders.assert_refused(["class 2: 'red_car' repeats class 0"], make, ('red_car', 'b') * 2)
   for orders in ((('red',),), (None, ('car',))):
-    _refused(["class 1: 'hat'", 'given'], make, ('red_car', 'hat'), *orders)
+    builders.assert_refused(["class 1: 'hat'", 'given'], make, ('red_car', 'hat'), *orders)
 
 
 def test_names_of_any_script():
@@ -145,7 +135,7 @@ def test_what_is_asked_for_counts_more_than_the_names():
   ordered = vocabulary.Vocabulary(v.names, ('red', 'old', 'odd'))
   assert ordered.with_pairs('yes') == ordered
   plain = vocabulary.Vocabulary(('red_car', 'hat'))
-  _refused(["class 1: 'hat'", 'config.data.pairs=yes'], plain.with_pairs, 'yes')
+  builders.assert_refused(["class 1: 'hat'", 'config.data.pairs=yes'], plain.with_pairs, 'yes')
 
 
 # Files.
@@ -208,10 +198,10 @@ def test_lists_of_plain_classes(tmp_path, data):
 @pytest.mark.parametrize('odd', ['hat', '_hat', 'hat_', 'a_b_c', '__'])
 def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
   anps = _files(tmp_path, f'red_car\n{odd}\nred_dog\n'.encode())
-  _refused(
+  builders.assert_refused(
     ['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'], vocabulary.from_lists, *anps
   )
-  _refused(
+  builders.assert_refused(
     ['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'], vocabulary.from_lists, *anps, pairs='yes'
   )
   plain = vocabulary.from_lists(*anps, pairs='no')
@@ -221,9 +211,9 @@ def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
 def test_given_parts_mean_that_all_are_pairs(tmp_path):
   anps, adjectives, nouns = _files(tmp_path, b't_shirt\nhat\n', b't\n', b'x\n')
   for parts in ((adjectives,), ('', nouns), (adjectives, nouns)):
-    _refused(["anps.txt:2: 'hat'", 'given'], vocabulary.from_lists, anps, *parts)
+    builders.assert_refused(["anps.txt:2: 'hat'", 'given'], vocabulary.from_lists, anps, *parts)
   plain = _files(tmp_path, b'cat\ndog\n', b'cat\n')
-  _refused(["anps.txt:1: 'cat'"], vocabulary.from_lists, *plain)
+  builders.assert_refused(["anps.txt:1: 'cat'"], vocabulary.from_lists, *plain)
 
 
 @pytest.mark.parametrize(
@@ -245,31 +235,33 @@ def test_given_parts_mean_that_all_are_pairs(tmp_path):
   ],
 )
 def test_lines_that_are_refused(tmp_path, data, words):
-  text = _refused(words, vocabulary.from_lists, *_files(tmp_path, data))
+  text = builders.assert_refused(words, vocabulary.from_lists, *_files(tmp_path, data))
   assert len(text) < 200 + len(str(tmp_path)) * 2
 
 
 def test_words_that_a_list_misses(tmp_path):
   anps, adjectives, nouns = _files(tmp_path, _PAIRS, b'red\nold\nnow', b'car')
-  _refused(
+  builders.assert_refused(
     ["anps.txt:4: adjective 'new' of 'new_car'", adjectives, "mean 'now'?"],
     vocabulary.from_lists,
     anps,
     adjectives,
   )
-  _refused(["anps.txt:2: noun 'dog' of 'old_dog'", nouns], vocabulary.from_lists, anps, '', nouns)
+  builders.assert_refused(
+    ["anps.txt:2: noun 'dog' of 'old_dog'", nouns], vocabulary.from_lists, anps, '', nouns
+  )
   nouns = _files(tmp_path, _PAIRS, None, _NOUNS + b'car\n')[2]
-  _refused([f"{nouns}:4: 'car' repeats"], vocabulary.from_lists, anps, '', nouns)
+  builders.assert_refused([f"{nouns}:4: 'car' repeats"], vocabulary.from_lists, anps, '', nouns)
 
 
 def test_files_that_cannot_be_read(tmp_path):
   missing = str(tmp_path / 'none.txt')
   anps = _files(tmp_path, _PAIRS)[0]
-  _refused([missing, 'No such file'], vocabulary.from_lists, missing)
-  _refused([missing], vocabulary.from_lists, anps, '', missing)
-  _refused([str(tmp_path)], vocabulary.from_lists, str(tmp_path))
-  _refused(['cannot read'], vocabulary.from_lists, 'a\0b')
-  _refused(['cannot read'], vocabulary.from_lists, '')
+  builders.assert_refused([missing, 'No such file'], vocabulary.from_lists, missing)
+  builders.assert_refused([missing], vocabulary.from_lists, anps, '', missing)
+  builders.assert_refused([str(tmp_path)], vocabulary.from_lists, str(tmp_path))
+  builders.assert_refused(['cannot read'], vocabulary.from_lists, 'a\0b')
+  builders.assert_refused(['cannot read'], vocabulary.from_lists, '')
 
 
 def test_spec(tmp_path, monkeypatch):
@@ -284,7 +276,7 @@ def test_spec(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('spec', ['', ' ', 'a,b', 'a,,c', 'a,b,c,d', 'a,b,'])
 def test_spec_of_another_number_of_paths(spec):
-  _refused(['config.data.lists', repr(spec)], vocabulary.from_spec, spec)
+  builders.assert_refused(['config.data.lists', repr(spec)], vocabulary.from_spec, spec)
 
 
 @pytest.mark.parametrize('count', [1, 3])

@@ -60,11 +60,10 @@ def test_groups_are_convolved_by_themselves(platform, dtype, channels, features,
     assert error < (2e-6 if dtype == 'float32' else 2**-7)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize(
-  # The first by pairs of pixels, on maps smaller than the window.
-  'side, size, stride',
-  [(3, 7, 3), (4, 5, 1)],
+  # The first two by pairs of pixels, on maps smaller than the window.
+  'side, size, stride, dtype',
+  [(3, 7, 3, 'float32'), (3, 7, 3, 'bfloat16'), (4, 5, 1, 'float32')],
 )
 def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
   random = np.random.default_rng(0)

@@ -53,11 +53,9 @@ def test_constants_are_constant():
   assert (layers.ZEROS(None, (3,)) == np.zeros(3)).all()
 
 
-@pytest.mark.parametrize(
-  'name', ['lenet', 'cifar10_full', 'resnet18', 'linear', *small_networks.NAMES]
-)
+@pytest.mark.parametrize('name', ['lenet', 'resnet18', 'linear', *small_networks.NAMES])
 def test_the_initial_state_of_a_network_is_not_drawn_by_xla(name):
-  size = {'lenet': 28, 'cifar10_full': 32}.get(name, 16)
+  size = 28 if name == 'lenet' else 16
   config = builders.config(
     {'model.name': name, 'batch_size': 4, 'model.norm_group': 2, 'data.image_size': size}
   )

@@ -57,8 +57,7 @@ def test_where_a_bottleneck_strides(version):
   assert first['conv3']['__call__'][0].shape == (2, 16, 16, 4 * WIDTH)
 
 
-@pytest.mark.parametrize('zero_init', [True, False])
-@pytest.mark.parametrize('depth', [18, 50])
+@pytest.mark.parametrize('depth, zero_init', [(18, True), (50, True), (18, False)])
 def test_zero_init_zeroes_the_last_scale_only(depth, zero_init):
   module = _net(depth, zero_init=zero_init)
   last = 'norm3' if depth == 50 else 'norm2'

@@ -30,7 +30,7 @@ def _by_onednn(x, scale, bias, epsilon=0.0):
 
 
 # 0: all of the batch.
-@pytest.mark.parametrize('group', [1, 2, 4, 8, 0])
+@pytest.mark.parametrize('group', [1, 4, 0])
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('relu', [False, True])
 def test_batch_norm_equals_numpy(x64, relu, platform, group):
@@ -77,31 +77,6 @@ def test_batch_norm_uses_running_statistics_outside_training(x64):
   y = layer.apply(variables, x, False)
   want = (x - mean) / np.sqrt(var + 1e-5) * scale + bias
   np.testing.assert_allclose(y, want, rtol=1e-12, atol=1e-12)
-
-
-def test_batch_norm_gradient_equals_finite_differences(x64):
-  random = np.random.default_rng(3)
-  x = random.normal(size=(3, 4, 2)) + 1
-  scale, bias = random.normal(size=(2, 2))
-  dy = random.normal(size=x.shape)
-  arguments = [x, scale, bias]
-
-  def loss(x, scale, bias):
-    return float((references.normalisation(x, scale, bias, 1)[0] * dy).sum())
-
-  # Groups are the first axis, as in `normalise`.
-  gradients = jax.jit(jax.grad(lambda *a: (layers.normalise(*a, 1e-5)[0] * dy).sum(), (0, 1, 2)))(
-    *arguments
-  )
-  step = 1e-5
-  for k, gradient in enumerate(gradients):
-    for index in np.ndindex(gradient.shape):
-      moved = [a.copy() for a in arguments]
-      moved[k][index] += step
-      above = loss(*moved)
-      moved[k][index] -= 2 * step
-      # Truncation step^2 and cancellation 1e-16 / step are both near 1e-10.
-      np.testing.assert_allclose(gradient[index], (above - loss(*moved)) / (2 * step), atol=1e-7)
 
 
 @pytest.mark.parametrize('function', [layers.normalise, _by_onednn])

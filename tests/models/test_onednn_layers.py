@@ -99,8 +99,8 @@ def _check(case, dtype, computes=True):
 
 
 CASES = [
-  *(_case((2, 9, 11, 16), k, 24, s, k // 2) for k in (1, 3, 7) for s in (1, 2, 3)),
-  *(_case((2, 9, 8, c), 3, f, 1, 1) for c in (1, 3, 5, 33) for f in (5, 33)),
+  *(_case((2, 9, 11, 16), k, 24, s, k // 2) for k in (1, 3, 7) for s in (1, 3)),
+  *(_case((2, 9, 8, c), 3, f, 1, 1) for c, f in ((1, 5), (3, 33), (33, 5))),
   *(_case((3, 13, 10, 8), 3, 16, 2, p) for p in ('SAME', 'VALID', ((2, 0), (1, 3)))),
   _case((1, 7, 7, 64), 3, 32, 1, 1),
   _case((1, 30, 31, 3), 7, 64, 2, 3),
@@ -140,7 +140,7 @@ def _random_case(seed):
 
 
 @pytest.mark.parametrize('dtype', _DTYPES)
-@pytest.mark.parametrize('seed', range(15))
+@pytest.mark.parametrize('seed', range(8))
 def test_random_shapes(seed, dtype):
   _check(_random_case(seed), dtype, computes=False)
 
@@ -220,9 +220,15 @@ def _norm_arrays(shape, dtype, offset=3.0):
 
 
 @pytest.mark.parametrize('dtype', _DTYPES)
-@pytest.mark.parametrize('relu', [False, True])
 @pytest.mark.parametrize(
-  'shape, group', [((12, 5, 7, 16), 4), ((12, 5, 3, 33), 0), ((4, 6, 6, 64), 1), ((6, 1, 1, 3), 3)]
+  'shape, group, relu',
+  [
+    ((12, 5, 7, 16), 4, False),
+    ((12, 5, 7, 16), 4, True),
+    ((12, 5, 3, 33), 0, True),
+    ((4, 6, 6, 64), 1, False),
+    ((6, 1, 1, 3), 3, True),
+  ],
 )
 def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
   # As many as the float32 groups can be divided among.

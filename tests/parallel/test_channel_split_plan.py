@@ -128,7 +128,8 @@ def test_a_ring_in_closed_form():
 @pytest.mark.parametrize(
   'rates, bandwidth',
   [
-    *(((4, rate), bandwidth) for rate in (4, 2) for bandwidth in (1e2, 1e3, 1e4, 1e6)),
+    *(((4, 4), bandwidth) for bandwidth in (1e2, 1e4)),
+    *(((4, 2), bandwidth) for bandwidth in (1e2, 1e3, 1e6)),
     ((6, 3, 1), 1e3),
     *(pytest.param((6, 3, 1), n, marks=pytest.mark.soak) for n in (1e2, 1e4, 1e6)),
   ],

@@ -207,8 +207,8 @@ _CASES = {
   },
   'divided': {'sharding': (('.*', 'fsdp'),), 'strategy.outer': 'nesterov'},
 }
-_QUICK = (('average', 4), ('momentum', 2))
-_MARKED = (('keep', 1), ('nesterov', 8), ('divided', 4))
+_QUICK = (('average', 4),)
+_MARKED = (('keep', 1), ('momentum', 2), ('nesterov', 8), ('divided', 4))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ _MARKED = (('keep', 1), ('nesterov', 8), ('divided', 4))
     pytest.param(
       case,
       devices,
-      # Quick and slow ones have groups of one device, of several, and several on one.
+      # They have groups of one device, of several, and several on one.
       marks=()
       if (case, devices) in _QUICK
       else pytest.mark.slow

@@ -69,6 +69,7 @@ def test_transformers_loads_it(name, keys, tmp_path, monkeypatch):
   assert network.config.id2label == dict(enumerate(exporting.PAIRS.names))
 
 
+@pytest.mark.slow
 def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
   transformers = pytest.importorskip('transformers')
   trained = exporting.trained(data__image_size=20, data__resize=20)
@@ -452,8 +453,7 @@ def test_command_on_a_run(tmp_path, capsys, config):
 def test_bad_input_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert export.main(['', *arguments]) == 2
-  text = capsys.readouterr().err
-  assert text.count('\n') == 1 and text.startswith('error: ')
+  text = builders.error_line(capsys)
   for word in words:
     assert word in text
   assert not os.listdir(tmp_path)

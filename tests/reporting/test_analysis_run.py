@@ -143,6 +143,7 @@ def test_a_class_that_the_run_does_not_know_and_another_network_are_one_line(run
   assert '\n' not in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_lexicon_of_the_classes_is_scored(run, tmp_path, capsys):
   place, config, _ = run
   config = builders.editable(config)

@@ -11,7 +11,6 @@ import numpy as np
 from pyarrow import flight
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
 from anp_jax.system import emulation
@@ -84,11 +83,9 @@ def test_a_name_that_means_loopback_is_not_told_to_other_hosts(monkeypatch, host
     assert addresses.own_address('', place) == '10.0.0.7'
   # On the coordinator itself, with the system's own sockets.
   monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: [_found('127.0.1.1')])
-  with pytest.raises(config_lib.ConfigError) as e:
-    addresses.own_address('', place)
-  message = str(e.value)
+  message = builders.refusal(addresses.own_address, '', place)
   assert message.startswith("config.strategy.bind='': gpu2, the name of this host")
-  assert 'coordinator gpu1:4321' in message and '\n' not in message
+  assert 'coordinator gpu1:4321' in message
   # Processes of one host find each other there.
   assert addresses.own_address('', place._replace(num_hosts=1)) == '127.0.0.1'
 
@@ -104,6 +101,7 @@ def _found(host):
   return socket.AF_INET, socket.SOCK_DGRAM, 17, '', (host, 4321)
 
 
+@pytest.mark.usefixtures('quick_collections')
 def test_memory_is_used_again_once_nothing_is_made_of_it():
   buffers = transport._Buffers()
   first = buffers.take(4096)
@@ -128,6 +126,7 @@ def test_memory_is_used_again_once_nothing_is_made_of_it():
   assert len(buffers._free[64]) == transport._SPARE
 
 
+@pytest.mark.usefixtures('quick_collections')
 def test_memory_that_a_device_may_share_is_not_written_to():
   """On CPUs JAX may take an array as it is."""
   buffers = transport._Buffers()

@@ -143,9 +143,8 @@ def test_decoupled_decay_is_scaled_too():
 
 
 def test_a_network_without_stages_is_refused():
-  with pytest.raises(config_lib.ConfigError) as e:
-    programs.build(_config('lenet'), 1)
-  assert str(e.value) == (
+  line = builders.refusal(programs.build, _config('lenet'), 1)
+  assert line == (
     'config.optimizer.layer_decay=0.5: expected 1, or a network whose modules '
     'are stage1_block1 and so on; those of lenet are conv1, conv2, head, hidden'
   )
@@ -157,9 +156,8 @@ def test_a_network_without_stages_is_refused():
 def test_it_belongs_to_a_run_that_begins_with_weights():
   plain = config_lib.flat(builders.config({'optimizer.layer_decay': 0.5}))
   assert 'optimizer.layer_decay' not in plain
-  with pytest.raises(config_lib.ConfigError) as e:
-    config_lib.resolved(config_lib.base(), {'optimizer.layer_decay': '0.5'})
-  assert str(e.value) == ("config.optimizer.layer_decay belongs to init.from=a path, not ''")
+  line = builders.refusal(config_lib.resolved, config_lib.base(), {'optimizer.layer_decay': '0.5'})
+  assert line == ("config.optimizer.layer_decay belongs to init.from=a path, not ''")
   for value in (0.0, 1.5):
     with pytest.raises(config_lib.ConfigError, match='above 0, at most 1'):
       _config(optimizer__layer_decay=value)

@@ -20,6 +20,7 @@ from anp_jax.tools.plan import (
   plan_tables,
   published_rates,
 )
+from tests import builders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _ASKED = {'sheet': 'from data sheets', 'few': 'other rows of a fitted system'}
@@ -168,7 +169,7 @@ def test_two_exact_rows_give_the_line_that_they_lie_on(rows):
     )
 
   ends = [made(32), made(512)]
-  result = fit.fit_rows([*rows, *ends])
+  result = fit.fit_rows(ends)
   assert fit.predict(result, made(128), 'made') == pytest.approx(a + c * 128, rel=0.03)
 
 
@@ -244,8 +245,7 @@ def test_bad_rows_are_one_line(tmp_path, capsys, line, words):
   head = open(published_rates.FILE).readline()
   path.write_text(f'{head}{line}\n')
   assert command.main(['--check', f'--rows={path}']) == 2
-  message = capsys.readouterr().err
-  assert words in message and message.count('\n') == 1
+  assert words in builders.error_line(capsys)
 
 
 def test_files_without_rows_are_refused(tmp_path):

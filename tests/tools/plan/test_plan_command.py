@@ -21,6 +21,7 @@ from anp_jax.tools.plan import (
   published_rates,
   workload,
 )
+from tests import builders
 
 _LENET = 'configs/lenet.py'
 _DEVICE = ['--device=a100-80', '--link=ib-hdr200x8']
@@ -130,9 +131,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
 def test_bad_input_is_one_line(capsys, priors_only, arguments, words):
   grid = ['--nodes=1,2', '--devices_per_node=2']
   assert command.main([f'--config={_LENET}', *_DEVICE, *_DATA, *grid, *arguments]) == 2
-  output = capsys.readouterr()
-  assert words in output.err and output.err.count('\n') == 1
-  assert not output.out
+  assert words in builders.error_line(capsys)
 
 
 def test_target_ranks_by_device_hours(capsys, priors_only):
@@ -208,7 +207,8 @@ def test_published_rates_are_those_of_a_like_dtype():
 
 def test_a_plan_from_data_sheets_needs_no_rate_of_the_device(monkeypatch):
   known_tables = plan_tables.load()
-  rows = published_rates.read(known_tables)
+  # Those of two devices: to fit all takes seconds.
+  rows = [r for r in published_rates.read(known_tables) if r.device.name in ('h100', 'v100')]
   config = command_line.load('configs/resnet_anp.py:modern', {'data.source': 'synthetic'})
   flags = command._flags(['--device=h100', '--data_sheet', '--nodes=8', '--link=ib-ndr400x8'])
   flags.devices_per_node = 8

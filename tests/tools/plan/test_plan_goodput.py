@@ -6,6 +6,7 @@ import math
 import pytest
 
 from anp_jax.tools.plan import __main__ as command
+from tests import builders
 
 # Batches so large that fewer nodes are slower.
 _FLAGS = [
@@ -114,6 +115,4 @@ def test_flags_of_what_follows_a_loss(capsys, priors_only):
 )
 def test_bad_input_is_one_line(capsys, priors_only, arguments, words):
   assert command.main([*_FLAGS, *arguments]) == 2
-  output = capsys.readouterr()
-  assert words in output.err and output.err.count('\n') == 1
-  assert not output.out
+  assert words in builders.error_line(capsys)

@@ -67,8 +67,10 @@ def _state(config, devices):
 _SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (2, 8)]
 
 
-@pytest.mark.parametrize('groups, devices', _SIZES)
-@pytest.mark.parametrize('outer', ['average', 'nesterov', 'momentum'])
+@pytest.mark.parametrize(
+  'outer, groups, devices',
+  [*(('average', *size) for size in _SIZES), ('nesterov', 4, 2), ('momentum', 2, 8)],
+)
 def test_local_holds_its_groups_and_what_is_outside_them(outer, groups, devices):
   config = _config(strategy__name='local_sgd', strategy__groups=groups, strategy__outer=outer)
   count = _count(config, devices)

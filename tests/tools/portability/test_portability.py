@@ -15,6 +15,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.tools.portability import __main__ as command, ahead, compiled_collectives, targets
+from tests import builders
 
 P = mesh_lib.P
 
@@ -60,8 +61,7 @@ def test_a_mistyped_target_is_refused_in_one_line(text, message, capsys):
     targets.parse(text)
   arguments = ['--config=configs/resnet_anp.py:tiny', f'--target={text}']
   assert command.main(arguments) == 2
-  out, err = capsys.readouterr()
-  assert not out and err.count('\n') == 1 and err.startswith('error: --target')
+  assert builders.error_line(capsys).startswith('error: --target')
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,7 @@ def test_a_mistyped_target_is_refused_in_one_line(text, message, capsys):
 )
 def test_a_bad_command_is_refused_in_one_line(arguments, message, capsys):
   assert command.main(arguments) == 2
-  out, err = capsys.readouterr()
-  assert not out and err.count('\n') == 1 and re.search(message, err)
+  assert re.search(message, builders.error_line(capsys))
 
 
 def test_a_missing_plugin_is_named(monkeypatch, capsys):

@@ -170,8 +170,7 @@ def test_cells_of_a_study_are_its_result(tmp_path):
 def test_bad_input_is_one_line(arguments, line, capsys, tmp_path):
   flags = [*arguments, f'--workdir={tmp_path}']
   assert study_main.main(['papers', *flags]) == 2
-  error = capsys.readouterr().err
-  assert error.count('\n') == 1 and line in error
+  assert line in builders.error_line(capsys)
 
 
 def _page(tmp_path, capsys, name):
