@@ -333,17 +333,7 @@ class Strategy:
     return None
 
   def simulation(self, spec: Any, workdir: str, step: int) -> Any:
-    """Returns the simulated workers of a run from a step on.
-
-    Args:
-      spec: `training.run_spec.RunSpec`.
-      workdir: folder of the run.
-      step: steps that its state has had.
-
-    Returns:
-      `parallel.simulated_clock.SimulatedClock`, an object that also has the other methods
-      of `runtimes.parameter_server.simulation.Simulation`, or None.
-    """
+    """Returns a `simulated_clock.SimulatedClock` from a step on, a `Simulation`, or None."""
     return None
 
   def order_size(self, config: ml_collections.ConfigDict) -> int:

@@ -114,6 +114,7 @@ class Drawing:
       rows,
       training=True,
       tickets=simulation and simulation.step_and_rows,
+      is_known=True,
       sampler=sampler,
     )
 

@@ -5,11 +5,13 @@
 
 trains on noise of the recipe's size. `trainings an hour` counts whole commands, starts
 included; a single one is timed once a round. `images/s` is what their metrics.jsonl
-say of the steps alone, the median, summed over members.
+say of the steps alone, the median, summed over members. A step of simulated workers,
+eight of them, is timed against one of `sync` in one process, in turns of ten.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import numpy as np
 from scripts.bench import _common
 
 _EXAMPLES, _CLASSES = 4096, 10
+_TURN = 10  # steps
 _KEYS = {
   'data.source': 'arrays',
   'data.augment': 'none',
@@ -42,6 +45,56 @@ def _write_noise(path, config, keys):
     arrays[f'{split}_images'] = random.integers(0, 256, (_EXAMPLES, side, side, 3), np.uint8)
     arrays[f'{split}_labels'] = np.arange(_EXAMPLES) % _CLASSES
   np.savez(path, **arrays)
+
+
+def _simulated_steps(config, keys, rounds):
+  """Pairs of milliseconds of a step of `sync` and of simulated workers, by look-ahead."""
+  from anp_jax import experiment
+  from anp_jax.config import command_line, strategy as strategy_lib
+  from anp_jax.data.input import stream
+  from anp_jax.parallel import mesh as mesh_lib
+
+  def contestant(folder, **strategy):
+    typed = dict(k.removeprefix('--config.').split('=', 1) for k in keys)
+    # At a larger rate stale gradients diverge.
+    typed |= {'optimizer.learning_rate': '0.001'}
+    typed |= {f'strategy.{key}': value for key, value in strategy.items()}
+    opened = experiment.open(command_line.load(config, typed))
+    simulation = strategy_lib.find(opened.config).simulation(opened.spec, folder, 0)
+    batches = stream.Stream(opened.config, mesh_lib.batch_sharding(opened.mesh))
+    feed = batches.train(opened.source, opened.spec.batch_size, 0, simulation)
+    state, batch = opened.new_state()[0], next(feed)
+    step = opened.program.train_step.lower(state, batch).compile()
+
+    def turn():
+      nonlocal state
+      begin = time.monotonic()
+      for _ in range(_TURN):
+        state, values = step(state, next(feed))
+        values.block_until_ready()
+      return 1e3 * (time.monotonic() - begin) / _TURN
+
+    return turn, feed
+
+  with tempfile.TemporaryDirectory() as folder:
+    workers = {'name': 'parameter_server', 'simulate.workers': '8'}
+    sync, *feeds = contestant(folder, name='sync')
+    turns = {}
+    for look_ahead in ('none', 'dana'):
+      os.mkdir(os.path.join(folder, look_ahead))
+      turns[look_ahead], feed = contestant(
+        os.path.join(folder, look_ahead), **workers, look_ahead=look_ahead
+      )
+      feeds.append(feed)
+    times = {name: [] for name in turns}
+    for i in range(-1, rounds):
+      for name, turn in turns.items():
+        pair = sync(), turn()
+        if i >= 0:
+          times[name].append(pair)
+    for feed in feeds:
+      feed.close()
+  return {f'async, look_ahead={name}: ms a step': pairs for name, pairs in times.items()}
 
 
 def _rate(workdir):
@@ -83,14 +136,18 @@ def main():
         hours.append((3600 / single, 3600 * flags.members / together))
         members = [_rate(f'{folder}/together{i}/seed{m}') for m in range(flags.members)]
         rates.append((_rate(f'{folder}/single{i}'), sum(members)))
-  rows = [('', 'one after another', 'ensemble', 'ratio (lowest to highest)')]
+    typed = [*typed, *keys, f'--config.data.path={folder}/noise.npz']
+    simulated = _simulated_steps(flags.config, typed, 10 * flags.rounds)
+  rows = [('', 'single', 'together, or simulated', 'ratio (quartiles)')]
   ratios = {}
-  for name, pairs in ('trainings an hour', hours), ('images/s', rates):
+  for name, pairs in {'trainings an hour': hours, 'images/s': rates, **simulated}.items():
     over = sorted(b / a for a, b in pairs)
     medians = [statistics.median(column) for column in zip(*pairs)]
-    text = f'{statistics.median(over):.2f} ({over[0]:.2f} to {over[-1]:.2f})'
+    low, _, high = statistics.quantiles(over, n=4, method='inclusive')
+    text = f'{statistics.median(over):.2f} ({low:.2f} to {high:.2f})'
     rows.append((name, *(f'{m:,.0f}' for m in medians), text))
-    ratios[f'ensemble_{name.split()[0].replace("/", "_")}'] = statistics.median(over)
+    key = name.partition(':')[0].replace('/', '_').replace(' ', '_')
+    ratios[f'ensemble_{key}'] = statistics.median(over)
   _common.show(f'{flags.members} trainings of {flags.steps} steps, {flags.config}', rows, ratios)
 
 

@@ -36,6 +36,7 @@ class BatchPlan:
     tickets: function from a batch's place in this stream to (step, or the (n,) step
       of each row, and n rows of the global batches); None: the steps from `start` on,
       `rows` of each.
+    is_known: whether `tickets` answers at once, also long before a batch is due.
     sampler: order of training; None: each example once per epoch.
   """
 
@@ -46,6 +47,7 @@ class BatchPlan:
   training: bool
   start: int = 0
   tickets: Callable[[int], tuple[Any, np.ndarray]] | None = None
+  is_known: bool = False
   sampler: balance.Sampler | None = None
 
   @property
@@ -67,7 +69,7 @@ class BatchPlan:
       positions in the stream, indices in the source, both (n,) int64, and
       weights (n,) float32: 0 for rows past the last evaluation example.
     """
-    if self.training and not self.tickets:
+    if self.training and (self.is_known or not self.tickets):
       number, place = divmod(count, self._block_steps)
       positions, indices = self._block(number)
       return positions[place], indices[place], np.ones(len(self.rows), np.float32)
@@ -88,8 +90,12 @@ class BatchPlan:
 
     @functools.lru_cache(maxsize=2)
     def block(number):
-      steps = (number * self._block_steps + np.arange(self._block_steps))[:, None]
-      positions = steps * self.batch_size + self.rows
+      steps = number * self._block_steps + np.arange(self._block_steps)
+      if self.tickets:
+        pairs = map(self.tickets, steps.tolist())
+        positions = np.stack([step * self.batch_size + rows for step, rows in pairs])
+      else:
+        positions = steps[:, None] * self.batch_size + self.rows
       return positions, self._shuffled(positions.reshape(-1)).reshape(positions.shape)
 
     return block

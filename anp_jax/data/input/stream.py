@@ -51,7 +51,7 @@ class Stream:
     placement = feed.Placement.create(self._sharding, batch_size, counts)
     options: dict[str, Any] = {'start': start}
     if simulation:
-      options['tickets'] = simulation.step_and_rows
+      options |= {'tickets': simulation.step_and_rows, 'is_known': True}
     rows = placement.local_rows()
     return self._feed(source, batch_size, rows, placement, simulation=simulation, **options)
 

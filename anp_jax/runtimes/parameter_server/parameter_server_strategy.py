@@ -15,7 +15,6 @@ from anp_jax.system import cores
 if TYPE_CHECKING:
   from anp_jax.costs import collectives, steps, work
   from anp_jax.parallel.sync import sync_step
-  from anp_jax.runtimes.parameter_server import simulation
   from anp_jax.training import run_spec
 
 # On one core a worker's pass holds the only thread of XLA's CPU devices: an
@@ -188,10 +187,8 @@ class ParameterServer(sync.Sync):
     """Weights and statistics: a host's memory holds the optimizer's state."""
     return workload.param_bytes + 4 * workload.statistics
 
-  def simulation(
-    self, spec: 'run_spec.RunSpec', workdir: str, step: int
-  ) -> 'simulation.Simulation | None':
-    """The order of the updates of simulated workers."""
+  def simulation(self, spec: 'run_spec.RunSpec', workdir: str, step: int) -> Any:
+    """The order of the updates of simulated workers; None of real ones."""
     if not spec.config.strategy.simulate.workers:
       return None
     from anp_jax.runtimes.parameter_server import simulation

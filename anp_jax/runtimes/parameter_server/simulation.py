@@ -60,7 +60,7 @@ class Simulation:
       ConfigError: if a batch does not divide into the parts of an update, or a part
         not over the devices.
     """
-    config = self._config = spec.config
+    self._spec, config = spec, spec.config
     s, self._workdir, self._start = config.strategy, workdir, version
     self._parts = scheduler.data_shards(config, s.simulate.workers)
     if config.batch_size % self._parts:
@@ -72,8 +72,7 @@ class Simulation:
     records = log_lib.read(workdir)
     self._seconds = log_lib.simulated_seconds(records, version)
     self._ahead = look_ahead.settings(config, s.simulate.workers)
-    self._total = max(spec.total_steps, version)
-    timeline = timeline_lib.Timeline(config, records, self._total, version)
+    timeline = timeline_lib.Timeline(config, records, spec.total_steps, version)
     self._coming = self._work_out(timeline)
     self._updates: dict[int, _Update] = {}
     self._next = self._counted = version  # to be worked out; to be in metrics
@@ -121,12 +120,12 @@ class Simulation:
 
   def describe(self) -> str:
     """Returns what is simulated, in one line."""
-    s = self._config.strategy
+    s = self._spec.config.strategy
     passes = ', '.join(emulation.describe_pass(s.simulate, 'worker'))
     return (
       f'simulated, {s.mode}: {s.simulate.workers}{look_ahead.describe(self._ahead)}, {passes}, '
       f'pull {s.simulate.pull_seconds:g} s, push {s.simulate.push_seconds:g} s; '
-      f'{delayed_step.slots(self._config)} versions of the weights are kept'
+      f'{delayed_step.slots(self._spec.config)} versions of the weights are kept'
     )
 
   def close(self) -> None:
@@ -136,18 +135,18 @@ class Simulation:
 
   def _update(self, step):
     with self._lock:
-      while self._next <= min(step, self._total - 1):
+      while self._next <= min(step, self._spec.total_steps - 1):
         update = next(self._coming, None)
         if update is None:
           raise cluster.RunFailedError(f'no update of version {self._next} is ordered')
         self._updates[self._next] = update
         self._next += 1
-      # Streams read further than to the last update.
-      return self._updates[min(step, self._next - 1)]
+      # Streams read in blocks, from before the first update and past the last one.
+      return self._updates.get(step, self._updates[self._next - 1])
 
   def _work_out(self, timeline):
     """Yields the updates in order, once they are in the log."""
-    config = self._config
+    config = self._spec.config
     images, workers = config.batch_size // self._parts, config.strategy.simulate.workers
     settings = log_lib.session_settings(config, self._parts, self._ahead, workers)
     log = log_lib.UpdateLog(self._workdir, self._start, settings)
@@ -158,7 +157,7 @@ class Simulation:
     with contextlib.closing(log):
       for version, update in enumerate(timeline.updates(), self._start):
         contributions = [c | {'weight': float(images)} for c in update.contributions]
-        log.append(version, jax.local_device_count(), contributions)
+        log.append(version, self._spec.mesh.size, contributions)
         first = contributions[0]
         free |= {slots.pop(v) for v in slots.keys() - update.reads}
         if version in update.reads:
