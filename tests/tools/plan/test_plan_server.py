@@ -113,7 +113,6 @@ def test_all_in_flight_share_the_bound_of_staleness(bound, in_flight):
     ({'max_staleness': 3}, 1 / 4),
     ({'max_staleness': 63}, 1 / 16),
     ({'max_staleness': 7, 'in_flight': 2}, 1 / 4),
-    ({'max_staleness': 1, 'parts': 4}, 4 / 8),
     # All begin at once, and the last of 16, 17 and 40 gradients is of pass 1, 2 and 3.
     ({'max_staleness': 0, 'parts': 16}, 1),
     ({'max_staleness': 0, 'parts': 17}, 2),
