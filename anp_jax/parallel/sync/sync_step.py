@@ -208,10 +208,10 @@ class SyncStep:
       optimizer: what `optimizer` has returned.
     """
 
-    def step(state, batch):
+    def train_step(state, batch):  # the name of the program, in profiles too
       return update(state, gradient(state.params, state.stats, state.step, batch))
 
-    return step
+    return train_step
 
   def wrap_shard_step(self, shard: Callable) -> Callable:
     """One device's part of the run's step, from that of one network."""

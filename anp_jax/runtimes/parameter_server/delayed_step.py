@@ -139,7 +139,7 @@ class DelayedStep(sync_step.SyncStep):
     ahead = optimizer.ahead if isinstance(optimizer, LookAheadOptimizer) else None
     decay = self._config.model.get('norm_momentum', 0.0)  # of the running statistics
 
-    def delayed_step(state, batch):
+    def train_step(state, batch):
       batch = dict(batch)
       order = Order(*batch.pop(ORDER))
       chain, versions, momenta, newest = state.opt_state
@@ -171,7 +171,7 @@ class DelayedStep(sync_step.SyncStep):
         newest = jax.tree.map(lambda x: x[None], velocity)
       return state.replace(opt_state=DelayedState(chain, versions, momenta, newest)), values
 
-    return delayed_step
+    return train_step
 
   @property
   def _momenta(self):
