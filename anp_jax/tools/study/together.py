@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, members, simulation_keys, strategy as strategy_lib, trust
+from anp_jax.config import command_line, members, strategy as strategy_lib, trust
 from anp_jax.reporting import telemetry
 from anp_jax.tools.study import grid, study_runner
 
@@ -50,8 +50,8 @@ def _program(study, cell):
     return cell
   # As `ensemble` takes them; one that is refused there runs alone.
   is_moved = config.data.augment in ('none', 'pad')
-  strategy = strategy_lib.find(config)
-  if not is_moved or not simulation_keys.has_one_loop(strategy, config_lib.flat(config)):
+  # Members with versions to be read fill a CPU's caches: in turn, they are slower than alone.
+  if not is_moved or not strategy_lib.find(config).steps_together:
     return cell
   return members.program_key(config)
 
