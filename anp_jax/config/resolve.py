@@ -91,7 +91,8 @@ def resolved(
   rules.check_together(values)
   strategy = strategy_lib.by_name(values[_NAME])
   strategy.check(values)
-  if values['ensemble.seeds'] and not simulation_keys.has_one_loop(strategy, values):
+  has_one_loop = strategy.steps_together or values.get(simulation_keys.WORKERS)
+  if values['ensemble.seeds'] and not has_one_loop:
     raise errors.ConfigError(
       f"config.ensemble.seeds={values['ensemble.seeds']!r}: expected '' with "
       f'{_NAME}={strategy.name}, which has no single loop of steps'

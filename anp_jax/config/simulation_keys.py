@@ -25,16 +25,6 @@ def seconds(help: str) -> keys.Key:
   return keys.number(0, help, at_least=0, **_SIMULATED)
 
 
-def has_one_loop(strategy: Any, values: dict) -> bool:
-  """Returns whether a process makes all steps of a run in the loop of `train`.
-
-  Args:
-    strategy: strategy of the run.
-    values: config values by dotted key.
-  """
-  return strategy.steps_together or bool(values.get(WORKERS))
-
-
 def check(values: dict, groups: int = 1) -> None:
   """Refuses workers that do not divide a step's batch, or into groups.
 

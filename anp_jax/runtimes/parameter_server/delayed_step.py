@@ -67,23 +67,18 @@ class DelayedState(NamedTuple):
 
 def slots(config: ConfigDict) -> int:
   """Returns the most versions that are to be read at a time."""
-  s = config.strategy
-  under_way = s.simulate.workers * s.in_flight
-  if s.mode in ('bounded', 'ringmaster'):
-    under_way = min(under_way, s.max_staleness + 1)
-  return under_way + 2  # that of the gradient whose update is made, and what nobody reads
+  # Also that of the gradient whose update is made, and what nobody reads.
+  return look_ahead.under_way(config, config.strategy.simulate.workers) + 2
 
 
 class LookAheadOptimizer(NamedTuple):
-  """An optax transformation whose state is (step, state of the chain, a worker's momentum).
+  """Updates of a state that is (step, state of the chain, a worker's momentum).
 
   Attributes:
-    init: that of the chain.
     update: (gradients, state, params) -> (updates, state).
     ahead: what workers read.
   """
 
-  init: Callable
   update: Callable
   ahead: look_ahead.LookAhead
 
@@ -93,9 +88,9 @@ class DelayedStep(sync_step.SyncStep):
 
   def optimizer(self, create: Callable, config: ConfigDict, schedule: optax.Schedule) -> Any:
     """The chain of a config, or a `LookAheadOptimizer`; see `sync_step.SyncStep.optimizer`."""
-    chain, settings = create(config), self._settings()
+    settings = self._settings()
     if settings.method == 'none':
-      return chain
+      return create(config)
     effects: dict[str, Any] = {}
     if config.optimizer.multipliers or multipliers.layer_decay(config) != 1:
       scaled = multipliers.scaled(config)
@@ -110,7 +105,7 @@ class DelayedStep(sync_step.SyncStep):
       updates, opt_state, velocity = ahead.update(step, gradients, block)
       return updates, (step, opt_state, velocity)
 
-    return LookAheadOptimizer(chain.init, update, ahead)
+    return LookAheadOptimizer(update, ahead)
 
   def abstract_state(self, abstract_replica: state_lib.TrainState) -> state_lib.TrainState:
     """The abstract state with all slots, from that of one network."""

@@ -55,10 +55,14 @@ def settings(config: ml_collections.ConfigDict, workers: int) -> Settings:
   s = config.strategy
   if s.look_ahead == 'none':
     return Settings()
-  under_way = workers * s.in_flight
-  if s.mode != 'async':
-    under_way = min(under_way, s.max_staleness + 1)
-  return Settings(s.look_ahead, under_way, workers, s.in_flight)
+  return Settings(s.look_ahead, under_way(config, workers), workers, s.in_flight)
+
+
+def under_way(config: ml_collections.ConfigDict, workers: int) -> int:
+  """Returns how many gradients of so many workers are computed at a time, and count."""
+  s = config.strategy
+  count = workers * s.in_flight
+  return min(count, s.max_staleness + 1) if s.mode in ('bounded', 'ringmaster') else count
 
 
 def describe(ahead: Settings) -> str:

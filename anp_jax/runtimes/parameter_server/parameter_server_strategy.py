@@ -197,7 +197,11 @@ class ParameterServer(sync.Sync):
 
   def order_size(self, config: ml_collections.ConfigDict) -> int:
     """The numbers of a `delayed_step.Order`, for simulated workers."""
-    return 7 if config.strategy.simulate.workers else 0
+    if not config.strategy.simulate.workers:
+      return 0
+    from anp_jax.runtimes.parameter_server import delayed_step
+
+    return len(delayed_step.Order._fields)
 
   def build(
     self,
