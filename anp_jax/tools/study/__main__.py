@@ -42,6 +42,7 @@ from anp_jax.tools.study import (
   emulate,
   grid,
   local,
+  named,
   scaling,
   simulate,
   slurm,
@@ -90,7 +91,8 @@ def _flags(arguments):
   parser.add_argument('--nodes', help=f'processes, as in 1,2,4 (default: {_NODES})')
   parser.add_argument('--devices_per_node', default='1', help='as in 1,2')
   strategies = f'default: {_STRATEGIES}; with --simulate {simulate.STRATEGIES}'
-  parser.add_argument('--strategies', help=f'of config.strategy.name ({strategies})')
+  files = 'FILE.toml has strategies with settings'
+  parser.add_argument('--strategies', help=f'as in sync,FILE.toml; {files} ({strategies})')
   parser.add_argument('--seeds', default='0', help='as in 0,1,2')
   percent = 'any key of the config is an axis, as in --vary=strategy.servers=1,25%% (of the nodes)'
   add('--vary', action='append', default=[], help=f'{percent}; may be repeated')
@@ -121,26 +123,28 @@ def _study(flags, overrides):
   """
   _check_flags(flags, overrides)
   emulated, simulated = flags.emulate is not None, flags.simulate is not None
-  strategies = grid.strategies(
-    flags.strategies or (simulate.STRATEGIES if simulated else _STRATEGIES)
-  )
+  strategies = named.parse(flags.strategies or (simulate.STRATEGIES if simulated else _STRATEGIES))
   overrides = emulate.overrides(flags.emulate, overrides)
-  overrides = simulate.overrides(flags.simulate, overrides, strategies)
+  names = tuple(dict.fromkeys(strategy.name for strategy in strategies))
+  overrides = simulate.overrides(flags.simulate, overrides, names)
   flag, nodes = '--nodes', flags.nodes or _NODES
   of_flags = grid.AXES | emulate.reserved(emulated)
   if simulated:
     flag, nodes = '--workers', flags.workers or simulate.NODES
-  varied = axes.parse(flags.vary, strategies, overrides, of_flags)
+  varied = axes.parse(flags.vary, names, overrides, of_flags)
   seeds = flag_values.numbers('--seeds', flags.seeds, 0)
   used = overrides | {axis.key: axis.values[0] for axis in varied}
-  plan = tune.parse(flags, strategies, used, of_flags, seeds)
+  plan = tune.parse(flags, names, used, of_flags, seeds)
+  set_by = {key: f'--config.{key}' for key in overrides} | of_flags
+  set_by |= {axis.key: axis.flag for axis in varied + (plan.axes if plan else ())}
+  named.check_unset(strategies, set_by)
   models = _models(flags, overrides, strategies)
 
   def combinations(strategy, nodes):
-    chosen = overrides | {'strategy.name': strategy}
+    chosen = overrides | {'strategy.name': strategy.name} | dict(strategy.settings)
     if simulated:
       chosen[grid.WORKERS] = str(nodes)
-    alone = models and not strategy_lib.by_name(strategy).keeps_models_apart
+    alone = models and not strategy_lib.by_name(strategy.name).keeps_models_apart
     return [
       (*model, *combination)
       for model in (models if alone else [()])
@@ -166,16 +170,19 @@ def _study(flags, overrides):
   return study, cells, plan
 
 
-def _models(flags, overrides: dict[str, str], strategies: Iterable[str]) -> list[axes.Varied]:
+def _models(
+  flags, overrides: dict[str, str], strategies: Iterable[named.Strategy]
+) -> list[axes.Varied]:
   """What differs in each model, where a strategy of the study trains many; [] otherwise."""
-  for name in strategies:
-    strategy = strategy_lib.by_name(name)
+  for entry in strategies:
+    strategy = strategy_lib.by_name(entry.name)
     if strategy.keeps_models_apart:
-      label = grid.Cell(name, 1, 1, 0).label
       for flag in ('simulate', 'emulate', 'tune'):
         if getattr(flags, flag) not in (None, []):
-          raise config_lib.ConfigError(f'--{flag}: not with {label}, which trains many models')
-      chosen = command_line.applying(flags.config, overrides | {'strategy.name': name})
+          raise config_lib.ConfigError(
+            f'--{flag}: not with {entry.label}, which trains many models'
+          )
+      chosen = command_line.applying(flags.config, overrides | {'strategy.name': entry.name})
       config = command_line.load(flags.config, chosen)
       texts = strategy.alternatives({'strategy.models': config.strategy.models})
       return [tuple((key, text) for key, text in model.items() if key) for model in texts]
@@ -210,13 +217,19 @@ def _check_keys(study, cells, varied):
   unused = set(study.overrides) | {axis.key for axis in varied}
   tuned = tuple((a.key, a.values[0]) for a in varied if a.flag == tune.FLAG)
   for cell in {dataclasses.replace(c, seed=0): c for c in cells}.values():
-    unused -= study.keys(dataclasses.replace(cell, tuned=tuned))
-    if cell.strategy not in possible:
+    keys = study.keys(dataclasses.replace(cell, tuned=tuned))
+    for key, text in cell.settings:
+      if key not in keys:
+        raise config_lib.ConfigError(
+          f'--strategies: {cell.label} sets {key}={text}, which its runs do not have'
+        )
+    unused -= keys
+    if cell.label not in possible:
       try:
         study.config(cell)
-        possible.add(cell.strategy)
+        possible.add(cell.label)
       except config_lib.ConfigError as e:
-        refusals.setdefault(cell.strategy, e)
+        refusals.setdefault(cell.label, e)
   for key in unused & set(study.overrides):
     command_line.load(study.spec, {key: study.overrides[key]})
   for axis in varied:
@@ -224,8 +237,8 @@ def _check_keys(study, cells, varied):
       raise config_lib.ConfigError(
         f'{axis.flag}={axis.key}={",".join(axis.values)}: no run of the study has this key'
       )
-  for strategy, refusal in refusals.items():
-    if strategy not in possible:
+  for label, refusal in refusals.items():
+    if label not in possible:
       raise refusal
 
 
@@ -306,7 +319,7 @@ def _runs(study, cells, failures):
     if run.megabytes is None and not cell.simulated:
       if 'megabytes' not in record:
         # It takes seconds: once for all seeds, and kept.
-        key = cell.strategy, cell.workers, cell.varied, cell.tuned
+        key = cell.label, cell.workers, cell.varied, cell.tuned
         if key not in counted:
           counted[key] = traffic.megabytes(study, cell)
         record['megabytes'] = counted[key]

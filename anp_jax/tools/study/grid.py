@@ -6,17 +6,12 @@ import hashlib
 import itertools
 import re
 
-from anp_jax.config import strategy as strategy_lib
-from anp_jax.tools import flag_values
-from anp_jax.tools.study import axes
+from anp_jax.tools.study import axes, named
 
 RATE = 'optimizer.learning_rate'
 WORKERS = 'strategy.simulate.workers'
 # A study's own axes: not to be set for all its cells.
 AXES = {'strategy.name': '--strategies', 'seed': '--seeds', WORKERS: '--workers'}
-# Baselines that only a study has, by the name that --strategies takes.
-BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
-_STRATEGIES = (*strategy_lib.BUILT_IN, *BASELINES)
 _LETTERS = 40  # of a value, in the name of a folder
 
 
@@ -34,6 +29,8 @@ class Cell:
     weak: whether config.batch_size is that of each node.
     tuned: (key, text) of the keys of --tune: a value to try, or the best.
     duration: config.duration of a run that only tunes; '': the config's.
+    title: name in tables and figures; '': the strategy's.
+    settings: (key, text) of the keys that its strategy sets in a file of --strategies.
   """
 
   strategy: str
@@ -45,18 +42,19 @@ class Cell:
   weak: bool = False
   tuned: axes.Varied = ()
   duration: str = ''
+  title: str = ''
+  settings: axes.Varied = ()
 
   @property
   def rate(self) -> float | None:
-    """The learning rate, where it is varied or tuned; None: the config's."""
-    rate = dict(self.varied + self.tuned).get(RATE)
+    """The learning rate, where the study sets it; None: the config's."""
+    rate = dict(self.settings + self.varied + self.tuned).get(RATE)
     return None if rate is None else float(rate)
 
   @property
   def label(self) -> str:
-    """The strategy's name in tables and figures."""
-    names = {path: name for name, path in BASELINES.items()}
-    return names.get(self.strategy, self.strategy)
+    """The name in tables, figures and folders."""
+    return self.title or self.strategy
 
   @property
   def name(self) -> str:
@@ -93,23 +91,23 @@ class Cell:
     keys = {'strategy.name': self.strategy, 'seed': str(self.seed)}
     if self.simulated:
       keys[WORKERS] = str(self.nodes)
-    keys |= self.varied + self.tuned
+    keys |= self.settings + self.varied + self.tuned
     if self.duration:
       keys['duration'] = self.duration
     return keys
 
 
 def expand(
-  strategies: Iterable[str],
+  strategies: Iterable[named.Strategy],
   nodes: Iterable[int],
   devices: Iterable[int],
   seeds: Iterable[int],
-  varied: Callable[[str, int], list[axes.Varied]] = lambda *_: [()],
+  varied: Callable[[named.Strategy, int], list[axes.Varied]] = lambda *_: [()],
 ) -> list[Cell]:
   """Returns every combination: whole grids seed by seed, small cells first.
 
   Args:
-    strategies: names of strategies.
+    strategies: strategies of the study.
     nodes: processes, or the workers that one process simulates.
     devices: devices of each node.
     seeds: seeds of the runs.
@@ -117,20 +115,11 @@ def expand(
   """
   further = {(s, n): varied(s, n) for s in strategies for n in nodes}
   every = itertools.product(seeds, nodes, devices, strategies)
-  return [Cell(s, n, d, seed, keys) for seed, n, d, s in every for keys in further[s, n]]
-
-
-def strategies(text: str) -> tuple[str, ...]:
-  """Returns the strategies of a list such as 'sync,local_sgd', in its order, each once.
-
-  Raises:
-    ConfigError: for an unknown name, with those there are.
-  """
-  names = tuple(dict.fromkeys(p.strip() for p in text.split(',')))
-  for name in names:
-    if ':' not in name:  # package.module:Class is a user's own
-      flag_values.check_choice(f'--strategies={name}', name, _STRATEGIES)
-  return tuple(BASELINES.get(name, name) for name in names)
+  return [
+    Cell(s.name, n, d, seed, keys, title=s.label, settings=s.settings)
+    for seed, n, d, s in every
+    for keys in further[s, n]
+  ]
 
 
 def _plain(text):

@@ -199,7 +199,7 @@ class Point:
     rate: images/s.
     over_device: rate over that of one device with the same strategy and seed.
     over_node: rate over that of one node with as many devices.
-    learning_rate: tuned learning rate; None where none is tuned.
+    learning_rate: learning rate that its strategy sets or that was tuned; None: neither.
     varied: texts of the varied keys that the runs have, by short name, and `scaling` where
       that is weak.
     simulated: whether its nodes are simulated workers.
@@ -269,12 +269,12 @@ def points(
     failures: reasons of the others.
   """
   # Strategies in their order; `sorted` keeps it.
-  kinds = dict.fromkeys((c.strategy, c.varied, c.weak) for c in cells)
+  kinds = dict.fromkeys((c.label, c.varied, c.weak) for c in cells)
   order = {kind: place for place, kind in enumerate(kinds)}
   names = axes.short_names(dict.fromkeys(key for _, varied, _ in kinds for key, _ in varied))
 
   def place(cell):
-    return (order[cell.strategy, cell.varied, cell.weak], cell.nodes, cell.devices)
+    return (order[cell.label, cell.varied, cell.weak], cell.nodes, cell.devices)
 
   return [
     _point(list(group), runs, failures, names)
@@ -309,7 +309,7 @@ def _point(cells, runs, failures, names):
     rate=summaries.summarize(runs[c].images_per_second for c in chosen_cells),
     over_device=ratios(1, 1),
     over_node=ratios(1, first.devices),
-    learning_rate=first.rate if first.tuned else None,
+    learning_rate=None if grid.RATE in dict(first.varied) else first.rate,
     varied={names[key]: text for key, text in first.varied}
     | ({SCALING: 'weak'} if first.weak else {}),
     simulated=first.simulated,

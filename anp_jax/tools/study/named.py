@@ -1,0 +1,111 @@
+"""The flag --strategies of a study: names of strategies, and files of strategies with settings.
+
+A file such as `methods.toml` names each of its strategies by a table of keys of the config:
+
+  [dana]
+  strategy.name = "parameter_server"
+  strategy.look_ahead = "dana"
+  optimizer.learning_rate = 0.003
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import tomllib
+
+from anp_jax import config as config_lib
+from anp_jax.config import resolve, strategy as strategy_lib
+from anp_jax.tools import flag_values
+
+# Baselines that only a study has, by the name that --strategies takes.
+BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
+_CHOICES = (*strategy_lib.BUILT_IN, *BASELINES, 'FILE.toml')
+_NAME = 'strategy.name'
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+  """A strategy of a study.
+
+  Attributes:
+    label: its name in tables, figures and folders.
+    name: config.strategy.name.
+    settings: (key, text) of the keys of the config that it alone sets.
+  """
+
+  label: str
+  name: str
+  settings: tuple[tuple[str, str], ...] = ()
+
+
+def parse(text: str) -> tuple[Strategy, ...]:
+  """Returns the strategies of a list such as 'sync,methods.toml', in its order, each once.
+
+  Raises:
+    ConfigError: for an unknown name, with those there are, and for a file that cannot be read,
+      an unknown key, with the nearest, or a value that its key does not take.
+  """
+  strategies: list[Strategy] = []
+  for name in map(str.strip, text.split(',')):
+    if name.endswith('.toml'):
+      strategies += _read(name)
+    else:
+      if ':' not in name:  # package.module:Class is a user's own
+        flag_values.check_choice(f'--strategies={name}', name, _CHOICES)
+      strategies.append(Strategy(name, BASELINES.get(name, name)))
+  by_label: dict[str, Strategy] = {}
+  for strategy in strategies:
+    if by_label.setdefault(strategy.label, strategy) != strategy:
+      raise config_lib.ConfigError(f'--strategies={text}: two strategies named {strategy.label}')
+  return tuple(by_label.values())
+
+
+def check_unset(strategies: Iterable[Strategy], flags: Mapping[str, str]) -> None:
+  """Raises ConfigError for a setting of a key that a flag sets, too.
+
+  Args:
+    strategies: strategies of the study.
+    flags: flags that set a key for all strategies, by dotted key.
+  """
+  for strategy in strategies:
+    for key, value in strategy.settings:
+      if key in flags:
+        raise config_lib.ConfigError(
+          f'--strategies: {strategy.label} sets {key}={value}, and so does {flags[key]}'
+        )
+
+
+def _read(path):
+  """The strategies of a file."""
+  try:
+    with open(path, 'rb') as f:
+      tables = tomllib.load(f)
+  except (OSError, ValueError) as e:
+    reason = (getattr(e, 'strerror', None) or str(e)).splitlines()[0]
+    raise config_lib.ConfigError(f'--strategies={path}: {reason}') from e
+  return [_strategy(path, label, table) for label, table in tables.items()]
+
+
+def _strategy(path, label, table):
+  where = f'--strategies={path}: [{label}]'
+  settings = dict(_flat(table)) if isinstance(table, dict) else {}
+  name = settings.pop(_NAME, None)
+  if not isinstance(name, str):
+    raise config_lib.ConfigError(f'{where}: expected a table with {_NAME}')
+  known = resolve.known_keys(name)
+  texts = []
+  for key, value in settings.items():
+    if key not in known:
+      raise config_lib.ConfigError(f'{where}: unknown key {key}{config_lib.nearest(key, known)}')
+    text = value if isinstance(value, str) else repr(value)
+    known[key].validate(key, known[key].parse(key, text))
+    texts.append((key, text))
+  return Strategy(label, name, tuple(texts))
+
+
+def _flat(table, prefix=''):
+  """(dotted key, value) of a table and those within it."""
+  for key, value in table.items():
+    if isinstance(value, dict):
+      yield from _flat(value, f'{prefix}{key}.')
+    else:
+      yield prefix + key, tuple(value) if isinstance(value, list) else value
