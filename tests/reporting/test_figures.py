@@ -12,7 +12,7 @@ from anp_jax.predict import sheet
 from anp_jax.reporting.analysis import analysis_results as results_lib, figures, pictures
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
-from anp_jax.tools.study import grid, plots, study_results
+from anp_jax.tools.study import grid, named, plots, study_results
 from tests import figure_text
 
 
@@ -198,7 +198,8 @@ def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(tmp_path)
 
 
 def _points(strategies, nodes, devices, rate, **more):
-  cells = grid.expand(strategies, nodes, devices, (0, 1))
+  entries = [named.Strategy(name, name) for name in strategies]
+  cells = grid.expand(entries, nodes, devices, (0, 1))
   steps = np.arange(1, 4)
   runs = {
     c: study_results.Run(

@@ -116,7 +116,7 @@ def expand(
   further = {(s, n): varied(s, n) for s in strategies for n in nodes}
   every = itertools.product(seeds, nodes, devices, strategies)
   return [
-    Cell(s.name, n, d, seed, keys, title=s.label, settings=s.settings)
+    Cell(s.name, n, d, seed, keys, title=s.label * (s.label != s.name), settings=s.settings)
     for seed, n, d, s in every
     for keys in further[s, n]
   ]

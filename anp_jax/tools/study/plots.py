@@ -15,6 +15,8 @@ _MARKERS = 'osD^vP'
 _MODEL = 110  # letters of a model's name below a chart
 _SERIES = 30  # letters of a name that a panel has room for
 _LETTERS = 12  # of a legend's names, in an inch
+_TITLE = 48  # letters of a panel's title
+_MOST_PANELS = 6
 _AT_THE_END = 'Accuracy at the end'
 # matplotlib declares the type of each setting.
 _STYLE: Any = drawing.STYLE | {'axes.grid.axis': 'both'}
@@ -56,37 +58,66 @@ def accuracy(points: list[study_results.Point], target: float | None) -> matplot
 
   With simulated workers, time is theirs, and a panel shows the accuracy by their
   number. Curves are those of each series' largest cell, and of the smallest cell
-  in grey; bands reach from the lowest seed to the highest.
+  in grey; bands reach from the lowest seed to the highest. Where several strategies
+  have the same varied keys, each combination of their values has a panel against time.
   """
   simulated = any(p.simulated for p in points)
-  panels = _size_panels(points, target, simulated)
-  figure, axes = _figure(2 + len(panels))
+  time = 'simulated seconds' if simulated else 'seconds of training'
   done = [p for p in points if p.runs]
   largest = {p.series: p for p in sorted(done, key=lambda p: p.workers)}
   first = min(done, key=lambda p: p.workers)
-  looks = _looks(points)
-  chosen = [(p, looks[p.series][0]) for p in largest.values()]
-  if first not in largest.values():
-    chosen.append((first, drawing.GREY))
-  time = 'simulated seconds' if simulated else 'seconds of training'
-  for axis, title, label in (
-    (axes[0], 'Accuracy against samples', 'images trained on'),
-    (axes[1], 'Accuracy against time', time),
-  ):
-    axis.set(title=title, xlabel=label)
+  combinations = _combinations(list(largest.values()))
+  panels = _size_panels(points, target, simulated) if not combinations else []
+  figure, axes = _figure((len(combinations) or 2) + len(panels))
+  if combinations:
+    styles = _line_styles(p.strategy for p in done)
+    for axis, (title, chosen) in zip(axes, combinations.items()):
+      axis.set(title=drawing.shortened(title, _TITLE), xlabel=time)
+      for p in chosen:
+        _curve(axis, p, 1, label=p.strategy, **styles[p.strategy])
+  else:
+    axes[0].set(title='Accuracy against samples', xlabel='images trained on')
+    axes[1].set(title='Accuracy against time', xlabel=time)
+    looks = _looks(points)
+    curves = [(p, looks[p.series][0]) for p in largest.values()]
+    curves += [(first, drawing.GREY)] * (first not in largest.values())
+    for p, colour in curves:
+      for x, axis in enumerate(axes[:2]):
+        _curve(axis, p, x, label=p.label, color=colour)
+  for axis in axes[: len(axes) - len(panels)]:
     drawing.percent(axis.yaxis)
-  for point, colour in chosen:
-    samples, seconds, scores = study_results.curve(point)
-    for axis, x in zip(axes, (samples, seconds)):
-      axis.plot(x, scores.mean(0), color=colour, label=point.label)
-      axis.fill_between(x, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
-  for axis, (title, value) in zip(axes[2:], panels):
+  for axis, (title, value) in zip(axes[len(axes) - len(panels) :], panels):
     axis.set(title=title, xlabel=_size(simulated))
     _series(axis, _both_levels(points), _workers, value)
     if title == _AT_THE_END:
       drawing.percent(axis.yaxis)
   _add_legends(figure, axes)
   return figure
+
+
+def _combinations(points):
+  """The points of each combination of varied values; {} if one has a strategy alone."""
+  groups = collections.defaultdict(list)
+  for p in points:
+    groups[', '.join(f'{k}={v}' for k, v in p.varied.items())].append(p)
+  has_several = 1 < len(groups) <= _MOST_PANELS and min(map(len, groups.values())) > 1
+  return groups if has_several else {}
+
+
+def _line_styles(names):
+  """A colour and a style of line for each name."""
+  styles = itertools.product(('-', '--', ':'), drawing.COLOURS)
+  looks = ({'color': colour, 'linestyle': style} for style, colour in styles)
+  return dict(zip(dict.fromkeys(names), itertools.cycle(looks)))
+
+
+def _curve(axis, point, x, **look):
+  """Mean accuracy against samples (x=0) or seconds (x=1), with a band of all seeds."""
+  *xs, scores = study_results.curve(point)
+  axis.plot(xs[x], scores.mean(0), **look)
+  axis.fill_between(
+    xs[x], scores.min(0), scores.max(0), color=look['color'], alpha=0.15, linewidth=0
+  )
 
 
 def _size_panels(points, target, simulated):

@@ -11,7 +11,15 @@ import sys
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import __main__ as study_main, grid, local, slurm, study_runner, traffic
+from anp_jax.tools.study import (
+  __main__ as study_main,
+  grid,
+  local,
+  named,
+  slurm,
+  study_runner,
+  traffic,
+)
 from tests import launching, slurm_cluster
 
 _TINY = 'configs/resnet_anp.py:tiny'
@@ -317,7 +325,7 @@ def slurm_programs(tmp_path, monkeypatch):
 
 def test_slurm_jobs(tmp_path, slurm_programs):
   study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
-  cells = grid.expand(('sync',), (1, 2), (4,), (0,))
+  cells = grid.expand(named.parse('sync'), (1, 2), (4,), (0,))
   ends = {}
   options = ['--gpus-per-node={devices}', '--exclusive']
   slurm.run(study, cells, lambda c: None, ends.__setitem__, options, poll=0)
