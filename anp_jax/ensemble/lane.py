@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import functools
 import itertools
 import math
+import time
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.ensemble import device_examples, member as member_lib, member_step
 from anp_jax.parallel import mesh as mesh_lib
 
-_MOST_STEPS = 64  # of one call on an accelerator, which takes them tens of milliseconds
+_MOST_STEPS = 64  # of one call, which takes an accelerator tens of milliseconds
+_TURN = 0.5  # seconds of a call on a CPU, after which a stop is noticed
 
 
 class Device:
@@ -52,10 +54,10 @@ class Device:
     batch = functools.partial(device_examples.batch, shared.config)
     self._batch = jax.jit(jax.vmap(batch, (None, 0)))
 
-  def most_steps(self, members: int) -> int:
-    """The most steps of one call, for a number of members."""
+  def is_loop(self, members: int) -> bool:
+    """Whether the steps of a call are a loop of one program, for a number of members."""
     # In a loop, XLA's convolutions would use one core of a CPU.
-    return 1 if self._is_cpu and members == 1 else _MOST_STEPS
+    return not self._is_cpu or members > 1
 
   def together(self, members: int) -> int:
     """The members that a program trains: as many as the device has memory for."""
@@ -100,13 +102,32 @@ class Device:
 
   def run(
     self, state: Any, numbers: dict[str, jax.Array], draws: device_examples.Draws, count: int
-  ) -> tuple[Any, jax.Array]:
-    """Makes `count` steps of a state of several members; see `MemberStep.many`."""
-    members, draws = len(draws.example), self._put(draws)
-    if self.most_steps(members) == 1:
-      first = jax.tree.map(lambda x: x[:, 0], draws)
-      return self._one(state, numbers, self._batch(self._examples, first))
-    return self._compiled(members)(state, numbers, self._examples, draws, np.int32(count))
+  ) -> tuple[Any, list[jax.Array]]:
+    """Makes `count` steps of a state of several members; see `MemberStep.many`.
+
+    Args:
+      state: TrainState of the members, which is donated.
+      numbers: numbers of the members, from `numbers`.
+      draws: choices (members, count, batch, ...).
+      count: steps to make.
+
+    Returns:
+      The state, and the values in arrays (members, steps, values), one after another.
+    """
+    members = len(draws.example)
+    if self.is_loop(members):
+      missing = _MOST_STEPS - count
+      padded = [np.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)) for x in draws]
+      steps = self._compiled(members)
+      draws = self._put(device_examples.Draws(*padded))
+      state, values = steps(state, numbers, self._examples, draws, np.int32(count))
+      return state, [values[:, :count]]
+    rows = []
+    for i in range(count):
+      chosen = device_examples.Draws(*(x[:, i] for x in draws))
+      state, values = self._one(state, numbers, self._batch(self._examples, chosen))
+      rows.append(values)
+    return state, rows
 
   def _put(self, arrays):
     return jax.device_put(arrays, mesh_lib.replicated(self.experiment.mesh))
@@ -143,7 +164,8 @@ class Lane:
     )
     self._numbers = device.numbers([member.config for member in members])
     self._due = self._next_due()
-    self._unread: tuple[int, jax.Array] | None = None  # first step and values of a call
+    self._most = _MOST_STEPS if device.is_loop(len(self.members)) else 1
+    self._unread: tuple[int, list[jax.Array]] | None = None  # first step and values of a call
 
   @property
   def is_finished(self) -> bool:
@@ -153,18 +175,17 @@ class Lane:
 
   def advance(self) -> None:
     """Begins to compute the next steps, and records those before; then what is due."""
-    most = self.device.most_steps(len(self.members))
-    count = min(most, self._due - self.step)
+    begin = time.monotonic()
+    count = min(self._most, self._due - self.step)
     draws = [member.draw(self.step, count) for member in self.members]
-    missing = most - count
-    stacked = [np.stack(arrays) for arrays in zip(*draws, strict=True)]
-    padded = [np.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)) for x in stacked]
-    self._state, values = self.device.run(
-      self._state, self._numbers, device_examples.Draws(*padded), count
-    )
+    stacked = device_examples.Draws(*(np.stack(arrays) for arrays in zip(*draws, strict=True)))
+    self._state, values = self.device.run(self._state, self._numbers, stacked, count)
     self._record()
-    self._unread = self.step + 1, values[:, :count]
+    self._unread = self.step + 1, values
     self.step += count
+    # A member that makes many steps in a row finds its state in a CPU's caches.
+    if time.monotonic() - begin < _TURN / 2:
+      self._most = min(2 * self._most, _MOST_STEPS)
     if self.step == self._due:
       self._record()
       self._save()
@@ -194,5 +215,6 @@ class Lane:
       return
     first, values = self._unread
     self._unread = None
-    for member, rows in zip(self.members, jax.device_get(values), strict=True):
+    values = np.concatenate(jax.device_get(values), axis=1)
+    for member, rows in zip(self.members, values, strict=True):
       member.record(first, rows)
