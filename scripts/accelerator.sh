@@ -6,7 +6,8 @@
 #   scripts/accelerator.sh [PART...]    runs all of them, or these
 #
 # OUT=DIR (runs/accelerator) gets PART.log and, as each part ends, PART.json.
-# PYTHON names the interpreter. SMALL=1 has tiny sizes, which try the parts on a CPU.
+# PYTHON names the interpreter, and MNIST the folder of its four files, for `methods`.
+# SMALL=1 has tiny sizes, which try the parts on a CPU.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
 out=${OUT:-runs/accelerator}
@@ -15,12 +16,17 @@ limit=175  # seconds of a part
 
 recipe=:modern network=resnet50_gpu sizes='--rounds=6'
 repeats=2 batches=128,256 target=gpu:h200:1x1 members='--members=16 --steps=2000 --rounds=1'
+digits="--config=configs/lenet.py:mnist --config.data.source=arrays --config.data.path=${MNIST:-mnist}"
+seeds=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 examples=240000 platform=cuda
 if [ "${SMALL:-}" ]; then
   recipe=:tiny network=tiny sizes='--rounds=1 --steps=1 --batch=2 --side=32'
   repeats=1 batches=8,16 target=cpu:1 members='--members=2 --steps=6 --rounds=1'
+  digits=--config=configs/lenet.py seeds=0 examples=512 platform=cpu
 fi
 config="--config=configs/resnet_anp.py$recipe"
 images="--config.data.source=synthetic --config.batch_size=${batches#*,}"
+slow='((0,5.0),),((0,3.0),(1,3.0),(2,3.0),(3,3.0))'
+often="--config.eval.every=$((examples / 8))examples --config.checkpoint.every=${examples}examples"
 
 parts() {
   cat <<END
@@ -34,6 +40,7 @@ ensemble scripts.bench.ensemble $members
 plan anp_jax.tools.plan $config $images --measure --measure_batches=$batches
 benchmark anp_jax $config $images --mode=benchmark --workdir=$out/benchmark
 portability anp_jax.tools.portability $config $images --target=$target
+methods anp_jax.tools.study strategies $digits --workdir=$out/methods --seeds=$seeds --workers=8 --strategies=configs/methods_mnist.toml --simulate=step_seconds=1,spread=0.2 --vary=strategy.simulate.slow=(),$slow --target_accuracy=0.98 --config.duration=${examples}examples $often --config.eval.examples=False --config.log.tensorboard=False
 END
 }
 
@@ -56,6 +63,8 @@ while read -r name command; do
   [ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
   echo "$name: python -m $command"
   begin=$SECONDS log=$out/$name.log json=$out/$name.json
+  # Runs of simulated workers, whose own speed is not measured, would take the CPU.
+  [ "$name" = methods ] && export JAX_PLATFORMS=$platform
   # A command's words have no spaces in them.
   timeout --kill-after=5 "$limit" "$python" -m $command >"$log" 2>&1 </dev/null
   case $? in

@@ -91,13 +91,13 @@ def _strategy(path, label, table):
   name = settings.pop(_NAME, None)
   if not isinstance(name, str):
     raise config_lib.ConfigError(f'{where}: expected a table with {_NAME}')
-  known = resolve.known_keys(name)
+  keys = resolve.known_keys(name)
   texts = []
   for key, value in settings.items():
-    if key not in known:
-      raise config_lib.ConfigError(f'{where}: unknown key {key}{config_lib.nearest(key, known)}')
+    if key not in keys:
+      raise config_lib.ConfigError(f'{where}: unknown key {key}{config_lib.nearest(key, keys)}')
     text = value if isinstance(value, str) else repr(value)
-    known[key].validate(key, known[key].parse(key, text))
+    keys[key].validate(key, keys[key].parse(key, text))
     texts.append((key, text))
   return Strategy(label, name, tuple(texts))
 
