@@ -52,7 +52,7 @@ class Device:
     self._together = together or (1 if self._is_cpu else len(configs))
     self._one = jax.jit(self._step.one, donate_argnums=0)
     batch = functools.partial(device_examples.batch, shared.config)
-    self._batch = jax.jit(jax.vmap(batch, (None, 0)))
+    self._batch = jax.jit(batch)
 
   def is_loop(self, members: int) -> bool:
     """Whether the steps of a call are a loop of one program, for a number of members."""
@@ -106,7 +106,7 @@ class Device:
     """Makes `count` steps of a state of several members; see `MemberStep.many`.
 
     Args:
-      state: TrainState of the members, which is donated.
+      state: TrainState, with a leading axis of members where steps are a loop; it is donated.
       numbers: numbers of the members, from `numbers`.
       draws: choices (members, count, batch, ...).
       count: steps to make.
@@ -124,7 +124,7 @@ class Device:
       return state, [values[:, :count]]
     rows = []
     for i in range(count):
-      chosen = device_examples.Draws(*(x[:, i] for x in draws))
+      chosen = device_examples.Draws(*(x[0, i] for x in draws))
       state, values = self._one(state, numbers, self._batch(self._examples, chosen))
       rows.append(values)
     return state, rows
@@ -156,15 +156,16 @@ class Lane:
   """
 
   def __init__(self, device: Device, members: Sequence[member_lib.Member]):
-    """Stacks the members' states."""
+    """Stacks the members' states, if one program trains them."""
     self.device, self.members = device, list(members)
     self.step = self._saved_step = members[0].step
-    self._state = jax.tree.map(
-      lambda *x: jnp.stack(x), *[member.take_state() for member in members]
-    )
+    self._is_loop = device.is_loop(len(members))
+    states = [member.take_state() for member in members]
+    # An axis of one member would have XLA on a CPU copy what a step updates in place.
+    self._state = jax.tree.map(lambda *x: jnp.stack(x), *states) if self._is_loop else states[0]
     self._numbers = device.numbers([member.config for member in members])
     self._due = self._next_due()
-    self._most = _MOST_STEPS if device.is_loop(len(self.members)) else 1
+    self._most = _MOST_STEPS if self._is_loop else 1
     self._unread: tuple[int, list[jax.Array]] | None = None  # first step and values of a call
 
   @property
@@ -201,7 +202,8 @@ class Lane:
     """Saves the state of each member, and scores it if that is due."""
     for i, member in enumerate(self.members):
       if not member.error:
-        member.save(self.step, jax.tree.map(lambda x, i=i: x[i], self._state))
+        own = jax.tree.map(lambda x, i=i: x[i], self._state) if self._is_loop else self._state
+        member.save(self.step, own)
     self._saved_step = self.step
 
   def _next_due(self):

@@ -55,16 +55,16 @@ class MemberStep:
     """Makes a step of one member; not jitted.
 
     Args:
-      state: TrainState, with a leading axis of one member.
-      numbers: from `numbers`.
-      batch: batch on the device, with a leading axis too.
+      state: TrainState of the member.
+      numbers: from `numbers`, of one member.
+      batch: batch on the device.
 
     Returns:
       The state, and the values (1, 1, values) of `train_step.metric_names`.
     """
-    state, numbers, batch = jax.tree.map(lambda x: x[0], (state, dict(numbers), batch))
-    state, values = self._training(numbers).step()(state, batch)
-    return jax.tree.map(lambda x: x[None], (state, values[None]))
+    training = self._training({key: x[0] for key, x in numbers.items()})
+    state, values = training.step()(state, batch)
+    return state, values[None, None]
 
   def many(
     self,

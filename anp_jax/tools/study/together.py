@@ -50,8 +50,8 @@ def _program(study, cell):
     return cell
   # As `ensemble` takes them; one that is refused there runs alone.
   is_moved = config.data.augment in ('none', 'pad')
-  # Members with versions to be read fill a CPU's caches: in turn, they are slower than alone.
-  if not is_moved or not strategy_lib.find(config).steps_together:
+  has_one_loop = cell.simulated or strategy_lib.find(config).steps_together
+  if not is_moved or not has_one_loop:
     return cell
   return members.program_key(config)
 

@@ -23,15 +23,18 @@ def test_cells_that_differ_in_numbers_share_processes():
   """Each program's cells are dealt to the processes; all others are alone."""
   sync = [_cell(seed) for seed in range(4)]
   tuned = [_cell(0, tuned=((grid.RATE, rate),)) for rate in ('0.01', '0.02')]
-  more_workers, servers = _cell(0, nodes=4), [_cell(seed, 'parameter_server') for seed in range(2)]
+  more_workers, servers = _cell(0, nodes=4), [_cell(seed, 'parameter_server') for seed in range(4)]
   timed = [grid.Cell('sync', 1, 1, seed) for seed in range(2)]
-  cells = [*sync, *tuned, more_workers, *servers, *timed]
+  # Real servers, whose run is no loop of one program.
+  real = [grid.Cell('parameter_server', 1, 1, seed, duration='2 steps') for seed in range(3)]
+  cells = [*sync, *tuned, more_workers, *servers, *timed, *real]
   assert together.groups(_study(), cells, 2) == [
     (sync[0], sync[2], tuned[0]),
     (sync[1], sync[3], tuned[1]),
     (more_workers,),
-    *((server,) for server in servers),
-    *((cell,) for cell in timed),
+    (servers[0], servers[2]),
+    (servers[1], servers[3]),
+    *((cell,) for cell in timed + real),
   ]
 
 
