@@ -95,11 +95,18 @@ def is_number(value: Any) -> bool:
   return type(value) in (int, float) and math.isfinite(value)
 
 
-def _check_pattern(key, pattern):
+def is_pattern(value: Any) -> bool:
+  """Returns whether a value is a regular expression."""
   try:
-    re.compile(pattern)
+    re.compile(value)
   except (re.error, TypeError, OverflowError, RecursionError):
-    raise errors.ConfigError(f'config.{key}: {pattern!r} is not a regular expression') from None
+    return False
+  return True
+
+
+def _check_pattern(key, pattern):
+  if not is_pattern(pattern):
+    raise errors.ConfigError(f'config.{key}: {pattern!r} is not a regular expression')
 
 
 def check_replicated(values: dict, reason: str) -> None:

@@ -30,14 +30,6 @@ def _are_devices(names):
   return good and len(set(names)) == len(names)
 
 
-def _is_pattern(pattern):
-  try:
-    re.compile(pattern)
-  except (re.error, OverflowError, RecursionError):
-    return False
-  return True
-
-
 class ChannelSplit(sync.Sync):
   """Convolutions split by channels over unequal devices.
 
@@ -62,7 +54,7 @@ class ChannelSplit(sync.Sync):
       'split_layers': keys.value(
         '.*',
         'regular expression of the convolutions that may be split',
-        _is_pattern,
+        rules.is_pattern,
         'a regular expression',
         resumable=True,
       ),

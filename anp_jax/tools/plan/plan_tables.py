@@ -7,6 +7,7 @@ import re
 import tomllib
 
 from anp_jax import config as config_lib
+from anp_jax.config import rules
 from anp_jax.costs import hardware
 from anp_jax.tools import flag_values
 
@@ -127,14 +128,6 @@ def _link(file, name, entry) -> hardware.Link:
   return hardware.Link(name, bandwidth, latency, **options)
 
 
-def _is_expression(value) -> bool:
-  try:
-    re.compile(value)
-  except (re.error, TypeError):
-    return False
-  return True
-
-
 def _is_positive(value) -> bool:
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   return is_number and 0 < value < float('inf')
@@ -147,7 +140,7 @@ def _are_peaks(value) -> bool:
 # What a key of an entry holds: the words for it, and whether a value is good.
 _POSITIVE = 'a number above 0', _is_positive
 _TEXT = 'a text', lambda value: isinstance(value, str)
-_EXPRESSION = 'a regular expression', _is_expression
+_EXPRESSION = 'a regular expression', rules.is_pattern
 _DEVICE = {
   'kind': (f'one of {", ".join(_KINDS)}', lambda value: value in _KINDS),
   'year': _POSITIVE,

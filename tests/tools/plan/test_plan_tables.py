@@ -111,6 +111,8 @@ def test_entries_of_a_user_come_first(tmp_path):
     ('[links.wire]', '[links.wire', "--entries='"),
     ('{ float32 = 100, bfloat16 = 200 }', '{}', 'expected a table of dtype'),
     ('year =', 'aliases = "A("\nyear =', 'expected a regular expression'),
+    ('year =', f'aliases = "A{{{10**11}}}"\nyear =', 'expected a regular expression'),
+    ('year =', f'aliases = "{"(" * 9999}"\nyear =', 'expected a regular expression'),
     ('[devices.mine]', '[devices]\nmine = 3\n[devices.x]', 'expected tables such as [devices.m'),
     (_DEVICE, 'devices = 3', 'devices=3: expected tables such as [devices.m'),
   ),
