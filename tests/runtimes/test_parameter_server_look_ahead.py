@@ -246,9 +246,8 @@ def test_sent_weights_follow_the_rate_of_the_next_update(config):
   [
     ({}, 1, 1),
     ({'in_flight': 2}, 3, 6),
-    ({'mode': 'bounded', 'max_staleness': 2}, 4, 3),
     ({'mode': 'ringmaster', 'max_staleness': 2}, 4, 3),
-    ({'mode': 'bounded', 'max_staleness': 9}, 4, 4),
+    ({'mode': 'ringmaster', 'max_staleness': 9}, 4, 4),
   ],
 )
 def test_gradients_under_way(keys, workers, under_way):

@@ -144,7 +144,7 @@ class _Feed:
 
 
 @pytest.mark.parametrize(
-  'mode, in_flight, together', [('async', 1, 1), ('bounded', 3, 3), ('synchronous', 2, 1)]
+  'mode, in_flight, together', [('async', 1, 1), ('async', 3, 3), ('synchronous', 2, 1)]
 )
 def test_a_worker_has_as_many_gradients_in_flight(config, mode, in_flight, together):
   """Fewer would wait at the server's barrier until it breaks."""

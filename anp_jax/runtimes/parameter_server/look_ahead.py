@@ -62,7 +62,7 @@ def under_way(config: ml_collections.ConfigDict, workers: int) -> int:
   """Returns how many gradients of so many workers are computed at a time, and count."""
   s = config.strategy
   count = workers * s.in_flight
-  return min(count, s.max_staleness + 1) if s.mode in ('bounded', 'ringmaster') else count
+  return min(count, s.max_staleness + 1) if s.mode == 'ringmaster' else count
 
 
 def describe(ahead: Settings) -> str:

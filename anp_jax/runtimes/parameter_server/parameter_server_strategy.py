@@ -48,12 +48,12 @@ class ParameterServer(sync.Sync):
       'dedicated': keys.flag(False, 'whether server processes only serve, and do not also train'),
       'mode': keys.text(
         'async',
-        'update mode; bounded: with limited staleness; ringmaster: staler gradients are dropped; '
+        'update mode; ringmaster: gradients staler than max_staleness are dropped; '
         'synchronous: all workers together',
-        ('async', 'bounded', 'ringmaster', 'synchronous'),
+        ('async', 'ringmaster', 'synchronous'),
       ),
       'max_staleness': keys.integer(
-        4, 'largest staleness of a gradient in updates, for bounded and ringmaster', at_least=0
+        4, 'largest staleness in updates of a gradient that ringmaster applies', at_least=0
       ),
       'parts': keys.integer(
         1, 'gradients that an update of ringmaster is made of, each of a part of a batch', above=0

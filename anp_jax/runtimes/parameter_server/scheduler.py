@@ -49,7 +49,7 @@ class TicketScheduler:
     self.data_shards = data_shards(config, workers)
     self._settings = s
     # Not the updates of the run: more workers than these may read one version.
-    self._bound = s.max_staleness if s.mode in ('bounded', 'ringmaster') else math.inf
+    self._bound = s.max_staleness if s.mode == 'ringmaster' else math.inf
     self._spares = s.backup_workers if self._is_synchronous else math.inf
     tickets = (divmod(number, self.data_shards) for number in itertools.count())
     unused = (ticket for ticket in tickets if ticket not in used)
@@ -83,12 +83,9 @@ class TicketScheduler:
     return ticket
 
   def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
-    """Returns the version to read for a ticket, or WAIT or DROP."""
+    """Returns the version to read for a ticket, or DROP."""
     if worker not in self._leases.get(ticket, ()):
       return DROP
-    reads = [*self._other_reads(worker, ticket), self.version]
-    if not self._keeps_bound(reads, self.version):
-      return WAIT
     self._leases[ticket][worker] = self.version
     return self.version
 
@@ -106,13 +103,11 @@ class TicketScheduler:
       contribution: record for the log; it has 'reads'.
 
     Returns:
-      WAIT (call again), DROP, or the contributions of the update that is
-      complete now, by ticket; [] where some are missing.
+      DROP, or the contributions of the update that is complete now, by ticket; []
+      where some are missing.
     """
     if not self.accepts(ticket, contribution['reads'][0]):
       return DROP
-    if not self._keeps_bound(self._other_reads(worker, ticket), self.version + 1):
-      return WAIT
     self._leases.pop(ticket, None)
     if ticket in self._free:  # the lease was released, and yet it is the first
       self._free.remove(ticket)
@@ -163,24 +158,6 @@ class TicketScheduler:
       ticket for ticket, lease in self._leases.items() if len(lease) == 1 and worker not in lease
     )
     return next(alone, None)
-
-  def _other_reads(self, worker, ticket):
-    """The versions that all other leases have read."""
-    return [
-      version
-      for other_ticket, lease in self._leases.items()
-      for holder, version in lease.items()
-      if version is not None and (other_ticket, holder) != (ticket, worker)
-    ]
-
-  def _keeps_bound(self, reads, version):
-    """Whether gradients of these reads can all count in time from `version`.
-
-    The oldest first is the best order, and each waits for those before it.
-    """
-    return self._settings.mode != 'bounded' or all(
-      version + place - read <= self._bound for place, read in enumerate(sorted(reads))
-    )
 
 
 def data_shards(config: ml_collections.ConfigDict, workers: int) -> int:

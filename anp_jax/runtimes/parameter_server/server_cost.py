@@ -74,12 +74,9 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
       seconds += (workers - 1) * setting.handling[1] / servers
     return Cycle(seconds, max(1, workers - s.backup_workers), 1)
   factors = [*setting.slow, *[1.0] * workers][:workers]
-  at_a_time = sending
-  if s.mode == 'bounded':
-    at_a_time = min(sending, s.max_staleness + 1)
   # One in flight travels while another is computed.
   away = busy - transfer * (s.in_flight > 1)
-  transfer += 2 * _wait_at_port(at_a_time, max(0.0, away), size / servers / link.bandwidth)
+  transfer += 2 * _wait_at_port(sending, max(0.0, away), size / servers / link.bandwidth)
   if setting.handling:
     cycles = _cycles_on_cores(setting, [f * busy for f in factors], is_local, transfer, servers)
   else:
@@ -90,10 +87,6 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   rate = sum(1 / seconds for seconds in cycles[:sending])
   rate = min(rate, servers * link.bandwidth / size)
   rate += sum(1 / seconds for seconds in cycles[sending:])
-  if s.mode == 'bounded':
-    # While a gradient is under way, no more updates than its bound and its
-    # own are made.
-    rate = min(rate, (s.max_staleness + 1) / (s.in_flight * max(cycles)))
   if s.mode == 'ringmaster' and not s.max_staleness:
     # All begin again at each update, which lacks what is not finished then.
     arrivals = sorted(n * seconds for seconds in cycles for n in range(1, s.parts + 1))

@@ -94,7 +94,7 @@ class ChiefSession(Session):
     return {answer: True} if isinstance(answer, str) else {'ticket': answer}
 
   def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
-    """Returns the version to read for a ticket, WAIT or DROP."""
+    """Returns the version to read for a ticket, or DROP."""
     return self._wait_for(lambda: self.scheduler.begin_read(worker, ticket))
 
   def check(self, ticket: list[int], read: int) -> dict:

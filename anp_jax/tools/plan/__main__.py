@@ -6,7 +6,7 @@
 predicts, for each number of nodes, images/s, the parts of a step's time, memory,
 and time and device-hours to the run's end, as a table, as a figure with
 --out=FILE.png or --workdir=DIR, and as JSON on the last line.
---strategies=sync,fsdp,local_sgd,parameter_server:bounded compares strategies;
+--strategies=sync,fsdp,local_sgd,parameter_server:async compares strategies;
 --config.KEY=VALUE holds for all of them.
 
   python -m anp_jax.tools.plan --config=... --measure

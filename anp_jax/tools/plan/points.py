@@ -30,7 +30,7 @@ class Point:
   """The prediction for one strategy at one size.
 
   Attributes:
-    strategy: name as typed, such as 'sync' or 'parameter_server:bounded'.
+    strategy: name as typed, such as 'sync' or 'parameter_server:async'.
     cluster: nodes and links.
     images: images per step and device.
     rate: images/s.

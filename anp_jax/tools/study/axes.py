@@ -55,7 +55,7 @@ def parse(
   """Returns the axes of a flag, in their order.
 
   Args:
-    texts: texts of the flag, such as 'strategy.mode=async,bounded'. A comma in brackets does not
+    texts: texts of the flag, such as 'strategy.mode=async,ringmaster'. A comma in brackets does not
       separate values; brackets around a text are not part of it.
     strategies: strategies of the study.
     overrides: overrides of all its runs, by dotted key.
@@ -73,7 +73,7 @@ def parse(
     key = typed.strip()
     if not equals:
       raise config_lib.ConfigError(
-        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as strategy.mode=async,bounded'
+        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as strategy.mode=async,ringmaster'
       )
     if key in flags:
       raise config_lib.ConfigError(f'{flag}={text}: the study sets it; use {flags[key]}')

@@ -99,7 +99,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     (['--nodes=513', '--devices_per_node=8'], '4,104 devices, expected 4,096'),
     (['--devices_per_node=0'], '--devices_per_node=0: expected a whole number'),
     (['--strategies=synk'], '--strategies=synk: expected one of'),
-    (['--strategies=parameter_server:bound'], "did you mean 'parameter_server:bounded'?"),
+    (['--strategies=parameter_server:asinc'], "did you mean 'parameter_server:async'?"),
     (['--scaling=week'], "--scaling='week': expected one of auto, strong, weak"),
     (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),
     (['--device='], '--device is missing: one of k80'),

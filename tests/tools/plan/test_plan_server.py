@@ -96,16 +96,6 @@ def test_gradients_in_flight_meet_at_the_port(workers):
   assert seconds == pytest.approx(workers / rate, rel=1e-6)
 
 
-@pytest.mark.parametrize('in_flight', [1, 2, 4])
-@pytest.mark.parametrize('bound', [0, 3, 63])
-def test_all_in_flight_share_the_bound_of_staleness(bound, in_flight):
-  seconds = _seconds(
-    17, link=_FAST, dedicated=True, mode='bounded', max_staleness=bound, in_flight=in_flight
-  )
-  rate = min(16, (bound + 1) / in_flight)
-  assert seconds == pytest.approx(16 / rate, rel=1e-6)
-
-
 @pytest.mark.parametrize(
   'keys, seconds',
   [
@@ -123,13 +113,6 @@ def test_ringmaster_drops_what_others_make_too_old(keys, seconds):
   cycle = _cycle(17, link=_FAST, dedicated=True, mode='ringmaster', **keys)
   assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
   assert cycle.useful == cycle.updates * keys.get('parts', 1)
-
-
-def test_only_as_many_as_the_bound_allows_meet_at_the_port():
-  seconds = _seconds(17, dedicated=True, mode='bounded', max_staleness=1)
-  # One finds the other there with the chance that it has when it is alone.
-  message = _MESSAGE * (1 + _MESSAGE / (1 + 2 * _MESSAGE))
-  assert seconds == pytest.approx(16 / 2 * (1 + 2 * message), rel=1e-6)
 
 
 @pytest.mark.parametrize('servers', [1, 2])
