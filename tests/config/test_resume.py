@@ -61,7 +61,7 @@ _MAY_CHANGE = tuple(
   """.split()
 )
 _OF_STRATEGIES = """
-  servers dedicated mode max_staleness parts backup_workers look_ahead in_flight
+  servers dedicated mode parts backup_workers look_ahead in_flight
   bind tls_certificate tls_key shares split_layers check_plan plan batch_layers offload_to
   models simulate.step_seconds simulate.image_seconds simulate.spread simulate.slow
   simulate.pull_seconds simulate.push_seconds

@@ -40,12 +40,7 @@ def _replayed(config, workdir, monkeypatch, devices=1):
 
 _SETTINGS = {
   'async': {'optimizer.clip_norm': 1.0},
-  'dana': {
-    'strategy.mode': 'ringmaster',
-    'strategy.max_staleness': 1,
-    'strategy.look_ahead': 'dana',
-    'strategy.in_flight': 2,
-  },
+  'dana': {'strategy.look_ahead': 'dana', 'strategy.in_flight': 2},
   'nesterov': {
     'optimizer.name': 'nesterov',
     'strategy.look_ahead': 'dana',
@@ -61,8 +56,7 @@ _SETTINGS = {
     'model.norm_momentum': 0.9,
   },
   'rennala': {
-    'strategy.mode': 'ringmaster',
-    'strategy.max_staleness': 0,
+    'strategy.mode': 'rennala',
     'strategy.parts': 2,
     'data.mixup': 0.0,  # its random numbers are of one step, where parts are of several
     'model.name': 'tests.user_network:WithOurLayers',
@@ -115,7 +109,7 @@ def test_an_interrupted_run_goes_on(tmp_path, config, monkeypatch):
 
 
 def test_a_batch_that_does_not_divide_into_the_parts_is_refused(tmp_path, config):
-  keys = {'strategy.mode': 'ringmaster', 'strategy.max_staleness': 0, 'strategy.parts': 3}
+  keys = {'strategy.mode': 'rennala', 'strategy.parts': 3}
   message = 'batch_size=32 does not divide by the 3 parts that an update is made of'
   with pytest.raises(config_lib.ConfigError, match=message):
     _run(_simulated(config, 4, batch_size=32, **keys), tmp_path)

@@ -72,12 +72,10 @@ def test_a_pass_is_of_a_data_shards_images(workers, backup):
 
 
 @pytest.mark.parametrize('in_flight', [1, 3])
-@pytest.mark.parametrize('bound', [0, 1, 5])
-def test_no_gradient_is_staler_than_the_bound(bound, in_flight):
-  keys = {'mode': 'ringmaster', 'max_staleness': bound, 'simulate.spread': 0.5}
-  updates = _updates(6, 200, in_flight=in_flight, **keys)
+def test_no_gradient_of_rennala_is_stale(in_flight):
+  updates = _updates(6, 200, mode='rennala', in_flight=in_flight, **{'simulate.spread': 0.5})
   assert sorted(c['ticket'] for u in updates for c in u) == [[n, 0] for n in range(200)]
-  assert max(_staleness(updates)) == bound
+  assert set(_staleness(updates)) == {0}
 
 
 def test_a_synchronous_update_waits_for_the_slowest():
@@ -100,41 +98,37 @@ def test_two_gradients_in_flight_share_a_device():
   assert _seconds(updates) == [3.0, 4.0, 6.0, 7.0, 9.0, 10.0]
 
 
-def _ringmaster(taus, staleness, parts, count):
-  """Algorithm 5 of Ringmaster ASGD, R = staleness + 1, or for 0 Rennala SGD with stops.
+def _rennala(taus, parts, count):
+  """Rennala SGD with stops: all workers begin again at each update.
 
   Yields:
-    (seconds, [(worker, delay)]) of each update, in the order of arrival.
+    (seconds, workers of its gradients in the order of arrival) of each update.
   """
-  passes = [(0.0, 0)] * len(taus)  # seconds, and iterate
-  collected = []
-  k = 0
-  while k < count:
-    worker = min(range(len(taus)), key=lambda i: passes[i][0] + taus[i])
-    now, delay = passes[worker][0] + taus[worker], k - passes[worker][1]
-    collected.append((f'worker {worker}', delay))
-    if len(collected) == parts:
-      yield now, collected
-      k, collected = k + 1, []
-    passes[worker] = now, k
-    passes = [(now, k) if k - read > staleness else (start, read) for start, read in passes]
+  now = 0.0
+  for _ in range(count):
+    ends = sorted(
+      (now + sum([tau] * passes), f'worker {i}')
+      for i, tau in enumerate(taus)
+      for passes in range(1, parts + 1)
+    )[:parts]
+    now = ends[-1][0]
+    yield now, [worker for _, worker in ends]
 
 
-@pytest.mark.parametrize('parts, staleness', [(1, 0), (1, 1), (1, 3), (1, 9), (2, 0), (7, 0)])
+@pytest.mark.parametrize('parts', [1, 2, 7])
 @pytest.mark.parametrize('seed', range(3))
-def test_ringmaster_makes_the_updates_of_its_papers(seed, parts, staleness):
-  rng = np.random.default_rng([seed, parts, staleness])
+def test_rennala_makes_the_updates_of_its_paper(seed, parts):
+  rng = np.random.default_rng([seed, parts])
   taus = np.exp(rng.uniform(0, 3, size=6)).tolist()
-  keys = {'mode': 'ringmaster', 'max_staleness': staleness, 'parts': parts, 'batch_size': 56}
+  keys = {'mode': 'rennala', 'parts': parts, 'batch_size': 56}
   updates = _updates(6, 80, **keys, **{'simulate.slow': tuple(enumerate(taus))})
   tickets = sorted(tuple(c['ticket']) for u in updates for c in u)
   assert tickets == [(n, i) for n in range(80) for i in range(parts)]
-  assert max(_staleness(updates)) <= staleness
+  assert set(_staleness(updates)) == {0}
   # At the end no ticket is left for some of the workers.
-  expected = [*_ringmaster(taus, staleness, parts, 80 - 6)]
-  for order, (update, (seconds, arrivals)) in enumerate(zip(updates, expected)):
-    gradients = [(c['worker'], order - c['reads'][0]) for c in update]
-    assert sorted(gradients) == sorted(arrivals), order
+  expected = [*_rennala(taus, parts, 80 - 6)]
+  for order, (update, (seconds, workers)) in enumerate(zip(updates, expected)):
+    assert sorted(c['worker'] for c in update) == sorted(workers), order
     # Sums of some hundred times, rounded in another order.
     assert update[0]['seconds'] == pytest.approx(seconds, rel=1e-12)
 
@@ -142,7 +136,7 @@ def test_ringmaster_makes_the_updates_of_its_papers(seed, parts, staleness):
 def test_rennala_takes_several_parts_from_a_quick_worker():
   """By the harmonic rule: the first time at which the workers have finished M parts."""
   slow = {'simulate.slow': ((1, 1.625), (2, 2.75), (3, 100.0))}
-  keys = {'mode': 'ringmaster', 'max_staleness': 0, 'parts': 8}
+  keys = {'mode': 'rennala', 'parts': 8}
   updates = _updates(4, 12, **keys, **slow)
   # Until 4.875 s they finish 4, 3 and 1; before, the second one has only 2.
   assert _seconds(updates)[:10] == [4.875 * n for n in range(1, 11)]
@@ -152,20 +146,17 @@ def test_rennala_takes_several_parts_from_a_quick_worker():
 
 
 def test_a_stop_frees_the_device_for_the_other_gradient_in_flight():
-  keys = {'mode': 'ringmaster', 'max_staleness': 4, 'in_flight': 2}
+  keys = {'mode': 'rennala', 'parts': 5, 'batch_size': 60, 'in_flight': 2}
   updates = _updates(2, 24, **keys, **{'simulate.slow': ((1, 3.5),)})
-  # The quick worker makes an update a second. At 4 s the slow one's second gradient,
-  # read at 0 s, is five updates old; its third, read at 3.5 s, begins then.
-  slow = [
-    (c['seconds'], order - c['reads'][0])
-    for order, (c,) in enumerate(updates)
-    if c['worker'] == 'worker 1'
-  ]
-  assert slow[:4] == [(3.5, 3), (7.5, 4), (11.5, 4), (15.5, 4)]
+  # The quick worker ends a pass a second, the slow one one at 3.5 s: the update of their five
+  # gradients at 4 s stops its second pass, so that its next ones begin at once.
+  assert _seconds(updates)[:5] == [4.0, 8.0, 12.0, 16.0, 20.0]
+  for update in updates[:5]:
+    assert [c['worker'] for c in update].count('worker 1') == 1
 
 
 def test_parts_of_an_update_that_were_left_are_used_when_it_goes_on():
-  keys = {'mode': 'ringmaster', 'max_staleness': 0, 'parts': 4}
+  keys = {'mode': 'rennala', 'parts': 4}
   keys['simulate.slow'] = ((1, 3.5), (2, 100.0))
   first = _updates(3, 12, **keys)[:5]
   used = [c['ticket'] for u in first for c in u]
@@ -198,15 +189,15 @@ def test_draws_depend_on_the_seed_alone():
   assert other == pytest.approx([2 * s for s in first], rel=1e-12)
 
 
-@pytest.mark.parametrize('mode', ['async', 'ringmaster', 'synchronous'])
+@pytest.mark.parametrize('mode', ['async', 'rennala', 'synchronous'])
 def test_an_update_names_the_versions_that_are_still_to_be_used(mode):
-  keys = {'mode': mode, 'max_staleness': 2, 'simulate.spread': 0.5, 'in_flight': 2}
+  keys = {'mode': mode, 'simulate.spread': 0.5, 'in_flight': 2}
   updates = [*_timeline(5, 60, **keys)]
   last = log_lib.last_reads([u.contributions for u in updates], 0)
   for version, update in enumerate(updates):
     versions = {read for read, last_use in last.items() if read <= version <= last_use}
     # The gradients under way at the end are not among those that count, nor are late ones.
-    has_more = mode == 'ringmaster' or version > 50
+    has_more = mode == 'rennala' or version > 50
     assert versions == update.reads or has_more and versions < update.reads
 
 

@@ -68,7 +68,7 @@ class DelayedState(NamedTuple):
 def slots(config: ConfigDict) -> int:
   """Returns the most versions that are to be read at a time."""
   # Also that of the gradient whose update is made, and what nobody reads.
-  return look_ahead.under_way(config, config.strategy.simulate.workers) + 2
+  return config.strategy.simulate.workers * config.strategy.in_flight + 2
 
 
 class LookAheadOptimizer(NamedTuple):

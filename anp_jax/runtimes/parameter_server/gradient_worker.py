@@ -173,7 +173,7 @@ class _WorkerSession:
     self._servers = servers
     self._layout = setup.layout
     mode = setup.config.strategy.mode
-    synchronous, self._drops = mode == 'synchronous', mode == 'ringmaster'
+    synchronous, self._drops = mode == 'synchronous', mode == 'rennala'
     self._in_flight = 1 if synchronous else setup.config.strategy.in_flight
     self._queue = BatchQueue(
       self._take,

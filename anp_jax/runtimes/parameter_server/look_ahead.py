@@ -55,14 +55,7 @@ def settings(config: ml_collections.ConfigDict, workers: int) -> Settings:
   s = config.strategy
   if s.look_ahead == 'none':
     return Settings()
-  return Settings(s.look_ahead, under_way(config, workers), workers, s.in_flight)
-
-
-def under_way(config: ml_collections.ConfigDict, workers: int) -> int:
-  """Returns how many gradients of so many workers are computed at a time, and count."""
-  s = config.strategy
-  count = workers * s.in_flight
-  return min(count, s.max_staleness + 1) if s.mode == 'ringmaster' else count
+  return Settings(s.look_ahead, workers * s.in_flight, workers, s.in_flight)
 
 
 def describe(ahead: Settings) -> str:

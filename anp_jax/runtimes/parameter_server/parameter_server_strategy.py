@@ -48,15 +48,12 @@ class ParameterServer(sync.Sync):
       'dedicated': keys.flag(False, 'whether server processes only serve, and do not also train'),
       'mode': keys.text(
         'async',
-        'update mode; ringmaster: gradients staler than max_staleness are dropped; '
+        'update mode; rennala: the first gradients of one version together; '
         'synchronous: all workers together',
-        ('async', 'ringmaster', 'synchronous'),
-      ),
-      'max_staleness': keys.integer(
-        4, 'largest staleness in updates of a gradient that ringmaster applies', at_least=0
+        ('async', 'rennala', 'synchronous'),
       ),
       'parts': keys.integer(
-        1, 'gradients that an update of ringmaster is made of, each of a part of a batch', above=0
+        1, 'gradients that an update of rennala is made of, each of a part of a batch', above=0
       ),
       'backup_workers': keys.integer(
         0, 'workers that a synchronous update does not wait for', at_least=0
@@ -100,27 +97,26 @@ class ParameterServer(sync.Sync):
       f"0 where strategy.mode is '{mode}': nobody is waited for there",
     )
     rules.check(
-      parts == 1 or (mode == 'ringmaster' and config['strategy.max_staleness'] == 0),
+      parts == 1 or mode == 'rennala',
       'strategy.parts',
       parts,
-      f"1 where strategy.mode is '{mode}': only ringmaster with max_staleness=0 collects several",
+      f"1 where strategy.mode is '{mode}': only rennala collects gradients",
     )
     rules.check(
       not config.get('optimizer.clip_norm')
       or not config['strategy.simulate.workers']
-      or (parts == 1 and mode != 'synchronous'),
+      or mode == 'async',
       'optimizer.clip_norm',
       config.get('optimizer.clip_norm'),
-      '0 where strategy.simulate.workers are simulated and an update has several gradients, '
-      'which real workers clip one by one',
+      "0 where strategy.simulate.workers are simulated and strategy.mode is not 'async': real "
+      'workers clip the gradients of an update one by one',
     )
     look_ahead = config['strategy.look_ahead']
     rules.check(
-      look_ahead == 'none' or (mode != 'synchronous' and parts == 1),
+      look_ahead == 'none' or mode == 'async',
       'strategy.look_ahead',
       look_ahead,
-      "'none' where strategy.mode is 'synchronous' or strategy.parts is above 1: it is for "
-      'updates of a single gradient',
+      f"'none' where strategy.mode is '{mode}': no gradient is stale there",
     )
     rules.check(
       look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),

@@ -48,8 +48,7 @@ class TicketScheduler:
     self.version, self.limit = version, max(total, version)
     self.data_shards = data_shards(config, workers)
     self._settings = s
-    # Not the updates of the run: more workers than these may read one version.
-    self._bound = s.max_staleness if s.mode == 'ringmaster' else math.inf
+    self._drops_late = s.mode == 'rennala'
     self._spares = s.backup_workers if self._is_synchronous else math.inf
     tickets = (divmod(number, self.data_shards) for number in itertools.count())
     unused = (ticket for ticket in tickets if ticket not in used)
@@ -92,7 +91,8 @@ class TicketScheduler:
   def accepts(self, ticket: tuple[int, int], read: int) -> bool:
     """Returns whether a gradient of a ticket and a version still counts."""
     is_open = ticket in self._leases or ticket in self._free
-    return is_open and self.version < self.limit and self.version - read <= self._bound
+    is_late = self._drops_late and read < self.version
+    return is_open and self.version < self.limit and not is_late
 
   def commit(self, worker: str, ticket: tuple[int, int], contribution: dict) -> list[dict] | str:
     """Takes a gradient that all servers hold, if `accepts` says so.
@@ -118,9 +118,8 @@ class TicketScheduler:
     contributions = [self._committed[t][1] for t in sorted(self._committed)]
     self._committed = {}
     self.version += 1
-    if self._settings.mode == 'ringmaster':
-      oldest = self.version - self._bound
-      self._release(lambda _, read: read is not None and read < oldest)
+    if self._drops_late:
+      self._release(lambda _, read: read is not None and read < self.version)
     return contributions
 
   def release(self, worker: str) -> None:

@@ -6,7 +6,6 @@ server's own worker is the slower the more gradients it serves.
 """
 
 import dataclasses
-import math
 
 from anp_jax.costs import collectives, device_step, order_statistics, steps
 
@@ -82,28 +81,15 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   else:
     transit = [transfer + update] * sending + [update] * is_local
     cycles = [_cycle(setting, f * busy, t) for f, t in zip(factors, transit)]
-  if s.mode == 'ringmaster':
-    cycles = _in_time(cycles, s)
   rate = sum(1 / seconds for seconds in cycles[:sending])
   rate = min(rate, servers * link.bandwidth / size)
   rate += sum(1 / seconds for seconds in cycles[sending:])
-  if s.mode == 'ringmaster' and not s.max_staleness:
+  if s.mode == 'rennala':
     # All begin again at each update, which lacks what is not finished then.
     arrivals = sorted(n * seconds for seconds in cycles for n in range(1, s.parts + 1))
     rate = min(rate, s.parts / arrivals[s.parts - 1])
   seconds = max(workers * s.parts / rate, workers * update)
   return Cycle(seconds, workers * s.parts, workers)
-
-
-def _in_time(cycles, s):
-  """The cycles, infinite where other workers' updates make all gradients too old."""
-  cycles, rate = [*cycles], 0.0
-  for i in sorted(range(len(cycles)), key=cycles.__getitem__):
-    faster, rate = rate, rate + 1 / cycles[i]
-    # Updates while it computes, its own too; equal but for rounding.
-    if s.in_flight * cycles[i] * rate / s.parts > (s.max_staleness + 1) * (1 + 1e-9):
-      cycles[i], rate = math.inf, faster
-  return cycles
 
 
 def _update(setting, servers):

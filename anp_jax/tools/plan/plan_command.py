@@ -28,7 +28,7 @@ _NUMBERS = (
   'restart_seconds elastic_seconds'
 ).split()
 _FSDP = 'fsdp'
-_SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'ringmaster', 'synchronous'))
+_SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'rennala', 'synchronous'))
 # What a target is looked for with, where no flag says it.
 _TARGET_DEVICES = 'a100-80,h100,h200,b200'
 _TARGET_LINK = 'ib-ndr400x8'

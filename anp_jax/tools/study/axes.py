@@ -12,12 +12,7 @@ from anp_jax.config import command_line, resolve
 # (key, text) pairs of the varied keys that a run has.
 Varied = tuple[tuple[str, str], ...]
 # Keys that count some of the nodes.
-_COUNTS = (
-  'strategy.backup_workers',
-  'strategy.groups',
-  'strategy.max_staleness',
-  'strategy.servers',
-)
+_COUNTS = ('strategy.backup_workers', 'strategy.groups', 'strategy.servers')
 _BRACKETS = re.compile(r'\((.*)\)')  # around a text with commas of its own
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
@@ -55,7 +50,7 @@ def parse(
   """Returns the axes of a flag, in their order.
 
   Args:
-    texts: texts of the flag, such as 'strategy.mode=async,ringmaster'. A comma in brackets does not
+    texts: texts of the flag, such as 'strategy.mode=async,rennala'. A comma in brackets does not
       separate values; brackets around a text are not part of it.
     strategies: strategies of the study.
     overrides: overrides of all its runs, by dotted key.
@@ -73,7 +68,7 @@ def parse(
     key = typed.strip()
     if not equals:
       raise config_lib.ConfigError(
-        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as strategy.mode=async,ringmaster'
+        f'{flag}={text}: expected KEY=VALUE,VALUE,..., such as strategy.mode=async,rennala'
       )
     if key in flags:
       raise config_lib.ConfigError(f'{flag}={text}: the study sets it; use {flags[key]}')

@@ -111,7 +111,7 @@ def test_parameters_are_divided_over_the_devices_of_a_group(keys, devices, parts
   assert count.gradients == groups * _PARAMETERS / parts + gathered
 
 
-@pytest.mark.parametrize('mode', ['async', 'ringmaster', 'synchronous'])
+@pytest.mark.parametrize('mode', ['async', 'rennala', 'synchronous'])
 def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
   config = _config(
     strategy__name='parameter_server', strategy__mode=mode, optimizer__name='adam', ema=0.9

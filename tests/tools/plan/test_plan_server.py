@@ -97,22 +97,18 @@ def test_gradients_in_flight_meet_at_the_port(workers):
 
 
 @pytest.mark.parametrize(
-  'keys, seconds',
+  'parts, seconds',
   [
-    # As many as the updates that a gradient may be late, and its own, count.
-    ({'max_staleness': 3}, 1 / 4),
-    ({'max_staleness': 63}, 1 / 16),
-    ({'max_staleness': 7, 'in_flight': 2}, 1 / 4),
     # All begin at once, and the last of 16, 17 and 40 gradients is of pass 1, 2 and 3.
-    ({'max_staleness': 0, 'parts': 16}, 1),
-    ({'max_staleness': 0, 'parts': 17}, 2),
-    ({'max_staleness': 0, 'parts': 40}, 3),
+    (16, 1),
+    (17, 2),
+    (40, 3),
   ],
 )
-def test_ringmaster_drops_what_others_make_too_old(keys, seconds):
-  cycle = _cycle(17, link=_FAST, dedicated=True, mode='ringmaster', **keys)
+def test_rennala_drops_what_others_make_too_old(parts, seconds):
+  cycle = _cycle(17, link=_FAST, dedicated=True, mode='rennala', parts=parts)
   assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
-  assert cycle.useful == cycle.updates * keys.get('parts', 1)
+  assert cycle.useful == cycle.updates * parts
 
 
 @pytest.mark.parametrize('servers', [1, 2])

@@ -176,7 +176,7 @@ def _timed(cost, nodes, **keys):
 
 
 _SERVER = {'strategy__name': 'parameter_server'}
-_RINGMASTER = _SERVER | {'strategy__mode': 'ringmaster', 'strategy__max_staleness': '4'}
+_RENNALA = _SERVER | {'strategy__mode': 'rennala', 'strategy__parts': '6'}
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ _RINGMASTER = _SERVER | {'strategy__mode': 'ringmaster', 'strategy__max_stalenes
     ({'strategy__name': 'local_sgd', 'strategy__groups': '2'}, 2.0, 2),
     # Updates come at the rate of all workers together.
     (_SERVER, 2.0, 4 / (3 + 1 / 2)),
-    # Three make 30 updates while it computes for 10 s: 4 may be late.
-    (_RINGMASTER, 10.0, 4 / 3),
+    # Three make six gradients in two passes, while it computes for 10 s; a cycle has four updates.
+    (_RENNALA, 10.0, 4 * 2),
   ],
 )
 def test_a_slow_node_stops_those_that_wait_for_it(cost, keys, slow, seconds):

@@ -22,21 +22,21 @@ def _combinations(strategy, nodes, *texts):
 
 def test_values_are_those_between_commas_outside_brackets():
   sizes, mode = _parsed(
-    'emulate.slow=((0, 2.0),(1, 3.0)), ()', 'strategy.mode= async,ringmaster,async'
+    'emulate.slow=((0, 2.0),(1, 3.0)), ()', 'strategy.mode= async,rennala,async'
   )
   assert sizes.values == ('((0, 2.0), (1, 3.0))', '()')
-  assert (mode.key, mode.values) == ('strategy.mode', ('async', 'ringmaster'))
+  assert (mode.key, mode.values) == ('strategy.mode', ('async', 'rennala'))
   # One value, however it is typed.
   rate, in_flight = _parsed('optimizer.momentum=.5,0.50', 'strategy.in_flight=1')
   assert rate.values == ('0.5',) and in_flight.key == 'strategy.in_flight'
 
 
 def test_a_strategy_without_the_key_is_not_multiplied():
-  flags = 'strategy.mode=async,ringmaster', 'optimizer.momentum=0,0.9'
+  flags = 'strategy.mode=async,rennala', 'optimizer.momentum=0,0.9'
   momenta = (('optimizer.momentum', '0.0'), ('optimizer.momentum', '0.9'))
   assert _combinations('sync', 1, *flags) == [(m,) for m in momenta]
   assert _combinations('parameter_server', 1, *flags) == [
-    (('strategy.mode', mode), m) for mode in ('async', 'ringmaster') for m in momenta
+    (('strategy.mode', mode), m) for mode in ('async', 'rennala') for m in momenta
   ]
   # Nor is one whose optimizer has no such key.
   combined = _combinations('sync', 1, 'optimizer.name=nesterov,adam', 'optimizer.momentum=0,0.9')
@@ -95,17 +95,17 @@ def _run(accuracy):
 
 
 def test_each_combination_is_a_row_and_a_curve(tmp_path):
-  modes = [(('strategy.mode', mode),) for mode in ('async', 'ringmaster')]
+  modes = [(('strategy.mode', mode),) for mode in ('async', 'rennala')]
   runs = {grid.Cell('parameter_server', 2, 1, 0, mode): _run(0.9) for mode in modes}
   runs[grid.Cell('sync', 2, 1, 0)] = _run(0.2)
   points = study_results.points(list(runs), runs, {})
   head, *rows = study_table.speed(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
-  assert [row[1] for row in rows] == ['async', 'ringmaster', '-']
+  assert [row[1] for row in rows] == ['async', 'rennala', '-']
   lines = plots.accuracy(points, None).axes[0].lines
   assert [line.get_label() for line in lines] == [
     'parameter_server, mode=async, 2 x 1',
-    'parameter_server, mode=ringmaster, 2 x 1',
+    'parameter_server, mode=rennala, 2 x 1',
     'sync, 2 x 1',
   ]
   paths = [str(tmp_path / name) for name in ('cells.csv', 'curves.csv')]
@@ -114,7 +114,7 @@ def test_each_combination_is_a_row_and_a_curve(tmp_path):
   for path in paths:
     with open(path) as f:
       modes = [row['strategy.mode'] for row in csv.DictReader(f)]
-    assert modes == ['async', 'ringmaster', '']
+    assert modes == ['async', 'rennala', '']
 
 
 def test_a_note_for_each_cell_that_cannot_be():

@@ -27,7 +27,7 @@ _SYNCHRONOUS = ('strategy.mode', 'synchronous')
     (_cell('local_sgd', 4), 256),
     # A gradient of a whole batch is an update already.
     (_cell('parameter_server', 4), 64),
-    (_cell('parameter_server', 4, ('strategy.mode', 'ringmaster')), 64),
+    (_cell('parameter_server', 4, ('strategy.mode', 'rennala')), 64),
     (_cell('parameter_server', 4, _SYNCHRONOUS), 256),
     # One of four is not waited for.
     (_cell('parameter_server', 4, _SYNCHRONOUS, ('strategy.backup_workers', '1')), 192),
