@@ -82,7 +82,7 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
   else:
     transit = [transfer + update] * sending + [update] * is_local
     cycles = [_cycle(setting, f * busy, t) for f, t in zip(factors, transit)]
-  if s.mode == 'ringmaster':
+  if s.mode == 'ringmaster' and s.max_staleness:
     cycles = _in_time(cycles, s)
   rate = sum(1 / seconds for seconds in cycles[:sending])
   rate = min(rate, servers * link.bandwidth / size)
@@ -98,10 +98,11 @@ def cycle(setting: steps.Setting, busy: float) -> Cycle:
 def _in_time(cycles, s):
   """The cycles, infinite where other workers' updates make all gradients too old."""
   cycles, rate = [*cycles], 0.0
+  in_flight = min(s.in_flight, s.max_staleness + 1)  # a worker's own updates drop the rest
   for i in sorted(range(len(cycles)), key=cycles.__getitem__):
     faster, rate = rate, rate + 1 / cycles[i]
     # Updates while it computes, its own too; equal but for rounding.
-    if s.in_flight * cycles[i] * rate / s.parts > (s.max_staleness + 1) * (1 + 1e-9):
+    if in_flight * cycles[i] * rate > (s.max_staleness + 1) * (1 + 1e-9):
       cycles[i], rate = math.inf, faster
   return cycles
 
