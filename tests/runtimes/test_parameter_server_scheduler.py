@@ -41,7 +41,7 @@ def _compute(scheduler, worker, ticket):
 def test_one_worker_gets_each_step_once_and_in_order(total, version, used, steps):
   scheduler = _scheduler(total=total, version=version, used=used)
   tickets = []
-  while (ticket := scheduler.take('a')) != scheduler_lib.WAIT:
+  while (ticket := scheduler.take('a')) is not None:
     read = version + len(tickets)
     assert scheduler.begin_read('a', ticket) == read
     assert len(scheduler.commit('a', ticket, _contribution(read))) == 1
@@ -58,7 +58,7 @@ def test_lost_workers_ticket_goes_to_another_and_counts_once():
   assert scheduler.take('b') == lost
   assert len(_compute(scheduler, 'b', lost)) == 1
   # It was only slow: what it computed is not counted again.
-  assert scheduler.commit('dead', lost, _contribution(0)) == scheduler_lib.DROP
+  assert scheduler.commit('dead', lost, _contribution(0)) is None
   assert scheduler.version == 1
 
 
@@ -77,7 +77,7 @@ def test_given_up_worker_is_dropped_where_its_version_is_old(mode, updates, coun
   if counts:
     assert len(answer) == 1 and scheduler.version == updates + 1
     return
-  assert answer == scheduler_lib.DROP and scheduler.version == updates
+  assert answer is None and scheduler.version == updates
   # Another computes it, of the weights of now.
   assert scheduler.take('quick') == late
   assert scheduler.begin_read('quick', late) == updates
@@ -88,10 +88,10 @@ def test_last_tickets_are_given_twice():
   first, second = scheduler.take('slow'), scheduler.take('b')
   _compute(scheduler, 'b', second)
   assert scheduler.take('b') == first
-  assert scheduler.take('c') == scheduler_lib.WAIT  # twice is enough
+  assert scheduler.take('c') is None  # twice is enough
   _compute(scheduler, 'b', first)
-  assert scheduler.begin_read('slow', first) == scheduler_lib.DROP
-  assert scheduler.take('slow') == scheduler_lib.WAIT
+  assert scheduler.begin_read('slow', first) is None
+  assert scheduler.take('slow') is None
 
 
 def test_a_contributor_repeats_what_its_last_update_lacks():
@@ -108,8 +108,8 @@ def test_stop_ends_at_the_present_version():
   ticket = scheduler.take('a')
   version = scheduler.begin_read('a', ticket)
   scheduler.stop()
-  assert scheduler.commit('a', ticket, _contribution(version)) == scheduler_lib.DROP
-  assert scheduler.take('a') == scheduler_lib.WAIT
+  assert scheduler.commit('a', ticket, _contribution(version)) is None
+  assert scheduler.take('a') is None
   assert scheduler.limit == scheduler.version == 1
 
 
@@ -135,7 +135,7 @@ def test_no_gradient_is_stale_and_nobody_waits_for_ever(parts):
         hands[worker] = answer, None
     elif read is None:
       answer = scheduler.begin_read(worker, ticket)
-      if answer == scheduler_lib.DROP:
+      if answer is None:
         del hands[worker]
       else:
         hands[worker] = ticket, answer
@@ -159,7 +159,7 @@ def test_a_late_gradient_is_dropped_and_its_ticket_leased_again():
   _compute(scheduler, 'quick', (1, 0))
   assert not scheduler.accepts((0, 0), 0) and scheduler.reads() == set()
   assert scheduler.take('quick') == (0, 0)
-  assert scheduler.commit('slow', (0, 0), _contribution(0)) == scheduler_lib.DROP
+  assert scheduler.commit('slow', (0, 0), _contribution(0)) is None
   assert len(_compute(scheduler, 'quick', (0, 0))) == 1 and scheduler.version == 2
 
 
@@ -167,10 +167,10 @@ def test_synchronous_update_is_made_of_one_shard_a_worker():
   scheduler = _scheduler('synchronous', workers=3, total=2)
   tickets = {w: scheduler.take(w) for w in 'abc'}
   assert sorted(tickets.values()) == [(0, 0), (0, 1), (0, 2)]
-  assert scheduler.take('a') == scheduler_lib.WAIT  # one in hand at a time
+  assert scheduler.take('a') is None  # one in hand at a time
   assert _compute(scheduler, 'c', tickets['c']) == []
   assert _compute(scheduler, 'a', tickets['a']) == []
-  assert scheduler.take('a') == scheduler_lib.WAIT  # the next step has not begun
+  assert scheduler.take('a') is None  # the next step has not begun
   contributions = scheduler.commit(
     'b', tickets['b'], _contribution(scheduler.begin_read('b', tickets['b']), 7.0)
   )
@@ -189,7 +189,7 @@ def test_backup_worker_stands_in_for_the_slowest():
   assert scheduler.version == 1
   # The others go on, and what the slow one brings is dropped.
   assert [scheduler.take('quick'), scheduler.take('back')] == [(1, 0), (1, 1)]
-  assert scheduler.commit('slow', slow, _contribution(0)) == scheduler_lib.DROP
+  assert scheduler.commit('slow', slow, _contribution(0)) is None
 
 
 def test_who_has_given_a_gradient_does_not_stand_in_for_others():
@@ -200,9 +200,9 @@ def test_who_has_given_a_gradient_does_not_stand_in_for_others():
   scheduler.begin_read('a', tickets['a'])
   assert _compute(scheduler, 'b', tickets['b']) == []
   assert _compute(scheduler, 'd', tickets['d']) == []
-  assert scheduler.take('b') == scheduler.take('d') == scheduler_lib.WAIT
+  assert scheduler.take('b') == scheduler.take('d') is None
   # The one whose gradient came too late is free to.
-  assert scheduler.commit('a', (0, 0), _contribution(0)) == scheduler_lib.DROP
+  assert scheduler.commit('a', (0, 0), _contribution(0)) is None
   assert scheduler.take('a') == (0, 2)
   assert len(_compute(scheduler, 'c', tickets['c'])) == 3
   assert scheduler.take('b') == (1, 0)

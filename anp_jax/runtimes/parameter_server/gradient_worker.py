@@ -244,10 +244,7 @@ class _WorkerSession:
     arrays = (weights, stats, gradient, stats_delta)
     contribution = {'ticket': ticket, 'reads': reads}
     contribution |= gradient_lib.measured(values, waited, arrays)
-    while not self._is_over():
-      answer = self._ask('commit', worker=self._worker.name, contribution=contribution)
-      if 'wait' not in answer:
-        return
+    self._ask('commit', worker=self._worker.name, contribution=contribution)
 
   def _pull(self, ticket):
     """Versions read, weights, statistics; None for a ticket that is used."""

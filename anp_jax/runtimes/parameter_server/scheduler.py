@@ -14,8 +14,6 @@ import ml_collections
 
 from anp_jax import config as config_lib
 
-WAIT, DROP = 'wait', 'drop'
-
 
 class TicketScheduler:
   """Tickets, reads and the order of updates.
@@ -64,27 +62,26 @@ class TicketScheduler:
   def _is_synchronous(self):
     return self._settings.mode == 'synchronous'
 
-  def take(self, worker: str) -> tuple[int, int] | str:
-    """Leases a ticket; WAIT if there is none now, or no more."""
+  def take(self, worker: str) -> tuple[int, int] | None:
+    """Leases a ticket; None if there is none now, or no more."""
     if self.version >= self.limit:
-      return WAIT
+      return None
     needs_batch = not self._free
     if self._is_synchronous:
       if any(worker in lease for lease in self._leases.values()):
-        return WAIT
+        return None
       needs_batch = not (self._free or self._leases or self._committed)
     if needs_batch:
       self._free = list(itertools.islice(self._tickets, self.data_shards))
     ticket = heapq.heappop(self._free) if self._free else self._spare(worker)
-    if ticket is None:
-      return WAIT
-    self._leases.setdefault(ticket, {})[worker] = None
+    if ticket is not None:
+      self._leases.setdefault(ticket, {})[worker] = None
     return ticket
 
-  def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
-    """Returns the version to read for a ticket, or DROP."""
+  def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | None:
+    """Returns the version to read for a ticket; None if that is not the worker's any more."""
     if worker not in self._leases.get(ticket, ()):
-      return DROP
+      return None
     self._leases[ticket][worker] = self.version
     return self.version
 
@@ -94,7 +91,7 @@ class TicketScheduler:
     is_late = self._drops_late and read < self.version
     return is_open and self.version < self.limit and not is_late
 
-  def commit(self, worker: str, ticket: tuple[int, int], contribution: dict) -> list[dict] | str:
+  def commit(self, worker: str, ticket: tuple[int, int], contribution: dict) -> list[dict] | None:
     """Takes a gradient that all servers hold, if `accepts` says so.
 
     Args:
@@ -103,11 +100,11 @@ class TicketScheduler:
       contribution: record for the log; it has 'reads'.
 
     Returns:
-      DROP, or the contributions of the update that is complete now, by ticket; []
-      where some are missing.
+      The contributions of the update that is complete now, by ticket; [] where some
+      are missing; None if the gradient is dropped.
     """
     if not self.accepts(ticket, contribution['reads'][0]):
-      return DROP
+      return None
     self._leases.pop(ticket, None)
     if ticket in self._free:  # the lease was released, and yet it is the first
       self._free.remove(ticket)

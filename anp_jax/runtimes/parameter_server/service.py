@@ -91,8 +91,8 @@ def _weights_stream(session, request):
   worker, ticket = request['worker'], session_lib.ticket_of(request)
   if isinstance(session, session_lib.ChiefSession):
     at_least = session.begin_read(worker, ticket)
-    if isinstance(at_least, str):
-      return transport.stream({at_least: True}, [])
+    if at_least is None:
+      return transport.stream({'drop': True}, [])
   else:
     at_least = int(request['at_least'])
   try:

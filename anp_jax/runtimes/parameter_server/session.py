@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import contextlib
 import threading
 import time
-from typing import Any
 
 from pyarrow import flight
 
@@ -87,27 +86,39 @@ class ChiefSession(Session):
   def take(self, worker: str) -> dict:
     """Answers with a ticket, or nothing yet."""
 
-    def request():
-      return scheduler_lib.WAIT if worker in self._lost else self.scheduler.take(worker)
+    def take():
+      self._refuse_if_closed()
+      return None if worker in self._lost else self.scheduler.take(worker)
 
-    answer = self._wait_for(request)
-    return {answer: True} if isinstance(answer, str) else {'ticket': answer}
+    with self._changed:
+      ticket = self._changed.wait_for(take, PATIENCE)
+    return {'ticket': ticket} if ticket else {'wait': True}
 
-  def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | str:
-    """Returns the version to read for a ticket, or DROP."""
-    return self._wait_for(lambda: self.scheduler.begin_read(worker, ticket))
+  def begin_read(self, worker: str, ticket: tuple[int, int]) -> int | None:
+    """Returns the version to read for a ticket; None if that is not the worker's any more."""
+    with self._changed:
+      self._refuse_if_closed()
+      return self.scheduler.begin_read(worker, ticket)
 
   def check(self, ticket: list[int], read: int) -> dict:
     """Answers whether a gradient would be dropped, before it is sent."""
     with self._changed:
       is_open = self.scheduler.accepts((ticket[0], ticket[1]), read)
-    return {} if is_open else {scheduler_lib.DROP: True}
+    return {} if is_open else {'drop': True}
 
   def commit(self, worker: str, contribution: dict) -> dict:
     """Accepts a gradient that all servers hold."""
-    contribution = {**contribution, 'worker': worker}
-    answer = self._wait_for(lambda: self._commit(worker, contribution))
-    return {answer: True} if isinstance(answer, str) else {}
+    ticket = ticket_of(contribution)
+    with self._changing():
+      self._refuse_if_closed()
+      if not self.store.has_gradient(ticket, worker):
+        raise parameter_store.InvalidMessageError(f'no gradient of {worker} for ticket {ticket}')
+      version = self.scheduler.version
+      contribution = {**contribution, 'worker': worker}
+      contributions = self.scheduler.commit(worker, ticket, contribution)
+      if contributions:
+        self._submit(version, contributions)
+    return {'drop': True} if contributions is None else {}
 
   def updates(self, since: int) -> dict:
     """Answers another server with the updates from version `since` on."""
@@ -140,16 +151,6 @@ class ChiefSession(Session):
       yield
       self._changed.notify_all()
 
-  def _commit(self, worker, contribution):
-    ticket = ticket_of(contribution)
-    if not self.store.has_gradient(ticket, worker):
-      raise parameter_store.InvalidMessageError(f'no gradient of {worker} for ticket {ticket}')
-    version = self.scheduler.version
-    contributions = self.scheduler.commit(worker, ticket, contribution)
-    if isinstance(contributions, list) and contributions:
-      self._submit(version, contributions)
-    return contributions
-
   def _submit(self, version, contributions):
     logged = [{k: c[k] for k in _LOGGED} for c in contributions]
     self.log.append(version, self.devices, logged)
@@ -158,19 +159,9 @@ class ChiefSession(Session):
     self.applied.append((time.monotonic(), version, contributions))
     self.store.submit(version, logged)
 
-  def _wait_for(self, request) -> Any:
-    """The scheduler's answer, or WAIT if it stays that for a while."""
-    deadline = time.monotonic() + PATIENCE
-    with self._changed:
-      while True:
-        if self._is_closed:  # since the request came
-          raise flight.FlightUnavailableError('the run is over')
-        answer = request()
-        left = deadline - time.monotonic()
-        if answer != scheduler_lib.WAIT or left <= 0:
-          self._changed.notify_all()
-          return answer
-        self._changed.wait(left)
+  def _refuse_if_closed(self):
+    if self._is_closed:  # since the request came
+      raise flight.FlightUnavailableError('the run is over')
 
 
 def ticket_of(request: dict) -> tuple[int, int]:

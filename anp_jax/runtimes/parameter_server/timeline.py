@@ -122,10 +122,9 @@ class Timeline:
     index, scheduler = flight.index, self._scheduler
     name = f'worker {index}'
     for count in flight.counts:
-      ticket = yield from self._answer(scheduler.take, name)
-      version = yield from self._answer(scheduler.begin_read, name, ticket)
-      if version == scheduler_lib.DROP:
-        continue
+      while (ticket := scheduler.take(name)) is None:
+        yield None
+      version = scheduler.begin_read(name, ticket)
       flight.gradient = ticket, version
       yield self._settings.pull_seconds
       flight.start = max(self._seconds, self._free_at[index])
@@ -135,14 +134,7 @@ class Timeline:
       yield self._settings.push_seconds
       flight.gradient, flight.end = None, 0.0
       contribution = {'ticket': list(ticket), 'worker': name, 'reads': [version]}
-      answer = yield from self._answer(scheduler.commit, name, ticket, contribution)
-      self._end(answer)
-
-  def _answer(self, request, *arguments):
-    """Makes a request until the answer is not WAIT."""
-    while (answer := request(*arguments)) == scheduler_lib.WAIT:
-      yield None
-    return answer
+      self._end(scheduler.commit(name, ticket, contribution))
 
   def _pass_seconds(self, index, ticket, count):
     words = (self._config.seed, *ticket, index, count)
@@ -150,7 +142,7 @@ class Timeline:
 
   def _end(self, contributions):
     """Keeps the update that a commit has made, and wakes whoever waits for it."""
-    if isinstance(contributions, list) and contributions:
+    if contributions:
       for contribution in contributions:
         contribution['seconds'] = self._seconds
       reads = {c['reads'][0] for c in contributions} | self._scheduler.reads()

@@ -30,7 +30,7 @@ _WORK = work.Workload(
 )
 
 
-def _cycle(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
+def _cycle(nodes, busy=1.0, link=_LINK, state_bytes=0, slow=(), **keys):
   """Seconds of a cycle, without jitter, where updates take no time."""
   config = builders.config(
     {'strategy.name': 'parameter_server'}
@@ -39,7 +39,7 @@ def _cycle(nodes, busy=1.0, link=_LINK, state_bytes=0, **keys):
   work = dataclasses.replace(_WORK, state_bytes=state_bytes)
   cluster = collectives.Cluster(nodes, 1, _FAST, link)
   device = plan_tables.load().device('h200')
-  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0)
+  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0, slow=slow)
   return server_cost.cycle(setting, busy)
 
 
@@ -109,6 +109,14 @@ def test_rennala_drops_what_others_make_too_old(parts, seconds):
   cycle = _cycle(17, link=_FAST, dedicated=True, mode='rennala', parts=parts)
   assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
   assert cycle.useful == cycle.updates * parts
+
+
+@pytest.mark.parametrize('slow, seconds', [(1.9, 1.9), (2.5, 2.0)])
+def test_an_update_of_two_parts_takes_the_first_two_gradients(slow, seconds):
+  """The second is the slow worker's first one, or the quick worker's second one."""
+  keys = {'mode': 'rennala', 'parts': 2, 'dedicated': True}
+  cycle = _cycle(3, link=_FAST, slow=(slow,), **keys)
+  assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize('servers', [1, 2])
