@@ -202,8 +202,8 @@ class Lane:
     """Saves the state of each member, and scores it if that is due."""
     for i, member in enumerate(self.members):
       if not member.error:
-        own = jax.tree.map(lambda x, i=i: x[i], self._state) if self._is_loop else self._state
-        member.save(self.step, own)
+        state = jax.tree.map(lambda x, i=i: x[i], self._state) if self._is_loop else self._state
+        member.save(self.step, state)
     self._saved_step = self.step
 
   def _next_due(self):
