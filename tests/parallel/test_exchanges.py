@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.parallel.local_sgd import exchanges, local_sgd_step
+from anp_jax.parallel.local_sgd import exchanges
 from tests import builders
 
 BATCH = 16
@@ -66,14 +66,3 @@ def test_a_whole_number_is_a_period_as_it_was():
   saved = config_lib.flat(config) | {'strategy.period': 5}
   assert config_lib.difference(saved, config) == ''
   assert config_lib.from_flat(saved).strategy.period == '5'
-
-
-def test_slow_momentum_keeps_what_was_trained_before_a_rate_of_zero():
-  """Wang et al. divide by the rate: the limit of no further moves."""
-  config = _config(outer='momentum')
-  strategy = local_sgd_step.LocalStep(config, None)
-  mean, old = {'w': jnp.asarray([3.0])}, {'w': jnp.asarray([1.0])}
-  outer = {'weights': old, 'momentum': {'w': jnp.asarray([2.0])}}
-  weights, outer = strategy._outer_step(mean, outer, jnp.asarray(0.0))
-  assert weights['w'] == 3 and outer['weights']['w'] == 3
-  assert outer['momentum']['w'] == pytest.approx(1.8)

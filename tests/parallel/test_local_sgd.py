@@ -116,8 +116,6 @@ class ByHand:
       )
       for _ in range(self.strategy.groups)
     ]
-    self.weights = self.groups[0]['params']
-    self.momentum = jax.tree.map(np.zeros_like, self.weights)
     self.steps = 0
     self.step = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
 
@@ -148,10 +146,7 @@ class ByHand:
         group['params'],
       )
       group['trace'] = jax.tree.map(lambda t, g: MOMENTUM * t + g, group['trace'], gradient)
-      rate = self._rate(self.steps)
-      group['params'] = jax.tree.map(
-        lambda p, t, rate=rate: p - rate * t, group['params'], group['trace']
-      )
+      group['params'] = jax.tree.map(lambda p, t: p - RATE * t, group['params'], group['trace'])
       # The decay is a number in float32.
       decay = np.float32(1 + self.steps) / np.float32(10 + self.steps)
       rate = float(1 - min(np.float32(self.config.ema), decay))
@@ -165,10 +160,6 @@ class ByHand:
       self._exchange()
     return np.mean(losses)
 
-  def _rate(self, step):
-    """The learning rate: constant, or halved every two steps."""
-    return RATE * (self.config.schedule.get('factor', 1) ** (step // 2))
-
   def mean(self, name):
     return jax.tree.map(lambda *x: sum(x) / len(x), *(g[name] for g in self.groups))
 
@@ -176,21 +167,6 @@ class ByHand:
     names = ['params', 'stats', 'average']
     names += ['trace'] * (self.strategy.moments == 'average')
     new = {name: self.mean(name) for name in names}
-    if self.strategy.outer == 'nesterov':
-      keep, rate = 0.9, self.strategy.outer_learning_rate
-      moved = jax.tree.map(np.subtract, self.weights, new['params'])
-      self.momentum = jax.tree.map(lambda m, g: keep * m + g, self.momentum, moved)
-      new['params'] = jax.tree.map(
-        lambda w, m, g: w - rate * g - rate * keep * m, self.weights, self.momentum, moved
-      )
-    if self.strategy.outer == 'momentum':
-      # Wang et al., algorithm 1: u = b u + (x - mean) / rate; x -= a rate u.
-      a, b, rate, mean = 0.7, 0.9, self._rate(self.steps - 1), new['params']
-      self.momentum = jax.tree.map(
-        lambda u, x, m: b * u + (x - m) / rate, self.momentum, self.weights, mean
-      )
-      new['params'] = jax.tree.map(lambda x, u: x - a * rate * u, self.weights, self.momentum)
-    self.weights = new['params']
     for group in self.groups:
       group.update(new)
 
@@ -198,17 +174,10 @@ class ByHand:
 _CASES = {
   'average': {'strategy.moments': 'average'},
   'keep': {'strategy.groups': 4},
-  'nesterov': {'strategy.outer': 'nesterov'},
-  'momentum': {
-    'strategy.outer': 'momentum',
-    'schedule.name': 'step',
-    'schedule.every': '2 steps',
-    'schedule.factor': 0.5,
-  },
-  'divided': {'sharding': (('.*', 'fsdp'),), 'strategy.outer': 'nesterov'},
+  'divided': {'sharding': (('.*', 'fsdp'),)},
 }
 _QUICK = (('average', 4),)
-_MARKED = (('keep', 1), ('momentum', 2), ('nesterov', 8), ('divided', 4))
+_MARKED = (('keep', 1), ('average', 8), ('divided', 4))
 
 
 @pytest.mark.parametrize(
@@ -246,16 +215,11 @@ def test_groups_train_alone_and_meet(x64, case, devices):
     # Flax's batch norm keeps them in float32, which rounds at 6e-8.
     _assert_close(group_state.stats, group['stats'], 1e-6)
     _assert_close(group_state.average['stats'], group['average']['stats'], 1e-6)
-    traces = [x[i] for x in jax.tree.leaves(state.opt_state.groups) if x.ndim > 1]
+    traces = [x[i] for x in jax.tree.leaves(state.opt_state) if x.ndim > 1]
     _assert_close(traces, jax.tree.leaves(group['trace']))
   # Two steps after an exchange groups have parted: the test can fail.
   first, second = (g['params']['head']['kernel'] for g in hand.groups[:2])
   assert np.abs(first - second).max() > 1e-3
-  if config.strategy.outer != 'average':
-    _assert_close(state.opt_state.outer['weights'], hand.weights)
-    _assert_close(state.opt_state.outer['momentum'], hand.momentum)
-  else:
-    assert state.opt_state.outer == {}
 
 
 def _states(keys, steps):
@@ -346,7 +310,6 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
     'strategy.name': 'local_sgd',
     'strategy.groups': 4,
     'strategy.period': 4,
-    'strategy.outer': 'nesterov',
   }
   for name, stops in (('whole', (5,)), ('parts', (3, 5))):
     for stop in stops:
@@ -356,7 +319,6 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
   assert train.run(config, str(tmp_path / name), 'evaluate') == scores
   want, result = (launching.weights(tmp_path / n) for n in ('whole', 'parts'))
   assert want['5/params/head/kernel'].shape[0] == 4
-  assert '5/opt_state/outer/momentum/head/kernel' in want
   assert want.keys() == result.keys()
   assert not [k for k in want if want[k].tobytes() != result[k].tobytes()]
 
@@ -370,7 +332,6 @@ def test_processes_train_like_one(tmp_path):
     'strategy.reduce_dtype': 'float64',
     'strategy.name': 'local_sgd',
     'strategy.period': '3',
-    'strategy.outer': 'nesterov',
     'schedule.name': 'constant',
     'schedule.warmup': '0 steps',
   }
@@ -400,9 +361,6 @@ def test_processes_train_like_one(tmp_path):
     ('groups', 0, 'groups=0: expected a number above 0'),
     ('period', 0, "period='0': expected a whole number above 0, such as '8'"),
     ('period', '1,8', "period='1,8': expected a whole number above 0"),
-    ('outer', 'nestrov', "one of average, nesterov, momentum; did you mean 'n"),
-    ('outer_learning_rate', 0.0, 'expected a number above 0'),
-    ('outer_momentum', 1.0, 'expected a number from 0, below 1'),
     ('moments', 'averaged', "expected one of keep, average; did you mean 'av"),
   ],
 )

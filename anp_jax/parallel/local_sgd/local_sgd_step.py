@@ -3,9 +3,7 @@
 Inside a group training is synchronous. Each group has separate weights,
 statistics and optimizer state, and after each period all groups continue from
 their mean (McMahan et al., AISTATS 2017; Stich, "Local SGD converges fast and
-communicates little", ICLR 2019), or from a step of an outer momentum towards
-it: Nesterov's (Douillard et al., "DiLoCo", 2023), or heavy ball (Wang et al.,
-"SlowMo", ICLR 2020).
+communicates little", ICLR 2019).
 
 It is one program on all devices. Leaves of the state have a leading axis of
 groups, which the mesh divides; a device with several groups computes them one
@@ -14,7 +12,7 @@ after another, so that a run restores on fewer devices than groups.
 
 from collections.abc import Callable
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
@@ -25,20 +23,6 @@ from anp_jax.parallel.local_sgd import exchanges
 from anp_jax.parallel.sync import sync_step as sync
 
 P = mesh_lib.P
-
-
-class OptState(NamedTuple):
-  """The optimizer state of a run of groups.
-
-  Attributes:
-    groups: state of the optax chain, with a leading axis of groups.
-    outer: {'weights' after the last exchange, 'momentum'}, each like one network's
-      parameters; {} for `outer=average`. Nesterov's momentum sums changes of
-      weights, heavy ball's sums gradients.
-  """
-
-  groups: Any
-  outer: Any
 
 
 class LocalStep(sync.SyncStep):
@@ -52,8 +36,7 @@ class LocalStep(sync.SyncStep):
   def init_fn(self, init: state_lib.Init) -> Callable:
     """(weights) -> a new state, in which all groups are alike."""
     copies = functools.partial(_copies, self._config.strategy.groups)
-    # A copy: one buffer must not be donated twice.
-    return lambda weights=(): self._state(init(weights), copies, jnp.array, jnp.zeros_like)
+    return lambda weights=(): _of_groups(init(weights), copies)
 
   def abstract_state(self, abstract_replica: state_lib.TrainState) -> state_lib.TrainState:
     """The abstract state of all groups, from that of one network."""
@@ -66,18 +49,7 @@ class LocalStep(sync.SyncStep):
         sharding=jax.NamedSharding(s.sharding.mesh, spec),
       )
 
-    return self._state(abstract_replica, copies, lambda s: s, lambda s: s)
-
-  def _state(self, single, copies, same, zeros):
-    """A run's state, from one network's and functions of its leaves."""
-    outer = {}
-    if self._config.strategy.outer != 'average':
-      outer = {
-        'weights': jax.tree.map(same, single.params),
-        'momentum': jax.tree.map(zeros, single.params),
-      }
-    all_groups = jax.tree.map(copies, single).replace(step=single.step)
-    return all_groups.replace(opt_state=OptState(all_groups.opt_state, outer))
+    return _of_groups(abstract_replica, copies)
 
   def wrap_shard_step(self, shard: Callable) -> Callable:
     """The step of a device's groups, one after another."""
@@ -117,18 +89,12 @@ class LocalStep(sync.SyncStep):
     update_groups = jax.vmap(update_and_stack, in_axes=(axes, 0), out_axes=(axes, 0))
     abstract_state = self.abstract_state(abstract_replica)
     replicated = mesh_lib.replicated(mesh_lib.mesh_of(abstract_replica))
-    abstract_rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
-    exchange = self._on_each_device(
-      self._exchanged, (abstract_state, abstract_rate), abstract_state
-    )
+    exchange = self._on_each_device(self._exchanged, (abstract_state,), abstract_state)
 
     def update_and_exchange(state: state_lib.TrainState, reduced: step_sums.Reduced):
-      groups, outer = state.opt_state
-      state, values = update_groups(state.replace(opt_state=groups), reduced)
-      state = state.replace(opt_state=OptState(state.opt_state, outer))
-      rate = values[0, names.index('learning_rate')]
+      state, values = update_groups(state, reduced)
       is_due = exchanges.is_due(self._config, state.step)
-      state = lax.cond(is_due, exchange, lambda state, _: state, state, rate)
+      state = lax.cond(is_due, exchange, lambda state: state, state)
       # All groups' values in one collective.
       numbers = jnp.concatenate([values, reduced.weight[:, None]], axis=1)
       *columns, weight = lax.with_sharding_constraint(numbers, replicated).T
@@ -144,44 +110,13 @@ class LocalStep(sync.SyncStep):
     )
     return lambda state: state.replace(opt_state=(), **mean(_exchanged_trees(state)))
 
-  def _exchanged(self, state, rate):
-    """One device's part of the state after an exchange at a learning rate."""
-    groups, outer = state.opt_state
+  def _exchanged(self, state):
+    """One device's part of the state after an exchange."""
     common = _exchanged_trees(state)
     if self._config.strategy.moments == 'average':
-      common['opt_state'] = groups
-    common = self._mean(common)
-    if outer:
-      common['params'], outer = self._outer_step(common['params'], outer, rate)
+      common['opt_state'] = state.opt_state
     count = len(jax.tree.leaves(state.params)[0])
-    common = jax.tree.map(functools.partial(_copies, count), common)
-    moments = OptState(common.pop('opt_state', groups), outer)
-    return state.replace(**common, opt_state=moments)
-
-  def _outer_step(self, mean, outer, rate):
-    """A step of the outer optimizer, whose gradient is the groups' mean change.
-
-    SlowMo divides the change by the learning rate, so that its momentum sums
-    gradients and falls with the rate.
-    """
-    keep = self._config.strategy.outer_momentum
-    outer_rate = self._config.strategy.outer_learning_rate
-    old, momentum = outer['weights'], outer['momentum']
-    moved = jax.tree.map(jnp.subtract, old, mean)
-    if self._config.strategy.outer == 'nesterov':
-      momentum = jax.tree.map(lambda m, g: keep * m + g, momentum, moved)
-      weights = jax.tree.map(lambda w, m, g: w - outer_rate * (keep * m + g), old, momentum, moved)
-    else:
-      inverse = jnp.where(rate > 0, 1 / rate, 0)
-      momentum = jax.tree.map(lambda m, g: keep * m + inverse.astype(g.dtype) * g, momentum, moved)
-      # At a rate of 0 the groups' steps before it would be lost.
-      weights = jax.tree.map(
-        lambda w, m, x: jnp.where(rate > 0, w - outer_rate * (rate.astype(m.dtype) * m), x),
-        old,
-        momentum,
-        mean,
-      )
-    return weights, {'weights': weights, 'momentum': momentum}
+    return state.replace(**jax.tree.map(functools.partial(_copies, count), self._mean(common)))
 
   def _mean(self, tree):
     """The mean over groups, or the maximum of integers, which count steps."""
@@ -210,6 +145,11 @@ class LocalStep(sync.SyncStep):
       out_specs=specs(result),
       check_vma=False,
     )
+
+
+def _of_groups(single, copies):
+  """The state of all groups, from one network's and a function that copies a leaf."""
+  return jax.tree.map(copies, single).replace(step=single.step)
 
 
 def _copies(count, x):

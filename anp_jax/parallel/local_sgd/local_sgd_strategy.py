@@ -31,19 +31,6 @@ class LocalSgd(sync.Sync):
       'period': keys.staircase(
         '8', "steps between exchanges; '1,8@1000 steps': 8 after 1000 steps"
       ),
-      'outer': keys.text(
-        'average',
-        'outer optimizer of the exchange; nesterov: DiLoCo, momentum: SlowMo',
-        ('average', 'nesterov', 'momentum'),
-      ),
-      'outer_learning_rate': keys.number(
-        0.7,
-        'outer learning rate of nesterov and momentum; 1 without momentum is the average',
-        above=0,
-      ),
-      'outer_momentum': keys.number(
-        0.9, 'outer momentum of nesterov and momentum', at_least=0, below=1
-      ),
       'moments': keys.text(
         'keep', "what an exchange does with a group's optimizer state", ('keep', 'average')
       ),
@@ -102,12 +89,8 @@ class LocalSgd(sync.Sync):
   def state_bytes(
     self, config: ConfigDict, workload: work.Workload, devices: int, divided: int
   ) -> float:
-    """The bytes of a state for each group, and of an outer momentum."""
-    state = super().state_bytes(config, workload, devices, divided) * self.passes(config, devices)
-    if config.strategy.outer == 'average':
-      return state
-    # Weights after the last exchange, and a momentum like them.
-    return state + 2 * workload.param_bytes / divided
+    """The bytes of a state for each group."""
+    return super().state_bytes(config, workload, devices, divided) * self.passes(config, devices)
 
   def in_steps(self, spec: Any) -> ConfigDict:
     """The config, with the starts of its periods in steps."""

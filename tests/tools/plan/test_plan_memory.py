@@ -67,12 +67,9 @@ def _state(config, devices):
 _SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (2, 8)]
 
 
-@pytest.mark.parametrize(
-  'outer, groups, devices',
-  [*(('average', *size) for size in _SIZES), ('nesterov', 4, 2), ('momentum', 2, 8)],
-)
-def test_local_holds_its_groups_and_what_is_outside_them(outer, groups, devices):
-  config = _config(strategy__name='local_sgd', strategy__groups=groups, strategy__outer=outer)
+@pytest.mark.parametrize('groups, devices', _SIZES)
+def test_local_holds_its_groups(groups, devices):
+  config = _config(strategy__name='local_sgd', strategy__groups=groups)
   count = _count(config, devices)
   # Each group's optimizer counts its steps; the planner counts the run's too.
   assert count.state == pytest.approx(_bytes_on_a_device(_state(config, devices)), abs=4 * groups)
@@ -94,10 +91,8 @@ def test_sync_holds_the_optimizers_state_and_averages(optimizer, ema):
     ({}, 2, 2),
     ({}, 1, 1),
     ({'strategy__groups': 2}, 4, 2),  # over a group's devices
-    ({'strategy__groups': 2, 'strategy__outer': 'momentum'}, 4, 2),
-    ({'strategy__groups': 2, 'strategy__outer': 'nesterov'}, 4, 2),
     ({'strategy__groups': 4}, 4, 1),  # nothing to divide over
-    ({'strategy__groups': 4, 'strategy__outer': 'nesterov'}, 2, 1),
+    ({'strategy__groups': 4}, 2, 1),
   ],
 )
 def test_parameters_are_divided_over_the_devices_of_a_group(keys, devices, parts):
