@@ -266,7 +266,6 @@ class Recorder:
       if step < self.total_steps:
         reason = preemption.REASONS.get(vote, 'a signal')
         run_dir.mark_stopped(self.workdir, step, self.total_steps, reason)
-        print(f'stopped at step {step} of {self.total_steps}; run the same command to resume')
       # Else stopped between the last save and the report.
       elif not self.is_finished or has_page and not run_page.exists(self.workdir):
         spec = self.experiment.spec

@@ -179,9 +179,17 @@ def _write_config(workdir, values):
 
 
 def mark_stopped(workdir: str, step: int, total: int, reason: str) -> None:
-  """Writes the file that tells a launcher to start this run again."""
+  """Writes the file that tells a launcher to start this run again, and says so."""
   record = {'step': step, 'total': total, 'reason': reason}
   files.write_atomic(os.path.join(workdir, MARKER), json.dumps(record))
+  print(stopped_line(workdir), flush=True)
+
+
+def stopped_line(workdir: str) -> str:
+  """Returns where and why a run has stopped; '' for one that goes on, or has ended."""
+  record = files.read_json(os.path.join(workdir, MARKER))
+  text = 'stopped at step {step} of {total} by {reason}; run the same command to resume'
+  return text.format(**record) if record else ''
 
 
 def _unwritable(workdir, error):

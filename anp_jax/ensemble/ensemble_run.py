@@ -54,9 +54,8 @@ def run(invocation: strategy_lib.Invocation) -> dict:
   run_dir.claim_workdir(workdir, config, ensemble.vocabulary)
   scores, vote = ensemble.train()
   if vote > preemption.CONTINUE:
-    step, total = ensemble.step, ensemble.total_steps
-    run_dir.mark_stopped(workdir, step, total, preemption.REASONS[vote])
-    print(f'stopped at step {step} of {total}; run the same command to resume')
+    reason = preemption.REASONS[vote]
+    run_dir.mark_stopped(workdir, ensemble.step, ensemble.total_steps, reason)
     return {}
   return _summarize(workdir, scores)
 

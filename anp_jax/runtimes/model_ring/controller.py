@@ -92,9 +92,6 @@ class RingController:
         left += schedule.total - step
     if left and reason:
       run_dir.mark_stopped(self._ring.workdir, done, done + left, reason)
-      _note(
-        f'stopped after {done} of {done + left} steps of all models; run the same command to resume'
-      )
     return _announce(self._ring, self._leaderboard)
 
   def _introduce(self):

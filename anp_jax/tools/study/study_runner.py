@@ -190,12 +190,8 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     # A run that has begun was valid: now something else is wrong.
     has_begun = os.path.exists(os.path.join(workdir, telemetry.METRICS))
     return error if has_begun else Refusal(error)
-  stopped = files.read_json(os.path.join(workdir, workdir_lib.MARKER))
-  if stopped:
-    return (
-      f'stopped at step {stopped["step"]} of {stopped["total"]} by '
-      f'{stopped["reason"]}; run the same command to resume'
-    )
+  if stopped := workdir_lib.stopped_line(workdir):
+    return stopped
   config = _as_saved(study.config(cell))
   write_record(study, cell, {'config': config, 'cores': cores})
   return ''
