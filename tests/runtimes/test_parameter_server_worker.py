@@ -209,6 +209,11 @@ def test_a_gradient_that_would_be_dropped_is_not_sent(config, answer):
   assert requests == [('check', 5), *sending]
 
 
+def test_the_mean_of_staleness_counts_the_stalest_as_they_are():
+  values = log_lib.staleness_metrics([20, 0, 2, 15, 0])
+  assert values == {'staleness': 37 / 5, 'staleness_0': 2, 'staleness_2': 1, 'staleness_15': 2}
+
+
 def test_log_is_taken_back_to_a_version(tmp_path):
   folder = str(tmp_path)
   contribution = {'ticket': [0, 0], 'worker': 'a', 'reads': [0], 'weight': 1.0}

@@ -9,6 +9,7 @@ simulated, from the run's start to the update.
 """
 
 import collections
+from collections.abc import Sequence
 import json
 import os
 from typing import Any
@@ -20,7 +21,7 @@ from anp_jax.system import files
 
 NAME = 'server.jsonl'
 # The last bin of a histogram of staleness: staler updates are counted together.
-STALEST = 15
+_STALEST = 15
 
 
 class UpdateLog:
@@ -128,6 +129,13 @@ def last_reads(updates: list[list[dict]], version: int) -> dict[int, int]:
     for contribution in contributions
     for read in contribution['reads']
   }
+
+
+def staleness_metrics(staleness: Sequence[int]) -> dict[str, float]:
+  """Returns the metrics of some gradients' staleness: its mean, and how many had which."""
+  counts = collections.Counter(min(n, _STALEST) for n in staleness)
+  histogram = {f'staleness_{n}': counts[n] for n in sorted(counts)}
+  return {'staleness': sum(staleness) / len(staleness), **histogram}
 
 
 def staleness(records: list[dict]) -> collections.Counter:

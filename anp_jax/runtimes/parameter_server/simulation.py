@@ -114,9 +114,7 @@ class Simulation:
       recent = [self._updates[n].staleness for n in range(self._counted, step)]
       self._counted = step
       self._updates = {n: u for n, u in self._updates.items() if n >= step - 1}
-    counts = np.bincount(np.minimum(recent, log_lib.STALEST))
-    histogram = {f'staleness_{n}': float(c) for n, c in enumerate(counts) if c}
-    return values | {'staleness': float(np.mean(recent))} | histogram
+    return values | log_lib.staleness_metrics(recent)
 
   def describe(self) -> str:
     """Returns what is simulated, in one line."""

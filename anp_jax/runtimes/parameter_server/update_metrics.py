@@ -25,7 +25,7 @@ class UpdateMetrics:
       setup.config, setup.source.name, setup.config.batch_size
     )
     self._waited = self._bytes = 0.0
-    self._staleness: collections.Counter = collections.Counter()
+    self._staleness: list[int] = []  # of the gradients since the last line
 
   def clock(self) -> float:
     """Returns the time of the update that is being logged; else the present."""
@@ -60,8 +60,7 @@ class UpdateMetrics:
     for contribution in contributions:
       self._waited += contribution['values']['waited']
       self._bytes += contribution['values']['bytes']
-      staleness = version - contribution['reads'][0]
-      self._staleness[min(staleness, log_lib.STALEST)] += 1
+      self._staleness.append(version - contribution['reads'][0])
     self._damage.add_step(sum(c['values']['damaged'] for c in contributions))
 
   def _means(self, version, contributions):
@@ -69,13 +68,11 @@ class UpdateMetrics:
     names = step_lib.metric_names(self._setup.spec.objective)
     sums = names[: names.index('grad_norm')]
     norms = [c['values']['grad_norm'] for c in contributions]
-    staleness, count = self._staleness, self._staleness.total()
     return {
       **{name: sum(c['values'][name] for c in contributions) / weight for name in sums},
       'grad_norm': sum(norms) / len(norms),
       'learning_rate': float(self._setup.schedule(version)),
       'damaged': self._damage.damaged,
-      'staleness': sum(s * n for s, n in staleness.items()) / count,
-      **{f'staleness_{s}': staleness[s] for s in sorted(staleness)},
-      'megabytes_per_update': self._bytes / 1e6 / count * len(contributions),
+      **log_lib.staleness_metrics(self._staleness),
+      'megabytes_per_update': self._bytes / 1e6 / len(self._staleness) * len(contributions),
     }
