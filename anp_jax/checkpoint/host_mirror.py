@@ -76,10 +76,6 @@ class HostMirror:
     self._first_step_at = 0.0
     self._copy: Callable | None = jax.jit(self._copies)  # None: there is no memory
 
-  def steps(self) -> list[int]:
-    """Returns the steps that this process has copies of, the newest first."""
-    return sorted((slot.step for slot in self._slots if slot.step >= 0), reverse=True)
-
   def restore(self, accept: Callable[[int], bool]) -> tuple[Any, int] | None:
     """Returns the newest state whose parts the processes have together.
 

@@ -69,6 +69,11 @@ def _kept(devices=1, divided=False, steps=(7,)):
   return mirror, abstract, values
 
 
+def _steps(mirror):
+  """The steps of a mirror's copies, the newest first."""
+  return sorted((slot.step for slot in mirror._slots if slot.step >= 0), reverse=True)
+
+
 def _assert_equal(state, values):
   for name, value in values.items():
     np.testing.assert_array_equal(np.asarray(state[name]), value, name)
@@ -79,7 +84,7 @@ def _assert_equal(state, values):
 def test_a_state_is_restored_by_the_next_program(descriptors, devices, divided):
   _, abstract, values = _kept(devices, divided)
   again = host_mirror.HostMirror(abstract, _Processes(descriptors=descriptors), every=1)
-  assert again.steps() == [7]
+  assert _steps(again) == [7]
   state, step = again.restore(lambda step: True)
   assert step == 7
   _assert_equal(state, values)
@@ -96,7 +101,7 @@ def test_on_other_devices(descriptors):
 @pytest.mark.parametrize('divided, steps', [(False, [9]), (True, [9, 8])])
 def test_the_newest_is_kept_and_of_a_divided_state_the_one_before(divided, steps):
   mirror, *_ = _kept(2, divided, steps=(7, 8, 9))
-  assert mirror.steps() == steps
+  assert _steps(mirror) == steps
 
 
 def test_memory_holds_one_state(descriptors):
@@ -110,7 +115,7 @@ def test_memory_holds_one_state(descriptors):
 def test_without_memory_nothing_is_copied(monkeypatch, capsys):
   monkeypatch.setattr(host_mirror.host_memory, 'available', lambda: 1)
   mirror, *_ = _kept(2, steps=(7, 8))
-  assert mirror.steps() == []
+  assert _steps(mirror) == []
   text = capsys.readouterr().out
   assert text.count('the state is not copied to memory: ') == 1
   assert text.endswith(' MB are needed, and 0 MB are left; a checkpoint replaces it\n')
@@ -145,8 +150,8 @@ def test_a_copy_costs_a_hundredth_of_the_time(monkeypatch):
   for step in range(1, 10):
     mirror.keep_if_due(step, lambda: state)
   assert mirror._every == 10**6
-  assert mirror.steps() == [5]
+  assert _steps(mirror) == [5]
   mirror.keep_if_due(10**6 - 1, lambda: state)
   mirror.keep_if_due(10**6, lambda: state)
   mirror.wait()
-  assert mirror.steps() == [10**6]
+  assert _steps(mirror) == [10**6]
