@@ -92,7 +92,7 @@ def _same(old, new, name):
   [
     (_FLAX, {'strategy__name': 'sync'}),
     (_OURS, {'strategy__name': 'invariant', 'strategy__threads': 8}),
-    (_OURS, {'strategy__name': 'local_sgd', 'strategy__period': 2, 'strategy__outer': 'nesterov'}),
+    (_OURS, {'strategy__name': 'local_sgd', 'strategy__period': 2}),
     (_FLAX, {'sharding': (('.*', 'fsdp'),), 'accumulate': 2}),
     (
       _OURS,
