@@ -25,7 +25,7 @@ if [ "${SMALL:-}" ]; then
 fi
 config="--config=configs/resnet_anp.py$recipe"
 images="--config.data.source=synthetic --config.batch_size=${batches#*,}"
-slow='((0,5.0),),((0,3.0),(1,3.0),(2,3.0),(3,3.0))'
+slow='(),((0,5.0),),((0,3.0),(1,3.0),(2,3.0),(3,3.0))'
 often="--config.eval.every=$((examples / 8))examples --config.checkpoint.every=${examples}examples"
 
 parts() {
@@ -40,7 +40,7 @@ ensemble scripts.bench.ensemble $members
 plan anp_jax.tools.plan $config $images --measure --measure_batches=$batches
 benchmark anp_jax $config $images --mode=benchmark --workdir=$out/benchmark
 portability anp_jax.tools.portability $config $images --target=$target
-methods anp_jax.tools.study strategies $digits --workdir=$out/methods --seeds=$seeds --workers=8 --strategies=configs/methods_mnist.toml --simulate=step_seconds=1,spread=0.2 --vary=strategy.simulate.slow=(),$slow --target_accuracy=0.98 --config.duration=${examples}examples $often --config.eval.examples=False --config.log.tensorboard=False
+methods anp_jax.tools.study strategies $digits --workdir=$out/methods --seeds=$seeds --workers=8 --strategies=configs/methods_mnist.toml --simulate=step_seconds=1,spread=0.2 --vary=strategy.simulate.slow=$slow --target_accuracy=0.98 --config.duration=${examples}examples $often --config.eval.examples=False --config.log.tensorboard=False
 END
 }
 

@@ -91,8 +91,7 @@ def resolved(
   rules.check_together(values)
   strategy = strategy_lib.by_name(values[_NAME])
   strategy.check(values)
-  has_one_loop = strategy.steps_together or values.get(simulation_keys.WORKERS)
-  if values['ensemble.seeds'] and not has_one_loop:
+  if values['ensemble.seeds'] and not simulation_keys.has_one_loop(strategy, values):
     raise errors.ConfigError(
       f"config.ensemble.seeds={values['ensemble.seeds']!r}: expected '' with "
       f'{_NAME}={strategy.name}, which has no single loop of steps'

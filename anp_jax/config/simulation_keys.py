@@ -1,5 +1,6 @@
 """The keys of config.strategy.simulate, for strategies that can be simulated."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -23,6 +24,16 @@ KEYS = {
 def seconds(help: str) -> keys.Key:
   """Returns the key of a simulated time in seconds, 0 by default."""
   return keys.number(0, help, at_least=0, **_SIMULATED)
+
+
+def has_one_loop(strategy: Any, values: Mapping) -> bool:
+  """Returns whether a process makes all steps of a run in the loop of `train`.
+
+  Args:
+    strategy: strategy of the run.
+    values: config values by dotted key.
+  """
+  return strategy.steps_together or bool(values.get(WORKERS))
 
 
 def check(values: dict, groups: int = 1) -> None:

@@ -1,6 +1,7 @@
 """Members of an ensemble are the runs that ordinary commands make."""
 
 import json
+import math
 import os
 import signal
 
@@ -88,8 +89,9 @@ _slow = pytest.mark.slow
 
 @_slow
 @pytest.mark.parametrize('devices', [1, 2, 4, 8])
-def test_a_member_has_the_bits_of_its_run_alone(tmp_path, alone, devices):
-  """On a CPU, and however many devices the members divide over."""
+def test_a_member_has_the_bits_of_its_run_alone(tmp_path, alone, devices, monkeypatch):
+  """On a CPU, however many steps are made in a row, and devices the members divide over."""
+  monkeypatch.setattr(lane, '_TURN', math.inf)
   _train(_config(**{'ensemble.seeds': '0:3'}), tmp_path, devices)
   for seed in range(3):
     member, run = tmp_path / f'seed{seed}', alone / f'seed{seed}'
@@ -134,6 +136,22 @@ def test_members_of_simulated_workers(tmp_path):
       _saved(alone),
     )
     assert (alone / 'server.jsonl').read_text() == (at_once / 'server.jsonl').read_text()
+
+
+@_slow
+def test_a_step_of_one_member_copies_no_version(tmp_path):
+  """With an axis of one member, XLA on a CPU copied the versions that workers still read."""
+  keys = {'strategy.name': 'parameter_server', 'strategy.simulate.workers': 16, 'batch_size': 16}
+  config = config_lib.replaced(builders.load('configs/lenet.py'), keys)
+  opened = experiment.open(config, jax.devices()[:1])
+  examples = device_examples.load(config, opened.source)
+  device, state = lane.Device(opened, [config], examples), opened.new_state()[0]
+  simulation = strategy_lib.find(config).simulation(opened.spec, str(tmp_path), 0)
+  draws = device_examples.Drawing(config, opened.source, simulation).steps(0, 1)
+  batch = device_examples.batch(config, examples, device_examples.Draws(*(x[0] for x in draws)))
+  step = device._one.lower(state, device.numbers([config]), batch).compile()
+  versions = sum(x.nbytes for x in jax.tree.leaves(state.opt_state.versions))
+  assert step.memory_analysis().temp_size_in_bytes < versions / 2
 
 
 @_slow

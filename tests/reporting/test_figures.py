@@ -12,7 +12,7 @@ from anp_jax.predict import sheet
 from anp_jax.reporting.analysis import analysis_results as results_lib, figures, pictures
 from anp_jax.reporting.run_page import curves
 from anp_jax.system import drawing
-from anp_jax.tools.study import grid, named, plots, study_results
+from anp_jax.tools.study import grid, named_strategies, plots, study_results
 from tests import figure_text
 
 
@@ -198,7 +198,7 @@ def test_the_sheet_of_examples_has_the_wrong_ones_in_rows_of_their_own(tmp_path)
 
 
 def _points(strategies, nodes, devices, rate, **more):
-  entries = [named.Strategy(name, name) for name in strategies]
+  entries = [named_strategies.NamedStrategy(name, name) for name in strategies]
   cells = grid.expand(entries, nodes, devices, (0, 1))
   steps = np.arange(1, 4)
   runs = {

@@ -11,7 +11,7 @@ from anp_jax.config import saved_run, strategy as strategy_lib, trust
 from anp_jax.reporting import run_page, telemetry
 from anp_jax.reporting.run_page import run_tables
 from anp_jax.system import files
-from anp_jax.tools.study import axes, named
+from anp_jax.tools.study import axes, named_strategies
 from anp_jax.training import metric_labels
 
 _CONFIG, _LABELS = 'config.json', 'labels.json'  # in a workdir
@@ -60,7 +60,7 @@ def find(paths: list[str]) -> list[Run]:
     ConfigError: naming the path that leads to no run, or the file that cannot
       be read.
   """
-  for baseline in named.BASELINES.values():  # ours, though a file names it by its class
+  for baseline in named_strategies.BASELINES.values():  # ours, though a file names it by its class
     trust.allow({'strategy.name': baseline})
   by_path: dict[str, str] = {}
   for path in paths:

@@ -42,7 +42,7 @@ from anp_jax.tools.study import (
   emulate,
   grid,
   local,
-  named,
+  named_strategies,
   scaling,
   simulate,
   slurm,
@@ -123,7 +123,9 @@ def _study(flags, overrides):
   """
   _check_flags(flags, overrides)
   emulated, simulated = flags.emulate is not None, flags.simulate is not None
-  strategies = named.parse(flags.strategies or (simulate.STRATEGIES if simulated else _STRATEGIES))
+  strategies = named_strategies.parse(
+    flags.strategies or (simulate.STRATEGIES if simulated else _STRATEGIES)
+  )
   overrides = emulate.overrides(flags.emulate, overrides)
   names = tuple(dict.fromkeys(strategy.name for strategy in strategies))
   overrides = simulate.overrides(flags.simulate, overrides, names)
@@ -137,7 +139,7 @@ def _study(flags, overrides):
   plan = tune.parse(flags, names, used, of_flags, seeds)
   set_by = {key: f'--config.{key}' for key in overrides} | of_flags
   set_by |= {axis.key: axis.flag for axis in varied + (plan.axes if plan else ())}
-  named.check_unset(strategies, set_by)
+  named_strategies.check_unset(strategies, set_by)
   models = _models(flags, overrides, strategies)
 
   def combinations(strategy, nodes):
@@ -171,7 +173,7 @@ def _study(flags, overrides):
 
 
 def _models(
-  flags, overrides: dict[str, str], strategies: Iterable[named.Strategy]
+  flags, overrides: dict[str, str], strategies: Iterable[named_strategies.NamedStrategy]
 ) -> list[axes.Varied]:
   """What differs in each model, where a strategy of the study trains many; [] otherwise."""
   for entry in strategies:

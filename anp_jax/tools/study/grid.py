@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 
-from anp_jax.tools.study import axes, named
+from anp_jax.tools.study import axes, named_strategies
 
 RATE = 'optimizer.learning_rate'
 WORKERS = 'strategy.simulate.workers'
@@ -98,11 +98,11 @@ class Cell:
 
 
 def expand(
-  strategies: Iterable[named.Strategy],
+  strategies: Iterable[named_strategies.NamedStrategy],
   nodes: Iterable[int],
   devices: Iterable[int],
   seeds: Iterable[int],
-  varied: Callable[[named.Strategy, int], list[axes.Varied]] = lambda *_: [()],
+  varied: Callable[[named_strategies.NamedStrategy, int], list[axes.Varied]] = lambda *_: [()],
 ) -> list[Cell]:
   """Returns every combination: whole grids seed by seed, small cells first.
 
@@ -116,7 +116,7 @@ def expand(
   further = {(s, n): varied(s, n) for s in strategies for n in nodes}
   every = itertools.product(seeds, nodes, devices, strategies)
   return [
-    Cell(s.name, n, d, seed, keys, title=s.label * (s.label != s.name), settings=s.settings)
+    Cell(s.name, n, d, seed, keys, title='' if s.label == s.name else s.label, settings=s.settings)
     for seed, n, d, s in every
     for keys in further[s, n]
   ]

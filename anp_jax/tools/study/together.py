@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, members, strategy as strategy_lib, trust
+from anp_jax.config import command_line, members, simulation_keys, strategy as strategy_lib, trust
 from anp_jax.reporting import telemetry
 from anp_jax.tools.study import grid, study_runner
 
@@ -50,8 +50,8 @@ def _program(study, cell):
     return cell
   # As `ensemble` takes them; one that is refused there runs alone.
   is_moved = config.data.augment in ('none', 'pad')
-  has_one_loop = cell.simulated or strategy_lib.find(config).steps_together
-  if not is_moved or not has_one_loop:
+  values = config_lib.flat(config)
+  if not is_moved or not simulation_keys.has_one_loop(strategy_lib.find(config), values):
     return cell
   return members.program_key(config)
 

@@ -16,7 +16,7 @@ from anp_jax.tools.compare import (
   comparison_tables,
   runs as runs_lib,
 )
-from anp_jax.tools.study import named
+from anp_jax.tools.study import named_strategies
 from tests import builders, figure_text
 
 _EVIL = '<script>alert("x")</script>'
@@ -159,7 +159,7 @@ def test_pairs_and_plain_classes_are_not_compared(tmp_path, no_figure):
   assert 'different classes' in (tmp_path / 'page.html').read_text()
 
 
-@pytest.mark.parametrize('strategy', ['model_ring', named.BASELINES['independent']])
+@pytest.mark.parametrize('strategy', ['model_ring', named_strategies.BASELINES['independent']])
 def test_each_model_of_a_ring_is_a_run(tmp_path, strategy):
   models = ['seed=5; optimizer.learning_rate=0.25', 'batch_size=64']
   ring = {'strategy.name': strategy, 'strategy.models': models}

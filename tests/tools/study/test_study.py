@@ -15,7 +15,7 @@ from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
   local,
-  named,
+  named_strategies,
   slurm,
   study_runner,
   traffic,
@@ -325,7 +325,7 @@ def slurm_programs(tmp_path, monkeypatch):
 
 def test_slurm_jobs(tmp_path, slurm_programs):
   study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
-  cells = grid.expand(named.parse('sync'), (1, 2), (4,), (0,))
+  cells = grid.expand(named_strategies.parse('sync'), (1, 2), (4,), (0,))
   ends = {}
   options = ['--gpus-per-node={devices}', '--exclusive']
   slurm.run(study, cells, lambda c: None, ends.__setitem__, options, poll=0)

@@ -6,7 +6,15 @@ import shutil
 import numpy as np
 import pytest
 
-from anp_jax.tools.study import emulate, grid, local, named, study_page, study_results, study_runner
+from anp_jax.tools.study import (
+  emulate,
+  grid,
+  local,
+  named_strategies,
+  study_page,
+  study_results,
+  study_runner,
+)
 
 
 def test_the_keys_reach_the_config():
@@ -45,7 +53,7 @@ def test_emulated_processes_share_the_cores_with_a_thread_each():
 
 @pytest.mark.slow
 def test_the_page_says_emulated_and_no_accuracy(tmp_path):
-  cells = grid.expand(named.parse('sync'), (1, 16), (1,), (0,))
+  cells = grid.expand(named_strategies.parse('sync'), (1, 16), (1,), (0,))
   runs = {
     cell: study_results.Run(
       100.0 * cell.nodes, np.array([4]), np.array([40]), np.array([1.0]), np.array([0.5])

@@ -1,7 +1,7 @@
 """Tests of study: its cells, and the flags that ask for them."""
 
 from anp_jax.tools import flag_values
-from anp_jax.tools.study import __main__ as study_main, grid, named, study_runner
+from anp_jax.tools.study import __main__ as study_main, grid, named_strategies, study_runner
 
 _TINY = 'configs/resnet_anp.py:tiny'
 
@@ -15,7 +15,7 @@ def _command(folder, *more):
 
 
 def test_grid_is_every_combination_seed_by_seed():
-  cells = grid.expand(named.parse('sync,local_sgd'), (1, 4), (2,), (7, 8))
+  cells = grid.expand(named_strategies.parse('sync,local_sgd'), (1, 4), (2,), (7, 8))
   assert [(c.seed, c.nodes, c.devices, c.strategy) for c in cells] == [
     (7, 1, 2, 'sync'),
     (7, 1, 2, 'local_sgd'),

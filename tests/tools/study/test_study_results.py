@@ -8,7 +8,7 @@ import pytest
 from anp_jax.reporting import summaries
 from anp_jax.tools.study import (
   grid,
-  named,
+  named_strategies,
   plots,
   scores as score_table,
   study_results,
@@ -105,7 +105,7 @@ def test_speed_ups_are_of_the_same_strategy_and_seed():
   rates = {(*key, seed): r for key, values in seeds.items() for seed, r in enumerate(values)}
   runs = {grid.Cell(*key): _run(rate) for key, rate in rates.items()}
   lost = _cell('local_sgd', 1, 1)
-  cells = grid.expand(named.parse('sync,local_sgd'), (1, 4), (1, 2), (0, 1))
+  cells = grid.expand(named_strategies.parse('sync,local_sgd'), (1, 4), (1, 2), (0, 1))
   results_by_name = {
     (p.strategy, p.nodes, p.devices): p for p in study_results.points(cells, runs, {lost: 'lost'})
   }
@@ -161,7 +161,7 @@ def test_spread():
 
 
 def _points(**more):
-  cells = grid.expand(named.parse('sync'), (1, 2), (1, 2), (0, 1))
+  cells = grid.expand(named_strategies.parse('sync'), (1, 2), (1, 2), (0, 1))
   runs = {
     c: _run(100.0 * c.workers + c.seed, (0.2, 0.4 + 0.4 * c.seed), crowded=c.workers > 2, **more)
     for c in cells

@@ -3,7 +3,7 @@
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.tools.study import grid, named, scaling, study_results, study_runner
+from anp_jax.tools.study import grid, named_strategies, scaling, study_results, study_runner
 
 _LENET = 'configs/lenet.py'
 
@@ -42,7 +42,7 @@ def test_a_batch_for_each_worker(cell, size):
 
 
 def test_cells_that_agree_are_one():
-  cells = grid.expand(named.parse('sync,parameter_server'), (1, 4), (1,), (0,))
+  cells = grid.expand(named_strategies.parse('sync,parameter_server'), (1, 4), (1,), (0,))
   names = [c.name for c in scaling.cells(_study().config, cells, ('strong', 'weak'))]
   assert names == [
     'sync-1x1-seed0',
@@ -56,7 +56,9 @@ def test_cells_that_agree_are_one():
 
 def test_weak_and_strong_have_rows_of_their_own():
   cells = scaling.cells(
-    _study().config, grid.expand(named.parse('sync'), (4,), (1,), (0,)), ('strong', 'weak')
+    _study().config,
+    grid.expand(named_strategies.parse('sync'), (4,), (1,), (0,)),
+    ('strong', 'weak'),
   )
   points = study_results.points(cells, {}, {})
   assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]

@@ -12,7 +12,7 @@ from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
   local,
-  named,
+  named_strategies,
   plots,
   scores,
   simulate,
@@ -36,7 +36,9 @@ def _study(folder='folder', **typed):
 
 def test_cells_of_simulated_workers():
   study = _study()
-  cells = grid.expand(named.parse('invariant,local_sgd,parameter_server'), (1, 16), (1,), (0,))
+  cells = grid.expand(
+    named_strategies.parse('invariant,local_sgd,parameter_server'), (1, 16), (1,), (0,)
+  )
   names = [cell.name for cell in simulate.cells(study, cells)]
   # What simulates nobody trains alike for any number of workers.
   assert names == [

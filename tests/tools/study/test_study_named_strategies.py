@@ -6,7 +6,7 @@ import pytest
 from anp_jax.tools.study import (
   __main__ as study_main,
   grid,
-  named,
+  named_strategies,
   plots,
   scores,
   study_results,
@@ -35,7 +35,7 @@ def methods(tmp_path):
 
 
 def test_each_strategy_of_a_file_trains_with_its_settings(methods):
-  strategies = named.parse(f'invariant, {methods}, independent')
+  strategies = named_strategies.parse(f'invariant, {methods}, independent')
   assert [(s.label, s.name) for s in strategies] == [
     ('invariant', 'invariant'),
     ('sync', 'sync'),

@@ -23,7 +23,7 @@ _NAME = 'strategy.name'
 
 
 @dataclasses.dataclass(frozen=True)
-class Strategy:
+class NamedStrategy:
   """A strategy of a study.
 
   Attributes:
@@ -37,29 +37,29 @@ class Strategy:
   settings: tuple[tuple[str, str], ...] = ()
 
 
-def parse(text: str) -> tuple[Strategy, ...]:
+def parse(text: str) -> tuple[NamedStrategy, ...]:
   """Returns the strategies of a list such as 'sync,methods.toml', in its order, each once.
 
   Raises:
     ConfigError: for an unknown name, with those there are, and for a file that cannot be read,
       an unknown key, with the nearest, or a value that its key does not take.
   """
-  strategies: list[Strategy] = []
+  strategies: list[NamedStrategy] = []
   for name in map(str.strip, text.split(',')):
     if name.endswith('.toml'):
       strategies += _read(name)
     else:
       if ':' not in name:  # package.module:Class is a user's own
         flag_values.check_choice(f'--strategies={name}', name, _CHOICES)
-      strategies.append(Strategy(name, BASELINES.get(name, name)))
-  by_label: dict[str, Strategy] = {}
+      strategies.append(NamedStrategy(name, BASELINES.get(name, name)))
+  by_label: dict[str, NamedStrategy] = {}
   for strategy in strategies:
     if by_label.setdefault(strategy.label, strategy) != strategy:
       raise config_lib.ConfigError(f'--strategies={text}: two strategies named {strategy.label}')
   return tuple(by_label.values())
 
 
-def check_unset(strategies: Iterable[Strategy], flags: Mapping[str, str]) -> None:
+def check_unset(strategies: Iterable[NamedStrategy], flags: Mapping[str, str]) -> None:
   """Raises ConfigError for a setting of a key that a flag sets, too.
 
   Args:
@@ -99,7 +99,7 @@ def _strategy(path, label, table):
     text = value if isinstance(value, str) else repr(value)
     keys[key].validate(key, keys[key].parse(key, text))
     texts.append((key, text))
-  return Strategy(label, name, tuple(texts))
+  return NamedStrategy(label, name, tuple(texts))
 
 
 def _flat(table, prefix=''):
