@@ -193,6 +193,7 @@ class CoordinatorClient:
           number=go.pop('number'),
           rank=go['rank'],
           addresses=addresses,
+          sizes=tuple(go.pop('sizes')) or self._generation.sizes,
           started_at=go.pop('started_at'),
         )
         self.start = Start(**{**go, 'hosts': tuple(go['hosts'])})
@@ -265,6 +266,8 @@ class CoordinatorClient:
     elif 'ping' in message:
       # Also while the main thread starts JAX, which may take a minute.
       self._connection.send({'pong': 0})
+    elif 'sizes' in message:
+      self._generation = self._generation._replace(sizes=tuple(message['sizes']))
     elif 'stacks' in message:
       termination.print_stacks()
     elif 'stop' in message or 'pause' in message:

@@ -224,6 +224,8 @@ class Coordinator:
         self._fail(member, *value)
       elif kind == 'sizes':
         self._members.sizes = value
+        for rank in self._members.spares():  # one of them may be the next coordinator
+          self._send_to(rank, {'sizes': value})
         self._regrouping.grow_if_useful()
       elif kind == 'told':
         self._regrouping.tell(member.index)

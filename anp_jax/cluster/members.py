@@ -214,7 +214,7 @@ class Members(dict[int, Member]):
 
   def start_of(self, member: Member) -> dict:
     """What a process is sent for its start: port, hosts, ranks and its own devices."""
-    start = {**self._start, 'rank': member.index, 'addresses': self.addresses}
+    start = {**self._start, 'rank': member.index, 'addresses': self.addresses, 'sizes': self.sizes}
     start |= {'number': self._generation.number, 'started_at': self._generation.started_at}
     return start | ({'devices': member.info['devices']} if member.index in self.ranks else {})
 

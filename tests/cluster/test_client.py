@@ -22,6 +22,7 @@ _GO = {
     'ranks': [0, 1],
     'rank': 1,
     'addresses': {},
+    'sizes': [],
     'number': 0,
     'started_at': 1.5e9,
   }

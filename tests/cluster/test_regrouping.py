@@ -115,6 +115,22 @@ def test_a_newcomer_pauses_a_run_that_it_makes_larger():
   assert orders.get(timeout=coordinating.SOON) == (0, 'pause')
 
 
+@pytest.mark.parametrize('comes_before', [True, False])
+def test_a_spare_knows_over_how_many_processes_the_batch_divides(comes_before):
+  # It may coordinate the next generation, or train in it.
+  run = _started(2)
+  spare = threading.Thread(target=run._join, args=(4, {'count': 9}), daemon=True)
+  steps = [spare.start, lambda: run.clients[0].set_sizes([1, 2, 4])]
+  conditions = [lambda: 4 in run.coordinator._members, lambda: run.coordinator._members.sizes]
+  for step, condition in [*zip(steps, conditions)][:: 1 if comes_before else -1]:
+    step()
+    coordinating.wait(condition)
+  for member in run.coordinator._members.values():
+    member.left = True  # nobody is told by a coordinator that is dead
+  run.close_connections()
+  assert run.next_generations(3)[4].sizes == (1, 2, 4)
+
+
 def _generation(*ranks, lost=(), sizes=()):
   addresses = {rank: _ADDRESSES[rank] for rank in ranks}
   return generation.Generation(1, addresses=addresses, lost=dict.fromkeys(lost, ''), sizes=sizes)
