@@ -50,11 +50,11 @@ _BUDGET = {
   'anp_jax/reporting': 2_220,
   'anp_jax/runtimes': 5_840,
   'anp_jax/system': 2_510,
-  'anp_jax/tools': 6_020,
+  'anp_jax/tools': 6_110,
   'anp_jax/training': 1_130,
   'core': 31_000,
   'scripts': 3_010,
-  'tests': 40_180,
+  'tests': 40_270,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

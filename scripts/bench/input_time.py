@@ -17,7 +17,6 @@ import io
 import os
 import statistics
 import tempfile
-import time
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -25,6 +24,7 @@ from PIL import Image, ImageOps
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, batch_reader, corruption, decode_linear, pipeline
 from anp_jax.data.prepare import examine
+from anp_jax.tools import input_cost
 from scripts.bench import _common, input as input_bench
 
 
@@ -42,7 +42,8 @@ def main():
       seconds = {contestant: [] for contestant in contestants}
       for _ in range(flags.rounds):
         for contestant, batches in contestants.items():
-          seconds[contestant].append(_processor_time(batches, flags.seconds))
+          taken = input_cost.processor_time(lambda stream=batches: next(stream), flags.seconds)
+          seconds[contestant].append(taken / input_bench.BATCH)
       for contestant, values in seconds.items():
         of_limit = statistics.median(a / b for a, b in zip(seconds['decode and crop'], values))
         key = f'{name}: {contestant}'
@@ -64,25 +65,6 @@ def main():
       )
     rows.append((f'assembly, {name} not decoded', '', f'{rate:.0f} a process', ''))
   _common.show('training input, processor time', rows, ratios)
-
-
-def _processor_time(batches, seconds):
-  """Seconds per image of a stream, whose threads are idle before and after."""
-  next(batches)
-  _settle()
-  begin, start, count = time.process_time(), time.perf_counter(), 0
-  while time.perf_counter() - start < seconds:
-    next(batches)
-    count += input_bench.BATCH
-  _settle()  # what was taken is read ahead again
-  return (time.process_time() - begin) / count
-
-
-def _settle():
-  before = -1.0
-  while time.process_time() - before > 0.01:
-    before = time.process_time()
-    time.sleep(0.2)
 
 
 def _trees(photographs, folder):

@@ -1,6 +1,6 @@
 """Host batches: the rows a process owns of the global batch of each step."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent import futures
 
 import numpy as np
@@ -12,7 +12,7 @@ from anp_jax.system import cores
 
 def batches(
   source: sources.Source, plan: batch_plan.BatchPlan, registry: corruption.Registry | None = None
-) -> Iterator[dict]:
+) -> Generator[dict, None, None]:
   """The batches of a process, from plan.start on.
 
   Args:

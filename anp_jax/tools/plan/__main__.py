@@ -86,7 +86,8 @@ def _flags(arguments):
   scaling = f'{", ".join(sizes.SCALINGS)}: constant or growing batch; auto: constant as far as it'
   add('--scaling', default='auto', help=f'{scaling} divides (default: %(default)s)')
   add('--images_per_device', type=int, default=0, help='batch size per device for weak scaling')
-  add('--input_rate', type=float, default=0, help="images/s that a node's host reads")
+  rate = "images/s that a node's host decodes; measured: times the config's input here"
+  add('--input_rate', default='0', help=f'{rate} (default: by its cores)')
   add('--jitter', type=float, help="standard deviation of a step's time over its mean")
   add('--examples', type=int, default=0, help='images per epoch')
   add('--classes', type=int, default=0, help='number of classes of data that is absent')

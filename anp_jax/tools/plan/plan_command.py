@@ -1,16 +1,19 @@
 """Plans what the flags ask for."""
 
 import argparse
+import dataclasses
 import json
 import math
 import os
+import re
 
 import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, outputs, strategy as strategy_lib
+from anp_jax.data import sources
 from anp_jax.system import compute_dtype, files, progress
-from anp_jax.tools import flag_values
+from anp_jax.tools import flag_values, input_cost
 from anp_jax.tools.plan import (
   machines as machines_lib,
   plan_goodput,
@@ -24,10 +27,10 @@ from anp_jax.tools.plan import (
 )
 
 _NUMBERS = (
-  'images_per_device input_rate examples classes jitter target_hours budget_devices mtbf repair '
+  'images_per_device examples classes jitter target_hours budget_devices mtbf repair '
   'restart_seconds elastic_seconds'
 ).split()
-_FSDP = 'fsdp'
+_FSDP, _MEASURED = 'fsdp', 'measured'
 _SERVERS = tuple(f'parameter_server:{mode}' for mode in ('async', 'rennala', 'synchronous'))
 # What a target is looked for with, where no flag says it.
 _TARGET_DEVICES = 'a100-80,h100,h200,b200'
@@ -48,7 +51,7 @@ def run(
     ConfigError: for whatever is wrong with the flags or the config.
   """
   _complete(flags)
-  request = _request(flags)
+  _check_values(flags)
   if flags.target_hours or flags.budget_devices:
     _complete_target(flags)
   configs = _configs(flags, overrides)
@@ -57,6 +60,7 @@ def run(
     configs = {n: compute_dtype.decide(c, '') for n, c in configs.items()}
   first = next(iter(configs.values()))
   cost = workload_lib.count(first, flags.examples, flags.classes)
+  request, input_speed = _request(flags, first)
   machines = machines_lib.from_flags(known_tables, flags, configs, cost)
   plans = {}
   for machine in machines:
@@ -83,8 +87,10 @@ def run(
       )
   print(
     f'{cost.image_flops / 1e9:.3g} GFLOP an image, {cost.parameters:,} '
-    f'parameters, {cost.examples:,} images an epoch\n'
+    f'parameters, {cost.examples:,} images an epoch'
   )
+  host_cores = machines[0].device.host_cores * flags.devices_per_node
+  print(f'input: {input_speed}; {host_cores:g} cores a node\n')
   result = {
     'devices': [m.device.name for m in machines],
     'link': flags.link,
@@ -148,7 +154,8 @@ def _complete(flags):
     flags.devices_per_node = 8
 
 
-def _request(flags) -> points_lib.Request:
+def _check_values(flags):
+  """Refuses values that no plan takes, and files that cannot be written."""
   for name, choices in (('scaling', sizes.SCALINGS), ('software', published_rates.SOFTWARE)):
     value = getattr(flags, name)
     flag_values.check_choice(f'--{name}={value!r}', value, choices)
@@ -168,7 +175,28 @@ def _request(flags) -> points_lib.Request:
     outputs.check_file('--out', flags.out, ('.png',))
   if flags.workdir:
     outputs.check_folder('--workdir', flags.workdir)
-  return points_lib.Request(flags.scaling, flags.images_per_device, flags.input_rate)
+  if flags.input_rate != _MEASURED and not re.fullmatch(r'\d+(\.\d*)?', flags.input_rate):
+    raise config_lib.ConfigError(
+      f'--input_rate={flags.input_rate!r}: expected {_MEASURED}, or images/s of a node'
+    )
+
+
+def _request(flags, config) -> tuple[points_lib.Request, str]:
+  """What the flags ask for, and how fast a node's input is, for people."""
+  request = points_lib.Request(flags.scaling, flags.images_per_device)
+  if flags.input_rate == _MEASURED:
+    source = sources.open_source(config, training=True)
+    if not source.has_images:
+      raise config_lib.ConfigError(
+        f'--input_rate={_MEASURED}: {source.name} has no images to decode; expected a number'
+      )
+    cost = input_cost.measure(config, source)
+    request = dataclasses.replace(request, image_seconds=sum(cost))
+    return request, f'{cost.text()}, of {source.name}'
+  if rate := float(flags.input_rate):
+    return dataclasses.replace(request, input_rate=rate), f'{rate:,g} images/s a node'
+  text = f'{1e3 * points_lib.input_seconds(config):.3g} ms of a core an image'
+  return request, f'{text}, assumed: --input_rate={_MEASURED} times yours'
 
 
 def _complete_target(flags):

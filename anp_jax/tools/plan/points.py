@@ -4,18 +4,28 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
+import ml_collections
+
 from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.costs import collectives, goodput as goodput_lib, steps
+from anp_jax.data.input import augment
 from anp_jax.tools.plan import intervals, plan_memory as memory_lib, sizes
 
 # A size pays if its further devices bring at least this share of their own
 # speed.
 _PAYS = 0.5
-# Seconds of a core for an image, python -m scripts.bench.input, 2026-11-21
-# (docs/results.md): a photograph of 400 px decoded and cut to 224 px, and an
-# image of the embedded set.
-_PHOTOGRAPH, _EMBEDDED = 1.17e-3, 0.14e-3
+# Seconds of a core for an image, python -m scripts.bench.input (docs/results.md): a
+# photograph of 400 px cut to 224 px, by config.data.decode; RandAugment and erasing at
+# 224 px; an image of the embedded set.
+_PHOTOGRAPH = {
+  'fast': 1.17e-3,
+  'exact': 2.1e-3,
+  'linear': 0.8e-3,
+  'bilinear': 1.8e-3,
+  'bicubic': 3.0e-3,
+}
+_STRONG, _EMBEDDED = 1.1e-3, 0.14e-3
 _NO_DECODING = ('synthetic', 'digits', 'arrays')
 LOSSES = {
   'fixed': 'small batches: the fixed cost of a step',
@@ -103,11 +113,13 @@ class Request:
     scaling: scaling of `sizes.images_per_device`.
     per_device: images per device; 0: those of the scaling.
     input_rate: images/s that a node's host decodes; 0: from its cores.
+    image_seconds: seconds of a core for an image, as measured; 0: `input_seconds`.
   """
 
   scaling: str = 'auto'
   per_device: int = 0
   input_rate: float = 0.0
+  image_seconds: float = 0.0
 
 
 def plan(name: str, settings: Sequence[steps.Setting], request: Request) -> list[Point]:
@@ -139,7 +151,7 @@ def plan(name: str, settings: Sequence[steps.Setting], request: Request) -> list
 
 
 def _point(name, setting, images, step, request, base) -> Point:
-  host = request.input_rate or _host_rate(setting)
+  host = request.input_rate or _host_rate(setting, request.image_seconds)
   waiting = 0.0
   if host:
     waiting = max(0.0, step.images / (host * setting.cluster.nodes) - step.seconds)
@@ -179,18 +191,29 @@ def _run_images(setting, step) -> float:
   return config_lib.steps(setting.config.duration, update, examples) * update
 
 
-def _host_rate(setting) -> float:
+def _host_rate(setting, image_seconds) -> float:
   """Images/s that a node's cores decode; 0: as many as it computes."""
-  data = setting.config.data
   if setting.measured is not None and setting.device.kind == 'cpu':
     return 0.0  # its steps were timed with their input
-  if data.source in _NO_DECODING or data.cache == 'mapped':
-    return 0.0
-  seconds = _PHOTOGRAPH * max(data.image_size / 224, 0.5) ** 2
-  if data.source == 'anp_shapes':
-    seconds = _EMBEDDED * max(data.image_size / 48, 1)
+  seconds = image_seconds or input_seconds(setting.config)
   cores = setting.device.host_cores * setting.cluster.devices
-  return cores / seconds
+  return cores / seconds if seconds else 0.0
+
+
+def input_seconds(config: ml_collections.ConfigDict) -> float:
+  """Returns the seconds of a core that the input of an image takes; 0: next to none.
+
+  Args:
+    config: resolved config, whose files are not looked at.
+  """
+  data = config.data
+  scale = (data.image_size / 224) ** 2
+  strong = _STRONG * scale if augment.is_strong(config) else 0.0
+  if data.source in _NO_DECODING or data.cache == 'mapped':
+    return strong
+  if data.source == 'anp_shapes':
+    return _EMBEDDED * max(data.image_size / 48, 1) + strong
+  return _PHOTOGRAPH[data.decode] * max(scale, 0.25) + strong
 
 
 def last_that_pays(points: Sequence[Point]) -> tuple[Point | None, str]:

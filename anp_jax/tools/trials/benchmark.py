@@ -19,6 +19,7 @@ from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import report_kit, summary
 from anp_jax.runtimes.calibration import workloads
 from anp_jax.system import compile_cache, device_peaks, files, markdown, memory, stopwatch
+from anp_jax.tools import input_cost
 from anp_jax.tools.trials import trial as trial_lib
 
 _ROUNDS = 9
@@ -79,6 +80,7 @@ def _measure(trial, processes) -> dict:
   with contextlib.closing(trial.open_feed()) as feed:
     fed, waited = stepper.speed(lambda: next(feed), lambda: feed.waited, config.data.prefetch)
   peak_bytes = max(processes.gather(_peak_bytes(mesh)))
+  cost = input_cost.measure(config, trial.source) if trial.source.has_images else None
   device = mesh.devices.flat[0]
   peak = device_peaks.peak_flops(device.device_kind, config.model.dtype)
   _, median, _ = step
@@ -95,6 +97,7 @@ def _measure(trial, processes) -> dict:
     'with_input': _rates(images, *fed),
     'input': trial.source.name,
     'input_wait': waited,
+    'input_cost': cost and cost._asdict(),
     'flops_a_step': operations,
     'flops_per_second': flops_per_second,
     'mfu': flops_per_second / (peak * mesh.size) if peak else None,
@@ -191,10 +194,19 @@ def rows(values: dict) -> list[tuple[str, str]]:
     ('step', _speed(values['step'])),
     ('with input', f'{_speed(values["with_input"])}, {values["input"]}'),
     ('input wait', f'{values["input_wait"]:.1%}'),
+    *_input_row(values),
     ('arithmetic', f'{values["flops_per_second"] / 1e12:.3g} TFLOP/s, {mfu}'),
     ('memory', f'{_size(values["memory_peak"])} at most, of a {owner} while stepping'),
     ('compiling', f'{values["compile_seconds"]:.1f} s'),
   ]
+
+
+def _input_row(values):
+  if not values['input_cost']:
+    return []
+  cost = input_cost.InputCost(**values['input_cost'])
+  busy = values['step']['images_per_second'] * sum(cost)
+  return [('input', f'{cost.text()}; {busy:.1f} cores keep up with the step')]
 
 
 def _speed(rates):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -101,6 +102,8 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
     (['--strategies=synk'], '--strategies=synk: expected one of'),
     (['--strategies=parameter_server:asinc'], "did you mean 'parameter_server:async'?"),
     (['--scaling=week'], "--scaling='week': expected one of auto, strong, weak"),
+    (['--input_rate=much'], "--input_rate='much': expected measured, or images/s"),
+    (['--input_rate=measured', '--config.data.source=synthetic'], 'has no images to decode'),
     (['--jitter=-1'], '--jitter=-1.0: expected a number from 0'),
     (['--device='], '--device is missing: one of k80'),
     (['--link='], '--link=NAMExPORTS is missing'),
@@ -132,6 +135,19 @@ def test_bad_input_is_one_line(capsys, priors_only, arguments, words):
   grid = ['--nodes=1,2', '--devices_per_node=2']
   assert command.main([f'--config={_LENET}', *_DEVICE, *_DATA, *grid, *arguments]) == 2
   assert words in builders.error_line(capsys)
+
+
+def test_input_is_timed_on_the_files_at_hand(tmp_path, capsys, priors_only):
+  image = builders.encode_image(builders.random_pixels(200, 200), 'JPEG')
+  builders.write_tree(tmp_path, {f'{i % 2}/{i}.jpg': image for i in range(8)})
+  data = {'source': 'folder', 'path': tmp_path, 'train_split': '.', 'decode': 'bilinear'}
+  keys = [f'--config.data.{key}={value}' for key, value in data.items()]
+  grid = ['--nodes=1', '--devices_per_node=2', '--input_rate=measured']
+  lines, _ = _plan(capsys, f'--config={_LENET}', *_DEVICE, *grid, *keys)
+  (line,) = [line for line in lines if line.startswith('input: ')]
+  assert re.search(r'ms of a core an image \(read .*, decode .*, augment .*\), of ', line)
+  lines, _ = _plan(capsys, f'--config={_LENET}', *_DEVICE, *grid[:2], '--input_rate=70', *keys)
+  assert 'input: 70 images/s a node; 32 cores a node' in lines
 
 
 def test_target_ranks_by_device_hours(capsys, priors_only):

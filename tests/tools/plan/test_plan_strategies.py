@@ -109,6 +109,21 @@ def test_input_binds_where_the_host_is_slow(cost):
   assert point.seconds['input'] == pytest.approx(
     64 / 200 - setting.alone(32).total - point.seconds['communication']
   )
+  # Cores of the usual host, an image in 50 ms of one: two nodes of one device.
+  (point,) = points.plan('sync', [setting], points.Request(per_device=32, image_seconds=0.05))
+  assert point.rate == pytest.approx(2 * setting.device.host_cores / 0.05)
+
+
+@pytest.mark.parametrize('slower, faster', [('exact', 'fast'), ('fast', 'linear')])
+def test_assumed_input_depends_on_decode_and_augmentation(slower, faster):
+  def seconds(**keys):
+    typed = {f'data.{k}': v for k, v in {'source': 'folder', 'path': '/', **keys}.items()}
+    return points.input_seconds(command_line.load(_MODERN, typed))
+
+  assert seconds(decode=slower) > seconds(decode=faster) > 0
+  strong = [seconds(decode=d, augment='strong_crop') - seconds(decode=d) for d in (slower, faster)]
+  assert strong[0] == pytest.approx(strong[1]) and strong[0] > 0
+  assert seconds(source='arrays') == 0
 
 
 def test_what_stops_paying_is_named(cost):

@@ -66,12 +66,26 @@ def test_the_page_has_every_number(tmp_path, config, monkeypatch, capsys, strate
   assert values['flops_a_step'] == _flops(values['batch_size'])
   assert values['mfu'] is None and values['compile_seconds'] > 0
   assert values['memory_peak'] > 2**26
+  assert values['input_cost'] is None  # synthetic images cost the host nothing
   page = (tmp_path / 'benchmark.md').read_text()
   out = capsys.readouterr().out
   for text in (page, out):
     assert f'{values["compile_seconds"]:.1f} s' in text
   assert "strategy.name = '" + strategy in page
   assert not (tmp_path / 'checkpoints').exists()
+
+
+@pytest.mark.usefixtures('quick')
+def test_the_page_says_how_many_cores_the_input_needs(tmp_path, config, capsys, monkeypatch):
+  builders.use_devices(monkeypatch, 1)
+  pixels = np.stack([builders.random_pixels(20, 20, seed) for seed in range(24)])
+  arrays = {'train_images': pixels, 'train_labels': np.arange(24) % 12}
+  np.savez(tmp_path / 'set.npz', **arrays)
+  keys = {'data.source': 'arrays', 'data.path': str(tmp_path / 'set.npz'), 'data.decode': 'fast'}
+  trials.run(_config(config, **keys), str(tmp_path), 'benchmark')
+  values = json.loads((tmp_path / 'benchmark.json').read_text())
+  cores = values['step']['images_per_second'] * sum(values['input_cost'].values())
+  assert cores > 0 and f'; {cores:.1f} cores keep up with the step' in capsys.readouterr().out
 
 
 @pytest.mark.slow
