@@ -42,8 +42,10 @@ def main():
       seconds = {contestant: [] for contestant in contestants}
       for _ in range(flags.rounds):
         for contestant, batches in contestants.items():
-          taken = input_cost.processor_time(lambda stream=batches: next(stream), flags.seconds)
-          seconds[contestant].append(taken / input_bench.BATCH)
+          batch_seconds = input_cost.processor_time(
+            lambda stream=batches: next(stream), flags.seconds
+          )
+          seconds[contestant].append(batch_seconds / input_bench.BATCH)
       for contestant, values in seconds.items():
         of_limit = statistics.median(a / b for a, b in zip(seconds['decode and crop'], values))
         key = f'{name}: {contestant}'

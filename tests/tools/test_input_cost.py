@@ -1,4 +1,4 @@
-"""The processor time of a config's input, with work of which the test knows how long it takes."""
+"""The processor time of a config's input, with work of a known length."""
 
 from concurrent import futures
 import time
@@ -23,8 +23,8 @@ def _work(seconds):
 
 def test_processor_time_counts_what_other_threads_do():
   with futures.ThreadPoolExecutor(1) as pool:
-    taken = input_cost.processor_time(lambda: pool.submit(_work, 0.004).result(), 0.2)
-  assert taken == pytest.approx(0.004, rel=_ABOUT)
+    seconds = input_cost.processor_time(lambda: pool.submit(_work, 0.004).result(), 0.2)
+  assert seconds == pytest.approx(0.004, rel=_ABOUT)
   assert input_cost.processor_time(lambda: time.sleep(0.01), 0.1) < 0.001
 
 
