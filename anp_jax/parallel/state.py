@@ -117,13 +117,15 @@ class Init:
     shapes = traverse_util.flatten_dict(trees, sep='/')
 
     def draw(name):
-      abstract = shapes[name]
-      values = self.initializers[name].draw((self._config.seed, *name.encode()), abstract.shape)
-      values = values.astype(abstract.dtype)
-      return jax.make_array_from_callback(abstract.shape, abstract.sharding, values.__getitem__)
+      seed = self._config.seed, *name.encode()
+      return self.initializers[name].draw(seed, shapes[name].shape).astype(shapes[name].dtype)
+
+    def placed(name, values):  # in this thread, whose x64 may be of its own
+      return jax.make_array_from_callback(values.shape, shapes[name].sharding, values.__getitem__)
 
     with futures.ThreadPoolExecutor() as pool:  # NumPy draws without the interpreter's lock
-      return {**loaded, **dict(zip(names, pool.map(draw, names), strict=True))}
+      values = zip(names, pool.map(draw, names), strict=True)
+      return {**loaded, **{name: placed(name, array) for name, array in values}}
 
   def _traced(self):
     """The variables as the model makes them; remembers their names and initializers."""

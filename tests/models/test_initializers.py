@@ -68,3 +68,10 @@ def test_the_initial_state_of_a_network_is_not_drawn_by_xla(name):
   assert jax.tree.map(lambda x: (x.shape, x.dtype), program.new_state()) == jax.tree.map(
     lambda x: (x.shape, x.dtype), drawn
   )
+
+
+def test_parameters_are_drawn_in_their_dtype(x64):
+  config = builders.config({'model.name': 'linear', 'batch_size': 32, 'data.image_size': 4})
+  config.model.param_dtype = 'float64'
+  params = programs.build(config, 1).new_state().params
+  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
