@@ -78,7 +78,7 @@ def test_an_operation_is_timms_to_the_bit(timm_module, monkeypatch, name):
         _TIMM_NAMES[name],
         prob=1,
         magnitude=magnitude,
-        hparams={'img_mean': _FILL, 'interpolation': Image.Resampling.BICUBIC},
+        hparams={'img_mean': _FILL, 'interpolation': Image.Resampling.NEAREST},
       )
       result = rand_augment.apply(image, name, magnitude, direction, _FILL)
       assert result.tobytes() == operation(image).tobytes()
@@ -109,16 +109,10 @@ def test_operations_follow_each_other(strong):
     6.0,
     _FILL,
   )
-  want = _image().rotate(-18, Image.Resampling.BICUBIC, fillcolor=_FILL)
-  want = want.transform(
-    want.size,
-    Image.Transform.AFFINE,
-    (1, 0.15, 0, 0, 1, 0),
-    resample=Image.Resampling.BICUBIC,
-    fillcolor=_FILL,
-  )
-  # The shear of 0.15 is rounded in the last bit, a pixel of bicubic by a level.
-  assert np.abs(result.astype(int) - np.asarray(want).astype(int)).max() <= 1
+  want = _image().rotate(-18, fillcolor=_FILL)
+  # Pixels whose place the rounding of a shear of 0.15 moves across a border may differ.
+  want = want.transform(want.size, Image.Transform.AFFINE, (1, 0.15, 0, 0, 1, 0), fillcolor=_FILL)
+  assert (result != np.asarray(want)).any(-1).mean() < 0.02
   unchanged = rand_augment.augmented(image, np.array([draw('invert', applies=False)]), 6.0, _FILL)
   np.testing.assert_array_equal(unchanged, image)
 

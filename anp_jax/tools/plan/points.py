@@ -25,7 +25,7 @@ _PHOTOGRAPH = {
   'bilinear': 1.8e-3,
   'bicubic': 3.0e-3,
 }
-_STRONG, _EMBEDDED = 1.1e-3, 0.14e-3
+_STRONG, _EMBEDDED = 0.6e-3, 0.14e-3
 _NO_DECODING = ('synthetic', 'digits', 'arrays')
 LOSSES = {
   'fixed': 'small batches: the fixed cost of a step',
