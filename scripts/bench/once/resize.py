@@ -1,6 +1,6 @@
 """Processor time and errors of decoders and resizers of photographs, in one process.
 
-  python -m scripts.bench.resize [--photographs=DIR] [--rounds=7]
+  python -m scripts.bench.once.resize [--photographs=DIR] [--rounds=7]
 
 Random crops of 8 to 100 % of each photograph become 224 x 224 pixels; an error is the
 difference from Pillow's antialiased BILINEAR in grey levels. OpenCV, simplejpeg and
