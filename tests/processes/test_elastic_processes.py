@@ -178,7 +178,8 @@ def test_too_few_processes_end_the_run(tmp_path):
 @pytest.mark.timeout(0)  # as many as are asked for
 def test_random_losses_change_no_bit(tmp_path):
   """One or two of four, rank 0 too, at any moment; each comes back."""
-  chance, workdir = random.Random(0), tmp_path / 'run'
+  chance = random.Random(int(os.environ.get('ANP_SEED', '0')))
+  workdir = tmp_path / 'run'
   keys = {'schedule.name': 'constant', 'checkpoint.every': '50 steps', 'eval.every': '20 steps'}
   arguments = _arguments(workdir, 10**6, **keys)
   environment = {'ANP_PAUSE': '0.05'}
