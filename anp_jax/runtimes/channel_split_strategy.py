@@ -58,11 +58,8 @@ class ChannelSplit(sync.Sync):
         'a regular expression',
         resumable=True,
       ),
-      'batch_layers': keys.flag(
-        True, 'whether a measured plan may divide the batch in the first layers', resumable=True
-      ),
       'plan': keys.text(
-        '', "plan by hand, such as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
+        '', "plan by hand, such as 'conv1=250,250; conv2=900,600', nothing or apart", resumable=True
       ),
       'offload_to': keys.value(
         (),

@@ -88,9 +88,7 @@ def measure(spec: run_spec.RunSpec, processes: cluster.Processes) -> costs_lib.C
 
 def _key(spec, processes):
   """Returns what measurements depend on, as JSON; another key needs new ones."""
-  s = spec.config.strategy
   return kept.key(spec, processes) | {
     'helpers': [device.name for device in spec.offload_devices],
-    'layers': s.split_layers,
-    'batch_layers': s.batch_layers,
+    'layers': spec.config.strategy.split_layers,
   }

@@ -11,13 +11,12 @@ from anp_jax.runtimes.calibration import costs as costs_lib
 _WIDTHS = 16  # sizes of a layer's largest part that are tried
 
 
-def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...] | str]:
-  """Returns features of each device, or BATCH, for each layer that is best divided.
+def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...]]:
+  """Returns features of each device for each layer that is best split.
 
-  Layers are by batch up to each place where they may end, or none is. Those after it
-  are planned one after another, in the order in which they are called: each is not
-  split, or divided over the fastest one, two, ... devices such that they are ready at
-  the same time, which a device reaches later that has more of the layers before to
+  Layers are planned one after another, in the order in which they are called: each is
+  not split, or divided over the fastest one, two, ... devices such that they are ready
+  at the same time, which a device reaches later that has more of the layers before to
   compute; or nearly so, since the largest part takes longest to send. Then each is
   planned again by the predicted step, since a layer may be worth splitting for what
   it saves the next one. {} if nothing is faster than the whole network on each
@@ -25,11 +24,7 @@ def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...] | str]:
   """
   if len(costs.names) == 1:
     return {}
-  paths = list(costs.layers)
-  plans = [{}, _split_after(costs, [])] + [
-    _split_after(costs, paths[: paths.index(end)]) for end in costs.boundaries
-  ]
-  return min(plans, key=costs.step_seconds)
+  return min(({}, _split(costs)), key=costs.step_seconds)
 
 
 def balanced_counts(
@@ -77,8 +72,6 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
     counts = plan.get(path)
     if counts is None:
       division = f'computed by {costs.computes_unsplit}'
-    elif counts == costs_lib.BATCH:
-      division = 'each device computes its part of the batch'
     elif sorted(counts)[-2:][0] == 0:
       division = f'computed by device {int(np.argmax(counts))}'
     else:
@@ -101,11 +94,10 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
   return lines
 
 
-def _split_after(costs, by_batch):
-  """Returns a plan of layers by batch, after which others are split."""
-  plan = dict.fromkeys(by_batch, costs_lib.BATCH)
-  layers = {k: v for k, v in costs.layers.items() if k not in plan}
-  for path, layer in layers.items():
+def _split(costs):
+  """Returns a plan that splits layers wherever that is faster."""
+  plan = {}
+  for path, layer in costs.layers.items():
     behind = costs.behind(plan, path)
     best = min(
       _best_divisions(costs, path, plan), key=lambda n: costs.layer_seconds(path, n, plan, behind)
@@ -115,7 +107,7 @@ def _split_after(costs, by_batch):
     unsplit = costs.layer_seconds(path, None, plan, behind) + gradient
     if costs.layer_seconds(path, best, plan, behind) < unsplit:
       plan[path] = best
-  for path in layers:
+  for path in costs.layers:
     rest = {p: counts for p, counts in plan.items() if p != path}
     if rest:
       plans = [rest | {path: n} for n in _best_divisions(costs, path, rest)]

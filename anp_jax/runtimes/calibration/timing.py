@@ -13,7 +13,6 @@ from anp_jax import cluster, config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
 from anp_jax.runtimes.calibration import (
-  boundaries,
   costs as costs_lib,
   rounds as rounds_lib,
   similar,
@@ -64,12 +63,7 @@ class Timing:
       for single, s in zip(singles, specs, strict=True)
     )
     # By layer, its calls and the programs of each.
-    network_calls = calls(singles[0], config, rows)
-    self._layers = self._compile_layers(network_calls)
-    self._boundaries: tuple[str, ...] = ()
-    if config.strategy.batch_layers and not spec.offload_devices:
-      tracer = boundaries.Tracer(spec, singles[0], images(config, rows))
-      self._boundaries = tracer.find(network_calls, self._layers)
+    self._layers = self._compile_layers(calls(singles[0], config, rows))
     processes.gather('compiled')  # Gloo waits half a minute for the slowest
     # (name, bytes) of gathers and sums over the axis 'model'.
     self._collectives = [] if spec.offload_devices else self._add_collectives()
@@ -100,7 +94,6 @@ class Timing:
       link=self._link(),
       alike=are_alike,
       multiple=costs_lib.MULTIPLES.get(mesh_lib.platform(mesh), 1),
-      boundaries=self._boundaries,
     )
     if self._spec.offload_devices:
       return costs
@@ -280,18 +273,10 @@ def calls(
   """
   single = network.abstract_replica
   variables = {'params': single.params, **single.stats}
-  return convolutions.find(network.model, variables, images(config, rows))
-
-
-def images(config: ml_collections.ConfigDict, rows: int) -> jax.ShapeDtypeStruct:
-  """Returns the normalised images of a micro-batch.
-
-  Args:
-    config: config of the run.
-    rows: images of a device's batch.
-  """
   shape, _ = config_lib.example(config)
-  return jax.ShapeDtypeStruct((rows // config.accumulate, *shape), jnp.dtype(config.model.dtype))
+  size, dtype = rows // config.accumulate, jnp.dtype(config.model.dtype)
+  images = jax.ShapeDtypeStruct((size, *shape), dtype)
+  return convolutions.find(network.model, variables, images)
 
 
 def _counts(features) -> tuple[int, ...]:
