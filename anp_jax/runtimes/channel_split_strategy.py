@@ -59,7 +59,7 @@ class ChannelSplit(sync.Sync):
         resumable=True,
       ),
       'plan': keys.text(
-        '', "plan by hand, such as 'conv1=250,250; conv2=900,600', nothing or apart", resumable=True
+        '', "plan by hand, such as 'conv1=250,250; conv2=900,600', or nothing", resumable=True
       ),
       'offload_to': keys.value(
         (),

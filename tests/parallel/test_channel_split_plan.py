@@ -46,8 +46,9 @@ def test_a_step_is_the_sum_of_layers_collectives_and_rest():
   plan = {'first': (16, 8)}
   expected = 3 + first + 24 / 4 + gradients + 480 * 2e-3
   assert costs.step_seconds(plan) == pytest.approx(expected)
-  # Nothing split: all do the same, and sum a vote.
-  assert costs.step_seconds({}) == pytest.approx(3 + 24 / 2 + 24 / 4 + 0.25)
+  # Nothing split: all do the same, and sum all gradients.
+  gradients = 0.25 + (100 + 240 + 480) * 2e-3
+  assert costs.step_seconds({}) == pytest.approx(3 + 24 / 2 + 24 / 4 + gradients)
   assert costs.baseline == 0 and costs.alone == pytest.approx(3 + 6 + 3)
 
 
@@ -204,13 +205,11 @@ def test_a_slow_device_may_be_left_out():
   )
 
 
-def test_unlike_devices_that_split_nothing_sum_gradients():
+def test_devices_that_split_nothing_sum_gradients():
   link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
   layers = {'a': splitting.layer(4, 2, output=10**9, kernel=300)}
   costs = splitting.costs(layers, rest=1.0, link=link, other_bytes=100)
-  assert costs.step_seconds({}) == pytest.approx(13 + 0.25)
-  unlike = dataclasses.replace(costs, alike=False)
-  assert unlike.step_seconds({}) == pytest.approx(13 + 0.25 + 400 * 2e-3)
+  assert costs.step_seconds({}) == pytest.approx(13 + 0.25 + 400 * 2e-3)
 
 
 def test_each_use_of_a_layer_starts_collectives():

@@ -281,7 +281,7 @@ def _costs(rest, **rates):
     **rates: by layer, features a second of each device.
   """
   layers = {path: splitting.layer(*r) for path, r in rates.items()}
-  fields = splitting.costs(layers, rest, alike=False).to_json()
+  fields = splitting.costs(layers, rest).to_json()
   fields['unsplit'] = fields['unsplit'][:1]
   return costs_lib.OffloadCosts.from_json(fields)
 

@@ -20,7 +20,7 @@ def _offloaded(rates):
     'conv1': splitting.layer(*rates, features=8),
     'conv2': splitting.layer(*rates, features=16, reads='conv1'),
   }
-  measured = splitting.costs(layers, rest=0.0, alike=False)
+  measured = splitting.costs(layers, rest=0.0)
   return costs_lib.OffloadCosts(**vars(measured))
 
 

@@ -44,9 +44,7 @@ class ChannelSplitStep(sync.SyncStep):
   Only the device holds its channels of a split kernel and their optimizer state, so
   neither these weights nor their gradients are sent (`kernels`). All devices of the
   axis 'model' compute everything else, and the first device's result is used:
-  unlike devices round differently, and weights must stay the same everywhere. With
-  the plan 'apart' nothing is split and no gradient is sent: devices of one kind round
-  alike, and each trains the network.
+  unlike devices round differently, and weights must stay the same everywhere.
   """
 
   # Of a split layer, each device takes another branch: a batch costs all together.
@@ -125,8 +123,7 @@ class ChannelSplitStep(sync.SyncStep):
         first device's.
 
     Returns:
-      Sums of gradients (a device's part for a split kernel; with the plan 'apart' the
-      device's own sums) and of metrics.
+      Sums of gradients, a device's part for a split kernel, and of metrics.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
@@ -138,10 +135,7 @@ class ChannelSplitStep(sync.SyncStep):
     summed = jax.tree.leaves(summed)
     values, metrics_tree = jax.tree.flatten(metrics)
     wires = self._narrowed(summed)
-    if self._config.strategy.plan == plan_lib.APART:
-      values = buckets.summed(values, mesh_lib.MODEL, self._size)
-    else:
-      wires, values = self._complete(wires, counts, values)
+    wires, values = self._complete(wires, counts, values)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
     return tree.unflatten(gradients), metrics_tree.unflatten(values)
 

@@ -8,9 +8,7 @@ from ml_collections import ConfigDict
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment
 
-# Plans without split layers: all devices use the first one's gradients; or each of
-# several devices of one kind uses its own, and no gradient is sent.
-NOTHING, APART = 'nothing', 'apart'
+NOTHING = 'nothing'  # the plan without split layers
 
 
 class Shares:
@@ -80,13 +78,13 @@ def parse(text: str) -> Plan:
     ConfigError: if the text is not a plan.
   """
   divisions: dict[str, Sequence[int]] = {}
-  for part in [] if text in (NOTHING, APART) else text.split(';'):
+  for part in [] if text == NOTHING else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
     is_valid = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
     if not is_valid or layer in divisions:
       raise config_lib.ConfigError(
         f'config.strategy.plan={text!r}: expected a text such as '
-        f"'conv1=250,250; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
+        f"'conv1=250,250; conv2=1000,500', each layer once, or {NOTHING!r}"
       )
     divisions[layer] = tuple(map(int, numbers.split(',')))
   return Plan(divisions)

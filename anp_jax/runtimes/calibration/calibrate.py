@@ -26,7 +26,7 @@ def choose_plan(
   """
   saved = load(spec, workdir, processes)
   costs, plan = saved or _measure_and_plan(spec, workdir, processes)
-  text = plan_text(costs, plan)
+  text = str(plan_lib.Plan(plan))
   messages = planner.messages(costs, plan)
   return text, [*messages, f'plan     config.strategy.plan={text!r}']
 
@@ -49,13 +49,6 @@ def load(
     return None
   kind = costs_lib.OffloadCosts if spec.offload_devices else costs_lib.Costs
   return kind.from_json(saved['costs']), saved['plan']
-
-
-def plan_text(costs: costs_lib.Costs, plan: costs_lib.Plan) -> str:
-  """Returns the text for config.strategy.plan of a plan of these devices."""
-  if not plan and costs.alike:
-    return plan_lib.APART
-  return str(plan_lib.Plan(plan))
 
 
 def measure(spec: run_spec.RunSpec, processes: cluster.Processes) -> costs_lib.Costs:

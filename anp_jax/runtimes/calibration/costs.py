@@ -101,7 +101,6 @@ class Costs:
     layers: path to Layer, for those that may be split.
     other_bytes: bytes of the gradients of all other parameters.
     link: cost of collectives between the devices.
-    alike: whether the devices are of one kind.
     multiple: number of features that are computed together, see MULTIPLES.
   """
 
@@ -110,7 +109,6 @@ class Costs:
   layers: Mapping[str, Layer]
   other_bytes: int
   link: CollectiveCost
-  alike: bool = True
   multiple: int = 1
 
   # For people: the devices, and those that compute a layer that is not split.
@@ -183,8 +181,7 @@ class Costs:
   def step_seconds(self, plan: Plan) -> float:
     """Returns the predicted seconds; layers without a plan are not split."""
     kernels = [layer.kernel for path, layer in self.layers.items() if path not in plan]
-    size = 0 if not plan and self.alike else self.other_bytes + sum(kernels)
-    gradients = self.link.sum_seconds(size)
+    gradients = self.link.sum_seconds(self.other_bytes + sum(kernels))
     if not plan:
       return max(self.unsplit) + gradients
     seconds, behind = self._progress(plan)

@@ -72,7 +72,6 @@ class Timing:
     """Times in rounds; returns costs from the medians, the same on all processes."""
     self._rounds.run()
     mesh, times = self._spec.mesh, self._gather_times()
-    names, are_alike = self._kinds()
 
     def slowest(column, name):
       return np.max([times[device][name] for device in column], 0).tolist()
@@ -87,25 +86,21 @@ class Timing:
     kernels = sum(layer.kernel for layer in layers.values())
     kind = costs_lib.OffloadCosts if self._spec.offload_devices else costs_lib.Costs
     costs = kind(
-      names=names,
+      names=self._names(),
       unsplit=unsplit,
       layers=layers,
       other_bytes=self._gradient_bytes * self._parameters - kernels,
       link=self._link(),
-      alike=are_alike,
       multiple=costs_lib.MULTIPLES.get(mesh_lib.platform(mesh), 1),
     )
     if self._spec.offload_devices:
       return costs
     return similar.average(costs)
 
-  def _kinds(self):
-    """Returns names of the devices, and whether all are of one kind."""
-    rows = devices(self._spec.mesh, self._processes)
-    names = [f'{kind} ({host})' for kind, host in rows[0]]
-    names += [device.name for device in self._spec.offload_devices]
-    kinds = {kind for row in rows for kind, _ in row}
-    return names, len(kinds) == 1 and not self._spec.offload_devices
+  def _names(self):
+    """Returns the names of the devices, for people."""
+    names = [f'{kind} ({host})' for kind, host in devices(self._spec.mesh, self._processes)[0]]
+    return names + [device.name for device in self._spec.offload_devices]
 
   def _compile(self, builders) -> int:
     """Adds a program, built and run once on each device; returns its index.
