@@ -169,8 +169,8 @@ def test_slower_links_split_less_and_finally_nothing():
 
 def test_shares_follow_rates_in_whole_multiples():
   costs = splitting.costs({'a': splitting.layer(3, 1, features=100)}, multiple=8)
-  assert planner.balanced_counts(costs, 'a', (0, 1)) == (76, 24)
-  assert planner.balanced_counts(costs, 'a', (0,)) == (100, 0)
+  assert planner.balanced_counts(costs, 'a', (0, 1), 100, (0, 0)) == (76, 24)
+  assert planner.balanced_counts(costs, 'a', (0,), 100, (0, 0)) == (100, 0)
 
 
 def test_a_layer_is_split_for_what_it_saves_the_next():

@@ -28,11 +28,7 @@ def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...]]:
 
 
 def balanced_counts(
-  costs: costs_lib.Costs,
-  path: str,
-  devices: Sequence[int],
-  most: float = np.inf,
-  behind: Sequence[float] | None = None,
+  costs: costs_lib.Costs, path: str, devices: Sequence[int], most: float, behind: Sequence[float]
 ) -> tuple[int, ...]:
   """Returns the features with which some devices are ready together.
 
@@ -41,7 +37,7 @@ def balanced_counts(
     path: path of the layer.
     devices: devices that divide it; the others get 0.
     most: features that one device may have, if the others can have the rest.
-    behind: seconds that each device computes before; None: 0.
+    behind: seconds that each device computes before.
   """
   layer = costs.layers[path]
   unit = costs.multiple
@@ -49,8 +45,7 @@ def balanced_counts(
     unit = 1
   counts = np.arange(0, layer.features + 1, unit)
   counts = counts[counts <= max(most, -(-layer.features // len(devices)))]
-  start = np.zeros(len(costs.names)) if behind is None else behind
-  times = [start[d] + layer.seconds_for(d, counts) for d in devices]
+  times = [behind[d] + layer.seconds_for(d, counts) for d in devices]
   limits = np.unique(np.concatenate(times))
   units = layer.features // unit
   enough = bisect.bisect_left(

@@ -51,10 +51,7 @@ class Timing:
     specs = [workloads.unsplit(spec, d) for d in self._devices]
     singles = [build.create(s) for s in specs]
     config = spec.config
-    # Gradients travel in a dtype of their own; those in float64 never in less.
-    is_wide = config.model.param_dtype == 'float64'
-    dtype = 'float64' if is_wide else config.strategy.reduce_dtype
-    self._gradient_bytes = jnp.dtype(dtype).itemsize
+    self._gradient_bytes = workloads.gradient_bytes(config)
     leaves = jax.tree.leaves(singles[0].abstract_replica.params)
     self._parameters = sum(leaf.size for leaf in leaves)
     # Its index is 0.

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -135,6 +136,12 @@ def offloaded_convolution(call: convolutions.Call, count: int, device: Any) -> C
     device.backward(task, dy, not call.reads_images)[1].result()
 
   return run
+
+
+def gradient_bytes(config: ml_collections.ConfigDict) -> int:
+  """Returns the bytes of a gradient's number as it is sent; float64 is not narrowed."""
+  is_wide = config.model.param_dtype == 'float64'
+  return jnp.dtype('float64' if is_wide else config.strategy.reduce_dtype).itemsize
 
 
 def collective(name: str, mesh: jax.sharding.Mesh, axis: str, size: int) -> tuple[int, Callable]:
