@@ -82,7 +82,7 @@ class Invocation:
   @property
   def offload_devices(self) -> tuple:
     """The devices of the pool."""
-    return self.pool.devices() if self.pool else ()
+    return self.pool.devices if self.pool else ()
 
 
 class Strategy:

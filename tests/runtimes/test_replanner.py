@@ -54,10 +54,7 @@ class _Pool:
   """Offload devices that a test loses."""
 
   def __init__(self, *devices):
-    self._devices, self.lines = devices, []
-
-  def devices(self):
-    return self._devices
+    self.devices, self.lines = devices, []
 
   def news(self):
     lines, self.lines = self.lines, []
@@ -116,7 +113,7 @@ def test_a_run_goes_on_with_its_weights_by_another_plan(tmp_path, monkeypatch, c
   def news(self):
     if next(calls) != 3:
       return []
-    self.devices()[0].is_lost = True
+    self.devices[0].is_lost = True
     return ['rank 1 has gone']
 
   _measured(monkeypatch, 5, 3)

@@ -43,7 +43,7 @@ class Replanner:
       # Of a plan by hand, this process computes for devices that are lost.
       return None, [f'plan     {line}' for line in news]
     before = self._spec.offload_devices
-    present = tuple(device for device in self._pool.devices() if not device.is_lost)
+    present = tuple(device for device in self._pool.devices if not device.is_lost)
     places = [0, *(1 + before.index(device) for device in present)]
     costs = self._measured[0].of_devices(places)
     plan = planner.best_plan(costs)
