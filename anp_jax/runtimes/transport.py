@@ -25,7 +25,7 @@ from pyarrow import flight
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, secret as secret_lib
 from anp_jax.runtimes import addresses
-from anp_jax.system import emulation, error_lines
+from anp_jax.system import emulation, error_lines, memory as memory_lib
 
 # Bytes of a record batch: each has its cost; above 10 MB nothing overlaps.
 BATCH = 4 * 2**20
@@ -280,7 +280,7 @@ def split(data: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
   Raises:
     ValueError: if they have another size.
   """
-  sizes = [nbytes(shape) for shape in shapes]
+  sizes = [memory_lib.of_array(shape) for shape in shapes]
   if data.nbytes != sum(sizes):
     raise ValueError(f'{data.nbytes} bytes, expected {sum(sizes)}')
   parts = np.split(data, np.cumsum(sizes)[:-1])
@@ -301,11 +301,6 @@ def answering() -> Iterator[None]:
     raise flight.FlightServerError(f'refused: {e}') from None
   except TimeoutError as e:
     raise flight.FlightTimedOutError(str(e)) from None
-
-
-def nbytes(shape: Any) -> int:
-  """Returns the bytes of an array with this shape and dtype."""
-  return int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize
 
 
 class _Buffers:

@@ -19,7 +19,7 @@ from anp_jax.runtimes.calibration import (
   workloads,
 )
 from anp_jax.runtimes.offload import device as device_lib
-from anp_jax.system import stopwatch
+from anp_jax.system import memory, stopwatch
 from anp_jax.training import build, run_spec
 
 # Fractions of a layer's features that are timed.
@@ -184,8 +184,8 @@ class Timing:
       alone=[ways[0] for ways in seconds],
       counts=_counts(first.features),
       seconds=[ways[1:] for ways in seconds],
-      output=times * sum(_bytes(call.gathered) for call in calls),
-      input=times * sum(_bytes(c.x) for c in calls if not c.reads_images),
+      output=times * sum(memory.of_array(call.gathered) for call in calls),
+      input=times * sum(memory.of_array(c.x) for c in calls if not c.reads_images),
       kernel=self._gradient_bytes * math.prod(first.kernel.shape),
       uses=times * len(calls),
       reads=first.reads,
@@ -274,7 +274,3 @@ def calls(
 def _counts(features) -> tuple[int, ...]:
   """Returns the numbers of features that are timed."""
   return tuple(sorted({max(round(features * f), 1) for f in _FRACTIONS}))
-
-
-def _bytes(array) -> int:
-  return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
