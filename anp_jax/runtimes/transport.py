@@ -108,9 +108,7 @@ class Port(flight.FlightServerBase):
 class Client:
   """One server, as seen from another process."""
 
-  def __init__(
-    self, address: str, token: str, certificate: bytes | None = None, timeout: float = 60.0
-  ):
+  def __init__(self, address: str, token: str, certificate: bytes | None, timeout: float):
     """Prepares the connections, which the first call opens.
 
     Args:
@@ -196,9 +194,7 @@ def connect(
     ConfigError: if the address is not 'host:port'.
   """
   address, session = endpoint
-  problem = addresses.problem(address)
-  if problem:
-    raise config_lib.ConfigError(problem)
+  addresses.check(address)
   pair = tls(config)
   return Client(address, session_token(secret, session), pair and pair[0], timeout)
 
@@ -285,11 +281,6 @@ def split(data: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
     raise ValueError(f'{data.nbytes} bytes, expected {sum(sizes)}')
   parts = np.split(data, np.cumsum(sizes)[:-1])
   return [part.view(shape.dtype).reshape(shape.shape) for part, shape in zip(parts, shapes)]
-
-
-def describe_error(e: Exception) -> str:
-  """Returns an error's type and first line, for a log."""
-  return f'{type(e).__name__}: {error_lines.first_line(e)}'[:300]
 
 
 @contextlib.contextmanager

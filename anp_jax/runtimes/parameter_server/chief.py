@@ -27,6 +27,7 @@ from anp_jax.runtimes.parameter_server import (
   slice_optimizer,
   update_metrics,
 )
+from anp_jax.system import error_lines
 
 _POLL = 0.02  # seconds
 STOP = 'stop'  # what a process says that was told to
@@ -258,7 +259,7 @@ class Chief:
             return data
       except transport.CONNECTION_ERRORS as e:
         if 'refused:' in str(e):
-          raise cluster.RunFailedError(f'server {index}: {transport.describe_error(e)}') from e
+          raise cluster.RunFailedError(f'server {index}: {error_lines.typed_line(e)}') from e
         time.sleep(_POLL)
     return None
 
