@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from anp_jax import cluster, config as config_lib, recorder as recorder_lib
+from anp_jax import cluster, recorder as recorder_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.cluster import preemption
 from anp_jax.data.sources import agreement
@@ -277,9 +277,5 @@ def _with_batch_size(participant, workers) -> ml_collections.ConfigDict:
   config = run_dir.with_sizes(
     participant.config, participant.workdir, jax.local_device_count() * data_shards
   )
-  if config.batch_size % data_shards:
-    raise config_lib.ConfigError(
-      f'config.batch_size={config.batch_size} does not divide by the '
-      f'{data_shards} parts that an update is made of'
-    )
+  scheduler_lib.check_batch(config, data_shards)
   return config
