@@ -127,7 +127,7 @@ class Run:
     )
     return compiled, self._batches(first)
 
-  def replan(self, step: int, train_step: Callable, state: Any) -> tuple[Callable, Any]:
+  def replan(self, step: int, train_step: Callable, state: Any) -> Callable:
     """Has the strategy change its plan, where its devices have changed.
 
     Args:
@@ -136,21 +136,19 @@ class Run:
       state: TrainState after the step.
 
     Returns:
-      The compiled training step to continue with, and the state that it takes.
+      The compiled training step to continue with, of the same state.
     """
-    if self._replanner is None or not self._replanner.is_due(step):
-      return train_step, state
-    recorder = self.recorder
+    if self._replanner is None:
+      return train_step
+    spec, messages = self._replanner.revise(step)
+    for line in messages:
+      self.recorder.telemetry.log(line)
+    if spec is None:
+      return train_step
     with self._pause('planning', step):
       jax.block_until_ready(state)
-      spec, messages = self._replanner.revise(step)
-      for line in messages:
-        recorder.telemetry.log(line)
-      if spec is not None:
-        before, recorder.program = recorder.program, build.create(spec)
-        state = recorder.program.checkpoint_layout.unpack(before.checkpoint_layout.pack(state))
-        train_step = self._compile(state, self._batch_shapes)
-    return train_step, state
+      self.recorder.program = build.create(spec)
+      return self._compile(state, self._batch_shapes)
 
   def report_startup(self) -> None:
     """Says what the start took, once the first step has been computed."""

@@ -150,7 +150,7 @@ def _train(run: run_lib.Run) -> dict:
       if vote > preemption.RESTART:
         break
       run.mirror(step, state, restarts=vote == preemption.RESTART)
-      train_step, state = run.replan(step, train_step, state)
+      train_step = run.replan(step, train_step, state)
     run.wait_for_saves(step)
   recorder.finish(step, vote)
   return scores

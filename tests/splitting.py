@@ -181,6 +181,12 @@ def layer(*rates, features=24, **sizes):
   )
 
 
+def ring(devices, bandwidth, latency):
+  """The cost of collectives in a ring: a sum is two gathers, each of devices - 1 messages."""
+  gather = (devices - 1) * latency, (devices - 1) / devices / bandwidth
+  return costs_lib.CollectiveCost(gather, (2 * gather[0], 2 * gather[1]))
+
+
 def costs(layers, rest=1.0, **fields):
   """Costs of devices that take equally long for the rest.
 

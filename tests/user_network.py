@@ -43,12 +43,6 @@ class WithoutDropout(SmallNet):
   drop: float = 0.0
 
 
-class WithDropoutAlone(SmallNet):
-  """Without batch norm."""
-
-  norm: bool = False
-
-
 class WithOurLayers(nn.Module):
   """A strided convolution with batch norm, another with a bias."""
 

@@ -25,7 +25,7 @@ import numpy as np
 from anp_jax import cluster
 from anp_jax.cluster import generation
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.system import error_lines, host_memory
+from anp_jax.system import error_lines, host_memory, memory as memory_lib
 
 P = mesh_lib.P
 _NAMES = 'mirror', 'mirror of the step before'
@@ -241,11 +241,12 @@ class HostMirror:
 
   def _assembled(self, pieces, version, holdings):
     """Every array of the state, whole, from the blocks of all processes."""
-    offsets = np.cumsum([0, *(4 * -(-_nbytes(leaf) // 4) for leaf in self._leaves)])
+    sizes = [memory_lib.of_array(leaf) for leaf in self._leaves]
+    offsets = np.cumsum([0, *(4 * -(-size // 4) for size in sizes)])
     flat = np.zeros(offsets[-1] // 4, np.int32)
     arrays = [
-      flat.view(np.uint8)[start : start + _nbytes(leaf)].view(leaf.dtype).reshape(leaf.shape)
-      for start, leaf in zip(offsets[:-1], self._leaves, strict=True)
+      flat.view(np.uint8)[start : start + size].view(leaf.dtype).reshape(leaf.shape)
+      for start, size, leaf in zip(offsets[:-1], sizes, self._leaves, strict=True)
     ]
     is_local = all(self._is_whole(version, [blocks]) for blocks in holdings)
     for leaf, bounds, data in pieces:
@@ -390,7 +391,3 @@ def _block(index, shape):
 def _pairs(bounds):
   """Bounds as they were before they were JSON."""
   return tuple((start, stop) for start, stop in bounds)
-
-
-def _nbytes(leaf):
-  return math.prod(leaf.shape) * leaf.dtype.itemsize

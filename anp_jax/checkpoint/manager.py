@@ -25,7 +25,7 @@ from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import checksums, reader
 from anp_jax.cluster import process_info
 from anp_jax.config import urls
-from anp_jax.system import remote
+from anp_jax.system import memory, remote
 from anp_jax.training import metric_labels
 
 NEWEST = 'checkpoints'
@@ -262,7 +262,7 @@ class Checkpoints(reader.Reader):
     if urls.scheme(self.workdir):
       return ''
     leaves = jax.tree.leaves(self.abstract_state)
-    need = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    need = sum(map(memory.of_array, leaves))
     free = shutil.disk_usage(self.workdir).free
     if free >= need:
       return ''

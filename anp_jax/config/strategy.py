@@ -82,7 +82,7 @@ class Invocation:
   @property
   def offload_devices(self) -> tuple:
     """The devices of the pool."""
-    return self.pool.devices() if self.pool else ()
+    return self.pool.devices if self.pool else ()
 
 
 class Strategy:
@@ -321,7 +321,7 @@ class Strategy:
     return spec.config, []
 
   def replanner(self, spec: Any, invocation: Invocation) -> Any:
-    """Returns the object that changes the plan of a running run.
+    """Returns the object that changes the plan where devices are lost.
 
     Args:
       spec: `training.run_spec.RunSpec`, from `calibrate`.

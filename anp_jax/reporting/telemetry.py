@@ -178,12 +178,8 @@ class Telemetry:
     if self._file is None:
       return
     self._record('validation', step, metrics)
-    scores = ', '.join(
-      f'{label} {metric_labels.format_value(name, metrics[name])}'
-      for name, label in metric_labels.labels(metrics).items()
-    )
-    epoch = self._length.epoch(step)
-    self.log(f'validation at step {step} (epoch {epoch:.2f}): {scores}')
+    text, epoch = metric_labels.text(metrics), self._length.epoch(step)
+    self.log(f'validation at step {step} (epoch {epoch:.2f}): {text}')
 
   @contextlib.contextmanager
   def paused(self, what: str) -> Iterator[None]:

@@ -12,19 +12,21 @@ _SIOCGIFADDR = 0x8915  # Linux's question for an interface's IPv4 address
 _FORM = re.compile(r'(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})')
 
 
-def problem(address: object) -> str:
-  """What is wrong with an address that another process has told; '' if nothing.
+def check(address: object) -> None:
+  """Refuses what is no HOST:PORT, of an address that another process has told.
 
   It holds no scheme: whether a port is called with TLS must not be up to it.
+
+  Raises:
+    ConfigError: naming the address.
   """
   match = _FORM.fullmatch(address) if isinstance(address, str) else None
-  if match and 0 < int(match[2]) < 65536:
-    return ''
-  return (
-    f'another process has told the address {str(address)[:100]!r}; expected '
-    "HOST:PORT without a scheme, as this process's own config.strategy.tls_key "
-    'decides whether it uses TLS'
-  )
+  if not match or not 0 < int(match[2]) < 65536:
+    raise config_lib.ConfigError(
+      f'another process has told the address {str(address)[:100]!r}; expected '
+      "HOST:PORT without a scheme, as this process's own config.strategy.tls_key "
+      'decides whether it uses TLS'
+    )
 
 
 def own_address(bind: str, env: cluster_env.ClusterEnv) -> str:

@@ -58,11 +58,8 @@ class ChannelSplit(sync.Sync):
         'a regular expression',
         resumable=True,
       ),
-      'batch_layers': keys.flag(
-        True, 'whether a measured plan may divide the batch in the first layers', resumable=True
-      ),
       'plan': keys.text(
-        '', "plan by hand, such as 'conv1=batch; conv2=900,600', nothing or apart", resumable=True
+        '', "plan by hand, such as 'conv1=250,250; conv2=900,600', or nothing", resumable=True
       ),
       'offload_to': keys.value(
         (),
@@ -70,13 +67,6 @@ class ChannelSplit(sync.Sync):
         "'processes': those of all others; (): the mesh's devices train",
         _are_devices,
         "each once, of this process as in ('cpu:0', 'gpu:1'), or 'processes'",
-        resumable=True,
-      ),
-      'check_plan': keys.number(
-        60.0,
-        'seconds between two checks of the relative speeds of the devices '
-        'of a measured plan; 0: never',
-        at_least=0,
         resumable=True,
       ),
       **transport_keys.KEYS,
@@ -181,14 +171,10 @@ class ChannelSplit(sync.Sync):
   def replanner(
     self, spec: 'run_spec.RunSpec', invocation: strategy_lib.Invocation
   ) -> 'replanner.Replanner | None':
-    """Returns what changes the plan as devices change; None for a single device."""
-    from anp_jax.parallel import mesh as mesh_lib
+    """Returns what changes the plan as offload devices are lost; None without them."""
     from anp_jax.runtimes.calibration import replanner
 
-    if invocation.pool is None and spec.mesh.shape[mesh_lib.MODEL] == 1:
-      return None
-    by_hand = invocation.config.strategy.plan or invocation.config.strategy.shares
-    return replanner.Replanner(spec, invocation, is_measured=not by_hand)
+    return replanner.Replanner(spec, invocation) if invocation.pool is not None else None
 
   def run(
     self, invocation: strategy_lib.Invocation, loop: Callable[[strategy_lib.Invocation], dict]

@@ -25,7 +25,7 @@ from pyarrow import flight
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, secret as secret_lib
 from anp_jax.runtimes import addresses
-from anp_jax.system import emulation, error_lines
+from anp_jax.system import emulation, error_lines, memory as memory_lib
 
 # Bytes of a record batch: each has its cost; above 10 MB nothing overlaps.
 BATCH = 4 * 2**20
@@ -108,9 +108,7 @@ class Port(flight.FlightServerBase):
 class Client:
   """One server, as seen from another process."""
 
-  def __init__(
-    self, address: str, token: str, certificate: bytes | None = None, timeout: float = 60.0
-  ):
+  def __init__(self, address: str, token: str, certificate: bytes | None, timeout: float):
     """Prepares the connections, which the first call opens.
 
     Args:
@@ -196,9 +194,7 @@ def connect(
     ConfigError: if the address is not 'host:port'.
   """
   address, session = endpoint
-  problem = addresses.problem(address)
-  if problem:
-    raise config_lib.ConfigError(problem)
+  addresses.check(address)
   pair = tls(config)
   return Client(address, session_token(secret, session), pair and pair[0], timeout)
 
@@ -280,16 +276,11 @@ def split(data: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
   Raises:
     ValueError: if they have another size.
   """
-  sizes = [nbytes(shape) for shape in shapes]
+  sizes = [memory_lib.of_array(shape) for shape in shapes]
   if data.nbytes != sum(sizes):
     raise ValueError(f'{data.nbytes} bytes, expected {sum(sizes)}')
   parts = np.split(data, np.cumsum(sizes)[:-1])
   return [part.view(shape.dtype).reshape(shape.shape) for part, shape in zip(parts, shapes)]
-
-
-def describe_error(e: Exception) -> str:
-  """Returns an error's type and first line, for a log."""
-  return f'{type(e).__name__}: {error_lines.first_line(e)}'[:300]
 
 
 @contextlib.contextmanager
@@ -301,11 +292,6 @@ def answering() -> Iterator[None]:
     raise flight.FlightServerError(f'refused: {e}') from None
   except TimeoutError as e:
     raise flight.FlightTimedOutError(str(e)) from None
-
-
-def nbytes(shape: Any) -> int:
-  """Returns the bytes of an array with this shape and dtype."""
-  return int(np.prod(shape.shape)) * np.dtype(shape.dtype).itemsize
 
 
 class _Buffers:

@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import ml_collections
 
 from anp_jax import config as config_lib
+from anp_jax.system import cores
 
 
 def enable(config: ml_collections.ConfigDict) -> str:
@@ -38,16 +39,15 @@ def enable(config: ml_collections.ConfigDict) -> str:
       os.path.join(shared, 'anp_jax') if shared else os.path.join(config_lib.cache_dir(), 'xla')
     )
     folder = os.path.join(root, _machine())
-  if not folder:
-    jax.config.update('jax_enable_compilation_cache', False)
-    return ''
   folder = os.path.expanduser(folder)
-  if problem := _problem(folder):
+  problem = _problem(folder) if folder else ''
+  if problem:
     logging.warning(
       'compiled programs are not kept: %s: %s; config.compile_cache.dir names another folder',
       folder,
       problem,
     )
+  if problem or not folder:
     jax.config.update('jax_enable_compilation_cache', False)
     return ''
   settings = {
@@ -127,11 +127,6 @@ def _machine() -> str:
   On a home directory that unlike nodes share, a program compiled for one
   processor may stop another with an illegal instruction.
   """
-  flags = platform.processor()
-  try:
-    with open('/proc/cpuinfo') as f:
-      flags = next((line for line in f if line.startswith('flags')), flags)
-  except OSError:
-    pass
+  flags = cores.cpu_line('flags') or platform.processor()
   digest = hashlib.sha256(flags.encode()).hexdigest()[:8]
   return f'{platform.machine()}-{digest}'

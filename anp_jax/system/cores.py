@@ -11,6 +11,13 @@ def count() -> int:
   return os.cpu_count() or 1
 
 
+def cpu_line(field: str) -> str:
+  """Returns the first line of a field in /proc/cpuinfo, such as 'flags'; '' without one."""
+  with contextlib.suppress(OSError), open('/proc/cpuinfo') as f:  # not Linux
+    return next((line for line in f if line.startswith(field)), '')
+  return ''
+
+
 def wait_for_turn() -> None:
   """Keeps this thread, and threads it starts, from interrupting others on waking up.
 

@@ -19,39 +19,38 @@ LFS_POINTER = b'version https://git-lfs.github.com/spec/'
 NO_FILE = (-1, -1)  # the state of what is no file
 
 
-def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
+def write_atomic(path: str, content: str | bytes) -> None:
   """Writes a file atomically: neither a reader nor a crash sees it half written.
 
   Args:
     path: path of the file; an existing file is replaced.
     content: bytes, or text, which is written as UTF-8 with escapes for file names
       that are not UTF-8.
-    mode: permissions, less the umask: 0o600 for a secret.
 
   Raises:
     OSError: if the file cannot be written; an existing file stays.
   """
   if isinstance(content, str):
     content = content.encode('utf-8', 'backslashreplace')
-  with atomic_path(path, mode) as draft, open(draft, 'wb') as file:
+  with atomic_path(path) as draft, open(draft, 'wb') as file:
     file.write(content)
     file.flush()
     os.fsync(file.fileno())  # else a power loss may leave an empty file
 
 
 @contextlib.contextmanager
-def atomic_path(path: str, mode: int = 0o666) -> Iterator[str]:
+def atomic_path(path: str) -> Iterator[str]:
   """Yields the path of an empty draft, which becomes the file at the end.
 
-  It serves files that a library writes, or that are written in parts. For the
-  arguments see `write_atomic`. An unfinished draft is removed.
+  It serves files that a library writes, or that are written in parts. An
+  unfinished draft is removed.
   """
   folder, name = os.path.split(path)
   # Two processes may write the same path: each has a draft of its own.
   draft = os.path.join(folder, f'.{name}.{secrets.token_hex(8)}')
   # Not by tempfile: its files are for their owner alone, and the umask can be
   # read only by setting it, for all threads.
-  os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+  os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
   try:
     yield draft
     os.replace(draft, path)

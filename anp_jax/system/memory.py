@@ -1,7 +1,12 @@
-"""Memory of this process, of its machine and of devices, without JAX."""
+"""Memory of arrays, of this process, of its machine and of devices, without JAX."""
 
 import contextlib
 from typing import Any
+
+
+def of_array(array: Any) -> int:
+  """Returns the bytes of an array, or of a shape with a dtype."""
+  return array.size * array.dtype.itemsize
 
 
 def of_process(field: str = 'VmRSS') -> int:

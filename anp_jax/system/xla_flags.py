@@ -23,72 +23,43 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-  """A flag of XLA, or an environment variable."""
+  """A flag of XLA for a platform: 'cpu', 'gpu' or 'tpu'."""
 
   name: str
   value: str
-  platform: str  # 'cpu', 'gpu' or 'tpu'
-  reason: str
+  platform: str
 
 
 FLAGS = (
+  # Matrix products alone go to XLA's YNNPACK: by default sums do too, and what
+  # produces their terms is computed once for each of them; ResNet-50 steps take half
+  # the time. Without INDIVIDUAL_DOT, JAX 0.12 widens bfloat16 products to float32,
+  # which takes twice as long.
   Setting(
     'xla_cpu_experimental_ynn_fusion_type',
     'LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT',
     'cpu',
-    "matrix products alone go to XLA's YNNPACK: by default sums do too, and "
-    'what produces their terms is computed once for each of them; ResNet-50 '
-    'steps take half the time. Without INDIVIDUAL_DOT, JAX 0.12 widens '
-    'bfloat16 products to float32, which takes twice as long',
   ),
-  Setting(
-    'xla_gpu_enable_latency_hiding_scheduler',
-    'true',
-    'gpu',
-    'gradient sums overlap the backward pass; Hopper and newer do it anyway',
-  ),
-  Setting(
-    'xla_gpu_all_reduce_combine_threshold_bytes',
-    '1048576',
-    'gpu',
-    'gradients are joined already (parallel/buckets.py); joined once more, '
-    'the last of them, which nothing hides, would be 30 MB',
-  ),
+  # Gradient sums overlap the backward pass; Hopper and newer do it anyway.
+  Setting('xla_gpu_enable_latency_hiding_scheduler', 'true', 'gpu'),
+  # Gradients are joined already (parallel/buckets.py); joined once more, the last of
+  # them, which nothing hides, would be 30 MB.
+  Setting('xla_gpu_all_reduce_combine_threshold_bytes', '1048576', 'gpu'),
 )
 
-# For runs that are the same to the bit, see parallel/invariant.py.
-DETERMINISTIC = (
-  Setting(
-    'xla_gpu_deterministic_ops',
-    'true',
-    'gpu',
-    'no algorithm that adds in the order of arrival, and none chosen by trying '
-    'out, which may choose another one next time',
-  ),
-)
+# For runs that are the same to the bit, see parallel/invariant: no algorithm that adds in
+# the order of arrival, and none chosen by trying out, which may choose another next time.
+DETERMINISTIC = (Setting('xla_gpu_deterministic_ops', 'true', 'gpu'),)
 
-# For runs whose computing is a sleep, see models/emulated.py.
-EMULATED = (
-  Setting(
-    'xla_disable_hlo_passes',
-    'cpu-all-reduce-combiner',
-    'cpu',
-    'gradients leave in buckets while the backward pass goes on, as on a GPU: '
-    'joined to one sum, as on a CPU, all would wait for its end',
-  ),
-)
+# For runs whose computing is a sleep, see models/emulated.py: gradients leave in buckets
+# while the backward pass goes on, as on a GPU. Joined to one sum, as on a CPU, all would
+# wait for its end.
+EMULATED = (Setting('xla_disable_hlo_passes', 'cpu-all-reduce-combiner', 'cpu'),)
 
-VARIABLES = (
-  Setting(
-    'XLA_CLIENT_MEM_FRACTION',
-    '0.85',
-    'gpu',
-    'training owns the GPU: 0.75, the default, leaves a quarter of it unused',
-  ),
-)
-
-# JAX refuses to start with both names of one variable.
-_OLD_NAMES = {'XLA_CLIENT_MEM_FRACTION': 'XLA_PYTHON_CLIENT_MEM_FRACTION'}
+# The share of a GPU's memory, which training owns: 0.75, the default, leaves a quarter of
+# it unused. JAX refuses to start with both names, the present one and that of before.
+_MEMORY = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+_MEMORY_SHARE = '0.85'
 _CUDA_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
 _GOOGLE = '0x1ae0'  # vendor in PCI's list
 _CUDA_SETUP = (
@@ -130,11 +101,9 @@ def enable(
   if _devices_are_open():
     return []
   here = platform(environment)
-  variables = {
-    s.name: s.value
-    for s in VARIABLES
-    if s.platform == here and not {s.name, _OLD_NAMES.get(s.name)} & environment.keys()
-  }
+  variables = {}
+  if here == 'gpu' and not any(name in environment for name in _MEMORY):
+    variables[_MEMORY[0]] = _MEMORY_SHARE
   spare = spare or SPARE_THREADS * emulated
   if spare and not threads:
     threads = cores.count() + spare

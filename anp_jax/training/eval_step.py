@@ -56,9 +56,7 @@ class EvalStep(step_context.StepContext):
     variables = {'params': self.strategy_step.gather(params), **stats}
     with self.strategy_step.convolution_context():
       outputs = self.model.apply(variables, images, False)
-    return self.strategy_step.of_whole_batch(
-      outputs.astype(self.config.model.param_dtype), len(images)
-    )
+    return outputs.astype(self.config.model.param_dtype)
 
   def _summed(self, rows_of):
     """Sums of metrics over the global batch, and rows of all of it, jitted.

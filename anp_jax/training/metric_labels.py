@@ -45,6 +45,13 @@ def labels(keys: Collection[str]) -> dict[str, str]:
   return {k: label.replace('ANP', word) for k, label in LABELS.items() if k in keys}
 
 
+def text(metrics: dict[str, float]) -> str:
+  """Returns the scores of a run in one line, for people."""
+  return ', '.join(
+    f'{label} {format_value(name, metrics[name])}' for name, label in labels(metrics).items()
+  )
+
+
 def format_value(name: str, value: float) -> str:
   """Returns a metric's value for people: accuracies as 12.3%."""
   return f'{100 * value:.1f}%' if '_top' in name else f'{value:.4g}'

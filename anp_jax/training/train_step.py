@@ -215,7 +215,7 @@ class TrainStep(step_context.StepContext):
           example_randomness.EXAMPLE: dropout_key,
         },
       )
-    outputs = self.strategy_step.of_whole_batch(outputs.astype(wide), len(images))
+    outputs = outputs.astype(wide)
     losses = self.objective.loss(outputs, targets)
     weight = batch['weight'].astype(wide)
     values = {'loss': losses} | self.objective.train_metrics(outputs, batch['label'])

@@ -62,7 +62,7 @@ _MAY_CHANGE = tuple(
 )
 _OF_STRATEGIES = """
   servers dedicated mode parts backup_workers look_ahead in_flight
-  bind tls_certificate tls_key shares split_layers check_plan plan batch_layers offload_to
+  bind tls_certificate tls_key shares split_layers plan offload_to
   models simulate.step_seconds simulate.image_seconds simulate.spread simulate.slow
   simulate.pull_seconds simulate.push_seconds
 """.split()

@@ -71,7 +71,6 @@ def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, shares
   'plan, data, model',
   [
     ('nothing', 1, 2),
-    ('apart', 2, 2),
     ('conv2={}', 1, 4),
     ('conv1={}; conv2={}', 2, 2),
     *(
@@ -90,16 +89,6 @@ def test_a_planned_step_is_that_of_the_unsplit_network(x64, plan, data, model):
     plan = plan.replace(f'{layer}={{}}', f'{layer}={text}')
   split = _split(data, model, **name, **{'strategy.plan': plan})
   splitting.assert_trains_as_unsplit(*split, **name)
-
-
-@pytest.mark.slow
-def test_apart_no_gradient_travels():
-  collected = _compiled_collectives(
-    1, 2, **{'model.name': 'tests.user_network:WithOurLayers', 'strategy.plan': 'apart'}
-  )
-  # The vote; statistics of 7 features, votes, weights and metrics.
-  assert {c.kind for c in collected} == {'all-reduce'}
-  assert sum(c.size for c in collected) < 4 * (2 * 7 + 16)
 
 
 def _compiled_collectives(data, model, **overrides):
@@ -174,7 +163,7 @@ def _unlike(batch, name, values, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('plan', ['nothing', 'apart', 'conv1=3,3'])
+@pytest.mark.parametrize('plan', ['nothing', 'conv1=3,3'])
 def test_the_first_device_counts(plan):
   """In weights, statistics, metrics and scores, on devices that differ."""
   keys = {'model.name': 'tests.user_network:WithoutDropout', 'strategy.plan': plan}
@@ -189,9 +178,7 @@ def test_the_first_device_counts(plan):
   assert [float(shard.data) for shard in weights] == [16, 16]
   state, values = program.train_step(state, batch)
   first, second = (np.asarray(s.data) for s in values.addressable_shards)
-  # Loss and accuracy; apart, gradients are each device's own.
-  count = 2 if plan == 'apart' else len(first)
-  np.testing.assert_array_equal(first[:count], second[:count])
+  np.testing.assert_array_equal(first, second)
   if plan == 'nothing':
     for leaf in jax.tree.leaves(state.params):
       a, b = (np.asarray(s.data) for s in leaf.addressable_shards)

@@ -281,7 +281,7 @@ def _costs(rest, **rates):
     **rates: by layer, features a second of each device.
   """
   layers = {path: splitting.layer(*r) for path, r in rates.items()}
-  fields = splitting.costs(layers, rest, alike=False).to_json()
+  fields = splitting.costs(layers, rest).to_json()
   fields['unsplit'] = fields['unsplit'][:1]
   return costs_lib.OffloadCosts.from_json(fields)
 
@@ -292,7 +292,6 @@ def test_a_step_is_the_slowest_of_each_layer_and_the_rest():
   # Offload devices compute nothing of the rest, nor of a layer not split.
   plan = {'first': (12, 8, 4)}
   assert costs.step_seconds(plan) == pytest.approx(5 + max(3, 4, 2) + 3)
-  assert costs.convolution_share == pytest.approx(9 / 14)
   assert costs.ideal_seconds() == pytest.approx(5 + 24 / 8 + 24 / 10)
 
 

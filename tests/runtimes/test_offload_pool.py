@@ -68,7 +68,7 @@ def _pool(processes, *ranks, address=None, **overrides):
 
 
 def _names(pool):
-  return [(device.name, device.is_lost) for device in pool.devices()]
+  return [(device.name, device.is_lost) for device in pool.devices]
 
 
 def test_devices_are_in_the_order_of_their_processes():
@@ -118,7 +118,7 @@ def test_shares_count_on_all_processes():
 def test_a_process_that_does_not_answer_is_told():
   processes = _Processes('a', 'b')
   pool = _pool(processes, 1)
-  (device,) = pool.devices()
+  (device,) = pool.devices
   device.lose()
   assert pool.news() == ['rank 1: does not answer']
   assert processes.sent == [(1, 'dropped')]
@@ -130,7 +130,7 @@ def test_those_that_are_there_are_told_of_the_end():
   with _pool(processes, 1, 2) as pool:
     processes.go(2)
   assert processes.sent == [(1, 'ended')]
-  assert len(pool.devices()) == 2
+  assert len(pool.devices) == 2
 
 
 def test_an_error_of_a_device_is_that_of_the_run():
@@ -138,7 +138,7 @@ def test_an_error_of_a_device_is_that_of_the_run():
 
   def run():
     with _pool(processes, 1) as pool:
-      (device,) = pool.devices()
+      (device,) = pool.devices
       device._device.error = MemoryError('no room')
       raise RuntimeError('a callback failed')
 

@@ -72,7 +72,7 @@ def test_largest_stable_rates(workers, plain, dana):
 
 
 def _setup(config, workers, servers=1, in_flight=1, **keys):
-  settings = look_ahead.Settings('dana', workers * in_flight, workers, in_flight)
+  settings = look_ahead.Settings('dana', workers * in_flight, in_flight)
   plain = {
     'strategy.look_ahead': 'dana',
     'schedule.name': 'constant',
@@ -246,7 +246,7 @@ def test_gradients_under_way(keys, workers, under_way):
   keys = {'name': 'parameter_server', 'look_ahead': 'dana', **keys}
   config = builders.config({f'strategy.{k}': v for k, v in keys.items()})
   assert look_ahead.settings(config, workers) == look_ahead.Settings(
-    'dana', under_way, workers, keys.get('in_flight', 1)
+    'dana', under_way, keys.get('in_flight', 1)
   )
 
 

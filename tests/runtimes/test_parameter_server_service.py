@@ -292,7 +292,7 @@ def test_tls(config, tmp_path, monkeypatch, setup):
   config = serving.config_of(config, **certificates.keys(tmp_path))
   server = _Server(config, tmp_path, setup)
   assert _update(server)[1] == {}
-  naked = transport.Client(server.address, server.token)
+  naked = transport.Client(server.address, server.token, None, 60.0)
   with pytest.raises(flight.FlightError):
     naked.ask('take', worker='a')
   naked.close()

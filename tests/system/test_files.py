@@ -34,8 +34,6 @@ def test_text_and_bytes_replace_a_file(tmp_path, monkeypatch):
     os.umask(mask)
   assert (tmp_path / 'a.txt').read_bytes() == b'\x00\xff'
   assert stat.S_IMODE(os.stat('a.txt').st_mode) == 0o644
-  files.write_atomic('secret', 'token', mode=0o600)
-  assert stat.S_IMODE(os.stat('secret').st_mode) == 0o600
   assert files.read_json('b.json', {}) == {}
   files.write_json('b.json', {'a': [1]})
   assert json.loads((tmp_path / 'b.json').read_text()) == files.read_json('b.json') == {'a': [1]}

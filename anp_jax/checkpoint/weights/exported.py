@@ -15,7 +15,7 @@ from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import augment, decode_pillow
 from anp_jax.system import files
-from anp_jax.training import mixing, objective as objective_lib
+from anp_jax.training import mixing
 
 NAME = 'model.stablehlo'
 FILES = (NAME, 'labels.json', 'preprocessing.json')
@@ -60,7 +60,7 @@ def exported(trained: trained_lib.Trained, platforms: tuple[str, ...]) -> export
     platforms: some of PLATFORMS.
   """
   config = trained.config
-  objective = objective_lib.create(trained.vocabulary, config)
+  objective = trained.objective
   variables = {'params': trained.params, **trained.stats}
 
   def apply(platform, variables, images):

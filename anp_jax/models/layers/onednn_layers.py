@@ -89,7 +89,6 @@ def _convolve_backward(stride, pads, groups, saved, dy):
   # dx and the update of the kernel in place, copies all kernels first (52 ms
   # of a step of ResNet-50 at 8 x 224 px).
   spec = onednn.convolution_of('backward_weights', *arguments)
-  spec = spec._replace(waits=dx is not None)
   awaited = () if dx is None else (dx,)
   return dx, onednn.call(spec, _like(kernel), x, dy, *awaited)
 

@@ -1,6 +1,6 @@
 """The training step of devices that share the layers along the axis 'model'."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 from typing import Any
 
@@ -17,7 +17,6 @@ from anp_jax.parallel.channel_split import (
   parts,
   split as plan_lib,
   split_operation,
-  split_rows as rows_lib,
 )
 from anp_jax.parallel.sync import sync_step as sync
 
@@ -28,12 +27,7 @@ def check(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   Raises:
     ConfigError: naming the key and the expected value.
   """
-  plan = plan_lib.from_config(config)
-  if config.strategy.offload_to and plan.by_batch:
-    raise config_lib.ConfigError(
-      f'config.strategy.plan={str(plan)!r}: expected features of each device '
-      'where config.strategy.offload_to names some'
-    )
+  plan_lib.from_config(config)
   shares, devices = config.strategy.shares, mesh.shape[mesh_lib.MODEL]
   if config.strategy.offload_to:  # outside of the mesh: the offload pool checks them
     return
@@ -50,10 +44,7 @@ class ChannelSplitStep(sync.SyncStep):
   Only the device holds its channels of a split kernel and their optimizer state, so
   neither these weights nor their gradients are sent (`kernels`). All devices of the
   axis 'model' compute everything else, and the first device's result is used:
-  unlike devices round differently, and weights must stay the same everywhere. With
-  the plan 'apart' nothing is split and no gradient is sent: devices of one kind round
-  alike, and each trains the network. If the first layers are computed by batch
-  (`split_rows`), gradients are sums of all devices' shares.
+  unlike devices round differently, and weights must stay the same everywhere.
   """
 
   # Of a split layer, each device takes another branch: a batch costs all together.
@@ -117,9 +108,6 @@ class ChannelSplitStep(sync.SyncStep):
     """One device's part of a step, from its channels of split kernels."""
 
     def split_step(params, stats, step, batch):
-      devices = lax.axis_size(mesh_lib.MODEL)
-      rows = len(batch['row']) // self.micro_batches()
-      self._check_rows(devices, rows)
       params = kernels.surrounded(params, self._kernels)
       return shard(params, stats, step, batch)
 
@@ -135,23 +123,19 @@ class ChannelSplitStep(sync.SyncStep):
         first device's.
 
     Returns:
-      Sums of gradients (a device's part for a split kernel; with the plan 'apart' the
-      device's own sums) and of metrics.
+      Sums of gradients, a device's part for a split kernel, and of metrics.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
     counts = [self._kernels.get(mesh_lib.path_name(path)) for path, _ in leaves]
     local = [
-      x if n is None else self._unshared(split_operation.own_part(x, n))
+      x if n is None else split_operation.own_part(x, n)
       for n, (_, x) in zip(counts, leaves, strict=True)
     ]
-    summed, metrics = super().reduce(tree.unflatten(local), self._local_metrics(metrics))
+    summed, metrics = super().reduce(tree.unflatten(local), jax.tree.map(_first_device, metrics))
     summed = jax.tree.leaves(summed)
     values, metrics_tree = jax.tree.flatten(metrics)
     wires = self._narrowed(summed)
-    if self._config.strategy.plan == plan_lib.APART:
-      values = buckets.summed(values, mesh_lib.MODEL, self._size)
-    else:
-      wires, values = self._complete(wires, counts, values)
+    wires, values = self._complete(wires, counts, values)
     gradients = [w.astype(x.dtype) for w, x in zip(wires, summed, strict=True)]
     return tree.unflatten(gradients), metrics_tree.unflatten(values)
 
@@ -160,40 +144,21 @@ class ChannelSplitStep(sync.SyncStep):
     sums = jax.tree.map(_first_device, sums)
     return lax.psum(sums, (*mesh_lib.BATCH, mesh_lib.MODEL))
 
-  def of_whole_batch(self, outputs: jax.Array, rows: int) -> jax.Array:
-    """The outputs; their gradient is divided by the devices if layers are by batch."""
-    if not self._plan.by_batch:
-      return outputs
-    if len(outputs) < rows:
-      raise config_lib.ConfigError(
-        'config.strategy.plan: expected a layer after those by batch; '
-        "config.strategy.name='sync' computes all layers by batch"
-      )
-    return rows_lib.shared(outputs)
-
   def local_vote(self, vote: jax.Array) -> jax.Array:
     """The largest vote of devices that have the same images."""
     return lax.pmax(vote, mesh_lib.MODEL)
 
-  @contextlib.contextmanager
-  def convolution_context(self) -> Iterator[None]:
-    """In this context, a model that is applied has its convolutions split.
-
-    Raises:
-      ConfigError: if the network cannot divide its batch as planned.
-    """
-    maps, plan = parts.Parts(), self._plan
-    rows = rows_lib.Rows(plan.by_batch)
+  def convolution_context(self) -> contextlib.AbstractContextManager[None]:
+    """The context in which an applied model has its convolutions split."""
+    maps = parts.Parts()
 
     def convolve_split(layer, convolve, x, kernel):
       counts = self._kernels.get(f'{layer}/kernel')
-      x, is_summed = rows.operand(layer, x, counts is not None)
       if counts is None:
         return convolve(x, kernel)
-      return maps.convolve(convolve, x, kernel, counts, sums=not is_summed)
+      return maps.convolve(convolve, x, kernel, counts)
 
-    with rows_lib.checked(rows), convolutions.computed_by(convolve_split, maps.apply):
-      yield
+    return convolutions.computed_by(convolve_split, maps.apply)
 
   def _join_fn(self, abstract_tree):
     """A part of a run's state -> that part with kernels whole on all devices."""
@@ -212,33 +177,11 @@ class ChannelSplitStep(sync.SyncStep):
     """
     wires = list(wires)
     unsplit = [i for i in self._backward if counts[i] is None]
-    # Devices have different shares of the gradients, or all have the same ones.
-    mask = (lambda x: x) if self._plan.by_batch else _first_device
-    summands = [mask(wires[i]) for i in unsplit] + metrics
+    summands = [_first_device(wires[i]) for i in unsplit] + metrics
     sums = buckets.summed(summands, mesh_lib.MODEL, self._size)
     for i, total in zip(unsplit, sums, strict=False):
       wires[i] = total
     return wires, sums[len(unsplit) :]
-
-  def _check_rows(self, devices, rows):
-    """Refuses a plan that does not divide a micro-batch of `rows` rows."""
-    if self._plan.by_batch and not rows_lib.divides(devices, rows):
-      raise config_lib.ConfigError(
-        f'config.strategy.plan: expected {2 * devices} images in a '
-        f'micro-batch, or another multiple of {devices}, which divide it, '
-        f'not {rows}'
-      )
-
-  def _local_metrics(self, metrics: step_sums.Metrics) -> step_sums.Metrics:
-    """This device's summands."""
-    stats = metrics.stats
-    share = rows_lib.share if self._plan.by_batch else _first_device
-    metrics = jax.tree.map(_first_device, metrics._replace(stats=None))
-    return metrics._replace(stats=jax.tree.map(share, stats))
-
-  def _unshared(self, x):
-    """The whole gradient of a split kernel, from that of the device's loss share."""
-    return x * lax.axis_size(mesh_lib.MODEL) if self._plan.by_batch else x
 
 
 def _first_device(x):

@@ -25,7 +25,7 @@ class Parts:
     self._parts: dict[int, tuple[jax.Array, jax.Array, tuple[int, ...]]] = {}
 
   def convolve(
-    self, convolve: Callable, x: jax.Array, kernel: jax.Array, counts: tuple, *, sums: bool = True
+    self, convolve: Callable, x: jax.Array, kernel: jax.Array, counts: tuple
   ) -> jax.Array:
     """A convolution: each device computes its features, and all are gathered.
 
@@ -35,7 +35,7 @@ class Parts:
     if entry:
       gathered, part, channels = entry
       x = split_operation.operand(part, lax.stop_gradient(gathered), channels)
-    part = split_operation.own_features(convolve, x, kernel, counts, sums=sums and entry is None)
+    part = split_operation.own_features(convolve, x, kernel, counts, sums=entry is None)
     return self._whole(part, counts)
 
   def apply(self, function: Callable, x: jax.Array, *arguments: Any) -> Any:

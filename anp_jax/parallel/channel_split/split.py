@@ -8,22 +8,17 @@ from ml_collections import ConfigDict
 from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment
 
-# Plans without split layers: all devices use the first one's gradients; or each of
-# several devices of one kind uses its own, and no gradient is sent.
-NOTHING, APART = 'nothing', 'apart'
-# In place of a layer's features: each device computes its rows of the batch.
-BATCH = 'batch'
+NOTHING = 'nothing'  # the plan without split layers
 
 
 class Shares:
   """The same shares for every convolution.
 
   Attributes:
-    layers, by_batch: empty; see `Plan`.
+    layers: empty; see `Plan`.
   """
 
   layers: tuple[str, ...] = ()
-  by_batch: frozenset[str] = frozenset()
 
   def __init__(self, shares: Sequence[float], layers: str):
     """Compiles the pattern.
@@ -47,19 +42,12 @@ class Plan:
 
   Attributes:
     layers: paths of the layers that the plan names.
-    by_batch: paths of the layers that are computed by batch.
   """
 
-  def __init__(self, divisions: Mapping[str, Sequence[int] | str]):
-    """Copies the features of each device, or BATCH, by layer."""
+  def __init__(self, divisions: Mapping[str, Sequence[int]]):
+    """Copies the features of each device by layer."""
     self.layers = tuple(divisions)
-    # A text is BATCH.
-    self._counts = {k: tuple(v) for k, v in divisions.items() if not isinstance(v, str)}
-    self.by_batch = frozenset(divisions) - frozenset(self._counts)
-
-  def of(self, layer: str) -> tuple[int, ...]:
-    """Features of each device for a layer that is split."""
-    return self._counts[layer]
+    self._counts = {layer: tuple(counts) for layer, counts in divisions.items()}
 
   def counts(self, layer: str, features: int, devices: int) -> tuple[int, ...] | None:
     """Features of each device; None for a layer that is not split.
@@ -79,7 +67,7 @@ class Plan:
 
   def __str__(self):
     """The text that `parse` reads."""
-    texts = [f'{k}={",".join(map(str, self._counts.get(k, [BATCH])))}' for k in self.layers]
+    texts = [f'{k}={",".join(map(str, counts))}' for k, counts in self._counts.items()]
     return '; '.join(texts) or NOTHING
 
 
@@ -89,16 +77,16 @@ def parse(text: str) -> Plan:
   Raises:
     ConfigError: if the text is not a plan.
   """
-  divisions: dict[str, Sequence[int] | str] = {}
-  for part in [] if text in (NOTHING, APART) else text.split(';'):
+  divisions: dict[str, Sequence[int]] = {}
+  for part in [] if text == NOTHING else text.split(';'):
     layer, _, numbers = part.strip().partition('=')
-    is_valid = re.fullmatch(rf'[^=\s]+=(\d+(,\d+)*|{BATCH})', part.strip())
+    is_valid = re.fullmatch(r'[^=\s]+=\d+(,\d+)*', part.strip())
     if not is_valid or layer in divisions:
       raise config_lib.ConfigError(
         f'config.strategy.plan={text!r}: expected a text such as '
-        f"'conv1={BATCH}; conv2=1000,500', each layer once, {NOTHING!r} or {APART!r}"
+        f"'conv1=250,250; conv2=1000,500', each layer once, or {NOTHING!r}"
       )
-    divisions[layer] = BATCH if numbers == BATCH else tuple(map(int, numbers.split(',')))
+    divisions[layer] = tuple(map(int, numbers.split(',')))
   return Plan(divisions)
 
 

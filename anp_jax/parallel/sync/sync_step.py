@@ -167,16 +167,6 @@ class SyncStep:
     """The context in which a step applies a model."""
     return contextlib.nullcontext()
 
-  def of_whole_batch(self, outputs: jax.Array, rows: int) -> jax.Array:
-    """A network's outputs for all of a device's part of the batch.
-
-    Args:
-      outputs: outputs of a model, to compute one loss from.
-      rows: number of examples in the part.
-    """
-    del rows
-    return outputs
-
   def local_vote(self, vote: jax.Array) -> jax.Array:
     """The vote that this device adds for its process."""
     return vote

@@ -25,8 +25,8 @@ def choose_plan(
     The text for config.strategy.plan, and messages for people.
   """
   saved = load(spec, workdir, processes)
-  costs, plan = saved or measure_and_plan(spec, workdir, processes)
-  text = plan_text(costs, plan)
+  costs, plan = saved or _measure_and_plan(spec, workdir, processes)
+  text = str(plan_lib.Plan(plan))
   messages = planner.messages(costs, plan)
   return text, [*messages, f'plan     config.strategy.plan={text!r}']
 
@@ -34,7 +34,7 @@ def choose_plan(
 def load(
   spec: run_spec.RunSpec, workdir: str, processes: cluster.Processes
 ) -> tuple[costs_lib.Costs, costs_lib.Plan] | None:
-  """Reads what `measure_and_plan` has kept of the same network and devices.
+  """Reads what `choose_plan` has kept of the same network and devices.
 
   Args:
     spec: spec of the run.
@@ -51,19 +51,12 @@ def load(
   return kind.from_json(saved['costs']), saved['plan']
 
 
-def measure_and_plan(
-  spec: run_spec.RunSpec, workdir: str, processes: cluster.Processes
-) -> tuple[costs_lib.Costs, costs_lib.Plan]:
-  """Times the network on the run's devices, plans, and keeps both.
+def measure(spec: run_spec.RunSpec, processes: cluster.Processes) -> costs_lib.Costs:
+  """Times the network on the run's devices; all processes call it."""
+  return timing_lib.Timing(spec, processes).costs()
 
-  Args:
-    spec: spec of the run.
-    workdir: folder of the run.
-    processes: processes of the run.
 
-  Returns:
-    The measured costs and the plan.
-  """
+def _measure_and_plan(spec, workdir, processes):
   key = _key(spec, processes)
   costs = measure(spec, processes)
   # Hosts may round differently: one of them decides.
@@ -74,23 +67,9 @@ def measure_and_plan(
   return costs, plan
 
 
-def plan_text(costs: costs_lib.Costs, plan: costs_lib.Plan) -> str:
-  """Returns the text for config.strategy.plan of a plan of these devices."""
-  if not plan and costs.alike:
-    return plan_lib.APART
-  return str(plan_lib.Plan(plan))
-
-
-def measure(spec: run_spec.RunSpec, processes: cluster.Processes) -> costs_lib.Costs:
-  """Times the network on the run's devices; all processes call it."""
-  return timing_lib.Timing(spec, processes).costs()
-
-
 def _key(spec, processes):
   """Returns what measurements depend on, as JSON; another key needs new ones."""
-  s = spec.config.strategy
   return kept.key(spec, processes) | {
     'helpers': [device.name for device in spec.offload_devices],
-    'layers': s.split_layers,
-    'batch_layers': s.batch_layers,
+    'layers': spec.config.strategy.split_layers,
   }

@@ -4,8 +4,7 @@ A step is a sum. Devices wait for each other where a split layer's parts are
 joined: up to there each computes its part of that layer, all layers before that
 are not split, and the rest, and the slowest counts. The collectives are added.
 Nothing overlaps: forward and backward, a layer needs the result of the layer
-before. Each device has a part of the work of layers by batch; where the first
-ones end all wait.
+before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,11 @@ import functools
 
 import numpy as np
 
-from anp_jax.costs import collectives, hardware
-from anp_jax.parallel.channel_split import split as plan_lib
-
 # Features that registers or matrix units compute together: rounding a device's
 # share up to a multiple costs nothing.
 MULTIPLES = {'cpu': 8, 'gpu': 8, 'tpu': 128}
-# By the path of each layer that is divided: features of each device, or BATCH.
-BATCH = plan_lib.BATCH
-Plan = Mapping[str, Sequence[int] | str]
+# By the path of each layer that is split: features of each device.
+Plan = Mapping[str, Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +32,6 @@ class CollectiveCost:
 
   gather: Sequence[float]
   total: Sequence[float]
-
-  @classmethod
-  def ring(cls, devices: int, bandwidth: float, latency: float) -> 'CollectiveCost':
-    """Returns the cost in a ring of devices, each with a link of its own.
-
-    Args:
-      devices: number of devices in the ring.
-      bandwidth: bytes per second of each link, one way at a time.
-      latency: seconds per message.
-    """
-    link = hardware.Link('', bandwidth, latency)
-    fixed = collectives.ring_all_reduce(devices, 0, link)
-    per_byte = collectives.ring_all_reduce(devices, 1, link) - fixed
-    return cls((fixed / 2, per_byte / 2), (fixed, per_byte))
 
   def gather_seconds(self, size: float) -> float:
     """Returns the seconds of a gather of that many bytes."""
@@ -120,9 +101,7 @@ class Costs:
     layers: path to Layer, for those that may be split.
     other_bytes: bytes of the gradients of all other parameters.
     link: cost of collectives between the devices.
-    alike: whether the devices are of one kind.
     multiple: number of features that are computed together, see MULTIPLES.
-    boundaries: paths of the layers before which layers by batch may end.
   """
 
   names: Sequence[str]
@@ -130,9 +109,7 @@ class Costs:
   layers: Mapping[str, Layer]
   other_bytes: int
   link: CollectiveCost
-  alike: bool = True
   multiple: int = 1
-  boundaries: Sequence[str] = ()
 
   # For people: the devices, and those that compute a layer that is not split.
   devices_are = 'along mesh.model'
@@ -176,34 +153,25 @@ class Costs:
     """Seconds of a step on the baseline device, nothing split."""
     return self.unsplit[self.baseline]
 
-  @property
-  def convolution_share(self) -> float:
-    """The fraction of the baseline's step that its convolutions take."""
-    return min(self._convolutions[self.baseline] / self.alone, 1.0)
-
   def ideal_seconds(self) -> float:
     """Returns the seconds of a step if communication took no time.
 
     Convolutions at all devices' rates together, the rest at the baseline's: on
-    n equal devices 1 / ((1 - f) + f / n) times as fast as on one, where f is
-    `convolution_share`.
+    n equal devices 1 / ((1 - f) + f / n) times as fast as on one, where f is the
+    fraction of its step that convolutions take.
     """
     return self._rest[self.baseline] + sum(
       1 / sum(1 / t for t in layer.alone) for layer in self.layers.values()
     )
 
   def layer_seconds(
-    self,
-    path: str,
-    counts: Sequence[int] | str | None,
-    plan: Plan,
-    behind: float | np.ndarray = 0.0,
+    self, path: str, counts: Sequence[int] | None, plan: Plan, behind: float | np.ndarray = 0.0
   ) -> float:
     """Returns the seconds of a layer.
 
     Args:
       path: path of the layer.
-      counts: features of each device, or BATCH; None: not divided.
+      counts: features of each device; None: not split.
       plan: plan of the layers before.
       behind: seconds that each device computes before; see `behind`.
     """
@@ -211,10 +179,9 @@ class Costs:
     return max(behind + np.array(self._work(path, counts))) + communication
 
   def step_seconds(self, plan: Plan) -> float:
-    """Returns the predicted seconds; layers without a plan are not divided."""
-    kernels = [layer.kernel for path, layer in self.layers.items() if not is_split(plan.get(path))]
-    size = 0 if not plan and self.alike else self.other_bytes + sum(kernels)
-    gradients = self.link.sum_seconds(size)
+    """Returns the predicted seconds; layers without a plan are not split."""
+    kernels = [layer.kernel for path, layer in self.layers.items() if path not in plan]
+    gradients = self.link.sum_seconds(self.other_bytes + sum(kernels))
     if not plan:
       return max(self.unsplit) + gradients
     seconds, behind = self._progress(plan)
@@ -237,19 +204,13 @@ class Costs:
       until: path of the layer before whose own work to stop; None: the end.
     """
     seconds, behind = 0.0, np.zeros(len(self.names))
-    is_by_batch = False
-    for path, layer in self.layers.items():
-      if is_by_batch and plan.get(path) != BATCH:  # rows are given to others
-        seconds += max(behind) + self.link.gather_seconds(layer.input)
-        behind = np.zeros(len(self.names))
+    for path in self.layers:
       counts = plan.get(path)
-      is_by_batch = counts == BATCH
-      part = 1 / len(self.names) if is_by_batch else 1
-      behind = behind + part * self._rest_around(path)
+      behind = behind + self._rest_around(path)
       if path == until:
         break
       behind = behind + self._work(path, counts)
-      if is_split(counts):
+      if counts is not None:
         seconds += max(behind) + self._communication(path, counts, plan)
         behind = np.zeros(len(self.names))
     return seconds, behind
@@ -261,26 +222,21 @@ class Costs:
   def _work(self, path, counts):
     """Returns the seconds that each device computes for a layer."""
     layer = self.layers[path]
-    if not is_split(counts):
-      devices = len(self.names) if counts == BATCH else 1
-      return [seconds / devices for seconds in layer.alone]
+    if counts is None:
+      return layer.alone
     return [float(layer.seconds_for(d, n)) for d, n in enumerate(counts)]
 
   def _communication(self, path, counts, plan):
     """Returns the seconds in which a layer's map and its operand's gradient travel."""
-    if not is_split(counts):
+    if counts is None:
       return 0.0
     layer = self.layers[path]
     latencies = (layer.uses - 1) * self.link.gather[0]
     seconds = latencies + self.link.gather_seconds(layer.output * _padding(counts))
     if not layer.input:
       return seconds
-    paths = list(self.layers)
-    before = paths[paths.index(path) - 1]  # the first one needs no gradient
-    if plan.get(before) == BATCH:  # each device gets the sum of its own rows
-      return seconds + latencies + self.link.gather_seconds(layer.input)
     operand = plan.get(layer.reads)
-    if not is_split(operand):  # every device has to have all of the gradient
+    if operand is None:  # every device has to have all of the gradient
       seconds += (layer.uses - 1) * self.link.total[0]
       return seconds + self.link.sum_seconds(layer.input)
     # Each device gets the sum of its own channels: a gather backwards.
@@ -335,11 +291,6 @@ class OffloadCosts(Costs):
 
   def _communication(self, path, counts, plan):
     return 0.0  # in the devices' times
-
-
-def is_split(counts: Sequence[int] | str | None) -> bool:
-  """Returns whether a layer of a plan is divided by channels."""
-  return counts is not None and counts != BATCH
 
 
 def _padding(counts):

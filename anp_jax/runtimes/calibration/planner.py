@@ -11,13 +11,12 @@ from anp_jax.runtimes.calibration import costs as costs_lib
 _WIDTHS = 16  # sizes of a layer's largest part that are tried
 
 
-def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...] | str]:
-  """Returns features of each device, or BATCH, for each layer that is best divided.
+def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...]]:
+  """Returns features of each device for each layer that is best split.
 
-  Layers are by batch up to each place where they may end, or none is. Those after it
-  are planned one after another, in the order in which they are called: each is not
-  split, or divided over the fastest one, two, ... devices such that they are ready at
-  the same time, which a device reaches later that has more of the layers before to
+  Layers are planned one after another, in the order in which they are called: each is
+  not split, or divided over the fastest one, two, ... devices such that they are ready
+  at the same time, which a device reaches later that has more of the layers before to
   compute; or nearly so, since the largest part takes longest to send. Then each is
   planned again by the predicted step, since a layer may be worth splitting for what
   it saves the next one. {} if nothing is faster than the whole network on each
@@ -25,19 +24,11 @@ def best_plan(costs: costs_lib.Costs) -> dict[str, tuple[int, ...] | str]:
   """
   if len(costs.names) == 1:
     return {}
-  paths = list(costs.layers)
-  plans = [{}, _split_after(costs, [])] + [
-    _split_after(costs, paths[: paths.index(end)]) for end in costs.boundaries
-  ]
-  return min(plans, key=costs.step_seconds)
+  return min(({}, _split(costs)), key=costs.step_seconds)
 
 
 def balanced_counts(
-  costs: costs_lib.Costs,
-  path: str,
-  devices: Sequence[int],
-  most: float = np.inf,
-  behind: Sequence[float] | None = None,
+  costs: costs_lib.Costs, path: str, devices: Sequence[int], most: float, behind: Sequence[float]
 ) -> tuple[int, ...]:
   """Returns the features with which some devices are ready together.
 
@@ -46,7 +37,7 @@ def balanced_counts(
     path: path of the layer.
     devices: devices that divide it; the others get 0.
     most: features that one device may have, if the others can have the rest.
-    behind: seconds that each device computes before; None: 0.
+    behind: seconds that each device computes before.
   """
   layer = costs.layers[path]
   unit = costs.multiple
@@ -54,8 +45,7 @@ def balanced_counts(
     unit = 1
   counts = np.arange(0, layer.features + 1, unit)
   counts = counts[counts <= max(most, -(-layer.features // len(devices)))]
-  start = np.zeros(len(costs.names)) if behind is None else behind
-  times = [start[d] + layer.seconds_for(d, counts) for d in devices]
+  times = [behind[d] + layer.seconds_for(d, counts) for d in devices]
   limits = np.unique(np.concatenate(times))
   units = layer.features // unit
   enough = bisect.bisect_left(
@@ -77,8 +67,6 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
     counts = plan.get(path)
     if counts is None:
       division = f'computed by {costs.computes_unsplit}'
-    elif counts == costs_lib.BATCH:
-      division = 'each device computes its part of the batch'
     elif sorted(counts)[-2:][0] == 0:
       division = f'computed by device {int(np.argmax(counts))}'
     else:
@@ -101,11 +89,10 @@ def messages(costs: costs_lib.Costs, plan: costs_lib.Plan) -> list[str]:
   return lines
 
 
-def _split_after(costs, by_batch):
-  """Returns a plan of layers by batch, after which others are split."""
-  plan = dict.fromkeys(by_batch, costs_lib.BATCH)
-  layers = {k: v for k, v in costs.layers.items() if k not in plan}
-  for path, layer in layers.items():
+def _split(costs):
+  """Returns a plan that splits layers wherever that is faster."""
+  plan = {}
+  for path, layer in costs.layers.items():
     behind = costs.behind(plan, path)
     best = min(
       _best_divisions(costs, path, plan), key=lambda n: costs.layer_seconds(path, n, plan, behind)
@@ -115,7 +102,7 @@ def _split_after(costs, by_batch):
     unsplit = costs.layer_seconds(path, None, plan, behind) + gradient
     if costs.layer_seconds(path, best, plan, behind) < unsplit:
       plan[path] = best
-  for path in layers:
+  for path in costs.layers:
     rest = {p: counts for p, counts in plan.items() if p != path}
     if rest:
       plans = [rest | {path: n} for n in _best_divisions(costs, path, rest)]

@@ -5,7 +5,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from anp_jax import cluster, config as config_lib, experiment
@@ -152,11 +151,9 @@ def _steps(spec: run_spec.RunSpec, rows: int, processes) -> list[Callable]:
 
 def _gradient_sum(spec) -> Callable:
   """Returns the sum over the devices of as many bytes as the gradients have."""
-  config = spec.config
-  is_wide = config.model.param_dtype == 'float64'
-  dtype = jnp.dtype('float64' if is_wide else config.strategy.reduce_dtype)
   params = build.create(spec).abstract_replica.params
-  size = dtype.itemsize * sum(leaf.size for leaf in jax.tree.leaves(params))
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+  size = workloads.gradient_bytes(spec.config) * parameters
   _, run = workloads.collective('total', spec.mesh, mesh_lib.DATA, size)
   run()
   return run

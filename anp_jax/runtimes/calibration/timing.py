@@ -13,14 +13,13 @@ from anp_jax import cluster, config as config_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
 from anp_jax.runtimes.calibration import (
-  boundaries,
   costs as costs_lib,
   rounds as rounds_lib,
   similar,
   workloads,
 )
 from anp_jax.runtimes.offload import device as device_lib
-from anp_jax.system import stopwatch
+from anp_jax.system import memory, stopwatch
 from anp_jax.training import build, run_spec
 
 # Fractions of a layer's features that are timed.
@@ -52,10 +51,7 @@ class Timing:
     specs = [workloads.unsplit(spec, d) for d in self._devices]
     singles = [build.create(s) for s in specs]
     config = spec.config
-    # Gradients travel in a dtype of their own; those in float64 never in less.
-    is_wide = config.model.param_dtype == 'float64'
-    dtype = 'float64' if is_wide else config.strategy.reduce_dtype
-    self._gradient_bytes = jnp.dtype(dtype).itemsize
+    self._gradient_bytes = workloads.gradient_bytes(config)
     leaves = jax.tree.leaves(singles[0].abstract_replica.params)
     self._parameters = sum(leaf.size for leaf in leaves)
     # Its index is 0.
@@ -64,12 +60,7 @@ class Timing:
       for single, s in zip(singles, specs, strict=True)
     )
     # By layer, its calls and the programs of each.
-    network_calls = calls(singles[0], config, rows)
-    self._layers = self._compile_layers(network_calls)
-    self._boundaries: tuple[str, ...] = ()
-    if config.strategy.batch_layers and not spec.offload_devices:
-      tracer = boundaries.Tracer(spec, singles[0], images(config, rows))
-      self._boundaries = tracer.find(network_calls, self._layers)
+    self._layers = self._compile_layers(calls(singles[0], config, rows))
     processes.gather('compiled')  # Gloo waits half a minute for the slowest
     # (name, bytes) of gathers and sums over the axis 'model'.
     self._collectives = [] if spec.offload_devices else self._add_collectives()
@@ -78,7 +69,6 @@ class Timing:
     """Times in rounds; returns costs from the medians, the same on all processes."""
     self._rounds.run()
     mesh, times = self._spec.mesh, self._gather_times()
-    names, are_alike = self._kinds()
 
     def slowest(column, name):
       return np.max([times[device][name] for device in column], 0).tolist()
@@ -93,26 +83,21 @@ class Timing:
     kernels = sum(layer.kernel for layer in layers.values())
     kind = costs_lib.OffloadCosts if self._spec.offload_devices else costs_lib.Costs
     costs = kind(
-      names=names,
+      names=self._names(),
       unsplit=unsplit,
       layers=layers,
       other_bytes=self._gradient_bytes * self._parameters - kernels,
       link=self._link(),
-      alike=are_alike,
       multiple=costs_lib.MULTIPLES.get(mesh_lib.platform(mesh), 1),
-      boundaries=self._boundaries,
     )
     if self._spec.offload_devices:
       return costs
     return similar.average(costs)
 
-  def _kinds(self):
-    """Returns names of the devices, and whether all are of one kind."""
-    rows = devices(self._spec.mesh, self._processes)
-    names = [f'{kind} ({host})' for kind, host in rows[0]]
-    names += [device.name for device in self._spec.offload_devices]
-    kinds = {kind for row in rows for kind, _ in row}
-    return names, len(kinds) == 1 and not self._spec.offload_devices
+  def _names(self):
+    """Returns the names of the devices, for people."""
+    names = [f'{kind} ({host})' for kind, host in devices(self._spec.mesh, self._processes)[0]]
+    return names + [device.name for device in self._spec.offload_devices]
 
   def _compile(self, builders) -> int:
     """Adds a program, built and run once on each device; returns its index.
@@ -199,8 +184,8 @@ class Timing:
       alone=[ways[0] for ways in seconds],
       counts=_counts(first.features),
       seconds=[ways[1:] for ways in seconds],
-      output=times * sum(_bytes(call.gathered) for call in calls),
-      input=times * sum(_bytes(c.x) for c in calls if not c.reads_images),
+      output=times * sum(memory.of_array(call.gathered) for call in calls),
+      input=times * sum(memory.of_array(c.x) for c in calls if not c.reads_images),
       kernel=self._gradient_bytes * math.prod(first.kernel.shape),
       uses=times * len(calls),
       reads=first.reads,
@@ -280,24 +265,12 @@ def calls(
   """
   single = network.abstract_replica
   variables = {'params': single.params, **single.stats}
-  return convolutions.find(network.model, variables, images(config, rows))
-
-
-def images(config: ml_collections.ConfigDict, rows: int) -> jax.ShapeDtypeStruct:
-  """Returns the normalised images of a micro-batch.
-
-  Args:
-    config: config of the run.
-    rows: images of a device's batch.
-  """
   shape, _ = config_lib.example(config)
-  return jax.ShapeDtypeStruct((rows // config.accumulate, *shape), jnp.dtype(config.model.dtype))
+  size, dtype = rows // config.accumulate, jnp.dtype(config.model.dtype)
+  images = jax.ShapeDtypeStruct((size, *shape), dtype)
+  return convolutions.find(network.model, variables, images)
 
 
 def _counts(features) -> tuple[int, ...]:
   """Returns the numbers of features that are timed."""
   return tuple(sorted({max(round(features * f), 1) for f in _FRACTIONS}))
-
-
-def _bytes(array) -> int:
-  return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize

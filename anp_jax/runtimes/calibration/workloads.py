@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
@@ -28,13 +29,6 @@ def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
   config = config_lib.replaced(spec.config, changes)
   mesh = mesh_lib.create(config, [device])
   return dataclasses.replace(spec, config=config, mesh=mesh, offload_devices=())
-
-
-def unsplit_step(spec: run_spec.RunSpec, device: jax.Device) -> Callable:
-  """Returns a step of the whole batch on one device, with nothing split."""
-  single = unsplit(spec, device)
-  with jax.default_device(device):
-    return step(build.create(single), single, spec.batch_size)
 
 
 def step(
@@ -142,6 +136,12 @@ def offloaded_convolution(call: convolutions.Call, count: int, device: Any) -> C
     device.backward(task, dy, not call.reads_images)[1].result()
 
   return run
+
+
+def gradient_bytes(config: ml_collections.ConfigDict) -> int:
+  """Returns the bytes of a gradient's number as it is sent; float64 is not narrowed."""
+  is_wide = config.model.param_dtype == 'float64'
+  return jnp.dtype('float64' if is_wide else config.strategy.reduce_dtype).itemsize
 
 
 def collective(name: str, mesh: jax.sharding.Mesh, axis: str, size: int) -> tuple[int, Callable]:

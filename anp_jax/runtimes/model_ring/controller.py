@@ -167,7 +167,7 @@ class RingController:
       self._leaderboard.write()
       _note(
         f'{self._ring.candidates[event.model].name}  lap {event.laps} of {self._ring.laps.total}, '
-        f'step {event.step}: {_text(event.scores)}'
+        f'step {event.step}: {metric_labels.text(event.scores)}'
       )
 
   def _on_failure(self, event):
@@ -202,7 +202,7 @@ def evaluate(runners: runner_lib.Runners, store: store_lib.Store, which: str) ->
       continue
     state, step = restored
     scores = runners[candidate.index].score(state.evaluated(), ring.eval_source)
-    _note(f'{candidate.name}  step {step}: {_text(scores)}')
+    _note(f'{candidate.name}  step {step}: {metric_labels.text(scores)}')
     count += 1
   if not count:
     raise config_lib.ConfigError(f'{ring.workdir} has no checkpoint to evaluate')
@@ -225,10 +225,3 @@ def _announce(ring, leaderboard):
 
 def _note(text):
   print(text, flush=True)
-
-
-def _text(scores):
-  return ', '.join(
-    f'{label} {metric_labels.format_value(n, scores[n])}'
-    for n, label in metric_labels.labels(scores).items()
-  )

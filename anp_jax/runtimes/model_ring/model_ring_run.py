@@ -165,6 +165,4 @@ class _RingProcess:
 
   def _close(self):
     for worker in self._workers:
-      worker.stop()
-    for worker in self._workers:
       worker.close()

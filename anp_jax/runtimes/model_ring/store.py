@@ -1,6 +1,5 @@
 """The folders of a ring's models: their checkpoints, and who may write."""
 
-import json
 import os
 import threading
 from typing import Any
@@ -170,25 +169,22 @@ def _refusal(ring, training):
     'parts': list(ring.sizes),
     'laps': ring.laps.total,
     'models': [c.text for c in ring.candidates],
-    'config': json.loads(config_lib.to_json(ring.config)),
   }
-  if os.path.exists(path):
-    with open(path) as f:
-      saved = json.load(f)
+  saved = files.read_json(path)
+  if not saved and not training:
+    return f'{ring.workdir} has no checkpoint of a ring to evaluate'
+  if saved:
     if not training:  # scores are the same on any devices
       saved['parts'] = current['parts']
-    difference = _difference(saved, current, ring.config)
-    if difference:
+    if difference := _difference(saved, current, ring):
       return f'{ring.workdir} belongs to another {difference}'
-  elif not training:
-    return f'{ring.workdir} has no checkpoint of a ring to evaluate'
   if training:
     run_dir.claim_workdir(ring.workdir, ring.config, ring.source.vocabulary)
     files.write_json(path, current)
   return ''
 
 
-def _difference(saved, current, config):
+def _difference(saved, current, ring):
   """Returns what makes a workdir's ring another one; '' if nothing does."""
   other = '; choose another --workdir'
   for key, what in (('parts', 'stations have parts of'), ('laps', 'models make laps:')):
@@ -196,5 +192,5 @@ def _difference(saved, current, config):
       return f'ring: its {what} {saved[key]}, not {current[key]}{other}'
   if saved['models'] != current['models'][: len(saved['models'])]:
     return f'ring: config.strategy.models may only grow at its end{other}'
-  difference = config_lib.difference(saved['config'], config)
+  difference = config_lib.difference(run_dir.saved_config(ring.workdir), ring.config)
   return difference and f'run: {difference}{other}'

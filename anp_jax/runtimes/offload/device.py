@@ -178,12 +178,6 @@ def kind(device: jax.Device) -> str:
 
 def processor() -> str:
   """Returns the CPU's name, and the number of cores that this process may use."""
-  name = platform_lib.machine()
-  try:
-    with open('/proc/cpuinfo') as f:
-      lines = [line for line in f if line.startswith('model name')]
-    name = lines[0].partition(':')[2].strip() if lines else name
-  except OSError:  # not Linux
-    pass
+  name = cores.cpu_line('model name').partition(':')[2].strip() or platform_lib.machine()
   count = cores.count()
   return f'{name}, {count} core{"s" if count > 1 else ""}'

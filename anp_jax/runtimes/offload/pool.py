@@ -32,6 +32,8 @@ class DevicePool:
   Attributes:
     processes: this process alone, in place of all processes of the run.
     mesh_devices: devices of the run's mesh: the training device.
+    devices: offload devices, also those that are lost, in the order of
+      config.strategy.offload_to and of the processes.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, processes: cluster.Processes):
@@ -55,8 +57,8 @@ class DevicePool:
     names = config.strategy.offload_to
     local = {name: [self._open(name)] for name in names if name != PROCESSES}
     remote = {PROCESSES: self._meet()} if PROCESSES in names else {}
-    self._devices = tuple(device for name in names for device in (local | remote)[name])
-    shares, count = config.strategy.shares, 1 + len(self._devices)
+    self.devices = tuple(device for name in names for device in (local | remote)[name])
+    shares, count = config.strategy.shares, 1 + len(self.devices)
     if shares and len(shares) != count:
       raise config_lib.ConfigError(
         f'config.strategy.shares={tuple(shares)}: expected {count}, of the '
@@ -69,9 +71,9 @@ class DevicePool:
   def __exit__(self, kind, error, trace):
     with self._changed:
       peers = dict(self._peers)
-    for device in self._devices:
+    for device in self.devices:
       device.close()
-    for device in self._devices:
+    for device in self.devices:
       if error is not None and device.error is not None:
         # XLA says no more than that a callback failed.
         text = error_lines.first_line(device.error)
@@ -80,13 +82,6 @@ class DevicePool:
       if error is None:
         self._all.send(rank, _ENDED)
       client.close()
-
-  def devices(self) -> tuple:
-    """Returns the offload devices, also those that are lost.
-
-    They are in the order of config.strategy.offload_to and of the processes.
-    """
-    return self._devices
 
   def news(self) -> list[str]:
     """Returns a line for each change of the devices since the last call."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from anp_jax import cluster, config as config_lib, recorder as recorder_lib
+from anp_jax import cluster, recorder as recorder_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.cluster import preemption
 from anp_jax.data.sources import agreement
@@ -27,6 +27,7 @@ from anp_jax.runtimes.parameter_server import (
   slice_optimizer,
   update_metrics,
 )
+from anp_jax.system import error_lines
 
 _POLL = 0.02  # seconds
 STOP = 'stop'  # what a process says that was told to
@@ -258,7 +259,7 @@ class Chief:
             return data
       except transport.CONNECTION_ERRORS as e:
         if 'refused:' in str(e):
-          raise cluster.RunFailedError(f'server {index}: {transport.describe_error(e)}') from e
+          raise cluster.RunFailedError(f'server {index}: {error_lines.typed_line(e)}') from e
         time.sleep(_POLL)
     return None
 
@@ -276,9 +277,5 @@ def _with_batch_size(participant, workers) -> ml_collections.ConfigDict:
   config = run_dir.with_sizes(
     participant.config, participant.workdir, jax.local_device_count() * data_shards
   )
-  if config.batch_size % data_shards:
-    raise config_lib.ConfigError(
-      f'config.batch_size={config.batch_size} does not divide by the '
-      f'{data_shards} parts that an update is made of'
-    )
+  scheduler_lib.check_batch(config, data_shards)
   return config

@@ -170,7 +170,7 @@ class DelayedStep(sync_step.SyncStep):
 
   @property
   def _momenta(self):
-    return self._settings().workers * self._settings().in_flight
+    return self._settings().under_way
 
   def _settings(self):
     return look_ahead.settings(self._config, self._config.strategy.simulate.workers)

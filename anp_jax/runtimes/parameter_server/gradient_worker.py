@@ -16,6 +16,7 @@ from anp_jax.runtimes.parameter_server import (
   setup as setup_lib,
   threads,
 )
+from anp_jax.system import error_lines
 
 
 class BatchQueue:
@@ -118,9 +119,9 @@ class Worker:
           _WorkerSession(self, servers, setup, invitation['data_shards']).run()
         except transport.CONNECTION_ERRORS as e:
           if 'refused:' in str(e):
-            raise cluster.RunFailedError(transport.describe_error(e)) from e
+            raise cluster.RunFailedError(error_lines.typed_line(e)) from e
           if not self.over.wait(participant_lib.RETRY):
-            logging.warning('worker %s reconnecting: %s', self.name, transport.describe_error(e))
+            logging.warning('worker %s reconnecting: %s', self.name, error_lines.typed_line(e))
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:

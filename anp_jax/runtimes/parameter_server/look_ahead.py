@@ -39,14 +39,12 @@ class Settings:
 
   Attributes:
     method: config.strategy.look_ahead.
-    under_way: gradients that are computed at a time, and count.
-    workers: number of processes that train.
+    under_way: gradients that are computed at a time, of all workers.
     in_flight: gradients of a worker at a time.
   """
 
   method: str = 'none'
   under_way: int = 1
-  workers: int = 1
   in_flight: int = 1
 
 
@@ -55,7 +53,7 @@ def settings(config: ml_collections.ConfigDict, workers: int) -> Settings:
   s = config.strategy
   if s.look_ahead == 'none':
     return Settings()
-  return Settings(s.look_ahead, workers * s.in_flight, workers, s.in_flight)
+  return Settings(s.look_ahead, workers * s.in_flight, s.in_flight)
 
 
 def describe(ahead: Settings) -> str:
@@ -81,7 +79,7 @@ class Holder(NamedTuple):
 
 def first_holders(ahead: Settings, order: int) -> list[Holder]:
   """Returns the holders of all momenta before the first update, of this number; or []."""
-  count = ahead.workers * ahead.in_flight if ahead.method == 'dana' else 0
+  count = ahead.under_way if ahead.method == 'dana' else 0
   return [Holder('', order - 1)] * count
 
 
@@ -142,7 +140,6 @@ class LookAhead:
     """
     self._ahead = ahead
     self.keeps_read = ahead.method == 'none' or config.optimizer.name == 'nesterov'
-    self._count = ahead.workers * ahead.in_flight
     self._chain = optax.with_extra_args_support(chain)
     self._schedule, self._scale = schedule, scale
     self._momentum = config.optimizer.momentum if ahead.method != 'none' else 0.0
@@ -171,8 +168,9 @@ class LookAhead:
     updates, new = self._chain.update(gradient, inner, state.params, decays=decays)
     momentum = trace(new)
     # For one worker the mean is its own, to the bit.
+    count = self._ahead.under_way
     mean = jax.tree.map(
-      lambda all_, before, after: (self._count * all_ - before + after) / self._count,
+      lambda all_, before, after: (count * all_ - before + after) / count,
       trace(old),
       state.momentum,
       momentum,
@@ -202,7 +200,7 @@ class LookAhead:
     holders, index, gone = claim(holders, worker, order, self._ahead.in_flight)
     if gone is not None:
       blocks = [
-        b.replace(opt_state=without(b.opt_state, m, self._count))
+        b.replace(opt_state=without(b.opt_state, m, self._ahead.under_way))
         for b, m in zip(blocks, arrays[gone], strict=True)
       ]
       arrays[gone] = tuple(np.zeros_like(m) for m in arrays[gone])

@@ -72,59 +72,51 @@ class ParameterServer(sync.Sync):
   def check(self, config: dict[str, Any]) -> None:
     """Refuses optimizers and modes that slices of weights cannot have."""
     rules.check_tls(config)
-    optimizer = config['optimizer.name']
+    optimizer, mode = config['optimizer.name'], config['strategy.mode']
     elementwise = [name for name, entry in optimizers.OPTIMIZERS.items() if entry.is_elementwise]
-    rules.check(
-      optimizer in elementwise,
-      'optimizer.name',
-      optimizer,
-      f'one of {", ".join(elementwise)} where strategy.name is parameter_server: a server '
-      'updates a slice of the weights, element by element',
-    )
-    servers = config['strategy.servers']
-    rules.check(
-      servers == 1 or not config['strategy.simulate.workers'],
-      'strategy.servers',
-      servers,
-      '1 where strategy.simulate.workers are simulated',
-    )
-    mode, parts = config['strategy.mode'], config['strategy.parts']
-    backups = config['strategy.backup_workers']
-    rules.check(
-      not backups or mode == 'synchronous',
-      'strategy.backup_workers',
-      backups,
-      f"0 where strategy.mode is '{mode}': nobody is waited for there",
-    )
-    rules.check(
-      parts == 1 or mode == 'rennala',
-      'strategy.parts',
-      parts,
-      f"1 where strategy.mode is '{mode}': only rennala collects gradients",
-    )
-    rules.check(
-      not config.get('optimizer.clip_norm')
-      or not config['strategy.simulate.workers']
-      or mode == 'async',
-      'optimizer.clip_norm',
-      config.get('optimizer.clip_norm'),
-      "0 where strategy.simulate.workers are simulated and strategy.mode is not 'async': real "
-      'workers clip the gradients of an update one by one',
-    )
-    look_ahead = config['strategy.look_ahead']
-    rules.check(
-      look_ahead == 'none' or mode == 'async',
-      'strategy.look_ahead',
-      look_ahead,
-      f"'none' where strategy.mode is '{mode}': no gradient is stale there",
-    )
-    rules.check(
-      look_ahead == 'none' or optimizer in ('momentum', 'nesterov'),
-      'strategy.look_ahead',
-      look_ahead,
-      f"'none' where optimizer.name is "
-      f'{optimizer!r}: only momentum and nesterov have the momentum for it',
-    )
+    has_simulation = bool(config['strategy.simulate.workers'])
+    looks_ahead = config['strategy.look_ahead'] != 'none'
+    for refused, key, expected in (
+      (
+        optimizer not in elementwise,
+        'optimizer.name',
+        f'one of {", ".join(elementwise)} where strategy.name is parameter_server: a server '
+        'updates a slice of the weights, element by element',
+      ),
+      (
+        has_simulation and config['strategy.servers'] > 1,
+        'strategy.servers',
+        '1 where strategy.simulate.workers are simulated',
+      ),
+      (
+        config['strategy.backup_workers'] and mode != 'synchronous',
+        'strategy.backup_workers',
+        f"0 where strategy.mode is '{mode}': nobody is waited for there",
+      ),
+      (
+        config['strategy.parts'] > 1 and mode != 'rennala',
+        'strategy.parts',
+        f"1 where strategy.mode is '{mode}': only rennala collects gradients",
+      ),
+      (
+        has_simulation and mode != 'async' and config.get('optimizer.clip_norm'),
+        'optimizer.clip_norm',
+        "0 where strategy.simulate.workers are simulated and strategy.mode is not 'async': real "
+        'workers clip the gradients of an update one by one',
+      ),
+      (
+        looks_ahead and mode != 'async',
+        'strategy.look_ahead',
+        f"'none' where strategy.mode is '{mode}': no gradient is stale there",
+      ),
+      (
+        looks_ahead and optimizer not in ('momentum', 'nesterov'),
+        'strategy.look_ahead',
+        f"'none' where optimizer.name is {optimizer!r}: only momentum and nesterov have the "
+        'momentum for it',
+      ),
+    ):
+      rules.check(not refused, key, config.get(key), expected)
     rules.check_replicated(
       config, 'strategy.name is parameter_server: the servers divide the state'
     )

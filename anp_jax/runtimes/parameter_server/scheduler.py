@@ -156,6 +156,19 @@ class TicketScheduler:
     return next(alone, None)
 
 
+def check_batch(config: ml_collections.ConfigDict, data_shards: int) -> None:
+  """Refuses a batch size that the parts of an update do not divide.
+
+  Raises:
+    ConfigError: naming the batch size.
+  """
+  if config.batch_size % data_shards:
+    raise config_lib.ConfigError(
+      f'config.batch_size={config.batch_size} does not divide by the '
+      f'{data_shards} parts that an update is made of'
+    )
+
+
 def data_shards(config: ml_collections.ConfigDict, workers: int) -> int:
   """Returns the number of parts of a batch that an update is made of.
 

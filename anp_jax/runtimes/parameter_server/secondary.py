@@ -13,6 +13,7 @@ from anp_jax.runtimes.parameter_server import (
   session as session_lib,
   setup as setup_lib,
 )
+from anp_jax.system import error_lines
 
 
 class SecondaryServer:
@@ -51,7 +52,7 @@ class SecondaryServer:
       if settings := self._participant.invitation():
         self._serve(settings)
     except transport.CONNECTION_ERRORS as e:
-      raise cluster.PeerLostError(f'server 0: {transport.describe_error(e)}') from e
+      raise cluster.PeerLostError(f'server 0: {error_lines.typed_line(e)}') from e
     finally:
       # A caller of a port that is left open while Python shuts down would take
       # the process down.

@@ -15,6 +15,7 @@ from anp_jax.runtimes.parameter_server import (
   session as session_lib,
   slice_optimizer,
 )
+from anp_jax.system import memory
 
 _ACTIONS = ('release', 'take', 'check', 'commit', 'updates', 'fail')
 
@@ -74,7 +75,7 @@ class Service(transport.Port):
       session = self.opened.result(session_lib.PATIENCE)
       optimizer = session.store.optimizer
       shapes = (optimizer.abstract_gradient, optimizer.abstract_state.stats)
-      size = sum(map(transport.nbytes, shapes))
+      size = sum(map(memory.of_array, shapes))
       data = transport.read_bytes(reader, size, request.get('local', False))
       arrays = transport.split(data, shapes)
       session.store.enqueue_gradient(session_lib.ticket_of(request), request['worker'], *arrays)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from anp_jax import cluster, config as config_lib
+from anp_jax import cluster
 from anp_jax.parallel import division
 from anp_jax.runtimes.parameter_server import (
   delayed_step,
@@ -63,11 +63,7 @@ class Simulation:
     self._spec, config = spec, spec.config
     s, self._workdir, self._start = config.strategy, workdir, version
     self._parts = scheduler.data_shards(config, s.simulate.workers)
-    if config.batch_size % self._parts:
-      raise config_lib.ConfigError(
-        f'config.batch_size={config.batch_size} does not divide by the '
-        f'{self._parts} parts that an update is made of'
-      )
+    scheduler.check_batch(config, self._parts)
     division.check(config, config.batch_size // self._parts, spec.mesh)
     records = log_lib.read(workdir)
     self._seconds = log_lib.simulated_seconds(records, version)

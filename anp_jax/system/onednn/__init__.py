@@ -54,7 +54,8 @@ def call(spec: specs.Spec, results: Any, *arguments: 'jax.Array', into: int | No
   Args:
     spec: operation that `takes` accepts.
     results: jax.ShapeDtypeStruct, or a tuple of them.
-    *arguments: arrays in the operation's order, without the results.
+    *arguments: arrays in the operation's order, without the results; further ones are
+      not read, and XLA computes them before the call.
     into: index of the argument whose memory receives the result.
 
   Returns:

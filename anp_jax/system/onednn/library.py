@@ -203,9 +203,7 @@ def _identity(library):
     parts = [library.path, stat.st_size, stat.st_mtime_ns]
   except OSError:  # a name that the loader knows
     parts = [library.path]
-  with open('/proc/cpuinfo') as file:
-    parts += [next((x for x in file if x.startswith('flags')), '')]
-  parts += [library.version, library.isa]
+  parts += [cores.cpu_line('flags'), library.version, library.isa]
   test = pathlib.Path(__file__).with_name('self_test.py').read_bytes()
   parts += [hashlib.sha256(test).hexdigest()]
   # What these say may be the fault.

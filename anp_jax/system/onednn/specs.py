@@ -24,8 +24,6 @@ class ConvolutionSpec(NamedTuple):
     stride: stride in pixels along both axes.
     pads: (top, bottom, left, right), none below zero.
     groups: channel groups, each convolved with its share of the features.
-    waits: whether `run` gets one more address after the arguments, which it does
-      not read: XLA computes this argument before the call.
     after: steps after a forward pass, some of 'norm', 'add', 'relu' in this order:
       a float32 factor and summand per feature, with a float32 kernel; the sum with
       the content of the result's memory; a ReLU, which maps NaN to 0. The result is
@@ -40,7 +38,6 @@ class ConvolutionSpec(NamedTuple):
   stride: int
   pads: tuple[int, ...]
   groups: int = 1
-  waits: bool = False
   after: tuple[str, ...] = ()
 
 

@@ -180,20 +180,6 @@ def test_split_convolutions_compile(network, target):
     assert row['kind'] != 'all-reduce' or row['dtype'] in ('float32', 'int32')
 
 
-def test_layers_by_batch_of_lenet_compile():
-  """LeNet on two by two chips, of 64 images 32 a pair."""
-  target = 'tpu:v5e:2x2'
-  plan = {'strategy.plan': 'conv1=batch; conv2=25,25'}
-  result = _compiled('lenet', 'channel_split', target, model=2, **plan)
-  rows = 32 * 20 * 12**2  # of the first layer's maps, behind a pool
-  maps = 32 * 50 * 4**2  # of the second one's
-  assert _gathered(result['train']['asked']) == rows + maps + 50
-  assert _gathered(result['eval']['asked']) == (rows + maps) // 2
-  exchanged = [r for r in result['train']['asked'] if r['kind'] == 'all-to-all']
-  assert sum(r['elements'] for r in exchanged) == rows
-  _check_sums_are_float32(result['train'])
-
-
 @pytest.mark.parametrize('target', TARGETS)
 def test_a_narrower_sum_is_seen(target):
   train = _compiled('lenet', 'sync', target, 'bfloat16')['train']

@@ -41,7 +41,7 @@ def test_rates_are_compared_with_those_of_the_cost_model(tmp_path):
 
 
 def test_the_ideal_of_offload_devices_has_their_transfers(tmp_path):
-  fields = {**_costs().to_json(), 'unsplit': (5.0,), 'alike': False}
+  fields = {**_costs().to_json(), 'unsplit': (5.0,)}
   costs = costs_lib.OffloadCosts.from_json(fields)
   run = _run(tmp_path, costs, {'conv': [11, 5]}, ['cpu:1'])
   assert run.ideal == pytest.approx(5 / (1 + 16 / 6))
