@@ -3,7 +3,9 @@
 import io
 import os
 import pathlib
+import shutil
 import signal
+import types
 
 import jax
 import ml_collections
@@ -153,6 +155,11 @@ def signal_at(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
     return real(self, current, values)
 
   monkeypatch.setattr(delayed_metrics.TrainingLog, 'push', push)
+
+
+def use_disk(patch, free: float) -> None:
+  """Gives what asks for the room on a disk so many bytes, by pytest's MonkeyPatch."""
+  patch.setattr(shutil, 'disk_usage', lambda _: types.SimpleNamespace(free=free))
 
 
 def use_devices(patch, count: int) -> None:

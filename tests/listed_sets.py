@@ -8,7 +8,7 @@ import tarfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests import prepared
+from tests import builders, prepared
 
 
 def write_tar(path, members: dict[str, bytes], kind=tarfile.GNU_FORMAT):
@@ -98,7 +98,7 @@ def write(root, kind, labels, split='train', photos=None) -> str:
 
   Args:
     root: folder of the set.
-    kind: 'list', 'tar' or 'hf'.
+    kind: 'list', 'tar', 'hf', or 'folder', for which the path alone is returned.
     labels: classes of the images.
     split: name of the images' split; '' for a set without splits.
     photos: bytes of the images; None: image i is `prepared.photo(i)`.
@@ -106,6 +106,9 @@ def write(root, kind, labels, split='train', photos=None) -> str:
   photos = photos or [prepared.photo(i) for i in range(len(labels))]
   root.mkdir(parents=True, exist_ok=True)
   name = split or 'set'
+  if kind == 'folder':
+    files = {f'{split or "."}/{c}/{i:03}.jpg': p for i, (c, p) in enumerate(zip(labels, photos))}
+    return str(builders.write_tree(root, files))
   if kind == 'list':
     for i, photo in enumerate(photos):
       (root / f'{i:03}.jpg').write_bytes(photo)

@@ -73,6 +73,18 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
   return status, out, err
 
 
+def flags(root, data_dir, *more) -> list[str]:
+  """Returns the flags that make the set `x` of a tree."""
+  return [f'--from={root}', '--name=x', f'--data_dir={data_dir}', *more]
+
+
+def make(capsys, root, data_dir, *more) -> str:
+  """Makes the set `x` of a tree; returns what is printed."""
+  status, out, err = run(capsys, *flags(root, data_dir, *more))
+  assert status == 0, err
+  return out
+
+
 def error(capsys, *arguments) -> str:
   """Returns the one error line of a command that has to fail."""
   status, out, err = run(capsys, *arguments)
@@ -103,14 +115,14 @@ def finish(process: subprocess.Popen) -> tuple[str, str]:
   return out, err
 
 
-def folder(data_dir, name: str) -> pathlib.Path:
+def folder(data_dir, name: str = 'x') -> pathlib.Path:
   """Returns the folder of a finished set."""
   return pathlib.Path(data_dir) / 'anp_folder' / name / '1.0.0'
 
 
-def damaged(folder: pathlib.Path) -> dict[tuple[str, str], dict]:
+def damaged(data_dir) -> dict[tuple[str, str], dict]:
   """Returns {(split, file): line} of a set's damaged.jsonl."""
-  lines = (folder / 'damaged.jsonl').read_text().splitlines()
+  lines = (folder(data_dir) / 'damaged.jsonl').read_text().splitlines()
   return {(x['split'], x['file']): x for x in map(json.loads, lines)}
 
 
@@ -121,7 +133,7 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
   }
 
 
-def examples(data_dir, name: str, split: str) -> list[tuple[str, bytes, int]]:
+def examples(data_dir, split='train', name='x') -> list[tuple[str, bytes, int]]:
   """Returns what tfds reads: file name, bytes and label, in order."""
   data = tfds.data_source(
     f'anp_folder/{name}',
@@ -130,6 +142,11 @@ def examples(data_dir, name: str, split: str) -> list[tuple[str, bytes, int]]:
     decoders={'image': tfds.decode.SkipDecoding()},
   )
   return [(os.fsdecode(e['file_name']), bytes(e['image']), int(e['label'])) for e in data]
+
+
+def names(data_dir, split='train') -> list[str]:
+  """Returns the names of the files of a set, in order."""
+  return [name for name, _, _ in examples(data_dir, split)]
 
 
 def _run_here(title, function, tasks, workers, damaged=None):

@@ -193,12 +193,3 @@ def test_evaluation_is_resize_then_central_crop(config, size):
     assert abs(box[axis] - start) < 1 + factor
     assert abs(box[axis] + box[axis + 2] - end) < 1 + factor
     assert abs(box[axis + 2] - side * factor) <= 0.5 + 1e-9
-
-
-def test_draws_belong_to_positions_and_seed(config):
-  draws = augment.train_draws(config, np.arange(1000))
-  some = np.array([999, 3, 500])
-  np.testing.assert_array_equal(augment.train_draws(config, some), draws[some])
-  assert len(np.unique(draws)) == draws.size
-  config.seed = 1
-  assert not np.isin(augment.train_draws(config, some), draws).any()

@@ -1,11 +1,8 @@
 """Tests of cache: image files kept in memory."""
 
-import itertools
-
 import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import cache, synthetic
 from tests import builders, image_sources
 
@@ -65,19 +62,3 @@ def test_an_error_is_not_stored(config):
     source.read(np.array([1]))
   files.images[1] = b'back'
   assert source.read(np.array([1]))[0] == [b'back']
-
-
-@pytest.mark.parametrize('training', [True, False])
-def test_the_budget_changes_no_batch(config, training):
-  kinds = itertools.cycle(['JPEG', 'PNG'])
-  files = [_file(50 + i, 80, next(kinds), seed=i) for i in range(11)]
-  streams = []
-  for gigabytes in (0.0, 2e-5, 1.0):  # none, some and all
-    source = _wrapped(config, image_sources.Source(files), 'encoded', gigabytes)
-    plan = batch_plan.BatchPlan(config, 11, 4, np.arange(4), training)
-    batches = pipeline.batches(source, plan)
-    streams.append(list(itertools.islice(batches, 9)))
-  for batches in zip(*streams, strict=True):
-    for name in batches[0]:
-      for other in batches[1:]:
-        np.testing.assert_array_equal(batches[0][name], other[name])

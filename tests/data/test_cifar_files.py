@@ -1,53 +1,25 @@
 """Tests of raw_files: CIFAR-10's files, whole and broken, byte by byte."""
 
-import numpy as np
 import pytest
 
-from anp_jax.data.input import batch_plan, pipeline
-from anp_jax.data.sources import arrays as arrays_lib
 from tests import opening, raw_data
 
 
-def _assert_whole(root, names=raw_data.KINDS):
+@pytest.mark.parametrize('folder', ['', 'cifar-10-batches-bin'])
+@pytest.mark.parametrize('names', [raw_data.KINDS, None])
+def test_cifar(tmp_path, folder, names):
+  raw_data.cifar(tmp_path / folder, names)
+  names = names or raw_data.DIGITS
   contents = raw_data.contents()
-  images, shape, labels, class_names = raw_data.read(root)
+  images, shape, labels, class_names = raw_data.read(tmp_path)
   assert shape == (32, 32, 3) and class_names == names
   assert labels == [n for name in raw_data.BATCHES for n in contents[name][0]]
   assert labels[:4] == [3, 0, 7, 4]
   assert images == [raw_data.pixels(raw_data.planes(seed)) for seed in range(8)]
   for split in ('test', 'validation'):
-    images, _, labels, class_names = raw_data.read(root, split)
+    images, _, labels, class_names = raw_data.read(tmp_path, split)
     assert labels == contents['test_batch'][0] and class_names == names
     assert images == [raw_data.pixels(raw_data.planes(seed)) for seed in range(8, 12)]
-
-
-def test_pixel_by_hand(tmp_path):
-  """Row 1, column 2 of channel c is byte 1024 c + 34 of an image."""
-  raw_data.cifar(tmp_path)
-  image = arrays_lib.Arrays(str(tmp_path), 'train').read(np.array([5]))[0][0]
-  planes = raw_data.planes(5)
-  assert image[1, 2].tolist() == [planes[34], planes[1058], planes[2082]]
-  assert len({*image[1, 2].tolist(), planes[65]}) == 4  # no two alike
-
-
-def test_evaluation_sees_the_bytes_on_disk(tmp_path, config):
-  """At its own size an image reaches the network unchanged."""
-  config.data.image_size = config.data.resize = 32
-  source = arrays_lib.Arrays(str(raw_data.cifar(tmp_path)), 'validation')
-  plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), training=False)
-  (batch,) = pipeline.batches(source, plan)
-  images = [image.tobytes() for image in batch['image']]
-  assert images == [raw_data.pixels(raw_data.planes(seed)) for seed in range(8, 12)]
-  assert batch['label'].tolist() == raw_data.contents()['test_batch'][0]
-  assert batch['image'].flags.c_contiguous
-
-
-@pytest.mark.parametrize(
-  'folder, names', [('', raw_data.KINDS), ('', None), ('cifar-10-batches-bin', raw_data.KINDS)]
-)
-def test_cifar(tmp_path, folder, names):
-  raw_data.cifar(tmp_path / folder, names)
-  _assert_whole(tmp_path, names or raw_data.DIGITS)
 
 
 @pytest.mark.parametrize(

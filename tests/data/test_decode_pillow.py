@@ -46,12 +46,17 @@ _SIZES = (
 
 
 @pytest.mark.parametrize(
-  'decode, subsampling',
-  [*((d, s) for d in ('fast', 'exact') for s in (0, 2)), ('fast', 1), ('bilinear', 2)],
+  'decode, subsampling, cached',
+  [
+    *((d, s, 'none') for d in ('fast', 'exact') for s in (0, 2)),
+    ('fast', 1, 'none'),
+    ('bilinear', 2, 'none'),
+    ('fast', 2, 'mapped'),
+  ],
 )
-def test_jpegs_of_any_size_and_sampling(config, decode, subsampling):
+def test_jpegs_of_any_size_and_sampling(config, tmp_path, decode, subsampling, cached):
   """Colour at half the resolution is where the two decoders would part."""
-  config.data.decode = decode
+  config.data.decode, config.data.cache, config.data.dir = decode, cached, str(tmp_path)
   config.data.image_size, config.data.resize = 32, 36
   files = [
     builders.encode_image(
@@ -135,14 +140,6 @@ def test_a_pointer_of_git_lfs_is_named(config, caplog):
   (batch,) = pipeline.batches(image_sources.Source([file, pointer]), plan)
   assert batch['weight'].tolist() == [1, 0]
   assert 'a pointer of Git LFS' in caplog.text
-
-
-def test_mapped_cache(config, tmp_path):
-  config.data.cache, config.data.dir = 'mapped', str(tmp_path)
-  config.data.image_size, config.data.resize = 32, 40
-  files = [builders.encode_image(_picture(*size, i), 'JPEG') for i, size in enumerate(_SIZES)]
-  files.append(builders.encode_image(_picture(50, 70, 0), 'PNG'))
-  _assert_equal(config, files)
 
 
 def test_sources_of_arrays_are_cut_by_pillow(config):

@@ -113,7 +113,7 @@ def _fetch(folder, site, answers, label='happy_dog'):
 
 
 def _gone(folder):
-  return (folder / 'tree' / 'gone.csv').read_text().splitlines()
+  return folder / 'tree' / 'gone.csv'
 
 
 def test_prepare_makes_a_set_of_what_is_still_there(site, tmp_path, capsys):
@@ -125,43 +125,34 @@ def test_prepare_makes_a_set_of_what_is_still_there(site, tmp_path, capsys):
   gone = site.url('1/404_a.jpg')
   file = _list(tmp_path, *rows, ('sad_dog', gone))
   root = tmp_path / 'photos'
-  flags = (f'--from={file}', f'--path={root}', '--name=n', f'--data_dir={tmp_path / "sets"}')
-  status, out, err = prepared.run(capsys, *flags)
-  assert status == 0, err
-  lines = out.splitlines()
+  lines = prepared.make(capsys, file, tmp_path, f'--path={root}').splitlines()
   assert lines[0] == f'{root}: 24 fetched, 0 there already, 1 gone, 0 failed'
   assert lines[1] == f'gone, see {root}/gone.csv: 1 HTTP 404'
   assert '2 classes of 2 adjectives and 1 noun' in lines
-  splits = ('train', 'validation')
-  examples = [e for s in splits for e in prepared.examples(tmp_path / 'sets', 'n', s)]
-  assert sorted(name for name, *_ in examples) == sorted(
-    f'{label}/{url.rpartition("/")[2]}' for label, url in rows
-  )
+  names = prepared.names(tmp_path) + prepared.names(tmp_path, 'validation')
+  assert sorted(names) == sorted(f'{label}/{url.rpartition("/")[2]}' for label, url in rows)
   assert (root / 'gone.csv').read_text() == f'class,url,reason\nsad_dog,{gone},HTTP 404\n'
   assert len(site.paths()) == 25
   # The same command asks for nothing.
-  status, out, _ = prepared.run(capsys, *flags)
-  assert status == 0 and site.paths() == []
-  assert out.splitlines()[0] == f'{root}: 0 fetched, 24 there already, 1 gone, 0 failed'
+  line, *_ = prepared.make(capsys, file, tmp_path, f'--path={root}').splitlines()
+  assert site.paths() == []
+  assert line == f'{root}: 0 fetched, 24 there already, 1 gone, 0 failed'
 
 
 def test_what_is_gone_is_asked_for_again_after_its_report_is_deleted(site, tmp_path):
   answers = {'1.jpg': 404, '2.jpg': 410, '3.jpg': 403}
   _fetch(tmp_path, site, answers)
-  assert sorted(line.rpartition(',')[2] for line in _gone(tmp_path)) == [
-    'HTTP 404',
-    'HTTP 410',
-    'reason',
-  ]
+  reasons = [line.rpartition(',')[2] for line in _gone(tmp_path).read_text().splitlines()]
+  assert sorted(reasons) == ['HTTP 404', 'HTTP 410', 'reason']
   assert sorted(site.paths()) == ['1.jpg', '2.jpg', '3.jpg']
   lines, _ = _fetch(tmp_path, site, answers)
   assert site.paths() == ['3.jpg']  # not said to be gone
   assert lines[0].endswith(': 0 fetched, 0 there already, 2 gone, 1 failed')
   assert lines[2] == 'failed, the same command asks again: 1 HTTP 403'
-  (tmp_path / 'tree' / 'gone.csv').write_bytes(b'class,url,reason\n\xff')
+  _gone(tmp_path).write_bytes(b'class,url,reason\n\xff')
   with pytest.raises(config_lib.ConfigError, match='gone.csv: .*; delete it to ask'):
     _fetch(tmp_path, site, answers)
-  (tmp_path / 'tree' / 'gone.csv').unlink()
+  _gone(tmp_path).unlink()
   _, tree = _fetch(tmp_path, site, answers | {'1.jpg': prepared.photo(1)})
   assert tree['happy_dog/1.jpg'] == prepared.photo(1)
 
@@ -175,7 +166,7 @@ def test_a_killed_command_resumes(site, tmp_path):
 
   site.answers |= {'1.jpg': first, '2.jpg': half, '3.jpg': 404}
   file = _list(tmp_path, *(('a', site.url(f'{i}.jpg')) for i in (3, 1, 2)))
-  process = prepared.start(f'--from={file}', '--name=n', f'--data_dir={tmp_path / "sets"}')
+  process = prepared.start(*prepared.flags(file, tmp_path / 'sets'))
   note = tmp_path / 'urls' / 'gone.csv'  # the tree has the list's name
   deadline = time.monotonic() + 60
   while time.monotonic() < deadline and process.poll() is None:
@@ -379,8 +370,7 @@ def test_photographs_of_one_name_are_all_fetched(site, tmp_path):
 )
 def test_bad_lines_are_named(line, tmp_path, capsys):
   (tmp_path / 'urls.tsv').write_text(f'sad_dog\thttp://x/0.jpg\n{line}\nsad_dog\thttp://x/2.jpg')
-  flags = (f'--from={tmp_path}/urls.tsv', '--name=n', f'--data_dir={tmp_path}')
-  error = prepared.error(capsys, *flags)
+  error = prepared.error(capsys, *prepared.flags(tmp_path / 'urls.tsv', tmp_path))
   assert error.startswith(f'error: {tmp_path}/urls.tsv:2: ') and error.isprintable()
   assert not (tmp_path / 'urls').exists()
 
@@ -388,8 +378,8 @@ def test_bad_lines_are_named(line, tmp_path, capsys):
 def test_a_tree_that_cannot_be_written_is_one_line(site, tmp_path, capsys):
   site.answers['1.jpg'] = prepared.photo(1)
   builders.write_tree(tmp_path, {'photos/happy_dog': b'a file'})
-  flags = (f'--from={_list(tmp_path, ("happy_dog", site.url("1.jpg")))}', '--name=n')
-  error = prepared.error(capsys, *flags, f'--path={tmp_path}/photos', f'--data_dir={tmp_path}')
+  flags = prepared.flags(_list(tmp_path, ('happy_dog', site.url('1.jpg'))), tmp_path)
+  error = prepared.error(capsys, *flags, f'--path={tmp_path}/photos')
   assert f'{tmp_path}/photos/happy_dog' in error
-  error = prepared.error(capsys, *flags, f'--path={tmp_path}/urls.tsv', f'--data_dir={tmp_path}')
+  error = prepared.error(capsys, *flags, f'--path={tmp_path}/urls.tsv')
   assert 'is a file, expected a folder' in error

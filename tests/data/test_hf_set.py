@@ -36,11 +36,6 @@ def _refused(words, config, path):
   opening.refused(words, config, f'hf:{path}')
 
 
-def _photos(source):
-  images, labels = source.read(np.arange(len(source)))
-  return images, labels.tolist()
-
-
 def _save(form, folder):
   tables = {'train': _table(range(7)), 'test': _table(range(7, 10))}
   if form == 'arrow':
@@ -59,15 +54,14 @@ def test_splits_by_index(form, tmp_path, config):
   source = _open(config, folder)
   assert source.kind == 'encoded'
   assert source.vocabulary.names == ('cat', 'dog')
-  assert _photos(source) == ([prepared.photo(i) for i in range(7)], [0, 1, 0, 1, 0, 1, 0])
-  images, labels = source.read(np.array([6, 0, 5]))
-  assert images == [prepared.photo(i) for i in (6, 0, 5)]
-  assert labels.tolist() == [0, 0, 1] and labels.dtype == np.int32
+  order = np.array([6, 0, 5, 1, 2, 4, 3, 6])
+  images, labels = source.read(order)
+  assert images == [prepared.photo(i) for i in order]
+  assert labels.tolist() == [i % 2 for i in order] and labels.dtype == np.int32
   assert source.example_name(3) == f'{folder}/train/3-3.jpg'
   assert source.listing()[-2:] == ('5-5.jpg', '6-6.jpg')
   config.data.eval_split = 'testing'
-  _, labels = _photos(_open(config, folder, training=False))
-  assert labels == [1, 0, 1]
+  assert _open(config, folder, training=False).labels().tolist() == [1, 0, 1]
   # The pixels are mapped, or copied once.
   copies = pathlib.Path(config.data.dir, table_cache.FOLDER).glob('*.arrow')
   assert len([*copies]) == 2 * (form == 'parquet')
@@ -111,7 +105,8 @@ def test_columns_of_the_class(tmp_path, config, columns, features, names, labels
 def test_plain_bytes_and_images_outside_of_the_files(tmp_path, config):
   table = pa.table({'image': [prepared.photo(0), prepared.photo(1)], 'label': ['a', 'b']})
   listed_sets.write_parquet(tmp_path / 'plain' / 'train.parquet', table)
-  assert _photos(_open(config, tmp_path / 'plain'))[0] == [prepared.photo(0), prepared.photo(1)]
+  images, _ = _open(config, tmp_path / 'plain').read(np.arange(2))
+  assert images == [prepared.photo(0), prepared.photo(1)]
   images = [{'bytes': None, 'path': 'x.jpg'}, {'bytes': None, 'path': None}]
   table = listed_sets.hf_table({'image': images, 'label': [0, 1]}, _FEATURES)
   folder = listed_sets.save_to_disk(tmp_path / 'set', {'train': table})

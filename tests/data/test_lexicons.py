@@ -46,6 +46,12 @@ def _file(folder, text):
   return str(path)
 
 
+def _refused(words, folder, text, read=lexicons.sentiments):
+  """The table is refused in a line that names the file and has the words."""
+  path = _file(folder, text)
+  builders.assert_refused([path, *words], read, path)
+
+
 @pytest.mark.parametrize('header', ['', _HEADER, 'one line\n'])
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
 def test_vso(tmp_path, header, end):
@@ -86,25 +92,19 @@ def test_mvso(tmp_path, header):
 def test_rows_of_mvso_that_are_refused(tmp_path, line, words):
   # Alike on the first line, where a header could stand, and below.
   for text, number in ((f'{line}\n{_MVSO}', 1), (f'a_b,1\n{line}\n{_MVSO}', 2)):
-    path = _file(tmp_path, text)
-    builders.assert_refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
+    _refused([f'table:{number}: ', *words], tmp_path, text)
 
 
 def test_mvso_as_a_whole(tmp_path):
-  path = _file(tmp_path, _MVSO + 'anp,score\n')
-  builders.assert_refused([f'{path}:5: '], lexicons.sentiments, path)  # a header, too late
+  _refused(['table:5: '], tmp_path, _MVSO + 'anp,score\n')  # a header, too late
   for again in ('0.125', '0.25'):
-    path = _file(tmp_path, f'{_MVSO}tiny_dog,{again}\n')
-    builders.assert_refused([f'{path}:5: ', "'tiny_dog'", 'line 1'], lexicons.sentiments, path)
+    _refused(['table:5: ', "'tiny_dog'", 'line 1'], tmp_path, f'{_MVSO}tiny_dog,{again}\n')
   for text in ('anp,score\n', _VSO.split('\n')[0]):
-    path = _file(tmp_path, text)
-    builders.assert_refused([path, 'no adjective_noun pairs'], lexicons.sentiments, path)
+    _refused(['no adjective_noun pairs'], tmp_path, text)
   path = _file(tmp_path, 'a_b,3\n c_d ,\t-3.0 \ne_f,+1E-1\n')
   assert lexicons.sentiments(path) == {'a_b': 3.0, 'c_d': -3.0, 'e_f': 0.1}
-  path = _file(tmp_path, '\n')
-  builders.assert_refused([path, 'empty'], lexicons.sentiments, path)
-  path = _file(tmp_path, b'a_b,1\nc\xff_d,2\n')
-  builders.assert_refused([f'{path}:2: byte 0xff'], lexicons.sentiments, path)
+  _refused(['empty'], tmp_path, '\n')
+  _refused(['table:2: byte 0xff'], tmp_path, b'a_b,1\nc\xff_d,2\n')
   builders.assert_refused(['No such file'], lexicons.sentiments, str(tmp_path / 'none'))
 
 
@@ -121,8 +121,7 @@ def test_mvso_as_a_whole(tmp_path):
   ],
 )
 def test_lines_of_vso_that_are_refused(tmp_path, old, new, number, words):
-  path = _file(tmp_path, _HEADER + _VSO.replace(old, new, 1))
-  builders.assert_refused([f'{path}:{number}: ', *words], lexicons.sentiments, path)
+  _refused([f'table:{number}: ', *words], tmp_path, _HEADER + _VSO.replace(old, new, 1))
 
 
 def test_emotions(tmp_path):
@@ -144,10 +143,8 @@ def test_emotions_add_up_within_rounding(tmp_path):
   rows = lexicons.emotions(_file(tmp_path, f'{_EMOTIONS}{row}\n'))[1]
   assert rows['sad_cat'].tolist() == [np.float32(0.042)] * 24
   for value in (0.0412, 0.0422, 0.0):  # 0.9888, 1.0128, 0
-    text = f'{_EMOTIONS}sad_cat' + f',{value}' * 24
-    path = _file(tmp_path, text)
-    total = f'{24 * value:.6g}'
-    builders.assert_refused([f'{path}:4: ', "'sad_cat'", total], lexicons.emotions, path)
+    text, total = f'{_EMOTIONS}sad_cat' + f',{value}' * 24, f'{24 * value:.6g}'
+    _refused(['table:4: ', "'sad_cat'", total], tmp_path, text, lexicons.emotions)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +159,17 @@ def test_emotions_add_up_within_rounding(tmp_path):
   ],
 )
 def test_rows_of_emotions_that_are_refused(tmp_path, row, words):
-  path = _file(tmp_path, f'{_EMOTIONS}{row}\nold_sea,1' + ',0' * 23)
-  builders.assert_refused([f'{path}:4: ', *words], lexicons.emotions, path)
+  text = f'{_EMOTIONS}{row}\nold_sea,1' + ',0' * 23
+  _refused(['table:4: ', *words], tmp_path, text, lexicons.emotions)
 
 
 def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
-  header = _file(tmp_path, _EMOTIONS.split('\n')[0])
-  builders.assert_refused([header, 'no rows'], lexicons.emotions, header)
+  _refused(['no rows'], tmp_path, _EMOTIONS.split('\n')[0], lexicons.emotions)
   text = f'{_EMOTIONS}old_fear,1.000' + ',0.0' * 23 + '\n'
   rows = lexicons.emotions(_file(tmp_path, text))[1]
   assert list(rows) == ['happy_dog', 'old_fear']
-  path = _file(tmp_path, f'{text}old_fear,0,1' + ',0' * 22)
-  builders.assert_refused([f'{path}:5: ', 'line 3'], lexicons.emotions, path)
+  other = f'{text}old_fear,0,1' + ',0' * 22
+  _refused(['table:5: ', 'line 3'], tmp_path, other, lexicons.emotions)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +184,7 @@ def test_emotions_may_repeat_a_row_as_it_was(tmp_path):
   ],
 )
 def test_headers_of_emotions_that_are_refused(tmp_path, old, new, words):
-  path = _file(tmp_path, _EMOTIONS.replace(old, new, 1))
-  builders.assert_refused([f'{path}:1: ', *words], lexicons.emotions, path)
+  _refused(['table:1: ', *words], tmp_path, _EMOTIONS.replace(old, new, 1), lexicons.emotions)
 
 
 @_NEEDS_ANP

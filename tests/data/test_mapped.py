@@ -1,7 +1,6 @@
 """Tests of mapped: decoded images in files that processes share."""
 
 import io
-import itertools
 import shutil
 import threading
 
@@ -190,8 +189,7 @@ def test_a_host_that_is_too_small_is_told_before_anything_is_written(
   if kind == 'memory':
     monkeypatch.setattr(host_memory, 'available', lambda: 1000.0)
   else:
-    usage = type('Usage', (), {'free': 1000})
-    monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
+    builders.use_disk(monkeypatch, 1000)
   text = builders.refusal(cache.wrap, files, config)
   assert 'config.data' in text and ('memory left' in text or 'room' in text)
   assert not _parts(tmp_path)
@@ -214,14 +212,3 @@ def test_an_error_of_the_machine_ends_the_build(config, monkeypatch, tmp_path):
   with pytest.raises(config_lib.ConfigError, match='Input/output error$'):
     cache.wrap(files, config)
   assert not _parts(tmp_path)
-
-
-def test_batches_are_cut_from_what_is_stored(config):
-  """The same as from arrays of the stored size."""
-  files = image_sources.Source(_files(7))
-  source = cache.wrap(files, config)
-  stored = image_sources.Source(_all(source)[0])
-  plan = batch_plan.BatchPlan(config, 7, 4, np.arange(4), True)
-  streams = [pipeline.batches(s, plan) for s in (source, stored)]
-  for batch, expected in itertools.islice(zip(*streams), 5):
-    np.testing.assert_array_equal(batch['image'], expected['image'])

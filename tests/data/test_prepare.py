@@ -1,12 +1,10 @@
 """Tests of prepare: every kind of file, and what the policies do about it."""
 
-import collections
 import io
 import json
 import os
 import pathlib
 import re
-import shutil
 
 import hypothesis
 from hypothesis import strategies
@@ -31,14 +29,12 @@ def faulty(tmp_path_factory):
 def default_set(faulty, tmp_path_factory):
   """The faulty tree, prepared with the default policies, and what was said."""
   data_dir = tmp_path_factory.mktemp('usual')
-  out, err = prepared.finish(
-    prepared.start(f'--from={faulty}', '--name=usual', f'--data_dir={data_dir}', '--workers=1')
-  )
+  out, err = prepared.finish(prepared.start(*prepared.flags(faulty, data_dir, '--workers=1')))
   return data_dir, out, err
 
 
 def test_every_kind_is_found_and_has_its_action(default_set):
-  lines = prepared.damaged(prepared.folder(default_set[0], 'usual'))
+  lines = prepared.damaged(default_set[0])
   assert {os.path.basename(f): (*x['kinds'], x['done']) for (_, f), x in lines.items()} == {
     'alpha.png': ('alpha', 'keep'),
     'cmyk.jpg': ('cmyk', 'convert'),
@@ -76,14 +72,11 @@ def test_files_of_formats_that_training_leaves_out_are_converted(tmp_path, capsy
       'train/b/3.svg': b'<svg/>',
     },
   )
-  status, out, _ = prepared.run(
-    capsys, f'--from={root}', '--name=n', f'--data_dir={tmp_path}', '--eval_split='
-  )
-  assert status == 0
-  stored = prepared.examples(tmp_path, 'n', 'train')
+  out = prepared.make(capsys, root, tmp_path, '--eval_split=')
+  stored = prepared.examples(tmp_path)
   assert [name for name, _, _ in stored] == ['a/1.webp', 'b/2.TIFF']
   line = f'{root}/train: left out 1 .svg (first b/3.svg)'
-  report = prepared.folder(tmp_path, 'n') / 'report.md'
+  report = prepared.folder(tmp_path) / 'report.md'
   assert line in out.splitlines() and line in report.read_text().splitlines()
   for seed, (_, data, _) in enumerate(stored, 1):
     image = Image.open(io.BytesIO(data))
@@ -94,11 +87,11 @@ def test_files_of_formats_that_training_leaves_out_are_converted(tmp_path, capsy
 def test_examples_are_the_files_in_order(default_set):
   data_dir = default_set[0]
   files = prepared.files_of_every_kind()
-  lines = prepared.damaged(prepared.folder(data_dir, 'usual'))
+  lines = prepared.damaged(data_dir)
   for split in ('train', 'validation'):
     names = [file.removeprefix(f'{split}/') for file in files if file.startswith(split)]
     done = {name: lines.get((split, name), {}).get('done') for name in names}
-    stored = prepared.examples(data_dir, 'usual', split)
+    stored = prepared.examples(data_dir, split)
     assert [name for name, _, _ in stored] == [n for n in names if done[n] != 'skip']
     for name, data, label in stored:
       assert name.startswith(('big_cat', 'old_dog', 'red_car')[label])
@@ -114,7 +107,7 @@ def test_examples_are_the_files_in_order(default_set):
 
 def test_report_and_summary_count_every_kind(default_set):
   data_dir, out, err = default_set
-  folder = prepared.folder(data_dir, 'usual')
+  folder = prepared.folder(data_dir)
   report = (folder / 'report.md').read_text()
   assert re.search(r'\| train \| .* \| 15 \| 10 \| 3 \| 1 \(red_car\) \|', report)
   # 2 of 18 files; the reader sees which.
@@ -131,7 +124,7 @@ def test_report_and_summary_count_every_kind(default_set):
     r'train +15 +10 +3 +1 \(red_car\)',
     r'validation +3 +3 +0 +0 \(red_car\)',
     r'corrupt +2 +11.11 % +skip',
-    rf'python main.py .*--config.data.source=tfds:anp_folder/usual '
+    rf'python main.py .*--config.data.source=tfds:anp_folder/x '
     rf'--config.data.dir={re.escape(str(data_dir))}$',
   ):
     assert re.search(words, out, re.MULTILINE), words
@@ -140,16 +133,14 @@ def test_report_and_summary_count_every_kind(default_set):
   assert metadata['files']['train']['corrupt'] == 2
   assert metadata['files']['train']['stored'] == 10
   assert metadata['policy']['leak'] == 'skip'
-  assert os.listdir(folder.parents[1]) == ['usual']  # no work is left
+  assert os.listdir(folder.parents[1]) == ['x']  # no work is left
 
 
 @pytest.mark.parametrize('kind', ['corrupt', 'leak'])
 def test_a_kind_can_forbid_the_set(kind, faulty, tmp_path, capsys):
-  line = prepared.error(
-    capsys, f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}', f'--policy={kind}=fail'
-  )
+  line = prepared.error(capsys, *prepared.flags(faulty, tmp_path, f'--policy={kind}=fail'))
   assert re.search(rf'forbids \d {kind} files, first \S*/{kind}.jpg \({kind}', line)
-  assert not prepared.folder(tmp_path, 'x').exists()
+  assert not prepared.folder(tmp_path).exists()
   report = pathlib.Path(line.rpartition('report: ')[2])
   assert f'| {kind} |' in report.read_text()
   assert (report.parent / 'damaged.jsonl').is_file()
@@ -170,39 +161,21 @@ def test_a_policy_decides_which_files_are_stored(
   policy, missing, faulty, default_set, tmp_path, capsys
 ):
   """Against the set of the defaults; '-' for what comes in addition."""
-  status, _, err = prepared.run(
-    capsys,
-    f'--from={faulty}',
-    '--name=x',
-    f'--data_dir={tmp_path}',
-    f'--policy={policy}',
-    '--min_size=5',
-    '--min_count=2',
+  prepared.make(capsys, faulty, tmp_path, f'--policy={policy}', '--min_size=5', '--min_count=2')
+  usual, here = (
+    {os.path.basename(file) for file in prepared.names(folder)}
+    for folder in (default_set[0], tmp_path)
   )
-  assert status == 0, err
-
-  def names(data_dir, name):
-    stored = prepared.examples(data_dir, name, 'train')
-    return {os.path.basename(file) for file, _, _ in stored}
-
-  usual, here = names(default_set[0], 'usual'), names(tmp_path, 'x')
   assert {*(usual - here), *(f'-{n}' for n in here - usual)} == missing
-  lines = prepared.damaged(prepared.folder(tmp_path, 'x'))
+  lines = prepared.damaged(tmp_path)
   assert 'small' in lines['train', 'old_dog/tiny.png']['kinds']
   assert 'rare' in lines['train', 'red_car/one.jpg']['kinds']
 
 
 def test_files_are_converted_by_choice(faulty, tmp_path, capsys):
-  status, _, _ = prepared.run(
-    capsys,
-    f'--from={faulty}',
-    '--name=x',
-    f'--data_dir={tmp_path}',
-    '--policy=grey=convert,alpha=convert,cmyk=keep,rotated=keep,small=fail',
-    '--min_size=4',  # tiny.png has 4 pixels
-  )
-  assert status == 0
-  stored = {n: d for n, d, _ in prepared.examples(tmp_path, 'x', 'train')}
+  policy = '--policy=grey=convert,alpha=convert,cmyk=keep,rotated=keep,small=fail'
+  prepared.make(capsys, faulty, tmp_path, policy, '--min_size=4')  # tiny.png has 4 pixels
+  stored = {n: d for n, d, _ in prepared.examples(tmp_path)}
   files = prepared.files_of_every_kind()
   for name in ('big_cat/cmyk.jpg', 'big_cat/rotated.jpg'):
     assert stored[name] == files[f'train/{name}']
@@ -225,20 +198,10 @@ def test_rare_classes_are_counted_without_damaged_files(tmp_path, capsys):
       'validation/b/4.jpg': prepared.photo(4),
     },
   )
-  status, _, _ = prepared.run(
-    capsys,
-    f'--from={root}',
-    '--name=x',
-    f'--data_dir={tmp_path}',
-    '--policy=rare=skip,duplicate=skip',
-    '--min_count=2',
-  )
-  assert status == 0
-  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'train')] == ['a/1.jpg', 'a/5.jpg']
-  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'validation')] == ['a/3.jpg']
-  assert prepared.damaged(prepared.folder(tmp_path, 'x'))['validation', 'b/4.jpg']['kinds'] == [
-    'rare'
-  ]
+  prepared.make(capsys, root, tmp_path, '--policy=rare=skip,duplicate=skip', '--min_count=2')
+  assert prepared.names(tmp_path) == ['a/1.jpg', 'a/5.jpg']
+  assert prepared.names(tmp_path, 'validation') == ['a/3.jpg']
+  assert prepared.damaged(tmp_path)['validation', 'b/4.jpg']['kinds'] == ['rare']
 
 
 def _split(sizes, texts=None):
@@ -290,14 +253,6 @@ def test_files_with_equal_bytes_are_marked(train, evaluation):
 def test_a_file_belongs_to_the_shard_of_its_middle(sizes, size, lengths):
   shards = actions_lib.shards(_split(sizes), size)
   assert [len(shard) for shard in shards] == lengths
-  assert np.concatenate(shards).tolist() == list(range(len(sizes)))
-
-
-_Usage = collections.namedtuple('_Usage', 'total used free')
-
-
-def _with_room(monkeypatch, free):
-  monkeypatch.setattr(shutil, 'disk_usage', lambda _: _Usage(1e9, 0, free))
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
@@ -307,11 +262,9 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path, c
   contents['train/b/large.bmp'] = bytes(10 * size)  # no image
   contents['train/b/new.webp'] = prepared.photo(9, 'WEBP')  # is converted
   root = builders.write_tree(tmp_path / 'tree', contents)
-  data = tmp_path / 'sets'
-  flags = [f'--from={root}', '--name=n', f'--data_dir={data}', '--eval_split=']
-  _with_room(monkeypatch, size - 1)
-  line = prepared.error(capsys, *flags)
-  assert f'--data_dir={str(data)!r}' in line
+  builders.use_disk(monkeypatch, size - 1)
+  line = prepared.error(capsys, *prepared.flags(root, tmp_path, '--eval_split='))
+  assert f'--data_dir={str(tmp_path)!r}' in line
   assert f'{size / 1e6:,.1f} MB are to be written' in line
-  _with_room(monkeypatch, size)
-  assert prepared.run(capsys, *flags)[0] == 0
+  builders.use_disk(monkeypatch, size)
+  prepared.make(capsys, root, tmp_path, '--eval_split=')

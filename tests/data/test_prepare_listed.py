@@ -18,21 +18,18 @@ def test_a_set_is_examined_repaired_and_stored(kind, tmp_path, capsys, config):
   labels = ['old_dog', 'old_cat'] * 3 + ['old_cat', 'old_dog', 'old_cat']
   source = listed_sets.write(tmp_path / 'in', kind, labels, photos=photos)
   listed_sets.write(tmp_path / 'in', kind, ['old_cat'], 'validation', [prepared.photo(50)])
-  arguments = [f'--from={source}', '--name=x', f'--data_dir={tmp_path}']
-  status, out, err = prepared.run(capsys, *arguments)
-  assert status == 0, err
+  out = prepared.make(capsys, source, tmp_path)
   assert '2 classes of 1 adjective and 2 nouns' in out
   for kind in ('corrupt', 'format', 'leak'):
     assert re.search(rf'^{kind} +1 ', out, re.M), out
-  stored = prepared.examples(tmp_path, 'x', 'train')
+  stored = prepared.examples(tmp_path)
   assert [data for _, data, _ in stored[:6]] == [prepared.photo(i) for i in range(6)]
   assert [label for _, _, label in stored] == [1, 0, 1, 0, 1, 0, 1]
   assert stored[6][1].startswith(b'\x89PNG')  # the WebP, converted
-  ((_, data, label),) = prepared.examples(tmp_path, 'x', 'validation')
+  ((_, data, label),) = prepared.examples(tmp_path, 'validation')
   assert (data, label) == (prepared.photo(50), 0)
   # Made already; the images of both sources have the same indices.
-  status, out, _ = prepared.run(capsys, *arguments)
-  assert status == 0 and 'already' in out
+  assert 'already' in prepared.make(capsys, source, tmp_path)
   config.data.source, config.data.dir = source, str(tmp_path)
   config.data.path = ''
   direct = sources.open_source(config, training=True)
@@ -43,23 +40,25 @@ def test_a_set_is_examined_repaired_and_stored(kind, tmp_path, capsys, config):
   assert direct.vocabulary == copy.vocabulary
 
 
-@pytest.mark.parametrize('kind', ['list', 'tar'])
+@pytest.mark.parametrize('kind', ['folder', 'list', 'tar'])
 def test_all_of_a_set_without_splits(kind, tmp_path, capsys):
-  source = listed_sets.write(tmp_path / 'in', kind, ['a', 'b'] * 10, split='')
-  arguments = [f'--from={source}', f'--data_dir={tmp_path}']
-  status, _, err = prepared.run(capsys, '--name=one', '--eval_split=', *arguments)
-  assert status == 0, err
-  assert len(prepared.examples(tmp_path, 'one', 'train')) == 20
-  prepared.run(capsys, '--name=two', *arguments)
-  splits = [
-    {data for _, data, _ in prepared.examples(tmp_path, 'two', split)}
+  labels = ['a'] * 10 + ['b'] * 10
+  source = listed_sets.write(tmp_path / 'in', kind, labels, split='')
+  all_photos = {prepared.photo(i) for i in range(20)}
+  out = prepared.make(capsys, source, tmp_path, '--eval_split=')
+  assert re.search(r'^no evaluation split: .*\n.* --config.data.eval_split=train$', out, re.M)
+  assert {data for _, data, _ in prepared.examples(tmp_path)} == all_photos
+  prepared.make(capsys, source, tmp_path / 'halves')
+  train, validation = (
+    {data for _, data, _ in prepared.examples(tmp_path / 'halves', split)}
     for split in ('train', 'validation')
-  ]
-  assert all(splits) and len(splits[0] | splits[1]) == 20
+  )
+  assert train and validation and not train & validation
+  assert train | validation == all_photos
   # Files that changed are another set.
   photos = [prepared.photo(i) for i in range(1, 21)]
-  listed_sets.write(tmp_path / 'in', kind, ['a', 'b'] * 10, '', photos)
-  line = prepared.error(capsys, '--name=one', '--eval_split=', *arguments)
+  listed_sets.write(tmp_path / 'in', kind, labels, '', photos)
+  line = prepared.error(capsys, *prepared.flags(source, tmp_path, '--eval_split='))
   assert '--overwrite' in line
 
 
@@ -87,8 +86,7 @@ def test_an_image_without_a_class_is_refused(tmp_path, capsys):
   features = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
   table = {'image': listed_sets.photos(range(2)), 'label': [0, -1]}
   listed_sets.save_to_disk(tmp_path / 'set', {'train': listed_sets.hf_table(table, features)})
-  line = prepared.error(
-    capsys, f'--from=hf:{tmp_path}/set', '--name=x', '--eval_split=', f'--data_dir={tmp_path}'
-  )
+  flags = prepared.flags(f'hf:{tmp_path}/set', tmp_path, '--eval_split=')
+  line = prepared.error(capsys, *flags)
   assert f'{tmp_path}/set/train/1-1.jpg has no class' in line
   assert not os.path.exists(tmp_path / 'anp_folder' / 'x')

@@ -6,11 +6,8 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
-from anp_jax.data import sources
 from anp_jax.data.prepare import actions, report
 from tests import builders, prepared
 
@@ -41,50 +38,14 @@ def test_split_files_say_what_is_stored(tmp_path, capsys):
   (tmp_path / 'adjectives.txt').write_text('big\nold\n')
   (tmp_path / 'nouns.txt').write_text('cat\ndog\n')
   lists = ','.join(str(tmp_path / f'{n}.txt') for n in ('anps', 'adjectives', 'nouns'))
-  status, out, err = prepared.run(
-    capsys,
-    f'--from={root}',
-    '--name=x',
-    f'--data_dir={tmp_path}',
-    '--train_split=fit.txt',
-    '--eval_split=held out.txt',
-    f'--lists={lists}',
-  )
-  assert status == 0, err
-  stored = prepared.examples(tmp_path, 'x', 'train')
+  splits = ['--train_split=fit.txt', '--eval_split=held out.txt', f'--lists={lists}']
+  out = prepared.make(capsys, root, tmp_path, *splits)
+  stored = prepared.examples(tmp_path)
   assert [(n, label) for n, _, label in stored] == [('big_cat/3.jpg', 1), ('old_dog/0.jpg', 0)]
-  assert [n for n, _, _ in prepared.examples(tmp_path, 'x', 'validation')] == ['old_dog/1.jpg']
-  line = prepared.damaged(prepared.folder(tmp_path, 'x'))['train', 'big_cat/9.jpg']
+  assert prepared.names(tmp_path, 'validation') == ['old_dog/1.jpg']
+  line = prepared.damaged(tmp_path)['train', 'big_cat/9.jpg']
   assert (line['kinds'], line['done']) == (['missing'], 'skip')
   assert 'train_split' not in out  # the prepared splits have the usual names
-
-
-def test_a_tree_without_splits_and_a_tree_of_one(tmp_path, capsys, config):
-  files = {f'{c}/{i}.png': prepared.photo(ord(c) * 99 + i, 'PNG') for c in 'ab' for i in range(20)}
-  root = builders.write_tree(tmp_path / 'tree', files)
-  for name, arguments in (('both', []), ('one', ['--eval_split='])):
-    status, out, err = prepared.run(
-      capsys, f'--from={root}', f'--name={name}', f'--data_dir={tmp_path}', *arguments
-    )
-    assert status == 0, err
-  parts = [
-    {n for n, _, _ in prepared.examples(tmp_path, 'both', split)}
-    for split in ('train', 'validation')
-  ]
-  assert all(parts) and not parts[0] & parts[1]
-  assert parts[0] | parts[1] == set(files)
-  assert sorted(tfds.builder('anp_folder/one', data_dir=tmp_path).info.splits) == ['train']
-  assert {n for n, _, _ in prepared.examples(tmp_path, 'one', 'train')} == set(files)
-  assert re.search(r'^no evaluation split: .*\n.* --config.data.eval_split=train$', out, re.M)
-  # The same examples by the same indices as the tree itself.
-  config.data.source, config.data.path = 'folder', str(root)
-  tree = sources.open_source(config, training=False)
-  config.data.source, config.data.dir = 'tfds:anp_folder/both', str(tmp_path)
-  copy = sources.open_source(config, training=False)
-  indices = np.arange(len(tree))[::-1]
-  (a, a_labels), (b, b_labels) = tree.read(indices), copy.read(indices)
-  assert [bytes(x) for x in a] == [bytes(x) for x in b]
-  assert a_labels.tolist() == b_labels.tolist()
 
 
 def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
@@ -100,13 +61,9 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
   os.mkfifo(root / 'train/a/pipe.jpg')
   (root / 'train/a/link.jpg').symlink_to(root / 'nowhere')
   (root / 'train/b/loop.jpg').symlink_to(root / 'train/b/loop.jpg')
-  status, out, err = prepared.run(
-    capsys, f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split='
-  )
-  assert status == 0, err
-  stored = prepared.examples(tmp_path, 'x', 'train')
-  assert [n for n, _, _ in stored] == [os.fsdecode(b'a/\xff.jpg'), 'b/1.jpg']
-  kinds = {f: x['kinds'] for (_, f), x in prepared.damaged(prepared.folder(tmp_path, 'x')).items()}
+  prepared.make(capsys, root, tmp_path, '--eval_split=')
+  assert prepared.names(tmp_path) == [os.fsdecode(b'a/\xff.jpg'), 'b/1.jpg']
+  kinds = {f: x['kinds'] for (_, f), x in prepared.damaged(tmp_path).items()}
   assert kinds == {
     'a/folder.jpg': ['corrupt'],
     'a/pipe.jpg': ['corrupt'],
@@ -114,27 +71,22 @@ def test_names_that_are_no_text_and_things_that_are_no_files(tmp_path, capsys):
     'a/link.jpg': ['missing'],
     'a/x|y\n.jpg': ['corrupt'],
   }
-  table = (prepared.folder(tmp_path, 'x') / 'report.md').read_text()
+  table = (prepared.folder(tmp_path) / 'report.md').read_text()
   assert 'x\\|y .jpg' in table
-
-
-def _bitmap(seed):
-  """A file that has the same size for all seeds."""
-  return prepared.photo(seed, 'BMP')
 
 
 def test_changed_files_are_not_stored_as_examined(tmp_path, capsys, monkeypatch):
   """What was examined is what is stored, or nothing is."""
-  root = builders.write_tree(
-    tmp_path / 'tree', {'train/a/1.jpg': prepared.photo(1), 'train/b/3.bmp': _bitmap(3)}
-  )
-  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=']
+  before, after = prepared.photo(3, 'BMP'), prepared.photo(4, 'BMP')  # of one size
+  files = {'train/a/1.jpg': prepared.photo(1), 'train/b/3.bmp': before}
+  root = builders.write_tree(tmp_path / 'tree', files)
+  arguments = prepared.flags(root, tmp_path, '--eval_split=')
   path = root / 'train/b/3.bmp'
   when = path.stat().st_mtime_ns
   divide = actions.shards
 
   def change(*arguments):
-    path.write_bytes(_bitmap(4))
+    path.write_bytes(after)
     os.utime(path, ns=(when, when))  # only the bytes tell
     return divide(*arguments)
 
@@ -143,25 +95,19 @@ def test_changed_files_are_not_stored_as_examined(tmp_path, capsys, monkeypatch)
     line = prepared.error(capsys, *arguments)
   assert f'{path} has changed since it was examined: run the command again' in line
   assert prepared.run(capsys, *arguments)[0] == 0
-  assert prepared.examples(tmp_path, 'x', 'train')[1][1] == _bitmap(4)
+  assert prepared.examples(tmp_path)[1][1] == after
 
 
 def test_another_limit_of_large_files_makes_another_set(tmp_path, capsys):
-  root = builders.write_tree(
-    tmp_path / 'tree',
-    {
-      'a/1.png': builders.encode_image(builders.random_pixels(40, 30), 'PNG'),
-      'b/2.png': builders.encode_image(builders.random_pixels(41, 31), 'PNG'),
-    },
-  )
-  arguments = [f'--from={root}', '--name=n', f'--data_dir={tmp_path}', '--eval_split=']
+  small, large = (builders.encode_image(builders.random_pixels(40 + i, 30 + i)) for i in (0, 1))
+  root = builders.write_tree(tmp_path / 'tree', {'a/1.png': small, 'b/2.png': large})
+  arguments = prepared.flags(root, tmp_path, '--eval_split=')
   line = prepared.error(capsys, *arguments, '--max_megapixels=0.00125', '--policy=large=fail')
   assert 'the policy forbids 1 large files, first ' in line
   assert 'b/2.png (large: 31 x 41 pixels, above max_megapixels=0.00125' in line
   status, out, _ = prepared.run(capsys, *arguments, '--max_megapixels=0.00125')
   assert status == 0 and re.search(r'large +1 +50.00 % +skip', out)
-  names = [name for name, _, _ in prepared.examples(tmp_path, 'n', 'train')]
-  assert names == ['a/1.png']
+  assert prepared.names(tmp_path) == ['a/1.png']
   line = prepared.error(capsys, *arguments, '--max_megapixels=180')
   assert '--max_megapixels=180: expected a number above 0, at most 178.9' in line
   arguments.append('--overwrite')
@@ -169,14 +115,13 @@ def test_another_limit_of_large_files_makes_another_set(tmp_path, capsys):
   assert 'none of the 2 files' in line
   status, out, _ = prepared.run(capsys, *arguments)
   assert status == 0 and 'no file is damaged or unusual' in out
-  assert len(prepared.examples(tmp_path, 'n', 'train')) == 2
+  assert len(prepared.examples(tmp_path)) == 2
 
 
 def test_shards_of_files_that_changed_are_written_again(tmp_path, capsys, monkeypatch):
-  root = builders.write_tree(
-    tmp_path / 'tree', {f'train/a/{i}.jpg': prepared.photo(i) for i in range(4)}
-  )
-  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}', '--eval_split=']
+  files = {f'train/a/{i}.jpg': prepared.photo(i) for i in range(4)}
+  root = builders.write_tree(tmp_path / 'tree', files)
+  arguments = prepared.flags(root, tmp_path, '--eval_split=')
 
   def full(*_):
     raise OSError('No space left on device')
@@ -187,28 +132,23 @@ def test_shards_of_files_that_changed_are_written_again(tmp_path, capsys, monkey
   assert [*tmp_path.glob('anp_folder/.x/*/*array_record*')]
   (root / 'train/a/2.jpg').write_bytes(prepared.photo(22))
   assert prepared.run(capsys, *arguments)[0] == 0
-  assert [data for _, data, _ in prepared.examples(tmp_path, 'x', 'train')] == [
-    prepared.photo(i) for i in (0, 1, 22, 3)
-  ]
+  stored = [data for _, data, _ in prepared.examples(tmp_path)]
+  assert stored == [prepared.photo(i) for i in (0, 1, 22, 3)]
 
 
 # Finished sets.
 
 
 def test_a_finished_set_is_kept(faulty, tmp_path, capsys):
-  arguments = [f'--from={faulty}', '--name=x', f'--data_dir={tmp_path}']
-  assert prepared.run(capsys, *arguments)[0] == 0
-  before = prepared.digests(prepared.folder(tmp_path, 'x'))
-  status, out, err = prepared.run(capsys, *arguments)
-  assert (status, err) == (0, '') and 'already' in out
-  line = prepared.error(capsys, *arguments, '--min_size=2')
-  assert '--overwrite' in line and str(prepared.folder(tmp_path, 'x')) in line
-  assert prepared.digests(prepared.folder(tmp_path, 'x')) == before
-  assert (
-    prepared.run(capsys, *arguments, '--min_size=5', '--policy=small=skip', '--overwrite')[0] == 0
-  )
-  names = [n for n, _, _ in prepared.examples(tmp_path, 'x', 'train')]
-  assert 'old_dog/tiny.png' not in names
+  prepared.make(capsys, faulty, tmp_path)
+  folder = prepared.folder(tmp_path)
+  before = prepared.digests(folder)
+  assert 'already' in prepared.make(capsys, faulty, tmp_path)
+  line = prepared.error(capsys, *prepared.flags(faulty, tmp_path, '--min_size=2'))
+  assert '--overwrite' in line and str(folder) in line
+  assert prepared.digests(folder) == before
+  prepared.make(capsys, faulty, tmp_path, '--min_size=5', '--policy=small=skip', '--overwrite')
+  assert 'old_dog/tiny.png' not in prepared.names(tmp_path)
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
 
 
@@ -222,16 +162,15 @@ def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
       'validation/a/4.jpg': prepared.photo(4),
     },
   )
-  arguments = [f'--from={root}', '--name=x', f'--data_dir={tmp_path}']
-  assert prepared.run(capsys, *arguments)[0] == 0
+  arguments = prepared.flags(root, tmp_path)
+  prepared.make(capsys, root, tmp_path)
   (root / 'train/b/2.jpg').write_bytes(prepared.photo(2))
   line = prepared.error(capsys, *arguments)
   assert f'(first {root}/train/b/2.jpg)' in line and '--overwrite' in line
-  assert len(prepared.examples(tmp_path, 'x', 'train')) == 1
+  assert len(prepared.examples(tmp_path)) == 1
   for _ in range(2):  # the second time it is made already
-    status, out, _ = prepared.run(capsys, *arguments, '--overwrite')
-    assert status == 0
-    stored = prepared.examples(tmp_path, 'x', 'train')
+    out = prepared.make(capsys, root, tmp_path, '--overwrite')
+    stored = prepared.examples(tmp_path)
     assert [data for _, data, _ in stored] == [prepared.photo(1), prepared.photo(2)]
   assert 'already' in out
   (root / 'validation/a/4.jpg').unlink()
@@ -241,7 +180,7 @@ def test_a_finished_set_of_files_that_changed(tmp_path, capsys):
 
 def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys, monkeypatch):
   """It stands in the folder that the environment names."""
-  path = prepared.folder(tmp_path, 'x') / 'mine.txt'
+  path = prepared.folder(tmp_path) / 'mine.txt'
   path.parent.mkdir(parents=True)
   path.write_text('mine')
   monkeypatch.setenv('ANP_DATA', str(tmp_path))
@@ -255,26 +194,25 @@ def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys, mon
 @pytest.mark.parametrize(
   'arguments, words',
   [
-    ([], ['--from']),
-    (['--from=TREE'], ['--name']),
-    (['--from=TREE', '--name=x', '--policy=corupt=skip'], ["'corupt'", "'corrupt'"]),
-    (
-      ['--from=TREE', '--name=x', '--policy=corrupt=keep'],
-      ['corrupt=keep', 'corrupt=skip or fail'],
-    ),
-    (['--from=TREE', '--name=x', '--policy=grey'], ['grey=keep or convert']),
-    (['--from=TREE', '--name=x', '--min_size=0'], ['--min_size=0', '1']),
-    (['--from=TREE', '--name=a/b'], ["'a/b'"]),
-    (['--from=TREE', '--name=1.0.0'], ["'1.0.0'"]),
-    (['--from=TREE', '--name=.x'], ["'.x'"]),
-    (['--from=TREE', '--name=x', '--train_split=tarin'], ["'tarin'", 'train']),
-    (['--from=TREE', '--name=x', '--eval_split=train'], ['both', "'train'"]),
-    (['--from=NONE', '--name=x'], ['NONE']),
+    ('', ['--from']),
+    ('--from=TREE', ['--name']),
+    ('--from=TREE --name=x --policy=corupt=skip', ["'corupt'", "'corrupt'"]),
+    ('--from=TREE --name=x --policy=corrupt=keep', ['corrupt=keep', 'corrupt=skip or fail']),
+    ('--from=TREE --name=x --policy=grey', ['grey=keep or convert']),
+    ('--from=TREE --name=x --min_size=0', ['--min_size=0', '1']),
+    ('--from=TREE --name=a/b', ["'a/b'"]),
+    ('--from=TREE --name=1.0.0', ["'1.0.0'"]),
+    ('--from=TREE --name=.x', ["'.x'"]),
+    ('--from=TREE --name=x --train_split=tarin', ["'tarin'", 'train']),
+    ('--from=TREE --name=x --eval_split=train', ['both', "'train'"]),
+    ('--from=NONE --name=x', ['NONE']),
+    ('--from=TREE --name=x --shorter_side=-1', ['--shorter_side=-1: expected 0 or more']),
+    ('--from=TREE --name=x --quality=0', ['--quality=0: expected 1 or more']),
+    ('--from=TREE --name=x --quality=101', ['--quality=101: expected 1 to 100']),
   ],
 )
 def test_a_bad_command_is_one_clear_line(arguments, words, faulty, tmp_path, capsys):
-  places = {'TREE': faulty, 'NONE': tmp_path / 'NONE'}
-  arguments = [re.sub('TREE|NONE', lambda m: str(places[m[0]]), a) for a in arguments]
+  arguments = arguments.replace('TREE', str(faulty)).split()
   line = prepared.error(capsys, *arguments, f'--data_dir={tmp_path}')
   for word in words:
     assert word in line, line

@@ -1,6 +1,5 @@
 """Tests of prepare: many files, workers, and what kills them."""
 
-import functools
 import io
 import multiprocessing
 import os
@@ -35,14 +34,8 @@ def many(tmp_path_factory):
 
 
 def _arguments(many, data_dir, workers=2):
-  return [
-    f'--from={many}',
-    '--name=many',
-    f'--data_dir={data_dir}',
-    '--shard_megabytes=1',
-    f'--workers={workers}',
-    '--policy=suffix=keep',
-  ]
+  more = ['--shard_megabytes=1', f'--workers={workers}', '--policy=suffix=keep']
+  return prepared.flags(many, data_dir, *more)
 
 
 @pytest.fixture(scope='module')
@@ -50,11 +43,11 @@ def undisturbed(many, tmp_path_factory):
   """Digests of the files that every run has to give."""
   data_dir = tmp_path_factory.mktemp('undisturbed')
   prepared.finish(prepared.start(*_arguments(many, data_dir, workers=1)))
-  result = prepared.digests(prepared.folder(data_dir, 'many'))
+  result = prepared.digests(prepared.folder(data_dir))
   shards = [n for n in result if 'array_record' in n]
   assert len(shards) == 6  # 5.4 and 1.4 MB, of 1 MiB about
   for split, lost in (('train', 2), ('validation', 1)):
-    stored = prepared.examples(data_dir, 'many', split)
+    stored = prepared.examples(data_dir, split)
     folder = many / split
     files = sorted(os.path.join(*p.parts[-2:]) for p in folder.glob('*/*'))
     names = {name for name, _, _ in stored}
@@ -76,14 +69,14 @@ def undisturbed(many, tmp_path_factory):
 @pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bytes(many, undisturbed, tmp_path):
   prepared.finish(prepared.start(*_arguments(many, tmp_path, workers=3)))
-  assert prepared.digests(prepared.folder(tmp_path, 'many')) == undisturbed
+  assert prepared.digests(prepared.folder(tmp_path)) == undisturbed
 
 
 def _work_files(data_dir):
   """Names of the files that tasks have finished so far."""
   return {
     os.path.relpath(path, data_dir)
-    for path in pathlib.Path(data_dir).glob('anp_folder/.many/**/*')
+    for path in pathlib.Path(data_dir).glob('anp_folder/.x/**/*')
     if path.is_file() and not path.name.startswith('.')
   }
 
@@ -99,10 +92,6 @@ def _runs(pid):
       return file.read().rpartition(')')[2].split()[0] != 'Z'
   except FileNotFoundError:
     return False
-
-
-def _are_gone(pids):
-  return not any(map(_runs, pids))
 
 
 def _has_new_file(data_dir, pattern, before):
@@ -125,14 +114,13 @@ def _interrupt(arguments, data_dir, pattern, signal_number):
   """
   before = _work_files(data_dir)
   process = prepared.start(*arguments)
-  is_time = functools.partial(_has_new_file, data_dir, pattern, before)
-  _wait_for(is_time, pattern)
+  _wait_for(lambda: _has_new_file(data_dir, pattern, before), pattern)
   children = _children(process)
   # Ctrl-C goes to all processes of a terminal.
   send = os.killpg if signal_number == signal.SIGINT else os.kill
   send(process.pid, signal_number)
   _, err = process.communicate(timeout=30)
-  _wait_for(functools.partial(_are_gone, children), 'workers outlive it')
+  _wait_for(lambda: not any(map(_runs, children)), 'workers outlive it')
   return process.returncode, err
 
 
@@ -152,7 +140,7 @@ def test_a_killed_command_resumes_after_its_finished_shards(many, undisturbed, t
     (r'array_record', signal.SIGINT),
   ):
     status, err = _interrupt(arguments, tmp_path, pattern, signal_number)
-    assert not prepared.folder(tmp_path, 'many').exists()
+    assert not prepared.folder(tmp_path).exists()
     if signal_number == signal.SIGINT:
       assert status == 130
       assert 'interrupted; run the same command to resume' in err
@@ -168,12 +156,12 @@ def test_a_killed_command_resumes_after_its_finished_shards(many, undisturbed, t
   (folder / 'dataset_info.json').write_text('{"na')
   (folder / '.anp_folder-train.array_record-00000-of-00005.0123').touch()
   prepared.finish(prepared.start(*arguments))
-  folder = prepared.folder(tmp_path, 'many')
+  folder = prepared.folder(tmp_path)
   assert prepared.digests(folder) == undisturbed
   # No shard was written twice.
   for name, when in times.items():
     assert (folder / os.path.basename(name)).stat().st_mtime_ns == when
-  assert os.listdir(tmp_path / 'anp_folder') == ['many']
+  assert os.listdir(tmp_path / 'anp_folder') == ['x']
 
 
 @_needs_proc
@@ -194,7 +182,7 @@ def test_a_second_command_for_the_same_set_is_refused(many, tmp_path):
 
 
 # Found by each worker as it starts: a decoder that some files kill.
-_CRASHING_DECODER = """
+_CRASHING_DECODER = b"""
 import os
 import signal
 from PIL import Image
@@ -207,30 +195,17 @@ Image.open = crash
 """
 
 
-def _prepare_with_crashes(tmp_path, *signals):
-  """Prepares two good files, and one that crashes for each signal."""
-  (tmp_path / 'site').mkdir()
-  (tmp_path / 'site' / 'sitecustomize.py').write_text(_CRASHING_DECODER)
-  files = {f'a/{i}.png': builders.encode_image(builders.random_pixels(9, 8, i)) for i in (1, 3)}
-  for name in signals:
-    files[f'a/2{name}.png'] = files['a/1.png'] + name.encode()
-  builders.write_tree(tmp_path / 'tree', files)
-  return prepared.start(
-    f'--from={tmp_path / "tree"}',
-    '--name=x',
-    f'--data_dir={tmp_path}',
-    '--eval_split=',
-    '--workers=2',
-    PYTHONPATH=str(tmp_path / 'site'),
-  )
-
-
 def test_a_file_at_which_a_worker_dies_is_named(tmp_path):
-  process = _prepare_with_crashes(tmp_path, 'SIGSEGV')
+  photo = prepared.photo(1, 'PNG')
+  files = {'a/1.png': photo, 'a/2.png': photo + b'SIGSEGV', 'a/3.png': prepared.photo(3, 'PNG')}
+  builders.write_tree(tmp_path / 'tree', files)
+  builders.write_tree(tmp_path / 'site', {'sitecustomize.py': _CRASHING_DECODER})
+  flags = prepared.flags(tmp_path / 'tree', tmp_path, '--eval_split=', '--workers=2')
+  process = prepared.start(*flags, PYTHONPATH=str(tmp_path / 'site'))
   _, err = process.communicate(timeout=60)
   assert process.returncode == 2
   assert err.splitlines()[-1] == (
-    f'error: a worker process died while it read {tmp_path}/tree/a/2SIGSEGV.png: leave out a '
+    f'error: a worker process died while it read {tmp_path}/tree/a/2.png: leave out a '
     'file that crashes the decoder (--workers=1 names it), or try fewer --workers'
   )
 

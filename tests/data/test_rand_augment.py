@@ -8,7 +8,7 @@ from PIL import Image
 import pytest
 from scipy import stats
 
-from anp_jax.data.input import augment, rand_augment
+from anp_jax.data.input import rand_augment
 from tests import builders
 
 _N = 4000
@@ -159,16 +159,6 @@ def test_magnitudes_stay_within_0_and_10(strong, monkeypatch):
     for numbers in rand_augment.draws(strong, np.arange(200)):
       rand_augment.augmented(pixel, numbers, mean, _FILL)
   assert min(levels) == 0 and max(levels) == 10
-
-
-def test_draws_belong_to_the_position_and_the_seed(strong):
-  draws = rand_augment.draws(strong, np.arange(20))
-  np.testing.assert_array_equal(rand_augment.draws(strong, np.array([7, 3])), draws[[7, 3]])
-  strong.seed += 1
-  assert (rand_augment.draws(strong, np.arange(20)) != draws).all()
-  # And are not those of the crop.
-  crop = augment.train_draws(strong, np.arange(20))
-  assert not np.isin(rand_augment.draws(strong, np.arange(20)), crop).any()
 
 
 def test_posterize_leaves_a_bit(strong):

@@ -72,11 +72,3 @@ def test_what_is_in_the_box_has_the_colour(strong):
   result = random_erasing.erased(images, boxes, (124, 117, 104))
   np.testing.assert_array_equal(result, want)
   np.testing.assert_array_equal(images, before)
-
-
-def test_boxes_belong_to_the_position_and_the_seed(strong):
-  strong.data.erase = 1.0
-  boxes = random_erasing.boxes(strong, np.arange(20))
-  np.testing.assert_array_equal(random_erasing.boxes(strong, np.array([7, 3])), boxes[[7, 3]])
-  strong.seed += 1
-  assert (random_erasing.boxes(strong, np.arange(20)) != boxes).any(1).all()

@@ -213,6 +213,7 @@ def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
     ([showing.CONFIG, '--stats', '--count=9'], ['--count', 'not for --stats']),
     ([showing.CONFIG, '--stats', '--output=x'], ['--output', 'not for --stats']),
     ([showing.CONFIG, '--stats', '--step=1'], ['--step', 'not for --stats']),
+    ([showing.CONFIG, '--cuont=3'], ["unknown argument '--cuont=3'; did you mean '--count'?"]),
   ],
 )
 def test_bad_input_is_one_clear_line(flags, words, capsys):
@@ -256,32 +257,22 @@ def test_splits_of_different_classes_are_refused(tmp_path, capsys):
   _refused(capsys, 'train.txt', 'held', 'different classes', '1 and 1')
 
 
-def _run(*flags, **environment):
-  return subprocess.run(
+def test_the_command_imports_no_heavy_library(tmp_path):
+  """With modules that fail to import in jax's and TensorFlow's places."""
+  names = ('jax', 'flax', 'tensorflow', 'tensorflow_datasets')
+  modules = {f'{name}.py': b'raise SystemExit("heavy")' for name in names}
+  heavy = builders.write_tree(tmp_path / 'heavy', modules)
+  flags = showing.save_arrays(tmp_path / 'set.npz', [0, 1, 1], [1, 0])
+  flags.append(f'--output={tmp_path / "out"}')
+  done = subprocess.run(
     [sys.executable, '-m', 'anp_jax.data.show', *flags],
     cwd=_ROOT,
-    env={**os.environ, **environment},
+    env={**os.environ, 'PYTHONPATH': str(heavy)},
     capture_output=True,
     text=True,
     timeout=120,
   )
-
-
-def test_the_command_imports_no_heavy_library(tmp_path):
-  """With modules that fail to import in jax's and TensorFlow's places."""
-  heavy = tmp_path / 'heavy'
-  heavy.mkdir()
-  for name in ('jax', 'flax', 'tensorflow', 'tensorflow_datasets'):
-    (heavy / f'{name}.py').write_text('raise SystemExit("heavy")')
-  flags = showing.save_arrays(tmp_path / 'set.npz', [0, 1, 1], [1, 0])
-  flags.append(f'--output={tmp_path / "out"}')
-  done = _run(*flags, PYTHONPATH=str(heavy))
   assert (done.returncode, done.stderr) == (0, '')
   paths = [pathlib.Path(line) for line in done.stdout.splitlines()]
-  assert [p.name for p in paths] == ['training.png', 'evaluation.png']
-  assert all(p.parent == tmp_path / 'out' for p in paths)
+  assert paths == [tmp_path / 'out' / f'{name}.png' for name in ('training', 'evaluation')]
   assert showing.pixels(paths[0]).size
-
-  done = _run(*flags, '--cuont=3')
-  assert (done.returncode, done.stdout) == (2, '')
-  assert done.stderr == ("error: unknown argument '--cuont=3'; did you mean '--count'?\n")

@@ -1,5 +1,6 @@
 """Tests of sources: every kind of data set, whole and broken."""
 
+import hashlib
 import os
 import pathlib
 
@@ -8,20 +9,11 @@ import pytest
 import tensorflow_datasets as tfds
 
 from anp_jax.data import sources
-from tests import opening
-
-_CLOTHING = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'clothing'
+from tests import builders, opening
 
 
 def _tree(root, files):
-  for file in files:
-    path = root / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(file.encode())
-
-
-def _all(source):
-  return source.read(np.arange(len(source)))
+  builders.write_tree(root, {file: file.encode() for file in files})
 
 
 # Trees of image files.
@@ -46,55 +38,23 @@ def test_classes_are_pairs_where_the_config_says_so(tmp_path, config):
   assert opening.source(config, 'folder', tmp_path).vocabulary.is_anp
 
 
-def test_tree_with_splits(tmp_path, config):
-  images = ['big_cat/x.png', 'old_dog/a.JPEG', 'old_dog/b.jpg', 'old_dog/c.bmp', 'old_dog/d.gif']
-  clutter = ['old_dog/notes.txt', 'big_cat/y.webp', 'big_cat/jpg', 'readme.jpg']
-  clutter += ['.ipynb_checkpoints/a.jpg', 'old_dog/._b.jpg']  # of other programs
-  _tree(tmp_path / 'train', images + clutter)
-  _tree(tmp_path / 'validation', ['big_cat/v.jpg', 'old_dog/w.jpg'])
-  source = opening.source(config, 'folder', tmp_path)
-  assert source.kind == 'encoded'
-  assert source.vocabulary.names == ('big_cat', 'old_dog')
-  files, labels = _all(source)
-  assert [file.decode() for file in files] == images
-  assert labels.tolist() == [0, 1, 1, 1, 1] and labels.dtype == np.int32
-  assert source.example_name(2) == str(tmp_path / 'train/old_dog/b.jpg')
-  files, labels = source.read(np.array([4, 0, 4]))
-  assert [file.decode() for file in files] == [images[i] for i in (4, 0, 4)]
-  assert labels.tolist() == [1, 0, 1]
-  validation = sources.open_source(config, training=False)
-  assert [file.decode() for file in _all(validation)[0]] == ['big_cat/v.jpg', 'old_dog/w.jpg']
-
-
 def _names(config, root, split):
-  return {i.decode() for i in _all(opening.source(config, 'folder', root, split))[0]}
+  source = opening.source(config, 'folder', root, split)
+  return {image.decode() for image in source.read(np.arange(len(source)))[0]}
 
 
-def test_tree_without_splits_is_divided(tmp_path, config):
-  files = [f'{c}/{i}.jpg' for c in ('a', 'b') for i in range(1000)]
-  _tree(tmp_path, files)
-  train = _names(config, tmp_path, 'train')
-  validation = _names(config, tmp_path, 'validation')
-  assert not train & validation and train | validation == set(files)
-  for c in 'ab':
-    share = sum(name[0] == c for name in train) / 1000
-    # Five standard deviations.
-    assert abs(share - 0.8) < 5 * 0.4 / np.sqrt(1000)
-  # Files of the same name in two classes do not go together.
-  differing = {n[2:] for n in train if n[0] == 'a'} ^ {n[2:] for n in train if n[0] == 'b'}
-  assert len(differing) > 200
-
-  more = [f'{c}/new{i}.jpg' for c in ('a', 'c') for i in range(50)]
-  _tree(tmp_path, more)
-  assert _names(config, tmp_path, 'train') - set(more) == train
-  assert _names(config, tmp_path, 'validation') - set(more) == validation
+def test_a_tree_without_splits_is_divided_by_the_hash_of_each_path(tmp_path, config):
+  """So files that are added later move no other one."""
+  files = [f'{c}/{i}.jpg' for c in 'ab' for i in range(100)]
+  training = {f for f in files if hashlib.sha256(f.encode()).digest() < _FOUR_FIFTHS}
+  for count in (150, 200):
+    _tree(tmp_path, files[:count])
+    assert _names(config, tmp_path, 'train') == training & set(files[:count])
+    assert _names(config, tmp_path, 'validation') == set(files[:count]) - training
+    assert _names(config, tmp_path, '.') == set(files[:count])
 
 
-def test_division_stays_as_it_was_published(tmp_path, config):
-  """A golden list: a run is only continued on the same split."""
-  _tree(tmp_path, [f'a/{i}.jpg' for i in range(12)])
-  validation = _names(config, tmp_path, 'validation')
-  assert validation == {f'a/{i}.jpg' for i in (3, 4, 5, 7, 8, 10, 11)}
+_FOUR_FIFTHS = int(0.8 * 2**64).to_bytes(8, 'big')
 
 
 # TensorFlow Datasets.

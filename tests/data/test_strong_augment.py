@@ -77,6 +77,19 @@ def test_the_position_decides(strong, sources, kind):
     np.testing.assert_array_equal(_images(strong, source, 1), by_step[0])
 
 
+def test_draws_belong_to_the_position_and_the_seed(strong):
+  positions, some, draws = np.arange(1000), np.array([999, 3, 500]), []
+  for function in (augment.train_draws, rand_augment.draws, random_erasing.boxes):
+    draws.append(function(strong, positions))
+    np.testing.assert_array_equal(function(strong, some), draws[-1][some])
+    strong.seed += 1
+    assert not np.array_equal(function(strong, positions), draws[-1])
+    strong.seed -= 1
+  crops, operations, _ = draws
+  # No number is drawn twice, not for another purpose either.
+  assert len(np.unique(np.append(crops, operations))) == crops.size + operations.size
+
+
 def test_nothing_is_left_where_both_are_off(strong, sources):
   strong.data.rand_augment_ops, strong.data.erase = 0, 0.0
   images = _images(strong, sources['pixels'], 2)

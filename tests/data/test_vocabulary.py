@@ -25,6 +25,10 @@ def _files(folder, anps, adjectives=None, nouns=None):
   return paths
 
 
+def _refused(words, *paths, **named):
+  builders.assert_refused(words, vocabulary.from_lists, *paths, **named)
+
+
 def test_pairs_are_taken_apart():
   v = vocabulary.Vocabulary(('red_car', 'old_car', 'red_apple', 'old_zoo'))
   assert len(v) == 4
@@ -45,18 +49,11 @@ def test_one_name_that_is_no_pair_makes_plain_classes(odd):
   assert v.adjective_ids().dtype == np.int32
 
 
-def test_given_orders_give_the_ids():
-  names = ('red_car', 'old_car', 'old_zoo')
-  v = vocabulary.Vocabulary(names, ('red', 'big', 'old'), ('zoo', 'car'))
-  assert v.is_anp
-  assert v.adjectives == ('red', 'big', 'old')  # big is of no class
-  assert v.adjective_ids().tolist() == [0, 2, 2]
-  assert v.nouns == ('zoo', 'car')
+def test_one_order_may_be_given():
+  v = vocabulary.Vocabulary(('red_car', 'old_car', 'old_zoo'), nouns=('zoo', 'car'))
+  assert v.adjectives == ('old', 'red')
+  assert v.adjective_ids().tolist() == [1, 0, 0]
   assert v.noun_ids().tolist() == [1, 1, 0]
-  partial = vocabulary.Vocabulary(names, nouns=('zoo', 'car'))
-  assert partial.adjectives == ('old', 'red')
-  assert partial.adjective_ids().tolist() == [1, 0, 0]
-  assert partial.noun_ids().tolist() == [1, 1, 0]
 
 
 def test_digest_tells_orders_apart():
@@ -82,19 +79,22 @@ def test_digest_tells_orders_apart():
   assert digest(('red', 'old')) == hashlib.sha256(text).hexdigest()
 
 
-def test_orders_that_do_not_fit_the_classes():
-  names = ('red_car', 'old_zoo')
-  make = vocabulary.Vocabulary
-  builders.assert_refused(
-    ['class 1', "adjective 'old'", "'old_zoo'", "did you mean 'odd'?"], make, names, ('red', 'odd')
-  )
-  builders.assert_refused(['class 0', "noun 'car'"], make, names, None, ('zoo', 'dog'))
-  builders.assert_refused(
-    ["nouns 3: 'car' repeats nouns 1"], make, names, None, ('zoo', 'car', 'dog', 'car')
-  )
-  builders.assert_refused(["class 2: 'red_car' repeats class 0"], make, ('red_car', 'b') * 2)
-  for orders in ((('red',),), (None, ('car',))):
-    builders.assert_refused(["class 1: 'hat'", 'given'], make, ('red_car', 'hat'), *orders)
+_TWO = ('red_car', 'old_zoo')
+
+
+@pytest.mark.parametrize(
+  'names, orders, words',
+  [
+    (_TWO, [('red', 'odd')], ['class 1', "adjective 'old' of 'old_zoo'", "you mean 'odd'?"]),
+    (_TWO, [None, ('zoo', 'dog')], ['class 0', "noun 'car'"]),
+    (_TWO, [None, ('zoo', 'car', 'dog', 'car')], ["nouns 3: 'car' repeats nouns 1"]),
+    (('red_car', 'b', 'red_car'), [], ["class 2: 'red_car' repeats class 0"]),
+    (('red_car', 'hat'), [('red',)], ["class 1: 'hat'", 'given']),
+    (('red_car', 'hat'), [None, ('car',)], ["class 1: 'hat'", 'given']),
+  ],
+)
+def test_orders_that_do_not_fit_the_classes(names, orders, words):
+  builders.assert_refused(words, vocabulary.Vocabulary, names, *orders)
 
 
 def test_names_of_any_script():
@@ -141,20 +141,17 @@ def test_what_is_asked_for_counts_more_than_the_names():
 # Files.
 
 
-def test_lists_give_line_numbers(tmp_path):
-  v = vocabulary.from_lists(*_files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS))
+def test_lists_give_line_numbers(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  anps, adjectives, nouns = _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
+  v = vocabulary.from_spec('~/anps.txt, ~/adj.txt ,~/nouns.txt')
   assert v.names == ('red_car', 'old_dog', 'red_dog', 'new_car')
-  assert v.adjectives == ('red', 'blue', 'old', 'new')
+  assert v.adjectives == ('red', 'blue', 'old', 'new')  # blue is of no class
   assert v.nouns == ('dog', 'zoo', 'car')
   assert v.adjective_ids().tolist() == [0, 2, 0, 3]
   assert v.noun_ids().tolist() == [2, 0, 0, 2]
-
-
-def test_parts_may_be_left_out(tmp_path):
-  anps, adjectives, nouns = _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
-  v = vocabulary.from_lists(anps)
-  assert v.adjectives == ('new', 'old', 'red')
-  assert v.nouns == ('car', 'dog')
+  alone = vocabulary.from_spec(f' {anps} ')
+  assert alone.adjectives == ('new', 'old', 'red') and alone.nouns == ('car', 'dog')
   assert vocabulary.from_lists(anps, adjectives).nouns == ('car', 'dog')
   assert vocabulary.from_lists(anps, nouns=nouns).nouns == ('dog', 'zoo', 'car')
 
@@ -198,12 +195,8 @@ def test_lists_of_plain_classes(tmp_path, data):
 @pytest.mark.parametrize('odd', ['hat', '_hat', 'hat_', 'a_b_c', '__'])
 def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
   anps = _files(tmp_path, f'red_car\n{odd}\nred_dog\n'.encode())
-  builders.assert_refused(
-    ['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'], vocabulary.from_lists, *anps
-  )
-  builders.assert_refused(
-    ['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'], vocabulary.from_lists, *anps, pairs='yes'
-  )
+  _refused(['anps.txt:2: ', repr(odd), '2 of 3', 'config.data.pairs=no'], *anps)
+  _refused(['anps.txt:2: ', repr(odd), 'config.data.pairs=yes'], *anps, pairs='yes')
   plain = vocabulary.from_lists(*anps, pairs='no')
   assert plain.names == ('red_car', odd, 'red_dog') and not plain.is_anp
 
@@ -211,9 +204,7 @@ def test_most_lines_pairs_means_all_must_be(tmp_path, odd):
 def test_given_parts_mean_that_all_are_pairs(tmp_path):
   anps, adjectives, nouns = _files(tmp_path, b't_shirt\nhat\n', b't\n', b'x\n')
   for parts in ((adjectives,), ('', nouns), (adjectives, nouns)):
-    builders.assert_refused(["anps.txt:2: 'hat'", 'given'], vocabulary.from_lists, anps, *parts)
-  plain = _files(tmp_path, b'cat\ndog\n', b'cat\n')
-  builders.assert_refused(["anps.txt:1: 'cat'"], vocabulary.from_lists, *plain)
+    _refused(["anps.txt:2: 'hat'", 'given'], anps, *parts)
 
 
 @pytest.mark.parametrize(
@@ -241,37 +232,21 @@ def test_lines_that_are_refused(tmp_path, data, words):
 
 def test_words_that_a_list_misses(tmp_path):
   anps, adjectives, nouns = _files(tmp_path, _PAIRS, b'red\nold\nnow', b'car')
-  builders.assert_refused(
-    ["anps.txt:4: adjective 'new' of 'new_car'", adjectives, "mean 'now'?"],
-    vocabulary.from_lists,
-    anps,
-    adjectives,
-  )
-  builders.assert_refused(
-    ["anps.txt:2: noun 'dog' of 'old_dog'", nouns], vocabulary.from_lists, anps, '', nouns
-  )
+  words = ["anps.txt:4: adjective 'new' of 'new_car'", adjectives, "mean 'now'?"]
+  _refused(words, anps, adjectives)
+  _refused(["anps.txt:2: noun 'dog' of 'old_dog'", nouns], anps, '', nouns)
   nouns = _files(tmp_path, _PAIRS, None, _NOUNS + b'car\n')[2]
-  builders.assert_refused([f"{nouns}:4: 'car' repeats"], vocabulary.from_lists, anps, '', nouns)
+  _refused([f"{nouns}:4: 'car' repeats"], anps, '', nouns)
 
 
 def test_files_that_cannot_be_read(tmp_path):
   missing = str(tmp_path / 'none.txt')
   anps = _files(tmp_path, _PAIRS)[0]
-  builders.assert_refused([missing, 'No such file'], vocabulary.from_lists, missing)
-  builders.assert_refused([missing], vocabulary.from_lists, anps, '', missing)
-  builders.assert_refused([str(tmp_path)], vocabulary.from_lists, str(tmp_path))
-  builders.assert_refused(['cannot read'], vocabulary.from_lists, 'a\0b')
-  builders.assert_refused(['cannot read'], vocabulary.from_lists, '')
-
-
-def test_spec(tmp_path, monkeypatch):
-  monkeypatch.setenv('HOME', str(tmp_path))
-  _files(tmp_path, _PAIRS, _ADJECTIVES, _NOUNS)
-  single_list = vocabulary.from_spec(f' {tmp_path}/anps.txt ')
-  assert single_list.names[1] == 'old_dog' and single_list.nouns == ('car', 'dog')
-  three = vocabulary.from_spec('~/anps.txt, ~/adj.txt ,~/nouns.txt')
-  assert three.adjectives == ('red', 'blue', 'old', 'new')
-  assert three.nouns == ('dog', 'zoo', 'car')
+  _refused([missing, 'No such file'], missing)
+  _refused([missing], anps, '', missing)
+  _refused([str(tmp_path)], str(tmp_path))
+  _refused(['cannot read'], 'a\0b')
+  _refused(['cannot read'], '')
 
 
 @pytest.mark.parametrize('spec', ['', ' ', 'a,b', 'a,,c', 'a,b,c,d', 'a,b,'])

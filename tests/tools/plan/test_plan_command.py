@@ -93,6 +93,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
   (
     (['--device=h20'], "did you mean 'h200'?"),
     (['--link=ib-ndr40x8'], "did you mean 'ib-ndr400'?"),
+    (['--link=ib-ndr400x0'], 'expected 1 to 64 ports'),
     (['--link=omni-pathx2'], "'omni-pathx2', a NAME or NAMExPORTS of links.toml: expected one of"),
     (['--software=tune'], "--software='tune': expected one of anp_jax, tuned, framework"),
     (['--nodes=0'], "--nodes='0': expected whole numbers from 1"),
@@ -128,6 +129,7 @@ def test_plan_has_a_table_a_figure_and_json(tmp_path, capsys):
       "over which 'parameter_server:async' sends",
     ),
     (['--entries=none.toml'], "--entries='none.toml'"),
+    (['--entries=tests/README.md'], "--entries='tests/README.md'"),
     (['--out=none/plan.png'], "--out='none/plan.png': none is no folder"),
   ),
 )

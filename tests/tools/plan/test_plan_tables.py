@@ -121,17 +121,3 @@ def test_bad_entries_name_the_key(tmp_path, old, new, words):
   path = tmp_path / 'mine.toml'
   path.write_text(_DEVICE.replace(old, new))
   assert words in builders.refusal(plan_tables.load, str(path))
-
-
-@pytest.mark.parametrize(
-  'find, words',
-  (
-    (lambda tables: tables.link('--link', 'ib-ndr40x8'), "did you mean 'ib-ndr400'?"),
-    (lambda tables: tables.link('--link', 'ib-ndr400x0'), 'expected 1 to 64 ports'),
-    (lambda tables: tables.link('--link', ''), '--link='),
-    (lambda tables: tables.device('h20'), "did you mean 'h200'"),
-    (lambda tables: plan_tables.load('tests/README.md'), '--entries='),
-  ),
-)
-def test_unknown_names_are_refused(find, words):
-  assert words in builders.refusal(find, plan_tables.load())

@@ -2,13 +2,11 @@
 
 import csv
 
-import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.tools.study import axes, grid, plots, study_results, study_runner, study_table
-
-_LENET = 'configs/lenet.py'
+from tests import study_runs
 
 
 def _parsed(*texts, strategies=('sync', 'parameter_server')):
@@ -17,7 +15,7 @@ def _parsed(*texts, strategies=('sync', 'parameter_server')):
 
 def _combinations(strategy, nodes, *texts):
   overrides = {'strategy.name': strategy}
-  return axes.combinations(_LENET, overrides, _parsed(*texts), nodes)
+  return axes.combinations(study_runs.LENET, overrides, _parsed(*texts), nodes)
 
 
 def test_values_are_those_between_commas_outside_brackets():
@@ -89,15 +87,10 @@ def test_short_names_tell_keys_apart():
   assert axes.short_names(['size', 'a.size']) == {'size': 'size', 'a.size': 'a.size'}
 
 
-def _run(accuracy):
-  steps = np.array([1])
-  return study_results.Run(100.0, steps, steps, steps / 1.0, np.array([accuracy]))
-
-
 def test_each_combination_is_a_row_and_a_curve(tmp_path):
   modes = [(('strategy.mode', mode),) for mode in ('async', 'rennala')]
-  runs = {grid.Cell('parameter_server', 2, 1, 0, mode): _run(0.9) for mode in modes}
-  runs[grid.Cell('sync', 2, 1, 0)] = _run(0.2)
+  runs = {grid.Cell('parameter_server', 2, 1, 0, mode): study_runs.run(0.9) for mode in modes}
+  runs[grid.Cell('sync', 2, 1, 0)] = study_runs.run(0.2)
   points = study_results.points(list(runs), runs, {})
   head, *rows = study_table.speed(points, None)
   assert head[:4] == ('strategy', 'mode', 'nodes', 'devices a node')
@@ -118,7 +111,7 @@ def test_each_combination_is_a_row_and_a_curve(tmp_path):
 
 
 def test_a_note_for_each_cell_that_cannot_be():
-  study = study_runner.Study(_LENET, {}, 'folder')
+  study = study_runner.Study(study_runs.LENET, {}, 'folder')
   keys = (('optimizer.name', 'lars'),)
   cells = [grid.Cell('parameter_server', 2, 1, seed, keys) for seed in (0, 1)]
   refusals = {}

@@ -7,19 +7,15 @@ import pytest
 
 from anp_jax.runtimes.calibration import costs as costs_lib
 from anp_jax.tools.study import grid, study_results, study_runner, study_table
-from tests import splitting
+from tests import splitting, study_runs
 
 
 def _run(folder, costs, plan, helpers=()):
   """Reads a run of 32 images a step, whose plan was measured first."""
   saved = {'key': {'helpers': list(helpers)}, 'costs': costs.to_json(), 'plan': plan}
   (folder / 'channel_split.json').write_text(json.dumps(saved))
-  (folder / 'config.json').write_text(json.dumps({'batch_size': 32}))
-  lines = [
-    {'kind': 'train', 'step': 2, 'seconds': 8.0, 'images_per_second': 8.0},
-    {'kind': 'validation', 'step': 2, 'anp_top1': 0.5},
-  ]
-  (folder / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  train = [{'step': 2, 'seconds': 8.0, 'images_per_second': 8.0}]
+  study_runs.write(folder, train, [{'step': 2, 'anp_top1': 0.5}], batch_size=32)
   return study_results.read(str(folder))
 
 

@@ -1,9 +1,7 @@
 """The study's flag --emulate: its keys, its processes, its page."""
 
-import json
 import shutil
 
-import numpy as np
 import pytest
 
 from anp_jax.tools.study import (
@@ -15,12 +13,13 @@ from anp_jax.tools.study import (
   study_results,
   study_runner,
 )
+from tests import study_runs
 
 
 def test_the_keys_reach_the_config():
   typed = {'data.image_size': '28'}
   overrides = emulate.overrides('step_seconds=0.25,slow=3:2+5:1.5', typed)
-  study = study_runner.Study('configs/lenet.py', overrides, 'folder', True)
+  study = study_runner.Study(study_runs.LENET, overrides, 'folder', True)
   config = study.config(grid.Cell('parameter_server', 16, 1, 0))
   assert config.emulate.enabled and config.emulate.step_seconds == 0.25
   assert config.emulate.slow == ((3, 2.0), (5, 1.5))
@@ -35,7 +34,7 @@ def test_the_keys_reach_the_config():
 def test_each_device_that_computes_has_a_core(monkeypatch, emulated):
   """Cores are taken as they are there, whatever their numbers."""
   monkeypatch.setattr(shutil, 'which', lambda name: name)
-  study = study_runner.Study('configs/lenet.py', {}, 'folder', emulated, sleeps=False)
+  study = study_runner.Study(study_runs.LENET, {}, 'folder', emulated, sleeps=False)
   for nodes, devices, cores in ((1, 1, '4'), (2, 1, '4,5'), (1, 2, '4,5'), (2, 4, '4,5,7')):
     command = local._command(study, grid.Cell('sync', nodes, devices, 0), [4, 5, 7])
     assert command[:5] == ['taskset', '-c', cores, local.LAUNCHER, str(nodes)]
@@ -44,7 +43,7 @@ def test_each_device_that_computes_has_a_core(monkeypatch, emulated):
 
 
 def test_emulated_processes_share_the_cores_with_a_thread_each():
-  study = study_runner.Study('configs/lenet.py', {}, 'folder', True, sleeps=True)
+  study = study_runner.Study(study_runs.LENET, {}, 'folder', True, sleeps=True)
   command = local._command(study, grid.Cell('sync', 64, 1, 0), [0, 1])
   assert command[:3] == [local.LAUNCHER, '64', '--devices=1']
   assert '--bind' not in command and 'taskset' not in command
@@ -54,12 +53,7 @@ def test_emulated_processes_share_the_cores_with_a_thread_each():
 @pytest.mark.slow
 def test_the_page_says_emulated_and_no_accuracy(tmp_path):
   cells = grid.expand(named_strategies.parse('sync'), (1, 16), (1,), (0,))
-  runs = {
-    cell: study_results.Run(
-      100.0 * cell.nodes, np.array([4]), np.array([40]), np.array([1.0]), np.array([0.5])
-    )
-    for cell in cells
-  }
+  runs = {cell: study_runs.run(0.5, rate=100.0 * cell.nodes) for cell in cells}
   outcome = study_page.Outcome(cells, runs, {}, 2, 'a pass is a sleep of 0.1 s')
   text = study_page.write(str(tmp_path), 'Strategies, emulated', '', outcome, None)
   head = text.splitlines()[0]
@@ -73,12 +67,8 @@ def test_the_page_says_emulated_and_no_accuracy(tmp_path):
 
 def test_the_last_interval_of_an_emulated_run_does_not_count(tmp_path):
   """Its numbers come a step earlier than those of the others."""
-  (tmp_path / 'config.json').write_text(json.dumps({'batch_size': 10, 'emulate.enabled': True}))
   rates = ((4, 2.0, 20.0), (8, 1.0, 40.0), (12, 0.75, 160 / 3))
-  lines = [
-    {'kind': 'train', 'step': step, 'seconds': s, 'images_per_second': rate}
-    for step, s, rate in rates
-  ]
-  lines.append({'kind': 'validation', 'step': 12, 'anp_top1': 0.1})
-  (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
-  assert study_results.read(str(tmp_path)).images_per_second == 40.0
+  train = [{'step': n, 'seconds': s, 'images_per_second': rate} for n, s, rate in rates]
+  validation = [{'step': 12, 'anp_top1': 0.1}]
+  folder = study_runs.write(tmp_path, train, validation, emulate__enabled=True)
+  assert study_results.read(folder).images_per_second == 40.0

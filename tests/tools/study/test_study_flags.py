@@ -18,6 +18,7 @@ _CASES = {
     ('--seeds=-1', "--seeds='-1': expected whole numbers from 0"),
     ('--target_accuracy=95', '--target_accuracy=95.0: expected a number'),
     ('--strategy=sync', "unknown argument '--strategy=sync'; did you mean"),
+    ('--config.strategy.period=3', 'belongs to strategy.name=local_sgd, not sync'),
     ('--config.seed=3', '--config.seed=3: the study sets it; use --seeds'),
     ('--config.duraton=3', "unknown key config.duraton; did you mean 'dur"),
     ('--config=configs/none.py', "no file 'configs/none.py'"),

@@ -1,6 +1,5 @@
 """Tests of study: strategies with settings of their own, from a file."""
 
-import numpy as np
 import pytest
 
 from anp_jax.tools.study import (
@@ -12,6 +11,7 @@ from anp_jax.tools.study import (
   study_results,
   study_runner,
 )
+from tests import study_runs
 
 _FILE = """
 [sync]
@@ -42,7 +42,7 @@ def test_each_strategy_of_a_file_trains_with_its_settings(methods):
     ('dana', 'parameter_server'),
     ('independent', 'anp_jax.tools.study.independent:Independent'),
   ]
-  study = study_runner.Study('configs/lenet.py', {grid.WORKERS: '2'}, 'folder')
+  study = study_runner.Study(study_runs.LENET, {grid.WORKERS: '2'}, 'folder')
   cells = grid.expand(strategies[:3], (1,), (1,), (0,))
   invariant, sync, dana = map(study.config, cells)
   assert (invariant.batch_size, sync.batch_size, dana.batch_size) == (64, 32, 64)
@@ -88,14 +88,12 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path, methods, capsys, text, fl
 
 def test_strategies_of_the_same_varied_keys_share_panels_against_time():
   keys = [(('strategy.simulate.spread', spread),) for spread in ('0.2', '1.0')]
-  steps = np.array([1, 2])
   runs = {}
   for name, accuracy in (('sync', 0.8), ('dana', 0.6)):
     for factor, varied in enumerate(keys, 1):
       for seed in range(2):
         cell = grid.Cell('parameter_server', 8, 1, seed, varied, simulated=True, title=name)
-        end = accuracy + 0.02 * seed
-        runs[cell] = study_results.Run(9.0, steps, 8 * steps, factor * steps, np.array([0.1, end]))
+        runs[cell] = study_runs.run(0.1, accuracy + 0.02 * seed, seconds=factor)
   points = study_results.points(list(runs), runs, {})
   axes = plots.accuracy(points, None).axes
   assert [axis.get_title(loc='left') for axis in axes] == ['spread=0.2', 'spread=1.0']

@@ -1,28 +1,21 @@
 """Tests of study: differences between strategies, and their intervals."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from anp_jax.reporting import summaries
 from anp_jax.tools.study import grid, scores, study_results
+from tests import study_runs
 
 _SYNC = (0.90, 0.92, 0.91)
 
 
-def _run(accuracy, samples=100):
-  return study_results.Run(
-    1.0, np.array([1]), np.array([samples]), np.array([1.0]), np.array([accuracy])
-  )
-
-
-def _points(accuracies, nodes=4, varied=(), samples=100):
+def _points(accuracies, nodes=4, varied=(), samples=10):
   """`sync` on one node, and `parameter_server` with one accuracy a seed."""
-  runs = {grid.Cell('sync', 1, 1, seed): _run(a) for seed, a in enumerate(_SYNC)}
+  runs = {grid.Cell('sync', 1, 1, seed): study_runs.run(a) for seed, a in enumerate(_SYNC)}
   runs |= {
-    grid.Cell('parameter_server', nodes, 1, seed, varied): _run(a, samples)
+    grid.Cell('parameter_server', nodes, 1, seed, varied): study_runs.run(a, samples=samples)
     for seed, a in enumerate(accuracies)
   }
   return study_results.points(list(runs), runs, {})
@@ -54,10 +47,10 @@ def test_differences_are_paired_by_seed():
 
 def test_what_a_run_ends_at_is_compared():
   """Neither the best of its evaluations nor the first."""
-  samples, runs = np.array([10, 20, 30]), {}
-  for strategy, accuracy in (('sync', (0.9, 0.7, 0.5)), ('parameter_server', (0.2, 0.9, 0.6))):
-    run = study_results.Run(1.0, samples, samples, samples, np.array(accuracy))
-    runs[grid.Cell(strategy, 1, 1, 0)] = run
+  runs = {
+    grid.Cell('sync', 1, 1, 0): study_runs.run(0.9, 0.7, 0.5),
+    grid.Cell('parameter_server', 1, 1, 0): study_runs.run(0.2, 0.9, 0.6),
+  }
   points = study_results.points(list(runs), runs, {})
   assert scores.over_sync(points[1], points).mean == pytest.approx(0.1, abs=1e-12)
   assert [p.accuracy.mean for p in points] == [0.5, 0.6]
@@ -66,7 +59,7 @@ def test_what_a_run_ends_at_is_compared():
 def test_one_seed_claims_nothing_and_more_samples_even_less():
   points = _points((0.95,))
   assert scores.difference(scores.over_sync(points[1], points)) == '+5.0'
-  points = _points((0.9, 0.9, 0.9), samples=200)
+  points = _points((0.9, 0.9, 0.9), samples=20)
   assert scores.over_sync(points[1], points) is None
   assert scores.difference(None) == '-'
 
@@ -75,12 +68,12 @@ def test_the_baseline_has_the_same_keys_and_size():
   """Among `sync` of two momenta and sizes, the one that is alike."""
   accuracies = {(1, '0.0'): 0.1, (1, '0.9'): 0.2, (4, '0.0'): 0.3, (4, '0.9'): 0.4}
   runs = {
-    grid.Cell('sync', nodes, 1, 0, (('optimizer.momentum', momentum),)): _run(accuracy)
+    grid.Cell('sync', nodes, 1, 0, (('optimizer.momentum', momentum),)): study_runs.run(accuracy)
     for (nodes, momentum), accuracy in accuracies.items()
   }
   more = (('optimizer.momentum', '0.9'), ('strategy.mode', 'async'))
   server = grid.Cell('parameter_server', 4, 1, 0, more)
-  runs[server] = _run(0.9)
+  runs[server] = study_runs.run(0.9)
   points = study_results.points(list(runs), runs, {})
   summary = scores.over_sync(points[-1], points)
   assert summary.mean == pytest.approx(0.5, abs=1e-12)
@@ -94,7 +87,7 @@ def test_the_baseline_has_the_same_keys_and_size():
 
 def test_weak_scaling_is_compared_with_weak_scaling():
   runs = {
-    grid.Cell(strategy, 4, 1, 0, weak=weak): _run(accuracy)
+    grid.Cell(strategy, 4, 1, 0, weak=weak): study_runs.run(accuracy)
     for strategy, weak, accuracy in (
       ('sync', False, 0.9),
       ('sync', True, 0.7),
@@ -106,8 +99,8 @@ def test_weak_scaling_is_compared_with_weak_scaling():
   assert summary.mean == pytest.approx(-0.1, abs=1e-12)
   # An asynchronous gradient is of a whole batch in both: `sync` of its size.
   runs = {cell: run for cell, run in runs.items() if cell.weak}
-  runs[grid.Cell('sync', 1, 1, 0)] = _run(0.8)
-  runs[grid.Cell('parameter_server', 4, 1, 0)] = _run(0.65)
+  runs[grid.Cell('sync', 1, 1, 0)] = study_runs.run(0.8)
+  runs[grid.Cell('parameter_server', 4, 1, 0)] = study_runs.run(0.65)
   points = study_results.points(list(runs), runs, {})
   summary = scores.over_sync(points[-1], points)
   assert summary.mean == pytest.approx(-0.05, abs=1e-12)
@@ -115,8 +108,8 @@ def test_weak_scaling_is_compared_with_weak_scaling():
 
 def test_speed_ups_of_weak_scaling_are_over_one_worker():
   """Its run is that of strong scaling: both give it the same batch."""
-  runs = {grid.Cell('sync', 1, 1, 0): _run(0.5)}
+  runs = {grid.Cell('sync', 1, 1, 0): study_runs.run(0.5)}
   fast = grid.Cell('sync', 4, 1, 0, weak=True)
-  runs[fast] = dataclasses.replace(_run(0.5), images_per_second=3.0)
+  runs[fast] = study_runs.run(0.5, rate=300.0)
   point = study_results.points(list(runs), runs, {})[-1]
   assert point.over_device.mean == 3 and point.over_node.mean == 3

@@ -20,9 +20,7 @@ from anp_jax.tools.study import (
   study_results,
   study_runner,
 )
-from tests import launching
-
-_LENET = 'configs/lenet.py'
+from tests import launching, study_runs
 
 
 def _study(folder='folder', **typed):
@@ -31,7 +29,7 @@ def _study(folder='folder', **typed):
     {k.replace('__', '.'): v for k, v in typed.items()},
     ('sync', 'parameter_server'),
   )
-  return study_runner.Study(_LENET, overrides, str(folder), simulated=True)
+  return study_runner.Study(study_runs.LENET, overrides, str(folder), simulated=True)
 
 
 def test_cells_of_simulated_workers():
@@ -75,7 +73,7 @@ def test_runs_at_once_have_a_core_each():
   assert local._shares(study, pairs, [4, 5, 7]) == [[4, 5]]
   assert local._shares(study, pairs, [4]) == [[4]]
   # Where times are measured, one run has all cores.
-  measured = study_runner.Study(_LENET, {}, 'folder')
+  measured = study_runner.Study(study_runs.LENET, {}, 'folder')
   assert local._shares(measured, cells, [4, 5, 7]) == [[4, 5, 7]]
 
 
@@ -108,17 +106,15 @@ def test_two_runs_are_under_way_at_once(tmp_path, monkeypatch):
 
 
 def _write_run(folder):
-  folder.mkdir(parents=True)
-  (folder / 'config.json').write_text(json.dumps({'batch_size': 10}))
-  line = {'kind': 'train', 'seconds': 1.0, 'images_per_second': 20.0}
-  train = [line | {'step': step, 'staleness_0': 2, 'staleness_15': 2} for step in (2, 4)]
-  line = {'kind': 'validation', 'anp_top5': 0.9, 'noun_top1': 0.75}
-  validation = [
-    line | {'step': step, 'anp_top1': top1, 'simulated_seconds': seconds}
-    for step, top1, seconds in ((2, 0.4, 3600.0), (4, 0.6, 7200.0))
+  train = [
+    {'step': n, 'seconds': 1.0, 'images_per_second': 20.0, 'staleness_0': 2, 'staleness_15': 2}
+    for n in (2, 4)
   ]
-  lines = map(json.dumps, train + validation)
-  (folder / 'metrics.jsonl').write_text('\n'.join(lines))
+  validation = [
+    {'step': n, 'anp_top1': top1, 'anp_top5': 0.9, 'noun_top1': 0.75, 'simulated_seconds': seconds}
+    for n, top1, seconds in ((2, 0.4, 3600.0), (4, 0.6, 7200.0))
+  ]
+  study_runs.write(folder, train, validation)
   # Read at versions 0, 0, 0 and 1, applied as updates 0 to 3.
   updates = [{'order': n, 'parts': [{'reads': [max(0, n - 2)]}]} for n in range(4)]
   (folder / 'server.jsonl').write_text('\n'.join(map(json.dumps, updates)))
@@ -139,9 +135,7 @@ def test_a_simulated_runs_numbers(tmp_path):
 
 def _outcome(tmp_path):
   run = study_results.read(_write_run(tmp_path / 'run'), simulated=True)
-  alone = study_results.Run(
-    10.0, np.array([4]), np.array([40]), np.array([np.nan]), np.array([0.7])
-  )
+  alone = study_runs.run(0.7, seconds=np.nan)
   cells = [grid.Cell('parameter_server', n, 1, 0, simulated=True) for n in (4, 16)]
   cells.append(grid.Cell('invariant', 1, 1, 0))
   return study_page.Outcome(

@@ -1,8 +1,7 @@
 """Tests of study: the best value of a key for each cell."""
 
-import json
 import math
-import os
+import pathlib
 import sys
 import types
 
@@ -17,9 +16,9 @@ from anp_jax.tools.study import (
   traffic,
   tune,
 )
+from tests import study_runs
 
-_LENET = 'configs/lenet.py'
-_RATE = 'optimizer.learning_rate'
+_LENET, _RATE = study_runs.LENET, grid.RATE
 
 
 def _plan(*texts, budget=None, seeds=(0, 1)):
@@ -35,11 +34,8 @@ def _study(folder='folder'):
 
 
 def _write(study, cell, accuracy):
-  folder = study.workdir(cell)
-  os.makedirs(folder, exist_ok=True)
-  line = {'kind': 'validation', 'step': 1, 'anp_top1': accuracy}
-  with open(os.path.join(folder, 'metrics.jsonl'), 'w') as f:
-    print(json.dumps(line), file=f)
+  folder = pathlib.Path(study.workdir(cell))
+  study_runs.write(folder, validation=[{'step': 1, 'anp_top1': accuracy}])
 
 
 @pytest.mark.parametrize(
