@@ -68,7 +68,8 @@ def main(argv: list[str], mode: str = '') -> int:
         lock = workdir_lock.held(workdir, processes.env, processes.generation, grace)
         stack.enter_context(lock)
         if not processes.index:
-          joining.write(workdir, processes.generation.addresses)
+          coordinator = processes.env.coordinator_address
+          joining.write(workdir, processes.generation.addresses, coordinator)
       # Slow imports: only after the input is checked.
       from anp_jax import train
       from anp_jax.checkpoint import run_dir
@@ -94,7 +95,7 @@ def main(argv: list[str], mode: str = '') -> int:
     return interrupts.STATUS
   is_stopped = os.path.exists(os.path.join(workdir, run_dir.MARKER))
   if flags.mode == 'train' and place.count > 1 and not processes.index and not is_stopped:
-    joining.write(workdir, {}, launched.coordinator_address)
+    joining.write(workdir, {}, ended=launched.coordinator_address)
   return 0
 
 

@@ -333,6 +333,9 @@ def _meet(env, info, settings, generation, workdir):
     env = env._replace(coordinator_address=cluster_env.joined(host, port), other_ports=())
   if coordinates:
     listeners = coordinator.Coordinator(env, settings, generation).listeners
+    host, _ = cluster_env.split_address(env.coordinator_address)
+    address = cluster_env.joined(host, listeners[0].getsockname()[1])
+    env = env._replace(coordinator_address=address, other_ports=())
   check = functools.partial(joining.read_addresses, workdir, env.coordinator_address)
   connected = connected or connection.connect(env, settings.rendezvous_timeout, check)
   if info['elastic']:

@@ -1,4 +1,4 @@
-"""A process joins a run that goes on: where its processes are, and whether it has ended."""
+"""Where the processes of a run are, for those that join it or ask, and whether it has ended."""
 
 from collections.abc import Mapping
 import contextlib
@@ -14,6 +14,7 @@ from anp_jax.cluster import cluster_env, connection as connection_lib, generatio
 from anp_jax.system import files
 
 NAME = 'members.json'  # in a workdir
+_COORDINATOR, _ENDED = 'coordinator', 'ended'  # its keys, but for ranks
 
 
 def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.ClusterEnv:
@@ -32,7 +33,11 @@ def newcomer(workdir: str | None, env: cluster_env.ClusterEnv) -> cluster_env.Cl
   addresses = read_addresses(workdir, env.coordinator_address)
   if not addresses and env.launcher:
     return env._replace(launcher=cluster_env.JOIN) if env.count > 1 else env
-  check(workdir)
+  if not addresses:
+    raise config_lib.ConfigError(
+      f'{workdir}/{NAME} names no process to join; expected the workdir of a run that goes on, '
+      'with several processes and config.cluster.elastic=auto'
+    )
   index = next(i for i in itertools.count() if i not in addresses)
   return cluster_env.ClusterEnv(cluster_env.JOIN, index, len(addresses) + 1)
 
@@ -53,7 +58,8 @@ def connect(workdir: str, secret: str, patience: float, seconds: float) -> socke
   """
   deadline = time.monotonic() + seconds
   while True:
-    addresses = read_addresses(workdir)
+    addresses, coordinator = _read(workdir)
+    addresses = addresses or coordinator
     search = generation.FIRST._replace(rank=max(addresses, default=-1) + 1, addresses=addresses)
     if connected := connection_lib.find(search, secret, patience):
       return connected
@@ -63,28 +69,32 @@ def connect(workdir: str, secret: str, patience: float, seconds: float) -> socke
 
 
 def check(workdir: str) -> None:
-  """Refuses a folder in which no elastic run has begun.
+  """Refuses a folder in which no run of several processes has begun.
 
   Raises:
     ConfigError: naming the file.
   """
-  if not read_addresses(workdir):
+  if not any(_read(workdir)):
     raise config_lib.ConfigError(
-      f'{workdir}/{NAME} names no process; expected the workdir of a run that goes on, with '
-      'several processes and config.cluster.elastic=auto'
+      f'{workdir}/{NAME} names no process; expected the workdir of a run of several processes'
     )
 
 
-def write(workdir: str, addresses: Mapping[int, tuple], ended: str | None = None) -> None:
-  """Writes for those that join a run where its processes listen, or that it has ended.
+def write(
+  workdir: str, addresses: Mapping[int, tuple], coordinator: str = '', ended: str | None = None
+) -> None:
+  """Writes where the processes of a run listen, or that it has ended.
 
   Args:
     workdir: folder of the run.
     addresses: host and port of each process by rank; {}: nobody may join.
+    coordinator: host and port of the coordinator; '': the run has one process.
     ended: where its launcher had the processes of a run meet that has ended.
   """
   path = os.path.join(workdir, NAME)
-  record = addresses if ended is None else {'ended': ended}
+  record: dict = dict(addresses) if ended is None else {_ENDED: ended}
+  if coordinator:
+    record[_COORDINATOR] = coordinator
   with contextlib.suppress(OSError):  # a full disk: nobody can join, and the run goes on
     if record or os.path.exists(path):
       files.write_atomic(path, json.dumps(record))
@@ -92,12 +102,12 @@ def write(workdir: str, addresses: Mapping[int, tuple], ended: str | None = None
 
 def forget_end(workdir: str) -> None:
   """Removes the record of an earlier end, before another run's processes meet."""
-  if 'ended' in files.read_json_object(os.path.join(workdir, NAME)):
+  if _ENDED in files.read_json_object(os.path.join(workdir, NAME)):
     write(workdir, {})
 
 
 def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]]:
-  """Returns where the processes of the run in a workdir listen, by rank; {} if unknown.
+  """Returns where the processes of the run in a workdir listen, by rank; {}: nobody may join.
 
   Where the run has ended, this process ends with status 0.
 
@@ -106,9 +116,15 @@ def read_addresses(workdir: str, meeting: str = '') -> dict[int, tuple[str, int]
     meeting: where the launcher has the processes meet: the end of a run that met
       elsewhere does not count; '': any does.
   """
+  return _read(workdir, meeting)[0]
+
+
+def _read(workdir, meeting=''):
+  """The addresses, and that of process 0 where the run has a coordinator."""
   record = files.read_json_object(os.path.join(workdir, NAME))
-  ended = record.pop('ended', None)
+  ended, coordinator = record.pop(_ENDED, None), record.pop(_COORDINATOR, '')
   if ended is not None and meeting in ('', ended):
     print(f'the run in {workdir} has ended', flush=True)
     sys.exit(0)
-  return generation.addresses(record)
+  first = {0: cluster_env.split_address(coordinator)} if coordinator else {}
+  return generation.addresses(record), first

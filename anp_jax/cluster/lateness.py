@@ -1,8 +1,9 @@
 """Which process holds the others up, and by what.
 
 In a synchronous run all steps take as long as the slowest process's; what differs is
-how long each waits for input, and how long its threads want a core. All figures are of
-the last seconds.
+how long each waits for input, how long its threads want a core, and how far it is from
+the others. Where each process makes steps of its own, only one that is stuck is named.
+All figures are of the last seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ _RATIO, _PART = 1.25, 0.1
 _MOST = 0.5  # part of a step
 _LASTS = 3.0  # seconds until a verdict is worth a line of the log
 NOBODY = 'no process is late'
+_KINDS = 'input', 'computing'
 _DOING = {
   'input': 'waiting for input',
   'step': 'in one step',
@@ -31,8 +33,7 @@ class Row(NamedTuple):
   """One process, over the last seconds.
 
   Attributes:
-    rank: rank of the process.
-    host: host of the process.
+    name: name for people: 'rank 1 on node2'.
     phase: what it does; 'spare' for one that does not train.
     step: step that it computes.
     seconds: seconds since the phase last moved.
@@ -42,11 +43,10 @@ class Row(NamedTuple):
     paused: part of the time that it evaluates and saves, 0 to 1.
     cpu: cores that it uses.
     delay: cores that its threads want and do not get.
-    computes: whether it computes on its cores.
+    compared: kinds of lateness in which it compares with the others.
   """
 
-  rank: int
-  host: str
+  name: str
   phase: str
   step: int
   seconds: float
@@ -56,12 +56,7 @@ class Row(NamedTuple):
   paused: float = 0.0
   cpu: float = 0.0
   delay: float = 0.0
-  computes: bool = False
-
-  @property
-  def name(self) -> str:
-    """Name for people: 'rank 1 on node2'."""
-    return f'rank {self.rank} on {self.host}'
+  compared: Sequence[str] = ()
 
 
 def rows(members: members_lib.Members, now: float) -> list[Row]:
@@ -78,15 +73,13 @@ def rows(members: members_lib.Members, now: float) -> list[Row]:
 def _row(member, trains, now):
   state = member.state
   row = Row(
-    member.index,
-    member.info['host'],
+    member.name,
     state.get('phase', 'starting') if trains else 'spare',
     state.get('step', 0),
     state.get('seconds', 0.0),
     now - member.last_heard,
-    computes=member.info['platform'] == 'cpu',
   )
-  if len(member.history) < 2 or not trains or not member.info['steps_together']:
+  if len(member.history) < 2 or not trains:
     return row
   (begin, first), (end, last) = member.history[0], member.history[-1]
   seconds, steps = end - begin, last['step'] - first['step']
@@ -102,7 +95,10 @@ def _row(member, trains, now):
   if steps <= 0:
     return row
   waits, works = (1000 * spent.get(phase, 0.0) / steps for phase in watchdog.STEPPING)
-  return row._replace(input=waits, rest=works)
+  # What a GPU does is not seen here.
+  kinds = _KINDS if member.info['platform'] == 'cpu' else _KINDS[:-1]
+  compared = kinds if member.info['steps_together'] else ()
+  return row._replace(input=waits, rest=works, compared=compared)
 
 
 def verdict(table: Sequence[Row]) -> str:
@@ -123,14 +119,14 @@ def verdict(table: Sequence[Row]) -> str:
   if stuck := [row for row in stuck if row.phase != 'step']:
     longest = max(stuck, key=lambda row: row.seconds)
     return f'{_names(stuck)} {_DOING[longest.phase]} for {longest.seconds:.0f} s'
-  stepping = [row for row in trained if row.rest]
+  stepping = [row for row in trained if row.compared]
   if len(stepping) < 2:
     return NOBODY
   step = max(row.input + row.rest for row in stepping)
   if late := _late({row.name: row.input for row in stepping}, step, 'input'):
     return late
-  # What a GPU does is not seen here, nor what a save takes of a step's cores.
-  if not all(row.computes and row.paused < _PART for row in stepping):
+  # A save takes some of a step's cores.
+  if not all('computing' in row.compared and row.paused < _PART for row in stepping):
     return NOBODY
   needs = {row.name: (row.cpu + row.delay) * step for row in stepping}
   if late := _late(needs, step, 'computing'):

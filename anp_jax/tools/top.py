@@ -4,7 +4,7 @@ python -m anp_jax.tools.top runs/first
 python -m anp_jax.tools.top runs/first --once
 python -m anp_jax.tools.top runs/first --stacks
 
-It asks the coordinator of an elastic run, with the secret that lies in the workdir.
+It asks the coordinator of a run of several processes, with the secret in the workdir.
 """
 
 from anp_jax.system import interrupts
@@ -26,7 +26,7 @@ from anp_jax.config import argument_parser, exits
 
 _PERIOD = 1.0  # seconds between two looks
 _WITHIN = 10.0  # seconds, an answer; the processes may be restarting
-_COLUMNS = 'rank', 'host', 'step', 'does', 'input ms', 'rest ms', 'paused', 'cores', 'wanted'
+_COLUMNS = 'process', 'step', 'does', 'input ms', 'rest ms', 'paused', 'cores', 'wanted'
 
 
 @exits.with_status()
@@ -77,7 +77,7 @@ def _answers(workdir, question):
 def _view(answer):
   """A table of the processes, with the verdict below."""
   table = rich.table.Table(*_COLUMNS, box=None)
-  for column in table.columns[2:3] + table.columns[4:]:
+  for column in table.columns[1:2] + table.columns[3:]:
     column.justify = 'right'
   for values in answer['rows']:
     row = lateness.Row(*values)
@@ -85,8 +85,7 @@ def _view(answer):
     if row.silence > lateness.SILENT:
       does = f'silent, {row.silence:.0f} s'
     table.add_row(
-      str(row.rank),
-      row.host,
+      row.name,
       str(row.step or ''),
       does,
       *(f'{row.input:.1f}', f'{row.rest:.1f}') if row.rest else ('', ''),

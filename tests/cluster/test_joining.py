@@ -1,5 +1,7 @@
 """A process joins a run: its place there, and the runs that take nobody."""
 
+from concurrent import futures
+import socket
 import types
 
 import pytest
@@ -23,13 +25,30 @@ def test_a_newcomer_gets_the_first_free_rank(tmp_path):
 def test_before_the_run_has_begun_it_is_the_launchers(tmp_path):
   """The others still wait for a process that was lost so early, maybe for more epochs."""
   assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
-  joining.write(str(tmp_path), {}, 'node1:20481')  # the end of a run that met elsewhere
+  joining.write(str(tmp_path), {}, ended='node1:20481')  # the end of a run that met elsewhere
   assert joining.newcomer(str(tmp_path), _THIRD) == _THIRD._replace(launcher='join')
   joining.write(str(tmp_path), {})
   lone = cluster_env.ClusterEnv('Slurm', num_hosts=1, local_index=0)
   assert joining.newcomer(str(tmp_path), lone) == lone  # it resumes by itself
   with pytest.raises(config_lib.ConfigError, match='members.json names no process'):
     joining.newcomer(str(tmp_path), _ALONE)
+
+
+def test_a_run_that_takes_nobody_can_be_asked(tmp_path):
+  with socket.create_server(('127.0.0.1', 0)) as listening:
+    host, port = listening.getsockname()
+    joining.write(str(tmp_path), {}, f'{host}:{port}')
+    joining.check(str(tmp_path))
+    with pytest.raises(config_lib.ConfigError, match='no process to join; .*elastic=auto'):
+      joining.newcomer(str(tmp_path), _ALONE)
+    with futures.ThreadPoolExecutor() as pool:
+      asking = pool.submit(joining.connect, str(tmp_path), '5a' * 32, 1, 0.1)
+      listening.accept()[0].close()
+      with pytest.raises(config_lib.ConfigError, match='answers'):
+        asking.result()
+  joining.write(str(tmp_path), {})
+  with pytest.raises(config_lib.ConfigError, match='expected the workdir of a run of several'):
+    joining.check(str(tmp_path))
 
 
 def test_a_run_that_ends_with_each_process_takes_nobody(tmp_path, capsys):
@@ -44,7 +63,7 @@ def test_a_process_that_comes_back_after_the_end_leaves_at_once(tmp_path, capsys
   workdir, address = str(tmp_path), f'127.0.0.1:{launching.free_port()}'
   place = _THIRD._replace(launcher='join', coordinator_address=address, secret='5a' * 32)
   settings = types.SimpleNamespace(rendezvous_timeout=300)
-  joining.write(workdir, {}, address)
+  joining.write(workdir, {}, ended=address)
   for come in (
     lambda: joining.newcomer(workdir, place),
     lambda: joining.newcomer(workdir, _ALONE),
@@ -59,7 +78,7 @@ def test_a_process_that_comes_back_after_the_end_leaves_at_once(tmp_path, capsys
 
 def test_another_run_forgets_the_end_of_an_earlier_one(tmp_path, monkeypatch):
   """Before it listens, and so before any of its processes can come."""
-  joining.write(str(tmp_path), {}, _THIRD.coordinator_address)
+  joining.write(str(tmp_path), {}, ended=_THIRD.coordinator_address)
 
   def listen(*_):
     raise InterruptedError

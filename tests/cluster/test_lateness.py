@@ -9,14 +9,16 @@ from tests import coordinating
 
 
 def _row(rank, **values):
-  row = lateness.Row(rank, f'node{rank}', 'step', 100, 0.01, 0.5, 1.0, 99.0, 0.0, 0.5, 0.0, True)
+  kinds = ('input', 'computing')
+  name = f'rank {rank} on node{rank}'
+  row = lateness.Row(name, 'step', 100, 0.01, 0.5, 1.0, 99.0, 0.0, 0.5, 0.0, compared=kinds)
   return row._replace(**values)
 
 
 def _rows(*changed, count=4):
   """Rows of processes that all are alike, but for those given."""
-  rows = {rank: _row(rank) for rank in range(count)}
-  return [*(rows | {row.rank: row for row in changed}).values()]
+  rows = {row.name: row for row in map(_row, range(count))}
+  return [*(rows | {row.name: row for row in changed}).values()]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +62,17 @@ def _rows(*changed, count=4):
       'rank 1 on node1 is late in computing: 70 ms a step, the others 50 ms',
     ),
     ([_row(1, cpu=0.5, delay=0.12)], 'no process is late'),
-    ([_row(1, cpu=0.2, delay=0.5, computes=False)], 'no process is late'),
+    ([_row(1, cpu=0.2, delay=0.5, compared=['input'])], 'no process is late'),
     ([_row(1, cpu=0.2, delay=0.5, paused=0.2)], 'no process is late'),
+    # Each makes steps of its own: only one that is stuck is named.
+    ([_row(rank, input=30 * rank, compared=()) for rank in range(4)], 'no process is late'),
+    (
+      [
+        _row(rank, phase='saving' if rank == 2 else 'step', seconds=6, compared=())
+        for rank in range(4)
+      ],
+      'rank 2 on node2 has been saving for 6 s',
+    ),
     # Another number of its steps fell into the window.
     ([_row(1, rest=132)], 'no process is late'),
     (
@@ -99,11 +110,13 @@ def test_rows_are_differences_of_the_last_heartbeats():
   member.last_heard = 14.0
   member.receive(_state(60, 9.0, 1.5, input=1.2, step=10.8, saving=2.0))
   first, second = lateness.rows(run, now=15.0)
-  assert first == lateness.Row(0, 'node0', 'starting', 0, 0.0, 5.0, computes=True)
-  want = (1, 'node1', 'step', 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125, True)
-  assert [*second] == pytest.approx([*want])  # 20 steps in 4 s
+  assert first == lateness.Row('rank 0 on node0', 'starting', 0, 0.0, 5.0)
+  assert second[:2] == ('rank 1 on node1', 'step')
+  want = 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125
+  assert second[2:10] == pytest.approx(want)  # 20 steps in 4 s
+  assert second.compared == ('input', 'computing')
   member.info['steps_together'] = False  # the steps of two workers have nothing in common
-  assert lateness.rows(run, now=15.0)[1].rest == 0
+  assert lateness.rows(run, now=15.0)[1] == second._replace(compared=())
   run.ranks = [0]
   assert lateness.rows(run, now=15.0)[1].phase == 'spare'
 

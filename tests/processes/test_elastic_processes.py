@@ -96,7 +96,7 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturb
     capsys.readouterr()
     assert top.main(['anp-top', str(workdir), '--once']) == 0
     _, *rows, verdict = capsys.readouterr().out.splitlines()
-    assert sorted(int(row.split()[0]) for row in rows) == [r for r in range(3) if r != lost]
+    assert sorted(int(row.split()[1]) for row in rows) == [r for r in range(3) if r != lost]
     assert 'rank' in verdict or 'no process is late' in verdict
     ranks.restart(lost, joins=True)
     _await(lambda: _has_gone_on(workdir, 2))

@@ -11,6 +11,7 @@ import pytest
 from anp_jax import cluster
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as log_lib
+from anp_jax.tools import top
 from tests import launching
 
 pytestmark = pytest.mark.multiprocess
@@ -151,7 +152,7 @@ def test_random_kills(tmp_path):
   'kills',
   [['2 push 5', '0 save 1'], pytest.param(['2 pull 5', '1 apply 20'], marks=pytest.mark.soak)],
 )
-def test_a_kill_in_each_phase(tmp_path, kills):
+def test_a_kill_in_each_phase(tmp_path, kills, capsys):
   """Ranks 0 and 1 are servers; what is half done has to be undone."""
   log = tmp_path / 'kills'
   log.touch()
@@ -159,6 +160,11 @@ def test_a_kill_in_each_phase(tmp_path, kills):
   arguments = _arguments(tmp_path, duration=f'{steps} steps', **{'strategy.servers': '2'})
   environment = {'ANP_KILL_CALL': ';'.join(kills), 'ANP_KILL_LOG': str(log)}
   with launching.Ranks(tmp_path, 3, arguments, environment=environment) as ranks:
+    _until(tmp_path, 1, ranks)
+    assert top.main(['anp-top', str(tmp_path / 'run'), '--once']) == 0
+    _, *rows, verdict = capsys.readouterr().out.splitlines()
+    assert {int(row.split()[1]) for row in rows} >= {0, 1}
+    assert verdict == ' no process is late'
     _wait(ranks, 400)
   assert log.read_text().splitlines() == kills
   _whole(tmp_path, steps)
@@ -188,4 +194,5 @@ def test_number_that_is_not_finite_ends_all_and_saves_nothing(tmp_path):
     assert 'is not finite' in ranks.text(0)
     assert 'is not finite' in ranks.text(1)
   assert not any(p.name.isdigit() for p in (tmp_path / 'run' / 'checkpoints').iterdir())
-  assert not (tmp_path / 'run' / 'members.json').exists()  # which would say that it has ended well
+  # Nor does it say that it has ended well.
+  assert 'ended' not in (tmp_path / 'run' / 'members.json').read_text()

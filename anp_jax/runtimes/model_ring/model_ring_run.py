@@ -132,11 +132,9 @@ class _RingProcess:
         self._controller.on_event(event)
 
   def _heartbeat(self):
-    if all(worker.is_idle for worker in self._workers):
-      self._processes.heartbeat('waiting')
-    else:
-      steps = sum(worker.progress for worker in self._workers)
-      self._processes.heartbeat('training', steps)
+    is_idle = all(worker.is_idle for worker in self._workers)
+    steps = sum(worker.progress for worker in self._workers)
+    self._processes.heartbeat('waiting' if is_idle else 'step', steps)
 
   def _finish(self):
     """Saves and scores what waits; returns the steps of models in the ring."""
