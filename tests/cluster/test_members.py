@@ -76,6 +76,7 @@ def test_a_run_begins_once_and_knows_the_place_of_each():
     'ranks': [0, 1],
     'rank': 1,
     'addresses': {},
+    'sizes': (),
     'number': 0,
   }
   assert [run.start_of(run[i])['devices'] for i in (0, 1)] == [[0], [1]]
