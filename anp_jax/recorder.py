@@ -106,6 +106,7 @@ class Recorder:
       sources.fingerprint(opened.source),
       program.checkpoint_layout.abstract,
       processes.gather,
+      on_phase=lambda phase: processes.heartbeat(phase, processes.step()),
     )
     self._closing.callback(self.checkpoints.close)
     self.mirror: host_mirror.HostMirror | None = None

@@ -19,15 +19,22 @@ ANP_BAD_READ='RANK STEP': that rank's disk cannot read that step's checkpoint.
 
 ANP_ROUND='SECONDS': so long is a round of --mode=benchmark.
 
+ANP_TROUBLE='FILE': while that file says 'RANK disk', that rank's disk reads slowly; 'RANK
+loader', it never gives a file; 'RANK save', what it writes of a checkpoint gets to no disk.
+
+ANP_NODES='PREFIX': each rank is on a host of its own, whose network `ip netns add` has made.
+
 ANP_STUCK='RANK WHERE': that rank never gets further than 'import', of JAX, or
 'devices', which it has opened.
 """
 
+import ctypes
 import importlib
 import os
 import pathlib
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -46,6 +53,7 @@ _CALLS = {
   'save': ('anp_jax.checkpoint.manager', 'Checkpoints', 'save', True),
 }
 _PAUSE = 0.3  # seconds
+_SLOW = 0.4  # seconds, a slow disk reads a file
 
 
 def _kill_in_phase(cluster):
@@ -192,6 +200,60 @@ def _fail_to_read():
   ocp.StandardCheckpointHandler.restore = restore
 
 
+def _suffer():
+  import orbax.checkpoint as ocp
+
+  from anp_jax.data.sources import stored_images
+
+  path = pathlib.Path(os.environ['ANP_TROUBLE'])
+  rank = _rank()
+  read, save = stored_images.read_file, ocp.StandardCheckpointHandler.async_save
+
+  def suffers(trouble):
+    return path.read_text() == f'{rank} {trouble}'
+
+  def read_file(*args):
+    while suffers('loader'):
+      time.sleep(0.05)
+    time.sleep(_SLOW * suffers('disk'))
+    return read(*args)
+
+  class Flush:
+    def result(self, timeout=None):
+      while suffers('save'):
+        time.sleep(0.05)
+
+  async def async_save(*args, **kwargs):
+    return [*await save(*args, **kwargs), Flush()]
+
+  stored_images.read_file, ocp.StandardCheckpointHandler.async_save = read_file, async_save
+
+
+def _move_to_node():
+  # JAX listens at the address of the host's name.
+  name = os.environ['ANP_NODES'] + _rank()
+  libc, new_mounts, new_name, private = (
+    ctypes.CDLL(None, use_errno=True),
+    0x20000,
+    0x4000000,
+    1 << 18,
+  )
+  recursive, bind, network = 0x4000, 0x1000, 0x40000000
+  with open(f'/run/netns/{name}') as f:
+    calls = (
+      libc.setns(f.fileno(), network),
+      libc.unshare(new_mounts | new_name),
+      libc.mount(None, b'/', None, recursive | private, None),
+      libc.mount(f'/etc/netns/{name}/hosts'.encode(), b'/etc/hosts', None, bind, None),
+    )
+  assert not any(calls), os.strerror(ctypes.get_errno())
+  socket.sethostname(name)
+
+
+def _rank():
+  return next(a.partition('=')[2] for a in sys.argv if a.startswith('--process_id='))
+
+
 def _draw_no_curves():
   """The figure takes longer than all steps of a tiny run."""
   from anp_jax.reporting.run_page import curves
@@ -202,6 +264,8 @@ def _draw_no_curves():
 if __name__ == '__main__':
   sys.path.insert(0, str(_ROOT))
   _draw_no_curves()
+  if os.environ.get('ANP_NODES'):
+    _move_to_node()
   if os.environ.get('ANP_KILL'):
     from anp_jax import cluster
 
@@ -211,12 +275,13 @@ if __name__ == '__main__':
 
     _pause_in_steps(cluster)
   if os.environ.get('ANP_KILL_CALL'):
-    (process_id,) = (a for a in sys.argv if a.startswith('--process_id='))
-    _kill_in_call(process_id.partition('=')[2])
+    _kill_in_call(_rank())
   if os.environ.get('ANP_STALL'):
     _stall()
   if os.environ.get('ANP_BAD_READ'):
     _fail_to_read()
+  if os.environ.get('ANP_TROUBLE'):
+    _suffer()
   if os.environ.get('ANP_ROUND'):
     _shorten_rounds()
   if os.environ.get('ANP_STUCK'):

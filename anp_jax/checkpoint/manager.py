@@ -6,13 +6,14 @@ restores flipped bytes without a word; a checksum of each leaf, computed on the
 device as part of the save, is stored with the state and compared on restore.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 import contextlib
 import dataclasses
 import gc
 import os
 import shutil
 import sys
+import threading
 import time
 from typing import Any
 
@@ -32,6 +33,8 @@ NEWEST = 'checkpoints'
 BEST = 'best'
 DAMAGED = 'damaged'
 _LOWER_IS_BETTER = ('loss',)
+_LOOK = 0.1  # seconds between two looks at a save
+_WRITTEN = 'async_write_complete'  # Orbax's barrier after a process's own part of a save
 
 
 class CheckpointError(cluster.RunFailedError):
@@ -44,9 +47,12 @@ class Checkpoints(reader.Reader):
 
   Attributes:
     kinds: kinds of checkpoints whose folders are opened.
+    on_phase: called with 'committing' once other processes alone still write, and
+      with 'saving' when they have.
   """
 
   kinds: tuple[str, ...] = (NEWEST, BEST)
+  on_phase: Callable[[str], None] = lambda phase: None
 
   def __post_init__(self):
     """Opens the folders; they are made, and cleared of torn saves, for a run."""
@@ -54,6 +60,7 @@ class Checkpoints(reader.Reader):
     config, kinds = self.config, self.kinds
     self._metric = metric_labels.key(config.checkpoint.best_metric)
     self._managers = {}
+    self._written: dict[str, threading.Event] = {}  # set once this process's part is
     if NEWEST in kinds:
       self._managers[NEWEST] = self._manager(NEWEST, max_to_keep=config.checkpoint.keep)
     self._save_starts: dict[str, float] = {}  # of the last save of each kind
@@ -193,8 +200,8 @@ class Checkpoints(reader.Reader):
       CheckpointError: if it does not get there.
     """
     with contextlib.ExitStack() as stack:  # all, also if one raises
-      for kind, manager in self._managers.items():
-        stack.callback(self._call, kind, manager.wait_until_finished)
+      for kind in self._managers:
+        stack.callback(self._await_previous_save, kind)
 
   def close(self) -> None:
     """Waits and releases the managers.
@@ -216,6 +223,14 @@ class Checkpoints(reader.Reader):
   def _manager(self, folder, max_to_keep, **options):
     # What is not this run's own may be in the midst of a save.
     may_change = self.fingerprint is not None
+    written, meet = threading.Event(), ocp.multihost.get_barrier_sync_fn()
+
+    def meet_others(key, timeout_ms):
+      if _WRITTEN in key:
+        written.set()
+      meet(key=key, timeout_ms=timeout_ms)
+
+    self._written[folder] = written
     return ocp.CheckpointManager(
       remote.path(os.path.join(self.workdir, folder)),
       options=ocp.CheckpointManagerOptions(
@@ -224,6 +239,7 @@ class Checkpoints(reader.Reader):
         max_to_keep=max_to_keep if may_change else None,
         # Two managers save at once: their barriers must not be taken for one.
         multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder),
+        async_options=ocp.AsyncOptions(barrier_sync_fn=meet_others),
         **options,
       ),
       item_handlers={'state': ocp.StandardCheckpointHandler(), 'meta': ocp.JsonCheckpointHandler()},
@@ -231,7 +247,14 @@ class Checkpoints(reader.Reader):
 
   def _await_previous_save(self, kind):
     """Waits for the save before, as Orbax would, and sees whether it failed."""
-    self._call(kind, self._managers[kind].wait_until_finished)
+    manager, waits = self._managers[kind], False
+    while jax.process_count() > 1 and manager.is_saving_in_progress() and not waits:
+      waits = self._written[kind].wait(_LOOK)
+    if waits:
+      self.on_phase('committing')
+    self._call(kind, manager.wait_until_finished)
+    if waits:
+      self.on_phase('saving')
 
   def _save(self, kind, step, state, metrics=None):
     """Starts to write a checkpoint."""
@@ -240,6 +263,7 @@ class Checkpoints(reader.Reader):
     if problem:
       raise self._error(kind, problem)
     start = time.monotonic()
+    self._written[kind].clear()
     self._save_starts.pop(kind, None)
     self._call(kind, self._write, kind, step, state, metrics)
     self._save_starts[kind] = start

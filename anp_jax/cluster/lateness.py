@@ -43,6 +43,7 @@ class Row(NamedTuple):
     paused: part of the time that it evaluates and saves, 0 to 1.
     cpu: cores that it uses.
     delay: cores that its threads want and do not get.
+    round_trip: milliseconds to another host and back; 0: unknown.
     compared: kinds of lateness in which it compares with the others.
   """
 
@@ -56,6 +57,7 @@ class Row(NamedTuple):
   paused: float = 0.0
   cpu: float = 0.0
   delay: float = 0.0
+  round_trip: float = 0.0
   compared: Sequence[str] = ()
 
 
@@ -91,6 +93,7 @@ def _row(member, trains, now):
     paused=paused / seconds,
     cpu=(last['cpu'] - first['cpu']) / seconds,
     delay=(last['delay'] - first['delay']) / seconds,
+    round_trip=1000 * last['round_trip'],
   )
   if steps <= 0:
     return row
@@ -129,12 +132,13 @@ def verdict(table: Sequence[Row]) -> str:
   if not all('computing' in row.compared and row.paused < _PART for row in stepping):
     return NOBODY
   needs = {row.name: (row.cpu + row.delay) * step for row in stepping}
-  if late := _late(needs, step, 'computing'):
-    return late
   waits = 1 - max(row.input + needs[row.name] for row in stepping) / step
-  if waits > _MOST:
-    return f'{NOBODY}; all wait for the network for {waits:.0%} of a step'
-  return NOBODY
+  # One that is late in computing waits for nobody.
+  if waits <= _MOST:
+    return _late(needs, step, 'computing') or NOBODY
+  trips = {row.name: row.round_trip for row in stepping}
+  late = _late(trips, _PART * step, 'the network', 'there and back')
+  return late or f'{NOBODY}; all wait for the network for {waits:.0%} of a step'
 
 
 class Judge:
@@ -173,10 +177,10 @@ def _names(some):
   return f'{names} {"has" if len(some) == 1 else "have"} been'
 
 
-def _late(times: Mapping[str, float], step, what):
+def _late(times: Mapping[str, float], step, what, per='a step'):
   """Names the process whose milliseconds exceed the others', of a step of so many."""
   name = max(times, key=lambda key: times[key])
   median = statistics.median(ms for other, ms in times.items() if other != name)
   if times[name] < _RATIO * median or times[name] - median < _PART * step:
     return ''
-  return f'{name} is late in {what}: {times[name]:.0f} ms a step, the others {median:.0f} ms'
+  return f'{name} is late in {what}: {times[name]:.0f} ms {per}, the others {median:.0f} ms'

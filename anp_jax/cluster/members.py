@@ -11,7 +11,7 @@ from anp_jax import config as config_lib
 from anp_jax.cluster import generation as generation_lib, process_info, termination, watchdog
 
 # What a process does one after another until JAX is up, and at a step.
-_ORDER = (None, *watchdog.JOINING, 'starting', 'input', 'step', 'evaluating', 'saving', 'leaving')
+_ORDER = (None, *watchdog.JOINING, 'starting', *watchdog.STEPPING, *watchdog.PAUSES, 'leaving')
 _MAX_NAMES = 8
 _HEARTBEATS = 8  # those of the last seconds
 

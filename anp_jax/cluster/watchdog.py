@@ -14,7 +14,8 @@ _RECENT = 32
 STEPPING = ('input', 'step')
 # Phases of a process from the rendezvous until JAX is up, in this order.
 JOINING = ('loading', 'joining', 'opening', 'comparing')
-PAUSES = ('evaluating', 'saving')
+# The last is to wait for what other processes save.
+PAUSES = ('evaluating', 'saving', 'committing')
 
 
 class Watchdog:

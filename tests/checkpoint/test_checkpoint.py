@@ -7,7 +7,9 @@ import json
 import os
 import pathlib
 import shutil
+import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -357,6 +359,34 @@ def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
   checkpoints.save(2, _state(2))
   # What is left of the one under way comes first.
   assert longest < checkpoints.expected_save_seconds() <= 2 * longest
+  checkpoints.close()
+
+
+def test_one_that_waits_for_the_others_saves_tells_it(tmp_path, config, monkeypatch):
+  """Where all said that they save, nobody knew whose disk did not answer."""
+  checkpoints = _open(tmp_path / 'run', config)
+  told, has_ended = [], threading.Event()
+  checkpoints.on_phase = told.append
+  save = types.SimpleNamespace(
+    is_saving_in_progress=lambda: not has_ended.is_set(), wait_until_finished=has_ended.wait
+  )
+  meet = checkpoints._managers['checkpoints']._options.async_options.barrier_sync_fn
+  with monkeypatch.context() as context:
+    context.setitem(checkpoints._managers, 'checkpoints', save)
+    context.setattr(jax, 'process_count', lambda: 2)
+    waiting = threading.Thread(target=checkpoints._await_previous_save, args=('checkpoints',))
+    waiting.start()
+    meet(key='checkpoints:signals.1', timeout_ms=1000)
+    time.sleep(0.3)
+    assert not told  # what this process writes is not on disk
+    meet(key='checkpoints:async_write_complete.1', timeout_ms=1000)
+    deadline = time.monotonic() + 10
+    while told != ['committing']:
+      assert time.monotonic() < deadline
+      time.sleep(0.01)
+    has_ended.set()
+    waiting.join(10)
+  assert told == ['committing', 'saving']
   checkpoints.close()
 
 

@@ -1,5 +1,6 @@
 """Which process is late, and by what: from the sums that each sends."""
 
+import socket
 import types
 
 import pytest
@@ -62,6 +63,11 @@ def _rows(*changed, count=4):
       'rank 1 on node1 is late in computing: 70 ms a step, the others 50 ms',
     ),
     ([_row(1, cpu=0.5, delay=0.12)], 'no process is late'),
+    # It writes the log, and waits for the others in half of each step.
+    (
+      [_row(rank, cpu=0.4 if rank == 0 else 0.2) for rank in range(4)],
+      'no process is late; all wait for the network for 59% of a step',
+    ),
     ([_row(1, cpu=0.2, delay=0.5, compared=['input'])], 'no process is late'),
     ([_row(1, cpu=0.2, delay=0.5, paused=0.2)], 'no process is late'),
     # Each makes steps of its own: only one that is stuck is named.
@@ -78,6 +84,15 @@ def _rows(*changed, count=4):
     (
       [_row(rank, cpu=0.1) for rank in range(4)],
       'no process is late; all wait for the network for 89% of a step',
+    ),
+    (
+      [_row(rank, cpu=0.1, round_trip=20 if rank == 2 else 0.1) for rank in range(4)],
+      'rank 2 on node2 is late in the network: 20 ms there and back, the others 0 ms',
+    ),
+    # The others wait for one that has not written its part of a checkpoint.
+    (
+      [_row(rank, phase='saving' if rank == 1 else 'committing', seconds=9) for rank in range(4)],
+      'rank 1 on node1 has been saving for 9 s',
     ),
   ],
 )
@@ -98,7 +113,8 @@ def test_a_verdict_is_logged_once_it_has_lasted_and_when_it_changes():
 
 
 def _state(at, cpu, delay, **spent):
-  return {'phase': 'step', 'step': at, 'seconds': 0.2, 'spent': spent, 'cpu': cpu, 'delay': delay}
+  state = {'phase': 'step', 'step': at, 'seconds': 0.2, 'spent': spent}
+  return state | {'cpu': cpu, 'delay': delay, 'round_trip': 0.003}
 
 
 def test_rows_are_differences_of_the_last_heartbeats():
@@ -112,8 +128,8 @@ def test_rows_are_differences_of_the_last_heartbeats():
   first, second = lateness.rows(run, now=15.0)
   assert first == lateness.Row('rank 0 on node0', 'starting', 0, 0.0, 5.0)
   assert second[:2] == ('rank 1 on node1', 'step')
-  want = 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125
-  assert second[2:10] == pytest.approx(want)  # 20 steps in 4 s
+  want = 60, 0.2, 1.0, 10.0, 140.0, 0.25, 1.0, 0.125, 3.0
+  assert second[2:11] == pytest.approx(want)  # 20 steps in 4 s
   assert second.compared == ('input', 'computing')
   member.info['steps_together'] = False  # the steps of two workers have nothing in common
   assert lateness.rows(run, now=15.0)[1] == second._replace(compared=())
@@ -144,3 +160,22 @@ def test_activity_adds_up_phases_and_what_threads_wait_for_a_core(tmp_path):
   sample = sums.sample()
   assert sample['spent'] == {'starting': 2.0, 'input': 1.5, 'step': 3.0}
   assert sample['delay'] == 6.0 and sample['cpu'] > 0
+
+
+def test_a_round_trip_is_that_of_connections_to_other_addresses():
+  pair = socket.socketpair()
+  with (
+    pair[0],
+    pair[1],
+    socket.create_server(('127.0.0.1', 0)) as listening,
+    socket.create_connection(listening.getsockname(), source_address=('127.0.0.2', 0)) as first,
+    listening.accept()[0] as second,
+  ):
+    first.sendall(b'question')
+    second.recv(8)
+    assert 0 < activity.round_trip() < 0.2
+    to_itself = socket.create_connection(listening.getsockname())
+    first.close()
+    second.close()
+    with to_itself, listening.accept()[0]:
+      assert activity.round_trip() == 0

@@ -1,0 +1,199 @@
+"""Each of four processes is held up by each cause, and the verdict names it."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from anp_jax.cluster import joining, lateness, secret
+from scripts.bench import _quota
+from tests import launching
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.soak, pytest.mark.timeout(0)]
+
+_COUNT, _WITHIN = 4, 10.0  # processes, seconds
+_CORE = 10  # per cent of a core, for a slow one
+_KEYS = {
+  'data.source': 'folder',
+  'duration': '1000000 steps',
+  'schedule.name': 'constant',
+  'log.every': '20 steps',
+  'checkpoint.every': '60 steps',  # of some 0.25 s: a save takes under a tenth of the time
+  'eval.every': '1000000 steps',
+  'cluster.heartbeat_timeout': '100',
+}
+# What each cause is called.
+_VERDICTS = {
+  'disk': 'is late in input',
+  'loader': 'has been waiting for input',
+  'save': 'has been saving',
+  'core': 'is late in computing',
+  'stop': 'has been silent',
+  'link': 'is late in the network',
+}
+_BRIDGE, _PREFIX, _NETWORK = 'anp-late', 'anp-late', '10.77.19'
+_SLOW = 'tbf rate 100kbit burst 2kb latency 500ms'
+
+
+def _photographs(folder):
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 160), ('validation', 8)):
+    for i in range(count):
+      path = folder / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+  return folder
+
+
+class _Run:
+  """Four processes that train, and what their coordinator says."""
+
+  def __init__(self, folder, stack, *more, **environment):
+    self._workdir, self._trouble = folder / 'run', folder / 'trouble'
+    self._trouble.write_text('')
+    keys = {**_KEYS, 'data.path': str(_photographs(folder / 'tree'))}
+    environment |= {'ANP_PAUSE': '0.2', 'ANP_TROUBLE': str(self._trouble)}
+    arguments = launching.arguments(self._workdir, *more, **keys)
+    self.ranks = launching.Ranks(folder, _COUNT, arguments, environment=environment)
+    stack.callback(self.ranks.end)
+    self.wait_until(lambda: '"train"' in self._metrics(), 150)
+    key = secret.for_run(str(self._workdir))
+    connection = stack.enter_context(joining.connect(str(self._workdir), key, 10, 10))
+    self._stream = stack.enter_context(connection.makefile('rw'))
+
+  def _metrics(self):
+    path = self._workdir / 'metrics.jsonl'
+    return path.read_text() if path.exists() else ''
+
+  def wait_until(self, condition, seconds):
+    """Returns the seconds that it took; None if it did not come true."""
+    start = time.monotonic()
+    while time.monotonic() < start + seconds:
+      if condition():
+        return time.monotonic() - start
+      time.sleep(0.1)
+    return None
+
+  def verdict(self):
+    self._stream.write('{"ask": "rows"}\n')
+    self._stream.flush()
+    answer = json.loads(self._stream.readline())
+    self.rows = answer['rows']
+    return answer['verdict']
+
+  def phases(self):
+    self.verdict()
+    return [row[1] for row in self.rows]
+
+  def goes_on(self):
+    return self.verdict() == lateness.NOBODY or 'wait for the network' in self.verdict()
+
+  @contextlib.contextmanager
+  def suffers(self, rank, cause):
+    pid = self.ranks.processes[rank].pid
+    with contextlib.ExitStack() as stack:
+      if cause == 'stop':
+        self.ranks.processes[rank].send_signal(signal.SIGSTOP)
+        stack.callback(self.ranks.processes[rank].send_signal, signal.SIGCONT)
+      elif cause == 'core':
+        stack.enter_context(_quota.group(_CORE)).write_text(str(pid))
+        stack.callback(_quota.outside().write_text, str(pid))
+      elif cause == 'link':
+        device = f'-n {_PREFIX}{rank} qdisc {{}} dev eth0 root'
+        _call(f'tc {device.format("add")} {_SLOW}')
+        stack.callback(_call, f'tc {device.format("del")}')
+      else:
+        self._trouble.write_text(f'{rank} {cause}')
+        stack.callback(self._trouble.write_text, '')
+      yield
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  with contextlib.ExitStack() as stack:
+    yield _Run(tmp_path_factory.mktemp('late'), stack)
+
+
+def _call(command):
+  return subprocess.run(command.split(), check=True)
+
+
+@contextlib.contextmanager
+def _hosts():
+  """A network of four hosts, each a network name space; the first one's address."""
+  names = [f'{_PREFIX}{rank}' for rank in range(_COUNT)]
+  addresses = [f'{_NETWORK}.{10 + rank}' for rank in range(_COUNT)]
+  lines = ['127.0.0.1 localhost', *map(' '.join, zip(addresses, names, strict=True))]
+  with contextlib.ExitStack() as stack:
+    _call(f'ip link add {_BRIDGE} type bridge')
+    stack.callback(_call, f'ip link del {_BRIDGE}')
+    _call(f'ip addr add {_NETWORK}.1/24 dev {_BRIDGE}')
+    _call(f'ip link set {_BRIDGE} up')
+    for name, address in zip(names, addresses, strict=True):
+      _call(f'ip netns add {name}')
+      stack.callback(_call, f'ip netns del {name}')
+      folder = pathlib.Path('/etc/netns', name)
+      folder.mkdir(parents=True)
+      stack.callback(shutil.rmtree, folder)
+      (folder / 'hosts').write_text('\n'.join(lines) + '\n')
+      _call(f'ip link add veth-{name} type veth peer name eth0 netns {name}')
+      _call(f'ip link set veth-{name} master {_BRIDGE} up')
+      _call(f'ip -n {name} addr add {address}/24 dev eth0')
+      for device in ('lo', 'eth0'):
+        _call(f'ip -n {name} link set {device} up')
+    yield addresses[0]
+
+
+@pytest.fixture(scope='module')
+def run_of_hosts(tmp_path_factory):
+  with contextlib.ExitStack() as stack:
+    try:
+      host = stack.enter_context(_hosts())
+    except (OSError, subprocess.CalledProcessError) as e:
+      pytest.skip(f'no network name spaces: {e}')
+    more = f'--coordinator={host}:{launching.free_port()}'
+    yield _Run(tmp_path_factory.mktemp('hosts'), stack, more, ANP_NODES=_PREFIX)
+
+
+# The coordinator of rank 0 cannot tell that it is stopped itself.
+@pytest.mark.parametrize('rank', range(_COUNT))
+@pytest.mark.parametrize('cause', [cause for cause in _VERDICTS if cause != 'link'])
+def test_the_verdict_names_rank_and_cause(run, rank, cause):
+  _assert_named(run, 1 if (cause, rank) == ('stop', 0) else rank, cause)
+
+
+@pytest.mark.parametrize('rank', range(_COUNT))
+def test_a_slow_link_is_named(run_of_hosts, rank):
+  _assert_named(run_of_hosts, rank, 'link')
+
+
+def _assert_named(run, rank, cause):
+  """Within seconds, and no other process for long enough that it is logged."""
+  assert run.wait_until(run.goes_on, 60), run.verdict()
+  logged = []
+  judge = lateness.Judge(logged.append)
+
+  def is_right(text):
+    return text.startswith(f'rank {rank} on ') and _VERDICTS[cause] in text
+
+  def look():
+    text = run.verdict()
+    judge.look([lateness.Row(*row) for row in run.rows], time.monotonic())
+    return is_right(text)
+
+  with run.suffers(rank, cause):
+    if cause == 'save':  # it holds the others up once the next one is due
+      assert run.wait_until(lambda: 'committing' in run.phases(), 90)
+    seconds = run.wait_until(look, 3 * _WITHIN)
+    run.wait_until(lambda: look() and any(map(is_right, logged)), _WITHIN)
+  print(f'{cause}, rank {rank}: {seconds} s; {logged}')
+  assert seconds and seconds < _WITHIN
+  assert [text for text in logged if is_right(text)]
+  assert all(text.startswith((f'rank {rank} on ', lateness.NOBODY)) for text in logged)
