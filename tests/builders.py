@@ -109,6 +109,13 @@ def encode_image(image, kind: str = 'PNG', **options) -> bytes:
   return data.getvalue()
 
 
+def exif(orientation: int) -> bytes:
+  """Returns EXIF that names an orientation, for `encode_image`."""
+  tags = Image.Exif()
+  tags[0x0112] = orientation
+  return tags.tobytes()
+
+
 def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
   """Writes files of these contents, by path below the root; returns it."""
   for name, data in files.items():

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data import vocabulary
+from anp_jax.data.input import batch_plan, pipeline
 
 
 def picture(height, width, seed=0, detail=4, mode='RGB'):
@@ -63,3 +64,17 @@ class Source:
 
   def identity(self):
     return hashlib.sha256(repr(self.images).encode()).hexdigest()
+
+
+def evaluated(config, source) -> dict[str, np.ndarray]:
+  """Returns the batch of all examples of a source, as evaluation has them."""
+  count = len(source)
+  plan = batch_plan.BatchPlan(config, count, count, np.arange(count), False)
+  (batch,) = pipeline.batches(source, plan)
+  return batch
+
+
+def without_adobe(file: bytes) -> bytes:
+  """Returns a JPEG without segment APP14: bytes EE, its length, its content."""
+  start = file.index(b'\xff\xee')
+  return file[:start] + file[start + 2 + int.from_bytes(file[start + 2 : start + 4], 'big') :]

@@ -15,7 +15,6 @@ _KINDS = ('list', 'tar', 'hf', 'arrays')
 
 def _write(folder, config, kind, labels):
   """A set of one kind whose examples have these labels."""
-  config.data.dir = str(folder / 'data')
   if kind == 'arrays':
     config.data.source, config.data.path = 'arrays', str(folder)
     np.save(folder / 'train_images.npy', np.zeros((len(labels), 5, 5, 3), np.uint8))
@@ -93,12 +92,7 @@ def _tree(folder, names):
 
 def _folder(config, root):
   image_folder.warn_once.cache_clear()
-  config.data.source, config.data.path = 'folder', str(root)
-  return sources.open_source(config, True)
-
-
-def _error(config, root):
-  return builders.refusal(_folder, config, root)
+  return opening.source(config, 'folder', root)
 
 
 def test_folders_of_programs_are_no_classes(tmp_path, config):
@@ -188,7 +182,7 @@ def test_a_test_folder_is_not_proposed_for_training(tmp_path, config):
   config.data.eval_split = 'test'
   assert len(_folder(config, root)) == 1
   other = _tree(tmp_path / 'other', ['a_train_part/cat/1.jpg', 'a_test_part/cat/1.jpg'])
-  text = _error(config, other)
+  text = builders.refusal(_folder, config, other)
   assert f'config.data.path={other}/a_train_part meant' in text
   alone = _tree(tmp_path / 'alone', ['final_test/cat/1.jpg'])
-  assert 'meant?' not in _error(config, alone)
+  assert 'meant?' not in builders.refusal(_folder, config, alone)

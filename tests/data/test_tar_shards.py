@@ -10,20 +10,12 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources
 from anp_jax.data.sources import stored_images, table_cache, tar_index, tar_shards
 from tests import listed_sets, opening, prepared
 
 
-@pytest.fixture
-def config(config, tmp_path):
-  config.data.dir = str(tmp_path / 'data')
-  return config
-
-
 def _open(config, pattern, training=True):
-  config.data.source, config.data.path = f'tar:{pattern}', ''
-  return sources.open_source(config, training)
+  return opening.source(config, f'tar:{pattern}', training=training)
 
 
 def _refused(words, config, pattern):

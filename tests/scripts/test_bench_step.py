@@ -3,9 +3,6 @@
 import importlib.util
 import json
 import math
-import pathlib
-import subprocess
-import sys
 import types
 
 import jax
@@ -15,8 +12,8 @@ import pytest
 
 from anp_jax.system import onednn
 from scripts.bench import _cases, _contest, _peers, _step_worker, _torch_peers, step
+from tests import launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 H100 = 'NVIDIA H100 80GB HBM3'
 # As published: torchvision's ResNet-50, Caffe's examples.
 # The demo's: torchvision's ResNet-18 has 11,689,512, 513,000 in a
@@ -246,8 +243,7 @@ def test_an_unknown_case_is_answered_with_those_there_are():
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios(tmp_path):
   flags = ['--cases=tiny', '--peers=xla,flax,torch_eager', '--rounds=2', '--steps=3']
-  command = [sys.executable, '-m', 'scripts.bench.step', *flags, f'--profile={tmp_path}']
-  result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
+  result = launching.python('-m', 'scripts.bench.step', *flags, f'--profile={tmp_path}')
   assert not result.returncode, result.stderr
   ratios = json.loads(result.stdout.splitlines()[-1])
   expected = {'tiny_over_flax', 'tiny_compile_over_step', 'tiny_ours_first_step_seconds'}
