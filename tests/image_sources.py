@@ -34,7 +34,7 @@ class Source:
   """Images in memory, bytes or arrays; the label is the index.
 
   Attributes:
-    images: by index; None: reading it fails.
+    images: by index; reading an exception raises it.
     reads: the indices that have been read.
   """
 
@@ -42,7 +42,7 @@ class Source:
   vocabulary = vocabulary.Vocabulary(('a', 'b'))
 
   def __init__(self, images):
-    self.kind = 'encoded' if isinstance(images[0], bytes) else 'pixels'
+    self.kind = 'encoded' if any(isinstance(i, bytes) for i in images) else 'pixels'
     self.images = list(images)
     self.reads = []
 
@@ -52,8 +52,9 @@ class Source:
   def read(self, indices):
     self.reads += np.asarray(indices).tolist()
     images = [self.images[i] for i in indices]
-    if any(image is None for image in images):
-      raise FileNotFoundError('gone')
+    for image in images:
+      if isinstance(image, Exception):
+        raise image
     return images, np.asarray(indices, np.int32)
 
   def labels(self):
