@@ -125,6 +125,13 @@ def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
   return root
 
 
+def write_program(path: pathlib.Path, text: str) -> pathlib.Path:
+  """Writes a program of the shell; returns its path."""
+  path.write_text(f'#!/usr/bin/env bash\n{text}\n')
+  path.chmod(0o755)
+  return path
+
+
 def error_line(capsys) -> str:
   """Returns the one line that a command printed that refuses its input."""
   out, err = capsys.readouterr()

@@ -62,8 +62,6 @@ def test_splits_by_index(form, tmp_path, config):
 @pytest.mark.parametrize(
   'columns, features, names, labels',
   [
-    ({'label': ['b', 'a', 'b']}, None, ('a', 'b'), [1, 0, 1]),
-    ({'label': [2, 0, 2]}, None, ('class0', 'class1', 'class2'), [2, 0, 2]),
     (
       {'adjective': ['old', 'big', 'old'], 'noun': ['dog', 'dog', 'cat']},
       None,
