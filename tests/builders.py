@@ -109,6 +109,13 @@ def encode_image(image, kind: str = 'PNG', **options) -> bytes:
   return data.getvalue()
 
 
+def exif(orientation: int) -> bytes:
+  """Returns EXIF that names an orientation, for `encode_image`."""
+  tags = Image.Exif()
+  tags[0x0112] = orientation
+  return tags.tobytes()
+
+
 def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
   """Writes files of these contents, by path below the root; returns it."""
   for name, data in files.items():
@@ -116,6 +123,13 @@ def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
   return root
+
+
+def write_program(path: pathlib.Path, text: str) -> pathlib.Path:
+  """Writes a program of the shell; returns its path."""
+  path.write_text(f'#!/usr/bin/env bash\n{text}\n')
+  path.chmod(0o755)
+  return path
 
 
 def error_line(capsys) -> str:

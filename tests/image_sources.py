@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data import vocabulary
+from anp_jax.data.input import batch_plan, pipeline
 
 
 def picture(height, width, seed=0, detail=4, mode='RGB'):
@@ -33,7 +34,7 @@ class Source:
   """Images in memory, bytes or arrays; the label is the index.
 
   Attributes:
-    images: by index; None: reading it fails.
+    images: by index; reading an exception raises it.
     reads: the indices that have been read.
   """
 
@@ -41,7 +42,7 @@ class Source:
   vocabulary = vocabulary.Vocabulary(('a', 'b'))
 
   def __init__(self, images):
-    self.kind = 'encoded' if isinstance(images[0], bytes) else 'pixels'
+    self.kind = 'encoded' if any(isinstance(i, bytes) for i in images) else 'pixels'
     self.images = list(images)
     self.reads = []
 
@@ -51,8 +52,9 @@ class Source:
   def read(self, indices):
     self.reads += np.asarray(indices).tolist()
     images = [self.images[i] for i in indices]
-    if any(image is None for image in images):
-      raise FileNotFoundError('gone')
+    for image in images:
+      if isinstance(image, Exception):
+        raise image
     return images, np.asarray(indices, np.int32)
 
   def labels(self):
@@ -63,3 +65,17 @@ class Source:
 
   def identity(self):
     return hashlib.sha256(repr(self.images).encode()).hexdigest()
+
+
+def evaluated(config, source) -> dict[str, np.ndarray]:
+  """Returns the batch of all examples of a source, as evaluation has them."""
+  count = len(source)
+  plan = batch_plan.BatchPlan(config, count, count, np.arange(count), False)
+  (batch,) = pipeline.batches(source, plan)
+  return batch
+
+
+def without_adobe(file: bytes) -> bytes:
+  """Returns a JPEG without segment APP14: bytes EE, its length, its content."""
+  start = file.index(b'\xff\xee')
+  return file[:start] + file[start + 2 + int.from_bytes(file[start + 2 : start + 4], 'big') :]

@@ -33,6 +33,18 @@ QUICK = {
 }
 
 
+def python(*arguments, timeout=300, **environment) -> subprocess.CompletedProcess:
+  """Runs Python in the checkout with these arguments and variables to its end."""
+  return subprocess.run(
+    [sys.executable, *map(str, arguments)],
+    cwd=ROOT,
+    env={**os.environ, **environment},
+    capture_output=True,
+    text=True,
+    timeout=timeout,
+  )
+
+
 def free_port() -> int:
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
@@ -152,10 +164,7 @@ def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
 
 def replayed(workdir) -> str:
   """Replays a run of parameter servers, which must have the same bits; returns the output."""
-  command = [sys.executable, '-m', 'anp_jax.tools.trials.replay', str(workdir), '--trust']
-  done = subprocess.run(
-    command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **QUICK}
-  )
+  done = python('-m', 'anp_jax.tools.trials.replay', workdir, '--trust', **QUICK)
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
 

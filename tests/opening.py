@@ -4,11 +4,11 @@ from anp_jax.data import sources
 from tests import builders
 
 
-def source(config, kind, path='', split='train'):
+def source(config, kind, path='', split='train', training=True):
   config.data.source = kind
   config.data.path = str(path)
   config.data.train_split = split
-  return sources.open_source(config, training=True)
+  return sources.open_source(config, training)
 
 
 def refused(words, config, *args, **kwargs):

@@ -27,7 +27,6 @@ def photo(seed: int, kind: str = 'JPEG', **options) -> bytes:
 def files_of_every_kind() -> dict[str, bytes]:
   """Returns a tree with a file of every kind, by path."""
   blank = Image.new('RGB', (500, 374), (240, 240, 240))
-  exif = b'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0'
   alpha = Image.fromarray(builders.random_pixels(12, 10, 7)).convert('RGBA')
   alpha.putalpha(100)
   return {
@@ -39,7 +38,7 @@ def files_of_every_kind() -> dict[str, bytes]:
     'train/big_cat/corrupt.jpg': b'<html>',
     'train/big_cat/empty.jpg': b'',
     'train/big_cat/leak.jpg': photo(100),
-    'train/big_cat/rotated.jpg': photo(2, exif=exif),
+    'train/big_cat/rotated.jpg': photo(2, exif=builders.exif(6)),
     'train/old_dog/again.jpg': photo(0),
     'train/old_dog/gone.jpg': builders.encode_image(blank),
     'train/old_dog/grey.jpg': builders.encode_image(

@@ -2,9 +2,6 @@
 
 import io
 import os
-import pathlib
-import subprocess
-import sys
 
 from array_record.python import array_record_module
 import numpy as np
@@ -14,9 +11,8 @@ import tensorflow_datasets as tfds
 
 from anp_jax.data import sources, vocabulary
 from anp_jax.data.prepare import anp_folder, anp_folder_files
-from tests import builders, prepared
+from tests import builders, launching, prepared
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAIRS = vocabulary.Vocabulary(
   ('big_cat', 'old_cat', 'old_dog'), adjectives=('old', 'big'), nouns=('dog', 'fish', 'cat')
 )
@@ -120,9 +116,7 @@ def test_a_shard_that_does_not_fit_raises(tmp_path):
     'examples = [(b"x" * 10000, 0, "a/x")] * 100\n'
     'anp_folder.write_shard(sys.argv[1], classes, examples)\n'
   )
-  done = subprocess.run(
-    [sys.executable, '-c', code, str(tmp_path / 'shard')], cwd=_ROOT, text=True, capture_output=True
-  )
+  done = launching.python('-c', code, tmp_path / 'shard')
   assert done.returncode == 1
   assert 'File too large' in done.stderr
 
@@ -139,7 +133,5 @@ def test_tensorflow_is_not_imported_to_prepare_or_to_decode_with_pillow(tmp_path
     'anp_folder.write_info(sys.argv[1], "n", classes, {"train": [1]}, {})\n'
     'print("tensorflow" in sys.modules)\n'
   )
-  done = subprocess.run(
-    [sys.executable, '-c', code, str(tmp_path)], cwd=_ROOT, text=True, capture_output=True
-  )
+  done = launching.python('-c', code, tmp_path)
   assert (done.stdout, done.stderr) == ('False\n', '')

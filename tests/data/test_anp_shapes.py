@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,8 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import anp_shapes, scenes
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import launching
 
 # Draws a small version of the set and prints a digest of what it reads back.
 _PROGRAM = """
@@ -57,15 +55,16 @@ def test_render_gives_the_same_bytes_in_another_process():
   jobs = [(0, 0), (1, 0), (0, 1), (len(scenes.CLASS_NAMES) - 1, 2**32 + 7)]
   here = [hashlib.sha256(scenes.render(*job)).hexdigest() for job in jobs]
   assert len(set(here)) == len(jobs)
-  there = _python(
+  there = launching.python(
+    '-c',
     'import hashlib, sys\n'
     'sys.path.insert(0, "anp_jax/data/sources")\n'
     'import scenes\n'
     f'for job in {jobs}:\n'
     '  print(hashlib.sha256(scenes.render(*job)).hexdigest())\n'
-    'print(len({"tensorflow", "jax", "absl", "scipy"} & set(sys.modules)))\n'
+    'print(len({"tensorflow", "jax", "absl", "scipy"} & set(sys.modules)))\n',
   )
-  assert there.split() == [*here, '0']  # renderers have to start fast
+  assert there.stdout.split() == [*here, '0'], there.stderr  # renderers have to start fast
 
 
 def test_images_are_small_rgb_jpegs_of_balanced_classes(splits, counts):
@@ -112,19 +111,23 @@ def test_stored_bytes_are_the_rendered_ones(splits, counts):
 
 @pytest.mark.slow
 def test_two_builds_at_once_read_the_same(tmp_path):
-  """From standard input too, where worker processes find no program."""
-  builds = [_start(_PROGRAM, tmp_path) for _ in range(2)]
-  outputs = [build.communicate(timeout=60) for build in builds]
-  again = subprocess.run(
-    [sys.executable, '-', str(tmp_path / 'other')],
-    input=_PROGRAM,
-    capture_output=True,
-    text=True,
-    env=_environment(),
-    check=True,
-  )
-  lines = {output for output, _ in outputs} | {again.stdout}
-  assert len(lines) == 1 and lines.pop().endswith(' False\n'), outputs
+  """From standard input, where worker processes find no program."""
+  environment = {**os.environ, 'PYTHONPATH': str(launching.ROOT)}
+  builds = [
+    subprocess.Popen(
+      [sys.executable, '-', folder],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=environment,
+    )
+    for folder in (tmp_path, tmp_path, tmp_path / 'other')
+  ]
+  for build in builds:
+    build.stdin.write(_PROGRAM)
+    build.stdin.close()
+  lines = {build.stdout.read() for build in builds}
+  assert len(lines) == 1 and lines.pop().endswith(' False\n')
   assert len(list((tmp_path / 'tables').glob('*.arrow'))) == 2
 
 
@@ -132,27 +135,3 @@ def test_without_worker_processes(monkeypatch):
   monkeypatch.setattr(sys, 'executable', '/nonexistent/python')
   jobs = [(3, 1), (0, 2), (5, 0)]
   assert anp_shapes._render(jobs) == [scenes.render(*job) for job in jobs]
-
-
-def _environment():
-  path = os.pathsep.join([str(_ROOT), os.environ.get('PYTHONPATH', '')])
-  return os.environ | {'PYTHONPATH': path.rstrip(os.pathsep)}
-
-
-def _start(program, *arguments):
-  return subprocess.Popen(
-    [sys.executable, '-c', program, *map(str, arguments)],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    cwd=_ROOT,
-    env=_environment(),
-  )
-
-
-def _python(program, *arguments):
-  """Runs a program to its end and returns what it printed."""
-  process = _start(program, *arguments)
-  output, error = process.communicate(timeout=60)
-  assert process.returncode == 0, error
-  return output.strip()

@@ -56,7 +56,7 @@ def test_no_more_than_the_budget_is_stored(config):
 
 
 def test_an_error_is_not_stored(config):
-  files = image_sources.Source([_file(9, 9), None])
+  files = image_sources.Source([_file(9, 9), FileNotFoundError('gone')])
   source = _wrapped(config, files, 'encoded')
   with pytest.raises(FileNotFoundError):
     source.read(np.array([1]))

@@ -2,66 +2,51 @@
 
 import errno
 import gc
-import io
 import itertools
 import os
 import threading
 import weakref
 
 import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax.data.input import batch_plan, batch_reader, corruption, pipeline
+from tests import builders, image_sources
 
 _BATCH, _SIZE = 8, 21
 
 
-class _Source:
-  """Plain pictures, one grey level each; some cannot be read or decoded."""
+_GONE = FileNotFoundError(errno.ENOENT, 'no such file')
+_OUTAGE = OSError(errno.EIO, 'the network is down')
+_FLAWS = {
+  'gone': _GONE,
+  'empty': b'',
+  'text': b'<html>no image</html>',
+  'header': b'\xff\xd8\xff nothing',
+}
 
-  name = 'test'
 
-  def __init__(self, kind, bad=()):
-    self.kind = kind
-    self.bad = dict(bad)
-    self.reads = []
+def _picture(index, kind='pixels'):
+  """Plain grey, another level for each index."""
+  pixels = np.full((40, 40, 3), 10 * index, np.uint8)
+  if kind == 'pixels':
+    return pixels
+  return builders.encode_image(pixels, 'PNG' if index % 3 else 'JPEG')
 
-  def __len__(self):
-    return _SIZE
 
-  def read(self, indices):
-    self.reads += indices.tolist()
-    return [self._image(int(i)) for i in indices], indices.astype(np.int32)
-
-  def example_name(self, index):
-    return f'place {index}'
-
-  def _image(self, index):
-    kind = self.bad.get(index, '')
-    if kind == 'gone':
-      raise FileNotFoundError(errno.ENOENT, f'no file {index}')
-    if kind == 'outage':
-      raise OSError(errno.EIO, 'the network is down')
-    image = np.full((40, 40, 3), 10 * index, np.uint8)
-    if self.kind == 'pixels':
-      return image
-    data = io.BytesIO()
-    Image.fromarray(image).save(data, 'PNG' if index % 3 else 'JPEG')
-    data = data.getvalue()
-    return {
-      '': data,
-      'empty': b'',
-      'text': b'<html>no image</html>',
-      'header': b'\xff\xd8\xff nothing',
-      'cut': data[: len(data) // 2],
-    }[kind]
+def _source(kind, flaws=()):
+  """Plain pictures, some of which cannot be read or decoded: {index: flaw}."""
+  images = [_picture(i, kind) for i in range(_SIZE)]
+  for index, flaw in dict(flaws).items():
+    half = images[index][: len(images[index]) // 2]
+    images[index] = half if flaw == 'cut' else _FLAWS[flaw]
+  return image_sources.Source(images)
 
 
 def _stream(config, source, start=0, training=True, rows=None, registry=None):
   config.data.flip = 0.0
   rows = np.arange(_BATCH) if rows is None else rows
-  plan = batch_plan.BatchPlan(config, _SIZE, _BATCH, rows, training, start)
+  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, training, start)
   return pipeline.batches(source, plan, registry)
 
 
@@ -82,7 +67,7 @@ def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaws):
   # 6 to 8 in a row, and the last, whose next one is the first.
   stands_for = {6: 9, 7: 9, 8: 9, 14: 15, 20: 0}
   bad = list(stands_for)
-  source = _Source(kind, zip(bad, flaws))
+  source = _source(kind, zip(bad, flaws))
   batches = _batches(config, source, count=4)  # an epoch and a half
   for batch, indices in zip(batches, _order(config, 4), strict=True):
     labels = [stands_for.get(i, i) for i in indices]
@@ -97,8 +82,8 @@ def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaws):
 
 def test_damage_leaves_other_rows_as_they_are(config):
   """All rows but the damaged ones are the bytes of an undamaged run."""
-  undamaged = _batches(config, _Source('encoded'), count=4)
-  damaged = _batches(config, _Source('encoded', {4: 'cut', 11: 'gone'}), count=4)
+  undamaged = _batches(config, _source('encoded'), count=4)
+  damaged = _batches(config, _source('encoded', {4: 'cut', 11: 'gone'}), count=4)
   for a, b, indices in zip(undamaged, damaged, _order(config)):
     same = ~np.isin(indices, [4, 11])
     for name in a:
@@ -107,7 +92,7 @@ def test_damage_leaves_other_rows_as_they_are(config):
 
 @pytest.mark.slow
 def test_a_batch_with_damage_depends_on_the_step_only(config):
-  source = _Source('encoded', {4: 'gone', 5: 'cut', 11: 'cut'})
+  source = _source('encoded', {4: 'gone', 5: 'cut', 11: 'cut'})
   batches = _batches(config, source)
   shares = [np.arange(3), np.arange(3, 8)]
   # A process that begins later, or has other rows, finds the damage elsewhere.
@@ -119,15 +104,15 @@ def test_a_batch_with_damage_depends_on_the_step_only(config):
 
 
 def test_a_damaged_example_is_named_once(config, caplog):
-  source = _Source('pixels', {4: 'gone', 5: 'gone'})
+  source = _source('pixels', {4: 'gone', 5: 'gone'})
   registry = corruption.Registry(source)
   for _ in range(2):
     _batches(config, source, registry=registry)
     _batches(config, source, training=False, registry=registry)
   lines = [r.getMessage() for r in caplog.records]
   assert len(lines) == 2
-  assert sum('place 4 cannot be used' in line for line in lines) == 1
-  assert sum('place 5 cannot be used' in line for line in lines) == 1
+  assert sum('example 4 cannot be used' in line for line in lines) == 1
+  assert sum('example 5 cannot be used' in line for line in lines) == 1
   assert '(2 of test so far)' in lines[1]
   # Once known, it is not even opened.
   source.reads.clear()
@@ -136,7 +121,7 @@ def test_a_damaged_example_is_named_once(config, caplog):
 
 
 def test_rows_are_blank_where_every_example_is_damaged(config):
-  source = _Source('pixels', {i: 'gone' for i in range(21)})
+  source = _source('pixels', {i: 'gone' for i in range(21)})
   (batch,) = _batches(config, source, count=1)
   assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
   assert not batch['weight'].any()
@@ -145,13 +130,13 @@ def test_rows_are_blank_where_every_example_is_damaged(config):
 
 def test_a_repaired_example_stays_excluded(config):
   """What was damaged once stays out: an epoch is all of one kind."""
-  source = _Source('pixels', {4: 'gone'})
+  source = _source('pixels', {4: 'gone'})
   batches = _stream(config, source)
   order = iter(_order(config, 30))
   for _, indices in zip(batches, order):
     if 4 in indices:
       break
-  source.bad.clear()
+  source.images[4] = _picture(4)
   count = 0
   for batch, indices in zip(itertools.islice(batches, 12), order):
     assert batch['weight'].tolist() == [float(i != 4) for i in indices]
@@ -164,13 +149,13 @@ def test_a_repaired_example_stays_excluded(config):
 def test_an_outage_marks_no_example_damaged(config, kind, monkeypatch, caplog):
   """Its rows count for nothing; when it is over all is as if it never was."""
   monkeypatch.setattr(batch_reader, '_MAX_OUTAGE', 0.01)
-  source = _Source(kind)
+  source = _source(kind)
   batches = _stream(config, source)
   next(batches)
-  source.bad = {i: 'outage' for i in range(_SIZE)}
+  images, source.images = source.images, [_OUTAGE] * _SIZE
   lost = [b['weight'].sum() for b in itertools.islice(batches, 8)]
   assert 0.0 in lost
-  source.bad = {}
+  source.images = images
   for _ in itertools.islice(batches, 8):  # what was made in the outage
     pass
   for step, batch in enumerate(itertools.islice(batches, 6), 17):
@@ -180,26 +165,17 @@ def test_an_outage_marks_no_example_damaged(config, kind, monkeypatch, caplog):
 
 
 def test_a_short_outage_is_waited_for(config):
-  source = _Source('pixels', {i: 'outage' for i in range(_SIZE)})
-  threading.Timer(0.3, source.bad.clear).start()
+  source = _source('pixels')
+  images, source.images = source.images, [_OUTAGE] * _SIZE
+  threading.Timer(0.3, setattr, (source, 'images', images)).start()
   for batch in _batches(config, source, count=3):
     assert (batch['weight'] == 1).all()
 
 
 def test_a_hundred_damaged_examples_have_one_replacement(config):
   """A hundred in a row, and one example replaces them all."""
-
-  class _Long(_Source):
-    def __len__(self):
-      return 200
-
-    def _image(self, index):
-      if index < 100:
-        raise FileNotFoundError(errno.ENOENT, 'gone')
-      return super()._image(index % 21)
-
   config.data.flip = 0.0
-  source = _Long('pixels')
+  source = image_sources.Source([_GONE] * 100 + [_picture(i % 21) for i in range(100)])
   registry = corruption.Registry(source)
   plan = batch_plan.BatchPlan(config, 200, 40, np.arange(40), False)
   for again in range(2):
@@ -214,7 +190,7 @@ def test_a_hundred_damaged_examples_have_one_replacement(config):
 
 def test_a_closed_stream_frees_its_source(config, quick_collections):
   """TensorFlow keeps the functions of a graph; what they read must go."""
-  source = _Source('encoded')
+  source = _source('encoded')
   gone = weakref.ref(source)
   stream = _stream(config, source)
   next(stream)
@@ -232,30 +208,23 @@ _MUTANTS = int(os.environ.get('ANP_MUTANTS', 750))
 def test_mutated_files_are_whole_or_replaced(config):
   """No crash, no hang; each row has a picture, and the label that belongs."""
   rng = np.random.default_rng(0)
-  files = []
-  for i in range(20):
-    image = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
-    image = image.resize((40, 48), Image.Resampling.BICUBIC)
-    data = io.BytesIO()
-    options = [{}, {'progressive': True}, {'restart_marker_rows': 1}][i % 3]
-    image.save(data, 'PNG' if i % 5 == 4 else 'JPEG', **options)
-    files.append(data.getvalue())
-
-  class _Mutated(_Source):
-    def __len__(self):
-      return _MUTANTS
-
-    def _image(self, index):
-      rng = np.random.default_rng(index)
-      data = bytearray(files[index % 20])
-      if index % 4:  # a quarter stays whole
-        for _ in range(rng.integers(1, 4)):
-          data[rng.integers(len(data))] = rng.integers(256)
-        if index % 8 == 1:
-          del data[rng.integers(len(data)) :]
-      return bytes(data)
-
-  source = _Mutated('encoded')
+  options = [{}, {'progressive': True}, {'restart_marker_rows': 1}]
+  files = [
+    builders.encode_image(
+      image_sources.picture(48, 40, i), 'PNG' if i % 5 == 4 else 'JPEG', **options[i % 3]
+    )
+    for i in range(20)
+  ]
+  mutants = []
+  for index in range(_MUTANTS):
+    data = bytearray(files[index % 20])
+    if index % 4:  # a quarter stays whole
+      for _ in range(rng.integers(1, 4)):
+        data[rng.integers(len(data))] = rng.integers(256)
+      if index % 8 == 1:
+        del data[rng.integers(len(data)) :]
+    mutants.append(bytes(data))
+  source = image_sources.Source(mutants)
   plan = batch_plan.BatchPlan(config, _MUTANTS, 250, np.arange(250), False)
   readable = 0
   for step, batch in enumerate(pipeline.batches(source, plan)):

@@ -15,9 +15,9 @@ from tests import builders, image_sources
 
 
 @pytest.fixture
-def config(config, tmp_path):
+def config(config):
   """The tiny recipe, which cuts views of 32 pixels by OpenCV."""
-  config.data.decode, config.data.dir = 'linear', str(tmp_path)
+  config.data.decode = 'linear'
   config.data.image_size, config.data.resize = 32, 36
   config.data.max_damaged = 1.0
   return config
@@ -89,9 +89,8 @@ def test_prediction_sees_what_evaluation_sees(config, cached):
   _installed()
   config.data.cache = cached
   files = _files()
-  plan = batch_plan.BatchPlan(config, len(files), 2, np.arange(2), False)
   source = cache.wrap(image_sources.Source(files), config)
-  images = np.concatenate([batch['image'] for batch in pipeline.batches(source, plan)])
+  images = image_sources.evaluated(config, source)['image']
   read = decode_pillow.eval_decoder(config)
   for file, image in zip(files, images):
     np.testing.assert_array_equal(read(file), image)
@@ -103,8 +102,7 @@ def test_damage_and_inks_are_what_pillow_makes_of_them(config):
   file = builders.encode_image(picture, 'JPEG')
   inks = builders.encode_image(picture.convert('CMYK'), 'JPEG', quality=100)
   files = [file, file[:-200], b'no image', inks]
-  plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), False)
-  (batch,) = pipeline.batches(image_sources.Source(files), plan)
+  batch = image_sources.evaluated(config, image_sources.Source(files))
   assert batch['weight'].tolist() == [1, 0, 0, 1]
   # The same picture but for a JPEG's losses and the rounding of inks.
   gaps = np.abs(batch['image'][3].astype(int) - batch['image'][0])
@@ -121,8 +119,7 @@ def test_images_with_too_many_pixels_are_refused(config):
 def test_a_missing_library_is_one_line(config, monkeypatch):
   monkeypatch.setitem(sys.modules, 'cv2', None)
   decode_linear.load.cache_clear()
-  plan = batch_plan.BatchPlan(config, 1, 1, np.arange(1), False)
   source = image_sources.Source([image_sources.pixels(40, 40)])
   with pytest.raises(config_lib.ConfigError, match=r"pip install '\.\[opencv\]'$"):
-    next(pipeline.batches(source, plan))
+    image_sources.evaluated(config, source)
   decode_linear.load.cache_clear()

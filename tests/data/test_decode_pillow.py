@@ -19,9 +19,7 @@ def _picture(height, width, seed, mode='RGB'):
 
 def _evaluated(config, files):
   """By TensorFlow, as evaluation has them; none of them is damaged."""
-  source = cache.wrap(image_sources.Source(files), config)
-  plan = batch_plan.BatchPlan(config, len(files), len(files), np.arange(len(files)), False)
-  (batch,) = pipeline.batches(source, plan)
+  batch = image_sources.evaluated(config, cache.wrap(image_sources.Source(files), config))
   assert batch['weight'].all()
   return batch['image']
 
@@ -54,9 +52,9 @@ _SIZES = (
     ('fast', 2, 'mapped'),
   ],
 )
-def test_jpegs_of_any_size_and_sampling(config, tmp_path, decode, subsampling, cached):
+def test_jpegs_of_any_size_and_sampling(config, decode, subsampling, cached):
   """Colour at half the resolution is where the two decoders would part."""
-  config.data.decode, config.data.cache, config.data.dir = decode, cached, str(tmp_path)
+  config.data.decode, config.data.cache = decode, cached
   config.data.image_size, config.data.resize = 32, 36
   files = [
     builders.encode_image(
@@ -87,10 +85,7 @@ def test_inks_with_and_without_the_mark_of_adobe(config, side):
   rng = np.random.default_rng(0)
   inks = Image.fromarray(rng.integers(0, 256, (9, 9, 4), np.uint8), 'CMYK')
   marked = builders.encode_image(inks.resize((side, side)), 'JPEG', quality=90)
-  # Segment APP14 taken out: bytes EE, its length, its content.
-  start = marked.index(b'\xff\xee')
-  length = int.from_bytes(marked[start + 2 : start + 4], 'big')
-  plain = marked[:start] + marked[start + 2 + length :]
+  plain = image_sources.without_adobe(marked)
   assert b'Adobe' in marked and b'Adobe' not in plain
   _assert_equal(config, [marked, plain])
 
@@ -136,8 +131,7 @@ def test_a_pointer_of_git_lfs_is_named(config, caplog):
   """Whoever cloned without Git LFS has such files under the images' names."""
   pointer = b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n'
   file = builders.encode_image(_picture(90, 80, 0), 'JPEG')
-  plan = batch_plan.BatchPlan(config, 2, 2, np.arange(2), False)
-  (batch,) = pipeline.batches(image_sources.Source([file, pointer]), plan)
+  batch = image_sources.evaluated(config, image_sources.Source([file, pointer]))
   assert batch['weight'].tolist() == [1, 0]
   assert 'a pointer of Git LFS' in caplog.text
 
@@ -172,9 +166,8 @@ def test_upright(config, orientation, cached):
     7: array.transpose(1, 0, 2)[::-1, ::-1],
     8: array.transpose(1, 0, 2)[:, ::-1],
   }[orientation]
-  exif = Image.Exif()
-  exif[0x0112] = orientation
-  tagged = builders.encode_image(Image.fromarray(np.ascontiguousarray(stored)), 'PNG', exif=exif)
+  image = Image.fromarray(np.ascontiguousarray(stored))
+  tagged = builders.encode_image(image, 'PNG', exif=builders.exif(orientation))
   want = decode_pillow.eval_decoder(config)(builders.encode_image(picture, 'PNG'))
   got = decode_pillow.eval_decoder(config, upright=True)(tagged)
   np.testing.assert_array_equal(got, want)

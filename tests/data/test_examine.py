@@ -16,11 +16,7 @@ from anp_jax.data.prepare import actions, examine
 from tests import builders, image_sources
 
 _encode = builders.encode_image
-_EXIF = 'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0'
-
-
-def _exif(orientation):
-  return (_EXIF % orientation).encode('latin1')
+_exif = builders.exif
 
 
 def _examine(data, name, max_megapixels=178.9):

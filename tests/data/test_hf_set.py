@@ -8,17 +8,10 @@ import pyarrow as pa
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources
 from anp_jax.data.sources import table_cache
 from tests import listed_sets, opening, prepared
 
 _FEATURES = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
-
-
-@pytest.fixture
-def config(config, tmp_path):
-  config.data.dir = str(tmp_path / 'data')
-  return config
 
 
 def _table(numbers, labels=None):
@@ -28,8 +21,7 @@ def _table(numbers, labels=None):
 
 
 def _open(config, path, training=True):
-  config.data.source, config.data.path = f'hf:{path}', ''
-  return sources.open_source(config, training)
+  return opening.source(config, f'hf:{path}', training=training)
 
 
 def _refused(words, config, path):
@@ -70,8 +62,6 @@ def test_splits_by_index(form, tmp_path, config):
 @pytest.mark.parametrize(
   'columns, features, names, labels',
   [
-    ({'label': ['b', 'a', 'b']}, None, ('a', 'b'), [1, 0, 1]),
-    ({'label': [2, 0, 2]}, None, ('class0', 'class1', 'class2'), [2, 0, 2]),
     (
       {'adjective': ['old', 'big', 'old'], 'noun': ['dog', 'dog', 'cat']},
       None,

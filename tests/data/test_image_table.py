@@ -5,7 +5,6 @@ import pyarrow as pa
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources
 from tests import builders, listed_sets, opening, prepared
 
 
@@ -21,8 +20,7 @@ def _write(path, text):
 
 
 def _open(config, file, root='', training=True):
-  config.data.source, config.data.path = f'list:{file}', str(root)
-  return sources.open_source(config, training)
+  return opening.source(config, f'list:{file}', root, training=training)
 
 
 _SPLITS = """\

@@ -10,7 +10,7 @@ from PIL import Image
 import pytest
 
 from anp_jax.data.image_files import image_format, images
-from anp_jax.data.input import batch_plan, decode_pillow, pipeline
+from anp_jax.data.input import decode_pillow
 from anp_jax.data.prepare import examine
 from tests import builders, image_sources
 
@@ -42,8 +42,7 @@ def _source(file):
 def _verdicts(config, file, caplog):
   """Whether each program calls the file large, by what it says of it."""
   caplog.clear()
-  plan = batch_plan.BatchPlan(config, 4, 4, np.arange(4), training=False)
-  (batch,) = pipeline.batches(_source(file), plan)  # train, evaluate and show
+  batch = image_sources.evaluated(config, _source(file))  # train, evaluate and show
   weights = batch['weight'].tolist()
   assert weights in ([1, 1, 0, 1], [1, 1, 1, 1])
   messages = [r.getMessage() for r in caplog.records]

@@ -11,7 +11,7 @@ from PIL import Image, features
 import pytest
 
 from anp_jax.data.image_files import images
-from anp_jax.data.input import batch_plan, decode_pillow, pipeline
+from anp_jax.data.input import decode_pillow
 from anp_jax.data.sources import cache
 from tests import builders, image_sources
 
@@ -24,12 +24,6 @@ def _picture(mode='RGB', seed=1):
 
 def _encode(kind, mode='RGB', **options):
   return builders.encode_image(_picture(mode), kind, **options)
-
-
-def _oriented(number):
-  exif = Image.Exif()
-  exif[0x0112] = number
-  return _encode('JPEG', exif=exif)
 
 
 def _deep_png():
@@ -64,7 +58,7 @@ _WHOLE = {
   'jpeg restarts': _encode('JPEG', restart_marker_blocks=1),
   'jpeg with a second picture': _several('MPO'),
   'jpeg with bytes behind it': _JPEG + b'some bytes more',
-  'jpeg turned': _oriented(6),
+  'jpeg turned': _encode('JPEG', exif=builders.exif(6)),
   'png': _PNG,
   **{f'png {m}': _encode('PNG', m) for m in ('1', 'LA', 'P', 'RGBA')},
   'png 2 bits': builders.encode_image(_picture().quantize(4), 'PNG', bits=2),
@@ -133,13 +127,8 @@ def _config(cached='none', folder=''):
 def _trained(config, files):
   """Pixels and weights of files in one stream, and the files that it names."""
   source = _Source(files)
-  count = len(files)
-  plan = batch_plan.BatchPlan(config, count, 1, np.arange(1), False)
-  batches = list(pipeline.batches(cache.wrap(source, config), plan))
-  images = np.concatenate([batch['image'] for batch in batches])
-  weights = np.concatenate([batch['weight'] for batch in batches])
-  assert len(images) == len(weights) == count
-  return images, weights, source.named
+  batch = image_sources.evaluated(config, cache.wrap(source, config))
+  return batch['image'], batch['weight'], source.named
 
 
 @pytest.fixture(scope='module')

@@ -15,11 +15,12 @@ _KINDS = ('list', 'tar', 'hf', 'arrays')
 
 def _write(folder, config, kind, labels):
   """A set of one kind whose examples have these labels."""
-  config.data.dir = str(folder / 'data')
   if kind == 'arrays':
     config.data.source, config.data.path = 'arrays', str(folder)
     np.save(folder / 'train_images.npy', np.zeros((len(labels), 5, 5, 3), np.uint8))
     np.save(folder / 'train_labels.npy', np.array(labels))
+  elif kind == 'folder':
+    config.data.source, config.data.path = kind, listed_sets.write(folder, kind, labels)
   else:
     config.data.source = listed_sets.write(folder, kind, labels)
 
@@ -78,9 +79,9 @@ def test_a_binary_class_is_refused(tmp_path, config, text):
   assert '0.cls' in _refused(tmp_path, config, 'tar', [text, b'1'])
 
 
-@pytest.mark.parametrize('kind', ['list', 'hf'])
+@pytest.mark.parametrize('kind', ['folder', 'list', 'hf'])
 def test_a_control_character_is_refused(tmp_path, config, kind):
-  text = _refused(tmp_path, config, kind, ['cat', 'd\x1b[31mog'])
+  text = _refused(tmp_path / 'set', config, kind, ['cat', 'd\x1b[31mog'])
   assert 'control character' in text and '\x1b' not in text
 
 
@@ -93,12 +94,7 @@ def _tree(folder, names):
 
 def _folder(config, root):
   image_folder.warn_once.cache_clear()
-  config.data.source, config.data.path = 'folder', str(root)
-  return sources.open_source(config, True)
-
-
-def _error(config, root):
-  return builders.refusal(_folder, config, root)
+  return opening.source(config, 'folder', root)
 
 
 def test_folders_of_programs_are_no_classes(tmp_path, config):
@@ -137,13 +133,7 @@ def test_folders_without_an_image_are_left_out_by_name(tmp_path, config, caplog,
 
 @pytest.mark.parametrize('kind', ['folder', 'list', 'tar', 'hf'])
 def test_one_name_that_is_no_pair_among_pairs_is_named(tmp_path, config, kind):
-  names = ['old_cat', 'old_dog', 'new_dog', 'hat']
-  if kind == 'folder':
-    config.data.source = kind
-    config.data.path = str(_tree(tmp_path, [f'train/{name}/1.jpg' for name in names]))
-    text = builders.refusal(sources.open_source, config, True)
-  else:
-    text = _refused(tmp_path, config, kind, names)
+  text = _refused(tmp_path / 'set', config, kind, ['old_cat', 'old_dog', 'new_dog', 'hat'])
   assert "'hat' is not an adjective_noun pair" in text
   assert '3 of 4' in text and 'config.data.pairs=no' in text
   config.data.pairs = 'no'
@@ -162,11 +152,6 @@ def test_names_that_look_alike_are_named(tmp_path, config, caplog):
   (tmp_path / 'list.txt').write_text(f'{composed}\nhat\n')
   config.data.lists = str(tmp_path / 'list.txt')
   opening.refused([r"'cafe\u0301' and 'caf\xe9' differ"], config, 'folder', other)
-
-
-def test_a_class_with_a_control_character_is_refused(tmp_path, config):
-  root = _tree(tmp_path, ['train/a\x1b[31m/1.jpg', 'train/b/1.jpg'])
-  opening.refused(['control character', r'\x1b'], config, 'folder', root)
 
 
 def test_an_unreadable_folder_is_one_line(tmp_path, config, monkeypatch):
@@ -188,7 +173,7 @@ def test_a_test_folder_is_not_proposed_for_training(tmp_path, config):
   config.data.eval_split = 'test'
   assert len(_folder(config, root)) == 1
   other = _tree(tmp_path / 'other', ['a_train_part/cat/1.jpg', 'a_test_part/cat/1.jpg'])
-  text = _error(config, other)
+  text = builders.refusal(_folder, config, other)
   assert f'config.data.path={other}/a_train_part meant' in text
   alone = _tree(tmp_path / 'alone', ['final_test/cat/1.jpg'])
-  assert 'meant?' not in _error(config, alone)
+  assert 'meant?' not in builders.refusal(_folder, config, alone)

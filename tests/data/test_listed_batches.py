@@ -12,7 +12,7 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import hf_set, listings, table_cache, tar_index
-from tests import builders, image_sources, listed_sets, prepared
+from tests import builders, image_sources, listed_sets, opening, prepared
 
 _KINDS = ('list', 'tar', 'hf')
 _BATCH, _COUNT, _DAMAGED = 8, 21, 5
@@ -20,21 +20,10 @@ _CLASSES = ('big_dog', 'old_cat', 'old_dog')
 _LABELS = [_CLASSES[i * len(_CLASSES) // _COUNT] for i in range(_COUNT)]
 
 
-@pytest.fixture
-def config(config, tmp_path):
-  config.data.dir = str(tmp_path / 'data')
-  return config
-
-
 def _photos():
   photos = [builders.encode_image(image_sources.pixels(40, 50, i), 'JPEG') for i in range(_COUNT)]
   photos[_DAMAGED] = photos[_DAMAGED][: len(photos[_DAMAGED]) // 2]
   return photos
-
-
-def _open(config, source, training=True):
-  config.data.source, config.data.path = source, ''
-  return sources.open_source(config, training)
 
 
 def _batches(config, source, count):
@@ -47,13 +36,13 @@ def test_batches_are_those_of_a_tree(tmp_path, config, caplog):
   files = {
     f'train/{label}/{i:03}.jpg': data for i, (label, data) in enumerate(zip(_LABELS, _photos()))
   }
-  config.data.source, config.data.path = 'folder', str(builders.write_tree(tmp_path / 't', files))
-  tree = sources.open_source(config, True)
+  tree = opening.source(config, 'folder', builders.write_tree(tmp_path / 't', files))
   expected = _batches(config, tree, 4)
   assert 1 <= sum(int((batch['weight'] == 0).sum()) for batch in expected) <= 4
   for kind in _KINDS:
     caplog.clear()
-    source = _open(config, listed_sets.write(tmp_path / kind, kind, _LABELS, photos=_photos()))
+    place = listed_sets.write(tmp_path / kind, kind, _LABELS, photos=_photos())
+    source = opening.source(config, place)
     assert source.vocabulary == tree.vocabulary
     assert sources.fingerprint(source) == sources.fingerprint(tree)
     for batch, other in zip(_batches(config, source, 4), expected, strict=True):
@@ -67,7 +56,7 @@ def test_batches_are_those_of_a_tree(tmp_path, config, caplog):
 def test_classes_are_held_out_and_cut(kind, tmp_path, config):
   config.data.pairs, config.data.cache = 'yes', 'encoded'
   config.data.held_out = ('old_dog',)
-  source = _open(config, listed_sets.write(tmp_path, kind, _LABELS))
+  source = opening.source(config, listed_sets.write(tmp_path, kind, _LABELS))
   assert np.bincount(source.labels()).tolist() == [7, 7]
   config.data.held_out, config.data.imbalance = (), 7.0
   source = sources.open_source(config, training=True)
@@ -82,17 +71,17 @@ def test_a_set_without_splits_is_divided_by_names(tmp_path, config, kind, key):
   digests = [hashlib.sha256(key.format(i).encode()).digest()[:8] for i in range(30)]
   is_training = [int.from_bytes(d, 'big') < 0.8 * 2**64 for d in digests]
   for training in (True, False):
-    half = _open(config, source, training)
+    half = opening.source(config, source, training=training)
     rows = [i for i in range(30) if is_training[i] == training]
     images, labels = half.read(np.arange(len(half)))
     assert images == [prepared.photo(i) for i in rows]
     assert labels.tolist() == [i % 3 for i in rows]
     assert half.vocabulary.names == ('class0', 'class1', 'class2')
   (tmp_path / 'classes.txt').write_text('c\nb\na\n')
-  assert _open(config, source).vocabulary.names == ('c', 'b', 'a')
+  assert opening.source(config, source).vocabulary.names == ('c', 'b', 'a')
   config.data.eval_split = 'test'
   with pytest.raises(config_lib.ConfigError, match='no split .test.*divided'):
-    _open(config, source, training=False)
+    opening.source(config, source, training=False)
 
 
 @pytest.mark.parametrize('kind', _KINDS)
@@ -100,19 +89,19 @@ def test_lists_select_examples(tmp_path, config, kind):
   source = listed_sets.write(tmp_path, kind, list('abcabc'))
   config.data.lists = str(tmp_path / 'lists.txt')
   (tmp_path / 'lists.txt').write_text('c\na\n')
-  part = _open(config, source)
+  part = opening.source(config, source)
   assert part.labels().tolist() == [1, 0, 1, 0]
   assert part.read(np.array([1]))[0] == [prepared.photo(2)]
   (tmp_path / 'lists.txt').write_text('aa\n')
   with pytest.raises(config_lib.ConfigError, match="class 'a' is none of the 1 listed.*mean 'aa'"):
-    _open(config, source)
+    opening.source(config, source)
 
 
 @pytest.mark.parametrize('kind', ['tar', 'hf'])
 def test_names_that_look_like_numbers_in_one_split_are_names(tmp_path, config, kind):
   source = listed_sets.write(tmp_path, kind, ['1', '2', '1'])
   listed_sets.write(tmp_path, kind, ['2', 'cat'], split='val')
-  train = _open(config, source)
+  train = opening.source(config, source)
   assert train.vocabulary.names == ('1', '2', 'cat')
   assert train.labels().tolist() == [0, 1, 0]
 
@@ -136,18 +125,18 @@ def test_a_table_is_built_once_and_again_for_other_files(
   tmp_path, config, monkeypatch, kind, build
 ):
   source = listed_sets.write(tmp_path, kind, ['a', 'b'])
-  first = _open(config, source)
+  first = opening.source(config, source)
   with monkeypatch.context() as patch:
     patch.setattr(*build, None)  # would fail
-    again = _open(config, source)
+    again = opening.source(config, source)
   assert again.labels().tolist() == first.labels().tolist()
   # As exact resume compares it.
   assert sources.fingerprint(again) == sources.fingerprint(first)
   listed_sets.write(tmp_path, kind, ['a', 'b', 'a'])
-  assert len(_open(config, source)) == 3
+  assert len(opening.source(config, source)) == 3
   tables = pathlib.Path(config.data.dir, table_cache.FOLDER)
   assert len([*tables.glob('*.arrow')]) == 2
   listed_sets.write(tmp_path, kind, ['a'])
   config.data.dir = str(tmp_path / 'data' / table_cache.FOLDER / '.lock')  # no folder
   with pytest.raises(config_lib.ConfigError, match='cannot be written.*config.data.dir'):
-    _open(config, source)
+    opening.source(config, source)

@@ -10,7 +10,6 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import cache, mapped
 from anp_jax.system import host_memory
 from tests import builders, image_sources
@@ -176,8 +175,7 @@ def test_an_image_that_cannot_be_decoded_is_damaged_in_training(config):
   files = _files(6)
   files[4] = b'no image'
   config.data.max_damaged = 1.0
-  plan = batch_plan.BatchPlan(config, 6, 6, np.arange(6), False)
-  (batch,) = pipeline.batches(cache.wrap(image_sources.Source(files), config), plan)
+  batch = image_sources.evaluated(config, cache.wrap(image_sources.Source(files), config))
   assert batch['weight'].tolist() == [1, 1, 1, 1, 0, 1]
 
 

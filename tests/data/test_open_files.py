@@ -2,9 +2,6 @@
 
 import gc
 import os
-import pathlib
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -12,9 +9,8 @@ import pytest
 
 from anp_jax.data.input import corruption
 from anp_jax.data.sources import open_files
-from tests import builders
+from tests import builders, launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SHARDS = 300
 
 # Runs with 256 file descriptors, and prints how many of 300 examples have
@@ -67,10 +63,7 @@ def test_more_shards_than_descriptors_lose_no_example(tmp_path):
     writer = array_record_module.ArrayRecordWriter(path, 'group_size:1')
     writer.write(photo)
     writer.close()
-  arguments = [str(tmp_path), str(_SHARDS), str(len(photo))]
-  result = subprocess.run(
-    [sys.executable, '-c', _READ, *arguments], cwd=_ROOT, text=True, capture_output=True, check=True
-  )
+  result = launching.python('-c', _READ, tmp_path, _SHARDS, len(photo))
   assert result.stdout.split() == [str(2 * _SHARDS)] * 2, result.stderr[-2000:]
   assert 'cannot be' not in result.stderr
 

@@ -9,10 +9,9 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import stored_images
 from anp_jax.predict import file_batches as predict_files
-from tests import builders
+from tests import builders, image_sources
 
 pytestmark = pytest.mark.timeout(60)  # a pipe would be waited for without end
 
@@ -55,8 +54,7 @@ def test_a_pipe_in_a_class_folder_is_damage(tmp_path, config, caplog):
   os.mkfifo(root / 'train' / 'a' / '2.jpg')
   config.data.source, config.data.path = 'folder', str(root)
   source = sources.open_split(config, 'train', 'train')
-  plan = batch_plan.BatchPlan(config, 5, 5, np.arange(5), False)
-  (batch,) = pipeline.batches(source, plan)
+  batch = image_sources.evaluated(config, source)
   assert batch['weight'].tolist() == [1, 1, 0, 1, 1]
   assert 'a/2.jpg cannot be used' in caplog.text
 

@@ -11,8 +11,6 @@ from anp_jax.data import sources
 from anp_jax.data.input import tensorflow_cpu
 from tests import builders, image_sources, prepared
 
-_EXIF = b'Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0'  # turn by 90 degrees
-
 
 def _files():
   landscape = image_sources.picture(80, 120, 1)
@@ -20,17 +18,11 @@ def _files():
   return {
     'train/a/large.png': builders.encode_image(landscape),
     'train/a/photo.jpg': builders.encode_image(landscape, 'JPEG', quality=95),
-    'train/a/inks.jpg': _without_adobe(builders.encode_image(inks, 'JPEG')),
-    'train/a/turned.jpg': builders.encode_image(landscape, 'JPEG', exif=_EXIF),
+    'train/a/inks.jpg': image_sources.without_adobe(builders.encode_image(inks, 'JPEG')),
+    'train/a/turned.jpg': builders.encode_image(landscape, 'JPEG', exif=builders.exif(6)),
     'train/a/equal.jpg': builders.encode_image(image_sources.picture(90, 40, 2), 'JPEG'),
     'train/b/small.png': builders.encode_image(image_sources.picture(39, 200, 2)),
   }
-
-
-def _without_adobe(file):
-  """A JPEG without segment APP14: bytes EE, its length, its content."""
-  start = file.index(b'\xff\xee')
-  return file[:start] + file[start + 2 + int.from_bytes(file[start + 2 : start + 4], 'big') :]
 
 
 def _prepare(tmp_path, capsys, *arguments):

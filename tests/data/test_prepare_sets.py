@@ -1,17 +1,12 @@
 """Tests of prepare: other trees, files that change, finished sets."""
 
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from anp_jax.data.prepare import actions, report
-from tests import builders, prepared
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import builders, launching, prepared
 
 
 @pytest.fixture(scope='module')
@@ -227,7 +222,7 @@ def test_help_fits_a_terminal_and_imports_no_heavy_library():
     'heavy = ("tensorflow", "tensorflow_datasets", "jax")\n'
     'print([m for m in sys.modules if m in heavy], file=sys.stderr)\n'
   )
-  done = subprocess.run([sys.executable, '-c', code], cwd=_ROOT, text=True, capture_output=True)
+  done = launching.python('-c', code)
   assert done.stderr == '[]\n'
   for word in ('--from', '--policy', '--workers', 'placeholder', 'leak'):
     assert word in done.stdout

@@ -1,10 +1,7 @@
 """Tests of show: the examples and sheets of sets made by hand."""
 
 import itertools
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 from PIL import Image
@@ -13,9 +10,8 @@ import pytest
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.show import __main__ as show, draw
-from tests import builders, showing
+from tests import builders, launching, showing
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _RED = (204, 0, 0)
 
 
@@ -264,14 +260,7 @@ def test_the_command_imports_no_heavy_library(tmp_path):
   heavy = builders.write_tree(tmp_path / 'heavy', modules)
   flags = showing.save_arrays(tmp_path / 'set.npz', [0, 1, 1], [1, 0])
   flags.append(f'--output={tmp_path / "out"}')
-  done = subprocess.run(
-    [sys.executable, '-m', 'anp_jax.data.show', *flags],
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': str(heavy)},
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
+  done = launching.python('-m', 'anp_jax.data.show', *flags, PYTHONPATH=str(heavy))
   assert (done.returncode, done.stderr) == (0, '')
   paths = [pathlib.Path(line) for line in done.stdout.splitlines()]
   assert paths == [tmp_path / 'out' / f'{name}.png' for name in ('training', 'evaluation')]

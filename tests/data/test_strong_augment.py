@@ -100,15 +100,10 @@ def test_nothing_is_left_where_both_are_off(strong, sources):
 @pytest.mark.parametrize('kind, decode', _PATHS)
 def test_evaluation_is_as_it_was(strong, sources, kind, decode):
   strong.data.decode = decode
-
-  def evaluated():
-    plan = batch_plan.BatchPlan(strong, 21, 21, np.arange(21), False)
-    (batch,) = pipeline.batches(sources[kind], plan)
-    return batch['image']
-
-  images = evaluated()
+  images = image_sources.evaluated(strong, sources[kind])['image']
   strong.data.augment = 'none'
-  np.testing.assert_array_equal(images, evaluated())
+  expected = image_sources.evaluated(strong, sources[kind])['image']
+  np.testing.assert_array_equal(images, expected)
 
 
 def test_the_keys_apply_to_strong_augmentation_only():

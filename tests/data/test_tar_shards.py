@@ -10,20 +10,12 @@ import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources
 from anp_jax.data.sources import stored_images, table_cache, tar_index, tar_shards
 from tests import listed_sets, opening, prepared
 
 
-@pytest.fixture
-def config(config, tmp_path):
-  config.data.dir = str(tmp_path / 'data')
-  return config
-
-
 def _open(config, pattern, training=True):
-  config.data.source, config.data.path = f'tar:{pattern}', ''
-  return sources.open_source(config, training)
+  return opening.source(config, f'tar:{pattern}', training=training)
 
 
 def _refused(words, config, pattern):
@@ -114,16 +106,11 @@ def test_classes_of_json(tmp_path, config, text, name):
   assert source.vocabulary.names[source.labels()[0]] == name
 
 
-def test_names_of_numbers(tmp_path, config):
+def test_a_number_above_those_of_the_list_of_classes(tmp_path, config):
   _shards(tmp_path, classes=('2', '0'))
-  pattern = f'{tmp_path}/{{split}}-{{000..001}}.tar'
-  assert _open(config, pattern).vocabulary.names == ('class0', 'class1', 'class2')
-  (tmp_path / 'classes.txt').write_text('x\ny\nz\n')
-  source = _open(config, pattern)
-  assert source.vocabulary.names == ('x', 'y', 'z')
-  assert source.labels().tolist() == [2, 0, 2, 0, 2, 0, 2]
   (tmp_path / 'classes.txt').write_text('x\ny\n')
-  _refused([f'{tmp_path}/train-000.tar: 0000.jpg: class 2, expected 0 to 1'], config, pattern)
+  words = [f'{tmp_path}/train-000.tar: 0000.jpg: class 2, expected 0 to 1']
+  _refused(words, config, f'{tmp_path}/{{split}}-{{000..001}}.tar')
 
 
 def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypatch):

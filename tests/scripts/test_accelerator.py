@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests import typed_commands
+from tests import builders, typed_commands
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = 'scripts/accelerator.sh'
@@ -38,16 +38,15 @@ def test_every_command_parses(small):
 
 
 def test_a_part_that_fails_does_not_stop_the_next(tmp_path):
-  python = tmp_path / 'python'
-  python.write_text(
-    '#!/bin/sh\ncase "$2" in\n'
+  python = builders.write_program(
+    tmp_path / 'python',
+    'case "$2" in\n'
     "  *resume) echo '{\"early\": 1}'; echo 'ValueError: a bad card' >&2; exit 3;;\n"
     '  *plan) echo text; echo \'{"rate": 2}\';;\n'
     '  anp_jax) for a; do case $a in --workdir=*) w=${a#*=};; esac; done\n'
     '    mkdir -p $w; echo \'{"wait": 3}\' >$w/benchmark.json;;\n'
-    '  *) echo "not asked for"; exit 1;;\nesac\n'
+    '  *) echo "not asked for"; exit 1;;\nesac',
   )
-  python.chmod(0o755)
   out = tmp_path / 'out'
   done = _run('benchmark', 'resume', 'plan', PYTHON=str(python), OUT=str(out))
   assert done.returncode == 1

@@ -3,16 +3,12 @@
 import importlib.util
 import json
 import math
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from scripts.bench import _predict_peers, predict
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import launching
 
 
 def test_rates_and_ratios_to_the_faster_torch():
@@ -78,8 +74,7 @@ def test_onnx_runtime_computes_the_same():
 @pytest.mark.soak
 def test_the_last_line_is_of_finite_ratios():
   flags = '--rounds=1 --files=4 --side=32 --sizes=4 --model=resnet18 --dtype=float32'.split()
-  command = [sys.executable, '-m', 'scripts.bench.predict', *flags, '--peers=torch_eager,onnx']
-  result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300)
+  result = launching.python('-m', 'scripts.bench.predict', *flags, '--peers=torch_eager,onnx')
   assert not result.returncode, result.stderr
   lines = result.stdout.splitlines()
   ratios = json.loads(lines[-1])

@@ -3,16 +3,12 @@
 import argparse
 import json
 import os
-import pathlib
-import subprocess
 import sys
 
 import pytest
 
 from scripts.bench import scaling
 from tests import launching
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +81,7 @@ def test_the_json_line_names_the_number_of_processes(monkeypatch, capsys):
   ],
 )
 def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, flag, message):
-  monkeypatch.chdir(_ROOT)
+  monkeypatch.chdir(launching.ROOT)
   monkeypatch.setattr(sys, 'argv', ['scaling.py', flag])
   with pytest.raises(SystemExit) as ended:
     scaling.main()
@@ -95,23 +91,8 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, flag, message):
 
 @pytest.mark.multiprocess
 def test_processes_are_compared_with_one():
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'scripts.bench.scaling',
-      '--model=tests.user_network:PlainNet',
-      '--size=8',
-      '--batch=4',
-      '--rounds=1',
-    ],
-    cwd=_ROOT,
-    env={**os.environ, **launching.QUICK},
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=300,
-  )
+  flags = ['--model=tests.user_network:PlainNet', '--size=8', '--batch=4', '--rounds=1']
+  done = launching.python('-m', 'scripts.bench.scaling', *flags, **launching.QUICK)
   assert done.returncode == 0, done.stdout + done.stderr
   ratios = json.loads(done.stdout.splitlines()[-1])
   for name in ('sync_over_one', 'sync_over_lockstep', 'apart_over_one'):

@@ -1,6 +1,5 @@
 """Tests of the set-up: which build for which card, bounds, the Makefile."""
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -12,28 +11,18 @@ import tomllib
 
 import pytest
 
+from scripts import hardware
+from tests import builders
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _load(name):
-  spec = importlib.util.spec_from_file_location(name, ROOT / 'scripts' / f'{name}.py')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-@pytest.fixture(scope='module')
-def hardware():
-  return _load('hardware')
 
 
 @pytest.fixture(scope='module')
 def setup():
-  sys.path.insert(0, str(ROOT / 'scripts'))
-  try:
-    return _load('setup')
-  finally:
-    sys.path.remove(str(ROOT / 'scripts'))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / 'scripts')  # it finds `hardware` beneath itself
+    from scripts import setup
+  return setup
 
 
 # Compute capabilities and branches of drivers as NVIDIA lists them.
@@ -62,7 +51,7 @@ def setup():
     ('No devices were found', 'cpu'),
   ],
 )
-def test_choice_of_build(hardware, lines, expected):
+def test_choice_of_build(lines, expected):
   gpus = hardware.parse_gpus(lines)
   # A GPU in a TPU's host is what a person put there.
   assert hardware.choose(gpus, True)[0] == (expected if gpus else 'tpu')
@@ -76,18 +65,17 @@ def test_choice_of_build(hardware, lines, expected):
       assert word in reason
 
 
-def test_nvidia_smi_is_read(hardware, tmp_path, monkeypatch):
+def test_nvidia_smi_is_read(tmp_path, monkeypatch):
   # An old driver refuses the query with compute_cap and answers the second.
   tool = tmp_path / 'nvidia-smi'
-  tool.write_text(
-    '#!/bin/sh\n'
+  builders.write_program(
+    tool,
     'case "$1" in *compute_cap*) echo "not a valid field"; exit 2;; esac\n'
-    'echo "470.82.01, Tesla V100"\n'
+    'echo "470.82.01, Tesla V100"',
   )
-  tool.chmod(0o755)
-  monkeypatch.setenv('PATH', str(tmp_path))
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
   assert hardware._find_gpus() == [('Tesla V100', (470, 82, 1), None)]
-  tool.write_text('#!/bin/sh\nexit 9\n')  # No driver loaded.
+  builders.write_program(tool, 'exit 9')  # No driver loaded.
   assert hardware._find_gpus() == []
 
 
@@ -347,8 +335,7 @@ def checkout(tmp_path):
   fakes = tmp_path / 'fakes'
   fakes.mkdir()
   for name in ('python3', 'python3.13', 'python3.12', 'python3.11'):
-    (fakes / name).write_text('#!/bin/sh\nexit 127\n')
-    (fakes / name).chmod(0o755)
+    builders.write_program(fakes / name, 'exit 127')
   return root, fakes
 
 
@@ -386,15 +373,15 @@ def test_make_without_python_says_so(checkout, target):
 def test_make_takes_the_first_python_that_will_do(checkout):
   root, fakes = checkout
   # Answers like a good Python and shows how it is called.
-  (fakes / 'python3.12').write_text('#!/bin/sh\necho "$0 $*"\n')
+  builders.write_program(fakes / 'python3.12', 'echo "$0 $*"')
   done = _make(root, fakes, 'setup', 'ACCELERATOR=cuda12')
   assert done.returncode == 0, done.stderr
   assert done.stdout.splitlines() == [f'{fakes}/python3.12 scripts/setup.py --accelerator=cuda12']
 
 
-def test_make_repeats_set_up_only_for_new_requirements(checkout):
+def test_make_repeats_set_up_only_for_new_requirements(setup, checkout):
   root, fakes = checkout
-  stamp = root / '.venv' / _load_stamp_name()
+  stamp = root / '.venv' / setup.STAMP
   stamp.parent.mkdir()
   stamp.write_text('{}')
   later = stamp.stat().st_mtime + 10
@@ -407,11 +394,6 @@ def test_make_repeats_set_up_only_for_new_requirements(checkout):
   os.utime(root / 'requirements.txt', (later, later))
   again = _make(root, fakes, '-n', 'test')
   assert again.stdout.count('--accelerator=auto') == 1
-
-
-def _load_stamp_name():
-  text = (ROOT / 'scripts' / 'setup.py').read_text()
-  return re.search(r"^STAMP = '(.*)'$", text, re.MULTILINE).group(1)
 
 
 def test_make_compiles_for_other_machines_apart(checkout):

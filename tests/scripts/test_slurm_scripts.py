@@ -2,12 +2,11 @@
 
 import os
 import re
-import stat
 import subprocess
 
 import pytest
 
-from tests import launching
+from tests import builders, launching
 
 _TRAIN = 'scripts/slurm/train.sbatch'
 # Slurm's programs, which note how they were called.
@@ -42,9 +41,8 @@ class Job:
       self.program(name, text)
 
   def program(self, name, text):
-    path = self._folder / name
-    path.write_text(f'#!/usr/bin/env bash\necho "$@" >>"$NOTES/{name}.calls"\n{text}\n')
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    text = f'echo "$@" >>"$NOTES/{name}.calls"\n{text}'
+    builders.write_program(self._folder / name, text)
 
   def start(self, environment, *arguments, script=_TRAIN):
     """Runs it to its end; the status and all that it said."""

@@ -1,9 +1,5 @@
 """What a gradient costs the cores of `parameter_server`, apart from its pass."""
 
-import os
-import pathlib
-import subprocess
-import sys
 import time
 
 import pytest
@@ -11,8 +7,8 @@ import pytest
 from anp_jax.config import command_line
 from anp_jax.runtimes import transport
 from anp_jax.tools.plan import gradient_handling
+from tests import launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 # Of LeNet with ten classes: two convolutions, two dense layers, with biases.
 _PARAMETERS = 20 * 76 + 50 * 501 + 500 * 801 + 10 * 501
 
@@ -65,15 +61,13 @@ def test_work_counts_no_sleep():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['sync', 'parameter_server'])
-def test_a_servers_update_does_not_wait_for_a_pass(name):
+def test_a_servers_update_does_not_wait_for_a_pass(name, monkeypatch):
   """On one core the pool has one thread, which a pass holds to its end."""
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-  environment = {k: v for k, v in environment.items() if 'NPROC' not in k}
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-c',
-      f"""
+  for variable in ('NPROC', 'PJRT_NPROC'):
+    monkeypatch.delenv(variable, raising=False)
+  done = launching.python(
+    '-c',
+    f"""
 import os, threading, time
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 from anp_jax.config import command_line
@@ -102,11 +96,6 @@ end('update', update)
 thread.join()
 print('waited', ends['update'] >= ends['work'] - 0.05)
 """,
-    ],
-    cwd=_ROOT,
-    env=environment,
-    capture_output=True,
-    text=True,
   )
   assert done.returncode == 0, done.stderr
   assert f'waited {name == "sync"}' in done.stdout

@@ -150,84 +150,66 @@ def _program(*lines):
   return f'{head}{wrapped}{entry}{main}{body}  ROOT %l = f32[] constant(0)\n}}\n'
 
 
+def _sums(*lines):
+  """{dtype: (elements, bytes, overlapping compute, overlapping products)} of a program."""
+  rows = compiled_collectives.totals(compiled_collectives.compiled(_program(*lines)))
+  assert {row['kind'] for row in rows} == {'all-reduce'}
+  keys = ('elements', 'bytes', 'overlapping_compute', 'overlapping_products')
+  return {row['dtype']: tuple(row[key] for key in keys) for row in rows}
+
+
+def test_a_sum_of_several_arrays_that_the_program_waits_for():
+  line = (
+    '%r = (f32[16]{0}, bf16[3,5]{1,0}, /*index=2*/s32[]) all-reduce(%x, %y, '
+    '/*index=2*/%z), replica_groups=[1,4]<=[4], to_apply=%sum'
+  )
+  want = {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0), 'int32': (1, 4, 0, 0)}
+  assert _sums(line) == want
+
+
+_START = '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum'
+_DONE = '%done = f32[16]{0} all-reduce-done(%r)'
+_NEGATE = '%n = f32[8,8]{1,0} negate(%w)'
+_PRODUCT = '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide'
+
+
 @pytest.mark.parametrize(
-  'lines, want',
+  'lines, overlapping',
   [
-    # The program waits for it; one with several arrays of several dtypes.
-    (
-      [
-        '%r = (f32[16]{0}, bf16[3,5]{1,0}, /*index=2*/s32[]) all-reduce(%x, %y, '
-        '/*index=2*/%z), replica_groups=[1,4]<=[4], to_apply=%sum'
-      ],
-      {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0), 'int32': (1, 4, 0, 0)},
-    ),
     # Begun and waited for at once: nothing overlaps it but bookkeeping.
-    (
-      [
-        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-        '%b = f32[64]{0} bitcast(%w)',
-        '%done = f32[16]{0} all-reduce-done(%r)',
-        '%f = f32[8,8]{1,0} fusion(%w), kind=kLoop, calls=%wide',
-      ],
-      {'float32': (16, 64, 0, 0)},
-    ),
+    ([_START, '%b = f32[64]{0} bitcast(%w)', _DONE, _PRODUCT], (0, 0)),
     # Something is computed meanwhile, but no product.
+    ([_START, _NEGATE, _DONE], (64, 0)),
+    # A product within a fusion; a library's.
+    ([_START, _PRODUCT, _DONE], (64, 64)),
     (
       [
-        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-        '%n = f32[8,8]{1,0} negate(%w)',
-        '%done = f32[16]{0} all-reduce-done(%r)',
-      ],
-      {'float32': (16, 64, 64, 0)},
-    ),
-    # A product within a fusion.
-    (
-      [
-        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-        '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
-        '%done = f32[16]{0} all-reduce-done(%r)',
-      ],
-      {'float32': (16, 64, 64, 64)},
-    ),
-    # A library's product.
-    (
-      [
-        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
+        _START,
         '%y2 = (f32[8,8]{1,0}, u8[16]{0}) custom-call(%w, %w), custom_call_target="__cublas$gemm"',
-        '%done = f32[16]{0} all-reduce-done(%r)',
+        _DONE,
       ],
-      {'float32': (16, 64, 64, 64)},
-    ),
-    # Of two that overlap each other only, neither overlaps compute.
-    (
-      [
-        '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-        '%s = bf16[3,5]{1,0} all-reduce-start(%y), to_apply=%sum',
-        '%done = f32[16]{0} all-reduce-done(%r)',
-        '%done2 = bf16[3,5]{1,0} all-reduce-done(%s)',
-      ],
-      {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0)},
+      (64, 64),
     ),
     # The general form, with a computation of its own.
     (
       [
         '%r = ((f32[16]{0}), f32[16]{0}) async-start(%x), calls=%wrapped',
         '%u = ((f32[16]{0}), f32[16]{0}) async-update(%r)',
-        '%f = f32[8,8]{1,0} fusion(%w), kind=kOutput, calls=%wide',
+        _PRODUCT,
         '%done = f32[16]{0} async-done(%u)',
       ],
-      {'float32': (16, 64, 64, 64)},
+      (64, 64),
     ),
   ],
 )
-def test_sums_of_a_compiled_program(lines, want):
-  rows = compiled_collectives.totals(compiled_collectives.compiled(_program(*lines)))
-  assert {r['kind'] for r in rows} == {'all-reduce'}
-  actual = {
-    r['dtype']: (r['elements'], r['bytes'], r['overlapping_compute'], r['overlapping_products'])
-    for r in rows
-  }
-  assert actual == want
+def test_bytes_that_are_sent_during_compute(lines, overlapping):
+  assert _sums(*lines) == {'float32': (16, 64, *overlapping)}
+
+
+def test_of_two_sums_that_overlap_each_other_neither_overlaps_compute():
+  other = '%s = bf16[3,5]{1,0} all-reduce-start(%y), to_apply=%sum'
+  rows = _sums(_START, other, _DONE, '%done2 = bf16[3,5]{1,0} all-reduce-done(%s)')
+  assert rows == {'float32': (16, 64, 0, 0), 'bfloat16': (15, 30, 0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -256,11 +238,7 @@ def test_bytes_are_those_of_the_whole_array(line, kind, elements):
 
 
 def test_without_a_schedule_nothing_overlaps_anything():
-  text = _program(
-    '%r = f32[16]{0} all-reduce-start(%x), to_apply=%sum',
-    '%n = f32[8,8]{1,0} negate(%w)',
-    '%done = f32[16]{0} all-reduce-done(%r)',
-  )
+  text = _program(_START, _NEGATE, _DONE)
   text = text.replace(' is_scheduled=true,', '')
   (row,) = compiled_collectives.totals(compiled_collectives.compiled(text))
   assert row['bytes'] == 64 and row['overlapping_compute'] == 0
@@ -291,20 +269,25 @@ def test_dtypes_of_gradients(sums, want):
   assert compiled_collectives.gradient_dtypes(rows, 10) == want
 
 
-def test_a_real_program_is_read_before_and_after_xla():
+def _before_and_after_xla(shard, specs, *arguments):
+  """The collectives that a program of four devices asks for, and those of its compiled form."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
+  program = jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+  lowered = jax.jit(program).lower(*arguments)
+  return (
+    compiled_collectives.asked(lowered.as_text()),
+    compiled_collectives.compiled(lowered.compile().as_text()),
+  )
 
+
+def test_a_real_program_is_read_before_and_after_xla():
   def shard(x, y):
     summed = lax.psum((x, y.astype('float32')), 'data')
     part = lax.psum_scatter(x, 'data', tiled=True)
     return *summed, lax.all_gather(part * 2, 'data', tiled=True)
 
-  lowered = jax.jit(
-    jax.shard_map(shard, mesh=mesh, in_specs=P('data'), out_specs=P(), check_vma=False)
-  ).lower(jnp.ones((48, 2)), jnp.ones((20,), 'bfloat16'))
-  for actual in (
-    compiled_collectives.asked(lowered.as_text()),
-    compiled_collectives.compiled(lowered.compile().as_text()),
+  for actual in _before_and_after_xla(
+    shard, P('data'), jnp.ones((48, 2)), jnp.ones(20, 'bfloat16')
   ):
     rows = {r['kind']: r for r in compiled_collectives.totals(actual)}
     assert {r['dtype'] for r in rows.values()} == {'float32'}
@@ -316,20 +299,12 @@ def test_a_real_program_is_read_before_and_after_xla():
 
 
 def test_what_is_sent_now_and_then_is_told_apart():
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
-
   def shard(x, due):
     each = lax.psum(x, 'data')
     other = lax.cond(due, lambda: lax.psum(each[:2], 'data'), lambda: each[:2])
     return lax.pmax(other, 'data')
 
-  lowered = jax.jit(
-    jax.shard_map(shard, mesh=mesh, in_specs=(P('data'), P()), out_specs=P(), check_vma=False)
-  ).lower(jnp.ones((48, 3)), True)
-  for actual in (
-    compiled_collectives.asked(lowered.as_text()),
-    compiled_collectives.compiled(lowered.compile().as_text()),
-  ):
+  for actual in _before_and_after_xla(shard, (P('data'), P()), jnp.ones((48, 3)), True):
     rows = compiled_collectives.totals(actual)
     sent = {(r['conditional'], r['operations'], r['elements']) for r in rows}
     assert sent == {(True, 1, 6), (False, 2, 36 + 6)}
@@ -337,10 +312,10 @@ def test_what_is_sent_now_and_then_is_told_apart():
 
 
 def test_bfloat16_is_seen_where_it_is_asked_for():
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
-  sums = jax.shard_map(lambda x: lax.psum(x, 'data'), mesh=mesh, in_specs=P('data'), out_specs=P())
-  lowered = jax.jit(sums).lower(jnp.ones((48, 2), 'bfloat16'))
-  (row,) = compiled_collectives.totals(compiled_collectives.asked(lowered.as_text()))
+  asked, _ = _before_and_after_xla(
+    lambda x: lax.psum(x, 'data'), P('data'), jnp.ones((48, 2), 'bfloat16')
+  )
+  (row,) = compiled_collectives.totals(asked)
   assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
 
 

@@ -6,15 +6,13 @@ backend widens sums in bfloat16, so there the dtype is read before XLA.
 
 import functools
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from anp_jax.cluster import preemption
 from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.tools.portability import targets
+from tests import launching
 
 pytestmark = [
   pytest.mark.portability,
@@ -22,7 +20,6 @@ pytestmark = [
   pytest.mark.timeout(1800),
 ]
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 TARGETS = {'cpu:8': 8, 'tpu:v5e:2x2': 4, 'gpu:h200:16x4': 64}  # devices
 # The workers of `parameter_server`, and the stations of `model_ring`, are runs of `sync` on a
 # few devices each; what `channel_split` sends is told apart below.
@@ -78,12 +75,11 @@ def _compiled(network, strategy, target, dtype='float32', model=1, **more):
   }
   if strategy == 'invariant' and not overrides['batch_size']:
     overrides['batch_size'] = 32 * TARGETS[target]
-  spec = str(_ROOT / 'configs' / 'resnet_anp.py:tiny')
+  spec = 'configs/resnet_anp.py:tiny'
   overrides = command_line.applying(spec, {key: str(value) for key, value in overrides.items()})
-  command = [sys.executable, '-m', 'anp_jax.tools.portability', f'--target={target}']
-  command.append(f'--config={spec}')
-  command += [f'--config.{key}={value}' for key, value in overrides.items()]
-  done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, check=False)
+  keys = [f'--config.{key}={value}' for key, value in overrides.items()]
+  flags = [f'--target={target}', f'--config={spec}', *keys]
+  done = launching.python('-m', 'anp_jax.tools.portability', *flags, timeout=None)
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout.splitlines()[-1])['targets'][target]
 

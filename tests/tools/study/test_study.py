@@ -3,8 +3,8 @@
 import csv
 import json
 import os
+import pathlib
 import re
-import stat
 import subprocess
 import sys
 
@@ -20,13 +20,10 @@ from anp_jax.tools.study import (
   study_runner,
   traffic,
 )
-from tests import launching, slurm_cluster
+from tests import builders, launching, slurm_cluster, study_runs
 
-_TINY = 'configs/resnet_anp.py:tiny'
-
-
-def _cell(strategy='sync', nodes=1, devices=1, seed=0):
-  return grid.Cell(strategy, nodes, devices, seed)
+_TINY = study_runs.TINY
+_CELL = grid.Cell('sync', 1, 1, 0)
 
 
 def _command(folder, *more):
@@ -149,9 +146,9 @@ def test_bytes_of_a_compiled_step(strategy, period):
   study = study_runner.Study('configs/lenet.py', {}, 'unused')
   # Metrics are a few numbers more.
   want = 4 * 432_080 * 2 / period / 1e6
-  got = traffic.megabytes(study, _cell(strategy, nodes=2))
+  got = traffic.megabytes(study, grid.Cell(strategy, 2, 1, 0))
   assert want <= got < want + 1e-3
-  assert traffic.megabytes(study, _cell(strategy)) == 0
+  assert traffic.megabytes(study, grid.Cell(strategy, 1, 1, 0)) == 0
 
 
 @pytest.mark.slow
@@ -204,7 +201,7 @@ def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch
 
 def _begun(tmp_path):
   study = study_runner.Study(_TINY, {}, str(tmp_path))
-  workdir = tmp_path / 'runs' / _cell().name
+  workdir = tmp_path / 'runs' / _CELL.name
   workdir.mkdir(parents=True)
   return study, workdir
 
@@ -216,9 +213,9 @@ def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
   log.write_text(f'error: {line}\n')
 
   def is_refused(status):
-    return isinstance(study_runner.ended(study, _cell(), status, None), study_runner.Refusal)
+    return isinstance(study_runner.ended(study, _CELL, status, None), study_runner.Refusal)
 
-  assert study_runner.ended(study, _cell(), 2, None) == line
+  assert study_runner.ended(study, _CELL, 2, None) == line
   assert is_refused(2) and not is_refused(1)
   # It has trained before: the study's config is another one now.
   (workdir / 'metrics.jsonl').write_text('')
@@ -231,14 +228,14 @@ def test_a_run_that_refuses_its_config_is_left_out(tmp_path):
 def test_a_stopped_run_is_not_finished(tmp_path):
   study, workdir = _begun(tmp_path)
   (workdir / 'stopped.json').write_text(json.dumps({'step': 3, 'total': 9, 'reason': 'a signal'}))
-  assert study_runner.ended(study, _cell(), 0, 2) == (
+  assert study_runner.ended(study, _CELL, 0, 2) == (
     'stopped at step 3 of 9 by a signal; run the same command to resume'
   )
-  assert not study_runner.is_finished(study, _cell())
+  assert not study_runner.is_finished(study, _CELL)
   (workdir / 'stopped.json').unlink()
-  assert study_runner.ended(study, _cell(), 0, 2) == ''
-  assert study_runner.is_finished(study, _cell())
-  assert study_runner.record(study, _cell())['cores'] == 2
+  assert study_runner.ended(study, _CELL, 0, 2) == ''
+  assert study_runner.is_finished(study, _CELL)
+  assert study_runner.record(study, _CELL)['cores'] == 2
 
 
 _STUBBORN = """\
@@ -265,21 +262,17 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path, monkeypatch):
 
   study = study_runner.Study(_TINY, {}, str(tmp_path))
   with pytest.raises(KeyboardInterrupt):
-    local.run(study, [_cell()], interrupt, print)
+    local.run(study, [_CELL], interrupt, print)
   assert (tmp_path / 'saved').exists()
-  assert not study_runner.is_finished(study, _cell())
+  assert not study_runner.is_finished(study, _CELL)
 
 
 @pytest.mark.parametrize('count', [1, 2])
 def test_the_launcher_divides_the_cores_it_has(tmp_path, count):
   """The last core alone: a share of one for each of one or two processes."""
   last = max(os.sched_getaffinity(0))
-  python = tmp_path / 'python'
-  python.write_text(
-    f'#!/usr/bin/env bash\n[ "$1" = -c ] && exec {sys.executable} "$@"\n'
-    'taskset -cp $$ | sed "s/.*: //"\n'
-  )
-  python.chmod(python.stat().st_mode | stat.S_IXUSR)
+  text = f'[ "$1" = -c ] && exec {sys.executable} "$@"\ntaskset -cp $$ | sed "s/.*: //"'
+  python = builders.write_program(tmp_path / 'python', text)
   done = subprocess.run(
     ['taskset', '-c', str(last), local.LAUNCHER, str(count), '--bind'],
     cwd=launching.ROOT,
@@ -315,9 +308,7 @@ def slurm_programs(tmp_path, monkeypatch):
   notes.mkdir()
   (notes / 'queue').write_text('')
   for name, text in _SLURM.items():
-    path = notes / name
-    path.write_text(f'#!/usr/bin/env bash\n{text}\n')
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    builders.write_program(notes / name, text)
   monkeypatch.setenv('PATH', f'{notes}:{os.environ["PATH"]}')
   monkeypatch.setenv('SLURM_NOTES', str(notes))
   return notes
@@ -344,16 +335,15 @@ def test_slurm_jobs(tmp_path, slurm_programs):
 
 def test_jobs_that_still_run_are_not_submitted_again(tmp_path, slurm_programs):
   study = study_runner.Study(_TINY, {}, str(tmp_path / 'study'))
-  cell = _cell()
-  os.makedirs(study.workdir(cell))
-  with open(os.path.join(study.workdir(cell), slurm.JOB), 'w') as f:
-    f.write('71')
+  job = pathlib.Path(study.workdir(_CELL), slurm.JOB)
+  job.parent.mkdir(parents=True)
+  job.write_text('71')
   (slurm_programs / 'queue').write_text('71\n')
   ends = {}
-  slurm.run(study, [cell], lambda c: None, ends.__setitem__, [], poll=0)
-  assert ends == {cell: ''}
+  slurm.run(study, [_CELL], lambda c: None, ends.__setitem__, [], poll=0)
+  assert ends == {_CELL: ''}
   assert not (slurm_programs / 'submitted').exists()
-  assert not os.path.exists(os.path.join(study.workdir(cell), slurm.JOB))
+  assert not job.exists()
 
 
 def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeypatch):
