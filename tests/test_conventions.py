@@ -38,8 +38,8 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 790,
-  'anp_jax/checkpoint': 2_380,
-  'anp_jax/cluster': 2_930,
+  'anp_jax/checkpoint': 2_400,
+  'anp_jax/cluster': 2_960,
   'anp_jax/config': 2_240,
   'anp_jax/costs': 470,
   'anp_jax/data': 5_930,
@@ -52,9 +52,9 @@ _BUDGET = {
   'anp_jax/system': 2_460,
   'anp_jax/tools': 6_110,
   'anp_jax/training': 1_130,
-  'core': 30_520,
-  'scripts': 3_000,
-  'tests': 39_690,
+  'core': 30_570,
+  'scripts': 3_010,
+  'tests': 39_670,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
