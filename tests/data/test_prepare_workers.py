@@ -1,6 +1,5 @@
 """Tests of prepare: many files, workers, and what kills them."""
 
-import io
 import multiprocessing
 import os
 import pathlib
@@ -8,8 +7,6 @@ import re
 import signal
 import time
 
-import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax.data.prepare import worker_pool
@@ -50,19 +47,14 @@ def undisturbed(many, tmp_path_factory):
     stored = prepared.examples(data_dir, split)
     folder = many / split
     files = sorted(os.path.join(*p.parts[-2:]) for p in folder.glob('*/*'))
-    names = {name for name, _, _ in stored}
+    names = [name for name, _, _ in stored]
     assert len(names) == len(files) - lost
-    assert [name for name, _, _ in stored] == [f for f in files if f in names]
+    assert names == [f for f in files if f in names]
     for name, data, label in stored:
       number = int(pathlib.Path(name).stem)
       assert label == number % 2
-      if number % 7:
-        assert data == (folder / name).read_bytes()
-      else:
-        image = Image.open(io.BytesIO(data))
-        assert image.format == 'PNG'
-        pixels = builders.random_pixels(64, 100, number)
-        np.testing.assert_array_equal(image, pixels)
+      # The files of another format are converted.
+      assert (data == (folder / name).read_bytes()) == (number % 7 > 0)
   return result
 
 
