@@ -30,13 +30,6 @@ def unsplit(spec: run_spec.RunSpec, device: jax.Device) -> run_spec.RunSpec:
   return dataclasses.replace(spec, config=config, mesh=mesh, offload_devices=())
 
 
-def unsplit_step(spec: run_spec.RunSpec, device: jax.Device) -> Callable:
-  """Returns a step of the whole batch on one device, with nothing split."""
-  single = unsplit(spec, device)
-  with jax.default_device(device):
-    return step(build.create(single), single, spec.batch_size)
-
-
 def step(
   program: build.ModelAndSteps,
   spec: run_spec.RunSpec,
