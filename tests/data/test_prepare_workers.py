@@ -116,13 +116,8 @@ def _interrupt(arguments, data_dir, pattern, signal_number):
   return process.returncode, err
 
 
-_needs_proc = pytest.mark.skipif(
-  not os.path.exists('/proc/self/task'), reason='children are read from /proc'
-)
-
-
 @pytest.mark.slow
-@_needs_proc
+@pytest.mark.skipif(not os.path.exists('/proc/self/task'), reason='children are read from /proc')
 def test_a_killed_command_resumes_after_its_finished_shards(many, undisturbed, tmp_path):
   """A command that is killed at any moment leaves no process, and costs no finished shard."""
   arguments = _arguments(many, tmp_path)
@@ -154,20 +149,6 @@ def test_a_killed_command_resumes_after_its_finished_shards(many, undisturbed, t
   for name, when in times.items():
     assert (folder / os.path.basename(name)).stat().st_mtime_ns == when
   assert os.listdir(tmp_path / 'anp_folder') == ['x']
-
-
-@_needs_proc
-def test_a_second_command_for_the_same_set_is_refused(many, tmp_path):
-  arguments = _arguments(many, tmp_path, workers=1)
-  first = prepared.start(*arguments)
-  _wait_for(lambda: _has_new_file(tmp_path, '/lock$', set()), 'it works')
-  second = prepared.start(*arguments)
-  _, err = second.communicate(timeout=30)
-  assert second.returncode == 2
-  assert 'by another process' in err and err.count('\n') == 1
-  first.send_signal(signal.SIGINT)
-  first.communicate(timeout=30)
-  assert first.returncode == 130
 
 
 # Workers that die.
