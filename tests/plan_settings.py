@@ -9,10 +9,8 @@ FAST = hardware.Link('fast', 1e18, 1e-15)
 PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 
 
-def setting(
-  config, cost, nodes, devices=1, link=LINK, efficiency=PERFECT, jitter=0.0, **fields
-) -> steps.Setting:
-  """Returns nodes of H200s whose steps vary by `jitter`.
+def setting(config, cost, nodes, devices=1, link=LINK, **fields) -> steps.Setting:
+  """Returns nodes of H200s that reach their data sheets, and whose passes are all alike.
 
   Args:
     config: of the run.
@@ -20,10 +18,9 @@ def setting(
     nodes: their number.
     devices: those of a node, between which data take no time.
     link: between nodes.
-    efficiency: of devices and links.
-    jitter: standard deviation of a pass, seconds.
     **fields: others of `Setting`.
   """
   cluster = collectives.Cluster(nodes, devices, FAST, link)
   device = plan_tables.load().device('h200')
-  return steps.Setting(config, cost, device, cluster, efficiency, jitter, **fields)
+  fields = {'efficiency': PERFECT, 'jitter': 0.0, **fields}
+  return steps.Setting(config, cost, device, cluster, **fields)

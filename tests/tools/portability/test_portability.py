@@ -310,10 +310,10 @@ def test_what_is_sent_now_and_then_is_told_apart():
 
 
 def test_bfloat16_is_seen_where_it_is_asked_for():
-  asked, _ = _before_and_after_xla(
+  collectives, _ = _before_and_after_xla(
     lambda x: lax.psum(x, 'data'), P('data'), jnp.ones((48, 2), 'bfloat16')
   )
-  (row,) = compiled_collectives.totals(asked)
+  (row,) = compiled_collectives.totals(collectives)
   assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
 
 
