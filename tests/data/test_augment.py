@@ -9,6 +9,7 @@ from scipy import stats
 
 from anp_jax import config as config_lib
 from anp_jax.data.input import augment
+from tests import random_numbers
 
 _N = 4000
 
@@ -82,17 +83,7 @@ def test_area_and_aspect_are_those_of_the_config(config):
   assert 0.0999 < area.min() and area.max() < 0.3001
   assert -1.001 < ratio.min() and ratio.max() < 1.001
   free = boxes[:, :2] / (4000 - boxes[:, 2:])
-  columns = {
-    'area': (area - 0.1) / 0.2,
-    'ratio': (ratio + 1) / 2,
-    'top': free[:, 0],
-    'left': free[:, 1],
-  }
-  for name, column in columns.items():
-    # Kolmogorov and Smirnov: chance is below it once in 10,000 seeds.
-    assert stats.kstest(column, 'uniform').pvalue > 1e-4, name
-  correlations = np.corrcoef(list(columns.values())) - np.eye(4)
-  assert np.abs(correlations).max() < 5 / np.sqrt(_N)  # standard deviations
+  random_numbers.assert_uniform([(area - 0.1) / 0.2, (ratio + 1) / 2, free[:, 0], free[:, 1]])
 
 
 def test_scales_are_whole_numbers_alike(config):

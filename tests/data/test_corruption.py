@@ -35,7 +35,7 @@ def _picture(index, kind='pixels'):
 
 
 def _source(kind, flaws=()):
-  """Plain pictures, some damaged or unreadable: {index: flaw}."""
+  """Plain pictures with flaws, by index: those cannot be read or decoded."""
   images = [_picture(i, kind) for i in range(_SIZE)]
   for index, flaw in dict(flaws).items():
     half = images[index][: len(images[index]) // 2]

@@ -115,17 +115,6 @@ def _png_chunk(name, data):
   return struct.pack('>I', len(data)) + name + data + crc
 
 
-def test_a_bomb_is_large():
-  # 40,000 x 40,000 pixels announced in a hundred bytes.
-  head = struct.pack('>IIBBBBB', 40000, 40000, 8, 2, 0, 0, 0)
-  data = b'\x89PNG\r\n\x1a\n' + _png_chunk(b'IHDR', head)
-  data += _png_chunk(b'IDAT', zlib.compress(b'\0' * 100))
-  finding = _examine(data + _png_chunk(b'IEND', b''), 'a.png')
-  assert finding.kinds == ('large',)
-  assert (finding.height, finding.width) == (40000, 40000)
-  assert finding.reason == ('40000 x 40000 pixels, above max_megapixels=178.9')
-
-
 def test_pixels_without_agreed_colours_are_corrupt():
   values = Image.fromarray(np.ones((24, 31), np.float32))
   assert _kinds(_encode(values, 'TIFF')) == ('corrupt',)

@@ -100,18 +100,6 @@ def test_every_example_once_an_epoch_over_processes(config, processes, size):
     assert training or not weights[size:].any()
 
 
-def test_augmentation_differs_in_each_epoch(config, source):
-  config.data.crop_area = (0.1, 0.5)
-  batches = _batches(config, source, 6)
-  views_of = {}
-  for batch in batches:
-    for label, image in zip(batch['label'], batch['image']):
-      views_of.setdefault(label, []).append(image)
-  views = [v for v in views_of.values() if len(v) > 1]
-  assert len(views) == 21
-  assert all((v[0] != v[1]).any() for v in views)
-
-
 @pytest.mark.parametrize('batch_size', [7, 64])
 def test_evaluation_covers_every_example_once(config, source, batch_size):
   plan = batch_plan.BatchPlan(config, len(source), batch_size, np.arange(batch_size), False)

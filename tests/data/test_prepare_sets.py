@@ -93,6 +93,21 @@ def test_changed_files_are_not_stored_as_examined(tmp_path, capsys, monkeypatch)
   assert prepared.examples(tmp_path)[1][1] == after
 
 
+def test_a_second_command_for_the_same_set_is_refused(tmp_path, capsys, monkeypatch):
+  """While the first one is at work."""
+  root = builders.write_tree(tmp_path / 'tree', {'train/a/1.jpg': prepared.photo(1)})
+  arguments = prepared.flags(root, tmp_path, '--eval_split=')
+  divide, lines = actions.shards, []
+
+  def at_work(*parts):
+    lines.append(prepared.error(capsys, *arguments))
+    return divide(*parts)
+
+  monkeypatch.setattr(actions, 'shards', at_work)
+  prepared.make(capsys, root, tmp_path, '--eval_split=')
+  assert len(lines) == 1 and 'by another process' in lines[0]
+
+
 def test_another_limit_of_large_files_makes_another_set(tmp_path, capsys):
   small, large = (builders.encode_image(builders.random_pixels(40 + i, 30 + i)) for i in (0, 1))
   root = builders.write_tree(tmp_path / 'tree', {'a/1.png': small, 'b/2.png': large})

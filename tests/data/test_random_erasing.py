@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from anp_jax.data.input import random_erasing
+from tests import random_numbers
 
 _N, _SIDE = 4000, 2000
 
@@ -38,17 +38,9 @@ def test_areas_ratios_and_places(strong):
   assert 0.0198 < area.min() and area.max() < 0.3336
   assert -1.01 < ratio.min() and ratio.max() < 1.01
   places = boxes[:, :2] / (_SIDE - boxes[:, 2:]).clip(1)
-  columns = {
-    'area': (area[small] - 0.02) / 0.27,
-    'ratio': (ratio[small] + 1) / 2,
-    'top': places[small, 0],
-    'left': places[small, 1],
-  }
-  for name, column in columns.items():
-    # Kolmogorov and Smirnov: chance is below it once in 10,000 seeds.
-    assert stats.kstest(column, 'uniform').pvalue > 1e-4, name
-  correlations = np.corrcoef(list(columns.values())) - np.eye(4)
-  assert np.abs(correlations).max() < 5 / np.sqrt(small.sum())
+  random_numbers.assert_uniform(
+    [(area[small] - 0.02) / 0.27, (ratio[small] + 1) / 2, places[small, 0], places[small, 1]]
+  )
 
 
 @pytest.mark.parametrize('side', [1, 2, 7, 32])

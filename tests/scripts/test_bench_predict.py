@@ -37,6 +37,7 @@ def test_rates_and_ratios_to_the_faster_torch():
   assert over[0][1:4] == ('2.00', '1.50', '1.75-2.50')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_a_peer_names_the_likeliest_of_its_network(dtype):
   torch = pytest.importorskip('torch')
@@ -58,6 +59,7 @@ def test_a_peer_names_the_likeliest_of_its_network(dtype):
   np.testing.assert_allclose(probabilities, -np.sort(-expected, -1)[:, :5], tolerance)
 
 
+@pytest.mark.slow
 def test_onnx_runtime_computes_the_same():
   torch = pytest.importorskip('torch')
   pytest.importorskip('onnx')

@@ -6,17 +6,10 @@ import jax
 import pytest
 
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.costs import collectives, device_step, hardware, steps
-from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.tools.plan import plan_memory, plan_tables, workload
-from anp_jax.training import build, objective as objective_lib, run_spec
-from tests import builders
+from anp_jax.tools.plan import plan_memory, workload
+from tests import builders, plan_settings, programs
 
 _BATCH, _SIDE = 64, 8
-_NAMES = tuple(f'{a}_{n}' for a in 'abc' for n in 'wxyz')
-_LINK = hardware.Link('link', 1e9, 1e-9)
-_PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 # Of `WithoutDropout`, in float32: kernels and biases of 27 inputs to 6, of 54
 # to 8 and of 8 to 12; scales and shifts, means and variances of 6.
 _PARAMETERS = 4 * (27 * 6 + 6 + 54 * 8 + 8 + 8 * 12 + 12 + 2 * 6)
@@ -41,11 +34,8 @@ def _config(**keys):
 
 
 def _count(config, devices, images=_BATCH):
-  work = workload.count(config, 640, len(_NAMES))
-  cluster = collectives.Cluster(devices, 1, _LINK, _LINK)
-  device = plan_tables.load().device('h200')
-  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0)
-  return plan_memory.count(setting, images)
+  work = workload.count(config, 640, len(programs.NAMES))
+  return plan_memory.count(plan_settings.setting(config, work, devices), images)
 
 
 def _bytes_on_a_device(tree):
@@ -57,10 +47,7 @@ def _bytes_on_a_device(tree):
 
 def _state(config, devices):
   """The abstract state of a run on so many devices."""
-  mesh = mesh_lib.create(config, jax.devices()[:devices])
-  objective = objective_lib.create(vocabulary_lib.Vocabulary(_NAMES), config)
-  spec = run_spec.RunSpec(config, mesh, objective, _BATCH, 640)
-  return build.create(spec).abstract_state
+  return programs.build(config, devices).abstract_state
 
 
 # A device of several groups, one of each, and groups of several devices.
@@ -114,6 +101,10 @@ def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
   assert _count(config, 4).state == _PARAMETERS + _STATISTICS
 
 
+# As many threads as pytest has devices.
+_INVARIANT = {'strategy__name': 'invariant', 'strategy__threads': 8}
+
+
 @pytest.mark.parametrize(
   'keys, devices',
   [
@@ -122,8 +113,8 @@ def test_a_worker_of_servers_holds_no_optimizer_and_no_average(mode):
     ({'strategy__name': 'local_sgd', 'strategy__groups': 2, 'accumulate': 4}, 4),
     ({'strategy__name': 'local_sgd', 'strategy__groups': 8, 'accumulate': 2}, 2),
     ({'strategy__name': 'local_sgd', 'strategy__groups': 8}, 1),
-    ({'strategy__name': 'invariant', 'strategy__logical_shards': 8}, 1),
-    ({'strategy__name': 'invariant', 'strategy__logical_shards': 8}, 4),
+    ({**_INVARIANT, 'strategy__logical_shards': 8}, 1),
+    ({**_INVARIANT, 'strategy__logical_shards': 8}, 4),
   ],
 )
 def test_a_device_computes_a_micro_batch_at_a_time(keys, devices):

@@ -4,16 +4,13 @@ import dataclasses
 
 import pytest
 
-from anp_jax.costs import collectives, device_step, hardware, steps, work
+from anp_jax.costs import hardware, work
 from anp_jax.runtimes.parameter_server import server_cost
-from anp_jax.tools.plan import plan_tables
-from tests import builders
+from tests import builders, plan_settings
 
 # 25 million weights in float32 take 0.1 s over 1 GB/s.
 _LINK = hardware.Link('link', 1e9, 1e-12)
-_FAST = hardware.Link('fast', 1e18, 1e-15)
 _MESSAGE = 0.1
-_PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 _WORK = work.Workload(
   name='none',
   dtype='float32',
@@ -37,9 +34,7 @@ def _cycle(nodes, busy=1.0, link=_LINK, state_bytes=0, slow=(), **keys):
     | {f'strategy.{name}': value for name, value in keys.items()}
   )
   work = dataclasses.replace(_WORK, state_bytes=state_bytes)
-  cluster = collectives.Cluster(nodes, 1, _FAST, link)
-  device = plan_tables.load().device('h200')
-  setting = steps.Setting(config, work, device, cluster, _PERFECT, 0.0, slow=slow)
+  setting = plan_settings.setting(config, work, nodes, link=link, slow=slow)
   return server_cost.cycle(setting, busy)
 
 
@@ -106,7 +101,7 @@ def test_gradients_in_flight_meet_at_the_port(workers):
   ],
 )
 def test_rennala_drops_what_others_make_too_old(parts, seconds):
-  cycle = _cycle(17, link=_FAST, dedicated=True, mode='rennala', parts=parts)
+  cycle = _cycle(17, link=plan_settings.FAST, dedicated=True, mode='rennala', parts=parts)
   assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
   assert cycle.useful == cycle.updates * parts
 
@@ -115,7 +110,7 @@ def test_rennala_drops_what_others_make_too_old(parts, seconds):
 def test_an_update_of_two_parts_takes_the_first_two_gradients(slow, seconds):
   """The second is the slow worker's first one, or the quick worker's second one."""
   keys = {'mode': 'rennala', 'parts': 2, 'dedicated': True}
-  cycle = _cycle(3, link=_FAST, slow=(slow,), **keys)
+  cycle = _cycle(3, link=plan_settings.FAST, slow=(slow,), **keys)
   assert cycle.seconds / cycle.updates == pytest.approx(seconds, rel=1e-6)
 
 
@@ -126,6 +121,6 @@ def test_servers_make_one_update_after_another(servers):
   Four workers would bring a gradient more often.
   """
   seconds = _seconds(
-    4 + servers, link=_FAST, state_bytes=int(1e10), servers=servers, dedicated=True
+    4 + servers, link=plan_settings.FAST, state_bytes=int(1e10), servers=servers, dedicated=True
   )
   assert seconds == pytest.approx(4 / servers, rel=1e-6)

@@ -5,20 +5,13 @@ import dataclasses
 import pytest
 
 from anp_jax.config import command_line, strategy as strategy_lib
-from anp_jax.costs import collectives, device_step, hardware, steps
+from anp_jax.costs import collectives, device_step, hardware
 from anp_jax.runtimes.parameter_server import server_cost
-from anp_jax.tools.plan import plan_memory, plan_tables, points, workload
+from anp_jax.tools.plan import plan_memory, points, workload
+from tests import plan_settings
 
 _MODERN = 'configs/resnet_anp.py:modern'
-# Whatever is in the tables: 1 GB/s and nothing but bytes.
-_LINK = hardware.Link('link', 1e9, 1e-9)
-_NODE = hardware.Link('node', 1e15, 1e-12)
-_PERFECT = device_step.Efficiency(1.0, 1e9, 1e-9, 1.0, overlap=0.0)
 _BYTES = 4 * (25557032 + 53120)  # of gradients and statistics
-
-
-def _predicted(setting, images):
-  return strategy_lib.find(setting.config).predicted_step(setting, images)
 
 
 @pytest.fixture(scope='module')
@@ -27,14 +20,24 @@ def cost():
   return workload.count(config, 1281167, 1000)
 
 
-def _setting(cost, nodes, devices=1, efficiency=_PERFECT, **overrides):
-  overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
-  config = command_line.load(_MODERN, {'data.source': 'synthetic'} | overrides)
-  cluster = collectives.Cluster(nodes, devices, _NODE, _LINK)
-  device = plan_tables.load().device('h200')
-  return steps.Setting(config, cost, device, cluster, efficiency, 0.0)
+_FIELDS = ('link', 'efficiency', 'jitter', 'measured', 'slow', 'sharing', 'handling')
 
 
+def _setting(cost, nodes, devices=1, **keys):
+  """Nodes with these fields of a setting, the others are keys of the config."""
+  fields = {name: keys.pop(name) for name in _FIELDS if name in keys}
+  keys = {k.replace('__', '.'): v for k, v in keys.items()}
+  config = command_line.load(_MODERN, {'data.source': 'synthetic'} | keys)
+  return plan_settings.setting(config, cost, nodes, devices, **fields)
+
+
+def _step(cost, nodes, images=32, **keys):
+  setting = _setting(cost, nodes, **keys)
+  return strategy_lib.find(setting.config).predicted_step(setting, images)
+
+
+# Its products take long, and all but the last sum is hidden.
+_SLOW = dataclasses.replace(plan_settings.PERFECT, product=1e-4, overlap=1.0)
 _INVARIANT = {'strategy__name': 'invariant', 'strategy__logical_shards': '12'}
 _FSDP = {'sharding': "(('.*', 'fsdp'),)"}
 _LOCAL = {'strategy__name': 'local_sgd', 'strategy__groups': '2', 'strategy__period': '10'}
@@ -56,31 +59,27 @@ _LOCAL = {'strategy__name': 'local_sgd', 'strategy__groups': '2', 'strategy__per
   ],
 )
 def test_what_a_strategy_sends(cost, nodes, images, keys, sent):
-  step = _predicted(_setting(cost, nodes, **keys), images)
+  step = _step(cost, nodes, images, **keys)
   assert step.communication == pytest.approx(sent / 1e9, rel=1e-3)
 
 
 def test_sync_computes_its_images(cost):
-  step = _predicted(_setting(cost, 4), 32)
+  step = _step(cost, 4)
   assert step.compute == pytest.approx(32 * cost.image_flops / 989.5e12, rel=1e-3)
   assert step.images == 128
 
 
 def test_a_long_backward_pass_hides_all_but_the_last_bucket(cost):
-  slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
-  step = _predicted(_setting(cost, 4, efficiency=slow), 32)
+  step = _step(cost, 4, efficiency=_SLOW)
   *_, (over, last) = device_step.buckets(cost, 4, 25)
   assert over == 1 and last < 5e6
   assert step.communication == pytest.approx(1.5 * last / 1e9, rel=1e-3)
 
 
 def test_channel_split_has_the_ideal_of_the_paper(cost):
-  setting = _setting(cost, 4, strategy__name='channel_split', mesh__data='1', mesh__model='-1')
-  fast = hardware.Link('fast', 1e18, 1e-15)
-  cluster = dataclasses.replace(setting.cluster, link=fast)
-  setting = dataclasses.replace(setting, cluster=cluster)
-  step = _predicted(setting, 32)
-  alone = setting.alone(32).images
+  keys = {'strategy__name': 'channel_split', 'mesh__data': '1', 'mesh__model': '-1'}
+  step = _step(cost, 4, link=plan_settings.FAST, **keys)
+  alone = _setting(cost, 1).alone(32).images
   split = sum(x.flops for x in cost.layers if x.is_convolution)
   share = split / sum(x.flops for x in cost.layers)
   assert alone / step.compute == pytest.approx(1 / ((1 - share) + share / 4))
@@ -156,9 +155,7 @@ def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
   passes = {1: 4, 2: 2, 4: 1}
   fixed = {}
   for nodes in passes:
-    setting = _setting(cost, nodes, **keys)
-    setting = dataclasses.replace(setting, measured=measured)
-    fixed[nodes] = _predicted(setting, 64).fixed
+    fixed[nodes] = _step(cost, nodes, 64, measured=measured, **keys).fixed
   for nodes, count in passes.items():
     assert fixed[nodes] == pytest.approx(count * fixed[4], rel=1e-12)
   if measured:
@@ -166,24 +163,17 @@ def test_a_device_of_several_groups_starts_a_pass_for_each(cost, measured):
 
 
 def test_all_devices_of_local_wait_for_the_last_in_each_step(cost):
-  setting = _setting(
-    cost, 10, strategy__name='local_sgd', strategy__groups='5', strategy__period='10'
-  )
+  keys = {'strategy__name': 'local_sgd', 'strategy__groups': '5', 'strategy__period': '10'}
   late, punctual = (
-    _predicted(dataclasses.replace(setting, jitter=j, measured=(1.0, 0.0)), 32).seconds
-    for j in (0.1, 0.0)
+    _step(cost, 10, jitter=jitter, measured=(1.0, 0.0), **keys).seconds for jitter in (0.1, 0.0)
   )
   # The largest of 10 standard normal numbers is 1.53875 (Harter 1961).
   assert late - punctual == pytest.approx(0.1 * 1.53875, rel=1e-4)
 
 
 def _timed(cost, nodes, **keys):
-  """Steps of 1 s on nodes of one device, over a link that takes no time."""
-  more = {k: keys.pop(k) for k in ('slow', 'sharing') if k in keys}
-  setting = _setting(cost, nodes, **keys)
-  fast = hardware.Link('fast', 1e18, 1e-15)
-  cluster = dataclasses.replace(setting.cluster, link=fast)
-  return dataclasses.replace(setting, cluster=cluster, measured=(1.0, 0.0), **more)
+  """A step of nodes of one device whose pass takes 1 s, over a link that takes no time."""
+  return _step(cost, nodes, **{'link': plan_settings.FAST, 'measured': (1.0, 0.0), **keys})
 
 
 _SERVER = {'strategy__name': 'parameter_server'}
@@ -202,7 +192,7 @@ _RENNALA = _SERVER | {'strategy__mode': 'rennala', 'strategy__parts': '6'}
   ],
 )
 def test_a_slow_node_stops_those_that_wait_for_it(cost, keys, slow, seconds):
-  step = _predicted(_timed(cost, 4, slow=(slow,), **keys), 32)
+  step = _timed(cost, 4, slow=(slow,), **keys)
   # The servers' optimizer takes milliseconds of each cycle.
   assert step.seconds == pytest.approx(seconds, rel=0.05 if 'strategy__mode' in keys else 0.03)
 
@@ -210,36 +200,34 @@ def test_a_slow_node_stops_those_that_wait_for_it(cost, keys, slow, seconds):
 def test_synchronous_servers_do_not_wait_for_backups(cost):
   def seconds(backups):
     keys = _SERVER | {'strategy__mode': 'synchronous', 'strategy__backup_workers': str(backups)}
-    setting = _setting(cost, 16, **keys)
-    return _predicted(dataclasses.replace(setting, jitter=0.5, measured=(1.0, 0.0)), 32).seconds
+    return _step(cost, 16, jitter=0.5, measured=(1.0, 0.0), **keys).seconds
 
   # The largest of 16 normal numbers is 1.766, the third largest 0.990.
   assert seconds(0) - seconds(2) == pytest.approx(0.5 * (1.766 - 0.990), 0.01)
 
 
 def _handled(cost, nodes, handling=(0.05, 0.2), **keys):
-  """Steps of 1 s on a core each, which also handle gradients."""
-  setting = _timed(cost, nodes, strategy__name='parameter_server', **keys)
-  return dataclasses.replace(setting, handling=handling)
+  """A step of passes of 1 s on a core each, which also handle gradients."""
+  return _timed(cost, nodes, handling=handling, **_SERVER, **keys)
 
 
 def test_cores_that_compute_also_handle_gradients(cost):
-  step = _predicted(_handled(cost, 1), 32)
+  step = _handled(cost, 1)
   assert step.seconds == pytest.approx(1.25, rel=1e-6)
   # The other worker waits for the server; the server's core serves both.
-  step = _predicted(_handled(cost, 2), 32)
+  step = _handled(cost, 2)
   other = 1 / (1 + 0.05 + 0.2)
   local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
   assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
   # With a second gradient in flight it does not wait.
-  step = _predicted(_handled(cost, 2, strategy__in_flight='2'), 32)
+  step = _handled(cost, 2, strategy__in_flight='2')
   other = 1 / (1 + 0.05)
   local = (1 - 0.2 * other) / (1 + 0.05 + 0.2)
   assert 2 / step.seconds == pytest.approx(other + local, rel=1e-6)
 
 
 def test_two_servers_handle_half_of_each_gradient(cost):
-  step = _predicted(_handled(cost, 2, strategy__servers='2'), 32)
+  step = _handled(cost, 2, strategy__servers='2')
   # Both cores serve all gradients, and each worker waits for both: of the rate
   # r of one, 1 / r = 1.05 / (1 - 0.1 (2 r)) + 0.1. What one core does to the
   # other is computed in two rounds.
@@ -249,17 +237,16 @@ def test_two_servers_handle_half_of_each_gradient(cost):
 
 
 def test_a_server_without_time_for_its_worker_limits_the_others(cost):
-  step = _predicted(_handled(cost, 16), 32)
+  step = _handled(cost, 16)
   assert 16 / step.seconds == pytest.approx(1 / 0.2, rel=1e-3)
-  dedicated = _handled(cost, 3, strategy__dedicated='True')
-  step = _predicted(dedicated, 32)
+  step = _handled(cost, 3, strategy__dedicated='True')
   assert 2 / step.seconds == pytest.approx(2 / 1.25, rel=1e-6)
 
 
 def test_workers_on_one_core_take_turns_with_its_server(cost):
   keys = {'strategy__dedicated': 'True', 'sharing': 3.0}
   # Two workers and a server that has next to nothing to do, on one core.
-  step = _predicted(_handled(cost, 3, (1.0, 1e-6), **keys), 32)
+  step = _handled(cost, 3, (1.0, 1e-6), **keys)
   assert step.seconds == pytest.approx(2 * (1 + 1), rel=1e-3)
 
 
@@ -281,29 +268,24 @@ def test_workers_on_one_core_find_each_other_there():
 
 
 def test_a_synchronous_update_waits_for_all_that_is_handled(cost):
-  setting = _handled(cost, 4, strategy__mode='synchronous')
-  step = _predicted(setting, 32)
+  step = _handled(cost, 4, strategy__mode='synchronous')
   assert step.seconds == pytest.approx(1 + 0.05 + 4 * 0.2, rel=1e-3)
 
 
 def test_devices_that_share_cores_take_longer(cost):
-  step = _predicted(_timed(cost, 4, sharing=2.0), 32)
+  step = _timed(cost, 4, sharing=2.0)
   assert step.seconds == pytest.approx(2, rel=1e-4)
   # While one worker of a core sends for half a second, the other has it alone.
-  setting = _timed(cost, 4, strategy__name='parameter_server', sharing=2.0)
-  slow = dataclasses.replace(setting.cluster, link=hardware.Link('slow', 8 * 25557032 / 0.5, 1e-15))
-  setting = dataclasses.replace(setting, cluster=slow)
-  step = _predicted(setting, 32)
+  slow = hardware.Link('slow', 8 * 25557032 / 0.5, 1e-15)
+  step = _timed(cost, 4, link=slow, sharing=2.0, **_SERVER)
   assert step.seconds == pytest.approx(2, rel=0.03)
 
 
 def test_channel_split_sums_gradients_between_its_groups(cost):
   def step(data, model):
-    setting = _setting(
-      cost, 8, strategy__name='channel_split', mesh__data=str(data), mesh__model=str(model)
-    )
+    keys = {'mesh__data': str(data), 'mesh__model': str(model)}
     # Nothing pays to be split, and nothing is hidden.
-    return _predicted(setting, 32)
+    return _step(cost, 8, strategy__name='channel_split', **keys)
 
   alone, parts = step(-1, 8), step(-1, 2)
   assert (alone.images, parts.images) == (32, 128)
@@ -315,15 +297,13 @@ def test_channel_split_sums_gradients_between_its_groups(cost):
 
 
 def test_accumulated_gradients_are_sent_after_the_last_micro_batch(cost):
-  slow = dataclasses.replace(_PERFECT, product=1e-4, overlap=1.0)
-  setting = _setting(cost, 4, efficiency=slow, accumulate='2')
-  step = _predicted(setting, 64)
+  step = _step(cost, 4, 64, efficiency=_SLOW, accumulate='2')
   # The backward pass is long, but nothing is sent during it.
   assert step.communication == pytest.approx(1.5 * _BYTES / 1e9, rel=1e-3)
 
 
 def test_a_measured_step_has_its_micro_batches_in_it(cost):
-  setting = dataclasses.replace(_setting(cost, 1, accumulate='4'), measured=(0.25, 0.01))
+  setting = _setting(cost, 1, accumulate='4', measured=(0.25, 0.01))
   assert setting.alone(32).total == pytest.approx(0.25 + 0.32)
   # Counted, it starts its kernels four times.
   counted = _setting(cost, 1, accumulate='4').alone(32).fixed
@@ -334,14 +314,14 @@ def test_a_measured_step_has_its_micro_batches_in_it(cost):
 def test_the_part_that_grew_binds():
   def point(images, fixed, communication):
     seconds = {'compute': 1.0, 'input': 0.0, 'fixed': fixed, 'communication': communication}
-    cluster = collectives.Cluster(1, 1, _NODE, _LINK)
+    cluster = collectives.Cluster(1, 1, None, None)
     return points.Point('sync', cluster, images, images / sum(seconds.values()), seconds)
 
   # The fixed part is the largest before and after; an image of 32 instead of
   # 64 pays it twice, 3 s more; communication grows by 0.5 s.
   assert points.binding(point(64, 192, 0), point(32, 192, 16)) == 'fixed'
   # As many images on two devices that compute more each, not half.
-  more = dataclasses.replace(point(64, 1, 0), cluster=collectives.Cluster(2, 1, _NODE, _LINK))
+  more = dataclasses.replace(point(64, 1, 0), cluster=collectives.Cluster(2, 1, None, None))
   parts = more.seconds | {'compute': 9.0}
   assert points.binding(point(64, 1, 0), dataclasses.replace(more, seconds=parts)) == 'compute'
   # As many images: nothing but communication grew.
@@ -366,10 +346,8 @@ def test_a_mesh_that_does_not_fit_is_refused(cost, name, shape):
 def test_model_ring_needs_the_slots_of_the_paper_and_sends_its_models(cost):
   config = command_line.load('configs/model_ring_anp.py', {'data.source': 'synthetic'})
   work = dataclasses.replace(cost, examples=6400, total_images=6 * 6400)
-  cluster = collectives.Cluster(2, 1, _NODE, _LINK)
-  half = dataclasses.replace(_PERFECT, wire=0.5)
-  setting = _setting(cost, 2, efficiency=half)
-  setting = dataclasses.replace(setting, config=config, workload=work, cluster=cluster)
+  half = dataclasses.replace(plan_settings.PERFECT, wire=0.5)
+  setting = plan_settings.setting(config, work, 2, efficiency=half)
   (point,) = points.plan('model_ring', [setting], points.Request())
   # A model's state once in 50 steps of 64 images, at half of 1 GB/s.
   sent = cost.state_bytes / 0.5e9 / 50

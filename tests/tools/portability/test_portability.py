@@ -38,7 +38,7 @@ def test_targets(text, want):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('', "--target='': expected cpu:N, gpu:CARD:HOSTSxGPUS, tpu:"),
+    ('', "='': expected cpu:N, gpu:CARD:HOSTSxGPUS, tpu:"),
     ('gpus:h200:1x4', "'gpus:h200:1x4'.*did you mean 'gpu:h200:16x4'"),
     ('cpu', "'cpu': expected cpu:N, such as 'cpu:8'"),
     ('cpu:0', 'expected cpu:N'),
@@ -57,11 +57,9 @@ def test_targets(text, want):
   ],
 )
 def test_a_mistyped_target_is_refused_in_one_line(text, message, capsys):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    targets.parse(text)
   arguments = ['--config=configs/resnet_anp.py:tiny', f'--target={text}']
   assert command.main(arguments) == 2
-  assert builders.error_line(capsys).startswith('error: --target')
+  assert re.match(f'error: --target.*{message}', builders.error_line(capsys))
 
 
 @pytest.mark.parametrize(
@@ -312,10 +310,10 @@ def test_what_is_sent_now_and_then_is_told_apart():
 
 
 def test_bfloat16_is_seen_where_it_is_asked_for():
-  actual, _ = _before_and_after_xla(
+  collectives, _ = _before_and_after_xla(
     lambda x: lax.psum(x, 'data'), P('data'), jnp.ones((48, 2), 'bfloat16')
   )
-  (row,) = compiled_collectives.totals(actual)
+  (row,) = compiled_collectives.totals(collectives)
   assert (row['dtype'], row['bytes']) == ('bfloat16', 2 * 24)
 
 
