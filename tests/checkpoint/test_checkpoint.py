@@ -365,8 +365,8 @@ def test_a_save_is_timed_until_it_is_on_disk(tmp_path, config, monkeypatch):
 def test_one_that_waits_for_the_others_saves_tells_it(tmp_path, config, monkeypatch):
   """Where all said that they save, nobody knew whose disk did not answer."""
   checkpoints = _open(tmp_path / 'run', config)
-  told, has_ended = [], threading.Event()
-  checkpoints.on_phase = told.append
+  phases, has_ended = [], threading.Event()
+  checkpoints.on_phase = phases.append
   save = types.SimpleNamespace(
     is_saving_in_progress=lambda: not has_ended.is_set(), wait_until_finished=has_ended.wait
   )
@@ -378,15 +378,15 @@ def test_one_that_waits_for_the_others_saves_tells_it(tmp_path, config, monkeypa
     waiting.start()
     meet(key='checkpoints:signals.1', timeout_ms=1000)
     time.sleep(0.3)
-    assert not told  # what this process writes is not on disk
+    assert not phases  # what this process writes is not on disk
     meet(key='checkpoints:async_write_complete.1', timeout_ms=1000)
     deadline = time.monotonic() + 10
-    while told != ['committing']:
+    while phases != ['committing']:
       assert time.monotonic() < deadline
       time.sleep(0.01)
     has_ended.set()
     waiting.join(10)
-  assert told == ['committing', 'saving']
+  assert phases == ['committing', 'saving']
   checkpoints.close()
 
 
