@@ -54,9 +54,9 @@ def _lines(workdir, kind):
 
 def _has_gone_on(workdir, restarts):
   """Whether the run has made a step after so many restarts."""
-  newest = _lines(workdir, 'restart')[-1:]
+  lines = _lines(workdir, 'restart')
   steps = [line['step'] for line in _lines(workdir, 'train')]
-  return len(_lines(workdir, 'restart')) >= restarts and steps[-1] > newest[0]['step'] + 2
+  return len(lines) >= restarts and steps[-1] > lines[-1]['step'] + 2
 
 
 @pytest.fixture(scope='module')
