@@ -15,9 +15,10 @@ from anp_jax.tools.plan import intervals, plan_memory as memory_lib, sizes
 # A size pays if its further devices bring at least this share of their own
 # speed.
 _PAYS = 0.5
-# Seconds of a core for an image, python -m scripts.bench.input (docs/results.md): a
-# photograph of 400 px cut to 224 px, by config.data.decode; RandAugment and erasing at
-# 224 px; an image of the embedded set.
+# Seconds of a core for an image: a photograph of 400 px cut to 224 px, by
+# config.data.decode; RandAugment and erasing at 224 px; an image of the embedded set.
+# `fast` and the last are by scripts.bench.input (docs/results.md), the others by their
+# ratios to `fast`, from `input_cost.measure` on cores that other programs shared.
 _PHOTOGRAPH = {
   'fast': 1.17e-3,
   'exact': 2.1e-3,
