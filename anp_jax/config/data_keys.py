@@ -122,10 +122,10 @@ KEYS = {
   ),
   'decode': text(
     'fast',
-    'decoder; fast: large JPEGs at 1/2 to 1/8 scale, area mean; linear: likewise, four '
-    "nearest pixels, by OpenCV; exact: antialiased crops; bilinear, bicubic: Pillow's filter "
-    'on the whole image, as in transformers',
-    ('fast', 'linear', 'exact', 'bilinear', 'bicubic'),
+    'decoder; fast: large JPEGs at 1/2 to 1/8 scale, then the four nearest pixels, by OpenCV; '
+    "exact: antialiased crops, by tf.data; bilinear, bicubic: Pillow's filter on the whole "
+    'image, as in transformers',
+    ('fast', 'exact', 'bilinear', 'bicubic'),
   ),
   'stretch': flag(
     False,

@@ -136,8 +136,9 @@ def test_a_pointer_of_git_lfs_is_named(config, caplog):
   assert 'a pointer of Git LFS' in caplog.text
 
 
-def test_sources_of_arrays_are_cut_by_pillow(config):
+def test_exact_views_of_arrays_are_pillows(config):
   """The picture's shorter side brought to `resize`, the centre of it."""
+  config.data.decode = 'exact'
   config.data.source = 'digits'
   config.data.image_size = config.data.resize = 32
   image = _picture(48, 64, 0)

@@ -201,7 +201,7 @@ def stream(**overrides):
 
 
 @pytest.mark.slow
-def test_arrays_digits_and_synthetic_do_without_tensorflow(tmp_path):
+def test_exact_decoding_alone_takes_tensorflow(tmp_path, tree):
   np.savez(
     tmp_path / 'set.npz', train_images=np.zeros((9, 40, 40, 3), np.uint8), train_labels=np.arange(9)
   )
@@ -211,6 +211,7 @@ for overrides in (
   {'source': 'synthetic'},
   {'source': 'arrays', 'path': sys.argv[1] + '/set.npz'},
   {'source': 'digits'},
+  {'source': 'folder', 'path': sys.argv[1] + '/tree'},
 ):
   batches = feed.Feed(stream(**overrides), 2)
   for _ in range(3):
@@ -225,12 +226,12 @@ print([m for m in sys.modules if m.split('.')[0].startswith('tensorflow')])
 @pytest.fixture
 def tree(tmp_path):
   for i in range(12):
-    folder = tmp_path / f'class{i % 3}'
-    folder.mkdir(exist_ok=True)
+    folder = tmp_path / 'tree' / f'class{i % 3}'
+    folder.mkdir(exist_ok=True, parents=True)
     kind = ('JPEG', 'PNG')[i % 2]
     data = builders.encode_image(image_sources.pixels(300, 200, i), kind)
     (folder / f'{i}.{kind.lower()}').write_bytes(data)
-  return tmp_path
+  return tmp_path / 'tree'
 
 
 @pytest.mark.slow
@@ -241,7 +242,8 @@ def test_decoding_is_silent_sees_no_accelerator_and_does_not_hang_the_exit(tree)
     """
 import time
 
-thread = feed.Feed(stream(source='folder', path=sys.argv[1]), 2)
+keys = {'source': 'folder', 'path': sys.argv[1], 'decode': 'exact'}
+thread = feed.Feed(stream(**keys), 2)
 for _ in range(8):
   next(thread)
 read = listings.StoredImages.read
@@ -251,7 +253,7 @@ def slowly(self, indices):
   return read(self, indices)
 
 listings.StoredImages.read = slowly
-batches = stream(source='folder', path=sys.argv[1])
+batches = stream(**keys)
 next(batches)
 import tensorflow as tf
 print([tf.config.get_visible_devices(kind) for kind in ('GPU', 'TPU')])

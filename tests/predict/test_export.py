@@ -288,7 +288,7 @@ def _prepared(file, settings):
   pixels = pixels[top : top + square, left : left + square]
   shape = 'antialiased'
   if decode == 'fast':
-    shape = 'area' if square >= side else 'nearest'
+    shape = 'area' if square >= 2 * side else 'nearest'
   shares = _shares(square, side, shape)
   rows = np.tensordot(shares, pixels, 1)
   resized = np.moveaxis(np.tensordot(shares, rows, (1, 1)), 0, 1)
@@ -340,7 +340,7 @@ def test_preprocessing_of_what_is_no_file():
   config = builders.load('configs/resnet_anp.py:tiny', {})
   config.data.source = 'digits'
   settings = program.preprocessing(config)
-  assert settings['decode'] == 'arrays' and 'jpeg' not in settings
+  assert settings['decode'] == 'fast pixels' and 'jpeg' not in settings
   config.data.source, config.data.cache = 'anp_shapes', 'mapped'
   assert 'shrink' in program.preprocessing(config)
 
@@ -370,7 +370,9 @@ def test_fifty_photographs_have_the_same_probabilities(decode, tmp_path):
   settings = json.loads((tmp_path / 'preprocessing.json').read_text())
   images = np.stack([_prepared(file, settings) for file in files])
   call = jax.export.deserialize((tmp_path / program.NAME).read_bytes()).call
-  np.testing.assert_allclose(call(images.astype(np.uint8))['anp'], ours, atol=1e-3)
+  # OpenCV's weights have 11 bits: an eighth of its pixels is a level lower.
+  limit = 2e-2 if decode == 'fast' else 1e-3
+  np.testing.assert_allclose(call(images.astype(np.uint8))['anp'], ours, atol=limit)
 
   # transformers, with preprocessor_config.json.
   huggingface.write(trained, tmp_path)

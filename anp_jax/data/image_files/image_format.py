@@ -160,8 +160,8 @@ def check_whole(data: bytes) -> None:
     raise ValueError(f'{fault}: {reason}')
 
 
-def is_read_by_tensorflow(data: bytes) -> bool:
-  """Whether TensorFlow reads a file as Pillow does, to the bit if it is whole.
+def is_read_as_pillow_reads(data: bytes) -> bool:
+  """Whether TensorFlow and simplejpeg read a file as Pillow does, to the bit if it is whole.
 
   These are 8-bit JPEGs with Huffman codes, and PNGs of up to 8 bits. A GIF is
   none: TensorFlow decodes all its frames to use the first.

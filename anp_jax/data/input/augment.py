@@ -16,10 +16,7 @@ from anp_jax.data import index_shuffle
 _STREAM = 1
 _DRAWS = 5
 _PAD_SHARE = 8  # He et al. pad images of 32 pixels by 4
-MAX_HALVINGS = 3  # of an image's scale, by a JPEG decoder
 RESAMPLED = ('bilinear', 'bicubic')  # of config.data.decode: Pillow's filters
-LINEAR = 'linear'  # of config.data.decode: OpenCV's
-BY_TENSORFLOW = ('fast', 'exact')  # of config.data.decode
 _STRONG = 'strong_'  # before the name of a cut
 
 
@@ -160,27 +157,6 @@ def _eval_views_of_resampled(d, sizes):
   corners = (resized - d.image_size) // 2 * scales
   boxes = np.concatenate([corners, d.image_size * scales], 1)
   return Views(boxes, np.zeros(len(boxes), bool))
-
-
-def reduced(boxes: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-  """Boxes for decoders that can halve an image's scale up to three times.
-
-  A box that is at least 2, 4 or 8 times `side` long and wide is moved and cut
-  to whole pixels of the image at 1/2, 1/4 or 1/8, by less than a pixel of the
-  result, so that what is decoded there is what would be cut out here.
-
-  Args:
-    boxes: (n, 4) int32, in pixels of an image.
-    side: pixels a side of the result.
-
-  Returns:
-    (n, 4) int32 boxes of the whole image, (n,) int32 halvings.
-  """
-  shorter = boxes[:, 2:].min(1)
-  halvings = np.zeros(len(boxes), np.int32)
-  for times in range(1, MAX_HALVINGS + 1):
-    halvings[shorter >= side * 2**times] = times
-  return boxes >> halvings[:, None] << halvings[:, None], halvings
 
 
 def random_sides(draws: np.ndarray, area: tuple, ratio: tuple, sizes: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Image files to the pixels that evaluation sees, without TensorFlow.
+"""Batches without TensorFlow, and the pixels that evaluation sees of a file.
 
-Pillow decodes as TensorFlow does, to the bit: both have libjpeg-turbo. What
-follows are TensorFlow's float32 operations in their order, in NumPy.
+Pillow decodes as TensorFlow and simplejpeg do, to the bit: all have libjpeg-turbo. What
+follows are OpenCV's operations, or TensorFlow's in NumPy.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from anp_jax.data.image_files import colours, image_format, images, orientation
-from anp_jax.data.input import augment, batch_reader, decode_linear, numpy_resize
+from anp_jax.data.input import augment, batch_reader, decode_opencv, numpy_resize
 
-# Sources whose examples are no files: they are cut by Pillow.
+# Sources whose examples are no files; decode='exact' cuts them by Pillow.
 ARRAYS = ('arrays', 'digits')
 
 
@@ -36,13 +36,14 @@ def eval_decoder(
   shrinks, is_array = is_shrunk(config), d.source in ARRAYS
 
   def decode(file):
-    is_jpeg = image_format.is_jpeg(file)
     with images.reading(file, d.max_megapixels) as image:
       transpose = orientation.transpose(image) if upright else None
       if shrinks:
         return _eval_crop(config, images.shrink(image, d.resize, transpose))
       if not is_array and d.decode not in augment.RESAMPLED:
-        return _eval_view(config, image, is_jpeg, transpose)
+        is_fast = d.decode == 'fast'
+        is_reduced = is_fast and decode_opencv.opened(file, d.max_megapixels) is not None
+        return _eval_view(config, image, is_reduced, transpose)
       return _eval_crop(config, np.asarray(images.transposed(colours.rgb(image), transpose)))
 
   return decode
@@ -54,7 +55,7 @@ def is_shrunk(config: ml_collections.ConfigDict) -> bool:
 
 
 def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
-  """The batches of arrays, or of files whose decoding is Pillow's.
+  """The batches of arrays, or of files that TensorFlow does not decode.
 
   Args:
     reader: rows of a source of kind 'encoded' or 'pixels'.
@@ -64,18 +65,15 @@ def batches(reader: batch_reader.BatchReader) -> Iterator[batch_reader.Batch]:
   """
   d, is_encoded = reader.plan.config.data, reader.source.kind == 'encoded'
 
-  if d.decode == augment.LINEAR:
-    decode_linear.load()
-
   def prepare(image):
     if not is_encoded:
       return image
-    jpeg = decode_linear.opened(image, d.max_megapixels) if d.decode == augment.LINEAR else None
+    jpeg = decode_opencv.opened(image, d.max_megapixels) if d.decode == 'fast' else None
     return jpeg or decode_file(image, d.max_megapixels)
 
   def cut(image, box, flip, out):
-    if d.decode == augment.LINEAR:
-      decode_linear.view(image, box, flip, out)
+    if d.decode == 'fast':
+      decode_opencv.view(image, box, flip, out)
       return
     view = crop(image, box, d.image_size, d.decode)
     # NumPy copies a mirrored image five times as fast by channels.
@@ -107,7 +105,7 @@ def for_tensorflow(file: bytes, max_megapixels: float) -> bytes:
   Raises:
     ValueError: for what is no whole image.
   """
-  if image_format.is_read_by_tensorflow(file):
+  if image_format.is_read_as_pillow_reads(file):
     return file
   result = io.BytesIO()
   with images.reading(file, max_megapixels) as image:
@@ -126,9 +124,9 @@ def crop(image: np.ndarray, box: np.ndarray, side: int, decode: str) -> np.ndarr
   """
   if decode in augment.RESAMPLED:
     return _resampled(Image.fromarray(image), box, side, decode)
-  if decode == augment.LINEAR:
+  if decode == 'fast':
     view = np.empty((side, side, 3), np.uint8)
-    decode_linear.view(image, box, False, view)
+    decode_opencv.view(image, box, False, view)
     return view
   top, left, height, width = (int(v) for v in box)
   image = np.asarray(image)[top : top + height, left : left + width]
@@ -137,33 +135,23 @@ def crop(image: np.ndarray, box: np.ndarray, side: int, decode: str) -> np.ndarr
   return image
 
 
-def _eval_view(config, image, is_jpeg, transpose):
-  """The pixels of evaluation, by the operations of `decode._Graph`."""
+def _eval_view(config, image, is_reduced, transpose):
+  """The pixels of evaluation, by the operations of the batches' decoder."""
   d = config.data
   side = d.image_size
   size = image.size[:: 1 if orientation.swaps_sides(transpose) else -1]
-  box = augment.eval_views(config, np.array([size])).boxes.astype(np.int32)
-  halvings = np.zeros(1, np.int32)
-  if d.decode != 'exact':
-    box, halvings = augment.reduced(box, side)
-  box = box[0]
-  shrinks = (box[2:] >= side).all()
-  if is_jpeg and halvings[0]:
-    image.draft(None, tuple(n >> int(halvings[0]) for n in image.size))
-    box = box >> halvings
-  top, left, height, width = (int(n) for n in box)
+  box = augment.eval_views(config, np.array([size])).boxes.astype(np.int32)[0]
+  if is_reduced:
+    halvings, box = decode_opencv.reduced(box, side)
+    image.draft(None, tuple(n >> halvings for n in image.size))
+  top, left, height, width = box
   pixels = np.asarray(images.transposed(colours.rgb(image), transpose))
   pixels = pixels[top : top + height, left : left + width]
-  if d.decode == augment.LINEAR:
-    view = np.empty((side, side, 3), np.uint8)
-    decode_linear.resize(pixels, view)
-    return view
   if d.decode == 'exact':
-    result = numpy_resize.triangle(pixels, side)
-  else:
-    resize = numpy_resize.area if shrinks else numpy_resize.bilinear
-    result = resize(pixels, side)
-  return (result + np.float32(0.5)).astype(np.uint8)
+    return (numpy_resize.triangle(pixels, side) + np.float32(0.5)).astype(np.uint8)
+  view = np.empty((side, side, 3), np.uint8)
+  decode_opencv.resize(pixels, view)
+  return view
 
 
 def _resampled(image, box, side, decode):

@@ -1,45 +1,18 @@
-"""TensorFlow's ways to resize an image, in NumPy, to the bit.
-
-The float32 operations are TensorFlow's, in their order.
-"""
+"""TensorFlow's antialiased resize in NumPy, to the bit: its float32 operations in their order."""
 
 import numpy as np
 
 
-def area(image: np.ndarray, side: int) -> np.ndarray:
-  """The mean over areas, as TensorFlow's ResizeArea computes it.
+def triangle(image: np.ndarray, side: int) -> np.ndarray:
+  """Returns an image resized by the triangle filter, as TensorFlow does with antialias.
 
   Args:
-    image: (height, width, 3) uint8, both sides at least `side`.
+    image: (height, width, 3) uint8.
     side: pixels a side of the result.
 
   Returns:
     (side, side, 3) float32.
   """
-  height, width = image.shape[:2]
-  columns = np.ascontiguousarray(image.transpose(1, 0, 2))
-  across = _gathered(columns, *_area_shares(width, side))
-  rows = np.ascontiguousarray(across.transpose(1, 0, 2))
-  f = np.float32
-  pixels = f(height) / f(side) * (f(width) / f(side))
-  return _gathered(rows, *_area_shares(height, side)) * (f(1) / pixels)
-
-
-def bilinear(image: np.ndarray, side: int) -> np.ndarray:
-  """Between the four nearest pixels, as TensorFlow's ResizeBilinear."""
-  height, width = image.shape[:2]
-  (top, bottom, down), (left, right, across) = (_neighbours(n, side) for n in (height, width))
-  image = image.astype(np.float32)
-  down, across = down[:, None, None], across[:, None]
-  rows = []
-  for rows_at in (top, bottom):
-    first, second = image[rows_at][:, left], image[rows_at][:, right]
-    rows.append(first + (second - first) * across)
-  return rows[0] + (rows[1] - rows[0]) * down
-
-
-def triangle(image: np.ndarray, side: int) -> np.ndarray:
-  """The triangle filter, as TensorFlow's resize with antialias."""
   height, width = image.shape[:2]
   rows = _gathered(image, *_triangle_shares(height, side))
   columns = np.ascontiguousarray(rows.transpose(1, 0, 2))
@@ -56,35 +29,6 @@ def _gathered(lines, first, shares):
     np.multiply(used, share[:, None, None], out=term)
     total += term
   return total
-
-
-def _area_shares(size, side):
-  """The first pixel of each result's stretch, and the share of each pixel."""
-  f = np.float32
-  scale = f(size) / f(side)
-  places = np.arange(side)
-  start = places.astype(f) * scale
-  end = (places + 1).astype(f) * scale
-  first = np.floor(start).astype(np.int64)
-  count = np.ceil(end).astype(np.int64) - first
-  pixels = first[:, None] + np.arange(count.max())
-  low, high = pixels.astype(f), (pixels + 1).astype(f)
-  start, end = start[:, None], end[:, None]
-  cut_off = high > end
-  shares = np.where(
-    low < start, np.where(cut_off, scale, high - start), np.where(cut_off, end - low, f(1))
-  )
-  return first, np.where(pixels < first[:, None] + count[:, None], shares, f(0))
-
-
-def _neighbours(size, side):
-  f = np.float32
-  scale = f(size) / f(side)
-  place = (np.arange(side).astype(f) + f(0.5)) * scale - f(0.5)
-  low = np.floor(place)
-  lower = np.maximum(low.astype(np.int64), 0)
-  upper = np.minimum(np.ceil(place).astype(np.int64), size - 1)
-  return lower, upper, place - low
 
 
 def _triangle_shares(size, side):

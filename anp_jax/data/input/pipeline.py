@@ -6,7 +6,13 @@ from concurrent import futures
 import numpy as np
 
 from anp_jax.data import sources
-from anp_jax.data.input import augment, batch_plan, batch_reader, corruption, decode, decode_pillow
+from anp_jax.data.input import (
+  batch_plan,
+  batch_reader,
+  corruption,
+  decode_pillow,
+  decode_tensorflow,
+)
 from anp_jax.system import cores
 
 
@@ -31,8 +37,8 @@ def batches(
     reader = batch_reader.BatchReader(source, plan, registry, pool, threads)
     if source.kind == 'vectors':
       decoded = _vectors(reader)
-    elif source.kind == 'encoded' and plan.config.data.decode in augment.BY_TENSORFLOW:
-      decoded = decode.batches(reader, threads)
+    elif source.kind == 'encoded' and plan.config.data.decode == 'exact':
+      decoded = decode_tensorflow.batches(reader, threads)
     else:
       decoded = decode_pillow.batches(reader)
     for count, (image, label, weight) in enumerate(decoded, plan.start):

@@ -10,7 +10,7 @@ from anp_jax.data import vocabulary as vocabulary_lib
 class Source:
   """One split of a data set.
 
-  Encoded images are decoded by `input.decode` or `input.decode_pillow`; pixels
+  Encoded images are decoded by `input.decode_tensorflow` or `input.decode_pillow`; pixels
   need no TensorFlow; synthetic examples are made on the device; vectors are features.
 
   Attributes:

@@ -17,15 +17,8 @@ from anp_jax.tools.plan import intervals, plan_memory as memory_lib, sizes
 _PAYS = 0.5
 # Seconds of a core for an image: a photograph of 400 px cut to 224 px, by
 # config.data.decode; RandAugment and erasing at 224 px; an image of the embedded set.
-# `fast` and the last are by scripts.bench.input (docs/results.md), the others by their
-# ratios to `fast`, from `input_cost.measure` on cores that other programs shared.
-_PHOTOGRAPH = {
-  'fast': 1.17e-3,
-  'exact': 2.1e-3,
-  'linear': 0.8e-3,
-  'bilinear': 1.8e-3,
-  'bicubic': 3.0e-3,
-}
+# From `input_cost.measure` and scripts.bench.input on cores that other programs shared.
+_PHOTOGRAPH = {'fast': 0.8e-3, 'exact': 2.1e-3, 'bilinear': 1.8e-3, 'bicubic': 3.0e-3}
 _STRONG, _EMBEDDED = 0.6e-3, 0.14e-3
 _NO_DECODING = ('synthetic', 'digits', 'arrays')
 LOSSES = {

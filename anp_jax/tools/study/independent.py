@@ -88,7 +88,7 @@ class Trainer:
     self._validation = sources.open_source(config, training=False)
     self.source = sources.open_source(config, training=True)
     self.laps = candidates_lib.laps('duration', config.duration)
-    if self.source.kind == 'encoded' and config.data.decode in ('fast', 'exact'):
+    if self.source.kind == 'encoded' and config.data.decode == 'exact':
       tensorflow_cpu.load()  # seconds; not in the middle of a turn
     self._mesh = mesh_lib.create(config, jax.local_devices())
     self.candidates = candidates_lib.create(config, self._mesh.size)

@@ -109,7 +109,7 @@ def test_input_binds_where_the_host_is_slow(cost):
   assert point.rate == pytest.approx(2 * setting.device.host_cores / 0.05)
 
 
-@pytest.mark.parametrize('slower, faster', [('exact', 'fast'), ('fast', 'linear')])
+@pytest.mark.parametrize('slower, faster', [('exact', 'fast'), ('bicubic', 'bilinear')])
 def test_assumed_input_depends_on_decode_and_augmentation(slower, faster):
   def seconds(**keys):
     typed = {f'data.{k}': v for k, v in {'source': 'folder', 'path': '/', **keys}.items()}

@@ -1,15 +1,13 @@
-"""Tests of decode_linear: views by OpenCV, which an extra installs."""
+"""Tests of decode_opencv: views of JPEGs at a part of their scale."""
 
 import io
 import itertools
-import sys
 
 import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax.data.input import batch_plan, decode_linear, decode_pillow, pipeline
+from anp_jax.data.input import batch_plan, decode_opencv, decode_pillow, pipeline
 from anp_jax.data.sources import cache
 from tests import builders, image_sources
 
@@ -17,15 +15,9 @@ from tests import builders, image_sources
 @pytest.fixture
 def config(config):
   """The tiny recipe, which cuts views of 32 pixels by OpenCV."""
-  config.data.decode = 'linear'
   config.data.image_size, config.data.resize = 32, 36
   config.data.max_damaged = 1.0
   return config
-
-
-def _installed():
-  pytest.importorskip('cv2', reason="needs OpenCV: pip install '.[opencv]'")
-  pytest.importorskip('simplejpeg', reason="needs simplejpeg: pip install '.[opencv]'")
 
 
 def _between_neighbours(image, side):
@@ -55,7 +47,6 @@ def _files():
 @pytest.mark.parametrize('training', [True, False])
 def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, training):
   """The image is whole, or a JPEG at the scale that leaves less than twice the view."""
-  _installed()
   files = _files()
   count = len(files)
   plan = batch_plan.BatchPlan(config, count, count, np.arange(count), training)
@@ -70,8 +61,6 @@ def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, trai
     if scale > 1 and image.format == 'JPEG':
       image.draft(None, (image.width // scale, image.height // scale))
       box = box // scale
-    else:
-      box = box // scale * scale
     top, left, height, width = box.astype(int)
     part = np.asarray(image.convert('RGB'))[top : top + height, left : left + width]
     if min(part.shape[:2]) >= 64:  # a PNG: means over areas, of a smooth picture
@@ -86,7 +75,6 @@ def test_views_lie_between_the_four_nearest_pixels_of_pillows_image(config, trai
 
 @pytest.mark.parametrize('cached', ['none', 'mapped'])
 def test_prediction_sees_what_evaluation_sees(config, cached):
-  _installed()
   config.data.cache = cached
   files = _files()
   source = cache.wrap(image_sources.Source(files), config)
@@ -97,8 +85,7 @@ def test_prediction_sees_what_evaluation_sees(config, cached):
 
 
 def test_damage_and_inks_are_what_pillow_makes_of_them(config):
-  _installed()
-  picture = image_sources.picture(80, 90, 0)
+  picture = image_sources.picture(40, 45, 0)
   file = builders.encode_image(picture, 'JPEG')
   inks = builders.encode_image(picture.convert('CMYK'), 'JPEG', quality=100)
   files = [file, file[:-200], b'no image', inks]
@@ -110,16 +97,6 @@ def test_damage_and_inks_are_what_pillow_makes_of_them(config):
 
 
 def test_images_with_too_many_pixels_are_refused(config):
-  _installed()
   file = builders.encode_image(image_sources.picture(80, 90, 0), 'JPEG')
   with pytest.raises(ValueError, match='large: 90 x 80 pixels'):
-    decode_linear.opened(file, 0.007)
-
-
-def test_a_missing_library_is_one_line(config, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'cv2', None)
-  decode_linear.load.cache_clear()
-  source = image_sources.Source([image_sources.pixels(40, 40)])
-  with pytest.raises(config_lib.ConfigError, match=r"pip install '\.\[opencv\]'$"):
-    image_sources.evaluated(config, source)
-  decode_linear.load.cache_clear()
+    decode_opencv.opened(file, 0.007)

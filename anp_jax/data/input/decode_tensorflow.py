@@ -1,4 +1,4 @@
-"""Image files to cut, resized pixels: TensorFlow's decoders in a tf.data graph.
+"""Antialiased crops by TensorFlow in a tf.data graph: config.data.decode='exact'.
 
 Decoding runs in tf.data's threads, outside of Python. An example that cannot be
 decoded breaks a graph's whole batch; that batch is then made one example at a
@@ -14,10 +14,10 @@ import weakref
 import numpy as np
 
 from anp_jax.data.image_files import image_format
-from anp_jax.data.input import augment, batch_reader, decode_pillow, tensorflow_cpu
+from anp_jax.data.input import batch_reader, decode_pillow, tensorflow_cpu
 
 _MOST_READERS = 8  # each holds the files of a batch
-_VIEW = 9  # numbers that say how an example is cut
+_VIEW = 8  # numbers that say how an example is cut
 
 
 def batches(reader: batch_reader.BatchReader, threads: int) -> Iterator[batch_reader.Batch]:
@@ -57,7 +57,6 @@ class _Graph:
     self._labels_by_step = {}  # and weights, of batches under way in the graph
     d = reader.plan.config.data
     self._side = d.image_size
-    self._exact = d.decode == 'exact'
     self._max_megapixels = d.max_megapixels
 
   def iterator(self, start):
@@ -117,85 +116,55 @@ class _Graph:
     return np.array(files, object), self._views(rows.positions, files)
 
   def _views(self, positions, files):
-    """(n, 9) int32: box, columns around, decoder, whether to shrink, flip."""
+    """(n, 8) int32: box, columns around, whether it is a JPEG, flip."""
     sizes = np.array([image_format.size(file) for file in files])
     for height, width in sizes.tolist():
       image_format.check_pixels(height, width, self._max_megapixels)
     views = self._reader.plan.views(positions, sizes)
     boxes = views.boxes.astype(np.int32)
-    halvings = np.zeros(len(boxes), np.int32)
-    if not self._exact:
-      boxes, halvings = augment.reduced(boxes, self._side)
     jpeg = np.array([image_format.is_jpeg(file) for file in files])
-    decoders = np.where(jpeg, 1 + halvings, 0)
-    shrink = (boxes[:, 2:] >= self._side).all(1)
     # Halved colour at a box's edge lies between its own and the next beyond it.
-    left, end = boxes[:, 1] >> halvings, boxes[:, 1::2].sum(1) >> halvings
-    width = -(-sizes[:, 1] >> halvings)
-    around = jpeg * np.array([left > 0, end < width])
-    columns = (boxes.T, around, decoders[None], shrink[None], views.flips[None])
+    around = jpeg * np.array([boxes[:, 1] > 0, boxes[:, 1::2].sum(1) < sizes[:, 1]])
+    columns = (boxes.T, around, jpeg[None], views.flips[None])
     return np.concatenate(columns).T.astype(np.int32)
 
   def _cut(self, file, view):
     """The box of a file as (size, size, 3) uint8."""
     tf, side = self._tf, self._side
-    box, around = view[:4], view[4:6]
-    decoder, shrink, flip = tf.unstack(view[6:])
-    image = _decode_box(file, box, around, decoder)
-    if self._exact:
-      # The triangle filter as Pillow has it; twice the time of decoding.
-      image = tf.image.resize(image, (side, side), antialias=True)
-    else:
-      image = _resized(image, side, shrink)
+    jpeg, flip = tf.unstack(view[6:])
+    image = _decode_box(file, view[:4], view[4:6], jpeg)
+    # The triangle filter as Pillow has it; twice the time of decoding.
+    image = tf.image.resize(image, (side, side), antialias=True)
     # Weights are positive and add up to 1: the result stays within 0..255.
     image = tf.cast(image + 0.5, tf.uint8)
     # A slice with a negative stride took longer than decoding.
     return tf.cond(flip > 0, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def _decode_box(file, box, around, decoder):
+def _decode_box(file, box, around, jpeg):
   """The box (top, left, height, width) of an image, (h, w, 3) uint8.
 
-  Decoder k above 0 takes a JPEG at 1 / 2 ** (k - 1) of its scale, which the
-  format offers almost for nothing, with `around` columns more at its left and
-  right, which are cut off; 0 takes any format.
+  A JPEG is decoded there alone, with `around` columns more at its left and right, which
+  are cut off.
   """
   tf = tensorflow_cpu.load()
+  top, left, height, width = tf.unstack(box)
 
   def any_format():
-    top, left, height, width = tf.unstack(box)
     image = tf.image.decode_image(file, channels=3, expand_animations=False)
     return image[top : top + height, left : left + width]
 
-  def jpeg(halvings):
-    def decode():
-      top, left, height, width = tf.unstack(box // 2**halvings)
-      before, after = tf.unstack(around)
-      wider = [top, left - before, height, before + width + after]
-      # Decoding only the box saves the inverse transform of the rest. As Pillow
-      # decodes, to the bit; the default is off by some grey levels.
-      image = tf.image.decode_and_crop_jpeg(
-        file, wider, channels=3, ratio=2**halvings, dct_method='INTEGER_ACCURATE'
-      )
-      return image[:, before : before + width]
+  def jpeg_box():
+    before, after = tf.unstack(around)
+    wider = [top, left - before, height, before + width + after]
+    # Decoding only the box saves the inverse transform of the rest. As Pillow
+    # decodes, to the bit; the default is off by some grey levels.
+    image = tf.image.decode_and_crop_jpeg(file, wider, channels=3, dct_method='INTEGER_ACCURATE')
+    return image[:, before : before + width]
 
-    return decode
-
-  scales = [jpeg(halvings) for halvings in range(augment.MAX_HALVINGS + 1)]
-  image = tf.switch_case(decoder, [any_format, *scales])
+  image = tf.cond(jpeg > 0, jpeg_box, any_format)
   image.set_shape([None, None, 3])
   return image
-
-
-def _resized(image, side, shrink):
-  """(h, w, 3) uint8 to (side, side, 3) float32; to shrink: mean over areas."""
-  tf = tensorflow_cpu.load()
-  images, size = image[None], (side, side)
-  return tf.cond(
-    shrink > 0,
-    lambda: tf.raw_ops.ResizeArea(images=images, size=size),
-    lambda: tf.raw_ops.ResizeBilinear(images=images, size=size, half_pixel_centers=True),
-  )[0]
 
 
 def _until_exit(iterator):

@@ -1,41 +1,22 @@
-"""Views by OpenCV and simplejpeg: config.data.decode='linear'.
+"""Views by OpenCV and simplejpeg: config.data.decode='fast'.
 
-A JPEG is decoded at 1/2, 1/4 or 1/8 of its scale, as `fast` does, so a view is made from
-less than twice its pixels a side; then each pixel lies between its four nearest, which
-takes a sixth of the time of a mean over areas.
+A JPEG is decoded at 1/2, 1/4 or 1/8 of its scale, which the format offers almost for
+nothing, so that a view is made from less than twice its pixels a side; then each pixel lies
+between its four nearest, which takes a sixth of the time of a mean over areas.
 """
 
-import functools
 import threading
-import types
 from typing import NamedTuple
 
+import cv2
 import numpy as np
+import simplejpeg
 
-from anp_jax import config as config_lib
 from anp_jax.data.image_files import image_format
-from anp_jax.data.input import augment
 
+_MAX_HALVINGS = 3
 _scratch = threading.local()
-
-
-@functools.cache
-def load() -> tuple[types.ModuleType, types.ModuleType]:
-  """Imports and returns cv2 and simplejpeg.
-
-  Raises:
-    ConfigError: if one of them is not installed.
-  """
-  try:
-    import cv2
-    import simplejpeg
-  except ImportError as e:
-    raise config_lib.ConfigError(
-      "config.data.decode='linear' takes opencv-python-headless and simplejpeg: "
-      "pip install '.[opencv]'"
-    ) from e
-  cv2.setNumThreads(1)  # the input has threads of its own
-  return cv2, simplejpeg
+cv2.setNumThreads(1)  # the input has threads of its own
 
 
 class Jpeg(NamedTuple):
@@ -60,9 +41,9 @@ def opened(file: bytes, max_megapixels: float) -> Jpeg | None:
   Raises:
     ValueError: if it is damaged or has more pixels.
   """
-  if not image_format.is_jpeg(file) or not image_format.is_read_by_tensorflow(file):
+  if not image_format.is_jpeg(file) or not image_format.is_read_as_pillow_reads(file):
     return None
-  height, width, colours, _ = load()[1].decode_jpeg_header(file)
+  height, width, colours, _ = _whole(simplejpeg.decode_jpeg_header, file)
   image_format.check_pixels(height, width, max_megapixels)
   return Jpeg(file, (height, width)) if colours in ('YCbCr', 'RGB', 'Gray') else None
 
@@ -79,17 +60,28 @@ def view(image: Jpeg | np.ndarray, box: np.ndarray, flip: bool, out: np.ndarray)
   Raises:
     ValueError: for a file that is not whole.
   """
-  shorter = int(min(box[2:]))
-  halvings = min(max((shorter // len(out)).bit_length() - 1, 0), augment.MAX_HALVINGS)
-  top, left, height, width = (int(n) >> halvings for n in box)
   if isinstance(image, Jpeg):
+    halvings, (top, left, height, width) = reduced(box, len(out))
     pixels = _decoded(image, halvings)
   else:
-    pixels = image
-    top, left, height, width = (n << halvings for n in (top, left, height, width))
+    pixels, (top, left, height, width) = image, map(int, box)
   resize(pixels[top : top + height, left : left + width], out)
   if flip:
-    load()[0].flip(out, 1, dst=out)
+    cv2.flip(out, 1, dst=out)
+
+
+def reduced(box: np.ndarray, side: int) -> tuple[int, list[int]]:
+  """A box of an image whose scale was halved as often as leaves it `side` pixels wide and long.
+
+  Args:
+    box: (4,) top, left, height, width, in pixels of the image.
+    side: pixels a side of the view.
+
+  Returns:
+    halvings, at most three; the box in whole pixels of the smaller image.
+  """
+  halvings = min(max((int(min(box[2:])) // side).bit_length() - 1, 0), _MAX_HALVINGS)
+  return halvings, [int(n) >> halvings for n in box]
 
 
 def _decoded(image, halvings):
@@ -101,12 +93,18 @@ def _decoded(image, halvings):
   least = {}
   if halvings:
     least = {'min_height': -(-height >> halvings), 'min_width': -(-width >> halvings)}
-  return load()[1].decode_jpeg(image.data, buffer=_scratch.pixels, **least)
+  return _whole(simplejpeg.decode_jpeg, image.data, buffer=_scratch.pixels, **least)
+
+
+def _whole(function, *args, **keywords):
+  try:
+    return function(*args, **keywords)
+  except ValueError as e:
+    raise ValueError(f'not a whole image: {e}') from None
 
 
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:
   """Resizes (height, width, 3) uint8 to fill (side, side, 3) uint8, which is contiguous."""
-  cv2 = load()[0]
   side = len(out)
   is_large = min(pixels.shape[:2]) >= 2 * side  # no JPEG, or a huge one
   how = cv2.INTER_AREA if is_large else cv2.INTER_LINEAR
