@@ -1,192 +1,155 @@
-"""Images a second of the training input, against its limit and its peers.
+"""Processor time per image of the training input, against its limit and its peers.
 
-  python -m scripts.bench.input [--photographs=DIR] [--seconds=4] [--rounds=5]
+  python -m scripts.bench.input [--photographs=DIR] [--seconds=1] [--rounds=5]
 
-DIR is a tree of class folders (default: the clothing photographs next to the
-project, skipped where they are not there); the embedded set is measured too.
-All contestants read the same images with as many threads or processes as there
-are cores, in turn, each started afresh; a ratio is of one round, and the
-table's its median. The others read files, ours the files of a tree or, of the
-embedded set, records. Ours is timed up to the device's array.
+DIR is a tree of class folders (default: the clothing photographs next to the project;
+without them only the embedded set is measured). All read the same images to 224 px with one
+thread, in turns within one process, so that other programs on the machine count less: the
+photographs as they are, ones like ImageNet's (500 x 375, quality 96), and those reduced by
+`prepare --shorter_side=256`.
 
-  decode and crop           the limit: JPEG to the same crops, no resize
-  and resize as fast        the same with ours' resize, to bytes
-  and resize as exact       likewise
-  tf.data                   as Flax's ImageNet example describes its own: random
-                            crop decoded, bicubic, flip, float32 on the host
-  torch                     DataLoader and Pillow, worker processes (if there)
+  decode and crop   the limit: JPEG to crops of the same sizes, without a resize
+  fast, exact, ...  config.data.decode and, of the photographs, other keys
+  tf.data           as Flax's ImageNet example describes its own: random crop decoded,
+                    bicubic, flip, float32 on the host
+  torch             PyTorch's DataLoader with Pillow, or with simplejpeg and OpenCV
+
+Last, batches of 256 whose images are neither decoded nor copied, in images a second.
 """
 
 import argparse
+from concurrent import futures
+import glob
 import importlib.util
+import io
 import itertools
 import os
 import statistics
 import tempfile
 import time
 
-import jax
 import numpy as np
+from PIL import Image, ImageOps
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, stream as stream_lib, tensorflow_cpu
-from anp_jax.parallel import mesh as mesh_lib
+from anp_jax.data.input import (
+  batch_plan,
+  batch_reader,
+  corruption,
+  decode_opencv,
+  pipeline,
+  tensorflow_cpu,
+)
+from anp_jax.data.prepare import examine
+from anp_jax.tools import input_cost
 from scripts.bench import _common
 
-PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
-BATCH = 64
-KEYS = {
-  'data.source': 'folder',
+_PHOTOGRAPHS = os.path.join(_common.ROOT, '..', 'shared', 'data', 'clothing', 'train')
+_BATCH = 64
+_KEYS = {
   'data.image_size': '224',
   'data.resize': '256',
   'data.crop_area': '(0.08, 1.0)',
+  'data.max_damaged': '0',
+  'data.threads': '1',
 }
+_LIMIT = 'decode and crop'
 
 
 def main():
-  """Measures rates, then start-up and memory."""
+  """Prints milliseconds per image, and shares of the limit."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--photographs', default=PHOTOGRAPHS)
-  parser.add_argument('--seconds', type=float, default=4.0)
+  parser.add_argument('--photographs', default=_PHOTOGRAPHS)
+  parser.add_argument('--seconds', type=float, default=1.0)
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--epochs', type=int, default=50)
   flags = parser.parse_args()
-  rows = [('input', 'images/s', 'of the limit', 'ours over it', 'lowest')]
-  ratios = {}
-  settings = {'embedded': {}}
-  if os.path.isdir(flags.photographs):
-    settings['photographs'] = KEYS | {'data.path': flags.photographs}
-  else:
-    print(f'skipped: no photographs at {flags.photographs}')
-  for name, overrides in settings.items():
-    _rates(name, overrides, flags, rows, ratios)
-  _start(settings[name], rows, ratios)
-  _memory(settings[name], flags, rows, ratios)
-  _common.show('training input', rows, ratios)
-
-
-def load(overrides, **more):
-  """A config with other values by dotted key, and by key of config.data."""
-  more = {f'data.{key}': value for key, value in more.items()}
-  return _common.load({'data.max_damaged': '0'} | overrides | more)
-
-
-def _rates(name, overrides, flags, rows, ratios):
-  config = load(overrides)
-  source = sources.open_source(config, training=True)
+  rows, ratios = [('input', 'ms', 'images/s a core', 'of the limit', 'fast over it')], {}
   with tempfile.TemporaryDirectory() as folder:
-    files = image_files(source, folder)
-    rates = _measured(config, source, files, overrides, flags)
-  for contestant, values in rates.items():
-    of_limit = [a / b for a, b in zip(values, rates['decode and crop'])]
-    over = {
-      decode: [a / b for a, b in zip(rates[f'ours, {decode}'], values)]
-      for decode in ('fast', 'exact')
-    }
-    key = contestant.replace(', ', '_').replace(' ', '_')
-    if contestant.startswith('ours'):
-      ratios[f'{name}_{key}_of_limit'] = statistics.median(of_limit)
-      cells = ('', '')
-    else:
-      for decode, values_over in over.items():
-        ratios[f'{name}_{decode}_over_{key}'] = statistics.median(values_over)
-      cells = (
-        ' / '.join(f'{statistics.median(v):.2f}' for v in over.values()),
-        ' / '.join(f'{min(v):.2f}' for v in over.values()),
-      )
-    rows.append(
-      (
-        f'{name}: {contestant}',
-        f'{statistics.median(values):.0f}',
-        f'{statistics.median(of_limit):.3f}',
-        *cells,
-      )
-    )
+    for name, keys in _sets(flags.photographs, folder).items():
+      contestants = _contestants(name, keys, os.path.join(folder, 'files'))
+      _time(name, contestants, flags, rows, ratios)
+  rows += _assembly(flags.seconds)
+  _common.show('training input, processor time', rows, ratios)
 
 
-def _measured(config, source, files, overrides, flags):
-  """Images a second of each contestant in each round."""
-  crops = random_crops(config, source, files)
-  contestants = {
-    'decode and crop': lambda: bare_batches(config, crops, ''),
-    'and resize as fast': lambda: bare_batches(config, crops, 'fast'),
-    'and resize as exact': lambda: bare_batches(config, crops, 'exact'),
-  }
-  for decode in ('fast', 'exact'):
-    ours = load(overrides, decode=decode)
-    contestants[f'ours, {decode}'] = lambda ours=ours: _ours(ours, source)
-  contestants['tf.data'] = lambda: _plain(config, files)
+def _sets(photographs, folder):
+  """Keys by name: the embedded set, photographs, ones like ImageNet's, and those reduced."""
+  embedded = {'embedded set': {'data.dir': os.path.join(folder, 'sets')}}
+  if not os.path.isdir(photographs):
+    print(f'skipped: no photographs at {photographs}')
+    return embedded
+  trees = {name: os.path.join(folder, name) for name in ('like ImageNet', 'reduced')}
+  for path in sorted(glob.glob(os.path.join(photographs, '*', '*.jpg')))[::4]:
+    place = os.path.relpath(path, photographs)
+    file = io.BytesIO()
+    with Image.open(path) as image:
+      ImageOps.fit(image.convert('RGB'), (500, 375)).save(file, 'JPEG', quality=96)
+    reduced = examine.convert(file.getvalue(), shorter=256)
+    for tree, data in zip(trees.values(), (file.getvalue(), reduced)):
+      os.makedirs(os.path.dirname(os.path.join(tree, place)), exist_ok=True)
+      with open(os.path.join(tree, place), 'wb') as f:
+        f.write(data)
+  place = embedded['embedded set'] | {'data.source': 'folder', 'data.train_split': '.'}
+  trees = {'photographs': photographs, **trees}
+  return embedded | {name: place | {'data.path': tree} for name, tree in trees.items()}
+
+
+def _contestants(name, keys, folder):
+  """Endless batches by contestant."""
+  settings = {'fast': {}, 'exact': {'decode': 'exact'}}
+  if name == 'photographs':
+    settings['fast, mapped'] = {'cache': 'mapped'}
+    settings['fast, strong_crop'] = {'augment': 'strong_crop'}
+  ours = {}
+  for contestant, more in settings.items():
+    config = _common.load(_KEYS | keys | {f'data.{key}': value for key, value in more.items()})
+    source = sources.open_source(config, training=True)
+    ours[contestant] = pipeline.batches(source, _plan(config, len(source), _BATCH))
+  config = _common.load(_KEYS | keys)
+  source = sources.open_source(config, training=True)
+  files = _files(source, os.path.join(folder, name))
+  peers = {'tf.data': _plain(config, files)}
   if importlib.util.find_spec('torch'):
     from scripts.bench import _torch_input
 
     d = config.data
-    contestants['torch'] = lambda: _torch_input.batches(
-      files, d.image_size, d.crop_area, d.crop_ratio, BATCH, _cores()
-    )
+    for label, decode in _torch_input.DECODERS.items():
+      peers[label] = _torch_input.batches(
+        files, d.image_size, d.crop_area, d.crop_ratio, _BATCH, decode
+      )
   else:
     print('skipped: no PyTorch here')
-  rates = {contestant: [] for contestant in contestants}
+  return {_LIMIT: _bare(config, source, files)} | ours | peers
+
+
+def _time(name, contestants, flags, rows, ratios):
+  seconds = {contestant: [] for contestant in contestants}
   for _ in range(flags.rounds):
-    for contestant, make in contestants.items():
-      rates[contestant].append(measured_rate(make(), flags.seconds))
-  return rates
+    for contestant, batches in contestants.items():
+      seconds[contestant].append(
+        input_cost.processor_time(lambda stream=batches: next(stream), flags.seconds) / _BATCH
+      )
+  for contestant, values in seconds.items():
+    of_limit = statistics.median(a / b for a, b in zip(seconds[_LIMIT], values))
+    over = sorted(a / b for a, b in zip(values, seconds['fast']))
+    key = f'{name}: {contestant}'
+    ratios[f'{key}, of the limit'] = of_limit
+    ratios[f'{key}, fast over it'] = statistics.median(over)
+    median = statistics.median(values)
+    cells = f'{statistics.median(over):.2f} ({over[0]:.2f} to {over[-1]:.2f})'
+    rows.append((key, f'{median * 1e3:.3f}', f'{1 / median:.0f}', f'{of_limit:.2f}', cells))
 
 
-def measured_rate(batches, seconds, size=BATCH):
-  """Images a second of a stream that has run itself in."""
-  for _ in range(4):
-    next(batches)
-  start, count = time.perf_counter(), 0
-  while time.perf_counter() - start < seconds:
-    next(batches)
-    count += size
-  rate = count / (time.perf_counter() - start)
-  batches.close()
-  return rate
+def _plan(config, examples, batch):
+  return batch_plan.BatchPlan(config, examples, batch, np.arange(batch), True)
 
 
-def _ours(config, source):
-  sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(source, BATCH, 0)
-  try:
-    for batch in feed:
-      yield jax.block_until_ready(batch)
-  finally:
-    feed.close()
-
-
-def bare_batches(config, crops, resize):
-  """Crops decoded in tf.data's threads."""
+def _bare(config, source, files):
+  """Crops decoded in tf.data's threads: those of the stream's first ten thousand rows."""
   tf = tensorflow_cpu.load()
-  side = config.data.image_size
-  size = (side, side)
-
-  def decode(file, box):
-    data = tf.io.read_file(file)
-    image = tf.image.decode_and_crop_jpeg(data, box, channels=3, dct_method='INTEGER_ACCURATE')
-    if not resize:
-      return tf.size(image)
-    if resize == 'exact':
-      image = tf.image.resize(image, size, antialias=True)
-    else:
-      image = tf.cond(
-        tf.reduce_all(box[2:] >= side),
-        lambda: tf.raw_ops.ResizeArea(images=image[None], size=size),
-        lambda: tf.raw_ops.ResizeBilinear(images=image[None], size=size, half_pixel_centers=True),
-      )[0]
-    return tf.cast(image + 0.5, tf.uint8)
-
-  return _dataset(crops, decode)
-
-
-def random_crops(config, source, files):
-  """Paths and boxes of the first ten thousand rows of the stream."""
-  tf = tensorflow_cpu.load()
-  rows = np.arange(BATCH)
-  plan = batch_plan.BatchPlan(config, len(source), BATCH, rows, True)
+  plan = _plan(config, len(source), _BATCH)
   paths, boxes, sizes = [], [], {}
-  for step in range(10000 // BATCH):
+  for step in range(10000 // _BATCH):
     positions, indices, _ = plan.indices(step)
     for i in set(indices.tolist()) - sizes.keys():
       data = tf.io.read_file(files[i])
@@ -194,7 +157,13 @@ def random_crops(config, source, files):
     views = plan.views(positions, np.array([sizes[i] for i in indices]))
     paths += [files[i] for i in indices]
     boxes.append(views.boxes.astype(np.int32))
-  return paths, np.concatenate(boxes)
+
+  def decode(file, box):
+    data = tf.io.read_file(file)
+    image = tf.image.decode_and_crop_jpeg(data, box, channels=3, dct_method='INTEGER_ACCURATE')
+    return tf.size(image)
+
+  return _dataset((paths, np.concatenate(boxes)), decode)
 
 
 def _plain(config, files):
@@ -228,18 +197,19 @@ def _dataset(parts, decode, shuffle=False):
   data = tf.data.Dataset.from_tensor_slices(parts)
   if shuffle:
     data = data.shuffle(len(parts[0]))
-  data = data.repeat().map(decode, num_parallel_calls=_cores())
+  data = data.repeat().map(decode, num_parallel_calls=1)
   options = tf.data.Options()
-  options.threading.private_threadpool_size = _cores()
-  iterator = iter(data.batch(BATCH).prefetch(2).with_options(options))
+  options.threading.private_threadpool_size = 1
+  iterator = iter(data.batch(_BATCH).prefetch(2).with_options(options))
   while True:
     yield next(iterator)
 
 
-def image_files(source, folder):
+def _files(source, folder):
   """Paths of a tree's images; those of another set are written to a folder."""
   if os.path.isfile(source.example_name(0)):
     return [source.example_name(i) for i in range(len(source))]
+  os.makedirs(folder)
   paths = [os.path.join(folder, f'{i}.jpg') for i in range(len(source))]
   for i, path in enumerate(paths):
     (data,), _ = source.read(np.array([i]))
@@ -248,72 +218,37 @@ def image_files(source, folder):
   return paths
 
 
-def _cores():
-  return len(os.sched_getaffinity(0))
+class _Blank:
+  """A file again and again."""
+
+  def __init__(self, file):
+    self._file = file
+
+  def read(self, indices):
+    return [self._file] * len(indices), np.zeros(len(indices))
 
 
-def _start(overrides, rows, ratios):
-  """The first batch at step 0 and at step 1,000,000."""
-  config = load(overrides)
-  source = sources.open_source(config, training=True)
-  sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  seconds = {0: [], 10**6: []}
-  for _, step in itertools.product(range(5), seconds):
-    begin = time.perf_counter()
-    feed = stream_lib.Stream(config, sharding).train(source, BATCH, step)
-    jax.block_until_ready(next(feed))
-    seconds[step].append(time.perf_counter() - begin)
-    feed.close()
-  first, later = (statistics.median(s) for s in seconds.values())
-  rows.append(
-    ('first batch of step 1,000,000 over that of step 0', '', '', f'{later / first:.2f}', '')
-  )
-  ratios['start_at_1e6_over_0'] = later / first
-  ratios['start_at_1e6_later_seconds'] = later - first
-
-
-def _memory(overrides, flags, rows, ratios):
-  """The process's memory over epochs of 512 images."""
-  config = load(overrides)
-  full_source = sources.open_source(config, training=True)
-  config = config_lib.replaced(config, {'data.source': 'folder'})
-  sharding = mesh_lib.batch_sharding(mesh_lib.create(config))
-  feed = stream_lib.Stream(config, sharding).train(_Part(full_source), BATCH, 0)
-  loaded_batches = []
-  for _ in range(flags.epochs):
-    for _ in range(len(_Part(full_source)) // BATCH):
-      next(feed)
-    loaded_batches.append(_resident())
-  feed.close()
-  settled = loaded_batches[flags.epochs // 10 :]
-  rows.append(
-    (
-      f'memory over {flags.epochs} epochs, most over least',
-      '',
-      '',
-      f'{max(settled) / min(settled):.3f}',
-      '',
-    )
-  )
-  ratios['memory_most_over_least'] = max(settled) / min(settled)
-  ratios['memory_last_over_first'] = settled[-1] / settled[0]
-
-
-class _Part:
-  """The first examples of a source."""
-
-  def __init__(self, source):
-    self.kind, self.name = source.kind, source.name
-    self.vocabulary, self.read = source.vocabulary, source.read
-    self.example_name = source.example_name
-
-  def __len__(self):
-    return 512
-
-
-def _resident():
-  with open('/proc/self/statm') as f:
-    return int(f.read().split()[1])
+def _assembly(seconds):
+  """Images a second of one process where nothing is decoded."""
+  file = io.BytesIO()
+  Image.new('RGB', (400, 300)).save(file, 'JPEG')
+  blank = _Blank(file.getvalue())
+  plan = _plan(_common.load(_KEYS), 10**6, 256)
+  prepare = {
+    'an array': lambda _: np.broadcast_to(np.uint8(0), (256, 341, 3)),
+    'a file': lambda file: decode_opencv.opened(file, 100),
+  }
+  for name, function in prepare.items():
+    with futures.ThreadPoolExecutor(1) as pool:
+      reader = batch_reader.BatchReader(blank, plan, corruption.Registry(blank), pool)
+      batches = itertools.islice(reader.batches(function, lambda *_: None), 4, None)
+      next(batches)
+      start, count = time.perf_counter(), 0
+      while time.perf_counter() - start < seconds:
+        next(batches)
+        count += 256
+      rate = count / (time.perf_counter() - start)
+    yield f'assembly, {name} not decoded', '', f'{rate:.0f} a process', '', ''
 
 
 if __name__ == '__main__':

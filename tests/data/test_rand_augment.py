@@ -64,8 +64,14 @@ def test_the_operations_are_timms_in_its_order(timm_module):
   assert ours == timm_module.rand_augment_choices('', increasing=True)
 
 
+# Their levels may differ from timm's: Pillow cuts fractions off, OpenCV rounds.
+_BLENDED = ('color', 'contrast', 'sharpness')
+# Of these, pixels: a place between two may be given to either.
+_MOVED = ('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
+
+
 @pytest.mark.parametrize('name', _TIMM_NAMES)
-def test_an_operation_is_timms_to_the_bit(timm_module, monkeypatch, name):
+def test_an_operation_is_timms(timm_module, monkeypatch, name):
   image, results = _image(), set()
   # timm's posterize keeps no bit at 10, which newer Pillows refuse.
   most = 9.9 if name == 'posterize' else 10
@@ -80,8 +86,15 @@ def test_an_operation_is_timms_to_the_bit(timm_module, monkeypatch, name):
         magnitude=magnitude,
         hparams={'img_mean': _FILL, 'interpolation': Image.Resampling.NEAREST},
       )
-      result = rand_augment.apply(image, name, magnitude, direction, _FILL)
-      assert result.tobytes() == operation(image).tobytes()
+      result = rand_augment.apply(np.asarray(image), name, magnitude, direction, _FILL)
+      gaps = np.abs(result.astype(int) - np.asarray(operation(image)))
+      if name in _MOVED:
+        assert (gaps > 0).any(-1).mean() < 0.02
+      elif name in _BLENDED:
+        # Pillow leaves the edges as they are, OpenCV mirrors what lies beyond them.
+        assert gaps[1:-1, 1:-1].max() <= 2 and gaps.max() <= 12
+      else:
+        assert not gaps.any()
       results.add(result.tobytes())
   without_strength = ('auto_contrast', 'equalize', 'invert')
   assert len(results) == 1 if name in without_strength else len(results) >= 4
@@ -162,5 +175,6 @@ def test_magnitudes_stay_within_0_and_10(strong, monkeypatch):
 
 
 def test_posterize_leaves_a_bit(strong):
-  result = rand_augment.apply(_image(), 'posterize', 10, 1, _FILL)
-  np.testing.assert_array_equal(np.asarray(result), np.asarray(_image()) & 128)
+  image = np.asarray(_image())
+  result = rand_augment.apply(image, 'posterize', 10, 1, _FILL)
+  np.testing.assert_array_equal(result, image & 128)

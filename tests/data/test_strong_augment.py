@@ -56,7 +56,7 @@ def test_they_follow_the_cut_in_each_decoder(strong, sources, kind, decode, cut)
   changed = (want != plain).any((1, 2, 3))
   # Three of four images have an operation, some of no effect.
   assert 6 <= changed.sum() <= 15
-  want = random_erasing.erased(want, boxes, fill)
+  random_erasing.erase(want, boxes, fill)
   np.testing.assert_array_equal(images, want)
 
 

@@ -144,4 +144,7 @@ class BatchPlan:
         rand_augment.augmented, magnitude=d.rand_augment_magnitude, fill=fill
       )
       images = np.stack([*map_fn(operate, images, draws)])
-    return random_erasing.erased(images, random_erasing.boxes(config, positions), fill)
+    else:
+      images = images.copy()  # a decoder's may be read-only
+    random_erasing.erase(images, random_erasing.boxes(config, positions), fill)
+    return images

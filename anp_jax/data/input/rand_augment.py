@@ -4,15 +4,16 @@ Cubuk et al. 2019 (arXiv 1909.13719), with the operations of timm's
 'rand-mM-nN-mstd0.5-inc1', which trained DeiT and ConvNeXt. Each operation
 grows stronger with its magnitude, which is normal around that of the config
 with a deviation of 0.5; half of the operations are left out. What is rotated, sheared or
-translated takes the nearest pixel, as in the paper's code and in torchvision: Pillow's
-bicubic filter took four fifths of the time of all operations.
+translated takes the nearest pixel, as in the paper's code and in torchvision. OpenCV does
+it all, in two fifths of the time that Pillow takes.
 """
 
 from collections.abc import Callable
+import math
 
+import cv2
 import ml_collections
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
 
 from anp_jax.data import index_shuffle
 
@@ -22,6 +23,10 @@ _PROBABILITY = 0.5
 _DEVIATION = 0.5
 MAX_MAGNITUDE = 10
 _MAX_ADDED = 110  # grey levels of solarize_add
+_LEVELS = np.arange(256)
+_FLOAT_LEVELS = np.arange(256, dtype=np.float32)  # Pillow blends in float32
+# Pillow's SMOOTH, from which `sharpness` leads away.
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
 def draws(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarray:
@@ -51,75 +56,152 @@ def augmented(image: np.ndarray, draws: np.ndarray, magnitude: float, fill: tupl
   Returns:
     (height, width, 3) uint8.
   """
-  result = Image.fromarray(image)
   names = tuple(OPERATIONS)
   for choice, chance, radius, angle, sign in draws.tolist():
     if chance >= _PROBABILITY:
       continue
     # Box and Muller 1958: a normal number of two uniform ones.
-    normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
-    level = np.clip(magnitude + _DEVIATION * normal, 0, MAX_MAGNITUDE)
+    normal = math.sqrt(-2 * math.log1p(-radius)) * math.cos(2 * math.pi * angle)
+    level = min(max(magnitude + _DEVIATION * normal, 0.0), MAX_MAGNITUDE)
     name = names[int(choice * len(names))]
-    direction = -1 if sign < 0.5 else 1
-    result = apply(result, name, float(level), direction, fill)
-  return np.asarray(result)
+    image = apply(image, name, level, -1 if sign < 0.5 else 1, fill)
+  return image
 
 
 def apply(
-  image: Image.Image, name: str, magnitude: float, direction: int, fill: tuple
-) -> Image.Image:
+  image: np.ndarray, name: str, magnitude: float, direction: int, fill: tuple
+) -> np.ndarray:
   """An image after one operation.
 
   Args:
-    image: RGB.
+    image: (height, width, 3) uint8.
     name: one of OPERATIONS.
     magnitude: 0 to 10.
     direction: 1 or -1; operations without a direction ignore it.
     fill: RGB, 0..255, colour beyond the image.
 
   Returns:
-    An image of the same size.
+    (height, width, 3) uint8.
   """
   return OPERATIONS[name](image, magnitude / MAX_MAGNITUDE, direction, fill)
 
 
-def _affine(image, matrix, fill):
-  return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=fill)
+def _mapped(image, table):
+  """An image whose levels are replaced, by table (256,) or (256, 3), which is cut to 0..255."""
+  table = np.clip(table, 0, 255).astype(np.uint8)
+  return cv2.LUT(image, table.reshape(1, 256, -1))
 
 
-def _solarize_add(image, level):
-  added = int(level * _MAX_ADDED)
-  return image.point([min(255, i + added) if i < 128 else i for i in range(256)] * 3)
+def _histograms(image):
+  """(256, 3) counts of the levels of each channel."""
+  counts = [cv2.calcHist([image], [channel], None, [256], [0, 256]) for channel in range(3)]
+  return np.stack([count.ravel() for count in counts], 1).astype(np.int64)
 
 
-def _enhanced(enhancer):
-  return lambda image, level, sign, _: enhancer(image).enhance(max(0.1, 1 + sign * level * 0.9))
+def _auto_contrast(image, *_):
+  present = _histograms(image) > 0
+  low, high = present.argmax(0), 255 - present[::-1].argmax(0)
+  scale = 255 / np.maximum(high - low, 1)
+  stretched = (_LEVELS[:, None] * scale - low * scale).astype(np.int64)
+  return _mapped(image, np.where(high > low, stretched, _LEVELS[:, None]))
+
+
+def _equalize(image, *_):
+  counts = _histograms(image)
+  largest = counts[255 - (counts > 0)[::-1].argmax(0), range(3)]
+  step = (counts.sum(0) - largest) // 255
+  below = np.cumsum(counts, 0) - counts
+  table = (step // 2 + below) // np.maximum(step, 1)
+  return _mapped(image, np.where(step > 0, table, _LEVELS[:, None]))
+
+
+def _posterize(image, level, *_):
+  # At magnitude 10 timm keeps no bit: black, or an error of newer Pillows.
+  bits = max(1, 4 - int(level * 4))
+  return _mapped(image, _LEVELS & -(1 << 8 - bits))
+
+
+def _solarize(image, level, *_):
+  return _mapped(image, np.where(_LEVELS < 256 - int(level * 256), _LEVELS, 255 - _LEVELS))
+
+
+def _solarize_add(image, level, *_):
+  return _mapped(image, np.where(_LEVELS < 128, _LEVELS + int(level * _MAX_ADDED), _LEVELS))
+
+
+def _factor(level, sign):
+  """How far an enhancement goes from its plainest image, 0, over the image itself, 1."""
+  return max(0.1, 1 + sign * level * 0.9)
+
+
+def _contrast(image, level, sign, _):
+  mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+  return _mapped(image, mean + np.float32(_factor(level, sign)) * (_FLOAT_LEVELS - mean))
+
+
+def _brightness(image, level, sign, _):
+  return _mapped(image, np.float32(_factor(level, sign)) * _FLOAT_LEVELS)
+
+
+def _color(image, level, sign, _):
+  factor = _factor(level, sign)
+  grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+  return cv2.addWeighted(image, factor, grey, 1 - factor, 0)
+
+
+def _sharpness(image, level, sign, _):
+  factor = _factor(level, sign)
+  return cv2.addWeighted(image, factor, cv2.filter2D(image, -1, _SMOOTH), 1 - factor, 0)
+
+
+def _affine(image, rows, fill):
+  """An image of which pixel (x, y) is that at `rows` (2, 3) times (x, y, 1)."""
+  matrix = np.array(rows, np.float64)
+  matrix[:, 2] += matrix[:, :2].sum(1) / 2 - 0.5  # OpenCV's whole numbers are pixels' centres
+  size = image.shape[1::-1]
+  flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+  return cv2.warpAffine(image, matrix, size, flags=flags, borderValue=fill)
+
+
+def _rotate(image, level, sign, fill):
+  angle = math.radians(sign * level * 30)
+  cosine, sine = math.cos(angle), math.sin(angle)
+  y, x = image.shape[0] / 2, image.shape[1] / 2
+  rows = ((cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y))
+  return _affine(image, rows, fill)
+
+
+def _shear_x(image, level, sign, fill):
+  return _affine(image, ((1, sign * level * 0.3, 0), (0, 1, 0)), fill)
+
+
+def _shear_y(image, level, sign, fill):
+  return _affine(image, ((1, 0, 0), (sign * level * 0.3, 1, 0)), fill)
+
+
+def _translate_x(image, level, sign, fill):
+  return _affine(image, ((1, 0, sign * level * 0.45 * image.shape[1]), (0, 1, 0)), fill)
+
+
+def _translate_y(image, level, sign, fill):
+  return _affine(image, ((1, 0, 0), (0, 1, sign * level * 0.45 * image.shape[0])), fill)
 
 
 # By name, in timm's order: (image, level 0..1, sign 1 or -1, fill) -> image.
 OPERATIONS: dict[str, Callable] = {
-  'auto_contrast': lambda image, *_: ImageOps.autocontrast(image),
-  'equalize': lambda image, *_: ImageOps.equalize(image),
-  'invert': lambda image, *_: ImageOps.invert(image),
-  'rotate': lambda image, level, sign, fill: image.rotate(sign * level * 30, fillcolor=fill),
-  # At magnitude 10 timm keeps no bit: black, or an error of newer Pillows.
-  'posterize': lambda image, level, *_: ImageOps.posterize(image, max(1, 4 - int(level * 4))),
-  'solarize': lambda image, level, *_: ImageOps.solarize(image, 256 - int(level * 256)),
-  'solarize_add': lambda image, level, *_: _solarize_add(image, level),
-  'color': _enhanced(ImageEnhance.Color),
-  'contrast': _enhanced(ImageEnhance.Contrast),
-  'brightness': _enhanced(ImageEnhance.Brightness),
-  'sharpness': _enhanced(ImageEnhance.Sharpness),
-  'shear_x': lambda image, level, sign, fill: _affine(
-    image, (1, sign * level * 0.3, 0, 0, 1, 0), fill
-  ),
-  'shear_y': lambda image, level, sign, fill: _affine(
-    image, (1, 0, 0, sign * level * 0.3, 1, 0), fill
-  ),
-  'translate_x': lambda image, level, sign, fill: _affine(
-    image, (1, 0, sign * level * 0.45 * image.width, 0, 1, 0), fill
-  ),
-  'translate_y': lambda image, level, sign, fill: _affine(
-    image, (1, 0, 0, 0, 1, sign * level * 0.45 * image.height), fill
-  ),
+  'auto_contrast': _auto_contrast,
+  'equalize': _equalize,
+  'invert': lambda image, *_: 255 - image,
+  'rotate': _rotate,
+  'posterize': _posterize,
+  'solarize': _solarize,
+  'solarize_add': _solarize_add,
+  'color': _color,
+  'contrast': _contrast,
+  'brightness': _brightness,
+  'sharpness': _sharpness,
+  'shear_x': _shear_x,
+  'shear_y': _shear_y,
+  'translate_x': _translate_x,
+  'translate_y': _translate_y,
 }

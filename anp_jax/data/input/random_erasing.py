@@ -37,18 +37,13 @@ def boxes(config: ml_collections.ConfigDict, positions: np.ndarray) -> np.ndarra
   return np.concatenate([corners, sides], 1).astype(np.int64)
 
 
-def erased(images: np.ndarray, boxes: np.ndarray, fill: tuple) -> np.ndarray:
-  """Images whose boxes are painted over.
+def erase(images: np.ndarray, boxes: np.ndarray, fill: tuple) -> None:
+  """Paints boxes of images over.
 
   Args:
-    images: (n, height, width, 3) uint8.
+    images: (n, height, width, 3) uint8, which is changed.
     boxes: (n, 4) int64, from `boxes`.
     fill: RGB, 0..255.
-
-  Returns:
-    A copy.
   """
-  images = images.copy()
   for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True):
     image[top : top + height, left : left + width] = fill
-  return images
