@@ -70,10 +70,10 @@ class HostMirror:
     inherited = processes.generation.descriptors
     self._slots = [_Slot(name, inherited.get(name)) for name in _NAMES]
     self._is_divided = [any(_batch_axes(leaf.sharding.spec)) for leaf in self._leaves]
+    self._pending: tuple[int, Any] | None = None  # step and copies that are not written yet
     self._thread: threading.Thread | None = None
-    self._start: int | None = None
+    self._first: tuple[int, float] | None = None  # first step, and when it was made
     self._seconds = 0.0  # that the last copy took
-    self._first_step_at = 0.0
     self._copy: Callable | None = jax.jit(self._copies)  # None: there is no memory
 
   def restore(self, accept: Callable[[int], bool]) -> tuple[Any, int] | None:
@@ -108,7 +108,10 @@ class HostMirror:
     return self._tree.unflatten(map(self._placed, self._leaves, arrays)), version[0]
 
   def keep_if_due(self, step: int, state: Callable[[], Any]) -> None:
-    """Begins to copy the state of a step, if it is due.
+    """Begins to copy the state of a step, if it is due; it is called after each step.
+
+    A copy is written after the next step has begun: only then the numbers of its own step
+    are recorded, without which a run does not go on from it.
 
     Args:
       step: steps made.
@@ -117,8 +120,8 @@ class HostMirror:
     """
     if self._processes.count == 1:
       return
-    if self._start is None:
-      self._start, self._first_step_at = step, time.monotonic()
+    self._write_pending()
+    self._first = self._first or (step, time.monotonic())
     if not self._every:
       self._measure(step, state)
     elif step % self._every == 0:
@@ -126,7 +129,7 @@ class HostMirror:
 
   def keep(self, step: int, state: Any) -> None:
     """Begins to copy the state of a step; see `wait`."""
-    self.wait()
+    self._write_pending()
     if self._copy is None:
       return
     try:
@@ -136,22 +139,32 @@ class HostMirror:
         raise
       self._give_up(e)
       return
-    self._thread = threading.Thread(target=self._write, args=(step, copies), name='mirror')
-    self._thread.start()
+    self._pending = step, copies
 
   def wait(self) -> None:
     """Returns once the last copy is whole."""
+    self._write_pending()
     if self._thread is not None:
       self._thread.join()
 
+  def _write_pending(self):
+    if self._pending is None:
+      return
+    if self._thread is not None:
+      self._thread.join()
+    self._thread = threading.Thread(target=self._write, args=self._pending, name='mirror')
+    self._pending = None
+    self._thread.start()
+
   def _measure(self, step, state):
     """Chooses the period, the same in all processes, from first copies."""
-    assert self._start is not None
-    if step - self._start in _COPIED:
+    assert self._first is not None
+    start, begin = self._first
+    if step - start in _COPIED:
       self.keep(step, state())
-    elif step == self._start + _MEASURED:
+    elif step == start + _MEASURED:
       self.wait()
-      step_seconds = (time.monotonic() - self._first_step_at) / _MEASURED
+      step_seconds = (time.monotonic() - begin) / _MEASURED
       periods = self._processes.gather(self._seconds / SHARE / step_seconds)
       self._every = max(1, math.ceil(max(periods)))
 

@@ -4,20 +4,29 @@
   python -m scripts.bench.recovery --config=configs/resnet_anp.py:demo --rounds=3 \
     --config.model.norm_group=8
   python -m scripts.bench.recovery --rounds=0 --cost=6 --config.batch_size=384
-  python -m scripts.bench.recovery --figure=docs/images/recovery.png \
-    --config.emulate.enabled=True --config.emulate.image_seconds=0.01 \
-    --config.emulate.step_seconds=0 --config.emulate.megabytes=1
+  python -m scripts.bench.recovery --figure=docs/images/recovery.png EMULATED
+  python -m scripts.bench.recovery --goodput=2700 --processes=16 --config.batch_size=720 EMULATED
 
 A run of four processes on this machine loses one by `kill -9` in each round, the first
 time process 0, and gets another one; the first round, which compiles, is not counted.
 With --cost, in turns, the run goes on undisturbed with cluster.elastic=auto and off, and
 the ratio of their rates is given. With --figure, two are lost, and one comes back.
+
+With --goodput, processes are lost at exponential times for so many seconds, each comes
+back after --repair seconds, and the share of the undisturbed speed that was kept stands
+next to what the planner's model expects of these times and of the run's own pauses. The
+times of losses are a stratified sample: their sum does not vary. EMULATED are
+--config.emulate.enabled=True --config.emulate.image_seconds=0.01
+--config.emulate.step_seconds=0 --config.emulate.megabytes=1.
 """
 
 import argparse
 import contextlib
+import heapq
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -25,10 +34,10 @@ import tempfile
 import time
 
 from anp_jax.cluster import listener
+from anp_jax.costs import goodput
 from anp_jax.system import drawing
 from scripts.bench import _common
 
-_PROCESSES = 4
 _BATCH = 96
 _WITHIN = 300.0  # seconds, for anything that is waited for
 _WATCHED = 25.0  # seconds before and after each event of the figure
@@ -37,13 +46,13 @@ _WATCHED = 25.0  # seconds before and after each event of the figure
 class Run:
   """The processes of a run, in a folder of its own; all end with it."""
 
-  def __init__(self, folder: str, *flags: str):
+  def __init__(self, folder: str, processes: int, *flags: str):
     """Starts them, and waits for the first steps."""
     self.workdir = os.path.join(folder, 'run')
     self._log = open(os.path.join(folder, 'log'), 'ab')
     self._flags = (f'--workdir={self.workdir}', *flags)
-    where = f'--coordinator=127.0.0.1:{listener.free_port()}', f'--num_processes={_PROCESSES}'
-    self._processes = [self._start(*where, f'--process_id={i}') for i in range(_PROCESSES)]
+    where = f'--coordinator=127.0.0.1:{listener.free_port()}', f'--num_processes={processes}'
+    self._processes = [self._start(*where, f'--process_id={i}') for i in range(processes)]
     self._offset, self._lines = 0, {}
     try:
       self.wait_for(lambda: self.step() > 3)
@@ -73,6 +82,13 @@ class Run:
   def step(self) -> int:
     """Returns the last step that was made."""
     return self.lines('train')[-1]['step'] if self.lines('train') else 0
+
+  def watch(self, seconds: float) -> None:
+    """Reads metrics.jsonl for so many seconds, before a restart cuts it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+      self.step()
+      time.sleep(0.2)
 
   def wait_for(self, condition, seconds=_WITHIN):
     """Waits until a condition holds."""
@@ -116,6 +132,10 @@ def _flags():
   add('--rounds', type=int, default=4, help='rounds that count (default: %(default)s)')
   add('--cost', type=int, default=0, help='turns without a loss (default: none)')
   add('--figure', default='', help='a figure of the speed, in place of the rounds')
+  add('--processes', type=int, default=4, help='processes (default: %(default)s)')
+  add('--goodput', type=float, default=0, help='seconds with random losses, in place of the rounds')
+  add('--mtbf', type=float, default=180, help='seconds between losses (default: %(default)s)')
+  add('--repair', type=float, default=60, help='seconds until one comes (default: %(default)s)')
   return parser.parse_known_args()
 
 
@@ -144,42 +164,106 @@ def main():
   arguments = [f'--config={flags.config}', *typed, *more]
   with tempfile.TemporaryDirectory() as folder:
     if flags.figure:
-      with contextlib.closing(Run(folder, *arguments)) as run:
+      with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
         _draw(run, flags.figure)
       return
-    seconds = _rounds(folder, arguments, flags.rounds) if flags.rounds else {}
+    if flags.goodput:
+      arguments.append('--config.cluster.mirror_every=1')
+      with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
+        _goodput(run, flags, _batch_size(more))
+      return
+    seconds = _rounds(folder, arguments, flags) if flags.rounds else {}
     rows = [('event', 'seconds without a new step')]
     rows += [(f'a process {name}', _quartiles(values)) for name, values in seconds.items()]
     ratios = {f'{name}_over_10_s': statistics.median(seconds[name]) / 10 for name in seconds}
     if flags.cost:
-      costs = _costs(folder, arguments, flags.cost)
+      costs = _costs(folder, arguments, flags)
       rows.append(('rate with elastic=off over auto', _quartiles([100 * c for c in costs]) + ' %'))
       ratios['off_over_auto'] = statistics.median(costs)
-  _common.show(f'{flags.config}, {_PROCESSES} processes', rows, ratios)
+  _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
 
 
-def _rounds(folder, arguments, rounds):
+def _rounds(folder, arguments, flags):
   seconds = {'lost': [], 'joined': []}
-  with contextlib.closing(Run(folder, *arguments)) as run:
-    for number in range(rounds + 1):
-      seconds['lost'].append(run.seconds_of(run.lose, number % _PROCESSES))
-      seconds['joined'].append(run.seconds_of(run.join, number % _PROCESSES))
+  with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
+    for number in range(flags.rounds + 1):
+      seconds['lost'].append(run.seconds_of(run.lose, number % flags.processes))
+      seconds['joined'].append(run.seconds_of(run.join, number % flags.processes))
   return {name: values[1:] for name, values in seconds.items()}
 
 
-def _costs(folder, arguments, turns):
+def _costs(folder, arguments, flags):
   """Ratios of the rate with cluster.elastic=off to that with auto, in turns."""
   rates = {'auto': [], 'off': []}
-  for turn in range(turns):
+  for turn in range(flags.cost):
     for elastic in sorted(rates, reverse=turn % 2):
       place = os.path.join(folder, f'{elastic}{turn}')
       os.makedirs(place)
-      flags = (*arguments, f'--config.cluster.elastic={elastic}')
-      with contextlib.closing(Run(place, *flags)) as run:
+      keys = (*arguments, f'--config.cluster.elastic={elastic}')
+      with contextlib.closing(Run(place, flags.processes, *keys)) as run:
         begin, step = time.monotonic(), run.step()
         time.sleep(20)
         rates[elastic].append((run.step() - step) / (time.monotonic() - begin))
   return [off / auto for auto, off in zip(rates['auto'], rates['off'], strict=True)]
+
+
+def _batch_size(typed):
+  texts = [flag.partition('=')[2] for flag in typed if flag.startswith('--config.batch_size=')]
+  return int(texts[-1]) if texts else _BATCH
+
+
+def _goodput(run, flags, batch):
+  """Compares the speed that a run keeps with the planner's model of its losses."""
+  run.watch(30)
+  begin, first = time.monotonic(), run.step()
+  run.watch(60)
+  undisturbed = (run.step() - first) / (time.monotonic() - begin)
+  begin, first = time.monotonic(), run.step()
+  chance = random.Random(0)
+  count = round(flags.goodput / flags.mtbf)
+  gaps = [-flags.mtbf * math.log(1 - (i + 0.5) / count) for i in range(count)]
+  chance.shuffle(gaps)
+  events = [(sum(gaps[: i + 1]), -1) for i in range(count)]  # -1: a loss, else who comes
+  heapq.heapify(events)
+  alive = set(range(flags.processes))
+  while events and events[0][0] < flags.goodput:
+    at, rank = heapq.heappop(events)
+    run.watch(begin + at - time.monotonic())
+    if rank >= 0:
+      run.join(rank)
+      alive.add(rank)
+    else:
+      rank = chance.choice(sorted(alive))
+      run.lose(rank)
+      alive.remove(rank)
+      heapq.heappush(events, (at + flags.repair, rank))
+  run.watch(begin + flags.goodput - time.monotonic())
+  share = (run.step() - first) / (time.monotonic() - begin) / undisturbed
+  restarts = run.lines('restart')
+  losses = [line['seconds'] for line in restarts if line['lost']]
+  joins = [line['seconds'] for line in restarts if not line['lost']]
+  faults = goodput.Faults(
+    mtbf=flags.mtbf * flags.processes,
+    repair=flags.repair,
+    requeue=0,
+    in_place=statistics.mean(losses),
+    join=statistics.mean(joins),
+  )
+  lives = range(flags.processes + 1)
+  used = [max((k for k in range(1, n + 1) if batch % k == 0), default=0) for n in lives]
+  speeds = [count / used[-1] for count in used]  # emulated: all time is the images'
+  mirrors = goodput.Copies(0, 1 / undisturbed)  # config.cluster.mirror_every=1
+  no_saves = goodput.Copies(0, flags.goodput)
+  expected = goodput.elastic(faults, used, speeds, mirrors, no_saves, flags.goodput)
+  rows = [
+    ('share of the speed without losses', 'value'),
+    (f'measured, {len(losses)} losses, {len(joins)} returns', f'{share:.3f}'),
+    ("the planner's model", f'{expected:.3f}'),
+    ('seconds of a loss, of a return', f'{faults.in_place:.1f}, {faults.join:.1f}'),
+  ]
+  _common.show(
+    f'{flags.config}, {flags.processes} processes', rows, {'measured_minus_model': share - expected}
+  )
 
 
 def _draw(run, path):

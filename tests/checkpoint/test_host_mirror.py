@@ -98,6 +98,19 @@ def test_on_other_devices(descriptors):
   _assert_equal(again.restore(lambda step: True)[0], values)
 
 
+def test_a_copy_is_written_when_the_numbers_of_its_step_are_recorded():
+  """The loop records those of a step after it has begun the next one."""
+  state, abstract, _ = _state(1)
+  mirror = host_mirror.HostMirror(abstract, _Processes(count=2), every=2)
+  newest = []
+  for step in range(1, 7):
+    mirror.keep_if_due(step, lambda: state)
+    if mirror._thread is not None:
+      mirror._thread.join()
+    newest.append(_steps(mirror))
+  assert newest == [[], [], [2], [2], [4], [4]]
+
+
 @pytest.mark.parametrize('divided, steps', [(False, [9]), (True, [9, 8])])
 def test_the_newest_is_kept_and_of_a_divided_state_the_one_before(divided, steps):
   mirror, *_ = _kept(2, divided, steps=(7, 8, 9))

@@ -155,7 +155,7 @@ def _sharpness(image, level, sign, _):
 
 
 def _affine(image, rows, fill):
-  """An image of which pixel (x, y) is that at `rows` (2, 3) times (x, y, 1)."""
+  """An image whose pixel (x, y) is that at `rows` (2, 3) times (x, y, 1)."""
   matrix = np.array(rows, np.float64)
   matrix[:, 2] += matrix[:, :2].sum(1) / 2 - 0.5  # OpenCV's whole numbers are pixels' centres
   size = image.shape[1::-1]
