@@ -38,7 +38,7 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 790,
-  'anp_jax/checkpoint': 2_400,
+  'anp_jax/checkpoint': 2_410,
   'anp_jax/cluster': 2_960,
   'anp_jax/config': 2_240,
   'anp_jax/costs': 470,
@@ -53,8 +53,8 @@ _BUDGET = {
   'anp_jax/tools': 6_110,
   'anp_jax/training': 1_130,
   'core': 30_530,
-  'scripts': 2_750,
-  'tests': 39_510,
+  'scripts': 2_820,
+  'tests': 39_520,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
