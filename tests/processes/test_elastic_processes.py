@@ -187,7 +187,7 @@ def test_random_losses_change_no_bit(tmp_path):
   with launching.Ranks(tmp_path, 4, arguments, environment=environment) as ranks:
     _await(lambda: _lines(workdir, 'train'))
     for _ in range(int(os.environ.get('ANP_LOSSES', '3'))):
-      time.sleep(chance.uniform(0, 20))
+      time.sleep(chance.uniform(0, 8))
       lost = chance.sample(range(4), chance.choice([1, 2]))
       for rank in lost:
         ranks.processes[rank].kill()
