@@ -323,15 +323,8 @@ class _Slot:
       {
         'version': version,
         'blocks': [
-          [
-            piece.leaf,
-            piece.bounds,
-            piece.data.dtype.name,
-            offset,
-            len(block),
-            zlib.crc32(block.data),
-          ]
-          for piece, block, offset in zip(pieces, blocks, offsets[:-1], strict=True)
+          [p.leaf, p.bounds, p.data.dtype.name, offset, len(block), zlib.crc32(block.data)]
+          for p, block, offset in zip(pieces, blocks, offsets[:-1], strict=True)
         ],
       }
     ).encode()
