@@ -81,13 +81,16 @@ def keep(name: str, descriptor: int) -> None:
 def restart(generation: Generation) -> NoReturn:
   """Replaces this program by itself in the next generation; any thread may call it.
 
+  What this program has inherited and not used yet is handed on: it may end while it starts.
+
   Raises:
     OSError: if that cannot be.
   """
+  descriptors = {**generation.descriptors, **_descriptors}
   for descriptor in map(int, os.listdir('/proc/self/fd')):
     if descriptor > 2:
       with contextlib.suppress(OSError):  # the one that lists them
-        os.set_inheritable(descriptor, descriptor in _descriptors.values())
-  generation = generation._replace(lost_at=time.time(), descriptors=_descriptors)
+        os.set_inheritable(descriptor, descriptor in descriptors.values())
+  generation = generation._replace(lost_at=time.time(), descriptors=descriptors)
   environment = {**os.environ, VARIABLE: json.dumps(generation._asdict())}
   os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
