@@ -5,18 +5,27 @@ nothing, so that a view is made from less than twice its pixels a side; then eac
 between its four nearest, which takes a sixth of the time of a mean over areas.
 """
 
+import functools
 import threading
+import types
 from typing import NamedTuple
 
-import cv2
 import numpy as np
-import simplejpeg
 
 from anp_jax.data.image_files import image_format
 
 _MAX_HALVINGS = 3
 _scratch = threading.local()
-cv2.setNumThreads(1)  # the input has threads of its own
+
+
+@functools.cache
+def load() -> tuple[types.ModuleType, types.ModuleType]:
+  """Imports and returns cv2 and simplejpeg; what reads no image files does without them."""
+  import cv2
+  import simplejpeg
+
+  cv2.setNumThreads(1)  # the input has threads of its own
+  return cv2, simplejpeg
 
 
 class Jpeg(NamedTuple):
@@ -43,7 +52,7 @@ def opened(file: bytes, max_megapixels: float) -> Jpeg | None:
   """
   if not image_format.is_jpeg(file) or not image_format.is_read_as_pillow_reads(file):
     return None
-  height, width, colours, _ = _whole(simplejpeg.decode_jpeg_header, file)
+  height, width, colours, _ = _whole(load()[1].decode_jpeg_header, file)
   image_format.check_pixels(height, width, max_megapixels)
   return Jpeg(file, (height, width)) if colours in ('YCbCr', 'RGB', 'Gray') else None
 
@@ -65,9 +74,13 @@ def view(image: Jpeg | np.ndarray, box: np.ndarray, flip: bool, out: np.ndarray)
     pixels = _decoded(image, halvings)
   else:
     pixels, (top, left, height, width) = image, map(int, box)
-  resize(pixels[top : top + height, left : left + width], out)
+  pixels = pixels[top : top + height, left : left + width]
+  if pixels.shape == out.shape:
+    out[:] = pixels[:, ::-1] if flip else pixels
+    return
+  resize(pixels, out)
   if flip:
-    cv2.flip(out, 1, dst=out)
+    load()[0].flip(out, 1, dst=out)
 
 
 def reduced(box: np.ndarray, side: int) -> tuple[int, list[int]]:
@@ -93,7 +106,7 @@ def _decoded(image, halvings):
   least = {}
   if halvings:
     least = {'min_height': -(-height >> halvings), 'min_width': -(-width >> halvings)}
-  return _whole(simplejpeg.decode_jpeg, image.data, buffer=_scratch.pixels, **least)
+  return _whole(load()[1].decode_jpeg, image.data, buffer=_scratch.pixels, **least)
 
 
 def _whole(function, *args, **keywords):
@@ -105,7 +118,7 @@ def _whole(function, *args, **keywords):
 
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:
   """Resizes (height, width, 3) uint8 to fill (side, side, 3) uint8, which is contiguous."""
-  side = len(out)
+  cv2, side = load()[0], len(out)
   is_large = min(pixels.shape[:2]) >= 2 * side  # no JPEG, or a huge one
   how = cv2.INTER_AREA if is_large else cv2.INTER_LINEAR
   cv2.resize(pixels, (side, side), dst=out, interpolation=how)

@@ -11,11 +11,11 @@ it all, in two fifths of the time that Pillow takes.
 from collections.abc import Callable
 import math
 
-import cv2
 import ml_collections
 import numpy as np
 
 from anp_jax.data import index_shuffle
+from anp_jax.data.input import decode_opencv
 
 _STREAM = 4  # of random numbers, see `index_shuffle.uniform`
 _DRAWS = 5  # which operation, whether, two of its magnitude, its direction
@@ -88,12 +88,14 @@ def apply(
 
 def _mapped(image, table):
   """An image whose levels are replaced, by table (256,) or (256, 3), which is cut to 0..255."""
+  cv2 = decode_opencv.load()[0]
   table = np.clip(table, 0, 255).astype(np.uint8)
   return cv2.LUT(image, table.reshape(1, 256, -1))
 
 
 def _histograms(image):
   """(256, 3) counts of the levels of each channel."""
+  cv2 = decode_opencv.load()[0]
   counts = [cv2.calcHist([image], [channel], None, [256], [0, 256]) for channel in range(3)]
   return np.stack([count.ravel() for count in counts], 1).astype(np.int64)
 
@@ -135,6 +137,7 @@ def _factor(level, sign):
 
 
 def _contrast(image, level, sign, _):
+  cv2 = decode_opencv.load()[0]
   mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
   return _mapped(image, mean + np.float32(_factor(level, sign)) * (_FLOAT_LEVELS - mean))
 
@@ -144,18 +147,21 @@ def _brightness(image, level, sign, _):
 
 
 def _color(image, level, sign, _):
+  cv2 = decode_opencv.load()[0]
   factor = _factor(level, sign)
   grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
   return cv2.addWeighted(image, factor, grey, 1 - factor, 0)
 
 
 def _sharpness(image, level, sign, _):
+  cv2 = decode_opencv.load()[0]
   factor = _factor(level, sign)
   return cv2.addWeighted(image, factor, cv2.filter2D(image, -1, _SMOOTH), 1 - factor, 0)
 
 
 def _affine(image, rows, fill):
   """An image whose pixel (x, y) is that at `rows` (2, 3) times (x, y, 1)."""
+  cv2 = decode_opencv.load()[0]
   matrix = np.array(rows, np.float64)
   matrix[:, 2] += matrix[:, :2].sum(1) / 2 - 0.5  # OpenCV's whole numbers are pixels' centres
   size = image.shape[1::-1]
