@@ -81,7 +81,7 @@ def keep(name: str, descriptor: int) -> None:
 def restart(generation: Generation) -> NoReturn:
   """Replaces this program by itself in the next generation; any thread may call it.
 
-  What this program has inherited and not used yet is handed on: it may end while it starts.
+  Files that this program has inherited are handed on even if it has not come to use them.
 
   Raises:
     OSError: if that cannot be.

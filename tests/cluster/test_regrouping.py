@@ -200,7 +200,7 @@ def test_a_generation_is_the_same_after_its_restart(monkeypatch):
   monkeypatch.setattr(generation.os, 'execve', lambda *call: calls.append(call))
   monkeypatch.setattr(generation, '_descriptors', {})
   old = generation.Generation(3, 1, _ADDRESSES, {2: 'why'}, 0, (1, 2), 17)
-  # A copy of the state that this program inherited, and was too short to read.
+  # A copy of the state that this program inherited and has not read yet.
   copy = os.memfd_create('copy')
   old = old._replace(descriptors={'copy': copy})
   generation.restart(old)

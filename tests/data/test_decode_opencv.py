@@ -33,7 +33,7 @@ def _between_neighbours(image, side):
   return image
 
 
-_SIZES = ((40, 40), (31, 90), (121, 97), (260, 331), (517, 701))
+_SIZES = ((40, 40), (31, 90), (121, 97), (260, 331), (517, 701), (810, 576))
 
 
 def _files():

@@ -64,10 +64,8 @@ def test_the_operations_are_timms_in_its_order(timm_module):
   assert ours == timm_module.rand_augment_choices('', increasing=True)
 
 
-# Their levels may differ from timm's: Pillow cuts fractions off, OpenCV rounds.
-_BLENDED = ('color', 'contrast', 'sharpness')
-# Of these, pixels: a place between two may be given to either.
-_MOVED = ('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
+# Grey levels from timm's: of two images Pillow cuts a mixture's fractions off, OpenCV rounds.
+_GAPS = {'color': 2, 'sharpness': 1}
 
 
 @pytest.mark.parametrize('name', _TIMM_NAMES)
@@ -88,13 +86,10 @@ def test_an_operation_is_timms(timm_module, monkeypatch, name):
       )
       result = rand_augment.apply(np.asarray(image), name, magnitude, direction, _FILL)
       gaps = np.abs(result.astype(int) - np.asarray(operation(image)))
-      if name in _MOVED:
-        assert (gaps > 0).any(-1).mean() < 0.02
-      elif name in _BLENDED:
-        # Pillow leaves the edges as they are, OpenCV mirrors what lies beyond them.
-        assert gaps[1:-1, 1:-1].max() <= 2 and gaps.max() <= 12
+      if name == 'rotate':  # a place between two pixels may be given to either
+        assert (gaps > 0).any(-1).mean() < 0.001
       else:
-        assert not gaps.any()
+        assert gaps.max() <= _GAPS.get(name, 0)
       results.add(result.tobytes())
   without_strength = ('auto_contrast', 'equalize', 'invert')
   assert len(results) == 1 if name in without_strength else len(results) >= 4

@@ -90,6 +90,16 @@ def test_draws_belong_to_the_position_and_the_seed(strong):
   assert len(np.unique(np.append(crops, operations))) == crops.size + operations.size
 
 
+def test_images_of_a_decoder_that_are_read_only_are_not_changed(strong):
+  strong.data.rand_augment_ops, strong.data.erase = 0, 1.0
+  plan = batch_plan.BatchPlan(strong, _BATCH, _BATCH, np.arange(_BATCH), True)
+  side = strong.data.image_size
+  images = np.zeros((_BATCH, side, side, 3), np.uint8)
+  images.flags.writeable = False
+  assert plan.augmented(0, images).any((1, 2, 3)).all()
+  assert not images.any()
+
+
 def test_nothing_is_left_where_both_are_off(strong, sources):
   strong.data.rand_augment_ops, strong.data.erase = 0, 0.0
   images = _images(strong, sources['pixels'], 2)

@@ -122,7 +122,7 @@ def preprocessing(config: ml_collections.ConfigDict) -> dict:
     return {'input': f'(batch, 1, 1, {sum(widths)}) float32', 'features': list(widths)}
   shrunk = decode_pillow.is_shrunk(config)
   decode = d.decode
-  if decode in ('fast', 'exact') and (shrunk or d.source in decode_pillow.ARRAYS):
+  if decode not in augment.RESAMPLED and (shrunk or d.source in decode_pillow.ARRAYS):
     decode = f'{decode} pixels'
   how = tomllib.loads(
     resources.files('anp_jax.checkpoint.weights').joinpath('preparation.toml').read_text()

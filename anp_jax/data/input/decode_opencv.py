@@ -20,7 +20,7 @@ _scratch = threading.local()
 
 @functools.cache
 def load() -> tuple[types.ModuleType, types.ModuleType]:
-  """Imports and returns cv2 and simplejpeg; what reads no image files does without them."""
+  """Imports and returns cv2 and simplejpeg; nothing needs them where no image is resized."""
   import cv2
   import simplejpeg
 

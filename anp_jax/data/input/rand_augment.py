@@ -156,7 +156,10 @@ def _color(image, level, sign, _):
 def _sharpness(image, level, sign, _):
   cv2 = decode_opencv.load()[0]
   factor = _factor(level, sign)
-  return cv2.addWeighted(image, factor, cv2.filter2D(image, -1, _SMOOTH), 1 - factor, 0)
+  result = cv2.addWeighted(image, factor, cv2.filter2D(image, -1, _SMOOTH), 1 - factor, 0)
+  for edge in (np.s_[:1], np.s_[-1:], np.s_[:, :1], np.s_[:, -1:]):  # Pillow smooths none
+    result[edge] = image[edge]
+  return result
 
 
 def _affine(image, rows, fill):
