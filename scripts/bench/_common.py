@@ -8,6 +8,8 @@ import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 _RECIPE = os.path.join(ROOT, 'configs', 'resnet_anp.py')
+# With it each command that a benchmark starts would compile the package, up to a second.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 
 def load(keys: dict[str, str]):

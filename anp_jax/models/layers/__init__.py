@@ -155,6 +155,12 @@ class Conv(nn.Module):
     return onednn_layers.convolve_and(x, kernel, after, self.stride, pads)
 
 
+@functools.partial(jax.jit, static_argnums=2, inline=True)  # traced once for each shape
+def _moved(running, new, momentum):
+  """A running statistic after a step whose groups have `new`, (groups, channels)."""
+  return momentum * running + (1 - momentum) * new.mean(0)
+
+
 class BatchNorm(nn.Module):
   """Batch normalisation over groups of a fixed number of examples.
 
@@ -197,7 +203,9 @@ class BatchNorm(nn.Module):
     bias = parameter(self, 'bias', ZEROS, shape)
     running_mean = self.variable('batch_stats', 'mean', ZEROS, None, shape, self.param_dtype)
     running_var = self.variable('batch_stats', 'var', ONES, None, shape, self.param_dtype)
-    if not train or self.is_initializing():
+    if self.is_initializing():
+      return x.astype(self.dtype)  # only the shape counts
+    if not train:
       return by_channel(self._scaled)(x, *self.running_factors(), added)
     size = self.group or x.shape[0]
     if x.shape[0] % size:
@@ -206,7 +214,7 @@ class BatchNorm(nn.Module):
       )
     y, mean, var = by_channel(self._normalised)(x, scale, bias, added)
     for running, new in ((running_mean, mean), (running_var, var)):
-      running.value = self.momentum * running.value + (1 - self.momentum) * new.mean(0)
+      running.value = _moved(running.value, new, self.momentum)
     return y
 
   def running_factors(self) -> tuple[jax.Array, jax.Array]:
