@@ -6,7 +6,8 @@
 #   scripts/accelerator.sh [PART...]    runs all of them, or these
 #
 # OUT=DIR (runs/accelerator) gets PART.log and, as each part ends, PART.json.
-# PYTHON names the interpreter, and MNIST the folder of its four files, for `methods`.
+# PYTHON names the interpreter, MNIST the folder of its four files, for `methods`, and
+# CIFAR10 that of its batches, for `cifar10`.
 # SMALL=1 has tiny sizes, which try the parts on a CPU.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
@@ -15,12 +16,14 @@ python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyth
 limit=175  # seconds of a part
 
 recipe=:modern network=resnet50_gpu sizes='--rounds=6'
-repeats=2 batches=128,256 target=gpu:h200:1x1 members='--members=16 --steps=2000 --rounds=1'
+repeats=2 batches=128,256 target=gpu:h200:1x1 members='--members=16 --steps=2000 --rounds=1' runs=16
+fast="--config=configs/cifar10_fast.py --config.data.source=arrays --config.data.path=${CIFAR10:-cifar10}"
 digits="--config=configs/lenet.py:mnist --config.data.source=arrays --config.data.path=${MNIST:-mnist}"
 seeds=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 examples=240000 platform=cuda
 if [ "${SMALL:-}" ]; then
   recipe=:tiny network=tiny sizes='--rounds=1 --steps=1 --batch=2 --side=32'
   repeats=1 batches=8,16 target=cpu:1 members='--members=2 --steps=6 --rounds=1'
+  fast='--config=configs/cifar10_fast.py:tiny --config.data.source=digits' runs=2
   digits=--config=configs/lenet.py seeds=0 examples=512 platform=cpu
 fi
 config="--config=configs/resnet_anp.py$recipe"
@@ -37,6 +40,7 @@ convnext scripts.bench.step --cases=convnext_tiny_gpu --peers=torch_eager $sizes
 compiled scripts.bench.step --cases=$network --peers=torch_compile $sizes
 resume scripts.bench.resume $config
 ensemble scripts.bench.ensemble $members
+cifar10 anp_jax $fast --config.ensemble.seeds=0:$runs --config.eval.every=16epochs --config.checkpoint.every=16epochs --workdir=$out/cifar10
 plan anp_jax.tools.plan $config $images --measure --measure_batches=$batches
 benchmark anp_jax $config $images --mode=benchmark --workdir=$out/benchmark
 portability anp_jax.tools.portability $config $images --target=$target
@@ -74,7 +78,8 @@ while read -r name command; do
   esac
   [ "$ending" = done ] || failed=1
   grep '^{' "$log" | tail -n 1 >"$json"
-  [ -s "$json" ] || cp "$out/$name/benchmark.json" "$json" 2>/dev/null || rm -f "$json"
+  [ -s "$json" ] || cat "$out/$name/"{benchmark,ensemble}.json >"$json" 2>/dev/null
+  [ -s "$json" ] || rm -f "$json"
   line=$(printf '%-13s %4d s  %s' "$name" $((SECONDS - begin)) "$ending")
   echo "$line"
   summary+="$line"$'\n'

@@ -106,7 +106,7 @@ def _network(config, num_classes, platform, axis_name):
   )
   if ':' in m.name:
     return _user_module(m.name, common)
-  from anp_jax.models import convnets, convnext, efficientnet, linear, resnet
+  from anp_jax.models import airbench, convnets, convnext, efficientnet, linear, resnet
 
   if not has_batch_norm(config):
     del common['axis_name']  # there are no statistics to share
@@ -121,6 +121,8 @@ def _network(config, num_classes, platform, axis_name):
       common |= dict(norm_first=m.name == 'bvlc_alexnet', dropout=m.dropout)
     return getattr(convnets, _CONVNETS[m.name])(**common)
   norm = dict(group=m.norm_group, momentum=m.norm_momentum)
+  if m.name == 'airbench94':
+    return airbench.Airbench94(**norm, **common)
   if m.name == 'linear':
     return linear.Linear(**norm, **common)
   if m.name in efficientnet.NETWORKS:

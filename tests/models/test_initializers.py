@@ -2,6 +2,7 @@
 
 import math
 
+from flax import linen as nn
 import jax
 import numpy as np
 import pytest
@@ -53,9 +54,24 @@ def test_constants_are_constant():
   assert (layers.ZEROS(None, (3,)) == np.zeros(3)).all()
 
 
-@pytest.mark.parametrize('name', ['lenet', 'resnet18', 'linear', *small_networks.NAMES])
+@pytest.mark.parametrize(('inputs', 'features'), [(3, 5), (5, 3), (4, 4)])
+def test_first_outputs_of_an_identity_are_its_inputs(inputs, features):
+  initializer = layers.Initializer('uniform', 1 / 3, 'fan_in', is_identity=True)
+  shape, equal = (3, 3, inputs, features), min(inputs, features)
+  x = np.random.default_rng(0).standard_normal((2, 6, 7, inputs)).astype(np.float32)
+  for kernel in (initializer.draw((0,), shape), initializer(jax.random.key(0), shape)):
+    y = jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
+    np.testing.assert_array_equal(y[..., :equal], x[..., :equal])
+    assert np.abs(y[..., equal:]).min(initial=1.0) > 0  # the others are random
+
+
+@pytest.mark.parametrize(
+  'name', ['lenet', 'resnet18', 'airbench94', 'linear', *small_networks.NAMES]
+)
 def test_the_initial_state_of_a_network_is_not_drawn_by_xla(name):
-  size = 28 if name == 'lenet' else 16
+  size = {'lenet': 28, 'airbench94': 32}.get(name, 16)
   config = builders.config(
     {'model.name': name, 'batch_size': 4, 'model.norm_group': 2, 'data.image_size': size}
   )
@@ -75,3 +91,22 @@ def test_parameters_are_drawn_in_their_dtype(x64):
   config.model.param_dtype = 'float64'
   params = programs.build(config, 1).new_state().params
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
+
+
+class _Mixed(nn.Module):
+  """A layer that starts as this package's do, and one of Flax's own."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    x = layers.Conv(4, 3, name='conv')(images).mean((1, 2))
+    return nn.Dense(self.num_classes, name='head')(x)
+
+
+def test_shapes_are_found_without_drawing_and_the_draws_come_later():
+  config = builders.config({'model.name': f'{__name__}:_Mixed', 'data.image_size': 8})
+  program = programs.build(config, 1)
+  assert program.init.initializers == {}
+  for leaf in jax.tree.leaves({k: v['kernel'] for k, v in program.new_state().params.items()}):
+    assert np.std(leaf) > 0

@@ -57,6 +57,8 @@ SMALL = {
   'cifar10_full': ((32, 32, 3), 89_578),
   # (75 + 1) 500 + (25 500 + 1) 1500 + (64 1500 + 1) 10.
   'two_convolutions': ((32, 32, 3), 19_749_510),
+  # 3x3 kernels of 24 64 + 64 64 + 64 256 + 3 256 256; 2 (2 64 + 4 256) of norms; 24; 257 10.
+  'airbench94': ((32, 32, 3), 1_972_514),
   # The paper's 60 million: those of bvlc_reference_caffenet, less 990 classes of 4,097.
   'caffenet': ((227, 227, 3), 60_965_224 - 990 * 4097),
 }

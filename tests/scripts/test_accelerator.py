@@ -44,16 +44,23 @@ def test_a_part_that_fails_does_not_stop_the_next(tmp_path):
     "  *resume) echo '{\"early\": 1}'; echo 'ValueError: a bad card' >&2; exit 3;;\n"
     '  *plan) echo text; echo \'{"rate": 2}\';;\n'
     '  anp_jax) for a; do case $a in --workdir=*) w=${a#*=};; esac; done\n'
-    '    mkdir -p $w; echo \'{"wait": 3}\' >$w/benchmark.json;;\n'
+    '    case $w in */cifar10) file=ensemble;; *) file=benchmark;; esac\n'
+    '    mkdir -p $w; echo \'{"wait": 3}\' >$w/$file.json;;\n'
     '  *) echo "not asked for"; exit 1;;\nesac',
   )
   out = tmp_path / 'out'
-  done = _run('benchmark', 'resume', 'plan', PYTHON=str(python), OUT=str(out))
+  done = _run('benchmark', 'resume', 'cifar10', 'plan', PYTHON=str(python), OUT=str(out))
   assert done.returncode == 1
-  endings = [re.sub(r' +\d+ s +', ' ', x) for x in done.stdout.splitlines()[-3:]]
-  assert endings == ['resume failed: ValueError: a bad card', 'plan done', 'benchmark done']
+  endings = [re.sub(r' +\d+ s +', ' ', x) for x in done.stdout.splitlines()[-4:]]
+  assert endings == [
+    'resume failed: ValueError: a bad card',
+    'cifar10 done',
+    'plan done',
+    'benchmark done',
+  ]
   assert {path.stem: json.loads(path.read_text()) for path in out.glob('*.json')} == {
     'resume': {'early': 1},
+    'cifar10': {'wait': 3},
     'plan': {'rate': 2},
     'benchmark': {'wait': 3},
   }
