@@ -150,9 +150,7 @@ def variables(model: nn.Module, config: ConfigDict) -> dict[str, Any]:
 
 def abstract(init: Init, config: ConfigDict, mesh: jax.sharding.Mesh) -> TrainState:
   """Shapes, dtypes and shardings of a new state, without making it."""
-  with initializers.shapes_only():
-    # Not `init` itself: JAX would remember the trace, and `create` would have these zeros.
-    shapes = jax.eval_shape(lambda weights: init(weights), {})
+  shapes = jax.eval_shape(init, {})  # the call of `create`, which need not trace again
   params = mesh_lib.param_specs(config.sharding, shapes.params, mesh)
   shardings = mesh_lib.shardings(mesh_lib.state_specs(shapes, params), mesh)
   return jax.tree.map(

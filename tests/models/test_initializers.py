@@ -2,7 +2,6 @@
 
 import math
 
-from flax import linen as nn
 import jax
 import numpy as np
 import pytest
@@ -91,22 +90,3 @@ def test_parameters_are_drawn_in_their_dtype(x64):
   config.model.param_dtype = 'float64'
   params = programs.build(config, 1).new_state().params
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
-
-
-class _Mixed(nn.Module):
-  """A layer that starts as this package's do, and one of Flax's own."""
-
-  num_classes: int
-
-  @nn.compact
-  def __call__(self, images, train: bool):
-    x = layers.Conv(4, 3, name='conv')(images).mean((1, 2))
-    return nn.Dense(self.num_classes, name='head')(x)
-
-
-def test_shapes_are_found_without_drawing_and_the_draws_come_later():
-  config = builders.config({'model.name': f'{__name__}:_Mixed', 'data.image_size': 8})
-  program = programs.build(config, 1)
-  assert program.init.initializers == {}
-  for leaf in jax.tree.leaves({k: v['kernel'] for k, v in program.new_state().params.items()}):
-    assert np.std(leaf) > 0
