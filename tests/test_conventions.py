@@ -52,9 +52,9 @@ _BUDGET = {
   'anp_jax/system': 2_460,
   'anp_jax/tools': 6_110,
   'anp_jax/training': 1_130,
-  'core': 30_620,
+  'core': 30_610,
   'scripts': 2_820,
-  'tests': 39_620,
+  'tests': 39_610,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
