@@ -83,7 +83,7 @@ _ALL = {
 }
 _RESNET = ('model.name', networks.RESNETS)
 # A user's network may have batch norm too; its fields are its own.
-_NORMALISED = ('model.name', (*networks.RESNETS, *networks.EFFICIENTNETS, *networks.OTHERS, '*:*'))
+_NORMALISED = ('model.name', (*networks.BATCH_NORMALISED, '*:*'))
 _DROPS_PATHS = 'model.name', (*networks.CONVNEXTS, *networks.EFFICIENTNETS)
 _MODEL = {
   'name': text(

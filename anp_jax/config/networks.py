@@ -27,5 +27,5 @@ EFFICIENTNETS = _names("""
   tf_efficientnetv2_s
   tf_efficientnet_lite0 tf_efficientnet_lite1 tf_efficientnet_lite2
 """)
-OTHERS = ('airbench94', 'linear')
-MODELS = (*RESNETS, *CONVNETS, *CONVNEXTS, *EFFICIENTNETS, *OTHERS)
+BATCH_NORMALISED = (*RESNETS, *EFFICIENTNETS, 'airbench94', 'linear')
+MODELS = (*BATCH_NORMALISED, *CONVNETS, *CONVNEXTS)

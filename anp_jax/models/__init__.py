@@ -21,7 +21,7 @@ _CONVNETS = {
 def has_batch_norm(config: ml_collections.ConfigDict) -> bool:
   """Whether the network may normalise over groups of examples."""
   name = config.model.name
-  return name not in (*_CONVNETS, *networks.CONVNEXTS)
+  return ':' in name or name in networks.BATCH_NORMALISED
 
 
 def is_resnet(config: ml_collections.ConfigDict) -> bool:

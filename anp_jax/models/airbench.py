@@ -9,6 +9,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from anp_jax.config import errors
 from anp_jax.models import layers
 
 _PATTERNS = np.array([[1, 1, 1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]]) / 2
@@ -17,6 +18,7 @@ _COLOURS = np.array([[0.57, 0.59, 0.57], [0.69, 0.03, -0.72], [0.44, -0.80, 0.40
 _VARIANCES = np.array(
   [[10.04, 0.40, 0.34, 0.055], [0.76, 6e-3, 4e-3, 2e-4], [0.17, 2e-3, 1.5e-3, 1.2e-4]]
 )
+_WIDTHS = 64, 256, 256  # channels of each group
 # As PyTorch starts a convolution, but for the outputs that are copies at first.
 _KERNEL_INIT = layers.Initializer('uniform', 1 / 3, 'fan_in', is_identity=True)
 
@@ -41,14 +43,12 @@ class Airbench94(nn.Module):
 
   Attributes:
     num_classes: number of logits.
-    widths: channels of each group.
     group, momentum, axis_name: see `layers.BatchNorm`.
     dtype: dtype of the computation; logits are in param_dtype.
     platform: see `layers`.
   """
 
   num_classes: int
-  widths: tuple[int, ...] = (64, 256, 256)
   group: int = 32
   momentum: float = 0.9
   axis_name: str | None = None
@@ -58,13 +58,19 @@ class Airbench94(nn.Module):
 
   @nn.compact
   def __call__(self, images, train: bool):
-    """(batch, height, width, 3) normalised to logits (batch, classes)."""
+    """(batch, height, width, 3) normalised to logits (batch, classes).
+
+    Raises:
+      ConfigError: for images under 9 pixels a side.
+    """
+    side = min(images.shape[1:3])
+    errors.check(side >= 9, 'data.image_size', side, '9 or more for airbench94')
     conv, norm = layers.makers(self)
     kernel = jnp.asarray(whitening_kernel(), self.dtype)
     x = layers.convolve(images.astype(self.dtype), kernel, 1, 'VALID', self.platform)
     bias = layers.parameter(self, 'whitened_bias', layers.ZEROS, (x.shape[-1],))
     x = layers.gelu(layers.add_bias(x, bias.astype(self.dtype), self.platform))
-    for i, features in enumerate(self.widths, 1):
+    for i, features in enumerate(_WIDTHS, 1):
       first, second = (
         conv(features, 3, kernel_init=_KERNEL_INIT, name=f'stage{i}_conv{j}') for j in (1, 2)
       )

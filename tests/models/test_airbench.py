@@ -9,6 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from anp_jax.config import errors
 from anp_jax.models import airbench
 from tests import launching
 
@@ -40,8 +41,7 @@ def _their_loss(params, images, labels, torch):
       conv, norm = (params[f'stage{i + 1}_{kind}{j + 1}'] for kind in ('conv', 'norm'))
       x = f.conv2d(x, conv['kernel'].permute(3, 2, 0, 1), padding=1)
       x = x if j else f.max_pool2d(x, 2)
-      x = f.batch_norm(x, None, None, norm['scale'], norm['bias'], training=True)
-      x = f.gelu(x)
+      x = f.gelu(f.batch_norm(x, None, None, norm['scale'], norm['bias'], training=True))
   logits = f.max_pool2d(x, 3).flatten(1) @ params['head']['kernel'] + params['head']['bias']
   return f.cross_entropy(logits / 9, labels)
 
@@ -69,6 +69,12 @@ def test_loss_and_gradients_are_those_of_pytorch(x64):
   for gradient, p in zip(jax.tree.leaves(gradients), jax.tree.leaves(tensors)):
     scale = p.grad.abs().max().item()
     np.testing.assert_allclose(gradient, p.grad.numpy(), rtol=1e-7, atol=1e-9 * scale)
+
+
+def test_images_without_room_for_the_pools_are_refused():
+  _network().init(jax.random.key(0), jnp.zeros((1, 9, 32, 3)), False)
+  with pytest.raises(errors.ConfigError, match='data.image_size=8: expected 9 or more'):
+    _network().init(jax.random.key(0), jnp.zeros((1, 8, 32, 3)), False)
 
 
 def test_directions_of_the_whitening_are_orthogonal():
