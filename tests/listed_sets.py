@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import tarfile
 
 import pyarrow as pa
@@ -37,28 +36,22 @@ def samples(numbers, classes, suffix='cls') -> dict[str, bytes]:
   return members
 
 
-# What Hugging Face's library writes into a schema.
-CLASS_LABEL = {'names': ['cat', 'dog'], '_type': 'ClassLabel'}
-IMAGE = {'_type': 'Image'}
-
-
-def hf_table(columns: dict, features: dict | None = None) -> pa.Table:
-  """A table with the features that `datasets` would describe in it.
+def hf_set(columns: dict, names=('cat', 'dog'), kinds: dict | None = None):
+  """A set of Hugging Face's library.
 
   Args:
     columns: values by name; those of an image are dicts of bytes and path.
-    features: by name; None: no description.
+    names: classes of columns of the kind ClassLabel.
+    kinds: 'Image' or 'ClassLabel' by column; None: an image, and a label of numbers.
   """
-  arrays = {}
-  for name, values in columns.items():
-    is_image = isinstance(values[0], dict)
-    kind = pa.struct([('bytes', pa.binary()), ('path', pa.string())])
-    arrays[name] = pa.array(values, kind if is_image else None)
-  table = pa.table(arrays)
-  if features is not None:
-    text = json.dumps({'info': {'features': features}})
-    table = table.replace_schema_metadata({'huggingface': text})
-  return table
+  import datasets
+
+  if kinds is None:
+    kinds = {'image': 'Image', 'label': 'ClassLabel'}
+  types = {'Image': datasets.Image(), 'ClassLabel': datasets.ClassLabel(names=list(names))}
+  result = datasets.Dataset.from_dict(columns)
+  features = result.features | {name: types[kind] for name, kind in kinds.items()}
+  return result.cast(datasets.Features(features))
 
 
 def photos(numbers) -> list[dict]:
@@ -66,23 +59,15 @@ def photos(numbers) -> list[dict]:
   return [{'bytes': prepared.photo(i), 'path': f'{i}.jpg'} for i in numbers]
 
 
-def save_to_disk(folder, tables: dict[str, pa.Table] | pa.Table, rows=2):
-  """Writes what `datasets` leaves: Arrow streams of `rows` rows a batch."""
-  if isinstance(tables, dict):
-    for split, table in tables.items():
-      save_to_disk(folder / split, table, rows)
-    text = json.dumps({'splits': list(tables)})
-    (folder / 'dataset_dict.json').write_text(text)
-    return folder
-  folder.mkdir(parents=True)
-  names = ['data-00000-of-00002.arrow', 'data-00001-of-00002.arrow']
-  half = len(tables) // 2
-  for name, part in zip(names, (tables.slice(0, half), tables.slice(half))):
-    with pa.OSFile(str(folder / name), 'wb') as file:
-      with pa.ipc.new_stream(file, tables.schema) as stream:
-        stream.write_table(part, max_chunksize=rows)
-  files = [{'filename': name} for name in names]
-  (folder / 'state.json').write_text(json.dumps({'_data_files': files}))
+def save_to_disk(folder, parts, shards=2):
+  """Saves {split: set}, or a set without splits; returns the folder."""
+  import datasets
+
+  if isinstance(parts, dict):
+    files = dict.fromkeys(parts, shards)
+    datasets.DatasetDict(parts).save_to_disk(folder, num_shards=files)
+  else:
+    parts.save_to_disk(folder, num_shards=shards)
   return folder
 
 
@@ -123,6 +108,6 @@ def write(root, kind, labels, split='train', photos=None) -> str:
       members[f'{i:03}.cls'] = label if isinstance(label, bytes) else str(label).encode()
     write_tar(root / f'{name}.tar', members)
     return f'tar:{root}/{{split}}.tar' if split else f'tar:{root}/set.tar'
-  table = hf_table({'image': [{'bytes': photo} for photo in photos], 'label': labels})
+  table = pa.table({'image': [{'bytes': photo} for photo in photos], 'label': labels})
   write_parquet(root / f'{name}.parquet', table)
   return f'hf:{root}' if split else f'hf:{root}/set.parquet'

@@ -2,22 +2,19 @@
 
 import os
 import pathlib
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import table_cache
 from tests import listed_sets, opening, prepared
 
-_FEATURES = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
 
-
-def _table(numbers, labels=None):
+def _set(numbers, labels=None):
   labels = [i % 2 for i in numbers] if labels is None else labels
-  columns = {'image': listed_sets.photos(numbers), 'label': labels}
-  return listed_sets.hf_table(columns, _FEATURES)
+  return listed_sets.hf_set({'image': listed_sets.photos(numbers), 'label': labels})
 
 
 def _open(config, path, training=True):
@@ -29,14 +26,13 @@ def _refused(words, config, path):
 
 
 def _save(form, folder):
-  tables = {'train': _table(range(7)), 'test': _table(range(7, 10))}
+  parts = {'train': _set(range(7)), 'test': _set(range(7, 10))}
   if form == 'arrow':
-    return listed_sets.save_to_disk(folder, tables)
-  for split, table in tables.items():
+    return listed_sets.save_to_disk(folder, parts)
+  for split, part in parts.items():
     for i in range(2):
-      part = table.slice(i * 4, 4)
-      name = f'data/{split}-{i:05}-of-00002.parquet'
-      listed_sets.write_parquet(folder / name, part)
+      shard = part.shard(2, i, contiguous=True)
+      shard.to_parquet(folder / f'data/{split}-{i:05}-of-00002.parquet')
   return folder
 
 
@@ -55,39 +51,35 @@ def test_splits_by_index(form, tmp_path, config):
   config.data.eval_split = 'testing'
   assert _open(config, folder, training=False).labels().tolist() == [1, 0, 1]
   # The pixels are mapped, or copied once.
-  copies = pathlib.Path(config.data.dir, table_cache.FOLDER).glob('*.arrow')
+  copies = pathlib.Path(config.data.dir).glob('**/*.arrow')
   assert len([*copies]) == 2 * (form == 'parquet')
 
 
 @pytest.mark.parametrize(
-  'columns, features, names, labels',
+  'columns, label_names, names, labels',
   [
     (
       {'adjective': ['old', 'big', 'old'], 'noun': ['dog', 'dog', 'cat']},
-      None,
+      {},
       ('big_dog', 'old_cat', 'old_dog'),
       [2, 0, 1],
     ),
     (
       {'adjective': [1, 0, 1], 'noun': ['dog', 'dog', 'cat']},
-      {'adjective': {'_type': 'ClassLabel', 'names': ['big', 'old']}},
+      {'adjective': ['big', 'old']},
       ('big_dog', 'old_cat', 'old_dog'),
       [2, 0, 1],
     ),
     # Digits that are names, in another order.
-    (
-      {'kind': [0, 1, 0], 'id': [7, 8, 9]},
-      {'kind': {'_type': 'ClassLabel', 'names': ['3', '0']}},
-      ('3', '0'),
-      [0, 1, 0],
-    ),
-    ({'label': [0, -1, None]}, _FEATURES, ('cat', 'dog'), [0, -1, -1]),
+    ({'kind': [0, 1, 0], 'id': [7, 8, 9]}, {'kind': ['3', '0']}, ('3', '0'), [0, 1, 0]),
+    ({'label': [0, -1, None]}, {'label': ['cat', 'dog']}, ('cat', 'dog'), [0, -1, -1]),
   ],
 )
-def test_columns_of_the_class(tmp_path, config, columns, features, names, labels):
-  table = {'picture': listed_sets.photos(range(3)), **columns}
-  table = listed_sets.hf_table(table, features)
-  listed_sets.save_to_disk(tmp_path / 'set', {'train': table})
+def test_columns_of_the_class(tmp_path, config, columns, label_names, names, labels):
+  columns = {'mask': [b'', b'', b''], 'picture': listed_sets.photos(range(3)), **columns}
+  kinds = {'picture': 'Image', **dict.fromkeys(label_names, 'ClassLabel')}
+  part = listed_sets.hf_set(columns, next(iter(label_names.values()), ()), kinds)
+  listed_sets.save_to_disk(tmp_path / 'set', {'train': part})
   source = _open(config, tmp_path / 'set')
   assert (source.vocabulary.names, source.labels().tolist()) == (names, labels)
 
@@ -98,10 +90,10 @@ def test_plain_bytes_and_images_outside_of_the_files(tmp_path, config):
   images, _ = _open(config, tmp_path / 'plain').read(np.arange(2))
   assert images == [prepared.photo(0), prepared.photo(1)]
   images = [{'bytes': None, 'path': 'x.jpg'}, {'bytes': None, 'path': None}]
-  table = listed_sets.hf_table({'image': images, 'label': [0, 1]}, _FEATURES)
-  folder = listed_sets.save_to_disk(tmp_path / 'set', {'train': table})
-  (folder / 'train' / 'x.jpg').write_bytes(prepared.photo(5))
-  source = _open(config, folder)
+  table = pa.table({'image': images, 'label': [0, 1]})
+  listed_sets.write_parquet(tmp_path / 'set' / 'train.parquet', table)
+  (tmp_path / 'set' / 'x.jpg').write_bytes(prepared.photo(5))
+  source = _open(config, tmp_path / 'set')
   assert source.read(np.array([0]))[0] == [prepared.photo(5)]
   with pytest.raises(Exception, match='no image in the row'):
     source.read(np.array([1]))
@@ -115,12 +107,12 @@ def test_unknown_splits(tmp_path, config):
   config.data.eval_split = 'tets'
   with pytest.raises(config_lib.ConfigError, match="train, test.*mean 'test'"):
     _open(config, folder, training=False)
-  listed_sets.save_to_disk(tmp_path / 'one', {'train': _table(range(3))})
+  listed_sets.save_to_disk(tmp_path / 'one', {'train': _set(range(3))})
   config.data.eval_split = 'validation'
   with pytest.raises(config_lib.ConfigError, match='hf:.*one/train to have.*divided'):
     _open(config, tmp_path / 'one', training=False)
   for name in ('a', 'b'):
-    listed_sets.write_parquet(tmp_path / 'two' / name / 'train.parquet', _table(range(2)))
+    _set(range(2)).to_parquet(tmp_path / 'two' / name / 'train.parquet')
   _refused(["split 'train' in", '/two/a and', 'one of these'], config, tmp_path / 'two')
 
 
@@ -139,11 +131,10 @@ def test_bad_columns_are_one_line(tmp_path, config, columns, words):
     name: listed_sets.photos(range(2)) if value == 'photos' else value
     for name, value in columns.items()
   }
-  features = {k: v for k, v in _FEATURES.items() if k in columns}
-  if isinstance(columns['image'][0], int):
-    del features['image']
-  table = listed_sets.hf_table(columns, features)
-  listed_sets.save_to_disk(tmp_path / 'set', {'train': table}, rows=1)
+  is_number = isinstance(columns.get('label', [''])[0], int)
+  kinds = {'label': 'ClassLabel'} if is_number else {}
+  part = listed_sets.hf_set(columns, kinds=kinds)
+  listed_sets.save_to_disk(tmp_path / 'set', {'train': part})
   _refused([tmp_path / 'set', *words], config, tmp_path / 'set')
 
 
@@ -153,16 +144,20 @@ def test_bad_files_are_one_line(tmp_path, config):
   _refused(['empty', 'nor Parquet files'], config, tmp_path / 'empty')
   arrow = _save('arrow', tmp_path / 'arrow') / 'train'
   path = arrow / 'data-00001-of-00002.arrow'
-  content = path.read_bytes()
-  path.write_bytes(content[:300])
-  _refused([path, 'Arrow file'], config, tmp_path / 'arrow')
+  os.truncate(path, 300)
+  _refused([tmp_path / 'arrow', 'metadata bytes'], config, tmp_path / 'arrow')
   path.unlink()
-  _refused([path, 'Arrow file'], config, tmp_path / 'arrow')
+  _refused([path, 'No such file'], config, tmp_path / 'arrow')
   (arrow / 'state.json').write_text('{}')
-  _refused([arrow / 'state.json', 'lists no files'], config, tmp_path / 'arrow')
+  _refused([tmp_path / 'arrow', 'save_to_disk'], config, tmp_path / 'arrow')
   parquet = _save('parquet', tmp_path / 'parquet') / 'data'
   path = parquet / 'train-00001-of-00002.parquet'
   os.truncate(path, 100)
-  _refused([path, 'Parquet file'], config, tmp_path / 'parquet')
+  _refused([tmp_path / 'parquet', 'not a parquet file'], config, tmp_path / 'parquet')
   listed_sets.write_parquet(path, pa.table({'x': [1]}))
-  _refused([path, 'other columns'], config, tmp_path / 'parquet')
+  _refused([tmp_path / 'parquet', 'CastError'], config, tmp_path / 'parquet')
+
+
+def test_the_package_that_reads_them_is_named(tmp_path, config, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'datasets', None)
+  _refused(['package datasets', "'.[hf]'"], config, tmp_path / 'set')

@@ -83,9 +83,8 @@ def test_a_bad_command_is_one_line(arguments, words, tmp_path, capsys, monkeypat
 
 
 def test_an_image_without_a_class_is_refused(tmp_path, capsys):
-  features = {'image': listed_sets.IMAGE, 'label': listed_sets.CLASS_LABEL}
-  table = {'image': listed_sets.photos(range(2)), 'label': [0, -1]}
-  listed_sets.save_to_disk(tmp_path / 'set', {'train': listed_sets.hf_table(table, features)})
+  part = listed_sets.hf_set({'image': listed_sets.photos(range(2)), 'label': [0, -1]})
+  listed_sets.save_to_disk(tmp_path / 'set', {'train': part}, shards=1)
   flags = prepared.flags(f'hf:{tmp_path}/set', tmp_path, '--eval_split=')
   line = prepared.error(capsys, *flags)
   assert f'{tmp_path}/set/train/1-1.jpg has no class' in line

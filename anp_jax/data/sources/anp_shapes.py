@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from anp_jax.data import index_shuffle, vocabulary as vocabulary_lib
 from anp_jax.data.sources import (
-  hf_set,
+  arrow_rows,
   image_folder,
   listings,
   scenes,
@@ -69,7 +69,7 @@ def open_split(split: str, data_dir: str) -> source_lib.Source:
     labels=np.array([class_id for class_id, _ in jobs], np.int32),
     vocabulary=vocabulary_lib.Vocabulary(scenes.CLASS_NAMES),
     name=f'anp_shapes: {split}',
-    storage=hf_set.ArrowRows((path,), '', 'image', np.arange(len(jobs))),
+    storage=arrow_rows.ArrowRows((path,), '', 'image', np.arange(len(jobs))),
   )
   return listings.open_listing(listing)
 

@@ -1,17 +1,17 @@
-"""The columns of a Hugging Face data set: its image, and what names its class.
+"""The columns of a Hugging Face data set: its image, and what names its class."""
 
-What a column is, the library writes into the schema's metadata, in Arrow and
-in Parquet files alike. Without that, types and names tell.
-"""
-
+from collections.abc import Mapping
 import dataclasses
-import json
+import re
+from typing import Any
 
 import pyarrow as pa
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.sources import class_texts
+
+_LABEL = re.compile(r'ClassLabel|(large_)?string|u?int\d+|float\d+')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,36 +28,43 @@ class Columns:
   label: tuple[str, ...]
   names: tuple[tuple[str, ...], ...]
 
+  def vocabulary(self) -> vocabulary_lib.Vocabulary | None:
+    """The classes of a ClassLabel, in its order; None without one."""
+    if len(self.label) == 1 and self.names[0]:
+      return vocabulary_lib.Vocabulary(self.names[0])
+    return None
 
-def choose(schema: pa.Schema, place: str) -> Columns:
+
+def choose(features: Mapping[str, Any], place: str) -> Columns:
   """The columns of the image and of the class.
 
-  The image is in the first Image column. The class is in the column `label`,
-  or the only ClassLabel, or in a column of a usual name, or in `adjective` and
-  `noun`.
+  The image is in the first Image column, else in the first of bytes. The class is
+  in the column `label`, or the only ClassLabel, or in a column of a usual name, or
+  in `adjective` and `noun`.
 
   Args:
-    schema: schema of the table.
+    features: the library's description of each column.
     place: name of the table in messages.
 
   Raises:
     ConfigError: if there are none, with the columns that there are.
   """
-  features = _features(schema)
-  images = [f.name for f in schema if _is_image(f, features.get(f.name))]
-  labels = [n for n in schema.names if _names(features.get(n))]
-  if 'label' in schema.names:
+  kinds = {name: _kind(feature) for name, feature in features.items()}
+  images = [n for n, kind in kinds.items() if kind == 'Image']
+  images += [n for n, kind in kinds.items() if kind in ('binary', 'large_binary')]
+  labels = [n for n, kind in kinds.items() if kind == 'ClassLabel']
+  if 'label' in kinds:
     labels = ['label']
   elif len(labels) != 1 or set(labels) & set(class_texts.PAIR):
-    labels = class_texts.columns(schema.names)
-  wrong = [n for n in labels if not _is_label(schema.field(n).type)]
+    labels = class_texts.columns(kinds)
+  wrong = [n for n in labels if not _LABEL.fullmatch(kinds[n])]
   if not images or not labels or wrong:
-    columns = ', '.join(f'{f.name} ({_kind(f, features.get(f.name))})' for f in schema)
+    columns = ', '.join(f'{name} ({kind})' for name, kind in kinds.items())
     raise config_lib.ConfigError(
       f'{place} has the columns {columns}; expected an Image, and a label '
       '(ClassLabel, string or whole number) or adjective and noun'
     )
-  names = tuple(_names(features.get(n)) for n in labels)
+  names = tuple(tuple(getattr(features[n], 'names', None) or ()) for n in labels)
   return Columns(images[0], tuple(labels), names)
 
 
@@ -78,13 +85,6 @@ def texts(table: pa.Table, columns: Columns, place: str) -> list[str]:
   return [f'{a}_{n}' if a and n else '' for a, n in zip(*values)]
 
 
-def vocabulary(columns: Columns) -> vocabulary_lib.Vocabulary | None:
-  """The classes of a ClassLabel, in its order; None without one."""
-  if len(columns.label) == 1 and columns.names[0]:
-    return vocabulary_lib.Vocabulary(columns.names[0])
-  return None
-
-
 def _texts(column, names, place):
   """A column's values as texts; '' for null, NaN (pandas' null) and -1."""
   values = [None if v in (None, -1) or v != v else v for v in column.to_pylist()]
@@ -101,36 +101,10 @@ def _texts(column, names, place):
   return ['' if v is None else names[int(v)] for v in values]
 
 
-def _features(schema):
-  """The description of each column that the library stores; {} without it."""
-  data = (schema.metadata or {}).get(b'huggingface', b'{}')
-  try:
-    return json.loads(data).get('info', {}).get('features') or {}
-  except (ValueError, AttributeError):
-    return {}
-
-
-def _names(feature):
-  if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel':
-    return tuple(feature.get('names') or ())
-  return ()
-
-
-def _is_image(field, feature):
-  if isinstance(feature, dict) and '_type' in feature:
-    return feature['_type'] == 'Image'
-  kind = field.type
-  if pa.types.is_struct(kind):
-    return kind.get_field_index('bytes') >= 0
-  return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def _is_label(kind):
-  types = pa.types
-  is_text = types.is_string(kind) or types.is_large_string(kind)
-  return is_text or types.is_integer(kind) or types.is_floating(kind)
-
-
-def _kind(field, feature):
-  named = isinstance(feature, dict) and feature.get('_type')
-  return named if named and named != 'Value' else field.type
+def _kind(feature):
+  """The type of a column, as the library names it; Image for a struct that holds one."""
+  if isinstance(feature, dict):
+    return 'Image' if 'bytes' in feature else 'struct'
+  return (
+    getattr(feature, 'dtype', '') if type(feature).__name__ == 'Value' else type(feature).__name__
+  )

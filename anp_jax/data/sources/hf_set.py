@@ -1,84 +1,24 @@
-"""Sets of Hugging Face's `datasets` on disk, read without that library."""
+"""Sets of Hugging Face's `datasets` on disk, which that library finds and describes."""
 
-from collections.abc import Sequence
-import functools
+import glob
+import logging
 import os
+import re
+import sys
 from typing import Any
 
-from absl import logging
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import (
-  class_texts,
-  hf_columns,
-  hf_files,
-  image_folder,
-  splits,
-  stored_images,
-  table_cache,
-)
-from anp_jax.system import files
+from anp_jax.data.sources import arrow_rows, class_texts, hf_columns, image_folder, splits
+from anp_jax.system import error_lines
 
-_KIND = 'parquet-1'  # with the version of the copies of Parquet files
-_ROWS = 64  # of a batch of these
-
-
-class ArrowRows:
-  """Images in a column of Arrow files that are mapped into memory."""
-
-  def __init__(
-    self,
-    paths: tuple[str, ...],
-    folder: str,
-    column: str,
-    rows: np.ndarray,
-    states: tuple[tuple[int, int], ...] | None = None,
-  ):
-    """Creates the storage; the files are mapped when they are first read.
-
-    Args:
-      paths: paths of the Arrow files.
-      folder: folder that the paths of images outside of these are relative to.
-      column: name of the images' column.
-      rows: (n,) int64, numbers of the rows in all files.
-      states: sizes and times of the files; None: those of now.
-    """
-    self._paths, self._folder, self._column, self._rows = paths, folder, column, rows
-    self._states = tuple(map(files.state, paths)) if states is None else states
-    self._values: pa.ChunkedArray | None = None
-
-  def __reduce__(self):
-    return ArrowRows, (self._paths, self._folder, self._column, self._rows, self._states)
-
-  def read(self, index: int) -> bytes:
-    """The bytes of an image, from any thread."""
-    # Two threads may open the files; either result will do.
-    if self._values is None:
-      self._values = read_table(self._paths, self._states)[self._column]
-    value = self._values[int(self._rows[index])]
-    path = ''
-    if isinstance(value, pa.StructScalar) and value.is_valid:
-      path = value['path'].as_py() if 'path' in value else ''
-      value = value['bytes']
-    if value.is_valid:
-      return value.as_buffer().to_pybytes()
-    if not path:
-      raise stored_images.UnusableError('there is no image in the row')
-    return stored_images.read_file(os.path.join(self._folder, path), self._folder or '.')
-
-  def state(self, index: int) -> tuple[int, int]:
-    """The size and time of the set's files, together."""
-    del index
-    sizes, times = zip(*self._states)
-    return sum(sizes), max(times)
-
-  def select(self, indices: np.ndarray) -> 'ArrowRows':
-    """The images of these indices."""
-    return ArrowRows(self._paths, self._folder, self._column, self._rows[indices], self._states)
+_SPLITS, _STATE = 'dataset_dict.json', 'state.json'  # files that save_to_disk writes
+# data/train-00000-of-00001.parquet, train-0.parquet, train.parquet
+_NAME = re.compile(r'(.+?)(?:-\d+(?:-of-\d+)?)?\.parquet')
+_FOLDER = 'huggingface'  # folder of the data folder, for Arrow files of Parquet sets
 
 
 def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Listing:
@@ -92,39 +32,45 @@ def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Li
       pairs, as config.data.
     split: name of the split.
     other_split: other split of the run, or ''; its classes count too.
-    data_dir: data folder; Parquet files are copied there as Arrow files, which
-      have random access.
+    data_dir: data folder; the library copies Parquet files there into Arrow files,
+      which have random access.
 
   Raises:
-    ConfigError: naming the folder or file at fault.
+    ConfigError: naming the set at fault, or the package that is missing.
   """
   path = full_path(d.source, d.path)
-  part = hf_files.find(path, split)
-  name = f'{path}: {split}' if split else path
-  paths, table, columns = _open(part, data_dir)
-  texts = hf_columns.texts(table, columns, name)
-  declared = hf_columns.vocabulary(columns)
-  other_texts: Sequence[str] = ()
-  if d.lists or declared is None:  # else no class is in the other split alone
-    other_texts = _other_texts(path, part, split, other_split, data_dir)
+  parts = _load(path, data_dir)
+  folder = path if os.path.isdir(path) else os.path.dirname(path)
+  is_divided = has_splits(path)
+  if is_divided:
+    is_saved = os.path.exists(os.path.join(path, _SPLITS))
+    name = splits.choose(path, split, parts, f'hf:{path}/' * is_saved)
+    other_name = (splits.matches(other_split, parts) or [name])[0]
+  else:
+    splits.check_half(path, split)
+    name = other_name = ''
+  root = os.path.join(folder, name) if name else folder
+  place = f'{path}: {split}' if split else path
+  part = parts[name]
+  columns = hf_columns.choose(part.features, root)
+  texts = hf_columns.texts(part.data.table, columns, place)
+  other_texts = hf_columns.texts(parts[other_name].data.table, columns, place)
   labels, classes = class_texts.classify(
-    texts, d, part.folder, lambda i: f'{name}, row {i}', other_texts, declared
+    texts, d, folder, lambda i: f'{place}, row {i}', other_texts, columns.vocabulary()
   )
   # An example without a label stays; the lists may leave classes out.
   rows = np.array(
     [
       i
       for i, (label, text) in enumerate(zip(labels, texts))
-      if (label >= 0 or not text) and (part.is_split or splits.in_half(str(i), split))
+      if (label >= 0 or not text) and (is_divided or splits.in_half(str(i), split))
     ],
     np.int64,
   )
-  storage = ArrowRows(paths, part.folder, columns.image, rows)
-  root = part.folder
-  if part.is_split and part.are_parquet:
-    root = os.path.join(root, split)
-  names = tuple(_names(table[columns.image], rows))
-  return image_folder.Listing(root, names, labels[rows], classes, name, storage)
+  paths = tuple(entry['filename'] for entry in part.cache_files)
+  storage = arrow_rows.ArrowRows(paths, folder, columns.image, rows)
+  names = tuple(_names(part.data.table[columns.image], rows))
+  return image_folder.Listing(root, names, labels[rows], classes, place, storage)
 
 
 def full_path(source: str, path: str) -> str:
@@ -132,23 +78,66 @@ def full_path(source: str, path: str) -> str:
   return os.path.join(os.path.expanduser(path), os.path.expanduser(source.removeprefix('hf:')))
 
 
-@functools.lru_cache(4)
-def read_table(paths: Sequence[str], states: Sequence[tuple[int, int]]) -> pa.Table:
-  """The rows of Arrow files; a process has many tasks on the same ones.
+def has_splits(path: str) -> bool:
+  """Whether a set is divided into splits."""
+  return os.path.isdir(path) and not os.path.exists(os.path.join(path, _STATE))
 
-  Args:
-    paths: paths of the files.
-    states: size and time of each, which tell other content of the same paths.
 
-  Raises:
-    ConfigError: if one cannot be read or has other columns.
+def _load(path, data_dir):
+  """{split: set}; that of a set without splits is called ''."""
+  try:
+    import datasets
+  except ImportError as e:
+    raise config_lib.ConfigError(
+      "hf:PATH needs the package datasets, which is not installed: pip install '.[hf]'"
+    ) from e
+  datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
+  if not sys.stderr.isatty():
+    datasets.disable_progress_bars()
+  folder = os.path.join(os.path.abspath(os.path.expanduser(data_dir)), _FOLDER)
+  in_folder = {'cache_dir': folder, 'keep_in_memory': False}
+  try:
+    if any(os.path.exists(os.path.join(path, name)) for name in (_SPLITS, _STATE)):
+      parts = datasets.load_from_disk(path, keep_in_memory=False)
+    elif os.path.isdir(path):
+      parts = datasets.load_dataset('parquet', data_files=_parquet_files(path), **in_folder)
+    else:
+      parts = datasets.load_dataset('parquet', data_files=path, split='train', **in_folder)
+  except config_lib.ConfigError:
+    raise
+  except Exception as e:  # noqa: BLE001 - the library and Arrow raise many kinds
+    raise config_lib.ConfigError(
+      f'{path} cannot be read as a data set of Hugging Face (a folder made by save_to_disk, or '
+      f'Parquet files; copies are in {folder}): {error_lines.typed_line(e.__cause__ or e)}'
+    ) from e
+  return parts if isinstance(parts, dict) else {'': parts}
+
+
+def _parquet_files(folder):
+  """{split: paths}, of the names of files or of their folders.
+
+  The library's own search takes a split's name anywhere in the path for it, the
+  folders that the set lies in included.
   """
-  del states
-  tables = [table_cache.read(path) for path in paths]
-  for path, table in zip(paths, tables):
-    if table.schema != tables[0].schema:
-      raise config_lib.ConfigError(f'{path} has other columns than {paths[0]}')
-  return pa.concat_tables(tables)
+  paths = sorted(glob.glob(os.path.join(glob.escape(folder), '**', '*.parquet'), recursive=True))
+  by_split = {}
+  for path in paths:
+    name = _NAME.fullmatch(os.path.basename(path))[1]
+    if not re.search('[A-Za-z]', name):  # train/0000.parquet
+      name = os.path.basename(os.path.dirname(path))
+    by_split.setdefault(name, []).append(path)
+  for name, group in by_split.items():
+    folders = sorted({os.path.dirname(path) for path in group})
+    if len(folders) > 1:
+      raise config_lib.ConfigError(
+        f'{folder} has the split {name!r} in {folders[0]} and {folders[1]}; '
+        'expected the path of one of these'
+      )
+  if not by_split:
+    raise config_lib.ConfigError(
+      f'{folder} has neither {_STATE} or {_SPLITS}, which save_to_disk writes, nor Parquet files'
+    )
+  return by_split
 
 
 def _names(column, rows):
@@ -158,63 +147,3 @@ def _names(column, rows):
   for row in rows.tolist():
     path = paths[row]
     yield f'{row}-{os.path.basename(path)}' if path else str(row)
-
-
-def _open(part, data_dir):
-  """The Arrow files of a set, their table, and its columns."""
-  paths = part.paths
-  if part.are_parquet:
-    paths = (_arrow_copy(part, data_dir),)
-  table = read_table(paths, tuple(map(files.state, paths)))
-  return paths, table, hf_columns.choose(table.schema, part.folder)
-
-
-def _arrow_copy(part, data_dir):
-  """The Arrow file of a set's Parquet files, written once."""
-
-  def build(path):
-    logging.info('Copying %s, once: Parquet has no random access.', part.paths[0])
-    try:
-      _copy(part, path)
-    except pa.ArrowException as e:
-      raise config_lib.ConfigError(
-        f'{part.folder} has a damaged Parquet file: {str(e).splitlines()[0]}'
-      ) from e
-
-  return table_cache.ensure(data_dir, _KIND, part.paths, build)
-
-
-def _copy(part, path):
-  """Writes the images and labels of Parquet files as an Arrow file."""
-  schema = _parquet_schema(part.paths[0])
-  columns = hf_columns.choose(schema, part.folder)
-  names = [columns.image, *columns.label]
-  schema = pa.schema([schema.field(n) for n in names], schema.metadata)
-  with pa.OSFile(path, 'wb') as file, pa.ipc.new_file(file, schema) as out:
-    for source in part.paths:
-      if not {*names} <= {*_parquet_schema(source).names}:
-        raise config_lib.ConfigError(f'{source} has other columns than {part.paths[0]}')
-      for batch in pq.ParquetFile(source).iter_batches(_ROWS, columns=names):
-        out.write_batch(batch.select(names).cast(schema))
-
-
-def _parquet_schema(path):
-  """The schema of a Parquet file."""
-  try:
-    return pq.read_schema(path)
-  except (OSError, pa.ArrowException) as e:
-    raise config_lib.ConfigError(
-      f'{path} cannot be read as a Parquet file: {str(e).splitlines()[0]}'
-    ) from e
-
-
-def _other_texts(path, part, split, other_split, data_dir):
-  """The classes of the run's other split, if the set has it."""
-  if not part.is_split or other_split in ('', split):
-    return []
-  try:
-    other = hf_files.find(path, other_split)
-  except config_lib.ConfigError:  # opening it says so, if the run needs it
-    return []
-  _, table, columns = _open(other, data_dir)
-  return hf_columns.texts(table, columns, path)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from anp_jax.data.sources import (
-  hf_files,
   hf_set,
   image_folder,
   image_table,
@@ -72,7 +71,7 @@ def has_splits(text: str, path: str) -> bool:
   if name == 'tar':
     return splits.SPLIT in place
   if name == 'hf':
-    return hf_files.has_splits(hf_set.full_path(text, path))
+    return hf_set.has_splits(hf_set.full_path(text, path))
   if name == 'list':
     return image_table.has_splits(place)
   return bool(image_folder.split_folders(path))
