@@ -13,13 +13,8 @@ _WINDOW = re.compile(r'([0-9]{1,18}):([0-9]{1,18})')
 _DURATION = re.compile(r'\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]+)\s*')
 
 
-def steps(text: str, batch_size: int, examples: int) -> int:
-  """Returns a duration in steps, rounded up so that nothing is cut short.
-
-  Args:
-    text: number and steps, epochs or examples ('1.5 epochs', '2e6 examples').
-    batch_size: images per step.
-    examples: images per epoch.
+def amount(text: str) -> tuple[float, str]:
+  """Returns the number of a duration and its unit: 'steps', 'epochs' or 'examples'.
 
   Raises:
     ConfigError: if the text is not of that form.
@@ -33,6 +28,21 @@ def steps(text: str, batch_size: int, examples: int) -> int:
       f"'10 epochs', '500 steps' or '1e6 examples'"
       f'{errors.nearest(unit, _UNITS)}'
     )
+  return number, units
+
+
+def steps(text: str, batch_size: int, examples: int) -> int:
+  """Returns a duration in steps, rounded up so that nothing is cut short.
+
+  Args:
+    text: number and steps, epochs or examples ('1.5 epochs', '2e6 examples').
+    batch_size: images per step.
+    examples: images per epoch.
+
+  Raises:
+    ConfigError: if the text is not of that form.
+  """
+  number, units = amount(text)
   images = {'steps': batch_size, 'epochs': examples, 'examples': 1}[units]
   total = number * images / batch_size
   if total > _MOST_STEPS:

@@ -276,6 +276,7 @@ def _write_page(study, cells, outcome, flags, arguments) -> str:
   """Writes the page of runs, failures and tuning; returns the table for people."""
   from anp_jax.tools.study import study_page  # matplotlib, once there is something to draw
 
+  os.makedirs(study.folder, exist_ok=True)  # where nothing could be trained
   runs, failures, plan, contests = outcome
   cores = [study_runner.record(study, c)['cores'] for c in runs]
   how = 'emulated, ' * study.emulated + 'simulated, ' * study.simulated

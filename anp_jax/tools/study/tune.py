@@ -17,7 +17,7 @@ import dataclasses
 import math
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line
+from anp_jax.config import command_line, durations as durations_lib
 from anp_jax.tools.study import axes, grid, study_results, study_runner
 
 FLAG = '--tune'
@@ -101,11 +101,14 @@ def parse(
   of_flags = {**of_flags, 'duration': '--config.duration'}
   parsed = axes.parse(flags.tune, strategies, overrides, of_flags, FLAG)
   config = command_line.load(flags.config, {k: v for k, v in overrides.items() if k == 'duration'})
-  number, unit = _amount(config.duration)
+  number, unit = durations_lib.amount(config.duration)
   budget = None
   if flags.tune_budget is not None:
-    budget, budget_unit = _amount(flags.tune_budget)
-    if budget_unit != unit or not budget > 0:
+    try:
+      budget, budget_unit = durations_lib.amount(flags.tune_budget)
+    except config_lib.ConfigError as e:
+      raise config_lib.ConfigError(f'--tune_budget: {e}') from e
+    if budget_unit != unit or not budget:
       raise config_lib.ConfigError(
         f'--tune_budget={flags.tune_budget}: expected an amount of training '
         f'like config.duration={config.duration!r}, above 0'
@@ -232,7 +235,7 @@ def _climb(study, plan, contests, left, train):
     accuracy = None if error else study_results.accuracy(study.workdir(run))
     tuned.scores[run.tuned] = accuracy, run.duration
     if not isinstance(error, study_runner.Refusal):
-      tuned.spent += _amount(run.duration)[0]
+      tuned.spent += durations_lib.amount(run.duration)[0]
     tuned.error = tuned.error or error or ''
   for contest, values in left.items():
     if len(values) > 1:
@@ -247,15 +250,6 @@ def _duration(amount, unit):
   if unit == 'epochs':
     return f'{max(amount, 1e-4):.4f}'.rstrip('0').rstrip('.') + ' epochs'
   return f'{math.ceil(round(amount, 6))} {unit}'
-
-
-def _amount(text):
-  """The number and the unit, in the plural, of a duration."""
-  number, _, unit = str(text).strip().partition(' ')
-  try:
-    return float(number), unit.strip().removesuffix('s') + 's'
-  except ValueError:
-    return 0.0, ''
 
 
 def _ascending(axis):

@@ -199,6 +199,21 @@ def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch
   assert states == ['finished', 'left out'] * 2
 
 
+def test_the_page_of_a_study_in_which_nothing_could_be_trained(pretend, monkeypatch):
+  real = study_runner.Study.config
+
+  def config(self, cell):
+    if cell.duration:  # a run that tunes
+      raise config_lib.ConfigError('config.sharding: not with this')
+    return real(self, cell)
+
+  monkeypatch.setattr(study_runner.Study, 'config', config)
+  command = _command(pretend / 'study', '--nodes=1', '--tune=optimizer.momentum=0,0.5')
+  assert study_main.main(command) == 1
+  page = (pretend / 'study' / 'study.md').read_text()
+  assert 'sync-1x1' in page and 'config.sharding: not with this' in page
+
+
 def _begun(tmp_path):
   study = study_runner.Study(_TINY, {}, str(tmp_path))
   workdir = tmp_path / 'runs' / _CELL.name

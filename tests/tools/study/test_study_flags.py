@@ -69,7 +69,7 @@ _CASES = {
     (f'--tune={_RATE}=0.1 --tune={_RATE}=0.2', f'{_RATE} is set twice'),
     (f'--tune={_RATE}=0.1,x', f"config.{_RATE}='x': expected a number"),
     (f'--tune={_RATE}=1 --vary=duration=1 epochs,2 epochs', 'expected one duration'),
-    (f'--tune={_RATE}=1 --tune_budget=many', '--tune_budget=many: expected an amount'),
+    (f'--tune={_RATE}=1 --tune_budget=many', "--tune_budget: 'many' is not a duration"),
     ('--tune=strategy.period=1,2 --strategies=sync', '--tune=strategy.period=1,2: '),
     (
       '--tune=ema=0,0.9 --strategies=model_ring',

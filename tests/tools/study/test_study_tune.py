@@ -21,11 +21,11 @@ from tests import study_runs
 _LENET, _RATE = study_runs.LENET, grid.RATE
 
 
-def _plan(*texts, budget=None, seeds=(0, 1)):
+def _plan(*texts, budget=None, seeds=(0, 1), duration='24 epochs'):
   flags = types.SimpleNamespace(
     tune=list(texts), tune_budget=budget, vary=[], emulate=None, config=_LENET
   )
-  overrides = {'duration': '24 epochs'}
+  overrides = {'duration': duration}
   return tune.parse(flags, ('sync', 'parameter_server'), overrides, grid.AXES, seeds)
 
 
@@ -57,6 +57,12 @@ def _write(study, cell, accuracy):
 def test_a_rungs_runs_share_its_budget(values, budget, expected):
   plan = _plan(f'{_RATE}=0.1,0.2', budget=budget)
   assert tune.durations(values, plan) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize('duration', ['3e4examples', '30000 example'])
+def test_a_duration_is_read_as_the_config_reads_it(duration):
+  plan = _plan(f'{_RATE}=0.1,0.2', duration=duration, budget='30000 examples')
+  assert (plan.duration, plan.budget, plan.unit) == (30000, 30000, 'examples')
 
 
 def test_the_better_half_goes_on(tmp_path):
