@@ -59,7 +59,8 @@ def sizes(address: str) -> dict[str, tuple[int, str]]:
     Path below the address ('' for one object) to (bytes, version tag).
 
   Raises:
-    ConfigError: if the store cannot be read, naming the address.
+    ConfigError: naming the address, if it cannot be read, or an object whose name leads
+      out of a folder that it is copied to.
   """
   store = file_system(address)
   try:
@@ -67,11 +68,15 @@ def sizes(address: str) -> dict[str, tuple[int, str]]:
   except Exception as e:  # noqa: BLE001 - each store has errors of its own
     raise unreadable(address, e) from e
   prefix = store._strip_protocol(address).rstrip('/')
-  return {
+  result = {
     name.removeprefix(prefix).lstrip('/'): (info['size'], _tag(info))
     for name, info in objects.items()
     if info['type'] == 'file' and not name.endswith('/')
   }
+  for name in result:
+    if '..' in name.split('/'):
+      raise config_lib.ConfigError(f"{address} has the object {name!r}: expected no '..' in it")
+  return result
 
 
 def join(address: str, name: str) -> str:

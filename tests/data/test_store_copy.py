@@ -156,6 +156,16 @@ def test_what_cannot_be_copied_is_one_line(gcs, root, keys, words):
   builders.assert_refused(words, sources.open_source, _config(**keys), training=True)
 
 
+@pytest.mark.parametrize('scheme', ['gs', 's3'])
+def test_a_name_that_leads_out_of_the_folder_is_refused(scheme, request, root):
+  store = request.getfixturevalue({'gs': 'gcs'}.get(scheme, scheme))
+  _put(store, 'strange', _tree() | {'train/../../../../../../evil': b'x'})
+  config = _config('folder', path=f'{scheme}://bucket/strange')
+  words = [f'{scheme}://bucket/strange', 'evil', "expected no '..'"]
+  builders.assert_refused(words, sources.open_source, config, training=True)
+  assert not [p for p in root.parent.rglob('evil')]
+
+
 def test_full_disk_and_a_torn_copy_are_one_line(gcs, root, monkeypatch):
   _put(gcs, 'torn', _tree())
   config = _config('folder', path=f'{_BUCKET}/torn')
