@@ -94,12 +94,13 @@ soak: $(READY)  ## Kill runs over and over; variants of slow tests.
 	ANP_FUZZ=2000 $(VENV_PYTHON) -m pytest -q tests/test_fuzz.py $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest -q -m soak $(PYTEST_ARGS)
 
-lint: $(READY)  ## Check style, format, types and spelling.
+lint: $(READY)  ## Check style, format, types, spelling, and the links of the docs.
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) -m codespell_lib --skip='*.png,*.csv,*.txtpb' \
 	  anp_jax configs docs scripts *.md
+	$(VENV_PYTHON) -m mkdocs build
 
 bench: $(READY)  ## Run every benchmark in scripts/bench, one after another.
 	@set -e; for script in $(basename $(notdir $(wildcard scripts/bench/[!_]*.py))); do \
