@@ -90,8 +90,10 @@ def test_on_several_devices(tmp_path, config, monkeypatch, devices):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on(tmp_path, config, monkeypatch):
+@pytest.mark.parametrize('source', ['synthetic', 'digits'])  # the second is read in blocks
+def test_an_interrupted_run_goes_on(tmp_path, config, monkeypatch, source):
   keys = {
+    'data.source': source,
     'schedule.name': 'constant',
     'schedule.warmup': '0 steps',
     'duration': '5 steps',

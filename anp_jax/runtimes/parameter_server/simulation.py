@@ -129,13 +129,13 @@ class Simulation:
 
   def _update(self, step):
     with self._lock:
-      while self._next <= min(step, self._spec.total_steps - 1):
+      # Streams read in blocks, from before the first update and past the last one.
+      while self._next <= min(max(step, self._start), self._spec.total_steps - 1):
         update = next(self._coming, None)
         if update is None:
           raise cluster.RunFailedError(f'no update of version {self._next} is ordered')
         self._updates[self._next] = update
         self._next += 1
-      # Streams read in blocks, from before the first update and past the last one.
       return self._updates.get(step, self._updates[self._next - 1])
 
   def _work_out(self, timeline):
