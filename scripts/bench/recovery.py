@@ -135,6 +135,7 @@ def _flags():
   add('--processes', type=int, default=4, help='processes (default: %(default)s)')
   add('--goodput', type=float, default=0, help='seconds with random losses, in place of the rounds')
   add('--mtbf', type=float, default=180, help='seconds between losses (default: %(default)s)')
+  add('--seed', type=int, default=0, help='which processes are lost when (default: %(default)s)')
   add('--repair', type=float, default=60, help='seconds until one comes (default: %(default)s)')
   return parser.parse_known_args()
 
@@ -219,7 +220,7 @@ def _goodput(run, flags, batch):
   run.watch(60)
   undisturbed = (run.step() - first) / (time.monotonic() - begin)
   begin, first = time.monotonic(), run.step()
-  chance = random.Random(0)
+  chance = random.Random(flags.seed)
   count = round(flags.goodput / flags.mtbf)
   gaps = [-flags.mtbf * math.log(1 - (i + 0.5) / count) for i in range(count)]
   chance.shuffle(gaps)
