@@ -1,5 +1,6 @@
 """The fast network for CIFAR-10 against PyTorch's functions, and its whitening."""
 
+import functools
 import itertools
 import tarfile
 
@@ -51,7 +52,7 @@ def test_loss_and_gradients_are_those_of_pytorch(x64):
   random = np.random.default_rng(1)
   images, labels = random.standard_normal((_BATCH, 32, 32, 3)), np.arange(_BATCH)
   network = _network(jnp.float64)
-  variables = network.init(jax.random.key(0), images, False)
+  variables = jax.jit(network.init, static_argnums=2)(jax.random.key(0), images, False)
   params = _weights(variables)
 
   def loss(params):
@@ -59,7 +60,7 @@ def test_loss_and_gradients_are_those_of_pytorch(x64):
     logits, _ = network.apply({'params': params, **rest}, images, True, mutable=['batch_stats'])
     return -jax.nn.log_softmax(logits)[np.arange(_BATCH), labels].mean()
 
-  ours, gradients = jax.value_and_grad(loss)(params)
+  ours, gradients = jax.jit(jax.value_and_grad(loss))(params)
   tensors = jax.tree.map(lambda p: torch.from_numpy(p).requires_grad_(), params)
   channels_first = torch.from_numpy(images.transpose(0, 3, 1, 2))
   expected = _their_loss(tensors, channels_first, torch.from_numpy(labels), torch)
@@ -72,9 +73,10 @@ def test_loss_and_gradients_are_those_of_pytorch(x64):
 
 
 def test_images_without_room_for_the_pools_are_refused():
-  _network().init(jax.random.key(0), jnp.zeros((1, 9, 32, 3)), False)
+  shapes = functools.partial(jax.eval_shape, lambda x: _network().init(jax.random.key(0), x, False))
+  shapes(jnp.zeros((1, 9, 32, 3)))
   with pytest.raises(errors.ConfigError, match='data.image_size=8: expected 9 or more'):
-    _network().init(jax.random.key(0), jnp.zeros((1, 8, 32, 3)), False)
+    shapes(jnp.zeros((1, 8, 32, 3)))
 
 
 def test_directions_of_the_whitening_are_orthogonal():
@@ -85,6 +87,7 @@ def test_directions_of_the_whitening_are_orthogonal():
   np.testing.assert_allclose(unit.T @ unit, np.eye(12), atol=0.02)
 
 
+@pytest.mark.slow
 def test_whitened_patches_of_photographs_have_unit_variance():
   path = launching.ROOT.parent / 'shared/data/cifar10/cifar10-jpeg.tar.xz'
   if not path.exists():

@@ -65,8 +65,12 @@ _SETTINGS = {
 }
 
 
-@pytest.mark.parametrize('keys', _SETTINGS.values(), ids=_SETTINGS)
-def test_a_replay_of_its_log_has_the_same_weights(tmp_path, config, monkeypatch, keys):
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ('nesterov', 'backup')]
+
+
+@pytest.mark.parametrize('name', ['async', 'dana', 'rennala', *_SLOW])
+def test_a_replay_of_its_log_has_the_same_weights(tmp_path, config, monkeypatch, name):
+  keys = _SETTINGS[name]
   times = {'strategy.simulate.spread': 0.3, 'eval.every': '6 steps'}
   config = _simulated(config, 3, **times | keys)
   _run(config, tmp_path)
