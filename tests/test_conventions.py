@@ -54,7 +54,7 @@ _BUDGET = {
   'anp_jax/training': 1_130,
   'core': 30_540,
   'scripts': 2_820,
-  'tests': 39_620,
+  'tests': 39_630,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -136,6 +136,8 @@ def test_bad_columns_are_one_line(tmp_path, config, columns, words):
   part = listed_sets.hf_set(columns, kinds=kinds)
   listed_sets.save_to_disk(tmp_path / 'set', {'train': part})
   _refused([tmp_path / 'set', *words], config, tmp_path / 'set')
+  listed_sets.save_to_disk(tmp_path / 'two', {'train': _set(range(2)), 'validation': part})
+  _refused([tmp_path / 'two', *words], config, tmp_path / 'two')
 
 
 def test_bad_files_are_one_line(tmp_path, config):

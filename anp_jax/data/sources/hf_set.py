@@ -51,10 +51,10 @@ def find(d: Any, split: str, other_split: str, data_dir: str) -> image_folder.Li
     name = other_name = ''
   root = os.path.join(folder, name) if name else folder
   place = f'{path}: {split}' if split else path
-  part = parts[name]
+  part, other = parts[name], parts[other_name]
   columns = hf_columns.choose(part.features, root)
   texts = hf_columns.texts(part.data.table, columns, place)
-  other_texts = hf_columns.texts(parts[other_name].data.table, columns, place)
+  other_texts = hf_columns.texts(other.data.table, hf_columns.choose(other.features, path), path)
   labels, classes = class_texts.classify(
     texts, d, folder, lambda i: f'{place}, row {i}', other_texts, columns.vocabulary()
   )
