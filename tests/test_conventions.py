@@ -42,7 +42,7 @@ _BUDGET = {
   'anp_jax/cluster': 2_960,
   'anp_jax/config': 2_240,
   'anp_jax/costs': 470,
-  'anp_jax/data': 5_820,
+  'anp_jax/data': 5_850,
   'anp_jax/ensemble': 540,
   'anp_jax/models': 1_880,
   'anp_jax/parallel': 1_580,
@@ -52,9 +52,9 @@ _BUDGET = {
   'anp_jax/system': 2_460,
   'anp_jax/tools': 6_110,
   'anp_jax/training': 1_130,
-  'core': 30_540,
+  'core': 30_570,
   'scripts': 2_820,
-  'tests': 39_630,
+  'tests': 39_620,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

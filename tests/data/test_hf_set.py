@@ -147,7 +147,7 @@ def test_bad_files_are_one_line(tmp_path, config):
   arrow = _save('arrow', tmp_path / 'arrow') / 'train'
   path = arrow / 'data-00001-of-00002.arrow'
   os.truncate(path, 300)
-  _refused([tmp_path / 'arrow', 'metadata bytes'], config, tmp_path / 'arrow')
+  _refused([path, 'Arrow file'], config, tmp_path / 'arrow')
   path.unlink()
   _refused([path, 'No such file'], config, tmp_path / 'arrow')
   (arrow / 'state.json').write_text('{}')
@@ -155,9 +155,9 @@ def test_bad_files_are_one_line(tmp_path, config):
   parquet = _save('parquet', tmp_path / 'parquet') / 'data'
   path = parquet / 'train-00001-of-00002.parquet'
   os.truncate(path, 100)
-  _refused([tmp_path / 'parquet', 'not a parquet file'], config, tmp_path / 'parquet')
+  _refused([path, 'Parquet file'], config, tmp_path / 'parquet')
   listed_sets.write_parquet(path, pa.table({'x': [1]}))
-  _refused([tmp_path / 'parquet', 'CastError'], config, tmp_path / 'parquet')
+  _refused([path, 'other columns'], config, tmp_path / 'parquet')
 
 
 def test_the_package_that_reads_them_is_named(tmp_path, config, monkeypatch):

@@ -126,12 +126,9 @@ def test_a_table_is_built_once_and_again_for_other_files(tmp_path, config, kind)
   first = opening.source(config, source)
   tables = [*pathlib.Path(config.data.dir).glob('**/*.arrow')]
   assert len(tables) == 1
-  built = tables[0].stat()
+  built = tables[0].stat().st_mtime_ns
   again = opening.source(config, source)
-  assert (tables[0].stat().st_ino, tables[0].stat().st_mtime_ns) == (
-    built.st_ino,
-    built.st_mtime_ns,
-  )
+  assert tables[0].stat().st_mtime_ns == built
   assert again.labels().tolist() == first.labels().tolist()
   # As exact resume compares it.
   assert sources.fingerprint(again) == sources.fingerprint(first)
@@ -140,5 +137,5 @@ def test_a_table_is_built_once_and_again_for_other_files(tmp_path, config, kind)
   assert len([*pathlib.Path(config.data.dir).glob('**/*.arrow')]) == 2
   listed_sets.write(tmp_path, kind, ['a'])
   config.data.dir = str(tables[0])  # no folder
-  with pytest.raises(config_lib.ConfigError, match=config.data.dir):
+  with pytest.raises(config_lib.ConfigError, match='cannot be written.*config.data.dir'):
     opening.source(config, source)

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
-from anp_jax.data.sources import arrow_rows, class_texts, hf_columns, image_folder, splits
+from anp_jax.data.sources import (
+  arrow_rows,
+  class_texts,
+  hf_columns,
+  image_folder,
+  splits,
+  table_cache,
+)
 from anp_jax.system import error_lines
 
 _SPLITS, _STATE = 'dataset_dict.json', 'state.json'  # files that save_to_disk writes
@@ -97,6 +105,12 @@ def _load(path, data_dir):
   folder = os.path.join(os.path.abspath(os.path.expanduser(data_dir)), _FOLDER)
   in_folder = {'cache_dir': folder, 'keep_in_memory': False}
   try:
+    os.makedirs(folder, exist_ok=True)
+  except OSError as e:
+    raise config_lib.ConfigError(
+      f'{folder} cannot be written ({e.strerror or e}); config.data.dir names another folder'
+    ) from e
+  try:
     if any(os.path.exists(os.path.join(path, name)) for name in (_SPLITS, _STATE)):
       parts = datasets.load_from_disk(path, keep_in_memory=False)
     elif os.path.isdir(path):
@@ -106,11 +120,34 @@ def _load(path, data_dir):
   except config_lib.ConfigError:
     raise
   except Exception as e:  # noqa: BLE001 - the library and Arrow raise many kinds
+    _refuse_damaged(path)
     raise config_lib.ConfigError(
       f'{path} cannot be read as a data set of Hugging Face (a folder made by save_to_disk, or '
-      f'Parquet files; copies are in {folder}): {error_lines.typed_line(e.__cause__ or e)}'
+      f'Parquet files): {error_lines.typed_line(e.__cause__ or e)}'
     ) from e
   return parts if isinstance(parts, dict) else {'': parts}
+
+
+def _refuse_damaged(path):
+  """Refuses the first file at fault, which the library's errors do not name."""
+  for file in _files(path, '.arrow'):
+    table_cache.read(file)
+  schemas = {}
+  for file in _files(path, '.parquet'):
+    try:
+      schemas[file] = pq.read_schema(file).names
+    except (OSError, pa.ArrowException) as e:
+      line = error_lines.first_line(e)
+      raise config_lib.ConfigError(f'{file} cannot be read as a Parquet file: {line}') from e
+    first = next(iter(schemas))
+    if schemas[file] != schemas[first]:
+      raise config_lib.ConfigError(f'{file} has other columns than {first}')
+
+
+def _files(path, suffix):
+  """The files of a folder and of those below it, or of a pattern, in order."""
+  pattern = os.path.join(glob.escape(path), '**', '*') if os.path.isdir(path) else path
+  return sorted(file for file in glob.glob(pattern, recursive=True) if file.endswith(suffix))
 
 
 def _parquet_files(folder):
@@ -119,9 +156,8 @@ def _parquet_files(folder):
   The library's own search takes a split's name anywhere in the path for it, the
   folders that the set lies in included.
   """
-  paths = sorted(glob.glob(os.path.join(glob.escape(folder), '**', '*.parquet'), recursive=True))
   by_split = {}
-  for path in paths:
+  for path in _files(folder, '.parquet'):
     name = _NAME.fullmatch(os.path.basename(path))[1]
     if not re.search('[A-Za-z]', name):  # train/0000.parquet
       name = os.path.basename(os.path.dirname(path))
