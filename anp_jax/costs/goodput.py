@@ -171,11 +171,12 @@ def elastic(
     times, ends = _without_repair(faults, nodes, least, seconds)
   share = 0.0
   for live in range(least, nodes + 1):
-    losses = used[live] / faults.mtbf if live > least else 0.0
-    joins = 0.0
-    if faults.repair and live < nodes and used[live + 1] > used[live]:
-      joins = (nodes - live) / faults.repair
-    in_state = kept(mirrors, faults.in_place, losses) / (1 + joins * faults.join)
+    losses, joins = 0.0, 0.0
+    if live > least:
+      losses = used[live] / faults.mtbf
+      # Nodes come into a number of live nodes as often as one is lost from it.
+      joins = live / faults.mtbf if faults.repair and used[live] > used[live - 1] else 0.0
+    in_state = kept(mirrors, faults.in_place, losses) * math.exp(-joins * faults.join)
     share += times[live] * speeds[live] * in_state
   return float(share) * checkpoints.share / (1 + ends * (faults.requeue + checkpoints.period / 2))
 

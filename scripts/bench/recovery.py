@@ -12,10 +12,10 @@ time process 0, and gets another one; the first round, which compiles, is not co
 With --cost, in turns, the run goes on undisturbed with cluster.elastic=auto and off, and
 the ratio of their rates is given. With --figure, two are lost, and one comes back.
 
-With --goodput, processes are lost at exponential times for so many seconds, each comes
-back after --repair seconds, and the share of the undisturbed speed that was kept stands
-next to what the planner's model expects of these times and of the run's own pauses. The
-times of losses are a stratified sample: their sum does not vary. EMULATED are
+With --goodput, processes are lost and come back at exponential times for so many seconds,
+and the share of the undisturbed speed that was kept stands next to what the planner's
+model expects of these times and of the run's own pauses. The times are stratified samples:
+their sums do not vary. The interval is that of the mean of 20 parts of the run. EMULATED are
 --config.emulate.enabled=True --config.emulate.image_seconds=0.01
 --config.emulate.step_seconds=0 --config.emulate.megabytes=1.
 """
@@ -23,6 +23,7 @@ times of losses are a stratified sample: their sum does not vary. EMULATED are
 import argparse
 import contextlib
 import heapq
+import itertools
 import json
 import math
 import os
@@ -33,14 +34,18 @@ import sys
 import tempfile
 import time
 
+import numpy as np
+
 from anp_jax.cluster import listener
 from anp_jax.costs import goodput
+from anp_jax.reporting import summaries
 from anp_jax.system import drawing
 from scripts.bench import _common
 
 _BATCH = 96
 _WITHIN = 300.0  # seconds, for anything that is waited for
 _WATCHED = 25.0  # seconds before and after each event of the figure
+_PARTS = 20  # of a run with random losses
 
 
 class Run:
@@ -83,12 +88,16 @@ class Run:
     """Returns the last step that was made."""
     return self.lines('train')[-1]['step'] if self.lines('train') else 0
 
-  def watch(self, seconds: float) -> None:
-    """Reads metrics.jsonl for so many seconds, before a restart cuts it."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-      self.step()
+  def watch(self, until: float) -> list[tuple[float, int]]:
+    """Returns moments of the monotonic clock with the last step, up to a moment.
+
+    It reads metrics.jsonl before a restart cuts it.
+    """
+    steps = []
+    while time.monotonic() < until:
+      steps.append((time.monotonic(), self.step()))
       time.sleep(0.2)
+    return steps
 
   def wait_for(self, condition, seconds=_WITHIN):
     """Waits until a condition holds."""
@@ -136,7 +145,7 @@ def _flags():
   add('--goodput', type=float, default=0, help='seconds with random losses, in place of the rounds')
   add('--mtbf', type=float, default=180, help='seconds between losses (default: %(default)s)')
   add('--seed', type=int, default=0, help='which processes are lost when (default: %(default)s)')
-  add('--repair', type=float, default=60, help='seconds until one comes (default: %(default)s)')
+  add('--repair', type=float, default=60, help='seconds to its return (default: %(default)s)')
   return parser.parse_known_args()
 
 
@@ -213,23 +222,27 @@ def _batch_size(typed):
   return int(texts[-1]) if texts else _BATCH
 
 
+def _exponential(mean, count, chance):
+  """A stratified sample of exponential times, in random order."""
+  times = [-math.log(1 - (i + 0.5) / count) for i in range(count)]
+  chance.shuffle(times)
+  return [mean * count * t / sum(times) for t in times]
+
+
 def _goodput(run, flags, batch):
   """Compares the speed that a run keeps with the planner's model of its losses."""
-  run.watch(30)
-  begin, first = time.monotonic(), run.step()
-  run.watch(60)
-  undisturbed = (run.step() - first) / (time.monotonic() - begin)
-  begin, first = time.monotonic(), run.step()
-  chance = random.Random(flags.seed)
-  count = round(flags.goodput / flags.mtbf)
-  gaps = [-flags.mtbf * math.log(1 - (i + 0.5) / count) for i in range(count)]
-  chance.shuffle(gaps)
-  events = [(sum(gaps[: i + 1]), -1) for i in range(count)]  # -1: a loss, else who comes
-  heapq.heapify(events)
-  alive = set(range(flags.processes))
+  run.watch(time.monotonic() + 30)
+  (begin, first), *_, (end, last) = run.watch(time.monotonic() + 90)
+  undisturbed = (last - first) / (end - begin)
+  chance, begin = random.Random(flags.seed), time.monotonic()
+  count = max(1, round(flags.goodput / flags.mtbf))
+  losses = itertools.accumulate(_exponential(flags.mtbf, count, chance))
+  repairs = _exponential(flags.repair, count, chance)
+  events = [(at, -1) for at in losses]  # -1: a loss, else who comes
+  alive, steps = set(range(flags.processes)), []
   while events and events[0][0] < flags.goodput:
     at, rank = heapq.heappop(events)
-    run.watch(begin + at - time.monotonic())
+    steps += run.watch(begin + at)
     if rank >= 0:
       run.join(rank)
       alive.add(rank)
@@ -237,17 +250,18 @@ def _goodput(run, flags, batch):
       rank = chance.choice(sorted(alive))
       run.lose(rank)
       alive.remove(rank)
-      heapq.heappush(events, (at + flags.repair, rank))
-  run.watch(begin + flags.goodput - time.monotonic())
-  share = (run.step() - first) / (time.monotonic() - begin) / undisturbed
+      heapq.heappush(events, (at + repairs.pop(), rank))
+  steps += run.watch(begin + flags.goodput)
+  ends = np.interp(np.linspace(0, flags.goodput, _PARTS + 1), *np.subtract(steps, (begin, 0)).T)
+  share = summaries.summarize(np.diff(ends) * _PARTS / flags.goodput / undisturbed)
   restarts = run.lines('restart')
-  losses = [line['seconds'] for line in restarts if line['lost']]
+  lost = [line['seconds'] for line in restarts if line['lost']]
   joins = [line['seconds'] for line in restarts if not line['lost']]
   faults = goodput.Faults(
     mtbf=flags.mtbf * flags.processes,
     repair=flags.repair,
     requeue=0,
-    in_place=statistics.mean(losses),
+    in_place=statistics.mean(lost),
     join=statistics.mean(joins),
   )
   lives = range(flags.processes + 1)
@@ -258,13 +272,15 @@ def _goodput(run, flags, batch):
   expected = goodput.elastic(faults, used, speeds, mirrors, no_saves, flags.goodput)
   rows = [
     ('share of the speed without losses', 'value'),
-    (f'measured, {len(losses)} losses, {len(joins)} returns', f'{share:.3f}'),
+    (
+      f'measured, {len(lost)} pauses for losses, {len(joins)} for returns',
+      f'{share.mean:.3f} +- {share.interval:.3f}',
+    ),
     ("the planner's model", f'{expected:.3f}'),
     ('seconds of a loss, of a return', f'{faults.in_place:.1f}, {faults.join:.1f}'),
   ]
-  _common.show(
-    f'{flags.config}, {flags.processes} processes', rows, {'measured_minus_model': share - expected}
-  )
+  ratios = {'measured_minus_model': share.mean - expected, 'interval': share.interval}
+  _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
 
 
 def _draw(run, path):
