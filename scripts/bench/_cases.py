@@ -32,7 +32,6 @@ class Case:
   side: int
   batch: int
   dtype: str = 'float32'
-  channels: int = 3
   classes: int = 1000
   norm_group: int = 0
   goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -50,7 +49,7 @@ CASES = {
   ),
   # As configs/resnet_anp.py:demo, of 60 pairs.
   'resnet18_demo': Case('resnet18', 48, 64, classes=60, norm_group=32, goals={'xla': 1.3}),
-  'lenet': Case('lenet', 28, 64, channels=1, classes=10, goals={'torch': 1.05}),
+  'lenet': Case('lenet', 28, 64, classes=10, goals={'torch': 1.05}),
   'cifar10_full': Case('cifar10_full', 32, 100, classes=10, goals={'torch': 1.05}),
   **{
     f'{name}_gpu': Case(name, 224, 256, 'bfloat16', goals={'torch': 1.0})
@@ -77,8 +76,6 @@ def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
     cache: folder of the persistent compilation cache; '': as by default.
     cpu_library: as config.model.cpu_library.
   """
-  from anp_jax import config as config_lib
-
   keys = _common.synthetic(case.model, case.side, case.batch) | {
     'data.synthetic_classes': str(case.classes),
     'model.cpu_library': cpu_library,
@@ -92,8 +89,4 @@ def config(case: Case, cache: str = '', cpu_library: str = 'auto'):
   }
   if cache:
     keys['compile_cache.dir'] = cache
-  result = _common.load(keys)
-  return config_lib.replaced(
-    result,
-    {'data.mean': result.data.mean[: case.channels], 'data.std': result.data.std[: case.channels]},
-  )
+  return _common.load(keys)

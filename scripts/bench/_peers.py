@@ -6,8 +6,8 @@ steps is made, so that a worker holds one of them in memory and not all.
 """
 
 from collections.abc import Callable
+import contextlib
 import functools
-import types
 from typing import NamedTuple
 
 from scripts.bench import _cases
@@ -39,59 +39,22 @@ def our_maker(cache: str, cpu_library: str = 'auto') -> Callable:
   """
   import jax
 
-  from anp_jax import models
-  from anp_jax.config import strategy as strategy_lib
-  from anp_jax.data import sources
-  from anp_jax.data.input import stream as stream_lib
-  from anp_jax.parallel import mesh as mesh_lib, state as state_lib
+  from anp_jax import experiment
   from anp_jax.system import compile_cache, onednn
-  from anp_jax.training import (
-    objective as objective_lib,
-    optimizer as optimizer_lib,
-    train_step as step_lib,
-  )
 
-  opened = None
+  library = None
   if jax.default_backend() == 'cpu' and cpu_library != 'xla':
-    opened = onednn.find()
+    library = onednn.find()
 
   def make(case):
     config = _cases.config(case, cache, cpu_library)
     compile_cache.enable(config)
-    mesh = mesh_lib.create(config, jax.devices()[:1])
-    source = sources.open_source(config, training=True)
-    objective = objective_lib.create(source.vocabulary, config)
-    schedule_of = (config, case.batch, len(source), 10**6)
-    optimizer = optimizer_lib.create(*schedule_of)
-    strategy = strategy_lib.find(config)
-    net = models.create(
-      config, objective.outputs, models.target(config, mesh_lib.platform(mesh)), mesh_lib.DATA
-    )
-    # Training is of RGB; a gray image is one channel of it here.
-    channels = types.SimpleNamespace(
-      init=lambda keys, x, train: net.init(keys, x[..., : case.channels], train)
-    )
-    init = state_lib.Init(channels, optimizer, config)
-    abstract_state = state_lib.abstract(init, config, mesh)
-    specs = jax.tree.map(lambda s: s.sharding.spec, abstract_state.params)
-    step = step_lib.TrainStep(
-      config=config,
-      mesh=mesh,
-      model=net,
-      objective=objective,
-      optimizer=optimizer,
-      schedule=optimizer_lib.schedule(*schedule_of),
-      strategy_step=strategy.build(config, specs),
-      abstract_replica=abstract_state,
-    ).jitted()
-    stream = stream_lib.Stream(config, mesh_lib.batch_sharding(mesh))
-    feed = stream.train(source, case.batch, 0)
-    batch = next(feed)
-    feed.close()
-    batch['image'] = batch['image'][..., : case.channels]
-    state = state_lib.create(init, abstract_state, init.weights(abstract_state))
-    contestant = jax_contestant(_ahead(step), state, batch)
-    return contestant._replace(library=opened.describe() if opened else '')
+    opened = experiment.open(config, jax.devices()[:1])
+    state, _ = opened.new_state()
+    with contextlib.closing(opened.batches()) as feed:
+      batch = next(feed)
+    contestant = jax_contestant(_ahead(opened.program.train_step), state, batch)
+    return contestant._replace(library=library.describe() if library else '')
 
   return make
 
@@ -119,7 +82,7 @@ def flax_step(case) -> Contestant:
 
   net = flax_network(case)
   pixels, names = jax.random.split(jax.random.key(0))
-  shape = (case.batch, case.side, case.side, case.channels)
+  shape = (case.batch, case.side, case.side, 3)
   images = jax.random.bits(pixels, shape, jnp.uint8)
   labels = jax.random.randint(names, (case.batch,), 0, case.classes)
   optimizer = optax.chain(
@@ -130,7 +93,7 @@ def flax_step(case) -> Contestant:
   )
 
   def normalised(images):
-    mean, std = (jnp.array(c[: case.channels]) for c in (_cases.MEAN, _cases.STD))
+    mean, std = jnp.array(_cases.MEAN), jnp.array(_cases.STD)
     return ((images.astype('float32') - mean) / std).astype(case.dtype)
 
   @jax.jit

@@ -25,13 +25,11 @@ def step(case, compiled: bool, on_gpu: bool) -> _peers.Contestant:
   torch.set_float32_matmul_precision('high')
   last = torch.channels_last
   net = network(case).to(place, memory_format=last).train()
-  shape = (case.batch, case.channels, case.side, case.side)
+  shape = (case.batch, 3, case.side, case.side)
   images = torch.randint(0, 256, shape, dtype=torch.uint8, device=place)
   images = images.to(memory_format=last)
   labels = torch.randint(0, case.classes, (case.batch,), device=place)
-  mean, std = (
-    torch.tensor(c[: case.channels], device=place)[:, None, None] for c in (_cases.MEAN, _cases.STD)
-  )
+  mean, std = (torch.tensor(c, device=place)[:, None, None] for c in (_cases.MEAN, _cases.STD))
   kernels = [p for p in net.parameters() if p.ndim > 1]
   vectors = [p for p in net.parameters() if p.ndim == 1]
   optimizer = torch.optim.SGD(
@@ -79,7 +77,7 @@ def network(case) -> Any:
     for _ in range(2):
       side = -(-(side - 4) // 2)
     return nn.Sequential(
-      nn.Conv2d(case.channels, 20, 5),
+      nn.Conv2d(3, 20, 5),
       nn.MaxPool2d(2, ceil_mode=True),
       nn.Conv2d(20, 50, 5),
       nn.MaxPool2d(2, ceil_mode=True),
@@ -92,7 +90,7 @@ def network(case) -> Any:
   for _ in range(3):
     side = -(-(side - 1) // 2)
   return nn.Sequential(
-    nn.Conv2d(case.channels, 32, 5, padding=2),
+    nn.Conv2d(3, 32, 5, padding=2),
     nn.MaxPool2d(3, 2, ceil_mode=True),
     nn.ReLU(),
     _response(),
@@ -158,7 +156,7 @@ def _resnet(case):
     def forward(self, x):
       return nn.functional.relu_(self.body(x) + self.shortcut(x))
 
-  layers = [*convolution(case.channels, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+  layers = [*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
   inputs = 64
   for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
     for block in range(blocks):
