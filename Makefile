@@ -39,7 +39,7 @@ echo "No Python 3.11, 3.12 or 3.13 with venv found$(if $(PYTHON), at\
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak portability lint bench wheelhouse clean
+.PHONY: help setup demo test test-all soak portability lint bench clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -106,10 +106,7 @@ bench: $(READY)  ## Run every benchmark in scripts/bench, one after another.
 	@set -e; for script in $(basename $(notdir $(wildcard scripts/bench/[!_]*.py))); do \
 	  echo "== $$script"; $(VENV_PYTHON) -m "scripts.bench.$$script"; done
 
-wheelhouse:  ## Pack all wheels into ./wheelhouse, for machines off the network.
-	$(call run_setup,--wheelhouse)
-
-clean:  ## Remove .venv and caches; runs and ./wheelhouse stay.
+clean:  ## Remove .venv and caches; runs stay.
 	rm -rf .venv .venv.lock .venv-portability .venv-portability.lock
 	rm -rf .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,23 +17,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 
 import hardware
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAMP = 'anp_jax-setup.json'
-MANIFEST = 'wheelhouse.json'
 
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
@@ -52,18 +48,6 @@ EXTRAS = {
 OPTIONAL = {'cpu': ('onednn',)}
 
 
-# As pip writes them: a first line that names the Python could be too long.
-_COMMAND = """\
-#!/bin/sh
-'''exec' '{python}' "$0" "$@"
-' '''
-from {module} import {function}
-
-if __name__ == '__main__':
-  {function}()
-"""
-
-
 class SetupError(Exception):
   """What went wrong, in one line for the person at the terminal."""
 
@@ -76,15 +60,12 @@ def python_supported(version) -> bool:
   return OLDEST_PYTHON <= tuple(version[:2]) <= NEWEST_PYTHON
 
 
-def resolve_accelerator(
-  requested: str, recorded: str | None, packed: str | None, detect
-) -> tuple[str, str]:
+def resolve_accelerator(requested: str, recorded: str | None, detect) -> tuple[str, str]:
   """Settles what 'auto' means.
 
   Args:
     requested: 'auto' or an accelerator's name, which always wins.
     recorded: what `.venv` is set up for already, if it is.
-    packed: what `./wheelhouse` was packed for, if there is one.
     detect: a function that looks at the machine; called only if it matters.
 
   Returns:
@@ -95,8 +76,6 @@ def resolve_accelerator(
   # A login node must not undo what a compute node, or a person, settled.
   if recorded not in (None, 'cpu'):
     return recorded, '.venv has it; to change it name another: ACCELERATOR=...'
-  if packed is not None:
-    return packed, './wheelhouse was packed for it'
   return detect()
 
 
@@ -117,23 +96,6 @@ def must_recreate(python_version, named, recorded: str | None, expected: str) ->
   return recorded not in (None, 'cpu', expected)
 
 
-def check_wheelhouse(manifest: dict, python: str, accelerator: str) -> None:
-  """Raises SetupError if the packed wheels cannot serve this set-up."""
-  here = {'python': python, 'machine': platform.machine()}
-  for key, value in here.items():
-    if manifest.get(key, value) != value:
-      raise SetupError(
-        f'./wheelhouse was packed for {key} {manifest[key]}, this is {value}: '
-        'pack it again here, name another PYTHON=..., or remove it'
-      )
-  packed = manifest.get('accelerator', accelerator)
-  if accelerator not in ('cpu', packed):
-    raise SetupError(
-      f'./wheelhouse was packed for {packed}, not {accelerator}: pack it '
-      f'again with make wheelhouse ACCELERATOR={accelerator}'
-    )
-
-
 # --------------------------------------------------------------------- set-up
 
 
@@ -143,35 +105,20 @@ def folder(accelerator: str) -> pathlib.Path:
   return ROOT / f'.venv{suffix}'
 
 
-def requirements(accelerator: str, dev: bool) -> list[str]:
-  """All requirements of a set-up, as pip takes them, without comments."""
-  lines = (ROOT / 'requirements.txt').read_text().splitlines()
-  listed = [line.partition('#')[0].strip() for line in lines]
-  project = _project()
-  extras = EXTRAS[accelerator] + (('dev',) if dev else ())
-  for extra in extras:
-    listed += project['optional-dependencies'][extra]
-  return [line for line in listed if line]
-
-
 def optional(accelerator: str) -> list[str]:
   """Requirements without which a set-up is whole, but slower."""
-  project = _project()
+  # Not at the top: an old Python must reach the line that says it is too old.
+  import tomllib
+
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
   extras = OPTIONAL.get(accelerator, ())
   return [line for extra in extras for line in project['optional-dependencies'][extra]]
 
 
-def _project() -> dict:
-  """What pyproject.toml says of the package."""
-  # Not at the top: an old Python must reach the line that says it is too old.
-  import tomllib
-
-  return tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-
-
-def digest(listed: list[str]) -> str:
-  """A name for a list of requirements that changes when any of them does."""
-  return hashlib.sha256('\n'.join(sorted(listed)).encode()).hexdigest()
+def digest(dev: bool) -> str:
+  """A name for all requirements that changes when any of them does."""
+  texts = [(ROOT / name).read_bytes() for name in ('requirements.txt', 'pyproject.toml')]
+  return hashlib.sha256(b'\n'.join([*texts, b'dev' * dev])).hexdigest()
 
 
 @contextlib.contextmanager
@@ -182,25 +129,18 @@ def locked(path: pathlib.Path):
   and the kernel drops them with a process that dies. The file itself stays:
   to remove it would let two processes lock two files of one name.
   """
-  with open(path, 'a+') as file:
+  with open(path, 'a') as file:
     try:
       try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-          raise
-        file.seek(0)
-        _say(f'waiting for the set-up that runs as {file.read() or "?"}')
+      except (BlockingIOError, PermissionError):
+        _say('waiting for another set-up')
         fcntl.lockf(file, fcntl.LOCK_EX)
     except OSError as error:
       _say(
         f'no lock on this file system ({error.strerror}): set up once by hand, '
         'not from several processes'
       )
-    file.seek(0)
-    file.truncate()
-    file.write(f'process {os.getpid()} on {platform.node()}')
-    file.flush()
     yield
 
 
@@ -212,92 +152,39 @@ def read_json(path: pathlib.Path) -> dict:
     return {}
 
 
-def write_json(path: pathlib.Path, value: dict) -> None:
-  """Writes a whole file or none, also if several do at once."""
-  temporary = path.with_name(f'{path.name}.{platform.node()}.{os.getpid()}')
-  temporary.write_text(json.dumps(value, indent=2) + '\n')
-  os.replace(temporary, path)
-
-
 def set_up(accelerator: str, dev: bool, pin_python: bool) -> None:
   """Brings `.venv` to what is asked for; does nothing if it is there."""
   venv = folder(accelerator)
   stamp = venv / STAMP
-  wheelhouse = ROOT / 'wheelhouse'
   with locked(venv.with_name(f'{venv.name}.lock')):
     recorded = read_json(stamp)
-    manifest = read_json(wheelhouse / MANIFEST)
     had = recorded.get('accelerator')
-    accelerator, reason = resolve_accelerator(
-      accelerator, had, manifest.get('accelerator'), hardware.detect
-    )
+    accelerator, reason = resolve_accelerator(accelerator, had, hardware.detect)
     _say(f'{accelerator} ({reason})')
     python_version = _venv_python(venv)
     named = sys.version_info[:2] if pin_python else None
     fresh = must_recreate(python_version, named, had, accelerator)
     python = hardware.dotted(sys.version_info[:2] if fresh else python_version)
-    listed = requirements(accelerator, dev)
-    expected = {
-      'accelerator': accelerator,
-      'python': python,
-      'requirements': digest([*listed, *optional(accelerator)]),
-      'commands': _project()['scripts'],
-    }
+    expected = {'accelerator': accelerator, 'python': python, 'requirements': digest(dev)}
     if not fresh and recorded == expected:
       os.utime(stamp)  # make compares times.
       return
-    offline = wheelhouse.is_dir()
-    if offline:
-      check_wheelhouse(manifest, python, accelerator)
-    _say(
-      f'{"making" if fresh else "updating"} {venv.name} for Python {python}'
-      + (', from ./wheelhouse' if offline else '')
-      + ' (some minutes)'
-    )
+    _say(f'{"making" if fresh else "updating"} {venv.name} for Python {python} (some minutes)')
     if fresh:
       _make_venv(venv)
     # Until pip is done: what this is for, but too old for make to believe and
     # equal to nothing that is wanted.
-    write_json(stamp, {'accelerator': accelerator})
+    stamp.write_text(json.dumps({'accelerator': accelerator}))
     os.utime(stamp, (0, 0))
-    arguments = ['--no-index', f'--find-links={wheelhouse}'] if offline else []
-    _pip(venv, 'install', *arguments, *listed)
-    _pip_optional(venv, accelerator, 'install', *arguments)
-    _make_importable(venv)
-    _make_commands(venv)
-    write_json(stamp, expected)
+    extras = ','.join(EXTRAS[accelerator] + (('dev',) if dev else ()))
+    _install(venv, f'--editable={ROOT}' + f'[{extras}]' * bool(extras))
+    for line in optional(accelerator):
+      try:
+        _install(venv, line)
+      except SetupError:
+        _say(f'going on without {line.partition(";")[0]}, see docs/cpu.md')
+    stamp.write_text(json.dumps(expected))
     _say(f'{venv.name} is ready')
-
-
-def pack(accelerator: str, dev: bool) -> None:
-  """Fills `./wheelhouse` with all wheels of a set-up."""
-  accelerator, reason = resolve_accelerator(accelerator, None, None, hardware.detect)
-  _say(f'packing wheels for {accelerator} ({reason})')
-  target = ROOT / 'wheelhouse'
-  fresh = ROOT / 'wheelhouse.new'
-  shutil.rmtree(fresh, ignore_errors=True)
-  with tempfile.TemporaryDirectory() as folder:
-    # An environment of its own: the bare Python may have no pip, and what it
-    # has installed must not count as already there.
-    venv = pathlib.Path(folder) / 'venv'
-    _make_venv(venv)
-    # `wheel`, not `download`: what has no wheel is built now, since building
-    # needs further packages from a network.
-    wheels = f'--wheel-dir={fresh}'
-    _pip(venv, 'wheel', wheels, *requirements(accelerator, dev))
-    _pip_optional(venv, accelerator, 'wheel', wheels)
-  write_json(
-    fresh / MANIFEST,
-    {
-      'accelerator': accelerator,
-      'python': hardware.dotted(sys.version_info[:2]),
-      'machine': platform.machine(),
-    },
-  )
-  shutil.rmtree(target, ignore_errors=True)
-  os.replace(fresh, target)
-  size = sum(path.stat().st_size for path in target.iterdir())
-  _say(f'./wheelhouse holds {size / 1e9:.1f} GB; copy it next to Makefile')
 
 
 def _venv_python(venv: pathlib.Path):
@@ -318,49 +205,19 @@ def _make_venv(venv: pathlib.Path) -> None:
     raise SetupError(f'{sys.executable} could not make {venv}; above is why')
 
 
-def _pip(venv: pathlib.Path, *arguments: str) -> None:
+def _install(venv: pathlib.Path, requirement: str) -> None:
   environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK='1')
   # Clusters set these for their own Python; each sends packages elsewhere.
   for name in ('PIP_USER', 'PIP_TARGET', 'PIP_PREFIX', 'PIP_ROOT'):
     environment.pop(name, None)
   # -I: a PYTHONPATH's packages would count as installed.
-  command = [str(venv / 'bin' / 'python'), '-I', '-m', 'pip', *arguments]
+  command = [str(venv / 'bin' / 'python'), '-I', '-m', 'pip', 'install', requirement]
   if not sys.stderr.isatty():
     command.append('--quiet')
   if subprocess.run(command, env=environment, check=False).returncode:
     raise SetupError(
-      'pip did not succeed; above is why. Without a network, run make '
-      'wheelhouse where there is one and bring ./wheelhouse here'
+      'pip did not succeed; above is why. Without a network, bring wheels here: see docs/install.md'
     )
-
-
-def _pip_optional(venv, accelerator, *arguments) -> None:
-  for line in optional(accelerator):
-    try:
-      _pip(venv, *arguments, line)
-    except SetupError:
-      _say(f'going on without {line.partition(";")[0]}, see docs/cpu.md')
-
-
-def _make_importable(venv: pathlib.Path) -> None:
-  """Lets scripts in any folder import the checkout's packages.
-
-  One path file does what an editable install does, without a build, and so
-  without the packages a build needs.
-  """
-  (site,) = venv.glob('lib/python*/site-packages')
-  (site / 'anp_jax.pth').write_text(f'{ROOT}\n')
-
-
-def _make_commands(venv: pathlib.Path) -> None:
-  """Writes anp-train and the others, as an installed package has them."""
-  folder = venv / 'bin'
-  folder.mkdir(exist_ok=True)
-  for name, target in _project()['scripts'].items():
-    module, _, function = target.partition(':')
-    fields = {'python': folder / 'python', 'module': module}
-    (folder / name).write_text(_COMMAND.format(function=function, **fields))
-    (folder / name).chmod(0o755)
 
 
 def _say(text: str) -> None:
@@ -377,7 +234,6 @@ def main(arguments: list[str]) -> int:
     action='store_true',
     help='new .venv if its Python differs from the one running this',
   )
-  parser.add_argument('--wheelhouse', action='store_true', help='wheels only, no set-up')
   parser.add_argument(
     '--check-python', action='store_true', help='exit status only: whether this Python is supported'
   )
@@ -397,10 +253,7 @@ def main(arguments: list[str]) -> int:
       ) from error
     if flags.check_python:
       return 0
-    if flags.wheelhouse:
-      pack(flags.accelerator, dev=not flags.no_dev)
-    else:
-      set_up(flags.accelerator, not flags.no_dev, flags.pin_python)
+    set_up(flags.accelerator, not flags.no_dev, flags.pin_python)
   except SetupError as error:
     _say(f'error: {error}')
     return 1

@@ -80,19 +80,17 @@ def test_nvidia_smi_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('requested', 'recorded', 'packed', 'expected'),
+  ('requested', 'recorded', 'expected'),
   [
-    ('auto', None, None, 'detected'),
-    ('auto', 'cpu', None, 'detected'),
-    ('auto', 'cuda12', None, 'cuda12'),
-    ('auto', None, 'cuda13', 'cuda13'),
-    ('auto', 'tpu', 'cuda13', 'tpu'),
-    ('cuda12', None, None, 'cuda12'),
-    ('cpu', 'cuda13', 'cuda13', 'cpu'),
+    ('auto', None, 'detected'),
+    ('auto', 'cpu', 'detected'),
+    ('auto', 'cuda12', 'cuda12'),
+    ('cuda12', None, 'cuda12'),
+    ('cpu', 'cuda13', 'cpu'),
   ],
 )
-def test_what_auto_means(setup, requested, recorded, packed, expected):
-  chosen, _ = setup.resolve_accelerator(requested, recorded, packed, lambda: ('detected', ''))
+def test_what_auto_means(setup, requested, recorded, expected):
+  chosen, _ = setup.resolve_accelerator(requested, recorded, lambda: ('detected', ''))
   assert chosen == expected
 
 
@@ -136,36 +134,6 @@ def test_when_venv_is_made_anew(setup, current, named, recorded, accelerator_wan
   assert setup.must_recreate(current, named, recorded, accelerator_wanted) is expected
 
 
-def test_wheelhouse_must_fit(setup, bare):
-  packed = {'python': '3.12', 'accelerator': 'cuda13'}
-  setup.check_wheelhouse(packed, '3.12', 'cuda13')
-  setup.check_wheelhouse(packed, '3.12', 'cpu')  # Part of any other.
-  setup.check_wheelhouse({}, '3.11', 'tpu')  # Made by hand: pip will tell.
-  with pytest.raises(setup.SetupError, match='3.12, this is 3.11'):
-    setup.check_wheelhouse(packed, '3.11', 'cuda13')
-  with pytest.raises(setup.SetupError, match='ACCELERATOR=cuda12'):
-    setup.check_wheelhouse(packed, '3.12', 'cuda12')
-  with pytest.raises(setup.SetupError, match='machine'):
-    setup.check_wheelhouse({'machine': 'other'}, '3.12', 'cpu')
-  # It is what is installed from, without network.
-  root, done = bare
-  (root / 'wheelhouse').mkdir()
-  (root / 'wheelhouse' / setup.MANIFEST).write_text('{"accelerator": "tpu"}')
-  setup.set_up('auto', dev=True, pin_python=False)
-  assert done[1][1:3] == ('--no-index', f'--find-links={root}/wheelhouse')
-  assert 'jax[tpu]' in done[1]
-
-
-def test_json_is_whole_or_absent(setup, tmp_path):
-  path = tmp_path / 'stamp.json'
-  assert setup.read_json(path) == {}
-  path.write_text('{"cut of')
-  assert setup.read_json(path) == {}
-  setup.write_json(path, {'a': '1'})
-  assert setup.read_json(path) == {'a': '1'}
-  assert os.listdir(tmp_path) == ['stamp.json']
-
-
 def test_second_set_up_waits(setup, tmp_path):
   # A process of its own: record locks do not hold inside one.
   path = tmp_path / 'lock'
@@ -194,12 +162,12 @@ def bare(setup, tmp_path, monkeypatch):
 
   def make_venv(venv):
     shutil.rmtree(venv, ignore_errors=True)
-    (venv / 'lib' / 'python3.12' / 'site-packages').mkdir(parents=True)
+    venv.mkdir()
     done.append('venv')
 
   monkeypatch.setattr(setup, 'ROOT', tmp_path)
   monkeypatch.setattr(setup, '_make_venv', make_venv)
-  monkeypatch.setattr(setup, '_pip', lambda venv, *args: done.append(args))
+  monkeypatch.setattr(setup, '_install', lambda venv, requirement: done.append(requirement))
   monkeypatch.setattr(
     setup, '_venv_python', lambda venv: sys.version_info[:2] if venv.exists() else None
   )
@@ -209,33 +177,16 @@ def bare(setup, tmp_path, monkeypatch):
 def test_set_up_is_done_once(setup, bare):
   root, done = bare
   setup.set_up('cpu', dev=True, pin_python=False)
-  assert done[0] == 'venv'
-  assert done[1][0] == done[2][0] == 'install'
-  assert done[2][1].startswith('onednn-cpu-gomp')  # alone: it may be missing
+  assert done[:2] == ['venv', f'--editable={root}[dev]']
+  assert done[2].startswith('onednn-cpu-gomp')  # alone: it may be missing
   setup.set_up('cpu', dev=True, pin_python=False)
   assert len(done) == 3
   with open(root / 'requirements.txt', 'a') as file:
     file.write('another>=1,<2\n')
   setup.set_up('cpu', dev=True, pin_python=False)
-  assert len(done) == 5  # Installed into the same environment.
-  assert 'another>=1,<2' in done[3]
-  (path,) = root.glob('.venv/lib/*/site-packages/anp_jax.pth')
-  assert path.read_text() == f'{root}\n'
-
-
-def test_set_up_makes_the_commands_of_an_installation(setup, bare):
-  root, _ = bare
-  setup.set_up('cpu', dev=True, pin_python=False)
-  command = root / '.venv' / 'bin' / 'anp-train'
-  # A Python that shows how it is called.
-  (root / '.venv' / 'bin' / 'python').symlink_to('/bin/echo')
-  done = subprocess.run([command, '--mode', 'a b'], capture_output=True, text=True, check=True)
-  assert done.stdout == f'{command} --mode a b\n'
-  # What follows the shell's lines is Python.
-  compile(command.read_text(), str(command), 'exec')
-  assert 'from anp_jax.commands import train\n' in command.read_text()
-  names = 'train evaluate predict prepare show export compare top study plan'.split()
-  assert {p.name for p in command.parent.glob('anp-*')} == {f'anp-{name}' for name in names}
+  assert done[3:] == done[1:3]  # into the same environment
+  setup.set_up('cpu', dev=False, pin_python=False)
+  assert done[5] == f'--editable={root}'
 
 
 def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
@@ -245,7 +196,7 @@ def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
     raise setup.SetupError('no network')
 
   with monkeypatch.context() as patch:
-    patch.setattr(setup, '_pip', fail)
+    patch.setattr(setup, '_install', fail)
     with pytest.raises(setup.SetupError):
       setup.set_up('cuda12', dev=True, pin_python=False)
   stamp = root / '.venv' / setup.STAMP
@@ -257,16 +208,19 @@ def test_set_up_cut_short_is_not_believed(setup, bare, monkeypatch):
   # A machine without a GPU keeps it.
   setup.set_up('auto', dev=True, pin_python=False)
   assert len(done) == 3
+  stamp.write_text('{"cut of')
+  setup.set_up('cpu', dev=True, pin_python=False)
+  assert setup.read_json(stamp)['accelerator'] == 'cpu'
 
 
 def test_set_up_is_whole_without_what_an_index_lacks(setup, bare, monkeypatch, capsys):
   root, _ = bare
 
-  def fail(_, *arguments):
-    if arguments[-1].startswith('onednn'):
+  def fail(_, requirement):
+    if requirement.startswith('onednn'):
       raise setup.SetupError('no such package')
 
-  monkeypatch.setattr(setup, '_pip', fail)
+  monkeypatch.setattr(setup, '_install', fail)
   setup.set_up('cpu', dev=False, pin_python=False)
   assert 'going on without onednn-cpu-gomp' in capsys.readouterr().err
   stamp = setup.read_json(root / '.venv' / setup.STAMP)
@@ -277,7 +231,7 @@ def test_compilers_have_an_environment_of_their_own(setup, bare):
   root, done = bare
   setup.set_up('cpu', dev=True, pin_python=False)
   setup.set_up('portability', dev=True, pin_python=False)
-  assert done[3] == 'venv' and 'jax[tpu,cuda13-local]' in done[4]
+  assert done[3:] == ['venv', f'--editable={root}[portability,dev]']
   for name, accelerator in (('', 'cpu'), ('-portability', 'portability')):
     stamp = root / f'.venv{name}' / setup.STAMP
     assert setup.read_json(stamp)['accelerator'] == accelerator
@@ -287,6 +241,11 @@ def test_compilers_have_an_environment_of_their_own(setup, bare):
   assert len(done) == 5
 
 
+def _extras():
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+  return project['optional-dependencies']
+
+
 def _requirement_lines():
   lines = []
   for name in ('requirements.txt', 'requirements-peers.txt'):
@@ -294,11 +253,9 @@ def _requirement_lines():
       line = line.partition('#')[0].strip()
       if line:
         lines.append(line)
-  extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())
-  extras = extras['project']['optional-dependencies']
   # jax's own extras take their bounds from jax's line.
-  lines += [line for extra in extras.values() for line in extra if not line.startswith('jax[')]
-  return lines
+  extras = _extras().values()
+  return lines + [line for extra in extras for line in extra if not line.startswith('jax[')]
 
 
 def test_every_requirement_is_bounded():
@@ -308,17 +265,12 @@ def test_every_requirement_is_bounded():
 
 
 def test_every_extra_exists(setup):
-  for accelerator in setup.EXTRAS:
-    listed = setup.requirements(accelerator, dev=True)
-    assert any(line.startswith('pytest>=') for line in listed)
-    assert any(line.startswith('jax>=') for line in listed)
-    assert not any('#' in line for line in listed)
-  assert 'jax[cuda13]' in setup.requirements('cuda13', dev=False)
+  extras = _extras()
+  for names in [*setup.EXTRAS.values(), *setup.OPTIONAL.values(), ('dev',)]:
+    assert extras.keys() >= set(names)
+  assert extras['cuda'] == ['jax[cuda13]']
   # cuDNN 9.11 dropped the cards that CUDA 12 is here for.
-  assert any(
-    re.fullmatch(r'nvidia-cudnn-cu12>=.*,<9\.11', line)
-    for line in setup.requirements('cuda12', dev=False)
-  )
+  assert any(re.fullmatch(r'nvidia-cudnn-cu12>=.*,<9\.11', line) for line in extras['cuda12'])
 
 
 @pytest.fixture
@@ -356,7 +308,7 @@ def _make(root, fakes, *arguments):
   )
 
 
-@pytest.mark.parametrize('target', ['setup', 'test', 'demo', 'wheelhouse'])
+@pytest.mark.parametrize('target', ['setup', 'test', 'demo'])
 def test_make_without_python_says_so(checkout, target):
   named = f'{checkout[1]}/python3.12'
   assert f'found at {named}:' in _make(*checkout, target, f'PYTHON={named}').stderr
