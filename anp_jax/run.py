@@ -13,8 +13,8 @@ from anp_jax.checkpoint import manager
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.input import feed, stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.parallel.sync import sync_strategy
 from anp_jax.reporting import delayed_metrics
+from anp_jax.runtimes.calibration import training as calibration
 from anp_jax.system import compile_cache, device_peaks, profiling, startup
 from anp_jax.training import build, train_step as step_lib
 
@@ -220,21 +220,12 @@ class Run:
     """The training and log lines after a calibration, where the strategy has one."""
     folder = os.path.join(invocation.workdir, manager.NEWEST)
     saved = self._processes.gather(manager.saved_steps(folder))[0]
-    strategy = strategy_lib.find(opened.config)
     is_training = opened.spec.total_steps > max(saved, default=0)
-    config, messages = strategy.calibrate(opened.spec, invocation, is_training)
-    calibrated = opened.with_config(config)
-    if is_training and opened.config.strategy.get('rows') == sync_strategy.MEASURED:
-      from anp_jax.runtimes.calibration import row_speeds  # imports SciPy, which takes a second
-
-      calibrated, lines = row_speeds.with_measured_rows(
-        calibrated, invocation.workdir, self._processes
-      )
-      messages = [*messages, *lines]
+    calibrated, lines = calibration.calibrated(opened, invocation, is_training)
     self._timer.end_phase('plan')
-    self._replanner = strategy.replanner(calibrated.spec, invocation)
+    self._replanner = strategy_lib.find(opened.config).replanner(calibrated.spec, invocation)
     helpers = [f'offload  {d.name}' for d in invocation.offload_devices]
-    return calibrated, [*helpers, *messages]
+    return calibrated, [*helpers, *lines]
 
   def _open_state(self, opened):
     """The state, restored or new, and lines about its weights; begins the stream.

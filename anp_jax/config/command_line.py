@@ -312,18 +312,18 @@ def load(spec: str, overrides: dict[str, str]) -> ml_collections.ConfigDict:
   Raises:
     ConfigError: in one line that names the file or key at fault.
   """
-  recipe = _recipe(spec)
-  trust.allow(resolve.flat(recipe) | overrides)
-  return resolve.resolved(recipe, overrides)
+  config = recipe(spec)
+  trust.allow(resolve.flat(config) | overrides)
+  return resolve.resolved(config, overrides)
 
 
 def applying(spec: str, overrides: dict[str, str]) -> dict[str, str]:
   """Returns those of the overrides that apply; see `resolve.applying`."""
-  return resolve.applying(_recipe(spec), overrides)
+  return resolve.applying(recipe(spec), overrides)
 
 
-def _recipe(spec):
-  """The config that a recipe returns, as it is."""
+def recipe(spec: str) -> ml_collections.ConfigDict:
+  """Returns the config of `FILE[:VARIANT]` as it is, which alone need not be valid."""
   path, _, variant = spec.partition(':')
   path = recipes.find(path)
   return recipes.read(path, variant)

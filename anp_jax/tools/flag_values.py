@@ -1,28 +1,10 @@
-"""Values of flags that several tools take: choices, and lists of numbers."""
+"""Lists of numbers in the flags of tools."""
 
-from collections.abc import Iterable
 import re
 
 from anp_jax import config as config_lib
 
 _ELLIPSES = ('...', '…')
-
-
-def check_choice(place: str, value: str, choices: Iterable[str]) -> None:
-  """Refuses a value that is not one of the choices.
-
-  Args:
-    place: what the error begins with, such as "--device='h20'".
-    value: value that was typed.
-    choices: values that are accepted.
-
-  Raises:
-    ConfigError: with the choices, and the one nearest to the value.
-  """
-  choices = tuple(choices)
-  if value not in choices:
-    nearest = config_lib.nearest(value, choices)
-    raise config_lib.ConfigError(f'{place}: expected one of {", ".join(choices)}{nearest}')
 
 
 def numbers(flag: str, text: str, least: int = 1) -> tuple[int, ...]:

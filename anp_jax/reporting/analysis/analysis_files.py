@@ -41,7 +41,8 @@ def write(
   os.makedirs(folder, exist_ok=True)
   with contextlib.suppress(FileNotFoundError):  # until it is whole again
     os.remove(os.path.join(folder, analysis_page.SCORES))
-  shutil.rmtree(os.path.join(folder, analysis_page.EXAMPLES), ignore_errors=True)
+    # Without scores the examples may be somebody's.
+    shutil.rmtree(os.path.join(folder, analysis_page.EXAMPLES), ignore_errors=True)
   evaluation = dict(facts, files={}, examples=[])
 
   def place(what, name):

@@ -10,7 +10,7 @@ import re
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, outputs, strategy as strategy_lib
+from anp_jax.config import command_line, errors, outputs, strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.system import compute_dtype, files, progress
 from anp_jax.tools import flag_values, input_cost
@@ -158,7 +158,7 @@ def _check_values(flags):
   """Refuses values that no plan takes, and files that cannot be written."""
   for name, choices in (('scaling', sizes.SCALINGS), ('software', published_rates.SOFTWARE)):
     value = getattr(flags, name)
-    flag_values.check_choice(f'--{name}={value!r}', value, choices)
+    errors.check_choice(f'--{name}={value!r}', value, choices)
   for name in _NUMBERS:
     value = getattr(flags, name)
     if value is not None and not 0 <= value < math.inf:
@@ -244,7 +244,7 @@ def _configs(flags, overrides) -> dict[str, ml_collections.ConfigDict]:
     return {config.strategy.name: config}
   result = {}
   for name in [n.strip() for n in flags.strategies.split(',')]:
-    flag_values.check_choice(f'--strategies={name}', name, _NAMES)
+    errors.check_choice(f'--strategies={name}', name, _NAMES)
     base, _, mode = name.partition(':')
     typed = dict(overrides)
     if base == _FSDP:

@@ -7,9 +7,8 @@ import re
 import tomllib
 
 from anp_jax import config as config_lib
-from anp_jax.config import rules
+from anp_jax.config import errors, rules
 from anp_jax.costs import hardware
-from anp_jax.tools import flag_values
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
@@ -31,7 +30,7 @@ class Tables:
     Raises:
       ConfigError: with the nearest name there is.
     """
-    flag_values.check_choice(f'--device={name!r}, a name of devices.toml', name, self.devices)
+    errors.check_choice(f'--device={name!r}, a name of devices.toml', name, self.devices)
     return self.devices[name]
 
   def named_in(self, text: str) -> hardware.Device | None:
@@ -51,7 +50,7 @@ class Tables:
     if not (name and count.isdecimal()):
       name, count = text, '1'
     place = f'{flag}={text!r}, a NAME or NAMExPORTS of links.toml'
-    flag_values.check_choice(place, name, self.links)
+    errors.check_choice(place, name, self.links)
     if not 0 < int(count) <= _MOST_PORTS:
       raise config_lib.ConfigError(f'{flag}={text!r}: expected 1 to {_MOST_PORTS} ports')
     link = self.links[name]
@@ -77,7 +76,7 @@ def load(path: str = '') -> Tables:
       links[name] = _link(file, name, entry)
   for device in devices.values():
     place = f'device {device.name!r}: node_link={device.node_link!r}'
-    flag_values.check_choice(place, device.node_link, links)
+    errors.check_choice(place, device.node_link, links)
   return Tables(devices, links)
 
 
@@ -88,7 +87,7 @@ def _read(file) -> dict:
   except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
     raise config_lib.ConfigError(f'--entries={file!r}: {e}') from e
   for group, entries in content.items():
-    flag_values.check_choice(f'--entries={file!r}: table {group!r}', group, _GROUPS)
+    errors.check_choice(f'--entries={file!r}: table {group!r}', group, _GROUPS)
     of_group = entries if isinstance(entries, dict) else {group: entries}
     for name, entry in of_group.items():
       if not isinstance(entry, dict):

@@ -4,13 +4,13 @@ from collections.abc import Callable
 import csv
 import dataclasses
 import functools
+import math
 import os
 import re
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, recipes
+from anp_jax.config import command_line, errors, recipes
 from anp_jax.costs import collectives, device_step, hardware, work
-from anp_jax.tools import flag_values
 from anp_jax.tools.plan import plan_tables, workload as workload_lib
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'published.csv')
@@ -135,14 +135,14 @@ def _row(known_tables, shipped, record, place) -> Row:
   for name, kind in _COLUMNS.items():
     try:
       values[name] = kind(record[name])
-      if kind is not str and values[name] <= 0:
+      if kind is not str and not 0 < values[name] < math.inf:
         raise ValueError
     except (KeyError, TypeError, ValueError):
       raise config_lib.ConfigError(
         f'{place}: {name}={record.get(name)!r}, expected '
         f'{"a text" if kind is str else "a number above 0"}'
       ) from None
-  flag_values.check_choice(f'{place}: dtype={values["dtype"]!r}', values['dtype'], _DTYPES)
+  errors.check_choice(f'{place}: dtype={values["dtype"]!r}', values['dtype'], _DTYPES)
   system, network = values['system'], values['network']
   # A user's own alias takes no published rate away from the device that it names.
   device = shipped.named_in(system) or known_tables.named_in(system)
@@ -185,7 +185,7 @@ def _links(known_tables, device, network, nodes, place) -> tuple[hardware.Link, 
   for part in unknown:
     name = _counted(part)[1].partition(' ')[0].lower()
     where = f'{place}: {part!r}, a link of links.toml such as 8x NDR400 or 25 GbE'
-    flag_values.check_choice(where, name, known_tables.links)
+    errors.check_choice(where, name, known_tables.links)
   links = [link for link in ports if link]
   return node_link, links[0] if links else known_tables.links['eth-10']
 

@@ -15,8 +15,8 @@ import re
 import ml_collections
 
 from anp_jax import config as config_lib
+from anp_jax.config import errors
 from anp_jax.system import xla_flags
-from anp_jax.tools import flag_values
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _FORMS = {'cpu': 'cpu:N', 'gpu': 'gpu:CARD:HOSTSxGPUS', 'tpu': 'tpu:GENERATION:TOPOLOGY'}
@@ -67,7 +67,7 @@ def parse(text: str) -> Target:
     )
   kind = rest.pop(0) if platform != 'cpu' and rest else ''
   kinds = {'cpu': ('',), 'gpu': cards(), 'tpu': GENERATIONS}[platform]
-  flag_values.check_choice(f'--target={text!r}: {kind!r}', kind, kinds)
+  errors.check_choice(f'--target={text!r}: {kind!r}', kind, kinds)
   axes = {'cpu': (1,), 'gpu': (2,), 'tpu': (2, 3)}[platform]
   sizes = rest[0] if len(rest) == 1 else ''
   counts: tuple[int, ...] = ()

@@ -209,6 +209,10 @@ def _check_flags(flags, overrides):
     )
   if target is not None and flags.emulate is not None:
     raise config_lib.ConfigError(f'--target_accuracy={target}: nothing is learnt with --emulate')
+  try:
+    shlex.split(flags.slurm or '')
+  except ValueError as e:
+    raise config_lib.ConfigError(f'--slurm={flags.slurm!r}: expected options of sbatch: {e}') from e
   simulate.check(flags)
 
 
@@ -322,7 +326,8 @@ def _runs(study, cells, failures):
     if run.megabytes is None and not cell.simulated:
       if 'megabytes' not in record:
         # It takes seconds: once for all seeds, and kept.
-        key = cell.label, cell.workers, cell.varied, cell.tuned
+        # The batch of weak scaling is that of its nodes.
+        key = cell.label, cell.workers, cell.varied, cell.tuned, cell.weak and cell.nodes
         if key not in counted:
           counted[key] = traffic.megabytes(study, cell)
         record['megabytes'] = counted[key]

@@ -13,7 +13,7 @@ from anp_jax.config import command_line, resolve
 Varied = tuple[tuple[str, str], ...]
 # Keys that count some of the nodes.
 _COUNTS = ('strategy.backup_workers', 'strategy.groups', 'strategy.servers')
-_BRACKETS = re.compile(r'\((.*)\)')  # around a text with commas of its own
+_BRACKETS = re.compile(r'^\((.*)\)$')  # around a text with commas of its own
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 

@@ -13,8 +13,7 @@ import dataclasses
 import tomllib
 
 from anp_jax import config as config_lib
-from anp_jax.config import resolve, strategy as strategy_lib
-from anp_jax.tools import flag_values
+from anp_jax.config import errors, resolve, strategy as strategy_lib
 
 # Baselines that only a study has, by the name that --strategies takes.
 BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
@@ -50,7 +49,7 @@ def parse(text: str) -> tuple[NamedStrategy, ...]:
       strategies += _read(name)
     else:
       if ':' not in name:  # package.module:Class is a user's own
-        flag_values.check_choice(f'--strategies={name}', name, _CHOICES)
+        errors.check_choice(f'--strategies={name}', name, _CHOICES)
       strategies.append(NamedStrategy(name, BASELINES.get(name, name)))
   by_label: dict[str, NamedStrategy] = {}
   for strategy in strategies:

@@ -11,20 +11,18 @@ import dataclasses
 import ml_collections
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, resolve, strategy as strategy_lib
-from anp_jax.tools import flag_values
+from anp_jax.config import command_line, durations, errors, resolve, strategy as strategy_lib
 from anp_jax.tools.study import grid
 
 _KINDS = ('strong', 'weak')
 _BATCH = 'batch_size'
-_STEPS = ('step', 'steps')
 
 
 def parse(text: str) -> tuple[str, ...]:
   """Returns the kinds of scaling in a text, each once; ConfigError for an unknown one."""
   kinds = tuple(dict.fromkeys(part.strip() for part in text.split(',')))
   for kind in kinds:
-    flag_values.check_choice(f'--scaling={text}', kind, _KINDS)
+    errors.check_choice(f'--scaling={text}', kind, _KINDS)
   return kinds
 
 
@@ -40,12 +38,12 @@ def batch_overrides(spec: str, overrides: dict[str, str], workers: int) -> dict[
     ConfigError: if the run's config is not valid, and if it counts steps: a larger batch needs
       fewer of them for as many samples.
   """
-  size = command_line.load(spec, {}).batch_size
+  size = command_line.recipe(spec).batch_size
   if _BATCH in overrides:
     declared = resolve.known_keys()[_BATCH]
     size = declared.parse(_BATCH, overrides[_BATCH])
   config = command_line.load(spec, overrides | {_BATCH: repr(size * workers)})
-  if config.duration.split()[-1] in _STEPS:
+  if durations.amount(config.duration)[1] == 'steps':
     raise config_lib.ConfigError(
       f'--scaling=weak: config.duration={config.duration!r}: expected epochs '
       'or examples, so that all runs have as many samples'

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from anp_jax import config as config_lib
-from anp_jax.tools import flag_values
+from anp_jax.config import errors
 
 
 def parse(
@@ -24,7 +24,7 @@ def parse(
   keys: dict[str, str] = {}
   for part in filter(None, map(str.strip, text.split(','))):
     name, equals, value = map(str.strip, part.partition('='))
-    flag_values.check_choice(f'{flag}: key {name!r}', name, names)
+    errors.check_choice(f'{flag}: key {name!r}', name, names)
     if not equals or not value:
       raise config_lib.ConfigError(f'{flag}: {part!r}: expected {name}=VALUE')
     key = group + name

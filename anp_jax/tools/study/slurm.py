@@ -99,7 +99,7 @@ def _submit(study, cell, options):
     f'--job-name={cell.name}',
     f'--nodes={cell.processes}',
     f'--output={log}',
-    *(o.format(devices=cell.devices) for o in options),
+    *(o.replace('{devices}', str(cell.devices)) for o in options),
     script(),
     *study.arguments(cell),
     environment=study_runner.environment(cell),

@@ -16,7 +16,7 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.config import command_line, recipes, strategy as strategy_lib
+from anp_jax.config import command_line, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.system import files
 from anp_jax.tools.study import grid, scaling
@@ -113,10 +113,7 @@ def _mesh(spec, strategy):
 
 @functools.cache
 def _recipe_mesh(spec):
-  path, _, variant = spec.partition(':')
-  # The recipe alone need not be valid.
-  recipe = recipes.read(recipes.find(path), variant)
-  return strategy_lib.find(recipe).planned_mesh
+  return strategy_lib.find(command_line.recipe(spec)).planned_mesh
 
 
 def record(study: Study, cell: grid.Cell) -> dict:

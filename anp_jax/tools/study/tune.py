@@ -17,7 +17,7 @@ import dataclasses
 import math
 
 from anp_jax import config as config_lib
-from anp_jax.config import command_line, durations as durations_lib
+from anp_jax.config import command_line, durations as durations_lib, resolve
 from anp_jax.tools.study import axes, grid, study_results, study_runner
 
 FLAG = '--tune'
@@ -100,8 +100,9 @@ def parse(
     )
   of_flags = {**of_flags, 'duration': '--config.duration'}
   parsed = axes.parse(flags.tune, strategies, overrides, of_flags, FLAG)
-  config = command_line.load(flags.config, {k: v for k, v in overrides.items() if k == 'duration'})
-  number, unit = durations_lib.amount(config.duration)
+  duration = overrides.get('duration', command_line.recipe(flags.config).duration)
+  resolve.known_keys()['duration'].validate('duration', duration)
+  number, unit = durations_lib.amount(duration)
   budget = None
   if flags.tune_budget is not None:
     try:
@@ -111,7 +112,7 @@ def parse(
     if budget_unit != unit or not budget:
       raise config_lib.ConfigError(
         f'--tune_budget={flags.tune_budget}: expected an amount of training '
-        f'like config.duration={config.duration!r}, above 0'
+        f'like config.duration={duration!r}, above 0'
       )
   seed = _SEED if _SEED not in seeds else max(seeds) + 1
   return Plan(tuple(map(_ascending, parsed)), budget, unit, number, seed)

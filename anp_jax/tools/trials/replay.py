@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, trust
+from anp_jax.config import argument_parser, exits, trust
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.runtimes.parameter_server import log as log_lib, parameter_server_strategy
 from anp_jax.system import xla_flags
@@ -117,6 +117,7 @@ def _feed(setup, data_shards, updates):
   return setup.feed(lambda count: tickets[min(count, len(tickets) - 1)], data_shards)
 
 
+@exits.with_status()
 def main(arguments: list[str]) -> int:
   """Returns the exit status: 0 the same bits, 1 other bits, 2 bad input."""
   parser = argument_parser.Parser(
@@ -124,16 +125,11 @@ def main(arguments: list[str]) -> int:
   )
   parser.add_argument('workdir', help='workdir of the run, or its ' + log_lib.NAME)
   trust.add_flag(parser)
-  try:
-    flags = parser.parse(arguments)
-    if flags.trust:
-      trust.allow_all()
-    path = flags.workdir
-    workdir = os.path.dirname(path) if path.endswith('.jsonl') else path
-    return _compare(workdir)
-  except config_lib.ConfigError as e:
-    print(f'error: {e}', file=sys.stderr)
-    return 2
+  flags = parser.parse(arguments)
+  if flags.trust:
+    trust.allow_all()
+  path = flags.workdir
+  return _compare(os.path.dirname(path) if path.endswith('.jsonl') else path)
 
 
 def _compare(workdir):

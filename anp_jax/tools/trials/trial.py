@@ -4,7 +4,7 @@ from anp_jax import experiment
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import state as state_lib
-from anp_jax.parallel.sync import sync_strategy
+from anp_jax.runtimes.calibration import training as calibration
 from anp_jax.system import interrupts
 
 
@@ -17,7 +17,6 @@ class Trial:
     source: source of the training examples.
     program: `build.ModelAndSteps`.
     open_feed: function that opens the run's batches from its first step on, to be closed.
-    messages: lines for people about what had to be measured first.
   """
 
   def __init__(self, invocation: strategy_lib.Invocation):
@@ -35,17 +34,9 @@ class Trial:
       offload_devices=invocation.offload_devices,
     )
     agreement.check(invocation.processes, training=opened.source)
-    strategy = strategy_lib.find(invocation.config)
-    chosen, self.messages = strategy.calibrate(opened.spec, invocation, True)
     self._processes = invocation.processes
-    self._experiment = opened.with_config(chosen)
-    if chosen.strategy.get('rows') == sync_strategy.MEASURED:
-      from anp_jax.runtimes.calibration import row_speeds  # imports SciPy, which takes a second
-
-      self._experiment, lines = row_speeds.with_measured_rows(
-        self._experiment, invocation.workdir, invocation.processes
-      )
-      self.messages = [*self.messages, *lines]
+    self._experiment, lines = calibration.calibrated(opened, invocation)
+    self._show(lines)
     self.config, self.mesh, self.source = opened.config, opened.mesh, opened.source
     self.program, self.open_feed = self._experiment.program, self._experiment.batches
 
@@ -55,6 +46,10 @@ class Trial:
     Raises:
       ConfigError: if the weights of config.init do not fit.
     """
-    state, messages = self._experiment.new_state(gather=self._processes.gather)
-    self.messages = [*self.messages, *messages]
+    state, lines = self._experiment.new_state(gather=self._processes.gather)
+    self._show(lines)
     return state
+
+  def _show(self, lines):
+    if self._processes.index == 0:
+      print(''.join(f'{line}\n' for line in lines), end='')

@@ -333,7 +333,7 @@ def test_slurm_jobs(tmp_path, slurm_programs):
   study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(named_strategies.parse('sync'), (1, 2), (4,), (0,))
   ends = {}
-  options = ['--gpus-per-node={devices}', '--exclusive']
+  options = ['--gpus-per-node={devices}', '--exclusive', '--comment={}']
   slurm.run(study, cells, lambda c: None, ends.__setitem__, options, poll=0)
   assert ends == {cells[0]: '', cells[1]: 'ended with status 1'}
   assert study_runner.is_finished(study, cells[0])
@@ -366,6 +366,10 @@ def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeyp
   monkeypatch.setenv('PATH', str(tmp_path))
   assert study_main.main(_command(tmp_path / 'study', '--slurm')) == 2
   assert capsys.readouterr().err == 'error: --slurm: there is no squeue on this machine\n'
+  assert study_main.main(_command(tmp_path / 'study', "--slurm=--comment='a")) == 2
+  assert (
+    '--slurm="--comment=\'a": expected options of sbatch: No closing' in capsys.readouterr().err
+  )
   monkeypatch.chdir(tmp_path)
   with pytest.raises(config_lib.ConfigError, match='start the study in the checkout of anp_jax'):
     slurm.script()

@@ -65,6 +65,8 @@ def test_a_percentage_of_what_is_no_count_stays_or_is_refused():
 def test_brackets_around_a_text_with_commas_are_no_part_of_it():
   (period,) = _parsed('strategy.period=8,(1,8@1000 steps)', strategies=('local_sgd',))
   assert period.values == ('8', '1,8@1000 steps')
+  (weights,) = _parsed('init.from=a(1).safetensors,b.safetensors')
+  assert weights.values == ('a(1).safetensors', 'b.safetensors')
 
 
 def test_folders_of_varied_cells():

@@ -1,5 +1,6 @@
 """The study of papers: published figures, formulas, pages, measurements."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -118,12 +119,16 @@ def test_a_recorded_number_stands_where_nothing_is_measured(tmp_path):
   row = numbers.row(published.Comparison('b', measured={'curve': 'a', 'at': 3}))
   assert (row.measured, row.why_not) == (None, 'not run, because of --predict_only')
   assert os.listdir(tmp_path) == []
+  row = published.Comparison('b', measured={'curve': 'a', 'at': 3})
+  failing = dataclasses.replace(_one_curve(), commands={'one': 'python -c 1/0'})
+  numbers = results.Numbers(failing, lab_lib.Lab(str(tmp_path)))
+  assert numbers.row(row).why_not == 'its command failed'
 
 
 def test_a_measurement_is_made_once(tmp_path):
   count = tmp_path / 'count'
   command = shlex.join(['python', '-c', f'{_PRINTS}; print("text"); print(\'{{"x": 2}}\')'])
-  command += f' {count}'
+  command += f" {count} --config.duration='60 steps'"  # not as shlex.join quotes it
   for _ in range(2):
     lab = lab_lib.Lab(str(tmp_path / 'study'))
     assert lab.result('one', command).values == {'x': 2}

@@ -64,7 +64,18 @@ def test_weak_and_strong_have_rows_of_their_own():
   assert [p.varied for p in points] == [{}, {'scaling': 'weak'}]
 
 
-def test_steps_are_refused():
+@pytest.mark.parametrize('duration', ['60 steps', '60steps', '1 step'])
+def test_steps_are_refused(duration):
   """So many steps of a larger batch are more samples."""
   with pytest.raises(config_lib.ConfigError, match='expected epochs or exampl'):
-    _study(duration='60 steps').config(_cell('sync', 4))
+    _study(duration=duration).config(_cell('sync', 4))
+
+
+def test_a_recipe_need_not_be_valid_without_what_was_typed(tmp_path):
+  recipe = tmp_path / 'recipe.py'
+  recipe.write_text(
+    'from anp_jax import config\n\ndef get_config(variant=""):\n  result = config.base()\n'
+    '  result.data.source, result.batch_size = "folder", 8\n  return result\n'
+  )
+  study = study_runner.Study(str(recipe), {'data.path': str(tmp_path)}, 'folder')
+  assert study.config(_cell('sync', 4)).batch_size == 32

@@ -21,9 +21,9 @@ from tests import study_runs
 _LENET, _RATE = study_runs.LENET, grid.RATE
 
 
-def _plan(*texts, budget=None, seeds=(0, 1), duration='24 epochs'):
+def _plan(*texts, budget=None, seeds=(0, 1), duration='24 epochs', config=_LENET):
   flags = types.SimpleNamespace(
-    tune=list(texts), tune_budget=budget, vary=[], emulate=None, config=_LENET
+    tune=list(texts), tune_budget=budget, vary=[], emulate=None, config=config
   )
   overrides = {'duration': duration}
   return tune.parse(flags, ('sync', 'parameter_server'), overrides, grid.AXES, seeds)
@@ -63,6 +63,11 @@ def test_a_rungs_runs_share_its_budget(values, budget, expected):
 def test_a_duration_is_read_as_the_config_reads_it(duration):
   plan = _plan(f'{_RATE}=0.1,0.2', duration=duration, budget='30000 examples')
   assert (plan.duration, plan.budget, plan.unit) == (30000, 30000, 'examples')
+
+
+def test_a_recipe_need_not_be_valid_without_what_was_typed():
+  plan = _plan(f'{_RATE}=0.1,0.2', config='configs/resnet_anp.py:anp553', budget='1 epochs')
+  assert plan.unit == 'epochs'
 
 
 def test_the_better_half_goes_on(tmp_path):

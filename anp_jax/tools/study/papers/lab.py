@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 
+from anp_jax import config as config_lib
 from anp_jax.reporting import run_page
 from anp_jax.reporting.analysis import analysis_page
 from anp_jax.reporting.run_page import html
@@ -51,12 +52,13 @@ class Lab:
 
   Attributes:
     failures: a line for each command that failed.
+    predict_only: whether nothing is measured.
   """
 
   def __init__(self, folder: str, predict_only: bool = False):
     self.failures: list[str] = []
+    self.predict_only = predict_only
     self._folder = folder
-    self._predict_only = predict_only
     self._results: dict[str, Result | None] = {}
 
   def typed(self, name: str, command: str) -> str:
@@ -74,7 +76,7 @@ class Lab:
       None if it failed, or if nothing is measured.
 
     Raises:
-      RuntimeError: with the planner's line, if it refuses.
+      ConfigError: with the planner's line, if it refuses.
     """
     typed = self.typed(name, command)
     if typed not in self._results:
@@ -99,12 +101,12 @@ class Lab:
 
   def _kept(self, name, typed):
     record = files.read_json(self._path(f'{name}.json'))
-    if record and record['command'] == typed:
+    if record and shlex.split(record['command']) == shlex.split(typed):
       return Result(record['values'], record['hardware'])
     return None
 
   def _measure(self, name, arguments) -> Result | None:
-    if self._predict_only:
+    if self.predict_only:
       return None
     print(f'{name}: begins: {shlex.join(arguments)}', flush=True)
     folder = os.path.join(self._folder, _RUNS, name)
@@ -150,7 +152,7 @@ def _plan(arguments):
   with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
     status = planner.main(arguments)
   if status:
-    raise RuntimeError(f'anp_jax.tools.plan: {errors.getvalue().strip()}')
+    raise config_lib.ConfigError(f'anp_jax.tools.plan: {errors.getvalue().strip()}')
   return _read(output.getvalue(), '')
 
 

@@ -18,8 +18,7 @@ import os
 import shlex
 import sys
 
-from anp_jax.config import argument_parser, exits, outputs
-from anp_jax.tools import flag_values
+from anp_jax.config import argument_parser, errors, exits, outputs
 from anp_jax.tools.study.papers import published
 
 _ALL = 'all'
@@ -56,7 +55,7 @@ def _flags(arguments):
   parser.add_argument('--page', metavar='FILE', help=f'page (default: {_PAGE} in the workdir)')
   parser.add_argument('--predict_only', action='store_true', help='predictions only')
   flags = parser.parse(arguments)
-  flag_values.check_choice(f'papers {flags.name!r}', flags.name, (*published.PAPERS, _ALL))
+  errors.check_choice(f'papers {flags.name!r}', flags.name, (*published.PAPERS, _ALL))
   outputs.check_folder('--workdir', flags.workdir)
   flags.page = flags.page or os.path.join(flags.workdir, _PAGE)
   os.makedirs(flags.workdir, exist_ok=True)

@@ -7,8 +7,6 @@ from anp_jax.config import command_line
 from anp_jax.reporting import report_kit
 from anp_jax.tools.study.papers import lab as lab_lib, papers_page, published
 
-_LEFT_OUT = 'not run, because of --predict_only'
-
 
 def section(name: str, lab: lab_lib.Lab) -> papers_page.Section:
   """Returns a paper's part of the page."""
@@ -53,13 +51,17 @@ class Numbers:
     """Returns a row of the page, with our numbers."""
     measured, where = self._value(comparison.measured)
     predicted, based_on = self._value(comparison.predicted)
-    is_left_out = measured is None and comparison.measured is not None
+    reason = ''
+    if measured is None and comparison.measured is not None:
+      reason = 'its command failed'
+      if self._lab.predict_only:
+        reason = 'not run, because of --predict_only'
     return dataclasses.replace(
       comparison,
       measured=measured,
       predicted=predicted,
       hardware=comparison.hardware or where or based_on,
-      why_not=comparison.why_not or _LEFT_OUT * is_left_out,
+      why_not=comparison.why_not or reason,
     )
 
   def table(self, table: published.Table) -> report_kit.Table:
