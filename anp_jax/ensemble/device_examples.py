@@ -149,8 +149,9 @@ def batch(config: ConfigDict, examples: Examples, draws: Draws) -> dict:
   is_image = examples.image.dtype == jnp.uint8
   pad, side = augment.padding(config) * is_image, config.data.image_size
   image = examples.image[draws.example]
-  if pad:
+  if is_image and config.data.augment == 'pad':  # it mirrors small images, too
     image = jnp.where(draws.flip[:, None, None, None], image[:, :, ::-1], image)
+  if pad:
     image = jnp.pad(image, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     image = jax.vmap(
       lambda x, corner: lax.dynamic_slice(x, (*corner, jnp.int32(0)), (side, side, 3))

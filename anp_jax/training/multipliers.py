@@ -265,8 +265,9 @@ class Frozen:
     if not frozen or context.method_name != '__call__':
       return following(*arguments, **keywords)
     if isinstance(module, layers.BatchNorm):
-      x, _, *added = arguments
-      return following(x, False, *added, **keywords)
+      x, *rest = arguments
+      keywords = {name: value for name, value in keywords.items() if name != 'train'}
+      return following(x, False, *rest[1:], **keywords)
     # Flax refuses a value both here and in the field.
     field = module.use_running_average
     object.__setattr__(module, 'use_running_average', None)

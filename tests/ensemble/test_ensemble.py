@@ -265,11 +265,13 @@ def test_numbers_of_members_act_as_constants_do():
       np.testing.assert_allclose(values[i], np.stack(rows), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize('augment', ['none', 'pad'])
+# Images below 8 pixels a side are mirrored, but not padded.
+@pytest.mark.parametrize('augment, side', [('none', 16), ('pad', 16), ('pad', 7)])
 @pytest.mark.parametrize('balance', ['none', 'sample'])
-def test_batches_on_the_device_are_those_of_the_input(augment, balance):
+def test_batches_on_the_device_are_those_of_the_input(augment, side, balance):
   """To the bit, at the begin and past the first epoch."""
-  config = _config(**{'data.augment': augment, 'data.balance': balance, 'seed': 5})
+  sizes = {'data.image_size': side, 'data.resize': side}
+  config = _config(**{'data.augment': augment, 'data.balance': balance, 'seed': 5}, **sizes)
   opened = experiment.open(config, jax.devices()[:1])
   examples = device_examples.load(config, opened.source)
   drawing = device_examples.Drawing(config, opened.source)

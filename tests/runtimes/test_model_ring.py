@@ -293,6 +293,22 @@ def test_other_stations(tmp_path, stations, devices, models, keys, sizes):
   model_rings.assert_same(tmp_path, config, parts, range(models), devices=each)
 
 
+@pytest.mark.slow
+def test_a_lap_without_steps_has_no_scores(tmp_path, stations):
+  """A batch of 20 is larger than the four parts, of 17 and 18 examples."""
+  stations(4)
+  config = model_rings.config(('batch_size=20', 'batch_size=10'), **{'log.every': '1 epochs'})
+  train.run(config, str(tmp_path))
+  sizes = json.loads((tmp_path / 'model_ring.json').read_text())['parts']
+  # An epoch has 3.5 and 7 steps; the last step is recorded, too.
+  steps = [sum(math.ceil(LAPS * n / batch) for n in sizes) for batch in (20, 10)]
+  wanted = [[4, 8, 12], [7, 14, 21, 24]]
+  assert steps == [12, 24]
+  for folder, want in zip(sorted((tmp_path / 'models').iterdir()), wanted, strict=True):
+    lines = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+    assert [r['step'] for r in lines if r['kind'] == 'train'] == want
+
+
 class _Stopping(cluster.Processes):
   """Asks to stop after so many votes."""
 

@@ -203,6 +203,8 @@ def test_a_frozen_norm_keeps_what_is_added_to_it():
     # A new layer's statistics: mean 0, variance 1. Float32's rounding.
     want = np.maximum(x / np.sqrt(1 + 1e-5) + sum(added), 0)
     np.testing.assert_allclose(out, want, 1e-6, 1e-6)
+  with frozen.applied():
+    np.testing.assert_array_equal(layer.apply(variables, x, train=True), out)
 
 
 def test_updates_are_multiplied():

@@ -24,6 +24,8 @@ class LocalSgd(sync.Sync):
 
   def default_config(self) -> dict[str, keys.Key]:
     """The groups, and the times and the form of their exchanges."""
+    shared = super().default_config()
+    del shared['rows']  # a group's rows are equal
     return {
       'groups': keys.integer(
         2, 'groups of neighbouring devices; one device may also hold several', above=0
@@ -34,7 +36,7 @@ class LocalSgd(sync.Sync):
       'moments': keys.text(
         'keep', "what an exchange does with a group's optimizer state", ('keep', 'average')
       ),
-      **super().default_config(),
+      **shared,
       'simulate.exchange_seconds': simulation_keys.seconds(
         'seconds of an exchange of weights between groups'
       ),

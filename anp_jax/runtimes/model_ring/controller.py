@@ -1,6 +1,7 @@
 """The controller of a ring, in process 0: the models in the ring, and all scores."""
 
 from collections.abc import Callable
+import itertools
 import os
 from typing import Any
 
@@ -115,6 +116,9 @@ class RingController:
     A model that is restored has those laps scored whose score was cut off, too.
     """
     ring, schedule = self._ring, self._runners[model].schedule
+    # A lap without a step, where a batch is larger than all shards, has no scores.
+    laps_of_ends = enumerate(itertools.pairwise([0, *schedule.ends]), 1)
+    self._lost |= {(model, k) for k, (begin, end) in laps_of_ends if begin == end}
     checkpoints = self._store.checkpoints(model)
     restored = checkpoints.restore()
     telemetry.truncate_after(ring.folder(model), restored[1] if restored else 0)

@@ -230,7 +230,11 @@ class Sender:
       elif isinstance(event, Message):
         self._thread.submit(self._send_arrays, process, address, event)
       else:
-        self._put(process, address, event, ())
+        try:
+          self._put(process, address, event, ())
+        except transport.CONNECTION_ERRORS as e:
+          text = f'{type(event).__name__} could not be sent: {error_lines.first_line(e)}'
+          raise cluster.PeerLostError(text) from e
 
   def wait(self) -> None:
     """Returns once all that was sent has arrived."""

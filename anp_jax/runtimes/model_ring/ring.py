@@ -93,7 +93,8 @@ def create(config: ml_collections.ConfigDict, workdir: str, processes: cluster.P
   meshes = _meshes(config)
   counts = processes.gather(len(meshes))
   owners = tuple(p for p, count in enumerate(counts) for _ in range(count))
-  candidates = candidates_lib.create(config, meshes[0].size)
+  # Hosts may have stations of other sizes: the first one's decides about batches.
+  candidates = candidates_lib.create(config, processes.gather(meshes[0].size)[0])
   source = sources.open_source(config, training=True)
   eval_source = sources.open_source(config, training=False)
   agreement.check(processes, training=source, evaluation=eval_source)

@@ -60,9 +60,10 @@ class Store:
     self._ring = ring = runners.ring
     self._runners = runners
     examples = len(ring.source)
-    self._log_every = config_lib.steps(
-      ring.config.log.every, ring.candidates[0].config.batch_size, examples
-    )
+    self._log_every = [
+      config_lib.steps(ring.config.log.every, c.config.batch_size, examples)
+      for c in ring.candidates
+    ]
     self._fingerprint = sources.fingerprint(ring.source) if training else None
     # Orbax numbers its saves: two that begin at one time wait for each other.
     self._saving = threading.Lock()
@@ -145,7 +146,7 @@ class Store:
     """
     damage, step = self._damage[model], metrics.step
     damage.add_step(metrics.values['damaged'])
-    if step % self._log_every == 0 or step == self._runners[model].schedule.total:
+    if step % self._log_every[model] == 0 or step == self._runners[model].schedule.total:
       values = metrics.values | {'damaged': damage.damaged}
       self.records.train(model, step, values)
 
