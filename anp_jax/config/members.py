@@ -13,7 +13,8 @@ def program_key(config: ml_collections.ConfigDict) -> str:
   """Returns a text that is equal for configs whose members share a program."""
   values = resolve.flat(config)
   for key in NUMBERS:
-    if key in values:
+    # By its seed, a training keeps other examples of an imbalanced set.
+    if key in values and not (key == 'seed' and values['data.imbalance'] != 1):
       values[key] = bool(values[key]) if key == _DECAY else None
   return repr(sorted(item for item in values.items() if not _is_time(item[0])))
 

@@ -96,6 +96,11 @@ class Ensemble:
     devices = devices[: len(configs)]
     opened = experiment.open(first, devices[:1])
     device_examples.check(opened.config, opened.source.kind)
+    if first.data.imbalance != 1 and len({config.seed for config in configs.values()}) > 1:
+      raise config_lib.ConfigError(
+        f'config.data.imbalance={first.data.imbalance!r}: expected 1 where config.ensemble.seeds '
+        'is set: each seed keeps other examples'
+      )
     if opened.program.training.strategy_step.separate_programs:
       raise config_lib.ConfigError(
         f'config.strategy.name={first.strategy.name!r}: expected a strategy whose step is one '

@@ -135,3 +135,14 @@ def test_tensorflow_is_not_imported_to_prepare_or_to_decode_with_pillow(tmp_path
   )
   done = launching.python('-c', code, tmp_path)
   assert (done.stdout, done.stderr) == ('False\n', '')
+
+
+@pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])
+def test_a_damaged_description_is_one_line(written, name, config):
+  _, data_dir, folder = written
+  with open(os.path.join(folder, name), 'w') as file:
+    file.write('version https://git-lfs.github.com/spec/v1')
+  config.data.dir, config.data.train_split = data_dir, 'train'
+  config.data.source = 'tfds:anp_folder/My-set.v2'
+  line = builders.refusal(sources.open_source, config, True)
+  assert 'that can be read' in line

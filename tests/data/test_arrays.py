@@ -86,6 +86,13 @@ def test_bad_arrays(tmp_path, config, name, change, words):
   opening.refused([tmp_path, *words], config, 'arrays', tmp_path / name)
 
 
+def test_the_labels_that_name_the_classes_are_checked(tmp_path, config):
+  for labels in (np.zeros((7, 1), int), np.full(7, np.nan), np.array(['a'] * 7)):
+    np.savez(tmp_path / 'set.npz', **_arrays() | {'train_labels': labels})
+    words = ['train_labels', 'expected whole numbers']
+    opening.refused(words, config, 'arrays', tmp_path / 'set.npz', 'validation')
+
+
 @pytest.mark.parametrize('name', ['set.npz', 'folder'])
 def test_unknown_split_of_arrays(tmp_path, config, name):
   _save(tmp_path / name, _arrays())

@@ -378,3 +378,15 @@ def test_mutants_that_pass_are_decoded_in_training_and_others_converted(capfd, r
     image = _trained_on(data)
     assert image is not None, finding
     assert image.shape == (finding.height, finding.width, 3), finding
+
+
+@pytest.mark.parametrize('outcomes', [[MemoryError], [OSError, MemoryError]])
+def test_a_lack_of_memory_is_no_damage(outcomes, monkeypatch):
+  errors = iter(outcomes)
+
+  def fail(*_):
+    raise next(errors)
+
+  monkeypatch.setattr(examine, '_load', fail)
+  with pytest.raises(MemoryError):
+    _examine(_encode(builders.random_pixels(8, 8), 'PNG'), 'x.png')

@@ -68,6 +68,12 @@ def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
   assert labels.tolist() == [2, 1]
 
 
+def test_a_number_that_is_none_is_no_class(tmp_path, config):
+  table = pa.table({'path': ['x/0.jpg', 'x/1.jpg'], 'label': [1.0, float('nan')]})
+  file = listed_sets.write_parquet(_files(tmp_path) / 'list.parquet', table)
+  opening.refused([f'{file}:1: label is'], config, f'list:{file}')
+
+
 @pytest.mark.parametrize(
   'text, words',
   [

@@ -1,12 +1,16 @@
 """Tests of the one rule for labels, whatever kind of set they come in."""
 
+import contextlib
 import os
 import unicodedata
 
+import jax
 import numpy as np
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.data import sources
+from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import image_folder
 from tests import builders, listed_sets, opening, prepared
 
@@ -177,3 +181,13 @@ def test_a_test_folder_is_not_proposed_for_training(tmp_path, config):
   assert f'config.data.path={other}/a_train_part meant' in text
   alone = _tree(tmp_path / 'alone', ['final_test/cat/1.jpg'])
   assert 'meant?' not in builders.refusal(_folder, config, alone)
+
+
+def test_an_example_without_a_label_is_neither_trained_nor_scored(tmp_path, config):
+  _write(tmp_path, config, 'hf', [0, 1, None])
+  source = sources.open_source(config, True)
+  stream = stream_lib.Stream(config, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+  for feed in (stream.evaluation(source), stream.train(source, 3, 0)):
+    with contextlib.closing(feed):
+      with pytest.raises(config_lib.ConfigError, match='2.* has no label; expected a split'):
+        next(feed)

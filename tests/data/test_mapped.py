@@ -1,6 +1,7 @@
 """Tests of mapped: decoded images in files that processes share."""
 
 import io
+import os
 import shutil
 import threading
 
@@ -147,10 +148,20 @@ def test_a_part_that_was_cut_off_is_made_again(config, tmp_path):
   files = image_sources.Source(_files(6))
   want, _ = _all(cache.wrap(files, config))
   first, second = _parts(tmp_path)
-  first.write_bytes(first.read_bytes()[:-8])
-  second.write_bytes(b'')
-  for image, expected in zip(_all(cache.wrap(files, config))[0], want, strict=True):
-    np.testing.assert_array_equal(image, expected)
+  whole = first.read_bytes()
+  for cut in (whole[:-8], whole[: 8 * 17]):  # in the last image, in its numbers
+    first.write_bytes(cut)
+    second.write_bytes(b'')
+    for image, expected in zip(_all(cache.wrap(files, config))[0], want, strict=True):
+      np.testing.assert_array_equal(image, expected)
+
+
+def test_parts_hold_no_descriptors(config):
+  files = image_sources.Source(_files(40))
+  before = len(os.listdir('/proc/self/fd'))
+  source = cache.wrap(files, config)
+  assert len(_all(source)[0]) == 40
+  assert len(os.listdir('/proc/self/fd')) < before + 5  # of ten parts
 
 
 def test_another_size_or_a_changed_file_is_another_cache(config, tmp_path):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from anp_jax.data.input import corruption
-from anp_jax.data.sources import open_files
+from anp_jax.data.sources import open_files, stored_images
+from anp_jax.system import cached_reads
 from tests import builders, launching
 
 _SHARDS = 300
@@ -120,3 +121,19 @@ def test_a_lack_of_descriptors_while_a_format_is_loaded(monkeypatch):
   with pytest.raises(OSError) as e:
     images.decode_shrunk(webp, 8, 100)
   assert corruption.is_transient(e.value)
+
+
+def test_a_file_stays_open_while_it_is_read(tmp_path, monkeypatch):
+  """Another thread may make it leave the files that stay open."""
+  path = tmp_path / 'shard'
+  path.write_bytes(b'abcdef')
+  images = stored_images.FileRanges([str(path)], np.array([[0, 2, 3]]), [(6, 0)])
+  pread = cached_reads.pread
+
+  def evict(*arguments):
+    images._file.cache_clear()
+    gc.collect()
+    return pread(*arguments)
+
+  monkeypatch.setattr(cached_reads, 'pread', evict)
+  assert images.read(0) == b'cde'

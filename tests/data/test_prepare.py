@@ -132,6 +132,14 @@ def test_report_and_summary_count_every_kind(default_set):
   assert os.listdir(folder.parents[1]) == ['x']  # no work is left
 
 
+def test_a_class_with_a_space_at_an_end_is_refused(tmp_path, capsys):
+  names = ('cat', 'cat ')  # one name to tfds
+  contents = {f'train/{name}/{i}.jpg': prepared.photo(i) for i, name in enumerate(names)}
+  root = builders.write_tree(tmp_path / 'tree', contents)
+  line = prepared.error(capsys, *prepared.flags(root, tmp_path, '--eval_split='))
+  assert "class 'cat ' has a name that cannot be stored" in line
+
+
 @pytest.mark.parametrize('kind', ['corrupt', 'leak'])
 def test_a_kind_can_forbid_the_set(kind, faulty, tmp_path, capsys):
   line = prepared.error(capsys, *prepared.flags(faulty, tmp_path, f'--policy={kind}=fail'))

@@ -104,6 +104,25 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
   assert ': 3/3 files, ' in text
 
 
+def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch):
+  """The older file has the size of the new one."""
+  tree, name = _tree(), 'train/cat/0.png'
+  _put(gcs, 'torn', tree)
+  config = _config('folder', path=f'{_BUCKET}/torn')
+  store_copy.path('config.data.path', config.data.path, config)
+  gcs.put(f'torn/{name}', tree[name][::-1])
+
+  def fail(*_):
+    raise config_lib.ConfigError('no answer')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(store_copy, '_copy_file', fail)
+    with pytest.raises(config_lib.ConfigError, match='no answer'):
+      store_copy.path('config.data.path', config.data.path, config)
+  store_copy.path('config.data.path', config.data.path, config)
+  assert (root / 'remote/gs/bucket/torn' / name).read_bytes() == tree[name][::-1]
+
+
 def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):
   pixels = np.stack([builders.random_pixels(8, 8, seed) for seed in range(4)])
   np.savez(tmp_path / 'set.npz', train_images=pixels, train_labels=np.array([0, 1] * 2))

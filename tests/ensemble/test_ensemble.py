@@ -324,3 +324,12 @@ def test_strategies_without_one_step_are_refused():
 def test_seeds_that_are_no_window_are_refused(text):
   with pytest.raises(config_lib.ConfigError, match='config.ensemble.seeds=.*first:last'):
     builders.load('configs/lenet.py', {'ensemble.seeds': text})
+
+
+def test_seeds_of_an_imbalanced_set_are_no_ensemble(tmp_path):
+  """Each seed keeps other examples, and members share theirs."""
+  keys = {'data.imbalance': 2.0}
+  with pytest.raises(config_lib.ConfigError, match='config.data.imbalance=2.0: expected 1'):
+    _train(_config(**keys, **{'ensemble.seeds': '0:2'}), tmp_path)
+  first, second = (_config(**keys, seed=seed) for seed in (0, 1))
+  assert members.program_key(first) != members.program_key(second)

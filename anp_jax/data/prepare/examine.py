@@ -149,13 +149,15 @@ def _decode(data, max_megapixels):
   """Pixels of the first frame; if it is damaged, those before it and the damage."""
   try:
     return _load(data, max_megapixels), ''
-  except image_format.TooLargeError:
+  except (image_format.TooLargeError, MemoryError):
     raise
   except Exception as e:  # whatever Pillow makes of damaged fields
     damage = _text(e)
   ImageFile.LOAD_TRUNCATED_IMAGES = True
   try:
     return _load(data, max_megapixels), damage
+  except MemoryError:
+    raise
   except Exception as e:
     raise ValueError(damage) from e
   finally:

@@ -33,7 +33,8 @@ def find(flags: argparse.Namespace) -> tuple[list[str], list[image_folder.Listin
       text = f'has other classes than {listings[0].name}: give them by --lists'
       raise config_lib.ConfigError(f'{listing.name} {text}')
   for name in listings[0].vocabulary.names:
-    if not name.isprintable():  # nor are bytes that are no UTF-8
+    # Nor are bytes that are no UTF-8; and tfds takes spaces at the ends away.
+    if not name.isprintable() or name != name.strip():
       text = f'class {ascii(name)} has a name that cannot be stored'
       raise config_lib.ConfigError(f'{flags.source}: {text}')
   return _names(splits), listings

@@ -82,17 +82,22 @@ def _numpy(path, split):
   images = _array(path, f'{split}_images')
   is_good = images.ndim == 4 and images.shape[-1] == 3 and images.dtype == np.uint8
   _expect(is_good, f'{path}: {split}_images', images, 'uint8 (n, height, width, 3)')
-  labels = _whole(_array(path, f'{split}_labels'))
-  is_good = labels.shape == images.shape[:1] and labels.dtype.kind in 'iu'
-  _expect(is_good, f'{path}: {split}_labels', labels, f'{len(images)} whole numbers')
+  labels = _labels(path, split, f'{len(images)} whole numbers', len(images))
   names = _array(path, 'class_names', optional=True)
   if names is None:
-    used = _whole(_array(path, 'train_labels'))
+    used = _labels(path, 'train', 'whole numbers')
     names = class_texts.number_classes(f'{path}: train_labels', map(int, used.tolist()))
   else:
     names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))
   return images, np.asarray(labels, np.int32), names
+
+
+def _labels(path, split, expected, count=None):
+  labels = _whole(_array(path, f'{split}_labels'))
+  is_good = labels.ndim == 1 and labels.dtype.kind in 'iu' and count in (None, len(labels))
+  _expect(is_good, f'{path}: {split}_labels', labels, expected)
+  return labels
 
 
 def _expect(is_good, name, array, expected):

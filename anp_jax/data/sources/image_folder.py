@@ -125,7 +125,7 @@ def _from_tree(root, split, vocabulary, other_splits, suffixes, pairs):
     raise config_lib.ConfigError(
       f'{base} has no class folders' + _shape(root, base, suffixes, left_out)
     )
-  chosen = set(vocabulary.names) if vocabulary else folders
+  chosen = set(vocabulary.names if vocabulary else folders)
   files_of = {
     name: _class_files(base, name, suffixes, left_out) for name in folders if name in chosen
   }

@@ -121,7 +121,7 @@ def _csv(file):
 
 
 def _parquet(file):
-  """Rows are counted from 0, as pandas does."""
+  """Rows are counted from 0, as pandas does; NaN is nothing."""
   try:
     lower = {*_PATHS, *class_texts.LABELS, *class_texts.PAIR, *_SPLITS}
     names = [name for name in pq.read_schema(file).names if name.lower() in lower]
@@ -130,7 +130,8 @@ def _parquet(file):
     raise config_lib.ConfigError(f'cannot read {file}: {str(e).splitlines()[0]}') from e
   rows = enumerate(zip(*columns))
   return names, [
-    (i, ['' if cell is None else str(cell).strip() for cell in row]) for i, row in rows
+    (i, ['' if cell is None or cell != cell else str(cell).strip() for cell in row])
+    for i, row in rows
   ]
 
 

@@ -8,12 +8,12 @@ for each image, then the pixels.
 from concurrent import futures
 import hashlib
 import json
-import mmap
 import os
 
 from absl import logging
 import ml_collections
 import numpy as np
+import pyarrow as pa
 
 from anp_jax import config as config_lib
 from anp_jax.config import outputs
@@ -172,12 +172,15 @@ def _write(path, items):
 def _map(path, count):
   """The words of a part of `count` images, mapped; None if it is missing or cut off."""
   try:
-    with open(path, 'rb') as file:
-      words = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.int64)
+    # The mapping outlives its file, which would hold a descriptor.
+    with pa.memory_map(path) as file:
+      words = np.frombuffer(file.read_buffer(), np.int64)
   except (FileNotFoundError, ValueError):  # missing; empty, or no whole words
     return None
+  if len(words) < count * _COLUMNS:
+    return None
   # Behind the end of its file, reading a mapping would kill the process.
-  height, width, _, first, _ = words[(count - 1) * _COLUMNS :][:_COLUMNS].tolist() or [-1] * 5
+  height, width, _, first, _ = words[(count - 1) * _COLUMNS : count * _COLUMNS].tolist()
   return words if first + _word_count(height * width * 3) == len(words) else None
 
 

@@ -88,24 +88,29 @@ def _update(address, target, objects):
   for name in gone:
     with contextlib.suppress(FileNotFoundError):
       os.remove(remote.join(target, name))
+  arrived: set[str] = set()
   try:
-    _download(address, target, missing)
+    _download(address, target, missing, arrived)
   finally:
-    files.write_json(
-      list_file,
-      {n: state for n, state in objects.items() if _size(remote.join(target, n)) == state[0]},
-    )
+    # A file that did not arrive may be an older one of the same size.
+    whole = {name: state for name, state in objects.items() if name not in missing.keys() - arrived}
+    files.write_json(list_file, whole)
 
 
-def _download(address, target, sizes):
-  """Copies objects of these sizes by name, several at a time."""
+def _download(address, target, sizes, arrived):
+  """Copies objects of these sizes by name, several at a time; adds those that arrive."""
   total = sum(sizes.values())
   outputs.check_room('$ANP_DATA', os.path.dirname(target), total)
   progress = progress_lib.Progress(
     f'copying {address} to {target}, {total / 1e6:,.1f} MB', len(sizes), log_seconds=_LOG_SECONDS
   )
+
+  def copy(name, size):
+    _copy_file(address, target, name, size)
+    arrived.add(name)
+
   with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
-    jobs = [pool.submit(_copy_file, address, target, *item) for item in sizes.items()]
+    jobs = [pool.submit(copy, *item) for item in sizes.items()]
     try:
       for job in futures.as_completed(jobs):
         job.result()

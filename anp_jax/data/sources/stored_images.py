@@ -148,7 +148,8 @@ class FileRanges:
   def read(self, index: int) -> bytes:
     """The bytes of an image, from any thread."""
     number, start, size = self._places[index].tolist()
-    data = cached_reads.pread(self._file(number).fileno(), size, start)
+    file = self._file(number)  # held: another thread may make it leave the files that stay open
+    data = cached_reads.pread(file.fileno(), size, start)
     if len(data) < size:
       raise UnusableError(f'{self._paths[number]} ends before byte {start + size:,}')
     return data

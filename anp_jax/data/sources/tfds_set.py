@@ -12,7 +12,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary
 from anp_jax.data.sources import shards, source as source_lib, splits
-from anp_jax.system import files, untrusted_text
+from anp_jax.system import error_lines, files, untrusted_text
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -108,6 +108,7 @@ def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
     ConfigError: if there is none, with the command that makes it, or if its
       features are classes that are not of tfds.
   """
+  from google.protobuf import json_format
   from tensorflow_datasets import core
   from tensorflow_datasets.core import read_only_builder
 
@@ -116,7 +117,7 @@ def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
     return read_only_builder.builder_from_files(name, data_dir=directory)
   except config_lib.ConfigError:
     raise
-  except (core.DatasetNotFoundError, RecursionError, ValueError) as e:
+  except (core.DatasetNotFoundError, json_format.ParseError, RecursionError, ValueError) as e:
     place = shlex.quote(directory)
     group, _, set_name = name.partition('/')
     if group == 'anp_folder':
@@ -129,8 +130,10 @@ def open_builder(name: str, directory: str) -> 'tfds.core.DatasetBuilder':
       folder, set_name = directory, name
       command = f'tfds build {name} --data_dir={place}'
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    is_missing = isinstance(e, core.DatasetNotFoundError)
+    reason = '' if is_missing else f' that can be read ({error_lines.typed_line(e)})'
     raise config_lib.ConfigError(
-      f'{directory} holds no prepared set {name!r}'
+      f'{directory} holds no prepared set {name!r}{reason}'
       f'{config_lib.nearest(set_name, names)}; prepare it with: {command}'
     ) from e
 
