@@ -170,6 +170,17 @@ class _Rank:
     return [value] * 2
 
 
+def test_each_process_takes_back_what_is_refused(tmp_path, before, monkeypatch):
+  """The one that refuses it may end the others before they can."""
+  saved = run_dir.saved_config(str(tmp_path))
+  written = []
+  monkeypatch.setattr(run_dir, '_write_config', lambda _, values: written.append(values))
+  with pytest.raises(config_lib.ConfigError, match='no data here'):
+    with run_dir.change(str(tmp_path), _changed(before), _KEYS, _Rank()):
+      raise config_lib.ConfigError('no data here')
+  assert written == [saved]
+
+
 def test_a_process_that_comes_back_waits_for_no_other(tmp_path, before):
   """The others gathered when they read the config that it finds written."""
   first, late = _Rank(), _Rank()

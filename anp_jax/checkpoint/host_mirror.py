@@ -97,7 +97,8 @@ class HostMirror:
       for values in self._processes.gather(local)
     ]
     versions = [v for v in set().union(*holdings) if self._is_whole(v, holdings)]
-    candidates = [v for v in sorted(versions, reverse=True) if self._is_accepted(v[0], accept)]
+    is_asked, gather = self._processes.index == 0, self._processes.gather
+    candidates = [v for v in sorted(versions, reverse=True) if gather(is_asked and accept(v[0]))[0]]
     if not candidates:
       return None
     version = candidates[0]
@@ -105,7 +106,9 @@ class HostMirror:
     for slot in self._slots:
       if slot.version != version:
         slot.clear()
-    return self._tree.unflatten(map(self._placed, self._leaves, arrays)), version[0]
+    pairs = zip(self._leaves, arrays, strict=True)
+    placed = [jax.make_array_from_callback(x.shape, x.sharding, a.__getitem__) for x, a in pairs]
+    return self._tree.unflatten(placed), version[0]
 
   def keep_if_due(self, step: int, state: Callable[[], Any]) -> None:
     """Begins to copy the state of a step, if it is due; it is called after each step.
@@ -174,6 +177,8 @@ class HostMirror:
     except jax.errors.JaxRuntimeError as e:
       self._give_up(e)
       return
+    if not self._slots:
+      return
     start = time.monotonic()
     before, after = sorted(self._slots, key=lambda slot: slot.step, reverse=True)
     try:
@@ -186,8 +191,11 @@ class HostMirror:
     self._seconds = time.monotonic() - start
 
   def _give_up(self, error):
-    """Makes no further copy, where there is no memory: a loss then costs more steps."""
-    self._copy = None
+    """Keeps no further copy, where there is no memory: a loss then costs more steps."""
+    if any(self._is_divided):  # the other processes copy with this one
+      self._slots = []
+    else:
+      self._copy = None
     text = error_lines.first_line(error)
     print(f'the state is not copied to memory: {text}; a checkpoint replaces it', flush=True)
 
@@ -248,10 +256,6 @@ class HostMirror:
       sizes[leaf] += math.prod(stop - start for start, stop in bounds)
     return sizes == [math.prod(leaf.shape) for leaf in self._leaves]
 
-  def _is_accepted(self, step, accept):
-    answer = accept(step) if self._processes.index == 0 else None
-    return self._processes.gather(answer)[0]
-
   def _assembled(self, pieces, version, holdings):
     """Every array of the state, whole, from the blocks of all processes."""
     sizes = [memory_lib.of_array(leaf) for leaf in self._leaves]
@@ -286,9 +290,6 @@ class HostMirror:
       words[0, : len(part)] = part
       summed = add(jax.make_array_from_process_local_data(divided, words))
       part[:] = np.asarray(summed.addressable_data(0))[: len(part)]
-
-  def _placed(self, leaf, array):
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
 
 
 class _Slot:

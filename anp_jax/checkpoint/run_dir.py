@@ -11,7 +11,7 @@ import numpy as np
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import manager
-from anp_jax.config import urls
+from anp_jax.config import saved_run, urls
 from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.system import files, mirror
@@ -53,8 +53,12 @@ def with_sizes(
 
 
 def saved_config(workdir: str) -> dict:
-  """Returns the flat config that the workdir's run was started with, or {}."""
-  return files.read_json(os.path.join(workdir, CONFIG_FILE), {})
+  """Returns the flat config that the workdir's run was started with, or {}.
+
+  Raises:
+    ConfigError: if it cannot be read.
+  """
+  return saved_run.read(workdir)
 
 
 def labels(workdir: str) -> vocabulary_lib.Vocabulary:
@@ -165,7 +169,8 @@ def change(
   try:
     yield
   except config_lib.ConfigError:
-    if is_new and processes.index == 0:
+    # Whoever refuses it first may end the others before they come here.
+    if is_new and not (processes.index and urls.is_mirror(workdir)):
       _write_config(workdir, saved)
     raise
 

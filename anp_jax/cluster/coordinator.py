@@ -26,6 +26,7 @@ from anp_jax.cluster import (
   members as members_lib,
   regrouping,
   termination,
+  watchdog,
 )
 
 LEAVE = 'leave'  # the name of what is gathered last
@@ -298,7 +299,9 @@ class Coordinator:
             'or its host dead or cut off from the network',
           )
     settings = self._settings
-    timeout = max(settings.stall_timeout, settings.stop_timeout) or settings.rendezvous_timeout
+    # The others may still write what an evaluation has found.
+    timeout = max(watchdog.OTHER_FACTOR * settings.stall_timeout, settings.stop_timeout)
+    timeout = timeout or settings.rendezvous_timeout
     if self._leaving_since and now - self._leaving_since > timeout:
       self._end(
         termination.TRY_AGAIN,

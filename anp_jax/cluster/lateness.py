@@ -95,7 +95,8 @@ def _row(member, trains, now):
     delay=(last['delay'] - first['delay']) / seconds,
     round_trip=1000 * last['round_trip'],
   )
-  if steps <= 0:
+  # A run that is resumed comes from step 0 to its own without making a step.
+  if steps <= 0 or first['phase'] not in (*watchdog.STEPPING, *watchdog.PAUSES):
     return row
   waits, works = (1000 * spent.get(phase, 0.0) / steps for phase in watchdog.STEPPING)
   # What a GPU does is not seen here.

@@ -9,7 +9,7 @@ from anp_jax.cluster import awake_clock
 
 # The timeout of a step is a multiple of the longest recent step; that of a
 # compile, a save, an evaluation or the start is a multiple of stall_timeout.
-_STEP_FACTOR, _OTHER_FACTOR = 10, 10
+_STEP_FACTOR, OTHER_FACTOR = 10, 10
 _RECENT = 32
 STEPPING = ('input', 'step')
 # Phases of a process from the rendezvous until JAX is up, in this order.
@@ -101,7 +101,7 @@ class Watchdog:
     if phase in JOINING:
       return self._joining_timeout
     if phase not in STEPPING:
-      return _OTHER_FACTOR * self._stall_timeout
+      return OTHER_FACTOR * self._stall_timeout
     longest = max(self._durations, default=0.0)
     return max(self._stall_timeout, _STEP_FACTOR * longest)
 

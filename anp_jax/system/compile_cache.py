@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import ml_collections
 
 from anp_jax import config as config_lib
+from anp_jax.config import urls
 from anp_jax.system import cores
 
 
@@ -79,6 +80,8 @@ def _write_on_every_process():
 
 def _problem(folder):
   """Why a folder, which is created if missing, cannot be written to; or ''."""
+  if urls.scheme(folder):
+    return 'expected a folder of this machine'
   try:
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):  # a read-only file system, say
@@ -127,6 +130,7 @@ def _machine() -> str:
   On a home directory that unlike nodes share, a program compiled for one
   processor may stop another with an illegal instruction.
   """
-  flags = cores.cpu_line('flags') or platform.processor()
+  # ARM's name for them is another.
+  flags = cores.cpu_line('flags') or cores.cpu_line('Features') or platform.processor()
   digest = hashlib.sha256(flags.encode()).hexdigest()[:8]
   return f'{platform.machine()}-{digest}'

@@ -134,6 +134,20 @@ def test_without_memory_nothing_is_copied(monkeypatch, capsys):
   assert text.endswith(' MB are needed, and 0 MB are left; a checkpoint replaces it\n')
 
 
+def test_a_process_without_memory_copies_with_the_others(monkeypatch, capsys):
+  """A divided state is shifted between processes: a collective of all of them."""
+  monkeypatch.setattr(host_mirror.host_memory, 'available', lambda: 1)
+  state, abstract, _ = _state(2, divided=True)
+  mirror = host_mirror.HostMirror(abstract, _Processes(), every=1)
+  copies, copy = [], mirror._copy
+  mirror._copy = lambda leaves: copies.append(copy(leaves)) or copies[-1]
+  for step in (7, 8):
+    mirror.keep(step, state)
+    mirror.wait()
+  assert len(copies) == 2 and _steps(mirror) == []
+  assert capsys.readouterr().out.count('the state is not copied to memory: ') == 1
+
+
 @pytest.mark.parametrize('where', [0, 20])
 def test_a_torn_or_changed_copy_is_none(descriptors, where):
   """In the header, which a write clears first, or in a value."""

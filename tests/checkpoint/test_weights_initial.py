@@ -13,7 +13,7 @@ from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib, train
 from anp_jax.checkpoint import trained
-from anp_jax.checkpoint.weights import families, initial, naming
+from anp_jax.checkpoint.weights import families, initial, naming, weights_source
 from anp_jax.config import trust
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -373,3 +373,12 @@ def test_processes_begin_with_the_weights(tmp_path):
     assert ranks.wait() == [2, 2]
     for rank in range(2):
       assert 'there is none' in ranks.text(rank)
+
+
+def test_outputs_of_a_head_of_ones_own_are_those_of_the_same_head():
+  vocabulary = vocabulary_lib.Vocabulary(('old_dog', 'big_cat'))
+  config = builders.editable(builders.load('configs/lenet.py', {}))
+  joint = weights_source.outputs(config, vocabulary)
+  config.model.head = 'tests.user_training:Hinge'
+  hinge = weights_source.outputs(config, vocabulary)
+  assert hinge == weights_source.outputs(config, vocabulary) != joint

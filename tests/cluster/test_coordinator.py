@@ -221,7 +221,7 @@ def test_a_broken_connection_ends_all_if_none_is_lost():
 
 
 @pytest.mark.parametrize(
-  'rendezvous, leave', [(99, 9), (9, 0)], ids=['as long as a stall', 'without a limit of stalls']
+  'rendezvous, leave', [(99, 0.9), (9, 0)], ids=['as long as a stall', 'without a limit of stalls']
 )
 def test_one_that_does_not_come_to_the_end_is_named(rendezvous, leave):
   run = coordinating.started(3, rendezvous=rendezvous, leave=leave, clock=coordinating.Clock())

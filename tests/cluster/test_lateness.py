@@ -137,6 +137,19 @@ def test_rows_are_differences_of_the_last_heartbeats():
   assert lateness.rows(run, now=15.0)[1].phase == 'spare'
 
 
+def test_steps_of_the_run_before_are_none_of_this_one():
+  """A run that is resumed comes to its first step without making one."""
+  run = members.Members(2, '')
+  for rank in range(2):
+    run[rank] = members.Member(coordinating.info(rank, 2, {}), None, 10.0)
+    run[rank].receive(_state(0, 1.0, 1.0) | {'phase': 'starting'})
+    run[rank].last_heard = 14.0
+    run[rank].receive(_state(400, 2.0, 1.0) | {'phase': 'compiling'})
+  rows = lateness.rows(run, now=15.0)
+  assert not any(row.compared for row in rows)
+  assert lateness.verdict(rows) == lateness.NOBODY
+
+
 def test_activity_adds_up_phases_and_what_threads_wait_for_a_core(tmp_path):
   now = types.SimpleNamespace(seconds=100.0)
   sums = activity.Activity(lambda: now.seconds, str(tmp_path))

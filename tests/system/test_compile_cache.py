@@ -171,6 +171,16 @@ def test_where_nothing_can_be_kept_a_run_goes_on(place, tmp_path, config, caplog
 
 
 @pytest.mark.usefixtures('restored')
+def test_an_address_of_a_store_is_no_folder(tmp_path, config, monkeypatch, caplog):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', 'gs://bucket/programs')
+  config.compile_cache.dir = 'auto'
+  assert compile_cache.enable(config) == ''
+  assert 'expected a folder of this machine' in caplog.text
+  assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures('restored')
 def test_a_folder_that_exists_but_is_read_only(tmp_path, config, monkeypatch):
   config.compile_cache.dir = str(tmp_path)
 

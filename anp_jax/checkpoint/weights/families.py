@@ -57,8 +57,7 @@ def names() -> str:
 
 def save(trained: 'trained_lib.Trained', kind: str, path: str) -> None:
   """Writes the `tensors` of a network into a .safetensors file."""
-  with files.atomic_path(path) as draft:
-    safetensors_numpy.save_file(tensors(trained, kind), draft, metadata={'format': 'pt'})
+  files.write_atomic(path, safetensors_numpy.save(tensors(trained, kind), {'format': 'pt'}))
 
 
 def tensors(trained: 'trained_lib.Trained', kind: str) -> dict[str, np.ndarray]:

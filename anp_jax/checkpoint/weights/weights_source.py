@@ -98,7 +98,8 @@ def outputs(config: ml_collections.ConfigDict, vocabulary: vocabulary_lib.Vocabu
   words = (('adj.', vocabulary.adjectives), ('noun', vocabulary.nouns))
   heads = {'joint': (names,), 'multitask': (names, *words), 'factored': words}
   heads['bilinear'] = words * (1 + config.model.get('head_rank', 0))
-  return heads[config.model.head]
+  # Of a head of the user's own, nothing but its name says what the outputs mean.
+  return heads.get(config.model.head, (config.model.head, names, *words))
 
 
 def _of_checkpoint(path, config):

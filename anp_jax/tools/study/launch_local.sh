@@ -119,6 +119,9 @@ while running; do
     ending=1
     (
       sleep "$grace"
+      # restart_on_failure.sh passes on what it can catch, so that its child ends, too.
+      kill -TERM "${pids[@]}" 2>/dev/null
+      sleep 2
       kill -KILL "${pids[@]}" 2>/dev/null
     ) &
     killer=$!
