@@ -16,7 +16,13 @@ from anp_jax.data import sources
 from anp_jax.data.input import stream
 from anp_jax.data.sources import agreement
 from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.reporting import run_page, step_rates, summary, telemetry as telemetry_lib
+from anp_jax.reporting import (
+  metric_lines,
+  run_page,
+  step_rates,
+  summary,
+  telemetry as telemetry_lib,
+)
 from anp_jax.reporting.analysis import analysis_run
 from anp_jax.system import mirror
 from anp_jax.training import build, eval_loop
@@ -183,7 +189,9 @@ class Recorder:
     if self.simulation:
       telemetry.simulate(self.simulation.values)
       lines = [*lines, f'workers  {self.simulation.describe()}']
-    if self._processes.generation.number and telemetry_lib.starts(self.workdir):
+    if self._processes.generation.number and telemetry_lib.of_kind(
+      self.workdir, metric_lines.START
+    ):
       return  # a run that goes on in place has said all that before
     self._log_header(lines)
     if self.is_finished:

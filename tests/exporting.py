@@ -28,7 +28,7 @@ def trained(name='resnet18', words=PAIRS, width=4, **keys):
   objective = objective_lib.create(words, config)
   network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
   shapes = jax.eval_shape(lambda: state_lib.variables(network.model('cpu'), config))
-  assert objective.outputs == shapes['params']['head']['bias'].size
+  assert objective.head.outputs == shapes['params']['head']['bias'].size
   random = np.random.default_rng(0)
 
   def leaf(path, struct):

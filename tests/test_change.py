@@ -12,7 +12,7 @@ import pytest
 
 from anp_jax import cluster, config as config_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import metric_lines, telemetry
 from tests import builders, launching, serving
 
 pytestmark = pytest.mark.usefixtures('on_one_device')
@@ -115,7 +115,7 @@ def test_weights_are_those_of_both_schedules(tmp_path, config, x64, monkeypatch,
   np.testing.assert_allclose(
     _saved(tmp_path, 12), [_descended(_rates())] * len(first), rtol=rounding
   )
-  duration, *keys = telemetry.changes(str(tmp_path))
+  duration, *keys = telemetry.of_kind(str(tmp_path), metric_lines.CHANGE)
   assert duration == {
     'kind': 'change',
     'step': 6,
@@ -203,12 +203,12 @@ def test_a_change_is_told_once_and_holds(tmp_path, before, x64, capsys):
     _run_that_dies(other, tmp_path, change)
     text = capsys.readouterr().out
     assert 'config.optimizer.learning_rate=0.2 from step 6 on, 0.5 before' in (text)
-    assert len(telemetry.changes(str(tmp_path))) == 5
+    assert len(telemetry.of_kind(str(tmp_path), metric_lines.CHANGE)) == 5
   with pytest.raises(config_lib.ConfigError, match='rate is 0.5, but the run'):
     _resume(before, tmp_path)
   # Back to what it was before a step has been made: there is no change.
   _run_that_dies(before, tmp_path, _KEYS, '12 steps')
-  assert telemetry.changes(str(tmp_path)) == []
+  assert telemetry.of_kind(str(tmp_path), metric_lines.CHANGE) == []
   _resume(other, tmp_path, _KEYS)
   np.testing.assert_allclose(_saved(tmp_path, 12), [_descended(_rates())], rtol=1e-12)
   page = (tmp_path / 'report' / 'index.html').read_text()
@@ -216,7 +216,7 @@ def test_a_change_is_told_once_and_holds(tmp_path, before, x64, capsys):
   # The run goes on under its new config, and its past is not told again.
   other.duration = '14 steps'
   _resume(other, tmp_path)
-  steps = [r['step'] for r in telemetry.changes(str(tmp_path))]
+  steps = [r['step'] for r in telemetry.of_kind(str(tmp_path), metric_lines.CHANGE)]
   assert steps == [6] * 5 + [12]  # the last is of the duration
 
 
@@ -228,7 +228,7 @@ def test_a_change_that_is_refused_later_is_taken_back(tmp_path, before, x64):
   with pytest.raises(config_lib.ConfigError, match='warmup'):
     _resume(other, tmp_path, _KEYS)
   assert (tmp_path / 'config.json').read_text() == saved
-  assert telemetry.changes(str(tmp_path)) == []
+  assert telemetry.of_kind(str(tmp_path), metric_lines.CHANGE) == []
   # The result stays that of the end.
   result = telemetry.result(str(tmp_path))
   other = builders.editable(config_lib.replaced(before, {'optimizer.learning_rate': 0.2}))

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from anp_jax import config as config_lib, train
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import metric_lines, telemetry
 from anp_jax.training import run_spec, schedule_change
 from tests import builders, serving
 
@@ -49,7 +49,7 @@ def test_both_rates_are_told_at_the_step_of_resume(
   workdir = str(tmp_path)
   name = {'strategy.name': strategy}
   train.run(_config(config, schedule, '5 steps', **name), workdir)
-  assert telemetry.changes(workdir) == []
+  assert telemetry.of_kind(workdir, metric_lines.CHANGE) == []
   capsys.readouterr()
   train.run(_config(config, schedule, '9 steps', **name), workdir)
   new = _rate(schedule, 5, 9)
@@ -57,7 +57,7 @@ def test_both_rates_are_told_at_the_step_of_resume(
     'change   config.duration=9 steps from step 5 on, 5 steps before: '
     f'learning rate {new:.6g}, not 0\n' in capsys.readouterr().out
   )
-  assert telemetry.changes(workdir) == [
+  assert telemetry.of_kind(workdir, metric_lines.CHANGE) == [
     {
       'kind': 'change',
       'step': 5,

@@ -59,7 +59,7 @@ class Trained:
 
   def model(self, platform: str) -> nn.Module:
     """The Flax module, for devices of a platform: 'cpu', 'gpu', 'tpu'."""
-    return models.create(self.config, self.objective.outputs, platform)
+    return models.create(self.config, self.objective.head.outputs, platform)
 
 
 def load(path: str, which: str = 'newest') -> Trained:

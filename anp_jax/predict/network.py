@@ -150,10 +150,10 @@ def _program(trained, top, target, keeps_features):
       if not inputs:
         raise config_lib.ConfigError(f'--features: {m.name} has no dense layer (flax.linen.Dense)')
       features = inputs[-1].reshape(len(images), -1).astype(jnp.float32)
-      arrays = {'features': features, 'logits': objective.logits(outputs)}
-    scores = objective.scores(outputs)
+      arrays = {'features': features, 'logits': objective.head.logits(outputs)}
+    scores = objective.head.scores(outputs)
     # Ranked before the softmax, in which the unlikely ones are all 0.
-    _, classes = lax.top_k(objective.logits(outputs), top)
+    _, classes = lax.top_k(objective.head.logits(outputs), top)
 
     def of_named(values):
       return jnp.take_along_axis(values, classes, -1)
@@ -166,7 +166,7 @@ def _program(trained, top, target, keeps_features):
     parts = None
     if linear.is_fused(config, objective.head):
       parts = linear.contributions(
-        lambda x: objective.logits(outputs_of(weights, x)), images, weights, d.widths
+        lambda x: objective.head.logits(outputs_of(weights, x)), images, weights, d.widths
       )
       parts = jnp.take_along_axis(parts, classes[:, None], -1)
     return Names(classes, of_named(scores['anp']), words, parts, arrays)

@@ -46,19 +46,9 @@ def write_result(workdir: str, values: dict) -> None:
   files.append_json_line(os.path.join(workdir, METRICS), line)
 
 
-def changes(workdir: str) -> list[dict]:
-  """Returns the keys that --change changed: step, key, old and new value of each."""
-  return _of_kind(metric_lines.read(workdir), metric_lines.CHANGE)
-
-
-def starts(workdir: str) -> list[dict]:
-  """Returns the records of `Telemetry.start`, the first command's line first."""
-  return _of_kind(metric_lines.read(workdir), metric_lines.START)
-
-
-def restarts(workdir: str) -> list[dict]:
-  """Returns the records of `Telemetry.restart`."""
-  return _of_kind(metric_lines.read(workdir), metric_lines.RESTART)
+def of_kind(workdir: str, kind: str) -> list[dict]:
+  """Returns the lines of one kind of a run, in order, such as `metric_lines.CHANGE`."""
+  return _of_kind(metric_lines.read(workdir), kind)
 
 
 def durations(workdir: str) -> dict[str, float]:

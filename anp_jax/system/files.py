@@ -73,19 +73,25 @@ def state(path: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def lock(path: str) -> Iterator[bool]:
+def lock(path: str, wait: bool = True) -> Iterator[bool]:
   """Waits for a lock that other processes of this host hold, then holds it.
 
   Args:
     path: path of the lock file, which is created if missing, and stays.
+    wait: whether to wait for another process.
 
   Yields:
     Whether the lock is held; False where the file system has no locks.
+
+  Raises:
+    BlockingIOError: if another process holds it, and this one does not wait.
   """
   # The kernel drops the lock with the process, so a killed one blocks nobody.
   with open(path, 'a') as file:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX)
+      fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+      raise
     except OSError as error:
       logging.warning('Cannot lock %s: %s', path, error)
       yield False

@@ -64,11 +64,6 @@ class ModelAndSteps:
     return self.training.jitted()
 
   @functools.cached_property
-  def gradient(self) -> Callable:
-    """The mapped gradient, not jitted; see `train_step.TrainStep.gradient`."""
-    return self.training.gradient()
-
-  @functools.cached_property
   def eval_step(self) -> Callable:
     """The jitted step of evaluation; see `eval_step.EvalStep.sums`."""
     return self.evaluation.sums()
@@ -96,10 +91,6 @@ class ModelAndSteps:
     # The trace has the shapes of one device, with the most rows that one has.
     return count * mesh_lib.batch_devices(self.spec.mesh) * self.spec.batch_size / len(batch['row'])
 
-  def examples_step(self) -> Callable:
-    """The jitted step of each example's scores; see `EvalStep.examples`."""
-    return self.evaluation.examples()
-
 
 def create(spec: run_spec.RunSpec) -> ModelAndSteps:
   """Builds the model, the optimizer and the steps of a run.
@@ -112,7 +103,7 @@ def create(spec: run_spec.RunSpec) -> ModelAndSteps:
   strategy = strategy_lib.find(config)
   target = models.target(config, mesh_lib.platform(mesh), jax.local_device_count())
   sums_over = mesh_lib.DATA if strategy.sums_statistics else None
-  model = models.create(config, objective.outputs, target, sums_over)
+  model = models.create(config, objective.head.outputs, target, sums_over)
   optimizer = optimizer_lib.create(config, spec.batch_size, spec.examples, spec.total_steps)
   init = state_lib.Init(model, optimizer, config)
   single = state_lib.abstract(init, config, mesh)

@@ -42,9 +42,9 @@ class EvalStep(step_context.StepContext):
       if linear.is_fused(self.config, self.objective.head):
         values = linear.contributions(logits_of, batch['image'], stats, self.config.data.widths)
         more['contributions'] = jnp.take_along_axis(values, label[:, None, None], 2)[..., 0]
-      logs = jax.tree.map(jnp.log, self.objective.scores(outputs))
+      logs = jax.tree.map(jnp.log, self.objective.head.scores(outputs))
       words = {factor.name: logs[factor.name] for factor in self.objective.head.factors}
-      logits = self.objective.logits(outputs)
+      logits = self.objective.head.logits(outputs)
       return words | more | {'logits': logits, 'label': label, 'weight': batch['weight']}
 
     return self._summed(rows)
@@ -76,7 +76,7 @@ class EvalStep(step_context.StepContext):
       sums = microsteps.weighted_sums(values, batch['weight'].astype(outputs.dtype))
 
       def logits_of(images):
-        return self.objective.logits(self._outputs(params, stats, {'image': images}))
+        return self.objective.head.logits(self._outputs(params, stats, {'image': images}))
 
       return sums, rows_of(outputs, batch, stats, logits_of)
 

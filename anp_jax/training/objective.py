@@ -30,29 +30,11 @@ class Objective:
   smoothing: float = 0.0
   class_weights: tuple[float, ...] = ()
 
-  @property
-  def classes(self) -> int:
-    """Number of classes."""
-    return self.head.classes
-
-  @property
-  def outputs(self) -> int:
-    """Numbers per image that the network gives."""
-    return self.head.outputs
-
-  def logits(self, outputs: jax.Array) -> jax.Array:
-    """(batch, outputs) to the (batch, classes) that rank the classes."""
-    return self.head.logits(outputs)
-
-  def scores(self, outputs: jax.Array) -> dict:
-    """(batch, outputs) to probabilities by name; see `heads.Head.scores`."""
-    return self.head.scores(outputs)
-
   def contributions(self, scores: dict) -> dict:
     """The evidence of adjective and noun for each class.
 
     Args:
-      scores: probabilities from `scores`.
+      scores: probabilities, see `heads.Head.scores`.
 
     Returns:
       adjective and noun, each (batch, classes): logarithms of the probability
@@ -72,7 +54,7 @@ class Objective:
 
   def targets(self, labels: jax.Array, dtype: str) -> jax.Array:
     """(batch,) int32 labels to (batch, classes) probabilities, 0 or 1."""
-    return jax.nn.one_hot(labels, self.classes, dtype=dtype)
+    return jax.nn.one_hot(labels, self.head.classes, dtype=dtype)
 
   def loss(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """The training loss of each example, smoothed and weighted.
@@ -94,19 +76,19 @@ class Objective:
 
   def train_metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
     """The metrics of a training step: (batch,) 0 or 1 for each example, by name."""
-    hits = {'anp_top1': _hits(self.logits(outputs), labels, 1)}
-    return hits | self._factor_hits(self.scores(outputs), labels)
+    hits = {'anp_top1': _hits(self.head.logits(outputs), labels, 1)}
+    return hits | self._factor_hits(self.head.scores(outputs), labels)
 
   def metrics(self, outputs: jax.Array, labels: jax.Array) -> dict:
     """The metrics of an evaluation, from (batch, outputs) and (batch,) labels."""
-    return self.measures(self.logits(outputs), self.scores(outputs), labels)
+    return self.measures(self.head.logits(outputs), self.head.scores(outputs), labels)
 
   def measures(self, logits: jax.Array, scores: dict, labels: jax.Array) -> dict:
     """The metrics of an evaluation, from logits and scores.
 
     Args:
       logits: (batch, classes), which rank the classes.
-      scores: probabilities from `scores`.
+      scores: probabilities, see `heads.Head.scores`.
       labels: (batch,) int32.
 
     Returns:
@@ -130,7 +112,7 @@ class Objective:
 
   @property
   def _top(self):
-    return [k for k in _TOP if k == 1 or k < self.classes]
+    return [k for k in _TOP if k == 1 or k < self.head.classes]
 
   @property
   def _factor_names(self):

@@ -44,7 +44,7 @@ def test_the_newest_is_what_evaluation_sees(averaged):
   leaf = jax.tree.leaves(saved['params'])[0]
   assert not np.array_equal(jax.tree.leaves(network.params)[0], leaf)
   assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(network.params))
-  assert len(network.vocabulary) == network.objective.classes
+  assert len(network.vocabulary) == network.objective.head.classes
   assert network.config.ema == 0.5
   saved = json.loads((averaged / 'config.json').read_text())
   assert json.loads(config_lib.to_json(network.config)) == saved

@@ -148,8 +148,8 @@ def test_a_part_that_was_cut_off_is_made_again(config, tmp_path):
   files = image_sources.Source(_files(6))
   want, _ = _all(cache.wrap(files, config))
   first, second = _parts(tmp_path)
-  whole = first.read_bytes()
-  for cut in (whole[:-8], whole[: 8 * 17]):  # in the last image, in its numbers
+  content = first.read_bytes()
+  for cut in (content[:-8], content[: 8 * 17]):  # in the last image, in its numbers
     first.write_bytes(cut)
     second.write_bytes(b'')
     for image, expected in zip(_all(cache.wrap(files, config))[0], want, strict=True):

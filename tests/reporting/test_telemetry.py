@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from anp_jax.reporting import event_file, step_rates, telemetry
+from anp_jax.reporting import event_file, metric_lines, step_rates, telemetry
 from anp_jax.system import progress
 from tests import builders, event_files
 
@@ -281,7 +281,7 @@ def test_a_run_records_its_command(tmp_path, monkeypatch, argv, command):
   run = _telemetry(tmp_path)
   run.start({'data': 'x'})
   run.close()
-  (line,) = telemetry.starts(str(tmp_path))
+  (line,) = telemetry.of_kind(str(tmp_path), metric_lines.START)
   assert (line['command'], line['data'], line['step']) == (command, 'x', 0)
   assert abs(line['time'] - time.time()) < 60
   assert telemetry.read(str(tmp_path)) == []
@@ -297,5 +297,5 @@ def test_each_command_that_resumes_is_recorded_once(tmp_path):
     run.close()
     if step == 20:
       telemetry.write_result(str(tmp_path), {'step': 1000})
-  assert [r['step'] for r in telemetry.starts(str(tmp_path))] == [0, 10, 20]
+  assert [r['step'] for r in telemetry.of_kind(str(tmp_path), metric_lines.START)] == [0, 10, 20]
   assert telemetry.result(str(tmp_path))['step'] == 1000

@@ -302,9 +302,9 @@ def test_a_lap_without_steps_has_no_scores(tmp_path, stations):
   sizes = json.loads((tmp_path / 'model_ring.json').read_text())['parts']
   # An epoch has 3.5 and 7 steps; the last step is recorded, too.
   steps = [sum(math.ceil(LAPS * n / batch) for n in sizes) for batch in (20, 10)]
-  wanted = [[4, 8, 12], [7, 14, 21, 24]]
+  recorded = [[4, 8, 12], [7, 14, 21, 24]]
   assert steps == [12, 24]
-  for folder, want in zip(sorted((tmp_path / 'models').iterdir()), wanted, strict=True):
+  for folder, want in zip(sorted((tmp_path / 'models').iterdir()), recorded, strict=True):
     lines = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
     assert [r['step'] for r in lines if r['kind'] == 'train'] == want
 

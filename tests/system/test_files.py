@@ -1,6 +1,5 @@
 """Tests of files: atomic writes and torn lines of JSON."""
 
-import fcntl
 import json
 import os
 import stat
@@ -65,9 +64,10 @@ def test_state_tells_a_change_and_what_is_no_file(tmp_path):
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path):
   path = str(tmp_path / 'lock')
-  with files.lock(path) as is_locked, open(path) as other:
+  with files.lock(path) as is_locked:
     assert is_locked
     with pytest.raises(BlockingIOError):
-      fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      with files.lock(path, wait=False):
+        pass
   with files.lock(path) as is_locked:
     assert is_locked

@@ -98,11 +98,11 @@ def _loss(head, outputs, targets):
 @pytest.mark.parametrize('head', OUTPUTS)
 def test_reading_equals_numpy(head):
   objective, outputs = _objective(head), _outputs(head)
-  assert objective.outputs == OUTPUTS[head] and objective.classes == 6
+  assert objective.head.outputs == OUTPUTS[head] and objective.head.classes == 6
   logits, scores = _read(head, outputs)
   # float64 rounds at 1e-16; sums of ten terms.
-  np.testing.assert_allclose(objective.logits(outputs), logits, rtol=1e-13)
-  got = objective.scores(outputs)
+  np.testing.assert_allclose(objective.head.logits(outputs), logits, rtol=1e-13)
+  got = objective.head.scores(outputs)
   assert got.keys() == scores.keys()
   for name, want in scores.items():
     np.testing.assert_allclose(got[name], want, rtol=1e-13, err_msg=name)
@@ -168,7 +168,7 @@ def test_factored_loss_is_that_of_all_combinations():
   objective = _objective('factored')
   targets = objective.targets(jnp.asarray(labels), np.float64)
   np.testing.assert_allclose(objective.loss(outputs, targets), want, rtol=1e-13)
-  result = objective.contributions(objective.scores(outputs))
+  result = objective.contributions(objective.head.scores(outputs))
   total = result['adjective'] + result['noun']
   np.testing.assert_allclose(total[rows, labels], -want, rtol=1e-13)
 

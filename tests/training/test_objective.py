@@ -46,8 +46,8 @@ def _metrics(objective, logits, labels):
 
 def test_create_reads_the_vocabulary():
   objective = _objective(0.2)
-  assert objective.classes == 12 and objective.smoothing == 0.2
-  assert objective.outputs == 12
+  assert objective.head.classes == 12 and objective.smoothing == 0.2
+  assert objective.head.outputs == 12
   adjectives, nouns = objective.head.factors
   assert (adjectives.name, adjectives.count) == ('adjective', 3)
   assert (nouns.name, nouns.count) == ('noun', 4)

@@ -68,7 +68,7 @@ def exported(trained: trained_lib.Trained, platforms: tuple[str, ...]) -> export
     images = mixing.normalise(images, d.mean, d.std, m.dtype)
     outputs = trained.model(platform).apply(variables, images, False)
     outputs = outputs.astype(m.param_dtype)
-    return {'logits': objective.logits(outputs)} | objective.scores(outputs)
+    return {'logits': objective.head.logits(outputs)} | objective.head.scores(outputs)
 
   branches = {p: functools.partial(apply, PLATFORMS[p]) for p in platforms}
 

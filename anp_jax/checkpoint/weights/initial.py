@@ -198,7 +198,7 @@ def classifier(
   This holds for any network, the user's own too: one with another number of
   outputs is compared.
   """
-  outputs = objective_lib.create(vocabulary, config).outputs
+  outputs = objective_lib.create(vocabulary, config).head.outputs
   shapes, other_shapes = (
     {name: leaf.shape for name, leaf in flat(abstract_variables(config, count)).items()}
     for count in (outputs, outputs + 1)

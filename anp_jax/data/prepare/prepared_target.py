@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -67,7 +65,11 @@ class Target:
     if os.path.lexists(self.final) and not overwrite:
       raise config_lib.ConfigError(f'{self.final} was made {text}')
     os.makedirs(self.work, exist_ok=True)
-    with _lock(self.work):
+    with contextlib.ExitStack() as stack:
+      try:
+        stack.enter_context(files_lib.lock(os.path.join(self.work, 'lock'), wait=False))
+      except BlockingIOError as e:
+        raise config_lib.ConfigError(f'{self.work} is being worked on by another process') from e
       return make()
 
   def check_room(self, size: int) -> None:
@@ -112,17 +114,3 @@ class Target:
       os.rename(self.final, os.path.join(self.work, 'replaced'))
     os.rename(folder, self.final)
     shutil.rmtree(self.work, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(folder):
-  """Raises ConfigError where another process works on a folder."""
-  with open(os.path.join(folder, 'lock'), 'a') as file:
-    try:
-      # The kernel drops the lock with the process.
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-      # Some file systems have no locks; then nothing is refused.
-      if e.errno in (errno.EWOULDBLOCK, errno.EACCES):
-        raise config_lib.ConfigError(f'{folder} is being worked on by another process') from e
-    yield

@@ -13,7 +13,6 @@ from anp_jax.system import interrupts
 if __name__ == '__main__':
   interrupts.install()  # all else takes time
 
-import dataclasses
 import os
 import sys
 
@@ -30,23 +29,6 @@ from anp_jax.data.sources import balance, source as source_lib
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers, see `index_shuffle`
 _DRAWING = ('output', 'count', 'step')
-
-
-@dataclasses.dataclass(frozen=True)
-class _OneBatch(batch_plan.BatchPlan):
-  """A plan of a single batch: nothing is read that is not shown."""
-
-  @property
-  def steps(self):
-    return self.start + 1
-
-  def indices(self, step):
-    """The plan's; in evaluation, examples spread over the whole split."""
-    if self.training:
-      return super().indices(step)
-    count = len(self.rows)
-    chosen = spread(self.config.seed, count, self.size)
-    return np.arange(count), chosen, np.ones(count, np.float32)
 
 
 @exits.with_status()
@@ -89,7 +71,7 @@ def examples(
   # The rows of successive steps are one stretch of the stream, so that a batch
   # longer than a step's holds what several steps do.
   rows = np.arange(count if training else min(count, len(source)))
-  plan = _OneBatch(
+  plan = batch_plan.OneBatch(
     config,
     len(source),
     _batch_size(config),
@@ -97,6 +79,7 @@ def examples(
     training,
     step if training else 0,
     sampler=balance.sampler(config, source) if training else None,
+    chosen=None if training else spread(config.seed, len(rows), len(source)),
   )
   (batch,) = pipeline.batches(source, plan)
   return batch

@@ -80,14 +80,13 @@ def balance(counts: list[Counts]) -> list[str]:
 
 def tables(counts: list[Counts]) -> list[str]:
   """Returns tables of all adjectives, nouns and classes, most images first."""
-  lines = []
-  for part in ('adjectives', 'nouns', 'classes'):
-    words, _ = _images_of(counts[0], part)
-    if words:
-      numbers = [_images_of(c, part)[1] for c in counts]
-      ranked = np.lexsort([-n for n in reversed(numbers)])
-      rows = [(words[i], *(f'{n[i]:,}' for n in numbers)) for i in ranked]
-      lines += ['', *_table([(part, *SPLITS), *rows])]
+  classes, lines = counts[0].vocabulary, []
+  parts = [(f'{factor}s', words, ids) for factor, words, ids in classes.factors]
+  for part, words, ids in [*parts, ('classes', classes.names, np.arange(len(classes)))]:
+    numbers = [np.bincount(ids, c.classes, len(words)).astype(np.int64) for c in counts]
+    ranked = np.lexsort([-n for n in reversed(numbers)])
+    rows = [(words[i], *(f'{n[i]:,}' for n in numbers)) for i in ranked]
+    lines += ['', *_table([(part, *SPLITS), *rows])]
   return lines
 
 
@@ -116,16 +115,6 @@ def _extremes(names, numbers):
       name = 'all' if ties == len(names) - 1 else f'{name} and {ties:,} more'
     result.append(f'{numbers[i]:,} ({name})')
   return result
-
-
-def _images_of(counts, part):
-  """The words of a part, and the number of images of each; none for plain classes."""
-  classes = counts.vocabulary
-  if part == 'classes':
-    return classes.names, counts.classes
-  words = getattr(classes, part)
-  ids = classes.adjective_ids() if part == 'adjectives' else classes.noun_ids()
-  return words, np.bincount(ids, counts.classes[: len(ids)], len(words)).astype(np.int64)
 
 
 def _listed(names, ids):

@@ -76,8 +76,6 @@ def open_split(split: str, data_dir: str) -> source_lib.Source:
 
 def scene_seed(split: str, index: int) -> int:
   """The seed of a class's `index`-th scene; no two splits share one."""
-  if not 0 <= index < 2**32:
-    raise ValueError(f'Scene index {index} is outside of 0..2**32.')
   return (_SPLIT_NUMBERS[split] << 32) + index
 
 

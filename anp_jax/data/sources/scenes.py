@@ -363,8 +363,7 @@ def main() -> None:
   """
   # If the reader dies, or is interrupted from the keyboard, so does this
   # process, without a word.
-  if hasattr(signal, 'SIGPIPE'):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   signal.signal(signal.SIGINT, signal.SIG_DFL)
   jobs = np.frombuffer(sys.stdin.buffer.read(), '<i8').reshape(-1, 2)
   pickle.dump([render(class_id, seed) for class_id, seed in jobs.tolist()], sys.stdout.buffer)

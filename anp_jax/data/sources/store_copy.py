@@ -93,8 +93,8 @@ def _update(address, target, objects):
     _download(address, target, missing, arrived)
   finally:
     # A file that did not arrive may be an older one of the same size.
-    whole = {name: state for name, state in objects.items() if name not in missing.keys() - arrived}
-    files.write_json(list_file, whole)
+    stale = missing.keys() - arrived
+    files.write_json(list_file, {n: state for n, state in objects.items() if n not in stale})
 
 
 def _download(address, target, sizes, arrived):

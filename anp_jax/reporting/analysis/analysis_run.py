@@ -203,7 +203,7 @@ def _open_folder(invocation, step):
 def _scores(subject, state, batches):
   """Returns scores and rows; raises where too many examples are lost."""
   source = subject.source
-  step = subject.program.examples_step()
+  step = subject.program.evaluation.examples()
   scores, rows = eval_loop.examples(step, state, batches, len(source))
   eval_loop.check_damage(subject.config, source, scores)
   return scores, rows

@@ -98,13 +98,9 @@ def read(
   """
   if not len(indices):
     return {}
-  plan = _Chosen(
-    config,
-    len(source),
-    len(indices),
-    np.arange(len(indices)),
-    training=False,
-    chosen=tuple(indices.tolist()),
+  rows = np.arange(len(indices))
+  plan = batch_plan.OneBatch(
+    config, len(source), len(rows), rows, training=False, chosen=np.asarray(indices, np.int64)
   )
   (batch,) = pipeline.batches(source, plan)
   return dict(zip(indices.tolist(), batch['image']))
@@ -209,19 +205,3 @@ def save(
       }
     )
   return records
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chosen(batch_plan.BatchPlan):
-  """One batch of chosen examples."""
-
-  chosen: tuple[int, ...] = ()
-
-  @property
-  def steps(self):
-    return 1
-
-  def indices(self, count):
-    """Returns the chosen examples, each at a position of its own."""
-    chosen = np.array(self.chosen, np.int64)
-    return np.arange(len(chosen)), chosen, np.ones(len(chosen), np.float32)

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 
-from anp_jax.reporting import report_kit, telemetry
+from anp_jax.reporting import metric_lines, report_kit, telemetry
 from anp_jax.training import metric_labels
 
 
@@ -87,7 +87,7 @@ def images_per_second(train: list[dict]) -> float | None:
 
 def run(workdir: str) -> list[tuple]:
   """Returns data, dates and command of a run as (name, text) rows."""
-  starts = telemetry.starts(workdir)
+  starts = telemetry.of_kind(workdir, metric_lines.START)
   if not starts:
     return []
   first, last = starts[0], starts[-1]
@@ -114,9 +114,9 @@ def changes(workdir: str) -> list[tuple]:
       f'{"; ".join(r["lost"]) or "the processes have changed"}: {r["processes"]} processes, '
       f'{r["seconds"]:.1f} s, {r["repeated"]} steps computed again',
     )
-    for r in telemetry.restarts(workdir)
+    for r in telemetry.of_kind(workdir, metric_lines.RESTART)
   ]
-  for r in telemetry.changes(workdir):
+  for r in telemetry.of_kind(workdir, metric_lines.CHANGE):
     text = f'{r["key"]}={r["new"]}, {r["old"]} before'
     if {'old_rate', 'new_rate'} <= r.keys():
       before, now = fact(r['old_rate']), fact(r['new_rate'])

@@ -52,7 +52,7 @@ def key(spec: run_spec.RunSpec, processes: cluster.Processes) -> dict[str, Any]:
     'devices': [list(device) for row in devices for device in row],
     'mesh': list(mesh.devices.shape),
     'images': [spec.batch_size // mesh_lib.batch_devices(mesh), config.accumulate],
-    'outputs': spec.objective.outputs,
+    'outputs': spec.objective.head.outputs,
     'reduce_dtype': config.strategy.reduce_dtype,
     'model': model,
     'image_size': config.data.image_size,

@@ -11,13 +11,7 @@ from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.sync import sync_strategy
-from anp_jax.runtimes.calibration import (
-  kept,
-  rounds as rounds_lib,
-  similar,
-  timing as timing_lib,
-  workloads,
-)
+from anp_jax.runtimes.calibration import kept, rounds as rounds_lib, similar, workloads
 from anp_jax.training import build, run_spec
 
 FILE = 'rows.json'
@@ -119,7 +113,7 @@ def _measure(spec, processes) -> RowCosts:
   rounds.add_collective(_gradient_sum(spec))
   rounds.run()
   local = [rounds.median(program).tolist() for program in programs]
-  ids = [device.id for device in timing_lib.local_devices(spec.mesh)]
+  ids = [device.id for device in spec.mesh.local_devices]
   seconds = dict(sum(processes.gather([*zip(ids, zip(*local, strict=True))]), []))
   # Devices along 'model' compute the same rows.
   parts = spec.mesh.devices.reshape(-1, spec.mesh.shape[mesh_lib.MODEL])
@@ -138,7 +132,7 @@ def _measure(spec, processes) -> RowCosts:
 def _steps(spec: run_spec.RunSpec, rows: int, processes) -> list[Callable]:
   """Returns steps of so many rows on each device of this process by itself."""
   runs = []
-  for device in timing_lib.local_devices(spec.mesh):
+  for device in spec.mesh.local_devices:
     processes.heartbeat('compiling')
     changes = _strategy(spec).single_device(spec.config, spec.batch_size, rows)
     config = config_lib.replaced(spec.config, changes | {'mesh.data': 1, 'mesh.model': 1})

@@ -46,7 +46,7 @@ class Timing:
     """
     self._spec, self._processes = spec, processes
     self._rounds = rounds_lib.Rounds(processes)
-    self._devices = local_devices(spec.mesh)
+    self._devices = spec.mesh.local_devices
     rows = spec.batch_size // mesh_lib.batch_devices(spec.mesh)
     specs = [workloads.unsplit(spec, d) for d in self._devices]
     singles = [build.create(s) for s in specs]
@@ -233,14 +233,9 @@ def devices(mesh: jax.sharding.Mesh, processes: cluster.Processes) -> list[list[
   ]
 
 
-def local_devices(mesh: jax.sharding.Mesh) -> list[jax.Device]:
-  """Returns the devices of a mesh in this process."""
-  return [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-
-
 def device_ids(spec: run_spec.RunSpec) -> list[int]:
   """Returns a number for each device of this process, then for offload devices."""
-  ids = [device.id for device in local_devices(spec.mesh)]
+  ids = [device.id for device in spec.mesh.local_devices]
   # The numbers of the mesh's devices are 0 and above.
   return ids + [-1 - i for i in range(len(spec.offload_devices))]
 

@@ -111,7 +111,7 @@ def _make(config, program, layout):
 
   def gradient(weights, stats, step, batch):
     params = layout.params.unflatten(weights)
-    reduced = program.gradient(params, layout.stats.unflatten(stats), step, batch)
+    reduced = program.training.gradient()(params, layout.stats.unflatten(stats), step, batch)
     divisor = jnp.maximum(reduced.weight, 1)
     grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), reduced.gradients)
     norm = optax.tree.norm(grads)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from anp_jax.reporting import telemetry
+from anp_jax.reporting import metric_lines, telemetry
 from anp_jax.reporting.run_page import run_tables
 from anp_jax.tools.compare import runs as runs_lib
 from anp_jax.training import metric_labels
@@ -130,7 +130,7 @@ def _time(run):
 
 
 def _restarts(run):
-  seconds = [line['seconds'] for line in telemetry.restarts(run.path)]
+  seconds = [line['seconds'] for line in telemetry.of_kind(run.path, metric_lines.RESTART)]
   return f'{len(seconds)}, {sum(seconds):.0f} s' if seconds else NONE
 
 

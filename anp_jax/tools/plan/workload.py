@@ -101,7 +101,7 @@ def _data(config, examples, classes) -> tuple[int, int]:
       f'{e}; or name --examples=N (images an epoch) and --classes=N'
     ) from None
   objective = objective_lib.create(source.vocabulary, config)
-  return examples or len(source), classes or objective.outputs
+  return examples or len(source), classes or objective.head.outputs
 
 
 def _layers(config, model, state, order) -> tuple[work.Layer, ...]:

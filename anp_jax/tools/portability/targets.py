@@ -66,7 +66,8 @@ def parse(text: str) -> Target:
       f'{config_lib.nearest(text, _EXAMPLES)}'
     )
   kind = rest.pop(0) if platform != 'cpu' and rest else ''
-  kinds = {'cpu': ('',), 'gpu': cards(), 'tpu': GENERATIONS}[platform]
+  cards = tuple(sorted(p.stem for p in _HERE.glob('*.txtpb')))  # described next to this file
+  kinds = {'cpu': ('',), 'gpu': cards, 'tpu': GENERATIONS}[platform]
   errors.check_choice(f'--target={text!r}: {kind!r}', kind, kinds)
   axes = {'cpu': (1,), 'gpu': (2,), 'tpu': (2, 3)}[platform]
   sizes = rest[0] if len(rest) == 1 else ''
@@ -79,11 +80,6 @@ def parse(text: str) -> Target:
       f'--target={text!r}: expected {_FORMS[platform]}, such as {examples[0]!r}'
     )
   return Target(text, platform, kind, counts)
-
-
-def cards() -> tuple[str, ...]:
-  """Returns the GPUs that are described next to this file."""
-  return tuple(sorted(p.stem for p in _HERE.glob('*.txtpb')))
 
 
 def check_plugin(target: Target) -> None:
