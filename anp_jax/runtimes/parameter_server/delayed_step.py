@@ -3,7 +3,8 @@
 One program makes the update of any worker. The versions that are still to be read lie
 in slots on the devices; each batch carries the `Order` of its update, which
 `simulation` works out beforehand. So a run of simulated workers is an ordinary run,
-with the weights of a real one that has the same order, to rounding.
+with the weights of a real one that has the same order, to rounding. Only where an update
+collects gradients of several steps (rennala), mixup and dropout draw other numbers.
 """
 
 from collections.abc import Callable
