@@ -57,7 +57,7 @@ _BUDGET = {
   'tests': 39_770,
   'docs': 3_000,
 }
-_MOST_LINES = {'anp_jax': 400, 'scripts': 2_670, 'tests': 39_770}
+_MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}
 
 
 def _files(folder):
