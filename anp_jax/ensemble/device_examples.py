@@ -83,7 +83,7 @@ def load(config: ConfigDict, source: sources.Source) -> Examples:
   plan = batch_plan.BatchPlan(config, len(source), size, np.arange(size), training=False)
   arrays: dict[str, np.ndarray] = {}
   start = 0
-  for batch in pipeline.batches(source, plan):
+  for batch in pipeline.labelled(source, plan):
     for name in Examples._fields:
       values = batch[name][: len(source) - start]
       if name not in arrays:

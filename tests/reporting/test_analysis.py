@@ -282,16 +282,26 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
     assert f'({file})' in page and (path / file).exists()
 
 
-def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path):
-  place, evaluation = folder
-  pictures = [f'{place}/examples/{example["file"]}' for example in evaluation['examples']]
+def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path, monkeypatch):
+  pictures = folder[1]['examples']
   (tmp_path / 'examples').mkdir()
   (tmp_path / 'examples' / 'mine.txt').write_text('mine')
-  source, facts = _Source(evaluated[0].rows['label']), {'scores': {'examples': 397}, 'data': ''}
-  config = builders.load('configs/resnet_anp.py:tiny', {'data.image_size': 20, 'data.resize': 20})
-  analysis_files.write(str(tmp_path), config, source, evaluated[0], facts | {'step': 7})
+  source = _Source(evaluated[0].rows['label'])
+  facts = {'step': 7, 'data': '', 'damaged': 0, 'scores': {'examples': 397, 'anp_top1': 0.5}}
+  config = builders.load(
+    'configs/resnet_anp.py:tiny', {'data.image_size': '20', 'data.resize': '20'}
+  )
+  monkeypatch.setattr(analysis_files, '_write_figures', lambda *_: None)
+  write = functools.partial(
+    analysis_files.write, str(tmp_path), config, source, evaluated[0], facts
+  )
+  write()
   assert (tmp_path / 'examples' / 'mine.txt').read_text() == 'mine'
   assert len(list((tmp_path / 'examples').iterdir())) == len(pictures) + 1
+  # One that was cut short has a page, and no scores.
+  (tmp_path / 'scores.json').unlink()
+  analysis_files.write(*arguments)
+  assert len(list((tmp_path / 'examples').iterdir())) == len(pictures)
 
 
 def test_figures_are_pictures_of_a_sane_size(folder):

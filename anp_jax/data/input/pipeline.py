@@ -2,9 +2,11 @@
 
 from collections.abc import Generator
 from concurrent import futures
+import contextlib
 
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import (
   batch_plan,
@@ -46,6 +48,25 @@ def batches(
         image = plan.augmented(count, image, pool.map)
       rows = plan.step_and_rows(count)[1].astype(np.int32)
       yield {'image': image, 'label': label, 'weight': weight, 'row': rows}
+
+
+def labelled(
+  source: sources.Source, plan: batch_plan.BatchPlan, registry: corruption.Registry | None = None
+) -> Generator[dict, None, None]:
+  """The batches of `batches`, for what needs the class of each example.
+
+  Raises:
+    ConfigError: at an example that has none.
+  """
+  with contextlib.closing(batches(source, plan, registry)) as stream:
+    for count, batch in enumerate(stream, plan.start):
+      if (batch['label'] < 0).any():
+        index = plan.indices(count)[1][np.argmax(batch['label'] < 0)]
+        raise config_lib.ConfigError(
+          f'{source.name}: {source.example_name(int(index))} has no label; expected a split whose '
+          'examples all have one'
+        )
+      yield batch
 
 
 def _vectors(reader):

@@ -1,14 +1,12 @@
 """The streams of a run: device batches from any source, at any step."""
 
 from collections.abc import Callable
-import contextlib
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax.config import strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, corruption, feed, pipeline, random_batches
@@ -92,25 +90,12 @@ class Stream:
       batches = random_batches.batches(plan, len(source.vocabulary), placement, self._vote)
     else:
       registry = self._registries.setdefault(source, corruption.Registry(source))
-      host_batches = _labelled(source, plan, pipeline.batches(source, plan, registry))
+      host_batches = pipeline.labelled(source, plan, registry)
       batches = feed.on_device(host_batches, rows, placement, self._vote)
     if simulation:
       replicated = jax.NamedSharding(self._sharding.mesh, jax.P())
       batches = simulation.ordered(batches, replicated, options['start'])
     return feed.Feed(batches, config.data.prefetch)
-
-
-def _labelled(source, plan, batches):
-  """The batches, without one that has an example of no class."""
-  with contextlib.closing(batches):
-    for count, batch in enumerate(batches, plan.start):
-      if (batch['label'] < 0).any():
-        index = plan.indices(count)[1][np.argmax(batch['label'] < 0)]
-        raise config_lib.ConfigError(
-          f'{source.name}: {source.example_name(int(index))} has no label; expected a split whose '
-          'examples all have one'
-        )
-      yield batch
 
 
 def evaluation_batch(config: ml_collections.ConfigDict, examples: int, devices: int) -> int:

@@ -65,7 +65,7 @@ def examine(data: bytes, file_name: str, max_megapixels: float) -> Finding:
     max_megapixels: million pixels that training decodes.
 
   Returns:
-    The finding; no file raises, warns or prints.
+    The finding; no file warns or prints, or raises but for a lack of memory.
   """
   name = image_format.sniff(data)
   if not name:

@@ -13,7 +13,6 @@ import os
 from absl import logging
 import ml_collections
 import numpy as np
-import pyarrow as pa
 
 from anp_jax import config as config_lib
 from anp_jax.config import outputs
@@ -171,6 +170,8 @@ def _write(path, items):
 
 def _map(path, count):
   """The words of a part of `count` images, mapped; None if it is missing or cut off."""
+  import pyarrow as pa  # not at each start: it takes time
+
   try:
     # The mapping outlives its file, which would hold a descriptor.
     with pa.memory_map(path) as file:

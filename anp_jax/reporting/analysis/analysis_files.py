@@ -39,9 +39,10 @@ def write(
     What scores.json holds: the facts, files by what they show, and examples.
   """
   os.makedirs(folder, exist_ok=True)
-  with contextlib.suppress(FileNotFoundError):  # until it is whole again
-    os.remove(os.path.join(folder, analysis_page.SCORES))
-    # Without scores the examples may be somebody's.
+  earlier = [os.path.join(folder, name) for name in (analysis_page.SCORES, analysis_page.PAGE)]
+  if any(map(os.path.exists, earlier)):  # else its examples may be somebody's
+    with contextlib.suppress(FileNotFoundError):  # until it is whole again
+      os.remove(earlier[0])
     shutil.rmtree(os.path.join(folder, analysis_page.EXAMPLES), ignore_errors=True)
   evaluation = dict(facts, files={}, examples=[])
 
