@@ -288,14 +288,11 @@ def test_examples_of_somebody_else_stay(evaluated, folder, tmp_path, monkeypatch
   (tmp_path / 'examples' / 'mine.txt').write_text('mine')
   source = _Source(evaluated[0].rows['label'])
   facts = {'step': 7, 'data': '', 'damaged': 0, 'scores': {'examples': 397, 'anp_top1': 0.5}}
-  config = builders.load(
-    'configs/resnet_anp.py:tiny', {'data.image_size': '20', 'data.resize': '20'}
-  )
+  sizes = {'data.image_size': '20', 'data.resize': '20'}
+  config = builders.load('configs/resnet_anp.py:tiny', sizes)
   monkeypatch.setattr(analysis_files, '_write_figures', lambda *_: None)
-  write = functools.partial(
-    analysis_files.write, str(tmp_path), config, source, evaluated[0], facts
-  )
-  write()
+  arguments = str(tmp_path), config, source, evaluated[0], facts
+  analysis_files.write(*arguments)
   assert (tmp_path / 'examples' / 'mine.txt').read_text() == 'mine'
   assert len(list((tmp_path / 'examples').iterdir())) == len(pictures) + 1
   # One that was cut short has a page, and no scores.
