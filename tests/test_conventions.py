@@ -48,13 +48,13 @@ _BUDGET = {
   'anp_jax/parallel': 1_580,
   'anp_jax/predict': 630,
   'anp_jax/reporting': 2_190,
-  'anp_jax/runtimes': 5_540,
+  'anp_jax/runtimes': 5_545,
   'anp_jax/system': 2_460,
   'anp_jax/tools': 6_090,
   'anp_jax/training': 1_110,
   'core': 30_580,
   'scripts': 2_670,
-  'tests': 39_770,
+  'tests': 39_780,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

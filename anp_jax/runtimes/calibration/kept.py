@@ -17,13 +17,10 @@ _FORMAT = 6  # version of the files
 
 def load(workdir: str, name: str, key: dict, processes: cluster.Processes) -> dict[str, Any] | None:
   """Reads what `save` has kept under the same key; None without it. All processes call it."""
-  path, saved = os.path.join(workdir, name), None
-  if not processes.index and os.path.exists(path):
-    with open(path) as f:
-      saved = json.load(f)
+  saved = {} if processes.index else files.read_json_object(os.path.join(workdir, name))
   # The first one decides for all: its library may be another one than here.
   saved, first_key = processes.gather((saved, key))[0]
-  return saved if saved and saved['key'] == first_key else None
+  return saved if saved.get('key') == first_key else None
 
 
 def save(

@@ -105,6 +105,11 @@ class ParameterServer(sync.Sync):
         'workers clip the gradients of an update one by one',
       ),
       (
+        config['strategy.dedicated'] and not config['batch_size'],
+        'batch_size',
+        "a number of images where strategy.dedicated is True: a server's devices are no worker's",
+      ),
+      (
         looks_ahead and mode != 'async',
         'strategy.look_ahead',
         f"'none' where strategy.mode is '{mode}': no gradient is stale there",
