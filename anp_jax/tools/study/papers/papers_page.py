@@ -67,7 +67,7 @@ def write(path: str, title: str, command: str, sections: Sequence[Section]) -> N
       blocks.append(report_kit.Figure('speed-ups', f'{_IMAGES}/{file}'))
     blocks += section.tables
     blocks.append(report_kit.bullets(section.paper.notes))
-    blocks += ['Made of:', report_kit.code(section.commands)]
+    blocks += ['Commands:', report_kit.code(section.commands)]
   report_kit.write(path, title, blocks)
 
 
