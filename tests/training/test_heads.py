@@ -196,5 +196,5 @@ def test_heads_of_pairs_need_pairs():
     )
   plain = _objective('joint', ('ant', 'bee'))
   assert plain.head == heads.Joint(2)
-  assert set(plain.scores(np.zeros((1, 2)))) == {'anp'}
-  assert plain.contributions(plain.scores(np.zeros((1, 2)))) == {}
+  assert set(plain.head.scores(np.zeros((1, 2)))) == {'anp'}
+  assert plain.contributions(plain.head.scores(np.zeros((1, 2)))) == {}

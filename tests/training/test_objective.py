@@ -53,7 +53,7 @@ def test_create_reads_the_vocabulary():
   assert (nouns.name, nouns.count) == ('noun', 4)
   assert (adjectives.ids, nouns.ids) == (ADJECTIVE_IDS, NOUN_IDS)
   plain = _create(('ant', 'bee'))
-  assert (plain.outputs, plain.head.factors) == (2, ())
+  assert (plain.head.outputs, plain.head.factors) == (2, ())
   # Part of a jitted function's key.
   assert hash(objective) == hash(_objective(0.2))
   assert objective != _objective(0.1)

@@ -53,9 +53,9 @@ def open_image(data: bytes, max_megapixels: float, must_be_whole: bool = True) -
     Exception: whatever Pillow raises for a file that is no image.
   """
   name = image_format.sniff(data)
-  if not name:
+  if not name or name == 'HEIF' and not has_heif():  # Pillow 13 does not know the name
     raise Image.UnidentifiedImageError
-  if name == 'HEIF' and has_heif():
+  if name == 'HEIF':
     _register_heif()
   if name in _PLUGINS:
     importlib.import_module(_PLUGINS[name])
