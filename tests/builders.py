@@ -155,11 +155,13 @@ def write_program(path: pathlib.Path, text: str) -> pathlib.Path:
   return path
 
 
-def error_line(capsys) -> str:
-  """Returns the one line that a command printed that refuses its input."""
+def error_line(capsys, *words) -> str:
+  """Returns the one line, with these words, of a command that refuses its input."""
   out, err = capsys.readouterr()
   assert out == ''
   assert err.startswith('error: ') and err.count('\n') == 1, err
+  for word in words:
+    assert str(word) in err, err
   return err[:-1]
 
 
