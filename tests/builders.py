@@ -1,5 +1,6 @@
 """Small objects that tests of several rooms need: clocks, pictures, trees."""
 
+import csv
 import io
 import os
 import pathlib
@@ -11,6 +12,7 @@ import jax
 import ml_collections
 import numpy as np
 from PIL import Image
+import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.config import command_line, data_keys
@@ -125,6 +127,27 @@ def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
   return root
 
 
+def read_tree(root: pathlib.Path) -> dict[str, bytes]:
+  """Returns the contents of the files below a folder, by path."""
+  return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob('*') if p.is_file()}
+
+
+def photographs(root: pathlib.Path, train: int, validation: int = 8) -> pathlib.Path:
+  """Writes a tree of so many noisy PNG files of two classes; returns its root."""
+  files = {
+    f'{split}/class_{"ab"[i % 2]}/{i:03}.png': encode_image(random_pixels(32, 32, first + i))
+    for split, count, first in (('train', train, 0), ('validation', validation, train))
+    for i in range(count)
+  }
+  return write_tree(root, files)
+
+
+def rows(path) -> list[dict[str, str]]:
+  """Returns the rows of a CSV file."""
+  with open(path, newline='', encoding='utf-8') as f:
+    return list(csv.DictReader(f))
+
+
 def write_program(path: pathlib.Path, text: str) -> pathlib.Path:
   """Writes a program of the shell; returns its path."""
   path.write_text(f'#!/usr/bin/env bash\n{text}\n')
@@ -132,11 +155,13 @@ def write_program(path: pathlib.Path, text: str) -> pathlib.Path:
   return path
 
 
-def error_line(capsys) -> str:
-  """Returns the one line that a command printed that refuses its input."""
+def error_line(capsys, *words) -> str:
+  """Returns the one line, with these words, of a command that refuses its input."""
   out, err = capsys.readouterr()
   assert out == ''
   assert err.startswith('error: ') and err.count('\n') == 1, err
+  for word in words:
+    assert str(word) in err, err
   return err[:-1]
 
 
@@ -185,6 +210,15 @@ def use_devices(patch, count: int) -> None:
   """
   devices = jax.devices()[:count]
   patch.setattr(jax, 'devices', lambda: devices)
+
+
+def train_alone(config, workdir):
+  """Trains on the first device alone, as a fixture of any scope may; returns the scores."""
+  from anp_jax import train
+
+  with pytest.MonkeyPatch.context() as patch:
+    use_devices(patch, 1)
+    return train.run(config, str(workdir))
 
 
 def batch_sharding(config, data: int, model: int = 1):

@@ -7,7 +7,6 @@ import hmac
 import json
 import socket
 import threading
-import time
 import types
 
 from anp_jax import config as config_lib
@@ -231,10 +230,7 @@ def introduce(connection, secret=SECRET):
 
 def wait(condition):
   """Waits until a condition holds."""
-  deadline = time.monotonic() + SOON
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
+  launching.wait_until(condition, SOON)
 
 
 def started(count, **values):

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -45,10 +46,23 @@ def python(*arguments, timeout=300, **environment) -> subprocess.CompletedProces
   )
 
 
+def wait_until(condition, seconds=100, text=lambda: '') -> None:
+  """Waits until a condition holds; fails with the text after some seconds."""
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end, text()
+    time.sleep(0.01)
+
+
 def free_port() -> int:
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     return s.getsockname()[1]
+
+
+def typed(keys) -> list[str]:
+  """Returns keys of a config as a person types them."""
+  return [f'--config.{key}={value}' for key, value in keys.items()]
 
 
 def arguments(workdir, *more, **texts) -> list[str]:
@@ -56,12 +70,7 @@ def arguments(workdir, *more, **texts) -> list[str]:
   keys = {**TINY, **texts}
   if texts.get('data.source', 'synthetic') != 'synthetic':
     keys.pop('data.synthetic_examples')
-  return [
-    '--config=configs/resnet_anp.py:tiny',
-    f'--workdir={workdir}',
-    *(f'--config.{key}={value}' for key, value in keys.items()),
-    *more,
-  ]
+  return ['--config=configs/resnet_anp.py:tiny', f'--workdir={workdir}', *typed(keys), *more]
 
 
 class Ranks:

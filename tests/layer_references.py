@@ -19,6 +19,38 @@ def values(seed, shape, dtype) -> np.ndarray:
   return numbers.astype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
 
 
+def shapes(module, side=32):
+  """Returns the shapes of a network's variables, for images of a side."""
+  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+  return jax.eval_shape(functools.partial(module.init, train=False), jax.random.key(0), images)
+
+
+def with_gradients(function):
+  """Returns the program of a function, called with dy first: y, and what it sends back of dy."""
+
+  @jax.jit
+  def compute(dy, *arguments):
+    y, pull = jax.vjp(function, *arguments)
+    return (y, *pull(dy))
+
+  return compute
+
+
+def assert_branch_is_scaled(apply, x):
+  """Asserts that factors scale a block's branch: of two examples, one by 0 and one by 2.
+
+  Args:
+    apply: the block of factors, or of None.
+    x: its two maps.
+  """
+  factor = np.array([0, 2], np.float32)[:, None, None, None]
+  result, some = apply(None), apply(factor)
+  np.testing.assert_array_equal(some[0], x[0])
+  # float32 numbers of order ten.
+  np.testing.assert_allclose(some[1] - x[1], 2 * (result - x)[1], 1e-4, 1e-4)
+  assert np.abs(result - x).max() > 1e-3
+
+
 def convolution(x, kernel, stride, pads, groups=1, dy=None):
   """Returns a convolution tap by tap; with dy a tuple of it, dx and dkernel."""
   x, kernel = np.float64(x), np.float64(kernel)

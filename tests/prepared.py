@@ -84,12 +84,14 @@ def make(capsys, root, data_dir, *more) -> str:
   return out
 
 
-def error(capsys, *arguments) -> str:
-  """Returns the one error line of a command that has to fail."""
+def error(capsys, *arguments, words=()) -> str:
+  """Returns the one error line, with these words, of a command that has to fail."""
   status, out, err = run(capsys, *arguments)
   assert (status, out) == (2, '')
   (line,) = [x for x in err.splitlines() if not re.match(r'\w+: [\d,]+/', x)]
   assert line.startswith('error: ')
+  for word in words:
+    assert word in line, line
   return line
 
 

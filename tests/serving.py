@@ -197,6 +197,7 @@ def same_bits(a, b) -> None:
   """Asserts that leaves by name are equal, bit for bit."""
   assert a.keys() == b.keys()
   for name, leaf in a.items():
+    assert np.shape(leaf) == np.shape(b[name]), name
     assert np.asarray(leaf).tobytes() == np.asarray(b[name]).tobytes(), name
 
 

@@ -1,9 +1,5 @@
 """What a start does without, since nothing before the first step needs it."""
 
-import os
-import subprocess
-import sys
-
 from tests import launching
 
 _PROGRAM = """
@@ -28,16 +24,10 @@ command.main(sys.argv)
 
 
 def test_before_its_first_step_a_run_imports_little_and_traces_its_state_once(tmp_path):
-  recipe = f'--config={launching.ROOT}/configs/resnet_anp.py:tiny'
+  recipe = '--config=configs/resnet_anp.py:tiny'
   flags = '--config.model.name=tests.user_network:SmallNet', f'--workdir={tmp_path}/run'
-  done = subprocess.run(
-    [sys.executable, '-c', _PROGRAM, recipe, *flags],
-    env={**os.environ, **launching.QUICK, 'PYTHONPATH': str(launching.ROOT)},
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=120,
-  )
+  done = launching.python('-c', _PROGRAM, recipe, *flags, timeout=120, **launching.QUICK)
+  assert done.returncode == 0, done.stderr
   *lines, modules = done.stdout.splitlines()
   assert lines.count('traced') == 1
   assert {'jax', 'orbax'} <= set(modules.split())

@@ -180,8 +180,7 @@ def test_not_finite_stops_with_the_step_and_keeps_the_past(tmp_path, capsys, mon
   keys = {'optimizer.name': 'sgd', 'optimizer.learning_rate': '1e30', 'log.tensorboard': 'False'}
   # The rate is that from step 2 on: the warm-up begins at 0.
   keys |= {'checkpoint.every': '1 steps', 'checkpoint.keep_best': '0', 'eval.every': '12 steps'}
-  typed = [f'--config.{key}={value}' for key, value in keys.items()]
-  assert main.main(['main.py', *_SMALL, f'--workdir={tmp_path}', *typed]) == 1
+  assert main.main(['main.py', *_SMALL, f'--workdir={tmp_path}', *launching.typed(keys)]) == 1
   line = capsys.readouterr().err.splitlines()[-1]
   bad = int(re.search(r'^error: step (\d+) is not finite', line)[1])
   for path, value in launching.weights(tmp_path).items():
@@ -271,7 +270,7 @@ def command(tmp_path):
     'eval.every': '15 steps',
     'ema': 0.9,
   }
-  typed = [f'--config.{key}={value}' for key, value in keys.items()]
+  typed = launching.typed(keys)
 
   def start(workdir, **options):
     return subprocess.Popen(
@@ -350,7 +349,7 @@ def test_shipped_demo_learns(tmp_path):
     'eval.examples': False,
     'log.tensorboard': False,
   }
-  typed = [f'--config.{key}={value}' for key, value in keys.items()]
+  typed = launching.typed(keys)
   # As a command, which tells XLA what a test's own process does not.
   demo = ['main.py', '--config=configs/resnet_anp.py:demo', f'--workdir={tmp_path}', *typed]
   subprocess.run([sys.executable, *demo], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -3,31 +3,20 @@
 import os
 
 import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax import train
 from anp_jax.reporting import telemetry
 from anp_jax.training import eval_loop
+from tests import builders
 
 pytestmark = pytest.mark.usefixtures('on_one_device')
 
 
-def _photographs(root, count=40):
-  """PNG files of two classes, and a validation set of eight."""
-  rng = np.random.default_rng(0)
-  for split, number in (('train', count), ('validation', 8)):
-    for i in range(number):
-      path = root / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
-      path.parent.mkdir(parents=True, exist_ok=True)
-      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
-
-
 @pytest.fixture
 def photographs(tmp_path, tiny_config):
-  _photographs(tmp_path / 'photographs')
   tiny_config.data.source = 'folder'
-  tiny_config.data.path = str(tmp_path / 'photographs')
+  tiny_config.data.path = str(builders.photographs(tmp_path / 'photographs', 40))
   tiny_config.duration = '12 steps'
   return tiny_config
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anp_jax import config as config_lib, train
+from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from tests import builders
 
@@ -15,7 +15,5 @@ def averaged(tmp_path_factory):
     {'model.name': 'tests.user_network:WithoutDropout', 'log.tensorboard': False, 'ema': 0.5},
   )
   folder = tmp_path_factory.mktemp('averaged')
-  with pytest.MonkeyPatch.context() as patch:
-    builders.use_devices(patch, 1)
-    train.run(config, str(folder))
+  builders.train_alone(config, folder)
   return folder

@@ -20,6 +20,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums, manager, trained
 from anp_jax.parallel import mesh as mesh_lib
+from tests import coordinating
 
 DATA = {'examples': 64, 'classes': 12, 'names': 'abc'}
 
@@ -380,10 +381,7 @@ def test_one_that_waits_for_the_others_saves_tells_it(tmp_path, config, monkeypa
     time.sleep(0.3)
     assert not phases  # what this process writes is not on disk
     meet(key='checkpoints:async_write_complete.1', timeout_ms=1000)
-    deadline = time.monotonic() + 10
-    while phases != ['committing']:
-      assert time.monotonic() < deadline
-      time.sleep(0.01)
+    coordinating.wait(lambda: phases == ['committing'])
     has_ended.set()
     waiting.join(10)
   assert phases == ['committing', 'saving']

@@ -281,12 +281,6 @@ def _user_config(**keys):
   return _config(model__name='tests.user_network:WithoutDropout', duration='2 steps', **keys)
 
 
-def _train(config, folder):
-  with pytest.MonkeyPatch.context() as patch:
-    builders.use_devices(patch, 1)
-    return train.run(config, str(folder))
-
-
 @pytest.mark.slow
 def test_a_run_begins_with_anothers_weights(averaged, tmp_path, capsys):
   source = tmp_path / 'source'
@@ -294,7 +288,7 @@ def test_a_run_begins_with_anothers_weights(averaged, tmp_path, capsys):
   best = str(source / 'best')
   # A rate of 0: what it ends with is what it began with.
   config = _user_config(init__from=best, optimizer__learning_rate=0.0)
-  _train(config, tmp_path / 'run')
+  builders.train_alone(config, tmp_path / 'run')
   want, got = trained.load(best), trained.load(str(tmp_path / 'run'))
   jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
   assert '10 loaded, 0 initialised, 0 unused' in capsys.readouterr().out
@@ -302,11 +296,11 @@ def test_a_run_begins_with_anothers_weights(averaged, tmp_path, capsys):
   # A run that goes on reads its own checkpoint.
   shutil.rmtree(source)
   config.duration = '3 steps'
-  _train(config, tmp_path / 'run')
+  builders.train_alone(config, tmp_path / 'run')
   assert trained.load(str(tmp_path / 'run')).step == 3
   assert 'loaded' not in capsys.readouterr().out
   with pytest.raises(config_lib.ConfigError, match='config.init.from'):
-    _train(config, tmp_path / 'another')
+    builders.train_alone(config, tmp_path / 'another')
 
 
 def test_the_same_number_of_other_classes_is_another_classifier(averaged):

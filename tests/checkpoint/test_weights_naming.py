@@ -5,14 +5,13 @@ import os
 
 from flax import traverse_util
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
 from anp_jax.checkpoint.weights import families, naming, weights_source as source_lib
 from anp_jax.models import resnet
-from tests import builders
+from tests import builders, layer_references as references
 
 WIDTH, STAGES = 8, (2, 1, 1, 1)
 PEERS = {naming.TIMM: 'torchvision', naming.TRANSFORMERS: 'transformers'}
@@ -27,9 +26,7 @@ def _published(kind, stages, bottleneck, **settings):
 
 
 def _shapes(module):
-  images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-  shapes = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, False), images)
-  return traverse_util.flatten_dict(shapes, sep='/')
+  return traverse_util.flatten_dict(references.shapes(module), sep='/')
 
 
 def _read(folder, network, published, module, bottleneck):

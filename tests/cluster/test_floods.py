@@ -5,7 +5,6 @@ import pathlib
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -73,10 +72,10 @@ def test_idle_connections_do_not_use_up_the_descriptors(other):
       assert coordinating.introduce(connection)
     assert _opens_a_file(process)
     # Unproved, the run's, its own; it may still be closing the oldest.
-    deadline = time.monotonic() + 20
-    while (count := len(list(pathlib.Path(f'/proc/{process.pid}/fd').iterdir()))) > 64 + 2 + 20:
-      assert time.monotonic() < deadline, count
-      time.sleep(0.1)
+    folder = pathlib.Path(f'/proc/{process.pid}/fd')
+    launching.wait_until(
+      lambda: len(list(folder.iterdir())) <= 64 + 2 + 20, 20, lambda: list(folder.iterdir())
+    )
 
 
 def test_long_lines_of_strangers_are_not_kept(other):

@@ -141,16 +141,10 @@ def test_where_nothing_is_known_jax_decides():
 @pytest.fixture
 def nvidia(tmp_path, monkeypatch):
   """A machine whose nvidia-smi lists four GPUs."""
-  tool = tmp_path / 'nvidia-smi'
   lines = ''.join(f'{g}\n' for g in _GPUS)
-  tool.write_text(
-    '#!/bin/sh\n'
-    '[ "$*" = "--query-gpu=uuid --format=csv,noheader" ] || exit 2\n'
-    f"printf '{lines}'\n"
-  )
-  tool.chmod(0o755)
+  ask = '[ "$*" = "--query-gpu=uuid --format=csv,noheader" ] || exit 2'
   monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
-  return tool
+  return builders.write_program(tmp_path / 'nvidia-smi', f"{ask}\nprintf '{lines}'")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, generation, workdir_lock
 from anp_jax.system import files
+from tests import launching
 
 _HOLD = """
 import sys, time
@@ -174,14 +175,10 @@ def test_signs_of_life_never_go_into_the_file_of_another(tmp_path, monkeypatch):
   lock.acquire()
   path = tmp_path / workdir_lock.NAME
   first = path.read_text()
-  deadline = time.monotonic() + 20
-  while path.read_text() == first:
-    assert time.monotonic() < deadline, 'no sign of life'
+  launching.wait_until(lambda: path.read_text() != first, 20, lambda: 'no sign of life')
   assert not ends
   other = _write(tmp_path)
-  while not ends:
-    assert time.monotonic() < deadline, 'does not see who has taken over'
-    time.sleep(0.01)
+  launching.wait_until(lambda: ends, 20, lambda: 'does not see who has taken over')
   lock.release()
   assert ends[0][0] == 2 and 'process 123 on node7' in ends[0][1]
   assert json.loads(path.read_text()) == other

@@ -1,9 +1,6 @@
 """What all commands refuse alike, and what --help tells of the config."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -17,17 +14,15 @@ from anp_jax.tools.compare import __main__ as compare
 from anp_jax.tools.plan import __main__ as plan
 from anp_jax.tools.study import __main__ as study
 import main
+from tests import builders, launching
 
-_ROOT = str(pathlib.Path(__file__).resolve().parents[2])
-_TINY = f'--config={_ROOT}/configs/resnet_anp.py:tiny'
+_TINY = f'--config={launching.ROOT}/configs/resnet_anp.py:tiny'
 
 
 def _line(capsys, command, *arguments):
   """The line with which a command refuses."""
   assert command(list(arguments)) == 2
-  out, err = capsys.readouterr()
-  assert out == '' and err.count('\n') == 1, err
-  return err
+  return builders.error_line(capsys)
 
 
 def _run(tmp_path):
@@ -125,7 +120,7 @@ def test_a_gpu_without_a_plugin_stops_it(name, tmp_path, capsys, monkeypatch):
   run = _run(tmp_path)
   arguments = [a.format(run=run) for a in arguments]
   text = _line(capsys, command, *arguments, f'{flag}={tmp_path}/new')
-  assert text == 'error: the line\n'
+  assert text == 'error: the line'
 
 
 @pytest.mark.parametrize(
@@ -223,7 +218,7 @@ _RECIPE = '--config=configs/resnet_anp.py'
   ],
 )
 def test_bad_input_is_one_clear_line(arguments, words, capsys, monkeypatch):
-  monkeypatch.chdir(_ROOT)
+  monkeypatch.chdir(launching.ROOT)
   line = _line(capsys, main.main, 'main.py', *arguments)
   assert all(word in line for word in words), line
 
@@ -239,13 +234,7 @@ def test_an_answer_imports_nothing_heavy(arguments, status, words, tmp_path):
   """With modules that fail to import in jax's and TensorFlow's places."""
   for name in ('jax', 'flax', 'optax', 'orbax', 'tensorflow', 'tensorflow_datasets'):
     (tmp_path / f'{name}.py').write_text('raise SystemExit("heavy")')
-  done = subprocess.run(
-    [sys.executable, 'main.py', *arguments],
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-    capture_output=True,
-    text=True,
-  )
+  done = launching.python('main.py', *arguments, PYTHONPATH=str(tmp_path))
   assert done.returncode == status
   assert words in done.stdout + done.stderr
 
@@ -258,7 +247,7 @@ def test_evaluation_of_what_is_no_run(tmp_path, capsys):
   text = _line(capsys, main.main, *evaluate, f'--workdir={run}n')
   assert f"not '{run}n'; did you mean 'run'?" in text
   text = _line(capsys, main.main, *evaluate)
-  assert text == 'error: --mode=evaluate needs the --workdir of a run\n'
+  assert text == 'error: --mode=evaluate needs the --workdir of a run'
 
 
 def test_help_of_a_key_is_what_its_declaration_says():

@@ -99,17 +99,12 @@ def _list(folder, *rows):
   return str(path)
 
 
-def _tree(root):
-  """The files below a folder, by path."""
-  return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob('*') if p.is_file()}
-
-
 def _fetch(folder, site, answers, label='happy_dog'):
   """Fetches photographs of one class; returns the first line and the tree."""
   site.answers |= answers
   file = _list(folder, *((label, site.url(path)) for path in answers))
   lines = fetch.fetch(file, str(folder / 'tree'))
-  return lines, _tree(folder / 'tree')
+  return lines, builders.read_tree(folder / 'tree')
 
 
 def _gone(folder):
@@ -181,7 +176,7 @@ def test_a_killed_command_resumes(site, tmp_path):
   site.answers['2.jpg'] = second
   fetch.fetch(file, str(tmp_path / 'urls'))
   assert site.paths() == ['2.jpg']
-  tree = _tree(tmp_path / 'urls')
+  tree = builders.read_tree(tmp_path / 'urls')
   assert (tree['a/1.jpg'], tree['a/2.jpg']) == (first, second)
 
 

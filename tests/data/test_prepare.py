@@ -21,11 +21,6 @@ from tests import builders, prepared
 
 
 @pytest.fixture(scope='module')
-def faulty(tmp_path_factory):
-  return builders.write_tree(tmp_path_factory.mktemp('faulty'), prepared.files_of_every_kind())
-
-
-@pytest.fixture(scope='module')
 def default_set(faulty, tmp_path_factory):
   """The faulty tree, prepared with the default policies, and what was said."""
   data_dir = tmp_path_factory.mktemp('usual')

@@ -8,13 +8,6 @@ import pytest
 from anp_jax.data.prepare import actions, report
 from tests import builders, launching, prepared
 
-
-@pytest.fixture(scope='module')
-def faulty(tmp_path_factory):
-  root = tmp_path_factory.mktemp('faulty')
-  return builders.write_tree(root, prepared.files_of_every_kind())
-
-
 # Other trees, other names.
 
 
@@ -223,9 +216,7 @@ def test_nothing_that_stands_in_the_way_is_touched(faulty, tmp_path, capsys, mon
 )
 def test_a_bad_command_is_one_clear_line(arguments, words, faulty, tmp_path, capsys):
   arguments = arguments.replace('TREE', str(faulty)).split()
-  line = prepared.error(capsys, *arguments, f'--data_dir={tmp_path}')
-  for word in words:
-    assert word in line, line
+  prepared.error(capsys, *arguments, f'--data_dir={tmp_path}', words=words)
   assert os.listdir(tmp_path) == []
 
 

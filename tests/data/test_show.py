@@ -15,12 +15,6 @@ from tests import builders, launching, showing
 _RED = (204, 0, 0)
 
 
-@pytest.fixture
-def tree(tmp_path):
-  """The flags of a tree of one-coloured PNG files in tmp_path."""
-  return showing.tree_flags(tmp_path / 'tree')
-
-
 def _box(image, color):
   """(top, left, height, width) of all pixels of a colour, a full rectangle."""
   rows, columns = np.nonzero((image == color).all(-1))
@@ -214,24 +208,18 @@ def test_a_damaged_file_is_shown_in_red(tree, tmp_path, capsys, cache):
 )
 def test_bad_input_is_one_clear_line(flags, words, capsys):
   assert show.main(['show', *flags]) == 2
-  _refused(capsys, *words)
-
-
-def _refused(capsys, *words):
-  line = builders.error_line(capsys)
-  for word in words:
-    assert str(word) in line
+  builders.error_line(capsys, *words)
 
 
 def test_missing_files_are_refused(tree, tmp_path, capsys):
   file = tmp_path / 'file'
   file.write_text('')
   assert show.main(['show', *tree, f'--output={file}']) == 2
-  _refused(capsys, file)
+  builders.error_line(capsys, file)
   output = tmp_path / 'never'
   flags = [f'--config.data.path={tmp_path / "no"}', f'--output={output}']
   assert show.main(['show', *tree, *flags]) == 2
-  _refused(capsys, tmp_path / 'no')
+  builders.error_line(capsys, tmp_path / 'no')
   assert not output.exists()
 
 
@@ -250,7 +238,7 @@ def test_splits_of_different_classes_are_refused(tmp_path, capsys):
     '--config.data.eval_split=held',
   ]
   assert show.main(['show', *flags]) == 2
-  _refused(capsys, 'train.txt', 'held', 'different classes', '1 and 1')
+  builders.error_line(capsys, 'train.txt', 'held', 'different classes', '1 and 1')
 
 
 def test_the_command_imports_no_heavy_library(tmp_path):

@@ -1,17 +1,8 @@
 """Tests of show --stats: counts and balance of sets."""
 
-import pytest
-
 from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
 from tests import showing
-
-
-@pytest.fixture
-def tree(tmp_path):
-  """The flags of a tree of one-coloured PNG files in tmp_path."""
-  return showing.tree_flags(tmp_path / 'tree')
-
 
 # Counts.
 

@@ -88,8 +88,7 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
 
   def copy():
     store_copy.path('config.data.path', config.data.path, config)
-    copied = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob('*') if p.is_file()}
-    return copied, capsys.readouterr().err
+    return builders.read_tree(folder), capsys.readouterr().err
 
   assert copy()[0] == tree
   # Of the same size, as a label that was corrected may be.

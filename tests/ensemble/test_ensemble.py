@@ -84,6 +84,15 @@ def _saved(workdir, step=6):
   return jax.tree.map(np.asarray, state)
 
 
+def _assert_near(workdir, expected):
+  """Compares the states of two runs: float32, six steps of rate 0.01."""
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+    _saved(workdir),
+    _saved(expected),
+  )
+
+
 _slow = pytest.mark.slow
 
 
@@ -101,14 +110,10 @@ def test_a_member_has_the_bits_of_its_run_alone(tmp_path, alone, devices, monkey
 
 @_slow
 def test_members_of_one_program_agree_to_rounding(tmp_path, alone):
-  """Convolutions of several members are other operations: float32, six steps of rate 0.01."""
+  """Convolutions of several members are other operations."""
   _train(_config(**{'ensemble.seeds': '0:3', 'ensemble.together': 2}), tmp_path)
   for seed in range(3):
-    jax.tree.map(
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-      _saved(tmp_path / f'seed{seed}'),
-      _saved(alone / f'seed{seed}'),
-    )
+    _assert_near(tmp_path / f'seed{seed}', alone / f'seed{seed}')
 
 
 @_slow
@@ -129,12 +134,7 @@ def test_members_of_simulated_workers(tmp_path):
     alone, in_turn, at_once = (tmp_path / name / f'seed{seed}' for name in ('alone', '1', '2'))
     assert _metrics(in_turn) == _metrics(alone)
     jax.tree.map(np.testing.assert_array_equal, _saved(in_turn), _saved(alone))
-    jax.tree.map(
-      # Six steps of float32, as above.
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-      _saved(at_once),
-      _saved(alone),
-    )
+    _assert_near(at_once, alone)
     assert (alone / 'server.jsonl').read_text() == (at_once / 'server.jsonl').read_text()
 
 
@@ -305,19 +305,14 @@ def test_as_many_members_as_fit_train_together():
       {'strategy.name': 'invariant', 'strategy.threads': '8'},
       "config.strategy.name='invariant': expected a strategy",
     ),
+    # It has no one step.
+    ({'strategy.name': 'parameter_server'}, "ensemble.seeds='0:2'.*parameter_server"),
   ],
 )
 def test_what_does_not_suit_an_ensemble_is_refused(tmp_path, changes, text):
-  config = builders.load('configs/lenet.py', {'ensemble.seeds': '0:2', **changes})
+  keys = {'ensemble.seeds': '0:2', **changes}
   with pytest.raises(config_lib.ConfigError, match=text):
-    _train(config, tmp_path)
-
-
-def test_strategies_without_one_step_are_refused():
-  with pytest.raises(config_lib.ConfigError, match="ensemble.seeds='0:2'.*parameter_server"):
-    builders.load(
-      'configs/lenet.py', {'ensemble.seeds': '0:2', 'strategy.name': 'parameter_server'}
-    )
+    _train(builders.load('configs/lenet.py', keys), tmp_path)
 
 
 @pytest.mark.parametrize('text', ['3', '2:2', '5:1', 'a:b'])

@@ -10,11 +10,7 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.models.layers import depthwise
 from anp_jax.system import onednn
-from tests import layer_references as references
-
-needs_onednn = pytest.mark.skipif(
-  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
-)
+from tests import layer_references as references, onednn_here
 
 
 @pytest.mark.parametrize('number', [-3, -1e-30, 0, 1e-30, 3])
@@ -38,7 +34,7 @@ def _kernel_gradient(size, stride):
   return jax.jit(compute)
 
 
-@needs_onednn
+@onednn_here.needed
 @pytest.mark.parametrize('sign', [-1, 1])
 @pytest.mark.parametrize('size, stride', [(7, 1), (5, 2)])
 @pytest.mark.parametrize('sides', [(4, 3), (14, 11)])
@@ -55,7 +51,7 @@ def test_gradient_with_either_sign_of_the_first_number(sides, size, stride, sign
   dy = random.normal(size=shape).astype('f4')
   dy[0, 0, 0, 0] = sign * 3
   program = _kernel_gradient(size, stride)
-  assert 'custom_call @anp_onednn' in program.lower(x, kernel, dy).as_text()
+  assert onednn_here.calls(program, x, kernel, dy)
   got = program(x, kernel, dy)
   edges = ((size // 2, size // 2),) * 2
   _, _, want = references.convolution(x, kernel, stride, edges, 16, dy)

@@ -267,7 +267,6 @@ def test_connections_over_ip_are_paced_once(monkeypatch, rate):
       assert unlimited != rate
       monkeypatch.setattr(emulation, '_SO_MAX_PACING_RATE', -1)
       emulation.pace_sockets()  # would fail if it paced them again
-      assert client.fileno() >= 0 and peer.fileno() >= 0
 
 
 def test_channel_split_is_refused(tiny_config):

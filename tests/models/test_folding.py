@@ -13,14 +13,10 @@ from anp_jax.models import layers, resnet
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system import flops, onednn
 from anp_jax.system.onednn import c_api, pieces
-from tests import layer_references as references
+from tests import layer_references as references, onednn_here
 
-pytestmark = pytest.mark.skipif(
-  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
-)
+pytestmark = onednn_here.needed
 PLATFORM = onednn.PLATFORM
-_BFLOAT16 = onednn.find() and 'bfloat16' in onednn.find().dtypes
-_DTYPES = ('float32', 'bfloat16') if _BFLOAT16 else ('float32',)
 # Of the largest value. float32 rounds each sum at 6e-8 a few times. bfloat16
 # rounds each weight, and the result, once at 2^-9 of its value.
 _TOLERANCES = {'float32': 5e-6, 'bfloat16': 6e-3}
@@ -90,7 +86,7 @@ def _compare(got, want, tolerance):
   assert error < tolerance, f'{error:.1e}'
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 @pytest.mark.parametrize(
   'shape, settings, adds',
   [
@@ -145,7 +141,7 @@ def test_an_added_array_that_is_used_again_stays():
   np.testing.assert_array_equal(inside, added)
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 def test_an_empty_batch(dtype):
   pair = _Pair(dtype=dtype, stride=2)
   x = references.values(0, (0, 9, 9, 16), dtype)

@@ -8,9 +8,21 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.parallel.channel_split import convolutions
 from anp_jax.system import onednn
-from tests import layer_references as references
+from tests import layer_references as references, onednn_here
 
 _SIDE = 9
+
+
+def _check(convolve, x, kernel, dy, stride, groups):
+  """Compares a function of x and the kernel, and its gradients, with float64."""
+  pads = ((len(kernel) // 2,) * 2,) * 2
+  wants = references.convolution(x, kernel, stride, pads, groups, dy)
+  results = references.with_gradients(convolve)(dy, x, kernel)
+  for result, want, dtype in zip(results, wants, (x.dtype, x.dtype, kernel.dtype), strict=True):
+    assert result.shape == want.shape and result.dtype == dtype
+    error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
+    # A rounding to 8 bits is 2^-9; float32 sums of up to 256 products.
+    assert error < (2e-6 if x.dtype == 'float32' else 2**-7)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +57,7 @@ def test_groups_are_convolved_by_themselves(platform, dtype, channels, features,
   dy = jnp.asarray(random.normal(size=(2, rows, rows, features)), dtype)
   kernel = jnp.asarray(random.normal(size=(3, 3, channels // groups, features)), dtype)
   kernel = kernel.astype('float32')
-
-  @jax.jit
-  def compute(x, kernel, dy):
-    y, pull = jax.vjp(lambda x, k: conv.apply({'params': {'kernel': k}}, x), x, kernel)
-    return y, *pull(dy)
-
-  results = compute(x, kernel, dy)
-  wants = references.convolution(x, kernel, stride, ((1, 1),) * 2, groups, dy)
-  for result, want in zip(results, wants, strict=True):
-    assert result.shape == want.shape
-    error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
-    # A rounding to 8 bits is 2^-9; float32 sums of up to 162 products.
-    assert error < (2e-6 if dtype == 'float32' else 2**-7)
+  _check(lambda x, k: conv.apply({'params': {'kernel': k}}, x), x, kernel, dy, stride, groups)
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,10 @@ def test_depthwise_kernels_on_small_maps(side, size, stride, dtype):
   rows = -(-side // stride)
   x, dy = (jnp.asarray(random.normal(size=(16, n, n, 6)), dtype) for n in (side, rows))
   kernel = jnp.asarray(random.normal(size=(size, size, 1, 6)), dtype)
-
-  @jax.jit
-  def compute(x, kernel, dy):
-    y, pull = jax.vjp(lambda x, k: layers.convolve(x, k, stride, size // 2, 'cpu', 6), x, kernel)
-    return y, *pull(dy)
-
-  wants = references.convolution(x, kernel, stride, ((size // 2, size // 2),) * 2, 6, dy)
-  for result, want in zip(compute(x, kernel, dy), wants, strict=True):
-    assert result.shape == want.shape and result.dtype == dtype
-    error = np.abs(np.float64(result) - want).max() / np.abs(want).max()
-    # A rounding to 8 bits is 2^-9; float32 sums of up to 256 products.
-    assert error < (2e-6 if dtype == 'float32' else 2**-7)
+  _check(lambda x, k: layers.convolve(x, k, stride, size // 2, 'cpu', 6), x, kernel, dy, stride, 6)
 
 
-@pytest.mark.skipif(onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}')
+@onednn_here.needed
 def test_no_map_is_kept_padded_for_the_gradient():
   depth, side, size, channels = 6, 4, 7, 64
 

@@ -71,17 +71,6 @@ def _convolve(x, kernel, stride, padding, dy=None):
   return references.convolution(x, kernel, stride, pads, dy=dy)
 
 
-def _with_gradients(function, dy, *arguments):
-  """The function's value, then what it sends back of dy."""
-
-  @jax.jit
-  def compute(dy, *arguments):
-    y, pull = jax.vjp(function, *arguments)
-    return (y, *pull(dy))
-
-  return compute(dy, *arguments)
-
-
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('plan', CONVOLUTIONS, ids=str)
 def test_convolution_and_its_gradients_equal_numpy(x64, plan, platform):
@@ -114,9 +103,8 @@ def test_every_way_to_say_the_padding(x64, padding, size, stride, platform):
   random = np.random.default_rng(1)
   x, kernel = random.normal(size=(2, 8, 11, 3)), random.normal(size=(size, size, 3, 4))
   dy = random.normal(size=_convolve(x, kernel, stride, padding).shape)
-  got = _with_gradients(
-    lambda x, k: layers.convolve(x, k, stride, padding, platform), dy, x, kernel
-  )
+  ours = references.with_gradients(lambda x, k: layers.convolve(x, k, stride, padding, platform))
+  got = ours(dy, x, kernel)
   for a, want in zip(got, _convolve(x, kernel, stride, padding, dy), strict=True):
     np.testing.assert_allclose(a, want, rtol=0, atol=TIGHT)
 
@@ -156,9 +144,8 @@ def test_float32_is_off_by_no_more_than_its_rounding(plan, platform):
   kernel = np.float32(random.normal(size=(size, size, shape[-1], 32)))
   exact = np.float64(x), np.float64(kernel)
   dy = np.float32(random.normal(size=_convolve(*exact, stride, padding).shape))
-  result = _with_gradients(
-    lambda x, k: layers.convolve(x, k, stride, padding, platform), dy, x, kernel
-  )
+  ours = references.with_gradients(lambda x, k: layers.convolve(x, k, stride, padding, platform))
+  result = ours(dy, x, kernel)
   want = _convolve(*exact, stride, padding, np.float64(dy))
   # A sum of n products is off by no more than n roundings of 2^-24 of the sum
   # of their sizes (Higham 2002, eq. 3.5), in whatever order it is taken.
@@ -296,9 +283,8 @@ def test_max_pool_and_its_gradient_equal_numpy(x64, side, plan, platform):
       down, right = divmod(first[image, channel], window)
       place = image, rows.start + down, columns.start + right, channel
       dx[place] += dy[image, i, j, channel]
-  y, gradients = _with_gradients(
-    lambda x: layers.max_pool(x, window, stride, padding, platform), dy, x
-  )
+  ours = references.with_gradients(lambda x: layers.max_pool(x, window, stride, padding, platform))
+  y, gradients = ours(dy, x)
   np.testing.assert_array_equal(y, want)
   # At most nine windows share a pixel: eight roundings.
   np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=1e-14)
@@ -326,9 +312,8 @@ def test_avg_pool_and_its_gradient_equal_numpy(plan, platform, request):
   for i, j, rows, columns in places:
     want[:, i, j] = padded[:, rows, columns].mean((1, 2))
     dx[:, rows, columns] += dy[:, None, None, i, j] / window**2
-  y, gradients = _with_gradients(
-    lambda x: layers.avg_pool(x, window, stride, padding, platform), dy, x
-  )
+  ours = references.with_gradients(lambda x: layers.avg_pool(x, window, stride, padding, platform))
+  y, gradients = ours(dy, x)
   np.testing.assert_allclose(y, want, rtol=0, atol=tolerance)
   np.testing.assert_allclose(gradients, _crop(dx, around), rtol=0, atol=tolerance)
 
@@ -338,7 +323,7 @@ def test_bias_and_its_gradient(x64, platform):
   random = np.random.default_rng(5)
   y, dy = random.normal(size=(2, 5, 3, 3, 3))
   bias = random.normal(size=3)
-  result = _with_gradients(lambda y, b: layers.add_bias(y, b, platform), dy, y, bias)
+  result = references.with_gradients(lambda y, b: layers.add_bias(y, b, platform))(dy, y, bias)
   for got, want in zip(result, (y + bias, dy, dy.sum((0, 1, 2)))):
     # Sums of up to 320 numbers of order one.
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
@@ -346,7 +331,8 @@ def test_bias_and_its_gradient(x64, platform):
 
 def test_a_bias_gradient_in_bfloat16_is_summed_in_float32():
   dy = jnp.ones((4, 16, 16, 2), 'bfloat16')  # in bfloat16 it would stop at 256
-  _, dbias = _with_gradients(lambda b: layers.add_bias(dy, b, 'cpu'), dy, jnp.zeros(2, 'bfloat16'))
+  ours = references.with_gradients(lambda b: layers.add_bias(dy, b, 'cpu'))
+  _, dbias = ours(dy, jnp.zeros(2, 'bfloat16'))
   np.testing.assert_array_equal(np.float32(dbias), 1024)
 
 
@@ -355,7 +341,8 @@ def test_a_bias_gradient_in_bfloat16_is_summed_in_float32():
 def test_relu(platform, dtype):
   inputs = [-2, -0.0, 0, 3, -np.inf, np.inf, np.nan]
   dy = jnp.full(7, 5, dtype)
-  y, dx = _with_gradients(lambda x: layers.relu(x, platform), dy, jnp.array(inputs, dtype))
+  ours = references.with_gradients(lambda x: layers.relu(x, platform))
+  y, dx = ours(dy, jnp.array(inputs, dtype))
   assert y.dtype == dtype
   # What is not a number stays so: training must stop there.
   np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 3, 0, np.inf, np.nan])
@@ -365,7 +352,8 @@ def test_relu(platform, dtype):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_relu6_and_its_gradient(dtype):
   inputs = [-np.inf, -2, 0, 0.5, 3, 6, 7, np.inf, np.nan]
-  y, dx = _with_gradients(layers.relu6, jnp.full(9, 5, dtype), jnp.array(inputs, dtype))
+  ours = references.with_gradients(layers.relu6)
+  y, dx = ours(jnp.full(9, 5, dtype), jnp.array(inputs, dtype))
   assert y.dtype == dtype
   np.testing.assert_array_equal(np.float32(y), [0, 0, 0, 0.5, 3, 6, 6, 6, np.nan])
   np.testing.assert_array_equal(np.float32(dx)[:-1], [0, 0, 0, 5, 5, 0, 0, 0])
@@ -375,7 +363,8 @@ def test_relu6_and_its_gradient(dtype):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_activations_have_their_formulas(name, dtype):
   inputs = jnp.linspace(-9, 9, 73).astype(dtype)
-  actual = _with_gradients(getattr(layers, name), jnp.full_like(inputs, 2), inputs)
+  ours = references.with_gradients(getattr(layers, name))
+  actual = ours(jnp.full_like(inputs, 2), inputs)
   x = np.float64(inputs)
   below, density = scipy.stats.norm.cdf(x), scipy.stats.norm.pdf(x)
   want = x * below, 2 * (below + x * density)

@@ -14,14 +14,10 @@ from anp_jax.models.layers import onednn_layers, windows
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import onednn
 from anp_jax.system.onednn import c_api, pieces
-from tests import layer_references as references
+from tests import layer_references as references, onednn_here
 
-pytestmark = pytest.mark.skipif(
-  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
-)
+pytestmark = onednn_here.needed
 PLATFORM = onednn.PLATFORM
-_BFLOAT16 = onednn.find() and 'bfloat16' in onednn.find().dtypes
-_DTYPES = ('float32', 'bfloat16') if _BFLOAT16 else ('float32',)
 # Of the largest value. float32 rounds each sum at 6e-8 a few times: 1e-6 was
 # seen. bfloat16's are sums in float32 rounded once, at 2^-8 of a value. A
 # wrong or missing tap shows at 1e-1.
@@ -56,22 +52,11 @@ def _arrays(case, dtype):
 
 
 def _program(case):
-  """(x, kernel, dy) to the convolution and what it sends back of dy."""
-
-  def compute(x, kernel, dy):
-    y, pull = jax.vjp(
-      lambda x, k: layers.convolve(x, k, case['stride'], case['padding'], PLATFORM, case['groups']),
-      x,
-      kernel,
-    )
-    return (y, *pull(dy))
-
-  return jax.jit(compute)
-
-
-def _calls(program, *arguments):
-  """How often a program calls oneDNN."""
-  return program.lower(*arguments).as_text().count('custom_call @anp_onednn')
+  """(dy, x, kernel) to the convolution and what it sends back of dy."""
+  stride, padding, groups = (case[name] for name in ('stride', 'padding', 'groups'))
+  return references.with_gradients(
+    lambda x, k: layers.convolve(x, k, stride, padding, PLATFORM, groups)
+  )
 
 
 def _is_product(case):
@@ -89,8 +74,8 @@ def _check(case, dtype, computes=True):
   if dtype == 'float32' and _is_product(case):
     calls = 1  # the kernel's gradient
   if computes and not few_pixels:
-    assert _calls(program, x, kernel, dy) == calls, (case, dtype)
-  got = program(x, kernel, dy)
+    assert onednn_here.calls(program, dy, x, kernel) == calls, (case, dtype)
+  got = program(dy, x, kernel)
   wants = references.convolution(x, kernel, case['stride'], pads, case['groups'], dy)
   for name, a, want in zip(('y', 'dx', 'dkernel'), got, wants, strict=True):
     assert a.shape == want.shape and a.dtype == x.dtype
@@ -121,7 +106,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 @pytest.mark.parametrize('case', CASES, ids=lambda c: str(tuple(c.values())))
 def test_convolution_and_its_gradients_equal_numpy(case, dtype):
   _check(case, dtype)
@@ -139,7 +124,7 @@ def _random_case(seed):
   return _case(shape, size, features, stride, pads, groups=groups)
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 @pytest.mark.parametrize('seed', range(8))
 def test_random_shapes(seed, dtype):
   _check(_random_case(seed), dtype, computes=False)
@@ -148,7 +133,7 @@ def test_random_shapes(seed, dtype):
 def _count(x, kernel, stride=1, padding=1, groups=1):
   x, kernel = (jax.ShapeDtypeStruct(*a) for a in (x, kernel))
   program = jax.jit(lambda x, k: layers.convolve(x, k, stride, padding, PLATFORM, groups))
-  return _calls(program, x, kernel)
+  return onednn_here.calls(program, x, kernel)
 
 
 def test_what_onednn_does_not_compute_falls_back(x64):
@@ -166,7 +151,7 @@ def test_padding_below_zero_cuts_edges_off():
   x, kernel, _, _ = _arrays(case, 'float32')
   cut = np.s_[:, 1:-1, 2:-1]
   dy = references.values(2, (2, 5, 4, 16), 'float32')
-  y, dx, dkernel = _program(case)(x, kernel, dy)
+  y, dx, dkernel = _program(case)(dy, x, kernel)
   none = ((0, 0), (0, 0))
   wants = references.convolution(x[cut], kernel, 1, none, 1, dy)
   for a, want in zip((y, dx[cut], dkernel), wants, strict=True):
@@ -175,7 +160,7 @@ def test_padding_below_zero_cuts_edges_off():
   np.testing.assert_array_equal(np.abs(dx).sum(), np.abs(dx[cut]).sum())
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 def test_an_empty_batch(dtype):
   x, kernel = references.values(0, (0, 9, 9, 16), dtype), references.values(1, (3, 3, 16, 8), dtype)
 
@@ -219,7 +204,7 @@ def _norm_arrays(shape, dtype, offset=3.0):
   return x.astype(kind), scale, bias, dy.astype(kind)
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 @pytest.mark.parametrize(
   'shape, group, relu',
   [
@@ -237,7 +222,7 @@ def test_batch_norm_equals_numpy(shape, group, relu, dtype, monkeypatch):
   monkeypatch.setattr(onednn.find(), 'threads', threads)
   x, scale, bias, dy = _norm_arrays(shape, dtype)
   layer = layers.BatchNorm(group, momentum=0.75, dtype=dtype, platform=PLATFORM, relu=relu)
-  assert _calls(references.norm_step, layer, x, scale, bias, dy) == 2
+  assert onednn_here.calls(references.norm_step, layer, x, scale, bias, dy) == 2
   y, (dx, dscale, dbias), new = references.norm_step(layer, x, scale, bias, dy)
   assert y.dtype == dx.dtype == x.dtype and dscale.dtype == np.float32
   wants = references.normalisation(x, scale, bias, group or len(x), dy, relu)
@@ -265,14 +250,14 @@ def test_float32_groups_that_cannot_be_divided_are_xlas(monkeypatch):
     (1, 1, 'float32', True),
     (1, 2, 'bfloat16', True),
   ):
-    if dtype not in _DTYPES:
+    if dtype not in onednn_here.DTYPES:
       continue
     monkeypatch.setattr(onednn.find(), 'threads', threads)
     x = jax.ShapeDtypeStruct((groups, 30, 16), dtype)
     assert onednn_layers.takes_norm(x, scale, True, PLATFORM) == takes
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize('dtype', onednn_here.DTYPES)
 def test_constant_channels(dtype):
   """Their variance is 0, and y the bias; dx is dy less its mean, over eps."""
   values = jnp.asarray(np.linspace(-4, 1000, 16), dtype)
@@ -298,7 +283,7 @@ def test_a_group_over_devices_falls_back(config, devices, calls, monkeypatch):
   x, scale, bias, dy = _norm_arrays((8, 5, 3, 16), 'float32')
   layer = layers.BatchNorm(0, momentum=0.75, axis_name=mesh_lib.DATA, platform=PLATFORM, relu=True)
   program = references.divided_norm_step(layer, config, devices)
-  assert _calls(program, x, scale, bias, dy) == calls
+  assert onednn_here.calls(program, x, scale, bias, dy) == calls
   y, gradients, new = program(x, scale, bias, dy)
   want, mean, _, *wants = references.normalisation(x, scale, bias, 8, dy, relu=True)
   for got, right in zip((y, *gradients), (want, *wants), strict=True):

@@ -2,7 +2,6 @@
 
 from flax import traverse_util
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
@@ -11,7 +10,7 @@ from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import families, naming, weights_source as source_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from tests import builders, timm_peer
+from tests import builders, layer_references as references, timm_peer
 
 _TABLE = families.RESNET.namings[naming.TIMM]
 
@@ -19,11 +18,6 @@ _TABLE = families.RESNET.namings[naming.TIMM]
 def _network(name, width, classes=10):
   keys = {'model.name': name, 'model.width': width}
   return models.create(builders.config(keys), classes, 'cpu')
-
-
-def _shapes(module, side=32):
-  images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-  return jax.eval_shape(lambda x: module.init(jax.random.key(0), x, False), images)
 
 
 def _named(path):
@@ -85,7 +79,7 @@ def test_networks_for_cifar_equal_pytorch(blocks):
     lambda path, _: families.RESNET.from_published(
       _named(path), tensors[_TABLE.published(_named(path))], naming.TIMM
     ),
-    _shapes(module),
+    references.shapes(module),
   )
   images = published.images(4, side=32)
   with torch.no_grad():
@@ -110,7 +104,7 @@ def test_variants_equal_timm_and_go_back(tmp_path, names):
   peers = timm_peer.compute(tmp_path, arguments, side=70)
   for name, peer in peers.items():
     module = _network(name, 64).copy(stages=blocks)
-    flat = traverse_util.flatten_dict(_shapes(module, 70), sep='/')
+    flat = traverse_util.flatten_dict(references.shapes(module, 70), sep='/')
     config = builders.config({'model.name': name})
     source = source_lib.read(peer.path, config, flat)
     assert not source.unused and set(source.tensors) == set(flat)

@@ -337,17 +337,12 @@ def test_it_sends_what_sync_sends(devices, shards, sums):
     ({'sharding': (('.*', 'fsdp'),)}, 2, "expected 'replicate' alone"),
     ({'model.norm_group': 0}, 2, 'norm_group=0: statistics of the whole'),
     ({'model.norm_group': 8}, 2, 'norm_group=8: a device computes 4 images'),
+    ({'batch_size': 0}, 1, 'config.batch_size=0: expected a number of images where strategy'),
   ],
 )
 def test_what_cannot_keep_the_promise_is_refused(keys, devices, message):
   with pytest.raises(config_lib.ConfigError, match=message):
     programs.build(_config(**keys), devices)
-
-
-def test_a_batch_of_images_a_device_is_refused():
-  message = 'config.batch_size=0: expected a number of images where strategy'
-  with pytest.raises(config_lib.ConfigError, match=message):
-    _config(batch_size=0)
 
 
 @pytest.mark.parametrize('name, axis', [('invariant', None), ('sync', 'data')])

@@ -9,11 +9,9 @@ from anp_jax import models
 from anp_jax.checkpoint.weights import exported as program
 from anp_jax.predict import network
 from anp_jax.system import onednn
-from tests import exporting
+from tests import exporting, onednn_here
 
-pytestmark = pytest.mark.skipif(
-  onednn.find() is None, reason=f'no oneDNN: {onednn.missing_reason()}'
-)
+pytestmark = onednn_here.needed
 _CALL = 'anp_onednn'
 _BATCH = 6
 

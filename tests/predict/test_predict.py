@@ -17,7 +17,7 @@ from PIL import Image
 import pytest
 from scipy import special
 
-from anp_jax import config as config_lib, train
+from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary
@@ -62,9 +62,7 @@ def run(tmp_path_factory):
       'eval.every': '60 steps',
     },
   )
-  with pytest.MonkeyPatch.context() as patch:
-    builders.use_devices(patch, 1)
-    train.run(config, str(root / 'run'))
+  builders.train_alone(config, root / 'run')
   return root / 'run', root / 'tree' / 'validation'
 
 
@@ -293,9 +291,7 @@ def test_sheet(run, tmp_path, capfd, monkeypatch):
 )
 def test_refused(flags, words, capfd):
   assert _main(*flags) == 2
-  out, err = capfd.readouterr()
-  assert not out and err.startswith('error: ') and err.count('\n') == 1
-  assert all(word in err for word in words), err
+  builders.error_line(capfd, *words)
 
 
 class Diverged(nn.Module):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from anp_jax import __main__ as main, config as config_lib, export, train
+from anp_jax import __main__ as main, config as config_lib, export
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.config import command_line, saved_run, strategy, trust
 from anp_jax.data.sources import tfds_set
@@ -50,9 +50,7 @@ def foreign_run(tmp_path_factory):
   (root / 'payload_of_theirs.py').write_text(_SOURCE)
   sys.path.insert(0, str(root))
   config = command_line.load('configs/resnet_anp.py:tiny', _KEYS)
-  with pytest.MonkeyPatch.context() as patch:
-    builders.use_devices(patch, 1)
-    train.run(config, str(root / 'run'))
+  builders.train_alone(config, root / 'run')
   yield root / 'run', root / 'was_run'
   sys.path.remove(str(root))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anp_jax.tools import top
-from tests import launching, ports
+from tests import launching, ports, serving
 
 pytestmark = pytest.mark.multiprocess
 
@@ -36,13 +36,6 @@ def _own_arguments(workdir, steps, **keys):
   """Without those of `invariant`."""
   texts = {k: v for k, v in _KEYS.items() if k not in ('strategy.name', 'strategy.logical_shards')}
   return launching.arguments(workdir, **{**texts, 'duration': f'{steps} steps', **keys})
-
-
-def _await(condition, seconds=_WITHIN):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
 
 
 def _lines(workdir, kind):
@@ -76,10 +69,7 @@ def _losses(workdir):
 def _assert_same(workdir, undisturbed):
   weights, losses = undisturbed
   assert _losses(workdir) == losses
-  result = launching.weights(workdir)
-  assert result.keys() == weights.keys()
-  for name, value in weights.items():
-    np.testing.assert_array_equal(result[name], value, name)
+  serving.same_bits(launching.weights(workdir), weights)
 
 
 @pytest.mark.parametrize('lost', [0, pytest.param(2, marks=pytest.mark.soak)])
@@ -88,18 +78,18 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturb
   workdir = tmp_path / 'run'
   pause = {'ANP_PAUSE': '0.2'}  # a step, or the run would be over first
   with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
-    _await(lambda: len(_lines(workdir, 'train')) > 3)
+    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
     assert top.main(['anp-top', str(workdir), '--stacks']) == 0
-    _await(lambda: all('threads\n' in ranks.text(rank) for rank in range(3)))
+    launching.wait_until(lambda: all('threads\n' in ranks.text(rank) for rank in range(3)))
     ranks.processes[lost].kill()
-    _await(lambda: _has_gone_on(workdir, 1))
+    launching.wait_until(lambda: _has_gone_on(workdir, 1))
     capsys.readouterr()
     assert top.main(['anp-top', str(workdir), '--once']) == 0
     _, *rows, verdict = capsys.readouterr().out.splitlines()
     assert sorted(int(row.split()[1]) for row in rows) == [r for r in range(3) if r != lost]
     assert 'rank' in verdict or 'no process is late' in verdict
     ranks.restart(lost, joins=True)
-    _await(lambda: _has_gone_on(workdir, 2))
+    launching.wait_until(lambda: _has_gone_on(workdir, 2))
     assert ranks.wait(_WITHIN) == [0, 0, 0]
     text = ''.join(map(ranks.text, range(3)))
   gone, back = _lines(workdir, 'restart')[:2]
@@ -128,7 +118,7 @@ def test_a_divided_state_survives_in_the_memory_of_the_others(tmp_path, keys):
   workdir = tmp_path / 'run'
   start = _own_arguments(workdir, 30, **arguments)
   with launching.Ranks(tmp_path, 4, start, environment={'ANP_PAUSE': '0.2'}) as ranks:
-    _await(lambda: len(_lines(workdir, 'train')) > 4)
+    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 4)
     ranks.processes[2].kill()
     assert ranks.wait(_WITHIN)[:2] == [0, 0]
   (line,) = _lines(workdir, 'restart')
@@ -141,9 +131,9 @@ def test_one_that_was_stopped_comes_back_as_a_spare(tmp_path, undisturbed):
   workdir = tmp_path / 'run'
   pause = {'ANP_PAUSE': '0.2'}
   with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
-    _await(lambda: len(_lines(workdir, 'train')) > 3)
+    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
     os.kill(ranks.processes[0].pid, signal.SIGSTOP)
-    _await(lambda: _has_gone_on(workdir, 1))
+    launching.wait_until(lambda: _has_gone_on(workdir, 1))
     os.kill(ranks.processes[0].pid, signal.SIGCONT)
     assert ranks.wait(_WITHIN) == [0, 0, 0]
   assert 'rank 0 on' in _lines(workdir, 'restart')[0]['lost'][0]
@@ -155,7 +145,7 @@ def test_one_that_is_told_to_leave_hands_over(tmp_path, undisturbed):
   workdir = tmp_path / 'run'
   pause = {'ANP_PAUSE': '0.2'}
   with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
-    _await(lambda: len(_lines(workdir, 'train')) > 3)
+    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
     ranks.processes[1].terminate()
     assert ranks.wait(_WITHIN) == [0, 0, 0]
     assert 'the other processes go on with the run' in ranks.text(1)
@@ -168,7 +158,7 @@ def test_one_that_is_told_to_leave_hands_over(tmp_path, undisturbed):
 def test_too_few_processes_end_the_run(tmp_path):
   arguments = _arguments(tmp_path / 'run', 10000, **{'cluster.min_processes': '2'})
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
-    _await(lambda: len(_lines(tmp_path / 'run', 'train')) > 3)
+    launching.wait_until(lambda: len(_lines(tmp_path / 'run', 'train')) > 3)
     ports.assert_those_of_sync(ranks.processes, elastic=True)
     ranks.processes[1].kill()
     assert ranks.wait_for(0, _WITHIN) == 75
@@ -185,17 +175,17 @@ def test_random_losses_change_no_bit(tmp_path):
   arguments = _arguments(workdir, 10**6, **keys)
   environment = {'ANP_PAUSE': '0.05'}
   with launching.Ranks(tmp_path, 4, arguments, environment=environment) as ranks:
-    _await(lambda: _lines(workdir, 'train'))
+    launching.wait_until(lambda: _lines(workdir, 'train'))
     for _ in range(int(os.environ.get('ANP_LOSSES', '3'))):
       time.sleep(chance.uniform(0, 8))
       lost = chance.sample(range(4), chance.choice([1, 2]))
       for rank in lost:
         ranks.processes[rank].kill()
       before = len(_lines(workdir, 'train'))
-      _await(lambda before=before: len(_lines(workdir, 'train')) > before + 1)
+      launching.wait_until(lambda before=before: len(_lines(workdir, 'train')) > before + 1)
       for rank in lost:
         ranks.restart(rank, joins=True)
-    _await(lambda: _lines(workdir, 'restart')[-1]['processes'] == 4)
+    launching.wait_until(lambda: _lines(workdir, 'restart')[-1]['processes'] == 4)
     for process in ranks.processes:
       process.terminate()
     assert ranks.wait(_WITHIN) == [0] * 4, ranks.text(0)

@@ -8,13 +8,11 @@ import signal
 import subprocess
 import time
 
-import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax.cluster import joining, lateness, secret
 from scripts.bench import _quota
-from tests import launching
+from tests import builders, launching
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.soak, pytest.mark.timeout(0)]
 
@@ -42,23 +40,13 @@ _BRIDGE, _PREFIX, _NETWORK = 'anp-late', 'anp-late', '10.77.19'
 _SLOW = 'tbf rate 100kbit burst 2kb latency 500ms'
 
 
-def _photographs(folder):
-  rng = np.random.default_rng(0)
-  for split, count in (('train', 160), ('validation', 8)):
-    for i in range(count):
-      path = folder / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
-      path.parent.mkdir(parents=True, exist_ok=True)
-      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
-  return folder
-
-
 class _Run:
   """Four processes that train, and what their coordinator says."""
 
   def __init__(self, folder, stack, host):
     self._workdir, self._trouble = folder / 'run', folder / 'trouble'
     self._trouble.write_text('')
-    keys = {**_KEYS, 'data.path': str(_photographs(folder / 'tree'))}
+    keys = {**_KEYS, 'data.path': str(builders.photographs(folder / 'tree', 160))}
     environment = {'ANP_PAUSE': '0.2', 'ANP_TROUBLE': str(self._trouble), 'ANP_NODES': _PREFIX}
     place = f'--coordinator={host}:{launching.free_port()}'
     arguments = launching.arguments(self._workdir, place, **keys)

@@ -1,7 +1,6 @@
 """A ring over real processes; a killed one is started again."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -85,10 +84,9 @@ def test_a_killed_node_is_started_again(tmp_path):
   arguments = _arguments(tmp_path, MODELS, duration='8 epochs', **{'log.tensorboard': 'True'})
   folder = tmp_path / 'run' / 'model_ring.jsonl'
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
-    end = time.monotonic() + 90
-    while not folder.exists() or folder.read_text().count('\n') < 5:
-      assert time.monotonic() < end, ranks.text(0)
-      time.sleep(0.02)
+    launching.wait_until(
+      lambda: folder.exists() and folder.read_text().count('\n') >= 5, 90, ranks.text
+    )
     ranks.processes[1].kill()
     codes = ranks.wait(60)
     assert codes == [75, -9], ranks.text(0)

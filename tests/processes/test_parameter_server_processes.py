@@ -40,10 +40,7 @@ def _updates(folder):
 
 def _until(folder, count, ranks):
   """Waits for this many updates."""
-  end = time.monotonic() + 90
-  while len(_updates(folder)) < count:
-    assert time.monotonic() < end, ranks.text(0)
-    time.sleep(0.05)
+  launching.wait_until(lambda: len(_updates(folder)) >= count, 90, ranks.text)
 
 
 def _whole(folder, total):

@@ -1,19 +1,16 @@
 """A run over several processes is the run of one, on real processes."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 
 import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax.reporting import telemetry
-from tests import launching, ports, serving
+from tests import builders, launching, ports, serving
 
 pytestmark = pytest.mark.multiprocess
 
@@ -290,10 +287,7 @@ def test_ctrl_c_while_jax_waits_for_the_others(tmp_path):
     tmp_path, 2, launching.arguments(tmp_path / 'run'), environment={'ANP_STUCK': '1 import'}
   ) as ranks:
     # JAX's own port: rank 0 waits there for rank 1, which never comes.
-    deadline = time.monotonic() + 60
-    while len(ports.listening(ranks.processes)[0]) < 2:
-      assert time.monotonic() < deadline, ranks.text(0)
-      time.sleep(0.1)
+    launching.wait_until(lambda: len(ports.listening(ranks.processes)[0]) >= 2, 60, ranks.text)
     time.sleep(1)
     ranks.processes[0].send_signal(signal.SIGINT)
     assert ranks.wait(20) == [130, 130], ranks.text(0) + ranks.text(1)
@@ -309,19 +303,13 @@ def test_one_process_opens_no_port(tmp_path):
 
 
 def test_nobody_at_the_coordinator(tmp_path):
-  done = subprocess.run(
-    [
-      os.sys.executable,
-      'main.py',
-      '--num_processes=2',
-      '--process_id=1',
-      f'--coordinator=127.0.0.1:{launching.free_port()}',
-      '--config.cluster.rendezvous_timeout=3',
-      *launching.arguments(tmp_path / 'run'),
-    ],
-    cwd=launching.ROOT,
-    capture_output=True,
-    text=True,
+  done = launching.python(
+    'main.py',
+    '--num_processes=2',
+    '--process_id=1',
+    f'--coordinator=127.0.0.1:{launching.free_port()}',
+    '--config.cluster.rendezvous_timeout=3',
+    *launching.arguments(tmp_path / 'run'),
     timeout=60,
   )
   assert done.returncode == 69
@@ -332,14 +320,9 @@ def test_nobody_at_the_coordinator(tmp_path):
 @pytest.fixture
 def photographs(tmp_path):
   """A tree with one file that is no image; the keys that name it."""
-  rng = np.random.default_rng(0)
-  for split, count in (('train', 24), ('validation', 8)):
-    for i in range(count):
-      path = tmp_path / 'tree' / split / f'class_{"ab"[i % 2]}' / f'{i:03}.png'
-      path.parent.mkdir(parents=True, exist_ok=True)
-      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
-  (tmp_path / 'tree/train/class_b/003.png').write_bytes(b'no image')
-  return {'data.source': 'folder', 'data.path': str(tmp_path / 'tree')}
+  root = builders.photographs(tmp_path / 'tree', 24)
+  (root / 'train/class_b/003.png').write_bytes(b'no image')
+  return {'data.source': 'folder', 'data.path': str(root)}
 
 
 @pytest.mark.soak

@@ -6,12 +6,11 @@ import os
 import random
 import re
 import sys
-import time
 
 import pytest
 
 from anp_jax.reporting import telemetry
-from tests import launching, slurm_cluster
+from tests import builders, launching, slurm_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -54,13 +53,6 @@ def _resize(cluster, job, nodes, tasks):
   )
 
 
-def _until(condition, seconds):
-  end = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.1)
-
-
 def _restarts(workdir):
   path = workdir / 'metrics.jsonl'
   lines = path.read_text().splitlines() if path.exists() else []
@@ -88,7 +80,7 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
     node = f'node{chance.choice([2, 3, 4])}'
     cluster.fault('node-kill', node)
     before = len(_restarts(workdir))
-    _until(lambda before=before: len(_restarts(workdir)) > before, 60)
+    launching.wait_until(lambda before=before: len(_restarts(workdir)) > before, 60)
     assert _restarts(workdir)[-1]['processes'] == 3
     cluster.update(f'nodename={node}', 'state=down', 'reason=test')
     cluster.fault('node-start', node)
@@ -96,7 +88,7 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
       joined[node] = cluster.submit(
         _TRAIN, [f'--nodelist={node}'], ['--join', *arguments], tmp_path / f'{node}.log', **pause
       )
-    _until(lambda: _restarts(workdir)[-1]['processes'] == 4, 120)
+    launching.wait_until(lambda: _restarts(workdir)[-1]['processes'] == 4, 120)
     print(f'round {number}: {node}', _restarts(workdir)[-2:])
   assert cluster.field(job, 'Restarts') == '0'
   for each in (job, *joined.values()):
@@ -145,13 +137,12 @@ def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
 
 def test_two_tasks_a_node(cluster, three_nodes, tmp_path):
   """They are lost on two nodes, and run on four."""
-  program = tmp_path / 'python'
-  program.write_text("""#!/bin/sh
-echo "$SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME"
-sleep 1
-[ "$SLURM_RESTART_COUNT" = 1 ] || exit 75
-""")
-  program.chmod(0o755)
+  program = builders.write_program(
+    tmp_path / 'python',
+    'echo "$SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME"\n'
+    'sleep 1\n'
+    '[ "$SLURM_RESTART_COUNT" = 1 ] || exit 75',
+  )
   job = cluster.submit(
     _TRAIN,
     ['--nodes=4', '--ntasks-per-node=2'],

@@ -35,10 +35,7 @@ def test_a_run_continues_that_was_stopped_longer_than_its_timeouts(tmp_path):
   }
   arguments = launching.arguments(tmp_path / 'run', **keys)
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
-    deadline = time.monotonic() + 180
-    while not _steps(tmp_path / 'run'):
-      assert time.monotonic() < deadline, ranks.text()
-      time.sleep(0.05)
+    launching.wait_until(lambda: _steps(tmp_path / 'run'), 180, ranks.text)
     _send(ranks, signal.SIGSTOP)
     before = _steps(tmp_path / 'run')[-1]
     time.sleep(1.3 * _STALL)

@@ -1,13 +1,11 @@
 """Two runs in one workdir, of launchers that know nothing of each other."""
 
 import json
-import time
 
-import numpy as np
 import pytest
 
 from anp_jax.cluster import workdir_lock
-from tests import launching
+from tests import launching, serving
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,11 +22,7 @@ def test_one_ends_before_it_touches_anything_and_the_other_as_if_alone(tmp_path)
   workdir = tmp_path / 'run'
   arguments = launching.arguments(workdir, **keys)
   with launching.Ranks(tmp_path / 'b', 1, arguments) as first:
-    deadline = time.monotonic() + 90
-    while not (workdir / 'labels.json').exists():
-      assert time.monotonic() < deadline, first.text()
-      assert first.processes[0].poll() is None, first.text()
-      time.sleep(0.02)
+    launching.wait_until((workdir / 'labels.json').exists, 90, first.text)
     holder = json.loads((workdir / workdir_lock.NAME).read_text())
     before = _tree(workdir)
     # A run of two processes too, and one with another config is another.
@@ -39,9 +33,5 @@ def test_one_ends_before_it_touches_anything_and_the_other_as_if_alone(tmp_path)
     assert _tree(workdir) == before
     assert first.processes[0].poll() is None, 'it ended before the second began'
     assert first.wait() == [0], first.text()
-  expected = launching.weights(tmp_path / 'alone')
-  weights = launching.weights(workdir)
-  assert expected.keys() == weights.keys()
-  for name, leaf in expected.items():
-    np.testing.assert_array_equal(weights[name], leaf, name)
+  serving.same_bits(launching.weights(workdir), launching.weights(tmp_path / 'alone'))
   assert not (workdir / workdir_lock.NAME).exists()

@@ -1,6 +1,5 @@
 """evaluation: its numbers are scikit-learn's, its files those of the rows."""
 
-import csv
 import json
 import pathlib
 
@@ -228,11 +227,6 @@ class _Source(source_lib.Source):
     return f'a, "b"/{index}\udcff.png'
 
 
-def _table(path):
-  with open(path, newline='', encoding='utf-8') as f:
-    return list(csv.DictReader(f))
-
-
 @pytest.fixture(scope='module')
 def folder(evaluated, tmp_path_factory):
   results, _ = evaluated
@@ -254,7 +248,7 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
   results, scores = evaluated
   place, evaluation = folder
   path = pathlib.Path(place)
-  lines = _table(path / 'predictions.csv')
+  lines = builders.rows(path / 'predictions.csv')
   assert len(lines) == COUNT
   for i in (0, 5, COUNT - 1):
     assert lines[i]['index'] == str(i)
@@ -272,7 +266,7 @@ def test_files_hold_what_the_rows_hold(evaluated, folder):
   )
   rank = order.tolist().index(results.rows['label'][5]) + 1
   assert lines[5]['rank_of_label'] == str(rank)
-  classes = _table(path / 'classes.csv')
+  classes = builders.rows(path / 'classes.csv')
   assert [row['class'] for row in classes] == list(NAMES)
   assert classes[0]['noun'] == 'cat' and classes[-1]['recall'] == ''
   assert json.loads((path / 'scores.json').read_text()) == evaluation

@@ -5,8 +5,6 @@ import json
 import math
 import re
 import statistics
-import subprocess
-import sys
 
 import matplotlib.image
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 
 from anp_jax.reporting import run_page
 from anp_jax.reporting.run_page import run_tables
+from tests import launching
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -59,12 +58,6 @@ def _write(workdir, records, summary=None):
   page = (workdir / 'report' / 'index.html').read_text()
   rows = (re.findall('<t[hd]>(.*?)</t[hd]>', row) for row in re.findall('<tr>(.*?)</tr>', page))
   return text, page, {row[0]: row[1:] for row in rows}
-
-
-@pytest.fixture
-def no_figure(monkeypatch):
-  """For tests of the numbers alone: drawing takes seconds."""
-  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
 
 
 def _of_kind(records, kind):
@@ -183,8 +176,8 @@ def test_matplotlib_is_loaded_only_to_write():
     'print([m for m in ("matplotlib", "jax", "tensorflow", "torch") '
     'if m in sys.modules])'
   )
-  process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-  assert process.stdout == '[]\n'
+  done = launching.python('-c', code)
+  assert (done.returncode, done.stdout) == (0, '[]\n'), done.stderr
 
 
 def test_the_result_of_a_run_for_programs(tmp_path):

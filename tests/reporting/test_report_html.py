@@ -81,12 +81,6 @@ def quick_compiles():
   """Figures are drawn."""
 
 
-@pytest.fixture
-def no_figure(monkeypatch):
-  """For tests without curves: drawing takes seconds."""
-  monkeypatch.setattr(run_page.curves, 'plot', lambda *_: None)
-
-
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   place = tmp_path_factory.mktemp('runs') / 'a<b>&c'

@@ -16,11 +16,6 @@ from tests import builders, event_files
 _ERASE = '\r\x1b[2K'  # back to the start of the line, and erase it
 
 
-class _Terminal(io.StringIO):
-  def isatty(self):
-    return True
-
-
 def _telemetry(workdir, clock=None, stream=None, total_steps=1000, start_step=0, **options):
   line = progress.LiveLine(stream or io.StringIO(), clock or builders.Clock(100.0))
   length = step_rates.RunLength(total_steps, 32, 3200, start_step)
@@ -197,7 +192,7 @@ def test_a_plain_class_set_has_no_parts(tmp_path):
 def test_a_terminal_has_one_live_line_that_fits(tmp_path, monkeypatch, columns):
   monkeypatch.setenv('COLUMNS', str(columns))
   monkeypatch.setenv('TERM', 'xterm')
-  stream = _Terminal()
+  stream = builders.Terminal()
   t = _telemetry(tmp_path, stream=stream, peak_flops=1e10)
   t.set_flops(1e9)
   scores = {'loss': 3.4, 'anp_top1': 0.1, 'adjective_top1': 0.2}

@@ -1,10 +1,7 @@
 """Weights & Biases: the same numbers, within the workdir, never in the way."""
 
 import importlib.util
-import os
-import pathlib
 import struct
-import subprocess
 import sys
 import types
 
@@ -12,9 +9,9 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.reporting import weights_and_biases
+from tests import builders, launching
 
 _BLOCK = 2**15  # bytes, of LevelDB's log format
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # In a process of its own: the package leaves a service and settings behind.
 _CODE = """
@@ -36,14 +33,7 @@ for first in (0, 20):
 def _run(workdir, mode, **environment):
   home = workdir.parent / 'home'
   home.mkdir()
-  done = subprocess.run(
-    [sys.executable, '-c', _CODE, str(workdir), mode],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=180,
-    env={**os.environ, 'HOME': str(home), **environment},
-  )
+  done = launching.python('-c', _CODE, workdir, mode, timeout=180, HOME=str(home), **environment)
   assert done.returncode == 0, done.stderr
   assert not list(home.rglob('*'))
   return done
@@ -105,9 +95,8 @@ def test_a_missing_package_is_one_line(config, monkeypatch):
   config.log.wandb = 'offline'
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda n: None if n == 'wandb' else find(n))
-  with pytest.raises(config_lib.ConfigError, match='pip install wandb') as e:
-    weights_and_biases.check(config)
-  assert 'config.log.wandb' in str(e.value) and '\n' not in str(e.value)
+  words = 'pip install wandb', 'config.log.wandb'
+  builders.assert_refused(words, weights_and_biases.check, config)
   config.log.wandb = 'of'
   with pytest.raises(config_lib.ConfigError, match="'', offline, online"):
     config_lib.resolved(config)

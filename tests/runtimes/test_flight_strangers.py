@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyarrow import flight
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes import addresses, transport
 from anp_jax.runtimes.model_ring import messages
@@ -180,9 +179,8 @@ def tls_config(tmp_path):
   ],
 )
 def test_an_address_has_no_scheme(tls_config, address):
-  with pytest.raises(config_lib.ConfigError, match='HOST:PORT') as e:
-    transport.connect(tls_config, [address, 'session'], _SECRET)
-  assert '\n' not in str(e.value)
+  arguments = tls_config, [address, 'session'], _SECRET
+  builders.assert_refused(['HOST:PORT'], transport.connect, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,8 @@ def test_bad_models_are_refused(text, expected):
   ],
 )
 def test_bad_keys_are_refused(overrides, expected):
-  with pytest.raises(config_lib.ConfigError, match='expected') as e:
-    model_rings.config(**overrides)
-  assert str(e.value).startswith(expected)
+  text = builders.assert_refused(['expected'], model_rings.config, **overrides)
+  assert text.startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -361,12 +360,11 @@ def test_a_workdir_of_another_run_stays_as_it_is(tmp_path, stations, mode):
   other = model_rings.config()
   other.strategy.name = 'sync'
   (tmp_path / 'config.json').write_text(config_lib.to_json(other))
-  before = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+  before = builders.read_tree(tmp_path)
   line = builders.refusal(train.run, model_rings.config(), str(tmp_path), mode)
   expected = {
     'train': "config.strategy.name is 'model_ring', but the run in this workdir",
     'evaluate': 'has no checkpoint of a ring to evaluate',
   }[mode]
   assert expected in line and str(tmp_path) in line
-  after = {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
-  assert after == before
+  assert builders.read_tree(tmp_path) == before

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -19,12 +18,9 @@ from tests import builders, launching, splitting
 def _config(**overrides):
   return splitting.two_convolutions(
     **{
-      'data.source': 'synthetic',
-      'data.synthetic_classes': '12',
-      'data.synthetic_examples': '64',
+      **splitting.SYNTHETIC,
       'duration': '6 steps',
       'schedule.warmup': '1 steps',
-      'log.tensorboard': 'False',
       'strategy.offload_to': "('cpu:1',)",
       **overrides,
     }
@@ -140,10 +136,7 @@ _X64 = {'JAX_ENABLE_X64': '1'}
 
 
 def _await(ranks, words, times=1):
-  end = time.monotonic() + 180
-  while ranks.text(0).count(words) < times:
-    assert time.monotonic() < end, ranks.text(0)
-    time.sleep(0.05)
+  launching.wait_until(lambda: ranks.text().count(words) >= times, 180, ranks.text)
 
 
 @pytest.mark.multiprocess

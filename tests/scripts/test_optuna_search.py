@@ -61,8 +61,8 @@ class _PoorTrial(optuna.trial.FixedTrial):
 def test_a_pruned_trial_has_saved(tmp_path, monkeypatch):
   monkeypatch.chdir(launching.ROOT)
   trial = _PoorTrial({'rate': 0.01, 'decay': 1e-4}, number=3)
-  flags = ['--config=configs/resnet_anp.py:tiny', '--config.duration=5000 epochs']
-  flags += [f'--config.{k}={v}' for k, v in launching.TINY.items() if k != 'duration']
+  keys = launching.TINY | {'duration': '5000 epochs'}
+  flags = ['--config=configs/resnet_anp.py:tiny', *launching.typed(keys)]
   with pytest.raises(optuna.TrialPruned):
     optuna_search.objective(trial, str(tmp_path), [*flags, '--config.eval.every=1 epochs'])
   workdir = tmp_path / 'trial-003'

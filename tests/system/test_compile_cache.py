@@ -4,7 +4,6 @@ import ctypes
 import errno
 import os
 import pathlib
-import subprocess
 import sys
 
 import jax
@@ -15,8 +14,7 @@ import numpy as np
 import pytest
 
 from anp_jax.system import compile_cache
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import launching
 
 # What a process does that compiles: it prints whether the program was there.
 _PROGRAM = """
@@ -65,13 +63,10 @@ def restored():
 
 @pytest.mark.slow
 def test_second_process_hits(tmp_path):
-  environment = {**os.environ, 'PYTHONPATH': str(_ROOT), 'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}
   outputs = [
-    subprocess.run(
-      [sys.executable, '-c', _PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
-    for _ in range(2)
+    launching.python('-c', _PROGRAM, JAX_COMPILATION_CACHE_DIR=str(tmp_path)) for _ in range(2)
   ]
+  assert [done.returncode for done in outputs] == [0, 0]
   assert [done.stdout for done in outputs] == ['False\n', 'True\n']
   assert 'compilation cache' not in ''.join(done.stderr for done in outputs)
   assert list(tmp_path.glob('anp_jax/*/*-cache'))

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from anp_jax import train
-from tests import builders
+from tests import builders, launching
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _RECIPE = 'configs/resnet_anp.py:tiny'
@@ -214,9 +213,7 @@ def run(tmp_path_factory):
       builders.write_tree(
         folder / 'images' / split / ('red_car', 'blue_sky')[i % 2], {f'{i}.jpg': photo}
       )
-  with pytest.MonkeyPatch.context() as patch:
-    builders.use_devices(patch, 1)
-    train.run(builders.load(*_keys(folder)), f'{folder}/run')
+  builders.train_alone(builders.load(*_keys(folder)), folder / 'run')
   return folder
 
 
@@ -234,7 +231,7 @@ def _keys(folder):
 def _command(name, folder, tmp):
   checkpoint, images = f'--checkpoint={folder}/run', folder / 'images'
   recipe, keys = _keys(folder)
-  flags = [f'--config={recipe}', *(f'--config.{k}={v}' for k, v in keys.items())]
+  flags = [f'--config={recipe}', *launching.typed(keys)]
   return {
     # It is not over before it is interrupted.
     'train': ('main.py', *flags, '--config.duration=100000 steps', f'--workdir={tmp}/run'),

@@ -162,15 +162,16 @@ def _assert_equal(actual, expected, tolerance=TIGHT):
 
 
 @pytest.mark.parametrize(
-  'name, decay',
+  'name, decay, keys',
   [
-    *((name, 0.03) for name in optimizers.OPTIMIZERS),
+    *((name, 0.03, {}) for name in optimizers.OPTIMIZERS),
     # Without decay: of the gradient, of the weights, and in the trust ratio.
-    *((name, 0.0) for name in ('adam', 'adamw', 'lamb')),
+    *((name, 0.0, {}) for name in ('adam', 'adamw', 'lamb')),
+    ('rmsprop', 0.03, {'momentum': 0.0}),
   ],
 )
-def test_optimizer_is_its_recurrence(x64, config, name, decay):
-  config.optimizer.name, config.optimizer.weight_decay = name, decay
+def test_optimizer_is_its_recurrence(x64, config, name, decay, keys):
+  config.optimizer.update({'name': name, 'weight_decay': decay, **keys})
   actual = _run(config)
   assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float64')}
   expected = _reference(config)
@@ -182,12 +183,6 @@ def test_optimizer_is_its_recurrence(x64, config, name, decay):
   assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype('float32')}
   # 6e-8 a rounding, and 1 - beta2^s loses up to 20 times that.
   _assert_equal(actual, expected, 1e-5)
-
-
-def test_rmsprop_without_momentum(x64, config):
-  config.optimizer.name = 'rmsprop'
-  config.optimizer.momentum = 0.0
-  _assert_equal(_run(config), _reference(config))
 
 
 @pytest.mark.slow

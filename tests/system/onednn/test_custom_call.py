@@ -3,10 +3,6 @@
 import concurrent.futures
 import functools
 import hashlib
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 import types
 
@@ -20,13 +16,10 @@ from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import flops
 from anp_jax.system.onednn import c_api, custom_call, library, pieces, specs, thread_pool
+from tests import launching, onednn_here
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 P = jax.sharding.PartitionSpec
-needs_library = pytest.mark.skipif(
-  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
-)
-pytestmark = needs_library
+pytestmark = onednn_here.needed
 _SIDE, _CHANNELS = 10, 64  # enough to be cut into pieces
 
 
@@ -68,10 +61,6 @@ def _digest(tree):
   return hashlib.sha256(data).hexdigest()
 
 
-def _calls(program, *arguments):
-  return program.lower(*arguments).as_text().count('custom_call @anp_onednn')
-
-
 def _compare(got, want, tolerance=1e-5):
   """Arrays of two ways to compute: float32 sums of a few hundred terms."""
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -81,9 +70,9 @@ def _compare(got, want, tolerance=1e-5):
 
 def test_it_is_called_and_agrees_with_xla():
   arguments = _arguments()
-  assert _calls(_gradients, *arguments) == 8
+  assert onednn_here.calls(_gradients, *arguments) == 8
   by_xla = jax.jit(jax.value_and_grad(functools.partial(_loss, platform='cpu'), (0, 1, 2)))
-  assert _calls(by_xla, *arguments) == 0
+  assert onednn_here.calls(by_xla, *arguments) == 0
   _compare(_gradients(*arguments), by_xla(*arguments))
 
 
@@ -111,23 +100,16 @@ print(result, len(hits), len(misses))
 
 def _in_process(folder, **variables):
   """The digest of the gradients in another process, and hits and misses."""
-  reply = subprocess.run(
-    [sys.executable, '-c', _PROGRAM],
-    cwd=_ROOT,
-    check=False,
-    capture_output=True,
-    text=True,
-    env={
-      **os.environ,
-      'PYTHONPATH': str(_ROOT),
-      'JAX_COMPILATION_CACHE_DIR': str(folder),
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
-      **variables,
-    },
+  done = launching.python(
+    '-c',
+    _PROGRAM,
+    JAX_COMPILATION_CACHE_DIR=str(folder),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+    JAX_DISABLE_MOST_OPTIMIZATIONS='true',
+    **variables,
   )
-  assert reply.returncode == 0, reply.stderr
-  digest, hits, misses = reply.stdout.split()
+  assert done.returncode == 0, done.stderr
+  digest, hits, misses = done.stdout.split()
   return digest, int(hits), int(misses)
 
 
@@ -184,7 +166,7 @@ def test_checkpoint_computes_once_more_and_the_same():
   again = jax.jit(jax.value_and_grad(jax.checkpoint(_loss), (0, 1, 2)))
   # The first convolution, and the norm; not the last, whose value no gradient
   # needs.
-  assert _calls(again, *arguments) == 10
+  assert onednn_here.calls(again, *arguments) == 10
   _compare(again(*arguments), _gradients(*arguments), 1e-6)
 
 
@@ -248,7 +230,7 @@ def test_its_operations_are_counted(shape, kernel, stride, padding, groups):
 
   # Three times what the forward pass has; JAX's own program says how much.
   forward = flops.count_call(by_jax, *arrays)
-  assert _calls(jax.jit(ours), *arrays) == 1
+  assert onednn_here.calls(jax.jit(ours), *arrays) == 1
   assert flops.count_call(ours, *arrays) == forward
   assert count(ours) == 3 * forward > 0
 

@@ -5,7 +5,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import pathlib
 import platform
 import subprocess
 import sys
@@ -17,12 +16,8 @@ import pytest
 from anp_jax import config as config_lib, models
 from anp_jax.reporting import summary
 from anp_jax.system.onednn import c_api, library, self_test
-from tests import builders
+from tests import builders, launching, onednn_here
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
-needs_library = pytest.mark.skipif(
-  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
-)
 # What a process says of the library that it finds.
 _SAY = (
   'import os\n'
@@ -50,22 +45,9 @@ def _forget():
 
 def _in_process(tmp_path, code=_SAY, **variables):
   """The lines that a Python process prints with these variables."""
-  environment = {
-    **os.environ,
-    'PYTHONPATH': str(_ROOT),
-    'XDG_CACHE_HOME': str(tmp_path / 'cache'),
-    **variables,
-  }
-  reply = subprocess.run(
-    [sys.executable, '-c', code],
-    env=environment,
-    cwd=tmp_path,
-    check=False,
-    capture_output=True,
-    text=True,
-  )
-  assert reply.returncode == 0, reply.stderr
-  return reply.stdout.splitlines()
+  done = launching.python('-c', code, XDG_CACHE_HOME=str(tmp_path / 'cache'), **variables)
+  assert done.returncode == 0, done.stderr
+  return done.stdout.splitlines()
 
 
 def _is_refused(reason):
@@ -162,7 +144,7 @@ def test_what_is_no_library_is_refused(fresh, monkeypatch):
     ((3, 0, 9), 'is oneDNN 3.0.9, expected 3.1 or newer'),
   ],
 )
-@needs_library
+@onednn_here.needed
 def test_another_version_is_refused(fresh, monkeypatch, version, reason):
   monkeypatch.setattr(c_api.Api, '_read_version', lambda _: version)
   _is_refused(reason)
@@ -181,7 +163,7 @@ def _isa(monkeypatch, name):
     ('AVX10_1_512', ('float32', 'bfloat16')),
   ],
 )
-@needs_library
+@onednn_here.needed
 def test_the_instruction_set_decides_the_dtypes(fresh, monkeypatch, name, dtypes):
   _isa(monkeypatch, name)
   monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
@@ -189,7 +171,7 @@ def test_the_instruction_set_decides_the_dtypes(fresh, monkeypatch, name, dtypes
   assert name in library.find().describe()
 
 
-@needs_library
+@onednn_here.needed
 def test_a_cpu_without_avx512_falls_back_with_a_line(tmp_path):
   """In a process: oneDNN reads the variable once."""
   what, reason, _ = _in_process(tmp_path, ONEDNN_MAX_CPU_ISA='AVX2')
@@ -197,7 +179,7 @@ def test_a_cpu_without_avx512_falls_back_with_a_line(tmp_path):
   assert reason == 'oneDNN uses AVX2 here, and is faster than XLA from AVX-512 on'
 
 
-@needs_library
+@onednn_here.needed
 def test_the_self_test_runs_once_for_all_processes(tmp_path):
   # Of a real one: what it left is what the second process reads.
   first = _in_process(tmp_path)
@@ -240,7 +222,7 @@ def runs(fresh, monkeypatch):
     ('exit(3)', 'exit code 3'),
   ],
 )
-@needs_library
+@onednn_here.needed
 def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
   runs.append(program)
   for _ in range(2):
@@ -267,7 +249,7 @@ def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
     'import time; time.sleep(60)',
   ],
 )
-@needs_library
+@onednn_here.needed
 def test_what_is_not_the_librarys_fault_is_not_remembered(runs, monkeypatch, program):
   """A job that is stopped, memory that runs out, a busy machine."""
   monkeypatch.setattr(library, '_SELF_TEST_SECONDS', 0.5)
@@ -279,7 +261,7 @@ def test_what_is_not_the_librarys_fault_is_not_remembered(runs, monkeypatch, pro
   assert library.find() is not None
 
 
-@needs_library
+@onednn_here.needed
 def test_a_cache_that_cannot_be_written_is_none(runs, monkeypatch, tmp_path):
   runs.append('pass')
   file = tmp_path / 'file'
@@ -288,19 +270,19 @@ def test_a_cache_that_cannot_be_written_is_none(runs, monkeypatch, tmp_path):
   assert library.find() is not None
 
 
-@needs_library
+@onednn_here.needed
 def test_the_self_test_imports_the_code_that_starts_it(runs, monkeypatch):
   """Where the package is neither installed nor in the folder of the call."""
   for before in ('', '/elsewhere'):
     monkeypatch.setenv('PYTHONPATH', before)
     runs[:] = ['import sys; print(sys.path[1:3]); exit(3)']
     _forget()
-    folders = [str(_ROOT), before] if before else [str(_ROOT)]
+    folders = [str(launching.ROOT), before] if before else [str(launching.ROOT)]
     _is_refused(f'self-test: {str(folders)[:-1]}')
     os.remove(library.missing_reason().rpartition('(')[2].rstrip(')'))
 
 
-@needs_library
+@onednn_here.needed
 def test_the_self_test_sees_a_wrong_result(monkeypatch, capsys):
   path = library.find().path
   assert self_test.main([path]) == 0
@@ -326,7 +308,7 @@ def _log_line(config, platform_name='cpu'):
   return summary._computing(config, types.SimpleNamespace(devices=devices))
 
 
-@needs_library
+@onednn_here.needed
 def test_a_runs_log_names_the_library(config, fresh, monkeypatch):
   monkeypatch.setattr(library, '_run_self_test', lambda _: ('', True))
   opened = library.find()
@@ -357,7 +339,7 @@ def test_a_config_that_asks_for_it_is_refused_without(fresh, monkeypatch):
     assert models.target(builders.config(), 'cpu') == 'cpu'
 
 
-@needs_library
+@onednn_here.needed
 def test_the_platform_of_layers_is_the_configs_choice():
   for choice, want in (('auto', 'cpu_onednn'), ('onednn', 'cpu_onednn'), ('xla', 'cpu')):
     config = builders.config({'model.cpu_library': choice})
@@ -365,7 +347,7 @@ def test_the_platform_of_layers_is_the_configs_choice():
     assert models.target(config, 'tpu') == 'tpu'
 
 
-@needs_library
+@onednn_here.needed
 def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
   monkeypatch.setattr(library.find(), 'threads', 7)
   monkeypatch.setattr(models.cores, 'count', lambda: 6)
@@ -380,7 +362,7 @@ def test_devices_share_the_cores_and_invariant_takes_one_thread(monkeypatch):
     assert library.find().threads == threads, (name, devices)
 
 
-@needs_library
+@onednn_here.needed
 @pytest.mark.parametrize(
   'variable, value, threads',
   [('OMP_THREAD_LIMIT', '1', 1), ('OMP_MAX_ACTIVE_LEVELS', '0', 1), ('OMP_DYNAMIC', 'true', 2)],
@@ -392,11 +374,9 @@ def test_results_are_right_whatever_openmp_is_told(variable, value, threads):
     'opened = library.find(); opened.threads = 2\n'
     'print(opened.threads, self_test.main([opened.path]))'
   )
-  environment = {**os.environ, variable: value}
-  text = subprocess.check_output(
-    [sys.executable, '-c', code], env=environment, cwd=_ROOT, text=True
-  )
-  assert text.split() == [str(threads), '0']
+  done = launching.python('-c', code, **{variable: value})
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split() == [str(threads), '0']
 
 
 @pytest.mark.parametrize('variable', ['OMP_PROC_BIND', 'OMP_PLACES'])

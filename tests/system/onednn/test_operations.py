@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from anp_jax.system.onednn import c_api, library, onednn_convolution, operations, pieces, specs
+from tests import onednn_here
 
-needs_library = pytest.mark.skipif(
-  library.find() is None, reason=f'no oneDNN: {library.missing_reason()}'
-)
 _FORWARD = specs.ConvolutionSpec(
   'forward', 'float32', (2, 9, 8, 16), (3, 3, 16, 24), (2, 9, 8, 24), 1, (1, 1, 1, 1)
 )
@@ -64,7 +62,7 @@ def test_a_name_is_read_and_not_run():
       specs.parse(text)
 
 
-@needs_library
+@onednn_here.needed
 def test_an_operation_is_made_once(api):
   first = operations.create(api, specs.name(_FORWARD), 2)
   assert operations.create(api, specs.name(_FORWARD), 2) is first
@@ -73,7 +71,7 @@ def test_an_operation_is_made_once(api):
   assert operations.create(api, specs.name(_FORWARD), 1) is not first
 
 
-@needs_library
+@onednn_here.needed
 def test_scratch_memory_grows_and_lies_on_pages(api, monkeypatch):
   memory = pieces.Scratch(api)
   for size in (0, 1, 5000, 100, 2_000_000):
@@ -91,7 +89,7 @@ def _fail(size):
   raise MemoryError(size)
 
 
-@needs_library
+@onednn_here.needed
 @pytest.mark.parametrize('direction', _DIRECTIONS)
 def test_what_scratch_memory_held_does_not_matter(api, direction, monkeypatch):
   spec = _FORWARD._replace(direction=direction)
@@ -111,7 +109,7 @@ def test_what_scratch_memory_held_does_not_matter(api, direction, monkeypatch):
     np.testing.assert_array_equal(_run(operation, arrays), want)
 
 
-@needs_library
+@onednn_here.needed
 @pytest.mark.parametrize('direction', _DIRECTIONS)
 def test_an_operation_writes_only_its_result(api, direction):
   spec = _FORWARD._replace(direction=direction)
@@ -128,7 +126,7 @@ def test_an_operation_writes_only_its_result(api, direction):
   np.testing.assert_array_equal(buffers[2][-edge:], 7)
 
 
-@needs_library
+@onednn_here.needed
 def test_an_array_that_is_awaited_is_not_read(api):
   spec = _FORWARD._replace(direction='backward_weights')
   x, dy, dkernel = _arrays(spec)
@@ -140,7 +138,7 @@ def test_an_array_that_is_awaited_is_not_read(api):
   np.testing.assert_array_equal(result, want)
 
 
-@needs_library
+@onednn_here.needed
 def test_groups_of_a_norm_are_their_own(api):
   groups, rows, channels = _NORM.shape
   x = _random(0, _NORM.shape) * [[[1]], [[10]], [[100]]] + [[[0]], [[5]], [[9]]]
@@ -197,7 +195,7 @@ def _wide_reference(spec, arrays):
   )
 
 
-@needs_library
+@onednn_here.needed
 @pytest.mark.parametrize('direction', _DIRECTIONS)
 @pytest.mark.parametrize(
   ('size', 'channels', 'features'), [(3, 64, 64), (1, 512, 256), (3, 48, 72)]
@@ -220,7 +218,7 @@ def test_pieces_make_the_whole(api, direction, size, channels, features, threads
       assert max(counts) == threads and operation.threads == 1
 
 
-@needs_library
+@onednn_here.needed
 def test_a_large_kernel_is_copied_and_summed_by_slices(api):
   """Each slice of either kernel has a place of its own."""
   spec = _cut('forward', 'float32', 3, 128, 256)
@@ -248,7 +246,7 @@ def test_a_large_kernel_is_copied_and_summed_by_slices(api):
   assert np.abs(result - want).max() / np.abs(want).max() < 4.1e-3
 
 
-@needs_library
+@onednn_here.needed
 @pytest.mark.parametrize(
   ('images', 'threads', 'parts'),
   [(8, 2, (2, 1)), (9, 2, (3, 1)), (7, 2, (1, 2)), (8, 1, (1, 1)), (36, 16, (18, 1))],
@@ -258,7 +256,7 @@ def test_a_batch_is_cut_into_equal_parts_or_not_at_all(images, threads, parts):
   assert pieces.count_parts(images, threads, 1e5) == (1, 1)
 
 
-@needs_library
+@onednn_here.needed
 @pytest.mark.parametrize(
   'change', [{'result': (2, 9, 9, 24)}, {'groups': 5}, {'image': (2, 9, 8, 15)}, {'stride': 0}]
 )
@@ -267,7 +265,7 @@ def test_shapes_that_do_not_fit_are_an_error(api, change):
     onednn_convolution.Convolution(api, _FORWARD._replace(**change), 2)
 
 
-@needs_library
+@onednn_here.needed
 def test_the_slow_reference_is_an_error(api, monkeypatch):
   monkeypatch.setattr(c_api.Api, 'implementation', lambda *_: 'ref:any')
   for make, spec in ((onednn_convolution.Convolution, _FORWARD), (operations.BatchNorm, _NORM)):
@@ -275,7 +273,7 @@ def test_the_slow_reference_is_an_error(api, monkeypatch):
       make(api, spec, 2)
 
 
-@needs_library
+@onednn_here.needed
 def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
   operation, arrays = (onednn_convolution.Convolution(api, _FORWARD, 2), _arrays(_FORWARD))
   primitive = operation.phases[-1][0].primitive
@@ -284,7 +282,7 @@ def test_a_fault_of_a_run_is_an_error(api, monkeypatch):
     _run(operation, arrays)
 
 
-@needs_library
+@onednn_here.needed
 def test_a_number_of_threads_that_another_library_set_is_noticed(api):
   """OpenMP keeps one number for a thread, whoever sets it."""
   for count in (2, 3):
@@ -294,7 +292,7 @@ def test_a_number_of_threads_that_another_library_set_is_noticed(api):
     assert api.functions.omp_get_max_threads() == count
 
 
-@needs_library
+@onednn_here.needed
 def test_no_more_pieces_at_once_than_threads(api):
   norms = [operations.BatchNorm(api, _NORM, n) for n in (1, 3, 2)]
   assert [(n.at_once, n.threads) for n in norms] == [(1, 1), (3, 1), (1, 2)]

@@ -77,8 +77,7 @@ def _compiled(network, strategy, target, dtype='float32', model=1, **more):
     overrides['batch_size'] = 32 * TARGETS[target]
   spec = 'configs/resnet_anp.py:tiny'
   overrides = command_line.applying(spec, {key: str(value) for key, value in overrides.items()})
-  keys = [f'--config.{key}={value}' for key, value in overrides.items()]
-  flags = [f'--target={target}', f'--config={spec}', *keys]
+  flags = [f'--target={target}', f'--config={spec}', *launching.typed(overrides)]
   done = launching.python('-m', 'anp_jax.tools.portability', *flags, timeout=None)
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout.splitlines()[-1])['targets'][target]

@@ -1,6 +1,5 @@
 """Tests of the study: grid, resuming, arithmetic, tables, figures."""
 
-import csv
 import json
 import os
 import pathlib
@@ -166,8 +165,7 @@ def test_a_failed_run_is_shown_and_tried_again(pretend, capsys):
   line = 'failed: sync-1x1-seed0: out of luck'
   assert line in capsys.readouterr().out
   assert line in (folder / 'study.md').read_text()
-  with open(folder / 'cells.csv') as f:
-    bad, good = csv.DictReader(f)
+  bad, good = builders.rows(folder / 'cells.csv')
   assert (bad['state'], bad['error']) == ('failed', 'out of luck')
   assert bad['images_per_second'] == '' and good['state'] == 'finished'
   (pretend / 'failing').write_text('')
@@ -194,8 +192,7 @@ def test_a_cell_whose_config_is_refused_is_left_out(pretend, capsys, monkeypatch
   assert page.count('left out: ') == 1
   line = 'left out: sync-2x1-seed0: config.sharding: not with this'
   assert line in page and line in capsys.readouterr().out
-  with open(pretend / 'study' / 'cells.csv') as f:
-    states = [row['state'] for row in csv.DictReader(f)]
+  states = [row['state'] for row in builders.rows(pretend / 'study' / 'cells.csv')]
   assert states == ['finished', 'left out'] * 2
 
 
@@ -382,12 +379,10 @@ def test_without_slurm_or_its_scripts_one_line_says_so(tmp_path, capsys, monkeyp
 def test_the_command_on_two_processes(tmp_path, capsys, monkeypatch):
   for name, value in launching.QUICK.items():
     monkeypatch.setenv(name, value)
-  more = ('--nodes=2', '--target_accuracy=0.01')
-  more += tuple(f'--config.{k}={v}' for k, v in launching.TINY.items())
+  more = '--nodes=2', '--target_accuracy=0.01', *launching.typed(launching.TINY)
   command = _command(tmp_path, *more)
   assert study_main.main(command) == 0, capsys.readouterr()
-  with open(tmp_path / 'cells.csv') as f:
-    (row,) = csv.DictReader(f)
+  (row,) = builders.rows(tmp_path / 'cells.csv')
   assert row['nodes'] == '2' and 0 <= float(row['accuracy']) <= 1
   log = (tmp_path / 'runs/sync-2x1-seed0/study.log').read_text()
   assert re.search(r'^\[1 ', log, re.M) and '2 x cpu' in log
@@ -403,12 +398,10 @@ def test_the_command_on_two_processes(tmp_path, capsys, monkeypatch):
 def test_the_command_on_a_cluster(tmp_path):
   """Jobs of one and two nodes, and one that cannot be."""
   # In groups of 4 images.
-  more = ('--nodes=1,2', '--slurm=--time=10', '--config.batch_size=20')
-  more += tuple(f'--config.{k}={v}' for k, v in launching.TINY.items())
+  more = '--nodes=1,2', '--slurm=--time=10', *launching.typed(launching.TINY | {'batch_size': 20})
   with slurm_cluster.open_cluster():
     assert study_main.main(_command(tmp_path, *more)) == 0
-  with open(tmp_path / 'cells.csv') as f:
-    row_one, row_two = csv.DictReader(f)
+  row_one, row_two = builders.rows(tmp_path / 'cells.csv')
   assert row_two['state'] == 'left out'
   assert row_one['state'] == 'finished' and float(row_one['images_per_second']) > 0
   assert 'norm_group=4: a device computes 10 images' in row_two['error']

@@ -1,6 +1,5 @@
 """Tests of study: workers that one process simulates."""
 
-import csv
 import dataclasses
 import json
 import sys
@@ -20,7 +19,7 @@ from anp_jax.tools.study import (
   study_results,
   study_runner,
 )
-from tests import launching, study_runs
+from tests import builders, launching, study_runs
 
 
 def _study(folder='folder', **typed):
@@ -197,8 +196,7 @@ def test_the_page_says_that_workers_are_simulated(tmp_path):
   assert 'Simulated workers, step_seconds=0.5: one process' in text
   assert 'images/s' not in text and 'All nodes are processes' not in text
   assert not (tmp_path / 'speed.png').exists()
-  with open(tmp_path / 'cells.csv') as f:
-    rows = list(csv.DictReader(f))
+  rows = builders.rows(tmp_path / 'cells.csv')
   assert [row['seconds'] for row in rows] == ['7200.0', '7200.0', '']
   assert rows[1]['max_staleness'] == '2' and rows[1]['simulated'] == 'True'
 
@@ -207,11 +205,10 @@ def test_the_page_says_that_workers_are_simulated(tmp_path):
 def test_the_command_simulates_workers(tmp_path):
   """Two workers take turns: all gradients but the first are one update old."""
   flags = ['--strategies=parameter_server', '--simulate=step_seconds=2', '--workers=2']
-  flags += [f'--config.{k}={v}' for k, v in launching.TINY.items()]
+  flags += launching.typed(launching.TINY)
   command = ['strategies', '--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}']
   assert study_main.main([*command, *flags]) == 0
-  with open(tmp_path / 'cells.csv') as f:
-    (pair,) = csv.DictReader(f)
+  (pair,) = builders.rows(tmp_path / 'cells.csv')
   assert pair['max_staleness'] == '1'
   # So many updates, two of them every 2 s.
   folder = tmp_path / 'runs' / 'parameter_server-simulated-2x1-seed0'
