@@ -31,6 +31,7 @@ def _refused(text, environment=None, *flags):
 )
 def test_nobody_tells(environment):
   assert _detect(environment) == cluster_env.ALONE
+  assert (cluster_env.ALONE.count, cluster_env.ALONE.index) == (1, 0)
 
 
 @pytest.mark.parametrize('variables', [{}, _STEP, _MPI, _TPU, {**_STEP, **_MPI}])
