@@ -16,7 +16,7 @@ from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.system import files, mirror
 
-CONFIG_FILE = 'config.json'
+CONFIG_FILE = saved_run.FILE
 LABELS_FILE = 'labels.json'
 SIZES_FILE = 'class_sizes.json'
 WEIGHTS_FILE = 'weights.txt'

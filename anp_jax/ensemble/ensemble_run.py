@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import run_dir
 from anp_jax.cluster import preemption
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import members as members_lib, strategy as strategy_lib
 from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.ensemble import device_examples, lane as lane_lib, member as member_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -96,7 +96,7 @@ class Ensemble:
     devices = devices[: len(configs)]
     opened = experiment.open(first, devices[:1])
     device_examples.check(opened.config, opened.source.kind)
-    if first.data.imbalance != 1 and len({config.seed for config in configs.values()}) > 1:
+    if len({members_lib.program_key(config) for config in configs.values()}) > 1:
       raise config_lib.ConfigError(
         f'config.data.imbalance={first.data.imbalance!r}: expected 1 where config.ensemble.seeds '
         'is set: each seed keeps other examples'

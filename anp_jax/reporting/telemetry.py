@@ -29,7 +29,8 @@ def read(workdir: str) -> list[dict]:
 
 def result(workdir: str) -> dict:
   """Returns the result of a run that has ended; {} before its end."""
-  return next(iter(_of_kind(metric_lines.read(workdir)[-1:], metric_lines.RESULT)), {})
+  last = metric_lines.read(workdir)[-1:]
+  return next((line for line in last if line['kind'] == metric_lines.RESULT), {})
 
 
 def write_result(workdir: str, values: dict) -> None:
@@ -48,13 +49,13 @@ def write_result(workdir: str, values: dict) -> None:
 
 def of_kind(workdir: str, kind: str) -> list[dict]:
   """Returns the lines of one kind of a run, in order, such as `metric_lines.CHANGE`."""
-  return _of_kind(metric_lines.read(workdir), kind)
+  return [line for line in metric_lines.read(workdir) if line['kind'] == kind]
 
 
 def durations(workdir: str) -> dict[str, float]:
   """Returns the seconds between a run's steps by activity: 'start', 'compiling', ..."""
   seconds: dict[str, float] = {}
-  for record in _of_kind(metric_lines.read(workdir), metric_lines.TIME):
+  for record in of_kind(workdir, metric_lines.TIME):
     seconds[record['what']] = seconds.get(record['what'], 0.0) + record['seconds']
   return seconds
 
@@ -314,10 +315,6 @@ class Telemetry:
     if self._line.is_live:
       fields = {'activity': self._activity} if self._activity else {}
       self._line.show(_fitted(fields | self._fields, self._line.width))
-
-
-def _of_kind(lines, kind):
-  return [line for line in lines if line['kind'] == kind]
 
 
 def _fitted(fields, width):

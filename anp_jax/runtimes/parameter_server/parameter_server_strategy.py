@@ -107,7 +107,7 @@ class ParameterServer(sync.Sync):
       (
         config['strategy.dedicated'] and not config['batch_size'],
         'batch_size',
-        "a number of images where strategy.dedicated is True: a server's devices are no worker's",
+        "a number of images where strategy.dedicated is True: servers do not see workers' devices",
       ),
       (
         looks_ahead and mode != 'async',

@@ -122,7 +122,7 @@ def test_a_recorded_number_stands_where_nothing_is_measured(tmp_path):
   row = published.Comparison('b', measured={'curve': 'a', 'at': 3})
   failing = dataclasses.replace(_one_curve(), commands={'one': 'python -c 1/0'})
   numbers = results.Numbers(failing, lab_lib.Lab(str(tmp_path)))
-  assert numbers.row(row).why_not == 'its command has given no such number'
+  assert numbers.row(row).why_not == 'its command gave no such number'
 
 
 def test_a_measurement_is_made_once(tmp_path):

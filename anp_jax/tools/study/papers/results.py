@@ -53,7 +53,7 @@ class Numbers:
     predicted, based_on = self._value(comparison.predicted)
     reason = ''
     if measured is None and comparison.measured is not None:
-      reason = 'its command has given no such number'
+      reason = 'its command gave no such number'
       if self._lab.predict_only:
         reason = 'not run, because of --predict_only'
     return dataclasses.replace(
