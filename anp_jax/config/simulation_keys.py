@@ -18,6 +18,12 @@ KEYS = {
     )
     for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
   },
+  'simulate.outage_chance': keys.share(
+    0, "chance that a worker's outage falls into a pass", **_SIMULATED
+  ),
+  'simulate.outage_seconds': keys.number(
+    60, 'seconds that an outage adds to its pass', above=0, **_SIMULATED
+  ),
 }
 
 

@@ -184,7 +184,8 @@ def pass_seconds(
 
   They are a pure function of the seed, the step and the rows, times the factor of
   the process. The draw is lognormal with mean 1: computing times are above 0 and
-  have a longer tail above their mean than below.
+  have a longer tail above their mean than below. Outages of config.strategy.simulate
+  add to them.
 
   Args:
     settings: config.emulate, or config.strategy.simulate.
@@ -193,9 +194,8 @@ def pass_seconds(
     process: index of the computing process; None: this one.
   """
   process = _process.index if process is None else process
-  (mean,) = _mean_seconds(settings, images, [process])
-  (draw,) = _draws(settings.spread, words, 1)
-  return mean * draw
+  (seconds,) = _seconds(settings, images, words, [process])
+  return seconds
 
 
 def worker_seconds(
@@ -214,14 +214,19 @@ def worker_seconds(
   Returns:
     (workers,) float64.
   """
-  means = _mean_seconds(settings, images, range(workers))
-  return np.multiply(means, _draws(settings.spread, words, workers))
+  return np.array(_seconds(settings, images, words, range(workers)))
 
 
-def _mean_seconds(settings, images, processes):
-  seconds = float(settings.step_seconds + settings.image_seconds * images)
-  slow = dict(settings.slow)
-  return [seconds * slow.get(process, 1.0) for process in processes]
+def _seconds(settings, images, words, processes):
+  """Seconds of a pass by process, each with its draws."""
+  mean, slow = float(settings.step_seconds + settings.image_seconds * images), dict(settings.slow)
+  draws = _draws(settings.spread, words, len(processes))
+  seconds = [mean * slow.get(p, 1.0) * draw for p, draw in zip(processes, draws)]
+  if not settings.get('outage_chance'):
+    return seconds
+  # Draws of their own, so that an outage changes no other time.
+  chances = np.random.default_rng(np.asarray([*words, 1])).random(len(seconds))
+  return np.where(chances < settings.outage_chance, settings.outage_seconds, 0.0) + seconds
 
 
 def _draws(spread, words, count):
@@ -246,6 +251,9 @@ def describe_pass(settings: ml_collections.ConfigDict, who: str) -> list[str]:
     parts.append(f'{settings.image_seconds:g} s per image')
   if settings.spread:
     parts.append(f'spread {100 * settings.spread:g} %')
+  if settings.get('outage_chance'):
+    chance = 100 * settings.outage_chance
+    parts.append(f'{settings.outage_seconds:g} s more in {chance:g} % of passes')
   return parts + [f'{who} {i} x {factor:g}' for i, factor in settings.slow]
 
 

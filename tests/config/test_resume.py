@@ -64,7 +64,7 @@ _OF_STRATEGIES = """
   servers dedicated mode parts backup_workers look_ahead in_flight
   bind tls_certificate tls_key shares split_layers plan offload_to
   models simulate.step_seconds simulate.image_seconds simulate.spread simulate.slow
-  simulate.pull_seconds simulate.push_seconds
+  simulate.outage_chance simulate.outage_seconds simulate.pull_seconds simulate.push_seconds
 """.split()
 # Other keys choose what applies with them; see the tests below.
 _CHOOSING = {'strategy.name'} | {

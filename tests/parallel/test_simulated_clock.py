@@ -72,6 +72,22 @@ def test_groups_wait_for_each_other_in_exchanges_only():
   assert _seconds(3, **keys) == [3.25, 6.5, 9.75]
 
 
+@pytest.mark.parametrize('workers', [1, 2, 4])
+def test_a_step_waits_for_the_outage_of_any_worker(workers):
+  """Which delays it by its seconds, and changes no other time."""
+  keys = {**_TIMES, 'simulate__workers': workers, 'simulate__spread': 0.25}
+  outages = {'simulate__outage_chance': 0.1, 'simulate__outage_seconds': 512.0}
+  steps = [np.diff(_seconds(2000, **keys, **more)) for more in ({}, outages)]
+  late = steps[1] > 512
+  # A slow worker's outage delays its own pass, which may be shorter than the longest.
+  np.testing.assert_allclose(steps[1][~late], steps[0][~late], rtol=0, atol=1e-9)
+  assert (steps[1][late] <= steps[0][late] + 512 + 1e-9).all()
+  if workers == 1:
+    np.testing.assert_allclose(steps[1][late], steps[0][late] + 512, rtol=0, atol=1e-9)
+  # Four standard errors of 2,000 draws are at most 0.045.
+  assert abs(late.mean() - (1 - 0.9**workers)) < 0.045
+
+
 def _passes(step, workers, spread):
   """Lognormal times with mean 1, drawn from the seed and the step."""
   variance = math.log(1 + spread**2)

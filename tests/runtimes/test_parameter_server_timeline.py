@@ -90,6 +90,18 @@ def test_a_synchronous_update_waits_for_the_slowest():
   assert set(_staleness(updates)) == {0}
 
 
+def test_nobody_waits_for_an_outage_of_another():
+  """An update a second of each worker, but for those away; a synchronous one waits."""
+  keys = {'simulate.outage_chance': 0.02, 'simulate.outage_seconds': 50.0}
+  seconds = _seconds(_updates(8, 4000, **keys))
+  # A pass takes 1 + 0.02 x 50 = 2 s on average. Standard error of 500 passes of a
+  # worker: sqrt(0.02 x 0.98 / 500) x 50 = 0.31 s, of all eight 0.11.
+  assert abs(seconds[-1] / 500 - 2) < 0.45
+  together = _seconds(_updates(8, 1000, mode='synchronous', **keys))
+  # One of eight is away in 1 - 0.98^8 = 0.149 of the updates; standard error 0.0113.
+  assert abs(together[-1] / 1000 - (1 + 0.149 * 50)) < 4 * 0.0113 * 50
+
+
 def test_two_gradients_in_flight_share_a_device():
   keys = {'simulate.pull_seconds': 1.0, 'simulate.push_seconds': 1.0}
   updates = _updates(1, 6, in_flight=2, **keys)
