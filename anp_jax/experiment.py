@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
 from anp_jax.checkpoint.weights import initial
+from anp_jax.config import saved_run
 from anp_jax.data import sources
 from anp_jax.data.input import feed, stream
 from anp_jax.data.sources import agreement, balance, label_mapping
@@ -148,7 +149,7 @@ def open_evaluation(config: ConfigDict, workdir: str, processes: Any) -> Experim
   config = run_dir.with_sizes(config, workdir, mesh_lib.batch_devices(mesh))
   source = sources.open_source(config, training=False)
   agreement.check(processes, evaluation=source)
-  vocabulary = run_dir.labels(workdir) if run_dir.has_checkpoints(workdir) else None
+  vocabulary = run_dir.labels(workdir) if saved_run.has_checkpoints(workdir) else None
   vocabulary = vocabulary or initial.vocabulary(config, source.vocabulary)
   objective = objective_lib.create(vocabulary, config)
   spec = run_spec.RunSpec(config, mesh, objective, config.batch_size, 1)

@@ -10,7 +10,7 @@ import jax
 
 from anp_jax import experiment, recorder as recorder_lib
 from anp_jax.checkpoint import manager
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import saved_run, strategy as strategy_lib
 from anp_jax.data.input import feed, stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import delayed_metrics
@@ -219,7 +219,7 @@ class Run:
   def _calibrate(self, invocation, opened):
     """The training and log lines after a calibration, where the strategy has one."""
     folder = os.path.join(invocation.workdir, manager.NEWEST)
-    saved = self._processes.gather(manager.saved_steps(folder))[0]
+    saved = self._processes.gather(saved_run.saved_steps(folder))[0]
     is_training = opened.spec.total_steps > max(saved, default=0)
     calibrated, lines = calibration.calibrated(opened, invocation, is_training)
     self._timer.end_phase('plan')

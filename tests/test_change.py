@@ -12,6 +12,7 @@ import pytest
 
 from anp_jax import cluster, config as config_lib, run as run_lib, train
 from anp_jax.checkpoint import run_dir
+from anp_jax.config import saved_run
 from anp_jax.reporting import metric_lines, telemetry
 from tests import builders, launching, serving
 
@@ -172,7 +173,7 @@ class _Rank:
 
 def test_each_process_takes_back_what_is_refused(tmp_path, before, monkeypatch):
   """The one that refuses it may end the others before they can."""
-  saved = run_dir.saved_config(str(tmp_path))
+  saved = saved_run.read(str(tmp_path))
   written = []
   monkeypatch.setattr(run_dir, '_write_config', lambda _, values: written.append(values))
   with pytest.raises(config_lib.ConfigError, match='no data here'):
@@ -187,8 +188,8 @@ def test_a_process_that_comes_back_waits_for_no_other(tmp_path, before):
   with run_dir.change(str(tmp_path), _changed(before), _KEYS, first):
     pass
   assert first.gathered == ['read', 'written']
-  after = config_lib.changed(run_dir.saved_config(str(tmp_path)), _changed(before), _KEYS)
-  (tmp_path / run_dir.CONFIG_FILE).write_text(json.dumps(after))
+  after = config_lib.changed(saved_run.read(str(tmp_path)), _changed(before), _KEYS)
+  (tmp_path / saved_run.FILE).write_text(json.dumps(after))
   with run_dir.change(str(tmp_path), _changed(before), _KEYS, late):
     pass
   assert late.gathered == []

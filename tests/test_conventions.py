@@ -38,7 +38,7 @@ _LAYERS = (
 # a commit that says why may raise one.
 _BUDGET = {
   'anp_jax': 790,
-  'anp_jax/checkpoint': 2_400,
+  'anp_jax/checkpoint': 2_390,
   'anp_jax/cluster': 2_960,
   'anp_jax/config': 2_240,
   'anp_jax/costs': 470,
@@ -49,12 +49,12 @@ _BUDGET = {
   'anp_jax/predict': 630,
   'anp_jax/reporting': 2_190,
   'anp_jax/runtimes': 5_545,
-  'anp_jax/system': 2_460,
+  'anp_jax/system': 2_465,
   'anp_jax/tools': 6_090,
   'anp_jax/training': 1_110,
   'core': 30_580,
   'scripts': 2_670,
-  'tests': 39_480,
+  'tests': 39_490,
   'docs': 3_000,
 }
 _MOST_LINES = {'anp_jax': 400, 'scripts': 430, 'tests': 500}

@@ -25,12 +25,11 @@ import orbax.checkpoint as ocp
 from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import checksums, reader
 from anp_jax.cluster import process_info
-from anp_jax.config import urls
+from anp_jax.config import saved_run, urls
 from anp_jax.system import memory, remote
 from anp_jax.training import metric_labels
 
-NEWEST = 'checkpoints'
-BEST = 'best'
+NEWEST, BEST = saved_run.NEWEST, saved_run.BEST
 DAMAGED = 'damaged'
 _LOWER_IS_BETTER = ('loss',)
 _LOOK = 0.1  # seconds between two looks at a save
@@ -329,14 +328,6 @@ class Checkpoints(reader.Reader):
     if jax.process_index() == 0:
       remote.move(os.path.join(self.workdir, NEWEST, str(step)), target)
     return f'; set aside as {self.gather(target)[0]}'
-
-
-def saved_steps(folder: str) -> list[int]:
-  """Returns the steps of the whole checkpoints in a folder, ascending."""
-  if not os.path.isdir(folder):
-    return []
-  # One that is being written has another ending.
-  return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
 
 
 def sort_key(metric: str, value: float) -> float:

@@ -10,13 +10,11 @@ import ml_collections
 import numpy as np
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.checkpoint import manager
 from anp_jax.config import saved_run, urls
 from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.data.sources import features
 from anp_jax.system import files, mirror
 
-CONFIG_FILE = saved_run.FILE
 LABELS_FILE = 'labels.json'
 SIZES_FILE = 'class_sizes.json'
 WEIGHTS_FILE = 'weights.txt'
@@ -42,23 +40,14 @@ def with_sizes(
   Raises:
     ConfigError: if files of features cannot be read.
   """
-  saved = saved_config(workdir) if workdir else {}
-  expected = saved.get('data.widths', ()) if saved and has_checkpoints(workdir) else ()
+  saved = saved_run.read(workdir) if workdir else {}
+  expected = saved.get('data.widths', ()) if saved and saved_run.has_checkpoints(workdir) else ()
   if widths := features.widths(config, expected):
     config = config_lib.replaced(config, {'data.widths': widths})
   if config.batch_size:
     return config
   batch_size = saved.get('batch_size', 0) or config.batch_size_per_device * devices
   return config_lib.replaced(config, {'batch_size': batch_size})
-
-
-def saved_config(workdir: str) -> dict:
-  """Returns the flat config that the workdir's run was started with, or {}.
-
-  Raises:
-    ConfigError: if it cannot be read.
-  """
-  return saved_run.read(workdir)
 
 
 def labels(workdir: str) -> vocabulary_lib.Vocabulary:
@@ -73,11 +62,6 @@ def labels(workdir: str) -> vocabulary_lib.Vocabulary:
       return vocabulary_lib.from_json(files.loads(f.read()))
   except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
     raise config_lib.ConfigError(f'cannot read the names of the classes from {path}: {e}') from e
-
-
-def has_checkpoints(workdir: str, kinds: tuple[str, ...] = (manager.NEWEST, manager.BEST)) -> bool:
-  """Returns whether any step of a run was saved there."""
-  return any(manager.saved_steps(os.path.join(workdir, kind)) for kind in kinds)
 
 
 def record_class_sizes(workdir: str, source: sources.Source) -> None:
@@ -112,14 +96,14 @@ def claim_workdir(
   Raises:
     ConfigError: if the workdir is another run's, or cannot be written to.
   """
-  has_saved = has_checkpoints(workdir, (manager.NEWEST,))
+  has_saved = saved_run.has_checkpoints(workdir, (saved_run.NEWEST,))
   if has_saved:
     _check_same_run(workdir, config, vocabulary)
   if jax.process_index():
     return
   try:
     os.makedirs(workdir, exist_ok=True)
-    files.write_atomic(os.path.join(workdir, CONFIG_FILE), config_lib.to_json(config))
+    files.write_atomic(os.path.join(workdir, saved_run.FILE), config_lib.to_json(config))
     files.write_json(os.path.join(workdir, LABELS_FILE), vocabulary.to_json())
     outdated = [MARKER]  # the run goes on, or has ended
     if not has_saved:  # what a run has left that came to no checkpoint
@@ -149,7 +133,7 @@ def change(
   Raises:
     ConfigError: if the config differs in other keys too.
   """
-  saved = saved_config(workdir)
+  saved = saved_run.read(workdir)
   changed = config_lib.changed(saved, config, text)
   # What the run has decided, see `with_sizes`.
   free = ('data.widths', *(() if config.batch_size else ('batch_size',)))
@@ -177,7 +161,7 @@ def change(
 
 def _write_config(workdir, values):
   try:
-    files.write_atomic(os.path.join(workdir, CONFIG_FILE), json.dumps(values, indent=1))
+    files.write_atomic(os.path.join(workdir, saved_run.FILE), json.dumps(values, indent=1))
     mirror.upload(workdir)
   except OSError as e:
     raise _unwritable(workdir, e) from e
@@ -206,10 +190,10 @@ def _unwritable(workdir, error):
 
 def _check_same_run(workdir, config, vocabulary):
   """Refuses a config, or names of classes, that a saved run does not have."""
-  saved = saved_config(workdir)
-  text = (
-    config_lib.difference(saved, config) if saved else f'it holds checkpoints, but no {CONFIG_FILE}'
-  )
+  saved = saved_run.read(workdir)
+  text = f'it holds checkpoints, but no {saved_run.FILE}'
+  if saved:
+    text = config_lib.difference(saved, config)
   if text:
     raise config_lib.ConfigError(
       f'{workdir} belongs to another run: {text}; only these keys may '

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from anp_jax import config as config_lib, models
 from anp_jax.checkpoint import checksums, manager, reader, run_dir
-from anp_jax.config import strategy as strategy_lib, trust, urls
+from anp_jax.config import saved_run, strategy as strategy_lib, trust, urls
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.system import error_lines, mirror, remote
@@ -104,7 +104,7 @@ def find(path: str, which: str = 'newest') -> str:
   steps = {
     step: os.path.join(folder, str(step))
     for folder in _folders(path, which)
-    for step in manager.saved_steps(folder)
+    for step in saved_run.saved_steps(folder)
   }
   is_step = which.isdecimal()
   if steps and (which == 'best' or _is_best(path) and not is_step):

@@ -1,7 +1,7 @@
 """The config of a run in its workdir, and what its weights imply for a config."""
 
 import argparse
-from collections.abc import Container
+from collections.abc import Container, Iterable
 import glob
 import importlib
 import json
@@ -12,7 +12,7 @@ import ml_collections
 from anp_jax.config import errors, key_table, resolve, resume
 
 FILE = 'config.json'
-_STRATEGY = 'strategy.name'
+NEWEST, BEST = 'checkpoints', 'best'  # folders of checkpoints
 # What a broken file raises.
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 # Like a strategy, it stands above this folder: it is imported if needed.
@@ -41,7 +41,7 @@ def read(workdir: str | None) -> dict:
 
 def _check_values(run):
   """Refuses values of wrong types; paths may be those of another machine."""
-  keys = resolve.known_keys(run[_STRATEGY])
+  keys = resolve.known_keys(run['strategy.name'])
   for key, value in resolve.flat(resolve.from_flat(run)).items():
     keys[key].validate_kind(key, value)
 
@@ -87,14 +87,17 @@ def check_change(flags: argparse.Namespace, config: ml_collections.ConfigDict, r
     )
 
 
-def has_checkpoints(workdir: str | None) -> bool:
-  """Returns whether a workdir has checkpoints, without importing JAX."""
-  if not workdir:
-    return False
-  folders = [os.path.join(workdir, kind) for kind in ('checkpoints', 'best')]
-  return any(
-    name.isdigit() for folder in filter(os.path.isdir, folders) for name in os.listdir(folder)
-  )
+def saved_steps(folder: str) -> list[int]:
+  """Returns the steps of the whole checkpoints in a folder, ascending."""
+  if not os.path.isdir(folder):
+    return []
+  # One that is being written has another ending.
+  return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+
+
+def has_checkpoints(workdir: str | None, kinds: Iterable[str] = (NEWEST, BEST)) -> bool:
+  """Returns whether any step of a run was saved in a workdir."""
+  return any(saved_steps(os.path.join(workdir, kind)) for kind in kinds if workdir)
 
 
 def with_weights_keys(

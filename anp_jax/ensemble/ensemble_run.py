@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import run_dir
 from anp_jax.cluster import preemption
-from anp_jax.config import members as members_lib, strategy as strategy_lib
+from anp_jax.config import members as members_lib, saved_run, strategy as strategy_lib
 from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.ensemble import device_examples, lane as lane_lib, member as member_lib
 from anp_jax.parallel import mesh as mesh_lib
@@ -46,7 +46,7 @@ def run(invocation: strategy_lib.Invocation) -> dict:
     )
     for seed in seeds
   }
-  if run_dir.has_checkpoints(workdir):
+  if saved_run.has_checkpoints(workdir):
     text = 'has the checkpoints of one run; expected another folder for config.ensemble.seeds'
     raise config_lib.ConfigError(f'--workdir={workdir} {text}')
   devices = invocation.devices or jax.local_devices()

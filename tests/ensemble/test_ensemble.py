@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from anp_jax import cluster, config as config_lib, experiment, train
-from anp_jax.checkpoint import manager, run_dir
-from anp_jax.config import members, strategy as strategy_lib
+from anp_jax.checkpoint import manager
+from anp_jax.config import members, saved_run, strategy as strategy_lib
 from anp_jax.data import sources
 from anp_jax.ensemble import device_examples, ensemble_run, lane, member as member_lib, member_step
 from anp_jax.reporting import telemetry
@@ -69,9 +69,7 @@ def alone(tmp_path_factory):
 
 def _saved(workdir, step=6):
   """The newest checkpoint's weights and moments as NumPy arrays."""
-  opened = experiment.open(
-    config_lib.from_flat(run_dir.saved_config(str(workdir))), jax.devices()[:1]
-  )
+  opened = experiment.open(config_lib.from_flat(saved_run.read(str(workdir))), jax.devices()[:1])
   checkpoints = manager.Checkpoints(
     str(workdir),
     opened.config,

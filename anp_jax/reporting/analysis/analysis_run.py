@@ -14,7 +14,7 @@ import numpy as np
 from anp_jax import cluster, config as config_lib, experiment
 from anp_jax.checkpoint import manager, run_dir
 from anp_jax.checkpoint.weights import initial
-from anp_jax.config import strategy as strategy_lib, urls
+from anp_jax.config import saved_run, strategy as strategy_lib, urls
 from anp_jax.data import lexicons, sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
@@ -136,11 +136,11 @@ def of_training(
 
 def _is_untrained(config, workdir):
   """Returns whether there are weights to begin with, and no checkpoint."""
-  if not run_dir.has_checkpoints(workdir):
+  if not saved_run.has_checkpoints(workdir):
     if not config.init['from']:
       raise config_lib.ConfigError(f'{workdir} has no checkpoint to evaluate')
     return True
-  saved = run_dir.saved_config(workdir).get('init.from', '')
+  saved = saved_run.read(workdir).get('init.from', '')
   if config.init['from'] not in ('', saved):
     raise config_lib.ConfigError(
       f'config.init.from={config.init["from"]!r} would not be scored: '
@@ -254,7 +254,7 @@ def _write(folder, subject, scores, results):
 
 def _held_out(subject):
   """Returns the classes without training examples."""
-  saved = run_dir.saved_config(subject.workdir)
+  saved = saved_run.read(subject.workdir)
   names = {*saved.get('data.held_out', subject.config.data.held_out)}
   vocabulary = subject.source.vocabulary
   return tuple(i for i, name in enumerate(vocabulary.names) if name in names)
@@ -262,7 +262,7 @@ def _held_out(subject):
 
 def _other_pixels(config, workdir):
   """Yields a line for each key by which images differ from those of training."""
-  saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
+  saved, values = saved_run.read(workdir), config_lib.flat(config)
   for key in _PIXELS:
     trained = saved.get(key, values[key])
     if list(np.ravel(trained)) != list(np.ravel(values[key])):
@@ -281,7 +281,7 @@ def _network_line(config):
 
 def _name(config, workdir, step):
   """Returns STEP-SPLIT, and for other data than the run's their name."""
-  saved, values = run_dir.saved_config(workdir), config_lib.flat(config)
+  saved, values = saved_run.read(workdir), config_lib.flat(config)
   name = f'{step}-{_split(config)}'
   if not saved or all(saved.get(key, '') == values.get(key, '') for key in _SAME_DATA):
     return name

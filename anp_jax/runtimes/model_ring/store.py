@@ -6,6 +6,7 @@ from typing import Any
 
 from anp_jax import cluster, config as config_lib
 from anp_jax.checkpoint import manager as checkpoint_lib, run_dir
+from anp_jax.config import saved_run
 from anp_jax.data import sources
 from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes.model_ring import (
@@ -193,5 +194,5 @@ def _difference(saved, current, ring):
       return f'ring: its {what} {saved[key]}, not {current[key]}{other}'
   if saved['models'] != current['models'][: len(saved['models'])]:
     return f'ring: config.strategy.models may only grow at its end{other}'
-  difference = config_lib.difference(run_dir.saved_config(ring.workdir), ring.config)
+  difference = config_lib.difference(saved_run.read(ring.workdir), ring.config)
   return difference and f'run: {difference}{other}'

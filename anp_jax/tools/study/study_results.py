@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.config import strategy as strategy_lib
+from anp_jax.config import saved_run, strategy as strategy_lib
 from anp_jax.reporting import summaries, telemetry
 from anp_jax.runtimes.parameter_server import log as server_log
 from anp_jax.system import files
@@ -94,7 +93,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   Raises:
     ConfigError: if none of its steps was timed.
   """
-  config = workdir_lib.saved_config(workdir)
+  config = saved_run.read(workdir)
   if strategy_lib.declared(config.get('strategy.name', 'sync')).keeps_models_apart:
     return _read_ring(workdir, crowded)
   batch_size = config['batch_size']

@@ -16,7 +16,7 @@ import ml_collections
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir as workdir_lib
-from anp_jax.config import command_line, strategy as strategy_lib
+from anp_jax.config import command_line, saved_run, strategy as strategy_lib
 from anp_jax.reporting import telemetry
 from anp_jax.system import files
 from anp_jax.tools.study import grid, scaling
@@ -154,7 +154,7 @@ def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
   if is_finished(study, cell) or not telemetry.result(workdir):
     return
   config = _as_saved(study.config(cell))
-  path = os.path.join(workdir, workdir_lib.CONFIG_FILE)
+  path = os.path.join(workdir, saved_run.FILE)
   saved = config_lib.completed(files.read_json_object(path))
   decided = {k: saved.get(k) for k, v in _BY_RUN.items() if config.get(k) == v}
   if saved == config | decided:

@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, exits, trust
+from anp_jax.config import argument_parser, exits, saved_run, trust
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.runtimes.parameter_server import log as log_lib, parameter_server_strategy
 from anp_jax.system import xla_flags
@@ -133,7 +133,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _compare(workdir):
-  from anp_jax.checkpoint import run_dir as workdir_lib
 
   records = log_lib.read(workdir)
   devices = {r['devices'] for r in records if 'order' in r}
@@ -145,8 +144,8 @@ def _compare(workdir):
   # The gradient's program is that of a worker, on as many devices.
   jax.config.update('jax_num_cpu_devices', devices.pop())
   jax.config.update('jax_platforms', 'cpu')
-  file = os.path.join(workdir, workdir_lib.CONFIG_FILE)
-  saved_config = trust.from_file(workdir_lib.saved_config(workdir), file)
+  file = os.path.join(workdir, saved_run.FILE)
+  saved_config = trust.from_file(saved_run.read(workdir), file)
   config = config_lib.from_flat(saved_config)
   version, saved = _newest(workdir)
   state = replay(config, records, version)
