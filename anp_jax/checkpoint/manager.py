@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 import contextlib
 import dataclasses
 import gc
+import math
 import os
 import shutil
 import sys
@@ -68,8 +69,9 @@ class Checkpoints(reader.Reader):
       self._managers[BEST] = self._manager(
         BEST,
         max_to_keep=config.checkpoint.keep_best,
-        best_fn=lambda metrics: metrics[self._metric],
-        best_mode='min' if self._metric in _LOWER_IS_BETTER else 'max',
+        # Another metric may have chosen those that are there.
+        best_fn=lambda metrics: sort_key(self._metric, metrics.get(self._metric, math.nan)),
+        best_mode='min',
         keep_checkpoints_without_metrics=False,
       )
     # A process that looked at the folder later, while another writes to it,
@@ -136,8 +138,9 @@ class Checkpoints(reader.Reader):
   def restore(self, which: str = 'newest') -> tuple[Any, int] | None:
     """Reads the newest whole checkpoint, or a named one.
 
-    A damaged newest one is named, moved to `damaged/` unless the folders are
-    only read, and the one before is used.
+    A damaged newest one is named, and the one before is used; it is then moved to
+    `damaged/`, unless the folders are only read. Where none can be read, all stay where
+    they are: a full memory, or a store that does not answer, may be why.
 
     Args:
       which: 'newest', 'best' or a step.
@@ -158,10 +161,11 @@ class Checkpoints(reader.Reader):
         break
       step = left[0]
       try:
-        return self.read(manager.directory / str(step)), step
+        state = self.read(manager.directory / str(step))
+        self._quarantine(tried)
+        return state, step
       except reader.CorruptCheckpointError as e:
-        where = self._quarantine(step)
-        logging.error('checkpoint %d is damaged (%s)%s', step, e, where)
+        logging.error('checkpoint %d is damaged (%s)', step, e)
       tried.append(step)
       # The run that owns the folder may have deleted it, and saved another.
       manager.reload()
@@ -319,19 +323,22 @@ class Checkpoints(reader.Reader):
     except reader.CorruptCheckpointError as e:
       raise config_lib.ConfigError(f'{self.workdir}/{kind}/{step} is damaged: {e}') from e
 
-  def _quarantine(self, step):
-    """Moves a damaged checkpoint away, unless the folders are only read; what to log."""
-    if self.fingerprint is None:
-      return ''
-    name = f'{step}-{time.strftime("%Y%m%d-%H%M%S")}'
-    target = os.path.join(self.workdir, DAMAGED, name)
-    if jax.process_index() == 0:
-      remote.move(os.path.join(self.workdir, NEWEST, str(step)), target)
-    return f'; set aside as {self.gather(target)[0]}'
+  def _quarantine(self, steps):
+    """Moves damaged checkpoints away, unless the folders are only read."""
+    if not steps or self.fingerprint is None:
+      return
+    for step in steps:
+      target = os.path.join(self.workdir, DAMAGED, f'{step}-{time.strftime("%Y%m%d-%H%M%S")}')
+      if jax.process_index() == 0:
+        remote.move(os.path.join(self.workdir, NEWEST, str(step)), target)
+      logging.error('checkpoint %d is set aside as %s', step, self.gather(target)[0])
+    self._managers[NEWEST].reload()
 
 
 def sort_key(metric: str, value: float) -> float:
-  """Returns a key that sorts values of a metric from the best on."""
+  """Returns a key that sorts values of a metric from the best on, NaN last."""
+  if math.isnan(value):
+    return math.inf
   return value if metric in _LOWER_IS_BETTER else -value
 
 

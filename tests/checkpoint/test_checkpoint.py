@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -144,7 +145,12 @@ def test_keeps_newest_and_best_and_no_more(tmp_path, config):
 
 
 @pytest.mark.parametrize(
-  'metric, values, steps', [('loss', (2.0, 1.0, 1.5), [2]), ('anp_top1', (0.5, 0.3, 0.5), [1])]
+  'metric, values, steps',
+  [
+    ('loss', (2.0, 1.0, 1.5), [2]),
+    ('anp_top1', (0.5, 0.3, 0.5), [1]),
+    ('loss', (math.nan, 2.0, 1.0, math.nan), [3]),
+  ],
 )
 def test_the_best_by_a_metric_and_no_equal_one(tmp_path, config, metric, values, steps):
   config.checkpoint.best_metric, config.checkpoint.keep_best = metric, 1
@@ -153,6 +159,17 @@ def test_the_best_by_a_metric_and_no_equal_one(tmp_path, config, metric, values,
     checkpoints.save_best(step, _state(step), {metric: value})
     checkpoints.close()
   assert _folders(tmp_path, 'best') == steps
+
+
+def test_another_metric_chooses_the_best_from_now_on(tmp_path, config):
+  config.checkpoint.keep_best = 1
+  for step, metric in enumerate(('loss', 'anp_top1', 'anp_top1'), 1):
+    config.checkpoint.best_metric = metric
+    checkpoints = _open(tmp_path, config)
+    checkpoints.save_best(step, _state(step), {'loss': 0.5 + step, 'anp_top1': 0.25 * step})
+    checkpoints.close()
+    assert _folders(tmp_path, 'best') == [step]
+    assert _open(tmp_path, config).restore('best')[1] == step
 
 
 def test_best_metric_that_evaluation_lacks(config):
@@ -233,8 +250,21 @@ def test_damaged_newest_is_set_aside_and_saved_again(workdir, config, damage, ca
 def test_all_damaged_is_an_error_not_a_new_run(workdir, config):
   for step in (1, 2):
     _empty(workdir / 'checkpoints' / str(step))
-  with pytest.raises(config_lib.ConfigError, match='none of the checkpoints'):
-    _open(workdir, config).restore()
+  for _ in range(2):  # nor is it a new run when the command is given again
+    with pytest.raises(config_lib.ConfigError, match='none of the checkpoints 2, 1 is whole'):
+      _open(workdir, config).restore()
+
+
+def test_a_full_memory_moves_no_checkpoint(workdir, config, monkeypatch):
+
+  def restore(*_, **__):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory')
+
+  with monkeypatch.context() as full:
+    full.setattr(ocp.StandardCheckpointHandler, 'restore', restore)
+    with pytest.raises(config_lib.ConfigError, match='none of the checkpoints'):
+      _open(workdir, config).restore()
+  assert _open(workdir, config).restore()[1] == 2
 
 
 def _all_files(workdir):
