@@ -10,12 +10,12 @@ import jax
 
 from anp_jax import experiment, recorder as recorder_lib
 from anp_jax.checkpoint import manager
-from anp_jax.config import saved_run, strategy as strategy_lib
+from anp_jax.config import saved_run, strategy as strategy_lib, urls
 from anp_jax.data.input import feed, stream as stream_lib
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import delayed_metrics
 from anp_jax.runtimes.calibration import training as calibration
-from anp_jax.system import compile_cache, device_peaks, profiling, startup
+from anp_jax.system import compile_cache, device_peaks, mirror, profiling, startup
 from anp_jax.training import build, train_step as step_lib
 
 
@@ -182,8 +182,12 @@ class Run:
       return
     with self._pause('saving', step):
       recorder.mirror.keep(step, pack(state))
-      recorder.mirror.wait()
+      # A store has no metrics since the last save, without which a copy is not used.
+      is_lost = recorder.mirror.wait() != step or urls.is_mirror(recorder.workdir)
+      if any(self._processes.gather(is_lost)):
+        recorder.save(step, state)
       recorder.checkpoints.wait()
+      mirror.upload(recorder.workdir)
     self._processes.restart()
 
   def wait_for_saves(self, step: int) -> None:

@@ -64,7 +64,9 @@ class Run:
 
   secret = SECRET
 
-  def __init__(self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None, ports=()):
+  def __init__(
+    self, count, rendezvous=SOON, heartbeat=SOON, leave=SOON, clock=None, ports=(), **more
+  ):
     self.count = count
     self.clock = clock
     self.lines = []
@@ -75,6 +77,7 @@ class Run:
       self._env(0),
       _settings(rendezvous, heartbeat, leave),
       log=self.lines.append,
+      **more,
       **({'clock': clock, 'sleep': clock.sleep} if clock else {}),
     )
 
@@ -166,6 +169,26 @@ class Run:
     """What each of these ranks was told when it had to end."""
     wait(lambda: set(indices) <= self.ended.keys())
     return [self.ended[i] for i in indices]
+
+
+class Gathering:
+  """One of several processes that gather values; each is a thread."""
+
+  def __init__(self, index, values, barrier):
+    self.index, self._values, self._barrier = index, values, barrier
+    self.count = barrier.parties
+
+  def name(self, index):
+    """The name of a process, whose rank is another number."""
+    return f'rank {index + 3} on node{index}'
+
+  def gather(self, value):
+    """All processes' values."""
+    self._values[self.index] = value
+    self._barrier.wait(SOON)
+    values = list(self._values)
+    self._barrier.wait(SOON)
+    return values
 
 
 def _settings(rendezvous, heartbeat, leave):

@@ -144,11 +144,12 @@ class HostMirror:
       return
     self._pending = step, copies
 
-  def wait(self) -> None:
-    """Returns once the last copy is whole."""
+  def wait(self) -> int:
+    """Returns the step of the last copy, once it is whole; -1 without one."""
     self._write_pending()
     if self._thread is not None:
       self._thread.join()
+    return max((slot.step for slot in self._slots), default=-1)
 
   def _write_pending(self):
     if self._pending is None:
@@ -180,7 +181,7 @@ class HostMirror:
     if not self._slots:
       return
     start = time.monotonic()
-    before, after = sorted(self._slots, key=lambda slot: slot.step, reverse=True)
+    after, before = sorted(self._slots, key=lambda slot: slot.step)
     try:
       after.write((step, self._processes.generation.number), self._pieces(*copies))
     except OSError as e:
@@ -246,8 +247,7 @@ class HostMirror:
   def _next(self, device):
     """The device whose part `_shifted` brings to a device."""
     devices = self._mesh.devices.reshape(mesh_lib.batch_devices(self._mesh), -1)
-    ((row, column),) = np.argwhere(devices == device)
-    return devices[(row + self._shift) % len(devices), column]
+    return np.roll(devices, -self._shift, 0)[devices == device].item()
 
   def _is_whole(self, version, holdings):
     blocks = set().union(*(blocks.get(version, ()) for blocks in holdings))

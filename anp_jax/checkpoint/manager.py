@@ -153,7 +153,8 @@ class Checkpoints(reader.Reader):
     """
     if which != 'newest':
       return self._restore_named(which)
-    manager, tried = self._managers[NEWEST], []
+    manager = self._managers[NEWEST]
+    tried: list[int] = []
     while True:
       left = [s for s in reversed(self.steps()) if s not in tried]
       left = self.gather(left)[0]

@@ -73,6 +73,7 @@ class Processes:
     self.generation = client.generation if client else generation_lib.FIRST
     self.hosts = client.start.hosts if client else ('',)
     self._client = client
+    self._ahead = config.data.prefetch
     self._leaves_early = False
     self._stack = contextlib.ExitStack()
     self._activity = activity.Activity()
@@ -115,6 +116,10 @@ class Processes:
   def leave_early(self) -> None:
     """Makes this process, which the run can do without, leave without waiting."""
     self._leaves_early = True
+
+  def name(self, index: int) -> str:
+    """Returns the name of a process for people: 'rank 1 on node2'."""
+    return self._client.start.name(index) if self._client else 'this process'
 
   def start_watchdog(self) -> None:
     """Starts to watch whether this process stalls; see `watchdog`."""
@@ -216,7 +221,7 @@ class Processes:
       shared_folder.check(workdir, self)
 
   def _expected_stop_seconds(self):
-    return self._watchdog.expected_stop_seconds() + self._expected_save_seconds()
+    return self._watchdog.expected_stop_seconds(self._ahead) + self._expected_save_seconds()
 
   def _stalled(self, state):
     text = f'{_phase(state)} has lasted {state["seconds"]:.0f} s'

@@ -42,6 +42,10 @@ class Start(NamedTuple):
   devices: list[int] | None = None
   port: int = 0
 
+  def name(self, index: int) -> str:
+    """Returns the name of one of JAX's processes: 'rank 1 on node2'."""
+    return f'rank {self.ranks[index]} on {self.hosts[index]}'
+
 
 class Owner(Protocol):
   """What a process does and tells at the coordinator's word."""
@@ -202,6 +206,7 @@ class CoordinatorClient:
         print('this process is a spare: it waits until another one is lost', flush=True)
         if threading.current_thread() is threading.main_thread():
           signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing is lost with it
+          signal.pthread_sigmask(signal.SIG_UNBLOCK, generation_lib.HELD_BACK)
       elif 'end' in message:
         code, text = message['end'][:2]
         if code == termination.BAD_INPUT:

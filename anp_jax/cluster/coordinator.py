@@ -200,6 +200,9 @@ class Coordinator:
       self._begin()
 
   def _begin(self):
+    for rank, problem in self._members.unlike_the_first().items():
+      self._refuse(self._members[rank].info, self._members[rank].writer, problem)
+      self._members.pop(rank).left = True
     try:
       self._members.begin(listener.free_port(), self._settings.min_processes)
     except termination.EXPECTED as e:
@@ -246,7 +249,9 @@ class Coordinator:
       self._drop(member, f'has failed: {text}')
       return
     text = f'{member.name}: {text}'
-    if code == termination.TRY_AGAIN and self._members.are_elastic:
+    # One without the state has just come: the others have trained without it.
+    is_new = self._members.go_on and not member.info['has_state']
+    if (code == termination.TRY_AGAIN or is_new) and self._members.are_elastic:
       _send(member.writer, {'end': [code, text, False]})
       self._regrouping.begin({member.index: text}, [member.index])
     elif code == termination.FAILED:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any, NamedTuple, NoReturn
 
 VARIABLE = 'ANP_GENERATION'
+HELD_BACK = signal.SIGTERM, signal.SIGUSR1  # during a restart
 
 
 class Generation(NamedTuple):
@@ -93,4 +95,6 @@ def restart(generation: Generation) -> NoReturn:
         os.set_inheritable(descriptor, descriptor in descriptors.values())
   generation = generation._replace(lost_at=time.time(), descriptors=descriptors)
   environment = {**os.environ, VARIABLE: json.dumps(generation._asdict())}
+  # They wait until the next program listens: else they would end it, and its copies.
+  signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
   os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

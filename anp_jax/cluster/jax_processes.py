@@ -65,10 +65,11 @@ def join(
   heartbeat('comparing')
   counts = client.gather(local_count)
   for index, count in enumerate(counts):
-    if count != counts[0]:  # Orbax's and JAX's own barriers need them alike
-      raise config_lib.ConfigError(
-        f'rank {index} on {client.start.hosts[index]} has {count} devices, rank 0 on '
-        f'{client.start.hosts[0]} has {counts[0]}: every process needs equally many'
+    # A run that goes on does so without the one that is unlike the others.
+    if count != counts[0] and (not client.generation.number or index == env.index):
+      raise config_lib.ConfigError(  # Orbax's and JAX's own barriers need them alike
+        f'{client.start.name(index)} has {count} devices, {client.start.name(0)} has '
+        f'{counts[0]}: every process needs equally many'
       )
 
 

@@ -98,6 +98,7 @@ class Members(dict[int, Member]):
     self._expected = everyone - set(generation.lost)
     self.ranks = sorted(self._expected)
     self.sizes = generation.sizes
+    self._least = 1  # processes of an elastic run
     self._start: dict[str, Any] = {}  # what all processes were sent when the run began
 
   @property
@@ -173,6 +174,14 @@ class Members(dict[int, Member]):
       return f'rank {index} came twice: from {self[index].info["host"]} and from {info["host"]}'
     return ''
 
+  def unlike_the_first(self) -> dict[int, str]:
+    """Returns why processes cannot go on with the first one, before which they came, by rank."""
+    mismatch, first = process_info.mismatch_with_first, self.get(self.first_rank)
+    if not self.go_on or not first:
+      return {}
+    problems = {rank: mismatch([first.info, member.info]) for rank, member in self.items()}
+    return {rank: problem for rank, problem in problems.items() if problem}
+
   def take_in(self, member: Member) -> None:
     """Adds a process; one whose rank is taken in an elastic run gets another."""
     if self._takes_newcomers() and member.index in self:
@@ -194,12 +203,12 @@ class Members(dict[int, Member]):
       ConfigError: if they do not go together.
       PeerLostError: if too few are left.
     """
+    self._least = max(least, 1)
     if self.go_on:
-      self.ranks = self._chosen(least)
+      self.ranks = self._chosen()
     present = sorted(self.keys() & set(self.ranks))
     infos = [self[rank].info for rank in present]
-    check = process_info.mismatch_with_first if self.go_on else process_info.first_mismatch
-    if problem := check(infos):
+    if not self.go_on and (problem := process_info.first_mismatch(infos)):
       raise config_lib.ConfigError(problem)
     if not self.go_on:
       for info, devices in zip(infos, process_info.devices(infos)[0], strict=True):
@@ -237,6 +246,10 @@ class Members(dict[int, Member]):
     """Whether the batch divides over more of the present processes than train."""
     return self._size(len(self)) > len(self.ranks)
 
+  def are_enough_without(self, ranks: set[int]) -> bool:
+    """Whether an elastic run goes on if some of its processes leave."""
+    return self._size(len(self.keys() - ranks)) >= self._least
+
   def _takes_newcomers(self):
     """Whether processes may come that the launcher did not start with the others."""
     return self.go_on or self.are_elastic
@@ -246,7 +259,7 @@ class Members(dict[int, Member]):
     sizes = self.sizes or range(1, count + 1)
     return max((size for size in sizes if size <= count), default=0)
 
-  def _chosen(self, least):
+  def _chosen(self):
     """The ranks that train, the coordinator's first, then those with the state."""
     unknown = self.addresses.keys() - self.keys()
     # Else both halves of a network that is cut would go on.
@@ -256,10 +269,10 @@ class Members(dict[int, Member]):
         f'{listed([member.name for member in self.values()])}: ending'
       )
     size = self._size(len(self))
-    if size < max(least, 1):
+    if size < self._least:
       raise termination.PeerLostError(
         f'{len(self)} of {self._count} processes are left, over which a batch divides '
-        f'by {size}, fewer than config.cluster.min_processes={least}: ending'
+        f'by {size}, fewer than config.cluster.min_processes={self._least}: ending'
       )
 
     def order(rank):

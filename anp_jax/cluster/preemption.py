@@ -110,6 +110,7 @@ class StopHandler:
     for number in SIGNALS:
       # The handler itself has nothing to do: the number is in the pipe.
       self._old_handlers[number] = signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, generation.HELD_BACK)
     threading.Thread(target=self._listen, args=(reader,), name='signals', daemon=True).start()
 
   def close(self) -> None:

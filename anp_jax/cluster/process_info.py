@@ -60,7 +60,7 @@ def collect(
     'steps_together': strategy.steps_together,
     'mixes_platforms': strategy.mixes_platforms(config, mode),
     'elastic': strategy.is_elastic and config.cluster.elastic == 'auto' and mode == 'train',
-    'has_state': bool(current.descriptors.get('mirror')),
+    'has_state': any(os.fstat(file).st_size for file in current.descriptors.values()),
     'devices': current.devices,
     'address': None,
     'optional': [i for i in range(env.count) if not strategy.run_ends_if_lost(config, mode, i)],

@@ -71,8 +71,7 @@ class Regrouping:
     """Notes that a process was told to leave; if all were, the run stops."""
     self._told.add(rank)
     if self._told >= set(self._members.ranks):
-      self._is_stopping = True
-      self._send_all({'stop': 0})
+      self._stop()
     else:
       self._call_later(TOLD_WITHIN, self._hand_over)
 
@@ -131,8 +130,14 @@ class Regrouping:
       await asyncio.sleep(_LOOK_PERIOD)
 
   def _hand_over(self):
-    if not self._is_stopping:
+    if not self._members.are_enough_without(self._told):
+      self._stop()
+    elif not self._is_stopping:
       self._send_all({'pause': 0})
+
+  def _stop(self):
+    self._is_stopping = True
+    self._send_all({'stop': 0})
 
   def _send_all(self, message):
     for rank in self._members.in_order():

@@ -35,10 +35,10 @@ def check(workdir: str, processes: Any) -> None:
     problems = processes.gather(problem)
     if not processes.index:
       _remove(folder / name)
-  for rank, problem in enumerate(problems):
+  for index, problem in enumerate(problems):
     if problem:
       raise config_lib.ConfigError(
-        f'--workdir={urls.remote_url(workdir)}: rank {rank} on {processes.hosts[rank]} {problem}'
+        f'--workdir={urls.remote_url(workdir)}: {processes.name(index)} {problem}'
       )
 
 
@@ -46,8 +46,7 @@ def _try(path, processes):
   """Why this process cannot use the folder in which rank 0 wrote a file; or ''."""
   if not _appears(path):
     return (
-      f'does not see what rank 0 on {processes.hosts[0]} wrote there; it must '
-      'be a folder that all hosts share'
+      f'does not see what {processes.name(0)} wrote there; it must be a folder that all hosts share'
     )
   probe = path.parent / f'{path.name}-{processes.index}'
   problem = _write(probe)

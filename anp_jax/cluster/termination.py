@@ -69,7 +69,7 @@ def end_process(code: int, text: str, stacks: bool = False) -> None:
     timer.start()
   if stacks:
     print_stacks()
-  print(f'error: {text}', file=sys.stderr, flush=True)
+  print(f'error: {text}' if code else text, file=sys.stderr, flush=True)
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
   os._exit(code)

@@ -105,10 +105,14 @@ class Watchdog:
     longest = max(self._durations, default=0.0)
     return max(self._stall_timeout, _STEP_FACTOR * longest)
 
-  def expected_stop_seconds(self) -> float:
-    """Returns the seconds from a vote to stop to the end of its save."""
-    # A vote is read some steps after it was cast.
-    return 2 * self._longest_pause + 8 * max(self._durations, default=0.0)
+  def expected_stop_seconds(self, ahead: int) -> float:
+    """Returns the seconds from a vote to stop to the end of its save.
+
+    Args:
+      ahead: number of batches that are made ahead, each of which has a vote.
+    """
+    steps = ahead + 6  # its own, one until its metrics are read, and a margin
+    return 2 * self._longest_pause + steps * max(self._durations, default=0.0)
 
   def is_stalled(self) -> bool:
     """Returns whether the current phase lasts too long."""

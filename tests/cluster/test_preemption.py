@@ -215,6 +215,27 @@ def test_sigterm_may_be_for_one_process_of_an_elastic_run(name, is_for_one):
   assert stop.vote() == preemption.STOP
 
 
+_RESTARTED = """
+import os, signal, sys, time
+from anp_jax import config
+from anp_jax.cluster import generation, preemption
+if not generation.current().number:
+  generation.restart(generation.Generation(1))
+os.kill(os.getpid(), signal.{name})
+stop = preemption.StopHandler(config.base(), environment={{}})
+stop.listen(print)
+while stop.vote() != preemption.STOP:
+  time.sleep(0.01)
+print('stops')
+"""
+
+
+@pytest.mark.parametrize('name', ['SIGTERM', 'SIGUSR1'])
+def test_a_signal_during_a_restart_waits_until_somebody_listens(name):
+  result = launching.python('-c', _RESTARTED.format(name=name))
+  assert (result.returncode, result.stdout) == (0, 'stops\n')
+
+
 def test_a_stop_that_does_not_come_about():
   with _Child(stop_timeout=0.3) as child:
     child.send('SIGTERM')

@@ -7,7 +7,7 @@ import types
 import jax
 import pytest
 
-from anp_jax.cluster import cluster_env, process_info
+from anp_jax.cluster import cluster_env, generation, process_info
 from anp_jax.system import xla_flags
 from tests import builders, coordinating
 
@@ -221,6 +221,18 @@ def test_gpus_of_slurm_that_jax_does_not_see(here, variables):
 def test_no_problem_with_gpus_of_slurm(here, variables, platform):
   here(platform)
   assert process_info.startup_problem(variables) == ''
+
+
+@pytest.mark.parametrize('copies', [(0, 0), (9, 0), (0, 9)])
+def test_whether_a_process_has_a_copy_of_the_state(config, here, copies):
+  """In either of two files, of which each may be empty."""
+  files = {str(i): os.memfd_create('copy') for i in range(len(copies))}
+  for file, size in zip(files.values(), copies):
+    os.truncate(file, size)
+  now = generation.Generation(1, descriptors=files)
+  environment = {generation.VARIABLE: json.dumps(now._asdict())}
+  info = process_info.collect(cluster_env.ALONE, config, {}, environment)
+  assert info['has_state'] == any(copies)
 
 
 def test_what_a_process_tells(config, here):

@@ -83,10 +83,16 @@ def test_without_the_coordinator_the_others_look_for_another():
       assert new.coordinator == -1 and new.lost.keys() == {0}
 
 
-@pytest.mark.parametrize('signalled, stops', [((0, 1, 2), True), ((1,), False)])
-def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, signalled, stops):
+@pytest.mark.parametrize(
+  'signalled, least, stops', [((0, 1, 2), 1, True), ((1,), 2, False), ((1,), 3, True)]
+)
+def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(
+  monkeypatch, signalled, least, stops
+):
+  """Unless fewer than config.cluster.min_processes would be left."""
   monkeypatch.setattr(regrouping, 'TOLD_WITHIN', 0.1)
   run, orders = _started(3), queue.Queue()
+  run.coordinator._members._least = least
   for rank, client in run.clients.items():
     client.attach(_Owner(orders, rank))
   for rank in signalled:
@@ -102,6 +108,29 @@ def test_signals_to_all_stop_the_run_and_one_to_one_only_pauses_it(monkeypatch, 
   assert restarts[0].lost == {1: 'rank 1 on node1 was told to leave'}
   assert restarts[0].step == 17 and restarts[0].addresses.keys() == {0, 2}
   assert run.wait_for_end(1) == [(0, 'the other processes go on with the run', False)]
+
+
+def test_a_newcomer_with_another_config_is_sent_away_even_if_it_is_first():
+  run = _Run(3, generation=_generation(0, 1))
+  for rank, seed in ((2, 7), (1, 0), (0, 0)):
+    run.join(rank, config={'seed': str(seed)})
+    coordinating.wait(lambda rank=rank: {rank} & {*run.coordinator._members, *run.errors})
+  run.started()
+  assert run.clients.keys() == {0, 1} and run.clients[0].start.ranks == [0, 1]
+  assert 'config.seed' in str(run.errors[2])
+
+
+@pytest.mark.parametrize('has_state', [False, True])
+def test_a_newcomer_that_fails_ends_alone(has_state):
+  run = _Run(3).join(0, 1, has_state=True).join(2, has_state=has_state).started()
+  run.coordinator._members._generation = _generation(0, 1)
+  run.clients[2].fail(termination.BAD_INPUT, 'it has 1 devices')
+  text = 'rank 2 on node2: it has 1 devices'
+  if has_state:
+    assert {end[:2] for end in run.wait_for_end(0, 1)} == {(termination.BAD_INPUT, text)}
+    return
+  assert [new.lost for new in run.next_generations(2).values()] == [{2: text}] * 2
+  assert not run.ended.keys() & {0, 1}
 
 
 def test_a_newcomer_pauses_a_run_that_it_makes_larger():

@@ -10,22 +10,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import shared_folder
-
-
-class _Processes:
-  """One of several processes; each is a thread."""
-
-  def __init__(self, index, values, barrier):
-    self.index, self._values, self._barrier = index, values, barrier
-    self.hosts = [f'node{i}' for i in range(barrier.parties)]
-
-  def gather(self, value):
-    """All processes' values."""
-    self._values[self.index] = value
-    self._barrier.wait(10)
-    values = list(self._values)
-    self._barrier.wait(10)
-    return values
+from tests import coordinating
 
 
 class _Mount(type(pathlib.Path())):
@@ -48,7 +33,7 @@ def check(monkeypatch):
     def one(index):
       here.folder = folders[index]
       try:
-        shared_folder.check('/w', _Processes(index, values, barrier))
+        shared_folder.check('/w', coordinating.Gathering(index, values, barrier))
       except config_lib.ConfigError as e:
         return str(e)
       return ''
@@ -73,7 +58,7 @@ def test_a_node_that_cannot_write_is_named_by_all(check, tmp_path, rank):
   assert (
     texts
     == [
-      f'--workdir=/w: rank {rank} on node{rank} cannot write there: Read-only '
+      f'--workdir=/w: rank {rank + 3} on node{rank} cannot write there: Read-only '
       'file system; all processes write checkpoints'
     ]
     * 3
@@ -84,7 +69,7 @@ def test_a_node_that_cannot_write_is_named_by_all(check, tmp_path, rank):
 def test_a_folder_of_another_node_is_named_by_all(check, tmp_path):
   texts = check(tmp_path / 'a', tmp_path / 'a', tmp_path / 'b')
   assert texts[0].startswith(
-    '--workdir=/w: rank 2 on node2 does not see what rank 0 on node0 wrote'
+    '--workdir=/w: rank 5 on node2 does not see what rank 3 on node0 wrote'
   )
   assert len(set(texts)) == 1
   assert os.listdir(tmp_path / 'a') == []

@@ -98,7 +98,7 @@ def test_an_evaluation_that_gets_on_has_no_bound(clock, config):
   assert batches == [0, 1, 2, 3]
   assert watchdog.state()['phase'] == 'evaluating'
   processes.heartbeat('input', 6)
-  assert watchdog.expected_stop_seconds() == 2 * 3600
+  assert watchdog.expected_stop_seconds(2) == 2 * 3600
 
 
 def test_saves_during_the_loop_count_when_a_stop_is_near(clock, config):
@@ -113,15 +113,15 @@ def test_saves_during_the_loop_count_when_a_stop_is_near(clock, config):
 
 def test_a_stop_is_expected_to_take_what_pauses_and_steps_took(clock):
   watchdog = _watchdog(clock)
-  assert watchdog.expected_stop_seconds() == 0
+  assert watchdog.expected_stop_seconds(2) == 0
   _steps(watchdog, clock, 3, 5, 1)
   watchdog.heartbeat('evaluating', 3)
   clock.now += 20
   watchdog.heartbeat('saving', 3)
   clock.now += 30
-  assert watchdog.expected_stop_seconds() == 2 * 20 + 8 * 5
+  assert watchdog.expected_stop_seconds(2) == 2 * 20 + 8 * 5
   watchdog.heartbeat('input', 4)
-  assert watchdog.expected_stop_seconds() == 2 * 30 + 8 * 5
+  assert watchdog.expected_stop_seconds(32) == 2 * 30 + 38 * 5
 
 
 def test_time_in_which_the_process_is_stopped_is_no_stall(clock):

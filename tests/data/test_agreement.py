@@ -10,24 +10,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.data import sources, vocabulary
 from anp_jax.data.sources import agreement, source as source_lib
-from tests import builders
-
-
-class _Processes:
-  """One of several processes; each is a thread."""
-
-  def __init__(self, index, values, barrier):
-    self.index, self._values, self._barrier = index, values, barrier
-    self.count = barrier.parties
-    self.hosts = [f'node{i}' for i in range(barrier.parties)]
-
-  def gather(self, value):
-    """All processes' values."""
-    self._values[self.index] = value
-    self._barrier.wait(10)
-    values = list(self._values)
-    self._barrier.wait(10)
-    return values
+from tests import builders, coordinating
 
 
 class _Listed(source_lib.Source):
@@ -57,7 +40,7 @@ def _check(*by_rank, kind='training'):
   values, barrier = [None] * count, threading.Barrier(count)
 
   def one(index):
-    processes = _Processes(index, values, barrier)
+    processes = coordinating.Gathering(index, values, barrier)
     try:
       agreement.check(processes, **{kind: by_rank[index]})
     except config_lib.ConfigError as e:
@@ -108,7 +91,7 @@ def test_the_first_difference_is_named_by_all(other, text, rank, kind):
   by_rank[rank] = other
   assert (
     _check(*by_rank, kind=kind)
-    == [f'rank {rank} on node{rank} has other {kind} data than rank 0 on node0: ' + text] * 3
+    == [f'rank {rank + 3} on node{rank} has other {kind} data than rank 3 on node0: ' + text] * 3
   )
 
 

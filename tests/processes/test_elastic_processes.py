@@ -165,6 +165,20 @@ def test_too_few_processes_end_the_run(tmp_path):
     assert 'fewer than config.cluster.min_processes=2' in ranks.text(0)
 
 
+def test_too_few_that_would_be_left_save_and_stop(tmp_path):
+  workdir = tmp_path / 'run'
+  keys = {'cluster.min_processes': '2', 'checkpoint.every': '10000 steps'}
+  environment = {'ANP_PAUSE': '0.2'}
+  arguments = _arguments(workdir, 10000, **keys)
+  with launching.Ranks(tmp_path, 2, arguments, environment=environment) as ranks:
+    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
+    ranks.processes[1].terminate()
+    assert ranks.wait(_WITHIN) == [0, 0]
+  assert json.loads((workdir / 'stopped.json').read_text())['total'] == 10000
+  names = [path.name for path in (workdir / 'checkpoints').iterdir()]
+  assert str(_lines(workdir, 'train')[-1]['step']) in names
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)  # as many as are asked for
 def test_random_losses_change_no_bit(tmp_path):

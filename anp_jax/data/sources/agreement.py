@@ -39,15 +39,15 @@ def check(processes: 'cluster.Processes', **sources: source_lib.Source) -> None:
   for kind, source in sources.items():
     description = describe(source)
     digests = processes.gather(_digest(json.dumps(description)))
-    rank = next((i for i, d in enumerate(digests) if d != digests[0]), 0)
-    if not rank:
+    other = next((i for i, d in enumerate(digests) if d != digests[0]), 0)
+    if not other:
       continue
     # Only two processes send more: names of classes may be a megabyte.
-    is_shown = processes.index in (0, rank)
+    is_shown = processes.index in (0, other)
     details = processes.gather(description if is_shown else None)
     raise config_lib.ConfigError(
-      f'rank {rank} on {processes.hosts[rank]} has other {kind} data than rank 0 on '
-      f'{processes.hosts[0]}: {difference(details[rank], details[0])}'
+      f'{processes.name(other)} has other {kind} data than {processes.name(0)}: '
+      f'{difference(details[other], details[0])}'
     )
 
 
