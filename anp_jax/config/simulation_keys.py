@@ -19,11 +19,9 @@ KEYS = {
     for name in ('step_seconds', 'image_seconds', 'spread', 'slow')
   },
   'simulate.outage_chance': keys.share(
-    0, "chance that a worker's outage falls into a pass", **_SIMULATED
+    0, 'chance of an outage of a worker before a pass', **_SIMULATED
   ),
-  'simulate.outage_seconds': keys.number(
-    60, 'seconds that an outage adds to its pass', above=0, **_SIMULATED
-  ),
+  'simulate.outage_seconds': keys.number(60, 'seconds of an outage', above=0, **_SIMULATED),
 }
 
 

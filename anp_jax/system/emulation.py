@@ -184,8 +184,7 @@ def pass_seconds(
 
   They are a pure function of the seed, the step and the rows, times the factor of
   the process. The draw is lognormal with mean 1: computing times are above 0 and
-  have a longer tail above their mean than below. Outages of config.strategy.simulate
-  add to them.
+  have a longer tail above their mean than below.
 
   Args:
     settings: config.emulate, or config.strategy.simulate.
@@ -201,7 +200,7 @@ def pass_seconds(
 def worker_seconds(
   settings: ml_collections.ConfigDict, images: int, words: Sequence[int], workers: int
 ) -> np.ndarray:
-  """Returns the seconds that each worker computes for its micro-batch.
+  """Returns the seconds that each worker takes for its micro-batch, outages included.
 
   A worker's seconds do not depend on the number of workers; see `pass_seconds`.
 
@@ -214,19 +213,31 @@ def worker_seconds(
   Returns:
     (workers,) float64.
   """
-  return np.array(_seconds(settings, images, words, range(workers)))
+  passes = np.array(_seconds(settings, images, words, range(workers)))
+  return passes + outage_seconds(settings, words, workers)
 
 
 def _seconds(settings, images, words, processes):
   """Seconds of a pass by process, each with its draws."""
   mean, slow = float(settings.step_seconds + settings.image_seconds * images), dict(settings.slow)
   draws = _draws(settings.spread, words, len(processes))
-  seconds = [mean * slow.get(p, 1.0) * draw for p, draw in zip(processes, draws)]
-  if not settings.get('outage_chance'):
-    return seconds
-  # Draws of their own, so that an outage changes no other time.
-  chances = np.random.default_rng(np.asarray([*words, 1])).random(len(seconds))
-  return np.where(chances < settings.outage_chance, settings.outage_seconds, 0.0) + seconds
+  return [mean * slow.get(p, 1.0) * draw for p, draw in zip(processes, draws)]
+
+
+def outage_seconds(
+  settings: ml_collections.ConfigDict, words: Sequence[int], workers: int = 1
+) -> np.ndarray:
+  """Returns the seconds for which each worker is away before its pass, (workers,) float64.
+
+  Args:
+    settings: config.strategy.simulate.
+    words: integers that seed the draws, which are others than those of the passes.
+    workers: number of workers.
+  """
+  if not settings.outage_chance:
+    return np.zeros(workers)
+  is_away = np.random.default_rng([*words, 1]).random(workers) < settings.outage_chance
+  return is_away * float(settings.outage_seconds)
 
 
 def _draws(spread, words, count):
@@ -253,7 +264,7 @@ def describe_pass(settings: ml_collections.ConfigDict, who: str) -> list[str]:
     parts.append(f'spread {100 * settings.spread:g} %')
   if settings.get('outage_chance'):
     chance = 100 * settings.outage_chance
-    parts.append(f'{settings.outage_seconds:g} s more in {chance:g} % of passes')
+    parts.append(f'away for {settings.outage_seconds:g} s before {chance:g} % of passes')
   return parts + [f'{who} {i} x {factor:g}' for i, factor in settings.slow]
 
 

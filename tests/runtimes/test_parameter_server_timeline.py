@@ -102,6 +102,16 @@ def test_nobody_waits_for_an_outage_of_another():
   assert abs(together[-1] / 1000 - (1 + 0.149 * 50)) < 4 * 0.0113 * 50
 
 
+@pytest.mark.parametrize('mode', ['async', 'rennala'])
+def test_no_update_ends_an_outage(mode):
+  keys = {'simulate.outage_chance': 0.3, 'simulate.outage_seconds': 1000.0}
+  keys |= {'parts': 1} if mode == 'rennala' else {}
+  seconds = _seconds(_updates(4, 400, mode=mode, **keys))
+  # Of 400 passes or more 120 begin with an outage, less 4 standard errors of 9.2: 83,
+  # of which 4 may last on. Four workers are away at once at most.
+  assert seconds[-1] > (83 - 4) * 1000 / 4
+
+
 def test_two_gradients_in_flight_share_a_device():
   keys = {'simulate.pull_seconds': 1.0, 'simulate.push_seconds': 1.0}
   updates = _updates(1, 6, in_flight=2, **keys)

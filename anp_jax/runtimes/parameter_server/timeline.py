@@ -127,18 +127,16 @@ class Timeline:
       version = scheduler.begin_read(name, ticket)
       flight.gradient = ticket, version
       yield self._settings.pull_seconds
-      flight.start = max(self._seconds, self._free_at[index])
-      flight.end = flight.start + self._pass_seconds(index, ticket, count)
+      words = (self._config.seed, *ticket, index, count)
+      (away,) = emulation.outage_seconds(self._settings, words)
+      flight.start = max(self._seconds, self._free_at[index]) + away
+      flight.end = flight.start + emulation.pass_seconds(self._settings, self._images, words, index)
       self._free_at[index] = flight.end
       yield flight.end - self._seconds
       yield self._settings.push_seconds
       flight.gradient, flight.end = None, 0.0
       contribution = {'ticket': list(ticket), 'worker': name, 'reads': [version]}
       self._end(scheduler.commit(name, ticket, contribution))
-
-  def _pass_seconds(self, index, ticket, count):
-    words = (self._config.seed, *ticket, index, count)
-    return emulation.pass_seconds(self._settings, self._images, words, index)
 
   def _end(self, contributions):
     """Keeps the update that a commit has made, and wakes whoever waits for it."""
