@@ -125,6 +125,11 @@ def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
   builders.error_line(capsys, *words)
 
 
+# A dtype that NumPy lacks; a file begins with the length of its header.
+_HEADER = b'{"fc.weight": {"dtype": "F8_E4M3", "shape": [1, 2], "data_offsets": [0, 2]}}'
+_FLOAT8 = len(_HEADER).to_bytes(8, 'little') + _HEADER + bytes(2)
+
+
 @pytest.mark.parametrize(
   'content, words',
   [
@@ -136,6 +141,7 @@ def test_flags_that_do_not_go_together(tmp_path, flags, words, capsys):
     (safetensors_numpy.save({'module.fc.weight': np.zeros(2)}), 'its first are fc.weight'),
     (safetensors_numpy.save({'module.': np.zeros(2)}), 'its first are'),
     (safetensors_numpy.save({}), 'its first are none'),
+    (_FLOAT8, 'cannot be read: .*float8'),
   ],
 )
 def test_files_of_other_kinds_are_named(tmp_path, content, words):

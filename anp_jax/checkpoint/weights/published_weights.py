@@ -132,7 +132,8 @@ def _read(path, reader):
   """What a reader makes of a file; its errors as those of the key."""
   try:
     return reader(path)
-  except (safetensors.SafetensorError, OSError, ValueError) as e:
+  # AttributeError: a dtype that NumPy lacks.
+  except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as e:
     problem = f'cannot be read: {error_lines.first_line(e)}'
     if files.is_lfs_pointer(path):
       problem = 'is a Git LFS pointer, not the file itself; fetch it: git lfs pull'
