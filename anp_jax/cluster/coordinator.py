@@ -252,8 +252,7 @@ class Coordinator:
     # One without the state has just come: the others have trained without it.
     is_new = self._members.go_on and not member.info['has_state']
     if (code == termination.TRY_AGAIN or is_new) and self._members.are_elastic:
-      _send(member.writer, {'end': [code, text, False]})
-      self._regrouping.begin({member.index: text}, [member.index])
+      self._regrouping.begin({member.index: text}, {member.index: [code, text, False]})
     elif code == termination.FAILED:
       within = _LOSS_SEEN_WITHIN
       if _BROKEN.search(text):
@@ -323,9 +322,8 @@ class Coordinator:
     text = f'{why}{self._members.whereabouts()}'
     late = self._members.late_ranks()
     if self._members.are_elastic and len(late) < len(self._members.ranks):
-      for rank in late:
-        self._send_to(rank, {'end': [termination.TRY_AGAIN, text, True]})
-      self._regrouping.begin(dict.fromkeys(late, why), late)
+      end = [termination.TRY_AGAIN, text, True]
+      self._regrouping.begin(dict.fromkeys(late, why), dict.fromkeys(late, end))
     self._end(termination.TRY_AGAIN, text, stacks=True)
 
   def _lost(self, member, why):

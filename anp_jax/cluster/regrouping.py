@@ -7,7 +7,7 @@ it; so of two parts that lost each other one goes on, and the other joins it or 
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 import json
 
 from anp_jax.cluster import handshake, members as members_lib
@@ -49,19 +49,21 @@ class Regrouping:
     self.has_begun = False
 
   def begin(
-    self, lost: Mapping[int, str], gone: Collection[int] = (), coordinator: int | None = None
+    self, lost: Mapping[int, str], ends: Mapping[int, list] = {}, coordinator: int | None = None
   ) -> None:
-    """Has all processes restart without some; a second call does nothing.
+    """Has all processes restart without some; a second call only ends processes.
 
     Args:
       lost: why each process is missing, by rank.
-      gone: ranks in `lost` that certainly end.
+      ends: how those end that certainly do, by rank: status, reason, whether with stacks.
       coordinator: rank of another coordinator, which all join; None: there is none.
     """
+    for rank, end in ends.items():
+      self._send(rank, {'end': end})
     if self.has_begun:
       return
     self.has_begun = True
-    message = self._members.next_generation(lost, gone)
+    message = self._members.next_generation(lost, ends)
     message['stops'] = self._told >= set(self._members.ranks) - lost.keys()
     if coordinator is not None:
       message['coordinator'] = coordinator
@@ -87,15 +89,9 @@ class Regrouping:
       return
     leaving = self._told & set(self._members.ranks)
     if leaving == set(self._members.ranks):  # the others were told meanwhile: they stop
-      self.begin({})
-      return
+      leaving = set()
     lost = {rank: f'{self._members[rank].name} was told to leave' for rank in sorted(leaving)}
-    message = self._members.next_generation(lost, leaving)
-    self.has_begun = True
-    # A process that leaves ends as soon as it hears of it.
-    for rank in self._members.in_order():
-      text = 'the other processes go on with the run'
-      self._send(rank, {'end': [0, text, False]} if rank in leaving else {'regroup': message})
+    self.begin(lost, dict.fromkeys(leaving, [0, 'the other processes go on with the run', False]))
 
   async def look_around(self, on_answer: Callable[[], None]) -> None:
     """Until the run goes on: joins another coordinator, and dismisses who is dead.
