@@ -184,6 +184,7 @@ def from_flags(
     saved_run.check_change(flags, config, run)
   if flags.output:
     outputs.check_folder('--output', os.path.expanduser(flags.output))
+    outputs.check_apart('--output', os.path.expanduser(flags.output), config)
   if not flags.workdir and processes > 1:
     raise errors.ConfigError(f'--workdir is missing: {processes} processes need one that all see')
   workdir = flags.workdir or _new_workdir(flags.config or os.path.normpath(config.init['from']))
@@ -193,7 +194,7 @@ def from_flags(
     outputs.check_folder('--workdir', workdir)
   _check_store(workdir, config)
   if not is_evaluation:
-    _check_apart(workdir, config)
+    outputs.check_apart('--workdir', workdir, config, around=True)
   return config, os.path.normpath(workdir)
 
 
@@ -277,25 +278,6 @@ def _check_store(workdir, config):
     raise errors.ConfigError(
       f'--workdir={urls.remote_url(workdir)!r}: expected a path of this machine '
       f'for {key}, whose files must be up to date'
-    )
-
-
-def _check_apart(workdir, config):
-  """Refuses a workdir inside the data folder, and the reverse."""
-  if config.data.source != 'folder':
-    return
-  run, data = urls.remote_url(workdir), urls.normalize(config.data.path)
-  if bool(urls.scheme(run)) != bool(urls.scheme(data)):
-    return
-  paths = [p.replace('://', '/') for p in (run, data)]
-  if not urls.scheme(run):
-    paths = [os.path.realpath(p) for p in paths]
-  common = os.path.commonpath(paths)
-  if common in paths:
-    how = 'inside' if common == paths[1] else 'around'
-    raise errors.ConfigError(
-      f'--workdir={run} is {how} config.data.path={config.data.path}, '
-      'where each folder counts as a class; expected a folder outside it'
     )
 
 

@@ -5,6 +5,8 @@ import os
 import shutil
 import tempfile
 
+import ml_collections
+
 from anp_jax.config import errors, urls
 
 
@@ -24,6 +26,37 @@ def check_folder(flag: str, path: str) -> None:
     where = '' if place == path else f': {place}'
     raise errors.ConfigError(f'{flag}={path!r}{where} is a file, expected a folder')
   _probe(flag, path, place, 'folder')
+
+
+def check_apart(
+  flag: str, path: str, config: ml_collections.ConfigDict, around: bool = False
+) -> None:
+  """Refuses an output folder inside the data folder, where it would be a class.
+
+  Args:
+    flag: flag that names the output folder, with its dashes.
+    path: path of the output folder.
+    config: config, whose data are checked if they are a folder of images.
+    around: whether the output may not lie around the data either.
+
+  Raises:
+    ConfigError: naming the flag and both folders.
+  """
+  if config.data.source != 'folder':
+    return
+  output, data = urls.remote_url(path), urls.normalize(config.data.path)
+  if bool(urls.scheme(output)) != bool(urls.scheme(data)):
+    return
+  paths = [p.replace('://', '/') for p in (output, data)]
+  if not urls.scheme(output):
+    paths = [os.path.realpath(p) for p in paths]
+  common = os.path.commonpath(paths)
+  if common in paths if around else common == paths[1]:
+    how = 'inside' if common == paths[1] else 'around'
+    raise errors.ConfigError(
+      f'{flag}={output} is {how} config.data.path={config.data.path}, '
+      'where each folder counts as a class; expected a folder outside it'
+    )
 
 
 def check_file(flag: str, path: str, suffixes: Sequence[str] = ()) -> None:

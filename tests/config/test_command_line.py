@@ -150,6 +150,22 @@ def test_a_run_and_its_data_are_apart(run, data, how, tmp_path, capsys):
   assert f'--workdir={workdir} is {how} config.data.path={path}' in text
 
 
+@pytest.mark.parametrize('output', ['data/happy_dog', 'data', ''])
+def test_an_evaluation_is_not_written_among_its_data(output, tmp_path):
+  keys = {'data.source': 'folder', 'data.path': f'{tmp_path}/data'}
+  for folder in ('data', 'run'):
+    (tmp_path / folder).mkdir()
+  (tmp_path / 'run/config.json').write_text(config_lib.to_json(builders.config(keys)))
+  arguments = ['--mode=evaluate', f'--workdir={tmp_path}/run', f'--output={tmp_path}/{output}']
+  flags = command_line.main_flags(arguments, '')
+  if not output:
+    command_line.from_flags(flags, {})
+    return
+  line = f'--output={tmp_path}/{output} is inside config.data.path={tmp_path}/data'
+  with pytest.raises(config_lib.ConfigError, match=line):
+    command_line.from_flags(flags, {})
+
+
 @pytest.mark.parametrize('run', ['database', 'runs/data', 'da'])
 def test_a_run_beside_its_data_is_well(run, tmp_path):
   (tmp_path / 'data').mkdir()

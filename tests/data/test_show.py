@@ -216,6 +216,8 @@ def test_missing_files_are_refused(tree, tmp_path, capsys):
   file.write_text('')
   assert show.main(['show', *tree, f'--output={file}']) == 2
   builders.error_line(capsys, file)
+  assert show.main(['show', *tree, f'--output={tree[-1].partition("path=")[2]}/happy_dog']) == 2
+  builders.error_line(capsys, '--output=', 'is inside config.data.path')
   output = tmp_path / 'never'
   flags = [f'--config.data.path={tmp_path / "no"}', f'--output={output}']
   assert show.main(['show', *tree, *flags]) == 2

@@ -37,6 +37,8 @@ def main(argv: list[str]) -> int:
   overrides, rest = command_line.split_overrides(argv[1:])
   flags = _parse(rest)
   config = command_line.load(flags.config, overrides)
+  if not flags.stats:
+    outputs.check_apart('--output', flags.output, config)
   splits = _open(config)
   if flags.stats:
     counts = [stats.count(source) for source in splits]
