@@ -79,7 +79,8 @@ def test_a_number_that_is_none_is_no_class(tmp_path, config):
   [
     ('', ['has the columns none']),
     ('path,label\n', ['has no rows']),
-    ('path,lable\nx/0.jpg,a\n', ['path, lable', 'adjective and noun']),
+    ('path,lable\nx/0.jpg,a\n', ['path, lable', 'adjective and noun', "mean 'label'?"]),
+    ('path,label,splt\nx/0.jpg,a,train\n', ['path, label, splt', "did you mean 'split'?"]),
     ('path,noun\nx/0.jpg,a\n', ['path, noun', 'adjective and noun']),
     ('path,label\nx/0.jpg,a\nx/1.jpg,\n', [':3: label is']),
     ('path,label\nx/0.jpg,a\nx/1.jpg\n', [':3: 1 columns, expected 2']),
@@ -95,6 +96,15 @@ def test_a_bad_list_is_one_line(tmp_path, config, text, words):
   file = root / 'list.csv'
   file.write_bytes(text.encode('latin-1'))
   opening.refused([file, *words], config, f'list:{file}')
+
+
+def test_rows_of_a_split_that_is_mistyped_are_named(tmp_path, config, caplog):
+  root = _files(tmp_path)
+  text = _SPLITS.replace('old_cat,train', 'old_cat,trian').replace('val', 'test')
+  assert _open(config, _write(root / 'list.csv', text)).labels().tolist() == [2, 0]
+  place = f'{root}/list.csv:3'
+  assert f"{place}: the split 'trian' is not read; did you mean 'train'?" in caplog.text
+  assert "'test'" not in caplog.text
 
 
 def test_bad_files_are_one_line(tmp_path, config):

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anp_jax import config as config_lib
+from anp_jax.config import errors
 from anp_jax.data.sources import class_texts, image_folder, splits, stored_images
 
 SUFFIXES = ('.csv', '.parquet')
@@ -76,7 +77,10 @@ def _rows(file):
     raise config_lib.ConfigError(
       f'{file} has the columns {", ".join(columns) or "none"}; expected path, '
       'label or adjective and noun, and optionally split'
+      f'{_hint(lower, (*_PATHS, "label", "adjective", "noun"))}'
     )
+  if split is None and (hint := _hint(lower, _SPLITS)):
+    raise config_lib.ConfigError(f'{file} has the columns {", ".join(columns)}{hint}')
   rows, firsts = [], {}
   for number, cells in table:
     place = f'{file}:{number}'
@@ -141,6 +145,11 @@ def _column(columns, names):
   return next((lower.index(n) for n in names if n in lower), None)
 
 
+def _hint(columns, names):
+  """The name that a column may mean, as text for an error line; '' if there is none."""
+  return next(filter(None, (errors.nearest(c, names) for c in columns if c not in names)), '')
+
+
 def _in_split(file, rows, split):
   """(rows,) bool: whether each row is of a split."""
   names = dict.fromkeys(row.split for row in rows)
@@ -148,4 +157,8 @@ def _in_split(file, rows, split):
     splits.check_half(file, split)
     return np.array([splits.in_half(row.path, split) for row in rows], bool)
   name = splits.choose(file, split, names)
+  for other in names.keys() - {name}:
+    if hint := errors.nearest(other, [name]):
+      first = next(row for row in rows if row.split == other)
+      image_folder.warn_once(f'{first.place}: the split {other!r} is not read{hint}')
   return np.array([row.split == name for row in rows], bool)
