@@ -98,7 +98,10 @@ def find(path: str, which: str = 'newest') -> str:
     )
   path = urls.normalize(mirror.fetch_checkpoint(path))
   if not os.path.isdir(path):
-    raise config_lib.ConfigError(f'{path}: expected the workdir of a run or one of its checkpoints')
+    raise config_lib.ConfigError(
+      f'{path}: expected the workdir of a run or one of its checkpoints'
+      f'{saved_run.nearest_run(path)}'
+    )
   if os.path.isdir(os.path.join(path, _STATE)):
     return path
   steps = {

@@ -77,11 +77,12 @@ class Parser(argparse.ArgumentParser):
         raise
     if unknown:
       name = unknown[0].partition('=')[0]
-      # Typed without its group, or with nothing but it.
+      # Typed without its group or dashes, with nothing but it, or with another group.
+      typed = name.lstrip('-')
       options += [
         f'--config.{key}'
         for key in keys
-        if name.removeprefix('--') in (key, key.rpartition('.')[2])
+        if {key, key.rpartition('.')[2]} & {typed, typed.partition('.')[2]}
       ]
       raise errors.ConfigError(f'unknown argument {unknown[0]!r}{errors.nearest(name, options)}')
     for name, value in vars(flags).items():

@@ -116,7 +116,7 @@ class Key:
     return f'{key}={", ".join(_PATTERNS.get(p, p) for p in patterns)}'
 
   def _type_error(self, name, value):
-    words = _KINDS.get(type(self.default), f'a tuple like {self.default!r}')
+    words = _KINDS.get(type(self.default), f'a tuple like {self.default or ("a", "b")!r}')
     return errors.ConfigError(f'config.{name}={_shown(value)}: expected {words}')
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import checksums, manager, run_dir, trained
+from anp_jax.checkpoint.weights import published_weights
 from anp_jax.data import vocabulary
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from tests import builders
@@ -99,6 +100,14 @@ def test_the_mean_of_groups(tmp_path):
   np.testing.assert_allclose(network.params['head']['kernel'], (first + second) / 2, rtol=2e-7)
   np.testing.assert_array_equal(network.stats['batch_stats']['norm']['count'], [6, 7])
   assert network.step == 3
+
+
+def test_a_run_of_a_like_name_is_named(tmp_path):
+  (tmp_path / 'photos').mkdir()
+  (tmp_path / 'photos/config.json').write_text('{}')
+  with pytest.raises(config_lib.ConfigError, match="did you mean 'photos'?"):
+    trained.find(f'{tmp_path}/phots')
+  assert "did you mean 'photos'?" in published_weights.missing_path(f'{tmp_path}/phots')
 
 
 @pytest.mark.parametrize(

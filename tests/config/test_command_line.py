@@ -228,6 +228,8 @@ _RECIPE = '--config=configs/resnet_anp.py'
     ([_TINY, '--learning_rate=1'], ["did you mean '--config.optimizer.learning_rate'?"]),
     ([_TINY, '--optimizer.momentum=1'], ["did you mean '--config.optimizer.momentum'?"]),
     ([_TINY, '--batch_size=1'], ["did you mean '--config.batch_size'?"]),
+    ([_TINY, '--confg.data.path=x'], ["did you mean '--config.data.path'?"]),
+    ([_TINY, 'config.data.path=x'], ["did you mean '--config.data.path'?"]),
     ([_TINY, '--mode=eval'], ["did you mean 'evaluate'?"]),
     ([_TINY, '--num_process=2'], ["did you mean '--num_processes'?"]),
     ([_TINY, 'demo'], ["unknown argument 'demo'"]),

@@ -179,6 +179,7 @@ def test_load_and_override(recipe):
     ('ema', 'high', "config.ema='high': expected a number"),
     ('schedule.end', '1e999', 'schedule.end=inf: expected a number'),
     ('log.tensorboard', '1', 'log.tensorboard=1: expected True or False'),
+    ('data.held_out', 'a_b', "config.data.held_out='a_b': expected a tuple like ('a', 'b')"),
     ('data.mean', '3', 'config.data.mean=3: expected a tuple like (123.68'),
     ('optimizer.name', 'adamm', f'expected one of {", ".join(optimizers.OPTIMIZERS)} or pack'),
     ('optimizer.name', 'adamm', "package.module:function; did you mean 'adam'?"),

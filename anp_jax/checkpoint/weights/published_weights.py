@@ -16,6 +16,7 @@ from safetensors import numpy as safetensors_numpy
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import caffe_file, families, processors, torch_files
+from anp_jax.config import saved_run
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.system import error_lines, files
 
@@ -73,7 +74,7 @@ def missing_path(path: str) -> str:
     return ''
   return (
     f'config.init.from={path!r}: expected a file of weights ({", ".join(_SUFFIXES)}, .caffemodel), '
-    f'{PACKAGE}NAME or the workdir of a run, and there is none'
+    f'{PACKAGE}NAME or the workdir of a run, and there is none{saved_run.nearest_run(path)}'
   )
 
 
