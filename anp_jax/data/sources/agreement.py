@@ -89,12 +89,10 @@ def describe(source: source_lib.Source) -> dict:
 
 def difference(values: dict, expected: dict) -> str:
   """The first difference of two results of `describe`; '' without one."""
-  names, other_names = values['classes'], expected['classes']
-  for i, (name, other) in enumerate(zip(names, other_names)):
-    if name != other:
-      return f'class {i} is {name!r}, there it is {other!r}'
+  names = values['classes']
+  if text := _class_difference(names, expected['classes']):
+    return text
   for what, count, other in (
-    ('classes', len(names), len(other_names)),
     *(
       (f'examples of the class {name!r}', count, other)
       for name, count, other in zip(names, values['counts'], expected['counts'])
@@ -108,6 +106,22 @@ def difference(values: dict, expected: dict) -> str:
   if values['digest'] != expected['digest']:
     return 'names of files, their order or labels differ'
   return ''
+
+
+def check_classes(source: source_lib.Source, train: source_lib.Source) -> None:
+  """Raises ConfigError for other classes than those of the training data, naming the first."""
+  text = _class_difference(source.vocabulary.names, train.vocabulary.names)
+  if text:
+    raise config_lib.ConfigError(f'{source.name} has other classes than {train.name}: {text}')
+
+
+def _class_difference(names, other_names):
+  """The first difference of names of classes; '' without one."""
+  for i, (name, other) in enumerate(zip(names, other_names)):
+    if name != other:
+      return f'class {i} is {name!r}, there it is {other!r}'
+  count, other_count = len(names), len(other_names)
+  return f'{count} classes, there {other_count}' if count != other_count else ''
 
 
 def _labels(source, most=_MAX_COUNTED):
