@@ -63,6 +63,11 @@ def number_classes(place: str, numbers: Iterable[int]) -> tuple[str, ...]:
       f'{count:,} numbers; is it an id? Expected numbers from 0 on, or '
       f'names; {CLASSES_FILE} would give each number its name'
     )
+  return numbered(count)
+
+
+def numbered(count: int) -> tuple[str, ...]:
+  """Names of so many classes that have numbers only: class0, class1 and so on."""
   width = len(str(count - 1))
   return tuple(f'class{i:0{width}}' for i in range(count))
 
