@@ -22,7 +22,8 @@ import sys
 import jax
 
 from anp_jax import config as config_lib
-from anp_jax.config import argument_parser, errors, exits, outputs, trust, urls
+from anp_jax.config import argument_parser, errors, exits, outputs, saved_run, trust, urls
+from anp_jax.system import files
 
 # Platforms with a backend in JAX itself; --platforms takes rocm as well.
 _PLATFORMS = 'cpu,cuda,tpu'
@@ -54,13 +55,14 @@ def export(
     Lines for people.
 
   Raises:
-    ConfigError: if the checkpoint cannot be read.
+    ConfigError: if the checkpoint cannot be read, or the folder holds it or a run.
   """
   # Slow imports: only after the flags are checked.
   from anp_jax.checkpoint.weights import exported, huggingface, pretrained, timm_folder
   from anp_jax.data import vocabulary
 
   trained, notes = pretrained.find(checkpoint, which, labels)
+  _check_apart(folder, trained.folder)
   yield from notes
   m = trained.config.model
   classes = vocabulary.counted(len(trained.vocabulary), 'class')
@@ -92,6 +94,16 @@ def export(
       )
   yield from _sizes(folder, exported.write(trained, folder, platforms))
   yield f'{exported.NAME} is for {", ".join(platforms)}; any number of images'
+
+
+def _check_apart(folder, source):
+  """Refuses to write over a run, or over the weights that are exported."""
+  run_file = files.read_json_object(os.path.join(folder, saved_run.FILE))
+  is_run = 'strategy.name' in run_file or saved_run.has_checkpoints(folder)
+  if is_run or os.path.realpath(folder) in map(os.path.realpath, (source, os.path.dirname(source))):
+    raise config_lib.ConfigError(
+      f'--output={folder!r} holds a run or the weights of --checkpoint; choose another folder'
+    )
 
 
 def _sizes(folder, names):

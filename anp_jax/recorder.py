@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from anp_jax import cluster, config as config_lib, experiment
+from anp_jax import cluster, experiment
 from anp_jax.checkpoint import host_mirror, manager, run_dir
 from anp_jax.cluster import preemption
 from anp_jax.config import strategy as strategy_lib
@@ -56,11 +56,7 @@ def claim(
       another run.
   """
   config, train = opened.config, opened.source
-  if train.vocabulary.names != evaluation.vocabulary.names:
-    raise config_lib.ConfigError(
-      f'{train.name} and {evaluation.name} have different classes: '
-      f'{len(train.vocabulary)} and {len(evaluation.vocabulary)}'
-    )
+  agreement.check_classes(evaluation, train)
   agreement.check(processes, training=train, evaluation=evaluation)
   if config.checkpoint.keep_best:
     manager.check_best_metric(config, opened.spec.objective.metric_names)

@@ -139,8 +139,8 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     if not match:
       rest.append(argument)
       continue
-    value = match[2] if match[2] is not None else next(arguments, None)
-    if value is None:
+    value = match[2] if match[2] is not None else next(arguments, '--')
+    if match[2] is None and value.startswith('--'):  # the next flag
       raise errors.ConfigError(f'{argument}: expected a value')
     overrides[match[1]] = value
   return overrides, rest

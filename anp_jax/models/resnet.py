@@ -61,8 +61,9 @@ _BASE_WIDTH = 64  # of the first stage, that group_width refers to
 
 
 def least_width(fields: dict) -> int:
-  """The least width at which a group of the first stage has a channel."""
-  return -(-_BASE_WIDTH // fields.get('group_width', _BASE_WIDTH))
+  """The least width at which a group of the first stage, and a deep stem's half, has a channel."""
+  least = -(-_BASE_WIDTH // fields.get('group_width', _BASE_WIDTH))
+  return max(least, 2) if fields.get('stem') == 'deep' else least
 
 
 class Block(nn.Module):

@@ -191,13 +191,16 @@ def _run(flags, progress):
   pictures = []  # of the sheet: image, file and bars
   feature_files, arrays = [], []
   with contextlib.ExitStack() as stack:
+    stack.enter_context(contextlib.closing(batches))
+    results = named(network, batches)
+    firsts = [*itertools.islice(results, 1)]  # if they fail, an earlier table stays
     stream = sys.stdout.buffer
     if flags.output:
       stream = stack.enter_context(open(flags.output, 'wb'))
-    stack.enter_context(contextlib.closing(batches))
-    stack.callback(_write_features, flags.features, feature_files, arrays)  # after Ctrl-C, too
+    # After an error, too; Ctrl-C ends the process at once.
+    stack.callback(_write_features, flags.features, feature_files, arrays)
     write = rows_lib.writer(flags.format, stream, table.columns)
-    for batch, names in named(network, batches):
+    for batch, names in itertools.chain(firsts, results):
       rows = [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
       write(list(itertools.chain.from_iterable(rows)))
       if flags.sheet:

@@ -221,6 +221,7 @@ _RECIPE = '--config=configs/resnet_anp.py'
     ([f'{_RECIPE}:dmo'], ["'dmo'", "did you mean 'demo'"]),
     ([_RECIPE, '--config.learning_rate=1'], ["mean 'optimizer.learning_rate'"]),
     ([_RECIPE, '--config.batch_size'], ['--config.batch_size', 'expected a value']),
+    ([_RECIPE, '--config.data.dir', '--workdir=x'], ['--config.data.dir: expected a value']),
     ([_RECIPE, '--mode=evaluate'], ['--mode=evaluate', '--workdir']),
     ([_RECIPE, '--checkpoint=bset'], ['--checkpoint', "'best'"]),
     ([_RECIPE, '--checkpoint=best'], ['--checkpoint=best', '--mode=evaluate']),

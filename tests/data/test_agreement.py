@@ -121,6 +121,15 @@ def test_a_worker_compares_with_the_first():
       agreement.check_with(other, expected, 3)
 
 
+@pytest.mark.parametrize('kind', ['training', 'evaluation'])
+@pytest.mark.parametrize('count', [1, 2])
+def test_an_example_without_a_label_is_named_at_the_start(count, kind):
+  source = _source()
+  source._labels[500] = -1
+  text = 'test: test, example 500 has no label; expected a split'
+  assert all(error.startswith(text) for error in _check(*[source] * count, kind=kind))
+
+
 @pytest.mark.parametrize(
   'cache, held_out', [('none', ()), ('encoded', ('red_car',)), ('mapped', ())]
 )

@@ -46,6 +46,13 @@ def test_arrays(tmp_path, config, name):
 
 
 @pytest.mark.parametrize('name', ['set.npz', 'folder'])
+def test_arrays_to_evaluate_on_need_no_training_examples(tmp_path, config, name):
+  _save(tmp_path / name, {k: v for k, v in _arrays().items() if k.startswith('validation')})
+  source = opening.source(config, 'arrays', tmp_path / name, 'validation')
+  assert source.vocabulary.names == ('class0', 'class1') and source.labels().tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize('name', ['set.npz', 'folder'])
 def test_arrays_with_names(tmp_path, config, name):
   names = [f'fine_é{i}' for i in range(12)]
   texts = names if name == 'folder' else [n.encode() for n in names]

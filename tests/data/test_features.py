@@ -29,7 +29,7 @@ def config():
 
 def test_formats_hold_the_same(tmp_path):
   _npz(tmp_path / 'x.npz', logits=VALUES.astype(np.float64))
-  table = pa.table({'names': NAMES, 'logits': VALUES.tolist()})
+  table = pa.table({'names': [name.encode() for name in NAMES], 'logits': VALUES.tolist()})
   parquet.write_table(table, tmp_path / 'x.parquet')
   metadata = {'names': json.dumps(NAMES)}
   safetensors_numpy.save_file({'logits': VALUES}, tmp_path / 'x.safetensors', metadata)
@@ -112,6 +112,7 @@ def test_networks_of_images_do_not_read_features():
     ({'features': VALUES, 'names': ('x/1', 'x/1', 'x/2')}, 'names repeat'),
     ({'features': VALUES, 'names': ('x/1', '2.jpg', 'x/2')}, "'2.jpg' has no class"),
     ({'features': VALUES, 'names': ('x/1', 'x/3', '\x1b]x/2')}, 'has no class'),
+    ({'features': VALUES, 'names': VALUES}, '[0.0, 1.0] is neither a text nor a number'),
     ({'features': np.array([None] * 3)}, 'pickle'),
   ],
 )

@@ -56,7 +56,7 @@ def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
       'noun': ['dog', 'cat', 'dog'],
       'width': [3.5, None, 1.0],
       'file': ['x/4.jpg', 'x/1.jpg', 'x/0.jpg'],
-      'adjective': ['old', 'old', 'big'],
+      'adjective': [b'old', b'old', b'big'],
       'split': ['train', 'train', 'test'],
     }
   )
@@ -68,10 +68,14 @@ def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
   assert labels.tolist() == [2, 1]
 
 
-def test_a_number_that_is_none_is_no_class(tmp_path, config):
-  table = pa.table({'path': ['x/0.jpg', 'x/1.jpg'], 'label': [1.0, float('nan')]})
+@pytest.mark.parametrize(
+  'labels, words',
+  [([1.0, float('nan')], ':1: label is'), ([['x', 'y']] * 2, ":0: ['x', 'y'] is neither a text")],
+)
+def test_what_is_neither_text_nor_number_is_no_class(tmp_path, config, labels, words):
+  table = pa.table({'path': ['x/0.jpg', 'x/1.jpg'], 'label': labels})
   file = listed_sets.write_parquet(_files(tmp_path) / 'list.parquet', table)
-  opening.refused([f'{file}:1: label is'], config, f'list:{file}')
+  opening.refused([f'{file}{words}'], config, f'list:{file}')
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ def test_mnist_of_more_classes(tmp_path):
   names = tuple(str(i) for i in range(12))
   assert raw_data.read(tmp_path)[3] == names
   assert raw_data.read(tmp_path, 'test')[3] == names
+  (tmp_path / 'train-labels-idx1-ubyte').unlink()
+  assert raw_data.read(tmp_path, 'test')[2:] == ([3, 8], raw_data.DIGITS)
 
 
 def test_plain_file_is_read_where_both_are(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from anp_jax.data import sources
+from anp_jax.data.sources import image_folder
 from tests import builders, opening
 
 
@@ -52,6 +53,23 @@ def test_a_tree_without_splits_is_divided_by_the_hash_of_each_path(tmp_path, con
     assert _names(config, tmp_path, 'train') == training & set(files[:count])
     assert _names(config, tmp_path, 'validation') == set(files[:count]) - training
     assert _names(config, tmp_path, '.') == set(files[:count])
+
+
+@pytest.mark.parametrize(
+  'train, evaluation, count',
+  [('.', 'validation', 1), ('train', '.', 1), ('train', 'train', 1), ('train', 'validation', 0)],
+)
+def test_splits_that_share_examples_are_named_once(
+  tmp_path, config, caplog, train, evaluation, count
+):
+  image_folder.warn_once.cache_clear()
+  _tree(tmp_path, [f'{c}/{i}.jpg' for c in 'ab' for i in range(50)])
+  config.data.eval_split = evaluation
+  for _ in range(2):
+    opening.source(config, 'folder', tmp_path, train)
+    sources.open_source(config, training=False)
+  text = f'config.data.train_split={train!r} and eval_split={evaluation!r} share examples'
+  assert caplog.text.count(text) == count
 
 
 _FOUR_FIFTHS = int(0.8 * 2**64).to_bytes(8, 'big')

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -97,6 +99,7 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
   gcs.remove('changing/train/cat/1.png')
   os.remove(folder / 'train/cat/2.png')
   (folder / 'train/tiger/0.png').write_bytes(b'cut')
+  (folder / 'train/tiger/9.png').write_bytes(b'gone from the store since it was copied')
   del tree['train/cat/1.png']
   copied, text = copy()
   assert copied == tree | {name: tree[name][::-1]}
@@ -120,6 +123,26 @@ def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch)
       store_copy.path('config.data.path', config.data.path, config)
   store_copy.path('config.data.path', config.data.path, config)
   assert (root / 'remote/gs/bucket/torn' / name).read_bytes() == tree[name][::-1]
+
+
+_KILLED = """
+import os
+from anp_jax.data.sources import store_copy
+from anp_jax.system import progress
+from tests import builders
+
+progress.Progress.add = lambda *_: os._exit(9)  # once a first object has arrived
+store_copy.path('config.data.path', 'gs://bucket/killed', builders.config())
+"""
+
+
+def test_copy_that_was_killed_goes_on(gcs, root, capsys):
+  _put(gcs, 'killed', _tree())
+  assert subprocess.run([sys.executable, '-c', _KILLED], check=False).returncode == 9
+  store_copy.path('config.data.path', f'{_BUCKET}/killed', builders.config())
+  # Drafts may be left.
+  assert _tree().items() <= builders.read_tree(root / 'remote/gs/bucket/killed').items()
+  assert f': {len(_tree()) - 1}/{len(_tree()) - 1} files, ' in capsys.readouterr().err
 
 
 def test_arrays_and_a_prepared_set_in_a_store(gcs, root, tmp_path, monkeypatch):

@@ -132,3 +132,10 @@ def test_the_branch_of_a_block_that_is_left_out():
   variables = jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype), shapes)
   apply = jax.jit(lambda factor: block.apply(variables, x, factor))
   references.assert_branch_is_scaled(apply, x)
+
+
+def test_images_that_its_strides_leave_nothing_of_are_refused():
+  keys = {'model.name': 'convnextv2_atto', 'data.image_size': 31}
+  words = ['config.data.image_size=31: expected 32 or more']
+  builders.assert_refused(words, builders.config, keys)
+  assert builders.config(keys | {'data.image_size': 32}).data.image_size == 32

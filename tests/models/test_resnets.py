@@ -137,6 +137,7 @@ def test_transformers_names_are_refused_where_it_has_no_such_network(tmp_path):
     source_lib.read(path, config, names)
 
 
-def test_a_width_without_a_channel_a_group_is_refused():
-  with pytest.raises(config_lib.ConfigError, match='width=8: .* at least 16'):
-    _network('resnext50_32x4d', 8)
+@pytest.mark.parametrize('name, width, least', [('resnext50_32x4d', 8, 16), ('resnet18d', 1, 2)])
+def test_a_width_without_a_channel_a_group_is_refused(name, width, least):
+  with pytest.raises(config_lib.ConfigError, match=f'width={width}: .* at least {least} '):
+    _network(name, width)

@@ -1,5 +1,6 @@
 """Exported networks: loaded by transformers, run by JAX alone."""
 
+import dataclasses
 import io
 import json
 import os
@@ -414,6 +415,25 @@ def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
   (tmp_path / 'config.json').write_text('{}')
   with pytest.raises(config_lib.ConfigError, match='config.json of another'):
     list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
+
+
+@pytest.mark.parametrize(
+  'path, source',
+  [
+    ('config.json', 'nowhere'),  # of a run without checkpoints yet
+    ('checkpoints/3/state/x', 'nowhere'),
+    ('model.safetensors', 'model.safetensors'),
+    ('state/x', ''),
+  ],
+)
+def test_a_run_and_the_exported_weights_are_not_written_over(path, source, tmp_path, monkeypatch):
+  trained = dataclasses.replace(exporting.trained(), folder=str(tmp_path / source))
+  monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
+  before = {path: b'{"strategy.name": "sync"}'}
+  builders.write_tree(tmp_path, before)
+  words = [f'--output={str(tmp_path)!r} holds a run or the weights']
+  builders.assert_refused(words, list, export.export('it', str(tmp_path), 'newest', ('cpu',)))
+  assert builders.read_tree(tmp_path) == before
 
 
 @pytest.mark.slow

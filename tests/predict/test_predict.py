@@ -294,6 +294,16 @@ def test_refused(flags, words, capfd):
   builders.error_line(capfd, *words)
 
 
+def test_an_earlier_table_stays_if_nothing_can_be_named(run, tmp_path, monkeypatch):
+  workdir, tree = run
+  output = tmp_path / 'names.csv'
+  output.write_text('earlier')
+  monkeypatch.setattr(network_lib.Network, 'names', lambda *_: [][0])
+  with pytest.raises(IndexError):
+    _main(f'--checkpoint={workdir}', tree, f'--output={output}')
+  assert output.read_text() == 'earlier'
+
+
 class Diverged(nn.Module):
   """A network whose outputs are no numbers."""
 

@@ -349,6 +349,13 @@ def test_labels_are_found_by_the_names_of_classes():
   # The run's classes are pairs, whatever the names alone would tell.
   Other.vocabulary = KNOWN.with_pairs('no')
   assert label_mapping.map_labels(source, KNOWN).vocabulary is KNOWN
+  # Classes without names, and a set that lacks the highest numbers.
+  Other.vocabulary = vocabulary_lib.Vocabulary(('class0', 'class1'))
+  numbered = vocabulary_lib.Vocabulary(tuple(f'class{i:02}' for i in range(12)))
+  assert label_mapping.map_labels(source, numbered).labels().tolist() == [0, 1, 1]
+  few, Other.vocabulary = Other.vocabulary, numbered
+  with pytest.raises(config_lib.ConfigError, match="'class02', which is none of the 2 "):
+    label_mapping.map_labels(source, few)
   Other.vocabulary = vocabulary_lib.Vocabulary(('big_cat', 'red_sunn'))
   with pytest.raises(config_lib.ConfigError, match="other has the class 'red_sunn'.*'red_sun'"):
     label_mapping.map_labels(source, KNOWN)

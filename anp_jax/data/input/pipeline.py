@@ -6,7 +6,6 @@ import contextlib
 
 import numpy as np
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import (
   batch_plan,
@@ -15,6 +14,7 @@ from anp_jax.data.input import (
   decode_pillow,
   decode_tensorflow,
 )
+from anp_jax.data.sources import source as source_lib
 from anp_jax.system import cores
 
 
@@ -60,12 +60,7 @@ def labelled(
   """
   with contextlib.closing(batches(source, plan, registry)) as stream:
     for count, batch in enumerate(stream, plan.start):
-      if (batch['label'] < 0).any():
-        index = plan.indices(count)[1][np.argmax(batch['label'] < 0)]
-        raise config_lib.ConfigError(
-          f'{source.name}: {source.example_name(int(index))} has no label; expected a split whose '
-          'examples all have one'
-        )
+      source_lib.check_labelled(source, batch['label'], plan.indices(count)[1])
       yield batch
 
 

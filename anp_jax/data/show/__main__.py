@@ -24,7 +24,7 @@ from anp_jax.config import argument_parser, command_line, exits, outputs
 from anp_jax.data import index_shuffle, sources, vocabulary
 from anp_jax.data.input import augment, batch_plan, pipeline
 from anp_jax.data.show import stats
-from anp_jax.data.sources import balance, source as source_lib
+from anp_jax.data.sources import agreement, balance, source as source_lib
 
 _MAX_COUNT = 1000  # a sheet of more would not open in every viewer
 _STREAM = 2  # of random numbers, see `index_shuffle`
@@ -143,12 +143,7 @@ def _open(config):
     raise config_lib.ConfigError(
       f'config.data.source={config.data.source} has nothing to show: it holds no images'
     )
-  names = [source.vocabulary.names for source in splits]
-  if names[0] != names[1]:
-    raise config_lib.ConfigError(
-      f'{splits[0].name} and {splits[1].name} have different classes: '
-      f'{len(names[0])} and {len(names[1])}'
-    )
+  agreement.check_classes(splits[1], splits[0])
   return splits
 
 

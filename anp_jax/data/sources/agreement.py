@@ -21,7 +21,7 @@ _MAX_COUNTED = 200_000
 
 
 def check(processes: 'cluster.Processes', **sources: source_lib.Source) -> None:
-  """Refuses processes whose data differ, before the first step.
+  """Refuses processes whose data differ, and examples without a label, before the first step.
 
   No image is read: names of classes, labels and names of files count, as far as
   the sources know them.
@@ -32,9 +32,13 @@ def check(processes: 'cluster.Processes', **sources: source_lib.Source) -> None:
 
   Raises:
     ConfigError: on all processes, naming the first rank whose data differ from
-      those of rank 0, and the first difference.
+      those of rank 0, and the first difference; at an example without a label,
+      naming it. One process makes no pass over prepared records for it: the
+      batch with the example is refused.
   """
   if processes.count == 1:
+    for source in sources.values():
+      _labels(source, most=0)
     return
   for kind, source in sources.items():
     description = describe(source)
@@ -68,12 +72,12 @@ def check_with(source: source_lib.Source, expected: dict, rank: int) -> None:
 
 
 def describe(source: source_lib.Source) -> dict:
-  """JSON values that are equal where the examples are."""
+  """JSON values that are equal where the examples are; refuses one without a label."""
   files, labels = source.listing(), _labels(source)
   text = '' if files is None else '\n'.join(files)
   counts = []
   if labels is not None:
-    counts = np.bincount(labels[labels >= 0], minlength=len(source.vocabulary)).tolist()
+    counts = np.bincount(labels, minlength=len(source.vocabulary)).tolist()
   return {
     'classes': list(source.vocabulary.names),
     'vocabulary': source.vocabulary.digest(),
@@ -85,12 +89,10 @@ def describe(source: source_lib.Source) -> dict:
 
 def difference(values: dict, expected: dict) -> str:
   """The first difference of two results of `describe`; '' without one."""
-  names, other_names = values['classes'], expected['classes']
-  for i, (name, other) in enumerate(zip(names, other_names)):
-    if name != other:
-      return f'class {i} is {name!r}, there it is {other!r}'
+  names = values['classes']
+  if text := _class_difference(names, expected['classes']):
+    return text
   for what, count, other in (
-    ('classes', len(names), len(other_names)),
     *(
       (f'examples of the class {name!r}', count, other)
       for name, count, other in zip(names, values['counts'], expected['counts'])
@@ -106,13 +108,31 @@ def difference(values: dict, expected: dict) -> str:
   return ''
 
 
-def _labels(source):
-  """(n,) int32; None where they take long, or come with the config."""
+def check_classes(source: source_lib.Source, train: source_lib.Source) -> None:
+  """Raises ConfigError for other classes than those of the training data, naming the first."""
+  text = _class_difference(source.vocabulary.names, train.vocabulary.names)
+  if text:
+    raise config_lib.ConfigError(f'{source.name} has other classes than {train.name}: {text}')
+
+
+def _class_difference(names, other_names):
+  """The first difference of names of classes; '' without one."""
+  for i, (name, other) in enumerate(zip(names, other_names)):
+    if name != other:
+      return f'class {i} is {name!r}, there it is {other!r}'
+  count, other_count = len(names), len(other_names)
+  return f'{count} classes, there {other_count}' if count != other_count else ''
+
+
+def _labels(source, most=_MAX_COUNTED):
+  """(n,) int32; None where they come with the config, or from a pass over more than `most`."""
   if source.kind == 'synthetic':
     return None
-  if source.listing() is None and len(source) > _MAX_COUNTED:
+  if source.listing() is None and len(source) > most:
     return None
-  return np.asarray(source.labels(), np.int32)
+  labels = np.asarray(source.labels(), np.int32)
+  source_lib.check_labelled(source, labels)
+  return labels
 
 
 def _digest(text, more=b''):

@@ -85,8 +85,11 @@ def _numpy(path, split):
   labels = _labels(path, split, f'{len(images)} whole numbers', len(images))
   names = _array(path, 'class_names', optional=True)
   if names is None:
-    used = _labels(path, 'train', 'whole numbers')
-    names = class_texts.number_classes(f'{path}: train_labels', map(int, used.tolist()))
+    # An evaluation may find no training examples.
+    has_train = _array(path, 'train_labels', optional=True) is not None
+    name = 'train' if has_train else split
+    used = _labels(path, name, 'whole numbers')
+    names = class_texts.number_classes(f'{path}: {name}_labels', map(int, used.tolist()))
   else:
     names = _texts(path, names)
   raw_files.check_labels(f'{path}: {split}', labels, len(names))

@@ -32,6 +32,19 @@ def columns(names: Iterable[str]) -> list[str]:
   return label or [*PAIR] * names.issuperset(PAIR)
 
 
+def text(value: Any) -> str:
+  """A text or a number of a table as a text; bytes hold one, as the names of files do.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  if isinstance(value, bytes):
+    return os.fsdecode(value)
+  if not isinstance(value, (str, int, float)):
+    raise ValueError(f'{value!r} is neither a text nor a number')
+  return str(value)
+
+
 def number_classes(place: str, numbers: Iterable[int]) -> tuple[str, ...]:
   """Names of the classes that examples number: class0, class1 and so on.
 
@@ -50,6 +63,11 @@ def number_classes(place: str, numbers: Iterable[int]) -> tuple[str, ...]:
       f'{count:,} numbers; is it an id? Expected numbers from 0 on, or '
       f'names; {CLASSES_FILE} would give each number its name'
     )
+  return numbered(count)
+
+
+def numbered(count: int) -> tuple[str, ...]:
+  """Names of so many classes that have numbers only: class0, class1 and so on."""
   width = len(str(count - 1))
   return tuple(f'class{i:0{width}}' for i in range(count))
 

@@ -13,7 +13,7 @@ import safetensors
 from anp_jax import config as config_lib
 from anp_jax.config import data_keys
 from anp_jax.data import vocabulary
-from anp_jax.data.sources import source as source_lib, splits
+from anp_jax.data.sources import class_texts, source as source_lib, splits
 from anp_jax.system import error_lines, files
 
 ARRAY = 'features'  # the array that is read where none is named
@@ -169,7 +169,7 @@ def _read(path, array, _state):
     raise config_lib.ConfigError(f'{path}: expected a file {", ".join(_READERS)}')
   try:
     names, values = reader(path, array)
-    names = tuple(map(str, names))
+    names = tuple(map(class_texts.text, names))
     values = np.asarray(values, np.float32)
     if values.ndim != 2 or len(values) != len(names) or not values.size:
       raise ValueError(f'{array} is an array {values.shape}, expected ({len(names)}, width)')

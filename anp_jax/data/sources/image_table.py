@@ -132,11 +132,16 @@ def _parquet(file):
     columns = [c.to_pylist() for c in pq.read_table(file, columns=names)]
   except (OSError, pa.ArrowException) as e:
     raise config_lib.ConfigError(f'cannot read {file}: {str(e).splitlines()[0]}') from e
-  rows = enumerate(zip(*columns))
   return names, [
-    (i, ['' if cell is None or cell != cell else str(cell).strip() for cell in row])
-    for i, row in rows
+    (i, [_cell(f'{file}:{i}', value) for value in row]) for i, row in enumerate(zip(*columns))
   ]
+
+
+def _cell(place, value):
+  try:
+    return '' if value is None or value != value else class_texts.text(value).strip()
+  except ValueError as e:
+    raise config_lib.ConfigError(f'{place}: {e}') from e
 
 
 def _column(columns, names):

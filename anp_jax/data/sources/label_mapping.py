@@ -4,7 +4,7 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.data.sources import source as source_lib
+from anp_jax.data.sources import class_texts, source as source_lib
 
 
 def map_labels(
@@ -21,15 +21,19 @@ def map_labels(
   """
   if source.vocabulary == vocabulary:
     return source
-  ids = {name: i for i, name in enumerate(vocabulary.names)}
-  for name in source.vocabulary.names:
+  ids, names = {name: i for i, name in enumerate(vocabulary.names)}, source.vocabulary.names
+  vocabularies = source.vocabulary, vocabulary
+  if all(v.names == class_texts.numbered(len(v)) for v in vocabularies):
+    # Numbers are as wide as the highest, which a set may lack.
+    names = vocabulary.names[: len(names)] + names[len(vocabulary) :]
+  for name in names:
     if name not in ids:
       raise config_lib.ConfigError(
         f'{source.name} has the class {name!r}, which is none of the '
         f'{len(vocabulary)} that the run was trained to name'
         f'{vocabulary_lib.nearest(name, vocabulary.names)}'
       )
-  return _MappedLabels(source, vocabulary, [ids[name] for name in source.vocabulary.names])
+  return _MappedLabels(source, vocabulary, [ids[name] for name in names])
 
 
 def of_words(source: source_lib.Source, words: str) -> source_lib.Source:

@@ -78,8 +78,9 @@ def mnist(folder: str, split: str) -> Contents:
       f'{labels_file} holds {len(labels)} labels, expected {len(images)}, one '
       f'for each image of {images_file}'
     )
-  # Both splits must have the same classes, so training says how many.
-  train = labels if part == 'train' else _idx(folder, 'train', 'labels')[1]
+  # Both splits must have the same classes, so training says how many, if it is there.
+  has_train = part != 'train' and _file(folder, 'train', 'labels')
+  train = _idx(folder, 'train', 'labels')[1] if has_train else labels
   names = _numbers(max(_CLASSES, int(train.max(initial=0)) + 1))
   check_labels(labels_file, labels, len(names))
   # A view: the three channels are the same bytes.
@@ -135,14 +136,19 @@ def _spellings(part, kind='images'):
   return [name + suffix for suffix in ('', '.gz') for name in plain]
 
 
+def _file(folder, part, kind):
+  """The path of an idx file; None if it is missing."""
+  # Some archives unpack each file into a folder of the same name.
+  files = (os.path.join(folder, name) for name in _spellings(part, kind))
+  return next(filter(os.path.isfile, files), None)
+
+
 def _idx(folder, part, kind):
   """The file's path, and its (n,) or (n, height, width) uint8."""
-  names = _spellings(part, kind)
-  files = [os.path.join(folder, name) for name in names]
-  # Some archives unpack each file into a folder of the same name.
-  file = next((f for f in files if os.path.isfile(f)), None)
+  file = _file(folder, part, kind)
   if file is None:
-    raise config_lib.ConfigError(f'{folder} has no file {names[0]} or its .gz')
+    name = _spellings(part, kind)[0]
+    raise config_lib.ConfigError(f'{folder} has no file {name} or its .gz')
   data = _content(file)
   dimensions = {'images': 3, 'labels': 1}[kind]
   magic, start_bytes = 0x800 + dimensions, data[:4].tobytes()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from anp_jax import config as config_lib
 from anp_jax.data import vocabulary as vocabulary_lib
 
 
@@ -89,6 +90,25 @@ class Wrapper(Source):
   def listing(self) -> Sequence[str] | None:
     """The files of the wrapped source."""
     return self._source.listing()
+
+
+def check_labelled(
+  source: Source, labels: np.ndarray, indices: Sequence[int] | np.ndarray | None = None
+) -> None:
+  """Raises ConfigError at the first example without a label, naming it.
+
+  Args:
+    source: examples.
+    labels: (n,) of some of them; -1: none.
+    indices: (n,) their indices; None: all examples.
+  """
+  if (labels < 0).any():
+    row = int(np.argmax(labels < 0))
+    index = row if indices is None else int(indices[row])
+    raise config_lib.ConfigError(
+      f'{source.name}: {source.example_name(index)} has no label; expected a split whose '
+      'examples all have one'
+    )
 
 
 def fingerprint(source: Source) -> dict:

@@ -2,7 +2,7 @@
 
 One way for all kinds of sources: none reads objects by itself. Every start asks
 the store for its list: what is new or changed is copied, what is gone is
-removed. So a copy that was interrupted goes on.
+removed. So a copy that was interrupted or killed goes on.
 """
 
 from concurrent import futures
@@ -75,45 +75,41 @@ def prepared_path(directory: str, set_name: str, config: ml_collections.ConfigDi
 def _update(address, target, objects):
   """Makes the copy of an address equal to what the store has, as `remote.sizes`."""
   folder, base = os.path.split(target)
-  list_file = os.path.join(folder, f'.{base}.json')
-  copied = files.read_json_object(list_file)
+  list_file = os.path.join(folder, f'.{base}.jsonl')
+  copied = {record['name']: record['state'] for record in files.read_json_lines(list_file)}
+  paths = {os.path.normpath(remote.join(target, name)) for name in objects}
+  for place, _, names in os.walk(target):
+    # Hidden are drafts, and the records of copies of folders in this one.
+    copies = {os.path.join(place, name) for name in names if not name.startswith('.')}
+    for path in copies - paths:
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
   missing = {
-    name: size
-    for name, (size, tag) in objects.items()
-    if copied.get(name) != [size, tag] or _size(remote.join(target, name)) != size
+    name: state
+    for name, state in objects.items()
+    if copied.get(name) != [*state] or _size(remote.join(target, name)) != state[0]
   }
-  gone = [name for name in copied if name not in objects]
-  if not missing and not gone:
-    return
-  for name in gone:
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(remote.join(target, name))
-  arrived: set[str] = set()
-  try:
-    _download(address, target, missing, arrived)
-  finally:
-    # A file that did not arrive may be an older one of the same size.
-    stale = missing.keys() - arrived
-    files.write_json(list_file, {n: state for n, state in objects.items() if n not in stale})
+  if missing:
+    _download(address, target, missing, list_file)
 
 
-def _download(address, target, sizes, arrived):
-  """Copies objects of these sizes by name, several at a time; adds those that arrive."""
-  total = sum(sizes.values())
+def _download(address, target, objects, list_file):
+  """Copies objects, several at a time; records each at once, as the process may be killed."""
+  total = sum(size for size, _ in objects.values())
   outputs.check_room('$ANP_DATA', os.path.dirname(target), total)
   progress = progress_lib.Progress(
-    f'copying {address} to {target}, {total / 1e6:,.1f} MB', len(sizes), log_seconds=_LOG_SECONDS
+    f'copying {address} to {target}, {total / 1e6:,.1f} MB', len(objects), log_seconds=_LOG_SECONDS
   )
-
-  def copy(name, size):
-    _copy_file(address, target, name, size)
-    arrived.add(name)
-
   with futures.ThreadPoolExecutor(_DOWNLOADS) as pool:
-    jobs = [pool.submit(copy, *item) for item in sizes.items()]
+    jobs = {
+      pool.submit(_copy_file, address, target, name, size): name
+      for name, (size, _) in objects.items()
+    }
     try:
       for job in futures.as_completed(jobs):
         job.result()
+        name = jobs[job]
+        files.append_json_line(list_file, {'name': name, 'state': objects[name]})
         progress.add(1)
     finally:
       pool.shutdown(cancel_futures=True)

@@ -86,11 +86,7 @@ def complete_labels(source: source_lib.Source) -> np.ndarray:
     ConfigError: naming the first example without.
   """
   labels = source.labels()
-  if (labels < 0).any():
-    example = source.example_name(int(np.argmax(labels < 0)))
-    raise config_lib.ConfigError(
-      f'{example} has no label, which config.data.balance, imbalance and held_out need'
-    )
+  source_lib.check_labelled(source, labels)
   return labels
 
 

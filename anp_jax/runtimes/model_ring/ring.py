@@ -97,6 +97,7 @@ def create(config: ml_collections.ConfigDict, workdir: str, processes: cluster.P
   candidates = candidates_lib.create(config, processes.gather(meshes[0].size)[0])
   source = sources.open_source(config, training=True)
   eval_source = sources.open_source(config, training=False)
+  agreement.check_classes(eval_source, source)
   agreement.check(processes, training=source, evaluation=eval_source)
   objective = objective_lib.create(source.vocabulary, config)
   checkpoint_lib.check_best_metric(config, objective.metric_names)
