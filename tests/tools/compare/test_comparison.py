@@ -29,13 +29,13 @@ def no_figure(monkeypatch):
 
 
 def _records(accuracy, losses=(2.0, 1.0, 1.5), step=10, pairs=False):
-  """Three epochs of 5 s each."""
+  """Three epochs of 5 s each, of 320 images."""
   records = []
   for i, (loss, value) in enumerate(zip(losses, accuracy), 1):
     line = {'step': step * i, 'epoch': float(i), 'time': 1e9, 'loss': loss, 'anp_top1': value}
     if pairs:
       line['noun_top1'] = value
-    speed = {'seconds': 5.0, 'images_per_second': 100.0 + i}
+    speed = {'seconds': 5.0, 'images_per_second': 64.0}
     records.append({'kind': 'train', **line, **speed})
     records.append({'kind': 'validation', **line, 'loss': loss + 0.25})
   return records
@@ -79,7 +79,7 @@ def test_results_are_those_of_the_files(tmp_path):
     'steps': ('30', '30'),
     'finished': ('yes', 'no'),
     'training time': ('0:15', '0:15'),
-    'images/s (median)': ('102', '102'),
+    'images/s (median)': ('64', '64'),
     'parameters': ('1,234', '-'),
     'devices': ('8 x cpu', '-'),
   }
