@@ -10,7 +10,8 @@ import math
 import numpy as np
 from scipy import special
 
-_POINTS = 101  # moments of a run at which its live nodes are counted
+_MOMENTS = 100  # moments between two ends of a job at which its live nodes are counted
+_ENDS = 5  # from so many on, the mean time to an end decides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,12 @@ def _with_repair(faults, nodes, least) -> tuple[np.ndarray, float]:
 
 def _without_repair(faults, nodes, least, seconds) -> tuple[np.ndarray, float]:
   """The same over `seconds` in which no node returns, but for an end of the job."""
-  moments = np.linspace(0, seconds, _POINTS)
+  # Between two ends, k nodes live for mtbf / k.
+  stays = np.zeros(nodes + 1)
+  stays[least:] = faults.mtbf / np.arange(least, nodes + 1)
+  life = stays.sum()
+  counted = min(seconds, _ENDS * life)
+  moments = np.linspace(0, counted, 1 + math.ceil(_MOMENTS * max(1.0, counted / life)))
   alive = np.exp(-moments / faults.mtbf)
   at_most = special.bdtr(np.arange(nodes + 1), nodes, alive[:, np.newaxis])
   exactly = np.diff(at_most, prepend=0.0)
@@ -206,8 +212,9 @@ def _without_repair(faults, nodes, least, seconds) -> tuple[np.ndarray, float]:
   first_ends = np.diff(at_most[:, least - 1])
   # Renewal: after an end the job begins with all nodes.
   occupied, ended = exactly.copy(), at_most[:, least - 1].copy()
-  for i in range(1, _POINTS):
+  for i in range(1, len(moments)):
     occupied[i] += first_ends[:i] @ occupied[i - 1 :: -1]
     ended[i] += first_ends[:i] @ ended[i - 1 :: -1]
-  times = np.trapezoid(occupied, moments, axis=0) / seconds
-  return times, ended[-1] / seconds
+  lives = (seconds - counted) / life
+  times = np.trapezoid(occupied, moments, axis=0) + lives * stays
+  return times / times.sum(), (ended[-1] + lives) / seconds

@@ -169,7 +169,12 @@ def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
 
 @pytest.mark.parametrize(
   'nodes, rule, mtbf, hours, runs',
-  [(2, _any, 20, 40, 250), (8, _powers, 100, 50, 100), (48, _half, 1000, 24, 500)],
+  [
+    (2, _any, 20, 40, 250),
+    (8, _powers, 100, 50, 100),
+    (48, _half, 1000, 24, 500),
+    (4, _any, 10, 1000, 8),  # some 50 jobs after each other
+  ],
 )
 def test_goodput_of_runs_whose_nodes_never_return(nodes, rule, mtbf, hours, runs):
   faults, used = _faults(mtbf, 0), rule(nodes)
@@ -189,6 +194,8 @@ def test_free_copies_and_restarts_leave_the_nodes_that_live():
   # The mean of exp(-t / 100) over the first 30 seconds.
   mean = (1 - math.exp(-0.3)) / 0.3
   assert _predicted(never, _any(50), always, always, 30.0) == pytest.approx(mean, rel=1e-5)
+  # In the long run both nodes of two live for 50 seconds, then one for 100.
+  assert _predicted(never, _any(2), always, always, 1e6) == pytest.approx(2 / 3, rel=1e-4)
 
 
 def test_without_failures_only_copies_cost():

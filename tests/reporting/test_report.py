@@ -10,9 +10,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from anp_jax import config as config_lib
 from anp_jax.reporting import run_page
 from anp_jax.reporting.run_page import run_tables
-from tests import launching
+from tests import builders, launching
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -109,6 +110,18 @@ def test_speed_and_time_equal_those_of_the_jsonl(tmp_path, no_figure):
   assert rows['peak memory'] == ['1.5 GB']
   assert rows['ratio'] == ['0.333333']
   assert '\x1b' not in text
+
+
+def test_training_time_has_no_gap_where_a_run_was_resumed(tmp_path):
+  """20 steps of 1 s, the last 5 of them timed after the second half's resume."""
+  line = {'kind': 'train', 'epoch': 1.0, 'images_per_second': 8.0, 'input_wait': 0.25}
+  _save(tmp_path, [line | {'step': 10, 'seconds': 10.0}, line | {'step': 20, 'seconds': 5.0}])
+  config = config_lib.flat(builders.config({'batch_size': 8}))
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  train, validation = run_tables.load(str(tmp_path))
+  assert run_tables.result(train, validation)['seconds'] == 20
+  assert dict(run_tables.facts(train, validation))['training time'] == '0:20 without pauses'
+  assert run_tables.durations(str(tmp_path), train) == {'steps': 15, 'waiting for input': 5}
 
 
 def test_the_figure_is_drawn_and_the_same_run_gives_the_same_files(tmp_path):

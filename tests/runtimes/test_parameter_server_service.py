@@ -176,16 +176,17 @@ def test_ticket_nobody_gave_is_dropped(server):
   assert server.session.scheduler.version == 0
 
 
-def test_a_worker_that_is_lost_while_its_call_waits_gets_no_ticket(server, monkeypatch):
-  """Its tickets go to another worker, and no new one to a process that is gone."""
+def test_a_call_from_before_a_release_gets_no_ticket(server, monkeypatch):
+  """Its answer reaches nobody: the worker's connection is lost, or its process."""
   monkeypatch.setattr(session_lib, 'PATIENCE', 0.5)
   session = server.session
   first = [session.take('lost')['ticket'] for _ in range(5)]
   call = threads.start(lambda: session.take('lost'), 'call')  # none is left
   time.sleep(0.1)
-  session.lose('lost')
-  assert call.result(10) == {'wait': True}
-  assert [session.take('other')['ticket'] for _ in range(5)] == first
+  number = server.client.ask('release', worker='lost')['session']
+  assert call.result(10) == session.take('lost') == {'wait': True}
+  tickets = [session.take('lost', number)['ticket'] for _ in range(2)]
+  assert [*tickets, *(session.take('other')['ticket'] for _ in range(3))] == first
 
 
 def test_a_call_that_waits_when_the_run_ends_changes_nothing(server):

@@ -110,8 +110,8 @@ class _Server:
     self._lock = threading.Lock()
     self.now = self.most = self.pulls = 0
 
-  def ask(self, name, **_):
-    assert name == 'take'
+  def ask(self, name, **request):
+    assert (name, request) == ('take', {'worker': 'a', 'session': 7})
     step = next(self._tickets, None)
     if step is None:
       self.over.wait(10)
@@ -154,7 +154,7 @@ def test_a_worker_has_as_many_gradients_in_flight(config, mode, in_flight, toget
   worker = types.SimpleNamespace(
     name='a', progress=0, over=server.over, compute=lambda pull, step, batch: pull()
   )
-  worker_lib._WorkerSession(worker, [server], setup, 1).run()
+  worker_lib._WorkerSession(worker, [server], setup, 1, session=7).run()
   assert (server.most, server.pulls) == (together, 6)
 
 
@@ -203,7 +203,7 @@ def test_a_gradient_that_would_be_dropped_is_not_sent(config, answer):
       requests.append(('put', request['ticket']))
 
   setup.layout = types.SimpleNamespace(slices=[slice(0, 2)])
-  session = worker_lib._WorkerSession(worker, [Server()], setup, 1)
+  session = worker_lib._WorkerSession(worker, [Server()], setup, 1, session=7)
   session._process((7, 0), 'batch', 0.0)
   sending = [] if answer else [('put', (7, 0)), ('commit', None)]
   assert requests == [('check', 5), *sending]

@@ -1,22 +1,46 @@
 """Tables of a run: its scores and its speed, from metrics.jsonl."""
 
+import itertools
 import math
 import statistics
 import time
 
+from anp_jax.config import saved_run
 from anp_jax.reporting import metric_lines, report_kit, telemetry
 from anp_jax.training import metric_labels
 
 
-def load(workdir: str) -> tuple[list[dict], list[dict]]:
-  """Returns the lines of training and of validation, each step once, in order."""
+def load(workdir: str, batch_size: int = 0) -> tuple[list[dict], list[dict]]:
+  """Returns the lines of training and of validation, each step once, in order.
+
+  Args:
+    workdir: folder of the run.
+    batch_size: images of a step, as config.json in the folder has it; 0 without that: seconds
+      are of the steps that were timed.
+  """
   train: dict[int, dict] = {}
   validation: dict[int, dict] = {}
   for record in telemetry.read(workdir):
     # The last line counts: a resumed run may evaluate its first step again.
     by_step = train if record['kind'] == 'train' else validation
     by_step[record['step']] = record
-  return [train[step] for step in sorted(train)], [validation[step] for step in sorted(validation)]
+  lines = [train[step] for step in sorted(train)]
+  timed = [line for line in lines if 'images_per_second' in line]
+  batch_size = batch_size or saved_run.read(workdir).get('batch_size', 0)
+  if batch_size:
+    for line, seconds in zip(timed, interval_seconds(timed, batch_size)):
+      line['seconds'] = seconds
+  return lines, [validation[step] for step in sorted(validation)]
+
+
+def interval_seconds(timed: list[dict], batch_size: int) -> list[float]:
+  """Returns the seconds of all steps since the line before, for each line with a rate.
+
+  A step takes the mean time of its interval, so a run that was stopped and resumed has no gap.
+  """
+  ends = [0] + [line['step'] for line in timed]
+  steps = (end - begin for begin, end in itertools.pairwise(ends))
+  return [n * batch_size / line['images_per_second'] for n, line in zip(steps, timed)]
 
 
 def scores(train: list[dict], validation: list[dict]) -> report_kit.Table | None:

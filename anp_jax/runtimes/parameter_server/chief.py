@@ -162,7 +162,7 @@ class Chief:
     """Handles what another process says, or that it is lost; called by another thread."""
     if why_lost:
       if rank in self._workers_here:
-        self._session.lose(self._workers_here.pop(rank)[0])
+        self._session.release(self._workers_here.pop(rank)[0])
     elif value == STOP:
       self._processes.order('stop')
     elif self._participant.over.is_set():

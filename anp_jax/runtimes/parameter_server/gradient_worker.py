@@ -115,8 +115,8 @@ class Worker:
         stack.callback(servers[-1].close)
       while not self.over.is_set():
         try:
-          servers[0].ask('release', worker=self.name)
-          _WorkerSession(self, servers, setup, invitation['data_shards']).run()
+          session = servers[0].ask('release', worker=self.name)['session']
+          _WorkerSession(self, servers, setup, invitation['data_shards'], session).run()
         except transport.CONNECTION_ERRORS as e:
           if 'refused:' in str(e):
             raise cluster.RunFailedError(error_lines.typed_line(e)) from e
@@ -169,8 +169,9 @@ class Worker:
 class _WorkerSession:
   """A worker's time with the servers, until the run is over or a connection breaks."""
 
-  def __init__(self, worker, servers, setup, data_shards):
+  def __init__(self, worker, servers, setup, data_shards, session):
     self._worker = worker
+    self._session = session
     self._servers = servers
     self._layout = setup.layout
     mode = setup.config.strategy.mode
@@ -216,7 +217,7 @@ class _WorkerSession:
 
   def _take(self):
     while not self._is_over():
-      answer = self._ask('take', worker=self._worker.name)
+      answer = self._ask('take', worker=self._worker.name, session=self._session)
       if 'ticket' in answer:
         return tuple(answer['ticket'])
     return None

@@ -68,27 +68,28 @@ class ChiefSession(Session):
     self.devices: int | None = None
     self.failed = ''
     self.applied: collections.deque = collections.deque()
-    self._lost: set[str] = set()  # workers, whose last calls may still wait
+    # Sessions of each worker: calls of earlier ones may still wait.
+    self._sessions: collections.Counter[str] = collections.Counter()
     self._is_closed = False
     self._updates: list[tuple] = []  # all of the session, for the other servers
     self._changed = threading.Condition()
 
-  def release(self, worker: str) -> None:
-    """Gives the tickets of a worker to others, such as after a lost connection."""
+  def release(self, worker: str) -> dict:
+    """Gives the tickets of a worker to others, and answers with its next session's number.
+
+    Its connection or its process is lost: no answer to its earlier calls reaches it.
+    """
     with self._changing():
       self.scheduler.release(worker)
+      self._sessions[worker] += 1
+      return {'session': self._sessions[worker]}
 
-  def lose(self, worker: str) -> None:
-    """Does without a worker, whose process is lost."""
-    self._lost.add(worker)
-    self.release(worker)
-
-  def take(self, worker: str) -> dict:
-    """Answers with a ticket, or nothing yet."""
+  def take(self, worker: str, session: int = 0) -> dict:
+    """Answers with a ticket, or nothing yet, and never a ticket to an earlier session."""
 
     def take():
       self._refuse_if_closed()
-      return None if worker in self._lost else self.scheduler.take(worker)
+      return self.scheduler.take(worker) if session == self._sessions[worker] else None
 
     with self._changed:
       ticket = self._changed.wait_for(take, PATIENCE)

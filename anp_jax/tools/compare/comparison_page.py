@@ -8,7 +8,10 @@ from anp_jax.tools.compare import comparison_curves, comparison_tables, runs as 
 
 _WIDEST = 100  # columns of a terminal's table, beyond which names are numbers
 _LETTERS = 40  # of a cell there
-_CAUTION = 'the runs name different classes: their scores do not say which is better'
+_CAUTION = (
+  'the runs name different classes, or were scored on different images: '
+  'their scores do not say which is better'
+)
 _APART = '† the runs were trained on different images: the rates do not say which run is faster'
 _SWATCH = 2  # pixels of a dash whose length is 1
 
@@ -29,7 +32,7 @@ def write(paths: list[str], output: str) -> str:
   """
   runs = runs_lib.find(paths)
   differences, results = comparison_tables.differences(runs), comparison_tables.results(runs)
-  caution = '' if comparison_tables.have_same_classes(runs) else _CAUTION
+  caution = '' if comparison_tables.were_scored_alike(runs) else _CAUTION
   files.write_atomic(output, _page(runs, differences, results, caution))
   names = [run.name for run in runs]
   blocks = []

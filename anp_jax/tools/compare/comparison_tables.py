@@ -11,7 +11,8 @@ from anp_jax.training import metric_labels
 NONE = '-'
 _FACTS = 'network', 'parameters', 'devices'
 _RATES = 'input wait (median)', 'MFU (median)'
-_DATA = 'data.source', 'data.path', 'data.lists', 'data.train_split'
+_DATA = 'data.source', 'data.path', 'data.lists', 'data.dir'
+_TRAINED, _SCORED = 'data.train_split', 'data.eval_split'
 SPEED, APART = 'images/s (median)', ' †'  # of a speed that is not compared
 _FINISHED = {True: 'yes', False: 'no', None: NONE}
 
@@ -44,8 +45,8 @@ def differences(runs: list[runs_lib.Run]) -> list[Row]:
 def results(runs: list[runs_lib.Run]) -> list[Row]:
   """Returns the scores of the runs, their length, speed and size.
 
-  The best runs are marked where scores differ, unless the runs name different
-  classes; the fastest is not marked where the runs have different data.
+  The best runs are marked where scores differ, if all were scored on the same images;
+  the fastest is marked if all were trained on the same images.
   """
   rows = []
   for name, label in metrics(runs):
@@ -58,7 +59,7 @@ def results(runs: list[runs_lib.Run]) -> list[Row]:
     if name == 'loss':
       lines = [run_tables.last_line(name, run.train) for run in runs]
       rows.append(_score_row(f'{label}, last training', name, lines))
-  if not have_same_classes(runs):
+  if not were_scored_alike(runs):
     rows = [dataclasses.replace(row, best=frozenset()) for row in rows]
   facts = [dict(run_tables.facts(run.train, run.validation)) for run in runs]
   ends = [max(run.train + run.validation, key=lambda r: r['step'], default={}) for run in runs]
@@ -85,15 +86,15 @@ def metrics(runs: list[runs_lib.Run]) -> list[tuple[str, str]]:
   return sorted((x for x in labels if x[0] in names), key=lambda x: names.index(x[0]))
 
 
-def have_same_classes(runs: list[runs_lib.Run]) -> bool:
-  """Returns whether all runs name the same classes."""
-  return all(run.classes == runs[0].classes for run in runs)
+def were_scored_alike(runs: list[runs_lib.Run]) -> bool:
+  """Returns whether all runs name the same classes, and were scored on the same images."""
+  return _have_same_images(runs, _SCORED)
 
 
-def have_same_data(runs: list[runs_lib.Run]) -> bool:
-  """Returns whether all runs were trained on the same images."""
-  data = [[run.config.get(key) for key in _DATA] for run in runs]
-  return have_same_classes(runs) and all(d == data[0] for d in data)
+def _have_same_images(runs, split):
+  """Whether all runs name the same classes, and their split is one of the same data."""
+  data = [[run.classes, *(run.config.get(key) for key in (*_DATA, split))] for run in runs]
+  return all(d == data[0] for d in data)
 
 
 def _score_row(label, name, lines):
@@ -105,7 +106,7 @@ def _score_row(label, name, lines):
 def _speed_row(runs):
   rates = [run_tables.images_per_second(run.train) for run in runs]
   cells = tuple(_text(rate, ',.0f') for rate in rates)
-  if not have_same_data(runs):
+  if not _have_same_images(runs, _TRAINED):
     return Row(SPEED + APART, cells)
   return Row(SPEED, cells, _best(rates))
 

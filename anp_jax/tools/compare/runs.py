@@ -129,7 +129,7 @@ def _models(workdir, config):
 
 def _lines(folder, config):
   """The lines of training and of validation, as `Run` has them."""
-  train, validation = run_tables.load(folder)
+  train, validation = run_tables.load(folder, config['batch_size'])
   return _placed(train, train, config), _placed(validation, train, config)
 
 

@@ -139,6 +139,8 @@ def _study(flags, overrides):
   plan = tune.parse(flags, names, used, of_flags, seeds)
   set_by = {key: f'--config.{key}' for key in overrides} | of_flags
   set_by |= {axis.key: axis.flag for axis in varied + (plan.axes if plan else ())}
+  if plan:
+    set_by['duration'] = f'{tune.FLAG}, for its shorter runs'
   named_strategies.check_unset(strategies, set_by)
   models = _models(flags, overrides, strategies)
 

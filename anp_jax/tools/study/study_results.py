@@ -11,6 +11,7 @@ import numpy as np
 from anp_jax import config as config_lib
 from anp_jax.config import saved_run, strategy as strategy_lib
 from anp_jax.reporting import summaries, telemetry
+from anp_jax.reporting.run_page import run_tables
 from anp_jax.runtimes.parameter_server import log as server_log
 from anp_jax.system import files
 from anp_jax.tools.study import axes, grid, ring_times
@@ -110,8 +111,7 @@ def read(workdir: str, crowded: bool = False, simulated: bool = False) -> Run:
   images = sum(r['seconds'] * r['images_per_second'] for r in counted)
   # Seconds at the end of each interval.
   ends = np.array([0] + [r['step'] for r in timed])
-  each = [batch_size / r['images_per_second'] for r in timed]
-  clock = np.concatenate([[0], np.cumsum(np.diff(ends) * each)])
+  clock = np.cumsum([0, *run_tables.interval_seconds(timed, batch_size)])
   steps = np.array(sorted(lines['validation']), int)
   validation = [lines['validation'][s] for s in steps]
   seconds = np.interp(steps, ends, clock)

@@ -56,7 +56,8 @@ class Tuned:
     best: best value; None if all failed.
     rungs: number of rungs that were trained.
     spent: training of all runs, in the plan's unit.
-    error: reason of the first run that failed; a `study_runner.Refusal` of a refused config.
+    error: reason of the last run that failed; a `study_runner.Refusal` if the configs of all
+      of those are refused.
   """
 
   name: str
@@ -183,9 +184,9 @@ def durations(values: int, plan: Plan) -> list[float]:
 def rows(plan: Plan, contests: list[Tuned]) -> list[tuple[str, ...]]:
   """Returns the accuracy of each value of each cell, after a head.
 
-  Cells whose config is refused are left out.
+  Cells whose config is refused with each value are left out.
   """
-  contests = [t for t in contests if not isinstance(t.error, study_runner.Refusal)]
+  contests = [t for t in contests if t.spent]
   every = list(dict.fromkeys(v for t in contests for v in t.values))
   table = [('tuned', *map(_text, every), f'{plan.unit} spent')]
   for tuned in contests:
@@ -235,9 +236,11 @@ def _climb(study, plan, contests, left, train):
     tuned, error = contests[contest], failures.get(run)
     accuracy = None if error else study_results.accuracy(study.workdir(run))
     tuned.scores[run.tuned] = accuracy, run.duration
-    if not isinstance(error, study_runner.Refusal):
+    if isinstance(error, study_runner.Refusal):
+      tuned.error = tuned.error or error
+    else:
       tuned.spent += durations_lib.amount(run.duration)[0]
-    tuned.error = tuned.error or error or ''
+      tuned.error = error or tuned.error
   for contest, values in left.items():
     if len(values) > 1:
       scores = {v: contests[contest].scores[v][0] for v in values}

@@ -29,13 +29,13 @@ def no_figure(monkeypatch):
 
 
 def _records(accuracy, losses=(2.0, 1.0, 1.5), step=10, pairs=False):
-  """Three epochs of 5 s each."""
+  """Three epochs of 5 s each, of 320 images."""
   records = []
   for i, (loss, value) in enumerate(zip(losses, accuracy), 1):
     line = {'step': step * i, 'epoch': float(i), 'time': 1e9, 'loss': loss, 'anp_top1': value}
     if pairs:
       line['noun_top1'] = value
-    speed = {'seconds': 5.0, 'images_per_second': 100.0 + i}
+    speed = {'seconds': 5.0, 'images_per_second': 64.0}
     records.append({'kind': 'train', **line, **speed})
     records.append({'kind': 'validation', **line, 'loss': loss + 0.25})
   return records
@@ -79,7 +79,7 @@ def test_results_are_those_of_the_files(tmp_path):
     'steps': ('30', '30'),
     'finished': ('yes', 'no'),
     'training time': ('0:15', '0:15'),
-    'images/s (median)': ('102', '102'),
+    'images/s (median)': ('64', '64'),
     'parameters': ('1,234', '-'),
     'devices': ('8 x cpu', '-'),
   }
@@ -227,7 +227,7 @@ def test_the_page_is_one_file_in_which_names_are_texts(tmp_path):
   name = _EVIL.replace('/', '|')
   paths = [
     _run(
-      tmp_path / name, {'data.dir': _EVIL}, _records((0.1, 0.2, 0.3)), facts=[('network', _EVIL)]
+      tmp_path / name, {'init.from': _EVIL}, _records((0.1, 0.2, 0.3)), facts=[('network', _EVIL)]
     ),
     _run(tmp_path / 'plain', (), _records((0.2, 0.3, 0.4))),
   ]
@@ -287,29 +287,36 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, words):
 
 
 @pytest.mark.parametrize(
-  'change',
+  'change, is_compared',
   [
-    {'data.source': 'arrays'},
-    {'data.path': '/other'},
-    {'data.train_split': 'other'},
-    {'data.lists': 'other.txt'},
-    None,
+    ({'data.source': 'arrays'}, {'speed': False, 'score': False}),
+    ({'data.path': '/other'}, {'speed': False, 'score': False}),
+    ({'data.lists': 'other.txt'}, {'speed': False, 'score': False}),
+    ({'data.dir': '/other'}, {'speed': False, 'score': False}),
+    ({'data.train_split': 'other'}, {'speed': False, 'score': True}),
+    ({'data.eval_split': 'other'}, {'speed': True, 'score': False}),
+    ({}, {'speed': True, 'score': True}),
   ],
 )
-def test_the_speed_of_other_data_is_not_compared(tmp_path, no_figure, change):
+def test_runs_of_other_data_are_not_compared(tmp_path, no_figure, change, is_compared):
   paths = []
   for i in range(2):
-    records = _records((0.1, 0.2, 0.3))
+    records = _records((0.1, 0.2, 0.3 + 0.1 * i))
     for record in records:
       if 'images_per_second' in record:
         record['images_per_second'] *= 1 + i
     changes = {'data.source': 'folder', 'data.path': '/photos', 'seed': i}
     if i:
-      changes |= change or {}
+      changes |= change
     paths.append(_run(tmp_path / str(i), changes, records))
   page = tmp_path / 'page.html'
   text = comparison_page.write(paths, str(page))
-  (line,) = (x for x in text.splitlines() if x.startswith('images/s (median)'))
+  speed, score = (
+    next(x for x in text.splitlines() if x.startswith(label))
+    for label in ('images/s (median)', 'class top-1, best validation')
+  )
+  assert is_compared == {'speed': '*' in speed, 'score': '*' in score}
+  assert is_compared['score'] != ('scored on different images' in text)
   note = '† the runs were trained on different images'
-  assert ('*' in line, '†' in line) == (change is None, change is not None)
-  assert (note in text) == (note in page.read_text()) == (change is not None)
+  assert is_compared['speed'] != ('†' in speed)
+  assert is_compared['speed'] != (note in text) and (note in text) == (note in page.read_text())

@@ -57,6 +57,11 @@ def test_each_strategy_of_a_file_trains_with_its_settings(methods):
   [
     (_FILE, ['--config.batch_size=8'], 'sync sets batch_size=32, and so does --config.batch_size'),
     (_FILE, ['--vary=optimizer.learning_rate=1,2'], 'dana sets optimizer.learning_rate=0.003, and'),
+    (
+      '[a]\nstrategy.name = "sync"\nduration = "1 epochs"',
+      ['--tune=optimizer.learning_rate=1,2'],
+      'a sets duration=1 epochs, and so does --tune, for its shorter runs',
+    ),
     ('[a]\nbatch_size = 8', [], 'methods.toml: [a]: expected a table with strategy.name'),
     ('a = 8', [], 'methods.toml: [a]: expected a table with strategy.name'),
     (

@@ -142,6 +142,23 @@ def test_what_diverges_is_no_candidate(tmp_path):
   assert server[1:] == (*['failed'] * 4, '24')
 
 
+@pytest.mark.parametrize('diverges', [False, True])
+def test_a_value_that_is_refused_hides_no_other(tmp_path, diverges):
+  study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
+
+  def train(cells):
+    first, second = cells
+    _write(study, second, 0.2)
+    return {first: study_runner.Refusal('no')} | ({second: 'not finite'} if diverges else {})
+
+  cells = [grid.Cell('sync', 1, 1, 0)]
+  (chosen,), failures, contests = tune.run(study, cells, plan, train)
+  assert failures == ({chosen: 'not finite'} if diverges else {})
+  assert not isinstance(failures.get(chosen), study_runner.Refusal)
+  score = 'failed' if diverges else '20.0 % (12 epochs) best'
+  assert tune.rows(plan, contests)[1] == ('sync-1x1', 'failed', score, '12')
+
+
 def test_what_cannot_be_is_no_row(tmp_path):
   study, plan = _study(tmp_path), _plan(f'{_RATE}=0.1,0.2')
   refusal = study_runner.Refusal('config.strategy.backup_workers=1: expected 0')
