@@ -118,12 +118,12 @@ def exif(orientation: int) -> bytes:
   return tags.tobytes()
 
 
-def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
+def write_tree(root: pathlib.Path, files: dict[str, bytes | str]) -> pathlib.Path:
   """Writes files of these contents, by path below the root; returns it."""
   for name, data in files.items():
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
   return root
 
 

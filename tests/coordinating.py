@@ -23,7 +23,7 @@ class Clock:
   def __init__(self):
     self._now = 1000.0
     self._sleepers = []
-    self._has_slept = False  # anybody since the last one was woken
+    self._has_slept = threading.Event()  # since the last one was woken
 
   def __call__(self):
     return self._now
@@ -32,16 +32,16 @@ class Clock:
     loop = asyncio.get_running_loop()
     waking = loop.create_future()
     self._sleepers.append((self._now + seconds, loop, waking))
-    self._has_slept = True
+    self._has_slept.set()
     await waking
 
   def move(self, seconds):
-    wait(lambda: self._has_slept)  # the coordinator has seen the move before
+    assert self._has_slept.wait(SOON)  # the coordinator has seen the move before
     self._now += seconds
     for sleeper in self._sleepers[:]:
       end, loop, waking = sleeper
       if end <= self._now:
-        self._has_slept = False
+        self._has_slept.clear()
         self._sleepers.remove(sleeper)
         loop.call_soon_threadsafe(waking.set_result, None)
 
@@ -230,7 +230,7 @@ def introduce(connection, secret=SECRET):
 
 def wait(condition):
   """Waits until a condition holds."""
-  launching.wait_until(condition, SOON)
+  launching.wait_until(condition, SOON, pause=0.001)
 
 
 def started(count, **values):

@@ -5,9 +5,8 @@ import socket
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, handshake, listener, termination
-from tests import coordinating, launching
+from tests import builders, coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -46,8 +45,7 @@ def test_a_port_that_may_not_be_opened(monkeypatch):
     raise PermissionError(13, 'Permission denied')
 
   monkeypatch.setattr(socket, 'create_server', refuse)
-  with pytest.raises(config_lib.ConfigError, match='port 99 .Permission'):
-    listener.listen(_env(99))
+  builders.assert_refused(['port 99 (Permission'], listener.listen, _env(99))
 
 
 @pytest.mark.parametrize('count', [0, 2])
