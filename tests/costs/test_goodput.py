@@ -137,14 +137,16 @@ _CASES = [
   (1, _all, 50, 1, 10_000),
   (16, _all, 30, 1, 2_000),
   (128, _all, 1000, 1, 2_000),
-  (2, _any, 50, 4, 6_000),
   (4, _powers, 100, 24, 7_500),
   (5, _powers, 20, 2, 3_000),
-  (8, _powers, 300, 2, 7_500),
   (16, _any, 40, 1, 1_500),
   (4, _all_but_one, 10, 8, 2_000),
   (48, _half, 100, 24, 2_000),
   (128, _powers, 1000, 1, 1_500),
+  *(
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in ((2, _any, 50, 4, 6_000), (8, _powers, 300, 2, 7_500))
+  ),
 ]
 
 
@@ -157,7 +159,10 @@ def test_goodput_is_that_of_simulated_failures(nodes, rule, mtbf, repair, hours)
   assert _predicted(faults, used, mirrors, _SAVES) == pytest.approx(share, abs=0.02)
 
 
-@pytest.mark.parametrize('repair, in_place, join', [(60, 44, 45), (20, 44, 45), (60, 5, 45)])
+@pytest.mark.parametrize(
+  'repair, in_place, join',
+  [(60, 44, 45), *(pytest.param(n, s, 45, marks=pytest.mark.slow) for n, s in ((20, 44), (60, 5)))],
+)
 def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
   faults = goodput.Faults(16 * 180.0, repair, 900.0, in_place, join)
   mirrors, saves = goodput.Copies(0.02, 2.0), goodput.Copies(1.0, 1000.0)
@@ -169,7 +174,11 @@ def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
 
 @pytest.mark.parametrize(
   'nodes, rule, mtbf, hours, runs',
-  [(2, _any, 20, 40, 250), (8, _powers, 100, 50, 100), (48, _half, 1000, 24, 500)],
+  [
+    (2, _any, 20, 40, 250),
+    (8, _powers, 100, 50, 100),
+    pytest.param(48, _half, 1000, 24, 500, marks=pytest.mark.slow),
+  ],
 )
 def test_goodput_of_runs_whose_nodes_never_return(nodes, rule, mtbf, hours, runs):
   faults, used = _faults(mtbf, 0), rule(nodes)
