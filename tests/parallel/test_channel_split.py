@@ -260,22 +260,12 @@ def test_layers_outside_the_pattern_are_not_split():
 
 @pytest.mark.multiprocess
 def test_a_run_resumes_split_and_unsplit(tmp_path):
-  keys = {
-    'model.dtype': 'float64',
-    'model.param_dtype': 'float64',
-    'strategy.reduce_dtype': 'float64',
-    'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
-  }
   split = {'strategy.name': 'channel_split', 'mesh.data': '1', 'mesh.model': '2'}
 
   def train(name, steps, processes, **more):
-    launching.run(
-      tmp_path / f'{name}{steps}',
-      processes,
-      launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more),
-      environment={'JAX_ENABLE_X64': '1'},
-    )
+    keys = {**launching.FLOAT64, **launching.CONSTANT, 'duration': f'{steps} steps', **more}
+    arguments = launching.arguments(tmp_path / name, **keys)
+    launching.run(tmp_path / f'{name}{steps}', processes, arguments, environment=launching.X64)
 
   train('unsplit', 6, 1)
   train('split', 2, 1)

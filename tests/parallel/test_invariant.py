@@ -16,7 +16,7 @@ from anp_jax.parallel.invariant import invariant_step as invariant
 from anp_jax.system import cores, onednn
 from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build
-from tests import builders, programs
+from tests import builders, launching, programs, stepping
 
 SHARDS, BATCH, SIDE = 8, 32, 16
 # Of this process's pool, whose size JAX has decided: a run's command line
@@ -135,11 +135,7 @@ def test_devices_add_their_shards_in_the_tree(count, devices):
     scores = strategy.sum_scores((metrics, ones))
     return *strategy.reduce(gradients, metrics), scores
 
-  summed = jax.jit(
-    jax.shard_map(
-      shard, mesh=mesh, in_specs=mesh_lib.P(mesh_lib.BATCH), out_specs=mesh_lib.P(), check_vma=False
-    )
-  )
+  summed = programs.mapped(shard, mesh, mesh_lib.P(mesh_lib.BATCH), mesh_lib.P())
   gradients, metrics, (scores, ones) = jax.device_get(summed(x))
   want = _TREES[count](x)
   np.testing.assert_array_equal(gradients['kernel'].ravel(), want)
@@ -266,19 +262,12 @@ def test_sums_by_device_do_differ():
 @pytest.mark.slow
 def test_the_sums_are_those_of_sync():
   """In float64: another order of sums costs 1e-15 each, over 2 steps."""
-  keys = {
-    'model.dtype': 'float64',
-    'model.param_dtype': 'float64',
-    'strategy.reduce_dtype': 'float64',
-    'model.name': 'tests.user_network:PlainNet',
-  }
+  keys = {**launching.FLOAT64, 'model.name': 'tests.user_network:PlainNet'}
   with jax.enable_x64(True):
     sync = _config(**keys, **{'strategy.name': 'sync'})
     want, _ = _train(_compiled(sync, 1), 2)
     got, _ = _train(_compiled(_config(**keys), 4), 2)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    scale = np.abs(b).max(initial=1e-3)
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * scale)
+  stepping.assert_close(got, want, 1e-9)
 
 
 @pytest.mark.slow
@@ -363,23 +352,20 @@ def test_a_batch_of_evaluation_is_whole_shards(devices):
 def test_a_pool_that_the_environment_names_is_refused(monkeypatch, name):
   threads = THREADS + 3
   monkeypatch.setenv(name, str(threads))
-  message = f'pool of this process has {threads} threads .NPROC is {threads}.'
-  with pytest.raises(config_lib.ConfigError, match=message):
-    programs.build(_config(), 2)
+  text = f'pool of this process has {threads} threads (NPROC is {threads})'
+  builders.assert_refused([text], programs.build, _config(), 2)
   programs.build(_config(**{'strategy.threads': threads}), 2)
 
 
 @pytest.mark.parametrize('shards', [0, 1, -4])
 def test_there_are_two_shards_or_more(shards):
-  message = f'config.strategy.logical_shards={shards}: expected 2 or more'
-  with pytest.raises(config_lib.ConfigError, match=message):
-    _config(**{'strategy.logical_shards': shards})
+  text = f'config.strategy.logical_shards={shards}: expected 2 or more'
+  builders.assert_refused([text], _config, **{'strategy.logical_shards': shards})
 
 
 def test_a_gpu_without_deterministic_algorithms_is_refused(monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=false')
-  message = 'on a gpu needs XLA_FLAGS=--xla_gpu_deterministic_ops=true; XLA_FL'
-  with pytest.raises(config_lib.ConfigError, match=message):
-    invariant.check(_config(), 2, 'gpu')
+  text = 'on a gpu needs XLA_FLAGS=--xla_gpu_deterministic_ops=true; XLA_FL'
+  builders.assert_refused([text], invariant.check, _config(), 2, 'gpu')
   monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=true')
   invariant.check(_config(), 2, 'gpu')

@@ -70,7 +70,7 @@ def _wait(ranks, seconds):
     _start_lost_ones_again(ranks)
     assert time.monotonic() < end, ranks.text(0)
     time.sleep(0.1)
-  assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
+  ranks.ends(0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,7 @@ def test_three_processes_and_their_replay(tmp_path, servers, devices):
   arguments = _arguments(tmp_path, duration='100 steps', **{'strategy.servers': str(servers)})
   more = {'environment': launching.dead_proxy(), 'last_arguments': ['--join']}
   with launching.Ranks(tmp_path, 3, arguments, devices, **more) as ranks:
-    assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
-    texts = [ranks.text(rank) for rank in range(3)]
+    texts = ranks.ends(0, 0, 0)
     ranks.restart(2)  # after the end: it waits for nobody
     assert ranks.wait_for(2, 30) == 0
     assert ranks.text(2) == f'{texts[2]}the run in {tmp_path / "run"} has ended\n'
@@ -176,8 +175,7 @@ def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     _until(tmp_path, 30, ranks)
     os.kill(ranks.processes[1].pid, signal.SIGTERM)
-    assert ranks.wait() == [0, 0], ranks.text(0) + ranks.text(1)
-    assert 'run the same command to resume' in ranks.text(0)
+    assert 'run the same command to resume' in ranks.ends(0, 0)[0]
   stopped = json.loads((tmp_path / 'run' / 'stopped.json').read_text())
   assert 0 < stopped['step'] < 400
   launching.run(tmp_path / 'again', 2, arguments)
@@ -186,10 +184,8 @@ def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
 
 def test_number_that_is_not_finite_ends_all_and_saves_nothing(tmp_path):
   arguments = _arguments(tmp_path, duration='400 steps', **{'optimizer.learning_rate': '1e30'})
-  with launching.Ranks(tmp_path, 2, arguments) as ranks:
-    assert ranks.wait() == [1, 1], ranks.text(0) + ranks.text(1)
-    assert 'is not finite' in ranks.text(0)
-    assert 'is not finite' in ranks.text(1)
+  for text in launching.ended(tmp_path, [1, 1], arguments):
+    assert 'is not finite' in text
   assert not any(p.name.isdigit() for p in (tmp_path / 'run' / 'checkpoints').iterdir())
   # Nor does it say that it has ended well.
   assert 'ended' not in (tmp_path / 'run' / 'members.json').read_text()

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import cluster, config as config_lib
+from anp_jax import cluster
 from anp_jax.parallel.channel_split import convolutions, split as plan_lib
 from anp_jax.runtimes.calibration import calibrate, costs as costs_lib, rounds, similar, workloads
 from anp_jax.training import build
-from tests import splitting
+from tests import builders, splitting
 
 
 def _spec(model, data=1, **overrides):
@@ -67,13 +67,8 @@ def test_times_are_put_where_they_belong(data, model, monkeypatch):
   # The slowest with another part of the batch is in the last row.
   rates = [1 + model * (data - 1) + i for i in range(model)]
   assert costs.unsplit == pytest.approx([100 * r for r in rates])
-  for path, extra, counts in (('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16))):
-    layer = costs.layers[path]
-    # Twice, for two micro-batches.
-    expected = [2 * r * (extra + counts[-1]) for r in rates]
-    assert layer.alone == pytest.approx(expected) and layer.uses == 2
-    expected = [[2 * r * (extra + n + 0.5) for n in counts] for r in rates]
-    np.testing.assert_allclose(layer.seconds, expected)
+  assert [layer.uses for layer in costs.layers.values()] == [2, 2]
+  splitting.assert_times_of_two_convolutions(costs, rates, [0.5] * model)
 
 
 @pytest.mark.slow
@@ -101,8 +96,8 @@ def test_measurements_are_used_again(tmp_path, monkeypatch):
 def test_only_layers_of_the_pattern_are_measured(monkeypatch):
   splitting.pretend_times(monkeypatch)
   assert list(_measured(_spec(2, **{'strategy.split_layers': 'conv2'})).layers) == ['conv2']
-  with pytest.raises(config_lib.ConfigError, match="'stage': no convolution"):
-    _measured(_spec(2, **{'strategy.split_layers': 'stage'}))
+  spec = _spec(2, **{'strategy.split_layers': 'stage'})
+  builders.assert_refused(["'stage': no convolution"], _measured, spec)
 
 
 class _Convolutions(nn.Module):

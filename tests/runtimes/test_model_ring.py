@@ -1,6 +1,7 @@
 """The strategy `model_ring`: models that travel around a ring of stations."""
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -24,7 +25,7 @@ from anp_jax.runtimes.model_ring import (
   schedule as schedule_lib,
   spans as spans_lib,
 )
-from tests import builders, model_rings
+from tests import builders, model_rings, serving
 
 BATCH, LAPS = model_rings.BATCH, model_rings.LAPS
 MODELS = model_rings.MODELS
@@ -34,12 +35,7 @@ _NOT_IN_LINES = ('model', 'laps')
 @pytest.fixture
 def stations(monkeypatch):
   """Gives this process so many devices."""
-
-  def give(count):
-    devices = jax.devices()[:count]
-    monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-
-  return give
+  return functools.partial(serving.on_devices, monkeypatch)
 
 
 def test_shards_are_stratified():
@@ -186,9 +182,8 @@ def trained(tmp_path_factory):
   """A ring of three models and one that fails: its workdir, config, scores and output."""
   workdir = tmp_path_factory.mktemp('ring')
   config = model_rings.config((*MODELS[:3], 'optimizer.learning_rate=1e30'), **_SHARES)
-  devices = jax.devices()[:2]
   with pytest.MonkeyPatch.context() as m, contextlib.redirect_stdout(io.StringIO()) as out:
-    m.setattr(jax, 'local_devices', lambda: devices)
+    serving.on_devices(m, 2)
     scores = train.run(config, str(workdir))
   return workdir, config, scores, out.getvalue()
 
