@@ -162,6 +162,11 @@ class Run:
       if index not in silent
     )
 
+  def assert_ends(self, indices, code, text):
+    """Each of these ranks is told to end with a code, and a line that begins so."""
+    for end, line, _ in self.wait_for_end(*indices):
+      assert end == code and line.startswith(text), line
+
   def wait_for_end(self, *indices):
     """What each of these ranks was told when it had to end."""
     wait(lambda: set(indices) <= self.ended.keys())

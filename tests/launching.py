@@ -175,8 +175,8 @@ class Ranks:
 
   def ends(self, *codes, timeout=120) -> list[str]:
     """Asserts that the ranks end with these statuses; returns what each wrote."""
-    found, texts = self.wait(timeout), [path.read_text() for path in self.outputs]
-    assert found == [*codes], '\n'.join(texts)
+    statuses, texts = self.wait(timeout), [path.read_text() for path in self.outputs]
+    assert statuses == [*codes], '\n'.join(texts)
     return texts
 
   def text(self, rank=0) -> str:

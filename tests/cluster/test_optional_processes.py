@@ -101,8 +101,7 @@ def test_one_that_leaves_early_is_not_waited_for():
 def test_the_others_end_with_rank_0():
   run, _ = _started(2)
   run.clients[0].fail(termination.FAILED, 'bad')
-  code, text, _ = run.wait_for_end(1)[0]
-  assert (code, text) == (termination.FAILED, 'rank 0 on node0: bad')
+  run.assert_ends([1], termination.FAILED, 'rank 0 on node0: bad')
 
 
 def test_a_run_begins_without_those_that_it_does_not_need():
@@ -146,5 +145,4 @@ def test_rank_0_alone_says_who_may_be_lost():
   run.clients[1]._connection.close()
   assert _next(mail)[0] == 1 and not {0, 2} & run.ended.keys()
   run.clients[2]._connection.close()
-  code, text, _ = run.wait_for_end(0)[0]
-  assert code == 75 and text.startswith('rank 2 on node2 has gone')
+  run.assert_ends([0], 75, 'rank 2 on node2 has gone')

@@ -8,6 +8,7 @@ import pytest
 from scipy import special
 
 from anp_jax.costs import goodput
+from tests import builders
 
 _HOUR = 3600.0
 _FAULTS = goodput.Faults(mtbf=100 * _HOUR, repair=_HOUR, requeue=900, in_place=600, join=600)
@@ -143,10 +144,7 @@ _CASES = [
   (4, _all_but_one, 10, 8, 2_000),
   (48, _half, 100, 24, 2_000),
   (128, _powers, 1000, 1, 1_500),
-  *(
-    pytest.param(*case, marks=pytest.mark.slow)
-    for case in ((2, _any, 50, 4, 6_000), (8, _powers, 300, 2, 7_500))
-  ),
+  *(builders.slow(*case) for case in ((2, _any, 50, 4, 6_000), (8, _powers, 300, 2, 7_500))),
 ]
 
 
@@ -160,8 +158,7 @@ def test_goodput_is_that_of_simulated_failures(nodes, rule, mtbf, repair, hours)
 
 
 @pytest.mark.parametrize(
-  'repair, in_place, join',
-  [(60, 44, 45), *(pytest.param(n, s, 45, marks=pytest.mark.slow) for n, s in ((20, 44), (60, 5)))],
+  'repair, in_place, join', [(60, 44, 45), builders.slow(20, 44, 45), builders.slow(60, 5, 45)]
 )
 def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
   faults = goodput.Faults(16 * 180.0, repair, 900.0, in_place, join)
@@ -174,11 +171,7 @@ def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
 
 @pytest.mark.parametrize(
   'nodes, rule, mtbf, hours, runs',
-  [
-    (2, _any, 20, 40, 250),
-    (8, _powers, 100, 50, 100),
-    pytest.param(48, _half, 1000, 24, 500, marks=pytest.mark.slow),
-  ],
+  [(2, _any, 20, 40, 250), (8, _powers, 100, 50, 100), builders.slow(48, _half, 1000, 24, 500)],
 )
 def test_goodput_of_runs_whose_nodes_never_return(nodes, rule, mtbf, hours, runs):
   faults, used = _faults(mtbf, 0), rule(nodes)

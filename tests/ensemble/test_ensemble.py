@@ -313,8 +313,7 @@ def test_as_many_members_as_fit_train_together():
 )
 def test_what_does_not_suit_an_ensemble_is_refused(tmp_path, changes, text):
   keys = {'ensemble.seeds': '0:2', **changes}
-  with pytest.raises(config_lib.ConfigError, match=text):
-    _train(builders.load('configs/lenet.py', keys), tmp_path)
+  builders.assert_refused(text, lambda: _train(builders.load('configs/lenet.py', keys), tmp_path))
 
 
 @pytest.mark.parametrize('text', ['3', '2:2', '5:1', 'a:b'])

@@ -9,7 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment, mesh as mesh_lib
 from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.tools.portability import compiled_collectives
-from tests import launching, splitting
+from tests import builders, launching, splitting
 
 BATCH = splitting.BATCH
 
@@ -48,7 +48,7 @@ def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple,
     ('user_network:WithLayersUsedTwice', 1, 2, (2, 1)),
     ('user_network:WithMadeKernels', 1, 2, (2, 1)),
     *(
-      pytest.param(*case, marks=pytest.mark.soak)
+      builders.soak(*case)
       for case in (
         ('small_networks:ResNet', 1, 2, (3, 1)),
         ('user_network:WithoutDropout', 1, 1, ()),
@@ -74,7 +74,7 @@ def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, shares
     ('conv2={}', 1, 4),
     ('conv1={}; conv2={}', 2, 2),
     *(
-      pytest.param(*case, marks=pytest.mark.soak)
+      builders.soak(*case)
       for case in (('nothing', 1, 8), ('conv1={}; conv2={}', 1, 2), ('conv1={}; conv2={}', 1, 8))
     ),
   ],
@@ -246,8 +246,7 @@ def test_every_device_votes(voter):
   ],
 )
 def test_bad_values_are_refused(overrides, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    _split(1, 2, **overrides)
+  builders.assert_refused(message, _split, 1, 2, **overrides)
 
 
 def test_layers_outside_the_pattern_are_not_split():

@@ -8,7 +8,7 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import parts as parts_lib, split_operation
-from tests import layer_references, programs, splitting
+from tests import builders, layer_references, programs, splitting
 
 P = mesh_lib.P
 
@@ -21,13 +21,7 @@ def _on_devices(function, counts, in_specs):
 
 @pytest.mark.parametrize(
   'counts',
-  [
-    (6,),
-    (4, 2),
-    (1, 3, 0, 2),
-    pytest.param((0, 6), marks=pytest.mark.soak),
-    pytest.param((2, 0, 1, 0, 1, 1, 0, 1), marks=pytest.mark.slow),
-  ],
+  [(6,), (4, 2), (1, 3, 0, 2), builders.soak((0, 6)), builders.slow((2, 0, 1, 0, 1, 1, 0, 1))],
 )
 @pytest.mark.parametrize('size, stride, padding', [(3, 1, 1), (1, 2, 0)])
 def test_result_and_gradients_are_those_of_the_whole(
@@ -71,8 +65,8 @@ def test_result_and_gradients_are_those_of_the_whole(
     ((4, 2), 0),
     ((4, 2), 2**14),
     ((1, 3, 0, 2), 0),
-    pytest.param((1, 3, 0, 2), 2**14, marks=pytest.mark.slow),
-    pytest.param((0, 0, 6, 0), 0, marks=pytest.mark.slow),
+    builders.slow((1, 3, 0, 2), 2**14),
+    builders.slow((0, 0, 6, 0), 0),
   ],
 )
 def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, small):

@@ -122,8 +122,8 @@ def test_times_between_and_below_what_was_measured():
   [
     *(((4, 4), bandwidth) for bandwidth in (1e2, 1e4)),
     *(((4, 2), bandwidth) for bandwidth in (1e2, 1e3, 1e6)),
-    pytest.param((6, 3, 1), 1e3, marks=pytest.mark.slow),
-    *(pytest.param((6, 3, 1), n, marks=pytest.mark.soak) for n in (1e2, 1e4, 1e6)),
+    builders.slow((6, 3, 1), 1e3),
+    *(builders.soak((6, 3, 1), n) for n in (1e2, 1e4, 1e6)),
   ],
 )
 def test_no_plan_is_much_better(rates, bandwidth):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.config import optimizers
 from anp_jax.data.input import stream
 from anp_jax.parallel import mesh as mesh_lib
@@ -117,7 +116,7 @@ def test_a_tree_adds_in_pairs(count):
     (6, 2),
     (7, 7),
     *(
-      pytest.param(*case, marks=pytest.mark.soak)
+      builders.soak(*case)
       for case in ((12, 2), (12, 3), (12, 6), (6, 1), (6, 3), (6, 6), (3, 1), (3, 3), (8, 4))
     ),
   ],
@@ -235,9 +234,9 @@ def _twelve(model, devices):
   'model, devices',
   [
     # Six shards of a device are three sums of the tree.
-    pytest.param('tests.user_network:PlainNet', 2, marks=pytest.mark.slow),
+    builders.slow('tests.user_network:PlainNet', 2),
     *(
-      pytest.param(model, devices, marks=pytest.mark.soak)
+      builders.soak(model, devices)
       for model in ('tests.user_network:SmallNet', 'resnet18')
       for devices in (2, 3, 4, 6)
     ),
@@ -274,11 +273,11 @@ def test_the_sums_are_those_of_sync():
 @pytest.mark.parametrize(
   'devices, shards, sums',
   [
-    pytest.param(2, 8, 1, marks=pytest.mark.soak),
-    pytest.param(4, 8, 1, marks=pytest.mark.soak),
+    builders.soak(2, 8, 1),
+    builders.soak(4, 8, 1),
     (8, 8, 1),
-    pytest.param(3, 12, 1, marks=pytest.mark.soak),
-    pytest.param(4, 12, 3, marks=pytest.mark.soak),
+    builders.soak(3, 12, 1),
+    builders.soak(4, 12, 3),
   ],
 )
 def test_it_sends_what_sync_sends(devices, shards, sums):
@@ -330,8 +329,7 @@ def test_it_sends_what_sync_sends(devices, shards, sums):
   ],
 )
 def test_what_cannot_keep_the_promise_is_refused(keys, devices, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    programs.build(_config(**keys), devices)
+  builders.assert_refused(message, lambda: programs.build(_config(**keys), devices))
 
 
 @pytest.mark.parametrize('name, axis', [('invariant', None), ('sync', 'data')])

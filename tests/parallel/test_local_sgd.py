@@ -53,8 +53,7 @@ _LINEAR = {'model.name': 'tests.user_network:PlainNet', 'optimizer.clip_norm': 0
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'optimizer, devices',
-  [('sgd', 1), ('sgd', 4), ('momentum', 4), pytest.param('sgd', 8, marks=pytest.mark.soak)],
+  'optimizer, devices', [('sgd', 1), ('sgd', 4), ('momentum', 4), builders.soak('sgd', 8)]
 )
 def test_an_exchange_every_step_is_synchronous_training(x64, optimizer, devices):
   """Where updates are linear in the gradient, and there are no groups else."""
@@ -154,25 +153,17 @@ _CASES = {
   'keep': {'strategy.groups': 4},
   'divided': {'sharding': (('.*', 'fsdp'),)},
 }
-_QUICK = (('average', 4),)
-_MARKED = (('keep', 1), ('average', 8), ('divided', 4))
+# The others are for `make soak`.
+_MARKS = {('average', 4): (), ('keep', 1): pytest.mark.slow}
+_MARKS |= dict.fromkeys([('average', 8), ('divided', 4)], pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
   'case, devices',
   [
-    pytest.param(
-      case,
-      devices,
-      # They have groups of one device, of several, and several on one.
-      marks=()
-      if (case, devices) in _QUICK
-      else pytest.mark.slow
-      if (case, devices) in _MARKED
-      else pytest.mark.soak,
-    )
+    pytest.param(case, devices, marks=_MARKS.get((case, devices), pytest.mark.soak))
     for case in _CASES
-    for devices in (1, 2, 4, 8)
+    for devices in (1, 2, 4, 8)  # groups of one device, of several, and several on one
   ],
 )
 def test_groups_train_alone_and_meet(x64, case, devices):
@@ -331,8 +322,7 @@ def test_processes_train_like_one(tmp_path):
   ],
 )
 def test_bad_values_are_refused(key, value, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    programs.build(_config(**{f'strategy.{key}': value}), 2)
+  builders.assert_refused(message, lambda: programs.build(_config(**{f'strategy.{key}': value}), 2))
 
 
 @pytest.mark.parametrize(

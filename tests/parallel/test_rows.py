@@ -57,8 +57,8 @@ def test_rows_are_in_proportion_to_the_shares(rows, expected):
   [
     ('1,2', 2, {'accumulate': 2, 'data.mixup': 0.2}),
     ('9,3,2,2', 4, {'sharding': (('.*', 'fsdp'),), 'ema': 0.9}),
-    pytest.param('3,1', 2, {}, marks=pytest.mark.soak),
-    pytest.param('1,1,1,1,1,1,1,9', 8, {'model.norm_group': 1}, marks=pytest.mark.soak),
+    builders.soak('3,1', 2, {}),
+    builders.soak('1,1,1,1,1,1,1,9', 8, {'model.norm_group': 1}),
   ],
 )
 def test_steps_are_those_of_one_device(x64, rows, devices, overrides):
@@ -72,9 +72,7 @@ def test_steps_are_those_of_one_device(x64, rows, devices, overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'rows, devices', [('5,3', 2), ('6,2', 2), pytest.param('4,2,1,1', 4, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize('rows, devices', [('5,3', 2), ('6,2', 2), builders.soak('4,2,1,1', 4)])
 def test_invariant_has_the_same_bits(rows, devices):
   """Five and three of eight logical shards are sent one by one, six and two in pairs."""
 

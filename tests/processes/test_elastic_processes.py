@@ -12,7 +12,7 @@ import pytest
 
 from anp_jax.reporting import telemetry
 from anp_jax.tools import top
-from tests import launching, ports, serving
+from tests import builders, launching, ports, serving
 
 pytestmark = pytest.mark.multiprocess
 
@@ -74,7 +74,7 @@ def _assert_same(workdir, undisturbed):
   serving.same_bits(launching.weights(workdir), weights)
 
 
-@pytest.mark.parametrize('lost', [0, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize('lost', [0, builders.soak(2)])
 def test_the_others_go_on_and_one_that_comes_back_takes_part(three, undisturbed, lost, capsys):
   """The bits are those of one process, which was never disturbed."""
   workdir, ranks = three
@@ -102,10 +102,7 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(three, undisturbed,
   'keys',
   [
     {'strategy.name': 'sync', 'sharding': "(('.*', 'fsdp'),)"},
-    pytest.param(
-      {'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'},
-      marks=pytest.mark.soak,
-    ),
+    builders.soak({'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'}),
   ],
   ids=['fsdp', 'local_sgd'],
 )

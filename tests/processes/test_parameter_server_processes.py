@@ -12,7 +12,7 @@ from anp_jax import cluster
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as log_lib
 from anp_jax.tools import top
-from tests import launching
+from tests import builders, launching
 
 pytestmark = pytest.mark.multiprocess
 
@@ -74,9 +74,7 @@ def _wait(ranks, seconds):
 
 
 @pytest.mark.parametrize(
-  'servers, devices',
-  [(1, 1), pytest.param(2, 1, marks=pytest.mark.soak), pytest.param(1, 2, marks=pytest.mark.soak)],
-  ids=['1', '2', 'mixed'],
+  'servers, devices', [(1, 1), builders.soak(2, 1), builders.soak(1, 2)], ids=['1', '2', 'mixed']
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
   """Also where the environment names a proxy: nobody asks it."""
@@ -145,8 +143,7 @@ def test_random_kills(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'kills',
-  [['2 push 5', '0 save 1'], pytest.param(['2 pull 5', '1 apply 20'], marks=pytest.mark.soak)],
+  'kills', [['2 push 5', '0 save 1'], builders.soak(['2 pull 5', '1 apply 20'])]
 )
 def test_a_kill_in_each_phase(tmp_path, kills, capsys):
   """Ranks 0 and 1 are servers; what is half done has to be undone."""

@@ -21,9 +21,6 @@ _LONG = {
   'checkpoint.every': '100000 steps',
 }
 
-# Other numbers of processes and devices: `make soak`.
-_SOAK = pytest.mark.soak
-
 
 def _compare(single, many, rel):
   expected, losses = serving.losses(single), serving.losses(many)
@@ -53,8 +50,8 @@ def alone(tmp_path_factory):
   'topologies, sharding',
   [
     ([[2, 2], [4], [1, 1]], 'replicate'),
-    pytest.param([[2, 2], [1], [4], [1, 1]], 'fsdp', marks=_SOAK),
-    *(pytest.param([devices], 'replicate', marks=_SOAK) for devices in ([1, 1], [1] * 4)),
+    builders.soak([[2, 2], [1], [4], [1, 1]], 'fsdp'),
+    *(builders.soak([devices], 'replicate') for devices in ([1, 1], [1] * 4)),
   ],
   ids=str,
 )
@@ -118,7 +115,7 @@ def float64_alone(colours):
 
 
 @pytest.mark.parametrize(
-  'devices', [[1] * 4, *(pytest.param(d, marks=_SOAK) for d in ([1, 1], [2, 2]))], ids=str
+  'devices', [[1] * 4, *(builders.soak(d) for d in ([1, 1], [2, 2]))], ids=str
 )
 def test_loss_curve_in_float64(colours, float64_alone, devices):
   losses = serving.losses(float64_alone)
@@ -141,9 +138,7 @@ def test_a_disk_that_reads_badly_on_one_sends_all_to_another_step(tmp_path, alon
   _compare(alone, work, 1e-5)
 
 
-@pytest.mark.parametrize(
-  'name', ['TERM', *(pytest.param(n, marks=pytest.mark.soak) for n in ('USR1', 'INT'))]
-)
+@pytest.mark.parametrize('name', ['TERM', *(builders.soak(n) for n in ('USR1', 'INT'))])
 def test_a_signal_to_one_stops_all_at_one_step(tmp_path, name):
   """Until then the run listens at the ports that docs/security.md names."""
   with launching.Ranks(tmp_path, 2, launching.arguments(tmp_path / 'run', **_LONG)) as ranks:
@@ -233,7 +228,7 @@ def test_uneven_devices_are_refused(tmp_path):
     assert re.search(r'rank 1 on \S+ has 1 devices, rank 0 on \S+ has 2', text)
 
 
-@pytest.mark.parametrize('where', ['import', pytest.param('devices', marks=_SOAK)])
+@pytest.mark.parametrize('where', ['import', builders.soak('devices')])
 def test_a_rank_that_is_stuck_while_jax_starts_is_named(tmp_path, where):
   """A file system that hangs, or a driver."""
   keys = {'cluster.rendezvous_timeout': '8', 'cluster.elastic': 'off'}

@@ -26,7 +26,7 @@ def _measured(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 8))])
+@pytest.mark.parametrize('devices', [2, *(builders.soak(n) for n in (1, 8))])
 def test_every_layer_and_device_is_measured(devices, monkeypatch):
   monkeypatch.setattr(rounds, '_ROUNDS', (1, 1))
   costs = _measured(_spec(devices))
@@ -48,7 +48,7 @@ def test_every_layer_and_device_is_measured(devices, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('data, model', [(2, 2), pytest.param(1, 4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize('data, model', [(2, 2), builders.soak(1, 4)])
 def test_times_are_put_where_they_belong(data, model, monkeypatch):
   """A program's seconds follow from its layer, count and device."""
 

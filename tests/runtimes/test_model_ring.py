@@ -272,9 +272,9 @@ def test_evaluation_scores_all_models_as_training_did(trained, stations, capsys)
 @pytest.mark.parametrize(
   'devices, models, keys, sizes',
   [
-    pytest.param(2, 1, {'strategy.station': 'host'}, (70,), marks=pytest.mark.slow),
-    pytest.param(4, 4, {}, (18, 18, 17, 17), marks=pytest.mark.soak),
-    pytest.param(8, 2, {}, (9,) * 6 + (8,) * 2, marks=pytest.mark.soak),
+    builders.slow(2, 1, {'strategy.station': 'host'}, (70,)),
+    builders.soak(4, 4, {}, (18, 18, 17, 17)),
+    builders.soak(8, 2, {}, (9,) * 6 + (8,) * 2),
   ],
 )
 def test_other_stations(tmp_path, stations, devices, models, keys, sizes):
@@ -317,11 +317,7 @@ class _Stopping(cluster.Processes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'all_votes',
-  [
-    (3, 150, 10**6),
-    pytest.param((1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6), marks=pytest.mark.soak),
-  ],
+  'all_votes', [(3, 150, 10**6), builders.soak((1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6))]
 )
 def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_votes):
   stations(2)

@@ -145,12 +145,7 @@ class _LostAt:
 @pytest.mark.slow
 # Steps have two convolutions of two passes, the second one with two results.
 @pytest.mark.parametrize(
-  'at, is_silent',
-  [
-    (0, True),
-    (3, False),
-    *(pytest.param(n, n % 2 > 0, marks=pytest.mark.soak) for n in (1, 2, 4, 8)),
-  ],
+  'at, is_silent', [(0, True), (3, False), *(builders.soak(n, n % 2 > 0) for n in (1, 2, 4, 8))]
 )
 def test_a_step_whose_device_is_lost_is_that_of_the_unsplit_network(
   x64, local_devices, at, is_silent, monkeypatch

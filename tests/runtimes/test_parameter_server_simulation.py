@@ -65,7 +65,7 @@ _SETTINGS = {
 }
 
 
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ('async', 'nesterov', 'backup')]
+_SLOW = [builders.slow(name) for name in ('async', 'nesterov', 'backup')]
 
 
 @pytest.mark.parametrize('name', ['dana', 'rennala', *_SLOW])

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from anp_jax.runtimes.parameter_server import layout as layout_lib
-from tests import serving
+from tests import builders, serving
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
@@ -70,7 +70,7 @@ def test_start_and_join_are_inverse(config):
     _same(state, serving.Servers(setup, state).state())
 
 
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ('sgd', 'nesterov', 'adam')]
+_SLOW = [builders.slow(name) for name in ('sgd', 'nesterov', 'adam')]
 
 
 @pytest.mark.parametrize('name', ['momentum', 'rmsprop', 'adamw', *_SLOW])
