@@ -67,7 +67,7 @@ def alone(tmp_path_factory):
   return folder
 
 
-def _saved(workdir, step=6):
+def _saved(workdir):
   """The newest checkpoint's weights and moments as NumPy arrays."""
   opened = experiment.open(
     config_lib.from_flat(run_dir.saved_config(str(workdir))), jax.devices()[:1]
@@ -80,7 +80,7 @@ def _saved(workdir, step=6):
   )
   state, restored = checkpoints.restore()
   checkpoints.close()
-  assert restored == step
+  assert restored == 6
   return jax.tree.map(np.asarray, state)
 
 

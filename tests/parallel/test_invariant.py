@@ -48,14 +48,11 @@ def _batch(step, size):
   return programs.batch(step, size, SIDE) | {'weight': weight}
 
 
-def _train(program, steps, start=None, first=0):
-  """The host's copy of the state after steps from `first` on, and losses."""
+def _train(program, steps):
+  """The host's copy of the state after steps, and losses."""
   parts, step = program
-  state = parts.new_state()
-  if start is not None:
-    state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), start, parts.abstract_state)
-  losses = []
-  for i in range(first, first + steps):
+  state, losses = parts.new_state(), []
+  for i in range(steps):
     batch = programs.put(_batch(i % 4, parts.spec.batch_size), parts.spec.mesh)
     with jax.transfer_guard('disallow'):
       state, values = step(state, batch)

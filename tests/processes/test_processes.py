@@ -29,13 +29,14 @@ def _compare(single, many, rel):
     assert losses[key] == pytest.approx(loss, rel=rel), key
 
 
-def _until(ranks, pattern, rank=0, timeout=60):
-  """Waits until a rank has written this."""
-  end = time.monotonic() + timeout
-  while not re.search(pattern, ranks.text(rank)):
-    assert time.monotonic() < end, ranks.text(rank)
-    assert ranks.processes[rank].poll() is None, ranks.text(rank)
-    time.sleep(0.05)
+def _until(ranks, pattern):
+  """Waits until rank 0 has written this."""
+
+  def has_written():
+    assert ranks.processes[0].poll() is None, ranks.text()
+    return re.search(pattern, ranks.text())
+
+  launching.wait_until(has_written, 60, ranks.text)
 
 
 @pytest.fixture(scope='module')

@@ -38,14 +38,12 @@ class _Processes:
   def vote(self):
     return 0
 
-  def come(self, rank, devices=1, host='b', address=None):
-    """Has a process tell its address, where nobody answers."""
+  def come(self, rank, address=None):
+    """Has a process of host b tell its address, where nobody answers."""
     self._is_open.wait()
     device = {'kind': 'CPU', 'platform': 'cpu', 'target': 'cpu'}
-    address = address or f'127.0.0.1:{rank}'
-    self._on_mail(
-      rank, {'endpoint': [address, 's'], 'host': host, 'devices': [device] * devices}, ''
-    )
+    endpoint = [address or f'127.0.0.1:{rank}', 's']
+    self._on_mail(rank, {'endpoint': endpoint, 'host': 'b', 'devices': [device]}, '')
 
   def go(self, rank, why='gone'):
     self._is_open.wait()
@@ -54,9 +52,7 @@ class _Processes:
 
 def _pool(processes, *ranks, address=None, **overrides):
   """A pool that has met some processes."""
-  meetings = [
-    threading.Thread(target=processes.come, args=(r,), kwargs={'address': address}) for r in ranks
-  ]
+  meetings = [threading.Thread(target=processes.come, args=(rank, address)) for rank in ranks]
   for meeting in meetings:
     meeting.start()
   config = splitting.two_convolutions(**{'strategy.offload_to': "('processes',)", **overrides})

@@ -91,9 +91,9 @@ def server(config, tmp_path, monkeypatch, setup):
   server.close()
 
 
-def _update(server, worker='a'):
+def _update(server):
   """Makes one update as a worker does; returns the weights and the answer."""
-  ask = server.client.ask
+  ask, worker = server.client.ask, 'a'
   ticket = ask('take', worker=worker)['ticket']
   answer = {}
   while 'version' not in answer:  # the first update is being compiled
