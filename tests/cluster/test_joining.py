@@ -3,6 +3,7 @@
 from concurrent import futures
 import socket
 import types
+from unittest import mock
 
 import pytest
 
@@ -82,11 +83,7 @@ def test_a_process_that_comes_back_after_the_end_leaves_at_once(workdir, capsys)
 def test_another_run_forgets_the_end_of_an_earlier_one(workdir, monkeypatch):
   """Before it listens, and so before any of its processes can come."""
   joining.write(workdir, {}, ended=_THIRD.coordinator_address)
-
-  def listen(*_):
-    raise InterruptedError
-
-  monkeypatch.setattr(coordinator, 'Coordinator', listen)
+  monkeypatch.setattr(coordinator, 'Coordinator', mock.Mock(side_effect=InterruptedError))
   settings, first = types.SimpleNamespace(rendezvous_timeout=300), _THIRD._replace(index=0)
   with pytest.raises(InterruptedError):
     cluster._meet(first, {'elastic': False}, settings, generation.FIRST, workdir)

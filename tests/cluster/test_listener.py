@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from unittest import mock
 
 import pytest
 
@@ -21,11 +22,8 @@ def _env(port):
 
 def _names(monkeypatch, *addresses):
   """Has every name mean these addresses."""
-
-  def answers(*_, **__):
-    return [(0, 0, 0, '', (address, 0)) for address in addresses]
-
-  monkeypatch.setattr(socket, 'getaddrinfo', answers)
+  answers = [(0, 0, 0, '', (address, 0)) for address in addresses]
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: answers)
 
 
 def test_a_port_that_is_taken():
@@ -41,9 +39,7 @@ def test_a_port_that_is_taken():
 
 
 def test_a_port_that_may_not_be_opened(monkeypatch):
-  def refuse(*_, **__):
-    raise PermissionError(13, 'Permission denied')
-
+  refuse = mock.Mock(side_effect=PermissionError(13, 'Permission denied'))
   monkeypatch.setattr(socket, 'create_server', refuse)
   builders.assert_refused(['port 99 (Permission'], listener.listen, _env(99))
 

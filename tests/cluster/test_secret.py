@@ -5,6 +5,7 @@ import hmac
 import os
 import stat
 import threading
+from unittest import mock
 
 import pytest
 
@@ -57,9 +58,6 @@ def test_a_file_that_holds_no_secret_is_named(tmp_path, monkeypatch, text):
 def test_a_text_that_appears_late_is_waited_for(tmp_path, monkeypatch, exists):
   """A host that cannot write is then named, see `shared_folder`."""
 
-  def create(path):
-    raise OSError(30, 'Read-only file system')
-
   def write():
     draft = tmp_path / 'draft'
     draft.write_text(_TEXT)
@@ -69,6 +67,7 @@ def test_a_text_that_appears_late_is_waited_for(tmp_path, monkeypatch, exists):
   path = tmp_path / secret.NAME
   if exists:
     path.touch(0o600)
+  create = mock.Mock(side_effect=OSError(30, 'Read-only file system'))
   monkeypatch.setattr(secret, '_create', create)
   timer = threading.Timer(0.1, write)
   timer.start()

@@ -36,14 +36,8 @@ def starting(monkeypatch, config, tmp_path):
     fail=lambda *failure: failures.append(failure),
   )
 
-  def end(code, text):
-    raise _Gone(code, text)
-
   def start(error):
-    def fail(*_):
-      raise error
-
-    monkeypatch.setattr(jax_processes, 'join', fail)
+    monkeypatch.setattr(jax_processes, 'join', mock.Mock(side_effect=error))
     with pytest.raises(_Gone):
       env = cluster_env.ClusterEnv('flags', 1, 2, 'node0:99')
       cluster.start(config, env, workdir=str(tmp_path))
@@ -51,7 +45,7 @@ def starting(monkeypatch, config, tmp_path):
 
   monkeypatch.setattr(client, 'CoordinatorClient', lambda *_: connected)
   monkeypatch.setattr(connection, 'connect', lambda *_: socket.create_server(('127.0.0.1', 0)))
-  monkeypatch.setattr(termination, 'end_process', end)
+  monkeypatch.setattr(termination, 'end_process', mock.Mock(side_effect=_Gone))
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda mark: None)
   return start
 

@@ -1,6 +1,7 @@
 """A network is timed on this machine's devices, and the times are kept."""
 
 import json
+from unittest import mock
 
 from flax import linen as nn
 import jax
@@ -80,10 +81,7 @@ def test_measurements_are_used_again(tmp_path, monkeypatch):
   plan = calibrate.choose_plan(spec, str(workdir), processes)
   saved = json.loads((workdir / calibrate.FILE).read_text())
   assert str(plan_lib.parse(plan[0])) == str(plan_lib.Plan(saved['plan']))
-
-  def never(*_):
-    raise AssertionError('measured again')
-
+  never = mock.Mock(side_effect=AssertionError('measured again'))
   monkeypatch.setattr(calibrate, 'measure', never)
   assert calibrate.choose_plan(spec, str(workdir), processes) == plan
   # Another network has not been measured yet.

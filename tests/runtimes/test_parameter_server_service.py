@@ -3,6 +3,7 @@
 import json
 import time
 import types
+from unittest import mock
 
 from flax import struct
 import jax
@@ -270,12 +271,10 @@ def test_updates_wait_while_two_snapshots_are_not_fetched():
 
 @pytest.mark.parametrize('is_poisoned', [True, False])
 def test_update_that_cannot_be_applied_is_told(server, monkeypatch, is_poisoned):
-  def apply(*_):
-    raise MemoryError('out of it')
-
   if is_poisoned:
     monkeypatch.setattr(server, 'arrays', lambda: [np.full(n, np.inf, 'f4') for n in server.sizes])
   else:
+    apply = mock.Mock(side_effect=MemoryError('out of it'))
     monkeypatch.setattr(server.setup.optimizers[0], 'apply', apply)
   assert _update(server)[1] == {}
   launching.wait_until(lambda: server.store.error, 10)
