@@ -64,12 +64,13 @@ def _start_lost_ones_again(ranks):
 
 def _wait(ranks, seconds):
   """Waits for a good end of all."""
-  end = time.monotonic() + seconds
-  # All may be lost between two looks.
-  while any(p.poll() in (None, *_LOST) for p in ranks.processes):
+
+  def have_ended():
     _start_lost_ones_again(ranks)
-    assert time.monotonic() < end, ranks.text(0)
-    time.sleep(0.1)
+    # All may be lost between two looks.
+    return all(p.poll() not in (None, *_LOST) for p in ranks.processes)
+
+  launching.wait_until(have_ended, seconds, ranks.text)
   ranks.ends(0, 0, 0)
 
 

@@ -240,8 +240,7 @@ def test_gradients_of_used_tickets_do_not_pile_up():
   for step in range(5):
     for worker in ('quick', 'spare', 'late'):
       store.enqueue_gradient((step, 0), worker, *arrays)
-    contribution = {'ticket': (step, 0), 'worker': 'quick', 'reads': [step]}
-    store.submit(step, [{**contribution, 'weight': 1.0}])
+    serving.submit(store, step, 'quick')
     assert store.read(step + 1, 10)[0] == step + 1
     for worker in ('quick', 'spare', 'late', 'later'):
       store.enqueue_gradient((step, 0), worker, *arrays)
@@ -258,8 +257,7 @@ def test_updates_wait_while_two_snapshots_are_not_fetched():
   store = _store(lambda version: True, 9)
   for step in range(5):
     store.enqueue_gradient((step, 0), 'a', np.ones(2), np.ones(1))
-    contribution = {'ticket': (step, 0), 'worker': 'a', 'reads': [step]}
-    store.submit(step, [contribution])
+    serving.submit(store, step)
   for newest in (2, 3, 4):
     assert store.read(newest, 10)[0] == newest
     with pytest.raises(TimeoutError):
