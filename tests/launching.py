@@ -44,12 +44,15 @@ QUICK = {
 }
 
 
-def python(*arguments, timeout=300, **environment) -> subprocess.CompletedProcess:
-  """Runs Python in the checkout with these arguments and variables to its end."""
+def python(
+  *arguments, timeout=300, folder=ROOT, text='', **environment
+) -> subprocess.CompletedProcess:
+  """Runs Python with these arguments and variables, and a text to read, to its end."""
   return subprocess.run(
     [sys.executable, *map(str, arguments)],
-    cwd=ROOT,
+    cwd=folder,
     env={**os.environ, **environment},
+    input=text,
     capture_output=True,
     text=True,
     errors='replace',

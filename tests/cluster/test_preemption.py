@@ -140,8 +140,9 @@ def vote_and_leave():
 
 stop = preemption.StopHandler(config, environment={})
 stop.listen(cannot)
-threading.Thread(target=end_echoes, daemon=True).start()
 print('ready', flush=True)
+if then == 'goes on':
+  threading.Thread(target=end_echoes, daemon=True).start()
 if then == 'computes':
   threading.Thread(target=vote_and_leave, daemon=True).start()
   hashlib.pbkdf2_hmac('sha256', b'a', b'b', 50_000_000)

@@ -1,7 +1,6 @@
 """What the user has set stands, and XLA takes every flag."""
 
 import os
-import subprocess
 import sys
 import tomllib
 
@@ -22,6 +21,7 @@ def before_jax_starts(monkeypatch):
   """The state in which main.py starts; this process has devices already."""
   monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
   for name in [name for name in os.environ if name.startswith('XLA')]:
     monkeypatch.delenv(name)
 
@@ -252,26 +252,17 @@ print(os.getpid(), os.environ.get('GLIBC_TUNABLES'), sys.stdin.read())
 """
 
 
-def _starts(tmp_path, *command, trace=False, **kwargs):
+def _starts(tmp_path, *command, trace=False, text=''):
   program = tmp_path / 'program.py'
   program.write_text(_RESTART.format(root=str(launching.ROOT), trace=trace))
-  clean = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
-  done = subprocess.run(
-    [sys.executable, *command],
-    env=clean,
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=60,
-    **kwargs,
-  )
+  done = launching.python(*command, folder=tmp_path, text=text, timeout=60)
+  assert done.returncode == 0, done.stderr
   return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize('command', [['program.py'], ['-m', 'program']])
 def test_the_new_process_is_the_old_one_over_again(tmp_path, command):
-  first, second, last = _starts(tmp_path, *command, 'a b', '--c', input='piped')
+  first, second, last = _starts(tmp_path, *command, 'a b', '--c', text='piped')
   assert first == second  # the same number, the same arguments
   number = first.split()[0]
   assert first == f"{number} starts ['a b', '--c']"
@@ -280,11 +271,11 @@ def test_the_new_process_is_the_old_one_over_again(tmp_path, command):
 
 def test_what_would_not_do_the_same_again_goes_on_as_it_is(tmp_path):
   # A debugger's process; a script that another one runs.
-  first, last = _starts(tmp_path, 'program.py', trace=True, input='')
+  first, last = _starts(tmp_path, 'program.py', trace=True)
   assert last.split()[1] == 'None'
   inside = "import runpy; runpy.run_path('program.py', run_name='__main__')"
   (tmp_path / 'driver.py').write_text(inside)
-  first, last = _starts(tmp_path, 'driver.py', input='')
+  first, last = _starts(tmp_path, 'driver.py')
   assert last.split()[1] == 'None'
 
 
