@@ -10,7 +10,7 @@ import threading
 import types
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client, cluster_env, connection, coordinator, termination
+from anp_jax.cluster import client, cluster_env, connection, coordinator, members, termination
 from tests import launching
 
 SOON = 10  # seconds: until a test fails that waits for nothing
@@ -211,6 +211,14 @@ def info(index, count, values):
     'command': {},
     **values,
   }
+
+
+def members_of(indices, count, at=0.0, **values):
+  """A run that these processes have joined, and were heard at a time."""
+  result = members.Members(count, 'job')
+  for index in indices:
+    result[index] = members.Member(info(index, count, values), writer=None, last_heard=at)
+  return result
 
 
 def proof(side, challenge, answer, secret=SECRET):

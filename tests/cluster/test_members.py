@@ -10,11 +10,7 @@ from tests import builders, coordinating
 
 def _members(*indices, count=3, **values):
   """A run that these processes have joined."""
-  result = members.Members(count, 'job')
-  for index in indices:
-    info = coordinating.info(index, count, values)
-    result[index] = members.Member(info, writer=None, last_heard=0.0)
-  return result
+  return coordinating.members_of(indices, count, **values)
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ from anp_jax.runtimes.calibration import costs as costs_lib, planner, similar
 from tests import builders, splitting
 
 CollectiveCost = costs_lib.CollectiveCost
+_LINK = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
 
 # The cost model, in closed form.
 
 
 def test_a_step_is_the_sum_of_layers_collectives_and_rest():
-  link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
   layers = {
     'first': splitting.layer(4, 2, output=600, kernel=240),
     'second': splitting.layer(8, 4, output=1200, input=600, kernel=480, reads='first'),
   }
-  costs = splitting.costs(layers, rest=3.0, link=link, other_bytes=100)
+  costs = splitting.costs(layers, rest=3.0, link=_LINK, other_bytes=100)
   plan = {'first': (16, 8), 'second': (12, 12)}
 
   def seconds(path):
@@ -205,8 +205,7 @@ def test_a_slow_device_may_be_left_out():
 
 
 def test_each_use_of_a_layer_starts_collectives():
-  link = CollectiveCost((0.5, 1e-3), (0.25, 2e-3))
-  once = splitting.costs({'a': splitting.layer(4, 4, output=600, input=60)}, link=link)
+  once = splitting.costs({'a': splitting.layer(4, 4, output=600, input=60)}, link=_LINK)
   layer = dataclasses.replace(once.layers['a'], uses=4)
   often = dataclasses.replace(once, layers={'a': layer})
   plan = {'a': (12, 12)}
