@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import pathlib
+import re
 import shutil
 import signal
 import types
@@ -39,6 +40,16 @@ class Terminal(io.StringIO):
 
   def isatty(self) -> bool:
     return True
+
+
+def slow(*values):
+  """Returns a case of a parametrised test that is marked `slow`."""
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def soak(*values):
+  """Returns a case of a parametrised test that is marked `soak`."""
+  return pytest.param(*values, marks=pytest.mark.soak)
 
 
 def editable(config) -> ml_collections.ConfigDict:
@@ -118,12 +129,12 @@ def exif(orientation: int) -> bytes:
   return tags.tobytes()
 
 
-def write_tree(root: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
+def write_tree(root: pathlib.Path, files: dict[str, bytes | str]) -> pathlib.Path:
   """Writes files of these contents, by path below the root; returns it."""
   for name, data in files.items():
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
   return root
 
 
@@ -177,10 +188,17 @@ def refusal(function, *args, **named) -> str:
 
 
 def assert_refused(words, function, *args, **named) -> str:
-  """Asserts that a call is refused in a line with all these words; returns the line."""
+  """Asserts that a call is refused in a line with these words; returns the line.
+
+  Args:
+    words: texts that the line has, or one regular expression that is found in it.
+    function: is called with the arguments that follow.
+    *args: of the function.
+    **named: of the function.
+  """
   text = refusal(function, *args, **named)
-  for word in words:
-    assert str(word) in text, text
+  for pattern in [words] if isinstance(words, str) else [re.escape(str(w)) for w in words]:
+    assert re.search(pattern, text), text
   return text
 
 

@@ -10,7 +10,7 @@ import threading
 import types
 
 from anp_jax import config as config_lib
-from anp_jax.cluster import client, cluster_env, connection, coordinator, termination
+from anp_jax.cluster import client, cluster_env, connection, coordinator, members, termination
 from tests import launching
 
 SOON = 10  # seconds: until a test fails that waits for nothing
@@ -23,7 +23,7 @@ class Clock:
   def __init__(self):
     self._now = 1000.0
     self._sleepers = []
-    self._has_slept = False  # anybody since the last one was woken
+    self._has_slept = threading.Event()  # since the last one was woken
 
   def __call__(self):
     return self._now
@@ -32,16 +32,16 @@ class Clock:
     loop = asyncio.get_running_loop()
     waking = loop.create_future()
     self._sleepers.append((self._now + seconds, loop, waking))
-    self._has_slept = True
+    self._has_slept.set()
     await waking
 
   def move(self, seconds):
-    wait(lambda: self._has_slept)  # the coordinator has seen the move before
+    assert self._has_slept.wait(SOON)  # the coordinator has seen the move before
     self._now += seconds
     for sleeper in self._sleepers[:]:
       end, loop, waking = sleeper
       if end <= self._now:
-        self._has_slept = False
+        self._has_slept.clear()
         self._sleepers.remove(sleeper)
         loop.call_soon_threadsafe(waking.set_result, None)
 
@@ -165,6 +165,11 @@ class Run:
       if index not in silent
     )
 
+  def assert_ends(self, indices, code, text):
+    """Each of these ranks is told to end with a code, and a line that begins so."""
+    for end, line, _ in self.wait_for_end(*indices):
+      assert end == code and line.startswith(text), line
+
   def wait_for_end(self, *indices):
     """What each of these ranks was told when it had to end."""
     wait(lambda: set(indices) <= self.ended.keys())
@@ -231,6 +236,14 @@ def info(index, count, values):
   }
 
 
+def members_of(indices, count, at=0.0, **values):
+  """A run that these processes have joined, and were heard at a time."""
+  result = members.Members(count, 'job')
+  for index in indices:
+    result[index] = members.Member(info(index, count, values), writer=None, last_heard=at)
+  return result
+
+
 def proof(side, challenge, answer, secret=SECRET):
   """What one side of a handshake sends, as the protocol's text says it."""
   key = _hmac(bytes.fromhex(secret), 'key\ncoordinator')
@@ -253,7 +266,7 @@ def introduce(connection, secret=SECRET):
 
 def wait(condition):
   """Waits until a condition holds."""
-  launching.wait_until(condition, SOON)
+  launching.wait_until(condition, SOON, pause=0.001)
 
 
 def started(count, **values):

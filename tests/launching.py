@@ -25,6 +25,16 @@ TINY = {
   'data.synthetic_examples': '70',  # 70 do not divide by any batch below
 }
 
+# Sums in another order differ by some 1e-14, in a process with the variables X64.
+FLOAT64 = {
+  'model.dtype': 'float64',
+  'model.param_dtype': 'float64',
+  'strategy.reduce_dtype': 'float64',
+}
+X64 = {'JAX_ENABLE_X64': '1'}
+# The rate does not end with a part of a run: one that goes on has the same.
+CONSTANT = {'schedule.name': 'constant', 'schedule.warmup': '0 steps'}
+
 # Of such a run most is compiling: XLA leaves most optimizations out. That restart which
 # gives a process huge pages would come after its first imports.
 QUICK = {
@@ -34,24 +44,57 @@ QUICK = {
 }
 
 
-def python(*arguments, timeout=300, **environment) -> subprocess.CompletedProcess:
-  """Runs Python in the checkout with these arguments and variables to its end."""
+def python(
+  *arguments, timeout=300, folder=ROOT, text='', **environment
+) -> subprocess.CompletedProcess:
+  """Runs Python with these arguments and variables, and a text to read, to its end."""
   return subprocess.run(
     [sys.executable, *map(str, arguments)],
-    cwd=ROOT,
+    cwd=folder,
     env={**os.environ, **environment},
+    input=text,
     capture_output=True,
     text=True,
+    errors='replace',
     timeout=timeout,
   )
 
 
-def wait_until(condition, seconds=100, text=lambda: '') -> None:
+class Program(subprocess.Popen):
+  """A process with pipes of text, which ends with its context."""
+
+  def hears(self, line) -> None:
+    """Asserts that the next line that it prints is this one."""
+    assert self.stdout.readline() == f'{line}\n'
+
+  def __exit__(self, *error):
+    self.kill()
+    super().__exit__(*error)
+
+
+def start(*arguments, **environment) -> Program:
+  """Starts Python in the checkout with these arguments and variables.
+
+  As a terminal does, it gives the process a group of its own.
+  """
+  return Program(
+    [sys.executable, *map(str, arguments)],
+    cwd=ROOT,
+    env={**os.environ, 'PYTHONPATH': str(ROOT), **environment},
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+
+
+def wait_until(condition, seconds=100, text=lambda: '', pause=0.01) -> None:
   """Waits until a condition holds; fails with the text after some seconds."""
   end = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < end, text()
-    time.sleep(0.01)
+    time.sleep(pause)
 
 
 def free_port() -> int:
@@ -133,6 +176,12 @@ class Ranks:
     self._copies[rank].join(timeout)  # what prefixes the lines of a process outlives it
     return code
 
+  def ends(self, *codes, timeout=120) -> list[str]:
+    """Asserts that the ranks end with these statuses; returns what each wrote."""
+    statuses, texts = self.wait(timeout), [path.read_text() for path in self.outputs]
+    assert statuses == [*codes], '\n'.join(texts)
+    return texts
+
   def text(self, rank=0) -> str:
     return self.outputs[rank].read_text()
 
@@ -164,11 +213,13 @@ def dead_proxy() -> dict[str, str]:
 
 def run(folder, count, main_arguments, devices=1, **more) -> list[str]:
   """Runs to a good end; returns what each rank wrote."""
-  with Ranks(folder, count, main_arguments, devices, **more) as ranks:
-    codes = ranks.wait()
-    texts = [ranks.text(i) for i in range(count)]
-    assert codes == [0] * count, '\n'.join(texts)
-  return texts
+  return ended(folder, [0] * count, main_arguments, devices, **more)
+
+
+def ended(folder, codes, main_arguments, devices=1, **more) -> list[str]:
+  """Runs a rank for each status, with which it ends; returns what each wrote."""
+  with Ranks(folder, len(codes), main_arguments, devices, **more) as ranks:
+    return ranks.ends(*codes)
 
 
 def replayed(workdir) -> str:

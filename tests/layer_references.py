@@ -66,10 +66,10 @@ def convolution(x, kernel, stride, pads, groups=1, dy=None):
   for i, j in np.ndindex(kernel.shape[:2]):
     last_row, last_column = i + (rows - 1) * stride, j + (columns - 1) * stride
     place = np.s_[:, i : last_row + 1 : stride, j : last_column + 1 : stride]
-    y += np.einsum('bhwgc,cgf->bhwgf', padded[place], kernels[i, j])
+    y += np.einsum('bhwgc,cgf->bhwgf', padded[place], kernels[i, j], optimize=True)
     if dy is not None:
-      dpadded[place] += np.einsum('bhwgf,cgf->bhwgc', wide, kernels[i, j])
-      dkernels[i, j] = np.einsum('bhwgc,bhwgf->cgf', padded[place], wide)
+      dpadded[place] += np.einsum('bhwgf,cgf->bhwgc', wide, kernels[i, j], optimize=True)
+      dkernels[i, j] = np.einsum('bhwgc,bhwgf->cgf', padded[place], wide, optimize=True)
   y = y.reshape(*y.shape[:3], -1)
   if dy is None:
     return y

@@ -104,6 +104,12 @@ class Servers:
     return slice_optimizer.join(self._setup.layout, self._setup.optimizers, self._slices)
 
 
+def submit(store, order, worker='a'):
+  """Submits an update of a worker's gradient, of the weights of now."""
+  part = {'ticket': (order, 0), 'worker': worker, 'reads': [order], 'weight': 1.0}
+  store.submit(order, [part])
+
+
 def config_of(config, **keys):
   """Returns a copy of a config with these keys."""
   changes = {**TINY, **keys}
@@ -182,9 +188,9 @@ def place(index, count):
   return cluster_env.ClusterEnv('test', index, count, num_hosts=1, secret='5a' * 32)
 
 
-def participant(config, folder, index=0, count=1):
-  """Returns one process of a run."""
-  return participant_lib.Participant(config, str(folder), place(index, count))
+def participant(config, folder):
+  """Returns the only process of a run."""
+  return participant_lib.Participant(config, str(folder), place(0, 1))
 
 
 def losses(workdir):
@@ -201,10 +207,9 @@ def same_bits(a, b) -> None:
     assert np.asarray(leaf).tobytes() == np.asarray(b[name]).tobytes(), name
 
 
-def replayed(config, workdir, version, records=None):
+def replayed(config, workdir, version):
   """Returns the leaves that the log alone gives, named as in a checkpoint."""
-  records = records or log_lib.read(str(workdir))
-  state = replay.replay(config, records, version)
+  state = replay.replay(config, log_lib.read(str(workdir)), version)
   return {
     '/'.join((str(version), *_names(path))): np.asarray(leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state)

@@ -73,11 +73,9 @@ class Cluster:
   def cancel_all(self) -> None:
     for job in self._jobs:
       subprocess.run(['scancel', job], timeout=60)
+    ending = 'RUNNING', 'COMPLETING'
     for job in self._jobs:
-      end = time.monotonic() + 30
-      while self.field(job, 'JobState') in ('RUNNING', 'COMPLETING'):
-        assert time.monotonic() < end
-        time.sleep(0.3)
+      launching.wait_until(lambda job=job: self.field(job, 'JobState') not in ending, 30, pause=0.3)
     self._jobs = []
 
 
@@ -124,10 +122,12 @@ def _is_ours():
 
 def until(path: pathlib.Path, pattern, timeout=90) -> str:
   """Waits until a file matches a pattern; returns its text."""
-  end = time.monotonic() + timeout
-  while True:
-    text = path.read_text() if path.exists() else ''
-    if re.search(pattern, text):
-      return text
-    assert time.monotonic() < end, f'{path} has no {pattern!r}:\n{text[-3000:]}'
-    time.sleep(0.2)
+
+  def text():
+    return path.read_text() if path.exists() else ''
+
+  def missing():
+    return f'{path} has no {pattern!r}:\n{text()[-3000:]}'
+
+  launching.wait_until(lambda: re.search(pattern, text()), timeout, missing, pause=0.2)
+  return text()

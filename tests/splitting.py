@@ -13,7 +13,7 @@ from anp_jax.tools.portability import compiled_collectives
 from anp_jax.training import build as build_lib, run_spec
 from tests import builders, launching, programs
 
-BATCH, SIDE = 16, 8
+BATCH, SIDE, DECAY, CLIP = 16, 8, 1e-3, 0.3
 # float64 rounds at 1e-16; sums in another order differ by some 1e-14.
 TIGHT = 1e-11
 FLOAT32 = {
@@ -47,32 +47,33 @@ def spec(config, mesh, examples=80, offload_devices=()):
   )
 
 
-def build(name, data, model, offload_devices=(), **overrides):
-  """The program of a tiny network in float64, and its mesh."""
-  config = builders.config(
+def config(name, **overrides):
+  """The config of a strategy on a tiny network in float64."""
+  return builders.config(
     {
       'batch_size': BATCH,
       'duration': '1000 steps',
       'data.image_size': SIDE,
       'data.resize': SIDE,
       'model.name': 'tests.user_network:SmallNet',
-      'model.dtype': 'float64',
-      'model.param_dtype': 'float64',
+      **launching.FLOAT64,
       'model.norm_group': 2,
-      'mesh.data': data,
-      'mesh.model': model,
       'optimizer.name': 'momentum',
-      'optimizer.weight_decay': 1e-3,
-      'optimizer.clip_norm': 0.3,
+      'optimizer.weight_decay': DECAY,
+      'optimizer.clip_norm': CLIP,
       'schedule.name': 'constant',
       'strategy.name': name,
-      'strategy.reduce_dtype': 'float64',
       **overrides,
     }
   )
-  devices = mesh(data, model)
-  division.check(config, BATCH, devices)
-  return build_lib.create(spec(config, devices, 640, offload_devices)), devices
+
+
+def build(name, data, model, offload_devices=(), **overrides):
+  """The program of a tiny network in float64, and its mesh."""
+  keys = {'mesh.data': data, 'mesh.model': model, **overrides}
+  network, devices = config(name, **keys), mesh(data, model)
+  division.check(network, BATCH, devices)
+  return build_lib.create(spec(network, devices, 640, offload_devices)), devices
 
 
 def batch(mesh, step):
@@ -210,6 +211,21 @@ def costs(layers, rest=1.0, **fields):
     layers=layers,
     **{'other_bytes': 0, 'link': costs_lib.NO_COLLECTIVES, **fields},
   )
+
+
+def assert_times_of_two_convolutions(costs, rates, split):
+  """Asserts that times are where they belong, of two micro-batches.
+
+  Args:
+    costs: of `two_convolutions`, whose second one takes 1000 s longer.
+    rates: of each device: the factor of its seconds.
+    split: of each device: the seconds that a split convolution takes longer.
+  """
+  for path, extra, counts in (('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16))):
+    layer = costs.layers[path]
+    np.testing.assert_allclose(layer.alone, [2 * r * (extra + counts[-1]) for r in rates])
+    expected = [[2 * r * (extra + n + s) for n in counts] for r, s in zip(rates, split)]
+    np.testing.assert_allclose(layer.seconds, expected)
 
 
 def pretend_times(monkeypatch, **builders):

@@ -105,16 +105,21 @@ class Run:
 
   def steps(self, state, batches):
     """The state after the batches, and each step's metrics."""
-    names, metrics = step_lib.metric_names(self.objective), []
-    types = jax.tree.map(jax.typeof, state)
-    for batch in batches:
-      batch = self.put(batch)
-      with jax.transfer_guard('disallow'):
-        state, values = self.train_step(state, batch)
-      metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
-      # Another dtype, or a weak one, would compile the next step again.
-      assert jax.tree.map(jax.typeof, state) == types
-    return state, metrics
+    return steps(self.train_step, state, batches, self.mesh, self.objective)
+
+
+def steps(train_step, state, batches, mesh, objective):
+  """The state after the batches, and each step's metrics."""
+  names, metrics = step_lib.metric_names(objective), []
+  types = jax.tree.map(jax.typeof, state)
+  for batch in batches:
+    batch = programs.put(batch, mesh)
+    with jax.transfer_guard('disallow'):
+      state, values = train_step(state, batch)
+    metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
+    # Another dtype, place, or a weak one, would compile the next step again.
+    assert jax.tree.map(jax.typeof, state) == types
+  return state, metrics
 
 
 def weights_of(template):

@@ -1,15 +1,13 @@
 """Where a process stands, told by flags, Slurm or a TPU pod."""
 
 import http.server
-import re
 import socket
 import threading
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, launchers, tpu_metadata
-from tests import environments
+from tests import builders, environments
 
 _STEP, _MPI, _TPU = environments.STEP, environments.OPEN_MPI_4, environments.TPU
 # What a batch script's own shell has: task 0 of the job, and no step.
@@ -22,8 +20,7 @@ def _detect(environment=None, *flags):
 
 
 def _refused(text, environment=None, *flags):
-  with pytest.raises(config_lib.ConfigError, match=re.escape(text)):
-    _detect(environment, *flags)
+  builders.assert_refused([text], _detect, environment, *flags)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +255,7 @@ def test_who_does_not_ask_the_metadata_server(tpu_vm, monkeypatch):
   ],
 )
 def test_what_a_metadata_server_may_not_say(tpu_vm, changes, text):
-  with pytest.raises(config_lib.ConfigError, match=text):
-    tpu_vm({**_POD, **changes})
+  builders.assert_refused([text], tpu_vm, {**_POD, **changes})
 
 
 @pytest.mark.parametrize(

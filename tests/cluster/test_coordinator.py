@@ -106,9 +106,7 @@ def test_a_rank_that_falls_silent_ends_the_others(steps, pause):
     run.beats(47, silent=[1])
     assert not run.ended
     run.clock.run(4 * period)
-    for code, text, _ in run.wait_for_end(0, 2):
-      assert code == 75
-      assert text.startswith('rank 1 on node1 has been silent for 3 s')
+    run.assert_ends([0, 2], 75, 'rank 1 on node1 has been silent for 3 s')
 
 
 def test_no_rank_is_silent_that_only_waits_nor_in_a_pause_of_process_0():
@@ -188,8 +186,7 @@ def test_an_error_that_follows_from_a_loss_does_not_hide_it():
   with run.raw_rank(1):
     run.started().clients[2]._connection.send({'fail': [1, 'ValueError: Gloo failed']})
     run.wait_for_delayed_call()
-  for code, text, _ in run.wait_for_end(0, 2):
-    assert code == 75 and text.startswith('rank 1 on node1 has gone')
+  run.assert_ends([0, 2], 75, 'rank 1 on node1 has gone')
 
 
 def test_a_broken_connection_is_explained_by_a_rank_that_falls_silent():
@@ -201,9 +198,7 @@ def test_a_broken_connection_is_explained_by_a_rank_that_falls_silent():
     run.started().clients[2]._connection.send({'fail': [1, text]})
     coordinating.wait(lambda: len(clock._sleepers) == 2)
     run.beats(9, silent=[1])
-    for code, text, _ in run.wait_for_end(0, 2):
-      assert code == 75
-      assert text.startswith('rank 1 on node1 has been silent for')
+    run.assert_ends([0, 2], 75, 'rank 1 on node1 has been silent for')
 
 
 def test_a_broken_connection_ends_all_if_none_is_lost():
@@ -231,7 +226,6 @@ def test_one_that_does_not_come_to_the_end_is_named(rendezvous, leave):
     threading.Thread(target=run.clients[index].close, daemon=True).start()
   coordinating.wait(lambda: len(run.coordinator._gathered.get(coordinator.LEAVE, {})) == 2)
   run.clock.run(10)
-  for code, text, _ in run.wait_for_end(0, 1, 2):
-    assert code == 75
-    assert text.startswith('rank 1 on node1 has not come to the end within 9 s of the others')
-    assert '1: saving 8' in text
+  text = 'rank 1 on node1 has not come to the end within 9 s of the others'
+  run.assert_ends([0, 1, 2], 75, text)
+  assert all('1: saving 8' in line for _, line, _ in run.ended.values())

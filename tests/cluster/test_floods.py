@@ -3,8 +3,6 @@
 import contextlib
 import pathlib
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -35,23 +33,13 @@ def other():
   """A process 0 with 256 descriptors, and its port."""
   descriptors.raise_limit()  # this process holds the other ends
   port = launching.free_port()
-  with subprocess.Popen(
-    [sys.executable, '-c', _COORDINATOR, str(port), coordinating.SECRET, '256'],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    text=True,
-    cwd=launching.ROOT,
-  ) as process:
-    try:
-      assert process.stdout.readline() == 'open\n'
-      yield process, port
-    finally:
-      process.kill()
+  with launching.start('-c', _COORDINATOR, port, coordinating.SECRET, 256) as process:
+    process.hears('open')
+    yield process, port
 
 
 def _opens_a_file(process):
-  process.stdin.write('\n')
-  process.stdin.flush()
+  print(file=process.stdin, flush=True)
   lines = iter(process.stdout.readline, '')
   return 'opened\n' in (line for line in lines if 'connection from' not in line)
 
@@ -112,5 +100,4 @@ def test_the_limit_on_descriptors_is_raised():
     'descriptors.raise_limit()\n'
     'print(resource.getrlimit(resource.RLIMIT_NOFILE))'
   )
-  output = subprocess.check_output([sys.executable, '-c', code], text=True, cwd=launching.ROOT)
-  assert output == '(200, 200)\n'
+  assert launching.python('-c', code).stdout == '(200, 200)\n'

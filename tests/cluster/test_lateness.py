@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from anp_jax.cluster import activity, lateness, members
+from anp_jax.cluster import activity, lateness
 from tests import coordinating
 
 
@@ -118,9 +118,7 @@ def _state(at, cpu, delay, **spent):
 
 
 def test_rows_are_differences_of_the_last_heartbeats():
-  run = members.Members(2, '')
-  for rank in range(2):
-    run[rank] = members.Member(coordinating.info(rank, 2, {}), None, 10.0)
+  run = coordinating.members_of((0, 1), 2, at=10.0)
   member = run[1]
   member.receive(_state(40, 5.0, 1.0, input=1.0, step=8.0, saving=1.0))
   member.last_heard = 14.0
@@ -139,9 +137,8 @@ def test_rows_are_differences_of_the_last_heartbeats():
 
 def test_steps_of_the_run_before_are_none_of_this_one():
   """A run that is resumed comes to its first step without making one."""
-  run = members.Members(2, '')
+  run = coordinating.members_of((0, 1), 2, at=10.0)
   for rank in range(2):
-    run[rank] = members.Member(coordinating.info(rank, 2, {}), None, 10.0)
     run[rank].receive(_state(0, 1.0, 1.0) | {'phase': 'starting'})
     run[rank].last_heard = 14.0
     run[rank].receive(_state(400, 2.0, 1.0) | {'phase': 'compiling'})

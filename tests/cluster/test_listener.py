@@ -2,12 +2,12 @@
 
 import contextlib
 import socket
+from unittest import mock
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, handshake, listener, termination
-from tests import coordinating, launching
+from tests import builders, coordinating, launching
 
 pytestmark = pytest.mark.usefixtures('short_waits')
 
@@ -22,11 +22,8 @@ def _env(port):
 
 def _names(monkeypatch, *addresses):
   """Has every name mean these addresses."""
-
-  def answers(*_, **__):
-    return [(0, 0, 0, '', (address, 0)) for address in addresses]
-
-  monkeypatch.setattr(socket, 'getaddrinfo', answers)
+  answers = [(0, 0, 0, '', (address, 0)) for address in addresses]
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: answers)
 
 
 def test_a_port_that_is_taken():
@@ -42,12 +39,9 @@ def test_a_port_that_is_taken():
 
 
 def test_a_port_that_may_not_be_opened(monkeypatch):
-  def refuse(*_, **__):
-    raise PermissionError(13, 'Permission denied')
-
+  refuse = mock.Mock(side_effect=PermissionError(13, 'Permission denied'))
   monkeypatch.setattr(socket, 'create_server', refuse)
-  with pytest.raises(config_lib.ConfigError, match='port 99 .Permission'):
-    listener.listen(_env(99))
+  builders.assert_refused(['port 99 (Permission'], listener.listen, _env(99))
 
 
 @pytest.mark.parametrize('count', [0, 2])

@@ -1,17 +1,13 @@
 """Every line of a process carries its mark, up to its last words."""
 
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 
 import pytest
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests import launching
 
 
-def _run(program, before='', **values):
+def _run(program, before=''):
   program = f"""
 import os, signal, subprocess, sys
 from anp_jax.cluster import log_prefix
@@ -19,15 +15,7 @@ from anp_jax.cluster import log_prefix
 log_prefix.install('[1 node1] ')
 {program}
 """
-  return subprocess.run(
-    [sys.executable, '-c', program],
-    capture_output=True,
-    text=True,
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': '.'},
-    timeout=30,
-    **values,
-  )
+  return launching.python('-c', program, timeout=30)
 
 
 def test_lines_of_python_and_of_native_code():
@@ -66,8 +54,7 @@ os.write(2, b'error: last')
 def test_many_lines_stay_whole_and_in_order():
   done = _run(
     'for i in range(5000): print(i, "x" * 100)\n'
-    "os.write(1, b'in any encoding: \\xff caf\\xc3\\xa9\\n')",
-    errors='replace',
+    "os.write(1, b'in any encoding: \\xff caf\\xc3\\xa9\\n')"
   )
   want = [f'[1 node1] {i} {"x" * 100}' for i in range(5000)]
   assert done.stdout.splitlines() == [*want, '[1 node1] in any encoding: \ufffd café']
@@ -105,13 +92,6 @@ log_prefix.install('[0 a] ')
 print('now')
 time.sleep(60)
 """
-  with subprocess.Popen(
-    [sys.executable, '-c', program],
-    stdout=subprocess.PIPE,
-    text=True,
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': '.'},
-  ) as child:
-    assert child.stdout.readline() == '[0 a] now\n'
+  with launching.start('-c', program) as child:
+    child.hears('[0 a] now')
     assert child.poll() is None
-    child.kill()

@@ -4,18 +4,13 @@ import time
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import members
-from tests import coordinating
+from tests import builders, coordinating
 
 
 def _members(*indices, count=3, **values):
   """A run that these processes have joined."""
-  result = members.Members(count, 'job')
-  for index in indices:
-    info = coordinating.info(index, count, values)
-    result[index] = members.Member(info, writer=None, last_heard=0.0)
-  return result
+  return coordinating.members_of(indices, count, **values)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +108,7 @@ def test_processes_that_come_late_divide_the_gpus_that_are_free(gpus, first, lat
 def test_processes_that_differ_do_not_begin():
   run = _members(0, 1, count=2)
   run[1].info['versions'] = {'jax': '2'}
-  with pytest.raises(config_lib.ConfigError, match='^rank 1 on node1 has jax 2'):
-    run.begin(99, least=1)
+  builders.assert_refused('^rank 1 on node1 has jax 2', run.begin, 99, least=1)
   assert not run.have_begun
 
 

@@ -18,9 +18,14 @@ def _started(count, clock=None):
   run = coordinating.Run(count, clock=clock).join(0, optional=_ALL)
   run.join(*range(1, count), optional=_ALL).started()
   assert not run.errors
+  return run, _mail(run)
+
+
+def _mail(run, rank=0):
+  """What a rank is told from now on, and was before."""
   mail = queue.Queue()
-  run.clients[0].receive_mail(lambda *message: mail.put(message))
-  return run, mail
+  run.clients[rank].receive_mail(lambda *message: mail.put(message))
+  return mail
 
 
 def _next(mail):
@@ -29,12 +34,11 @@ def _next(mail):
 
 def test_mail_reaches_one_process():
   run, mail = _started(3)
-  received = queue.Queue()
   run.clients[2].send(0, {'address': 'a'})
   assert _next(mail) == (2, {'address': 'a'}, '')
   run.clients[0].send(1, ['b'])
   # Also what came before it was asked for.
-  run.clients[1].receive_mail(lambda *message: received.put(message))
+  received = _mail(run, 1)
   assert _next(received) == (0, ['b'], '')
   assert mail.empty() and received.empty() and not run.ended
 
@@ -70,8 +74,7 @@ def test_one_that_is_silent_is_lost_alone():
   )
   with run.raw_rank(2, optional=_ALL):
     run.started()
-    mail = queue.Queue()
-    run.clients[0].receive_mail(lambda *message: mail.put(message))
+    mail = _mail(run)
     run.beats(51, silent=[2])
     index, value, why = _next(mail)
     assert (index, value) == (2, None)
@@ -98,8 +101,7 @@ def test_one_that_leaves_early_is_not_waited_for():
 def test_the_others_end_with_rank_0():
   run, _ = _started(2)
   run.clients[0].fail(termination.FAILED, 'bad')
-  code, text, _ = run.wait_for_end(1)[0]
-  assert (code, text) == (termination.FAILED, 'rank 0 on node0: bad')
+  run.assert_ends([1], termination.FAILED, 'rank 0 on node0: bad')
 
 
 def test_a_run_begins_without_those_that_it_does_not_need():
@@ -139,10 +141,8 @@ def test_no_process_takes_the_place_of_one_that_rank_0_needs(claimed):
 def test_rank_0_alone_says_who_may_be_lost():
   run = coordinating.Run(3).join(0, optional=[1]).join(2, optional=[2])
   run.join(1, optional=[]).started()
-  mail = queue.Queue()
-  run.clients[0].receive_mail(lambda *message: mail.put(message))
+  mail = _mail(run)
   run.clients[1]._connection.close()
   assert _next(mail)[0] == 1 and not {0, 2} & run.ended.keys()
   run.clients[2]._connection.close()
-  code, text, _ = run.wait_for_end(0)[0]
-  assert code == 75 and text.startswith('rank 2 on node2 has gone')
+  run.assert_ends([0], 75, 'rank 2 on node2 has gone')

@@ -1,24 +1,22 @@
 """Signals and the end of a run's time become votes; stops end in time."""
 
-import os
+import contextlib
 import signal
 import subprocess
-import sys
-import threading
 import types
 
 import pytest
 
 from anp_jax.cluster import preemption
-from tests import builders, launching
+from tests import builders, coordinating, launching
 
 _NOW = 1_700_000_000.0  # seconds since 1970
 
 
-def _stop(environment=None, stop_seconds=float, minutes=0.0, clock=lambda: _NOW):
+def _stop(environment=None, stop_seconds=float, minutes=0.0, clock=lambda: _NOW, tell=None):
   settings = types.SimpleNamespace(stop_timeout=60.0)
   config = types.SimpleNamespace(time_limit=minutes, cluster=settings)
-  return preemption.StopHandler(config, stop_seconds, None, environment or {}, clock)
+  return preemption.StopHandler(config, stop_seconds, tell, environment or {}, clock)
 
 
 def _votes_at(stop, clock, seconds):
@@ -90,9 +88,7 @@ def test_a_signal_outweighs_the_time_limit():
 def test_no_thread_but_the_main_one_catches_signals():
   stop = _stop()
   before = signal.getsignal(signal.SIGTERM)
-  thread = threading.Thread(target=stop.listen, args=(print,))
-  thread.start()
-  thread.join()
+  coordinating.at_once([lambda: stop.listen(print)])
   assert signal.getsignal(signal.SIGTERM) is before
   stop.close()
 
@@ -120,14 +116,18 @@ import types
 from anp_jax.cluster import preemption
 
 echo, stop_timeout, then = sys.argv[1:]
-preemption._ECHO = float(echo)
-preemption._PASSED_ON = float(echo) / 10
+preemption._ECHO = preemption._PASSED_ON = float(echo)
 settings = types.SimpleNamespace(stop_timeout=float(stop_timeout))
 config = types.SimpleNamespace(time_limit=0.0, cluster=settings)
 
 def cannot(text):
   print(text, flush=True)
   os._exit(75)
+
+def end_echoes():
+  for name in sys.stdin:
+    setattr(preemption, name.strip(), 0.0)
+    print('over', flush=True)
 
 def vote():
   while not stop.vote():
@@ -141,6 +141,8 @@ def vote_and_leave():
 stop = preemption.StopHandler(config, environment={})
 stop.listen(cannot)
 print('ready', flush=True)
+if then == 'goes on':
+  threading.Thread(target=end_echoes, daemon=True).start()
 if then == 'computes':
   threading.Thread(target=vote_and_leave, daemon=True).start()
   hashlib.pbkdf2_hmac('sha256', b'a', b'b', 50_000_000)
@@ -152,62 +154,44 @@ time.sleep(0.5 if then == 'stops' else 20)
 """
 
 
-class _Child:
-  """The program above; a context."""
-
-  def __init__(self, echo=5, stop_timeout=0, then='goes on'):
-    self.process = subprocess.Popen(
-      [sys.executable, '-c', _PROGRAM, str(echo), str(stop_timeout), then],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      cwd=launching.ROOT,
-      env={**os.environ, 'PYTHONPATH': '.'},
-    )
-
-  def __enter__(self):
-    self.hears('ready')
-    return self
-
-  def __exit__(self, *_):
-    self.process.kill()
-    self.process.communicate()
-
-  def hears(self, line):
-    assert self.process.stdout.readline() == line + '\n'
-
-  def send(self, name):
-    self.process.send_signal(getattr(signal, name))
-
-  def ends(self):
-    return self.process.wait(10)
+@contextlib.contextmanager
+def _child(echo=5, stop_timeout=0, then='goes on'):
+  """The program above, once it listens."""
+  with launching.start('-c', _PROGRAM, echo, stop_timeout, then) as child:
+    child.hears('ready')
+    yield child
 
 
 @pytest.mark.parametrize(
-  'first, again', [('SIGTERM', 'SIGTERM'), ('SIGUSR1', 'SIGTERM'), ('SIGINT', 'SIGINT')]
+  'first, again',
+  [
+    (signal.SIGTERM, signal.SIGTERM),
+    (signal.SIGUSR1, signal.SIGTERM),
+    (signal.SIGINT, signal.SIGINT),
+  ],
 )
 def test_a_signal_is_a_vote_its_echo_nothing_and_another_leaves_at_once(first, again):
   """A launcher passes on the Ctrl-C that a terminal sends to all."""
-  with _Child(echo=10 if first == 'SIGINT' else 1) as child:
-    child.send(first)
+  with _child(echo=60) as child:
+    child.send_signal(first)
     child.hears(f'vote {preemption.STOP}')
-    child.send(again)
+    child.send_signal(again)
     with pytest.raises(subprocess.TimeoutExpired):
-      child.process.wait(1.2)
-    child.send(again)
-    assert child.ends() == 128 + getattr(signal, again)
-    text = child.process.stderr.read()
-  assert text == f'\n{first}: saving, then stopping; once more to leave at once\n'
+      child.wait(0.2)
+    print('_PASSED_ON' if again == signal.SIGINT else '_ECHO', file=child.stdin, flush=True)
+    child.hears('over')
+    child.send_signal(again)
+    assert child.wait(10) == 128 + again
+    text = child.stderr.read()
+  assert text == f'\n{first.name}: saving, then stopping; once more to leave at once\n'
 
 
-@pytest.mark.parametrize('name, is_for_one', [('SIGTERM', True), ('SIGUSR1', False)])
-def test_sigterm_may_be_for_one_process_of_an_elastic_run(name, is_for_one):
+@pytest.mark.parametrize('number, is_for_one', [(signal.SIGTERM, True), (signal.SIGUSR1, False)])
+def test_sigterm_may_be_for_one_process_of_an_elastic_run(number, is_for_one):
   """A batch script signals all by SIGUSR1; who is told votes once it is ordered to."""
   calls = []
-  settings = types.SimpleNamespace(stop_timeout=0.0)
-  config = types.SimpleNamespace(time_limit=0.0, cluster=settings)
-  stop = preemption.StopHandler(config, tell=lambda: calls.append(1), environment={})
-  stop._receive(getattr(signal, name))
+  stop = _stop(tell=lambda: calls.append(1))
+  stop._receive(number)
   assert (calls, stop.vote()) == (
     ([1], preemption.CONTINUE) if is_for_one else ([], preemption.STOP)
   )
@@ -237,33 +221,33 @@ def test_a_signal_during_a_restart_waits_until_somebody_listens(name):
 
 
 def test_a_stop_that_does_not_come_about():
-  with _Child(stop_timeout=0.3) as child:
-    child.send('SIGTERM')
+  with _child(stop_timeout=0.3) as child:
+    child.send_signal(signal.SIGTERM)
     child.hears(f'vote {preemption.STOP}')
-    assert child.ends() == 75
+    assert child.wait(10) == 75
     child.hears('could not stop within 0.3 s of SIGTERM')
 
 
 @pytest.mark.parametrize(
   'echo, then, status',
   [
-    (5, 'SIGTERM', 0),  # a small run has stopped before Slurm sends it again
-    (0, 'SIGTERM', -signal.SIGTERM),
-    (5, 'SIGINT', -signal.SIGINT),
+    (5, signal.SIGTERM, 0),  # a small run has stopped before Slurm sends it again
+    (0, signal.SIGTERM, -signal.SIGTERM),
+    (5, signal.SIGINT, -signal.SIGINT),
   ],
 )
 def test_a_stop_in_time_and_a_signal_after_it(echo, then, status):
-  with _Child(echo, stop_timeout=0.3, then='stops') as child:
-    child.send('SIGTERM')
+  with _child(echo, stop_timeout=0.3, then='stops') as child:
+    child.send_signal(signal.SIGTERM)
     child.hears(f'vote {preemption.STOP}')
     child.hears('closed')
-    child.send(then)
-    assert child.ends() == status
-    assert child.process.stdout.read() == ''
+    child.send_signal(then)
+    assert child.wait(10) == status
+    assert child.stdout.read() == ''
 
 
 def test_a_signal_is_received_while_the_main_thread_computes():
   """Python runs no handler within a call of native code; the thread hears."""
-  with _Child(then='computes') as child:
-    child.send('SIGTERM')
-    assert child.ends() == 3
+  with _child(then='computes') as child:
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(10) == 3

@@ -137,8 +137,7 @@ def test_a_newcomer_pauses_a_run_that_it_makes_larger():
   run, orders = _started(2), queue.Queue()
   run.clients[0].attach(_Owner(orders, 0))
   run.clients[0].set_sizes([1, 2])
-  spare = threading.Thread(target=run._join, args=(4, {'count': 9}), daemon=True)
-  spare.start()
+  run.join(4, count=9)
   coordinating.wait(lambda: 4 in run.coordinator._members)
   assert orders.empty()  # three processes do not divide the batch
   run.clients[0].set_sizes([1, 2, 3])
@@ -149,8 +148,7 @@ def test_a_newcomer_pauses_a_run_that_it_makes_larger():
 def test_a_spare_knows_over_how_many_processes_the_batch_divides(comes_before):
   # It may coordinate the next generation, or train in it.
   run = _started(2)
-  spare = threading.Thread(target=run._join, args=(4, {'count': 9}), daemon=True)
-  steps = [spare.start, lambda: run.clients[0].set_sizes([1, 2, 4])]
+  steps = [lambda: run.join(4, count=9), lambda: run.clients[0].set_sizes([1, 2, 4])]
   conditions = [lambda: 4 in run.coordinator._members, lambda: run.coordinator._members.sizes]
   for step, condition in [*zip(steps, conditions)][:: 1 if comes_before else -1]:
     step()

@@ -5,25 +5,20 @@ import hmac
 import os
 import stat
 import threading
+from unittest import mock
 
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.cluster import secret
-from tests import builders
+from tests import builders, coordinating
 
 _TEXT = '0123456789abcdef' * 4
 
 
 def test_all_processes_of_a_folder_read_one_secret(tmp_path):
   folder, secrets = str(tmp_path / 'new' / 'run'), []
-  threads = [
-    threading.Thread(target=lambda: secrets.append(secret.for_run(folder, {}))) for _ in range(16)
-  ]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join(10)
+  coordinating.at_once([lambda: secrets.append(secret.for_run(folder, {}))] * 16)
   assert len(secrets) == 16 and len(set(secrets)) == 1
   assert len(bytes.fromhex(secrets[0])) == 32
   assert os.listdir(folder) == [secret.NAME]  # no draft is left
@@ -39,8 +34,7 @@ def test_a_file_that_others_may_read_is_no_secret(tmp_path, monkeypatch, mode, o
   secret.for_run(str(tmp_path), {})
   (tmp_path / secret.NAME).chmod(mode)
   monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + other)
-  with pytest.raises(config_lib.ConfigError, match='others may know'):
-    secret.for_run(str(tmp_path), {})
+  builders.assert_refused(['others may know'], secret.for_run, str(tmp_path), {})
 
 
 def test_a_link_is_not_followed(tmp_path, monkeypatch):
@@ -48,8 +42,7 @@ def test_a_link_is_not_followed(tmp_path, monkeypatch):
   (tmp_path / 'elsewhere').write_text(_TEXT)
   (tmp_path / 'elsewhere').chmod(0o600)
   (tmp_path / secret.NAME).symlink_to(tmp_path / 'elsewhere')
-  with pytest.raises(config_lib.ConfigError, match='cannot be read'):
-    secret.for_run(str(tmp_path), {})
+  builders.assert_refused(['cannot be read'], secret.for_run, str(tmp_path), {})
 
 
 @pytest.mark.parametrize('text', ['', 'short', _TEXT[:-1], _TEXT.upper()])
@@ -58,16 +51,12 @@ def test_a_file_that_holds_no_secret_is_named(tmp_path, monkeypatch, text):
   path = tmp_path / secret.NAME
   path.write_text(text)
   path.chmod(0o600)
-  with pytest.raises(config_lib.ConfigError, match='is no secret'):
-    secret.for_run(str(tmp_path), {})
+  builders.assert_refused(['is no secret'], secret.for_run, str(tmp_path), {})
 
 
 @pytest.mark.parametrize('exists', [True, False], ids=['empty file', 'read-only folder'])
 def test_a_text_that_appears_late_is_waited_for(tmp_path, monkeypatch, exists):
   """A host that cannot write is then named, see `shared_folder`."""
-
-  def create(path):
-    raise OSError(30, 'Read-only file system')
 
   def write():
     draft = tmp_path / 'draft'
@@ -78,6 +67,7 @@ def test_a_text_that_appears_late_is_waited_for(tmp_path, monkeypatch, exists):
   path = tmp_path / secret.NAME
   if exists:
     path.touch(0o600)
+  create = mock.Mock(side_effect=OSError(30, 'Read-only file system'))
   monkeypatch.setattr(secret, '_create', create)
   timer = threading.Timer(0.1, write)
   timer.start()
@@ -107,8 +97,7 @@ def test_the_variable_comes_before_the_file(tmp_path):
 
 @pytest.mark.parametrize('workdir', ['', 'gs://bucket/run'])
 def test_a_place_that_must_not_hold_a_secret_needs_the_variable(workdir):
-  with pytest.raises(config_lib.ConfigError, match=secret.VARIABLE):
-    secret.for_run(workdir, {})
+  builders.assert_refused([secret.VARIABLE], secret.for_run, workdir, {})
 
 
 def test_keys_are_hmacs_of_the_secret():

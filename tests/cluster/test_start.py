@@ -2,6 +2,7 @@
 
 import os
 import socket
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from anp_jax.cluster import (
 )
 from anp_jax.config import command_line
 from anp_jax.system import xla_flags
+from tests import builders
 
 
 class _Gone(Exception):
@@ -27,38 +29,23 @@ def starting(monkeypatch, config, tmp_path):
   """Starts rank 1 of 2 with these errors of JAX; returns the failure sent."""
   failures = []
 
-  class Client:
-    start = client.Start(1, [0, 1], ('node0', 'node1'))
-    is_elastic, generation = False, generation_lib.FIRST
-
-    def __init__(self, *_):
-      pass
-
-    def heartbeat(self, state):
-      pass
-
-    def attach(self, *_):
-      pass
-
-    def fail(self, code, text):
-      failures.append((code, text))
-
-  def end(code, text):
-    raise _Gone(code, text)
+  connected = mock.Mock(
+    start=client.Start(1, [0, 1], ('node0', 'node1')),
+    is_elastic=False,
+    generation=generation_lib.FIRST,
+    fail=lambda *failure: failures.append(failure),
+  )
 
   def start(error):
-    def fail(*_):
-      raise error
-
-    monkeypatch.setattr(jax_processes, 'join', fail)
+    monkeypatch.setattr(jax_processes, 'join', mock.Mock(side_effect=error))
     with pytest.raises(_Gone):
       env = cluster_env.ClusterEnv('flags', 1, 2, 'node0:99')
       cluster.start(config, env, workdir=str(tmp_path))
     return failures.pop()
 
-  monkeypatch.setattr(client, 'CoordinatorClient', Client)
+  monkeypatch.setattr(client, 'CoordinatorClient', lambda *_: connected)
   monkeypatch.setattr(connection, 'connect', lambda *_: socket.create_server(('127.0.0.1', 0)))
-  monkeypatch.setattr(termination, 'end_process', end)
+  monkeypatch.setattr(termination, 'end_process', mock.Mock(side_effect=_Gone))
   monkeypatch.setattr(cluster.log_prefix, 'install', lambda mark: None)
   return start
 
@@ -84,8 +71,7 @@ def test_without_nvidias_tool_a_start_says_what_is_not_checked(starting, monkeyp
 def test_one_process_is_told_of_gpus_that_jax_does_not_see(monkeypatch, config):
   """In a batch shell too, where no step says that this is Slurm."""
   monkeypatch.setattr(cluster.process_info, 'startup_problem', lambda: 'no driver')
-  with pytest.raises(config_lib.ConfigError, match='no driver'):
-    cluster.start(config, cluster_env.ALONE)
+  builders.assert_refused(['no driver'], cluster.start, config, cluster_env.ALONE)
 
 
 @pytest.mark.parametrize('name', ['gpu', 'tpu'])
@@ -97,8 +83,8 @@ def test_an_accelerator_that_jax_drops_is_refused(monkeypatch, config, name):
 
 
 def test_a_process_for_which_no_gpu_is_free_is_refused():
-  with pytest.raises(config_lib.ConfigError, match='other processes of this host use all GPUs'):
-    jax_processes.start_alone([], lambda phase: None)
+  words = ['other processes of this host use all GPUs']
+  builders.assert_refused(words, jax_processes.start_alone, [], lambda phase: None)
 
 
 @pytest.mark.parametrize('dedicated, platforms', [(False, 'gpu gpu gpu'), (True, 'gpu cpu gpu')])
@@ -133,7 +119,6 @@ def test_a_sealed_workdir_is_found_out_together(tmp_path, monkeypatch, processes
     ['--config=configs/resnet_anp.py:tiny', f'--workdir={tmp_path}'], '', ''
   )
   if processes == 1:
-    with pytest.raises(config_lib.ConfigError, match='cannot be written to'):
-      command_line.from_flags(flags, {}, processes)
+    builders.assert_refused(['cannot be written to'], command_line.from_flags, flags, {}, processes)
   else:
     command_line.from_flags(flags, {}, processes)

@@ -1,9 +1,6 @@
 """How a process ends: its exit status and its last words."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 from unittest import mock
 
@@ -63,18 +60,7 @@ print('x' * 2**24)
 
 
 def test_a_process_with_a_stuck_output_ends_too():
-  environment = {**os.environ, 'PYTHONPATH': '.'}
-  environment.pop('PYTHONUNBUFFERED', None)  # nothing to get stuck in
-  child = subprocess.Popen(
-    [sys.executable, '-c', _STUCK],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    cwd=launching.ROOT,
-    env=environment,
-  )
-  with child:
-    try:
-      assert child.wait(coordinating.SOON) == 75
-      assert child.stderr.read() == b'error: rank 1 has gone\n'
-    finally:
-      child.kill()
+  # Without a buffer there is nothing to get stuck in.
+  with launching.start('-c', _STUCK, PYTHONUNBUFFERED='') as child:
+    assert child.wait(coordinating.SOON) == 75
+    assert child.stderr.read() == 'error: rank 1 has gone\n'

@@ -2,16 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.cluster import cluster_env, generation, workdir_lock
 from anp_jax.system import files
-from tests import launching
+from tests import builders, launching
 
 _HOLD = """
 import sys, time
@@ -43,6 +40,11 @@ def _lock(folder, holder=None):
   return lock, clock
 
 
+def _hold(folder, *generation):
+  with workdir_lock.held(str(folder), cluster_env.ALONE, *generation):
+    pass
+
+
 def _write(folder, **values):
   """Leaves the lock of a process elsewhere; returns what it wrote."""
   record = {**_holder(host='node7', process=123, machine='another'), 'beat': '1', **values}
@@ -53,19 +55,14 @@ def _write(folder, **values):
 @pytest.fixture
 def process(tmp_path):
   """A process of this machine that holds the lock."""
-  with subprocess.Popen(
-    [sys.executable, '-c', _HOLD, tmp_path], stdout=subprocess.PIPE, text=True
-  ) as child:
-    assert child.stdout.readline() == 'held\n'
+  with launching.start('-c', _HOLD, tmp_path) as child:
+    child.hears('held')
     yield child
-    child.kill()
 
 
 def test_a_process_that_lives_is_named_and_nothing_changes(tmp_path, process):
   before = (tmp_path / workdir_lock.NAME).stat().st_ino
-  with pytest.raises(config_lib.ConfigError, match=f'in use by process {process.pid} on '):
-    with workdir_lock.held(str(tmp_path), cluster_env.ALONE):
-      pytest.fail('two runs in one workdir')
+  builders.assert_refused([f'in use by process {process.pid} on '], _hold, tmp_path)
   assert (tmp_path / workdir_lock.NAME).stat().st_ino == before
   assert os.listdir(tmp_path) == [workdir_lock.NAME]
 
@@ -122,8 +119,7 @@ def test_a_sign_of_life_of_another_host_refuses(tmp_path):
       _write(tmp_path, job='5', beat='2')
 
   clock.on_sleep = beat
-  with pytest.raises(config_lib.ConfigError, match=r'in use by process 123 on node7 \(job 5\)'):
-    lock.acquire()
+  builders.assert_refused(['in use by process 123 on node7 (job 5)'], lock.acquire)
   assert 40 < clock.now < 42
 
 
@@ -145,9 +141,7 @@ def test_a_run_that_goes_on_takes_over_its_own_lock_alone(tmp_path):
     record = json.loads((tmp_path / workdir_lock.NAME).read_text())
     assert (record['run'], record['process']) == (1.5e9, os.getpid())
   another = _write(tmp_path, **_holder(run=1.6e9))
-  with pytest.raises(config_lib.ConfigError, match='in use by'):
-    with workdir_lock.held(str(tmp_path), cluster_env.ALONE, later):
-      pass
+  builders.assert_refused(['in use by'], _hold, tmp_path, later)
   assert json.loads((tmp_path / workdir_lock.NAME).read_text()) == another
 
 
@@ -161,8 +155,7 @@ def test_of_two_that_take_over_one_is_put_back(tmp_path):
   second._remove_stale(stale)
   assert first._is_ours()
   assert os.listdir(tmp_path) == [workdir_lock.NAME]
-  with pytest.raises(config_lib.ConfigError, match=f'process {os.getpid()} on'):
-    second.acquire()
+  builders.assert_refused([f'process {os.getpid()} on'], second.acquire)
   first.release()
 
 
@@ -186,6 +179,4 @@ def test_signs_of_life_never_go_into_the_file_of_another(tmp_path, monkeypatch):
 
 def test_a_workdir_that_cannot_be_written_to_is_one_line(tmp_path):
   (tmp_path / 'file').write_text('')
-  with pytest.raises(config_lib.ConfigError, match='cannot be written to: Not'):
-    with workdir_lock.held(str(tmp_path / 'file' / 'run'), cluster_env.ALONE):
-      pass
+  builders.assert_refused(['cannot be written to: Not'], _hold, tmp_path / 'file' / 'run')

@@ -9,6 +9,7 @@ from anp_jax.costs import collectives, hardware, order_statistics
 
 _LINK = hardware.Link('link', 10e9, 5e-6)
 _NODE = hardware.Link('node', 100e9, 1e-6)
+_BUS = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
 _SIZE = 100e6
 
 
@@ -69,8 +70,7 @@ def test_a_torus_uses_all_of_its_links():
 
 
 def test_devices_on_a_bus_stage_what_leaves_the_node():
-  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
-  on_bus = collectives.all_reduce(_cluster(2, 4, bus), _SIZE)
+  on_bus = collectives.all_reduce(_cluster(2, 4, _BUS), _SIZE)
   apart = collectives.all_reduce(_cluster(2, 4), _SIZE)
   assert on_bus > 1.9 * apart
 
@@ -120,23 +120,23 @@ def test_the_slowest_without_jitter_is_the_slow_one():
 
 
 def test_parameter_servers_pass_all_bytes_of_all_workers():
-  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
   # One node of 8 workers: each sends and gets all, over half a bus.
-  seconds = collectives.parameter_servers(_cluster(1, 8, bus), _SIZE)
+  seconds = collectives.parameter_servers(_cluster(1, 8, _BUS), _SIZE)
   assert seconds == pytest.approx(16 * _SIZE / 10e9 + 2 * 5e-6)
   # On four nodes, one sum a node leaves for the servers of the three others.
-  seconds = collectives.parameter_servers(_cluster(4, 8, bus, hardware.Link('slow', 1e8, 0)), _SIZE)
+  seconds = collectives.parameter_servers(
+    _cluster(4, 8, _BUS, hardware.Link('slow', 1e8, 0)), _SIZE
+  )
   assert seconds == pytest.approx(2 * 0.75 * _SIZE / 1e8)
 
 
 def test_two_devices_on_a_bus_have_it_whole_and_three_half_of_it():
   """The streams of a ring of two meet nowhere; those of three do."""
-  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
   apart = hardware.Link('apart', 20e9, 1e-6)
   for devices, width in ((2, 20e9), (3, 10e9), (4, 10e9)):
     n = devices
     expected = 2 * (n - 1) * (_SIZE / n / width + 1e-6)
-    seconds = collectives.all_reduce(_cluster(1, n, bus), _SIZE)
+    seconds = collectives.all_reduce(_cluster(1, n, _BUS), _SIZE)
     assert seconds == pytest.approx(expected, rel=1e-9)
     if devices == 2:
       alone = collectives.all_reduce(_cluster(1, n, apart), _SIZE)
@@ -154,7 +154,6 @@ def test_two_devices_on_a_bus_stage_what_leaves_the_node(is_shared, port):
 
 
 def test_one_device_of_a_node_stages_nothing():
-  bus = hardware.Link('bus', 20e9, 1e-6, is_shared=True)
   expected = 2 * (_SIZE / 2 / 10e9 + 5e-6)
-  seconds = collectives.all_reduce(_cluster(2, 1, bus), _SIZE)
+  seconds = collectives.all_reduce(_cluster(2, 1, _BUS), _SIZE)
   assert seconds == pytest.approx(expected, rel=1e-9)

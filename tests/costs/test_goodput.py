@@ -8,6 +8,7 @@ import pytest
 from scipy import special
 
 from anp_jax.costs import goodput
+from tests import builders
 
 _HOUR = 3600.0
 _FAULTS = goodput.Faults(mtbf=100 * _HOUR, repair=_HOUR, requeue=900, in_place=600, join=600)
@@ -137,14 +138,13 @@ _CASES = [
   (1, _all, 50, 1, 10_000),
   (16, _all, 30, 1, 2_000),
   (128, _all, 1000, 1, 2_000),
-  (2, _any, 50, 4, 6_000),
   (4, _powers, 100, 24, 7_500),
   (5, _powers, 20, 2, 3_000),
-  (8, _powers, 300, 2, 7_500),
   (16, _any, 40, 1, 1_500),
   (4, _all_but_one, 10, 8, 2_000),
   (48, _half, 100, 24, 2_000),
   (128, _powers, 1000, 1, 1_500),
+  *(builders.slow(*case) for case in ((2, _any, 50, 4, 6_000), (8, _powers, 300, 2, 7_500))),
 ]
 
 
@@ -157,7 +157,9 @@ def test_goodput_is_that_of_simulated_failures(nodes, rule, mtbf, repair, hours)
   assert _predicted(faults, used, mirrors, _SAVES) == pytest.approx(share, abs=0.02)
 
 
-@pytest.mark.parametrize('repair, in_place, join', [(60, 44, 45), (20, 44, 45), (60, 5, 45)])
+@pytest.mark.parametrize(
+  'repair, in_place, join', [(60, 44, 45), builders.slow(20, 44, 45), builders.slow(60, 5, 45)]
+)
 def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
   faults = goodput.Faults(16 * 180.0, repair, 900.0, in_place, join)
   mirrors, saves = goodput.Copies(0.02, 2.0), goodput.Copies(1.0, 1000.0)
@@ -172,7 +174,7 @@ def test_goodput_where_pauses_are_as_long_as_repairs(repair, in_place, join):
   [
     (2, _any, 20, 40, 250),
     (8, _powers, 100, 50, 100),
-    (48, _half, 1000, 24, 500),
+    builders.slow(48, _half, 1000, 24, 500),
     (4, _any, 10, 1000, 8),  # some 50 jobs after each other
   ],
 )

@@ -9,7 +9,7 @@ from anp_jax import config as config_lib
 from anp_jax.parallel import apportionment, mesh as mesh_lib
 from anp_jax.parallel.channel_split import split as plan_lib
 from anp_jax.tools.portability import compiled_collectives
-from tests import launching, splitting
+from tests import builders, launching, splitting
 
 BATCH = splitting.BATCH
 
@@ -42,53 +42,30 @@ def test_shares_are_rounded_by_the_largest_remainder(features, shares, multiple,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'network, data, model, shares',
+  'network, data, model, parts',
   [
     ('user_network:WithoutDropout', 1, 4, (3, 0, 1, 2)),
     ('user_network:WithLayersUsedTwice', 1, 2, (2, 1)),
     ('user_network:WithMadeKernels', 1, 2, (2, 1)),
-    *(
-      pytest.param(*case, marks=pytest.mark.soak)
-      for case in (
-        ('small_networks:ResNet', 1, 2, (3, 1)),
-        ('user_network:WithoutDropout', 1, 1, ()),
-        ('user_network:WithoutDropout', 2, 4, ()),
-        ('user_network:WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
-        ('user_network:WithOurLayers', 2, 2, (1, 3)),
-        ('user_network:WithOurLayers', 1, 4, (3, 0, 1, 2)),
-      )
-    ),
+    ('user_network:WithOurLayers', 1, 2, 'nothing'),
+    ('user_network:WithOurLayers', 1, 4, 'conv2=0,10,0,0'),
+    ('user_network:WithOurLayers', 2, 2, 'conv1=4,3; conv2=0,10'),
+    builders.soak('small_networks:ResNet', 1, 2, (3, 1)),
+    builders.soak('user_network:WithoutDropout', 1, 1, ()),
+    builders.soak('user_network:WithoutDropout', 2, 4, ()),
+    builders.soak('user_network:WithoutDropout', 1, 8, (5, 1, 1, 0, 3, 1, 2, 1)),
+    builders.soak('user_network:WithOurLayers', 2, 2, (1, 3)),
+    builders.soak('user_network:WithOurLayers', 1, 4, (3, 0, 1, 2)),
+    builders.soak('user_network:WithOurLayers', 1, 8, 'nothing'),
+    builders.soak('user_network:WithOurLayers', 1, 2, 'conv1=4,3; conv2=0,10'),
+    builders.soak('user_network:WithOurLayers', 1, 8, f'conv1=4,3{6 * ",0"}; conv2=0,10{6 * ",0"}'),
   ],
 )
-def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, shares):
+def test_a_step_is_that_of_the_unsplit_network(x64, network, data, model, parts):
+  """By a plan some layers are divided, and others computed by every device."""
   name = {'model.name': f'tests.{network}'}
-  split = _split(data, model, **name, **{'strategy.shares': shares})
-  splitting.assert_trains_as_unsplit(*split, **name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'plan, data, model',
-  [
-    ('nothing', 1, 2),
-    ('conv2={}', 1, 4),
-    ('conv1={}; conv2={}', 2, 2),
-    *(
-      pytest.param(*case, marks=pytest.mark.soak)
-      for case in (('nothing', 1, 8), ('conv1={}; conv2={}', 1, 2), ('conv1={}; conv2={}', 1, 8))
-    ),
-  ],
-)
-def test_a_planned_step_is_that_of_the_unsplit_network(x64, plan, data, model):
-  """Some layers divided, others computed by every device."""
-  name = {'model.name': 'tests.user_network:WithOurLayers'}
-  counts = {'conv1': [4, 3], 'conv2': [0, 10]}
-  for layer, numbers in counts.items():
-    numbers += [0] * (model - 2)
-    text = ','.join(map(str, numbers))
-    plan = plan.replace(f'{layer}={{}}', f'{layer}={text}')
-  split = _split(data, model, **name, **{'strategy.plan': plan})
-  splitting.assert_trains_as_unsplit(*split, **name)
+  key = 'strategy.plan' if isinstance(parts, str) else 'strategy.shares'
+  splitting.assert_trains_as_unsplit(*_split(data, model, **name, **{key: parts}), **name)
 
 
 def _compiled_collectives(data, model, **overrides):
@@ -246,8 +223,7 @@ def test_every_device_votes(voter):
   ],
 )
 def test_bad_values_are_refused(overrides, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    _split(1, 2, **overrides)
+  builders.assert_refused(message, _split, 1, 2, **overrides)
 
 
 def test_layers_outside_the_pattern_are_not_split():
@@ -260,22 +236,12 @@ def test_layers_outside_the_pattern_are_not_split():
 
 @pytest.mark.multiprocess
 def test_a_run_resumes_split_and_unsplit(tmp_path):
-  keys = {
-    'model.dtype': 'float64',
-    'model.param_dtype': 'float64',
-    'strategy.reduce_dtype': 'float64',
-    'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
-  }
   split = {'strategy.name': 'channel_split', 'mesh.data': '1', 'mesh.model': '2'}
 
   def train(name, steps, processes, **more):
-    launching.run(
-      tmp_path / f'{name}{steps}',
-      processes,
-      launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more),
-      environment={'JAX_ENABLE_X64': '1'},
-    )
+    keys = {**launching.FLOAT64, **launching.CONSTANT, 'duration': f'{steps} steps', **more}
+    arguments = launching.arguments(tmp_path / name, **keys)
+    launching.run(tmp_path / f'{name}{steps}', processes, arguments, environment=launching.X64)
 
   train('unsplit', 6, 1)
   train('split', 2, 1)

@@ -1,7 +1,6 @@
-"""Split convolutions and their gradients, against JAX's own on one device."""
+"""Split convolutions and their gradients, against NumPy's."""
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,30 +8,20 @@ import pytest
 from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.parallel.channel_split import parts as parts_lib, split_operation
-from tests import splitting
+from tests import builders, layer_references, programs, splitting
 
 P = mesh_lib.P
 
 
-def _dense(x, kernel, stride, padding):
-  return lax.conv_general_dilated(
-    x,
-    kernel,
-    (stride, stride),
-    [(padding, padding)] * 2,
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )
+def _on_devices(function, counts, in_specs):
+  """What each of the devices that have these counts of channels computes."""
+  mesh = splitting.mesh(1, len(counts))
+  return programs.mapped(function, mesh, in_specs, P(mesh_lib.MODEL))
 
 
 @pytest.mark.parametrize(
   'counts',
-  [
-    (6,),
-    (4, 2),
-    (1, 3, 0, 2),
-    pytest.param((0, 6), marks=pytest.mark.soak),
-    pytest.param((2, 0, 1, 0, 1, 1, 0, 1), marks=pytest.mark.slow),
-  ],
+  [(6,), (4, 2), (1, 3, 0, 2), builders.soak((0, 6)), builders.slow((2, 0, 1, 0, 1, 1, 0, 1))],
 )
 @pytest.mark.parametrize('size, stride, padding', [(3, 1, 1), (1, 2, 0)])
 def test_result_and_gradients_are_those_of_the_whole(
@@ -47,25 +36,18 @@ def test_result_and_gradients_are_those_of_the_whole(
   random = np.random.default_rng(0)
   x = random.normal(size=(4, 7, 7, 3))
   kernel = random.normal(size=(size, size, 3, 6))
-  expected, pull = jax.vjp(lambda *a: _dense(*a, stride, padding), x, kernel)
-  dy = random.normal(size=expected.shape)
+  dy = random.normal(size=(4, *[-(-7 // stride)] * 2, 6))
 
   def split(x, kernel, dy):
     y, pull = jax.vjp(lambda *a: parts_lib.Parts().convolve(convolve, *a, counts), x, kernel)
     dx, dw = pull(dy)
     return y[None], dx[None], dw[None]
 
-  results = jax.jit(
-    jax.shard_map(
-      split,
-      mesh=splitting.mesh(1, len(counts)),
-      in_specs=P(),
-      out_specs=P(mesh_lib.MODEL),
-      check_vma=False,
-    )
-  )(x, kernel, dy)
+  results = _on_devices(split, counts, P())(x, kernel, dy)
   y, dx, dw = map(np.asarray, results)
-  expected_dx, expected_dw = pull(dy)
+  expected, expected_dx, expected_dw = layer_references.convolution(
+    x, kernel, stride, [(padding, padding)] * 2, dy=dy
+  )
   begin = 0
   for device, count in enumerate(counts):
     # Every device has the whole result and the whole gradient of x ...
@@ -83,17 +65,16 @@ def test_result_and_gradients_are_those_of_the_whole(
     ((4, 2), 0),
     ((4, 2), 2**14),
     ((1, 3, 0, 2), 0),
-    pytest.param((1, 3, 0, 2), 2**14, marks=pytest.mark.slow),
-    pytest.param((0, 0, 6, 0), 0, marks=pytest.mark.slow),
+    builders.slow((1, 3, 0, 2), 2**14),
+    builders.slow((0, 0, 6, 0), 0),
   ],
 )
 def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, small):
   """The gradient of a convolution's operand, and that of a vector."""
   monkeypatch.setattr(split_operation, '_SMALL', small)
-  devices = len(counts)
   random = np.random.default_rng(0)
   # Each device has another gradient of the operand.
-  gradients = random.normal(size=(devices, 2, 3, 3, 6))
+  gradients = random.normal(size=(len(counts), 2, 3, 3, 6))
   vector = random.normal(size=6)
 
   def own(gradient, vector):
@@ -106,15 +87,8 @@ def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, smal
     parts = part, *pull(gradient[0]), *pull_vector(part)
     return jax.tree.map(lambda x: x[None], (gathered, *parts))
 
-  gathered, parts, sums, back = jax.jit(
-    jax.shard_map(
-      own,
-      mesh=splitting.mesh(1, devices),
-      in_specs=(P(mesh_lib.MODEL), P()),
-      out_specs=P(mesh_lib.MODEL),
-      check_vma=False,
-    )
-  )(gradients, vector)
+  own_parts = _on_devices(own, counts, (P(mesh_lib.MODEL), P()))
+  gathered, parts, sums, back = own_parts(gradients, vector)
   end = 0
   for device, count in enumerate(counts):
     cut, end = slice(end, end + count), end + count
@@ -127,15 +101,10 @@ def test_a_sum_of_which_each_has_its_own_channels(x64, monkeypatch, counts, smal
 
 @pytest.mark.parametrize('counts', [(3, 2), (3, 2, 1)])
 def test_counts_must_be_of_the_devices_and_features(counts):
+
+  def split(x, kernel):
+    return parts_lib.Parts().convolve(layers.convolve, x, kernel, counts)
+
+  program = _on_devices(split, (3, 3), P())
   with pytest.raises(ValueError, match='expected 2 of them, 6 in all'):
-    jax.eval_shape(
-      jax.shard_map(
-        lambda: parts_lib.Parts().convolve(
-          layers.convolve, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)), counts
-        ),
-        mesh=splitting.mesh(1, 2),
-        in_specs=(),
-        out_specs=P(),
-        check_vma=False,
-      )
-    )
+    jax.eval_shape(program, jnp.zeros((2, 4, 4, 3)), jnp.zeros((3, 3, 3, 6)))

@@ -13,55 +13,33 @@ from anp_jax.parallel import division, mesh as mesh_lib
 from anp_jax.parallel.local_sgd import exchanges
 from anp_jax.system import cores
 from anp_jax.tools.portability import compiled_collectives
-from anp_jax.training import build, train_step as step_lib
+from anp_jax.training import build
 from tests import builders, launching, programs, serving, splitting, stepping, user_network
 
-BATCH, SIDE, CLASSES = 16, 8, 12
-RATE, MOMENTUM, DECAY, CLIP = 0.1, 0.9, 1e-3, 0.3
+BATCH, DECAY, CLIP = splitting.BATCH, splitting.DECAY, splitting.CLIP
+CLASSES, RATE, MOMENTUM = 12, 0.1, 0.9
 # float64 rounds at 1e-16; sums in another order were seen to differ by 1e-14
 # after twenty steps.
 TIGHT = 1e-11
 
 
-def _config(dtype='float64', **overrides):
-  return builders.config(
-    {
-      'batch_size': BATCH,
-      'duration': '1000 steps',
-      'data.image_size': SIDE,
-      'data.resize': SIDE,
-      'model.name': 'tests.user_network:WithoutDropout',
-      'model.dtype': dtype,
-      'model.param_dtype': dtype,
-      'model.norm_group': 2,
-      'optimizer.name': 'momentum',
-      'optimizer.learning_rate': RATE,
-      'optimizer.momentum': MOMENTUM,
-      'optimizer.weight_decay': DECAY,
-      'optimizer.clip_norm': CLIP,
-      'schedule.name': 'constant',
-      'strategy.name': 'local_sgd',
-      'strategy.reduce_dtype': dtype,
-      **overrides,
-    }
-  )
+def _config(**overrides):
+  keys = {
+    'model.name': 'tests.user_network:WithoutDropout',
+    'optimizer.learning_rate': RATE,
+    'optimizer.momentum': MOMENTUM,
+  }
+  return splitting.config('local_sgd', **keys | overrides)
 
 
 def _train(config, devices, steps, change=lambda batch: batch):
   """The parts, the device's state after steps, and each step's metrics."""
   parts = programs.build(config, devices)
-  state = parts.new_state()
-  types = jax.tree.map(jax.typeof, state)
-  names = step_lib.metric_names(parts.spec.objective)
-  metrics = []
-  for i in range(steps):
-    batch = programs.put(change(programs.batch(i)), parts.spec.mesh)
-    with jax.transfer_guard('disallow'):
-      state, values = parts.train_step(state, batch)
-    # Another dtype, or place, would compile the next step again.
-    assert jax.tree.map(jax.typeof, state) == types
-    metrics.append(dict(zip(names, jax.device_get(values), strict=True)))
-  return parts, state, metrics
+  batches = [change(programs.batch(i)) for i in range(steps)]
+  run = parts.spec
+  return parts, *stepping.steps(
+    parts.train_step, parts.new_state(), batches, run.mesh, run.objective
+  )
 
 
 def _assert_close(got, want, tolerance=TIGHT):
@@ -75,8 +53,7 @@ _LINEAR = {'model.name': 'tests.user_network:PlainNet', 'optimizer.clip_norm': 0
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'optimizer, devices',
-  [('sgd', 1), ('sgd', 4), ('momentum', 4), pytest.param('sgd', 8, marks=pytest.mark.soak)],
+  'optimizer, devices', [('sgd', 1), ('sgd', 4), ('momentum', 4), builders.soak('sgd', 8)]
 )
 def test_an_exchange_every_step_is_synchronous_training(x64, optimizer, devices):
   """Where updates are linear in the gradient, and there are no groups else."""
@@ -176,25 +153,17 @@ _CASES = {
   'keep': {'strategy.groups': 4},
   'divided': {'sharding': (('.*', 'fsdp'),)},
 }
-_QUICK = (('average', 4),)
-_MARKED = (('keep', 1), ('average', 8), ('divided', 4))
+# The others are for `make soak`.
+_MARKS = {('average', 4): (), ('keep', 1): pytest.mark.slow}
+_MARKS |= dict.fromkeys([('average', 8), ('divided', 4)], pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
   'case, devices',
   [
-    pytest.param(
-      case,
-      devices,
-      # They have groups of one device, of several, and several on one.
-      marks=()
-      if (case, devices) in _QUICK
-      else pytest.mark.slow
-      if (case, devices) in _MARKED
-      else pytest.mark.soak,
-    )
+    pytest.param(case, devices, marks=_MARKS.get((case, devices), pytest.mark.soak))
     for case in _CASES
-    for devices in (1, 2, 4, 8)
+    for devices in (1, 2, 4, 8)  # groups of one device, of several, and several on one
   ],
 )
 def test_groups_train_alone_and_meet(x64, case, devices):
@@ -224,7 +193,7 @@ def test_groups_train_alone_and_meet(x64, case, devices):
 
 def _states(keys, steps):
   """The kernels of both groups, and whether an exchange is due, by step."""
-  config = _config('float32', **_LINEAR, **keys)
+  config = _config(**splitting.FLOAT32, **_LINEAR, **keys)
   parts = programs.build(config, 2)
   state = parts.new_state()
   is_due = functools.partial(exchanges.is_due, exchanges.in_steps(config, BATCH, 640))
@@ -278,7 +247,7 @@ def test_traffic_between_groups_falls_by_the_period(groups, devices):
   }
   sent = {}
   for name in ('sync', 'local_sgd'):
-    config = _config('float32', **keys, **{'strategy.name': name})
+    config = _config(**splitting.FLOAT32, **keys, **{'strategy.name': name})
     parts = programs.build(config, devices)
     batch = build.abstract_batch(config, parts.spec.mesh, BATCH)
     text = parts.train_step.lower(parts.abstract_state, batch).compile().as_text()
@@ -304,9 +273,8 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
     'model.name': 'tests.user_network:PlainNet',
     'model.norm_group': 2,
     'log.tensorboard': False,
-    'schedule.name': 'constant',
+    **launching.CONSTANT,
     'ema': 0.9,
-    'schedule.warmup': '0 steps',
     'strategy.name': 'local_sgd',
     'strategy.groups': 4,
     'strategy.period': 4,
@@ -326,23 +294,17 @@ def test_a_run_goes_on_within_a_period_bit_for_bit(tmp_path, config):
 def test_processes_train_like_one(tmp_path):
   """Also one that goes on over fewer devices than groups."""
   keys = {
-    'model.dtype': 'float64',
-    'model.param_dtype': 'float64',
-    'strategy.reduce_dtype': 'float64',
+    **launching.FLOAT64,
+    **launching.CONSTANT,
     'strategy.name': 'local_sgd',
     'strategy.period': '3',
-    'schedule.name': 'constant',
-    'schedule.warmup': '0 steps',
   }
   for name, topologies in (('one', [[1]]), ('mixed', [[1, 1], [1]])):
     for i, devices in enumerate(topologies):
       steps = 7 * (i + 1) if i < len(topologies) - 1 else 12
+      arguments = launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys)
       launching.run(
-        tmp_path / f'{name}{i}',
-        len(devices),
-        launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys),
-        devices,
-        environment={'JAX_ENABLE_X64': '1'},
+        tmp_path / f'{name}{i}', len(devices), arguments, devices, environment=launching.X64
       )
   key = '12/params/head/kernel'
   assert launching.weights(tmp_path / 'one')[key].shape[0] == 2
@@ -360,8 +322,7 @@ def test_processes_train_like_one(tmp_path):
   ],
 )
 def test_bad_values_are_refused(key, value, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    programs.build(_config(**{f'strategy.{key}': value}), 2)
+  builders.assert_refused(message, lambda: programs.build(_config(**{f'strategy.{key}': value}), 2))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import cores
-from tests import small_networks, splitting
+from tests import builders, small_networks, splitting
 
 _STEPS = 2
 # With clipping, a group of `local_sgd` would clip its own gradient.
@@ -23,11 +23,7 @@ _INVARIANT = {
 def _cases(slow, options):
   """All networks with all options; those of `slow` in every `make test`."""
   return [
-    pytest.param(
-      name,
-      option,
-      marks=pytest.mark.slow if (name.partition(':')[2], option) in slow else pytest.mark.soak,
-    )
+    (builders.slow if (name.partition(':')[2], option) in slow else builders.soak)(name, option)
     for name in small_networks.NAMES
     for option in options
   ]

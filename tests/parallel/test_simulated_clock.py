@@ -136,7 +136,7 @@ _CASES = {'sync': {}, 'local_sgd': {'strategy.groups': 2, 'strategy.period': 4}}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('on_one_device')
-@pytest.mark.parametrize('name', [pytest.param('sync', marks=pytest.mark.soak), 'local_sgd'])
+@pytest.mark.parametrize('name', [builders.soak('sync'), 'local_sgd'])
 def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name):
   config = config_lib.replaced(
     config,
@@ -191,8 +191,7 @@ def test_a_run_learns_the_same_and_goes_on_with_its_time(tmp_path, config, name)
   ],
 )
 def test_bad_values_are_refused(keys, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    _config(**keys)
+  builders.assert_refused(message, _config, **keys)
 
 
 def test_a_batch_that_depends_on_the_devices_is_refused():

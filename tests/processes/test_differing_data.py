@@ -1,14 +1,13 @@
 """Nodes whose copies of the data set differ do not train together."""
 
+import itertools
 import os
 import subprocess
 import sys
 
-import numpy as np
-from PIL import Image
 import pytest
 
-from tests import launching
+from tests import builders, launching
 
 pytestmark = pytest.mark.multiprocess
 
@@ -23,20 +22,16 @@ def _rename(root):
 @pytest.fixture
 def start(tmp_path):
   """Starts two ranks, each with a copy of the set under one path."""
-  rng = np.random.default_rng(0)
   processes = []
 
   def begin(change, **keys):
     port = launching.free_port()
     for rank in range(2):
       node = tmp_path / f'node{rank}'
-      for name in ('fog', 'misty_morning'):
-        for part in ('train', 'validation'):
-          folder = node / 'set' / part / name
-          folder.mkdir(parents=True)
-          for i in range(8):
-            pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / f'{i}.png')
+      for folder in itertools.product(('train', 'validation'), ('fog', 'misty_morning')):
+        photos = (builders.encode_image(builders.random_pixels(16, 16, i)) for i in range(8))
+        files = {f'{i}.png': photo for i, photo in enumerate(photos)}
+        builders.write_tree(node.joinpath('set', *folder), files)
       if rank:
         change(node / 'set')
       values = {

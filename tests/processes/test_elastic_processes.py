@@ -10,14 +10,14 @@ import time
 import numpy as np
 import pytest
 
+from anp_jax.reporting import telemetry
 from anp_jax.tools import top
-from tests import launching, ports, serving
+from tests import builders, launching, ports, serving
 
 pytestmark = pytest.mark.multiprocess
 
+_INVARIANT = {'strategy.name': 'invariant', 'strategy.logical_shards': '12'}
 _KEYS = {
-  'strategy.name': 'invariant',
-  'strategy.logical_shards': '12',
   'batch_size': '24',
   'model.norm_group': '2',
   'data.synthetic_examples': '240',
@@ -28,21 +28,13 @@ _KEYS = {
 _WITHIN = 100  # seconds for a start on a machine that does other work
 
 
-def _arguments(workdir, steps, **keys):
-  return launching.arguments(workdir, **{**_KEYS, 'duration': f'{steps} steps', **keys})
-
-
-def _own_arguments(workdir, steps, **keys):
-  """Without those of `invariant`."""
-  texts = {k: v for k, v in _KEYS.items() if k not in ('strategy.name', 'strategy.logical_shards')}
-  return launching.arguments(workdir, **{**texts, 'duration': f'{steps} steps', **keys})
+def _arguments(workdir, steps, strategy=_INVARIANT, **keys):
+  duration = {'duration': f'{steps} steps'}
+  return launching.arguments(workdir, **{**_KEYS, **strategy, **duration, **keys})
 
 
 def _lines(workdir, kind):
-  path = workdir / 'metrics.jsonl'
-  text = path.read_text() if path.exists() else ''
-  lines = [json.loads(line) for line in text.splitlines() if line.endswith('}')]
-  return [line for line in lines if line['kind'] == kind]
+  return telemetry.of_kind(str(workdir), kind)
 
 
 def _has_gone_on(workdir, restarts):
@@ -50,6 +42,16 @@ def _has_gone_on(workdir, restarts):
   lines = _lines(workdir, 'restart')
   steps = [line['step'] for line in _lines(workdir, 'train')]
   return len(lines) >= restarts and steps[-1] > lines[-1]['step'] + 2
+
+
+@pytest.fixture
+def three(tmp_path):
+  """The workdir and ranks of three processes that have made some steps."""
+  workdir = tmp_path / 'run'
+  pause = {'ANP_PAUSE': '0.2'}  # a step, or the run would be over first
+  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
+    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
+    yield workdir, ranks
 
 
 @pytest.fixture(scope='module')
@@ -72,26 +74,22 @@ def _assert_same(workdir, undisturbed):
   serving.same_bits(launching.weights(workdir), weights)
 
 
-@pytest.mark.parametrize('lost', [0, pytest.param(2, marks=pytest.mark.soak)])
-def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturbed, lost, capsys):
+@pytest.mark.parametrize('lost', [0, builders.soak(2)])
+def test_the_others_go_on_and_one_that_comes_back_takes_part(three, undisturbed, lost, capsys):
   """The bits are those of one process, which was never disturbed."""
-  workdir = tmp_path / 'run'
-  pause = {'ANP_PAUSE': '0.2'}  # a step, or the run would be over first
-  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
-    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
-    assert top.main(['anp-top', str(workdir), '--stacks']) == 0
-    launching.wait_until(lambda: all('threads\n' in ranks.text(rank) for rank in range(3)))
-    ranks.processes[lost].kill()
-    launching.wait_until(lambda: _has_gone_on(workdir, 1))
-    capsys.readouterr()
-    assert top.main(['anp-top', str(workdir), '--once']) == 0
-    _, *rows, verdict = capsys.readouterr().out.splitlines()
-    assert sorted(int(row.split()[1]) for row in rows) == [r for r in range(3) if r != lost]
-    assert 'rank' in verdict or 'no process is late' in verdict
-    ranks.restart(lost, joins=True)
-    launching.wait_until(lambda: _has_gone_on(workdir, 2))
-    assert ranks.wait(_WITHIN) == [0, 0, 0]
-    text = ''.join(map(ranks.text, range(3)))
+  workdir, ranks = three
+  assert top.main(['anp-top', str(workdir), '--stacks']) == 0
+  launching.wait_until(lambda: all('threads\n' in ranks.text(rank) for rank in range(3)))
+  ranks.processes[lost].kill()
+  launching.wait_until(lambda: _has_gone_on(workdir, 1))
+  capsys.readouterr()
+  assert top.main(['anp-top', str(workdir), '--once']) == 0
+  _, *rows, verdict = capsys.readouterr().out.splitlines()
+  assert sorted(int(row.split()[1]) for row in rows) == [r for r in range(3) if r != lost]
+  assert 'rank' in verdict or 'no process is late' in verdict
+  ranks.restart(lost, joins=True)
+  launching.wait_until(lambda: _has_gone_on(workdir, 2))
+  text = ''.join(ranks.ends(0, 0, 0))
   gone, back = _lines(workdir, 'restart')[:2]
   assert gone['processes'] == 2 and back['processes'] == 3 and not back['lost']
   assert gone['repeated'] <= 2
@@ -104,19 +102,16 @@ def test_the_others_go_on_and_one_that_comes_back_takes_part(tmp_path, undisturb
   'keys',
   [
     {'strategy.name': 'sync', 'sharding': "(('.*', 'fsdp'),)"},
-    pytest.param(
-      {'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'},
-      marks=pytest.mark.soak,
-    ),
+    builders.soak({'strategy.name': 'local_sgd', 'strategy.groups': '4', 'strategy.period': '3'}),
   ],
   ids=['fsdp', 'local_sgd'],
 )
 def test_a_divided_state_survives_in_the_memory_of_the_others(tmp_path, keys):
   """No checkpoint is there; the part of the lost process is with the one before it."""
-  arguments = {**keys, 'model.norm_group': '2', 'eval.every': '1000 steps'}
-  launching.run(tmp_path, 1, _own_arguments(tmp_path / 'alone', 30, **arguments), devices=4)
+  rare = {'eval.every': '1000 steps'}
+  launching.run(tmp_path, 1, _arguments(tmp_path / 'alone', 30, keys, **rare), devices=4)
   workdir = tmp_path / 'run'
-  start = _own_arguments(workdir, 30, **arguments)
+  start = _arguments(workdir, 30, keys, **rare)
   with launching.Ranks(tmp_path, 4, start, environment={'ANP_PAUSE': '0.2'}) as ranks:
     launching.wait_until(lambda: len(_lines(workdir, 'train')) > 4)
     ranks.processes[2].kill()
@@ -127,28 +122,21 @@ def test_a_divided_state_survives_in_the_memory_of_the_others(tmp_path, keys):
   np.testing.assert_allclose(_losses(workdir), _losses(tmp_path / 'alone'), atol=1e-5)
 
 
-def test_one_that_was_stopped_comes_back_as_a_spare(tmp_path, undisturbed):
-  workdir = tmp_path / 'run'
-  pause = {'ANP_PAUSE': '0.2'}
-  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
-    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
-    os.kill(ranks.processes[0].pid, signal.SIGSTOP)
-    launching.wait_until(lambda: _has_gone_on(workdir, 1))
-    os.kill(ranks.processes[0].pid, signal.SIGCONT)
-    assert ranks.wait(_WITHIN) == [0, 0, 0]
+def test_one_that_was_stopped_comes_back_as_a_spare(three, undisturbed):
+  workdir, ranks = three
+  os.kill(ranks.processes[0].pid, signal.SIGSTOP)
+  launching.wait_until(lambda: _has_gone_on(workdir, 1))
+  os.kill(ranks.processes[0].pid, signal.SIGCONT)
+  ranks.ends(0, 0, 0)
   assert 'rank 0 on' in _lines(workdir, 'restart')[0]['lost'][0]
   assert 'has been silent for 3 s' in _lines(workdir, 'restart')[0]['lost'][0]
   _assert_same(workdir, undisturbed)
 
 
-def test_one_that_is_told_to_leave_hands_over(tmp_path, undisturbed):
-  workdir = tmp_path / 'run'
-  pause = {'ANP_PAUSE': '0.2'}
-  with launching.Ranks(tmp_path, 3, _arguments(workdir, 60), environment=pause) as ranks:
-    launching.wait_until(lambda: len(_lines(workdir, 'train')) > 3)
-    ranks.processes[1].terminate()
-    assert ranks.wait(_WITHIN) == [0, 0, 0]
-    assert 'the other processes go on with the run' in ranks.text(1)
+def test_one_that_is_told_to_leave_hands_over(three, undisturbed):
+  workdir, ranks = three
+  ranks.processes[1].terminate()
+  assert 'the other processes go on with the run' in ranks.ends(0, 0, 0)[1]
   (line,) = _lines(workdir, 'restart')
   assert line['processes'] == 2 and line['repeated'] == 0
   assert re.fullmatch(r'rank 1 on \S+ was told to leave', line['lost'][0])
@@ -202,7 +190,7 @@ def test_random_losses_change_no_bit(tmp_path):
     launching.wait_until(lambda: _lines(workdir, 'restart')[-1]['processes'] == 4)
     for process in ranks.processes:
       process.terminate()
-    assert ranks.wait(_WITHIN) == [0] * 4, ranks.text(0)
+    ranks.ends(0, 0, 0, 0)
   step = json.loads((workdir / 'stopped.json').read_text())['step']
   alone = tmp_path / 'alone'
   launching.run(tmp_path, 1, _arguments(alone, step, **keys))

@@ -1,7 +1,5 @@
 """Four processes whose computing is a sleep: step times in closed form."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from anp_jax import config as config_lib
 from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
+from anp_jax.runtimes.parameter_server import log as log_lib
 from anp_jax.system import emulation
 from tests import launching
 
@@ -35,15 +34,11 @@ def _step_seconds(folder, **keys):
   A step's numbers are read when the next one has been made, but those of the
   last at once: its interval is a step shorter.
   """
-  typed = {**_KEYS, **keys}
-  launching.run(
-    folder,
-    _PROCESSES,
-    launching.arguments(folder / 'run', **typed),
-    # With XLA's optimizations: without, sums of 2 MB take a third of a step.
-    environment={'OMP_NUM_THREADS': '1', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0', 'XLA_FLAGS': ''},
-  )
-  lines = [r for r in telemetry.read(folder / 'run') if r['kind'] == 'train']
+  # With XLA's optimizations: without, sums of 2 MB take a third of a step.
+  environment = {'OMP_NUM_THREADS': '1', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0', 'XLA_FLAGS': ''}
+  arguments = launching.arguments(folder / 'run', **{**_KEYS, **keys})
+  launching.run(folder, _PROCESSES, arguments, environment=environment)
+  lines = telemetry.of_kind(folder / 'run', 'train')
   late = [r for r in lines if r['step'] > 8][:-1]
   return sum(r['seconds'] for r in late) / (late[-1]['step'] - 8)
 
@@ -89,10 +84,7 @@ def test_a_straggler_stops_sync_and_not_the_servers_workers(tmp_path):
   )
   ideal = _SECONDS / (3 + 1 / 3)
   assert ideal * 0.9 < server < ideal * 1.35
-  updates = [
-    json.loads(line)
-    for line in (tmp_path / 'server' / 'run' / 'server.jsonl').read_text().splitlines()
-  ]
+  updates = log_lib.read(str(tmp_path / 'server/run'))
   workers = [u['parts'][0]['worker'][0] for u in updates if 'order' in u]
   # The slow one made about a tenth of the updates.
   assert 3 <= workers.count('3') <= 13

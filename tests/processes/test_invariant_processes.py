@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from tests import launching
+from tests import builders, launching
 
 pytestmark = pytest.mark.multiprocess
 
@@ -130,12 +130,7 @@ def lenet(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  'topology',
-  [
-    ALL_CORES,
-    TWO_BY_TWO,
-    *(pytest.param(topology, marks=pytest.mark.soak) for topology in (TWO, FOUR, BOUND)),
-  ],
+  'topology', [ALL_CORES, TWO_BY_TWO, *(builders.soak(topology) for topology in (TWO, FOUR, BOUND))]
 )
 def test_no_bit_depends_on_cores_devices_or_processes(tmp_path, lenet, topology):
   _run(tmp_path, 'lenet.py', _LENET, topology)
@@ -153,7 +148,7 @@ def test_a_run_may_go_on_on_other_devices(tmp_path, lenet):
   assert not [name for name in compared if results[name] != expected[name]]
 
 
-@pytest.mark.parametrize('topology', [FOUR, pytest.param(BOUND, marks=pytest.mark.soak)])
+@pytest.mark.parametrize('topology', [FOUR, builders.soak(BOUND)])
 def test_a_checkpoint_has_the_same_scores_on_any_devices(tmp_path, lenet, topology):
   folder, expected = lenet
   _run(folder, 'lenet.py', _LENET, topology, '--mode=evaluate', f'--output={tmp_path}')

@@ -12,12 +12,9 @@ pytestmark = pytest.mark.multiprocess
 
 
 def test_launch_local_passes_signals_on(tmp_path):
+  arguments = launching.arguments(tmp_path / 'run', duration='100000 steps')
   process = subprocess.Popen(
-    [
-      'scripts/launch_local.sh',
-      '2',
-      *launching.arguments(tmp_path / 'run', duration='100000 steps'),
-    ],
+    ['scripts/launch_local.sh', '2', *arguments],
     cwd=launching.ROOT,
     env={**os.environ, **launching.QUICK, 'PYTHON': os.sys.executable},
     stdout=subprocess.PIPE,

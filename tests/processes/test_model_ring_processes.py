@@ -88,8 +88,7 @@ def test_a_killed_node_is_started_again(tmp_path):
       lambda: folder.exists() and folder.read_text().count('\n') >= 5, 90, ranks.text
     )
     ranks.processes[1].kill()
-    codes = ranks.wait(60)
-    assert codes == [75, -9], ranks.text(0)
+    ranks.ends(75, -9)
   launching.run(tmp_path, 2, arguments)
   config = _config(arguments)
   model_rings.assert_same(tmp_path / 'run', config, (35, 35), range(3), 8)
@@ -98,7 +97,7 @@ def test_a_killed_node_is_started_again(tmp_path):
   assert scored == [(m, k) for m in range(3) for k in range(1, 9)]
   for model in range(3):
     model_dir = tmp_path / 'run' / 'models' / f'{model:03}'
-    lines = [r for r in telemetry.read(str(model_dir)) if r['kind'] == 'validation']
+    lines = telemetry.of_kind(str(model_dir), 'validation')
     assert len(lines) == len({r['step'] for r in lines}) == 8
     # What was not written out when it was killed is not there.
     points = event_files.points(model_dir / 'tensorboard')

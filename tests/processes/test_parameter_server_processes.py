@@ -12,7 +12,7 @@ from anp_jax import cluster
 from anp_jax.reporting import telemetry
 from anp_jax.runtimes.parameter_server import log as log_lib
 from anp_jax.tools import top
-from tests import launching
+from tests import builders, launching
 
 pytestmark = pytest.mark.multiprocess
 
@@ -64,27 +64,25 @@ def _start_lost_ones_again(ranks):
 
 def _wait(ranks, seconds):
   """Waits for a good end of all."""
-  end = time.monotonic() + seconds
-  # All may be lost between two looks.
-  while any(p.poll() in (None, *_LOST) for p in ranks.processes):
+
+  def have_ended():
     _start_lost_ones_again(ranks)
-    assert time.monotonic() < end, ranks.text(0)
-    time.sleep(0.1)
-  assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
+    # All may be lost between two looks.
+    return all(p.poll() not in (None, *_LOST) for p in ranks.processes)
+
+  launching.wait_until(have_ended, seconds, ranks.text)
+  ranks.ends(0, 0, 0)
 
 
 @pytest.mark.parametrize(
-  'servers, devices',
-  [(1, 1), pytest.param(2, 1, marks=pytest.mark.soak), pytest.param(1, 2, marks=pytest.mark.soak)],
-  ids=['1', '2', 'mixed'],
+  'servers, devices', [(1, 1), builders.soak(2, 1), builders.soak(1, 2)], ids=['1', '2', 'mixed']
 )
 def test_three_processes_and_their_replay(tmp_path, servers, devices):
   """Also where the environment names a proxy: nobody asks it."""
   arguments = _arguments(tmp_path, duration='100 steps', **{'strategy.servers': str(servers)})
   more = {'environment': launching.dead_proxy(), 'last_arguments': ['--join']}
   with launching.Ranks(tmp_path, 3, arguments, devices, **more) as ranks:
-    assert ranks.wait() == [0, 0, 0], '\n'.join(map(ranks.text, range(3)))
-    texts = [ranks.text(rank) for rank in range(3)]
+    texts = ranks.ends(0, 0, 0)
     ranks.restart(2)  # after the end: it waits for nobody
     assert ranks.wait_for(2, 30) == 0
     assert ranks.text(2) == f'{texts[2]}the run in {tmp_path / "run"} has ended\n'
@@ -146,8 +144,7 @@ def test_random_kills(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'kills',
-  [['2 push 5', '0 save 1'], pytest.param(['2 pull 5', '1 apply 20'], marks=pytest.mark.soak)],
+  'kills', [['2 push 5', '0 save 1'], builders.soak(['2 pull 5', '1 apply 20'])]
 )
 def test_a_kill_in_each_phase(tmp_path, kills, capsys):
   """Ranks 0 and 1 are servers; what is half done has to be undone."""
@@ -176,8 +173,7 @@ def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
   with launching.Ranks(tmp_path, 2, arguments) as ranks:
     _until(tmp_path, 30, ranks)
     os.kill(ranks.processes[1].pid, signal.SIGTERM)
-    assert ranks.wait() == [0, 0], ranks.text(0) + ranks.text(1)
-    assert 'run the same command to resume' in ranks.text(0)
+    assert 'run the same command to resume' in ranks.ends(0, 0)[0]
   stopped = json.loads((tmp_path / 'run' / 'stopped.json').read_text())
   assert 0 < stopped['step'] < 400
   launching.run(tmp_path / 'again', 2, arguments)
@@ -186,10 +182,8 @@ def test_signal_stops_all_and_the_same_command_goes_on(tmp_path):
 
 def test_number_that_is_not_finite_ends_all_and_saves_nothing(tmp_path):
   arguments = _arguments(tmp_path, duration='400 steps', **{'optimizer.learning_rate': '1e30'})
-  with launching.Ranks(tmp_path, 2, arguments) as ranks:
-    assert ranks.wait() == [1, 1], ranks.text(0) + ranks.text(1)
-    assert 'is not finite' in ranks.text(0)
-    assert 'is not finite' in ranks.text(1)
+  for text in launching.ended(tmp_path, [1, 1], arguments):
+    assert 'is not finite' in text
   assert not any(p.name.isdigit() for p in (tmp_path / 'run' / 'checkpoints').iterdir())
   # Nor does it say that it has ended well.
   assert 'ended' not in (tmp_path / 'run' / 'members.json').read_text()

@@ -11,14 +11,11 @@ pytestmark = pytest.mark.multiprocess
 
 _FLOAT64 = {
   'batch_size': '24',
-  'model.dtype': 'float64',
-  'model.param_dtype': 'float64',
-  'strategy.reduce_dtype': 'float64',
+  **launching.FLOAT64,
   'schedule.name': 'constant',
   'duration': '12 steps',
   'checkpoint.every': '6 steps',
 }
-_X64 = {'JAX_ENABLE_X64': '1'}
 _LINE = re.compile(r'rows     (\d+) \+ (\d+) of the 24 images of a step: predicted step time .*')
 
 
@@ -29,12 +26,12 @@ def _parts(texts):
 
 def test_rows_are_measured_once_and_train_like_one_process(tmp_path):
   alone = tmp_path / 'alone'
-  launching.run(alone, 1, launching.arguments(alone / 'run', **_FLOAT64), environment=_X64)
+  launching.run(alone, 1, launching.arguments(alone / 'run', **_FLOAT64), environment=launching.X64)
 
   def run(folder, **keys):
     keys = _FLOAT64 | {'strategy.rows': 'measured'} | keys
     arguments = launching.arguments(folder / 'run', **keys)
-    return launching.run(folder, 2, arguments, environment=_X64)
+    return launching.run(folder, 2, arguments, environment=launching.X64)
 
   shared = tmp_path / 'shared'
   parts = _parts(run(shared, duration='6 steps'))

@@ -121,7 +121,7 @@ def test_killed_at_a_random_moment(cluster, tmp_path, undisturbed, number):
   'kills',
   [
     ['0 compiling 1 TERM', '0 saving 2 KILL', '1 leaving 1 KILL'],
-    pytest.param(['1 step 60 KILL', '1 evaluating 1 TERM'], marks=pytest.mark.soak),
+    builders.soak(['1 step 60 KILL', '1 evaluating 1 TERM']),
   ],
   ids=['joins', 'loop'],
 )
@@ -341,19 +341,10 @@ def test_parameter_servers_on_two_nodes_and_their_replay(cluster, tmp_path):
 
 
 def test_a_step_sends_little_more_than_it_must(cluster):
+  srun = 'srun --nodes=2 --ntasks-per-node=1 --time=5'.split()
+  bench = '-m scripts.bench.links --model=lenet --size=64 --batch=8'.split()
   done = subprocess.run(
-    [
-      'srun',
-      '--nodes=2',
-      '--ntasks-per-node=1',
-      '--time=5',
-      sys.executable,
-      '-m',
-      'scripts.bench.links',
-      '--model=lenet',
-      '--size=64',
-      '--batch=8',
-    ],
+    [*srun, sys.executable, *bench],
     cwd=launching.ROOT,
     capture_output=True,
     text=True,

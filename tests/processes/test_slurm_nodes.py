@@ -54,10 +54,7 @@ def _resize(cluster, job, nodes, tasks):
 
 
 def _restarts(workdir):
-  path = workdir / 'metrics.jsonl'
-  lines = path.read_text().splitlines() if path.exists() else []
-  records = (json.loads(line) for line in lines if line.endswith('}'))
-  return [r for r in records if r['kind'] == 'restart']
+  return telemetry.of_kind(str(workdir), 'restart')
 
 
 @pytest.mark.timeout(3000)
@@ -100,7 +97,7 @@ def test_a_run_outlives_its_nodes_with_the_same_bits(cluster, tmp_path):
   alone = tmp_path / 'alone'
   launching.run(tmp_path, 1, launching.arguments(alone, **keys, duration=f'{step} steps'))
   lines = [
-    {r['step']: r['loss'] for r in telemetry.read(str(folder)) if r['kind'] == 'train'}
+    {r['step']: r['loss'] for r in telemetry.of_kind(str(folder), 'train')}
     for folder in (workdir, alone)
   ]
   assert list(lines[0]) == list(range(1, step + 1)) and lines[0] == lines[1]
@@ -130,7 +127,7 @@ def test_a_run_on_two_nodes_of_four_and_on_all(cluster, three_nodes, tmp_path):
   assert nodes == ['node[1-2]', 'node[1-4]'], text
   logs = [(workdir / f'logs/{job}-{i}.log').read_text() for i in range(4)]
   assert re.findall(r'devices  (\d) x cpu', logs[0]) == ['2', '4']
-  lines = [r for r in telemetry.read(str(workdir)) if r['kind'] == 'train']
+  lines = telemetry.of_kind(str(workdir), 'train')
   assert [r['step'] for r in lines] == list(range(1, steps + 1))
   assert all(f'[{i} node{i + 1}] ' in log for i, log in enumerate(logs))
 

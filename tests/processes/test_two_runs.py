@@ -27,11 +27,10 @@ def test_one_ends_before_it_touches_anything_and_the_other_as_if_alone(tmp_path)
     before = _tree(workdir)
     # A run of two processes too, and one with another config is another.
     more = launching.arguments(workdir, **{**keys, 'seed': '7'})
-    with launching.Ranks(tmp_path / 'c', 2, more) as second:
-      assert second.wait() == [2, 2], second.text()
-    assert f'in use by process {holder["process"]} on ' in second.text()
+    texts = launching.ended(tmp_path / 'c', [2, 2], more)
+    assert f'in use by process {holder["process"]} on ' in texts[0]
     assert _tree(workdir) == before
     assert first.processes[0].poll() is None, 'it ended before the second began'
-    assert first.wait() == [0], first.text()
+    first.ends(0)
   serving.same_bits(launching.weights(workdir), launching.weights(tmp_path / 'alone'))
   assert not (workdir / workdir_lock.NAME).exists()

@@ -1,6 +1,7 @@
 """The strategy `model_ring`: models that travel around a ring of stations."""
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -24,7 +25,7 @@ from anp_jax.runtimes.model_ring import (
   schedule as schedule_lib,
   spans as spans_lib,
 )
-from tests import builders, model_rings
+from tests import builders, model_rings, serving
 
 BATCH, LAPS = model_rings.BATCH, model_rings.LAPS
 MODELS = model_rings.MODELS
@@ -34,12 +35,7 @@ _NOT_IN_LINES = ('model', 'laps')
 @pytest.fixture
 def stations(monkeypatch):
   """Gives this process so many devices."""
-
-  def give(count):
-    devices = jax.devices()[:count]
-    monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-
-  return give
+  return functools.partial(serving.on_devices, monkeypatch)
 
 
 def test_shards_are_stratified():
@@ -186,9 +182,8 @@ def trained(tmp_path_factory):
   """A ring of three models and one that fails: its workdir, config, scores and output."""
   workdir = tmp_path_factory.mktemp('ring')
   config = model_rings.config((*MODELS[:3], 'optimizer.learning_rate=1e30'), **_SHARES)
-  devices = jax.devices()[:2]
   with pytest.MonkeyPatch.context() as m, contextlib.redirect_stdout(io.StringIO()) as out:
-    m.setattr(jax, 'local_devices', lambda: devices)
+    serving.on_devices(m, 2)
     scores = train.run(config, str(workdir))
   return workdir, config, scores, out.getvalue()
 
@@ -277,9 +272,9 @@ def test_evaluation_scores_all_models_as_training_did(trained, stations, capsys)
 @pytest.mark.parametrize(
   'devices, models, keys, sizes',
   [
-    pytest.param(2, 1, {'strategy.station': 'host'}, (70,), marks=pytest.mark.slow),
-    pytest.param(4, 4, {}, (18, 18, 17, 17), marks=pytest.mark.soak),
-    pytest.param(8, 2, {}, (9,) * 6 + (8,) * 2, marks=pytest.mark.soak),
+    builders.slow(2, 1, {'strategy.station': 'host'}, (70,)),
+    builders.soak(4, 4, {}, (18, 18, 17, 17)),
+    builders.soak(8, 2, {}, (9,) * 6 + (8,) * 2),
   ],
 )
 def test_other_stations(tmp_path, stations, devices, models, keys, sizes):
@@ -322,11 +317,7 @@ class _Stopping(cluster.Processes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'all_votes',
-  [
-    (3, 150, 10**6),
-    pytest.param((1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6), marks=pytest.mark.soak),
-  ],
+  'all_votes', [(3, 150, 10**6), builders.soak((1, 3, 8, 20, 40, 80, 160, 320, 640, 10**6))]
 )
 def test_a_stopped_ring_resumes_anywhere(tmp_path, stations, monkeypatch, all_votes):
   stations(2)

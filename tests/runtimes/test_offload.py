@@ -145,12 +145,7 @@ class _LostAt:
 @pytest.mark.slow
 # Steps have two convolutions of two passes, the second one with two results.
 @pytest.mark.parametrize(
-  'at, is_silent',
-  [
-    (0, True),
-    (3, False),
-    *(pytest.param(n, n % 2 > 0, marks=pytest.mark.soak) for n in (1, 2, 4, 8)),
-  ],
+  'at, is_silent', [(0, True), (3, False), *(builders.soak(n, n % 2 > 0) for n in (1, 2, 4, 8))]
 )
 def test_a_step_whose_device_is_lost_is_that_of_the_unsplit_network(
   x64, local_devices, at, is_silent, monkeypatch
@@ -324,14 +319,4 @@ def test_times_are_put_where_they_belong(local_devices, monkeypatch):
   spec = splitting.spec(config, splitting.mesh(1, 1), offload_devices=devices)
   costs = calibrate.measure(spec, cluster.Processes(config))
   assert costs.unsplit == [9000.0] and len(costs.names) == 3
-  for path, extra, counts in (('conv1', 0, (2, 4, 8)), ('conv2', 1000, (4, 8, 16))):
-    layer = costs.layers[path]
-    # Twice, for two micro-batches.
-    whole_layer = extra + counts[-1]
-    expected = [2 * r * whole_layer for r in (1, 2, 3)]
-    assert layer.alone == pytest.approx(expected)
-    expected = [
-      [2 * (extra + n + 0.5) for n in counts],
-      *([2 * r * (extra + n) for n in counts] for r in (2, 3)),
-    ]
-    np.testing.assert_allclose(layer.seconds, expected)
+  splitting.assert_times_of_two_convolutions(costs, rates=(1, 2, 3), split=(0.5, 0, 0))

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from anp_jax import cluster, config as config_lib
+from anp_jax import cluster
 from anp_jax.cluster import cluster_env
 from anp_jax.runtimes.offload import pool as pool_lib
-from tests import splitting
+from tests import builders, splitting
 
 
 class _Processes:
@@ -38,14 +38,12 @@ class _Processes:
   def vote(self):
     return 0
 
-  def come(self, rank, devices=1, host='b', address=None):
-    """Has a process tell its address, where nobody answers."""
+  def come(self, rank, address=None):
+    """Has a process of host b tell its address, where nobody answers."""
     self._is_open.wait()
     device = {'kind': 'CPU', 'platform': 'cpu', 'target': 'cpu'}
-    address = address or f'127.0.0.1:{rank}'
-    self._on_mail(
-      rank, {'endpoint': [address, 's'], 'host': host, 'devices': [device] * devices}, ''
-    )
+    endpoint = [address or f'127.0.0.1:{rank}', 's']
+    self._on_mail(rank, {'endpoint': endpoint, 'host': 'b', 'devices': [device]}, '')
 
   def go(self, rank, why='gone'):
     self._is_open.wait()
@@ -54,9 +52,7 @@ class _Processes:
 
 def _pool(processes, *ranks, address=None, **overrides):
   """A pool that has met some processes."""
-  meetings = [
-    threading.Thread(target=processes.come, args=(r,), kwargs={'address': address}) for r in ranks
-  ]
+  meetings = [threading.Thread(target=processes.come, args=(rank, address)) for rank in ranks]
   for meeting in meetings:
     meeting.start()
   config = splitting.two_convolutions(**{'strategy.offload_to': "('processes',)", **overrides})
@@ -104,15 +100,13 @@ def test_processes_that_have_not_come_are_not_waited_for():
 def test_an_address_with_a_scheme_is_refused():
   """It could have weights and activations sent without TLS."""
   address = 'grpc://127.0.0.1:1'
-  with pytest.raises(config_lib.ConfigError, match=address):
-    _pool(_Processes('a', 'b'), 1, address=address)
+  builders.assert_refused([address], lambda: _pool(_Processes('a', 'b'), 1, address=address))
 
 
 def test_shares_count_on_all_processes():
   processes = _Processes('a', '', 'b')
   words = 'expected 2, of the device that trains and of each offload device'
-  with pytest.raises(config_lib.ConfigError, match=words):
-    _pool(processes, 2, **{'strategy.shares': '(1, 1, 1)'})
+  builders.assert_refused([words], _pool, processes, 2, **{'strategy.shares': '(1, 1, 1)'})
 
 
 def test_a_process_that_does_not_answer_is_told():

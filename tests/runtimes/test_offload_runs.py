@@ -120,11 +120,10 @@ def test_a_program_that_waits_has_spare_threads(monkeypatch):
 # Processes.
 
 _KEYS = {
-  'model.dtype': 'float64',
-  'model.param_dtype': 'float64',
-  'strategy.reduce_dtype': 'float64',
-  'schedule.name': 'constant',
-  'schedule.warmup': '0 steps',
+  **launching.FLOAT64,
+  **launching.CONSTANT,
+  'optimizer.learning_rate': '0.001',
+  'log.every': '5 steps',
 }
 _OFFLOAD = {
   'strategy.name': 'channel_split',
@@ -132,7 +131,6 @@ _OFFLOAD = {
   'strategy.offload_to': "('processes',)",
   'mesh.model': '1',
 }
-_X64 = {'JAX_ENABLE_X64': '1'}
 
 
 def _await(ranks, words, times=1):
@@ -142,13 +140,13 @@ def _await(ranks, words, times=1):
 @pytest.mark.multiprocess
 def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
   """The weights are those of a run that never had it."""
-  keys = {**_KEYS, 'optimizer.learning_rate': '0.001', 'log.every': '5 steps'}
 
   def arguments(name, steps, **more):
-    return launching.arguments(tmp_path / name, duration=f'{steps} steps', **keys, **more)
+    return launching.arguments(tmp_path / name, duration=f'{steps} steps', **_KEYS, **more)
 
   more = {**_OFFLOAD, 'strategy.shares': '(2, 1, 1)', 'cluster.heartbeat_timeout': '10'}
-  with launching.Ranks(tmp_path, 3, arguments('split', 100_000, **more), environment=_X64) as ranks:
+  split = arguments('split', 100_000, **more)
+  with launching.Ranks(tmp_path, 3, split, environment=launching.X64) as ranks:
     _await(ranks, 'epoch')
     ranks.processes[2].send_signal(signal.SIGSTOP)
     ranks.processes[1].send_signal(signal.SIGTERM)
@@ -166,7 +164,6 @@ def test_an_offload_process_that_stops_or_is_silent_is_done_without(tmp_path):
     text = ranks.text(0)
   assert 'Traceback' not in text + ranks.text(1)
   steps = int(re.search(r'stopped at step (\d+) of .*run the same command to resume', text)[1])
-  launching.run(tmp_path / 'alone', 1, arguments('unsplit', steps), environment=_X64)
-  splitting.assert_same_weights(
-    tmp_path / 'split', tmp_path / 'unsplit', f'{steps}/params/conv1/kernel'
-  )
+  launching.run(tmp_path / 'alone', 1, arguments('unsplit', steps), environment=launching.X64)
+  key = f'{steps}/params/conv1/kernel'
+  splitting.assert_same_weights(tmp_path / 'split', tmp_path / 'unsplit', key)

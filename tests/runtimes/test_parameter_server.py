@@ -13,6 +13,9 @@ from tests import builders, launching, serving
 _COSINE = {'schedule.name': 'cosine', 'schedule.warmup': '0 steps', 'strategy.in_flight': 1}
 
 
+_DANA = {'strategy.look_ahead': 'dana', 'strategy.servers': 2, 'optimizer.name': 'nesterov'}
+
+
 @pytest.fixture
 def one_device(monkeypatch):
   serving.on_devices(monkeypatch, 1)
@@ -96,15 +99,10 @@ def test_synchronous_mode_is_sync_on_as_many_devices(tmp_path, config, monkeypat
 @pytest.mark.parametrize(
   'keys',
   [
-    pytest.param({'strategy.mode': 'rennala', 'optimizer.name': 'rmsprop'}, marks=pytest.mark.slow),
-    pytest.param(
-      {'strategy.look_ahead': 'dana', 'strategy.servers': 2, 'optimizer.name': 'nesterov'},
-      marks=pytest.mark.soak,
-    ),
-    pytest.param(
-      {'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}, marks=pytest.mark.soak
-    ),
-    pytest.param({'strategy.mode': 'rennala', 'strategy.parts': 2}, marks=pytest.mark.slow),
+    builders.slow({'strategy.mode': 'rennala', 'optimizer.name': 'rmsprop'}),
+    builders.soak(_DANA),
+    builders.soak({'strategy.mode': 'synchronous', 'strategy.backup_workers': 1}),
+    builders.slow({'strategy.mode': 'rennala', 'strategy.parts': 2}),
   ],
   ids=['one part', 'dana', 'backup', 'two parts'],
 )

@@ -275,7 +275,7 @@ def test_what_is_kept_to_be_saved_has_no_momenta_of_workers(config):
   arrays = [np.ones(x.size, np.float32) for x in (setup.layout.params, setup.layout.stats)]
   for order, worker in enumerate('ab'):
     store.enqueue_gradient((order, 0), worker, *arrays)
-    store.submit(order, [{'ticket': (order, 0), 'worker': worker, 'reads': [order], 'weight': 1.0}])
+    serving.submit(store, order, worker)
   assert len(store.read(2, 10)[1].momenta) == 2
   for version in (1, 2):  # kept, and the newest
     assert store.snapshot(version, 10).momenta == ()

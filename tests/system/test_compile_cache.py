@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import sys
+from unittest import mock
 
 import jax
 from jax._src import compiler, distributed
@@ -178,10 +179,7 @@ def test_an_address_of_a_store_is_no_folder(tmp_path, config, monkeypatch, caplo
 @pytest.mark.usefixtures('restored')
 def test_a_folder_that_exists_but_is_read_only(tmp_path, config, monkeypatch):
   config.compile_cache.dir = str(tmp_path)
-
-  def refuse(dir):
-    raise OSError(errno.EROFS, 'Read-only file system', dir)
-
+  refuse = mock.Mock(side_effect=OSError(errno.EROFS, 'Read-only file system'))
   monkeypatch.setattr(compile_cache.tempfile, 'TemporaryFile', refuse)
   assert compile_cache.enable(config) == ''
 

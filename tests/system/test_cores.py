@@ -1,8 +1,6 @@
 """How threads share cores."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -41,7 +39,7 @@ print(os.sched_getscheduler(0), sorted(policies))
 @pytest.mark.parametrize('chosen', ['None', 'os.SCHED_IDLE'])
 def test_new_threads_wait_for_their_turn_unless_a_policy_was_chosen(chosen):
   program = _PROGRAM.replace('{chosen}', chosen)
-  text = subprocess.check_output([sys.executable, '-c', program], text=True, cwd=launching.ROOT)
+  text = launching.python('-c', program).stdout
   before, after = os.SCHED_OTHER, os.SCHED_BATCH
   if chosen != 'None':
     before = after = os.SCHED_IDLE
@@ -68,16 +66,10 @@ with cluster.start(config, place, {}):
 def test_processes_that_sum_over_gloo_wait_for_their_turn():
   address = f'127.0.0.1:{launching.free_port()}'
   processes = [
-    subprocess.Popen(
-      [sys.executable, '-c', _JOINED, address, str(rank)],
-      text=True,
-      stdout=subprocess.PIPE,
-      cwd=launching.ROOT,
-      env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'ANP_RUN_SECRET': 'ab' * 32},
-    )
+    launching.start('-c', _JOINED, address, rank, JAX_PLATFORMS='cpu', ANP_RUN_SECRET='ab' * 32)
     for rank in range(2)
   ]
   for process in processes:
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     assert f'{os.SCHED_BATCH} True' in printed

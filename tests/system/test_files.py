@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from unittest import mock
 
 import pytest
 
@@ -12,10 +13,7 @@ from anp_jax.system import error_lines, files
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
   path = tmp_path / 'a.txt'
   path.write_text('before')
-
-  def full(*_):
-    raise OSError(28, 'No space left on device')
-
+  full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
   monkeypatch.setattr(os, 'replace', full)
   with pytest.raises(OSError, match='No space'):
     files.write_atomic(str(path), 'after')

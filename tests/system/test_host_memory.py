@@ -5,13 +5,7 @@ import math
 import pytest
 
 from anp_jax.system import host_memory
-
-
-def _write(root, files):
-  for path, text in files.items():
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
-
+from tests import builders
 
 _HOST = {'proc/meminfo': 'MemTotal: 9000 kB\nMemAvailable:    8000 kB\n'}
 _V2 = {
@@ -42,7 +36,7 @@ _V1 = {
   ],
 )
 def test_what_is_left_is_the_least_of_all_limits(tmp_path, files, bytes_left):
-  _write(tmp_path, files)
+  builders.write_tree(tmp_path, files)
   assert host_memory.available(str(tmp_path)) == bytes_left
 
 

@@ -1,36 +1,20 @@
 """Ctrl-C at any moment: one line, status 130."""
 
 import os
-import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from tests import builders, launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _RECIPE = 'configs/resnet_anp.py:tiny'
 _TINY = f'--config={_RECIPE}'
 _INTERRUPTS = int(os.environ.get('ANP_INTERRUPTS', 1))  # of each command
 _SPAN = 10.0  # seconds after a command was typed
 _LINE = '\ninterrupted\n'
-
-
-def _start(*arguments, **environment):
-  return subprocess.Popen(
-    [sys.executable, *map(str, arguments)],
-    cwd=_ROOT,
-    env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment},
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,  # as a terminal gives it a group of its own
-  )
 
 
 _HEAD = 'from anp_jax.system import interrupts\ninterrupts.install()\n'
@@ -43,14 +27,11 @@ def _interrupted(program, *lines):
     program: lines after `install`.
     *lines: that it prints and flushes.
   """
-  with _start('-c', _HEAD + program) as process:
-    try:
-      for line in lines:
-        assert process.stdout.readline() == f'{line}\n'
-        process.send_signal(signal.SIGINT)
-      out, err = process.communicate(timeout=20)
-    finally:
-      process.kill()
+  with launching.start('-c', _HEAD + program) as process:
+    for line in lines:
+      process.hears(line)
+      process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
   return process.returncode, out, err
 
 
@@ -135,14 +116,11 @@ def test_an_interrupted_program_ends_at_once(program, lines, end):
 
 def test_a_reader_that_does_not_read_holds_nothing_up():
   program = "interrupts.listen()\nprint('ready', flush=True)\nprint('x' * 1_000_000)\n"
-  with _start('-c', _HEAD + program) as process:
-    try:
-      assert process.stdout.readline() == 'ready\n'
-      process.send_signal(signal.SIGINT)
-      assert process.wait(20) == 130  # its output is not read
-      assert process.stderr.read() == _LINE
-    finally:
-      process.kill()
+  with launching.start('-c', _HEAD + program) as process:
+    process.hears('ready')
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130  # its output is not read
+    assert process.stderr.read() == _LINE
 
 
 def test_no_signal_is_lost_while_the_process_starts_anew(tmp_path):
@@ -166,7 +144,7 @@ interrupts.listen()
 time.sleep(20)
 """)
   clean = {'GLIBC_TUNABLES': '', 'JAX_PLATFORMS': 'cpu'}
-  with _start(program, **clean) as process:
+  with launching.start(program, **clean) as process:
     out, err = process.communicate(timeout=20)
   assert (process.returncode, out, err) == (130, '', _LINE)
 
@@ -195,8 +173,8 @@ except BaseException:
   raise ImportError('error while initializing the extension')
 """)
   command = [part.format(tmp=tmp_path) for part in _COMMANDS[name]]
-  path = f'{tmp_path}{os.pathsep}{_ROOT}'
-  with _start(*command, PYTHONPATH=path) as process:
+  path = f'{tmp_path}{os.pathsep}{launching.ROOT}'
+  with launching.start(*command, PYTHONPATH=path) as process:
     out, err = process.communicate(timeout=20)
   assert process.returncode == 130, err
   assert out == '' and err.count('\n') == 2
@@ -256,7 +234,7 @@ def test_interrupted_at_any_moment(name, run, tmp_path):
   step = _SPAN / _INTERRUPTS
   for i in range(_INTERRUPTS):
     seconds = step * (i + 0.5)
-    with _start(*_command(name, run, tmp_path / str(i))) as process:
+    with launching.start(*_command(name, run, tmp_path / str(i))) as process:
       try:
         out, err = process.communicate(timeout=seconds)
       except subprocess.TimeoutExpired:
@@ -271,7 +249,7 @@ def test_interrupted_at_any_moment(name, run, tmp_path):
     if seconds < 0.2 and process.returncode == -signal.SIGINT:
       continue  # Python itself had not started
     if process.returncode == 0:  # the signal came after its last line
-      with _start(*_command(name, run, tmp_path / f'{i}-whole')) as process:
+      with launching.start(*_command(name, run, tmp_path / f'{i}-whole')) as process:
         undisturbed, err = process.communicate(timeout=120)
       assert process.returncode == 0, err
       assert _last_line(out) == _last_line(undisturbed), what

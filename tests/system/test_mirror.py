@@ -3,13 +3,12 @@
 import os
 import tempfile
 import threading
-import time
 
 import pytest
 
 from anp_jax.config import urls
 from anp_jax.system import mirror, remote
-from tests import builders, gcs_server
+from tests import builders, gcs_server, launching
 
 _ADDRESS = f'gs://{gcs_server.BUCKET}/mirror'
 
@@ -128,11 +127,8 @@ def test_uploads_in_the_background_wait_for_nobody_and_none_is_lost(store, monke
   assert _objects(store) == {'a.txt': b'1'}
   for text in ('12', '123'):
     _write(folder, 'a.txt', text[-1])
-    end = time.monotonic() + 10
-    while _objects(store) != {'a.txt': text.encode()}:
-      assert time.monotonic() < end, _objects(store)
-      mirror.begin_upload(folder)
-      time.sleep(0.01)
+    want = {'a.txt': text.encode()}
+    launching.wait_until(lambda w=want: mirror.begin_upload(folder) or _objects(store) == w, 10)
   mirror.upload(folder)
   mirror.remove()
   assert not os.path.exists(folder)  # nothing is missing in the store

@@ -14,15 +14,6 @@ from tests import builders
 pytestmark = pytest.mark.filterwarnings('ignore:builtin type .* __module__')
 
 
-@pytest.fixture
-def short_run(config, monkeypatch):
-  """The tiny recipe, 12 steps on one device, quick to compile."""
-  builders.use_devices(monkeypatch, 1)
-  config.model.name = 'tests.user_network:SmallNet'
-  config.log.tensorboard = False
-  return config
-
-
 def _traces(workdir):
   # Where TensorBoard looks: plugins/profile/DATE/HOST.xplane.pb.
   return sorted(workdir.glob('profile/plugins/profile/*/*.xplane.pb'))
@@ -58,11 +49,12 @@ def _lines(capsys):
 
 
 @pytest.mark.slow
-def test_exactly_the_steps_that_were_asked_for(tmp_path, short_run, capsys):
-  short_run.batch_size = 256  # some 50 ms a step: long enough to be cut in two
-  short_run.profile.steps = '3:7'
+@pytest.mark.usefixtures('on_one_device')
+def test_exactly_the_steps_that_were_asked_for(tmp_path, tiny_config, capsys):
+  tiny_config.batch_size = 256  # some 50 ms a step: long enough to be cut in two
+  tiny_config.profile.steps = '3:7'  # of twelve
   with jax.transfer_guard('disallow'):
-    train.run(short_run, str(tmp_path))
+    train.run(tiny_config, str(tmp_path))
   assert _recorded(tmp_path) == [3, 4, 5, 6]
   # On the device: nothing of step 2 or 7, and step 6 to its last operation.
   first, *later = _executed(_traces(tmp_path)[0])

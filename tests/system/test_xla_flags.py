@@ -1,8 +1,6 @@
 """What the user has set stands, and XLA takes every flag."""
 
 import os
-import pathlib
-import subprocess
 import sys
 import tomllib
 
@@ -10,8 +8,8 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.system import xla_flags
+from tests import builders, launching
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _LATENCY = 'xla_gpu_enable_latency_hiding_scheduler'
 _COMBINE = '--xla_gpu_all_reduce_combine_threshold_bytes=1048576'
 _LIBRARY = 'xla_cpu_experimental_ynn_fusion_type'
@@ -22,6 +20,10 @@ _GPU = {'JAX_PLATFORMS': 'cuda'}
 def before_jax_starts(monkeypatch):
   """The state in which main.py starts; this process has devices already."""
   monkeypatch.setattr(xla_flags, '_devices_are_open', lambda: False)
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+  for name in [name for name in os.environ if name.startswith('XLA')]:
+    monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -152,17 +154,6 @@ def test_platform(host_has, names, variables, platform):
   assert xla_flags.platform(variables) == platform
 
 
-def _host(root, *paths, **texts):
-  """A file system with these files."""
-  for path in paths:
-    texts[path] = ''
-  for path, text in texts.items():
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-  return str(root)
-
-
 _PCI = 'sys/bus/pci/devices/0000:01:00.0/'
 _GPU_SETUP = 'make setup ACCELERATOR=cuda13'
 _TPU_SETUP = 'make setup ACCELERATOR=tpu'
@@ -199,7 +190,7 @@ def test_an_accelerator_that_jax_has_no_plugin_for(
   files, variables, plugins, words, host_has, tmp_path
 ):
   host_has(*plugins)
-  text = xla_flags.missing_plugin(variables, _host(tmp_path, **files))
+  text = xla_flags.missing_plugin(variables, str(builders.write_tree(tmp_path, files)))
   assert bool(text) == bool(words) and '\n' not in text
   for word in words:
     assert word in text
@@ -208,8 +199,8 @@ def test_an_accelerator_that_jax_has_no_plugin_for(
 
 
 def test_what_the_line_says_to_install_is_what_set_up_installs():
-  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
-  lines = (_ROOT / 'requirements-cuda.txt').read_text().splitlines()
+  project = tomllib.loads((launching.ROOT / 'pyproject.toml').read_text())['project']
+  lines = (launching.ROOT / 'requirements-cuda.txt').read_text().splitlines()
   assert [x for x in lines if not x.startswith('#')] == [
     '-r requirements.txt',
     *project['optional-dependencies']['cuda'],
@@ -261,26 +252,17 @@ print(os.getpid(), os.environ.get('GLIBC_TUNABLES'), sys.stdin.read())
 """
 
 
-def _starts(tmp_path, *command, trace=False, **kwargs):
+def _starts(tmp_path, *command, trace=False, text=''):
   program = tmp_path / 'program.py'
-  program.write_text(_RESTART.format(root=str(_ROOT), trace=trace))
-  clean = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
-  done = subprocess.run(
-    [sys.executable, *command],
-    env={**clean, 'JAX_PLATFORMS': 'cpu'},
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=60,
-    **kwargs,
-  )
+  program.write_text(_RESTART.format(root=str(launching.ROOT), trace=trace))
+  done = launching.python(*command, folder=tmp_path, text=text, timeout=60)
+  assert done.returncode == 0, done.stderr
   return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize('command', [['program.py'], ['-m', 'program']])
 def test_the_new_process_is_the_old_one_over_again(tmp_path, command):
-  first, second, last = _starts(tmp_path, *command, 'a b', '--c', input='piped')
+  first, second, last = _starts(tmp_path, *command, 'a b', '--c', text='piped')
   assert first == second  # the same number, the same arguments
   number = first.split()[0]
   assert first == f"{number} starts ['a b', '--c']"
@@ -289,24 +271,12 @@ def test_the_new_process_is_the_old_one_over_again(tmp_path, command):
 
 def test_what_would_not_do_the_same_again_goes_on_as_it_is(tmp_path):
   # A debugger's process; a script that another one runs.
-  first, last = _starts(tmp_path, 'program.py', trace=True, input='')
+  first, last = _starts(tmp_path, 'program.py', trace=True)
   assert last.split()[1] == 'None'
   inside = "import runpy; runpy.run_path('program.py', run_name='__main__')"
   (tmp_path / 'driver.py').write_text(inside)
-  first, last = _starts(tmp_path, 'driver.py', input='')
+  first, last = _starts(tmp_path, 'driver.py')
   assert last.split()[1] == 'None'
-
-
-def _python(program, **variables):
-  clean = {k: v for k, v in os.environ.items() if not k.startswith('XLA')}
-  return subprocess.run(
-    [sys.executable, '-c', program],
-    cwd=_ROOT,
-    env={**clean, 'JAX_PLATFORMS': 'cpu', **variables},
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
 
 
 _COMPUTE = """
@@ -319,16 +289,17 @@ def test_xla_takes_every_flag_of_every_platform():
   """XLA ends a process at a flag it does not know: a jaxlib may lose one."""
   settings = xla_flags.FLAGS + xla_flags.EMULATED
   flags = ' '.join(f'--{s.name}={s.value}' for s in settings)
-  done = _python(_COMPUTE, XLA_FLAGS=flags)
+  done = launching.python('-c', _COMPUTE, XLA_FLAGS=flags)
   assert done.returncode == 0, done.stderr
   assert done.stdout.strip() == '8.0'
   # And it would be seen.
-  assert _python(_COMPUTE, XLA_FLAGS=flags + ' --xla_no_flag=1').returncode != 0
+  assert launching.python('-c', _COMPUTE, XLA_FLAGS=flags + ' --xla_no_flag=1').returncode != 0
 
 
 def test_what_is_set_before_devices_are_open_reaches_xla(tmp_path):
   """Set by a process for itself, after jax was imported but not used."""
-  done = _python(
+  done = launching.python(
+    '-c',
     f"""
 import os
 import sys
@@ -343,7 +314,7 @@ assert len(xla_flags.enable()) == 3
 del os.environ['XLA_FLAGS'], os.environ['XLA_CLIENT_MEM_FRACTION']
 assert xla_flags.enable() == []
 assert not {{'XLA_FLAGS', 'XLA_CLIENT_MEM_FRACTION'}} & {{*os.environ}}
-"""
+""",
   )
   assert done.returncode == 0, done.stderr
   # XLA writes down the options that differ from its own.

@@ -16,7 +16,7 @@ from anp_jax.models import layers
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import flops
 from anp_jax.system.onednn import c_api, custom_call, library, pieces, specs, thread_pool
-from tests import launching, onednn_here
+from tests import launching, onednn_here, programs
 
 P = jax.sharding.PartitionSpec
 pytestmark = onednn_here.needed
@@ -146,15 +146,7 @@ def test_shards_on_devices_have_the_bits_of_one_devices(config, devices):
     value, gradients = jax.value_and_grad(_loss, (0, 1, 2))(x, kernels, scale)
     return jax.tree.map(lambda a: a[None], (value, gradients))
 
-  program = jax.jit(
-    jax.shard_map(
-      shard,
-      mesh=mesh,
-      in_specs=(P(mesh_lib.DATA), P(), P()),
-      out_specs=P(mesh_lib.DATA),
-      check_vma=False,
-    )
-  )
+  program = programs.mapped(shard, mesh, (P(mesh_lib.DATA), P(), P()), P(mesh_lib.DATA))
   result = jax.device_get(program(x, kernels, scale))
   for i, part in enumerate(np.split(x, devices)):
     want = _gradients(part, kernels, scale)

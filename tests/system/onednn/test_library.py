@@ -9,11 +9,12 @@ import platform
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib, models
+from anp_jax import models
 from anp_jax.reporting import summary
 from anp_jax.system.onednn import c_api, library, self_test
 from tests import builders, launching, onednn_here
@@ -51,7 +52,8 @@ def _in_process(tmp_path, code=_SAY, **variables):
 
 
 def _is_refused(reason):
-  """Says that none is opened, with one line that has these words."""
+  """Says that none is opened by a new look, with one line that has these words."""
+  _forget()
   assert library.find() is None
   text = library.missing_reason()
   assert reason in text and '\n' not in text, text
@@ -107,10 +109,7 @@ def test_other_systems_fall_back_silently(fresh, monkeypatch, tmp_path, system, 
 def test_none_where_one_is_expected_is_said(fresh, monkeypatch):
   _on(monkeypatch)
   _package(monkeypatch, None)
-
-  def fail(name):
-    raise OSError(f'{name}: cannot open shared object file')
-
+  fail = mock.Mock(side_effect=OSError('cannot open shared object file'))
   monkeypatch.setattr(c_api.ctypes, 'CDLL', fail)
   _is_refused('pip install onednn-cpu-gomp==2023.2.0')
 
@@ -132,7 +131,6 @@ def test_what_is_no_library_is_refused(fresh, monkeypatch):
     (other, f'{other} is not oneDNN 3'),
   ):
     monkeypatch.setenv(library.VARIABLE, str(path))
-    _forget()
     _is_refused(reason)
 
 
@@ -227,7 +225,6 @@ def test_a_fault_is_named_and_remembered(runs, monkeypatch, program, fault):
   runs.append(program)
   for _ in range(2):
     _is_refused(f'failed its self-test: {fault}')
-    _forget()
   assert len(runs) == 2  # the program, and one start of it
   # Of another version or CPU the record says nothing.
   _isa(monkeypatch, 'AVX512_CORE_OF_ANOTHER')
@@ -276,7 +273,6 @@ def test_the_self_test_imports_the_code_that_starts_it(runs, monkeypatch):
   for before in ('', '/elsewhere'):
     monkeypatch.setenv('PYTHONPATH', before)
     runs[:] = ['import sys; print(sys.path[1:3]); exit(3)']
-    _forget()
     folders = [str(launching.ROOT), before] if before else [str(launching.ROOT)]
     _is_refused(f'self-test: {str(folders)[:-1]}')
     os.remove(library.missing_reason().rpartition('(')[2].rstrip(')'))
@@ -333,8 +329,7 @@ def test_a_config_that_asks_for_it_is_refused_without(fresh, monkeypatch):
     monkeypatch.setenv(library.VARIABLE, value)
     _forget()
     asks = builders.config({'model.cpu_library': 'onednn'})
-    with pytest.raises(config_lib.ConfigError, match=f'no oneDNN.*{reason}'):
-      models.target(asks, 'cpu')
+    builders.assert_refused(f'no oneDNN.*{reason}', models.target, asks, 'cpu')
     assert models.target(asks, 'gpu') == 'gpu'
     assert models.target(builders.config(), 'cpu') == 'cpu'
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anp_jax.system.onednn import c_api, library, onednn_convolution, operations, pieces, specs
-from tests import onednn_here
+from tests import layer_references, onednn_here
 
 _FORWARD = specs.ConvolutionSpec(
   'forward', 'float32', (2, 9, 8, 16), (3, 3, 16, 24), (2, 9, 8, 24), 1, (1, 1, 1, 1)
@@ -173,26 +173,16 @@ def _cut(direction, dtype, size, channels, features):
 
 
 def _wide_reference(spec, arrays):
-  """The result in float64, window by window."""
-  pad, side = spec.pads[0], spec.image[1]
-  first, second, _ = (np.float64(a) for a in arrays)
-  size = spec.kernel[0]
-  edges = (0, 0), (pad, pad), (pad, pad), (0, 0)
-  if spec.direction == 'backward_weights':
-    x = np.pad(first, edges)
-    return np.stack(
-      [
-        [np.einsum('bijc,bijf->cf', x[:, i : i + side, j : j + side], second) for j in range(size)]
-        for i in range(size)
-      ]
-    )
-  kernel = second
-  if spec.direction == 'backward_data':
-    kernel = second[::-1, ::-1].swapaxes(2, 3)
-  x = np.pad(first, edges)
-  return sum(
-    x[:, i : i + side, j : j + side] @ kernel[i, j] for i in range(size) for j in range(size)
-  )
+  """The result in float64, tap by tap."""
+  first, second, result = arrays
+  image, kernel, dy = {
+    'forward': (first, second, result),
+    'backward_data': (result, second, first),
+    'backward_weights': (first, result, second),
+  }[spec.direction]
+  pads = [(spec.pads[0],) * 2] * 2
+  results = layer_references.convolution(image, kernel, 1, pads, dy=dy)
+  return results[_DIRECTIONS.index(spec.direction)]
 
 
 @onednn_here.needed
