@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import pathlib
+import re
 import shutil
 import signal
 import types
@@ -177,10 +178,17 @@ def refusal(function, *args, **named) -> str:
 
 
 def assert_refused(words, function, *args, **named) -> str:
-  """Asserts that a call is refused in a line with all these words; returns the line."""
+  """Asserts that a call is refused in a line with these words; returns the line.
+
+  Args:
+    words: texts that the line has, or one regular expression that is found in it.
+    function: is called with the arguments that follow.
+    *args: of the function.
+    **named: of the function.
+  """
   text = refusal(function, *args, **named)
-  for word in words:
-    assert str(word) in text, text
+  for pattern in [words] if isinstance(words, str) else [re.escape(str(w)) for w in words]:
+    assert re.search(pattern, text), text
   return text
 
 
