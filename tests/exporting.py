@@ -5,11 +5,12 @@ import numpy as np
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint import trained as trained_lib
+from anp_jax.checkpoint.weights import initial, weights_source
 from anp_jax.config import command_line
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.parallel import state as state_lib
 from anp_jax.training import objective as objective_lib
-from tests import builders
+from tests import builders, layer_references as references
 
 SIDE = 32
 PAIRS = vocabulary_lib.Vocabulary(
@@ -17,7 +18,7 @@ PAIRS = vocabulary_lib.Vocabulary(
 )
 
 
-def trained(name='resnet18', words=PAIRS, width=4, **keys):
+def trained(name='resnet18', words=PAIRS, width=4, gain=1.69, scales=(0.3, 0.6), **keys):
   """A network with weights and statistics that no initialisation gives."""
   config = command_line.load('configs/resnet_anp.py:tiny', {})
   settings = {'model__name': name, 'data__image_size': SIDE, 'data__resize': 40}
@@ -29,20 +30,7 @@ def trained(name='resnet18', words=PAIRS, width=4, **keys):
   network = trained_lib.Trained('nowhere', config, words, 7, {}, {})
   shapes = jax.eval_shape(lambda: state_lib.variables(network.model('cpu'), config))
   assert objective.head.outputs == shapes['params']['head']['bias'].size
-  random = np.random.default_rng(0)
-
-  def leaf(path, struct):
-    kind = path[-1].key
-    if kind in ('scale', 'var'):
-      value = random.uniform(0.3, 0.6, struct.shape)
-    elif kind == 'kernel':
-      value = random.normal(size=struct.shape) * np.prod(struct.shape[:-1]) ** -0.5
-      value *= 1.3
-    else:
-      value = random.uniform(-0.5, 0.5, struct.shape)
-    return value.astype(struct.dtype)
-
-  variables = jax.tree_util.tree_map_with_path(leaf, shapes)
+  variables = references.random_variables(shapes, gain, scales)
   params = variables.pop('params')
   return trained_lib.Trained('nowhere', config, words, 7, params, variables)
 
@@ -63,3 +51,12 @@ def logits(trained, images):
   variables = {'params': trained.params, **trained.stats}
   pixels = normalised(trained.config, images)
   return jax.jit(lambda v, x: trained.model('cpu').apply(v, x, False))(variables, pixels)
+
+
+def assert_read_back(trained, path):
+  """Asserts that a file or folder of weights has all of a network's, to the bit."""
+  tree = initial.flat({'params': trained.params, **trained.stats})
+  source = weights_source.read(str(path), trained.config, tree)
+  assert set(source.tensors) == set(tree) and not source.unused
+  for name, value in tree.items():
+    np.testing.assert_array_equal(source.tensors[name][1], value, name)

@@ -1,12 +1,16 @@
 """Pictures and sources in memory, for the tests of data."""
 
 import hashlib
+import itertools
 
 import numpy as np
 from PIL import Image
 
 from anp_jax.data import vocabulary
 from anp_jax.data.input import batch_plan, pipeline
+from anp_jax.data.sources import source as source_lib
+
+BATCH = 8
 
 
 def picture(height, width, seed=0, detail=4, mode='RGB'):
@@ -30,21 +34,29 @@ def pixels(height, width, seed=0, detail=4):
   return np.asarray(picture(height, width, seed, detail))
 
 
-class Source:
-  """Images in memory, bytes or arrays; the label is the index.
+def pixels_of_many_sizes():
+  """21 pictures."""
+  sizes = itertools.cycle([(40, 50), (64, 33), (36, 36), (90, 45)])
+  return [pixels(*next(sizes), seed=i) for i in range(21)]
+
+
+class Source(source_lib.Source):
+  """Images in memory, bytes or arrays; the label is the index unless there are labels.
 
   Attributes:
     images: by index; reading an exception raises it.
     reads: the indices that have been read.
+    named: the indices whose names have been asked for.
   """
 
   name = 'test'
-  vocabulary = vocabulary.Vocabulary(('a', 'b'))
 
-  def __init__(self, images):
+  def __init__(self, images, labels=None, classes=('a', 'b')):
     self.kind = 'encoded' if any(isinstance(i, bytes) for i in images) else 'pixels'
     self.images = list(images)
-    self.reads = []
+    self.vocabulary = vocabulary.Vocabulary(tuple(classes))
+    self._labels = np.array(range(len(self.images)) if labels is None else labels, np.int32)
+    self.reads, self.named = [], []
 
   def __len__(self):
     return len(self.images)
@@ -55,23 +67,34 @@ class Source:
     for image in images:
       if isinstance(image, Exception):
         raise image
-    return images, np.asarray(indices, np.int32)
+    return images, self._labels[indices]
 
   def labels(self):
-    return np.arange(len(self), dtype=np.int32)
+    return self._labels
 
   def example_name(self, index):
+    self.named.append(index)
     return f'example {index}'
 
   def identity(self):
     return hashlib.sha256(repr(self.images).encode()).hexdigest()
 
 
+def stream(config, source, start=0, training=True, rows=None, batch=BATCH, registry=None):
+  """Yields the batches of a process that has some rows of each; by default all."""
+  rows = np.arange(batch) if rows is None else rows
+  plan = batch_plan.BatchPlan(config, len(source), batch, rows, training, start)
+  return pipeline.batches(source, plan, registry)
+
+
+def batches(config, source, count, **process) -> list[dict[str, np.ndarray]]:
+  """Returns the first batches of a `stream`."""
+  return list(itertools.islice(stream(config, source, **process), count))
+
+
 def evaluated(config, source) -> dict[str, np.ndarray]:
   """Returns the batch of all examples of a source, as evaluation has them."""
-  count = len(source)
-  plan = batch_plan.BatchPlan(config, count, count, np.arange(count), False)
-  (batch,) = pipeline.batches(source, plan)
+  (batch,) = stream(config, source, training=False, batch=len(source))
   return batch
 
 

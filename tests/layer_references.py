@@ -25,6 +25,29 @@ def shapes(module, side=32):
   return jax.eval_shape(functools.partial(module.init, train=False), jax.random.key(0), images)
 
 
+def random_variables(shapes, gain=2.0, scales=(0.7, 1.3)):
+  """Returns variables of these shapes at random: kernels that keep sizes, no bias of zero.
+
+  Args:
+    shapes: tree of structs, named as Flax does.
+    gain: variance of a kernel's numbers, times its fan-in.
+    scales: bounds of scales and variances.
+  """
+  random = np.random.default_rng(0)
+
+  def leaf(path, struct):
+    kind = path[-1].key
+    if kind in ('scale', 'var'):
+      value = random.uniform(*scales, struct.shape)
+    elif kind == 'kernel':
+      value = random.normal(size=struct.shape) * np.sqrt(gain / np.prod(struct.shape[:-1]))
+    else:
+      value = random.uniform(-0.5, 0.5, struct.shape)
+    return value.astype(struct.dtype)
+
+  return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
 def with_gradients(function):
   """Returns the program of a function, called with dy first: y, and what it sends back of dy."""
 

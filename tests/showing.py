@@ -54,32 +54,6 @@ def pixels(path) -> np.ndarray:
   return np.asarray(Image.open(path).convert('RGB'))
 
 
-class LabelSource:
-  """A source of labels; those below -1 are of records that cannot be read."""
-
-  name = 'test'
-
-  def __init__(self, classes, labels):
-    self.vocabulary = classes
-    self._labels = np.array(labels, np.int32)
-
-  def __len__(self):
-    return len(self._labels)
-
-  def labels(self):
-    if (self._labels < -1).any():
-      raise ValueError('a record is damaged')
-    return self._labels
-
-  def read(self, indices):
-    if (self._labels[indices] < -1).any():
-      raise ValueError('this record is damaged')
-    return [b''] * len(indices), self._labels[indices]
-
-  def example_name(self, index):
-    return f'example {index}'
-
-
 def _write_tree(root):
   for name, counts in PAIRS.items():
     for split, count in enumerate(counts):

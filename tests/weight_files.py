@@ -2,8 +2,11 @@
 
 import json
 
+from flax import traverse_util
 import numpy as np
 from safetensors import numpy as safetensors_numpy
+
+from anp_jax.checkpoint.weights import weights_source
 
 CLASSES = 3
 # https://pytorch.org/vision/stable/models.html, times 255.
@@ -52,6 +55,16 @@ def folder(directory, processor=None, **saved_config):
     text = json.dumps(processor)
     (directory / 'preprocessor_config.json').write_text(text)
   return path
+
+
+def variables(path, config, shapes):
+  """Returns the variables of these shapes that a file holds; each of its tensors is one."""
+  flat = traverse_util.flatten_dict(shapes, sep='/')
+  source = weights_source.read(str(path), config, flat)
+  assert not source.unused
+  values = {name: value for name, (_, value) in source.tensors.items()}
+  assert {n: v.shape for n, v in values.items()} == {n: s.shape for n, s in flat.items()}
+  return traverse_util.unflatten_dict(values, sep='/')
 
 
 def images(keys):

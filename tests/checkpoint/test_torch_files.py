@@ -11,7 +11,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import published_weights, torch_files
-from tests import mutations
+from tests import builders, mutations
 
 _FORMS = pytest.mark.parametrize('is_zip', [True, False])
 
@@ -63,8 +63,7 @@ def test_modules_of_torch_are_read_with_their_wrappers_removed(tmp_path, is_zip)
   }
   # A numbers module names its classes.
   _save(path, module.module, is_zip)
-  with pytest.raises(config_lib.ConfigError, match=r'cannot be read: .*Sequential is none'):
-    published_weights.tensors(path)
+  builders.assert_refused(r'cannot be read: .*Sequential is none', published_weights.tensors, path)
 
 
 class _Malicious:

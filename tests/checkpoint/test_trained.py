@@ -121,8 +121,7 @@ def test_a_run_of_a_like_name_is_named(tmp_path):
   ],
 )
 def test_what_there_is_not(averaged, place, which, message):
-  with pytest.raises(config_lib.ConfigError, match=message):
-    trained.load(str(averaged / place), which)
+  builders.assert_refused(message, trained.load, str(averaged / place), which)
 
 
 def test_what_is_damaged_is_not_used(averaged, tmp_path):
@@ -134,8 +133,7 @@ def test_what_is_damaged_is_not_used(averaged, tmp_path):
     content = bytearray(file.read_bytes())
     content[::16] = bytes(byte ^ 1 for byte in content[::16])
     file.write_bytes(content)
-  with pytest.raises(config_lib.ConfigError, match='cannot be read whole'):
-    trained.load(str(folder))
+  builders.assert_refused('cannot be read whole', trained.load, str(folder))
   assert trained.load(str(folder), '8').step == 8
 
 
@@ -158,8 +156,7 @@ def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
     shutil.rmtree(path)
     raw.save(path, tree)
   words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
-  with pytest.raises(config_lib.ConfigError, match=words):
-    trained.load(str(folder))
+  builders.assert_refused(words, trained.load, str(folder))
   assert trained.load(str(folder), '8').step == 8
 
 
@@ -167,11 +164,9 @@ def test_names_of_classes_are_needed(averaged, tmp_path):
   folder = tmp_path / 'copy'
   shutil.copytree(averaged, folder)
   (folder / run_dir.LABELS_FILE).unlink()
-  with pytest.raises(config_lib.ConfigError, match='no labels.json'):
-    trained.load(str(folder))
+  builders.assert_refused('no labels.json', trained.load, str(folder))
   (folder / run_dir.LABELS_FILE).write_text('{"classes": ["a"]}')
-  with pytest.raises(config_lib.ConfigError, match='labels.json: .*adjectives'):
-    trained.load(str(folder))
+  builders.assert_refused('labels.json: .*adjectives', trained.load, str(folder))
 
 
 @pytest.mark.parametrize(
@@ -192,8 +187,9 @@ def test_names_of_classes_stay_those_of_the_run(averaged):
   before = (averaged / run_dir.LABELS_FILE).read_text()
   config = trained.load(str(averaged)).config
   other_classes = vocabulary.Vocabulary(('big_cat', 'old_dog'))
-  with pytest.raises(config_lib.ConfigError, match='names of their classes'):
-    run_dir.claim_workdir(str(averaged), config, other_classes)
+  builders.assert_refused(
+    'names of their classes', run_dir.claim_workdir, str(averaged), config, other_classes
+  )
   assert (averaged / run_dir.LABELS_FILE).read_text() == before
 
 
@@ -202,8 +198,7 @@ def test_a_run_of_pairs_goes_on_with_pairs(tmp_path, config):
   run_dir.claim_workdir(str(tmp_path), config, pairs)
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
   plain = vocabulary.Vocabulary(pairs.names)
-  with pytest.raises(config_lib.ConfigError, match='config.data.pairs'):
-    run_dir.claim_workdir(str(tmp_path), config, plain)
+  builders.assert_refused('config.data.pairs', run_dir.claim_workdir, str(tmp_path), config, plain)
   config.data.pairs = 'yes'
   run_dir.claim_workdir(str(tmp_path), config, plain.with_pairs('yes'))
   assert run_dir.labels(str(tmp_path)) == pairs

@@ -16,9 +16,7 @@ from anp_jax.checkpoint import trained
 from anp_jax.checkpoint.weights import families, initial, naming, weights_source
 from anp_jax.config import trust
 from anp_jax.data import vocabulary as vocabulary_lib
-from anp_jax.parallel import mesh as mesh_lib
-from anp_jax.training import build, objective as objective_lib, run_spec
-from tests import builders, launching, serving
+from tests import builders, launching, programs, serving
 
 _WORDS = vocabulary_lib.Vocabulary(tuple(f'class_{i}' for i in range(10)))
 _WIDTH, _CLASSES = 4, 10
@@ -29,6 +27,7 @@ def _config(**keys):
   recipe.update_from_flattened_dict(
     {
       'log.tensorboard': False,
+      'batch_size': 64,  # divides among four devices, and four groups
       'model.width': _WIDTH,  # of a ResNet
       **{key.replace('__', '.'): value for key, value in keys.items()},
     }
@@ -37,9 +36,7 @@ def _config(**keys):
 
 
 def _program(config, devices=1, words=_WORDS):
-  mesh = mesh_lib.create(config, jax.devices()[:devices])
-  objective = objective_lib.create(words, config)
-  return build.create(run_spec.RunSpec(config, mesh, objective, 16, 640))
+  return programs.build(config, devices, words.names)
 
 
 @functools.cache
@@ -299,8 +296,7 @@ def test_a_run_begins_with_anothers_weights(averaged, tmp_path, capsys):
   builders.train_alone(config, tmp_path / 'run')
   assert trained.load(str(tmp_path / 'run')).step == 3
   assert 'loaded' not in capsys.readouterr().out
-  with pytest.raises(config_lib.ConfigError, match='config.init.from'):
-    builders.train_alone(config, tmp_path / 'another')
+  builders.assert_refused('config.init.from', builders.train_alone, config, tmp_path / 'another')
 
 
 def test_the_same_number_of_other_classes_is_another_classifier(averaged):

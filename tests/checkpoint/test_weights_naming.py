@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax.checkpoint.weights import families, naming, weights_source as source_lib
+from anp_jax.checkpoint.weights import families, naming
 from anp_jax.models import resnet
-from tests import builders, layer_references as references
+from tests import builders, layer_references as references, weight_files
 
 WIDTH, STAGES = 8, (2, 1, 1, 1)
 PEERS = {naming.TIMM: 'torchvision', naming.TRANSFORMERS: 'transformers'}
@@ -35,18 +35,13 @@ def _read(folder, network, published, module, bottleneck):
   safetensors_numpy.save_file(published.tensors(network), path)
   name = 'resnet50' if bottleneck else 'resnet18'
   config = builders.config({'model.name': name, 'model.width': WIDTH})
-  shapes = _shapes(module)
-  source = source_lib.read(path, config, shapes)
-  assert not source.unused
-  values = {name: value for name, (_, value) in source.tensors.items()}
-  assert {n: v.shape for n, v in values.items()} == {n: s.shape for n, s in shapes.items()}
-  return traverse_util.unflatten_dict(values, sep='/')
+  return weight_files.variables(path, config, references.shapes(module))
 
 
 @pytest.mark.parametrize(
   'kind, bottleneck, version',
   [
-    (naming.TIMM, False, 'v1.5'),
+    pytest.param(naming.TIMM, False, 'v1.5', marks=pytest.mark.slow),
     (naming.TRANSFORMERS, False, 'v1.5'),
     pytest.param(naming.TIMM, True, 'v1.5', marks=pytest.mark.slow),
     pytest.param(naming.TRANSFORMERS, True, 'v1', marks=pytest.mark.slow),

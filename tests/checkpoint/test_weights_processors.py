@@ -2,7 +2,6 @@
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import published_weights
 from tests import builders, weight_files
 
@@ -99,8 +98,7 @@ def test_another_form_of_a_processor_is_one_line(tmp_path, key, value):
 @pytest.mark.parametrize('key, value', [('input_size', 'x'), ('mean', 0.5), ('std', [1, None, 1])])
 def test_another_form_of_timms_is_one_line(tmp_path, key, value):
   weight_files.folder(tmp_path, pretrained_cfg={key: value})
-  with pytest.raises(config_lib.ConfigError, match=rf'config\.json: {key}='):
-    published_weights.read(str(tmp_path))
+  builders.assert_refused(rf'config\.json: {key}=', published_weights.read, str(tmp_path))
 
 
 @pytest.mark.parametrize(

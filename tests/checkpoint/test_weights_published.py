@@ -77,16 +77,16 @@ def test_names_in_a_file(tmp_path, name, text, want):
   if isinstance(want, tuple):
     assert published_weights.read_labels(str(path)) == want
     return
-  with pytest.raises(config_lib.ConfigError, match=want):
-    published_weights.read_labels(str(path))
+  builders.assert_refused(want, published_weights.read_labels, str(path))
 
 
 def test_another_number_of_names(tmp_path):
   weights = published_weights.read(str(weight_files.file(tmp_path)))
   path = tmp_path / 'names.txt'
   path.write_text('a\nb\n')
-  with pytest.raises(config_lib.ConfigError, match=r'names\.txt names 2 .* 3$'):
-    published_weights.vocabulary(weights, str(path))
+  builders.assert_refused(
+    r'names\.txt names 2 .* 3$', published_weights.vocabulary, weights, str(path)
+  )
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,7 @@ _FLOAT8 = len(_HEADER).to_bytes(8, 'little') + _HEADER + bytes(2)
 def test_files_of_other_kinds_are_named(tmp_path, content, words):
   path = tmp_path / 'model.safetensors'
   path.write_bytes(content)
-  with pytest.raises(config_lib.ConfigError, match=words):
-    published_weights.read(str(path))
+  builders.assert_refused(words, published_weights.read, str(path))
 
 
 # The config of a run that begins with them, or is only evaluated.
@@ -279,13 +278,11 @@ def test_weights_of_a_run_are_evaluated_only_where_they_are_named(tmp_path):
   run = tmp_path / 'run'
   _saved(run, init__from=tmp_path)
   flags = _flags(run, config=None, mode='evaluate')
-  with pytest.raises(config_lib.ConfigError, match='no checkpoint to evaluate'):
-    _config(flags)
+  builders.assert_refused('no checkpoint to evaluate', _config, flags)
   config, _ = _config(flags, init__from=tmp_path)
   assert (config.model.name, config.data.image_size) == ('resnet18', 64)
   flags.checkpoint = 'best'
-  with pytest.raises(config_lib.ConfigError, match=r'--checkpoint=best is for'):
-    _config(flags, init__from=tmp_path)
+  builders.assert_refused(r'--checkpoint=best is for', _config, flags, init__from=tmp_path)
   # With a checkpoint it is the run that is scored.
   (run / 'best' / '7').mkdir(parents=True)
   config, _ = _config(flags)
@@ -380,8 +377,9 @@ def test_weights_for_a_trained_run_are_refused(tmp_path):
   """Its checkpoint would be scored, and not what was named."""
   (tmp_path / 'run' / 'checkpoints' / '7').mkdir(parents=True)
   config = command_line.load(_TINY, {'init.from': str(weight_files.file(tmp_path))})
-  with pytest.raises(config_lib.ConfigError, match='checkpoints of its own'):
-    train.run(config, f'{tmp_path}/run', 'evaluate')
+  builders.assert_refused(
+    'checkpoints of its own', train.run, config, f'{tmp_path}/run', 'evaluate'
+  )
 
 
 def test_weights_without_names_are_those_of_the_data(tmp_path):
@@ -389,8 +387,9 @@ def test_weights_without_names_are_those_of_the_data(tmp_path):
   config = command_line.load(_TINY, {'init.from': str(tmp_path)})
   data = vocabulary.Vocabulary(('a', 'b', 'c'))
   assert initial.vocabulary(config, data) == data
-  with pytest.raises(config_lib.ConfigError, match='3 classes without names'):
-    initial.vocabulary(config, vocabulary.Vocabulary(('a', 'b')))
+  builders.assert_refused(
+    '3 classes without names', initial.vocabulary, config, vocabulary.Vocabulary(('a', 'b'))
+  )
 
 
 @pytest.mark.parametrize(

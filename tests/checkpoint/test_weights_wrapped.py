@@ -1,10 +1,9 @@
 """Weights as wrappers of PyTorch and version control leave them."""
 
-import numpy as np
 import pytest
 import safetensors.numpy
 
-from anp_jax.checkpoint.weights import huggingface, initial, published_weights, weights_source
+from anp_jax.checkpoint.weights import huggingface, published_weights
 from tests import exporting
 
 
@@ -26,11 +25,7 @@ def test_names_below_a_wrapper_are_those_without(prefix, network, tmp_path):
   wrapped = {prefix + name: value for name, value in tensors.items()}
   safetensors.numpy.save_file(wrapped, path)
   assert published_weights.read(path).classes == len(exporting.PAIRS)
-  tree = initial.flat({'params': trained.params, **trained.stats})
-  weights = weights_source.read(path, trained.config, tree)
-  assert set(weights.tensors) == set(tree) and not weights.unused
-  for name, value in tree.items():
-    np.testing.assert_array_equal(weights.tensors[name][1], value, name)
+  exporting.assert_read_back(trained, path)
 
 
 def test_a_prefix_of_some_names_is_no_wrapper(network, tmp_path):

@@ -361,5 +361,6 @@ def test_a_range_test_sets_what_is_not_typed():
   config, _ = command_line.from_flags(flags, {'duration': '50 steps'})
   assert (config.schedule.name, config.duration) == ('range', '50 steps')
   assert config.optimizer.learning_rate == 10
-  with pytest.raises(config_lib.ConfigError, match="expected 'range'"):
-    command_line.from_flags(flags, {'schedule.name': 'cosine'})
+  builders.assert_refused(
+    "expected 'range'", command_line.from_flags, flags, {'schedule.name': 'cosine'}
+  )

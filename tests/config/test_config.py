@@ -303,8 +303,9 @@ def test_data_dir(monkeypatch):
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):
   keys = {'strategy.name': 'parameter_server', **overrides}
-  with pytest.raises(config_lib.ConfigError, match=message):
-    command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)
+  builders.assert_refused(
+    message, command_line.load, str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys
+  )
 
 
 @pytest.mark.parametrize('name', ['parameter_server', 'channel_split', 'model_ring'])
@@ -321,5 +322,6 @@ def test_half_of_what_encrypts_is_refused(name, files, message):
   keys['strategy.name'] = name
   if name == 'model_ring':
     keys['strategy.models'] = "('seed=1',)"
-  with pytest.raises(config_lib.ConfigError, match=message):
-    command_line.load(str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys)
+  builders.assert_refused(
+    message, command_line.load, str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys
+  )

@@ -8,7 +8,6 @@ import tempfile
 
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.config import outputs
 from tests import builders
 
@@ -64,6 +63,5 @@ def test_room(size, fits, tmp_path, monkeypatch):
   if fits:
     outputs.check_room('--x', path, size)
   else:
-    with pytest.raises(config_lib.ConfigError, match='of room; choose'):
-      outputs.check_room('--x', path, size)
+    builders.assert_refused('of room; choose', outputs.check_room, '--x', path, size)
   assert places == [str(tmp_path)]  # the nearest folder that is there

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from anp_jax import __main__ as main, config as config_lib
+from anp_jax import __main__ as main
 from anp_jax.config import command_line, recipes
 from tests import builders
 
@@ -29,8 +29,7 @@ def test_a_file_of_the_folder_comes_first(folder):
   (folder / 'configs').mkdir()
   (folder / 'configs' / 'lenet.py').write_text(_MINE)
   assert recipes.find('configs/lenet.py') == 'configs/lenet.py'
-  with pytest.raises(config_lib.ConfigError, match='must return a ConfigDict'):
-    command_line.load('configs/lenet.py', {})
+  builders.assert_refused('must return a ConfigDict', command_line.load, 'configs/lenet.py', {})
 
 
 def test_an_installed_recipe_is_one_of_the_package(folder, monkeypatch):

@@ -276,5 +276,6 @@ def test_an_effect_comes_or_goes_only_where_the_state_stays_the_same(name, key):
         == (config_lib.flat(configs[after])[flag])
       )
       continue
-    with pytest.raises(config_lib.ConfigError, match='another structure at 0'):
-      config_lib.changed(saved, configs[after], flag)
+    builders.assert_refused(
+      'another structure at 0', config_lib.changed, saved, configs[after], flag
+    )

@@ -3,31 +3,20 @@
 from concurrent import futures
 import threading
 
-import numpy as np
-from PIL import Image
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data import sources, vocabulary
-from anp_jax.data.sources import agreement, source as source_lib
-from tests import builders, coordinating
+from anp_jax.data import vocabulary
+from anp_jax.data.sources import agreement
+from tests import builders, coordinating, image_sources, opening, prepared
 
 
-class _Listed(source_lib.Source):
+class _Listed(image_sources.Source):
   """Examples that have names and labels only."""
 
-  kind, name = 'encoded', 'test'
-
   def __init__(self, names, files, labels):
-    self.vocabulary = vocabulary.Vocabulary(tuple(names))
-    self._files, self._labels = files, np.array(labels, np.int32)
-
-  def __len__(self):
-    return len(self._labels)
-
-  def labels(self):
-    """All labels."""
-    return self._labels
+    super().__init__(labels, labels, names)
+    self._files = files
 
   def listing(self):
     """All files; None: they have no names."""
@@ -117,8 +106,7 @@ def test_a_worker_compares_with_the_first():
     (_source(drop=1), "332 examples of the class 'misty_morning', there 333"),
     (_source(swap=500), _DIFFER),
   ):
-    with pytest.raises(config_lib.ConfigError, match=f'^rank 3 has.*{text}'):
-      agreement.check_with(other, expected, 3)
+    builders.assert_refused(f'^rank 3 has.*{text}', agreement.check_with, other, expected, 3)
 
 
 @pytest.mark.parametrize('kind', ['training', 'evaluation'])
@@ -126,7 +114,7 @@ def test_a_worker_compares_with_the_first():
 def test_an_example_without_a_label_is_named_at_the_start(count, kind):
   source = _source()
   source._labels[500] = -1
-  text = 'test: test, example 500 has no label; expected a split'
+  text = 'example 500 has no label; expected a split'
   assert all(error.startswith(text) for error in _check(*[source] * count, kind=kind))
 
 
@@ -135,27 +123,17 @@ def test_an_example_without_a_label_is_named_at_the_start(count, kind):
 )
 def test_folders_of_two_nodes(config, tmp_path, cache, held_out):
   """Their roots may differ; the trees below them may not."""
+  names = [
+    f'{split}/{name}/{i}.png'
+    for split in ('train', 'validation')
+    for name in ('red_car', 'red_sky', 'old_car', 'old_sky')
+    for i in range(3)
+  ]
+  renamed = [name.replace('train/old_sky/1', 'train/old_sky/01') for name in names]
+  config.data.cache, config.data.held_out = cache, held_out
   opened = []
-  for node in ('node0', 'node1', 'node2'):
-    for split in ('train', 'validation'):
-      for name in ('red_car', 'red_sky', 'old_car', 'old_sky'):
-        folder = tmp_path / node / split / name
-        folder.mkdir(parents=True)
-        for i in range(3):
-          Image.new('RGB', (8, 8)).save(folder / f'{i}.png')
-  (tmp_path / 'node2' / 'train' / 'old_sky' / '1.png').rename(
-    tmp_path / 'node2' / 'train' / 'old_sky' / '01.png'
-  )
-  for node in ('node0', 'node1', 'node2'):
-    keys = {
-      'data.source': 'folder',
-      'data.path': str(tmp_path / node),
-      'data.dir': str(tmp_path),
-      'data.cache': cache,
-      'data.held_out': held_out,
-    }
-    opened.append(
-      sources.open_source(builders.editable(config_lib.replaced(config, keys)), training=True)
-    )
+  for node, files in enumerate((names, names, renamed)):
+    root = builders.write_tree(tmp_path / f'node{node}', dict.fromkeys(files, prepared.photo(0)))
+    opened.append(opening.source(config, 'folder', root))
   assert _check(opened[0], opened[1]) == ['', '']
   assert _check(opened[0], opened[2])[0].endswith(_DIFFER)

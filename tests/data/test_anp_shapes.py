@@ -10,9 +10,8 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data.sources import anp_shapes, scenes
-from tests import launching
+from tests import builders, launching
 
 # Draws a small version of the set and prints a digest of what it reads back.
 _PROGRAM = """
@@ -85,8 +84,9 @@ def test_names_and_splits(counts, tmp_path):
   assert len(np.unique(labels[: len(labels) // 2])) > 30  # no half lacks half of the classes
   name = source.listing()[0]
   assert name.startswith(scenes.CLASS_NAMES[labels[0]]) and name in source.example_name(0)
-  with pytest.raises(config_lib.ConfigError, match="no split 'tset' .it has train, validation"):
-    anp_shapes.open_split('tset', str(tmp_path))
+  builders.assert_refused(
+    "no split 'tset' .it has train, validation", anp_shapes.open_split, 'tset', str(tmp_path)
+  )
 
 
 def test_no_scene_is_in_both_splits(splits):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from sklearn.utils import class_weight
 
-from anp_jax.data import sources
 from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.sources import balance
-from tests import image_sources
+from tests import image_sources, opening, showing
 
 # Class 2 has no example.
 _LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 3, 4, 5], [40, 1, 7, 2, 13]))
@@ -17,18 +16,10 @@ _LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 3, 4, 5], [40, 1
 
 @pytest.fixture
 def source(tmp_path, config):
-  """63 images whose red value is their index, classes of unlike sizes."""
-  images = np.zeros((63, 8, 8, 3), np.uint8)
-  images[..., 0] = np.arange(63)[:, None, None]
-  np.savez(
-    tmp_path / 'set.npz',
-    train_images=images,
-    train_labels=_LABELS,
-    class_names=np.array(['a_a', 'a_b', 'b_a', 'b_b', 'c_a', 'c_b']),
-  )
-  config.data.source = 'arrays'
-  config.data.path = str(tmp_path / 'set.npz')
-  return sources.open_source(config, training=True)
+  """63 images whose value is their index, classes of unlike sizes."""
+  names = ['a_a', 'a_b', 'b_a', 'b_b', 'c_a', 'c_b']
+  showing.save_arrays(tmp_path / 'set.npz', _LABELS, names=names, side=8)
+  return opening.source(config, 'arrays', tmp_path / 'set.npz')
 
 
 def _indices(config, source, plans, first, last):

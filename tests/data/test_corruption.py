@@ -13,7 +13,14 @@ import pytest
 from anp_jax.data.input import batch_plan, batch_reader, corruption, pipeline
 from tests import builders, image_sources
 
-_BATCH, _SIZE = 8, 21
+_BATCH, _SIZE = image_sources.BATCH, 21
+
+
+@pytest.fixture
+def config(config):
+  """The tiny recipe without flips."""
+  config.data.flip = 0.0
+  return config
 
 
 _GONE = FileNotFoundError(errno.ENOENT, 'no such file')
@@ -43,17 +50,6 @@ def _source(kind, flaws=()):
   return image_sources.Source(images)
 
 
-def _stream(config, source, start=0, training=True, rows=None, registry=None):
-  config.data.flip = 0.0
-  rows = np.arange(_BATCH) if rows is None else rows
-  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, training, start)
-  return pipeline.batches(source, plan, registry)
-
-
-def _batches(*args, count=9, **kwargs):
-  return list(itertools.islice(_stream(*args, **kwargs), count))
-
-
 def _order(config, count=9):
   plan = batch_plan.BatchPlan(config, _SIZE, _BATCH, np.arange(_BATCH), True)
   return [plan.indices(step)[1] for step in range(count)]
@@ -68,7 +64,7 @@ def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaws):
   stands_for = {6: 9, 7: 9, 8: 9, 14: 15, 20: 0}
   bad = list(stands_for)
   source = _source(kind, zip(bad, flaws))
-  batches = _batches(config, source, count=4)  # an epoch and a half
+  batches = image_sources.batches(config, source, count=4)  # an epoch and a half
   for batch, indices in zip(batches, _order(config, 4), strict=True):
     labels = [stands_for.get(i, i) for i in indices]
     assert batch['image'].shape == (8, 32, 32, 3)
@@ -82,8 +78,8 @@ def test_the_next_whole_example_replaces_a_damaged_one(config, kind, flaws):
 
 def test_damage_leaves_other_rows_as_they_are(config):
   """All rows but the damaged ones are the bytes of an undamaged run."""
-  undamaged = _batches(config, _source('encoded'), count=4)
-  damaged = _batches(config, _source('encoded', {4: 'cut', 11: 'gone'}), count=4)
+  undamaged = image_sources.batches(config, _source('encoded'), count=4)
+  damaged = image_sources.batches(config, _source('encoded', {4: 'cut', 11: 'gone'}), count=4)
   for a, b, indices in zip(undamaged, damaged, _order(config)):
     same = ~np.isin(indices, [4, 11])
     for name in a:
@@ -93,11 +89,11 @@ def test_damage_leaves_other_rows_as_they_are(config):
 @pytest.mark.slow
 def test_a_batch_with_damage_depends_on_the_step_only(config):
   source = _source('encoded', {4: 'gone', 5: 'cut', 11: 'cut'})
-  batches = _batches(config, source)
+  batches = image_sources.batches(config, source, 9)
   shares = [np.arange(3), np.arange(3, 8)]
   # A process that begins later, or has other rows, finds the damage elsewhere.
   for start, rows in zip((1, 4), shares):
-    part = _batches(config, source, start, rows=rows, count=9 - start)
+    part = image_sources.batches(config, source, 9 - start, start=start, rows=rows)
     for a, b in zip(batches[start:], part, strict=True):
       for name in a:
         np.testing.assert_array_equal(a[name][rows], b[name])
@@ -107,8 +103,8 @@ def test_a_damaged_example_is_named_once(config, caplog):
   source = _source('pixels', {4: 'gone', 5: 'gone'})
   registry = corruption.Registry(source)
   for _ in range(2):
-    _batches(config, source, registry=registry)
-    _batches(config, source, training=False, registry=registry)
+    image_sources.batches(config, source, 9, registry=registry)
+    image_sources.batches(config, source, 9, training=False, registry=registry)
   lines = [r.getMessage() for r in caplog.records]
   assert len(lines) == 2
   assert sum('example 4 cannot be used' in line for line in lines) == 1
@@ -116,13 +112,13 @@ def test_a_damaged_example_is_named_once(config, caplog):
   assert '(2 of test so far)' in lines[1]
   # Once known, it is not even opened.
   source.reads.clear()
-  _batches(config, source, registry=registry)
+  image_sources.batches(config, source, 9, registry=registry)
   assert 3 in source.reads and not {4, 5} & set(source.reads)
 
 
 def test_rows_are_blank_where_every_example_is_damaged(config):
   source = _source('pixels', {i: 'gone' for i in range(21)})
-  (batch,) = _batches(config, source, count=1)
+  (batch,) = image_sources.batches(config, source, count=1)
   assert batch['image'].shape == (8, 32, 32, 3) and not batch['image'].any()
   assert not batch['weight'].any()
   assert ((0 <= batch['label']) & (batch['label'] < _SIZE)).all()
@@ -131,7 +127,7 @@ def test_rows_are_blank_where_every_example_is_damaged(config):
 def test_a_repaired_example_stays_excluded(config):
   """What was damaged once stays out: an epoch is all of one kind."""
   source = _source('pixels', {4: 'gone'})
-  batches = _stream(config, source)
+  batches = image_sources.stream(config, source)
   order = iter(_order(config, 30))
   for _, indices in zip(batches, order):
     if 4 in indices:
@@ -150,7 +146,7 @@ def test_an_outage_marks_no_example_damaged(config, kind, monkeypatch, caplog):
   """Its rows count for nothing; when it is over all is as if it never was."""
   monkeypatch.setattr(batch_reader, '_MAX_OUTAGE', 0.01)
   source = _source(kind)
-  batches = _stream(config, source)
+  batches = image_sources.stream(config, source)
   next(batches)
   images, source.images = source.images, [_OUTAGE] * _SIZE
   lost = [b['weight'].sum() for b in itertools.islice(batches, 8)]
@@ -168,13 +164,12 @@ def test_a_short_outage_is_waited_for(config):
   source = _source('pixels')
   images, source.images = source.images, [_OUTAGE] * _SIZE
   threading.Timer(0.3, setattr, (source, 'images', images)).start()
-  for batch in _batches(config, source, count=3):
+  for batch in image_sources.batches(config, source, count=3):
     assert (batch['weight'] == 1).all()
 
 
 def test_a_hundred_damaged_examples_have_one_replacement(config):
   """A hundred in a row, and one example replaces them all."""
-  config.data.flip = 0.0
   source = image_sources.Source([_GONE] * 100 + [_picture(i % 21) for i in range(100)])
   registry = corruption.Registry(source)
   plan = batch_plan.BatchPlan(config, 200, 40, np.arange(40), False)
@@ -192,7 +187,7 @@ def test_a_closed_stream_frees_its_source(config, quick_collections):
   """TensorFlow keeps the functions of a graph; what they read must go."""
   source = _source('encoded')
   gone = weakref.ref(source)
-  stream = _stream(config, source)
+  stream = image_sources.stream(config, source)
   next(stream)
   stream.close()
   del source, stream

@@ -8,11 +8,9 @@ from pyarrow import parquet
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import config as config_lib
 from anp_jax.checkpoint import run_dir
-from anp_jax.data import sources, vocabulary as vocabulary_lib
 from anp_jax.data.sources import features, label_mapping
-from tests import builders, opening
+from tests import builders, image_sources, opening
 
 NAMES = ('a/old_cat/1.jpg', 'a/red_dog/2.jpg', 'a/old_cat/3.jpg')
 VALUES = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -68,14 +66,8 @@ def test_classes_of_words(tmp_path, config):
 
 
 def test_an_example_without_a_class_has_no_word():
-  class Source(sources.Source):
-    kind, name = 'vectors', 'x'
-    vocabulary = vocabulary_lib.Vocabulary(('old_cat', 'red_dog', 'red_cat'))
-
-    def labels(self):
-      return np.array([2, -1, 0])
-
-  words = label_mapping.of_words(Source(), 'adjectives')
+  source = image_sources.Source(VALUES, [2, -1, 0], ('old_cat', 'red_dog', 'red_cat'))
+  words = label_mapping.of_words(source, 'adjectives')
   np.testing.assert_array_equal(words.labels(), [1, -1, 0])
 
 
@@ -90,16 +82,18 @@ def test_features_of_other_widths_are_refused(tmp_path, config):
   (tmp_path / 'config.json').write_text('{"data.widths": [2, 5]}')
   assert run_dir.with_sizes(config, str(tmp_path), 1).data.widths == (5, 2)  # nothing is saved yet
   (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
-  with pytest.raises(
-    config_lib.ConfigError, match='has 5 and 2 numbers per example, expected 2 and 5'
-  ):
-    run_dir.with_sizes(config, str(tmp_path), 1)
+  builders.assert_refused(
+    'has 5 and 2 numbers per example, expected 2 and 5',
+    run_dir.with_sizes,
+    config,
+    str(tmp_path),
+    1,
+  )
 
 
 def test_networks_of_images_do_not_read_features():
   line = "config.model.name='resnet50': expected linear where data are features"
-  with pytest.raises(config_lib.ConfigError, match=line):
-    builders.load('configs/features.py', {'model.name': 'resnet50'})
+  builders.assert_refused(line, builders.load, 'configs/features.py', {'model.name': 'resnet50'})
 
 
 @pytest.mark.parametrize(

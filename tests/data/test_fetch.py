@@ -11,8 +11,6 @@ import time
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
-from anp_jax.config import errors
 from anp_jax.data.prepare import fetch
 from tests import builders, prepared
 
@@ -145,8 +143,7 @@ def test_what_is_gone_is_asked_for_again_after_its_report_is_deleted(site, tmp_p
   assert lines[0].endswith(': 0 fetched, 0 there already, 2 gone, 1 failed')
   assert lines[2] == 'failed, the same command asks again: 1 HTTP 403'
   _gone(tmp_path).write_bytes(b'class,url,reason\n\xff')
-  with pytest.raises(config_lib.ConfigError, match='gone.csv: .*; delete it to ask'):
-    _fetch(tmp_path, site, answers)
+  builders.assert_refused('gone.csv: .*; delete it to ask', _fetch, tmp_path, site, answers)
   _gone(tmp_path).unlink()
   _, tree = _fetch(tmp_path, site, answers | {'1.jpg': prepared.photo(1)})
   assert tree['happy_dog/1.jpg'] == prepared.photo(1)
@@ -321,8 +318,7 @@ def test_large_and_slow_files_and_pages_are_left(site, tmp_path, monkeypatch):
 def test_names_of_files_cannot_leave_the_tree(path, name, site, tmp_path):
   file = _list(tmp_path, ('happy_dog', site.url(path)))
   if name is None:
-    with pytest.raises(errors.ConfigError, match='urls.tsv:1: '):
-      fetch.read(file)
+    builders.assert_refused('urls.tsv:1: ', fetch.read, file)
     return
   assert fetch.read(file) == {f'happy_dog/{name}': site.url(path)}
 

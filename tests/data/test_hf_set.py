@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from anp_jax import config as config_lib
-from tests import listed_sets, opening, prepared
+from tests import builders, listed_sets, opening, prepared
 
 
 def _set(numbers, labels=None):
@@ -105,12 +104,12 @@ def test_plain_bytes_and_images_outside_of_the_files(tmp_path, config):
 def test_unknown_splits(tmp_path, config):
   folder = _save('arrow', tmp_path / 'set')
   config.data.eval_split = 'tets'
-  with pytest.raises(config_lib.ConfigError, match="train, test.*mean 'test'"):
-    _open(config, folder, training=False)
+  builders.assert_refused("train, test.*mean 'test'", _open, config, folder, training=False)
   listed_sets.save_to_disk(tmp_path / 'one', {'train': _set(range(3))})
   config.data.eval_split = 'validation'
-  with pytest.raises(config_lib.ConfigError, match='hf:.*one/train to have.*divided'):
-    _open(config, tmp_path / 'one', training=False)
+  builders.assert_refused(
+    'hf:.*one/train to have.*divided', _open, config, tmp_path / 'one', training=False
+  )
   for name in ('a', 'b'):
     _set(range(2)).to_parquet(tmp_path / 'two' / name / 'train.parquet')
   _refused(["split 'train' in", '/two/a and', 'one of these'], config, tmp_path / 'two')

@@ -107,18 +107,6 @@ _DAMAGED = {
 }
 
 
-class _Source(image_sources.Source):
-  """Files in memory; it notes whose names are asked for."""
-
-  def __init__(self, files):
-    super().__init__(files)
-    self.named = []
-
-  def example_name(self, index):
-    self.named.append(index)
-    return super().example_name(index)
-
-
 def _config(cached='none', folder=''):
   keys = {'image_size': 32, 'resize': 36, 'cache': cached, 'max_damaged': 1.0, 'dir': str(folder)}
   return builders.config({f'data.{key}': value for key, value in keys.items()})
@@ -126,7 +114,7 @@ def _config(cached='none', folder=''):
 
 def _trained(config, files):
   """Pixels and weights of files in one stream, and the files that it names."""
-  source = _Source(files)
+  source = image_sources.Source(files)
   batch = image_sources.evaluated(config, cache.wrap(source, config))
   return batch['image'], batch['weight'], source.named
 

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.input import stream as stream_lib
 from anp_jax.data.sources import image_folder
@@ -189,5 +188,4 @@ def test_an_example_without_a_label_is_neither_trained_nor_scored(tmp_path, conf
   stream = stream_lib.Stream(config, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
   for feed in (stream.evaluation(source), stream.train(source, 3, 0)):
     with contextlib.closing(feed):
-      with pytest.raises(config_lib.ConfigError, match='2.* has no label; expected a split'):
-        next(feed)
+      builders.assert_refused('2.* has no label; expected a split', next, feed)

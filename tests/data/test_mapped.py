@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import cache, mapped
 from anp_jax.system import host_memory
@@ -207,8 +206,7 @@ def test_a_host_that_is_too_small_is_told_before_anything_is_written(
 def test_a_source_without_identity_is_refused(config, monkeypatch):
   files = image_sources.Source(_files(1))
   monkeypatch.setattr(files, 'identity', sources.Source().identity)
-  with pytest.raises(config_lib.ConfigError, match='expected a source with `identity`: test$'):
-    cache.wrap(files, config)
+  builders.assert_refused('expected a source with `identity`: test$', cache.wrap, files, config)
 
 
 def test_an_error_of_the_machine_ends_the_build(config, monkeypatch, tmp_path):
@@ -218,6 +216,5 @@ def test_an_error_of_the_machine_ends_the_build(config, monkeypatch, tmp_path):
     raise OSError(5, 'Input/output error')
 
   monkeypatch.setattr(files, 'read', fail)
-  with pytest.raises(config_lib.ConfigError, match='Input/output error$'):
-    cache.wrap(files, config)
+  builders.assert_refused('Input/output error$', cache.wrap, files, config)
   assert not _parts(tmp_path)

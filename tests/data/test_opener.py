@@ -4,14 +4,13 @@ import os
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import stored_images
 from anp_jax.predict import file_batches as predict_files
-from tests import builders, image_sources
+from tests import builders, image_sources, listed_sets, opening
 
 pytestmark = pytest.mark.timeout(60)  # a pipe would be waited for without end
 
@@ -52,8 +51,7 @@ def test_a_pipe_in_a_class_folder_is_damage(tmp_path, config, caplog):
   tree = {f'train/{c}/{i}.jpg': _photo(i) for c in ('a', 'b') for i in (0, 1)}
   root = builders.write_tree(tmp_path / 'tree', tree)
   os.mkfifo(root / 'train' / 'a' / '2.jpg')
-  config.data.source, config.data.path = 'folder', str(root)
-  source = sources.open_split(config, 'train', 'train')
+  source = opening.source(config, 'folder', root)
   batch = image_sources.evaluated(config, source)
   assert batch['weight'].tolist() == [1, 1, 0, 1, 1]
   assert 'a/2.jpg cannot be used' in caplog.text
@@ -88,8 +86,7 @@ def test_a_list_stays_in_its_folder(outside, config, kind, name):
 def test_an_absolute_path_into_the_folder_is_read(outside, config):
   file = outside / 'x' / '0.jpg'
   (outside / 'all.csv').write_text(f'path,label,split\n{file},0,train\n')
-  config.data.source = f'list:{outside}/all.csv'
-  source = sources.open_split(config, 'train', 'train')
+  source = opening.source(config, f'list:{outside}/all.csv')
   assert source.read(np.arange(1))[0] == [file.read_bytes()]
 
 
@@ -101,8 +98,7 @@ def test_a_link_of_a_list_stays_in_its_folder(outside, config):
   (outside / 'all.csv').write_text(f'path,label,split\n{rows}')
   link = outside.parent / 'link'
   link.symlink_to(outside)
-  config.data.source = f'list:{link}/all.csv'
-  source = sources.open_split(config, 'train', 'train')
+  source = opening.source(config, f'list:{link}/all.csv')
   assert source.read(np.array([0, 2]))[0] == [_photo(), _photo()]
   with pytest.raises(stored_images.UnusableError, match='outside'):
     source.read(np.array([1]))
@@ -110,11 +106,9 @@ def test_a_link_of_a_list_stays_in_its_folder(outside, config):
 
 @pytest.mark.parametrize('path', ['/dev/zero', '/etc/hostname', '../secret.jpg', 'x/0.jpg'])
 def test_a_table_of_hugging_face_names_files_of_its_own(outside, config, path):
-  image = [{'bytes': None, 'path': path}]
-  table = pa.table({'image': image, 'label': ['cat']})
-  pq.write_table(table, outside / 'train.parquet')
-  config.data.source, config.data.dir = f'hf:{outside}', str(outside / 'data')
-  source = sources.open_split(config, 'train', 'train')
+  table = pa.table({'image': [{'bytes': None, 'path': path}], 'label': ['cat']})
+  listed_sets.write_parquet(outside / 'train.parquet', table)
+  source = opening.source(config, f'hf:{outside}')
   if path == 'x/0.jpg':
     assert source.read(np.arange(1))[0] == [_photo()]
   else:

@@ -3,37 +3,23 @@
 import io
 import itertools
 import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 from PIL import Image
 import pytest
 
 from anp_jax.data.input import batch_plan, pipeline
-from tests import builders, image_sources
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_BATCH = 8
+from tests import builders, image_sources, launching, showing
 
 
 @pytest.fixture(scope='module', params=['encoded', 'pixels'])
 def source(request):
   """21 pictures of several sizes, as files and as arrays."""
-  sizes = itertools.cycle([(40, 50), (64, 33), (36, 36), (90, 45)])
-  images = [image_sources.pixels(*next(sizes), seed=i) for i in range(21)]
+  images = image_sources.pixels_of_many_sizes()
   if request.param == 'encoded':
     kinds = itertools.cycle(['JPEG', 'JPEG', 'PNG'])
     images = [builders.encode_image(image, next(kinds)) for image in images]
   return image_sources.Source(images)
-
-
-def _batches(config, source, count, start=0, training=True, rows=None):
-  rows = np.arange(_BATCH) if rows is None else rows
-  plan = batch_plan.BatchPlan(config, len(source), _BATCH, rows, training, start)
-  stream = pipeline.batches(source, plan)
-  return list(itertools.islice(stream, count))
 
 
 def _same(a, b):
@@ -48,9 +34,9 @@ def _same(a, b):
 
 def test_batch_of_a_step_does_not_depend_on_the_start(config, source):
   config.data.resize = 40
-  first = _batches(config, source, 5)
+  first = image_sources.batches(config, source, 5)
   for start in (1, 3):
-    for a, b in zip(_batches(config, source, 2, start), first[start:]):
+    for a, b in zip(image_sources.batches(config, source, 2, start=start), first[start:]):
       _same(a, b)
   assert {k: (v.shape, v.dtype) for k, v in first[0].items()} == {
     'image': ((8, 32, 32, 3), np.uint8),
@@ -62,15 +48,15 @@ def test_batch_of_a_step_does_not_depend_on_the_start(config, source):
     assert batch['row'].tolist() == list(range(8))
     assert (batch['weight'] == 1).all()
   config.seed = 1
-  other = _batches(config, source, 1)[0]
+  other = image_sources.batches(config, source, 1)[0]
   assert (other['label'] != first[0]['label']).any()
 
 
 @pytest.mark.parametrize('training', [True, False])
 def test_shares_of_processes_are_parts_of_one_batch(config, source, training):
-  batches = _batches(config, source, 3, training=training)
+  batches = image_sources.batches(config, source, 3, training=training)
   shares = [
-    _batches(config, source, 3, training=training, rows=np.array(rows))
+    image_sources.batches(config, source, 3, training=training, rows=np.array(rows))
     for rows in ([0, 1, 6, 7], [2], [3, 4, 5])
   ]
   assert len(batches) == 3
@@ -160,17 +146,11 @@ def test_views_are_cut_resized_and_flipped(config, kind, training):
 # How it behaves as a program.
 
 
-def _program(code, tmp_path, **environment):
+def _program(code, folder, monkeypatch):
   """Runs code in a fresh Python, with the settings of a plain terminal."""
-  inherited = {k: v for k, v in os.environ.items() if not k.startswith(('TF_', 'JAX_'))}
-  return subprocess.run(
-    [sys.executable, '-c', _HEAD + code, str(tmp_path)],
-    cwd=_ROOT,
-    text=True,
-    capture_output=True,
-    timeout=120,
-    env=inherited | environment | {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'},
-  )
+  for name in [n for n in os.environ if n.startswith(('TF_', 'JAX_'))]:
+    monkeypatch.delenv(name)
+  return launching.python('-c', _HEAD + code, folder, JAX_PLATFORMS='cpu')
 
 
 _HEAD = """
@@ -201,10 +181,8 @@ def stream(**overrides):
 
 
 @pytest.mark.slow
-def test_exact_decoding_alone_takes_tensorflow(tmp_path, tree):
-  np.savez(
-    tmp_path / 'set.npz', train_images=np.zeros((9, 40, 40, 3), np.uint8), train_labels=np.arange(9)
-  )
+def test_exact_decoding_alone_takes_tensorflow(tmp_path, tree, monkeypatch):
+  showing.save_arrays(tmp_path / 'set.npz', range(9), side=40)
   done = _program(
     """
 whole = {'image_size': '40', 'resize': '40', 'augment': 'none'}
@@ -222,6 +200,7 @@ for overrides in (
 print([m for m in sys.modules if m.split('.')[0].startswith('tensorflow')])
 """,
     tmp_path,
+    monkeypatch,
   )
   # Without OpenCV, too, where nothing is resized.
   assert (done.stdout, done.stderr, done.returncode) == ('False\nFalse\n[]\n', '', 0)
@@ -229,17 +208,18 @@ print([m for m in sys.modules if m.split('.')[0].startswith('tensorflow')])
 
 @pytest.fixture
 def tree(tmp_path):
-  for i in range(12):
-    folder = tmp_path / 'tree' / f'class{i % 3}'
-    folder.mkdir(exist_ok=True, parents=True)
-    kind = ('JPEG', 'PNG')[i % 2]
-    data = builders.encode_image(image_sources.pixels(300, 200, i), kind)
-    (folder / f'{i}.{kind.lower()}').write_bytes(data)
-  return tmp_path / 'tree'
+  kinds = itertools.cycle(['JPEG', 'PNG'])
+  files = {
+    f'class{i % 3}/{i}.{kind.lower()}': builders.encode_image(
+      image_sources.pixels(300, 200, i), kind
+    )
+    for i, kind in zip(range(12), kinds)
+  }
+  return builders.write_tree(tmp_path / 'tree', files)
 
 
 @pytest.mark.slow
-def test_decoding_is_silent_sees_no_accelerator_and_does_not_hang_the_exit(tree):
+def test_decoding_is_silent_sees_no_accelerator_and_does_not_hang_the_exit(tree, monkeypatch):
   """With streams left open: TensorFlow waits for functions that Python no longer runs."""
   (tree / 'class1' / '4.jpeg').write_bytes(b'\xff\xd8\xff nothing')
   done = _program(
@@ -265,6 +245,7 @@ print(os.environ['TF_CPP_MIN_LOG_LEVEL'])
 sys.exit('an error')
 """,
     tree,
+    monkeypatch,
   )
   # JAX's level, for JAX and for child processes.
   assert (done.stdout, done.returncode) == ('[[], []]\n1\n', 1)

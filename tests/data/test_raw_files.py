@@ -1,10 +1,8 @@
 """Tests of raw_files: the formats of folders."""
 
 import numpy as np
-import pytest
 
-from anp_jax import config as config_lib
-from tests import opening, raw_data
+from tests import builders, opening, raw_data
 
 # What a folder holds.
 
@@ -29,8 +27,7 @@ def test_array_of_another_purpose_is_no_set(tmp_path):
   np.save(raw_data.mnist(tmp_path) / 'mean.npy', np.zeros(3))
   assert raw_data.read(tmp_path)[2] == [7, 0, 5]
   np.save(tmp_path / 'train_images.npy', np.zeros(3))
-  with pytest.raises(config_lib.ConfigError, match='NumPy in .*one per folder'):
-    raw_data.read(tmp_path)
+  builders.assert_refused('NumPy in .*one per folder', raw_data.read, tmp_path)
 
 
 def test_unknown_split_names_those_there_are(tmp_path, config):

@@ -1,16 +1,13 @@
 """Tests of show: the examples and sheets of sets made by hand."""
 
-import itertools
 import pathlib
 
 import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax.data import sources
-from anp_jax.data.input import batch_plan, pipeline
 from anp_jax.data.show import __main__ as show, draw
-from tests import builders, launching, showing
+from tests import builders, image_sources, launching, opening, showing
 
 _RED = (204, 0, 0)
 
@@ -37,15 +34,11 @@ def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
       for i in range(21)
     },
   )
-  config.data.source = 'folder'
-  config.data.path = str(tmp_path)
-  config.data.dir = str(tmp_path / 'sets')
   config.data.cache = 'mapped' if kind == 'pixels' else 'none'
   config.batch_size = 8
-  source = sources.open_source(config, training=True)
+  source = opening.source(config, 'folder', tmp_path)
   assert source.kind == kind
-  plan = batch_plan.BatchPlan(config, 21, 8, np.arange(8), True, start=2)
-  steps = list(itertools.islice(pipeline.batches(source, plan), 3))
+  steps = image_sources.batches(config, source, 3, start=2)
   for count in (3, 8, 20):  # part of a step, one, and more than two
     batch = show.examples(config, source, True, count, 2)
     for name in ('image', 'label', 'weight'):
@@ -56,10 +49,8 @@ def test_training_examples_are_those_of_the_steps(tmp_path, config, kind):
 
 def test_balanced_classes_are_shown_equally_often(tmp_path, config):
   showing.save_arrays(tmp_path / 'set.npz', [0] * 57 + [1] * 2 + [2])
-  config.data.source = 'arrays'
-  config.data.path = str(tmp_path / 'set.npz')
   config.data.balance = 'sample'
-  source = sources.open_source(config, training=True)
+  source = opening.source(config, 'arrays', tmp_path / 'set.npz')
   labels = show.examples(config, source, True, 60)['label']
   assert np.bincount(labels).tolist() == [20, 20, 20]
 
@@ -86,8 +77,7 @@ def test_a_sheet_says_how_its_examples_are_augmented(tmp_path, monkeypatch):
 def test_evaluation_examples_come_from_all_classes(tmp_path, config):
   # The files of each class one after another, as a tree has them.
   showing.save_arrays(tmp_path / 'set.npz', [0], np.repeat(np.arange(10), 20))
-  config.data.source, config.data.path = 'arrays', str(tmp_path / 'set.npz')
-  source = sources.open_source(config, training=False)
+  source = opening.source(config, 'arrays', tmp_path / 'set.npz', training=False)
   batch = show.examples(config, source, False, 10)
   assert batch['label'].tolist() == list(range(10))
   # An image's value is its index.

@@ -2,7 +2,7 @@
 
 from anp_jax.data import vocabulary
 from anp_jax.data.show import stats
-from tests import showing
+from tests import image_sources, showing
 
 # Counts.
 
@@ -65,9 +65,18 @@ def test_equal_classes_are_not_told_apart(tmp_path, capsys):
   assert ['largest', 'class', '2', '(all)', '1', '(all)'] in lines
 
 
+class _Records(image_sources.Source):
+  """A set whose labels are in its records."""
+
+  def labels(self):
+    return self.read(range(len(self)))[1]
+
+
 def test_records_that_cannot_be_read_do_not_count():
-  classes = vocabulary.Vocabulary(('tall_tree', 'red_car')).with_pairs('yes')
-  counts = stats.count(showing.LabelSource(classes, [1, 0, -1, -2, 1, 7]))
+  images = [b'', b'', b'', ValueError('this record is damaged'), b'', b'']
+  source = _Records(images, [1, 0, -1, 0, 1, 7], ('tall_tree', 'red_car'))
+  source.vocabulary = source.vocabulary.with_pairs('yes')
+  counts = stats.count(source)
   assert counts.images == 6
   assert counts.classes.tolist() == [1, 2]
   rows = [line.split() for line in stats.tables([counts, counts])]

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from anp_jax.data import sources
 from anp_jax.data.sources import image_folder
-from tests import builders, opening
+from tests import builders, opening, showing
 
 
 def _tree(root, files):
@@ -201,12 +201,9 @@ def test_tfds_shard_that_is_damaged(stored, config, tmp_path, damage):
 
 
 def test_fingerprint_tells_sets_apart(tmp_path, config):
-  arrays = {
-    'train_images': np.zeros((7, 5, 4, 3), np.uint8),
-    'train_labels': np.array([0, 2, 1, 1, 0, 2, 11]),
-  }
-  np.savez(tmp_path / 'set.npz', **arrays)
-  np.savez(tmp_path / 'named.npz', **arrays, class_names=np.array([f'n{i}' for i in range(12)]))
+  labels = [0, 2, 1, 1, 0, 2, 11]
+  showing.save_arrays(tmp_path / 'set.npz', labels)
+  showing.save_arrays(tmp_path / 'named.npz', labels, names=[f'm{i}' for i in range(12)])
   first, other = (
     sources.fingerprint(opening.source(config, 'arrays', tmp_path / f'{name}.npz'))
     for name in ('set', 'named')

@@ -119,8 +119,9 @@ def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch)
 
   with monkeypatch.context() as patch:
     patch.setattr(store_copy, '_copy_file', fail)
-    with pytest.raises(config_lib.ConfigError, match='no answer'):
-      store_copy.path('config.data.path', config.data.path, config)
+    builders.assert_refused(
+      'no answer', store_copy.path, 'config.data.path', config.data.path, config
+    )
   store_copy.path('config.data.path', config.data.path, config)
   assert (root / 'remote/gs/bucket/torn' / name).read_bytes() == tree[name][::-1]
 
@@ -213,8 +214,9 @@ def test_full_disk_and_a_torn_copy_are_one_line(gcs, root, monkeypatch):
   usage = shutil.disk_usage
   with monkeypatch.context() as patch:
     patch.setattr(shutil, 'disk_usage', lambda p: usage(p)._replace(free=10))
-    with pytest.raises(config_lib.ConfigError, match=r'ANP_DATA=.* 0\.0 MB of room'):
-      sources.open_source(config, training=True)
+    builders.assert_refused(
+      r'ANP_DATA=.* 0\.0 MB of room', sources.open_source, config, training=True
+    )
   store = remote.file_system(config.data.path)
   get_file = store.get_file
   with monkeypatch.context() as patch:
@@ -224,12 +226,10 @@ def test_full_disk_and_a_torn_copy_are_one_line(gcs, root, monkeypatch):
       os.truncate(path, 5)
 
     patch.setattr(store, 'get_file', cut)
-    with pytest.raises(config_lib.ConfigError, match='5 bytes were copied of'):
-      sources.open_source(config, training=True)
+    builders.assert_refused('5 bytes were copied of', sources.open_source, config, training=True)
   with monkeypatch.context() as patch:
     patch.setenv('ANP_DATA', __file__)  # no folder
-    with pytest.raises(config_lib.ConfigError, match=r'torn cannot be written'):
-      sources.open_source(config, training=True)
+    builders.assert_refused(r'torn cannot be written', sources.open_source, config, training=True)
   folder = root / 'remote/gs/bucket/torn'
   assert not [p for p in folder.rglob('*') if p.is_file()]
   assert len(sources.open_source(config, training=True)) == 6

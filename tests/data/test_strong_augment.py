@@ -1,15 +1,13 @@
 """RandAugment and random erasing in the stream: after the cut, by position."""
 
-import itertools
-
 import numpy as np
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.data.input import augment, batch_plan, pipeline, rand_augment, random_erasing
+from anp_jax.data.input import augment, batch_plan, rand_augment, random_erasing
 from tests import builders, image_sources
 
-_BATCH = 8
+_BATCH = image_sources.BATCH
 # How an example's pixels come about: (kind of the source, data.decode).
 _PATHS = [('encoded', 'fast'), ('encoded', 'bicubic'), ('pixels', 'fast')]
 
@@ -17,8 +15,7 @@ _PATHS = [('encoded', 'fast'), ('encoded', 'bicubic'), ('pixels', 'fast')]
 @pytest.fixture(scope='module')
 def sources():
   """The same 21 pictures as files and as arrays, by kind."""
-  sizes = itertools.cycle([(40, 50), (64, 33), (36, 36), (90, 45)])
-  images = [image_sources.pixels(*next(sizes), seed=i) for i in range(21)]
+  images = image_sources.pixels_of_many_sizes()
   files = [builders.encode_image(image, 'PNG') for image in images]
   return {'encoded': image_sources.Source(files), 'pixels': image_sources.Source(images)}
 
@@ -30,11 +27,9 @@ def strong(config):
   return config
 
 
-def _images(config, source, steps, rows=None, batch_size=_BATCH, start=0):
+def _images(config, source, steps, **process):
   """The images of the first steps, (steps * rows, side, side, 3)."""
-  rows = np.arange(batch_size) if rows is None else rows
-  plan = batch_plan.BatchPlan(config, len(source), batch_size, rows, True, start)
-  batches = itertools.islice(pipeline.batches(source, plan), steps)
+  batches = image_sources.batches(config, source, steps, **process)
   return np.concatenate([batch['image'] for batch in batches])
 
 
@@ -66,9 +61,9 @@ def test_the_position_decides(strong, sources, kind):
   source = sources[kind]
   images = _images(strong, source, 4)
   by_step = images.reshape(4, _BATCH, *images.shape[1:])
-  np.testing.assert_array_equal(_images(strong, source, 8, None, 4), images)
+  np.testing.assert_array_equal(_images(strong, source, 8, batch=4), images)
   rows = np.array([1, 2, 6])
-  part = _images(strong, source, 4, rows).reshape(4, 3, *images.shape[1:])
+  part = _images(strong, source, 4, rows=rows).reshape(4, 3, *images.shape[1:])
   np.testing.assert_array_equal(part, by_step[:, rows])
   later = _images(strong, source, 1, start=3)
   np.testing.assert_array_equal(later, by_step[3])

@@ -3,36 +3,17 @@
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.config import command_line
-from anp_jax.data import sources, vocabulary
+from anp_jax.data import sources
 from anp_jax.data.sources import subset
-from tests import builders
+from tests import builders, image_sources, opening, showing
 
 _NAMES = ('big_cat', 'big_dog', 'red_cat', 'red_dog', 'red_sky')
 
 
-class _Source:
+def _source(labels, names=_NAMES):
   """Examples whose image is their index."""
-
-  kind = 'pixels'
-  name = 'pets: train'
-
-  def __init__(self, labels, names=_NAMES):
-    self._labels = np.array(labels, np.int32)
-    self.vocabulary = vocabulary.Vocabulary(names)
-
-  def __len__(self):
-    return len(self._labels)
-
-  def read(self, indices):
-    return list(indices), self._labels[indices]
-
-  def labels(self):
-    return self._labels
-
-  def example_name(self, index):
-    return f'example {index}'
+  return image_sources.Source(range(len(labels)), labels, names)
 
 
 def _wrapped(config, source, held_out=(), imbalance=1.0):
@@ -41,19 +22,19 @@ def _wrapped(config, source, held_out=(), imbalance=1.0):
 
 
 def test_a_config_that_leaves_nothing_out_wraps_nothing(config):
-  source = _Source([0, 1, 2, 3, 4])
+  source = _source([0, 1, 2, 3, 4])
   assert _wrapped(config, source) is source
 
 
 def test_held_out_pairs_have_no_example(config):
-  source = _Source([0, 1, 2, 3, 4, 3, 2, 1, 0])
+  source = _source([0, 1, 2, 3, 4, 3, 2, 1, 0])
   part = _wrapped(config, source, ('big_dog', 'red_cat'))
   assert len(part) == 5 and part.kind == 'pixels'
   images, labels = part.read(np.arange(5))
   assert images == [0, 3, 4, 5, 8] and labels.tolist() == [0, 3, 4, 3, 0]
   assert part.labels().tolist() == [0, 3, 4, 3, 0]
   assert part.example_name(3) == 'example 5'
-  assert part.name == 'pets: train, 5 of 9'
+  assert part.name == 'test, 5 of 9'
   # Ids stay those of the whole vocabulary, as evaluation has them.
   assert part.vocabulary is source.vocabulary
   assert sources.fingerprint(part)['examples'] == 5
@@ -65,35 +46,35 @@ def test_held_out_pairs_have_no_example(config):
     (
       ('red_dogg',),
       [0, 1, 2, 3, 4],
-      "config.data.held_out: pets: train has no class 'red_dogg'; did you mean 'red_dog'?",
+      "config.data.held_out: test has no class 'red_dogg'; did you mean 'red_dog'?",
     ),
     (
       ('red_sky',),
       [0, 1, 2, 3, 4],
-      "config.data.held_out: 'red_sky' leaves pets: train without any example of the noun 'sky'",
+      "config.data.held_out: 'red_sky' leaves test without any example of the noun 'sky'",
     ),
     (
       ('big_cat', 'big_dog'),
       [0, 1, 2, 3, 4],
-      "config.data.held_out: 'big_cat' leaves pets: train without any example "
-      "of the adjective 'big'",
+      "config.data.held_out: 'big_cat' leaves test without any example of the adjective 'big'",
     ),
     # That red_dog is a class does not help where it has no example either.
     (
       ('big_dog',),
       [0, 1, 2, 4],
-      "config.data.held_out: 'big_dog' leaves pets: train without any example of the noun 'dog'",
+      "config.data.held_out: 'big_dog' leaves test without any example of the noun 'dog'",
     ),
   ],
 )
 def test_pairs_that_cannot_be_held_out(config, held_out, labels, text):
-  line = builders.refusal(_wrapped, config, _Source(labels), held_out)
+  line = builders.refusal(_wrapped, config, _source(labels), held_out)
   assert line == text
 
 
 def test_plain_classes_cannot_be_held_out(config):
-  with pytest.raises(config_lib.ConfigError, match='no adjective_noun pairs'):
-    _wrapped(config, _Source([0, 1], ('cat', 'dog')), ('cat',))
+  builders.assert_refused(
+    'no adjective_noun pairs', _wrapped, config, _source([0, 1], ('cat', 'dog')), ('cat',)
+  )
 
 
 def test_long_tail_of_cifar10():
@@ -139,7 +120,7 @@ def test_cut_leaves_no_class_empty():
 
 
 def test_the_profile_is_that_of_the_pairs_not_held_out(config):
-  source = _Source(np.repeat(np.arange(5), 16))
+  source = _source(np.repeat(np.arange(5), 16))
   part = _wrapped(config, source, ('big_dog',), 8.0)
   # Four classes are left: 16, 8, 4, 2.
   assert np.bincount(part.labels(), minlength=5).tolist() == [16, 0, 8, 4, 2]
@@ -148,20 +129,9 @@ def test_the_profile_is_that_of_the_pairs_not_held_out(config):
 
 def test_evaluation_keeps_all(tmp_path, config):
   labels = np.arange(40) % 5
-  images = np.zeros((40, 8, 8, 3), np.uint8)
-  np.savez(
-    tmp_path / 'set.npz',
-    train_images=images,
-    train_labels=labels,
-    validation_images=images,
-    validation_labels=labels,
-    class_names=np.array(_NAMES),
-  )
-  config.data.source = 'arrays'
-  config.data.path = str(tmp_path / 'set.npz')
-  config.data.held_out = ('red_dog',)
-  config.data.imbalance = 2.0
-  train = sources.open_source(config, training=True)
+  showing.save_arrays(tmp_path / 'set.npz', labels, labels, _NAMES)
+  config.data.held_out, config.data.imbalance = ('red_dog',), 2.0
+  train = opening.source(config, 'arrays', tmp_path / 'set.npz')
   assert np.bincount(train.labels(), minlength=5).tolist() == [8, 6, 5, 0, 4]
   assert len(sources.open_source(config, training=False)) == 40
 
@@ -184,11 +154,14 @@ def test_configs_that_are_refused(key, text, expected):
 
 
 def test_model_ring_cannot_balance():
-  with pytest.raises(config_lib.ConfigError, match='strategy.name is model_ring'):
-    command_line.load('configs/model_ring_anp.py', {'data.balance': 'weights'})
+  builders.assert_refused(
+    'strategy.name is model_ring',
+    command_line.load,
+    'configs/model_ring_anp.py',
+    {'data.balance': 'weights'},
+  )
 
 
 def test_examples_without_a_label_are_named(config):
-  source = _Source(np.array([0, -1, 2]))
-  with pytest.raises(config_lib.ConfigError, match='1.* has no label'):
-    subset.complete_labels(source)
+  source = _source(np.array([0, -1, 2]))
+  builders.assert_refused('1.* has no label', subset.complete_labels, source)

@@ -9,9 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from anp_jax import config as config_lib
 from anp_jax.data.sources import stored_images, table_cache, tar_index, tar_shards
-from tests import listed_sets, opening, prepared
+from tests import builders, listed_sets, opening, prepared
 
 
 def _open(config, pattern, training=True):
@@ -160,8 +159,9 @@ def test_a_bad_pattern_is_one_line(tmp_path, config, pattern, words):
 def test_two_names_of_a_split(tmp_path, config):
   for split in ('train', 'val', 'valid'):
     _shards(tmp_path, split, (1,))
-  with pytest.raises(config_lib.ConfigError, match='valid.*config.data.eval'):
-    _open(config, f'{tmp_path}/{{split}}-000.tar', training=False)
+  builders.assert_refused(
+    'valid.*config.data.eval', _open, config, f'{tmp_path}/{{split}}-000.tar', training=False
+  )
 
 
 _IMAGE = {'1.jpg': prepared.photo(1)}

@@ -10,26 +10,14 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from anp_jax.config import errors
 from anp_jax.models import airbench
-from tests import launching
+from tests import builders, launching, layer_references as references
 
-_BATCH, _CLASSES = 6, 7
+_BATCH, _CLASSES = 2, 7
 
 
 def _network(dtype=jnp.float32):
   return airbench.Airbench94(_CLASSES, group=0, dtype=dtype, param_dtype=dtype)
-
-
-def _weights(variables):
-  """Numbers at random, of sizes that keep activations near one."""
-  random = np.random.default_rng(0)
-
-  def one(leaf):
-    std = np.prod(leaf.shape[:-1]) ** -0.5 if leaf.ndim > 1 else 0.3
-    return random.normal(leaf.ndim == 1, std, leaf.shape).astype(leaf.dtype)
-
-  return jax.tree.map(one, variables['params'])
 
 
 def _their_loss(params, images, labels, torch):
@@ -53,7 +41,7 @@ def test_loss_and_gradients_are_those_of_pytorch(x64):
   images, labels = random.standard_normal((_BATCH, 32, 32, 3)), np.arange(_BATCH)
   network = _network(jnp.float64)
   variables = jax.jit(network.init, static_argnums=2)(jax.random.key(0), images, False)
-  params = _weights(variables)
+  params = references.random_variables(variables['params'], gain=1)
 
   def loss(params):
     rest = {'batch_stats': variables['batch_stats']}
@@ -75,8 +63,7 @@ def test_loss_and_gradients_are_those_of_pytorch(x64):
 def test_images_without_room_for_the_pools_are_refused():
   shapes = functools.partial(jax.eval_shape, lambda x: _network().init(jax.random.key(0), x, False))
   shapes(jnp.zeros((1, 9, 32, 3)))
-  with pytest.raises(errors.ConfigError, match='data.image_size=8: expected 9 or more'):
-    shapes(jnp.zeros((1, 8, 32, 3)))
+  builders.assert_refused('data.image_size=8: expected 9 or more', shapes, jnp.zeros((1, 8, 32, 3)))
 
 
 def test_directions_of_the_whitening_are_orthogonal():

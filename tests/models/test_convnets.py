@@ -10,7 +10,7 @@ import pytest
 from anp_jax import models
 from anp_jax.config import command_line
 from anp_jax.models import convnets
-from tests import builders, caffe_models
+from tests import builders, caffe_models, layer_references as references
 
 CLASSES = 7
 # (network, images): the size that it was made for, and one at which every pool
@@ -23,7 +23,8 @@ CASES = (
   ('two_convolutions', (2, 32, 32, 3)),
   ('two_convolutions', (2, 14, 17, 3)),
   ('caffenet', (2, 67, 79, 3)),
-  ('bvlc_alexnet', (2, 67, 55, 3)),
+  # CaffeNet's layers in another order.
+  pytest.param('bvlc_alexnet', (2, 67, 55, 3), marks=pytest.mark.slow),
 )
 NETS = {
   'lenet': convnets.LeNet,
@@ -37,17 +38,6 @@ NETS = {
 def _shapes(net, shape):
   images = jax.ShapeDtypeStruct(shape, jnp.float32)
   return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, False), images)['params']
-
-
-def _weights(shapes):
-  """Activations of order one, biases that are not zero."""
-  random = np.random.default_rng(0)
-
-  def one(s):
-    spread = np.sqrt(2 / np.prod(s.shape[:-1])) if len(s.shape) > 1 else 0.3
-    return random.standard_normal(s.shape, s.dtype) * s.dtype.type(spread)
-
-  return jax.tree.map(one, shapes)
 
 
 def _their_response(x, torch):
@@ -120,7 +110,7 @@ def test_logits_and_gradients_equal_torch(name, shape):
   torch = pytest.importorskip('torch')
   few = {'kernels': (6, 9)} if name == 'two_convolutions' else {}
   net = NETS[name](CLASSES, **few)
-  params = _weights(_shapes(net, shape))
+  params = references.random_variables(_shapes(net, shape))
   random = np.random.default_rng(1)
   # Of the size of pixels, so that the response normalisation matters: without
   # it logits are off by half of the largest.
@@ -133,9 +123,9 @@ def test_logits_and_gradients_equal_torch(name, shape):
     return logits, pull(cotangent)[0]
 
   logits, gradients = ours(params, images)
-  references = _to_theirs(params, _flattened_sides(name, shape), torch)
+  theirs = _to_theirs(params, _flattened_sides(name, shape), torch)
   x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-  want = _their_logits(name, x, references, torch)
+  want = _their_logits(name, x, theirs, torch)
   want.backward(torch.from_numpy(cotangent))
 
   # float32 sums of at most 2,400 terms in another order: 1e-6 of the largest
@@ -149,7 +139,7 @@ def test_logits_and_gradients_equal_torch(name, shape):
 
   close(np.asarray(logits), want, 'logits')
   got = _to_theirs(jax.tree.map(np.asarray, gradients), _flattened_sides(name, shape), torch)
-  for layer, pair in references.items():
+  for layer, pair in theirs.items():
     for part, a, b in zip(('weight', 'bias'), got[layer], pair):
       close(a.detach().numpy(), b.grad, f'{layer} {part}')
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anp_jax import models
-from anp_jax.checkpoint.weights import families, naming, weights_source as source_lib
+from anp_jax.checkpoint.weights import families, naming
 from anp_jax.models import convnext
-from tests import builders, layer_references as references, stepping, timm_peer
+from tests import builders, layer_references as references, stepping, timm_peer, weight_files
 
 CLASSES = 10
 STAGES, WIDTH = (1, 1, 2, 1), 8
@@ -94,12 +94,7 @@ def test_logits_equal_timms(tmp_path, monkeypatch):
   for name, peer in timm_peer.compute(tmp_path, arguments).items():
     config = builders.config({'model.name': name})
     module = models.create(config, CLASSES, 'cpu')
-    shapes = traverse_util.flatten_dict(references.shapes(module), sep='/')
-    source = source_lib.read(peer.path, config, shapes)
-    assert set(source.tensors) == set(shapes) and not source.unused
-    variables = traverse_util.unflatten_dict(
-      {name: value for name, (_, value) in source.tensors.items()}, sep='/'
-    )
+    variables = weight_files.variables(peer.path, config, references.shapes(module))
     got = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(variables, peer.images)
     assert peer.logits.std() > 0.01
     # float32, summed in another order: relative to the largest logit.
@@ -128,8 +123,7 @@ def test_the_branch_of_a_block_that_is_left_out():
   block = convnext.Block(1, conv, convnext.nn.LayerNorm)
   x = np.random.default_rng(0).normal(size=(2, 2, 2, 4)).astype(np.float32)
   shapes = jax.eval_shape(block.init, jax.random.key(0), x, None)
-  random = np.random.default_rng(0)
-  variables = jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype), shapes)
+  variables = references.random_variables(shapes)
   apply = jax.jit(lambda factor: block.apply(variables, x, factor))
   references.assert_branch_is_scaled(apply, x)
 

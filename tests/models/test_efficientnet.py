@@ -3,14 +3,12 @@
 import functools
 import json
 
-from flax import traverse_util
 import jax
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from anp_jax import config as config_lib, models
-from anp_jax.checkpoint import trained as trained_lib
+from anp_jax import config as config_lib
 from anp_jax.checkpoint.weights import (
   efficientnet_names,
   huggingface,
@@ -21,41 +19,18 @@ from anp_jax.checkpoint.weights import (
 )
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.models import efficientnet
-from tests import builders, layer_references as references, timm_peer
+from tests import builders, exporting, layer_references as references, timm_peer
 
 CLASSES = 10
 
 
-def _network(name, classes=CLASSES, **keys):
-  config = builders.config({'model.name': name, **keys})
-  return config, models.create(config, classes, 'cpu')
-
-
-def _flat(variables):
-  return traverse_util.flatten_dict(variables, sep='/')
+_CLASSES = vocabulary_lib.Vocabulary(tuple(f'c{i}' for i in range(CLASSES)))
 
 
 def _trained(name, gain, side):
   """Weights and statistics with which logits of order one tell images apart."""
-  changes = {'data.image_size': side, 'data.resize': side}
-  config, module = _network(name, **changes)
-  random = np.random.default_rng(0)
-
-  def leaf(path, struct):
-    kind = path[-1].key
-    if kind in ('scale', 'var'):
-      value = random.uniform(0.7, 1.3, struct.shape)
-    elif kind == 'kernel':
-      fan_in = np.prod(struct.shape[:-1])
-      value = random.normal(size=struct.shape) * np.sqrt(gain / fan_in)
-    else:
-      value = random.uniform(-0.5, 0.5, struct.shape)
-    return value.astype(np.float32)
-
-  variables = jax.tree_util.tree_map_with_path(leaf, references.shapes(module))
-  vocabulary = vocabulary_lib.Vocabulary(tuple(f'c{i}' for i in range(CLASSES)))
-  params = variables.pop('params')
-  return trained_lib.Trained('', config, vocabulary, 7, params, variables)
+  sizes = {'data__image_size': side, 'data__resize': side}
+  return exporting.trained(name, _CLASSES, gain=gain, scales=(0.7, 1.3), **sizes)
 
 
 def _logits(trained, images):
@@ -68,14 +43,6 @@ def _assert_equal(got, want):
   scale = max(1, np.abs(want).max())
   assert np.abs(got - want).max() <= 1e-4 * scale
   assert 0.01 < want.std(0).max() / scale and np.abs(want).max() < 100
-
-
-def _assert_read_back(trained, path):
-  flat = _flat({'params': trained.params, **trained.stats})
-  source = source_lib.read(path, trained.config, flat)
-  assert set(source.tensors) == set(flat) and not source.unused
-  for name, (_, value) in source.tensors.items():
-    np.testing.assert_array_equal(value, flat[name], err_msg=name)
 
 
 # A block of each kind, as ours and as timm writes it: each with stride 2, an odd
@@ -114,7 +81,7 @@ def test_logits_equal_timms(tmp_path, monkeypatch, is_small):
     assert published_lib.read(str(folder)).keys['model.name'] == name
   for name, peer in timm_peer.compute(tmp_path, arguments, side=70).items():
     _assert_equal(_logits(trained[name], peer.images), peer.logits)
-    _assert_read_back(trained[name], peer.path)
+    exporting.assert_read_back(trained[name], peer.path)
 
 
 @pytest.mark.slow
@@ -162,7 +129,7 @@ def test_logits_equal_transformers(tmp_path):
   with torch.no_grad():
     want = network.eval()(published.pixels(images)).logits.numpy()
   _assert_equal(_logits(trained, images), want)
-  _assert_read_back(trained, str(tmp_path))
+  exporting.assert_read_back(trained, tmp_path)
   weights = published_lib.read(str(tmp_path))
   assert weights.keys['model.name'] == 'tf_efficientnet_b0'
   assert weights.names == trained.vocabulary.names
@@ -221,8 +188,7 @@ def test_a_network_that_differs_in_no_tensor_is_refused(
   )
   (tmp_path / 'config.json').write_text(json.dumps(saved_config))
   config = builders.config({'model.name': name})
-  with pytest.raises(config_lib.ConfigError, match=words):
-    source_lib.read(str(tmp_path), config, ['params/head/kernel'])
+  builders.assert_refused(words, source_lib.read, str(tmp_path), config, ['params/head/kernel'])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +219,6 @@ def test_the_branch_of_a_block_that_is_left_out(is_fused):
   )
   x = np.random.default_rng(0).normal(size=(2, 3, 3, 8)).astype(np.float32)
   shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, False, None), x)
-  random = np.random.default_rng(0)
-  variables = jax.tree.map(lambda s: random.uniform(0.1, 1, s.shape).astype(s.dtype), shapes)
+  variables = references.random_variables(shapes)
   apply = jax.jit(lambda factor: block.apply(variables, x, False, factor))
   references.assert_branch_is_scaled(apply, x)

@@ -12,10 +12,9 @@ import pytest
 
 from anp_jax import config as config_lib, models
 from anp_jax.models import emulated
-from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.system import emulation
 from anp_jax.tools.portability import compiled_collectives
-from anp_jax.training import build, run_spec
+from anp_jax.training import build
 from tests import builders, programs
 
 _CLASSES = 12
@@ -39,14 +38,12 @@ def _network(config, classes=_CLASSES):
   return models.create(config, classes, 'cpu')
 
 
-class _Clock:
+class _Clock(builders.Clock):
   """A clock that only sleeping moves."""
 
   def __init__(self):
-    self.now, self.sleeps = 100.0, []
-
-  def __call__(self):
-    return self.now
+    super().__init__()
+    self.sleeps = []
 
   def sleep(self, seconds):
     self.sleeps.append(seconds)
@@ -144,16 +141,10 @@ def test_the_draw_has_its_mean_and_spread(tiny_config):
   assert emulation.pass_seconds(settings, 1, (7, 3)) == draws[3]
 
 
-def _program(config, devices):
-  mesh = mesh_lib.create(config, jax.devices()[:devices])
-  objective = programs.objective(config)
-  return build.create(run_spec.RunSpec(config, mesh, objective, config.batch_size, 64))
-
-
 def _timed_step(config, devices):
   """The compiled step, its second call's values, and the seconds of that."""
   size = config.batch_size
-  program = _program(config, devices)
+  program = programs.build(config, devices)
   batch = build.abstract_batch(config, program.spec.mesh, size)
   compiled = program.train_step.lower(program.abstract_state, batch).compile()
   state = program.new_state()
@@ -188,7 +179,9 @@ def test_a_step_sends_all_gradients_and_waits(tiny_config):
     pytest.param({'accumulate': 2}, 2, marks=pytest.mark.slow),
     pytest.param({'sharding': (('.*', 'fsdp'),)}, 1, marks=pytest.mark.soak),
     pytest.param(
-      {'strategy.name': 'invariant', 'strategy.logical_shards': 8}, 4, marks=pytest.mark.slow
+      {'strategy.name': 'invariant', 'strategy.logical_shards': 8, 'strategy.threads': 8},
+      4,
+      marks=pytest.mark.slow,
     ),
     pytest.param({'strategy.name': 'local_sgd', 'strategy.groups': 2}, 1, marks=pytest.mark.soak),
   ],
@@ -272,8 +265,7 @@ def test_connections_over_ip_are_paced_once(monkeypatch, rate):
 def test_channel_split_is_refused(tiny_config):
   tiny_config.strategy.name = 'channel_split'
   tiny_config.emulate.enabled = True
-  with pytest.raises(config_lib.ConfigError, match='emulate.enabled=True'):
-    config_lib.resolved(tiny_config)
+  builders.assert_refused('emulate.enabled=True', config_lib.resolved, tiny_config)
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,6 @@ def _count(tree):
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(tree))
 
 
-def _fill(shapes, seed=0):
-  """Small random weights, the same whatever the generator of JAX."""
-  random = np.random.default_rng(seed)
-  return jax.tree.map(lambda s: (0.1 * random.normal(size=s.shape)).astype(s.dtype), shapes)
-
-
 @pytest.mark.parametrize('version', ['v1.5', 'v1'])
 def test_where_a_bottleneck_strides(version):
   module = resnet.ResNet(CLASSES, (1, 1), True, width=WIDTH, version=version)
@@ -126,7 +120,7 @@ def test_a_module_of_the_users_own_is_made_with_the_fields_it_has(config):
   variables = references.shapes(module)
   # 3*3*3*6 + 6, 2*6, 3*3*6*8 + 8, 8*7 + 7.
   assert _count(variables['params']) == 168 + 12 + 440 + 63
-  logits = module.apply(_fill(variables), jnp.ones((2, 32, 32, 3)), False)
+  logits = module.apply(references.random_variables(variables), jnp.ones((2, 32, 32, 3)), False)
   assert logits.shape == (2, 7)
 
 

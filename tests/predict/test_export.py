@@ -16,17 +16,15 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from anp_jax import config as config_lib, export
+from anp_jax import export
 from anp_jax.checkpoint import trained as trained_lib
 from anp_jax.checkpoint.weights import (
   exported as program,
   families,
   huggingface,
-  initial,
   naming,
   published_weights as published_lib,
   timm_folder,
-  weights_source,
 )
 from anp_jax.data import vocabulary as vocabulary_lib
 from anp_jax.data.input import decode_pillow
@@ -88,11 +86,7 @@ def test_the_processor_of_transformers_makes_the_same_pixels(tmp_path):
 def test_it_is_read_back(name, tmp_path):
   trained = exporting.trained(name)
   huggingface.write(trained, tmp_path)
-  tree = initial.flat({'params': trained.params, **trained.stats})
-  parameters = weights_source.read(str(tmp_path), trained.config, tree)
-  assert set(parameters.tensors) == set(tree) and not parameters.unused
-  for name, value in tree.items():
-    np.testing.assert_array_equal(parameters.tensors[name][1], value, name)
+  exporting.assert_read_back(trained, tmp_path)
   weights = published_lib.read(str(tmp_path))
   assert weights.keys['model.name'] == trained.config.model.name
   assert weights.names == exporting.PAIRS.names
@@ -413,8 +407,9 @@ def test_files_of_another_network_are_not_left_beside(tmp_path, monkeypatch):
   trained = exporting.trained(model__head='factored')
   monkeypatch.setattr(trained_lib, 'load', lambda *_: trained)
   (tmp_path / 'config.json').write_text('{}')
-  with pytest.raises(config_lib.ConfigError, match='config.json of another'):
-    list(export.export('it', str(tmp_path), 'newest', ('cpu',)))
+  builders.assert_refused(
+    'config.json of another', list, export.export('it', str(tmp_path), 'newest', ('cpu',))
+  )
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,11 @@ def test_the_inner_guards_alone(foreign_run, monkeypatch):
   """A reader that forgets to ask still imports nothing."""
   monkeypatch.setattr(trust, 'from_file', lambda saved, _: saved)
   trained = trained_lib.load(str(foreign_run[0]))
-  with pytest.raises(config_lib.ConfigError, match='--trust'):
-    trained.model('cpu')
+  builders.assert_refused('--trust', trained.model, 'cpu')
   saved = config_lib.flat(trained.config) | {'strategy.name': 'payload_of_theirs:Spread'}
   config = config_lib.from_flat(saved)
-  with pytest.raises(config_lib.ConfigError, match='--trust'):
-    strategy.find(config)
-  with pytest.raises(config_lib.ConfigError, match='--trust'):
-    config_lib.resolved(config)
+  builders.assert_refused('--trust', strategy.find, config)
+  builders.assert_refused('--trust', config_lib.resolved, config)
   assert not foreign_run[1].exists()
 
 
@@ -183,10 +180,8 @@ def test_features_of_a_prepared_set_are_not_imported(spelling, key, foreign_run,
   assert key in str(json.loads(features))
   (folder / 'features.json').write_text(features)
   line = f'{key}=.*tensorflow_datasets'
-  with pytest.raises(config_lib.ConfigError, match=line):
-    tfds_set.open_builder('photos', str(tmp_path))
+  builders.assert_refused(line, tfds_set.open_builder, 'photos', str(tmp_path))
   top = f'{{"{spelling}": "payload_of_theirs.Net", "content": ""}}'
   (folder / 'features.json').write_text(top)
-  with pytest.raises(config_lib.ConfigError, match=line):
-    tfds_set.open_builder('photos:1.0.0', str(tmp_path))
+  builders.assert_refused(line, tfds_set.open_builder, 'photos:1.0.0', str(tmp_path))
   assert not foreign_run[1].exists()
