@@ -55,7 +55,6 @@ CASES = {
     f'{name}_gpu': Case(name, 224, 256, 'bfloat16', goals={'torch': 1.0})
     for name in ('resnet50', 'convnext_tiny', 'efficientnet_b0')
   },
-  # Peers of what follows, and of those two, are timm's.
   **{
     f'{name}_64': Case(name, 64, 32, goals={'torch': 1.0})
     for name in (

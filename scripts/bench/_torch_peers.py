@@ -1,4 +1,7 @@
-"""The contestants of `step.py` and `predict.py` in PyTorch."""
+"""The contestants of `step.py` and `predict.py` in PyTorch.
+
+Networks are timm's, but Caffe's two.
+"""
 
 from typing import Any
 
@@ -66,8 +69,6 @@ def network(case) -> Any:
   """The case's network as a torch.nn.Module."""
   from torch import nn
 
-  if case.model in _cases.BLOCKS:
-    return _resnet(case)
   if case.model not in ('lenet', 'cifar10_full'):
     from scripts.bench import _timm_networks
 
@@ -115,54 +116,3 @@ def _response():
       return x * (1 + 5e-5 * mean) ** -0.75
 
   return Response()
-
-
-def _resnet(case):
-  from torch import nn
-
-  bottleneck = case.model == 'resnet50'
-  wider = 4 if bottleneck else 1
-
-  def convolution(inputs, features, size, stride=1):
-    padding = (size - 1) // 2
-    return (
-      nn.Conv2d(inputs, features, size, stride, padding, bias=False),
-      nn.BatchNorm2d(features),
-    )
-
-  def body(inputs, inside, stride):
-    if not bottleneck:
-      return nn.Sequential(
-        *convolution(inputs, inside, 3, stride),
-        nn.ReLU(inplace=True),
-        *convolution(inside, inside, 3),
-      )
-    return nn.Sequential(
-      *convolution(inputs, inside, 1),
-      nn.ReLU(inplace=True),
-      *convolution(inside, inside, 3, stride),
-      nn.ReLU(inplace=True),
-      *convolution(inside, wider * inside, 1),
-    )
-
-  class Block(nn.Module):
-    def __init__(self, inputs, inside, stride):
-      super().__init__()
-      self.body = body(inputs, inside, stride)
-      self.shortcut = nn.Identity()
-      if inputs != wider * inside or stride > 1:
-        self.shortcut = nn.Sequential(*convolution(inputs, wider * inside, 1, stride))
-
-    def forward(self, x):
-      return nn.functional.relu_(self.body(x) + self.shortcut(x))
-
-  layers = [*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-  inputs = 64
-  for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
-    for block in range(blocks):
-      inside = 64 * 2**stage
-      layers.append(Block(inputs, inside, 2 if stage and not block else 1))
-      inputs = wider * inside
-  return nn.Sequential(
-    *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, case.classes)
-  )
