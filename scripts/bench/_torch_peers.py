@@ -67,6 +67,7 @@ def step(case, compiled: bool, on_gpu: bool) -> _peers.Contestant:
 
 def network(case) -> Any:
   """The case's network as a torch.nn.Module."""
+  import torch
   from torch import nn
 
   if case.model not in ('lenet', 'cifar10_full'):
@@ -74,23 +75,26 @@ def network(case) -> Any:
 
     return _timm_networks.create(case.model, num_classes=case.classes)
   if case.model == 'lenet':
-    side = case.side
-    for _ in range(2):
-      side = -(-(side - 4) // 2)
-    return nn.Sequential(
+    layers = (
       nn.Conv2d(3, 20, 5),
       nn.MaxPool2d(2, ceil_mode=True),
       nn.Conv2d(20, 50, 5),
       nn.MaxPool2d(2, ceil_mode=True),
       nn.Flatten(),
-      nn.Linear(50 * side**2, 500),
+      nn.LazyLinear(500),
       nn.ReLU(),
-      nn.Linear(500, case.classes),
     )
-  side = case.side
-  for _ in range(3):
-    side = -(-(side - 1) // 2)
-  return nn.Sequential(
+  else:
+    layers = _cifar10_full_layers()
+  net = nn.Sequential(*layers, nn.LazyLinear(case.classes))
+  net(torch.zeros(1, 3, case.side, case.side))  # tells the lazy layers their inputs
+  return net
+
+
+def _cifar10_full_layers():
+  from torch import nn
+
+  return (
     nn.Conv2d(3, 32, 5, padding=2),
     nn.MaxPool2d(3, 2, ceil_mode=True),
     nn.ReLU(),
@@ -103,7 +107,6 @@ def network(case) -> Any:
     nn.ReLU(),
     nn.AvgPool2d(3, 2, ceil_mode=True),
     nn.Flatten(),
-    nn.Linear(64 * side**2, case.classes),
   )
 
 
