@@ -19,7 +19,7 @@ import ml_collections
 from anp_jax import config as config_lib, experiment
 from anp_jax.costs import hardware, work
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
+from anp_jax.system import compile_cache, compute_dtype, cores, memory, stopwatch
 from anp_jax.tools.plan import plan_tables, sizes
 
 _TURNS = 5
@@ -165,7 +165,7 @@ def entry(
 
 def _memory(device) -> float:
   """Bytes of a device as it reports them; 0: it does not."""
-  limit = (device.memory_stats() or {}).get('bytes_limit', 0)
+  limit = memory.of_device(device, 'bytes_limit')
   if device.platform != 'gpu':
     return limit
   shares = [os.environ[n] for n in _SHARE_NAMES if os.environ.get(n)]

@@ -150,10 +150,7 @@ def _compare(workdir):
   config = config_lib.from_flat(saved_config)
   version, saved = newest_arrays(workdir)
   state = replay(config, records, version)
-  leaves = {
-    mesh_lib.path_name(path): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-  }
+  leaves = mesh_lib.leaves_by_name(jax.tree.map(np.asarray, state))
   for name, leaf in leaves.items():
     expected = saved[f'state/{name}']
     if leaf.tobytes() != expected.tobytes():
@@ -186,10 +183,7 @@ def newest_arrays(workdir: str) -> tuple[int, dict[str, np.ndarray]]:
   tree = reader.metadata(path).item_metadata.tree
   kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
   saved = reader.restore(path, restore_args=kinds)
-  return max(steps), {
-    mesh_lib.path_name(path): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
-  }
+  return max(steps), mesh_lib.leaves_by_name(jax.tree.map(np.asarray, saved))
 
 
 if __name__ == '__main__':
