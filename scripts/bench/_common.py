@@ -45,11 +45,6 @@ def synthetic(model: str, size: int, batch: int) -> dict[str, str]:
   }
 
 
-def typed(keys: dict[str, object]) -> list[str]:
-  """Returns the flags of main.py that give keys of the config their values."""
-  return [f'--config.{key}={value}' for key, value in keys.items()]
-
-
 def train(*flags: str) -> None:
   """Runs main.py, whose output is not this command's.
 

@@ -17,6 +17,7 @@ import tempfile
 
 import numpy as np
 
+from anp_jax.config import command_line
 from anp_jax.reporting import telemetry
 from anp_jax.system import stopwatch
 from scripts.bench import _common
@@ -35,8 +36,6 @@ _KEYS = {
 
 def _write_noise(path, config, keys):
   """Writes images of the size that the config names."""
-  from anp_jax.config import command_line
-
   side = command_line.load(config, command_line.split_overrides(keys)[0]).data.image_size
   random, arrays = np.random.default_rng(0), {}
   for split in ('train', 'validation', 'test'):
@@ -48,7 +47,7 @@ def _write_noise(path, config, keys):
 def _simulated_steps(config, keys, rounds):
   """Pairs of milliseconds of a step of `sync` and of simulated workers, by look-ahead."""
   from anp_jax import experiment
-  from anp_jax.config import command_line, strategy as strategy_lib
+  from anp_jax.config import strategy as strategy_lib
   from anp_jax.data.input import stream
   from anp_jax.parallel import mesh as mesh_lib
   from anp_jax.runtimes.calibration import workloads
@@ -100,7 +99,7 @@ def main():
     _write_noise(f'{folder}/noise.npz', flags.config, keys)
     lengths = {'duration': f'{flags.steps} steps', 'log.every': f'{flags.steps // 3} steps'}
     noise = f'--config.data.path={folder}/noise.npz'
-    typed = [*_common.typed(_KEYS | lengths), *keys, noise]
+    typed = [*command_line.typed(_KEYS | lengths), *keys, noise]
 
     def run(name, *more):
       arguments = f'--config={flags.config}', *typed, *more, f'--workdir={folder}/{name}'

@@ -241,7 +241,7 @@ def _memory(counts):
   """The most memory of the command, for few files and for many."""
   with tempfile.TemporaryDirectory() as folder:
     run = os.path.join(folder, 'run')
-    keys = _common.typed({'duration': '2 steps', 'log.tensorboard': 'False'})
+    keys = '--config.duration=2 steps', '--config.log.tensorboard=False'
     _common.train('--config=configs/resnet_anp.py:tiny', f'--workdir={run}', *keys)
     most = {}
     # The first run compiles, which takes more than naming does.

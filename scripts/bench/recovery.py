@@ -170,7 +170,7 @@ def main():
     'checkpoint.every': '1000000 steps',
     'schedule.name': 'constant',
   }
-  arguments = [f'--config={flags.config}', *_common.typed(keys), *more]
+  arguments = [f'--config={flags.config}', *command_line.typed(keys), *more]
   with tempfile.TemporaryDirectory() as folder:
     if flags.figure:
       with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:

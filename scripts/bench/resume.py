@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 
+from anp_jax.config import command_line
 from scripts.bench import _common
 
 _KEYS = {
@@ -31,7 +32,7 @@ def main():
   parser.add_argument('--config', default='configs/resnet_anp.py:modern', help='FILE[:VARIANT]')
   parser.add_argument('--steps', type=int, default=8)
   flags, keys = parser.parse_known_args()
-  typed = [f'--config={flags.config}', *_common.typed(_KEYS), *keys]
+  typed = [f'--config={flags.config}', *command_line.typed(_KEYS), *keys]
   with tempfile.TemporaryDirectory() as folder:
     # The first run fills the compilation cache, if it is empty, for all of them.
     runs = ('once', flags.steps), ('resumed', flags.steps // 2), ('resumed', flags.steps)
