@@ -107,12 +107,8 @@ class Study:
 def _mesh(spec, strategy):
   """The mesh that a strategy needs, where the recipe's strategy has another."""
   planned = strategy_lib.by_name(strategy).planned_mesh
-  return {} if planned == _recipe_mesh(spec) else planned
-
-
-@functools.cache
-def _recipe_mesh(spec):
-  return strategy_lib.find(command_line.recipe(spec)).planned_mesh
+  recipe = strategy_lib.find(command_line.recipe(spec))
+  return {} if planned == recipe.planned_mesh else planned
 
 
 def record(study: Study, cell: grid.Cell) -> dict:
