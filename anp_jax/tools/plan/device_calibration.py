@@ -184,12 +184,11 @@ def _steps_a_turn(config, device) -> int:
 def _seconds(config, workload, device, images) -> list[float]:
   """Seconds of a step, by turn, the first ones left out."""
   opened = experiment.open(_single(config, workload, images), [device])
-  with contextlib.ExitStack() as stack, jax.default_device(device):
-    batches, count = None, _steps_a_turn(config, device)
-    if device.platform == 'cpu':
-      # The cores that compute also make the batches, some of them ahead.
-      batches = opened.batches()
-      stack.callback(batches.close)
+  count = _steps_a_turn(config, device)
+  # The cores of a CPU that compute also make the batches, some of them ahead.
+  on_cpu = device.platform == 'cpu'
+  feed = contextlib.closing(opened.batches()) if on_cpu else contextlib.nullcontext()
+  with feed as batches, jax.default_device(device):
     run = workloads.step(opened.program, opened.spec, images, batches)
     turn = functools.partial(run, count)
     run()
