@@ -50,10 +50,10 @@ _BUDGET = {
   'anp_jax/reporting': 2_190,
   'anp_jax/runtimes': 5_545,
   'anp_jax/system': 2_460,
-  'anp_jax/tools': 6_090,
+  'anp_jax/tools': 6_060,
   'anp_jax/training': 1_110,
   'core': 30_580,
-  'scripts': 2_670,
+  'scripts': 2_500,
   'tests': 39_480,
   'docs': 3_000,
 }
