@@ -72,7 +72,12 @@ def attributes(node: ast.ClassDef) -> set[str]:
   """
   if any(ast.unparse(base).endswith('nn.Module') for base in node.bases):
     return set()
-  names = {name.attr for name in ast.walk(node) if _is_assigned_to_self(name)}
+  targets = (name for name in ast.walk(node) if isinstance(name, ast.Attribute))
+  names = {
+    target.attr
+    for target in targets
+    if isinstance(target.ctx, ast.Store) and ast.unparse(target.value) == 'self'
+  }
   marks = [ast.unparse(mark) for mark in (*node.bases, *node.decorator_list)]
   if any('NamedTuple' in mark or 'dataclass' in mark for mark in marks):
     names |= {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}
@@ -108,12 +113,7 @@ def python_files(path: str) -> list[str]:
   """The Python files of a folder and those below it, or the file itself."""
   if os.path.isfile(path):
     return [path]
-  return sorted(
-    os.path.join(folder, name)
-    for folder, _, names in os.walk(path)
-    for name in names
-    if name.endswith('.py')
-  )
+  return sorted(glob.glob(f'{path}/**/*.py', recursive=True))
 
 
 def code_by_part() -> dict[str, int]:
@@ -138,15 +138,6 @@ def code_by_part() -> dict[str, int]:
 
 def _code_of_folder(path):
   return sum(map(code_lines, python_files(path)))
-
-
-def _is_assigned_to_self(node) -> bool:
-  return (
-    isinstance(node, ast.Attribute)
-    and isinstance(node.ctx, ast.Store)
-    and isinstance(node.value, ast.Name)
-    and node.value.id == 'self'
-  )
 
 
 def _assigned(node) -> str | None:

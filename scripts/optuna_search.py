@@ -18,6 +18,8 @@ import time
 
 import optuna
 
+from anp_jax import config as config_lib
+from anp_jax.config import exits
 from anp_jax.reporting import telemetry
 
 _METRIC = 'anp_top1'  # as metrics.jsonl has it, for plain classes too
@@ -52,12 +54,13 @@ def objective(trial: optuna.Trial, folder: str, flags: list[str]) -> float:
   if run.returncode == 1:  # its loss is not finite, say; the log tells
     raise optuna.TrialPruned
   if run.returncode:
-    raise RuntimeError(f'status {run.returncode}, see {workdir}.log')
+    raise config_lib.ConfigError(f'status {run.returncode}, see {workdir}.log')
   return telemetry.result(workdir)['best'][_METRIC]
 
 
+@exits.with_status()
 def main(argv: list[str]) -> int:
-  """Prints the best trial as a line of JSON; 1 if none came to its end."""
+  """Prints the best trial as a line of JSON; 1 if none came to its end, 2 if one cannot run."""
   parser = argparse.ArgumentParser(
     description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -83,9 +86,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  try:
-    sys.exit(main(sys.argv))
-  except RuntimeError as e:
-    sys.exit(f'error: {e}')
-  except KeyboardInterrupt:
-    sys.exit(130)
+  sys.exit(main(sys.argv))

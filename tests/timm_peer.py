@@ -1,8 +1,7 @@
 """Networks of timm's, computed by a process of their own.
 
-timm imports torchvision, whose builds load with few builds of torch only;
-the networks use nothing of it. So the process has a stand-in for torchvision,
-which no other test sees.
+timm is imported with a stand-in for torchvision, and takes seconds; a test needs a
+network's numbers alone.
 """
 
 import dataclasses
@@ -38,6 +37,13 @@ class Result:
   logits: np.ndarray
 
 
+def require() -> None:
+  """Skips the test where timm or torch is missing."""
+  for package in ('torch', 'timm'):
+    if importlib.util.find_spec(package) is None:
+      pytest.skip(f'no {package} here')
+
+
 def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
   """Computes networks of random weights and statistics on random images.
 
@@ -54,9 +60,7 @@ def compute(folder, networks: dict, side: int = 64) -> dict[str, Result]:
   Returns:
     The results by the same names.
   """
-  for package in ('torch', 'timm'):
-    if importlib.util.find_spec(package) is None:
-      pytest.skip(f'no {package} here')
+  require()
   random = np.random.default_rng(0)
   images = random.normal(size=(4, side, side, 3)).astype(np.float32)
   folder = os.fspath(folder)
@@ -107,7 +111,7 @@ def main(folder, networks):
 
 def _efficientnet(blocks, num_classes):
   """EfficientNet of these blocks, with 8 and 1,280 channels at its ends."""
-  _timm_networks.create('efficientnet_lite0')  # timm's import needs the stand-in
+  _timm_networks.create('efficientnet_lite0')  # imports timm with the stand-in
   from timm.models import _efficientnet_builder as builder, efficientnet
   import torch
 

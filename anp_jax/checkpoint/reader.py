@@ -178,15 +178,10 @@ def _check_sums(restored):
   saved = jax.device_get(restored['sums'])
   computed = jax.device_get(checksums.of_tree(restored['state']))
   if not np.array_equal(saved, computed):
-    first = int(np.argmax(saved != computed))
-    paths = jax.tree_util.tree_leaves_with_path(restored['state'])
-    raise CorruptCheckpointError(
-      f'the bytes of {mesh_lib.path_name(paths[first][0])} are not those that were saved'
-    )
+    names = list(mesh_lib.leaves_by_name(restored['state']))
+    name = names[int(np.argmax(saved != computed))]
+    raise CorruptCheckpointError(f'the bytes of {name} are not those that were saved')
 
 
 def _shapes(tree):
-  return {
-    mesh_lib.path_name(path): tuple(leaf.shape)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
+  return {name: tuple(leaf.shape) for name, leaf in mesh_lib.leaves_by_name(tree).items()}

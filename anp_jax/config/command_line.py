@@ -146,6 +146,11 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
   return overrides, rest
 
 
+def typed(overrides: dict[str, str]) -> list[str]:
+  """Returns overrides by dotted key as `split_overrides` takes them."""
+  return [f'--config.{key}={value}' for key, value in overrides.items()]
+
+
 def from_flags(
   flags: argparse.Namespace, overrides: dict[str, str], processes: int = 1
 ) -> tuple[ml_collections.ConfigDict, str]:

@@ -94,6 +94,11 @@ def path_name(path: Sequence[Any]) -> str:
   return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
 
 
+def leaves_by_name(tree: Any) -> dict[str, Any]:
+  """The leaves of a pytree by `path_name`, in their order."""
+  return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def map_by_name(function: Callable, *trees: Any) -> Any:
   """jax.tree.map of function(path_name, *leaves)."""
   return jax.tree_util.tree_map_with_path(

@@ -1,6 +1,8 @@
-"""Lists of numbers in the flags of tools."""
+"""Values of the flags of tools: lists of numbers, and TOML files."""
 
 import re
+import tomllib
+from typing import Any
 
 from anp_jax import config as config_lib
 
@@ -41,6 +43,24 @@ def numbers(flag: str, text: str, least: int = 1) -> tuple[int, ...]:
       '1,2,4,...,512'
     )
   return tuple(terms)
+
+
+def tables(flag: str, path: str) -> dict[str, Any]:
+  """Returns the content of a TOML file.
+
+  Args:
+    flag: flag with its value, which an error names.
+    path: path of the file.
+
+  Raises:
+    ConfigError: if it cannot be read.
+  """
+  try:
+    with open(path, 'rb') as f:
+      return tomllib.load(f)
+  except (OSError, ValueError) as e:
+    reason = (getattr(e, 'strerror', None) or str(e)).splitlines()[0]
+    raise config_lib.ConfigError(f'{flag}: {reason}') from e
 
 
 def _progression(start, last) -> list[int] | None:

@@ -107,8 +107,8 @@ def decays(weight_decay: float, rules: Rules, mask: Any) -> dict[str, float]:
     mask: pytree like the parameters, True for those that decay.
   """
   return {
-    mesh_lib.path_name(path): is_decayed * weight_decay * factor(rules, mesh_lib.path_name(path))
-    for path, is_decayed in jax.tree_util.tree_leaves_with_path(mask)
+    name: is_decayed * weight_decay * factor(rules, name)
+    for name, is_decayed in mesh_lib.leaves_by_name(mask).items()
   }
 
 
@@ -306,4 +306,4 @@ def _place(name):
 
 
 def _paths(params):
-  return [mesh_lib.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  return list(mesh_lib.leaves_by_name(params))

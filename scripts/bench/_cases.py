@@ -24,8 +24,6 @@ class Case:
     norm_group: as config.model.norm_group, ours alone; peers have no groups.
     goals: contestant, or 'torch' for the faster of PyTorch's, to how many times
       as fast as that ours is to be.
-    memory_goals: 'memory' and 'stepping_memory' to how much more than PyTorch's
-      ours may be.
   """
 
   model: str
@@ -35,9 +33,6 @@ class Case:
   classes: int = 1000
   norm_group: int = 0
   goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  memory_goals: Mapping[str, float] = dataclasses.field(
-    default_factory=lambda: {'memory': 1.2, 'stepping_memory': 1.15}
-  )
 
 
 CASES = {
@@ -55,7 +50,6 @@ CASES = {
     f'{name}_gpu': Case(name, 224, 256, 'bfloat16', goals={'torch': 1.0})
     for name in ('resnet50', 'convnext_tiny', 'efficientnet_b0')
   },
-  # Peers of what follows, and of those two, are timm's.
   **{
     f'{name}_64': Case(name, 64, 32, goals={'torch': 1.0})
     for name in (

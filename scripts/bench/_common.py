@@ -4,7 +4,10 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
+
+from anp_jax.system import cores, markdown
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 _RECIPE = os.path.join(ROOT, 'configs', 'resnet_anp.py')
@@ -42,6 +45,16 @@ def synthetic(model: str, size: int, batch: int) -> dict[str, str]:
   }
 
 
+def train(*flags: str) -> None:
+  """Runs main.py, whose output is not this command's.
+
+  Raises:
+    CalledProcessError: if it fails.
+  """
+  command = [sys.executable, 'main.py', *flags]
+  subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
+
+
 def unmarked():
   """Standard output as it is now, before `cluster.start` marks its lines."""
   return os.fdopen(os.dup(sys.stdout.fileno()), 'w')
@@ -52,16 +65,12 @@ def show(title: str, rows: list[tuple], ratios: dict, file=None) -> None:
 
   Args:
     title: of the table.
-    rows: tuples of texts, the first one the heading.
+    rows: tuples of one-line texts and numbers, the first one the heading.
     ratios: name to number.
     file: where to; None: standard output.
   """
-  print(f'{title} ({len(os.sched_getaffinity(0))} cores, {platform.machine()})', file=file)
-  widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
-  for row in rows:
-    first, *rest = (str(c) for c in row)
-    cells = [c.rjust(w) for c, w in zip(rest, widths[1:])]
-    print('  '.join([first.ljust(widths[0]), *cells]), file=file)
+  print(f'{title} ({cores.count()} cores, {platform.machine()})', file=file)
+  print(markdown.plain([list(map(str, row)) for row in rows], 'lr'), file=file)
   print(json.dumps({k: round(v, 4) for k, v in ratios.items()}), file=file)
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-from anp_jax.system import xla_flags
+from anp_jax.system import stopwatch, xla_flags
 from scripts.bench import _common
 
 _ENVIRONMENT = {
@@ -130,6 +130,24 @@ def rounds(contestants: Sequence[str], count: int) -> Iterator[list[str]]:
     yield order
 
 
+def times(
+  workers: Mapping[str, Worker], count: int, question: Callable[[str], dict]
+) -> dict[str, list[float]]:
+  """Returns the seconds that workers answer, by contestant, in the rounds' order.
+
+  Args:
+    workers: by contestant.
+    count: rounds.
+    question: what a contestant is asked in each of them.
+  """
+  seconds: dict[str, list[float]] = {contestant: [] for contestant in workers}
+  for order in rounds(list(workers), count):
+    for contestant in order:
+      reply = workers[contestant].ask(**question(contestant))
+      seconds[contestant].append(reply['seconds'])
+  return seconds
+
+
 class Over(NamedTuple):
   """How many times as fast as another one contestant is.
 
@@ -149,11 +167,8 @@ class Over(NamedTuple):
 def over(seconds: Sequence[float], peer_seconds: Sequence[float]) -> Over:
   """Compares seconds, round by round, with another contestant's."""
   ratios = [b / a for a, b in zip(seconds, peer_seconds, strict=True)]
-  low, high = ratios[0], ratios[0]
-  if len(ratios) > 1:
-    low, _, high = statistics.quantiles(ratios, n=4, method='inclusive')
-  fastest = min(peer_seconds) / min(seconds)
-  return Over(statistics.median(ratios), min(ratios), (low, high), fastest)
+  low, median, high = stopwatch.quartiles(ratios)
+  return Over(median, min(ratios), (low, high), min(peer_seconds) / min(seconds))
 
 
 def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
@@ -179,6 +194,18 @@ def row(label: str, ratio: float | Over, goal: float = 0) -> tuple:
     f'{">=" if goal > 0 else "<="} {abs(goal)}' if goal else '',
     ('met' if good else 'missed') if goal else '',
   )
+
+
+def images_per_second(label: str, images: int, seconds: Sequence[float]) -> tuple[tuple, float]:
+  """Returns a line of the table, and the median rate.
+
+  Args:
+    label: what is timed.
+    images: of a time.
+    seconds: times of the rounds.
+  """
+  rate, lowest = (images / function(seconds) for function in (statistics.median, max))
+  return (label, f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4), rate
 
 
 def faster_torch(seconds: dict[str, Sequence[float]]) -> str:

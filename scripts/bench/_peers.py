@@ -10,6 +10,7 @@ import contextlib
 import functools
 from typing import NamedTuple
 
+from anp_jax.system import memory
 from scripts.bench import _cases
 
 
@@ -132,9 +133,7 @@ def jax_contestant(step, state, *batch) -> Contestant:
       states[0], values = step(states[0], *batch)
     jax.block_until_ready((states[0], values))
 
-  def device_memory():
-    return (device.memory_stats() or {}).get('peak_bytes_in_use', 0)
-
+  device_memory = functools.partial(memory.of_device, device, 'peak_bytes_in_use')
   on_cpu = device.platform == 'cpu'
   return Contestant(run, device_memory, 'cpu' if on_cpu else device.device_kind)
 

@@ -1,15 +1,15 @@
 """The peers of `predict.py`: PyTorch and ONNX Runtime."""
 
-import collections
 from collections.abc import Callable
-from concurrent import futures
-import itertools
+import io
 import os
 import tempfile
 import types
 
 import numpy as np
 
+from anp_jax.predict import file_batches
+from anp_jax.system import cores
 from scripts.bench import _cases
 
 CLASSES = 1000
@@ -36,9 +36,8 @@ def create(name: str, side: int, model: str, dtype: str, top: int):
   names = onnx_names(module, side) if name == 'onnx' else _torch(name, module)
   shorter = side * 8 // 7
 
-  def decode(path):
-    with Image.open(path) as image:
-      image = image.convert('RGB')
+  def decode(file):
+    image = Image.open(io.BytesIO(file)).convert('RGB')
     share = shorter / min(image.size)
     size = [round(n * share) for n in image.size]
     image = image.resize(size, Image.Resampling.BILINEAR)
@@ -46,18 +45,9 @@ def create(name: str, side: int, model: str, dtype: str, top: int):
     return np.array(image.crop((left, top, left + side, top + side)))
 
   def name_files(paths, size):
-    threads = len(os.sched_getaffinity(0))
-    predictions = []
-    with futures.ThreadPoolExecutor(threads) as pool:
-      waiting, paths = collections.deque(), iter(paths)
-      while True:
-        for path in itertools.islice(paths, 2 * size + threads - len(waiting)):
-          waiting.append(pool.submit(decode, path))
-        if not waiting:
-          return len(predictions)
-        some = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-        labels, _ = names(np.stack([f.result() for f in some]))
-        predictions += labels.tolist()
+    files = file_batches.find(paths)
+    batches = file_batches.batches(files, decode, size, side, cores.count())
+    return sum(len(names(batch.images[: len(batch.files)])[0]) for batch in batches)
 
   def run(size, count):
     batch = np.random.default_rng(0).integers(0, 256, (size, side, side, 3), np.uint8)
@@ -137,6 +127,6 @@ def onnx_names(module, side: int) -> Callable:
       dynamo=False,
     )
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = cores.count()
     session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
   return lambda pixels: session.run(None, {'pixels': pixels})

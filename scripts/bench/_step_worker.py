@@ -3,11 +3,11 @@
 import collections
 from collections.abc import Callable
 import dataclasses
+import functools
 import glob
 import os
-import time
 
-from anp_jax.system import memory
+from anp_jax.system import memory, stopwatch
 from scripts.bench import _cases, _contest, _peers, _torch_peers
 
 
@@ -24,15 +24,16 @@ def work(contestant: str, case: _cases.Case, cache: str, on: str):
   make = _maker(contestant, cache, on)
   before = memory.of_process()
   candidate = make(case)
-  first = _seconds(candidate, 1)
+  first = stopwatch.timed(lambda: candidate.run(1))
   candidate.run(1)
-  step = min(_seconds(candidate, 1) for _ in range(2))
+  step = min(stopwatch.timed(lambda: candidate.run(1)) for _ in range(2))
   peak_memory = memory.of_process('VmHWM')
   memory.reset_peak()
   answer(first=first, step=step, device=candidate.device, library=candidate.library)
   for question in questions:
     if question['what'] == 'steps':
-      answer(seconds=_seconds(candidate, question['steps']))
+      steps = question['steps']
+      answer(seconds=stopwatch.timed(functools.partial(candidate.run, steps)) / steps)
     elif question['what'] == 'memory':
       now = memory.of_process('VmHWM')
       if on == 'cpu':
@@ -49,8 +50,7 @@ def _maker(contestant, cache, on) -> Callable:
   if contestant.startswith('torch'):
     import torch  # noqa: F401
 
-    choices = (contestant == 'torch_compile', on != 'cpu')
-    return lambda case: _torch_peers.step(case, *choices)
+    return lambda case: _torch_peers.step(case, contestant == 'torch_compile', on != 'cpu')
   import flax.linen  # noqa: F401
   import jax
   import optax  # noqa: F401
@@ -62,12 +62,6 @@ def _maker(contestant, cache, on) -> Callable:
   if contestant == 'float32':
     return lambda case: make(dataclasses.replace(case, dtype='float32'))
   return make
-
-
-def _seconds(candidate, steps):
-  start = time.perf_counter()
-  candidate.run(steps)
-  return time.perf_counter() - start
 
 
 def _profile(candidate, folder):

@@ -1,7 +1,7 @@
 """timm's networks, without torchvision.
 
 timm imports torchvision, whose builds load with few builds of torch only; the
-networks use nothing of it, so a process that makes one has a stand-in for it.
+networks use nothing of it, so timm is imported with a stand-in for it.
 """
 
 import importlib.abc
@@ -12,10 +12,11 @@ from unittest import mock
 
 def create(model_name: str, **arguments):
   """Returns timm.create_model(model_name, **arguments)."""
-  if not any(isinstance(f, _StandIn) for f in sys.meta_path):
-    sys.meta_path.insert(0, _StandIn())
-  import timm
-
+  with mock.patch.object(sys, 'meta_path', [_StandIn(), *sys.meta_path]):
+    import timm
+  # Others look for torchvision, too, and are to find that it is not here.
+  for name in [name for name in sys.modules if isinstance(sys.modules[name], mock.MagicMock)]:
+    del sys.modules[name]
   return timm.create_model(model_name, **arguments)
 
 

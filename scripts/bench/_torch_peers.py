@@ -1,4 +1,7 @@
-"""The contestants of `step.py` and `predict.py` in PyTorch."""
+"""The contestants of `step.py` and `predict.py` in PyTorch.
+
+Networks are timm's, but Caffe's two.
+"""
 
 from typing import Any
 
@@ -64,32 +67,34 @@ def step(case, compiled: bool, on_gpu: bool) -> _peers.Contestant:
 
 def network(case) -> Any:
   """The case's network as a torch.nn.Module."""
+  import torch
   from torch import nn
 
-  if case.model in _cases.BLOCKS:
-    return _resnet(case)
   if case.model not in ('lenet', 'cifar10_full'):
     from scripts.bench import _timm_networks
 
     return _timm_networks.create(case.model, num_classes=case.classes)
   if case.model == 'lenet':
-    side = case.side
-    for _ in range(2):
-      side = -(-(side - 4) // 2)
-    return nn.Sequential(
+    layers = (
       nn.Conv2d(3, 20, 5),
       nn.MaxPool2d(2, ceil_mode=True),
       nn.Conv2d(20, 50, 5),
       nn.MaxPool2d(2, ceil_mode=True),
       nn.Flatten(),
-      nn.Linear(50 * side**2, 500),
+      nn.LazyLinear(500),
       nn.ReLU(),
-      nn.Linear(500, case.classes),
     )
-  side = case.side
-  for _ in range(3):
-    side = -(-(side - 1) // 2)
-  return nn.Sequential(
+  else:
+    layers = _cifar10_full_layers()
+  net = nn.Sequential(*layers, nn.LazyLinear(case.classes))
+  net(torch.zeros(1, 3, case.side, case.side))  # tells the lazy layers their inputs
+  return net
+
+
+def _cifar10_full_layers():
+  from torch import nn
+
+  return (
     nn.Conv2d(3, 32, 5, padding=2),
     nn.MaxPool2d(3, 2, ceil_mode=True),
     nn.ReLU(),
@@ -102,7 +107,6 @@ def network(case) -> Any:
     nn.ReLU(),
     nn.AvgPool2d(3, 2, ceil_mode=True),
     nn.Flatten(),
-    nn.Linear(64 * side**2, case.classes),
   )
 
 
@@ -115,54 +119,3 @@ def _response():
       return x * (1 + 5e-5 * mean) ** -0.75
 
   return Response()
-
-
-def _resnet(case):
-  from torch import nn
-
-  bottleneck = case.model == 'resnet50'
-  wider = 4 if bottleneck else 1
-
-  def convolution(inputs, features, size, stride=1):
-    padding = (size - 1) // 2
-    return (
-      nn.Conv2d(inputs, features, size, stride, padding, bias=False),
-      nn.BatchNorm2d(features),
-    )
-
-  def body(inputs, inside, stride):
-    if not bottleneck:
-      return nn.Sequential(
-        *convolution(inputs, inside, 3, stride),
-        nn.ReLU(inplace=True),
-        *convolution(inside, inside, 3),
-      )
-    return nn.Sequential(
-      *convolution(inputs, inside, 1),
-      nn.ReLU(inplace=True),
-      *convolution(inside, inside, 3, stride),
-      nn.ReLU(inplace=True),
-      *convolution(inside, wider * inside, 1),
-    )
-
-  class Block(nn.Module):
-    def __init__(self, inputs, inside, stride):
-      super().__init__()
-      self.body = body(inputs, inside, stride)
-      self.shortcut = nn.Identity()
-      if inputs != wider * inside or stride > 1:
-        self.shortcut = nn.Sequential(*convolution(inputs, wider * inside, 1, stride))
-
-    def forward(self, x):
-      return nn.functional.relu_(self.body(x) + self.shortcut(x))
-
-  layers = [*convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-  inputs = 64
-  for stage, blocks in enumerate(_cases.BLOCKS[case.model]):
-    for block in range(blocks):
-      inside = 64 * 2**stage
-      layers.append(Block(inputs, inside, 2 if stage and not block else 1))
-      inputs = wider * inside
-  return nn.Sequential(
-    *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, case.classes)
-  )

@@ -20,10 +20,10 @@ Last, batches of 256 whose images are neither decoded nor copied, in images a se
 import argparse
 from concurrent import futures
 import glob
-import importlib.util
 import io
 import itertools
 import os
+import pathlib
 import statistics
 import tempfile
 import time
@@ -80,15 +80,14 @@ def _sets(photographs, folder):
     return embedded
   trees = {name: os.path.join(folder, name) for name in ('like ImageNet', 'reduced')}
   for path in sorted(glob.glob(os.path.join(photographs, '*', '*.jpg')))[::4]:
-    place = os.path.relpath(path, photographs)
     file = io.BytesIO()
     with Image.open(path) as image:
       ImageOps.fit(image.convert('RGB'), (500, 375)).save(file, 'JPEG', quality=96)
     reduced = examine.convert(file.getvalue(), shorter=256)
     for tree, data in zip(trees.values(), (file.getvalue(), reduced)):
-      os.makedirs(os.path.dirname(os.path.join(tree, place)), exist_ok=True)
-      with open(os.path.join(tree, place), 'wb') as f:
-        f.write(data)
+      target = pathlib.Path(tree, os.path.relpath(path, photographs))
+      target.parent.mkdir(parents=True, exist_ok=True)
+      target.write_bytes(data)
   place = embedded['embedded set'] | {'data.source': 'folder', 'data.train_split': '.'}
   trees = {'photographs': photographs, **trees}
   return embedded | {name: place | {'data.path': tree} for name, tree in trees.items()}
@@ -109,16 +108,16 @@ def _contestants(name, keys, folder):
   source = sources.open_source(config, training=True)
   files = _files(source, os.path.join(folder, name))
   peers = {'tf.data': _plain(config, files)}
-  if importlib.util.find_spec('torch'):
+  try:
     from scripts.bench import _torch_input
-
+  except ImportError as e:
+    print(f'skipped: torch: {e}')
+  else:
     d = config.data
     for label, decode in _torch_input.DECODERS.items():
       peers[label] = _torch_input.batches(
         files, d.image_size, d.crop_area, d.crop_ratio, _BATCH, decode
       )
-  else:
-    print('skipped: no PyTorch here')
   return {_LIMIT: _bare(config, source, files)} | ours | peers
 
 
@@ -126,9 +125,8 @@ def _time(name, contestants, flags, rows, ratios):
   seconds = {contestant: [] for contestant in contestants}
   for _ in range(flags.rounds):
     for contestant, batches in contestants.items():
-      seconds[contestant].append(
-        input_cost.processor_time(lambda stream=batches: next(stream), flags.seconds) / _BATCH
-      )
+      cost = input_cost.processor_time(batches.__next__, flags.seconds)
+      seconds[contestant].append(cost / _BATCH)
   for contestant, values in seconds.items():
     of_limit = statistics.median(a / b for a, b in zip(seconds[_LIMIT], values))
     over = sorted(a / b for a, b in zip(values, seconds['fast']))
@@ -213,8 +211,7 @@ def _files(source, folder):
   paths = [os.path.join(folder, f'{i}.jpg') for i in range(len(source))]
   for i, path in enumerate(paths):
     (data,), _ = source.read(np.array([i]))
-    with open(path, 'wb') as f:
-      f.write(data)
+    pathlib.Path(path).write_bytes(data)
   return paths
 
 

@@ -34,9 +34,8 @@ from scripts.bench import _common
 
 def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument(
-    '--rate', type=emulation_keys.bytes_per_second, help='link bandwidth, such as 100mbit'
-  )
+  rate = emulation_keys.bytes_per_second
+  parser.add_argument('--rate', type=rate, help='link bandwidth, such as 100mbit')
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--period', type=int, default=16, help='steps between exchanges of local_sgd')
   parser.add_argument('--model', default='resnet18')
@@ -51,12 +50,8 @@ def _flags():
 
 def sent(text: str) -> int:
   """Bytes that the interfaces but loopback sent, from /proc/net/dev's text."""
-  total = 0
-  for line in text.splitlines()[2:]:
-    name, _, counts = line.partition(':')
-    if name.strip() != 'lo':
-      total += int(counts.split()[8])
-  return total
+  interfaces = (line.split(':') for line in text.splitlines()[2:])
+  return sum(int(counts.split()[8]) for name, counts in interfaces if name.strip() != 'lo')
 
 
 def _interfaces():

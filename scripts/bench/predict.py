@@ -27,11 +27,11 @@ network, and compares the most memory that it held.
 
 import argparse
 import collections
-import importlib.util
+import functools
 import io
 import itertools
 import os
-import statistics
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -44,12 +44,7 @@ from scripts.bench import _common, _contest, _predict_peers
 
 _PEERS = ('torch_eager', 'torch_compile', 'onnx')
 _LABELS = {'files': 'from files to names', 'network': 'network alone'}
-_GOALS = {
-  ('network', 'float32'): 1.1,
-  ('network', 'bfloat16'): 1.0,
-  ('files', 'float32'): 1.0,
-  ('files', 'bfloat16'): 1.0,
-}
+_GOALS = collections.defaultdict(lambda: 1.0, {('network', 'float32'): 1.1})
 _MEMORY_GOAL = 1.05
 _TOP = 5
 
@@ -60,7 +55,7 @@ def main():
   parser.add_argument('--rounds', type=int, default=8)
   parser.add_argument('--files', type=int, default=64, help='files per round')
   parser.add_argument('--side', type=int, default=224)
-  parser.add_argument('--sizes', default='4,8,16,32', help='batch sizes')
+  parser.add_argument('--sizes', type=_common.counts, default=(4, 8, 16, 32), help='batch sizes')
   parser.add_argument('--dtype', default='float32,bfloat16')
   parser.add_argument('--what', default=','.join(_LABELS))
   parser.add_argument('--peers', default=','.join(_PEERS))
@@ -72,9 +67,8 @@ def main():
   if flags.worker:
     _work(*flags.worker)
     return
-  sizes = [int(size) for size in flags.sizes.split(',')]
-  if any(flags.files % size for size in sizes):
-    parser.error(f'--files={flags.files}: expected a multiple of {sizes}')
+  if any(flags.files % size for size in flags.sizes):
+    parser.error(f'--files={flags.files}: expected a multiple of {flags.sizes}')
   if flags.memory:
     _memory(flags.counts)
     return
@@ -102,19 +96,17 @@ def _write_files(folder, count, size):
     Image.fromarray(picture).save(data, 'JPEG', quality=85)
     photographs.append(data.getvalue())
   for i in range(count):
-    with open(os.path.join(folder, f'{i:05}.jpg'), 'wb') as f:
-      f.write(photographs[i % len(photographs)])
+    pathlib.Path(folder, f'{i:05}.jpg').write_bytes(photographs[i % len(photographs)])
 
 
 def _speed(flags, folder, dtype, rows, ratios):
   """One dtype: starts, batch sizes, rounds, and its lines of the table."""
   workers = _start(flags, folder, dtype)
-  sizes = [int(size) for size in flags.sizes.split(',')]
   try:
     best = {}
     for name, worker in workers.items():
       rates = {}
-      for size in sizes:
+      for size in flags.sizes:
         worker.ask(what='network', size=size, count=2 * size)  # compiles
         reply = worker.ask(what='network', size=size, count=flags.files)
         rates[size] = flags.files / reply['seconds']
@@ -123,11 +115,8 @@ def _speed(flags, folder, dtype, rows, ratios):
       tried = ', '.join(f'{k}: {v:.1f}' for k, v in rates.items())
       print(f'{dtype}: {name}: images/s by batch size: {tried}', flush=True)
     for what in flags.what.split(','):
-      seconds = {name: [] for name in workers}
-      for order in _contest.rounds(list(workers), flags.rounds):
-        for name in order:
-          reply = workers[name].ask(what=what, size=best[name], count=flags.files)
-          seconds[name].append(reply['seconds'])
+      questions = {name: {'what': what, 'size': best[name], 'count': flags.files} for name in best}
+      seconds = _contest.times(workers, flags.rounds, questions.get)
       _show(rows, ratios, (what, dtype), seconds, flags.files)
   finally:
     for worker in workers.values():
@@ -138,15 +127,9 @@ def _start(flags, folder, dtype):
   """The contestants that can compute here, by name."""
   workers = {}
   for name in ('ours', *flags.peers.split(',')):
-    needed = _needed(name)
-    missing = [m for m in needed if importlib.util.find_spec(m) is None]
-    if missing:
-      print(f'skipped: {dtype}: {name}: no {", ".join(missing)} here')
-      continue
     arguments = [name, folder, str(flags.side), flags.model, dtype]
-    variables = _contest.environment(name == 'ours')
     try:
-      workers[name] = _contest.Worker('predict', arguments, variables)
+      workers[name] = _contest.Worker('predict', arguments, _contest.environment(name == 'ours'))
     except _contest.PeerLostError as e:
       if name == 'ours':
         raise
@@ -156,20 +139,14 @@ def _start(flags, folder, dtype):
   return workers
 
 
-def _needed(name):
-  if name == 'onnx':
-    return ['torch', 'onnx', 'onnxruntime']
-  return ['torch'] if name.startswith('torch') else []
-
-
 def _show(rows, ratios, which, seconds, count):
   what, dtype = which
   label = f'{dtype}, {_LABELS[what]}'
+  speeds, overs = _contest.speeds(label, seconds, {'torch': _GOALS[which]})
   for name, times in seconds.items():
-    rate, lowest = (count / f(times) for f in (statistics.median, max))
-    ratios[f'{dtype}_{what}_{name}_images_per_second'] = rate
-    rows.append((f'{label}: {name}, images/s', f'{rate:.1f}', f'{lowest:.1f}', *[''] * 4))
-  speeds, overs = _contest.speeds(label, seconds, {'torch': _GOALS.get(which, 0)})
+    text, rate = _contest.images_per_second(f'{label}: {name}, images/s', count, times)
+    rows.append(text)
+    overs[f'{name}_images_per_second'] = rate
   rows += speeds
   ratios |= {f'{dtype}_{what}_{name}': value for name, value in overs.items()}
 
@@ -195,17 +172,6 @@ def _work(name, folder, side, model, dtype):
       if named != count:
         sys.exit(f'{name}: {named} of {count} files were named')
     answer(seconds=time.perf_counter() - start)
-
-
-def _config(side, model, dtype):
-  return _common.load(
-    {
-      'data.image_size': str(side),
-      'data.resize': str(side * 8 // 7),
-      'model.dtype': dtype,
-      'model.name': model,
-    }
-  )
 
 
 def _trained(config):
@@ -236,17 +202,13 @@ def _ours(side, model, dtype):
     network as network_lib,
     predict_rows as rows,
   )
-  from anp_jax.system import onednn
+  from anp_jax.system import cores, onednn
 
-  config = _config(side, model, dtype)
+  keys = {'data.image_size': str(side), 'data.resize': str(side * 8 // 7)}
+  config = _common.load(keys | {'model.dtype': dtype, 'model.name': model})
   trained = _trained(config)
-  network_of = {}
   table = rows.Rows(trained.vocabulary)
-
-  def network(size):
-    if size not in network_of:
-      network_of[size] = network_lib.Network(trained, _TOP, size)
-    return network_of[size]
+  network = functools.cache(lambda size: network_lib.Network(trained, _TOP, size))
 
   def name_files(paths, size):
     net = network(size)
@@ -255,7 +217,7 @@ def _ours(side, model, dtype):
       decode_pillow.eval_decoder(config),
       net.batch_size,
       side,
-      len(os.sched_getaffinity(0)),
+      cores.count(),
     )
     predictions = []
     for batch, names in predict.named(net, batches):
@@ -264,14 +226,10 @@ def _ours(side, model, dtype):
 
   def run(size, count):
     net = network(size)
-    batch = np.random.default_rng(0).integers(0, 256, (net.batch_size, side, side, 3), np.uint8)
-    pending = collections.deque()
-    for _ in range(count // size):
-      pending.append(net.start(batch))
-      if len(pending) > 1:
-        net.names(pending.popleft(), size)
-    while pending:
-      net.names(pending.popleft(), size)
+    images = np.random.default_rng(0).integers(0, 256, (net.batch_size, side, side, 3), np.uint8)
+    batch = file_batches.Batch([''] * size, images, [])
+    for _ in predict.named(net, itertools.repeat(batch, count // size)):
+      pass
 
   described = ''
   if models.target(config, 'cpu') != 'cpu':
@@ -284,8 +242,7 @@ def _memory(counts):
   with tempfile.TemporaryDirectory() as folder:
     run = os.path.join(folder, 'run')
     keys = '--config.duration=2 steps', '--config.log.tensorboard=False'
-    tiny = [sys.executable, 'main.py', '--config=configs/resnet_anp.py:tiny', f'--workdir={run}']
-    subprocess.run([*tiny, *keys], check=True, cwd=_common.ROOT, stdout=subprocess.DEVNULL)
+    _common.train('--config=configs/resnet_anp.py:tiny', f'--workdir={run}', *keys)
     most = {}
     # The first run compiles, which takes more than naming does.
     for count in (10, *counts):

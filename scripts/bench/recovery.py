@@ -37,14 +37,16 @@ import time
 import numpy as np
 
 from anp_jax.cluster import listener
+from anp_jax.config import command_line
 from anp_jax.costs import goodput
 from anp_jax.reporting import summaries
-from anp_jax.system import drawing
+from anp_jax.system import drawing, stopwatch
 from scripts.bench import _common
 
 _BATCH = 96
 _WITHIN = 300.0  # seconds, for anything that is waited for
 _WATCHED = 25.0  # seconds before and after each event of the figure
+_SMOOTHED = 10  # looks at the step, of the figure's rates
 _PARTS = 20  # of a run with random losses
 
 
@@ -150,9 +152,7 @@ def _flags():
 
 
 def _quartiles(values):
-  if len(values) < 2:
-    return f'{values[0]:.1f}'
-  low, middle, high = statistics.quantiles(values, method='inclusive')
+  low, middle, high = stopwatch.quartiles(values)
   return f'{middle:.1f} ({low:.1f} to {high:.1f})'
 
 
@@ -170,8 +170,7 @@ def main():
     'checkpoint.every': '1000000 steps',
     'schedule.name': 'constant',
   }
-  typed = (f'--config.{key}={value}' for key, value in keys.items())
-  arguments = [f'--config={flags.config}', *typed, *more]
+  arguments = [f'--config={flags.config}', *command_line.typed(keys), *more]
   with tempfile.TemporaryDirectory() as folder:
     if flags.figure:
       with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
@@ -218,8 +217,8 @@ def _costs(folder, arguments, flags):
 
 
 def _batch_size(typed):
-  texts = [flag.partition('=')[2] for flag in typed if flag.startswith('--config.batch_size=')]
-  return int(texts[-1]) if texts else _BATCH
+  keys, _ = command_line.split_overrides(typed)
+  return int(keys.get('batch_size', _BATCH))
 
 
 def _exponential(mean, count, chance):
@@ -285,8 +284,7 @@ def _goodput(run, flags, batch):
 
 def _draw(run, path):
   """Draws images/s over the time of a run that loses two processes and gets one back."""
-  times, steps, events = [], [], []
-  begin = time.monotonic()
+  steps, events = [], []
   changes = [
     ('a process is lost', run.lose, 1),
     ('process 0 is lost', run.lose, 0),
@@ -294,19 +292,16 @@ def _draw(run, path):
     ('', None, 0),
   ]
   for what, change, index in changes:
-    end = time.monotonic() + _WATCHED
-    while time.monotonic() < end:
-      times.append(time.monotonic() - begin)
-      steps.append(run.step())
-      time.sleep(0.5)
+    steps += run.watch(time.monotonic() + _WATCHED)
     if change:
       change(index)
-      events.append((time.monotonic() - begin, what))
-  window = zip(times, times[4:], steps, steps[4:])
-  rates = [_BATCH * max(after - before, 0) / (t - s) for s, t, before, after in window]
+      events.append((time.monotonic() - steps[0][0], what))
+  before, after = np.array(steps[:-_SMOOTHED]), np.array(steps[_SMOOTHED:])
+  seconds, counts = (after - before).T
+  rates = _BATCH * np.maximum(counts, 0) / seconds
   with drawing.figure(path, 7, 2.4, dpi=110) as canvas:
     axes = canvas.subplots()
-    axes.plot(times[2:-2], rates, color=drawing.BLUE)
+    axes.plot((before + after)[:, 0] / 2 - steps[0][0], rates, color=drawing.BLUE)
     for at, what in events:
       axes.axvline(at, color=drawing.SOFT, linestyle=':')
       axes.text(at + 0.5, 1.05 * max(rates), what, fontsize=8)

@@ -9,10 +9,10 @@ last checkpoints.
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 
+from anp_jax.config import command_line
 from scripts.bench import _common
 
 _KEYS = {
@@ -26,37 +26,24 @@ _KEYS = {
 }
 
 
-def _arrays(workdir, step):
-  """The arrays of a checkpoint, by path."""
-  import jax
-  import numpy as np
-  import orbax.checkpoint as ocp
-
-  path = os.path.join(workdir, 'checkpoints', str(step), 'state')
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(path).item_metadata.tree
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), tree)
-    tree = checkpointer.restore(path, args=ocp.args.PyTreeRestore(tree, as_numpy))
-  return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def main():
   """Trains the runs and compares them; status 1 if an array differs."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
   parser.add_argument('--config', default='configs/resnet_anp.py:modern', help='FILE[:VARIANT]')
   parser.add_argument('--steps', type=int, default=8)
   flags, keys = parser.parse_known_args()
-  typed = [f'--config.{key}={value}' for key, value in _KEYS.items()]
+  typed = [f'--config={flags.config}', *command_line.typed(_KEYS), *keys]
   with tempfile.TemporaryDirectory() as folder:
     # The first run fills the compilation cache, if it is empty, for all of them.
     runs = ('once', flags.steps), ('resumed', flags.steps // 2), ('resumed', flags.steps)
     for name, steps in runs:
-      command = [sys.executable, 'main.py', f'--config={flags.config}', *typed, *keys]
-      command += [f'--workdir={folder}/{name}', f'--config.duration={steps} steps']
-      subprocess.run(command, cwd=_common.ROOT, stdout=sys.stderr, check=True)
+      _common.train(*typed, f'--workdir={folder}/{name}', f'--config.duration={steps} steps')
     # What is left is read on the host.
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    once, resumed = (_arrays(f'{folder}/{name}', flags.steps) for name in ('once', 'resumed'))
+    from anp_jax.tools.trials import replay
+
+    runs = (f'{folder}/{name}' for name in ('once', 'resumed'))
+    (_, once), (_, resumed) = map(replay.newest_arrays, runs)
   differing = [p for p, x in once.items() if x.tobytes() != resumed[p].tobytes()]
   print(*differing, sep='\n', file=sys.stderr)
   rows = [('arrays', 'that differ'), (len(once), len(differing))]

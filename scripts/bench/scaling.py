@@ -38,16 +38,14 @@ import math
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 from anp_jax import cluster, config as config_lib
-from anp_jax.cluster import secret
+from anp_jax.cluster import listener, secret
 from anp_jax.config import strategy as strategy_lib
-from anp_jax.system import compile_cache, xla_flags
+from anp_jax.system import compile_cache, stopwatch, xla_flags
 from scripts.bench import _common, _contest, _quota
 
 _PREDICTED = '_predicted'  # ending of the speed that a division by measured speeds predicts
@@ -57,9 +55,7 @@ def _flags():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--processes', type=_common.counts, default=(2,))
   parser.add_argument('--model', default='resnet18')
-  parser.add_argument(
-    '--batch', type=int, default=256, help='batch size of one process; all processes have twice'
-  )
+  parser.add_argument('--batch', type=int, default=256, help='half the batch of all processes')
   parser.add_argument('--size', type=int, default=64, help='image side in pixels')
   parser.add_argument('--strategies', default='sync')
   parser.add_argument('--rounds', type=int, default=8)
@@ -146,10 +142,9 @@ def _stepper(config, devices, processes=None, measured=None):
 def _measure(flags):
   """One of the processes; gives each way's images a second by round."""
   xla_flags.enable()
-  compile_cache.enable(_config(flags, *flags.processes))
   count, strategies = *flags.processes, flags.strategies.split(',')
   config = _config(flags, count)
-  batch = config.batch_size
+  compile_cache.enable(config)
   place = cluster.detect(flags.coordinator, count, flags.process_id)
   ways = ['one', 'apart', *strategies]
   measured = {way: [] for way in (*ways, 'lockstep')}
@@ -157,12 +152,9 @@ def _measure(flags):
     run = _steppers(flags, place, processes, measured)
 
     def timed(way, steps):
-      start = time.perf_counter()
-      if way in run:
-        run[way](steps)
-      return time.perf_counter() - start
+      return stopwatch.timed(lambda: run[way](steps)) if way in run else 0.0
 
-    images = flags.steps * batch
+    images = flags.steps * config.batch_size
     for i in range(flags.rounds):
       # Each way is first as often as another.
       first = i % len(ways)
@@ -203,9 +195,7 @@ def _start(flags, count):
   Returns:
     What `_measure` gave the first.
   """
-  with socket.socket() as s:
-    s.bind(('127.0.0.1', 0))
-    coordinator = f'127.0.0.1:{s.getsockname()[1]}'
+  coordinator = f'127.0.0.1:{listener.free_port()}'
   environment = {**os.environ, secret.VARIABLE: secrets.token_hex(32)}
   cores = sorted(os.sched_getaffinity(0))
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as groups:

@@ -32,20 +32,18 @@ records a trace of ours there, and prints its top operations.
 import argparse
 import dataclasses
 import functools
-import importlib.util
 import math
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 
-from anp_jax.system import device_peaks
+from anp_jax.system import device_peaks, xla_flags
 from scripts.bench import _cases, _common, _contest, _step_worker
 
 _PEERS = ('xla', 'float32', 'flax', 'torch_eager', 'torch_compile')
 _CPU_ONLY = ('xla', 'float32')
 _OURS = ('ours', *_CPU_ONLY)
+_MEMORY_GOALS = {'memory': 1.2, 'stepping_memory': 1.15}  # over PyTorch's, at most
 _SIZES = ('batch', 'side')
 # A contestant has slept, so its first step is slower: it is one of five at least.
 _TURN_SECONDS, _TURN_STEPS = 0.5, 5
@@ -82,17 +80,13 @@ def main():
     contestant, case, cache, on = flags.worker
     _step_worker.work(contestant, _cases.CASES[case], cache, on)
     return
-  platform = _platform()
+  platform = xla_flags.platform()
   on_gpu = platform != 'cpu'
-  names = [c for c in _cases.CASES if c != 'tiny']
-  default = [c for c in names if c.endswith('_gpu') == on_gpu]
+  default = [c for c in _cases.CASES if c != 'tiny' and c.endswith('_gpu') == on_gpu]
   cases = _chosen('--cases', flags.cases, _cases.CASES) or default
   peers = _chosen('--peers', flags.peers, _PEERS)
   if on_gpu:
     peers = [p for p in peers if p not in _CPU_ONLY]
-  if importlib.util.find_spec('torch') is None:
-    print('skipped: no PyTorch here')
-    peers = [p for p in peers if not p.startswith('torch')]
   report = _Report()
   with tempfile.TemporaryDirectory() as cache:
     for name in cases:
@@ -125,13 +119,6 @@ def _chosen(flag, text, valid_names):
     if name not in valid_names:
       sys.exit(f'{flag}={name}: expected some of {", ".join(valid_names)}')
   return names
-
-
-def _platform() -> str:
-  """What JAX computes on; asked in a process that does not stay on it."""
-  code = 'import jax; print(jax.default_backend())'
-  reply = subprocess.check_output([sys.executable, '-c', code], text=True)
-  return reply.strip()
 
 
 def _measure(name, peers, flags, start, report, compiles):
@@ -189,15 +176,12 @@ def _compiling_by_cache(cold, cached, report):
 
 def _rounds(workers, flags) -> dict[str, list[float]]:
   """Seconds a step of each contestant in each round."""
-  seconds = {contestant: [] for contestant in workers}
-  for order in _contest.rounds(list(workers), flags.rounds):
-    for contestant in order:
-      worker = workers[contestant]
-      steps = math.ceil(_TURN_SECONDS / worker.ready['step'])
-      steps = flags.steps or min(max(steps, _TURN_STEPS), 2000)
-      reply = worker.ask(what='steps', steps=steps)
-      seconds[contestant].append(reply['seconds'] / steps)
-  return seconds
+
+  def question(contestant):
+    steps = math.ceil(_TURN_SECONDS / workers[contestant].ready['step'])
+    return {'what': 'steps', 'steps': flags.steps or min(max(steps, _TURN_STEPS), 2000)}
+
+  return _contest.times(workers, flags.rounds, question)
 
 
 def _speeds(name, seconds, report):
@@ -208,7 +192,7 @@ def _speeds(name, seconds, report):
 
 def _memories(name, seconds, reply, report):
   peer = _contest.faster_torch(seconds)
-  for key, goal in _cases.CASES[name].memory_goals.items():
+  for key, goal in _MEMORY_GOALS.items():
     if peer and reply[peer].get(key, 0) > 0:
       ratio = reply['ours'][key] / reply[peer][key]
       report.ratios[f'{name}_{key}_over_torch'] = ratio
@@ -220,10 +204,10 @@ def _absolutes(name, device, seconds, report):
   """Images a second, and the share of the peak that is dense arithmetic."""
   case = _cases.CASES[name]
   for contestant, times in seconds.items():
-    rate, lowest = (case.batch / f(times) for f in (statistics.median, max))
-    report.ratios[f'{name}_{contestant}_images_per_second'] = rate
     label = f'{name}: {contestant}, images/s, {device}'
-    report.rows.append((label, f'{rate:.0f}', f'{lowest:.0f}', *[''] * 4))
+    row, rate = _contest.images_per_second(label, case.batch, times)
+    report.ratios[f'{name}_{contestant}_images_per_second'] = rate
+    report.rows.append(row)
     share = mfu(case, rate, device)
     if share:
       report.ratios[f'{name}_{contestant}_mfu'] = share

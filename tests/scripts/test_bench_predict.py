@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scripts.bench import _predict_peers, predict
-from tests import launching
+from tests import launching, timm_peer
 
 
 def test_rates_and_ratios_to_the_faster_torch():
@@ -40,7 +40,9 @@ def test_rates_and_ratios_to_the_faster_torch():
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_a_peer_names_the_likeliest_of_its_network(dtype):
-  torch = pytest.importorskip('torch')
+  timm_peer.require()
+  import torch
+
   names = _predict_peers.torch_names('resnet18', dtype, 5)
   pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
   mean, std = (123.68, 116.78, 103.94), (58.4, 57.1, 57.4)
@@ -61,9 +63,11 @@ def test_a_peer_names_the_likeliest_of_its_network(dtype):
 
 @pytest.mark.slow
 def test_onnx_runtime_computes_the_same():
-  torch = pytest.importorskip('torch')
+  timm_peer.require()
   pytest.importorskip('onnx')
   pytest.importorskip('onnxruntime')
+  import torch
+
   module = _predict_peers.torch_names('resnet18', 'float32', 5)
   pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
   _, probabilities = _predict_peers.onnx_names(module, 32)(pixels)

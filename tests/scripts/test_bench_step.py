@@ -12,7 +12,7 @@ import pytest
 
 from anp_jax.system import onednn
 from scripts.bench import _cases, _contest, _peers, _step_worker, _torch_peers, step
-from tests import launching
+from tests import launching, timm_peer
 
 H100 = 'NVIDIA H100 80GB HBM3'
 # As published: torchvision's ResNet-50, Caffe's examples.
@@ -59,7 +59,7 @@ class Worker:
     self.requests.append((self.contestant, steps))
     # A turn's second round takes three times as long.
     turns = sum(c == self.contestant for c, _ in self.requests)
-    return {'seconds': self.seconds[self.contestant] * steps * (2 * turns - 1)}
+    return {'seconds': self.seconds[self.contestant] * (2 * turns - 1)}
 
   def close(self):
     self.open = False
@@ -227,7 +227,9 @@ def test_peers_have_the_published_parameters(name):
   variables = jax.eval_shape(lambda x: init(jax.random.key(0), x, True), images)
   sizes = [np.prod(x.shape) for x in jax.tree.leaves(variables['params'])]
   assert sum(sizes) == PARAMETERS[name]
-  torch = pytest.importorskip('torch')
+  timm_peer.require()
+  import torch
+
   with torch.device('meta'):
     net = _torch_peers.network(case)
     images = torch.zeros(2, 3, case.side, case.side)

@@ -33,7 +33,12 @@ def write(paths: list[str], output: str) -> str:
   runs = runs_lib.find(paths)
   differences, results = comparison_tables.differences(runs), comparison_tables.results(runs)
   caution = '' if comparison_tables.were_scored_alike(runs) else _CAUTION
-  files.write_atomic(output, _page(runs, differences, results, caution))
+  notes = {
+    'caution': caution,
+    'has_best': any(row.best for row in results),
+    'footnote': _APART * any(row.label.endswith(comparison_tables.APART) for row in results),
+  }
+  files.write_atomic(output, _page(runs, differences, results, notes))
   names = [run.name for run in runs]
   blocks = []
   if any(_width(names, rows) > _WIDEST for rows in (differences, results)):
@@ -45,14 +50,14 @@ def write(paths: list[str], output: str) -> str:
     _plain(names, differences) or 'the configs do not differ',
     _plain(names, results) or 'nothing was recorded',
   ]
-  if any(row.best for row in results):
+  if notes['has_best']:
     blocks.append('* the best of the runs')
-  if any(row.label.endswith(comparison_tables.APART) for row in results):
+  if notes['footnote']:
     blocks.append(_APART)
   return '\n\n'.join(blocks)
 
 
-def _page(runs, differences, results, caution):
+def _page(runs, differences, results, notes):
   png = comparison_curves.draw(runs)
   count = f'{len(runs)} run' + 's' * (len(runs) > 1)
   looks = [comparison_curves.look(index) for index in range(len(runs))]
@@ -71,14 +76,7 @@ def _page(runs, differences, results, caution):
       for run, look in zip(runs, looks)
     ],
   }
-  return report_kit.html(
-    os.path.dirname(__file__),
-    f'Comparison of {count}',
-    sections,
-    caution=caution,
-    has_best=any(row.best for row in results),
-    footnote=(_APART if any(r.label.endswith(comparison_tables.APART) for r in results) else ''),
-  )
+  return report_kit.html(os.path.dirname(__file__), f'Comparison of {count}', sections, **notes)
 
 
 def _plain(names, rows):

@@ -19,7 +19,7 @@ import ml_collections
 from anp_jax import config as config_lib, experiment
 from anp_jax.costs import hardware, work
 from anp_jax.runtimes.calibration import workloads
-from anp_jax.system import compile_cache, compute_dtype, cores, stopwatch
+from anp_jax.system import compile_cache, compute_dtype, cores, memory, stopwatch
 from anp_jax.tools.plan import plan_tables, sizes
 
 _TURNS = 5
@@ -165,7 +165,7 @@ def entry(
 
 def _memory(device) -> float:
   """Bytes of a device as it reports them; 0: it does not."""
-  limit = (device.memory_stats() or {}).get('bytes_limit', 0)
+  limit = memory.of_device(device, 'bytes_limit')
   if device.platform != 'gpu':
     return limit
   shares = [os.environ[n] for n in _SHARE_NAMES if os.environ.get(n)]
@@ -184,12 +184,11 @@ def _steps_a_turn(config, device) -> int:
 def _seconds(config, workload, device, images) -> list[float]:
   """Seconds of a step, by turn, the first ones left out."""
   opened = experiment.open(_single(config, workload, images), [device])
-  with contextlib.ExitStack() as stack, jax.default_device(device):
-    batches, count = None, _steps_a_turn(config, device)
-    if device.platform == 'cpu':
-      # The cores that compute also make the batches, some of them ahead.
-      batches = opened.batches()
-      stack.callback(batches.close)
+  count = _steps_a_turn(config, device)
+  # The cores of a CPU that compute also make the batches, some of them ahead.
+  on_cpu = device.platform == 'cpu'
+  feed = contextlib.closing(opened.batches()) if on_cpu else contextlib.nullcontext()
+  with feed as batches, jax.default_device(device):
     run = workloads.step(opened.program, opened.spec, images, batches)
     turn = functools.partial(run, count)
     run()

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 import dataclasses
 import os
 import re
-import tomllib
 
 from anp_jax import config as config_lib
 from anp_jax.config import errors, rules
 from anp_jax.costs import hardware
+from anp_jax.tools import flag_values
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _KINDS = ('tensor', 'vector', 'tpu', 'cpu')
@@ -81,11 +81,7 @@ def load(path: str = '') -> Tables:
 
 
 def _read(file) -> dict:
-  try:
-    with open(file, 'rb') as f:
-      content = tomllib.load(f)
-  except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-    raise config_lib.ConfigError(f'--entries={file!r}: {e}') from e
+  content = flag_values.tables(f'--entries={file!r}', file)
   for group, entries in content.items():
     errors.check_choice(f'--entries={file!r}: table {group!r}', group, _GROUPS)
     of_group = entries if isinstance(entries, dict) else {group: entries}

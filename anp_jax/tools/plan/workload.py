@@ -20,7 +20,7 @@ from anp_jax.data import sources
 from anp_jax.models.layers import example_randomness
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from anp_jax.parallel.channel_split import convolutions
-from anp_jax.system import flops
+from anp_jax.system import flops, memory
 from anp_jax.tools.plan import memory_traffic
 from anp_jax.training import objective as objective_lib, optimizer as optimizer_lib
 
@@ -110,13 +110,10 @@ def _layers(config, model, state, order) -> tuple[work.Layer, ...]:
   images = jax.ShapeDtypeStruct((1, side, side, 3), config.model.dtype)
   variables = {'params': state.params, **state.stats}
   calls = {c.layer: c for c in convolutions.find(model, variables, images)}
-  shapes = {
-    mesh_lib.path_name(path): leaf.shape
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
-  }
+  params = mesh_lib.leaves_by_name(state.params)
   layers = []
   for path in order:
-    shape, numbers = shapes[path], math.prod(shapes[path])
+    shape, numbers = params[path].shape, params[path].size
     name = path.removesuffix('/kernel')
     if name in calls:
       call = calls[name]
@@ -149,15 +146,12 @@ def _slept_layers(config, state, order) -> tuple[work.Layer, ...]:
   the backward pass, see `models.emulated`. So all of a part's operations are
   those of its layer that the backward pass reaches first.
   """
-  sizes = {
-    mesh_lib.path_name(path): leaf.size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
-  }
+  params = mesh_lib.leaves_by_name(state.params)
   pieces, count = config.emulate.pieces, len(order)
   layers, before = [], 0
   for place, path in enumerate(reversed(order), 1):
     piece = math.ceil(place * pieces / count)
-    layers.append(work.Layer(path, (piece - before) / pieces, sizes[path], 0, 0, False))
+    layers.append(work.Layer(path, (piece - before) / pieces, params[path].size, 0, 0, False))
     before = piece
   return tuple(reversed(layers))
 
@@ -194,4 +188,4 @@ def _size(tree) -> int:
 
 
 def _bytes(tree) -> int:
-  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+  return sum(map(memory.of_array, jax.tree.leaves(tree)))

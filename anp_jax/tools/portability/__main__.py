@@ -94,7 +94,7 @@ def _in_a_process(target, flags, overrides) -> dict:
   print(f'compiling for {target.text}', file=sys.stderr, flush=True)
   command = [sys.executable, '-m', 'anp_jax.tools.portability', '--worker']
   command += [f'--config={flags.config}', f'--target={target.text}']
-  command += [f'--config.{key}={value}' for key, value in overrides.items()]
+  command += command_line.typed(overrides)
   done = subprocess.run(
     [*command, f'--dump={flags.dump}'], capture_output=True, text=True, check=False
   )

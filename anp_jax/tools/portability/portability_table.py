@@ -61,16 +61,12 @@ def _row(name, parts, cell):
   return (name, *cells)
 
 
-def _compiles(part):
-  return 'no' if 'why_not' in part else 'yes'
-
-
 def _dtypes(key):
   return lambda part: '+'.join(part[key]) or 'none'
 
 
 _CELLS = (
-  ('compiled', _compiles),
+  ('compiled', lambda p: 'no' if 'why_not' in p else 'yes'),
   ('images', lambda p: f'{p["images"]}'),
   ('GFLOP a device', lambda p: f'{p["flops"] / 1e9:.1f}'),
   ('GFLOP an image', lambda p: f'{p["flops"] * p["devices"] / p["images"] / 1e9:.2f}'),

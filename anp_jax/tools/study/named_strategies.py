@@ -10,10 +10,10 @@ A file such as `methods.toml` names each of its strategies by a table of keys of
 
 from collections.abc import Iterable, Mapping
 import dataclasses
-import tomllib
 
 from anp_jax import config as config_lib
 from anp_jax.config import errors, resolve, strategy as strategy_lib
+from anp_jax.tools import flag_values
 
 # Baselines that only a study has, by the name that --strategies takes.
 BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
@@ -75,12 +75,7 @@ def check_unset(strategies: Iterable[NamedStrategy], flags: Mapping[str, str]) -
 
 def _read(path):
   """The strategies of a file."""
-  try:
-    with open(path, 'rb') as f:
-      tables = tomllib.load(f)
-  except (OSError, ValueError) as e:
-    reason = (getattr(e, 'strerror', None) or str(e)).splitlines()[0]
-    raise config_lib.ConfigError(f'--strategies={path}: {reason}') from e
+  tables = flag_values.tables(f'--strategies={path}', path)
   return [_strategy(path, label, table) for label, table in tables.items()]
 
 

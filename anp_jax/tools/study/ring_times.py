@@ -59,8 +59,7 @@ def start(
     shutil.rmtree(os.path.join(workdir, folder), ignore_errors=True)
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(workdir, leaderboard.LOG))
-  record = {'parts': [examples], 'laps': laps.total, 'models': models}
-  record['stations'] = stations
+  record = {'parts': [examples], 'laps': laps.total, 'models': models, 'stations': stations}
   files.write_json(os.path.join(workdir, _RING), record)
 
 

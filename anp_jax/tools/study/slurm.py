@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 import os
+import pathlib
 import re
 import subprocess
 import time
@@ -56,16 +57,12 @@ def run(
   running = _running()
   jobs = {}
   for cell in cells:
-    os.makedirs(study.workdir(cell), exist_ok=True)
-    path = os.path.join(study.workdir(cell), JOB)
-    job = ''
-    if os.path.exists(path):
-      with open(path) as f:
-        job = f.read()
+    path = pathlib.Path(study.workdir(cell), JOB)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    job = path.read_text() if path.exists() else ''
     if job not in running:
       job = _submit(study, cell, options)
-      with open(path, 'w') as f:
-        f.write(job)
+      path.write_text(job)
     jobs[cell] = job
     began(cell)
   while jobs:

@@ -83,8 +83,7 @@ class Study:
 
   def overridden(self, cell: grid.Cell) -> list[str]:
     """The part of `arguments` that sets keys of the config."""
-    overrides = self._overrides(cell)
-    return [f'--config.{key}={value}' for key, value in overrides.items()]
+    return command_line.typed(self._overrides(cell))
 
   def keys(self, cell: grid.Cell) -> set[str]:
     """The keys that the study and the cell set, as far as its strategy has them."""
@@ -108,12 +107,8 @@ class Study:
 def _mesh(spec, strategy):
   """The mesh that a strategy needs, where the recipe's strategy has another."""
   planned = strategy_lib.by_name(strategy).planned_mesh
-  return {} if planned == _recipe_mesh(spec) else planned
-
-
-@functools.cache
-def _recipe_mesh(spec):
-  return strategy_lib.find(command_line.recipe(spec)).planned_mesh
+  recipe = strategy_lib.find(command_line.recipe(spec))
+  return {} if planned == recipe.planned_mesh else planned
 
 
 def record(study: Study, cell: grid.Cell) -> dict:
@@ -158,7 +153,7 @@ def note_result(study: Study, cell: grid.Cell, cores: int | None) -> None:
   saved = config_lib.completed(files.read_json_object(path))
   decided = {k: saved.get(k) for k, v in _BY_RUN.items() if config.get(k) == v}
   if saved == config | decided:
-    write_record(study, cell, {'config': config, 'cores': cores})
+    _write_end(study, cell, cores)
 
 
 def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
@@ -179,9 +174,7 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     error = first_error(os.path.join(workdir, LOG))
     error = error or f'ended with status {status}'
     if cell.duration and _NOT_FINITE in error:
-      config = _as_saved(study.config(cell))
-      values = {'config': config, 'cores': cores, 'error': error}
-      write_record(study, cell, values)
+      _write_end(study, cell, cores, error=error)
     if status != _REFUSED or not error.startswith(_OF_CONFIG):
       return error
     # A run that has begun was valid: now something else is wrong.
@@ -189,9 +182,14 @@ def ended(study: Study, cell: grid.Cell, status: int, cores: int | None) -> str:
     return error if has_begun else Refusal(error)
   if stopped := workdir_lib.stopped_line(workdir):
     return stopped
-  config = _as_saved(study.config(cell))
-  write_record(study, cell, {'config': config, 'cores': cores})
+  _write_end(study, cell, cores)
   return ''
+
+
+def _write_end(study, cell, cores, **more):
+  """Writes the `record` of a run that has finished."""
+  config = _as_saved(study.config(cell))
+  write_record(study, cell, {'config': config, 'cores': cores, **more})
 
 
 def first_error(log: str) -> str:

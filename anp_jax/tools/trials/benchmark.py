@@ -6,7 +6,6 @@ the share of the time that waits for input, MFU, memory and the time to compile.
 
 from collections.abc import Callable
 import contextlib
-import json
 import math
 import os
 import time
@@ -50,11 +49,11 @@ def run(invocation: strategy_lib.Invocation) -> dict:
   if invocation.processes.index == 0:
     os.makedirs(invocation.workdir, exist_ok=True)
     path = os.path.join(invocation.workdir, 'benchmark')
-    files.write_atomic(f'{path}.json', json.dumps(values, indent=1))
+    files.write_json(f'{path}.json', values)
     config_text = config_lib.golden(invocation.config).rstrip()
     hardware = [(name, str(text)) for name, text in values['hardware'].items()]
     blocks = (
-      report_kit.Table([('', ''), *rows(values)], 'l'),
+      report_kit.facts(rows(values)),
       _HOW.rstrip(),
       report_kit.Table([('hardware', ''), *hardware], 'l'),
       f'## Config\n\n```\n{config_text}\n```',

@@ -7,7 +7,6 @@ of devices.
 """
 
 import contextlib
-import json
 import os
 
 import jax
@@ -40,7 +39,7 @@ def run(invocation: strategy_lib.Invocation) -> dict:
     path = os.path.join(invocation.workdir, 'range_test')
     values = {'rates': rates, 'losses': losses, 'smoothed': smoothed.tolist()}
     marks = {'suggested': suggested, 'diverged': diverged}
-    files.write_atomic(f'{path}.json', json.dumps(marks | values, indent=1))
+    files.write_json(f'{path}.json', marks | values)
     _draw(f'{path}.png', values, marks)
     texts = ('none' if rate is None else f'{rate:.2g}' for rate in marks.values())
     print(urls.remote_url(f'range test: {path}.png'))

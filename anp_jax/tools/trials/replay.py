@@ -147,15 +147,13 @@ def _compare(workdir):
   file = os.path.join(workdir, saved_run.FILE)
   saved_config = trust.from_file(saved_run.read(workdir), file)
   config = config_lib.from_flat(saved_config)
-  version, saved = _newest(workdir)
+  version, saved = newest_arrays(workdir)
   state = replay(config, records, version)
-  leaves = {
-    mesh_lib.path_name(path): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-  }
+  leaves = mesh_lib.leaves_by_name(jax.tree.map(np.asarray, state))
   for name, leaf in leaves.items():
-    if leaf.tobytes() != saved[name].tobytes():
-      worst = np.abs(leaf.astype(float) - saved[name].astype(float)).max()
+    expected = saved[f'state/{name}']
+    if leaf.tobytes() != expected.tobytes():
+      worst = np.abs(leaf.astype(float) - expected.astype(float)).max()
       print(f'{name} differs after {version} updates, by up to {worst:.3g}')
       return 1
   counts = log_lib.staleness(records)
@@ -165,8 +163,12 @@ def _compare(workdir):
   return 0
 
 
-def _newest(workdir):
-  """The newest checkpoint's version and leaves by name."""
+def newest_arrays(workdir: str) -> tuple[int, dict[str, np.ndarray]]:
+  """Returns the newest checkpoint's step and arrays, by names such as 'state/step'.
+
+  Raises:
+    ConfigError: if there is none.
+  """
   import orbax.checkpoint as ocp
 
   from anp_jax.checkpoint import manager
@@ -179,11 +181,8 @@ def _newest(workdir):
   path = os.path.join(folder, str(max(steps)), 'state')
   tree = reader.metadata(path).item_metadata.tree
   kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-  saved = reader.restore(path, restore_args=kinds)['state']
-  return max(steps), {
-    mesh_lib.path_name(path): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
-  }
+  saved = reader.restore(path, restore_args=kinds)
+  return max(steps), mesh_lib.leaves_by_name(jax.tree.map(np.asarray, saved))
 
 
 if __name__ == '__main__':
