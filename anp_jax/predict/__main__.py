@@ -199,7 +199,15 @@ def _run(flags, progress):
       stream = stack.enter_context(open(flags.output, 'wb'))
     # After an error, too; Ctrl-C ends the process at once.
     stack.callback(_write_features, flags.features, feature_files, arrays)
-    write = rows_lib.writer(flags.format, stream, table.columns)
+    # The other files are made even if nobody reads the table any more.
+    goes_on = exits.until_reader_goes if flags.features or flags.sheet else contextlib.nullcontext
+
+    def write_bytes(data):
+      with goes_on():
+        stream.write(data)
+        stream.flush()
+
+    write = rows_lib.writer(flags.format, write_bytes, table.columns)
     for batch, names in itertools.chain(firsts, results):
       rows = [table.file_rows(f, names, i) for i, f in enumerate(batch.files)]
       write(list(itertools.chain.from_iterable(rows)))

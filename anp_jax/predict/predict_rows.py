@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import math
-from typing import BinaryIO
 
 import numpy as np
 
@@ -99,7 +98,9 @@ class Rows:
     return dict(zip(self.columns, values, strict=True))
 
 
-def writer(kind: str, stream: BinaryIO, columns: list[str]) -> Callable[[list[dict]], None]:
+def writer(
+  kind: str, write: Callable[[bytes], object], columns: list[str]
+) -> Callable[[list[dict]], object]:
   """Returns a writer of rows; the head of a CSV is written at once.
 
   Names of files that are not UTF-8 keep their bytes in CSV, and are escaped as
@@ -107,13 +108,13 @@ def writer(kind: str, stream: BinaryIO, columns: list[str]) -> Callable[[list[di
 
   Args:
     kind: 'csv' or 'jsonl'.
-    stream: file of bytes; flushed after each call.
+    write: writes bytes.
     columns: columns of the rows.
   """
   if kind == 'jsonl':
-    return lambda rows: _write(stream, map(_json, rows))
-  _write(stream, [_csv(columns)])
-  return lambda rows: _write(stream, (_csv(row.values()) for row in rows))
+    return lambda rows: write(b''.join(map(_json, rows)))
+  write(_csv(columns))
+  return lambda rows: write(b''.join(_csv(row.values()) for row in rows))
 
 
 def _strongest(name, emotions, rows):
@@ -134,11 +135,6 @@ def _best(words, names, row, i):
 def _short(value):
   """The digits that float32 is good for after a network's layers."""
   return float(f'{value:.5g}')
-
-
-def _write(stream, lines):
-  stream.write(b''.join(lines))
-  stream.flush()
 
 
 def _csv(values):

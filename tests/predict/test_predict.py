@@ -137,6 +137,17 @@ def test_features_are_what_the_classifier_reads(run, tmp_path, capfd):
   assert 'x.csv' in capfd.readouterr().err
 
 
+def test_features_are_of_all_files_though_nobody_reads_the_table(run, tmp_path, monkeypatch):
+  workdir, tree = run
+  reader, writer = os.pipe()
+  os.close(reader)
+  with open(writer, 'w') as stdout:
+    monkeypatch.setattr(sys, 'stdout', stdout)
+    path = tmp_path / 'x.npz'
+    assert _main(f'--checkpoint={workdir}', tree, f'--features={path}', '--batch_size=8') == 0
+  assert len(features.read(str(path))[0]) == 50
+
+
 def test_features_of_a_bfloat16_network_are_float32(run):
   trained = trained_lib.load(str(run[0]))
   config = config_lib.replaced(trained.config, {'model.dtype': 'bfloat16'})

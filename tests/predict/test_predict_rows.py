@@ -155,7 +155,7 @@ def test_csv_and_json_lines():
   table = predict_rows.Rows(_vocabulary())
   result = table.file_rows('a, "b".jpg', _names(), 0)
   stream = io.BytesIO()
-  write = predict_rows.writer('csv', stream, table.columns)
+  write = predict_rows.writer('csv', stream.write, table.columns)
   assert stream.getvalue() == b'file,rank,anp,adjective,noun,probability\n'
   write(result)
   assert stream.getvalue().splitlines()[1:] == [
@@ -163,7 +163,7 @@ def test_csv_and_json_lines():
     b'"a, ""b"".jpg",2,big_cat,big,cat,0.25',
   ]
   stream = io.BytesIO()
-  predict_rows.writer('jsonl', stream, table.columns)(result)
+  predict_rows.writer('jsonl', stream.write, table.columns)(result)
   assert [json.loads(line) for line in stream.getvalue().splitlines()] == result
 
 
