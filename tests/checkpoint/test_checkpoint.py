@@ -50,12 +50,10 @@ def _mesh(count):
   return mesh_lib.create(config, jax.devices()[:count])
 
 
-def _abstract(state):
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-
-
 def _open(workdir, config, data=DATA, abstract_state=None):
-  return manager.Checkpoints(str(workdir), config, data, abstract_state or _abstract(_state(0)))
+  return manager.Checkpoints(
+    str(workdir), config, data, abstract_state or builders.abstract(_state(0))
+  )
 
 
 def _write(workdir, config, steps):
@@ -172,10 +170,10 @@ def test_best_metric_that_evaluation_lacks(config):
 @pytest.mark.parametrize('writer, reader', [(1, 4), (2, 1), (8, 4)])
 def test_restores_on_another_number_of_devices(tmp_path, config, writer, reader):
   saved = _state(7, _mesh(writer), 'data')
-  checkpoints = _open(tmp_path, config, abstract_state=_abstract(saved))
+  checkpoints = _open(tmp_path, config, abstract_state=builders.abstract(saved))
   checkpoints.save(7, saved)
   checkpoints.wait()
-  abstract_state = _abstract(_state(0, _mesh(reader), 'data'))
+  abstract_state = builders.abstract(_state(0, _mesh(reader), 'data'))
   state, _ = _open(tmp_path, config, abstract_state=abstract_state).restore()
   _equal(state, 7)
   assert len(state['kernel'].sharding.device_set) == reader
@@ -289,7 +287,7 @@ def test_other_data_are_refused(workdir, config, key):
 
 
 def test_changed_model_is_refused_not_called_damage(workdir, config):
-  abstract_state = _abstract(_state(0))
+  abstract_state = builders.abstract(_state(0))
   abstract_state['kernel'] = jax.ShapeDtypeStruct(
     (64, 16), np.float32, sharding=abstract_state['kernel'].sharding
   )

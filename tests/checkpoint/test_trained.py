@@ -96,7 +96,7 @@ def test_the_mean_of_groups(tmp_path):
   state = state_lib.TrainState(np.array([3, 3], np.int32), params, stats, {'trace': params}, {})
   where = mesh_lib.replicated(mesh_lib.create(config_lib.base(), jax.devices()[:1]))
   state = jax.device_put(state, where)
-  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state)
+  abstract = builders.abstract(state)
   run_dir.claim_workdir(str(tmp_path), config, vocabulary.Vocabulary(('a', 'b')))
   with contextlib.closing(manager.Checkpoints(str(tmp_path), config, {}, abstract)) as checkpoints:
     checkpoints.save(3, state)
