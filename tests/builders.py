@@ -239,6 +239,11 @@ def train_alone(config, workdir):
     return train.run(config, str(workdir))
 
 
+def abstract(state):
+  """The shapes, dtypes and shardings of a state."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
 def batch_sharding(config, data: int, model: int = 1):
   """The sharding of a batch over a mesh of data x model devices."""
   config.mesh.data, config.mesh.model = data, model

@@ -80,8 +80,18 @@ class Source(source_lib.Source):
     return hashlib.sha256(repr(self.images).encode()).hexdigest()
 
 
-def stream(config, source, start=0, training=True, rows=None, batch=BATCH, registry=None):
-  """Yields the batches of a process that has some rows of each; by default all."""
+def stream(config, source, start=0, training=True, rows=None, **more):
+  """Returns the batches of a process that has some rows of each; by default all.
+
+  Args:
+    config: of the run.
+    source: of examples.
+    start: first step.
+    training: whether the order is random.
+    rows: of each batch.
+    **more: `batch`, the size of one, and the `registry` of damaged examples.
+  """
+  batch, registry = more.get('batch', BATCH), more.get('registry')
   rows = np.arange(batch) if rows is None else rows
   plan = batch_plan.BatchPlan(config, len(source), batch, rows, training, start)
   return pipeline.batches(source, plan, registry)

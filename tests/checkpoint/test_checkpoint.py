@@ -12,6 +12,9 @@ import threading
 import time
 import types
 
+import hypothesis
+from hypothesis import strategies
+from hypothesis.extra import numpy as hypothesis_numpy
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -48,12 +51,10 @@ def _mesh(count):
   return mesh_lib.create(config, jax.devices()[:count])
 
 
-def _abstract(state):
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-
-
 def _open(workdir, config, data=DATA, abstract_state=None):
-  return manager.Checkpoints(str(workdir), config, data, abstract_state or _abstract(_state(0)))
+  return manager.Checkpoints(
+    str(workdir), config, data, abstract_state or builders.abstract(_state(0))
+  )
 
 
 def _write(workdir, config, steps):
@@ -71,6 +72,12 @@ def _folders(workdir, kind):
 def _equal(state, step):
   for name, value in _state(step).items():
     np.testing.assert_array_equal(np.asarray(state[name]), np.asarray(value), err_msg=name)
+
+
+def _assert_restores(checkpoints, step, which='newest'):
+  state, restored = checkpoints.restore(which)
+  assert restored == step
+  _equal(state, step)
 
 
 def _largest_file(folder):
@@ -102,13 +109,9 @@ def test_restores_what_was_saved(workdir, config):
   # An unfinished save is no checkpoint.
   shutil.copytree(workdir / 'checkpoints/1', workdir / 'checkpoints/3.orbax-checkpoint-tmp')
   checkpoints = _open(workdir, config)
-  state, step = checkpoints.restore()
-  assert step == 2
-  _equal(state, 2)
+  _assert_restores(checkpoints, 2)
   assert _open(workdir / 'new', config).restore() is None
-  state, step = checkpoints.restore('1')
-  assert step == 1
-  _equal(state, 1)
+  _assert_restores(checkpoints, 1, '1')
   builders.assert_refused('step 9.*it has 1, 2', checkpoints.restore, '9')
   builders.assert_refused('no best checkpoint', checkpoints.restore, 'best')
 
@@ -137,9 +140,7 @@ def test_keeps_newest_and_best_and_no_more(tmp_path, config):
   # Nothing else is left behind either.
   assert len(list((tmp_path / 'checkpoints').iterdir())) <= 3
   config.checkpoint.best_metric = 'class_top1'  # another name of it
-  state, step = _open(tmp_path, config).restore('best')
-  assert step == 2
-  _equal(state, 2)
+  _assert_restores(_open(tmp_path, config), 2, 'best')
 
 
 @pytest.mark.parametrize(
@@ -186,10 +187,10 @@ def test_best_metric_that_evaluation_lacks(config):
 @pytest.mark.parametrize('writer, reader', [(1, 4), (2, 1), (8, 4)])
 def test_restores_on_another_number_of_devices(tmp_path, config, writer, reader):
   saved = _state(7, _mesh(writer), 'data')
-  checkpoints = _open(tmp_path, config, abstract_state=_abstract(saved))
+  checkpoints = _open(tmp_path, config, abstract_state=builders.abstract(saved))
   checkpoints.save(7, saved)
   checkpoints.wait()
-  abstract_state = _abstract(_state(0, _mesh(reader), 'data'))
+  abstract_state = builders.abstract(_state(0, _mesh(reader), 'data'))
   state, _ = _open(tmp_path, config, abstract_state=abstract_state).restore()
   _equal(state, 7)
   assert len(state['kernel'].sharding.device_set) == reader
@@ -235,9 +236,7 @@ def _change_value(folder):
 def test_damaged_newest_is_set_aside_and_saved_again(workdir, config, damage, caplog):
   damage(workdir / 'checkpoints' / '2')
   checkpoints = _open(workdir, config)
-  state, step = checkpoints.restore()
-  assert step == 1
-  _equal(state, 1)
+  _assert_restores(checkpoints, 1)
   assert _folders(workdir, 'checkpoints') == [1]
   (aside,) = (workdir / 'damaged').iterdir()
   assert aside.name.startswith('2-')
@@ -277,10 +276,8 @@ def test_what_only_reads_changes_nothing(workdir, config, caplog):
   (save / 'half').write_text('x')
   before = _all_files(workdir)
   checkpoints = _open(workdir, config, data=None)
-  state, step = checkpoints.restore()
+  _assert_restores(checkpoints, 1)
   checkpoints.close()
-  assert step == 1
-  _equal(state, 1)
   assert 'checkpoint 2 is damaged' in caplog.text
   assert _all_files(workdir) == before
   _empty(workdir / 'checkpoints' / '1')
@@ -295,9 +292,7 @@ def test_a_newer_one_is_read_where_the_run_has_deleted_the_newest(tmp_path, conf
   checkpoints = _open(tmp_path, config, data=None)
   _write(tmp_path, config, [2])
   assert _folders(tmp_path, 'checkpoints') == [2]
-  state, step = checkpoints.restore()
-  assert step == 2
-  _equal(state, 2)
+  _assert_restores(checkpoints, 2)
 
 
 def test_other_config_is_refused_with_the_key(workdir, config):
@@ -320,7 +315,7 @@ def test_other_data_are_refused(workdir, config, key):
 
 
 def test_changed_model_is_refused_not_called_damage(workdir, config):
-  abstract_state = _abstract(_state(0))
+  abstract_state = builders.abstract(_state(0))
   abstract_state['kernel'] = jax.ShapeDtypeStruct(
     (64, 16), np.float32, sharding=abstract_state['kernel'].sharding
   )
@@ -336,6 +331,16 @@ def _reference_checksum(array):
   kind = {1: np.uint8, 2: np.uint16}.get(raw.dtype.itemsize, np.uint32)
   words = np.frombuffer(raw.tobytes(), kind).tolist()
   return sum(w * (2 * i + 1) for i, w in enumerate(words)) % 2**32
+
+
+@hypothesis.given(
+  hypothesis_numpy.arrays(
+    strategies.sampled_from(['?', 'i1', 'f2', 'u4', 'f8']),
+    hypothesis_numpy.array_shapes(max_dims=2),
+  )
+)
+def test_checksum_of_any_array(array):
+  assert checksums.of_array(array) == _reference_checksum(array)
 
 
 @pytest.mark.parametrize('count', [1, 4])

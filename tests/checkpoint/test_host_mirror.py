@@ -11,6 +11,7 @@ import pytest
 from anp_jax.checkpoint import host_mirror
 from anp_jax.cluster import generation
 from anp_jax.parallel import mesh as mesh_lib
+from tests import builders
 
 P = mesh_lib.P
 
@@ -54,10 +55,7 @@ def _state(devices, divided=False):
     name: jax.device_put(value, jax.sharding.NamedSharding(mesh, spec))
     for name, (value, spec) in arrays.items()
   }
-  abstract = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-  )
-  return state, abstract, {name: value for name, (value, _) in arrays.items()}
+  return state, builders.abstract(state), {name: value for name, (value, _) in arrays.items()}
 
 
 def _kept(devices=1, divided=False, steps=(7,)):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import shutil
 
 import jax
@@ -11,11 +12,17 @@ import orbax.checkpoint as ocp
 import pytest
 
 from anp_jax import config as config_lib
-from anp_jax.checkpoint import checksums, manager, run_dir, trained
+from anp_jax.checkpoint import manager, run_dir, trained
 from anp_jax.checkpoint.weights import published_weights
 from anp_jax.data import vocabulary
 from anp_jax.parallel import mesh as mesh_lib, state as state_lib
 from tests import builders
+
+
+@pytest.fixture
+def copy(averaged, tmp_path):
+  """A copy of the run, to damage."""
+  return pathlib.Path(shutil.copytree(averaged, tmp_path / 'copy'))
 
 
 def _saved(folder, kind, step):
@@ -90,7 +97,7 @@ def test_the_mean_of_groups(tmp_path):
   state = state_lib.TrainState(np.array([3, 3], np.int32), params, stats, {'trace': params}, {})
   where = mesh_lib.replicated(mesh_lib.create(config_lib.base(), jax.devices()[:1]))
   state = jax.device_put(state, where)
-  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state)
+  abstract = builders.abstract(state)
   run_dir.claim_workdir(str(tmp_path), config, vocabulary.Vocabulary(('a', 'b')))
   with contextlib.closing(manager.Checkpoints(str(tmp_path), config, {}, abstract)) as checkpoints:
     checkpoints.save(3, state)
@@ -124,27 +131,23 @@ def test_what_there_is_not(averaged, place, which, message):
   builders.assert_refused(message, trained.load, str(averaged / place), which)
 
 
-def test_what_is_damaged_is_not_used(averaged, tmp_path):
-  folder = tmp_path / 'copy'
-  shutil.copytree(averaged, folder)
-  data = folder / 'checkpoints/12/state/ocdbt.process_0/d'
+def test_what_is_damaged_is_not_used(copy):
+  data = copy / 'checkpoints/12/state/ocdbt.process_0/d'
   # In every array of some size: the optimizer's, say, are not read.
   for file in data.iterdir():
     content = bytearray(file.read_bytes())
     content[::16] = bytes(byte ^ 1 for byte in content[::16])
     file.write_bytes(content)
-  builders.assert_refused('cannot be read whole', trained.load, str(folder))
-  assert trained.load(str(folder), '8').step == 8
+  builders.assert_refused('cannot be read whole', trained.load, str(copy))
+  assert trained.load(str(copy), '8').step == 8
 
 
 @pytest.mark.parametrize(
   'leaf', ['params/conv1/kernel', 'average/stats/batch_stats/norm/var', 'step']
 )
-def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
+def test_other_values_than_were_saved_are_not_used(copy, leaf):
   """Files that Orbax reads without complaint, and one number is another."""
-  folder = tmp_path / 'copy'
-  shutil.copytree(averaged, folder)
-  path = folder / 'checkpoints/12/state'
+  path = copy / 'checkpoints/12/state'
   with ocp.StandardCheckpointer() as raw:
     tree = raw.restore(path)
     *groups, last = leaf.split('/')
@@ -156,31 +159,15 @@ def test_other_values_than_were_saved_are_not_used(averaged, tmp_path, leaf):
     shutil.rmtree(path)
     raw.save(path, tree)
   words = f'cannot be read whole: .*the bytes of {leaf}/? are not those'
-  builders.assert_refused(words, trained.load, str(folder))
-  assert trained.load(str(folder), '8').step == 8
+  builders.assert_refused(words, trained.load, str(copy))
+  assert trained.load(str(copy), '8').step == 8
 
 
-def test_names_of_classes_are_needed(averaged, tmp_path):
-  folder = tmp_path / 'copy'
-  shutil.copytree(averaged, folder)
-  (folder / run_dir.LABELS_FILE).unlink()
-  builders.assert_refused('no labels.json', trained.load, str(folder))
-  (folder / run_dir.LABELS_FILE).write_text('{"classes": ["a"]}')
-  builders.assert_refused('labels.json: .*adjectives', trained.load, str(folder))
-
-
-@pytest.mark.parametrize(
-  'array, words',
-  [
-    (np.array([[1, 2], [3, 2**31]], np.uint32), [1, 2, 3, 2**31]),
-    (np.array([True, False, True]), [1, 0, 1]),
-    (np.array([1.0], np.float64), [0, 0x3FF00000]),
-    (np.array([1, 2], np.float16), [0x3C00, 0x4000]),
-  ],
-)
-def test_checksums_on_the_host(array, words):
-  want = sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**32
-  assert checksums.of_array(array) == want
+def test_names_of_classes_are_needed(copy):
+  (copy / run_dir.LABELS_FILE).unlink()
+  builders.assert_refused('no labels.json', trained.load, str(copy))
+  (copy / run_dir.LABELS_FILE).write_text('{"classes": ["a"]}')
+  builders.assert_refused('labels.json: .*adjectives', trained.load, str(copy))
 
 
 def test_names_of_classes_stay_those_of_the_run(averaged):

@@ -12,6 +12,7 @@ from tests import builders
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / 'tests' / 'golden'
+_TINY = f'{ROOT}/configs/resnet_anp.py:tiny'
 
 PLAIN = """
 from anp_jax import config as config_lib
@@ -303,9 +304,7 @@ def test_data_dir(monkeypatch):
 )
 def test_what_servers_cannot_do_is_refused(overrides, message):
   keys = {'strategy.name': 'parameter_server', **overrides}
-  builders.assert_refused(
-    message, command_line.load, str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys
-  )
+  builders.assert_refused(message, command_line.load, _TINY, keys)
 
 
 @pytest.mark.parametrize('name', ['parameter_server', 'channel_split', 'model_ring'])
@@ -322,6 +321,4 @@ def test_half_of_what_encrypts_is_refused(name, files, message):
   keys['strategy.name'] = name
   if name == 'model_ring':
     keys['strategy.models'] = "('seed=1',)"
-  builders.assert_refused(
-    message, command_line.load, str(ROOT / 'configs' / 'resnet_anp.py:tiny'), keys
-  )
+  builders.assert_refused(message, command_line.load, _TINY, keys)

@@ -8,7 +8,7 @@ import pytest
 
 from anp_jax.data.input import augment, batch_plan, decode_pillow, pipeline
 from anp_jax.data.sources import cache
-from tests import builders, image_sources
+from tests import builders, image_files, image_sources
 
 
 def _picture(height, width, seed, mode='RGB'):
@@ -69,14 +69,8 @@ def test_other_formats_and_modes(config):
   """In the exact mode; test_kinds_of_files has the fast one."""
   config.data.decode = 'exact'
   config.data.image_size, config.data.resize = 32, 40
-  kinds = [('LA', 'PNG'), ('P', 'PNG'), ('1', 'PNG'), ('RGB', 'BMP'), ('RGB', 'GIF'), ('L', 'JPEG')]
-  _assert_equal(
-    config,
-    [
-      builders.encode_image(_picture(70 + i, 90, i, mode), kind)
-      for i, (mode, kind) in enumerate(kinds)
-    ],
-  )
+  names = ('png LA', 'png P', 'png 1', 'bmp', 'gif', 'jpeg grey')
+  _assert_equal(config, [image_files.WHOLE[name] for name in names])
 
 
 @pytest.mark.parametrize('side', [60, 300])

@@ -41,10 +41,8 @@ def test_splits_by_index(form, tmp_path, config):
   source = _open(config, folder)
   assert source.kind == 'encoded'
   assert source.vocabulary.names == ('cat', 'dog')
-  order = np.array([6, 0, 5, 1, 2, 4, 3, 6])
-  images, labels = source.read(order)
-  assert images == [prepared.photo(i) for i in order]
-  assert labels.tolist() == [i % 2 for i in order] and labels.dtype == np.int32
+  order = [6, 0, 5, 1, 2, 4, 3, 6]
+  opening.assert_read(source, order, order, [i % 2 for i in order])
   assert source.example_name(3) == f'{folder}/train/3-3.jpg'
   assert source.listing()[-2:] == ('5-5.jpg', '6-6.jpg')
   config.data.eval_split = 'testing'

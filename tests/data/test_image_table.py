@@ -38,9 +38,7 @@ def test_rows_of_a_split(tmp_path, config):
   source = _open(config, file)
   assert source.kind == 'encoded' and source.vocabulary.is_anp
   assert source.vocabulary.names == ('big_dog', 'old_cat', 'old_dog')
-  images, labels = source.read(np.arange(3))
-  assert images == [prepared.photo(i) for i in (0, 1, 3)]
-  assert labels.tolist() == [2, 1, 0]
+  opening.assert_read(source, range(3), (0, 1, 3), [2, 1, 0])
   assert source.example_name(1) == f'{root}/x/1.jpg'
   assert _open(config, file, training=False).labels().tolist() == [2]
   # A list elsewhere, by config.data.path.
@@ -62,9 +60,7 @@ def test_parquet_and_two_columns_of_a_pair(tmp_path, config):
   file = listed_sets.write_parquet(root / 'list.parquet', table)
   source = _open(config, file)
   assert source.vocabulary.names == ('big_dog', 'old_cat', 'old_dog')
-  images, labels = source.read(np.arange(2))
-  assert images == [prepared.photo(4), prepared.photo(1)]
-  assert labels.tolist() == [2, 1]
+  opening.assert_read(source, range(2), (4, 1), [2, 1])
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,9 @@ from anp_jax import config as config_lib
 from anp_jax.data import sources
 from anp_jax.data.sources import stored_images
 from anp_jax.predict import file_batches as predict_files
-from tests import builders, image_sources, listed_sets, opening
+from tests import builders, image_sources, listed_sets, opening, prepared
 
 pytestmark = pytest.mark.timeout(60)  # a pipe would be waited for without end
-
-
-def _photo(seed=0):
-  return builders.encode_image(builders.random_pixels(40, 50, seed), 'JPEG')
 
 
 @pytest.fixture(name='pipe')
@@ -48,7 +44,7 @@ def test_only_regular_files_of_some_size_are_read(tmp_path, pipe, kind):
 
 
 def test_a_pipe_in_a_class_folder_is_damage(tmp_path, config, caplog):
-  tree = {f'train/{c}/{i}.jpg': _photo(i) for c in ('a', 'b') for i in (0, 1)}
+  tree = {f'train/{c}/{i}.jpg': prepared.photo(i) for c in ('a', 'b') for i in (0, 1)}
   root = builders.write_tree(tmp_path / 'tree', tree)
   os.mkfifo(root / 'train' / 'a' / '2.jpg')
   source = opening.source(config, 'folder', root)
@@ -60,7 +56,9 @@ def test_a_pipe_in_a_class_folder_is_damage(tmp_path, config, caplog):
 @pytest.fixture(name='outside')
 def _outside(tmp_path):
   """A set, in a folder that has a photograph of its own."""
-  root = builders.write_tree(tmp_path, {'secret.jpg': _photo(9), 'set/x/0.jpg': _photo()})
+  root = builders.write_tree(
+    tmp_path, {'secret.jpg': prepared.photo(9), 'set/x/0.jpg': prepared.photo(0)}
+  )
   return root / 'set'
 
 
@@ -99,7 +97,7 @@ def test_a_link_of_a_list_stays_in_its_folder(outside, config):
   link = outside.parent / 'link'
   link.symlink_to(outside)
   source = opening.source(config, f'list:{link}/all.csv')
-  assert source.read(np.array([0, 2]))[0] == [_photo(), _photo()]
+  assert source.read(np.array([0, 2]))[0] == [prepared.photo(0), prepared.photo(0)]
   with pytest.raises(stored_images.UnusableError, match='outside'):
     source.read(np.array([1]))
 
@@ -110,7 +108,7 @@ def test_a_table_of_hugging_face_names_files_of_its_own(outside, config, path):
   listed_sets.write_parquet(outside / 'train.parquet', table)
   source = opening.source(config, f'hf:{outside}')
   if path == 'x/0.jpg':
-    assert source.read(np.arange(1))[0] == [_photo()]
+    assert source.read(np.arange(1))[0] == [prepared.photo(0)]
   else:
     with pytest.raises(stored_images.UnusableError):
       source.read(np.arange(1))

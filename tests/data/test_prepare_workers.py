@@ -5,12 +5,11 @@ import os
 import pathlib
 import re
 import signal
-import time
 
 import pytest
 
 from anp_jax.data.prepare import worker_pool
-from tests import builders, pool_tasks, prepared
+from tests import builders, launching, pool_tasks, prepared
 
 
 @pytest.fixture(scope='module')
@@ -91,13 +90,6 @@ def _has_new_file(data_dir, pattern, before):
   return any(re.search(pattern, name) for name in new)
 
 
-def _wait_for(condition, what):
-  end = time.monotonic() + 30
-  while not condition():
-    assert time.monotonic() < end, what
-    time.sleep(0.002)
-
-
 def _interrupt(arguments, data_dir, pattern, signal_number):
   """Sends a signal once a task has left a new file of a matching name.
 
@@ -106,13 +98,13 @@ def _interrupt(arguments, data_dir, pattern, signal_number):
   """
   before = _work_files(data_dir)
   process = prepared.start(*arguments)
-  _wait_for(lambda: _has_new_file(data_dir, pattern, before), pattern)
+  launching.wait_until(lambda: _has_new_file(data_dir, pattern, before), 30, lambda: pattern)
   children = _children(process)
   # Ctrl-C goes to all processes of a terminal.
   send = os.killpg if signal_number == signal.SIGINT else os.kill
   send(process.pid, signal_number)
   _, err = process.communicate(timeout=30)
-  _wait_for(lambda: not any(map(_runs, children)), 'workers outlive it')
+  launching.wait_until(lambda: not any(map(_runs, children)), 30, lambda: 'workers outlive it')
   return process.returncode, err
 
 

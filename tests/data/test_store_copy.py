@@ -55,6 +55,10 @@ def _put(store, prefix, files):
     store.put(f'{prefix}/{name}', content)
 
 
+def _copy(config):
+  return store_copy.path('config.data.path', config.data.path, config)
+
+
 def _config(source, **keys):
   return builders.config({'data.source': source} | {f'data.{k}': v for k, v in keys.items()})
 
@@ -89,7 +93,7 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
   folder = root / 'remote/gs/bucket/changing'
 
   def copy():
-    store_copy.path('config.data.path', config.data.path, config)
+    _copy(config)
     return builders.read_tree(folder), capsys.readouterr().err
 
   assert copy()[0] == tree
@@ -111,7 +115,7 @@ def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch)
   tree, name = _tree(), 'train/cat/0.png'
   _put(gcs, 'torn', tree)
   config = _config('folder', path=f'{_BUCKET}/torn')
-  store_copy.path('config.data.path', config.data.path, config)
+  _copy(config)
   gcs.put(f'torn/{name}', tree[name][::-1])
 
   def fail(*_):
@@ -119,10 +123,8 @@ def test_what_did_not_arrive_is_copied_by_the_next_start(gcs, root, monkeypatch)
 
   with monkeypatch.context() as patch:
     patch.setattr(store_copy, '_copy_file', fail)
-    builders.assert_refused(
-      'no answer', store_copy.path, 'config.data.path', config.data.path, config
-    )
-  store_copy.path('config.data.path', config.data.path, config)
+    builders.assert_refused('no answer', _copy, config)
+  _copy(config)
   assert (root / 'remote/gs/bucket/torn' / name).read_bytes() == tree[name][::-1]
 
 

@@ -37,9 +37,7 @@ def test_samples_of_several_shards_by_index(tmp_path, config):
   assert source.kind == 'encoded' and len(source) == 7
   # The other split's classes count too.
   assert source.vocabulary.names == ('a', 'b', 'c')
-  images, labels = source.read(np.array([6, 0, 3, 6]))
-  assert images == [prepared.photo(i) for i in (6, 0, 3, 6)]
-  assert labels.tolist() == [1, 1, 0, 1] and labels.dtype == np.int32
+  opening.assert_read(source, (6, 0, 3, 6), (6, 0, 3, 6), [1, 1, 0, 1])
   assert source.labels().tolist() == [1, 0, 1, 0, 1, 0, 1]
   assert source.example_name(4) == f'{tmp_path}/train-001.tar/0004.jpg'
   # Also called validation.

@@ -13,7 +13,7 @@ import pytest
 from anp_jax.models import airbench
 from tests import builders, launching, layer_references as references
 
-_BATCH, _CLASSES = 2, 7
+_BATCH, _CLASSES = 6, 7
 
 
 def _network(dtype=jnp.float32):

@@ -123,9 +123,9 @@ def test_logits_and_gradients_equal_torch(name, shape):
     return logits, pull(cotangent)[0]
 
   logits, gradients = ours(params, images)
-  theirs = _to_theirs(params, _flattened_sides(name, shape), torch)
+  peer_layers = _to_theirs(params, _flattened_sides(name, shape), torch)
   x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-  want = _their_logits(name, x, theirs, torch)
+  want = _their_logits(name, x, peer_layers, torch)
   want.backward(torch.from_numpy(cotangent))
 
   # float32 sums of at most 2,400 terms in another order: 1e-6 of the largest
@@ -139,7 +139,7 @@ def test_logits_and_gradients_equal_torch(name, shape):
 
   close(np.asarray(logits), want, 'logits')
   got = _to_theirs(jax.tree.map(np.asarray, gradients), _flattened_sides(name, shape), torch)
-  for layer, pair in theirs.items():
+  for layer, pair in peer_layers.items():
     for part, a, b in zip(('weight', 'bias'), got[layer], pair):
       close(a.detach().numpy(), b.grad, f'{layer} {part}')
 

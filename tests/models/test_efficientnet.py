@@ -143,34 +143,17 @@ def test_blocks_that_pad_both_sides_alike(name, side, blocks):
   assert efficientnet_names.depthwise_padding(f'tf_efficientnet_{name}', side) == blocks
 
 
+_B0, _TF_B0 = 'efficientnet_b0', 'tf_efficientnet_b0'
+
+
 @pytest.mark.parametrize(
   'name, tensor, saved_config, words',
   [
-    (
-      'efficientnet_b0',
-      'conv',
-      {'architecture': 'tf_efficientnet_b0'},
-      "epsilon of tf_efficientnet_b0, but config.model.name='efficientnet_b0'",
-    ),
-    (
-      'tf_efficientnet_b0',
-      'conv',
-      {'architecture': 'efficientnet_b0'},
-      'epsilon of efficientnet_b0, but',
-    ),
-    ('efficientnet_b0', 'encoder', {}, 'as all of transformers, but'),
-    (
-      'tf_efficientnet_b0',
-      'encoder',
-      {'image_size': 224, 'depthwise_padding': [3]},
-      r'depthwise_padding=\[3\]',
-    ),
-    (
-      'tf_efficientnet_b0',
-      'encoder',
-      {'image_size': 224, 'hidden_act': 'relu'},
-      "hidden_act='relu'",
-    ),
+    (_B0, 'conv', {'architecture': _TF_B0}, f"epsilon of {_TF_B0}, but config.model.name='{_B0}'"),
+    (_TF_B0, 'conv', {'architecture': _B0}, f'epsilon of {_B0}, but'),
+    (_B0, 'encoder', {}, 'as all of transformers, but'),
+    (_TF_B0, 'encoder', {'depthwise_padding': [3]}, r'depthwise_padding=\[3\]'),
+    (_TF_B0, 'encoder', {'hidden_act': 'relu'}, "hidden_act='relu'"),
     ('resnet50', 'conv', {}, 'holds weights of EfficientNet, but'),
   ],
 )
@@ -186,7 +169,7 @@ def test_a_network_that_differs_in_no_tensor_is_refused(
   safetensors_numpy.save_file(
     {f'{tensor}.weight': np.zeros(1, 'f4') for tensor in tensors}, tmp_path / 'model.safetensors'
   )
-  (tmp_path / 'config.json').write_text(json.dumps(saved_config))
+  (tmp_path / 'config.json').write_text(json.dumps({'image_size': 224, **saved_config}))
   config = builders.config({'model.name': name})
   builders.assert_refused(words, source_lib.read, str(tmp_path), config, ['params/head/kernel'])
 

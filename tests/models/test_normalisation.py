@@ -29,6 +29,15 @@ def _by_onednn(x, scale, bias, epsilon=0.0):
   return onednn_layers.normalise(x, scale, bias, epsilon, False)
 
 
+def _assert_close(results, wants, mean, var):
+  """Asserts y, gradients and the new statistics, of a momentum of 0.75."""
+  stats = 0.375 + 0.25 * mean.mean(0), 1.5 + 0.25 * var.mean(0)
+  # Means are up to 30, spreads from 2: a few of 16 digits are lost, and a
+  # missing term shows at 1e-1.
+  for got, want in zip(results, (*wants, *stats), strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
 # 0: all of the batch.
 @pytest.mark.parametrize('group', [1, 4, 0])
 @pytest.mark.parametrize('platform', PLATFORMS)
@@ -41,13 +50,7 @@ def test_batch_norm_equals_numpy(x64, relu, platform, group):
   y, gradients, new = references.norm_step(layer, x, scale, bias, dy)
   want, mean, var, *wants = references.normalisation(x, scale, bias, group or len(x), dy, relu)
   assert not relu or 0.2 < (want > 0).mean() < 0.8
-  # Means are up to 30, spreads from 2: a few of 16 digits are lost, and a
-  # missing term shows at 1e-1.
-  close = dict(rtol=1e-10, atol=1e-10)
-  for got, expected in zip((y, *gradients), (want, *wants), strict=True):
-    np.testing.assert_allclose(got, expected, **close)
-  np.testing.assert_allclose(new['mean'], 0.375 + 0.25 * mean.mean(0), **close)
-  np.testing.assert_allclose(new['var'], 1.5 + 0.25 * var.mean(0), **close)
+  _assert_close((y, *gradients, new['mean'], new['var']), (want, *wants), mean, var)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -195,11 +198,7 @@ def test_batch_norm_is_independent_of_the_device_count(x64, config, platform, de
   program = references.divided_norm_step(layer, config, devices)
   y, gradients, new = program(x, scale, bias, dy)
   want, mean, var, *wants = references.normalisation(x, scale, bias, group or len(x), dy)
-  close = dict(rtol=1e-10, atol=1e-10)
-  for got, expected in zip((y, *gradients), (want, *wants), strict=True):
-    np.testing.assert_allclose(got, expected, **close)
-  np.testing.assert_allclose(new['mean'], 0.375 + 0.25 * mean.mean(0), **close)
-  np.testing.assert_allclose(new['var'], 1.5 + 0.25 * var.mean(0), **close)
+  _assert_close((y, *gradients, new['mean'], new['var']), (want, *wants), mean, var)
 
 
 def test_a_silu_behind_keeps_no_more_for_its_gradient():
