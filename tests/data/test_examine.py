@@ -136,7 +136,7 @@ def test_endless_scans_are_corrupt_and_never_decoded(monkeypatch):
   assert finding.kinds == ('corrupt',) and finding.reason.endswith(' scans')
 
 
-@pytest.mark.parametrize('name', image_files.DAMAGED.keys() - {*_CORRUPT})
+@pytest.mark.parametrize('name', [n for n in image_files.DAMAGED if n not in _CORRUPT])
 def test_what_is_decoded_in_part_is_truncated(name):
   finding = _examine(image_files.DAMAGED[name], 'x')
   assert finding.kinds == ('truncated',)
