@@ -80,8 +80,8 @@ PHOTOGRAPHS = {'Most confused pairs'}
 
 
 def load(folder: str) -> dict:
-  """Returns what `analysis_files.write` returned; {} without a complete evaluation."""
-  return files.read_json_object(os.path.join(folder, SCORES))
+  """Returns what `analysis_files.write` returned; {} without a complete evaluation, or for ''."""
+  return files.read_json_object(os.path.join(folder, SCORES)) if folder else {}
 
 
 def lines(scores: dict) -> list[tuple[str, str]]:
