@@ -143,7 +143,7 @@ def main():
   for name, pairs in {'trainings an hour': hours, 'images/s': rates, **simulated}.items():
     over = sorted(b / a for a, b in pairs)
     medians = [statistics.median(column) for column in zip(*pairs)]
-    low, _, high = statistics.quantiles(over, n=4, method='inclusive')
+    low, high = np.quantile(over, (0.25, 0.75))
     text = f'{statistics.median(over):.2f} ({low:.2f} to {high:.2f})'
     rows.append((name, *(f'{m:,.0f}' for m in medians), text))
     key = name.partition(':')[0].replace('/', '_').replace(' ', '_')

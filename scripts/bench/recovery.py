@@ -175,7 +175,7 @@ def main():
   with tempfile.TemporaryDirectory() as folder:
     if flags.figure:
       with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
-        _draw(run, flags.figure)
+        _draw(run, flags.figure, _batch_size(more))
       return
     if flags.goodput:
       arguments.append('--config.cluster.mirror_every=1')
@@ -257,6 +257,8 @@ def _goodput(run, flags, batch):
   restarts = run.lines('restart')
   lost = [line['seconds'] for line in restarts if line['lost']]
   joins = [line['seconds'] for line in restarts if not line['lost']]
+  if not (lost and joins):
+    raise SystemExit(f'--goodput={flags.goodput:g}: expected time for a loss and a return')
   faults = goodput.Faults(
     mtbf=flags.mtbf * flags.processes,
     repair=flags.repair,
@@ -283,7 +285,7 @@ def _goodput(run, flags, batch):
   _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
 
 
-def _draw(run, path):
+def _draw(run, path, batch):
   """Draws images/s over the time of a run that loses two processes and gets one back."""
   times, steps, events = [], [], []
   begin = time.monotonic()
@@ -303,7 +305,7 @@ def _draw(run, path):
       change(index)
       events.append((time.monotonic() - begin, what))
   window = zip(times, times[4:], steps, steps[4:])
-  rates = [_BATCH * max(after - before, 0) / (t - s) for s, t, before, after in window]
+  rates = [batch * max(after - before, 0) / (t - s) for s, t, before, after in window]
   with drawing.figure(path, 7, 2.4, dpi=110) as canvas:
     axes = canvas.subplots()
     axes.plot(times[2:-2], rates, color=drawing.BLUE)
