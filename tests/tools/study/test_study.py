@@ -309,9 +309,12 @@ echo $number >> $SLURM_NOTES/queue
 """,
   # Each look at the queue finds one job fewer.
   'squeue': 'cat $SLURM_NOTES/queue; sed -i 1d $SLURM_NOTES/queue',
-  # The second job was ended by signal 9.
-  'scontrol': '[ $4 = 2 ] && s=0:9 || s=0:0; echo JobId=$4 ExitCode=$s X=1',
+  'scontrol': '[ $4 = 2 ] && { %s; } || echo JobId=$4 ExitCode=0:0 X=1',
 }
+
+
+_KILLED = 'echo JobId=2 ExitCode=0:9 X=1'
+_FORGOTTEN = 'echo Invalid job id specified >&2; exit 1'
 
 
 @pytest.fixture
@@ -320,13 +323,15 @@ def slurm_programs(tmp_path, monkeypatch):
   notes.mkdir()
   (notes / 'queue').write_text('')
   for name, text in _SLURM.items():
-    builders.write_program(notes / name, text)
+    builders.write_program(notes / name, text.replace('%s', _KILLED))
   monkeypatch.setenv('PATH', f'{notes}:{os.environ["PATH"]}')
   monkeypatch.setenv('SLURM_NOTES', str(notes))
   return notes
 
 
-def test_slurm_jobs(tmp_path, slurm_programs):
+@pytest.mark.parametrize('second', [_KILLED, _FORGOTTEN])
+def test_slurm_jobs(tmp_path, slurm_programs, second):
+  builders.write_program(slurm_programs / 'scontrol', _SLURM['scontrol'].replace('%s', second))
   study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(named_strategies.parse('sync'), (1, 2), (4,), (0,))
   ends = {}
