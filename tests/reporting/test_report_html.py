@@ -268,3 +268,8 @@ def test_no_report_is_no_failure(tmp_path, config, monkeypatch, caplog):
   mesh = mesh_lib.create(config, jax.devices()[:1])
   summary.report(config, str(tmp_path), mesh, types.SimpleNamespace(params={}))
   assert 'no report' in caplog.text and 'No space left' in caplog.text
+
+
+def test_the_score_of_no_image_is_no_number():
+  assert analysis_page.score('seen_top1', float('nan')) == '-'
+  assert analysis_page.score('seen_top1', 0.5) == '50.0%'
