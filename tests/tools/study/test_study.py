@@ -126,16 +126,19 @@ def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
 def test_bytes_that_a_ring_sends():
   """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
   rows = [
-    {'kind': 'all-reduce', 'bytes': 4e6, 'conditional': False},
-    {'kind': 'all-gather', 'bytes': 8e6, 'conditional': False},
+    {'kind': 'all-reduce', 'bytes': 4e6, 'permuted': 0, 'conditional': False},
+    {'kind': 'all-gather', 'bytes': 8e6, 'permuted': 0, 'conditional': False},
   ]
   each = (2 * 4e6 + 8e6) * 3 / 4
   assert traffic.sent(rows, 4) == pytest.approx(4 * each / 1e6, rel=1e-12)
   # Two groups of two: half of it within each, and half of a sum between them
   # in one step of eight.
-  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'conditional': True})
+  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'permuted': 0, 'conditional': True})
   each = (2 * 4e6 + 8e6) / 2 + 2 * 6e6 / 2 / 8
   assert traffic.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
+  # Two devices swap 100 bytes, and so do two of four.
+  swap = {'kind': 'collective-permute', 'bytes': 100, 'permuted': 200, 'conditional': False}
+  assert traffic.sent([swap], 2) == traffic.sent([swap], 4) == pytest.approx(200 / 1e6)
 
 
 @pytest.mark.slow
