@@ -113,8 +113,8 @@ def code(lines: Iterable[str]) -> str:
 
 
 def bullets(notes: Iterable[str]) -> str:
-  """Returns notes as a list; a star in them is no markup."""
-  return '\n'.join(f'- {note}'.replace('*', '\\*') for note in notes)
+  """Returns notes, which are Markdown, as a list."""
+  return '\n'.join(f'- {note}' for note in notes)
 
 
 def _captioned(caption, table):

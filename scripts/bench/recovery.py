@@ -174,7 +174,7 @@ def main():
   with tempfile.TemporaryDirectory() as folder:
     if flags.figure:
       with contextlib.closing(Run(folder, flags.processes, *arguments)) as run:
-        _draw(run, flags.figure)
+        _draw(run, flags.figure, _batch_size(more))
       return
     if flags.goodput:
       arguments.append('--config.cluster.mirror_every=1')
@@ -256,6 +256,8 @@ def _goodput(run, flags, batch):
   restarts = run.lines('restart')
   lost = [line['seconds'] for line in restarts if line['lost']]
   joins = [line['seconds'] for line in restarts if not line['lost']]
+  if not (lost and joins):
+    raise SystemExit(f'--goodput={flags.goodput:g}: expected time for a loss and a return')
   faults = goodput.Faults(
     mtbf=flags.mtbf * flags.processes,
     repair=flags.repair,
@@ -282,7 +284,7 @@ def _goodput(run, flags, batch):
   _common.show(f'{flags.config}, {flags.processes} processes', rows, ratios)
 
 
-def _draw(run, path):
+def _draw(run, path, batch):
   """Draws images/s over the time of a run that loses two processes and gets one back."""
   steps, events = [], []
   changes = [
@@ -298,7 +300,7 @@ def _draw(run, path):
       events.append((time.monotonic() - steps[0][0], what))
   before, after = np.array(steps[:-_SMOOTHED]), np.array(steps[_SMOOTHED:])
   seconds, counts = (after - before).T
-  rates = _BATCH * np.maximum(counts, 0) / seconds
+  rates = batch * np.maximum(counts, 0) / seconds
   with drawing.figure(path, 7, 2.4, dpi=110) as canvas:
     axes = canvas.subplots()
     axes.plot((before + after)[:, 0] / 2 - steps[0][0], rates, color=drawing.BLUE)

@@ -14,6 +14,7 @@ import pytest
 
 from anp_jax.parallel import mesh as mesh_lib
 from anp_jax.reporting import run_page, summary
+from anp_jax.reporting.analysis import analysis_page
 from anp_jax.reporting.run_page import html as html_lib
 from tests import html_pages
 
@@ -229,8 +230,11 @@ def test_a_run_that_goes_on_has_no_page_and_one_without_an_evaluation_has(tmp_pa
   assert 'img' not in [name for name, _ in parsed.tags]
 
 
-def test_the_newest_evaluation_is_shown(tmp_path):
+def test_the_newest_evaluation_is_shown(tmp_path, monkeypatch):
   assert html_lib.newest_evaluation(str(tmp_path)) == ''
+  (tmp_path / 'scores.json').write_text('{"scores": {}}')
+  monkeypatch.chdir(tmp_path)  # another's scores are here
+  assert analysis_page.load('') == {}
 
   for i, name in enumerate(('b', 'a')):
     _evaluation(tmp_path / 'evaluation' / name)
@@ -264,3 +268,8 @@ def test_no_report_is_no_failure(tmp_path, config, monkeypatch, caplog):
   mesh = mesh_lib.create(config, jax.devices()[:1])
   summary.report(config, str(tmp_path), mesh, types.SimpleNamespace(params={}))
   assert 'no report' in caplog.text and 'No space left' in caplog.text
+
+
+def test_the_score_of_no_image_is_no_number():
+  assert analysis_page.score('seen_top1', float('nan')) == '-'
+  assert analysis_page.score('seen_top1', 0.5) == '50.0%'

@@ -10,14 +10,14 @@ def test_a_page_has_its_blocks_in_order(tmp_path):
     report_kit.code(['a', 'b']),
     '',
     _TABLE,
-    report_kit.bullets(['one', 'two*']),
+    report_kit.bullets(['one', '`two`']),
     report_kit.Figure('speed', 'speed.png'),
   ]
   path = tmp_path / 'page.md'
   report_kit.write(str(path), 'Title', blocks)
   assert path.read_text() == (
     '# Title\n\n    a\n    b\n\nNumbers:\n\n| name | x |\n| --- | ---: |\n| a\\|b | 10 |\n\n'
-    '- one\n- two\\*\n\n![speed](speed.png)\n'
+    '- one\n- `two`\n\n![speed](speed.png)\n'
   )
 
 

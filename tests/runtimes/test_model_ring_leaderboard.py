@@ -1,8 +1,15 @@
 """The record of a ring's scores, and the ranking that it gives."""
 
 import math
+import types
+from unittest import mock
 
-from anp_jax.runtimes.model_ring import leaderboard as leaderboard_lib
+from anp_jax.runtimes.model_ring import (
+  candidates as candidates_lib,
+  controller as controller_lib,
+  leaderboard as leaderboard_lib,
+  ring as ring_lib,
+)
 from tests import model_rings
 
 
@@ -55,3 +62,22 @@ def test_the_record_is_read_again_without_a_torn_line(tmp_path):
   assert again.last_scores(0)['anp_top1'] == 0.7
   assert again.status(1, 1) == leaderboard_lib.FAILED
   assert again.table() == board.table()
+
+
+def test_a_model_that_failed_before_its_first_save_does_not_begin_again(tmp_path):
+  config = model_rings.config(('seed=0',))
+  model_rings.leaderboard(tmp_path, config, 3).fail(0, 5, 'is not finite')
+  (tmp_path / 'metrics.jsonl').write_text('{"kind": "train", "step": 5, "loss": 1.0}\n')
+  events = []
+  ring = types.SimpleNamespace(
+    workdir=str(tmp_path),
+    config=config,
+    candidates=candidates_lib.create(config, 1),
+    laps=ring_lib.Laps(3, 1),
+    folder=lambda model: str(tmp_path),
+  )
+  runners, store = mock.MagicMock(ring=ring), mock.MagicMock()
+  store.checkpoints(0).restore.return_value = None
+  controller = controller_lib.RingController(runners, store, lambda *event: events.append(event))
+  controller._enter(0)
+  assert events == [] and (tmp_path / 'metrics.jsonl').read_text()

@@ -1,5 +1,6 @@
 """The page of an evaluation as Markdown, and the parts that other pages show."""
 
+import math
 import os
 
 from anp_jax.data import vocabulary
@@ -80,8 +81,8 @@ PHOTOGRAPHS = {'Most confused pairs'}
 
 
 def load(folder: str) -> dict:
-  """Returns what `analysis_files.write` returned; {} without a complete evaluation."""
-  return files.read_json_object(os.path.join(folder, SCORES))
+  """Returns what `analysis_files.write` returned; {} without a complete evaluation, or for ''."""
+  return files.read_json_object(os.path.join(folder, SCORES)) if folder else {}
 
 
 def lines(scores: dict) -> list[tuple[str, str]]:
@@ -95,9 +96,11 @@ def lines(scores: dict) -> list[tuple[str, str]]:
 
 
 def score(name: str, value: float) -> str:
-  """Returns a score's value for people."""
+  """Returns a score's value for people; '-' for the score of no image."""
   if isinstance(value, int):
     return f'{value:,}'
+  if name in LABELS and math.isnan(value):
+    return '-'
   if 'spearman' in name:
     return f'{value:.3f}'
   if name in LABELS:

@@ -40,7 +40,7 @@ def page(
     times: seconds by activity.
     evaluation: folder of an evaluation; '': none.
   """
-  result = evaluation_page.load(evaluation) if evaluation else {}
+  result = evaluation_page.load(evaluation)
   sections = {
     'Scores': tables['Scores'] or 'None.',
     'Curves': _image_uri(curves),

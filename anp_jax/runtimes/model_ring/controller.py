@@ -115,6 +115,8 @@ class RingController:
 
     A model that is restored has those laps scored whose score was cut off, too.
     """
+    if self._leaderboard.status(model, 0) == leaderboard_lib.FAILED:
+      return
     ring, schedule = self._ring, self._runners[model].schedule
     # A lap without a step, where a batch is larger than all shards, has no scores.
     laps_of_ends = enumerate(itertools.pairwise([0, *schedule.ends]), 1)

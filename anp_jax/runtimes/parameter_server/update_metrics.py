@@ -9,7 +9,7 @@ from anp_jax.training import train_step as step_lib
 
 
 class UpdateMetrics:
-  """Averages over updates, logged every config.log.every."""
+  """Scores of every config.log.every-th update, and means of the rest since the line before."""
 
   def __init__(self, setup: setup_lib.Setup, workers: int):
     """Starts from no update.

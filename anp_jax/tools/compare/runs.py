@@ -72,12 +72,10 @@ def find(paths: list[str]) -> list[Run]:
 
 
 def _workdirs(path):
-  """The workdir at a path, or those in the folder there."""
-  if _is_workdir(path):
-    return [path]
+  """The workdirs in a folder, such as those of an ensemble's members, or the folder itself."""
   inside = sorted(glob.glob(os.path.join(glob.escape(path), '*')))
-  workdirs = [p for p in inside if _is_workdir(p)]
-  if not workdirs:
+  workdirs = [p for p in inside if _is_workdir(p)] or [path]
+  if not _is_workdir(workdirs[0]):
     what = 'no run, and no folder that holds runs'
     if not os.path.isdir(path):
       what = 'no folder'

@@ -62,7 +62,7 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
   best_mirrors = goodput.Copies(mirror.cost, mirror.daly)
   used, speeds = _with_fewer_nodes(point, setting, request)
   in_place = functools.partial(goodput.elastic, faults, used, speeds)
-  return goodput.Goodput(
+  result = goodput.Goodput(
     loss_period=losses,
     save_period=saves.period,
     save=save,
@@ -72,6 +72,11 @@ def _goodput(point, setting, request, flags, host) -> goodput.Goodput:
     elastic=in_place(mirrors, saves, point.run_seconds),
     requeued_daly=goodput.requeued(faults, nodes, best_saves),
     elastic_daly=in_place(best_mirrors, best_saves, point.run_seconds),
+  )
+  if strategy_lib.find(config).is_elastic:
+    return result
+  return dataclasses.replace(
+    result, mirror=None, nodes_after_loss=None, elastic=None, elastic_daly=None
   )
 
 

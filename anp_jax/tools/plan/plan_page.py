@@ -35,13 +35,13 @@ _GOODPUT: dict[str, Callable[[goodput_lib.Goodput], str]] = {
   'save': lambda g: f'{1e3 * g.save.cost:,.3g} ms',
   'every': lambda g: progress.duration(g.save_period),
   'best (Young; Daly)': lambda g: _best(g.save),
-  'mirror': lambda g: f'{1e3 * g.mirror.cost:,.3g} ms',
+  'mirror': lambda g: f'{1e3 * g.mirror.cost:,.3g} ms' if g.mirror else '-',
   'best every (Young; Daly)': lambda g: _best(g.mirror),
-  'after a loss': lambda g: f'{g.nodes_after_loss}',
-  'requeued': lambda g: f'{100 * g.requeued:.1f} %',
-  'elastic': lambda g: f'{100 * g.elastic:.1f} %',
-  'requeued, Daly': lambda g: f'{100 * g.requeued_daly:.1f} %',
-  'elastic, Daly': lambda g: f'{100 * g.elastic_daly:.1f} %',
+  'after a loss': lambda g: '-' if g.nodes_after_loss is None else f'{g.nodes_after_loss}',
+  'requeued': lambda g: _share(g.requeued),
+  'elastic': lambda g: _share(g.elastic),
+  'requeued, Daly': lambda g: _share(g.requeued_daly),
+  'elastic, Daly': lambda g: _share(g.elastic_daly),
 }
 
 
@@ -103,7 +103,13 @@ def goodput(plans: Mapping[str, Sequence[points_lib.Point]], mtbf: float, repair
 
 
 def _best(period):
+  if period is None:
+    return '-'
   return f'{progress.duration(period.young)}; {progress.duration(period.daly)}'
+
+
+def _share(share):
+  return '-' if share is None else f'{100 * share:.1f} %'
 
 
 def ranking(ranked: Sequence[points_lib.Point], most: int = 12) -> str:

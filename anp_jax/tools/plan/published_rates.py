@@ -152,6 +152,10 @@ def _row(known_tables, shipped, record, place) -> Row:
       f'{config_lib.nearest(system, known_tables.devices)}'
     )
   nodes = -(-values['devices'] // values['devices_per_node'])
+  if values['devices'] % nodes:
+    raise config_lib.ConfigError(
+      f'{place}: devices={values["devices"]}, expected as many on each of {nodes} nodes'
+    )
   text = f'{system} {values["source"]}'
   software = [name for name, pattern in _NAMED.items() if re.search(pattern, text, re.IGNORECASE)]
   has_servers = 'parameter server' in network

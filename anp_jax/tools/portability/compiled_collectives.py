@@ -24,7 +24,7 @@ KINDS = (
 # What an all-to-all brings, the strategies add.
 _SUMS = ('all-reduce', 'reduce-scatter', 'all-to-all')
 _COUNTS = (
-  *('operations', 'elements', 'bytes'),
+  *('operations', 'elements', 'bytes', 'permuted'),
   *('asynchronous', 'overlapping_compute', 'overlapping_products'),
 )
 _ASKED = re.compile('"?stablehlo\\.(' + '|'.join(k.replace('-', '_') for k in KINDS) + ')"?')
@@ -56,6 +56,7 @@ class Collective:
     overlapping: instructions that compute between its start and its end; None if it is
       synchronous.
     products: matrix products and convolutions among these instructions, or within them.
+    pairs: number of (source, target) devices of a permutation, else 0.
   """
 
   kind: str
@@ -64,6 +65,7 @@ class Collective:
   conditional: bool = False
   overlapping: int | None = None
   products: int = 0
+  pairs: int = 0
 
 
 def asked(text: str) -> list[Collective]:
@@ -110,6 +112,7 @@ def compiled(text: str) -> list[Collective]:
     operands = [a for o in i.operands for a in program.instructions[o].arrays]
     # The result of a start repeats its operands, among other things.
     collective = _collective(kind, operands, (done or i).arrays, conditional)
+    collective = dataclasses.replace(collective, pairs=i.pairs)
     if done and scheduled:
       between = schedule[place[start.name] + 1 : place[done.name]]
       working = [b for b in between if _computes(b)]
@@ -123,7 +126,8 @@ def totals(collectives: Iterable[Collective]) -> list[dict]:
   """Returns sums by kind, dtype and whether conditional, the most bytes first.
 
   Returns:
-    Dicts of kind, dtype, conditional, operations, elements and bytes, with those of the bytes
+    Dicts of kind, dtype, conditional, operations, elements, bytes and the bytes that all devices
+    send in permutations (`permuted`), with those of the bytes
     that are `asynchronous`, which the program does not wait for at once, and those that travel
     while anything (`overlapping_compute`) or a matrix product or convolution
     (`overlapping_products`) is computed.
@@ -138,6 +142,7 @@ def totals(collectives: Iterable[Collective]) -> list[dict]:
       row['operations'] += 1
       row['elements'] += elements
       row['bytes'] += size
+      row['permuted'] += size * c.pairs
       row['asynchronous'] += size * (c.overlapping is not None)
       row['overlapping_compute'] += size * bool(c.overlapping)
       row['overlapping_products'] += size * (c.products > 0)

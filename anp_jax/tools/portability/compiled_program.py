@@ -9,6 +9,7 @@ _INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = (.*)')
 _ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\]')
 _REFERENCE = re.compile(r'%([\w.\-]+)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_PAIRS = re.compile(r'source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}')
 _PRODUCT_CALL = re.compile('conv|gemm|matmul|dot', re.IGNORECASE)
 
 
@@ -24,6 +25,7 @@ class Instruction:
     computation: name of its computation.
     called: names of the computations that it calls.
     target: target of a custom call, else ''.
+    pairs: number of (source, target) devices of a permutation, else 0.
   """
 
   name: str
@@ -33,6 +35,7 @@ class Instruction:
   computation: str
   called: tuple[str, ...]
   target: str = ''
+  pairs: int = 0
 
 
 class Program:
@@ -115,6 +118,7 @@ def _parse(computation, name, rest, computations):
   operands = _REFERENCE.findall(rest[len(opcode) : close])
   attributes = rest[close:]
   target = _TARGET.search(attributes)
+  pairs = _PAIRS.search(attributes)
   attributes = attributes.partition(', metadata=')[0]
   called = [r for r in _REFERENCE.findall(attributes) if r in computations]
   return Instruction(
@@ -128,6 +132,7 @@ def _parse(computation, name, rest, computations):
     computation,
     tuple(called),
     target[1] if target else '',
+    pairs[1].count('{') if pairs else 0,
   )
 
 

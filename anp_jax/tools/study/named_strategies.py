@@ -17,7 +17,7 @@ from anp_jax.tools import flag_values
 
 # Baselines that only a study has, by the name that --strategies takes.
 BASELINES = {'independent': 'anp_jax.tools.study.independent:Independent'}
-_CHOICES = (*strategy_lib.BUILT_IN, *BASELINES, 'FILE.toml')
+_CHOICES = (*strategy_lib.BUILT_IN, *BASELINES)
 _NAME = 'strategy.name'
 
 
@@ -48,9 +48,8 @@ def parse(text: str) -> tuple[NamedStrategy, ...]:
     if name.endswith('.toml'):
       strategies += _read(name)
     else:
-      if ':' not in name:  # package.module:Class is a user's own
-        errors.check_choice(f'--strategies={name}', name, _CHOICES)
-      strategies.append(NamedStrategy(name, BASELINES.get(name, name)))
+      class_name = _checked(f'--strategies={name}', name, 'FILE.toml')
+      strategies.append(NamedStrategy(name, class_name))
   by_label: dict[str, NamedStrategy] = {}
   for strategy in strategies:
     if by_label.setdefault(strategy.label, strategy) != strategy:
@@ -85,6 +84,7 @@ def _strategy(path, label, table):
   name = settings.pop(_NAME, None)
   if not isinstance(name, str):
     raise config_lib.ConfigError(f'{where}: expected a table with {_NAME}')
+  name = _checked(f'{where} {_NAME}={name}', name)
   keys = resolve.known_keys(name)
   texts = []
   for key, value in settings.items():
@@ -94,6 +94,13 @@ def _strategy(path, label, table):
     keys[key].validate(key, keys[key].parse(key, text))
     texts.append((key, text))
   return NamedStrategy(label, name, tuple(texts))
+
+
+def _checked(place, name, form=''):
+  """config.strategy.name of a strategy's name, which is refused if there is none."""
+  if ':' not in name:  # package.module:Class is a user's own
+    errors.check_choice(place, name, _CHOICES, form)
+  return BASELINES.get(name, name)
 
 
 def _flat(table, prefix=''):

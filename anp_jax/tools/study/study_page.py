@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 from anp_jax.reporting import report_kit
+from anp_jax.system import markdown
 from anp_jax.tools.study import grid, plots, scores, study_results, study_runner, study_table, tune
 
 PAGE = 'study.md'
@@ -76,7 +77,7 @@ def write(folder: str, title: str, command: str, outcome: Outcome, target: float
     [
       report_kit.code([command]),
       *tables,
-      report_kit.bullets(notes),
+      report_kit.bullets(map(markdown.escape, notes)),
       *figures,
       'Every run: `cells.csv`; every evaluation: `curves.csv`.',
     ],

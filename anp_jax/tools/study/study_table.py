@@ -138,7 +138,7 @@ def notes(
     ),
     (
       any(len(p.runs) > 1 for p in points),
-      'Mean and standard deviation over seeds; in the table of scores, the '
+      'Mean and standard deviation over seeds; of scores in percent, the '
       '95 % interval of the mean (Student t). Differences are paired by seed.',
     ),
   )

@@ -12,7 +12,7 @@ from anp_jax.config import strategy as strategy_lib
 from anp_jax.tools.study import grid, study_runner
 
 # In a ring of W devices, (W - 1) / W of the array leaves each device: twice in a
-# sum, once in any other collective.
+# sum, once in any other collective but a permutation.
 _TWICE = ('all-reduce',)
 
 
@@ -55,5 +55,8 @@ def sent(rows: list[dict], devices: int, groups: int = 1, exchanges: float = 0.0
   size = 0.0
   for r in rows:
     rings = between if r['conditional'] else within
-    size += rings * r['bytes'] * (2 if r['kind'] in _TWICE else 1)
+    if r['permuted']:
+      size += r['permuted'] * (exchanges if r['conditional'] else 1)
+    else:
+      size += rings * r['bytes'] * (2 if r['kind'] in _TWICE else 1)
   return size / 1e6

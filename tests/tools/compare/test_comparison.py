@@ -126,6 +126,12 @@ def test_runs_are_found_once_in_order_and_named_apart(tmp_path):
   assert [run.name for run in runs] == ['y/base', 'x/base', 'other']
 
 
+def test_the_members_of_an_ensemble_are_runs(tmp_path):
+  _run(tmp_path / 'both', {'ensemble.seeds': '0:2'})
+  members = [_run(tmp_path / 'both' / f'seed{i}', {'seed': i}) for i in range(2)]
+  assert [run.path for run in runs_lib.find([str(tmp_path / 'both')])] == members
+
+
 def test_torn_lines_and_runs_without_any(tmp_path, no_figure):
   path = _run(tmp_path / 'torn', (), _records((0.1, 0.2, 0.3))[:3])
   with open(tmp_path / 'torn' / 'metrics.jsonl', 'a') as f:

@@ -212,6 +212,7 @@ def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass():
   'line, words',
   (
     ('H100,NVLink,0,8,64,float16,1,x', "devices='0', expected a number above"),
+    ('H100,NVLink,10,4,64,float16,1,x', 'devices=10, expected as many on each of 3 nodes'),
     ('H100,NVLink,8,8,64,float61,1,x', "dtype='float61': expected one of"),
     ('H100,PCIe 6,8,8,64,float16,1,x', "network='PCIe 6': link='pcie6', a NAME or"),
     ('ZX81,NVLink,8,8,64,float16,1,x', "system 'ZX81': no device of the"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -55,6 +56,18 @@ def test_goodput_follows_from_the_step_and_the_flags(capsys, priors_only):
     assert 0 < goodput['elastic'] < goodput['elastic_daly'] < 1
     assert goodput['requeued'] < goodput['requeued_daly'] < 1
   assert points[0]['goodput']['requeued'] == points[0]['goodput']['elastic']
+
+
+def test_a_strategy_that_does_not_go_on_in_place_is_requeued(capsys, priors_only):
+  config = ['--config=configs/channel_split_cifar10.py', '--config.batch_size=1024']
+  lines, (point,) = _points(capsys, *config, '--nodes=2', '--scaling=strong')
+  start = next(i for i, line in enumerate(lines) if 'requeued' in line)
+  head, row = (re.split(r'\s{2,}', lines[i].strip()) for i in (start, start + 1))
+  in_place = {'mirror', 'best every (Young; Daly)', 'after a loss', 'elastic', 'elastic, Daly'}
+  assert {name for name, cell in zip(head, row, strict=True) if cell == '-'} == in_place
+  goodput = point['goodput']
+  assert goodput['elastic'] is goodput['elastic_daly'] is goodput['mirror'] is None
+  assert 0 < goodput['requeued'] < goodput['requeued_daly'] < 1
 
 
 def test_bytes_that_a_host_copies(capsys, priors_only):

@@ -235,6 +235,12 @@ def test_bytes_are_those_of_the_whole_array(line, kind, elements):
   assert row['bytes'] == 4 * elements
 
 
+def test_a_permutation_sends_its_bytes_once_for_each_pair():
+  line = '%r = f32[25]{0} collective-permute(%x), channel_id=1, source_target_pairs={{0,1},{1,0}}'
+  (row,) = compiled_collectives.totals(compiled_collectives.compiled(_program(line)))
+  assert (row['bytes'], row['permuted']) == (100, 200)
+
+
 def test_without_a_schedule_nothing_overlaps_anything():
   text = _program(_START, _NEGATE, _DONE)
   text = text.replace(' is_scheduled=true,', '')

@@ -126,16 +126,19 @@ def test_a_stop_after_the_runs_is_one_line(pretend, monkeypatch, capsys):
 def test_bytes_that_a_ring_sends():
   """Four devices: each sends 3/4 of what is gathered, twice it for a sum."""
   rows = [
-    {'kind': 'all-reduce', 'bytes': 4e6, 'conditional': False},
-    {'kind': 'all-gather', 'bytes': 8e6, 'conditional': False},
+    {'kind': 'all-reduce', 'bytes': 4e6, 'permuted': 0, 'conditional': False},
+    {'kind': 'all-gather', 'bytes': 8e6, 'permuted': 0, 'conditional': False},
   ]
   each = (2 * 4e6 + 8e6) * 3 / 4
   assert traffic.sent(rows, 4) == pytest.approx(4 * each / 1e6, rel=1e-12)
   # Two groups of two: half of it within each, and half of a sum between them
   # in one step of eight.
-  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'conditional': True})
+  rows.append({'kind': 'all-reduce', 'bytes': 6e6, 'permuted': 0, 'conditional': True})
   each = (2 * 4e6 + 8e6) / 2 + 2 * 6e6 / 2 / 8
   assert traffic.sent(rows, 4, 2, 1 / 8) == pytest.approx(4 * each / 1e6)
+  # Two devices swap 100 bytes, and so do two of four.
+  swap = {'kind': 'collective-permute', 'bytes': 100, 'permuted': 200, 'conditional': False}
+  assert traffic.sent([swap], 2) == traffic.sent([swap], 4) == pytest.approx(200 / 1e6)
 
 
 @pytest.mark.slow
@@ -309,9 +312,12 @@ echo $number >> $SLURM_NOTES/queue
 """,
   # Each look at the queue finds one job fewer.
   'squeue': 'cat $SLURM_NOTES/queue; sed -i 1d $SLURM_NOTES/queue',
-  # The second job was ended by signal 9.
-  'scontrol': '[ $4 = 2 ] && s=0:9 || s=0:0; echo JobId=$4 ExitCode=$s X=1',
+  'scontrol': '[ $4 = 2 ] && { %s; } || echo JobId=$4 ExitCode=0:0 X=1',
 }
+
+
+_KILLED = 'echo JobId=2 ExitCode=0:9 X=1'
+_FORGOTTEN = 'echo Invalid job id specified >&2; exit 1'
 
 
 @pytest.fixture
@@ -320,13 +326,15 @@ def slurm_programs(tmp_path, monkeypatch):
   notes.mkdir()
   (notes / 'queue').write_text('')
   for name, text in _SLURM.items():
-    builders.write_program(notes / name, text)
+    builders.write_program(notes / name, text.replace('%s', _KILLED))
   monkeypatch.setenv('PATH', f'{notes}:{os.environ["PATH"]}')
   monkeypatch.setenv('SLURM_NOTES', str(notes))
   return notes
 
 
-def test_slurm_jobs(tmp_path, slurm_programs):
+@pytest.mark.parametrize('second', [_KILLED, _FORGOTTEN])
+def test_slurm_jobs(tmp_path, slurm_programs, second):
+  builders.write_program(slurm_programs / 'scontrol', _SLURM['scontrol'].replace('%s', second))
   study = study_runner.Study(_TINY, {'batch_size': '32'}, str(tmp_path / 'study'))
   cells = grid.expand(named_strategies.parse('sync'), (1, 2), (4,), (0,))
   ends = {}

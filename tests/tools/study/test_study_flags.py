@@ -11,7 +11,7 @@ _CASES = {
     (
       '--strategies=sync,synk',
       '--strategies=synk: expected one of sync, invariant, local_sgd, parameter_server, '
-      "channel_split, model_ring, independent, FILE.toml; did you mean 'sync'?",
+      "channel_split, model_ring, independent or FILE.toml; did you mean 'sync'?",
     ),
     ('--nodes=1,x', "--nodes='1,x': expected whole numbers from 1"),
     ('--devices_per_node=1,,2', "--devices_per_node='1,,2': expected whole"),

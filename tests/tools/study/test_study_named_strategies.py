@@ -52,6 +52,14 @@ def test_each_strategy_of_a_file_trains_with_its_settings(methods):
   assert [c.name for c in cells] == ['invariant-1x1-seed0', 'sync-1x1-seed0', 'dana-1x1-seed0']
 
 
+def test_a_file_names_the_baselines_too(tmp_path):
+  path = tmp_path / 'methods.toml'
+  path.write_text('[alone]\nstrategy.name = "independent"')
+  (strategy,) = named_strategies.parse(str(path))
+  name = named_strategies.BASELINES['independent']
+  assert (strategy.label, strategy.name) == ('alone', name)
+
+
 @pytest.mark.parametrize(
   'text, flags, message',
   [
@@ -70,7 +78,7 @@ def test_each_strategy_of_a_file_trains_with_its_settings(methods):
       "methods.toml: [a]: unknown key batch_sise; did you mean 'batch_size'?",
     ),
     ('[a]\nstrategy.name = "sync"\nbatch_size = "8x"', [], "config.batch_size='8x': expected"),
-    ('[a]\nstrategy.name = "sink"', [], "'sink': expected"),
+    ('[a]\nstrategy.name = "sink"', [], 'methods.toml: [a] strategy.name=sink: expected one of'),
     (
       '[a]\nstrategy.name = "sync"\nstrategy.period = 8',
       [],

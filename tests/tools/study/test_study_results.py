@@ -181,7 +181,7 @@ def test_figures_hold_the_series(tmp_path):
   np.testing.assert_allclose(across['sync'], [[1, 1], [2, (2 + 401 / 201) / 2]], rtol=1e-12)
   for curves in (within, across):
     np.testing.assert_array_equal(curves['ideal'], [[1, 1], [2, 2]])
-  accuracy = plots.accuracy(points, 0.7)
+  accuracy = plots.accuracy(points, 0.3)
   samples, seconds, to_target = (_curves(axis) for axis in accuracy.axes)
   assert set(samples) == {'sync, 2 x 2', 'sync, 1 x 1'}
   np.testing.assert_allclose(samples['sync, 2 x 2'], [[10, 0.2], [20, 0.6]], rtol=1e-12)
@@ -189,6 +189,8 @@ def test_figures_hold_the_series(tmp_path):
     seconds['sync, 2 x 2'][:, 0], [(1 / 400 + 1 / 401) / 2, (2 / 400 + 2 / 401) / 2], rtol=1e-12
   )
   assert to_target['sync'][:, 0].tolist() == [1, 2, 4]
+  # One of the two seeds reaches 0.7.
+  assert _curves(plots.accuracy(points, 0.7).axes[2]) == {}
   (axis,) = plots.staleness(points).axes
   heights = [bar.get_height() for bar in axis.containers[0]]
   assert heights == [0.75, 0.25]
