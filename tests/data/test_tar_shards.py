@@ -11,7 +11,7 @@ import pytest
 
 from anp_jax import config as config_lib
 from anp_jax.data.sources import stored_images, table_cache, tar_index, tar_shards
-from tests import listed_sets, opening, prepared
+from tests import builders, listed_sets, opening, prepared
 
 
 def _open(config, pattern, training=True):
@@ -123,6 +123,8 @@ def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypa
     return build(path, number)
 
   monkeypatch.setattr(tar_index, '_batch', slowly)
+  tables = builders.write_tree(tmp_path / 'data' / 'tables', {'x': b''})
+  draft = builders.leave_draft(tables / 'tar-2-0.arrow')
   place, lengths = _place(config, f'{tmp_path}/{{split}}-*.tar'), []
 
   def find():
@@ -136,7 +138,7 @@ def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypa
     thread.start()
   for thread in threads:
     thread.join()
-  assert lengths == [7, 7, 7] and len(builds) == 2
+  assert lengths == [7, 7, 7] and len(builds) == 2 and not draft.exists()
 
 
 # Bad input.
