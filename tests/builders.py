@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import signal
+import time
 import types
 
 import jax
@@ -141,6 +142,14 @@ def write_tree(root: pathlib.Path, files: dict[str, bytes | str]) -> pathlib.Pat
 def read_tree(root: pathlib.Path) -> dict[str, bytes]:
   """Returns the contents of the files below a folder, by path."""
   return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob('*') if p.is_file()}
+
+
+def leave_draft(path: pathlib.Path, hours: float = 2) -> pathlib.Path:
+  """Leaves a draft of a file, as a process that was killed so long ago has; returns it."""
+  draft = path.with_name(f'.{path.name}.{"0f" * 8}')
+  draft.write_bytes(b'half')
+  os.utime(draft, (time.time() - 3600 * hours,) * 2)
+  return draft
 
 
 def photographs(root: pathlib.Path, train: int, validation: int = 8) -> pathlib.Path:

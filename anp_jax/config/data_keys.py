@@ -140,7 +140,7 @@ KEYS = {
   ),
   'cache_gigabytes': number(
     4,
-    'size limit in GB of the cache of files, per split and process',
+    'size limit in GiB of the cache of files, per split and process',
     at_least=0,
     only_if=('data.cache', ('encoded',)),
     resumable=True,

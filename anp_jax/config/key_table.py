@@ -151,7 +151,7 @@ _MODEL = {
   ),
   'drop_path': decay(
     0,
-    'stochastic depth: probability of skipping the last block, linear from 0 at the first',
+    'stochastic depth: skip rate of the last block, linear from 0; EfficientNet: (n-1)/n of it',
     only_if=_DROPS_PATHS,
   ),
   'dropout': decay(

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import secrets
 import stat
+import time
 from typing import Any
 
 from absl import logging
@@ -17,6 +19,7 @@ MISSING = {errno.ENOENT, errno.ENOTDIR}
 UNREADABLE = {errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 LFS_POINTER = b'version https://git-lfs.github.com/spec/'
 NO_FILE = (-1, -1)  # the state of what is no file
+_STALE_SECONDS = 3600.0
 
 
 def write_atomic(path: str, content: str | bytes) -> None:
@@ -57,6 +60,17 @@ def atomic_path(path: str) -> Iterator[str]:
   except BaseException:
     os.unlink(draft)
     raise
+
+
+def remove_drafts(folder: str) -> None:
+  """Removes what killed processes have left of `atomic_path` in a folder, after an hour.
+
+  Newer drafts may be another host's: some file systems have locks of each host only.
+  """
+  for draft in glob.glob(os.path.join(glob.escape(folder), '.*.' + '[0-9a-f]' * 16)):
+    with contextlib.suppress(FileNotFoundError):
+      if time.time() - os.path.getmtime(draft) > _STALE_SECONDS:
+        os.unlink(draft)
 
 
 def state(path: str) -> tuple[int, int]:

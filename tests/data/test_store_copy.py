@@ -103,10 +103,11 @@ def test_only_what_changed_is_copied_again(gcs, root, capsys):
   gcs.remove('changing/train/cat/1.png')
   os.remove(folder / 'train/cat/2.png')
   (folder / 'train/tiger/0.png').write_bytes(b'cut')
+  drafts = [builders.leave_draft(path) for path in (folder, folder / 'train/cat/1.png')]
   (folder / 'train/tiger/9.png').write_bytes(b'gone from the store since it was copied')
   del tree['train/cat/1.png']
   copied, text = copy()
-  assert copied == tree | {name: tree[name][::-1]}
+  assert copied == tree | {name: tree[name][::-1]} and not drafts[0].exists()
   assert ': 3/3 files, ' in text
 
 

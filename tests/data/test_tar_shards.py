@@ -120,6 +120,8 @@ def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypa
     return build(path, number)
 
   monkeypatch.setattr(tar_index, '_batch', slowly)
+  tables = builders.write_tree(tmp_path / 'data' / 'tables', {'x': b''})
+  draft = builders.leave_draft(tables / 'tar-2-0.arrow')
   place, lengths = _place(config, f'{tmp_path}/{{split}}-*.tar'), []
 
   def find():
@@ -133,7 +135,7 @@ def test_processes_that_start_at_once_build_one_index(tmp_path, config, monkeypa
     thread.start()
   for thread in threads:
     thread.join()
-  assert lengths == [7, 7, 7] and len(builds) == 2
+  assert lengths == [7, 7, 7] and len(builds) == 2 and not draft.exists()
 
 
 # Bad input.

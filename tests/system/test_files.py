@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from anp_jax.system import error_lines, files
+from tests import builders
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
@@ -19,6 +20,18 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     files.write_atomic(str(path), 'after')
   assert path.read_text() == 'before'
   assert os.listdir(tmp_path) == ['a.txt']
+
+
+def test_drafts_are_removed_once_nobody_can_be_writing_them(tmp_path):
+  new, path = builders.leave_draft(tmp_path / 'b.txt', hours=0), tmp_path / 'a.txt'
+  with pytest.raises(RuntimeError), files.atomic_path(str(path)) as draft:
+    stale = builders.leave_draft(path)
+    assert len(stale.name) == len(os.path.basename(draft))
+    builders.write_tree(tmp_path, {'.a.txt.jsonl': b'', 'a.txt': b''})
+    files.remove_drafts(str(tmp_path))
+    assert os.path.exists(draft)
+    raise RuntimeError
+  assert {*os.listdir(tmp_path)} == {'a.txt', '.a.txt.jsonl', new.name}
 
 
 def test_text_and_bytes_replace_a_file(tmp_path, monkeypatch):

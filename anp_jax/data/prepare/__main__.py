@@ -42,7 +42,7 @@ _FLAGS = {
   'eval_split': ('validation', 'SPLIT', 'likewise; empty: none, all of a tree is for training'),
   'lists': ('', 'FILES', 'ANPS.txt or ANPS.txt,ADJECTIVES.txt,NOUNS.txt: the classes'),
   'pairs': ('auto', 'yes|no', 'whether the classes are adjective_noun; auto: if words recur'),
-  'policy': ('', 'KIND=ACTION,...', 'action per kind of file; see docs/data.md'),
+  'policy': ('', 'KIND=ACTION,...', 'action per kind of file; see docs/prepare.md'),
   'max_megapixels': (config_lib.MOST_MEGAPIXELS, 'N', 'megapixels above which an image is large'),
   'min_size': (1, 'PIXELS', 'shorter side below which an image is small'),
   'min_count': (1, 'N', 'image count below which a class is rare'),

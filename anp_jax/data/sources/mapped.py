@@ -100,6 +100,7 @@ class Mapped(source_lib.Wrapper):
     if any(_map(*item) is None for item in paths.items()):
       os.makedirs(self._folder, exist_ok=True)
       with files_lib.lock(os.path.join(self._folder, '.lock')):
+        files_lib.remove_drafts(self._folder)
         # Another process may have made them meanwhile.
         missing = [i for i, item in enumerate(paths.items()) if _map(*item) is None]
         self._build([*paths], missing, threads)

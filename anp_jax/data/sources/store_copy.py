@@ -78,7 +78,9 @@ def _update(address, target, objects):
   list_file = os.path.join(folder, f'.{base}.jsonl')
   copied = {record['name']: record['state'] for record in files.read_json_lines(list_file)}
   paths = {os.path.normpath(remote.join(target, name)) for name in objects}
+  files.remove_drafts(folder)
   for place, _, names in os.walk(target):
+    files.remove_drafts(place)
     # Hidden are drafts, and the records of copies of folders in this one.
     copies = {os.path.join(place, name) for name in names if not name.startswith('.')}
     for path in copies - paths:
@@ -87,7 +89,7 @@ def _update(address, target, objects):
   missing = {
     name: state
     for name, state in objects.items()
-    if copied.get(name) != [*state] or _size(remote.join(target, name)) != state[0]
+    if copied.get(name) != [*state] or files.state(remote.join(target, name))[0] != state[0]
   }
   if missing:
     _download(address, target, missing, list_file)
@@ -131,14 +133,6 @@ def _copy_file(address, target, name, size):
       raise config_lib.ConfigError(
         f'{address}: {copied:,} bytes were copied of {size:,}; start again'
       )
-
-
-def _size(path):
-  """Bytes of a file; -1 if there is none."""
-  try:
-    return os.path.getsize(path)
-  except OSError:
-    return -1
 
 
 def local_root(config: ml_collections.ConfigDict) -> str:

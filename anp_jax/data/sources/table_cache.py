@@ -38,6 +38,7 @@ def ensure(data_dir: str, kind: str, inputs: Iterable[str], build: Callable[[str
   try:
     os.makedirs(folder, exist_ok=True)
     with files.lock(os.path.join(folder, '.lock')):
+      files.remove_drafts(folder)
       if not os.path.exists(path):
         with files.atomic_path(path) as draft:
           build(draft)
